@@ -175,16 +175,16 @@ def measure(case: dict[str, Any], folder: Path) -> dict[str, float]:
     """Run one case in a process of its own."""
     file, out = folder / "scenario.json", folder / "summary.json"
     file.write_text(json.dumps(case))
-    own = timed([FORERUN, "run", str(file), "--no-progress", "--json", str(out)])
+    custom = timed([FORERUN, "run", str(file), "--no-progress", "--json", str(out)])
     document = json.loads(out.read_text())
-    cpu = own["cpu_s"]
+    cpu = custom["cpu_s"]
     requests = document["summary"]["completed"]
     return {
         "requests": requests,
         "cpu_s": cpu,
         "requests_per_cpu_s": requests / cpu,
         "output_tokens_per_cpu_s": document["summary"]["total_output_tokens"] / cpu,
-        "peak_mb": own["peak_kb"] / 1024,
+        "peak_mb": custom["peak_kb"] / 1024,
         "steps": document["engine"]["steps"],
     }
 

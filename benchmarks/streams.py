@@ -108,12 +108,12 @@ def measure(options: argparse.Namespace) -> None:
         gaps = np.array(streams.read(time.monotonic() + options.seconds)) * 1e3
         used_s, all_s = cpu_s(process.pid) - used_s, busy_s() - time.process_time() - all_s
         after = lateness(address)
-    found = {bound: after[bound] - before[bound] for bound in after}
-    total, others = found[float("inf")], (all_s - used_s) / options.seconds
+    result = {bound: after[bound] - before[bound] for bound in after}
+    total, others = result[float("inf")], (all_s - used_s) / options.seconds
     print(f"{options.streams} streams, {total:.0f} tokens in {options.seconds:g} s")
     print(f"{used_s / total * 1e6:.1f} us CPU a token; other work {others:.0%} of a core")
     print("gaps at the client, ms: median {:.2f}, p99 {:.2f}".format(*np.percentile(gaps, [50, 99])))
-    print("of their moment within: " + ", ".join(f"{b * 1e3:g} ms {n / total:.2%}" for b, n in found.items()))
+    print("of their moment within: " + ", ".join(f"{b * 1e3:g} ms {n / total:.2%}" for b, n in result.items()))
 
 
 def main() -> None:

@@ -60,16 +60,16 @@ def atlas_html(cases: Sequence[Mapping[str, Any]]) -> str:
             key = (case["chips"], case["lambda"], case["window_tokens"], case["speculation"])
             kinds.setdefault(key, []).append(case)
     findings = {}
-    for (chips, tolerance, window, drafter), found in sorted(kinds.items(), key=lambda item: str(item[0])):
-        layouts = tuple(f"{case['model']} on {case['chip']}" for case in found)
+    for (chips, tolerance, window, drafter), gains in sorted(kinds.items(), key=lambda item: str(item[0])):
+        layouts = tuple(f"{case['model']} on {case['chip']}" for case in gains)
         with_drafts = f", with {drafter}" if drafter else ""
         title = f"TP {chips // 2} x SP 2 on {chips} chips{with_drafts}"
         caption = f"gsm8k's hits at lambda {tolerance:g} and S = {window}, one sequence"
-        data = atlas_data(found, layouts, 1, title, caption)
+        data = atlas_data(gains, layouts, 1, title, caption)
         if np.isnan(data.speedup).all():
             continue
         figure = atlas_figure(data)
-        paying = [f"{name}: {words}" for name, case in zip(layouts, found, strict=True)
+        paying = [f"{name}: {words}" for name, case in zip(layouts, gains, strict=True)
                   if "from" in (words := region_words(case, 1))]  # fmt: skip
         name = f"atlas-{chips}-{tolerance:g}-{window}-{drafter or 'plain'}".replace(".", "")
         findings[name] = Finding(figure, "; ".join(paying) + "." if paying else "It pays nowhere here.")

@@ -21,11 +21,11 @@ TILES = ("Mean TTFT", "Mean TPOT", "Mean E2E latency", "Output throughput", "Spe
 
 def error_tiles(rows: Sequence[ErrorRow]) -> list[Tile]:
     """The middle error of what users ask about first, of as much of it as there is."""
-    found = spread(rows)
+    errors = spread(rows)
     return [
-        Tile(words, f"{found[words][0]:.1f}", "%", f"half within; worst {found[words][1].mape:.0f} %")
+        Tile(words, f"{errors[words][0]:.1f}", "%", f"half within; worst {errors[words][1].mape:.0f} %")
         for words in TILES
-        if words in found
+        if words in errors
     ]
 
 

@@ -58,12 +58,12 @@ def tornado(comparison: CompareResult) -> go.Figure:
 
 def slo_ratio(plan: PlanResult) -> go.Figure:
     """Cost of each layout over its worst ratio of latency to limit."""
-    return plan.figure("strain")
+    return plan.figure("slo_ratio")
 
 
 def pareto(plan: PlanResult) -> go.Figure:
     """Cost of each layout over the highest rate that it holds, with the Pareto front."""
-    return plan.figure("front")
+    return plan.figure("pareto")
 
 
 def tuning(tuned: TunedResult) -> go.Figure:

@@ -37,8 +37,8 @@ from simulator.replay.result import Replay
 from simulator.replay.tables import (
     METRIC_WORDS,
     READINGS,
-    beside_words,
     cold_words,
+    context_words,
     kernel_replay_tables,
     run_replay_tables,
     step_replay_tables,
@@ -81,8 +81,8 @@ def replay_figures(document: Document, report: Replay | None = None) -> dict[str
         return {"parity": parity_figure(parity_data(report)), "errors": error_figure(error_data(report))}
     if kind_of(document) == STEPS:
         return {"step_ms": serving_parity_figure(step_parity_data(document))}
-    found = {metric: serving_parity_data(document, metric) for metric in METRIC_WORDS}
-    return {metric: serving_parity_figure(data) for metric, data in found.items() if data is not None}
+    parities = {metric: serving_parity_data(document, metric) for metric in METRIC_WORDS}
+    return {metric: serving_parity_figure(data) for metric, data in parities.items() if data is not None}
 
 
 def replay_tables(document: Document) -> list[Table]:
@@ -138,7 +138,7 @@ def _header(document: Document) -> str:
     kind, held_out = kind_of(document), " held out from any fit" if document.get("split") else ""
     says = f"Measured {kind} beside predicted ones · {basis_words(document['basis'])}"
     if kind == KERNELS:
-        layer = "; ".join(filter(None, (READINGS[document["residual"]], beside_words(document))))
+        layer = "; ".join(filter(None, (READINGS[document["residual"]], context_words(document))))
         title = f"{document['chip']}, {document['library']} kernels"
         return header(title, says, f"{document['overall']['n']:,} kernels{held_out}: {_errors(document)} ({layer}).")
     title = ", ".join(Path(source).name for source in document["sources"]) or f"Measured {kind}"

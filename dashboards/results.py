@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 
 from dashboards.replay_report import replay_figures, write_replay
 from dashboards.report import REPORT_FILE, report_figures, write_report
-from dashboards.study_report import brief_html, study_figures, study_html, study_markdown
+from dashboards.study_report import plan_summary_html, study_figures, study_html, study_markdown
 from simulator.errors import ForerunError, did_you_mean
 from simulator.metrics.document import json_text
 from simulator.metrics.files import StagedFiles
@@ -29,13 +29,13 @@ def result_figure(result: Result, name: str = "") -> go.Figure:
     Raises:
         ForerunError: there is none of that name.
     """
-    found = _figures(result)
-    if name and name not in found:
-        hint = did_you_mean(name, found)
-        raise ForerunError(f"name: no figure '{name}'{hint} (there are {', '.join(found) or 'none'})")
-    if not found:
+    figures = _figures(result)
+    if name and name not in figures:
+        hint = did_you_mean(name, figures)
+        raise ForerunError(f"name: no figure '{name}'{hint} (there are {', '.join(figures) or 'none'})")
+    if not figures:
         raise ForerunError(f"{result.kind}: this result has no figures")
-    return found[name or next(iter(found))]
+    return figures[name or next(iter(figures))]
 
 
 def figure_names(result: Result) -> tuple[str, ...]:
@@ -63,7 +63,7 @@ def _save_study(result: StudyResult, folder: Path) -> None:
         for name, text in result.files.items():
             staged.add_text(name, text)
         if result.document.get("brief"):
-            staged.add_text("brief.html", brief_html(result))
+            staged.add_text("brief.html", plan_summary_html(result))
         staged.add_text("report.html", page)
         staged.add_text("report.md", markdown)
 
@@ -89,5 +89,5 @@ def _figures(result: Result) -> dict[str, go.Figure]:
         return {key.removeprefix("figure-"): figure for key, figure in figures.items()}
     if isinstance(result, Replay):
         return replay_figures(result.document, result) if result.kind == "replay" else {}
-    found = study_figures(result.kind, result.document) if isinstance(result, StudyResult) else []
-    return {figure.name: figure.figure for figure in found}
+    items = study_figures(result.kind, result.document) if isinstance(result, StudyResult) else []
+    return {figure.name: figure.figure for figure in items}

@@ -19,13 +19,13 @@ from dashboards.figures.studies import (
     drafting_text,
     forest_data,
     forest_figure,
-    front_figure,
     load_curve_data,
     load_curve_figure,
     pareto_data,
+    pareto_figure,
     race_data,
     race_figure,
-    strain_figure,
+    slo_ratio_figure,
     sweep_data,
     sweep_figure,
     tornado_data,
@@ -113,7 +113,7 @@ def study_html(result: StudyResult) -> str:
     return page_html(f"{result.title} · Forerun", "\n".join(filter(None, sections)), drawn)
 
 
-def brief_html(result: StudyResult) -> str:
+def plan_summary_html(result: StudyResult) -> str:
     """One page for whoever signs: the answer, its cost, and what may become of it."""
     brief = result.document["brief"]
     headings = [(key, text) for key, text in brief.items() if key not in ("answer", "usd_per_month")]
@@ -160,23 +160,23 @@ def _marks(result: StudyResult) -> list[str]:
 
 def _compare_figures(document: Document) -> list[StudyFigure]:
     forest = forest_data(document)
-    found = [StudyFigure("speedup", forest_figure(forest), _forest_text(forest))] if forest.rows else []
+    figures = [StudyFigure("speedup", forest_figure(forest), _forest_text(forest))] if forest.rows else []
     curve = load_curve_data(document)
     if curve is not None:
-        found.append(StudyFigure("load", load_curve_figure(curve), _curve_text(curve)))
+        figures.append(StudyFigure("load", load_curve_figure(curve), _curve_text(curve)))
     tornado = tornado_data(document)
     if tornado is not None:
-        found.append(StudyFigure("tornado", tornado_figure(tornado), _tornado_text(tornado)))
-    return found
+        figures.append(StudyFigure("tornado", tornado_figure(tornado), _tornado_text(tornado)))
+    return figures
 
 
 def _plan_figures(document: Document) -> list[StudyFigure]:
     data = pareto_data(document)
     figures = []
     if data.points and document["request_rate"] is not None:
-        figures.append(StudyFigure("strain", strain_figure(data), strain_text(data)))
+        figures.append(StudyFigure("slo_ratio", slo_ratio_figure(data), slo_ratio_text(data)))
     if any(point.max_rate is not None for point in data.points):
-        figures.append(StudyFigure("front", front_figure(data), front_text(data)))
+        figures.append(StudyFigure("pareto", pareto_figure(data), pareto_text(data)))
     return figures
 
 
@@ -246,13 +246,13 @@ def _curve_text(data: LoadCurveData) -> str:
     return "\n\n".join(parts)
 
 
-def strain_text(data: ParetoData) -> str:
+def slo_ratio_text(data: ParetoData) -> str:
     """Binding value over its limit as bars of text; ``|`` is the limit."""
-    longest = max([1.0, *(point.strain for point in data.points)])
-    return _bars([(p.layout, p.strain, f"{p.strain:.2f}") for p in data.points], longest, 1.0)
+    longest = max([1.0, *(point.slo_ratio for point in data.points)])
+    return _bars([(p.layout, p.slo_ratio, f"{p.slo_ratio:.2f}") for p in data.points], longest, 1.0)
 
 
-def front_text(data: ParetoData) -> str:
+def pareto_text(data: ParetoData) -> str:
     """Highest rates as bars of text; ``|`` is the rate asked for."""
     points = [(p.layout, p.max_rate, f"{p.max_rate:.3g} req/s") for p in data.points if p.max_rate is not None]
     longest = max([data.request_rate or 0.0, *(rate for _, rate, _ in points)])

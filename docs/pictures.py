@@ -41,11 +41,11 @@ def browser() -> Iterator[Any]:
     """A headless Chromium."""
     from playwright.sync_api import sync_playwright
 
-    found = shutil.which("chromium") or shutil.which("google-chrome")
-    if found is None:
+    result = shutil.which("chromium") or shutil.which("google-chrome")
+    if result is None:
         sys.exit("no chromium on the path")
     with sync_playwright() as started:
-        opened = started.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-gpu"])
+        opened = started.chromium.launch(executable_path=result, args=["--no-sandbox", "--disable-gpu"])
         yield opened
         opened.close()
 

@@ -40,17 +40,17 @@ def main() -> None:
     parser.add_argument("--chips", type=int, default=4, help="chips that share the model")
     arguments = parser.parse_args()
     plain = scenario(arguments.chips, arguments.requests)
-    found = {}
+    values = {}
     print("case                    hits   median TTFT      p99 TTFT   mean TPOT   $/M output tokens")
     for name, changes in CASES.items():
         document = run_document(simulate(plain.with_values(changes)))
-        summary = found[name] = document["summary"]
+        summary = values[name] = document["summary"]
         hits = document["kv_cache"]["prefix_hit_rate"] or 0.0
         print(
             f"{name:<22} {hits:5.1%}   {summary['median_ttft_ms']:8.0f} ms   {summary['p99_ttft_ms']:8.0f} ms"
             f"   {summary['mean_tpot_ms']:6.1f} ms   {document['usd_per_million_output_tokens']:17.2f}"
         )
-    without, cached = (found[name]["mean_ttft_ms"] for name in ("no prefix cache", "prefix cache"))
+    without, cached = (values[name]["mean_ttft_ms"] for name in ("no prefix cache", "prefix cache"))
     words = "shortens" if cached < without else "lengthens"
     print(
         f"On this traffic the prefix cache {words} the mean TTFT by {abs(1 - cached / without):.0%}, to "

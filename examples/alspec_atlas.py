@@ -43,19 +43,19 @@ def main() -> None:
     with options.output.open("a", encoding="utf-8") as file:
         for group in atlas_layouts(options.chips, options.models, options.groups):
             missing = [case for case in group if tuple(case[key] for key in keys) not in known]
-            found = atlas_gains(missing) if missing else []
-            file.writelines(json.dumps(case) + "\n" for case in found)
+            result = atlas_gains(missing) if missing else []
+            file.writelines(json.dumps(case) + "\n" for case in result)
             file.flush()
-            done += found
+            done += result
     for case in done:
         name = (
             f"{case['model']} on {case['chips']} x {case['chip']}, lambda {case['lambda']:g}, S {case['window_tokens']}"
         )
         name += f", {case['speculation']}" if case["speculation"] else ""
-        told = case.get("refused") or "; ".join(
+        message = case.get("refused") or "; ".join(
             f"batch {batch}: {region_words(case, batch)}" for batch in ATLAS_BATCHES
         )
-        print(f"{name}: {told}")
+        print(f"{name}: {message}")
     if options.page is not None:
         options.page.write_text(atlas_html(done), encoding="utf-8")
         print(options.page)

@@ -135,14 +135,14 @@ def errors_of(model: Model, ids: list[int], samples: int, generator: np.random.G
     """Relative errors by context, [layers, samples, windows]; a token of about that context per sample."""
     contexts = [context for context in CONTEXTS if context <= len(ids)]
     places = {c: np.sort(generator.integers(int(0.9 * c), c, samples)) for c in contexts}
-    found = {c: np.empty((model.layers, samples, len(WINDOWS)), dtype=np.float32) for c in contexts}
+    result = {c: np.empty((model.layers, samples, len(WINDOWS)), dtype=np.float32) for c in contexts}
     for layer, q, k, v in run(model, ids):
         for context, positions in places.items():
             for i, t in enumerate(positions):
                 keys, values = k[: t + 1].astype(np.float64), v[: t + 1].astype(np.float64)
                 exact, guesses = attention_outputs(q[t].astype(np.float64), keys, values, WINDOWS)
-                found[context][layer, i] = relative_errors(exact, guesses)
-    return found
+                result[context][layer, i] = relative_errors(exact, guesses)
+    return result
 
 
 def text_of(folder: Path, characters: int, generator: np.random.Generator) -> str:

@@ -38,7 +38,7 @@ from simulator.speculation.attention_level import (
     sensitivity,
 )
 from simulator.speculation.attention_level.consistency import group_layer
-from simulator.speculation.attention_level.hit_rates import error_law, published_hit_rate, rate_range
+from simulator.speculation.attention_level.hit_rates import error_model, published_hit_rate, rate_range
 from simulator.studies.alspec import Gain, StepPricer, at_range_end, gains, layout, lever_gains
 
 K = 1024
@@ -80,13 +80,13 @@ def consistency_findings(parameters: ConsistencySet) -> dict[str, Finding]:
     cases = sensitivity(parameters, context, rate)
     for case in cases:
         print(f"  {case.speedup:.2f}x, overhead cut {case.overhead_reduction:.1f}x  {case.name}")
-    own, low, high = cases[0], min(c.speedup for c in cases), max(c.speedup for c in cases)
+    custom, low, high = cases[0], min(c.speedup for c in cases), max(c.speedup for c in cases)
     where, first, last = crossover_range(parameters, rate)
     at_1k = compare_layouts(parameters, contexts[0], rate).speedup
     today = layout_gains("llama-3.1-8b", "n150", "bfp8", rate, 8, batches=(1,), contexts=(context,))[0][0]
     best = (
-        f"At {tokens(context)} and {rate:.1%} hits TP 4 x SP 2 gives {own.speedup:.2f}x over TP 8 (published: "
-        f"{published['max_speedup']}x) and cuts attention overhead {own.overhead_reduction:.1f}x (published: "
+        f"At {tokens(context)} and {rate:.1%} hits TP 4 x SP 2 gives {custom.speedup:.2f}x over TP 8 (published: "
+        f"{published['max_speedup']}x) and cuts attention overhead {custom.overhead_reduction:.1f}x (published: "
         f"{published['max_overhead_reduction']:g}x): consistency, not validation. Other plausible parameters give "
         f"{low:.2f}x to {high:.2f}x. "
         f"Today's kernels have left {today.speedup:.2f}x of it ({today.low:.2f} to {today.high:.2f}): launches and "
@@ -125,13 +125,13 @@ def layout_gains(
 ) -> tuple[list[Gain], str]:
     """TP ``serial`` against half of that with two groups, and what the times rest on."""
     base = {"model": model, "weights_dtype": dtype, "kv_cache_dtype": dtype, "engine": ENGINE}
-    alone = layout(base, hardware={"chip": chip, "tensor_parallel": serial})
+    single = layout(base, hardware={"chip": chip, "tensor_parallel": serial})
     both = layout(
         base,
         hardware={"chip": chip, "tensor_parallel": serial // 2, "speculative_parallel": 2},
         attention_speculation={"hit_rate": hit_rate},
     )
-    return gains(alone, both, batches, contexts), StepPricer(both).basis
+    return gains(single, both, batches, contexts), StepPricer(both).basis
 
 
 def h100_finding(model: str, why: str) -> Finding:
@@ -173,8 +173,10 @@ def eagle_finding(chip: str, model: str, dtype: str, hit_rate: float) -> Finding
     def with_range(name: str) -> str:
         """Speedup over TP 8 at the longest context, and the same at both ends of the assumed costs."""
         ends = [StepPricer(at_range_end(layouts[name], end)).step(1, contexts[-1]) for end in ("high", "low")]
-        own, low, high = (1 / step.seconds_per_token / plain for step in (pricers[name].step(1, contexts[-1]), *ends))
-        return f"{own:.2f}x ({low:.2f} to {high:.2f})"
+        custom, low, high = (
+            1 / step.seconds_per_token / plain for step in (pricers[name].step(1, contexts[-1]), *ends)
+        )
+        return f"{custom:.2f}x ({low:.2f} to {high:.2f})"
 
     sentence = (
         f"{model} on eight {chip}, one user, {hit_rate:.1%} hits: at {tokens(contexts[-1])} tokens EAGLE-3 alone gives "
@@ -189,7 +191,7 @@ def eagle_finding(chip: str, model: str, dtype: str, hit_rate: float) -> Finding
 
 def levers_finding(task: str, context: int) -> Finding:
     """Lambda and S on the kernels of the paper's time: hit rate, speedup and error let through, and the static foil."""
-    law, rate = error_law(), published_hit_rate(task)
+    model, rate = error_model(), published_hit_rate(task)
     base = {"model": "llama-3.1-8b", "weights_dtype": "bfp8", "kv_cache_dtype": "bfp8", "engine": ENGINE}
     serial = StepPricer(layout(base, hardware={"chip": "n150-v0.55", "tensor_parallel": 8}))
     groups = {"chip": "n150-v0.55", "tensor_parallel": 4, "speculative_parallel": 2}
@@ -199,27 +201,27 @@ def levers_finding(task: str, context: int) -> Finding:
         return lever_gains([serial], both, (1,), (context,), [{"lambda": lam, "window_tokens": window}])[0][0].speedup
 
     gain = np.array([[speedup(lam, window) for lam in TOLERANCES] for window in WINDOWS])
-    error = np.array([[law.error_let_through(rate, lam, window) for lam in TOLERANCES] for window in WINDOWS])
-    static = np.array([law.static_error(rate, window) for window in WINDOWS])
+    error = np.array([[model.error_let_through(rate, lam, window) for lam in TOLERANCES] for window in WINDOWS])
+    static = np.array([model.static_error(rate, window) for window in WINDOWS])
     without = np.array([serial.step(1, context).seconds / serial.step(1, 2 * window).seconds for window in WINDOWS])
     print(f"{task} at {tokens(context)}, kernels of the paper's time: hits, speedup, error let through")
     print("lambda  " + "".join(f"{f'S = {window}':>24}" for window in WINDOWS))
     for column, lam in enumerate(TOLERANCES):
-        hits = [law.moved(rate, lam, window) for window in WINDOWS]
+        hits = [model.moved(rate, lam, window) for window in WINDOWS]
         cells = zip(hits, gain[:, column], error[:, column], strict=True)
         print(f"{lam:6.2f}  " + "".join(f"{f'{h:.1%} {g:.2f}x {e:.2%}':>24}" for h, g, e in cells))
     print("static  " + "".join(f"{f'{g:.2f}x {e:.2%}':>24}" for g, e in zip(without, static, strict=True)))
     ends = {"bounds": (WINDOWS[0], WINDOWS[-1]), "options": {"xatol": TILE / 4}}
-    found = [minimize_scalar(lambda window, lam=lam: -speedup(lam, round(window)), **ends) for lam in TOLERANCES]
-    optima = {lam: TILE * round(each.x / TILE) for lam, each in zip(TOLERANCES, found, strict=True)}
+    result = [minimize_scalar(lambda window, lam=lam: -speedup(lam, round(window)), **ends) for lam in TOLERANCES]
+    optima = {lam: TILE * round(each.x / TILE) for lam, each in zip(TOLERANCES, result, strict=True)}
     best = optima[0.1]
     low, high = rate_range(rate, 0.1, best)
     where = ", ".join(f"{window} at lambda {lam:g}" for lam, window in optima.items())
     sentence = (
         f"The best S is {where}; a larger one takes longer than it wins. At lambda 0.1 that is "
-        f"{speedup(0.1, best):.2f}x with {law.moved(rate, 0.1, best):.1%} hits ({low:.1%} to {high:.1%}). "
+        f"{speedup(0.1, best):.2f}x with {model.moved(rate, 0.1, best):.1%} hits ({low:.1%} to {high:.1%}). "
         f"A larger lambda is always faster, and is paid in error. "
-        f"The law of the error is a small model's (SmolLM2-135M, examples/alspec_hit_rates.py)."
+        f"The error model is a small model's (SmolLM2-135M, examples/alspec_hit_rates.py)."
     )
     print(sentence)
     where = f"{task}, {tokens(context)}<br>kernels of the paper's time"

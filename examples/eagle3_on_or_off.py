@@ -36,8 +36,8 @@ def crossover(rates: list[float], gains: list[float]) -> float | None:
 
 def simulated_gain(rate: float, requests: int | None) -> float:
     """Mean TPOT without over with EAGLE-3, on the trace's own arrivals played at ``rate``."""
-    own = estimate(PLAIN).request_rate
-    changes = {"workload.arrivals": {"process": "trace", "rate_scale": rate / own}}
+    custom = estimate(PLAIN).request_rate
+    changes = {"workload.arrivals": {"process": "trace", "rate_scale": rate / custom}}
     if requests is not None:
         changes["workload.num_requests"] = requests
     plain, drafted = (summarise(simulate(s.with_values(changes)))["mean_tpot_ms"] for s in (PLAIN, DRAFTED))

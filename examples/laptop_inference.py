@@ -71,13 +71,13 @@ def main() -> None:
     print("chip             model           weights     predicted   measured   error   first token after 16")
     for chip, model, weights, measured in MEASURED:
         try:
-            found = summarise(simulate(scenario(chip, model, weights, requests)))
+            run = summarise(simulate(scenario(chip, model, weights, requests)))
         except ForerunError as error:
             print(f"{chip:<16} {error}")
             continue
-        speed = 1e3 / found["mean_tpot_ms"]
+        speed = 1e3 / run["mean_tpot_ms"]
         errors.append(speed / measured - 1)
-        wait = f"{found['mean_ttft_ms'] / 1e3:.2f} s"
+        wait = f"{run['mean_ttft_ms'] / 1e3:.2f} s"
         print(f"{chip:<16} {model:<15} {weights:<9} {speed:8.1f}/s {measured:8.1f}/s   {errors[-1]:+5.0%}   {wait:>8}")
     for chip in ("apple-m4-max", "rtx-4090"):
         print(f"{chip}: {tune_machine(drafted(chip), p_min=[0.0]).conclusion}")

@@ -51,8 +51,8 @@ def main() -> None:
     }
     rates = {}
     print("case                       preemptions   tokens/s   minutes per chain   mean TPOT")
-    for name, asked in cases.items():
-        document = run_document(simulate(asked))
+    for name, requested in cases.items():
+        document = run_document(simulate(requested))
         summary = document["summary"]
         rates[name] = summary["output_throughput"]
         print(

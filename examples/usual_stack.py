@@ -43,7 +43,7 @@ def main() -> None:
     parts = {variant.name: dict(variant.set) for variant in variants}
     plain = throughput(scenario, [])
     together = throughput(scenario, parts.values()) / plain
-    alone = {name: throughput(scenario, [part]) / plain for name, part in parts.items()}
+    single = {name: throughput(scenario, [part]) / plain for name, part in parts.items()}
     last = {
         name: together / (throughput(scenario, [part for other, part in parts.items() if other != name]) / plain)
         for name in parts
@@ -51,20 +51,20 @@ def main() -> None:
     print(f"{base.name}: {plain:.0f} output tokens/s\n")
     print(f"{'part':<24}{'alone':>8}{'added last':>12}{'interaction':>13}")
     for name in parts:
-        print(f"{name:<24}{alone[name]:>7.2f}x{last[name]:>11.2f}x{last[name] / alone[name]:>12.2f}x")
-    product = prod(alone.values())
+        print(f"{name:<24}{single[name]:>7.2f}x{last[name]:>11.2f}x{last[name] / single[name]:>12.2f}x")
+    product = prod(single.values())
     print(f"{'product of the parts':<24}{product:>7.2f}x")
     print(f"{'all together':<24}{together:>7.2f}x{'':>12}{together / product:>12.2f}x\n")
-    most = max(parts, key=lambda name: alone[name])
-    gaining, losing = (pick(parts, key=lambda name: last[name] / alone[name]) for pick in (max, min))
+    most = max(parts, key=lambda name: single[name])
+    gaining, losing = (pick(parts, key=lambda name: last[name] / single[name]) for pick in (max, min))
     less = (
-        f"{losing} gives {alone[losing]:.2f}x alone and {last[losing]:.2f}x as the last"
-        if last[losing] < alone[losing]
+        f"{losing} gives {single[losing]:.2f}x alone and {last[losing]:.2f}x as the last"
+        if last[losing] < single[losing]
         else "no part gives less beside the others"
     )
     print(
         f"All together give {together:.1f}x, where the single factors multiply to {product:.1f}x: {most} gives most "
-        f"alone ({alone[most]:.2f}x); {gaining} gives {alone[gaining]:.2f}x alone and {last[gaining]:.2f}x once the "
+        f"alone ({single[most]:.2f}x); {gaining} gives {single[gaining]:.2f}x alone and {last[gaining]:.2f}x once the "
         f"rest is there, because its seconds are then a larger share; {less}."
     )
 

@@ -4,26 +4,35 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
+
+from forerun.deprecated import warn_renamed
 
 PLACE = re.compile(r"^from (\S+) import (\w+) as \2$", re.MULTILINE)
 """A line of a stub: the module and the name."""
 
 
-def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+def lazy_names(
+    package: str, renamed: Mapping[str, str] = MappingProxyType({})
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """``__getattr__``, ``__dir__`` and ``__all__`` of a package whose names are imported when they are first used.
 
     The stub, ``__init__.pyi`` beside the package's ``__init__.py``, holds ``from module import name as name`` lines
     only. Type checkers and editors read it as it stands; this function reads from it where each name is defined.
+    ``renamed`` maps names of the release before to their new ones.
     """
     home = sys.modules[package]
     stub = Path(str(home.__file__)).with_suffix(".pyi")
     places = {name: module for module, name in PLACE.findall(stub.read_text(encoding="utf-8"))}
 
     def get(name: str) -> Any:
+        if name in renamed:
+            warn_renamed(f"{package}.{name}", f"{package}.{renamed[name]}")
+            return get(renamed[name])
         if name not in places:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module = import_module(places[name])

@@ -155,8 +155,8 @@ def _scalar(event: Any) -> Any:
     text: str = event.value
     if event.tag is not None and event.tag != "!":
         kind = event.tag.removeprefix(_TAG)
-    elif event.implicit[0] and (found := _CORE.fullmatch(text)):
-        kind = str(found.lastgroup)
+    elif event.implicit[0] and (match := _CORE.fullmatch(text)):
+        kind = str(match.lastgroup)
     else:
         return text
     try:

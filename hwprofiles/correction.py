@@ -102,7 +102,7 @@ def feature_matrix(family: str, sizes: Mapping[str, Num], time: KernelTime, core
     return np.array(np.broadcast_arrays(*found))
 
 
-def ramps_of(
+def hinge_values(
     features: FloatArray, feature: NDArray[np.int16], low: FloatArray, high: FloatArray, greatest: NDArray[np.bool_]
 ) -> FloatArray:
     """Values in [0, 1], ramps x kernels: the greatest or the least of ``PARTS`` plain ramps from ``low`` to ``high``.
@@ -135,8 +135,8 @@ def ramps_of(
     return found
 
 
-class Ramps(NamedTuple):
-    """Logarithm of corrected seconds: ``base`` and each ramp (see ``ramps_of``) times its ``gain``, never negative.
+class HingeBasis(NamedTuple):
+    """Logarithm of corrected seconds: ``base`` and each ramp (see ``hinge_values``) times its ``gain``, never negative.
 
     Beyond the ``ends`` of the log seconds it was learned on, corrected times are proportional to physics.
 
@@ -159,7 +159,7 @@ class Ramps(NamedTuple):
         found = self.base + np.minimum(0.0, physics - self.ends[0]) + np.maximum(0.0, physics - self.ends[1])
         for start in range(0, len(physics), _ROWS):
             part = slice(start, start + _ROWS)
-            found[part] += self.gain @ ramps_of(features[:, part], self.feature, self.low, self.high, self.greatest)
+            found[part] += self.gain @ hinge_values(features[:, part], self.feature, self.low, self.high, self.greatest)
         return np.asarray(np.clip(found, physics - LARGEST, physics + LARGEST))
 
 
@@ -169,7 +169,7 @@ class Correction(NamedTuple):
     Intervals are apart for shapes inside and outside those that physics was fitted on.
     """
 
-    ramps: Ramps
+    ramps: HingeBasis
     ranges: Pairs
     intervals: Pairs
 
@@ -329,7 +329,7 @@ def _unpacked(entry: Mapping[str, Any], stored: Mapping[str, FloatArray]) -> Cor
     if parts["feature"].size and not 0 <= parts["feature"].min() <= parts["feature"].max() < len(names):
         raise ValueError(f"{place}: ramps over features that are not there")
     low, high = (float(end) for end in parts["ends"])
-    ramps = Ramps(
+    ramps = HingeBasis(
         parts["feature"].astype(np.int16),
         parts["low"],
         parts["high"],

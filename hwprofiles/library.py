@@ -39,11 +39,11 @@ from hwprofiles.formulas import (
     functions_of,
 )
 from hwprofiles.kernels.attention import (
-    alone_key_time,
-    alone_sequences,
     decode_time,
     one_pass_time,
     prefill_time,
+    tail_sequences,
+    tail_time_per_key,
 )
 from hwprofiles.kernels.gemm import gemm_time, with_static_scales
 from hwprofiles.kernels.moe import moe_time, read_routing, slowest_rank_factor
@@ -72,7 +72,7 @@ NO_TIME = KernelTime(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 """No work takes no time."""
 
 _CACHE_ENTRIES = 100_000
-SCORE_BYTES, SCORE_PASSES = 4.0, 4.0
+SCORE_BYTES, SCORE_KERNELS = 4.0, 4.0
 """Without FlashAttention scores are written, read and written by the softmax, and read (``build_attn_mha``)."""
 LANE_FLOPS = 256.0
 """Two operations in each of a core's 128 lanes per cycle."""
@@ -302,14 +302,14 @@ class KernelLibrary:
     def _no_faster(self, time: KernelTime, seconds: Num, dtype: str, held: bool = False) -> KernelTime:
         """A time of physics with ``seconds`` in its place, but never faster than light unless physics is; ``held`` as
         ``_corrected`` takes it."""
-        light = self.light_seconds(time._replace(bytes=0.0 * time.bytes) if held else time, dtype)
+        light = self.sol_seconds(time._replace(bytes=0.0 * time.bytes) if held else time, dtype)
         xp = functions_of(time.seconds)
         seconds = xp.maximum(seconds, xp.minimum(light, time.seconds))
         if not isinstance(seconds, np.ndarray | Traced):
             seconds = float(seconds)
         return time._replace(seconds=seconds, launch_s=xp.minimum(time.launch_s, seconds))
 
-    def light_seconds(self, time: KernelTime, dtype: str = "") -> Num:
+    def sol_seconds(self, time: KernelTime, dtype: str = "") -> Num:
         """Least seconds of a kernel's work at the chip's peak.
 
         Args:
@@ -385,7 +385,7 @@ class KernelLibrary:
     def _with_scores(self, shape: AttentionShape, time: KernelTime, scores: Num) -> KernelTime:
         """Attention in three kernels that hand each other so many scores of a head through memory, in fp32: products
         with the keys, softmax in place, products with the values."""
-        extra = self.elementwise(SCORE_PASSES * SCORE_BYTES * shape.num_heads * scores, np.minimum(2, scores))
+        extra = self.elementwise(SCORE_KERNELS * SCORE_BYTES * shape.num_heads * scores, np.minimum(2, scores))
         return KernelTime(*(one + more for one, more in zip(time, extra, strict=True)))
 
     def _whole_prefill(
@@ -425,7 +425,7 @@ class KernelLibrary:
         return time if self.flash else self._with_scores(shape, time, q_tokens * kv_tokens / np.maximum(1, seqs))
 
     def attention_decode(
-        self, shape: AttentionShape, *, seqs: Num, q_len: Num, kv_tokens: Num, warm: bool = False, beyond_kv: Num = 0.0
+        self, shape: AttentionShape, *, seqs: Num, q_len: Num, kv_tokens: Num, warm: bool = False, tail_kv: Num = 0.0
     ) -> KernelTime:
         """Time of one decode attention launch; ``q_len`` > 1 verifies speculated tokens.
 
@@ -435,7 +435,7 @@ class KernelLibrary:
             q_len: queries per sequence.
             kv_tokens: KV lengths (the new tokens included), total over the sequences.
             warm: the same KV was just read and may still be on the chip, as kernel benchmarks measure it.
-            beyond_kv: KV length of the longest sequence beyond the mean of the ``alone_sequences`` longest.
+            tail_kv: KV length of the longest sequence beyond the mean of the ``tail_sequences`` longest.
 
         Raises:
             ProfileError: unknown dtype or a negative size.
@@ -446,11 +446,11 @@ class KernelLibrary:
 
         def timed(warm: bool, beyond: Num) -> KernelTime:
             def priced(xp: Functions, seqs: Num, q_len: Num, kv_tokens: Num) -> KernelTime:
-                return decode_time(xp, limits, parameters, shape, seqs, q_len, kv_tokens, warm, beyond_kv=beyond)
+                return decode_time(xp, limits, parameters, shape, seqs, q_len, kv_tokens, warm, tail_kv=beyond)
 
             return priced(SCALAR, seqs, q_len, kv_tokens) if plain else evaluate((seqs, q_len, kv_tokens), priced)
 
-        return self._whole_decode(shape, timed, seqs, q_len, kv_tokens, warm, beyond_kv)
+        return self._whole_decode(shape, timed, seqs, q_len, kv_tokens, warm, tail_kv)
 
     def _whole_decode(
         self,
@@ -460,7 +460,7 @@ class KernelLibrary:
         q_len: Num,
         kv_tokens: Num,
         warm: bool,
-        beyond_kv: Num = 0.0,
+        tail_kv: Num = 0.0,
     ) -> KernelTime:
         """A decode kernel's time of physics with its correction, and with its scores.
 
@@ -469,10 +469,10 @@ class KernelLibrary:
 
         Args:
             shape: of one layer on this chip.
-            timed: time of physics by whether the call is repeated, and by ``beyond_kv``.
+            timed: time of physics by whether the call is repeated, and by ``tail_kv``.
             seqs: as ``attention_decode`` takes them, and the others too.
         """
-        time = timed(warm, beyond_kv)
+        time = timed(warm, tail_kv)
         if self._split_kv and self.correction("attention_decode", shape.kernel) is not None:
             repeated = timed(True, 0.0)
             kept = kv_tokens * shape.kv_bytes_per_token / self.chip.on_chip.capacity_bytes
@@ -531,14 +531,14 @@ class KernelLibrary:
         def seconds(seqs: Num, q_len: Num, kv_tokens: Num) -> Num:
             def timed(warm: bool, beyond: Num) -> KernelTime:
                 xp = functions_of(kv_tokens)
-                return decode_time(xp, limits, parameters, shape, seqs, q_len, kv_tokens, warm, beyond_kv=beyond)
+                return decode_time(xp, limits, parameters, shape, seqs, q_len, kv_tokens, warm, tail_kv=beyond)
 
             return self._whole_decode(shape, timed, seqs, q_len, kv_tokens, False).seconds
 
         return seconds
 
-    def alone_seconds(self, shape: AttentionShape, seqs: Num, q_len: Num = 1) -> Num:
-        """Seconds per key that the longest sequence of a decode batch has beyond the mean of the ``alone_sequences``
+    def tail_seconds(self, shape: AttentionShape, seqs: Num, q_len: Num = 1) -> Num:
+        """Seconds per key that the longest sequence of a decode batch has beyond the mean of the ``tail_sequences``
         longest: where nothing splits their KV axis they end after the others.
 
         Raises:
@@ -547,16 +547,16 @@ class KernelLibrary:
         parameters = cast(DecodeParameters, self.parameters("attention_decode", shape.kernel))
         xp = SCALAR if all_plain(seqs, q_len, 0) else ARRAY
         cores = self._attention_limit(shape.dtype, parameters.native_math).cores
-        return alone_key_time(xp, parameters, cores, shape, seqs, q_len)
+        return tail_time_per_key(xp, parameters, cores, shape, seqs, q_len)
 
-    def alone_sequences(self, shape: AttentionShape) -> Num:
+    def tail_sequences(self, shape: AttentionShape) -> Num:
         """How many of the longest sequences of a decode batch no longer keep the memory busy.
 
         Raises:
             ProfileError: unknown dtype.
         """
         parameters = cast(DecodeParameters, self.parameters("attention_decode", shape.kernel))
-        return alone_sequences(self._attention_limit(shape.dtype, parameters.native_math), parameters, shape)
+        return tail_sequences(self._attention_limit(shape.dtype, parameters.native_math), parameters, shape)
 
     def one_pass(self, shape: AttentionShape) -> bool:
         """Whether a single kernel serves the prompt chunks and the single queries of a batch.
@@ -596,7 +596,7 @@ class KernelLibrary:
         decode_kv_tokens: Num,
         warm: bool = False,
         longest_kv: Num = 0.0,
-        beyond_kv: Num = 0.0,
+        tail_kv: Num = 0.0,
     ) -> KernelTime:
         """Time of attention over prompt chunks and single-token sequences of one batch, all sizes > 0.
 
@@ -610,7 +610,7 @@ class KernelLibrary:
             decode_kv_tokens: their KV lengths, total.
             warm: the same KV was just read and may still be on the chip.
             longest_kv: KV length of the longest single-token sequence (one pass over all); 0 = all alike.
-            beyond_kv: that beyond the mean of the ``alone_sequences`` longest (a kernel each).
+            tail_kv: that beyond the mean of the ``tail_sequences`` longest (a kernel each).
 
         Raises:
             ProfileError: unknown dtype or a negative size.
@@ -626,7 +626,7 @@ class KernelLibrary:
             )
         first = self.attention_prefill(shape, seqs=seqs, q_tokens=q_tokens, pairs=pairs, kv_tokens=kv_tokens)
         second = self.attention_decode(
-            shape, seqs=decode_seqs, q_len=1, kv_tokens=decode_kv_tokens, warm=warm, beyond_kv=beyond_kv
+            shape, seqs=decode_seqs, q_len=1, kv_tokens=decode_kv_tokens, warm=warm, tail_kv=tail_kv
         )
         shorter = np.minimum(first.launch_s, second.launch_s)
         shorter = shorter if isinstance(first.seconds, np.ndarray) else float(shorter)

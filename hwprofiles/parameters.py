@@ -1,8 +1,11 @@
 """Kernel parameters: for every family a few physical numbers with bounds and units, fitted per chip and library."""
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
+from pydantic import model_validator
+
+from forerun.deprecated import with_new_names
 from hwprofiles.records import Fit, Fraction, NonNegative, Positive, Record, Share, Source
 
 PASS_TOKENS = 16
@@ -122,6 +125,11 @@ class FamilyParameters(Record):
     reference_clock_hz: Positive | None = None
     """Core clock of the chip that times were fitted on: class defaults scale their times by it, a chip's own set has
     none."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_old_names(cls, data: Any) -> Any:
+        return with_new_names(data, {"alone_key_s": "tail_key_s"})
 
     def at_clock(self, clock_hz: float | None) -> "FamilyParameters":
         """Return the set with its times scaled to a chip's clock, if both clocks are known: a latency counts cycles."""
@@ -331,7 +339,7 @@ class DecodeParameters(DecodeKernel, FamilyParameters):
         "warm_efficiency": (0.1, 1.0),
     }
 
-    alone_key_s: NonNegative = 0.0
+    tail_key_s: NonNegative = 0.0
     """Time per key of a work item that runs alone, where nothing splits the KV axis and the longest sequences end after
     the others, in seconds; 0 = batches of unequal lengths take what they take at their mean."""
     writes_cache: bool = False

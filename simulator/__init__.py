@@ -8,4 +8,4 @@
 
 from forerun.lazy import lazy_names
 
-__getattr__, __dir__, __all__ = lazy_names(__name__)
+__getattr__, __dir__, __all__ = lazy_names(__name__, {"LawBrokenError": "InvariantError"})

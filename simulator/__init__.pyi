@@ -1,5 +1,5 @@
 from simulator.errors import ForerunError as ForerunError
-from simulator.errors import LawBrokenError as LawBrokenError
+from simulator.errors import InvariantError as InvariantError
 from simulator.replay.calibrate import calibrate as calibrate
 from simulator.replay.kernels import replay_kernels as replay_kernels
 from simulator.replay.requests import replay_requests as replay_requests

@@ -56,15 +56,15 @@ class Assumptions:
             library: of kernels.
             choices: further arguments of ``KernelLibrary``, in its order.
         """
-        own = {name: self.factors.get(f"{chip.name}.kernels.{name}", 1.0) for name in KERNEL_FIELDS}
-        moved = {name: factor for name, factor in own.items() if factor != 1.0}
+        factors = {name: self.factors.get(f"{chip.name}.kernels.{name}", 1.0) for name in KERNEL_FIELDS}
+        moved = {name: factor for name, factor in factors.items() if factor != 1.0}
         if moved:
             return _once(_ScaledKernels, chip, library, moved, *choices)
         return _once(KernelLibrary, chip, library, *choices)
 
     def _scaled(self, owner: str, values: Mapping[str, float]) -> dict[str, float]:
-        found = {name: self.factors.get(f"{owner}.{name}", 1.0) for name in values}
-        return {name: values[name] * factor for name, factor in found.items() if factor != 1.0}
+        factors = {name: self.factors.get(f"{owner}.{name}", 1.0) for name in values}
+        return {name: values[name] * factor for name, factor in factors.items() if factor != 1.0}
 
 
 def _with_on_chip(chip: Chip, bandwidth_bytes_per_s: float) -> Chip:
@@ -75,9 +75,9 @@ def _with_on_chip(chip: Chip, bandwidth_bytes_per_s: float) -> Chip:
 
 def _once(make: Callable[..., T], chip: Chip, *how: Any) -> T:
     """What is made of a chip: one for all who ask about the same chip in the same way, so that prices are shared."""
-    for (maker, known, *rest), found in list(_LATELY):
+    for (maker, known, *rest), value in list(_LATELY):
         if maker is make and known is chip and tuple(rest) == how:
-            again: T = found
+            again: T = value
             return again
     made = make(chip, *how)
     _LATELY.appendleft(((make, chip, *how), made))
@@ -103,13 +103,13 @@ class _ScaledKernels(KernelLibrary):
         return self._scaled[key]
 
     def _scale(self, family: str, dtype: str) -> FamilyParameters:
-        found = super().parameters(family, dtype)
+        parameters = super().parameters(family, dtype)
         if self.basis(family, dtype) == "calibrated":
-            return found
+            return parameters
         update: dict[str, float] = {}
         for name, factor in self._factors.items():
             for part in KERNEL_FIELDS[name]:
-                if part in type(found).model_fields:
-                    value = getattr(found, part) * factor
+                if part in type(parameters).model_fields:
+                    value = getattr(parameters, part) * factor
                     update[part] = value if part.endswith("_s") else min(value, LARGEST_EFFICIENCY)
-        return found.model_copy(update=update)
+        return parameters.model_copy(update=update)

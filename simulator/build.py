@@ -44,7 +44,7 @@ from simulator.timing import (
     PipelineTimer,
     RemoteDrafter,
     StepTimer,
-    fit_apart,
+    fit_separate_processes,
     load_framework,
     plan_memory,
     resolve_weight_dtypes,
@@ -54,7 +54,7 @@ from simulator.timing import (
 )
 from simulator.timing.config import LayerShare
 from simulator.timing.framework import LOCAL_FRAMEWORKS, Framework
-from simulator.timing.mixed_chips import Elsewhere, HostKernels, SlowestKernels
+from simulator.timing.mixed_chips import HostKernels, OtherDevice, SlowestKernels
 
 if TYPE_CHECKING:
     from simulator.speculation.attention_level.overlap import DeviceGroups
@@ -87,8 +87,8 @@ class PoolBuild(Pool):
         """What the kernels of its usual steps rest on: a prompt, and a batch that decodes or verifies."""
         limits = self.limits
         work = usual_steps(self.timer.windows, limits.query_len, limits.max_num_seqs, limits.max_num_batched_tokens)
-        found = self.timer.costs(work).evidence.basis
-        return weakest((found, EXTRAPOLATED)) if self.assumed else found
+        basis = self.timer.costs(work).evidence.basis
+        return weakest((basis, EXTRAPOLATED)) if self.assumed else basis
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ class Build:
         return sum(pool.replicas * pool.chips for pool in self.pools)
 
 
-def build_alone(
+def build_replica(
     scenario: Scenario,
     seed: int = 0,
     make_drafter: DrafterFactory | None = None,
@@ -206,10 +206,10 @@ def _pool(scenario: Scenario, name: str, build_pool: Callable[[Scenario], PoolBu
     return _priced(replace(pool, name=name, role=config.role), scenario, config.usd_per_chip_hour)
 
 
-def _priced(pool: PoolBuild, scenario: Scenario, own: float | None = None) -> PoolBuild:
+def _priced(pool: PoolBuild, scenario: Scenario, pool_usd: float | None = None) -> PoolBuild:
     """The pool with the price of its chips: its own, else that of the scenario."""
     usd = scenario.prices.of(pool.chip.name) if scenario.prices is not None else None
-    return replace(pool, usd_per_chip_hour=own or usd)
+    return replace(pool, usd_per_chip_hour=pool_usd or usd)
 
 
 class _Machine(NamedTuple):
@@ -247,7 +247,7 @@ def _replicas(
     target = _target(scenario, architecture, machine)
     most_seqs = min(engine.max_num_seqs, engine.measured_pages or _most_blocks(target, engine.page_tokens))
     drafting = _drafting(scenario, target, most_seqs, seed, make_drafter)
-    target = replace(target, elsewhere=_elsewhere(scenario, target, assumed))
+    target = replace(target, elsewhere=_other_devices(scenario, target, assumed))
     drafter = drafting.drafter
     if drafting.drafted:
         graphs = machine.framework.for_engine(engine.max_num_seqs, drafting.drafted + 1, engine.cuda_graph_sizes)
@@ -289,14 +289,14 @@ def _replicas(
     return replace(pool, notes=tuple(_notes(scenario, architecture, pool, drafter, borrowed)))
 
 
-def _elsewhere(scenario: Scenario, target: Deployment, assumed: Assumptions) -> tuple[Elsewhere, ...]:
+def _other_devices(scenario: Scenario, target: Deployment, assumed: Assumptions) -> tuple[OtherDevice, ...]:
     """What other chips of the machine run. llama.cpp runs a step through equal cards one after the other too.
 
     Raises:
         ForerunError: more layers than the model has, experts that it lacks or that do not fit, or no link.
     """
     hardware, architecture = scenario.hardware, target.architecture
-    shares = list(hardware.layers_on) or [LayerShare(chip=hardware.chip)] * (_in_turn(scenario) - 1)
+    shares = list(hardware.layers_on) or [LayerShare(chip=hardware.chip)] * (_round_robin(scenario) - 1)
     if not shares:
         return ()
     chips = []
@@ -304,7 +304,7 @@ def _elsewhere(scenario: Scenario, target: Deployment, assumed: Assumptions) -> 
         with at_field(f"hardware.layers_on.{number}.chip"):
             chips.append(target.chip if share.chip == hardware.chip else assumed.chip(load_chip(share.chip)))
     counts = _layer_counts(architecture, shares, [chip.memory.capacity_bytes for chip in chips], target.chip)
-    found = []
+    devices = []
     for share, chip, layers in zip(shares, chips, counts, strict=True):
         name = hardware.pipeline_link or hardware.link or target.chip.links.host or "pcie4-x16"
         with at_field("hardware.pipeline_link"):
@@ -313,18 +313,18 @@ def _elsewhere(scenario: Scenario, target: Deployment, assumed: Assumptions) -> 
         kernels = target.kernels if chip is target.chip else _kernels(scenario, chip, target.framework, assumed)
         if chip.kind == "cpu":
             kernels = HostKernels(kernels, target.kernels, link)
-        found.append(Elsewhere(chip, kernels, layers, link, share.part == "experts"))
-    return tuple(found)
+        devices.append(OtherDevice(chip, kernels, layers, link, share.part == "experts"))
+    return tuple(devices)
 
 
-def _in_turn(scenario: Scenario) -> int:
+def _round_robin(scenario: Scenario) -> int:
     """Equal cards that a step passes one after the other, with nothing else in flight: llama.cpp's split by layers."""
     local = scenario.engine.framework in LOCAL_FRAMEWORKS
     return scenario.hardware.pipeline_parallel if local else 1
 
 
 def _layer_counts(
-    architecture: Architecture, shares: Sequence[LayerShare], capacities: Sequence[float], own: Chip
+    architecture: Architecture, shares: Sequence[LayerShare], capacities: Sequence[float], chip: Chip
 ) -> list[int]:
     """Layers of every share: as asked, else what is left by memory.
 
@@ -333,9 +333,9 @@ def _layer_counts(
     """
     layers = architecture.num_layers
     free = [place for place, share in enumerate(shares) if share.layers is None]
-    asked = sum(share.layers or 0 for share in shares if share.part == "layers")
-    memory = sum(capacities[place] for place in free) + own.memory.capacity_bytes
-    counts = [share.layers or round((layers - asked) * capacities[i] / memory) for i, share in enumerate(shares)]
+    requested = sum(share.layers or 0 for share in shares if share.part == "layers")
+    memory = sum(capacities[place] for place in free) + chip.memory.capacity_bytes
+    counts = [share.layers or round((layers - requested) * capacities[i] / memory) for i, share in enumerate(shares)]
     whole = sum(count for count, share in zip(counts, shares, strict=True) if share.part == "layers")
     if whole >= layers or max(counts) > layers or min(counts) < 1:
         raise ForerunError(
@@ -376,8 +376,8 @@ def _machine(scenario: Scenario, assumed: Assumptions) -> _Machine:
     with at_field("hardware.link"):
         link = assumed.link(load_link(link_name) if link_name else None)
     framework = assumed.framework(load_framework(engine.framework)).on(chip, hardware.tensor_parallel)
-    if engine.front_end == "offline":
-        framework = framework.without_front_end()
+    if engine.entry_point == "offline":
+        framework = framework.without_api_server()
     if engine.sampling == "top-p":
         framework = framework.sorting(load_architecture(scenario.model).vocab_size)
     framework = framework.for_engine(engine.max_num_seqs, sizes=engine.cuda_graph_sizes)
@@ -469,7 +469,7 @@ def _memory(scenario: Scenario, target: Deployment, drafting: _Drafting) -> Memo
             "chip out, or leave hardware.attention_data_parallel at 1"
         )
     with at_field("speculation.draft"):
-        return fit_apart(
+        return fit_separate_processes(
             memory,
             drafting.drafter,
             gpu_memory_utilization=engine.gpu_memory_utilization,
@@ -487,8 +487,8 @@ def _timer(
 ) -> ModelTimer:
     hardware = scenario.hardware
     if hardware.pipeline_parallel == 1 or target.elsewhere:
-        own = StepTimer(target, largest_step, groups.of_timer) if groups else step_timer(target, largest_step)
-        return ModelTimer(own, drafter)
+        target_timer = StepTimer(target, largest_step, groups.of_timer) if groups else step_timer(target, largest_step)
+        return ModelTimer(target_timer, drafter)
     with at_field("hardware.pipeline_link"):
         between = load_link(hardware.pipeline_link) if hardware.pipeline_link else link
     first, *later = stage_timers(target, hardware.pipeline_parallel, largest_step)
@@ -512,12 +512,12 @@ def _limits(
         chunked_prefill=engine.enable_chunked_prefill and engine.rules.cuts_prompts,
         query_len=drafting.drafted + 1,
         lookahead_tokens=drafting.lookahead,
-        intake_s=framework.intake_s,
-        intake_work_s=framework.intake_work_s,
-        intake_per_token_s=framework.intake_per_token_s,
+        api_server_s=framework.api_server_s,
+        api_server_work_s=framework.api_server_work_s,
+        tokenisation_per_token_s=framework.tokenisation_per_token_s,
         groups=groups,
-        in_turn=framework.group_choice == "in-turn",
-        patience_steps=framework.group_patience_steps,
+        round_robin=framework.group_choice == "in-turn",
+        dp_wait_limit_steps=framework.dp_wait_limit_steps,
         schedules_ahead=framework.schedules_ahead,
     )
 
@@ -538,16 +538,16 @@ def _notes(
     if borrowed is not None:
         yield borrowed
     if isinstance(drafter, RemoteDrafter):
-        apart = drafter.deployment
+        draft = drafter.deployment
         yield (
-            f"the drafter runs on {apart.tensor_parallel} x {apart.chip.name} per replica over {drafter.link.name}: "
+            f"the drafter runs on {draft.tensor_parallel} x {draft.chip.name} per replica over {drafter.link.name}: "
             f"those chips are not in chips, cost, utilisation and energy"
         )
     if pool.groups is not None:
         yield from pool.groups.notes
     if scenario.hardware.layers_on or scenario.hardware.tensor_chips:
         yield f"several chips: cost, utilisation and energy are those of {pool.chip.name} alone"
-    if scenario.hardware.pipeline_parallel > _in_turn(scenario):
+    if scenario.hardware.pipeline_parallel > _round_robin(scenario):
         yield "pipeline: batches in flight are simulated one by one, as many as there are stages"
 
 
@@ -608,9 +608,9 @@ def refuse_layout(scenario: Scenario, architecture: Architecture) -> None:
         dtype = resolve_weight_dtypes(architecture, scenario.weights_dtype)["expert"]
         experts = any(isinstance(group.layer.feed_forward, MoeMlp) for group in architecture.layer_groups)
         if not experts or dtype not in ("int4", "fp4", "mxfp4"):
-            found = f"experts in {dtype}" if experts else "no experts"
+            kind = f"experts in {dtype}" if experts else "no experts"
             raise ForerunError(
-                f"engine.moe_backend: marlin multiplies experts stored in 4 bits; {architecture.name} has {found} here"
+                f"engine.moe_backend: marlin multiplies experts stored in 4 bits; {architecture.name} has {kind} here"
             )
     field = next((name for name in ("layers_on", "tensor_chips") if getattr(hardware, name)), None)
     if field is not None and scenario.engine.framework not in LOCAL_FRAMEWORKS:
@@ -629,7 +629,7 @@ def refuse_layout(scenario: Scenario, architecture: Architecture) -> None:
                 f"engine.flash_attention: llama.cpp needs it for a cache in {scenario.kv_cache_dtype}; "
                 f"leave it true, or set kv_cache_dtype: fp16"
             )
-    if hardware.pipeline_parallel > _in_turn(scenario) and not scenario.engine.rules.pipelines:
+    if hardware.pipeline_parallel > _round_robin(scenario) and not scenario.engine.rules.pipelines:
         able = " or ".join(name for name, facts in SCHEDULERS.items() if facts.pipelines)
         raise ForerunError(
             f"hardware.pipeline_parallel: several batches in flight need engine.scheduler: {able} "
@@ -689,7 +689,7 @@ def _refuse_faults(scenario: Scenario, replicas: int) -> None:
 def _links(scenario: Scenario, pools: tuple[PoolBuild, ...], assumed: Assumptions) -> dict[tuple[str, str], KvLink]:
     """What carries KV between each prefill pool and each decode pool."""
     config = scenario.kv_transfer or KvTransferConfig()
-    found: dict[tuple[str, str], KvLink] = {}
+    pool_links: dict[tuple[str, str], KvLink] = {}
     for source in (pool for pool in pools if pool.role == "prefill"):
         name = config.link or source.chip.links.scale_out
         if name is None:
@@ -699,13 +699,13 @@ def _links(scenario: Scenario, pools: tuple[PoolBuild, ...], assumed: Assumption
         assert link is not None
         for target in (pool for pool in pools if pool.role == "decode"):
             links = config.links or min(source.chips, target.chips)
-            found[source.name, target.name] = KvLink(
+            pool_links[source.name, target.name] = KvLink(
                 latency_s=link.latency_s,
                 bandwidth_bytes_per_s=links * link.bandwidth_bytes_per_s,
                 bytes_per_token=source.memory.replica_kv_bytes_per_token,
                 samples_first=_samples_first(config, scenario.engine.framework),
             )
-    return found
+    return pool_links
 
 
 def _samples_first(config: KvTransferConfig, framework: str) -> bool:

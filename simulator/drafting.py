@@ -398,8 +398,8 @@ def _head_sizes(request: DraftRequest) -> HeadSizes:
         sizes = published_head(draft.model, request.config.method, request.target.architecture).sizes
     elif (usual := usual_head(request.config.method, request.target.architecture)) is not None:
         sizes = usual.sizes
-    given = {field.name: getattr(draft, field.name) for field in fields(HeadSizes)}
-    return replace(sizes, **{name: value for name, value in given.items() if value is not None})
+    known = {field.name: getattr(draft, field.name) for field in fields(HeadSizes)}
+    return replace(sizes, **{name: value for name, value in known.items() if value is not None})
 
 
 def _lm_head_dtype(target: Deployment) -> str:

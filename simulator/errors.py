@@ -58,24 +58,24 @@ class WorkerDiedError(ForerunError):
     """A worker process ended over a run, twice: most likely there was not enough memory for it."""
 
 
-class LawBrokenError(RuntimeError):
+class InvariantError(RuntimeError):
     """A simulated result that breaks physics or conservation: a fault of the simulator, not of its input.
 
     Args:
-        law: what is broken, with the numbers.
+        invariant: what is broken, with the numbers.
         scenario: what was run, as JSON that ``forerun run`` takes.
         seed: with which it was run.
         options: further words of the command that runs it again.
         result: the run's result, where there is one; it does not travel between processes.
     """
 
-    def __init__(self, law: str, scenario: str, seed: int, options: str = "", result: Any = None) -> None:
-        super().__init__(law, scenario, seed, options)
-        self.law, self.scenario, self.seed, self.options, self.result = law, scenario, seed, options, result
+    def __init__(self, invariant: str, scenario: str, seed: int, options: str = "", result: Any = None) -> None:
+        super().__init__(invariant, scenario, seed, options)
+        self.invariant, self.scenario, self.seed, self.options, self.result = invariant, scenario, seed, options, result
 
-    def __reduce__(self) -> tuple[type[LawBrokenError], tuple[str, str, int, str]]:
+    def __reduce__(self) -> tuple[type[InvariantError], tuple[str, str, int, str]]:
         """For another process: all but the result."""
-        return type(self), (self.law, self.scenario, self.seed, self.options)
+        return type(self), (self.invariant, self.scenario, self.seed, self.options)
 
     @property
     def mark(self) -> str:
@@ -83,5 +83,5 @@ class LawBrokenError(RuntimeError):
         return f"{zlib.crc32(f'{self.seed} {self.scenario}'.encode()):08x}"
 
     def __str__(self) -> str:
-        """The law and how to see it broken again."""
-        return f"{self.law}; reproduce it with seed {self.seed} and the scenario {self.scenario}"
+        """The invariant and how to see it broken again."""
+        return f"{self.invariant}; reproduce it with seed {self.seed} and the scenario {self.scenario}"

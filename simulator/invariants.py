@@ -26,7 +26,7 @@ BoolArray = NDArray[np.bool_]
 
 TIME_TOLERANCE_S = 1e-9
 """Sums of seconds over long runs may differ by rounding."""
-LIGHT_TOLERANCE = 0.01
+SOL_TOLERANCE = 0.01
 """Share by which a step may seem faster than its work allows: decode attention is interpolated between contexts."""
 
 
@@ -87,8 +87,8 @@ class StepAudit:
         first = 0
         for pool in self.pools:
             rows = np.flatnonzero((steps.replica >= first) & (steps.replica < first + pool.replicas))
-            own = steps if len(rows) == len(steps) else steps.take(rows)
-            part = PoolSteps(pool, first, rows + self._seen, len(self.pools) == 1, own)
+            pool_steps = steps if len(rows) == len(steps) else steps.take(rows)
+            part = PoolSteps(pool, first, rows + self._seen, len(self.pools) == 1, pool_steps)
             if len(rows):
                 self._look(part)
             first += pool.replicas
@@ -115,7 +115,7 @@ class StepAudit:
         taken_s = self.totals.end_s - self.totals.first_s
         for what, needed in self._staged.items():
             for replica in np.flatnonzero(needed > 0.0):
-                if not needed[replica] <= taken_s[replica] * (1.0 + LIGHT_TOLERANCE):
+                if not needed[replica] <= taken_s[replica] * (1.0 + SOL_TOLERANCE):
                     yield (
                         f"the steps of replica {replica} take {taken_s[replica]:.6g} s, their {what} need "
                         f"{needed[replica]:.6g} s at the peak"
@@ -323,14 +323,14 @@ def drafts(outcome: Outcome) -> Iterator[str]:
     if sums != total:
         yield f"drafts, their tokens and the accepted ones: {sums} over the requests, {total} counted"
     most = np.where(outcome.done, np.maximum(records.output_tokens - 1, 0), 0)
-    for what, found, limit in (
+    for what, count, limit in (
         ("draft tokens accepted", records.accepted_tokens, records.draft_tokens),
         ("verify steps", records.drafts, most),
     ):
-        wrong = found > limit
+        wrong = count > limit
         if wrong.any():
             row = _first(wrong)
-            yield f"request {row} has {found[row]} {what}, there can be {limit[row]}"
+            yield f"request {row} has {count[row]} {what}, there can be {limit[row]}"
 
 
 def steps(outcome: Outcome) -> Iterator[str]:
@@ -365,7 +365,7 @@ def utilisation(outcome: Outcome) -> Iterator[str]:
         chips = pool.chips * pool.replicas
         peak, bandwidth = _limits(pool.chip, chips)
         for what, work_s in (("FLOP/s", totals.flops.sum() / peak), ("bandwidth", totals.bytes.sum() / bandwidth)):
-            if not work_s <= elapsed_s * (1.0 + LIGHT_TOLERANCE):
+            if not work_s <= elapsed_s * (1.0 + SOL_TOLERANCE):
                 share = work_s / elapsed_s if elapsed_s else np.inf
                 yield f"the run used {share:.1%} of the {what} of {chips} x {pool.chip.name}"
 
@@ -413,7 +413,7 @@ def speed_of_light(part: PoolSteps) -> Iterator[str]:
     if idle.any():
         yield f"{part.name(_first(idle))} takes no time"
     for what, least in least_seconds(part):
-        wrong = ~(seconds * (1.0 + LIGHT_TOLERANCE) >= least)
+        wrong = ~(seconds * (1.0 + SOL_TOLERANCE) >= least)
         if wrong.any():
             row = _first(wrong)
             yield f"{part.name(row)} takes {seconds[row]:.6g} s, its {what} need {least[row]:.6g} s at the peak"
@@ -431,7 +431,7 @@ def least_seconds(part: PoolSteps) -> Iterator[tuple[str, FloatArray]]:
     yield f"FLOPs {chips}", rows.flops / peak
     yield f"bytes {chips}", rows.bytes / bandwidth
     timer = pool.timer
-    yield "kernels one by one", rows.light_s / (timer.stages if isinstance(timer, StagedTimer) else 1)
+    yield "kernels one by one", rows.sol_s / (timer.stages if isinstance(timer, StagedTimer) else 1)
 
 
 def one_step_at_a_time(rows: StepRecords, end_s: FloatArray) -> Iterator[str]:

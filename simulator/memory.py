@@ -19,20 +19,20 @@ def free_bytes() -> int | None:
 
     Source: ``MemAvailable`` of proc(5), and the memory controller of cgroups(7).
     """
-    found = []
+    limits = []
     for line in _text("/proc/meminfo").splitlines():
         if line.startswith("MemAvailable:"):
-            found.append(int(line.split()[1]) << 10)
+            limits.append(int(line.split()[1]) << 10)
     for limit, used in GROUP_LIMITS:
         numbers = (_text(limit).strip(), _text(used).strip())
         if all(number.isdigit() for number in numbers):
-            found.append(max(0, int(numbers[0]) - int(numbers[1])))
-    if not found and hasattr(os, "sysconf") and "SC_AVPHYS_PAGES" in os.sysconf_names:
-        found.append(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    return min(found, default=None)
+            limits.append(max(0, int(numbers[0]) - int(numbers[1])))
+    if not limits and hasattr(os, "sysconf") and "SC_AVPHYS_PAGES" in os.sysconf_names:
+        limits.append(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return min(limits, default=None)
 
 
-def refuse_beyond(needed_bytes: float, what: str) -> None:
+def refuse_if_larger_than_memory(needed_bytes: float, what: str) -> None:
     """Refuse what needs more memory than there is, before it is made.
 
     Args:

@@ -33,7 +33,7 @@ def check_names(scenario: Scenario) -> None:
 def _names(scenario: Scenario) -> Iterator[tuple[str, Callable[[Any], object], Any]]:
     """Field, what looks its name up, and the name; fields that are left out are left out."""
     hardware, engine, workload = scenario.hardware, scenario.engine, scenario.workload
-    found: list[tuple[str, Callable[[Any], object], Any]] = [
+    names: list[tuple[str, Callable[[Any], object], Any]] = [
         ("model", load_architecture, scenario.model),
         ("kv_cache_dtype", dtype_bytes, scenario.kv_cache_dtype),
         ("hardware.chip", load_chip, hardware.chip),
@@ -44,24 +44,24 @@ def _names(scenario: Scenario) -> Iterator[tuple[str, Callable[[Any], object], A
         ("engine.host_link", load_link, engine.host_link),
         ("workload.trace", resolve, workload.trace),
     ]
-    found += [(f"hardware.layers_on.{i}.chip", load_chip, share.chip) for i, share in enumerate(hardware.layers_on)]
-    found += [(f"hardware.tensor_chips.{i}", load_chip, name) for i, name in enumerate(hardware.tensor_chips)]
+    names += [(f"hardware.layers_on.{i}.chip", load_chip, share.chip) for i, share in enumerate(hardware.layers_on)]
+    names += [(f"hardware.tensor_chips.{i}", load_chip, name) for i, name in enumerate(hardware.tensor_chips)]
     dtypes = scenario.weights_dtype
     if isinstance(dtypes, dict):
-        found += [(f"weights_dtype.{part}", dtype_bytes, dtype) for part, dtype in dtypes.items()]
+        names += [(f"weights_dtype.{part}", dtype_bytes, dtype) for part, dtype in dtypes.items()]
     else:
-        found.append(("weights_dtype", dtype_bytes, dtypes))
+        names.append(("weights_dtype", dtype_bytes, dtypes))
     if scenario.kv_transfer is not None:
-        found.append(("kv_transfer.link", load_link, scenario.kv_transfer.link))
+        names.append(("kv_transfer.link", load_link, scenario.kv_transfer.link))
     draft = scenario.speculation.draft if scenario.speculation is not None else None
     if scenario.speculation is not None and draft is not None:
-        found += [("speculation.draft.chip", load_chip, draft.chip), ("speculation.draft.link", load_link, draft.link)]
+        names += [("speculation.draft.chip", load_chip, draft.chip), ("speculation.draft.link", load_link, draft.link)]
         if scenario.speculation.method == "draft-model":
-            found.append(("speculation.draft.model", load_architecture, draft.model))
+            names.append(("speculation.draft.model", load_architecture, draft.model))
     for pool, config in (scenario.pools or {}).items():
-        found += [
+        names += [
             (f"pools.{pool}.hardware.chip", load_chip, config.hardware.get("chip")),
             (f"pools.{pool}.hardware.link", load_link, config.hardware.get("link")),
             (f"pools.{pool}.engine.framework", load_framework, config.engine.get("framework")),
         ]
-    return (entry for entry in found if entry[2] is not None)
+    return (entry for entry in names if entry[2] is not None)

@@ -65,13 +65,13 @@ def kv_report(build: Build, totals: StepTotals, requests: RequestRecords, log: R
     """KV blocks of the main pool's replicas, and what was preempted, found and copied anywhere."""
     cached = log.stream.prefix_hashes is not None and any(pool.prefix_caching for pool in build.pools)
     first = sum(pool.replicas for pool in takewhile(lambda pool: pool.role == "prefill", build.pools))
-    own = slice(first, first + build.main.replicas)
-    memory, busy = build.memory, float(totals.seconds[own].sum())
+    pool_rows = slice(first, first + build.main.replicas)
+    memory, busy = build.memory, float(totals.seconds[pool_rows].sum())
     return KvCacheReport(
         num_blocks=memory.num_blocks,
         block_size=memory.block_size,
-        peak_blocks=int(totals.peak_blocks[own].max()),
-        mean_blocks=float(totals.block_s[own].sum() / busy) if busy else 0.0,
+        peak_blocks=int(totals.peak_blocks[pool_rows].max()),
+        mean_blocks=float(totals.block_s[pool_rows].sum() / busy) if busy else 0.0,
         preemptions=int(requests.preemptions.sum()),
         prefix_hit_tokens=int(requests.cached_tokens.sum()) if cached else None,
         bytes_per_token=memory.replica_kv_bytes_per_token,

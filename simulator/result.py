@@ -124,13 +124,13 @@ class Result:
         Raises:
             ForerunError: there is none of that name.
         """
-        found = self.tables()
+        tables = self.tables()
         if not name:
-            return found[0]
-        names = [table.name or table.title for table in found]
+            return tables[0]
+        names = [table.name or table.title for table in tables]
         if name not in names:
             raise ForerunError(f"name: no table '{name}'{did_you_mean(name, names)} (there are {', '.join(names)})")
-        return found[names.index(name)]
+        return tables[names.index(name)]
 
     def to_arrow(self, name: str = "") -> pa.Table:
         """The rows of the result, or those of the table of that name, as a pyarrow table.

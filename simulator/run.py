@@ -15,7 +15,7 @@ from hwprofiles import Chip, weakest
 from simulator.assumptions import Factors
 from simulator.build import EXTRAPOLATED, Build, PoolBuild, build_run
 from simulator.drafting import DrafterFactory
-from simulator.errors import ForerunError, LawBrokenError, NothingServedError, StalledError
+from simulator.errors import ForerunError, InvariantError, NothingServedError, StalledError
 from simulator.invariants import Outcome, StepAudit, broken
 from simulator.reports import kv_report, replica_use, request_records, speculation_counters, transfer_report
 from simulator.result import LatencyStatistics, Result, Summary
@@ -256,7 +256,7 @@ def simulate(
             less than the run itself: those of the summary, or what a function makes of a run.
 
     Raises:
-        LawBrokenError: the result breaks physics or conservation (see ``simulator.invariants``), a fault of the
+        InvariantError: the result breaks physics or conservation (see ``simulator.invariants``), a fault of the
             simulator; the error carries the result.
         ForerunError: the model does not fit, no request can be served, or the scenario asks for something that is not
             modelled.
@@ -298,9 +298,9 @@ def _cpu_s() -> float:
 
 def _broken(
     problem: str, scenario: Scenario, seed: int, keep_steps: bool, result: RunResult | None = None
-) -> LawBrokenError:
+) -> InvariantError:
     described = scenario.model_dump_json(exclude_unset=True)
-    return LawBrokenError(problem, described, seed, "" if keep_steps else " --no-steps", result)
+    return InvariantError(problem, described, seed, "" if keep_steps else " --no-steps", result)
 
 
 def _result(
@@ -364,8 +364,8 @@ def _result(
 
 def _basis(build: Build, totals: StepTotals) -> str:
     """What a run rests on: its kernels, and what else was assumed."""
-    found = Evidence.of(totals).basis
-    return weakest((found, EXTRAPOLATED)) if any(pool.assumed for pool in build.pools) else found
+    basis = Evidence.of(totals).basis
+    return weakest((basis, EXTRAPOLATED)) if any(pool.assumed for pool in build.pools) else basis
 
 
 def _notes(build: Build, log: RunLog, steps: StepRecords) -> Iterator[str]:

@@ -442,13 +442,13 @@ def _known_fields(model: type[BaseModel], path: Sequence[str]) -> list[str]:
 
 def _paths_of(model: type[BaseModel], place: str = "") -> list[str]:
     """Dotted paths of all fields, those near the top first."""
-    own = [(field.alias or name, field.annotation) for name, field in model.model_fields.items()]
-    found = [f"{place}{name}" for name, _ in own]
-    for name, annotation in own:
+    model_fields = [(field.alias or name, field.annotation) for name, field in model.model_fields.items()]
+    paths = [f"{place}{name}" for name, _ in model_fields]
+    for name, annotation in model_fields:
         branches = (annotation, *getattr(annotation, "__args__", ()))
         for nested in (branch for branch in branches if _is_model(branch)):
-            found += _paths_of(nested, f"{place}{name}.")
-    return found
+            paths += _paths_of(nested, f"{place}{name}.")
+    return paths
 
 
 def _is_model(candidate: Any) -> bool:

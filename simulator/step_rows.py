@@ -25,7 +25,7 @@ MOST_GROUPS = 16 * GROUPS
 """Sums beyond which neighbours are joined again."""
 SUMS = (
     "seconds", "prefill_seqs", "prefill_tokens", "output_tokens", "compute_s", "memory_s", "interconnect_s",
-    "latency_s", "host_s", "calibrated_s", "extrapolated_s", "datasheet_s", "light_s",
+    "latency_s", "host_s", "calibrated_s", "extrapolated_s", "datasheet_s", "sol_s",
     "flops", "bytes", "steps",
 )  # fmt: skip
 COUNTED = (
@@ -167,10 +167,10 @@ def price_steps(steps: StepLog, build: Build) -> StepRecords:
     pool_of = np.repeat(np.arange(len(build.pools)), [pool.replicas for pool in build.pools])
     for number, pool in enumerate(build.pools):
         timer = pool.timer
-        own = np.flatnonzero(pool_of[steps.integers("replica")] == number)
-        shared[own] |= isinstance(timer, StagedTimer) or pool.hits is not None
-        for start in range(0, len(own), PRICED_TOGETHER):
-            rows: Any = own[start : start + PRICED_TOGETHER]
+        pool_rows = np.flatnonzero(pool_of[steps.integers("replica")] == number)
+        shared[pool_rows] |= isinstance(timer, StagedTimer) or pool.hits is not None
+        for start in range(0, len(pool_rows), PRICED_TOGETHER):
+            rows: Any = pool_rows[start : start + PRICED_TOGETHER]
             if len(build.pools) == 1:
                 rows = slice(start, start + len(rows))
             work = steps.work(rows)
@@ -183,7 +183,7 @@ def price_steps(steps: StepLog, build: Build) -> StepRecords:
     columns |= {name: steps.column(name).copy() for name in ("start_s", "seconds")}
     columns |= {name: getattr(costs, name) * scale for name in SCALED}
     columns["interconnect_s"] = costs.interconnect_s * scale + copies_s
-    columns["light_s"] = costs.light_s * count
+    columns["sol_s"] = costs.sol_s * count
     columns |= {name: getattr(costs, name) * count * chips for name in ("flops", "bytes")}
     return StepRecords(decode_kv_tokens=steps.decode_kv_tokens, **columns)
 

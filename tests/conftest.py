@@ -19,7 +19,7 @@ settings.load_profile("repeatable" if os.environ.get("CI") else "unhurried")
 ROOT = Path(__file__).resolve().parent.parent
 
 
-TOGETHER = {"test_calibrate.py", "test_dashboards_app_browser.py", "test_dashboards_browser.py", "test_house.py"}
+TOGETHER = {"test_calibrate.py", "test_dashboards_app_browser.py", "test_dashboards_browser.py", "test_packages.py"}
 """Files whose tests share what is dear to make, so that one process runs each of them."""
 
 
@@ -67,7 +67,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     for item in items:
         if isinstance(item, pytest.Function):
-            fixtures = [one.func for found in item._fixtureinfo.name2fixturedefs.values() for one in found]
+            fixtures = [one.func for result in item._fixtureinfo.name2fixturedefs.values() for one in result]
             if any(concurrent(one, item.module, set()) for one in (item.function, *fixtures)):
                 item.add_marker("concurrent")
 

@@ -9,15 +9,15 @@ import pytest
 from pydantic import BaseModel
 
 
-def classes_of(room):
+def classes_of(capacity):
     """Every class that a package's modules define, by its full name."""
-    found = {}
-    for info in pkgutil.walk_packages(room.__path__, room.__name__ + "."):
+    values = {}
+    for info in pkgutil.walk_packages(capacity.__path__, capacity.__name__ + "."):
         module = importlib.import_module(info.name)
         for name, kind in inspect.getmembers(module, inspect.isclass):
             if kind.__module__ == info.name and (is_dataclass(kind) or issubclass(kind, BaseModel)):
-                found[f"{info.name}.{name}"] = kind
-    return found
+                values[f"{info.name}.{name}"] = kind
+    return values
 
 
 def check_described(kind, with_state):

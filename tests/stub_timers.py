@@ -19,7 +19,7 @@ class LinearTimer:
     """Added per step in which anything is sampled: all draft passes together."""
     drafted_s: float = 0.0
     """Under a policy: seconds per draft token of a step."""
-    longest_asked: int = 0
+    tracked_longest: int = 0
     """How many of the longest contexts it asks for."""
     longest_s: float = 0.0
     """Seconds per key of the longest context, and four times that per key that it has beyond the mean of those."""
@@ -33,7 +33,7 @@ class LinearTimer:
             total = total + self.pair_s * pairs + self.key_s * keys
         for keys in work.decode_kv_tokens:
             total = total + self.key_s * keys
-        total = total + self.longest_s * (work.longest_kv + 4 * work.beyond_kv)
+        total = total + self.longest_s * (work.longest_kv + 4 * work.tail_kv)
         if draft is not None:
             total = total + self.drafted_s * draft.tokens + 1e-4 * draft.switched
             made_up = draft.skipped_tokens + draft.skipped_seqs

@@ -80,8 +80,8 @@ def test_attention_level_speculation(output_of, tmp_path, project_root):
     assert best is not None
     assert 64 < int(best[3]) < 2048, "an optimum inside"
     theory = (project_root / "docs" / "theory" / "attention-speculation.md").read_text(encoding="utf-8")
-    said = f"{best[3]} at lambda 0.1 to 0.3, where few layers fail, {best[2]} at 0.05 and {best[1]} at 0.02"
-    assert said in " ".join(theory.split())
+    message = f"{best[3]} at lambda 0.1 to 0.3, where few layers fail, {best[2]} at 0.05 and {best[1]} at 0.02"
+    assert message in " ".join(theory.split())
     assert "TP 8 wins at 1K (1.10x); at 87.5% hits two groups pay from 19.4K tokens on (17.3K to 113K)" in text
     assert "consistency, not validation" in page.read_text(encoding="utf-8")
 
@@ -98,9 +98,9 @@ def test_study_of_attention_level_speculation(project_root):
     sentence = "87.5 % hits improves mean TPOT 1.59x over TP 8 (over the range of assumed costs 1.50x to 1.61x)"
     assert result.conclusion.startswith(sentence)
     assert sentence in " ".join((project_root / "docs" / "trust.md").read_text(encoding="utf-8").split())
-    told = variants["87.5 % hits"]
+    message = variants["87.5 % hits"]
     readme = " ".join((project_root / "README.md").read_text(encoding="utf-8").split())
-    assert f"mean TPOT {told['ratio']:.2f}x over TP 8 ({told['low']:.2f}x to {told['high']:.2f}x)" in readme
+    assert f"mean TPOT {message['ratio']:.2f}x over TP 8 ({message['low']:.2f}x to {message['high']:.2f}x)" in readme
 
 
 def test_atlas_of_attention_level_speculation(output_of, tmp_path):
@@ -122,18 +122,20 @@ def test_the_how_to_says_where_the_atlas_pays(project_root):
     case = {"lambda": 0.1, "window_tokens": 128, "speculation": None}
     rows = re.findall(r"\| ([\w.-]+) \| \d+ of \d+ \|.*\| (\S+x \(.*\)) \| (\S+) on (\d+) at (\d+)K \| (\w+) \|", text)
     assert [row[0] for row in rows] == list(ATLAS_CHIPS)
-    for chip, said, model, chips, context, basis in rows:
-        (found,) = atlas_gains([case | {"chip": chip, "model": model, "chips": int(chips)}], [1], [int(context) * 1024])
-        (gain,) = found["gains"]
-        figures = [float(figure) for figure in re.findall(r"\d+\.\d+", said)]
+    for chip, message, model, chips, context, basis in rows:
+        (result,) = atlas_gains(
+            [case | {"chip": chip, "model": model, "chips": int(chips)}], [1], [int(context) * 1024]
+        )
+        (gain,) = result["gains"]
+        figures = [float(figure) for figure in re.findall(r"\d+\.\d+", message)]
         assert_allclose([gain["speedup"], gain["low"], gain["high"]], figures, atol=0.03)
         assert basis in ("datasheet", "calibrated", "extrapolated")
     words = " ".join(text.split())
     for chips in (8, 16, 32):
-        (found,) = atlas_gains([case | {"chip": "p150", "model": "llama-3.1-70b", "chips": chips}], [1], [131072])
-        (gain,) = found["gains"]
-        said = f"{gain['speedup']:.2f}x ({gain['low']:.2f} to {gain['high']:.2f}) on {chips}"
-        assert said in words.split("Llama-3.1-70B on p150")[1]
+        (result,) = atlas_gains([case | {"chip": "p150", "model": "llama-3.1-70b", "chips": chips}], [1], [131072])
+        (gain,) = result["gains"]
+        message = f"{gain['speedup']:.2f}x ({gain['low']:.2f} to {gain['high']:.2f}) on {chips}"
+        assert message in words.split("Llama-3.1-70B on p150")[1]
 
 
 def test_hit_rates_of_a_model_s_own_attention():

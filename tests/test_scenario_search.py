@@ -25,10 +25,10 @@ def test_what_was_found_once_runs_or_is_refused(file):
 @pytest.mark.parametrize("part", range(10))
 def test_a_seeded_round_finds_nothing(part):
     """Scenarios 0 to 299; more by ``make search``."""
-    found = {seed: judged(scenario_of(seed)) for seed in ROUND[part::10]}
-    wrong = {seed: told for seed, told in found.items() if told[0] not in KNOWN}
+    result = {seed: judged(scenario_of(seed)) for seed in ROUND[part::10]}
+    wrong = {seed: message for seed, message in result.items() if message[0] not in KNOWN}
     assert not wrong, wrong
-    assert sum(kind == "ok" for kind, _ in found.values()) >= 8, "too many are refused to find anything"
+    assert sum(kind == "ok" for kind, _ in result.values()) >= 8, "too many are refused to find anything"
 
 
 STUDIES = {
@@ -59,9 +59,9 @@ def test_studies_of_random_scenarios_end_with_a_result_or_one_line(command, tmp_
         (tmp_path / "s.json").write_text(json.dumps(data), "utf-8")
         more = ["--store", str(tmp_path / f"{seed}.sweep")] if command == "sweep" else []
         code = main([command, str(tmp_path / "s.json"), *STUDIES[command].split(), *more])
-        told = capsys.readouterr().err.strip()
-        assert code in (0, 1, 2), (seed, told)
-        assert code != 2 or "\n" not in told, (seed, told)
+        message = capsys.readouterr().err.strip()
+        assert code in (0, 1, 2), (seed, message)
+        assert code != 2 or "\n" not in message, (seed, message)
         codes.add(code)
     assert {0, 2} <= codes, "all alike find nothing"
 
@@ -80,9 +80,9 @@ def test_predictions_of_random_kernels_end_with_a_result_or_one_line(capsys):
         if rng.random() < 0.5:
             operation, words = "gemm", [f"{name}={rng.choice(values)}" for name in "mnk"]
         code = main(["predict", operation, *words, "--chip", rng.choice(["h100-sxm", "n150", "h10"])])
-        told = capsys.readouterr().err.strip()
-        assert code in (0, 2), (operation, words, told)
-        assert code != 2 or "\n" not in told, (operation, words, told)
+        message = capsys.readouterr().err.strip()
+        assert code in (0, 2), (operation, words, message)
+        assert code != 2 or "\n" not in message, (operation, words, message)
         codes.add(code)
     assert codes == {0, 2}
 
@@ -165,8 +165,8 @@ def planted(monkeypatch, right="", wrong=""):
 def test_planted_faults_in_the_rules_are_found(monkeypatch, fault):
     """By the invariants, or by the oracle where a rule and its table have come apart."""
     planted(monkeypatch, *RULES[fault])
-    found = (judged(scenario_of(seed), limit_s=20.0, oracle=fault in TOLD_BY_THE_ORACLE) for seed in ROUND)
-    assert any(kind not in KNOWN for kind, _ in found)
+    result = (judged(scenario_of(seed), limit_s=20.0, oracle=fault in TOLD_BY_THE_ORACLE) for seed in ROUND)
+    assert any(kind not in KNOWN for kind, _ in result)
 
 
 def test_what_is_planted_without_a_fault_is_not_found(monkeypatch):
@@ -184,7 +184,7 @@ def lost_wakeup(monkeypatch):
         feed.outstanding += 1
         feed._due.add(request, feed._env.now)
 
-    monkeypatch.setattr("simulator.serving.feed.RoutedFeed.put", keep)
+    monkeypatch.setattr("simulator.serving.request_source.ReplicaEndpoint.put", keep)
 
 
 def forgotten_refusal(monkeypatch):
@@ -201,8 +201,8 @@ def forgotten_refusal(monkeypatch):
 @pytest.mark.parametrize("plant", [lost_wakeup, forgotten_refusal])
 def test_planted_faults_around_the_engine_are_found(monkeypatch, plant):
     plant(monkeypatch)
-    found = (judged(scenario_of(seed)) for seed in ROUND)
-    assert any(kind not in KNOWN for kind, _ in found)
+    result = (judged(scenario_of(seed)) for seed in ROUND)
+    assert any(kind not in KNOWN for kind, _ in result)
 
 
 def test_a_finding_is_made_small():

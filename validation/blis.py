@@ -1,6 +1,6 @@
 """Tables of the BLIS project, which do not ship: vLLM under inference-perf's prompts, GuideLLM at concurrency 1.
 
-Importing this module lets ``traces.servings.read_runs`` read them.
+Importing this module lets ``traces.benchmark_results.read_runs`` read them.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from traces.benchmark_results import MeasuredRun, PromptPool, latencies_ms, register_table
 from traces.files import Cells
-from traces.servings import MeasuredRun, PromptPool, latencies_ms, register_table
 
 SIGNATURE = frozenset({"exp_id", "experiment", "stage_index", "e2e_mean_ms", "itl_mean_ms"})
 CONCURRENCY_1_SIGNATURE = frozenset({"nominal_prompt_tokens", "shared_prefix_tokens", "nominal_output_tokens"})

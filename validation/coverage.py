@@ -17,7 +17,7 @@ from simulator.replay.requests import in_training
 from simulator.replay.rerun import chip_name, model_name, rerun
 from simulator.tables import Table, Value
 from traces import TraceError
-from traces.servings import MeasuredRun, read_runs
+from traces.benchmark_results import MeasuredRun, read_runs
 from validation.requests import METRICS, SPLIT, SUFFIXES, base_scenario
 
 SOURCES = ("dense, H100", "dense, other chips", "FP8", "mixtures of experts")

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from hwprofiles import chip_names, load_chip
 from hwprofiles.dtypes import dtype_bytes, shares_of
 from simulator import simulate
-from simulator.build import build_alone
+from simulator.build import build_replica
 from simulator.errors import ForerunError
 from simulator.metrics import summarise
 from simulator.metrics.document import forerun_version
@@ -195,7 +195,7 @@ def local_scenario(chip: str, model: str, quant: str, **hardware: object) -> Sce
 
 @cache
 def _timer(chip: str, model: str, quant: str) -> ModelTimer:
-    timer = build_alone(local_scenario(chip, model, quant)).main.timer
+    timer = build_replica(local_scenario(chip, model, quant)).main.timer
     assert isinstance(timer, ModelTimer)
     return timer
 

@@ -15,7 +15,7 @@ from simulator.replay.validation.errors import ErrorRow
 from simulator.replay.validation.facts import fitted_words
 from simulator.scenario import Scenario, scenario_from
 from traces import TraceError
-from traces.servings import MeasuredRun, read_runs
+from traces.benchmark_results import MeasuredRun, read_runs
 from validation import blis as blis  # lets read_runs read its tables
 
 METRICS = ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "output_throughput")

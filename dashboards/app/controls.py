@@ -317,11 +317,11 @@ def short(value: float) -> str:
 
 def values_of(controls: Sequence[Control], search: str | None, served: Served) -> tuple[Values, list[str]]:
     """The value of each control under an address, and what of the address could not be honoured, in words."""
-    asked = dict(parse_qsl((search or "").lstrip("?")[:LONGEST_QUERY]))
+    query = dict(parse_qsl((search or "").lstrip("?")[:LONGEST_QUERY]))
     values, changed = {}, []
     for control in controls:
         values[control.name] = control.default_in(served)
-        text = asked.pop(control.name, None)
+        text = query.pop(control.name, None)
         if text is None:
             continue
         try:
@@ -332,18 +332,20 @@ def values_of(controls: Sequence[Control], search: str | None, served: Served) -
             changed.append(f"{error}; shown is {words}.")
     known = [control.name for control in controls]
     changed += [
-        f"'{name[:LONGEST_WORD]}' is nothing that this page knows{did_you_mean(name, known)}." for name in asked
+        f"'{name[:LONGEST_WORD]}' is nothing that this page knows{did_you_mean(name, known)}." for name in query
     ]
     return values, changed
 
 
-def checked_values(controls: Mapping[str, Control], given: Values, served: Served) -> Values:
+def checked_values(controls: Mapping[str, Control], values: Values, served: Served) -> Values:
     """Values that a browser sent, each as its control may have it; what is no control's stays as it is.
 
     Raises:
         ForerunError: one that its control cannot have.
     """
-    return {name: controls[name].checked(value, served) if name in controls else value for name, value in given.items()}
+    return {
+        name: controls[name].checked(value, served) if name in controls else value for name, value in values.items()
+    }
 
 
 # What the controls of several pages offer.

@@ -49,8 +49,8 @@ def figure_title(spec: dict[str, Any]) -> str:
     """The bold part of a figure's title."""
     title = spec.get("layout", {}).get("title")
     text = (title or {}).get("text", "") if isinstance(title, dict) else str(title or "")
-    found = re.search(r"<b>(.*?)</b>", text)
-    return found[1] if found else "Figure"
+    match = re.search(r"<b>(.*?)</b>", text)
+    return match[1] if match else "Figure"
 
 
 def values(data: Any) -> list[Any]:

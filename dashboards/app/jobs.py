@@ -31,9 +31,9 @@ from simulator.errors import ForerunError
 from simulator.scenario import Scenario
 from simulator.workers import follow_parent
 
-Tell = Callable[[int, int], None]
+ProgressCallback = Callable[[int, int], None]
 """Called with how much is done, and of how much."""
-Task = Callable[[Path, Tell], None]
+Task = Callable[[Path, ProgressCallback], None]
 """Writes its files into a folder; must be picklable. Raises on failure."""
 
 MOST_RUNNING = 2
@@ -42,7 +42,7 @@ MOST_KEPT = 12
 LONGEST_S = 1800.0
 MOST_MEMORY_BYTES = 6 * 2**30
 """Of one run; also at most half of the machine's."""
-TOLD_EVERY_S = 0.1
+PROGRESS_EVERY_S = 0.1
 POLL_MS = 400
 NO_MEMORY = "the run needs more memory than it may have here; ask for fewer requests or tokens, or use forerun run"
 
@@ -54,7 +54,7 @@ class RunTask:
     scenario: Scenario
     seed: int = 0
 
-    def __call__(self, folder: Path, tell: Tell) -> None:
+    def __call__(self, folder: Path, tell: ProgressCallback) -> None:
         """Run, and write the run's files."""
         from simulator.metrics import run_document
         from simulator.metrics.run_folder import write_run
@@ -215,13 +215,13 @@ def limit_memory() -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (most, most))
 
 
-def _teller(sender: Connection) -> Tell:
+def _teller(sender: Connection) -> ProgressCallback:
     last = 0.0
 
     def tell(done: int, total: int) -> None:
         nonlocal last
         now = time.monotonic()
-        if now - last >= TOLD_EVERY_S or done == total:
+        if now - last >= PROGRESS_EVERY_S or done == total:
             last = now
             sender.send(("progress", done, total))
 
@@ -272,8 +272,8 @@ def register_panels(app: Dash, jobs: Jobs) -> None:
         if view.state == "finished":
             done = f"{SESSION}/{view.folder.name}"
             return 100, "done", hidden, True, done if done != shown else no_update, None
-        said = dmc.Text("Cancelled.", size="sm", className="muted")
-        return 0, view.state, hidden, True, no_update, said if view.state == "cancelled" else message(view.message)
+        text = dmc.Text("Cancelled.", size="sm", className="muted")
+        return 0, view.state, hidden, True, no_update, text if view.state == "cancelled" else message(view.message)
 
     def cancel(clicks: int | None, token: str | None) -> Any:
         if clicks and token:

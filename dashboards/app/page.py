@@ -20,11 +20,11 @@ from dashboards.app.parts import (
     area_id,
     message,
     message_area,
+    output_id,
     page_frame,
     said_otherwise,
     spec,
     spec_id,
-    told_id,
     with_controls,
 )
 from dashboards.app.served import Served
@@ -148,7 +148,7 @@ def _register_view(app: Dash, context: Context, page: Page, view: View) -> None:
     outputs = [
         *at,
         *(Output(area_id(page.path, name), "children") for name in view.areas),
-        *(Output(told_id(page.path, name), "data") for name in view.tells),
+        *(Output(output_id(page.path, name), "data") for name in view.tells),
         *(Output(spec_id(page.path, name), "data") for name in view.figures),
     ]
     inputs = [Input(state_id(page.path, name), "value") for name in view.controls]
@@ -156,8 +156,8 @@ def _register_view(app: Dash, context: Context, page: Page, view: View) -> None:
 
     def answer(*values: Any) -> list[Any]:
         try:
-            given = dict(zip(names, values, strict=True))
-            shown, drawn = view.compute(context, checked_values(fields, given, context.served))
+            by_name = dict(zip(names, values, strict=True))
+            shown, drawn = view.compute(context, checked_values(fields, by_name, context.served))
         except PreventUpdate:
             raise
         except Exception as error:
@@ -176,8 +176,8 @@ def _register_start(app: Dash, context: Context, page: Page, start: Start) -> No
             return no_update, no_update
         try:
             served = context.served
-            given = checked_values(fields, dict(zip(start.controls, values, strict=True)), served)
-            return None, context.jobs.start(*start.make(context, given), served.session)
+            checked = checked_values(fields, dict(zip(start.controls, values, strict=True)), served)
+            return None, context.jobs.start(*start.make(context, checked), served.session)
         except Exception as error:
             return message(sentence(error)), no_update
 

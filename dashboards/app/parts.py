@@ -34,7 +34,7 @@ def area_id(page: str, name: str) -> Identity:
     return {"kind": "area", "page": page, "name": name}
 
 
-def told_id(page: str, name: str) -> Identity:
+def output_id(page: str, name: str) -> Identity:
     """Id of a store by which one view starts another."""
     return {"kind": "told", "page": page, "name": name}
 
@@ -68,7 +68,7 @@ def upload(page: str, words: str) -> Component:
         className_active="upload active",
         multiple=True,
     )
-    return html.Div([box, dcc.Store(id=told_id(page, UPLOADED))])
+    return html.Div([box, dcc.Store(id=output_id(page, UPLOADED))])
 
 
 def figure_card(page: str, name: str, height: int, label: str, wide: bool = False, least: int = 0) -> Component:
@@ -145,10 +145,10 @@ def rests_on(basis: str | None, notes: Iterable[str] = ()) -> Component:
     """What the numbers of a page rest on; None where nothing was computed."""
     lines = [dmc.Text(note, size="xs", className="muted") for note in dict.fromkeys(notes)]
     words = "" if basis is None else BASIS_WORDS.get(basis, "")
-    told = f"These numbers rest on: {words}." if words else "What numbers rest on stands here when there are any."
+    sentence = f"These numbers rest on: {words}." if words else "What numbers rest on stands here when there are any."
     head = [
         html.Span(f"basis: {basis or 'nothing yet'}", className=f"basis-badge {basis or ''}"),
-        dmc.Text(told if words or basis is None else "", size="sm", className="muted"),
+        dmc.Text(sentence if words or basis is None else "", size="sm", className="muted"),
     ]
     return dmc.Stack([dmc.Group(head, gap="xs"), *lines], gap=4, className="basis")
 

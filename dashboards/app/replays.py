@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from dashboards.app.jobs import Tell
+from dashboards.app.jobs import ProgressCallback
 from dashboards.app.served import Served
 from dashboards.replay_report import KERNELS, kind_of
 from hwprofiles import KernelLibrary, load_chip
@@ -113,13 +113,13 @@ class ReplayTask:
     steps: bool
     scenario: Scenario
 
-    def __call__(self, folder: Path, tell: Tell) -> None:
+    def __call__(self, folder: Path, tell: ProgressCallback) -> None:
         """Replay, and write ``replay.json`` as the command does."""
         from dashboards.replay_report import write_replay
         from simulator.replay.requests import replay_requests
         from simulator.replay.steps import replay_steps, steps_document
         from simulator.workers import Workers, cores
-        from traces.servings import read_runs
+        from traces.benchmark_results import read_runs
         from traces.steps import read_steps
 
         if self.steps:

@@ -60,11 +60,11 @@ class Served:
         Raises:
             ForerunError: a folder that is not there.
         """
-        found = tuple(Path(folder).resolve() for folder in folders)
-        for folder in found:
+        paths = tuple(Path(folder).resolve() for folder in folders)
+        for folder in paths:
             if not folder.is_dir():
                 raise ForerunError(f"{folder}: no such folder to serve")
-        return cls(found, place.resolve())
+        return cls(paths, place.resolve())
 
     def of_session(self, name: str) -> Served:
         """The same folders, and the runs of one session alone."""
@@ -72,13 +72,13 @@ class Served:
 
     def runs(self) -> dict[str, Path]:
         """Run folders by label: runs of this session first, then those of the served folders by name."""
-        found = {}
+        runs = {}
         for path in sorted(self.session.glob("*/summary.json"), key=lambda path: -path.stat().st_mtime):
-            found[f"{SESSION}/{path.parent.name}"] = path.parent
+            runs[f"{SESSION}/{path.parent.name}"] = path.parent
         for label, path in self._files():
             if path.name == "summary.json" and all((path.parent / name).is_file() for name in RUN_FILES):
-                found[os.path.dirname(label) or path.parent.name] = path.parent
-        return found
+                runs[os.path.dirname(label) or path.parent.name] = path.parent
+        return runs
 
     def run(self, label: str) -> Run:
         """The run with this label.
@@ -116,8 +116,8 @@ class Served:
 
     def measured(self) -> dict[str, tuple[Path, bool]]:
         """Files of measured serving runs or engine steps by label, and whether they hold steps."""
-        found = self._tables(MEASURED_SUFFIXES, LARGEST_MEASURED_BYTES, _measured_kind)
-        return {name: (path, _measured_kind(path, path.stat().st_mtime_ns) == "steps") for name, path in found.items()}
+        tables = self._tables(MEASURED_SUFFIXES, LARGEST_MEASURED_BYTES, _measured_kind)
+        return {name: (path, _measured_kind(path, path.stat().st_mtime_ns) == "steps") for name, path in tables.items()}
 
     def measured_file(self, label: str) -> tuple[Path, bool]:
         """The file of measured runs or steps with this label, and whether it holds steps.
@@ -129,8 +129,8 @@ class Served:
 
     def traces(self) -> dict[str, Path]:
         """Kernel traces by label, the shipped sample first."""
-        found = {SAMPLE_TRACE: _sample("kernels-cpu.csv")}
-        return found | self._tables(TRACE_SUFFIXES, LARGEST_TRACE_BYTES, _recognised)
+        traces = {SAMPLE_TRACE: _sample("kernels-cpu.csv")}
+        return traces | self._tables(TRACE_SUFFIXES, LARGEST_TRACE_BYTES, _recognised)
 
     def trace(self, label: str) -> Path:
         """The kernel trace with this label.
@@ -143,9 +143,9 @@ class Served:
     def logs(self) -> dict[str, Path]:
         """Logs of requests by label: those uploaded in this session first, the samples, those of the served folders."""
         uploaded = sorted((self.session / LOGS).glob("*"), key=lambda path: -path.stat().st_mtime)
-        found = {f"{SESSION}/{path.name}": path for path in uploaded}
-        found |= {name: sample_path(name) for name in sample_names()}
-        return found | self._tables(LOG_SUFFIXES, LARGEST_LOG_BYTES, _is_log)
+        logs = {f"{SESSION}/{path.name}": path for path in uploaded}
+        logs |= {name: sample_path(name) for name in sample_names()}
+        return logs | self._tables(LOG_SUFFIXES, LARGEST_LOG_BYTES, _is_log)
 
     def log(self, label: str) -> Path:
         """The log of requests with this label.
@@ -172,25 +172,25 @@ class Served:
 
     def _documents(self, name: str) -> dict[str, Path]:
         """Files of this name by their folder's label: those of this session first, then those of the served folders."""
-        found = {}
+        documents = {}
         for path in sorted(self.session.glob(f"*/{name}"), key=lambda path: -path.stat().st_mtime):
-            found[f"{SESSION}/{path.parent.name}"] = path
+            documents[f"{SESSION}/{path.parent.name}"] = path
         for label, path in self._files():
             if path.name == name:
-                found[os.path.dirname(label) or path.parent.name] = path
-        return found
+                documents[os.path.dirname(label) or path.parent.name] = path
+        return documents
 
     def _tables(self, suffixes: tuple[str, ...], largest: int, holds: Callable[[Path, int], object]) -> dict[str, Path]:
         """Files of the served folders by label whose content is of the kind asked for; not those that runs write."""
-        found: dict[str, Path] = {}
+        tables: dict[str, Path] = {}
         for label, path in self._files():
-            if len(found) > MOST_TRACES:
+            if len(tables) > MOST_TRACES:
                 break
             if path.name.endswith(suffixes) and path.name not in (*RUN_FILES, *OWN_FILES):
                 stat = path.stat()
                 if stat.st_size <= largest and holds(path, stat.st_mtime_ns):
-                    found[label] = path
-        return found
+                    tables[label] = path
+        return tables
 
     def _files(self) -> Iterator[tuple[str, Path]]:
         """Files below the served folders with their labels, bounded in depth and number; links are not followed."""
@@ -243,7 +243,7 @@ def _is_log(path: Path, modified_ns: int) -> bool:
 @lru_cache(maxsize=4096)
 def _measured_kind(path: Path, _modified_ns: int) -> str | None:
     """``steps``, ``runs`` or None, by the content of a file."""
-    from traces.servings.read import detect
+    from traces.benchmark_results.read import detect
     from traces.steps import COLUMNS
 
     try:

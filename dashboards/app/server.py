@@ -128,8 +128,8 @@ def serve(folders: Sequence[Path], host: str, port: int, with_token: bool = Fals
         logging.getLogger("werkzeug").setLevel(logging.ERROR)
         server = make_server(host, port, app.server, threaded=True)
         with_brackets = f"[{host}]" if ":" in host else host
-        asked = f"?token={token}" if token else ""
-        print(f"Serving http://{with_brackets}:{server.server_port}/{asked} (Ctrl-C ends it)", flush=True)
+        query = f"?token={token}" if token else ""
+        print(f"Serving http://{with_brackets}:{server.server_port}/{query} (Ctrl-C ends it)", flush=True)
         try:
             server.serve_forever()
         finally:
@@ -172,19 +172,19 @@ def _load_before_threads() -> None:
 def _refuse_foreign(hosts: Sequence[str]) -> None:
     """Refuse requests for another name than ours, and changes asked for by other sites' pages."""
     try:
-        asked = urlsplit(f"//{request.host}").hostname
+        hostname = urlsplit(f"//{request.host}").hostname
         origin = request.headers.get("Origin")
         foreign = origin is not None and urlsplit(origin).netloc != request.host
     except ValueError:  # brackets that hold no address
         abort(403)
-    if foreign or (hosts and asked not in hosts):
+    if foreign or (hosts and hostname not in hosts):
         abort(403)
 
 
 def _admit(token: str) -> Any:
     """Let a browser in that brings the token, and remember it; others are told where the token is."""
-    given = request.args.get("token")
-    if given is not None and hmac.compare_digest(given.encode(), token.encode()):
+    token_sent = request.args.get("token")
+    if token_sent is not None and hmac.compare_digest(token_sent.encode(), token.encode()):
         session[ADMITTED] = True
         return redirect(request.path)
     if session.get(ADMITTED) is True:

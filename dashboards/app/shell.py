@@ -18,7 +18,7 @@ from dashboards.app.uploads import LARGEST_MESSAGE_BYTES
 from dashboards.theme import FONT, dark_template, light_template
 
 PIN = "Keep the address of this view, to put another beside it"
-PUT_BESIDE = "Show the pinned view and this one side by side"
+SHOW_SIDE_BY_SIDE = "Show the pinned view and this one side by side"
 
 
 def _schemes() -> Any:
@@ -48,7 +48,7 @@ def frame(pages: Sequence[Page]) -> Any:
             id="put-beside",
             size="compact-sm",
             variant="default",
-            attributes={"root": {"title": PUT_BESIDE}},
+            attributes={"root": {"title": SHOW_SIDE_BY_SIDE}},
         ),
     ]
     header = dmc.Group(

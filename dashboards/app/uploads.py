@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dashboards.app.jobs import RunTask, Tell
+from dashboards.app.jobs import ProgressCallback, RunTask
 from dashboards.app.served import LARGEST_LOG_BYTES, LOGS, SESSION, Served
 from simulator.errors import ForerunError
 from simulator.llm import architecture_aliases, published_head_names
@@ -42,7 +42,7 @@ class UploadTask:
     name: str
     served: Served
 
-    def __call__(self, folder: Path, tell: Tell) -> None:
+    def __call__(self, folder: Path, tell: ProgressCallback) -> None:
         """Read, check, run, and write the run's files."""
         RunTask(uploaded_scenario(self.text, self.name, self.served))(folder, tell)
 

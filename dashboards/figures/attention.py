@@ -119,9 +119,9 @@ def sensitivity_data(
     parameters: ConsistencySet, context_tokens: int, hit_rate: float, reading: Reading = "next-attention"
 ) -> SensitivityData:
     """The set itself first, then the alternatives from the lowest speedup to the highest."""
-    own, *others = sensitivity(parameters, context_tokens, hit_rate, reading)
+    base, *others = sensitivity(parameters, context_tokens, hit_rate, reading)
     return SensitivityData(
-        (own, *sorted(others, key=lambda case: case.speedup)),
+        (base, *sorted(others, key=lambda case: case.speedup)),
         float(parameters.published["max_speedup"]),
         parameters.label.split(":")[0],
         f"{tokens(context_tokens)}, {hit_rate:.1%} hits",
@@ -130,7 +130,7 @@ def sensitivity_data(
 
 def sensitivity_figure(data: SensitivityData) -> go.Figure:
     """One bar per alternative, from the set's own speedup to the alternative's; the published value as a line."""
-    own = data.cases[0]
+    base = data.cases[0]
     rows = list(range(len(data.cases)))
     low = min(case.speedup for case in data.cases)
     high = max(data.published, *(case.speedup for case in data.cases))
@@ -140,9 +140,9 @@ def sensitivity_figure(data: SensitivityData) -> go.Figure:
         orientation="h",
         y=rows,
         width=0.4,
-        base=[own.speedup] * len(rows),
-        x=[case.speedup - own.speedup for case in data.cases],
-        marker={"color": [VERMILLION if case.speedup < own.speedup else GREEN for case in data.cases]},
+        base=[base.speedup] * len(rows),
+        x=[case.speedup - base.speedup for case in data.cases],
+        marker={"color": [VERMILLION if case.speedup < base.speedup else GREEN for case in data.cases]},
         customdata=[(case.speedup, case.overhead_reduction, case.name) for case in data.cases],
         hovertemplate="%{customdata[0]:.2f}x, attention overhead cut %{customdata[1]:.1f}x"
         "<extra>%{customdata[2]}</extra>",

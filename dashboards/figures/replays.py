@@ -269,13 +269,13 @@ def serving_parity_figure(data: ServingParity) -> go.Figure:
     groups = np.array(data.group)
     labels, counts = np.unique(groups, return_counts=True)
     order = [str(label) for label in labels[np.argsort(-counts, kind="stable")]]
-    own = order if len(order) <= MOST_GROUPS else order[: MOST_GROUPS - 1]
-    parts = [(label, groups == label) for label in own]
-    if len(order) > len(own):
-        parts.append((f"{len(order) - len(own)} others", ~np.isin(groups, own)))
+    named = order if len(order) <= MOST_GROUPS else order[: MOST_GROUPS - 1]
+    parts = [(label, groups == label) for label in named]
+    if len(order) > len(named):
+        parts.append((f"{len(order) - len(named)} others", ~np.isin(groups, named)))
     names = np.array(data.name)
     for index, (label, part) in enumerate(parts):
-        colour = GREY if index >= len(own) else _GROUP_COLOURS[index]
+        colour = GREY if index >= len(named) else _GROUP_COLOURS[index]
         figure.add_scatter(
             x=data.measured[part],
             y=data.predicted[part],

@@ -161,8 +161,8 @@ def _add_measured(figure: go.Figure, measured: MeasuredPoints) -> None:
 
 def _span(data: RooflineData) -> tuple[float, float]:
     """Intensities from below the leftmost point to beyond the last ridge."""
-    found = [point.intensity for point in data.points]
-    found += [peak / data.bandwidth_bytes_per_s for peak in data.peaks.values()]
+    intensities = [point.intensity for point in data.points]
+    intensities += [peak / data.bandwidth_bytes_per_s for peak in data.peaks.values()]
     if data.measured is not None and len(data.measured.intensity):
-        found += [float(data.measured.intensity.min()), float(data.measured.intensity.max())]
-    return min([1.0, *found]) / 2, max([1.0, *found]) * 4
+        intensities += [float(data.measured.intensity.min()), float(data.measured.intensity.max())]
+    return min([1.0, *intensities]) / 2, max([1.0, *intensities]) * 4

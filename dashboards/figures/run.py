@@ -110,12 +110,12 @@ def thinned_distribution(ascending: FloatArray, points: int = MOST_CURVE_POINTS)
 
 def percentile_limits(slo: dict[str, Any], latency: str) -> tuple[tuple[float, float], ...]:
     """Limits such as ``p99_ttft_ms: 500`` on ``latency`` as (500.0, 0.99)."""
-    found = []
+    limits = []
     for key, limit in slo.items():
         match = re.fullmatch(rf"(?:p(\d+(?:\.\d+)?)|(median))_{latency}_ms", key)
         if match is not None and limit is not None:
-            found.append((float(limit), float(match[1] or 50) / 100))
-    return tuple(found)
+            limits.append((float(limit), float(match[1] or 50) / 100))
+    return tuple(limits)
 
 
 def latency_figure(data: LatencyData) -> go.Figure:
@@ -500,8 +500,8 @@ def change_figure(data: ComparisonData) -> go.Figure:
 def _wide(percents: list[float]) -> list[float]:
     """A range around zero with room for the words at the end of the bars."""
     low, high = min([0.0, *percents]), max([0.0, *percents])
-    room = 0.4 * (high - low or 1.0)
-    return [low - room if low < 0 else 0.0, high + room if high > 0 else 0.0]
+    margin = 0.4 * (high - low or 1.0)
+    return [low - margin if low < 0 else 0.0, high + margin if high > 0 else 0.0]
 
 
 def curves_figure(data: ComparisonData) -> go.Figure:

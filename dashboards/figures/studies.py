@@ -235,8 +235,8 @@ def tornado_figure(data: TornadoData) -> go.Figure:
 
 def load_curve_data(document: dict[str, Any]) -> LoadCurveData | None:
     """Speedups over load; None where the comparison tried no other load."""
-    found = document["load_curves"]
-    if found is None or not any(curve["points"] for curve in found["curves"]):
+    documents = document["load_curves"]
+    if documents is None or not any(curve["points"] for curve in documents["curves"]):
         return None
     curves = tuple(
         RatioCurve(
@@ -246,11 +246,11 @@ def load_curve_data(document: dict[str, Any]) -> LoadCurveData | None:
             tuple(point["low"] for point in curve["points"]),
             tuple(point["high"] for point in curve["points"]),
         )
-        for curve in found["curves"]
+        for curve in documents["curves"]
     )
     crossover = document["crossover"]
     crossings = () if crossover is None else tuple(row["value"] for row in crossover["all"])
-    return LoadCurveData(curves, crossings, found["path"], found["metric"], document["basis"])
+    return LoadCurveData(curves, crossings, documents["path"], documents["metric"], document["basis"])
 
 
 def load_curve_figure(data: LoadCurveData) -> go.Figure:
@@ -292,8 +292,8 @@ def load_curve_figure(data: LoadCurveData) -> go.Figure:
             font={"size": 12},
         )
     figure.add_hline(y=1.0, line={"color": GREY, "width": 1.5, "dash": "dot"})
-    asked = [load for curve in data.curves for load in curve.loads]
-    decades = positive and max(asked) > 10 * min(asked)
+    all_loads = [load for curve in data.curves for load in curve.loads]
+    decades = positive and max(all_loads) > 10 * min(all_loads)
     figure.update_xaxes(type="log" if positive else "linear", title=_axis(data.path), tickformat=".3~g")
     figure.update_xaxes(dtick="D2" if decades else None)
     figure.update_yaxes(title=f"speedup of {metric_words(data.metric)}")
@@ -323,7 +323,7 @@ def _interval(low: float | None, high: float | None) -> str:
 HOLDS, MISSES = "holds the SLO", "misses it"
 SLO_COLOURS = {HOLDS: BLUE, MISSES: VERMILLION}
 HEIGHT = 420
-MOST_STRAIN = 10.0
+MOST_SLO_RATIO = 10.0
 """Strain beyond which a point is drawn at the edge: far misses say no more than that."""
 
 
@@ -332,8 +332,8 @@ class ParetoPoint(NamedTuple):
 
     layout: str
     cost: float
-    strain: float
-    """Binding value over its limit, at most ``MOST_STRAIN``; up to 1 holds."""
+    slo_ratio: float
+    """Binding value over its limit, at most ``MOST_SLO_RATIO``; up to 1 holds."""
     max_rate: float | None
     holds: bool
     on_front: bool
@@ -355,22 +355,24 @@ def pareto_data(document: dict[str, Any]) -> ParetoData:
     for row in document["candidates"]:
         if row["binding"] is None or row["chips"] is None:
             continue
-        strain = MOST_STRAIN if row["strain"] is None else min(row["strain"], MOST_STRAIN)
+        slo_ratio = MOST_SLO_RATIO if row["slo_ratio"] is None else min(row["slo_ratio"], MOST_SLO_RATIO)
         cost = row["usd_per_hour"] if by_price else row["chips"]
         holds = row["status"] == "meets"
         points.append(
-            ParetoPoint(row["layout"], float(cost), strain, row["max_rate"], holds, row["layout"] in document["pareto"])
+            ParetoPoint(
+                row["layout"], float(cost), slo_ratio, row["max_rate"], holds, row["layout"] in document["pareto"]
+            )
         )
     label = "cost, US dollars per hour" if by_price else "chips"
     return ParetoData(
-        tuple(sorted(points, key=lambda p: (p.cost, p.strain))),
+        tuple(sorted(points, key=lambda p: (p.cost, p.slo_ratio))),
         label,
         document["request_rate"],
         document["basis"] or "",
     )
 
 
-def strain_figure(data: ParetoData) -> go.Figure:
+def slo_ratio_figure(data: ParetoData) -> go.Figure:
     """Cost against the binding value over its limit: below the line a layout holds."""
     figure = go.Figure()
     for name, colour in SLO_COLOURS.items():
@@ -378,7 +380,7 @@ def strain_figure(data: ParetoData) -> go.Figure:
         if points:
             figure.add_scatter(
                 x=[p.cost for p in points],
-                y=[p.strain for p in points],
+                y=[p.slo_ratio for p in points],
                 mode="markers",
                 name=name,
                 marker={"color": colour, "size": 11, "symbol": ["star" if p.on_front else "circle" for p in points]},
@@ -393,7 +395,7 @@ def strain_figure(data: ParetoData) -> go.Figure:
     )
 
 
-def front_figure(data: ParetoData) -> go.Figure:
+def pareto_figure(data: ParetoData) -> go.Figure:
     """Cost against the highest rate that holds, with the front that no layout beats in both."""
     points = [p for p in data.points if p.max_rate is not None]
     front = [p for p in points if p.on_front]

@@ -18,7 +18,7 @@ MARK = re.compile(r"<!-- generated: (\w+) -->.*?<!-- end -->", re.DOTALL)
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """The page with what is generated in the place of its mark, and of what says that it is."""
-    return MARK.sub(lambda found: "\n".join(GENERATED[found[1]]()), markdown)
+    return MARK.sub(lambda result: "\n".join(GENERATED[result[1]]()), markdown)
 
 
 def scenario_page() -> Iterator[str]:
@@ -176,7 +176,7 @@ def _examples() -> dict[str, str]:
     texts = [path.read_text(encoding="utf-8") for path in sorted(root.glob("examples/*.yaml"))]
     for page in sorted(root.glob("docs/**/*.md")):
         texts += re.findall(r"```yaml title=[^\n]*\n(.*?)```", page.read_text(encoding="utf-8"), re.S)
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
 
     def walk(data: Any, place: str) -> None:
         if not isinstance(data, dict):
@@ -185,13 +185,13 @@ def _examples() -> dict[str, str]:
             path = f"{place}NAME" if place == "pools." else f"{place}{name}"
             text = yaml.safe_dump(value, default_flow_style=True, width=1000).replace("...", "").strip()
             if len(text) <= LONGEST_EXAMPLE:
-                found.setdefault(path, text)
+                values.setdefault(path, text)
             walk(value, f"{path}.")
 
     for text in texts:
         data = yaml.safe_load(text)
         walk(data.get("scenario") if isinstance(data.get("scenario"), dict) else data, "")
-    return found
+    return values
 
 
 LONGEST_EXAMPLE = 60
@@ -247,16 +247,16 @@ def _flags() -> dict[str, str]:
         "speculation": {"method": "ngram", "num_speculative_tokens": 3, "acceptance": {"alpha": 0.5}},
     }
     before = {engine: _options(command) for engine, command in launch_flags(plain).items()}
-    found = {}
+    values = {}
     for path, value in changes.items():
         after = {engine: _options(text) for engine, text in launch_flags(plain.with_values({path: value})).items()}
-        said = []
+        message = []
         for engine, options in after.items():
-            new = [name for name, given in options.items() if before[engine].get(name) != given]
+            new = [name for name, inputs in options.items() if before[engine].get(name) != inputs]
             if new:
-                said.append(f"{engine}: {' '.join(f'`{name}`' for name in new)}")
-        found[path] = "; ".join(said)
-    return found
+                message.append(f"{engine}: {' '.join(f'`{name}`' for name in new)}")
+        values[path] = "; ".join(message)
+    return values
 
 
 def _options(command: str) -> dict[str, str]:
@@ -286,14 +286,14 @@ def _meanings(title: str) -> dict[str, str]:
     if model is None:
         return {}
     body = ast.parse(textwrap.dedent(inspect.getsource(model))).body[0].body  # type: ignore[attr-defined]
-    found = {}
+    values = {}
     for field, after in pairwise(body):
         text = getattr(getattr(after, "value", None), "value", None)
         if isinstance(field, ast.AnnAssign) and isinstance(after, ast.Expr) and isinstance(text, str):
             name = str(getattr(field.target, "id", ""))
             info = model.model_fields.get(name)
-            found[info.alias or name if info is not None else name] = text
-    return found
+            values[info.alias or name if info is not None else name] = text
+    return values
 
 
 def _subclasses(cls: type) -> list[Any]:

@@ -13,17 +13,17 @@ UNSPLIT_LOAD = 1.6
 Source: ``num_splits_heuristic`` of FlashAttention-2 (csrc/flash_attn/flash_api.cpp, v2.7)."""
 
 
-def alone_sequences(limits: Limits, parameters: DecodeParameters, shape: AttentionShape) -> float:
+def tail_sequences(limits: Limits, parameters: DecodeParameters, shape: AttentionShape) -> float:
     """Sequences whose work items, each at the pace of one that runs alone, together draw the bandwidth.
 
     While more are left the memory stays busy; of fewer, each ends at its own pace, so that with lengths ``L1 >= L2 ..``
-    a batch takes ``alone_key_s`` times ``L1 - mean(L1 .. Ln)`` longer than its bytes do.
+    a batch takes ``tail_key_s`` times ``L1 - mean(L1 .. Ln)`` longer than its bytes do.
     """
-    drawn = limits.bandwidth * parameters.memory_efficiency * parameters.alone_key_s
+    drawn = limits.bandwidth * parameters.memory_efficiency * parameters.tail_key_s
     return drawn / shape.kv_bytes_per_token
 
 
-def alone_key_time(
+def tail_time_per_key(
     xp: Functions, parameters: DecodeParameters, cores: float, shape: AttentionShape, seqs: Num, q_len: Num
 ) -> Num:
     """Seconds per key of the longest sequence beyond the mean of those that end alone; 0 where a batch is so small
@@ -38,7 +38,7 @@ def alone_key_time(
         q_len: queries per sequence.
     """
     items = seqs * shape.num_kv_heads * xp.ceil(q_len * (shape.num_heads / shape.num_kv_heads) / parameters.tile_rows)
-    return xp.where(items >= UNSPLIT_LOAD * cores, parameters.alone_key_s, 0.0)
+    return xp.where(items >= UNSPLIT_LOAD * cores, parameters.tail_key_s, 0.0)
 
 
 def causal_pairs(xp: Functions, q_len: Num, kv_len: Num, window: Num = 0) -> Num:
@@ -191,7 +191,7 @@ def decode_time(
     kv_tokens: Num,
     warm: bool = False,
     activation_bytes: float = 2.0,
-    beyond_kv: Num = 0.0,
+    tail_kv: Num = 0.0,
 ) -> KernelTime:
     """Time of one decode attention launch: ``q_len`` queries per sequence against its whole KV.
 
@@ -211,15 +211,15 @@ def decode_time(
         kv_tokens: KV lengths, total over the sequences, > 0.
         warm: the same KV was read just before and may still be in the on-chip store.
         activation_bytes: bytes per element of Q and of the output.
-        beyond_kv: KV length of the longest sequence beyond the mean of the ``alone_sequences`` longest.
+        tail_kv: KV length of the longest sequence beyond the mean of the ``tail_sequences`` longest.
 
     Source: Dao et al., "Flash-Decoding for long-context inference" (2023), https://pytorch.org/blog/flash-decoding/;
     the terms
         were chosen on NVIDIA's aiconfigurator measurements.
     """
     packed = _split_time(xp, limits, parameters, shape, seqs, q_len, kv_tokens, warm, activation_bytes)
-    if parameters.alone_key_s:
-        alone = alone_key_time(xp, parameters, limits.cores, shape, seqs, q_len) * beyond_kv
+    if parameters.tail_key_s:
+        alone = tail_time_per_key(xp, parameters, limits.cores, shape, seqs, q_len) * tail_kv
         packed = packed._replace(seconds=packed.seconds + alone, launch_s=packed.launch_s + alone)
     other = parameters.unpacked
     if other is None:

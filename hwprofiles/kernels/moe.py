@@ -80,7 +80,7 @@ def expert_loads(
 
     Source: power law as NVIDIA's aiconfigurator draws it for its measurements (``power_law_logits_v3``: loads on
         [1, 0.8 n] scaled to n k and rounded, the fullest rank measured; on [0.01, 2] where n k <= E); random routing is
-        the binomial law, distinct experts ``E (1 - (1 - k/E)^n)``.
+        the binomial distribution, distinct experts ``E (1 - (1 - k/E)^n)``.
     """
     held = num_experts / ranks
     total = tokens * experts_per_token

@@ -19,7 +19,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from simulator.cli.output import ready_streams, silence_stdout
-from simulator.errors import ArgumentError, ForerunError, LawBrokenError
+from simulator.errors import ArgumentError, ForerunError, InvariantError
 
 COLLECT_AFTER = 50_000
 """Objects after which cycles are looked for: looking for them while modules load takes a tenth of a short run."""
@@ -119,8 +119,8 @@ def application(command: str | None = None) -> typer.Typer:
     return app
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(version: bool) -> None:
+    if version:
         from simulator.metrics.document import forerun_version
 
         print(f"forerun {forerun_version()}")
@@ -166,8 +166,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         silence_stdout()
         return 0
-    except LawBrokenError as error:
-        print(f"forerun: {broken_law_line(error)}", file=sys.stderr)
+    except InvariantError as error:
+        print(f"forerun: {broken_invariant_line(error)}", file=sys.stderr)
         return EXIT_FAULT
     except MemoryError:
         print("forerun: this run needs more memory than there is; fewer requests, or --no-steps", file=sys.stderr)
@@ -216,7 +216,7 @@ def refuse_empty(words: Sequence[str]) -> None:
             raise ForerunError(f"{word.removesuffix('=')}: no value follows the =; give one, or leave it out")
 
 
-def broken_law_line(error: LawBrokenError) -> str:
+def broken_invariant_line(error: InvariantError) -> str:
     """What is broken and how to see it again: with the scenario in a file of its own, else within the line."""
     from pathlib import Path
 
@@ -228,7 +228,7 @@ def broken_law_line(error: LawBrokenError) -> str:
     except OSError:
         return f"this result cannot be, which is a fault of Forerun: {error}"
     return (
-        f"this result cannot be, which is a fault of Forerun: {error.law}; please report {file}; to reproduce: "
+        f"this result cannot be, which is a fault of Forerun: {error.invariant}; please report {file}; to reproduce: "
         f"forerun run {file} --seed {error.seed}{error.options}"
     )
 

@@ -44,13 +44,13 @@ def plan_thresholds(
     values = [positive(word, "target") for text in target or () for word in text.split(",")]
     runs = 1 if replications == PLAN_REPLICATIONS else replications
     with Progress(shown, "planning") as progress:
-        found = thresholds(
+        result = thresholds(
             study, targets=values or None, seed=seed, replications=runs, jobs=jobs, progress=progress.update
         )
-    show(found, json_file, None)
-    if emit_name is not None and found.best is not None and json_file != STDOUT:
-        print(artefact_of(emit_name, found.scenario))
-    return 0 if found.best is not None else EXIT_NOTHING_HOLDS
+    show(result, json_file, None)
+    if emit_name is not None and result.best is not None and json_file != STDOUT:
+        print(artefact_of(emit_name, result.scenario))
+    return 0 if result.best is not None else EXIT_NOTHING_HOLDS
 
 
 def positive(word: str, option: str) -> float:

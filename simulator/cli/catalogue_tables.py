@@ -82,8 +82,8 @@ def chip_tables(chip: Chip) -> list[Any]:
     if chip.price is not None and chip.price.usd_per_hour is not None:
         limits.append(("Price", f"${number(chip.price.usd_per_hour)} per hour"))
     sources = [[name, source.kind, source.date, source.reference] for name, source in chip.sources.items()]
-    found = Table("Sources", ("numbers", "kind", "date", "reference"), sources)
-    return [Text(f"{chip.name}  {chip.description}", style="bold"), pairs("", limits), found]
+    sources_table = Table("Sources", ("numbers", "kind", "date", "reference"), sources)
+    return [Text(f"{chip.name}  {chip.description}", style="bold"), pairs("", limits), sources_table]
 
 
 def model_row(architecture: Architecture) -> dict[str, Any]:

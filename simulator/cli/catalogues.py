@@ -31,11 +31,11 @@ def register(app: typer.Typer) -> None:
     app.add_typer(workloads)
 
 
-def _group(name: str, list_all: Any, show: Any, check: Any, known: str, own: str) -> typer.Typer:
+def _group(name: str, list_all: Any, show: Any, check: Any, known: str, user_file: str) -> typer.Typer:
     group = typer.Typer(name=name, help=_GROUP_HELP[name], epilog=f"Example: forerun {name} show {known}")
     group.command("list", epilog=f"Example: forerun {name} list --json -")(list_all)
     group.command("show", epilog=f"Example: forerun {name} show {known}")(show)
-    group.command("check", epilog=f"Example: forerun {name} check {own}")(check)
+    group.command("check", epilog=f"Example: forerun {name} check {user_file}")(check)
     return group
 
 

@@ -48,8 +48,8 @@ def predict(
     from hwprofiles.library import CORRECTED
     from simulator.timing.prediction import predict as predicted
 
-    found = predicted(chip, op, key_values(op, values or []), library, CORRECTED if residual is None else residual)
-    emit(found.document, json_file, printed(found.title, found.facts, found.tables(), {}))
+    result = predicted(chip, op, key_values(op, values or []), library, CORRECTED if residual is None else residual)
+    emit(result.document, json_file, printed(result.title, result.facts, result.tables(), {}))
     return 0
 
 
@@ -61,15 +61,15 @@ def key_values(op: str, texts: list[str]) -> dict[str, str]:
     """
     from simulator.errors import ForerunError
 
-    found: dict[str, str] = {}
+    pairs: dict[str, str] = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not value:
             raise ForerunError(f"{op}: '{text}' is not KEY=VALUE, e.g. m=16")
-        if key in found:
+        if key in pairs:
             raise ForerunError(f"{op}: {key} is given twice")
-        found[key] = value
-    return found
+        pairs[key] = value
+    return pairs
 
 
 EXIT_INTERRUPTED = 130
@@ -118,23 +118,23 @@ def measure(
     shapes = kernel_shapes(device, quick, families.split(","), formats, seed)
     with checked_outputs(None, json_file), writable_file(output), writable_file(profile or output):
         with Progress(json_file != "-", "measuring") as bar:
-            found = time_kernels(shapes, device, quick, seed, profile is not None, threads, progress=bar.update)
+            measurement = time_kernels(shapes, device, quick, seed, profile is not None, threads, progress=bar.update)
         written = []
-        if found.rows:
-            write_atomically(output, lambda staged: _write(found, staged, output.suffix == ".parquet"))
+        if measurement.rows:
+            write_atomically(output, lambda staged: _write(measurement, staged, output.suffix == ".parquet"))
             written.append(str(output))
-        if profile is not None and found.limits is not None:
-            write_text_atomically(profile, machine_profile(found.limits, found.provenance["method"]))
+        if profile is not None and measurement.limits is not None:
+            write_text_atomically(profile, machine_profile(measurement.limits, measurement.provenance["method"]))
             written.append(str(profile))
-        document = measurement_document(found) | {"files": written}
+        document = measurement_document(measurement) | {"files": written}
         emit(document, json_file, _table(document))
-    return 0 if found.complete else EXIT_INTERRUPTED
+    return 0 if measurement.complete else EXIT_INTERRUPTED
 
 
-def _write(found: Measurement, path: Path, parquet: bool) -> None:
+def _write(measurement: Measurement, path: Path, parquet: bool) -> None:
     from traces.kernels import write_kernels
 
-    write_kernels(found.table(), path, parquet)
+    write_kernels(measurement.table(), path, parquet)
 
 
 def _table(document: dict[str, Any]) -> Table:
@@ -181,10 +181,12 @@ def calibrate(
     with checked_outputs(None, json_file), Progress(json_file != "-", "fitting") as bar:
         limits = load_chip(chip)
         table = concatenate([read_kernels(file, format, device=device) for file in files])
-        found = fit_chip(table, limits, library, parse_split(split), residual, seed, progress=bar.update)
-        written = write_profile(found, output)
-    document = found.document | {"files": [str(path) for path in written]}
+        fitted = fit_chip(table, limits, library, parse_split(split), residual, seed, progress=bar.update)
+        written = write_profile(fitted, output)
+    document = fitted.document | {"files": [str(path) for path in written]}
     emit(
-        document, json_file, printed(found.title, f"written: {', '.join(document['files'])}", found.tables(), document)
+        document,
+        json_file,
+        printed(fitted.title, f"written: {', '.join(document['files'])}", fitted.tables(), document),
     )
     return 0

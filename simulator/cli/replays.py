@@ -146,7 +146,7 @@ def requests(
     from simulator.replay.split import parse_split
     from simulator.scenario import load_scenario
     from simulator.workers import Workers, cores
-    from traces.servings import read_runs
+    from traces.benchmark_results import read_runs
 
     limits = [parse_limit(text) for text in fail_above or []]
     held_out = parse_split(split) if split is not None else None

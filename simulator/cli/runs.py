@@ -12,7 +12,7 @@ from simulator.cli.output import STDOUT, JsonOption, NoIntervalOption, Progress,
 from simulator.workers import Workers, cores
 
 if TYPE_CHECKING:
-    from simulator.errors import LawBrokenError
+    from simulator.errors import InvariantError
     from simulator.run import RunResult
     from simulator.scenario import Scenario
 
@@ -109,13 +109,13 @@ def replicate(
     Raises:
         KeyboardInterrupt: on Ctrl-C before the first run has finished.
     """
-    from simulator.errors import LawBrokenError, WorkerDiedError
+    from simulator.errors import InvariantError, WorkerDiedError
     from simulator.metrics import combine_replications, run_document
     from simulator.run import simulate
 
     full_rows = None if keep_steps else 0
     documents: list[dict[str, Any]] = []
-    alarms: list[LawBrokenError] = []
+    alarms: list[InvariantError] = []
     ended: list[BaseException] = []
     processes = min(replications - 1, jobs or cores()) if jobs != 1 else 0
     with Progress(show_progress, "simulating") as progress, Workers(processes) as workers:
@@ -124,7 +124,7 @@ def replicate(
             progress.label = f"{replications} runs"
         try:
             first = simulate(scenario, seed, progress.update, full_rows, intervals=intervals)
-        except LawBrokenError as error:
+        except InvariantError as error:
             if error.result is None:
                 raise
             first = error.result
@@ -132,34 +132,34 @@ def replicate(
         documents.append(run_document(first))
         for other in others:
             try:
-                found, alarm = other()
+                other_document, alarm = other()
             except KeyboardInterrupt as error:
                 ended.append(error)
                 break
             except WorkerDiedError as error:
                 ended.append(error)
                 continue
-            documents.append(found)
+            documents.append(other_document)
             alarms += [alarm] if alarm is not None else []
     document = combine_replications(documents)
     if alarms:
-        document["broken_invariant"] = alarms[0].law
-        document["notes"].append(f"this result cannot be, which is a fault of Forerun: {alarms[0].law}")
+        document["broken_invariant"] = alarms[0].invariant
+        document["notes"].append(f"this result cannot be, which is a fault of Forerun: {alarms[0].invariant}")
     if ended:
         reason = "interrupted" if isinstance(ended[-1], KeyboardInterrupt) else str(ended[-1])
         document["notes"].append(f"{len(documents)} of {replications} runs finished: {reason}")
     return first, document, next(iter([*alarms, *ended]), None)
 
 
-def document_of(scenario: Scenario, seed: int) -> tuple[dict[str, Any], LawBrokenError | None]:
+def document_of(scenario: Scenario, seed: int) -> tuple[dict[str, Any], InvariantError | None]:
     """The document of one run, and what is wrong with it if it cannot be; what a worker process sends back."""
-    from simulator.errors import LawBrokenError
+    from simulator.errors import InvariantError
     from simulator.metrics import run_document
     from simulator.run import simulate
 
     try:
         return run_document(simulate(scenario, seed, full_step_rows=0)), None
-    except LawBrokenError as error:
+    except InvariantError as error:
         if error.result is None:
             raise
         return run_document(error.result), error

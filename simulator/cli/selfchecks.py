@@ -94,20 +94,20 @@ def page_of(document: dict[str, Any]) -> str:
     return check_html("Selfcheck", says, _said(document), _tables(document))
 
 
-def _limits(given: list[str]) -> dict[str, float]:
+def _limits(texts: list[str]) -> dict[str, float]:
     """``--fail-above`` as figure -> percent."""
     from simulator.errors import ForerunError
     from simulator.measure.shapes import check_names
 
-    found = {}
-    for text in given:
+    limits = {}
+    for text in texts:
         name, _, value = text.partition("=")
         check_names("--fail-above", [name], tuple(FIGURES))
         try:
-            found[FIGURES[name]] = float(value)
+            limits[FIGURES[name]] = float(value)
         except ValueError:
             raise ForerunError(f"--fail-above {text}: write FIGURE=PERCENT, for example tpot=10") from None
-    return found
+    return limits
 
 
 FIGURES = {
@@ -140,13 +140,13 @@ def _tables(document: dict[str, Any]) -> list[Any]:
     """Predicted beside measured, and below it how far the machine itself can be trusted."""
     from simulator.tables import Table, pairs
 
-    tables, apart = [], None
+    tables, standard_errors = [], None
     for one in document["comparisons"]:
         lines = []
         for name, figure in one["figures"].items():
             values = (f"{figure['predicted']:,.2f}", f"{figure['measured']:,.2f}", f"{figure['error_percent']:+.1f} %")
             lines.append(["".join(LABELS[name]), *values])
-            apart = figure.get("standard_errors_apart", apart)
+            standard_errors = figure.get("standard_errors_apart", standard_errors)
         title = f"Predicted and real, {METHODS[one['speculation']]}"
         tables.append(Table(title, ("", "predicted", "real", "error"), lines))
     machine, steps, fitted = document["machine"], document["batches"], document["calibration"]
@@ -163,8 +163,10 @@ def _tables(document: dict[str, Any]) -> list[Any]:
             f"fitted on {fitted['rows']} shapes; errors on the engine's own, which no fit saw: {_unseen(fitted)}",
         ),
     ]
-    if apart is not None:
-        rows.append(("acceptance", f"{apart:.1f} standard errors between that of other runs and that counted"))
+    if standard_errors is not None:
+        rows.append(
+            ("acceptance", f"{standard_errors:.1f} standard errors between that of other runs and that counted")
+        )
     if document["folder"] is not None:
         rows.append(("written", document["folder"]))
     return [*tables, pairs("What that rests on", rows)]

@@ -142,7 +142,7 @@ def twin(
     else:
         seen = observe_files([Path(source) for source in sources], seconds)
     with Progress(not no_progress, "simulating") as progress:
-        found = run_twin(
+        result = run_twin(
             loaded,
             with_lengths(seen),
             seed=seed,
@@ -150,10 +150,10 @@ def twin(
             what_ifs=not no_what_ifs,
             progress=progress.update,
         )
-    show(found, json_file, None)
-    failed = limits.pop("alarm", None) is not None and found.culprit is not None
+    show(result, json_file, None)
+    failed = limits.pop("alarm", None) is not None and result.culprit is not None
     for name, limit in limits.items():
-        gap = found.gap(name)
+        gap = result.gap(name)
         if gap > limit:
             print(f"twin: {name} is {gap:.1f} % off, above {limit:g} %", file=sys.stderr)
             failed = True

@@ -190,7 +190,7 @@ def compare(
     )
     with checked_outputs(out, json_file):
         with Progress(not no_progress, "comparing") as progress:
-            found = run_comparison(
+            result = run_comparison(
                 source,
                 seed=seed,
                 replications=replications,
@@ -201,7 +201,7 @@ def compare(
                 jobs=jobs,
                 progress=progress.update,
             )
-        show(found, json_file, out)
+        show(result, json_file, out)
     return 0
 
 
@@ -242,7 +242,7 @@ def race(
     study = load_study(scenario, tuple(set_values or ()), ())
     with checked_outputs(out, json_file):
         with Progress(not no_progress, "racing") as progress:
-            found = run_race(
+            result = run_race(
                 study,
                 controllers=tuple(controller or ()),
                 patterns=patterns,
@@ -252,7 +252,7 @@ def race(
                 jobs=jobs,
                 progress=progress.update,
             )
-        show(found, json_file, out)
+        show(result, json_file, out)
     return 0
 
 
@@ -283,7 +283,7 @@ def draft_pool(
     study = load_study(scenario, tuple(set_values or ()), ())
     with checked_outputs(out, json_file):
         with Progress(not no_progress, "drafting") as progress:
-            found = run_pools(
+            result = run_pools(
                 study,
                 batch=batch,
                 context_tokens=context,
@@ -292,7 +292,7 @@ def draft_pool(
                 seed=seed,
                 progress=progress.update,
             )
-        show(found, json_file, out)
+        show(result, json_file, out)
     return 0
 
 
@@ -349,7 +349,7 @@ def plan(
         return plan_thresholds(study, target, seed, replications, jobs, json_file, emit_name, not no_progress)
     with checked_outputs(out, json_file):
         with Progress(not no_progress, "planning") as progress:
-            found = make_plan(
+            result = make_plan(
                 study,
                 rate=rate,
                 max_rate=max_rate,
@@ -370,10 +370,10 @@ def plan(
                 jobs=jobs,
                 progress=progress.update,
             )
-        show(found, json_file, out)
-    if emit_name is not None and found.best is not None and json_file != STDOUT:
-        print(artefact_of(emit_name, study.scenario.with_values(found.best["set"])))
-    return 0 if found.best is not None else EXIT_NOTHING_HOLDS
+        show(result, json_file, out)
+    if emit_name is not None and result.best is not None and json_file != STDOUT:
+        print(artefact_of(emit_name, study.scenario.with_values(result.best["set"])))
+    return 0 if result.best is not None else EXIT_NOTHING_HOLDS
 
 
 def tune(
@@ -425,7 +425,7 @@ def tune(
     with checked_outputs(out, json_file):
         with Progress(not no_progress, "tuning") as progress:
             if is_local(study, engine, from_log, measured, p_min):
-                found: StudyResult = tune_machine(
+                result: StudyResult = tune_machine(
                     study,
                     from_log or (),
                     measured=measured or (),
@@ -436,15 +436,15 @@ def tune(
                 )
             else:
                 flags = None if engine in ARTEFACTS_OF_TUNE else engine
-                found = run_tuning(
+                result = run_tuning(
                     study, batch=batch, context=context, tokens=tokens, emit=flags, seed=seed, progress=progress.update
                 )
-        show(found, json_file, out)
+        show(result, json_file, out)
     if json_file != STDOUT:
         if engine is not None and engine in ARTEFACTS_OF_TUNE:
-            print(tuned_artefact(engine, study.scenario, found.document))
-        elif found.document["emit"]:
-            print(found.document["emit"])
+            print(tuned_artefact(engine, study.scenario, result.document))
+        elif result.document["emit"]:
+            print(result.document["emit"])
     return 0
 
 
@@ -495,7 +495,7 @@ def sweep(
     kept = store if store is not None else Path(f"{scenario.stem}.sweep")
     with checked_outputs(out, json_file):
         with Progress(not no_progress, "sweeping") as progress:
-            found = run_sweep(
+            result = run_sweep(
                 study,
                 store=kept,
                 design=checked_design(design),
@@ -508,9 +508,9 @@ def sweep(
                 retry_failed=retry_failed,
                 progress=progress.update,
             )
-        show(found, json_file, out)
+        show(result, json_file, out)
     print(f"Results are kept in {kept}", file=sys.stderr if json_file == STDOUT else sys.stdout)
-    if not found.document["counts"]["done"]:
-        first = found.failed[0]
+    if not result.document["counts"]["done"]:
+        first = result.failed[0]
         raise ForerunError(f"every point failed; the first, {first.name}: {first.error}")
     return 0

@@ -76,14 +76,14 @@ def check_errors(
         raise ForerunError(f"{check}: no error of what ships is on record (python -m validation all --out DIR)")
     outcome = _shipped(sorted({row.section for row in recorded}), True, quick, fresh, jobs)
     skipped = {(part.section, part.name) for part in outcome.left_out}
-    asked = [row for row in recorded if not any(row.of_part(*part) for part in skipped)]
-    lines = grown_errors(outcome.rows, asked, margin)
+    checked = [row for row in recorded if not any(row.of_part(*part) for part in skipped)]
+    lines = grown_errors(outcome.rows, checked, margin)
     for line in lines:
         print(f"forerun: {line}", file=sys.stderr)
-    print(f"{len(asked) - len(lines)} of {len(asked)} errors on record hold within {margin:g} percentage points")
+    print(f"{len(checked) - len(lines)} of {len(checked)} errors on record hold within {margin:g} percentage points")
     if outcome.left_out:
         names = ", ".join(part.name for part in outcome.left_out)
-        print(f"Left out by --quick: {len(recorded) - len(asked)} rows of {names}")
+        print(f"Left out by --quick: {len(recorded) - len(checked)} rows of {names}")
     if len(record) > len(recorded):
         print(f"Not checked: {len(record) - len(recorded)} rows on measured tables that do not ship")
     return EXIT_GATE_FAILED if lines else 0
@@ -131,10 +131,10 @@ def speculation(
         if name not in known:
             raise ForerunError(f"--group {name}: no such table{did_you_mean(name, known)} (one of {', '.join(known)})")
     limits = [parse_limit(text, GATES, known) for text in fail_above or ()]
-    asked = [row for row in rows if not group or row.group in group]
+    chosen = [row for row in rows if not group or row.group in group]
     with checked_outputs(None, json_file):
         with Progress(json_file != "-", "published rows") as bar:
-            compared, left = published.compare_published(asked, bar.update)
+            compared, left = published.compare_published(chosen, bar.update)
         scores = published.group_scores(compared)
         scores += [published.group_score(published.ALL, compared)] if compared else []
         broken = exceeded(limits, [(score.group, score.group, score) for score in scores])

@@ -91,8 +91,8 @@ class StagedFiles:
 
 def _remove_orphans(folder: Path) -> None:
     for left in folder.glob(".forerun-*.tmp"):
-        found = _STAGING.fullmatch(left.name)
-        if found is not None and not _alive(int(found[1])):
+        match = _STAGING.fullmatch(left.name)
+        if match is not None and not _alive(int(match[1])):
             left.unlink() if left.is_file() else shutil.rmtree(left, ignore_errors=True)
 
 

@@ -91,8 +91,8 @@ def scaling_section(result: RunResult) -> dict[str, Any]:
 def fleet_utilisation(rows: Sequence[dict[str, Any]]) -> dict[str, float | None]:
     """MFU and MBU over all pools: useful work over the sum of their peaks; None when no time passed."""
     if len(rows) == 1:
-        found: dict[str, float | None] = rows[0]["utilisation"]
-        return found
+        utilisation: dict[str, float | None] = rows[0]["utilisation"]
+        return utilisation
     mixed: dict[str, float | None] = {}
     for key, peak in (("mfu", "peak_flops"), ("mbu", "bandwidth_bytes_per_s")):
         known = [(row["utilisation"][key], row[peak]) for row in rows]
@@ -116,8 +116,8 @@ def fleet_cost_usd(result: RunResult, duration_s: float) -> float | None:
 
 def chips_words(document: dict[str, Any]) -> str:
     """How many of which chips a run document is about, over all pools."""
-    alone = {"chip": Path(document["scenario"]["hardware"]["chip"]).name, "chips": document.get("chips") or 1}
+    single_pool = {"chip": Path(document["scenario"]["hardware"]["chip"]).name, "chips": document.get("chips") or 1}
     chips: dict[str, int] = {}
-    for pool in document.get("pools") or [alone]:
+    for pool in document.get("pools") or [single_pool]:
         chips[pool["chip"]] = chips.get(pool["chip"], 0) + pool["chips"]
     return " + ".join(f"{count} x {chip}" for chip, count in chips.items())

@@ -107,10 +107,10 @@ def write_run(
 
 def run_id(document: Mapping[str, Any]) -> str:
     """A checksum of all that ``document`` says: the same for the same scenario, seed and version."""
-    said = {key: value for key, value in jsonable(document).items() if key not in ("run", "files")}
-    if isinstance(said.get("engine"), dict):
-        said["engine"] = {key: value for key, value in said["engine"].items() if key not in OWN_TIMES}
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:32]
+    content = {key: value for key, value in jsonable(document).items() if key not in ("run", "files")}
+    if isinstance(content.get("engine"), dict):
+        content["engine"] = {key: value for key, value in content["engine"].items() if key not in OWN_TIMES}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def run_columns(result: RunResult, name: str) -> pa.Table:
@@ -243,12 +243,12 @@ class Columns(Mapping[str, Column]):
     def __getitem__(self, name: str) -> Column:
         if name not in self._names:
             raise KeyError(name)
-        found = self._kept.get(name)
-        if found is None:
-            found = self._read(name)
+        column = self._kept.get(name)
+        if column is None:
+            column = self._read(name)
             if self.rows <= MOST_KEPT_ROWS:
-                self._kept[name] = found
-        return found
+                self._kept[name] = column
+        return column
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

@@ -66,10 +66,10 @@ def request_latencies_ms(requests: RequestRecords) -> dict[str, FloatArray]:
     tpot = e2el - ttft
     tpot /= np.maximum(requests.output_tokens - 1, 1)
     tpot[requests.output_tokens <= 1] = np.nan
-    found = {"ttft": ttft, "tpot": tpot, "e2el": e2el}
-    for values in found.values():
+    latencies = {"ttft": ttft, "tpot": tpot, "e2el": e2el}
+    for values in latencies.values():
         values *= MS_PER_S
-    return found
+    return latencies
 
 
 def summarise(result: Served) -> dict[str, Any]:

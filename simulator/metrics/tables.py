@@ -19,15 +19,15 @@ STATISTICS = ("mean", "median", "p90", "p95", "p99", "std")
 
 def run_tables(document: Document) -> list[Table]:
     """Every table of a ``run`` document."""
-    found = [serving_table(document), latency_table(document)]
+    tables = [serving_table(document), latency_table(document)]
     if "spec_decode_num_drafts" in document["summary"]:
-        found.append(speculation_table(document))
+        tables.append(speculation_table(document))
     if document["slo"] is not None:
-        found.append(slo_table(document))
-    found.append(engine_table(document))
+        tables.append(slo_table(document))
+    tables.append(engine_table(document))
     if document.get("pools"):
-        found.append(pool_table(document))
-    return found
+        tables.append(pool_table(document))
+    return tables
 
 
 def more_run_tables(document: Document) -> list[Table]:

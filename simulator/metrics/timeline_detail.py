@@ -43,14 +43,14 @@ def kernel_events(steps: StepRecords, detail: StepDetail, replica: int, pid: int
 
     Layers of one kind follow each other; a drafter's part comes last. Kernels are laid on the device time of the step.
     """
-    found = [sample for sample in detail.sampled if int(steps.replica[sample.row]) == replica]
-    if not found:
+    samples = [sample for sample in detail.sampled if int(steps.replica[sample.row]) == replica]
+    if not samples:
         return
     chips = min(detail.devices, MOST_CHIPS)
     yield _track(pid, HOST_TRACK, "host work of sampled steps")
     for chip in range(chips):
         yield _track(pid, FIRST_CHIP_TRACK + chip, f"chip {chip}: kernels of sampled steps")
-    for sample in found:
+    for sample in samples:
         start, seconds = float(steps.start_s[sample.row]), float(steps.seconds[sample.row])
         yield _slice("host", "host", pid, HOST_TRACK, start, sample.host_s, {})
         for chip in range(chips):
@@ -59,8 +59,8 @@ def kernel_events(steps: StepRecords, detail: StepDetail, replica: int, pid: int
 
 def _kernels(sample: SampledStep, pid: int, track: int, start_s: float, end_s: float) -> Iterator[Event]:
     total = sum(kernel.step_s for kernel in sample.kernels)
-    room = max(0.0, end_s - start_s - sample.draft_s)
-    scale = min(1.0, room / total) if total else 1.0
+    available_s = max(0.0, end_s - start_s - sample.draft_s)
+    scale = min(1.0, available_s / total) if total else 1.0
     at = start_s
     for kernel in layer_order(sample.kernels):
         about = {"bound": kernel.bound, "flops": kernel.flops, "bytes": kernel.bytes, "family": kernel.family}

@@ -79,7 +79,7 @@ FITTED_HOST_ENDS = (0.8, 1.25)
 """Host costs per step were fitted to within some 5 % of E2E latencies of which they are a fifth (frameworks.yaml)."""
 ASSUMED_HOST_ENDS = (0.5, 2.0)
 DRAFTING_ENDS = (0.8, 1.25)
-INTAKE, INTAKE_ENDS = "intake", (0.5, 1.8)
+API_SERVER, API_SERVER_ENDS = "intake", (0.5, 1.8)
 """A server's work before the scheduler sees a request: TTFT of single requests lies 11 % (5 to 20) over the prediction
 on one table of guidellm at concurrency 1, where intake is a quarter of it."""
 ACCEPTANCE = "acceptance"
@@ -154,11 +154,11 @@ def model_error(
     """
 
     def served(moved: Build) -> Mapping[str, Any]:
-        return figures(_rerun(scenario, moved, _serve(moved, own)))
+        return figures(_rerun(scenario, moved, _serve(moved, requests)))
 
     most = min(max(LEAST_REQUESTS, len(stream) // SHARE), MOST_REQUESTS)
-    own = first_requests(scenario, seed, stream, most)
-    logged = _serve(build, own)
+    requests = first_requests(scenario, seed, stream, most)
+    logged = _serve(build, requests)
     base = figures(_rerun(scenario, build, logged))
     sources = step_sources(build, logged)
     axes = []
@@ -171,11 +171,11 @@ def model_error(
     if survivals:
         ends = [served(_with_acceptance(scenario, build, seed, survival)) for survival in survivals]
         axes.append(Axis(name=ACCEPTANCE, deviation=1.0, direction=[], response=_response(base, ends)))
-    intake_ms = _intake_ms(build, own)
-    if intake_ms > 0:
-        ends = [_with_intake(base, intake_ms * (factor - 1.0)) for factor in INTAKE_ENDS]
-        axes.append(Axis(name=INTAKE, deviation=1.0, direction=[], response=_response(base, ends)))
-    return ModelError(level=LEVEL, sources=sources, axes=axes, sampling=sampling_errors(result), requests=len(own))
+    api_server_ms = _api_server_ms(build, requests)
+    if api_server_ms > 0:
+        ends = [_with_api_server(base, api_server_ms * (factor - 1.0)) for factor in API_SERVER_ENDS]
+        axes.append(Axis(name=API_SERVER, deviation=1.0, direction=[], response=_response(base, ends)))
+    return ModelError(level=LEVEL, sources=sources, axes=axes, sampling=sampling_errors(result), requests=len(requests))
 
 
 def first_requests(scenario: Scenario, seed: int, stream: RequestStream, most: int) -> RequestStream:
@@ -208,10 +208,10 @@ def _with_factors(build: Build, factors: FloatArray) -> Build:
 def _with_acceptance(scenario: Scenario, build: Build, seed: int, survival: FloatArray) -> Build:
     assert scenario.speculation is not None
     assert scenario.speculation.acceptance is not None
-    given = scenario.speculation.acceptance
-    if given.spread:
-        given = given.model_copy(update={"spread": min(given.spread, widest_spread(float(survival[0])))})
-    sampler = sampler_of(given, survival, seed)
+    acceptance = scenario.speculation.acceptance
+    if acceptance.spread:
+        acceptance = acceptance.model_copy(update={"spread": min(acceptance.spread, widest_spread(float(survival[0])))})
+    sampler = sampler_of(acceptance, survival, seed)
     pools = tuple(pool if pool.sampler is None else replace(pool, sampler=sampler) for pool in build.pools)
     return replace(build, pools=pools, fleet=replace(build.fleet, pools=pools))
 
@@ -225,14 +225,18 @@ def _acceptance_ends(scenario: Scenario) -> list[FloatArray]:
     return [np.asarray(scaled_survival(survival, factor)) for factor in ACCEPTANCE_ENDS]
 
 
-def _intake_ms(build: Build, stream: RequestStream) -> float:
+def _api_server_ms(build: Build, stream: RequestStream) -> float:
     """Mean time from sending a request until the scheduler can see it, milliseconds."""
     limits = build.pools[0].limits
-    seconds = limits.intake_s + limits.intake_work_s + limits.intake_per_token_s * float(np.mean(stream.input_tokens))
+    seconds = (
+        limits.api_server_s
+        + limits.api_server_work_s
+        + limits.tokenisation_per_token_s * float(np.mean(stream.input_tokens))
+    )
     return 1e3 * seconds
 
 
-def _with_intake(figures: Mapping[str, Any], more_ms: float) -> dict[str, Any]:
+def _with_api_server(figures: Mapping[str, Any], more_ms: float) -> dict[str, Any]:
     """The figures with every first token later by as much."""
     late = re.compile(r"(mean|median|p[\d.]+)_(ttft|e2el)_ms")
     return {
@@ -252,15 +256,17 @@ def step_sources(build: Build, log: RunLog) -> list[Source]:
     seconds, prompts = steps.column("seconds"), steps.integers("prefill_tokens") > 0
     ends = np.cumsum([0, *(pool.replicas for pool in build.pools)])
     place = build.pools.index(build.main)
-    own = (steps.integers("replica") >= ends[place]) & (steps.integers("replica") < ends[place + 1])
-    found: dict[str, Source] = {}
-    for kind, rows in zip(KINDS, (np.flatnonzero(own & prompts), np.flatnonzero(own & ~prompts)), strict=True):
+    in_pool = (steps.integers("replica") >= ends[place]) & (steps.integers("replica") < ends[place + 1])
+    sources: dict[str, Source] = {}
+    for kind, rows in zip(KINDS, (np.flatnonzero(in_pool & prompts), np.flatnonzero(in_pool & ~prompts)), strict=True):
         if len(rows):
-            _take_apart(found, kind, timer, log, _evenly_in_time(rows, seconds))
-    return list(found.values())
+            _split_by_source(sources, kind, timer, log, _evenly_in_time(rows, seconds))
+    return list(sources.values())
 
 
-def _take_apart(found: dict[str, Source], kind: str, timer: ModelTimer, log: RunLog, rows: NDArray[np.int64]) -> None:
+def _split_by_source(
+    sources: dict[str, Source], kind: str, timer: ModelTimer, log: RunLog, rows: NDArray[np.int64]
+) -> None:
     """Add what some steps of one kind consist of, all of them weighing the same."""
     work, draft = log.steps.work(rows), log.steps.draft(rows)
     costs = timer.costs(work) if draft is None else timer.costs(work, draft)
@@ -274,23 +280,23 @@ def _take_apart(found: dict[str, Source], kind: str, timer: ModelTimer, log: Run
             fitted = kernel.fitted if kernel.fitted[0] else ("collective", "any")
             ends = library.interval(*fitted, kernel.sizes, kernel.bound, assumed=True)
             family = " ".join((library.chip.name, library.library, *(part for part in fitted if part != "any")))
-            _add(found, f"{family}: {kernel.name}", kind, share, *ends)
+            _add(sources, f"{family}: {kernel.name}", kind, share, *ends)
     drafting = timer.exposed_drafting_s(work, draft)
     if drafting is not None:
         left = left - drafting / total
-        _add(found, f"{framework.name} drafting", kind, drafting / total, *DRAFTING_ENDS)
+        _add(sources, f"{framework.name} drafting", kind, drafting / total, *DRAFTING_ENDS)
     host = ASSUMED_HOST_ENDS if framework.source.kind == "assumed" else FITTED_HOST_ENDS
-    _add(found, f"{framework.name} host", kind, np.maximum(left, 0.0), *host)
+    _add(sources, f"{framework.name} host", kind, np.maximum(left, 0.0), *host)
     layers = "mixture" if deployment.architecture.parameters().expert else "dense"
-    _add(found, f"{framework.name} {SERVED}", kind, np.ones(len(rows)), *SERVED_ENDS[layers][kind])
+    _add(sources, f"{framework.name} {SERVED}", kind, np.ones(len(rows)), *SERVED_ENDS[layers][kind])
 
 
-def _add(found: dict[str, Source], name: str, kind: str, share: FloatArray, low: Any, high: Any) -> None:
+def _add(sources: dict[str, Source], name: str, kind: str, share: FloatArray, low: Any, high: Any) -> None:
     """Count a share of some steps under a source, its ends weighted with it in logarithms."""
     weight = float(np.mean(share))
     if weight <= 0.0:
         return
-    source = found.setdefault(name, Source(name=name, family=name.partition(":")[0], share={}, low={}, high={}))
+    source = sources.setdefault(name, Source(name=name, family=name.partition(":")[0], share={}, low={}, high={}))
     before = source["share"].get(kind, 0.0)
     for end, value in (("low", low), ("high", high)):
         mean = float(np.mean(share * np.log(value))) / weight
@@ -303,8 +309,8 @@ def _evenly_in_time(rows: NDArray[np.int64], seconds: FloatArray) -> NDArray[np.
     """Rows of steps at even distances in the time that they take together."""
     reached = np.cumsum(seconds[rows])
     places = (np.arange(SAMPLED_STEPS) + 0.5) / SAMPLED_STEPS * reached[-1]
-    found: NDArray[np.int64] = rows[np.searchsorted(reached, places)]
-    return found
+    chosen: NDArray[np.int64] = rows[np.searchsorted(reached, places)]
+    return chosen
 
 
 @lru_cache(maxsize=1024)
@@ -318,20 +324,24 @@ def standard_draws(name: str) -> FloatArray:
 
 def step_draws(sources: Sequence[Source]) -> FloatArray:
     """Logarithm of the factor on the seconds of each kind of step (rows) in every draw (columns)."""
-    found = np.zeros((len(KINDS), DRAWS))
+    sums = np.zeros((len(KINDS), DRAWS))
     for row, kind in enumerate(KINDS):
         moved, known = np.zeros(DRAWS), 0.0
         for source in sources:
             if kind not in source["share"]:
                 continue
-            own, shared = standard_draws(source["name"]), standard_draws(source["family"])
-            draws = own if source["name"] == source["family"] else sqrt(1 - ALIKE) * own + sqrt(ALIKE) * shared
+            alone_draws, shared = standard_draws(source["name"]), standard_draws(source["family"])
+            draws = (
+                alone_draws
+                if source["name"] == source["family"]
+                else sqrt(1 - ALIKE) * alone_draws + sqrt(ALIKE) * shared
+            )
             end = np.where(draws < 0, -log(source["low"][kind]), log(source["high"][kind]))
             moved += source["share"][kind] * np.expm1(draws * end / Z90)
             known += source["share"][kind]
         if known:
-            found[row] = np.log(np.maximum(0.05, 1.0 + moved))
-    return found
+            sums[row] = np.log(np.maximum(0.05, 1.0 + moved))
+    return sums
 
 
 def _directions(sources: Sequence[Source]) -> list[tuple[FloatArray, float]]:
@@ -383,15 +393,15 @@ def intervals_of(
         error: of the model.
         sampling: standard error of each figure in logarithms.
     """
-    found = {}
+    intervals = {}
     for key, value in summary.items():
         draws = metric_draws(error, key) if isinstance(value, int | float) and value > 0 else None
         if draws is None:
             continue
         drawn = draws + sampling_draws(key, sampling.get(key, 0.0))
         low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-        found[key] = [value * min(1.0, exp(low)), value * max(1.0, exp(high))]
-    return found
+        intervals[key] = [value * min(1.0, exp(low)), value * max(1.0, exp(high))]
+    return intervals
 
 
 def interval_section(
@@ -423,7 +433,7 @@ def sampling_errors(result: RunResult) -> dict[str, float]:
     done = completed_requests(result.requests)
     if done.sum() < 2 * BATCHES:
         return {}
-    found = {}
+    errors = {}
     for name, values in request_latencies_ms(result.requests).items():
         parts = [WeightedSample.of(part[~np.isnan(part)]) for part in np.array_split(values[done], BATCHES)]
         if not all(part.size for part in parts):
@@ -432,10 +442,10 @@ def sampling_errors(result: RunResult) -> dict[str, float]:
         for key in rows[0]:
             known = [row[key] for row in rows]
             if all(value is not None and value > 0 for value in known):
-                found[key] = float(np.std(np.log(np.asarray(known, dtype=np.float64)), ddof=1)) / sqrt(BATCHES)
-    found |= {key.replace("tpot", "itl"): value for key, value in found.items() if "_tpot_" in key}
+                errors[key] = float(np.std(np.log(np.asarray(known, dtype=np.float64)), ddof=1)) / sqrt(BATCHES)
+    errors |= {key.replace("tpot", "itl"): value for key, value in errors.items() if "_tpot_" in key}
     throughputs = (key for key in RATES if key.endswith("_throughput"))  # goodput hangs on latencies
-    return found | dict.fromkeys(throughputs, _rate_error(result.requests, done))
+    return errors | dict.fromkeys(throughputs, _rate_error(result.requests, done))
 
 
 def _rate_error(requests: RequestRecords, done: NDArray[np.bool_]) -> float:

@@ -28,9 +28,9 @@ from simulator.replay.correction import KEPT, KEPT_OF_ATTENTION, correction_inpu
 from simulator.replay.evidence import conformal_intervals, interval_ends, rows_inside, seen_ranges
 from simulator.replay.fit import FEW_ROWS, FitProblem, core_rows, family_rows, fit, loss, make_problem, mixed_structure
 from simulator.replay.kernels import check_devices
-from simulator.replay.light_speed import impossible_rows
 from simulator.replay.predict import REGIMES, predict_table
 from simulator.replay.result import Replay
+from simulator.replay.speed_of_light import impossible_rows
 from simulator.replay.split import Split, training_rows
 from simulator.replay.tables import calibration_tables
 from simulator.result import Summary

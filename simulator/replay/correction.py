@@ -9,7 +9,16 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from hwprofiles import KernelLibrary, KernelTime
-from hwprofiles.correction import LARGEST, PARTS, SIZES, Correction, Ramps, feature_matrix, feature_names, ramps_of
+from hwprofiles.correction import (
+    LARGEST,
+    PARTS,
+    SIZES,
+    Correction,
+    HingeBasis,
+    feature_matrix,
+    feature_names,
+    hinge_values,
+)
 from hwprofiles.formulas import Num
 from hwprofiles.parameters import FamilyParameters
 from simulator.replay.fit import FitProblem, chip_with
@@ -27,10 +36,10 @@ DRAWN = 400
 KEPT = 200
 KEPT_OF_ATTENTION = 100
 """Of attention, which tables and steps ask for most: 200 take the mean error of decoding from 3.2 to 3.0 % only."""
-ROWS_A_RAMP = 16
+ROWS_PER_HINGE = 16
 """Rows that a ramp drawn or kept needs at least."""
 QUANTILES = 64
-"""Ramps start and end at quantiles of a feature, and are one of ``WIDTHS`` of them wide."""
+"""HingeBasis start and end at quantiles of a feature, and are one of ``WIDTHS`` of them wide."""
 WIDTHS = (1, 4, 8, 16, 32)
 LEAST_WIDTH = 0.35
 """Width of a ramp at a value that many rows share: half an octave."""
@@ -39,11 +48,11 @@ RIDGE = 1.0
 ROBUST = 0.05
 """Errors beyond this are pulled with constant strength (pseudo-Huber loss)."""
 
-NO_RAMPS = Ramps(
+NO_HINGES = HingeBasis(
     np.zeros((0, PARTS), np.int16), np.zeros((0, PARTS)), np.zeros((0, PARTS)), np.zeros(0, np.bool_), np.zeros(0), 0.0,
     (0.0, 0.0),
 )  # fmt: skip
-NOTHING = Correction(NO_RAMPS, {}, {})
+NOTHING = Correction(NO_HINGES, {}, {})
 
 
 class _Probe(KernelLibrary):
@@ -101,14 +110,16 @@ def learn(
     target = np.clip(target[chosen], -LARGEST, LARGEST)
     check = generator.random(len(chosen)) < CHECK_SHARE
     own = matrix[:, chosen]
-    ramps = fit_ramps(own[:, ~check], (target + physics)[~check], generator, kept)
+    ramps = fit_hinges(own[:, ~check], (target + physics)[~check], generator, kept)
     if np.abs(target + physics - ramps(own))[check].mean() >= np.abs(target)[check].mean():
         return None
     ranges = {name: (float(values[chosen].min()), float(values[chosen].max())) for name, values in sizes.items()}
     return Correction(ramps, {name: pair for name, pair in ranges.items() if name not in ("kept", "seen")}, {})
 
 
-def fit_ramps(features: FloatArray, target: FloatArray, generator: np.random.Generator, most: int = KEPT) -> Ramps:
+def fit_hinges(
+    features: FloatArray, target: FloatArray, generator: np.random.Generator, most: int = KEPT
+) -> HingeBasis:
     """Draw ramps round after round, solve for their gains, and keep those that matter.
 
     Args:
@@ -118,25 +129,25 @@ def fit_ramps(features: FloatArray, target: FloatArray, generator: np.random.Gen
         most: ramps to keep.
     """
     places = np.quantile(features, np.linspace(0.0, 1.0, QUANTILES + 1), axis=1).T
-    ramps = Ramps(*_physics(places[0]), np.zeros(0), 0.0, (float(places[0, 0]), float(places[0, -1])))
+    ramps = HingeBasis(*_physics(places[0]), np.zeros(0), 0.0, (float(places[0, 0]), float(places[0, -1])))
     weights = np.ones(len(target))
     for _ in range(ROUNDS):
-        drawn = _draw(places, generator, min(DRAWN, len(target) // ROWS_A_RAMP))
+        drawn = _draw(places, generator, min(DRAWN, len(target) // ROWS_PER_HINGE))
         pairs: Any = zip(ramps[:4], drawn, strict=True)
         parts = [np.concatenate(pair) for pair in pairs]
-        values = ramps_of(features, *parts)
+        values = hinge_values(features, *parts)
         gain, _ = _gains(values, target, weights)
         worth = gain * values.std(axis=1)
-        kept = np.sort(np.argsort(-worth)[: min(most, len(target) // ROWS_A_RAMP, int((worth > 0).sum()))])
+        kept = np.sort(np.argsort(-worth)[: min(most, len(target) // ROWS_PER_HINGE, int((worth > 0).sum()))])
         gain, base = _gains(values[kept], target, weights)
         weights = 1.0 / np.sqrt(1.0 + ((target - base - gain @ values[kept]) / ROBUST) ** 2)
         feature, low, high, greatest = (part[kept] for part in parts)
-        ramps = Ramps(feature, low, high, greatest, gain, base, ramps.ends)
+        ramps = HingeBasis(feature, low, high, greatest, gain, base, ramps.ends)
     return ramps
 
 
 def _physics(places: FloatArray) -> tuple[NDArray[np.int16], FloatArray, FloatArray, NDArray[np.bool_]]:
-    """Ramps that follow physics: one after the other over its log seconds."""
+    """HingeBasis that follow physics: one after the other over its log seconds."""
     ends = np.unique(places[::2])
     count = len(ends) - 1
     low, high = (np.repeat(part[:, None], PARTS, axis=1) for part in (ends[:-1], ends[1:]))

@@ -253,7 +253,7 @@ DENSE_HOST = Coordinate("dense_host_s", 0.0, 3e-3)
 FEW = Coordinate("few_heads_efficiency", 0.02, 1.0)
 PIECE = Coordinate("piece_s", 0.0, 1e-6)
 """Free where few heads have a kernel of their own."""
-ALONE = Coordinate("alone_key_s", 1e-10, 2e-7)
+ALONE = Coordinate("tail_key_s", 1e-10, 2e-7)
 """Free where batches of unequal lengths were measured and their longest sequence ends alone."""
 VERIFY = Coordinate("verify_s", 0.0, 5e-5)
 """Free where verified tokens have a kernel of their own."""
@@ -399,7 +399,7 @@ def fit(problem: FitProblem, start: FamilyParameters, seed: int = 0) -> FamilyPa
     few = len(problem) < FEW_ROWS
     changes = alternatives(start, problem.dtype, few, problem.chip.kind)
     if problem.family == "attention_decode" and problem.table.size("longest_kv").any():
-        changes.append({"alone_key_s": 2e-8})
+        changes.append({"tail_key_s": 2e-8})
     if problem.family == "elementwise" and problem.table.size("pieces").any():
         changes.append({"piece_s": 1e-8})
     seconds = search.seconds(best)

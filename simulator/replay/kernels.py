@@ -14,10 +14,10 @@ from hwprofiles import BASES, KernelLibrary
 from hwprofiles.choice import PORTABLE
 from simulator.errors import ForerunError
 from simulator.replay.evidence import apply_evidence
-from simulator.replay.light_speed import impossible_rows
 from simulator.replay.predict import REGIMES, Prediction, predict_table
 from simulator.replay.result import Replay
 from simulator.replay.scores import ALL, Score, all_scores, dtype_labels, overall_score
+from simulator.replay.speed_of_light import impossible_rows
 from simulator.replay.split import Split, training_rows
 from simulator.replay.tables import cold_words, kernel_replay_tables
 from simulator.tables import Table

@@ -21,7 +21,7 @@ from simulator.llm.layers import Mixer
 from simulator.llm.mixers import BlockSparseAttention, CompressedAttention, IndexedAttention, SelectiveAttention
 from simulator.timing.deployment import ACTIVATION_BYTES, Deployment, resolve_weight_dtypes
 from simulator.timing.framework import load_framework
-from simulator.timing.kernels import mixer_passes
+from simulator.timing.kernels import mixer_elementwise
 from traces.kernels import KernelTable
 from traces.kernels.table import IndexArray, equal_rows
 
@@ -135,7 +135,7 @@ class Modules:
         """Projections and elementwise passes."""
         for gemm in deployment.mixer_gemms(mixer):
             yield deployment.kernels.gemm(tokens, gemm.n, gemm.k, gemm.dtype)
-        for _, elements, launches in mixer_passes(deployment, mixer):
+        for _, elements, launches in mixer_elementwise(deployment, mixer):
             yield deployment.kernels.elementwise(tokens * elements * deployment.activation_bytes, launches)
 
     def times(self, library: KernelLibrary) -> KernelTime:

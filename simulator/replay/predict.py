@@ -221,7 +221,7 @@ def attention_call(table: KernelTable, rows: IndexArray) -> Callable[[KernelLibr
     if op == "attention_decode":
         plain: dict[str, Any] = {"seqs": batch, "q_len": q_len, "kv_tokens": read, "warm": warm}
         return lambda kernels: kernels.attention_decode(
-            shape, **plain, beyond_kv=beyond_keys(kernels, shape, longest, many, batch, read)
+            shape, **plain, tail_kv=tail_keys(kernels, shape, longest, many, batch, read)
         )
     pairs = batch * causal_pairs(ARRAY, q_len, kv_len, window)
     chunks: dict[str, Any] = {"seqs": batch, "q_tokens": batch * q_len, "pairs": pairs, "kv_tokens": read}
@@ -232,11 +232,11 @@ def attention_call(table: KernelTable, rows: IndexArray) -> Callable[[KernelLibr
     tokens = np.where(total > 0, total, seqs * windowed_length(ARRAY, np.ones(len(rows)), context, window))
     chunks |= {"decode_seqs": seqs, "decode_kv_tokens": tokens, "warm": warm, "longest_kv": longest}
     return lambda kernels: kernels.attention_mixed(
-        shape, **chunks, beyond_kv=beyond_keys(kernels, shape, longest, many, seqs, tokens)
+        shape, **chunks, tail_kv=tail_keys(kernels, shape, longest, many, seqs, tokens)
     )
 
 
-def beyond_keys(
+def tail_keys(
     kernels: KernelLibrary,
     shape: AttentionShape,
     longest: FloatArray,
@@ -256,7 +256,7 @@ def beyond_keys(
     """
     if not longest.any():
         return np.zeros(len(longest))
-    alone = np.maximum(1e-9, kernels.alone_sequences(shape))
+    alone = np.maximum(1e-9, kernels.tail_sequences(shape))
     short = (tokens - many * longest) / np.maximum(1.0, seqs - many)
     difference = np.where((longest > 0) & (many < seqs), np.maximum(0.0, longest - short), 0.0)
     beyond: FloatArray = difference * np.maximum(0.0, alone - many) / alone

@@ -23,7 +23,7 @@ from simulator.result import Summary
 from simulator.scenario import Scenario
 from simulator.tables import Table
 from traces import TraceError
-from traces.servings import METRICS, MeasuredRun
+from traces.benchmark_results import METRICS, MeasuredRun
 
 FloatArray = NDArray[np.float64]
 Interval = tuple[float, float]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from hwprofiles import chip_names, load_chip
-from simulator.build import build_alone
+from simulator.build import build_replica
 from simulator.errors import ForerunError, did_you_mean
 from simulator.llm.load import architecture_aliases, architecture_names, load_architecture
 from simulator.metrics.summary import summarise
@@ -19,8 +19,8 @@ from simulator.scenario import Scenario, scenario_from
 from simulator.timing import load_framework
 from simulator.workload.generate import RequestStream, generate_requests
 from traces import PrefixHashes
-from traces.servings import METRICS, MeasuredRun, PromptPool
-from traces.servings.silicon import closed_loop_throughput
+from traces.benchmark_results import METRICS, MeasuredRun, PromptPool
+from traces.benchmark_results.silicon import closed_loop_throughput
 
 _CHIPS = (
     (r"gb[23]00", None),
@@ -250,7 +250,7 @@ def rerun(run: MeasuredRun, base: Scenario, seed: int = 0, intervals: bool = Fal
 
     Returns:
         ``{"predicted": {metric: value}, "basis", "notes", "model_error"}`` with the metrics of
-        ``traces.servings.METRICS``.
+        ``traces.benchmark_results.METRICS``.
 
     Raises:
         ForerunError, hwprofiles.ProfileError, traces.TraceError: it cannot be simulated; the text says why.
@@ -355,7 +355,7 @@ def _stream(run: MeasuredRun, scenario: Scenario, seed: int) -> RequestStream:
     if run.pool is not None and scenario.engine.enable_prefix_caching:
         stream = replace(stream, prefix_hashes=pool_hashes(run.pool, stream.input_tokens, scenario.engine.block_size))
     elif stream.prefix_hashes is None and scenario.engine.enable_prefix_caching:
-        stream = replace(stream, prefix_hashes=own_hashes(stream.input_tokens, scenario.engine.block_size))
+        stream = replace(stream, prefix_hashes=unshared_hashes(stream.input_tokens, scenario.engine.block_size))
     return stream
 
 
@@ -366,12 +366,12 @@ def _never_evicting(scenario: Scenario, stream: RequestStream) -> Scenario:
     """
     longest = int((stream.input_tokens + stream.output_tokens).max())
     engine = scenario.engine
-    blocks = build_alone(scenario, seed=0).main.limits.num_blocks
+    blocks = build_replica(scenario, seed=0).main.limits.num_blocks
     places = max(1, blocks // -(-longest // engine.page_tokens))
     return scenario if places >= engine.max_num_seqs else scenario.with_values({"engine.max_num_seqs": places})
 
 
-def own_hashes(input_tokens: np.ndarray[Any, Any], block_tokens: int) -> PrefixHashes:
+def unshared_hashes(input_tokens: np.ndarray[Any, Any], block_tokens: int) -> PrefixHashes:
     """Block ids of prompts that share nothing: a preempted request may still find blocks of its own when it comes back.
 
     Args:

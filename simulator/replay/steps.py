@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwprofiles import weakest
-from simulator.build import build_alone
+from simulator.build import build_replica
 from simulator.errors import ForerunError
 from simulator.replay.scores import Score, score
 from simulator.scenario import Scenario
@@ -54,7 +54,7 @@ def _replay(table: StepTable, scenario: Scenario) -> StepReplay:
     limit = max(most, scenario.engine.max_num_batched_tokens)
     sequences = max(int((table.decode_seqs + table.prefill_seqs).max()), scenario.engine.max_num_seqs)
     wide = scenario.with_values({"engine.max_num_batched_tokens": limit, "engine.max_num_seqs": sequences})
-    build = build_alone(wide, seed=0)
+    build = build_replica(wide, seed=0)
     timer = build.main.timer
     assert isinstance(timer, ModelTimer)
     query = build.main.limits.query_len

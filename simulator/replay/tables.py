@@ -37,11 +37,11 @@ def replay_heading(document: Document) -> tuple[str, str]:
     count = f"{document['overall']['n']:,}{held_out}"
     if "chip" not in document:
         return f"{count} engine steps", basis
-    parts = (f"{count} rows", READINGS[document["residual"]], basis, beside_words(document))
+    parts = (f"{count} rows", READINGS[document["residual"]], basis, context_words(document))
     return f"{document['chip']}, {document['library']} kernels", " · ".join(filter(None, parts))
 
 
-def beside_words(document: Document) -> str:
+def context_words(document: Document) -> str:
     """How far off a replay of kernels is by the profile's other reading; empty where it has none."""
     beside = document.get("beside")
     return f"{READINGS[beside['residual']]}: {beside['mape']:.1f} % off" if beside else ""

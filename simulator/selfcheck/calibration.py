@@ -27,15 +27,15 @@ def host_costs(plain: list[EngineStep], drafting: list[EngineStep]) -> HostCosts
         plain: steps without a drafter.
         drafting: steps with one.
     """
-    sequences, rest = _beyond_kernels(plain)
+    sequences, rest = _host_seconds(plain)
     slope, start = np.polyfit(sequences, rest, 1) if len(set(sequences)) > 1 else (0.0, float(np.mean(rest)))
     slope = max(0.0, float(slope))
     start = max(0.0, float(np.mean(rest - slope * sequences)))
-    own_sequences, own = _beyond_kernels(drafting)
+    own_sequences, own = _host_seconds(drafting)
     return HostCosts(start, slope, max(0.0, float(np.mean(own - start - slope * own_sequences))))
 
 
-def _beyond_kernels(steps: list[EngineStep]) -> tuple[FloatArray, FloatArray]:
+def _host_seconds(steps: list[EngineStep]) -> tuple[FloatArray, FloatArray]:
     sequences = np.array([step.decode_seqs + step.prefill_seqs for step in steps], dtype=np.float64)
     rest = np.array([step.seconds - (step.kernels_s or 0.0) for step in steps])
     typical = rest <= 5.0 * np.median(rest)

@@ -21,7 +21,7 @@ from traces.kernels import KernelTable, make_table, words
 
 LIBRARY = "reference"
 """Kernel library and framework of the engine."""
-LAYER_PASSES, OTHER_PASSES = 4, 4
+LAYER_KERNELS, OTHER_KERNELS = 4, 4
 """Memory-bound passes of a layer (two norms, rotary embedding, activation), and of a step beside its layers (embedding,
 norm, and two over the logits), as the simulator counts them."""
 LEAST_MODEL = 3
@@ -52,7 +52,7 @@ class KernelSamples:
         for call in calls:
             if call.op != "elementwise":
                 found[call.op, tuple(sorted(call.sizes.items()))].append(call.seconds)
-        count = LAYER_PASSES * layers + OTHER_PASSES
+        count = LAYER_KERNELS * layers + OTHER_KERNELS
         self._passes.update(call.sizes["bytes_moved"] for call in passes)
         moved = round(sum(call.sizes["bytes_moved"] for call in passes) / count)
         found["elementwise", (("bytes_moved", moved),)].append(sum(call.seconds for call in passes) / count)

@@ -129,14 +129,14 @@ class CompletionBody(_Generation):
         Raises:
             BadRequestError: a prompt without a token.
         """
-        given: Any = self.prompt
-        many = isinstance(given, list) and not (given and isinstance(given[0], int))
-        found: list[list[Token]] = [
-            [*tokens_of(one)] if isinstance(one, str) else one for one in (given if many else [given])
+        prompt: Any = self.prompt
+        many = isinstance(prompt, list) and not (prompt and isinstance(prompt[0], int))
+        prompts: list[list[Token]] = [
+            [*tokens_of(one)] if isinstance(one, str) else one for one in (prompt if many else [prompt])
         ]
-        if not found or not all(found):
+        if not prompts or not all(prompts):
             raise BadRequestError("prompt: at least one token expected", param="prompt")
-        return found
+        return prompts
 
 
 Body = ChatBody | CompletionBody
@@ -196,13 +196,13 @@ class Answer:
 
     def choice(self, index: int, text: str | None, finish: str | None = None, streams: bool = True) -> dict[str, Any]:
         """One choice: text that was generated, or (None) the word that opens a chat's answer."""
-        found: dict[str, Any] = {"index": index, "logprobs": None, "finish_reason": finish}
+        choice: dict[str, Any] = {"index": index, "logprobs": None, "finish_reason": finish}
         if not self.chat:
-            return found | {"text": text or ""}
-        said: dict[str, Any] = {"content": text or ""}
+            return choice | {"text": text or ""}
+        message: dict[str, Any] = {"content": text or ""}
         if text is None or not streams:
-            said = {"role": "assistant"} | said
-        return found | {"delta" if streams else "message": said}
+            message = {"role": "assistant"} | message
+        return choice | {"delta" if streams else "message": message}
 
     def pieces(self, index: int) -> tuple[bytes, bytes, bytes]:
         """What opens a choice's stream, and a chunk's bytes before and after its text (of letters and blanks alone)."""

@@ -52,12 +52,12 @@ class Choice:
         "wanted",
     )
 
-    def __init__(self, index: int, number: int, wanted: int, asked: int | None, full: bool) -> None:
+    def __init__(self, index: int, number: int, wanted: int, prompt: int | None, full: bool) -> None:
         self.index = index
         self.number = number
         """Of the answer's text."""
         self.wanted = wanted
-        self.asked = asked
+        self.asked = prompt
         self.full = full
         """Whether it ends because it may not be longer."""
         self.tokens = 0
@@ -81,7 +81,7 @@ class Exchange:
         self.prompt_tokens = prompt_tokens
         self.cached_tokens = 0
         options = body.stream_options
-        self.says_usage = options is not None and options.include_usage
+        self.include_usage = options is not None and options.include_usage
         self.counts_on = options is not None and options.continuous_usage_stats
         self.choices: list[Choice] = []
         self.slots: list[int] = []
@@ -215,7 +215,7 @@ class Server:
 
         Args:
             body: what is asked.
-            at_s: when it came, before it was read: the work of a server's front end is simulated.
+            at_s: when it came, before it was read: the work of a server's API server is simulated.
 
         Raises:
             BadRequestError: it is too long, or too many are under way.
@@ -271,22 +271,22 @@ class Server:
         Raises:
             BadRequestError: prompt and answer do not fit.
         """
-        room = self._longest - prompt_tokens
-        asked = body.most_tokens
-        most = room if asked is None else asked
-        if room < 1 or (asked is not None and asked > room):
+        remaining = self._longest - prompt_tokens
+        max_tokens = body.most_tokens
+        most = remaining if max_tokens is None else max_tokens
+        if remaining < 1 or (max_tokens is not None and max_tokens > remaining):
             raise BadRequestError(
                 f"This model's maximum context length is {self._longest} tokens. However, you requested "
-                f"{most if asked is not None else 1} output tokens and your prompt contains {prompt_tokens} input "
+                f"{most if max_tokens is not None else 1} output tokens and your prompt contains {prompt_tokens} input "
                 f"tokens. Please reduce the length of the input prompt or the number of requested output tokens.",
                 param="messages" if body.chat else "prompt",
                 code="context_length_exceeded",
             )
-        own = most if body.ignore_eos else min(most, max(body.min_tokens, next(self._lengths)))
-        reason = self._build.fleet.refusal(prompt_tokens, own)
+        length = most if body.ignore_eos else min(most, max(body.min_tokens, next(self._lengths)))
+        reason = self._build.fleet.refusal(prompt_tokens, length)
         if reason is not None:
             raise BadRequestError(f"this request can never be served here: {reason}", code="context_length_exceeded")
-        return own, own == most
+        return length, length == most
 
     def _submit(self, prompt: Sequence[Token], choice: Choice, at_s: float) -> int | None:
         text = [*prompt, *filler_tokens(choice.number, 0, choice.wanted - 1)]
@@ -302,10 +302,10 @@ class Server:
             self._trace.write(json.dumps(row | {"prefix_hashes": hashes, "block_tokens": size}) + "\n")
         return slot
 
-    def _deliver(self, found: Sequence[Delivery]) -> None:
+    def _deliver(self, deliveries: Sequence[Delivery]) -> None:
         """Let tokens out to those that wait for them: all is made ready first, and counted when all are out."""
-        told, chunks, closing = [], [], []
-        for delivery in found:
+        sent, chunks, closing = [], [], []
+        for delivery in deliveries:
             known = self._under_way.get(delivery.slot)
             if known is None:  # nobody waits for it any more
                 continue
@@ -318,13 +318,13 @@ class Server:
                 if exchange.streams:
                     chunks.append((exchange.send, exchange.framed(self._chunk(exchange, choice, delivery.tokens))))
                 choice.tokens += delivery.tokens
-                told.append((delivery, choice, exchange.streams))
+                sent.append((delivery, choice, exchange.streams))
             if delivery.ended:
                 closing.append((delivery.slot, exchange, choice))
-        sent_s = iter(self.pace.send(chunks, found[-1].at_s))
+        sent_s = iter(self.pace.send(chunks, deliveries[-1].at_s))
         for ended in closing:
             self._close(*ended)
-        for delivery, choice, streams in told:
+        for delivery, choice, streams in sent:
             self._count(delivery, choice)
             if streams:
                 self.counters.lateness.observe(abs(next(sent_s) - self.pace.due(delivery.at_s)))
@@ -389,10 +389,10 @@ class _Endpoint:
         server = self._server
         request, at_s = Request(scope, receive), server.pace.now
         try:
-            asked = request.query_params.get("body") if request.method == "GET" else None
-            if request.method != "POST" and asked is None:
+            body = request.query_params.get("body") if request.method == "GET" else None
+            if request.method != "POST" and body is None:
                 return await _not_answered(request, "POST")(scope, receive, send)
-            raw = await _raw(request) if asked is None else asked.encode()
+            raw = await _raw(request) if body is None else body.encode()
             exchange = server.begin(body_of(self._kind, raw, server.model), at_s)
         except BadRequestError as error:
             return await _refused(error)(scope, receive, send)
@@ -424,7 +424,7 @@ class _Endpoint:
                 return
         if exchange.error is not None:
             await send(_part(b"data: " + exchange.error.body + b"\n\n"))
-        elif exchange.says_usage:
+        elif exchange.include_usage:
             await send(_part(answer.chunk(None, exchange.usage)))
         await send({"type": "http.response.body", "body": DONE, "more_body": False})
 
@@ -449,8 +449,8 @@ def model_of(scenario: Scenario) -> str:
 
 def _longest(limits: Any) -> int:
     """Tokens of the longest request: what the model takes, or what the KV cache holds."""
-    room = int((limits.num_blocks - limits.watermark_blocks) * limits.block_size)
-    return room if limits.max_model_len is None else min(room, limits.max_model_len)
+    capacity_tokens = int((limits.num_blocks - limits.watermark_blocks) * limits.block_size)
+    return capacity_tokens if limits.max_model_len is None else min(capacity_tokens, limits.max_model_len)
 
 
 async def _raw(request: Request) -> bytes:

@@ -52,8 +52,8 @@ class Histogram:
 
 def token_bounds(most: int) -> list[float]:
     """1, 2, 5, 10, 20, 50, ... up to ``most``: vLLM's buckets of token counts."""
-    found = (float(digit * 10**power) for power in range(12) for digit in (1, 2, 5))
-    return [bound for bound in found if bound <= max(1, most)]
+    bounds = (float(digit * 10**power) for power in range(12) for digit in (1, 2, 5))
+    return [bound for bound in bounds if bound <= max(1, most)]
 
 
 class Counters:
@@ -75,7 +75,7 @@ class Counters:
         self.per_token, self.whole = Histogram(TOKEN_S), Histogram(REQUEST_S)
         self.queue, self.prefill = Histogram(REQUEST_S), Histogram(REQUEST_S)
         self.decode, self.inference = Histogram(REQUEST_S), Histogram(REQUEST_S)
-        self.prompt, self.answer, self.most_asked = Histogram(tokens), Histogram(tokens), Histogram(tokens)
+        self.prompt, self.answer, self.max_tokens_seen = Histogram(tokens), Histogram(tokens), Histogram(tokens)
         self.iteration, self.lateness = Histogram(ITERATION_TOKENS), Histogram(LATENESS_S)
         self.prompt_tokens = self.answer_tokens = 0
         self.finished = dict.fromkeys(FINISHES, 0)
@@ -88,7 +88,7 @@ class Counters:
         self.queue.observe(log.scheduled_s[slot] - log.arrival_s[slot])
         self.prefill.observe(at_s - log.scheduled_s[slot])
 
-    def ended(self, slot: int, first_s: float, at_s: float, tokens: int, asked: int | None, finish: str) -> None:
+    def ended(self, slot: int, first_s: float, at_s: float, tokens: int, requested: int | None, finish: str) -> None:
         """A request has its last token."""
         log = self._fleet.log
         self.finished[finish] += 1
@@ -101,8 +101,8 @@ class Counters:
         self.inference.observe(at_s - log.scheduled_s[slot])
         if tokens > 1:
             self.per_token.observe((at_s - first_s) / (tokens - 1))
-        if asked is not None:
-            self.most_asked.observe(asked)
+        if requested is not None:
+            self.max_tokens_seen.observe(requested)
 
     def exposition(self) -> bytes:
         """All of it as Prometheus reads it."""
@@ -202,7 +202,7 @@ class Counters:
             "vllm:request_inference_time_seconds": self.inference,
             "vllm:request_prompt_tokens": self.prompt,
             "vllm:request_generation_tokens": self.answer,
-            "vllm:request_params_max_tokens": self.most_asked,
+            "vllm:request_params_max_tokens": self.max_tokens_seen,
             "vllm:iteration_tokens_total": self.iteration,
             "forerun:stream_lateness_seconds": self.lateness,
         }

@@ -99,8 +99,8 @@ class _Log(RunLog):
 
 def _groups(scheduler: Any) -> Sequence[Any]:
     """The schedulers of a replica's attention groups; most have one."""
-    found: Sequence[Any] = getattr(scheduler, "groups", (scheduler,))
-    return found
+    groups: Sequence[Any] = getattr(scheduler, "groups", (scheduler,))
+    return groups
 
 
 def running(scheduler: Any) -> int:
@@ -159,7 +159,7 @@ class LiveFleet:
 
     @property
     def queued(self) -> int:
-        """Requests that wait, at the router or at a replica (those on their way through a front end included)."""
+        """Requests that wait, at the router or at a replica (those on their way through a API server included)."""
         return self.under_way - sum(map(running, self.schedulers))
 
     @property
@@ -193,26 +193,31 @@ class LiveFleet:
     def advance(self, to_s: float) -> list[Delivery]:
         """Let time go by up to ``to_s`` at most; returns what left the engine, in order of time."""
         self._step_to(to_s)
-        found, self._out[:] = self._out[:], []
-        found += [Delivery(slot, 0, self.now, True, reason) for slot, reason in self.log.refused]
+        deliveries, self._out[:] = self._out[:], []
+        deliveries += [Delivery(slot, 0, self.now, True, reason) for slot, reason in self.log.refused]
         self.log.refused.clear()
-        for delivery in found:
+        for delivery in deliveries:
             if delivery.ended:
                 self._settle(delivery.slot)
         self.log.ended[0] = 0  # the router would take as many as there are slots for all there will ever be
         self.log.drop_gaps()
-        return found
+        return deliveries
 
     def cancel(self, slot: int) -> None:
         """Nobody waits for a request any more: it leaves the queue, or ends with its next token."""
         log = self.log
-        for replica, feed in zip(self._run.replicas, self._run.feeds, strict=True):
-            found = ((own, one) for own in _groups(replica.scheduler) for one in own.everything() if one.index == slot)
-            for scheduler, sequence in found:
+        for replica, source in zip(self._run.replicas, self._run.sources, strict=True):
+            matches = (
+                (scheduler_group, one)
+                for scheduler_group in _groups(replica.scheduler)
+                for one in scheduler_group.everything()
+                if one.index == slot
+            )
+            for scheduler, sequence in matches:
                 if sequence in scheduler.waiting and not sequence.generated_tokens and not sequence.blocks:
                     scheduler.waiting.remove(sequence)
                     self._out.append(Delivery(slot, 0, self.now, True))
-                    feed.finished(slot, self.now)
+                    source.finished(slot, self.now)
                     return
                 log.output_tokens[slot] = sequence.output_tokens = min(
                     sequence.output_tokens, sequence.generated_tokens + 1
@@ -257,8 +262,8 @@ def rehearse(build: Build) -> None:
     """
     limits = build.main.limits
     fleet = LiveFleet(build, slots=limits.max_num_seqs + 1)
-    room = (limits.num_blocks - limits.watermark_blocks) * limits.block_size
-    longest = min(limits.max_num_batched_tokens, limits.max_model_len or room, room) - 2
+    capacity_tokens = (limits.num_blocks - limits.watermark_blocks) * limits.block_size
+    longest = min(limits.max_num_batched_tokens, limits.max_model_len or capacity_tokens, capacity_tokens) - 2
     prompts = [longest >> power for power in range(longest.bit_length()) if longest >> power]
     batch = [(1, 1 + row % 256) for row in range(1, limits.max_num_seqs)]
     for requests in (*([(prompt, 2)] for prompt in prompts), batch):

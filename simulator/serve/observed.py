@@ -100,8 +100,8 @@ class Observed:
         """Share of prompt tokens found in the prefix cache."""
         if self.cache_hits is None:
             return None
-        asked = self.cache_queries if self.cache_queries is not None else self.prompt_tokens
-        return self.cache_hits / asked if asked else None
+        queries = self.cache_queries if self.cache_queries is not None else self.prompt_tokens
+        return self.cache_hits / queries if queries else None
 
     @property
     def acceptance_length(self) -> float | None:
@@ -199,14 +199,14 @@ def samples_of(text: str, place: str) -> dict[Sample, float]:
         families = list(text_string_to_metric_families(text))
     except ValueError as error:
         raise ForerunError(f"{place}: no Prometheus text ({error})") from None
-    found = {
+    samples = {
         (sample.name, tuple(sorted(sample.labels.items()))): float(sample.value)
         for family in families
         for sample in family.samples
     }
-    if not any(name.startswith(("vllm:", "sglang:", "llamacpp:", "dynamo_")) for name, _ in found):
+    if not any(name.startswith(("vllm:", "sglang:", "llamacpp:", "dynamo_")) for name, _ in samples):
         raise ForerunError(f"{place}: no metrics of vLLM, SGLang, llama.cpp or Dynamo in it")
-    return found
+    return samples
 
 
 def between(first: Mapping[Sample, float], last: Mapping[Sample, float], place: str, seconds: float | None) -> Observed:
@@ -223,17 +223,17 @@ def between(first: Mapping[Sample, float], last: Mapping[Sample, float], place: 
 
 
 def _counts(grown: Mapping[Sample, float]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    counts: dict[str, Any] = {}
     for what, names in COUNTERS.items():
         known = {f"{name}_total" for name in names} | set(names)
         values = [value for (name, _), value in grown.items() if name in known]
         if values and what in Observed.__dataclass_fields__:
-            found[what] = sum(values)
-    return found
+            counts[what] = sum(values)
+    return counts
 
 
 def _histograms(grown: Mapping[Sample, float]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    histograms: dict[str, Any] = {}
     for what, names in HISTOGRAMS.items():
         name = next((name for name in names if any(key[0] == f"{name}_count" for key in grown)), None)
         if name is None:
@@ -243,12 +243,12 @@ def _histograms(grown: Mapping[Sample, float]) -> dict[str, Any]:
         if count <= 0:
             continue
         if what.endswith("_lengths"):
-            found[what] = _lengths(grown, name, total / count)
-            found.setdefault("requests", count)
-            found[{"prompt_lengths": "prompt_tokens", "output_lengths": "output_tokens"}[what]] = total
+            histograms[what] = _lengths(grown, name, total / count)
+            histograms.setdefault("requests", count)
+            histograms[{"prompt_lengths": "prompt_tokens", "output_lengths": "output_tokens"}[what]] = total
         else:
-            found[what] = Mean(count, total / count)
-    return found
+            histograms[what] = Mean(count, total / count)
+    return histograms
 
 
 def _lengths(grown: Mapping[Sample, float], name: str, mean: float) -> tuple[tuple[int, float], ...]:
@@ -259,18 +259,18 @@ def _lengths(grown: Mapping[Sample, float], name: str, mean: float) -> tuple[tup
         if sample == f"{name}_bucket":
             bound = float(dict(labels)["le"])
             below[bound] = below.get(bound, 0.0) + value
-    found, before, least = [], 0.0, 1.0
+    lengths, before, least = [], 0.0, 1.0
     for bound in sorted(below):
         count, most = below[bound] - before, bound if math.isfinite(bound) else 2.0 * least
         if count > 0:
             wide = max(most, least) / least
-            found += [(least * wide ** ((part + 0.5) / PARTS), count / PARTS) for part in range(PARTS)]
+            lengths += [(least * wide ** ((part + 0.5) / PARTS), count / PARTS) for part in range(PARTS)]
         before, least = below[bound], max(most, 1.0)
-    total = sum(count for _, count in found)
+    total = sum(count for _, count in lengths)
     if not total:
         return ((max(1, round(mean)), 1.0),)
-    scale = mean / (sum(tokens * count for tokens, count in found) / total)
-    return tuple((max(1, round(tokens * scale)), count) for tokens, count in found)
+    scale = mean / (sum(tokens * count for tokens, count in lengths) / total)
+    return tuple((max(1, round(tokens * scale)), count) for tokens, count in lengths)
 
 
 def _positions(grown: Mapping[Sample, float]) -> dict[str, Any]:
@@ -327,7 +327,7 @@ def _mean(values: Sequence[float | None]) -> Mean | None:
 
 
 def _benchmark(file: Path) -> Observed:
-    from traces.servings import read_runs
+    from traces.benchmark_results import read_runs
 
     runs = read_runs(file)
     if len(runs) != 1:

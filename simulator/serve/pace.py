@@ -123,6 +123,6 @@ class Pace:
         return sent_s[1:]
 
     def _let_out(self, to_s: float) -> None:
-        found = self._fleet.advance(to_s)
-        if found:
-            self._deliver(found)
+        deliveries = self._fleet.advance(to_s)
+        if deliveries:
+            self._deliver(deliveries)

@@ -39,10 +39,10 @@ def chat_tokens(messages: Sequence[tuple[str, str]]) -> list[Token]:
 
     The answer's filler text, sent back as a message, has the tokens that it had when it was generated.
     """
-    found: list[Token] = []
+    tokens: list[Token] = []
     for role, text in messages:
-        found += ["<|start|>", role, "<|text|>", *tokens_of(text), "<|end|>"]
-    return [*found, "<|start|>", "assistant", "<|text|>"]
+        tokens += ["<|start|>", role, "<|text|>", *tokens_of(text), "<|end|>"]
+    return [*tokens, "<|start|>", "assistant", "<|text|>"]
 
 
 def filler_tokens(number: int, first: int, count: int) -> list[str]:

@@ -135,8 +135,8 @@ def _drawn(lengths: Sequence[tuple[int, float]], count: int, rng: np.random.Gene
     """Lengths in the shares that are given, as exactly as ``count`` allows, in random order."""
     tokens, weights = (np.array(column) for column in zip(*lengths, strict=True))
     places = (rng.permutation(count) + 0.5) / count
-    found: NDArray[np.int64] = tokens[np.searchsorted(np.cumsum(weights) / np.sum(weights), places)]
-    return found
+    drawn: NDArray[np.int64] = tokens[np.searchsorted(np.cumsum(weights) / np.sum(weights), places)]
+    return drawn
 
 
 def _shared_starts(prompts: NDArray[np.int64], share: float | None, block: int) -> PrefixHashes | None:
@@ -147,8 +147,8 @@ def _shared_starts(prompts: NDArray[np.int64], share: float | None, block: int) 
     alike = np.minimum(np.rint(share * prompts / block).astype(np.int64), blocks)
     offsets = np.concatenate([[0], np.cumsum(blocks)])
     position = np.arange(offsets[-1]) - np.repeat(offsets[:-1], blocks)
-    own = int(blocks.max(initial=0)) + np.arange(offsets[-1])
-    return PrefixHashes(offsets, np.where(position < np.repeat(alike, blocks), position, own), block)
+    block_ids = int(blocks.max(initial=0)) + np.arange(offsets[-1])
+    return PrefixHashes(offsets, np.where(position < np.repeat(alike, blocks), position, block_ids), block)
 
 
 def twin(
@@ -239,21 +239,23 @@ def _load_checks(scenario: Scenario, seen: Observed) -> list[Check]:
     """Rate and mean lengths beside those of the scenario's workload."""
     stream = generate_requests(scenario.workload, 0)
     arrivals = scenario.workload.arrivals
-    found = []
+    checks = []
     assert seen.requests is not None
     if arrivals is not None and arrivals.request_rate is not None and arrivals.profile is None and seen.duration_s:
         shape = arrivals.burstiness or 1.0
         rate = seen.requests / seen.duration_s
-        found.append(_check("request_rate", "load", rate, arrivals.request_rate, _sd(1.0 / shape, seen.requests), 0.05))
-    for metric, total, own in (
+        checks.append(
+            _check("request_rate", "load", rate, arrivals.request_rate, _sd(1.0 / shape, seen.requests), 0.05)
+        )
+    for metric, total, assumed in (
         ("prompt_tokens", seen.prompt_tokens, stream.input_tokens),
         ("output_tokens", seen.output_tokens, stream.output_tokens),
     ):
         if total:
-            variance = float(own.var()) / float(own.mean()) ** 2
-            spread = _sd(variance, seen.requests) + _sd(variance, len(own))
-            found.append(_check(metric, "load", total / seen.requests, float(own.mean()), spread, 0.05))
-    return found
+            variance = float(assumed.var()) / float(assumed.mean()) ** 2
+            spread = _sd(variance, seen.requests) + _sd(variance, len(assumed))
+            checks.append(_check(metric, "load", total / seen.requests, float(assumed.mean()), spread, 0.05))
+    return checks
 
 
 def _sd(relative_variance: float, count: float) -> float:
@@ -279,17 +281,17 @@ def _cache_check(scenario: Scenario, seen: Observed, seed: int) -> list[Check]:
         return []
     rates = []
     for one in range(seed, seed + 2):
-        found = simulate(scenario, one, full_step_rows=0).document["kv_cache"]["prefix_hit_rate"]
-        if not found:
+        hit_rate = simulate(scenario, one, full_step_rows=0).document["kv_cache"]["prefix_hit_rate"]
+        if not hit_rate:
             return []
-        rates.append(found)
+        rates.append(hit_rate)
     expected = sum(rates) / len(rates)
     spread = abs(rates[0] - rates[1]) / expected + 10 * FLOOR
     return [_check("prefix_hit_rate", "cache", seen.hit_rate, expected, spread, 0.05)]
 
 
 def _latency_checks(plain: NDArray[np.float64], seen: Observed, count: int, tolerance: float) -> list[Check]:
-    found = []
+    checks = []
     logs = np.log(plain)
     for at, name in enumerate(LATENCIES):
         mean = getattr(seen, name)
@@ -297,10 +299,10 @@ def _latency_checks(plain: NDArray[np.float64], seen: Observed, count: int, tole
             continue
         assert seen.requests is not None
         by_chance = float(logs[:, at].var(ddof=1)) * (count / seen.requests + 1.0 / len(plain))
-        found.append(
+        checks.append(
             _check(name, None, mean.mean, exp(float(logs[:, at].mean())), sqrt(by_chance) + LATENCY_FLOOR, tolerance)
         )
-    return found
+    return checks
 
 
 def _with_acceptance(scenario: Scenario, seen: Observed) -> Scenario:
@@ -328,8 +330,8 @@ def _fit(twin: Twin, cause: str, plain: NDArray[np.float64], checks: Sequence[Ch
     offset = np.log(plain).mean(axis=0) - np.log(plain[: len(seeds)]).mean(axis=0)
 
     def logs(factor: float) -> NDArray[np.float64]:
-        found: NDArray[np.float64] = np.log(twin.means(seeds, **{cause: exp(factor)})).mean(axis=0) + offset
-        return found
+        log_means: NDArray[np.float64] = np.log(twin.means(seeds, **{cause: exp(factor)})).mean(axis=0) + offset
+        return log_means
 
     factor, here, slope = _where(target, np.log(plain).mean(axis=0), logs, at)
     left = [(log(check.measured) - here[LATENCIES.index(name)]) / check.spread for name, check in known.items()]
@@ -394,16 +396,16 @@ def what_if_rows(
 
 def _what_ifs(scenario: Scenario) -> dict[str, Document]:
     """Changes worth a look."""
-    found: dict[str, Document] = {}
+    changes: dict[str, Document] = {}
     speculation, engine = scenario.speculation, scenario.engine
     if speculation is not None and speculation.num_speculative_tokens:
-        found["no speculation"] = {"speculation": None}
+        changes["no speculation"] = {"speculation": None}
         for tokens in range(1, speculation.num_speculative_tokens):
-            found[f"K={tokens}"] = {"speculation.num_speculative_tokens": tokens}
+            changes[f"K={tokens}"] = {"speculation.num_speculative_tokens": tokens}
     budget = engine.max_num_batched_tokens
-    found[f"{budget // 4:,} tokens a step"] = {"engine.max_num_batched_tokens": max(budget // 4, engine.max_num_seqs)}
-    found["one replica more"] = {"hardware.replicas": scenario.hardware.replicas + 1}
-    return found
+    changes[f"{budget // 4:,} tokens a step"] = {"engine.max_num_batched_tokens": max(budget // 4, engine.max_num_seqs)}
+    changes["one replica more"] = {"hardware.replicas": scenario.hardware.replicas + 1}
+    return changes
 
 
 class TwinResult(StudyResult):
@@ -414,8 +416,8 @@ class TwinResult(StudyResult):
     @property
     def culprit(self) -> str | None:
         """What is to blame most; None where nothing is out of bounds."""
-        found: str | None = self.document["culprit"]
-        return found
+        culprit: str | None = self.document["culprit"]
+        return culprit
 
     @property
     def title(self) -> str:

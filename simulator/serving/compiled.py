@@ -19,10 +19,10 @@ def engine_module(interpreted: bool = False) -> Any:
     Warns:
         RuntimeWarning: nothing fits that is compiled.
     """
-    found, reason = (None, None) if interpreted else _compiled()
+    module, reason = (None, None) if interpreted else _compiled()
     if reason is not None:
         _warn(reason)
-    return importlib.import_module("simulator.serving.engine") if found is None else found
+    return importlib.import_module("simulator.serving.engine") if module is None else module
 
 
 def _warn(reason: str) -> None:

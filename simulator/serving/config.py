@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from forerun.deprecated import with_new_names
 from hwprofiles.library import CORRECTED
 from simulator.serving.rules import SCHEDULERS, RoutingName, SchedulerFacts, SchedulerName
 from simulator.settings import PositiveFloat, PositiveInt, Section, Share
@@ -68,7 +69,7 @@ class EngineConfig(Section):
     sampling: Literal["greedy", "top-p"] = "greedy"
     """``top-p``: every sequence's logits are sorted (top-p or top-k sampling), as many checkpoints' generation
     settings ask for and servers do by default."""
-    front_end: Literal["server", "offline"] = "server"
+    entry_point: Literal["server", "offline"] = "server"
     """``server``: requests come over HTTP and tokens are streamed back. ``offline``: a program calls the engine itself,
     as throughput benchmarks do."""
     routing: RoutingName = "round-robin"
@@ -83,6 +84,11 @@ class EngineConfig(Section):
     ranks). What is found there is copied back over ``host_link`` instead of being computed. None: it is lost."""
     host_link: str | None = None
     """Link between each chip and its host: catalogue name or path; default: the chip's own."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_old_names(cls, data: Any) -> Any:
+        return with_new_names(data, {"front_end": "entry_point"})
 
     @property
     def rules(self) -> SchedulerFacts:

@@ -256,8 +256,8 @@ class Work:
     query_len: cython.longlong
     decode_kv_tokens: cython.longlong[::1]
     longest_kv: cython.longlong
-    beyond_kv: cython.double
-    all_over_own: cython.double
+    tail_kv: cython.double
+    dp_imbalance: cython.double
     """Tokens of all attention groups over those told here; 0 where there is one group."""
     slowest = cython.declare(object, visibility="public")
     """What the slowest attention group computes: the most of any group, of everything; None where there is one."""
@@ -274,7 +274,7 @@ class Work:
         self.decode_kv_tokens = array("q", none)
         self.prefill_seqs = self.prefill_tokens = self.sampled_prefills = self.decode_seqs = self.longest_kv = 0
         self.query_len = 1
-        self.beyond_kv = self.all_over_own = 0.0
+        self.tail_kv = self.dp_imbalance = 0.0
 
     @cython.ccall
     def measure(self, plan: StepPlan, query_len: cython.longlong, longest: cython.longlong) -> None:
@@ -323,12 +323,12 @@ class Work:
             if plan.padding:
                 self.decode_kv_tokens[w] += self._keys(plan.padding, w)
         self.longest_kv = 0
-        self.beyond_kv = 0.0
+        self.tail_kv = 0.0
         if longest and self.decode_seqs:
             batch = [one.computed_tokens + query_len for one in [*plan.decodes, *plan.padding]]
             contexts = sorted(batch, reverse=True)[:longest]
             self.longest_kv = contexts[0]
-            self.beyond_kv = (len(contexts) * contexts[0] - sum(contexts)) / len(contexts)
+            self.tail_kv = (len(contexts) * contexts[0] - sum(contexts)) / len(contexts)
 
     @cython.cfunc
     def _measure_slowest(self, plan: StepPlan, query_len: cython.longlong, longest: cython.longlong) -> None:
@@ -336,7 +336,7 @@ class Work:
         part: StepPlan
         slowest: Work
         tokens: cython.longlong = 0
-        own: cython.longlong
+        slowest_tokens: cython.longlong
         if self.slowest is None:
             windows = tuple([None if window < 0 else window for window in self.windows])
             self.slowest, self.scratch = Work(windows), Work(windows)
@@ -346,8 +346,8 @@ class Work:
             one.measure(part, query_len, longest)
             tokens += one.prefill_tokens + one.decode_seqs * one.query_len
             slowest._raise_to(one, number == 0)
-        own = slowest.prefill_tokens + slowest.decode_seqs * slowest.query_len
-        slowest.all_over_own = tokens / own if own else 1.0
+        slowest_tokens = slowest.prefill_tokens + slowest.decode_seqs * slowest.query_len
+        slowest.dp_imbalance = tokens / slowest_tokens if slowest_tokens else 1.0
 
     @cython.cfunc
     def _raise_to(self, other: Work, first: cython.bint) -> None:
@@ -355,7 +355,7 @@ class Work:
         w: cython.longlong
         if first:
             self.prefill_seqs = self.prefill_tokens = self.sampled_prefills = self.decode_seqs = self.longest_kv = 0
-            self.beyond_kv = 0.0
+            self.tail_kv = 0.0
             for w in range(self.kinds):
                 self.prefill_pairs[w] = self.prefill_kv_tokens[w] = 0
                 self.sampled_kv_tokens[w] = self.decode_kv_tokens[w] = 0
@@ -365,7 +365,7 @@ class Work:
         self.decode_seqs = max(self.decode_seqs, other.decode_seqs)
         self.query_len = other.query_len
         self.longest_kv = max(self.longest_kv, other.longest_kv)
-        self.beyond_kv = max(self.beyond_kv, other.beyond_kv)
+        self.tail_kv = max(self.tail_kv, other.tail_kv)
         for w in range(self.kinds):
             self.prefill_pairs[w] = max(self.prefill_pairs[w], other.prefill_pairs[w])
             self.prefill_kv_tokens[w] = max(self.prefill_kv_tokens[w], other.prefill_kv_tokens[w])
@@ -401,8 +401,8 @@ class Work:
             self.query_len,
             tuple([self.decode_kv_tokens[w] for w in range(self.kinds)]),
             self.longest_kv,
-            self.beyond_kv,
-            self.all_over_own,
+            self.tail_kv,
+            self.dp_imbalance,
         )
 
 
@@ -525,11 +525,11 @@ class Formula:
     """What it is asked for, first of all."""
 
     def __init__(self, function: Any, arguments: int) -> None:
-        found = tape(function, arguments) if cython.compiled else None
+        recorded = tape(function, arguments) if cython.compiled else None
         self.function = function
         self.arguments = arguments
-        self.values = array("d", [0.0] * arguments if found is None else found.values)
-        self.steps = np.array([] if found is None else found.steps, dtype=np.int64).reshape(-1, 4)
+        self.values = array("d", [0.0] * arguments if recorded is None else recorded.values)
+        self.steps = np.array([] if recorded is None else recorded.steps, dtype=np.int64).reshape(-1, 4)
 
     @cython.exceptval(-1, check=True)
     @cython.cfunc
@@ -693,7 +693,7 @@ class ModelPrices:
         total: cython.double = layers.at(tokens) + self.head.at(logit_rows)
         total += self._attention(work)
         if self.experts is not None:
-            total += self.experts.at(max(int(tokens * work.all_over_own + 0.5), self.padded[tokens]))
+            total += self.experts.at(max(int(tokens * work.dp_imbalance + 0.5), self.padded[tokens]))
         if self.uncaptured.values[tokens] or (self.prompts_uncaptured and work.prefill_seqs):
             return max(total, self.floor_s)
         return total
@@ -714,8 +714,8 @@ class ModelPrices:
             for kind in self.attention:
                 total += kind.overlapped.at(decoding, work.query_len, work.decode_kv_tokens[kind.window])
             decoding = 0
-        if decoding and work.beyond_kv and self.alone is not None and not together:
-            total += work.beyond_kv * self.alone(decoding, work.query_len)
+        if decoding and work.tail_kv and self.alone is not None and not together:
+            total += work.tail_kv * self.alone(decoding, work.query_len)
         for kind in self.attention:
             if together and kind.mixed is not None:
                 continue
@@ -745,15 +745,15 @@ class DraftPrices:
     step_s: cython.double
     per_sequence_s: cython.double
 
-    def __init__(self, order: Any, windows: tuple[Any, ...], overhead: Any, passes: int) -> None:
+    def __init__(self, order: Any, windows: tuple[Any, ...], overhead: Any, forwards: int) -> None:
         self.order = array("q", order)
         self.kinds = len(windows)
         self.seen = Work(windows)
         self.scratch = Work(windows)
-        self.step_s = 0.0 if overhead is None else overhead.step_s + passes * overhead.pass_s
+        self.step_s = 0.0 if overhead is None else overhead.step_s + forwards * overhead.pass_s
         self.per_sequence_s = 0.0
         if overhead is not None:
-            self.per_sequence_s = overhead.per_sequence_s + passes * overhead.sequence_pass_s
+            self.per_sequence_s = overhead.per_sequence_s + forwards * overhead.sequence_pass_s
 
     @cython.exceptval(-1, check=True)
     @cython.cfunc
@@ -768,8 +768,8 @@ class DraftPrices:
         seen: Work = self.seen
         seen.prefill_seqs, seen.prefill_tokens = work.prefill_seqs, work.prefill_tokens
         seen.sampled_prefills, seen.decode_seqs = work.sampled_prefills, work.decode_seqs
-        seen.query_len, seen.longest_kv, seen.beyond_kv = work.query_len, work.longest_kv, work.beyond_kv
-        seen.all_over_own = work.all_over_own
+        seen.query_len, seen.longest_kv, seen.tail_kv = work.query_len, work.longest_kv, work.tail_kv
+        seen.dp_imbalance = work.dp_imbalance
         for w in range(self.kinds):
             seen.prefill_pairs[w] = work.prefill_pairs[self.order[w]]
             seen.prefill_kv_tokens[w] = work.prefill_kv_tokens[self.order[w]]
@@ -809,7 +809,7 @@ class SequentialDraft(DraftPrices):
         modules: int,
         reads_target_cache: bool,
         launches: int,
-        passes: list[Any],
+        forwards: list[Any],
     ) -> None:
         DraftPrices.__init__(self, order, windows, overhead, launches)
         self.model = ModelPrices(tables)
@@ -818,14 +818,14 @@ class SequentialDraft(DraftPrices):
         self.longest = longest
         self.modules = modules
         self.own_cache = not reads_target_cache
-        self.passes = passes
+        self.passes = forwards
 
     @cython.exceptval(-1, check=True)
     @cython.cfunc
     def seconds(self, work: Work) -> cython.double:
         """Seconds that drafting adds to one step."""
         width: cython.longlong
-        passes: cython.longlong
+        forwards: cython.longlong
         drafted: cython.longlong
         w: cython.longlong
         drafting: cython.longlong = work.decode_seqs + work.sampled_prefills
@@ -847,8 +847,8 @@ class SequentialDraft(DraftPrices):
         if not drafting:
             return total
         if not self.modules:
-            for width, passes, drafted in self.passes:
-                total += passes * self._pass(drafting, width, drafted)
+            for width, forwards, drafted in self.passes:
+                total += forwards * self._pass(drafting, width, drafted)
         return total + self._overhead(drafting)
 
     @cython.exceptval(-1, check=True)
@@ -858,7 +858,7 @@ class SequentialDraft(DraftPrices):
         w: cython.longlong
         one: Work = self.scratch
         one.decode_seqs, one.query_len = drafting, width
-        one.all_over_own = self.seen.all_over_own
+        one.dp_imbalance = self.seen.dp_imbalance
         for w in range(self.kinds):
             one.decode_kv_tokens[w] = self.seen.decode_kv_tokens[w] + self.seen.sampled_kv_tokens[w]
             if one.windows[w] < 0:
@@ -913,9 +913,9 @@ class TabulatedDraft(DraftPrices):
     per_context_token_s: cython.double
 
     def __init__(
-        self, order: Any, windows: tuple[Any, ...], overhead: Any, passes: int, by_seqs: Any, scanned_s: float
+        self, order: Any, windows: tuple[Any, ...], overhead: Any, forwards: int, by_seqs: Any, scanned_s: float
     ) -> None:
-        DraftPrices.__init__(self, order, windows, overhead, passes)
+        DraftPrices.__init__(self, order, windows, overhead, forwards)
         self.by_seqs = None if by_seqs is None else Column(by_seqs)
         self.per_context_token_s = scanned_s
 
@@ -950,8 +950,8 @@ class TabulatedPrices(Prices):
     step_s: cython.double
     per_sequence_s: cython.double
     per_prompt_s: cython.double
-    beside_s: cython.double
-    beside_per_sequence_s: cython.double
+    overlapped_s: cython.double
+    overlapped_per_sequence_s: cython.double
 
     def __init__(self, timer: Any, tables: Any, draft: Any) -> None:
         Prices.__init__(self, timer)
@@ -961,7 +961,7 @@ class TabulatedPrices(Prices):
         self.draft = draft
         self.overlap = tables.overlap
         self.step_s, self.per_sequence_s, self.per_prompt_s = tables.step_s, tables.per_sequence_s, tables.per_prompt_s
-        self.beside_s, self.beside_per_sequence_s = tables.beside_s, tables.beside_per_sequence_s
+        self.overlapped_s, self.overlapped_per_sequence_s = tables.overlapped_s, tables.overlapped_per_sequence_s
 
     @cython.exceptval(-1, check=True)
     @cython.ccall
@@ -979,8 +979,8 @@ class TabulatedPrices(Prices):
             total += drafting
             if self.overlap:
                 total -= self.overlap * min(drafting, target_s)
-        if self.beside_s or self.beside_per_sequence_s:
-            return max(total, self.beside_s + self.beside_per_sequence_s * sequences)
+        if self.overlapped_s or self.overlapped_per_sequence_s:
+            return max(total, self.overlapped_s + self.overlapped_per_sequence_s * sequences)
         return total
 
     @cython.ccall
@@ -992,13 +992,13 @@ class TabulatedPrices(Prices):
         rows: cython.longlong = work.decode_seqs * work.query_len + work.sampled_prefills
         sent: cython.double = self.sent[work.prefill_tokens + work.decode_seqs * work.query_len]
         stages = [self.target, *self.later]
-        found = [cython.cast(ModelPrices, stage).seconds(work, rows) + sent for stage in stages]
-        last: cython.double = found[len(found) - 1]
+        seconds = [cython.cast(ModelPrices, stage).seconds(work, rows) + sent for stage in stages]
+        last: cython.double = seconds[len(seconds) - 1]
         last -= sent
         if self.draft is not None:
             last += self.draft.seconds(work)
-        found[len(found) - 1] = max(last, self.beside_s + self.beside_per_sequence_s * sequences)
-        return found
+        seconds[len(seconds) - 1] = max(last, self.overlapped_s + self.overlapped_per_sequence_s * sequences)
+        return seconds
 
     @cython.ccall
     def host_seconds(self, work: Work) -> cython.double:
@@ -1145,7 +1145,7 @@ class Draws:
 
 @cython.final
 @cython.cclass
-class Units:
+class HashBlocks:
     """Prefix units in slots, with a few numbers to each: found by their hash, and in order of use where they are told.
 
     Open addressing with linear probing, at most half full.
@@ -1183,21 +1183,21 @@ class Units:
     def _grow(self) -> None:
         """Twice as many slots; all units find their place anew."""
         slot: cython.longlong
-        room: cython.longlong = max(64, 2 * self.room)
-        more = bytes(8 * (room - self.room))
+        capacity: cython.longlong = max(64, 2 * self.room)
+        more = bytes(8 * (capacity - self.room))
         self.unit = array("q", bytes(self.unit) + more)
         self.blocks = array("q", bytes(self.blocks) + more)
         self.holders = array("q", bytes(self.holders) + more)
         self.seen = array("q", bytes(self.seen) + more)
         self.before = array("q", bytes(self.before) + more)
         self.after = array("q", bytes(self.after) + more)
-        self._places = array("q", [-1]) * (2 * room)
-        self._shift = 64 - int(room).bit_length()
+        self._places = array("q", [-1]) * (2 * capacity)
+        self._shift = 64 - int(capacity).bit_length()
         full: cython.longlong = self.room
-        self.room = room
+        self.room = capacity
         for slot in range(full):
             self._places[self._empty_place(self.unit[slot])] = slot
-        for slot in range(full, room):
+        for slot in range(full, capacity):
             self.after[slot] = self._free
             self._free = slot
 
@@ -1325,7 +1325,7 @@ class HolderIndex:
     """
 
     _prompts: Prompts
-    _units: Units
+    _hash_blocks: HashBlocks
     _marks: cython.ulonglong[::1]
     """A bit per replica, in ``_words`` words of each slot."""
     _words: cython.longlong
@@ -1333,9 +1333,9 @@ class HolderIndex:
 
     def __init__(self, hashes: Any) -> None:
         self._prompts = Prompts(hashes)
-        self._units = Units()
+        self._hash_blocks = HashBlocks()
         self._words, self._walk = 1, 0
-        self._marks = array("Q", bytes(8 * self._units.room))
+        self._marks = array("Q", bytes(8 * self._hash_blocks.room))
 
     @cython.ccall
     def add(self, unit: cython.longlong, replica: cython.longlong) -> None:
@@ -1343,10 +1343,10 @@ class HolderIndex:
         word: cython.longlong
         if replica >= 64 * self._words:
             self._widen(replica // 64 + 1)
-        slot: cython.longlong = self._units.find(unit)
+        slot: cython.longlong = self._hash_blocks.find(unit)
         if slot < 0:
-            slot = self._units.put(unit, 0)
-            if self._units.room * self._words > len(self._marks):
+            slot = self._hash_blocks.put(unit, 0)
+            if self._hash_blocks.room * self._words > len(self._marks):
                 self._marks = array("Q", bytes(self._marks) + bytes(len(self._marks) * 8))
             for word in range(self._words):
                 self._marks[slot * self._words + word] = 0
@@ -1355,29 +1355,29 @@ class HolderIndex:
     @cython.cfunc
     def _widen(self, words: cython.longlong) -> None:
         """Room for more replicas."""
-        wider = np.zeros((self._units.room, words), dtype=np.uint64)
-        wider[:, : self._words] = np.asarray(self._marks).reshape(self._units.room, self._words)
+        wider = np.zeros((self._hash_blocks.room, words), dtype=np.uint64)
+        wider[:, : self._words] = np.asarray(self._marks).reshape(self._hash_blocks.room, self._words)
         self._marks, self._words = array("Q", wider.tobytes()), words
 
     @cython.ccall
     def drop(self, unit: cython.longlong, replica: cython.longlong) -> None:
         """A replica holds a unit no longer."""
         word: cython.longlong
-        slot: cython.longlong = self._units.find(unit)
+        slot: cython.longlong = self._hash_blocks.find(unit)
         if slot < 0 or replica >= 64 * self._words:
             return
         self._marks[slot * self._words + replica // 64] &= ~(cython.cast(cython.ulonglong, 1) << (replica % 64))
         for word in range(self._words):
             if self._marks[slot * self._words + word]:
                 return
-        self._units.remove(slot)
+        self._hash_blocks.remove(slot)
 
     def drop_all(self, replica: int) -> None:
         """A replica has lost everything."""
         slot: cython.longlong
-        places = np.asarray(self._units._places)
+        places = np.asarray(self._hash_blocks._places)
         for slot in places[places >= 0].tolist():
-            self.drop(self._units.unit[slot], replica)
+            self.drop(self._hash_blocks.unit[slot], replica)
 
     def leading(self, request: cython.longlong, replicas: list[int]) -> list[int]:
         """How many of the first units of a request each of the replicas holds without a gap; none comes twice."""
@@ -1395,17 +1395,17 @@ class HolderIndex:
         if left and max(replicas) >= 64 * self._words:
             self._widen(max(replicas) // 64 + 1)
         holding: cython.ulonglong[::1] = array("Q", bytes(8 * self._words))
-        found: cython.longlong[::1] = array("q", [units]) * (64 * self._words)
+        counts: cython.longlong[::1] = array("q", [units]) * (64 * self._words)
         for replica in replicas:
             holding[replica // 64] |= cython.cast(cython.ulonglong, 1) << (replica % 64)
         self._walk += 1
         for position in range(units):
             if not left:
                 break
-            slot = self._units.find(self._prompts.ids[self._prompts.first + position])
-            known = slot >= 0 and self._units.seen[slot] != self._walk
+            slot = self._hash_blocks.find(self._prompts.ids[self._prompts.first + position])
+            known = slot >= 0 and self._hash_blocks.seen[slot] != self._walk
             if known:
-                self._units.seen[slot] = self._walk
+                self._hash_blocks.seen[slot] = self._walk
             for word in range(self._words):
                 mark = self._marks[slot * self._words + word] if known else 0
                 lost = holding[word] & ~mark
@@ -1414,9 +1414,9 @@ class HolderIndex:
                     continue
                 for bit in range(64):
                     if (lost >> bit) & 1:
-                        found[64 * word + bit] = position
+                        counts[64 * word + bit] = position
                         left -= 1
-        return [found[replica] for replica in replicas]
+        return [counts[replica] for replica in replicas]
 
 
 @cython.final
@@ -1431,9 +1431,9 @@ class SentPrefixes(HolderIndex):
         self._tables = {}
 
     def size(self, replica: int) -> int:
-        """Units in a replica's table."""
-        found: int = self._tables[replica].used if replica in self._tables else 0
-        return found
+        """HashBlocks in a replica's table."""
+        size: int = self._tables[replica].used if replica in self._tables else 0
+        return size
 
     def forget(self, replica: int) -> None:
         """A replica has lost its cache."""
@@ -1445,9 +1445,9 @@ class SentPrefixes(HolderIndex):
         slot: cython.longlong
         unit: cython.longlong
         position: cython.longlong
-        table: Units
+        table: HashBlocks
         if replica not in self._tables:
-            self._tables[replica] = Units()
+            self._tables[replica] = HashBlocks()
         table = self._tables[replica]
         self._prompts.open(request)
         position = self._prompts.end
@@ -1471,7 +1471,7 @@ class SentPrefixes(HolderIndex):
 @cython.final
 @cython.cclass
 class HostCache:
-    """Units that the chip has evicted, in host memory, in order of use.
+    """HashBlocks that the chip has evicted, in host memory, in order of use.
 
     A unit that comes back to the chip stays here too, so that its next eviction copies nothing (vLLM's
     ``OffloadingConnector`` keeps blocks on the CPU likewise).
@@ -1481,7 +1481,7 @@ class HostCache:
     """
 
     _room: cython.longlong
-    _units: Units
+    _hash_blocks: HashBlocks
     used_blocks = cython.declare(cython.longlong, visibility="public")
     peak_blocks = cython.declare(cython.longlong, visibility="public")
     offloaded_blocks = cython.declare(cython.longlong, visibility="public")
@@ -1491,43 +1491,43 @@ class HostCache:
 
     def __init__(self, num_blocks: int) -> None:
         self._room = num_blocks
-        self._units = Units()
+        self._hash_blocks = HashBlocks()
         self.used_blocks = self.peak_blocks = self.offloaded_blocks = self.loaded_blocks = 0
 
     @cython.exceptval(-1, check=True)
     @cython.ccall
     def get(self, unit: cython.longlong) -> cython.longlong:
         """Blocks of a unit; 0 where it is not here."""
-        slot: cython.longlong = self._units.find(unit)
-        return self._units.blocks[slot] if slot >= 0 else 0
+        slot: cython.longlong = self._hash_blocks.find(unit)
+        return self._hash_blocks.blocks[slot] if slot >= 0 else 0
 
     @cython.exceptval(-1, check=True)
     @cython.cfunc
     def fresh(self, unit: cython.longlong, walk: cython.longlong) -> cython.longlong:
         """Blocks of a unit that a walk along a prompt has not come by before; else 0."""
-        slot: cython.longlong = self._units.find(unit)
-        if slot < 0 or self._units.seen[slot] == walk:
+        slot: cython.longlong = self._hash_blocks.find(unit)
+        if slot < 0 or self._hash_blocks.seen[slot] == walk:
             return 0
-        self._units.seen[slot] = walk
-        return self._units.blocks[slot]
+        self._hash_blocks.seen[slot] = walk
+        return self._hash_blocks.blocks[slot]
 
     @cython.ccall
     def put(self, unit: cython.longlong, blocks: cython.longlong) -> None:
         """The chip evicts a unit: keep it as the latest, and drop the oldest until all fit."""
         oldest: cython.longlong
-        slot: cython.longlong = self._units.find(unit)
+        slot: cython.longlong = self._hash_blocks.find(unit)
         if slot >= 0:
-            self._units.step_out(slot)
-            self._units.line_up(slot)
+            self._hash_blocks.step_out(slot)
+            self._hash_blocks.line_up(slot)
             return
         if blocks > self._room:
             return
         while self.used_blocks + blocks > self._room:
-            oldest = self._units.oldest
-            self.used_blocks -= self._units.blocks[oldest]
-            self._units.step_out(oldest)
-            self._units.remove(oldest)
-        self._units.line_up(self._units.put(unit, blocks))
+            oldest = self._hash_blocks.oldest
+            self.used_blocks -= self._hash_blocks.blocks[oldest]
+            self._hash_blocks.step_out(oldest)
+            self._hash_blocks.remove(oldest)
+        self._hash_blocks.line_up(self._hash_blocks.put(unit, blocks))
         self.used_blocks += blocks
         self.peak_blocks = max(self.peak_blocks, self.used_blocks)
         self.offloaded_blocks += blocks
@@ -1536,12 +1536,12 @@ class HostCache:
     @cython.ccall
     def load(self, unit: cython.longlong) -> cython.longlong:
         """A unit goes back to the chip; returns its blocks."""
-        slot: cython.longlong = self._units.find(unit)
+        slot: cython.longlong = self._hash_blocks.find(unit)
         assert slot >= 0
-        self._units.step_out(slot)
-        self._units.line_up(slot)
-        self.loaded_blocks += self._units.blocks[slot]
-        return self._units.blocks[slot]
+        self._hash_blocks.step_out(slot)
+        self._hash_blocks.line_up(slot)
+        self.loaded_blocks += self._hash_blocks.blocks[slot]
+        return self._hash_blocks.blocks[slot]
 
 
 @cython.cclass
@@ -1602,7 +1602,7 @@ class NoPrefixCache:
 
 @cython.cclass
 class PrefixCache(NoPrefixCache):
-    """Units of cached prompt, shared by the running requests and kept in LRU order when none of them needs them.
+    """HashBlocks of cached prompt, shared by the running requests and kept in LRU order when none of them needs them.
 
     A unit is one hash of the trace: ``block_tokens`` prompt tokens (fewer at the end of a prompt), in whole engine
     blocks. Blocks that no request uses are evicted, oldest first, when running requests need their room; a request's
@@ -1623,7 +1623,7 @@ class PrefixCache(NoPrefixCache):
     """
 
     _prompts: Prompts
-    _units: Units
+    _hash_blocks: HashBlocks
     _host: HostCache | None
     _index: HolderIndex | None
     _replica: cython.longlong
@@ -1656,7 +1656,7 @@ class PrefixCache(NoPrefixCache):
     ) -> None:
         NoPrefixCache.__init__(self)
         self._prompts = Prompts(hashes)
-        self._units = Units()
+        self._hash_blocks = HashBlocks()
         self._host, self._index, self._replica = host, index, replica
         self._input_tokens = input_tokens
         self._answers = output_tokens is not None
@@ -1675,7 +1675,7 @@ class PrefixCache(NoPrefixCache):
             tokens: tokens it has to put in the cache; the last of them is always computed, as its logits are needed.
 
         Returns:
-            Units found, tokens they spare, and how many of their blocks running requests hold already.
+            HashBlocks found, tokens they spare, and how many of their blocks running requests hold already.
         """
         self._walk(request, 0)
         spared: cython.longlong = self._spared_tokens(tokens)
@@ -1706,7 +1706,7 @@ class PrefixCache(NoPrefixCache):
         unit: cython.longlong
         size: cython.longlong
         prompts: Prompts = self._prompts
-        units: Units = self._units
+        units: HashBlocks = self._hash_blocks
         prompts.open(request)
         most: cython.longlong = self._input_tokens[request] // self._block_size
         self._walks += 1
@@ -1738,8 +1738,8 @@ class PrefixCache(NoPrefixCache):
     @cython.cfunc
     def _keep_unit(self, unit: cython.longlong, blocks: cython.longlong) -> None:
         """A unit is on the chip from now on, and one request holds it."""
-        slot: cython.longlong = self._units.put(unit, blocks)
-        self._units.holders[slot] = 1
+        slot: cython.longlong = self._hash_blocks.put(unit, blocks)
+        self._hash_blocks.holders[slot] = 1
         if self._index is not None and blocks == self._whole:
             self._index.add(unit, self._replica)
 
@@ -1750,7 +1750,7 @@ class PrefixCache(NoPrefixCache):
         position: cython.longlong
         slot: cython.longlong
         blocks: cython.longlong
-        held: Units = self._units
+        held: HashBlocks = self._hash_blocks
         self._prompts.open(request)
         for position in range(self._prompts.first, self._prompts.first + units):
             slot = held.find(self._prompts.ids[position])
@@ -1779,8 +1779,8 @@ class PrefixCache(NoPrefixCache):
             computed_tokens: tokens of the request in the cache.
 
         Returns:
-            Units that it holds now. A unit that another request has put in the cache meanwhile stays a private copy,
-            and so does everything after it.
+            Hash blocks that it holds now. A block that another request has put in the cache meanwhile stays a private
+            copy, and so does everything after it.
         """
         prompt: cython.longlong = self._input_tokens[request]
         complete: cython.longlong = min(prompt, computed_tokens)
@@ -1810,7 +1810,7 @@ class PrefixCache(NoPrefixCache):
         while prompts.first + units < prompts.end:
             blocks = (min((units + 1) * self._unit_tokens, complete) - units * self._unit_tokens) // self._block_size
             unit = prompts.ids[prompts.first + units]
-            if blocks <= 0 or self._units.find(unit) >= 0:
+            if blocks <= 0 or self._hash_blocks.find(unit) >= 0:
                 break
             self._keep_unit(unit, blocks)
             units += 1
@@ -1820,7 +1820,7 @@ class PrefixCache(NoPrefixCache):
     def release(self, request: cython.longlong, units: cython.longlong) -> None:
         """A request lets go of its units."""
         slot: cython.longlong
-        held: Units = self._units
+        held: HashBlocks = self._hash_blocks
         self._prompts.open(request)
         position: cython.longlong = self._prompts.first + units
         while position > self._prompts.first:
@@ -1839,11 +1839,11 @@ class PrefixCache(NoPrefixCache):
         slot: cython.longlong
         unit: cython.longlong
         blocks: cython.longlong
-        while self.idle_blocks > free_blocks and self._units.oldest >= 0:
-            slot = self._units.oldest
-            unit, blocks = self._units.unit[slot], self._units.blocks[slot]
-            self._units.step_out(slot)
-            self._units.remove(slot)
+        while self.idle_blocks > free_blocks and self._hash_blocks.oldest >= 0:
+            slot = self._hash_blocks.oldest
+            unit, blocks = self._hash_blocks.unit[slot], self._hash_blocks.blocks[slot]
+            self._hash_blocks.step_out(slot)
+            self._hash_blocks.remove(slot)
             self.idle_blocks -= blocks
             if self._index is not None and blocks == self._whole:
                 self._index.drop(unit, self._replica)
@@ -1967,8 +1967,8 @@ class Scheduler:
 
     def cached_tokens(self, request: int, tokens: int) -> int:
         """Tokens at the start of a request that the prefix cache holds now."""
-        found: int = self.cache.match(request, tokens)[1]
-        return found
+        tokens_cached: int = self.cache.match(request, tokens)[1]
+        return tokens_cached
 
     def hold(self, sequence: Sequence) -> None:
         """A sequence leaves the batch and keeps its blocks until another replica has fetched them."""
@@ -2174,8 +2174,8 @@ class Scheduler:
                 break
             chunk = min(known - cached, budget)
             blocks = self._blocks(cached + chunk)
-            room = self._num_blocks - self._watermark - self._kept_blocks(sequence, blocks)
-            if self._used() + blocks - in_use > room:
+            available = self._num_blocks - self._watermark - self._kept_blocks(sequence, blocks)
+            if self._used() + blocks - in_use > available:
                 break
             self.waiting.popleft()
             self._start(sequence, units, cached, blocks)
@@ -2456,9 +2456,9 @@ class SglangScheduler(PrefillFirstScheduler):
             coming += other.output_tokens - other.generated_tokens
             if not other.decoding:
                 prompts += self._blocks(other.input_tokens + other.generated_tokens) - other.blocks
-        own: cython.longlong = self._blocks(sequence.input_tokens + sequence.output_tokens) - blocks
+        remaining: cython.longlong = self._blocks(sequence.input_tokens + sequence.output_tokens) - blocks
         expected: cython.longlong = round(NEW_TOKEN_RATIO * coming)
-        return own + prompts + self._blocks(expected)
+        return remaining + prompts + self._blocks(expected)
 
 
 @cython.cfunc
@@ -2539,24 +2539,24 @@ class GroupedScheduler(Scheduler):
     """
 
     groups = cython.declare(list, visibility="public")
-    _in_turn: cython.bint
+    _round_robin: cython.bint
     _next: cython.longlong
-    _patience: cython.longlong
+    _wait_limit: cython.longlong
     """Steps that prompts wait for prompts of the other groups."""
     _waited: cython.longlong
 
     def __init__(self, limits: Any, groups: list[Any], swap: Any = None) -> None:
         Scheduler.__init__(self, limits, groups[0].cache, swap)
         self.groups = groups
-        self._in_turn = limits.in_turn
+        self._round_robin = limits.round_robin
         self._next = self._waited = 0
-        self._patience = limits.patience_steps
+        self._wait_limit = limits.dp_wait_limit_steps
 
     @cython.ccall
     def add(self, sequence: Sequence) -> None:
         """A request joins the queue of a group."""
         group: Scheduler
-        sequence.group = self._next if self._in_turn else self._fewest()[0]
+        sequence.group = self._next if self._round_robin else self._fewest()[0]
         self._next = (self._next + 1) % len(self.groups)
         group = self.groups[sequence.group]
         group.add(sequence)
@@ -2612,7 +2612,7 @@ class GroupedScheduler(Scheduler):
         plan: StepPlan = StepPlan()
         self.preempted = []
         self.running = []
-        closed: cython.bint = self._patience > 0 and self._waits()
+        closed: cython.bint = self._wait_limit > 0 and self._waits()
         for group in self.groups:
             group.closed = closed
             group.seen_s, group.query_len = self.seen_s, self.query_len
@@ -2643,7 +2643,7 @@ class GroupedScheduler(Scheduler):
             some |= asks
             every &= asks
             busy &= len(group.running) > 0
-        if every or not some or not busy or self._waited >= self._patience:
+        if every or not some or not busy or self._waited >= self._wait_limit:
             self._waited = 0
             return False
         self._waited += 1
@@ -2653,10 +2653,10 @@ class GroupedScheduler(Scheduler):
     def in_step(self, plan: StepPlan) -> list[Any]:
         """The batch by whose size a policy chooses, of all groups."""
         group: Scheduler
-        found: list[Any] = []
+        sequences: list[Any] = []
         for number, group in enumerate(self.groups):
-            found += group.in_step(plan.parts[number])
-        return found
+            sequences += group.in_step(plan.parts[number])
+        return sequences
 
     @cython.ccall
     def release(self, sequence: Sequence) -> None:
@@ -2816,7 +2816,7 @@ class Engine:
 
     Args:
         index: number of the replica.
-        feed: where its requests come from.
+        source: where its requests come from.
         scheduler: the batching rule, with empty caches.
         prices: seconds of a step.
         limits: tokens, sequences, blocks.
@@ -2827,8 +2827,8 @@ class Engine:
         longest: how many of the longest decoding sequences timing asks for.
         drafting: the policy that chooses the draft tokens of each step, or None where their number never changes.
         resumed: requests that start again after a failure, with what they have delivered.
-        handover: the way from prefill to decode replicas, where they are apart.
-        prefill_only: whether finished prompts go to ``handover`` instead of being decoded here.
+        kv_transfers: the way from prefill to decode replicas, where they are apart.
+        prefill_only: whether finished prompts go to ``kv_transfers`` instead of being decoded here.
         offload: host memory behind the prefix cache, or None.
         counted: whether its steps count as those of the interpreted oracle.
     """
@@ -2846,7 +2846,7 @@ class Engine:
     end = cython.declare(cython.double, visibility="public")
     planned = cython.declare(cython.bint, visibility="public")
     """Whether a step is planned, to be committed at ``end``."""
-    feed: Any
+    source: Any
     prices = cython.declare(Prices, visibility="public")
     limits: Any
     draws: Draws
@@ -2855,15 +2855,15 @@ class Engine:
     longest: cython.longlong
     drafting: Any
     resumed: Any
-    handover: Any
+    kv_transfers: Any
     prefill_only: cython.bint
     offload: Any
     counted: cython.bint
     ahead: cython.bint
     arrivals: Arrivals | None
-    """Where all requests are known in advance, in place of asking the feed."""
+    """Where all requests are known in advance, in place of asking the source."""
     coming_s: cython.double[::1]
-    """One number: when the next request is seen, where the feed is asked."""
+    """One number: when the next request is seen, where the source is asked."""
     input_tokens: cython.longlong[::1]
     output_tokens: cython.longlong[::1]
     priorities: Any
@@ -2903,7 +2903,7 @@ class Engine:
     def __init__(
         self,
         index: int,
-        feed: Any,
+        source: Any,
         scheduler: Scheduler,
         prices: Prices,
         limits: Any,
@@ -2914,13 +2914,13 @@ class Engine:
         longest: int,
         drafting: Any,
         resumed: Any,
-        handover: Any,
+        kv_transfers: Any,
         prefill_only: bool,
         offload: Any,
         counted: bool,
     ) -> None:
         self.index = index
-        self.feed = feed
+        self.source = source
         self.scheduler = scheduler
         self.prices = prices
         self.limits = limits
@@ -2930,7 +2930,7 @@ class Engine:
         self.longest = longest
         self.drafting = drafting
         self.resumed = resumed
-        self.handover = handover
+        self.kv_transfers = kv_transfers
         self.prefill_only = prefill_only
         self.offload = offload
         self.counted = counted
@@ -2938,8 +2938,8 @@ class Engine:
         self.work = Work(prices.timer.windows)
         self.now = self.seen = self.start = self.end = 0.0
         self.planned = False
-        self.coming_s = feed.coming_s
-        self.arrivals = Arrivals(*feed.known) if feed.known else None
+        self.coming_s = source.coming_s
+        self.arrivals = Arrivals(*source.known) if source.known else None
         self.input_tokens, self.output_tokens, self.arrival_s = log.input_tokens, log.output_tokens, log.arrival_s
         self.replica, self.prompt_replica, self.cached_tokens = log.replica, log.prompt_replica, log.cached_tokens
         self.priorities = log.stream.priorities
@@ -2964,7 +2964,7 @@ class Engine:
                 # No step runs over which the next one was decided.
                 self.seen = self.now
             else:
-                self.now = self.seen = max(self.now, self.feed.next_s())
+                self.now = self.seen = max(self.now, self.source.next_s())
                 if self.now == INFINITE:
                     return
 
@@ -2974,7 +2974,7 @@ class Engine:
         request: cython.longlong
         if self.arrivals is None:
             if self.coming_s[0] <= seen:
-                for request in self.feed.take(seen):
+                for request in self.source.take(seen):
                     self.replica[request] = self.index
                     self.scheduler.add(self.sequence(request))
         else:
@@ -3052,8 +3052,8 @@ class Engine:
             self.gaps.add(self._seconds, self._gaps)
         if self.counted:
             self.log.exact_steps += 1
-        if self.handover is not None and self.handover.full:
-            self.handover.call()
+        if self.kv_transfers is not None and self.kv_transfers.full:
+            self.kv_transfers.call()
         if self._draft is not None:
             self.drafting.tokens = self._draft.tokens
             if not self.drafting.rests(self._draft.tokens):
@@ -3142,11 +3142,11 @@ class Engine:
     def _hand_over(self, sequence: Sequence, start: cython.double, now: cython.double) -> cython.longlong:
         """A prompt is done: deliver its first token if that is done here, and send the KV on; returns tokens."""
         tokens: cython.longlong = 0
-        if self.handover.samples_first:
+        if self.kv_transfers.samples_first:
             tokens = self._deliver(sequence, 1, start, now)
         if sequence.generated_tokens < sequence.output_tokens:
             self.scheduler.hold(sequence)
-            self.handover.prompt_done(self, sequence)
+            self.kv_transfers.prompt_done(self, sequence)
         return tokens
 
     @cython.exceptval(-1, check=True)
@@ -3184,13 +3184,13 @@ class Engine:
         if not self.completed[0] % TOLD_AFTER:
             self.log.tell()
         if self.arrivals is None:
-            self.feed.finished(sequence.index, now)
+            self.source.finished(sequence.index, now)
 
     @cython.ccall
     def tells(self) -> cython.bint:
         """Whether the planned step may have something that others must hear of: an answer or a prompt that is done, or
         room for prompts that wait elsewhere."""
-        if self.handover is not None and (self._plan.chunks or self._plan.blocks_in or self.scheduler.preempted):
+        if self.kv_transfers is not None and (self._plan.chunks or self._plan.blocks_in or self.scheduler.preempted):
             # Prompts are done, or other prompts may find room.
             return True
         return self._ends(self._plan)
@@ -3277,7 +3277,7 @@ class Engine:
         table[row, 12] = work.query_len
         table[row, 13] = self._copies_s
         table[row, 14] = work.longest_kv
-        table[row, 15] = work.beyond_kv
+        table[row, 15] = work.tail_kv
         for w in range(kinds):
             table[row, 16 + w] = work.prefill_pairs[w]
             table[row, 16 + kinds + w] = work.prefill_kv_tokens[w]
@@ -3305,8 +3305,8 @@ class Engine:
         table[row, at + 3] = work.decode_seqs
         table[row, at + 4] = work.query_len
         table[row, at + 5] = work.longest_kv
-        table[row, at + 6] = work.beyond_kv
-        table[row, at + 7] = work.all_over_own
+        table[row, at + 6] = work.tail_kv
+        table[row, at + 7] = work.dp_imbalance
         for w in range(kinds):
             table[row, at + 8 + w] = work.prefill_pairs[w]
             table[row, at + 8 + kinds + w] = work.prefill_kv_tokens[w]
@@ -3448,7 +3448,7 @@ class Lockstep:
     Args:
         env: simulated time, a ``Timeline``.
         phase: of an instant in which replicas plan: the last.
-        engines: of all replicas; at rest, with feeds that a router fills.
+        engines: of all replicas; at rest, with sources that a router fills.
     """
 
     watch = cython.declare(object, visibility="public")
@@ -3534,7 +3534,7 @@ class Lockstep:
                 self._add(index)
                 continue
             self._rests[index] = 1
-            if engine.coming_s[0] < INFINITE:  # a request has yet to pass the front end
+            if engine.coming_s[0] < INFINITE:  # a request has yet to pass the API server
                 self._env.call(self.wake, index, max(0.0, engine.coming_s[0] - now))
         self._go()
 
@@ -3612,7 +3612,7 @@ class Lockstep:
         """Take out the first."""
         place: cython.longlong = 0
         below: cython.longlong
-        found: cython.longlong = self._heap[0]
+        earliest: cython.longlong = self._heap[0]
         self._size -= 1
         moved: cython.longlong = self._heap[self._size]
         while True:
@@ -3626,7 +3626,7 @@ class Lockstep:
             self._heap[place] = self._heap[below]
             place = below
         self._heap[place] = moved
-        return found
+        return earliest
 
     @cython.exceptval(-1, check=True)
     @cython.cfunc
@@ -3639,10 +3639,10 @@ class Lockstep:
     @cython.cfunc
     def _take(self) -> list[int]:
         """Take out the steps that end next, all at the same time."""
-        found: list[int] = [self._pop()]
-        while self._size and self._ends[self._heap[0]] == self._ends[found[0]]:
-            found.append(self._pop())
-        return found
+        replicas: list[int] = [self._pop()]
+        while self._size and self._ends[self._heap[0]] == self._ends[replicas[0]]:
+            replicas.append(self._pop())
+        return replicas
 
     @cython.exceptval(-1, check=True)
     @cython.cfunc
@@ -3671,18 +3671,18 @@ class Lockstep:
                 engine.begin(engine.now)
                 self._add(index)
                 continue
-            found: list[int] = self._take()
+            replicas: list[int] = self._take()
             tells = False
-            for index in found:
+            for index in replicas:
                 tells |= self._tells[index]
             if tells:
-                for index in found:
+                for index in replicas:
                     self._push(index)
                 return
-            for index in found:
+            for index in replicas:
                 engine = self._engines[index]
                 engine.commit()
-            for index in found:
+            for index in replicas:
                 engine = self._engines[index]
                 engine.collect(engine.seen)
                 engine.begin(engine.now)

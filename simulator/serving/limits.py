@@ -23,17 +23,17 @@ class EngineLimits:
     """Tokens of a decoding sequence in one step: 1, or K+1 in a verify step."""
     lookahead_tokens: int = 0
     """KV slots beyond the step's own tokens, for the drafts of the next step."""
-    intake_s: float = 0.0
+    api_server_s: float = 0.0
     """Seconds from sending a request until the scheduler can see it, beside the work below: network, hand-over."""
-    intake_work_s: float = 0.0
-    """Work of the server's front end on one request, which takes them one after another."""
-    intake_per_token_s: float = 0.0
+    api_server_work_s: float = 0.0
+    """Work of the server's API server on one request, which takes them one after another."""
+    tokenisation_per_token_s: float = 0.0
     """The part of that work that grows with the prompt: tokenisation."""
     groups: int = 1
     """Attention groups that step together, each with these sequences, tokens and blocks of its own."""
-    in_turn: bool = False
+    round_robin: bool = False
     """Whether requests go to the groups in turn, not to the one with the fewest."""
-    patience_steps: int = 0
+    dp_wait_limit_steps: int = 0
     """Steps that prompts of a group wait at most until every group has some."""
     page_tokens: int = 0
     """Tokens for which whole blocks are allotted together, and after which a recurrent state is kept for the prefix
@@ -53,14 +53,14 @@ class EngineLimits:
             groups=1,
         )
 
-    def intake_work(self, input_tokens: Any) -> Any:
-        """Seconds that the front end works on a request of so many prompt tokens, or on each of many."""
-        return self.intake_work_s + self.intake_per_token_s * input_tokens
+    def api_server_work(self, input_tokens: Any) -> Any:
+        """Seconds that the API server works on a request of so many prompt tokens, or on each of many."""
+        return self.api_server_work_s + self.tokenisation_per_token_s * input_tokens
 
     @property
-    def instant_intake(self) -> bool:
+    def instant_api_server(self) -> bool:
         """Whether the scheduler sees a request the moment it is sent."""
-        return not (self.intake_s or self.intake_work_s or self.intake_per_token_s)
+        return not (self.api_server_s or self.api_server_work_s or self.tokenisation_per_token_s)
 
     def blocks(self, tokens: int) -> int:
         """KV blocks that ``tokens`` tokens take."""

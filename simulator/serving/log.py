@@ -38,7 +38,7 @@ SCALARS = (
     "query_len",
     "copies_s",
     "longest_kv",
-    "beyond_kv",
+    "tail_kv",
 )
 """Columns of a step row; four more follow for each attention window."""
 
@@ -52,8 +52,8 @@ GROUP_SCALARS = (
     "decode_seqs",
     "query_len",
     "longest_kv",
-    "beyond_kv",
-    "all_over_own",
+    "tail_kv",
+    "dp_imbalance",
 )
 """What the slowest attention group does, before what it does by window: the last columns where there are several."""
 
@@ -168,8 +168,8 @@ class StepLog:
             count["query_len"],
             by_window[3],
             count["longest_kv"],
-            table[first + names.index("beyond_kv"), chosen],
-            table[first + names.index("all_over_own"), chosen] if self.grouped else 0.0,
+            table[first + names.index("tail_kv"), chosen],
+            table[first + names.index("dp_imbalance"), chosen] if self.grouped else 0.0,
         )
 
     def draft(self, chosen: slice | IntArray) -> DraftStep[IntArray] | None:
@@ -285,7 +285,7 @@ class RunLog:
     """What an autoscaler did, where there is one."""
     shared: dict[Any, Any] = field(default_factory=dict)
     """What the replicas of a run have in common: prices, draws, step rows and gaps on their way."""
-    gaps_elsewhere: list[GapCounts] = field(default_factory=list)
+    worker_gaps: list[GapCounts] = field(default_factory=list)
     """Counted by other processes."""
 
     def span(self, name: str, replica: int, start_s: float, end_s: float) -> None:
@@ -345,8 +345,8 @@ class RunLog:
 
     def gaps(self) -> GapCounts:
         """Gaps between token deliveries, and how many requests saw each."""
-        own = [GapCounts(*made.table()) for (what, *_), made in self.shared.items() if what == "gaps"]
-        tables = [*own, *self.gaps_elsewhere]
+        counts = [GapCounts(*made.table()) for (what, *_), made in self.shared.items() if what == "gaps"]
+        tables = [*counts, *self.worker_gaps]
         if len(tables) == 1:
             return tables[0]
         return GapCounts(np.concatenate([one.gap_s for one in tables]), np.concatenate([one.count for one in tables]))

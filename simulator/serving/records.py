@@ -87,7 +87,7 @@ class StepRecords:
     """Part of them whose kernels have shapes or formats that no fit has seen."""
     datasheet_s: FloatArray
     """Part of them whose kernels were never measured on the chip."""
-    light_s: FloatArray
+    sol_s: FloatArray
     """Least seconds that the kernels could take at the peak of their chip."""
     flops: FloatArray
     bytes: FloatArray

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hwprofiles import load_chip
-from simulator.build import build_alone
+from simulator.build import build_replica
 from simulator.errors import ForerunError
 from simulator.scenario import Scenario, scenario_from
 from simulator.speculation import draft_survival
@@ -83,7 +83,7 @@ class StepPricer:
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
         self._known: dict[tuple[tuple[int, int], ...], list[DecodeStep]] = {}
-        self._build = build_alone(scenario, seed=0)
+        self._build = build_replica(scenario, seed=0)
         self._timer: EngineTimer = self._build.main.timer
         speculation = scenario.speculation
         self._accepted = 0.0
@@ -104,8 +104,8 @@ class StepPricer:
         assert isinstance(timer, ModelTimer)
         assert isinstance(timer.target.overlap, SpeculativeAttention)
         overlap = timer.target.overlap.under(*configs)
-        found = self._priced([*cases] * len(configs), replace(timer, target=timer.target.beside(overlap)))
-        return [found[first : first + len(cases)] for first in range(0, len(found), len(cases))]
+        steps = self._priced([*cases] * len(configs), replace(timer, target=timer.target.beside(overlap)))
+        return [steps[first : first + len(cases)] for first in range(0, len(steps), len(cases))]
 
     def step(self, batch: int, context_tokens: int) -> DecodeStep:
         """A step of ``batch`` sequences that each end it with ``context_tokens`` in the cache."""
@@ -113,10 +113,10 @@ class StepPricer:
 
     def steps(self, cases: Sequence[tuple[int, int]]) -> list[DecodeStep]:
         """The same for many pairs of batch and context at once; kept, as other levers are asked for the same ones."""
-        asked = tuple(cases)
-        if asked not in self._known:
-            self._known[asked] = self._priced(asked, self._timer)
-        return self._known[asked]
+        key = tuple(cases)
+        if key not in self._known:
+            self._known[key] = self._priced(key, self._timer)
+        return self._known[key]
 
     def _priced(self, cases: Sequence[tuple[int, int]], timer: EngineTimer) -> list[DecodeStep]:
         limits, windows = self._build.main.limits, timer.windows
@@ -183,22 +183,22 @@ def lever_gains(
         ForerunError: a model that does not fit, or something that is not modelled.
     """
     cases = list(product(batches, contexts))
-    alone = zip(*(each.steps(cases) for each in serial), strict=True)
-    before = [min(steps, key=lambda step: (not step.fits, step.seconds_per_token)) for steps in alone]
-    kind, own = load_chip(speculative.scenario.hardware.chip).kind, speculative.scenario.attention_speculation
-    assert own is not None
-    plain = own.model_dump(exclude_none=True)
+    serial_steps = zip(*(each.steps(cases) for each in serial), strict=True)
+    before = [min(steps, key=lambda step: (not step.fits, step.seconds_per_token)) for steps in serial_steps]
+    kind, settings = load_chip(speculative.scenario.hardware.chip).kind, speculative.scenario.attention_speculation
+    assert settings is not None
+    plain = settings.model_dump(exclude_none=True)
     chosen = [AttentionSpeculationConfig.model_validate({**plain, **lever}) for lever in levers]
     ends = [[config, *(costs_at(config, kind, end) for end in ("high", "low"))] for config in chosen]
     steps = speculative.steps_under([config for each in ends for config in each], cases)
-    found = []
+    gains = []
     for place in range(0, len(steps), 3):
         rows = []
         for (batch, context), one, *after in zip(cases, before, *steps[place : place + 3], strict=True):
             ratios = [one.seconds_per_token / step.seconds_per_token for step in after]
             rows.append(Gain(batch, context, ratios[0], min(ratios), max(ratios), one.fits and after[0].fits))
-        found.append(rows)
-    return found
+        gains.append(rows)
+    return gains
 
 
 def atlas_layouts(
@@ -230,14 +230,14 @@ def atlas_gains(
     two = _groups(*what, case["chips"] // 2, 2)
     if isinstance(two, str):
         return [{**one, "refused": two} for one in cases]
-    alone = [group for size in sizes if isinstance(group := _groups(*what, size, 1), StepPricer)]
+    single_groups = [group for size in sizes if isinstance(group := _groups(*what, size, 1), StepPricer)]
     try:
-        found = lever_gains(alone, two, batches, contexts, levers)
+        gains = lever_gains(single_groups, two, batches, contexts, levers)
     except ForerunError as error:
         return [{**one, "refused": str(error)} for one in cases]
     return [
         {**one, "basis": two.basis, "gains": [row._asdict() for row in rows]}
-        for one, rows in zip(cases, found, strict=True)
+        for one, rows in zip(cases, gains, strict=True)
     ]
 
 

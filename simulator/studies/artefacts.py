@@ -82,12 +82,12 @@ def _trtllm_speculation(scenario: Scenario) -> Document | None:
     drafted = speculation.num_speculative_tokens
     if kind == "MTP":
         return {"decoding_type": kind, "num_nextn_predict_layers": drafted}
-    found: Document = {"decoding_type": kind, "max_draft_len": drafted}
+    config: Document = {"decoding_type": kind, "max_draft_len": drafted}
     if kind == "NGram":
-        return found | {"max_matching_ngram_size": 2}
+        return config | {"max_matching_ngram_size": 2}
     if speculation.method == "eagle3":
-        found["eagle3_one_model"] = True
-    return found | {"speculative_model_dir": _drafter(scenario)}
+        config["eagle3_one_model"] = True
+    return config | {"speculative_model_dir": _drafter(scenario)}
 
 
 def vllm_schedule(scenario: Scenario, table: Sequence[Mapping[str, Any]] = ()) -> str:
@@ -369,8 +369,8 @@ def _scaler_remarks(scenario: Scenario) -> list[str]:
 def _own_remarks(scenario: Scenario) -> list[str]:
     """What the command lines inside say behind ``#``."""
     remarks = (vllm_command(part).partition("  # ")[2] for _, _, part in _parts(scenario))
-    said = (part for remark in remarks for part in remark.split("; ") if part and " copies behind a " not in part)
-    return list(dict.fromkeys(said))
+    parts = (part for remark in remarks for part in remark.split("; ") if part and " copies behind a " not in part)
+    return list(dict.fromkeys(parts))
 
 
 def _replicas_remark(scenario: Scenario) -> list[str]:

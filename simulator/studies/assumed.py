@@ -71,9 +71,9 @@ def assumed_parameters(scenario: Scenario) -> dict[str, AssumedParameter]:
     Raises:
         ForerunError, ProfileError: the scenario names something that does not exist.
     """
-    found = [*_framework(scenario), *_kernels(scenario), *_link(scenario), *_speculation(scenario)]
-    found += _attention_speculation(scenario)
-    return {parameter.name: parameter for parameter in found}
+    parameters = [*_framework(scenario), *_kernels(scenario), *_link(scenario), *_speculation(scenario)]
+    parameters += _attention_speculation(scenario)
+    return {parameter.name: parameter for parameter in parameters}
 
 
 FITTED_HOST_COSTS = ("step_s", "per_sequence_s")
@@ -95,22 +95,22 @@ def _kernels(scenario: Scenario) -> list[AssumedParameter]:
     chip = load_chip(scenario.hardware.chip)
     kernels = KernelLibrary(chip, load_framework(scenario.engine.framework).kernel_library)
     uncalibrated = [f for f, dtype in _kernel_kinds(scenario) if kernels.basis(f, dtype) != "calibrated"]
-    found = []
+    parameters = []
     for name, fields in KERNEL_FIELDS.items():
         touched = [f for f in dict.fromkeys(uncalibrated) if set(fields) & set(FAMILIES[f].model_fields)]
         if touched:
             factors = TIME_FACTORS if name.endswith("_s") else EFFICIENCY_FACTORS
             source = f"not fitted on {chip.name}: {', '.join(touched)}"
-            found.append(
+            parameters.append(
                 AssumedParameter(f"{chip.name}.kernels.{name}", KERNEL_WORDS[name], *factors, "factor", source)
             )
     on_chip = chip.sources.get("on_chip.bandwidth_bytes_per_s", chip.on_chip.source)
     if on_chip.kind == "assumed":
         name = f"{chip.name}.on_chip.bandwidth_bytes_per_s"
-        found.append(
+        parameters.append(
             AssumedParameter(name, "bandwidth of the on-chip store", *ON_CHIP_FACTORS, "factor", on_chip.reference)
         )
-    return found
+    return parameters
 
 
 def _kernel_kinds(scenario: Scenario) -> list[tuple[str, str]]:
@@ -153,16 +153,16 @@ def _speculation(scenario: Scenario) -> list[AssumedParameter]:
     speculation = scenario.speculation
     if speculation is None or speculation.method == "none":
         return []
-    found = []
+    parameters = []
     if speculation.acceptance is not None and speculation.acceptance.log is None:
         source = "published curve, other traffic" if speculation.acceptance.curve else "the scenario's figure"
         says = "conditional acceptance rates"
-        found.append(
+        parameters.append(
             AssumedParameter(ACCEPTANCE, says, *ACCEPTANCE_FACTORS, "factor", source, change=with_acceptance_scaled)
         )
     known = method_overhead(scenario.engine.framework, speculation.method)
     if known.source.kind != "assumed":
-        return found
+        return parameters
     draft, uncaptured = speculation.draft, load_draft_overhead(VLLM_2025, "eagle")
     for name, says, most in (
         ("step_s", "host time per step that drafts", uncaptured.step_s),
@@ -172,19 +172,19 @@ def _speculation(scenario: Scenario) -> list[AssumedParameter]:
     ):
         if name not in METHODS[speculation.method].fields:
             continue
-        given = getattr(draft, name) if draft is not None else None
+        set_value = getattr(draft, name) if draft is not None else None
         value = getattr(known, name)
-        if given is not None or (value == 0.0 and most == 0.0) or (name == "pass_s" and known.per_sequence_s > 0):
+        if set_value is not None or (value == 0.0 and most == 0.0) or (name == "pass_s" and known.per_sequence_s > 0):
             continue
         low, high = (value / 2, value * 2) if value else (0.0, most)
         change = _draft_field(speculation.method, name)
         says_of = f"{says} ({speculation.method})"
-        found.append(
+        parameters.append(
             AssumedParameter(
                 f"{speculation.method}.{name}", says_of, low, high, "s", known.source.reference, change=change
             )
         )
-    return found
+    return parameters
 
 
 def _attention_speculation(scenario: Scenario) -> list[AssumedParameter]:
@@ -243,20 +243,20 @@ def with_acceptance_scaled(scenario: Scenario, factor: float) -> Scenario:
     speculation = scenario.speculation
     if speculation is None or speculation.method == "none" or speculation.acceptance is None:
         return scenario
-    given = speculation.acceptance
-    acceptance = given.model_dump(exclude_unset=True)
-    if given.alpha is not None:
-        acceptance["alpha"] = first = min(1.0, given.alpha * factor)
-    elif given.conditional is not None:
-        acceptance["conditional"] = [min(1.0, rate * factor) for rate in given.conditional]
+    base = speculation.acceptance
+    acceptance = base.model_dump(exclude_unset=True)
+    if base.alpha is not None:
+        acceptance["alpha"] = first = min(1.0, base.alpha * factor)
+    elif base.conditional is not None:
+        acceptance["conditional"] = [min(1.0, rate * factor) for rate in base.conditional]
         first = acceptance["conditional"][0]
     else:
-        rates = given.per_position
+        rates = base.per_position
         survival = [float(s) for s in draft_survival(speculation)] if rates is None else rates
-        acceptance = {"per_position": scaled_survival(survival, factor), "extrapolate": given.extrapolate}
+        acceptance = {"per_position": scaled_survival(survival, factor), "extrapolate": base.extrapolate}
         first = acceptance["per_position"][0]
-    if given.spread:
-        acceptance["spread"] = min(given.spread, widest_spread(first))
+    if base.spread:
+        acceptance["spread"] = min(base.spread, widest_spread(first))
     try:
         AcceptanceConfig.model_validate(acceptance)
     except ValueError as error:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import simpy
 
-from simulator.build import build_alone
+from simulator.build import build_replica
 from simulator.errors import ArgumentError, ForerunError
 from simulator.metrics import forerun_version, jsonable, scenario_document
 from simulator.result import StudyResult, Summary
@@ -78,7 +78,7 @@ def pool_prices(scenario: Scenario, batch: int, context_tokens: int) -> PoolPric
             modelled or does not fit.
     """
     speculation = scenario.speculation
-    build = build_alone(scenario)
+    build = build_replica(scenario)
     timer = build.main.timer
     if speculation is None or not isinstance(timer, ModelTimer) or not isinstance(timer.drafter, RemoteDrafter):
         raise ForerunError("speculation.draft.chip: a pool of drafters needs a drafter on chips of its own; name them")
@@ -257,8 +257,8 @@ class _Pool:
     def home(self, verifier: int) -> int | None:
         """The drafter that holds a verifier's KV; None where none is left."""
         alive = [number for number, lives in enumerate(self.alive) if lives]
-        own = verifier % self.shape.drafters
-        return own if self.alive[own] else alive[verifier % len(alive)] if alive else None
+        drafter = verifier % self.shape.drafters
+        return drafter if self.alive[drafter] else alive[verifier % len(alive)] if alive else None
 
     def verify(self, verifier: int) -> Process:
         """Step after step, with drafts while there are any."""
@@ -319,20 +319,20 @@ def run_pool(prices: PoolPrices, shape: PoolShape, steps: int = STEPS, seed: int
     return _Pool(prices, shape, steps, seed).result()
 
 
-def own_chips_gain(scenario: Scenario, batch: int, context_tokens: int) -> float | None:
+def target_chips_gain(scenario: Scenario, batch: int, context_tokens: int) -> float | None:
     """Gain over plain steps of the scenario's drafter on the verifier's own chips; None where it has no room there."""
     assert scenario.speculation is not None
     assert scenario.speculation.draft is not None
     kept = scenario.speculation.draft.model_dump(exclude_unset=True, exclude={*OF_ITS_CHIPS})
     try:
-        build = build_alone(scenario.with_values({"speculation.draft": kept}))
+        build = build_replica(scenario.with_values({"speculation.draft": kept}))
     except ForerunError:
         return None
     timer, query_len = build.main.timer, build.main.limits.query_len
     assert isinstance(timer, ModelTimer)
-    alone = replace(timer, drafter=None)
+    no_drafter = replace(timer, drafter=None)
     steps = (decode_step(timer.windows, batch, tokens, context_tokens) for tokens in (1, query_len))
-    plain_s, drafted_s = (float(own.seconds(step)) for own, step in zip((alone, timer), steps, strict=True))
+    plain_s, drafted_s = (float(each.seconds(step)) for each, step in zip((no_drafter, timer), steps, strict=True))
     return (1.0 + float(np.sum(draft_survival(scenario.speculation)))) * plain_s / drafted_s
 
 
@@ -350,12 +350,12 @@ def pool_gains(
     prices: PoolPrices, shares: Sequence[int], max_batch: int = 1, ahead: bool = False, seed: int = 0
 ) -> list[PoolGain]:
     """One drafter for each number of verifiers in ``shares``."""
-    found = []
+    gains = []
     for verifiers in shares:
         run = run_pool(prices, PoolShape(verifiers, 1, max_batch, ahead), seed=seed)
-        alone = verifiers * prices.batch / prices.plain_s
-        found.append(PoolGain(verifiers, run.tokens_per_s / alone, run.step_s, run.use))
-    return found
+        plain_rate = verifiers * prices.batch / prices.plain_s
+        gains.append(PoolGain(verifiers, run.tokens_per_s / plain_rate, run.step_s, run.use))
+    return gains
 
 
 def break_even(gains: Sequence[PoolGain], worth: float = 1.0) -> float | None:
@@ -416,7 +416,7 @@ def draft_pool(
         "max_batch": max_batch,
         "acceptance_factors": list(ACCEPTANCE_FACTORS),
         "prices": {**middle._asdict(), "draft_s": middle.draft_s(batch)},
-        "own_chips_gain": own_chips_gain(base, batch, context_tokens),
+        "target_chips_gain": target_chips_gain(base, batch, context_tokens),
         "ways": ways,
         "loss": _loss(middle, ways, max_batch, seed),
         "scenario": scenario_document(base),
@@ -442,9 +442,9 @@ def _way(curves: Sequence[Sequence[PoolGain]]) -> dict[str, Any]:
     for points in zip(*curves, strict=True):
         gains = [point.gain for point in points]
         rows.append({**points[0]._asdict(), "low": min(gains), "high": max(gains)})
-    found = [break_even(curve) for curve in curves]
-    low, high = (pick(found, key=lambda one: one or 0.0) for pick in (min, max))
-    return {"gains": rows, "break_even": {"value": found[0], "low": low, "high": high}}
+    break_evens = [break_even(curve) for curve in curves]
+    low, high = (pick(break_evens, key=lambda one: one or 0.0) for pick in (min, max))
+    return {"gains": rows, "break_even": {"value": break_evens[0], "low": low, "high": high}}
 
 
 def _loss(prices: PoolPrices, ways: Mapping[str, Any], max_batch: int, seed: int) -> dict[str, Any] | None:
@@ -460,13 +460,13 @@ def _loss(prices: PoolPrices, ways: Mapping[str, Any], max_batch: int, seed: int
     return {**asdict(shape), "lost_s": whole.end_s / 4, **gains, "plain_steps": lost.plain_steps}
 
 
-def _verifiers(found: Mapping[str, float | None], most: float) -> str:
+def _verifiers(break_even: Mapping[str, float | None], most: float) -> str:
     """A break-even in words, with its range."""
 
     def words(value: float | None) -> str:
         return "none" if value is None else f"more than {most:g}" if value == inf else f"{value:.1f}"
 
-    middle, low, high = (words(found[key]) for key in ("value", "low", "high"))
+    middle, low, high = (words(break_even[key]) for key in ("value", "low", "high"))
     return middle if low == high else f"{middle} ({low} to {high})"
 
 
@@ -481,9 +481,9 @@ def _sentence(document: Mapping[str, Any]) -> str:
         f"Verifiers of {document['batch']} sequences that one drafter pays for: {pays}; most is gained, {gain:.2f}x, "
         f"where it serves {at} and drafts {way}"
     )
-    own, loss = document["own_chips_gain"], document["loss"]
-    if own is not None:
-        text += f" ({own:.2f}x with the drafter on the verifier's own chips)"
+    same_chips_gain, loss = document["target_chips_gain"], document["loss"]
+    if same_chips_gain is not None:
+        text += f" ({same_chips_gain:.2f}x with the drafter on the verifier's own chips)"
     if loss is not None:
         ends = f"{loss['gain']:.2f}x to {loss['gain_with_loss']:.2f}x"
         text += f". Losing one of two drafters a quarter into a run takes {loss['verifiers']} verifiers from {ends}"
@@ -510,7 +510,7 @@ class DraftPoolResult(StudyResult):
     def summary(self) -> Summary:
         """Break-evens and the conclusion."""
         pays = {f"pays_{way}": one["break_even"]["value"] for way, one in self.document["ways"].items()}
-        return Summary({**pays, "own_chips_gain": self.document["own_chips_gain"], "answer": self.conclusion})
+        return Summary({**pays, "target_chips_gain": self.document["target_chips_gain"], "answer": self.conclusion})
 
     def records(self) -> list[dict[str, Any]]:
         """A row for each way and number of verifiers."""

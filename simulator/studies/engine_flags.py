@@ -72,8 +72,8 @@ def _layers(scenario: Scenario) -> list[str]:
     cards = [share.layers for share in whole if load_chip(share.chip).kind != "cpu"]
     if cards and all(cards):
         split = [count or 0 for count in cards]
-        own = layers - sum(split) - sum(on_host)
-        words += ["--split-mode", "layer", "--tensor-split", ",".join(map(str, (*split, own)))]
+        on_gpu = layers - sum(split) - sum(on_host)
+        words += ["--split-mode", "layer", "--tensor-split", ",".join(map(str, (*split, on_gpu)))]
     return words
 
 
@@ -180,19 +180,19 @@ def published_name(model: str) -> str:
 
 def _quantisation(scenario: Scenario, words: list[str], remarks: list[str], known: dict[str, str], flag: str) -> None:
     """The flag under which an engine converts 16-bit weights; a checkpoint in the format asked for needs none."""
-    asked = scenario.weights_dtype
-    if asked is None or asked in ("bf16", "fp16"):
+    weights_dtype = scenario.weights_dtype
+    if weights_dtype is None or weights_dtype in ("bf16", "fp16"):
         return
     architecture = load_architecture(scenario.model)
-    own = resolve_weight_dtypes(architecture, None)
-    if resolve_weight_dtypes(architecture, asked) == own:
+    default_dtypes = resolve_weight_dtypes(architecture, None)
+    if resolve_weight_dtypes(architecture, weights_dtype) == default_dtypes:
         return
-    wide = all(dtype_bytes(dtype) >= 2 for dtype in own.values())
-    name = known.get(asked) if isinstance(asked, str) and wide else None
+    wide = all(dtype_bytes(dtype) >= 2 for dtype in default_dtypes.values())
+    name = known.get(weights_dtype) if isinstance(weights_dtype, str) and wide else None
     if name is not None:
         words += [flag, name]
     else:
-        remarks.append(f"load a checkpoint with weights_dtype {asked}")
+        remarks.append(f"load a checkpoint with weights_dtype {weights_dtype}")
 
 
 def _kv_dtype(scenario: Scenario, words: list[str], remarks: list[str], engine: str) -> None:

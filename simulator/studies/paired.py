@@ -124,11 +124,11 @@ def with_model_error(ratio: Ratio, base: ModelError, other: ModelError, metric: 
         metric: whose ratio it is.
         level: coverage of the interval.
     """
-    found = [metric_draws(error, metric) for error in (base, other)]
-    if any(draws is None for draws in found):
+    error_draws = [metric_draws(error, metric) for error in (base, other)]
+    if any(draws is None for draws in error_draws):
         return ratio
     sign = 1.0 if HIGHER_IS_BETTER[metric] else -1.0
-    draws = sign * (np.asarray(found[1]) - np.asarray(found[0]))
+    draws = sign * (np.asarray(error_draws[1]) - np.asarray(error_draws[0]))
     if ratio.low is not None and ratio.high is not None and ratio.low > 0:
         draws = draws + sampling_draws(metric, log(ratio.high / ratio.low) / 2 / NORMAL_95)
     low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])

@@ -53,9 +53,9 @@ class RunPool:
         Raises:
             ForerunError: the run failed; with ``name`` in front.
         """
-        (found,) = self.documents_if_any([run])
-        if found is not None:
-            return found
+        (document,) = self.documents_if_any([run])
+        if document is not None:
+            return document
         error = self._failed[run.key]
         kind = WorkerDiedError if isinstance(error, WorkerDiedError) else ForerunError
         raise kind(f"{name}: {error}")
@@ -75,8 +75,8 @@ class RunPool:
                 self._failed[key] = error
             if self._progress is not None:
                 self._progress(len(self._known) + len(self._failed), self._asked)
-        found = [self._known.get(key) for key in keys]
-        return [one and one | {"seed": run.seed} for one, run in zip(found, runs, strict=True)]
+        documents = [self._known.get(key) for key in keys]
+        return [one and one | {"seed": run.seed} for one, run in zip(documents, runs, strict=True)]
 
 
 def run_document_of(

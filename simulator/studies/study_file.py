@@ -103,21 +103,21 @@ def load_study(path: str | Path, overrides: Sequence[str] = (), vary: Sequence[s
     """
     file = Path(path)
     data = read_mapping(file)
-    own_vary: dict[str, Values] = {}
+    inner_vary: dict[str, Values] = {}
     specs: list[Any] = []
     metric: str | None = None
     if any(key in data for key in STUDY_KEYS):
         scenario = _inner_scenario(data, file, overrides)
-        own_vary = _file_vary(data.get("vary"), file)
+        inner_vary = _file_vary(data.get("vary"), file)
         specs = _variant_list(data.get("variants"), file)
         metric = data.get("metric")
         if metric is not None and not isinstance(metric, str):
             raise ForerunError(f"{file}: metric: name a key of the summary, such as mean_tpot_ms (got {metric!r})")
     else:
         scenario = scenario_in(data, file.parent, str(file), overrides)
-    own_vary |= parse_vary(vary)
-    bare = StudyFile(str(file), scenario, own_vary, (), file.parent)
-    return StudyFile(str(file), scenario, own_vary, _variants(specs, bare), file.parent, metric)
+    inner_vary |= parse_vary(vary)
+    bare = StudyFile(str(file), scenario, inner_vary, (), file.parent)
+    return StudyFile(str(file), scenario, inner_vary, _variants(specs, bare), file.parent, metric)
 
 
 LOG_DEFAULTS: Mapping[str, Any] = {"model": "llama-3.1-8b", "hardware": {"chip": "h100-sxm"}}
@@ -144,9 +144,9 @@ def study_of_log(
     workload = {"trace": str(path)} | ({"columns": dict(columns)} if columns else {})
     scenario = scenario_in({**deepcopy(dict(LOG_DEFAULTS)), "workload": workload}, Path(), str(path), overrides)
     varied = parse_vary(vary)
-    said = {text.partition("=")[0] for text in overrides} | set(varied)
+    paths = {text.partition("=")[0] for text in overrides} | set(varied)
     taken = {"model": scenario.model, "hardware.chip": scenario.hardware.chip}
-    open_ = {name: value for name, value in taken.items() if name not in said}
+    open_ = {name: value for name, value in taken.items() if name not in paths}
     note = f"{path} is a log and names no scenario; taken: " + ", ".join(f"{k} {v}" for k, v in open_.items())
     hint = " (" + " ".join(f"--set {name}=NAME" for name in open_) + " says otherwise)"
     return StudyFile(str(path), scenario, varied, (), Path(), notes=(note + hint,) if open_ else ())
@@ -195,10 +195,10 @@ def parse_pairs(text: str, name: str, example: str, value: str = "VALUE") -> dic
         ForerunError: a part without its ``=``, or a word twice.
     """
     parts = [part.partition("=") for part in text.split(",")] if text.strip() else []
-    found = {word.strip(): given.strip() for word, _, given in parts}
-    if len(found) < len(parts) or not all(found) or not all(found.values()):
+    pairs = {word.strip(): text_value.strip() for word, _, text_value in parts}
+    if len(pairs) < len(parts) or not all(pairs) or not all(pairs.values()):
         raise ForerunError(f"{name} {text}: write WORD={value},..., each word once, for example {example}")
-    return found
+    return pairs
 
 
 def parse_vary(texts: Sequence[str]) -> dict[str, Values]:
@@ -209,16 +209,16 @@ def parse_vary(texts: Sequence[str]) -> dict[str, Values]:
     Raises:
         ForerunError: one line with the option and what would be right.
     """
-    found: dict[str, Values] = {}
+    axes: dict[str, Values] = {}
     for text in texts:
         path, equals, values = text.partition("=")
         place = f"--vary {text}"
         if not equals or not all(path.split(".")) or not values.strip():
             raise ForerunError(f"{place}: write PATH=V1,V2,..., for example engine.max_num_seqs=64,128,256")
-        if path in found:
+        if path in axes:
             raise ForerunError(f"{place}: {path} is varied twice; give all its values at once")
-        found[path] = _range_text(values, place) or checked_values(parse_yaml(f"[{values}]", place), place)
-    return found
+        axes[path] = _range_text(values, place) or checked_values(parse_yaml(f"[{values}]", place), place)
+    return axes
 
 
 def checked_values(values: Any, place: str) -> tuple[Any, ...]:
@@ -290,9 +290,9 @@ def study_text(variants: Sequence[Mapping[str, Any]]) -> str:
     base = variants[0]["scenario"]
     listed = []
     for variant in variants:
-        own = variant["scenario"]
-        changed = {key: value for key, value in own.items() if base.get(key) != value}
-        gone: dict[str, Any] = {key: {} if key == "slo" else None for key in base if key not in own}
+        settings = variant["scenario"]
+        changed = {key: value for key, value in settings.items() if base.get(key) != value}
+        gone: dict[str, Any] = {key: {} if key == "slo" else None for key in base if key not in settings}
         listed.append({"name": variant["name"], "set": changed | gone})
     return yaml_text({"scenario": base, "variants": listed})
 
@@ -324,8 +324,8 @@ def _inner_scenario(data: dict[str, Any], file: Path, overrides: Sequence[str]) 
             )
     inner = data.get("scenario")
     if isinstance(inner, str):
-        beside = file.parent / inner
-        return load_scenario(beside if beside.exists() else inner, overrides)
+        path = file.parent / inner
+        return load_scenario(path if path.exists() else inner, overrides)
     if isinstance(inner, dict):
         return scenario_in(inner, file.parent, f"{file}: scenario", overrides)
     raise ForerunError(f"{file}: scenario: name a scenario file, or write the scenario here")
@@ -337,11 +337,11 @@ def _file_vary(data: Any, file: Path) -> dict[str, Values]:
         return {}
     if not isinstance(data, dict):
         raise ForerunError(f"{place}: write PATH: [V1, V2, ...] lines")
-    found: dict[str, Values] = {}
+    axes: dict[str, Values] = {}
     for path, values in data.items():
         here = f"{place}.{path}"
-        found[str(path)] = range_of(values, here) if isinstance(values, dict) else checked_values(values, here)
-    return found
+        axes[str(path)] = range_of(values, here) if isinstance(values, dict) else checked_values(values, here)
+    return axes
 
 
 def range_of(values: Mapping[str, Any], place: str) -> Range:
@@ -390,7 +390,7 @@ def _variant_list(data: Any, file: Path) -> list[Any]:
 
 
 def _variants(specs: Sequence[Any], study: StudyFile) -> tuple[Variant, ...]:
-    found: list[Variant] = []
+    variants: list[Variant] = []
     for number, spec in enumerate(specs, start=1):
         place = f"{study.place}: variants[{number}]"
         if not isinstance(spec, dict):
@@ -403,10 +403,10 @@ def _variants(specs: Sequence[Any], study: StudyFile) -> tuple[Variant, ...]:
             raise ForerunError(f"{place}.set: write PATH: VALUE lines")
         settings = {str(path): value for path, value in settings.items()}
         name = str(spec.get("name") or settings_name(settings))
-        if any(name == other.name for other in found):
+        if any(name == other.name for other in variants):
             raise ForerunError(f"{place}.name: '{name}' is given twice")
-        found.append(Variant(name, settings, apply_settings(study.scenario, settings, place, study.folder)))
-    return tuple(found)
+        variants.append(Variant(name, settings, apply_settings(study.scenario, settings, place, study.folder)))
+    return tuple(variants)
 
 
 Design = Literal["grid", "random", "latin-hypercube"]

@@ -25,8 +25,8 @@ from simulator.timing.engine import EngineTimer as EngineTimer
 from simulator.timing.engine import ModelTimer as ModelTimer
 from simulator.timing.engine import PipelineTimer as PipelineTimer
 from simulator.timing.engine import StagedTimer as StagedTimer
-from simulator.timing.engine import longest_asked as longest_asked
 from simulator.timing.engine import stage_timers as stage_timers
+from simulator.timing.engine import tracked_longest as tracked_longest
 from simulator.timing.framework import VLLM_2025 as VLLM_2025
 from simulator.timing.framework import DraftOverhead as DraftOverhead
 from simulator.timing.framework import Framework as Framework
@@ -37,7 +37,7 @@ from simulator.timing.kernels import Evidence as Evidence
 from simulator.timing.kernels import Kernel as Kernel
 from simulator.timing.kernels import running as running
 from simulator.timing.memory import MemoryPlan as MemoryPlan
-from simulator.timing.memory import fit_apart as fit_apart
+from simulator.timing.memory import fit_separate_processes as fit_separate_processes
 from simulator.timing.memory import plan_memory as plan_memory
 from simulator.timing.step import StepTables as StepTables
 from simulator.timing.step import StepTimer as StepTimer

@@ -30,8 +30,8 @@ from simulator.llm.mixers import (
     Recurrent,
     SharedKvAttention,
 )
-from simulator.timing.framework import LOCAL_FRAMEWORKS, Framework, Passes
-from simulator.timing.mixed_chips import Elsewhere
+from simulator.timing.framework import LOCAL_FRAMEWORKS, ElementwiseKernels, Framework
+from simulator.timing.mixed_chips import OtherDevice
 
 UNQUANTISED_PARTS = ("embedding", "lm_head", "router", "norm")
 """Parts that quantised checkpoints leave in 16 bits (AutoGPTQ, AutoAWQ and llm-compressor defaults)."""
@@ -80,9 +80,9 @@ class Deployment:
     """Whether it holds the embedding."""
     last_stage: bool = True
     """Whether it holds the final norm and the LM head."""
-    elsewhere: tuple[Elsewhere, ...] = ()
+    elsewhere: tuple[OtherDevice, ...] = ()
     """What other chips of the machine run, in the order of the layers."""
-    experts_at: Elsewhere | None = None
+    experts_at: OtherDevice | None = None
     """Who runs the experts of layers that are marked so."""
 
     def __post_init__(self) -> None:
@@ -97,8 +97,8 @@ class Deployment:
 
     def runs_kernels_of(self, other: Deployment) -> bool:
         """Whether its steps are the same kernels as another's: they differ in costs of the host at most."""
-        own = (getattr(self, one.name) == getattr(other, one.name) for one in fields(self) if one.name != "framework")
-        return all(own) and self.framework.runs_kernels_of(other.framework)
+        equal = (getattr(self, one.name) == getattr(other, one.name) for one in fields(self) if one.name != "framework")
+        return all(equal) and self.framework.runs_kernels_of(other.framework)
 
     @property
     def group_chips(self) -> int:
@@ -106,9 +106,9 @@ class Deployment:
         return self.tensor_parallel * self.attention_data_parallel
 
     @property
-    def passes(self) -> Passes:
+    def passes(self) -> ElementwiseKernels:
         """Memory-bound kernels of a layer: its engine's on GPUs; layers of other chips were fitted without them."""
-        return self.framework.passes if self._on_gpu else Passes()
+        return self.framework.passes if self._on_gpu else ElementwiseKernels()
 
     @property
     def _on_gpu(self) -> bool:
@@ -121,10 +121,10 @@ class Deployment:
         return self.framework.norms_in_reductions and self._on_gpu and reduced
 
     @property
-    def shared_beside_tokens(self) -> int:
+    def shared_overlap_tokens(self) -> int:
         """Tokens up to which shared experts run beside the routed ones: in captured graphs alone."""
         captured = self.framework.max_captured_tokens if self.cuda_graphs and self._on_gpu else 0
-        return min(captured, self.framework.shared_beside_tokens)
+        return min(captured, self.framework.shared_overlap_tokens)
 
     def writes_cache(self, attention: Attention) -> bool:
         """Whether the measured kernel of a layer's decode attention writes the new keys and values too."""
@@ -182,12 +182,12 @@ class Deployment:
         """The model's layers by the chip that runs them, in order, this one's last; itself where it runs them all."""
         if not self.elsewhere:
             return (self,)
-        first, found = 0, []
+        first, stages = 0, []
         for place in self.elsewhere:
             if not place.experts:
                 part = self._layers(self.architecture.layers_between(first, first + place.layers))
                 part = replace(part, first_stage=first == 0, last_stage=False)
-                found.append(replace(part, chip=place.chip, kernels=place.kernels, link=place.link))
+                stages.append(replace(part, chip=place.chip, kernels=place.kernels, link=place.link))
                 first += place.layers
         groups: tuple[LayerGroup, ...] = ()
         last = self.architecture.num_layers
@@ -198,8 +198,8 @@ class Deployment:
             first_own = cut
         else:
             first_own = first
-        own = self._layers((*groups, *self.architecture.layers_between(first_own, last)))
-        return (*found, replace(own, first_stage=first == 0, experts_at=experts))
+        stage = self._layers((*groups, *self.architecture.layers_between(first_own, last)))
+        return (*stages, replace(stage, first_stage=first == 0, experts_at=experts))
 
     def _layers(self, groups: tuple[LayerGroup, ...]) -> Deployment:
         """Some of the layers, on the same chip."""
@@ -356,18 +356,18 @@ class Deployment:
         dtype = self.compute_dtype
         if isinstance(mixer, GatedDeltaNet):
             values = mixer.num_value_heads // self.tensor_parallel
-            found = RecurrentShape(heads, values, mixer.key_head_dim, mixer.value_head_dim, dtype)
+            shape = RecurrentShape(heads, values, mixer.key_head_dim, mixer.value_head_dim, dtype)
         elif isinstance(mixer, KimiDeltaAttention):
-            found = RecurrentShape(heads, heads, mixer.head_dim, mixer.head_dim, f"{dtype}{VARIANT}kda")
+            shape = RecurrentShape(heads, heads, mixer.head_dim, mixer.head_dim, f"{dtype}{VARIANT}kda")
         elif isinstance(mixer, LightningAttention):
-            found = RecurrentShape(heads, heads, mixer.head_dim, mixer.head_dim, f"{dtype}{VARIANT}lightning")
+            shape = RecurrentShape(heads, heads, mixer.head_dim, mixer.head_dim, f"{dtype}{VARIANT}lightning")
         elif isinstance(mixer, Mamba2):
             groups = max(1, mixer.num_groups // self.tensor_parallel)
-            found = RecurrentShape(groups, heads, mixer.state_size, mixer.head_dim, f"{dtype}{VARIANT}mamba2")
+            shape = RecurrentShape(groups, heads, mixer.state_size, mixer.head_dim, f"{dtype}{VARIANT}mamba2")
         else:
-            found = RecurrentShape(0, 0, 0, 0, dtype)
+            shape = RecurrentShape(0, 0, 0, 0, dtype)
         kernel = float(mixer.conv_kernel)
-        return found._replace(
+        return shape._replace(
             conv_channels=mixer.conv_channels / self.tensor_parallel,
             conv_kernel=kernel,
             tail_growth=kernel - 1.0 if self.framework.tail_of_each_token else 1.0,
@@ -407,21 +407,21 @@ class Deployment:
     @property
     def recurrent_layers(self) -> tuple[int, float]:
         """How many layers keep a state, and the bytes of the largest one's on ONE chip, for one sequence."""
-        found = [
+        layers = [
             (count, sum(state.elements * dtype_bytes(state.dtype or self.compute_dtype) for state in mixer.states))
             for mixer, count in self._mixers
             if isinstance(mixer, Recurrent)
         ]
-        largest = max((size for _, size in found), default=0.0)
-        return sum(count for count, _ in found), largest / self.tensor_parallel
+        largest = max((size for _, size in layers), default=0.0)
+        return sum(count for count, _ in layers), largest / self.tensor_parallel
 
     @property
     def caching_layers(self) -> tuple[int, float]:
         """How many layers cache keys of all tokens, and the bytes of one token in the widest on ONE chip."""
-        found = [
+        layers = [
             (count, size) for mixer, count in self._mixers for window, size in self._cached(mixer) if window is None
         ]
-        return sum(count for count, _ in found), max((size for _, size in found), default=0.0)
+        return sum(count for count, _ in layers), max((size for _, size in layers), default=0.0)
 
     @property
     def kv_bytes_per_token(self) -> float:
@@ -449,10 +449,10 @@ class Deployment:
         Source: vLLM's hybrid KV cache manager (docs/design/hybrid_kv_cache_manager, v0.11): blocks outside a sliding
         window are freed, and kinds of layers share one pool.
         """
-        found = self._kv_by_window()
-        if all(window is not None for window, _ in found):
+        windows = self._kv_by_window()
+        if all(window is not None for window, _ in windows):
             return ()
-        return tuple((window, size) for window, size in found if window is not None)
+        return tuple((window, size) for window, size in windows if window is not None)
 
     def _kv_by_window(self) -> list[tuple[int | None, float]]:
         """Window and KV bytes per token of every group of layers that caches keys."""
@@ -489,7 +489,7 @@ class Deployment:
         total = 0.0
         for group in architecture.layer_groups:
             for tensor in group.layer.tensors(architecture.hidden_size):
-                if tensor.split == "expert" and runs_elsewhere(group.layer):
+                if tensor.split == "expert" and runs_on_other_device(group.layer):
                     continue
                 share = {"replicated": 1, "expert": self.group_chips}.get(tensor.split, self.tensor_parallel)
                 copies = self.expert_slots(tensor.copies) if tensor.split == "expert" else tensor.copies
@@ -529,41 +529,41 @@ def _marked(group: LayerGroup) -> LayerGroup:
     return replace(group, layer=replace(group.layer, feed_forward=replace(mlp, elsewhere=True)))
 
 
-def runs_elsewhere(layer: Layer) -> bool:
+def runs_on_other_device(layer: Layer) -> bool:
     """Whether another chip runs the experts of a layer."""
     return isinstance(layer.feed_forward, MoeMlp) and layer.feed_forward.elsewhere
 
 
-def resolve_weight_dtypes(architecture: Architecture, asked: str | Mapping[str, str] | None) -> dict[str, str]:
+def resolve_weight_dtypes(architecture: Architecture, requested: str | Mapping[str, str] | None) -> dict[str, str]:
     """Dtype of every part.
 
-    ``asked`` None keeps the checkpoint's own; one name sets the weight matrices of the layers, and also the rest where
-    it is an unquantised dtype; a mapping sets parts by name over the checkpoint's own, with ``default`` for all others.
+    ``requested`` None keeps the checkpoint's dtypes. One name sets the weight matrices of the layers, and all other
+    parts too if it is an unquantised dtype. A mapping sets parts by name, with ``default`` for all others.
 
     Raises:
         ForerunError: unknown part or dtype.
     """
-    own: dict[str, str] = {part: _served(architecture.checkpoint_dtypes.get(part, "bf16")) for part in PARTS}
-    if asked is None:
-        return own
-    if isinstance(asked, str):
-        if asked in GGUF_BLOCKS or asked not in DTYPES:
+    dtypes: dict[str, str] = {part: _served(architecture.checkpoint_dtypes.get(part, "bf16")) for part in PARTS}
+    if requested is None:
+        return dtypes
+    if isinstance(requested, str):
+        if requested in GGUF_BLOCKS or requested not in DTYPES:
             from simulator.llm.gguf_file import recipe_dtypes, recipe_names
 
-            recipe = recipe_dtypes(architecture, asked)
+            recipe = recipe_dtypes(architecture, requested)
             if recipe is not None:
                 return {part: recipe[part] for part in PARTS}
-            if format_of(asked) not in DTYPES and (close := did_you_mean(asked, recipe_names())):
-                raise ForerunError(f"weights_dtype: no format or GGUF file type '{asked}'{close}")
-        _check_dtype("weights_dtype", asked)
-        wide = dtype_bytes(asked) >= 2
-        return {part: asked if wide or part not in UNQUANTISED_PARTS else "bf16" for part in PARTS}
-    for part, dtype in asked.items():
+            if format_of(requested) not in DTYPES and (close := did_you_mean(requested, recipe_names())):
+                raise ForerunError(f"weights_dtype: no format or GGUF file type '{requested}'{close}")
+        _check_dtype("weights_dtype", requested)
+        wide = dtype_bytes(requested) >= 2
+        return {part: requested if wide or part not in UNQUANTISED_PARTS else "bf16" for part in PARTS}
+    for part, dtype in requested.items():
         if part not in (*PARTS, "default"):
             raise ForerunError(f"weights_dtype.{part}: no such part (one of default, {', '.join(PARTS)})")
         _check_dtype(f"weights_dtype.{part}", dtype)
-    base = resolve_weight_dtypes(architecture, asked["default"]) if "default" in asked else own
-    return {part: asked.get(part, base[part]) for part in PARTS}
+    base = resolve_weight_dtypes(architecture, requested["default"]) if "default" in requested else dtypes
+    return {part: requested.get(part, base[part]) for part in PARTS}
 
 
 def _served(dtype: str) -> str:

@@ -45,25 +45,25 @@ def check_drafter(drafter: Drafter, query_len: int, max_seqs: int = 8) -> None:
         "a prompt": _step(drafter, 0, 1, query_len),
         "both": _step(drafter, max_seqs - 1, 1, query_len),
     }
-    alone = {kind: drafting_seconds(drafter.parts(work)) for kind, work in works.items()}
-    for kind, seconds in alone.items():
+    per_kind_s = {kind: drafting_seconds(drafter.parts(work)) for kind, work in works.items()}
+    for kind, seconds in per_kind_s.items():
         if not np.isfinite(seconds) or seconds < 0.0:
             raise ForerunError(f"{name}: a step of {kind} costs {seconds} s")
-    if alone["nothing"] != 0.0:
-        raise ForerunError(f"{name}: a step without work costs {alone['nothing']} s")
+    if per_kind_s["nothing"] != 0.0:
+        raise ForerunError(f"{name}: a step without work costs {per_kind_s['nothing']} s")
     costs = drafting_costs(drafter.parts(_stacked(list(works.values()))), len(works))
     parts = {part: np.asarray(getattr(costs, part)) for part in costs.__slots__}
     for part, values in parts.items():
         if values.shape != (len(works),) or not np.isfinite(values).all() or (values < 0.0).any():
             raise ForerunError(f"{name}: costs.{part} must hold one number >= 0 per step (got {values})")
     for kind, total in zip(works, costs.device_s + costs.host_s, strict=True):
-        if abs(total - alone[kind]) > SAME * max(total, alone[kind]):
-            raise ForerunError(f"{name}: a step of {kind} costs {alone[kind]} s alone and {total} s among others")
+        if abs(total - per_kind_s[kind]) > SAME * max(total, per_kind_s[kind]):
+            raise ForerunError(f"{name}: a step of {kind} costs {per_kind_s[kind]} s alone and {total} s among others")
     if drafter.runs_on == "host" and (costs.device_s > 0.0).any():
         raise ForerunError(f"{name}: runs on the host but takes device time")
     _check_growth(name, drafter, query_len, max_seqs)
     if isinstance(drafter, AdjustableDrafter):
-        _check_shorter(name, drafter, works["a batch"], alone["a batch"])
+        _check_shorter(name, drafter, works["a batch"], per_kind_s["a batch"])
 
 
 def _check_description(name: str, drafter: Drafter) -> None:
@@ -105,9 +105,9 @@ def _check_growth(name: str, drafter: Drafter, query_len: int, max_seqs: int) ->
     together = np.broadcast_to(drafting_seconds(drafter.parts(run)), contexts.shape)
     for context, seconds in zip(contexts.tolist(), together.tolist(), strict=True):
         keys = tuple(int(2 * _inside(context, window, query_len)) for window in drafter.windows)
-        alone = drafting_seconds(drafter.parts(run._replace(decode_kv_tokens=keys)))
-        if abs(alone - seconds) > SAME * abs(alone):
-            raise ForerunError(f"{name}: a decode step costs {alone} s alone and {seconds} s in a run of steps")
+        drafting_s = drafting_seconds(drafter.parts(run._replace(decode_kv_tokens=keys)))
+        if abs(drafting_s - seconds) > SAME * abs(drafting_s):
+            raise ForerunError(f"{name}: a decode step costs {drafting_s} s alone and {seconds} s in a run of steps")
     if together[-1] < together[0] * (1.0 - TOLERANCE):
         raise ForerunError(f"{name}: longer contexts cost less ({together[-1]} s) than shorter ones ({together[0]} s)")
 

@@ -20,13 +20,13 @@ from simulator.errors import ForerunError
 from simulator.timing.deployment import ACTIVATION_BYTES, Deployment
 from simulator.timing.kernels import (
     LOGIT_BYTES,
-    LOGIT_PASSES,
+    LOGIT_KERNELS,
     Call,
     Costs,
     CostTable,
     Kernel,
     collective,
-    elsewhere_s,
+    other_device_kernel,
     price,
 )
 from simulator.timing.step import StepTimer
@@ -86,13 +86,13 @@ class Part(NamedTuple):
         """Its kernels in many steps; the wait for launches outside captured graphs is left out."""
         if self.source is None:
             family = {"host": "host", "link": "collective", "device": "elementwise"}[self.kind]
-            yield elsewhere_s(f"draft: {self.kind}", family, self.arguments[0], self.times)
+            yield other_device_kernel(f"draft: {self.kind}", family, self.arguments[0], self.times)
             return
         for kernel in self.source.kernels(*self.arguments):
             time = kernel.time._replace(flops=0.0, bytes=0.0) if self.elsewhere else kernel.time
-            light_s = 0.0 if self.elsewhere else kernel.light_s
+            sol_s = 0.0 if self.elsewhere else kernel.sol_s
             times = kernel.times * self.times
-            yield kernel._replace(name=f"draft: {kernel.name}", times=times, time=time, light_s=light_s)
+            yield kernel._replace(name=f"draft: {kernel.name}", times=times, time=time, sol_s=sol_s)
 
     def add_to(self, total: Costs) -> None:
         """Add its costs in many steps."""
@@ -102,7 +102,7 @@ class Part(NamedTuple):
             return
         costs = self.source.costs(*self.arguments)
         if self.elsewhere:
-            for part in (costs.flops, costs.bytes, costs.light_s):
+            for part in (costs.flops, costs.bytes, costs.sol_s):
                 part[:] = 0.0
         total.add(costs, self.times)
 
@@ -217,10 +217,10 @@ class HostOverhead:
     sequence_pass_s: float = 0.0
     """For each pass of each drafting sequence."""
 
-    def part(self, drafting: Any, passes: Any) -> Part:
+    def part(self, drafting: Any, forwards: Any) -> Part:
         """Host work of a step in which ``drafting`` sequences draft (an array for many steps) in so many passes."""
-        each_s = self.per_sequence_s + passes * self.sequence_pass_s
-        return host_part(self.step_s + passes * self.pass_s + each_s * drafting, drafting > 0)
+        each_s = self.per_sequence_s + forwards * self.sequence_pass_s
+        return host_part(self.step_s + forwards * self.pass_s + each_s * drafting, drafting > 0)
 
 
 NO_OVERHEAD = HostOverhead()
@@ -313,7 +313,7 @@ class SequentialDrafter:
     runs_on: Literal["device", "host"] = field(init=False, default="device")
     windows: tuple[int | None, ...] = field(init=False)
     pass_groups: tuple[tuple[int, int, int], ...] = field(init=False)
-    """Passes of equal width: (width, passes, tokens drafted before and in the middle one)."""
+    """ElementwiseKernels of equal width: (width, passes, tokens drafted before and in the middle one)."""
 
     def __post_init__(self) -> None:
         self.windows = self.step.windows
@@ -347,26 +347,26 @@ class SequentialDrafter:
         yield Part(first, self.step, (seen, drafting if self.depth else 0 * drafting))
         if self.fusion is not None:
             yield Part(first, self.fusion, (seen.prefill_tokens + seen.decode_seqs * seen.query_len,))
-        apart = self.step.deployment.framework.drafts == "apart"
+        drafted_separately = self.step.deployment.framework.drafts == "apart"
         if not self.separate_modules:
-            for width, passes, grown in self.pass_groups:
+            for width, forwards, grown in self.pass_groups:
                 one = self._pass(seen, drafting, width, grown)
-                if apart:
+                if drafted_separately:
                     one = _of_one(one, present)
                 yield Part(
-                    passes * (drafting if apart else present),
+                    forwards * (drafting if drafted_separately else present),
                     self.step,
-                    (one, (present if apart else drafting) * width),
+                    (one, (present if drafted_separately else drafting) * width),
                 )
-        passes = 1 + (len(self.pass_tokens) - 1) * (drafting if apart else 1)
-        yield self.overhead.part(drafting, passes)
+        forwards = 1 + (len(self.pass_tokens) - 1) * (drafting if drafted_separately else 1)
+        yield self.overhead.part(drafting, forwards)
 
     def with_tokens(self, count: int) -> SequentialDrafter:
         """The same drafter for a chain of ``count`` tokens; for 0 it only puts the step's tokens into its cache."""
         return replace(self, depth=count, pass_widths=(1,) * (count - 1), longest_accepted=self.longest_path)
 
     def catch_up(self, draft: DraftStep[Any]) -> Iterator[Part]:
-        """Passes over the tokens skipped while it rested, in every module."""
+        """ElementwiseKernels over the tokens skipped while it rested, in every module."""
         if not self.reads_target_cache:
             yield from skipped_parts(self.step, self.fusion, draft, self.modules)
 
@@ -410,8 +410,8 @@ class SequentialDrafter:
             )
         )
         empty = (zero,) * len(contexts)
-        own = StepWork(zero, zero, empty, empty, zero, empty, drafting, zero + width, contexts)
-        return own._replace(all_over_own=seen.all_over_own)
+        step = StepWork(zero, zero, empty, empty, zero, empty, drafting, zero + width, contexts)
+        return step._replace(dp_imbalance=seen.dp_imbalance)
 
 
 def _of_one(work: StepWork[Any], present: Any) -> StepWork[Any]:
@@ -455,7 +455,7 @@ class ParallelDrafter:
         return replace(self, num_speculative_tokens=count)
 
     def catch_up(self, draft: DraftStep[Any]) -> Iterator[Part]:
-        """Passes over the tokens skipped while it rested."""
+        """ElementwiseKernels over the tokens skipped while it rested."""
         yield from skipped_parts(self.step, self.fusion, draft, 1)
 
     def _masked(self, work: StepWork[Any]) -> StepWork[Any]:
@@ -529,7 +529,7 @@ class HeadsDrafter:
         product = {"m": seqs, "k": hidden, "dtype": self.dtype}
         yield Call("residual block", "gemm", product | {"n": hidden}, times * self.residual_blocks)
         yield Call("LM head", "gemm", product | {"n": -(-vocabulary // deployment.tensor_parallel)}, times)
-        moved = 3 * self.residual_blocks * hidden * ACTIVATION_BYTES + LOGIT_PASSES * vocabulary * LOGIT_BYTES
+        moved = 3 * self.residual_blocks * hidden * ACTIVATION_BYTES + LOGIT_KERNELS * vocabulary * LOGIT_BYTES
         launches = (self.residual_blocks + 1) * np.minimum(seqs, 1)
         yield Call("activation, sampling", "elementwise", {"bytes_moved": seqs * moved, "launches": launches}, times)
         for call in collective("logits all-gather", deployment, "all_gather", seqs * vocabulary * ACTIVATION_BYTES):
@@ -629,7 +629,7 @@ class RemoteDrafter:
         return replace(self, inner=self.inner.with_tokens(count))
 
     def catch_up(self, draft: DraftStep[Any]) -> Iterator[Part]:
-        """Passes over the skipped tokens, sent over in one message."""
+        """ElementwiseKernels over the skipped tokens, sent over in one message."""
         for part in self.inner.catch_up(draft):
             yield part._replace(elsewhere=True)
         skipped = draft.skipped_tokens
@@ -661,13 +661,13 @@ class AdjustedDrafter:
 
     def parts(self, work: StepWork[Any], draft: DraftStep[Any], tokens: int) -> Iterator[Part]:
         """What it does in one step, or in each of many whose policy asks for ``tokens`` draft tokens."""
-        passes = tokens if self.look_s is None else min(tokens + 1, self.most)
-        drafter = self._proposing(passes)
+        forwards = tokens if self.look_s is None else min(tokens + 1, self.most)
+        drafter = self._proposing(forwards)
         if drafter is not None:
             yield from drafter.parts(work)
         if self.look_s is not None:
             drafting = drafting_sequences(work)
-            yield host_part(self.look_s * passes * drafting, drafting > 0)
+            yield host_part(self.look_s * forwards * drafting, drafting > 0)
         if np.any(draft.skipped_tokens):
             yield from self._adjustable().catch_up(draft)
         yield host_part(self.switch_s, draft.switched)

@@ -20,7 +20,7 @@ from simulator.timing.drafters import (
     drafting_costs,
     drafting_seconds,
 )
-from simulator.timing.kernels import Call, Costs, Kernel, elsewhere_s, price
+from simulator.timing.kernels import Call, Costs, Kernel, other_device_kernel, price
 from simulator.timing.step import StepTables, StepTimer, attention_windows, step_timer
 from simulator.timing.work import StepWork, expanded, slowest_group
 
@@ -30,10 +30,10 @@ SENT_TENSORS = 2
 """Hidden states and residual go from stage to stage (vLLM's ``IntermediateTensors``)."""
 
 
-def longest_asked(timer: EngineTimer) -> int:
-    """How many of the longest decoding sequences a step's time depends on (``StepWork.longest_kv`` and ``beyond_kv``);
+def tracked_longest(timer: EngineTimer) -> int:
+    """How many of the longest decoding sequences a step's time depends on (``StepWork.longest_kv`` and ``tail_kv``);
     none where a timing model says nothing about it."""
-    return int(getattr(timer, "longest_asked", 0))
+    return int(getattr(timer, "tracked_longest", 0))
 
 
 class EngineTimer(Protocol):
@@ -62,9 +62,9 @@ class EngineTables(NamedTuple):
     step_s: float
     per_sequence_s: float
     per_prompt_s: float
-    beside_s: float
+    overlapped_s: float
     """Host work beside the device: a step lasts at least as long."""
-    beside_per_sequence_s: float
+    overlapped_per_sequence_s: float
     later: tuple[StepTables, ...] = ()
     """Stages of a pipeline after the first, which is ``target``."""
     sent: Sequence[float] = ()
@@ -94,14 +94,14 @@ class ModelTimer:
     """Per draft token that is verified as a sequence of its own."""
     _expands: bool = field(init=False)
     """Whether every verified token is."""
-    _beside_s: float = field(init=False)
-    _beside_per_sequence_s: float = field(init=False)
+    _overlapped_s: float = field(init=False)
+    _overlapped_per_sequence_s: float = field(init=False)
     """Host work that runs beside the device: the step lasts at least as long."""
 
     @property
-    def longest_asked(self) -> int:
+    def tracked_longest(self) -> int:
         """How many of the longest sequences of a batch the chip's attention ends with; 0 = no matter."""
-        return self.target.longest_asked
+        return self.target.tracked_longest
 
     def __post_init__(self) -> None:
         host = self.target.deployment.framework
@@ -109,7 +109,7 @@ class ModelTimer:
         self._step_s, self._per_sequence_s = host.step_s + ranks * host.rank_s, host.per_sequence_s
         self._per_prompt_s = host.per_prompt_s
         self._row_s, self._expands = host.scored_row_s, host.scores == "sequences"
-        self._beside_s, self._beside_per_sequence_s = host.overlapped_s, host.overlapped_per_sequence_s
+        self._overlapped_s, self._overlapped_per_sequence_s = host.overlapped_s, host.overlapped_per_sequence_s
         self.windows = self.target.windows
         if isinstance(self.drafter, RemoteDrafter):
             self._overlap = self.drafter.overlap
@@ -136,10 +136,10 @@ class ModelTimer:
             total = total + drafting
             if self._overlap:
                 total = total - self._overlap * np.minimum(drafting, target_s)
-        if not (self._beside_s or self._beside_per_sequence_s):
+        if not (self._overlapped_s or self._overlapped_per_sequence_s):
             return total
-        beside = self._beside_s + self._beside_per_sequence_s * sequences
-        return np.maximum(total, beside) if isinstance(total, np.ndarray) else max(total, beside)
+        overlapped_s = self._overlapped_s + self._overlapped_per_sequence_s * sequences
+        return np.maximum(total, overlapped_s) if isinstance(total, np.ndarray) else max(total, overlapped_s)
 
     @property
     def tables(self) -> EngineTables | None:
@@ -147,7 +147,9 @@ class ModelTimer:
         if self._expands or self.target.shares_prompts:
             return None
         exposed = (self._step_s, self._per_sequence_s, self._per_prompt_s)
-        return EngineTables(self.target.tables, self._overlap, *exposed, self._beside_s, self._beside_per_sequence_s)
+        return EngineTables(
+            self.target.tables, self._overlap, *exposed, self._overlapped_s, self._overlapped_per_sequence_s
+        )
 
     def costs(self, work: StepWork[IntArray], draft: DraftStep[IntArray] | None = None) -> Costs:
         """Costs of many steps, host included."""
@@ -160,8 +162,8 @@ class ModelTimer:
             total.host_s += self._row_s * work.decode_seqs * (work.query_len - 1)
         if self.drafter is not None:
             self._add_drafting(total, target_s, work, draft)
-        beside = self._beside_s + self._beside_per_sequence_s * sequences
-        total.host_s += np.maximum(0.0, beside - total.device_s - total.host_s)
+        overlapped_s = self._overlapped_s + self._overlapped_per_sequence_s * sequences
+        total.host_s += np.maximum(0.0, overlapped_s - total.device_s - total.host_s)
         return total
 
     def kernels(self, work: StepWork[IntArray], draft: DraftStep[IntArray] | None = None) -> Iterator[Kernel]:
@@ -342,9 +344,9 @@ class PipelineTimer(ModelTimer):
     @property
     def tables(self) -> EngineTables | None:
         """What ``stage_seconds`` and ``host_seconds`` add up beside drafting."""
-        found = ModelTimer.tables.__get__(self)
+        tables = ModelTimer.tables.__get__(self)
         later = tuple(stage.tables for stage in self.later)
-        return None if found is None else found._replace(later=later, sent=self._send_list)
+        return None if tables is None else tables._replace(later=later, sent=self._send_list)
 
     def stage_seconds(self, work: StepWork[Any]) -> list[Any]:
         """Seconds that a batch keeps each stage busy, its hand-over included; host work before the first excluded.
@@ -357,9 +359,9 @@ class PipelineTimer(ModelTimer):
         seconds[-1] -= send
         if self.drafter is not None:
             seconds[-1] += drafting_seconds(self.drafter.parts(self._seen_by_draft(work)))
-        beside = self._beside_s + self._beside_per_sequence_s * (work.decode_seqs + work.prefill_seqs)
+        overlapped_s = self._overlapped_s + self._overlapped_per_sequence_s * (work.decode_seqs + work.prefill_seqs)
         last = seconds[-1]
-        seconds[-1] = np.maximum(last, beside) if isinstance(last, np.ndarray) else max(last, beside)
+        seconds[-1] = np.maximum(last, overlapped_s) if isinstance(last, np.ndarray) else max(last, overlapped_s)
         return seconds
 
     def host_seconds(self, work: StepWork[Any]) -> float:
@@ -382,8 +384,8 @@ class PipelineTimer(ModelTimer):
         drafting = self.drafting(work)
         if drafting is not None:
             last.add(drafting)
-        beside = self._beside_s + self._beside_per_sequence_s * (work.decode_seqs + work.prefill_seqs)
-        last.host_s += np.maximum(0.0, beside - last.device_s - last.host_s)
+        overlapped_s = self._overlapped_s + self._overlapped_per_sequence_s * (work.decode_seqs + work.prefill_seqs)
+        last.host_s += np.maximum(0.0, overlapped_s - last.device_s - last.host_s)
         total = parts[0]
         for part in parts[1:]:
             total.add(part)
@@ -410,4 +412,4 @@ class PipelineTimer(ModelTimer):
         tokens = work.tokens
         seconds, basis = self._sending.seconds[tokens], self._sending.basis
         basis = basis[tokens] if isinstance(basis, np.ndarray) and basis.ndim else basis
-        return elsewhere_s("hand-over", "collective", seconds, len(self.later))._replace(basis=basis)
+        return other_device_kernel("hand-over", "collective", seconds, len(self.later))._replace(basis=basis)

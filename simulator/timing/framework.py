@@ -21,7 +21,7 @@ LOCAL_FRAMEWORKS = ("llama.cpp", "mlx")
 """Engines of one machine, for which llama-server's command is written."""
 
 
-class Passes(BaseModel):
+class ElementwiseKernels(BaseModel):
     """Memory-bound kernels that an engine launches in a layer, where the measured kernels beside them hold none."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -60,12 +60,12 @@ class Framework(BaseModel):
     eager_launch_s: float = Field(ge=0)
     captured_sizes: tuple[tuple[int, int, int], ...]
     """Sizes of captured graphs by default: (first, last, step) ranges, rising; none where nothing is captured."""
-    passes: Passes = Passes()
+    passes: ElementwiseKernels = ElementwiseKernels()
     norms_in_reductions: bool = False
     """Whether an all-reduce adds the residual and takes the norm behind it in its own kernel."""
     joins_index_keys: bool = False
     """Whether an index's keys and the weights of its heads are one product, widened to the model's own format."""
-    shared_beside_tokens: int = Field(default=0, ge=0)
+    shared_overlap_tokens: int = Field(default=0, ge=0)
     """Tokens up to which a step's shared experts run on a stream of their own beside the routed ones; 0: after them."""
     captured_unit: Literal["tokens", "sequences"] = "tokens"
     """What the sizes count."""
@@ -93,13 +93,13 @@ class Framework(BaseModel):
     sorted_logit_s: float = Field(default=0.0, ge=0)
     overlapped_s: float = Field(default=0.0, ge=0)
     overlapped_per_sequence_s: float = Field(default=0.0, ge=0)
-    intake_s: float = Field(default=0.0, ge=0)
-    intake_work_s: float = Field(default=0.0, ge=0)
-    intake_per_token_s: float = Field(default=0.0, ge=0)
+    api_server_s: float = Field(default=0.0, ge=0)
+    api_server_work_s: float = Field(default=0.0, ge=0)
+    tokenisation_per_token_s: float = Field(default=0.0, ge=0)
     schedules_ahead: bool = False
     group_choice: Literal["fewest", "in-turn"] = "fewest"
     """Attention group that a request goes to: the one with the fewest waiting (four times) and running, or the next."""
-    group_patience_steps: int = Field(default=0, ge=0)
+    dp_wait_limit_steps: int = Field(default=0, ge=0)
     """Steps that a prompt waits at most until every attention group has one."""
     divides_limits: bool = False
     """Whether limits on sequences and tokens are those of all attention groups together."""
@@ -126,13 +126,13 @@ class Framework(BaseModel):
         """Whether it launches the same kernels as another: they differ in ``HOST_COSTS`` at most."""
         return self == other or self.model_copy(update={name: getattr(other, name) for name in HOST_COSTS}) == other
 
-    def without_front_end(self) -> Framework:
+    def without_api_server(self) -> Framework:
         """The same engine fed by a program in its own process: no server takes requests in or streams tokens out."""
         return self.model_copy(
             update={
-                "intake_s": 0.0,
-                "intake_work_s": 0.0,
-                "intake_per_token_s": 0.0,
+                "api_server_s": 0.0,
+                "api_server_work_s": 0.0,
+                "tokenisation_per_token_s": 0.0,
                 "per_prompt_s": 0.0,
                 "overlapped_per_sequence_s": 0.0,
             }
@@ -194,13 +194,13 @@ class Framework(BaseModel):
             query_len = 1
         if self.captured_unit == "sequences":
             limit = float(max_num_seqs * query_len)
-            found = [size * query_len for size in wanted]
+            tokens = [size * query_len for size in wanted]
         else:
             limit = self.captured_per_seq * max_num_seqs * query_len if sizes is None else 0.0
-            found = [-(-size // query_len) * query_len for size in wanted]
-        kept = tuple(dict.fromkeys(size for size in found if not limit or size <= limit)) if found else ()
-        if self.captured_unit == "sequences" and sizes is None and found and kept[-1:] < (min(limit, found[-1]),):
-            kept = (*kept, int(min(limit, found[-1])))  # the largest batch is captured too
+            tokens = [-(-size // query_len) * query_len for size in wanted]
+        kept = tuple(dict.fromkeys(size for size in tokens if not limit or size <= limit)) if tokens else ()
+        if self.captured_unit == "sequences" and sizes is None and tokens and kept[-1:] < (min(limit, tokens[-1]),):
+            kept = (*kept, int(min(limit, tokens[-1])))  # the largest batch is captured too
         return self.model_copy(update={"captured": kept or (0,)})
 
     @property
@@ -252,8 +252,8 @@ def load_framework(name: str) -> Framework:
 @cache
 def _catalogue(file: str) -> dict[str, Any]:
     """A file of this room by its first words."""
-    found: dict[str, Any] = parse(resources.files("simulator.timing").joinpath(file).read_text("utf-8"))
-    return found
+    catalogue: dict[str, Any] = parse(resources.files("simulator.timing").joinpath(file).read_text("utf-8"))
+    return catalogue
 
 
 class DraftOverhead(BaseModel):

@@ -23,16 +23,16 @@ from hwprofiles.library import MixingShape
 from simulator.llm.layers import Attention, Layer, Mixer, MoeMlp
 from simulator.llm.mixers import CompressedAttention, Recurrent, SelectiveAttention, SharedKvAttention, ShortConvolution
 from simulator.timing.deployment import ACTIVATION_BYTES, Deployment
-from simulator.timing.framework import Passes
+from simulator.timing.framework import ElementwiseKernels
 from simulator.timing.work import StepWork
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 Num = Any
 
-NORM_PASSES = 4.0
+NORM_KERNELS = 4.0
 """A fused add + RMSNorm reads input and residual and writes both: four passes over the activations."""
-LOGIT_PASSES = 3.0
+LOGIT_KERNELS = 3.0
 """Sampling reads and rewrites fp32 logits: log-softmax and the draw (vLLM's sampler works in fp32)."""
 LOGIT_BYTES = 4.0
 FP8_DISPATCH_BYTES = 1.0
@@ -87,7 +87,7 @@ class Kernel(NamedTuple):
     """Of one of them."""
     basis: Num = 0
     """What its time rests on: index into ``hwprofiles.BASES``."""
-    light_s: Num = 0.0
+    sol_s: Num = 0.0
     """Least seconds of one of them at the chip's peak."""
     fitted: tuple[str, str] = ("", "")
     """Family and format of the parameter set that priced it."""
@@ -128,8 +128,8 @@ class Kernel(NamedTuple):
             return value[index].item() if isinstance(value, np.ndarray) else value
 
         time = KernelTime(*map(one, self.time))
-        basis, light_s, exposed = one(self.basis), one(self.light_s), one(self.exposed)
-        return self._replace(times=one(self.times), time=time, basis=basis, light_s=light_s, exposed=exposed)
+        basis, sol_s, exposed = one(self.basis), one(self.sol_s), one(self.exposed)
+        return self._replace(times=one(self.times), time=time, basis=basis, sol_s=sol_s, exposed=exposed)
 
 
 def running(kernels: Iterable[Kernel], row: int = 0) -> list[Kernel]:
@@ -137,7 +137,7 @@ def running(kernels: Iterable[Kernel], row: int = 0) -> list[Kernel]:
     return [one for one in (kernel.row(row) for kernel in kernels) if one.times and one.seconds > 0]
 
 
-def elsewhere_s(name: str, family: str, seconds: Num, present: Num = 1) -> Kernel:
+def other_device_kernel(name: str, family: str, seconds: Num, present: Num = 1) -> Kernel:
     """Time that no kernel of the chips takes: ``host`` work, or a message on its way (``collective``)."""
     return Kernel(name, family, "", present, KernelTime(seconds, 0.0, 0.0, seconds, 0.0, 0.0))
 
@@ -179,7 +179,7 @@ class Costs:
     """Part of them whose kernels have other shapes, or operands in another format, than what was fitted."""
     datasheet_s: FloatArray
     """Part of them whose kernels were never measured on the chip."""
-    light_s: FloatArray
+    sol_s: FloatArray
     """Least seconds that the kernels could take at the chip's peak, one after the other."""
 
     @classmethod
@@ -204,7 +204,7 @@ class Costs:
             return
         for code, name in enumerate(BASES):
             getattr(self, f"{name}_s").__iadd__(np.where(np.equal(kernel.basis, code), seconds, 0.0))
-        self.light_s += count * np.asarray(kernel.light_s)
+        self.sol_s += count * np.asarray(kernel.sol_s)
         if kernel.family == "collective":
             self.interconnect_s += seconds
             return
@@ -271,11 +271,11 @@ def price(call: Call, library: KernelLibrary) -> Kernel:
     stored = VARIANT.join(("any", sizes["kernel"])) if "kernel" in sizes and call.op == "elementwise" else "any"
     fitted, named = (family, kernel or stored), kernel_sizes(call)
     basis = library.basis_code(*fitted, named)
-    light_s = library.light_seconds(priced, "" if shape is not None else dtype)
-    one = Kernel(call.name, call.op.partition("_")[0], dtype, call.times, priced, basis, light_s, fitted, named)
+    sol_s = library.sol_seconds(priced, "" if shape is not None else dtype)
+    one = Kernel(call.name, call.op.partition("_")[0], dtype, call.times, priced, basis, sol_s, fitted, named)
     if not np.any(call.beside):
         return one
-    least = np.minimum(1.0, light_s / np.maximum(priced.seconds, 1e-30))
+    least = np.minimum(1.0, sol_s / np.maximum(priced.seconds, 1e-30))
     return one._replace(exposed=np.where(call.beside, least, 1.0))
 
 
@@ -289,8 +289,8 @@ def _timed(library: KernelLibrary, op: str, sizes: Mapping[str, Num]) -> KernelT
     differ in their captured graphs alone hold the same counts beyond those."""
     arrays = [value for value in sizes.values() if isinstance(value, np.ndarray)]
     if not arrays or max(value.size for value in arrays) > _LONGEST_LATELY:
-        found: KernelTime = getattr(library, op)(**sizes)
-        return found
+        time: KernelTime = getattr(library, op)(**sizes)
+        return time
     values = ((v.dtype, v.shape, v.tobytes()) if isinstance(v, np.ndarray) else v for v in sizes.values())
     key = (library, op, *sizes, *values)
     known = _LATELY.pop(key, None)
@@ -345,8 +345,8 @@ def between_cells(formula: Any, seqs: IntArray, keys: Num) -> FloatArray:
     cell = keys // width
     low = np.asarray(formula(np.where(cell > 0, cell * width, np.minimum(keys, 1))))
     high = np.asarray(formula(np.where(keys > 0, (cell + 1) * width, 0)))
-    found: FloatArray = low + (keys - cell * width) * ((high - low) / width)
-    return found
+    interpolated: FloatArray = low + (keys - cell * width) * ((high - low) / width)
+    return interpolated
 
 
 def decode_attention(
@@ -356,7 +356,7 @@ def decode_attention(
     seqs: IntArray,
     q_len: Num,
     kv_tokens: IntArray,
-    beyond_kv: Num = 0.0,
+    tail_kv: Num = 0.0,
 ) -> KernelTime:
     """Decode attention of many steps: by formula, but its seconds interpolated between contexts.
 
@@ -367,7 +367,7 @@ def decode_attention(
         seqs: decoding sequences.
         q_len: queries of each.
         kv_tokens: keys they read, total.
-        beyond_kv: context of the longest beyond the mean of those that end alone (``StepWork.beyond_kv``).
+        tail_kv: context of the longest beyond the mean of those that end alone (``StepWork.tail_kv``).
     """
     formula = getattr(library, op)
     # Work and launch are physics', whatever was learned of the seconds.
@@ -375,17 +375,17 @@ def decode_attention(
 
     def seconds(keys: IntArray) -> Any:
         # Many steps lie between the same contexts.
-        asked = np.broadcast_arrays(seqs, q_len, keys)
+        sizes = np.broadcast_arrays(seqs, q_len, keys)
         places, strides = np.zeros(len(keys), dtype=np.int64), 1
-        for size in asked:
+        for size in sizes:
             places, strides = places + strides * size, strides * (int(size.max(initial=0)) + 1)
         _, first, inverse = np.unique(places, return_index=True, return_inverse=True)
-        distinct = (size[first] for size in asked)
+        distinct = (size[first] for size in sizes)
         return formula(shape, **dict(zip(("seqs", "q_len", "kv_tokens"), distinct, strict=True))).seconds[inverse]
 
-    alone = library.alone_seconds(shape, seqs, q_len) * beyond_kv if isinstance(shape, AttentionShape) else 0.0
-    found = between_cells(seconds, seqs, kv_tokens) + alone
-    return exact._replace(seconds=found, launch_s=np.minimum(exact.launch_s + alone, found))
+    tail_s = library.tail_seconds(shape, seqs, q_len) * tail_kv if isinstance(shape, AttentionShape) else 0.0
+    total_s = between_cells(seconds, seqs, kv_tokens) + tail_s
+    return exact._replace(seconds=total_s, launch_s=np.minimum(exact.launch_s + tail_s, total_s))
 
 
 def alike_tokens(query_len: Num) -> Num:
@@ -420,7 +420,7 @@ def layer_calls(deployment: Deployment, layer: Layer, tokens: IntArray, query_le
         query_len: of them in a row of each sequence.
     """
     hidden, present = deployment.architecture.hidden_size, np.minimum(tokens, 1)
-    hidden_shared = tokens <= deployment.shared_beside_tokens
+    hidden_shared = tokens <= deployment.shared_overlap_tokens
 
     def beside(name: str) -> Any:
         return name.startswith(SHARED) & hidden_shared
@@ -428,7 +428,7 @@ def layer_calls(deployment: Deployment, layer: Layer, tokens: IntArray, query_le
     for gemm in deployment.gemms(layer):
         sizes = {"m": tokens, "n": gemm.n, "k": gemm.k, "dtype": gemm.dtype}
         yield Call(gemm.name, "gemm", sizes, beside=beside(gemm.name))
-    for name, elements, launches in layer_passes(deployment, layer, hidden):
+    for name, elements, launches in layer_elementwise(deployment, layer, hidden):
         moved = tokens * elements * deployment.activation_bytes
         sizes = {"bytes_moved": moved, "launches": launches * present}
         yield Call(name, "elementwise", sizes, beside=beside(name))
@@ -436,19 +436,19 @@ def layer_calls(deployment: Deployment, layer: Layer, tokens: IntArray, query_le
         experts = expert_call(deployment, layer.feed_forward, tokens, query_len)
         if layer.feed_forward.elsewhere and deployment.experts_at is not None:
             yield experts._replace(library=deployment.experts_at.kernels)
-            yield hand_over(deployment, tokens, deployment.experts_at.link, times=2)
+            yield p2p_send(deployment, tokens, deployment.experts_at.link, times=2)
         else:
             yield experts
 
 
-def hand_over(deployment: Deployment, tokens: IntArray, link: Link, times: int = 1) -> Call:
+def p2p_send(deployment: Deployment, tokens: IntArray, link: Link, times: int = 1) -> Call:
     """The residual stream of ``tokens`` tokens on its way to another chip of the machine."""
     message = tokens * deployment.architecture.hidden_size * deployment.activation_bytes
     sizes = {"op": "send_recv", "message_bytes": message, "world_size": 2, "link": link}
     return Call("hand-over", "collective", sizes, times)
 
 
-def layer_passes(deployment: Deployment, layer: Layer, hidden: int) -> list[tuple[str, float, int]]:
+def layer_elementwise(deployment: Deployment, layer: Layer, hidden: int) -> list[tuple[str, float, int]]:
     """Elementwise passes of one layer on one chip: (name, elements that a token moves, launches).
 
     Args:
@@ -457,27 +457,27 @@ def layer_passes(deployment: Deployment, layer: Layer, hidden: int) -> list[tupl
         hidden: width of the residual stream.
     """
     mlp, parts = layer.feed_forward, layer_parts(layer)
-    passes = [("norms", parts * NORM_PASSES * hidden, 0 if deployment.norms_in_reductions else parts)]
+    kernels = [("norms", parts * NORM_KERNELS * hidden, 0 if deployment.norms_in_reductions else parts)]
     streams = sum(tensor.in_features for tensor in layer.extra_tensors if tensor.name == "hyper_connection")
     if streams:  # read to mix what goes in, read and written to add what comes out, at mixer and feed-forward
-        passes.append(("residual streams", 2 * 3 * streams, 4))
-    passes += mixer_passes(deployment, layer.mixer)
+        kernels.append(("residual streams", 2 * 3 * streams, 4))
+    kernels += mixer_elementwise(deployment, layer.mixer)
     if mlp is None:
-        return passes
+        return kernels
     if isinstance(mlp, MoeMlp):
-        passes += expert_passes(deployment, mlp, hidden)
+        kernels += expert_elementwise(deployment, mlp, hidden)
     name, width = "activation", mlp.intermediate_size
     if isinstance(mlp, MoeMlp):
         name, width = SHARED + name, mlp.shared_intermediate_size
     activated = width / deployment.tensor_parallel
     if activated:
-        passes.append((name, (3 if mlp.gated else 2) * activated, 1))
-    return passes
+        kernels.append((name, (3 if mlp.gated else 2) * activated, 1))
+    return kernels
 
 
-def expert_passes(deployment: Deployment, mlp: MoeMlp, hidden: int) -> list[tuple[str, float, int]]:
-    """Passes beside routed experts that their measured kernels leave out, as ``layer_passes`` lists them: the choice of
-    experts from the router's logits, and the sum with what shared experts give."""
+def expert_elementwise(deployment: Deployment, mlp: MoeMlp, hidden: int) -> list[tuple[str, float, int]]:
+    """Elementwise kernels around routed experts that the measured kernels leave out, as ``layer_elementwise`` lists
+    them: choosing experts from the router's logits, and adding the output of shared experts."""
     launches = deployment.passes
     chosen = 0 if deployment.weight_dtypes["expert"] == "mxfp4" else launches.expert_choice
     summed = launches.shared_sum if mlp.shared_intermediate_size else 0
@@ -485,8 +485,8 @@ def expert_passes(deployment: Deployment, mlp: MoeMlp, hidden: int) -> list[tupl
     return [one for one in (("expert choice", read, chosen), ("shared sum", 3 * hidden, summed)) if one[2]]
 
 
-def mixer_passes(deployment: Deployment, mixer: Mixer | None) -> list[tuple[str, float, int]]:
-    """Elementwise passes of a token mixer on one chip, as ``layer_passes`` lists them."""
+def mixer_elementwise(deployment: Deployment, mixer: Mixer | None) -> list[tuple[str, float, int]]:
+    """Elementwise passes of a token mixer on one chip, as ``layer_elementwise`` lists them."""
     tp = deployment.tensor_parallel
     if isinstance(mixer, ShortConvolution):
         return [("gates", 4 * mixer.channels / tp, 2)]
@@ -496,23 +496,26 @@ def mixer_passes(deployment: Deployment, mixer: Mixer | None) -> list[tuple[str,
         return [("gated norm", 3 * shape.value_heads * shape.value_dim, 1)]
     if isinstance(mixer, CompressedAttention):
         return [("rotary", 4 * (mixer.num_heads / tp + 1) * mixer.head_dim, 2)]
-    passes = deployment.passes
+    elementwise = deployment.passes
     if isinstance(mixer, SelectiveAttention | SharedKvAttention):
-        mixer, passes = mixer.attention, Passes()  # their kernels were fitted on whole modules, beside these
+        mixer, elementwise = (
+            mixer.attention,
+            ElementwiseKernels(),
+        )  # their kernels were fitted on whole modules, beside these
     if not isinstance(mixer, Attention):
         return []
     rotated = (mixer.num_heads + mixer.num_kv_heads) * mixer.head_dim / tp
     cached = mixer.kv_elements_per_token / min(tp, mixer.num_kv_heads)
-    normed, norms = rotated if mixer.qk_norm else 0.0, passes.qk_norm
+    normed, norms = rotated if mixer.qk_norm else 0.0, elementwise.qk_norm
     if mixer.kind == "mla":
         normed = cached + (mixer.q_lora_rank or 0)
-        norms = passes.latent_norm if mixer.q_lora_rank else min(1, passes.latent_norm)
-    found = [
-        ("rotary", 2 * rotated, passes.rotary),
+        norms = elementwise.latent_norm if mixer.q_lora_rank else min(1, elementwise.latent_norm)
+    kernels = [
+        ("rotary", 2 * rotated, elementwise.rotary),
         ("query and key norms", 2 * normed, norms if normed else 0),
-        ("KV write", 2 * cached, 0 if deployment.writes_cache(mixer) else passes.kv_write),
+        ("KV write", 2 * cached, 0 if deployment.writes_cache(mixer) else elementwise.kv_write),
     ]
-    return [one for one in found if one[2]]
+    return [one for one in kernels if one[2]]
 
 
 def layer_parts(layer: Layer) -> int:
@@ -567,10 +570,10 @@ def shared_expert_calls(deployment: Deployment, mlp: MoeMlp, tokens: IntArray) -
     Args:
         tokens: of all attention groups together.
     """
-    apart = deployment.expert_parallel == deployment.group_chips
-    yield expert_call(deployment, mlp, tokens, dispatched=apart)
+    per_chip = deployment.expert_parallel == deployment.group_chips
+    yield expert_call(deployment, mlp, tokens, dispatched=per_chip)
     link = {"link": deployment.link}
-    if apart:
+    if per_chip:
         there, back = exchange_bytes(deployment, mlp, tokens)
         world = {"world_size": deployment.expert_parallel}
         yield Call("expert dispatch", "collective", {"op": "all_to_all", "message_bytes": there} | world | link)
@@ -616,8 +619,8 @@ def head_calls(deployment: Deployment, rows: IntArray) -> Iterator[Call]:
     vocabulary = -(-architecture.vocab_size // deployment.tensor_parallel)
     dtype = deployment.weight_dtypes["embedding" if architecture.tie_word_embeddings else "lm_head"]
     yield Call("LM head", "gemm", {"m": rows, "n": vocabulary, "k": architecture.hidden_size, "dtype": dtype})
-    norm = NORM_PASSES * architecture.hidden_size * deployment.activation_bytes
-    logits = LOGIT_PASSES * architecture.vocab_size * LOGIT_BYTES
+    norm = NORM_KERNELS * architecture.hidden_size * deployment.activation_bytes
+    logits = LOGIT_KERNELS * architecture.vocab_size * LOGIT_BYTES
     yield Call("sampling", "elementwise", {"bytes_moved": rows * (norm + logits), "launches": 3 * np.minimum(rows, 1)})
     gathered = rows * architecture.vocab_size * deployment.activation_bytes
     yield from collective("logits all-gather", deployment, "all_gather", gathered)
@@ -683,7 +686,7 @@ def attention_calls(kind: MixingKind, work: StepWork[IntArray]) -> Iterator[Call
         decoding, prefilling = np.where(mixed, 0, decoding), np.where(mixed, 0, prefilling)
     sizes = {"shape": kind.shape, "seqs": decoding, "q_len": work.query_len}
     sizes |= {"kv_tokens": work.decode_kv_tokens[kind.place]}
-    sizes |= {"beyond_kv": np.asarray(work.beyond_kv, dtype=np.float64) if full else 0.0}
+    sizes |= {"tail_kv": np.asarray(work.tail_kv, dtype=np.float64) if full else 0.0}
     yield Call("decode attention", "attention_decode", sizes, window=kind.window)
     sizes = {"shape": kind.prompts, "seqs": prefilling} | chunks
     yield Call("prefill attention", "attention_prefill", sizes, window=kind.window)
@@ -751,12 +754,12 @@ class CostTable:
 
     def seconds(self, count: int) -> float:
         """Device seconds at ``count``."""
-        found = self.known[count]
-        if found is None:
+        row = self.known[count]
+        if row is None:
             self._fill(self._block(count))
-            found = self.known[count]
-            assert found is not None
-        return found
+            row = self.known[count]
+            assert row is not None
+        return row
 
     def rows(self, counts: IntArray) -> Costs:
         """Costs at many counts."""
@@ -778,9 +781,9 @@ class CostTable:
         # Only blocks that are alike as a whole: the last bit of a sum may depend on what is priced beside it.
         shared = like is not None and first <= like.most and len(like._block(first)) == len(counts)
         if like is not None and shared and like.known[first] is not None:
-            found = like.costs.rows(counts)
+            rows = like.costs.rows(counts)
         else:
-            found = self.price(counts)
-        self.costs.put(counts, found)
-        for count, seconds in zip(counts.tolist(), found.device_s.tolist(), strict=True):
+            rows = self.price(counts)
+        self.costs.put(counts, rows)
+        for count, seconds in zip(counts.tolist(), rows.device_s.tolist(), strict=True):
             self.known[count] = seconds

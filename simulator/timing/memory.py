@@ -119,17 +119,17 @@ def activation_bytes(deployment: Deployment, max_tokens: int, max_sampled: int, 
         else:
             width = mlp.intermediate_size
         widest = max(widest, width / deployment.tensor_parallel)
-    beside = 3 * widest * ACTIVATION_BYTES
+    activations = 3 * widest * ACTIVATION_BYTES
     if not deployment.kernels.flash:
         mixers = [group.layer.mixer for group in architecture.layer_groups]
         heads = max((mixer.heads for mixer in mixers if mixer and not isinstance(mixer, Recurrent)), default=0)
-        beside = max(beside, SCORE_BYTES * max_context * heads / deployment.tensor_parallel)
-    stream = max_tokens * (4 * architecture.hidden_size * ACTIVATION_BYTES + beside)
+        activations = max(activations, SCORE_BYTES * max_context * heads / deployment.tensor_parallel)
+    stream = max_tokens * (4 * architecture.hidden_size * ACTIVATION_BYTES + activations)
     logits = 2 * (max_sampled if deployment.last_stage else 0) * architecture.vocab_size * LOGIT_BYTES
     return stream + logits + deployment.framework.reserved_bytes
 
 
-def fit_apart(
+def fit_separate_processes(
     memory: MemoryPlan, drafter: RemoteDrafter, *, gpu_memory_utilization: float, max_tokens: int
 ) -> MemoryPlan:
     """The plan with no more blocks than a drafter on its own chips has KV for.

@@ -15,7 +15,7 @@ STREAMED_ROWS = 32
 Source: ``ggml_backend_cuda_device_offload_op`` of llama.cpp (``min_batch_size``); ``--no-op-offload`` turns it off."""
 
 
-class Elsewhere(NamedTuple):
+class OtherDevice(NamedTuple):
     """Layers that another chip runs: whole ones, before those of the deployment's own chip, or the experts of its
     first ones."""
 
@@ -47,18 +47,18 @@ class HostKernels(KernelLibrary):
         """See :class:`KernelLibrary`."""
         return self._either(sizes["tokens"], super().moe(**sizes), lambda: self._card.moe(**sizes))
 
-    def light_seconds(self, time: KernelTime, dtype: str = "") -> Any:
+    def sol_seconds(self, time: KernelTime, dtype: str = "") -> Any:
         """The less of what host and card could take at their peaks."""
-        return np.minimum(super().light_seconds(time, dtype), self._card.light_seconds(time, dtype))
+        return np.minimum(super().sol_seconds(time, dtype), self._card.sol_seconds(time, dtype))
 
-    def _either(self, rows: Any, own: KernelTime, on_card: Callable[[], KernelTime]) -> KernelTime:
+    def _either(self, rows: Any, on_host: KernelTime, on_card: Callable[[], KernelTime]) -> KernelTime:
         """The host's time of few rows; of many, the card's after the operands have crossed the link."""
         if np.max(rows, initial=0) < STREAMED_ROWS:
-            return own
+            return on_host
         far = on_card()
         copied = far.bytes / self._link.bandwidth_bytes_per_s
         far = far._replace(seconds=far.seconds + copied, memory_s=far.memory_s + copied)
-        return _choose(np.asarray(rows) >= STREAMED_ROWS, far, own)
+        return _choose(np.asarray(rows) >= STREAMED_ROWS, far, on_host)
 
 
 class SlowestKernels(KernelLibrary):
@@ -87,14 +87,14 @@ class SlowestKernels(KernelLibrary):
 
     def mixed_seconds(self, shape: Any) -> Callable[..., Any] | None:
         """See :class:`KernelLibrary`."""
-        formulas = [found for one in self._all if (found := one.mixed_seconds(shape)) is not None]
+        formulas = [formula for one in self._all if (formula := one.mixed_seconds(shape)) is not None]
         return _slowest_of(formulas) if self.one_pass(shape) else None
 
 
 def _slowest_of(formulas: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
     def seconds(*sizes: Any) -> Any:
-        found = np.max([formula(*sizes) for formula in formulas], axis=0)
-        return found if np.ndim(found) else float(found)
+        slowest = np.max([formula(*sizes) for formula in formulas], axis=0)
+        return slowest if np.ndim(slowest) else float(slowest)
 
     return seconds
 
@@ -124,5 +124,5 @@ for _name in SPREAD:
 
 
 def _choose(first: Any, one: KernelTime, other: KernelTime) -> KernelTime:
-    found = (np.where(first, a, b) for a, b in zip(one, other, strict=True))
-    return KernelTime(*(value if value.ndim else value.item() for value in found))
+    chosen = (np.where(first, a, b) for a, b in zip(one, other, strict=True))
+    return KernelTime(*(value if value.ndim else value.item() for value in chosen))

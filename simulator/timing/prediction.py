@@ -127,7 +127,7 @@ def predict(
             cannot do.
     """
     values = {**(values or {}), **sizes}
-    found = predict_kernel(chip, op, values, library, corrected)
-    seconds = found["seconds"]
-    rates = {f"{work}_per_s": found[work] / seconds if seconds else None for work in ("flops", "bytes")}
-    return KernelPrediction({**found, **rates, "shape": dict(values)})
+    prediction = predict_kernel(chip, op, values, library, corrected)
+    seconds = prediction["seconds"]
+    rates = {f"{work}_per_s": prediction[work] / seconds if seconds else None for work in ("flops", "bytes")}
+    return KernelPrediction({**prediction, **rates, "shape": dict(values)})

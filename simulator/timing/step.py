@@ -24,13 +24,13 @@ from simulator.timing.kernels import (
     MixingKind,
     between_cells,
     cell_tokens,
-    elsewhere_s,
     embedding_calls,
-    hand_over,
     head_calls,
     layer_calls,
     mixing_calls,
     mixing_kinds,
+    other_device_kernel,
+    p2p_send,
     price,
     reduction_calls,
     shared_expert_calls,
@@ -112,9 +112,9 @@ class DecodeTable:
         points = np.arange(cells + 1, dtype=np.float64) * cell_tokens(batches)[:, None]
         points[:, 0] = 1.0
         values = np.asarray(self._formula(batches[:, None], query_len, points), dtype=np.float64)
-        for batch, found in zip(batches.tolist(), values, strict=True):
+        for batch, costs in zip(batches.tolist(), values, strict=True):
             if batch == seqs or (batch, query_len) not in self._rows:
-                self._rows[batch, query_len] = (int(cell_tokens(batch)), found.tolist(), found)
+                self._rows[batch, query_len] = (int(cell_tokens(batch)), costs.tolist(), costs)
         return self._rows[seqs, query_len]
 
 
@@ -173,14 +173,14 @@ class StepTables(NamedTuple):
     """Least such tokens by those of the slowest group."""
     attention: tuple[AttentionPrices, ...]
     alone: Callable[[int, int], float] | None
-    """Seconds per key of ``StepWork.beyond_kv``, by sequences and queries of each; None where it costs nothing."""
+    """Seconds per key of ``StepWork.tail_kv``, by sequences and queries of each; None where it costs nothing."""
 
 
 def attention_windows(architecture: Architecture) -> tuple[int | None, ...]:
     """Distinct attention windows of a model, full attention first."""
     mixers = (group.layer.mixer for group in architecture.layer_groups)
-    found = {window for mixer in mixers if mixer is not None for window in mixer.windows} or {None}
-    return tuple(sorted(found, key=lambda window: -1 if window is None else window))
+    windows = {window for mixer in mixers if mixer is not None for window in mixer.windows} or {None}
+    return tuple(sorted(windows, key=lambda window: -1 if window is None else window))
 
 
 @dataclass(slots=True)
@@ -202,8 +202,8 @@ class StepTimer:
     like: StepTimer | None = None
     """A timer of the same kernels with other host costs or other steps at most; its tables are taken as far as they
     go."""
-    asked_windows: tuple[int | None, ...] = field(init=False)
-    longest_asked: int = field(init=False)
+    tracked_windows: tuple[int | None, ...] = field(init=False)
+    tracked_longest: int = field(init=False)
     """How many of the longest decoding sequences a step's time depends on."""
     _homes: tuple[Deployment, ...] = field(init=False)
     """The model's layers by the chip that runs them."""
@@ -232,7 +232,7 @@ class StepTimer:
         deployment, framework = self.deployment, self.deployment.framework
         architecture = deployment.architecture
         self._homes = deployment.homes
-        self.asked_windows = self.windows
+        self.tracked_windows = self.windows
         self.windows = self.windows or attention_windows(architecture)
         self._kinds = mixing_kinds(deployment, self.windows)
         full = [
@@ -240,10 +240,10 @@ class StepTimer:
             for one in self._kinds
             if one.window is None and isinstance(one.shape, AttentionShape)
         ]
-        ends_alone = any(library.alone_seconds(shape, np.inf) for shape, library in full)
-        self.longest_asked = (
-            max(1, round(max(float(library.alone_sequences(shape)) for shape, library in full)))
-            if (ends_alone)
+        has_tail = any(library.tail_seconds(shape, np.inf) for shape, library in full)
+        self.tracked_longest = (
+            max(1, round(max(float(library.tail_sequences(shape)) for shape, library in full)))
+            if (has_tail)
             else int(any(kind.one_pass for kind in self._kinds))
         )
         if self.make_overlap is not None:
@@ -287,7 +287,7 @@ class StepTimer:
             self._experts,
             self._padded,
             tuple(self._attention_prices()),
-            self._alone_s if self.longest_asked else None,
+            self._alone_s if self.tracked_longest else None,
         )
 
     def kernels(self, work: StepWork[IntArray], logit_rows: IntArray | None = None) -> Iterator[Kernel]:
@@ -301,7 +301,7 @@ class StepTimer:
             logit_rows: rows of logits computed; default: every verified token and every completed prompt.
         """
         deployment = self.deployment
-        seen, everyone, logit_rows = self._seen(work, logit_rows)
+        seen, all_group_tokens, logit_rows = self._seen(work, logit_rows)
         tokens = seen.tokens
         padded = deployment.framework.padded_tokens(tokens, deployment.cuda_graphs)
         together = self._together(seen)
@@ -325,14 +325,14 @@ class StepTimer:
                 yield from priced(self._leaving(home, padded), home)
             yield from priced(head_calls(deployment, logit_rows), deployment)
 
-        even = self._even(everyone, tokens)
+        even = self._even(all_group_tokens, tokens)
         for kernel in listed():
             time = kernel.time
             if even is not None:
                 time = time._replace(flops=time.flops * even, bytes=time.bytes * even)
-            yield kernel._replace(time=time, light_s=kernel.light_s if even is None else kernel.light_s * even)
+            yield kernel._replace(time=time, sol_s=kernel.sol_s if even is None else kernel.sol_s * even)
         if self._experts is not None:
-            shared = np.maximum(everyone, self._padded[tokens])
+            shared = np.maximum(all_group_tokens, self._padded[tokens])
             for group in deployment.architecture.layer_groups:
                 if isinstance(group.layer.feed_forward, MoeMlp):
                     calls = shared_expert_calls(deployment, group.layer.feed_forward, shared)
@@ -345,18 +345,18 @@ class StepTimer:
             work: the steps, as arrays of equal length.
             logit_rows: as ``kernels`` takes them.
         """
-        seen, everyone, logit_rows = self._seen(work, logit_rows)
+        seen, all_group_tokens, logit_rows = self._seen(work, logit_rows)
         tokens = seen.tokens
         total = self._layer_rows(seen, tokens)
         total.add(self._head.rows(logit_rows))
         for kind in self._kinds:
             for kernel in self._mixing_kernels(kind, seen):
                 total.add_kernel(kernel._replace(times=kind.layers))
-        even = self._even(everyone, tokens)
+        even = self._even(all_group_tokens, tokens)
         if even is not None and self._experts is not None:
-            for part in (total.flops, total.bytes, total.light_s):
+            for part in (total.flops, total.bytes, total.sol_s):
                 part *= even
-            total.add(self._experts.rows(np.maximum(everyone, self._padded[tokens])))
+            total.add(self._experts.rows(np.maximum(all_group_tokens, self._padded[tokens])))
         uncaptured = np.asarray(self._eager)[tokens] | ((seen.prefill_seqs > 0) & self._decode_graphs)
         total.host_s += np.where(uncaptured, np.maximum(0.0, self._floor_s - total.device_s), 0.0)
         return total
@@ -368,9 +368,9 @@ class StepTimer:
             work: one step; where nothing is prefilled ``decode_kv_tokens`` may hold arrays, and so does the result.
             logit_rows: as ``kernels`` takes them.
         """
-        seen, everyone = work, 0
+        seen, all_group_tokens = work, 0
         if self._experts is not None or self.shares_prompts:
-            seen, everyone, logit_rows = self._seen(work, logit_rows)
+            seen, all_group_tokens, logit_rows = self._seen(work, logit_rows)
         decoding, prefilling = seen.decode_seqs, seen.prefill_seqs
         tokens = seen.tokens
         if logit_rows is None:
@@ -383,7 +383,7 @@ class StepTimer:
         total += self._head.seconds(logit_rows) if head_s is None else head_s
         total += self._attention_seconds(seen)
         if self._experts is not None:
-            total += self._experts.seconds(max(everyone, int(self._padded[tokens])))
+            total += self._experts.seconds(max(all_group_tokens, int(self._padded[tokens])))
         if not (self._eager[tokens] or (prefilling and self._decode_graphs)):
             return total
         return np.maximum(total, self._floor_s) if isinstance(total, np.ndarray) else max(total, self._floor_s)
@@ -399,7 +399,7 @@ class StepTimer:
     def _leaving(self, home: Deployment, tokens: IntArray) -> Iterator[Call]:
         """What leaves a chip for the one that runs the next layers."""
         if home is not self._homes[-1] and home.link is not None:
-            yield hand_over(home, tokens, home.link)
+            yield p2p_send(home, tokens, home.link)
 
     def beside(self, overlap: DecodeOverlap) -> StepTimer:
         """The same with decode attention priced by another overlap, and all tables shared that it does not change."""
@@ -424,16 +424,20 @@ class StepTimer:
             logit_rows = seen.decode_seqs * seen.query_len + seen.sampled_prefills
         elif seen is not work:
             logit_rows = -(-logit_rows // self.deployment.attention_data_parallel)
-        everyone = seen.everyone
+        all_group_tokens = seen.all_group_tokens
         if self.shares_prompts:
             assert self._overlap is not None
             seen = context_parallel_part(seen, self._overlap.prompt_groups)
-        return seen, everyone, logit_rows
+        return seen, all_group_tokens, logit_rows
 
-    def _even(self, everyone: IntArray, own: IntArray) -> FloatArray | None:
+    def _even(self, all_group_tokens: IntArray, group_tokens: IntArray) -> FloatArray | None:
         """Work of the mean attention group over that of the slowest; None where there is one."""
         groups = self.deployment.attention_data_parallel
-        return np.divide(everyone, groups * own, out=np.ones(len(own)), where=own > 0) if groups > 1 else None
+        return (
+            np.divide(all_group_tokens, groups * group_tokens, out=np.ones(len(group_tokens)), where=group_tokens > 0)
+            if groups > 1
+            else None
+        )
 
     def _layer_costs(self, query_len: int) -> Callable[[IntArray], Costs]:
         """Costs of embedding and layers by tokens, padded to captured graphs."""
@@ -468,8 +472,8 @@ class StepTimer:
 
     def _together(self, work: StepWork[IntArray]) -> IntArray:
         """Tokens in a row of each sequence that routed experts see: those verified, in steps without prompts."""
-        apart = (work.decode_seqs > 0) & (work.prefill_seqs == 0) & self._routed
-        return np.where(apart, work.query_len, 1)
+        decode_only = (work.decode_seqs > 0) & (work.prefill_seqs == 0) & self._routed
+        return np.where(decode_only, work.query_len, 1)
 
     def _layer_rows(self, work: StepWork[IntArray], tokens: IntArray) -> Costs:
         """Costs of embedding and layers of many steps."""
@@ -494,7 +498,7 @@ class StepTimer:
         if self.shares_prompts:
             assert self._overlap is not None
             assert isinstance(kind.shape, AttentionShape)
-            exchange = elsewhere_s(
+            exchange = other_device_kernel(
                 "KV exchange", "collective", self._overlap.exchange_s(kind.shape, work.prefill_tokens)
             )
             yield exchange._replace(basis=EXTRAPOLATED)
@@ -509,7 +513,7 @@ class StepTimer:
         seqs, query_len = work.decode_seqs[rows], np.broadcast_to(work.query_len, work.decode_seqs.shape)[rows]
         attention_s, link_s = self._overlap.exposed_parts(kind.shape, kind.window, seqs, query_len, keys[rows])
         formula = self._overlap.exposed(kind.shape, kind.window)
-        total_s = between_cells(lambda found: formula(seqs, query_len, found), seqs, keys[rows])
+        total_s = between_cells(lambda keys_read: formula(seqs, query_len, keys_read), seqs, keys[rows])
         scale = total_s / (attention_s + link_s) / kind.layers
         exposed, link = np.ones(len(keys)), np.zeros(len(keys))
         exposed[rows] = attention_s * scale / np.asarray(kernel.seconds)[rows]
@@ -517,7 +521,7 @@ class StepTimer:
         basis = np.broadcast_to(kernel.basis, keys.shape).copy()
         basis[rows] = np.maximum(basis[rows], EXTRAPOLATED)
         yield kernel._replace(exposed=exposed, basis=basis)
-        yield elsewhere_s("hand-over", "collective", link)._replace(basis=EXTRAPOLATED)
+        yield other_device_kernel("hand-over", "collective", link)._replace(basis=EXTRAPOLATED)
 
     def _attention_prices(self) -> list[AttentionPrices]:
         """Functions and tables of every kind of attention."""
@@ -552,8 +556,8 @@ class StepTimer:
                 assert one.overlapped is not None
                 total += one.overlapped(decoding, work.query_len, work.decode_kv_tokens[one.window])
             decoding = 0
-        if decoding and self.longest_asked and not together:
-            total += work.beyond_kv * self._alone_s(decoding, work.query_len)
+        if decoding and self.tracked_longest and not together:
+            total += work.tail_kv * self._alone_s(decoding, work.query_len)
         for decode, prefill, mixed, fresh, window, layers, _ in prices:
             if together and mixed is not None:
                 continue
@@ -572,16 +576,16 @@ class StepTimer:
         return total
 
     def _alone_s(self, seqs: int, query_len: int) -> float:
-        """Seconds of all layers per key of ``StepWork.beyond_kv``."""
-        found = self._alone.get((seqs, query_len))
-        if found is None:
-            found = sum(
-                kind.layers * float(kind.kernels.alone_seconds(kind.shape, seqs, query_len))
+        """Seconds of all layers per key of ``StepWork.tail_kv``."""
+        seconds = self._alone.get((seqs, query_len))
+        if seconds is None:
+            seconds = sum(
+                kind.layers * float(kind.kernels.tail_seconds(kind.shape, seqs, query_len))
                 for kind in self._kinds
                 if kind.window is None and isinstance(kind.shape, AttentionShape)
             )
-            self._alone[seqs, query_len] = found
-        return found
+            self._alone[seqs, query_len] = seconds
+        return seconds
 
 
 def step_timer(deployment: Deployment, max_tokens: int, windows: tuple[int | None, ...] = ()) -> StepTimer:
@@ -595,7 +599,7 @@ def step_timer(deployment: Deployment, max_tokens: int, windows: tuple[int | Non
     """
     like = None
     for timer in list(_LATELY):
-        if timer.asked_windows == windows and deployment.runs_kernels_of(timer.deployment):
+        if timer.tracked_windows == windows and deployment.runs_kernels_of(timer.deployment):
             if timer.max_tokens == max_tokens and timer.deployment == deployment:
                 return timer
             like = timer.like or timer  # no chains, which would keep every timer that there ever was

@@ -35,10 +35,10 @@ class StepWork(NamedTuple, Generic[Number]):
     decode_kv_tokens: tuple[Number, ...]
     """Keys that the decoding sequences read, per window."""
     longest_kv: Number | int = 0
-    """Context of the longest decoding sequence, where timing asks for it (``longest_asked``); 0 = all alike."""
-    beyond_kv: Any = 0
+    """Context of the longest decoding sequence, where timing asks for it (``tracked_longest``); 0 = all alike."""
+    tail_kv: Any = 0
     """The same less the mean of as many of the longest as timing asks for."""
-    all_over_own: Any = 0.0
+    dp_imbalance: Any = 0.0
     """Tokens of all attention groups over those told here, where the work is that of the slowest group alone; 0: it is
     the work of all groups together."""
 
@@ -49,12 +49,12 @@ class StepWork(NamedTuple, Generic[Number]):
         return self.prefill_tokens + decoding * self.query_len
 
     @property
-    def everyone(self) -> Any:
+    def all_group_tokens(self) -> Any:
         """Tokens of all attention groups together."""
         tokens = self.tokens
         if isinstance(tokens, np.ndarray):
-            return np.where(self.all_over_own == 0, tokens, np.floor(tokens * self.all_over_own + 0.5)).astype(np.int64)
-        return int(tokens * self.all_over_own + 0.5) if self.all_over_own else tokens
+            return np.where(self.dp_imbalance == 0, tokens, np.floor(tokens * self.dp_imbalance + 0.5)).astype(np.int64)
+        return int(tokens * self.dp_imbalance + 0.5) if self.dp_imbalance else tokens
 
 
 def some_steps(work: StepWork[Any], rows: Any) -> StepWork[Any]:
@@ -91,7 +91,7 @@ def slowest_group(work: StepWork[Any], groups: int) -> StepWork[Any]:
     Where nobody has told who does what, sequences are dealt out evenly, whole: a single prompt keeps one group busy
     while the others wait.
     """
-    if groups == 1 or np.all(work.all_over_own):
+    if groups == 1 or np.all(work.dp_imbalance):
         return work
     decoding, prefilling = _share(work.decode_seqs, groups), _share(work.prefill_seqs, groups)
 
@@ -101,7 +101,7 @@ def slowest_group(work: StepWork[Any], groups: int) -> StepWork[Any]:
     def prompts(total: Any) -> Any:
         return _part(total, prefilling, work.prefill_seqs)
 
-    own = StepWork(
+    slowest = StepWork(
         prefill_seqs=prefilling,
         prefill_tokens=prompts(work.prefill_tokens),
         prefill_pairs=tuple(prompts(total) for total in work.prefill_pairs),
@@ -112,7 +112,7 @@ def slowest_group(work: StepWork[Any], groups: int) -> StepWork[Any]:
         query_len=work.query_len,
         decode_kv_tokens=tuple(decodes(total) for total in work.decode_kv_tokens),
     )
-    return own._replace(all_over_own=_ratio(work.tokens, own.tokens))
+    return slowest._replace(dp_imbalance=_ratio(work.tokens, slowest.tokens))
 
 
 def context_parallel_part(work: StepWork[Any], groups: int) -> StepWork[Any]:
@@ -128,10 +128,10 @@ def context_parallel_part(work: StepWork[Any], groups: int) -> StepWork[Any]:
     )
 
 
-def _ratio(total: Any, own: Any) -> Any:
-    if isinstance(own, np.ndarray):
-        return np.divide(total, own, out=np.ones(own.shape), where=own > 0)
-    return total / own if own else 1.0
+def _ratio(total: Any, part: Any) -> Any:
+    if isinstance(part, np.ndarray):
+        return np.divide(total, part, out=np.ones(part.shape), where=part > 0)
+    return total / part if part else 1.0
 
 
 def _share(sequences: Any, groups: int) -> Any:

@@ -63,10 +63,10 @@ class ArrivalsConfig(Section):
             "trace": set[str](),
         }[self.process]
         for name in ("request_rate", "burstiness", "max_concurrency"):
-            given = getattr(self, name) is not None
-            if name in wanted and not given:
+            is_set = getattr(self, name) is not None
+            if name in wanted and not is_set:
                 raise ValueError(f"process '{self.process}' needs {name}")
-            if given and name not in wanted:
+            if is_set and name not in wanted:
                 raise ValueError(f"process '{self.process}' has no use for {name}; remove it")
         if self.rate_scale != 1.0 and self.process != "trace":
             instead = " and set request_rate instead" if "request_rate" in wanted else ""
@@ -116,10 +116,10 @@ class LengthConfig(Section):
             "empirical": ({"values"} if self.file is None else {"file"}, set[str]()),
         }[self.distribution]
         for name in ("value", "min", "max", "mean", "cv", "values", "file"):
-            given = getattr(self, name) is not None
-            if name in needed and not given:
+            is_set = getattr(self, name) is not None
+            if name in needed and not is_set:
                 raise ValueError(f"distribution '{self.distribution}' needs {name}")
-            if given and name not in needed | allowed:
+            if is_set and name not in needed | allowed:
                 raise ValueError(f"distribution '{self.distribution}' has no use for {name}; remove it")
         if self.min is not None and self.max is not None and self.min > self.max:
             raise ValueError(f"min {self.min} is larger than max {self.max}")

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.errors import ForerunError
-from simulator.memory import refuse_beyond
+from simulator.memory import refuse_if_larger_than_memory
 from simulator.settings import LONGEST_S
 from simulator.workload.config import ArrivalsConfig, LengthConfig, SessionsConfig, WorkloadConfig
 from traces import PrefixHashes, RequestTable
@@ -87,7 +87,7 @@ def _generate(workload: WorkloadConfig, seed: int) -> RequestStream:
     assert workload.input_tokens is not None
     assert workload.output_tokens is not None
     count = workload.num_requests
-    refuse_beyond(count * BYTES_PER_REQUEST, f"workload.num_requests: {count} requests")
+    refuse_if_larger_than_memory(count * BYTES_PER_REQUEST, f"workload.num_requests: {count} requests")
     if workload.sessions is not None:
         return make_sessions(
             workload.sessions, workload.arrivals, workload.input_tokens, workload.output_tokens, count, seed
@@ -100,9 +100,9 @@ def _generate(workload: WorkloadConfig, seed: int) -> RequestStream:
     )
 
 
-def _priorities(given: tuple[int, ...], stream: RequestStream, seed: int) -> IntArray:
+def _priorities(priorities: tuple[int, ...], stream: RequestStream, seed: int) -> IntArray:
     """A priority for each request, the same for all turns of a session."""
-    drawn = np.random.default_rng([seed, 0x9107]).choice(np.asarray(given, dtype=np.int64), len(stream))
+    drawn = np.random.default_rng([seed, 0x9107]).choice(np.asarray(priorities, dtype=np.int64), len(stream))
     for before, waiting in () if stream.follows is None else stream.follows.tolist():
         drawn[waiting] = drawn[before]
     return drawn
@@ -134,15 +134,15 @@ def make_sessions(
     starts = arrival_times(arrivals, len(turns), rngs[0])
     session = np.repeat(np.arange(len(turns)), turns)
     new, output = draw_lengths(new_tokens, count, rngs[1]), draw_lengths(output_tokens, count, rngs[2])
-    said = np.cumsum(new + output)
-    before = said - new - output
+    turn_tokens = np.cumsum(new + output)
+    before = turn_tokens - new - output
     prompts = sessions.system_prompt_tokens + before - before[firsts][session] + new
     application = rngs[5].integers(sessions.system_prompts, size=len(turns))
     per_block = sessions.block_tokens
     shared = sessions.system_prompt_tokens // per_block
     blocks = (prompts + output - 1) // per_block
     hashes = int(blocks.sum())
-    refuse_beyond(
+    refuse_if_larger_than_memory(
         hashes * BYTES_PER_HASH,
         f"workload.sessions: {hashes} prefix hashes of {per_block} tokens (sessions.block_tokens)",
     )
@@ -171,12 +171,12 @@ def _trace_table(workload: WorkloadConfig, trace: str) -> RequestTable:
     from traces.catalogue import resolve
 
     columns = None if workload.columns is None else tuple(workload.columns.items())
-    asked: tuple[object, ...] = (trace, workload.format, workload.on_error, workload.num_requests, columns)
+    key: tuple[object, ...] = (trace, workload.format, workload.on_error, workload.num_requests, columns)
     file = resolve(trace)
     if file.is_file():
         state = file.stat()
-        asked += (file.resolve(), state.st_mtime_ns, state.st_size)
-    if not file.is_file() or asked not in _LAST_READ:
+        key += (file.resolve(), state.st_mtime_ns, state.st_size)
+    if not file.is_file() or key not in _LAST_READ:
         table = read_requests(
             trace,
             format=workload.format,
@@ -185,8 +185,8 @@ def _trace_table(workload: WorkloadConfig, trace: str) -> RequestTable:
             columns=workload.columns,  # type: ignore[arg-type]  # keys are words of a list
         )
         _LAST_READ.clear()  # one at a time: a study asks for the same trace over and over
-        _LAST_READ[asked] = table
-    return _LAST_READ[asked]
+        _LAST_READ[key] = table
+    return _LAST_READ[key]
 
 
 _LAST_READ: dict[tuple[object, ...], RequestTable] = {}
@@ -231,12 +231,12 @@ def _waits_s(table: RequestTable, follows: IntArray) -> FloatArray:
     """Seconds from the last end of those that a request waits for to its arrival (tools, users): as recorded where the
     trace has the times, else its think time; 0 where it tells neither."""
     before, waiting = follows.T
-    told = np.zeros(len(table)) if table.think_time_s is None else np.nan_to_num(table.think_time_s)
+    think_s = np.zeros(len(table)) if table.think_time_s is None else np.nan_to_num(table.think_time_s)
     if table.arrival_s is None or table.measured_e2e_s is None:
-        return told
+        return think_s
     ends = np.full(len(table), -np.inf)
     np.maximum.at(ends, waiting, (table.arrival_s + table.measured_e2e_s)[before])  # NaN where one is not known
-    return np.where(np.isfinite(ends), np.maximum(table.arrival_s - ends, 0.0), told)
+    return np.where(np.isfinite(ends), np.maximum(table.arrival_s - ends, 0.0), think_s)
 
 
 def _goes_on_through_answers(table: RequestTable) -> bool:
@@ -247,15 +247,15 @@ def _goes_on_through_answers(table: RequestTable) -> bool:
     return bool(np.any(blocks > -(-np.asarray(table.input_tokens) // table.prefix_hashes.block_tokens)))
 
 
-def _trace_notes(trace: str, table: RequestTable, asked: int | None) -> list[str]:
+def _trace_notes(trace: str, table: RequestTable, workload: int | None) -> list[str]:
     count = len(table.input_tokens)
-    if asked is not None and count < asked:
-        short = f"workload.num_requests: {asked} asked for, {trace} has {count}: all of them were run"
+    if workload is not None and count < workload:
+        short = f"workload.num_requests: {workload} asked for, {trace} has {count}: all of them were run"
         return [short, *_trace_notes(trace, table, None)]
     skipped = [f"{trace}: skipped {count} rows ({reason})" for reason, count in sorted(table.skipped.items())]
     waits = 0 if table.follows is None else len(np.unique(table.follows[:, 1]))
-    told = [f"{trace}: {waits} of {count} requests wait until others have ended"] if waits else []
-    return [*skipped, *told, *(f"{trace}: {note}" for note in table.notes)]
+    notes = [f"{trace}: {waits} of {count} requests wait until others have ended"] if waits else []
+    return [*skipped, *notes, *(f"{trace}: {note}" for note in table.notes)]
 
 
 def arrival_times(arrivals: ArrivalsConfig, count: int, rng: np.random.Generator) -> FloatArray:
@@ -295,8 +295,8 @@ def varied(times: FloatArray, profile: Sequence[tuple[float, float]]) -> FloatAr
     first, slope = factor[part], rise[part] / width[part]
     root = first + np.sqrt(np.maximum(first * first + 2 * slope * rest, 0.0))
     within = np.divide(2 * rest, root, out=np.zeros_like(rest), where=root > 0)
-    found: FloatArray = rounds * at_s[-1] + at_s[part] + np.minimum(within, width[part])
-    return found
+    varied_s: FloatArray = rounds * at_s[-1] + at_s[part] + np.minimum(within, width[part])
+    return varied_s
 
 
 def draw_lengths(lengths: int | LengthConfig, count: int, rng: np.random.Generator) -> IntArray:

@@ -125,7 +125,7 @@ def _steps(rng: np.random.Generator, end_s: float) -> StepRecords:
         calibrated_s=flat * 0.79,
         extrapolated_s=flat * 0.1,
         datasheet_s=flat * 0.0,
-        light_s=flat * 0.5,
+        sol_s=flat * 0.5,
         flops=flat * 1e14,
         bytes=flat * 2e12,
         steps=np.ones(n, dtype=np.int64),
@@ -378,7 +378,7 @@ def barriers_of():
         looks = [(places, "runOnly: {type: 'rule', values: ['color-contrast']}")]
         looks += [] if colours_alone else [("document", kinds)]
         runs = [f"axe.run({where}, {{{what}, resultTypes: ['violations']}})" for where, what in looks]
-        found = [one for run in runs for one in page.evaluate(f"{run}.then(found => found.violations)")]
-        return [(one["impact"], one["id"], one["nodes"][0]["html"][:120]) for one in found]
+        result = [one for run in runs for one in page.evaluate(f"{run}.then(found => found.violations)")]
+        return [(one["impact"], one["id"], one["nodes"][0]["html"][:120]) for one in result]
 
     return complaints

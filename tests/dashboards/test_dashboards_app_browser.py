@@ -89,8 +89,10 @@ class Visit:
         self.page.set_default_timeout(WAIT_MS)
         self.complaints = []
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.page.on("console", lambda said: self.complaints.append(said.text) if said.type == "error" else None)
-        self.page.on("request", lambda asked: self._local(asked.url))
+        self.page.on(
+            "console", lambda message: self.complaints.append(message.text) if message.type == "error" else None
+        )
+        self.page.on("request", lambda requested: self._local(requested.url))
 
     def _local(self, url):
         if not url.startswith((self.base, "data:", "blob:")):
@@ -251,8 +253,8 @@ def test_background_run_refines_and_can_be_cancelled(visit, address):
 
 def last_run(address):
     """Summary of the newest run that any session made."""
-    found = sorted(address[2].glob("*/*/summary.json"), key=lambda path: path.stat().st_mtime)
-    return load_run(found[-1].parent).document["summary"]
+    result = sorted(address[2].glob("*/*/summary.json"), key=lambda path: path.stat().st_mtime)
+    return load_run(result[-1].parent).document["summary"]
 
 
 def test_uploads_good_and_bad(visit, address):
@@ -278,12 +280,12 @@ LOG = "ts,prompt_toks,gen\n" + "".join(f"{i * 0.5},{100 + i % 50},{20 + i % 7}\n
 def test_a_log_of_ones_own_is_taken_shown_and_planned_for(visit):
     visit.open("traffic", 1)
     page = visit.page
-    for name, text, said in (
+    for name, text, message in (
         ("mine.xlsx", LOG, "a log of requests is CSV"),
         ("mine.csv", "a,b\n1,2\n", "no trace format fits"),
     ):
         page.set_input_files("input[type=file]", {"name": name, "mimeType": "text/csv", "buffer": text.encode()})
-        page.get_by_role("alert").filter(has_text=said).wait_for()
+        page.get_by_role("alert").filter(has_text=message).wait_for()
     page.evaluate("() => window.dash_clientside.set_props('largest', {data: 5000})")
     big = {"name": "mine.csv", "mimeType": "text/csv", "buffer": LOG.encode()}
     page.set_input_files("input[type=file]", big)
@@ -348,9 +350,9 @@ def test_figures_can_be_saved(visit):
 
 def test_wrong_choices_are_one_sentence(visit, address):
     visit.page.goto(f"{visit.base}/what-if?model=llama-3.1-405b&chip=l4")
-    said = visit.page.locator(".message")
-    said.wait_for()
-    assert "\n" not in said.inner_text().strip()
+    message = visit.page.locator(".message")
+    message.wait_for()
+    assert "\n" not in message.inner_text().strip()
     visit.page.goto(f"{visit.base}/runs?run=../../etc&request=-3")
     visit.drawn(5)
     assert visit.state()["run"].startswith(("this session/", "first", "second"))

@@ -39,8 +39,8 @@ from traces.kernels import read_kernels
 
 
 def axis_titles(figure):
-    found = [axis.title.text for axis in (*figure.select_xaxes(), *figure.select_yaxes())]
-    return [title for title in found if title]
+    result = [axis.title.text for axis in (*figure.select_xaxes(), *figure.select_yaxes())]
+    return [title for title in result if title]
 
 
 def caption(figure):

@@ -24,7 +24,7 @@ from dashboards.app.replays import FITTED, replayed
 from dashboards.app.served import LARGEST_LOG_BYTES, SAMPLE_CHIP, SAMPLE_TRACE, Served
 from dashboards.app.server import check_free, create_app, is_loopback
 from dashboards.app.uploads import LARGEST_UPLOAD_BYTES, MOST_LOGS, keep_log, uploaded_scenario, uploaded_text
-from simulator.build import build_alone
+from simulator.build import build_replica
 from simulator.cli import main
 from simulator.errors import ForerunError
 from simulator.scenario import scenario_from
@@ -61,8 +61,8 @@ def test_only_kernel_traces_are_offered(served, tmp_path):
     (tmp_path / "more" / "kernels.csv").write_text("op,dtype,m,n,k,measured_s\ngemm,bf16,1,2,3,1e-6\n")
     (tmp_path / "more" / "notes.csv").write_text("a,b\n1,2\n")
     (tmp_path / "more" / "link.csv").symlink_to("/etc/passwd")
-    found = Served.of([tmp_path / "more"], tmp_path / "session").traces()
-    assert list(found) == [SAMPLE_TRACE, "kernels.csv"]
+    result = Served.of([tmp_path / "more"], tmp_path / "session").traces()
+    assert list(result) == [SAMPLE_TRACE, "kernels.csv"]
     assert list(served.traces()) == [SAMPLE_TRACE]
 
 
@@ -114,7 +114,7 @@ def test_upload_of_a_scenario(served):
 def test_upload_is_refused_in_one_sentence(served, monkeypatch, project_root, text, complaint):
     monkeypatch.chdir(project_root)
     with pytest.raises(ForerunError, match=complaint) as refused:
-        build_alone(uploaded_scenario(text, "upload.yaml", served), 0)
+        build_replica(uploaded_scenario(text, "upload.yaml", served), 0)
     assert "\n" not in sentence(refused.value)
 
 
@@ -160,7 +160,7 @@ def test_an_address_is_honoured_or_says_what_is_shown_instead(served):
 
 
 @pytest.mark.parametrize(
-    ("search", "said"),
+    ("search", "message"),
     [
         ("chip=h10-sxm", "Chip: 'h10-sxm' is not offered; did you mean 'h100-sxm'?; shown is l4."),
         ("batch=1000", "Batch: '1000' is not a whole number from 1 to 512; shown is 16."),
@@ -174,10 +174,10 @@ def test_an_address_is_honoured_or_says_what_is_shown_instead(served):
         ("bach=3", "'bach' is nothing that this page knows; did you mean 'batch'?."),
     ],
 )
-def test_what_of_an_address_cannot_be_honoured_is_said(served, search, said):
+def test_what_of_an_address_cannot_be_honoured_is_said(served, search, message):
     values, changed = values_of(CONTROLS, "?" + search, served)
     assert values == {"chip": "l4", "chips": ["l4"], "batch": 16, "rate": 2, "run": "one"}
-    assert changed == ([said] if search != "chips=" else [])
+    assert changed == ([message] if search != "chips=" else [])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.path)
@@ -273,8 +273,8 @@ def test_server_answers_under_its_own_names_only(tmp_path):
     assert client.get("/", headers={"Host": "127.0.0.1:8050"}).status_code == 200
     assert client.get("/", headers={"Host": "localhost"}).status_code == 200
     assert client.get("/", headers={"Host": "evil.example"}).status_code == 403
-    asked = {"Host": "localhost:8050", "Origin": "http://evil.example"}
-    assert client.post("/_dash-update-component", json={}, headers=asked).status_code == 403
+    arguments = {"Host": "localhost:8050", "Origin": "http://evil.example"}
+    assert client.post("/_dash-update-component", json={}, headers=arguments).status_code == 403
     assert client.get("/assets/../server.py", headers={"Host": "localhost"}).status_code == 404
     body = client.get("/", headers={"Host": "localhost"}).text
     assert 'src="http' not in body
@@ -295,7 +295,7 @@ def test_capacity_page_says_what_the_plan_says(tmp_path, write_plan):
     assert list(context.served.plans()) == ["azure", "broken"]
     shown, figures = capacity.compute(context, {"plan": "azure"})
     assert document["conclusion"] in str(shown["lead"])
-    costs = sorted(x for trace in figures["strain"].data for x in trace.x)
+    costs = sorted(x for trace in figures["slo_ratio"].data for x in trace.x)
     assert costs == sorted(row["usd_per_hour"] for row in document["candidates"] if row["binding"] is not None)
     nothing, none_drawn = capacity.compute(context, {"plan": None})
     assert none_drawn == {}
@@ -311,27 +311,27 @@ LOG = "ts,prompt_toks,gen\n" + "".join(f"{i * 0.25},{100 + i},{20 + i % 7}\n" fo
 
 
 def test_capacity_controls_make_a_plan_of_their_values(served):
-    asked = capacity.plan_task(PLAN, served)
-    assert asked.chips == ("l4", "h100-sxm")
-    assert (asked.rate, asked.growth) == (10.5, 3.0)
-    assert asked.slo == ("p99_ttft_ms=120", "p99_tpot_ms=9.5")
-    assert asked.scenario.workload.input_tokens.mean == 226
-    assert asked.scenario.prices is None
+    requested = capacity.plan_task(PLAN, served)
+    assert requested.chips == ("l4", "h100-sxm")
+    assert (requested.rate, requested.growth) == (10.5, 3.0)
+    assert requested.slo == ("p99_ttft_ms=120", "p99_tpot_ms=9.5")
+    assert requested.scenario.workload.input_tokens.mean == 226
+    assert requested.scenario.prices is None
 
 
 def test_a_plan_of_an_uploaded_log_has_its_requests_and_prices_of_ones_own(served):
     label = keep_log(encoded(LOG.encode()), "../my log.csv", served)
     assert label == "this session/my-log.csv"
-    own = {"log": label, "columns": "output=gen", "at": "p95", "prices": "l4=0.5, h100-sxm=2"}
-    asked = capacity.plan_task({**PLAN, **own}, served)
-    assert (asked.rate, asked.slo) == (None, ("p95_ttft_ms=120", "p95_tpot_ms=9.5"))
-    assert asked.scenario.workload.trace == str(served.session / "logs" / "my-log.csv")
-    assert asked.scenario.prices.usd_per_chip_hour == {"l4": 0.5, "h100-sxm": 2.0}
-    for text, said in (
+    custom = {"log": label, "columns": "output=gen", "at": "p95", "prices": "l4=0.5, h100-sxm=2"}
+    requested = capacity.plan_task({**PLAN, **custom}, served)
+    assert (requested.rate, requested.slo) == (None, ("p95_ttft_ms=120", "p95_tpot_ms=9.5"))
+    assert requested.scenario.workload.trace == str(served.session / "logs" / "my-log.csv")
+    assert requested.scenario.prices.usd_per_chip_hour == {"l4": 0.5, "h100-sxm": 2.0}
+    for text, message in (
         ("l40=1", "'l40' is none of the chips to choose from; did you mean 'l4'"),
         ("l4=x", "'x' is no"),
     ):
-        with pytest.raises(ForerunError, match=said):
+        with pytest.raises(ForerunError, match=message):
             capacity.plan_task({**PLAN, "prices": text}, served)
     with pytest.raises(ForerunError, match="no log of requests"):
         capacity.plan_task({**PLAN, "log": "this session/../secret.csv"}, served)
@@ -355,12 +355,12 @@ def test_an_uploaded_log_shows_what_it_holds_and_leads_to_a_plan(served, tmp_pat
 
 
 def test_a_log_that_cannot_be_taken_is_refused_in_words(served):
-    for data, name, said in (
+    for data, name, message in (
         (b"x" * (LARGEST_LOG_BYTES + 10), "big.csv", "larger than 16 MiB"),
         (b"PAR1", "log.parquet", "put a compressed or Parquet file into a folder"),
         (b"\xff\xfe\x00", "log.csv", "not a text file"),
     ):
-        with pytest.raises(ForerunError, match=said) as refused:
+        with pytest.raises(ForerunError, match=message) as refused:
             keep_log(encoded(data), name, served)
         assert "\n" not in sentence(refused.value)
     for number in range(MOST_LOGS + 3):

@@ -42,9 +42,9 @@ def context(tmp_path):
 
 def made(context, label):
     task = replay_task(context.served, label, "llama-3.1-8b", "h100-sxm", "vllm", 1)
-    told = []
-    task(context.served.session / "made", lambda done, total: told.append((done, total)))
-    return told
+    message = []
+    task(context.served.session / "made", lambda done, total: message.append((done, total)))
+    return message
 
 
 def shown(context):
@@ -83,12 +83,12 @@ def test_only_served_files_are_replayed(context, label):
         replay_task(context.served, label, "llama-3.1-8b", "h100-sxm", "vllm", 1)
 
 
-@pytest.mark.parametrize(("text", "said"), [("[]", "not what forerun replay"), ("{", "not JSON")])
-def test_a_faulty_replay_is_one_sentence(context, text, said):
+@pytest.mark.parametrize(("text", "message"), [("[]", "not what forerun replay"), ("{", "not JSON")])
+def test_a_faulty_replay_is_one_sentence(context, text, message):
     folder = context.served.session / "made"
     folder.mkdir(parents=True)
     (folder / "replay.json").write_text(text)
-    with pytest.raises(ForerunError, match=said):
+    with pytest.raises(ForerunError, match=message):
         shown(context)
     parts, figures = compute(context, {"view": VIEWS[2], "replay": None})
     assert "no replay here yet" in str(parts["lead"])

@@ -44,14 +44,14 @@ def part(dependency, value):
 
 
 def ids(output):
-    found = [text.rsplit(".", 1) for text in output.strip(".").split("...")]
-    return [{"id": json.loads(i) if i.startswith("{") else i, "property": p} for i, p in found]
+    result = [text.rsplit(".", 1) for text in output.strip(".").split("...")]
+    return [{"id": json.loads(i) if i.startswith("{") else i, "property": p} for i, p in result]
 
 
 def test_no_control_reads_a_file_that_is_not_served(app, secret):
     """Every callback of the server gets the path in place of every text that chooses something."""
     client = app[0].server.test_client()
-    asked = 0
+    requested = 0
     for one in client.get("/_dash-dependencies").json:
         text = json.dumps([one["inputs"], one["state"]])
         if one.get("clientside_function") or "MATCH" in text or "ALL" in text:
@@ -74,8 +74,8 @@ def test_no_control_reads_a_file_that_is_not_served(app, secret):
         answer = client.post("/_dash-update-component", json=body)
         assert answer.status_code in (200, 204), one["output"]
         assert SECRET not in answer.get_data(as_text=True), one["output"]
-        asked += 1
-    assert asked > 20
+        requested += 1
+    assert requested > 20
 
 
 def answered(**forged):
@@ -100,12 +100,12 @@ def test_a_forged_start_is_no_larger_than_an_honest_one(app):
 
     def start(**forged):
         [one] = [one for one in client.get("/_dash-dependencies").json if "simulate" in json.dumps(one["inputs"])]
-        given = fields | forged
+        inputs = fields | forged
         body = {
             "output": one["output"],
             "outputs": ids(one["output"]),
             "inputs": [part(one["inputs"][0], 1)],
-            "state": [part(each, given[json.loads(each["id"])["name"]]) for each in one["state"]],
+            "state": [part(each, inputs[json.loads(each["id"])["name"]]) for each in one["state"]],
             "changedPropIds": [f"{one['inputs'][0]['id']}.n_clicks"],
         }
         return client.post("/_dash-update-component", json=body).get_data(as_text=True)
@@ -136,13 +136,13 @@ def test_a_loopback_address_is_served_under_its_own_name(monkeypatch):
     """``--host 127.0.0.2``: what ``serve`` hands to the app."""
     from dashboards.app import server
 
-    asked = {}
+    arguments = {}
 
     class StopError(Exception):
         pass
 
     def made(_folders, _place, hosts, token):
-        asked.update(hosts=hosts, token=token)
+        arguments.update(hosts=hosts, token=token)
         raise StopError
 
     monkeypatch.setattr(server, "create_app", made)
@@ -150,8 +150,8 @@ def test_a_loopback_address_is_served_under_its_own_name(monkeypatch):
     for host, named, tokens in (("127.0.0.2", True, False), ("::1", True, False), ("0.0.0.0", False, True)):
         with pytest.raises(StopError):
             server.serve([], host, 0)
-        assert (host in asked["hosts"]) == named
-        assert (asked["token"] is not None) == tokens
+        assert (host in arguments["hosts"]) == named
+        assert (arguments["token"] is not None) == tokens
 
 
 @pytest.mark.parametrize(

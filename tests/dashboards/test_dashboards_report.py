@@ -80,15 +80,15 @@ def test_replications_show_intervals(write_hand_made, tmp_path):
 
 def test_a_single_run_shows_the_interval_of_the_models_error(run):
     ends = {"output_throughput": [700.0, 1400.0], "p99_ttft_ms": [150.0, 400.0]}
-    told = dataclasses.replace(
+    message = dataclasses.replace(
         run, document=run.document | {"intervals": ends, "interval_level": 0.9, "intervals_of": "chance"}
     )
-    page = report_html(told)
+    page = report_html(message)
     assert "single run" in page
     assert "90% intervals of chance" in page
     for key in ends:
-        assert shown_interval(told, key) in page
-        assert shown_interval(told, key) not in report_html(run)
+        assert shown_interval(message, key) in page
+        assert shown_interval(message, key) not in report_html(run)
 
 
 def test_report_goes_where_asked(run_folder, tmp_path):

@@ -24,10 +24,10 @@ ROOT = Path(__file__).resolve().parents[2]
 LABEL, VALUE = "Tokens per joule", 12.625
 
 
-def shown_in_terminal(found):
+def shown_in_terminal(result):
     console = Console(width=200)
     with console.capture() as captured:
-        for table in found:
+        for table in result:
             console.print(table.rich())
     return captured.get()
 
@@ -46,9 +46,9 @@ def with_new_metric(monkeypatch):
 
 def test_a_new_metric_shows_in_all_four(with_new_metric, run, run_folder, tmp_path):
     document = run.document | {"replicas": [], "pools": None}
-    found = tables.run_tables(document)
-    assert LABEL in shown_in_terminal(found)
-    assert any(LABEL in table.markdown() for table in found)
+    result = tables.run_tables(document)
+    assert LABEL in shown_in_terminal(result)
+    assert any(LABEL in table.markdown() for table in result)
     page = report_html(load_run(run_folder))
     assert re.search(rf"<td>{LABEL}</td><td>12.6", page)
     context = Context(Served.of([run_folder.parent], tmp_path))
@@ -77,9 +77,9 @@ LISTED = {"request_goodput": {"dashboards/figures/studies.py"}}
 
 def test_a_page_renders_what_a_report_renders(run):
     """The browser is handed a report's own table, in which nothing of a name is markup."""
-    found = tables.run_tables(run.document | {"replicas": [], "pools": None})
-    assert found
-    for table in (*found, Table("", ("a",), [["<img src=x onerror=alert(1)>"]])):
+    result = tables.run_tables(run.document | {"replicas": [], "pools": None})
+    assert result
+    for table in (*result, Table("", ("a",), [["<img src=x onerror=alert(1)>"]])):
         sent = json.dumps(table_card(table).to_plotly_json(), default=lambda part: part.to_plotly_json())
         assert json.dumps(table.html()) in sent
         assert "<img" not in sent

@@ -26,32 +26,32 @@ class Block(NamedTuple):
 
 def blocks(page: Path) -> list[Block]:
     """The fenced blocks of a page, in order."""
-    found, directives, lines = [], {}, page.read_text(encoding="utf-8").splitlines()
+    result, directives, lines = [], {}, page.read_text(encoding="utf-8").splitlines()
     number = 0
     while number < len(lines):
         line = lines[number]
-        if said := DIRECTIVE.search(line):
-            directives[said[1]] = said[2]
+        if message := DIRECTIVE.search(line):
+            directives[message[1]] = message[2]
         elif fence := FENCE.match(line):
             end = next(i for i in range(number + 1, len(lines)) if lines[i].strip() == "```")
             text = "\n".join(inner[len(fence["indent"]) :] for inner in lines[number + 1 : end]) + "\n"
-            found.append(Block(number + 1, fence["language"], fence["title"], text, directives))
+            result.append(Block(number + 1, fence["language"], fence["title"], text, directives))
             directives, number = {}, end
         elif line.strip():
             directives = {}
         number += 1
-    return found
+    return result
 
 
 def commands(text: str) -> list[tuple[list[str], list[str]]]:
     """Commands of a console block, each with the output lines shown under it."""
-    found: list[tuple[list[str], list[str]]] = []
+    rows: list[tuple[list[str], list[str]]] = []
     for line in text.replace("\\\n", " ").splitlines():
         if line.startswith("$ "):
-            found.append((shlex.split(line[2:], comments=True), []))
-        elif line.strip() and line.strip() != "..." and found:
-            found[-1][1].append(line)
-    return found
+            rows.append((shlex.split(line[2:], comments=True), []))
+        elif line.strip() and line.strip() != "..." and rows:
+            rows[-1][1].append(line)
+    return rows
 
 
 def run_block(block: Block, names: dict[str, object], capture) -> None:
@@ -67,6 +67,6 @@ def run_block(block: Block, names: dict[str, object], capture) -> None:
             code = main([*words[1:], *shlex.split(block.directives.get("arguments", ""))])
             printed = capture.readouterr()
             assert code == int(block.directives.get("exit", "0")), f"{shlex.join(words)}: {printed.err}"
-            said = " ".join((printed.out + printed.err).split())
+            message = " ".join((printed.out + printed.err).split())
             for line in shown:
-                assert " ".join(line.split()) in said, f"{shlex.join(words)} does not print: {line}\n{printed.out}"
+                assert " ".join(line.split()) in message, f"{shlex.join(words)} does not print: {line}\n{printed.out}"

@@ -75,5 +75,5 @@ def test_every_command_block_runs_or_says_why_not():
 
 
 def test_how_tos_and_tutorial_are_mostly_run():
-    found = [b for name in PAGES for b in blocks(DOCS / name) if b.language in ("console", "python")]
-    assert sum(map(runnable, found)) >= 0.7 * len(found) > 20
+    result = [b for name in PAGES for b in blocks(DOCS / name) if b.language in ("console", "python")]
+    assert sum(map(runnable, result)) >= 0.7 * len(result) > 20

@@ -45,17 +45,17 @@ def test_search_works_from_disk(site):
         browser = started.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
         page = browser.new_page()
         page.set_default_timeout(120_000)
-        asked = []
-        page.on("request", lambda request: asked.append(request.url))
+        requested = []
+        page.on("request", lambda request: requested.append(request.url))
         page.goto((site / "index.html").as_uri())
         page.locator("input.md-search__input").click()
         page.wait_for_function("() => document.querySelector('.md-search-result__meta').innerText.includes('Type')")
         page.keyboard.type("watermark")
         page.wait_for_selector(".md-search-result__item")
-        found = page.locator(".md-search-result__item").all_inner_texts()
+        result = page.locator(".md-search-result__item").all_inner_texts()
         browser.close()
-    assert any("watermark" in text.lower() for text in found)
-    assert all(address.startswith(("file:", "data:", "blob:", "about:")) for address in asked), asked
+    assert any("watermark" in text.lower() for text in result)
+    assert all(address.startswith(("file:", "data:", "blob:", "about:")) for address in requested), requested
 
 
 def test_reference_is_whole(site):

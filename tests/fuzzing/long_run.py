@@ -25,12 +25,12 @@ MEMORY_BYTES = 6 << 30
 def place_of(error: BaseException) -> str:
     """Kind of the error and the innermost line of the project that it passed."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [
+    custom = [
         f
         for f in frames
-        if any(f"/{room}/" in f.filename for room in ("traces", "simulator", "hwprofiles", "dashboards"))
+        if any(f"/{capacity}/" in f.filename for capacity in ("traces", "simulator", "hwprofiles", "dashboards"))
     ]
-    last = (own or frames)[-1]
+    last = (custom or frames)[-1]
     return f"{type(error).__name__} at {'/'.join(Path(last.filename).parts[-3:])}:{last.lineno} {str(error)[:150]!r}"
 
 

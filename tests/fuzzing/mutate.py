@@ -71,11 +71,11 @@ def _bytes(data: bytes, rng: random.Random) -> bytes:
 
 def _word(text: str, rng: random.Random) -> str:
     """One word replaced by a nasty one, by another word of the file, or removed."""
-    found = list(TOKEN.finditer(text))
-    if not found:
+    result = list(TOKEN.finditer(text))
+    if not result:
         return text + rng.choice(WORDS)
-    spot = rng.choice(found)
-    new = rng.choice(WORDS) if rng.random() < 0.8 else rng.choice(found)[0]
+    spot = rng.choice(result)
+    new = rng.choice(WORDS) if rng.random() < 0.8 else rng.choice(result)[0]
     return text[: spot.start()] + new + text[spot.end() :]
 
 

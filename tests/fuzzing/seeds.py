@@ -192,15 +192,15 @@ ERRORS = json.dumps(
 @cache
 def corrections() -> bytes:
     """A small file of learned corrections."""
-    from hwprofiles.correction import Correction, Ramps, save_corrections
+    from hwprofiles.correction import Correction, HingeBasis, save_corrections
     from hwprofiles.schema import CORRECTIONS
 
     feature, low = np.array([[0, 0, 0], [1, 2, 3]], np.int16), np.zeros((2, 3))
-    ramps = Ramps(feature, low, low + 4.0, np.array([False, True]), np.array([0.5, 0.25]), 0.1, (-12.0, 2.0))
+    ramps = HingeBasis(feature, low, low + 4.0, np.array([False, True]), np.array([0.5, 0.25]), 0.1, (-12.0, 2.0))
     one = Correction(ramps, {"m": (1.0, 64.0)}, {"all": (0.9, 1.1)})
     with tempfile.TemporaryDirectory() as folder:
-        found = save_corrections({("vllm", "gemm", "bf16"): one}, Path(folder) / f"mine{CORRECTIONS}")
-        return found.read_bytes()
+        result = save_corrections({("vllm", "gemm", "bf16"): one}, Path(folder) / f"mine{CORRECTIONS}")
+        return result.read_bytes()
 
 
 @cache

@@ -23,10 +23,10 @@ from simulator.scenario import load_scenario
 from simulator.speculation import read_acceptance
 from simulator.studies.study_file import load_study
 from traces import TraceError
+from traces.benchmark_results import read_runs
 from traces.kernels import read_kernels
 from traces.llama_cpp import read_llama_cpp
 from traces.requests import iter_requests, read_requests
-from traces.servings import read_runs
 from traces.steps import read_steps
 
 REFUSALS = (ForerunError, ProfileError, TraceError)
@@ -108,8 +108,8 @@ def _command(*words: str) -> Callable[[Path], None]:
 
 
 def _targets() -> Iterator[Target]:
-    def texts(*given: str) -> tuple[bytes, ...]:
-        return tuple(text.encode() for text in given)
+    def texts(*inputs: str) -> tuple[bytes, ...]:
+        return tuple(text.encode() for text in inputs)
 
     tables = tuple(text for text in seeds.REQUESTS if text[0] not in "[{0")
     request_seeds = (*texts(*seeds.REQUESTS), seeds.packed(seeds.REQUESTS[0]), seeds.parquet_of(tables[0]))
@@ -122,9 +122,9 @@ def _targets() -> Iterator[Target]:
     yield Target("steps-csv", ".csv", texts(seeds.STEPS[0]), _steps)
     yield Target("steps-json", ".json", texts(seeds.STEPS[1]), _steps)
     yield Target("steps-parquet", ".parquet", (seeds.parquet_of(seeds.STEPS[0]),), _steps)
-    yield Target("servings-csv", ".csv", texts(*seeds.SERVINGS[:4]), _servings)
-    yield Target("servings-json", ".json", texts(*seeds.SERVINGS[4:]), _servings)
-    yield Target("servings-jsonl", ".jsonl", texts(*seeds.SERVINGS[4:]), _servings)
+    yield Target("benchmark_results-csv", ".csv", texts(*seeds.SERVINGS[:4]), _servings)
+    yield Target("benchmark_results-json", ".json", texts(*seeds.SERVINGS[4:]), _servings)
+    yield Target("benchmark_results-jsonl", ".jsonl", texts(*seeds.SERVINGS[4:]), _servings)
     yield Target("corrections", CORRECTIONS, (seeds.corrections(),), _corrections)
     yield Target("errors-on-record", ".json", texts(seeds.ERRORS), read_errors)
     yield Target("llama-cpp", ".log", texts(*seeds.LLAMA_CPP), read_llama_cpp)

@@ -70,7 +70,7 @@ def bomb(depth=9, width=9):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         (bomb(), "stands for more than"),
         ("a: &a [*a]", "holds itself"),
@@ -79,14 +79,14 @@ def bomb(depth=9, width=9):
         ("{[a]: b}", "a key must be a word"),
     ],
 )
-def test_yaml_that_explodes_is_refused(text, told):
-    with pytest.raises(ForerunError, match=told):
+def test_yaml_that_explodes_is_refused(text, message):
+    with pytest.raises(ForerunError, match=message):
         parse_yaml(text, "file")
     with quick_folder() as folder:
         for name in ("scenario", "study", "model-yaml", "chip", "link"):
             refusal = attempt(TARGETS[name], text.encode(), folder)
             assert refusal is not None
-            assert told in refusal or name == "model-yaml" or "nested" in told, (name, refusal)
+            assert message in refusal or name == "model-yaml" or "nested" in message, (name, refusal)
 
 
 def test_anchors_and_merges_are_fine():
@@ -153,16 +153,16 @@ def test_rows_out_of_order_and_doubled_stay_whole(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("arrival_s,input_tokens,output_tokens\n" + "".join(f"{a},{b},{c}\n" for a, b, c in rows))
     table = read_requests(path)
-    found = sorted(
+    result = sorted(
         zip(table.arrival_s.tolist(), table.input_tokens.tolist(), table.output_tokens.tolist(), strict=True)
     )
-    assert found == sorted(rows)
+    assert result == sorted(rows)
 
 
 def test_a_number_of_thousands_of_digits_is_refused_everywhere(tmp_path):
     digits = "1" + "0" * 5000
     result = f'{{"mean_ttft_ms": {digits}, "completed": 1}}'
     with quick_folder() as folder:
-        for name in ("servings-json", "servings-jsonl", "engine-log", "model-json"):
+        for name in ("benchmark_results-json", "benchmark_results-jsonl", "engine-log", "model-json"):
             assert attempt(TARGETS[name], result.encode(), folder) is not None
     assert json.loads(result.replace(digits, "1"))

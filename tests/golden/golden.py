@@ -24,8 +24,8 @@ def scenarios() -> dict[str, dict[str, Any]]:
     """Plain scenarios by name."""
     import yaml
 
-    found: dict[str, dict[str, Any]] = yaml.safe_load((FOLDER / "scenarios.yaml").read_text("utf-8"))
-    return found
+    values: dict[str, dict[str, Any]] = yaml.safe_load((FOLDER / "scenarios.yaml").read_text("utf-8"))
+    return values
 
 
 def document(data: dict[str, Any]) -> dict[str, Any]:
@@ -34,16 +34,16 @@ def document(data: dict[str, Any]) -> dict[str, Any]:
     from simulator.run import simulate
     from simulator.scenario import scenario_from
 
-    found = run_document(simulate(scenario_from(data, "golden"), SEED))
-    del found["version"]
-    found["engine"] = {name: value for name, value in found["engine"].items() if name not in CLOCKS}
-    return found
+    run = run_document(simulate(scenario_from(data, "golden"), SEED))
+    del run["version"]
+    run["engine"] = {name: value for name, value in run["engine"].items() if name not in CLOCKS}
+    return run
 
 
 def stored(name: str) -> dict[str, Any]:
     """The stored JSON."""
-    found: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text("utf-8"))
-    return found
+    values: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text("utf-8"))
+    return values
 
 
 def differences(old: Any, new: Any, place: str = "") -> Iterator[str]:

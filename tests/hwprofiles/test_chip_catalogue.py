@@ -299,7 +299,7 @@ def test_an_unknown_kernel_library_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("place", "value", "told"),
+    ("place", "value", "message"),
     [
         ("compute.dense_flops_per_s", {}, "dense_flops_per_s needs at least one dtype"),
         ("compute.worker_cores", 500, "worker_cores 500 exceeds cores 132"),
@@ -311,7 +311,7 @@ def test_an_unknown_kernel_library_is_refused():
         ("kernels.generic.gemm.bf61", {}, "generic.gemm: no dtype 'bf61'; did you mean 'bf16'"),
     ],
 )
-def test_profiles_that_contradict_themselves_are_refused(tmp_path, place, value, told):
+def test_profiles_that_contradict_themselves_are_refused(tmp_path, place, value, message):
     data = yaml.safe_load(catalogue_text("chips", "h100-sxm"))
     *way, last = place.split(".")
     holder = data
@@ -322,6 +322,6 @@ def test_profiles_that_contradict_themselves_are_refused(tmp_path, place, value,
     path.write_text(yaml.safe_dump(data), encoding="utf-8")
     with pytest.raises(ProfileError) as caught:
         load_chip(path)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert str(caught.value).startswith(str(path))
     assert "\n" not in str(caught.value)

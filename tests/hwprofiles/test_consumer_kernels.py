@@ -13,7 +13,7 @@ SINGLES = {"decode_seqs": 40, "decode_kv_tokens": 40 * 900}
 
 def library(family, **changes):
     chip = load_chip("rtx-4090")
-    sets = {name: dict(found) for name, found in chip.kernels["generic"].items()}
+    sets = {name: dict(values) for name, values in chip.kernels["generic"].items()}
     name = "any" if family == "elementwise" else "bf16"
     sets[family][name] = sets[family][name].model_copy(update=changes)
     return KernelLibrary(chip.model_copy(update={"kernels": {"generic": sets}}))
@@ -37,18 +37,18 @@ def test_the_last_tile_of_a_mixed_batch_ends_alone(longest):
     assert uneven - even == pytest.approx(per_key * (longest - 900), abs=1e-12)
 
 
-@pytest.mark.parametrize(("seqs", "alone"), [(25, False), (26, True), (200, True)])
-def test_long_sequences_end_alone_where_none_is_split(seqs, alone):
+@pytest.mark.parametrize(("seqs", "single"), [(25, False), (26, True), (200, True)])
+def test_long_sequences_end_alone_where_none_is_split(seqs, single):
     """FlashAttention-2 splits while 8 KV heads of a batch are fewer than 0.8 x 2 x 128 work items."""
-    kernels = library("attention_decode", alone_key_s=3e-8)
-    times = [kernels.attention_decode(SHAPE, seqs=seqs, q_len=1, kv_tokens=seqs * 800, beyond_kv=b) for b in (0, 2000)]
-    assert times[1].seconds - times[0].seconds == pytest.approx(2000 * 3e-8 * alone, abs=1e-12)
-    assert kernels.alone_seconds(SHAPE, seqs) == 3e-8 * alone
+    kernels = library("attention_decode", tail_key_s=3e-8)
+    times = [kernels.attention_decode(SHAPE, seqs=seqs, q_len=1, kv_tokens=seqs * 800, tail_kv=b) for b in (0, 2000)]
+    assert times[1].seconds - times[0].seconds == pytest.approx(2000 * 3e-8 * single, abs=1e-12)
+    assert kernels.tail_seconds(SHAPE, seqs) == 3e-8 * single
 
 
 def test_as_many_sequences_end_alone_as_cannot_fill_the_memory():
-    kernels = library("attention_decode", alone_key_s=3e-8, memory_efficiency=0.9)
-    assert kernels.alone_sequences(SHAPE) == pytest.approx(0.9 * 1.008e12 * 3e-8 / 4096)
+    kernels = library("attention_decode", tail_key_s=3e-8, memory_efficiency=0.9)
+    assert kernels.tail_sequences(SHAPE) == pytest.approx(0.9 * 1.008e12 * 3e-8 / 4096)
 
 
 def test_a_chained_pass_finds_on_the_chip_what_a_repeated_one_does():
@@ -63,9 +63,9 @@ def test_a_chained_pass_finds_on_the_chip_what_a_repeated_one_does():
     assert (large.seconds, large.bytes) == (pytest.approx(4 * kept / slow), pytest.approx(4 * kept))
     both = kernels.elementwise(np.array([20e6, 40e6]), launches=np.array([1, 2]))
     assert both.seconds[1] == pytest.approx(2 * both.seconds[0]), "two kernels find as much each"
-    apart = library("elementwise", chained=False, **warm)
-    assert apart.elementwise(20e6).seconds == pytest.approx(20e6 / slow)
-    assert apart.elementwise(20e6, warm=True).seconds == pytest.approx(small.seconds)
+    disaggregated = library("elementwise", chained=False, **warm)
+    assert disaggregated.elementwise(20e6).seconds == pytest.approx(20e6 / slow)
+    assert disaggregated.elementwise(20e6, warm=True).seconds == pytest.approx(small.seconds)
 
 
 def test_only_cards_where_it_was_seen_chain_their_passes():

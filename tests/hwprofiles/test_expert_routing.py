@@ -1,4 +1,4 @@
-"""Loads of experts under a named routing, against draws of the same law."""
+"""Loads of experts under a named routing, against draws of the same distribution."""
 
 import numpy as np
 import pytest
@@ -15,27 +15,27 @@ SHAPES = [(8, 2), (128, 8), (256, 8)]
 def drawn_uniform(tokens, experts, chosen, ranks, draws=60):
     """Mean load of the fullest rank, and its experts with any token, over random draws."""
     rng = np.random.default_rng(0)
-    found = []
+    rows = []
     for _ in range(draws):
         picks = np.argsort(rng.random((tokens, experts)), axis=1)[:, :chosen]
         by_rank = np.bincount(picks.ravel(), minlength=experts).reshape(ranks, -1)
         fullest = by_rank[by_rank.sum(axis=1).argmax()]
-        found.append((fullest.sum(), (fullest > 0).sum()))
-    return np.mean(found, axis=0)
+        rows.append((fullest.sum(), (fullest > 0).sum()))
+    return np.mean(rows, axis=0)
 
 
 def drawn_power_law(tokens, experts, chosen, ranks, alpha, draws=200):
     """The same where popularity is drawn from a truncated power law, scaled and rounded."""
     rng = np.random.default_rng(0)
     low, high = (1.0, 0.8 * tokens) if tokens * chosen > experts else (0.01, 2.0)
-    rest, found = 1 - alpha, []
+    rest, result = 1 - alpha, []
     for _ in range(draws):
         loads = ((high**rest - low**rest) * rng.random(experts) + low**rest) ** (1 / rest)
         loads = np.minimum(np.rint(loads / loads.sum() * tokens * chosen), tokens)
         by_rank = loads.reshape(ranks, -1)
         fullest = by_rank[by_rank.sum(axis=1).argmax()]
-        found.append((fullest.sum(), (fullest > 0).sum()))
-    return np.mean(found, axis=0)
+        result.append((fullest.sum(), (fullest > 0).sum()))
+    return np.mean(result, axis=0)
 
 
 @pytest.mark.parametrize(("experts", "chosen"), SHAPES)

@@ -30,11 +30,11 @@ def test_only_what_is_given_differs(tmp_path):
     assert mine.memory.capacity_bytes == 1.0e11
     assert mine.memory.bandwidth_bytes_per_s == base.memory.bandwidth_bytes_per_s
     assert mine.compute == base.compute
-    own, other = (KernelLibrary(chip, "vllm") for chip in (mine, base))
-    assert own.parameters("moe", "mxfp4").launch_s == 1.0e-5
-    assert own.parameters("moe", "mxfp4").fit is None, "a set is replaced as a whole"
-    assert own.parameters("moe", "bf16") == other.parameters("moe", "bf16")
-    assert own.basis("moe", "mxfp4") == "calibrated"
+    custom, other = (KernelLibrary(chip, "vllm") for chip in (mine, base))
+    assert custom.parameters("moe", "mxfp4").launch_s == 1.0e-5
+    assert custom.parameters("moe", "mxfp4").fit is None, "a set is replaced as a whole"
+    assert custom.parameters("moe", "bf16") == other.parameters("moe", "bf16")
+    assert custom.basis("moe", "mxfp4") == "calibrated"
 
 
 def test_an_unknown_base_is_refused(tmp_path):
@@ -62,19 +62,19 @@ def test_kernels_fitted_under_other_limits_are_not_this_chips(tmp_path, base):
     """
     path = tmp_path / "faster.yaml"
     path.write_text(FASTER.format(base=base))
-    own, other = KernelLibrary(load_chip(path), "vllm"), KernelLibrary(base, "vllm")
+    custom, other = KernelLibrary(load_chip(path), "vllm"), KernelLibrary(base, "vllm")
     for family, dtype in (("gemm", "bf16"), ("attention_decode", "bf16"), ("moe", "bf16"), ("collective", "any")):
-        assert own.basis(family, dtype) == "datasheet"
-        carried, fit = own.parameters(family, dtype).fit, other.parameters(family, dtype).fit
+        assert custom.basis(family, dtype) == "datasheet"
+        carried, fit = custom.parameters(family, dtype).fit, other.parameters(family, dtype).fit
         assert other.basis(family, dtype) == "calibrated"
         assert carried.ranges == fit.ranges
         seen = {name: low for name, (low, _) in fit.ranges.items()}
-        assert own.basis_code(family, dtype, seen) == BASES.index("datasheet")
+        assert custom.basis_code(family, dtype, seen) == BASES.index("datasheet")
         assert other.basis_code(family, dtype, seen) == BASES.index("calibrated")
-        assert own.interval(family, dtype, seen, "memory") == (1.0, 1.0)
-        low, high = own.interval(family, dtype, seen, "memory", assumed=True)
+        assert custom.interval(family, dtype, seen, "memory") == (1.0, 1.0)
+        low, high = custom.interval(family, dtype, seen, "memory", assumed=True)
         inner = fit.intervals.get("all", (1.0, 1.0))
         assert low < inner[0] <= inner[1] < high
         before = other.parameters(family, dtype).vector()
-        assert own.parameters(family, dtype).vector() == pytest.approx(before)
+        assert custom.parameters(family, dtype).vector() == pytest.approx(before)
     assert KernelLibrary("h200-sxm", "vllm").basis("gemm", "bf16") == "calibrated"

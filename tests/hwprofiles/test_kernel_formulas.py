@@ -77,9 +77,9 @@ def test_tile_quantisation():
 
 
 def test_split_k_fills_idle_cores():
-    alone = ideal_gemm(128, 1280, 1 << 16)  # 10 tiles on 100 cores
+    single = ideal_gemm(128, 1280, 1 << 16)  # 10 tiles on 100 cores
     split = ideal_gemm(128, 1280, 1 << 16, max_split_k=16.0)
-    assert split.compute_s == pytest.approx(alone.compute_s / 10)
+    assert split.compute_s == pytest.approx(single.compute_s / 10)
 
 
 def test_tiles_that_cannot_win_are_skipped_without_changing_the_result():
@@ -272,8 +272,8 @@ def test_moe_parallelism_and_projections():
 
 def test_a_repeated_pass_finds_its_operands_on_the_chip_until_they_outgrow_it():
     chip = load_chip("rtx-pro-6000")
-    passes = KernelLibrary(chip).parameters("elementwise", "any").model_copy(update={"chained": False})
-    kernels = KernelLibrary(chip.model_copy(update={"kernels": {"generic": {"elementwise": {"any": passes}}}}))
+    forwards = KernelLibrary(chip).parameters("elementwise", "any").model_copy(update={"chained": False})
+    kernels = KernelLibrary(chip.model_copy(update={"kernels": {"generic": {"elementwise": {"any": forwards}}}}))
     store = kernels.chip.on_chip.capacity_bytes
     cold, warm = (lambda size, w=w: kernels.elementwise(size, warm=w).seconds for w in (False, True))
     assert warm(store / 4) < 0.5 * cold(store / 4)

@@ -1,10 +1,10 @@
-"""Ramps of learned corrections: what is computed of them is their definition, however few of them rise."""
+"""HingeBasis of learned corrections: what is computed of them is their definition, however few of them rise."""
 
 import numpy as np
 import pytest
 
 from hwprofiles import KernelLibrary, KernelTime
-from hwprofiles.correction import LARGEST, PARTS, SIZES, Correction, Ramps, feature_names, ramps_of
+from hwprofiles.correction import LARGEST, PARTS, SIZES, Correction, HingeBasis, feature_names, hinge_values
 from hwprofiles.dtypes import dtype_bytes
 from hwprofiles.formulas import AttentionShape
 from hwprofiles.kernels.recurrent import RecurrentShape
@@ -18,7 +18,7 @@ def test_ramps_are_the_greatest_or_the_least_of_their_parts(spread: float) -> No
     low = draw.uniform(0.0, 10.0, (60, PARTS))
     high = low + draw.uniform(0.1, 3.0, (60, PARTS))
     greatest = draw.random(60) < 0.5
-    rows = ramps_of(features, feature, low, high, greatest)
+    rows = hinge_values(features, feature, low, high, greatest)
     for row, values in enumerate(rows):
         parts = (features[feature[row]] - low[row, :, None]) / (high - low)[row, :, None]
         one = parts.max(axis=0) if greatest[row] else parts.min(axis=0)
@@ -32,15 +32,17 @@ def test_kernels_corrected_one_by_one_are_as_many_are(family: str, moving: tuple
     high = low + draw.uniform(0.1, 3.0, (60, PARTS))
     feature = draw.integers(0, len(names), (60, PARTS)).astype(np.int16)
     gain = draw.uniform(0.0, 0.1, 60)
-    ramps = Ramps(feature, low, high, draw.random(60) < 0.5, gain, -10.0 - 0.3 * gain.sum(), (-12.0, -8.0))
+    ramps = HingeBasis(feature, low, high, draw.random(60) < 0.5, gain, -10.0 - 0.3 * gain.sum(), (-12.0, -8.0))
     correction = Correction(ramps, {}, {})
     fixed = {name: float(draw.integers(1, 100)) for name in SIZES[family] if name not in moving}
     sizes = {name: draw.integers(1, 5000, 300).astype(float) for name in moving}
     seconds = np.exp(draw.uniform(-14.0, -6.0, 300))
     together = correction.seconds(family, fixed | sizes, KernelTime(seconds, *[0.0 * seconds] * 5), 148.0)
     one = correction.along(family, fixed, moving)
-    found = [one(*asked) for asked in zip(seconds.tolist(), *(sizes[name].tolist() for name in moving), strict=True)]
-    assert found == pytest.approx(together.tolist(), rel=1e-12)
+    result = [
+        one(*requested) for requested in zip(seconds.tolist(), *(sizes[name].tolist() for name in moving), strict=True)
+    ]
+    assert result == pytest.approx(together.tolist(), rel=1e-12)
     for some in (np.isclose(abs(np.log(together / seconds)), LARGEST), seconds < np.exp(-12), seconds > np.exp(-8)):
         assert 0 < some.sum() < 300
 
@@ -53,13 +55,13 @@ def test_scans_of_more_tokens_or_sequences_never_take_less(chip: str, library: s
     assert kernels.correction("recurrent_prefill", "bf16") is not None
     assert kernels.reading(False).correction("recurrent_prefill", "bf16") is None
     seconds, tokens = kernels.prefill_seconds(shape), np.unique(np.geomspace(1, 65536, 150).round())
-    found = np.array([[seconds(n, n * each, 0, 0) for each in tokens.tolist()] for n in (1, 2, 3, 9, 40)])
-    assert (np.diff(found, axis=1) >= -1e-12 * found[:, 1:]).all()
-    assert (np.diff(found, axis=0) >= -1e-12 * found[1:]).all()
-    for n, row in zip((1, 2, 3, 9, 40), found, strict=True):
+    result = np.array([[seconds(n, n * each, 0, 0) for each in tokens.tolist()] for n in (1, 2, 3, 9, 40)])
+    assert (np.diff(result, axis=1) >= -1e-12 * result[:, 1:]).all()
+    assert (np.diff(result, axis=0) >= -1e-12 * result[1:]).all()
+    for n, row in zip((1, 2, 3, 9, 40), result, strict=True):
         together = kernels.recurrent_prefill(shape, seqs=n, q_tokens=n * tokens)
         assert row == pytest.approx(together.seconds, rel=1e-12)
-        assert (together.seconds >= kernels.light_seconds(together, "bf16")).all()
+        assert (together.seconds >= kernels.sol_seconds(together, "bf16")).all()
 
 
 def _decoding(heads: tuple[int, int, int], dtype: str) -> AttentionShape:
@@ -78,11 +80,11 @@ def test_decoding_of_twice_the_keys_or_sequences_takes_no_less(
     for dtype in ("bf16", "fp8"):
         shape, batches, lengths = _decoding(heads, dtype), 2.0 ** np.arange(10)[:, None], 2.0 ** np.arange(18)
         for warm in (False, True):
-            asked = {"seqs": batches, "q_len": 1, "kv_tokens": batches * lengths, "warm": warm}
-            found = kernels.attention_decode(shape, **asked).seconds
-            physics = kernels.reading(False).attention_decode(shape, **asked).seconds
+            arguments = {"seqs": batches, "q_len": 1, "kv_tokens": batches * lengths, "warm": warm}
+            result = kernels.attention_decode(shape, **arguments).seconds
+            physics = kernels.reading(False).attention_decode(shape, **arguments).seconds
             for axis in (0, 1):
-                grown, by_physics = (np.diff(np.log(values), axis=axis) for values in (found, physics))
+                grown, by_physics = (np.diff(np.log(values), axis=axis) for values in (result, physics))
                 assert (grown[by_physics >= 0.0] >= (-1e-9 if warm else -0.02)).all()
 
 
@@ -96,11 +98,13 @@ def test_prompts_of_twice_the_tokens_or_sequences_take_no_less(
     kernels = KernelLibrary(chip, library)
     for dtype in ("bf16", "fp8"):
         shape, seqs, tokens = _decoding(heads, dtype), 2.0 ** np.arange(7)[:, None], 2.0 ** np.arange(16)
-        asked = {"seqs": seqs, "q_tokens": seqs * tokens, "kv_tokens": seqs * tokens}
-        asked["pairs"] = seqs * tokens * (tokens + 1) / 2
-        found, physics = (one.attention_prefill(shape, **asked).seconds for one in (kernels, kernels.reading(False)))
+        arguments = {"seqs": seqs, "q_tokens": seqs * tokens, "kv_tokens": seqs * tokens}
+        arguments["pairs"] = seqs * tokens * (tokens + 1) / 2
+        result, physics = (
+            one.attention_prefill(shape, **arguments).seconds for one in (kernels, kernels.reading(False))
+        )
         for axis in (0, 1):
-            grown, by_physics = (np.diff(np.log(values), axis=axis) for values in (found, physics))
+            grown, by_physics = (np.diff(np.log(values), axis=axis) for values in (result, physics))
             assert (grown[by_physics >= 0.0] >= -1e-9).all()
 
 
@@ -133,8 +137,8 @@ def test_what_memory_adds_to_repeated_decoding_is_as_physics_has_it() -> None:
     shape, tokens = _decoding((32, 8, 128), "bf16"), np.geomspace(1000.0, 100_000.0, 40)
 
     def both(kernels: KernelLibrary) -> list[np.ndarray]:
-        asked = {"seqs": 16.0, "q_len": 1, "kv_tokens": tokens}
-        return [np.asarray(kernels.attention_decode(shape, **asked, warm=warm).seconds) for warm in (False, True)]
+        arguments = {"seqs": 16.0, "q_len": 1, "kv_tokens": tokens}
+        return [np.asarray(kernels.attention_decode(shape, **arguments, warm=warm).seconds) for warm in (False, True)]
 
     kernels = KernelLibrary("h100-sxm", "vllm")
     (cold, warm), (cold_physics, warm_physics) = both(kernels), both(kernels.reading(False))

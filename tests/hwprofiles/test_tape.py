@@ -22,10 +22,10 @@ PYTHON = {
 
 def played(formula, *arguments):
     """What the steps of a formula yield, one after the other."""
-    found = tape(formula, len(arguments))
-    values = [*map(float, arguments), *found.values[len(arguments) :]]
-    place = len(values) - len(found.steps)
-    for operation, one, two, three in found.steps:
+    result = tape(formula, len(arguments))
+    values = [*map(float, arguments), *result.values[len(arguments) :]]
+    place = len(values) - len(result.steps)
+    for operation, one, two, three in result.steps:
         name = OPERATIONS[operation]
         if name == "where":
             values[place] = values[two] if values[one] else values[three]
@@ -50,16 +50,16 @@ SHAPES = [AttentionShape(32, 8, 128, 128, 4096.0, "bf16"), RecurrentShape(16, 32
 def test_prompts(chip, shape):
     formula, rng = KernelLibrary(load_chip(chip)).prefill_seconds(shape), random.Random(chip)
     for _ in range(200):
-        asked = sizes(rng)
-        assert played(formula, *asked) == formula(*asked)
+        requested = sizes(rng)
+        assert played(formula, *requested) == formula(*requested)
 
 
 def test_prompts_and_single_queries_in_one_kernel():
     formula, rng = KernelLibrary(load_chip("rtx-4090"), "vllm").mixed_seconds(SHAPES[0]), random.Random(1)
     for _ in range(200):
         seqs = rng.randint(1, 200)
-        asked = (*sizes(rng), seqs, seqs * rng.randint(1, 5000), rng.choice([0, 6000]))
-        assert played(formula, *asked) == formula(*asked)
+        requested = (*sizes(rng), seqs, seqs * rng.randint(1, 5000), rng.choice([0, 6000]))
+        assert played(formula, *requested) == formula(*requested)
 
 
 def test_a_formula_that_branches_stays_as_it_is():
@@ -79,15 +79,15 @@ def test_learned_corrections_are_traced_too(chip, library, shape):
     formula, physics = kernels.prefill_seconds(shape), kernels.reading(False).prefill_seconds(shape)
     moved = 0
     for _ in range(60):
-        asked = sizes(rng)
-        assert played(formula, *asked) == formula(*asked)
-        together = formula(*(np.array([float(size)]) for size in asked))
-        assert formula(*asked) == pytest.approx(together[0], rel=1e-12)
-        moved += formula(*asked) != physics(*asked)
+        requested = sizes(rng)
+        assert played(formula, *requested) == formula(*requested)
+        together = formula(*(np.array([float(size)]) for size in requested))
+        assert formula(*requested) == pytest.approx(together[0], rel=1e-12)
+        moved += formula(*requested) != physics(*requested)
     assert moved > 50
 
 
 def test_what_does_not_count_is_left_out():
-    found = tape(lambda one, two: (one * two, one + 2.0)[1], 2)
-    assert [OPERATIONS[operation] for operation, *_ in found.steps] == ["add"]
-    assert found.values == [0.0, 0.0, 2.0, 0.0]
+    result = tape(lambda one, two: (one * two, one + 2.0)[1], 2)
+    assert [OPERATIONS[operation] for operation, *_ in result.steps] == ["add"]
+    assert result.values == [0.0, 0.0, 2.0, 0.0]

@@ -53,8 +53,8 @@ def test_head_by_head_multiplies_every_head_on_the_vector_units():
     """50 sequences of 64 heads on one KV head: 3,200 items on 100 cores, arithmetic at a hundredth of the peak."""
     time = decode_time(SCALAR, LIMITS, BOTH, shape(64, 1), 50, 1, 50 * 4096)
     assert time.compute_s == pytest.approx(time.flops / (0.01 * 1e15))
-    alone = BOTH.model_copy(update={"unpacked": None})
-    assert time.seconds > 10 * decode_time(SCALAR, LIMITS, alone, shape(64, 1), 50, 1, 50 * 4096).seconds
+    single = BOTH.model_copy(update={"unpacked": None})
+    assert time.seconds > 10 * decode_time(SCALAR, LIMITS, single, shape(64, 1), 50, 1, 50 * 4096).seconds
 
 
 def test_one_head_per_kv_head_still_reads_its_memory():

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parent.parent)]
 
-from mutation.suites import ROOMS, ROOT, Suites, measure_suites, prepare, test_files, try_source
+from mutation.suites import PACKAGES, ROOT, Suites, measure_suites, prepare, test_files, try_source
 
 if TYPE_CHECKING:
     from mutation.sites import Mutant
@@ -59,8 +59,10 @@ def wilson_interval(hits: int, trials: int, z: float = 1.96) -> tuple[float, flo
 
 def modules(only: Sequence[str] = ()) -> list[str]:
     """Files that are mutated, relative to the root."""
-    found = [path.relative_to(ROOT).as_posix() for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
-    return [name for name in found if not only or any(part in name for part in only)]
+    result = [
+        path.relative_to(ROOT).as_posix() for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))
+    ]
+    return [name for name in result if not only or any(part in name for part in only)]
 
 
 def changed_lines(before: str, after: str) -> tuple[str, str]:
@@ -76,7 +78,7 @@ def draw(count: int, seed: int, only: Sequence[str]) -> Iterable[dict[str, Any]]
 
     codes = {module: (ROOT / module).read_text(encoding="utf-8") for module in modules(only)}
     sites = {module: mutants_by_site(code) for module, code in codes.items()}
-    shares = allotted({module: len(found) for module, found in sites.items()}, count)
+    shares = allotted({module: len(result) for module, result in sites.items()}, count)
     print(f"{sum(map(len, sites.values()))} places in {len(sites)} modules, {sum(shares.values())} drawn", flush=True)
     for module, code in codes.items():
         rng = random.Random(f"{seed} {module}")
@@ -151,14 +153,14 @@ def known_equivalents() -> set[tuple[str, str, str]]:
 def score_table(results: Sequence[dict[str, Any]], equivalents: set[tuple[str, str, str]]) -> str:
     """Fates by room and in all, and the two scores with their intervals."""
     lines = [f"{'':<24}{'drawn':>7}{'invalid':>9}{'killed':>8}{'survived':>10}{'equivalent':>12}{'score':>8}"]
-    for room in (*ROOMS, ""):
-        here = [result for result in results if result["module"].startswith(room)]
+    for package in (*PACKAGES, ""):
+        here = [result for result in results if result["module"].startswith(package)]
         fates = Counter(result["fate"] for result in here)
         same = sum(result["fate"] == "survived" and change(result) in equivalents for result in here)
         killed, survived = fates["killed"] + fates["timeout"], fates["survived"]
         share = killed / max(killed + survived, 1)
         lines.append(
-            f"{room or 'all':<24}{len(here):>7}{fates['invalid']:>9}{killed:>8}{survived:>10}{same:>12}{share:>8.1%}"
+            f"{package or 'all':<24}{len(here):>7}{fates['invalid']:>9}{killed:>8}{survived:>10}{same:>12}{share:>8.1%}"
         )
     for words, trials in (("all survivors", killed + survived), ("but for equivalents", killed + survived - same)):
         low, high = wilson_interval(killed, trials)
@@ -169,12 +171,12 @@ def score_table(results: Sequence[dict[str, Any]], equivalents: set[tuple[str, s
 
 def digest() -> str:
     """Changes when a test or a source that the tests run changes."""
-    found = hashlib.sha256()
+    result = hashlib.sha256()
     for folder in ("simulator", "hwprofiles", "traces", "tests"):
         for path in sorted((ROOT / folder).rglob("*")):
             if path.is_file() and path.suffix in (".py", ".yaml", ".csv", ".json") and "mutation" not in path.parts:
-                found.update(path.read_bytes())
-    return found.hexdigest()
+                result.update(path.read_bytes())
+    return result.hexdigest()
 
 
 def suites_of_now() -> Suites:
@@ -204,7 +206,7 @@ def main() -> None:
     if missing:
         raise SystemExit(f"needs {' and '.join(missing)}: pip install cosmic-ray coverage, or make mutants")
     if not modules(options.only):
-        raise SystemExit(f"--only {' '.join(options.only)}: names no file of {' or '.join(ROOMS)}")
+        raise SystemExit(f"--only {' '.join(options.only)}: names no file of {' or '.join(PACKAGES)}")
     prepare()
     OUT.mkdir(parents=True, exist_ok=True)
     store = OUT / f"seed-{options.seed}.jsonl"

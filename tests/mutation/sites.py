@@ -67,17 +67,17 @@ def operators() -> list[tuple[str, str, Any]]:
 
 def annotation_spans(code: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
     """Where types are written: a mutant there breaks the import or nothing."""
-    found = []
+    rows = []
     for node in ast.walk(ast.parse(code)):
         here = [node.returns] if isinstance(node, ast.FunctionDef) else []
         here += [node.annotation] if isinstance(node, ast.arg | ast.AnnAssign) else []
         for item in here:
             # Conditions on a value stand inside Annotated: they are no mere type.
             if item is not None and "Annotated" not in ast.unparse(item):
-                found.append(
+                rows.append(
                     ((item.lineno, item.col_offset), (item.end_lineno or item.lineno, item.end_col_offset or 0))
                 )
-    return found
+    return rows
 
 
 def mutants_by_site(code: str) -> list[list[Mutant]]:

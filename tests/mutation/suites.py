@@ -19,7 +19,7 @@ from types import CodeType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-ROOMS = ("simulator/timing", "simulator/speculation")
+PACKAGES = ("simulator/timing", "simulator/speculation")
 OWN_SUITES = ("tests/simulator/timing", "tests/simulator/speculation")
 LEFT_OUT = ("tests/simulator/test_faults.py",)
 """Runs other processes, which do not see a mutant."""
@@ -57,9 +57,9 @@ def prepare() -> None:
 
 def test_files() -> list[str]:
     """Files of the deciding suites, relative to the root."""
-    found = [path for suite in OWN_SUITES for path in sorted((ROOT / suite).glob("test_*.py"))]
-    found += sorted((ROOT / "tests" / "simulator").glob("test_*.py"))
-    return [name for path in found if (name := path.relative_to(ROOT).as_posix()) not in LEFT_OUT]
+    result = [path for suite in OWN_SUITES for path in sorted((ROOT / suite).glob("test_*.py"))]
+    result += sorted((ROOT / "tests" / "simulator").glob("test_*.py"))
+    return [name for path in result if (name := path.relative_to(ROOT).as_posix()) not in LEFT_OUT]
 
 
 def in_child(work: Callable[[], Any], cpu_s: float) -> tuple[Any, str]:
@@ -203,7 +203,7 @@ def covered_lines(file: str) -> dict[str, Any]:
     """What one test file covers, run in a process of its own so that no cache of another file hides a line."""
     import coverage
 
-    cov = coverage.Coverage(data_file=None, source=[str(ROOT / room) for room in ROOMS])
+    cov = coverage.Coverage(data_file=None, source=[str(ROOT / capacity) for capacity in PACKAGES])
     cov.start()
     watch = Watch(context=lambda name: cov.switch_context(name) if name else cov.switch_context("between tests"))
     status = run_pytest([file], watch)
@@ -237,11 +237,13 @@ class Suites:
         direct = {name for name, lines in by_test.items() if lines & set(statement)} if function else set()
         direct = direct or {name for name, lines in by_test.items() if lines & set(function)}
         direct = direct or set(by_test)
-        own = f"tests/{Path(module).parts[0]}/{Path(module).parts[1]}/"
+        custom = f"tests/{Path(module).parts[0]}/{Path(module).parts[1]}/"
         files = {name.split("::")[0] for name in direct}
         if not function:  # a declaration may act without a line of its module being run again
-            direct = {name for name in self.seconds if name.split("::")[0] in files and name.startswith(own)} or direct
-        kin = {name for name in by_test if name.split("::")[0] in files or name.startswith(own)} - direct
+            direct = {
+                name for name in self.seconds if name.split("::")[0] in files and name.startswith(custom)
+            } or direct
+        kin = {name for name in by_test if name.split("::")[0] in files or name.startswith(custom)} - direct
         chosen, spent = [], 0.0
         for group in (direct, kin):
             totals: dict[str, float] = {}
@@ -250,7 +252,7 @@ class Suites:
 
             def rank(name: str, totals: dict[str, float] = totals) -> tuple[Any, ...]:
                 file = name.split("::")[0]
-                return (not name.startswith(own), totals[file], file, self.seconds[name], name)
+                return (not name.startswith(custom), totals[file], file, self.seconds[name], name)
 
             for name in sorted(group, key=rank):
                 if not chosen or spent + self.seconds[name] <= budget_s:
@@ -264,14 +266,14 @@ def measure_suites(report: Callable[[str], None]) -> Suites:
     seconds: dict[str, float] = {}
     lines: dict[str, dict[str, frozenset[int]]] = {}
     for file in test_files():
-        found, ended = in_child(lambda file=file: covered_lines(file), 600)
-        if ended != "done" or found["status"] not in (0, 5):
-            raise SystemExit(f"{file}: does not pass without a mutant ({ended}: {found and found['failed']})")
-        seconds |= found["seconds"]
-        for module, tests in found["lines"].items():
+        result, ended = in_child(lambda file=file: covered_lines(file), 600)
+        if ended != "done" or result["status"] not in (0, 5):
+            raise SystemExit(f"{file}: does not pass without a mutant ({ended}: {result and result['failed']})")
+        seconds |= result["seconds"]
+        for module, tests in result["lines"].items():
             for name, covered in tests.items():
                 lines.setdefault(module, {})[name] = frozenset(covered)
-        report(f"{file}: {len(found['seconds'])} tests, {sum(found['seconds'].values()):.1f} CPU s")
+        report(f"{file}: {len(result['seconds'])} tests, {sum(result['seconds'].values()):.1f} CPU s")
     return Suites(seconds, lines)
 
 
@@ -290,7 +292,7 @@ def try_source(module: str, source: str, tests: Sequence[str], cpu_s: float) -> 
         fate = {0: "survived", 1: "killed", 2: "killed"}.get(status, "unclear")
         return {"fate": fate, "by": watch.failed, "passed": watch.passed}
 
-    found, ended = in_child(work, cpu_s)
+    result, ended = in_child(work, cpu_s)
     if ended == "done":
-        return dict(found)
+        return dict(result)
     return {"fate": "timeout" if ended == "timeout" else "killed", "by": f"process {ended}"}

@@ -38,13 +38,19 @@ def test_shares_are_proportional_to_the_last_one(sizes, count):
 
 
 def test_tests_of_the_line_come_first_and_then_their_kin():
-    own, far = "tests/simulator/timing/test_a.py", "tests/simulator/test_b.py"
-    seconds = {f"{own}::hit": 2.0, f"{own}::near": 1.0, f"{far}::hit": 0.5, f"{far}::near": 0.1, "c.py::other": 9.0}
+    custom, far = "tests/simulator/timing/test_a.py", "tests/simulator/test_b.py"
+    seconds = {
+        f"{custom}::hit": 2.0,
+        f"{custom}::near": 1.0,
+        f"{far}::hit": 0.5,
+        f"{far}::near": 0.1,
+        "c.py::other": 9.0,
+    }
     lines = {name: frozenset({3, 7} if "hit" in name else {7}) for name in seconds}
     suites = Suites(seconds, {"simulator/timing/work.py": lines})
     ask = ("simulator/timing/work.py", range(3, 4), range(1, 9))
-    assert suites.for_lines(*ask, 100.0) == [f"{own}::hit", f"{far}::hit", f"{own}::near", f"{far}::near"]
-    assert suites.for_lines(*ask, 2.5) == [f"{own}::hit", f"{far}::hit"]
+    assert suites.for_lines(*ask, 100.0) == [f"{custom}::hit", f"{far}::hit", f"{custom}::near", f"{far}::near"]
+    assert suites.for_lines(*ask, 2.5) == [f"{custom}::hit", f"{far}::hit"]
     assert suites.for_lines("simulator/timing/none.py", range(3), range(3), 9.0) == []
 
 
@@ -80,10 +86,10 @@ def test_every_mutant_is_a_program_and_none_is_a_type():
     code = (
         "def half(x: int | None = 3, *, y: float = 2.0) -> int | None:\n    return x / y if x and not y > 1 else -x\n"
     )
-    found = [mutant for site in sites.mutants_by_site(code) for mutant in site]
-    changed = {changed_lines(code, mutant.source(code)) for mutant in found}
-    assert len(changed) == len(found) > 15
+    result = [mutant for site in sites.mutants_by_site(code) for mutant in site]
+    changed = {changed_lines(code, mutant.source(code)) for mutant in result}
+    assert len(changed) == len(result) > 15
     for _, after in changed:
         assert "int | None" in after or after.startswith("return")
-    for mutant in found:
+    for mutant in result:
         ast.parse(mutant.source(code))

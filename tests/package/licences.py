@@ -29,27 +29,31 @@ def requirements(name: str, extras: frozenset[str]) -> Iterator[str]:
 
 def closure(extras: frozenset[str] = frozenset()) -> list[str]:
     """Everything that ``forerun`` pulls in, itself left out; what is not installed here is not followed."""
-    found: dict[str, None] = {}
+    values: dict[str, None] = {}
     waiting = list(requirements("forerun", extras))
     while waiting:
         name = waiting.pop()
-        if name in found or name == "forerun":
+        if name in values or name == "forerun":
             continue
         try:
             metadata.distribution(name)
         except metadata.PackageNotFoundError:
             continue
-        found[name] = None
+        values[name] = None
         waiting += requirements(name, frozenset())
-    return sorted(found)
+    return sorted(values)
 
 
 def licence(name: str) -> str:
     """Licence of an installed distribution in one line; empty where it does not say."""
-    said = metadata.metadata(name)
-    classified = [line.split(" :: ")[-1] for line in said.get_all("Classifier") or () if line.startswith("License ::")]
+    message = metadata.metadata(name)
+    classified = [
+        line.split(" :: ")[-1] for line in message.get_all("Classifier") or () if line.startswith("License ::")
+    ]
     text = (
-        said.get("License-Expression") or ", ".join(c for c in classified if c != "OSI Approved") or said.get("License")
+        message.get("License-Expression")
+        or ", ".join(c for c in classified if c != "OSI Approved")
+        or message.get("License")
     )
     return " ".join((text or "").split())[:80]
 

@@ -32,23 +32,23 @@ def main() -> int:
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--lowest", action="store_true")
     parser.add_argument("--dashboard", action="store_true")
-    asked = parser.parse_args()
-    wheel = max(asked.dist.resolve().glob("forerun-*.whl"), key=lambda path: path.stat().st_mtime)
+    requested = parser.parse_args()
+    wheel = max(requested.dist.resolve().glob("forerun-*.whl"), key=lambda path: path.stat().st_mtime)
     with tempfile.TemporaryDirectory() as place:
         home = Path(place)
-        run([asked.python, "-m", "venv", str(home / "venv")], home)
+        run([requested.python, "-m", "venv", str(home / "venv")], home)
         python = home / "venv" / "bin" / "python"
-        extra = "[dashboard]" if asked.dashboard else ""
-        pins = ["--constraint", str(LOWEST)] if asked.lowest else []
+        extra = "[dashboard]" if requested.dashboard else ""
+        pins = ["--constraint", str(LOWEST)] if requested.lowest else []
         run(
             [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *pins, f"{wheel}{extra}"],
             home,
         )
         use(home / "venv" / "bin" / "forerun", home)
-        if asked.dashboard:
+        if requested.dashboard:
             page(home / "venv" / "bin" / "forerun", home)
         version = run([str(python), "--version"], home).strip()
-    print(f"{wheel.name} works on {version}{', lowest dependencies' if asked.lowest else ''}{extra}")
+    print(f"{wheel.name} works on {version}{', lowest dependencies' if requested.lowest else ''}{extra}")
     return 0
 
 

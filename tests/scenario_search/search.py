@@ -258,13 +258,13 @@ def _real(described: dict[str, Any], rng: random.Random) -> float:
 def _mapping(described: dict[str, Any], name: str, rng: random.Random) -> dict[str, Any]:
     if name in PARTS and rng.random() < 0.75:
         return copy.deepcopy(rng.choice(PARTS[name]))
-    found, needed = {}, set(described.get("required", ()))
+    result, needed = {}, set(described.get("required", ()))
     for field, inner in described.get("properties", {}).items():
         if field not in FILES and (field in needed or rng.random() < 0.25):
-            found[field] = drawn(inner, field, rng)
+            result[field] = drawn(inner, field, rng)
     for inner in described.get("patternProperties", {}).values():
-        found |= {pool: drawn(inner, "pool", rng) for pool in "abc"[: rng.randint(1, 3)]}
-    return found
+        result |= {pool: drawn(inner, "pool", rng) for pool in "abc"[: rng.randint(1, 3)]}
+    return result
 
 
 class _Endless(Exception):
@@ -280,7 +280,7 @@ def judged(data: dict[str, Any], seed: int = 0, limit_s: float | None = None, or
         limit_s: processor time after which it counts as endless; None waits.
         oracle: whether it is run by the interpreted engine as well.
     """
-    from simulator.errors import ForerunError, LawBrokenError
+    from simulator.errors import ForerunError, InvariantError
 
     if limit_s is not None:
         signal.signal(signal.SIGPROF, _out_of_time)
@@ -290,8 +290,8 @@ def judged(data: dict[str, Any], seed: int = 0, limit_s: float | None = None, or
     except ForerunError as error:
         text = str(error)
         return ("refused", text) if "\n" not in text and text.isprintable() else ("refused in several lines", text)
-    except LawBrokenError as error:
-        return "alarm", re.sub(r"\d[\d.e+-]*", "#", error.law)
+    except InvariantError as error:
+        return "alarm", re.sub(r"\d[\d.e+-]*", "#", error.invariant)
     except _Endless:
         return "endless", ""
     except Exception as error:
@@ -414,18 +414,18 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=1)
-    asked = parser.parse_args()
-    first = asked.seed * 10**7
-    seeds = range(first, first + asked.count)
+    requested = parser.parse_args()
+    first = requested.seed * 10**7
+    seeds = range(first, first + requested.count)
     counts: Counter[str] = Counter()
     refusals: Counter[str] = Counter()
-    found: dict[tuple[str, str], int] = {}
+    values: dict[tuple[str, str], int] = {}
     # A process keeps the price tables of every deployment that it has seen: gigabytes after thousands.
-    with get_context("spawn").Pool(asked.jobs, maxtasksperchild=25) as pool:
+    with get_context("spawn").Pool(requested.jobs, maxtasksperchild=25) as pool:
         for number, kind, message in pool.imap(searched, seeds, chunksize=20):
             counts[kind] += 1
             if kind not in KNOWN:
-                found.setdefault((kind, message), number)
+                values.setdefault((kind, message), number)
             elif kind == "refused":
                 refusals[reason(message)] += 1
             if not sum(counts.values()) % 1000:
@@ -433,9 +433,9 @@ def main() -> int:
     print(dict(counts))
     for why, times in refusals.most_common(20):
         print(f"{times:8} refused: {why}")
-    for (kind, message), number in found.items():
+    for (kind, message), number in values.items():
         print(f"seed {number}: {kind}: {message} -> {keep(number, kind, message)}", flush=True)
-    return int(bool(found))
+    return int(bool(values))
 
 
 if __name__ == "__main__":

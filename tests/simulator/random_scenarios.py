@@ -122,8 +122,8 @@ def fleet_scenarios(draw):
     data["hardware"] = {"chip": data["hardware"]["chip"], "tensor_parallel": draw(st.sampled_from([1, 2]))}
     data.pop("attention_speculation", None)
     data["engine"]["routing"] = draw(st.sampled_from(["round-robin", "least-outstanding"]))
-    apart = draw(st.booleans())
-    names = {"first": "prefill", "second": "decode"} if apart else {"first": "both", "second": "both"}
+    disaggregated = draw(st.booleans())
+    names = {"first": "prefill", "second": "decode"} if disaggregated else {"first": "both", "second": "both"}
     data["pools"] = {
         name: {
             "role": role,
@@ -135,7 +135,7 @@ def fleet_scenarios(draw):
         }
         for name, role in names.items()
     }
-    if apart:
+    if disaggregated:
         data["kv_transfer"] = {"link": "pcie5-x16", "first_token": draw(st.sampled_from(["prefill", "decode"]))}
     if draw(st.booleans()):
         data["faults"] = {"mtbf_s": draw(st.sampled_from([0.05, 0.3, 2.0])), "mttr_s": 0.05}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from simulator.build import build_alone
+from simulator.build import build_replica
 from simulator.errors import ForerunError
 from simulator.run import simulate
 from simulator.scenario import scenario_from
@@ -65,8 +65,8 @@ def decode_work(seqs, query_len, keys):
 @pytest.mark.parametrize("reading", READINGS)
 @pytest.mark.parametrize("outcome", [True, False])
 def test_an_engine_step_takes_what_the_event_model_takes(reading, outcome):
-    step = target(build_alone(scenario({"hit_rate": float(outcome), "reading": reading}), 0))
-    plain = target(build_alone(serial(), 0))
+    step = target(build_replica(scenario({"hit_rate": float(outcome), "reading": reading}), 0))
+    plain = target(build_replica(serial(), 0))
     attention = SpeculativeAttention(scenario({"hit_rate": 1.0, "reading": reading}).attention_speculation, plain)
     (kind,) = step._kinds
     shape, layers = kind.shape, kind.layers
@@ -81,32 +81,32 @@ def test_an_engine_step_takes_what_the_event_model_takes(reading, outcome):
 def test_mixed_hits_lie_between_and_every_layer_may_have_its_own():
     work = decode_work(2, 1, 131072)
     never, half, always = (
-        target(build_alone(scenario({"hit_rate": rate}), 0)).seconds(work) for rate in (0.0, 0.5, 1.0)
+        target(build_replica(scenario({"hit_rate": rate}), 0)).seconds(work) for rate in (0.0, 0.5, 1.0)
     )
     assert_allclose(half, (never + always) / 2, rtol=1e-9)
     by_layer = scenario({"hit_rate": [1.0] * 16 + [0.0] * 16}, engine=ENGINE)
-    assert always < target(build_alone(by_layer, 0)).seconds(work) < never
+    assert always < target(build_replica(by_layer, 0)).seconds(work) < never
     by_context = scenario({"hit_rate_by_context": [[1024, 1.0], [65536, 0.5], [131072, 0.0]]})
-    assert_allclose(target(build_alone(by_context, 0)).seconds(work), half, rtol=1e-9)
+    assert_allclose(target(build_replica(by_context, 0)).seconds(work), half, rtol=1e-9)
 
 
 def test_a_miss_costs_verification_and_synchronisation_alone():
     work = decode_work(1, 1, 32768)
     block = {"hit_rate": 0.0, "verify_s": 3e-6, "sync_s": 25e-6}
-    lost = target(build_alone(scenario(block), 0)).seconds(work) - target(build_alone(serial(), 0)).seconds(work)
+    lost = target(build_replica(scenario(block), 0)).seconds(work) - target(build_replica(serial(), 0)).seconds(work)
     assert 32 * 28e-6 < lost < 32 * 29.5e-6, "fixed parts, and the bytes that change hands"
 
 
 def test_prompts_run_on_both_groups_one_kernel_after_the_other():
     whole = scenario({"hit_rate": 0.875, "prefill": "replicated"})
-    step, plain = (target(build_alone(s, 0)) for s in (whole, serial()))
+    step, plain = (target(build_replica(s, 0)) for s in (whole, serial()))
     mixed = StepWork(1, 500, (125250,), (500,), 1, (501,), 3, 1, (30000,))
     assert step.seconds(mixed) == plain.seconds(mixed)
 
 
 def test_bounds_add_up_to_the_seconds_of_the_step():
     step, plain = (
-        target(build_alone(s, 0)) for s in (scenario({"hit_rate": 0.875, "prefill": "replicated"}), serial())
+        target(build_replica(s, 0)) for s in (scenario({"hit_rate": 0.875, "prefill": "replicated"}), serial())
     )
     seqs, keys = np.array([0, 1, 4, 3]), np.array([0, 65536, 32768, 3072])
     zero, one = np.zeros(4, dtype=np.int64), np.ones(4, dtype=np.int64)
@@ -153,9 +153,9 @@ def test_fast_and_exact_serving_agree(speculation, rule):
 
 
 def test_both_groups_hold_weights_and_kv():
-    groups, alone = build_alone(scenario(), 0), build_alone(serial(), 0)
-    assert groups.memory == alone.memory
-    assert (groups.chips, alone.chips) == (8, 4)
+    groups, single = build_replica(scenario(), 0), build_replica(serial(), 0)
+    assert groups.memory == single.memory
+    assert (groups.chips, single.chips) == (8, 4)
 
 
 def test_it_pays_under_load_where_contexts_are_long_and_not_where_they_are_short():
@@ -180,7 +180,7 @@ def test_it_pays_under_load_where_contexts_are_long_and_not_where_they_are_short
 def test_one_norm_for_a_batch_hits_more_often_than_every_query():
     work = decode_work(8, 4, 262144)
     joint, strict = (
-        target(build_alone(scenario({"hit_rate": 0.9, "verification": rule}), 0)).seconds(work)
+        target(build_replica(scenario({"hit_rate": 0.9, "verification": rule}), 0)).seconds(work)
         for rule in ("joint", "every-query")
     )
     assert joint < strict
@@ -192,7 +192,7 @@ def test_a_step_rolls_back_those_requests_that_fail(reading, correlation):
     """The engine's step: every number of failing requests with its chance, the kernels of their rows run again."""
     seqs, query_len, keys = 4, 2, 131072
     block = {"hit_rate": 0.9, "verification": "per-request", "batch_correlation": correlation, "reading": reading}
-    step, plain = target(build_alone(scenario(block), 0)), target(build_alone(serial(), 0))
+    step, plain = target(build_replica(scenario(block), 0)), target(build_replica(serial(), 0))
     attention = SpeculativeAttention(scenario(block).attention_speculation, plain)
     (kind,) = step._kinds
     times = attention.layer_times(kind.shape, seqs, query_len, keys)
@@ -202,32 +202,32 @@ def test_a_step_rolls_back_those_requests_that_fail(reading, correlation):
     chances = [whole, *(failing_chance(m, 0.9, seqs, query_len, correlation) for m in range(1, seqs))]
     for failing, chance in enumerate([*chances, 1 - sum(chances)]):
         again = failing * query_len
-        own = times.rolled_back(rows.pre_s[again], rows.other_s[again] - rows.pre_s[again])
-        outcome = (failing == 0) if failing in (0, seqs) else own
+        custom = times.rolled_back(rows.pre_s[again], rows.other_s[again] - rows.pre_s[again])
+        outcome = (failing == 0) if failing in (0, seqs) else custom
         expected += chance * pass_seconds(times, [outcome] * layers, reading)
     around = plain.seconds(decode_work(seqs, query_len, keys)) - layers * times.serial_s
-    found = step.seconds(decode_work(seqs, query_len, keys))
-    assert_allclose(found, around + expected, rtol=1e-9)
-    together = target(build_alone(scenario(block | {"verification": "every-query"}), 0))
-    assert found < together.seconds(decode_work(seqs, query_len, keys))
-    alone = decode_work(1, query_len, keys)
-    assert_allclose(step.seconds(alone), together.seconds(alone), rtol=1e-12)
+    result = step.seconds(decode_work(seqs, query_len, keys))
+    assert_allclose(result, around + expected, rtol=1e-9)
+    together = target(build_replica(scenario(block | {"verification": "every-query"}), 0))
+    assert result < together.seconds(decode_work(seqs, query_len, keys))
+    single = decode_work(1, query_len, keys)
+    assert_allclose(step.seconds(single), together.seconds(single), rtol=1e-12)
     arrays = StepWork(*(tuple(np.array([n]) for n in p) if isinstance(p, tuple) else np.array([p])
                         for p in decode_work(seqs, query_len, keys)[:9]))  # fmt: skip
-    assert_allclose(step.costs(arrays).device_s, found, rtol=1e-9)
+    assert_allclose(step.costs(arrays).device_s, result, rtol=1e-9)
 
 
 def test_sliding_windows_do_not_speculate():
     hardware = {"chip": "h100-sxm", "tensor_parallel": 2, "speculative_parallel": 2}
     sections = {"weights_dtype": None, "kv_cache_dtype": "bf16"}
-    mixed = build_alone(scenario(hardware=hardware, model="gemma-3-27b", **sections), 0)
+    mixed = build_replica(scenario(hardware=hardware, model="gemma-3-27b", **sections), 0)
     assert mixed.main.timer.seconds(StepWork(0, 0, (0, 0), (0, 0), 0, (0, 0), 4, 1, (400000, 4096))) > 0
     with pytest.raises(ForerunError, match=r"every layer of mistral-7b-v0.1 has a sliding window"):
-        build_alone(scenario(hardware=hardware, model="mistral-7b-v0.1", **sections), 0)
+        build_replica(scenario(hardware=hardware, model="mistral-7b-v0.1", **sections), 0)
 
 
 @pytest.mark.parametrize(
-    ("sections", "said"),
+    ("sections", "message"),
     [
         ({"hardware": {"chip": "n150", "tensor_parallel": 4}}, "speculative_parallel: attention_speculation runs on 2"),
         ({"hardware": N150 | {"speculative_parallel": 3}}, r"runs on 2 device groups .* \(got 3\)"),
@@ -246,20 +246,20 @@ def test_sliding_windows_do_not_speculate():
         ({"attention_speculation": {"hit_rate": 0.5, "reading": "same"}}, "attention_speculation.reading: must be"),
     ],
 )
-def test_bad_scenarios_give_one_line(sections, said):
-    with pytest.raises(ForerunError, match=said) as refused:
+def test_bad_scenarios_give_one_line(sections, message):
+    with pytest.raises(ForerunError, match=message) as refused:
         scenario(**sections)
     assert "\n" not in str(refused.value)
 
 
 def test_wrong_number_of_layers_and_missing_links_are_refused(project_root, tmp_path):
     with pytest.raises(ForerunError, match=r"attention_speculation.hit_rate: 3 rates for 32 layers"):
-        build_alone(scenario({"hit_rate": [0.5] * 3}), 0)
+        build_replica(scenario({"hit_rate": [0.5] * 3}), 0)
     profile = (project_root / "hwprofiles" / "chips" / "n150.yaml").read_text()
     chip = tmp_path / "alone.yaml"
     chip.write_text(profile.replace("  scale_up: tenstorrent-ethernet\n", "").replace("name: n150", "name: alone"))
     with pytest.raises(ForerunError, match=r"hardware.link: chip 'alone' has no scale-up link of its own"):
-        build_alone(scenario(hardware={"chip": str(chip), "speculative_parallel": 2}), 0)
+        build_replica(scenario(hardware={"chip": str(chip), "speculative_parallel": 2}), 0)
 
 
 def test_ranges_surround_the_answer():
@@ -272,8 +272,8 @@ def test_ranges_surround_the_answer():
         assert gain.low < gain.speedup < gain.high
     assert long.fits
     assert not gains(tp8, groups, [16], [131072])[0].fits
-    given = layout(base, hardware=N150, attention_speculation={"hit_rate": 0.875, "sync_s": 1e-6})
-    moved = at_range_end(given, "high").attention_speculation
+    inputs = layout(base, hardware=N150, attention_speculation={"hit_rate": 0.875, "sync_s": 1e-6})
+    moved = at_range_end(inputs, "high").attention_speculation
     assert (moved.sync_s, moved.verify_s) == (1e-6, mechanism_costs("tensix")["verify_s"].high)
     assert at_range_end(tp8, "low") == tp8
 
@@ -305,7 +305,7 @@ def test_it_composes_with_token_speculation():
 
 
 @pytest.mark.parametrize(
-    "own",
+    "custom",
     [
         {"task": "gsm8k"},
         {"hit_rate": [0.5 + i / 100 for i in range(32)]},
@@ -313,17 +313,17 @@ def test_it_composes_with_token_speculation():
         {"hit_rate": 0.9, "verification": "per-request", "batch_correlation": 0.3},
     ],
 )
-def test_levers_priced_together_are_those_priced_alone(own):
+def test_levers_priced_together_are_those_priced_alone(custom):
     base = {"model": "llama-3.1-8b", "weights_dtype": "bfp8", "kv_cache_dtype": "bfp8", "engine": ENGINE}
-    pricer = StepPricer(layout(base, hardware=N150, attention_speculation=own))
+    pricer = StepPricer(layout(base, hardware=N150, attention_speculation=custom))
     cases = [(1, 4096), (1, 131072), (4, 32768)]
     levers = [{}, {"lambda": 0.05}, {"lambda": 0.2, "window_tokens": 512}, {"send_s": 1e-4, "skip_launch_s": 2e-6}]
-    configs = [AttentionSpeculationConfig.model_validate(own | lever) for lever in levers]
+    configs = [AttentionSpeculationConfig.model_validate(custom | lever) for lever in levers]
     together = pricer.steps_under(configs, cases)
-    apart = [StepPricer(layout(base, hardware=N150, attention_speculation=own | lever)) for lever in levers]
+    disaggregated = [StepPricer(layout(base, hardware=N150, attention_speculation=custom | lever)) for lever in levers]
     assert len({steps[1].seconds for steps in together}) == len(levers)
-    for found, alone in zip(together, apart, strict=True):
-        assert_allclose([step.seconds for step in found], [s.seconds for s in alone.steps(cases)], rtol=1e-12)
+    for result, single in zip(together, disaggregated, strict=True):
+        assert_allclose([step.seconds for step in result], [s.seconds for s in single.steps(cases)], rtol=1e-12)
 
 
 def test_a_lever_of_the_map_asks_for_prices_once(monkeypatch):
@@ -332,12 +332,12 @@ def test_a_lever_of_the_map_asks_for_prices_once(monkeypatch):
         StepPricer(layout(PAPER, hardware=hardware, attention_speculation=block))
         for hardware, block in (({"chip": "n150", "tensor_parallel": 8}, None), (N150, {"task": "gsm8k"}))
     ]
-    alone, both = pricers
-    lever_gains([alone], both, (1,), CONTEXTS)
-    asked, costs = [], ModelTimer.costs
-    monkeypatch.setattr(ModelTimer, "costs", lambda *work: asked.append(work) or costs(*work))
-    lever_gains([alone], both, (1,), CONTEXTS, [{"lambda": 0.05}, {"lambda": 0.2, "window_tokens": 256}])
-    assert len(asked) == 1
+    single, both = pricers
+    lever_gains([single], both, (1,), CONTEXTS)
+    requested, costs = [], ModelTimer.costs
+    monkeypatch.setattr(ModelTimer, "costs", lambda *work: requested.append(work) or costs(*work))
+    lever_gains([single], both, (1,), CONTEXTS, [{"lambda": 0.05}, {"lambda": 0.2, "window_tokens": 256}])
+    assert len(requested) == 1
 
 
 PAPER = {"model": "llama-3.1-8b", "weights_dtype": "bfp8", "kv_cache_dtype": "bfp8", "engine": ENGINE}
@@ -356,10 +356,10 @@ def gain_over_tp8(chip, context, hit_rate=0.875, **attention):
 
 def test_the_engine_gives_the_published_gain_with_the_kernels_of_its_time():
     """1.65x at 128K and 87.5 % hits, none at 1K, rising between (Cai et al. 2025): consistency, not validation."""
-    found = [gain_over_tp8("n150-v0.55", context) for context in CONTEXTS]
-    assert found[-1] == pytest.approx(1.65, rel=0.05)
-    assert found[0] < 1.0
-    assert found == sorted(found)
+    result = [gain_over_tp8("n150-v0.55", context) for context in CONTEXTS]
+    assert result[-1] == pytest.approx(1.65, rel=0.05)
+    assert result[0] < 1.0
+    assert result == sorted(result)
 
 
 def test_today_s_kernels_have_left_less_of_it():
@@ -397,12 +397,12 @@ def drawn(seed=0, engine=None, **block):
 def test_drawn_hits_have_the_mean_of_the_closed_form_and_tails(reading):
     """Correlated layers and steps: the variance of the mean is that of the whole series."""
     mean = drawn(hits="mean", reading=reading).steps
-    found = drawn(reading=reading, token_correlation=0.0).steps
+    result = drawn(reading=reading, token_correlation=0.0).steps
     decoding = (mean.prefill_seqs == 0) & (mean.steps == 1)
-    assert_array_equal(decoding, (found.prefill_seqs == 0) & (found.steps == 1))
-    apart = found.seconds[decoding] - mean.seconds[decoding]
-    assert apart.std() > 0
-    assert abs(apart.mean()) < 3 * apart.std() / len(apart) ** 0.5
+    assert_array_equal(decoding, (result.prefill_seqs == 0) & (result.steps == 1))
+    disaggregated = result.seconds[decoding] - mean.seconds[decoding]
+    assert disaggregated.std() > 0
+    assert abs(disaggregated.mean()) < 3 * disaggregated.std() / len(disaggregated) ** 0.5
     summary = drawn(reading=reading).summary
     assert summary["p99_itl_ms"] > 1.02 * summary["mean_itl_ms"]
     assert drawn(hits="mean", reading=reading).summary["p99_itl_ms"] < 1.02 * summary["mean_itl_ms"]
@@ -423,17 +423,17 @@ def test_requests_drawn_by_themselves_have_the_mean_of_the_closed_form():
     block = {"hit_rate": 0.9, "verification": "per-request", "batch_correlation": 0.4, "token_correlation": 0.0}
 
     def steps(hits, stepping="fast", **fewer):
-        own = {name: value for name, value in block.items() if hits == "drawn" or name != "token_correlation"}
+        custom = {name: value for name, value in block.items() if hits == "drawn" or name != "token_correlation"}
         engine = ENGINE | {"max_num_batched_tokens": 8192, "stepping": stepping}
-        return simulate(scenario(own | {"hits": hits}, engine=engine, workload=load | fewer), 5).steps
+        return simulate(scenario(custom | {"hits": hits}, engine=engine, workload=load | fewer), 5).steps
 
-    mean, found, oracle = steps("mean"), steps("drawn"), steps("drawn", "exact-steps", output_tokens=40)
-    assert_allclose(found.seconds[:40], oracle.seconds[:40], rtol=1e-9)  # until the first of the shorter answers ends
+    mean, result, oracle = steps("mean"), steps("drawn"), steps("drawn", "exact-steps", output_tokens=40)
+    assert_allclose(result.seconds[:40], oracle.seconds[:40], rtol=1e-9)  # until the first of the shorter answers ends
     decoding = (mean.prefill_seqs == 0) & (mean.decode_seqs == 8)
-    apart = found.seconds[decoding] - mean.seconds[decoding]
+    disaggregated = result.seconds[decoding] - mean.seconds[decoding]
     assert decoding.sum() > 200
-    assert apart.std() > 0
-    assert abs(apart.mean()) < 3 * apart.std() / len(apart) ** 0.5
+    assert disaggregated.std() > 0
+    assert abs(disaggregated.mean()) < 3 * disaggregated.std() / len(disaggregated) ** 0.5
 
 
 def test_drawn_outcomes_keep_their_rates_and_correlations():
@@ -454,29 +454,29 @@ def test_drawn_outcomes_keep_their_rates_and_correlations():
 
 @pytest.mark.parametrize("correlation", [0.0, 0.3, 0.8, 1.0])
 def test_a_batch_passes_together_as_often_as_its_errors_are_alike(correlation):
-    found = batch_hit_rate(0.9, 8, "every-query", correlation)
+    result = batch_hit_rate(0.9, 8, "every-query", correlation)
     generator = np.random.default_rng(5)
-    shared, own = generator.standard_normal((200_000, 1)), generator.standard_normal((200_000, 8))
-    errors = np.sqrt(correlation) * shared + np.sqrt(1 - correlation) * own
+    shared, custom = generator.standard_normal((200_000, 1)), generator.standard_normal((200_000, 8))
+    errors = np.sqrt(correlation) * shared + np.sqrt(1 - correlation) * custom
     drawn = (errors < 1.2815515655446004).all(axis=1)
-    assert found == pytest.approx(drawn.mean(), abs=4 * 0.5 / 200_000**0.5)
-    assert 0.9**8 - 1e-12 <= found <= 0.9 + 1e-12
-    assert_allclose(batch_hit_rate(np.array([0.9, 0.9]), np.array([8, 8]), "every-query", correlation), found)
+    assert result == pytest.approx(drawn.mean(), abs=4 * 0.5 / 200_000**0.5)
+    assert 0.9**8 - 1e-12 <= result <= 0.9 + 1e-12
+    assert_allclose(batch_hit_rate(np.array([0.9, 0.9]), np.array([8, 8]), "every-query", correlation), result)
 
 
 @pytest.mark.parametrize("chip", ["n150", "n150-v0.55", "h100-sxm"])
 def test_prompts_that_both_groups_share_are_as_fast_as_on_one_large_group(chip):
     """Half of the tokens and pairs each: no further from tensor parallelism over all chips than 15 %."""
     work = StepWork(1, 8192, (8192 * 100_000,), (108_192,), 0, (0,), 0, 1, (0,))
-    own = {"engine": ENGINE | {"max_num_batched_tokens": 8192}}
+    custom = {"engine": ENGINE | {"max_num_batched_tokens": 8192}}
     if chip == "h100-sxm":
-        own |= {"weights_dtype": None, "kv_cache_dtype": None}
+        custom |= {"weights_dtype": None, "kv_cache_dtype": None}
     both, whole = (
-        target(build_alone(scenario({"hit_rate": 0.9, "prefill": how}, N150 | {"chip": chip}, **own), 0))
+        target(build_replica(scenario({"hit_rate": 0.9, "prefill": how}, N150 | {"chip": chip}, **custom), 0))
         for how in ("context-parallel", "replicated")
     )
     hardware = {"chip": chip, "tensor_parallel": 8}
-    wide = target(build_alone(scenario(None, hardware, attention_speculation=None, **own), 0))
+    wide = target(build_replica(scenario(None, hardware, attention_speculation=None, **custom), 0))
     assert both.seconds(work) == pytest.approx(wide.seconds(work), rel=0.15)
     assert 1.7 < whole.seconds(work) / both.seconds(work) < 2.0
     arrays = StepWork(*(tuple(np.array([n]) for n in p) if isinstance(p, tuple) else np.array([p]) for p in work[:9]))

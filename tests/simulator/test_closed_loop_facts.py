@@ -30,8 +30,8 @@ def summary(concurrency, requests, seed=0, prompt=(10, 600), output=(2, 150), **
     st.sampled_from([None, {"method": "ngram", "num_speculative_tokens": 3, "acceptance": {"alpha": 0.5}}]),
 )
 def test_throughput_times_latency_stays_within_the_loop(concurrency, requests, seed, changes, speculation):
-    found = summary(concurrency, requests, seed, **changes, **({"speculation": speculation} if speculation else {}))
-    held = found["request_throughput"] * found["mean_e2el_ms"] * 1e-3
+    result = summary(concurrency, requests, seed, **changes, **({"speculation": speculation} if speculation else {}))
+    held = result["request_throughput"] * result["mean_e2el_ms"] * 1e-3
     assert held <= min(concurrency, requests) * (1 + 1e-9)
 
 
@@ -39,8 +39,8 @@ def test_a_long_run_fills_the_loop():
     """Only start and end hold fewer than N; their share falls as 1 / requests."""
     gaps = []
     for requests in (200, 800, 3200):
-        found = summary(20, requests)
-        gaps.append(1.0 - found["request_throughput"] * found["mean_e2el_ms"] * 1e-3 / 20)
+        result = summary(20, requests)
+        gaps.append(1.0 - result["request_throughput"] * result["mean_e2el_ms"] * 1e-3 / 20)
     assert gaps[0] > gaps[1] > gaps[2] > 0
     assert gaps[2] < 0.02
     assert gaps[0] / gaps[2] == pytest.approx(16, rel=0.6)
@@ -50,10 +50,10 @@ def test_a_long_run_fills_the_loop():
 def test_gaps_are_as_many_times_longer_as_tokens_arrive_together(alpha):
     """Mean ITL = acceptance length x TPOT where the tokens of a verify step are delivered at once."""
     drafted = {"method": "ngram", "num_speculative_tokens": 4, "acceptance": {"alpha": alpha}}
-    found = summary(16, 200, output=(400, 600), speculation=drafted)
-    length = found["spec_decode_acceptance_length"]
+    result = summary(16, 200, output=(400, 600), speculation=drafted)
+    length = result["spec_decode_acceptance_length"]
     assert length == pytest.approx(np.sum(alpha ** np.arange(5)), rel=0.03)
-    assert found["mean_itl_ms"] / found["mean_tpot_ms"] == pytest.approx(length, rel=0.03)
+    assert result["mean_itl_ms"] / result["mean_tpot_ms"] == pytest.approx(length, rel=0.03)
     plain = summary(16, 200, output=(400, 600))
     assert plain["mean_itl_ms"] == pytest.approx(plain["mean_tpot_ms"], rel=0.01)
 

@@ -7,7 +7,7 @@ from numpy.testing import assert_allclose
 from test_drafting import scenario
 
 from hwprofiles import ProfileError, load_link
-from simulator.build import build_alone
+from simulator.build import build_replica
 from simulator.errors import ForerunError
 from simulator.run import simulate
 from simulator.scenario import scenario_from
@@ -18,8 +18,8 @@ WORK = StepWork(0, 0, (0,), (0,), 0, (0,), 8, 4, (8 * 500,))
 
 
 def timer(draft=None, **fields):
-    asked = scenario("draft-model", draft={"model": "llama-3.2-1b"} | (draft or {}), **fields)
-    return build_alone(asked, 0).main.timer
+    requested = scenario("draft-model", draft={"model": "llama-3.2-1b"} | (draft or {}), **fields)
+    return build_replica(requested, 0).main.timer
 
 
 def test_the_same_chip_over_a_link_costs_two_messages_more():
@@ -35,9 +35,9 @@ def test_a_head_is_sent_the_hidden_states_that_it_reads():
     drafters = {}
     for method, states in (("eagle", 1), ("eagle3", 3)):
         fields = {"num_speculative_tokens": 3, "tree": None, "acceptance": {"alpha": 0.7}}
-        asked = scenario(method, draft={"chip": "h100-sxm", "link": "pcie5-x16"}, **fields)
-        drafters[method] = build_alone(asked, 0).main.timer.drafter
-        near = build_alone(scenario(method, draft=None, **fields), 0).main.timer.drafter
+        requested = scenario(method, draft={"chip": "h100-sxm", "link": "pcie5-x16"}, **fields)
+        drafters[method] = build_replica(requested, 0).main.timer.drafter
+        near = build_replica(scenario(method, draft=None, **fields), 0).main.timer.drafter
         size = 32 * (4 + states * 4096 * 2) + 8 * 3 * 4
         expected = 2 * link.latency_s + size / link.bandwidth_bytes_per_s
         assert seconds_of(drafters[method], WORK) - seconds_of(near, WORK) == pytest.approx(expected, rel=1e-9)
@@ -45,13 +45,13 @@ def test_a_head_is_sent_the_hidden_states_that_it_reads():
 
 @pytest.mark.parametrize("overlap", [0.0, 0.5, 1.0])
 def test_overlap_hides_drafting_behind_the_target(overlap):
-    alone = timer(APART | {"overlap": overlap})
-    target, drafting = alone.target.seconds(WORK), seconds_of(alone.drafter, WORK)
-    host = alone.seconds(WORK) - target - drafting + overlap * min(target, drafting)
+    single = timer(APART | {"overlap": overlap})
+    target, drafting = single.target.seconds(WORK), seconds_of(single.drafter, WORK)
+    host = single.seconds(WORK) - target - drafting + overlap * min(target, drafting)
     without = timer(APART)
     assert host == pytest.approx(without.seconds(WORK) - target - drafting, rel=1e-9)
     if overlap == 1.0:
-        assert alone.seconds(WORK) == pytest.approx(max(target, drafting) + host, rel=1e-9)
+        assert single.seconds(WORK) == pytest.approx(max(target, drafting) + host, rel=1e-9)
 
 
 def test_the_drafter_takes_no_memory_of_the_target():
@@ -96,8 +96,8 @@ def test_fast_and_exact_stepping_agree(method, policy):
 
 def test_remote_drafters_keep_the_rules():
     for method, k in (("eagle3", 3), ("parallel-draft", 7)):
-        asked = scenario(method, draft={"chip": "h100-sxm"})
-        drafter = build_alone(asked, 0).main.timer.drafter
+        requested = scenario(method, draft={"chip": "h100-sxm"})
+        drafter = build_replica(requested, 0).main.timer.drafter
         assert isinstance(drafter, RemoteDrafter)
         check_drafter(drafter, k + 1)
 
@@ -112,7 +112,7 @@ def test_a_slower_chip_drafts_slower_and_its_work_is_not_the_targets():
 
 
 @pytest.mark.parametrize(
-    ("method", "draft", "said"),
+    ("method", "draft", "message"),
     [
         ("draft-model", {"link": "pcie5-x16"}, "link goes with chip"),
         (
@@ -124,12 +124,12 @@ def test_a_slower_chip_drafts_slower_and_its_work_is_not_the_targets():
         ("ngram", {"chip": "h100-sxm"}, "method 'ngram' has no use for draft.chip"),
     ],
 )
-def test_what_makes_no_sense_is_refused(method, draft, said):
+def test_what_makes_no_sense_is_refused(method, draft, message):
     data = scenario(method).model_dump(exclude_unset=True)
     data["speculation"]["draft"] = {**({"model": "llama-3.2-1b"} if method == "draft-model" else {}), **draft}
     with pytest.raises(ForerunError) as caught:
         scenario_from(data, "chat.yaml")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_unknown_chips_and_links_are_named():

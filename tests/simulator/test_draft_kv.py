@@ -7,7 +7,7 @@ from drafter_prices import seconds as seconds_of
 from numpy.testing import assert_allclose
 from test_drafting import scenario
 
-from simulator.build import build_alone
+from simulator.build import build_replica
 from simulator.run import simulate
 from simulator.scenario import Scenario
 from simulator.speculation import expected_tokens
@@ -26,7 +26,7 @@ def step_s(model, chip, batch, context, speculation, tensor_parallel=8):
         "speculation": speculation,
         "workload": {"arrivals": {"process": "burst"}, "input_tokens": 9, "output_tokens": 9, "num_requests": 1},
     }
-    timer = build_alone(Scenario.model_validate(data), 0).main.timer
+    timer = build_replica(Scenario.model_validate(data), 0).main.timer
     query_len = 1 if speculation is None else speculation["num_speculative_tokens"] + 1
     none = (0,) * len(timer.windows)
     keys = tuple(batch * (context if w is None else min(context, w + query_len - 1)) for w in timer.windows)
@@ -53,11 +53,15 @@ def test_magicdec_grows_with_batch_and_context(shared_data):
     models = {"LLaMA-3.1-8B": "llama-3.1-8b", "LLaMA-2-7B-32K": "llama-2-7b"}
     errors, by_setting = {}, {}
     with (shared_data / "published/speedup_measured.csv").open() as file:
-        found = [row for row in csv.DictReader(file) if row["group"] == "magicdec"]
-    for row in found:
-        own = row["draft"].startswith("self")
-        draft = {"model": models[row["model"]] if own else "tinyllama-1.1b", "kv_tokens": 512, "weights_dtype": "bf16"}
-        if not own:
+        result = [row for row in csv.DictReader(file) if row["group"] == "magicdec"]
+    for row in result:
+        custom = row["draft"].startswith("self")
+        draft = {
+            "model": models[row["model"]] if custom else "tinyllama-1.1b",
+            "kv_tokens": 512,
+            "weights_dtype": "bf16",
+        }
+        if not custom:
             draft["tensor_parallel"] = 4  # its four KV heads divide no further
         chip = {"A100": "a100-sxm-80gb", "H100": "h100-sxm"}[row["hardware"]]
         batch, context, k = int(row["load"]), int(row["isl"]), int(row["k"])
@@ -84,7 +88,7 @@ def test_the_whole_cache_instead_makes_the_gain_fall():
 
 def test_the_target_itself_holds_no_weights_but_a_small_cache():
     engine = {"max_num_seqs": 32}
-    none, own, other = (
+    none, custom, other = (
         simulate(scenario(name, engine=engine, **fields)).kv
         for name, fields in (
             (None, {}),
@@ -92,18 +96,18 @@ def test_the_target_itself_holds_no_weights_but_a_small_cache():
             ("draft-model", {"draft": {"model": "llama-3.2-1b", "kv_tokens": 512}}),
         )
     )
-    assert own.draft_weights_bytes == 512 * 32 * none.bytes_per_token
-    assert own.bytes_per_token == other.bytes_per_token == none.bytes_per_token
+    assert custom.draft_weights_bytes == 512 * 32 * none.bytes_per_token
+    assert custom.bytes_per_token == other.bytes_per_token == none.bytes_per_token
     assert other.draft_weights_bytes > 2e9
 
 
 def test_the_target_itself_on_chips_of_its_own_leaves_the_target_all_blocks():
     """Its cache of fixed size takes no KV per token, by which its room was divided once."""
     small = {"model": "llama-3.2-1b"}
-    own, other = (simulate(scenario("draft-model", draft=d | {"chip": "h100-sxm"})) for d in (ITSELF, small))
-    assert own.kv.num_blocks == other.kv.num_blocks
-    assert own.kv.draft_weights_bytes == 0
-    assert not own.requests.failed.any()
+    custom, other = (simulate(scenario("draft-model", draft=d | {"chip": "h100-sxm"})) for d in (ITSELF, small))
+    assert custom.kv.num_blocks == other.kv.num_blocks
+    assert custom.kv.draft_weights_bytes == 0
+    assert not custom.requests.failed.any()
 
 
 @pytest.mark.parametrize("draft", [ITSELF, {"model": "llama-3.2-1b", "kv_tokens": 64}])
@@ -119,7 +123,7 @@ def test_fast_and_exact_stepping_agree(draft, policy):
 
 
 def test_they_keep_the_rules_and_skip_the_prompt():
-    drafter = build_alone(scenario("draft-model", draft=ITSELF), 0).main.timer.drafter
+    drafter = build_replica(scenario("draft-model", draft=ITSELF), 0).main.timer.drafter
     check_drafter(drafter, 4)
     assert drafter.pass_tokens == (1, 1, 1)
     chunk = StepWork(1, 1000, (500_500,), (1000,), 0, (0,), 0, 4, (0,))

@@ -69,9 +69,9 @@ def test_fast_and_exact_stepping_agree_for_every_method(name):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_counters_are_those_of_the_proposal(name):
-    asked = scenario(name)
-    result = simulate(asked)
-    proposed, counters = proposal(asked.speculation), result.speculation
+    requested = scenario(name)
+    result = simulate(requested)
+    proposed, counters = proposal(requested.speculation), result.speculation
     assert not result.requests.failed.any()
     assert result.steps.output_tokens.sum() == result.requests.output_tokens.sum()
     assert counters.draft_tokens == counters.num_drafts * proposed.nodes
@@ -79,7 +79,7 @@ def test_counters_are_those_of_the_proposal(name):
     assert len(counters.accepted_per_position) == proposed.depth
     assert set(result.steps.query_len) == {proposed.nodes + 1}
     rates = np.array(counters.accepted_per_position) / counters.num_drafts
-    survival = draft_survival(asked.speculation)
+    survival = draft_survival(requested.speculation)
     assert_allclose(rates, survival, atol=5 * np.sqrt(0.25 / counters.num_drafts) + 0.05 * (name == "eagle"))
 
 
@@ -133,16 +133,16 @@ def test_alone_speculation_pays_and_a_big_tree_does_not_in_a_crowd():
         requests = simulate(scenario(name, workload=work)).requests
         return (requests.finished_s - requests.arrival_s).mean()
 
-    alone = {name: mean_e2e(name, 1, 2) for name in (None, "eagle", "eagle2", "eagle3", "ngram", "parallel-draft")}
-    assert all(alone[name] < alone[None] / 1.3 for name in alone if name is not None)
+    single = {name: mean_e2e(name, 1, 2) for name in (None, "eagle", "eagle2", "eagle3", "ngram", "parallel-draft")}
+    assert all(single[name] < single[None] / 1.3 for name in single if name is not None)
     assert mean_e2e("eagle2", 128, 256) > 1.5 * mean_e2e(None, 128, 256)
 
 
 def test_a_drafter_of_ones_own():
-    asked = scenario("ngram")
-    free = simulate(asked, make_drafter=lambda request: HostDrafter(0.0, 0.0))
-    slow = simulate(asked, make_drafter=lambda request: HostDrafter(1.0, 0.0))
-    usual = simulate(asked, make_drafter=build_drafter)
+    requested = scenario("ngram")
+    free = simulate(requested, make_drafter=lambda request: HostDrafter(0.0, 0.0))
+    slow = simulate(requested, make_drafter=lambda request: HostDrafter(1.0, 0.0))
+    usual = simulate(requested, make_drafter=build_drafter)
     assert free.engine.simulated_s < usual.engine.simulated_s < slow.engine.simulated_s
     assert slow.engine.simulated_s - free.engine.simulated_s > 0.9 * slow.engine.steps * 0.8
     check_drafter(HostDrafter(1.0, 0.0), 6)

@@ -35,21 +35,21 @@ def results(scenario):
 
 @pytest.mark.parametrize("kind", ["compare", "plan", "tune", "sweep"])
 def test_every_study_returns_one_kind_of_result(results, kind, tmp_path):
-    found = results[kind]
-    assert isinstance(found, fr.Result)
-    assert found.kind == kind
-    assert pickle.loads(pickle.dumps(found)) == found
-    assert len(repr(found)) < 2000
-    assert found.conclusion
-    assert escape(found.conclusion) in found._repr_html_()
-    assert found.summary["answer"] == found.conclusion
-    assert found.table().rows
-    assert [table.title for table in found.tables()]
-    frame = found.to_arrow()
+    result = results[kind]
+    assert isinstance(result, fr.Result)
+    assert result.kind == kind
+    assert pickle.loads(pickle.dumps(result)) == result
+    assert len(repr(result)) < 2000
+    assert result.conclusion
+    assert escape(result.conclusion) in result._repr_html_()
+    assert result.summary["answer"] == result.conclusion
+    assert result.table().rows
+    assert [table.title for table in result.tables()]
+    frame = result.to_arrow()
     assert frame.num_rows >= 1
-    assert found.figure().data
-    assert found.figure(found.figures[0]).data
-    folder = found.save(tmp_path / kind)
+    assert result.figure().data
+    assert result.figure(result.figures[0]).data
+    folder = result.save(tmp_path / kind)
     assert {"report.html", "report.md", f"{kind}.json"} <= {path.name for path in folder.iterdir()}
 
 
@@ -67,7 +67,7 @@ def test_the_frames_hold_the_figures_of_the_documents(results):
 
 
 @pytest.mark.parametrize(
-    ("call", "told"),
+    ("call", "message"),
     [
         (lambda s: fr.compare(s, vary={"engine.max_num_seqs": [1, 2]}, metric="speed"), "^metric: no metric 'speed'"),
         (lambda s: fr.compare({"a": s, "b": s}, vary={"seed": [1]}), "^vary: works on one scenario"),
@@ -79,8 +79,8 @@ def test_the_frames_hold_the_figures_of_the_documents(results):
         (lambda s: fr.tune(s.with_values({"speculation": CURVE}), emit="vlm"), "^emit: vlm: no such engine"),
     ],
 )
-def test_errors_of_the_library_name_arguments(scenario, call, told):
-    with pytest.raises(fr.ForerunError, match=told) as caught:
+def test_errors_of_the_library_name_arguments(scenario, call, message):
+    with pytest.raises(fr.ForerunError, match=message) as caught:
         call(scenario)
     assert "--" not in str(caught.value)
 
@@ -94,39 +94,39 @@ def test_the_command_names_options(capsys, tmp_path):
 
 def test_scenarios_can_be_compared_by_name(scenario):
     wide = scenario.with_values({"engine.max_num_seqs": 64})
-    found = fr.compare({"narrow": scenario, "wide": wide}, replications=1, crossover="none", sensitivity=False, jobs=1)
-    assert [variant["name"] for variant in found.document["variants"]] == ["narrow", "wide"]
+    result = fr.compare({"narrow": scenario, "wide": wide}, replications=1, crossover="none", sensitivity=False, jobs=1)
+    assert [variant["name"] for variant in result.document["variants"]] == ["narrow", "wide"]
 
 
 def test_variants_that_run_alike_cost_no_sensitivity_runs(scenario):
     """Two policies that never act here: the answer is 1 whatever is assumed, and takes no run to tell."""
     drafting = scenario.with_values({"speculation": CURVE})
     calls = []
-    found = fr.compare(
+    result = fr.compare(
         drafting,
         vary={"speculation.policy": ["fixed", "disable-above-batch"]},
         replications=2,
         crossover="none",
         jobs=1,
-        progress=lambda done, asked: calls.append(asked),
+        progress=lambda done, requested: calls.append(requested),
     )
     assert calls[-1] == 4
-    assert any("runs exactly as" in note for note in found.document["notes"])
+    assert any("runs exactly as" in note for note in result.document["notes"])
 
 
 def test_a_predicted_kernel_is_a_result_whose_document_has_its_keys(tmp_path):
-    found = fr.predict("h100-sxm", "gemm", {"m": 16, "n": 4096, "k": 4096})
-    assert isinstance(found, fr.Result)
-    assert found["seconds"] == found.summary["seconds"] == found.document["seconds"] > 0
-    assert found["flops_per_s"] == found["flops"] / found["seconds"]
-    assert pickle.loads(pickle.dumps(found)) == found
-    assert found != fr.predict("h100-sxm", "gemm", {"m": 32, "n": 4096, "k": 4096})
-    assert found["basis"] in found.conclusion
-    assert found["basis"] in repr(found)
-    assert escape(found.title) in found._repr_html_()
-    (row,) = found.to_arrow().to_pylist()
-    assert (row["m"], row["seconds"]) == (16, found["seconds"])
+    result = fr.predict("h100-sxm", "gemm", {"m": 16, "n": 4096, "k": 4096})
+    assert isinstance(result, fr.Result)
+    assert result["seconds"] == result.summary["seconds"] == result.document["seconds"] > 0
+    assert result["flops_per_s"] == result["flops"] / result["seconds"]
+    assert pickle.loads(pickle.dumps(result)) == result
+    assert result != fr.predict("h100-sxm", "gemm", {"m": 32, "n": 4096, "k": 4096})
+    assert result["basis"] in result.conclusion
+    assert result["basis"] in repr(result)
+    assert escape(result.title) in result._repr_html_()
+    (row,) = result.to_arrow().to_pylist()
+    assert (row["m"], row["seconds"]) == (16, result["seconds"])
     assert row["low_s"] < row["seconds"] < row["high_s"]
-    assert json.loads((found.save(tmp_path / "kernel") / "predict.json").read_text()) == found.document
+    assert json.loads((result.save(tmp_path / "kernel") / "predict.json").read_text()) == result.document
     with pytest.raises(fr.ForerunError, match="no figures"):
-        found.figure()
+        result.figure()

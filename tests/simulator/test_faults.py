@@ -230,11 +230,11 @@ def test_a_clock_that_runs_backwards_changes_nothing(place, out, monkeypatch, ca
     ],
 )  # fmt: skip
 def test_a_missing_extra_is_one_line_that_names_it(absent, argv, extra, place, tmp_path, monkeypatch, capsys):
-    found = importlib.util.find_spec
+    result = importlib.util.find_spec
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, absent, None)
     monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, package=None: None if name == absent else found(name, package)
+        importlib.util, "find_spec", lambda name, package=None: None if name == absent else result(name, package)
     )
     code = main([str(place / "scenario.json") if word == "SCENARIO" else word for word in argv])
     lines = capsys.readouterr().err.splitlines()

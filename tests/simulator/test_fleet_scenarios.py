@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hwprofiles import ProfileError, load_link
-from simulator.build import build_alone, build_run
+from simulator.build import build_replica, build_run
 from simulator.errors import ForerunError
 from simulator.metrics.document import run_document
 from simulator.run import simulate
@@ -64,12 +64,12 @@ def test_layouts_of_pools_are_counted_by_their_chips():
     pooled = scenario(pools={"only": {"hardware": hardware}}, **moe)
     build = build_run(pooled, 0)
     assert (build.chips, build.pools[0].chips, build.pools[0].chips_per_stage) == (4, 4, 4)
-    alone, one = simulate(grouped), simulate(pooled)
-    assert one.steps.flops.sum() == alone.steps.flops.sum()
-    assert one.kv == alone.kv
-    apart = {"a": {"role": "prefill", "hardware": hardware}, "b": {"role": "decode", "hardware": hardware}}
-    links = build_run(scenario(pools=apart, **moe), 0).fleet.links
-    assert links["a", "b"].bytes_per_token == build.memory.replica_kv_bytes_per_token == alone.kv.bytes_per_token
+    single, one = simulate(grouped), simulate(pooled)
+    assert one.steps.flops.sum() == single.steps.flops.sum()
+    assert one.kv == single.kv
+    disaggregated = {"a": {"role": "prefill", "hardware": hardware}, "b": {"role": "decode", "hardware": hardware}}
+    links = build_run(scenario(pools=disaggregated, **moe), 0).fleet.links
+    assert links["a", "b"].bytes_per_token == build.memory.replica_kv_bytes_per_token == single.kv.bytes_per_token
 
 
 def test_pipelines_stand_in_pools_that_do_all_of_the_work():
@@ -83,7 +83,7 @@ def test_pipelines_stand_in_pools_that_do_all_of_the_work():
 
 def test_assumed_parameters_reach_every_pool():
     """Twice the latency of the link, twice the host's work per step: both show, in each pool."""
-    offline = scenario(pools=APART, engine={"front_end": "offline"}, kv_transfer={"link": "infiniband-ndr"})
+    offline = scenario(pools=APART, engine={"entry_point": "offline"}, kv_transfer={"link": "infiniband-ndr"})
     link = load_link("infiniband-ndr")
     factors = {"infiniband-ndr.latency_s": 2.0, "vllm.step_s": 2.0}
     plain, scaled = build_run(offline, 0), build_run(offline, 0, factors=factors)
@@ -107,11 +107,11 @@ def test_the_way_into_the_engine_counts_in_fleets():
     """vLLM's intake of 6 ms, at a prefill and a decode replica; offline, there is none."""
     workload = WORKLOAD | {"num_requests": 1}
     server, offline = (
-        simulate(scenario(pools=APART, workload=workload, engine={"front_end": front, "async_scheduling": False}))
+        simulate(scenario(pools=APART, workload=workload, engine={"entry_point": front, "async_scheduling": False}))
         for front in ("server", "offline")
     )
     framework = load_framework("vllm")
-    way = framework.intake_s + framework.intake_work_s + 800 * framework.intake_per_token_s
+    way = framework.api_server_s + framework.api_server_work_s + 800 * framework.tokenisation_per_token_s
     later = server.requests.first_token_s - offline.requests.first_token_s
     assert later[0] == pytest.approx(2 * way, rel=1e-6)
 
@@ -204,7 +204,7 @@ def test_what_does_not_fit_is_refused_by_name(changes, message):
 
 def test_what_looks_at_equal_replicas_refuses_others():
     with pytest.raises(ForerunError, match="pools: this looks at equal replicas"):
-        build_alone(scenario(pools=APART), 0)
+        build_replica(scenario(pools=APART), 0)
 
 
 def test_values_are_set_by_pool_name():
@@ -217,8 +217,10 @@ def test_a_radix_cache_shares_token_by_token():
     sessions = {"turns": 3, "think_time_s": 1.0, "block_tokens": 16}
     workload = WORKLOAD | {"num_requests": 3, "input_tokens": 100, "output_tokens": 50, "sessions": sessions}
     blocks, radix = (
-        simulate(scenario(engine={"prefix_cache": kind, "num_kv_blocks": 200}, workload=workload | {"sessions": own}))
-        for kind, own in (("blocks", sessions), ("radix", sessions | {"block_tokens": 1}))
+        simulate(
+            scenario(engine={"prefix_cache": kind, "num_kv_blocks": 200}, workload=workload | {"sessions": custom})
+        )
+        for kind, custom in (("blocks", sessions), ("radix", sessions | {"block_tokens": 1}))
     )
     assert list(blocks.requests.cached_tokens) == [0, 144, 288]
     assert list(radix.requests.cached_tokens) == [0, 149, 299]

@@ -14,7 +14,7 @@ from tiny_scenario import tiny_data
 
 from hwprofiles import ProfileError, load_chip
 from simulator.cli import main
-from simulator.errors import ForerunError, LawBrokenError
+from simulator.errors import ForerunError, InvariantError
 from simulator.invariants import Outcome, StepAudit, broken
 from simulator.run import simulate
 from simulator.scenario import scenario_from
@@ -49,7 +49,7 @@ def closed():
 
 
 @pytest.fixture(scope="module")
-def apart():
+def disaggregated():
     return outcome_of(scenario(pools=APART, kv_transfer={"link": "pcie5-x16"}))
 
 
@@ -59,7 +59,7 @@ def staged():
 
 
 def judged(outcome, **changes):
-    """The law that an outcome breaks with some of it changed, None if it keeps all."""
+    """The invariant that an outcome breaks with some of it changed, None if it keeps all."""
     return broken(looked_at(outcome, **changes))
 
 
@@ -80,13 +80,13 @@ def changed(records, column, row, value):
     return replace(records, **{column: values})
 
 
-def test_a_good_run_keeps_every_law(closed, apart, staged):
-    for outcome in (closed, apart, staged):
+def test_a_good_run_keeps_every_law(closed, disaggregated, staged):
+    for outcome in (closed, disaggregated, staged):
         assert judged(outcome) is None
 
 
 @pytest.mark.parametrize(
-    ("column", "value", "told"),
+    ("column", "value", "message"),
     [
         ("finished_s", lambda t: np.nan, "neither finished nor refused"),
         ("failed", lambda f: True, "neither finished nor refused"),
@@ -104,18 +104,18 @@ def test_a_good_run_keeps_every_law(closed, apart, staged):
         ("accepted_tokens", lambda n: n + 1, "drafts, their tokens and the accepted ones"),
     ],
 )
-def test_a_broken_request_is_told(closed, column, value, told):
+def test_a_broken_request_is_told(closed, column, value, message):
     row = len(closed.requests) // 2
-    assert told in judged(closed, requests=changed(closed.requests, column, row, value))
+    assert message in judged(closed, requests=changed(closed.requests, column, row, value))
 
 
-def test_a_later_request_is_not_scheduled_first(apart):
+def test_a_later_request_is_not_scheduled_first(disaggregated):
     """Two requests of one prefill replica change places, each between its arrival and its first token."""
-    times = apart.requests.arrival_s.copy()
-    same = np.flatnonzero(apart.prompt_replica == apart.prompt_replica[0])[:2]
+    times = disaggregated.requests.arrival_s.copy()
+    same = np.flatnonzero(disaggregated.prompt_replica == disaggregated.prompt_replica[0])[:2]
     times[same] = times[same[::-1]] - 1e3
-    told = judged(apart, requests=replace(apart.requests, arrival_s=times))
-    assert f"request {same[0]} was scheduled before request {same[1]}" in told
+    message = judged(disaggregated, requests=replace(disaggregated.requests, arrival_s=times))
+    assert f"request {same[0]} was scheduled before request {same[1]}" in message
 
 
 def test_more_prompt_tokens_cached_than_there_are(closed):
@@ -136,7 +136,7 @@ def test_more_verify_steps_than_tokens(closed):
 
 
 @pytest.mark.parametrize(
-    ("column", "value", "told"),
+    ("column", "value", "message"),
     [
         ("seconds", lambda t: t / 1e4, "at the peak"),
         ("seconds", lambda t: 0.0, "takes no time"),
@@ -153,9 +153,9 @@ def test_more_verify_steps_than_tokens(closed):
         ("start_s", lambda t: t + 1.0, "a step starts"),
     ],
 )
-def test_a_broken_step_is_told(closed, column, value, told):
+def test_a_broken_step_is_told(closed, column, value, message):
     row = len(closed.steps) // 2
-    assert told in judged(closed, steps=changed(closed.steps, column, row, value))
+    assert message in judged(closed, steps=changed(closed.steps, column, row, value))
 
 
 def test_a_step_hands_out_no_more_than_it_computed(closed):
@@ -167,7 +167,7 @@ def test_a_step_hands_out_no_more_than_it_computed(closed):
 
 def test_kernels_are_held_against_the_peak_of_their_own_dtype(closed):
     """Kernels that would take a hundred times as long at the peak cannot have run so fast."""
-    steps = replace(closed.steps, light_s=100 * closed.steps.light_s)
+    steps = replace(closed.steps, sol_s=100 * closed.steps.sol_s)
     assert "its kernels one by one need" in judged(closed, steps=steps)
 
 
@@ -222,29 +222,29 @@ def test_draft_tokens_accepted_beyond_those_drafted(closed):
     assert "by position" in judged(closed, speculation=replace(counters, accepted_per_position=rising))
 
 
-def test_blocks_that_nobody_gave_back(apart):
-    assert "still held 3 KV blocks" in judged(apart, blocks_left=3)
+def test_blocks_that_nobody_gave_back(disaggregated):
+    assert "still held 3 KV blocks" in judged(disaggregated, blocks_left=3)
 
 
-def test_prompts_that_were_handed_over(apart):
-    assert "were sent between replicas" in judged(apart, transfers=apart.transfers - 1)
-    assert "were sent between replicas" in judged(apart, transfers=apart.transfers + 1)
-    here = changed(apart.requests, "replica", 3, lambda r: 0)
-    assert "ended in pool prompts, which only computes prompts" in judged(apart, requests=here)
-    computed = changed(apart.steps, "prefill_tokens", 0, lambda n: n + 1)
-    assert "that were handed over one more each" in judged(apart, steps=computed)
+def test_prompts_that_were_handed_over(disaggregated):
+    assert "were sent between replicas" in judged(disaggregated, transfers=disaggregated.transfers - 1)
+    assert "were sent between replicas" in judged(disaggregated, transfers=disaggregated.transfers + 1)
+    here = changed(disaggregated.requests, "replica", 3, lambda r: 0)
+    assert "ended in pool prompts, which only computes prompts" in judged(disaggregated, requests=here)
+    computed = changed(disaggregated.steps, "prefill_tokens", 0, lambda n: n + 1)
+    assert "that were handed over one more each" in judged(disaggregated, steps=computed)
 
 
-def test_each_pool_is_held_against_its_own_limits(apart):
+def test_each_pool_is_held_against_its_own_limits(disaggregated):
     """What the H100s may do in a step, the A100 may not; steps are named by pool."""
-    steps, first = apart.steps, int(np.argmax(apart.steps.replica == 2))
+    steps, first = disaggregated.steps, int(np.argmax(disaggregated.steps.replica == 2))
     full = load_chip("h100-sxm").peak_flops("fp8") * 0.9
-    told = judged(apart, steps=changed(steps, "flops", first, lambda n: full * steps.seconds[first]))
-    assert told.startswith(f"step {first} of pool answers takes")
+    message = judged(disaggregated, steps=changed(steps, "flops", first, lambda n: full * steps.seconds[first]))
+    assert message.startswith(f"step {first} of pool answers takes")
     prompt = int(np.argmax(steps.replica == 0))
-    assert judged(apart, steps=changed(steps, "flops", prompt, lambda n: full * steps.seconds[prompt])) is None
-    most = apart.pools[1].limits.num_blocks + 1
-    assert "of pool answers holds" in judged(apart, steps=changed(steps, "kv_blocks", first, lambda n: most))
+    assert judged(disaggregated, steps=changed(steps, "flops", prompt, lambda n: full * steps.seconds[prompt])) is None
+    most = disaggregated.pools[1].limits.num_blocks + 1
+    assert "of pool answers holds" in judged(disaggregated, steps=changed(steps, "kv_blocks", first, lambda n: most))
 
 
 def test_batches_in_a_pipeline_are_held_against_light_together(staged):
@@ -254,7 +254,7 @@ def test_batches_in_a_pipeline_are_held_against_light_together(staged):
 
 
 def keeps_the_laws(data, seed):
-    """Run what is not refused; ``simulate`` raises by itself where a law is broken."""
+    """Run what is not refused; ``simulate`` raises by itself if an invariant is broken."""
     try:
         result = simulate(scenario_from(data, "random"), seed)
     except (ForerunError, ProfileError):
@@ -286,7 +286,7 @@ def test_the_command_keeps_the_scenario_of_a_broken_run(tmp_path, monkeypatch, c
     data = tiny_data()
     (tmp_path / "tiny.json").write_text(json.dumps(data))
     with monkeypatch.context() as patched:
-        patched.setattr("simulator.invariants.LIGHT_TOLERANCE", -0.9999)
+        patched.setattr("simulator.invariants.SOL_TOLERANCE", -0.9999)
         assert main(["run", "tiny.json", "--seed", "5"]) == 3
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
@@ -299,7 +299,7 @@ def test_the_command_keeps_the_scenario_of_a_broken_run(tmp_path, monkeypatch, c
 
 def test_where_nothing_can_be_written_the_scenario_stands_in_the_line(tmp_path, monkeypatch, capsys):
     (tmp_path / "tiny.json").write_text(json.dumps(tiny_data()))
-    monkeypatch.setattr("simulator.invariants.LIGHT_TOLERANCE", -0.9999)
+    monkeypatch.setattr("simulator.invariants.SOL_TOLERANCE", -0.9999)
 
     def full(*_):
         raise OSError(28, "No space left on device")
@@ -310,6 +310,6 @@ def test_where_nothing_can_be_written_the_scenario_stands_in_the_line(tmp_path, 
 
 
 def test_the_error_survives_the_way_from_a_worker():
-    error = pickle.loads(pickle.dumps(LawBrokenError("a law", "{}", 7)))
-    assert (error.law, error.scenario, error.seed) == ("a law", "{}", 7)
+    error = pickle.loads(pickle.dumps(InvariantError("an invariant", "{}", 7)))
+    assert (error.invariant, error.scenario, error.seed) == ("an invariant", "{}", 7)
     assert "seed 7" in str(error)

@@ -55,8 +55,8 @@ def test_twice_the_replicas_and_each_request_twice(scheduler, seed):
     doubled = simulate(two, seed, stream=dataclasses.replace(stream, **columns))
     single = simulate(one, seed, stream=stream)
     for replica in (0, 1):
-        own = doubled.requests.replica == replica
-        assert_array_equal(latencies(doubled)[:, own], latencies(single))
+        custom = doubled.requests.replica == replica
+        assert_array_equal(latencies(doubled)[:, custom], latencies(single))
     assert doubled.kv.preemptions == 2 * single.kv.preemptions
 
 
@@ -284,16 +284,16 @@ UNIFORM = {"distribution": "uniform", "min": 1, "max": 60}
     ],
 )
 def test_seeds_differ_where_something_is_drawn_and_nowhere_else(workload, sections, drawn):
-    asked = scenario(workload, **sections)
-    one, other = (latencies(simulate(asked, seed)) for seed in SEEDS)
-    assert asked.random == drawn
+    requested = scenario(workload, **sections)
+    one, other = (latencies(simulate(requested, seed)) for seed in SEEDS)
+    assert requested.random == drawn
     assert (not np.array_equal(one, other)) == drawn
 
 
 def test_seeds_of_a_replayed_trace_differ_in_drawn_arrivals_alone():
     replayed = scenario_from(tiny_data() | {"workload": {"trace": "azure-conv-2023", "num_requests": 20}}, "replayed")
     drawn = replayed.with_values({"workload.arrivals": {"process": "poisson", "request_rate": 9.0}})
-    for asked in (replayed, drawn):
-        one, other = (latencies(simulate(asked, seed)) for seed in SEEDS)
-        assert np.array_equal(one, other) != asked.random
+    for requested in (replayed, drawn):
+        one, other = (latencies(simulate(requested, seed)) for seed in SEEDS)
+        assert np.array_equal(one, other) != requested.random
     assert drawn.random

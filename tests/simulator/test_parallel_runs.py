@@ -71,9 +71,9 @@ def test_layouts_without_sense_are_refused(hardware, message):
 def test_stages_without_a_scale_up_link_go_over_the_hosts():
     workload = {"arrivals": {"process": "burst"}, "input_tokens": 10, "output_tokens": 4, "num_requests": 4}
     hardware = {"chip": "rtx-4090", "pipeline_parallel": 2}
-    found = simulate(scenario_from({"model": "llama-3.1-8b", "hardware": hardware, "workload": workload}, "test"))
-    assert found.chips == 2
-    assert found.requests.output_tokens.tolist() == [4] * 4
+    run = simulate(scenario_from({"model": "llama-3.1-8b", "hardware": hardware, "workload": workload}, "test"))
+    assert run.chips == 2
+    assert run.requests.output_tokens.tolist() == [4] * 4
 
 
 def test_pipelines_need_a_scheduler_that_keeps_batches_in_flight():

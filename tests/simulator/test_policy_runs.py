@@ -71,18 +71,18 @@ class Told:
 @pytest.mark.parametrize("stepping", ["fast", "exact-steps"])
 def test_a_policy_is_told_how_many_requests_wait(stepping):
     """12 requests from the start, 4 places: 8 wait, then fewer, then none."""
-    told = Told()
+    message = Told()
     work = {
         "arrivals": {"process": "closed-loop", "max_concurrency": 12},
         "input_tokens": 64,
         "output_tokens": 40,
         "num_requests": 12,
     }
-    asked = scenario("eagle3", engine={"max_num_seqs": 4, "stepping": stepping}).with_values({"workload": work})
-    result = simulate(asked, make_policy=lambda: told)
-    assert told.waiting[0] == 0, "asked before anything came"
-    assert max(told.waiting) == 8
-    assert told.waiting[-1] == 0
+    requested = scenario("eagle3", engine={"max_num_seqs": 4, "stepping": stepping}).with_values({"workload": work})
+    result = simulate(requested, make_policy=lambda: message)
+    assert message.waiting[0] == 0, "asked before anything came"
+    assert max(message.waiting) == 8
+    assert message.waiting[-1] == 0
     assert (result.steps.waiting > 0).any()
     assert len(set(result.steps.query_len)) > 1, "what it was told decided"
 
@@ -130,13 +130,13 @@ def test_goodput_is_no_worse_than_the_best_constant():
 
 def test_a_policy_is_read_back_as_it_was_given():
     for policy in ("ema", {"name": "ema", "candidates": {1: [1, 3], 8: [0, 1]}}):
-        asked = scenario("eagle3", policy=policy)
-        document = run_document(dataclasses.replace(simulate(scenario("eagle3")), scenario=asked))["scenario"]
-        assert scenario_from(document, "again").speculation.policy == asked.speculation.policy
+        requested = scenario("eagle3", policy=policy)
+        document = run_document(dataclasses.replace(simulate(scenario("eagle3")), scenario=requested))["scenario"]
+        assert scenario_from(document, "again").speculation.policy == requested.speculation.policy
 
 
 @pytest.mark.parametrize(
-    ("policy", "said"),
+    ("policy", "message"),
     [
         (
             "fast",
@@ -160,12 +160,12 @@ def test_a_policy_is_read_back_as_it_was_given():
         ({"name": "batch-table", "table": [[2, 4, 1]]}, "the first range must start at 1"),
     ],
 )
-def test_bad_policies_are_named(policy, said):
+def test_bad_policies_are_named(policy, message):
     data = scenario("eagle3").model_dump(exclude_unset=True)
     data["speculation"]["policy"] = policy
     with pytest.raises(ForerunError) as caught:
         scenario_from(data, "chat.yaml")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

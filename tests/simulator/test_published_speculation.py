@@ -42,7 +42,7 @@ def step_s(model, chip, speculation, prompt, output, engine=None, **fields):
 def test_vllm_k_sweep_on_one_h100(shared_data, method):
     """vLLM #20780, Llama-3.1-8B on MT-bench: milliseconds per token at every K within 2 %, the best K right, and beside
     the plain run of the same table within 1 % at K = 2 and 6, where the two constants were solved."""
-    measured, predicted, beside = {}, {}, {}
+    measured, predicted, other = {}, {}, {}
     engine = {"framework": "vllm-0.11"}
     plain_s = step_s("llama-3.1-8b", "h100-sxm", None, 128, 256, engine=engine)
     for row in rows(shared_data, "vllm20780"):
@@ -57,18 +57,18 @@ def test_vllm_k_sweep_on_one_h100(shared_data, method):
         }
         measured[k] = float(row["spec"]) / 1e3
         predicted[k] = step_s("llama-3.1-8b", "h100-sxm", speculation, 128, 256, engine=engine) / length
-        beside[k] = plain_s / predicted[k] / float(row["speedup"]) - 1
+        other[k] = plain_s / predicted[k] / float(row["speedup"]) - 1
     assert len(measured) >= 4
     errors = {k: predicted[k] / measured[k] - 1 for k in measured}
     assert max(map(abs, errors.values())) < 0.02, errors
-    assert max(abs(beside[k]) for k in (2, 6)) < 0.01, beside
+    assert max(abs(other[k]) for k in (2, 6)) < 0.01, other
     assert min(predicted, key=predicted.get) == min(measured, key=measured.get)
 
 
 def test_deepseek_r1_mtp_on_eight_b200(shared_data):
     """TensorRT-LLM, MTP 1 to 5: the engine's step time from the row without MTP, one constant per pass from K = 5."""
-    found = [row for row in rows(shared_data, "trtllm_dsr1_mtp") if row["method"] == "mtp_autoregressive"]
-    base_s = 1 / float(found[0]["baseline"])
+    result = [row for row in rows(shared_data, "trtllm_dsr1_mtp") if row["method"] == "mtp_autoregressive"]
+    base_s = 1 / float(result[0]["baseline"])
 
     def predicted(speculation):
         return step_s(
@@ -84,7 +84,7 @@ def test_deepseek_r1_mtp_on_eight_b200(shared_data):
 
     measured, verify = {}, {}
     unexplained = base_s - predicted(None)
-    for row in found:
+    for row in result:
         k, length = int(row["k"]), float(row["accept_len"])
         speculation = {
             "method": "mtp",
@@ -186,8 +186,8 @@ def test_vllm_v0_under_open_loop(shared_data):
     requests/s, where each prompt interrupts decoding. The cost of a launch was fitted at the latter, by physics: with
     the learned correction of products the former is 5.6 % too fast (2.5 %), the latter 2.1 % too slow (2.6 %)."""
     with (shared_data / "serving/inference-perf-kubecon-h100.csv").open() as file:
-        found = [row for row in csv.DictReader(file) if row["config"] == "vllm+v0_engine"][:2]
-    for row, bound in zip(found, (0.06, 0.10), strict=True):
+        result = [row for row in csv.DictReader(file) if row["config"] == "vllm+v0_engine"][:2]
+    for row, bound in zip(result, (0.06, 0.10), strict=True):
         rate = float(row["achieved_send_rate_rps"])
         data = {
             "model": "llama-3.1-8b",

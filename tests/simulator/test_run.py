@@ -238,7 +238,7 @@ def test_a_run_says_when_its_kv_memory_was_nearly_gone():
         engine={"num_kv_blocks": 40},
         workload={"arrivals": {"process": "burst"}, "input_tokens": 200, "output_tokens": 40, "num_requests": 8},
     )
-    said = [note for note in simulate(short).notes if "KV memory was nearly gone" in note]
-    assert len(said) == 1
-    assert "of 40 blocks (640 tokens) in use at the peak" in said[0]
+    message = [note for note in simulate(short).notes if "KV memory was nearly gone" in note]
+    assert len(message) == 1
+    assert "of 40 blocks (640 tokens) in use at the peak" in message[0]
     assert not [note for note in simulate(scenario()).notes if "KV memory" in note]

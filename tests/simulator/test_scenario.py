@@ -191,17 +191,17 @@ def test_speculation_is_switched_off_by_one_field(scenario_file):
     ],
 )
 def test_plain_values_mean_what_yaml_1_2_says(text, value):
-    found = parse_yaml(f"key: {text}", "here")["key"]
-    assert found == value
-    assert type(found) is type(value)
+    result = parse_yaml(f"key: {text}", "here")["key"]
+    assert result == value
+    assert type(result) is type(value)
 
 
 def test_fields_of_several_values_can_be_read_back():
     """A list in a file is a list, also where the model keeps a tuple."""
     sizes = {"engine": {"cuda_graph_sizes": [1, 2, 8]}}
-    found = Scenario.model_validate(parse_yaml(GOOD, "here") | sizes)
-    assert found.engine.cuda_graph_sizes == (1, 2, 8)
-    assert Scenario.model_validate(scenario_document(found)) == found
+    result = Scenario.model_validate(parse_yaml(GOOD, "here") | sizes)
+    assert result.engine.cuda_graph_sizes == (1, 2, 8)
+    assert Scenario.model_validate(scenario_document(result)) == result
 
 
 def test_no_field_takes_tuples_only():
@@ -249,8 +249,8 @@ def test_refusals_say_what_was_meant(tmp_path, override, words):
         "model: llama-3.1-8b\nhardware: {chip: h100-sxm}\nworkload: {arrivals: {process: poisson, request_rate: 8.0}, "
         "input_tokens: 512, output_tokens: 20, num_requests: 40}\n"
     )
-    with pytest.raises(ForerunError) as told:
+    with pytest.raises(ForerunError) as message:
         simulate(load_scenario(file, [override]))
-    assert words in str(told.value)
+    assert words in str(message.value)
     with pytest.raises(ForerunError, match=r"did you mean '.*chat\.yaml'"):
         load_scenario(tmp_path / "chat.yml")

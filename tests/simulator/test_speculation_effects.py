@@ -9,7 +9,7 @@ from one_pool import one_pool
 from stub_timers import LinearTimer
 from test_drafting import scenario
 
-from simulator.build import build_alone
+from simulator.build import build_replica
 from simulator.metrics import summarise
 from simulator.run import simulate
 from simulator.serving import EngineLimits
@@ -69,16 +69,16 @@ def test_a_run_with_constant_step_times_is_leviathans_closed_form(alpha, tokens,
 
 def test_a_prompt_is_prefilled_by_the_drafter_too():
     """A completed prompt costs the drafter's own pass over it, the passes that draft and the host around them."""
-    timer = build_alone(scenario("draft-model"), 0).main.timer
+    timer = build_replica(scenario("draft-model"), 0).main.timer
     prompt = StepWork(1, 1000, (500_500,), (1000,), 1, (1001,), 0, 4, (0,))
     drafter = timer.drafter
     prefill = drafter.step.seconds(prompt, 1)
-    passes = 2 * drafter.step.seconds(StepWork(0, 0, (0,), (0,), 0, (0,), 1, 1, (1002,)), 1)
+    forwards = 2 * drafter.step.seconds(StepWork(0, 0, (0,), (0,), 0, (0,), 1, 1, (1002,)), 1)
     added = timer.seconds(prompt) - timer.target.seconds(prompt) - timer._step_s - timer._per_sequence_s
     host = drafter.overhead
     assert host.step_s > 0
     host_s = host.step_s + host.per_sequence_s + 3 * (host.pass_s + host.sequence_pass_s)
-    assert added == pytest.approx(prefill + passes + host_s, rel=1e-9)
+    assert added == pytest.approx(prefill + forwards + host_s, rel=1e-9)
     chunk = prompt._replace(sampled_prefills=0, sampled_kv_tokens=(0,))
     unfinished = timer.seconds(chunk) - timer.target.seconds(chunk) - timer._step_s - timer._per_sequence_s
     assert unfinished == pytest.approx(drafter.step.seconds(chunk, 0), rel=1e-9)
@@ -87,9 +87,9 @@ def test_a_prompt_is_prefilled_by_the_drafter_too():
 def test_a_run_pays_for_the_passes_of_each_slot():
     """llama.cpp drafts for each slot by itself: a run's steps last what the timing model says, alone or not."""
     workload = {"arrivals": {"process": "burst"}, "input_tokens": 64, "output_tokens": 60, "num_requests": 4}
-    asked = scenario("draft-model", {"framework": "llama.cpp"}, workload)
-    timer = build_alone(asked, 0).main.timer
-    steps = simulate(asked).steps
+    requested = scenario("draft-model", {"framework": "llama.cpp"}, workload)
+    timer = build_replica(requested, 0).main.timer
+    steps = simulate(requested).steps
     decoding = np.flatnonzero(steps.prefill_seqs == 0)
     assert {1, 4} <= set(steps.decode_seqs[decoding].tolist())
     for i in decoding:
@@ -107,7 +107,7 @@ def test_captured_sizes_follow_the_verified_tokens():
     """Graphs are padded by tokens, sequences times K + 1, so K moves the batch at which steps leave them."""
     small = {"model": "llama-3.2-1b", "weights_dtype": "int4"}
     captured, eager = (
-        build_alone(
+        build_replica(
             scenario("eagle3", engine={"cuda_graphs": graphs, "framework": "vllm"}).with_values(small), 0
         ).main.timer
         for graphs in (True, False)

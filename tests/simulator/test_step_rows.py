@@ -60,9 +60,9 @@ def test_joining_rows_keeps_sums_replicas_and_time():
     for size in (1, 2, 7, 10**6):
         rows = summed(steps, size)
         for replica in range(3):
-            own = rows.replica == replica
-            assert own.sum() == -(-(steps.replica == replica).sum() // size)
-            assert np.all(np.diff(rows.start_s[own]) > 0)
+            custom = rows.replica == replica
+            assert custom.sum() == -(-(steps.replica == replica).sum() // size)
+            assert np.all(np.diff(rows.start_s[custom]) > 0)
         assert rows.flops.sum() == pytest.approx(steps.flops.sum())
         assert rows.steps.sum() == steps.steps.sum()
     assert len(joined([steps, steps])) == 2 * len(steps)

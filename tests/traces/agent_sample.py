@@ -25,11 +25,11 @@ def message(role: str, tokens: int, first: int) -> dict:
 
 def helper(name: str, number: int) -> dict:
     """Searches, waits for its tool, answers."""
-    asked = [message("system", 200, 1), message("user", 40 + 10 * (number % 4), 20 + number)]
-    turns = [{"messages": asked, "max_tokens": 60}]
+    requested = [message("system", 200, 1), message("user", 40 + 10 * (number % 4), 20 + number)]
+    turns = [{"messages": requested, "max_tokens": 60}]
     for step in range(1 + number % 3):
-        found = message("user", 80 + 40 * ((number + step) % 3), 40 + number + step)
-        turns.append({"messages": [found], "max_tokens": 50 + 25 * step, "delay": 300.0 + 200 * ((number + step) % 4)})
+        result = message("user", 80 + 40 * ((number + step) % 3), 40 + number + step)
+        turns.append({"messages": [result], "max_tokens": 50 + 25 * step, "delay": 300.0 + 200 * ((number + step) % 4)})
     return {"session_id": name, "turns": turns}
 
 

@@ -21,10 +21,10 @@ def written(folder, *lines, name="trace.jsonl"):
 
 
 def waits(table) -> dict[int, set[int]]:
-    found = defaultdict(set)
+    result = defaultdict(set)
     for before, waiting in table.follows.tolist():
-        found[waiting].add(before)
-    return dict(found)
+        result[waiting].add(before)
+    return dict(result)
 
 
 def turn(text: str, tokens: int, **rest) -> dict:
@@ -67,7 +67,7 @@ def test_turns_follow_each_other_spawned_sessions_are_joined_and_forks_go_on(tmp
 
 
 @pytest.mark.parametrize(
-    ("lines", "said"),
+    ("lines", "message"),
     [
         ([{"session_id": "a", "turns": [turn("x", 1, spawns=["b"])]}], "calls 'b'"),
         ([{"session_id": "a", "turns": [turn("x", 1, spawns=["a"])]}], "every session is called by another"),
@@ -84,8 +84,8 @@ def test_turns_follow_each_other_spawned_sessions_are_joined_and_forks_go_on(tmp
         ([{"session_id": "a", "turns": [turn("x", 1, forks=7)]}], "ids of sessions"),
     ],
 )  # fmt: skip
-def test_what_is_no_dag_is_refused_by_name(tmp_path, lines, said):
-    with pytest.raises(TraceError, match=said) as refusal:
+def test_what_is_no_dag_is_refused_by_name(tmp_path, lines, message):
+    with pytest.raises(TraceError, match=message) as refusal:
         read_requests(written(tmp_path, *lines))
     assert "trace.jsonl" in str(refusal.value)
 
@@ -156,9 +156,9 @@ def test_interval_order_is_the_least_that_orders_what_was_ordered(spans):
     def ended(one: int, other: int) -> bool:
         return spans[one][1] <= spans[other][0] and spans[one][0] < spans[other][0]
 
-    for place, found in enumerate(interval_order(spans)):
+    for place, result in enumerate(interval_order(spans)):
         done = [one for one in range(len(spans)) if ended(one, place)]
-        assert found == [one for one in done if not any(ended(one, other) for other in done)]
+        assert result == [one for one in done if not any(ended(one, other) for other in done)]
 
 
 @pytest.mark.parametrize("name", ["table.csv", "table.jsonl", "table.parquet"])

@@ -69,14 +69,14 @@ def test_a_server_log_says_each_request_and_what_its_drafts_came_to(tmp_path):
     ],
 )
 def test_tables_counters_and_json(tmp_path, text, kind, rate, streams, context):
-    (found,) = read(tmp_path, text)
-    assert (found.kind, found.streams, found.context) == (kind, streams, context)
-    assert found.tokens_per_s == pytest.approx(rate)
+    (result,) = read(tmp_path, text)
+    assert (result.kind, result.streams, result.context) == (kind, streams, context)
+    assert result.tokens_per_s == pytest.approx(rate)
 
 
 def test_a_timing_says_its_drafts(tmp_path):
-    (found,) = read(tmp_path, TIMINGS)
-    assert (found.cycles, found.draft_tokens) == (40, 2.25)
+    (result,) = read(tmp_path, TIMINGS)
+    assert (result.cycles, result.draft_tokens) == (40, 2.25)
 
 
 @pytest.mark.parametrize(

@@ -172,12 +172,12 @@ def test_quirks_of_files_change_nothing(tmp_path, text, quirk):
         "blank lines": plain.replace("\n", "\n\n").encode(),
         "utf-16": plain.encode("utf-16"),
     }[quirk]
-    expected, found = read_requests(write(tmp_path, plain, "a")), read_requests(write(tmp_path, changed, "b"))
-    assert found.format == expected.format
+    expected, result = read_requests(write(tmp_path, plain, "a")), read_requests(write(tmp_path, changed, "b"))
+    assert result.format == expected.format
     for name, values in expected.columns().items():
-        assert_array_equal(getattr(found, name), values)
+        assert_array_equal(getattr(result, name), values)
     if expected.prefix_hashes is not None:
-        assert_array_equal(found.prefix_hashes.ids, expected.prefix_hashes.ids)
+        assert_array_equal(result.prefix_hashes.ids, expected.prefix_hashes.ids)
 
 
 def test_quoted_fields_and_columns_in_any_order(tmp_path):
@@ -325,10 +325,10 @@ def test_servegen_is_reproducible_and_clients_do_not_disturb_each_other(tmp_path
     both, again = read_requests(folder, seed=5), read_requests(folder, seed=5)
     assert_array_equal(both.arrival_s, again.arrival_s)
     assert not np.array_equal(both.arrival_s[:9], read_requests(folder, seed=6).arrival_s[:9])
-    alone = read_requests(folder / "chunk-2-trace.csv", seed=5)
+    single = read_requests(folder / "chunk-2-trace.csv", seed=5)
     mine = both.take(np.flatnonzero(both.session_id == 1))
-    assert_array_equal(alone.input_tokens, mine.input_tokens)
-    assert_allclose(np.diff(alone.arrival_s), np.diff(mine.arrival_s), atol=1e-9)
+    assert_array_equal(single.input_tokens, mine.input_tokens)
+    assert_allclose(np.diff(single.arrival_s), np.diff(mine.arrival_s), atol=1e-9)
     assert len(read_requests(folder, seed=5, rate_scale=0.1)) < 0.2 * len(both)
     with pytest.raises(TraceError, match=r"no request between 600 s and 1200 s; .*start_s=1200"):
         read_requests(folder, start_s=600.0, duration_s=600.0)
@@ -457,18 +457,18 @@ def test_dates_of_every_style(tmp_path, stamp, seconds, company):
 
 
 @pytest.mark.parametrize(
-    ("header", "told"),
+    ("header", "message"),
     [
         ("when,prompt_toks,gen_toks", "arrival = 'when', input = 'prompt_toks', output = 'gen_toks'"),
         ("createdAt,doneAt,promptToks,cachedTokens,answerLen", "input = 'promptToks', output = 'answerLen'"),
         ("req_ts_ms,ctx,total_tokens,query_len,reply_len", "'req_ts_ms', input = 'query_len', output = 'reply_len'"),
     ],
 )  # fmt: skip
-def test_columns_of_one_s_own_are_guessed_and_told(tmp_path, header, told):
+def test_columns_of_one_s_own_are_guessed_and_told(tmp_path, header, message):
     names = header.split(",")
     rows = [",".join(str(1000 * row + place) for place in range(len(names))) for row in (1, 2, 3)]
     table = read_requests(write(tmp_path, "\n".join([header, *rows, ""])))
-    assert any(told in note for note in table.notes), table.notes
+    assert any(message in note for note in table.notes), table.notes
     scale = 1e3 if "ms" in header else 1.0
     assert table.arrival_s.tolist() == [0.0, 1000.0 / scale, 2000.0 / scale]
 

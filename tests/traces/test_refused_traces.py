@@ -29,7 +29,7 @@ def session(*requests, **fields):
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "message"),
     [
         ([1, 2], "a session object with a list 'requests' expected"),
         (session(3), "request 1: 3: a JSON object expected"),
@@ -37,8 +37,8 @@ def session(*requests, **fields):
         (session({"type": "subagent", "requests": []}), "request 1: a subagent needs 't' and a list 'requests'"),
     ],
 )
-def test_sessions_of_agents(tmp_path, value, told):
-    assert told in refused(lambda: read_requests(written(tmp_path, value), "agentic"))
+def test_sessions_of_agents(tmp_path, value, message):
+    assert message in refused(lambda: read_requests(written(tmp_path, value), "agentic"))
 
 
 def test_block_ids_of_any_size_keep_what_is_shared(tmp_path):
@@ -55,19 +55,19 @@ def test_block_ids_of_any_size_keep_what_is_shared(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "message"),
     [
         ({"a": 1}, "a JSON list of conversations expected"),
         ([{"conversations": [3]}], "conversation 1: 3: a message object expected"),
         ([{"conversations": [{"from": "human"}]}], "conversation 1: a message has neither text nor tokens"),
     ],
 )
-def test_conversations(tmp_path, value, told):
-    assert told in refused(lambda: read_requests(written(tmp_path, value), "sharegpt"))
+def test_conversations(tmp_path, value, message):
+    assert message in refused(lambda: read_requests(written(tmp_path, value), "sharegpt"))
 
 
 @pytest.mark.parametrize(
-    ("format", "options", "told"),
+    ("format", "options", "message"),
     [
         ("sharegpt", {"turns": "some"}, "turns: 'some': 'first' or 'all' expected"),
         ("sharegpt", {"characters_per_token": 0.0}, "characters_per_token: 0.0: a finite number > 0 expected"),
@@ -76,24 +76,24 @@ def test_conversations(tmp_path, value, told):
         ("agentic", {"seed": 3}, "format 'agentic' takes no option 'seed'"),
     ],
 )
-def test_options_out_of_range(tmp_path, format, options, told):
+def test_options_out_of_range(tmp_path, format, options, message):
     path = written(tmp_path, session({"t": 0.0, "in": 8, "out": 1, "hash_ids": []}))
-    assert told in refused(lambda: read_requests(path, format, **options))
+    assert message in refused(lambda: read_requests(path, format, **options))
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"seed": -1, "duration_s": 10.0}, "seed: -1: a whole number >= 0 expected"),
         ({"seed": 1, "duration_s": float("inf")}, "duration_s: inf: a finite number > 0 expected"),
     ],
 )
-def test_draws_from_a_pool_out_of_range(tmp_path, options, told):
-    assert told in refused(lambda: read_requests(pool(tmp_path), **options))
+def test_draws_from_a_pool_out_of_range(tmp_path, options, message):
+    assert message in refused(lambda: read_requests(pool(tmp_path), **options))
 
 
 @pytest.mark.parametrize(
-    ("rows", "told"),
+    ("rows", "message"),
     [
         (("600,2.0,1.4,Gamma,0.5,1", "0,2.0,1.4,Gamma,0.5,1"), ":2: rising times and a rate from 0 to 1e6"),
         (("0,1e9,1.4,Gamma,0.5,1",), ":1: rising times and a rate from 0 to 1e6"),
@@ -101,10 +101,10 @@ def test_draws_from_a_pool_out_of_range(tmp_path, options, told):
         (("0,2.0,1.4,Gamma,1e9,1",), ":1: shape 1000000000.0: 0.001 to 1e6 expected for Gamma"),
     ],
 )
-def test_client_pools_with_impossible_rates(tmp_path, rows, told):
+def test_client_pools_with_impossible_rates(tmp_path, rows, message):
     folder = pool(tmp_path)
     (folder / "chunk-1-trace.csv").write_text("\n".join(rows) + "\n")
-    assert f"chunk-1-trace.csv{told}" in refused(lambda: read_requests(folder, seed=1, duration_s=100.0))
+    assert f"chunk-1-trace.csv{message}" in refused(lambda: read_requests(folder, seed=1, duration_s=100.0))
 
 
 def test_client_pools_with_impossible_lengths(tmp_path):
@@ -129,15 +129,15 @@ STRINGS = "CREATE TABLE StringIds (id INTEGER, value TEXT)"
 
 
 @pytest.mark.parametrize(
-    ("statements", "told"),
+    ("statements", "message"),
     [
         ((STRINGS,), "no GPU kernels in this export"),
         ((STRINGS, KERNELS.format("start INTEGER, shortName INTEGER")), "lacks start, end or name (has shortName"),
         ((STRINGS, KERNELS.format("start INTEGER, end INTEGER, shortName INTEGER")), "no rows"),
     ],
 )  # fmt: skip
-def test_exports_of_nsys_without_kernels(tmp_path, statements, told):
-    assert told in refused(lambda: read_kernels(export(tmp_path, *statements)))
+def test_exports_of_nsys_without_kernels(tmp_path, statements, message):
+    assert message in refused(lambda: read_kernels(export(tmp_path, *statements)))
 
 
 def test_an_export_of_nsys_counts_nanoseconds(tmp_path):
@@ -152,12 +152,12 @@ def test_an_export_of_nsys_counts_nanoseconds(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("", "empty"),
         ("op,m,m,n,k,measured_s\ngemm,1,1,1,1,1\n", "column 'm' appears 2 times; keep one"),
         ("op,m,n,k,measured_s\ngemm,1,1,x,1\n", "column 'k': 'x' is not a number"),
     ],
 )
-def test_kernel_tables(tmp_path, text, told):
-    assert told in refused(lambda: read_kernels(written(tmp_path, text, "kernels.csv")))
+def test_kernel_tables(tmp_path, text, message):
+    assert message in refused(lambda: read_kernels(written(tmp_path, text, "kernels.csv")))

@@ -6,8 +6,8 @@ import pytest
 from numpy.testing import assert_allclose
 
 from traces import TraceError
-from traces.servings import METRICS, read_runs
-from traces.servings.silicon import closed_loop_throughput
+from traces.benchmark_results import METRICS, read_runs
+from traces.benchmark_results.silicon import closed_loop_throughput
 from traces.steps import read_steps
 from validation import blis as blis  # lets read_runs read its tables
 
@@ -149,7 +149,7 @@ def test_canonical_table(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("run,mean_tpot_ms\na,x\n", "mean_tpot_ms: 'x' is no number"),
         ("run,mean_tpot\na,1\n", "not recognised"),
@@ -161,10 +161,10 @@ def test_canonical_table(tmp_path):
         ("", "empty"),
     ],
 )
-def test_bad_tables_name_the_place(tmp_path, text, told):
+def test_bad_tables_name_the_place(tmp_path, text, message):
     with pytest.raises(TraceError, match=r"runs\.csv") as error:
         read_runs(written(tmp_path, text, "runs.csv"))
-    assert told in str(error.value)
+    assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 
@@ -193,7 +193,7 @@ def test_steps_of_a_profiler_trace(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("decode_seqs,decode_kv_tokens,measured_s\n4,100,0\n", "measured_s: '0' is no positive number"),
         ("decode_seqs,measured_s\n4,0.1\n", "decode_kv_tokens is missing"),
@@ -203,17 +203,17 @@ def test_steps_of_a_profiler_trace(tmp_path):
         ("prefill_tokens,measured_s\n4,0.1,3\n", "3 cells"),
     ],
 )
-def test_bad_steps_name_the_place(tmp_path, text, told):
+def test_bad_steps_name_the_place(tmp_path, text, message):
     with pytest.raises(TraceError, match=r"steps\.csv") as error:
         read_steps(written(tmp_path, text, "steps.csv"))
-    assert told in str(error.value)
+    assert message in str(error.value)
 
 
 def test_published_tables(shared_data):
     unified = read_runs(shared_data / "serving" / "inferencex.csv")
     assert len(unified) == 1243
-    apart = [run for run in unified if run.unusable is None and "pools" in run.settings]
-    assert len(apart) == 198, "of 291; depths of drafts, or workers, are not told of the others"
+    disaggregated = [run for run in unified if run.unusable is None and "pools" in run.settings]
+    assert len(disaggregated) == 198, "of 291; depths of drafts, or workers, are not told of the others"
     sglang = read_runs(shared_data / "serving" / "sgl-cookbook.csv")
     assert sum(run.unusable is None for run in sglang) == 87, "lengths from 1 to the one named, or totals told"
     silicon = read_runs(shared_data / "kernels" / "aiconfigurator" / "e2e")

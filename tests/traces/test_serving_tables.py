@@ -5,9 +5,9 @@ import csv
 import pytest
 
 from traces import TraceError, files
+from traces.benchmark_results import MeasuredRun, latencies_ms, read, read_runs, register_table
+from traces.benchmark_results.unified import SIGNATURE
 from traces.files import Cells, read_text
-from traces.servings import MeasuredRun, latencies_ms, read, read_runs, register_table
-from traces.servings.unified import SIGNATURE
 from validation.blis import KUBECON_SIGNATURE
 
 ROW = {
@@ -88,10 +88,10 @@ def test_rows_that_cannot_be_run_again_say_why(tmp_path, changes, why):
 
 
 def test_normal_dispatch_by_deepep_captures_no_graphs(tmp_path):
-    for mode, found in (("normal", {"engine.cuda_graphs": False}), ("low_latency", {})):
+    for mode, result in (("normal", {"engine.cuda_graphs": False}), ("low_latency", {})):
         args = f"sglang --tp-size=8 --moe-a2a-backend=deepep --deepep-mode={mode} --max-running-requests=256"
         run = unified(tmp_path, server_args=args)
-        assert (run.settings, run.max_num_seqs) == (found, 256)
+        assert (run.settings, run.max_num_seqs) == (result, 256)
 
 
 @pytest.mark.parametrize(
@@ -107,8 +107,8 @@ def test_normal_dispatch_by_deepep_captures_no_graphs(tmp_path):
 def test_groups_and_experts_are_those_that_sglang_makes_of_its_command(tmp_path, args, dp, read):
     """Groups share the chips of ``--tp-size``, none are made where their number is not given, and DeepEP gives every
     chip experts of its own."""
-    asked = "true" if "enable-dp-attention" in args else ""
-    run = unified(tmp_path, server_args=f"sglang {args}", n_gpus="8", tp="8", dp=dp, dp_attention=asked)
+    requested = "true" if "enable-dp-attention" in args else ""
+    run = unified(tmp_path, server_args=f"sglang {args}", n_gpus="8", tp="8", dp=dp, dp_attention=requested)
     assert (run.tensor_parallel, run.expert_parallel, run.data_parallel_attention) == read
     assert run.replicas is None
 
@@ -127,13 +127,13 @@ def test_lengths_drawn_from_a_share_are_ranges(tmp_path):
 
 def test_lengths_that_the_client_drew_are_known(tmp_path):
     """SGLang's client seeds its draw with 1: ten published runs of at most 1,000 tokens have 6,101 and 4,220 in all."""
-    told = {"input_len": "1000", "output_len": "1000", "num_requests": "10", "length_mode": "uniform[1..len]"}
+    message = {"input_len": "1000", "output_len": "1000", "num_requests": "10", "length_mode": "uniform[1..len]"}
     for total in ("6101", "6091"):
-        lengths = unified(tmp_path, **told, total_input_tokens=total).lengths
+        lengths = unified(tmp_path, **message, total_input_tokens=total).lengths
         assert lengths is not None
         assert [int(tokens.sum()) for tokens in lengths] == [6101, 4220]
     for other in ({"total_input_tokens": "5000"}, {"total_input_tokens": ""}, {"length_mode": "fixed"}):
-        assert unified(tmp_path, **told | {"total_input_tokens": "6101"} | other).lengths is None
+        assert unified(tmp_path, **message | {"total_input_tokens": "6101"} | other).lengths is None
 
 
 @pytest.mark.parametrize(
@@ -148,9 +148,15 @@ def test_means_of_a_run_that_compiled_kernels_are_left_out(tmp_path, streams, me
 
 def test_prefill_and_decode_workers_apart_are_pools(tmp_path):
     """Workers take up the chips named for their side; with data-parallel attention each chip is a group of its own."""
-    told = {"disagg": "True", "n_gpus": "20", "prefill_gpus": "4.0", "decode_gpus": "16.0", "framework": "dynamo-trt"}
+    message = {
+        "disagg": "True",
+        "n_gpus": "20",
+        "prefill_gpus": "4.0",
+        "decode_gpus": "16.0",
+        "framework": "dynamo-trt",
+    }
     notes = "prefill tp4/ep4/dpattn=True workers=1; decode tp8/ep1/dpattn=False workers=2; more"
-    run = unified(tmp_path, **told, notes=notes)
+    run = unified(tmp_path, **message, notes=notes)
     prefill = {"tensor_parallel": 1, "replicas": 1, "attention_data_parallel": 4, "expert_parallel": 4}
     decode = {"tensor_parallel": 8, "replicas": 2}
     assert run.unusable is None
@@ -160,7 +166,7 @@ def test_prefill_and_decode_workers_apart_are_pools(tmp_path):
     }
     assert (run.tensor_parallel, run.expert_parallel, run.replicas) == (None, None, None)
     for wrong in (notes.replace("workers=2", "workers=3"), notes.replace("tp8", "tp4"), notes.partition(";")[0]):
-        assert "do not add up" in str(unified(tmp_path, **told, notes=wrong).unusable)
+        assert "do not add up" in str(unified(tmp_path, **message, notes=wrong).unusable)
 
 
 KUBECON = {
@@ -173,8 +179,8 @@ KUBECON = {
 
 def test_a_stage_of_a_constant_rate_sweep(tmp_path):
     assert set(KUBECON) >= KUBECON_SIGNATURE
-    told = KUBECON | {"mean_e2el_ms": "680", "request_throughput_rps": "3.5", "output_tput_tok_s": "216"}
-    plain, drafting = read_runs(table(tmp_path, told, KUBECON | {"spec_method": "eagle3", "server_args": ""}))
+    message = KUBECON | {"mean_e2el_ms": "680", "request_throughput_rps": "3.5", "output_tput_tok_s": "216"}
+    plain, drafting = read_runs(table(tmp_path, message, KUBECON | {"spec_method": "eagle3", "server_args": ""}))
     assert (plain.name, plain.process, plain.request_rate) == ("plain stage 2", "constant", 3.9)
     assert (plain.chip, plain.input_tokens, plain.output_tokens, plain.num_requests) == ("H100", 160, 64, 234)
     assert (plain.max_num_seqs, plain.prefix_caching, plain.chunked_prefill) == (128, False, True)
@@ -236,7 +242,7 @@ def test_a_folder_gives_the_runs_of_the_files_that_are_known(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "format", "told"),
+    ("name", "text", "format", "message"),
     [
         ("runs.csv", "row_id,tp\n1,2\n", "unified", "column '.*' is missing; not a table in the format 'unified'"),
         ("runs.json", "[1]", "vllm-bench", "no JSON object in the format 'vllm-bench'"),
@@ -245,9 +251,9 @@ def test_a_folder_gives_the_runs_of_the_files_that_are_known(tmp_path):
         ("runs.csv", ",".join(sorted(SIGNATURE)) + "\n", "auto", "no run in it"),
     ],
 )
-def test_tables_of_another_kind_are_refused(tmp_path, name, text, format, told):
+def test_tables_of_another_kind_are_refused(tmp_path, name, text, format, message):
     path = tmp_path / name
     path.write_text(text)
-    with pytest.raises(TraceError, match=told) as caught:
+    with pytest.raises(TraceError, match=message) as caught:
         read_runs(path, format)
     assert "\n" not in str(caught.value)

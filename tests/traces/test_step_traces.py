@@ -68,7 +68,7 @@ HEAD = "prefill_tokens,prefill_kv_tokens,decode_seqs,query_len,decode_kv_tokens,
 
 
 @pytest.mark.parametrize(
-    ("row", "told"),
+    ("row", "message"),
     [
         ("-1,,,,,0.1,", "steps.csv:2: prefill_tokens: '-1' is no count"),
         ("1.5,,,,,0.1,", "prefill_tokens: '1.5' is no count"),
@@ -85,8 +85,8 @@ HEAD = "prefill_tokens,prefill_kv_tokens,decode_seqs,query_len,decode_kv_tokens,
         ("8,,,,0.1,", "6 cells where the header names 7 columns"),
     ],
 )
-def test_bad_rows_name_line_column_and_value(tmp_path, row, told):
-    with pytest.raises(TraceError, match=told) as error:
+def test_bad_rows_name_line_column_and_value(tmp_path, row, message):
+    with pytest.raises(TraceError, match=message) as error:
         read_steps(csv(tmp_path, HEAD + row + "\n"))
     assert "steps.csv" in str(error.value)
     assert "\n" not in str(error.value)
@@ -98,20 +98,20 @@ def test_more_chunks_than_tokens_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("header", "told"),
+    ("header", "message"),
     [
         ("prefill_token,measured_s", "unknown column 'prefill_token'; did you mean 'prefill_tokens'"),
         ("prefill_tokens", "column measured_s is missing"),
     ],
 )
-def test_bad_columns_are_named(tmp_path, header, told):
-    with pytest.raises(TraceError, match=told):
+def test_bad_columns_are_named(tmp_path, header, message):
+    with pytest.raises(TraceError, match=message):
         read_steps(csv(tmp_path, header + "\n"))
 
 
 def test_files_that_are_none(tmp_path):
-    for path, told in ((tmp_path / "none.csv", "no such file"), (tmp_path, "is a folder")):
-        with pytest.raises(TraceError, match=told):
+    for path, message in ((tmp_path / "none.csv", "no such file"), (tmp_path, "is a folder")):
+        with pytest.raises(TraceError, match=message):
             read_steps(path)
     with pytest.raises(TraceError, match="no format 'torch-profile'; did you mean 'torch-profiler'"):
         read_steps(tmp_path, "torch-profile")
@@ -182,17 +182,17 @@ def test_a_count_of_thousands_of_digits_is_no_annotation(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("data", "told"),
+    ("data", "message"),
     [
         (b"[]", "no traceEvents"),
         (b'{"traceEvents": 3}', "no traceEvents"),
         (b"{", "trace.json"),
     ],
 )
-def test_other_json_is_no_trace(tmp_path, data, told):
+def test_other_json_is_no_trace(tmp_path, data, message):
     path = tmp_path / "trace.json"
     path.write_bytes(data)
-    with pytest.raises(TraceError, match=told):
+    with pytest.raises(TraceError, match=message):
         read_steps(path)
 
 

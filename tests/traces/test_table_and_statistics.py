@@ -1,4 +1,4 @@
-"""The table's own laws, writing and reading back, streaming in bounded memory, and statistics against known figures."""
+"""The table's invariants, writing and reading back, streaming in bounded memory, and known statistics."""
 
 import json
 import math
@@ -119,20 +119,20 @@ def tables(draw):
 @settings(max_examples=120, deadline=None)
 def test_written_tables_read_back_bit_by_bit(tmp_path_factory, table, ending):
     path = tmp_path_factory.mktemp("w") / f"t{ending}"
-    found = read_requests(write_requests(table, path))
-    assert found.format == ("plain" if table.arrival_s is None else "forerun")
+    result = read_requests(write_requests(table, path))
+    assert result.format == ("plain" if table.arrival_s is None else "forerun")
     for name, values in table.columns().items():
         if name == "session_id":
-            names = [[t.session_names[c] if c >= 0 else None for c in t.session_id] for t in (table, found)]
+            names = [[t.session_names[c] if c >= 0 else None for c in t.session_id] for t in (table, result)]
             assert names[0] == names[1]
         else:
-            assert_array_equal(getattr(found, name), values)
+            assert_array_equal(getattr(result, name), values)
     if table.prefix_hashes is None:
-        assert found.prefix_hashes is None
+        assert result.prefix_hashes is None
     else:
-        assert found.prefix_hashes.block_tokens == table.prefix_hashes.block_tokens
-        assert_array_equal(found.prefix_hashes.ids, table.prefix_hashes.ids)
-        assert_array_equal(found.prefix_hashes.offsets, table.prefix_hashes.offsets)
+        assert result.prefix_hashes.block_tokens == table.prefix_hashes.block_tokens
+        assert_array_equal(result.prefix_hashes.ids, table.prefix_hashes.ids)
+        assert_array_equal(result.prefix_hashes.offsets, table.prefix_hashes.offsets)
 
 
 def test_writing_refuses_unknown_endings_and_places(tmp_path):
@@ -169,7 +169,7 @@ def test_both_csv_parsers_agree(tmp_path, monkeypatch, case):
     monkeypatch.setattr(files, "BLOCK_BYTES", 150)
     path = tmp_path / "t.csv"
     path.write_bytes(CSV_CASES[case].encode())
-    found, errors, accelerated = [], [], []
+    result, errors, accelerated = [], [], []
     arrow_block = rows._arrow_block
 
     def counting(*arguments):
@@ -180,7 +180,7 @@ def test_both_csv_parsers_agree(tmp_path, monkeypatch, case):
     monkeypatch.setattr(rows, "_arrow_block", counting)
     for first in (10**9, 1):
         monkeypatch.setattr(rows, "ARROW_FROM_BLOCK", first)
-        found.append(read_requests(path, on_error="skip"))
+        result.append(read_requests(path, on_error="skip"))
         errors.append("")
         try:
             read_requests(path)
@@ -188,7 +188,7 @@ def test_both_csv_parsers_agree(tmp_path, monkeypatch, case):
             errors[-1] = str(error)
     assert any(accelerated)
     assert all(accelerated) == (case != "damage")
-    exact, fast = found
+    exact, fast = result
     assert errors[0] == errors[1]
     assert (errors[0] != "") == (case == "damage")
     assert (dict(exact.skipped), exact.notes, exact.session_names) == (
@@ -214,10 +214,10 @@ def test_many_dates_are_read_as_each_by_itself(monkeypatch, zone, odd):
     """Whatever Arrow reads of a chunk is what the exact reader says, and what that one refuses Arrow does not read."""
     monkeypatch.setattr(parsing, "MANY_TIMES", 1)
     texts = [text + zone for text in TIMES] + ([] if odd is None else [odd])
-    found, exact = parsing._fast_datetimes(texts), parsing._each(texts, parsing.nanoseconds_of)
-    if found is not None:
+    result, exact = parsing._fast_datetimes(texts), parsing._each(texts, parsing.nanoseconds_of)
+    if result is not None:
         assert not exact.problems
-        assert_array_equal(found, exact.values)
+        assert_array_equal(result, exact.values)
     else:
         assert odd is not None
 
@@ -297,9 +297,9 @@ def test_token_statistics_are_those_of_numpy(values):
     assert (stats.n, stats.total, stats.min, stats.max) == (len(values), sum(values), min(values), max(values))
     assert_allclose([stats.mean, stats.std], [np.mean(values), np.std(values)], atol=1e-12)
     assert stats.cv == stats.std / stats.mean
-    for name, found in stats.percentiles.items():
+    for name, result in stats.percentiles.items():
         share = 99.9 if name == "p999" else float(name[1:])
-        assert_allclose(found, np.percentile(values, share), atol=1e-9)
+        assert_allclose(result, np.percentile(values, share), atol=1e-9)
 
 
 def test_statistics_of_a_table_by_hand():
@@ -393,10 +393,10 @@ ARRIVALS = {
 }
 
 
-def agrees(found: float, printed: float) -> bool:
+def agrees(result: float, printed: float) -> bool:
     """Equal to the digits printed."""
     digits = len(str(printed).partition(".")[2])
-    return abs(found - printed) <= 0.5001 * 10.0**-digits
+    return abs(result - printed) <= 0.5001 * 10.0**-digits
 
 
 @pytest.mark.parametrize("key", REAL)
@@ -407,9 +407,9 @@ def test_statistics_of_real_traces(shared_data, key):
     table = read_requests(workloads / REAL[key])
     stats = describe_requests(table)
     for name in ("input_tokens", "output_tokens"):
-        found = getattr(stats, name)
+        result = getattr(stats, name)
         for figure, printed in known[name].items():
-            value = found.percentiles[figure] if figure in found.percentiles else getattr(found, figure)
+            value = result.percentiles[figure] if figure in result.percentiles else getattr(result, figure)
             assert agrees(value, printed), (name, figure, value, printed)
     for figure, ours in ARRIVALS.items():
         assert agrees(getattr(stats.arrivals, ours), known["arrivals"][figure]), figure

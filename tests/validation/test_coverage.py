@@ -2,7 +2,7 @@
 
 import pytest
 
-from traces.servings import MeasuredRun
+from traces.benchmark_results import MeasuredRun
 from validation.coverage import SOURCES, Banded, causes_of, coverage_page, coverage_table, source_of
 
 

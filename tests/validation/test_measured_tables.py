@@ -109,10 +109,10 @@ def test_no_kernels_are_called_unfitted_whose_set_says_what_it_was_fitted_on(pro
     """Sets of one kind of sparse or linear attention are named after it: rows said that nothing was fitted."""
     checked = 0
     for row in read_errors(project_root / "docs" / "validation" / "errors.json"):
-        found = re.fullmatch(r"(\w+)(?: (\S+?))?(?:, usual shapes)?, (\S+), (\S+)", row.name)
-        if row.section != "kernels" or found is None or found[4] not in LIBRARIES:
+        match = re.fullmatch(r"(\w+)(?: (\S+?))?(?:, usual shapes)?, (\S+), (\S+)", row.name)
+        if row.section != "kernels" or match is None or match[4] not in LIBRARIES:
             continue
         checked += 1
-        _, words = _evidence(KernelLibrary(found[3], found[4]), found[1], found[2] or "")
+        _, words = _evidence(KernelLibrary(match[3], match[4]), match[1], match[2] or "")
         assert words == "nothing" or row.fitted != "nothing", row.name
     assert checked > 100

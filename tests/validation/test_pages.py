@@ -7,9 +7,9 @@ import pytest
 from hwprofiles import KernelLibrary, load_chip
 from hwprofiles.choice import exact_names
 from simulator.replay.fit import core_rows, family_rows
-from simulator.replay.light_speed import impossible_rows
 from simulator.replay.predict import predict_table
 from simulator.replay.speculation import compare_published, curve_scores, group_scores, load_published
+from simulator.replay.speed_of_light import impossible_rows
 from simulator.replay.split import training_rows
 from simulator.replay.validation import SPLIT, ErrorRow, read_errors, shipped_errors
 from simulator.replay.validation.facts import facts

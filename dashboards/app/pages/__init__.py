@@ -10,7 +10,7 @@ from dashboards.app.pages import (
     traffic,
     what_if,
 )
-from dashboards.app.pages.beside import beside_page
+from dashboards.app.pages.side_by_side import side_by_side_page
 from dashboards.app.pages.start import start_page
 
 ANSWERS = (
@@ -23,4 +23,4 @@ ANSWERS = (
     run_explorer.PAGE,
     replay.PAGE,
 )
-PAGES = (start_page(ANSWERS), *ANSWERS, beside_page(ANSWERS))
+PAGES = (start_page(ANSWERS), *ANSWERS, side_by_side_page(ANSWERS))

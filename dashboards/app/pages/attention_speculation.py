@@ -70,11 +70,11 @@ def compute(_context: Context, values: Values) -> Shown:
     parameters = consistency_set(values["set"])
     reading = next(name for name in READINGS if name == values["reading"])
     context, rate = values["context"], values["rate"]
-    found = compare_layouts(parameters, context, rate, reading)
-    own = parameters.label.split(":")[0]
+    comparison = compare_layouts(parameters, context, rate, reading)
+    label_start = parameters.label.split(":")[0]
     lead = (
-        f"At {tokens(context)} tokens and {rate:.1%} hits two groups gain {float(found.speedup):.2f}x, and cut "
-        f"what attention adds {float(found.overhead_reduction):.1f}x."
+        f"At {tokens(context)} tokens and {rate:.1%} hits two groups gain {float(comparison.speedup):.2f}x, and cut "
+        f"what attention adds {float(comparison.overhead_reduction):.1f}x."
     )
     notes = [
         f"{parameters.description}; {parameters.label}.",
@@ -83,21 +83,21 @@ def compute(_context: Context, values: Values) -> Shown:
             for name, p in parameters.parameters.items()
         ),
     ]
-    gantt = gantt_data(group_layer(parameters, context, parameters.values()), reading, own)
+    gantt = gantt_data(group_layer(parameters, context, parameters.values()), reading, label_start)
     figures = {
         "map": attention_map_figure(attention_map_data(parameters, MAP_CONTEXTS, reading)),
         "gantt": gantt_figure(gantt),
         "speedup": context_gain_figure(context_gain_data(parameters, reading)),
         "sensitivity": sensitivity_figure(sensitivity_data(parameters, context, rate, reading)),
     }
-    return {"lead": remark(lead), "basis": rests_on(own, notes)}, figures
+    return {"lead": remark(lead), "basis": rests_on(label_start, notes)}, figures
 
 
 def compute_own(_context: Context, values: Values) -> Shown:
     """The chosen chip and model: all chips in one group against two groups of half of them."""
     chips, chip = int(values["tp"]), values["chip"]
     base = {"model": values["model"], **weights_of(values), "engine": ENGINE}
-    alone = StepPricer(layout_scenario(base, hardware={"chip": chip, "tensor_parallel": chips}))
+    unsplit = StepPricer(layout_scenario(base, hardware={"chip": chip, "tensor_parallel": chips}))
     both = StepPricer(
         layout_scenario(
             base,
@@ -105,7 +105,7 @@ def compute_own(_context: Context, values: Values) -> Shown:
             attention_speculation={"hit_rate": values["rate"]},
         )
     )
-    (rows,) = lever_gains([alone], both, BATCHES, LONG)
+    (rows,) = lever_gains([unsplit], both, BATCHES, LONG)
     title = f"{chip}: TP {chips // 2} x SP 2 over TP {chips}"
     return {}, {"gain": gain_figure(GainData(title, values["model"], tuple(rows), both.basis))}
 
@@ -122,18 +122,18 @@ def _fitting(chip: str, batch: int, tolerance: float, window: int) -> tuple[Mapp
 def compute_atlas(_context: Context, values: Values) -> Shown:
     """Every model of the atlas on the chosen chip, in groups of several sizes."""
     chip, batch = values["chip"], values["batch"]
-    found = _fitting(chip, batch, values["lambda"], values["window"])
-    if not found:
+    fitting = _fitting(chip, batch, values["lambda"], values["window"])
+    if not fitting:
         raise ForerunError(f"{chip}: no model of the atlas fits with its KV at batch {batch}; choose a smaller one")
-    names = [f"{case['model']} · {case['chips']}" for case in found]
+    names = [f"{case['model']} · {case['chips']}" for case in fitting]
     title = f"{chip}: two groups over the fastest one"
     caption = f"gsm8k's hits at lambda {values['lambda']:g}, S = {values['window']}, batch {batch}"
-    data = atlas_data(found, names, batch, title, caption)
+    data = atlas_data(fitting, names, batch, title, caption)
     best = int(np.argmax(np.nanmax(data.speedup, axis=1)))
     paying = int(np.sum(np.nanmax(data.speedup, axis=1) >= PAYS))
     words = (
-        f"It pays in {paying} of {len(found)} layouts (model · chips) of {chip} that hold their KV. The most gains "
-        f"{names[best]} chips: {region_words(found[best], batch)}."
+        f"It pays in {paying} of {len(fitting)} layouts (model · chips) of {chip} that hold their KV. The most gains "
+        f"{names[best]} chips: {region_words(fitting[best], batch)}."
     )
     return {"regions": remark(words)}, {"atlas": atlas_figure(data)}
 

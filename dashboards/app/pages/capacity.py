@@ -22,7 +22,7 @@ from dashboards.app.controls import (
     Values,
     lengths,
 )
-from dashboards.app.jobs import Task, Tell, job_panel
+from dashboards.app.jobs import ProgressCallback, Task, job_panel
 from dashboards.app.page import Context, Page, Shown, Start, View
 from dashboards.app.parts import area, commands_card, figure_card, remark, rests_on, table_card
 from dashboards.app.served import Served
@@ -67,11 +67,11 @@ class PlanTask:
     growth: float
     slo: tuple[str, ...]
 
-    def __call__(self, folder: Path, tell: Tell) -> None:
+    def __call__(self, folder: Path, tell: ProgressCallback) -> None:
         """Make the plan, and write what ``forerun plan --out`` writes."""
         from simulator.studies.plan.document import plan
 
-        found = plan(
+        result = plan(
             self.scenario,
             rate=self.rate,
             growth=self.growth,
@@ -82,7 +82,7 @@ class PlanTask:
             max_replicas=MOST_REPLICAS,
             progress=tell,
         )
-        found.save(folder)
+        result.save(folder)
 
 
 def content(page: str, _served: Served) -> list[Any]:
@@ -92,8 +92,8 @@ def content(page: str, _served: Served) -> list[Any]:
         area(page, "lead"),
         area(page, "holding"),
         area(page, "flags"),
-        figure_card(page, "strain", 420, "Cost of every layout against how near it is to the SLO"),
-        figure_card(page, "front", 420, "Cost against the highest load that holds, with the Pareto front"),
+        figure_card(page, "slo_ratio", 420, "Cost of every layout against how near it is to the SLO"),
+        figure_card(page, "pareto", 420, "Cost against the highest load that holds, with the Pareto front"),
         area(page, "others"),
         area(page, "basis"),
     ]
@@ -129,17 +129,17 @@ def prices_of(text: str, chips: Sequence[str]) -> dict[str, float]:
     Raises:
         ForerunError: a chip that is none of ``chips``, or a price that is no positive number.
     """
-    found = {}
+    prices = {}
     for chip, price in PRICES.read_pairs(text).items():
         if chip not in chips:
             raise ForerunError(
                 f"{PRICES.label}: '{chip}' is none of the chips to choose from{did_you_mean(chip, chips)}"
             )
         try:
-            found[chip] = float(price)
+            prices[chip] = float(price)
         except ValueError:
             raise ForerunError(f"{PRICES.label}: {chip}: '{price}' is no number of US dollars an hour") from None
-    return found
+    return prices
 
 
 def make(context: Context, values: Values) -> tuple[Task, str]:
@@ -195,7 +195,7 @@ PAGE = Page(
         dmc.Button("Make the plan", id={"kind": "plan", "page": "capacity"}, fullWidth=True, className="start"),
     ],
     content,
-    [View(compute, ("plan",), ("lead", "holding", "flags", "others", "basis"), ("strain", "front"))],
+    [View(compute, ("plan",), ("lead", "holding", "flags", "others", "basis"), ("slo_ratio", "pareto"))],
     [
         Start(
             "plan",

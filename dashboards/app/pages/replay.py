@@ -74,8 +74,8 @@ def known_devices(served: Served) -> list[str]:
 
 def made_here(page: str, _served: Served) -> Component:
     """What stands before the controls of a replay that the page makes."""
-    told = f"What the file does not tell; at most {MOST_RUNS} of its runs."
-    parts = [dmc.Divider(label="Make another", mb="sm"), dmc.Text(told, size="xs", className="muted")]
+    legend = f"What the file does not tell; at most {MOST_RUNS} of its runs."
+    parts = [dmc.Divider(label="Make another", mb="sm"), dmc.Text(legend, size="xs", className="muted")]
     return dmc.Box(parts, id=control_id(page, "make"))
 
 

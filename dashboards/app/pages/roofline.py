@@ -26,7 +26,7 @@ from dashboards.app.replays import replayed
 from dashboards.app.served import Served
 from dashboards.figures.roofline import measured_points, roofline_data, roofline_figure
 from hwprofiles import Chip
-from simulator.build import build_alone
+from simulator.build import build_replica
 from simulator.errors import ForerunError
 from simulator.scenario import scenario_from
 from simulator.studies.steady_state.prices import decode_steps, prompt_chunks
@@ -60,7 +60,7 @@ def priced(model: str, chip: str, tensor_parallel: int, dtype: str | None) -> Pr
         "workload": {"arrivals": {"process": "burst"}, "input_tokens": 1, "output_tokens": 1, "num_requests": 1},
     }
     scenario = scenario_from(data | ({"weights_dtype": dtype} if dtype else {}), "deployment")
-    build = build_alone(scenario, 0)
+    build = build_replica(scenario, 0)
     timer = build.main.timer
     if not isinstance(timer, ModelTimer):
         raise ForerunError("deployment: its timer does not say what its kernels are")

@@ -22,11 +22,11 @@ from dashboards.app.parts import (
     figure_card,
     message,
     message_area,
+    output_id,
     remark,
     rests_on,
     table_card,
     tiles,
-    told_id,
     upload,
 )
 from dashboards.app.served import Served
@@ -206,12 +206,12 @@ def change_table(data: ComparisonData) -> Table:
 def more(app: Dash, context: Context) -> None:
     """Uploads, what they leave, and the report of a run."""
 
-    def take_upload(given: dict[str, str] | None) -> tuple[Any, Any]:
-        if not given:
+    def take_upload(upload: dict[str, str] | None) -> tuple[Any, Any]:
+        if not upload:
             return no_update, no_update
         try:
-            file, served = given["name"], context.served
-            task = UploadTask(uploaded_text(given["contents"], file), file, served)
+            file, served = upload["name"], context.served
+            task = UploadTask(uploaded_text(upload["contents"], file), file, served)
             token = context.jobs.start(task, file.rpartition(".")[0] or "scenario", served.session)
         except Exception as error:
             return message(sentence(error)), no_update
@@ -221,8 +221,8 @@ def more(app: Dash, context: Context) -> None:
         runs = list(context.served.runs())
         if not label or label not in runs:
             return no_update, no_update, no_update, no_update, no_update
-        beside = [NOTHING, *runs]
-        return runs, label, beside, before if before in runs and before != label else NOTHING, None
+        compared = [NOTHING, *runs]
+        return runs, label, compared, before if before in runs and before != label else NOTHING, None
 
     def save_report(clicks: int | None, label: str | None) -> Any:
         served = context.served
@@ -234,7 +234,7 @@ def more(app: Dash, context: Context) -> None:
     app.callback(
         Output(area_id(NAME, UPLOADED), "children", allow_duplicate=True),
         Output(job_id(NAME, "token"), "data"),
-        Input(told_id(NAME, UPLOADED), "data"),
+        Input(output_id(NAME, UPLOADED), "data"),
         prevent_initial_call=True,
     )(take_upload)
     app.callback(

@@ -23,10 +23,10 @@ from dashboards.app.parts import (
     figure_card,
     message,
     message_area,
+    output_id,
     remark,
     rests_on,
     table_card,
-    told_id,
     upload,
 )
 from dashboards.app.served import Served
@@ -67,9 +67,9 @@ def content(page: str, _served: Served) -> list[Any]:
 def _read(path: Path, _modified_ns: int, names: str) -> tuple[RequestTable, RequestStatistics]:
     mapping = COLUMNS.read_pairs(names) or None
     # A line of other formats may stand for any number of requests.
-    if not (found := open_trace(path, "auto", mapping)).streams:
+    if not (trace := open_trace(path, "auto", mapping)).streams:
         raise TraceError(
-            f"{path}: is of format {found.layout.name}; a table of one request a line is shown here, forerun workloads "
+            f"{path}: is of format {trace.layout.name}; a table of one request a line is shown here, forerun workloads "
             f"show reads the others."
         )
     requests = read_requests(path, limit=MOST_REQUESTS, columns=mapping)
@@ -123,20 +123,20 @@ def onward(values: Values, statistics: RequestStatistics) -> list[tuple[str, str
     if statistics.arrivals is not None and statistics.arrivals.mean_rps is not None:
         rate = min(max(statistics.arrivals.mean_rps, 0.001), 1e4)
         means = {"prompt": statistics.input_tokens.mean, "output": statistics.output_tokens.mean}
-        asked = {"rate": f"{rate:.3g}", **{name: max(1, round(mean)) for name, mean in means.items()}}
-        links.append(("Ask what-if at its means", f"/what-if?{urlencode(asked)}"))
+        query = {"rate": f"{rate:.3g}", **{name: max(1, round(mean)) for name, mean in means.items()}}
+        links.append(("Ask what-if at its means", f"/what-if?{urlencode(query)}"))
     return links
 
 
 def more(app: Dash, context: Context) -> None:
     """Uploads."""
 
-    def take(given: dict[str, str] | None) -> tuple[Any, Any, Any]:
-        if not given:
+    def take(upload: dict[str, str] | None) -> tuple[Any, Any, Any]:
+        if not upload:
             return no_update, no_update, no_update
         try:
             served = context.served
-            label = keep_log(given["contents"], given["name"], served)
+            label = keep_log(upload["contents"], upload["name"], served)
         except Exception as error:
             return message(sentence(error)), no_update, no_update
         return None, list(served.logs()), label
@@ -145,7 +145,7 @@ def more(app: Dash, context: Context) -> None:
         Output(area_id(NAME, UPLOADED), "children", allow_duplicate=True),
         Output(state_id(NAME, GIVEN), "data"),
         Output(state_id(NAME, GIVEN), "value"),
-        Input(told_id(NAME, UPLOADED), "data"),
+        Input(output_id(NAME, UPLOADED), "data"),
         prevent_initial_call=True,
     )(take)
 

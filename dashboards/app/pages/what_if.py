@@ -30,7 +30,7 @@ from dashboards.app.controls import (
 )
 from dashboards.app.jobs import RunTask, Task, job_id, job_panel
 from dashboards.app.page import Context, Page, Shown, Start, View
-from dashboards.app.parts import area, card, counted, figure_card, remark, rests_on, tiles, told_id
+from dashboards.app.parts import area, card, counted, figure_card, output_id, remark, rests_on, tiles
 from dashboards.app.served import Served
 from dashboards.app.uploads import checked_size
 from dashboards.figures.load import BoundsData, LoadCurve, LoadData, SimulatedPoint, bounds_figure, load_figure
@@ -84,7 +84,7 @@ NAMES = tuple(control.name for control in CONTROLS)
 def content(page: str, _served: Served) -> list[Any]:
     """The answer, a way to simulate it, the curves over the load."""
     return [
-        dcc.Store(id=told_id(page, ANSWERED)),
+        dcc.Store(id=output_id(page, ANSWERED)),
         area(page, "lead"),
         area(page, "tiles"),
         job_panel(page),
@@ -158,8 +158,8 @@ def compute_load(context: Context, values: Values) -> Shown:
         return {}, {}
     # What was answered comes back from the browser, which may say anything.
     fields = {control.name: control for control in CONTROLS}
-    given = {name: values[ANSWERED].get(name) for name in NAMES}
-    data = scenario_data(checked_values(fields, given, context.served))
+    answers = {name: values[ANSWERED].get(name) for name in NAMES}
+    data = scenario_data(checked_values(fields, answers, context.served))
     scenario = scenario_from(data, "what-if")
     plain = {key: value for key, value in data.items() if key != "speculation"}
     wanted = [data, plain] if "speculation" in data else [data]
@@ -292,7 +292,7 @@ PAGE = Page(
         View(
             compute_load,
             figures=("load",),
-            others={ANSWERED: Input(told_id("what-if", ANSWERED), "data")},
+            others={ANSWERED: Input(output_id("what-if", ANSWERED), "data")},
             message_at=None,
         ),
     ],

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from simulator.build import Build, build_alone
+from simulator.build import Build, build_replica
 from simulator.errors import ForerunError
 from simulator.metrics import summarise
 from simulator.replay.speculation.cases import Case, Unpredicted, case_of
@@ -100,7 +100,7 @@ def _built(data: dict[str, Any]) -> Build:
 @lru_cache(maxsize=64)
 def _build(data: str) -> Build:
     """The parts of a run; rows of one table share theirs."""
-    return build_alone(Scenario.model_validate_json(data), seed=0)
+    return build_replica(Scenario.model_validate_json(data), seed=0)
 
 
 def _step_s(timer: EngineTimer, case: Case, sequences: int, query_len: int) -> float:

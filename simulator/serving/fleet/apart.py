@@ -107,13 +107,13 @@ class Helper:
                 piece = file.read(min(left, 8 * log.steps.width * CONDENSED_AT))
                 log.steps.extend(np.frombuffer(piece).reshape(-1, log.steps.width))
                 left -= len(piece)
-            found: tuple[int, int, dict[str, Any], dict[str, Any], GapCounts] = pickle.load(file)
-        held, ended, columns, sums, gaps = found
+            message: tuple[int, int, dict[str, Any], dict[str, Any], GapCounts] = pickle.load(file)
+        held, ended, columns, sums, gaps = message
         for name, values in columns.items():
             np.asarray(getattr(log, name))[self._requests] = values
         for name, value in sums.items():
             setattr(log, name, getattr(log, name) + value)
-        log.gaps_elsewhere.append(gaps)
+        log.worker_gaps.append(gaps)
         log.ended[0] += ended
         log.tell()
         return held

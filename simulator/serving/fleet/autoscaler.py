@@ -15,10 +15,10 @@ from typing import Protocol
 import simpy
 
 from simulator.serving.clock import ROUTE, Timeline
-from simulator.serving.feed import RoutedFeed
 from simulator.serving.fleet.config import AutoscalerConfig
 from simulator.serving.fleet.replica import Replica
 from simulator.serving.log import ScalingLog
+from simulator.serving.request_source import ReplicaEndpoint
 
 PERIOD_S = 15.0
 """Time over which the HPA limits by how much it changes the replicas (``periodSeconds`` of its default policies)."""
@@ -139,7 +139,7 @@ class Autoscaler:
         env: simulated time.
         config: rule, metric, bounds, times.
         initial: replicas that are on from the start.
-        feeds, replicas: all that there can be.
+        sources, replicas: all that there can be.
         queued: requests that wait at the router.
         changed: told whenever other replicas take requests.
     """
@@ -149,7 +149,7 @@ class Autoscaler:
         env: Timeline,
         config: AutoscalerConfig,
         initial: int,
-        feeds: Sequence[RoutedFeed],
+        sources: Sequence[ReplicaEndpoint],
         replicas: Sequence[Replica],
         queued: Callable[[], int],
         changed: Callable[[], None],
@@ -157,14 +157,14 @@ class Autoscaler:
         self.log = ScalingLog()
         self._env = env
         self._config = config
-        self._feeds, self._replicas = feeds, replicas
+        self._sources, self._replicas = sources, replicas
         self._queued, self._changed = queued, changed
         self._rule = RULES[config.rule](config)
-        self._starts = [0] * len(feeds)
+        self._starts = [0] * len(sources)
         """How often each replica was started."""
-        self._state = ["on" if index < initial else "off" for index in range(len(feeds))]
-        for feed, state in zip(feeds, self._state, strict=True):
-            feed.closed = state != "on"
+        self._state = ["on" if index < initial else "off" for index in range(len(sources))]
+        for source, state in zip(sources, self._state, strict=True):
+            source.closed = state != "on"
         self._note()
 
     def run(self) -> Generator[simpy.Event, None, None]:
@@ -176,7 +176,7 @@ class Autoscaler:
 
     def left(self, index: int) -> None:
         """A replica holds one request less: one that drains and has none left is off."""
-        if self._state[index] == "draining" and not self._feeds[index].outstanding:
+        if self._state[index] == "draining" and not self._sources[index].outstanding:
             self._state[index] = "off"
             self._note()
 
@@ -191,7 +191,7 @@ class Autoscaler:
         on = [index for index, state in enumerate(self._state) if state == "on"]
         schedulers = [self._replicas[index].scheduler for index in on]
         batches = [len(scheduler.running) for scheduler in schedulers]
-        queues = [self._feeds[index].outstanding - batch for index, batch in zip(on, batches, strict=True)]
+        queues = [self._sources[index].outstanding - batch for index, batch in zip(on, batches, strict=True)]
         use = [scheduler.used_blocks / scheduler.limits.num_blocks for scheduler in schedulers]
         waiting = sum(queues) + self._queued()
         return Load(sum(batches) + waiting, sum(batches), waiting, tuple(use), tuple(queues))
@@ -224,7 +224,7 @@ class Autoscaler:
             return
         self._state[index] = "on"
         self._replicas[index].renew()
-        self._feeds[index].closed = False
+        self._sources[index].closed = False
         self._note()
         self._changed()
 
@@ -234,7 +234,7 @@ class Autoscaler:
             if state in self._state:
                 index = len(self._state) - 1 - self._state[::-1].index(state)
                 self._state[index] = after
-                self._feeds[index].closed = True
+                self._sources[index].closed = True
                 break
         self.log.scale_downs += 1
         self._note()

@@ -29,18 +29,18 @@ class Faults:
 
         Random up and down times are exponential; a given failure is dropped where the replica is down already.
         """
-        given = sorted((e for e in self.config.events if e.replica == replica), key=_at)
+        events = sorted((e for e in self.config.events if e.replica == replica), key=_at)
         if self.config.mtbf_s is None or self.config.mttr_s is None:
-            yield from ((event.at_s, event.down_s) for event in given)
+            yield from ((event.at_s, event.down_s) for event in events)
             return
         rng = np.random.default_rng([self.seed, replica, 0xFA017])
         up_s = 0.0
         while True:
             at_s, down_s = up_s + float(rng.exponential(self.config.mtbf_s)), float(rng.exponential(self.config.mttr_s))
-            while given and given[0].at_s < up_s:
-                given.pop(0)
-            if given and given[0].at_s <= at_s:
-                event = given.pop(0)
+            while events and events[0].at_s < up_s:
+                events.pop(0)
+            if events and events[0].at_s <= at_s:
+                event = events.pop(0)
                 at_s, down_s = event.at_s, event.down_s
             yield at_s, down_s
             up_s = at_s + down_s

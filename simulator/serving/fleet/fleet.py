@@ -11,7 +11,6 @@ import numpy as np
 
 from simulator.errors import ForerunError, StalledError
 from simulator.serving.clock import PLAN, Timeline
-from simulator.serving.feed import ClosedFeed, OpenFeed, RoutedFeed
 from simulator.serving.fleet.apart import Helper, shares
 from simulator.serving.fleet.autoscaler import Autoscaler
 from simulator.serving.fleet.config import AutoscalerConfig, Role, RouterConfig
@@ -22,6 +21,7 @@ from simulator.serving.fleet.router import Router
 from simulator.serving.fleet.routing import policy
 from simulator.serving.fleet.transfer import KvLink, Transfers
 from simulator.serving.log import FULL_ROWS, Condense, RunLog, StepLog
+from simulator.serving.request_source import ClosedLoopSource, OpenLoopSource, ReplicaEndpoint
 from simulator.workload import RequestStream
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class Fleet:
         if self._needs_router(stream):
             log.blocks_left = sum(replica.held_blocks for replica in FleetRun(self, log, served).run())
         else:
-            log.blocks_left = self._run_apart(log, served)
+            log.blocks_left = self._run_in_processes(log, served)
         log.settle()
         return log
 
@@ -102,7 +102,7 @@ class Fleet:
             return True
         return self.pools[0].replicas > 1 and (self.routing != "round-robin" or stream.max_concurrency is not None)
 
-    def _run_apart(self, log: RunLog, served: Sequence[int]) -> int:
+    def _run_in_processes(self, log: RunLog, served: Sequence[int]) -> int:
         """Run replicas that have nothing to do with each other: each gets its requests in turn. Returns the blocks that
         requests still hold at the end."""
         (pool,) = self.pools
@@ -114,9 +114,13 @@ class Fleet:
         def serve(numbers: Sequence[int]) -> int:
             held = 0
             for index in numbers:
-                own = requests_of(index)
-                feed = OpenFeed(own, log, pool.limits) if most is None else ClosedFeed(own, most, log, pool.limits)
-                replica = pool.replica(index, feed, log)
+                requests = requests_of(index)
+                source = (
+                    OpenLoopSource(requests, log, pool.limits)
+                    if most is None
+                    else ClosedLoopSource(requests, most, log, pool.limits)
+                )
+                replica = pool.replica(index, source, log)
                 replica.engine.run()
                 held += replica.held_blocks
             return held
@@ -144,20 +148,20 @@ class FleetRun:
         mixed = fleet.mixed("both", "prefill")
         self.router = Router(env, log, served, policy(fleet.routing, fleet.router, log), fleet.router, mixed)
         self._transfers = self._make_transfers(fleet) if fleet.links else None
-        self.feeds = [self._make_replica(fleet, index, pool) for index, pool in enumerate(fleet.replicas)]
+        self.sources = [self._make_replica(fleet, index, pool) for index, pool in enumerate(fleet.replicas)]
         self.steps = self.replicas[0].lockstep(env, PLAN, [replica.engine for replica in self.replicas])
-        for index, feed in enumerate(self.feeds):
-            feed.wake = partial(self.steps.wake, index)
+        for index, source in enumerate(self.sources):
+            source.wake = partial(self.steps.wake, index)
         roles = [pool.role for pool in fleet.replicas]
         if self._transfers is not None:
-            decode = [feed for feed, role in zip(self.feeds, roles, strict=True) if role == "decode"]
-            self._transfers.start(self.feeds, decode, self.replicas)
+            decode = [source for source, role in zip(self.sources, roles, strict=True) if role == "decode"]
+            self._transfers.start(self.sources, decode, self.replicas)
         self._autoscaler: Autoscaler | None = None
-        self.router.start([feed for feed, role in zip(self.feeds, roles, strict=True) if role != "decode"])
+        self.router.start([source for source, role in zip(self.sources, roles, strict=True) if role != "decode"])
         if fleet.faults is not None:
             if any(pool.staged for pool in fleet.pools):
                 raise ForerunError("faults: replicas with pipeline stages are modelled without failures; remove faults")
-            for index in range(len(self.feeds)):
+            for index in range(len(self.sources)):
                 self._break_down(fleet.faults, index)
         if fleet.autoscaler is not None:
             self._scale(fleet.autoscaler, fleet.initial)
@@ -189,52 +193,52 @@ class FleetRun:
         samples_first = next(iter(fleet.links.values())).samples_first
         return Transfers(self._env, self.log, link_of, samples_first, decode_policy, fleet.mixed("decode"))
 
-    def _make_replica(self, fleet: Fleet, index: int, pool: Pool) -> RoutedFeed:
+    def _make_replica(self, fleet: Fleet, index: int, pool: Pool) -> ReplicaEndpoint:
         env, log, router, transfers = self._env, self.log, self.router, self._transfers
         left = transfers.left if transfers is not None and pool.role == "decode" else self._left
-        feed = RoutedFeed(env, index, log, pool.limits, left, router.ended, pool.refusal)
+        source = ReplicaEndpoint(env, index, log, pool.limits, left, router.ended, pool.refusal)
         # Replicas hand requests to one another, and the compiled engine's are not those of its source.
         interpreted = any(one.interpreted for one in fleet.pools)
-        replica = pool.replica(index, feed, log, self._resumed, transfers, interpreted)
+        replica = pool.replica(index, source, log, self._resumed, transfers, interpreted)
         self.replicas.append(replica)
-        feed.prefix_cache = replica.prefix_cache
-        return feed
+        source.prefix_cache = replica.prefix_cache
+        return source
 
     def _scale(self, config: AutoscalerConfig, initial: int) -> None:
         router = self.router
         self._autoscaler = Autoscaler(
-            self._env, config, initial, self.feeds, self.replicas, lambda: router.queued, router.changed
+            self._env, config, initial, self.sources, self.replicas, lambda: router.queued, router.changed
         )
         self.log.scaling = self._autoscaler.log
         self._env.process(self._autoscaler.run())
         router.changed()
 
-    def _left(self, request: int, port: RoutedFeed) -> None:
+    def _left(self, request: int, endpoint: ReplicaEndpoint) -> None:
         """A request no longer occupies a replica."""
-        self.router.left(request, port)
+        self.router.left(request, endpoint)
         if self._autoscaler is not None:
-            self._autoscaler.left(port.index)
+            self._autoscaler.left(endpoint.index)
 
     def _break_down(self, faults: Faults, index: int) -> None:
-        feed, replica, since_s = self.feeds[index], self.replicas[index], 0.0
+        source, replica, since_s = self.sources[index], self.replicas[index], 0.0
 
         def fail() -> None:
             nonlocal since_s
-            feed.down, since_s = True, self._env.now
+            source.down, since_s = True, self._env.now
             if self._transfers is not None:
                 self._transfers.failed(index)
             handed_on = {sequence.index for sequence in replica.scheduler.held}
-            lost = replica.lose(feed.lose())
+            lost = replica.lose(source.lose())
             self.steps.stop(index)
             for sequence in lost:
                 self._resumed[sequence.index] = sequence.restarted()
                 if sequence.index not in handed_on:
-                    feed.left(sequence.index)
-            self.router.failed(feed)
+                    source.left(sequence.index)
+            self.router.failed(source)
             self.router.restart([sequence.index for sequence in lost])
 
         def recover() -> None:
-            feed.down = False
+            source.down = False
             self.log.span("down", index, since_s, self._env.now)
             self.steps.resume(index)
             self.router.changed()

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 from simulator.errors import ForerunError
 from simulator.serving.compiled import engine_module
 from simulator.serving.drafting import DraftingRule, ReplicaDrafting
-from simulator.serving.feed import Feed
 from simulator.serving.fleet.config import Role
-from simulator.serving.fleet.replica import Handover, Replica
+from simulator.serving.fleet.replica import KvTransfers, Replica
 from simulator.serving.host_cache import HostSpace
 from simulator.serving.limits import EngineLimits
 from simulator.serving.log import RunLog
 from simulator.serving.prices import prices_of
+from simulator.serving.request_source import RequestSource
 from simulator.serving.rules import SCHEDULERS, SchedulerFacts
 from simulator.speculation import AcceptanceSampler
-from simulator.timing import EngineTimer, ModelTimer, StagedTimer, longest_asked
+from simulator.timing import EngineTimer, ModelTimer, StagedTimer, tracked_longest
 
 if TYPE_CHECKING:
     from simulator.serving.engine import Engine, NoPrefixCache, Scheduler, Sequence
@@ -69,30 +69,31 @@ class Pool:
     def replica(
         self,
         index: int,
-        feed: Feed,
+        source: RequestSource,
         log: RunLog,
         resumed: dict[int, Sequence] | None = None,
-        handover: Handover | None = None,
+        kv_transfers: KvTransfers | None = None,
         interpreted: bool = False,
     ) -> Replica:
         """One of the replicas.
 
         Args:
             index: its number.
-            feed: where its requests come from.
+            source: where its requests come from.
             log: where results go.
             resumed: requests that start again after a failure, with what they have delivered.
-            handover: the way from prefill to decode replicas, where they are apart.
+            kv_transfers: from prefill to decode replicas, if the two are disaggregated.
             interpreted: run the engine's source in any case, as a replica does that it takes requests from.
 
         Raises:
-            ForerunError: replicas with pipeline stages have no part in hand-over, failures or swapping.
+            ForerunError: replicas with pipeline stages do not support KV transfer, failures or swapping.
         """
         oracle = self.stepping == "exact-steps"
         engine = engine_module(interpreted or self.interpreted)
         timer, staged = self.timer, self.staged
         scaled = self.step_factors != (1.0, 1.0)
-        if staged and (handover is not None or self.swap is not None or self.rule is not None or self.role != "both"):
+        transfers = kv_transfers is not None or self.role != "both"
+        if staged and (transfers or self.swap is not None or self.rule is not None):
             raise ForerunError(
                 f"pool {self.name}: replicas with pipeline stages do all of the work themselves, draft a fixed "
                 f"number of tokens and recompute what they preempt"
@@ -109,50 +110,50 @@ class Pool:
             return grouped
 
         def shared(what: str, owner: object, make: Callable[[], Any]) -> Any:
-            found = log.shared.get((what, engine.SOURCE, id(owner)))
-            if found is None:
-                found = log.shared[what, engine.SOURCE, id(owner)] = make()
-            return found
+            value = log.shared.get((what, engine.SOURCE, id(owner)))
+            if value is None:
+                value = log.shared[what, engine.SOURCE, id(owner)] = make()
+            return value
 
-        asked: EngineTimer | DrawnTimer = timer
+        replica_timer: EngineTimer | DrawnTimer = timer
         if self.hits is not None:
             assert isinstance(timer, ModelTimer)
-            asked = self.hits.timer(timer, index)
+            replica_timer = self.hits.timer(timer, index)
 
         def make_prices() -> Any:
             # The oracle asks the timing model itself, so that the tables are held against it too.
-            found = engine.Prices(asked) if oracle or asked is not timer else prices_of(timer, engine)
-            return engine.ScaledPrices(found, *self.step_factors) if scaled else found
+            prices = engine.Prices(replica_timer) if oracle or replica_timer is not timer else prices_of(timer, engine)
+            return engine.ScaledPrices(prices, *self.step_factors) if scaled else prices
 
         stages = {"stages": timer.stages} if isinstance(timer, StagedTimer) else {}
         core: Engine = (engine.PipelinedEngine if staged else engine.Engine)(
             **stages,
             index=index,
-            feed=feed,
+            source=source,
             scheduler=make_scheduler(),
-            prices=shared("prices", asked, make_prices),
+            prices=shared("prices", replica_timer, make_prices),
             limits=self.limits,
             draws=shared("draws", self.sampler, lambda: self.sampler and engine.Draws(self.sampler)),
             log=log,
             rows=shared("rows", log.steps, lambda: engine.RowBuffer(log.steps)),
             gaps=shared("gaps", log, engine.Gaps),
-            longest=0 if self.sampler is not None else longest_asked(timer),
+            longest=0 if self.sampler is not None else tracked_longest(timer),
             drafting=None if self.rule is None else ReplicaDrafting(self.rule, self.limits, timer.windows),
             resumed=resumed,
-            handover=handover,
+            kv_transfers=kv_transfers,
             prefill_only=self.role == "prefill",
             offload=self.offload,
             counted=oracle,
         )
-        return Replica(core, feed, make_scheduler, engine.Lockstep)
+        return Replica(core, source, make_scheduler, engine.Lockstep)
 
     @property
     def interpreted(self) -> bool:
         """Whether its replicas run the engine's source: as asked, or for a batching rule of your own that builds on
         it."""
         make = self.rules.make
-        own = isinstance(make, type) and issubclass(make, engine_module(interpreted=True).Scheduler)
-        return own or self.stepping == "exact-steps"
+        is_custom = isinstance(make, type) and issubclass(make, engine_module(interpreted=True).Scheduler)
+        return is_custom or self.stepping == "exact-steps"
 
     def _caches(self, engine: Any, log: RunLog, replica: int) -> Iterator[NoPrefixCache]:
         """The prefix cache of each attention group; a router that asks who holds what is told of the first."""

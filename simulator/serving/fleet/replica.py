@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from simulator.serving.feed import Feed
+from simulator.serving.request_source import RequestSource
 
 if TYPE_CHECKING:
     from simulator.serving.engine import Engine, NoPrefixCache, Scheduler
     from simulator.serving.engine import Sequence as Request
 
 
-class Handover(Protocol):
+class KvTransfers(Protocol):
     """Where a prefill replica's finished prompts go."""
 
     samples_first: bool
@@ -33,14 +33,16 @@ class Replica:
 
     Args:
         engine: its steps.
-        feed: where its requests come from.
+        source: where its requests come from.
         make_scheduler: the batching rule with empty caches, asked for after a failure.
         lockstep: ``Lockstep`` of the module that the engine is from.
     """
 
-    def __init__(self, engine: Engine, feed: Feed, make_scheduler: Callable[[], Scheduler], lockstep: Any) -> None:
+    def __init__(
+        self, engine: Engine, source: RequestSource, make_scheduler: Callable[[], Scheduler], lockstep: Any
+    ) -> None:
         self.engine = engine
-        self.feed = feed
+        self.source = source
         self.lockstep = lockstep
         self._make_scheduler = make_scheduler
 

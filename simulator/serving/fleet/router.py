@@ -8,10 +8,10 @@ from typing import Protocol
 
 from simulator.errors import ForerunError
 from simulator.serving.clock import ROUTE, Timeline
-from simulator.serving.feed import RoutedFeed
 from simulator.serving.fleet.config import RouterConfig
 from simulator.serving.fleet.routing import Policy
 from simulator.serving.log import RunLog
+from simulator.serving.request_source import ReplicaEndpoint
 from simulator.serving.rules import ADMISSION, made
 
 MOST_RESTARTS = 10_000
@@ -21,7 +21,7 @@ MOST_RESTARTS = 10_000
 class Admission(Protocol):
     """What the router lets in."""
 
-    def takers(self, ports: Sequence[RoutedFeed]) -> Sequence[RoutedFeed]:
+    def takers(self, endpoints: Sequence[ReplicaEndpoint]) -> Sequence[ReplicaEndpoint]:
         """Those of the replicas that may be given another request now."""
 
     def refusal(self, queued: int, up: bool) -> str | None:
@@ -40,9 +40,13 @@ class QueueWhenFull:
         self._most = config.max_outstanding
         self._max_queue = config.max_queue
 
-    def takers(self, ports: Sequence[RoutedFeed]) -> Sequence[RoutedFeed]:
+    def takers(self, endpoints: Sequence[ReplicaEndpoint]) -> Sequence[ReplicaEndpoint]:
         """Replicas that hold fewer."""
-        return ports if self._most is None else [port for port in ports if port.outstanding < self._most]
+        return (
+            endpoints
+            if self._most is None
+            else [endpoint for endpoint in endpoints if endpoint.outstanding < self._most]
+        )
 
     def refusal(self, queued: int, up: bool) -> str | None:
         """The queue is full."""
@@ -88,8 +92,8 @@ class Router:
         self._policy = policy
         self._admission: Admission = made(ADMISSION[config.when_full], config)
         self._mixed = mixed
-        self._ports: list[RoutedFeed] = []
-        self._open: list[RoutedFeed] = []
+        self._endpoints: list[ReplicaEndpoint] = []
+        self._open: list[ReplicaEndpoint] = []
         """Replicas that are up."""
         self._max_concurrency = log.stream.max_concurrency
         self._next = 0
@@ -106,10 +110,10 @@ class Router:
         self._queue: deque[int] = deque()
         """Requests that wait here; those that start again first."""
 
-    def start(self, ports: Sequence[RoutedFeed]) -> None:
+    def start(self, endpoints: Sequence[ReplicaEndpoint]) -> None:
         """Begin to hand out requests to these replicas."""
-        self._ports = list(ports)
-        self._open = [port for port in ports if port.takes]
+        self._endpoints = list(endpoints)
+        self._open = [endpoint for endpoint in endpoints if endpoint.takes]
         if not self._requests:
             self.done.succeed()
         elif self._max_concurrency is None:
@@ -130,9 +134,9 @@ class Router:
             self._called = True
             self._env.call(self._send, priority=ROUTE)
 
-    def left(self, request: int, port: RoutedFeed) -> None:
+    def left(self, request: int, endpoint: ReplicaEndpoint) -> None:
         """A request no longer occupies a replica."""
-        self._policy.left(request, port)
+        self._policy.left(request, endpoint)
         if self._queue:
             self.call()
 
@@ -166,14 +170,14 @@ class Router:
         self._queue.extendleft(reversed(again))
         self.call()
 
-    def failed(self, port: RoutedFeed) -> None:
+    def failed(self, endpoint: ReplicaEndpoint) -> None:
         """A replica has failed: its caches are lost."""
-        self._policy.failed(port)
+        self._policy.failed(endpoint)
         self.changed()
 
     def changed(self) -> None:
         """Other replicas take requests now."""
-        self._open = [port for port in self._ports if port.takes]
+        self._open = [endpoint for endpoint in self._endpoints if endpoint.takes]
         self.call()
 
     def _await(self, place: int) -> None:
@@ -200,7 +204,7 @@ class Router:
         self._called = False
         queue = self._queue
         while queue:
-            if not self._hand_out(queue[0]):
+            if not self._dispatch(queue[0]):
                 break
             queue.popleft()
         due, self._due = self._due, []
@@ -208,17 +212,17 @@ class Router:
         for request in due:
             if dynamic:
                 self._log.arrival_s[request] = self._env.now
-            if queue or not self._hand_out(request):
+            if queue or not self._dispatch(request):
                 self._keep(request)
 
-    def _hand_out(self, request: int) -> bool:
+    def _dispatch(self, request: int) -> bool:
         """Give a request to a replica; False when none can take it now."""
-        ports = self._admission.takers(self._open)
+        endpoints = self._admission.takers(self._open)
         if self._mixed:
-            ports = [port for port in ports if port.can_hold(request)]
-        if not ports:
+            endpoints = [endpoint for endpoint in endpoints if endpoint.can_hold(request)]
+        if not endpoints:
             return False
-        self._policy.choose(request, ports).put(request)
+        self._policy.choose(request, endpoints).put(request)
         return True
 
     def _keep(self, request: int) -> None:
@@ -234,13 +238,13 @@ class Router:
 def _followers(log: RunLog, requests: Sequence[int]) -> tuple[dict[int, list[int]], dict[int, int]]:
     """Requests that wait for each of ``requests``, and how many each waits for; those that cannot be served are not
     waited for."""
-    found: dict[int, list[int]] = {}
+    followers: dict[int, list[int]] = {}
     counts: dict[int, int] = {}
     if log.stream.follows is None:
-        return found, counts
+        return followers, counts
     served = set(requests)
     for before, request in log.stream.follows.tolist():
         if before in served and request in served:
-            found.setdefault(before, []).append(request)
+            followers.setdefault(before, []).append(request)
             counts[request] = counts.get(request, 0) + 1
-    return found, counts
+    return followers, counts

@@ -7,22 +7,22 @@ from heapq import heappop, heappush, heapreplace
 from typing import Protocol
 
 from simulator.serving.compiled import engine_module
-from simulator.serving.feed import RoutedFeed
 from simulator.serving.fleet.config import RouterConfig
 from simulator.serving.log import RunLog
+from simulator.serving.request_source import ReplicaEndpoint
 from simulator.serving.rules import ROUTING, made
 
 
 class Policy(Protocol):
     """Chooses among replicas; asked once for every request that is handed out."""
 
-    def choose(self, request: int, ports: Sequence[RoutedFeed]) -> RoutedFeed:
-        """The replica, of those in ``ports`` (never empty), that gets ``request``; it is handed over at once."""
+    def choose(self, request: int, endpoints: Sequence[ReplicaEndpoint]) -> ReplicaEndpoint:
+        """The replica, of those in ``endpoints`` (never empty), that gets ``request``; it is handed over at once."""
 
-    def left(self, request: int, port: RoutedFeed) -> None:
-        """``request`` no longer occupies ``port``: it ended, was handed on, or the replica failed."""
+    def left(self, request: int, endpoint: ReplicaEndpoint) -> None:
+        """``request`` no longer occupies ``endpoint``: it ended, was handed on, or the replica failed."""
 
-    def failed(self, port: RoutedFeed) -> None:
+    def failed(self, endpoint: ReplicaEndpoint) -> None:
         """A replica has lost its cache."""
 
 
@@ -32,16 +32,16 @@ class RoundRobin:
     def __init__(self, config: RouterConfig, log: RunLog) -> None:
         self._next = 0
 
-    def choose(self, request: int, ports: Sequence[RoutedFeed]) -> RoutedFeed:
+    def choose(self, request: int, endpoints: Sequence[ReplicaEndpoint]) -> ReplicaEndpoint:
         """The next of the replicas that can take requests."""
-        chosen = ports[self._next % len(ports)]
+        chosen = endpoints[self._next % len(endpoints)]
         self._next += 1
         return chosen
 
-    def left(self, request: int, port: RoutedFeed) -> None:
+    def left(self, request: int, endpoint: ReplicaEndpoint) -> None:
         """Load plays no part."""
 
-    def failed(self, port: RoutedFeed) -> None:
+    def failed(self, endpoint: ReplicaEndpoint) -> None:
         """Caches play no part."""
 
 
@@ -54,30 +54,30 @@ class LeastOutstanding(RoundRobin):
 
     def __init__(self, config: RouterConfig, log: RunLog) -> None:
         super().__init__(config, log)
-        self._ports: Sequence[RoutedFeed] = ()
+        self._endpoints: Sequence[ReplicaEndpoint] = ()
         self._place: dict[int, int] = {}
         self._heap: list[tuple[int, int]] = []
 
-    def choose(self, request: int, ports: Sequence[RoutedFeed]) -> RoutedFeed:
+    def choose(self, request: int, endpoints: Sequence[ReplicaEndpoint]) -> ReplicaEndpoint:
         """The least loaded replica."""
-        if ports is not self._ports:
-            self._ports, self._heap = ports, []
+        if endpoints is not self._endpoints:
+            self._endpoints, self._heap = endpoints, []
             self._place = {}
-            return min(ports, key=_outstanding)
+            return min(endpoints, key=_outstanding)
         while True:
-            if not self._heap or len(self._heap) > 8 * len(ports):
-                self._place = {port.index: place for place, port in enumerate(ports)}
-                self._heap = sorted((port.outstanding, place) for place, port in enumerate(ports))
+            if not self._heap or len(self._heap) > 8 * len(endpoints):
+                self._place = {endpoint.index: place for place, endpoint in enumerate(endpoints)}
+                self._heap = sorted((endpoint.outstanding, place) for place, endpoint in enumerate(endpoints))
             load, place = self._heap[0]
-            if ports[place].outstanding == load:
+            if endpoints[place].outstanding == load:
                 heapreplace(self._heap, (load + 1, place))
-                return ports[place]
+                return endpoints[place]
             heappop(self._heap)
 
-    def left(self, request: int, port: RoutedFeed) -> None:
+    def left(self, request: int, endpoint: ReplicaEndpoint) -> None:
         """It holds one less."""
-        if port.index in self._place:
-            heappush(self._heap, (port.outstanding, self._place[port.index]))
+        if endpoint.index in self._place:
+            heappush(self._heap, (endpoint.outstanding, self._place[endpoint.index]))
 
 
 class PrefixAware(RoundRobin):
@@ -100,42 +100,42 @@ class PrefixAware(RoundRobin):
         self._input_tokens = log.input_tokens
         self._sent = None if hashes is None else engine_module().SentPrefixes(hashes)
 
-    def choose(self, request: int, ports: Sequence[RoutedFeed]) -> RoutedFeed:
+    def choose(self, request: int, endpoints: Sequence[ReplicaEndpoint]) -> ReplicaEndpoint:
         """The replica with the longest match, or the idlest."""
-        loads = [port.outstanding for port in ports]
+        loads = [endpoint.outstanding for endpoint in endpoints]
         most, least = max(loads), min(loads)
         config, prompt = self._config, self._input_tokens[request]
         if most - least > config.balance_abs_threshold and most > config.balance_rel_threshold * least:
-            chosen = ports[loads.index(least)]
+            chosen = endpoints[loads.index(least)]
         else:
-            matches = self._matches(request, ports)
+            matches = self._matches(request, endpoints)
             longest = max(matches)
             if min(longest * self._unit_tokens, prompt) > config.cache_threshold * prompt:
-                best = [port for port, match in zip(ports, matches, strict=True) if match == longest]
+                best = [endpoint for endpoint, match in zip(endpoints, matches, strict=True) if match == longest]
                 chosen = best[0] if len(best) == 1 else min(best, key=_outstanding)
             else:
-                chosen = min(ports, key=self._table_and_load)
+                chosen = min(endpoints, key=self._table_and_load)
         self._record(request, chosen)
         return chosen
 
-    def failed(self, port: RoutedFeed) -> None:
+    def failed(self, endpoint: ReplicaEndpoint) -> None:
         """Its table is void."""
         if self._sent is not None:
-            self._sent.forget(port.index)
+            self._sent.forget(endpoint.index)
 
-    def _table_and_load(self, port: RoutedFeed) -> tuple[int, int]:
-        return 0 if self._sent is None else self._sent.size(port.index), port.outstanding
+    def _table_and_load(self, endpoint: ReplicaEndpoint) -> tuple[int, int]:
+        return 0 if self._sent is None else self._sent.size(endpoint.index), endpoint.outstanding
 
-    def _matches(self, request: int, ports: Sequence[RoutedFeed]) -> list[int]:
-        """Units at the start of a prompt that each replica was sent before."""
+    def _matches(self, request: int, endpoints: Sequence[ReplicaEndpoint]) -> list[int]:
+        """HashBlocks at the start of a prompt that each replica was sent before."""
         if self._sent is None:
-            return [0] * len(ports)
-        found: list[int] = self._sent.leading(request, [port.index for port in ports])
-        return found
+            return [0] * len(endpoints)
+        matches: list[int] = self._sent.leading(request, [endpoint.index for endpoint in endpoints])
+        return matches
 
-    def _record(self, request: int, port: RoutedFeed) -> None:
+    def _record(self, request: int, endpoint: ReplicaEndpoint) -> None:
         if self._sent is not None:
-            self._sent.record(request, port.index, max(1, port.capacity_tokens // self._unit_tokens))
+            self._sent.record(request, endpoint.index, max(1, endpoint.capacity_tokens // self._unit_tokens))
 
 
 class KvAware(RoundRobin):
@@ -162,37 +162,37 @@ class KvAware(RoundRobin):
         self._pending: dict[int, dict[int, int]] = {}
         """Prompt tokens to compute of requests without a first token, by replica and request."""
 
-    def choose(self, request: int, ports: Sequence[RoutedFeed]) -> RoutedFeed:
+    def choose(self, request: int, endpoints: Sequence[ReplicaEndpoint]) -> ReplicaEndpoint:
         """The cheapest replica."""
         prompt = self._input_tokens[request]
-        new = [prompt - cached for cached in self._cached(request, ports)]
+        new = [prompt - cached for cached in self._cached(request, endpoints)]
         costs = [
-            (self._weight * (self._prefilling(port) + tokens) + self._held.get(port.index, 0) + prompt)
-            / port.block_size
-            for port, tokens in zip(ports, new, strict=True)
+            (self._weight * (self._prefilling(endpoint) + tokens) + self._held.get(endpoint.index, 0) + prompt)
+            / endpoint.block_size
+            for endpoint, tokens in zip(endpoints, new, strict=True)
         ]
-        best = min(range(len(ports)), key=lambda i: (costs[i], ports[i].outstanding))
-        index = ports[best].index
+        best = min(range(len(endpoints)), key=lambda i: (costs[i], endpoints[i].outstanding))
+        index = endpoints[best].index
         self._held[index] = self._held.get(index, 0) + prompt
         self._pending.setdefault(index, {})[request] = new[best]
-        return ports[best]
+        return endpoints[best]
 
-    def _cached(self, request: int, ports: Sequence[RoutedFeed]) -> list[int]:
+    def _cached(self, request: int, endpoints: Sequence[ReplicaEndpoint]) -> list[int]:
         """Prompt tokens that each replica holds now."""
-        caches = [port.prefix_cache() for port in ports]
+        caches = [endpoint.prefix_cache() for endpoint in endpoints]
         if self._holders is None:
-            return [0] * len(ports)
-        whole = self._holders.leading(request, [port.index for port in ports])
+            return [0] * len(endpoints)
+        whole = self._holders.leading(request, [endpoint.index for endpoint in endpoints])
         return [cache.spared(request, here) for cache, here in zip(caches, whole, strict=True)]
 
-    def left(self, request: int, port: RoutedFeed) -> None:
+    def left(self, request: int, endpoint: ReplicaEndpoint) -> None:
         """Its blocks are free."""
-        self._held[port.index] -= self._input_tokens[request]
-        self._pending[port.index].pop(request, None)
+        self._held[endpoint.index] -= self._input_tokens[request]
+        self._pending[endpoint.index].pop(request, None)
 
-    def _prefilling(self, port: RoutedFeed) -> int:
+    def _prefilling(self, endpoint: ReplicaEndpoint) -> int:
         """Prompt tokens that the replica has still to compute."""
-        pending = self._pending.get(port.index)
+        pending = self._pending.get(endpoint.index)
         if not pending:
             return 0
         for request in [r for r in pending if self._first_token_s[r] == self._first_token_s[r]]:
@@ -202,9 +202,9 @@ class KvAware(RoundRobin):
 
 def policy(name: str, config: RouterConfig, log: RunLog) -> Policy:
     """The policy called ``name`` for one run."""
-    found: Policy = made(ROUTING[name], config, log)
-    return found
+    policy_object: Policy = made(ROUTING[name], config, log)
+    return policy_object
 
 
-def _outstanding(port: RoutedFeed) -> int:
-    return port.outstanding
+def _outstanding(endpoint: ReplicaEndpoint) -> int:
+    return endpoint.outstanding

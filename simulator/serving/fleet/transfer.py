@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from simulator.serving.clock import ROUTE, Timeline, on_grid
-from simulator.serving.feed import RoutedFeed
 from simulator.serving.fleet.routing import Policy
 from simulator.serving.log import RunLog
+from simulator.serving.request_source import ReplicaEndpoint
 
 if TYPE_CHECKING:
     from simulator.serving.engine import Engine, Sequence
@@ -42,7 +42,7 @@ class _Journey:
     sequence: Sequence
     """As the source holds it."""
     ready_s: float
-    port: RoutedFeed | None = None
+    endpoint: ReplicaEndpoint | None = None
     """The decode replica it goes to, once chosen."""
     seen_s: float = 0.0
     """When the engine there sees it."""
@@ -54,7 +54,7 @@ class _Journey:
 class Transfers:
     """Prompts wait in their prefill replica until a decode replica has reserved blocks for them.
 
-    Decode replicas are chosen when the prompt is done, and asked then: the request passes their front end as any other
+    Decode replicas are chosen when the prompt is done, and asked then: the request passes their API server as any other
     (vLLM's and TensorRT-LLM's proxies work so). They reserve in that order; a prefill replica sends one prompt after
     the other. Its blocks are free when the KV has arrived: a full decode pool so holds back the prefill pool.
 
@@ -81,9 +81,9 @@ class Transfers:
         self._log = log
         self._link_of = link_of
         self._policy = policy
-        self._ports: list[RoutedFeed] = []
+        self._endpoints: list[ReplicaEndpoint] = []
         self._replicas: Seq[Replica] = ()
-        self._feeds: Seq[RoutedFeed] = ()
+        self._sources: Seq[ReplicaEndpoint] = ()
         self._waiting: list[_Journey] = []
         """Prompts without reserved blocks, in the order in which they were done."""
         self._moving: list[_Journey] = []
@@ -92,19 +92,19 @@ class Transfers:
         self._called = False
         self.full = False
 
-    def start(self, feeds: Seq[RoutedFeed], decode: Iterable[RoutedFeed], replicas: Seq[Replica]) -> None:
+    def start(self, sources: Seq[ReplicaEndpoint], decode: Iterable[ReplicaEndpoint], replicas: Seq[Replica]) -> None:
         """Serve these replicas."""
-        self._feeds = feeds
-        self._ports = list(decode)
+        self._sources = sources
+        self._endpoints = list(decode)
         self._replicas = replicas
 
-    def left(self, request: int, port: RoutedFeed) -> None:
+    def left(self, request: int, endpoint: ReplicaEndpoint) -> None:
         """A request no longer occupies a decode replica."""
-        self._policy.left(request, port)
+        self._policy.left(request, endpoint)
 
     def prompt_done(self, source: Engine, sequence: Sequence) -> None:
         """The KV of a prompt is complete and waits in ``source``."""
-        self._feeds[source.index].left(sequence.index)
+        self._sources[source.index].left(sequence.index)
         self._waiting.append(_Journey(source, sequence, self._env.now))
         self.call()
 
@@ -117,7 +117,7 @@ class Transfers:
         for journey in [*self._waiting, *self._moving]:
             if journey.source.index == index:
                 self._take_back(journey)
-            elif journey.port is not None and journey.port.index == index:
+            elif journey.endpoint is not None and journey.endpoint.index == index:
                 self._take_back(journey)
                 self._waiting.append(_Journey(journey.source, journey.sequence, journey.ready_s))
         self._waiting.sort(key=lambda journey: (journey.ready_s, journey.sequence.index))
@@ -128,14 +128,14 @@ class Transfers:
         """Nothing of a journey has happened; what was reserved for it is free."""
         journey.cancelled = True
         (self._waiting if journey in self._waiting else self._moving).remove(journey)
-        if journey.port is not None:
+        if journey.endpoint is not None:
             if journey.incoming is not None:
-                self._replicas[journey.port.index].scheduler.cancel(journey.incoming)
-            journey.port.left(journey.sequence.index)
-            journey.port.wake(self._env.now)
+                self._replicas[journey.endpoint.index].scheduler.cancel(journey.incoming)
+            journey.endpoint.left(journey.sequence.index)
+            journey.endpoint.wake(self._env.now)
 
     def call(self, _: object = None) -> None:
-        """Look again in this instant: a replica has room or is back, or a prompt has passed the front end."""
+        """Look again in this instant: a replica has room or is back, or a prompt has passed the API server."""
         if not self._called:
             self._called = True
             self._env.call(self._match, priority=ROUTE)
@@ -143,32 +143,32 @@ class Transfers:
     def _match(self, _: object) -> None:
         """Choose decode replicas, and let those reserve that have room, first come first served at each."""
         self._called = False
-        up = [port for port in self._ports if not port.down]
+        up = [endpoint for endpoint in self._endpoints if not endpoint.down]
         if not up:
             return
         full: set[int] = set()
         left = []
         for journey in self._waiting:
-            if journey.port is None:
+            if journey.endpoint is None:
                 request = journey.sequence.index
-                able = [port for port in up if port.can_hold(request)] if self._mixed else up
+                able = [endpoint for endpoint in up if endpoint.can_hold(request)] if self._mixed else up
                 if not able:
                     left.append(journey)
                     continue
-                journey.port = self._policy.choose(request, able)
-                journey.port.outstanding += 1
-                self._announce(journey, journey.port)
+                journey.endpoint = self._policy.choose(request, able)
+                journey.endpoint.outstanding += 1
+                self._announce(journey, journey.endpoint)
             if journey.seen_s > self._env.now:
                 left.append(journey)
-            elif journey.port.index in full or not self._reserve(journey):
-                full.add(journey.port.index)
+            elif journey.endpoint.index in full or not self._reserve(journey):
+                full.add(journey.endpoint.index)
                 left.append(journey)
         self._waiting, self.full = left, bool(full)
 
-    def _announce(self, journey: _Journey, port: RoutedFeed) -> None:
-        """The decode replica's front end gets the request; look again when it is through."""
+    def _announce(self, journey: _Journey, endpoint: ReplicaEndpoint) -> None:
+        """The decode replica's API server gets the request; look again when it is through."""
         now = self._env.now
-        journey.seen_s = port.announce(journey.sequence.index)
+        journey.seen_s = endpoint.announce(journey.sequence.index)
         if journey.seen_s > now:
             self._env.call(self._match, delay=journey.seen_s - now, priority=ROUTE)
             # The time by this clock, which may differ in the last bit.
@@ -176,16 +176,16 @@ class Transfers:
 
     def _reserve(self, journey: _Journey) -> bool:
         """Blocks at the decode replica and a time on the link, if there is room."""
-        assert journey.port is not None
+        assert journey.endpoint is not None
         incoming = journey.sequence.restarted()
-        spared = self._replicas[journey.port.index].scheduler.reserve(incoming)
+        spared = self._replicas[journey.endpoint.index].scheduler.reserve(incoming)
         if spared is None:
             return False
         journey.incoming = incoming
         source, now = journey.source.index, self._env.now
         tokens = incoming.known_tokens - 1 - spared
         start = max(now, self._free_s.get(source, 0.0))
-        end = start + on_grid(self._link_of(source, journey.port.index).seconds(tokens))
+        end = start + on_grid(self._link_of(source, journey.endpoint.index).seconds(tokens))
         self._free_s[source] = end
         self._moving.append(journey)
         self._env.call(self._arrived, journey, end - now)
@@ -196,14 +196,14 @@ class Transfers:
         """The KV is there: the source's blocks are free, the decode replica may go on."""
         if journey.cancelled:
             return
-        assert journey.port is not None
+        assert journey.endpoint is not None
         assert journey.incoming is not None
         self._moving.remove(journey)
         journey.source.scheduler.let_go(journey.sequence)
-        self._feeds[journey.source.index].wake(self._env.now)
-        self._replicas[journey.port.index].scheduler.arrive(journey.incoming, self._env.now)
-        self._log.replica[journey.sequence.index] = journey.port.index
+        self._sources[journey.source.index].wake(self._env.now)
+        self._replicas[journey.endpoint.index].scheduler.arrive(journey.incoming, self._env.now)
+        self._log.replica[journey.sequence.index] = journey.endpoint.index
         self._log.transfers += 1
         self._log.transfer_s += self._env.now - journey.ready_s
-        self._log.span("KV transfer", journey.port.index, journey.ready_s, self._env.now)
-        journey.port.wake(self._env.now)
+        self._log.span("KV transfer", journey.endpoint.index, journey.ready_s, self._env.now)
+        journey.endpoint.wake(self._env.now)

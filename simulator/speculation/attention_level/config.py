@@ -12,7 +12,7 @@ from simulator.speculation.attention_level.hit_rates import (
     TOKEN_CORRELATION,
     TOLERANCE,
     WINDOW_TOKENS,
-    error_law,
+    error_model,
     published_hit_rate,
     rate_at_context,
 )
@@ -40,7 +40,7 @@ class AttentionSpeculationConfig(Section):
     """A task with published hit rates: ifeval, gpqa, gsm8k, hotpotqa."""
     lambda_: Annotated[PositiveFloat | None, Field(alias="lambda")] = None
     """Tolerance of the verification rule; default 0.10, which every hit rate is taken to belong to: another lambda
-    moves it by ``ErrorLaw``."""
+    moves it by ``ErrorModel``."""
     window_tokens: PositiveInt = WINDOW_TOKENS
     """S: tokens of the first and of the last chunk, 2 S in all; hit rates belong to the default and move likewise."""
     reading: Reading = "next-attention"
@@ -130,7 +130,7 @@ class AttentionSpeculationConfig(Section):
         return self.hit_rate if isinstance(self.hit_rate, float | int) else None
 
     def _moved(self, rate: Any) -> Any:
-        return error_law().moved(rate, self.tolerance, self.window_tokens)
+        return error_model().moved(rate, self.tolerance, self.window_tokens)
 
 
 def check_groups(config: AttentionSpeculationConfig | None, hardware: HardwareConfig) -> None:

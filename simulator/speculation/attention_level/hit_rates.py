@@ -1,4 +1,4 @@
-"""Hit rates: published by task, one's own by layer or context, and the law by which lambda and S move them."""
+"""Hit rates: published by task, custom by layer or context, and the error model by which lambda and S move them."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ project's docs (0.45 five layers on, 0.30 five tokens on, 0.03 after forty), 0.4
 means."""
 
 
-class ErrorLaw(NamedTuple):
+class ErrorModel(NamedTuple):
     """Relative error of a layer's first-and-last-chunk output over layers and tokens: log-normal.
 
     ``ln e ~ N(m - window_exponent ln(S / 128), spread^2)``: a power of S moves the median, and the spread over layers
@@ -187,20 +187,22 @@ class ErrorLaw(NamedTuple):
 
 
 @cache
-def law_parameters() -> dict[str, Parameter]:
-    """The two numbers of ``ErrorLaw`` with their ranges and what they were fitted on."""
+def error_model_parameters() -> dict[str, Parameter]:
+    """The two numbers of ``ErrorModel`` with their ranges and what they were fitted on."""
     entry = _published()["law"]
     source = source_words(entry["source"])
-    return {name: Parameter(name, source=source, **entry[name]) for name in ErrorLaw._fields}
+    return {name: Parameter(name, source=source, **entry[name]) for name in ErrorModel._fields}
 
 
-def error_law(ends: Sequence[str] = ("value", "value")) -> ErrorLaw:
-    """The law at its values, or with each number at an end (``low`` or ``high``) of its range."""
-    return ErrorLaw(*(getattr(law_parameters()[name], end) for name, end in zip(ErrorLaw._fields, ends, strict=True)))
+def error_model(ends: Sequence[str] = ("value", "value")) -> ErrorModel:
+    """The error model at its values, or with each number at an end (``low`` or ``high``) of its range."""
+    return ErrorModel(
+        *(getattr(error_model_parameters()[name], end) for name, end in zip(ErrorModel._fields, ends, strict=True))
+    )
 
 
 def rate_range(rate: float, tolerance: float, window_tokens: int) -> tuple[float, float]:
-    """Lowest and highest moved rate over the corners of the law's ranges."""
-    laws = [error_law((spread, exponent)) for spread in ("low", "high") for exponent in ("low", "high")]
-    rates = [float(law.moved(rate, tolerance, window_tokens)) for law in laws]
+    """Lowest and highest moved rate over the corners of the error model's ranges."""
+    models = [error_model((spread, exponent)) for spread in ("low", "high") for exponent in ("low", "high")]
+    rates = [float(model.moved(rate, tolerance, window_tokens)) for model in models]
     return min(rates), max(rates)

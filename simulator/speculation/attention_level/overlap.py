@@ -18,7 +18,7 @@ from simulator.speculation.attention_level.hit_rates import (
     TOLERANCE,
     WINDOW_TOKENS,
     batch_hit_rate,
-    error_law,
+    error_model,
     failing_chance,
     rate_range,
 )
@@ -35,7 +35,7 @@ IntArray = NDArray[np.int64]
 
 GROUPS = 2
 """Device groups of a replica."""
-VERIFY_PASSES = 2.0
+VERIFY_KERNELS = 2.0
 """The comparison reads both outputs once."""
 
 INPUT_PROJECTIONS = ("qkv_proj", "q_proj", "qkv_a_proj", "q_b_proj", "kv_a_proj")
@@ -263,7 +263,7 @@ class SpeculativeAttention:
             exact_s=exact,
             window_s=np.minimum(window, exact),
             send_s=self._cost("send_s", keys) + output_bytes / self._link.bandwidth_bytes_per_s,
-            verify_s=self._cost("verify_s", keys) + kernels.elementwise(VERIFY_PASSES * output_bytes).memory_s,
+            verify_s=self._cost("verify_s", keys) + kernels.elementwise(VERIFY_KERNELS * output_bytes).memory_s,
             sync_s=self._cost("sync_s", keys) + handed_over / self._link.bandwidth_bytes_per_s,
             skip_pre_s=skipped * pre / other,
             skip_post_s=skipped * (other - pre) / other,
@@ -399,16 +399,16 @@ def lever_notes(config: AttentionSpeculationConfig) -> tuple[str, ...]:
     rate, tolerance, window = config.one_rate, config.tolerance, config.window_tokens
     if (tolerance, window) == (TOLERANCE, WINDOW_TOKENS):
         return ()
-    law, before = error_law(), f"lambda {TOLERANCE:g} and S = {WINDOW_TOKENS}"
-    words = "attention speculation: a law of the error, measured on a small model up to 8K tokens, moves hit rates"
+    model, before = error_model(), f"lambda {TOLERANCE:g} and S = {WINDOW_TOKENS}"
+    words = "attention speculation: an error model, measured on a small model up to 8K tokens, moves hit rates"
     if rate is None or not 0.0 < rate < 1.0:
         return (f"{words} from {before} to lambda {tolerance:g} and S = {window}",)
     low, high = rate_range(rate, tolerance, window)
     return (
-        f"{words} from {rate:.1%} at {before} to {law.moved(rate, tolerance, window):.1%} ({low:.1%} to {high:.1%}) at "
-        f"lambda {tolerance:g} and S = {window}; what passes carries a relative error of "
-        f"{law.error_let_through(rate, tolerance, window):.1%} on average over layers, where accepting everything "
-        f"would carry {law.static_error(rate, window):.1%}",
+        f"{words} from {rate:.1%} at {before} to {model.moved(rate, tolerance, window):.1%} "
+        f"({low:.1%} to {high:.1%}) at lambda {tolerance:g} and S = {window}; what passes carries a relative error of "
+        f"{model.error_let_through(rate, tolerance, window):.1%} on average over layers, where accepting everything "
+        f"would carry {model.static_error(rate, window):.1%}",
     )
 
 

@@ -73,21 +73,21 @@ def variants_of(study: StudyFile) -> list[Variant]:
     Raises:
         ForerunError: nothing varies, or a value that the scenario does not take.
     """
-    found = list(study.variants)
+    variants = list(study.variants)
     if study.vary:
-        if found:
+        if variants:
             raise ForerunError(
                 f"{study.place}: compare takes vary or variants, not both; write the combinations as variants"
             )
         points = design_points(study.vary)
-        found = [Variant(settings_name(point), point, study.with_settings(point)) for point in points]
-    if not found:
+        variants = [Variant(settings_name(point), point, study.with_settings(point)) for point in points]
+    if not variants:
         raise ForerunError(
             f"{study.place}: there is nothing to compare; add --vary PATH=V1,V2,..., or name a second file"
         )
-    if len(found) == 1:
-        found.insert(0, Variant("as given", {}, study.scenario))
-    return found
+    if len(variants) == 1:
+        variants.insert(0, Variant("as given", {}, study.scenario))
+    return variants
 
 
 def variants_from_files(
@@ -191,8 +191,8 @@ def compare(
 
 def _borrowed_words(variants: Sequence[Variant]) -> str:
     """Which variants rest on acceptance that was measured with another method or on another model."""
-    found = [(v.name, borrowed_acceptance(v.scenario.speculation, v.scenario.model)) for v in variants]
-    return "".join(f" {name}: {words}." for name, words in found if words is not None)
+    borrowed = [(v.name, borrowed_acceptance(v.scenario.speculation, v.scenario.model)) for v in variants]
+    return "".join(f" {name}: {words}." for name, words in borrowed if words is not None)
 
 
 def headline_metric(variant: Variant) -> str:
@@ -241,24 +241,24 @@ def _base_documents(
     Raises:
         ForerunError: a variant cannot be run, with its name; or no seed is left, as workers died over each.
     """
-    found: dict[str, list[dict[str, Any]]] = {variant.name: [] for variant in variants}
+    documents: dict[str, list[dict[str, Any]]] = {variant.name: [] for variant in variants}
     runs = {variant.name: with_seeds(variant.scenario, seeds) for variant in variants}
     for variant in variants if interval else ():
         if variant.scenario.attention_speculation is None:
             runs[variant.name][0] = runs[variant.name][0]._replace(intervals=True)
-    pool.documents_if_any([run for own in runs.values() for run in own])
+    pool.documents_if_any([run for variant_runs in runs.values() for run in variant_runs])
     lost: list[str] = []
     for index, seed in enumerate(seeds):
         try:
-            row = {name: pool.document(own[index], name) for name, own in runs.items()}
+            row = {name: pool.document(variant_runs[index], name) for name, variant_runs in runs.items()}
         except WorkerDiedError as error:
             lost.append(f"seed {seed} is left out of every variant: {error}")
             continue
         for name, document in row.items():
-            found[name].append(document)
+            documents[name].append(document)
     if len(lost) == len(seeds):
         raise WorkerDiedError(lost[0])
-    return found, lost
+    return documents, lost
 
 
 def _ratios(base: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]) -> dict[str, Ratio | None]:
@@ -303,12 +303,12 @@ def _model_ranges(
         for variant in speculating
     }
     pool.documents_if_any([run for runs in ends.values() for run in runs])
-    found = {}
+    ranges = {}
     base = measured[variants[0].name][:1]
     for name, runs in ends.items():
         others = [_ratios(base, [metric_values(pool.document(run, name))]) for run in runs]
-        found[name] = {metric: _widened(ratio, [o[metric] for o in others]) for metric, ratio in ratios[name].items()}
-    return found
+        ranges[name] = {metric: _widened(ratio, [o[metric] for o in others]) for metric, ratio in ratios[name].items()}
+    return ranges
 
 
 def _widened(ratio: Ratio | None, ends: Sequence[Ratio | None]) -> Ratio | None:
@@ -319,11 +319,11 @@ def _widened(ratio: Ratio | None, ends: Sequence[Ratio | None]) -> Ratio | None:
     return Ratio(ratio.ratio, low, high) if high > low * (1 + 1e-9) else Ratio(ratio.ratio, None, None)
 
 
-def _crossover_plan(variants: Sequence[Variant], asked: str) -> tuple[str | None, list[float], str | None]:
+def _crossover_plan(variants: Sequence[Variant], requested: str) -> tuple[str | None, list[float], str | None]:
     """Path and values of the load grid, and a remark where there is none."""
-    if asked == NONE:
+    if requested == NONE:
         return None, [], None
-    if asked == AUTOMATIC:
+    if requested == AUTOMATIC:
         path = automatic_path(variants)
         if path is None:
             return None, [], "no crossover: the variants have no load in common that could grow"
@@ -331,13 +331,13 @@ def _crossover_plan(variants: Sequence[Variant], asked: str) -> tuple[str | None
         if path == "workload.arrivals.max_concurrency" and base is not None and base <= 1:
             base = 8.0
         return path, grid_values(None, base, path.endswith("max_concurrency"), "crossover"), None
-    path, equals, _ = asked.partition("=")
-    values: Values | None = parse_vary([asked])[path] if equals else None
+    path, equals, _ = requested.partition("=")
+    values: Values | None = parse_vary([requested])[path] if equals else None
     known = nested_value(variants[0].scenario.model_dump(), path)
     is_number = isinstance(known, int | float) and not isinstance(known, bool)
     base = float(known) if is_number else load_of(variants[0].scenario, path)
     whole = is_number and isinstance(known, int)
-    grid = grid_values(values, base, whole, f"crossover {asked}")
+    grid = grid_values(values, base, whole, f"crossover {requested}")
     for variant in variants:
         at_value(variant.scenario, path, grid[0])
     return path, grid, None
@@ -366,14 +366,14 @@ def _variant_document(variant: Variant, run: dict[str, Any], ratios: dict[str, R
 def _crossover_document(
     path: str | None, metric: str, curves: Sequence[LoadCurve], base: Variant
 ) -> dict[str, Any] | None:
-    found = nearest_crossing(curves, load_of(base.scenario, path) if path else None)
-    if found is None:
+    nearest = nearest_crossing(curves, load_of(base.scenario, path) if path else None)
+    if nearest is None:
         return None
     return {
         "path": path,
         "metric": metric,
-        "variant": found[0].variant,
-        **_crossing_document(found[1]),
+        "variant": nearest[0].variant,
+        **_crossing_document(nearest[1]),
         "all": [{"variant": c.variant, **_crossing_document(x)} for c in curves for x in c.crossings],
     }
 
@@ -462,8 +462,8 @@ def _crossover_words(document: dict[str, Any], best: str) -> str:
     crossover = document["crossover"]
     if crossover is None:
         return ""
-    own = [c for c in crossover["all"] if c["variant"] == best]
-    crossing = crossover if crossover["variant"] == best or not own else own[0]
+    crossings = [c for c in crossover["all"] if c["variant"] == best]
+    crossing = crossover if crossover["variant"] == best or not crossings else crossings[0]
     subject = "it pays" if crossing["variant"] == best else f"{crossing['variant']} pays"
     path = crossover["path"]
     text = f"; {subject} {crossing['better']} about {load_words(path, crossing['value'])}"
@@ -569,13 +569,13 @@ class CompareResult(StudyResult):
     def tables(self) -> list[Table]:
         """Speedups, means, and where they apply assumed parameters and crossovers."""
         document = self.document
-        found = [_speedup_table(document), _value_table(document), _sensitivity_table(document)]
-        return [*found[:2], *(table for table in (*found[2:], _crossover_table(document)) if table.rows)]
+        tables = [_speedup_table(document), _value_table(document), _sensitivity_table(document)]
+        return [*tables[:2], *(table for table in (*tables[2:], _crossover_table(document)) if table.rows)]
 
 
 def _value(variant: dict[str, Any], metric: str) -> float | None:
-    found: float | None = variant[metric] if metric in COSTS else variant["summary"].get(metric)
-    return found
+    value: float | None = variant[metric] if metric in COSTS else variant["summary"].get(metric)
+    return value
 
 
 def _speedup_table(document: dict[str, Any]) -> Table:

@@ -93,18 +93,18 @@ def grid_values(values: Values | None, base: float | None, whole: bool, place: s
         low, high = values.low, values.high
         geometric = values.log or low > 0
         steps = [index / (RANGE_POINTS - 1) for index in range(RANGE_POINTS)]
-        found = [low * (high / low) ** s if geometric else low + (high - low) * s for s in steps]
+        grid = [low * (high / low) ** s if geometric else low + (high - low) * s for s in steps]
         whole = whole or values.whole
     elif values is not None:
         if any(isinstance(value, bool) or not isinstance(value, int | float) for value in values):
             raise ForerunError(f"{place}: a crossover is looked for along numbers")
-        found = [float(value) for value in values]
+        grid = [float(value) for value in values]
         whole = whole or all(isinstance(value, int) for value in values)
     elif base is None:
         raise ForerunError(f"{place}: the scenario has no value there to start from; give PATH=LOW..HIGH or values")
     else:
-        found = [base * factor for factor in LOAD_FACTORS]
-    rounded = sorted({max(1.0, float(round(value))) if whole else float(value) for value in found})
+        grid = [base * factor for factor in LOAD_FACTORS]
+    rounded = sorted({max(1.0, float(round(value))) if whole else float(value) for value in grid})
     if len(rounded) < 2:
         raise ForerunError(f"{place}: a crossover needs at least two values")
     return rounded
@@ -140,10 +140,10 @@ def load_curves(
 
 def at_value(scenario: Scenario, path: str, value: float) -> Scenario:
     """The scenario at one value of the load path."""
-    own = value
+    load = value
     if path == MAX_CONCURRENCY or (path not in (REQUEST_RATE, RATE_SCALE) and value == round(value)):
-        own = int(value)
-    settings: dict[str, Any] = {path: own}
+        load = int(value)
+    settings: dict[str, Any] = {path: load}
     if path == RATE_SCALE and scenario.workload.arrivals is None:
         settings = {"workload.arrivals.process": "trace", **settings}
     return apply_settings(scenario, settings, "crossover")
@@ -156,7 +156,7 @@ def crossings_of(points: Sequence[CurvePoint]) -> tuple[Crossing, ...]:
     """
     decided = [(index, _decision(point.speedup)) for index, point in enumerate(points)]
     decided = [(index, verdict) for index, verdict in decided if verdict]
-    found = []
+    crossings = []
     for (first, before), (last, after) in pairwise(decided):
         if before == after:
             continue
@@ -169,8 +169,8 @@ def crossings_of(points: Sequence[CurvePoint]) -> tuple[Crossing, ...]:
                 _zero([(p.value, log(p.speedup.high or 1.0)) for p in section], after),
             ]
             ends = [min(bounds), max(bounds)]
-        found.append(Crossing(middle, ends[0], ends[1], "below" if before > 0 else "above"))
-    return tuple(found)
+        crossings.append(Crossing(middle, ends[0], ends[1], "below" if before > 0 else "above"))
+    return tuple(crossings)
 
 
 def _decision(ratio: Ratio) -> int:
@@ -192,14 +192,14 @@ def _between_verdicts(row: Mapping[float, Ratio | None], whole: bool) -> list[fl
     verdicts = [v for _, ratio in known if (v := _decision(ratio))]
     if len(set(verdicts)) < 2:
         return []
-    found = []
+    middles = []
     for (x, first), (next_x, second) in pairwise(known):
         if (first.ratio > 1.0) != (second.ratio > 1.0):
             middle = exp((log(x) + log(next_x)) / 2) if x > 0 else (x + next_x) / 2
             middle = float(round(middle)) if whole else middle
             if min(abs(middle - x), abs(next_x - middle)) > (0.5 if whole else 0.0):
-                found.append(middle)
-    return found
+                middles.append(middle)
+    return middles
 
 
 def _ratios(
@@ -219,18 +219,18 @@ def _ratios(
     }
     base = variants[0].name
     better = HIGHER_IS_BETTER[metric]
-    found: dict[str, dict[float, Ratio | None]] = {}
+    ratios: dict[str, dict[float, Ratio | None]] = {}
     for variant in variants[1:]:
-        found[variant.name] = {}
+        ratios[variant.name] = {}
         for value in values:
             logs = log_ratios(measured[base, value], measured[variant.name, value], better)
-            found[variant.name][value] = None if logs is None else ratio_of(logs, LEVEL)
-    return found
+            ratios[variant.name][value] = None if logs is None else ratio_of(logs, LEVEL)
+    return ratios
 
 
 def nearest_crossing(curves: Sequence[LoadCurve], base: float | None) -> tuple[LoadCurve, Crossing] | None:
     """The crossing nearest to the scenario's own load."""
-    found = [(curve, crossing) for curve in curves for crossing in curve.crossings]
+    crossings = [(curve, crossing) for curve in curves for crossing in curve.crossings]
 
     def distance(item: tuple[LoadCurve, Crossing]) -> float:
         value = item[1].value
@@ -238,4 +238,4 @@ def nearest_crossing(curves: Sequence[LoadCurve], base: float | None) -> tuple[L
             return 0.0
         return abs(log(value / base)) if value > 0 and base > 0 else inf
 
-    return min(found, key=distance, default=None)
+    return min(crossings, key=distance, default=None)

@@ -45,19 +45,19 @@ def swings(
         answers: the ratio of each variant as assumed, to tell which verdicts turn over.
         pool: where runs are made.
     """
-    own = {variant.name: assumed_parameters(variant.scenario) for variant in variants}
+    by_variant = {variant.name: assumed_parameters(variant.scenario) for variant in variants}
     parameters: dict[str, AssumedParameter] = {}
-    for found_here in own.values():
-        parameters = {**found_here, **parameters}
+    for of_variant in by_variant.values():
+        parameters = {**of_variant, **parameters}
     runs = [
         run
         for parameter in parameters.values()
         for value in (parameter.low, parameter.high)
         for variant in variants
-        for run in _moved(variant, own[variant.name].get(parameter.name), value, seeds)
+        for run in _moved(variant, by_variant[variant.name].get(parameter.name), value, seeds)
     ]
     documents = iter(pool.documents_if_any(runs))
-    found = []
+    all_swings = []
     for parameter in parameters.values():
         ends: list[dict[str, float]] = []
         for _ in (parameter.low, parameter.high):
@@ -65,8 +65,8 @@ def swings(
             base = measured[variants[0].name]
             ratios = {v.name: paired_ratio(base, measured[v.name], HIGHER_IS_BETTER[metric]) for v in variants[1:]}
             ends.append({name: ratio.ratio for name, ratio in ratios.items() if ratio is not None})
-        found.append(Swing(parameter, ends[0], ends[1], _flipped(answers, ends)))
-    return sorted(found, key=lambda swing: -max((swing.width(v.name) for v in variants[1:]), default=0.0))
+        all_swings.append(Swing(parameter, ends[0], ends[1], _flipped(answers, ends)))
+    return sorted(all_swings, key=lambda swing: -max((swing.width(v.name) for v in variants[1:]), default=0.0))
 
 
 def _moved(variant: Variant, parameter: AssumedParameter | None, value: float, seeds: Sequence[int]) -> list[Run]:

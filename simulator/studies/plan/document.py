@@ -19,9 +19,9 @@ from simulator.result import StudyResult, Summary
 from simulator.scenario import is_log, scenario_from
 from simulator.studies.engine_flags import launch_flags
 from simulator.studies.paired import chance_words
-from simulator.studies.plan.brief import brief_document, brief_table, hours_table
 from simulator.studies.plan.objectives import RESAMPLES, latency_words, limits_words, objective_of
 from simulator.studies.plan.search import Candidate, Plan, PlanOptions, ProgressCall, make_plan
+from simulator.studies.plan.summary import hours_table, plan_summary, plan_summary_table
 from simulator.studies.study_file import Source, StudyFile, study_of, study_of_log, yaml_text
 from simulator.tables import ABSENT, Cell, Table, Value, number
 
@@ -92,8 +92,8 @@ def plan(
         study = with_trace(study, trace, columns)
     elif columns:
         raise ArgumentError("map", "names columns of a trace and there is none; give trace, or set workload.columns")
-    given, texts = (slo, ()) if isinstance(slo, Mapping) else ({}, tuple(slo or ()))
-    objective = objective_of({**study.scenario.slo, **given}, texts)
+    limits, texts = (slo, ()) if isinstance(slo, Mapping) else ({}, tuple(slo or ()))
+    objective = objective_of({**study.scenario.slo, **limits}, texts)
     mode = "max-rate" if max_rate else "rate" if rate is not None else "own"
     options = PlanOptions(
         mode, rate, growth, seed, replications, requests, finalists, max_replicas, jobs, headroom, interval, spare
@@ -126,38 +126,38 @@ def _check_asked(rate: float | None, max_rate: bool, growth: float, spare: int, 
 J_PER_KWH = 3.6e6
 
 
-def carbon_of(given: float | str | Path) -> tuple[float, float, float]:
+def carbon_of(carbon: float | str | Path) -> tuple[float, float, float]:
     """Mean, least and greatest carbon intensity, g/kWh: of a number, or of a CSV file over the day.
 
     Raises:
         ForerunError: neither a number nor such a file; with the line.
     """
     try:
-        one = float(str(given))
+        one = float(str(carbon))
     except ValueError:
         pass
     else:
         if not 0 <= one < 1e6:
-            raise ArgumentError("carbon", f"grams of CO2 per kWh from 0 (got {given})")
+            raise ArgumentError("carbon", f"grams of CO2 per kWh from 0 (got {carbon})")
         return one, one, one
-    path = Path(str(given))
+    path = Path(str(carbon))
     if not path.is_file():
-        raise ArgumentError("carbon", f"{given} is neither a number of grams per kWh nor a file")
+        raise ArgumentError("carbon", f"{carbon} is neither a number of grams per kWh nor a file")
     rows = list(csv.reader(path.read_text(encoding="utf-8").splitlines()))
     if not rows or rows[0] != ["hour", "g_per_kwh"]:
         raise ForerunError(f"{path}: line 1: the columns are hour,g_per_kwh")
-    found: list[tuple[float, float]] = []
+    intensities: list[tuple[float, float]] = []
     for line, row in enumerate(rows[1:], 2):
         try:
             hour, grams = map(float, row)
         except ValueError:
             raise ForerunError(f"{path}: line {line}: two numbers are needed, hour and g_per_kwh") from None
-        if not (0 <= grams < 1e6 and 0 <= hour <= 24 and (not found or hour > found[-1][0])):
+        if not (0 <= grams < 1e6 and 0 <= hour <= 24 and (not intensities or hour > intensities[-1][0])):
             raise ForerunError(f"{path}: line {line}: hours rise from 0 to 24, grams per kWh are 0 or more")
-        found.append((hour, grams))
-    if not found:
+        intensities.append((hour, grams))
+    if not intensities:
         raise ForerunError(f"{path}: holds no hour")
-    hours, grams_of = zip(*found, strict=True)
+    hours, grams_of = zip(*intensities, strict=True)
     lasts = [after - before for before, after in pairwise([*hours, 24.0 + hours[0]])]
     mean = sum(one * last for one, last in zip(grams_of, lasts, strict=True)) / sum(lasts)
     return mean, min(grams_of), max(grams_of)
@@ -220,8 +220,8 @@ class PlanResult(StudyResult):
     @property
     def best(self) -> Document | None:
         """The winner; None where no layout holds the SLO."""
-        found: Document | None = self.document["best"]
-        return found
+        best: Document | None = self.document["best"]
+        return best
 
     @property
     def title(self) -> str:
@@ -252,8 +252,8 @@ class PlanResult(StudyResult):
     def records(self) -> list[dict[str, Any]]:
         """A row for each candidate."""
         plain = ("layout", "status", "reason", "replicas", "chips", "usd_per_hour", "usd_per_million_output_tokens",
-                 "power_w", "output_tokens_per_joule", "max_rate", "headroom", "analytic_max_rate", "binding", "strain",
-                 "basis")  # fmt: skip
+                 "power_w", "output_tokens_per_joule", "max_rate", "headroom", "analytic_max_rate", "binding",
+                 "slo_ratio", "basis")  # fmt: skip
         return [
             {key: row[key] for key in plain} | row["set"] | (row["values"] or {}) for row in self.document["candidates"]
         ]
@@ -261,17 +261,17 @@ class PlanResult(StudyResult):
     def tables(self) -> list[Table]:
         """Layouts that hold, those that do not and why, and the winners' launch commands."""
         rows = self.document["candidates"]
-        found = [_holding_table(self.document), _power_table(self.document)]
+        tables = [_holding_table(self.document), _power_table(self.document)]
         for status, words in FAILING.items():
-            found.append(_failing_table(words, [row for row in rows if row["status"] == status], status))
-        found.append(_command_table(rows))
+            tables.append(_failing_table(words, [row for row in rows if row["status"] == status], status))
+        tables.append(_command_table(rows))
         if self.document["brief"] is not None:
-            found += [brief_table(self.document["brief"]), hours_table(self.document.get("hours") or [])]
-        return [table for table in found if table.rows] or found[:1]
+            tables += [plan_summary_table(self.document["brief"]), hours_table(self.document.get("hours") or [])]
+        return [table for table in tables if table.rows] or tables[:1]
 
 
 def _hours(plan: Plan) -> list[Document]:
-    hours = plan.outlook.hours if plan.outlook is not None else ()
+    hours = plan.headroom_cases.hours if plan.headroom_cases is not None else ()
     return [dict(zip(("start_s", "request_rate", "replicas"), hour, strict=True)) for hour in hours]
 
 
@@ -384,7 +384,7 @@ def plan_document(plan: Plan) -> Document:
             "next_cheaper": None if cheaper is None else {"layout": cheaper.name, "reason": cheaper.reason},
             "pareto": [candidate.name for candidate in pareto_front(plan)],
             "conclusion": conclusion(plan),
-            "brief": brief_document(plan),
+            "brief": plan_summary(plan),
             "hours": _hours(plan),
             "replications": plan.options.replications,
             "runs": plan.runs,
@@ -422,7 +422,7 @@ def candidate_document(plan: Plan, candidate: Candidate) -> Document:
         "analytic_max_rate": None,
         "binding": None,
         "values": None,
-        "strain": None,
+        "slo_ratio": None,
         "confidence": None,
         "bottleneck": None,
         "basis": None,
@@ -444,7 +444,7 @@ def candidate_document(plan: Plan, candidate: Candidate) -> Document:
             "output_tokens_per_joule": tokens_per_joule(seen.output_throughput, seen.power_w),
             "binding": verdict.binding,
             "values": verdict.values,
-            "strain": verdict.strain if isfinite(verdict.strain) else None,
+            "slo_ratio": verdict.slo_ratio if isfinite(verdict.slo_ratio) else None,
             "confidence": {
                 "method": verdict.method,
                 "runs": verdict.runs,
@@ -467,8 +467,8 @@ def pareto_front(plan: Plan) -> list[Candidate]:
     holding = [c for c in plan.candidates if c.status == "meets"]
     front: list[Candidate] = []
     fastest = -inf
-    for candidate in sorted(holding, key=lambda c: (plan.cost(c), -(c.max_rate or 0.0), _strain(c))):
-        reach = candidate.max_rate if candidate.max_rate is not None else -_strain(candidate)
+    for candidate in sorted(holding, key=lambda c: (plan.cost(c), -(c.max_rate or 0.0), _slo_ratio(c))):
+        reach = candidate.max_rate if candidate.max_rate is not None else -_slo_ratio(candidate)
         if reach > fastest:
             front.append(candidate)
             fastest = reach
@@ -481,7 +481,7 @@ def next_cheaper(plan: Plan) -> Candidate | None:
     if best is None or plan.rate is None:
         return None
     cheaper = [c for c in plan.candidates if c.status in ("misses", "pruned") and plan.cost(c) < plan.cost(best)]
-    return max(cheaper, key=lambda c: (plan.cost(c), -_strain(c)), default=None)
+    return max(cheaper, key=lambda c: (plan.cost(c), -_slo_ratio(c)), default=None)
 
 
 def conclusion(plan: Plan) -> str:
@@ -527,7 +527,7 @@ def _nothing_holds(plan: Plan, limits: str) -> str:
     at = "at any rate" if plan.rate is None else f"at {plan.rate:.3g} req/s"
     tried = [c for c in plan.candidates if c.verdict is not None and c.status == "misses"]
     if tried:
-        nearest = min(tried, key=_strain)
+        nearest = min(tried, key=_slo_ratio)
         return f"No layout holds {limits} {at}; the nearest, {nearest.name}, has {nearest.reason}."
     if plan.candidates and all(c.status == "refused" for c in plan.candidates):
         return f"No layout can be built: {plan.candidates[-1].reason}."
@@ -539,8 +539,8 @@ def _times(value: float | None, factor: float) -> float | None:
     return None if value is None else value * factor
 
 
-def _strain(candidate: Candidate) -> float:
-    return candidate.verdict.strain if candidate.verdict is not None else inf
+def _slo_ratio(candidate: Candidate) -> float:
+    return candidate.verdict.slo_ratio if candidate.verdict is not None else inf
 
 
 def _per_million(usd_per_hour: float | None, tokens_per_s: float | None) -> float | None:

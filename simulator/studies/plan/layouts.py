@@ -97,11 +97,11 @@ def search_axes(study: StudyFile) -> dict[str, tuple[Any, ...]]:
         if path != REPLICAS:
             axes[path] = listed(path, values)
     scenario = study.scenario
-    own = {
+    defaults = {
         TENSOR_PARALLEL: (scenario.hardware.tensor_parallel, DEFAULT_TENSOR_PARALLEL),
         BATCHED_TOKENS: (scenario.engine.max_num_batched_tokens, DEFAULT_BATCHED_TOKENS),
     }
-    for path, (value, others) in own.items():
+    for path, (value, others) in defaults.items():
         axes.setdefault(path, tuple(sorted({value, *others})))
     speculation = scenario.speculation
     if speculation is not None and speculation.method != "none" and not any(p.startswith("speculation") for p in axes):
@@ -148,32 +148,32 @@ def layouts(study: StudyFile, axes: Mapping[str, Sequence[Any]], spare: int = 0)
     if total > MOST_LAYOUTS:
         raise ForerunError(f"{study.place}: {total:,} layouts are too many to plan over (at most {MOST_LAYOUTS:,})")
     several = [path for path, values in axes.items() if len(values) > 1]
-    found = []
+    all_layouts = []
     for variant, base in bases:
         for values in product(*axes.values()):
             chosen = dict(zip(axes, values, strict=True))
-            told = {path: value for path, value in chosen.items() if path not in NAMED_BY_LAYOUT}
+            settings = {path: value for path, value in chosen.items() if path not in NAMED_BY_LAYOUT}
             if BATCHED_TOKENS not in several:
-                told.pop(BATCHED_TOKENS, None)
-            found.append(replace(_layout(study, {**base, **chosen}, variant, told), spare=spare))
-    return found
+                settings.pop(BATCHED_TOKENS, None)
+            all_layouts.append(replace(_layout(study, {**base, **chosen}, variant, settings), spare=spare))
+    return all_layouts
 
 
-def _layout(study: StudyFile, settings: dict[str, Any], variant: str, told: Settings) -> Layout:
+def _layout(study: StudyFile, settings: dict[str, Any], variant: str, named: Settings) -> Layout:
     scenario = study.with_settings({**settings, REPLICAS: 1})
     scalable = not getattr(scenario, "pools", None)
     refused, steady = None, None
     try:
         chips, usd = _bill(study, scenario, settings)
     except ForerunError as error:
-        return Layout(settings, scenario, _name(scenario, variant, told), 0, None, str(error))
+        return Layout(settings, scenario, _name(scenario, variant, named), 0, None, str(error))
     try:
         steady = steady_parts(scenario)[2]
     except NothingServedError as error:
         refused = str(error)
     except ForerunError:
         steady = None  # no steady state in closed form: only the event simulation can tell
-    return Layout(settings, scenario, _name(scenario, variant, told), chips, usd, refused, steady, scalable)
+    return Layout(settings, scenario, _name(scenario, variant, named), chips, usd, refused, steady, scalable)
 
 
 def _bill(study: StudyFile, scenario: Scenario, settings: Settings) -> tuple[int, float | None]:
@@ -186,24 +186,24 @@ def _bill(study: StudyFile, scenario: Scenario, settings: Settings) -> tuple[int
             (pool.replicas * pool.chips, _given(pool.usd_per_chip_hour, _hourly(pool.chip))) for pool in build.pools
         ]
     draft = scenario.speculation.draft if scenario.speculation is not None else None
-    apart = getattr(draft, "chip", None)
-    if draft is not None and apart is not None and getattr(scenario.speculation, "method", "none") != "none":
-        rents.append((scenario.hardware.replicas * (draft.tensor_parallel or 1), _profile_price(apart)))
+    drafter_chip = getattr(draft, "chip", None)
+    if draft is not None and drafter_chip is not None and getattr(scenario.speculation, "method", "none") != "none":
+        rents.append((scenario.hardware.replicas * (draft.tensor_parallel or 1), _profile_price(drafter_chip)))
     chips = sum(count for count, _ in rents)
     prices = [None if price is None else count * price for count, price in rents]
     return chips, None if any(price is None for price in prices) else sum(p for p in prices if p is not None)
 
 
-def _name(scenario: Scenario, variant: str, told: Settings) -> str:
+def _name(scenario: Scenario, variant: str, settings: Settings) -> str:
     hardware = scenario.hardware
     parts = [f"TP{hardware.tensor_parallel}"]
     if hardware.pipeline_parallel > 1:
         parts.append(f"PP{hardware.pipeline_parallel}")
-    if BATCHED_TOKENS in told:
-        parts.append(f"{told[BATCHED_TOKENS]}-token steps")
+    if BATCHED_TOKENS in settings:
+        parts.append(f"{settings[BATCHED_TOKENS]}-token steps")
     if variant:
         parts.append(variant)
-    others = {path: value for path, value in told.items() if path != BATCHED_TOKENS}
+    others = {path: value for path, value in settings.items() if path != BATCHED_TOKENS}
     if others:
         parts.append(settings_name(others))
     return f"{hardware.chip} {', '.join(parts)}"

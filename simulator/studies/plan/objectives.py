@@ -57,7 +57,7 @@ class Objective:
         plain |= {f"{name}_ms": limit for name, limit in self.per_request_ms}
         return plain | ({GOODPUT: self.goodput} if self.goodput is not None else {})
 
-    def strain(self, key: str, value: float | None) -> float:
+    def slo_ratio(self, key: str, value: float | None) -> float:
         """How near a value is to its limit: up to 1 it holds; for goodput, the share of bad requests over what is let.
 
         A value that was never measured, as of requests with a single output token, cannot break a limit.
@@ -157,7 +157,7 @@ def resampled(objective: Objective, result: RunResult, seed: int = 0) -> list[di
     count = len(result.requests)
     block = min(count, max(1, round(10 * count ** (1 / 3))))
     generator = np.random.default_rng(seed)
-    found = []
+    summaries = []
     for _ in range(RESAMPLES):
         starts = generator.integers(0, count, -(-count // block))
         chosen = ((starts[:, None] + np.arange(block)) % count).ravel()[:count]
@@ -168,8 +168,8 @@ def resampled(objective: Objective, result: RunResult, seed: int = 0) -> list[di
             row[limit.key] = statistic(limit.statistic, WeightedSample.of(values)) if len(values) else None
         if fine is not None:
             row[GOODPUT] = float(fine[chosen].mean())
-        found.append(row)
-    return found
+        summaries.append(row)
+    return summaries
 
 
 def _number(place: str, text: str) -> float:

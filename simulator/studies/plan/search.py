@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.errors import ForerunError, LawBrokenError
+from simulator.errors import ForerunError, InvariantError
 from simulator.scenario import Scenario
 from simulator.studies.plan.layouts import REPLICAS, Layout, layouts, replica_counts, search_axes
 from simulator.studies.plan.objectives import WAITING, Objective, latency_words
@@ -26,7 +26,7 @@ from simulator.studies.plan.trials import (
     Verdict,
     chance_to_hold,
     find_highest_rate,
-    holds_alone,
+    holds_unloaded,
     judge,
     load_of,
     trial,
@@ -112,7 +112,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class HeadroomCases:
     """The best layout under what may come."""
 
     one_less: Candidate | None
@@ -124,9 +124,9 @@ class Outlook:
 
 
 GROWTH = 2.0
-"""Load at which an outlook looks, over the one planned for."""
+"""Load at which an headroom_cases looks, over the one planned for."""
 MORE_TRIED = 3
-"""Further numbers of replicas that an outlook tries where the first does not hold."""
+"""Further numbers of replicas that an headroom_cases tries where the first does not hold."""
 
 
 @dataclass(slots=True)
@@ -143,7 +143,7 @@ class Plan:
     candidates: list[Candidate] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     runs: int = 0
-    outlook: Outlook | None = None
+    headroom_cases: HeadroomCases | None = None
     """How the best does when things change; None where that was not asked, or nothing holds."""
 
     @property
@@ -168,13 +168,13 @@ def make_plan(
             wrong. Layouts that the model refuses are no error: they are listed with the reason.
     """
     load, rate = _load(study.scenario, options)
-    found = layouts(study, search_axes(study), options.spare)
+    candidates = layouts(study, search_axes(study), options.spare)
     counts = replica_counts(study, options.max_replicas)
-    usable = [layout for layout in found if layout.refused is None]
+    usable = [layout for layout in candidates if layout.refused is None]
     by_price = bool(usable) and all(layout.usd_per_hour is not None for layout in usable)
     plan = Plan(study, objective, options, rate, by_price)
     plan.notes += _notes(study, usable, by_price)
-    refused = [Candidate(layout, counts[0], "refused", layout.refused) for layout in found if layout.refused]
+    refused = [Candidate(layout, counts[0], "refused", layout.refused) for layout in candidates if layout.refused]
     with Workers(options.jobs or cores() if options.jobs != 1 else 0) as workers:
         if rate is None:
             searched = HighestRates(plan, load, usable, counts, workers, progress).run()
@@ -192,8 +192,8 @@ def _find_chances(plan: Plan, load: Load, searched: Sequence[Candidate], workers
     for one in [each for each in searched if each.status == "meets"][: plan.options.finalists]:
         if one.verdict is not None and one.rate is not None:
             driven = one.layout.with_replicas(load.at(one.layout.scenario, one.rate), one.searched or one.replicas)
-            asked = (driven, plan.options.seed, plan.objective, one.verdict)
-            started.append((one, workers.start(chance_to_hold, *asked)))
+            arguments = (driven, plan.options.seed, plan.objective, one.verdict)
+            started.append((one, workers.start(chance_to_hold, *arguments)))
     for one, chance in started:
         try:
             one.chance = chance()
@@ -206,7 +206,7 @@ def _load(scenario: Scenario, options: PlanOptions) -> tuple[Load, float | None]
     load = load_of(scenario, options.requests, own_arrivals=options.mode == "own")
     if options.mode == "max-rate":
         return load, None
-    rate = options.rate if options.mode == "rate" else load.own_rate
+    rate = options.rate if options.mode == "rate" else load.recorded_rate
     if rate is None:
         raise ForerunError(
             "workload.arrivals: a plan needs a rate to hold: give rate, max_rate or trace, or a request_rate here"
@@ -241,8 +241,8 @@ def _notes(study: StudyFile, usable: Sequence[Layout], by_price: bool) -> list[s
         notes.append("not every chip has a price: layouts are ranked by their number of chips")
     prices = study.scenario.prices
     if by_price and prices is not None and not isinstance(prices.usd_per_chip_hour, dict) and len(chips) > 1:
-        own = study.scenario.hardware.chip
-        notes.append(f"prices.usd_per_chip_hour is the price of {own}; other chips cost what their profiles say")
+        chip = study.scenario.hardware.chip
+        notes.append(f"prices.usd_per_chip_hour is the price of {chip}; other chips cost what their profiles say")
     return notes
 
 
@@ -272,7 +272,7 @@ def overload(steady: Replica | None, objective: Objective, replicas: int, arriva
         return None
     start_s = (np.arange(len(arrival_s)) / replicas - steady.most) / (RATE_MARGIN * steady.most_rate)
     wait_s = np.maximum(0.0, start_s - (arrival_s - arrival_s[0]))
-    for quantile, limit_s in bearable_waits(objective):
+    for quantile, limit_s in wait_budgets(objective):
         least = float(np.mean(wait_s)) if quantile is None else float(np.quantile(wait_s, quantile, method="lower"))
         if least > limit_s:
             rate = len(arrival_s) / max(float(arrival_s[-1] - arrival_s[0]), 1e-9)
@@ -283,7 +283,7 @@ def overload(steady: Replica | None, objective: Objective, replicas: int, arriva
     return None
 
 
-def hopeless(steady: Replica | None, objective: Objective) -> str | None:
+def infeasible_reason(steady: Replica | None, objective: Objective) -> str | None:
     """Why an SLO is out of reach even without load, or None where it may hold.
 
     The mean latencies of a request alone, times ``LATENCY_MARGIN``, bound the mean and every percentile from the 90th:
@@ -295,8 +295,8 @@ def hopeless(steady: Replica | None, objective: Objective) -> str | None:
     lengths = (steady.traffic.input_tokens, steady.traffic.output_tokens)
     if any(float(np.percentile(tokens, 90)) < float(tokens.mean()) for tokens in lengths):
         return None
-    alone = steady.closed_loop(1.0)
-    latencies = {"ttft": alone.ttft_s, "tpot": alone.tpot_s, "e2el": alone.e2e_s}
+    unloaded = steady.closed_loop(1.0)
+    latencies = {"ttft": unloaded.ttft_s, "tpot": unloaded.tpot_s, "e2el": unloaded.e2e_s}
     for limit in objective.limits:
         seconds = latencies.get(limit.latency)
         bounded = limit.statistic == "mean" or (limit.statistic[0] == "p" and float(limit.statistic[1:]) >= 90)
@@ -306,7 +306,7 @@ def hopeless(steady: Replica | None, objective: Objective) -> str | None:
     return None
 
 
-def bearable_waits(objective: Objective) -> list[tuple[float | None, float]]:
+def wait_budgets(objective: Objective) -> list[tuple[float | None, float]]:
     """Longest waits that the objective allows: a quantile of the requests (None for their mean), and seconds."""
     waits: list[tuple[float | None, float]] = []
     for limit in objective.limits:
@@ -334,8 +334,8 @@ def fault_words(error: Exception) -> tuple[str, str]:
     """Status and reason of a layout whose run ended in an error."""
     if isinstance(error, ForerunError):
         return "refused", str(error)
-    law = error.law if isinstance(error, LawBrokenError) else str(error)
-    return "not told", f"its result cannot be, which is a fault of Forerun: {law}"
+    invariant = error.invariant if isinstance(error, InvariantError) else str(error)
+    return "not told", f"its result cannot be, which is a fault of Forerun: {invariant}"
 
 
 class _Search:
@@ -359,7 +359,7 @@ class _Search:
         self._started: dict[tuple[int, int, float], Callable[[], Any]] = {}
         options = plan.options
         self._seeds = [options.seed + n for n in range(options.replications)]
-        self._longest_wait_s = max((wait for _, wait in bearable_waits(plan.objective)), default=0.0)
+        self._longest_wait_s = max((wait for _, wait in wait_budgets(plan.objective)), default=0.0)
 
     def _seeds_of(self, scenario: Scenario) -> list[int]:
         return self._seeds if scenario.random else self._seeds[:1]
@@ -369,8 +369,8 @@ class _Search:
         key = (id(layout), replicas, rate)
         if key not in self._started:
             driven = layout.with_replicas(load.at(layout.scenario, rate), replicas)
-            asked = (driven, self._plan.objective, self._seeds_of(driven), not driven.random)
-            self._started[key] = self._workers.start(_judge, *asked)
+            arguments = (driven, self._plan.objective, self._seeds_of(driven), not driven.random)
+            self._started[key] = self._workers.start(_judge, *arguments)
         return self._started[key]
 
     def _search(
@@ -414,7 +414,7 @@ class CheapestFirst(_Search):
     def run(self) -> list[Candidate]:
         """All candidates that were looked at, ranked."""
         for index, layout in enumerate(self._layouts):
-            reason = hopeless(layout.steady, self._plan.objective)
+            reason = infeasible_reason(layout.steady, self._plan.objective)
             if reason is not None:
                 self._tried.append(Candidate(layout, self._counts[0], "pruned", reason))
             else:
@@ -440,7 +440,7 @@ class CheapestFirst(_Search):
             self._find_headroom(winners)
         ranked = sorted(self._tried, key=self._rank)
         if self._plan.options.headroom and winners:
-            self._plan.outlook = self._outlook(ranked[0])
+            self._plan.headroom_cases = self._headroom_cases(ranked[0])
         return ranked
 
     def _enough(self, holding: int, cheapest: float) -> bool:
@@ -451,11 +451,11 @@ class CheapestFirst(_Search):
 
     def _rank(self, candidate: Candidate) -> tuple[float, ...]:
         order = RANKS.index(candidate.status)
-        strain = candidate.verdict.strain if candidate.verdict is not None else inf
+        slo_ratio = candidate.verdict.slo_ratio if candidate.verdict is not None else inf
         cost = self._plan.cost(candidate)
         # At equal cost the layout that holds the higher rate dominates, whatever the SLO leaves at the rate asked for.
         reach = -(candidate.max_rate or 0.0)
-        return (order, round(cost, 9), reach, strain) if order == 0 else (order, strain, cost)
+        return (order, round(cost, 9), reach, slo_ratio) if order == 0 else (order, slo_ratio, cost)
 
     def _push(self, index: int, place: int) -> None:
         """Queue a layout at the first number of replicas, from ``place``, whose queue does not surely grow."""
@@ -495,10 +495,10 @@ class CheapestFirst(_Search):
         rate = self._rate * UNLOADED
         driven = layout.with_replicas(self._run_load.at(layout.scenario, rate), 1)
         self._plan.runs += 1
-        if holds_alone(driven, self._seeds_of(driven), self._plan.objective):
+        if holds_unloaded(driven, self._seeds_of(driven), self._plan.objective):
             return None
-        alone, _, _ = self._verdict(self._judged(layout, 1, self._run_load, rate))
-        return None if alone is None or alone.meets else _miss_words(alone)
+        unloaded, _, _ = self._verdict(self._judged(layout, 1, self._run_load, rate))
+        return None if unloaded is None or unloaded.meets else _miss_words(unloaded)
 
     def _try(self, index: int, place: int) -> Candidate | None:
         """Judge a candidate, with the next in the queue already begun."""
@@ -547,11 +547,11 @@ class CheapestFirst(_Search):
         if len(searches) < len(winners):
             self._plan.notes.append("too few requests to tell how much more than asked a layout would hold")
 
-    def _outlook(self, best: Candidate) -> Outlook:
+    def _headroom_cases(self, best: Candidate) -> HeadroomCases:
         """The best layout with one of its replicas down, and its replicas for ``GROWTH`` times the load."""
         layout = best.layout
         if not layout.scalable:
-            return Outlook(None, None)
+            return HeadroomCases(None, None)
         left = layout.rented(best.replicas) - 1
         one_less = self._tried_at(layout, left, self._rate) if left else None
         grown = self._rate * GROWTH
@@ -561,7 +561,7 @@ class CheapestFirst(_Search):
             doubled = self._tried_at(layout, replicas, grown)
             if doubled.status == "meets":
                 break
-        return Outlook(one_less, doubled if doubled.status == "meets" else None, self._hours(best))
+        return HeadroomCases(one_less, doubled if doubled.status == "meets" else None, self._hours(best))
 
     def _hours(self, best: Candidate) -> tuple[tuple[float, float, int], ...]:
         """The fewest replicas of the best layout that hold the highest rate of each hour of a profile."""
@@ -594,12 +594,12 @@ class HighestRates(_Search):
 
     def run(self) -> list[Candidate]:
         """All candidates, highest rate first."""
-        plan, found, searches = self._plan, [], []
+        plan, candidates, searches = self._plan, [], []
         for layout in self._layouts:
-            reason = hopeless(layout.steady, plan.objective)
+            reason = infeasible_reason(layout.steady, plan.objective)
             for replicas in self._counts_of(layout):
                 candidate = Candidate(layout, replicas, "pruned", reason)
-                found.append(candidate)
+                candidates.append(candidate)
                 if not replicas:
                     candidate.replicas, candidate.reason = 1, self._too_hungry(layout)
                     continue
@@ -612,7 +612,7 @@ class HighestRates(_Search):
         for done, (candidate, search_of, most) in enumerate(searches):
             self._settle(candidate, search_of, most)
             self._tick(done + 1, len(searches))
-        return sorted(found, key=self._rank)
+        return sorted(candidates, key=self._rank)
 
     def _too_hungry(self, layout: Layout) -> str:
         budget = self._plan.options.power_budget_w

@@ -44,28 +44,28 @@ def thresholds(
     Raises:
         ForerunError: no autoscaler, no SLO, or a scenario that cannot run.
     """
-    own = study_of(scenario).scenario
-    if own.autoscaler is None:
+    base = study_of(scenario).scenario
+    if base.autoscaler is None:
         raise ForerunError("autoscaler: a scenario with this section is needed to look for its thresholds")
-    if not own.slo:
+    if not base.slo:
         raise ForerunError("slo: at least one limit is needed, such as p99_ttft_ms: 500")
-    path = "autoscaler.target" if own.autoscaler.rule == "hpa" else "autoscaler.kv_threshold"
-    tried = {value: own.with_values({path: value}) for value in targets or _ladder(own)}
-    bare = own.model_copy(update={"autoscaler": None})
-    fixed = {n: bare.with_values({"hardware.replicas": n}) for n in range(1, own.autoscaler.max_replicas + 1)}
+    path = "autoscaler.target" if base.autoscaler.rule == "hpa" else "autoscaler.kv_threshold"
+    tried = {value: base.with_values({path: value}) for value in targets or _ladder(base)}
+    bare = base.model_copy(update={"autoscaler": None})
+    fixed = {n: bare.with_values({"hardware.replicas": n}) for n in range(1, base.autoscaler.max_replicas + 1)}
     seeds = range(seed, seed + replications)
     everything = [*tried.values(), *fixed.values()]
     with Workers(min(jobs or cores(), len(everything) * replications)) as workers:
         pool = RunPool(workers, progress)
-        found = pool.documents_if_any([Run(one, number) for one in everything for number in seeds])
-        if not any(found):
+        run_documents = pool.documents_if_any([Run(one, number) for one in everything for number in seeds])
+        if not any(run_documents):
             pool.document(Run(everything[0], seed), "thresholds")
-    by_one = [found[at : at + replications] for at in range(0, len(found), replications)]
+    by_one = [run_documents[at : at + replications] for at in range(0, len(run_documents), replications)]
     names: list[Document] = [{"threshold": value, "replicas": None} for value in tried]
     names += [{"threshold": None, "replicas": count} for count in fixed]
     rows = [name | _row(documents) for name, documents in zip(names, by_one, strict=True) if all(documents)]
     return ThresholdsResult(
-        _document(own, path, rows, seed), shlex.join(["forerun", "plan", "scenario.yaml", "--thresholds"])
+        _document(base, path, rows, seed), shlex.join(["forerun", "plan", "scenario.yaml", "--thresholds"])
     )
 
 
@@ -77,8 +77,8 @@ class ThresholdsResult(StudyResult):
     @property
     def best(self) -> Document | None:
         """The cheapest threshold that holds; None where none does."""
-        found: Document | None = self.document["best"]
-        return found
+        best: Document | None = self.document["best"]
+        return best
 
     @property
     def scenario(self) -> Scenario:
@@ -185,5 +185,5 @@ def _conclusion(path: str, scaled: Document | None, fixed: Document | None) -> s
     if fixed is None:
         return f"{text}; no fixed fleet of as many does."
     saved = 1.0 - scaled["mean_replicas"] / fixed["mean_replicas"]
-    beside = f"{fixed['replicas']} fixed ones: {number(abs(100 * saved))} % {'less' if saved >= 0 else 'more'}"
-    return f"{text}, beside {beside}."
+    fixed_words = f"{fixed['replicas']} fixed ones: {number(abs(100 * saved))} % {'less' if saved >= 0 else 'more'}"
+    return f"{text}, beside {fixed_words}."

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from simulator.errors import ForerunError, LawBrokenError, NothingServedError, StalledError
+from simulator.errors import ForerunError, InvariantError, NothingServedError, StalledError
 from simulator.metrics.statistics import mean_interval
 from simulator.metrics.summary import request_latencies_ms
 from simulator.metrics.uncertainty import DRAWS, metric_draws, sampling_draws
@@ -36,7 +36,7 @@ class Load:
 
     kind: str
     """``process``: drawn arrivals of that rate. ``trace``: the trace's own arrivals, played faster or slower."""
-    own_rate: float | None
+    recorded_rate: float | None
     """Requests per second of the scenario as it is, where that is known."""
     requests: int | None
     """Requests of a run; None leaves the scenario's own number, at least."""
@@ -46,8 +46,8 @@ class Load:
         workload = scenario.workload
         changes: dict[str, Any] = {}
         if self.kind == "trace":
-            assert self.own_rate is not None
-            changes["arrivals"] = {"process": "trace", "rate_scale": rate / self.own_rate}
+            assert self.recorded_rate is not None
+            changes["arrivals"] = {"process": "trace", "rate_scale": rate / self.recorded_rate}
         else:
             arrivals = workload.arrivals
             kept = {}
@@ -76,8 +76,8 @@ class Load:
         if self.kind == "trace" or self.requests is not None or scenario.workload.trace is not None:
             return self
         span = max(SPAN_S, SPAN_LIMITS * longest_wait_s)
-        own = scenario.workload.num_requests or 0
-        return Load(self.kind, self.own_rate, max(own, min(MOST_REQUESTS, ceil(span * rate))))
+        num_requests = scenario.workload.num_requests or 0
+        return Load(self.kind, self.recorded_rate, max(num_requests, min(MOST_REQUESTS, ceil(span * rate))))
 
 
 def load_of(scenario: Scenario, requests: int | None, *, own_arrivals: bool) -> Load:
@@ -96,15 +96,15 @@ def load_of(scenario: Scenario, requests: int | None, *, own_arrivals: bool) -> 
     replayed = workload.trace is not None and (arrivals is None or arrivals.process == "trace")
     if own_arrivals and replayed:
         limited = scenario if requests is None else scenario.with_values({"workload.num_requests": requests})
-        own = population(limited.workload).trace_rate
-        if own is None:
+        trace_rate = population(limited.workload).trace_rate
+        if trace_rate is None:
             raise ForerunError(f"workload.trace: {workload.trace}: arrivals that span no time have no rate to plan for")
-        return Load("trace", own, requests)
+        return Load("trace", trace_rate, requests)
     rate = arrivals.request_rate if arrivals is not None else None
     return Load("process", rate, requests)
 
 
-FAULTS = (ForerunError, LawBrokenError, StalledError)
+FAULTS = (ForerunError, InvariantError, StalledError)
 """What a layout's runs may end with."""
 CLEAR_MISS = 1.5
 """Strain of the first run from which others are not needed to call it a miss."""
@@ -137,10 +137,10 @@ class Verdict:
     """Whether a candidate holds the objective at a load, how sure that is, and what binds."""
 
     meets: bool
-    strain: float
-    """Largest strain of the mean values; at most 1 when met. Infinite when requests fail."""
+    slo_ratio: float
+    """Largest slo_ratio of the mean values; at most 1 when met. Infinite when requests fail."""
     binding: str | None
-    """Name of what strains most."""
+    """Name of what slo_ratios most."""
     values: dict[str, float | None]
     """Means over the runs."""
     interval: tuple[float, float] | None
@@ -178,12 +178,12 @@ def observe(scenario: Scenario, seed: int, objective: Objective, resample: bool 
     )
 
 
-ALONE_MARGIN = 0.9
+UNLOADED_MARGIN = 0.9
 """Share of a limit that the longest request alone may take, for no shorter one to break it: kernels go by whole tiles,
 so that a few more tokens may take a little less time."""
 
 
-def holds_alone(scenario: Scenario, seeds: Sequence[int], objective: Objective) -> bool:
+def holds_unloaded(scenario: Scenario, seeds: Sequence[int], objective: Objective) -> bool:
     """Whether every request surely holds the objective where it has a replica to itself; else only runs can tell.
 
     The longest prompt with the longest answer is simulated. No request waits longer for its first token, no step that
@@ -205,7 +205,7 @@ def holds_alone(scenario: Scenario, seeds: Sequence[int], objective: Objective) 
     gap_ms = 1e3 * float(result.gaps.gap_s.max(initial=0.0))
     bounds = {"ttft": first_ms, "tpot": gap_ms, "itl": gap_ms, "e2el": first_ms + (answer - 1) * gap_ms}
     limits = [(one.latency, one.limit_ms) for one in objective.limits] + list(objective.per_request_ms)
-    return all(bounds[name] <= ALONE_MARGIN * limit_ms for name, limit_ms in limits)
+    return all(bounds[name] <= UNLOADED_MARGIN * limit_ms for name, limit_ms in limits)
 
 
 def chance_to_hold(scenario: Scenario, seed: int, objective: Objective, verdict: Verdict) -> float:
@@ -227,7 +227,7 @@ def chance_to_hold(scenario: Scenario, seed: int, objective: Objective, verdict:
         if value is not None and draws is not None:
             chance = sampling_draws(key, error["sampling"].get(key, 0.0) / sqrt(verdict.runs))
             drawn = value * np.exp(draws + chance)
-            holds &= np.array([objective.strain(key, float(one)) <= 1.0 for one in drawn])
+            holds &= np.array([objective.slo_ratio(key, float(one)) <= 1.0 for one in drawn])
     return float(holds.mean())
 
 
@@ -237,8 +237,8 @@ def judge(objective: Objective, observations: Sequence[Observation]) -> Verdict:
     Several runs give the share of them that hold and a Student-t interval; a single one with resamples, theirs.
     """
     values = {key: _mean([run.values[key] for run in observations]) for key in objective.keys}
-    strains = {key: objective.strain(key, value) for key, value in values.items()}
-    binding = max(strains, key=strains.__getitem__)
+    slo_ratios = {key: objective.slo_ratio(key, value) for key, value in values.items()}
+    binding = max(slo_ratios, key=slo_ratios.__getitem__)
     failed = sum(run.failed for run in observations)
     first = observations[0]
     known = [value for run in observations if (value := run.values[binding]) is not None]
@@ -253,10 +253,10 @@ def judge(objective: Objective, observations: Sequence[Observation]) -> Verdict:
         if drawn:
             edge = int(len(drawn) * (1 - LEVEL) / 2)
             interval = drawn[edge], drawn[-1 - edge]
-    strain = inf if failed else strains[binding]
+    slo_ratio = inf if failed else slo_ratios[binding]
     return Verdict(
-        meets=strain <= 1.0,
-        strain=strain,
+        meets=slo_ratio <= 1.0,
+        slo_ratio=slo_ratio,
         binding=binding,
         values=values,
         interval=interval,
@@ -269,15 +269,15 @@ def judge(objective: Objective, observations: Sequence[Observation]) -> Verdict:
 
 
 def highest_rate(
-    strain_at: Callable[[float], float], guess: float, tolerance: float = TOLERANCE, most: float = inf
+    slo_ratio_at: Callable[[float], float], guess: float, tolerance: float = TOLERANCE, most: float = inf
 ) -> tuple[float, int]:
-    """The highest load at which ``strain_at`` is at most 1, by bisection in the logarithm of the load.
+    """The highest load at which ``slo_ratio_at`` is at most 1, by bisection in the logarithm of the load.
 
     The result holds, and ``(1 + tolerance)`` times it does not. Runs at different loads share their random numbers, so
     what is searched rises but for the granularity of batching.
 
     Args:
-        strain_at: largest strain of the SLO at a load.
+        slo_ratio_at: largest slo_ratio of the SLO at a load.
         guess: where to start, > 0.
         tolerance: relative width of the bracket at the end.
         most: load beyond which is not looked.
@@ -289,7 +289,7 @@ def highest_rate(
     tried = 1
     guess = min(guess, most)
     low, high = 0.0, inf
-    if strain_at(guess) <= 1.0:
+    if slo_ratio_at(guess) <= 1.0:
         low = guess
     else:
         high = guess
@@ -297,7 +297,7 @@ def highest_rate(
     while (low == 0.0 or high == inf) and tried < MOST_WIDENING and low < most:
         rate = min(low * step, most) if high == inf else high / step
         tried += 1
-        if strain_at(rate) <= 1.0:
+        if slo_ratio_at(rate) <= 1.0:
             low = rate
         else:
             high = rate
@@ -307,7 +307,7 @@ def highest_rate(
     while high / low > 1.0 + tolerance:
         middle = sqrt(low * high)
         tried += 1
-        if strain_at(middle) <= 1.0:
+        if slo_ratio_at(middle) <= 1.0:
             low = middle
         else:
             high = middle
@@ -320,12 +320,12 @@ def find_highest_rate(
     """``highest_rate`` of a scenario over common seeds, with the verdict there; what a worker process does."""
     verdicts: dict[float, Verdict] = {}
 
-    def strain_at(rate: float) -> float:
+    def slo_ratio_at(rate: float) -> float:
         driven = load.at(scenario, rate)
         verdicts[rate] = judge(objective, trial(driven, objective, seeds))
-        return verdicts[rate].strain
+        return verdicts[rate].slo_ratio
 
-    rate, tried = highest_rate(strain_at, guess, most=most)
+    rate, tried = highest_rate(slo_ratio_at, guess, most=most)
     return rate, tried, verdicts.get(rate)
 
 
@@ -337,13 +337,13 @@ def trial(scenario: Scenario, objective: Objective, seeds: Sequence[int], resamp
             runs.append(observe(scenario, seed, objective, resample and len(seeds) == 1))
         except NothingServedError as error:
             raise ForerunError(f"no request can be served here ({error.reasons})") from None
-        if len(runs) == 1 and judge(objective, runs).strain > CLEAR_MISS:
+        if len(runs) == 1 and judge(objective, runs).slo_ratio > CLEAR_MISS:
             break
     return runs
 
 
 def _holds(objective: Objective, values: dict[str, float | None]) -> bool:
-    return all(objective.strain(key, value) <= 1.0 for key, value in values.items())
+    return all(objective.slo_ratio(key, value) <= 1.0 for key, value in values.items())
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

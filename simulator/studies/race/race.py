@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from simulator.build import Build, build_alone
+from simulator.build import Build, build_replica
 from simulator.errors import ArgumentError, ForerunError, did_you_mean
 from simulator.metrics import forerun_version, jsonable, scenario_document
 from simulator.reports import request_records
@@ -108,15 +108,15 @@ def race(
         raise ArgumentError("patterns" if patterns < 1 else "requests", "a race needs a pattern of 8 requests or more")
     with Workers(jobs or cores() if jobs != 1 else 0) as workers:
         if text is not None:
-            given = read_traffic(text, str(replay))
-            found: dict[Pattern | None, dict[str, Outcome]] = {None: run_pattern(base, names, given)}
+            replayed = read_traffic(text, str(replay))
+            outcomes: dict[Pattern | None, dict[str, Outcome]] = {None: run_pattern(base, names, replayed)}
         else:
-            found = dict(_searched(base, names, patterns, requests, seed, workers, progress))
-    document = _document(base, names, found, seed)
+            outcomes = dict(_searched(base, names, patterns, requests, seed, workers, progress))
+    document = _document(base, names, outcomes, seed)
     files = {"study.yaml": yaml_text({"scenario": document["scenario"]})}
     closest = document["certificate"]
     if text is None and closest is not None:
-        traffic = traffic_of(_patterns(found)[closest["pattern"]], steps_of(base))
+        traffic = traffic_of(_patterns(outcomes)[closest["pattern"]], steps_of(base))
         files["closest.csv"] = traffic.csv
     words = ["forerun race study.yaml --seed", str(seed), "--patterns", str(patterns), "--requests", str(requests)]
     return RaceResult(jsonable(document), " ".join([*words, *(f"--controller {name}" for name in controllers)]), files)
@@ -132,8 +132,8 @@ def drafting_scenario(scenario: Scenario) -> Scenario:
     if speculation is None or speculation.method == "none" or speculation.num_speculative_tokens is None:
         raise ForerunError("speculation: a race needs a drafter with num_speculative_tokens, the most it may draft")
     policy = named(speculation.policy)
-    given = policy.model_dump(exclude_none=True) if policy.name != FIXED else {"name": OWN}
-    return scenario.with_values({"speculation.policy": {"switch_s": SWITCH_S, **given}})
+    settings = policy.model_dump(exclude_none=True) if policy.name != FIXED else {"name": OWN}
+    return scenario.with_values({"speculation.policy": {"switch_s": SWITCH_S, **settings}})
 
 
 def checked_controllers(names: Sequence[str]) -> tuple[str, ...]:
@@ -200,7 +200,7 @@ def plug_in(name: str, most: int) -> Callable[[], DraftPolicy]:
 
 def steps_of(scenario: Scenario) -> Callable[[int, int, int], float]:
     """Seconds of a plain decode step of the target by (sequences, draft tokens, context); tokens must be 0."""
-    timer = build_alone(with_controller(scenario, OFF)).main.timer
+    timer = build_replica(with_controller(scenario, OFF)).main.timer
     assert isinstance(timer, ModelTimer)
 
     def seconds(seqs: int, tokens: int, context: int) -> float:
@@ -247,8 +247,8 @@ def controlled(scenario: Scenario, name: str, traffic: Traffic, seed: int = 0) -
 def _built(text: str, name: str, seed: int) -> Build:
     """The replicas of a scenario, as JSON, under a controller; made once in a process, with the prices of its steps."""
     scenario = Scenario.model_validate_json(text)
-    own = plug_in(name, most_tokens(scenario)) if ":" in name else None
-    return build_alone(with_controller(scenario, name), seed, make_policy=own)
+    custom = plug_in(name, most_tokens(scenario)) if ":" in name else None
+    return build_replica(with_controller(scenario, name), seed, make_policy=custom)
 
 
 def is_fixed(name: str) -> bool:
@@ -281,36 +281,39 @@ def _searched(
     first = max(1, round(count * (1 - SEARCHED)))
     wanted = [first, *(len(part) for part in np.array_split(np.arange(count - first), ROUNDS) if len(part))]
     seconds = steps_of(scenario)
-    found: list[tuple[Pattern, dict[str, Outcome]]] = []
+    outcomes: list[tuple[Pattern, dict[str, Outcome]]] = []
     for number, size in enumerate(wanted):
         if number == 0:
-            asked = [drawn(rng, requests) for _ in range(size)]
+            generation = [drawn(rng, requests) for _ in range(size)]
         else:
-            parents = _hurt(found, names)
-            asked = [changed(rng, parents[n % len(parents)]) for n in range(size)]
-        started = [workers.start(run_pattern, scenario, names, traffic_of(one, seconds)) for one in asked]
-        for pattern, outcome in zip(asked, started, strict=True):
-            found.append((pattern, outcome()))
+            parents = _hurt(outcomes, names)
+            generation = [changed(rng, parents[n % len(parents)]) for n in range(size)]
+        started = [workers.start(run_pattern, scenario, names, traffic_of(one, seconds)) for one in generation]
+        for pattern, outcome in zip(generation, started, strict=True):
+            outcomes.append((pattern, outcome()))
             if progress is not None:
-                progress(len(found), count)
-    return found
+                progress(len(outcomes), count)
+    return outcomes
 
 
-def _hurt(found: Sequence[tuple[Pattern, Mapping[str, Outcome]]], names: Sequence[str]) -> list[Pattern]:
+def _hurt(outcomes: Sequence[tuple[Pattern, Mapping[str, Outcome]]], names: Sequence[str]) -> list[Pattern]:
     """Patterns on which some controller falls furthest behind: of our own first, then of any."""
     aimed = [name for name in names if name == OWN] or list(names)
-    chosen = worst_of({pattern: max(regret(o, name) for name in aimed) for pattern, o in found}, PARENTS)
-    return chosen + worst_of({pattern: max(regret(o, name) for name in names) for pattern, o in found}, PARENTS // 2)
+    chosen = worst_of({pattern: max(regret(o, name) for name in aimed) for pattern, o in outcomes}, PARENTS)
+    return chosen + worst_of({pattern: max(regret(o, name) for name in names) for pattern, o in outcomes}, PARENTS // 2)
 
 
-def _patterns(found: Mapping[Any, Any]) -> list[Any]:
-    return list(found)
+def _patterns(outcomes: Mapping[Any, Any]) -> list[Any]:
+    return list(outcomes)
 
 
 def _document(
-    scenario: Scenario, names: Sequence[str], found: Mapping[Pattern | None, Mapping[str, Outcome]], seed: int
+    scenario: Scenario,
+    names: Sequence[str],
+    outcomes_by_pattern: Mapping[Pattern | None, Mapping[str, Outcome]],
+    seed: int,
 ) -> dict[str, Any]:
-    runs = list(found.values())
+    runs = list(outcomes_by_pattern.values())
     fixed = [name for name in runs[0] if is_fixed(name)]
     rows = [_controller_row(name, runs) for name in (*names, *fixed)]
     rows.sort(key=lambda row: row["regret_mean"])
@@ -325,7 +328,7 @@ def _document(
                 "latency_s": {name: one.latency_s for name, one in outcomes.items()},
                 "switches": {name: one.switches for name, one in outcomes.items() if one.switches},
             }
-            for pattern, outcomes in found.items()
+            for pattern, outcomes in outcomes_by_pattern.items()
         ],
         "certificate": {
             "controller": winner["name"],
@@ -339,7 +342,7 @@ def _document(
         "scenario": scenario_document(scenario),
         "seed": seed,
         "version": forerun_version(),
-        "basis": build_alone(scenario).basis,
+        "basis": build_replica(scenario).basis,
         "notes": [
             "acceptance is drawn by request: its factor multiplies the scenario's conditional rates",
             "gates see rates, not confidences: where a drafter's own probabilities tell more, they do better than here",
@@ -367,7 +370,7 @@ def _controller_row(name: str, runs: Sequence[Mapping[str, Outcome]]) -> dict[st
 
 def vllm_table(scenario: Scenario) -> str:
     """Our controller's choice by batch at the scenario's own acceptance, as vLLM's speculative config writes it."""
-    build = build_alone(with_controller(scenario, OWN))
+    build = build_replica(with_controller(scenario, OWN))
     assert scenario.speculation is not None
     assert build.main.rule is not None
     survival = [1.0, *(float(rate) for rate in draft_survival(scenario.speculation))]

@@ -48,7 +48,7 @@ class Averages:
 
 
 @dataclass(frozen=True, slots=True)
-class FrontEnd:
+class ApiServer:
     """The way of a request into the scheduler's sight."""
 
     latency_s: float = 0.0
@@ -76,7 +76,7 @@ class Replica:
     """Decoding requests of a full replica, on average."""
     limited_by: str
     """``places``, ``kv`` or ``tokens``."""
-    front_end: FrontEnd = FrontEnd()
+    api_server: ApiServer = ApiServer()
 
     @property
     def most(self) -> int:
@@ -129,13 +129,13 @@ class Replica:
     def _sight_s(self, rate: float, others: float, batch: float, steps: FloatArray) -> float:
         """Seconds of a closed loop until a step can hold a request that was just sent.
 
-        A request sent the moment another ends comes between two steps, if nothing delays it; the front end makes it
+        A request sent the moment another ends comes between two steps, if nothing delays it; the API server makes it
         come in the middle of one. Steps decided ahead cost it one more.
         """
-        front = self.front_end
+        server = self.api_server
         step = others * float(self._at(np.array([others * batch]), steps)[0])
-        waited = step / 2 if front.latency_s or front.work_s else 0.0
-        return front.mean_s(others * rate) + waited + (step if front.schedules_ahead else 0.0)
+        waited = step / 2 if server.latency_s or server.work_s else 0.0
+        return server.mean_s(others * rate) + waited + (step if server.schedules_ahead else 0.0)
 
     def _prompts_only(self, outstanding: float) -> Averages:
         """A closed loop of requests of one output token: prompts in steps of as many as fit the budget."""
@@ -149,12 +149,12 @@ class Replica:
         mean, added = self._step_s(rate)
         arriving, excess = self._seen_by_arrivals(rate, mean, added)
         step = self._at(batch, mean)
-        chances, queue = self._law(rate, step, self._at(batch, mean + excess))
+        chances, queue = self._batch_distribution(rate, step, self._at(batch, mean + excess))
         decode_s = float(chances @ batch) / rate
         ttft = float(chances @ (self._residual_s(rate, batch, step) + self._own_steps_s(batch, rate * arriving)))
         ttft += self._budget_wait_s(rate, chances, batch) + queue / rate
-        ttft += self.front_end.mean_s(rate)
-        if self.front_end.schedules_ahead:
+        ttft += self.api_server.mean_s(rate)
+        if self.api_server.schedules_ahead:
             ttft += float(chances @ np.where(batch > 0, step, rate * self._at(batch, added) ** 2))
         return self._averages(rate, batch, chances, decode_s, ttft)
 
@@ -196,7 +196,7 @@ class Replica:
         steps = max(self.work.decode_steps, 1.0)
         return arriving, first * share * (1.0 - share**steps) / ((1.0 - share) * steps)
 
-    def _law(self, rate: float, step: FloatArray, seen: FloatArray) -> tuple[FloatArray, float]:
+    def _batch_distribution(self, rate: float, step: FloatArray, seen: FloatArray) -> tuple[FloatArray, float]:
         """Chance of each number of decoding requests, and the mean number of those that wait for a place.
 
         Args:
@@ -282,16 +282,16 @@ class Replica:
         others = np.minimum(np.minimum(joining, 1.0 / self.prices.budget_share), MOST_JOINING / 2)
         chances = _poisson(others, MOST_JOINING)[:, :-1]
         chances = chances / chances.sum(axis=1, keepdims=True)
-        own = self.prices.chunks * self.prices.beside_s + (chances * self._group_costs).sum(axis=1)
-        return self._at(batch, own)
+        seconds = self.prices.chunks * self.prices.chunk_s + (chances * self._group_costs).sum(axis=1)
+        return self._at(batch, seconds)
 
     def _residual_s(self, rate: float, batch: FloatArray, step: FloatArray) -> FloatArray:
         """Seconds until the step in which a request arrives is over, by decoding requests."""
-        decode, beside = self._at(batch, self.prices.decode_s), self._at(batch, self.prices.beside_s)
+        decode, chunk_s = self._at(batch, self.prices.decode_s), self._at(batch, self.prices.chunk_s)
         added = self._at(batch, self.prices.joined_s[:, 0])
         square = self._at(batch, self.prices.joined_square_s2)
         joined = -np.expm1(-rate * step)
-        squares = decode**2 + joined * (2 * beside * added + square)
+        squares = decode**2 + joined * (2 * chunk_s * added + square)
         busy = np.divide(squares, 2 * step, out=np.zeros_like(step), where=step > 0)
         empty = rate * square / (2 * np.maximum(1.0 - rate * added, LEAST_SHARE))
         return np.where(batch > 0, busy, empty)
@@ -307,12 +307,12 @@ class Replica:
         """Share of time by bound: decoding its part of every step, prompts the rest."""
         step, added = (self._at(batch, values) for values in self._step_s(rate))
         decode = self._at(batch, self.prices.decode_s)
-        alone = self._at(batch, self.prices.joined_s[:, 0])
+        single_prompt_s = self._at(batch, self.prices.joined_s[:, 0])
         decoding = batch > 0
         part = np.divide(1.0, step, out=np.zeros_like(step), where=decoding)
-        scale = np.divide(added, alone, out=np.ones_like(added), where=alone > 0) * rate
+        scale = np.divide(added, single_prompt_s, out=np.ones_like(added), where=single_prompt_s > 0) * rate
         prompts = np.where(decoding, np.minimum(rate * added, 1.0 - decode * part), np.minimum(rate * added, 1.0))
-        wanted = scale * alone
+        wanted = scale * single_prompt_s
         prompts = np.divide(prompts, wanted, out=np.zeros_like(prompts), where=wanted > 0) * scale
         shares = {}
         for index, bound in enumerate(BOUNDS):
@@ -324,8 +324,8 @@ class Replica:
 
     def _at(self, batch: FloatArray, values: FloatArray) -> FloatArray:
         """Values given per priced batch, at other batches."""
-        found: FloatArray = np.interp(batch, self.prices.batches, values)
-        return found
+        interpolated: FloatArray = np.interp(batch, self.prices.batches, values)
+        return interpolated
 
 
 def make_replica(
@@ -361,9 +361,9 @@ def make_replica(
         if fitting < places:
             places, limited_by = fitting, "tokens"
     length = 1.0 if survival is None else 1.0 + float(survival.sum())
-    seen = limits.intake_work_s + limits.intake_per_token_s * traffic.input_tokens
-    front_end = FrontEnd(limits.intake_s, float(seen.mean()), float((seen**2).mean()), limits.schedules_ahead)
-    return Replica(traffic, work, prices, length, places, limited_by, front_end)
+    seen = limits.api_server_work_s + limits.tokenisation_per_token_s * traffic.input_tokens
+    api_server = ApiServer(limits.api_server_s, float(seen.mean()), float((seen**2).mean()), limits.schedules_ahead)
+    return Replica(traffic, work, prices, length, places, limited_by, api_server)
 
 
 def _poisson(mean: FloatArray, most: int) -> FloatArray:

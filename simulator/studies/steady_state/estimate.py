@@ -6,9 +6,9 @@ lasts d(B), and the prompts that join in it add x(B) per request: both are price
 
 * **Batch.** While prompts keep joining, a step of B lasts ``s(B) = d(B) / (1 - R x(B))`` on average. Every decoding
   request advances by one step in it, so decoding is processor sharing with the service rate ``B / (n s(B))``, whose
-  stationary law does not depend on the distribution of lengths: ``p(B) ~ prod_(k<=B) R n s(k) / k`` (J. W. Cohen, "The
-  multiple phase service network with generalized processor sharing", Acta Informatica 12, 1979; F. P. Kelly,
-  "Reversibility and Stochastic Networks", 1979, section 3.3). Prompts join in groups, a Poisson number with mean
+  stationary distribution does not depend on the distribution of lengths: ``p(B) ~ prod_(k<=B) R n s(k) / k``
+  (J. W. Cohen, "The multiple phase service network with generalized processor sharing", Acta Informatica 12,
+  1979; F. P. Kelly, "Reversibility and Stochastic Networks", 1979, section 3.3). Prompts join in groups, a Poisson number with mean
   ``R s(B)`` per step; requests arrive in steps that are long and are decoded in the long ones after (``steady_state``).
 * **Places.** B is at most m: ``max_num_seqs``, the requests whose KV fits at their mean length, or the batch at which
   the token budget just holds the prompts that keep it up. Beyond m requests queue: a geometric tail with ratio
@@ -16,7 +16,7 @@ lasts d(B), and the prompts that join in it add x(B) per request: both are price
   1990, section 5.3) for the variation of gaps and outputs.
 * **Highest rate.** ``1 / (n d(m) / m + x(m))``, per replica; above it there is no steady state.
 * **TPOT.** Little's law: a request decodes for ``mean(B) / R`` seconds.
-* **TTFT.** The server's front end (M/G/1), what is left of the step that the request arrives in (residual life,
+* **TTFT.** The server's API server (M/G/1), what is left of the step that the request arrives in (residual life,
   E[s^2] / 2 E[s]), one step more where the engine decides steps ahead, the steps that hold its prompt, the wait while
   prompts before it fill the token budget (M/G/1, Pollaczek-Khinchine), and the wait for a place.
 * **Closed loop.** B, the prompts being processed and the queue add up to the concurrency; the rate that does it.
@@ -204,8 +204,8 @@ def _refuse(scenario: Scenario) -> None:
         "faults: failing replicas have": getattr(scenario, "faults", None) is not None,
         f"speculation.policy: '{policy}' changes K with the load, which has": policy != "fixed",
     }
-    for words, given in reasons.items():
-        if given:
+    for words, present in reasons.items():
+        if present:
             raise ForerunError(f"{words} no steady state in closed form here; use forerun run")
 
 

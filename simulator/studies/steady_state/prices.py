@@ -91,7 +91,7 @@ class StepPrices:
     batches: FloatArray
     decode_s: FloatArray
     """A step that only decodes."""
-    beside_s: FloatArray
+    chunk_s: FloatArray
     """What decoding takes of a step that prompts join: all of it, or nothing where prompts have steps of their own."""
     joined_s: FloatArray
     """[batch, group]: mean seconds that a group of prompts adds to the steps it joins, per group of ``GROUPS``."""
@@ -168,30 +168,30 @@ def price_steps(
     """
     batches = batch_grid(most)
     decode_bounds = _decode_bounds(timer, limits, work, batches)
-    most_beside = 0 if prefill_first else (limits.max_num_batched_tokens - 1) // limits.query_len
-    beside = np.minimum(batches, most_beside)
-    without = _decode_bounds(timer, limits, work, beside)
-    room = np.maximum(1, limits.max_num_batched_tokens - beside * limits.query_len)
+    most_decoding = 0 if prefill_first else (limits.max_num_batched_tokens - 1) // limits.query_len
+    decoding = np.minimum(batches, most_decoding)
+    without = _decode_bounds(timer, limits, work, decoding)
+    prefill_budget = np.maximum(1, limits.max_num_batched_tokens - decoding * limits.query_len)
     new, cached = _strata(traffic)
-    groups = [_joining(new, cached, size, room, timer.windows) for size in GROUPS]
+    groups = [_joining(new, cached, size, prefill_budget, timer.windows) for size in GROUPS]
     joining = _Joining(*(np.concatenate(parts, axis=-2) for parts in zip(*groups, strict=True)))
     shape = joining.steps.shape
-    rows = _step_work(limits, work, timer.windows, np.broadcast_to(beside[:, None, None], shape).ravel(), joining)
+    rows = _step_work(limits, work, timer.windows, np.broadcast_to(decoding[:, None, None], shape).ravel(), joining)
     bounds = _bounds(timer.costs(rows)).reshape(*shape, len(BOUNDS))
     added = joining.steps[..., None] * (bounds - without[:, None, None, :])
     added_s = np.maximum(added.sum(axis=-1), 0.0)
-    alone = joining.steps[:, 0]
-    exclusive = np.where(alone > 1, new[None] / room[:, None], 0.0) * bounds[:, 0].sum(axis=-1)
+    single_prompt = joining.steps[:, 0]
+    exclusive = np.where(single_prompt > 1, new[None] / prefill_budget[:, None], 0.0) * bounds[:, 0].sum(axis=-1)
     return StepPrices(
         batches=batches.astype(np.float64),
         decode_s=decode_bounds.sum(axis=1),
-        beside_s=without.sum(axis=1),
+        chunk_s=without.sum(axis=1),
         joined_s=added_s.mean(axis=2),
         joined_square_s2=(added_s[:, 0] ** 2).mean(axis=1),
-        chunks=alone.mean(axis=1),
+        chunks=single_prompt.mean(axis=1),
         exclusive_s=exclusive.mean(axis=1),
         exclusive_square_s2=(exclusive**2).mean(axis=1),
-        budget_share=float(new.mean()) / room,
+        budget_share=float(new.mean()) / prefill_budget,
         decode_bounds=decode_bounds,
         joined_bounds=added[:, 0].mean(axis=1),
     )
@@ -227,14 +227,14 @@ def _strata(traffic: Traffic) -> tuple[FloatArray, FloatArray]:
 
 
 def _joining(
-    new: FloatArray, cached: FloatArray, size: int, room: IntArray, windows: tuple[int | None, ...]
+    new: FloatArray, cached: FloatArray, size: int, prefill_budget: IntArray, windows: tuple[int | None, ...]
 ) -> _Joining:
     """Groups of ``size`` prompts, one per stratum: its own prompt and others spread over all strata."""
     members = (np.arange(STRATA)[:, None] + np.arange(size)[None] * OTHER_STRATUM) % STRATA
     fresh, before = new[members], cached[members]
     total = fresh.sum(axis=1)
-    steps = np.maximum(1.0, np.ceil(total[None] / room[:, None]))
-    pieces = np.maximum(1.0, np.ceil(fresh[None] / room[:, None, None]))
+    steps = np.maximum(1.0, np.ceil(total[None] / prefill_budget[:, None]))
+    pieces = np.maximum(1.0, np.ceil(fresh[None] / prefill_budget[:, None, None]))
     share = np.broadcast_to(fresh / pieces, pieces.shape)
     reached = before + fresh * (pieces + 1) / (2 * pieces)
     pairs, keys, completed = [], [], []
@@ -282,7 +282,7 @@ def _step_work(
         query_len=np.full_like(batch, limits.query_len),
         decode_kv_tokens=tuple(whole(batch.astype(np.float64) * keys) for keys in work.keys),
         longest_kv=none,
-        beyond_kv=none,
+        tail_kv=none,
     )
 
 

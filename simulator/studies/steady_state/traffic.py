@@ -140,8 +140,8 @@ def cached_prompt_tokens(stream: RequestStream, limits: EngineLimits, replicas: 
     looked_up = 0
     for request in range(0, len(stream), replicas):
         ids = hashes.of(request).tolist()
-        found = next((place for place, block in enumerate(ids) if block not in cache), len(ids))
-        cached[request] = min(found * hashes.block_tokens, int(stream.input_tokens[request]))
+        cached_blocks = next((place for place, block in enumerate(ids) if block not in cache), len(ids))
+        cached[request] = min(cached_blocks * hashes.block_tokens, int(stream.input_tokens[request]))
         seen[request] = True
         for block in reversed(ids):
             cache[block] = None

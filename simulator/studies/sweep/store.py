@@ -113,27 +113,27 @@ class SweepStore:
         if count < 1:
             return []
         with self._transaction():
-            found = self._open_points(count)
-            if not found and self._from and time.monotonic() - self._scanned > SCAN_S:
+            claimed = self._open_points(count)
+            if not claimed and self._from and time.monotonic() - self._scanned > SCAN_S:
                 self._from, self._scanned = 0, time.monotonic()
-                found = self._open_points(count)
+                claimed = self._open_points(count)
             lease = time.time() + self._lease_s
             self._base.executemany(
                 "UPDATE points SET status = 'running', owner = ?, lease_until = ? WHERE key = ?",
-                [(self.owner, lease, key) for key in found],
+                [(self.owner, lease, key) for key in claimed],
             )
-        return found
+        return claimed
 
     def _open_points(self, count: int) -> list[str]:
         """Keys of up to ``count`` points that nobody runs, from where the last look ended."""
-        found = self._base.execute(
+        rows = self._base.execute(
             "SELECT position, key FROM mine CROSS JOIN points USING (key) WHERE position >= ? AND (status = 'pending' "
             "OR (status = 'running' AND lease_until < ? AND owner != ?)) ORDER BY position LIMIT ?",
             (self._from, time.time(), self.owner, count),
         ).fetchall()
-        if found:
-            self._from = found[-1][0] + 1
-        return [key for _, key in found]
+        if rows:
+            self._from = rows[-1][0] + 1
+        return [key for _, key in rows]
 
     def renew(self) -> None:
         """Extend the lease of all that this process runs."""
@@ -194,27 +194,27 @@ class SweepStore:
     def counts(self) -> dict[str, int]:
         """Points of this study by status."""
         with self._plain_errors():
-            found = self._base.execute(
+            rows = self._base.execute(
                 "SELECT status, count(*) FROM mine JOIN points USING (key) GROUP BY status"
             ).fetchall()
-        return dict.fromkeys(("pending", "running", "done", "failed"), 0) | dict(found)
+        return dict.fromkeys(("pending", "running", "done", "failed"), 0) | dict(rows)
 
     def rows(self) -> list[StoredPoint]:
         """The points of this study in order."""
         with self._plain_errors():
-            found = self._base.execute(
+            rows = self._base.execute(
                 "SELECT key, status, document, error, runs FROM mine JOIN points USING (key) ORDER BY position"
             ).fetchall()
         return [
             StoredPoint(key, status, None if document is None else json.loads(document), error, runs)
-            for key, status, document, error, runs in found
+            for key, status, document, error, runs in rows
         ]
 
     def others(self) -> int:
         """Points in the store that are not of this study: other scenarios, seeds or versions."""
         with self._plain_errors():
-            found = self._base.execute("SELECT count(*) FROM points WHERE key NOT IN (SELECT key FROM mine)").fetchone()
-        return int(found[0])
+            row = self._base.execute("SELECT count(*) FROM points WHERE key NOT IN (SELECT key FROM mine)").fetchone()
+        return int(row[0])
 
     def _prepare(self, points: Sequence[Point]) -> None:
         with self._transaction():

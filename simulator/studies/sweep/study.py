@@ -115,8 +115,8 @@ class SweepResult(StudyResult):
         metric = self.document["metric"]
         known = [(value, p["name"]) for p in self.document["points"] if (value := point_value(p, metric)) is not None]
         best = None if not known else (max if HIGHER_IS_BETTER[metric] else min)(known)
-        found = {"best": None if best is None else best[1], metric: None if best is None else best[0]}
-        return Summary({**self.document["counts"], **found, "answer": self.conclusion})
+        summary = {"best": None if best is None else best[1], metric: None if best is None else best[0]}
+        return Summary({**self.document["counts"], **summary, "answer": self.conclusion})
 
     def records(self) -> list[dict[str, Any]]:
         """A row for each point: what it sets, and its summary."""
@@ -146,8 +146,8 @@ class SweepResult(StudyResult):
         columns = [*(["point"] if named else ()), *(path.rsplit(".", 1)[-1] for path in paths), *shown]
         reasons = Counter(point["error"] for point in points if point["status"] == "failed")
         failed = [[reason, count] for reason, count in reasons.most_common()]
-        found = [Table("Points, best first", columns, rows, shown=SWEEP_ROWS, name="points")]
-        return [*found, *([Table("Failed", ("reason", "points"), failed, shown=5, name="failed")] if failed else ())]
+        tables = [Table("Points, best first", columns, rows, shown=SWEEP_ROWS, name="points")]
+        return [*tables, *([Table("Failed", ("reason", "points"), failed, shown=5, name="failed")] if failed else ())]
 
 
 SHOWN = ("output_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_tpot_ms", "mean_e2el_ms")
@@ -285,8 +285,8 @@ class Study:
                     pool.close(wait=finished)
             rows = {row.key: row for row in kept.rows()}
             others, damaged = kept.others(), kept.damaged
-        found = [(point, rows[point.key]) for point in self.points]
-        results = tuple(PointResult(p.name, p.set, r.status, r.document, r.error, r.runs) for p, r in found)
+        stored = [(point, rows[point.key]) for point in self.points]
+        results = tuple(PointResult(p.name, p.set, r.status, r.document, r.error, r.runs) for p, r in stored)
         counted = {
             f"{others:,} points of other scenarios, seeds or versions in the store were left alone": others,
             f"{damaged:,} results in the store were not as they had been recorded, and were run again": damaged,
@@ -342,7 +342,7 @@ def _points(
     Raises:
         ForerunError: a value that is valid in no combination, or an unknown field.
     """
-    found: list[Point] = []
+    points: list[Point] = []
     valid: set[tuple[str, str]] = set()
     refused: dict[tuple[str, str], str] = {}
     for variant, setting in settings:
@@ -355,14 +355,14 @@ def _points(
         except ForerunError as error:
             text = str(error).removeprefix(f"{source.place}: ")
             refused |= {mark: text for mark in marks if mark not in refused}
-            found.append(refused_point(name, setting, source.scenario, seed, replications, text))
+            points.append(refused_point(name, setting, source.scenario, seed, replications, text))
             continue
         valid |= set(marks)
-        found.append(make_point(name, setting, scenario, seed, replications))
+        points.append(make_point(name, setting, scenario, seed, replications))
     for (path, value), text in refused.items():
         if (path, value) not in valid:
             raise ForerunError(f"{source.place}: {path}={value.strip(chr(39))} fits in no combination: {text}")
-    return tuple(found)
+    return tuple(points)
 
 
 def _point_document(point: PointResult) -> dict[str, Any]:

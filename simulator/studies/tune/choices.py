@@ -83,9 +83,9 @@ def draft_choices(scenario: Scenario, tokens: Sequence[int] | None = None) -> tu
 def _chains(
     scenario: Scenario, speculation: SpeculationConfig, tokens: Sequence[int] | None
 ) -> tuple[DraftChoice, ...]:
-    own, known = speculation.depth, _known_positions(speculation)
-    asked = tuple(tokens) if tokens is not None else (*(k for k in USUAL_TOKENS if k <= known), own)
-    deepest = max(asked)
+    depth, known = speculation.depth, _known_positions(speculation)
+    lengths = tuple(tokens) if tokens is not None else (*(k for k in USUAL_TOKENS if k <= known), depth)
+    deepest = max(lengths)
     if deepest > known:
         raise ArgumentError(
             "tokens",
@@ -93,7 +93,7 @@ def _chains(
             f"speculation.acceptance another position, or extrapolate: true",
         )
     survival = _deep_survival(speculation, deepest)
-    return tuple(_choice(f"K={k}", _with_chain(scenario, k, survival[:k]), survival[:k]) for k in sorted(set(asked)))
+    return tuple(_choice(f"K={k}", _with_chain(scenario, k, survival[:k]), survival[:k]) for k in sorted(set(lengths)))
 
 
 def _known_positions(speculation: SpeculationConfig) -> int:
@@ -110,11 +110,11 @@ def _deep_survival(speculation: SpeculationConfig, deepest: int) -> FloatArray:
     acceptance = speculation.acceptance
     assert acceptance is not None
     if acceptance.acceptance_length is not None:
-        own = draft_survival(speculation)
-        if deepest <= len(own):
-            return own
-        rates = LevelDecay(float(own[0]), acceptance.decay or 1.0).conditional(deepest)
-        longer: FloatArray = np.concatenate((own, own[-1] * np.cumprod(rates[len(own) :])))
+        survival = draft_survival(speculation)
+        if deepest <= len(survival):
+            return survival
+        rates = LevelDecay(float(survival[0]), acceptance.decay or 1.0).conditional(deepest)
+        longer: FloatArray = np.concatenate((survival, survival[-1] * np.cumprod(rates[len(survival) :])))
         return longer
     deep = speculation.model_dump(exclude_unset=True) | {"num_speculative_tokens": max(deepest, speculation.depth)}
     return draft_survival(SpeculationConfig.model_validate(deep))[:deepest]
@@ -155,12 +155,12 @@ def _trees(scenario: Scenario, speculation: SpeculationConfig) -> tuple[DraftCho
         while nodes >= max(SMALLEST_TREE, tree.growth.depth):
             kept.insert(0, scenario.with_values({"speculation.tree.nodes": nodes}))
             nodes //= 2
-    found = []
+    trees = []
     for one in kept:
         assert one.speculation is not None
         nodes = proposal(one.speculation).nodes
-        found.append(_choice(f"tree of {nodes}", one, draft_survival(one.speculation)))
-    return tuple(found)
+        trees.append(_choice(f"tree of {nodes}", one, draft_survival(one.speculation)))
+    return tuple(trees)
 
 
 def _choice(name: str, scenario: Scenario, survival: FloatArray) -> DraftChoice:

@@ -193,15 +193,15 @@ def tune(
     study = study_of(scenario)
     if study.vary or study.variants:
         raise ForerunError(f"{study.place}: vary, variants: tune takes one scenario; compare takes several")
-    given = {"batch": batch, "context": context, "tokens": tokens}
-    axes = {axis: axis_values(values, axis) if values else None for axis, values in given.items()}
+    axis_texts = {"batch": batch, "context": context, "tokens": tokens}
+    axes = {axis: axis_values(values, axis) if values else None for axis, values in axis_texts.items()}
     engine = default_engine(study.scenario) if emit is None else checked_engine(emit)
-    found = find_drafts(study.scenario, axes["batch"], axes["context"], axes["tokens"], progress)
+    tuning = find_drafts(study.scenario, axes["batch"], axes["context"], axes["tokens"], progress)
     words = ["forerun", "tune", "scenario.yaml", "--emit", engine]
     for axis, chosen in axes.items():
         if chosen is not None:
             words += [f"--{axis}", ",".join(map(str, chosen))]
-    document = tune_document(found, engine, strict=emit is not None) | {"seed": seed}
+    document = tune_document(tuning, engine, strict=emit is not None) | {"seed": seed}
     return TuneResult(document, shlex.join(words), {"scenario.yaml": yaml_text(document["scenario"])})
 
 
@@ -213,8 +213,8 @@ class TunedResult(StudyResult):
     @property
     def flags(self) -> str | None:
         """The engine's flags, ready to be pasted; empty or None where nothing is to be drafted or it has no such."""
-        found: str | None = self.document["emit"]
-        return found
+        flags: str | None = self.document["emit"]
+        return flags
 
 
 class TuneResult(TunedResult):
@@ -247,11 +247,11 @@ class TuneResult(TunedResult):
 
     def tables(self) -> list[Table]:
         """Batches down and contexts across, what it takes to break even at the mean context, and the flags."""
-        found = [_grid_table(self.document), _mean_table(self.document)]
+        tables = [_grid_table(self.document), _mean_table(self.document)]
         flags = [[self.document["engine"], self.flags]] if self.flags else []
         held = memory_rows(self.document.get("per_chip_bytes"))
-        found += [pairs("Memory", held, name="memory")] if held else []
-        return [*found, *([Table("Flags", ("engine", "flags"), flags, name="flags")] if flags else ())]
+        tables += [pairs("Memory", held, name="memory")] if held else []
+        return [*tables, *([Table("Flags", ("engine", "flags"), flags, name="flags")] if flags else ())]
 
 
 def _grid_table(document: Document) -> Table:
@@ -259,8 +259,8 @@ def _grid_table(document: Document) -> Table:
     for cell in document["table"]:
         words = f"{cell['draft']}{'' if cell['fits_kv_cache'] else '*'}"
         tone: Tone = "faint" if cell["draft"] == "off" else ""
-        own = Cell(words, aside=_interval(cell["if_on"]), tone=tone, value=cell["if_on"]["speedup"])
-        rows.setdefault(_span(cell["batch"]), []).append(own)
+        cell_if_on = Cell(words, aside=_interval(cell["if_on"]), tone=tone, value=cell["if_on"]["speedup"])
+        rows.setdefault(_span(cell["batch"]), []).append(cell_if_on)
     contexts = dict.fromkeys(_span(cell["context"]) for cell in document["table"])
     columns = ["batch", *(f"context {context}" for context in contexts)]
     lines = [[batch, *cells] for batch, cells in rows.items()]
@@ -321,8 +321,8 @@ def tune_document(tuning: Tuning, engine: str, strict: bool = True) -> Document:
     wide = dict.fromkeys(cell.batch for cell in tuning.mean if cell.batch[1] > WIDE * cell.batch[0])
     if wide:
         at = {cell.batch: cell.at_batch for cell in tuning.mean}
-        told = ", ".join(f"{low:,} to {high:,} at {at[low, high]:,}" for low, high in wide)
-        notes.append(f"wide ranges of batches are judged at one of them alone ({told}); give more, such as 1..256")
+        ranges = ", ".join(f"{low:,} to {high:,} at {at[low, high]:,}" for low, high in wide)
+        notes.append(f"wide ranges of batches are judged at one of them alone ({ranges}); give more, such as 1..256")
     notes += _switch_note(tuning)
     if not all(cell.fits for cell in tuning.cells):
         notes.append(

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.build import Build, build_alone
+from simulator.build import Build, build_replica
 from simulator.errors import ForerunError
 from simulator.scenario import Scenario
 from simulator.speculation import SpeculationConfig, draft_survival
@@ -94,12 +94,12 @@ def speculation_grid(
     axis, lengths = np.asarray(batches, np.int64), np.asarray(contexts, np.int64)
     # One K at a time: widest batches first decide how many tokens a step may hold.
     most = max(int(axis.max()), batch)
-    plain = build_alone(_with(scenario, most, max(draft_tokens), method="none"), 0)
+    plain = build_replica(_with(scenario, most, max(draft_tokens), method="none"), 0)
     cells = np.concatenate((axis, np.full_like(lengths, batch))), np.concatenate((np.full_like(axis, context), lengths))
     plain_s = _step_s(plain, *cells, 1)
     accepted, verify_step, speedups, notes, last = [], [], [], list(plain.notes), plain
     for k in draft_tokens:
-        last = build_alone(_with(scenario, most, max(draft_tokens), num_speculative_tokens=k), 0)
+        last = build_replica(_with(scenario, most, max(draft_tokens), num_speculative_tokens=k), 0)
         length = 1.0 + float(draft_survival(_with_k(speculation, k)).sum())
         seconds = _step_s(last, *cells, k + 1)
         accepted.append(length)

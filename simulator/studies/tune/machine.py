@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwprofiles import weakest
-from simulator.build import Build, build_alone
+from simulator.build import Build, build_replica
 from simulator.drafting import method_overhead
 from simulator.errors import ArgumentError, ForerunError
 from simulator.metrics.document import forerun_version, jsonable, scenario_document
@@ -79,7 +79,7 @@ class Prices:
             if self.scenario.speculation is not None:
                 chain = {"speculation.num_speculative_tokens": drafted, "speculation.acceptance": {"alpha": 0.5}}
                 values |= chain | {"speculation.policy": "fixed"} if drafted else {"speculation.method": "none"}
-            self._builds[streams, drafted] = build_alone(self.scenario.with_values(values), 0)
+            self._builds[streams, drafted] = build_replica(self.scenario.with_values(values), 0)
         return self._builds[streams, drafted]
 
 
@@ -145,8 +145,8 @@ def tune_machine(
         ForerunError: no drafter, nothing that can be read, or a scenario that cannot be built.
     """
     study = study_of(scenario)
-    own = study.scenario
-    if own.speculation is None or own.speculation.method == "none":
+    base = study.scenario
+    if base.speculation is None or base.speculation.method == "none":
         raise ForerunError(
             "speculation: there is no drafter to tune; give a method and its acceptance, for example "
             "{method: mtp, num_speculative_tokens: 2, acceptance: {alpha: 0.8}}"
@@ -154,48 +154,48 @@ def tune_machine(
     seen = [rate for log in logs for rate in read_llama_cpp(Path(log))]
     seen += [_given_rate(text) for text in measured]
     decoding = [rate for rate in seen if rate.kind == "decode"]
-    given = {"batch": batch, "context": context, "tokens": tokens}
-    axes = {axis: axis_values(values, axis) if values else None for axis, values in given.items()}
-    around = (axes["context"] or (_mean_context(own),))[0]
-    prices = Prices(own)
+    axis_texts = {"batch": batch, "context": context, "tokens": tokens}
+    axes = {axis: axis_values(values, axis) if values else None for axis, values in axis_texts.items()}
+    around = (axes["context"] or (_mean_context(base),))[0]
+    prices = Prices(base)
     rows = [_priced(prices, rate, around) for rate in decoding]
     machine = fit_machine([row[1:] for row in rows])
-    accepted, accepted_spread, source = _acceptance(own, decoding)
+    accepted, accepted_spread, source = _acceptance(base, decoding)
     tried, lanes = axes["tokens"] or tuple(range(1, 9)), axes["batch"] or (1,)
     gates = P_MINS if p_min is None else _gates(p_min)
-    survival = _survival(own, accepted, max(tried))
+    survival = _survival(base, accepted, max(tried))
     cells = [
         cell
         for streams in lanes
         for cell in _cells(prices, machine, survival, accepted_spread, streams, around, tried, gates)
     ]
-    document = _document(own, machine, rows, cells, (accepted, source), around, prices.build(1, 0))
+    document = _document(base, machine, rows, cells, (accepted, source), around, prices.build(1, 0))
     words = ["forerun", "tune", "scenario.yaml", *(w for rate in measured for w in ("--measured", rate))]
     words += [w for log in logs for w in ("--from-log", str(log))]
     return MachineResult(document, shlex.join(words), {"scenario.yaml": yaml_text(document["scenario"])})
 
 
-def is_local(study: StudyFile, engine: str | None, *asked: object) -> bool:
+def is_local(study: StudyFile, engine: str | None, *options: object) -> bool:
     """Whether a tuning is about one machine that runs llama.cpp or MLX.
 
     Raises:
         ArgumentError: rates of llama.cpp for the flags of another engine.
     """
     local = engine == LOCAL_ENGINE or (engine is None and study.scenario.engine.framework in LOCAL_FRAMEWORKS)
-    if any(asked) and not local:
+    if any(options) and not local:
         where = f"--emit {engine}" if engine else f"engine.framework: {study.scenario.engine.framework}"
         raise ArgumentError("emit", f"--from-log, --measured and --p-min are of llama.cpp, not {where}")
     return local
 
 
-def _gates(given: Sequence[float] | str) -> tuple[float, ...]:
+def _gates(texts: Sequence[float] | str) -> tuple[float, ...]:
     try:
-        found = tuple(float(part) for part in (given.split(",") if isinstance(given, str) else given))
+        thresholds = tuple(float(part) for part in (texts.split(",") if isinstance(texts, str) else texts))
     except ValueError:
-        found = (-1.0,)
-    if not all(0.0 <= gate < 1.0 for gate in found):
-        raise ArgumentError("p_min", f"{given}: write numbers from 0 to below 1, such as 0,0.6,0.75")
-    return tuple(dict.fromkeys(found))
+        thresholds = (-1.0,)
+    if not all(0.0 <= gate < 1.0 for gate in thresholds):
+        raise ArgumentError("p_min", f"{texts}: write numbers from 0 to below 1, such as 0,0.6,0.75")
+    return tuple(dict.fromkeys(thresholds))
 
 
 def _given_rate(text: str) -> LocalRate:
@@ -289,8 +289,10 @@ def _cells(
             if gate:  # it looks at every pass, and has run the one that ended the draft
                 cut = [one + overhead.gate_s * min(n + 1, k) + (n < k) * pass_s / 2 for n, one in enumerate(cut)]
             surer = gated([min(1.0, rate * (1.0 + spread)) for rate in rates[:k]], gate).length
-            own = _Steps(one_row, plain, float(chain.chances @ np.array(cut)))
-            cells.append(_cell(machine, own, streams, (k, gate), chain.length, float(np.log(surer / chain.length))))
+            step_times = _Steps(one_row, plain, float(chain.chances @ np.array(cut)))
+            cells.append(
+                _cell(machine, step_times, streams, (k, gate), chain.length, float(np.log(surer / chain.length)))
+            )
     return cells
 
 
@@ -370,7 +372,7 @@ def _document(
     ]
     timer = build.main.timer
     assert isinstance(timer, ModelTimer)
-    found = jsonable(
+    document = jsonable(
         {
             "table": [cell | {"context": [context, context]} for cell in cells],
             "best": best,
@@ -387,8 +389,8 @@ def _document(
             "notes": _notes(rows, acceptance[1]),
         }
     )
-    assert isinstance(found, dict)
-    return found
+    assert isinstance(document, dict)
+    return document
 
 
 def _notes(rows: Sequence[Any], source: str) -> list[str]:
@@ -400,13 +402,13 @@ def _notes(rows: Sequence[Any], source: str) -> list[str]:
 
 
 def _conclusion(cells: list[dict[str, Any]], best: dict[str, Any], measured: int) -> str:
-    told = f"{_rate_words(cells[0])} without drafting"
+    plain_rate = f"{_rate_words(cells[0])} without drafting"
     basis = f"from {measured} measured rate{'s' if measured != 1 else ''}" if measured else "from class defaults alone"
     if not best["num_speculative_tokens"]:
-        return f"Drafting does not pay here: {told}, {basis}."
+        return f"Drafting does not pay here: {plain_rate}, {basis}."
     gate = f", p-min {best['p_min']:g}" if best["p_min"] else ""
     draft = f"n-max {best['num_speculative_tokens']}{gate}"
-    return f"Best with {draft}: {_rate_words(best)}, {best['speedup']:.2f} times the {told}, {basis}."
+    return f"Best with {draft}: {_rate_words(best)}, {best['speedup']:.2f} times the {plain_rate}, {basis}."
 
 
 def _rate_words(cell: dict[str, Any]) -> str:
@@ -435,12 +437,12 @@ class MachineResult(TunedResult):
 
     def tables(self) -> list[Table]:
         """Rates by draft tokens and gate, and what was measured beside what was priced."""
-        found = [_rates_table(self.document)]
+        tables = [_rates_table(self.document)]
         if self.document["measured"]:
-            found.append(_measured_table(self.document))
+            tables.append(_measured_table(self.document))
         if self.flags:
-            found.append(Table("Flags", ("engine", "flags"), [["llama.cpp", self.flags]], name="flags"))
-        return found
+            tables.append(Table("Flags", ("engine", "flags"), [["llama.cpp", self.flags]], name="flags"))
+        return tables
 
 
 def _rates_table(document: dict[str, Any]) -> Table:

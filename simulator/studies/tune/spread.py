@@ -68,7 +68,7 @@ def assumed_spread(
         step_seconds: prices all cells.
     """
     base = step_seconds(plain, {}) / step_seconds(drafted, {})
-    found = [no_spread(len(base))]
+    spreads = [no_spread(len(base))]
     for parameter in parameters:
         if parameter.name == ACCEPTANCE:
             continue
@@ -81,8 +81,8 @@ def assumed_spread(
             except ForerunError:  # memory set aside that leaves no room: the end of the range cannot be run at all
                 continue
         if ends:
-            found.append(moved(base, *ends))
-    return added(found)
+            spreads.append(moved(base, *ends))
+    return added(spreads)
 
 
 def kernel_spread(*steps: tuple[KernelLibrary, Sequence[Kernel]]) -> Spread:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwprofiles import KernelLibrary, weakest
-from simulator.build import Build, build_alone
+from simulator.build import Build, build_replica
 from simulator.errors import ArgumentError
 from simulator.scenario import Scenario
 from simulator.studies.assumed import ACCEPTANCE, AssumedParameter, assumed_parameters
@@ -39,20 +39,20 @@ def axis_values(values: Sequence[int | str], axis: str) -> tuple[int, ...]:
     Raises:
         ArgumentError: anything that is not a whole number from 1 on, or a range that does not ascend.
     """
-    found: set[int] = set()
+    sizes: set[int] = set()
     for part in (part.strip() for value in values for part in str(value).split(",")):
         low, dots, high = part.partition("..")
         first = _whole(low, axis, part)
-        found.add(first)
+        sizes.add(first)
         if dots:
             last = _whole(high, axis, part)
             if last < first:
                 raise ArgumentError(axis, f"{part}: the range must ascend")
             while first < last:
-                found.add(first)
+                sizes.add(first)
                 first *= 2
-            found.add(last)
-    return tuple(sorted(found))
+            sizes.add(last)
+    return tuple(sorted(sizes))
 
 
 def _whole(text: str, axis: str, part: str) -> int:
@@ -185,7 +185,7 @@ def find_drafts(
     mean = prompt + output // 2
     grid = _Grid(axis, (*lengths, mean), max(axis), max(choice.tokens for choice in choices))
     plain = _plain(scenario)
-    built = build_alone(plain, 0)
+    built = build_replica(plain, 0)
     notes, basis = list(built.notes), built.basis
     before = grid.step_seconds(plain, {})
     speedups = []
@@ -195,7 +195,7 @@ def find_drafts(
         speedups.append(choice.length(grid.contexts) * before / grid.step_seconds(choice.scenario, {}))
     winners = np.argmax(speedups, axis=0)
     spreads = _spreads(scenario, plain, [choices[i] for i in sorted(set(winners.tolist()))], grid)
-    drafted = build_alone(choices[-1].scenario, 0)
+    drafted = build_replica(choices[-1].scenario, 0)
     basis = weakest((basis, drafted.basis))
     notes += [note for note in drafted.notes if note not in notes]
     capacity = drafted.memory.num_blocks * drafted.memory.block_size
@@ -207,8 +207,8 @@ def find_drafts(
         low, high = (float(end[index]) for end in spread.all.ends(speedups[winners[index]]))
         cells.append(grid.cell(index, choice, value, low, high, capacity))
     split = len(axis) * len(lengths)
-    own = tuple(cells[split:])
-    prefill_s = _prefill_s(build_alone(plain, 0), prompt, engine.max_num_batched_tokens)
+    chosen_cells = tuple(cells[split:])
+    prefill_s = _prefill_s(build_replica(plain, 0), prompt, engine.max_num_batched_tokens)
 
     def load(values: Sequence[float]) -> Load:
         at = crossover(np.asarray(axis, np.int64), np.asarray(values))
@@ -222,14 +222,16 @@ def find_drafts(
         scenario=scenario,
         choices=choices,
         cells=tuple(cells[:split]),
-        mean=own,
+        mean=chosen_cells,
         mean_context=mean,
         prompt_tokens=prompt,
         output_tokens=output,
-        crossover=load([cell.best_speedup for cell in own]),
-        crossover_low=load([cell.best_low for cell in own]),
-        crossover_high=load([cell.best_high for cell in own]),
-        break_even=tuple(_break_even(cell, spreads[cell.best.name].timing, split + i) for i, cell in enumerate(own)),
+        crossover=load([cell.best_speedup for cell in chosen_cells]),
+        crossover_low=load([cell.best_low for cell in chosen_cells]),
+        crossover_high=load([cell.best_high for cell in chosen_cells]),
+        break_even=tuple(
+            _break_even(cell, spreads[cell.best.name].timing, split + i) for i, cell in enumerate(chosen_cells)
+        ),
         kv_tokens=capacity,
         basis=basis,
         notes=tuple(notes),
@@ -263,13 +265,13 @@ def _spreads(scenario: Scenario, plain: Scenario, choices: Sequence[DraftChoice]
             memory[key] = grid.step_seconds(one, factors)
         return memory[key]
 
-    found = {}
+    spreads = {}
     for choice in choices:
         steps = (grid.kernels(one) for one in (plain, choice.scenario))
         parts = [kernel_spread(*steps), assumed_spread(plain, choice.scenario, parameters, priced)]
         timing = added(parts)
-        found[choice.name] = _Spreads(timing, added([timing, _acceptance_spread(choice, grid, accepted)]))
-    return found
+        spreads[choice.name] = _Spreads(timing, added([timing, _acceptance_spread(choice, grid, accepted)]))
+    return spreads
 
 
 def _acceptance_spread(choice: DraftChoice, grid: _Grid, parameter: AssumedParameter | None) -> Spread:
@@ -312,13 +314,13 @@ class _Grid:
 
     def step_seconds(self, scenario: Scenario, factors: Factors) -> FloatArray:
         """Seconds of every cell's step."""
-        build = build_alone(self._roomy(scenario), 0, factors=factors)
+        build = build_replica(self._roomy(scenario), 0, factors=factors)
         costs = build.main.timer.costs(self._work(build))
         return costs.device_s + costs.host_s
 
     def kernels(self, scenario: Scenario) -> tuple[KernelLibrary, list[Kernel]]:
         """The target's kernels in every cell's step, and what priced them."""
-        build = build_alone(self._roomy(scenario), 0)
+        build = build_replica(self._roomy(scenario), 0)
         timer = build.main.timer
         assert isinstance(timer, ModelTimer)
         return timer.target.deployment.kernels, list(timer.target.kernels(timer.scored(self._work(build))))

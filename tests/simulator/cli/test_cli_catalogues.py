@@ -140,7 +140,7 @@ def test_every_command_has_help_with_an_example(forerun):
 
 
 def test_bare_command_prints_help_and_version_prints_a_version(forerun):
-    assert "Commands" in forerun().out
+    assert "Start here" in forerun().out
     assert forerun("--version").out.startswith("forerun ")
 
 

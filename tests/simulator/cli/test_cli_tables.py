@@ -78,9 +78,9 @@ def test_prefix_hits_are_given_with_their_spread(both):
     whole = document["kv_cache"]["prefix_hit_rate"]
     assert min(rates) <= whole <= max(rates)
     assert 0 < whole < 1
-    told = row(text, "Prefix cache hits")
-    assert told.startswith(f"{percent(whole)} of prompt tokens")
-    assert f"{percent(min(rates))} to {percent(max(rates))} by replica" in told
+    message = row(text, "Prefix cache hits")
+    assert message.startswith(f"{percent(whole)} of prompt tokens")
+    assert f"{percent(min(rates))} to {percent(max(rates))} by replica" in message
 
 
 class Terminal(io.StringIO):

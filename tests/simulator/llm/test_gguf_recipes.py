@@ -42,9 +42,9 @@ def test_a_name_that_is_format_and_file_type_is_the_file():
 
 def test_a_table_that_is_the_head_too_gets_the_formats_of_the_head():
     """Files of Qwen3-0.6B: a quarter of the weights of a Q4_0 file are its table, in Q6_K."""
-    tied, apart = (recipe_dtypes(load_architecture(model), "q4_0") for model in ("qwen3-0.6b", "llama-2-7b"))
+    tied, disaggregated = (recipe_dtypes(load_architecture(model), "q4_0") for model in ("qwen3-0.6b", "llama-2-7b"))
     assert (tied["embedding"], tied["lm_head"]) == ("q6_k", "q6_k")
-    assert apart["embedding"] == "q4_0"
+    assert disaggregated["embedding"] == "q4_0"
 
 
 def test_gpt_oss_keeps_8_bits_beside_its_experts():

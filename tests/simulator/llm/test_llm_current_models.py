@@ -304,7 +304,7 @@ def test_unknown_keys_beside_a_text_config_are_refused_too():
 
 
 @pytest.mark.parametrize(
-    ("name", "changes", "told"),
+    ("name", "changes", "message"),
     [
         ("kimi-linear-48b-a3b", {"num_hidden_layers": 28}, "must share out layers 1 to 28"),
         ("nemotron-h", {"hybrid_override_pattern": "MX"}, "names a block 'X'"),
@@ -319,8 +319,8 @@ def test_unknown_keys_beside_a_text_config_are_refused_too():
         ("minimax-text-01", {"shared_intermediate_size": 64}, "shared experts of this family are not modelled"),
     ],
 )
-def test_what_does_not_fit_is_refused_by_field(name, changes, told):
-    with pytest.raises(ForerunError, match=told) as caught:
+def test_what_does_not_fit_is_refused_by_field(name, changes, message):
+    with pytest.raises(ForerunError, match=message) as caught:
         read(name, **changes)
     assert "\n" not in str(caught.value)
 

@@ -51,8 +51,8 @@ def test_a_file_is_read_once_as_long_as_it_says_the_same(tmp_path):
     assert load_architecture(str(path)) is first
     path.write_text(json.dumps(CONFIG | {"num_hidden_layers": 5}))
     assert load_architecture(path).num_layers == 5
-    beside = {"quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}}
-    (tmp_path / "hf_quant_config.json").write_text(json.dumps(beside))
+    other = {"quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(other))
     assert load_architecture(path).checkpoint_dtypes["mlp"] == "fp8"
 
 

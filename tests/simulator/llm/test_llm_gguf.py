@@ -52,11 +52,11 @@ METADATA = {
 
 def llama(layers=2, quantised=Kind.Q4_K, more=Kind.Q6_K, tied=False):
     """The tensors of a Llama as a common recipe mixes them: half of the down-projections finer."""
-    found = [("token_embd.weight", (VOCABULARY, HIDDEN), quantised), ("output_norm.weight", (HIDDEN,), Kind.F32)]
-    found += [] if tied else [("output.weight", (VOCABULARY, HIDDEN), more)]
-    found += [("rope_freqs.weight", (HEAD // 2,), Kind.F32)]
+    result = [("token_embd.weight", (VOCABULARY, HIDDEN), quantised), ("output_norm.weight", (HIDDEN,), Kind.F32)]
+    result += [] if tied else [("output.weight", (VOCABULARY, HIDDEN), more)]
+    result += [("rope_freqs.weight", (HEAD // 2,), Kind.F32)]
     for layer in range(layers):
-        found += [
+        result += [
             (f"blk.{layer}.attn_norm.weight", (HIDDEN,), Kind.F32),
             (f"blk.{layer}.attn_q.weight", (HEADS * HEAD, HIDDEN), quantised),
             (f"blk.{layer}.attn_k.weight", (KV_HEADS * HEAD, HIDDEN), quantised),
@@ -67,7 +67,7 @@ def llama(layers=2, quantised=Kind.Q4_K, more=Kind.Q6_K, tied=False):
             (f"blk.{layer}.ffn_up.weight", (WIDTH, HIDDEN), quantised),
             (f"blk.{layer}.ffn_down.weight", (HIDDEN, WIDTH), more if layer % 2 else quantised),
         ]
-    return found
+    return result
 
 
 PARAMETERS = 2 * VOCABULARY * HIDDEN + HIDDEN + 2 * (2 * HIDDEN + HIDDEN * (2 * 256 + 2 * 128) + 3 * WIDTH * HIDDEN)

@@ -51,7 +51,7 @@ def test_layers_without_rotary_embedding_see_everything(changes, full):
 
 
 @pytest.mark.parametrize(
-    ("config", "told"),
+    ("config", "message"),
     [
         (LLAMA4 | {"no_rope_layers": [1, 0]}, "no_rope_layers lists 2 layers, but num_hidden_layers is 4"),
         (LLAMA4 | {"moe_layers": ["first"]}, "moe_layers must list layer numbers"),
@@ -60,10 +60,10 @@ def test_layers_without_rotary_embedding_see_everything(changes, full):
         (DEEPSEEK | {"mlp_layer_types": ["dense"] * 3 + ["wet"]}, "must list 'dense' or 'sparse' for each of 4 layers"),
     ],
 )  # fmt: skip
-def test_lists_that_do_not_fit_are_refused(config, told):
+def test_lists_that_do_not_fit_are_refused(config, message):
     with pytest.raises(ForerunError) as caught:
         from_hf_config(config)
-    assert told in str(caught.value).replace(":", "")
+    assert message in str(caught.value).replace(":", "")
     assert "\n" not in str(caught.value)
 
 
@@ -88,14 +88,14 @@ def test_bits_and_type_of_a_group_are_a_format(weights, dtype):
 
 
 @pytest.mark.parametrize(
-    ("weights", "told"),
+    ("weights", "message"),
     [
         (None, "config_groups must name at least one group"),
         ({"num_bits": 6, "type": "float"}, "num_bits must be 4 or 8, not 6"),
         ({"num_bits": 3, "type": "int"}, "num_bits must be 4 or 8, not 3"),
     ],
 )
-def test_groups_of_other_formats_are_refused(weights, told):
+def test_groups_of_other_formats_are_refused(weights, message):
     with pytest.raises(ForerunError) as caught:
         from_hf_config(grouped(weights))
-    assert told in str(caught.value).replace(":", "")
+    assert message in str(caught.value).replace(":", "")

@@ -3,8 +3,8 @@
 import pytest
 
 from hwprofiles import KernelLibrary, load_chip
-from simulator.replay.light_speed import impossible_rows
 from simulator.replay.predict import predict_table
+from simulator.replay.speed_of_light import impossible_rows
 from traces.kernels import read_kernels
 
 

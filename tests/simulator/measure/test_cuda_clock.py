@@ -152,11 +152,11 @@ def test_a_measurement_on_a_gpu_says_what_it_left_out(monkeypatch, device, named
     monkeypatch.setitem(record.BUDGET_S, True, 0.0)
     shapes = [KernelShape("gemm", "gemm", "bf16", False, {"m": m, "n": 1024, "k": 1024}) for m in (16, 4096)]
     shapes.append(KernelShape("memcpy", "elementwise", "bf16", False, {"bytes_moved": 1024}))
-    found = measure(shapes, device, quick=True)
-    assert [shape for shape, _ in found.rows] == shapes[:1]
-    assert found.skipped == {"gemm: not enough memory": 1, "memcpy: too small for cold operands": 1}
-    assert found.complete
-    table = found.table()
+    result = measure(shapes, device, quick=True)
+    assert [shape for shape, _ in result.rows] == shapes[:1]
+    assert result.skipped == {"gemm: not enough memory": 1, "memcpy: too small for cold operands": 1}
+    assert result.complete
+    table = result.table()
     assert table.measured_s.tolist() == [MISS_S]
     assert table.word("device").names == ("A GPU",)
     assert "thread" not in table.word("source").names[0]

@@ -46,8 +46,8 @@ def test_work_of_a_shape_is_what_the_physics_counts():
     verify step masks, which are no work."""
     seen = set()
     for shape in kernel_shapes("cpu", True, FAMILIES, list(DTYPES), 0):
-        own = {"dtype": shape.dtype} | ({"kv_dtype": shape.dtype} if shape.op.startswith("attention") else {})
-        counted = predict_kernel("cpu", shape.op, {**shape.sizes, **(own if shape.op != "elementwise" else {})})
+        custom = {"dtype": shape.dtype} | ({"kv_dtype": shape.dtype} if shape.op.startswith("attention") else {})
+        counted = predict_kernel("cpu", shape.op, {**shape.sizes, **(custom if shape.op != "elementwise" else {})})
         masked = 0.0
         if shape.op == "attention_decode":
             masked = (shape.sizes["q_len"] - 1) / (2 * shape.sizes["kv_len"])
@@ -59,15 +59,15 @@ def test_work_of_a_shape_is_what_the_physics_counts():
 
 
 @pytest.mark.parametrize(
-    ("families", "dtypes", "told"),
+    ("families", "dtypes", "message"),
     [
         (["gem"], ["bf16"], "did you mean 'gemm'"),
         (["gemm"], ["bf61"], "did you mean 'bf16'"),
         ([], ["bf16"], "nothing"),
     ],
 )
-def test_unknown_names_are_refused(families, dtypes, told):
-    with pytest.raises(ForerunError, match=told):
+def test_unknown_names_are_refused(families, dtypes, message):
+    with pytest.raises(ForerunError, match=message):
         kernel_shapes("cpu", True, families, dtypes, 0)
 
 
@@ -134,7 +134,7 @@ def test_nothing_imports_torch_before_something_is_timed(torch, project_root):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["--output", "x.txt"], ".csv or .parquet"),
         (["--output", "x.csv", "--profile", "y.txt"], ".yaml"),
@@ -142,11 +142,11 @@ def test_nothing_imports_torch_before_something_is_timed(torch, project_root):
         (["--output", "x.csv", "--families", "gem"], "did you mean 'gemm'"),
     ],
 )
-def test_bad_options_are_one_line(torch, arguments, told, tmp_path, monkeypatch, capsys):
+def test_bad_options_are_one_line(torch, arguments, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["measure", *arguments]) == 2
     error = capsys.readouterr().err
-    assert told in error
+    assert message in error
     assert error.count("\n") == 1
 
 
@@ -160,8 +160,8 @@ def few(monkeypatch):
     monkeypatch.setitem(record.BUDGET_S, True, 0.005)
 
     def smallest(*arguments):
-        found = sorted(every(*arguments), key=lambda shape: (shape.operand_bytes, shape.warm))
-        return [next(shape for shape in found if shape.family == family) for family in FAMILIES]
+        result = sorted(every(*arguments), key=lambda shape: (shape.operand_bytes, shape.warm))
+        return [next(shape for shape in result if shape.family == family) for family in FAMILIES]
 
     monkeypatch.setattr(package, "kernel_shapes", smallest)
 

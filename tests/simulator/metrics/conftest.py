@@ -45,7 +45,7 @@ def steps_of(start_s: list[float], seconds: list[float], **columns: Any) -> Step
         "steps": np.ones(n, dtype=np.int64),
     }
     values |= {name: np.zeros(n) for name in ("compute_s", "interconnect_s", "latency_s", "host_s")}
-    values |= {name: np.zeros(n) for name in ("calibrated_s", "extrapolated_s", "datasheet_s", "light_s")}
+    values |= {name: np.zeros(n) for name in ("calibrated_s", "extrapolated_s", "datasheet_s", "sol_s")}
     values |= {"memory_s": np.asarray(seconds), "flops": np.full(n, 1e9), "bytes": np.full(n, 1e6)}
     values |= columns
     return StepRecords(

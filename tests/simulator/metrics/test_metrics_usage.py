@@ -13,9 +13,9 @@ from simulator.step_rows import StepTotals
 
 def totals(steps, replicas=1, peak_flops_per_s=1e15, bandwidth_bytes_per_s=1e12):
     """Sums over the steps of equal replicas."""
-    found = StepTotals.none([peak_flops_per_s] * replicas, [bandwidth_bytes_per_s] * replicas)
-    found.add(steps)
-    return found
+    result = StepTotals.none([peak_flops_per_s] * replicas, [bandwidth_bytes_per_s] * replicas)
+    result.add(steps)
+    return result
 
 
 times = st.lists(st.floats(0, 10), min_size=5, max_size=5)

@@ -75,16 +75,14 @@ def test_kernels_of_every_chip_fill_the_sampled_steps(result):
 )
 def test_kernels_of_spread_experts_fill_their_steps_too(layout):
     """The host waits no longer than without the kernels' names: what kernels and host take is what the step took."""
-    found = simulate(
-        scenario_from(BASE | {"model": "qwen3-30b-a3b", "hardware": {"chip": "h100-sxm", **layout}}, "test")
-    )
-    assert found.detail.devices == 4
-    assert len(found.detail.sampled) >= 2
-    for sample in found.detail.sampled:
+    run = simulate(scenario_from(BASE | {"model": "qwen3-30b-a3b", "hardware": {"chip": "h100-sxm", **layout}}, "test"))
+    assert run.detail.devices == 4
+    assert len(run.detail.sampled) >= 2
+    for sample in run.detail.sampled:
         device_s = sum(kernel.step_s for kernel in sample.kernels)
         row = sample.row
-        assert device_s + sample.host_s == pytest.approx(found.steps.seconds[row], rel=0.01)
-        assert device_s == pytest.approx(found.steps.seconds[row] - found.steps.host_s[row], rel=0.01)
+        assert device_s + sample.host_s == pytest.approx(run.steps.seconds[row], rel=0.01)
+        assert device_s == pytest.approx(run.steps.seconds[row] - run.steps.host_s[row], rel=0.01)
 
 
 def test_without_drafter_there_is_no_draft_lane():
@@ -98,22 +96,22 @@ def test_without_drafter_there_is_no_draft_lane():
 
 def test_steps_whose_stages_run_side_by_side_are_not_taken_apart():
     layout = {"hardware": {"chip": "n300", "pipeline_parallel": 2}}
-    found = simulate(scenario_from(BASE | layout, "test"))
-    assert found.detail.sampled == ()
-    names = {event["args"]["name"] for event in timeline_events(found) if event["name"] == "thread_name"}
+    run = simulate(scenario_from(BASE | layout, "test"))
+    assert run.detail.sampled == ()
+    names = {event["args"]["name"] for event in timeline_events(run) if event["name"] == "thread_name"}
     assert not {name for name in names if "kernels of sampled steps" in name}
 
 
 def test_what_is_hidden_of_attention_takes_no_place():
     """Under attention-level speculation the list holds what is exposed of it, and what crosses the link."""
     layout = {"hardware": {"chip": "n300", "speculative_parallel": 2}, "attention_speculation": {"hit_rate": 0.9}}
-    found = simulate(scenario_from(BASE | layout, "test"))
-    decoding = next(sample for sample in found.detail.sampled if found.steps.prefill_seqs[sample.row] == 0)
+    run = simulate(scenario_from(BASE | layout, "test"))
+    decoding = next(sample for sample in run.detail.sampled if run.steps.prefill_seqs[sample.row] == 0)
     by_name = {kernel.name: kernel for kernel in decoding.kernels}
     assert by_name["decode attention"].exposed != 1.0
     assert by_name["hand-over"].family == "collective"
     device_s = sum(kernel.step_s for kernel in decoding.kernels)
-    assert device_s + decoding.host_s == pytest.approx(found.steps.seconds[decoding.row], rel=1e-9)
+    assert device_s + decoding.host_s == pytest.approx(run.steps.seconds[decoding.row], rel=1e-9)
 
 
 def test_layers_take_turns_and_keep_every_kernel():
@@ -121,8 +119,8 @@ def test_layers_take_turns_and_keep_every_kernel():
         return Kernel(name, "gemm", "", times, KernelTime(1.0, 0.0, 0.0, 1.0, 0.0, 0.0))
 
     names = ("embedding", 1), ("a", 3), ("b", 3), ("reduce", 6), ("a", 2), ("head", 1)
-    given = [kernel(name, times) for name, times in names]
-    ordered = layer_order(given)
+    inputs = [kernel(name, times) for name, times in names]
+    ordered = layer_order(inputs)
     assert [one.name for one in ordered[:5]] == ["embedding", "a", "b", "reduce", "a"]
     assert ordered[-1].name == "head"
     total = Counter()

@@ -83,8 +83,8 @@ def test_shares_of_kernels_drafting_and_host_are_the_whole_step():
 
 def test_stretched_steps_stretch_the_time_per_token_alike():
     """One request at a time: TPOT is the time of a decode step, so it moves as the draws of decode steps do."""
-    alone = {"arrivals": {"process": "constant", "request_rate": 0.1}, "input_tokens": 64, "output_tokens": 32}
-    error = simulate(chat(workload=alone | {"num_requests": 20}), intervals=True).model_error
+    single = {"arrivals": {"process": "constant", "request_rate": 0.1}, "input_tokens": 64, "output_tokens": 32}
+    error = simulate(chat(workload=single | {"num_requests": 20}), intervals=True).model_error
     decode = step_draws(error["sources"])[1]
     draws = metric_draws(error, "mean_tpot_ms")
     assert np.corrcoef(decode, draws)[0, 1] > 0.99
@@ -124,8 +124,8 @@ def test_what_two_variants_share_cancels(quiet):
     assert (same.low, same.high, same.probability) == (1.0, 1.0, 0.5)
     drafting = simulate(chat(**EAGLE), intervals=True)
     ratio = with_model_error(Ratio(2.0, 2.0, 2.0), error, drafting.model_error, "mean_tpot_ms")
-    apart = np.hypot(half_width(quiet, "mean_tpot_ms"), half_width(drafting, "mean_tpot_ms"))
-    assert np.log(ratio.high / ratio.low) / 2 < 1.19 * apart, "95 % of the difference, were the two independent"
+    disaggregated = np.hypot(half_width(quiet, "mean_tpot_ms"), half_width(drafting, "mean_tpot_ms"))
+    assert np.log(ratio.high / ratio.low) / 2 < 1.19 * disaggregated, "95 % of the difference, were the two independent"
     assert ratio.probability == 1.0
 
 
@@ -162,8 +162,8 @@ def test_a_comparison_says_how_likely_the_better_one_is():
     ids=["pipeline", "router", "policy", "oracle"],
 )
 def test_every_way_of_serving_has_intervals(changes):
-    found = simulate(chat(**changes), intervals=True)
-    assert half_width(found, "mean_tpot_ms") > 0.01
+    run = simulate(chat(**changes), intervals=True)
+    assert half_width(run, "mean_tpot_ms") > 0.01
 
 
 def test_steps_that_take_a_factor_longer_do_so_in_either_engine():
@@ -197,8 +197,8 @@ def test_of_very_long_runs_a_fixed_number_is_served_again(monkeypatch):
 
 
 def test_other_figures_than_the_summary_can_be_asked_for():
-    found = simulate(chat(), intervals=lambda run: {"longest_s": float(np.max(run.requests.finished_s))})
-    assert set(found.model_error["axes"][0]["response"]) == {"longest_s"}
+    result = simulate(chat(), intervals=lambda run: {"longest_s": float(np.max(run.requests.finished_s))})
+    assert set(result.model_error["axes"][0]["response"]) == {"longest_s"}
     assert model_error.__doc__
 
 
@@ -214,6 +214,6 @@ def test_other_figures_than_the_summary_can_be_asked_for():
     ],
 )
 def test_every_predicted_kernel_has_an_interval(chip, op, shape):
-    found = predict_kernel(chip, op, shape | ({"link": "nvlink4"} if op == "all_reduce" else {}))
-    low, high = found["interval"]
-    assert low < found["seconds"] < high
+    result = predict_kernel(chip, op, shape | ({"link": "nvlink4"} if op == "all_reduce" else {}))
+    low, high = result["interval"]
+    assert low < result["seconds"] < high

@@ -24,10 +24,10 @@ def modules(**columns):
 def test_a_module_is_its_projections_passes_index_and_attention():
     """Half of what the index and the attention take is not there in a layer that reads an earlier choice."""
     kernels = KernelLibrary("h100-sxm", "sglang")
-    own = predict_table(modules(name="zai-org/GLM-5.2 dsa"), kernels)
+    custom = predict_table(modules(name="zai-org/GLM-5.2 dsa"), kernels)
     shared = predict_table(modules(name="zai-org/GLM-5.2-FP8 dsa-shared"), kernels)
-    assert 0 < shared.seconds[0] < own.seconds[0]
-    assert shared.flops[0] < own.flops[0]
+    assert 0 < shared.seconds[0] < custom.seconds[0]
+    assert shared.flops[0] < custom.flops[0]
 
 
 @pytest.mark.parametrize(
@@ -39,9 +39,9 @@ def test_a_module_is_its_projections_passes_index_and_attention():
     ],
 )
 def test_modules_that_cannot_be_are_skipped_with_their_reason(columns, reason):
-    found = predict_table(modules(**columns), KernelLibrary("h100-sxm", "sglang"))
-    assert np.isnan(found.seconds).all()
-    assert any(reason in word for word in found.refused)
+    result = predict_table(modules(**columns), KernelLibrary("h100-sxm", "sglang"))
+    assert np.isnan(result.seconds).all()
+    assert any(reason in word for word in result.refused)
 
 
 def test_a_repository_in_another_format_is_the_same_model():
@@ -72,8 +72,8 @@ def test_a_repository_in_another_format_is_the_same_model():
 def test_held_out_shapes_of_measured_modules(shared_data, chip, table, library, most):
     folder = shared_data / "kernels" / "aiconfigurator" / chip.replace("-", "_")
     (path,) = folder.glob(f"{table}_module_perf.parquet")
-    found = replay_kernels(read_kernels(path), KernelLibrary(chip, library), Split(0.7, 1))
-    assert found.overall.mape <= most
+    result = replay_kernels(read_kernels(path), KernelLibrary(chip, library), Split(0.7, 1))
+    assert result.overall.mape <= most
 
 
 def test_selecting_takes_longest_from_about_twice_as_many_entries():

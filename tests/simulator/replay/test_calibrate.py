@@ -14,10 +14,10 @@ from hwprofiles import BASES, KernelLibrary, load_chip
 from simulator.errors import ForerunError
 from simulator.replay import Split, predict_table, replay_kernels, write_profile
 from simulator.replay.calibrate import _plain_sets, calibrate, start_parameters
-from simulator.replay.correction import fit_ramps
+from simulator.replay.correction import fit_hinges
 from simulator.replay.evidence import conformal_intervals
 from simulator.replay.fit import fit, make_problem
-from simulator.replay.light_speed import light_seconds
+from simulator.replay.speed_of_light import sol_seconds
 from traces.kernels import KernelTable, concatenate, make_table
 
 CHIP = load_chip("h100-sxm")
@@ -77,13 +77,13 @@ def test_shapes_outside_the_fit_are_extrapolated(calibration):
 def test_twenty_rows_per_family_are_enough(seed):
     generator = np.random.default_rng(seed)
     few = concatenate([gemm_rows(20, generator), attention_rows(20, generator)])
-    found = calibrate(measured(few, "h100-sxm", "sglang", 0.03, seed), BARE)
+    calibration = calibrate(measured(few, "h100-sxm", "sglang", 0.03, seed), BARE)
     many = concatenate([gemm_rows(300, generator), attention_rows(300, generator)])
-    report = replay_kernels(measured(many, "h100-sxm", "sglang"), KernelLibrary(found.chip))
+    report = replay_kernels(measured(many, "h100-sxm", "sglang"), KernelLibrary(calibration.chip))
     errors = {group.op: group.mape for group in report.groups if group.regime == "all"}
     assert errors["gemm"] < 10
     assert errors["attention_decode"] < 14
-    assert {one.residual_mape for one in found.fits} == {None}
+    assert {one.residual_mape for one in calibration.fits} == {None}
 
 
 def test_a_written_profile_is_a_chip_like_any_other(calibration, tmp_path, kernels):
@@ -113,13 +113,13 @@ def bent():
 
 
 def test_the_residual_learns_what_physics_cannot_say_and_can_be_switched_off(bent, tmp_path):
-    found = calibrate(bent, BARE)
-    files = write_profile(found, tmp_path / "mine.yaml")
+    calibration = calibrate(bent, BARE)
+    files = write_profile(calibration, tmp_path / "mine.yaml")
     assert [path.name for path in files] == ["mine.yaml", "mine.residual.npz"]
     physics = replay_kernels(bent, KernelLibrary(load_chip(files[0]), corrected=False), SPLIT)
     corrected = replay_kernels(bent, KernelLibrary(load_chip(files[0]), corrected=True), SPLIT)
     assert corrected.overall.mape < 0.5 * physics.overall.mape
-    assert found.fits[0].residual_mape == pytest.approx(corrected.overall.mape, rel=0.01)
+    assert calibration.fits[0].residual_mape == pytest.approx(corrected.overall.mape, rel=0.01)
     assert 82 < corrected.overall.coverage90 < 98
     assert (corrected.residual, physics.residual) == (True, False)
     assert physics.beside == corrected.overall._replace(coverage90=physics.beside.coverage90)
@@ -151,7 +151,7 @@ def test_a_profile_without_corrections_says_so(calibration, tmp_path):
 def too_fast(bent):
     """A calibration on kernels just at the edge of what the light-speed rule lets pass."""
     prediction = predict_table(bent, KernelLibrary(CHIP, "sglang"))
-    seconds = np.maximum(light_seconds(prediction, CHIP) / 1.09, 1e-6)
+    seconds = np.maximum(sol_seconds(prediction, CHIP) / 1.09, 1e-6)
     table = KernelTable(bent.sizes, bent.words, seconds, bent.std_s, bent.count, "made", "forerun")
     return calibrate(table, BARE)
 
@@ -170,7 +170,7 @@ def test_no_calibrated_prediction_is_faster_than_light(too_fast, m, n, k, dtype)
     table = KernelTable(sizes, rows.words, rows.measured_s, rows.std_s, rows.count, "made", "forerun")
     library = KernelLibrary(too_fast.chip)
     prediction = predict_table(table, library)
-    light = light_seconds(prediction, CHIP)
+    light = sol_seconds(prediction, CHIP)
     assert prediction.seconds[0] >= light[0] * (1 - 1e-12)
     prediction = predict_table(table, with_corrections(too_fast))
     assert prediction.seconds[0] >= light[0] * (1 - 1e-12)
@@ -189,18 +189,18 @@ def test_other_libraries_rows_are_left_out(kernels):
         np.where(np.arange(len(kernels)) < half, 0, 1).astype(np.int32), ("sglang", "vllm")
     )
     table = KernelTable(kernels.sizes, words, kernels.measured_s, kernels.std_s, kernels.count, "made", "forerun")
-    found = calibrate(table, BARE, "vllm", residual=False)
-    assert found.skipped == {"another library than vllm": half}
-    assert set(found.chip.kernels) == {"vllm"}
+    calibration = calibrate(table, BARE, "vllm", residual=False)
+    assert calibration.skipped == {"another library than vllm": half}
+    assert set(calibration.chip.kernels) == {"vllm"}
 
 
 def test_ramps_learn_a_step_and_a_slope_and_never_fall():
     generator = np.random.default_rng(0)
     features = generator.uniform(0, 1, (3, 2000))
     rising = np.where(features[1] > 0.5, 0.3, -0.1) + 0.2 * features[0]
-    ramps = fit_ramps(features[:, ::2], rising[::2], generator)
+    ramps = fit_hinges(features[:, ::2], rising[::2], generator)
     assert np.abs(ramps(features) - rising)[1::2].mean() < 0.03
-    falling = fit_ramps(features[:, ::2], (rising - 0.3 * features[2])[::2], generator)
+    falling = fit_hinges(features[:, ::2], (rising - 0.3 * features[2])[::2], generator)
     for feature in range(3):
         larger = features.copy()
         larger[feature] += generator.uniform(0, 0.5, 2000)
@@ -211,25 +211,25 @@ def test_conformal_intervals_cover_by_regime():
     generator = np.random.default_rng(0)
     regime = generator.integers(0, 3, 6000).astype(np.int8)
     ratio = np.exp(generator.normal(0, 0.05 * (1 + regime)))
-    found = conformal_intervals(ratio[::2], regime[::2], np.ones(3000, dtype=bool))
+    result = conformal_intervals(ratio[::2], regime[::2], np.ones(3000, dtype=bool))
     for code, name in enumerate(("latency", "memory", "compute")):
         fresh = ratio[1::2][regime[1::2] == code]
-        low, high = found[name]
+        low, high = result[name]
         assert np.mean((fresh >= low) & (fresh <= high)) == pytest.approx(0.9, abs=0.03)
     assert conformal_intervals(np.zeros(0), np.zeros(0, dtype=np.int8), np.zeros(0, dtype=bool)) == {}
 
 
 def test_a_row_is_corrected_alike_alone_and_beside_other_operations(bent):
-    found = calibrate(
+    calibration = calibrate(
         concatenate([bent, measured(attention_rows(400, np.random.default_rng(1)), "h100-sxm", "trtllm")]), BARE
     )
-    library = with_corrections(found)
-    alone = replay_kernels(bent, library).prediction.seconds
+    library = with_corrections(calibration)
+    single = replay_kernels(bent, library).prediction.seconds
     both = concatenate([measured(attention_rows(50, np.random.default_rng(2)), "h100-sxm", "sglang"), bent])
-    assert replay_kernels(both, library).prediction.seconds[50:] == pytest.approx(alone)
+    assert replay_kernels(both, library).prediction.seconds[50:] == pytest.approx(single)
     attention = both.where(np.arange(50))
-    beside = replay_kernels(both, library).prediction.seconds[:50]
-    assert replay_kernels(attention, library).prediction.seconds == pytest.approx(beside)
+    other = replay_kernels(both, library).prediction.seconds[:50]
+    assert replay_kernels(attention, library).prediction.seconds == pytest.approx(other)
 
 
 def mixed_rows(count, generator):
@@ -257,7 +257,7 @@ def mixed_rows(count, generator):
 def test_the_way_mixed_batches_run_is_found(truth):
     generator = np.random.default_rng(4)
     chip = load_chip("h100-sxm")
-    sets = {family: dict(found) for family, found in chip.kernels["sglang"].items()}
+    sets = {family: dict(calibration) for family, calibration in chip.kernels["sglang"].items()}
     sets["attention_prefill"]["bf16"] = sets["attention_prefill"]["bf16"].model_copy(
         update={"mixed": truth, "kept_share": 0.5}
     )
@@ -270,30 +270,30 @@ def test_the_way_mixed_batches_run_is_found(truth):
     )
     library = KernelLibrary(chip.model_copy(update={"kernels": {"generic": sets}}))
     seconds = predict_table(table, library).seconds
-    told = KernelTable(table.sizes, table.words, seconds, table.std_s, table.count, "made", "forerun")
-    found = calibrate(told, BARE, residual=False).chip.kernels["generic"]["attention_prefill"]["bf16"]
-    assert found.mixed == truth
+    message = KernelTable(table.sizes, table.words, seconds, table.std_s, table.count, "made", "forerun")
+    calibration = calibrate(message, BARE, residual=False).chip.kernels["generic"]["attention_prefill"]["bf16"]
+    assert calibration.mixed == truth
     if truth == "one-pass":
-        assert found.kept_share == 0.5
+        assert calibration.kept_share == 0.5
 
 
 def test_one_pass_over_single_queries_is_no_faster_than_a_kernel_for_them():
     chip = load_chip("h100-sxm")
-    sets = {family: dict(found) for family, found in chip.kernels["sglang"].items()}
+    sets = {family: dict(values) for family, values in chip.kernels["sglang"].items()}
     sets["attention_prefill"]["bf16"] = sets["attention_prefill"]["bf16"].model_copy(update={"mixed": "one-pass"})
     one_pass = KernelLibrary(chip.model_copy(update={"kernels": {"sglang": sets}}), "sglang")
     table = mixed_rows(100, np.random.default_rng(0))
     table = table.where(table.size("decode_batch") == 128)
     together = predict_table(table, one_pass)
-    assert (together.seconds >= light_seconds(together, chip)).all()
-    apart = predict_table(table, KernelLibrary(chip, "sglang"))
-    assert (together.flops == apart.flops).all()
-    assert np.median(together.seconds / apart.seconds) > 1.5
+    assert (together.seconds >= sol_seconds(together, chip)).all()
+    disaggregated = predict_table(table, KernelLibrary(chip, "sglang"))
+    assert (together.flops == disaggregated.flops).all()
+    assert np.median(together.seconds / disaggregated.seconds) > 1.5
 
 
 def test_a_library_of_ones_own_can_be_fitted(kernels):
-    found = calibrate(kernels, CHIP, "my-engine", residual=False)
-    assert KernelLibrary(found.chip, "my-engine").parameters("gemm") == found.fits[0].parameters
+    calibration = calibrate(kernels, CHIP, "my-engine", residual=False)
+    assert KernelLibrary(calibration.chip, "my-engine").parameters("gemm") == calibration.fits[0].parameters
 
 
 def test_a_fit_searches_only_what_its_rows_can_tell_apart(monkeypatch):
@@ -331,26 +331,26 @@ def test_what_is_judged_elsewhere_is_fitted_alike_and_tells_the_shapes_it_saw():
     rows = measured(gemm_rows(40, np.random.default_rng(0)), "h100-sxm", "sglang", 0.03)
     judged, fitted = (calibrate(rows, BARE, residual=False, judge=one) for one in (True, False))
     assert fitted.fits == ()
-    (own,), (other,) = (found.chip.kernels["generic"]["gemm"].values() for found in (fitted, judged))
-    assert own.vector() == other.vector()
+    (custom,), (other,) = (result.chip.kernels["generic"]["gemm"].values() for result in (fitted, judged))
+    assert custom.vector() == other.vector()
     for name in ("m", "n", "k"):
-        assert own.fit.ranges[name] == (rows.size(name).min(), rows.size(name).max())
+        assert custom.fit.ranges[name] == (rows.size(name).min(), rows.size(name).max())
     assert other.fit.intervals
-    assert not own.fit.intervals
+    assert not custom.fit.intervals
 
 
 def test_replays_and_calibrations_are_results_as_runs_are(calibration, kernels, tmp_path):
     replay = replay_kernels(kernels, KernelLibrary(calibration.chip, "sglang"))
-    for found, file in ((replay, "replay.json"), (calibration, "h100-sxm.yaml")):
-        again = pickle.loads(pickle.dumps(found))
-        assert again == found
-        assert again.document == found.document
-        assert len(repr(found)) < 2000
-        assert "h100-sxm" in repr(found)
-        assert "<table" in found._repr_html_()
-        assert found.table("errors").rows
-        assert found.to_arrow().num_rows == len(found.records()) > 0
-        assert (found.save(tmp_path) / file).exists()
+    for result, file in ((replay, "replay.json"), (calibration, "h100-sxm.yaml")):
+        again = pickle.loads(pickle.dumps(result))
+        assert again == result
+        assert again.document == result.document
+        assert len(repr(result)) < 2000
+        assert "h100-sxm" in repr(result)
+        assert "<table" in result._repr_html_()
+        assert result.table("errors").rows
+        assert result.to_arrow().num_rows == len(result.records()) > 0
+        assert (result.save(tmp_path) / file).exists()
     assert replay.summary["rows"] == len(kernels)
     assert replay.figures == ("parity", "errors")
     assert replay.figure().data

@@ -24,22 +24,25 @@ def test_the_truth_behind_collectives_is_found(op):
     known = KernelLibrary(BARE).parameters("collective", "any")
     slow = known.model_copy(update={"bandwidth_efficiency": 0.5, "launch_s": 2 * known.launch_s})
     truth = KernelLibrary(BARE.model_copy(update={"kernels": {"generic": {"collective": {"any": slow}}}}))
-    asked = concatenate([rows(op, world) for world in (2, 4)])
-    noise = np.exp(np.random.default_rng(0).normal(0.0, 0.02, len(asked)))
-    seconds = predict_table(asked, truth).seconds * noise
-    table = KernelTable(asked.sizes, asked.words, seconds, asked.std_s, asked.count, asked.source, asked.format)
-    found = calibrate(table, BARE, residual=False)
-    (fit,) = found.fits
+    requested = concatenate([rows(op, world) for world in (2, 4)])
+    noise = np.exp(np.random.default_rng(0).normal(0.0, 0.02, len(requested)))
+    seconds = predict_table(requested, truth).seconds * noise
+    table = KernelTable(
+        requested.sizes, requested.words, seconds, requested.std_s, requested.count, requested.source, requested.format
+    )
+    calibration = calibrate(table, BARE, residual=False)
+    (fit,) = calibration.fits
     assert (fit.family, fit.rows) == ("collective", 22)
     assert fit.parameters.bandwidth_efficiency == pytest.approx(0.5, rel=0.05)
     error, before = (
-        np.abs(predict_table(table, KernelLibrary(chip)).seconds / table.measured_s - 1) for chip in (found.chip, BARE)
+        np.abs(predict_table(table, KernelLibrary(chip)).seconds / table.measured_s - 1)
+        for chip in (calibration.chip, BARE)
     )
     assert error.mean() < 0.03
     assert before.mean() > 0.2
 
 
 def test_a_chip_without_a_link_of_its_own_predicts_no_collectives():
-    alone = BARE.model_copy(update={"links": BARE.links.model_copy(update={"scale_up": None})})
+    single = BARE.model_copy(update={"links": BARE.links.model_copy(update={"scale_up": None})})
     with pytest.raises(ForerunError, match="chip 'h100-sxm' has no scale-up link"):
-        predict_table(rows("all_reduce", 2), KernelLibrary(alone))
+        predict_table(rows("all_reduce", 2), KernelLibrary(single))

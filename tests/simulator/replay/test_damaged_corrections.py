@@ -22,11 +22,11 @@ def arrays():
 
 def packed(**changes):
     """The file with other arrays, or with other entries of its index."""
-    found, sink = arrays(), io.BytesIO()
-    (entry,) = json.loads(found["index"].tobytes())
+    result, sink = arrays(), io.BytesIO()
+    (entry,) = json.loads(result["index"].tobytes())
     entry |= {name: changes.pop(name) for name in list(changes) if name in entry}
-    found["index"] = np.frombuffer(json.dumps([entry]).encode(), np.uint8)
-    np.savez_compressed(sink, **found | changes)
+    result["index"] = np.frombuffer(json.dumps([entry]).encode(), np.uint8)
+    np.savez_compressed(sink, **result | changes)
     return sink.getvalue()
 
 
@@ -40,12 +40,12 @@ def refused(tmp_path, data):
 
 def test_the_whole_file_is_read(tmp_path):
     (tmp_path / "mine.residual.npz").write_bytes(packed())
-    ((key, found),) = load_corrections(tmp_path / "mine.residual.npz").items()
+    ((key, result),) = load_corrections(tmp_path / "mine.residual.npz").items()
     assert "/".join(key) == PLACE
     names = len(feature_names("gemm"))
     logs = np.full((names, 3), 2.0)
     logs[0] = 0.3, 1.0, 2.3  # the last beyond the end of what was learned
-    ramps = found.ramps._replace(base=0.5)
+    ramps = result.ramps._replace(base=0.5)
     assert ramps(logs).tolist() == pytest.approx([0.6625, 0.75, 1.2125])
     assert ramps(logs[:, :1]) == pytest.approx(ramps(logs)[:1])
 
@@ -72,7 +72,7 @@ def test_an_array_in_place_of_an_archive(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"feature": np.full((2, 3), 99)}, "ramps over features that are not there"),
         ({"feature": np.full((2, 3), -1)}, "ramps over features that are not there"),
@@ -93,8 +93,8 @@ def test_an_array_in_place_of_an_archive(tmp_path):
         ({"gain": np.array([{"a": 1}], dtype=object)}, "pickle"),
     ],
 )
-def test_arrays_that_do_not_fit_together(tmp_path, changes, told):
-    assert told in refused(tmp_path, packed(**changes))
+def test_arrays_that_do_not_fit_together(tmp_path, changes, message):
+    assert message in refused(tmp_path, packed(**changes))
 
 
 def test_an_index_of_another_kind(tmp_path):
@@ -106,12 +106,12 @@ def test_an_index_of_another_kind(tmp_path):
 
 def test_ramps_that_two_sets_share_are_stored_once(tmp_path):
     (tmp_path / "mine.residual.npz").write_bytes(corrections())
-    ((key, found),) = load_corrections(tmp_path / "mine.residual.npz").items()
-    other = found._replace(ranges={"m": (1.0, 2.0)})
-    both = {key: found, (*key[:2], "fp8"): other}
+    ((key, result),) = load_corrections(tmp_path / "mine.residual.npz").items()
+    other = result._replace(ranges={"m": (1.0, 2.0)})
+    both = {key: result, (*key[:2], "fp8"): other}
     path = save_corrections(both, tmp_path / "both.residual.npz")
     with np.load(path) as data:
-        assert len(data["gain"]) == len(found.ramps.gain)
+        assert len(data["gain"]) == len(result.ramps.gain)
     again = load_corrections(path)
     assert list(again) == list(both)
     for one, before in zip(again.values(), both.values(), strict=True):

@@ -37,10 +37,10 @@ def test_kernels_are_told_apart_by_the_name_a_trace_gives(both):
 
 
 def test_each_is_predicted_by_its_own_fit_and_the_larger_stands_for_the_format(both):
-    found = calibrate(both, load_chip("h100-sxm"), residual=False)
-    assert {one.dtype for one in found.fits} == {f"fp8@{FAST}", f"fp8@{SLOW}"}
-    assert replay_kernels(both, KernelLibrary(found.chip)).overall.mape < 6
-    sets = found.chip.kernels["generic"]["moe"]
+    calibration = calibrate(both, load_chip("h100-sxm"), residual=False)
+    assert {one.dtype for one in calibration.fits} == {f"fp8@{FAST}", f"fp8@{SLOW}"}
+    assert replay_kernels(both, KernelLibrary(calibration.chip)).overall.mape < 6
+    sets = calibration.chip.kernels["generic"]["moe"]
     assert sets["fp8"] == sets[f"fp8@{FAST}"]
 
 

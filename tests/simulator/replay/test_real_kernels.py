@@ -129,15 +129,15 @@ def test_twenty_rows_per_family(shared_data, chip):
     errors: dict[str, list[float]] = {"gemm": [], "attention_decode": []}
     plain = (["bf16"], ["bf16", "128"])  # products; attention has a set per head size
     bare = load_chip(chip).model_copy(update={"kernels": {}})
-    for family, found in errors.items():
+    for family, result in errors.items():
         table = rows(shared_data, chip, family, "sglang")
-        (index,) = (found for (_, name), found in family_rows(table).items() if name.split(VARIANT)[:2] in plain)
+        (index,) = (result for (_, name), result in family_rows(table).items() if name.split(VARIANT)[:2] in plain)
         table = table.where(index)
         table = table.where(core_rows(family, table))
         for seed in range(2):
             order = np.random.default_rng(seed).permutation(len(table))
             fitted = calibrate(table.where(order[:20]), bare, residual=False).chip
-            found.append(replay_kernels(table.where(order[20:2020]), KernelLibrary(fitted)).overall.mape)
+            result.append(replay_kernels(table.where(order[20:2020]), KernelLibrary(fitted)).overall.mape)
     assert np.mean(errors["gemm"]) < 10
     assert np.mean(errors["attention_decode"]) < 14
 
@@ -228,5 +228,5 @@ def test_experts_by_how_many_are_touched(shared_data):
     path = shared_data / "kernels/llmservingsim/RTXPRO6000_Qwen3-30B-A3B-Instruct-2507_tp1/moe.csv.gz"
     table = read_kernels(path)
     bare = load_chip("rtx-pro-6000").model_copy(update={"kernels": {}})
-    found = calibrate(table, bare, residual=False)
-    assert found.fits[0].held_out_mape < 10
+    calibration = calibrate(table, bare, residual=False)
+    assert calibration.fits[0].held_out_mape < 10

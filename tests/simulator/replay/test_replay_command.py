@@ -48,7 +48,7 @@ def test_the_gate_fails_a_build(trace, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["none.csv", "--chip", "h100-sxm"], "none.csv: no such file"),
         (["TRACE", "--chip", "h10-sxm"], "did you mean 'h100-sxm'"),
@@ -58,11 +58,11 @@ def test_the_gate_fails_a_build(trace, capsys):
         (["TRACE", "--chip", "mi300x", "--residual"], "mi300x has no learned correction"),
     ],
 )
-def test_bad_input_is_one_line(trace, arguments, told, capsys):
+def test_bad_input_is_one_line(trace, arguments, message, capsys):
     code = main(["replay", "kernels", *(trace if text == "TRACE" else text for text in arguments)])
     captured = capsys.readouterr()
     assert code == 2
-    assert told in captured.err
+    assert message in captured.err
     assert captured.err.count("\n") == 1
 
 
@@ -99,10 +99,10 @@ def test_one_price_for_replay_prediction_and_run(tmp_path, capsys):
     def told(chip, *options):
         at = ["--chip", chip, "--library", "vllm", *options, "--json", "-"]
         assert main(["replay", "kernels", str(trace), *at]) == 0
-        found = json.loads(capsys.readouterr().out)
+        result = json.loads(capsys.readouterr().out)
         assert main(["predict", "gemm", "m=512", "n=4096", "k=4096", *at]) == 0
-        assert json.loads(capsys.readouterr().out)["seconds"] == found["worst"][0]["predicted_s"]
-        return found["residual"], found["worst"][0]["predicted_s"], found["beside"]
+        assert json.loads(capsys.readouterr().out)["seconds"] == result["worst"][0]["predicted_s"]
+        return result["residual"], result["worst"][0]["predicted_s"], result["beside"]
 
     usual, corrected, physics = told("h100-sxm"), told("h100-sxm", "--residual"), told("h100-sxm", "--no-residual")
     assert usual == (corrected if EngineConfig().kernel_correction else physics)

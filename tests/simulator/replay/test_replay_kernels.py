@@ -80,7 +80,7 @@ def test_a_mixed_batch_costs_less_than_its_two_kernels_and_more_than_each():
 
 
 @pytest.mark.parametrize(
-    ("op", "sizes", "dtype", "asked"),
+    ("op", "sizes", "dtype", "requested"),
     [
         (
             "moe",
@@ -97,10 +97,10 @@ def test_a_mixed_batch_costs_less_than_its_two_kernels_and_more_than_each():
         ("elementwise", {"bytes_moved": 1 << 24}, "", lambda sizes: LIBRARY.elementwise(sizes["bytes_moved"])),
     ],
 )
-def test_every_operation_is_predicted_as_the_library_does(op, sizes, dtype, asked):
+def test_every_operation_is_predicted_as_the_library_does(op, sizes, dtype, requested):
     columns = {name: np.array([value]) for name, value in sizes.items()}
     prediction = predict_table(make_table(np.ones(1), op, columns, {"dtype": dtype}, "made", "forerun"), LIBRARY)
-    assert prediction.seconds[0] == pytest.approx(asked(sizes).seconds, rel=1e-9)
+    assert prediction.seconds[0] == pytest.approx(requested(sizes).seconds, rel=1e-9)
 
 
 def test_experts_that_were_really_touched_cost_more_when_they_are_more():
@@ -144,9 +144,9 @@ def test_impossible_rows_are_left_out_with_their_whole_slice(kernels):
         )
 
 
-@pytest.mark.parametrize(("factor", "told"), [(1e3, "milliseconds"), (1e6, "microseconds"), (1e9, "nanoseconds")])
-def test_a_time_in_another_unit_is_refused_in_one_line(kernels, factor, told):
-    with pytest.raises(ForerunError, match=told) as error:
+@pytest.mark.parametrize(("factor", "message"), [(1e3, "milliseconds"), (1e6, "microseconds"), (1e9, "nanoseconds")])
+def test_a_time_in_another_unit_is_refused_in_one_line(kernels, factor, message):
+    with pytest.raises(ForerunError, match=message) as error:
         replay_kernels(scaled(kernels, factor), LIBRARY)
     assert "\n" not in str(error.value)
     with pytest.raises(ForerunError, match="faster than the chip's datasheet"):
@@ -261,9 +261,9 @@ def test_a_chip_without_a_link_cannot_reduce():
         "forerun",
     )
     chip = load_chip("h100-sxm")
-    alone = chip.model_copy(update={"links": chip.links.model_copy(update={"scale_up": None})})
+    single = chip.model_copy(update={"links": chip.links.model_copy(update={"scale_up": None})})
     with pytest.raises(ForerunError, match="no scale-up link"):
-        predict_table(table, KernelLibrary(alone))
+        predict_table(table, KernelLibrary(single))
 
 
 @pytest.mark.parametrize(
@@ -291,8 +291,8 @@ def test_rows_that_no_kernel_can_have_run_are_counted_and_left(op, sizes, reason
     prediction = predict_table(table, LIBRARY)
     assert prediction.refused == {reason: 1}
     assert np.isfinite(prediction.seconds).tolist() == [True, False]
-    alone = predict_table(table.where(np.array([True, False])), LIBRARY)
-    assert prediction.seconds[0] == pytest.approx(alone.seconds[0])
+    single = predict_table(table.where(np.array([True, False])), LIBRARY)
+    assert prediction.seconds[0] == pytest.approx(single.seconds[0])
 
 
 def test_uneven_routing_has_no_lower_bound_of_bytes():

@@ -1,4 +1,4 @@
-"""Replaying served runs: a simulated run replays to itself, closed loops keep their laws, real tables stay in reach."""
+"""Replaying benchmarks: a simulated run replays to itself, closed loops keep their invariants, real tables stay close."""
 
 import csv
 import dataclasses
@@ -17,7 +17,7 @@ from simulator.replay.scores import exceeded, parse_limit
 from simulator.replay.split import Split
 from simulator.run import simulate
 from simulator.scenario import Scenario
-from traces.servings import MeasuredRun, PromptPool, read_runs
+from traces.benchmark_results import MeasuredRun, PromptPool, read_runs
 from validation import blis as blis  # lets read_runs read its tables
 
 BASE = Scenario.model_validate(
@@ -92,7 +92,7 @@ def test_gate_where_and_report(own_table, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["--where", "colour=red"], "colour"),
         (["--where", "tensor_parallel>=many"], "'many' is no number"),
@@ -103,11 +103,11 @@ def test_gate_where_and_report(own_table, tmp_path, capsys):
         (["--format", "csv"], "no format 'csv'"),
     ],
 )
-def test_bad_options(own_table, arguments, told, capsys):
+def test_bad_options(own_table, arguments, message, capsys):
     command = ["replay", "requests", str(own_table / "runs.csv"), "--scenario", str(own_table / "base.yaml")]
     assert main([*command, "--jobs", "1", *arguments]) == 2
     captured = capsys.readouterr()
-    assert told in captured.err
+    assert message in captured.err
     assert captured.err.count("\n") == 1
 
 
@@ -123,7 +123,7 @@ def test_what_the_source_does_not_tell_comes_from_the_scenario():
 
 
 @pytest.mark.parametrize(
-    ("model", "told", "asked"),
+    ("model", "message", "requested"),
     [
         ("deepseek-ai/DeepSeek-R1-0528", "fp8", None),
         ("deepseek-ai/DeepSeek-R1-0528", "fp8_block", None),
@@ -134,9 +134,9 @@ def test_what_the_source_does_not_tell_comes_from_the_scenario():
         ("meta-llama/Llama-3.1-70B", "fp8_block", "fp8_block"),
     ],
 )
-def test_fp8_of_a_checkpoint_in_blocks_is_that_checkpoint(model, told, asked):
-    run = closed_loop(2, model=model, weights_dtype=told, tensor_parallel=8)
-    assert run_scenario(run, BASE).weights_dtype == asked
+def test_fp8_of_a_checkpoint_in_blocks_is_that_checkpoint(model, message, requested):
+    run = closed_loop(2, model=model, weights_dtype=message, tensor_parallel=8)
+    assert run_scenario(run, BASE).weights_dtype == requested
 
 
 def test_unknown_names_are_skipped_with_their_reason():
@@ -246,15 +246,15 @@ def test_repeated_prompts_are_cached():
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"speculation": "eagle3"}, "speculation 'eagle3': the scenario has no speculation block"),
         ({"max_concurrency": None}, "its concurrency is not known"),
         ({"model": "Abacus-3B"}, "model 'Abacus-3B' is not known"),
     ],
 )
-def test_runs_that_the_scenario_cannot_stand_for_say_why(changes, told):
-    with pytest.raises(ForerunError, match=told):
+def test_runs_that_the_scenario_cannot_stand_for_say_why(changes, message):
+    with pytest.raises(ForerunError, match=message):
         run_scenario(dataclasses.replace(closed_loop(4), **changes), BASE)
 
 
@@ -263,24 +263,24 @@ def test_what_a_run_says_stands_over_the_scenario():
     base = BASE.with_values(
         {"speculation": {"method": "eagle3", "num_speculative_tokens": 2, "acceptance": {"alpha": 0.5}}}
     )
-    told = {"speculation": "eagle3", "num_speculative_tokens": 3, "kv_cache_dtype": "fp8"} | acceptance
-    found = run_scenario(dataclasses.replace(closed_loop(4), **told), base)
-    assert found.speculation.num_speculative_tokens == 3
-    assert found.speculation.acceptance.acceptance_length == 2.0
-    assert found.kv_cache_dtype == "fp8"
+    message = {"speculation": "eagle3", "num_speculative_tokens": 3, "kv_cache_dtype": "fp8"} | acceptance
+    result = run_scenario(dataclasses.replace(closed_loop(4), **message), base)
+    assert result.speculation.num_speculative_tokens == 3
+    assert result.speculation.acceptance.acceptance_length == 2.0
+    assert result.kv_cache_dtype == "fp8"
     assert run_scenario(dataclasses.replace(closed_loop(4), speculation="none"), base).speculation is None
 
 
 @pytest.mark.parametrize(
-    ("groups", "told", "share"), [(8, None, 0.7675), (2, None, 0.9), (None, None, 0.9), (8, 0.85, 0.85)]
+    ("groups", "message", "share"), [(8, None, 0.7675), (2, None, 0.9), (None, None, 0.9), (8, 0.85, 0.85)]
 )
-def test_sglang_keeps_memory_for_data_parallel_attention(groups, told, share):
+def test_sglang_keeps_memory_for_data_parallel_attention(groups, message, share):
     """(143,155 MiB - 33,280) / 143,155 of an H200: what its runs of GLM-5.2 without a share show."""
     facts = {
         "framework": "sglang",
         "chip": "h200-sxm",
         "data_parallel_attention": groups,
-        "gpu_memory_utilization": told,
+        "gpu_memory_utilization": message,
     }
     engine = run_scenario(dataclasses.replace(closed_loop(4), **facts), BASE).engine
     assert engine.gpu_memory_utilization == pytest.approx(share, abs=0.011)

@@ -57,7 +57,7 @@ def test_kinds_and_scope(scenario, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("text", "arguments", "told"),
+    ("text", "arguments", "message"),
     [
         ("decode_seqs,decode_kv_tokens,measured_s\n1,10,1\n", ["--fail-above", "prefill.mape=1"], "no 'prefill' rows"),
         ("decode_seqs,decode_kv_tokens,measured_s\n", [], "no measured step"),
@@ -65,10 +65,10 @@ def test_kinds_and_scope(scenario, tmp_path, capsys):
         ("decode_seqs,decode_kv_tokens,measured_s\n1,10,1\n", ["--format", "x"], "no format 'x'"),
     ],
 )
-def test_bad_input(scenario, tmp_path, text, arguments, told, capsys):
+def test_bad_input(scenario, tmp_path, text, arguments, message, capsys):
     table = tmp_path / "steps.csv"
     table.write_text(text)
     assert main(["replay", "steps", str(table), "--scenario", str(scenario), *arguments]) == 2
     captured = capsys.readouterr()
-    assert told in captured.err
+    assert message in captured.err
     assert captured.err.count("\n") == 1

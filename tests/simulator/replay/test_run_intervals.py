@@ -4,33 +4,33 @@ import numpy as np
 import pytest
 
 from simulator.replay.requests import LEAST_CONFIGURATIONS, coverage90, run_intervals
-from traces.servings import MeasuredRun
+from traces.benchmark_results import MeasuredRun
 
 METRIC = "mean_tpot_ms"
 
 
-def runs_of(generator, configurations, loads, shared, own):
+def runs_of(generator, configurations, loads, shared, custom):
     """Runs whose errors have a part that a whole configuration shares, and one of their own; logarithms are normal."""
     runs, predicted = [], []
     for number in range(configurations):
         common = generator.normal(0, shared)
         for load in range(loads):
             value = generator.uniform(5, 50)
-            error = np.exp(common + generator.normal(0, own))
+            error = np.exp(common + generator.normal(0, custom))
             run = MeasuredRun(f"{number}-{load}", "made", input_tokens=100 + number, measured={METRIC: value * error})
             runs.append(run)
             predicted.append({METRIC: value})
     return runs, predicted
 
 
-@pytest.mark.parametrize(("shared", "own"), [(0.2, 0.0), (0.0, 0.2), (0.15, 0.1)])
-def test_nine_in_ten_are_inside_whatever_runs_share(shared, own):
+@pytest.mark.parametrize(("shared", "custom"), [(0.2, 0.0), (0.0, 0.2), (0.15, 0.1)])
+def test_nine_in_ten_are_inside_whatever_runs_share(shared, custom):
     generator = np.random.default_rng(0)
-    found = []
+    rows = []
     for _ in range(30):
-        runs, predicted = runs_of(generator, 40, 6, shared, own)
-        found.append(coverage90(METRIC, runs, run_intervals(runs, predicted)))
-    assert 87 < np.mean(found) < 95
+        runs, predicted = runs_of(generator, 40, 6, shared, custom)
+        rows.append(coverage90(METRIC, runs, run_intervals(runs, predicted)))
+    assert 87 < np.mean(rows) < 95
 
 
 def test_a_run_says_nothing_about_its_own_configuration():

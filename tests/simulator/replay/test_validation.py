@@ -45,8 +45,8 @@ def test_what_is_gone_or_shrunk_fails_and_what_is_new_does_not():
 def test_a_part_computed_anew_replaces_its_own_rows_alone():
     measured = replace(ROW, ships=False, name="measured")
     served = replace(measured, section="requests")
-    found = merged([ROW, measured, served], [replace(measured, name="new")])
-    assert [(row.section, row.name) for row in found] == [
+    result = merged([ROW, measured, served], [replace(measured, name="new")])
+    assert [(row.section, row.name) for row in result] == [
         ("kernels", "gemm"),
         ("kernels", "new"),
         ("requests", "measured"),
@@ -85,9 +85,9 @@ def fitted_sample():
 
 
 def test_fitted_kernels_beat_limits_alone(fitted_sample):
-    alone, *fitted = fitted_sample
-    assert sum(row.mape * row.n for row in fitted) / sum(row.n for row in fitted) < alone.mape
-    assert sum(row.n for row in fitted) == alone.n
+    single, *fitted = fitted_sample
+    assert sum(row.mape * row.n for row in fitted) / sum(row.n for row in fitted) < single.mape
+    assert sum(row.n for row in fitted) == single.n
 
 
 def test_the_fit_of_the_sample_sees_no_row_that_is_scored(monkeypatch):
@@ -177,10 +177,10 @@ def test_quick_says_what_it_left_out(tmp_path, capsys, no_cache, monkeypatch):
     record = tmp_path / "errors.json"
     record.write_text(json.dumps(document))
     assert main(["validate", "--check", str(record), "--quick", "--jobs", "1"]) == 0
-    said = capsys.readouterr().out
-    assert "2 of 2 errors on record hold" in said
-    assert "Left out by --quick: 1 rows of kernels-cpu" in said
-    assert "Not checked: 1 rows on measured tables that do not ship" in said
+    message = capsys.readouterr().out
+    assert "2 of 2 errors on record hold" in message
+    assert "Left out by --quick: 1 rows of kernels-cpu" in message
+    assert "Not checked: 1 rows on measured tables that do not ship" in message
 
 
 def test_every_slow_part_is_a_fit_or_grows_trees():
@@ -229,6 +229,6 @@ def test_constants_carried_from_another_table_are_named():
 def test_bad_input_is_one_line(arguments, words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["validate", *arguments]) == 2
-    said = capsys.readouterr().err.strip()
-    assert words in said
-    assert "\n" not in said
+    message = capsys.readouterr().err.strip()
+    assert words in message
+    assert "\n" not in message

@@ -111,8 +111,8 @@ def test_tokens_of_the_engine_with_speculation_are_the_targets_own():
     for token in range(SIZE.vocabulary):
         expected += start[token] * whole(one, [*prompt, token])[-1].double()
     drafting = engine(4, 64, drafting=True, seed=3)
-    found = drafting.run([Request(i, list(prompt), 2) for i in range(many)], 4).requests
-    counts = np.bincount([request.tokens[-1] for request in found], minlength=SIZE.vocabulary)
+    result = drafting.run([Request(i, list(prompt), 2) for i in range(many)], 4).requests
+    counts = np.bincount([request.tokens[-1] for request in result], minlength=SIZE.vocabulary)
     large = expected.numpy() * many > 6
     observed = np.append(counts[large], counts[~large].sum())
     wanted = np.append(expected.numpy()[large], expected.numpy()[~large].sum())
@@ -216,8 +216,10 @@ def test_passes_have_the_range_of_those_that_ran_not_of_their_means():
         moved = [1000 * scale, *[4000 * scale] * 6, 9000 * scale]
         samples.add([KernelCall("elementwise", {"bytes_moved": size}, 1e-9 * size) for size in moved], 1)
     table = samples.table("fp32", "test")
-    found = calibrate(table, load_chip("cpu"), LIBRARY, Split(train=1.0), residual=False, judge=False).chip
-    means, seen = (one.kernels[LIBRARY]["elementwise"]["any"].fit.ranges for one in (found, samples.with_passes(found)))
+    calibration = calibrate(table, load_chip("cpu"), LIBRARY, Split(train=1.0), residual=False, judge=False).chip
+    means, seen = (
+        one.kernels[LIBRARY]["elementwise"]["any"].fit.ranges for one in (calibration, samples.with_passes(calibration))
+    )
     assert means["bytes_moved"] == (4250, 34000)
     assert seen["bytes_moved"] == (1000, 72000)
 

@@ -13,14 +13,14 @@ FIGURES = {"mean_tpot_ms", "mean_ttft_ms", "output_throughput"}
 def test_without_torch_one_line_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "torch", None)
     assert main(["selfcheck"]) == 2
-    told = capsys.readouterr()
-    assert "pip install -e '.[measure]'" in told.err
-    assert told.err.count("\n") == 1
-    assert not told.out
+    message = capsys.readouterr()
+    assert "pip install -e '.[measure]'" in message.err
+    assert message.err.count("\n") == 1
+    assert not message.out
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["--dtype", "fp61"], "no 'fp61'"),
         (["--fail-above", "tpott=3"], "did you mean 'tpot'"),
@@ -28,11 +28,11 @@ def test_without_torch_one_line_says_what_to_install(monkeypatch, capsys):
         (["--threads", "4096"], "more than the"),
     ],
 )
-def test_bad_options_are_refused_by_name(arguments, told, capsys):
+def test_bad_options_are_refused_by_name(arguments, message, capsys):
     pytest.importorskip("torch")
     assert main(["selfcheck", "--tiny", *arguments]) == 2
     error = capsys.readouterr().err
-    assert told in error
+    assert message in error
     assert error.count("\n") == 1
 
 
@@ -88,11 +88,11 @@ def test_no_round_begins_that_would_end_too_late_and_phases_are_told(tmp_path):
     from simulator.selfcheck.check import Selfcheck
     from simulator.selfcheck.sizes import TINY
 
-    told = []
+    message = []
     sizes = replace(TINY, rounds=3, enough_s=0.0)
-    document = Selfcheck(sizes, tmp_path, 1, 0, "fp32", lambda done, total, doing: told.append(doing)).run()
+    document = Selfcheck(sizes, tmp_path, 1, 0, "fp32", lambda done, total, doing: message.append(doing)).run()
     assert document["rounds"] == 1
-    assert told[0] == "limits of this machine"
-    assert "round 1 of at most 3: kernels" in told
-    assert not [words for words in told if words.startswith("round 2")]
-    assert told[-1] == "fitting kernels, simulating"
+    assert message[0] == "limits of this machine"
+    assert "round 1 of at most 3: kernels" in message
+    assert not [words for words in message if words.startswith("round 2")]
+    assert message[-1] == "fitting kernels, simulating"

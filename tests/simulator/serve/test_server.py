@@ -110,8 +110,8 @@ def test_a_chat_opens_with_its_first_token_and_no_sooner():
 def test_usage_with_every_chunk():
     options = {"include_usage": True, "continuous_usage_stats": True}
     body = {"prompt": "a b", "max_tokens": 5, "ignore_eos": True, "stream": True, "stream_options": options}
-    told = [part["usage"]["completion_tokens"] for part in events(posted(body).text) if "usage" in part]
-    assert told == [1, 2, 3, 4, 5, 5]
+    message = [part["usage"]["completion_tokens"] for part in events(posted(body).text) if "usage" in part]
+    assert message == [1, 2, 3, 4, 5, 5]
 
 
 @pytest.mark.parametrize(
@@ -171,10 +171,10 @@ def test_an_image_is_not_taken_for_text():
 def test_a_router_that_turns_away_answers_503():
     async def talk(client, server):
         bodies = [{"prompt": "a", "max_tokens": 50_000, "ignore_eos": True, "stream": one % 2 == 0} for one in range(4)]
-        asked = [asyncio.create_task(client.post("/v1/completions", json=body)) for body in bodies]
-        answers = await asyncio.gather(*asked[2:])
-        assert not any(task.done() for task in asked[:2])
-        for task in asked[:2]:
+        requested = [asyncio.create_task(client.post("/v1/completions", json=body)) for body in bodies]
+        answers = await asyncio.gather(*requested[2:])
+        assert not any(task.done() for task in requested[:2])
+        for task in requested[:2]:
             task.cancel()
         return answers
 
@@ -185,18 +185,18 @@ def test_a_router_that_turns_away_answers_503():
 
 def test_the_openai_client_gets_models_answers_and_streams():
     async def talk(client, server):
-        own = openai.AsyncOpenAI(base_url="http://served/v1", api_key="any", http_client=client)
-        assert [model.id async for model in own.models.list()] == ["llama-3.2-1b"]
+        custom = openai.AsyncOpenAI(base_url="http://served/v1", api_key="any", http_client=client)
+        assert [model.id async for model in custom.models.list()] == ["llama-3.2-1b"]
         messages = [{"role": "user", "content": "hello"}]
-        whole = await own.chat.completions.create(model="llama-3.2-1b", messages=messages, max_tokens=9)
+        whole = await custom.chat.completions.create(model="llama-3.2-1b", messages=messages, max_tokens=9)
         assert 1 <= whole.usage.completion_tokens <= 9
-        stream = await own.chat.completions.create(
+        stream = await custom.chat.completions.create(
             model="llama-3.2-1b", messages=messages, max_tokens=9, stream=True, extra_body={"ignore_eos": True}
         )
         text = "".join([part.choices[0].delta.content async for part in stream])
         assert len(tokens_of(text)) == 9
         with pytest.raises(openai.NotFoundError):
-            await own.completions.create(model="other", prompt="a")
+            await custom.completions.create(model="other", prompt="a")
 
     ask(talk)
 
@@ -207,8 +207,8 @@ def test_the_answer_sent_back_is_found_in_the_prefix_cache():
     async def talk(client, server):
         body = {"messages": messages, "max_tokens": 64, "ignore_eos": True}
         first = (await client.post("/v1/chat/completions", json=body)).json()
-        said = {"role": "assistant", "content": first["choices"][0]["message"]["content"]}
-        body["messages"] = [*messages, said, {"role": "user", "content": "go on"}]
+        message = {"role": "assistant", "content": first["choices"][0]["message"]["content"]}
+        body["messages"] = [*messages, message, {"role": "user", "content": "go on"}]
         second = (await client.post("/v1/chat/completions", json=body)).json()
         return first["usage"], second["usage"]
 
@@ -228,12 +228,12 @@ def test_equal_starts_have_equal_hashes_and_no_others():
 
 
 def samples(text: str) -> dict[str, float]:
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             if not sample.name.endswith("_bucket"):
-                found[sample.name] = found.get(sample.name, 0.0) + sample.value
-    return found
+                values[sample.name] = values.get(sample.name, 0.0) + sample.value
+    return values
 
 
 @pytest.mark.parametrize("policy", ["fixed", "ema"])
@@ -249,23 +249,23 @@ def test_counters_agree_with_a_run_of_the_saved_trace_to_the_unit(tmp_path, poli
         await asyncio.gather(*(client.post("/v1/completions", json=body) for body in bodies))
         return samples((await client.get("/metrics")).text)
 
-    found = ask(talk, trace=trace, speculation=speculation)
+    result = ask(talk, trace=trace, speculation=speculation)
     file = tmp_path / "came.jsonl"
     file.write_text(trace.getvalue(), encoding="utf-8")
     run = simulate(scenario_of(speculation=speculation, workload={"trace": str(file)}), 0)
     expected = run.document["summary"]
-    assert found["vllm:request_success_total"] == expected["completed"] == 30
-    assert found["vllm:prompt_tokens_total"] == expected["total_input_tokens"]
-    assert found["vllm:generation_tokens_total"] == expected["total_output_tokens"]
-    assert found["vllm:spec_decode_num_drafts_total"] == expected["spec_decode_num_drafts"]
-    assert found["vllm:spec_decode_num_draft_tokens_total"] == expected["spec_decode_draft_tokens"]
-    assert found["vllm:spec_decode_num_accepted_tokens_total"] == expected["spec_decode_accepted_tokens"]
-    assert found["vllm:prefix_cache_hits_total"] == run.kv.prefix_hit_tokens > 0
-    assert found["vllm:iteration_tokens_total_count"] == run.engine.steps
-    assert found["vllm:num_requests_running"] == 0
-    ttft = found["vllm:time_to_first_token_seconds_sum"] / found["vllm:time_to_first_token_seconds_count"]
+    assert result["vllm:request_success_total"] == expected["completed"] == 30
+    assert result["vllm:prompt_tokens_total"] == expected["total_input_tokens"]
+    assert result["vllm:generation_tokens_total"] == expected["total_output_tokens"]
+    assert result["vllm:spec_decode_num_drafts_total"] == expected["spec_decode_num_drafts"]
+    assert result["vllm:spec_decode_num_draft_tokens_total"] == expected["spec_decode_draft_tokens"]
+    assert result["vllm:spec_decode_num_accepted_tokens_total"] == expected["spec_decode_accepted_tokens"]
+    assert result["vllm:prefix_cache_hits_total"] == run.kv.prefix_hit_tokens > 0
+    assert result["vllm:iteration_tokens_total_count"] == run.engine.steps
+    assert result["vllm:num_requests_running"] == 0
+    ttft = result["vllm:time_to_first_token_seconds_sum"] / result["vllm:time_to_first_token_seconds_count"]
     assert ttft == pytest.approx(expected["mean_ttft_ms"] / 1e3, rel=1e-9)
-    tpot = found["vllm:request_time_per_output_token_seconds_sum"] / 30
+    tpot = result["vllm:request_time_per_output_token_seconds_sum"] / 30
     assert tpot == pytest.approx(expected["mean_tpot_ms"] / 1e3, rel=1e-9)
 
 
@@ -278,6 +278,6 @@ def test_a_client_that_leaves_frees_its_request():
             await asyncio.sleep(0.01)
         return samples((await client.get("/metrics")).text)
 
-    found = ask(talk, speed=1.0)
-    assert found["vllm:request_success_total"] == 1
-    assert found["vllm:kv_cache_usage_perc"] == 0
+    result = ask(talk, speed=1.0)
+    assert result["vllm:request_success_total"] == 1
+    assert result["vllm:kv_cache_usage_perc"] == 0

@@ -123,11 +123,11 @@ def test_a_client_that_reads_late_misses_nothing(served):
         slow.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
         while not ended(httpx.get(f"{address}/metrics").text):
             pass
-        found = b""
-        while not found.endswith(b"0\r\n\r\n"):
-            found += slow.recv(1 << 16)
-    assert found.count(b'"finish_reason":null') == 20_000
-    assert found.count(b'"finish_reason":"length"') == found.count(b"data: [DONE]") == 1
+        result = b""
+        while not result.endswith(b"0\r\n\r\n"):
+            result += slow.recv(1 << 16)
+    assert result.count(b'"finish_reason":null') == 20_000
+    assert result.count(b'"finish_reason":"length"') == result.count(b"data: [DONE]") == 1
 
 
 def ended(metrics: str) -> float:

@@ -32,8 +32,8 @@ def scraped(scenario: Scenario, seed: int, factors=None) -> str:
     counters = Counters(fleet, "model", 4096)
     first, last, tokens = {}, {}, dict.fromkeys(range(len(stream)), 0)
 
-    def take(found):
-        for delivery in found:
+    def take(result):
+        for delivery in result:
             slot = delivery.slot
             if slot not in first:
                 first[slot] = delivery.at_s
@@ -62,32 +62,32 @@ def watched(scenario: Scenario, hidden: Scenario, seed: int = 5, factors=None) -
 
 
 def test_a_healthy_engine_raises_no_alarm():
-    found = watched(scenario_of(), scenario_of())
-    assert found.document["blame"] == []
-    assert found.gap("itl") < 1.0
+    result = watched(scenario_of(), scenario_of())
+    assert result.document["blame"] == []
+    assert result.gap("itl") < 1.0
 
 
 @pytest.mark.parametrize("seed", [0, 3, 5])
 def test_host_work_that_takes_longer_is_found(seed):
     """It hides behind the device until it is the longer of the two: times rise with a kink."""
-    own = scenario_of().with_values({"engine.cuda_graphs": False})  # launches by the host are then a part that shows
-    found = watched(own, own, seed, factors=HOST)
-    assert found.culprit == "host"
-    assert found.document["fits"]["host"]["value"] == pytest.approx(1.3, rel=0.03)
+    custom = scenario_of().with_values({"engine.cuda_graphs": False})  # launches by the host are then a part that shows
+    result = watched(custom, custom, seed, factors=HOST)
+    assert result.culprit == "host"
+    assert result.document["fits"]["host"]["value"] == pytest.approx(1.3, rel=0.03)
 
 
 def test_a_drafter_that_fell_behind_is_found():
     hidden = scenario_of().with_values({"speculation.acceptance": {"alpha": 0.55}})
-    found = watched(scenario_of(), hidden)
-    assert found.culprit == "drafter"
+    result = watched(scenario_of(), hidden)
+    assert result.culprit == "drafter"
     expected = 1 + 0.55 + 0.55**2 + 0.55**3
-    assert found.document["observed"]["acceptance_length"] == pytest.approx(expected, rel=0.03)
+    assert result.document["observed"]["acceptance_length"] == pytest.approx(expected, rel=0.03)
 
 
 def test_a_cache_that_finds_nothing_is_found():
-    own = scenario_of(sessions=SESSIONS, arrivals={"process": "poisson", "request_rate": 8.0})
-    found = watched(own, own.with_values({"engine.enable_prefix_caching": False}))
-    assert found.culprit == "cache"
+    custom = scenario_of(sessions=SESSIONS, arrivals={"process": "poisson", "request_rate": 8.0})
+    result = watched(custom, custom.with_values({"engine.enable_prefix_caching": False}))
+    assert result.culprit == "cache"
 
 
 def otlp(rows) -> dict:
@@ -131,19 +131,19 @@ def test_a_range_query_is_what_grew(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("go_threads 5\n", "no metrics of"),
         ("}{", "no Prometheus text"),
         ("llamacpp:prompt_tokens_total 5\n", "--seconds"),
     ],
 )
-def test_what_tells_nothing_is_refused_with_the_file(tmp_path, capsys, text, said):
+def test_what_tells_nothing_is_refused_with_the_file(tmp_path, capsys, text, message):
     file, scenario = tmp_path / "metrics.txt", tmp_path / "own.json"
     file.write_text(text)
     scenario.write_text(json.dumps(tiny_data()))
     assert main(["twin", str(file), "--scenario", str(scenario)]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_other_engines_names_are_known():
@@ -162,18 +162,18 @@ def test_other_engines_names_are_known():
 
 
 def test_a_canary_fails_by_its_exit_code(tmp_path, capsys):
-    own = scenario_of()
+    custom = scenario_of()
     file, scenario = tmp_path / "metrics.txt", tmp_path / "own.json"
-    file.write_text(scraped(own.with_values({"speculation.acceptance": {"alpha": 0.55}}), 5))
-    scenario.write_text(own.model_dump_json(exclude_unset=True))
-    seconds = str(float(generate_requests(own.workload, 5).arrival_s[-1]))
+    file.write_text(scraped(custom.with_values({"speculation.acceptance": {"alpha": 0.55}}), 5))
+    scenario.write_text(custom.model_dump_json(exclude_unset=True))
+    seconds = str(float(generate_requests(custom.workload, 5).arrival_s[-1]))
     command = ["twin", str(file), "--scenario", str(scenario), "--seconds", seconds, "--no-what-ifs"]
     assert main([*command, "--fail-above", "acceptance_length=5"]) == 1
     assert "drafter" in capsys.readouterr().out
     assert main([*command, "--fail-above", "acceptance_length=50", "--json", str(tmp_path / "twin.json")]) == 0
     assert json.loads((tmp_path / "twin.json").read_text())["culprit"] == "drafter"
     with pytest.raises(ForerunError, match="was not seen"):
-        twin(own, with_lengths(observe_files([file], float(seconds))), what_ifs=False).gap("prefix_hit_rate")
+        twin(custom, with_lengths(observe_files([file], float(seconds))), what_ifs=False).gap("prefix_hit_rate")
 
 
 def test_a_missing_package_is_installed_from_the_checkout(monkeypatch):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from simulator import simulate
-from simulator.build import build_alone
+from simulator.build import build_replica
 from simulator.errors import ForerunError
 from simulator.scenario import scenario_from
 from simulator.serving.compiled import engine_module
-from simulator.serving.feed import OpenFeed
 from simulator.serving.log import RunLog, StepLog
+from simulator.serving.request_source import OpenLoopSource
 from simulator.workload.generate import generate_requests
 
 
@@ -20,7 +20,7 @@ def grouped(groups=4, engine=None, workload=None, **hardware):
         {
             "model": "qwen3-30b-a3b",
             "hardware": {"chip": "h100-sxm", "attention_data_parallel": groups, "expert_parallel": groups} | hardware,
-            "engine": {"max_num_seqs": 16, "max_num_batched_tokens": 1024, "front_end": "offline"} | (engine or {}),
+            "engine": {"max_num_seqs": 16, "max_num_batched_tokens": 1024, "entry_point": "offline"} | (engine or {}),
             "workload": {
                 "arrivals": {"process": "burst"},
                 "input_tokens": 1000,
@@ -38,15 +38,15 @@ def test_every_group_has_a_token_budget_of_its_own():
     together = simulate(grouped(), 0).steps
     assert together.prefill_tokens[0] == 4000
     assert (together.prefill_tokens[1:] == 0).all()
-    alone = simulate(grouped(1, workload={"num_requests": 4}), 0).steps
-    assert alone.prefill_tokens.max() <= 1024
+    single = simulate(grouped(1, workload={"num_requests": 4}), 0).steps
+    assert single.prefill_tokens.max() <= 1024
 
 
 def test_sglang_divides_its_limits_among_the_groups():
-    limits = build_alone(grouped(engine={"framework": "sglang", "scheduler": "sglang"}), 0).main.limits
-    assert (limits.max_num_batched_tokens, limits.max_num_seqs, limits.groups, limits.in_turn) == (256, 4, 4, True)
-    limits = build_alone(grouped(), 0).main.limits
-    assert (limits.max_num_batched_tokens, limits.max_num_seqs, limits.in_turn) == (1024, 16, False)
+    limits = build_replica(grouped(engine={"framework": "sglang", "scheduler": "sglang"}), 0).main.limits
+    assert (limits.max_num_batched_tokens, limits.max_num_seqs, limits.groups, limits.round_robin) == (256, 4, 4, True)
+    limits = build_replica(grouped(), 0).main.limits
+    assert (limits.max_num_batched_tokens, limits.max_num_seqs, limits.round_robin) == (1024, 16, False)
 
 
 def test_a_request_has_to_fit_one_group():
@@ -58,7 +58,7 @@ def test_a_request_has_to_fit_one_group():
 
 
 def test_a_measured_block_count_is_that_of_each_group():
-    build = build_alone(grouped(engine={"num_kv_blocks": 60}), 0)
+    build = build_replica(grouped(engine={"num_kv_blocks": 60}), 0)
     assert (build.main.limits.num_blocks, build.memory.num_blocks) == (60, 240)
 
 
@@ -95,9 +95,9 @@ def test_requests_go_to_the_group_with_the_fewest_or_in_turn(framework, expected
 
 def build_scheduler(scenario):
     """The batching rule of a replica, interpreted."""
-    pool = build_alone(scenario.with_values({"engine.stepping": "exact-steps"}), 0).main
+    pool = build_replica(scenario.with_values({"engine.stepping": "exact-steps"}), 0).main
     log = RunLog(generate_requests(scenario.workload, 0), StepLog(1, grouped=True), 0)
-    return pool.replica(0, OpenFeed([], log, pool.limits), log).scheduler
+    return pool.replica(0, OpenLoopSource([], log, pool.limits), log).scheduler
 
 
 def test_the_step_is_that_of_the_slowest_group():

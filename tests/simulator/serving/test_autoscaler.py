@@ -49,9 +49,9 @@ def hpa(**changes) -> Hpa:
 def test_nothing_is_lost_and_rent_covers_the_work(
     rule, metric, target, initial, interval_s, window_s, down_s, start_up_s, routing, blocks, seed
 ):
-    own = {"target": target, "metric": metric, "window_s": window_s, "scale_down_window_s": down_s}
+    custom = {"target": target, "metric": metric, "window_s": window_s, "scale_down_window_s": down_s}
     scaler = {"rule": rule, "max_replicas": 4, "interval_s": interval_s, "start_up_s": start_up_s}
-    scenario = scenario_of(scaler | (own if rule == "hpa" else {}), initial, arrivals=WAVES, num_requests=40)
+    scenario = scenario_of(scaler | (custom if rule == "hpa" else {}), initial, arrivals=WAVES, num_requests=40)
     scenario = scenario.with_values({"engine.routing": routing, "engine.num_kv_blocks": blocks})
     result = simulate(scenario, seed)  # its invariants: every request once, tokens conserved, no block left
     assert result.summary["completed"] == 40
@@ -137,7 +137,7 @@ def test_a_rate_profile_gives_each_moment_its_rate():
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"max_replicas": 2, "min_replicas": 3}, "min_replicas"),
         ({"max_replicas": 10_001}, "max_replicas: must be less than or equal to 10000"),
@@ -146,10 +146,10 @@ def test_a_rate_profile_gives_each_moment_its_rate():
         ({"max_replicas": 1, "replicas": 2}, "hardware.replicas"),
     ],
 )
-def test_what_does_not_fit_is_refused_by_name(changes, said):
+def test_what_does_not_fit_is_refused_by_name(changes, message):
     replicas = changes.pop("replicas", 1)
     plain = {"target": 5.0, "max_replicas": 4, "start_up_s": 1.0}
-    with pytest.raises(ForerunError, match=said):
+    with pytest.raises(ForerunError, match=message):
         scenario_of({k: v for k, v in (plain | changes).items() if v is not None}, replicas)
 
 

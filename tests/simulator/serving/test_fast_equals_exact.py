@@ -49,20 +49,20 @@ def limits(draw, stream, query_len):
     block = draw(st.sampled_from([1, 4, 16]))
     watermark = draw(st.integers(0, 2))
     longest = int((stream.input_tokens + stream.output_tokens).max()) + 2 * query_len
-    room = -(-longest // block) + watermark + draw(st.sampled_from([-2, 0, 5, 40, 2000]))
+    capacity = -(-longest // block) + watermark + draw(st.sampled_from([-2, 0, 5, 40, 2000]))
     return EngineLimits(
         max_num_seqs=seqs,
         max_num_batched_tokens=max(seqs * query_len, draw(st.sampled_from([16, 64, 512]))),
         block_size=block,
-        num_blocks=max(1, room),
+        num_blocks=max(1, capacity),
         watermark_blocks=watermark,
         max_model_len=draw(st.sampled_from([300, 10_000])),
         chunked_prefill=draw(st.booleans()),
         query_len=query_len,
         lookahead_tokens=query_len - 1,
-        intake_s=draw(st.sampled_from([0.0, 0.0, 1e-3, 0.05])),
-        intake_work_s=draw(st.sampled_from([0.0, 2e-3])),
-        intake_per_token_s=draw(st.sampled_from([0.0, 1e-5])),
+        api_server_s=draw(st.sampled_from([0.0, 0.0, 1e-3, 0.05])),
+        api_server_work_s=draw(st.sampled_from([0.0, 2e-3])),
+        tokenisation_per_token_s=draw(st.sampled_from([0.0, 1e-5])),
         schedules_ahead=draw(st.booleans()),
     )
 
@@ -91,7 +91,7 @@ def assert_same(fast: RunLog, exact: RunLog) -> None:
     ):
         assert_array_equal(a[order[0]], b[order[1]])
     assert_array_equal(mine.longest_kv[order[0]], theirs.longest_kv[order[1]])
-    assert_array_equal(mine.beyond_kv[order[0]], theirs.beyond_kv[order[1]])
+    assert_array_equal(mine.tail_kv[order[0]], theirs.tail_kv[order[1]])
     for name in ("peak_blocks", "used_blocks", "offloaded_blocks", "loaded_blocks"):
         assert [getattr(host, name) for host in fast.host_caches] == [getattr(h, name) for h in exact.host_caches]
     assert fast.host_hit_tokens == exact.host_hit_tokens
@@ -111,7 +111,7 @@ SETTINGS = settings(max_examples=150, deadline=None, suppress_health_check=[Heal
 @SETTINGS
 @given(st.data(), streams(), st.sampled_from([(None,), (None, 32), (8,)]), st.sampled_from([0, 1, 3, 7]))
 def test_without_speculation(data, stream, windows, longest):
-    timer = dataclasses.replace(TIMER, windows=windows, longest_asked=longest, longest_s=1e-6)
+    timer = dataclasses.replace(TIMER, windows=windows, tracked_longest=longest, longest_s=1e-6)
     cluster = one_pool(1, "round-robin", "vllm-v1", "fast", data.draw(limits(stream, 1)), timer)
     fast, exact = run_both(cluster, stream)
     event("preempted" if sum(fast.preemptions) else "not preempted")
@@ -203,7 +203,7 @@ def test_fleets_behind_a_router(data, stream):
     fast, exact = fleet.run(stream), stepped.run(stream)
     assert fast.exact_steps == 0
     event(f"{fleet.routing}, {'one ahead' if any(p.limits.schedules_ahead for p in fleet.pools) else 'plain'}")
-    event("under way" if any(not p.limits.instant_intake for p in fleet.pools) else "seen at once")
+    event("under way" if any(not p.limits.instant_api_server for p in fleet.pools) else "seen at once")
     event("held back" if fleet.router.max_outstanding is not None else "handed out at once")
     assert_same(fast, exact)
 
@@ -288,5 +288,5 @@ def test_the_source_runs_where_cython_is_not_installed():
         "engine = engine_module(interpreted=True)\n"
         "print(engine.cython.__name__, engine.Sequence(3, 4, 5).known_tokens)"
     )
-    found = subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.PIPE, text=True)
-    assert found.stdout.split() == ["simulator.serving.plain", "4"]
+    result = subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.PIPE, text=True)
+    assert result.stdout.split() == ["simulator.serving.plain", "4"]

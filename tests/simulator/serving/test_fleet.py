@@ -166,12 +166,12 @@ def test_random_failures_come_as_often_as_they_should():
     assert next(iter(faults.of(1))) != events[0]
 
 
-WAY = dataclasses.replace(LIMITS, intake_s=0.125, intake_work_s=0.0625)
+WAY = dataclasses.replace(LIMITS, api_server_s=0.125, api_server_work_s=0.0625)
 
 
-def test_a_prompt_passes_both_front_ends():
+def test_a_prompt_passes_both_api_servers():
     """The decode replica is asked when the prompt is done; its KV travels when the request is through there."""
-    log = apart(prefill_limits=WAY, decode_limits=dataclasses.replace(LIMITS, intake_s=0.5)).run(stream([100], [5]))
+    log = apart(prefill_limits=WAY, decode_limits=dataclasses.replace(LIMITS, api_server_s=0.5)).run(stream([100], [5]))
     assert_allclose(log.first_token_s[0], 0.1875 + PREFILL_S)
     assert_allclose(log.finished_s[0], 0.1875 + PREFILL_S + 0.5 + travel(100) + 4 * DECODE_S)
     assert_allclose(log.transfer_s, 0.5 + travel(100))
@@ -193,7 +193,7 @@ def test_an_idle_replica_schedules_what_came_in_its_last_step_at_once():
 
 
 def test_requests_are_lost_with_the_front_end_that_works_on_them():
-    """The replica fails at 1/8 s with the prompt half-way in; the other one's front end takes it from the start."""
+    """The replica fails at 1/8 s with the prompt half-way in; the other one's API server takes it from the start."""
     pool = Pool(2, "vllm-v1", "fast", WAY, LinearTimer(step_s=0.5))
     log = Fleet((pool,), faults=fail_at((0, 0.125, 100.0))).run(stream([10], [3]))
     assert list(log.restarts) == [1]
@@ -201,8 +201,8 @@ def test_requests_are_lost_with_the_front_end_that_works_on_them():
 
 
 def test_a_front_end_starts_afresh_after_a_failure():
-    """Eight prompts keep the front end busy until 0.5 s; after a failure at 1/16 s it begins anew with all of them."""
-    limits = dataclasses.replace(LIMITS, intake_work_s=0.0625)
+    """Eight prompts keep the API server busy until 0.5 s; after a failure at 1/16 s it begins anew with all of them."""
+    limits = dataclasses.replace(LIMITS, api_server_work_s=0.0625)
     pool = Pool(1, "vllm-v1", "fast", limits, LinearTimer(step_s=0.001))
     log = Fleet((pool,), faults=fail_at((0, 0.03125, 0.03125))).run(stream([10] * 8, [1] * 8))
     assert_allclose(log.first_token_s[:], 0.0625 * np.arange(2, 10) + 0.001)

@@ -59,9 +59,9 @@ def pools(draw, stream, role, query_len, sampler):
         chunked_prefill=True,
         query_len=query_len,
         lookahead_tokens=query_len - 1,
-        intake_s=draw(st.sampled_from([0.0, 0.0, 1e-3, 0.05])),
-        intake_work_s=draw(st.sampled_from([0.0, 2e-3])),
-        intake_per_token_s=draw(st.sampled_from([0.0, 1e-5])),
+        api_server_s=draw(st.sampled_from([0.0, 0.0, 1e-3, 0.05])),
+        api_server_work_s=draw(st.sampled_from([0.0, 2e-3])),
+        tokenisation_per_token_s=draw(st.sampled_from([0.0, 1e-5])),
         schedules_ahead=draw(st.booleans()),
     )
     limits = dataclasses.replace(limits, num_blocks=max(1, limits.num_blocks))
@@ -135,7 +135,7 @@ def test_nothing_lost_nothing_twice_blocks_conserved(data, stream):
     event(f"swapped {log.swapped_blocks > 0}, refused {int((~served).sum()) > 0}")
     event("preempted" if sum(log.preemptions) else "not preempted")
     event(f"one ahead {any(pool.limits.schedules_ahead for pool in fleet.pools)}, restarts {sum(log.restarts) > 0}")
-    event(f"under way {not all(pool.limits.instant_intake for pool in fleet.pools)}, apart {bool(fleet.links)}")
+    event(f"under way {not all(pool.limits.instant_api_server for pool in fleet.pools)}, apart {bool(fleet.links)}")
     arrival, first, finished = (np.asarray(getattr(log, f"{n}_s")) for n in ("arrival", "first_token", "finished"))
     assert log.completed == len(stream)
     assert np.isfinite(finished[served]).all(), "lost"
@@ -154,4 +154,4 @@ def test_nothing_lost_nothing_twice_blocks_conserved(data, stream):
         assert scheduler.everything() == []
         assert scheduler.used_blocks == scheduler.swapped_blocks == 0
         assert scheduler.cache.shared_blocks == 0
-    assert all(feed.outstanding == 0 for feed in run.feeds)
+    assert all(source.outstanding == 0 for source in run.sources)

@@ -22,9 +22,9 @@ from traces import PrefixHashes
 
 
 @given(st.lists(st.tuples(st.sampled_from(["put", "load"]), st.integers(0, 12)), max_size=200), st.integers(1, 30))
-def test_oldest_leave_first_and_never_more_than_fit(events, room):
+def test_oldest_leave_first_and_never_more_than_fit(events, capacity):
     """Held against an ordered dictionary; every unit has its own number of blocks."""
-    host, model = HostCache(room), OrderedDict()
+    host, model = HostCache(capacity), OrderedDict()
     copied = back = 0
     for kind, unit in events:
         blocks = unit % 4 + 1
@@ -35,14 +35,14 @@ def test_oldest_leave_first_and_never_more_than_fit(events, room):
                 back += blocks
         else:
             host.put(unit, blocks)
-            if unit not in model and blocks <= room:
+            if unit not in model and blocks <= capacity:
                 copied += blocks
                 model[unit] = blocks
-                while sum(model.values()) > room:
+                while sum(model.values()) > capacity:
                     model.popitem(last=False)
             elif unit in model:
                 model.move_to_end(unit)
-        assert host.used_blocks == sum(model.values()) <= room
+        assert host.used_blocks == sum(model.values()) <= capacity
         assert [unit for unit in range(13) if host.get(unit)] == sorted(model)
     assert (host.offloaded_blocks, host.loaded_blocks) == (copied, back)
 
@@ -141,20 +141,20 @@ def test_prefill_and_decode_apart_are_refused():
 
 def test_the_summary_tells_hits_by_tier():
     scenario = scenario_from(BASE, "test")
-    alone = run_document(simulate(scenario))
-    assert alone["kv_cache"]["host"]["hit_tokens"] is None
-    assert any("kv_offloading_bytes changes nothing" in note for note in alone["notes"])
+    single = run_document(simulate(scenario))
+    assert single["kv_cache"]["host"]["hit_tokens"] is None
+    assert any("kv_offloading_bytes changes nothing" in note for note in single["notes"])
     turns = {"turns": 6, "think_time_s": 5.0}
     sessions = {
         "arrivals": {"process": "poisson", "request_rate": 3}, "input_tokens": 600, "output_tokens": 100,
         "num_requests": 200, "sessions": turns,
     }  # fmt: skip
     scenario = scenario_from({**BASE, "workload": sessions}, "test")
-    found = run_document(simulate(scenario))["kv_cache"]
+    run = run_document(simulate(scenario))["kv_cache"]
     without = run_document(simulate(scenario.with_values({"engine.kv_offloading_bytes": None})))["kv_cache"]
     assert "host" not in without
-    assert found["host"]["hit_tokens"] > 0
-    assert found["host"]["peak_blocks"] <= found["host"]["num_blocks"]
-    assert found["prefix_hit_tokens"] >= found["host"]["hit_tokens"]
-    assert found["prefix_hit_rate"] > without["prefix_hit_rate"]
-    assert found["host"]["hit_rate"] <= found["prefix_hit_rate"]
+    assert run["host"]["hit_tokens"] > 0
+    assert run["host"]["peak_blocks"] <= run["host"]["num_blocks"]
+    assert run["prefix_hit_tokens"] >= run["host"]["hit_tokens"]
+    assert run["prefix_hit_rate"] > without["prefix_hit_rate"]
+    assert run["host"]["hit_rate"] <= run["prefix_hit_rate"]

@@ -71,7 +71,7 @@ def test_oldest_leave_first_and_of_a_prompt_its_end():
 
 
 @given(st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=5), min_size=1, max_size=25), st.integers(0, 12))
-def test_blocks_never_go_negative_and_end_idle(lists, room):
+def test_blocks_never_go_negative_and_end_idle(lists, capacity):
     cache = cache_of(lists)
     held = []
     for request, units in enumerate(lists):
@@ -84,8 +84,8 @@ def test_blocks_never_go_negative_and_end_idle(lists, room):
         assert cache.shared_blocks == 2 * (sum(map(len, parts)) - len({u for part in parts for u in part}))
         if request % 3 == 0:
             cache.release(*held.pop(0))
-        cache.shrink(room)
-        assert 0 <= cache.idle_blocks <= room
+        cache.shrink(capacity)
+        assert 0 <= cache.idle_blocks <= capacity
     for request, mine in held:
         cache.release(request, mine)
     assert cache.shared_blocks == 0
@@ -104,8 +104,8 @@ def test_endless_cache_hits_what_the_hashes_say(replicas):
     expected = []
     for request, prompt in enumerate(table.input_tokens.tolist()):
         units = table.prefix_hashes.of(request).tolist()
-        found = next((i for i, unit in enumerate(units) if unit not in seen), len(units))
-        tokens = min(found * table.prefix_hashes.block_tokens, prompt) // 16 * 16
+        result = next((i for i, unit in enumerate(units) if unit not in seen), len(units))
+        tokens = min(result * table.prefix_hashes.block_tokens, prompt) // 16 * 16
         expected.append(min(tokens, (prompt - 1) // 16 * 16))
         seen.update(units)
     assert list(log.cached_tokens) == expected
@@ -127,25 +127,25 @@ class RadixTree:
         self.clock = 0
 
     def match(self, prompt):
-        found = 0
-        while found < len(prompt) and tuple(prompt[: found + 1]) in self.touched:
-            found += 1
-        return found
+        result = 0
+        while result < len(prompt) and tuple(prompt[: result + 1]) in self.touched:
+            result += 1
+        return result
 
     def insert(self, prompt):
         self.clock += 1
         for end in range(1, len(prompt) + 1):
             self.touched[tuple(prompt[:end])] = self.clock
 
-    def shrink(self, room):
-        while len(self.touched) > room:
+    def shrink(self, capacity):
+        while len(self.touched) > capacity:
             parents = {node[:-1] for node in self.touched}
             leaves = [node for node in self.touched if node not in parents]
             del self.touched[min(leaves, key=lambda node: (self.touched[node], -len(node)))]
 
 
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=7), min_size=1, max_size=25), st.integers(0, 12))
-def test_token_by_token_it_is_a_radix_tree_with_lru_leaves(prompts, room):
+def test_token_by_token_it_is_a_radix_tree_with_lru_leaves(prompts, capacity):
     """SGLang's RadixAttention (arXiv:2312.07104, section 3): longest prefix, least recently used leaves out first."""
     names: dict[tuple[int, ...], int] = {}
     lists = [[names.setdefault(tuple(p[:end]), len(names)) for end in range(1, len(p) + 1)] for p in prompts]
@@ -154,8 +154,8 @@ def test_token_by_token_it_is_a_radix_tree_with_lru_leaves(prompts, room):
         assert cache.match(request, len(prompt))[0] == tree.match(prompt)
         serve(cache, request, len(prompt))
         tree.insert(prompt)
-        cache.shrink(room)
-        tree.shrink(room)
+        cache.shrink(capacity)
+        tree.shrink(capacity)
         assert cache.idle_blocks == len(tree.touched)
 
 
@@ -172,9 +172,9 @@ def test_one_walk_tells_what_each_replica_holds(lists, served, hosted):
     hashes = PrefixHashes.from_lists(lists, 32)
     index = HolderIndex(hashes)
     caches = [PrefixCache(hashes, 16, prompts, None, HostCache(3) if hosted else None, index, n) for n in range(3)]
-    for replica, request, room in served:
+    for replica, request, capacity in served:
         serve(caches[replica], request % len(lists), prompts[request % len(lists)])
-        caches[replica].shrink(room)
+        caches[replica].shrink(capacity)
     for request in range(len(lists)):
         whole = index.leading(request, [2, 0, 1])
         for replica, here in zip([2, 0, 1], whole, strict=True):

@@ -124,7 +124,7 @@ def test_rules_of_ones_own_stand_in_a_scenario_by_name(tables):
     rules.register_routing("mine", Fullest)
     rules.register_admission("mine", NoneOfThree)
     router, hardware = {"max_outstanding": 10, "when_full": "mine"}, {"chip": "h100-sxm", "replicas": 2}
-    engine = {"scheduler": "mine", "routing": "mine", "max_num_seqs": 4, "front_end": "offline"}
+    engine = {"scheduler": "mine", "routing": "mine", "max_num_seqs": 4, "entry_point": "offline"}
     workload = {"arrivals": {"process": "burst"}, "num_requests": 40}
     result = simulate(
         scenario_from(tiny_data(**workload) | {"router": router, "hardware": hardware, "engine": engine}, "t")
@@ -134,13 +134,13 @@ def test_rules_of_ones_own_stand_in_a_scenario_by_name(tables):
     assert result.requests.replica[:10].tolist() == [0] * 10, "the fullest until it may hold no more"
     first = [int(result.requests.input_tokens[served & (result.requests.replica == n)][:10].argmin()) for n in (0, 1)]
     for replica, shortest in enumerate(first):
-        own = np.flatnonzero(served & (result.requests.replica == replica))[:10]
-        assert result.requests.scheduled_s[own[shortest]] == result.requests.scheduled_s[own].min()
+        custom = np.flatnonzero(served & (result.requests.replica == replica))[:10]
+        assert result.requests.scheduled_s[custom[shortest]] == result.requests.scheduled_s[custom].min()
 
 
 def test_an_unknown_rule_is_refused_with_those_there_are():
     with pytest.raises(
-        ForerunError, match=r"engine.scheduler: must be 'vllm-v1', 'priority', .* or 'static'; did you mean 'priority'"
+        ForerunError, match=r"engine.scheduler: must be 'vllm-v1', 'priority', .*'static'.*; did you mean 'priority'"
     ):
         run("priorty")
     with pytest.raises(ForerunError, match=r"workload: priorities: must not be empty"):

@@ -128,10 +128,10 @@ def counted_hits(stream, replica_of, block_size):
     for request, (prompt, replica) in enumerate(zip(stream.input_tokens.tolist(), replica_of, strict=True)):
         units = stream.prefix_hashes.of(request).tolist()
         known = seen.setdefault(replica, set())
-        found = 0
-        while found < len(units) and units[found] in known:
-            found += 1
-        tokens = min(found * per_unit, prompt) // block_size * block_size
+        result = 0
+        while result < len(units) and units[result] in known:
+            result += 1
+        tokens = min(result * per_unit, prompt) // block_size * block_size
         hits.append(min(tokens, (prompt - 1) // block_size * block_size))
         known.update(units)
     return hits

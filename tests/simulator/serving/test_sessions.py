@@ -34,9 +34,9 @@ def sessions(count=60, seed=0, rate=5.0, new=40, output=30, **fields):
 
 def turn_before(stream) -> np.ndarray:
     """The turn that each waits for; -1 for none."""
-    found = np.full(len(stream), -1)
-    found[stream.follows[:, 1]] = stream.follows[:, 0]
-    return found
+    result = np.full(len(stream), -1)
+    result[stream.follows[:, 1]] = stream.follows[:, 0]
+    return result
 
 
 def test_a_prompt_is_everything_said_before_and_new_tokens():
@@ -44,8 +44,8 @@ def test_a_prompt_is_everything_said_before_and_new_tokens():
     turns = turn_before(stream)
     assert (turns < np.arange(len(stream))).all()
     for request, before in enumerate(turns.tolist()):
-        said = 100 if before < 0 else stream.input_tokens[before] + stream.output_tokens[before]
-        assert 1 <= stream.input_tokens[request] - said <= 40
+        message = 100 if before < 0 else stream.input_tokens[before] + stream.output_tokens[before]
+        assert 1 <= stream.input_tokens[request] - message <= 40
         known = stream.prefix_hashes.of(request)
         assert len(known) == (stream.input_tokens[request] + stream.output_tokens[request] - 1) // 16
         if before >= 0:
@@ -53,8 +53,8 @@ def test_a_prompt_is_everything_said_before_and_new_tokens():
             assert_array_equal(known[: len(earlier)], earlier)
         else:
             assert_array_equal(known[:6], stream.prefix_hashes.of(0)[:6])
-    own = [set(stream.prefix_hashes.of(r)[6:].tolist()) for r in range(len(stream)) if turns[r] < 0]
-    assert sum(map(len, own)) == len(set().union(*own)), "beyond the system prompt, sessions share nothing"
+    custom = [set(stream.prefix_hashes.of(r)[6:].tolist()) for r in range(len(stream)) if turns[r] < 0]
+    assert sum(map(len, custom)) == len(set().union(*custom)), "beyond the system prompt, sessions share nothing"
 
 
 def test_applications_share_their_own_system_prompt_only():
@@ -77,8 +77,8 @@ def test_turns_find_all_that_their_replica_computed_before(replicas):
     session = np.cumsum(turn_before(stream) < 0) - 1
     for request in order.tolist():
         prompt, replica = int(stream.input_tokens[request]), on[request]
-        found = latest.get((session[request], replica), 48 if seen[replica] else 0)
-        assert log.cached_tokens[request] == min(found, (prompt - 1) // 16 * 16)
+        result = latest.get((session[request], replica), 48 if seen[replica] else 0)
+        assert log.cached_tokens[request] == min(result, (prompt - 1) // 16 * 16)
         seen[replica] = True
         latest[session[request], replica] = (prompt + int(stream.output_tokens[request]) - 1) // 16 * 16
 

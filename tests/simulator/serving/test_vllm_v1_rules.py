@@ -202,8 +202,8 @@ def test_rule_only_full_blocks_are_cached():
     engine = cached(lists, prompts)
     sequences = add(engine, *[(prompt, 2) for prompt in prompts])
     step(engine)
-    found = [sequence.cached_tokens for sequence in sequences]
-    assert found == [0, 8, 12], "time 4: 2 blocks of 10 equal tokens; time 7: 3 blocks of 12"
+    result = [sequence.cached_tokens for sequence in sequences]
+    assert result == [0, 8, 12], "time 4: 2 blocks of 10 equal tokens; time 7: 3 blocks of 12"
 
 
 def test_rule_full_blocks_serve_requests_of_the_same_step():

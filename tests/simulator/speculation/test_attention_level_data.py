@@ -22,7 +22,12 @@ from simulator.speculation.attention_level import (
     sensitivity,
     speedup_band,
 )
-from simulator.speculation.attention_level.hit_rates import batch_hit_rate, error_law, law_parameters, rate_range
+from simulator.speculation.attention_level.hit_rates import (
+    batch_hit_rate,
+    error_model,
+    error_model_parameters,
+    rate_range,
+)
 from simulator.speculation.attention_level.numeric import (
     attention_outputs,
     relative_errors,
@@ -64,7 +69,7 @@ def test_an_unknown_task_is_refused():
         published_hit_rate("gsm8")
 
 
-LAW = error_law()
+LAW = error_model()
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.5, 0.789, 0.99])
@@ -111,7 +116,7 @@ def test_the_law_was_fitted_on_the_errors_that_ship():
     assert -by_window == pytest.approx(LAW.window_exponent, abs=0.01)
     assert by_context == pytest.approx(0.23, abs=0.01)
     assert np.median(fits[:, 0]) == pytest.approx(LAW.spread, abs=0.03)
-    ranges = law_parameters()["spread"]
+    ranges = error_model_parameters()["spread"]
     assert ranges.low - 0.02 < fits[:, 0].min()
     assert fits[:, 0].max() < ranges.high + 0.02
 
@@ -139,7 +144,7 @@ def test_s_has_an_optimum_and_lambda_is_paid_in_error():
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({}, "give one of hit_rate, hit_rate_by_context, task"),
         ({"hit_rate": 0.5, "task": "gsm8k"}, "give one of"),
@@ -160,8 +165,8 @@ def test_s_has_an_optimum_and_lambda_is_paid_in_error():
         ({"hit_rate": 0.5, "token_correlation": 0.0}, "set hits: drawn"),
     ],
 )
-def test_bad_blocks_are_refused(fields, said):
-    with pytest.raises(ValidationError, match=said):
+def test_bad_blocks_are_refused(fields, message):
+    with pytest.raises(ValidationError, match=message):
         AttentionSpeculationConfig.model_validate(fields)
 
 
@@ -202,8 +207,8 @@ def test_the_window_is_attention_over_its_keys_alone():
     bias = generator.standard_normal((4, CONTEXT))
     _, speculative = attention_outputs(query, keys, values, [16], bias)
     kept = np.r_[0:16, CONTEXT - 16 : CONTEXT]
-    alone, _ = attention_outputs(query, keys[kept], values[kept], [16], bias[:, kept])
-    assert_allclose(speculative[0], alone, rtol=1e-10)
+    single, _ = attention_outputs(query, keys[kept], values[kept], [16], bias[:, kept])
+    assert_allclose(speculative[0], single, rtol=1e-10)
 
 
 def test_a_window_of_the_whole_context_is_exact():
@@ -231,9 +236,9 @@ def test_published_maxima_from_one_parameter_set():
 def test_tp8_wins_at_1k_and_the_crossover_has_a_range():
     for rate in SET.published["hit_rates"]:
         assert all(compare_layouts(SET, 1024, rate, changes=changes).speedup < 1 for _, changes in SET.cases)
-    own, low, high = crossover_range(SET, 0.875)
-    assert 1024 < low < own < high < 131072
-    assert_allclose(compare_layouts(SET, own, 0.875).speedup, 1.0, atol=1e-4)
+    custom, low, high = crossover_range(SET, 0.875)
+    assert 1024 < low < custom < high < 131072
+    assert_allclose(compare_layouts(SET, custom, 0.875).speedup, 1.0, atol=1e-4)
     assert crossover_range(SET, 0.5)[2] is None, "on a plain roofline it never pays at 50 %"
 
 

@@ -1,4 +1,4 @@
-"""The event model is the oracle of the closed forms; the closed forms keep their laws."""
+"""The event model is the oracle of the closed forms; the closed forms keep their invariants."""
 
 import json
 from itertools import pairwise
@@ -71,10 +71,10 @@ def batches(draw):
 @given(batches(), st.sampled_from(READINGS[:2]))
 def test_requests_that_roll_back_alone_take_as_long_as_events_say(batch, reading):
     times, outcomes = batch
-    found = pass_seconds(times, outcomes, reading)
-    assert_allclose(simulate_pass(times, outcomes, reading).seconds, found, rtol=1e-9)
+    result = pass_seconds(times, outcomes, reading)
+    assert_allclose(simulate_pass(times, outcomes, reading).seconds, result, rtol=1e-9)
     passed = [bool(outcome) for outcome in outcomes]
-    assert pass_seconds(times, passed, reading) <= found * (1 + 1e-12)
+    assert pass_seconds(times, passed, reading) <= result * (1 + 1e-12)
 
 
 def test_a_miss_of_some_costs_their_own_kernels_and_no_others():
@@ -103,7 +103,7 @@ def test_expectation_over_requests_is_the_mean_over_all_that_can_happen(times, r
         for first in range(requests + 1)
         for second in range(requests + 1)
     )
-    rolled_back = [(own, [chance] * 2) for own, chance in zip(some, chances[1:-1], strict=True)]
+    rolled_back = [(custom, [chance] * 2) for custom, chance in zip(some, chances[1:-1], strict=True)]
     assert_allclose(expected_pass_seconds(times, chances[:1] * 2, reading, rolled_back), every, rtol=1e-12)
 
 
@@ -213,23 +213,23 @@ def test_no_lane_does_two_things_at_once_and_every_layer_hands_over():
     for reading in READINGS:
         bars = simulate_pass(TYPICAL, [True, True, False, True, True, True, False], reading).bars
         for lane in {bar.lane for bar in bars}:
-            own = sorted((bar.start_s, bar.end_s) for bar in bars if bar.lane == lane)
-            assert all(later[0] >= earlier[1] - 1e-15 for earlier, later in pairwise(own))
+            custom = sorted((bar.start_s, bar.end_s) for bar in bars if bar.lane == lane)
+            assert all(later[0] >= earlier[1] - 1e-15 for earlier, later in pairwise(custom))
     bars = simulate_pass(TYPICAL, [True, False, True], "next-attention").bars
     for name in SyncParts._fields:
         assert sum(bar.work == name.replace("_", " ") for bar in bars) == 3
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"send_s": -1e-6}, "send_s: seconds of a part of a layer cannot be negative"),
         ({"window_s": 700e-6}, "window_s: cannot exceed exact_s"),
         ({"skip_post_s": 1e-3}, "skip_post_s: cannot exceed post_s"),
     ],
 )
-def test_impossible_layers_are_refused(change, said):
-    with pytest.raises(ForerunError, match=said):
+def test_impossible_layers_are_refused(change, message):
+    with pytest.raises(ForerunError, match=message):
         LayerTimes(**({name: getattr(TYPICAL, name) for name in TYPICAL.__slots__} | change))
 
 
@@ -249,9 +249,9 @@ def test_collected_grid_and_sensitivity_table(shared_data):
     ):
         """Serial layer, attention of it, and the parts of a layer on a group; microseconds."""
         head_bytes = context * 2 * 128 * assumed["kv_bytes_per_value"]
-        alone, exact = (head_bytes / (each * 1e3) for each in (assumed["bw_per_kv_head_GBps"], rate))
+        single, exact = (head_bytes / (each * 1e3) for each in (assumed["bw_per_kv_head_GBps"], rate))
         group = LayerTimes(0.3 * n4, 0.7 * n4, exact, assumed["s"], assumed["x"], assumed["v"], delta)
-        return n8 + alone, alone, group
+        return n8 + single, single, group
 
     for row in collected["predicted_grid_variant_B"]:
         if row["context"] < 2048:
@@ -273,10 +273,10 @@ def test_collected_grid_and_sensitivity_table(shared_data):
     for row in collected["sensitivity_128K_h0875"]:
         if row["case"] not in named:
             continue
-        serial, alone, group = layers(131072, **named[row["case"]])
+        serial, single, group = layers(131072, **named[row["case"]])
         speculative = layer_seconds(group, 0.875, "next-attention")
         assert_allclose(serial / speculative, row["variant_B_speedup"], atol=0.006)
-        assert_allclose(alone / (speculative - group.other_s), row["variant_B_overhead_reduction"], rtol=0.01)
+        assert_allclose(single / (speculative - group.other_s), row["variant_B_overhead_reduction"], rtol=0.01)
         checked += 1
     assert checked == len(named)
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from simulator.build import build_alone
+from simulator.build import build_replica
 from simulator.errors import ForerunError
 from simulator.scenario import scenario_from
 from simulator.speculation.attention_level import (
@@ -44,7 +44,7 @@ def plain_timer(model="llama-3.1-8b", tensor_parallel=4):
         "engine": {"max_num_seqs": 16, "max_num_batched_tokens": 256},
         "workload": {"arrivals": {"process": "burst"}, "input_tokens": 1, "output_tokens": 1, "num_requests": 1},
     }
-    return build_alone(scenario_from(data, "test"), 0).main.timer.target
+    return build_replica(scenario_from(data, "test"), 0).main.timer.target
 
 
 @pytest.mark.parametrize(("seqs", "query_len", "context"), [(1, 1, 30_000), (4, 3, 5000), (2, 1, 100)])
@@ -139,7 +139,7 @@ class TestWhatIsWrittenDown:
                 names = {
                     layer: {bar.work for bar in self.bars(hits, reading) if bar.layer == layer} for layer in range(3)
                 }
-                ahead = {layer for layer, found in names.items() if any("next pre" in name for name in found)}
+                ahead = {layer for layer, result in names.items() if any("next pre" in name for name in result)}
                 assert ahead == {0, 1}
                 assert any(name in ("post", "skip post") for name in names[2])
         assert not any("next pre" in bar.work for bar in self.bars([True, True], "same-layer"))
@@ -219,13 +219,13 @@ class TestTheDocumentedSet:
         assert group_layer(SET, 1, values).window_s == group_layer(SET, 1, values).exact_s
 
     def test_speedup_and_overhead_are_ratios_of_the_same_times(self):
-        found = compare_layouts(SET, 65536, 0.8)
+        result = compare_layouts(SET, 65536, 0.8)
         values = SET.values()
-        alone, layers = SET.attention_s(8, 65536, values), SET.num_layers
-        assert found.serial_s == pytest.approx(values["serial_other_s"] + alone)
-        serial, both = layers * found.serial_s + values["serial_rest_s"], layers * found.speculative_s
-        assert found.speedup == pytest.approx(serial / (both + values["group_rest_s"]))
-        assert found.overhead_reduction == pytest.approx(alone / (found.speculative_s - values["group_other_s"]))
+        single, layers = SET.attention_s(8, 65536, values), SET.num_layers
+        assert result.serial_s == pytest.approx(values["serial_other_s"] + single)
+        serial, both = layers * result.serial_s + values["serial_rest_s"], layers * result.speculative_s
+        assert result.speedup == pytest.approx(serial / (both + values["group_rest_s"]))
+        assert result.overhead_reduction == pytest.approx(single / (result.speculative_s - values["group_other_s"]))
 
     @pytest.mark.parametrize("reading", READINGS)
     def test_a_layer_is_the_mean_of_a_pass(self, reading):
@@ -235,22 +235,22 @@ class TestTheDocumentedSet:
 
     def test_the_crossover_is_where_the_gain_is_nothing(self):
         for hit_rate in (0.6, 0.9):
-            found = crossover_context(SET, hit_rate)
-            assert compare_layouts(SET, found, hit_rate).speedup == pytest.approx(1.0, abs=1e-4)
+            result = crossover_context(SET, hit_rate)
+            assert compare_layouts(SET, result, hit_rate).speedup == pytest.approx(1.0, abs=1e-4)
             assert (
-                compare_layouts(SET, found * 0.9, hit_rate).speedup
+                compare_layouts(SET, result * 0.9, hit_rate).speedup
                 < 1.0
-                < compare_layouts(SET, found * 1.1, hit_rate).speedup
+                < compare_layouts(SET, result * 1.1, hit_rate).speedup
             )
-            assert crossover_context(SET, hit_rate, most_tokens=int(found * 0.9)) is None
+            assert crossover_context(SET, hit_rate, most_tokens=int(result * 0.9)) is None
 
     def test_the_first_context_may_already_gain(self):
-        own = SET.values()
-        free = {"group_other_s": own["serial_other_s"], "group_rest_s": own["serial_rest_s"]}
+        custom = SET.values()
+        free = {"group_other_s": custom["serial_other_s"], "group_rest_s": custom["serial_rest_s"]}
         free |= {"sync_s": 0.0, "verify_s": 0.0, "send_s": 0.0}
-        found = crossover_context(SET, 1.0, changes={**free, "skip_launch_s": 0.0})
-        assert found is not None
-        assert found <= 2.0
+        result = crossover_context(SET, 1.0, changes={**free, "skip_launch_s": 0.0})
+        assert result is not None
+        assert result <= 2.0
 
     def test_ranges_hold_the_set_itself(self):
         middle, low, high = crossover_range(SET, 0.8)

@@ -38,8 +38,8 @@ def test_leviathan_table_1_as_collected(shared_data):
         values = dict(part.split("=") for part in row["case"].split()[:2])
         alpha, tokens = float(values["alpha"]), int(values["gamma"])
         faster = expected_tokens(alpha, tokens)
-        found = faster if row["field"] == "speed" else (tokens + 1) / faster
-        assert found == pytest.approx(float(row["value"]), abs=0.006)
+        result = faster if row["field"] == "speed" else (tokens + 1) / faster
+        assert result == pytest.approx(float(row["value"]), abs=0.006)
 
 
 def test_leviathan_table_2_prediction(shared_data):

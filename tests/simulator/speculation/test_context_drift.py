@@ -53,8 +53,8 @@ def test_rates_at_each_context_are_those_asked_for(spread):
         np.concatenate([sampler.draws(request, 0, 40, context) for request in range(1500)]) for context in (900, 3000)
     )
     for i in range(1, 4):
-        asked = (near >= i).mean() * factor**i
-        assert (far >= i).mean() == pytest.approx(asked, abs=5 * np.sqrt(asked * (1 - asked) / len(far)))
+        requested = (near >= i).mean() * factor**i
+        assert (far >= i).mean() == pytest.approx(requested, abs=5 * np.sqrt(requested * (1 - requested) / len(far)))
     if not spread:
         assert (near >= 1).mean() == pytest.approx(0.8, abs=5 * np.sqrt(0.16 / len(near)))
 
@@ -83,12 +83,12 @@ def test_without_decay_nothing_changes():
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"context_from": 100}, "context_from goes with context_decay"),
         ({"context_decay": 1.1}, "less than or equal to 1"),
     ],
 )
-def test_what_makes_no_sense_is_refused(fields, said):
-    with pytest.raises(ValidationError, match=said):
+def test_what_makes_no_sense_is_refused(fields, message):
+    with pytest.raises(ValidationError, match=message):
         AcceptanceConfig(alpha=0.5, **fields)

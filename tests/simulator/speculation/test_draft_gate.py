@@ -40,12 +40,12 @@ def scenario(chip="rtx-4090", p_min=0.6, model="llama-3.1-8b", method="draft-mod
 
 def test_drafts_and_what_is_kept_of_them_are_those_of_the_closed_form():
     chain = gated(RATES, 0.6)
-    found = summarise(simulate(scenario(), seed=3))
+    run = summarise(simulate(scenario(), seed=3))
     drafted = float(chain.chances @ np.arange(4))
-    steps = found["spec_decode_num_drafts"] / (1.0 - chain.chances[0])
-    assert found["spec_decode_draft_tokens"] / steps == pytest.approx(drafted, rel=0.06)
-    assert 1.0 + found["spec_decode_accepted_tokens"] / steps == pytest.approx(chain.length, rel=0.04)
-    share = found["spec_decode_accepted_tokens"] / found["spec_decode_draft_tokens"]
+    steps = run["spec_decode_num_drafts"] / (1.0 - chain.chances[0])
+    assert run["spec_decode_draft_tokens"] / steps == pytest.approx(drafted, rel=0.06)
+    assert 1.0 + run["spec_decode_accepted_tokens"] / steps == pytest.approx(chain.length, rel=0.04)
+    share = run["spec_decode_accepted_tokens"] / run["spec_decode_draft_tokens"]
     assert share > np.cumprod(RATES).sum() / 3 + 0.05, "what passes is surer"
 
 
@@ -66,8 +66,8 @@ def test_a_gate_pays_where_rows_are_dear_and_costs_where_they_are_nearly_free():
     """Community sweeps of a 27B model: gated is faster on an M4, slower on RTX 5060 Ti."""
     gains = {}
     for chip in ("apple-m4-pro", "rtx-4090"):
-        given = {"chip": chip, "model": "qwen3.5-27b", "method": "mtp", "workload.output_tokens": 300}
-        rates = [summarise(simulate(scenario(p_min=p, **given)))["mean_tpot_ms"] for p in (0.0, 0.75)]
+        arguments = {"chip": chip, "model": "qwen3.5-27b", "method": "mtp", "workload.output_tokens": 300}
+        rates = [summarise(simulate(scenario(p_min=p, **arguments)))["mean_tpot_ms"] for p in (0.0, 0.75)]
         gains[chip] = rates[0] / rates[1]
     assert gains["apple-m4-pro"] > 1.0 > gains["rtx-4090"]
 

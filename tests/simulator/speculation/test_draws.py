@@ -12,14 +12,14 @@ MASK = 2**64 - 1
 
 def splitmix(seed, count):
     """``count`` outputs of SplitMix64 in whole numbers (S. Vigna's ``splitmix64.c``)."""
-    found = []
+    rows = []
     for _ in range(count):
         seed = (seed + 0x9E3779B97F4A7C15) & MASK
         z = seed
         z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
         z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
-        found.append(z ^ (z >> 31))
-    return found
+        rows.append(z ^ (z >> 31))
+    return rows
 
 
 def test_the_reference_is_the_published_one():

@@ -68,7 +68,7 @@ def test_one_length_shows_no_decay():
 
 
 @pytest.mark.parametrize(
-    ("lengths", "told"),
+    ("lengths", "message"),
     [
         ({}, "no acceptance length"),
         ({3: 4.1}, "4.1 is impossible with 3 draft tokens: .* between 1 and 4"),
@@ -76,8 +76,8 @@ def test_one_length_shows_no_decay():
         ({0: 1.0}, "1 is impossible with 0 draft tokens"),
     ],
 )
-def test_impossible_lengths_are_refused(lengths, told):
-    with pytest.raises(ForerunError, match=told):
+def test_impossible_lengths_are_refused(lengths, message):
+    with pytest.raises(ForerunError, match=message):
         fit_lengths(lengths)
 
 

@@ -119,9 +119,9 @@ class TestWhatGoesTogether:
         assert speculation(tree=TREE).depth == 4
         assert speculation(tree={**TREE, "nodes": 2}).depth == 2
         assert speculation(tree="medusa-63").depth == 4
-        for given, words in (({}, "got neither"), ({"num_speculative_tokens": 3, "tree": TREE}, "got both")):
+        for inputs, words in (({}, "got neither"), ({"num_speculative_tokens": 3, "tree": TREE}, "got both")):
             with pytest.raises(ValidationError, match=f"needs num_speculative_tokens or tree .{words}"):
-                speculation(**given)
+                speculation(**inputs)
         with pytest.raises(
             ValidationError, match="'ngram' drafts a chain; give num_speculative_tokens instead of tree"
         ):

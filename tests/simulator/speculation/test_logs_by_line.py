@@ -236,8 +236,8 @@ def test_the_report_rounds_and_predicts_up_to_eight(tmp_path):
 
 
 def _products(rates):
-    alive, found = 1.0, []
+    alive, result = 1.0, []
     for rate in rates:
         alive *= rate
-        found.append(alive)
-    return found
+        result.append(alive)
+    return result

@@ -30,7 +30,7 @@ def test_vllms_own_cases_of_the_table():
 
 
 @pytest.mark.parametrize(
-    ("table", "said"),
+    ("table", "message"),
     [
         ([], "at least one"),
         ([[2, 16, 3]], "must start at 1"),
@@ -41,8 +41,8 @@ def test_vllms_own_cases_of_the_table():
         ([[1, 16, 1, 2048, 3]], "each row is"),
     ],
 )
-def test_tables_that_vllm_refuses(table, said):
-    with pytest.raises(ValidationError, match=said):
+def test_tables_that_vllm_refuses(table, message):
+    with pytest.raises(ValidationError, match=message):
         PolicyConfig.model_validate({"name": "batch-table", "table": table})
 
 
@@ -134,7 +134,7 @@ def own(choose, by_batch_alone):
 
 
 @pytest.mark.parametrize(
-    ("choose", "by_batch_alone", "said"),
+    ("choose", "by_batch_alone", "message"),
     [
         (lambda self, batch: 9, True, "chose 9 draft tokens, not a whole number from 0 to 5"),
         (lambda self, batch: 2.5, True, "chose 2.5"),
@@ -142,8 +142,8 @@ def own(choose, by_batch_alone):
         (lambda self, batch: next(NUMBERS) % 5, False, "after the same history"),
     ],
 )
-def test_own_policies_are_told_what_they_break(choose, by_batch_alone, said):
-    with pytest.raises(ForerunError, match=said):
+def test_own_policies_are_told_what_they_break(choose, by_batch_alone, message):
+    with pytest.raises(ForerunError, match=message):
         check_policy(own(choose, by_batch_alone), 5)
 
 

@@ -35,9 +35,9 @@ class TestSglang:
 
     def test_batches_find_their_slot(self):
         policy = ema()
-        found = {seqs: policy.choose(Batch(seqs, 0)) for seqs in (1, 7, 8, 31, 32, 63, 64, 1000)}
+        result = {seqs: policy.choose(Batch(seqs, 0)) for seqs in (1, 7, 8, 31, 32, 63, 64, 1000)}
         # Where the full proposal of 7 is no candidate, a slot begins in the middle of its candidates.
-        assert found == {1: 7, 7: 7, 8: 1, 31: 1, 32: 1, 63: 1, 64: 0, 1000: 0}
+        assert result == {1: 7, 7: 7, 8: 1, 31: 1, 32: 1, 63: 1, 64: 0, 1000: 0}
 
     def test_small_batches_use_the_smallest_slot(self):
         policy = ema(candidates={4: [1, 2], 9: [0]})
@@ -134,16 +134,16 @@ class TestGoodput:
     @given(st.integers(1, 300), st.integers(1, 8), st.floats(0.0, 1.0), st.integers(0, 5000))
     def test_the_best_k_at_the_prior(self, seqs, most, prior, context):
         """Mean contexts are priced in the middle of cells of 256 tokens."""
-        asked = []
+        requested = []
 
         def spied(*step):
-            asked.append(step)
+            requested.append(step)
             return seconds(*step)
 
         policy = Goodput(most, spied, prior=prior, hysteresis=0.0)
         chosen = policy.choose(Batch(seqs, seqs * context))
         middle = context // 256 * 256 + 128
-        assert asked == [(seqs, k, middle) for k in range(most + 1)]
+        assert requested == [(seqs, k, middle) for k in range(most + 1)]
         rates = [expected_tokens(prior, k) / seconds(seqs, k, middle) for k in range(most + 1)]
         assert rates[chosen] == pytest.approx(max(rates), rel=1e-12)
 
@@ -179,10 +179,10 @@ class TestGoodput:
     def test_documented_defaults(self):
         policy = policy_factory(PolicyConfig(name="goodput"), 5, seconds)()
         assert (policy.prior, policy.window, policy.hysteresis, policy.interval) == (0.7, 100, 0.02, 1)
-        asked = policy_factory(
+        requested = policy_factory(
             PolicyConfig(name="goodput", prior=0.0, window=7, hysteresis=0.0, interval=2), 5, seconds
         )()
-        assert (asked.prior, asked.window, asked.hysteresis, asked.interval) == (0.0, 7, 0.0, 2)
+        assert (requested.prior, requested.window, requested.hysteresis, requested.interval) == (0.0, 7, 0.0, 2)
 
 
 class TestTables:
@@ -238,7 +238,7 @@ class Own:
 
 class TestCheckPolicy:
     @pytest.mark.parametrize(
-        ("formula", "alone", "words"),
+        ("formula", "single", "words"),
         [
             (lambda own, batch: -1, False, "chose -1 draft tokens"),
             (lambda own, batch: 4, False, "chose 4 draft tokens, not a whole number from 0 to 3"),
@@ -248,16 +248,16 @@ class TestCheckPolicy:
             (lambda own, batch: batch.context_tokens // batch.seqs // 50 % 3, True, "says by_batch_alone"),
         ],
     )
-    def test_what_is_found(self, formula, alone, words):
+    def test_what_is_found(self, formula, single, words):
         with pytest.raises(ForerunError, match=r"^Own: ") as caught:
-            check_policy(lambda: Own(formula, alone), 3)
+            check_policy(lambda: Own(formula, single), 3)
         assert words in str(caught.value)
 
     def test_two_that_differ_are_found(self):
         made = []
 
         def make():
-            made.append(Own(lambda own, batch: made.index(own) if own.step > 150 else 0))
+            made.append(Own(lambda custom, batch: made.index(custom) if custom.step > 150 else 0))
             return made[-1]
 
         with pytest.raises(ForerunError, match="chose 0 and then 1 draft tokens after the same history"):
@@ -270,7 +270,7 @@ class TestCheckPolicy:
         made = []
 
         def make():
-            made.append(Own(lambda own, batch: (batch.seqs + batch.context_tokens) % (most + 1)))
+            made.append(Own(lambda custom, batch: (batch.seqs + batch.context_tokens) % (most + 1)))
             return made[-1]
 
         check_policy(make, most, max_seqs)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from simulator.build import build_alone
+from simulator.build import build_replica
 from simulator.errors import ForerunError
 from simulator.scenario import scenario_from
 from simulator.speculation import borrowed_acceptance, curve_names, load_curve
@@ -38,9 +38,9 @@ def said(scenario):
     return borrowed_acceptance(scenario.speculation, scenario.model)
 
 
-@pytest.mark.parametrize("given", [{"curve": EAGLE3}, {"per_position": [0.73, 0.52, 0.35]}, {"alpha": 0.7}])
-def test_another_method_takes_a_curve_of_its_own(given):
-    scenario = chat(given)
+@pytest.mark.parametrize("inputs", [{"curve": EAGLE3}, {"per_position": [0.73, 0.52, 0.35]}, {"alpha": 0.7}])
+def test_another_method_takes_a_curve_of_its_own(inputs):
+    scenario = chat(inputs)
     assert said(scenario) is None
     changed = scenario.with_values({"speculation.method": "ngram"})
     curve = load_curve(changed.speculation.acceptance.curve)
@@ -51,18 +51,18 @@ def test_another_method_takes_a_curve_of_its_own(given):
     assert said(off) is None
     back = off.with_values({"speculation.method": "eagle3"})
     assert said(back) is None
-    for name, value in given.items():
+    for name, value in inputs.items():
         assert getattr(back.speculation.acceptance, name) == value
 
 
 def test_the_curve_that_stands_in_is_of_the_same_target_where_there_is_one_and_the_middle_one():
     scenario = chat({"per_position": [0.3, 0.1, 0.05]}, method="ngram")
-    own = [c for c in map(load_curve, curve_names()) if c.method == "eagle3" and c.target == "Llama-3.1-8B-Instruct"]
-    ranked = sorted(own, key=lambda curve: curve.survival(3).sum())
+    custom = [c for c in map(load_curve, curve_names()) if c.method == "eagle3" and c.target == "Llama-3.1-8B-Instruct"]
+    ranked = sorted(custom, key=lambda curve: curve.survival(3).sum())
     changed = scenario.with_values({"speculation.method": "eagle3"})
     assert changed.speculation.acceptance.curve == ranked[(len(ranked) - 1) // 2].name
     assert "borrowed" not in said(changed)
-    assert f"{len(own)} curves of it" in said(changed)
+    assert f"{len(custom)} curves of it" in said(changed)
 
 
 def test_acceptance_set_with_the_method_is_the_reader_s_own():
@@ -113,14 +113,14 @@ def test_every_curve_s_target_that_the_catalogue_has_is_found(curve):
 
 
 def test_a_235b_model_s_curve_on_a_32b_is_no_calibrated_result():
-    own = build_alone(chat({"curve": EAGLE3}), 0)
-    borrowed = build_alone(chat({"curve": QWEN_235B}, model="qwen3-8b"), 0)
-    assert not own.main.assumed
+    custom = build_replica(chat({"curve": EAGLE3}), 0)
+    borrowed = build_replica(chat({"curve": QWEN_235B}, model="qwen3-8b"), 0)
+    assert not custom.main.assumed
     assert borrowed.main.assumed, "whatever its kernels rest on"
     assert borrowed.basis == "extrapolated"
     (note,) = [note for note in borrowed.notes if "borrowed" in note]
     assert "measured on Qwen3-235B-A22B-Instruct-2507, not on qwen3-8b" in note
-    assert not any("borrowed" in note for note in own.notes)
+    assert not any("borrowed" in note for note in custom.notes)
 
 
 def test_rates_carried_to_another_model_say_whose_they_are():

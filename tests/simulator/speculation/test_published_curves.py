@@ -33,8 +33,8 @@ def by_step(points, positions):
     def predicted(p):
         return 1 + np.cumsum(np.cumprod(np.minimum(p[0] * p[1] ** np.arange(positions), 1.0)))
 
-    found = least_squares(lambda p: predicted(p)[depths - 1] / lengths - 1, (0.8, 0.9), bounds=((0, 1e-3), (1, 1.25)))
-    return predicted(found.x)
+    result = least_squares(lambda p: predicted(p)[depths - 1] / lengths - 1, (0.8, 0.9), bounds=((0, 1e-3), (1, 1.25)))
+    return predicted(result.x)
 
 
 def errors(curve, fitted_up_to, step_by_step=False):
@@ -44,19 +44,19 @@ def errors(curve, fitted_up_to, step_by_step=False):
     """
     points = {k: length for k, length in curve.items() if k <= fitted_up_to}
     if step_by_step:
-        found = by_step(points, max(curve))
+        result = by_step(points, max(curve))
     else:
-        found = 1 + np.cumsum(fit_lengths(points).model.survival(max(curve)))
+        result = 1 + np.cumsum(fit_lengths(points).model.survival(max(curve)))
     deep = [k for k in curve if k > 4 and curve[k] >= max(curve[j] for j in curve if j < k)]
-    return {k: 100 * (found[k - 1] / curve[k] - 1) for k in deep}
+    return {k: 100 * (result[k - 1] / curve[k] - 1) for k in deep}
 
 
 @pytest.mark.parametrize(("fitted_up_to", "median", "bias", "worst"), [(3, 4.0, 2.0, 13.0), (4, 1.5, 2.0, 8.0)])
 def test_golden_curves_at_five_to_eight(shared_data, fitted_up_to, median, bias, worst):
     """What is left is the sample's: marginal rates that rise from 0.6 to 1.3 and fall to 0.1 from one K to the next."""
-    found = {name: errors(curve, fitted_up_to) for name, curve in golden(shared_data).items()}
-    pooled = np.array([error for by_k in found.values() for error in by_k.values()])
-    table = "\n".join(f"{name}: " + " ".join(f"{e:+.1f}" for e in by_k.values()) for name, by_k in found.items())
+    result = {name: errors(curve, fitted_up_to) for name, curve in golden(shared_data).items()}
+    pooled = np.array([error for by_k in result.values() for error in by_k.values()])
+    table = "\n".join(f"{name}: " + " ".join(f"{e:+.1f}" for e in by_k.values()) for name, by_k in result.items())
     print(f"K = 1..{fitted_up_to}: median {np.median(abs(pooled)):.2f} %, bias {pooled.mean():+.2f} %\n{table}")
     assert np.median(abs(pooled)) < median
     assert abs(pooled.mean()) < bias
@@ -91,29 +91,29 @@ def test_deep_drafts_of_specforge_follow_from_shallower_ones(shared_data):
             if row["is_baseline"] == "0" and row["topk"] == "1":
                 name = (row["model"], row["draft_model"], row["benchmark"], row["batch_size"])
                 curves[name][int(row["num_steps"])] = float(row["accept_length"])
-    found = [
+    result = [
         100 * (fit_lengths({3: curve[3], 5: curve[5]}).model.acceptance_length(7) / curve[7] - 1)
         for curve in curves.values()
         if {3, 5, 7} <= set(curve)
     ]
-    print(f"{len(found)} curves: median {np.median(np.abs(found)):.2f} %, worst {max(map(abs, found)):.2f} %")
-    assert len(found) > 50
-    assert np.median(np.abs(found)) < 0.8
-    assert abs(np.mean(found)) < 0.3
-    assert max(map(abs, found)) < 5.0
+    print(f"{len(result)} curves: median {np.median(np.abs(result)):.2f} %, worst {max(map(abs, result)):.2f} %")
+    assert len(result) > 50
+    assert np.median(np.abs(result)) < 0.8
+    assert abs(np.mean(result)) < 0.3
+    assert max(map(abs, result)) < 5.0
 
 
 @pytest.mark.parametrize(
-    ("curve", "fitted", "asked", "tolerance"),
+    ("curve", "fitted", "requested", "tolerance"),
     [
         (QWEN, (1, 2, 3, 4), (5, 6, 7, 8), 3.5),
         (QWEN, (1, 2, 3), (5, 6, 7, 8), 4.0),
         (EAGLE3, (2, 3, 4), (5, 6, 7), 2.0),
     ],
 )
-def test_published_values_always(curve, fitted, asked, tolerance):
+def test_published_values_always(curve, fitted, requested, tolerance):
     model = fit_lengths({k: curve[k] for k in fitted}).model
-    for k in asked:
+    for k in requested:
         assert abs(100 * (model.acceptance_length(k) / curve[k] - 1)) < tolerance, k
 
 

@@ -117,10 +117,10 @@ def test_medusa_on_vicuna_follows_from_its_heads(size, measured, tolerance):
 def test_medusa_figures_are_those_collected(shared_data):
     with (shared_data / "published" / "specbench_leaderboard.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["method"] == "Medusa" and row["hardware"].startswith("A100")]
-    found = {row["model"]: float(row["mean_accepted_tokens"]) for row in rows}
-    assert found["Vicuna-7B-v1.3"] == 2.31
-    assert found["Vicuna-13B-v1.3"] == 2.39
-    assert found["Vicuna-33B-v1.3"] == 2.33
+    result = {row["model"]: float(row["mean_accepted_tokens"]) for row in rows}
+    assert result["Vicuna-7B-v1.3"] == 2.31
+    assert result["Vicuna-13B-v1.3"] == 2.39
+    assert result["Vicuna-33B-v1.3"] == 2.33
 
 
 def test_rates_that_are_no_chances_are_refused():
@@ -175,11 +175,11 @@ def test_a_tree_that_follows_confidence_beats_the_best_static_one():
 @given(rank_rates(), st.integers(1, 6), st.integers(1, 6), st.integers(1, 70), st.floats(0.2, 30.0))
 def test_trees_grown_together_are_those_grown_one_by_one(rates, depth, top_k, nodes, concentration):
     plan = GrowthPlan(depth, top_k, nodes)
-    found = grown_acceptance(plan, rates, concentration, steps=7, seed=5)
+    result = grown_acceptance(plan, rates, concentration, steps=7, seed=5)
     length, survival, sizes, pairs = grown_one_by_one(plan, rates, concentration, 7, seed=5)
-    assert found.acceptance_length == pytest.approx(length, rel=1e-12)
-    assert_array_equal(found.survival, survival)
-    assert (found.nodes, found.attended_pairs) == (sizes, pairs)
+    assert result.acceptance_length == pytest.approx(length, rel=1e-12)
+    assert_array_equal(result.survival, survival)
+    assert (result.nodes, result.attended_pairs) == (sizes, pairs)
 
 
 def test_candidates_are_held_in_parts(monkeypatch):

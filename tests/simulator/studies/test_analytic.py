@@ -50,8 +50,8 @@ def scenario(arrivals=None, requests=100, input_tokens=PROMPTS, output_tokens=15
 def test_averages_are_those_of_the_simulation_away_from_saturation(name):
     top = max_request_rate(scenario(**GRID[name]))
     for load in (0.2, 0.6):
-        asked = scenario({"process": "poisson", "request_rate": load * top}, 1500, **GRID[name])
-        model, run = estimate(asked), summarise(simulate(asked, 1))
+        requested = scenario({"process": "poisson", "request_rate": load * top}, 1500, **GRID[name])
+        model, run = estimate(requested), summarise(simulate(requested, 1))
         assert model.mean_tpot_s * 1e3 == pytest.approx(run["mean_tpot_ms"], rel=0.15)
         assert model.mean_ttft_s * 1e3 == pytest.approx(run["mean_ttft_ms"], rel=0.25)
         assert model.output_throughput == pytest.approx(
@@ -70,8 +70,8 @@ def test_highest_rate_is_what_an_overloaded_engine_completes(name):
 
 @pytest.mark.parametrize("parts", [{}, {"speculation": EAGLE}, {"input_tokens": 12_000, "output_tokens": 40}])
 def test_one_user_waits_for_nobody(parts):
-    alone = scenario({"process": "closed-loop", "max_concurrency": 1}, 40, **{"input_tokens": 512} | parts)
-    model, run = estimate(alone), summarise(simulate(alone, 3))
+    single = scenario({"process": "closed-loop", "max_concurrency": 1}, 40, **{"input_tokens": 512} | parts)
+    model, run = estimate(single), summarise(simulate(single, 3))
     assert model.mean_e2e_s * 1e3 == pytest.approx(run["mean_e2el_ms"], rel=0.03)
     assert model.mean_tpot_s * 1e3 == pytest.approx(run["mean_tpot_ms"], rel=0.05)
 
@@ -98,13 +98,13 @@ def test_closed_loop_keeps_its_concurrency_and_never_beats_the_highest_rate():
 def test_laws_that_hold_for_any_load(load, cv, output, seqs, budget):
     prompts = {"distribution": "lognormal", "mean": 300, "cv": cv, "max": 4000}
     engine = {"max_num_seqs": seqs, "max_num_batched_tokens": budget}
-    asked = scenario(input_tokens=prompts, output_tokens=output, engine=engine)
-    top = max_request_rate(asked)
-    model = estimate(asked, request_rate=load * top)
+    requested = scenario(input_tokens=prompts, output_tokens=output, engine=engine)
+    top = max_request_rate(requested)
+    model = estimate(requested, request_rate=load * top)
     assert model.concurrency == pytest.approx(model.request_rate * model.mean_e2e_s)
     assert sum(model.bottleneck.values()) == pytest.approx(1.0)
     assert model.batch <= model.max_batch
-    more = estimate(asked, request_rate=min(0.99, 1.02 * load) * top)
+    more = estimate(requested, request_rate=min(0.99, 1.02 * load) * top)
     assert more.mean_e2e_s >= model.mean_e2e_s
     assert (model.mean_tpot_s is None) == (output == 1)
 
@@ -112,10 +112,10 @@ def test_laws_that_hold_for_any_load(load, cv, output, seqs, budget):
 @pytest.mark.parametrize("budget", [128, 256, 512, 2048])
 def test_prompts_of_several_steps_set_the_highest_rate(budget):
     """Each step is full: B of the budget's tokens decode, the rest are of prompts, and B / n requests end in it."""
-    asked = {"input_tokens": 4000, "output_tokens": 20, "engine": {"max_num_batched_tokens": budget}}
-    model = estimate(scenario(**asked), request_rate=1.0)
+    arguments = {"input_tokens": 4000, "output_tokens": 20, "engine": {"max_num_batched_tokens": budget}}
+    model = estimate(scenario(**arguments), request_rate=1.0)
     assert model.limited_by == "tokens"
-    run = simulate(scenario({"process": "burst"}, 250, **asked), 0)
+    run = simulate(scenario({"process": "burst"}, 250, **arguments), 0)
     ends = np.sort(run.requests.finished_s)
     assert model.max_request_rate == pytest.approx(150 / (ends[225] - ends[75]), rel=0.06)
 
@@ -133,9 +133,9 @@ def test_verify_steps_are_the_renewal_function():
     wanted = [0.0]
     for tokens in range(1, 60):
         wanted.append(1.0 + sum(p * wanted[max(0, tokens - 1 - i)] for i, p in enumerate(chances)))
-    found = verify_steps(np.arange(60, dtype=float), survival)
-    assert found[20:] == pytest.approx(wanted[20:], rel=1e-6)
-    assert found == pytest.approx(wanted, rel=0.2)
+    result = verify_steps(np.arange(60, dtype=float), survival)
+    assert result[20:] == pytest.approx(wanted[20:], rel=1e-6)
+    assert result == pytest.approx(wanted, rel=0.2)
     assert verify_steps(np.array([0.0, 7.0]), None).tolist() == [0.0, 7.0]
     assert estimate(scenario(speculation=EAGLE)).acceptance_length == pytest.approx(2.6)
 
@@ -175,19 +175,23 @@ def test_shared_prefixes_are_found_as_the_engine_finds_them(tmp_path):
     shared = Scenario.model_validate({**plain, "workload": {"trace": str(trace)}})
     run = simulate(shared, 0)
     assert run.kv.prefix_hit_tokens == 597 * 2048
-    apart = shared.with_values({"engine.enable_prefix_caching": False})
-    for asked in (shared, apart):
-        assert estimate(asked).mean_ttft_s * 1e3 == pytest.approx(summarise(simulate(asked))["mean_ttft_ms"], rel=0.1)
-    assert estimate(shared).mean_ttft_s < 0.6 * estimate(apart).mean_ttft_s
+    disaggregated = shared.with_values({"engine.enable_prefix_caching": False})
+    for requested in (shared, disaggregated):
+        assert estimate(requested).mean_ttft_s * 1e3 == pytest.approx(
+            summarise(simulate(requested))["mean_ttft_ms"], rel=0.1
+        )
+    assert estimate(shared).mean_ttft_s < 0.6 * estimate(disaggregated).mean_ttft_s
 
 
 def test_a_changed_file_is_read_anew(tmp_path):
     trace = tmp_path / "trace.csv"
     trace.write_text("arrival_s,input_tokens,output_tokens\n0,10,5\n1,10,5\n2,10,5\n")
-    asked = Scenario.model_validate({**scenario().model_dump(exclude_unset=True), "workload": {"trace": str(trace)}})
-    assert estimate(asked).request_rate == pytest.approx(1.0)
+    requested = Scenario.model_validate(
+        {**scenario().model_dump(exclude_unset=True), "workload": {"trace": str(trace)}}
+    )
+    assert estimate(requested).request_rate == pytest.approx(1.0)
     trace.write_text("arrival_s,input_tokens,output_tokens\n0,10,5\n0.5,10,5\n")
-    assert estimate(asked).request_rate == pytest.approx(2.0)
+    assert estimate(requested).request_rate == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize(

@@ -149,18 +149,18 @@ def test_the_cheapest_threshold_that_holds_is_found_and_emitted(tmp_path, capsys
     scaler = {"target": 1.0, "max_replicas": 4, "interval_s": 0.2, "start_up_s": 0.4, "scale_down_window_s": 0.4}
     data |= {"autoscaler": scaler, "slo": {"p99_ttft_ms": 60}}
     data["engine"]["routing"] = "least-outstanding"
-    found = thresholds(Scenario(**data), targets=[2, 4, 8, 16], jobs=1)
-    rows = found.document["candidates"]
+    result = thresholds(Scenario(**data), targets=[2, 4, 8, 16], jobs=1)
+    rows = result.document["candidates"]
     assert [row["threshold"] for row in rows] == [2, 4, 8, 16, None, None, None, None]
     held = [row for row in rows if row["holds"] and row["threshold"] is not None]
-    assert found.best["mean_replicas"] == min(row["mean_replicas"] for row in held)
-    assert found.document["fixed"]["replicas"] >= found.best["mean_replicas"]
-    assert found.scenario.autoscaler.target == found.best["threshold"]
+    assert result.best["mean_replicas"] == min(row["mean_replicas"] for row in held)
+    assert result.document["fixed"]["replicas"] >= result.best["mean_replicas"]
+    assert result.scenario.autoscaler.target == result.best["threshold"]
     file = tmp_path / "waves.json"
     file.write_text(json.dumps(data))
     tried = "2,4,8,16"
     assert main(["plan", str(file), "--thresholds", "--target", tried, "--jobs", "1", "--emit", "keda"]) == 0
-    assert f"threshold: '{found.best['threshold']:g}'" in capsys.readouterr().out
+    assert f"threshold: '{result.best['threshold']:g}'" in capsys.readouterr().out
 
 
 def test_every_name_of_the_contract_is_there():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from simulator.build import build_alone
+from simulator.build import build_replica
 from simulator.errors import ForerunError
 from simulator.scenario import scenario_from
 from simulator.studies.draft_pool import (
@@ -23,7 +23,7 @@ CONTEXT = 1024
 
 
 def scenario(**speculation):
-    given = {
+    arguments = {
         "method": "draft-model",
         "num_speculative_tokens": 4,
         "draft": {"model": "llama-3.2-1b", "chip": "n150", "link": "pcie4-x16"},
@@ -32,7 +32,7 @@ def scenario(**speculation):
     data = {
         "model": "llama-3.1-8b",
         "hardware": {"chip": "h100-sxm"},
-        "speculation": given | speculation,
+        "speculation": arguments | speculation,
         "workload": {"arrivals": {"process": "burst"}, "input_tokens": 8, "output_tokens": 8, "num_requests": 1},
     }
     return scenario_from(data, "test")
@@ -45,23 +45,23 @@ def made(batch=4, verify_s=10.0, plain_s=8.0, draft=3.0, prefill_s=50.0, there_s
 @pytest.mark.parametrize("batch", [1, 8])
 def test_one_drafter_to_each_verifier_is_today_s_remote_drafter(batch):
     prices = pool_prices(scenario(), batch, CONTEXT)
-    timer = build_alone(scenario()).main.timer
+    timer = build_replica(scenario()).main.timer
     today = timer.seconds(decode_step(timer.windows, batch, 5, CONTEXT))
-    found = run_pool(prices, PoolShape(3, 3), steps=50)
-    assert_allclose(found.step_s, today, rtol=1e-9)
-    assert_allclose(found.tokens_per_s, 3 * batch * (1 + 0.7 + 0.49 + 0.343 + 0.2401) / today, rtol=1e-9)
-    assert found.together == 1.0
+    result = run_pool(prices, PoolShape(3, 3), steps=50)
+    assert_allclose(result.step_s, today, rtol=1e-9)
+    assert_allclose(result.tokens_per_s, 3 * batch * (1 + 0.7 + 0.49 + 0.343 + 0.2401) / today, rtol=1e-9)
+    assert result.together == 1.0
     without_link = prices._replace(there_s=0.0, back_s=0.0)
-    apart = run_pool(without_link, PoolShape(1), steps=50).step_s
-    assert_allclose(apart, today - prices.there_s - prices.back_s, rtol=1e-9)
+    disaggregated = run_pool(without_link, PoolShape(1), steps=50).step_s
+    assert_allclose(disaggregated, today - prices.there_s - prices.back_s, rtol=1e-9)
     assert prices.plain_s < prices.verify_s < today
 
 
 def test_a_drafter_of_too_many_is_what_they_wait_for():
     """By hand: a pass over 4 sequences takes 3.4 s, one over three verifiers' 12 takes 4.2 s."""
-    alone = run_pool(made(), PoolShape(1))
-    assert alone.step_s == pytest.approx(10 + 0.5 + 3.4 + 0.25)
-    assert alone.use == pytest.approx(3.4 / alone.step_s, rel=0.02)
+    single = run_pool(made(), PoolShape(1))
+    assert single.step_s == pytest.approx(10 + 0.5 + 3.4 + 0.25)
+    assert single.use == pytest.approx(3.4 / single.step_s, rel=0.02)
     many = run_pool(made(), PoolShape(8))
     assert many.step_s == pytest.approx(8 * 3.4, rel=1e-3)
     assert many.use == pytest.approx(1.0, abs=0.01)
@@ -128,23 +128,23 @@ def test_break_even_lies_between_the_points_around_it():
     assert break_even(gains) == pytest.approx(8.0)
     assert break_even(gains, 1.5) is None
     assert break_even(gains[:2]) == np.inf
-    found = pool_gains(made(batch=1, plain_s=10.0), (1, 2, 4, 8, 16))
-    assert 4 < break_even(found) < 16
+    result = pool_gains(made(batch=1, plain_s=10.0), (1, 2, 4, 8, 16))
+    assert 4 < break_even(result) < 16
 
 
 def test_the_study_says_what_its_pools_did(tmp_path):
-    found = draft_pool(scenario(), batch=4, context_tokens=CONTEXT, verifiers=(4, 1))
-    document = found.document
+    result = draft_pool(scenario(), batch=4, context_tokens=CONTEXT, verifiers=(4, 1))
+    document = result.document
     rows = document["ways"]["after"]["gains"]
     assert [row["verifiers_per_drafter"] for row in rows] == [1, 4]
     again = pool_gains(pool_prices(scenario(), 4, CONTEXT), (1, 4), document["max_batch"])
     assert [row["gain"] for row in rows] == [one.gain for one in again]
-    assert all(row["low"] < row["gain"] < row["high"] for row in found.records())
+    assert all(row["low"] < row["gain"] < row["high"] for row in result.records())
     assert document["ways"]["after"]["break_even"]["value"] == break_even(again)
-    assert document["own_chips_gain"] > 1.0
-    assert found.conclusion in (found.save(tmp_path) / "report.md").read_text()
+    assert document["target_chips_gain"] > 1.0
+    assert result.conclusion in (result.save(tmp_path) / "report.md").read_text()
     assert {path.name for path in tmp_path.iterdir()} >= {"draft-pool.json", "report.html", "study.yaml"}
-    assert len(found.figure().data) == 4, "a line and a band for each way"
+    assert len(result.figure().data) == 4, "a line and a band for each way"
 
 
 def test_the_loss_of_one_drafter_costs_what_is_said():
@@ -162,14 +162,14 @@ def test_a_pool_of_none_is_refused(name, value):
 
 
 @pytest.mark.parametrize(
-    ("speculation", "said"),
+    ("speculation", "message"),
     [
         ({"draft": {"model": "llama-3.2-1b"}}, "speculation.draft.chip: a pool of drafters needs"),
         ({"draft": {"model": "llama-3.2-1b", "chip": "n150", "overlap": 0.5}}, "speculation.draft.overlap"),
     ],
 )
-def test_what_a_pool_cannot_be_made_of(speculation, said):
-    with pytest.raises(ForerunError, match=said):
+def test_what_a_pool_cannot_be_made_of(speculation, message):
+    with pytest.raises(ForerunError, match=message):
         pool_prices(scenario(**speculation), 1, CONTEXT)
     with pytest.raises(ForerunError, match="batch: 100000 sequences"):
         pool_prices(scenario(), 100_000, CONTEXT)

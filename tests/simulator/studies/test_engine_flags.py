@@ -51,9 +51,9 @@ def test_attention_groups_are_as_each_engine_counts_chips():
     words, _ = flags("sglang", model="qwen3-30b-a3b", hardware=spread)
     assert [pair(words, f"--{name}-size") for name in ("tp", "dp", "ep")] == ["8", "4", "8"]
     assert "--enable-dp-attention" in words
-    alone, _ = flags("sglang", model="qwen3-30b-a3b", hardware={"tensor_parallel": 2})
-    assert "--dp-size" not in alone
-    assert pair(alone, "--tp-size") == "2"
+    single, _ = flags("sglang", model="qwen3-30b-a3b", hardware={"tensor_parallel": 2})
+    assert "--dp-size" not in single
+    assert pair(single, "--tp-size") == "2"
 
 
 def test_an_unchunked_prompt_is_minus_one_for_sglang():
@@ -64,13 +64,13 @@ def test_an_unchunked_prompt_is_minus_one_for_sglang():
 
 
 @pytest.mark.parametrize(
-    ("asked", "vllm", "sglang"),
+    ("requested", "vllm", "sglang"),
     [("fp8", "fp8", "fp8"), ("int4", "awq", "awq"), ("int8", "compressed-tensors", "w8a8_int8")],
 )
-def test_quantised_weights_have_each_engines_name(asked, vllm, sglang):
-    chip = {"chip": "a100-sxm-80gb"} if asked.startswith("int") else {"chip": "h100-sxm"}
+def test_quantised_weights_have_each_engines_name(requested, vllm, sglang):
+    chip = {"chip": "a100-sxm-80gb"} if requested.startswith("int") else {"chip": "h100-sxm"}
     for engine, name in (("vllm", vllm), ("sglang", sglang)):
-        words, remark = flags(engine, hardware=chip, weights_dtype=asked)
+        words, remark = flags(engine, hardware=chip, weights_dtype=requested)
         assert pair(words, "--quantization") == name
         assert remark == ""
     words, _ = flags("vllm", weights_dtype="bf16")
@@ -85,14 +85,14 @@ def test_what_no_flag_says_is_a_remark():
     assert "no flag is known for kv_cache_dtype fp32" in remark
 
 
-@pytest.mark.parametrize(("asked", "told"), [(None, ""), ("fp8_block", ""), ("fp8", "load a checkpoint with")])
-def test_a_quantised_checkpoint_is_not_quantised_again(asked, told):
+@pytest.mark.parametrize(("requested", "message"), [(None, ""), ("fp8_block", ""), ("fp8", "load a checkpoint with")])
+def test_a_quantised_checkpoint_is_not_quantised_again(requested, message):
     chips = {"chip": "h200-sxm", "tensor_parallel": 8}
     for engine in ("vllm", "sglang"):
-        words, remark = flags(engine, model="deepseek-r1", hardware=chips, weights_dtype=asked)
+        words, remark = flags(engine, model="deepseek-r1", hardware=chips, weights_dtype=requested)
         assert "--quantization" not in words
-        assert remark.startswith(told)
-        assert bool(remark) == bool(told)
+        assert remark.startswith(message)
+        assert bool(remark) == bool(message)
 
 
 def test_an_fp8_cache_has_each_engines_name():
@@ -140,28 +140,31 @@ def test_speculation_of_sglang_counts_steps_and_verified_tokens():
 
 def test_methods_that_an_engine_lacks_are_told():
     tree = speculation("eagle", tree="eagle-25")
-    for engine, told in (("vllm", "vLLM has no eagle tree"), ("sglang", "flags of eagle in SGLang are not known here")):
+    for engine, message in (
+        ("vllm", "vLLM has no eagle tree"),
+        ("sglang", "flags of eagle in SGLang are not known here"),
+    ):
         words, remark = flags(engine, **tree)
-        assert remark == told
+        assert remark == message
         assert not [word for word in words if word.startswith("--speculative")]
     assert flags("vllm", **speculation("parallel-draft", num_speculative_tokens=3))[1] == "vLLM has no parallel-draft"
 
 
 @pytest.mark.parametrize(
-    ("own", "told"),
+    ("custom", "message"),
     [({"name": "mine"}, "mine"), ({"_name_or_path": "folder/of-mine"}, "folder/of-mine"), ({}, "MODEL")],
 )
-def test_a_model_given_inline_goes_by_its_name(own, told):
+def test_a_model_given_inline_goes_by_its_name(custom, message):
     inline = {"model_type": "llama", "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
-              "num_key_value_heads": 2, "intermediate_size": 512, "vocab_size": 1000, **own}  # fmt: skip
+              "num_key_value_heads": 2, "intermediate_size": 512, "vocab_size": 1000, **custom}  # fmt: skip
     data = tiny_data() | {"model": inline}
-    assert shlex.split(launch_flags(scenario_from(data, "test"))["vllm"])[2] == told
+    assert shlex.split(launch_flags(scenario_from(data, "test"))["vllm"])[2] == message
 
 
 def test_the_scheduler_has_its_flag_or_a_remark():
-    for scheduler, told in (("vllm-v1", None), ("priority", "priority"), ("static", None)):
+    for scheduler, message in (("vllm-v1", None), ("priority", "priority"), ("static", None)):
         words, remark = flags("vllm", engine={"scheduler": scheduler})
-        assert pair(words, "--scheduling-policy") == told
+        assert pair(words, "--scheduling-policy") == message
         assert ("no scheduler like static" in remark) == (scheduler == "static")
     assert "SGLang has no scheduler like priority" in flags("sglang", engine={"scheduler": "priority"})[1]
     assert "no scheduler" not in flags("sglang", engine={"scheduler": "sglang"})[1]
@@ -183,9 +186,9 @@ def test_a_local_engine_has_the_command_of_llama_server():
         },
         "workload": {"arrivals": {"process": "burst"}, "input_tokens": 9, "output_tokens": 9, "num_requests": 1},
     }
-    found = launch_flags(scenario_from(data, "test"))
-    assert list(found) == ["llama.cpp"]
-    command, _, remark = found["llama.cpp"].partition("  # ")
+    result = launch_flags(scenario_from(data, "test"))
+    assert list(result) == ["llama.cpp"]
+    command, _, remark = result["llama.cpp"].partition("  # ")
     assert remark == "a file of type q4_k_m"
     words = shlex.split(command)
     flags = dict(zip(words[1::2], words[2::2], strict=True))

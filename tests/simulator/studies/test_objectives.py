@@ -21,12 +21,12 @@ def result():
 
 def test_strain_is_a_share_of_the_limit_or_of_the_bad_requests_allowed():
     latency, share = objective_of({}, ("p99_ttft_ms=200",)), objective_of({}, SHARE)
-    assert latency.strain("p99_ttft_ms", 50.0) == 0.25
-    assert latency.strain("p99_ttft_ms", None) == 0.0, "what was never measured breaks no limit"
-    assert share.strain(GOODPUT, 0.95) == pytest.approx(0.5)
-    assert share.strain(GOODPUT, 0.8) == pytest.approx(2.0)
+    assert latency.slo_ratio("p99_ttft_ms", 50.0) == 0.25
+    assert latency.slo_ratio("p99_ttft_ms", None) == 0.0, "what was never measured breaks no limit"
+    assert share.slo_ratio(GOODPUT, 0.95) == pytest.approx(0.5)
+    assert share.slo_ratio(GOODPUT, 0.8) == pytest.approx(2.0)
     all_of_them = objective_of({}, ("goodput=1", "ttft_ms=500"))
-    assert [all_of_them.strain(GOODPUT, value) for value in (1.0, 0.999)] == [0.0, inf]
+    assert [all_of_them.slo_ratio(GOODPUT, value) for value in (1.0, 0.999)] == [0.0, inf]
 
 
 def test_what_was_reached_is_what_the_requests_say(result):

@@ -89,15 +89,15 @@ def test_every_compared_metric_has_a_direction_and_words():
     ("process", "made"), [({"process": "burst"}, 1), ({"process": "poisson", "request_rate": 20.0}, 3)]
 )
 def test_what_draws_nothing_is_run_once_for_all_seeds(monkeypatch, process, made):
-    asked = []
-    monkeypatch.setattr(runs, "run_document_of", lambda *run: asked.append(run) or run_document_of(*run))
+    requested = []
+    monkeypatch.setattr(runs, "run_document_of", lambda *run: requested.append(run) or run_document_of(*run))
     data = tiny_data(arrivals=process, input_tokens=100, output_tokens=20)
     with Workers(0) as workers:
         documents = RunPool(workers).documents_if_any(with_seeds(scenario_from(data, "s"), [3, 4, 5]))
-    assert len(asked) == made
+    assert len(requested) == made
     assert [one["seed"] for one in documents] == [3, 4, 5]
     for seed, one in zip([3, 4, 5], documents, strict=True):
-        alone = run_document_of(scenario_from(data, "s"), seed)
+        single = run_document_of(scenario_from(data, "s"), seed)
         assert {name: one[name] for name in one if name != "engine"} == {
-            name: alone[name] for name in alone if name != "engine"
+            name: single[name] for name in single if name != "engine"
         }

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.cli.app import main
-from simulator.errors import ForerunError, LawBrokenError
+from simulator.errors import ForerunError, InvariantError
 from simulator.run import simulate
 from simulator.scenario import Scenario, load_scenario
 from simulator.studies.plan.document import plan, plan_document
@@ -22,11 +22,11 @@ from simulator.studies.plan.search import (
     Plan,
     PlanOptions,
     highest_by_hour,
-    hopeless,
+    infeasible_reason,
     make_plan,
     overload,
 )
-from simulator.studies.plan.trials import find_highest_rate, highest_rate, holds_alone, judge, load_of, trial
+from simulator.studies.plan.trials import find_highest_rate, highest_rate, holds_unloaded, judge, load_of, trial
 from simulator.studies.study_file import StudyFile, Variant, parse_vary, settings_name
 
 VARY = ("hardware.tensor_parallel=1,2", "engine.max_num_batched_tokens=512,4096", "hardware.replicas=1,2,3")
@@ -72,7 +72,9 @@ def test_winner_is_that_of_the_whole_grid(chat, slo, rate):
             driven = layout.with_replicas(load.at(layout.scenario, rate), replicas)
             verdict = judge(objective, trial(driven, objective, [0, 1]))
             if verdict.meets:
-                holding.append((layout.usd_per_hour * replicas, verdict.strain, len(holding), layout.named(replicas)))
+                holding.append(
+                    (layout.usd_per_hour * replicas, verdict.slo_ratio, len(holding), layout.named(replicas))
+                )
     assert (planned.best.name if planned.best is not None else None) == (min(holding)[-1] if holding else None)
     assert len(holding) < 12
 
@@ -95,15 +97,15 @@ def test_pruned_layouts_miss_when_they_are_simulated(chat):
 def test_what_the_longest_request_alone_holds_every_request_holds_without_load(chat, values, key):
     scenario = load_scenario(chat).with_values({"workload.num_requests": 60, **values})
     light = load_of(scenario, 60, own_arrivals=False).at(scenario, 0.02)
-    told = []
+    message = []
     for limit_ms in (1, 10, 30, 100, 300, 1000, 3000, 10_000, 1e6):
         objective = objective_of({}, [f"{key}={limit_ms}", "p99_e2el_ms=1e9"])
-        told.append(holds_alone(light, [0, 1], objective))
-        if told[-1]:
+        message.append(holds_unloaded(light, [0, 1], objective))
+        if message[-1]:
             assert judge(objective, trial(light, objective, [0, 1])).meets, limit_ms
-    assert told == sorted(told)
-    assert told[-1]
-    assert not told[0]
+    assert message == sorted(message)
+    assert message[-1]
+    assert not message[0]
 
 
 def test_more_replicas_are_tried_without_serving_every_request_alone(chat, monkeypatch):
@@ -127,18 +129,18 @@ def test_bisection_agrees_with_a_fine_sweep(chat):
     objective = objective_of({}, SLO)
     scenario = load_scenario(chat)
     load = load_of(scenario, 250, own_arrivals=False)
-    found, tried, verdict = find_highest_rate(scenario, load, objective, [0, 1], 10.0)
+    result, tried, verdict = find_highest_rate(scenario, load, objective, [0, 1], 10.0)
     assert verdict.meets
-    rates = found * np.arange(0.9, 1.1, 0.01)
+    rates = result * np.arange(0.9, 1.1, 0.01)
     holds = [judge(objective, trial(load.at(scenario, rate), objective, [0, 1])).meets for rate in rates]
-    assert found == pytest.approx(rates[holds.index(False) - 1], rel=0.02)
+    assert result == pytest.approx(rates[holds.index(False) - 1], rel=0.02)
     assert tried < 15
 
 
 @given(threshold=st.floats(1e-3, 1e3), guess=st.floats(1e-2, 1e2))
 def test_bisection_brackets_any_threshold(threshold, guess):
-    found, tried = highest_rate(lambda rate: rate / threshold, guess)
-    assert threshold / 1.01 <= found <= threshold
+    result, tried = highest_rate(lambda rate: rate / threshold, guess)
+    assert threshold / 1.01 <= result <= threshold
     assert tried <= 40
 
 
@@ -153,8 +155,8 @@ def test_trace_is_replayed_and_growth_presses_it_together(project_root):
     options = quick(mode="own", growth=8.0, requests=600, headroom=True)
     planned = make_plan(narrow, objective, options)
     document = plan_document(planned)
-    own = load_of(narrow.scenario, 600, own_arrivals=True).own_rate
-    assert document["request_rate"] == pytest.approx(8 * own)
+    custom = load_of(narrow.scenario, 600, own_arrivals=True).recorded_rate
+    assert document["request_rate"] == pytest.approx(8 * custom)
     best = document["best"]
     assert best["replicas"] == 2
     assert best["confidence"]["method"] == "block bootstrap"
@@ -175,11 +177,11 @@ def test_refused_layouts_are_listed_with_their_reason(chat):
 
 def test_same_seed_same_plan_whatever_the_processes(chat):
     objective = objective_of({}, SLO)
-    alone, shared = (
+    single, shared = (
         plan_document(make_plan(study(chat, *VARY), objective, quick(mode="rate", rate=20.0, jobs=jobs)))
         for jobs in (1, 2)
     )
-    assert json.dumps(alone) == json.dumps(shared)
+    assert json.dumps(single) == json.dumps(shared)
 
 
 def test_highest_rate_of_every_layout(chat):
@@ -212,8 +214,8 @@ def test_bounds_know_what_they_do_not_know(chat):
     assert overload(steady, objective_of({}, ("p99_ttft_ms=1000",)), 1, arrivals) is not None
     assert overload(steady, objective_of({}, ("p99_ttft_ms=1e7",)), 1, arrivals) is None
     assert overload(steady, objective_of({}, ("p99_ttft_ms=1000",)), 40, arrivals) is None
-    assert hopeless(steady, objective_of({}, ("p99_ttft_ms=1",))) is not None
-    assert hopeless(steady, objective_of({}, ("p50_ttft_ms=1",))) is None
+    assert infeasible_reason(steady, objective_of({}, ("p99_ttft_ms=1",))) is not None
+    assert infeasible_reason(steady, objective_of({}, ("p50_ttft_ms=1",))) is None
     assert overload(None, objective_of({}, SLO), 1, arrivals) is None
 
 
@@ -302,16 +304,16 @@ def test_a_fault_of_one_layout_is_a_row_and_not_the_end(chat, monkeypatch):
 
     def faulty(scenario, *rest):
         if scenario.hardware.tensor_parallel == 2:
-            raise LawBrokenError("a step ends before it starts", "{}", 0)
+            raise InvariantError("a step ends before it starts", "{}", 0)
         return honest(scenario, *rest)
 
     monkeypatch.setattr(search, "_judge", faulty)
-    found = plan(study(chat, *VARY), rate=12.0, slo=SLO, replications=1, requests=100, headroom=False, jobs=1)
-    rows = {row["status"]: row for row in found.document["candidates"]}
-    assert found.best is not None
+    result = plan(study(chat, *VARY), rate=12.0, slo=SLO, replications=1, requests=100, headroom=False, jobs=1)
+    rows = {row["status"]: row for row in result.document["candidates"]}
+    assert result.best is not None
     assert "a step ends before it starts" in rows["not told"]["reason"]
     assert rows["not told"]["meets_slo"] is None
-    assert "Not told, by a fault of Forerun" in [table.title for table in found.tables()]
+    assert "Not told, by a fault of Forerun" in [table.title for table in result.tables()]
 
 
 def test_at_equal_cost_the_layout_that_reaches_further_wins(chat):
@@ -319,16 +321,16 @@ def test_at_equal_cost_the_layout_that_reaches_further_wins(chat):
     objective, options = objective_of({}, SLO), quick(mode="rate", rate=12.0)
     ranked = Plan(study(chat), objective, options, 12.0, True)
     layout = layouts(study(chat, "hardware.tensor_parallel=1", "engine.max_num_batched_tokens=512"), {})[0]
-    relaxed = Candidate(layout, 2, "meets", max_rate=19.0, verdict=SimpleNamespace(strain=0.4))
-    reaching = Candidate(layout, 2, "meets", max_rate=21.0, verdict=SimpleNamespace(strain=0.6))
+    relaxed = Candidate(layout, 2, "meets", max_rate=19.0, verdict=SimpleNamespace(slo_ratio=0.4))
+    reaching = Candidate(layout, 2, "meets", max_rate=21.0, verdict=SimpleNamespace(slo_ratio=0.6))
     search = CheapestFirst.__new__(CheapestFirst)
     search._plan = ranked
     assert sorted([relaxed, reaching], key=search._rank) == [reaching, relaxed]
 
 
 def test_a_spare_replica_is_rented_and_the_brief_says_what_it_is_for(chat):
-    asked = {"rate": 3.0, "slo": {"p99_ttft_ms": 2000.0}, "vary": {"hardware.tensor_parallel": [1]}}
-    bare, spare = (plan(chat, **asked, requests=60, replications=1, jobs=1, spare=spare) for spare in (0, 1))
+    arguments = {"rate": 3.0, "slo": {"p99_ttft_ms": 2000.0}, "vary": {"hardware.tensor_parallel": [1]}}
+    bare, spare = (plan(chat, **arguments, requests=60, replications=1, jobs=1, spare=spare) for spare in (0, 1))
     assert (bare.best["replicas"], spare.best["replicas"]) == (1, 2)
     assert spare.best["usd_per_hour"] == 2 * bare.best["usd_per_hour"]
     assert spare.best["set"]["hardware.replicas"] == 2
@@ -344,10 +346,10 @@ def test_a_spare_replica_is_rented_and_the_brief_says_what_it_is_for(chat):
 
 def test_the_brief_tells_cost_failure_growth_and_what_would_change_it(chat):
     slo, vary = {"p99_ttft_ms": 1500.0, "p99_tpot_ms": 60.0}, {"hardware.tensor_parallel": [1]}
-    asked = {"rate": 24.0, "slo": slo, "vary": vary, "requests": 500, "replications": 1, "finalists": 1, "jobs": 1}
-    found = plan(chat, **asked)
-    brief, best = found.document["brief"], found.best
-    unsearched = plan(chat, **asked, headroom=False).document["brief"]
+    arguments = {"rate": 24.0, "slo": slo, "vary": vary, "requests": 500, "replications": 1, "finalists": 1, "jobs": 1}
+    result = plan(chat, **arguments)
+    brief, best = result.document["brief"], result.best
+    unsearched = plan(chat, **arguments, headroom=False).document["brief"]
     assert unsearched["a replica fails"].startswith(
         f"not tried with {best['replicas'] - 1} of {best['replicas']} replicas;"
     )
@@ -356,7 +358,7 @@ def test_the_brief_tells_cost_failure_growth_and_what_would_change_it(chat):
     replicas = int(brief["twice the load"].split()[0])
     assert best["replicas"] < replicas <= 2 * best["replicas"] + 1
     assert f"{best['headroom']:.0%} more traffic" in brief["what would change it"]
-    assert found.table("brief").rows
+    assert result.table("brief").rows
     assert plan(chat, max_rate=True, slo={"p99_ttft_ms": 2000.0}, vary={"hardware.tensor_parallel": [1]}, requests=60,
                 replications=1, jobs=1).document["brief"] is None  # fmt: skip
 
@@ -370,12 +372,12 @@ def test_variants_keep_their_names_and_sections_are_spelled_out(chat):
 
 
 def test_prices_by_chip(chat):
-    asked = {"slo": {"p99_ttft_ms": 2000.0}, "requests": 60, "replications": 1, "jobs": 1, "headroom": False}
+    arguments = {"slo": {"p99_ttft_ms": 2000.0}, "requests": 60, "replications": 1, "jobs": 1, "headroom": False}
     vary = {"hardware.tensor_parallel": [1], "hardware.chip": ["a100-sxm-80gb", "h100-sxm"],
             "engine.max_num_batched_tokens": [2048]}  # fmt: skip
     priced = load_scenario(chat).with_values({"prices.usd_per_chip_hour": {"a100-sxm-80gb": 1.5, "h100-sxm": 9.0}})
-    found = plan(priced, rate=2.0, vary=vary, finalists=2, **asked)
-    rows = {row["set"]["hardware.chip"]: row["usd_per_hour"] for row in found.document["candidates"]}
+    result = plan(priced, rate=2.0, vary=vary, finalists=2, **arguments)
+    rows = {row["set"]["hardware.chip"]: row["usd_per_hour"] for row in result.document["candidates"]}
     assert rows == {"a100-sxm-80gb": 1.5, "h100-sxm": 9.0}
     run = simulate(priced.with_values({"workload.num_requests": 20}))
     assert run.document["cost_usd"] == pytest.approx(1.5 * run.summary["duration"] / 3600)
@@ -388,9 +390,9 @@ def test_from_a_log_to_a_plan(tmp_path, capsys):
     quick_plan = ["--slo", "p99_ttft_ms=2000", "--vary", "hardware.tensor_parallel=1", "--jobs", "1", "--no-headroom"]
     assert main(["plan", str(log), *quick_plan, "--json", "-"]) == 0
     document = json.loads(capsys.readouterr().out)
-    said = " ".join(document["notes"])
-    assert "taken: model llama-3.1-8b, hardware.chip h100-sxm (--set model=NAME --set hardware.chip=NAME" in said
-    assert "arrival = 'when', input = 'prompt_toks', output = 'gen_toks'" in said
+    message = " ".join(document["notes"])
+    assert "taken: model llama-3.1-8b, hardware.chip h100-sxm (--set model=NAME --set hardware.chip=NAME" in message
+    assert "arrival = 'when', input = 'prompt_toks', output = 'gen_toks'" in message
     assert document["request_rate"] == pytest.approx(60 / 59, rel=0.05)
     other = ["--map", "arrival=when,input=gen_toks,output=prompt_toks", "--set", "model=llama-3.2-1b"]
     assert main(["plan", str(log), *quick_plan, *other, "--json", "-"]) == 0
@@ -421,9 +423,9 @@ def test_a_profile_is_planned_for_its_busiest_moment_and_by_the_hour():
     axes = {"hardware.tensor_parallel": (1,), "engine.max_num_batched_tokens": (2048,)}
     slo = {"p99_ttft_ms": 300, "p99_tpot_ms": 12}
     few = {"replications": 1, "requests": 200, "finalists": 1, "max_replicas": 8, "jobs": 1, "interval": False}
-    found = plan(scenario, slo=slo, vary=axes, **few)
-    hours, most = found.document["hours"], found.best["replicas"]
-    assert found.document["request_rate"] == 40
+    result = plan(scenario, slo=slo, vary=axes, **few)
+    hours, most = result.document["hours"], result.best["replicas"]
+    assert result.document["request_rate"] == 40
     assert [hour["start_s"] for hour in hours] == [3600 * n for n in range(24)]
     assert hours[0]["request_rate"] == pytest.approx(20 * (0.2 + 0.1 / 8))
     assert max(hour["request_rate"] for hour in hours) == 40
@@ -431,8 +433,8 @@ def test_a_profile_is_planned_for_its_busiest_moment_and_by_the_hour():
     assert [n for _, n in by_rate] == sorted(n for _, n in by_rate)
     assert (by_rate[0][1], by_rate[-1][1]) == (1, most)
     assert most > 1
-    assert "by the hour" in found.document["brief"]
-    assert found.table("hours").rows[0][2] == 1
+    assert "by the hour" in result.document["brief"]
+    assert result.table("hours").rows[0][2] == 1
     shorter = highest_by_hour([(0, 1.0), (240, 3.0)])
     assert len(shorter) == 24
     assert shorter[-1] == (230, 1.0)

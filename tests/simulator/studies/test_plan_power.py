@@ -30,8 +30,8 @@ def chat():
 
 def planned(budget, **options):
     vary = {"hardware.tensor_parallel": [1], "engine.max_num_batched_tokens": [8192]} | options.pop("vary", {})
-    given = {"requests": 60, "replications": 1, "jobs": 1, "interval": False, "slo": SLO}
-    return plan(study_of(chat(), vary), max_rate=True, power_budget_w=budget, **given | options).document
+    arguments = {"requests": 60, "replications": 1, "jobs": 1, "interval": False, "slo": SLO}
+    return plan(study_of(chat(), vary), max_rate=True, power_budget_w=budget, **arguments | options).document
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +40,9 @@ def capped():
 
 
 def test_every_layout_gets_the_replicas_that_the_budget_feeds(capped):
-    found = {row["set"]["hardware.power_limit_w"]: row for row in capped["candidates"]}
-    assert {limit: row["replicas"] for limit, row in found.items()} == {700: 14, 400: 25}
-    for limit, row in found.items():
+    result = {row["set"]["hardware.power_limit_w"]: row for row in capped["candidates"]}
+    assert {limit: row["replicas"] for limit, row in result.items()} == {700: 14, 400: 25}
+    for limit, row in result.items():
         assert row["board_w"] == limit * row["chips"] <= 10_000 < limit * (row["chips"] + 1)
         assert row["rate_per_kw"] == pytest.approx(1e3 * row["max_rate"] / row["board_w"])
         assert row["power_w"] <= row["board_w"], "nothing draws more than its boards may"
@@ -52,10 +52,10 @@ def test_every_layout_gets_the_replicas_that_the_budget_feeds(capped):
 
 def test_the_rate_is_that_of_one_replica_times_as_many(capped):
     row = capped["candidates"][0]
-    alone = planned(
+    solo = planned(
         row["board_w"] / row["replicas"], vary={"hardware.power_limit_w": [row["set"]["hardware.power_limit_w"]]}
     )
-    (single,) = alone["candidates"]
+    (single,) = solo["candidates"]
     assert single["replicas"] == 1
     assert row["max_rate"] == pytest.approx(row["replicas"] * single["max_rate"])
     assert row["power_w"] == pytest.approx(row["replicas"] * single["power_w"])
@@ -70,8 +70,8 @@ def test_carbon_follows_from_the_energy_of_a_token(capped):
 
 
 def test_a_layout_that_the_budget_cannot_feed_says_so():
-    found = planned(0.5 * load_chip("h100-sxm").power.tdp_w)
-    (row,) = found["candidates"]
+    result = planned(0.5 * load_chip("h100-sxm").power.tdp_w)
+    (row,) = result["candidates"]
     assert row["status"] == "pruned"
     assert "more than the budget of 350 W" in row["reason"]
 

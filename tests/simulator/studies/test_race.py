@@ -67,10 +67,10 @@ def traffic(seed=3, requests=40):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    found = race(chat(), patterns=4, requests=32, controllers=("goodput", OWN), jobs=1)
+    result = race(chat(), patterns=4, requests=32, controllers=("goodput", OWN), jobs=1)
     folder = tmp_path_factory.mktemp("race")
-    found.save(folder)
-    return found, folder
+    result.save(folder)
+    return result, folder
 
 
 def test_the_sentence_says_who_is_fastest_most_often_beside_who_wins_in_the_mean(finished):
@@ -101,9 +101,9 @@ def test_regret_and_certificate_follow_from_the_latencies(finished):
 
 
 def test_the_certificates_pattern_replays_to_the_stated_figure(finished):
-    found, folder = finished
+    result, folder = finished
     again = race(chat(), controllers=("goodput", OWN), replay=folder / "closest.csv", jobs=1).document
-    proof = found.document["certificate"]
+    proof = result.document["certificate"]
     (row,) = (row for row in again["controllers"] if row["name"] == proof["controller"])
     assert row["speed_over_off_worst"] == pytest.approx(proof["at_least"], rel=1e-9)
 
@@ -126,11 +126,11 @@ def test_the_result_does_not_depend_on_processes_and_has_a_figure(finished):
 
 
 def test_all_controllers_see_the_same_requests_and_draws():
-    base, found = traffic()
-    outcomes = run_pattern(base, ("fixed-2",), found)
-    assert run_controller(base, "fixed-2", found) == outcomes["fixed-2"]
-    one = controlled(base, "fixed-1", found).main.sampler
-    three = controlled(base, OWN, found).main.sampler
+    base, result = traffic()
+    outcomes = run_pattern(base, ("fixed-2",), result)
+    assert run_controller(base, "fixed-2", result) == outcomes["fixed-2"]
+    one = controlled(base, "fixed-1", result).main.sampler
+    three = controlled(base, OWN, result).main.sampler
     for request in range(4):
         assert (one.draws(request, 0, 20) == np.minimum(three.draws(request, 0, 20), 1)).all()
 
@@ -145,9 +145,9 @@ def test_acceptance_by_request_is_the_one_that_was_asked_for():
 
 
 def test_the_compiled_loop_draws_by_request_as_the_oracle_does():
-    base, found = traffic()
+    base, result = traffic()
     latencies = [
-        run_controller(base.with_values({"engine.stepping": stepping}), "fixed-3", found).latency_s
+        run_controller(base.with_values({"engine.stepping": stepping}), "fixed-3", result).latency_s
         for stepping in ("fast", "exact-steps")
     ]
     assert latencies[0] == latencies[1]
@@ -184,9 +184,9 @@ def test_a_table_collapses_where_load_hovers_about_its_threshold_and_our_control
     assert free["batch-table"].tokens_per_s > 0.6 * free["fixed-2"].tokens_per_s, "no K is slow by itself"
     shares = {}
     for switch_s in (1.0, 30.0):
-        found = outcomes(eight, switch_s)
-        shares[switch_s] = found["batch-table"].tokens_per_s / found["fixed-2"].tokens_per_s
-        assert found[OWN].tokens_per_s > 0.97 * max(found["fixed-2"].tokens_per_s, found[OFF].tokens_per_s)
+        result = outcomes(eight, switch_s)
+        shares[switch_s] = result["batch-table"].tokens_per_s / result["fixed-2"].tokens_per_s
+        assert result[OWN].tokens_per_s > 0.97 * max(result["fixed-2"].tokens_per_s, result[OFF].tokens_per_s)
     assert 24 / 232 < shares[1.0] < 157 / 232
     assert shares[30.0] < 24 / 232
     pattern = Pattern(1, (Stretch(60, 6.0, 1.0, 512, 180),), 0.0, 1.0)
@@ -251,12 +251,12 @@ def test_a_controller_counts_the_prompts_of_requests_to_come():
 
 
 def test_an_untried_position_is_taken_to_be_as_the_one_before():
-    apart, carried = PositionRates(3), PositionRates(3, carried=True)
+    disaggregated, carried = PositionRates(3), PositionRates(3, carried=True)
     for _ in range(100):
-        apart.observe(1, [1, 1, 1, 1, 0])
+        disaggregated.observe(1, [1, 1, 1, 1, 0])
         carried.observe(1, [1, 1, 1, 1, 0])
     assert carried.conditional() == pytest.approx([0.8] * 3, abs=0.02)
-    assert apart.conditional()[2] < 0.7
+    assert disaggregated.conditional()[2] < 0.7
 
 
 def test_a_controller_at_rest_looks_again():
@@ -338,11 +338,11 @@ def test_a_pattern_that_is_none_is_refused_with_its_line(text, says):
 
 
 def test_patterns_survive_their_file():
-    found = traffic()[1]
-    again = read_traffic(found.csv, "p.csv")
-    assert again.arrival_s.tolist() == found.arrival_s.tolist()
-    assert again.level.tolist() == found.level.tolist()
-    assert len(list(csv.reader(io.StringIO(found.csv)))) == len(found.arrival_s) + 1
+    result = traffic()[1]
+    again = read_traffic(result.csv, "p.csv")
+    assert again.arrival_s.tolist() == result.arrival_s.tolist()
+    assert again.level.tolist() == result.level.tolist()
+    assert len(list(csv.reader(io.StringIO(result.csv)))) == len(result.arrival_s) + 1
 
 
 def test_a_changed_pattern_is_near_and_not_the_same():

@@ -31,20 +31,20 @@ def grid(chosen, ks=(1, 3, 6)):
 
 
 def test_speedup_is_below_the_acceptance_length_and_acceptance_is_the_closed_form():
-    found = grid(scenario())
+    result = grid(scenario())
     expected = [(1 - 0.7 ** (k + 1)) / (1 - 0.7) for k in (1, 3, 6)]
-    np.testing.assert_allclose(found.acceptance_length, expected, rtol=1e-12)
-    assert (found.by_batch < found.acceptance_length[:, None]).all()
-    assert (found.by_context < found.acceptance_length[:, None]).all()
-    assert found.by_batch.shape == (3, 4)
-    assert found.by_context.shape == (3, 2)
+    np.testing.assert_allclose(result.acceptance_length, expected, rtol=1e-12)
+    assert (result.by_batch < result.acceptance_length[:, None]).all()
+    assert (result.by_context < result.acceptance_length[:, None]).all()
+    assert result.by_batch.shape == (3, 4)
+    assert result.by_context.shape == (3, 2)
 
 
 def test_nothing_accepted_never_pays():
-    found = grid(scenario(acceptance={"alpha": 0.0}))
-    assert (found.by_batch < 1).all()
-    assert found.crossover_batch == (0.0, 0.0, 0.0)
-    assert found.best == (0, 0, 0, 0)
+    result = grid(scenario(acceptance={"alpha": 0.0}))
+    assert (result.by_batch < 1).all()
+    assert result.crossover_batch == (0.0, 0.0, 0.0)
+    assert result.best == (0, 0, 0, 0)
 
 
 def test_grid_agrees_with_a_simulated_batch():
@@ -56,18 +56,18 @@ def test_grid_agrees_with_a_simulated_batch():
         summarise(simulate(run.with_values({"speculation.method": method})))["mean_tpot_ms"]
         for method in ("eagle3", "none")
     )
-    found = speculation_grid(run, (3,), (64,), (516,), 64, 16, 1000)
-    assert plain / drafted == pytest.approx(found.by_batch[0, 0], rel=0.04)
+    result = speculation_grid(run, (3,), (64,), (516,), 64, 16, 1000)
+    assert plain / drafted == pytest.approx(result.by_batch[0, 0], rel=0.04)
 
 
 def test_another_prompt_prices_no_matrix_again(monkeypatch):
     """Layers, heads and the drafter's projection depend on tokens alone, which a prompt does not change."""
     grid(scenario())
-    asked = []
+    requested = []
     gemm = KernelLibrary.gemm
-    monkeypatch.setattr(KernelLibrary, "gemm", lambda *sizes, **named: asked.append(named) or gemm(*sizes, **named))
+    monkeypatch.setattr(KernelLibrary, "gemm", lambda *sizes, **named: requested.append(named) or gemm(*sizes, **named))
     speculation_grid(scenario(), (1, 3, 6), BATCHES, (512, 8192), 8, 300, 256)
-    assert asked == []
+    assert requested == []
 
 
 def test_crossover_is_where_the_line_passes_one():

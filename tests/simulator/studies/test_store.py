@@ -18,19 +18,19 @@ from simulator.studies.sweep.store import SweepStore
 
 def points(count, seed=0):
     scenario = scenario_from(tiny_data(), "tiny")
-    found = []
+    rows = []
     for n in range(count):
         changed = scenario.with_values({"engine.max_num_seqs": n + 1})
-        found.append(make_point(f"p{n}", {"engine.max_num_seqs": n + 1}, changed, seed, 1))
-    return found
+        rows.append(make_point(f"p{n}", {"engine.max_num_seqs": n + 1}, changed, seed, 1))
+    return rows
 
 
 DOCUMENT = {"summary": {"completed": 1}, "basis": "calibrated"}
 
 
 def test_a_point_is_claimed_by_one_and_recorded_once(tmp_path):
-    own = points(4)
-    with SweepStore(tmp_path / "s", own) as first, SweepStore(tmp_path / "s", own) as second:
+    custom = points(4)
+    with SweepStore(tmp_path / "s", custom) as first, SweepStore(tmp_path / "s", custom) as second:
         mine, theirs = first.claim(3), second.claim(3)
         assert len(mine) == 3
         assert len(theirs) == 1
@@ -42,8 +42,8 @@ def test_a_point_is_claimed_by_one_and_recorded_once(tmp_path):
 
 
 def test_a_lease_that_ran_out_is_open_and_its_late_result_is_dropped(tmp_path):
-    own = points(1)
-    with SweepStore(tmp_path / "s", own, lease_s=-1.0) as slow, SweepStore(tmp_path / "s", own) as quick:
+    custom = points(1)
+    with SweepStore(tmp_path / "s", custom, lease_s=-1.0) as slow, SweepStore(tmp_path / "s", custom) as quick:
         key = slow.claim(1)[0]
         assert quick.claim(1) == [key]
         slow.record([(key, {"summary": {"completed": 2}}, None)])
@@ -53,8 +53,8 @@ def test_a_lease_that_ran_out_is_open_and_its_late_result_is_dropped(tmp_path):
 
 
 def test_claims_of_a_dead_process_are_open_at_once(tmp_path, project_root):
-    own = points(2)
-    with SweepStore(tmp_path / "s", own):
+    custom = points(2)
+    with SweepStore(tmp_path / "s", custom):
         pass
     script = (
         "import os, sys; sys.path[:0] = ['.', 'tests', 'tests/simulator/studies']\n"
@@ -63,7 +63,7 @@ def test_claims_of_a_dead_process_are_open_at_once(tmp_path, project_root):
     )
     ended = subprocess.run([sys.executable, "-c", script], cwd=project_root, capture_output=True, text=True)
     assert ended.returncode == -9, ended.stderr
-    with SweepStore(tmp_path / "s", own) as store:
+    with SweepStore(tmp_path / "s", custom) as store:
         assert store.claim(2) == []
         store.free_dead()
         assert len(store.claim(2)) == 2
@@ -130,8 +130,8 @@ def test_other_files_are_refused(tmp_path):
 
 def test_a_full_disk_is_one_line_and_what_was_recorded_stays(tmp_path):
     path = tmp_path / "s"
-    own = points(4)
-    with SweepStore(path, own) as store:
+    custom = points(4)
+    with SweepStore(path, custom) as store:
         keys = store.claim(4)
         store.record([(keys[0], DOCUMENT, None)])
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -142,31 +142,31 @@ def test_a_full_disk_is_one_line_and_what_was_recorded_stays(tmp_path):
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         assert "disk is full" in line
         assert str(path) in line
-    with SweepStore(path, own) as store:
+    with SweepStore(path, custom) as store:
         assert store.counts()["done"] == 1
 
 
 def test_a_result_that_was_changed_is_run_again(tmp_path):
-    own = points(3)
-    with SweepStore(tmp_path / "s", own) as store:
+    custom = points(3)
+    with SweepStore(tmp_path / "s", custom) as store:
         store.record([(key, DOCUMENT, None) for key in store.claim(3)])
         assert store.counts()["done"] == 3
     base = sqlite3.connect(tmp_path / "s")
     forged = '{"summary":{"completed":99},"basis":"calibrated"}'
-    base.execute("UPDATE points SET document = ? WHERE key = ?", (forged, own[1].key))
-    base.execute("UPDATE points SET document = '{\"summ' WHERE key = ?", (own[2].key,))
+    base.execute("UPDATE points SET document = ? WHERE key = ?", (forged, custom[1].key))
+    base.execute("UPDATE points SET document = '{\"summ' WHERE key = ?", (custom[2].key,))
     base.commit()
     base.close()
-    with SweepStore(tmp_path / "s", own) as store:
+    with SweepStore(tmp_path / "s", custom) as store:
         assert store.damaged == 2
-        assert sorted(store.claim(3)) == sorted([own[1].key, own[2].key])
+        assert sorted(store.claim(3)) == sorted([custom[1].key, custom[2].key])
 
 
 def test_work_per_point_does_not_grow_with_the_number_of_points(tmp_path):
     """Claiming and recording a point takes so many steps of SQLite's machine, however many points are done."""
 
     def steps_per_point(count):
-        own = [replace(made, key=f"{n:06}") for n in range(count)]
+        custom = [replace(made, key=f"{n:06}") for n in range(count)]
         ticks = 0
 
         def tick():
@@ -174,7 +174,7 @@ def test_work_per_point_does_not_grow_with_the_number_of_points(tmp_path):
             ticks += 1
             return 0
 
-        with SweepStore(None, own) as store:
+        with SweepStore(None, custom) as store:
             store._base.set_progress_handler(tick, 10)
             while keys := store.claim(2):
                 store.record([(key, DOCUMENT, None) for key in keys])

@@ -17,10 +17,10 @@ def scenario_path(tmp_path):
 
 
 def test_values_are_yaml():
-    found = parse_vary(["a.b=1,2.5,null,true,fp8", "c={x: [1, 2]},{x: [3]}", "d=1e3,2e3"])
-    assert found["a.b"] == (1, 2.5, None, True, "fp8")
-    assert found["c"] == ({"x": [1, 2]}, {"x": [3]})
-    assert found["d"] == (1000.0, 2000.0)
+    result = parse_vary(["a.b=1,2.5,null,true,fp8", "c={x: [1, 2]},{x: [3]}", "d=1e3,2e3"])
+    assert result["a.b"] == (1, 2.5, None, True, "fp8")
+    assert result["c"] == ({"x": [1, 2]}, {"x": [3]})
+    assert result["d"] == (1000.0, 2000.0)
 
 
 def test_ranges():

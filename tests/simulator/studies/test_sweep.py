@@ -38,8 +38,8 @@ def test_every_combination_once_and_as_simulated_alone(study, tiny):
     assert [point.status for point in result.points] == ["done"] * 12
     assert [point.runs for point in result.points] == [1] * 12
     for point in result.points[::5]:
-        alone = run_document(simulate(tiny.with_values(point.set), 0))
-        assert point.summary == alone["summary"]
+        single = run_document(simulate(tiny.with_values(point.set), 0))
+        assert point.summary == single["summary"]
 
 
 def test_results_do_not_depend_on_the_number_of_processes(study):
@@ -76,10 +76,10 @@ def test_a_failing_point_is_recorded_and_the_rest_goes_on(tiny, tmp_path):
 def test_a_combination_that_is_no_scenario_is_a_failed_point(tiny):
     arrivals = "workload.arrivals.process"
     vary = {arrivals: ["poisson", "gamma"], "workload.arrivals.burstiness": [None, 0.5]}
-    found = Study(tiny, vary).run(jobs=1)
-    assert [point.status for point in found.points] == ["done", "failed", "failed", "done"]
-    assert "has no use for burstiness" in found.points[1].error
-    assert "needs burstiness" in found.points[2].error
+    result = Study(tiny, vary).run(jobs=1)
+    assert [point.status for point in result.points] == ["done", "failed", "failed", "done"]
+    assert "has no use for burstiness" in result.points[1].error
+    assert "needs burstiness" in result.points[2].error
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Tuning: laws that tie the map to closed forms, to the grid of one axis, to vLLM's table and to its own intervals."""
+"""Tuning: invariants that tie the map to closed forms, to one axis, to vLLM's table and to its intervals."""
 
 import json
 import shlex
@@ -76,8 +76,8 @@ def test_at_the_break_even_acceptance_nothing_is_gained_or_lost(tuned):
 
 
 def test_nothing_accepted_never_pays():
-    found = find_drafts(scenario(acceptance={"alpha": 0.0}), (1, 64), (512,), (1, 3))
-    document = tune_document(found, "vllm")
+    result = find_drafts(scenario(acceptance={"alpha": 0.0}), (1, 64), (512,), (1, 3))
+    document = tune_document(result, "vllm")
     assert [row["num_speculative_tokens"] for row in document["table"]] == [0, 0]
     assert [row["speedup"] for row in document["table"]] == [1.0, 1.0]
     assert document["emit"] == ""
@@ -142,23 +142,23 @@ def test_vllm_takes_the_table_and_drafts_what_the_map_says(tuned):
     ],
 )
 def test_sglang_flags(block, words):
-    found = find_drafts(scenario(**block), (1, 4), (512,))
-    assert words in tune_document(found, "sglang")["emit"]
+    result = find_drafts(scenario(**block), (1, 4), (512,))
+    assert words in tune_document(result, "sglang")["emit"]
 
 
 def test_a_tree_is_refused_by_name_for_vllm():
     tree = {"num_speculative_tokens": None, "tree": {"depth": 3, "top_k": 2, "nodes": 8}}
-    found = find_drafts(scenario(**tree), (1,), (512,))
+    result = find_drafts(scenario(**tree), (1,), (512,))
     with pytest.raises(ForerunError, match="vLLM has no eagle3 tree"):
-        tune_document(found, "vllm")
-    relaxed = tune_document(found, "vllm", strict=False)
+        tune_document(result, "vllm")
+    relaxed = tune_document(result, "vllm", strict=False)
     assert relaxed["emit"] is None
     assert relaxed["table"][0]["num_speculative_tokens"] in (4, 8)
 
 
 def test_shorter_chains_are_cut_from_the_measured_one():
-    given = {"acceptance": {"acceptance_length": 2.9, "decay": 0.9}, "num_speculative_tokens": 4}
-    choices = {choice.tokens: 1.0 + choice.survival.sum() for choice in draft_choices(scenario(**given))}
+    arguments = {"acceptance": {"acceptance_length": 2.9, "decay": 0.9}, "num_speculative_tokens": 4}
+    choices = {choice.tokens: 1.0 + choice.survival.sum() for choice in draft_choices(scenario(**arguments))}
     assert choices[4] == pytest.approx(2.9)
     lengths = [choices[k] for k in sorted(choices)]
     assert np.all(np.diff(lengths) > 0)
@@ -183,10 +183,10 @@ def test_acceptance_that_decays_with_context_drafts_less_there():
 
 @given(st.lists(st.integers(1, 5000), min_size=1, max_size=12, unique=True).map(sorted))
 def test_stretches_leave_no_gap_and_hold_their_value(values):
-    found = stretches(values)
-    assert (found[0][0], found[-1][1]) == (values[0], values[-1])
-    assert all(low <= value <= high for value, (low, high) in zip(values, found, strict=True))
-    assert all(before[1] + 1 == after[0] for before, after in pairwise(found))
+    result = stretches(values)
+    assert (result[0][0], result[-1][1]) == (values[0], values[-1])
+    assert all(low <= value <= high for value, (low, high) in zip(values, result, strict=True))
+    assert all(before[1] + 1 == after[0] for before, after in pairwise(result))
 
 
 def test_axes_as_text():
@@ -204,8 +204,8 @@ def test_equal_neighbours_are_one_range(tuned):
 
 
 def test_a_wide_range_of_batches_is_told(tmp_path):
-    found = simulator.tune(scenario(), batch=[1, 32, 256], context=[512], tokens=[1, 3])
-    (note,) = (note for note in found.document["notes"] if "wide ranges of batches" in note)
+    result = simulator.tune(scenario(), batch=[1, 32, 256], context=[512], tokens=[1, 3])
+    (note,) = (note for note in result.document["notes"] if "wide ranges of batches" in note)
     assert "6 to 90 at 32" in note
     close = simulator.tune(scenario(), batch=["1..256"], context=[512], tokens=[1, 3])
     assert not any("wide ranges of batches" in note for note in close.document["notes"])

@@ -71,10 +71,10 @@ def test_a_rate_with_drafts_says_what_rows_cost():
     base = tune_machine(local(), tokens=[4], p_min=[0.0])
     rate = rows(base, num_speculative_tokens=0)[0]["tokens_per_s"]
     drafted = rows(base, num_speculative_tokens=4)[0]["tokens_per_s"]
-    found = tune_machine(local(), measured=[f"{rate}", f"4:{drafted / 2}"], tokens=[4], p_min=[0.0])
-    assert rows(found, num_speculative_tokens=0)[0]["tokens_per_s"] == pytest.approx(rate, rel=0.05)
-    assert rows(found, num_speculative_tokens=4)[0]["tokens_per_s"] == pytest.approx(drafted / 2, rel=0.1)
-    assert found.document["machine"]["further_rows"]["factor"] > 1.5
+    result = tune_machine(local(), measured=[f"{rate}", f"4:{drafted / 2}"], tokens=[4], p_min=[0.0])
+    assert rows(result, num_speculative_tokens=0)[0]["tokens_per_s"] == pytest.approx(rate, rel=0.05)
+    assert rows(result, num_speculative_tokens=4)[0]["tokens_per_s"] == pytest.approx(drafted / 2, rel=0.1)
+    assert result.document["machine"]["further_rows"]["factor"] > 1.5
 
 
 def test_a_log_gives_rates_and_acceptance(tmp_path, capsys):
@@ -109,8 +109,8 @@ def test_a_log_gives_rates_and_acceptance(tmp_path, capsys):
 
 def test_slots_draft_one_after_another():
     """Four streams of llama.cpp have four times the draft passes; drafting brings less the more there are."""
-    found = tune_machine(local(), tokens=[3], p_min=[0.0], batch=[1, 4])
-    one, four = (row["speedup"] for row in rows(found, num_speculative_tokens=3))
+    result = tune_machine(local(), tokens=[3], p_min=[0.0], batch=[1, 4])
+    one, four = (row["speedup"] for row in rows(result, num_speculative_tokens=3))
     assert four < one
 
 
@@ -124,7 +124,7 @@ def test_the_face_has_it_and_a_machine_power_limit_counts():
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--measured", "fast"], "--measured: fast: write tokens per second, or DRAFT_TOKENS:TOKENS_PER_S"),
         (["--p-min", "2"], "--p-min: 2: write numbers from 0 to below 1"),
@@ -132,11 +132,11 @@ def test_the_face_has_it_and_a_machine_power_limit_counts():
         (["--from-log", "absent.log"], "absent.log: no such file"),
     ],
 )
-def test_bad_input_is_one_line(tmp_path, capsys, words, told):
+def test_bad_input_is_one_line(tmp_path, capsys, words, message):
     path = tmp_path / "local.yaml"
     path.write_text(json.dumps(DATA))
     assert main(["tune", str(path), *words]) == 2
-    assert told in " ".join(capsys.readouterr().err.split())
+    assert message in " ".join(capsys.readouterr().err.split())
 
 
 def test_no_drafter_is_refused():

@@ -23,8 +23,8 @@ def speedup(ratio, low=None, high=None):
 
 def sentence(*speedups, sensitivity=()):
     names = ["b", "c", "d"]
-    told = {"ideal": False, "interval_of": SAMPLING}
-    variants = [{"name": name, "speedup": one, **told} for name, one in zip(names, speedups, strict=False)]
+    message = {"ideal": False, "interval_of": SAMPLING}
+    variants = [{"name": name, "speedup": one, **message} for name, one in zip(names, speedups, strict=False)]
     document = {"metric": METRIC, "baseline": "a", "variants": [{"name": "a", "speedup": {}}, *variants],
                 "crossover": None, "sensitivity": list(sensitivity)}  # fmt: skip
     return compare_sentence(document)
@@ -60,21 +60,21 @@ def test_assumptions_that_turn_the_verdict_over_are_named():
     ],
 )
 def test_another_rate_keeps_how_requests_arrive(arrivals, kept):
-    asked = scenario_from(tiny_data(arrivals=arrivals), "test")
-    load = load_of(asked, 40, own_arrivals=False)
-    found = load.at(asked, 9.0).workload
-    assert (found.arrivals.process, found.arrivals.burstiness) == kept
-    assert (found.arrivals.request_rate, found.num_requests) == (9.0, 40)
+    requested = scenario_from(tiny_data(arrivals=arrivals), "test")
+    load = load_of(requested, 40, own_arrivals=False)
+    result = load.at(requested, 9.0).workload
+    assert (result.arrivals.process, result.arrivals.burstiness) == kept
+    assert (result.arrivals.request_rate, result.num_requests) == (9.0, 40)
 
 
 def test_a_verdict_needs_a_long_run():
-    asked = scenario_from(tiny_data(num_requests=12), "test")
-    free, given = (load_of(asked, count, own_arrivals=False) for count in (None, 40))
-    assert given.long_enough(asked, 5.0, 1.0) == given
-    longer = [free.long_enough(asked, rate, 1.0).requests for rate in (1.0, 2.0, 4.0)]
+    requested = scenario_from(tiny_data(num_requests=12), "test")
+    free, inputs = (load_of(requested, count, own_arrivals=False) for count in (None, 40))
+    assert inputs.long_enough(requested, 5.0, 1.0) == inputs
+    longer = [free.long_enough(requested, rate, 1.0).requests for rate in (1.0, 2.0, 4.0)]
     assert longer[0] >= 12
     assert longer[2] == pytest.approx(2 * longer[1], abs=1)
-    assert free.long_enough(asked, 1.0, 1e3).requests > longer[0], "who may wait long shows only in a long run"
+    assert free.long_enough(requested, 1.0, 1e3).requests > longer[0], "who may wait long shows only in a long run"
 
 
 @pytest.mark.parametrize("config", [{"hit_rate": [0.2, 0.9]}, {"hit_rate": 0.6},
@@ -84,8 +84,8 @@ def test_hit_rates_are_scaled_and_never_pass_one(config):
     before, after = scenario_from(data, "test"), with_hits_scaled(scenario_from(data, "test"), 1.5)
 
     def rates(scenario, context):
-        given = scenario.attention_speculation
-        return given.layer_hit_rates(2, context)
+        inputs = scenario.attention_speculation
+        return inputs.layer_hit_rates(2, context)
 
     for context in (1024, 16384):
         expected = [min(1.0, 1.5 * rate) for rate in rates(before, context)]
@@ -95,7 +95,7 @@ def test_hit_rates_are_scaled_and_never_pass_one(config):
 
 
 @pytest.mark.parametrize(
-    ("sections", "told"),
+    ("sections", "message"),
     [
         ({"pools": {}}, "pools: must not be empty"),
         (
@@ -111,10 +111,10 @@ def test_hit_rates_are_scaled_and_never_pass_one(config):
         ({"slo": {"p99_ttft": 100}}, "'p99_ttft' is no latency limit"),
     ],
 )  # fmt: skip
-def test_sections_that_contradict_each_other(sections, told):
+def test_sections_that_contradict_each_other(sections, message):
     with pytest.raises(ForerunError) as caught:
         scenario_from(tiny_data() | sections, "chat.yaml")
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -136,7 +136,7 @@ def test_a_study_is_no_scenario_and_a_name_may_be_too_long(tmp_path):
 
 def test_comparisons_of_files(tmp_path, capsys):
     one, two = (written(tmp_path / name, tiny_data()) for name in ("one.json", "two.json"))
-    for arguments, told in (
+    for arguments, message in (
         ([one, one], "the same file is given twice"),
         ([one, two, "--vary", "engine.max_num_seqs=1,2"], "--vary: works on one scenario"),
         ([one], "there is nothing to compare"),
@@ -145,7 +145,7 @@ def test_comparisons_of_files(tmp_path, capsys):
     ):
         assert main(["compare", *arguments, "--jobs", "1", "--crossover", "none", "--no-sensitivity"]) == 2
         error = capsys.readouterr().err
-        assert told in error
+        assert message in error
         assert error.count("\n") == 1
 
 
@@ -159,8 +159,8 @@ def test_a_comparison_on_a_trace_says_what_is_left_to_chance(tmp_path, drafts, w
     if drafts:
         data["speculation"] = {"method": "ngram", "num_speculative_tokens": 2, "acceptance": {"alpha": 0.5}}
     scenario = simulator.Scenario.model_validate(data)
-    found = simulator.compare(
+    result = simulator.compare(
         scenario, vary={"engine.max_num_seqs": [2, 8]}, replications=2, crossover="none", sensitivity=False, jobs=1
     )
-    (note,) = [note for note in found.document["notes"] if note.startswith("the trace gives every run")]
+    (note,) = [note for note in result.document["notes"] if note.startswith("the trace gives every run")]
     assert note.endswith(words)

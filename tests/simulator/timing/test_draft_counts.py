@@ -51,9 +51,9 @@ class Recorder:
 
     def costs(self, work, logit_rows=None):
         self.asked.append((work, logit_rows))
-        found = Costs.zeros(len(work.decode_seqs))
-        found.compute_s += 1.0
-        return found
+        result = Costs.zeros(len(work.decode_seqs))
+        result.compute_s += 1.0
+        return result
 
 
 def mixed(prompt, cached, decodes, context, query_len, windows=(None,), sampled=1):
@@ -92,7 +92,7 @@ def test_masked_positions_stand_behind_every_sequence(prompt, cached, decodes, c
 def test_a_chain_reads_what_it_drafted(decodes, depth, prompt, context, windowed):
     """Every further pass reads, for each sequence, its context and the tokens drafted so far.
 
-    Passes of equal width are priced by their middle one: a sum over them is right to half a token per pass.
+    ElementwiseKernels of equal width are priced by their middle one: a sum over them is right to half a token per pass.
     """
     windows = (None, 64) if windowed else (None,)
     step = Recorder(windows)
@@ -102,12 +102,12 @@ def test_a_chain_reads_what_it_drafted(decodes, depth, prompt, context, windowed
     assert seconds == depth == len(drafter.pass_tokens)
     assert step.asked[0] == (work, decodes + 1)
     exact = sum(decodes * context + prompt + 1 + (decodes + 1) * grown for grown in accumulate([1] * (depth - 1)))
-    found = sum((depth - 1) * asked.decode_kv_tokens[0] for asked, _ in step.asked[1:])
-    assert 0 <= exact - found <= (depth - 1) * (decodes + 1) / 2
-    for asked, rows in step.asked[1:]:
-        assert (asked.prefill_seqs, asked.prefill_tokens, asked.sampled_prefills) == (0, 0, 0)
-        assert (asked.decode_seqs, asked.query_len, rows) == (decodes + 1, 1, decodes + 1)
-        assert asked.decode_kv_tokens[1:] == tuple(
+    result = sum((depth - 1) * requested.decode_kv_tokens[0] for requested, _ in step.asked[1:])
+    assert 0 <= exact - result <= (depth - 1) * (decodes + 1) / 2
+    for requested, rows in step.asked[1:]:
+        assert (requested.prefill_seqs, requested.prefill_tokens, requested.sampled_prefills) == (0, 0, 0)
+        assert (requested.decode_seqs, requested.query_len, rows) == (decodes + 1, 1, decodes + 1)
+        assert requested.decode_kv_tokens[1:] == tuple(
             decodes * keys_read(context, depth + 1, 64) + keys_read(prompt + 1, 1, 64) for _ in windows[1:]
         )
 
@@ -117,11 +117,11 @@ def test_each_layer_of_a_tree_computes_its_nodes_once():
     widths = (4, 2, 4, 1)
     drafter = SequentialDrafter(step, 5, widths, 0.0, 0.0)
     assert seconds_of(drafter, decode(3, 100, 20)) == 1 + len(widths)
-    passes = {asked.query_len: asked.decode_kv_tokens[0] // 3 - 100 for asked, _ in step.asked[1:]}
+    forwards = {arguments.query_len: arguments.decode_kv_tokens[0] // 3 - 100 for arguments, _ in step.asked[1:]}
     # A first pass cannot hold the rejected nodes: 6 of 20 tokens per sequence stay, 14 keys less.
     assert (step.asked[0][0].query_len, step.asked[0][0].decode_kv_tokens) == (6, (3 * (100 - 14),))
     # Nodes before and in a layer: 4, 6, 10, 11; the two layers of four stand 4 and 10 deep, 7 in the middle.
-    assert passes == {4: 7 - 14, 2: 6 - 14, 1: 11 - 14}
+    assert forwards == {4: 7 - 14, 2: 6 - 14, 1: 11 - 14}
     assert [rows for _, rows in step.asked] == [3, 12, 6, 3]
 
 
@@ -140,16 +140,16 @@ def test_apart_each_sequence_has_the_later_passes_to_itself():
 def test_overheads_are_paid_once_a_step_and_once_a_pass(name, decodes):
     """Where nothing is drafted nothing is paid; alone and among many steps the same."""
     count = 4
-    asked = {"num_speculative_tokens": count} if "tree" not in METHODS[name] else {}
-    free = made(name, **asked)
+    arguments = {"num_speculative_tokens": count} if "tree" not in METHODS[name] else {}
+    free = made(name, **arguments)
     paying = replace(free, overhead=OVERHEAD)
     free = replace(free, overhead=HostOverhead())
     windows = free.windows
     empty = (0,) * len(windows)
     work = StepWork(0, 0, empty, empty, 0, empty, decodes, 5, tuple(decodes * keys_read(400, 5, w) for w in windows))
     chunk = StepWork(1, 50, *((tuple(g(w) for w in windows)) for g in (_pairs, _keys)), 0, empty, 0, 5, empty)
-    passes = 1 if isinstance(free, HeadsDrafter | ParallelDrafter) else len(free.pass_tokens)
-    due = OVERHEAD.step_s + passes * OVERHEAD.pass_s if decodes else 0.0
+    forwards = 1 if isinstance(free, HeadsDrafter | ParallelDrafter) else len(free.pass_tokens)
+    due = OVERHEAD.step_s + forwards * OVERHEAD.pass_s if decodes else 0.0
     assert seconds_of(paying, work) - seconds_of(free, work) == pytest.approx(due, abs=1e-12)
     assert costs_of(paying, arrays(work)).host_s - costs_of(free, arrays(work)).host_s == pytest.approx(due, abs=1e-12)
     assert seconds_of(paying, chunk) == seconds_of(free, chunk)
@@ -225,10 +225,10 @@ class TestReadingTheTargetsCache:
         work = decode(4, 300, depth + 1)
         assert seconds_of(drafter, work) == depth
         assert costs_of(drafter, arrays(work)).compute_s.tolist() == [depth]
-        for asked, rows in step.asked:
-            assert np.ravel(asked.decode_kv_tokens[0]).tolist() == [4 * (300 + (depth - 1) // 2)]
-            assert np.ravel([asked.decode_seqs, rows]).tolist() == [4, 4]
-            assert np.ravel(asked.query_len).tolist() == [1]
+        for requested, rows in step.asked:
+            assert np.ravel(requested.decode_kv_tokens[0]).tolist() == [4 * (300 + (depth - 1) // 2)]
+            assert np.ravel([requested.decode_seqs, rows]).tolist() == [4, 4]
+            assert np.ravel(requested.query_len).tolist() == [1]
 
     def test_prompts_of_which_nothing_is_sampled_cost_it_nothing(self):
         step = StepTimer(deployment("llama-3.2-1b"), 512)
@@ -278,8 +278,8 @@ class TestCatchingUp:
         linear = flops - per_pair * pairs
         assert_allclose(linear, linear[0] / 256 * np.array([256, 512, 600]), rtol=1e-9)
         latency = caught_up(drafter, self.draft(255, 256, 257, 512, 513, 768)).latency_s
-        passes = (latency - latency[0]) / (latency[2] - latency[0])
-        assert_allclose(passes, [0, 0, 1, 1, 2, 2], atol=1e-9)
+        forwards = (latency - latency[0]) / (latency[2] - latency[0])
+        assert_allclose(forwards, [0, 0, 1, 1, 2, 2], atol=1e-9)
 
     def test_separate_modules_catch_up_each(self):
         one = SequentialDrafter(self.STEP, 3, (1, 1), 0.0, 0.0)
@@ -306,9 +306,9 @@ def test_work_on_other_chips_is_not_the_targets():
     """Seconds of a remote drafter are its own and two messages'; its FLOPs and bytes are not counted here."""
     link = load_link("infiniband-ndr")
     inner = SequentialDrafter(StepTimer(deployment("llama-3.2-1b"), 512), 3, (1, 1), 0.0, 0.0)
-    apart = RemoteDrafter(inner, link, state_bytes=100.0)
+    disaggregated = RemoteDrafter(inner, link, state_bytes=100.0)
     work = arrays(mixed(50, 0, 4, 300, 4))
-    mine, away = costs_of(inner, work), costs_of(apart, work)
+    mine, away = costs_of(inner, work), costs_of(disaggregated, work)
     there = link.latency_s + (50 + 16) * (4 + 100.0) / link.bandwidth_bytes_per_s
     back = link.latency_s + 5 * 3 * 4 / link.bandwidth_bytes_per_s
     assert (away.device_s - mine.device_s).item() == pytest.approx(there + back)
@@ -316,15 +316,19 @@ def test_work_on_other_chips_is_not_the_targets():
     assert (away.flops.item(), away.bytes.item()) == (0.0, 0.0)
     assert mine.flops.item() > 0
     single = mixed(50, 0, 4, 300, 4)
-    assert seconds_of(apart, single) - seconds_of(inner, single) == pytest.approx(there + back)
+    assert seconds_of(disaggregated, single) - seconds_of(inner, single) == pytest.approx(there + back)
     nothing = mixed(0, 0, 0, 300, 4, sampled=0)._replace(prefill_seqs=0)
-    assert seconds_of(apart, nothing) == 0.0
-    assert not costs_of(apart, arrays(nothing)).device_s.any()
-    assert (apart.proposed, apart.with_tokens(2).proposed, apart.with_tokens(0).proposed) == (3, 2, 0)
+    assert seconds_of(disaggregated, nothing) == 0.0
+    assert not costs_of(disaggregated, arrays(nothing)).device_s.any()
+    assert (disaggregated.proposed, disaggregated.with_tokens(2).proposed, disaggregated.with_tokens(0).proposed) == (
+        3,
+        2,
+        0,
+    )
     assert RemoteDrafter(ParallelDrafter(inner.step, 7, 0.0, 0.0), link).proposed == 7
     one, none = np.array([7, 0]), np.zeros(2, dtype=np.int64)
     draft = DraftStep(none, none, np.array([1, 0]), one, (one * 9,), (one * 10,))
-    caught = caught_up(apart, draft).interconnect_s
+    caught = caught_up(disaggregated, draft).interconnect_s
     assert caught.tolist() == pytest.approx([link.latency_s + 7 * 104 / link.bandwidth_bytes_per_s, 0.0])
 
 

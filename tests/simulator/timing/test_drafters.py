@@ -93,17 +93,17 @@ def arrays(work):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_drafter_keeps_the_rules(name):
-    asked = request(name)
-    check_drafter(build_drafter(asked), asked.proposal.nodes + 1)
+    requested = request(name)
+    check_drafter(build_drafter(requested), requested.proposal.nodes + 1)
 
 
 @pytest.mark.parametrize("name", ["eagle3", "mtp", "medusa"])
 def test_sharded_drafters_keep_the_rules(name):
     target = deployment("deepseek-v3", "h200-sxm", 8)
-    asked = request(name, target)
-    drafter = build_drafter(asked)
-    check_drafter(drafter, asked.proposal.nodes + 1)
-    assert costs_of(drafter, arrays(decode(2, 500, asked.proposal.nodes + 1))).interconnect_s > 0
+    requested = request(name, target)
+    drafter = build_drafter(requested)
+    check_drafter(drafter, requested.proposal.nodes + 1)
+    assert costs_of(drafter, arrays(decode(2, 500, requested.proposal.nodes + 1))).interconnect_s > 0
 
 
 class Faulty:
@@ -286,33 +286,33 @@ class TestTime:
         assert costs_of(drafter, arrays(decode(8, 1000, 6))).host_s == pytest.approx(1e-4 + 8e-5 + 8e-6)
 
     def test_host_overhead_counts_steps_and_passes(self):
-        asked = {"step_s": 1e-3, "pass_s": 1e-4}
+        arguments = {"step_s": 1e-3, "pass_s": 1e-4}
         work = decode(4, 500, 4)
-        for name, passes in (("eagle3", 3), ("parallel-draft", 1)):
+        for name, forwards in (("eagle3", 3), ("parallel-draft", 1)):
             plain = seconds_of(made(name, num_speculative_tokens=3, draft={"step_s": 0.0, "pass_s": 0.0}), work)
-            slow = seconds_of(made(name, num_speculative_tokens=3, draft=asked), work)
-            assert slow - plain == pytest.approx(1e-3 + passes * 1e-4)
+            slow = seconds_of(made(name, num_speculative_tokens=3, draft=arguments), work)
+            assert slow - plain == pytest.approx(1e-3 + forwards * 1e-4)
         known = request("eagle3").overhead
         assert known.per_sequence_s > 0 < known.sequence_pass_s
-        assert request("eagle3", draft=asked).overhead == replace(known, step_s=1e-3, pass_s=1e-4)
+        assert request("eagle3", draft=arguments).overhead == replace(known, step_s=1e-3, pass_s=1e-4)
         # Whoever measured a sequence's host time has its passes in it.
-        assert request("eagle3", draft=asked | {"per_sequence_s": 2e-5}).overhead == HostOverhead(1e-3, 1e-4, 2e-5)
+        assert request("eagle3", draft=arguments | {"per_sequence_s": 2e-5}).overhead == HostOverhead(1e-3, 1e-4, 2e-5)
 
     def test_host_time_of_a_sequence_counts_its_passes(self):
         """vLLM's costs by hand: four sequences in a step of three passes, and in one."""
-        for name, passes in (("eagle3", 3), ("parallel-draft", 1)):
+        for name, forwards in (("eagle3", 3), ("parallel-draft", 1)):
             drafter, free = (build(name, num_speculative_tokens=3) for build in (made, hostless))
             due = drafter.overhead.step_s + 4 * (
-                drafter.overhead.per_sequence_s + passes * drafter.overhead.sequence_pass_s
+                drafter.overhead.per_sequence_s + forwards * drafter.overhead.sequence_pass_s
             )
             work = decode(4, 500, 4)
             assert seconds_of(drafter, work) - seconds_of(free, work) == pytest.approx(due)
 
     def test_a_wide_layer_costs_next_to_nothing_alone_and_more_in_a_crowd(self):
         chain, tree = hostless("eagle", num_speculative_tokens=5), hostless("eagle tree")
-        alone = seconds_of(tree, decode(1, 500, 26)) / seconds_of(chain, decode(1, 500, 6))
+        single = seconds_of(tree, decode(1, 500, 26)) / seconds_of(chain, decode(1, 500, 6))
         crowd = seconds_of(tree, decode(64, 500, 26)) / seconds_of(chain, decode(64, 500, 6))
-        assert 1.0 <= alone < 1.04
+        assert 1.0 <= single < 1.04
         assert crowd > 1.1
 
     def test_rejected_nodes_are_not_drafted_from(self):

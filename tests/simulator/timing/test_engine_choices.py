@@ -30,7 +30,7 @@ def test_every_framework_pads_to_its_next_graph(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "seqs", "query_len", "sizes", "found"),
+    ("name", "seqs", "query_len", "sizes", "result"),
     [
         ("vllm", 8, 1, None, (1, 2, 4, 8, 16)),
         ("vllm", 1000, 1, None, (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))),
@@ -42,9 +42,9 @@ def test_every_framework_pads_to_its_next_graph(name):
         ("transformers", 256, 1, None, (0,)),
     ],
 )
-def test_graphs_are_those_each_engine_captures(name, seqs, query_len, sizes, found):
+def test_graphs_are_those_each_engine_captures(name, seqs, query_len, sizes, result):
     """vLLM: at most 2 x max_num_seqs tokens, whole verify steps; the others: sequences, the largest batch included."""
-    assert load_framework(name).for_engine(seqs, query_len, sizes).captured == found
+    assert load_framework(name).for_engine(seqs, query_len, sizes).captured == result
 
 
 @pytest.mark.parametrize(("name", "dense", "routed"), [("llama-3.2-1b", 16, 0), ("qwen3-30b-a3b", 0, 48)])
@@ -56,25 +56,25 @@ def test_a_step_outside_graphs_waits_for_its_launches(name, dense, routed):
     assert framework.eager_experts_s > 1e-4
     launches = framework.eager_launch_s * framework.kernels_per_layer
     floor = launches * (dense + routed) + framework.eager_experts_s * routed
-    alone, beside = decode(4, 100), mixed(4, 100, 1, 8)
-    assert timer.seconds(alone) < floor + 1e-3
-    assert timer.seconds(beside) >= floor
-    for work in (alone, beside):
+    single, other = decode(4, 100), mixed(4, 100, 1, 8)
+    assert timer.seconds(single) < floor + 1e-3
+    assert timer.seconds(other) >= floor
+    for work in (single, other):
         costs = timer.costs(arrays(work))
         assert timer.seconds(work) == pytest.approx(float((costs.device_s + costs.host_s)[0]), rel=0.02)
-    assert float(timer.costs(arrays(alone)).host_s[0]) == 0.0
+    assert float(timer.costs(arrays(single)).host_s[0]) == 0.0
 
 
 def test_experts_of_one_call_are_launched_in_less():
     """Experts of gpt-oss in MXFP4 are one call of SGLang's, in bf16 as many as those of other mixtures."""
-    called, apart = (
+    called, disaggregated = (
         StepTimer(replace(deployment("gpt-oss-20b", framework="sglang"), weight_dtypes=dict.fromkeys(PARTS, dtype)), 64)
         for dtype in ("mxfp4", "bf16")
     )
     framework = called.deployment.framework
     lost = 24 * (framework.eager_experts_s - framework.eager_mxfp4_experts_s)
     assert lost > 0.01
-    assert apart.tables.floor_s - called.tables.floor_s == pytest.approx(lost)
+    assert disaggregated.tables.floor_s - called.tables.floor_s == pytest.approx(lost)
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if load_framework(n).scheduling_s])
@@ -144,9 +144,9 @@ def test_mixed_batches_run_as_the_chip_was_measured(chip):
     kernels, shape = one.kernels, one.attention_shape(one.architecture.layer_groups[0].layer.attention)
     chunk = {"seqs": 1, "q_tokens": 512, "pairs": 512 * 513 // 2, "kv_tokens": 512}
     together = kernels.attention_mixed(shape, **chunk, decode_seqs=16, decode_kv_tokens=16 * 2000).seconds
-    apart = kernels.attention_prefill(shape, **chunk).seconds
-    apart += kernels.attention_decode(shape, seqs=16, q_len=1, kv_tokens=16 * 2000).seconds
-    assert together > apart
+    disaggregated = kernels.attention_prefill(shape, **chunk).seconds
+    disaggregated += kernels.attention_decode(shape, seqs=16, q_len=1, kv_tokens=16 * 2000).seconds
+    assert together > disaggregated
     assert timer.seconds(work) > 32 * together
     costs = timer.costs(arrays(work))
     assert timer.seconds(work) == pytest.approx(float((costs.device_s + costs.host_s)[0]), rel=1e-9)
@@ -161,6 +161,6 @@ def test_mixed_batches_run_as_the_chip_was_measured(chip):
 )
 def test_sglang_captures_as_many_sequences_as_memory_allows(chip, few, four):
     """``cuda_graph_max_bs`` by GPU memory and tensor parallelism (SGLang 0.5); vLLM's are the same everywhere."""
-    found = [load_framework("sglang").on(load_chip(chip), chips).max_captured_tokens for chips in (1, 4)]
-    assert found == [few, four]
+    result = [load_framework("sglang").on(load_chip(chip), chips).max_captured_tokens for chips in (1, 4)]
+    assert result == [few, four]
     assert load_framework("vllm").on(load_chip(chip)).max_captured_tokens == 512

@@ -7,7 +7,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 from hwprofiles import KernelLibrary, dtype_bytes, load_chip, load_link
-from simulator.build import build_alone
+from simulator.build import build_replica
 from simulator.llm import load_architecture
 from simulator.replay.rerun import dtype_name, framework_of_version, model_name
 from simulator.scenario import scenario_from
@@ -101,7 +101,7 @@ def test_older_sglang_reduces_by_vllms_kernels():
                 "num_requests": 64,
             },
         }
-        kernels = build_alone(scenario_from(document, "test")).main.timer.target.deployment.kernels
+        kernels = build_replica(scenario_from(document, "test")).main.timer.target.deployment.kernels
         seconds.append(kernels.collective("all_reduce", 131072, 8, "nvlink4").seconds)
         products.append(kernels.gemm(64, 5120, 5120).seconds)
     assert seconds[0] < 0.85 * seconds[1]

@@ -39,10 +39,10 @@ def test_no_fit_vouches_for_verify_steps(chip):
     profile = load_chip(chip)
     for library, families in profile.kernels.items():
         for dtype in families.get("attention_decode", {}):
-            found = KernelLibrary(profile, library)
-            assert found.basis_code("attention_decode", dtype, {"q_len": 4}) != CALIBRATED
-            assert found.basis_code("attention_decode", dtype, {"q_len": 1}) == BASES.index(
-                found.basis("attention_decode", dtype)
+            result = KernelLibrary(profile, library)
+            assert result.basis_code("attention_decode", dtype, {"q_len": 4}) != CALIBRATED
+            assert result.basis_code("attention_decode", dtype, {"q_len": 1}) == BASES.index(
+                result.basis("attention_decode", dtype)
             )
 
 
@@ -150,8 +150,8 @@ def test_every_kernel_has_the_interval_of_its_own_shape():
     for query_len, known, names in cases:
         kernel = kernels(timer, decode(64, 4000, query_len=query_len))["decode attention"]
         low, high = library.interval(*kernel.fitted, kernel.sizes, np.array([kernel.bound]))
-        found = (float(low[0]), float(high[0]))
-        assert found in [(min(1.0, known[name][0]), max(1.0, known[name][1])) for name in names if name in known]
+        result = (float(low[0]), float(high[0]))
+        assert result in [(min(1.0, known[name][0]), max(1.0, known[name][1])) for name in names if name in known]
     assert library.interval("moe", "int8", {}, "memory") == (1.0, 1.0), "no fit for int8 on this chip"
     assert KernelLibrary("l4").interval("gemm", "bf16", {"m": 8}, "memory") == (1.0, 1.0)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hwprofiles import KernelLibrary, load_chip
-from simulator.build import build_alone
+from simulator.build import build_replica
 from simulator.errors import ForerunError
 from simulator.run import simulate
 from simulator.scenario import scenario_from
@@ -39,7 +39,7 @@ def scenario(**engine):
 )
 def test_kernels_by_engine_and_chip(chip, framework, backend, like):
     """The weights stay those of the format; only the kernel's parameters and what it multiplies in change."""
-    made = build_alone(
+    made = build_replica(
         scenario(framework=framework, moe_backend=backend).with_values({"hardware.chip": chip}), 0
     ).main.timer.target.deployment.kernels
     plain = KernelLibrary(chip, framework)
@@ -49,11 +49,16 @@ def test_kernels_by_engine_and_chip(chip, framework, backend, like):
     assert np.array_equal(made.moe(**shape).bytes, plain.moe(**shape).bytes)
 
 
-@pytest.mark.parametrize(("asked", "stored"), [(None, "fp8_block"), ("fp8", "fp8")])
-def test_experts_published_in_blocks_take_the_kernels_of_blocks(asked, stored):
+@pytest.mark.parametrize(("requested", "stored"), [(None, "fp8_block"), ("fp8", "fp8")])
+def test_experts_published_in_blocks_take_the_kernels_of_blocks(requested, stored):
     """DeepSeek-R1 as published; who asks for one scale per tensor gets the kernels of that."""
-    data = {"model": "deepseek-r1", "hardware.chip": "b200-sxm", "hardware.tensor_parallel": 8, "weights_dtype": asked}
-    target = build_alone(scenario(framework="sglang").with_values(data), 0).main.timer.target.deployment
+    data = {
+        "model": "deepseek-r1",
+        "hardware.chip": "b200-sxm",
+        "hardware.tensor_parallel": 8,
+        "weights_dtype": requested,
+    }
+    target = build_replica(scenario(framework="sglang").with_values(data), 0).main.timer.target.deployment
     assert {target.weight_dtypes[part] for part in ("expert", "shared_expert", "attention", "mlp")} == {stored}
     blocks = load_chip("b200-sxm").kernels["sglang"]["moe"]["fp8_block"]
     assert (target.kernels.parameters("moe", target.weight_dtypes["expert"]) == blocks) == (stored == "fp8_block")
@@ -76,16 +81,16 @@ def test_experts_in_blocks_run_the_kernel_of_their_spread(chip, chips, kernel):
 def test_an_h200_runs_the_experts_of_the_same_engine_on_an_h100():
     """Of no table of its own: the same cores under the same engine come nearer than another engine's kernels."""
     for library in ("sglang", "trtllm"):
-        own, sister = (KernelLibrary(chip, library) for chip in ("h200-sxm", "h100-sxm"))
-        assert own.parameters("moe", "fp8_block").vector() == sister.parameters("moe", "fp8_block").vector()
-        assert own.basis("moe", "fp8_block") == "datasheet"
+        custom, sister = (KernelLibrary(chip, library) for chip in ("h200-sxm", "h100-sxm"))
+        assert custom.parameters("moe", "fp8_block").vector() == sister.parameters("moe", "fp8_block").vector()
+        assert custom.basis("moe", "fp8_block") == "datasheet"
 
 
 def test_corrections_go_with_the_fits_to_a_chip_without_any():
     """Between H100 and H200 they halve the error of experts and products carried either way."""
-    own, sister = (KernelLibrary(chip, "sglang") for chip in ("b300-sxm", "b200-sxm"))
+    custom, sister = (KernelLibrary(chip, "sglang") for chip in ("b300-sxm", "b200-sxm"))
     for family, dtype in (("moe", "fp8_block"), ("gemm", "bf16")):
-        assert own.correction(family, dtype) is sister.correction(family, dtype) is not None
+        assert custom.correction(family, dtype) is sister.correction(family, dtype) is not None
 
 
 def test_the_run_length_moves_tpot_where_prompts_hold_up_decoding():
@@ -102,4 +107,4 @@ def test_the_run_length_moves_tpot_where_prompts_hold_up_decoding():
 @pytest.mark.parametrize(("model", "message"), [("llama-3.1-8b", "no experts"), ("mixtral-8x7b", "experts in bf16")])
 def test_marlin_needs_experts_in_four_bits(model, message):
     with pytest.raises(ForerunError, match=f"engine.moe_backend: marlin .* {message}"):
-        build_alone(scenario(moe_backend="marlin").with_values({"model": model}), 0)
+        build_replica(scenario(moe_backend="marlin").with_values({"model": model}), 0)

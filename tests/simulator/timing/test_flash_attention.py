@@ -5,7 +5,7 @@ import pytest
 
 from hwprofiles import AttentionShape, KernelLibrary
 from simulator import simulate
-from simulator.build import build_alone
+from simulator.build import build_replica
 from simulator.errors import ForerunError
 from simulator.scenario import scenario_from
 from simulator.studies.engine_flags import llama_command
@@ -27,17 +27,17 @@ def scenario(flash=True, **changes):
 
 @pytest.mark.parametrize("context", [512, 4096, 32768])
 def test_scores_pass_four_times_in_two_further_kernels(context):
-    fused, apart = (KernelLibrary("rtx-4090", "llama.cpp", flash=flash) for flash in (True, False))
-    passes = apart.elementwise(4 * 4 * 32 * 3 * context, 2)
+    fused, disaggregated = (KernelLibrary("rtx-4090", "llama.cpp", flash=flash) for flash in (True, False))
+    forwards = disaggregated.elementwise(4 * 4 * 32 * 3 * context, 2)
     sizes = {"seqs": 1, "q_len": 3, "kv_tokens": context}
-    one, more = (kernels.attention_decode(SHAPE, **sizes) for kernels in (fused, apart))
-    assert more.seconds - one.seconds == pytest.approx(passes.seconds)
-    assert more.bytes - one.bytes == passes.bytes
-    assert apart.decode_seconds(SHAPE)(1, 3, context) == pytest.approx(more.seconds)
+    one, more = (kernels.attention_decode(SHAPE, **sizes) for kernels in (fused, disaggregated))
+    assert more.seconds - one.seconds == pytest.approx(forwards.seconds)
+    assert more.bytes - one.bytes == forwards.bytes
+    assert disaggregated.decode_seconds(SHAPE)(1, 3, context) == pytest.approx(more.seconds)
     prompt = {"seqs": 1, "q_tokens": 512, "pairs": 512 * (context - 256), "kv_tokens": context}
-    assert apart.attention_prefill(SHAPE, **prompt).seconds > fused.attention_prefill(SHAPE, **prompt).seconds
-    prices = apart.prefill_seconds(SHAPE)(1, 512, prompt["pairs"], context)
-    assert prices == pytest.approx(apart.attention_prefill(SHAPE, **prompt).seconds)
+    assert disaggregated.attention_prefill(SHAPE, **prompt).seconds > fused.attention_prefill(SHAPE, **prompt).seconds
+    prices = disaggregated.prefill_seconds(SHAPE)(1, 512, prompt["pairs"], context)
+    assert prices == pytest.approx(disaggregated.attention_prefill(SHAPE, **prompt).seconds)
 
 
 def test_a_run_without_it_is_slower_and_equal_in_both_engines():
@@ -51,15 +51,15 @@ def test_a_run_without_it_is_slower_and_equal_in_both_engines():
 def test_scores_of_a_whole_ubatch_over_a_full_context_are_reserved():
     """32 heads x 512 tokens x 8,192 keys x 4 bytes = 537 MB, in place of the MLP's 3 x 14,336 x 2 bytes a token; the
     residual stream, logits and blocks as before."""
-    fused, apart = (build_alone(scenario(flash)).main.memory for flash in (True, False))
+    fused, disaggregated = (build_replica(scenario(flash)).main.memory for flash in (True, False))
     scores, mlp = 32 * 512 * 8192 * 4, 512 * 3 * 14336 * 2
-    assert apart.activation_bytes - fused.activation_bytes == scores - mlp == 492_830_720
+    assert disaggregated.activation_bytes - fused.activation_bytes == scores - mlp == 492_830_720
     block = fused.block_size * fused.kv_bytes_per_token
-    assert fused.num_blocks - apart.num_blocks == pytest.approx((scores - mlp) / block, abs=1)
-    short = build_alone(scenario(False, **{"engine.max_model_len": 600, "workload.input_tokens": 300})).main.memory
+    assert fused.num_blocks - disaggregated.num_blocks == pytest.approx((scores - mlp) / block, abs=1)
+    short = build_replica(scenario(False, **{"engine.max_model_len": 600, "workload.input_tokens": 300})).main.memory
     assert short.activation_bytes == fused.activation_bytes
     cards = {"hardware.tensor_parallel": 2, "hardware.link": "pcie4-x16"}
-    halves = [build_alone(scenario(flash, **cards)).main.memory.activation_bytes for flash in (True, False)]
+    halves = [build_replica(scenario(flash, **cards)).main.memory.activation_bytes for flash in (True, False)]
     assert halves[1] - halves[0] == (scores - mlp) / 2
 
 
@@ -72,4 +72,4 @@ def test_scores_of_a_whole_ubatch_over_a_full_context_are_reserved():
 )
 def test_what_has_no_such_switch_is_refused(changes, words):
     with pytest.raises(ForerunError, match=words):
-        build_alone(scenario(False, **changes))
+        build_replica(scenario(False, **changes))

@@ -54,17 +54,17 @@ class TestHostWork:
 
     @settings(max_examples=40)
     @given(st.floats(0, 0.02), st.floats(0, 2e-3), st.integers(1, 60), st.integers(0, 3), st.floats(0, 3e-3))
-    def test_a_step_lasts_at_least_as_long_as_what_runs_beside_it(self, beside, each, seqs, prompts, step_s):
+    def test_a_step_lasts_at_least_as_long_as_what_runs_beside_it(self, other, each, seqs, prompts, step_s):
         """max(device and exposed host, beside + each x sequences): alone, in a run of steps and among many."""
-        target = StepTimer(hosted(step_s=step_s, overlapped_s=beside, overlapped_per_sequence_s=each), 1024)
+        target = StepTimer(hosted(step_s=step_s, overlapped_s=other, overlapped_per_sequence_s=each), 1024)
         bare = ModelTimer(StepTimer(hosted(step_s=step_s), 1024))
         timer = ModelTimer(target)
         work = mixed(seqs, 300, prompts, 50)
-        due = max(bare.seconds(work), beside + each * (seqs + prompts))
+        due = max(bare.seconds(work), other + each * (seqs + prompts))
         assert timer.seconds(work) == pytest.approx(due, rel=1e-12)
         assert total(timer.costs(arrays(work))) == pytest.approx(max(total(bare.costs(arrays(work))), due), rel=0.01)
         run = decode(seqs, 300)._replace(decode_kv_tokens=(seqs * np.arange(300, 320),))
-        expected = [max(s, beside + each * seqs) for s in bare.seconds(run)]
+        expected = [max(s, other + each * seqs) for s in bare.seconds(run)]
         assert_allclose(timer.seconds(run), expected, rtol=1e-12)
 
     def test_drafting_and_what_hides_it_make_up_the_step(self):
@@ -73,9 +73,9 @@ class TestHostWork:
         timer = ModelTimer(target, drafter)
         work = arrays(decode(8, 900, query_len=4))
         with_it, without = timer.costs(work), ModelTimer(target).costs(work)
-        alone = costs_of(drafter, work)
-        assert total(with_it) == pytest.approx(total(without) + total(alone), rel=1e-12)
-        assert timer.exposed_drafting_s(work) == pytest.approx(total(alone), rel=1e-12)
+        single = costs_of(drafter, work)
+        assert total(with_it) == pytest.approx(total(without) + total(single), rel=1e-12)
+        assert timer.exposed_drafting_s(work) == pytest.approx(total(single), rel=1e-12)
         assert ModelTimer(target).exposed_drafting_s(work) is None
 
 
@@ -83,10 +83,10 @@ class TestHostWork:
 def test_tables_grow_as_far_as_they_are_asked(seqs):
     """Linear formulas are exact everywhere, at the ends of cells and of the table too, in any order of asking."""
     width = min(16 * seqs, 256)
-    asked = []
+    requested = []
 
     def formula(n, queries, keys):
-        asked.append(float(np.max(keys)))
+        requested.append(float(np.max(keys)))
         return 1e-6 * n + 1e-9 * queries * keys
 
     edges = [cells * width + off for cells in (2, 127, 128, 129, 256, 257, 900) for off in (-1, 0, 1)]
@@ -148,9 +148,9 @@ class TestPipelines:
             assert send_kernel(one, timer.link, np.array([0, 300])).seconds[1] == pytest.approx(due[0])
             assert send_kernel(one, timer.link, np.array([0, 300])).seconds[0] == 0.0
 
-    @pytest.mark.parametrize("beside", [0.0, 1e-3, 0.05])
+    @pytest.mark.parametrize("other", [0.0, 1e-3, 0.05])
     @pytest.mark.parametrize("stages", [1, 2, 3])
-    def test_one_price_alone_and_among_many(self, stages, beside):
+    def test_one_price_alone_and_among_many(self, stages, other):
         """The last stage hands tokens out no faster than the host streams them, whichever way it is asked."""
         drafter = HostDrafter(1e-4, 1e-5)
         timer = pipeline(
@@ -159,14 +159,14 @@ class TestPipelines:
             step_s=2e-4,
             per_sequence_s=1e-6,
             per_prompt_s=1e-5,
-            overlapped_s=beside,
-            overlapped_per_sequence_s=beside / 10,
+            overlapped_s=other,
+            overlapped_per_sequence_s=other / 10,
         )
         for work in (decode(16, 700), mixed(5, 300, 2, 200), decode(1, 700)):
             assert total(timer.costs(arrays(work))) == pytest.approx(timer.seconds(work), rel=0.01)
             sequences = work.decode_seqs + work.prefill_seqs
             assert timer.seconds(work) == pytest.approx(timer.host_seconds(work) + sum(timer.stage_seconds(work)))
-            assert timer.stage_seconds(work)[-1] >= beside * (1 + sequences / 10) * (1 - 1e-12)
+            assert timer.stage_seconds(work)[-1] >= other * (1 + sequences / 10) * (1 - 1e-12)
             assert timer.host_seconds(work) == pytest.approx(2e-4 + 1e-6 * sequences + 1e-5 * work.prefill_seqs)
 
     @pytest.mark.parametrize(("seqs", "fullest"), [(8, 2), (9, 3), (12, 3)])

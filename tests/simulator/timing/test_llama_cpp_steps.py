@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from simulator.build import build_alone
+from simulator.build import build_replica
 from simulator.scenario import scenario_from
 from simulator.studies.steady_state.prices import decode_steps
 
@@ -17,7 +17,7 @@ def step_s(chip, model, weights, streams=1, context=64):
         "engine": {"framework": "llama.cpp", "max_num_seqs": 8, "max_num_batched_tokens": 512, "num_kv_blocks": 4096},
         "workload": {"arrivals": {"process": "burst"}, "input_tokens": 64, "output_tokens": 8, "num_requests": 1},
     }
-    timer = build_alone(scenario_from(data, "local")).main.timer
+    timer = build_replica(scenario_from(data, "local")).main.timer
     work = decode_steps(timer.windows, np.array([streams]), 1, np.array([context + 1]))
     costs = timer.costs(work)
     return float((costs.device_s + costs.host_s)[0])

@@ -9,7 +9,7 @@ from test_step import deployment
 
 from hwprofiles import load_link
 from simulator.errors import ForerunError
-from simulator.timing import RemoteDrafter, SequentialDrafter, StepTimer, fit_apart, plan_memory
+from simulator.timing import RemoteDrafter, SequentialDrafter, StepTimer, fit_separate_processes, plan_memory
 from simulator.timing.memory import activation_bytes, window_bytes
 
 GB = 1e9
@@ -47,9 +47,9 @@ class TestActivations:
 
     def test_limits_are_those_of_one_attention_group(self):
         """Four groups with a budget each send their tokens to the experts at once: a chip's share is that of one."""
-        alone = bare("mixtral-8x7b", "h200-sxm")
-        groups = replace(alone, attention_data_parallel=4, expert_parallel=4)
-        assert activation_bytes(groups, 8, 9) == activation_bytes(alone, 8, 9)
+        single = bare("mixtral-8x7b", "h200-sxm")
+        groups = replace(single, attention_data_parallel=4, expert_parallel=4)
+        assert activation_bytes(groups, 8, 9) == activation_bytes(single, 8, 9)
 
     def test_no_stage_but_the_last_has_rows_of_logits(self):
         first, last = bare().stages(2)
@@ -153,33 +153,33 @@ class TestApart:
             drafter = self.drafter(chip=chip)
             one = drafter.deployment
             left = 0.8 * one.chip.memory.capacity_bytes - one.weight_bytes - activation_bytes(one, 64, 0)
-            own = int(left // (16 * one.kv_bytes_per_token))
-            fitted = fit_apart(target, drafter, gpu_memory_utilization=0.8, max_tokens=64)
-            assert (own < target.num_blocks) == shorter
-            assert fitted.num_blocks == min(own, target.num_blocks)
+            custom = int(left // (16 * one.kv_bytes_per_token))
+            fitted = fit_separate_processes(target, drafter, gpu_memory_utilization=0.8, max_tokens=64)
+            assert (custom < target.num_blocks) == shorter
+            assert fitted.num_blocks == min(custom, target.num_blocks)
             assert fitted.draft_weight_bytes == 0.0
 
     def test_a_cache_of_fixed_size_never_limits_the_blocks(self):
         """It is held with the weights, and no token takes more: any plan of the target stands."""
         target, drafter = planned(bare()), self.drafter()
         fixed = replace(drafter, inner=replace(drafter.inner, kv_bytes_per_token=0.0))
-        fitted = fit_apart(target, fixed, gpu_memory_utilization=0.8, max_tokens=64)
+        fitted = fit_separate_processes(target, fixed, gpu_memory_utilization=0.8, max_tokens=64)
         assert fitted.num_blocks == target.num_blocks
         with pytest.raises(ForerunError, match="does not fit 1 x l4"):
-            fit_apart(target, fixed, gpu_memory_utilization=0.001, max_tokens=64)
+            fit_separate_processes(target, fixed, gpu_memory_utilization=0.001, max_tokens=64)
 
     def test_one_block_is_enough_and_none_is_refused(self):
         target, drafter = planned(bare()), self.drafter()
         one = drafter.deployment
         need = one.weight_bytes + activation_bytes(one, 64, 0) + 16 * one.kv_bytes_per_token
         capacity = one.chip.memory.capacity_bytes
-        fitted = fit_apart(target, drafter, gpu_memory_utilization=(need + 1) / capacity, max_tokens=64)
+        fitted = fit_separate_processes(target, drafter, gpu_memory_utilization=(need + 1) / capacity, max_tokens=64)
         assert fitted.num_blocks == 1
         for budget in (need - 1, 1.0):
             with pytest.raises(
                 ForerunError, match=r"llama-3.2-1b does not fit 1 x l4: 2\.5 GB weights against"
             ) as caught:
-                fit_apart(target, drafter, gpu_memory_utilization=budget / capacity, max_tokens=64)
+                fit_separate_processes(target, drafter, gpu_memory_utilization=budget / capacity, max_tokens=64)
             assert f"against {budget / GB:.1f} GB per chip" in str(caught.value)
 
 
@@ -191,8 +191,8 @@ class TestWindows:
 
     def test_every_running_sequence_keeps_its_window_and_a_block(self):
         for seqs in (1, 10, 300):
-            found = window_bytes(self.ONE, 50 * GB, self.SIZE, 2048, seqs, 16)
-            assert found == pytest.approx(seqs * (128 + 16) * self.SIZE + 2048 * self.SIZE)
+            result = window_bytes(self.ONE, 50 * GB, self.SIZE, 2048, seqs, 16)
+            assert result == pytest.approx(seqs * (128 + 16) * self.SIZE + 2048 * self.SIZE)
 
     def test_no_more_sequences_than_fit(self):
         """Each with its window, a block and as many tokens in the other layers: half of all for half of the layers."""
@@ -231,5 +231,5 @@ class TestWindows:
 
     def test_each_group_has_its_own_sequences(self):
         groups = replace(self.ONE, attention_data_parallel=4, expert_parallel=4)
-        grouped, alone = (window_bytes(one, 50 * GB, self.SIZE, 1, 9, 16) for one in (groups, self.ONE))
-        assert grouped == alone
+        grouped, single = (window_bytes(one, 50 * GB, self.SIZE, 1, 9, 16) for one in (groups, self.ONE))
+        assert grouped == single

@@ -7,7 +7,7 @@ from hwprofiles import KernelLibrary, load_link
 from hwprofiles.kernels.sparse import SparseShape
 from hwprofiles.parameters import FAMILIES
 from simulator import simulate
-from simulator.build import build_alone
+from simulator.build import build_replica
 from simulator.errors import ForerunError
 from simulator.scenario import scenario_from
 from simulator.studies.engine_flags import llama_command
@@ -42,8 +42,8 @@ def on(chip, layers=None, **more):
     return {"layers_on": [{"chip": chip} | ({} if layers is None else {"layers": layers}) | more]}
 
 
-def decode_s(given):
-    timer = build_alone(given).main.timer
+def decode_s(inputs):
+    timer = build_replica(inputs).main.timer
     work = decode_steps(timer.windows, np.array([1]), 1, np.array([500]))
     costs = timer.costs(work)
     return float((costs.device_s + costs.host_s)[0])
@@ -62,7 +62,7 @@ WAYS = [
 
 @pytest.mark.parametrize(("model", "hardware"), WAYS)
 def test_list_sum_and_look_up_agree(model, hardware):
-    target = build_alone(scenario(model, hardware)).main.timer.target
+    target = build_replica(scenario(model, hardware)).main.timer.target
     for seqs, query in ((1, 1), (2, 4)):
         work = decode_steps(target.windows, np.array([seqs]), query, np.array([300]))
         listed = sum(float(np.ravel(one.step_s)[0]) for one in target.kernels(work))
@@ -91,17 +91,17 @@ def test_every_layer_on_the_host_costs_and_leaves_room():
     times = [decode_s(scenario(hardware=on(CPU, layers))) for layers in (4, 8, 16, 31)]
     assert times == sorted(times)
     assert np.diff(times) == pytest.approx((times[1] - times[0]) / 4 * np.array([4, 8, 15]), rel=0.02)
-    whole, split = (build_alone(scenario(hardware=one)).memory for one in (None, on(CPU, 16)))
+    whole, split = (build_replica(scenario(hardware=one)).memory for one in (None, on(CPU, 16)))
     assert split.num_blocks > whole.num_blocks
     seventy = scenario("llama-3.1-70b", on(CPU, 50)).with_values({"weights_dtype": "q4_k_m"})
-    assert build_alone(seventy).memory.num_blocks > 0
+    assert build_replica(seventy).memory.num_blocks > 0
     with pytest.raises(ForerunError, match="does not fit 1 x rtx-4090"):
-        build_alone(seventy.with_values({"hardware.layers_on": []}))
+        build_replica(seventy.with_values({"hardware.layers_on": []}))
 
 
 def test_a_host_may_run_layers_that_cache_nothing():
     """The first three layers of four keep a state of fixed size: they take no blocks, and limit none."""
-    memory = build_alone(scenario("qwen3.5-27b", on(CPU, 3) | {"chip": "a100-sxm-80gb"})).memory
+    memory = build_replica(scenario("qwen3.5-27b", on(CPU, 3) | {"chip": "a100-sxm-80gb"})).memory
     assert memory.num_blocks > 0
 
 
@@ -114,7 +114,7 @@ def test_experts_on_the_host_cost_less_than_whole_layers_there():
 
 
 def test_without_counts_layers_go_by_memory():
-    command = build_alone(scenario(hardware=on("rtx-3060"))).main.timer.target.deployment
+    command = build_replica(scenario(hardware=on("rtx-3060"))).main.timer.target.deployment
     assert [home.architecture.num_layers for home in command.homes] == [11, 21]
 
 
@@ -160,12 +160,12 @@ def test_every_kernel_family_waits_for_the_slowest_rank():
 )
 def test_what_cannot_be_is_refused(model, hardware, words):
     with pytest.raises(ForerunError, match=words):
-        build_alone(scenario(model, hardware))
+        build_replica(scenario(model, hardware))
 
 
 def test_other_engines_have_no_unlike_chips():
     with pytest.raises(ForerunError, match=r"hardware\.layers_on: .* under engine\.framework: llama\.cpp"):
-        build_alone(scenario(hardware=on(CPU, 3), framework="vllm"))
+        build_replica(scenario(hardware=on(CPU, 3), framework="vllm"))
 
 
 def test_the_command_says_what_lies_where():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from simulator.build import build_alone
+from simulator.build import build_replica
 from simulator.scenario import scenario_from
 from simulator.timing import StepWork, keys_read
 
@@ -32,7 +32,7 @@ def step_s(model, chip, framework, batch):
         },
         "ordering",
     )
-    timer = build_alone(scenario, 0).main.timer
+    timer = build_replica(scenario, 0).main.timer
     keys = tuple(batch * keys_read(1024, 1, window) for window in timer.windows)
     none = (0,) * len(keys)
     return float(timer.seconds(StepWork(0, 0, none, none, 0, none, batch, 1, keys)))

@@ -231,10 +231,10 @@ def test_no_layout_is_faster_than_light(model, layout, routing, seqs, context, p
     timer = StepTimer(one, 512)
     work = mixed(seqs, context, prompts, 100, timer.windows)
     costs = timer.costs(arrays(work))
-    alone = timer.seconds(work)
-    assert alone == pytest.approx(float(costs.device_s[0] + costs.host_s[0]), rel=0.02)
-    assert alone >= costs.bytes[0] / one.chip.memory.bandwidth_bytes_per_s
-    assert alone >= costs.flops[0] / one.chip.peak_flops("bf16")
+    single = timer.seconds(work)
+    assert single == pytest.approx(float(costs.device_s[0] + costs.host_s[0]), rel=0.02)
+    assert single >= costs.bytes[0] / one.chip.memory.bandwidth_bytes_per_s
+    assert single >= costs.flops[0] / one.chip.peak_flops("bf16")
 
 
 def test_spans_and_single_steps_agree_with_groups():
@@ -243,8 +243,8 @@ def test_spans_and_single_steps_agree_with_groups():
     timer = StepTimer(one, 512)
     keys = np.arange(9000, 9000 + 50 * 37, 37)
     work = StepWork(0, 0, (0,), (0,), 0, (0,), 37, 1, (keys,))
-    apart = [timer.seconds(work._replace(decode_kv_tokens=(int(k),))) for k in keys]
-    assert_allclose(timer.seconds(work), apart, rtol=1e-12)
+    disaggregated = [timer.seconds(work._replace(decode_kv_tokens=(int(k),))) for k in keys]
+    assert_allclose(timer.seconds(work), disaggregated, rtol=1e-12)
 
 
 def test_wide_expert_parallelism_gives_what_deepseek_published_and_as_much_on_every_node():

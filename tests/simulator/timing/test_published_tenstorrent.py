@@ -4,7 +4,7 @@ import csv
 
 import pytest
 
-from simulator.build import build_alone
+from simulator.build import build_replica
 from simulator.scenario import Scenario
 from simulator.timing import StepWork
 
@@ -30,7 +30,7 @@ def tokens_per_second(model: str, device: str, config: str, context: int) -> flo
         engine={"num_kv_blocks": 10**6, "max_num_seqs": 32, "max_num_batched_tokens": 256},
         workload={"arrivals": {"process": "burst"}, "input_tokens": 8, "output_tokens": 8, "num_requests": 1},
     )
-    timer = build_alone(scenario, seed=0).main.timer
+    timer = build_replica(scenario, seed=0).main.timer
     return 1.0 / timer.seconds(StepWork(0, 0, (0,), (0,), 0, (0,), 1, 1, (context,)))
 
 

@@ -114,15 +114,15 @@ def test_vllm_has_one_page_size_for_keys_and_states_by_hand(config):
     as there are attention layers, 12: a sequence of 1,057 tokens takes two pages of keys and three of states.
     With states in bf16 on one chip a page has 544 tokens, as vLLM prints."""
     model = deployment(config("qwen3-next-80b-a3b"), "h200-sxm", tensor_parallel=2)
-    found = plan(model, 64)
+    result = plan(model, 64)
     group = 12 * 1056 * 1024
-    assert found.page_tokens == 1056
-    assert found.state_bytes == 64 * 3 * group
-    pages = found.num_blocks * 16 // 1056
-    assert found.split["kv"] == pytest.approx(pages * group)
-    used = found.weight_bytes + found.activation_bytes + found.state_bytes + pages * group
-    assert used <= 0.9 * found.capacity_bytes < used + group
-    limits = EngineLimits(64, 2048, 16, found.num_blocks, 0, None, True, page_tokens=1056)
+    assert result.page_tokens == 1056
+    assert result.state_bytes == 64 * 3 * group
+    pages = result.num_blocks * 16 // 1056
+    assert result.split["kv"] == pytest.approx(pages * group)
+    used = result.weight_bytes + result.activation_bytes + result.state_bytes + pages * group
+    assert used <= 0.9 * result.capacity_bytes < used + group
+    limits = EngineLimits(64, 2048, 16, result.num_blocks, 0, None, True, page_tokens=1056)
     assert [limits.blocks(tokens) for tokens in (1, 1056, 1057)] == [66, 66, 132]
     short = deployment(config("qwen3-next-80b-a3b", mamba_ssm_dtype="bfloat16"), "h200-sxm")
     assert hybrid_pages(short, 16).tokens == 544
@@ -167,8 +167,13 @@ def test_plan_and_tune_say_what_holds_the_memory_of_a_chip():
         "workload": {"arrivals": {"process": "poisson", "request_rate": 1.0}, "input_tokens": 512, "output_tokens": 32,
                      "num_requests": 20},
     }  # fmt: skip
-    asked = {"slo": {"p99_ttft_ms": 5000.0}, "vary": {"hardware.tensor_parallel": [2]}, "replications": 1, "jobs": 1}
-    assert "state" in plan_capacity(scenario_from(scenario, "test"), **asked).document["brief"]["memory per chip"]
+    arguments = {
+        "slo": {"p99_ttft_ms": 5000.0},
+        "vary": {"hardware.tensor_parallel": [2]},
+        "replications": 1,
+        "jobs": 1,
+    }
+    assert "state" in plan_capacity(scenario_from(scenario, "test"), **arguments).document["brief"]["memory per chip"]
     tuned = tune(scenario_from(scenario, "test"), batch=[1, 16], context=[512], tokens=[1])
     held = tuned.document["per_chip_bytes"]
     assert min(held["weights"], held["kv"], held["state"]) > 1e9
@@ -180,8 +185,8 @@ def test_another_rule_is_not_calibrated_by_the_plain_one():
     kernels = KernelLibrary("h100-sxm", "vllm")
     shape = RecurrentShape(8, 8, 128, 128)
     for phase in ("prefill", "decode"):
-        found = [kernels.basis(f"recurrent_{phase}", f"bf16{rule}") for rule in ("", "@kda", "@mamba2")]
-        assert found == ["calibrated", "calibrated", "extrapolated"]
+        result = [kernels.basis(f"recurrent_{phase}", f"bf16{rule}") for rule in ("", "@kda", "@mamba2")]
+        assert result == ["calibrated", "calibrated", "extrapolated"]
     times = [kernels.recurrent_decode(shape, seqs=64, q_len=tokens) for tokens in (1, 4)]
     assert times[1].bytes > times[0].bytes
 
@@ -202,8 +207,8 @@ def test_another_rule_is_not_calibrated_by_the_plain_one():
 def test_held_out_shapes_of_measured_recurrent_kernels(shared_data, chip, table, library, prefill, decode):
     folder = shared_data / "kernels" / "aiconfigurator" / chip.replace("-", "_")
     (path,) = folder.glob(f"{table}_perf.parquet")
-    found = replay_kernels(read_kernels(path), KernelLibrary(chip, library), Split(0.7, 1))
-    errors = {group.op: group.mape for group in found.groups if group.regime == "all"}
+    result = replay_kernels(read_kernels(path), KernelLibrary(chip, library), Split(0.7, 1))
+    errors = {group.op: group.mape for group in result.groups if group.regime == "all"}
     assert errors["recurrent_prefill"] <= prefill
     assert errors["recurrent_decode"] <= decode
     assert errors["elementwise"] <= 11  # the convolution before it
@@ -213,8 +218,8 @@ def test_held_out_shapes_of_measured_recurrent_kernels(shared_data, chip, table,
 def test_held_out_shapes_of_mamba2s_convolution(shared_data, chip, most):
     folder = shared_data / "kernels" / "aiconfigurator" / chip.replace("-", "_")
     (path,) = folder.glob("linear_attention/trtllm/*/mamba2_perf.parquet")
-    found = replay_kernels(read_kernels(path), KernelLibrary(chip, "trtllm"), Split(0.7, 1))
-    assert found.overall.mape <= most
+    result = replay_kernels(read_kernels(path), KernelLibrary(chip, "trtllm"), Split(0.7, 1))
+    assert result.overall.mape <= most
 
 
 @pytest.mark.parametrize("chip", ["h100-sxm", "b200-sxm"])

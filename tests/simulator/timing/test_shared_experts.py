@@ -16,7 +16,7 @@ from simulator.timing.kernels import (
     exchange_bytes,
     expert_call,
     layer_calls,
-    layer_passes,
+    layer_elementwise,
     price,
     shared_expert_calls,
 )
@@ -62,11 +62,11 @@ def test_the_slowest_group_sets_the_pace():
     """Nine to twelve sequences over four groups are three for the fullest: all but the experts takes equally long."""
     timer = StepTimer(spread(4), 512)
     for fullest, batches in ((2, range(5, 9)), (3, range(9, 13))):
-        alone = [
+        single = [
             timer.seconds(decode(seqs, 700)) - timer._experts.seconds(max(seqs, int(timer._padded[fullest])))
             for seqs in batches
         ]
-        assert_allclose(alone, alone[0], rtol=1e-9)
+        assert_allclose(single, single[0], rtol=1e-9)
     assert timer.seconds(decode(9, 700)) > timer.seconds(decode(8, 700))
 
 
@@ -139,8 +139,8 @@ def test_the_slowest_group_of_equal_sequences_has_its_whole_share(seqs, prompts,
     work = mixed(seqs, context, prompts, 7)
     seen = slowest_group(work, groups)
     decoding, prefilling = -(-seqs // groups), -(-prompts // groups)
-    assert seen._replace(all_over_own=0.0) == mixed(decoding, context, prefilling, 7)
-    assert seen.everyone == work.tokens
+    assert seen._replace(dp_imbalance=0.0) == mixed(decoding, context, prefilling, 7)
+    assert seen.all_group_tokens == work.tokens
     as_arrays = slowest_group(arrays(work), groups)
     for name in StepWork._fields:
         assert np.asarray(getattr(as_arrays, name)).ravel().tolist() == np.asarray(getattr(seen, name)).ravel().tolist()
@@ -198,37 +198,37 @@ class TestLayersByHand:
     def test_launches_are_counted(self, model, framework, due):
         """The passes of a layer that no measured kernel of the engine's library holds."""
         one = deployment(model, framework=framework, cuda_graphs=False)
-        passes = layer_passes(one, one.architecture.layer_groups[0].layer, one.architecture.hidden_size)
-        assert sum(launches for _, _, launches in passes) == due
-        assert all(elements > 0 and launches > 0 for _, elements, launches in passes)
+        forwards = layer_elementwise(one, one.architecture.layer_groups[0].layer, one.architecture.hidden_size)
+        assert sum(launches for _, _, launches in forwards) == due
+        assert all(elements > 0 and launches > 0 for _, elements, launches in forwards)
 
     def test_an_engine_s_own_passes_are_those_of_gpus(self):
         """Fits of other chips stand on layers without them."""
         for chip, due in (("h100-sxm", 5), ("l40s", 5), ("n150", 4), ("cpu", 4)):
             one = deployment("llama-3.1-8b", chip, framework="vllm", cuda_graphs=False)
-            passes = layer_passes(one, one.architecture.layer_groups[0].layer, 4096)
-            assert sum(launches for _, _, launches in passes) == due
+            forwards = layer_elementwise(one, one.architecture.layer_groups[0].layer, 4096)
+            assert sum(launches for _, _, launches in forwards) == due
 
     def test_shared_experts_are_added(self):
         """GLM-4.5-Air: the sum of shared and routed experts, and the activation of the shared."""
         one = deployment("glm-4.5-air", framework="sglang", cuda_graphs=False)
         layer = one.architecture.layer_groups[-1].layer
-        names = [name for name, _, _ in layer_passes(one, layer, one.architecture.hidden_size)]
+        names = [name for name, _, _ in layer_elementwise(one, layer, one.architecture.hidden_size)]
         assert names[-3:] == ["expert choice", "shared sum", "shared_experts.activation"]
 
     def test_a_measured_kernel_that_writes_the_cache_is_not_followed_by_a_write(self):
         """A100's attention under vLLM was measured with the write (v0.14), H100's without it."""
         for chip, written in (("a100-sxm-80gb", False), ("a100-pcie-80gb", False), ("h100-sxm", True)):
             one = deployment("llama-3.1-8b", chip, framework="vllm", cuda_graphs=False)
-            names = [name for name, _, _ in layer_passes(one, one.architecture.layer_groups[0].layer, 4096)]
+            names = [name for name, _, _ in layer_elementwise(one, one.architecture.layer_groups[0].layer, 4096)]
             assert ("KV write" in names) == written
 
     def test_norms_are_part_of_reductions_where_the_engine_has_them_so(self):
         """TensorRT-LLM's all-reduce takes the norm behind it: no launch, where there is an all-reduce."""
         for framework, tp, due in (("trtllm", 1, 2), ("trtllm", 4, 0), ("vllm", 4, 2)):
             one = deployment("llama-3.1-70b", framework=framework, tensor_parallel=tp, weights="fp8")
-            passes = layer_passes(one, one.architecture.layer_groups[0].layer, 8192)
-            assert passes[0][2] == due
+            forwards = layer_elementwise(one, one.architecture.layer_groups[0].layer, 8192)
+            assert forwards[0][2] == due
 
     @pytest.mark.parametrize(("framework", "most"), [("vllm", 256), ("sglang", 512), ("trtllm", 2048), ("generic", 0)])
     def test_shared_experts_run_beside_the_routed(self, framework, most):
@@ -239,7 +239,7 @@ class TestLayersByHand:
             kernel = price(call, one.kernels)
             exposed = np.broadcast_to(kernel.exposed, tokens.shape)
             if call.name.startswith("shared_experts."):
-                least = kernel.light_s / kernel.seconds
+                least = kernel.sol_s / kernel.seconds
                 assert_allclose(exposed, np.where(tokens <= most, least, 1.0))
                 assert np.all(least < 0.6)
             else:
@@ -248,7 +248,7 @@ class TestLayersByHand:
     def test_without_captured_graphs_shared_experts_come_after_the_routed(self):
         """Their stream exists in captured graphs alone."""
         one = deployment("deepseek-v3", "h200-sxm", framework="vllm", tensor_parallel=8, cuda_graphs=False)
-        assert one.shared_beside_tokens == 0
+        assert one.shared_overlap_tokens == 0
 
     def test_the_head(self):
         """LM head over the vocabulary, a norm, three passes over fp32 logits, and their gathering."""

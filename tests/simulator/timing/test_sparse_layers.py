@@ -48,15 +48,15 @@ def test_deepseek_v4_reads_its_window_and_compressed_entries(config):
 
 def test_what_weighs_index_heads_stays_in_16_bits_and_some_engines_join_the_keys_to_it(config):
     """64 weights and a key of 128 from a hidden state of 7,168; the queries of the index are narrow everywhere."""
-    found = {}
+    values = {}
     for engine in ("vllm", "trtllm", "sglang"):
         made = deployment(config("deepseek-v3.2"), weights="fp8_block", framework=engine, tensor_parallel=8)
         (mixer,) = {group.layer.mixer for group in made.architecture.layer_groups}
         gemms = [gemm for gemm in made.mixer_gemms(mixer) if gemm.name.startswith("indexer")]
-        found[engine] = [(gemm.n, gemm.k, gemm.dtype) for gemm in gemms]
+        values[engine] = [(gemm.n, gemm.k, gemm.dtype) for gemm in gemms]
     joined = [(64 * 128, 1536, "fp8_block"), (64 + 128, 7168, "bf16")]
-    assert found["vllm"] == found["trtllm"] == joined
-    assert found["sglang"] == [joined[0], (128, 7168, "fp8_block"), (64, 7168, "bf16")]
+    assert values["vllm"] == values["trtllm"] == joined
+    assert values["sglang"] == [joined[0], (128, 7168, "fp8_block"), (64, 7168, "bf16")]
 
 
 def test_few_rows_are_padded_and_work_goes_in_waves():

@@ -186,9 +186,9 @@ def test_drafting_costs_k_passes_of_the_draft_model():
 
 
 def test_communication_appears_with_tensor_parallel_only():
-    alone = StepTimer(deployment(), 512).costs(arrays(decode(1, 500)))
+    single = StepTimer(deployment(), 512).costs(arrays(decode(1, 500)))
     shared = StepTimer(deployment(tensor_parallel=4), 512).costs(arrays(decode(1, 500)))
-    assert alone.interconnect_s == 0
+    assert single.interconnect_s == 0
     assert 0.02 < (shared.interconnect_s / shared.device_s).item() < 0.5
 
 
@@ -226,11 +226,11 @@ class TestMemory:
         assert twice == deployment("qwen2.5-7b", tensor_parallel=28).kv_bytes_per_token == 28 * 2 * 128 * 2
 
     def test_a_drafter_takes_weights_and_blocks(self):
-        alone = self.plan(deployment())
+        single = self.plan(deployment())
         drafted = self.plan(deployment(), deployment("llama-3.2-1b"))
         assert drafted.draft_weight_bytes == pytest.approx(2.47e9, rel=0.01)
-        assert drafted.num_blocks < alone.num_blocks * 0.82
-        assert drafted.kv_bytes_per_token == alone.kv_bytes_per_token + 16 * 2 * 8 * 64 * 2
+        assert drafted.num_blocks < single.num_blocks * 0.82
+        assert drafted.kv_bytes_per_token == single.kv_bytes_per_token + 16 * 2 * 8 * 64 * 2
 
     def test_windows_keep_their_tokens_only(self):
         """gpt-oss alternates full attention and windows of 128: every further token takes half of the layers' KV."""
@@ -280,18 +280,18 @@ class TestDtypes:
         )
 
     def test_parts_can_differ(self):
-        asked = {"default": "bfp8", "mlp": "bfp4"}
-        dtypes = resolve_weight_dtypes(load_architecture("llama-3.1-8b"), asked)
+        arguments = {"default": "bfp8", "mlp": "bfp4"}
+        dtypes = resolve_weight_dtypes(load_architecture("llama-3.1-8b"), arguments)
         assert (dtypes["attention"], dtypes["mlp"]) == ("bfp8", "bfp4")
 
     def test_default_is_the_checkpoint(self):
         dtypes = resolve_weight_dtypes(load_architecture("gpt-oss-20b"), None)
         assert (dtypes["expert"], dtypes["attention"]) == ("mxfp4", "bf16")
 
-    @pytest.mark.parametrize("asked", ["fp7", {"mlps": "fp8"}, {"mlp": "fp7"}])
-    def test_unknown_names_are_refused(self, asked):
+    @pytest.mark.parametrize("requested", ["fp7", {"mlps": "fp8"}, {"mlp": "fp7"}])
+    def test_unknown_names_are_refused(self, requested):
         with pytest.raises(ForerunError, match="weights_dtype"):
-            resolve_weight_dtypes(load_architecture("llama-3.1-8b"), asked)
+            resolve_weight_dtypes(load_architecture("llama-3.1-8b"), requested)
 
 
 def test_heads_must_divide_over_chips():
@@ -332,10 +332,10 @@ def test_equal_deployments_have_one_timer():
 
 
 def test_blocks_of_a_table_are_as_long_as_what_lies_before_them():
-    asked = []
+    requested = []
 
     def price(counts):
-        asked.append((int(counts[0]), int(counts[-1])))
+        requested.append((int(counts[0]), int(counts[-1])))
         costs = Costs.zeros(len(counts))
         costs.memory_s += counts
         return costs
@@ -343,7 +343,7 @@ def test_blocks_of_a_table_are_as_long_as_what_lies_before_them():
     table = CostTable(price, 3000)
     assert [table.seconds(count) for count in (5, 300, 2500)] == [5.0, 300.0, 2500.0]
     assert list(table.rows(np.array([2047, 700, 300])).memory_s) == [2047.0, 700.0, 300.0]
-    assert asked == [(0, 255), (256, 511), (2048, 3000), (512, 1023), (1024, 2047)]
+    assert requested == [(0, 255), (256, 511), (2048, 3000), (512, 1023), (1024, 2047)]
 
 
 def test_timers_of_the_same_kernels_share_their_tables_to_the_bit(monkeypatch):
@@ -354,15 +354,15 @@ def test_timers_of_the_same_kernels_share_their_tables_to_the_bit(monkeypatch):
     counts = np.arange(701)
     first.tables.layers.rows(counts)
     second = step_timer(long, 2000)
-    asked = []
+    requested = []
     monkeypatch.setattr(
-        second.tables.layers, "price", lambda counts: asked.append(counts) or second._layer_costs(1)(counts)
+        second.tables.layers, "price", lambda counts: requested.append(counts) or second._layer_costs(1)(counts)
     )
-    found = second.tables.layers.rows(counts)
-    alone = StepTimer(long, 2000).tables.layers.rows(counts)
-    assert [len(counts) for counts in asked] == [512]  # the block that 700 cuts short; not the two before
+    result = second.tables.layers.rows(counts)
+    single = StepTimer(long, 2000).tables.layers.rows(counts)
+    assert [len(counts) for counts in requested] == [512]  # the block that 700 cuts short; not the two before
     for name in Costs.__slots__:
-        assert_array_equal(getattr(found, name), getattr(alone, name))
+        assert_array_equal(getattr(result, name), getattr(single, name))
     assert second._floor_s > first._floor_s
     assert second.tables.attention[0].decode is first.tables.attention[0].decode
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_step import arrays, decode, deployment
 
-from simulator.build import build_alone
+from simulator.build import build_replica
 from simulator.llm import architecture_names
 from simulator.scenario import scenario_from
 from simulator.studies.steady_state.prices import decode_steps, prompt_chunks
@@ -20,7 +20,7 @@ def timer_of(model, **hardware):
         "hardware": {"chip": "h100-sxm", **hardware},
         "workload": {"arrivals": {"process": "burst"}, "input_tokens": 1, "output_tokens": 1, "num_requests": 1},
     }
-    return build_alone(scenario_from(data, "test"), 0).main.timer.target
+    return build_replica(scenario_from(data, "test"), 0).main.timer.target
 
 
 @pytest.mark.parametrize(
@@ -110,14 +110,14 @@ TIMERS = {}
 @pytest.mark.parametrize(("model", "chips", "seen"), [("minimax-m2", 8, 62), ("minimax-m2", 1, 0), ("qwen3-32b", 8, 0)])
 def test_norms_over_whole_queries_add_up_what_chips_have(model, chips, seen):
     """MiniMax's norm is over all heads, of which a chip has some; norms over one head need no other chip."""
-    found = running(StepTimer(deployment(model, tensor_parallel=chips), 512).kernels(arrays(decode(8, 900))))
-    reduced = [one for one in found if one.name == "query and key norms all-reduce"]
+    result = running(StepTimer(deployment(model, tensor_parallel=chips), 512).kernels(arrays(decode(8, 900))))
+    reduced = [one for one in result if one.name == "query and key norms all-reduce"]
     assert sum(one.times for one in reduced) == seen
 
 
 def golden_timer(name):
     if name not in TIMERS:
-        TIMERS[name] = build_alone(scenario_from(GOLDEN[name], name), 0).main.timer
+        TIMERS[name] = build_replica(scenario_from(GOLDEN[name], name), 0).main.timer
     return TIMERS[name]
 
 
@@ -128,7 +128,7 @@ def one_price(timer, work):
     costs = timer.costs(steps)
     assert float(costs.device_s[0]) == pytest.approx(listed, rel=1e-9)
     assert timer.seconds(work) == pytest.approx(float((costs.device_s + costs.host_s)[0]), rel=1e-9)
-    assert float(costs.light_s[0]) <= listed
+    assert float(costs.sol_s[0]) <= listed
     assert 0.0 <= float((costs.extrapolated_s + costs.datasheet_s)[0]) <= listed * (1 + 1e-9)
 
 
@@ -177,7 +177,7 @@ def test_one_long_sequence_among_many_on_a_consumer_card(context):
     work = StepWork(0, 0, (0,), (0,), 0, (0,), 64, 1, (63 * 500 + context,), context, float(context - 500))
     listed = sum(kernel.step_s for kernel in running(timer.kernels(arrays(work))))
     assert timer.seconds(work) == pytest.approx(listed, rel=1e-9)
-    assert listed > 1.5 * timer.seconds(work._replace(beyond_kv=0.0))
+    assert listed > 1.5 * timer.seconds(work._replace(tail_kv=0.0))
 
 
 @settings(max_examples=40, deadline=None)
@@ -190,8 +190,8 @@ def test_many_steps_are_their_steps(rows):
     costs = timer.costs(many)
     together = (costs.device_s + costs.host_s).tolist()
     for row, (n, q, kv) in enumerate(rows):
-        alone = StepWork(0, 0, (0,), (0,), 0, (0,), n, q, (n * kv,))
-        assert timer.seconds(alone) == pytest.approx(together[row], rel=1e-9)
+        single = StepWork(0, 0, (0,), (0,), 0, (0,), n, q, (n * kv,))
+        assert timer.seconds(single) == pytest.approx(together[row], rel=1e-9)
 
 
 @given(st.integers(1, 5000), st.integers(1, 2000), st.sampled_from([None, 64, 4096]))
@@ -232,4 +232,4 @@ def test_the_list_does_what_the_architecture_asks_for(model):
     ]
     assert sum(kernel.times * kernel.flops for kernel in products) == pytest.approx(2 * (active + head), rel=0.01)
     assert sum(kernel.times * kernel.bytes for kernel in products) >= 0.5 * (active + head)
-    assert all(kernel.seconds >= kernel.light_s > 0 for kernel in products)
+    assert all(kernel.seconds >= kernel.sol_s > 0 for kernel in products)

@@ -6,7 +6,7 @@ from test_step import arrays, decode, deployment
 
 from simulator.run import simulate
 from simulator.scenario import scenario_from
-from simulator.timing import ModelTimer, StepTimer, longest_asked, some_steps
+from simulator.timing import ModelTimer, StepTimer, some_steps, tracked_longest
 from simulator.workload import RequestStream
 
 
@@ -15,30 +15,30 @@ def timer(chip):
 
 
 def test_only_cards_with_such_kernels_ask():
-    assert timer("h100-sxm").longest_asked == longest_asked(ModelTimer(timer("h100-sxm"))) == 0
-    asked = timer("rtx-4090").longest_asked
-    assert 4 <= asked <= 12
-    assert longest_asked(object()) == 0
+    assert timer("h100-sxm").tracked_longest == tracked_longest(ModelTimer(timer("h100-sxm"))) == 0
+    requested = timer("rtx-4090").tracked_longest
+    assert 4 <= requested <= 12
+    assert tracked_longest(object()) == 0
 
 
 @pytest.mark.parametrize("seqs", [8, 64])
 def test_table_and_formula_agree(seqs):
-    found = timer("rtx-4090")
+    result = timer("rtx-4090")
     plain = decode(seqs, 1000)
-    work = plain._replace(longest_kv=6000, beyond_kv=3500.0)
-    extra = found.seconds(work) - found.seconds(plain)
-    (kind,) = found._kinds
-    key_s = found.deployment.kernels.alone_seconds(kind.shape, seqs)
+    work = plain._replace(longest_kv=6000, tail_kv=3500.0)
+    extra = result.seconds(work) - result.seconds(plain)
+    (kind,) = result._kinds
+    key_s = result.deployment.kernels.tail_seconds(kind.shape, seqs)
     assert (key_s > 0) == (seqs == 64)
     assert extra == pytest.approx(32 * key_s * 3500)
-    costs = found.costs(arrays(work)).device_s - found.costs(arrays(plain)).device_s
+    costs = result.costs(arrays(work)).device_s - result.costs(arrays(plain)).device_s
     assert float(costs[0]) == pytest.approx(extra, abs=1e-12)
 
 
 def test_some_steps_take_what_is_there():
-    steps = arrays(decode(3, 100))._replace(longest_kv=np.array([200]), beyond_kv=np.array([50.5]))
+    steps = arrays(decode(3, 100))._replace(longest_kv=np.array([200]), tail_kv=np.array([50.5]))
     taken = some_steps(steps, np.array([0]))
-    assert (taken.longest_kv, taken.beyond_kv, taken.decode_seqs) == (200, 50.5, 3)
+    assert (taken.longest_kv, taken.tail_kv, taken.decode_seqs) == (200, 50.5, 3)
     bare = steps._replace(longest_kv=0)
     assert some_steps(bare, np.array([0])).longest_kv == 0
 

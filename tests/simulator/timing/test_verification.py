@@ -64,10 +64,10 @@ class TestBatchExpansion:
         none = (0,)
         total = sum(n + query_len for n in contexts)
         work = StepWork(0, 0, none, none, 0, none, len(contexts), query_len, (total,))
-        found = expanded(work, (None,))
-        assert found.decode_seqs == len(contexts) * query_len
-        assert found.query_len == 1
-        assert found.decode_kv_tokens == (sum(n + i for n in contexts for i in range(1, query_len + 1)),)
+        result = expanded(work, (None,))
+        assert result.decode_seqs == len(contexts) * query_len
+        assert result.query_len == 1
+        assert result.decode_kv_tokens == (sum(n + i for n in contexts for i in range(1, query_len + 1)),)
 
     def test_within_a_window_no_row_reads_more(self):
         work = decode(10, 4000, 5, (None, 128))
@@ -113,17 +113,17 @@ class TestExpertsOfOneSequence:
 
     @given(query_len=st.integers(1, 64))
     def test_a_token_more_never_counts_as_more_than_one_nor_as_none(self, query_len):
-        apart, further = query_len / alike_tokens(query_len), (query_len + 1) / alike_tokens(query_len + 1)
-        assert apart < further < apart + 1
+        disaggregated, further = query_len / alike_tokens(query_len), (query_len + 1) / alike_tokens(query_len + 1)
+        assert disaggregated < further < disaggregated + 1
         assert alike_tokens(1) == 1
 
     @pytest.mark.parametrize("model", ["gpt-oss-120b", "qwen3-30b-a3b"])
     def test_verifying_costs_between_one_token_and_as_many_sequences(self, model):
         timer = StepTimer(deployment(model), 1024)
-        one, verify, apart = (
+        one, verify, disaggregated = (
             timer.seconds(decode(seqs, 64, q, timer.windows)) for seqs, q in ((4, 1), (4, 4), (16, 1))
         )
-        assert one < verify < apart
+        assert one < verify < disaggregated
 
     def test_dense_models_and_steps_with_prompts_know_no_difference(self):
         dense, routed = (StepTimer(deployment(model), 1024) for model in ("llama-3.1-8b", "gpt-oss-120b"))

@@ -94,16 +94,16 @@ def test_what_a_drafter_cannot_be_given():
         ParallelDrafter: (step, 2, 0.0, 0.0),
         RemoteDrafter: (chain, load_link("infiniband-ndr")),
     }
-    for kind, given in makers.items():
-        one = kind(*given)
+    for kind, arguments in makers.items():
+        one = kind(*arguments)
         for name in ("runs_on", "windows", "pass_tokens", "weight_bytes", "kv_bytes_per_token"):
             if name not in inspect.signature(kind).parameters or kind not in (SequentialDrafter, ParallelDrafter):
                 with pytest.raises(TypeError, match="unexpected keyword"):
-                    kind(*given, **{name: getattr(one, name)})
+                    kind(*arguments, **{name: getattr(one, name)})
     assert HostDrafter(0.0, 0.0).runs_on == "host"
-    assert {kind(*given).runs_on for kind, given in makers.items() if kind is not HostDrafter} == {"device"}
-    apart = RemoteDrafter(chain, load_link("infiniband-ndr"))
-    assert (apart.weight_bytes, apart.kv_bytes_per_token) == (0.0, 0.0)
+    assert {kind(*arguments).runs_on for kind, arguments in makers.items() if kind is not HostDrafter} == {"device"}
+    disaggregated = RemoteDrafter(chain, load_link("infiniband-ndr"))
+    assert (disaggregated.weight_bytes, disaggregated.kv_bytes_per_token) == (0.0, 0.0)
     assert made("medusa").pass_tokens == (1,)
 
 
@@ -140,9 +140,9 @@ class TestFrameworks:
             "overlapped_per_sequence_s": 1e-6,
             "schedules_ahead": False,
             "sorted_logit_s": 1e-10,
-            "intake_s": 1.0,
-            "intake_work_s": 2.0,
-            "intake_per_token_s": 3.0,
+            "api_server_s": 1.0,
+            "api_server_work_s": 2.0,
+            "tokenisation_per_token_s": 3.0,
             "per_prompt_s": 4.0,
         }
     )
@@ -161,12 +161,17 @@ class TestFrameworks:
     def test_no_time_becomes_negative(self):
         little = self.ONE.model_copy(update={"step_s": 1e-4, "per_sequence_s": 1e-6})
         assert self.times(little.scheduled(True)) == pytest.approx((0.0, 0.0, 3e-4, 4e-6))
-        beside = self.ONE.model_copy(update={"schedules_ahead": True})
-        assert self.times(beside.scheduled(False)) == pytest.approx((7e-4, 7e-6, 0.0, 0.0))
+        other = self.ONE.model_copy(update={"schedules_ahead": True})
+        assert self.times(other.scheduled(False)) == pytest.approx((7e-4, 7e-6, 0.0, 0.0))
 
     def test_without_a_server_nothing_is_taken_in(self):
-        plain = self.ONE.without_front_end()
-        assert (plain.intake_s, plain.intake_work_s, plain.intake_per_token_s, plain.per_prompt_s) == (0, 0, 0, 0)
+        plain = self.ONE.without_api_server()
+        assert (plain.api_server_s, plain.api_server_work_s, plain.tokenisation_per_token_s, plain.per_prompt_s) == (
+            0,
+            0,
+            0,
+            0,
+        )
         assert (plain.overlapped_per_sequence_s, plain.overlapped_s) == (0, self.ONE.overlapped_s)
         assert (plain.step_s, plain.per_sequence_s) == (self.ONE.step_s, self.ONE.per_sequence_s)
 
@@ -183,7 +188,7 @@ class TestFrameworks:
         assert load_chip("n150").host.step_s > 0
 
     @pytest.mark.parametrize(
-        ("unit", "per_seq", "sizes", "seqs", "queries", "found"),
+        ("unit", "per_seq", "sizes", "seqs", "queries", "result"),
         [
             ("tokens", 0.0, None, 3, 1, (1, 2, 4, 6, 8)),
             ("tokens", 2.0, None, 3, 1, (1, 2, 4, 6)),
@@ -198,14 +203,14 @@ class TestFrameworks:
             ("sequences", 0.0, (9,), 5, 2, (0,)),
         ],
     )
-    def test_captured_sizes(self, unit, per_seq, sizes, seqs, queries, found):
+    def test_captured_sizes(self, unit, per_seq, sizes, seqs, queries, result):
         """Sizes 1, 2, 4, 6, 8; of tokens in whole verify steps, or of sequences with the largest batch beside them."""
         one = self.ONE.model_copy(
             update={"captured_sizes": ((1, 2, 1), (4, 8, 2)), "captured_unit": unit, "captured_per_seq": per_seq}
         )
         engine = one.for_engine(seqs, queries, sizes)
-        assert engine.captured == found
-        assert engine.max_captured_tokens == max(found)
+        assert engine.captured == result
+        assert engine.max_captured_tokens == max(result)
 
     def test_names_and_sources(self):
         with pytest.raises(ForerunError, match=r"no framework 'sglan'; did you mean 'sglang'. \(one of generic, vllm"):

@@ -129,9 +129,9 @@ def test_moe_tells_parallelism_imbalance_and_missing_gate(tmp_path):
         "num_tokens": 64, "hidden_size": 2880, "inter_size": 2880, "topk": 4, "num_experts": 32, "moe_tp_size": 1,
         "moe_ep_size": 4, "distribution": "power_law_1.2", "latency": 0.1,
     }  # fmt: skip
-    found = read_kernels(parquet(tmp_path / "moe.parquet", [row])).row(0)
+    result = read_kernels(parquet(tmp_path / "moe.parquet", [row])).row(0)
     wanted = {"dtype": "mxfp4", "projections": 2, "expert_parallel": 4, "distribution": "power_law_1.2", "tokens": 64}
-    assert found | wanted == found
+    assert result | wanted == result
 
 
 def test_convolutions_before_a_recurrence_are_passes_with_pieces(tmp_path):
@@ -150,9 +150,9 @@ def test_convolutions_before_a_recurrence_are_passes_with_pieces(tmp_path):
     assert table.row(1)["op"] == "recurrent_prefill"
     states = {"op_name": "mamba2", "phase": "generation", "seq_len": 1, "kernel_source": "causal_conv1d_update"}
     sizes = {"nheads": 128, "head_dim": 64, "n_groups": 8, "d_state": 128}
-    found = read_kernels(parquet(tmp_path / "mamba2_perf.parquet", [{**row, **states, **sizes}])).row(0)
-    assert found["name"] == "convolution mamba2-update"
-    assert found["bytes_moved"] == (2 + 3 * 2) * (128 * 64 + 2 * 8 * 128) * 4
+    result = read_kernels(parquet(tmp_path / "mamba2_perf.parquet", [{**row, **states, **sizes}])).row(0)
+    assert result["name"] == "convolution mamba2-update"
+    assert result["bytes_moved"] == (2 + 3 * 2) * (128 * 64 + 2 * 8 * 128) * 4
     eager = {**row, "op_name": "kda", "kernel_source": "causal_conv1d_fn_qkv3"}
     skipped = read_kernels(parquet(tmp_path / "kda_perf.parquet", [eager, row])).skipped
     assert skipped == {"timed without a captured graph (host launches included)": 1}

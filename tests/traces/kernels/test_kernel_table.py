@@ -78,7 +78,7 @@ def test_every_operation_of_the_contract_is_there():
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("", "empty"),
         ("op,m,n,k,measured_s\n", "no rows"),
@@ -92,12 +92,12 @@ def test_every_operation_of_the_contract_is_there():
         ("op,m,n,k,measured_s\ngemm,1,2\n", "not a readable CSV"),
     ],
 )
-def test_a_bad_file_gives_one_clear_line(tmp_path, text, told):
+def test_a_bad_file_gives_one_clear_line(tmp_path, text, message):
     path = tmp_path / "trace.csv"
     path.write_text(text)
     with pytest.raises(TraceError) as error:
         read_kernels(path)
-    assert told in str(error.value)
+    assert message in str(error.value)
     assert str(path) in str(error.value)
     assert "\n" not in str(error.value)
 

@@ -81,7 +81,7 @@ def test_flash_attention_is_read_when_its_mask_is_causal(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ('{"traceEvents": []}', "no GPU kernels"),
         ('{"traceEvents": [', "not valid JSON"),
@@ -90,12 +90,12 @@ def test_flash_attention_is_read_when_its_mask_is_causal(tmp_path):
         ('{"traceEvents": [3]}', "is not an event"),
     ],
 )
-def test_a_bad_chrome_trace_gives_one_clear_line(tmp_path, text, told):
+def test_a_bad_chrome_trace_gives_one_clear_line(tmp_path, text, message):
     path = tmp_path / "trace.json"
     path.write_text(text)
     with pytest.raises(TraceError) as error:
         read_kernels(path)
-    assert told in str(error.value)
+    assert message in str(error.value)
     assert str(path) in str(error.value)
 
 

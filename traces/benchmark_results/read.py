@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from traces.benchmark_results import silicon, unified
+from traces.benchmark_results.canonical import COLUMNS, SIGNATURE, canonical_runs
+from traces.benchmark_results.llmservingsim import llmservingsim_run
+from traces.benchmark_results.results import aiperf_run, guidellm_runs, inference_perf_run, vllm_run
+from traces.benchmark_results.run import MeasuredRun
 from traces.errors import TraceError, did_you_mean
 from traces.files import Cells, csv_rows, json_value, read_text
-from traces.servings import silicon, unified
-from traces.servings.canonical import COLUMNS, SIGNATURE, canonical_runs
-from traces.servings.llmservingsim import llmservingsim_run
-from traces.servings.results import aiperf_run, guidellm_runs, inference_perf_run, vllm_run
-from traces.servings.run import MeasuredRun
 
 FORMATS = {
     "forerun": "Forerun's own CSV: settings under scenario names, metrics under vLLM's",

@@ -1,4 +1,4 @@
-"""The house: imports run downwards only, every room is a package with a docstring, and none is crowded."""
+"""Packages: imports run downwards only, every module has a docstring, and no folder or function is too long."""
 
 import ast
 import inspect
@@ -18,7 +18,7 @@ MOST_MODULES = 15
 MOST_LINES = 80
 """Of one function, with its signature and docstring."""
 ROOT = Path(__file__).resolve().parent.parent
-FLOORS = (
+LAYERS = (
     ("validation",),
     ("forerun",),
     ("dashboards",),
@@ -46,9 +46,9 @@ FLOORS = (
     ("hwprofiles",),
     ("traces",),
     ("forerun.lazy", "forerun.yaml_files"),
-    ("forerun.errors",),
+    ("forerun.errors", "forerun.deprecated"),
 )
-"""From the top: a room may import from the rooms below it. ``forerun`` itself is a name over ``simulator``."""
+"""From the top: a package imports only from the layers below it. ``forerun`` is the public API."""
 ALLOWED_UPWARDS = {
     ("simulator.cli", "dashboards"),
     ("simulator.result", "dashboards"),
@@ -56,16 +56,16 @@ ALLOWED_UPWARDS = {
     ("simulator.run", "simulator.metrics"),
 }
 """The command and a result open what shows them when they are asked to."""
-APART = {("hwprofiles", "traces"), ("traces", "hwprofiles")}
+INDEPENDENT = {("hwprofiles", "traces"), ("traces", "hwprofiles")}
 
 
-def room(module: str) -> str | None:
-    known = [name for floor in FLOORS for name in floor if module == name or module.startswith(name + ".")]
+def package_of(module: str) -> str | None:
+    known = [name for names in LAYERS for name in names if module == name or module.startswith(name + ".")]
     return max(known, key=len, default=None)
 
 
-def floor(name: str) -> int:
-    return next(level for level, names in enumerate(FLOORS) if name in names)
+def layer(name: str) -> int:
+    return next(level for level, names in enumerate(LAYERS) if name in names)
 
 
 def sources() -> list[Path]:
@@ -102,13 +102,13 @@ def parsed(path: Path) -> Source:
 @pytest.mark.parametrize("path", sources(), ids=lambda p: str(p.relative_to(ROOT)))
 def test_imports_run_downwards(path):
     module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-    own = room(module)
+    own_package = package_of(module)
     for name in parsed(path).modules:
-        other = room(name)
-        if own is None or other is None or other == own or (own, other) in ALLOWED_UPWARDS:
+        other = package_of(name)
+        if own_package is None or other is None or other == own_package or (own_package, other) in ALLOWED_UPWARDS:
             continue
-        assert (own, other) not in APART, f"{module} imports {name}"
-        assert floor(other) > floor(own), f"{module} imports {name}, which does not lie below it"
+        assert (own_package, other) not in INDEPENDENT, f"{module} imports {name}"
+        assert layer(other) > layer(own_package), f"{module} imports {name}, which does not lie below it"
 
 
 def test_every_module_says_what_it_is():

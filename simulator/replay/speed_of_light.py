@@ -24,7 +24,7 @@ IMPOSSIBLE = "faster than the chip's datasheet by more than 10 %"
 SUSPECT = "same kind of kernel, same source, as rows faster than the datasheet"
 
 
-def light_seconds(prediction: Prediction, chip: Chip) -> FloatArray:
+def sol_seconds(prediction: Prediction, chip: Chip) -> FloatArray:
     """Least time the datasheet allows: arithmetic at the dense peak, bytes at the memory's bandwidth.
 
     Where operands may already be on the chip, as much as its store holds need not come from memory.
@@ -45,7 +45,7 @@ def impossible_rows(table: KernelTable, prediction: Prediction, chip: Chip) -> t
         ForerunError: most rows are impossible, or off by a factor that only a wrong unit explains.
     """
     predicted = np.isfinite(prediction.seconds)
-    light = light_seconds(prediction, chip)
+    light = sol_seconds(prediction, chip)
     bad = predicted & (table.measured_s * TOLERANCE < light)
     check_unit(table, prediction, bad, predicted)
     grouped = (table.size("num_heads") > table.size("num_kv_heads")).astype(np.int64)

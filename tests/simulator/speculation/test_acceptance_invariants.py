@@ -1,4 +1,4 @@
-"""Acceptance by its laws: beta spread, grown trees, extended curves, bounds and limits of every formula."""
+"""Acceptance invariants: beta spread, grown trees, extended curves, bounds and limits of every formula."""
 
 import numpy as np
 import pytest
@@ -83,13 +83,13 @@ class TestDrift:
 
     def test_sections_without_a_fall_have_no_drift(self):
         survival = np.array([0.7])
-        for fields, found in (
+        for fields, result in (
             ({}, None),
             ({"context_decay": 1.0}, None),
             ({"context_decay": 0.9}, ContextDrift(0.9, 2048)),
             ({"context_decay": 0.9, "context_from": 512}, ContextDrift(0.9, 512)),
         ):
-            assert sampler_of(AcceptanceConfig(alpha=0.7, **fields), survival, 1).drift == found
+            assert sampler_of(AcceptanceConfig(alpha=0.7, **fields), survival, 1).drift == result
 
 
 class TestPaths:
@@ -130,12 +130,14 @@ class TestGrowth:
         grown = grow_tree(plan, steady([row] * depth))
         assert grown.tree.num_nodes == plan.drafted_nodes == top_k + (depth - 1) * top_k * top_k
         assert grown.tree.widths == (top_k, *[top_k * top_k] * (depth - 1))
-        asked = {"method": "eagle2", "acceptance": {"alpha": 0.5}}
-        config = SpeculationConfig.model_validate({**asked, "tree": {"depth": depth, "top_k": top_k, "nodes": 4000}})
-        found = proposal(config)
-        assert (found.nodes, found.depth) == (plan.drafted_nodes, depth)
-        assert found.pass_widths == (top_k,) * (depth - 1)
-        few = SpeculationConfig.model_validate({**asked, "tree": {"depth": depth, "top_k": top_k, "nodes": 1}})
+        arguments = {"method": "eagle2", "acceptance": {"alpha": 0.5}}
+        config = SpeculationConfig.model_validate(
+            {**arguments, "tree": {"depth": depth, "top_k": top_k, "nodes": 4000}}
+        )
+        result = proposal(config)
+        assert (result.nodes, result.depth) == (plan.drafted_nodes, depth)
+        assert result.pass_widths == (top_k,) * (depth - 1)
+        few = SpeculationConfig.model_validate({**arguments, "tree": {"depth": depth, "top_k": top_k, "nodes": 1}})
         assert (proposal(few).nodes, proposal(few).depth) == (1, 1)
 
     def test_beyond_the_rates_nothing_has_a_chance(self):
@@ -156,18 +158,18 @@ class TestGrowth:
 
     def test_averages_of_sure_trees_have_no_error(self):
         """Rates of 1: a chain, accepted in full."""
-        found = grown_acceptance(GrowthPlan(3, 2, 9), [[1.0]] * 3, 3.0, steps=5)
-        assert (found.acceptance_length, found.standard_error, found.nodes) == (4.0, 0.0, 3.0)
-        assert found.attended_pairs == 1 + 2 + 3
-        assert found.survival.tolist() == [1.0, 1.0, 1.0]
+        result = grown_acceptance(GrowthPlan(3, 2, 9), [[1.0]] * 3, 3.0, steps=5)
+        assert (result.acceptance_length, result.standard_error, result.nodes) == (4.0, 0.0, 3.0)
+        assert result.attended_pairs == 1 + 2 + 3
+        assert result.survival.tolist() == [1.0, 1.0, 1.0]
         assert np.isnan(grown_acceptance(GrowthPlan(3, 2, 9), [[1.0]] * 3, 3.0, steps=1).standard_error)
 
     def test_the_error_is_that_of_a_mean(self):
         """Over seeds, means spread by the error that each states."""
         rates = rates_by_rank([0.7, 0.6, 0.5], OTHER_RANKS)
-        found = [grown_acceptance(GrowthPlan(3, 3, 8), rates, 2.0, steps=60, seed=seed) for seed in range(24)]
-        spread = np.std([one.acceptance_length for one in found], ddof=1)
-        assert spread == pytest.approx(np.mean([one.standard_error for one in found]), rel=0.45)
+        result = [grown_acceptance(GrowthPlan(3, 3, 8), rates, 2.0, steps=60, seed=seed) for seed in range(24)]
+        spread = np.std([one.acceptance_length for one in result], ddof=1)
+        assert spread == pytest.approx(np.mean([one.standard_error for one in result]), rel=0.45)
 
 
 @pytest.mark.parametrize(
@@ -208,23 +210,27 @@ class TestProposals:
             reached += (1 - reached) * catch
             assert reached == pytest.approx(among, abs=2e-4)
 
-    @pytest.mark.parametrize("asked", [1.0, 1.3, 2.1])
-    def test_a_measured_length_is_met_by_a_static_tree(self, asked):
-        config = {"method": "medusa", "tree": "medusa-63", "acceptance": {"acceptance_length": asked, "decay": 0.9}}
+    @pytest.mark.parametrize("requested", [1.0, 1.3, 2.1])
+    def test_a_measured_length_is_met_by_a_static_tree(self, requested):
+        config = {"method": "medusa", "tree": "medusa-63", "acceptance": {"acceptance_length": requested, "decay": 0.9}}
         survival = draft_survival(SpeculationConfig.model_validate(config))
-        assert 1 + survival.sum() == pytest.approx(asked, abs=1e-9)
+        assert 1 + survival.sum() == pytest.approx(requested, abs=1e-9)
         assert (np.diff(survival) <= 1e-12).all()
 
-    @pytest.mark.parametrize(("asked", "decay"), [(2.9, 1.0), (2.1, 0.9), (2.6, 0.8)])
-    def test_it_is_met_by_the_level_of_the_first_candidates(self, asked, decay):
+    @pytest.mark.parametrize(("requested", "decay"), [(2.9, 1.0), (2.1, 0.9), (2.6, 0.8)])
+    def test_it_is_met_by_the_level_of_the_first_candidates(self, requested, decay):
         """Not by any other shape: the siblings' share of what is missed depends on the level."""
         tree = TreeConfig(name="medusa-63")
 
         def survival(level):
             return tree_survival(tree, rates_by_rank(LevelDecay(level, decay).conditional(4).tolist(), OTHER_RANKS))
 
-        level = brentq(lambda level: 1 + survival(level).sum() - asked, 0.0, 1.0, xtol=1e-12)
-        config = {"method": "medusa", "tree": "medusa-63", "acceptance": {"acceptance_length": asked, "decay": decay}}
+        level = brentq(lambda level: 1 + survival(level).sum() - requested, 0.0, 1.0, xtol=1e-12)
+        config = {
+            "method": "medusa",
+            "tree": "medusa-63",
+            "acceptance": {"acceptance_length": requested, "decay": decay},
+        }
         assert_allclose(draft_survival(SpeculationConfig.model_validate(config)), survival(level), rtol=1e-6)
 
     @pytest.mark.parametrize("rest", [{"tree": "medusa-63"}, {"num_speculative_tokens": 4}])
@@ -251,8 +257,8 @@ class TestProposals:
     def test_a_tree_that_is_a_chain_is_one(self):
         as_tree = {"method": "eagle", "tree": {"choices": [[0], [0, 0]]}, "acceptance": {"acceptance_length": 2.2}}
         as_chain = {"method": "eagle", "num_speculative_tokens": 2, "acceptance": {"acceptance_length": 2.2}}
-        found = [draft_survival(SpeculationConfig.model_validate(config)) for config in (as_tree, as_chain)]
-        assert_allclose(*found)
+        result = [draft_survival(SpeculationConfig.model_validate(config)) for config in (as_tree, as_chain)]
+        assert_allclose(*result)
         assert proposal(SpeculationConfig.model_validate(as_tree)) == proposal(
             SpeculationConfig.model_validate(as_chain)
         )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from traces.benchmark_results.run import METRICS, PROCESSES, MeasuredRun, TokenCounts, latencies_ms
 from traces.errors import TraceError, did_you_mean
 from traces.files import Cells
-from traces.servings.run import METRICS, PROCESSES, MeasuredRun, TokenCounts, latencies_ms
 
 WORDS = ("run", "model", "chip", "framework", "framework_version", "weights_dtype", "kv_cache_dtype", "process",
          "trace", "trace_format", "speculation")  # fmt: skip

@@ -12,7 +12,7 @@ from dash import ClientsideFunction, Dash, Input, Output, dcc, html
 
 from dashboards.app.controls import Component, Control, state_id
 from dashboards.app.page import Context, Page
-from dashboards.app.parts import remark, told_id
+from dashboards.app.parts import output_id, remark
 from dashboards.app.served import Served
 from simulator.errors import ForerunError, did_you_mean
 
@@ -47,14 +47,14 @@ class Address(Control):
         )
 
 
-def beside_page(others: Sequence[Page]) -> Page:
+def side_by_side_page(others: Sequence[Page]) -> Page:
     """The page that shows two views of ``others``."""
     fields = [Address(name, f"View {name.upper()}", paths=[other.path for other in others]) for name in "ab"]
 
     def content(_page: str, _served: Served) -> list[Any]:
         words = "Pin a view above, turn to another, and press Beside pinned; or paste two addresses of this app."
         return [
-            dcc.Store(id=told_id(NAME, FRAMES)),
+            dcc.Store(id=output_id(NAME, FRAMES)),
             remark(words),
             html.Div(
                 [html.Iframe(title=one.label, name=one.name, className="view") for one in fields], className="beside"
@@ -65,7 +65,7 @@ def beside_page(others: Sequence[Page]) -> Page:
         shown: Any = app.clientside_callback
         shown(
             ClientsideFunction("forerun", "frames"),
-            Output(told_id(NAME, FRAMES), "data"),
+            Output(output_id(NAME, FRAMES), "data"),
             *(Input(state_id(NAME, one.name), "value") for one in fields),
         )
 

@@ -8,9 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from traces.errors import TraceError
-from traces.files import Cells
-from traces.servings.run import (
+from traces.benchmark_results.run import (
     LATENCIES,
     STATISTICS,
     THROUGHPUTS,
@@ -19,6 +17,8 @@ from traces.servings.run import (
     TokenCounts,
     latencies_ms,
 )
+from traces.errors import TraceError
+from traces.files import Cells
 
 SIGNATURE = frozenset({"row_id", "weight_precision", "n_gpus", "input_len", "output_len", "length_mode",
                        "output_tput_tok_s"})  # fmt: skip
@@ -143,8 +143,8 @@ def _settings(cells: Cells, flags: dict[str, str]) -> dict[str, object]:
     if flags.get("deepep-mode") == "normal":
         return {"engine.cuda_graphs": False}
     if tool in STATIC_TOOLS:
-        return {"engine.front_end": "offline", "engine.scheduler": "static"}
-    return {"engine.front_end": "offline"} if tool in OFFLINE_TOOLS else {}
+        return {"engine.entry_point": "offline", "engine.scheduler": "static"}
+    return {"engine.entry_point": "offline"} if tool in OFFLINE_TOOLS else {}
 
 
 def _one_token_chunks(cells: Cells) -> bool:

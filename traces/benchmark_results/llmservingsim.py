@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
+from traces.benchmark_results.run import MeasuredRun
 from traces.errors import TraceError
 from traces.files import Cells, load_document
 from traces.requests import read_requests
-from traces.servings.run import MeasuredRun
 
 FORMAT = "llmservingsim-measured"
 _QUANTILES = {"median": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0}
@@ -72,6 +72,6 @@ def llmservingsim_run(file: Path) -> MeasuredRun:
         block_size=cache.count("block_size"),
         gpu_memory_utilization=cache.positive("gpu_memory_utilization"),
         prefix_caching=cache.flag("enable_prefix_caching"),
-        settings={"engine.front_end": "offline"},
+        settings={"engine.entry_point": "offline"},
         measured=measured,
     )

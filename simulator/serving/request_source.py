@@ -23,7 +23,7 @@ Known = tuple["memoryview[Any]", "memoryview[Any]", "array[int]"]
 """Numbers of requests, seconds, one number."""
 
 
-class Feed(Protocol):
+class RequestSource(Protocol):
     """Source of one replica's requests."""
 
     known: Known | None
@@ -43,7 +43,7 @@ class Feed(Protocol):
 
 
 class DueRequests:
-    """Requests under way to an engine: its front end works on one after another, in the order of sending.
+    """Requests under way to an engine: its API server works on one after another, in the order of sending.
 
     Args:
         limits: how long that takes.
@@ -53,9 +53,9 @@ class DueRequests:
     def __init__(self, limits: EngineLimits, log: RunLog) -> None:
         self._limits = limits
         self._input_tokens = log.input_tokens
-        self._latency_s: float = on_grid(limits.intake_s)
+        self._latency_s: float = on_grid(limits.api_server_s)
         self._free_s = 0.0
-        """When the front end has done what it has."""
+        """When the API server has done what it has."""
         self._requests: deque[int] = deque()
         self._times_s: deque[float] = deque()
         self.next_s = array("d", [inf])
@@ -70,8 +70,8 @@ class DueRequests:
         return seen_s
 
     def pass_by(self, request: int, now: float) -> float:
-        """Let the front end work on a request that is sent at ``now`` and not kept here; returns when it is through."""
-        work_s: float = on_grid(self._limits.intake_work(self._input_tokens[request]))
+        """Process a request that arrives at ``now`` and is not kept here; returns when the API server has finished."""
+        work_s: float = on_grid(self._limits.api_server_work(self._input_tokens[request]))
         self._free_s = max(self._free_s, now) + work_s
         return self._free_s + self._latency_s
 
@@ -85,12 +85,12 @@ class DueRequests:
         return taken
 
     def lose(self) -> Sequence[int]:
-        """All of them; the front end has nothing to do any more."""
+        """All of them; the API server has nothing to do any more."""
         self._free_s = 0.0
         return self.take(inf)
 
 
-class OpenFeed:
+class OpenLoopSource:
     """Arrivals at times that nothing in the replica can change.
 
     Args:
@@ -101,18 +101,18 @@ class OpenFeed:
 
     def __init__(self, requests: Sequence[int], log: RunLog, limits: EngineLimits) -> None:
         if isinstance(requests, range):  # numpy would ask it for one number after the other
-            own = np.arange(requests.start, requests.stop, requests.step, dtype=np.int64)
+            rows = np.arange(requests.start, requests.stop, requests.step, dtype=np.int64)
         else:
-            own = np.asarray(requests, dtype=np.int64)
-        times_s = np.asarray(log.arrival_s)[own]
-        if not limits.instant_intake:
-            work = on_grid(limits.intake_work(log.stream.input_tokens[own]))
+            rows = np.asarray(requests, dtype=np.int64)
+        times_s = np.asarray(log.arrival_s)[rows]
+        if not limits.instant_api_server:
+            work = on_grid(limits.api_server_work(log.stream.input_tokens[rows]))
             done = np.cumsum(work)
             begins = np.maximum.accumulate(times_s - (done - work))
-            times_s = begins + done + on_grid(limits.intake_s)
+            times_s = begins + done + on_grid(limits.api_server_s)
         self._arrival_s: memoryview[Any] = np.append(times_s, inf).data
         self._taken = array("q", [0])
-        self._own = own.data
+        self._own = rows.data
         self.known: Known | None = (self._own, self._arrival_s, self._taken)
         self.coming_s = array("d", [inf])
 
@@ -131,7 +131,7 @@ class OpenFeed:
         """Arrivals do not depend on completions."""
 
 
-class ClosedFeed:
+class ClosedLoopSource:
     """A closed loop: ``max_concurrency`` requests outstanding, the next sent when one ends."""
 
     known: Known | None = None
@@ -165,7 +165,7 @@ class ClosedFeed:
         self._sent += 1
 
 
-class RoutedFeed:
+class ReplicaEndpoint:
     """Requests handed over by a router while the simulation runs; what the router knows of a replica.
 
     Args:
@@ -186,7 +186,7 @@ class RoutedFeed:
         index: int,
         log: RunLog,
         limits: EngineLimits,
-        on_left: Callable[[int, RoutedFeed], None],
+        on_left: Callable[[int, ReplicaEndpoint], None],
         on_ended: Callable[[int], None],
         refusal: Callable[[int, int], str | None] | None = None,
     ) -> None:
@@ -236,11 +236,11 @@ class RoutedFeed:
         return self.coming_s[0]
 
     def announce(self, request: int) -> float:
-        """Pass a request through the front end whose KV another replica sends; returns when the engine sees it."""
+        """Pass a request through the API server whose KV another replica sends; returns when the engine sees it."""
         return self._due.pass_by(request, self._env.now)
 
     def lose(self) -> Sequence[int]:
-        """The replica fails: what was handed over and not taken is lost, and so is what its front end worked on."""
+        """The replica fails: what was handed over and not taken is lost, and so is what its API server worked on."""
         return self._due.lose()
 
     def left(self, request: int) -> None:

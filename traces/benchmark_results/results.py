@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from traces.benchmark_results.run import LATENCIES, STATISTICS, THROUGHPUTS, MeasuredRun, PromptPool, latencies_ms
 from traces.errors import TraceError
 from traces.files import Cells, read_text
-from traces.servings.run import LATENCIES, STATISTICS, THROUGHPUTS, MeasuredRun, PromptPool, latencies_ms
 
 MS_PER_S = 1e3
 _VLLM_KEYS = {f"{s}_{name}_ms": f"{s}_{name}_ms" for name in LATENCIES for s in STATISTICS} | {

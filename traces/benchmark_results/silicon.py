@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
+from traces.benchmark_results.run import MeasuredRun, latencies_ms
 from traces.files import Cells
-from traces.servings.run import MeasuredRun, latencies_ms
 
 SIGNATURE = frozenset({"silicon_ttft_ms", "silicon_tpot_ms", "backend", "system", "isl", "osl", "batch_size"})
 SPREAD = 0.1

@@ -1,4 +1,4 @@
-"""Laws that hold for every chip, library and shape: never faster than light, one formula for numbers and arrays."""
+"""Invariants that hold for every chip, library and shape: never faster than light, equal for numbers and arrays."""
 
 import numpy as np
 from hypothesis import given, settings
@@ -31,7 +31,7 @@ def chip_and_dtype(draw):
     return kernels, draw(st.sampled_from([dtype for dtype in DTYPES if supported(kernels.chip, dtype)]))
 
 
-def within_light_speed(time, chip, dtype, bandwidth=None):
+def within_speed_of_light(time, chip, dtype, bandwidth=None):
     slack = 1 + 1e-9
     assert time.seconds * slack >= time.flops / chip.peak_flops(dtype)
     assert time.seconds * slack >= time.bytes / (bandwidth or chip.memory.bandwidth_bytes_per_s)
@@ -42,7 +42,7 @@ def within_light_speed(time, chip, dtype, bandwidth=None):
 @settings(deadline=None)
 def test_gemm_never_faster_than_light(chosen, m, n, k):
     kernels, dtype = chosen
-    within_light_speed(kernels.gemm(m, n, k, dtype), kernels.chip, dtype)
+    within_speed_of_light(kernels.gemm(m, n, k, dtype), kernels.chip, dtype)
 
 
 @st.composite
@@ -70,9 +70,9 @@ def fitting(kernels, shape):
 def test_decode_never_faster_than_light(kernels, shape, seqs, q_len, length):
     shape = fitting(kernels, shape)
     arguments = {"seqs": seqs, "q_len": q_len, "kv_tokens": seqs * (length + q_len)}
-    within_light_speed(kernels.attention_decode(shape, **arguments), kernels.chip, shape.dtype)
+    within_speed_of_light(kernels.attention_decode(shape, **arguments), kernels.chip, shape.dtype)
     warm = kernels.attention_decode(shape, **arguments, warm=True)
-    within_light_speed(warm, kernels.chip, shape.dtype, kernels.chip.on_chip.bandwidth_bytes_per_s)
+    within_speed_of_light(warm, kernels.chip, shape.dtype, kernels.chip.on_chip.bandwidth_bytes_per_s)
 
 
 @given(kernels_of, attention_shapes(), st.integers(1, 64), st.integers(1, 1 << 14), st.integers(0, 1 << 15))
@@ -83,7 +83,7 @@ def test_prefill_never_faster_than_light(kernels, shape, seqs, q_len, cached):
     time = kernels.attention_prefill(
         shape, seqs=seqs, q_tokens=seqs * q_len, pairs=pairs, kv_tokens=seqs * (cached + q_len)
     )
-    within_light_speed(time, kernels.chip, shape.dtype)
+    within_speed_of_light(time, kernels.chip, shape.dtype)
 
 
 @given(chip_and_dtype(), tokens, st.sampled_from([8, 64, 256]), st.sampled_from([1, 2, 8]), st.sampled_from([1, 4, 8]))
@@ -94,13 +94,13 @@ def test_moe_never_faster_than_light(chosen, count, experts, chosen_experts, par
         tokens=count, num_experts=experts, experts_per_token=chosen_experts, hidden=4096, intermediate=1536,
         dtype=dtype, expert_parallel=parallel,
     )  # fmt: skip
-    within_light_speed(time, kernels.chip, dtype)
+    within_speed_of_light(time, kernels.chip, dtype)
 
 
 @given(kernels_of, st.floats(1, 1e11), st.integers(1, 10))
 @settings(deadline=None)
 def test_elementwise_never_faster_than_light(kernels, moved, launches):
-    within_light_speed(kernels.elementwise(moved, launches), kernels.chip, "bf16")
+    within_speed_of_light(kernels.elementwise(moved, launches), kernels.chip, "bf16")
 
 
 @given(

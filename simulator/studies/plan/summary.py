@@ -20,7 +20,7 @@ BASIS = {
 }
 
 
-def brief_document(plan: Plan) -> dict[str, Any] | None:
+def plan_summary(plan: Plan) -> dict[str, Any] | None:
     """The plan's winner in sentences by heading; None where nothing holds, or no rate was asked for."""
     best = plan.best
     if best is None or plan.rate is None:
@@ -44,7 +44,7 @@ def brief_document(plan: Plan) -> dict[str, Any] | None:
     }
 
 
-def brief_table(brief: dict[str, Any]) -> Table:
+def plan_summary_table(brief: dict[str, Any]) -> Table:
     """The sentences as a table."""
     rows = [(key[0].upper() + key[1:], text) for key, text in brief.items() if key not in ("answer", "usd_per_month")]
     return pairs("In short, for whoever signs", rows, name="brief")
@@ -82,9 +82,9 @@ def _failure(plan: Plan, best: Candidate) -> str:
     spare = f"--spare 1 adds one{price}"
     if best.replicas == 1:
         return f"there is one replica: while it is down nothing is served; {spare}"
-    if plan.outlook is None or plan.outlook.one_less is None:
+    if plan.headroom_cases is None or plan.headroom_cases.one_less is None:
         return f"not tried with {best.replicas - 1} of {best.replicas} replicas; {spare}"
-    left = plan.outlook.one_less
+    left = plan.headroom_cases.one_less
     if left.status == "meets":
         return f"with {left.replicas} of {best.replicas} replicas left, as predicted, every limit still holds"
     return f"with {left.replicas} of {best.replicas} replicas left a limit breaks ({left.reason}); {spare}"
@@ -98,9 +98,9 @@ def _chance(best: Candidate) -> str:
 
 
 def _growth(plan: Plan, best: Candidate) -> str:
-    if plan.outlook is None:
+    if plan.headroom_cases is None:
         return "not tried"
-    grown = plan.outlook.doubled
+    grown = plan.headroom_cases.doubled
     if grown is None:
         return f"no number of replicas tried holds it; plan it with --growth {plan.options.growth * GROWTH:g}"
     if grown.replicas == best.replicas:
@@ -110,7 +110,7 @@ def _growth(plan: Plan, best: Candidate) -> str:
 
 def _by_hour(plan: Plan, best: Candidate) -> dict[str, str]:
     """What replicas that follow a profile save; empty without one."""
-    hours = plan.outlook.hours if plan.outlook is not None else ()
+    hours = plan.headroom_cases.hours if plan.headroom_cases is not None else ()
     if not hours:
         return {}
     counts = [replicas for *_, replicas in hours]
@@ -136,19 +136,19 @@ def _changes(plan: Plan, best: Candidate) -> str:
     margins = []
     if best.max_rate is not None and plan.rate is not None:
         margins.append((best.max_rate / plan.rate - 1.0, "{:.0%} more traffic"))
-    if verdict.binding not in (None, GOODPUT) and 0 < verdict.strain < 1:
+    if verdict.binding not in (None, GOODPUT) and 0 < verdict.slo_ratio < 1:
         value = latency_words(verdict.binding, verdict.values[verdict.binding])
         limit = plan.objective.limit_of(verdict.binding)
         margins.append(
-            (1.0 / verdict.strain - 1.0, f"an engine {{:.0%}} slower than predicted ({value} of {limit:,.0f})")
+            (1.0 / verdict.slo_ratio - 1.0, f"an engine {{:.0%}} slower than predicted ({value} of {limit:,.0f})")
         )
     rivals = [c for c in plan.candidates[1:] if c.status == "meets" and _shape(c) != _shape(best)]
     dearer = [(1.0 - plan.cost(best) / plan.cost(c), c) for c in rivals if plan.cost(c) > plan.cost(best)]
     if plan.by_price and dearer:
         share, rival = min(dearer, key=lambda one: one[0])
         margins.append((share, f"a price {{:.0%}} lower for {rival.name}"))
-    said = [words.format(share) for share, words in sorted(margins)]
-    return "; ".join(said) if said else "nothing that was tried"
+    sentences = [words.format(share) for share, words in sorted(margins)]
+    return "; ".join(sentences) if sentences else "nothing that was tried"
 
 
 def _shape(candidate: Candidate) -> tuple[Any, ...]:

@@ -1,0 +1,11 @@
+from traces.benchmark_results.read import FORMATS as FORMATS
+from traces.benchmark_results.read import read_runs as read_runs
+from traces.benchmark_results.read import register_table as register_table
+from traces.benchmark_results.run import LATENCIES as LATENCIES
+from traces.benchmark_results.run import METRICS as METRICS
+from traces.benchmark_results.run import PROCESSES as PROCESSES
+from traces.benchmark_results.run import THROUGHPUTS as THROUGHPUTS
+from traces.benchmark_results.run import MeasuredRun as MeasuredRun
+from traces.benchmark_results.run import PromptPool as PromptPool
+from traces.benchmark_results.run import TokenCounts as TokenCounts
+from traces.benchmark_results.run import latencies_ms as latencies_ms
