@@ -8,7 +8,8 @@ lasts d(B), and the prompts that join in it add x(B) per request: both are price
   request advances by one step in it, so decoding is processor sharing with the service rate ``B / (n s(B))``, whose
   stationary distribution does not depend on the distribution of lengths: ``p(B) ~ prod_(k<=B) R n s(k) / k``
   (J. W. Cohen, "The multiple phase service network with generalized processor sharing", Acta Informatica 12,
-  1979; F. P. Kelly, "Reversibility and Stochastic Networks", 1979, section 3.3). Prompts join in groups, a Poisson number with mean
+  1979; F. P. Kelly, "Reversibility and Stochastic Networks", 1979, section 3.3). Prompts join in groups, a Poisson
+  number with mean
   ``R s(B)`` per step; requests arrive in steps that are long and are decoded in the long ones after (``steady_state``).
 * **Places.** B is at most m: ``max_num_seqs``, the requests whose KV fits at their mean length, or the batch at which
   the token budget just holds the prompts that keep it up. Beyond m requests queue: a geometric tail with ratio

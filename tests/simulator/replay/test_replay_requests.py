@@ -1,4 +1,4 @@
-"""Replaying benchmarks: a simulated run replays to itself, closed loops keep their invariants, real tables stay close."""
+"""Replaying benchmarks: a simulated run replays to itself, closed loops keep invariants, real tables stay close."""
 
 import csv
 import dataclasses

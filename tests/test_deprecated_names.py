@@ -1,0 +1,32 @@
+"""Names of the release before work for one more release, with a warning."""
+
+import pytest
+
+import simulator
+from hwprofiles.catalogue import load_chip
+from hwprofiles.schema import Chip
+from simulator.scenario import as_scenario
+
+
+def test_an_old_field_of_a_scenario_sets_the_new_one():
+    data = {
+        "model": "llama-3.1-8b",
+        "hardware": {"chip": "h100-sxm"},
+        "engine": {"front_end": "offline"},
+        "workload": {"trace": "azure-conv-2023"},
+    }
+    with pytest.warns(DeprecationWarning, match="front_end is now entry_point"):
+        assert as_scenario(data).engine.entry_point == "offline"
+
+
+def test_an_old_public_name_is_the_new_one():
+    with pytest.warns(DeprecationWarning, match="simulator.InvariantError"):
+        assert simulator.LawBrokenError is simulator.InvariantError
+
+
+def test_an_old_parameter_of_a_profile_is_read():
+    card = load_chip("rtx-4090").model_dump(mode="json")
+    (parameters,) = [p for sets in card["kernels"].values() for p in sets["attention_decode"].values()][:1]
+    parameters["alone_key_s"] = parameters.pop("tail_key_s")
+    with pytest.warns(DeprecationWarning, match="alone_key_s is now tail_key_s"):
+        assert Chip.model_validate(card) == load_chip("rtx-4090")
