@@ -79,6 +79,8 @@ class PoolBuild(Pool):
     notes: tuple[str, ...]
     assumed: bool = False
     """Whether what it does rests on more than its kernels: on attention-level speculation or a borrowed acceptance."""
+    other_chips: tuple[Chip, ...] = ()
+    """Chips that run some of the layers, before or after ``chip``."""
     groups: DeviceGroups | None = None
     """Device groups of attention-level speculation, where there are any."""
 
@@ -283,6 +285,7 @@ def _replicas(
         peak_flops_per_s=machine.chip.peak_flops(target.weight_dtypes[matrices]),
         assumed=bool(groups or borrowed),
         notes=(),
+        other_chips=tuple(device.chip for device in target.elsewhere),
         groups=groups,
         hits=None if groups is None else groups.drawn(seed, most_seqs),
     )
@@ -296,7 +299,7 @@ def _other_devices(scenario: Scenario, target: Deployment, assumed: Assumptions)
         ForerunError: more layers than the model has, experts that it lacks or that do not fit, or no link.
     """
     hardware, architecture = scenario.hardware, target.architecture
-    shares = list(hardware.layers_on) or [LayerShare(chip=hardware.chip)] * (_round_robin(scenario) - 1)
+    shares = list(hardware.layers_on) or [LayerShare(chip=hardware.chip)] * (_chained_cards(scenario) - 1)
     if not shares:
         return ()
     chips = []
@@ -317,7 +320,7 @@ def _other_devices(scenario: Scenario, target: Deployment, assumed: Assumptions)
     return tuple(devices)
 
 
-def _round_robin(scenario: Scenario) -> int:
+def _chained_cards(scenario: Scenario) -> int:
     """Equal cards that a step passes one after the other, with nothing else in flight: llama.cpp's split by layers."""
     local = scenario.engine.framework in LOCAL_FRAMEWORKS
     return scenario.hardware.pipeline_parallel if local else 1
@@ -547,7 +550,7 @@ def _notes(
         yield from pool.groups.notes
     if scenario.hardware.layers_on or scenario.hardware.tensor_chips:
         yield f"several chips: cost, utilisation and energy are those of {pool.chip.name} alone"
-    if scenario.hardware.pipeline_parallel > _round_robin(scenario):
+    if scenario.hardware.pipeline_parallel > _chained_cards(scenario):
         yield "pipeline: batches in flight are simulated one by one, as many as there are stages"
 
 
@@ -629,7 +632,7 @@ def refuse_layout(scenario: Scenario, architecture: Architecture) -> None:
                 f"engine.flash_attention: llama.cpp needs it for a cache in {scenario.kv_cache_dtype}; "
                 f"leave it true, or set kv_cache_dtype: fp16"
             )
-    if hardware.pipeline_parallel > _round_robin(scenario) and not scenario.engine.rules.pipelines:
+    if hardware.pipeline_parallel > _chained_cards(scenario) and not scenario.engine.rules.pipelines:
         able = " or ".join(name for name, facts in SCHEDULERS.items() if facts.pipelines)
         raise ForerunError(
             f"hardware.pipeline_parallel: several batches in flight need engine.scheduler: {able} "

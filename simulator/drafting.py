@@ -125,6 +125,11 @@ class DraftRequest:
         )
 
     @property
+    def max_drafting_seqs(self) -> int:
+        """Most sequences that draft in one step: of attention groups, the batch of one and the prompts of another."""
+        return self.max_num_seqs * (1 if self.target.attention_data_parallel == 1 else 2)
+
+    @property
     def max_pass_tokens(self) -> int:
         """Most tokens of one draft pass: the step's own, or a layer of every sequence's tree."""
         return max(self.max_num_batched_tokens, self.max_num_seqs * max(self.proposal.pass_widths, default=1))
@@ -300,7 +305,7 @@ def medusa(request: DraftRequest) -> Drafter:
     return HeadsDrafter(
         request.target,
         request.proposal.depth,
-        request.max_num_seqs,
+        request.max_drafting_seqs,
         draft.num_layers or 1,
         dtypes["mlp"],
         request.overhead,

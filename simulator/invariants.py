@@ -14,7 +14,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hwprofiles import Chip
 from simulator.build import PoolBuild
 from simulator.serving import RequestRecords, SpeculationCounters, StepRecords
 from simulator.step_rows import StepTotals
@@ -68,8 +67,8 @@ class StepAudit:
         )
         self.found: list[str] = []
         """What is wrong with a step whatever else happened."""
-        self.unshared: str | None = None
-        """What is wrong with a step if no two sequences share a block."""
+        self.unshared: dict[str, str] = {}
+        """By name of the pool: what is wrong with a step if no two of its sequences share a block."""
         self._seen = 0
         self._staged: dict[str, FloatArray] = {}
         """Seconds that the steps of each replica of a pipeline need together, by what bounds them."""
@@ -97,8 +96,9 @@ class StepAudit:
     def _look(self, part: PoolSteps) -> None:
         self._note(step_tokens(part))
         self._note(capacity(part))
-        if self.unshared is None:
-            self.unshared = next(keys_in_blocks(part), None)
+        if part.pool.name not in self.unshared:
+            for problem in keys_in_blocks(part):
+                self.unshared[part.pool.name] = problem
         if part.staged:
             # Batches in a pipeline overlap: the steps of a replica together are held against the time that they took.
             for what, least in least_seconds(part):
@@ -146,6 +146,8 @@ class Outcome:
     """KV blocks that requests still held after the last of them had ended, all replicas together."""
     refused: int
     """Requests that were turned away, with a reason."""
+    hashed: bool = False
+    """Whether prompts have prefix hashes, so that sequences may share KV blocks."""
     stage_busy_s: float = 0.0
     """Seconds that pipeline stages worked, over all stages."""
     stage_open_s: float = 0.0
@@ -334,10 +336,15 @@ def drafts(outcome: Outcome) -> Iterator[str]:
 
 
 def steps(outcome: Outcome) -> Iterator[str]:
-    """What was wrong with single steps when they were looked at."""
+    """Problems of single steps, collected while the steps were audited."""
     yield from outcome.steps.found
-    if outcome.steps.unshared is not None and not outcome.requests.cached_tokens.any():
-        yield outcome.steps.unshared
+    # Requests record what their first pool had cached when it admitted them. Later they may share more blocks.
+    records = outcome.requests
+    unrecorded = bool(records.cached_tokens.any() or records.preemptions.any())
+    for pool in outcome.pools:
+        shared = outcome.hashed and pool.prefix_caching and (unrecorded or pool.role == "decode")
+        if pool.name in outcome.steps.unshared and not shared:
+            yield outcome.steps.unshared[pool.name]
     yield from outcome.steps.overlapping()
 
 
@@ -363,10 +370,10 @@ def utilisation(outcome: Outcome) -> Iterator[str]:
     for pool, first in outcome.replicas_of():
         totals = outcome.steps.totals.of_replicas(first, pool.replicas)
         chips = pool.chips * pool.replicas
-        peak, bandwidth = _limits(pool.chip, chips)
+        peak, bandwidth = _limits(pool)
         for what, work_s in (("FLOP/s", totals.flops.sum() / peak), ("bandwidth", totals.bytes.sum() / bandwidth)):
-            if not work_s <= elapsed_s * (1.0 + SOL_TOLERANCE):
-                share = work_s / elapsed_s if elapsed_s else np.inf
+            if not work_s <= pool.replicas * elapsed_s * (1.0 + SOL_TOLERANCE):
+                share = work_s / pool.replicas / elapsed_s if elapsed_s else np.inf
                 yield f"the run used {share:.1%} of the {what} of {chips} x {pool.chip.name}"
 
 
@@ -426,7 +433,7 @@ def least_seconds(part: PoolSteps) -> Iterator[tuple[str, FloatArray]]:
     at the peak of its own dtype.
     """
     pool, rows = part.pool, part.steps
-    peak, bandwidth = _limits(pool.chip, pool.chips)
+    peak, bandwidth = _limits(pool)
     chips = f"of {pool.chips} x {pool.chip.name}"
     yield f"FLOPs {chips}", rows.flops / peak
     yield f"bytes {chips}", rows.bytes / bandwidth
@@ -451,9 +458,12 @@ def one_step_at_a_time(rows: StepRecords, end_s: FloatArray) -> Iterator[str]:
         yield f"replica {replica[row]}: a step starts at {start[row]:.12g} s, but one ends at {before[row]:.12g} s"
 
 
-def _limits(chip: Chip, chips: int) -> tuple[float, float]:
-    """Dense FLOP/s in the fastest dtype, and bytes per second, of ``chips`` chips."""
-    return chips * max(chip.compute.dense_flops_per_s.values()), chips * chip.memory.bandwidth_bytes_per_s
+def _limits(pool: PoolBuild) -> tuple[float, float]:
+    """Dense FLOP/s in the fastest dtype, and bytes per second, of a replica. Of different devices that run one after
+    the other (``hardware.layers_on``), the fastest counts."""
+    chips = (pool.chip, *pool.other_chips)
+    peaks = [max(chip.compute.dense_flops_per_s.values()) for chip in chips]
+    return pool.chips * max(peaks), pool.chips * max(chip.memory.bandwidth_bytes_per_s for chip in chips)
 
 
 def _first(wrong: BoolArray) -> int:

@@ -414,6 +414,7 @@ def _outcome(build: Build, log: RunLog, result: RunResult, audit: StepAudit) -> 
         transfers=log.transfers,
         blocks_left=log.blocks_left,
         refused=sum(log.refusals.values()),
+        hashed=log.stream.prefix_hashes is not None,
         stage_busy_s=log.stage_busy_s,
         stage_open_s=log.stage_open_s,
     )

@@ -79,9 +79,9 @@ FITTED_HOST_ENDS = (0.8, 1.25)
 """Host costs per step were fitted to within some 5 % of E2E latencies of which they are a fifth (frameworks.yaml)."""
 ASSUMED_HOST_ENDS = (0.5, 2.0)
 DRAFTING_ENDS = (0.8, 1.25)
-API_SERVER, API_SERVER_ENDS = "intake", (0.5, 1.8)
+API_SERVER, API_SERVER_ENDS = "api server", (0.5, 1.8)
 """A server's work before the scheduler sees a request: TTFT of single requests lies 11 % (5 to 20) over the prediction
-on one table of guidellm at concurrency 1, where intake is a quarter of it."""
+on one table of guidellm at concurrency 1, where this work is a quarter of it."""
 ACCEPTANCE = "acceptance"
 ACCEPTANCE_ENDS = (0.9, 1.1)
 """90 % ends of conditional acceptance rates taken from other traffic: published curves of one drafter differ by some
@@ -222,6 +222,8 @@ def _acceptance_ends(scenario: Scenario) -> list[FloatArray]:
     if speculation is None or speculation.acceptance is None or speculation.acceptance.log is not None:
         return []
     survival = [float(share) for share in draft_survival(speculation)]
+    if not survival:  # method: none
+        return []
     return [np.asarray(scaled_survival(survival, factor)) for factor in ACCEPTANCE_ENDS]
 
 

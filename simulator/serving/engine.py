@@ -1677,8 +1677,11 @@ class PrefixCache(NoPrefixCache):
         Returns:
             HashBlocks found, tokens they spare, and how many of their blocks running requests hold already.
         """
-        self._walk(request, 0)
+        prompt_blocks: cython.longlong = self._input_tokens[request] // self._block_size
+        self._walk(request, 0, prompt_blocks)
         spared: cython.longlong = self._spared_tokens(tokens)
+        if self._page_tokens > self._block_size:  # tokens behind the last kept state are computed again in other blocks
+            self._walk(request, 0, -(-spared // self._block_size))
         self.host_tokens = max(0, spared - self._here * self._block_size)
         return self._found, spared, self._in_use
 
@@ -1688,7 +1691,8 @@ class PrefixCache(NoPrefixCache):
         """The tokens that ``match`` spares a whole prompt, of which so many units at the start are known to be whole
         and on the chip."""
         prompt: cython.longlong = self._input_tokens[request]
-        self._walk(request, min(whole, prompt // self._block_size // self._whole))
+        prompt_blocks: cython.longlong = prompt // self._block_size
+        self._walk(request, min(whole, prompt_blocks // self._whole), prompt_blocks)
         return self._spared_tokens(prompt)
 
     @cython.exceptval(-1, check=True)
@@ -1698,8 +1702,9 @@ class PrefixCache(NoPrefixCache):
         return min(self._blocks * self._block_size // page, (tokens - 1) // page) * page
 
     @cython.cfunc
-    def _walk(self, request: cython.longlong, whole: cython.longlong) -> None:
-        """Along the units of a request that are here without a gap, behind ``whole`` that are."""
+    def _walk(self, request: cython.longlong, whole: cython.longlong, most: cython.longlong) -> None:
+        """Find the hash blocks of a request that are cached without a gap, up to ``most`` engine blocks; the first
+        ``whole`` are known to be."""
         position: cython.longlong
         earlier: cython.longlong
         slot: cython.longlong
@@ -1708,12 +1713,14 @@ class PrefixCache(NoPrefixCache):
         prompts: Prompts = self._prompts
         units: HashBlocks = self._hash_blocks
         prompts.open(request)
-        most: cython.longlong = self._input_tokens[request] // self._block_size
+        prompt_blocks: cython.longlong = self._input_tokens[request] // self._block_size
         self._walks += 1
         self._found = whole
         self._blocks = self._here = whole * self._whole
         self._in_use = 0
         for position in range(prompts.first + whole, prompts.end):
+            if self._blocks >= most:
+                break
             unit = prompts.ids[position]
             slot = units.find(unit)
             if slot < 0:
@@ -1723,7 +1730,7 @@ class PrefixCache(NoPrefixCache):
             else:
                 units.seen[slot] = self._walks
                 size = units.blocks[slot]
-            if not size or self._blocks + size > most:
+            if not size or self._blocks + size > prompt_blocks:
                 break  # the same hash for prompts that differ in length: other tokens
             for earlier in range(prompts.first, prompts.first + whole):
                 if prompts.ids[earlier] == unit:

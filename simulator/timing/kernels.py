@@ -756,7 +756,7 @@ class CostTable:
         """Device seconds at ``count``."""
         row = self.known[count]
         if row is None:
-            self._fill(self._block(count))
+            self._fill(self._block(int(count)))
             row = self.known[count]
             assert row is not None
         return row

@@ -241,3 +241,53 @@ def test_a_cache_smaller_than_a_request_refuses_that_one(stepping):
     assert np.array_equal(np.isfinite(requests.finished_s), fits)
     with pytest.raises(ForerunError, match=r"no request can be served here .* needs 35 KV blocks, the replica has 20"):
         simulate(tiny({"arrivals": BURST, "input_tokens": 500, "output_tokens": 50}, engine=engine))
+
+
+def run_of(data):
+    return simulate(scenario_from(data, "test"), intervals=True)
+
+
+LITTLE = {
+    "arrivals": {"process": "closed-loop", "max_concurrency": 4},
+    "input_tokens": 60,
+    "output_tokens": 10,
+    "num_requests": 8,
+}
+
+
+@pytest.mark.parametrize("cached", [("prefill",), ("decode",), ()])
+def test_pools_may_differ_in_prefix_caching(cached):
+    """What a decode pool shares is in no request's record; without caching every key lies in a block of its own."""
+    pools = {
+        name: {"role": name, "engine": {"enable_prefix_caching": name in cached}} for name in ("prefill", "decode")
+    }
+    workload = {"trace": "mooncake-conversation", "num_requests": 60}
+    data = {"model": "llama-3.1-8b", "hardware": {"chip": "h100-sxm"}, "workload": workload, "pools": pools}
+    result = run_of(data | {"kv_transfer": {"link": "infiniband-ndr"}})
+    assert bool(result.requests.cached_tokens.any()) == ("prefill" in cached)
+
+
+@pytest.mark.parametrize("layers", [1, 8, 15])
+def test_layers_on_a_faster_chip_are_held_against_its_limits(layers):
+    hardware = {"chip": "cpu-ddr5-2ch", "layers_on": [{"chip": "rtx-4090", "layers": layers}]}
+    data = {"model": "llama-3.2-1b", "hardware": hardware, "engine": {"framework": "llama.cpp"}, "workload": LITTLE}
+    assert run_of(data).summary["completed"] == 8
+
+
+@pytest.mark.parametrize("max_num_seqs", [1, 2, 4])
+@pytest.mark.parametrize("framework", ["vllm", "sglang"])
+def test_heads_of_attention_groups_draft_for_one_groups_batch_and_anothers_prompts(framework, max_num_seqs):
+    data = {
+        "model": "qwen3-30b-a3b",
+        "hardware": {"chip": "h100-sxm", "tensor_parallel": 2, "expert_parallel": 2, "attention_data_parallel": 2},
+        "engine": {"framework": framework, "max_num_seqs": max_num_seqs},
+        "speculation": {"method": "medusa", "num_speculative_tokens": 3, "acceptance": {"alpha": 0.7}},
+        "workload": LITTLE,
+    }
+    assert run_of(data).summary["completed"] == 8
+
+
+def test_acceptance_without_a_method_has_no_part_in_the_intervals():
+    speculation = {"method": "none", "acceptance": {"alpha": 0.7, "spread": 0.2}}
+    data = {"model": "llama-3.1-8b", "hardware": {"chip": "h100-sxm"}, "speculation": speculation, "workload": LITTLE}
+    assert {axis["name"] for axis in run_of(data).model_error["axes"]} == {"steps", "api server"}

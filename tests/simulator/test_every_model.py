@@ -1,0 +1,81 @@
+"""Every model of the catalogue runs: with every speculation method, with shared prefixes, on more than one layout."""
+
+import json
+from contextlib import suppress
+
+import pytest
+
+from simulator.build import build_run
+from simulator.errors import ForerunError
+from simulator.llm import architecture_names, load_architecture
+from simulator.run import simulate
+from simulator.scenario import scenario_from
+from simulator.speculation.methods import METHODS
+
+LAYOUTS = (
+    {"chip": "gb300", "tensor_parallel": 8},
+    {"chip": "gb300", "tensor_parallel": 8, "attention_data_parallel": 4, "expert_parallel": 8},
+)
+BLOCK = 512
+
+
+def shared_prompts(path, tokens):
+    """A trace of 16 prompts of ``tokens`` tokens, of which all share the first block of 512 tokens and some more."""
+    blocks = -(-tokens // BLOCK)
+    rows = []
+    for n in range(16):
+        shared = 1 + n % 4 // 3
+        hashes = [*range(shared), *range(100 * n + 100, 100 * n + 100 + blocks - shared)]
+        rows.append({"timestamp": 5 * n, "input_length": tokens, "output_length": 8 + n % 5, "hash_ids": hashes})
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def scenario(model, hardware, **fields):
+    data = {"model": model, "hardware": hardware, "engine": {"max_num_seqs": 8}} | fields
+    data.setdefault(
+        "workload",
+        {"arrivals": {"process": "closed-loop", "max_concurrency": 2}, "input_tokens": 40, "output_tokens": 6,
+         "num_requests": 3},
+    )  # fmt: skip
+    return scenario_from(data, "test")
+
+
+def smallest_fitting(model):
+    for chips in (1, 4, 8):
+        with suppress(ForerunError):
+            hardware = LAYOUTS[0] | {"tensor_parallel": chips}
+            build_run(scenario(model, hardware), 0)
+            return hardware
+    raise AssertionError(f"{model} fits none of 1, 4 and 8 chips")
+
+
+@pytest.mark.parametrize("model", architecture_names())
+def test_it_runs_with_every_method(model):
+    """A combination runs or is refused; it does not crash, and no invariant breaks."""
+    for hardware in LAYOUTS:
+        for method in METHODS:
+            draft = {"draft": {"model": "llama-3.2-1b"}} if method == "draft-model" else {}
+            block = {"method": method, "num_speculative_tokens": 3, "acceptance": {"alpha": 0.7}} | draft
+            with suppress(ForerunError):
+                one = scenario(model, hardware, speculation=block)
+                if hardware is LAYOUTS[0] and method not in ("eagle3", "medusa"):
+                    build_run(one, 0)
+                else:
+                    simulate(one)
+
+
+@pytest.mark.parametrize("model", architecture_names())
+def test_it_shares_prefixes(model, tmp_path):
+    """No sequence reads keys from fewer KV blocks than it holds, where sequences share blocks, and where they wait for
+    memory. The prompts end just before a page of the model's recurrent states does."""
+    trace = tmp_path / "shared.jsonl"
+    hardware = smallest_fitting(model)
+    limits = build_run(scenario(model, hardware), 0).main.limits
+    page = max(limits.page_tokens, BLOCK)
+    pages = 3 if (load_architecture(model).max_position or 3 * page) > 3 * page else 2
+    shared_prompts(trace, pages * page - 20)
+    for blocks in (limits.num_blocks, 20 * page // limits.block_size):
+        engine = {"max_num_seqs": 16, "num_kv_blocks": blocks}
+        workload = {"trace": str(trace), "format": "mooncake"}
+        summary = simulate(scenario(model, hardware, engine=engine, workload=workload)).summary
+        assert summary["completed"] == 16
