@@ -243,7 +243,7 @@ class StepTimer:
         has_tail = any(library.tail_seconds(shape, np.inf) for shape, library in full)
         self.tracked_longest = (
             max(1, round(max(float(library.tail_sequences(shape)) for shape, library in full)))
-            if (has_tail)
+            if has_tail
             else int(any(kind.one_pass for kind in self._kinds))
         )
         if self.make_overlap is not None:
@@ -496,11 +496,7 @@ class StepTimer:
             else:
                 yield kernel
         if self.shares_prompts:
-            assert self._overlap is not None
-            assert isinstance(kind.shape, AttentionShape)
-            exchange = other_device_kernel(
-                "KV exchange", "collective", self._overlap.exchange_s(kind.shape, work.prefill_tokens)
-            )
+            exchange = other_device_kernel("KV exchange", "collective", self._exchange_s(kind, work.prefill_tokens))
             yield exchange._replace(basis=EXTRAPOLATED)
 
     def _exposed(self, kernel: Kernel, kind: MixingKind, work: StepWork[IntArray]) -> Iterator[Kernel]:
@@ -569,11 +565,15 @@ class StepTimer:
                     total += layers * fresh[prompt]
                 else:
                     total += layers * prefill(prefilling, prompt, work.prefill_pairs[window], keys)
-            if self.shares_prompts:
-                assert self._overlap is not None
-                assert isinstance(kind.shape, AttentionShape)
-                total += layers * self._overlap.exchange_s(kind.shape, prompt)
+        if prefilling and self.shares_prompts:
+            total += sum(kind.layers * self._exchange_s(kind, prompt) for kind in self._kinds)
         return total
+
+    def _exchange_s(self, kind: MixingKind, prompt_tokens: Any) -> Any:
+        """Seconds to exchange keys and values of one layer between groups that compute prompts together."""
+        assert self._overlap is not None
+        assert isinstance(kind.shape, AttentionShape)
+        return self._overlap.exchange_s(kind.shape, prompt_tokens)
 
     def _alone_s(self, seqs: int, query_len: int) -> float:
         """Seconds of all layers per key of ``StepWork.tail_kv``."""

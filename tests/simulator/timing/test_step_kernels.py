@@ -1,13 +1,16 @@
 """The kernels of a step add up to the step, and plain steps hold what they say."""
 
+from contextlib import suppress
+
 import numpy as np
 import pytest
 from golden.golden import scenarios
-from hypothesis import given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from test_step import arrays, decode, deployment
 
 from simulator.build import build_replica
+from simulator.errors import ForerunError
 from simulator.llm import architecture_names
 from simulator.scenario import scenario_from
 from simulator.studies.steady_state.prices import decode_steps, prompt_chunks
@@ -168,6 +171,67 @@ def test_list_costs_and_seconds_are_one_price(name):
             one_price(timer, work)
 
     check()
+
+
+SPREADS = (
+    {},
+    {"tensor_parallel": 4},
+    {"tensor_parallel": 2, "speculative_parallel": 2},
+    {"tensor_parallel": 2, "pipeline_parallel": 2},
+    {"tensor_parallel": 4, "expert_parallel": 4},
+    {"tensor_parallel": 4, "attention_data_parallel": 2, "expert_parallel": 4},
+    {"tensor_parallel": 4, "attention_data_parallel": 4, "expert_parallel": 4},
+)
+DRAFTS = ("none", "draft-model", "ngram", "medusa", "eagle3", "mtp", "parallel-draft")
+
+
+@settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_list_costs_and_seconds_are_one_price_over_the_catalogue(data):
+    """Random steps of random models, chips, libraries, layouts and drafters."""
+    spread = data.draw(st.sampled_from(SPREADS), "spread")
+    method = data.draw(st.sampled_from(DRAFTS), "method")
+    fields = {
+        "model": data.draw(st.sampled_from(architecture_names()), "model"),
+        "hardware": {"chip": data.draw(st.sampled_from(["gb300", "h200-sxm", "a100-sxm-80gb", "n150"]), "chip")}
+        | spread,
+        "engine": {
+            "framework": data.draw(st.sampled_from(["vllm", "sglang", "trtllm", "generic"]), "framework"),
+            "max_num_seqs": 128,
+            "cuda_graphs": data.draw(st.booleans(), "graphs"),
+        },
+        "workload": {"arrivals": {"process": "burst"}, "input_tokens": 9, "output_tokens": 9, "num_requests": 1},
+    }
+    if "speculative_parallel" in spread:
+        prefill = data.draw(st.sampled_from(["context-parallel", "replicated"]), "prefill")
+        fields["attention_speculation"] = {"hit_rate": 0.8, "prefill": prefill}
+    if method != "none":
+        draft = {"draft": {"model": "llama-3.2-1b"}} if method == "draft-model" else {}
+        fields["speculation"] = {"method": method, "num_speculative_tokens": 4, "acceptance": {"alpha": 0.7}} | draft
+    try:
+        timer = build_replica(scenario_from(fields, "test"), 0).main.timer
+    except ForerunError:
+        assume(False)
+    work = data.draw(batches(1 if method == "none" else 5, timer.windows, timer.target.max_tokens), "work")
+    assume(work.prefill_tokens + work.decode_seqs)
+    one_price(timer, work)
+
+
+@pytest.mark.parametrize("model", architecture_names())
+def test_groups_that_compute_prompts_together_exchange_the_keys_of_every_kind_of_attention(model):
+    """Gemma-4-31B has layers of two shapes; each is exchanged with its own."""
+    fields = {
+        "model": model,
+        "hardware": {"chip": "gb300", "tensor_parallel": 2, "speculative_parallel": 2},
+        "attention_speculation": {"hit_rate": 0.8},
+        "workload": {"arrivals": {"process": "burst"}, "input_tokens": 9, "output_tokens": 9, "num_requests": 1},
+    }
+    with suppress(ForerunError):
+        timer = build_replica(scenario_from(fields, "test"), 0).main.timer
+        chunk = prompt_chunks(timer.windows, 2048, 8192)
+        one_price(
+            timer, StepWork(*(tuple(int(n[0]) for n in f) if isinstance(f, tuple) else int(f[0]) for f in chunk[:9]))
+        )
 
 
 @pytest.mark.parametrize("context", [30_000, 100_000])
