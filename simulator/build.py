@@ -44,6 +44,7 @@ from simulator.timing import (
     PipelineTimer,
     RemoteDrafter,
     StepTimer,
+    decode_step,
     fit_separate_processes,
     load_framework,
     plan_memory,
@@ -63,6 +64,8 @@ EXTRAPOLATED = "extrapolated"
 HANDS_ON_FIRST_TOKEN = {"sglang": True, "trtllm": True, "vllm": False, "generic": True}
 """Whether a framework's prefill engine delivers the first token. vLLM's does not: its decode engine computes the last
 prompt token again ("Disaggregated Prefilling" in its documentation; ``kv_connector`` of v0.9 to v0.11)."""
+NOTED_PADDING = 1.05
+"""Slowdown of a step without draft tokens, by padding to captured sizes, from which a note names it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -548,10 +551,27 @@ def _notes(
         )
     if pool.groups is not None:
         yield from pool.groups.notes
+    if pool.rule is not None:
+        yield from _padding_note(scenario, pool)
     if scenario.hardware.layers_on or scenario.hardware.tensor_chips:
         yield f"several chips: cost, utilisation and energy are those of {pool.chip.name} alone"
     if scenario.hardware.pipeline_parallel > _chained_cards(scenario):
         yield "pipeline: batches in flight are simulated one by one, as many as there are stages"
+
+
+def _padding_note(scenario: Scenario, pool: PoolBuild) -> Iterator[str]:
+    """What padding adds to a step of one sequence without draft tokens, if a policy may stop drafting."""
+    assert isinstance(pool.timer, ModelTimer)
+    timer, engine, tokens = pool.timer.target, scenario.engine, pool.limits.query_len
+    plain = timer.deployment.framework.for_engine(engine.max_num_seqs, 1, engine.cuda_graph_sizes)
+    unpadded = step_timer(replace(timer.deployment, framework=plain), timer.max_tokens)
+    work = decode_step(timer.windows, 1, 1, 1024)
+    ratio = timer.seconds(work) / unpadded.seconds(work)
+    if ratio >= NOTED_PADDING:
+        yield (
+            f"speculation.policy: CUDA graphs are captured for multiples of {tokens} tokens, so steps without draft "
+            f"tokens are padded; with one sequence they take {ratio:.2f}x as long as with method: none"
+        )
 
 
 @contextmanager

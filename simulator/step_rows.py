@@ -278,3 +278,31 @@ def median_rows(work: StepWork[Any], seconds: FloatArray, steps: FloatArray) -> 
         if len(found):
             rows.append(int(found[np.argsort(seconds[found], kind="stable")[len(found) // 2]]))
     return rows
+
+
+@dataclass(slots=True)
+class DecodeSample:
+    """Every n-th of the steps that only decode, n doubling so that at most ``most`` stay, however they arrive."""
+
+    most: int = 256
+    parts: list[StepRecords] = field(default_factory=list)
+    _stride: int = 1
+    _seen: int = 0
+
+    def take(self, steps: StepRecords) -> None:
+        """Look at further steps."""
+        rows = np.flatnonzero((steps.prefill_seqs == 0) & (steps.decode_seqs > 0))
+        numbers = self._seen + np.arange(len(rows))
+        self._seen += len(rows)
+        self.parts.append(steps.take(rows[numbers % self._stride == 0]))
+        while len(self) > self.most:
+            self._stride *= 2
+            self.parts = [self.steps.take(np.arange(0, len(self.steps), 2))]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))
+
+    @property
+    def steps(self) -> StepRecords:
+        """The sampled steps."""
+        return joined(self.parts)

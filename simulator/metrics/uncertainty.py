@@ -52,6 +52,8 @@ LEAST_REQUESTS, SHARE, MOST_REQUESTS = 256, 6, 20_000
 """Requests that are served again for every direction: all of a short run, a sixth of a long one, and no more of a very
 long one (ends of the intervals of chat at 60 % load over 10,000, 20,000 and 40,000 requests lie within 1 %; beyond what
 can be served they grow with the requests)."""
+LEAST_AT_ONCE = 16
+"""Requests taken to run at once where arrivals are open."""
 ALIKE = 0.25
 """Share of the variance of a family's errors that its kernels have in common.
 
@@ -156,8 +158,7 @@ def model_error(
     def served(moved: Build) -> Mapping[str, Any]:
         return figures(_rerun(scenario, moved, _serve(moved, requests)))
 
-    most = min(max(LEAST_REQUESTS, len(stream) // SHARE), MOST_REQUESTS)
-    requests = first_requests(scenario, seed, stream, most)
+    requests = first_requests(scenario, seed, stream, requests_again(build, stream))
     logged = _serve(build, requests)
     base = figures(_rerun(scenario, build, logged))
     sources = step_sources(build, logged)
@@ -176,6 +177,18 @@ def model_error(
         ends = [_with_api_server(base, api_server_ms * (factor - 1.0)) for factor in API_SERVER_ENDS]
         axes.append(Axis(name=API_SERVER, deviation=1.0, direction=[], response=_response(base, ends)))
     return ModelError(level=LEVEL, sources=sources, axes=axes, sampling=sampling_errors(result), requests=len(requests))
+
+
+def requests_again(build: Build, stream: RequestStream) -> int:
+    """Requests that are served again for every direction.
+
+    All of a short run and a sixth of a long one. Where every step is decided or priced in Python (drawn hits, policies,
+    exact steps, custom schedulers) a sixth of a short run too, but twice what runs at once, so that the load stays.
+    """
+    share = len(stream) // SHARE
+    if any(pool.interpreted or pool.hits is not None or pool.rule is not None for pool in build.pools):
+        return min(max(2 * (stream.max_concurrency or LEAST_AT_ONCE), share), MOST_REQUESTS)
+    return min(max(LEAST_REQUESTS, share), MOST_REQUESTS)
 
 
 def first_requests(scenario: Scenario, seed: int, stream: RequestStream, most: int) -> RequestStream:

@@ -483,3 +483,22 @@ def test_prompts_that_both_groups_share_are_as_fast_as_on_one_large_group(chip):
     assert_allclose(both.costs(arrays).device_s, both.seconds(work), rtol=1e-9)
     names = [kernel.name for kernel in both.kernels(arrays)]
     assert "KV exchange" in names
+
+
+def test_notes_do_not_depend_on_keeping_steps():
+    """The range of decode steps in a note comes from the same steps, whether their rows are kept or summed."""
+    data = {
+        "model": "llama-3.1-8b",
+        "hardware": {"chip": "n150", "tensor_parallel": 4, "speculative_parallel": 2},
+        "attention_speculation": {"hit_rate": 0.8},
+        "workload": {
+            "arrivals": {"process": "poisson", "request_rate": 2.0},
+            "input_tokens": {"distribution": "uniform", "min": 100, "max": 30000},
+            "output_tokens": {"distribution": "uniform", "min": 20, "max": 200},
+            "num_requests": 600,
+        },
+    }
+    requested = scenario_from(data, "test")
+    kept, summed = simulate(requested), simulate(requested, full_step_rows=0)
+    assert any("decode steps" in note for note in kept.notes)
+    assert kept.notes == summed.notes

@@ -1,6 +1,7 @@
 """Whole runs under policies: paths agree, resting drafters cost nothing, bad policies are named."""
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
@@ -191,3 +192,30 @@ def test_a_drafter_that_cannot_be_shortened_is_refused():
     policy = {"name": "batch-table", "table": [[1, 3, 2], [4, 99, 1]]}
     with pytest.raises(ForerunError, match="Whole drafts all its tokens or none"):
         simulate(scenario("ngram", policy=policy), make_drafter=Whole)
+
+
+@pytest.mark.parametrize(("model", "noted"), [("qwen3-30b-a3b", True), ("llama-3.1-8b", False)])
+def test_padding_of_steps_without_draft_tokens_is_noted(model, noted):
+    """Experts are routed for padded tokens too: the note's factor is that of a run which never drafts."""
+    data = {
+        "model": model,
+        "hardware": {"chip": "h100-sxm"},
+        "workload": {
+            "arrivals": {"process": "closed-loop", "max_concurrency": 1},
+            "input_tokens": 300,
+            "output_tokens": 60,
+            "num_requests": 2,
+        },
+    }
+    block = {"method": "ngram", "num_speculative_tokens": 4, "acceptance": {"alpha": 0.5}}
+    never = simulate(
+        scenario_from(
+            data | {"speculation": block | {"policy": {"name": "batch-table", "table": [[1, 512, 0]]}}}, "test"
+        )
+    )
+    plain = simulate(scenario_from(data, "test"))
+    slower = never.summary["mean_tpot_ms"] / plain.summary["mean_tpot_ms"]
+    (note,) = [note for note in never.notes if "padded" in note] or [""]
+    assert bool(note) == noted == (slower > 1.05)
+    if noted:
+        assert float(re.search(r"([\d.]+)x as long", note)[1]) == pytest.approx(slower, rel=0.15)
