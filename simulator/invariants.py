@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,9 @@ from simulator.build import PoolBuild
 from simulator.serving import RequestRecords, SpeculationCounters, StepRecords
 from simulator.step_rows import StepTotals
 from simulator.timing import StagedTimer
+
+if TYPE_CHECKING:
+    from traces import PrefixHashes
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -57,19 +60,18 @@ class StepAudit:
 
     Args:
         pools: in the order of their replicas' numbers.
+        hashes: prefix hashes of the requests; None means that no two requests share KV blocks.
     """
 
-    def __init__(self, pools: tuple[PoolBuild, ...]) -> None:
+    def __init__(self, pools: tuple[PoolBuild, ...], hashes: PrefixHashes | None = None) -> None:
         kinds = [pool for pool in pools for _ in range(pool.replicas)]
-        self.pools = pools
+        self.pools, self._hashes = pools, hashes
         self.totals = StepTotals.none(
             [pool.chips * pool.peak_flops_per_s for pool in kinds],
             [pool.chips * pool.chip.memory.bandwidth_bytes_per_s for pool in kinds],
         )
         self.found: list[str] = []
-        """What is wrong with a step whatever else happened."""
-        self.unshared: str | None = None
-        """What is wrong with a step if no two sequences share a block."""
+        """What is wrong with steps."""
         self._seen = 0
         self._staged: dict[str, FloatArray] = {}
         """Seconds that the steps of each replica of a pipeline need together, by what bounds them."""
@@ -97,8 +99,8 @@ class StepAudit:
     def _look(self, part: PoolSteps) -> None:
         self._note(step_tokens(part))
         self._note(capacity(part))
-        if self.unshared is None:
-            self.unshared = next(keys_in_blocks(part), None)
+        if not part.pool.shares_blocks(self._hashes):
+            self._note(keys_in_blocks(part))
         if part.staged:
             # Batches in a pipeline overlap: the steps of a replica together are held against the time that they took.
             for what, least in least_seconds(part):
@@ -336,8 +338,6 @@ def drafts(outcome: Outcome) -> Iterator[str]:
 def steps(outcome: Outcome) -> Iterator[str]:
     """What was wrong with single steps when they were looked at."""
     yield from outcome.steps.found
-    if outcome.steps.unshared is not None and not outcome.requests.cached_tokens.any():
-        yield outcome.steps.unshared
     yield from outcome.steps.overlapping()
 
 

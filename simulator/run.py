@@ -270,7 +270,7 @@ def simulate(
         stream = generate_requests(scenario.workload, seed)
     if not len(stream):
         raise ForerunError("workload: there is no request to serve")
-    audit, keep_steps = StepAudit(build.pools), full_step_rows != 0
+    audit, keep_steps = StepAudit(build.pools, stream.prefix_hashes), full_step_rows != 0
     rows = StepRows(build, audit.take, keep_steps)
     try:
         log = build.fleet.run(stream, progress, full_step_rows or FULL_ROWS, None if keep_steps else rows.take)

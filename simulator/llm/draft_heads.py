@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from simulator.errors import ForerunError
 from simulator.llm.architecture import Architecture
 from simulator.llm.layers import Attention, DenseMlp, Layer, LayerGroup, Tensor
 
@@ -95,7 +96,10 @@ def _layers(
 def _attention(target: Architecture, sizes: HeadSizes) -> Attention:
     """Full attention with the target's heads; where the target has latent attention, one KV head per head (as Kimi-K2's
     published EAGLE-3 head)."""
-    own = next(group.layer.mixer for group in target.layer_groups if isinstance(group.layer.mixer, Attention))
+    mixers = [group.layer.mixer for group in target.layer_groups if group.layer.mixer is not None]
+    own = next((mixer.softmax_attention for mixer in mixers if mixer.softmax_attention is not None), None)
+    if own is None:
+        raise ForerunError(f"speculation.method: {target.name} has no attention layer, whose heads a draft head copies")
     heads = sizes.num_attention_heads or own.num_heads
     kv_heads = own.num_kv_heads if own.kind == "gqa" else heads
     head_dim = own.head_dim if own.kind == "gqa" else own.value_dim

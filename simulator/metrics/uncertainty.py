@@ -167,7 +167,7 @@ def model_error(
         axes.append(
             Axis(name="steps", deviation=deviation, direction=direction.tolist(), response=_response(base, ends))
         )
-    survivals = _acceptance_ends(scenario)
+    survivals = [] if build.main.sampler is None else _acceptance_ends(scenario)
     if survivals:
         ends = [served(_with_acceptance(scenario, build, seed, survival)) for survival in survivals]
         axes.append(Axis(name=ACCEPTANCE, deviation=1.0, direction=[], response=_response(base, ends)))
