@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from forerun.recent import RecentResults
 from hwprofiles import Chip, KernelLibrary, Link
 from hwprofiles.parameters import FamilyParameters
 from simulator.timing.framework import HOST_COSTS, Framework
@@ -59,7 +59,7 @@ class Assumptions:
         factors = {name: self.factors.get(f"{chip.name}.kernels.{name}", 1.0) for name in KERNEL_FIELDS}
         moved = {name: factor for name, factor in factors.items() if factor != 1.0}
         if moved:
-            return _once(_ScaledKernels, chip, library, moved, *choices)
+            return _once(_ScaledKernels, chip, library, tuple(moved.items()), *choices)
         return _once(KernelLibrary, chip, library, *choices)
 
     def _scaled(self, owner: str, values: Mapping[str, float]) -> dict[str, float]:
@@ -73,24 +73,21 @@ def _with_on_chip(chip: Chip, bandwidth_bytes_per_s: float) -> Chip:
     return chip.model_copy(update={"on_chip": on_chip})
 
 
-def _once(make: Callable[..., T], chip: Chip, *how: Any) -> T:
-    """What is made of a chip: one for all who ask about the same chip in the same way, so that prices are shared."""
-    for (maker, known, *rest), value in list(_LATELY):
-        if maker is make and known is chip and tuple(rest) == how:
-            again: T = value
-            return again
-    made = make(chip, *how)
-    _LATELY.appendleft(((make, chip, *how), made))
-    return made
+def _once(make: Callable[..., T], chip: Chip, *how: Hashable) -> T:
+    """Memoised ``make(chip, *how)``, keyed by the chip's identity, so that runs of one chip share prices."""
+    _, made = _RECENT.get((make, id(chip), *how), lambda: (chip, make(chip, *how)))
+    again: T = made
+    return again
 
 
-_LATELY: deque[tuple[tuple[Any, ...], Any]] = deque(maxlen=64)
+_RECENT: RecentResults[tuple[Chip, Any]] = RecentResults(64)
+"""Beside the chip itself: it stays alive as long as its id is part of a key."""
 
 
 class _ScaledKernels(KernelLibrary):
     """Kernels whose parameters are multiplied where they were not fitted on this chip's own measurements."""
 
-    def __init__(self, chip: Chip, library: str, factors: Factors, *choices: Any) -> None:
+    def __init__(self, chip: Chip, library: str, factors: Iterable[tuple[str, float]], *choices: Any) -> None:
         super().__init__(chip, library, *choices)
         self._factors = dict(factors)
         self._scaled: dict[tuple[str, str], FamilyParameters] = {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,9 @@ from simulator.build import PoolBuild
 from simulator.serving import RequestRecords, SpeculationCounters, StepRecords
 from simulator.step_rows import StepTotals
 from simulator.timing import StagedTimer
+
+if TYPE_CHECKING:
+    from traces import PrefixHashes
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -56,19 +59,20 @@ class StepAudit:
 
     Args:
         pools: in the order of their replicas' numbers.
+        hashes: prefix hashes of the requests; None means that no two requests share KV blocks.
     """
 
-    def __init__(self, pools: tuple[PoolBuild, ...]) -> None:
+    def __init__(self, pools: tuple[PoolBuild, ...], hashes: PrefixHashes | None = None) -> None:
         kinds = [pool for pool in pools for _ in range(pool.replicas)]
-        self.pools = pools
+        self.pools, self._hashes = pools, hashes
         self.totals = StepTotals.none(
             [pool.chips * pool.peak_flops_per_s for pool in kinds],
             [pool.chips * pool.chip.memory.bandwidth_bytes_per_s for pool in kinds],
         )
         self.found: list[str] = []
-        """What is wrong with a step whatever else happened."""
+        """Problems of steps."""
         self.unshared: dict[str, str] = {}
-        """By name of the pool: what is wrong with a step if no two of its sequences share a block."""
+        """By name of the pool: a problem of a step if no two of its sequences share a block, where they could."""
         self._seen = 0
         self._staged: dict[str, FloatArray] = {}
         """Seconds that the steps of each replica of a pipeline need together, by what bounds them."""
@@ -96,7 +100,9 @@ class StepAudit:
     def _look(self, part: PoolSteps) -> None:
         self._note(step_tokens(part))
         self._note(capacity(part))
-        if part.pool.name not in self.unshared:
+        if not part.pool.shares_blocks(self._hashes):
+            self._note(keys_in_blocks(part))
+        elif part.pool.role != "decode" and part.pool.name not in self.unshared:
             for problem in keys_in_blocks(part):
                 self.unshared[part.pool.name] = problem
         if part.staged:
@@ -146,8 +152,6 @@ class Outcome:
     """KV blocks that requests still held after the last of them had ended, all replicas together."""
     refused: int
     """Requests that were turned away, with a reason."""
-    hashed: bool = False
-    """Whether prompts have prefix hashes, so that sequences may share KV blocks."""
     stage_busy_s: float = 0.0
     """Seconds that pipeline stages worked, over all stages."""
     stage_open_s: float = 0.0
@@ -338,13 +342,9 @@ def drafts(outcome: Outcome) -> Iterator[str]:
 def steps(outcome: Outcome) -> Iterator[str]:
     """Problems of single steps, collected while the steps were audited."""
     yield from outcome.steps.found
-    # Requests record what their first pool had cached when it admitted them. Later they may share more blocks.
-    records = outcome.requests
-    unrecorded = bool(records.cached_tokens.any() or records.preemptions.any())
-    for pool in outcome.pools:
-        shared = outcome.hashed and pool.prefix_caching and (unrecorded or pool.role == "decode")
-        if pool.name in outcome.steps.unshared and not shared:
-            yield outcome.steps.unshared[pool.name]
+    # Requests record what was cached when they were first admitted. Resumed ones may share more blocks.
+    if not (outcome.requests.cached_tokens.any() or outcome.requests.preemptions.any()):
+        yield from outcome.steps.unshared.values()
     yield from outcome.steps.overlapping()
 
 

@@ -63,7 +63,7 @@ def speculation_counters(log: RunLog, pool: PoolBuild) -> SpeculationCounters:
 
 def kv_report(build: Build, totals: StepTotals, requests: RequestRecords, log: RunLog) -> KvCacheReport:
     """KV blocks of the main pool's replicas, and what was preempted, found and copied anywhere."""
-    cached = log.stream.prefix_hashes is not None and any(pool.prefix_caching for pool in build.pools)
+    cached = any(pool.shares_blocks(log.stream.prefix_hashes) for pool in build.pools)
     first = sum(pool.replicas for pool in takewhile(lambda pool: pool.role == "prefill", build.pools))
     pool_rows = slice(first, first + build.main.replicas)
     memory, busy = build.memory, float(totals.seconds[pool_rows].sum())
@@ -113,7 +113,6 @@ def replica_use(log: RunLog, totals: StepTotals, kinds: Sequence[PoolBuild]) -> 
     requests = np.bincount(served_by[finished], minlength=count)
     prompts = np.bincount(prompt_by, weights=log.stream.input_tokens[scheduled], minlength=count)
     hits = np.bincount(prompt_by, weights=np.asarray(log.cached_tokens)[scheduled], minlength=count)
-    hashed = log.stream.prefix_hashes is not None
     return tuple(
         ReplicaUse(
             replica=index,
@@ -121,7 +120,7 @@ def replica_use(log: RunLog, totals: StepTotals, kinds: Sequence[PoolBuild]) -> 
             chip=pool.chip.name,
             requests=int(requests[index]),
             prompt_tokens=int(prompts[index]),
-            prefix_hit_tokens=int(hits[index]) if hashed and pool.prefix_caching else None,
+            prefix_hit_tokens=int(hits[index]) if pool.shares_blocks(log.stream.prefix_hashes) else None,
             num_blocks=pool.limits.num_blocks,
             peak_blocks=int(totals.peak_blocks[index]),
             busy_s=float(totals.seconds[index]),

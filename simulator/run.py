@@ -271,7 +271,7 @@ def simulate(
         stream = generate_requests(scenario.workload, seed)
     if not len(stream):
         raise ForerunError("workload: there is no request to serve")
-    audit, decoding, keep_steps = StepAudit(build.pools), DecodeSample(), full_step_rows != 0
+    audit, decoding, keep_steps = StepAudit(build.pools, stream.prefix_hashes), DecodeSample(), full_step_rows != 0
     sampled = build.main.groups is not None
 
     def look(steps: StepRecords) -> None:
@@ -423,7 +423,6 @@ def _outcome(build: Build, log: RunLog, result: RunResult, audit: StepAudit) -> 
         transfers=log.transfers,
         blocks_left=log.blocks_left,
         refused=sum(log.refusals.values()),
-        hashed=log.stream.prefix_hashes is not None,
         stage_busy_s=log.stage_busy_s,
         stage_open_s=log.stage_open_s,
     )

@@ -45,7 +45,7 @@ LAYERS = (
     ("simulator.errors",),
     ("hwprofiles",),
     ("traces",),
-    ("forerun.lazy", "forerun.yaml_files"),
+    ("forerun.lazy", "forerun.recent", "forerun.yaml_files"),
     ("forerun.errors", "forerun.deprecated"),
 )
 """From the top: a package imports only from the layers below it. ``forerun`` is the public API."""

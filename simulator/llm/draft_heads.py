@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from forerun.errors import ForerunError
+from simulator.errors import ForerunError
 from simulator.llm.architecture import Architecture
 from simulator.llm.layers import Attention, DenseMlp, Layer, LayerGroup, Tensor
-from simulator.llm.mixers import CompressedAttention
 
 MOE_INTERMEDIATE_RATIO = 6
 """Feed-forward width over hidden size in the dense layer that drafts for an MoE target, unless given.
@@ -95,25 +94,15 @@ def _layers(
 
 
 def _attention(target: Architecture, sizes: HeadSizes) -> Attention:
-    """Full attention with the heads of the target's first attention layer, whichever keys that layer selects.
-
-    Targets with latent attention: one KV head per head, as Kimi-K2's published EAGLE-3 head. Targets with compressed
-    attention: one KV head, as the target has.
-
-    Raises:
-        ForerunError: a target without attention and without ``speculation.draft`` sizes.
-    """
-    mixers = [getattr(group.layer.mixer, "attention", group.layer.mixer) for group in target.layer_groups]
-    attention = next((mixer for mixer in mixers if isinstance(mixer, Attention | CompressedAttention)), None)
-    if attention is None:
-        raise ForerunError(f"speculation.method: {target.name} has no attention layer that a draft head could copy")
-    heads = sizes.num_attention_heads or attention.num_heads
-    if isinstance(attention, CompressedAttention):
-        kv_heads, head_dim = 1, attention.head_dim
-    elif attention.kind == "gqa":
-        kv_heads, head_dim = attention.num_kv_heads, attention.head_dim
-    else:
-        kv_heads, head_dim = heads, attention.value_dim
+    """Full attention with the target's heads; where the target has latent attention, one KV head per head (as Kimi-K2's
+    published EAGLE-3 head)."""
+    mixers = [group.layer.mixer for group in target.layer_groups if group.layer.mixer is not None]
+    own = next((mixer.softmax_attention for mixer in mixers if mixer.softmax_attention is not None), None)
+    if own is None:
+        raise ForerunError(f"speculation.method: {target.name} has no attention layer, whose heads a draft head copies")
+    heads = sizes.num_attention_heads or own.num_heads
+    kv_heads = own.num_kv_heads if own.kind == "gqa" else heads
+    head_dim = own.head_dim if own.kind == "gqa" else own.value_dim
     return Attention(heads, sizes.num_key_value_heads or kv_heads, sizes.head_dim or head_dim)
 
 

@@ -74,6 +74,11 @@ class Mixer:
         return context_tokens * self.kv_elements_per_token
 
     @property
+    def softmax_attention(self) -> Attention | None:
+        """Heads of the attention that it computes, as a draft head copies them; None for a recurrent layer."""
+        return None
+
+    @property
     def windows(self) -> tuple[int | None, ...]:
         """Windows of the keys that its kernels read, in tokens; None is every key."""
         return ()
@@ -136,6 +141,11 @@ class Attention(Mixer):
     """Values are the keys before norm and rotation, so there is no value projection; both are cached (Gemma 4)."""
 
     label: ClassVar[str] = "attention"
+
+    @property
+    def softmax_attention(self) -> Attention:
+        """Itself."""
+        return self
 
     @property
     def heads(self) -> int:

@@ -281,6 +281,11 @@ class SharedKvAttention(Mixer):
     label: ClassVar[str] = "shared-KV attention"
 
     @property
+    def softmax_attention(self) -> Attention:
+        """That of the layer that it reads."""
+        return self.attention
+
+    @property
     def heads(self) -> int:
         """Query heads."""
         return self.attention.num_heads
@@ -307,6 +312,11 @@ class SelectiveAttention(Mixer):
     """Attention that reads the keys which an index of their own chooses; every key stays in the cache all the same."""
 
     attention: Attention
+
+    @property
+    def softmax_attention(self) -> Attention:
+        """The attention over the keys that the index chooses."""
+        return self.attention
 
     @property
     def heads(self) -> int:
@@ -438,6 +448,11 @@ class CompressedAttention(Mixer):
     index_heads: int = 0
     index_head_dim: int = 0
     label: ClassVar[str] = "compressed attention"
+
+    @property
+    def softmax_attention(self) -> Attention:
+        """Multi-query attention with its heads, over uncompressed keys."""
+        return Attention(self.num_heads, 1, self.head_dim)
 
     @property
     def heads(self) -> int:

@@ -168,7 +168,7 @@ def model_error(
         axes.append(
             Axis(name="steps", deviation=deviation, direction=direction.tolist(), response=_response(base, ends))
         )
-    survivals = _acceptance_ends(scenario)
+    survivals = [] if build.main.sampler is None else _acceptance_ends(scenario)
     if survivals:
         ends = [served(_with_acceptance(scenario, build, seed, survival)) for survival in survivals]
         axes.append(Axis(name=ACCEPTANCE, deviation=1.0, direction=[], response=_response(base, ends)))
@@ -235,8 +235,6 @@ def _acceptance_ends(scenario: Scenario) -> list[FloatArray]:
     if speculation is None or speculation.acceptance is None or speculation.acceptance.log is not None:
         return []
     survival = [float(share) for share in draft_survival(speculation)]
-    if not survival:  # method: none
-        return []
     return [np.asarray(scaled_survival(survival, factor)) for factor in ACCEPTANCE_ENDS]
 
 

@@ -49,9 +49,10 @@ _weyl_steps = np.empty(0, dtype=np.uint64)
 def _weyl(count: int) -> NDArray[np.uint64]:
     """The first ``count`` multiples of the golden ratio; kept, as every stream uses them."""
     global _weyl_steps
-    if len(_weyl_steps) < count:
-        _weyl_steps = np.arange(1, max(count, 2 * len(_weyl_steps), 4096) + 1, dtype=np.uint64) * np.uint64(GOLDEN)
-    return _weyl_steps[:count]
+    steps = _weyl_steps  # another thread may put a shorter array in its place
+    if len(steps) < count:
+        _weyl_steps = steps = np.arange(1, max(count, 2 * len(steps), 4096) + 1, dtype=np.uint64) * np.uint64(GOLDEN)
+    return steps[:count]
 
 
 def _mix_scalar(value: int) -> int:

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.recent import RecentResults
 from hwprofiles import BASES, AttentionShape, KernelLibrary, KernelTime, Link, weakest
 from hwprofiles.dtypes import VARIANT
 from hwprofiles.formulas import ARRAY
@@ -279,30 +280,33 @@ def price(call: Call, library: KernelLibrary) -> Kernel:
     return one._replace(exposed=np.where(call.beside, least, 1.0))
 
 
-_LATELY: dict[tuple[Any, ...], KernelTime] = {}
-_MOST_LATELY = 256
-_LONGEST_LATELY = 4096
+_RECENT_TIMES: RecentResults[KernelTime] = RecentResults(256)
+_LONGEST_KEPT = 4096
+"""Elements of an array of sizes; longer ones are not kept."""
 
 
 def _timed(library: KernelLibrary, op: str, sizes: Mapping[str, Num]) -> KernelTime:
-    """A kernel at its sizes; what there is, where equal arrays were asked for lately: the tables of engines that
-    differ in their captured graphs alone hold the same counts beyond those."""
+    """Memoised kernel time, keyed by library, operation and sizes.
+
+    Tables of engines that differ in their captured graphs alone hold the same counts beyond those.
+    """
     arrays = [value for value in sizes.values() if isinstance(value, np.ndarray)]
-    if not arrays or max(value.size for value in arrays) > _LONGEST_LATELY:
+
+    def timed() -> KernelTime:
         time: KernelTime = getattr(library, op)(**sizes)
         return time
-    values = ((v.dtype, v.shape, v.tobytes()) if isinstance(v, np.ndarray) else v for v in sizes.values())
-    key = (library, op, *sizes, *values)
-    known = _LATELY.pop(key, None)
-    if known is None:
-        known = getattr(library, op)(**sizes)
-        for part in known:
+
+    def kept() -> KernelTime:
+        time = timed()
+        for part in time:
             if isinstance(part, np.ndarray):
                 part.flags.writeable = False
-        if len(_LATELY) >= _MOST_LATELY:
-            del _LATELY[next(iter(_LATELY))]
-    _LATELY[key] = known
-    return known
+        return time
+
+    if not arrays or max(value.size for value in arrays) > _LONGEST_KEPT:
+        return timed()
+    values = ((v.dtype, v.shape, v.tobytes()) if isinstance(v, np.ndarray) else v for v in sizes.values())
+    return _RECENT_TIMES.get((library, op, *sizes, *values), kept)
 
 
 def kernel_sizes(call: Call) -> dict[str, Num]:

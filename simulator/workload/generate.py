@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.recent import RecentResults
 from simulator.errors import ForerunError
 from simulator.memory import refuse_if_larger_than_memory
 from simulator.settings import LONGEST_S
@@ -176,20 +177,21 @@ def _trace_table(workload: WorkloadConfig, trace: str) -> RequestTable:
     if file.is_file():
         state = file.stat()
         key += (file.resolve(), state.st_mtime_ns, state.st_size)
-    if not file.is_file() or key not in _LAST_READ:
-        table = read_requests(
+
+    def read() -> RequestTable:
+        return read_requests(
             trace,
             format=workload.format,
             on_error=workload.on_error,
             limit=workload.num_requests,
             columns=workload.columns,  # type: ignore[arg-type]  # keys are words of a list
         )
-        _LAST_READ.clear()  # one at a time: a study asks for the same trace over and over
-        _LAST_READ[key] = table
-    return _LAST_READ[key]
+
+    return _RECENT_TRACE.get(key, read) if file.is_file() else read()
 
 
-_LAST_READ: dict[tuple[object, ...], RequestTable] = {}
+_RECENT_TRACE: RecentResults[RequestTable] = RecentResults(1)
+"""One table: a study asks for the same trace over and over, and tables are large."""
 
 
 def _from_trace(workload: WorkloadConfig, trace: str, rng: np.random.Generator) -> RequestStream:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from simulator.errors import ForerunError
 from simulator.serving.compiled import engine_module
@@ -23,6 +23,7 @@ from simulator.timing import EngineTimer, ModelTimer, StagedTimer, tracked_longe
 if TYPE_CHECKING:
     from simulator.serving.engine import Engine, NoPrefixCache, Scheduler, Sequence
     from simulator.speculation.attention_level.drawn import DrawnHits, DrawnTimer
+    from traces import PrefixHashes
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,10 +156,14 @@ class Pool:
         is_custom = isinstance(make, type) and issubclass(make, engine_module(interpreted=True).Scheduler)
         return is_custom or self.stepping == "exact-steps"
 
+    def shares_blocks(self, hashes: PrefixHashes | None) -> TypeGuard[PrefixHashes]:
+        """Whether its requests can share KV blocks: prefix caching is on, and the requests have prefix hashes."""
+        return hashes is not None and self.prefix_caching
+
     def _caches(self, engine: Any, log: RunLog, replica: int) -> Iterator[NoPrefixCache]:
         """The prefix cache of each attention group; a router that asks who holds what is told of the first."""
         hashes, groups = log.stream.prefix_hashes, self.limits.groups
-        if hashes is None or not self.prefix_caching:
+        if not self.shares_blocks(hashes):
             yield from (engine.NoPrefixCache() for _ in range(groups))
             return
         if hashes.block_tokens % self.limits.block_size:

@@ -1,0 +1,83 @@
+"""Caches that the threads of a dashboard share."""
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from forerun.recent import RecentResults
+from hwprofiles import KernelLibrary, load_chip
+from simulator.assumptions import Assumptions
+from simulator.speculation import acceptance
+from simulator.timing.kernels import _timed
+from simulator.workload import WorkloadConfig, generate_requests
+
+THREADS = 8
+
+
+@pytest.fixture(autouse=True)
+def frequent_switches():
+    """Threads take turns as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def at_once(work, count):
+    """What ``work`` of 0, 1, ... returns in threads that run at the same time."""
+    with ThreadPoolExecutor(THREADS) as pool:
+        return list(pool.map(work, range(count)))
+
+
+def test_results_are_shared_and_bounded():
+    results = RecentResults(3)
+    for number in range(5):
+        results.get(number, lambda number=number: number)
+    assert [results.get(number, lambda: "made again") for number in (2, 3, 4)] == [2, 3, 4]
+    assert results.get(0, lambda: "made again") == "made again"
+
+
+def test_threads_that_make_one_result_get_the_same():
+    results = RecentResults(4)
+    found = at_once(lambda n: (n % 6, results.get(n % 6, lambda: [n % 6])), 5000)
+    assert all(value == [key] for key, value in found)
+
+
+def test_traces_read_by_threads(tmp_path):
+    counts = (1, 2, 3)
+    for count in counts:
+        rows = "".join(f"{n},100,{10 + count}\n" for n in range(count))
+        (tmp_path / f"{count}.csv").write_text(f"arrival_s,input_tokens,output_tokens\n{rows}")
+
+    def read(number):
+        count = counts[number % len(counts)]
+        workload = WorkloadConfig.model_validate({"trace": str(tmp_path / f"{count}.csv")})
+        return generate_requests(workload, 0).output_tokens.tolist() == [10 + count] * count
+
+    assert all(at_once(read, 300))
+
+
+def test_kernels_priced_by_threads():
+    library = KernelLibrary(load_chip("h100-sxm"), "vllm")
+
+    def priced(number):
+        rows = np.array([1 + number % 400])
+        return _timed(library, "gemm", {"m": rows, "n": 64, "k": 64, "dtype": "bf16"})
+
+    found = at_once(priced, 1500)
+    assert all(time.seconds > 0 for time in found)
+
+
+def test_kernel_libraries_are_shared_by_threads():
+    chip = load_chip("h100-sxm")
+    for factor in (2.0, 3.0):
+        made = Assumptions({"h100-sxm.kernels.launch_s": factor})
+        assert len({id(library) for library in at_once(lambda _, made=made: made.kernels(chip, "vllm"), 200)}) == 1
+
+
+def test_draws_of_threads_are_whole(monkeypatch):
+    monkeypatch.setattr(acceptance, "_weyl_steps", np.empty(0, dtype=np.uint64))
+    sizes = [5000 + 1000 * (n % 7) for n in range(400)]
+    assert [len(steps) for steps in at_once(lambda n: acceptance._weyl(sizes[n]), len(sizes))] == sizes
