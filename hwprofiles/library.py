@@ -336,8 +336,9 @@ class KernelLibrary:
             return by_format(dtype, lambda one: self.gemm(m, n, k, one))
         key = (m, n, k, dtype)
         scalar = all_plain(m, n, k)
-        if scalar and key in self._gemms:
-            return self._gemms[key]
+        known = self._gemms.get(key) if scalar else None
+        if known is not None:
+            return known
         parameters = cast(GemmParameters, self.parameters("gemm", dtype))
         limits = self.limits(dtype)
         wide = 4.0 if dtype in ("fp32", "tf32") else 2.0

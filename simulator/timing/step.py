@@ -112,10 +112,13 @@ class DecodeTable:
         points = np.arange(cells + 1, dtype=np.float64) * cell_tokens(batches)[:, None]
         points[:, 0] = 1.0
         values = np.asarray(self._formula(batches[:, None], query_len, points), dtype=np.float64)
-        for batch, costs in zip(batches.tolist(), values, strict=True):
-            if batch == seqs or (batch, query_len) not in self._rows:
-                self._rows[batch, query_len] = (int(cell_tokens(batch)), costs.tolist(), costs)
-        return self._rows[seqs, query_len]
+        made = {
+            (batch, query_len): (int(cell_tokens(batch)), costs.tolist(), costs)
+            for batch, costs in zip(batches.tolist(), values, strict=True)
+            if batch == seqs or (batch, query_len) not in self._rows
+        }
+        self._rows.update(made)
+        return made[seqs, query_len]  # the table may hold another thread's shorter row by now
 
 
 def fresh_prompt_seconds(

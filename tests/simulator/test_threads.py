@@ -11,6 +11,7 @@ from hwprofiles import KernelLibrary, load_chip
 from simulator.assumptions import Assumptions
 from simulator.speculation import acceptance
 from simulator.timing.kernels import _timed
+from simulator.timing.step import DecodeTable
 from simulator.workload import WorkloadConfig, generate_requests
 
 THREADS = 8
@@ -75,6 +76,27 @@ def test_kernel_libraries_are_shared_by_threads():
     for factor in (2.0, 3.0):
         made = Assumptions({"h100-sxm.kernels.launch_s": factor})
         assert len({id(library) for library in at_once(lambda _, made=made: made.kernels(chip, "vllm"), 200)}) == 1
+
+
+def test_gemms_of_threads_outlive_the_cache(monkeypatch):
+    monkeypatch.setattr("hwprofiles.library._CACHE_ENTRIES", 2)
+    library = KernelLibrary(load_chip("h100-sxm"), "vllm")
+    assert all(time.seconds > 0 for time in at_once(lambda n: library.gemm(1 + n % 3, 64, 64, "bf16"), 2000))
+
+
+def test_a_shorter_row_of_another_thread_does_not_cut_a_decode_table():
+    """Another thread may store a shorter row of the same batch at any time; here it always does."""
+
+    class Shortening(dict):
+        def __setitem__(self, key, row):
+            self.update({key: row})
+
+        def update(self, made):
+            super().update({key: (width, points[:2], costs[:2]) for key, (width, points, costs) in made.items()})
+
+    table = DecodeTable(lambda seqs, query_len, keys: keys * 1e-9)
+    table._rows = Shortening()
+    assert table(4, 1, 100_000) == pytest.approx(1e-4)
 
 
 def test_draws_of_threads_are_whole(monkeypatch):
