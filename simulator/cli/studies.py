@@ -372,7 +372,7 @@ def plan(
             )
         show(result, json_file, out)
     if emit_name is not None and result.best is not None and json_file != STDOUT:
-        print(artefact_of(emit_name, study.scenario.with_values(result.best["set"])))
+        print(artefact_of(emit_name, result.scenario))
     return 0 if result.best is not None else EXIT_NOTHING_HOLDS
 
 

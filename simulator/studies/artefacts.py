@@ -246,13 +246,14 @@ def hpa(scenario: Scenario) -> str:
 
 
 def guidellm(scenario: Scenario) -> str:
-    """``guidellm run`` (v0.8) with the scenario's rate and mean lengths."""
+    """``guidellm run`` (v0.8) with the scenario's rate and mean token counts."""
     rate, prompt, answer, count = _traffic(scenario)
     profile = "kind=throughput" if rate is None else f"kind=poisson,rate={rate:g}"
     words = ["guidellm", "run", "--backend", f"kind=openai_http,target={URL}", "--profile", profile]
     words += ["--constraint", f"kind=max_requests,count={count}"]
     words += ["--data", f"kind=synthetic_text,prompt_tokens={prompt},output_tokens={answer}"]
-    return shlex.join([*words, "--tokenizer", f"kind=huggingface_auto,model={model_name(scenario)}"])
+    words += ["--tokenizer", f"kind=huggingface_auto,model={model_name(scenario)}"]
+    return _benchmark(scenario, rate, words)
 
 
 def aiperf(scenario: Scenario) -> str:
@@ -266,7 +267,7 @@ def aiperf(scenario: Scenario) -> str:
         words += ["--request-rate", f"{rate:g}"]
     elif arrivals is not None and arrivals.max_concurrency is not None:
         words += ["--concurrency", str(arrivals.max_concurrency)]
-    return shlex.join(words)
+    return _benchmark(scenario, rate, words)
 
 
 def vllm_bench(scenario: Scenario) -> str:
@@ -280,7 +281,17 @@ def vllm_bench(scenario: Scenario) -> str:
         words += ["--burstiness", f"{arrivals.burstiness:g}"]
     if arrivals is not None and arrivals.max_concurrency is not None:
         words += ["--max-concurrency", str(arrivals.max_concurrency)]
-    return shlex.join([*words, "--ignore-eos", "--percentile-metrics", "ttft,tpot,itl,e2el", "--save-result"])
+    words += ["--ignore-eos", "--percentile-metrics", "ttft,tpot,itl,e2el", "--save-result"]
+    return _benchmark(scenario, rate, words)
+
+
+def _benchmark(scenario: Scenario, rate: float | None, words: Sequence[str]) -> str:
+    """A benchmark's command; a comment says what the URL has to be where several replicas share the rate."""
+    copies = sum(part.hardware.replicas for _, role, part in _parts(scenario) if role != "decode")
+    command = shlex.join(words)
+    if copies == 1 or rate is None:
+        return command
+    return f"# {URL} is the router of {copies} replicas; a replica alone gets {rate / copies:.4g} req/s\n{command}"
 
 
 ARTEFACTS: dict[str, Callable[[Scenario], str]] = {

@@ -155,7 +155,9 @@ class WorkloadConfig(Section):
     output_tokens: PositiveInt | LengthConfig | None = None
     """Generated tokens, the first one included."""
     num_requests: PositiveInt | None = None
-    """How many requests; with a trace, its first ``num_requests`` rows (default: all)."""
+    """How many requests; with a trace, ``num_requests`` of its rows (default: all)."""
+    skip_requests: Annotated[int, Field(ge=0, le=10**12)] = 0
+    """Rows of the trace to leave out before the first request; the others arrive as if the trace began there."""
     priorities: Annotated[tuple[Annotated[int, Field(ge=-(10**9), le=10**9)], ...], Field(strict=False)] | None = None
     """Priorities drawn with equal chance for each request (each session); lower goes first under ``engine.scheduler:
     priority``. Default: all have 0."""
@@ -191,7 +193,7 @@ class WorkloadConfig(Section):
                         "replaces the whole section)"
                     )
             return self
-        for name in ("format", "columns", "on_error"):
+        for name in ("format", "columns", "on_error", "skip_requests"):
             if getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"{name} is about a trace and there is none; remove it, or give trace")
         for name in ("arrivals", "input_tokens", "output_tokens", "num_requests"):

@@ -172,20 +172,27 @@ def _trace_table(workload: WorkloadConfig, trace: str) -> RequestTable:
     from traces.catalogue import resolve
 
     columns = None if workload.columns is None else tuple(workload.columns.items())
-    key: tuple[object, ...] = (trace, workload.format, workload.on_error, workload.num_requests, columns)
+    skipped = workload.skip_requests
+    limit = None if workload.num_requests is None else workload.num_requests + skipped
+    key: tuple[object, ...] = (trace, workload.format, workload.on_error, limit, skipped, columns)
     file = resolve(trace)
     if file.is_file():
         state = file.stat()
         key += (file.resolve(), state.st_mtime_ns, state.st_size)
 
     def read() -> RequestTable:
-        return read_requests(
+        table = read_requests(
             trace,
             format=workload.format,
             on_error=workload.on_error,
-            limit=workload.num_requests,
+            limit=limit,
             columns=workload.columns,  # type: ignore[arg-type]  # keys are words of a list
         )
+        if not skipped:
+            return table
+        if skipped >= len(table):
+            raise ForerunError(f"workload.skip_requests: {skipped} skipped, {trace} has {len(table)} requests")
+        return table.take(slice(skipped, None)).from_time_zero()
 
     return _RECENT_TRACE.get(key, read) if file.is_file() else read()
 

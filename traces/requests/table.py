@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -227,6 +227,12 @@ class RequestTable:
             pairs = place[self.follows]
             parts["follows"] = pairs[np.all(pairs >= 0, axis=1)]
         return RequestTable(**parts)
+
+    def from_time_zero(self) -> RequestTable:
+        """The same requests, of which the first arrives at 0."""
+        if self.arrival_s is None or not len(self):
+            return self
+        return replace(self, arrival_s=self.arrival_s - self.arrival_s[0])
 
     def head(self, count: int) -> RequestTable:
         """The first ``count`` requests."""

@@ -16,7 +16,7 @@ from simulator.errors import ArgumentError, ForerunError
 from simulator.metrics import forerun_version, jsonable, scenario_document
 from simulator.metrics.usage import main_bottleneck, tokens_per_joule, usd_per_million_tokens
 from simulator.result import StudyResult, Summary
-from simulator.scenario import is_log, scenario_from
+from simulator.scenario import Scenario, is_log, scenario_from
 from simulator.studies.engine_flags import launch_flags
 from simulator.studies.paired import chance_words
 from simulator.studies.plan.objectives import RESAMPLES, latency_words, limits_words, objective_of
@@ -224,6 +224,12 @@ class PlanResult(StudyResult):
         return best
 
     @property
+    def scenario(self) -> Scenario:
+        """The best deployment under the load that was planned for; without one, the scenario as it was."""
+        changes = {} if self.best is None else {**(self.document["load"] or {}), **self.best["set"]}
+        return scenario_from(self.document["scenario"], "plan").with_values(changes)
+
+    @property
     def title(self) -> str:
         """Model and goal."""
         rate = self.document["request_rate"]
@@ -379,6 +385,7 @@ def plan_document(plan: Plan) -> Document:
             "power_budget_w": plan.options.power_budget_w,
             "slo": plan.objective.document(),
             "ranked_by": "max_rate" if plan.rate is None else "usd_per_hour" if plan.by_price else "chips",
+            "load": _load_values(plan),
             "candidates": candidates,
             "best": candidates[0] if best is not None else None,
             "next_cheaper": None if cheaper is None else {"layout": cheaper.name, "reason": cheaper.reason},
@@ -397,6 +404,12 @@ def plan_document(plan: Plan) -> Document:
     )
     assert isinstance(document, dict)
     return document
+
+
+def _load_values(plan: Plan) -> Document | None:
+    """Fields of the workload that offer what is planned for: the rate of the plan, or the winner's highest."""
+    rate = plan.rate if plan.rate is not None or plan.best is None else plan.best.max_rate
+    return None if rate is None or plan.load is None else plan.load.values_at(plan.study.scenario, rate)
 
 
 def candidate_document(plan: Plan, candidate: Candidate) -> Document:
@@ -504,7 +517,8 @@ def conclusion(plan: Plan) -> str:
         return f"{words}{sure}; {binds} there."
     at = f"at {plan.rate:.3g} req/s"
     if plan.options.growth != 1.0:
-        at += f" ({plan.options.growth:g} times today's)"
+        window = plan.load.window if plan.load is not None else ""
+        at += f" ({plan.options.growth:g} times {f'the rate of {window}' if window else 'today'})"
     words = (
         f"{best.name} ({chips}) is the {'cheapest' if plan.by_price else 'smallest'} layout that holds {limits} {at}: "
     )

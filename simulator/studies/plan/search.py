@@ -143,6 +143,8 @@ class Plan:
     candidates: list[Candidate] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     runs: int = 0
+    load: Load | None = None
+    """How the requests are offered."""
     headroom_cases: HeadroomCases | None = None
     """How the best does when things change; None where that was not asked, or nothing holds."""
 
@@ -174,6 +176,9 @@ def make_plan(
     by_price = bool(usable) and all(layout.usd_per_hour is not None for layout in usable)
     plan = Plan(study, objective, options, rate, by_price)
     plan.notes += _notes(study, usable, by_price)
+    if load.window:
+        plan.notes.append(f"{study.scenario.workload.trace}: every run plays {load.window}")
+    plan.load = load
     refused = [Candidate(layout, counts[0], "refused", layout.refused) for layout in candidates if layout.refused]
     with Workers(options.jobs or cores() if options.jobs != 1 else 0) as workers:
         if rate is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import ceil, inf, sqrt
 from typing import Any
@@ -40,9 +40,17 @@ class Load:
     """Requests per second of the scenario as it is, where that is known."""
     requests: int | None
     """Requests of a run; None leaves the scenario's own number, at least."""
+    skipped: int = 0
+    """Rows of a trace before the first request that is played."""
+    window: str = ""
+    """The part of a trace that is played, in words; empty where it is the whole trace."""
 
     def at(self, scenario: Scenario, rate: float) -> Scenario:
         """The scenario with ``rate`` requests per second."""
+        return scenario.with_values(self.values_at(scenario, rate))
+
+    def values_at(self, scenario: Scenario, rate: float) -> dict[str, Any]:
+        """The fields of the workload, by dotted path, that offer ``rate`` requests per second."""
         workload = scenario.workload
         changes: dict[str, Any] = {}
         if self.kind == "trace":
@@ -56,20 +64,25 @@ class Load:
                 if arrivals.burstiness is not None:
                     kept["burstiness"] = arrivals.burstiness  # type: ignore[assignment]
             changes["arrivals"] = {"process": "poisson", **kept, "request_rate": rate}
-        if self.requests is not None:
-            changes["num_requests"] = self.requests
-        return scenario.with_values({f"workload.{name}": value for name, value in changes.items()})
+        return {f"workload.{name}": value for name, value in (changes | self._part()).items()}
+
+    def _part(self) -> dict[str, int]:
+        """Fields of the workload that choose the requests of a run."""
+        part = {} if self.requests is None else {"num_requests": self.requests}
+        return part | ({"skip_requests": self.skipped} if self.skipped else {})
 
     def most_telling_rate(self, scenario: Scenario, longest_wait_s: float) -> float:
         """Rate above which a run of this load would be too short for a verdict."""
         if scenario.workload.trace is not None:
-            count = len(population(self._limited(scenario).workload).input_tokens)
+            count = len(population(self.limited(scenario).workload).input_tokens)
         else:
             count = self.requests or scenario.workload.num_requests or 1
         return count / max(LEAST_SPAN_S, LEAST_SPAN_LIMITS * longest_wait_s)
 
-    def _limited(self, scenario: Scenario) -> Scenario:
-        return scenario if self.requests is None else scenario.with_values({"workload.num_requests": self.requests})
+    def limited(self, scenario: Scenario) -> Scenario:
+        """The scenario with the requests of a run."""
+        part = {f"workload.{name}": value for name, value in self._part().items()}
+        return scenario.with_values(part) if part else scenario
 
     def long_enough(self, scenario: Scenario, rate: float, longest_wait_s: float) -> Load:
         """The same load over enough requests for a verdict at ``rate``; traces and given numbers stay as they are."""
@@ -77,7 +90,7 @@ class Load:
             return self
         span = max(SPAN_S, SPAN_LIMITS * longest_wait_s)
         num_requests = scenario.workload.num_requests or 0
-        return Load(self.kind, self.recorded_rate, max(num_requests, min(MOST_REQUESTS, ceil(span * rate))))
+        return replace(self, requests=max(num_requests, min(MOST_REQUESTS, ceil(span * rate))))
 
 
 def load_of(scenario: Scenario, requests: int | None, *, own_arrivals: bool) -> Load:
@@ -94,14 +107,33 @@ def load_of(scenario: Scenario, requests: int | None, *, own_arrivals: bool) -> 
     workload = scenario.workload
     arrivals = workload.arrivals
     replayed = workload.trace is not None and (arrivals is None or arrivals.process == "trace")
+    skipped, window = _busiest(scenario, requests) if replayed and requests is not None else (0, "")
     if own_arrivals and replayed:
-        limited = scenario if requests is None else scenario.with_values({"workload.num_requests": requests})
-        trace_rate = population(limited.workload).trace_rate
+        load = Load("trace", None, requests, skipped, window)
+        trace_rate = population(load.limited(scenario).workload).trace_rate
         if trace_rate is None:
             raise ForerunError(f"workload.trace: {workload.trace}: arrivals that span no time have no rate to plan for")
-        return Load("trace", trace_rate, requests)
+        return replace(load, recorded_rate=trace_rate)
     rate = arrivals.request_rate if arrivals is not None else None
-    return Load("process", rate, requests)
+    return Load("process", rate, requests, skipped, window)
+
+
+def _busiest(scenario: Scenario, requests: int) -> tuple[int, str]:
+    """Rows before the ``requests`` consecutive requests of a trace that arrive in the shortest time, and their span."""
+    arrival_s = generate_requests(scenario.workload, 0).arrival_s
+    if len(arrival_s) <= requests:
+        return 0, ""
+    spans = arrival_s[requests - 1 :] - arrival_s[: len(arrival_s) - requests + 1]
+    first = int(np.argmin(spans))
+    begin, end = (_clock(float(arrival_s[row])) for row in (first, first + requests - 1))
+    words = f"its busiest {requests:,} requests in a row, from {begin} to {end} after its first of {len(arrival_s):,}"
+    return scenario.workload.skip_requests + first, words
+
+
+def _clock(seconds: float) -> str:
+    """``H:MM:SS``."""
+    minutes, left = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{left:02}"
 
 
 FAULTS = (ForerunError, InvariantError, StalledError)

@@ -1,0 +1,78 @@
+"""What a plan is for: the rate of its benchmark commands, and the part of a long trace that stands for it."""
+
+import re
+
+import numpy as np
+import pytest
+
+from simulator.errors import ForerunError
+from simulator.scenario import scenario_from
+from simulator.studies.artefacts import artefact
+from simulator.studies.plan.document import plan
+from simulator.workload import generate_requests
+
+CHAT = {"model": "llama-3.1-8b", "hardware": {"chip": "h100-sxm"}, "workload": {"trace": "azure-conv-2023"}}
+QUICK = {
+    "slo": {"p99_ttft_ms": 2000, "p99_tpot_ms": 80},
+    "vary": {"hardware.tensor_parallel": [1], "engine.max_num_batched_tokens": [8192]},
+    "replications": 1,
+    "requests": 300,
+    "headroom": False,
+    "interval": False,
+    "jobs": 1,
+}
+RATE = {"vllm-bench": r"--request-rate (\S+)", "guidellm": r"rate=([\d.]+)", "aiperf": r"--request-rate (\S+)"}
+
+
+@pytest.mark.parametrize("name", RATE)
+@pytest.mark.parametrize("load", [{"rate": 40.0}, {"growth": 8.0}, {"max_rate": True}])
+def test_benchmark_commands_offer_the_planned_rate(name, load):
+    planned = plan(scenario_from(CHAT, "chat"), **QUICK | load)
+    text = artefact(name, planned.scenario)
+    rate = planned.document["request_rate"] or planned.best["max_rate"]
+    assert float(re.search(RATE[name], text)[1]) == pytest.approx(rate, rel=5e-3)
+    replicas = planned.best["replicas"]
+    assert (f"router of {replicas} replicas" in text) == (replicas > 1)
+    if replicas > 1:
+        assert f"{rate / replicas:.3g}" in text.split("\n")[0]
+
+
+@pytest.fixture
+def day(tmp_path):
+    """A log whose requests come every 10 s, but for an hour in which they come every second."""
+    gaps = np.full(5000, 10.0)
+    gaps[2000:3500] = 1.0
+    arrival = np.cumsum(gaps)
+    path = tmp_path / "day.csv"
+    rows = [f"{at:.1f},{100 + n % 7},{20 + n % 5}" for n, at in enumerate(arrival)]
+    path.write_text("arrival_s,input_tokens,output_tokens\n" + "\n".join(rows) + "\n")
+    return path
+
+
+@pytest.mark.parametrize("load", [{}, {"growth": 3.0}])
+def test_a_part_of_a_trace_is_its_busiest(day, load):
+    data = CHAT | {"workload": {"trace": str(day)}}
+    planned = plan(scenario_from(data, "day"), **QUICK | load | {"requests": 1000})
+    assert planned.document["request_rate"] == pytest.approx(load.get("growth", 1.0), rel=0.01)
+    assert any("busiest 1,000 requests in a row, from 5:33:10 to 5:49:49" in note for note in planned.document["notes"])
+    played = generate_requests(planned.scenario.workload, 0)
+    assert len(played) == 1000
+    assert played.arrival_s[-1] == pytest.approx(999 / load.get("growth", 1.0))
+
+
+def test_skipped_rows_begin_at_time_zero(day):
+    def stream(**part):
+        return generate_requests(scenario_from(CHAT | {"workload": {"trace": str(day)} | part}, "day").workload, 0)
+
+    whole, part = stream(), stream(skip_requests=1990, num_requests=20)
+    assert part.arrival_s.tolist() == (whole.arrival_s[1990:2010] - whole.arrival_s[1990]).tolist()
+    assert part.input_tokens.tolist() == whole.input_tokens[1990:2010].tolist()
+    with pytest.raises(ForerunError, match=r"workload.skip_requests: 5000 skipped, .* has 5000 requests"):
+        stream(skip_requests=5000)
+    with pytest.raises(ForerunError, match="skip_requests is about a trace"):
+        scenario_from(
+            CHAT
+            | {"workload": {"arrivals": {"process": "burst"}, "input_tokens": 1, "output_tokens": 1, "num_requests": 1,
+                            "skip_requests": 1}},
+            "none",
+        )  # fmt: skip
