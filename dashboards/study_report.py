@@ -125,7 +125,7 @@ def plan_summary_html(result: StudyResult) -> str:
         ),
         footer(f"Forerun {result.document['version']}", *_marks(result)),
     ]
-    return page_html(f"In short: {result.title} · Forerun", "\n".join(sections), {})
+    return page_html(f"Summary: {result.title} · Forerun", "\n".join(sections), {})
 
 
 def study_markdown(result: StudyResult) -> str:

@@ -1,10 +1,12 @@
-"""The one exception that all four packages raise for what they were given, and the wording of its message."""
+"""The exception that all packages raise for bad input, the wording of its message, and warnings about old names."""
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 LONGEST_MESSAGE = 1000
 """Characters of an error message; whatever is longer has swallowed a file."""
@@ -70,3 +72,21 @@ def shown(value: object, width: int = 40) -> str:
     except (ValueError, RecursionError):  # an integer of thousands of digits, a structure nested too deep
         text = f"<{type(value).__name__}>"
     return text if len(text) <= width else f"{text[: width - 3]}..."
+
+
+def warn_renamed(old: str, new: str) -> None:
+    """Warn that ``old`` is now ``new``, at the caller's caller."""
+    warnings.warn(f"{old} is now {new}; the old name goes in the next release", DeprecationWarning, stacklevel=3)
+
+
+def with_new_names(data: Any, renamed: Mapping[str, str]) -> Any:
+    """``data`` with old keys replaced by new ones, if it is a mapping that has any.
+
+    >>> with_new_names({"a": 1}, {"old": "new"})
+    {'a': 1}
+    """
+    if not isinstance(data, Mapping) or not renamed.keys() & data.keys():
+        return data
+    for old in renamed.keys() & data.keys():
+        warn_renamed(old, renamed[old])
+    return {renamed.get(key, key): value for key, value in data.items()}

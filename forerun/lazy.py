@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from forerun.deprecated import warn_renamed
+from forerun.errors import warn_renamed
 
 PLACE = re.compile(r"^from (\S+) import (\w+) as \2$", re.MULTILINE)
 """A line of a stub: the module and the name."""

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import model_validator
 
-from forerun.deprecated import with_new_names
+from forerun.errors import with_new_names
 from hwprofiles.records import Fit, Fraction, NonNegative, Positive, Record, Share, Source
 
 PASS_TOKENS = 16

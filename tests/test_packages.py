@@ -46,7 +46,7 @@ LAYERS = (
     ("hwprofiles",),
     ("traces",),
     ("forerun.lazy", "forerun.recent", "forerun.yaml_files"),
-    ("forerun.errors", "forerun.deprecated"),
+    ("forerun.errors",),
 )
 """From the top: a package imports only from the layers below it. ``forerun`` is the public API."""
 ALLOWED_UPWARDS = {

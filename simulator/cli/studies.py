@@ -102,6 +102,12 @@ MeasuredOption = Annotated[
         "repeatable.",
     ),
 ]
+ConfidenceOption = Annotated[
+    float,
+    typer.Option(
+        metavar="SHARE", help="Share of runs, and probability with the model's own error, with which the SLO is met."
+    ),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -324,6 +330,7 @@ def plan(
     power_budget: PowerOption = None,
     carbon: CarbonOption = None,
     no_interval: NoIntervalOption = False,
+    confidence: ConfidenceOption = 0.9,
     thresholds: ThresholdsOption = False,
     target: Annotated[
         list[str] | None, typer.Option(metavar="T1,T2,...", help="--thresholds: values to try; default: a ladder.")
@@ -365,6 +372,7 @@ def plan(
                 spare=spare,
                 headroom=not no_headroom,
                 interval=not no_interval,
+                confidence=confidence,
                 power_budget_w=power_budget,
                 carbon=carbon,
                 jobs=jobs,

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from forerun.deprecated import with_new_names
+from forerun.errors import with_new_names
 from hwprofiles.library import CORRECTED
 from simulator.serving.rules import SCHEDULERS, RoutingName, SchedulerFacts, SchedulerName
 from simulator.settings import PositiveFloat, PositiveInt, Section, Share

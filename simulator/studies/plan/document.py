@@ -21,7 +21,8 @@ from simulator.studies.engine_flags import launch_flags
 from simulator.studies.paired import chance_words
 from simulator.studies.plan.objectives import RESAMPLES, latency_words, limits_words, objective_of
 from simulator.studies.plan.search import Candidate, Plan, PlanOptions, ProgressCall, make_plan
-from simulator.studies.plan.summary import hours_table, plan_summary, plan_summary_table
+from simulator.studies.plan.summary import headroom_words, hours_table, plan_summary, plan_summary_table
+from simulator.studies.plan.trials import CONFIDENCE
 from simulator.studies.study_file import Source, StudyFile, study_of, study_of_log, yaml_text
 from simulator.tables import ABSENT, Cell, Table, Value, number
 
@@ -48,6 +49,7 @@ def plan(
     spare: int = 0,
     headroom: bool = True,
     interval: bool = True,
+    confidence: float = CONFIDENCE,
     power_budget_w: float | None = None,
     carbon: float | str | Path | None = None,
     jobs: int | None = None,
@@ -72,7 +74,8 @@ def plan(
         max_replicas: most replicas of a layout to try.
         spare: replicas to rent beyond those that hold the SLO, so that as many may fail (N+1: 1).
         headroom: find the highest rate of every finalist, and how the best does with a replica less and twice the load.
-        interval: find the probability that each finalist holds, the model's own error counted.
+        interval: count the model's own error too.
+        confidence: share of the runs, and probability with the model's error, with which a layout meets the SLO.
         power_budget_w: watts that the boards of a rack or site may draw together: with ``max_rate``, every layout gets
             as many replicas as they feed, and its rate is that of one times as many.
         carbon: grams of CO2 per kWh, or a CSV file of them over the day (columns ``hour``, ``g_per_kwh``).
@@ -84,6 +87,8 @@ def plan(
             be run are no error: they are listed with the reason.
     """
     _check_asked(rate, max_rate, growth, spare, power_budget_w)
+    if not 0 < confidence < 1:
+        raise ArgumentError("confidence", f"must lie between 0 and 1 (got {confidence:g})")
     if isinstance(scenario, str | Path) and is_log(scenario):
         scenario, columns = study_of_log(scenario, columns=columns), None
     intensity = None if carbon is None else carbon_of(carbon)
@@ -98,7 +103,7 @@ def plan(
     options = PlanOptions(
         mode, rate, growth, seed, replications, requests, finalists, max_replicas, jobs, headroom, interval, spare
     )
-    options = replace(options, power_budget_w=power_budget_w)
+    options = replace(options, power_budget_w=power_budget_w, confidence=confidence)
     document = plan_document(make_plan(study, objective, options, progress))
     if intensity is not None:
         document["carbon_g_per_kwh"] = dict(zip(("mean", "low", "high"), intensity, strict=True))
@@ -197,6 +202,8 @@ def _command(document: Document, options: PlanOptions) -> str:
         words.append("--no-headroom")
     if not options.interval:
         words.append("--no-interval")
+    if options.confidence != CONFIDENCE:
+        words += ["--confidence", f"{options.confidence:g}"]
     return shlex.join(words)
 
 
@@ -463,7 +470,8 @@ def candidate_document(plan: Plan, candidate: Candidate) -> Document:
                 "runs": verdict.runs,
                 "share": verdict.share,
                 "binding_interval": verdict.interval,
-                "probability": candidate.chance,
+                "probability": None if candidate.chance is None else candidate.chance.probability,
+                "asked": plan.options.confidence,
                 "sure": None if verdict.runs == 1 and verdict.method == "replications" else share >= SURE,
             },
             "bottleneck": seen.bottleneck,
@@ -513,7 +521,7 @@ def conclusion(plan: Plan) -> str:
     if plan.rate is None:
         within = "" if plan.options.power_budget_w is None else f" within {plan.options.power_budget_w:,.0f} W"
         words = f"{best.name} ({chips}) holds {limits} {reach} {best.max_rate:.3g} req/s{within}, more than any other"
-        sure = "" if best.chance is None else f", with {chance_words(best.chance)} probability by the model's own error"
+        sure = f", {_sure_words(best)}" if best.chance is not None else ""
         return f"{words}{sure}; {binds} there."
     at = f"at {plan.rate:.3g} req/s"
     if plan.options.growth != 1.0:
@@ -524,17 +532,24 @@ def conclusion(plan: Plan) -> str:
     )
     words += binds
     if best.max_rate is not None:
-        words += f", and it holds {reach} {best.max_rate:.3g} req/s ({best.max_rate / plan.rate - 1:+.0%})"
-    if verdict.runs > 1:
-        words += f"; {verdict.share:.0%} of {verdict.runs} runs hold"
-    elif verdict.method == "block bootstrap":
-        words += f"; {verdict.share:.0%} of {RESAMPLES} resampled traces hold"
-    if best.chance is not None:
-        words += f"; with the model's own error counted it holds with {chance_words(best.chance)} probability"
+        words += f"; its highest rate is {reach} {best.max_rate:.3g} req/s ({headroom_words(best.max_rate, plan.rate)})"
+    words += "".join(f"; {part}" for part in [_sure_words(best)] if part)
     cheaper = next_cheaper(plan)
     if cheaper is not None:
         words += f". The next cheaper, {cheaper.name}, fails: {cheaper.reason}"
     return words + "."
+
+
+def _sure_words(best: Candidate) -> str:
+    """How sure the winner is: over its runs, and with the model's error counted."""
+    verdict, words = best.verdict, []
+    if verdict is not None and verdict.runs > 1:
+        words.append(f"it meets the SLO in {verdict.share:.0%} of {verdict.runs} runs")
+    elif verdict is not None and verdict.method == "block bootstrap":
+        words.append(f"it meets the SLO in {verdict.share:.0%} of {RESAMPLES} resamples of the trace")
+    if best.chance is not None:
+        words.append(f"with {chance_words(best.chance.probability)} probability if the model's own error is counted")
+    return " and ".join(words)
 
 
 def _nothing_holds(plan: Plan, limits: str) -> str:

@@ -21,11 +21,14 @@ from simulator.scenario import Scenario
 from simulator.studies.plan.layouts import REPLICAS, Layout, layouts, replica_counts, search_axes
 from simulator.studies.plan.objectives import WAITING, Objective, latency_words
 from simulator.studies.plan.trials import (
+    CONFIDENCE,
     FAULTS,
+    Chance,
     Load,
     Verdict,
     chance_to_hold,
     find_highest_rate,
+    find_sure_rate,
     holds_unloaded,
     judge,
     load_of,
@@ -61,6 +64,8 @@ class PlanOptions:
     """Find the probability that every finalist holds, with the error of the model itself."""
     spare: int = 0
     """Replicas to rent beyond those that hold the objective (N+1 is 1)."""
+    confidence: float = CONFIDENCE
+    """Share of the runs, and probability with the model's error counted, with which a layout has to meet the SLO."""
     power_budget_w: float | None = None
     """Board power of all chips together that every layout may fill with replicas; in mode ``max-rate``."""
 
@@ -86,8 +91,8 @@ class Candidate:
     """Requests per second of the verdict."""
     searched: int = 0
     """Replicas that were simulated, where a budget feeds more: ``copies`` of them serve as many times more."""
-    chance: float | None = None
-    """Probability that it holds, with the error of the model counted; None where it was not asked for or misses."""
+    chance: Chance | None = None
+    """How sure it is with the error of the model counted; None where that was not computed."""
 
     @property
     def name(self) -> str:
@@ -185,26 +190,8 @@ def make_plan(
             searched = HighestRates(plan, load, usable, counts, workers, progress).run()
         else:
             searched = CheapestFirst(plan, load, rate, usable, counts, workers, progress).run()
-        if options.interval:
-            _find_chances(plan, load, searched, workers)
     plan.candidates = [*searched, *refused]
     return plan
-
-
-def _find_chances(plan: Plan, load: Load, searched: Sequence[Candidate], workers: Workers) -> None:
-    """The probability that each of the first candidates that hold does so in spite of the error of the model."""
-    started = []
-    for one in [each for each in searched if each.status == "meets"][: plan.options.finalists]:
-        if one.verdict is not None and one.rate is not None:
-            driven = one.layout.with_replicas(load.at(one.layout.scenario, one.rate), one.searched or one.replicas)
-            arguments = (driven, plan.options.seed, plan.objective, one.verdict)
-            started.append((one, workers.start(chance_to_hold, *arguments)))
-    for one, chance in started:
-        try:
-            one.chance = chance()
-        except FAULTS as error:
-            plan.notes.append(f"{one.name}: how sure it is to hold is not known: {fault_words(error)[1]}")
-        plan.runs += 1
 
 
 def _load(scenario: Scenario, options: PlanOptions) -> tuple[Load, float | None]:
@@ -374,13 +361,14 @@ class _Search:
         key = (id(layout), replicas, rate)
         if key not in self._started:
             driven = layout.with_replicas(load.at(layout.scenario, rate), replicas)
-            arguments = (driven, self._plan.objective, self._seeds_of(driven), not driven.random)
+            seeds, confidence = self._seeds_of(driven), self._plan.options.confidence
+            arguments = (driven, self._plan.objective, seeds, not driven.random, confidence)
             self._started[key] = self._workers.start(_judge, *arguments)
         return self._started[key]
 
     def _search(
-        self, layout: Layout, replicas: int, guess: float, longest: float
-    ) -> tuple[Callable[[], tuple[float, int, Verdict | None]], float] | None:
+        self, layout: Layout, replicas: int, guess: float, longest: float, chance: Chance | None = None
+    ) -> tuple[Callable[[], Any], float] | None:
         """Begin the search for a highest rate; None where a run is too short to tell even at the guess.
 
         Args:
@@ -388,14 +376,20 @@ class _Search:
             replicas: of it.
             guess: where to start.
             longest: rate at which a run is long enough, where its length is not given.
+            chance: how sure the layout is at the rate of the plan; its margin is kept at every rate.
         """
         driven = layout.with_replicas(layout.scenario, replicas)
         load = self._load.long_enough(driven, longest, self._longest_wait_s)
         most = load.most_telling_rate(driven, self._longest_wait_s)
         if most < guess and self._plan.rate is not None:
             return None
+        options = self._plan.options
         seeds = self._seeds_of(driven)[:SEARCH_SEEDS]
-        return self._workers.start(find_highest_rate, driven, load, self._plan.objective, seeds, guess, most), most
+        arguments = (driven, load, self._plan.objective, seeds, guess, most, options.confidence)
+        if self._plan.rate is None and options.interval:
+            return self._workers.start(find_sure_rate, *arguments), most
+        margin = 1.0 if chance is None else chance.margin
+        return self._workers.start(find_highest_rate, *arguments, margin), most
 
     def _tick(self, done: int, total: int) -> None:
         if self._progress is not None:
@@ -431,8 +425,7 @@ class CheapestFirst(_Search):
                 break
             cost, index, place = heapq.heappop(self._queue)
             candidate = self._try(index, place)
-            if candidate is None:
-                continue
+            self._count_model_error(candidate, self._run_load)
             self._tried.append(candidate)
             self._tick(len(self._tried), len(self._tried) + min(len(self._queue), TRIED_AT_ONCE))
             if candidate.status == "meets":
@@ -502,10 +495,34 @@ class CheapestFirst(_Search):
         self._plan.runs += 1
         if holds_unloaded(driven, self._seeds_of(driven), self._plan.objective):
             return None
-        unloaded, _, _ = self._verdict(self._judged(layout, 1, self._run_load, rate))
-        return None if unloaded is None or unloaded.meets else _miss_words(unloaded)
+        verdict, status, reason = self._verdict(self._judged(layout, 1, self._run_load, rate))
+        unloaded = Candidate(layout, 1, status, reason, verdict, rate=rate)
+        self._count_model_error(unloaded, self._run_load)
+        return unloaded.reason if unloaded.status == "misses" else None
 
-    def _try(self, index: int, place: int) -> Candidate | None:
+    def _count_model_error(self, candidate: Candidate, load: Load) -> None:
+        """Let a candidate miss that is not sure enough to meet the objective with the model's error counted."""
+        plan = self._plan
+        if candidate.status != "meets" or not plan.options.interval:
+            return
+        assert candidate.verdict is not None
+        assert candidate.rate is not None
+        driven = candidate.layout.with_replicas(load.at(candidate.layout.scenario, candidate.rate), candidate.replicas)
+        arguments = (driven, plan.options.seed, plan.objective, candidate.verdict, plan.options.confidence)
+        try:
+            candidate.chance = self._workers.start(chance_to_hold, *arguments)()
+        except FAULTS as error:
+            candidate.status, candidate.reason = fault_words(error)
+            return
+        plan.runs += 1
+        if candidate.chance.probability < plan.options.confidence:
+            candidate.status = "misses"
+            candidate.reason = (
+                f"{_miss_words(candidate.verdict)}, which meets the SLO with only {candidate.chance.probability:.1%} "
+                f"probability, the model's error counted ({plan.options.confidence:.0%} asked)"
+            )
+
+    def _try(self, index: int, place: int) -> Candidate:
         """Judge a candidate, with the next in the queue already begun."""
         layout, replicas = self._layouts[index], self._counts[place]
         judged = self._judged(layout, replicas, self._run_load, self._rate)
@@ -537,7 +554,7 @@ class CheapestFirst(_Search):
             guess = 1.1 * self._rate
             steady = winner.layout.steady
             longest = max(guess, steady.most_rate * winner.replicas if steady is not None else 2.0 * guess)
-            search = self._search(winner.layout, winner.replicas, guess, longest)
+            search = self._search(winner.layout, winner.replicas, guess, longest, winner.chance)
             if search is not None:
                 searches.append((winner, *search))
         for winner, search_of, most in searches:
@@ -547,8 +564,8 @@ class CheapestFirst(_Search):
                 self._plan.notes.append(f"{winner.name}: its highest rate is not known: {fault_words(error)[1]}")
                 continue
             self._plan.runs += tried
-            if rate > 0:
-                winner.max_rate, winner.at_least = rate, rate >= most
+            # Fewer seeds than the verdict had may disagree with it: the rate asked for is held whatever they say.
+            winner.max_rate, winner.at_least = max(rate, self._rate), rate >= most
         if len(searches) < len(winners):
             self._plan.notes.append("too few requests to tell how much more than asked a layout would hold")
 
@@ -632,14 +649,14 @@ class HighestRates(_Search):
             return (1,)
         return self._counts if REPLICAS in self._plan.study.vary else (self._plan.study.scenario.hardware.replicas,)
 
-    def _settle(
-        self, candidate: Candidate, search: Callable[[], tuple[float, int, Verdict | None]], most: float
-    ) -> None:
+    def _settle(self, candidate: Candidate, search: Callable[[], Any], most: float) -> None:
         try:
-            rate, tried, verdict = search()
+            result = search()
         except FAULTS as error:
             candidate.status, candidate.reason = fault_words(error)
             return
+        rate, tried, verdict = result[:3]
+        candidate.chance = result[3] if len(result) > 3 else None
         self._plan.runs += tried
         candidate.verdict, candidate.rate = verdict, rate or None
         if rate > 0 and verdict is not None:
@@ -647,14 +664,18 @@ class HighestRates(_Search):
             candidate.at_least = rate >= most
         else:
             candidate.status, candidate.reason = "misses", "misses at every rate tried"
+            if candidate.chance is not None:
+                candidate.reason = f"is not {self._plan.options.confidence:.0%} sure to meet the SLO at any rate tried"
 
     def _rank(self, candidate: Candidate) -> tuple[float, ...]:
         return RANKS.index(candidate.status), -(candidate.max_rate or 0.0), self._plan.cost(candidate)
 
 
-def _judge(scenario: Scenario, objective: Objective, seeds: Sequence[int], resample: bool) -> Verdict:
+def _judge(
+    scenario: Scenario, objective: Objective, seeds: Sequence[int], resample: bool, confidence: float
+) -> Verdict:
     """What a worker process does for one candidate."""
-    return judge(objective, trial(scenario, objective, seeds, resample))
+    return judge(objective, trial(scenario, objective, seeds, resample), confidence)
 
 
 def _miss_words(verdict: Verdict) -> str:

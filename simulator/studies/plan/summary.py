@@ -47,7 +47,7 @@ def plan_summary(plan: Plan) -> dict[str, Any] | None:
 def plan_summary_table(brief: dict[str, Any]) -> Table:
     """The sentences as a table."""
     rows = [(key[0].upper() + key[1:], text) for key, text in brief.items() if key not in ("answer", "usd_per_month")]
-    return pairs("In short, for whoever signs", rows, name="brief")
+    return pairs("Summary", rows, name="brief")
 
 
 def _monthly(candidate: Candidate) -> float | None:
@@ -67,7 +67,12 @@ def _headroom(plan: Plan, best: Candidate) -> str:
     if best.max_rate is None or plan.rate is None:
         return "not searched"
     reach = "at least" if best.at_least else "up to"
-    return f"holds {reach} {best.max_rate:.3g} requests per second, {best.max_rate / plan.rate - 1:.0%} more than asked"
+    return f"{reach} {best.max_rate:.3g} requests per second: {headroom_words(best.max_rate, plan.rate)}"
+
+
+def headroom_words(highest: float, rate: float) -> str:
+    """Headroom of a highest rate over the planned one."""
+    return f"{highest / rate - 1:.0%} headroom" if highest > 1.005 * rate else "no headroom"
 
 
 def _failure(plan: Plan, best: Candidate) -> str:
@@ -93,8 +98,8 @@ def _failure(plan: Plan, best: Candidate) -> str:
 def _chance(best: Candidate) -> str:
     if best.chance is None:
         return "not tried"
-    chance = chance_words(best.chance)
-    return f"as predicted every limit holds; with the model's own error counted, with {chance} probability"
+    chance = chance_words(best.chance.probability)
+    return f"every limit is met as predicted, and with {chance} probability if the model's own error is counted"
 
 
 def _growth(plan: Plan, best: Candidate) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import ceil, inf, sqrt
-from typing import Any
+from math import ceil, inf, isfinite, sqrt
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -144,6 +144,11 @@ TOLERANCE = 0.01
 """Relative width of the bracket in which a highest rate is left."""
 MOST_WIDENING = 24
 LEVEL = 0.95
+CONFIDENCE = 0.9
+"""Share of runs, and probability with the model's error counted, with which a layout has to meet the objective."""
+JUST_MISSED = 1.0 + 1e-9
+MOST_MARGINS, WIDER = 5, 1.03
+"""Searches for a rate that is met with confidence, and the least growth of the margin between two of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,9 +171,10 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a candidate holds the objective at a load, how sure that is, and what binds."""
+    """Whether a candidate meets the objective at a load, how sure that is, and which limit binds."""
 
     meets: bool
+    """Whether the mean values do, and as many of the runs as the plan's confidence asks."""
     slo_ratio: float
     """Largest slo_ratio of the mean values; at most 1 when met. Infinite when requests fail."""
     binding: str | None
@@ -240,30 +246,41 @@ def holds_unloaded(scenario: Scenario, seeds: Sequence[int], objective: Objectiv
     return all(bounds[name] <= UNLOADED_MARGIN * limit_ms for name, limit_ms in limits)
 
 
-def chance_to_hold(scenario: Scenario, seed: int, objective: Objective, verdict: Verdict) -> float:
-    """Probability that a candidate holds the objective, with the error of the model itself counted.
+class Chance(NamedTuple):
+    """How sure a candidate is to meet the objective with the error of the model itself counted."""
+
+    probability: float
+    margin: float
+    """Factor on the SLO ratio that covers the model's error with the plan's confidence; at least 1."""
+
+
+def chance_to_hold(scenario: Scenario, seed: int, objective: Objective, verdict: Verdict, confidence: float) -> Chance:
+    """Probability that a candidate meets the objective, with the error of the model itself counted.
 
     Args:
         scenario: driven at the load of the verdict.
-        seed: of the run that tells the error.
+        seed: of the run whose error is taken.
         objective: the SLO.
         verdict: whose mean values are moved.
+        confidence: probability that the margin stands for.
     """
     from simulator.run import simulate
 
     error = simulate(scenario, seed, full_step_rows=0, intervals=partial(reached, objective)).model_error
     assert error is not None
-    holds = np.ones(DRAWS, dtype=np.bool_)
+    ratios = np.zeros(DRAWS)
     for key, value in verdict.values.items():
         draws = metric_draws(error, key)
         if value is not None and draws is not None:
             chance = sampling_draws(key, error["sampling"].get(key, 0.0) / sqrt(verdict.runs))
             drawn = value * np.exp(draws + chance)
-            holds &= np.array([objective.slo_ratio(key, float(one)) <= 1.0 for one in drawn])
-    return float(holds.mean())
+            ratios = np.maximum(ratios, [objective.slo_ratio(key, float(one)) for one in drawn])
+    sure = float(np.quantile(ratios, confidence))
+    margin = max(1.0, sure / verdict.slo_ratio) if isfinite(sure) and verdict.slo_ratio > 0 else 1.0
+    return Chance(float(np.mean(ratios <= 1.0)), margin)
 
 
-def judge(objective: Objective, observations: Sequence[Observation]) -> Verdict:
+def judge(objective: Objective, observations: Sequence[Observation], confidence: float = CONFIDENCE) -> Verdict:
     """The verdict of one or more runs: mean values against the limits, and how the runs agree.
 
     Several runs give the share of them that hold and a Student-t interval; a single one with resamples, theirs.
@@ -286,13 +303,14 @@ def judge(objective: Objective, observations: Sequence[Observation]) -> Verdict:
             edge = int(len(drawn) * (1 - LEVEL) / 2)
             interval = drawn[edge], drawn[-1 - edge]
     slo_ratio = inf if failed else slo_ratios[binding]
+    share = sum(holds) / len(holds)
     return Verdict(
-        meets=slo_ratio <= 1.0,
+        meets=slo_ratio <= 1.0 and share >= confidence,
         slo_ratio=slo_ratio,
         binding=binding,
         values=values,
         interval=interval,
-        share=sum(holds) / len(holds),
+        share=share,
         runs=len(observations),
         method=method,
         failed=failed,
@@ -347,18 +365,60 @@ def highest_rate(
 
 
 def find_highest_rate(
-    scenario: Scenario, load: Load, objective: Objective, seeds: Sequence[int], guess: float, most: float = inf
+    scenario: Scenario,
+    load: Load,
+    objective: Objective,
+    seeds: Sequence[int],
+    guess: float,
+    most: float = inf,
+    confidence: float = CONFIDENCE,
+    margin: float = 1.0,
 ) -> tuple[float, int, Verdict | None]:
-    """``highest_rate`` of a scenario over common seeds, with the verdict there; what a worker process does."""
+    """``highest_rate`` of a scenario over common seeds, with the verdict there; what a worker process does.
+
+    A rate is met if enough runs meet the objective, and their mean values with ``margin`` to spare (see ``Chance``).
+    """
     verdicts: dict[float, Verdict] = {}
 
     def slo_ratio_at(rate: float) -> float:
         driven = load.at(scenario, rate)
-        verdicts[rate] = judge(objective, trial(driven, objective, seeds))
-        return verdicts[rate].slo_ratio
+        verdicts[rate] = judge(objective, trial(driven, objective, seeds), confidence)
+        ratio = verdicts[rate].slo_ratio * margin
+        return ratio if verdicts[rate].meets else max(ratio, JUST_MISSED)
 
     rate, tried = highest_rate(slo_ratio_at, guess, most=most)
     return rate, tried, verdicts.get(rate)
+
+
+def find_sure_rate(
+    scenario: Scenario,
+    load: Load,
+    objective: Objective,
+    seeds: Sequence[int],
+    guess: float,
+    most: float,
+    confidence: float,
+) -> tuple[float, int, Verdict | None, Chance | None]:
+    """The highest rate at which the objective is met with ``confidence``, the model's own error counted.
+
+    Searches without that error, then again with the margin that covers it where the first search ended.
+    """
+    rate, runs, verdict = find_highest_rate(scenario, load, objective, seeds, guess, most, confidence)
+    chance, margin = None, 1.0
+    for _ in range(MOST_MARGINS):
+        if verdict is None or not rate:
+            return 0.0, runs, verdict, None
+        chance = chance_to_hold(load.at(scenario, rate), seeds[0], objective, verdict, confidence)
+        runs += 1
+        if chance.probability >= confidence:
+            break
+        margin = max(margin * WIDER, chance.margin)
+        rate, tried, verdict = find_highest_rate(
+            scenario, load, objective, seeds, rate / margin, most, confidence, margin
+        )
+        runs += tried
+    sure = chance is not None and chance.probability >= confidence
+    return (rate if sure else 0.0), runs, verdict, chance
 
 
 def trial(scenario: Scenario, objective: Objective, seeds: Sequence[int], resample: bool = False) -> list[Observation]:

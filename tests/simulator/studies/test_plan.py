@@ -64,7 +64,7 @@ def quick(**changes):
 )
 def test_winner_is_that_of_the_whole_grid(chat, slo, rate):
     objective = objective_of({}, slo)
-    planned = make_plan(study(chat, *VARY), objective, quick(mode="rate", rate=rate))
+    planned = make_plan(study(chat, *VARY), objective, quick(mode="rate", rate=rate, interval=False))
     load = load_of(planned.study.scenario, 200, own_arrivals=False)
     holding = []
     for layout in layouts(planned.study, search_axes(planned.study)):
@@ -340,7 +340,7 @@ def test_a_spare_replica_is_rented_and_the_brief_says_what_it_is_for(chat):
         "while it is down nothing is served; --spare 1 adds one for $1,460" in bare.document["brief"]["a replica fails"]
     )
     assert "1 of the 2 may be down and, as predicted," in spare.document["brief"]["a replica fails"]
-    assert spare.document["brief"]["how sure"].startswith("as predicted every limit holds; with the model's own error")
+    assert spare.document["brief"]["how sure"].startswith("every limit is met as predicted, and with")
     assert "--spare 1" in spare.command
 
 

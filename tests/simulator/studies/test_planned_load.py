@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from simulator.errors import ForerunError
+from simulator.run import simulate
 from simulator.scenario import scenario_from
 from simulator.studies.artefacts import artefact
 from simulator.studies.plan.document import plan
@@ -76,3 +77,72 @@ def test_skipped_rows_begin_at_time_zero(day):
                             "skip_requests": 1}},
             "none",
         )  # fmt: skip
+
+
+LOAD = {
+    "model": "llama-3.1-8b",
+    "hardware": {"chip": "h100-sxm"},
+    "workload": {
+        "arrivals": {"process": "poisson", "request_rate": 10.0},
+        "input_tokens": {"distribution": "lognormal", "mean": 600, "cv": 0.8, "max": 4000},
+        "output_tokens": {"distribution": "lognormal", "mean": 120, "cv": 0.6, "max": 1000},
+        "num_requests": 200,
+    },
+    "prices": {"usd_per_chip_hour": 2.0},
+}
+FEW = {"vary": {"hardware.tensor_parallel": [1]}, "replications": 2, "requests": 200, "jobs": 1}
+
+
+@pytest.mark.parametrize("confidence", [0.6, 0.9])
+@pytest.mark.parametrize("rate", [18.0, 30.0, 60.0])
+def test_what_holds_does_so_with_the_confidence_asked_for(rate, confidence):
+    """Of the runs and of the model's error; a layout below it misses, whatever it costs less."""
+    slo = {"p99_ttft_ms": 400, "p99_tpot_ms": 25}
+    planned = plan(scenario_from(LOAD, "load"), rate=rate, slo=slo, confidence=confidence, **FEW)
+    assert planned.best is not None
+    for row in planned.document["candidates"]:
+        sure = row["confidence"]
+        if row["status"] == "meets":
+            assert sure["probability"] >= confidence
+            assert sure["share"] >= confidence
+            assert row["max_rate"] is None or row["max_rate"] >= rate
+            assert row["max_rate"] is None or row["headroom"] >= 0.0
+    assert "%" in planned.conclusion
+    assert "more than asked" not in planned.conclusion
+
+
+def test_more_confidence_never_costs_less():
+    slo = {"p99_ttft_ms": 400, "p99_tpot_ms": 25}
+    plans = [
+        plan(scenario_from(LOAD, "load"), rate=60.0, slo=slo, confidence=one, headroom=False, **FEW)
+        for one in (0.5, 0.9, 0.99)
+    ]
+    costs = [float("inf") if one.best is None else one.best["usd_per_hour"] for one in plans]
+    assert costs == sorted(costs)
+
+
+def test_the_highest_rate_is_one_that_is_met_with_confidence():
+    slo = {"p99_ttft_ms": 400, "p99_tpot_ms": 25}
+    surer, less = (
+        plan(scenario_from(LOAD, "load"), max_rate=True, slo=slo, confidence=one, **FEW | {"requests": 800}).best
+        for one in (0.9, 0.6)
+    )
+    assert surer["confidence"]["probability"] >= 0.9
+    assert less["confidence"]["probability"] >= 0.6
+    assert surer["max_rate"] < less["max_rate"]
+
+
+@pytest.mark.parametrize("confidence", [0.0, 1.0, -1.0])
+def test_a_confidence_is_a_share(confidence):
+    with pytest.raises(ForerunError, match="confidence: must lie between 0 and 1"):
+        plan(scenario_from(LOAD, "load"), rate=1.0, slo={"p99_ttft_ms": 400}, confidence=confidence)
+
+
+@pytest.mark.parametrize("seed", [100, 200])
+def test_a_run_of_the_planned_deployment_meets_the_slo(seed):
+    """Plan, then run with seeds that the plan has not seen."""
+    slo = {"p99_ttft_ms": 400, "p99_tpot_ms": 25}
+    planned = plan(scenario_from(LOAD, "load"), rate=40.0, slo=slo, headroom=False, **FEW)
+    summaries = [simulate(planned.scenario, seed + n).summary for n in range(5)]
+    met = [all(summary[key] <= limit for key, limit in slo.items()) for summary in summaries]
+    assert np.mean(met) >= 0.8
