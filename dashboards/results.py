@@ -62,8 +62,8 @@ def _save_study(result: StudyResult, folder: Path) -> None:
         staged.add_text(f"{result.kind}.json", json_text(result.document))
         for name, text in result.files.items():
             staged.add_text(name, text)
-        if result.document.get("brief"):
-            staged.add_text("brief.html", plan_summary_html(result))
+        if result.document.get("plan_summary"):
+            staged.add_text("summary.html", plan_summary_html(result))
         staged.add_text("report.html", page)
         staged.add_text("report.md", markdown)
 

@@ -114,11 +114,11 @@ def study_html(result: StudyResult) -> str:
 
 
 def plan_summary_html(result: StudyResult) -> str:
-    """One page for whoever signs: the answer, its cost, and what may become of it."""
-    brief = result.document["brief"]
-    headings = [(key, text) for key, text in brief.items() if key not in ("answer", "usd_per_month")]
+    """One page: the answer, its cost, and what may change it."""
+    sentences = result.document["plan_summary"]
+    headings = [(key, text) for key, text in sentences.items() if key not in ("answer", "usd_per_month")]
     sections = [
-        header(result.title, "A prediction, not a measurement", brief["answer"]),
+        header(result.title, "A prediction, not a measurement", sentences["answer"]),
         *(card(key[0].upper() + key[1:], f"<p>{escape(text[0].upper() + text[1:])}.</p>") for key, text in headings),
         card(
             "How it was found", f"<p>{escape(result.conclusion)}</p><p><a href='report.html'>The whole report</a></p>"

@@ -156,8 +156,8 @@ def show(result: StudyResult, json_file: str | None, out: Path | None) -> None:
         result.save(out)
     emit(result.document, json_file, printed(result.title, result.facts, result.tables(), result.document))
     if out is not None:
-        brief = f"; {out / 'brief.html'} for whoever signs" if result.document.get("brief") else ""
-        print(f"Wrote {out}: open {out / 'report.html'}{brief}", file=sys.stderr if json_file == STDOUT else sys.stdout)
+        page = f"; a one-page summary: {out / 'summary.html'}" if result.document.get("plan_summary") else ""
+        print(f"Wrote {out}: open {out / 'report.html'}{page}", file=sys.stderr if json_file == STDOUT else sys.stdout)
 
 
 def printed(title: str, facts: str, tables: Sequence[Table], document: Mapping[str, Any]) -> list[Any]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from simulator.cli import main
 
 FENCE = re.compile(r"^(?P<indent> *)```(?P<language>[a-z]*)(?: title=\"(?P<title>[^\"]+)\")?\s*$")
-DIRECTIVE = re.compile(r"<!-- (skip|exit|arguments|needs): (.+?) -->")
+DIRECTIVE = re.compile(r"<!-- (skip|exit|needs): (.+?) -->")
 SHELLS = {"sh", "bash", "shell", "console"}
 
 
@@ -64,7 +64,7 @@ def run_block(block: Block, names: dict[str, object], capture) -> None:
         for words, shown in commands(block.text):
             assert words[0] == "forerun", f"line {block.line}: mark what is not ours with a skip comment"
             capture.readouterr()
-            code = main([*words[1:], *shlex.split(block.directives.get("arguments", ""))])
+            code = main(words[1:])
             printed = capture.readouterr()
             assert code == int(block.directives.get("exit", "0")), f"{shlex.join(words)}: {printed.err}"
             message = " ".join((printed.out + printed.err).split())

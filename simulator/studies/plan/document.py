@@ -278,8 +278,8 @@ class PlanResult(StudyResult):
         for status, words in FAILING.items():
             tables.append(_failing_table(words, [row for row in rows if row["status"] == status], status))
         tables.append(_command_table(rows))
-        if self.document["brief"] is not None:
-            tables += [plan_summary_table(self.document["brief"]), hours_table(self.document.get("hours") or [])]
+        if self.document["plan_summary"] is not None:
+            tables += [plan_summary_table(self.document["plan_summary"]), hours_table(self.document.get("hours") or [])]
         return [table for table in tables if table.rows] or tables[:1]
 
 
@@ -398,7 +398,7 @@ def plan_document(plan: Plan) -> Document:
             "next_cheaper": None if cheaper is None else {"layout": cheaper.name, "reason": cheaper.reason},
             "pareto": [candidate.name for candidate in pareto_front(plan)],
             "conclusion": conclusion(plan),
-            "brief": plan_summary(plan),
+            "plan_summary": plan_summary(plan),
             "hours": _hours(plan),
             "replications": plan.options.replications,
             "runs": plan.runs,

@@ -1,4 +1,4 @@
-"""A finished plan in sentences for whoever signs: cost, room, a failure, twice the load, and what would change it."""
+"""A finished plan in sentences: cost, headroom, a failed replica, twice the load, and what would change the answer."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def plan_summary(plan: Plan) -> dict[str, Any] | None:
     }
 
 
-def plan_summary_table(brief: dict[str, Any]) -> Table:
+def plan_summary_table(summary: dict[str, Any]) -> Table:
     """The sentences as a table."""
-    rows = [(key[0].upper() + key[1:], text) for key, text in brief.items() if key not in ("answer", "usd_per_month")]
-    return pairs("Summary", rows, name="brief")
+    rows = [(key[0].upper() + key[1:], text) for key, text in summary.items() if key not in ("answer", "usd_per_month")]
+    return pairs("Summary", rows, name="plan_summary")
 
 
 def _monthly(candidate: Candidate) -> float | None:

@@ -274,7 +274,7 @@ def test_command_writes_what_it_says(chat, capsys, tmp_path):
         "study.yaml",
         "report.html",
         "report.md",
-        "brief.html",
+        "summary.html",
     }
     assert document["conclusion"].split(" is the cheapest")[0] in (out / "report.md").read_text()
     rerun = (out / "report.md").read_text().split("```sh\nforerun ")[1].split("\n")[0].split()
@@ -337,10 +337,11 @@ def test_a_spare_replica_is_rented_and_the_brief_says_what_it_is_for(chat):
     assert spare.best["layout"].startswith("1+1 x a100-sxm-80gb")
     assert spare.best["max_rate"] == bare.best["max_rate"], "what holds with the spare one down"
     assert (
-        "while it is down nothing is served; --spare 1 adds one for $1,460" in bare.document["brief"]["a replica fails"]
+        "while it is down nothing is served; --spare 1 adds one for $1,460"
+        in bare.document["plan_summary"]["a replica fails"]
     )
-    assert "1 of the 2 may be down and, as predicted," in spare.document["brief"]["a replica fails"]
-    assert spare.document["brief"]["how sure"].startswith("every limit is met as predicted, and with")
+    assert "1 of the 2 may be down and, as predicted," in spare.document["plan_summary"]["a replica fails"]
+    assert spare.document["plan_summary"]["how sure"].startswith("every limit is met as predicted, and with")
     assert "--spare 1" in spare.command
 
 
@@ -348,8 +349,8 @@ def test_the_brief_tells_cost_failure_growth_and_what_would_change_it(chat):
     slo, vary = {"p99_ttft_ms": 1500.0, "p99_tpot_ms": 60.0}, {"hardware.tensor_parallel": [1]}
     arguments = {"rate": 24.0, "slo": slo, "vary": vary, "requests": 500, "replications": 1, "finalists": 1, "jobs": 1}
     result = plan(chat, **arguments)
-    brief, best = result.document["brief"], result.best
-    unsearched = plan(chat, **arguments, headroom=False).document["brief"]
+    brief, best = result.document["plan_summary"], result.best
+    unsearched = plan(chat, **arguments, headroom=False).document["plan_summary"]
     assert unsearched["a replica fails"].startswith(
         f"not tried with {best['replicas'] - 1} of {best['replicas']} replicas;"
     )
@@ -358,9 +359,9 @@ def test_the_brief_tells_cost_failure_growth_and_what_would_change_it(chat):
     replicas = int(brief["twice the load"].split()[0])
     assert best["replicas"] < replicas <= 2 * best["replicas"] + 1
     assert f"{best['headroom']:.0%} more traffic" in brief["what would change it"]
-    assert result.table("brief").rows
+    assert result.table("plan_summary").rows
     assert plan(chat, max_rate=True, slo={"p99_ttft_ms": 2000.0}, vary={"hardware.tensor_parallel": [1]}, requests=60,
-                replications=1, jobs=1).document["brief"] is None  # fmt: skip
+                replications=1, jobs=1).document["plan_summary"] is None  # fmt: skip
 
 
 def test_variants_keep_their_names_and_sections_are_spelled_out(chat):
@@ -433,7 +434,7 @@ def test_a_profile_is_planned_for_its_busiest_moment_and_by_the_hour():
     assert [n for _, n in by_rate] == sorted(n for _, n in by_rate)
     assert (by_rate[0][1], by_rate[-1][1]) == (1, most)
     assert most > 1
-    assert "by the hour" in result.document["brief"]
+    assert "by the hour" in result.document["plan_summary"]
     assert result.table("hours").rows[0][2] == 1
     shorter = highest_by_hour([(0, 1.0), (240, 3.0)])
     assert len(shorter) == 24

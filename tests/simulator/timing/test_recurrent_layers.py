@@ -173,7 +173,10 @@ def test_plan_and_tune_say_what_holds_the_memory_of_a_chip():
         "replications": 1,
         "jobs": 1,
     }
-    assert "state" in plan_capacity(scenario_from(scenario, "test"), **arguments).document["brief"]["memory per chip"]
+    assert (
+        "state"
+        in plan_capacity(scenario_from(scenario, "test"), **arguments).document["plan_summary"]["memory per chip"]
+    )
     tuned = tune(scenario_from(scenario, "test"), batch=[1, 16], context=[512], tokens=[1])
     held = tuned.document["per_chip_bytes"]
     assert min(held["weights"], held["kv"], held["state"]) > 1e9
