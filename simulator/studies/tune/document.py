@@ -88,7 +88,7 @@ def vllm_config(tuning: Tuning) -> dict[str, Any] | None:
     assert speculation is not None
     table = batch_table(tuning.mean)
     most = max(drafted for _, _, drafted in table)
-    if most == 0:
+    if most == 0 or not surely_pays(tuning):
         return None
     method = names_in("vllm").get(speculation.method)
     if method is None or speculation.tree is not None:
@@ -144,7 +144,12 @@ def sglang_words(tuning: Tuning) -> list[str]:
 def sglang_choice(tuning: Tuning) -> DraftChoice | None:
     """What to draft where one number must do: the best at the middle one of the batches at which drafting pays."""
     paying = [cell.choice for cell in tuning.mean if cell.choice is not None]
-    return paying[len(paying) // 2] if paying else None
+    return paying[len(paying) // 2] if paying and surely_pays(tuning) else None
+
+
+def surely_pays(tuning: Tuning) -> bool:
+    """Whether the interval of the speedup lies above 1 at any batch size, at the mean request's context."""
+    return any(cell.choice is not None and cell.low > 1.0 for cell in tuning.mean)
 
 
 def _checkpoint(scenario: Scenario) -> str | None:
@@ -415,6 +420,11 @@ def conclusion(tuning: Tuning) -> str:
             f"({best.best_low:.2f} to {best.best_high:.2f}) with {best.best.name} at batch {best.at_batch}."
         )
     best = max(paying, key=lambda cell: cell.speedup)
+    if not surely_pays(tuning):
+        return (
+            f"{speculation.method} is not sure to pay at any batch {where}: at best {best.speedup:.2f}x "
+            f"({best.low:.2f} to {best.high:.2f}) with {best.best.name} at batch {best.at_batch}."
+        )
     words = (
         f"{speculation.method} is best at {best.speedup:.2f}x ({best.low:.2f} to {best.high:.2f}) with "
         f"{best.best.name} at batch {best.at_batch} {where}"

@@ -351,7 +351,8 @@ def _document(
     context: int,
     build: Build,
 ) -> dict[str, Any]:
-    best = max((cell for cell in cells if cell["batch"] == cells[0]["batch"]), key=lambda cell: cell["tokens_per_s"])
+    alternatives = [cell for cell in cells if cell["batch"] == cells[0]["batch"]]
+    best = max(filter(_surely_pays, alternatives), key=lambda cell: cell["tokens_per_s"])
     flags = llama_flags(scenario, best["num_speculative_tokens"], best["p_min"])
     ends = LEVEL * np.sqrt(np.diag(machine.covariance))
     factors = [
@@ -401,11 +402,23 @@ def _notes(rows: Sequence[Any], source: str) -> list[str]:
     return notes
 
 
+def _surely_pays(cell: dict[str, Any]) -> bool:
+    """Whether the interval of a cell's speedup lies above 1; a cell without drafting is always possible."""
+    return not cell["num_speculative_tokens"] or bool(cell["low"] > 1.0)
+
+
 def _conclusion(cells: list[dict[str, Any]], best: dict[str, Any], measured: int) -> str:
     plain_rate = f"{_rate_words(cells[0])} without drafting"
     basis = f"from {measured} measured rate{'s' if measured != 1 else ''}" if measured else "from class defaults alone"
     if not best["num_speculative_tokens"]:
-        return f"Drafting does not pay here: {plain_rate}, {basis}."
+        first = max((c for c in cells if c["batch"] == best["batch"]), key=lambda cell: cell["tokens_per_s"])
+        if first == best:
+            return f"Drafting does not pay here: {plain_rate}, {basis}."
+        return (
+            f"Do not draft: no draft is sure to pay here. The best, n-max {first['num_speculative_tokens']}, gives "
+            f"{first['speedup']:.2f} times ({first['low']:.2f} to {first['high']:.2f}) the {plain_rate}, {basis}; "
+            "--measured or --from-log narrows that."
+        )
     gate = f", p-min {best['p_min']:g}" if best["p_min"] else ""
     draft = f"n-max {best['num_speculative_tokens']}{gate}"
     return f"Best with {draft}: {_rate_words(best)}, {best['speedup']:.2f} times the {plain_rate}, {basis}."

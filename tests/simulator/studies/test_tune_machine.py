@@ -142,3 +142,15 @@ def test_bad_input_is_one_line(tmp_path, capsys, words, message):
 def test_no_drafter_is_refused():
     with pytest.raises(ForerunError, match="there is no drafter to tune"):
         tune_machine(scenario_from({k: v for k, v in DATA.items() if k != "speculation"}, "plain"))
+
+
+@pytest.mark.parametrize("chip", ["apple-m4", "apple-m4-pro", "rtx-4090", "rtx-3090", "cpu-ddr5-2ch"])
+def test_drafting_is_advised_only_where_its_interval_lies_above_none(chip):
+    result = tune_machine(local(chip=chip))
+    best = result.document["best"]
+    drafts = [row for row in result.document["table"] if row["num_speculative_tokens"]]
+    assert bool(result.flags) == bool(best["num_speculative_tokens"]) == any(row["low"] > 1 for row in drafts)
+    if result.flags:
+        assert best["low"] > 1.0
+    else:
+        assert "Do not draft" in result.conclusion or "does not pay" in result.conclusion
