@@ -5,11 +5,13 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any, cast
 
 from hwprofiles import weakest
 from simulator.errors import ArgumentError, ForerunError, WorkerDiedError
 from simulator.metrics import combine_replications, forerun_version, jsonable, scenario_document
+from simulator.metrics.slo import section_values
 from simulator.result import StudyResult, Summary
 from simulator.scenario import Scenario, load_scenario
 from simulator.speculation import borrowed_acceptance
@@ -23,6 +25,7 @@ from simulator.studies.compare.crossover import (
     load_curves,
     load_of,
     nearest_crossing,
+    served_load,
 )
 from simulator.studies.compare.sensitivity import Swing, swings
 from simulator.studies.paired import (
@@ -39,6 +42,7 @@ from simulator.studies.paired import (
     times,
     with_model_error,
 )
+from simulator.studies.plan.objectives import latency_words
 from simulator.studies.runs import ProgressCall, RunPool, nested_value, with_seeds
 from simulator.studies.study_file import (
     Source,
@@ -145,7 +149,7 @@ def compare(
     Raises:
         ForerunError: nothing varies, or a variant cannot be run; its name stands in front.
     """
-    variants, metric = _variants(scenarios, vary, metric)
+    variants, asked = _variants(scenarios, vary, metric)
     path, values, fixed_note = _crossover_plan(variants, crossover)
     seeds = [seed + n for n in range(replications)]
     processes = jobs or cores()
@@ -153,6 +157,7 @@ def compare(
         pool = RunPool(workers, progress)
         documents, lost = _base_documents(variants, seeds, pool, interval)
         measured = {name: [metric_values(run) for run in runs] for name, runs in documents.items()}
+        metric = asked or _judged_by(variants[0], documents)
         if all(row[metric] is None for row in measured[variants[0].name]):
             raise ArgumentError("metric", f"{variants[0].name} does not measure {metric}; choose another")
         ratios = {variant.name: _ratios(measured[variants[0].name], measured[variant.name]) for variant in variants}
@@ -161,7 +166,9 @@ def compare(
         ratios |= _model_ranges(variants, seeds[0], pool, measured, ratios)
         answers = {variant.name: ratios[variant.name][metric] for variant in variants[1:]}
         side = seeds[:SIDE_RUNS]
-        curves = load_curves(variants, path, values, metric, side, pool) if path else []
+        load = path or automatic_path(variants)
+        served = {v.name: served_load(v.scenario, load) for v in variants} if load is not None else {}
+        curves = load_curves(variants, path, values, metric, side, pool, served) if path else []
         alike = [v.name for v in variants[1:] if measured[v.name] == measured[variants[0].name]]
         differ = len(alike) < len(variants) - 1  # variants that run alike do so whatever the assumed parameters are
         tornado = swings(variants, metric, side, answers, pool) if sensitivity and differ else []
@@ -175,6 +182,7 @@ def compare(
         "level": LEVEL,
         "crossover": _crossover_document(path, metric, curves, variants[0]),
         "load_curves": _curves_document(path, metric, curves),
+        "served_load": None if load is None else {"path": load, "asked": load_of(variants[0].scenario, load), **served},
         "sensitivity": [_swing_document(swing) for swing in tornado],
         "conclusion": "",
         "scenario": scenario_document(variants[0].scenario),
@@ -195,19 +203,33 @@ def _borrowed_words(variants: Sequence[Variant]) -> str:
     return "".join(f" {name}: {words}." for name, words in borrowed if words is not None)
 
 
+GOODPUT = "request_goodput"
+SAME_GOODPUT = 0.005
+"""Difference of the share of good requests up to which variants are judged by another metric."""
+
+
 def headline_metric(variant: Variant) -> str:
-    """What a comparison is judged by: throughput where the load adapts to the engine, else end-to-end latency."""
+    """What a comparison without an SLO is judged by: throughput where the load adapts to the engine, else end-to-end
+    latency."""
     arrivals = variant.scenario.workload.arrivals
     adaptive = arrivals is not None and arrivals.process in ("burst", "closed-loop")
     return "output_throughput" if adaptive else "mean_e2el_ms"
+
+
+def _judged_by(base: Variant, documents: Mapping[str, Sequence[dict[str, Any]]]) -> str:
+    """What a comparison is judged by: goodput if the scenario has an SLO and the share of good requests differs."""
+    if not section_values(base.scenario.slo):
+        return headline_metric(base)
+    good = [fmean((run["slo"] or {}).get("good_share") or 0.0 for run in runs) for runs in documents.values()]
+    return headline_metric(base) if max(good) - min(good) <= SAME_GOODPUT or 0.0 in good else GOODPUT
 
 
 def _variants(
     scenarios: Source | Mapping[str, Scenario] | Sequence[Variant],
     vary: Mapping[str, Sequence[Any]] | None,
     metric: str | None,
-) -> tuple[list[Variant], str]:
-    """The variants that a call means, the baseline first, and what they are judged by."""
+) -> tuple[list[Variant], str | None]:
+    """The variants that a call means, the baseline first, and what they are judged by, if anybody says."""
     several: list[Variant] = []
     if isinstance(scenarios, list | tuple):
         several = list(scenarios)
@@ -220,7 +242,7 @@ def _variants(
     else:
         study = study_of(cast(Source, scenarios), vary)
         variants, metric = variants_of(study), metric or study.metric
-    return variants, checked_metric(metric or headline_metric(variants[0]))
+    return variants, None if metric is None else checked_metric(metric)
 
 
 def _command(seed: int, replications: int, metric: str, crossover: str, sensitivity: bool, interval: bool) -> str:
@@ -446,6 +468,12 @@ def compare_sentence(document: dict[str, Any]) -> str:
     verdict = _verdict(speedup)
     where = f" in {metric_words(metric)}"
     interval = _interval(speedup, winner["interval_of"])
+    good = [v["slo"]["good_share"] for v in document["variants"] if v.get("slo") and v["slo"]["good_share"] is not None]
+    lead = ""
+    if metric != GOODPUT and len(good) == len(document["variants"]):
+        low, high = min(good), max(good)
+        shares = f"{low:.1%}" if high - low < SAME_GOODPUT else f"{low:.1%} to {high:.1%}"
+        lead = f"Within the SLO are {shares} of the requests of every variant. "
     if verdict > 0:
         text = f"{best} improves {metric_words(metric)} {times(speedup['ratio'])} over {base}{interval}"
     elif verdict < 0:
@@ -455,13 +483,44 @@ def compare_sentence(document: dict[str, Any]) -> str:
         text = f"{best} does not differ surely from {base}{where}: {times(speedup['ratio'])}{interval}"
     else:
         text = f"no variant beats {base} surely{where}; the best, {best}, reaches {times(speedup['ratio'])}{interval}"
-    return text + _crossover_words(document, best) + _sensitivity_words(document, best, verdict)
+    text += _crossover_words(document, best) + _sensitivity_words(document, best, verdict)
+    return lead + text + _overload_words(document) + _slo_words(document)
+
+
+def _overload_words(document: dict[str, Any]) -> str:
+    """Which variants cannot serve the load that the scenario asks for."""
+    served = document.get("served_load")
+    if served is None or served["asked"] is None:
+        return ""
+    path, asked = served["path"], served["asked"]
+    known = {v["name"]: served[v["name"]] for v in document["variants"] if served[v["name"]] is not None}
+    over = {name: most for name, most in known.items() if most < asked}
+    if not over:
+        return ""
+    if len(over) == len(document["variants"]):
+        return f" {load_words(path, asked)} cannot be served: at most about {load_words(path, max(over.values()))} can."
+    rates = ", ".join(f"{name} serves at most about {load_words(path, most)}" for name, most in over.items())
+    return f" Of {load_words(path, asked)}, {rates}."
+
+
+def _slo_words(document: dict[str, Any]) -> str:
+    """Limits that variants miss."""
+    words = []
+    for variant in document["variants"]:
+        limits = variant["slo"]["limits"] if variant.get("slo") else {}
+        missed = [
+            f"{latency_words(key, limit['value'])} (limit {limit['limit']:,.4g})"
+            for key, limit in limits.items()
+            if limit["met"] is False
+        ]
+        words += [f"{variant['name']} misses {', '.join(missed)}"] if missed else []
+    return f" {'; '.join(words)}." if words else ""
 
 
 def _crossover_words(document: dict[str, Any], best: str) -> str:
     crossover = document["crossover"]
     if crossover is None:
-        return ""
+        return _everywhere_words(document, best)
     crossings = [c for c in crossover["all"] if c["variant"] == best]
     crossing = crossover if crossover["variant"] == best or not crossings else crossings[0]
     subject = "it pays" if crossing["variant"] == best else f"{crossing['variant']} pays"
@@ -472,6 +531,19 @@ def _crossover_words(document: dict[str, Any], best: str) -> str:
     worst = _worst_beyond(document, crossing)
     other = "above" if crossing["better"] == "below" else "below"
     return text + (f"; {other} it costs up to {worst:.0%}" if worst is not None and worst >= 0.005 else "")
+
+
+def _everywhere_words(document: dict[str, Any], best: str) -> str:
+    """That a variant pays at every load tried that can be served; empty where it does not, or no load was tried."""
+    served, curves = document.get("served_load"), document.get("load_curves")
+    if served is None or curves is None or None in (served.get(best), served.get(document["baseline"])):
+        return ""
+    most = max(served[best], served[document["baseline"]])
+    points: list[dict[str, Any]] = next((curve["points"] for curve in curves["curves"] if curve["variant"] == best), [])
+    ratios = [point["ratio"] for point in points if point["value"] <= most]
+    if len(ratios) < 2 or min(ratios) <= 1.0:
+        return ""
+    return f"; it pays at every load that can be served, up to about {load_words(served['path'], most)}"
 
 
 def _worst_beyond(document: dict[str, Any], crossing: dict[str, Any]) -> float | None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import exp, inf, log
+from types import MappingProxyType
 from typing import Any
 
 from simulator.errors import ForerunError
@@ -74,6 +75,25 @@ def load_of(scenario: Scenario, path: str) -> float | None:
     return None if value is None else float(value)
 
 
+def served_load(scenario: Scenario, path: str) -> float | None:
+    """The value at a load path that the scenario's replicas can serve in the long run; None where no rate is offered,
+    or no steady state is known."""
+    if path not in (REQUEST_RATE, RATE_SCALE):
+        return None
+    from simulator.studies.steady_state.estimate import max_request_rate
+    from simulator.studies.steady_state.traffic import population
+
+    try:
+        rate = max_request_rate(scenario)
+        if path == REQUEST_RATE:
+            return rate
+        recorded = population(scenario.workload).trace_rate
+    except ForerunError:
+        return None
+    scale = load_of(scenario, path) or 1.0
+    return None if recorded is None else rate / recorded * scale
+
+
 def automatic_path(variants: Sequence[Variant]) -> str | None:
     """The load field that all variants have in common and at the same value; None where there is none."""
     paths = {load_path(variant.scenario) for variant in variants}
@@ -111,11 +131,18 @@ def grid_values(values: Values | None, base: float | None, whole: bool, place: s
 
 
 def load_curves(
-    variants: Sequence[Variant], path: str, values: Sequence[float], metric: str, seeds: Sequence[int], pool: RunPool
+    variants: Sequence[Variant],
+    path: str,
+    values: Sequence[float],
+    metric: str,
+    seeds: Sequence[int],
+    pool: RunPool,
+    served: Mapping[str, float | None] = MappingProxyType({}),
 ) -> list[LoadCurve]:
     """Speedups of every variant over the first at each value of ``path``, refined around crossings.
 
-    Values at which a run fails are left out.
+    Values at which a run fails are left out, and so are crossings at loads that neither variant of a pair can serve
+    (``served``, by variant).
 
     Raises:
         ForerunError: the path is none of the scenario's.
@@ -134,7 +161,10 @@ def load_curves(
     for variant in variants[1:]:
         row = ratios[variant.name]
         points = tuple(CurvePoint(value, ratio) for value in sorted(row) if (ratio := row[value]) is not None)
-        curves.append(LoadCurve(variant.name, points, crossings_of(points)))
+        pair = [served.get(name) for name in (variants[0].name, variant.name)]
+        most = inf if None in pair else max(one for one in pair if one is not None)
+        crossings = tuple(crossing for crossing in crossings_of(points) if crossing.value <= most)
+        curves.append(LoadCurve(variant.name, points, crossings))
     return curves
 
 

@@ -16,6 +16,7 @@ from simulator.scenario import Scenario
 from simulator.speculation import borrowed_acceptance, iid_alpha
 from simulator.speculation.config import TABLE_NAME_IN_VLLM, check_table
 from simulator.speculation.methods import METHODS, names_in
+from simulator.studies.compare.crossover import REQUEST_RATE, load_of, served_load
 from simulator.studies.engine_flags import published_name
 from simulator.studies.study_file import Source, study_of, yaml_text
 from simulator.studies.tune.choices import DraftChoice
@@ -407,6 +408,21 @@ def _borrowed_words(scenario: Scenario) -> str:
     return "" if words is None else f" {words[0].upper()}{words[1:]}."
 
 
+def _served_rate(scenario: Scenario) -> float | None:
+    """Requests per second that a replica can serve in the long run, with or without drafting; None if not known."""
+    rates = [served_load(one, REQUEST_RATE) for one in (scenario, scenario.with_values({"speculation": None}))]
+    known = [rate for rate in rates if rate is not None]
+    return max(known) / scenario.hardware.replicas if known else None
+
+
+def _overload_words(scenario: Scenario, served: float | None) -> str:
+    """That the scenario asks for more than its replicas can serve; empty where it does not."""
+    asked, replicas = load_of(scenario, REQUEST_RATE), scenario.hardware.replicas
+    if served is None or asked is None or asked <= served * replicas:
+        return ""
+    return f" {asked:.3g} req/s cannot be served: at most about {served * replicas:.3g} req/s can."
+
+
 def conclusion(tuning: Tuning) -> str:
     """The tuning in one sentence or two."""
     speculation, at = tuning.scenario.speculation, tuning.crossover
@@ -429,14 +445,20 @@ def conclusion(tuning: Tuning) -> str:
         f"{speculation.method} is best at {best.speedup:.2f}x ({best.low:.2f} to {best.high:.2f}) with "
         f"{best.best.name} at batch {best.at_batch} {where}"
     )
+    served = _served_rate(tuning.scenario)
+    over = _overload_words(tuning.scenario, served)
+    if served is not None and (at.request_rate is None or at.request_rate >= served) and at.batch != 0.0:
+        return f"{words}; it pays at every load that can be served, up to {served:.3g} req/s per replica.{over}"
     if at.batch is None:
         last = paying[-1]
         return f"{words}, and pays up to batch {last.at_batch} ({last.speedup:.2f}x with {last.best.name})."
     ends = [end.request_rate for end in (tuning.crossover_low, tuning.crossover_high)]
-    low, high = ("0" if ends[0] is None else f"{ends[0]:.3g}", "beyond" if ends[1] is None else f"{ends[1]:.3g}")
+    most = "beyond" if served is None else f"{served:.3g}, the most that can be served"
+    low = "0" if ends[0] is None else f"{ends[0]:.3g}"
+    high = most if ends[1] is None or (served is not None and ends[1] > served) else f"{ends[1]:.3g}"
     return (
         f"{words}; it pays below {at.request_rate:.3g} req/s per replica ({low} to {high}), a batch of "
-        f"{at.batch:.0f}, and costs above."
+        f"{at.batch:.0f}, and costs above.{over}"
     )
 
 
