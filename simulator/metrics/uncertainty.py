@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
+from hwprofiles import Chip, load_chip
 from simulator.build import Build
 from simulator.metrics.statistics import WeightedSample
 from simulator.metrics.summary import (
@@ -100,6 +101,9 @@ class Source(TypedDict):
     name: str
     family: str
     """Sources of one family have ``ALIKE`` of their variance in common."""
+    draws: str
+    """Name of its random draws. Kernels of one chip under two names, or of a chip and another that extends it, have
+    the same draws: what one is off by, the other is too."""
     share: dict[str, float]
     """Of the seconds of each kind of step."""
     low: dict[str, float]
@@ -292,8 +296,9 @@ def _split_by_source(
         if kernel.fitted[0] or kernel.family == "collective":
             fitted = kernel.fitted if kernel.fitted[0] else ("collective", "any")
             ends = library.interval(*fitted, kernel.sizes, kernel.bound, assumed=True)
-            family = " ".join((library.chip.name, library.library, *(part for part in fitted if part != "any")))
-            _add(sources, f"{family}: {kernel.name}", kind, share, *ends)
+            names = (library.library, *(part for part in fitted if part != "any"))
+            family, draws = " ".join((library.chip.name, *names)), " ".join((measured_as(library.chip), *names))
+            _add(sources, f"{family}: {kernel.name}", kind, share, *ends, draws=f"{draws}: {kernel.name}")
     drafting = timer.exposed_drafting_s(work, draft)
     if drafting is not None:
         left = left - drafting / total
@@ -304,12 +309,29 @@ def _split_by_source(
     _add(sources, f"{framework.name} {SERVED}", kind, np.ones(len(rows)), *SERVED_ENDS[layers][kind])
 
 
-def _add(sources: dict[str, Source], name: str, kind: str, share: FloatArray, low: Any, high: Any) -> None:
+def measured_as(chip: Chip) -> str:
+    """Name for the hardware whose kernels stand for those of ``chip``: equal for chips of equal limits, and for a chip
+    and one that is ``like`` it without fits of its own."""
+    while not chip.kernels and chip.like is not None:
+        chip = load_chip(chip.like)
+    numbers = (
+        sorted(chip.compute.dense_flops_per_s.items()),
+        chip.compute.cores,
+        chip.memory.bandwidth_bytes_per_s,
+        chip.on_chip.bandwidth_bytes_per_s,
+    )
+    return f"{zlib.crc32(repr(numbers).encode()):08x}"
+
+
+def _add(
+    sources: dict[str, Source], name: str, kind: str, share: FloatArray, low: Any, high: Any, draws: str | None = None
+) -> None:
     """Count a share of some steps under a source, its ends weighted with it in logarithms."""
     weight = float(np.mean(share))
     if weight <= 0.0:
         return
-    source = sources.setdefault(name, Source(name=name, family=name.partition(":")[0], share={}, low={}, high={}))
+    family = name.partition(":")[0]
+    source = sources.setdefault(name, Source(name=name, family=family, draws=draws or name, share={}, low={}, high={}))
     before = source["share"].get(kind, 0.0)
     for end, value in (("low", low), ("high", high)):
         mean = float(np.mean(share * np.log(value))) / weight
@@ -343,12 +365,10 @@ def step_draws(sources: Sequence[Source]) -> FloatArray:
         for source in sources:
             if kind not in source["share"]:
                 continue
-            alone_draws, shared = standard_draws(source["name"]), standard_draws(source["family"])
-            draws = (
-                alone_draws
-                if source["name"] == source["family"]
-                else sqrt(1 - ALIKE) * alone_draws + sqrt(ALIKE) * shared
-            )
+            family = source["draws"].partition(":")[0]
+            draws = standard_draws(source["draws"])
+            if source["draws"] != family:
+                draws = sqrt(1 - ALIKE) * draws + sqrt(ALIKE) * standard_draws(family)
             end = np.where(draws < 0, -log(source["low"][kind]), log(source["high"][kind]))
             moved += source["share"][kind] * np.expm1(draws * end / Z90)
             known += source["share"][kind]
