@@ -1,4 +1,4 @@
-"""What a chip and a link can do: limits with sources, kernel efficiencies, and the time one kernel takes."""
+"""Chips and links: limits with sources, kernel efficiencies, and the predicted time of one kernel."""
 
 from forerun.lazy import lazy_names
 

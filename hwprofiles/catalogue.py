@@ -1,4 +1,4 @@
-"""Finds and checks profiles: catalogue names and a user's own YAML files, cached."""
+"""Load and validate profiles, from the catalogue or from a user's YAML file; results are cached."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -18,9 +18,9 @@ from hwprofiles.schema import KINDS, Chip, Link, read_kernels
 _R = TypeVar("_R", bound=Record)
 SOURCES = ("source", "field_sources")
 TENSOR_GAIN = 3.0
-"""Rate of fp16 over that of fp32 from which a chip without bf16 is taken to have matrix units."""
+"""Lowest ratio of fp16 to fp32 FLOP/s at which a chip without bf16 is assumed to have matrix units."""
 LOCAL_LIBRARY = "llama.cpp"
-"""The kernel library of single machines, whose defaults go by a chip's maker."""
+"""Kernel library of single machines. Its default parameters are grouped by the chip's vendor."""
 
 
 def chip_names() -> tuple[str, ...]:
@@ -36,11 +36,10 @@ def link_names() -> tuple[str, ...]:
 def load_chip(name_or_path: str | Path) -> Chip:
     """Return a chip by catalogue name, or from a YAML file (a path that ends in .yaml or .yml).
 
-    A file may say ``extends: NAME`` and give only what differs from that chip of the catalogue.
+    A file with ``extends: NAME`` contains only the fields that differ from that catalogue chip.
 
     Raises:
-        ProfileError: no such chip or file, or a field that is missing, unknown or out of range; the message names
-            file and
+        ProfileError: no such chip or file, or a missing, unknown or out-of-range field; the message names file and
             field.
     """
     text = str(name_or_path)
@@ -63,7 +62,7 @@ def load_link(name_or_path: str | Path) -> Link:
 
 @cache
 def load_defaults(kind: str) -> dict[str, dict[str, FamilyParameters]]:
-    """Return the kernel parameters (family -> dtype -> set) for chips of a class that nobody calibrated.
+    """Return the default kernel parameters (family -> dtype -> set) of a class of chips.
 
     Raises:
         ProfileError: no such class, or a bad field in its file.
@@ -78,9 +77,9 @@ def load_defaults(kind: str) -> dict[str, dict[str, FamilyParameters]]:
 
 
 def load_local_defaults(chip: Chip) -> dict[str, dict[str, FamilyParameters]]:
-    """Return llama.cpp's kernel parameters (family -> dtype -> set) for chips of a maker that nobody calibrated.
+    """Return llama.cpp's default kernel parameters (family -> dtype -> set) for an uncalibrated chip, by its vendor.
 
-    Empty where its class is llama.cpp's own ground (Apple), or nothing is known of it there.
+    Empty if the chip's class defaults already describe llama.cpp (Apple), or if the vendor has no entry.
     """
     rates = chip.compute.dense_flops_per_s
     plain = "bf16" not in rates and rates.get("fp16", 0.0) < TENSOR_GAIN * rates.get("fp32", 0.0)
@@ -94,9 +93,9 @@ def load_local_defaults(chip: Chip) -> dict[str, dict[str, FamilyParameters]]:
 
 @cache
 def _default_sets(name: str) -> dict[str, dict[str, dict[str, FamilyParameters]]]:
-    """Parameters in a file of defaults: by maker in that of llama.cpp, under the empty name in that of a class.
+    """Parameter sets of a defaults file, by vendor for llama.cpp and under the key "" for a class of chips.
 
-    A set without a source is laid over the first set of its family.
+    A set without a source overrides fields of the first set of its family.
     """
     place = f"defaults/{name}.yaml"
     data = _parse(resources.files("hwprofiles").joinpath("defaults", f"{name}.yaml").read_text("utf-8"), place)
@@ -106,10 +105,10 @@ def _default_sets(name: str) -> dict[str, dict[str, dict[str, FamilyParameters]]
             first = next(iter(sets.values()))
             sets.update({dtype: one if "source" in one else _overlaid(first, one) for dtype, one in sets.items()})
     try:
-        found: dict[str, dict[str, dict[str, FamilyParameters]]] = read_kernels(grouped)
+        parameter_sets: dict[str, dict[str, dict[str, FamilyParameters]]] = read_kernels(grouped)
     except ValueError as error:
         raise ProfileError(f"{place}: {error}") from None
-    return found
+    return parameter_sets
 
 
 def _is_path(text: str) -> bool:
@@ -124,8 +123,8 @@ def _names(folder: str) -> tuple[str, ...]:
 
 @cache
 def _load_chip_by_name(name: str) -> Chip:
-    found = _load_named("chips", name, Chip, "chip")
-    return found.read_from(Path(str(resources.files("hwprofiles"))) / "chips" / f"{name}.yaml")
+    chip = _load_named("chips", name, Chip, "chip")
+    return chip.read_from(Path(str(resources.files("hwprofiles"))) / "chips" / f"{name}.yaml")
 
 
 @cache
@@ -157,7 +156,7 @@ def _load_file(path: Path, model: type[_R]) -> _R:
 
 
 def _extended(data: Any, place: str, model: type[Record]) -> Any:
-    """Profile data on top of those of the catalogue chip that ``extends`` names; parameter sets replace whole sets."""
+    """Merge profile data into the catalogue chip that ``extends`` names; a parameter set is replaced as a whole."""
     if model is not Chip or not isinstance(data, dict) or "extends" not in data:
         return data
     own = {key: value for key, value in data.items() if key != "extends"}
@@ -168,13 +167,13 @@ def _extended(data: Any, place: str, model: type[Record]) -> Any:
     text = resources.files("hwprofiles").joinpath("chips", f"{name}.yaml").read_text("utf-8")
     base = _parse(text, f"chips/{name}.yaml")
     merged = _overlaid(base, own)
-    if _limits(merged) != _limits(base):  # kernels fitted on the base were never measured on this chip
+    if _limits(merged) != _limits(base):  # the kernels of the base chip were not measured on this chip
         merged |= {"like": own.get("like", name), "kernels": own.get("kernels", {})}
     return merged
 
 
 def _limits(data: Mapping[str, Any]) -> list[Any]:
-    """What a profile's kernel times depend on, without its sources; capacity is no matter of time."""
+    """Profile fields that kernel times depend on: the limits without their sources and without memory capacity."""
     groups = [data.get(group) for group in ("compute", "memory", "on_chip")]
     return [
         {key: value for key, value in group.items() if key not in unmeasured} if isinstance(group, dict) else group
@@ -183,7 +182,7 @@ def _limits(data: Mapping[str, Any]) -> list[Any]:
 
 
 def _overlaid(base: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """``base`` with the values of ``own``: mappings are merged, but what has a ``source`` is replaced as a whole."""
+    """Merge ``own`` into ``base``; a mapping with a ``source`` is replaced as a whole."""
     merged = dict(base)
     for key, value in own.items():
         before = merged.get(key)
@@ -213,7 +212,7 @@ def _validate(data: Any, place: str, model: type[_R]) -> _R:
 
 
 def first_problem(error: ValidationError, model: type[Record]) -> str:
-    """Return the first problem of a failed validation as ``field: what is wrong``, in one line."""
+    """Return the first validation error as one line, ``field: what is wrong``."""
     problems = error.errors()
     problem = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
     field = ".".join(str(part) for part in problem["loc"]) or "file"
@@ -229,7 +228,7 @@ def first_problem(error: ValidationError, model: type[Record]) -> str:
 
 
 def _fields_at(model: type[Record], path: tuple[int | str, ...]) -> list[str]:
-    """Names of the fields of the nested record at ``path``, for a suggestion."""
+    """Field names of the nested record at ``path``."""
     current: Any = model
     for part in path:
         field = getattr(current, "model_fields", {}).get(part)

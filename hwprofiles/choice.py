@@ -1,4 +1,4 @@
-"""Which parameter set predicts a kernel: the chip's own fit, else what comes nearest, and what it rests on."""
+"""Choose the parameter set that predicts a kernel, and its evidence level."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -12,7 +12,7 @@ from hwprofiles.records import Fit
 from hwprofiles.schema import Chip
 
 _SAME = {"fp16": "bf16", "bf16": "fp16", "mxfp8": "fp8"}
-"""Formats whose fits are the same."""
+"""Formats that share one fit."""
 _NEAREST = {
     "fp8_block": ("fp8",),
     "mxfp8": ("fp8",),
@@ -33,12 +33,14 @@ _NEAREST = {
     **dict.fromkeys(("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s"), ("iq2_xxs", "iq3_xxs", "q4_k", "int4")),
     **dict.fromkeys(("iq3_xxs", "iq3_s"), ("iq3_xxs", "q4_k", "int4")),
 }
-"""Formats whose fits stand in, nearest first."""
+"""Substitute formats for a format without a fit, nearest first."""
 
 
 BASES = ("calibrated", "extrapolated", "datasheet")
-"""What a kernel's time rests on, from the firmest ground to the weakest: fitted on this chip's measured kernels of that
-format, and the shape among those; fitted there, for another shape or format; nothing measured on this chip."""
+"""Evidence levels of a kernel time, strongest first.
+
+calibrated: fitted on kernels of this format measured on this chip, and the shape lies inside the fitted ranges.
+extrapolated: fitted on this chip, for another shape or format. datasheet: no measurement on this chip."""
 CALIBRATED, EXTRAPOLATED, DATASHEET = range(len(BASES))
 UNFITTED_INTERVALS = {
     "gemm": (0.78, 1.32),
@@ -48,17 +50,17 @@ UNFITTED_INTERVALS = {
     "elementwise": (0.65, 1.7),
     "collective": (0.65, 1.7),
 }
-"""Ends of the 90 % interval of a kernel that was not fitted on its chip, as factors on its time.
+"""90 % interval of a kernel without a fit on its chip, as factors on its time, by kernel family.
 
-Products, experts and attention: the 26 to 37 sets fitted on eight chips and four libraries over the defaults of their
-chip's class, in the mean of up to 24 usual shapes each, 5th to 95th percentile rounded outwards; of the others there
-are too few fits to compare: assumed, of the order of the errors that ``docs/validation`` reports for them."""
+GEMM, MoE and attention: ratio of 26 to 37 fitted sets (eight chips, four libraries) to the defaults of their chip's
+class, each the mean of up to 24 common shapes; 5th to 95th percentile, rounded outwards. Elementwise and collective
+have too few fits to compare: assumed, similar to the errors that ``docs/validation`` reports for them."""
 UNKNOWN_INTERVAL = (0.5, 2.0)
-"""Of a family of which too few fits are known for that."""
+"""Assumed interval of every other family."""
 
 
 def unfitted_interval(family: str) -> tuple[float, float]:
-    """Ends of the 90 % interval of a kernel that was not fitted on its chip, as factors on its time."""
+    """90 % interval of a kernel without a fit on its chip, as factors on its time."""
     return UNFITTED_INTERVALS.get(family, UNKNOWN_INTERVAL)
 
 
@@ -68,24 +70,24 @@ CARRIED_INTERVALS = {
     "attention_decode": (0.64, 1.54),
     "moe": (0.58, 3.3),
 }
-"""The same of a kernel whose fit was carried from another chip (``like``).
+"""90 % interval of a kernel whose fit comes from another chip (``like``), as factors on its time.
 
-Measured by leaving a chip out: H100, H200, A100 and B200 each under the fits of one of the others, six pairs, vLLM and
-SGLang, 5th to 95th percentile of some 1,500 rows a family (experts: five pairs). Mean errors: 7 to 13 % on products,
-5 to 25 % (B200: 31 %) on decode, 8 to 22 % (one pair 48 %) on prefill, 23 to 42 % on experts."""
+Measured on six pairs of H100, H200, A100 and B200, each predicted with the fits of another chip, with vLLM and SGLang:
+5th to 95th percentile of about 1,500 rows per family (MoE: five pairs). Mean errors: GEMM 7 to 13 %, decode attention
+5 to 25 % (B200: 31 %), prefill attention 8 to 22 % (one pair 48 %), MoE 23 to 42 %."""
 
 
 def weakest(bases: Iterable[str]) -> str:
-    """The label of the weakest ground among several."""
+    """Weakest of several evidence levels."""
     return max(bases, key=BASES.index)
 
 
 def inside_ranges(ranges: Mapping[str, tuple[float, float]], sizes: Mapping[str, Num]) -> Num:
-    """Whether every size lies in its range; sizes of which one of the two says nothing are left out.
+    """Whether every size lies in its fitted range. Skips sizes that only one of the two tables contains.
 
     Args:
-        ranges: smallest and largest value of every size that a fit has seen.
-        sizes: of one kernel, or arrays over many.
+        ranges: smallest and largest fitted value of each size.
+        sizes: sizes of one kernel, or arrays over many kernels.
     """
     inside: Num = True
     for name in ranges.keys() & sizes.keys():
@@ -95,24 +97,26 @@ def inside_ranges(ranges: Mapping[str, tuple[float, float]], sizes: Mapping[str,
 
 
 _RULES = ("recurrent_prefill", "recurrent_decode", "sparse_prefill", "sparse_decode")
-"""Families whose named kernels compute something else than the plain ones, which then only stand in."""
+"""Families whose named kernels compute another rule than the unnamed ones, which are then only a substitute."""
 PORTABLE = "portable"
-"""Kernels written before the chip: they leave its asynchronous copies and thread block clusters unused."""
+"""Kernels older than the chip, which use neither its asynchronous copies nor its thread block clusters."""
 
 
 def as_older_kernels_see(chip: Chip) -> Chip:
-    """The chip without asynchronous copies and without clusters that share operand reads."""
+    """Copy of the chip without asynchronous copies and without clusters that share operand reads."""
     compute = chip.compute.model_copy(update={"asynchronous": False})
     return chip.model_copy(update={"compute": compute, "on_chip": chip.on_chip.model_copy(update={"multicast": 1.0})})
 
 
 def core_shares(chip: Chip) -> tuple[float, float, float]:
-    """Equal shares that one core draws of the memory's and of the on-chip store's bandwidth, and the fewest cores of
-    the chips that this one is like.
+    """Bandwidth share of one core, relative to an equal share, where fits come from another chip (``like``).
 
-    One share, as kernels are fitted: a core's draw is a multiple of it. But what a core draws is what it keeps in
-    flight over the latency (of the on-chip store: in so many cycles), and so belongs to the core: where fits stand in
-    from a chip that this one is ``like``, its cores draw no less than theirs, however many share the memory.
+    The bandwidth of one core is its bytes in flight over the latency (on chip: a number of cycles), a property of the
+    core. So a core of this chip gets no less bandwidth than a core of the chip that the fits come from.
+
+    Returns:
+        Factor for memory (>= 1), factor for on-chip memory (>= 1), and the fewest cores of the ``like`` chips (inf if
+        no fit comes from another chip).
 
     Source: Little's law; V. Volkov, "Understanding Latency Hiding on GPUs" (2016), chapter 4.
     """
@@ -120,22 +124,22 @@ def core_shares(chip: Chip) -> tuple[float, float, float]:
     memory, store, fewest, model = 1.0, 1.0, math.inf, chip
     while model.like is not None and not model.kernels:
         model = load_chip(model.like)
-        theirs, clock = float(model.compute.usable_cores), 1.0
+        fitted_cores, clock = float(model.compute.usable_cores), 1.0
         if chip.compute.clock_hz is not None and model.compute.clock_hz is not None:
             clock = chip.compute.clock_hz / model.compute.clock_hz
-        spread = cores / theirs
+        spread = cores / fitted_cores
         memory = max(memory, spread * (model.memory.bandwidth_bytes_per_s / chip.memory.bandwidth_bytes_per_s))
         faster = model.on_chip.bandwidth_bytes_per_s / chip.on_chip.bandwidth_bytes_per_s
         store = max(store, spread * clock * faster)
-        fewest = min(fewest, theirs)
+        fewest = min(fewest, fitted_cores)
     return memory, store, fewest
 
 
 def exact_names(family: str, named: str) -> tuple[str, ...]:
-    """Names of the sets that serve a format, or a kernel of it (``format@kernel``), without standing in for another.
+    """Names of the parameter sets that match a format or one of its kernels (``format@kernel``) exactly, best first.
 
-    The kernel's own first; of attention (``format@head size@name``) then the one the library chooses itself for that
-    head size, for windows the one without; then the format's.
+    First the set of the kernel; for attention (``format@head size@name``) then the library's default kernel of that
+    head size, with and then without the window; then the set of the format.
     """
     dtype, rest = format_of(named), named.split(VARIANT)[1:]
     same = _SAME.get(dtype, dtype)
@@ -151,13 +155,13 @@ def exact_names(family: str, named: str) -> tuple[str, ...]:
 def find_parameters(chip: Chip, library: str, family: str, dtype: str) -> tuple[FamilyParameters, str]:
     """Find the parameter set for a kernel family and the dtype of its stored operand.
 
-    The fit of ``library``, else the chip's ``generic`` one, else that of the chip it is ``like`` (or which that one is
-    like), else the defaults of its class; within each the set of the dtype, else the nearest one. Where the dtype names
-    one kernel of several (``fp8@name``), the set of that kernel comes first; a layer of another rule (``bf16@kda``) is
-    calibrated by that alone, and a set of the same rule in another format stands in before one of another rule.
+    Order: the chip's fit for ``library``, its ``generic`` fit, the fit of the chip named by ``like`` (followed as a
+    chain), the defaults of its class. Within each, the set of the dtype comes before that of the nearest dtype. If the
+    dtype names a kernel (``fp8@name``), the set of that kernel comes first. A layer of another rule (``bf16@kda``) is
+    calibrated only by sets of that rule; a set of the same rule in another format comes before one of another rule.
 
     Returns:
-        The set, and what it rests on: ``"calibrated"``, ``"extrapolated"`` or ``"datasheet"``.
+        The parameter set and its evidence level: ``"calibrated"``, ``"extrapolated"`` or ``"datasheet"``.
 
     Raises:
         ProfileError: no such family or dtype.
@@ -179,29 +183,29 @@ def find_parameters(chip: Chip, library: str, family: str, dtype: str) -> tuple[
         name = next(name for name in (*exact, *near, *local) if name in local)
         return local[name].at_clock(chip.compute.clock_hz), "datasheet"
     for names, basis in ((exact, "calibrated"), (near, "extrapolated")):
-        found = _first(chip, libraries, family, names)
-        if found is not None:
-            found = _widening(found, chip, chip, libraries, dtype) if names is near else found
-            return found, basis if found.source.kind in ("fitted", "measured") else "datasheet"
+        parameters = _first(chip, libraries, family, names)
+        if parameters is not None:
+            parameters = _widening(parameters, chip, chip, libraries, dtype) if names is near else parameters
+            return parameters, basis if parameters.source.kind in ("fitted", "measured") else "datasheet"
     model = chip
     while model.like is not None:
         model = load_chip(model.like)
-        found = _first(model, libraries, family, exact)
+        parameters = _first(model, libraries, family, exact)
         other = _first(model, libraries, family, near)
-        if found is None and other is not None:
-            found = _widening(other, chip, model, libraries, dtype)
-        if found is not None:
-            fit = _carried_fit(family, found.fit)
-            found = found.model_copy(update={"reference_clock_hz": model.compute.clock_hz, "fit": fit})
-            found = found.carried(model.compute.asynchronous, chip.compute.asynchronous)
-            return found.at_clock(chip.compute.clock_hz), "datasheet"
+        if parameters is None and other is not None:
+            parameters = _widening(other, chip, model, libraries, dtype)
+        if parameters is not None:
+            fit = _carried_fit(family, parameters.fit)
+            parameters = parameters.model_copy(update={"reference_clock_hz": model.compute.clock_hz, "fit": fit})
+            parameters = parameters.carried(model.compute.asynchronous, chip.compute.asynchronous)
+            return parameters.at_clock(chip.compute.clock_hz), "datasheet"
     defaults = load_defaults(chip.kind)[family]
     name = next(name for name in (*exact, *near, *defaults) if name in defaults)
     return defaults[name].at_clock(chip.compute.clock_hz), "datasheet"
 
 
 def _carried_fit(family: str, fit: Fit | None) -> Fit:
-    """What a fit says on another chip: the shapes it has seen, and the spread of fits carried between chips."""
+    """Fit as used on another chip: its fitted ranges, and an interval at least as wide as CARRIED_INTERVALS."""
     low, high = CARRIED_INTERVALS.get(family, unfitted_interval(family))
     own = (1.0, 1.0) if fit is None else fit.intervals.get("all", (1.0, 1.0))
     spread = {"all": (min(low, own[0]), max(high, own[1]))}
@@ -209,19 +213,18 @@ def _carried_fit(family: str, fit: Fit | None) -> Fit:
 
 
 def _widening(
-    found: FamilyParameters, chip: Chip, fitted: Chip, libraries: tuple[str, ...], dtype: str
+    parameters: FamilyParameters, chip: Chip, fitted: Chip, libraries: tuple[str, ...], dtype: str
 ) -> FamilyParameters:
-    """A 16-bit product's set of the chip that was ``fitted``, for weights that ``chip`` stores narrower and
-    multiplies in 16 bits."""
-    if not isinstance(found, GemmParameters) or dtype == "any" or dtype_bytes(dtype) >= 2:
-        return found
+    """Add dequantisation to a 16-bit GEMM set where ``chip`` stores narrower weights and multiplies in 16 bits."""
+    if not isinstance(parameters, GemmParameters) or dtype == "any" or dtype_bytes(dtype) >= 2:
+        return parameters
     plain = _first(fitted, libraries, "gemm", ("bf16", "fp16"))
     narrow = chip.math_dtype(dtype) in ("bf16", "fp16")
-    return found.dequantising() if found is plain and narrow else found
+    return parameters.dequantising() if parameters is plain and narrow else parameters
 
 
 def _first(chip: Chip, libraries: tuple[str, ...], family: str, dtypes: tuple[str, ...]) -> FamilyParameters | None:
-    """The first parameter set a chip has, by library and then by dtype."""
+    """First parameter set of a chip, by library and then by dtype."""
     for library in libraries:
         sets = chip.kernels.get(library, {}).get(family, {})
         for dtype in dtypes:

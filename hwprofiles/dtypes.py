@@ -31,8 +31,7 @@ GGUF_BLOCKS: dict[str, tuple[int, int]] = {
     "iq2_s": (256, 82), "iq3_xxs": (256, 98), "iq3_s": (256, 110), "iq4_nl": (32, 18), "iq4_xs": (256, 136),
     "tq1_0": (256, 54), "tq2_0": (256, 66), "q1_0": (128, 18),
 }  # fmt: skip
-"""Formats of GGUF files: weights of a block, and its bytes with scales and minima (``GGML_QUANT_SIZES`` of the package
-gguf)."""
+"""GGUF formats: weights per block, and bytes per block with scales and minima (gguf package, ``GGML_QUANT_SIZES``)."""
 DTYPES.update({name: size / weights for name, (weights, size) in GGUF_BLOCKS.items()})
 
 _MATH: dict[str, tuple[str, ...]] = {
@@ -58,27 +57,35 @@ _MATH.update(dict.fromkeys(GGUF_BLOCKS, ("int8", "fp16", "bf16", "fp32")))  # ac
 _MATH.update(dict.fromkeys(("int3", "int2", "bitnet"), ("fp16", "bf16", "fp32")))
 
 VARIANT = "@"
-"""Between a format and the name of one kernel for it, where a library has several: ``fp8@name``."""
+"""Separates a format from a kernel name where a library has several kernels: ``fp8@name``."""
 
 
 MIXED, SHARE = "+", ":"
-"""In matrices of several formats, the largest share first: ``q4_k:0.75+q6_k:0.25``."""
+"""Separators in the dtype of mixed-format matrices, largest share first: ``q4_k:0.75+q6_k:0.25``."""
 
 
 def mixed_dtype(weights: Mapping[str, float]) -> str:
-    """The dtype of matrices whose weights are in several formats, by how many (or which share) are in each."""
+    """Dtype of matrices in several formats, from the weight count (or share) of each format.
+
+    >>> mixed_dtype({"q4_k": 3, "q6_k": 1})
+    'q4_k:0.75+q6_k:0.25'
+    """
     total = sum(weights.values())
     parts = sorted(((count / total, name) for name, count in weights.items() if count), reverse=True)
     return parts[0][1] if len(parts) == 1 else MIXED.join(f"{name}{SHARE}{share:.4g}" for share, name in parts)
 
 
 def format_of(stored: str) -> str:
-    """The format in ``format@kernel``; of several, the one of most weights."""
+    """Format of ``format@kernel``; of a mixed dtype, the format with the largest share.
+
+    >>> format_of("fp8@name")
+    'fp8'
+    """
     return stored.partition(VARIANT)[0].partition(MIXED)[0].partition(SHARE)[0]
 
 
 def dtype_bytes(dtype: str) -> float:
-    """Return the bytes one element of ``dtype`` occupies, block scales included; of several formats, the mean.
+    """Return the bytes per element of ``dtype``, block scales included; the mean for a mixed dtype.
 
     Raises:
         ProfileError: no such dtype.
@@ -92,22 +99,22 @@ def dtype_bytes(dtype: str) -> float:
 
 
 def shares_of(dtype: str) -> dict[str, float]:
-    """Shares of the weights by format; a plain dtype has one.
+    """Share of the weights in each format, in (0, 1]; a plain dtype has one format.
 
     Raises:
-        ProfileError: no such dtype, or a share that is none.
+        ProfileError: no such dtype, or a share outside (0, 1].
     """
-    found: dict[str, float] = {}
+    shares: dict[str, float] = {}
     for part in dtype.split(MIXED) if MIXED in dtype else (f"{dtype}{SHARE}1",):
         name, _, text = part.partition(SHARE)
         try:
-            found[name] = float(text)
+            shares[name] = float(text)
         except ValueError:
-            found[name] = 0.0
-        if name not in DTYPES or not 0.0 < found[name] <= 1.0:
+            shares[name] = 0.0
+        if name not in DTYPES or not 0.0 < shares[name] <= 1.0:
             raise ProfileError(f"dtype '{dtype}': '{part}' is no format with its share, as in q4_k:0.75+q6_k:0.25")
-    total = sum(found.values())
-    return {name: share / total for name, share in found.items()}
+    total = sum(shares.values())
+    return {name: share / total for name, share in shares.items()}
 
 
 def math_dtype(dtype: str, supported: Collection[str]) -> str:
@@ -115,10 +122,10 @@ def math_dtype(dtype: str, supported: Collection[str]) -> str:
 
     Args:
         dtype: format of the stored weights.
-        supported: formats the chip has a dense FLOP/s figure for.
+        supported: formats with a dense FLOP/s limit on the chip.
 
     Raises:
-        ProfileError: no such dtype, or none of the formats it may be computed in is supported.
+        ProfileError: no such dtype, or the chip supports none of its math formats.
     """
     dtype_bytes(dtype)
     for candidate in _MATH[format_of(dtype)]:

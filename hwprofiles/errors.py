@@ -1,8 +1,8 @@
-"""What the package raises, and the wording of its suggestions."""
+"""Error class of the package, and spelling suggestions for error texts."""
 
 from forerun.errors import ForerunError
 from forerun.errors import did_you_mean as did_you_mean
 
 
 class ProfileError(ForerunError):
-    """A chip, a link or a kernel description that cannot be used."""
+    """Invalid chip, link or kernel description."""

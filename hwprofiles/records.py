@@ -1,4 +1,4 @@
-"""Building blocks of profiles: immutable records, sources, and numbers that are checked as they are read."""
+"""Base types of profiles: immutable records, sources and validated numbers."""
 
 from datetime import date
 from typing import Annotated, Any, ClassVar, Literal
@@ -7,7 +7,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 
 def _number(value: Any) -> Any:
-    """Read numbers such as 3.35e12, which YAML 1.1 takes for text; refuse booleans and figures with a unit."""
+    """Read numbers such as 3.35e12, which YAML 1.1 reads as text; reject booleans and numbers with a unit."""
     if isinstance(value, bool):
         raise ValueError("a number is needed, not a truth value")
     if isinstance(value, str):
@@ -19,7 +19,7 @@ def _number(value: Any) -> Any:
 
 
 def _date(value: Any) -> Any:
-    """Take 2023, 2023-03 or 2023-03-21 and keep it as text."""
+    """Convert 2023, 2023-03 or 2023-03-21 to text."""
     return str(value) if isinstance(value, int | date) and not isinstance(value, bool) else value
 
 
@@ -32,11 +32,11 @@ Share = Annotated[float, BeforeValidator(_number), Field(gt=0, le=1, allow_inf_n
 Fraction = Annotated[float, BeforeValidator(_number), Field(ge=0, le=1, allow_inf_nan=False)]
 """A dimensionless share in [0, 1]."""
 Count = Annotated[int, Field(gt=0, strict=True)]
-"""A whole number of things."""
+"""A positive integer."""
 
 
 def _plausible(lowest: float, unit: str) -> Any:
-    """A positive number so large that a wrong unit (GB/s, TFLOP/s, GB) is noticed."""
+    """Reject values below ``lowest``, which are probably in another unit (GB/s, TFLOP/s, GB)."""
 
     def check(value: float) -> float:
         if value < lowest:
@@ -58,40 +58,40 @@ DateText = Annotated[str, BeforeValidator(_date), Field(pattern=r"^\d{4}(-\d{2}(
 
 
 class Record(BaseModel):
-    """Base of all profile parts: immutable, unknown keys refused."""
+    """Base class of profile records: immutable, rejects unknown keys."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class Fit(Record):
-    """What a fitted parameter set rests on, beyond its source: the shapes it saw and how far off it is."""
+    """Fitted ranges and prediction intervals of a fitted parameter set."""
 
     ranges: dict[str, tuple[NonNegative, NonNegative]] = Field(default_factory=dict)
-    """Smallest and largest value of every size among the fitted rows; a shape outside is extrapolated."""
+    """Smallest and largest value of each size in the fitted rows; a shape outside is extrapolated."""
     intervals: dict[str, tuple[NonNegative, NonNegative]] = Field(default_factory=dict)
-    """Ends of the 90 % interval as factors on a prediction, from rows the fit has not seen: by what bounds the kernel
-    (``latency``, ``memory``, ``compute``), over ``all`` of them, and ``outside`` the fitted ranges."""
+    """90 % intervals as factors on a prediction, from held-out rows: by the kernel's bound (``latency``, ``memory``,
+    ``compute``), over ``all`` rows, and ``outside`` the fitted ranges."""
 
 
 class FittedOn(Record):
-    """Rows of one table that a constant was fitted on; pages say from these entries alone what was fitted on what."""
+    """Rows of one table that a constant was fitted on; the source of every statement in pages about fitted data."""
 
     table: str = Field(min_length=1)
-    """A published table or a file of measurements, by its name without ending."""
+    """Name of a published table or measurement file, without extension."""
     rows: str = "all"
     split: str = ""
-    """``train=SHARE,seed=N`` where the rows are the training side of one."""
+    """``train=SHARE,seed=N`` if the rows are the training part of a split."""
 
 
 class Source(Record):
-    """Where a group of numbers comes from."""
+    """Source of a group of numbers."""
 
     kind: Literal["datasheet", "measured", "fitted", "assumed"]
     reference: str = Field(min_length=3)
     date: DateText
     rows: int | None = Field(default=None, gt=0)
-    """Measured rows a fit rests on."""
+    """Number of measured rows in the fit."""
     held_out_mape: NonNegative | None = None
-    """Mean absolute percentage error of a fit on rows it has not seen, in percent."""
+    """Mean absolute percentage error of a fit on held-out rows, in percent."""
     fitted_on: tuple[FittedOn, ...] = ()
-    """Tables that fitted numbers rest on."""
+    """Tables that the numbers were fitted on."""

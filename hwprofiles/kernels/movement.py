@@ -1,4 +1,4 @@
-"""Kernels that only move bytes: memory-bound passes on one chip, collectives between chips."""
+"""Kernels that only move bytes: elementwise kernels on one chip, collectives between chips."""
 
 from hwprofiles.errors import ProfileError, did_you_mean
 from hwprofiles.formulas import CollectiveTime, Functions, KernelTime, Limits, Num
@@ -6,8 +6,9 @@ from hwprofiles.parameters import CollectiveParameters, ElementwiseParameters
 from hwprofiles.schema import Link
 
 WARM_FADE = 3.0
-"""A repeated pass over this many times the retained bytes no longer finds any of them: operands that are written push
-out what is read next, so the fall is long."""
+"""Size of a repeated operand, as a multiple of the retained bytes, at which the cache hit rate reaches 0.
+
+The decline is gradual because written operands evict the data that is read next."""
 
 
 def elementwise_time(
@@ -20,20 +21,21 @@ def elementwise_time(
     element_bytes: float = 2.0,
     pieces: Num = 0.0,
 ) -> KernelTime:
-    """Time of ``launches`` kernels that together move ``bytes_moved``: launches, bytes over the reachable bandwidth,
-    pieces that cores serve one by one, and arithmetic where a chip does not hide it.
+    """Time of ``launches`` elementwise kernels that together move ``bytes_moved``.
+
+    The sum of launch latency, memory time (at the achievable bandwidth, or bound by pieces that cores process one by
+    one) and arithmetic that the chip does not overlap. If the kernels are ``chained``, bytes that stay on the chip do
+    not count as moved.
 
     Args:
         xp: scalar or array functions.
-        limits: of the chip.
-        parameters: of its passes.
-        bytes_moved: read and written, over all launches.
-        launches: kernels it takes.
-        warm: the same operands were just moved and may still be on the chip, as benchmarks that repeat a call find.
+        limits: limits of the chip.
+        parameters: fitted parameters of elementwise kernels.
+        bytes_moved: bytes read and written over all launches.
+        launches: number of kernels.
+        warm: whether the operands may still be on the chip, as in benchmarks that repeat a call.
         element_bytes: bytes per element.
-        pieces: served one by one, each by one core at a time.
-
-    Where passes are ``chained`` what stays on the chip is not counted as moved.
+        pieces: number of work items, each processed by one core at a time.
     """
     bandwidth = limits.bandwidth * parameters.memory_efficiency
     moved = bytes_moved * 1.0
@@ -47,7 +49,7 @@ def elementwise_time(
     else:
         memory = bytes_moved / bandwidth
     if parameters.piece_s:
-        # Half of a piece is its start and its end, which nothing hides; its bytes travel during the other half.
+        # Half of a piece is its start and end, which nothing overlaps; its bytes move during the other half.
         half = 0.5 * parameters.piece_s * pieces / limits.cores
         memory = half + xp.maximum(half, memory)
     launch = (parameters.launch_s + (0.0 if warm else parameters.cold_s)) * launches
@@ -62,7 +64,7 @@ OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_
 def collective_time(
     xp: Functions, parameters: CollectiveParameters, link: Link, operation: str, message_bytes: Num, world_size: int
 ) -> CollectiveTime:
-    """Time of one collective: the fastest of the algorithms the library has for it.
+    """Time of one collective under the fastest algorithm that the library has.
 
     Ring: ``steps`` messages one after the other, and every chip sends ``volume`` bytes: 2(n-1)/n of the message for
     all_reduce, (n-1)/n for all_gather, reduce_scatter and all_to_all, all of it for send_recv. Filling the pipeline
@@ -71,8 +73,8 @@ def collective_time(
 
     Args:
         xp: scalar or array functions.
-        parameters: of the library's collectives on this chip.
-        link: between the chips.
+        parameters: fitted parameters of the library's collectives on this chip.
+        link: link between the chips.
         operation: one of ``OPERATIONS``.
         message_bytes: the whole tensor: input of all_reduce and reduce_scatter, output of all_gather, what one chip
             sends in all_to_all (its own part included) and in send_recv; > 0.
@@ -89,11 +91,11 @@ def collective_time(
         raise ProfileError(f"no collective '{operation}'{did_you_mean(operation, OPERATIONS)} (one of {choices})")
     chips = float(world_size)
     share = (chips - 1.0) / chips
-    passes = {"all_reduce": 2.0 * share, "send_recv": 1.0}.get(operation, share)
+    volume_share = {"all_reduce": 2.0 * share, "send_recv": 1.0}.get(operation, share)
     steps = {"all_reduce": 2.0 * (chips - 1.0), "send_recv": 1.0, "all_to_all": 1.0}.get(operation, chips - 1.0)
     own = 0.0 if operation == "send_recv" else parameters.copy_share / chips
     bandwidth = link.bandwidth_bytes_per_s * parameters.bandwidth_efficiency
-    volume = passes * message_bytes
+    volume = volume_share * message_bytes
     fill = parameters.fill_s * volume / (volume + parameters.fill_bytes)
     latency = parameters.launch_s + steps * link.latency_s + 0.0 * fill
     transfer = (volume + own * message_bytes) / bandwidth + fill
@@ -115,7 +117,7 @@ def _direct(
     latency: Num,
     transfer: Num,
 ) -> tuple[Num, Num]:
-    """Replace latency and transfer by those of the direct all-reduce, where it is allowed and faster."""
+    """Latency and transfer time of the direct all-reduce where it is allowed and faster, else the input values."""
     rate = link.bandwidth_bytes_per_s * parameters.direct_efficiency
     one = (chips - 1.0) * message_bytes / rate
     two = 2.0 * (chips - 1.0) / chips * message_bytes / rate

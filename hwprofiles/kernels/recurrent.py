@@ -1,4 +1,4 @@
-"""Layers with a recurrent state per sequence: a scan over prompts in chunks, an update for every decoded token."""
+"""Kernels of layers with a recurrent state per sequence: chunked prompt scan, and state update per decoded token."""
 
 from typing import Any, NamedTuple
 
@@ -7,49 +7,47 @@ from hwprofiles.formulas import Functions, KernelTime, Limits, Num, smooth_maxim
 from hwprofiles.parameters import RecurrentDecodeParameters, RecurrentPrefillParameters
 
 CHUNK_TOKENS = 64
-"""Tokens that the chunked form of the delta rule takes at once (``chunk_gated_delta_rule``, flash-linear-attention)."""
+"""Tokens per chunk of the chunked delta rule (``chunk_gated_delta_rule``, flash-linear-attention)."""
 DELTA_RULE = "gdn"
-"""The rule whose parameter sets bear no name."""
+"""Rule whose parameter sets have no kernel name."""
 STATE_BYTES = 4.0
-"""Kernels read and write the state in fp32."""
+"""Bytes per state element: kernels read and write the state in fp32."""
 VECTOR_BYTES = 2.0
 STATE_TILES = 4.0
-"""Blocks of value channels that each head's update is split into."""
+"""Blocks of value channels per head in a state update."""
 WARM_FADE = 2.0
-"""A repeated update of states this many times as large as what stays on the chip finds none of them there."""
+"""Size of repeatedly updated states, as a multiple of the retained bytes, at which the cache hit rate reaches 0."""
 
 
 class RecurrentShape(NamedTuple):
-    """One recurrent layer as one chip sees it (heads already divided by tensor parallelism)."""
+    """Sizes of one recurrent layer on one chip (heads already divided by tensor parallelism)."""
 
     key_heads: Num
     value_heads: Num
     key_dim: Num
     value_dim: Num
     dtype: str = "bf16"
-    """Of the activations; ``format@kernel`` where a kernel of its own serves the layer."""
+    """Dtype of the activations; ``format@kernel`` if the layer has its own kernel."""
     conv_channels: Num = 0.0
-    """Channels of the causal convolution before it."""
+    """Channels of the preceding causal convolution."""
     conv_kernel: Num = 1.0
-    """Tokens that the convolution sees."""
+    """Width of the convolution in tokens."""
     tail_growth: Num = 1.0
-    """Tokens that the convolution's tail keeps more for each token that is verified beyond the first, to roll back."""
+    """Extra tokens kept in the convolution state, for rollback, per verified token after the first."""
     vector_bytes: float = 2.0
-    """Of one element of its channels."""
+    """Bytes per element of the convolution channels."""
 
 
 def convolution(shape: RecurrentShape, seqs: Num, tokens: Num, phase: str) -> dict[str, Any]:
-    """The convolution before a recurrence as a pass over memory: it reads and writes its channels, and each sequence's
-    tail, which is written longer where tokens are verified.
+    """Arguments for ``KernelLibrary.elementwise`` that price the convolution before a recurrence.
+
+    It reads and writes its channels and the convolution state of each sequence; verification writes a longer state.
 
     Args:
-        shape: of one layer on this chip.
-        seqs: sequences.
-        tokens: of all of them together.
-        phase: ``scan`` over prompts or ``update``.
-
-    Returns:
-        What ``KernelLibrary.elementwise`` takes.
+        shape: sizes of one layer on this chip.
+        seqs: number of sequences.
+        tokens: tokens of all sequences together.
+        phase: ``scan`` (prompts) or ``update`` (decode).
     """
     moved = 2.0 * (tokens + (shape.conv_kernel - 1.0) * seqs)
     if phase == "update":
@@ -64,17 +62,18 @@ def prefill_time(
 ) -> KernelTime:
     """Time of the scan over ``tokens`` prompt tokens of ``seqs`` sequences.
 
-    Inside a chunk of C tokens the products are those of attention (C rows against C), between chunks the state is read
-    and updated (Yang et al., "Parallelizing Linear Transformers with the Delta Rule", arXiv:2406.06484, section 3). The
-    chunks of a sequence wait for one another; heads and sequences do not, as far as there are cores.
+    Inside a chunk of C tokens the products are C x C as in attention; between chunks the state is read and updated.
+    Chunks of one sequence are sequential; heads and sequences run in parallel over the cores.
 
     Args:
         xp: scalar or array functions.
-        limits: of the chip, in 16 bits.
-        parameters: of the library's kernels.
-        shape: of one layer on this chip.
-        seqs: sequences.
-        tokens: in all of them together, taken as equally long.
+        limits: limits of the chip in 16 bits.
+        parameters: fitted parameters of the library's kernels.
+        shape: sizes of one layer on this chip.
+        seqs: number of sequences.
+        tokens: tokens of all sequences together; sequences are assumed equally long.
+
+    Source: Yang et al., "Parallelizing Linear Transformers with the Delta Rule", arXiv:2406.06484, section 3.
     """
     key, value, heads = shape.key_dim, shape.value_dim, shape.value_heads
     chunks = xp.ceil(tokens / seqs / CHUNK_TOKENS)
@@ -103,18 +102,18 @@ def decode_time(
 ) -> KernelTime:
     """Time of the update of ``seqs`` states by ``q_len`` tokens each.
 
-    The state is read once. A verification keeps the state after every token, so that it can roll back to the last one
-    that is accepted. Few heads and sequences draw less than the memory's bandwidth. A kernel that verifies head by head
-    takes its time for each, whatever the memory could give.
+    The state is read once. Verification writes the state after every token, to roll back to the last accepted one. Few
+    heads and sequences cannot saturate the memory bandwidth. A kernel that verifies head by head takes at least
+    ``verify_s`` per head.
 
     Args:
         xp: scalar or array functions.
-        limits: of the chip, in 16 bits.
-        parameters: of the library's kernels.
-        shape: of one layer on this chip.
-        seqs: sequences.
-        q_len: tokens of each: 1, or those that a step verifies.
-        warm: the same states were just updated and may still be on the chip, as kernel benchmarks measure it.
+        limits: limits of the chip in 16 bits.
+        parameters: fitted parameters of the library's kernels.
+        shape: sizes of one layer on this chip.
+        seqs: number of sequences.
+        q_len: tokens per sequence: 1, or the tokens that a step verifies.
+        warm: whether the states may still be on the chip, as in kernel benchmarks.
     """
     key, value, heads = shape.key_dim, shape.value_dim, shape.value_heads
     states = seqs * heads * key * value * STATE_BYTES
@@ -127,12 +126,12 @@ def decode_time(
         hit = xp.minimum(1.0, xp.maximum(0.0, (WARM_FADE * kept - states) / ((WARM_FADE - 1.0) * kept + 1e-9)))
         fast = max(limits.on_chip_bandwidth * parameters.warm_efficiency, bandwidth)
         reading = moved * (hit / fast + (1.0 - hit) / bandwidth)
-    units = seqs * heads * STATE_TILES
-    drawn = moved * limits.cores / (bandwidth * limits.memory_share * parameters.core_bandwidth_ratio * units)
+    blocks = seqs * heads * STATE_TILES
+    drawn = moved * limits.cores / (bandwidth * limits.memory_share * parameters.core_bandwidth_ratio * blocks)
     reading = smooth_maximum(xp, reading, drawn, parameters.overlap)
     if parameters.verify_s:
-        alone = xp.where(q_len > 1, xp.maximum(1.0, seqs * heads / limits.cores) * parameters.verify_s, 1e-12)
-        reading = smooth_maximum(xp, reading, alone, parameters.overlap)
+        verifying = xp.where(q_len > 1, xp.maximum(1.0, seqs * heads / limits.cores) * parameters.verify_s, 1e-12)
+        reading = smooth_maximum(xp, reading, verifying, parameters.overlap)
     flops = 6.0 * seqs * q_len * heads * key * value
     launch = parameters.launch_s + 0.0 * reading
     return KernelTime(launch + reading, launch, 0.0 * reading, reading, flops, moved)

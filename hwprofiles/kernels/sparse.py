@@ -1,4 +1,4 @@
-"""Attention that reads chosen or compressed entries: an index scores and selects, then attention reads its choice."""
+"""Sparse attention kernels: an index scores and selects KV entries, then attention reads the selected entries."""
 
 import math
 from typing import NamedTuple
@@ -7,33 +7,33 @@ from hwprofiles.formulas import Functions, KernelTime, Limits, Num, smooth_maxim
 from hwprofiles.parameters import FEW_HEADS, SparseParameters
 
 LOGIT_BYTES = 4.0
-"""Scores leave the index in fp32 and are read again to select."""
+"""Bytes per score: the index writes fp32 scores, and the selection reads them."""
 WIDENING_ROWS = 64.0
-"""``row_tile`` of kernels that widen 8-bit entries themselves."""
+"""``row_tile`` of kernels that convert 8-bit entries to 16 bits."""
 DENSE_TOKENS = 131072.0
-"""Most keys of a batch that dense attention takes in place of sparse (SGLang's chunk capacity for prefixes)."""
+"""Maximum keys of a batch for dense instead of sparse attention (SGLang's chunk capacity for prefixes)."""
 SPLIT_ENTRIES = 64.0
-"""Fewest entries worth a split of their own."""
+"""Minimum entries per split."""
 
 
 class IndexShape(NamedTuple):
-    """The index of one layer on one chip: heads that score one key for all of them."""
+    """Index of one layer on one chip; all index heads share one key per entry."""
 
     heads: Num
     head_dim: Num
     key_bytes: Num
     """Bytes of one stored index key."""
     dtype: str
-    """Parameter set: format of the KV cache and rule, ``fp8@dsa``."""
+    """Parameter set: KV cache format and rule, ``fp8@dsa``."""
     ratio: Num = 1.0
-    """Tokens that one key stands for."""
+    """Tokens per index key."""
     top_k: Num = 0.0
-    """Entries that it selects; a context with no more of them needs no scores."""
+    """Number of selected entries; a context with at most this many entries needs no scores."""
     math: str = "fp8"
 
 
 class SparseShape(NamedTuple):
-    """Attention over chosen or compressed entries, one layer on one chip."""
+    """Sizes of attention over selected or compressed entries, one layer on one chip."""
 
     num_heads: Num
     num_kv_heads: Num
@@ -42,15 +42,15 @@ class SparseShape(NamedTuple):
     entry_bytes: Num
     """Bytes of one stored entry, all KV heads of the chip."""
     dtype: str
-    """Parameter set: format of the KV cache and rule, ``fp8@dsa``."""
+    """Parameter set: KV cache format and rule, ``fp8@dsa``."""
     ratio: Num = 1.0
-    """Tokens that one entry stands for."""
+    """Tokens per entry."""
     local: Num = 0.0
-    """Newest tokens that are read beside the entries."""
+    """Most recent tokens, read in addition to the entries."""
     most: Num = 0.0
-    """Most entries that a query reads; 0 = all there are."""
+    """Maximum entries that a query reads; 0 = all entries."""
     dense_width: Num = 0.0
-    """Widths of key and value together in dense attention over prompts; 0 = there is no such path."""
+    """Key width plus value width in dense attention over prompts; 0 = no dense path."""
 
 
 def index_time(
@@ -63,20 +63,20 @@ def index_time(
     pairs: Num,
     kv_tokens: Num,
 ) -> KernelTime:
-    """Time of scoring every key of the index and selecting the best ones.
+    """Time to score all index keys and select the best ones.
 
-    Scores are one small product per (query, key) pair; few sequences draw less than the memory's bandwidth, as each
-    streams its keys through few cores. They are written, and read again by the selection, one query per core at a time.
+    One small product per (query, key) pair. Few sequences cannot saturate the memory bandwidth, because each streams
+    its keys through few cores. Scores are written to memory; the selection reads them, one query per core at a time.
 
     Args:
         xp: scalar or array functions.
-        limits: of the chip, in the format of the index.
-        parameters: of the library's kernels.
-        shape: of the index.
-        seqs: sequences.
-        q_tokens: queries, total.
-        pairs: (query, key) pairs that the mask admits, in tokens, total.
-        kv_tokens: context lengths, total.
+        limits: limits of the chip in the format of the index.
+        parameters: fitted parameters of the library's kernels.
+        shape: sizes of the index.
+        seqs: number of sequences.
+        q_tokens: total queries.
+        pairs: total (query, key) token pairs that the mask permits.
+        kv_tokens: total context length in tokens.
 
     Source: DeepSeek-AI, "DeepSeek-V3.2", 2025, arXiv:2512.02556, equation 1; ``fp8_paged_mqa_logits`` of DeepGEMM.
     """
@@ -89,11 +89,11 @@ def index_time(
     if parameters.pair_s:
         each = parameters.pair_s + xp.where(shape.heads > 1, parameters.group_pair_s, 0.0)
         computing = computing + q_tokens * kv_tokens / seqs * shape.heads * each / limits.cores
-    alone = stored / seqs * shape.key_bytes * limits.cores / (limits.bandwidth * parameters.index_core_ratio)
+    core_bound = stored / seqs * shape.key_bytes * limits.cores / (limits.bandwidth * parameters.index_core_ratio)
     needed = xp.minimum(1.0, xp.maximum(0.0, 2.0 * scores / (q_tokens * xp.maximum(1.0, shape.top_k)) - 1.0))
-    if parameters.dense_efficiency:  # no scores where dense attention reads everything
+    if parameters.dense_efficiency:  # dense attention reads all entries: no scores needed
         few = xp.where((stored <= seqs * shape.top_k) & (kv_tokens <= DENSE_TOKENS), 0.0, 1.0)
-        computing, reading, alone, needed = few * computing, few * reading, few * alone + 1e-12, few * needed
+        computing, reading, core_bound, needed = few * computing, few * reading, few * core_bound + 1e-12, few * needed
     rounds = xp.ceil(q_tokens / limits.cores)
     selecting = needed * (scores * LOGIT_BYTES / (limits.bandwidth * parameters.select_efficiency))
     selecting = selecting + needed * rounds * parameters.select_s
@@ -104,7 +104,9 @@ def index_time(
         near = math.log(2.0) * xp.log2(last / first) + most / last - most / first  # of p(1 - p), p = most / entries
         near = 4.0 * most * near * seqs * shape.ratio / q_tokens
         selecting = selecting + near * rounds * parameters.near_s
-    busy = smooth_maximum(xp, computing, smooth_maximum(xp, reading, alone, parameters.overlap), parameters.overlap)
+    busy = smooth_maximum(
+        xp, computing, smooth_maximum(xp, reading, core_bound, parameters.overlap), parameters.overlap
+    )
     launch = parameters.index_launch_s + 0.0 * busy
     return KernelTime(launch + busy + selecting, launch, computing, reading + selecting, flops, moved)
 
@@ -121,25 +123,25 @@ def sparse_time(
 ) -> KernelTime:
     """Time of attention over the entries that each query reads.
 
-    Queries gather entries of their own, so nothing is shared between them but what the on-chip store still holds. Rows
-    (heads that share an entry) are padded to ``row_tile``; work items run in whole waves. Where a library has dense
-    attention for prompts that the index would choose all of, keys and values of cached tokens are rebuilt for it.
+    Each query gathers its entries separately, so queries share only what the on-chip cache holds. Rows (heads that
+    share an entry) are padded to ``row_tile``; work items run in whole waves. If a library uses dense attention for
+    prompts whose entries would all be selected, it recomputes the keys and values of cached tokens.
 
     Args:
         xp: scalar or array functions.
-        limits: of the chip, in 16 bits.
-        parameters: of the library's kernels.
-        shape: of one layer on this chip.
-        seqs: sequences.
-        q_tokens: queries, total.
-        pairs: (query, key) pairs among the tokens that entries can stand for, total.
-        kv_tokens: keys among them, total.
+        limits: limits of the chip in 16 bits.
+        parameters: fitted parameters of the library's kernels.
+        shape: sizes of one layer on this chip.
+        seqs: number of sequences.
+        q_tokens: total queries.
+        pairs: total (query, key) pairs over tokens that entries represent.
+        kv_tokens: total keys over those tokens.
 
     Source: DeepSeek-AI, "DeepSeek-V3.2", 2025, arXiv:2512.02556, section 2.1; FlashMLA's sparse kernels.
     """
-    chosen = pairs / shape.ratio
-    read = chosen + xp.minimum(pairs, q_tokens * shape.local)
-    computed = read + parameters.padded_share * xp.maximum(0.0, q_tokens * shape.most - chosen)
+    selected = pairs / shape.ratio
+    read = selected + xp.minimum(pairs, q_tokens * shape.local)
+    computed = read + parameters.padded_share * xp.maximum(0.0, q_tokens * shape.most - selected)
     stored = xp.minimum(read, kv_tokens / shape.ratio + xp.minimum(kv_tokens, seqs * shape.local + q_tokens))
     width = shape.qk_dim + shape.v_dim
     group = shape.num_heads / shape.num_kv_heads
@@ -150,15 +152,15 @@ def sparse_time(
     padded = 2.0 * computed * shape.num_kv_heads * tiles * rows * width
     items = q_tokens * shape.num_kv_heads * tiles
     splits = xp.maximum(1.0, xp.minimum(parameters.max_splits, computed / q_tokens / SPLIT_ENTRIES))
-    units = items * splits
-    waves = xp.ceil(units / limits.cores)
-    full = waves * limits.cores / units
+    work_items = items * splits
+    waves = xp.ceil(work_items / limits.cores)
+    full = waves * limits.cores / work_items
     efficiency = xp.where(few_heads, parameters.few_heads_efficiency, parameters.compute_efficiency)
     computing = full * padded / (limits.peak_flops * efficiency) + waves * parameters.item_s
     per_entry = shape.entry_bytes
     bandwidth = limits.bandwidth * parameters.memory_efficiency
     gathering = read * per_entry / xp.maximum(1.0, limits.on_chip_bandwidth * parameters.gather_efficiency)
-    drawn = read * per_entry * limits.cores / (bandwidth * parameters.core_bandwidth_ratio * units)
+    drawn = read * per_entry * limits.cores / (bandwidth * parameters.core_bandwidth_ratio * work_items)
     reading = smooth_maximum(xp, stored * per_entry / bandwidth + gathering, drawn, parameters.overlap)
     vectors = 2.0 * q_tokens * shape.num_heads * width
     if parameters.dense_efficiency:
@@ -166,12 +168,12 @@ def sparse_time(
         dense = 2.0 * shape.num_heads * (pairs * shape.dense_width + xp.maximum(0.0, rebuilt))
         dense = dense / (limits.peak_flops * parameters.dense_efficiency)
         short = (kv_tokens <= seqs * shape.most * shape.ratio) & (kv_tokens <= DENSE_TOKENS)
-        alone = xp.where((shape.dense_width > 0) & short, 1.0, 0.0)
-        computing = alone * dense + (1.0 - alone) * computing
-        reading = alone * stored * per_entry / bandwidth + (1.0 - alone) * reading
-        vectors = vectors * (alone * shape.dense_width / width + 1.0 - alone)
+        use_dense = xp.where((shape.dense_width > 0) & short, 1.0, 0.0)
+        computing = use_dense * dense + (1.0 - use_dense) * computing
+        reading = use_dense * stored * per_entry / bandwidth + (1.0 - use_dense) * reading
+        vectors = vectors * (use_dense * shape.dense_width / width + 1.0 - use_dense)
     reading = reading + vectors / limits.bandwidth
-    prompts = xp.where(q_tokens > seqs, seqs, 0.0)  # single tokens go with those that are decoded
+    prompts = xp.where(q_tokens > seqs, seqs, 0.0)  # one-token prompts run with the decode tokens
     launch = parameters.launch_s + parameters.sequence_s * prompts + 0.0 * reading
     busy = smooth_maximum(xp, computing, reading, parameters.overlap)
     return KernelTime(launch + busy, launch, computing, reading, flops, stored * per_entry + vectors)
