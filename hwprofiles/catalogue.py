@@ -13,7 +13,7 @@ from forerun.yaml_files import TooLargeError, bounded_text, parse, problem_of
 from hwprofiles.errors import ProfileError, did_you_mean
 from hwprofiles.parameters import FAMILIES, FamilyParameters
 from hwprofiles.records import Record
-from hwprofiles.schema import KINDS, Chip, Link, read_kernels
+from hwprofiles.schema import CORRECTIONS, KINDS, Chip, Link, read_kernels
 
 _R = TypeVar("_R", bound=Record)
 SOURCES = ("source", "field_sources")
@@ -44,7 +44,8 @@ def load_chip(name_or_path: str | Path) -> Chip:
     """
     text = str(name_or_path)
     if _is_path(text):
-        return _load_file(Path(text), Chip).read_from(Path(text))
+        chip = _load_file(Path(text), Chip)
+        return chip.read_from(_profile_of_corrections(chip, Path(text)))
     return _load_chip_by_name(text)
 
 
@@ -141,6 +142,17 @@ def _load_named(folder: str, name: str, model: type[_R], noun: str) -> _R:
     place = f"{folder}/{name}.yaml"
     data = _parse(resources.files("hwprofiles").joinpath(folder, f"{name}.yaml").read_text("utf-8"), place)
     return _validate(_extended(data, place, model), place, model)
+
+
+def _profile_of_corrections(chip: Chip, path: Path) -> Path:
+    """The profile whose learned corrections a chip read from ``path`` has: its own, or that of a catalogue chip with
+    the same fitted kernels."""
+    if chip.kernels and not path.with_suffix(CORRECTIONS).exists():
+        for file in sorted((Path(str(resources.files("hwprofiles"))) / "chips").glob(f"*{CORRECTIONS}")):
+            name = file.name.removesuffix(CORRECTIONS)
+            if _load_chip_by_name(name).kernels == chip.kernels:
+                return file.with_name(f"{name}.yaml")
+    return path
 
 
 def _load_file(path: Path, model: type[_R]) -> _R:

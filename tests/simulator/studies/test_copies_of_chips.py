@@ -1,0 +1,51 @@
+"""A chip and a copy of it are one chip: equal predictions, and errors that the two share."""
+
+import pytest
+
+from hwprofiles.catalogue import load_chip
+from simulator.scenario import scenario_from
+from simulator.studies.compare.comparison import compare
+
+RUN = {
+    "model": "llama-3.1-8b",
+    "hardware": {"chip": "h100-sxm"},
+    "workload": {
+        "arrivals": {"process": "poisson", "request_rate": 8.0},
+        "input_tokens": 500,
+        "output_tokens": {"distribution": "uniform", "min": 50, "max": 150},
+        "num_requests": 120,
+    },
+}
+SLOWER_MEMORY = """
+memory: {bandwidth_bytes_per_s: 3.0e12, capacity_bytes: 8.494e10,
+         source: {kind: assumed, reference: a slower part, date: 2026-11}}
+"""
+
+
+def compared(*chips):
+    few = {"replications": 2, "crossover": "none", "sensitivity": False, "jobs": 1}
+    result = compare(scenario_from(RUN, "copies"), vary={"hardware.chip": [str(chip) for chip in chips]}, **few)
+    return [variant["speedup"]["mean_tpot_ms"] for variant in result.document["variants"][1:]]
+
+
+@pytest.mark.parametrize("how", ["extends", "file"])
+def test_an_identical_copy_is_exactly_as_fast(how, tmp_path, project_root):
+    copy = tmp_path / "copy.yaml"
+    if how == "extends":
+        copy.write_text("extends: h100-sxm\nname: copy\ndescription: an identical copy\n")
+    else:
+        text = (project_root / "hwprofiles/chips/h100-sxm.yaml").read_text(encoding="utf-8")
+        copy.write_text(text.replace("name: h100-sxm", "name: copy", 1), encoding="utf-8")
+    assert load_chip(copy).kernels == load_chip("h100-sxm").kernels
+    (speedup,) = compared("h100-sxm", copy)
+    assert speedup["ratio"] == 1.0
+    assert speedup["low"] is None or 0.999 < speedup["low"] <= speedup["high"] < 1.001
+
+
+def test_a_chip_that_extends_another_shares_its_errors(tmp_path):
+    """The ratio is far surer than either figure, whose intervals are some 20 % wide."""
+    child = tmp_path / "child.yaml"
+    child.write_text("extends: h100-sxm\nname: child\ndescription: with slower memory\n" + SLOWER_MEMORY)
+    shared, other = compared("h100-sxm", child, "a100-sxm-80gb")
+    assert shared["ratio"] < 1.0
+    assert shared["high"] / shared["low"] < 0.7 * other["high"] / other["low"] or shared["high"] / shared["low"] < 1.25
