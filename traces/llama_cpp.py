@@ -68,9 +68,25 @@ def read_llama_cpp(path: Path) -> tuple[LocalRate, ...]:
     return tuple(found)
 
 
+MOST_COUNT = 10**12
+"""Largest count of tokens, sequences or drafts that a file may state."""
+
+
+def _count(value: str | float, place: str) -> int:
+    """A whole number that a file states.
+
+    Raises:
+        TraceError: a number that no run can have.
+    """
+    number = float(value)
+    if not -MOST_COUNT <= number <= MOST_COUNT:
+        raise TraceError(f"{place}: {str(value)[:20]} is not a possible count (at most 1e12)")
+    return int(number)
+
+
 def _rate(kind: str, tokens: float, seconds: float, place: str, **more: Any) -> Iterator[LocalRate]:
     """A rate, if any time passed."""
-    if tokens > 0 and 0.0 < seconds < float("inf"):
+    if 0 < tokens <= MOST_COUNT and 0.0 < seconds < float("inf"):
         plain = {"streams": 1, "context": None, "drafted": 0, "accepted": 0}
         yield LocalRate(kind, tokens / seconds, tokens=int(tokens), place=place, **plain | more)
 
@@ -85,8 +101,8 @@ def _server(path: Path, lines: list[str]) -> Iterator[LocalRate]:
             if pending is not None:
                 yield pending
                 pending = None
-            tokens, seconds = int(timing[3]), float(timing[2]) / 1e3
             place = f"{path}:{number}"
+            tokens, seconds = _count(timing[3], place), float(timing[2]) / 1e3
             if timing[1]:
                 prompt = tokens
                 yield from _rate("prompt", tokens, seconds, place, context=tokens // 2)
@@ -94,7 +110,7 @@ def _server(path: Path, lines: list[str]) -> Iterator[LocalRate]:
                 context = prompt + tokens // 2
                 pending = next(_rate("decode", tokens, seconds, place, context=context), None)
         elif draft and pending is not None:
-            accepted, drafted = int(draft[1]), int(draft[2])
+            accepted, drafted = (_count(draft[group], f"{path}:{number}") for group in (1, 2))
             if accepted <= drafted and accepted < pending.tokens:
                 pending = pending._replace(accepted=accepted, drafted=drafted)
             yield pending
@@ -109,7 +125,7 @@ def _metrics(path: Path, lines: list[str]) -> Iterator[LocalRate]:
     for line in lines:
         match = _METRIC.match(line.strip())
         if match:
-            values[match[1]] = float(match[2]) * 10.0 ** int(match[3] or 0)
+            values[match[1]] = float(f"{match[2]}e{match[3] or 0}")
     for kind, stem in (("prompt", "prompt"), ("decode", "tokens_predicted")):
         tokens = values.get(f"{stem}_tokens_total", values.get(f"{stem}_total", 0.0))
         yield from _rate(kind, tokens, values.get(f"{stem}_seconds_total", 0.0), str(path))
@@ -134,7 +150,7 @@ def _bench_row(row: dict[str, str], place: str) -> Iterator[LocalRate]:
     test, rate = _TEST.match(row["test"]), re.match(_NUMBER, row["t/s"])
     if not test or not rate or bool(test[1]) == bool(test[3]):
         return
-    tokens, depth = int(test[2] or test[4]), int(test[5] or 0)
+    tokens, depth = _count(test[2] or test[4], place), _count(test[5] or 0, place)
     kind = "prompt" if test[1] else "decode"
     if float(rate[1]) > 0:
         yield from _rate(kind, tokens, tokens / float(rate[1]), place, context=depth + tokens // 2)
@@ -143,7 +159,10 @@ def _bench_row(row: dict[str, str], place: str) -> Iterator[LocalRate]:
 def _batched_row(row: dict[str, str], place: str) -> Iterator[LocalRate]:
     """Rates of ``B`` streams with a prompt of ``PP`` tokens each, in batched decoding of ``TG`` tokens each."""
     try:
-        prompt, tokens, streams, rate = int(row["PP"]), int(row["TG"]), int(row["B"]), float(row["S_TG t/s"])
+        prompt, tokens, streams = (_count(row[name], place) for name in ("PP", "TG", "B"))
+        rate = float(row["S_TG t/s"])
+    except TraceError:
+        raise
     except (KeyError, ValueError):
         return
     if rate > 0 and streams > 0:
@@ -155,23 +174,31 @@ def _bench_json(path: Path, text: str) -> Iterator[LocalRate]:
     """``llama-bench -o json``, and timings of a server's answer."""
     try:
         data = json.loads(text)
-    except (json.JSONDecodeError, RecursionError):
+    except (ValueError, RecursionError):  # no JSON, or whole numbers of more than 4,300 digits
         return
     for row in data if isinstance(data, list) else [data]:
         if not isinstance(row, dict):
             continue
         timings = row.get("timings")
         row = timings if isinstance(timings, dict) else row
-        numbers = {key: float(value) for key, value in row.items() if isinstance(value, int | float)}
+        numbers = {key: _finite(value) for key, value in row.items() if isinstance(value, int | float)}
         prompt, tokens, rate = (numbers.get(key, 0.0) for key in ("n_prompt", "n_gen", "avg_ts"))
-        depth = int(numbers.get("n_depth", 0.0))
+        depth = _count(numbers.get("n_depth", 0.0), str(path))
         if rate > 0 and bool(prompt) != bool(tokens):
-            count = int(prompt or tokens)
+            count = _count(prompt or tokens, str(path))
             kind = "prompt" if prompt else "decode"
             yield from _rate(kind, count, count / rate, str(path), context=depth + count // 2)
         if numbers.get("predicted_n"):
-            count, seconds = int(numbers["predicted_n"]), numbers.get("predicted_ms", 0.0) / 1e3
-            context = int(numbers.get("prompt_n", 0.0) + count // 2)
-            drafted, accepted = int(numbers.get("draft_n", 0.0)), int(numbers.get("draft_n_accepted", 0.0))
+            count, seconds = _count(numbers["predicted_n"], str(path)), numbers.get("predicted_ms", 0.0) / 1e3
+            context = _count(numbers.get("prompt_n", 0.0) + count // 2, str(path))
+            drafted, accepted = (_count(numbers.get(key, 0.0), str(path)) for key in ("draft_n", "draft_n_accepted"))
             more = {"drafted": drafted, "accepted": accepted} if accepted <= drafted else {}
             yield from _rate("decode", count, seconds, str(path), context=context, **more)
+
+
+def _finite(value: float) -> float:
+    """A number of a JSON file; infinite where it is larger than any float."""
+    try:
+        return float(value)
+    except OverflowError:
+        return float("inf")
