@@ -421,6 +421,10 @@ def _target(scenario: Scenario, architecture: Architecture, machine: _Machine) -
     hardware = scenario.hardware
     with at_field("kv_cache_dtype"):
         dtype_bytes(scenario.kv_cache_dtype)
+    weight_dtypes = resolve_weight_dtypes(architecture, scenario.weights_dtype)
+    with at_field("weights_dtype"):
+        for dtype in sorted(set(weight_dtypes.values())):
+            machine.chip.math_dtype(dtype)
     return Deployment(
         architecture=architecture,
         chip=machine.chip,
@@ -428,7 +432,7 @@ def _target(scenario: Scenario, architecture: Architecture, machine: _Machine) -
         link=machine.link,
         framework=machine.framework,
         tensor_parallel=hardware.tensor_parallel,
-        weight_dtypes=resolve_weight_dtypes(architecture, scenario.weights_dtype),
+        weight_dtypes=weight_dtypes,
         kv_dtype=scenario.kv_cache_dtype,
         cuda_graphs=scenario.engine.cuda_graphs,
         expert_parallel=hardware.expert_parallel,

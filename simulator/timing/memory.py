@@ -210,6 +210,31 @@ def plan_memory(
     return replace(fullest, replica_kv_bytes_per_token=per_token)
 
 
+MOST_OF_MEMORY = 0.95
+"""Highest ``gpu_memory_utilization`` that is advised."""
+
+
+def advice(unused: float, left: float, block: float, weights: float, draft_weights: float) -> str:
+    """What to change so that a model fits its chips.
+
+    Args:
+        unused: bytes of the chip that weights, drafter, activations and states leave.
+        left: bytes of those that the engine may use for KV blocks.
+        block: bytes of one KV block.
+        weights, draft_weights: bytes on a chip.
+    """
+    if left > 0:
+        return f"lower engine.block_size: one block takes {block / 1e9:,.1f} GB and {left / 1e9:,.1f} GB are left"
+    if unused > (1.0 - MOST_OF_MEMORY) * (unused + weights):
+        return "raise engine.gpu_memory_utilization: the chip has the memory"
+    if draft_weights > weights:
+        return "choose a smaller drafter (speculation.draft.model) or put it on its own chips (speculation.draft.chip)"
+    return (
+        "raise hardware.tensor_parallel or pipeline_parallel, choose a narrower weights_dtype or lower "
+        "engine.max_num_batched_tokens"
+    )
+
+
 def _plan_stage(
     deployment: Deployment,
     draft: DraftMemory | None,
@@ -240,6 +265,7 @@ def _plan_stage(
         page_tokens = hybrid.tokens
         page = hybrid.caching_groups * hybrid.group_bytes + (draft.kv_bytes_per_token if draft else 0.0) * page_tokens
     left -= states
+    used = weights + draft_weights + activations + states
     left -= window_bytes(deployment, left, per_token, max_tokens, max_num_seqs, block_size)
     pages = (int(left // page) if page else ANY) if left > 0 else 0
     if num_kv_blocks is not None and weights + draft_weights < deployment.chip.memory.capacity_bytes:
@@ -253,8 +279,7 @@ def _plan_stage(
             f"{f'{draft_weights / 1e9:.1f} GB drafter + ' if draft else ''}"
             f"{_state_words(states, max_num_seqs)}{activations / 1e9:.1f} GB activations against {budget / 1e9:.1f} GB "
             f"({gpu_memory_utilization:.0%} of {deployment.chip.memory.capacity_bytes / 1e9:.0f} GB); "
-            f"raise hardware.tensor_parallel or pipeline_parallel, choose a narrower weights_dtype or lower "
-            f"engine.max_num_batched_tokens"
+            f"{advice(deployment.chip.memory.capacity_bytes - used, left, page, weights, draft_weights)}"
         )
     return MemoryPlan(
         capacity_bytes=deployment.chip.memory.capacity_bytes,

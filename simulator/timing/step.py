@@ -35,7 +35,7 @@ from simulator.timing.kernels import (
     reduction_calls,
     shared_expert_calls,
 )
-from simulator.timing.work import StepWork, context_parallel_part, slowest_group
+from simulator.timing.work import StepWork, causal_pairs, context_parallel_part, slowest_group
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -557,14 +557,16 @@ class StepTimer:
             decoding = 0
         if decoding and self.tracked_longest and not together:
             total += work.tail_kv * self._alone_s(decoding, work.query_len)
-        for decode, prefill, mixed, fresh, window, layers, _ in prices:
+        for kind, (decode, prefill, mixed, fresh, window, layers, _) in zip(self._kinds, prices, strict=True):
             if together and mixed is not None:
                 continue
             if decoding:
                 total += layers * decode(decoding, work.query_len, work.decode_kv_tokens[window])
             if prefilling:
                 keys = work.prefill_kv_tokens[window]
-                if prefilling == 1 and keys == prompt:
+                # One of several groups may stand for a share of two prompts, whose pairs are more than one's.
+                whole = prefilling == 1 and keys == prompt
+                if whole and work.prefill_pairs[window] == causal_pairs(prompt, 0, kind.window):
                     total += layers * fresh[prompt]
                 else:
                     total += layers * prefill(prefilling, prompt, work.prefill_pairs[window], keys)

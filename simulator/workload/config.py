@@ -38,7 +38,7 @@ class ArrivalsConfig(Section):
     """Which arrival process."""
     request_rate: PositiveFloat | None = None
     """Mean arrival rate, requests per second."""
-    burstiness: PositiveFloat | None = None
+    burstiness: Annotated[float, Field(ge=1e-3, le=1e6)] | None = None
     """Shape of the gamma inter-arrival times: 1 is Poisson, smaller is burstier (CV = 1/sqrt(burstiness))."""
     max_concurrency: PositiveInt | None = None
     """Requests outstanding at once in a closed loop."""
