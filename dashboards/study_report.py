@@ -14,6 +14,8 @@ from dashboards.figures.studies import (
     LoadCurveData,
     ParetoData,
     TornadoData,
+    bars_figure,
+    bars_text,
     drafting_data,
     drafting_figure,
     drafting_text,
@@ -28,10 +30,12 @@ from dashboards.figures.studies import (
     slo_ratio_figure,
     sweep_data,
     sweep_figure,
+    thresholds_data,
     tornado_data,
     tornado_figure,
     tuning_data,
     tuning_figure,
+    twin_data,
 )
 from dashboards.page import (
     basis_words,
@@ -82,7 +86,9 @@ def study_figures(kind: str, document: Document) -> list[StudyFigure]:
         "plan": _plan_figures,
         "race": _race_figures,
         "sweep": _sweep_figures,
+        "thresholds": _threshold_figures,
         "tune": _tune_figures,
+        "twin": _twin_figures,
     }
     if kind not in makers:
         raise ForerunError(f"{kind}: no figures and no report of such a result")
@@ -188,6 +194,16 @@ def _race_figures(document: Document) -> list[StudyFigure]:
     ]
     text = "latency over that of the best fixed K: least, mean and most over the patterns, | = 0\n"
     return [StudyFigure("regret", race_figure(data), text + text_intervals(rows, 0.0))]
+
+
+def _threshold_figures(document: Document) -> list[StudyFigure]:
+    data = thresholds_data(document)
+    return [StudyFigure("rent", bars_figure(data), bars_text(data))]
+
+
+def _twin_figures(document: Document) -> list[StudyFigure]:
+    data = twin_data(document)
+    return [StudyFigure("gaps", bars_figure(data), bars_text(data))]
 
 
 def _pool_figures(document: Document) -> list[StudyFigure]:

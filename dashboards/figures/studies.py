@@ -186,6 +186,59 @@ def race_figure(data: RaceData) -> go.Figure:
     return captioned(figure, "Regret of each controller", caption, data.basis, 220 + 34 * len(data.controllers))
 
 
+class BarsData(NamedTuple):
+    """Values by name, each of which is within a limit or not."""
+
+    title: str
+    caption: str
+    unit: str
+    names: tuple[str, ...]
+    values: tuple[float, ...]
+    good: tuple[bool, ...]
+    basis: str
+
+
+def thresholds_data(document: dict[str, Any]) -> BarsData:
+    """Mean replicas that each threshold and each fixed number of replicas rents, and whether it meets the SLO."""
+    rows = document["candidates"]
+    names = [
+        f"{row['peak_replicas']} fixed" if row["threshold"] is None else f"threshold {row['threshold']:g}"
+        for row in rows
+    ]
+    values = tuple(float(row["mean_replicas"]) for row in rows)
+    good = tuple(bool(row["holds"]) for row in rows)
+    caption = "green meets the SLO, orange-red misses it"
+    return BarsData("Rent of each threshold", caption, "replicas (mean)", tuple(names), values, good, document["basis"])
+
+
+def twin_data(document: dict[str, Any]) -> BarsData:
+    """How far each metric of a live engine lies from its simulation, percent."""
+    rows = [row for row in document["checks"] if row["gap_percent"] is not None]
+    values = tuple(float(row["gap_percent"]) for row in rows)
+    good = tuple(not row["alarm"] for row in rows)
+    names = tuple(row["metric"] for row in rows)
+    return BarsData(
+        "Live engine over simulation", "orange-red raises an alarm", "gap (%)", names, values, good, document["basis"]
+    )
+
+
+def bars_figure(data: BarsData) -> go.Figure:
+    """A horizontal bar per name."""
+    colours = [GREEN if good else VERMILLION for good in data.good]
+    figure = go.Figure(go.Bar(x=data.values, y=data.names, orientation="h", marker={"color": colours}))
+    figure.update_xaxes(title=data.unit)
+    figure.update_yaxes(autorange="reversed", showgrid=False)
+    return captioned(figure, data.title, data.caption, data.basis, 200 + 26 * len(data.names))
+
+
+def bars_text(data: BarsData) -> str:
+    """The bars as text."""
+    width = max(map(len, data.names), default=0)
+    rows = zip(data.names, data.values, data.good, strict=True)
+    lines = [f"{name:<{width}}  {value:8.2f}{'' if good else '  !'}" for name, value, good in rows]
+    return "\n".join([f"{data.unit}; ! = {'misses the SLO' if 'SLO' in data.caption else 'alarm'}", *lines])
+
+
 def tornado_data(document: dict[str, Any], variant: str | None = None) -> TornadoData | None:
     """The swings of one variant (default: the one with the largest speedup); None where nothing moves."""
     metric = document["metric"]

@@ -429,11 +429,6 @@ class TwinResult(StudyResult):
         """Gaps by metric, percent."""
         return Summary({check["metric"]: check["gap_percent"] for check in self.document["checks"]})
 
-    @property
-    def figures(self) -> tuple[str, ...]:
-        """None: its tables say it."""
-        return ()
-
     def gap(self, metric: str) -> float:
         """Percent by which a metric, or ``host`` or ``kernels``, lies off.
 

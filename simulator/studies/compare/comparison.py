@@ -152,8 +152,7 @@ def compare(
     variants, asked = _variants(scenarios, vary, metric)
     path, values, fixed_note = _crossover_plan(variants, crossover)
     seeds = [seed + n for n in range(replications)]
-    processes = jobs or cores()
-    with Workers(processes if processes > 1 else 0) as workers:
+    with Workers(jobs or cores() if (jobs or cores()) > 1 else 0) as workers:
         pool = RunPool(workers, progress)
         documents, lost = _base_documents(variants, seeds, pool, interval)
         measured = {name: [metric_values(run) for run in runs] for name, runs in documents.items()}
@@ -166,9 +165,8 @@ def compare(
         ratios |= _model_ranges(variants, seeds[0], pool, measured, ratios)
         answers = {variant.name: ratios[variant.name][metric] for variant in variants[1:]}
         side = seeds[:SIDE_RUNS]
-        load = path or automatic_path(variants)
-        served = {v.name: served_load(v.scenario, load) for v in variants} if load is not None else {}
-        curves = load_curves(variants, path, values, metric, side, pool, served) if path else []
+        served = _served_loads(variants, path or automatic_path(variants))
+        curves = load_curves(variants, path, values, metric, side, pool, served or {}) if path else []
         alike = [v.name for v in variants[1:] if measured[v.name] == measured[variants[0].name]]
         differ = len(alike) < len(variants) - 1  # variants that run alike do so whatever the assumed parameters are
         tornado = swings(variants, metric, side, answers, pool) if sensitivity and differ else []
@@ -182,7 +180,7 @@ def compare(
         "level": LEVEL,
         "crossover": _crossover_document(path, metric, curves, variants[0]),
         "load_curves": _curves_document(path, metric, curves),
-        "served_load": None if load is None else {"path": load, "asked": load_of(variants[0].scenario, load), **served},
+        "served_load": served,
         "sensitivity": [_swing_document(swing) for swing in tornado],
         "conclusion": "",
         "scenario": scenario_document(variants[0].scenario),
@@ -214,6 +212,14 @@ def headline_metric(variant: Variant) -> str:
     arrivals = variant.scenario.workload.arrivals
     adaptive = arrivals is not None and arrivals.process in ("burst", "closed-loop")
     return "output_throughput" if adaptive else "mean_e2el_ms"
+
+
+def _served_loads(variants: Sequence[Variant], path: str | None) -> dict[str, Any] | None:
+    """The load field, its value in the scenario, and the most of it that each variant can serve; None without one."""
+    if path is None:
+        return None
+    loads = {variant.name: served_load(variant.scenario, path) for variant in variants}
+    return {"path": path, "asked": load_of(variants[0].scenario, path), **loads}
 
 
 def _judged_by(base: Variant, documents: Mapping[str, Sequence[dict[str, Any]]]) -> str:

@@ -96,11 +96,6 @@ class ThresholdsResult(StudyResult):
         """The winner's figures."""
         return Summary(self.best or {})
 
-    @property
-    def figures(self) -> tuple[str, ...]:
-        """None: its tables say it."""
-        return ()
-
     def records(self) -> list[dict[str, Any]]:
         """One row a threshold or a fixed fleet."""
         return [{**row, "limits": None} for row in self.document["candidates"]]

@@ -61,8 +61,12 @@ def watched(scenario: Scenario, hidden: Scenario, seed: int = 5, factors=None) -
     return twin(scenario, with_lengths(seen), what_ifs=False)
 
 
-def test_a_healthy_engine_raises_no_alarm():
+def test_a_healthy_engine_raises_no_alarm(tmp_path):
     result = watched(scenario_of(), scenario_of())
+    result.save(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} >= {"twin.json", "report.html", "report.md"}
+    (bar,) = result.figure("gaps").data
+    assert len(bar.x) == sum(row["gap_percent"] is not None for row in result.document["checks"])
     assert result.document["blame"] == []
     assert result.gap("itl") < 1.0
 

@@ -150,6 +150,10 @@ def test_the_cheapest_threshold_that_holds_is_found_and_emitted(tmp_path, capsys
     data |= {"autoscaler": scaler, "slo": {"p99_ttft_ms": 60}}
     data["engine"]["routing"] = "least-outstanding"
     result = thresholds(Scenario(**data), targets=[2, 4, 8, 16], jobs=1)
+    result.save(tmp_path / "out")
+    assert {path.name for path in (tmp_path / "out").iterdir()} >= {"thresholds.json", "report.html", "report.md"}
+    (bar,) = result.figure(result.figures[0]).data
+    assert list(bar.x) == [row["mean_replicas"] for row in result.document["candidates"]]
     rows = result.document["candidates"]
     assert [row["threshold"] for row in rows] == [2, 4, 8, 16, None, None, None, None]
     held = [row for row in rows if row["holds"] and row["threshold"] is not None]
