@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simulator.cli.output import STDOUT, Progress, show
+from simulator.cli.output import STDOUT, Progress, refuse_unused, set_options, show
 
 if TYPE_CHECKING:
     from simulator.scenario import Scenario
@@ -28,7 +29,15 @@ EmitOption = Annotated[
 ]
 
 
+USED_BY_THRESHOLDS = frozenset(
+    ("scenario", "thresholds", "target", "set_values", "seed", "replications", "emit_name", "out", "json_file", "jobs",
+     "no_progress")
+)  # fmt: skip
+"""Parameters of ``forerun plan`` that count with ``--thresholds``."""
+
+
 def plan_thresholds(
+    context: typer.Context,
     study: StudyFile,
     target: list[str] | None,
     seed: int,
@@ -36,18 +45,20 @@ def plan_thresholds(
     jobs: int | None,
     json_file: str | None,
     emit_name: str | None,
-    shown: bool,
+    out: Path | None,
 ) -> int:
-    """``forerun plan --thresholds``: one run of each threshold and fixed fleet unless ``--replications`` says more."""
+    """``forerun plan --thresholds``: one run of each threshold and fixed number of replicas, or ``--replications``."""
     from simulator.studies.plan.thresholds import thresholds
 
+    refuse_unused(context, "--thresholds", USED_BY_THRESHOLDS)
+    shown = "no_progress" not in set_options(context)
     values = [positive(word, "target") for text in target or () for word in text.split(",")]
-    runs = 1 if replications == PLAN_REPLICATIONS else replications
+    runs = replications if "replications" in set_options(context) else 1
     with Progress(shown, "planning") as progress:
         result = thresholds(
             study, targets=values or None, seed=seed, replications=runs, jobs=jobs, progress=progress.update
         )
-    show(result, json_file, None)
+    show(result, json_file, out)
     if emit_name is not None and result.best is not None and json_file != STDOUT:
         print(artefact_of(emit_name, result.scenario))
     return 0 if result.best is not None else EXIT_NOTHING_HOLDS

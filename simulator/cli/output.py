@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -66,6 +66,35 @@ NoIntervalOption = Annotated[
     bool, typer.Option("--no-interval", help="Leave the model's own error out of what is printed.")
 ]
 NoProgressOption = Annotated[bool, typer.Option("--no-progress", help="Never show a progress bar.")]
+
+
+def set_options(context: typer.Context) -> dict[str, str]:
+    """Options and arguments that stand on the command line: parameter -> how it is written."""
+    params = [param for param in context.command.params if param.name is not None]
+    source = context.get_parameter_source
+    return {
+        str(param.name): param.opts[-1]
+        for param in params
+        if (where := source(str(param.name))) is not None and where.name == "COMMANDLINE"
+    }
+
+
+def refuse_unused(context: typer.Context, mode: str, used: Collection[str]) -> None:
+    """Refuse options that have no effect in a mode of a command.
+
+    Args:
+        context: of the command.
+        mode: what chooses it, for the message.
+        used: names of the parameters that it uses.
+
+    Raises:
+        ArgumentError: another option stands on the command line.
+    """
+    from simulator.errors import ArgumentError
+
+    for name, option in set_options(context).items():
+        if name not in used:
+            raise ArgumentError(option.lstrip("-").replace("-", "_"), f"has no effect with {mode}; remove it")
 
 
 def out_to(files: str) -> Any:

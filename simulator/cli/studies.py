@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -30,8 +30,12 @@ from simulator.cli.output import (
     checked_outputs,
     mapping_of,
     out_to,
+    refuse_unused,
     show,
 )
+
+if TYPE_CHECKING:
+    from simulator.studies.study_file import StudyFile
 
 EXIT_NOTHING_HOLDS = 1
 AXIS = "1,8,64 or doubling 1..256"
@@ -302,7 +306,21 @@ def draft_pool(
     return 0
 
 
+def _study_or_log(
+    file: Path, set_values: list[str] | None, vary: list[str] | None, columns: str | None
+) -> tuple[StudyFile, dict[str, str] | None]:
+    """The study that a scenario, study file or request log describes, and the columns that are still to be named."""
+    from simulator.scenario import is_log
+    from simulator.studies.study_file import load_study, study_of_log
+
+    overrides, varied, named = tuple(set_values or ()), tuple(vary or ()), mapping_of(columns)
+    if is_log(file):
+        return study_of_log(file, overrides, varied, named), None
+    return load_study(file, overrides, varied), named
+
+
 def plan(
+    context: typer.Context,
     scenario: ScenarioOrLogArgument,
     rate: Annotated[
         float | None, typer.Option(metavar="R", help="Requests per second to hold; arrivals are drawn anew.")
@@ -342,18 +360,13 @@ def plan(
     no_progress: NoProgressOption = False,
 ) -> int:
     """Find the cheapest deployment that meets an SLO at a load. Exit code 1 if none does."""
-    from simulator.scenario import is_log
     from simulator.studies.plan.document import plan as make_plan
-    from simulator.studies.study_file import load_study, study_of_log
 
-    overrides, varied, named = tuple(set_values or ()), tuple(vary or ()), mapping_of(columns)
-    if is_log(scenario):
-        study, named = study_of_log(scenario, overrides, varied, named), None
-    else:
-        study = load_study(scenario, overrides, varied)
+    study, named = _study_or_log(scenario, set_values, vary, columns)
     checked_artefact(emit_name)
     if thresholds:
-        return plan_thresholds(study, target, seed, replications, jobs, json_file, emit_name, not no_progress)
+        return plan_thresholds(context, study, target, seed, replications, jobs, json_file, emit_name, out)
+    refuse_unused(context, "a plan without --thresholds", context.params.keys() - {"target"})
     with checked_outputs(out, json_file):
         with Progress(not no_progress, "planning") as progress:
             result = make_plan(
