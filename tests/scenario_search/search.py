@@ -45,7 +45,8 @@ WORDS: dict[str, list[Any]] = {
     "curve": ["eagle3-llama-3.1-8b", "nothing"],
 }
 """Words for fields of free text; fields that name files are left out."""
-FILES = {"trace", "file", "log", "hf_config"}
+FILES = {"trace", "file", "log", "hf_config", "skip_requests"}
+"""Fields that name files, or count only with one."""
 SMALL = {"num_requests": 14, "turns": 5, "input_tokens": 900, "output_tokens": 60, "value": 900, "min": 300, "max": 900,
          "values": 900, "replicas": 3, "tensor_parallel": 4, "pipeline_parallel": 3, "num_speculative_tokens": 8,
          "system_prompt_tokens": 400, "depth": 6, "width": 4, "mean": 600, "nodes": 40,
