@@ -235,13 +235,12 @@ def _joining(
     total = fresh.sum(axis=1)
     steps = np.maximum(1.0, np.ceil(total[None] / prefill_budget[:, None]))
     pieces = np.maximum(1.0, np.ceil(fresh[None] / prefill_budget[:, None, None]))
-    share = np.broadcast_to(fresh / pieces, pieces.shape)
-    reached = before + fresh * (pieces + 1) / (2 * pieces)
     pairs, keys, completed = [], [], []
     for window in windows:
+        own_pairs, own_keys = _reads(fresh, before, pieces, window)
+        pairs.append(own_pairs.sum(axis=2) / steps)
+        keys.append(own_keys.sum(axis=2) / steps)
         limit = np.inf if window is None else float(window)
-        pairs.append((pieces * share * np.minimum(reached - share / 2 + 0.5, limit)).sum(axis=2) / steps)
-        keys.append((pieces * np.minimum(reached, limit + share - 1)).sum(axis=2) / steps)
         completed.append(np.broadcast_to(np.minimum(before + fresh + 1, limit).sum(axis=1), steps.shape) / steps)
     parts = (
         steps,
@@ -252,6 +251,60 @@ def _joining(
         np.stack(completed),
     )
     return _Joining(*(np.expand_dims(part, -2) for part in parts))
+
+
+def _reads(
+    new: FloatArray, cached: FloatArray, pieces: FloatArray, window: int | None
+) -> tuple[FloatArray, FloatArray]:
+    """(query, key) pairs and keys read of prompts with ``new`` tokens after ``cached`` ones, in equal pieces."""
+    limit = np.inf if window is None else float(window)
+    size = np.broadcast_to(new / pieces, pieces.shape)
+    reached = cached + new * (pieces + 1) / (2 * pieces)
+    return pieces * size * np.minimum(reached - size / 2 + 0.5, limit), pieces * np.minimum(reached, limit + size - 1)
+
+
+def prompt_steps(
+    windows: Windows,
+    prompts: FloatArray,
+    prompt_tokens: IntArray,
+    room: IntArray,
+    decoding: StepWork[IntArray] | None,
+) -> tuple[FloatArray, StepWork[IntArray]]:
+    """Steps in which equal prompts join; a group that does not fit the token budget is spread over several.
+
+    Args:
+        windows: attention windows, as ``EngineTimer.windows``.
+        prompts: prompts that join together, >= 1.
+        prompt_tokens: tokens of each, >= 1.
+        room: prompt tokens that a step takes, >= 1.
+        decoding: what the steps decode besides; None: nothing.
+
+    Returns:
+        Steps over which each group is spread, and the average one of them.
+    """
+    pieces = np.maximum(1.0, np.ceil(prompt_tokens / room))
+    steps = np.maximum(1.0, np.ceil(prompts * prompt_tokens / room))
+    reads = [_reads(prompt_tokens.astype(np.float64), np.zeros(1), pieces, window) for window in windows]
+    first = [prompt_tokens + 1 if window is None else np.minimum(prompt_tokens + 1, window) for window in windows]
+
+    def whole(values: FloatArray) -> IntArray:
+        return np.rint(prompts * values / steps).astype(np.int64)
+
+    none = np.zeros_like(prompt_tokens)
+    work = StepWork(
+        prefill_seqs=np.maximum(1, whole(pieces)),
+        prefill_tokens=np.maximum(1, whole(prompt_tokens.astype(np.float64))),
+        prefill_pairs=tuple(whole(pairs) for pairs, _ in reads),
+        prefill_kv_tokens=tuple(whole(keys) for _, keys in reads),
+        sampled_prefills=whole(np.ones(len(prompts))),
+        sampled_kv_tokens=tuple(whole(keys.astype(np.float64)) for keys in first),
+        decode_seqs=none if decoding is None else decoding.decode_seqs,
+        query_len=none + 1 if decoding is None else decoding.query_len,
+        decode_kv_tokens=(none,) * len(windows) if decoding is None else decoding.decode_kv_tokens,
+        longest_kv=none,
+        tail_kv=none,
+    )
+    return steps, work
 
 
 def _step_work(

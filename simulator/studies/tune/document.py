@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Sequence
+from math import isfinite
 from typing import Any
 
 from simulator.errors import ArgumentError, ForerunError, did_you_mean
@@ -280,7 +281,7 @@ def _mean_table(document: Document) -> Table:
             _span(cell["batch"]),
             cell["draft"],
             _interval(cell["if_on"]),
-            f"{even['acceptance_length']:.2f} ({even['low']:.2f} to {even['high']:.2f})",
+            f"{_length(even['acceptance_length'])} ({_length(even['low'])} to {_length(even['high'])})",
             None if even["alpha"] is None else f"{even['alpha']:.2f}",
             f"{even['expected_acceptance_length']:.2f}",
         ]
@@ -293,6 +294,10 @@ def _mean_table(document: Document) -> Table:
 
 def _interval(cell: Document) -> str:
     return f"{cell['speedup']:.2f} ({cell['low']:.2f}-{cell['high']:.2f})"
+
+
+def _length(value: float | None) -> str:
+    return "never" if value is None else f"{value:.2f}"
 
 
 def _span(ends: list[int]) -> str:
@@ -480,15 +485,22 @@ def _load_document(load: Load) -> Document:
 
 
 def _break_even_document(one: BreakEven) -> Document:
-    """``alpha`` is the chance, alike at every position of the chain, that gives the length; None where none can."""
+    """``alpha`` is the chance, alike at every position of the chain, that gives the length; None where none can.
+
+    Lengths are None where prompts alone take longer than without drafting: no acceptance makes up for that.
+    """
     depth = len(one.choice.survival)
     possible = one.choice.tokens == depth and one.acceptance_length <= depth + 1
     return {
         "batch": one.batch,
         "num_speculative_tokens": one.choice.tokens,
-        "acceptance_length": one.acceptance_length,
-        "low": one.low,
-        "high": one.high,
+        "acceptance_length": _finite(one.acceptance_length),
+        "low": _finite(one.low),
+        "high": _finite(one.high),
         "alpha": iid_alpha(max(1.0, one.acceptance_length), depth) if possible else None,
         "expected_acceptance_length": one.expected_length,
     }
+
+
+def _finite(value: float) -> float | None:
+    return value if isfinite(value) else None

@@ -13,8 +13,7 @@ from simulator.build import Build, build_replica
 from simulator.errors import ForerunError
 from simulator.scenario import Scenario
 from simulator.speculation import SpeculationConfig, draft_survival
-from simulator.studies.steady_state.prices import decode_steps, prompt_chunks
-from simulator.timing import EngineTimer
+from simulator.studies.tune.token_time import MeanRequest, TokenTime, busy_steps
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -37,7 +36,7 @@ class SpeculationGrid:
     acceptance_length: FloatArray
     """[K] Tokens per verify step, bonus token included."""
     by_batch: FloatArray
-    """[K, batch] Tokens per second over those without speculation."""
+    """[K, batch] Decoding speed of a request over that without speculation."""
     by_context: FloatArray
     """[K, context] The same by context."""
     plain_step_s: FloatArray
@@ -71,8 +70,8 @@ def speculation_grid(
 ) -> SpeculationGrid:
     """Price every number of draft tokens at every batch and at every context.
 
-    The speed-up is ``E(K) T(1) / T(K+1)``: acceptance length times the step without speculation over the step that
-    verifies K+1 tokens and drafts. Steps are pure decoding of sequences in the middle of their output.
+    The speed-up is the time of an output token without speculation over its time with K draft tokens, in steps of
+    sequences in the middle of their output that the prompts of the batch's other requests join (``token_time``).
 
     Args:
         scenario: with a ``speculation`` section that drafts a chain; its number of draft tokens is replaced.
@@ -92,24 +91,23 @@ def speculation_grid(
         raise ForerunError("speculation.tree: a grid over K drafts chains; give num_speculative_tokens instead")
     context = prompt_tokens + output_tokens // 2
     axis, lengths = np.asarray(batches, np.int64), np.asarray(contexts, np.int64)
-    # One K at a time: widest batches first decide how many tokens a step may hold.
     most = max(int(axis.max()), batch)
-    plain = build_replica(_with(scenario, most, max(draft_tokens), method="none"), 0)
     cells = np.concatenate((axis, np.full_like(lengths, batch))), np.concatenate((np.full_like(axis, context), lengths))
-    plain_s = _step_s(plain, *cells, 1)
+    request = MeanRequest(prompt_tokens, output_tokens, 1.0)
+    plain, without = _priced(_with(scenario, most, max(draft_tokens), method="none"), request, *cells, 1.0)
     accepted, verify_step, speedups, notes, last = [], [], [], list(plain.notes), plain
     for k in draft_tokens:
-        last = build_replica(_with(scenario, most, max(draft_tokens), num_speculative_tokens=k), 0)
         length = 1.0 + float(draft_survival(_with_k(speculation, k)).sum())
-        seconds = _step_s(last, *cells, k + 1)
+        drafting = _with(scenario, most, max(draft_tokens), num_speculative_tokens=k)
+        last, time = _priced(drafting, request, *cells, length)
         accepted.append(length)
-        verify_step.append(seconds[: len(axis)])
-        speedups.append(length * plain_s / seconds)
+        verify_step.append(time.step_s[: len(axis)])
+        speedups.append(without.seconds(1.0) / time.seconds(length))
         notes += [note for note in last.notes if note not in notes]
     by_batch, by_context = np.split(np.array(speedups), [len(axis)], axis=1)
-    plain_step = plain_s[: len(axis)]
+    plain_step, prompt_s = without.step_s[: len(axis)], without.prompt_s[: len(axis)]
+    decoded = request.decoded_tokens
     crossings = tuple(crossover(axis, speedups) for speedups in by_batch)
-    prefill_s = _prefill_s(plain.main.timer, prompt_tokens, scenario.engine.max_num_batched_tokens)
     return SpeculationGrid(
         method=speculation.method,
         draft_tokens=tuple(draft_tokens),
@@ -126,7 +124,9 @@ def speculation_grid(
         verify_step_s=np.array(verify_step),
         crossover_batch=crossings,
         crossover_rate=tuple(
-            busy_rate(at, float(np.interp(at, axis, plain_step)), prefill_s, output_tokens) if at else None
+            busy_rate(at, float(np.interp(at, axis, plain_step)), float(np.interp(at, axis, prompt_s)), decoded)
+            if at
+            else None
             for at in crossings
         ),
         basis=last.basis,
@@ -150,24 +150,21 @@ def crossover(batches: IntArray, speedups: FloatArray) -> float | None:
     return 0.0
 
 
-def busy_rate(batch: float, step_s: float, prefill_s: float, output_tokens: int) -> float:
+def busy_rate(batch: float, step_s: float, prompt_s: float, decoded_tokens: int) -> float:
     """Requests per second of one engine that is always busy with ``batch`` requests, without speculation.
 
-    In the time in which ``batch`` requests get their ``output_tokens`` (one per step of ``step_s``), as many prompts
-    are prefilled (``prefill_s`` each, alone): ``batch / (batch prefill_s + output_tokens step_s)``.
+    In the time in which ``batch`` requests get their ``decoded_tokens`` (one per step of ``step_s``), as many prompts
+    join, each of which adds ``prompt_s``: ``batch / (batch prompt_s + decoded_tokens step_s)``.
     """
-    return batch / (batch * prefill_s + output_tokens * step_s)
+    return batch / (batch * prompt_s + decoded_tokens * step_s)
 
 
-def _step_s(build: Build, seqs: IntArray, context_tokens: IntArray, query_len: int) -> FloatArray:
-    timer = build.main.timer
-    costs = timer.costs(decode_steps(timer.windows, seqs, query_len, context_tokens + query_len))
-    return costs.device_s + costs.host_s
-
-
-def _prefill_s(timer: EngineTimer, prompt_tokens: int, max_tokens: int) -> float:
-    costs = timer.costs(prompt_chunks(timer.windows, prompt_tokens, max_tokens))
-    return float((costs.device_s + costs.host_s).sum())
+def _priced(
+    scenario: Scenario, request: MeanRequest, seqs: IntArray, contexts: IntArray, length: float
+) -> tuple[Build, TokenTime]:
+    build = build_replica(scenario, 0)
+    steps = busy_steps(scenario, build, request, seqs, contexts, np.full(len(seqs), length))
+    return build, steps.seconds(build.main.timer)
 
 
 def _with(scenario: Scenario, batch: int, most_drafted: int, **speculation: object) -> Scenario:

@@ -21,8 +21,8 @@ from simulator.timing import Kernel
 
 FloatArray = NDArray[np.float64]
 Factors = Mapping[str, float]
-StepSeconds = Callable[[Scenario, Factors], FloatArray]
-"""Seconds of every cell's step under a scenario and factors on assumed parameters."""
+TokenSeconds = Callable[[Scenario, Factors], FloatArray]
+"""Seconds of an output token in every cell under a scenario and factors on assumed parameters."""
 
 
 class Spread(NamedTuple):
@@ -55,56 +55,65 @@ def moved(base: FloatArray, *ends: FloatArray) -> Spread:
 
 
 def assumed_spread(
-    plain: Scenario,
-    drafted: Scenario,
-    parameters: Sequence[AssumedParameter],
-    step_seconds: StepSeconds,
+    plain: tuple[Scenario, TokenSeconds], drafted: tuple[Scenario, TokenSeconds], parameters: Sequence[AssumedParameter]
 ) -> Spread:
-    """What assumed parameters, moved one at a time over their ranges, do to (plain step) / (verify step).
+    """What assumed parameters, moved one at a time over their ranges, do to the time of a token with drafting.
 
     Args:
-        plain, drafted: the scenarios that are compared; a parameter moves in both at once.
+        plain, drafted: the scenarios that are compared, and what prices them; a parameter moves in both at once.
         parameters: acceptance is left out: it moves no step time.
-        step_seconds: prices all cells.
     """
-    base = step_seconds(plain, {}) / step_seconds(drafted, {})
-    spreads = [no_spread(len(base))]
+    sides = (plain, drafted)
+    before, after = (seconds(scenario, {}) for scenario, seconds in sides)
+    spreads = [no_spread(len(before))]
     for parameter in parameters:
         if parameter.name == ACCEPTANCE:
             continue
         ends = []
         for value in (parameter.low, parameter.high):
             try:
-                before, factors = parameter.applied(plain, value)
-                after, _ = parameter.applied(drafted, value)
-                ends.append(step_seconds(before, factors) / step_seconds(after, factors))
+                moved_plain, moved_drafted = (
+                    seconds(*parameter.applied(scenario, value)) for scenario, seconds in sides
+                )
             except ForerunError:  # memory set aside that leaves no room: the end of the range cannot be run at all
                 continue
+            ends.append(moved_plain / moved_drafted)
         if ends:
-            spreads.append(moved(base, *ends))
+            spreads.append(moved(before / after, *ends))
     return added(spreads)
 
 
-def kernel_spread(*steps: tuple[KernelLibrary, Sequence[Kernel]]) -> Spread:
-    """What the residuals of fitted kernels do to the ratio of two steps, in logarithms (90 %).
+class PricedKernels(NamedTuple):
+    """The kernels of one kind of step, as arrays over the cells."""
 
-    Every kernel has the interval of its own shape and bound. All kernels of one family in a step err alike; families
-    err independently, and so do the two steps, whose kernels have different shapes. A kernel that was not fitted on
+    library: KernelLibrary
+    kernels: Sequence[Kernel]
+    steps: FloatArray
+    """Steps of this kind per output token."""
+
+
+def kernel_spread(*sides: Sequence[PricedKernels]) -> Spread:
+    """What the residuals of fitted kernels do to the ratio of two times, in logarithms (90 %).
+
+    Every kernel has the interval of its own shape and bound. All kernels of one family in a time err alike; families
+    err independently, and so do the two times, whose kernels have different shapes. A kernel that was not fitted on
     this chip adds nothing here: its parameters are assumed.
 
     Args:
-        steps: what priced either step, and its kernels as arrays over the cells.
+        sides: the kinds of steps that either time is made of.
     """
     squares = [0.0, 0.0]
-    for library, kernels in steps:
-        seconds = [np.asarray(kernel.step_s) for kernel in kernels]
-        total = np.sum(seconds, axis=0)
+    for side in sides:
+        seconds = [[part.steps * np.asarray(kernel.step_s) for kernel in part.kernels] for part in side]
+        total = np.sum([one for part in seconds for one in part], axis=0)
         by_family: dict[str, list[Any]] = {}
-        for kernel, part in zip(kernels, seconds, strict=True):
-            if kernel.fitted[0]:
-                ends = by_family.setdefault(kernel.fitted[0], [0.0, 0.0])
-                for end, factor in enumerate(library.interval(*kernel.fitted, kernel.sizes, kernel.bound)):
-                    ends[end] = ends[end] + part / total * np.log(np.maximum(0.1, factor))
+        for part, times in zip(side, seconds, strict=True):
+            for kernel, one in zip(part.kernels, times, strict=True):
+                if kernel.fitted[0]:
+                    ends = by_family.setdefault(kernel.fitted[0], [0.0, 0.0])
+                    interval = part.library.interval(*kernel.fitted, kernel.sizes, kernel.bound)
+                    for end, factor in enumerate(interval):
+                        ends[end] = ends[end] + one / total * np.log(np.maximum(0.1, factor))
         for ends in by_family.values():
             squares = [square + end**2 for square, end in zip(squares, ends, strict=True)]
     return Spread(np.sqrt(squares[0]), np.sqrt(squares[1]))

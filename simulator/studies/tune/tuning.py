@@ -1,7 +1,7 @@
 """The best number of draft tokens by batch and context for one model, chip and acceptance; no run needed.
 
-The speed-up of a cell is ``E T(plain) / T(verify)``: acceptance length times the step without speculation over the step
-that verifies the draft tokens and drafts the next ones. Both steps only decode, sequences of equal context.
+The speed-up of a cell is the time of an output token without drafting over its time with it (``token_time``): steps
+that decode sequences of equal context, and the prompts of the batch's other requests.
 """
 
 from __future__ import annotations
@@ -14,17 +14,25 @@ from math import isqrt
 import numpy as np
 from numpy.typing import NDArray
 
-from hwprofiles import KernelLibrary, weakest
+from hwprofiles import weakest
 from simulator.build import Build, build_replica
 from simulator.errors import ArgumentError
 from simulator.scenario import Scenario
 from simulator.studies.assumed import ACCEPTANCE, AssumedParameter, assumed_parameters
-from simulator.studies.steady_state.prices import decode_steps, prompt_chunks
-from simulator.studies.steady_state.traffic import population
 from simulator.studies.tune.choices import DraftChoice, draft_choices
 from simulator.studies.tune.grid import busy_rate, crossover
-from simulator.studies.tune.spread import Factors, Spread, added, assumed_spread, kernel_spread, moved
-from simulator.timing import Kernel, ModelTimer, StepWork
+from simulator.studies.tune.spread import (
+    Factors,
+    PricedKernels,
+    Spread,
+    added,
+    assumed_spread,
+    kernel_spread,
+    moved,
+    no_spread,
+)
+from simulator.studies.tune.token_time import BusySteps, MeanRequest, TokenTime, busy_steps, mean_request
+from simulator.timing import ModelTimer
 
 MOST = 4_194_304
 """Largest batch or context that is accepted."""
@@ -181,18 +189,23 @@ def find_drafts(
     lengths = tuple(contexts) if contexts else usual_contexts(engine.max_model_len)
     _check(scenario, axis, lengths)
     choices = draft_choices(scenario, tokens)
-    prompt, output = _mean_request(scenario)
-    mean = prompt + output // 2
-    grid = _Grid(axis, (*lengths, mean), max(axis), max(choice.tokens for choice in choices))
     plain = _plain(scenario)
     built = build_replica(plain, 0)
+    request = mean_request(plain, built)
+    mean = request.context_tokens
+    grid = _Grid(axis, (*lengths, mean), max(axis), max(choice.tokens for choice in choices), request)
     notes, basis = list(built.notes), built.basis
-    before = grid.step_seconds(plain, {})
-    speedups = []
+    ones = np.ones(len(grid.seqs))
+    without = grid.token_time(plain, ones, {})
+    before = without.seconds(1.0)
+    times = []
     for done, choice in enumerate(choices):
         if progress is not None:
             progress(done, len(choices) + 1)
-        speedups.append(choice.length(grid.contexts) * before / grid.step_seconds(choice.scenario, {}))
+        times.append(grid.token_time(choice.scenario, choice.length(grid.contexts), {}))
+    speedups = [
+        before / time.seconds(choice.length(grid.contexts)) for time, choice in zip(times, choices, strict=True)
+    ]
     winners = np.argmax(speedups, axis=0)
     spreads = _spreads(scenario, plain, [choices[i] for i in sorted(set(winners.tolist()))], grid)
     drafted = build_replica(choices[-1].scenario, 0)
@@ -208,13 +221,13 @@ def find_drafts(
         cells.append(grid.cell(index, choice, value, low, high, capacity))
     split = len(axis) * len(lengths)
     chosen_cells = tuple(cells[split:])
-    prefill_s = _prefill_s(build_replica(plain, 0), prompt, engine.max_num_batched_tokens)
 
     def load(values: Sequence[float]) -> Load:
         at = crossover(np.asarray(axis, np.int64), np.asarray(values))
         if not at:
             return Load(at, None)
-        return Load(at, busy_rate(at, float(np.interp(at, axis, before[split:])), prefill_s, output))
+        step_s, prompt_s = (float(np.interp(at, axis, part[split:])) for part in (without.step_s, without.prompt_s))
+        return Load(at, busy_rate(at, step_s, prompt_s, request.decoded_tokens))
 
     if progress is not None:
         progress(len(choices) + 1, len(choices) + 1)
@@ -224,13 +237,14 @@ def find_drafts(
         cells=tuple(cells[:split]),
         mean=chosen_cells,
         mean_context=mean,
-        prompt_tokens=prompt,
-        output_tokens=output,
+        prompt_tokens=request.prompt_tokens,
+        output_tokens=request.output_tokens,
         crossover=load([cell.best_speedup for cell in chosen_cells]),
         crossover_low=load([cell.best_low for cell in chosen_cells]),
         crossover_high=load([cell.best_high for cell in chosen_cells]),
         break_even=tuple(
-            _break_even(cell, spreads[cell.best.name].timing, split + i) for i, cell in enumerate(chosen_cells)
+            _break_even(cell, times[winners[index]], before, spreads[cell.best.name].timing, index)
+            for index, cell in enumerate(chosen_cells, split)
         ),
         kv_tokens=capacity,
         basis=basis,
@@ -239,12 +253,12 @@ def find_drafts(
     )
 
 
-def _break_even(cell: GridCell, timing: Spread, index: int) -> BreakEven:
-    """``E = T(verify) / T(plain)``: what the speed-up says of the acceptance that it was computed with."""
+def _break_even(cell: GridCell, drafted: TokenTime, plain_s: FloatArray, timing: Spread, index: int) -> BreakEven:
+    """The acceptance length at which a token takes as long with drafting as without, and what timing makes of it."""
     expected = float(cell.best.length(np.array([cell.at_context]))[0])
-    needed = expected / cell.best_speedup
-    low, high = needed * np.exp(-timing.up[index]), needed * np.exp(timing.down[index])
-    return BreakEven(cell.at_batch, cell.best, needed, float(low), float(high), expected)
+    factors = (np.exp(timing.up), 1.0, np.exp(-timing.down))
+    low, needed, high = (float(drafted.length_for(plain_s * factor)[index]) for factor in factors)
+    return BreakEven(cell.at_batch, cell.best, needed, low, high, expected)
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,39 +271,55 @@ def _spreads(scenario: Scenario, plain: Scenario, choices: Sequence[DraftChoice]
     """Intervals of every choice that is best somewhere."""
     parameters = list(assumed_parameters(scenario).values())
     accepted = next((p for p in parameters if p.name == ACCEPTANCE), None)
-    memory: dict[tuple[str, tuple[tuple[str, float], ...]], FloatArray] = {}
+    memory: dict[tuple[str, tuple[tuple[str, float], ...]], TokenTime] = {}
 
-    def priced(one: Scenario, factors: Factors) -> FloatArray:
+    def priced(one: Scenario, factors: Factors, length: FloatArray) -> TokenTime:
         key = (one.model_dump_json(), tuple(sorted(factors.items())))
         if key not in memory:
-            memory[key] = grid.step_seconds(one, factors)
+            memory[key] = grid.token_time(one, length, factors)
         return memory[key]
 
-    spreads = {}
+    def token_seconds(length: FloatArray) -> Callable[[Scenario, Factors], FloatArray]:
+        return lambda one, factors: priced(one, factors, length).seconds(length)
+
+    ones, spreads = np.ones(len(grid.seqs)), {}
+    without = grid.kernels(plain, ones)
     for choice in choices:
-        steps = (grid.kernels(one) for one in (plain, choice.scenario))
-        parts = [kernel_spread(*steps), assumed_spread(plain, choice.scenario, parameters, priced)]
-        timing = added(parts)
-        spreads[choice.name] = _Spreads(timing, added([timing, _acceptance_spread(choice, grid, accepted)]))
+        length = choice.length(grid.contexts)
+        sides = ((plain, token_seconds(ones)), (choice.scenario, token_seconds(length)))
+        kernels = kernel_spread(without, grid.kernels(choice.scenario, length))
+        timing = added([kernels, assumed_spread(*sides, parameters)])
+        accepting = _acceptance_spread(choice, grid, priced(choice.scenario, {}, length), accepted)
+        spreads[choice.name] = _Spreads(timing, added([timing, accepting]))
     return spreads
 
 
-def _acceptance_spread(choice: DraftChoice, grid: _Grid, parameter: AssumedParameter | None) -> Spread:
-    base = choice.length(grid.contexts)
+def _acceptance_spread(choice: DraftChoice, grid: _Grid, time: TokenTime, parameter: AssumedParameter | None) -> Spread:
     if parameter is None:
-        return Spread(np.zeros(len(base)), np.zeros(len(base)))
-    return moved(base, *(choice.length(grid.contexts, factor) for factor in (parameter.low, parameter.high)))
+        return no_spread(len(grid.seqs))
+    base, *ends = (
+        1.0 / time.seconds(choice.length(grid.contexts, factor)) for factor in (1.0, parameter.low, parameter.high)
+    )
+    return moved(base, *ends)
 
 
 class _Grid:
     """All cells of a tuning: contexts one after the other, batches within."""
 
-    def __init__(self, batches: Sequence[int], contexts: Sequence[int], most_seqs: int, most_tokens: int) -> None:
+    def __init__(
+        self,
+        batches: Sequence[int],
+        contexts: Sequence[int],
+        most_seqs: int,
+        most_tokens: int,
+        request: MeanRequest,
+    ) -> None:
         self.seqs: IntArray = np.tile(np.asarray(batches, np.int64), len(contexts))
         self.contexts: IntArray = np.repeat(np.asarray(contexts, np.int64), len(batches))
         self._batches = stretches(batches)
         self._contexts = (*stretches(contexts[:-1]), (contexts[-1], contexts[-1]))
-        self._room = most_seqs, most_tokens
+        self._most = most_seqs, most_tokens
+        self._request = request
 
     def cell(self, index: int, choice: DraftChoice, speedup: float, low: float, high: float, capacity: int) -> GridCell:
         """The cell at ``index`` with its best choice; no draft tokens where that does not pay."""
@@ -312,26 +342,28 @@ class _Grid:
             fits=batch * context <= capacity,
         )
 
-    def step_seconds(self, scenario: Scenario, factors: Factors) -> FloatArray:
-        """Seconds of every cell's step."""
+    def token_time(self, scenario: Scenario, length: FloatArray, factors: Factors) -> TokenTime:
+        """Time of an output token in every cell, for steps that deliver ``length`` tokens of each request."""
         build = build_replica(self._roomy(scenario), 0, factors=factors)
-        costs = build.main.timer.costs(self._work(build))
-        return costs.device_s + costs.host_s
+        return self._steps(scenario, build, length).seconds(build.main.timer)
 
-    def kernels(self, scenario: Scenario) -> tuple[KernelLibrary, list[Kernel]]:
-        """The target's kernels in every cell's step, and what priced them."""
+    def kernels(self, scenario: Scenario, length: FloatArray) -> list[PricedKernels]:
+        """The target's kernels in every cell's two kinds of steps, and what priced them."""
         build = build_replica(self._roomy(scenario), 0)
         timer = build.main.timer
         assert isinstance(timer, ModelTimer)
-        return timer.target.deployment.kernels, list(timer.target.kernels(timer.scored(self._work(build))))
+        library, steps = timer.target.deployment.kernels, self._steps(scenario, build, length)
+        return [
+            PricedKernels(library, list(timer.target.kernels(timer.scored(work))), share)
+            for work, share in zip((steps.decoding, steps.joined), steps.shares(length), strict=True)
+        ]
 
-    def _work(self, build: Build) -> StepWork[IntArray]:
-        query_len = build.main.limits.query_len
-        return decode_steps(build.main.timer.windows, self.seqs, query_len, self.contexts + query_len)
+    def _steps(self, scenario: Scenario, build: Build, length: FloatArray) -> BusySteps:
+        return busy_steps(scenario, build, self._request, self.seqs, self.contexts, length)
 
     def _roomy(self, scenario: Scenario) -> Scenario:
         """The scenario with room for the widest step."""
-        seqs, tokens = self._room
+        seqs, tokens = self._most
         engine = scenario.engine
         return scenario.with_values(
             {
@@ -355,16 +387,3 @@ def _check(scenario: Scenario, batches: Sequence[int], contexts: Sequence[int]) 
 
 def _plain(scenario: Scenario) -> Scenario:
     return scenario.with_values({"speculation.method": "none"})
-
-
-def _mean_request(scenario: Scenario) -> tuple[int, int]:
-    """Mean prompt and output tokens of the scenario's workload."""
-    lengths = population(scenario.workload)
-    return max(1, round(float(lengths.input_tokens.mean()))), max(1, round(float(lengths.output_tokens.mean())))
-
-
-def _prefill_s(build: Build, prompt_tokens: int, max_tokens: int) -> float:
-    """Seconds to prefill the mean prompt alone."""
-    timer = build.main.timer
-    costs = timer.costs(prompt_chunks(timer.windows, prompt_tokens, max_tokens))
-    return float((costs.device_s + costs.host_s).sum())

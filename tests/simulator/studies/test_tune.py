@@ -65,12 +65,12 @@ def test_at_the_break_even_acceptance_nothing_is_gained_or_lost(tuned):
     evens = tune_document(tuned, "vllm")["break_even"]
     for even in evens:
         drafted = even["num_speculative_tokens"]
-        beyond = even["acceptance_length"] > drafted + 1
+        beyond = even["acceptance_length"] is None or even["acceptance_length"] > drafted + 1
         assert (even["alpha"] is None) == beyond
         chosen = scenario(num_speculative_tokens=drafted, acceptance={"alpha": 1.0 if beyond else even["alpha"]})
         again = find_drafts(chosen, (even["batch"],), (512,), (drafted,))
-        due = (drafted + 1) / even["acceptance_length"] if beyond else 1.0
-        assert again.mean[0].best_speedup == pytest.approx(due, abs=1e-6)
+        speedup = again.mean[0].best_speedup
+        assert speedup < 1.0 if beyond else speedup == pytest.approx(1.0, abs=1e-6)
     # With drafters' host time on vLLM a batch of 256 loses even where every draft token is accepted; others need not.
     assert [even["alpha"] is None for even in evens] == [False, False, False, True]
 

@@ -1,0 +1,134 @@
+"""Seconds per output token of a replica that is always busy with the same number of requests.
+
+Of ``B`` requests with ``O`` output tokens each, one is decoded in ``(O - 1) / L`` steps, L the acceptance length, while
+the prompts of the ``B - 1`` others are prefilled once each: ``T = d(B) / L + (B - 1) / (O - 1) x(B)``, d the step that
+only decodes and x what a prompt adds to the steps that it joins.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.build import Build
+from simulator.scenario import Scenario
+from simulator.studies.steady_state.prices import decode_steps, prompt_steps
+from simulator.studies.steady_state.traffic import population, traffic
+from simulator.timing import EngineTimer, StepWork
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class MeanRequest:
+    """Mean prompt and output of a workload."""
+
+    prompt_tokens: int
+    output_tokens: int
+    new_share: float
+    """Share of prompt tokens that the prefix cache does not hold."""
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens in the cache in the middle of the output."""
+        return self.prompt_tokens + self.output_tokens // 2
+
+    @property
+    def decoded_tokens(self) -> int:
+        """Output tokens after the first, which the prompt's last step yields."""
+        return max(1, self.output_tokens - 1)
+
+    def prompts_at(self, context_tokens: IntArray) -> IntArray:
+        """Prompt tokens that are computed, of requests in the middle of their output at these contexts."""
+        prompts = np.maximum(1, context_tokens - self.output_tokens // 2)
+        return np.maximum(1, np.rint(prompts * self.new_share)).astype(np.int64)
+
+
+def mean_request(scenario: Scenario, build: Build) -> MeanRequest:
+    """Mean request of the scenario's workload on a replica.
+
+    Raises:
+        ForerunError: no request can be served.
+    """
+    lengths = population(scenario.workload)
+    new_share = 1.0
+    if lengths.stream is not None and build.main.prefix_caching:
+        served = traffic(lengths, build.main.limits, build.main.replicas, prefix_caching=True)
+        new_share = float(served.new_tokens.sum() / served.input_tokens.sum())
+    mean_prompt, mean_output = (float(part.mean()) for part in (lengths.input_tokens, lengths.output_tokens))
+    return MeanRequest(max(1, round(mean_prompt)), max(1, round(mean_output)), new_share)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTime:
+    """The parts of a token's time, seconds; one entry per batch and context."""
+
+    step_s: FloatArray
+    """A step that only decodes."""
+    prompt_s: FloatArray
+    """What a prompt adds to the steps that it joins."""
+    prompts: FloatArray
+    """Prompts of other requests that are prefilled per output token of a request."""
+
+    def seconds(self, length: FloatArray | float) -> FloatArray:
+        """Seconds per output token where a step delivers ``length`` tokens of each request."""
+        seconds: FloatArray = self.step_s / length + self.prompts * self.prompt_s
+        return seconds
+
+    def length_for(self, seconds: FloatArray) -> FloatArray:
+        """Acceptance length at which a token takes ``seconds``; infinite where the prompts alone take as long."""
+        left = seconds - self.prompts * self.prompt_s
+        return np.divide(self.step_s, left, out=np.full_like(self.step_s, np.inf), where=left > 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class BusySteps:
+    """The two kinds of steps of a busy replica, and how many of each an output token takes."""
+
+    decoding: StepWork[IntArray]
+    joined: StepWork[IntArray]
+    """Steps with a chunk of prompts; they decode as well where the scheduler mixes."""
+    joined_steps: FloatArray
+    """Steps with a chunk that one prompt takes."""
+    mixed: bool
+    prompts: FloatArray
+
+    def seconds(self, timer: EngineTimer) -> TokenTime:
+        """Price both kinds."""
+        costs = [timer.costs(work) for work in (self.decoding, self.joined)]
+        step_s, joined_s = (cost.device_s + cost.host_s for cost in costs)
+        added = np.maximum(0.0, joined_s - step_s) if self.mixed else joined_s
+        return TokenTime(step_s, self.joined_steps * added, self.prompts)
+
+    def shares(self, length: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Steps per output token: those that only decode, those with a chunk of prompts."""
+        joined = self.prompts * self.joined_steps
+        return np.maximum(0.0, 1.0 / length - joined) if self.mixed else 1.0 / length, joined
+
+
+def busy_steps(
+    scenario: Scenario, build: Build, request: MeanRequest, seqs: IntArray, contexts: IntArray, length: FloatArray
+) -> BusySteps:
+    """Steps of a replica with ``seqs`` requests at all times.
+
+    Args:
+        scenario: whose scheduler and token budget fill the steps with prompts.
+        build: the same, with room for the widest step.
+        request: whose output every request has.
+        seqs, contexts: requests of the replica, and tokens in the cache of each.
+        length: tokens that a step delivers of each request; decides how many prompts join a step.
+    """
+    windows, query_len = build.main.timer.windows, build.main.limits.query_len
+    engine = scenario.engine
+    mixed, cut = engine.rules.mixes, engine.rules.cuts_prompts
+    decoding = decode_steps(windows, seqs, query_len, contexts + query_len)
+    prompt_tokens = request.prompts_at(contexts)
+    prompts = (seqs - 1) / request.decoded_tokens
+    room = np.maximum(1, engine.max_num_batched_tokens - seqs * query_len * mixed)
+    room = room if cut else np.maximum(room, prompt_tokens)
+    group = np.maximum(1.0, np.minimum(prompts * length, room // prompt_tokens))
+    steps, joined = prompt_steps(windows, group, prompt_tokens, room, decoding if mixed else None)
+    return BusySteps(decoding, joined, steps / group, mixed, prompts)
