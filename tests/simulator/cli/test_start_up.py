@@ -15,8 +15,9 @@ from simulator.cli.app import COMMANDS, application
 MOST_MODULES = 128
 """Of Forerun itself in a plain run; how many a library has is its own affair and changes with its releases."""
 OWN = ("forerun", "hwprofiles", "simulator", "traces")
-LIBRARIES = {"annotated_doc", "annotated_types", "numpy", "pydantic", "pydantic_core", "pygments", "rich", "shellingham",
-             "simpy", "typer", "typing_extensions", "typing_inspection", "yaml"}  # fmt: skip
+LIBRARIES = {"annotated_doc", "annotated_types", "numpy", "pydantic", "pydantic_core", "pygments", "rich"} | {
+    *("shellingham", "simpy", "typer", "typing_extensions", "typing_inspection", "yaml")
+}
 INSTALLER = (
     "_distutils_hack",
     "_virtualenv",

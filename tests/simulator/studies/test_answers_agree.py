@@ -90,4 +90,4 @@ def test_compare_shows_the_figures_of_run(scenario, batch):
     )
     for variant in compared.document["variants"]:
         alone = scenario.with_values(variant["set"])
-        assert variant["summary"] == pytest.approx(simulator.simulate(alone, seed=3).document["summary"], nan_ok=True)
+        assert variant["summary"] == simulator.simulate(alone, seed=3).document["summary"]
