@@ -11,6 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from simulator.serve.tokens import Token, chat_tokens, tokens_of
 
 MOST_CHOICES = 128
+MOST_ANSWERS = 1024
+"""Prompts of a body times answers to each."""
 COMPLETION_TOKENS = 16
 """``max_tokens`` of a completion that does not say (OpenAI's API reference, and vLLM's)."""
 NOT_MODELLED = ("logprobs", "top_logprobs", "prompt_logprobs", "echo", "suffix", "use_beam_search")
@@ -95,7 +97,7 @@ class _Generation(_Body):
 
     @property
     def most_tokens(self) -> int | None:
-        """The limit that is asked for."""
+        """The limit of the request."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 
@@ -105,11 +107,11 @@ class ChatBody(_Generation):
     chat: ClassVar[bool] = True
     messages: Annotated[list[Message], Field(min_length=1)]
 
-    def prompts(self) -> list[list[Token]]:
-        """The one conversation, tools in front of it as templates put them."""
+    def prompts(self, most_tokens: int) -> list[list[Token]]:
+        """The one conversation, tools in front of it as templates put them; cut after ``most_tokens``."""
         tools = (self.model_extra or {}).get("tools")
         before = [("tools", json.dumps(tools))] if tools else []
-        return [chat_tokens([*before, *((message.role, message.text) for message in self.messages)])]
+        return [chat_tokens([*before, *((message.role, message.text) for message in self.messages)], most_tokens)]
 
 
 class CompletionBody(_Generation):
@@ -123,16 +125,22 @@ class CompletionBody(_Generation):
         """The limit that is asked for, or the interface's own."""
         return super().most_tokens or COMPLETION_TOKENS
 
-    def prompts(self) -> list[list[Token]]:
-        """Each prompt; token numbers are taken as they are.
+    def prompts(self, most_tokens: int) -> list[list[Token]]:
+        """Each prompt, cut after ``most_tokens``; token numbers are taken as they are.
 
         Raises:
-            BadRequestError: a prompt without a token.
+            BadRequestError: a prompt without a token, or too many prompts.
         """
         prompt: Any = self.prompt
         many = isinstance(prompt, list) and not (prompt and isinstance(prompt[0], int))
+        texts = prompt if many else [prompt]
+        if len(texts) * self.n > MOST_ANSWERS:
+            raise BadRequestError(
+                f"prompt: {len(texts) * self.n:,} answers in one request; at most {MOST_ANSWERS:,} (prompts times n)",
+                param="prompt",
+            )
         prompts: list[list[Token]] = [
-            [*tokens_of(one)] if isinstance(one, str) else one for one in (prompt if many else [prompt])
+            [*tokens_of(one, most_tokens)] if isinstance(one, str) else one[:most_tokens] for one in texts
         ]
         if not prompts or not all(prompts):
             raise BadRequestError("prompt: at least one token expected", param="prompt")

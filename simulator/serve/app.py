@@ -7,6 +7,7 @@ import gc
 import json
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import count, cycle
 from pathlib import Path
 from typing import Any, TextIO
@@ -29,7 +30,17 @@ from simulator.workload import generate_requests
 
 JSON = "application/json"
 DONE = b"data: [DONE]\n\n"
-MOST_BODY_BYTES = 64 * 2**20
+MOST_BODY_BYTES = 8 * 2**20
+"""A million tokens of text take about half of it; parsing more at once would hold other streams up."""
+QUICK_BYTES, QUICK_TOKENS = 16_384, 8192
+"""Size of a body, and tokens of its prompts and answers, up to which it is read between two turns of the event loop;
+a larger one is read by a thread."""
+UNREAD_BYTES = 64 * 1024
+"""Bytes that a client has not read, after which its tokens wait and are then sent together."""
+UNREAD_S = 60.0
+"""How long a client may read nothing before its connection is closed."""
+REQUEST_S = 30.0
+"""How long a request may take to arrive."""
 CONNECTION = "forerun.connection"
 """The extension of ASGI's scope that holds the connection a request came by, where the server lends it."""
 
@@ -41,6 +52,7 @@ class Choice:
         "after",
         "asked",
         "before",
+        "closed",
         "ended",
         "first_s",
         "full",
@@ -48,6 +60,7 @@ class Choice:
         "last_s",
         "number",
         "opening",
+        "sent",
         "tokens",
         "wanted",
     )
@@ -60,16 +73,33 @@ class Choice:
         self.asked = prompt
         self.full = full
         """Whether it ends because it may not be longer."""
-        self.tokens = 0
+        self.tokens = self.sent = 0
+        """Generated, and sent of them."""
         self.first_s = 0.0
         self.last_s: float | None = None
-        self.ended = False
+        self.ended = self.closed = False
+        """Whether its last token was generated, and whether its end was sent."""
         self.opening = self.before = self.after = b""
 
     @property
     def finish(self) -> str:
         """Why it ends."""
         return "length" if self.full else "stop"
+
+
+@dataclass(slots=True)
+class Prompt:
+    """What the fleet is asked to answer once."""
+
+    tokens: Sequence[Token]
+    number: int
+    """Of the answer's text."""
+    wanted: int
+    """Tokens of the answer."""
+    full: bool
+    """Whether it ends because it may not be longer."""
+    hashes: Sequence[int] = ()
+    """Of the blocks of prompt and answer."""
 
 
 class Exchange:
@@ -91,7 +121,11 @@ class Exchange:
         self.held: list[bytes] = []
         """What has not been sent."""
         self.send: Callable[[bytes], None] = self._hold
-        self._framed = False
+        self.late = False
+        """Whether tokens wait until the client has read what was sent."""
+        self._connection: asyncio.WriteTransport | None = None
+        self._ready_bytes = 0
+        """Of chunks that are made and not yet sent."""
         self.news: asyncio.Future[None] = loop.create_future()
         """Happens when something is held or all is over."""
 
@@ -102,11 +136,31 @@ class Exchange:
 
     def connect(self, connection: asyncio.WriteTransport) -> None:
         """Send at once from now on; nothing may be held that would be overtaken."""
-        self.send, self._framed = connection.write, True
+        self.send, self._connection = self._write, connection
 
     def framed(self, chunk: bytes) -> bytes:
         """A chunk as ``send`` takes it: with HTTP's frame around it where it goes to the connection itself."""
-        return b"%x\r\n%b\r\n" % (len(chunk), chunk) if self._framed else chunk
+        self._ready_bytes += len(chunk)
+        return chunk if self._connection is None else b"%x\r\n%b\r\n" % (len(chunk), chunk)
+
+    def keeps_up(self) -> bool:
+        """Whether the client reads what is sent; where it does not, its tokens wait."""
+        if self._connection is not None:
+            self.late |= self._connection.get_write_buffer_size() + self._ready_bytes > UNREAD_BYTES
+        if self.late:
+            self.tell()
+        return not self.late
+
+    def abort(self) -> None:
+        """Close the connection of a client that reads nothing."""
+        if self._connection is not None:
+            self._connection.abort()
+
+    def _write(self, chunk: bytes) -> None:
+        assert self._connection is not None
+        self._ready_bytes = 0
+        if not self._connection.is_closing():
+            self._connection.write(chunk)
 
     def _hold(self, chunk: bytes) -> None:
         self.held.append(chunk)
@@ -210,28 +264,46 @@ class Server:
 
         return Response(self.counters.exposition(), headers={"content-type": CONTENT_TYPE_LATEST})
 
-    def begin(self, body: Body, at_s: float) -> Exchange:
+    def prepare(self, body: Body) -> list[Prompt]:
+        """The prompts of a body, once for each answer; touches nothing that the event loop changes.
+
+        Raises:
+            BadRequestError: it is too long, or asks for too many answers.
+        """
+        prompts = []
+        for tokens in body.prompts(self._longest + 1):
+            for _ in range(body.n):
+                wanted, full = self._length(body, len(tokens))
+                prompts.append(Prompt(tokens, next(self._number), wanted, full))
+        return prompts
+
+    def hash(self, prompts: Sequence[Prompt]) -> None:
+        """Hash the blocks of prompts and answers, where they can be shared; touches nothing else."""
+        limits, caches = self._build.main.limits, self._build.main.prefix_caching
+        for prompt in prompts if caches else ():
+            text = [*prompt.tokens, *filler_tokens(prompt.number, 0, prompt.wanted - 1)]
+            prompt.hashes = block_hashes(text, limits.block_size)
+
+    def begin(self, body: Body, prompts: Sequence[Prompt], at_s: float) -> Exchange:
         """Hand a request to the fleet.
 
         Args:
             body: what is asked.
+            prompts: of ``prepare``.
             at_s: when it came, before it was read: the work of a server's API server is simulated.
 
         Raises:
-            BadRequestError: it is too long, or too many are under way.
+            BadRequestError: too many are under way.
         """
-        prompts = body.prompts()
-        wanted = [self._length(body, len(prompt)) for prompt in prompts for _ in range(body.n)]
+        if len(prompts) > self.fleet.free:
+            raise BadRequestError("too many requests are under way", 503, code="overloaded")
         kind = "chatcmpl" if body.chat else "cmpl"
         answer = Answer(f"{kind}-{next(self._number)}", self.model, int(time.time()), body.chat)
-        exchange = Exchange(body, answer, sum(map(len, prompts)), self.pace.loop)
-        copies = [prompt for prompt in prompts for _ in range(body.n)]
-        for index, (prompt, (tokens, full)) in enumerate(zip(copies, wanted, strict=True)):
-            choice = Choice(index, next(self._number), tokens, body.most_tokens, full)
-            slot = self._submit(prompt, choice, at_s)
-            if slot is None:
-                self.end(exchange)
-                raise BadRequestError("too many requests are under way", 503, code="overloaded")
+        tokens = sum(len(prompt.tokens) for prompt in prompts) // body.n
+        exchange = Exchange(body, answer, tokens, self.pace.loop)
+        for index, prompt in enumerate(prompts):
+            choice = Choice(index, prompt.number, prompt.wanted, body.most_tokens, prompt.full)
+            slot = self._submit(prompt, at_s)
             choice.opening, choice.before, choice.after = answer.pieces(index)
             exchange.choices.append(choice)
             exchange.slots.append(slot)
@@ -288,18 +360,18 @@ class Server:
             raise BadRequestError(f"this request can never be served here: {reason}", code="context_length_exceeded")
         return length, length == most
 
-    def _submit(self, prompt: Sequence[Token], choice: Choice, at_s: float) -> int | None:
-        text = [*prompt, *filler_tokens(choice.number, 0, choice.wanted - 1)]
-        size = self._build.main.limits.block_size
-        hashes = block_hashes(text, size) if self._build.main.prefix_caching else []
-        slot = self.pace.submit(len(prompt), choice.wanted, hashes, at_s)
-        if slot is not None and self._trace is not None:
+    def _submit(self, prompt: Prompt, at_s: float) -> int:
+        slot = self.pace.submit(len(prompt.tokens), prompt.wanted, prompt.hashes, at_s)
+        assert slot is not None, "begin has looked whether there are enough"
+        if self._trace is not None:
             row: dict[str, Any] = {
                 "arrival_s": self.fleet.log.arrival_s[slot],
-                "input_tokens": len(prompt),
-                "output_tokens": choice.wanted,
+                "input_tokens": len(prompt.tokens),
+                "output_tokens": prompt.wanted,
+                "prefix_hashes": prompt.hashes,
+                "block_tokens": self._build.main.limits.block_size,
             }
-            self._trace.write(json.dumps(row | {"prefix_hashes": hashes, "block_tokens": size}) + "\n")
+            self._trace.write(json.dumps(row) + "\n")
         return slot
 
     def _deliver(self, deliveries: Sequence[Delivery]) -> None:
@@ -315,10 +387,10 @@ class Server:
             else:
                 if not choice.tokens:
                     exchange.cached_tokens += self.fleet.log.cached_tokens[delivery.slot]
-                if exchange.streams:
-                    chunks.append((exchange.send, exchange.framed(self._chunk(exchange, choice, delivery.tokens))))
                 choice.tokens += delivery.tokens
-                sent.append((delivery, choice, exchange.streams))
+                if exchange.streams and exchange.keeps_up():
+                    chunks.append((exchange.send, exchange.framed(self._chunk(exchange, choice))))
+                sent.append((delivery, choice, exchange.streams and not exchange.late))
             if delivery.ended:
                 closing.append((delivery.slot, exchange, choice))
         sent_s = iter(self.pace.send(chunks, deliveries[-1].at_s))
@@ -342,23 +414,36 @@ class Server:
         if delivery.ended:
             counters.ended(delivery.slot, choice.first_s, at_s, choice.tokens, choice.asked, choice.finish)
 
-    def _chunk(self, exchange: Exchange, choice: Choice, tokens: int) -> bytes:
-        """A token's event; the first brings a chat's opening along, as vLLM's does: clients take the first event for
-        the first token (vLLM v0.11, ``entrypoints/openai/serving_chat.py``)."""
-        text = filler(choice.number, choice.tokens, tokens)
-        opening = b"" if choice.tokens else choice.opening
+    def _chunk(self, exchange: Exchange, choice: Choice) -> bytes:
+        """The event of a choice's tokens that were not sent; the first brings a chat's opening along, as vLLM's does:
+        clients take the first event for the first token (vLLM v0.11, ``entrypoints/openai/serving_chat.py``)."""
+        first, choice.sent = choice.sent, choice.tokens
+        text = filler(choice.number, first, choice.tokens - first)
+        opening = b"" if first else choice.opening
         if exchange.counts_on:
-            usage = usage_of(exchange.prompt_tokens, choice.tokens + tokens, exchange.cached_tokens)
+            usage = usage_of(exchange.prompt_tokens, choice.tokens, exchange.cached_tokens)
             return opening + exchange.answer.chunk(exchange.answer.choice(choice.index, text), usage)
         return opening + choice.before + text.encode() + choice.after
+
+    def _end_chunk(self, exchange: Exchange, choice: Choice) -> bytes:
+        choice.closed = True
+        return exchange.answer.chunk(exchange.answer.choice(choice.index, "", choice.finish))
+
+    def catch_up(self, exchange: Exchange) -> None:
+        """Send what waited for the client."""
+        exchange.late = False
+        for choice in exchange.choices:
+            if choice.sent < choice.tokens:
+                exchange.send(exchange.framed(self._chunk(exchange, choice)))
+            if choice.ended and not choice.closed and exchange.error is None:
+                exchange.send(exchange.framed(self._end_chunk(exchange, choice)))
 
     def _close(self, slot: int, exchange: Exchange, choice: Choice) -> None:
         """A choice has ended; with the last of them the exchange has."""
         choice.ended = True
         self._under_way.pop(slot, None)
-        if exchange.streams and exchange.error is None:
-            last = exchange.answer.chunk(exchange.answer.choice(choice.index, "", choice.finish))
-            exchange.send(exchange.framed(last))
+        if exchange.streams and exchange.error is None and not exchange.late:
+            exchange.send(exchange.framed(self._end_chunk(exchange, choice)))
         if exchange.error or all(choice.ended for choice in exchange.choices):
             exchange.finish()
 
@@ -389,11 +474,12 @@ class _Endpoint:
         server = self._server
         request, at_s = Request(scope, receive), server.pace.now
         try:
-            body = request.query_params.get("body") if request.method == "GET" else None
-            if request.method != "POST" and body is None:
+            address = request.query_params.get("body") if request.method == "GET" else None
+            if request.method != "POST" and address is None:
                 return await _not_answered(request, "POST")(scope, receive, send)
-            raw = await _raw(request) if body is None else body.encode()
-            exchange = server.begin(body_of(self._kind, raw, server.model), at_s)
+            raw = await _raw(request)  # of a GET as well: what comes next is then that the client has left
+            body, prompts = await self._read(raw if address is None else address.encode())
+            exchange = server.begin(body, prompts, at_s)
         except BadRequestError as error:
             return await _refused(error)(scope, receive, send)
         gone = asyncio.ensure_future(receive())  # nothing more comes but that the client has left
@@ -407,15 +493,36 @@ class _Endpoint:
             gone.cancel()
         return None
 
+    async def _read(self, raw: bytes) -> tuple[Body, list[Prompt]]:
+        """Parse a body; by a thread where it is long, so that no stream waits for it."""
+        server = self._server
+
+        def parse() -> tuple[Body, list[Prompt]]:
+            body = body_of(self._kind, raw, server.model)
+            return body, server.prepare(body)
+
+        body, prompts = parse() if len(raw) <= QUICK_BYTES else await asyncio.to_thread(parse)
+        if sum(len(prompt.tokens) + prompt.wanted for prompt in prompts) <= QUICK_TOKENS:
+            server.hash(prompts)
+        else:
+            await asyncio.to_thread(server.hash, prompts)
+        return body, prompts
+
     async def _stream(self, exchange: Exchange, scope: Scope, send: Send, gone: asyncio.Future[Any]) -> None:
         """Server-sent events; tokens go to the connection itself where there is one (``Exchange.connect``)."""
         answer = exchange.answer
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        while exchange.held or not exchange.over:
+        while exchange.held or exchange.late or not exchange.over:
             if exchange.held:
                 chunks, exchange.held = b"".join(exchange.held), []
                 await send(_part(chunks))
+                continue
+            if exchange.late:
+                if not await _drained(send):
+                    exchange.abort()
+                    return
+                self._server.catch_up(exchange)
                 continue
             if (lent := scope.get("extensions", {}).get(CONNECTION)) is not None:
                 exchange.connect(lent["transport"])
@@ -469,6 +576,15 @@ async def _first(one: asyncio.Future[Any], other: asyncio.Future[Any]) -> bool:
     return one.done()
 
 
+async def _drained(send: Send) -> bool:
+    """Whether the client reads again within ``UNREAD_S``; uvicorn sends an empty part once it does."""
+    try:
+        await asyncio.wait_for(send(_part(b"")), UNREAD_S)
+    except TimeoutError:
+        return False
+    return True
+
+
 def _part(chunk: bytes) -> dict[str, Any]:
     return {"type": "http.response.body", "body": chunk, "more_body": True}
 
@@ -505,9 +621,45 @@ def _protocol() -> Any:
         return "auto"
 
     class Lending(HttpToolsProtocol):
+        timer: asyncio.TimerHandle | None = None
+        half_closed = False
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self._expect()
+
         def on_message_begin(self) -> None:
             super().on_message_begin()
             self.scope["extensions"] = {CONNECTION: {"transport": self.transport}}
+            self._expect()
+
+        def on_message_complete(self) -> None:
+            super().on_message_complete()
+            self._arrived()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._arrived()
+            super().connection_lost(exc)
+
+        def eof_received(self) -> bool:  # type: ignore[override]
+            """A client that has sent all that it will may still read its stream."""
+            cycle = self.cycle
+            self.half_closed = cycle is not None and cycle.response_started and not cycle.response_complete
+            return self.half_closed
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            if self.half_closed and not self.transport.is_closing():
+                self.transport.close()
+
+        def _expect(self) -> None:
+            self._arrived()
+            self.timer = self.loop.call_later(REQUEST_S, self.transport.close)
+
+        def _arrived(self) -> None:
+            if self.timer is not None:
+                self.timer.cancel()
+                self.timer = None
 
     return Lending
 

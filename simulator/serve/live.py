@@ -163,6 +163,11 @@ class LiveFleet:
         return self.under_way - sum(map(running, self.schedulers))
 
     @property
+    def free(self) -> int:
+        """Requests that can still be handed in."""
+        return len(self._free)
+
+    @property
     def under_way(self) -> int:
         """Requests that have not ended."""
         return len(self._hashes.slots)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, islice
 
 PIECES = re.compile(r" ?[^\W\d_]{1,8}|\d{1,3}| ?[^\w\s]{1,2}|_|\s+")
 WORDS = tuple(
@@ -29,19 +29,25 @@ ENDS = (0, *accumulate(map(len, WORDS)))
 Token = str | int
 
 
-def tokens_of(text: str) -> list[str]:
-    """The pieces of a text that count as tokens; together they are the text."""
-    return PIECES.findall(text)
+def tokens_of(text: str, most: int | None = None) -> list[str]:
+    """The pieces of a text that count as tokens, the first ``most`` of them; together they are the text."""
+    return [piece.group() for piece in islice(PIECES.finditer(text), most)]
 
 
-def chat_tokens(messages: Sequence[tuple[str, str]]) -> list[Token]:
+def chat_tokens(messages: Sequence[tuple[str, str]], most: int | None = None) -> list[Token]:
     """Tokens of a conversation: role, text and end of each message, and the role of the answer to come.
 
     The answer's filler text, sent back as a message, has the tokens that it had when it was generated.
+
+    Args:
+        messages: roles and texts.
+        most: tokens after which no further message is read.
     """
     tokens: list[Token] = []
     for role, text in messages:
-        tokens += ["<|start|>", role, "<|text|>", *tokens_of(text), "<|end|>"]
+        if most is not None and len(tokens) > most:
+            break
+        tokens += ["<|start|>", role, "<|text|>", *tokens_of(text, most), "<|end|>"]
     return [*tokens, "<|start|>", "assistant", "<|text|>"]
 
 

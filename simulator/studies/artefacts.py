@@ -18,7 +18,14 @@ from simulator.errors import ArgumentError, ForerunError, did_you_mean
 from simulator.scenario import Scenario
 from simulator.speculation.config import check_table
 from simulator.speculation.methods import names_in
-from simulator.studies.engine_flags import model_name, published_name, sglang_command, vllm_command
+from simulator.studies.engine_flags import (
+    model_name,
+    pool_scenarios,
+    published_name,
+    sglang_command,
+    vllm_command,
+    vllm_replica,
+)
 from simulator.workload import generate_requests
 
 Document = dict[str, Any]
@@ -170,7 +177,7 @@ def llm_d(scenario: Scenario) -> str:
         "prefill": {"create": False},
     }
     for _, role, part in _parts(scenario):
-        words = shlex.split(vllm_command(part), comments=True)[3:]
+        words = shlex.split(vllm_replica(part, role), comments=True)[3:]
         chips = str(part.hardware.chips_per_replica)
         gpus = {"nvidia.com/gpu": chips}
         container = {
@@ -322,16 +329,10 @@ def _drafter(scenario: Scenario) -> str:
 
 def _parts(scenario: Scenario) -> list[tuple[str, str, Scenario]]:
     """(name of a worker, its role, the scenario of its replicas) of each pool."""
-    from simulator.scenario import overridden_section
-
-    if scenario.pools is None:
-        return [("Worker", "both", scenario)]
-    parts: list[tuple[str, str, Scenario]] = []
-    for name, pool in scenario.pools.items():
-        changes = {section: overridden_section(scenario, name, section) for section in ("hardware", "engine")}
-        label = "".join(word.capitalize() for word in re.split(r"[-_]", name))
-        parts.append((f"{label}Worker", pool.role, scenario.model_copy(update={"pools": None, **changes})))
-    return parts
+    return [
+        ("".join(word.capitalize() for word in re.split(r"[-_]", name)) + "Worker", role, part)
+        for name, role, part in pool_scenarios(scenario)
+    ]
 
 
 def _scaler(scenario: Scenario) -> Any:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from hwprofiles import dtype_bytes, load_chip
 from simulator.llm import load_architecture, published_repositories
-from simulator.scenario import Scenario
+from simulator.scenario import Scenario, overridden_section
 from simulator.speculation.config import named
 from simulator.speculation.gate import DRAFT_GATE, USUAL_P_MIN
 from simulator.speculation.methods import METHODS
@@ -18,14 +19,38 @@ from simulator.timing.framework import LOCAL_FRAMEWORKS
 
 VLLM_QUANTISATION = {"fp8": "fp8", "int4": "awq", "int8": "compressed-tensors"}
 SGLANG_QUANTISATION = {"fp8": "fp8", "int4": "awq", "int8": "w8a8_int8"}
+KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
+"""What vLLM calls the two sides of a KV transfer."""
 KV_DTYPES = {"fp8": {"vllm": "fp8", "sglang": "fp8_e4m3"}}
 
 
 def launch_flags(scenario: Scenario) -> dict[str, str]:
-    """One replica's command for each engine, and what it cannot say as a remark behind ``#``."""
+    """One replica's command for each engine, and what it cannot say as a remark behind ``#``; a line for each pool."""
     if scenario.engine.framework in LOCAL_FRAMEWORKS:
         return {"llama.cpp": llama_command(scenario)}
     return {"vllm": vllm_command(scenario), "sglang": sglang_command(scenario)}
+
+
+def pool_scenarios(scenario: Scenario) -> list[tuple[str, str, Scenario]]:
+    """(name, role, scenario of one kind of replica) of each pool; one without a name where there are no pools."""
+    if scenario.pools is None:
+        return [("", "both", scenario)]
+    parts: list[tuple[str, str, Scenario]] = []
+    for name, pool in scenario.pools.items():
+        changes = {section: overridden_section(scenario, name, section) for section in ("hardware", "engine")}
+        parts.append((name, pool.role, scenario.model_copy(update={"pools": None, **changes})))
+    return parts
+
+
+def _by_pool(command: Callable[[Scenario, str], str], scenario: Scenario, router: str) -> str:
+    """A command for each pool, under its name; the command alone where there are no pools."""
+    parts = pool_scenarios(scenario)
+    if scenario.pools is None:
+        return command(scenario, "both")
+    lines = [line for name, role, part in parts for line in (f"# {name}", command(part, role))]
+    if any(role == "prefill" for _, role, _ in parts):
+        lines.append(f"# {router}")
+    return "\n".join(lines)
 
 
 def llama_command(scenario: Scenario) -> str:
@@ -78,7 +103,17 @@ def _layers(scenario: Scenario) -> list[str]:
 
 
 def vllm_command(scenario: Scenario) -> str:
-    """``vllm serve`` with the flags of vLLM v0.11."""
+    """``vllm serve`` with the flags of vLLM v0.11; a line for each pool.
+
+    Source: vLLM's documentation, features/nixl_connector_usage: the connector itself does not tell the roles apart, the
+    proxy in front does.
+    """
+    proxy = "in front: a proxy that sends a prompt to a prefill server first (vLLM: toy_proxy_server.py, llm-d, Dynamo)"
+    return _by_pool(vllm_replica, scenario, proxy)
+
+
+def vllm_replica(scenario: Scenario, role: str) -> str:
+    """``vllm serve`` of one kind of replica: ``both``, or a side of a KV transfer."""
     hardware, engine = scenario.hardware, scenario.engine
     words = ["vllm", "serve", model_name(scenario)]
     remarks: list[str] = []
@@ -114,6 +149,8 @@ def vllm_command(scenario: Scenario) -> str:
             elif METHODS[speculation.method].checkpoint:
                 config["model"] = "DRAFT_MODEL"
             words += ["--speculative-config", json.dumps(config)]
+    if role in KV_ROLES:
+        words += ["--kv-transfer-config", json.dumps({"kv_connector": "NixlConnector", "kv_role": KV_ROLES[role]})]
     return _line(words, remarks, scenario)
 
 
@@ -127,7 +164,18 @@ def _scheduler(scenario: Scenario, words: list[str], remarks: list[str], engine:
 
 
 def sglang_command(scenario: Scenario) -> str:
-    """``python -m sglang.launch_server`` with the flags of SGLang v0.5."""
+    """``python -m sglang.launch_server`` with the flags of SGLang v0.5; a line for each pool.
+
+    Source: SGLang's documentation, advanced_features/pd_disaggregation.
+    """
+    router = (
+        "in front: python -m sglang_router.launch_router --pd-disaggregation --prefill http://PREFILL:30000 "
+        "--decode http://DECODE:30000"
+    )
+    return _by_pool(_sglang_replica, scenario, router)
+
+
+def _sglang_replica(scenario: Scenario, role: str) -> str:
     hardware, engine = scenario.hardware, scenario.engine
     words = ["python", "-m", "sglang.launch_server", "--model-path", model_name(scenario)]
     remarks: list[str] = []
@@ -162,6 +210,8 @@ def sglang_command(scenario: Scenario) -> str:
                 words += ["--speculative-draft-model-path", published_name(head)]
             elif METHODS[speculation.method].checkpoint:
                 words += ["--speculative-draft-model-path", "DRAFT_MODEL"]
+    if role != "both":
+        words += ["--disaggregation-mode", role, "--disaggregation-transfer-backend", "nixl"]
     return _line(words, remarks, scenario)
 
 

@@ -23,7 +23,8 @@ BATCHED_TOKENS = "engine.max_num_batched_tokens"
 METHOD = "speculation.method"
 DEFAULT_TENSOR_PARALLEL = (1, 2, 4, 8)
 DEFAULT_BATCHED_TOKENS = (2048, 8192)
-NAMED_BY_LAYOUT = (CHIP, TENSOR_PARALLEL, "hardware.pipeline_parallel", PRICE)
+POOL_REPLICAS = (1, 2, 3, 4, 6, 8)
+NAMED_BY_LAYOUT = (CHIP, TENSOR_PARALLEL, "hardware.pipeline_parallel", PRICE, REPLICAS)
 """Fields that a layout's name spells out by itself."""
 MOST_LAYOUTS = 2000
 
@@ -87,7 +88,8 @@ def search_axes(study: StudyFile) -> dict[str, tuple[Any, ...]]:
     """Values of every field that a plan searches, replicas left out.
 
     What the study varies, and unless it does so itself: tensor parallelism 1, 2, 4, 8; a token budget of 2,048 and
-    8,192; and the scenario's speculation, on and off.
+    8,192; and the scenario's speculation, on and off. Of pools, the number of replicas of each; their other fields are
+    their own.
 
     Raises:
         ForerunError: a range in place of values.
@@ -97,10 +99,15 @@ def search_axes(study: StudyFile) -> dict[str, tuple[Any, ...]]:
         if path != REPLICAS:
             axes[path] = listed(path, values)
     scenario = study.scenario
-    defaults = {
+    defaults: dict[str, tuple[int, Sequence[int]]] = {
         TENSOR_PARALLEL: (scenario.hardware.tensor_parallel, DEFAULT_TENSOR_PARALLEL),
         BATCHED_TOKENS: (scenario.engine.max_num_batched_tokens, DEFAULT_BATCHED_TOKENS),
     }
+    if scenario.pools is not None:
+        defaults = {
+            f"pools.{name}.{REPLICAS}": (overridden_section(scenario, name, "hardware").replicas, POOL_REPLICAS)
+            for name in scenario.pools
+        }
     for path, (value, others) in defaults.items():
         axes.setdefault(path, tuple(sorted({value, *others})))
     speculation = scenario.speculation
@@ -152,7 +159,7 @@ def layouts(study: StudyFile, axes: Mapping[str, Sequence[Any]], spare: int = 0)
     for variant, base in bases:
         for values in product(*axes.values()):
             chosen = dict(zip(axes, values, strict=True))
-            settings = {path: value for path, value in chosen.items() if path not in NAMED_BY_LAYOUT}
+            settings = {path: value for path, value in chosen.items() if not path.endswith(NAMED_BY_LAYOUT)}
             if BATCHED_TOKENS not in several:
                 settings.pop(BATCHED_TOKENS, None)
             all_layouts.append(replace(_layout(study, {**base, **chosen}, variant, settings), spare=spare))
@@ -195,10 +202,12 @@ def _bill(study: StudyFile, scenario: Scenario, settings: Settings) -> tuple[int
 
 
 def _name(scenario: Scenario, variant: str, settings: Settings) -> str:
-    hardware = scenario.hardware
-    parts = [f"TP{hardware.tensor_parallel}"]
-    if hardware.pipeline_parallel > 1:
-        parts.append(f"PP{hardware.pipeline_parallel}")
+    if scenario.pools is None:
+        parts = [_hardware_name(scenario.hardware)]
+    else:
+        pools = ((name, overridden_section(scenario, name, "hardware")) for name in scenario.pools)
+        split = (f"{name} {hardware.replicas} x {_hardware_name(hardware)}" for name, hardware in pools)
+        parts = [" + ".join(split)]
     if BATCHED_TOKENS in settings:
         parts.append(f"{settings[BATCHED_TOKENS]}-token steps")
     if variant:
@@ -206,7 +215,12 @@ def _name(scenario: Scenario, variant: str, settings: Settings) -> str:
     others = {path: value for path, value in settings.items() if path != BATCHED_TOKENS}
     if others:
         parts.append(settings_name(others))
-    return f"{hardware.chip} {', '.join(parts)}"
+    return ", ".join(parts)
+
+
+def _hardware_name(hardware: HardwareConfig) -> str:
+    pipeline = f", PP{hardware.pipeline_parallel}" if hardware.pipeline_parallel > 1 else ""
+    return f"{hardware.chip} TP{hardware.tensor_parallel}{pipeline}"
 
 
 def _usd_per_chip(study: StudyFile, scenario: Scenario, settings: Settings) -> float | None:

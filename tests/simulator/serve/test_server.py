@@ -3,6 +3,9 @@
 import asyncio
 import io
 import json
+import threading
+from collections import deque
+from itertools import islice
 
 import httpx
 import openai
@@ -12,7 +15,7 @@ from tiny_scenario import tiny_data
 
 from simulator.run import simulate
 from simulator.scenario import Scenario
-from simulator.serve.app import Server
+from simulator.serve.app import MOST_BODY_BYTES, UNREAD_BYTES, Server
 from simulator.serve.tokens import block_hashes, chat_tokens, filler, tokens_of
 
 SPECULATION = {"method": "eagle3", "num_speculative_tokens": 3, "acceptance": {"alpha": 0.6}}
@@ -130,6 +133,9 @@ def test_usage_with_every_chunk():
         ({"prompt": "a", "logprobs": 3}, 400, "logprobs"),
         ({"prompt": "a", "stream_options": {"include_usage": True}}, 400, "stream_options"),
         ({"prompt": "a", "model": "gpt-9"}, 404, "model"),
+        ({"prompt": ["a"] * 66_000, "max_tokens": 1}, 400, "prompt"),
+        ({"prompt": ["a"] * 100, "n": 11}, 400, "prompt"),
+        (b'{"prompt": "' + b"a" * MOST_BODY_BYTES + b'"}', 413, None),
     ],
 )
 def test_what_cannot_be_is_refused_in_openais_shape(body, status, param):
@@ -139,6 +145,96 @@ def test_what_cannot_be_is_refused_in_openais_shape(body, status, param):
     assert set(error) == {"message", "type", "param", "code"}
     assert error["param"] == param
     assert error["message"]
+
+
+def test_a_body_with_too_many_prompts_takes_nothing_from_others():
+    """330 kB that took every place of the server: what came after was answered with 503 for ever."""
+
+    async def talk(client, server):
+        await client.post("/v1/completions", json={"prompt": ["a"] * 66_000, "max_tokens": 1})
+        server.fleet._free = deque(islice(server.fleet._free, 8))
+        crowd = await client.post("/v1/completions", json={"prompt": ["a"] * 9, "max_tokens": 1})
+        after = await client.post("/v1/completions", json={"prompt": "a", "max_tokens": 1})
+        return crowd, after, server.fleet.free
+
+    crowd, after, free = ask(talk)
+    assert (crowd.status_code, crowd.json()["error"]["code"]) == (503, "overloaded")
+    assert after.status_code == 200
+    assert free == 8
+
+
+@pytest.mark.parametrize(
+    ("body", "elsewhere"),
+    [
+        ({"prompt": "a b"}, set()),
+        ({"prompt": "a b " * 20_000, "max_tokens": 1}, {"prepare", "hash"}),
+        ({"prompt": "a", "max_tokens": 20_000, "ignore_eos": True}, {"hash"}),
+    ],
+)
+def test_long_bodies_are_read_by_another_thread(monkeypatch, body, elsewhere):
+    """Streams go on meanwhile: nothing that takes long is done by the event loop."""
+    threads = {}
+    for name in ("prepare", "hash"):
+        work = getattr(Server, name)
+
+        def watched(self, argument, name=name, work=work):
+            threads[name] = threading.get_ident()
+            return work(self, argument)
+
+        monkeypatch.setattr(Server, name, watched)
+    assert posted(body, speed=1e6, workload=tiny_data()["workload"] | {"output_tokens": 7}).status_code == 200
+    assert {name for name, thread in threads.items() if thread != threading.get_ident()} == elsewhere
+
+
+class Unread:
+    """A connection whose client reads only when told to."""
+
+    def __init__(self):
+        self.written, self.most, self.unread = b"", 0, 0
+
+    def get_write_buffer_size(self):
+        return self.unread
+
+    def is_closing(self):
+        return False
+
+    def write(self, chunk):
+        self.written += chunk
+        self.unread += len(chunk)
+        self.most = max(self.most, self.unread)
+
+
+def test_a_client_that_does_not_read_is_owed_a_few_chunks_and_then_all_the_rest_in_one():
+    body = {"prompt": "a", "max_tokens": 20_000, "ignore_eos": True, "stream": True}
+    connection, parts, waits = Unread(), [], [{"type": "http.request", "body": json.dumps(body).encode()}]
+
+    async def receive():
+        return waits.pop() if waits else await asyncio.Event().wait()
+
+    async def send(message):
+        if message.get("body") == b"":  # uvicorn waits here until the client has read
+            while served.fleet.under_way:
+                await asyncio.sleep(0)
+            connection.unread = 0
+        parts.append(message.get("body", b""))
+
+    async def run():
+        nonlocal served
+        served = Server(scenario_of(), speed=1e4)
+        served.pace.start()
+        lent = {"forerun.connection": {"transport": connection}}
+        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [], "query_string": b""}
+        await served.app(scope | {"extensions": lent}, receive, send)
+
+    served = None
+    asyncio.run(run())
+    chunks = [json.loads(line.split(b"\r\n")[0]) for line in connection.written.split(b"data: ")[1:]]
+    texts = [chunk["choices"][0]["text"] for chunk in chunks]
+    assert len(tokens_of("".join(texts))) == 20_000
+    assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+    assert len(chunks) < 2000
+    assert connection.most < 4 * UNREAD_BYTES
+    assert parts[-1] == b"data: [DONE]\n\n"
 
 
 @pytest.mark.parametrize(

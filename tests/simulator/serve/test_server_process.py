@@ -20,6 +20,7 @@ from simulator.scenario import Scenario
 from simulator.serve import pace as pace_module
 from simulator.serve.app import Server
 from simulator.serve.pace import Pace
+from simulator.serve.tokens import tokens_of
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 READ = """
@@ -126,8 +127,60 @@ def test_a_client_that_reads_late_misses_nothing(served):
         result = b""
         while not result.endswith(b"0\r\n\r\n"):
             result += slow.recv(1 << 16)
-    assert result.count(b'"finish_reason":null') == 20_000
+    lines = result.replace(b"\r\n", b"\n").split(b"\n")
+    events = [json.loads(line[6:]) for line in lines if line.startswith(b"data: {")]
+    assert len(tokens_of("".join(event["choices"][0]["text"] for event in events))) == 20_000
     assert result.count(b'"finish_reason":"length"') == result.count(b"data: [DONE]") == 1
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_body_in_the_address_is_answered_by_the_process(served, stream):
+    body = json.dumps({"prompt": "a b c", "max_tokens": 5, "ignore_eos": True, "stream": stream})
+    answer = httpx.get(f"{served[1]}/v1/completions", params={"body": body}, timeout=60)
+    assert answer.status_code == 200
+    assert answer.text.endswith("data: [DONE]\n\n") if stream else answer.json()["usage"]["completion_tokens"] == 5
+
+
+def test_a_client_that_has_sent_all_that_it_will_gets_its_stream(served):
+    host, port = served[1].removeprefix("http://").split(":")
+    body = json.dumps({"prompt": "a b c", "max_tokens": 300, "ignore_eos": True, "stream": True})
+    with socket.create_connection((host, int(port)), timeout=60) as client:
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        client.sendall((head + body).encode())
+        result = client.recv(1 << 16)
+        client.shutdown(socket.SHUT_WR)
+        while part := client.recv(1 << 16):
+            result += part
+    assert result.count(b'"finish_reason":null') == 300
+    assert result.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+
+
+def test_a_request_that_does_not_arrive_loses_its_connection(tmp_path):
+    scenario = tmp_path / "scenario.json"
+    scenario.write_text(json.dumps(tiny_data()))
+    code = (
+        "import sys, simulator.serve.app as app; app.REQUEST_S = 0.1; from simulator.cli import main; "
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "serve", str(scenario), "--port", "0"],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path])},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        address = next(line for line in process.stderr if "/v1 " in line).split(" at ")[1].split("/v1")[0]
+        host, port = address.removeprefix("http://").split(":")
+        head = b"POST /v1/completions HTTP/1.1\r\n"
+        for part in (b"", head, head + b"Content-Length: 9\r\n\r\n{"):
+            with socket.create_connection((host, int(port)), timeout=60) as client:
+                client.sendall(part)
+                assert client.recv(1 << 16) == b""
+        assert httpx.get(f"{address}/health").status_code == 200
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
 
 
 def ended(metrics: str) -> float:

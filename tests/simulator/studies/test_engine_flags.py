@@ -2,8 +2,11 @@
 
 import json
 import shlex
+from itertools import pairwise
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tiny_scenario import tiny_data
 
 from simulator.scenario import scenario_from
@@ -195,3 +198,60 @@ def test_a_local_engine_has_the_command_of_llama_server():
     assert words[0] == "llama-server"
     assert (flags["--ctx-size"], flags["--parallel"], flags["--cache-type-k"]) == ("32768", "4", "q8_0")
     assert (flags["--split-mode"], flags["--model-draft"], flags["--spec-draft-n-max"]) == ("tensor", "DRAFT.gguf", "3")
+
+
+FIELD_OF = {
+    "--tensor-parallel-size": "tensor_parallel",
+    "--tp-size": "tensor_parallel",
+    "--max-num-seqs": "max_num_seqs",
+    "--max-running-requests": "max_num_seqs",
+    "--max-num-batched-tokens": "max_num_batched_tokens",
+    "--chunked-prefill-size": "max_num_batched_tokens",
+}
+
+
+def read_back(command):
+    """Role and fields that a printed command sets."""
+    words = shlex.split(command, comments=True)
+    if "--kv-transfer-config" in words:
+        side = json.loads(pair(words, "--kv-transfer-config"))["kv_role"]
+        role = {"kv_producer": "prefill", "kv_consumer": "decode"}[side]
+    else:
+        role = pair(words, "--disaggregation-mode") or "both"
+    fields = {"tensor_parallel": 1} | {name: int(pair(words, flag)) for flag, name in FIELD_OF.items() if flag in words}
+    return role, fields
+
+
+POOL = st.fixed_dictionaries(
+    {
+        "tensor_parallel": st.sampled_from([1, 2, 4]),
+        "max_num_seqs": st.sampled_from([16, 256]),
+        "max_num_batched_tokens": st.sampled_from([2048, 16384]),
+    }
+)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@given(prefill=POOL, decode=POOL)
+def test_the_command_of_each_pool_reads_back_as_the_pool(engine, prefill, decode):
+    pools = {}
+    for role, drawn in (("prefill", prefill), ("decode", decode)):
+        engine_fields = {name: drawn[name] for name in ("max_num_seqs", "max_num_batched_tokens")}
+        hardware = {"tensor_parallel": drawn["tensor_parallel"]}
+        pools[f"the-{role}"] = {"role": role, "hardware": hardware, "engine": engine_fields}
+    data = tiny_data() | {"model": "llama-3.1-8b", "hardware": {"chip": "h100-sxm"}, "pools": pools}
+    data["kv_transfer"] = {"link": "infiniband-ndr"}
+    lines = launch_flags(scenario_from(data, "test"))[engine].splitlines()
+    commands = dict(pairwise(lines))
+    for role, drawn in (("prefill", prefill), ("decode", decode)):
+        assert read_back(commands[f"# the-{role}"]) == (role, drawn)
+    assert "in front" in lines[-1]
+
+
+def test_pools_that_serve_whole_requests_transfer_nothing():
+    data = tiny_data() | {"model": "llama-3.1-8b", "hardware": {"chip": "h100-sxm"}}
+    data["pools"] = {"new": {"role": "both"}, "old": {"role": "both", "hardware": {"chip": "a100-sxm-80gb"}}}
+    text = launch_flags(scenario_from(data, "test"))["vllm"]
+    assert text.count("vllm serve") == 2
+    assert "kv-transfer" not in text
+    assert "in front" not in text

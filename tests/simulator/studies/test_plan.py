@@ -439,3 +439,12 @@ def test_a_profile_is_planned_for_its_busiest_moment_and_by_the_hour():
     shorter = highest_by_hour([(0, 1.0), (240, 3.0)])
     assert len(shorter) == 24
     assert shorter[-1] == (230, 1.0)
+
+
+def test_a_plan_of_pools_finds_how_many_replicas_each_needs():
+    """The example has two of each; the decode pool is one larger than it has to be."""
+    scenario = load_scenario("examples/disaggregated-h100.yaml").with_values({"workload.num_requests": 200})
+    document = plan(scenario, replications=1, headroom=False, interval=False, jobs=1).document
+    assert len(document["candidates"]) == 36
+    assert document["candidates"][0]["layout"] == "prefill 2 x h200-sxm TP1 + decode 1 x h100-sxm TP1"
+    assert document["candidates"][0]["flags"]["vllm"].count("vllm serve") == 2
