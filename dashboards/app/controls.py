@@ -5,6 +5,7 @@ The value of every control is in the query of the address: read when a page open
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -27,6 +28,7 @@ Component = Any
 Identity = dict[str, str]
 Values = dict[str, Any]
 Offer = Callable[[Served], Sequence[str]]
+GROUPED = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d*)?")
 LONGEST_QUERY = 4000
 LONGEST_WORD = 80
 LONGEST_PAIRS = 400
@@ -184,20 +186,20 @@ class Number(Control):
         """The default."""
         return self.default
 
-    def read(self, text: str, served: Served) -> Any:
-        """A number in an address."""
-        try:
-            return self.checked(float(text), served)
-        except ValueError:
-            raise ForerunError(f"{self.label}: '{text[:LONGEST_WORD]}' is not {self._wanted()}") from None
-
     def checked(self, value: Any, served: Served) -> Any:
-        """A number within the bounds; None where it may be left out."""
+        """A number within the bounds, also as text; None where it may be left out."""
         if value in (None, "") and self.default is None:
             return None
+        typed = value
+        if isinstance(value, str):
+            try:
+                value = number_in(value)
+            except ValueError:
+                hint = "; decimals have a point, as in 2.5" if "," in typed else ""
+                raise ForerunError(f"{self.label}: '{typed[:LONGEST_WORD]}' is not {self._wanted()}{hint}") from None
         known = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
         if not known or not self.low <= value <= self.high or (self.whole and value != int(value)):
-            raise ForerunError(f"{self.label}: '{str(value)[:LONGEST_WORD]}' is not {self._wanted()}")
+            raise ForerunError(f"{self.label}: '{str(typed)[:LONGEST_WORD]}' is not {self._wanted()}")
         return int(value) if self.whole else float(value)
 
     def _wanted(self) -> str:
@@ -205,23 +207,7 @@ class Number(Control):
 
     def widget(self, page: str, value: Any, served: Served) -> Component:
         """The field, and the slider below it."""
-        named: Any = {"aria-label": self.label}
-        field = dmc.NumberInput(
-            id=state_id(page, self.name),
-            value="" if value is None else value,
-            min=self.low,
-            max=self.high,
-            allowDecimal=not self.whole,
-            decimalScale=0 if self.whole else 6,
-            thousandSeparator=",",
-            suffix=f" {self.unit}" if self.unit else "",
-            hideControls=True,
-            clampBehavior="none",
-            debounce=350,
-            size="xs",
-            w=132,
-            **named,
-        )
+        field = self._field(page, value, {"aria-label": self.label, "size": "xs", "w": 132})
         shown = sorted({0, len(self.stops) // 2, len(self.stops) - 1})
         slider = dmc.Slider(
             id=slider_id(page, self.name),
@@ -241,6 +227,18 @@ class Number(Control):
         head = dmc.Group([dmc.Text(self.label, size="sm", fw=500), field], justify="space-between", wrap="nowrap")
         return [head, slider]
 
+    def _field(self, page: str, value: Any, more: Mapping[str, Any]) -> Component:
+        """A line of text: fields for numbers drop what they do not know, so that ``2,5`` would become 25."""
+        unit = {"rightSection": dmc.Text(self.unit, size="xs", c="dimmed", mr=6), "rightSectionWidth": 48}
+        return dmc.TextInput(
+            id=state_id(page, self.name),
+            value="" if value is None else f"{value:.12g}",
+            debounce=350,
+            inputProps={"inputMode": "decimal"},
+            **(unit if self.unit else {}),
+            **more,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Field(Number):
@@ -251,16 +249,7 @@ class Field(Number):
 
     def widget(self, page: str, value: Any, served: Served) -> Component:
         """The field alone."""
-        return dmc.NumberInput(
-            id=state_id(page, self.name),
-            label=self.label,
-            description=self.says,
-            value="" if value is None else value,
-            min=self.low,
-            allowDecimal=not self.whole,
-            debounce=350,
-            size="sm",
-        )
+        return self._field(page, value, {"label": self.label, "description": self.says, "size": "sm"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,6 +292,15 @@ class Pairs(Control):
             debounce=600,
             size="sm",
         )
+
+
+def number_in(text: str) -> float:
+    """The number that a text says: ``12``, ``1,000``, ``2.5`` or ``1e3``.
+
+    Raises:
+        ValueError: it says none, or has a comma that does not separate thousands.
+    """
+    return float(text.replace(",", "") if GROUPED.fullmatch(text.strip()) else text)
 
 
 def nearest(stops: Sequence[float], value: Any) -> int:

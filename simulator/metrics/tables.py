@@ -227,4 +227,4 @@ def bottleneck_cell(shares: Mapping[str, float] | None) -> Value:
         return None
     others = sorted((bound for bound in shares if bound != main and shares[bound] >= 0.005), key=lambda b: -shares[b])
     rest = ", ".join(f"{bound} {shares[bound]:.0%}" for bound in others)
-    return Cell(f"{main} {shares[main]:.0%}", aside=rest, tone="strong")
+    return Cell(f"{main} {shares[main]:.0%}{',' if rest else ''}", aside=rest, tone="strong")

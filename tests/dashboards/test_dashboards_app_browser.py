@@ -197,7 +197,7 @@ def test_slider_moves_the_figure_and_the_address(visit):
     visit.page.wait_for_function("before => document.querySelectorAll('.tile')[1].innerText != before", arg=before)
     visit.page.wait_for_function("() => location.search.includes('rate=24')")
     visit.drawn(2)
-    assert visit.page.get_by_role("textbox", name="Load").input_value() == "24 req/s"
+    assert visit.page.get_by_role("textbox", name="Load").input_value() == "24"
     assert visit.page.get_by_role("slider", name="Load").get_attribute("aria-valuetext") == "24 req/s"
     plain = visit.figure("load")
     visit.slide("Mean prompt", "End")
@@ -206,6 +206,18 @@ def test_slider_moves_the_figure_and_the_address(visit):
         "before => JSON.stringify([...document.querySelectorAll('.js-plotly-plot')][0]._fullData[0].x) != before",
         arg=json.dumps(plain[0]["x"]),
     )
+
+
+@pytest.mark.parametrize(("typed", "rate"), [("1.5e1", 15.0), ("2.5", 2.5), ("1e9", None), ("2,5", None)])
+def test_a_typed_number_is_taken_as_it_stands_or_refused(visit, typed, rate):
+    visit.open("what-if", 2)
+    visit.page.get_by_role("textbox", name="Load").fill(typed)
+    if rate is None:
+        visit.page.get_by_text(f"Load: '{typed}' is not a number from").wait_for()
+    else:
+        visit.page.get_by_text(f"Holds {rate:g} of at most").wait_for()
+    assert visit.page.get_by_role("textbox", name="Load").input_value() == typed
+    assert visit.state()["rate"] == typed
 
 
 def test_address_restores_a_view(browser, address, visit):

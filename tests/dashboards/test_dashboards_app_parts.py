@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("dash")
 
-from dashboards.app.controls import DRAFT_TOKENS, Choice, Number, Several, checked_values, nearest, values_of
+from dashboards.app.controls import DRAFT_TOKENS, Choice, Number, Several, checked_values, nearest, number_in, values_of
 from dashboards.app.downloads import figure_csv, figure_html, values
 from dashboards.app.jobs import Jobs, RunTask
 from dashboards.app.messages import FAULT, sentence
@@ -168,6 +168,8 @@ def test_an_address_is_honoured_or_says_what_is_shown_instead(served):
         ("batch=many", "Batch: 'many' is not a whole number from 1 to 512; shown is 16."),
         ("rate=nan", "Load: 'nan' is not a number from 0.5 to 9; shown is 2."),
         ("rate=%00", "Load: '\\x00' is not a number from 0.5 to 9; shown is 2."),
+        ("rate=2,5", "Load: '2,5' is not a number from 0.5 to 9; decimals have a point, as in 2.5; shown is 2."),
+        ("rate=1e9", "Load: '1e9' is not a number from 0.5 to 9; shown is 2."),
         ("chips=l4,x", "Chips: 'x' is not offered; shown is l4."),
         ("chips=", "Chips: choose 1 to 2; shown is l4."),
         ("run=../../etc", "Run: '../../etc' is not offered; shown is one."),
@@ -190,6 +192,20 @@ def test_no_control_takes_what_it_does_not_offer(page, served):
         for forged in ("/etc/passwd", 10**9, -1.0, float("nan"), {"a": 1}, ["/etc/passwd"], [[]], True):
             with pytest.raises(ForerunError):
                 control.checked(forged, served)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("12", 12), (" 1,000 ", 1000), ("1,234,567.5", 1234567.5), ("1.5e1", 15), ("-3", -3), (".5", 0.5)],
+)
+def test_numbers_are_read_as_they_are_written(text, value):
+    assert number_in(text) == value
+
+
+@pytest.mark.parametrize("text", ["2,5", "1,00", "1,0000", "1.000,5", "", "ten", "1 000", "--3"])
+def test_what_is_no_number_is_not_made_one(text):
+    with pytest.raises(ValueError, match="could not convert"):
+        number_in(text)
 
 
 def test_the_slider_is_at_the_stop_nearest_to_the_number():

@@ -61,6 +61,10 @@
       if (!about) { return [places.no_update, places.no_update]; }
       var drawn = asked && asked.kind === "slider";
       if (drawn) { value = about.stops[place]; }
+      var text = String(value).trim();
+      var typed = /^[+-]?\d{1,3}(,\d{3})+(\.\d*)?$/.test(text) ? text.replace(/,/g, "") : text;
+      value = typed === "" ? NaN : Number(typed);
+      if (!isFinite(value)) { return [places.no_update, places.no_update]; }
       var near = 0;
       about.stops.forEach(function (stop, index) {
         if (Math.abs(stop - value) < Math.abs(about.stops[near] - value)) { near = index; }
@@ -71,7 +75,7 @@
           thumb.setAttribute("aria-valuetext", words);
         });
       }, 0);
-      return drawn ? [value, places.no_update] : [places.no_update, near === place ? places.no_update : near];
+      return drawn ? [String(value), places.no_update] : [places.no_update, near === place ? places.no_update : near];
     },
     take: function (contents, names, largest) {
       if (!contents) { return [places.no_update, places.no_update]; }

@@ -195,17 +195,10 @@ def find_drafts(
     mean = request.context_tokens
     grid = _Grid(axis, (*lengths, mean), max(axis), max(choice.tokens for choice in choices), request)
     notes, basis = list(built.notes), built.basis
-    ones = np.ones(len(grid.seqs))
-    without = grid.token_time(plain, ones, {})
+    without = grid.token_time(plain, np.ones(len(grid.seqs)), {})
     before = without.seconds(1.0)
-    times = []
-    for done, choice in enumerate(choices):
-        if progress is not None:
-            progress(done, len(choices) + 1)
-        times.append(grid.token_time(choice.scenario, choice.length(grid.contexts), {}))
-    speedups = [
-        before / time.seconds(choice.length(grid.contexts)) for time, choice in zip(times, choices, strict=True)
-    ]
+    times = _drafted_times(choices, grid, progress)
+    speedups = [before / time.seconds(one.length(grid.contexts)) for time, one in zip(times, choices, strict=True)]
     winners = np.argmax(speedups, axis=0)
     spreads = _spreads(scenario, plain, [choices[i] for i in sorted(set(winners.tolist()))], grid)
     drafted = build_replica(choices[-1].scenario, 0)
@@ -214,11 +207,9 @@ def find_drafts(
     capacity = drafted.memory.num_blocks * drafted.memory.block_size
     cells = []
     for index in range(len(grid.seqs)):
-        choice = choices[winners[index]]
-        spread = spreads[choice.name]
-        value = float(speedups[winners[index]][index])
-        low, high = (float(end[index]) for end in spread.all.ends(speedups[winners[index]]))
-        cells.append(grid.cell(index, choice, value, low, high, capacity))
+        choice, values = choices[winners[index]], speedups[winners[index]]
+        low, high = (float(end[index]) for end in spreads[choice.name].all.ends(values))
+        cells.append(grid.cell(index, choice, float(values[index]), low, high, capacity))
     split = len(axis) * len(lengths)
     chosen_cells = tuple(cells[split:])
 
@@ -251,6 +242,17 @@ def find_drafts(
         notes=tuple(notes),
         memory=drafted.memory.split,
     )
+
+
+def _drafted_times(
+    choices: Sequence[DraftChoice], grid: _Grid, progress: Callable[[int, int], None] | None
+) -> list[TokenTime]:
+    times = []
+    for done, choice in enumerate(choices):
+        if progress is not None:
+            progress(done, len(choices) + 1)
+        times.append(grid.token_time(choice.scenario, choice.length(grid.contexts), {}))
+    return times
 
 
 def _break_even(cell: GridCell, drafted: TokenTime, plain_s: FloatArray, timing: Spread, index: int) -> BreakEven:
