@@ -16,12 +16,22 @@ import time
 import urllib.request
 from pathlib import Path
 
+from floors import floors
+
 SCENARIO = """\
 model: llama-3.1-8b
 hardware: {chip: h100-sxm}
 workload: {trace: azure-conv-2023, num_requests: 50}
 """
-LOWEST = Path(__file__).with_name("lowest.txt")
+PAGES = """\
+import sys
+from pathlib import Path
+from dashboards.app.page import Context
+from dashboards.app.pages import PAGES
+from dashboards.app.served import Served
+context = Context(Served((Path(sys.argv[1]),), Path(sys.argv[2])))
+print(len([page.layout("", context).to_plotly_json() for page in PAGES]))
+"""
 WAIT_S = 120
 
 
@@ -39,7 +49,10 @@ def main() -> int:
         run([requested.python, "-m", "venv", str(home / "venv")], home)
         python = home / "venv" / "bin" / "python"
         extra = "[dashboard]" if requested.dashboard else ""
-        pins = ["--constraint", str(LOWEST)] if requested.lowest else []
+        pins = []
+        if requested.lowest:
+            (home / "floors.txt").write_text("\n".join(floors(["dashboard"])), encoding="utf-8")
+            pins = ["--constraint", str(home / "floors.txt")]
         run(
             [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *pins, f"{wheel}{extra}"],
             home,
@@ -47,6 +60,7 @@ def main() -> int:
         use(home / "venv" / "bin" / "forerun", home)
         if requested.dashboard:
             page(home / "venv" / "bin" / "forerun", home)
+            assert int(run([str(python), "-c", PAGES, "out", "."], home)) > 5
         version = run([str(python), "--version"], home).strip()
     print(f"{wheel.name} works on {version}{', lowest dependencies' if requested.lowest else ''}{extra}")
     return 0
