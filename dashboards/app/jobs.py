@@ -36,12 +36,13 @@ ProgressCallback = Callable[[int, int], None]
 Task = Callable[[Path, ProgressCallback], None]
 """Writes its files into a folder; must be picklable. Raises on failure."""
 
-MOST_RUNNING = 2
+MOST_RUNNING, MOST_TOGETHER = 2, 4
+"""Runs at once of one session, and of all sessions."""
 MOST_KEPT = 12
 """Finished runs of a session whose files are kept; older ones are removed."""
 LONGEST_S = 1800.0
 MOST_MEMORY_BYTES = 6 * 2**30
-"""Of one run; also at most half of the machine's."""
+"""Of one run; also at most its share of the machine's, if all run."""
 PROGRESS_EVERY_S = 0.1
 POLL_MS = 400
 NO_MEMORY = "the run needs more memory than it may have here; ask for fewer requests or tokens, or use forerun run"
@@ -93,11 +94,12 @@ class Jobs:
     """Background runs of one app.
 
     Args:
-        most_running: at once, of all sessions together.
+        most_running: at once, of a session.
+        most_together: at once, of all sessions.
     """
 
-    def __init__(self, most_running: int = MOST_RUNNING) -> None:
-        self.most_running = most_running
+    def __init__(self, most_running: int = MOST_RUNNING, most_together: int = MOST_TOGETHER) -> None:
+        self._most_running, self._most_together = most_running, most_together
         self._jobs: dict[str, _Job] = {}
         self._lock = threading.Lock()
         self._context = multiprocessing.get_context("spawn")
@@ -111,13 +113,16 @@ class Jobs:
             place: where the run gets a folder of its own.
 
         Raises:
-            ForerunError: as many runs are under way as may be.
+            ForerunError: as many runs of this session, or of all, are under way as may be.
         """
         with self._lock:
             running = [job for job in self._jobs.values() if self._look(job).state == "running"]
-            if len(running) >= self.most_running:
+            mine = sum(job.folder.parent == place for job in running)
+            if mine >= self._most_running:
+                raise ForerunError(f"{mine} runs are under way, which is the most at once; wait for one or cancel it")
+            if len(running) >= self._most_together:
                 raise ForerunError(
-                    f"{len(running)} runs are under way, which is the most at once; wait for one or cancel it"
+                    f"{len(running)} runs of all browsers are under way, which is the most at once; try again soon"
                 )
             self._forget_old(place)
             token = secrets.token_urlsafe(9)
@@ -211,7 +216,7 @@ def limit_memory() -> None:
         return
     with contextlib.suppress(OSError, ValueError):
         machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        most = min(MOST_MEMORY_BYTES, machine // 2)
+        most = min(MOST_MEMORY_BYTES, machine // MOST_TOGETHER)
         resource.setrlimit(resource.RLIMIT_DATA, (most, most))
 
 

@@ -249,9 +249,9 @@ def waited(jobs, token, states, seconds=600):
     return view
 
 
-def test_background_run_finishes_is_cancelled_and_is_bounded(tmp_path):
-    jobs = Jobs(most_running=1)
-    long = scenario_from(
+def long_run():
+    """A scenario that takes minutes."""
+    return scenario_from(
         {
             "model": "llama-3.1-8b",
             "hardware": {"chip": "h100-sxm"},
@@ -265,6 +265,24 @@ def test_background_run_finishes_is_cancelled_and_is_bounded(tmp_path):
         },
         "long",
     )
+
+
+def test_one_session_does_not_take_the_runs_of_another(tmp_path):
+    jobs, task = Jobs(most_running=1, most_together=2), RunTask(long_run())
+    one, other, third = (tmp_path / name for name in ("one", "other", "third"))
+    tokens = [jobs.start(task, "run", one), jobs.start(task, "run", other)]
+    with pytest.raises(ForerunError, match="1 runs are under way"):
+        jobs.start(task, "run", one)
+    with pytest.raises(ForerunError, match="2 runs of all browsers"):
+        jobs.start(task, "run", third)
+    for token in tokens:
+        jobs.cancel(token)
+    jobs.cancel(jobs.start(task, "run", third))
+
+
+def test_background_run_finishes_is_cancelled_and_is_bounded(tmp_path):
+    jobs = Jobs(most_running=1)
+    long = long_run()
     token = jobs.start(RunTask(long), "long/../run", tmp_path)
     assert waited(jobs, token, ("running",)).folder.parent == tmp_path
     with pytest.raises(ForerunError, match="under way"):
