@@ -7,7 +7,6 @@ import ipaddress
 import logging
 import secrets
 import socket
-import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from importlib import import_module
@@ -26,6 +25,7 @@ from dashboards.app.served import Served
 from dashboards.app.uploads import LARGEST_MESSAGE_BYTES
 from dashboards.page import asset
 from simulator.errors import ForerunError
+from simulator.metrics.files import scratch_folder
 
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 SECURITY = {
@@ -122,7 +122,7 @@ def serve(folders: Sequence[Path], host: str, port: int, with_token: bool = Fals
     local = is_loopback(host)
     token = secrets.token_urlsafe(18) if with_token or not local else None
     with ExitStack() as stack:
-        place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="forerun-")))
+        place = stack.enter_context(scratch_folder())
         app, context = create_app(folders, place, (*LOCAL_NAMES, host) if local else (), token)
         stack.callback(context.jobs.close)
         logging.getLogger("werkzeug").setLevel(logging.ERROR)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import signal
 import sys
@@ -238,7 +239,8 @@ def error_line(error: Exception) -> str:
     if isinstance(error, ArgumentError):
         return error.as_option
     if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
+        place = "standard output" if error.filename is None and error.errno == errno.ENOSPC else error.filename
+        return error.strerror if place is None else f"{place}: {error.strerror}"
     return " ".join(str(error).split())
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -65,11 +64,12 @@ def selfcheck(
     check_names("--dtype", [dtype or "bf16"], ("bf16", "fp32"))
     if threads > usable_cores():
         raise typer.BadParameter(f"{threads} is more than the {usable_cores()} cores here", param_hint="--threads")
+    from simulator.metrics.files import scratch_folder
     from simulator.selfcheck.check import Selfcheck
     from simulator.selfcheck.sizes import FULL, TINY
 
-    with checked_outputs(out, json_file), tempfile.TemporaryDirectory() as scratch:
-        folder = out or Path(scratch)
+    with checked_outputs(out, json_file), scratch_folder() as scratch:
+        folder = out or scratch
         with Progress(json_file != "-", "measuring and running") as bar:
 
             def tell(done: int, total: int, doing: str) -> None:

@@ -31,7 +31,8 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
         OSError: when the folder cannot be written or is full; nothing is left behind and an old file stays as it was.
     """
     if path.exists() and not path.is_file():
-        write(path)
+        with _named(path):
+            write(path)
         return
     target = path.resolve()
     with StagedFiles(target.parent) as staged:
@@ -64,7 +65,8 @@ class StagedFiles:
 
     def add(self, name: str, write: Callable[[Path], object]) -> None:
         """Stage file ``name``; ``write`` fills it under the path that it is handed. Files move in the order added."""
-        write(self.place / name)
+        with _named(self.folder / name):
+            write(self.place / name)
         self.made(name)
 
     def made(self, name: str) -> None:
@@ -87,6 +89,25 @@ class StagedFiles:
                 _to_disk(self.folder)
         finally:
             shutil.rmtree(self.place, ignore_errors=True)
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Name ``path`` in an error that names no file, or one that is only staged: a full disk does not say for what."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and (error.filename is None or _STAGING.search(str(error.filename))):
+            error.filename = str(path)
+        raise
+
+
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A temporary folder of this process; those that killed processes have left are removed."""
+    _remove_orphans(Path(tempfile.gettempdir()))
+    with tempfile.TemporaryDirectory(prefix=f".forerun-{os.getpid()}-", suffix=".tmp") as place:
+        yield Path(place)
 
 
 def _remove_orphans(folder: Path) -> None:

@@ -1,11 +1,13 @@
 """A run folder is of one run: written in one transaction, read only where everything in it belongs together."""
 
+import errno
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from tiny_scenario import tiny_data
 from simulator.cli import main
 from simulator.errors import ForerunError
 from simulator.metrics import files
-from simulator.metrics.files import StagedFiles, locked_folder, writable_folder
+from simulator.metrics.files import StagedFiles, locked_folder, scratch_folder, writable_folder, write_atomically
 from simulator.metrics.run_folder import load_run
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -207,3 +209,36 @@ def test_one_process_may_lock_twice(tmp_path):
         pass
     with locked_folder(tmp_path):
         pass
+
+
+def full(path):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("folder", [".", "deep/down"])
+def test_a_full_disk_names_the_file(tmp_path, folder):
+    target = tmp_path / folder / "summary.json"
+    with pytest.raises(OSError, match="No space") as error:
+        write_atomically(target, full)
+    assert error.value.filename == str(target.resolve())
+    assert not target.exists()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_a_full_device_is_one_line_with_its_name(tmp_path, capsys):
+    assert main(["chips", "show", "h100-sxm", "--json", "/dev/full"]) == 2
+    assert capsys.readouterr().err == "forerun: /dev/full: No space left on device\n"
+
+
+def test_what_killed_processes_left_is_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    left, living = (tmp_path / f".forerun-{number}-x.tmp" for number in (dead.pid, os.getpid()))
+    left.mkdir()
+    living.mkdir()
+    with scratch_folder() as place:
+        assert place.is_dir()
+        assert not left.exists()
+        assert living.exists()
+    assert not place.exists()
