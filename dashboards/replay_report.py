@@ -1,4 +1,4 @@
-"""One self-contained HTML page about a replay: of measured kernels, of served runs, or of engine steps."""
+"""One self-contained HTML page about a replay: of measured kernels, of benchmark results, or of engine steps."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from simulator.tables import Table
 
 Document = dict[str, Any]
 REPLAY_FILE = "replay.json"
-KERNELS, RUNS, STEPS = "kernels", "served runs", "engine steps"
+KERNELS, RUNS, STEPS = "kernels", "benchmark results", "engine steps"
 
 
 def write_replay(folder: Path, document: Document, report: Replay | None = None) -> None:
@@ -76,7 +76,7 @@ def kind_of(document: Document) -> str | None:
 
 
 def replay_figures(document: Document, report: Replay | None = None) -> dict[str, go.Figure]:
-    """Parity plots by name: one a metric of served runs, one of steps, or of kernels with the errors beside it."""
+    """Parity plots by name: one for each metric of benchmark results or steps, or of kernels with their errors."""
     if isinstance(report, ReplayReport):
         return {"parity": parity_figure(parity_data(report)), "errors": error_figure(error_data(report))}
     if kind_of(document) == STEPS:

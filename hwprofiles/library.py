@@ -670,7 +670,7 @@ class KernelLibrary:
             alike: tokens that share their picks, >= 1: n of them touch as many experts as n / alike independent ones.
             dispatched: whether an exchange brings a chip the tokens of its own experts alone.
             kernel: name of the kernel, where the library has several for a dtype; its own fit is taken if there is one.
-            mean_work: count flops and bytes of the mean chip, not of the fullest, which sets the pace.
+            mean_work: count flops and bytes of the mean chip, not of the slowest, which sets the pace.
 
         Raises:
             ProfileError: unknown dtype or routing, one the chip cannot compute with, or a negative size.

@@ -540,8 +540,8 @@ def _notes(
     if architecture.expert_routing is not None and scenario.hardware.expert_routing is None:
         least, most = architecture.expert_routing_range
         yield (
-            f"experts: {architecture.name}'s router is taken for {architecture.expert_routing}, as in served runs of "
-            f"random tokens; other text may spread them as {least} or {most} do (hardware.expert_routing)"
+            f"experts: {architecture.name}'s router is taken for {architecture.expert_routing}, as in benchmark "
+            f"results of random tokens; other text may spread them as {least} or {most} do (hardware.expert_routing)"
         )
     if scenario.speculation is not None:
         yield from drafting_notes(scenario.speculation)

@@ -98,7 +98,7 @@ class Choice(Control):
     placeholder: str = ""
 
     def offered(self, served: Served) -> list[str]:
-        """What there is to choose from now."""
+        """The options at the moment."""
         return list(self.options(served) if callable(self.options) else self.options)
 
     def default_in(self, served: Served) -> str | None:

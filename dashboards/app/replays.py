@@ -1,4 +1,4 @@
-"""Replays in the app: of kernel traces, kept while nothing changes; of served runs and steps, in the background."""
+"""Replays in the app: of kernel traces at once, of benchmark results and steps in the background."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def document_of(served: Served, label: str) -> Document:
     """The ``replay.json`` with this label.
 
     Raises:
-        ForerunError: no such replay, or not one of served runs or steps.
+        ForerunError: no such replay, or not one of benchmark results or steps.
         OSError: it cannot be read.
     """
     path = served.replays().get(label)

@@ -111,7 +111,7 @@ class Served:
         return document
 
     def replays(self) -> dict[str, Path]:
-        """``replay.json`` of replays of served runs or steps by label, those of this session first."""
+        """``replay.json`` of replays of benchmark results or steps by label, those of this session first."""
         return self._documents("replay.json")
 
     def measured(self) -> dict[str, tuple[Path, bool]]:

@@ -1,4 +1,4 @@
-"""Predictions beside measurements: kernels, served runs and engine steps; errors by group, and coverage."""
+"""Predictions beside measurements: kernels, benchmark results and engine steps; errors by group, and coverage."""
 
 from __future__ import annotations
 

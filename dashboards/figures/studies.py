@@ -377,7 +377,7 @@ HOLDS, MISSES = "holds the SLO", "misses it"
 SLO_COLOURS = {HOLDS: BLUE, MISSES: VERMILLION}
 HEIGHT = 420
 MOST_SLO_RATIO = 10.0
-"""Strain beyond which a point is drawn at the edge: far misses say no more than that."""
+"""SLO ratio beyond which a point is drawn at the edge: far misses say no more than that."""
 
 
 class ParetoPoint(NamedTuple):

@@ -55,7 +55,7 @@ def read_routing(name: str) -> Routing:
 
 
 class ExpertLoads(NamedTuple):
-    """What reaches the fullest of the ranks that share the experts of a layer."""
+    """What reaches the slowest of the ranks that share the experts of a layer."""
 
     active: Num
     """Experts of the rank that have any token."""
@@ -68,7 +68,7 @@ class ExpertLoads(NamedTuple):
 def expert_loads(
     xp: Functions, routing: Routing, tokens: Num, num_experts: Num, experts_per_token: Num, ranks: Num
 ) -> ExpertLoads:
-    """Expected loads of the experts on the fullest of ``ranks`` ranks, each with ``num_experts / ranks`` experts.
+    """Expected loads of the experts on the slowest of ``ranks`` ranks, each with ``num_experts / ranks`` experts.
 
     Args:
         xp: scalar or array functions.
@@ -79,7 +79,7 @@ def expert_loads(
         ranks: that share the experts; 1 = one holds all of them.
 
     Source: power law as NVIDIA's aiconfigurator draws it for its measurements (``power_law_logits_v3``: loads on
-        [1, 0.8 n] scaled to n k and rounded, the fullest rank measured; on [0.01, 2] where n k <= E); random routing is
+        [1, 0.8 n] scaled to n k and rounded, the slowest rank measured; on [0.01, 2] where n k <= E); random routing is
         the binomial distribution, distinct experts ``E (1 - (1 - k/E)^n)``.
     """
     held = num_experts / ranks
@@ -98,7 +98,7 @@ def expert_loads(
         typical = mean / share
         deviation = xp.maximum(0.0, (spread + mean * mean) / share - typical * typical) ** 0.5
         loads = [xp.maximum(1.0, typical + z * deviation) for z in NORMAL_POINTS]
-        return _fullest(xp, held, mean, held * share, factor, loads)
+        return _slowest_rank(xp, held, mean, held * share, factor, loads)
     if routing.kind == "zipf":
         return _zipf(xp, routing.alpha, tokens, num_experts, experts_per_token, ranks)
     return _power_law(xp, routing.alpha, tokens, num_experts, total, ranks)
@@ -128,7 +128,7 @@ def _zipf(
     variation = (sum(c * c for c in chances) / ZIPF_POINTS / (average * average) - 1.0 + 1.0 / mean) ** 0.5
     factor = 1.0 + expected_maximum(xp, ranks) * variation / held**0.5
     factor = xp.maximum(1.0, xp.minimum(factor, xp.minimum(1.0 * ranks, tokens / mean)))
-    return _fullest(xp, held, mean, active / ranks, xp.where(ranks > 1, factor, 1.0), loads)
+    return _slowest_rank(xp, held, mean, active / ranks, xp.where(ranks > 1, factor, 1.0), loads)
 
 
 def _power_law(xp: Functions, alpha: float, tokens: Num, num_experts: Num, total: Num, ranks: Num) -> ExpertLoads:
@@ -167,10 +167,10 @@ def _power_law(xp: Functions, alpha: float, tokens: Num, num_experts: Num, total
     loads = [
         xp.maximum(1.0, quantile(1.0 - share + share * (i + 0.5) / POWER_LAW_POINTS)) for i in range(POWER_LAW_POINTS)
     ]
-    return _fullest(xp, held, mean, active / ranks, factor, loads)
+    return _slowest_rank(xp, held, mean, active / ranks, factor, loads)
 
 
-def _fullest(xp: Functions, held: Num, mean: Num, active: Num, factor: Num, loads: list[Num]) -> ExpertLoads:
+def _slowest_rank(xp: Functions, held: Num, mean: Num, active: Num, factor: Num, loads: list[Num]) -> ExpertLoads:
     """The rank that has ``factor`` times the mean: more of its experts have tokens, and then they have more each."""
     assignments = xp.maximum(1.0, mean * held * factor)
     present = xp.maximum(xp.minimum(1.0, held), xp.minimum(held, active * factor))
@@ -182,7 +182,7 @@ def _fullest(xp: Functions, held: Num, mean: Num, active: Num, factor: Num, load
 def slowest_rank_factor(
     xp: Functions, routing: Routing, tokens: Num, num_experts: Num, experts_per_token: Num, ranks: Num
 ) -> Num:
-    """Load of the fullest rank over the mean of all, >= 1: what an exchange between them waits for."""
+    """Load of the slowest rank over the mean of all, >= 1: what an exchange between them waits for."""
     loads = expert_loads(xp, routing, tokens, num_experts, experts_per_token, ranks)
     return xp.maximum(1.0, loads.assignments * ranks / (tokens * experts_per_token))
 
@@ -209,7 +209,7 @@ def moe_time(
     alike: Num = 1.0,
     dispatched: bool = False,
 ) -> KernelTime:
-    """Time of one layer's routed feed-forward on the fullest chip, both projections.
+    """Time of one layer's routed feed-forward on the slowest chip, both projections.
 
     ``tokens`` are those of the whole expert-parallel group; a chip holds ``num_experts / expert_parallel`` experts,
     and the one that the routing loads most is priced. Weights of every touched expert are read once; the tokens of
@@ -280,7 +280,7 @@ def _fastest_tiles(
         xp: scalar or array functions.
         limits: of the chip.
         parameters: of the library's kernels.
-        reached: experts of the fullest chip and their tokens.
+        reached: experts of the slowest chip and their tokens.
         phases: output and input features of each product.
         weight_bytes: bytes per weight.
         activation_bytes: bytes per activation.

@@ -30,7 +30,7 @@ def dash(
     ),
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to serve on; 0 picks a free one.")] = 8050,
     expose: Annotated[
-        bool, typer.Option("--expose", help="Allow a --host that others can reach; whoever has the token comes in.")
+        bool, typer.Option("--expose", help="Allow a --host that others can reach; the token lets them in.")
     ] = False,
     token: Annotated[
         bool, typer.Option("--token", help="Ask for a token, which the printed address has; --expose always does.")
@@ -53,6 +53,8 @@ def dash(
             raise ForerunError(
                 f"--host {host}: others could reach this address, and nothing is encrypted; add --expose if you mean it"
             )
-        print(f"forerun: whoever reaches {host} with the token can read the folders and start runs", file=sys.stderr)
+        print(
+            f"forerun: everyone who reaches {host} with the token can read the folders and start runs", file=sys.stderr
+        )
     served = folders or ([DEFAULT_FOLDER] if DEFAULT_FOLDER.is_dir() else [])
     serve(served, host, port, token)

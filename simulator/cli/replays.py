@@ -1,4 +1,4 @@
-"""``forerun replay``: predictions beside measured kernels, engine steps and served runs."""
+"""``forerun replay``: predictions beside measured kernels, engine steps and benchmark results."""
 
 from __future__ import annotations
 

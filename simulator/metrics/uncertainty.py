@@ -75,7 +75,7 @@ SERVED_ENDS = {
 }
 """90 % ends of that factor, by what the layers are and by kind of step.
 
-Set by hand from served runs of 17 public tables (BLIS, inference-perf, InferenceX, Nebius, NIM, TensorRT-LLM and
+Set by hand from benchmark results of 17 public tables (BLIS, inference-perf, InferenceX, Nebius, NIM, TensorRT-LLM and
 others), all of them in view: measured over predicted TTFT and TPOT beyond what kernels, host and chance explain.
 Mixtures launch kernels that no table of kernels has."""
 FITTED_HOST_ENDS = (0.8, 1.25)

@@ -18,7 +18,7 @@ METRIC_WORDS = {
     "request_throughput": ("Request throughput", "requests/s"),
     "step_ms": ("Engine step", "ms"),
 }
-"""Metrics of served runs and steps that are compared, with title and unit."""
+"""Metrics of benchmark results and steps that are compared, with title and unit."""
 ERRORS = {"mape": "MAPE (%)", "median_ape": "median", "p90_ape": "p90", "bias": "bias"}
 SHOWN_WORST = 8
 READINGS = {True: "with the learned correction", False: "physics alone"}
@@ -84,7 +84,7 @@ def kernel_replay_tables(document: Document) -> list[Table]:
 
 
 def run_replay_tables(document: Document) -> list[Table]:
-    """A replay of served runs: errors by metric, the runs furthest off, every run, what is not simulated."""
+    """A replay of benchmark results: errors by metric, the runs furthest off, every run, what is not simulated."""
     scores = []
     for score in document["scores"]:
         row = [score["metric"], score["group"], score["n"], *_errors(score, "coverage", "coverage90")]

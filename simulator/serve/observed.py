@@ -1,4 +1,4 @@
-"""What a live engine says of itself, whoever's it is: Prometheus text and range queries, OTLP spans, benchmarks."""
+"""Readers of a live engine's own measurements: Prometheus text and range queries, OTLP spans, benchmarks."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class EngineConfig(Section):
     """Kernels of experts stored in 4 bits. ``marlin``: weight-only kernels that widen them to 16 bits. ``triton``: what
     the profile was fitted on for their format. ``auto``: Marlin where vLLM runs MXFP4 experts on NVIDIA chips
     without FP4 arithmetic, else the profile's (vLLM falls back to Marlin there without the package triton_kernels,
-    vllm-project/vllm pull request 27523; the served runs of two operators agree). The engine's log says which."""
+    vllm-project/vllm pull request 27523; the benchmark results of two operators agree). The engine's log says which."""
     sampling: Literal["greedy", "top-p"] = "greedy"
     """``top-p``: every sequence's logits are sorted (top-p or top-k sampling), as many checkpoints' generation
     settings ask for and servers do by default."""

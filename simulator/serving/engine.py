@@ -428,7 +428,7 @@ class Prices:
 
     @cython.ccall
     def stage_seconds(self, work: Work) -> list[Any]:
-        """Seconds that a batch keeps each stage of a pipeline busy, its hand-over included."""
+        """Seconds that a batch keeps each stage of a pipeline busy, its P2P send included."""
         return self.timer.stage_seconds(work.step_work())
 
     @cython.ccall
@@ -985,7 +985,7 @@ class TabulatedPrices(Prices):
 
     @cython.ccall
     def stage_seconds(self, work: Work) -> list[Any]:
-        """Seconds that a batch keeps each stage of a pipeline busy, its hand-over included; the last also drafts."""
+        """Seconds that a batch keeps each stage of a pipeline busy, its P2P send included; the last also drafts."""
         if work.slowest is not None:
             work = work.slowest
         sequences: cython.longlong = work.decode_seqs + work.prefill_seqs
@@ -3088,7 +3088,7 @@ class Engine:
             if sequence.computed_tokens < sequence.input_tokens + sequence.generated_tokens:
                 continue
             if self.prefill_only:
-                delivered += self._hand_over(sequence, start, now)
+                delivered += self._deliver_token(sequence, start, now)
                 continue
             sequence.decoding = True
             delivered += self._deliver(sequence, 1, start, now)
@@ -3146,7 +3146,7 @@ class Engine:
         return delivered
 
     @cython.cfunc
-    def _hand_over(self, sequence: Sequence, start: cython.double, now: cython.double) -> cython.longlong:
+    def _deliver_token(self, sequence: Sequence, start: cython.double, now: cython.double) -> cython.longlong:
         """A prompt is done: deliver its first token if that is done here, and send the KV on; returns tokens."""
         tokens: cython.longlong = 0
         if self.kv_transfers.samples_first:

@@ -24,7 +24,7 @@ class EngineLimits:
     lookahead_tokens: int = 0
     """KV slots beyond the step's own tokens, for the drafts of the next step."""
     api_server_s: float = 0.0
-    """Seconds from sending a request until the scheduler can see it, beside the work below: network, hand-over."""
+    """Seconds of network and inter-process messages from sending a request until the scheduler can see it."""
     api_server_work_s: float = 0.0
     """Work of the server's API server on one request, which takes them one after another."""
     tokenisation_per_token_s: float = 0.0

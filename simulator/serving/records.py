@@ -151,7 +151,7 @@ class HostCacheReport:
 
     num_blocks: int
     peak_blocks: int
-    """Of the fullest replica."""
+    """Of the replica that uses most."""
     hit_tokens: int | None
     """Prompt tokens that came from there, part of ``prefix_hit_tokens``; None where no prefix cache is modelled."""
     offloaded_blocks: int

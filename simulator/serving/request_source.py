@@ -223,7 +223,7 @@ class ReplicaEndpoint:
         return self._refusal(self._log.input_tokens[request], self._log.output_tokens[request]) is None
 
     def put(self, request: int) -> None:
-        """Hand over a request now."""
+        """Submit a request now."""
         self.outstanding += 1
         self.wake(self._due.add(request, self._env.now))
 

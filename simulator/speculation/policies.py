@@ -43,7 +43,7 @@ searched patterns of two seeds, and kept over 30 on those that are quoted."""
 PRIOR_DRAFTS = 2.0
 """Drafts that a belief counts for beside those seen."""
 ENTROPY_WEIGHT = 0.4
-PATIENCE = 0.2
+SWITCH_SHARE = 0.2
 """Share of what a change costs by which the present K must have fallen behind."""
 MARGIN = 0.02
 """Share of the tokens that each draft token must gain beyond its price in a decode step: steps that compute prompts pay
@@ -368,7 +368,7 @@ class Forerun:
         behind = [was + one for was, one in zip(self._behind, lost, strict=True)]
         ahead = min(behind)
         self._behind = [min(one - ahead, cost) for one in behind]
-        if self._behind[self._present] >= PATIENCE * cost:
+        if self._behind[self._present] >= SWITCH_SHARE * cost:
             self._present = self._behind.index(0.0)
         return self._present
 

@@ -77,7 +77,7 @@ def assumed_parameters(scenario: Scenario) -> dict[str, AssumedParameter]:
 
 
 FITTED_HOST_COSTS = ("step_s", "per_sequence_s")
-"""What a framework's fit on served runs covers."""
+"""What a framework's fit on benchmark results covers."""
 
 
 def _framework(scenario: Scenario) -> list[AssumedParameter]:

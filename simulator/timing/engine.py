@@ -271,11 +271,11 @@ def send_kernel(deployment: Deployment, link: Link, tokens: IntArray) -> Kernel:
     message = SENT_TENSORS * tokens * deployment.architecture.hidden_size * ACTIVATION_BYTES
     library, tp = deployment.kernels, deployment.tensor_parallel
     send = {"op": "send_recv", "message_bytes": message / tp, "world_size": 2, "link": link}
-    kernel = price(Call("hand-over", "collective", send), library)
+    kernel = price(Call("p2p-send", "collective", send), library)
     if tp == 1 or deployment.link is None:
         return kernel
     gather = {"op": "all_gather", "message_bytes": message, "world_size": tp, "link": deployment.link}
-    second = price(Call("hand-over", "collective", gather), library)
+    second = price(Call("p2p-send", "collective", gather), library)
     basis = np.maximum(kernel.basis, second.basis)
     return kernel._replace(time=kernel.time._replace(seconds=kernel.seconds + second.seconds), basis=basis)
 
@@ -302,7 +302,7 @@ class StagedTimer(EngineTimer, Protocol):
         """Pipeline stages."""
 
     def stage_seconds(self, work: StepWork[Any]) -> list[float]:
-        """Seconds that a batch keeps each stage busy, its hand-over included; host work before the first excluded."""
+        """Seconds that a batch keeps each stage busy, its P2P send included; host work before the first excluded."""
 
     def host_seconds(self, work: StepWork[Any]) -> float:
         """Seconds of the scheduler before a batch enters the first stage."""
@@ -349,7 +349,7 @@ class PipelineTimer(ModelTimer):
         return None if tables is None else tables._replace(later=later, sent=self._send_list)
 
     def stage_seconds(self, work: StepWork[Any]) -> list[Any]:
-        """Seconds that a batch keeps each stage busy, its hand-over included; host work before the first excluded.
+        """Seconds that a batch keeps each stage busy, its P2P send included; host work before the first excluded.
 
         The last stage also drafts, and hands out tokens no faster than the host beside it streams them.
         """
@@ -407,9 +407,9 @@ class PipelineTimer(ModelTimer):
                 yield from (kernel for kernel in part.kernels() if kernel.family != "host")
 
     def _sent(self, work: StepWork[IntArray]) -> Kernel:
-        """Hand-overs between all stages."""
+        """P2P sends between all stages."""
         assert self._sending is not None
         tokens = work.tokens
         seconds, basis = self._sending.seconds[tokens], self._sending.basis
         basis = basis[tokens] if isinstance(basis, np.ndarray) and basis.ndim else basis
-        return other_device_kernel("hand-over", "collective", seconds, len(self.later))._replace(basis=basis)
+        return other_device_kernel("p2p-send", "collective", seconds, len(self.later))._replace(basis=basis)

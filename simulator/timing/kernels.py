@@ -449,7 +449,7 @@ def p2p_send(deployment: Deployment, tokens: IntArray, link: Link, times: int = 
     """The residual stream of ``tokens`` tokens on its way to another chip of the machine."""
     message = tokens * deployment.architecture.hidden_size * deployment.activation_bytes
     sizes = {"op": "send_recv", "message_bytes": message, "world_size": 2, "link": link}
-    return Call("hand-over", "collective", sizes, times)
+    return Call("p2p-send", "collective", sizes, times)
 
 
 def layer_elementwise(deployment: Deployment, layer: Layer, hidden: int) -> list[tuple[str, float, int]]:
@@ -544,7 +544,7 @@ def reduction_calls(deployment: Deployment, layer: Layer, tokens: IntArray) -> I
 def expert_call(
     deployment: Deployment, mlp: MoeMlp, tokens: IntArray, query_len: Num = 1, dispatched: bool = False
 ) -> Call:
-    """Routed experts of one layer on the fullest chip; ``tokens`` are those of all attention groups together, of which
+    """Routed experts of one layer on the slowest chip; ``tokens`` are those of all attention groups together, of which
     an exchange brings it its own where they are ``dispatched``."""
     sizes = {
         "tokens": tokens,

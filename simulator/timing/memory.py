@@ -205,9 +205,9 @@ def plan_memory(
         )
         for stage in (deployment.homes if deployment.elsewhere else deployment.stages(pipeline_parallel))
     ]
-    fullest = min(stages, key=lambda plan: (plan.num_blocks, -plan.weight_bytes - plan.draft_weight_bytes))
+    tightest = min(stages, key=lambda plan: (plan.num_blocks, -plan.weight_bytes - plan.draft_weight_bytes))
     per_token = sum(plan.replica_kv_bytes_per_token for plan in stages)
-    return replace(fullest, replica_kv_bytes_per_token=per_token)
+    return replace(tightest, replica_kv_bytes_per_token=per_token)
 
 
 MOST_OF_MEMORY = 0.95

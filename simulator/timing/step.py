@@ -520,7 +520,7 @@ class StepTimer:
         basis = np.broadcast_to(kernel.basis, keys.shape).copy()
         basis[rows] = np.maximum(basis[rows], EXTRAPOLATED)
         yield kernel._replace(exposed=exposed, basis=basis)
-        yield other_device_kernel("hand-over", "collective", link)._replace(basis=EXTRAPOLATED)
+        yield other_device_kernel("p2p-send", "collective", link)._replace(basis=EXTRAPOLATED)
 
     def _attention_prices(self) -> list[AttentionPrices]:
         """Functions and tables of every kind of attention."""

@@ -298,7 +298,7 @@ def write_alspec(folder: Path) -> None:
 
 
 def write_replays(folder: Path) -> None:
-    """Replays of kernels made up from the physics, of a run's own steps, and of served runs of one's own columns."""
+    """Replays of kernels made from the formulas, of a run's own steps, and of benchmark results with custom columns."""
     generator = np.random.default_rng(0)
     table = concatenate([gemm_rows(200, generator), attention_rows(50, generator)])
     made = measured(table, "h100-sxm", "sglang", 0.05)

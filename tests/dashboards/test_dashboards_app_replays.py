@@ -1,4 +1,4 @@
-"""Replays of served runs and engine steps in the app: found by content, shown as they were written, made anew."""
+"""Replays of benchmark results and engine steps in the app: found by content, shown as they were written, made anew."""
 
 import json
 import multiprocessing

@@ -108,7 +108,7 @@ STEPS = [
         {"ph": "X", "cat": "kernel", "name": "k", "ts": 5, "dur": 700},
     ]}),
 ]  # fmt: skip
-SERVINGS = [
+BENCHMARK_RESULTS = [
     "run,model,chip,framework,tensor_parallel,process,max_concurrency,input_tokens,min_input_tokens,output_tokens,"
     "num_requests,mean_ttft_ms,mean_tpot_ms,output_throughput\n"
     "a,llama-3.1-8b,h100-sxm,vllm,1,closed-loop,16,512,100,128,100,80.0,9.5,512\n",

@@ -75,7 +75,7 @@ def _steps(path: Path) -> None:
     read_steps(path)
 
 
-def _servings(path: Path) -> None:
+def _benchmark_results(path: Path) -> None:
     for run in read_runs(path):
         assert all(np.isfinite(value) and value > 0 for value in run.measured.values())
 
@@ -122,9 +122,9 @@ def _targets() -> Iterator[Target]:
     yield Target("steps-csv", ".csv", texts(seeds.STEPS[0]), _steps)
     yield Target("steps-json", ".json", texts(seeds.STEPS[1]), _steps)
     yield Target("steps-parquet", ".parquet", (seeds.parquet_of(seeds.STEPS[0]),), _steps)
-    yield Target("benchmark_results-csv", ".csv", texts(*seeds.SERVINGS[:4]), _servings)
-    yield Target("benchmark_results-json", ".json", texts(*seeds.SERVINGS[4:]), _servings)
-    yield Target("benchmark_results-jsonl", ".jsonl", texts(*seeds.SERVINGS[4:]), _servings)
+    yield Target("benchmark_results-csv", ".csv", texts(*seeds.BENCHMARK_RESULTS[:4]), _benchmark_results)
+    yield Target("benchmark_results-json", ".json", texts(*seeds.BENCHMARK_RESULTS[4:]), _benchmark_results)
+    yield Target("benchmark_results-jsonl", ".jsonl", texts(*seeds.BENCHMARK_RESULTS[4:]), _benchmark_results)
     yield Target("corrections", CORRECTIONS, (seeds.corrections(),), _corrections)
     yield Target("errors-on-record", ".json", texts(seeds.ERRORS), read_errors)
     yield Target("llama-cpp", ".log", texts(*seeds.LLAMA_CPP), read_llama_cpp)

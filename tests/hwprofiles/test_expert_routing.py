@@ -13,14 +13,14 @@ SHAPES = [(8, 2), (128, 8), (256, 8)]
 
 
 def drawn_uniform(tokens, experts, chosen, ranks, draws=60):
-    """Mean load of the fullest rank, and its experts with any token, over random draws."""
+    """Mean load of the slowest rank, and its experts with any token, over random draws."""
     rng = np.random.default_rng(0)
     rows = []
     for _ in range(draws):
         picks = np.argsort(rng.random((tokens, experts)), axis=1)[:, :chosen]
         by_rank = np.bincount(picks.ravel(), minlength=experts).reshape(ranks, -1)
-        fullest = by_rank[by_rank.sum(axis=1).argmax()]
-        rows.append((fullest.sum(), (fullest > 0).sum()))
+        slowest = by_rank[by_rank.sum(axis=1).argmax()]
+        rows.append((slowest.sum(), (slowest > 0).sum()))
     return np.mean(rows, axis=0)
 
 
@@ -33,15 +33,15 @@ def drawn_power_law(tokens, experts, chosen, ranks, alpha, draws=200):
         loads = ((high**rest - low**rest) * rng.random(experts) + low**rest) ** (1 / rest)
         loads = np.minimum(np.rint(loads / loads.sum() * tokens * chosen), tokens)
         by_rank = loads.reshape(ranks, -1)
-        fullest = by_rank[by_rank.sum(axis=1).argmax()]
-        result.append((fullest.sum(), (fullest > 0).sum()))
+        slowest = by_rank[by_rank.sum(axis=1).argmax()]
+        result.append((slowest.sum(), (slowest > 0).sum()))
     return np.mean(result, axis=0)
 
 
 @pytest.mark.parametrize(("experts", "chosen"), SHAPES)
 @pytest.mark.parametrize("tokens", [1, 4, 32, 512])
 @pytest.mark.parametrize("ranks", [1, 4, 8])
-def test_random_routing_loads_the_fullest_rank_as_draws_do(experts, chosen, tokens, ranks):
+def test_random_routing_loads_the_slowest_rank_as_draws_do(experts, chosen, tokens, ranks):
     loads = expert_loads(SCALAR, read_routing("uniform"), tokens, experts, chosen, ranks)
     load, active = drawn_uniform(tokens, experts, chosen, ranks)
     assert loads.assignments == pytest.approx(load, rel=0.16)
@@ -52,7 +52,7 @@ def test_random_routing_loads_the_fullest_rank_as_draws_do(experts, chosen, toke
 @pytest.mark.parametrize("tokens", [64, 1024, 8192])
 @pytest.mark.parametrize("ranks", [1, 4, 8])
 @pytest.mark.parametrize("alpha", [1.01, 1.2])
-def test_a_power_law_loads_the_fullest_rank_as_draws_do(experts, chosen, tokens, ranks, alpha):
+def test_a_power_law_loads_the_slowest_rank_as_draws_do(experts, chosen, tokens, ranks, alpha):
     loads = expert_loads(SCALAR, read_routing(f"power-law-{alpha}"), tokens, experts, chosen, ranks)
     load, active = drawn_power_law(tokens, experts, chosen, ranks, alpha)
     assert loads.assignments == pytest.approx(load, rel=0.3)

@@ -104,7 +104,7 @@ def test_a_stream_is_served_by_a_fleet():
 
 
 def test_the_way_into_the_engine_counts_in_fleets():
-    """vLLM's intake of 6 ms, at a prefill and a decode replica; offline, there is none."""
+    """vLLM's API server takes 6 ms, at a prefill and a decode replica; offline, there is none."""
     workload = WORKLOAD | {"num_requests": 1}
     server, offline = (
         simulate(scenario(pools=APART, workload=workload, engine={"entry_point": front, "async_scheduling": False}))

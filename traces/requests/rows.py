@@ -91,7 +91,7 @@ def csv_chunks(
             broken += misfits
         if rows or broken:
             by_column = zip(*rows, strict=True) if rows else ([] for _ in columns)
-            # of equal names the first column counts; whoever uses a doubled column refuses it beforehand
+            # of equal names the first column counts; a doubled column that is used was refused before
             values: dict[str, Values] = {}
             for name, column in zip(columns, by_column, strict=True):
                 values.setdefault(name, list(column))

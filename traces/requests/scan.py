@@ -64,7 +64,7 @@ class Piece:
 
 @dataclass(slots=True)
 class Report:
-    """What there is to say about a reading besides its rows."""
+    """Notes about a reading, without its rows."""
 
     on_error: OnError = "stop"
     skipped: Counter[str] = field(default_factory=Counter)

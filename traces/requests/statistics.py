@@ -54,7 +54,7 @@ class ArrivalStatistics:
         iat_p50_s, iat_p99_s: percentiles; None for a stream of more than four million rows.
         identical_times: requests that arrive at the time of the one before.
         dispersion: variance over mean of the counts in bins, by bin width in seconds (1 for a Poisson process).
-        peak_over_mean: fullest bin over the mean bin, by bin width in seconds.
+        peak_over_mean: busiest bin over the mean bin, by bin width in seconds.
     """
 
     span_s: float

@@ -1,4 +1,4 @@
-"""Replay: predictions beside measured kernels, served runs and engine steps."""
+"""Replay: predictions beside measured kernels, benchmark results and engine steps."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ from simulator.replay.tables import METRIC_WORDS
 from simulator.replay.validation import conclusion, error_tables, summary_table
 
 NAME = "replay"
-VIEWS = ("errors on record", "kernels", "served runs and engine steps")
+VIEWS = ("errors on record", "kernels", "benchmark results and engine steps")
 KERNEL_CONTROLS = ("trace", "chip", "library", "device", "layer")
 ASKED = ("file", "model", "runs-chip", "framework", "tp")
 STEP = "step_ms"
 
 
 def is_served(view: Any) -> bool:
-    """Whether served runs and steps are looked at, not kernels."""
+    """Whether benchmark results and steps are looked at, not kernels."""
     return bool(view == VIEWS[2])
 
 
@@ -112,7 +112,7 @@ def content(page: str, _served: Served) -> list[Any]:
 
 
 def compute(context: Context, values: Values) -> Shown:
-    """The errors on record, the replay of the chosen trace, or of the chosen served runs or steps."""
+    """The errors on record, the replay of the chosen trace, or of the chosen benchmark results or steps."""
     if is_served(values["view"]):
         return compute_served(context, values)
     return compute_kernels(context, values) if is_kernels(values["view"]) else compute_record()
@@ -124,7 +124,7 @@ def compute_record() -> Shown:
     tables = [card for table in (summary_table(rows), *error_tables(rows)) if (card := table_card(table)) is not None]
     notes = [
         f"Scored by python -m validation all; the last on {max(row.date for row in rows)}.",
-        "A dot is one comparison: a table of served runs or kernels, or a publication. Nothing is left out.",
+        "A dot is one comparison: a table of benchmark results or kernels, or a publication. Nothing is left out.",
         "datasheet, extrapolated: no kernel of that chip, format or shape had been measured when it was scored.",
     ]
     shown = {
@@ -169,7 +169,7 @@ def compute_kernels(context: Context, values: Values) -> Shown:
 
 
 def compute_served(context: Context, values: Values) -> Shown:
-    """A replay of served runs or engine steps."""
+    """A replay of benchmark results or engine steps."""
     if not values["replay"]:
         words = "There is no replay here yet: forerun replay requests FILE --scenario SCENARIO --out DIR makes one, "
         return {"lead": remark(words + "or press Replay this file."), "basis": rests_on(None)}, {}
@@ -222,7 +222,7 @@ PAGE = Page(
     NAME,
     "Replay",
     "Replay",
-    "How far predictions are from measurements: kernels, served runs and engine steps of the served folders.",
+    "How far predictions are from measurements: kernels, benchmark results and engine steps of the served folders.",
     [
         Choice("view", "What is replayed", options=lambda _: VIEWS if record() else VIEWS[1:]),
         Choice("trace", "Kernel trace", ON_KERNELS, options=lambda served: list(served.traces()), default=SAMPLE_TRACE),

@@ -64,7 +64,7 @@ class AttentionSpeculationConfig(Section):
     verify_s: Cost | None = None
     """Fixed part of a verification; reading both outputs comes on top."""
     sync_s: Cost | None = None
-    """Fixed part of the hand-over at the end of a layer; residual and KV rows on the link come on top."""
+    """Fixed part of the synchronisation at the end of a layer; residual and KV rows on the link come on top."""
     skip_launch_s: Cost | None = None
     """Seconds to launch one skipped kernel."""
 

@@ -198,7 +198,7 @@ class _Groups:
         yield env.all_of(busy)
 
     def occupy(self, layer: int, group: int, what: str, seconds: float) -> Process:
-        """Work on a group that may still be busy with the layer before, and its part in the hand-over."""
+        """Work on a group that may still be busy with the layer before, and its part in the synchronisation."""
         with self.groups[group].request() as turn:
             yield turn
             yield from self.work(layer, group, what, seconds)

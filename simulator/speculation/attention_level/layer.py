@@ -45,7 +45,7 @@ class LayerTimes:
     verify_s: Seconds
     """Comparison of the speculative with the exact output, fused into the end of attention."""
     sync_s: Seconds
-    """Hand-over at the end of a layer: priority swap, residual swap, KV rows."""
+    """Synchronisation at the end of a layer: priority swap, residual swap, KV rows."""
     skip_pre_s: Seconds = 0.0
     """Launches of the kernels before attention where they are skipped."""
     skip_post_s: Seconds = 0.0

@@ -139,7 +139,7 @@ def _clock(seconds: float) -> str:
 FAULTS = (ForerunError, InvariantError, StalledError)
 """What a layout's runs may end with."""
 CLEAR_MISS = 1.5
-"""Strain of the first run from which others are not needed to call it a miss."""
+"""SLO ratio of the first run from which others are not needed to call it a miss."""
 TOLERANCE = 0.01
 """Relative width of the bracket in which a highest rate is left."""
 MOST_WIDENING = 24

@@ -202,7 +202,7 @@ ProgressCall = Callable[[int, int], None]
 
 
 def execute(points: Mapping[str, Point], store: SweepStore, pool: Pool, progress: ProgressCall | None = None) -> None:
-    """Run every open point of ``store``; returns when all are done or failed, whoever ran them.
+    """Run every open point of ``store``; returns when all are done or failed, by this process or another.
 
     Args:
         points: by key.

@@ -109,7 +109,7 @@ def test_what_is_hidden_of_attention_takes_no_place():
     decoding = next(sample for sample in run.detail.sampled if run.steps.prefill_seqs[sample.row] == 0)
     by_name = {kernel.name: kernel for kernel in decoding.kernels}
     assert by_name["decode attention"].exposed != 1.0
-    assert by_name["hand-over"].family == "collective"
+    assert by_name["p2p-send"].family == "collective"
     device_s = sum(kernel.step_s for kernel in decoding.kernels)
     assert device_s + decoding.host_s == pytest.approx(run.steps.seconds[decoding.row], rel=1e-9)
 

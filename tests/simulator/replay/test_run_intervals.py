@@ -1,4 +1,4 @@
-"""Intervals of served runs: from other configurations, as wide as those are off, and right nine times in ten."""
+"""Intervals of benchmark results: from other configurations, as wide as those are off, and right nine times in ten."""
 
 import numpy as np
 import pytest

@@ -128,7 +128,7 @@ def test_one_stage_is_the_plain_engine(data, stream, query_len):
 @SETTINGS
 @given(st.data(), conversations(), st.integers(2, 5), st.integers(1, 3), st.integers(1, 3))
 def test_nothing_is_lost_in_a_pipeline(data, stream, stages, query_len, replicas):
-    """Every accepted request gets all its tokens, in order, whoever routes; blocks stay within the pool."""
+    """Every accepted request gets all its tokens, in order, under every router; blocks stay within the pool."""
     limit = data.draw(limits(stream, query_len))
     sampler = AcceptanceSampler(np.array([0.7, 0.4])[: query_len - 1], seed=3) if query_len > 1 else None
     shares = tuple(data.draw(st.lists(st.floats(0.05, 1.0), min_size=stages, max_size=stages)))

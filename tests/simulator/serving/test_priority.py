@@ -33,7 +33,7 @@ def test_the_lowest_value_goes_first_then_the_first_to_arrive():
     assert list(chunks) == [3, 2, 1]
 
 
-def test_the_last_in_rank_makes_room_whoever_came_first():
+def test_the_last_in_rank_is_preempted_in_any_order_of_arrival():
     """Each holds two or three blocks of five; the third block of the urgent one is taken from the least urgent, which
     had been admitted first, was planned for this step already, and waits in its place again."""
     scheduler = engine(num_blocks=5, max_num_batched_tokens=64)
@@ -105,7 +105,7 @@ class ShortestFirst(UnifiedScheduler):
         self.waiting.extend(ordered)
 
 
-class Fullest(LeastOutstanding):
+class MostLoaded(LeastOutstanding):
     """The busiest replica."""
 
     def choose(self, request, ports):
@@ -121,7 +121,7 @@ class NoneOfThree(QueueWhenFull):
 
 def test_rules_of_ones_own_stand_in_a_scenario_by_name(tables):
     rules.register_scheduler("mine", rules.SchedulerFacts(ShortestFirst))
-    rules.register_routing("mine", Fullest)
+    rules.register_routing("mine", MostLoaded)
     rules.register_admission("mine", NoneOfThree)
     router, hardware = {"max_outstanding": 10, "when_full": "mine"}, {"chip": "h100-sxm", "replicas": 2}
     engine = {"scheduler": "mine", "routing": "mine", "max_num_seqs": 4, "entry_point": "offline"}
@@ -131,7 +131,7 @@ def test_rules_of_ones_own_stand_in_a_scenario_by_name(tables):
     )
     served = ~result.requests.failed
     assert result.requests.failed.sum() == 40 - 2 * 10 - 3
-    assert result.requests.replica[:10].tolist() == [0] * 10, "the fullest until it may hold no more"
+    assert result.requests.replica[:10].tolist() == [0] * 10, "the most loaded until it may hold no more"
     first = [int(result.requests.input_tokens[served & (result.requests.replica == n)][:10].argmin()) for n in (0, 1)]
     for replica, shortest in enumerate(first):
         custom = np.flatnonzero(served & (result.requests.replica == replica))[:10]

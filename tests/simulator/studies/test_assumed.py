@@ -25,7 +25,7 @@ def test_host_costs_are_assumed_and_calibrated_kernels_are_not():
     for framework in ("vllm", "sglang"):
         fitted = set(assumed_parameters(scenario(engine={"framework": framework})))
         assert {f"{framework}.eager_launch_s", f"{framework}.reserved_bytes"} <= fitted
-        assert f"{framework}.per_sequence_s" not in fitted  # fitted on served runs
+        assert f"{framework}.per_sequence_s" not in fitted  # fitted on benchmark results
     assert not any(name.startswith("h100-sxm.kernels.") for name in names)
 
 

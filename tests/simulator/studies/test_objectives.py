@@ -19,7 +19,7 @@ def result():
     return simulate(scenario_from(tiny_data(num_requests=80), "test"))
 
 
-def test_strain_is_a_share_of_the_limit_or_of_the_bad_requests_allowed():
+def test_slo_ratio_is_a_share_of_the_limit_or_of_the_bad_requests_allowed():
     latency, share = objective_of({}, ("p99_ttft_ms=200",)), objective_of({}, SHARE)
     assert latency.slo_ratio("p99_ttft_ms", 50.0) == 0.25
     assert latency.slo_ratio("p99_ttft_ms", None) == 0.0, "what was never measured breaks no limit"

@@ -1,4 +1,4 @@
-"""The store of a sweep: each point once, whoever dies; clear words about files it cannot use."""
+"""The store of a sweep: each point runs once even if workers die; unusable files are named."""
 
 import os
 import resource

@@ -295,7 +295,7 @@ class TestTime:
         known = request("eagle3").overhead
         assert known.per_sequence_s > 0 < known.sequence_pass_s
         assert request("eagle3", draft=arguments).overhead == replace(known, step_s=1e-3, pass_s=1e-4)
-        # Whoever measured a sequence's host time has its passes in it.
+        # A measured host time per sequence includes its draft passes.
         assert request("eagle3", draft=arguments | {"per_sequence_s": 2e-5}).overhead == HostOverhead(1e-3, 1e-4, 2e-5)
 
     def test_host_time_of_a_sequence_counts_its_passes(self):

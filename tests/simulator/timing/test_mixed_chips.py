@@ -79,7 +79,7 @@ def test_compiled_and_interpreted_runs_agree(model, hardware):
     assert np.array_equal(fast.requests.finished_s, exact.requests.finished_s)
 
 
-def test_equal_cards_in_turn_take_one_cards_time_and_the_hand_over():
+def test_equal_cards_in_turn_take_one_cards_time_and_the_send():
     one, two = decode_s(scenario()), decode_s(scenario(hardware=on("rtx-4090", 16) | {"link": "pcie4-x16"}))
     library = KernelLibrary("rtx-4090", "llama.cpp")
     sent = library.collective("send_recv", 4096 * 2.0, 2, load_link("pcie4-x16")).seconds

@@ -102,7 +102,7 @@ def test_attention_groups_have_a_cache_each():
     assert memory(dp).num_blocks > 4 * memory(tp).num_blocks
 
 
-def test_the_fullest_stage_decides():
+def test_the_stage_with_the_fewest_blocks_decides():
     one = deployment("llama-3.1-8b", "l4")
     stages = [memory(stage) for stage in one.stages(3)]
     both = memory(one, 3)
@@ -140,7 +140,7 @@ def test_one_stage_is_the_plain_model(model):
 
 @pytest.mark.parametrize("model", ["llama-3.1-8b", "gpt-oss-20b", "deepseek-v3"])
 @pytest.mark.parametrize("stages", [2, 5])
-def test_a_pass_is_the_model_and_its_hand_overs(model, stages):
+def test_a_pass_is_the_model_and_its_sends(model, stages):
     """A batch alone: every layer once, and an output of two hidden states per token sent ``stages - 1`` times."""
     one = deployment(model, tensor_parallel=2)
     link = load_link("nvlink4")

@@ -59,11 +59,11 @@ def test_work_of_all_chips_together_is_that_of_one(groups, seqs):
 
 
 def test_the_slowest_group_sets_the_pace():
-    """Nine to twelve sequences over four groups are three for the fullest: all but the experts takes equally long."""
+    """Nine to twelve sequences over four groups are three for the slowest: all but the experts takes equally long."""
     timer = StepTimer(spread(4), 512)
-    for fullest, batches in ((2, range(5, 9)), (3, range(9, 13))):
+    for slowest, batches in ((2, range(5, 9)), (3, range(9, 13))):
         single = [
-            timer.seconds(decode(seqs, 700)) - timer._experts.seconds(max(seqs, int(timer._padded[fullest])))
+            timer.seconds(decode(seqs, 700)) - timer._experts.seconds(max(seqs, int(timer._padded[slowest])))
             for seqs in batches
         ]
         assert_allclose(single, single[0], rtol=1e-9)
@@ -71,7 +71,7 @@ def test_the_slowest_group_sets_the_pace():
 
 
 def test_rows_of_logits_are_dealt_out_too():
-    """Four groups: five to eight rows are two for the fullest group, four rows are one."""
+    """Four groups: five to eight rows are two for the slowest group, four rows are one."""
     timer = StepTimer(spread(4), 512)
     work = decode(8, 700)
     four, five, eight, nine = (timer.seconds(work, rows) for rows in (4, 5, 8, 9))
@@ -121,7 +121,7 @@ class TestExchange:
         due = due + split.kernels.collective("reduce_scatter", message, 4, split.link).seconds
         assert_allclose(exchange_seconds(split, mlp, tokens), [0, due[1]])
 
-    def test_the_fullest_chip_takes_longer_for_the_same_work(self):
+    def test_the_slowest_chip_takes_longer_for_the_same_work(self):
         even, uneven = (replace(spread(4), expert_routing=name) for name in ("balanced", "power-law-1.2"))
         mlp = even.architecture.layer_groups[0].layer.feed_forward
         tokens = np.array([0, 1, 512])

@@ -1,4 +1,4 @@
-"""Step times: hand-checked bounds, one price for one step whoever asks, shares that add up."""
+"""Step times: hand-checked bounds, one price for one step by every route, shares that add up."""
 
 import math
 from dataclasses import replace

@@ -125,7 +125,7 @@ def golden_timer(name):
 
 
 def one_price(timer, work):
-    """The list of a step, its costs and its seconds: one figure, whoever is asked."""
+    """The list of a step, its costs and its seconds give one figure."""
     steps = arrays(work)
     listed = float(Costs.of(timer.kernels(steps), 1).device_s[0])
     costs = timer.costs(steps)
