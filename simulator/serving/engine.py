@@ -3088,7 +3088,7 @@ class Engine:
             if sequence.computed_tokens < sequence.input_tokens + sequence.generated_tokens:
                 continue
             if self.prefill_only:
-                delivered += self._deliver_token(sequence, start, now)
+                delivered += self._finish_prefill(sequence, start, now)
                 continue
             sequence.decoding = True
             delivered += self._deliver(sequence, 1, start, now)
@@ -3146,7 +3146,7 @@ class Engine:
         return delivered
 
     @cython.cfunc
-    def _deliver_token(self, sequence: Sequence, start: cython.double, now: cython.double) -> cython.longlong:
+    def _finish_prefill(self, sequence: Sequence, start: cython.double, now: cython.double) -> cython.longlong:
         """A prompt is done: deliver its first token if that is done here, and send the KV on; returns tokens."""
         tokens: cython.longlong = 0
         if self.kv_transfers.samples_first:

@@ -120,7 +120,7 @@ def pipeline(stages, model="llama-3.1-8b", tensor_parallel=1, drafter=None, **co
 class TestPipelines:
     @pytest.mark.parametrize("stages", [1, 2, 4])
     @pytest.mark.parametrize("tensor_parallel", [1, 4])
-    def test_stages_and_hand_overs_make_up_the_whole(self, stages, tensor_parallel):
+    def test_stages_and_sends_make_up_the_whole(self, stages, tensor_parallel):
         """The same layers in pieces, and between two pieces one message; without a link's worth of work none."""
         whole = ModelTimer(StepTimer(hosted("llama-3.1-8b", tensor_parallel), 2048))
         timer = pipeline(stages, tensor_parallel=tensor_parallel)
