@@ -342,8 +342,9 @@ def drafts(outcome: Outcome) -> Iterator[str]:
 def steps(outcome: Outcome) -> Iterator[str]:
     """Problems of single steps, collected while the steps were audited."""
     yield from outcome.steps.found
-    # Requests record what was cached when they were first admitted. Resumed ones may share more blocks.
-    if not (outcome.requests.cached_tokens.any() or outcome.requests.preemptions.any()):
+    # Requests record what was cached when they were first admitted. Resumed and restarted ones may share more blocks.
+    records = outcome.requests
+    if not (records.cached_tokens.any() or records.preemptions.any() or outcome.restarts.any()):
         yield from outcome.steps.unshared.values()
     yield from outcome.steps.overlapping()
 

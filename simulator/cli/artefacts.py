@@ -29,11 +29,11 @@ EmitOption = Annotated[
 ]
 
 
-USED_BY_THRESHOLDS = frozenset(
-    ("scenario", "thresholds", "target", "set_values", "seed", "replications", "emit_name", "out", "json_file", "jobs",
-     "no_progress")
+UNUSED_BY_THRESHOLDS = (
+    "rate", "max_rate", "trace", "columns", "growth", "slo", "vary", "requests", "finalists", "max_replicas", "spare",
+    "no_headroom", "power_budget", "carbon", "no_interval", "confidence",
 )  # fmt: skip
-"""Parameters of ``forerun plan`` that count with ``--thresholds``."""
+"""Parameters of ``forerun plan`` that have no effect with ``--thresholds``."""
 
 
 def plan_thresholds(
@@ -50,7 +50,7 @@ def plan_thresholds(
     """``forerun plan --thresholds``: one run of each threshold and fixed number of replicas, or ``--replications``."""
     from simulator.studies.plan.thresholds import thresholds
 
-    refuse_unused(context, "--thresholds", USED_BY_THRESHOLDS)
+    refuse_unused(context, "with --thresholds", *UNUSED_BY_THRESHOLDS)
     shown = "no_progress" not in set_options(context)
     values = [positive(word, "target") for text in target or () for word in text.split(",")]
     runs = replications if "replications" in set_options(context) else 1
@@ -58,10 +58,24 @@ def plan_thresholds(
         result = thresholds(
             study, targets=values or None, seed=seed, replications=runs, jobs=jobs, progress=progress.update
         )
+    return show_plan(result, emit_name, json_file, out)
+
+
+def show_plan(result: Any, emit_name: str | None, json_file: str | None, out: Path | None) -> int:
+    """Print a plan, and its winner as ``--emit`` asks; the document holds that text as ``artefact``.
+
+    Returns:
+        The exit code: 1 where no deployment meets the SLO.
+    """
+    if result.best is None:
+        show(result, json_file, out)
+        return EXIT_NOTHING_HOLDS
+    if emit_name is not None:
+        result.document["artefact"] = artefact_of(emit_name, result.scenario)
     show(result, json_file, out)
-    if emit_name is not None and result.best is not None and json_file != STDOUT:
-        print(artefact_of(emit_name, result.scenario))
-    return 0 if result.best is not None else EXIT_NOTHING_HOLDS
+    if emit_name is not None and json_file != STDOUT:
+        print(result.document["artefact"])
+    return 0
 
 
 def positive(word: str, option: str) -> float:

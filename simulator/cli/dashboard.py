@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from simulator.cli.output import refuse_unused
+
 PARTS = ("dash", "dash_mantine_components")
 DEFAULT_FOLDER = Path("out")
 
@@ -17,6 +19,7 @@ def register(app: typer.Typer) -> None:
 
 
 def dash(
+    context: typer.Context,
     folders: Annotated[
         list[Path] | None,
         typer.Argument(
@@ -48,7 +51,9 @@ def dash(
     from dashboards.app import serve
     from dashboards.app.server import is_loopback
 
-    if not is_loopback(host):
+    if is_loopback(host):
+        refuse_unused(context, f"with --host {host}, which only this machine reaches", "expose")
+    else:
         if not expose:
             raise ForerunError(
                 f"--host {host}: others could reach this address, and nothing is encrypted; add --expose if you mean it"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simulator.cli.output import JsonOption, Progress, ResidualOption, checked_outputs, emit, printed
+from simulator.cli.output import JsonOption, Progress, ResidualOption, checked_outputs, emit, printed, refuse_unused
 from simulator.cli.replays import DeviceOption, FilesArgument, FormatOption
 
 if TYPE_CHECKING:
@@ -76,6 +76,7 @@ EXIT_INTERRUPTED = 130
 
 
 def measure(
+    context: typer.Context,
     output: Annotated[
         Path,
         typer.Option(
@@ -113,6 +114,8 @@ def measure(
         raise ForerunError(
             f"--profile {profile}: a .yaml file, and for --device cpu only (forerun chips list has GPUs)"
         )
+    if device != "cpu":
+        refuse_unused(context, f"with --device {device}", "threads")
     check_device(load_torch(), device)
     formats = (dtype or ("bf16,fp32" if device == "cpu" else "bf16")).split(",")
     shapes = kernel_shapes(device, quick, families.split(","), formats, seed)

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -79,22 +79,22 @@ def set_options(context: typer.Context) -> dict[str, str]:
     }
 
 
-def refuse_unused(context: typer.Context, mode: str, used: Collection[str]) -> None:
+def refuse_unused(context: typer.Context, mode: str, *unused: str) -> None:
     """Refuse options that have no effect in a mode of a command.
 
     Args:
         context: of the command.
-        mode: what chooses it, for the message.
-        used: names of the parameters that it uses.
+        mode: what chooses it, for the message: ``without --out``.
+        unused: names of the parameters that it does not use.
 
     Raises:
-        ArgumentError: another option stands on the command line.
+        ArgumentError: one of them stands on the command line.
     """
     from simulator.errors import ArgumentError
 
     for name, option in set_options(context).items():
-        if name not in used:
-            raise ArgumentError(option.lstrip("-").replace("-", "_"), f"has no effect with {mode}; remove it")
+        if name in unused:
+            raise ArgumentError(option.lstrip("-").replace("-", "_"), f"has no effect {mode}; remove it")
 
 
 def out_to(files: str) -> Any:

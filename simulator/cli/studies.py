@@ -12,9 +12,9 @@ from simulator.cli.artefacts import (
     ARTEFACTS_OF_TUNE,
     PLAN_REPLICATIONS,
     EmitOption,
-    artefact_of,
     checked_artefact,
     plan_thresholds,
+    show_plan,
     tuned_artefact,
 )
 from simulator.cli.output import (
@@ -37,7 +37,6 @@ from simulator.cli.output import (
 if TYPE_CHECKING:
     from simulator.studies.study_file import StudyFile
 
-EXIT_NOTHING_HOLDS = 1
 AXIS = "1,8,64 or doubling 1..256"
 
 ScenarioOrLogArgument = Annotated[
@@ -216,6 +215,7 @@ def compare(
 
 
 def race(
+    context: typer.Context,
     scenario: Annotated[
         Path,
         typer.Argument(
@@ -249,6 +249,8 @@ def race(
     from simulator.studies.race.race import race as run_race
     from simulator.studies.study_file import load_study
 
+    if replay is not None:
+        refuse_unused(context, "with --replay, which has its own traffic", "patterns", "requests", "seed", "jobs")
     study = load_study(scenario, tuple(set_values or ()), ())
     with checked_outputs(out, json_file):
         with Progress(not no_progress, "racing") as progress:
@@ -366,7 +368,11 @@ def plan(
     checked_artefact(emit_name)
     if thresholds:
         return plan_thresholds(context, study, target, seed, replications, jobs, json_file, emit_name, out)
-    refuse_unused(context, "a plan without --thresholds", context.params.keys() - {"target"})
+    refuse_unused(context, "without --thresholds", "target")
+    if max_rate:
+        refuse_unused(context, "with --max-rate", "finalists", "max_replicas")
+    if "hardware.replicas" in study.vary:
+        refuse_unused(context, "where hardware.replicas is varied", "max_replicas")
     with checked_outputs(out, json_file):
         with Progress(not no_progress, "planning") as progress:
             result = make_plan(
@@ -391,13 +397,11 @@ def plan(
                 jobs=jobs,
                 progress=progress.update,
             )
-        show(result, json_file, out)
-    if emit_name is not None and result.best is not None and json_file != STDOUT:
-        print(artefact_of(emit_name, result.scenario))
-    return 0 if result.best is not None else EXIT_NOTHING_HOLDS
+        return show_plan(result, emit_name, json_file, out)
 
 
 def tune(
+    call: typer.Context,
     scenario: Annotated[
         Path,
         typer.Argument(
@@ -446,6 +450,7 @@ def tune(
     with checked_outputs(out, json_file):
         with Progress(not no_progress, "tuning") as progress:
             if is_local(study, engine, from_log, measured, p_min):
+                refuse_unused(call, "on one machine: nothing is random", "seed")
                 result: StudyResult = tune_machine(
                     study,
                     from_log or (),
@@ -460,16 +465,18 @@ def tune(
                 result = run_tuning(
                     study, batch=batch, context=context, tokens=tokens, emit=flags, seed=seed, progress=progress.update
                 )
+        printed_last = result.document["emit"]
+        if engine in ARTEFACTS_OF_TUNE:
+            printed_last = tuned_artefact(str(engine), study.scenario, result.document)
+            result.document["artefact"] = printed_last
         show(result, json_file, out)
-    if json_file != STDOUT:
-        if engine is not None and engine in ARTEFACTS_OF_TUNE:
-            print(tuned_artefact(engine, study.scenario, result.document))
-        elif result.document["emit"]:
-            print(result.document["emit"])
+    if json_file != STDOUT and printed_last:
+        print(printed_last)
     return 0
 
 
 def sweep(
+    context: typer.Context,
     scenario: Annotated[
         Path, typer.Argument(metavar="SCENARIO", help="A scenario or study file, YAML or JSON.", show_default=False)
     ],
@@ -512,6 +519,8 @@ def sweep(
     from simulator.studies.study_file import checked_design, load_study
     from simulator.studies.sweep.study import sweep as run_sweep
 
+    if cluster not in (None, "local"):
+        refuse_unused(context, "with the address of a cluster, which has its own workers", "jobs")
     study = load_study(scenario, tuple(set_values or ()), tuple(vary or ()))
     kept = store if store is not None else Path(f"{scenario.stem}.sweep")
     with checked_outputs(out, json_file):

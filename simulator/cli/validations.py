@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simulator.cli.output import JobsOption, JsonOption, OutOption, Progress, checked_outputs, emit
+from simulator.cli.output import JobsOption, JsonOption, OutOption, Progress, checked_outputs, emit, refuse_unused
 from simulator.tables import Table
 
 if TYPE_CHECKING:
@@ -65,6 +65,8 @@ def check_errors(
     from simulator.replay.validation import grown_errors, read_errors
 
     if check is None:
+        mode = "without --check" if context.invoked_subcommand is None else f"before '{context.invoked_subcommand}'"
+        refuse_unused(context, mode, "margin", "quick", "fresh", "jobs")
         if context.invoked_subcommand is None:
             print(context.get_help())
         return 0

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from simulator.errors import ForerunError, install_hint
+from simulator.errors import ArgumentError, ForerunError, install_hint
 from traces.requests.agents import request_of, spans_of
 
 COUNTERS: dict[str, tuple[str, ...]] = {
@@ -152,6 +152,8 @@ def observe_files(files: Sequence[Path], seconds: float | None) -> Observed:
         raise ForerunError(f"twin: one file, or an earlier and a later scrape, expected (got {len(texts)})")
     ((file, text),) = texts
     if text.lstrip()[:1] in ("{", "["):
+        if seconds is not None:
+            raise ArgumentError("seconds", f"has no effect with {file}, which says how long it covers; remove it")
         return _json(file, text)
     return between({}, samples_of(text, str(file)), str(file), seconds)
 

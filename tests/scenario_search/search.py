@@ -31,22 +31,36 @@ CPU_LIMIT_S = 60.0
 KNOWN = ("ok", "refused")
 DTYPES = ["bf16", "fp8", "int8", "int4", "fp4", "bfp8"]
 CHIPS = ["h100-sxm", "a100-sxm-80gb", "n150", "mi300x", "l40s", "rtx-4090", "b200-sxm", "h20"]
+MODELS = ["llama-3.2-1b", "llama-3.1-8b", "gemma-3-4b", "qwen3-30b-a3b", "gpt-oss-20b", "deepseek-v3"]
+"""Drawn most often; one scenario in four has any model of the catalogue."""
 WORDS: dict[str, list[Any]] = {
-    "model": ["llama-3.2-1b", "llama-3.1-8b", "gemma-3-4b", "qwen3-30b-a3b", "gpt-oss-20b", "deepseek-v3"],
+    "model": MODELS,
     "chip": CHIPS,
     "link": ["nvlink4", "pcie5-x16", "infiniband-ndr"],
     "pipeline_link": ["nvlink4", "pcie5-x16"],
     "host_link": ["pcie5-x16"],
-    "framework": ["vllm", "sglang", "trtllm", "generic"],
+    "framework": ["vllm", "sglang", "trtllm", "generic", "llama.cpp"],
     "kv_cache_dtype": DTYPES,
     "weights_dtype": DTYPES,
     "expert_routing": ["uniform", "zipf-1.0"],
     "task": ["gsm8k"],
     "curve": ["eagle3-llama-3.1-8b", "nothing"],
+    "trace": [
+        "azure-conv-2023",
+        "mooncake-conversation",
+        "agents",
+        "FILES/plain.csv",
+        "FILES/shared.jsonl",
+        "FILES/bad.csv",
+        "nothing",
+    ],
+    "file": ["FILES/lengths.txt", "FILES/bad.csv", "nothing"],
+    "log": ["FILES/engine.log", "FILES/bad.csv", "nothing"],
+    "format": ["auto", "mooncake", "azure-llm", "nothing"],
 }
-"""Words for fields of free text; fields that name files are left out."""
-FILES = {"trace", "file", "log", "hf_config", "skip_requests"}
-"""Fields that name files, or count only with one."""
+"""Words for fields of free text; ``FILES`` is the folder beside this file."""
+ONLY_TRACE = {"trace", "skip_requests", "columns", "format", "on_error"}
+"""Fields of a workload that count only with a trace; a scenario that has none does not get them."""
 SMALL = {"num_requests": 14, "turns": 5, "input_tokens": 900, "output_tokens": 60, "value": 900, "min": 300, "max": 900,
          "values": 900, "replicas": 3, "tensor_parallel": 4, "pipeline_parallel": 3, "num_speculative_tokens": 8,
          "system_prompt_tokens": 400, "depth": 6, "width": 4, "mean": 600, "nodes": 40,
@@ -61,7 +75,11 @@ PARTS: dict[str, list[Any]] = {
         {"chip": "h100-sxm", "pipeline_parallel": 2},
         {"chip": "a100-sxm-80gb", "replicas": 3},
         {"chip": "n150", "tensor_parallel": 4, "speculative_parallel": 2},
+        {"chip": "gb300", "tensor_parallel": 8},
+        {"chip": "cpu-ddr5-2ch", "layers_on": [{"chip": "rtx-4090", "layers": 8}]},
     ],
+    "layers_on": [{"chip": "rtx-4090", "layers": 4}, {"chip": "rtx-4090", "layers": 400}],
+    "columns": [{"input": "prompt"}, {"arrival": "ts:ms", "output": "answer"}, {"input": "nothing"}],
     "engine": [
         {"max_num_seqs": 4},
         {"scheduler": "static", "block_size": 3},
@@ -83,10 +101,23 @@ PARTS: dict[str, list[Any]] = {
             "acceptance": {"per_position": [0.7, 0.4]},
         },
         {"method": "eagle3", "num_speculative_tokens": 3, "acceptance": {"per_position": [0.73, 0.52, 0.35]}},
+        {"method": "medusa", "num_speculative_tokens": 3, "acceptance": {"alpha": 0.6}},
+        {"method": "eagle", "num_speculative_tokens": 2, "acceptance": {"alpha": 0.7, "spread": 0.2}},
+        {"method": "mtp", "num_speculative_tokens": 2, "acceptance": {"alpha": 0.8}},
+        {"method": "none", "acceptance": {"alpha": 0.7, "spread": 0.2}},
     ],
     "pools": [
         {"a": {}, "b": {"hardware": {"chip": "a100-sxm-80gb"}}},
         {"a": {"role": "prefill"}, "b": {"role": "decode", "engine": {"num_kv_blocks": 90}}, "c": {"role": "decode"}},
+        {"a": {"role": "prefill", "engine": {"enable_prefix_caching": False}}, "b": {"role": "decode"}},
+        {
+            "a": {"role": "prefill", "hardware": {"tensor_parallel": 2}, "engine": {"max_num_batched_tokens": 4096}},
+            "b": {"role": "decode", "engine": {"enable_prefix_caching": False, "block_size": 64}},
+        },
+        {
+            "a": {"engine": {"framework": "sglang", "scheduler": "sglang"}},
+            "b": {"hardware": {"tensor_parallel": 2}, "engine": {"block_size": 32, "max_num_seqs": 3}},
+        },
     ],
     "arrivals": [
         {"process": "burst"},
@@ -149,6 +180,11 @@ PARTS: dict[str, list[Any]] = {
             "num_requests": 12,
             "priorities": [0, 1, 1],
         },
+        {"trace": "mooncake-conversation", "num_requests": 8},
+        {"trace": "FILES/shared.jsonl", "num_requests": 14},
+        {"trace": "agents", "num_requests": 12, "arrivals": {"process": "burst"}},
+        {"trace": "azure-conv-2023", "num_requests": 12, "skip_requests": 30},
+        {"trace": "FILES/plain.csv", "columns": {"arrival": "ts", "input": "prompt", "output": "answer"}},
     ],
 }
 """Sections that are sound by themselves."""
@@ -174,7 +210,7 @@ def schema() -> dict[str, Any]:
 def scenario_of(seed: int) -> dict[str, Any]:
     """A random scenario, the same for the same seed."""
     rng = random.Random(seed)
-    data: dict[str, Any] = {"model": rng.choice(WORDS["model"][:2] * 3 + WORDS["model"])}
+    data: dict[str, Any] = {"model": rng.choice(MODELS[:2] * 3 + MODELS if rng.random() < 0.75 else _catalogue())}
     for section, share in LIKELY.items():
         if rng.random() < share:
             data[section] = copy.deepcopy(rng.choice(PARTS[section]))
@@ -184,11 +220,32 @@ def scenario_of(seed: int) -> dict[str, Any]:
         data["kv_transfer"] = copy.deepcopy(rng.choice(PARTS["kv_transfer"]))
     for _ in range(rng.choice([0, 1, 1, 1, 2, 4])):
         node, described = rng.choice(list(_nodes(data, schema(), rng)))
-        fields = [name for name in described if name not in FILES]
-        if fields:
-            name = rng.choice(fields)
-            node[name] = drawn(described[name], name, rng)
+        fields = [name for name in described if name not in ONLY_TRACE or "trace" in node]
+        name = rng.choice(fields)
+        node[name] = drawn(described[name], name, rng)
+    if data["hardware"]["chip"] == "gb300" and any(word in data["model"] for word in ("deepseek", "glm-5", "kimi")):
+        data["hardware"] |= {"attention_data_parallel": 4, "expert_parallel": 8}
+    if "layers_on" in data["hardware"] and rng.random() < 0.8:
+        data["engine"] = data.get("engine", {}) | {"framework": "llama.cpp"}
+    if data["workload"].get("trace") is not None and data["workload"].get("num_requests") is None:
+        data["workload"]["num_requests"] = 8  # a whole trace only takes longer
     return data
+
+
+@cache
+def _catalogue() -> list[str]:
+    from simulator.llm import architecture_names
+
+    return list(architecture_names())
+
+
+def _placed(data: Any) -> Any:
+    """A scenario with the folder of the files that it names."""
+    if isinstance(data, dict):
+        return {name: _placed(value) for name, value in data.items()}
+    if isinstance(data, list):
+        return [_placed(value) for value in data]
+    return data.replace("FILES/", f"{FOLDER}/files/") if isinstance(data, str) else data
 
 
 def _nodes(data: Any, described: dict[str, Any], rng: random.Random) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
@@ -261,7 +318,7 @@ def _mapping(described: dict[str, Any], name: str, rng: random.Random) -> dict[s
         return copy.deepcopy(rng.choice(PARTS[name]))
     result, needed = {}, set(described.get("required", ()))
     for field, inner in described.get("properties", {}).items():
-        if field not in FILES and (field in needed or rng.random() < 0.25):
+        if field in needed or rng.random() < (0.05 if field in ONLY_TRACE else 0.25):
             result[field] = drawn(inner, field, rng)
     for inner in described.get("patternProperties", {}).values():
         result |= {pool: drawn(inner, "pool", rng) for pool in "abc"[: rng.randint(1, 3)]}
@@ -272,7 +329,9 @@ class _Endless(Exception):
     """A scenario has used up its processor time."""
 
 
-def judged(data: dict[str, Any], seed: int = 0, limit_s: float | None = None, oracle: bool = False) -> tuple[str, str]:
+def judged(
+    data: dict[str, Any], seed: int = 0, limit_s: float | None = None, oracle: bool = False, intervals: bool = False
+) -> tuple[str, str]:
     """What becomes of a scenario: ``ok``, ``refused`` or a kind of finding, and its message without numbers.
 
     Args:
@@ -280,6 +339,7 @@ def judged(data: dict[str, Any], seed: int = 0, limit_s: float | None = None, or
         seed: of its run.
         limit_s: processor time after which it counts as endless; None waits.
         oracle: whether it is run by the interpreted engine as well.
+        intervals: whether the model's own error is looked for too, which takes five times as long.
     """
     from simulator.errors import ForerunError, InvariantError
 
@@ -287,7 +347,7 @@ def judged(data: dict[str, Any], seed: int = 0, limit_s: float | None = None, or
         signal.signal(signal.SIGPROF, _out_of_time)
         signal.setitimer(signal.ITIMER_PROF, limit_s)
     try:
-        return _run(data, seed, oracle)
+        return _run(data, seed, oracle, intervals)
     except ForerunError as error:
         text = str(error)
         return ("refused", text) if "\n" not in text and text.isprintable() else ("refused in several lines", text)
@@ -302,15 +362,16 @@ def judged(data: dict[str, Any], seed: int = 0, limit_s: float | None = None, or
             signal.setitimer(signal.ITIMER_PROF, 0.0)
 
 
-def _run(data: dict[str, Any], seed: int, oracle: bool) -> tuple[str, str]:
+def _run(data: dict[str, Any], seed: int, oracle: bool, intervals: bool) -> tuple[str, str]:
     """Run a scenario as it is, without step records as its own document reads back, and interpreted."""
     from simulator.metrics import run_document
     from simulator.metrics.document import json_text
     from simulator.run import simulate
     from simulator.scenario import scenario_from
+    from simulator.workload import generate_requests
 
-    scenario = scenario_from(data, "search")
-    document = run_document(simulate(scenario, seed))
+    scenario = scenario_from(_placed(data), "search")
+    document = run_document(simulate(scenario, seed, intervals=intervals))
     again = json.loads(json_text(document))
     thin = run_document(simulate(scenario_from(again["scenario"], "read back"), seed, full_step_rows=0))
     for key in ("summary", "kv_cache", "basis", "chips"):
@@ -319,7 +380,7 @@ def _run(data: dict[str, Any], seed: int, oracle: bool) -> tuple[str, str]:
     if not _close(thin["energy_joules"], document["energy_joules"]):
         return "differs", "energy without step records"
     summary = document["summary"]
-    if summary["completed"] + summary["failed"] != len_of(scenario, document):
+    if summary["completed"] + summary["failed"] != len(generate_requests(scenario.workload, seed)):
         return "differs", "requests offered and requests told of"
     if oracle:
         plain = run_document(simulate(scenario.with_values({"engine.stepping": "exact-steps"}), seed))
@@ -327,12 +388,6 @@ def _run(data: dict[str, Any], seed: int, oracle: bool) -> tuple[str, str]:
             if not _close(plain[key], document[key]):
                 return "differs", f"{key} of the interpreted engine"
     return "ok", ""
-
-
-def len_of(scenario: Any, document: dict[str, Any]) -> int:
-    """Requests that a scenario offers."""
-    count = scenario.workload.num_requests
-    return count if count is not None else document["summary"]["completed"] + document["summary"]["failed"]
 
 
 def _close(one: Any, other: Any) -> bool:
@@ -392,14 +447,22 @@ def _at(data: Any, path: tuple[Any, ...]) -> Any:
 
 def searched(seed: int) -> tuple[int, str, str]:
     """What becomes of one random scenario."""
-    return seed, *judged(scenario_of(seed), limit_s=CPU_LIMIT_S, oracle=True)
+    return seed, *judged(scenario_of(seed), limit_s=CPU_LIMIT_S, oracle=True, intervals=with_intervals(seed))
+
+
+def with_intervals(seed: int) -> bool:
+    """Whether a scenario is one of the eighth that is run with its intervals."""
+    return seed % 8 == 0
 
 
 def keep(seed: int, kind: str, message: str) -> Path:
     """Shrink a finding and put it in the corpus."""
-    small = shrunk(scenario_of(seed), lambda data: judged(data, limit_s=CPU_LIMIT_S, oracle=True) == (kind, message))
+    small = shrunk(
+        scenario_of(seed),
+        lambda data: judged(data, limit_s=CPU_LIMIT_S, oracle=True, intervals=with_intervals(seed)) == (kind, message),
+    )
     file = CORPUS / f"{kind.replace(' ', '-')}-{seed}.json"
-    file.write_text(json.dumps({"told": f"{kind}: {message}", "scenario": small}, indent=1) + "\n", "utf-8")
+    file.write_text(json.dumps({"finding": f"{kind}: {message}", "scenario": small}, indent=1) + "\n", "utf-8")
     return file
 
 

@@ -174,6 +174,19 @@ def test_what_does_not_fit_in_memory_is_refused_before_it_is_made(monkeypatch, w
         generate_requests(tiny(workload).workload, 0)
 
 
+def test_a_trace_that_does_not_fit_in_memory_is_refused_before_it_is_read_whole(tmp_path, monkeypatch):
+    """Its first thousand requests tell how many there are; a bounded part of it is read."""
+    trace = tmp_path / "trace.csv"
+    trace.write_text("arrival_s,input_tokens,output_tokens\n" + "".join(f"{n},500,20\n" for n in range(5000)))
+    monkeypatch.setattr("simulator.workload.generate.LARGE_FILE", 1000)
+    monkeypatch.setattr("simulator.memory.free_bytes", lambda: 2_000_000)
+    asked = r"workload.num_requests: all of .*trace.csv, about (4|5),\d\d\d requests, need about"
+    whole, part = (tiny_data() | {"workload": {"trace": str(trace)} | count} for count in ({}, {"num_requests": 50}))
+    with pytest.raises(ForerunError, match=asked):
+        generate_requests(scenario_from(whole, "whole").workload, 0)
+    assert len(generate_requests(scenario_from(part, "part").workload, 0)) == 50
+
+
 def test_replications_that_chance_has_no_part_in_have_no_spread():
     workload = {"arrivals": {"process": "constant", "request_rate": 7.0}, "input_tokens": 100, "output_tokens": 33}
     runs = [run_document(simulate(tiny(workload), seed)) for seed in range(5)]

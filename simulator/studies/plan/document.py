@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from math import inf, isfinite
@@ -19,6 +19,7 @@ from simulator.result import StudyResult, Summary
 from simulator.scenario import Scenario, is_log, scenario_from
 from simulator.studies.engine_flags import launch_flags
 from simulator.studies.paired import chance_words
+from simulator.studies.plan.layouts import REPLICAS
 from simulator.studies.plan.objectives import RESAMPLES, latency_words, limits_words, objective_of
 from simulator.studies.plan.search import Candidate, Plan, PlanOptions, ProgressCall, make_plan
 from simulator.studies.plan.summary import headroom_words, hours_table, plan_summary, plan_summary_table
@@ -110,7 +111,7 @@ def plan(
         for row in document["candidates"]:
             each = row["output_tokens_per_joule"]
             row["g_co2_per_million_output_tokens"] = each and [1e6 / each / J_PER_KWH * one for one in intensity]
-    return PlanResult(document, _command(document, options), {"study.yaml": _study_text(document, study)})
+    return PlanResult(document, _command(document, options, study.vary), {"study.yaml": _study_text(document, study)})
 
 
 def _check_asked(rate: float | None, max_rate: bool, growth: float, spare: int, power_budget_w: float | None) -> None:
@@ -179,7 +180,7 @@ def with_trace(study: StudyFile, trace: str, columns: Mapping[str, str] | None =
     return replace(study, scenario=scenario_from(data, f"{study.place}: trace {trace}"))
 
 
-def _command(document: Document, options: PlanOptions) -> str:
+def _command(document: Document, options: PlanOptions, varied: Collection[str]) -> str:
     """The command that makes the plan again from its ``study.yaml``."""
     words = ["forerun", "plan", "study.yaml"]
     if options.mode == "rate":
@@ -191,7 +192,10 @@ def _command(document: Document, options: PlanOptions) -> str:
     for key, value in document["slo"].items():
         words += ["--slo", f"{key}={value:g}"]
     words += ["--seed", str(options.seed), "--replications", str(options.replications)]
-    words += ["--finalists", str(options.finalists), "--max-replicas", str(options.max_replicas)]
+    if options.mode != "max-rate":
+        words += ["--finalists", str(options.finalists)]
+        if REPLICAS not in varied:
+            words += ["--max-replicas", str(options.max_replicas)]
     if options.requests is not None:
         words += ["--requests", str(options.requests)]
     if options.spare:

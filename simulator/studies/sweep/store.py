@@ -89,6 +89,7 @@ class SweepStore:
             raise ForerunError(f"{path}: there is no folder {path.parent} to keep the store in")
         with self._plain_errors():
             self._base = sqlite3.connect(":memory:" if path is None else path, timeout=BUSY_S, isolation_level=None)
+            self._base.text_factory = lambda raw: raw.decode("utf-8", "replace")  # what is damaged fails its checksum
             try:
                 self._base.execute("PRAGMA temp_store = MEMORY")
                 self._prepare(points)
@@ -309,7 +310,7 @@ class SweepStore:
                 advice = f"another process has held it for {BUSY_S:.0f} s; try again when that has ended"
             else:
                 advice = "cannot be used as a store"
-            raise ForerunError(f"{self.place}: {advice} ({text})") from None
+            raise ForerunError(f"{self.place}: {advice} ({text[:120]})") from None
 
 
 def checksum(key: str, document: str | None, error: str | None) -> str:

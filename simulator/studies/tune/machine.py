@@ -156,6 +156,8 @@ def tune_machine(
     decoding = [rate for rate in seen if rate.kind == "decode"]
     axis_texts = {"batch": batch, "context": context, "tokens": tokens}
     axes = {axis: axis_values(values, axis) if values else None for axis, values in axis_texts.items()}
+    if len(axes["context"] or ()) > 1:
+        raise ArgumentError("context", f"one length on one machine (got {', '.join(map(str, axes['context'] or ()))})")
     around = (axes["context"] or (_mean_context(base),))[0]
     prices = Prices(base)
     rows = [_priced(prices, rate, around) for rate in decoding]

@@ -170,29 +170,3 @@ def test_the_cheapest_threshold_that_holds_is_found_and_emitted(tmp_path, capsys
 def test_every_name_of_the_contract_is_there():
     named = "vllm sglang trtllm dynamo llm-d keda hpa guidellm aiperf vllm-bench"
     assert set(named.split()) <= set(ARTEFACTS)
-
-
-OPTIONS = {
-    "--rate": "5", "--max-rate": None, "--trace": "azure-conv-2023", "--growth": "2", "--slo": "p99_ttft_ms=1",
-    "--vary": "hardware.tensor_parallel=1,2", "--requests": "50", "--finalists": "2", "--max-replicas": "3",
-    "--spare": "1", "--no-headroom": None, "--power-budget": "1e4", "--carbon": "300", "--no-interval": None,
-    "--confidence": "0.8",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("option", OPTIONS)
-def test_thresholds_refuse_options_that_have_no_effect(option, tmp_path, capsys):
-    file = tmp_path / "scaled.yaml"
-    scaler = {"rule": "hpa", "metric": "outstanding", "target": 4, "max_replicas": 2, "start_up_s": 1.0}
-    file.write_text(json.dumps(tiny_data() | {"autoscaler": scaler, "slo": {"p99_ttft_ms": 500}}))
-    words = ["plan", str(file), "--thresholds", option, *([OPTIONS[option]] if OPTIONS[option] else [])]
-    assert main(words) == 2
-    assert f"{option}" in (message := capsys.readouterr().err), message
-    assert "has no effect with --thresholds" in message
-
-
-def test_a_target_without_thresholds_is_refused(tmp_path, capsys):
-    file = tmp_path / "tiny.yaml"
-    file.write_text(json.dumps(tiny_data() | {"slo": {"p99_ttft_ms": 500}}))
-    assert main(["plan", str(file), "--target", "3"]) == 2
-    assert "--target: has no effect with a plan without --thresholds" in capsys.readouterr().err

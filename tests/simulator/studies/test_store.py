@@ -162,6 +162,20 @@ def test_a_result_that_was_changed_is_run_again(tmp_path):
         assert sorted(store.claim(3)) == sorted([custom[1].key, custom[2].key])
 
 
+def test_bytes_that_are_no_text_cost_their_point_alone(tmp_path):
+    """A damaged result is run again; no error quotes it."""
+    custom = points(3)
+    with SweepStore(tmp_path / "s", custom) as store:
+        store.record([(key, DOCUMENT, None) for key in store.claim(3)])
+    base = sqlite3.connect(tmp_path / "s")
+    base.execute("UPDATE points SET document = CAST(x'FFFE7B22' AS TEXT) WHERE key = ?", (custom[1].key,))
+    base.commit()
+    base.close()
+    with SweepStore(tmp_path / "s", custom) as store:
+        assert store.damaged == 1
+        assert store.claim(3) == [custom[1].key]
+
+
 def test_work_per_point_does_not_grow_with_the_number_of_points(tmp_path):
     """Claiming and recording a point takes so many steps of SQLite's machine, however many points are done."""
 
