@@ -23,8 +23,8 @@ test-load: .venv/ready-dev
 coverage: .venv/ready-dev
 	@$(BIN)/python -c 'import torch' 2>/dev/null || { echo "coverage needs torch: $(BIN)/pip install -e '.[measure]'"; exit 1; }
 	$(BIN)/pytest --cov --cov-report=
-	@for room in hwprofiles simulator traces; do \
-		$(BIN)/coverage report --include="$$room/*" --fail-under=95 || exit 1; done
+	@for package in hwprofiles simulator traces; do \
+		$(BIN)/coverage report --include="$$package/*" --fail-under=95 || exit 1; done
 
 lint: .venv/ready-dev
 	$(BIN)/ruff check .

@@ -49,8 +49,8 @@ def engine() -> list[Extension]:
     if not COMPILED.exists() or COMPILED.read_text() != marked:
         COMPILED.write_text(marked)
     extension = Extension("simulator.serving._engine", [str(COMPILED)], extra_compile_args=OPTIONS, optional=True)
-    found: list[Extension] = cythonize([extension], compiler_directives=DIRECTIVES, quiet=True)
-    return found
+    extensions: list[Extension] = cythonize([extension], compiler_directives=DIRECTIVES, quiet=True)
+    return extensions
 
 
 class WithRecord(build_py):

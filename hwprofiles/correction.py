@@ -1,10 +1,11 @@
-"""The learned correction of kernel times: a sum of ramps over physics' time and the kernel's sizes, never past light.
+"""The learned correction of kernel times: a sum of hinge functions over physics' time and the kernel's sizes, never
+past light.
 
-Every ramp rises with the time of physics, with sizes and with their products, and has a gain of zero or more: what is
-slower by physics or larger is never faster once corrected. (Free regression trees halve the held-out error once more,
-but let thousands of products get faster as they grow.) A profile's corrections lie beside its YAML file and are part of
-the one price: ``KernelLibrary`` asks them of every kernel that its chip was fitted on, unless it is told to leave
-physics alone.
+Every hinge function rises with the time of physics, with sizes and with their products, and has a gain of zero or more:
+what is slower by physics or larger is never faster once corrected. (Free regression trees halve the held-out error once
+more, but let thousands of products get faster as they grow.) A profile's corrections lie beside its YAML file and are
+part of the one price: ``KernelLibrary`` asks them of every kernel that its chip was fitted on, unless it is told to
+leave physics alone.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ Pairs = Mapping[str, tuple[float, float]]
 LARGEST = math.log(3.0)
 """A correction never exceeds a factor of three; what needs more is missing physics."""
 _STORED = ("feature", "low", "high", "greatest", "gain")
-"""Arrays that a file has for the ramps of all its corrections."""
+"""Arrays that a file has for the hinge functions of all its corrections."""
 MOST_BYTES = 1 << 28
 """Unpacked size of a file of corrections beyond which it is not read."""
 _DAMAGE = (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError, EOFError, OverflowError, MemoryError,
@@ -68,9 +69,9 @@ PRODUCTS: Mapping[str, tuple[tuple[str, ...], ...]] = {
 """Products of sizes that say how much a kernel reads, writes and multiplies."""
 
 PARTS = 3
-"""Plain ramps in one of a correction."""
+"""Plain hinge functions in one of a correction."""
 _ROWS = 512
-"""Kernels whose ramps are in memory together."""
+"""Kernels whose hinge functions are in memory together."""
 
 
 def feature_names(family: str) -> tuple[str, ...]:
@@ -83,7 +84,7 @@ def feature_names(family: str) -> tuple[str, ...]:
 
 
 def feature_matrix(family: str, sizes: Mapping[str, Num], time: KernelTime, cores: float) -> FloatArray:
-    """Logarithms that ramps are over, ``feature_names`` x kernels: none falls while a kernel grows.
+    """Logarithms that hinge functions are over, ``feature_names`` x kernels: none falls while a kernel grows.
 
     Args:
         family: of the kernels.
@@ -93,33 +94,34 @@ def feature_matrix(family: str, sizes: Mapping[str, Num], time: KernelTime, core
     """
     known = {name: np.ravel(np.asarray(sizes[name], dtype=np.float64)) for name in SIZES[family]}
     logs = {name: np.log1p(size) * (-1.0 if name in FALLING else 1.0) for name, size in known.items()}
-    found = [np.log(np.maximum(1e-12, np.ravel(np.asarray(time.seconds, dtype=np.float64)))), *logs.values()]
-    found += [np.asarray(sum(logs[name] for name in names)) for names in PRODUCTS[family]]
+    log_features = [np.log(np.maximum(1e-12, np.ravel(np.asarray(time.seconds, dtype=np.float64)))), *logs.values()]
+    log_features += [np.asarray(sum(logs[name] for name in names)) for names in PRODUCTS[family]]
     if family == "gemm":
         for rows, columns in TILINGS:
             tiles = np.ceil(known["m"] / rows) * np.ceil(known["n"] / columns)
-            found.append(np.log(np.maximum(1.0, np.ceil(tiles / cores))))
-    return np.array(np.broadcast_arrays(*found))
+            log_features.append(np.log(np.maximum(1.0, np.ceil(tiles / cores))))
+    return np.array(np.broadcast_arrays(*log_features))
 
 
 def hinge_values(
     features: FloatArray, feature: NDArray[np.int16], low: FloatArray, high: FloatArray, greatest: NDArray[np.bool_]
 ) -> FloatArray:
-    """Values in [0, 1], ramps x kernels: the greatest or the least of ``PARTS`` plain ramps from ``low`` to ``high``.
+    """Values in [0, 1], hinges x kernels: the greatest or the least of ``PARTS`` single hinge functions from ``low`` to
+    ``high``.
 
     Args:
         features: of ``feature_matrix``.
-        feature: which feature a plain ramp is over, ramps x ``PARTS``; ``low`` and ``high`` likewise.
+        feature: which feature a single hinge function is over, hinges x ``PARTS``; ``low`` and ``high`` likewise.
         low: where it leaves 0.
         high: where it reaches 1.
-        greatest: whether the greatest counts, by ramp.
+        greatest: whether the greatest counts, by hinge function.
     """
     ends = ((end[feature] - low) / (high - low) for end in (features.min(axis=1), features.max(axis=1)))
     least, most = (np.where(greatest, end.max(axis=1), end.min(axis=1)) for end in ends)
-    # Of kernels that are alike most ramps lie flat.
+    # Of kernels that are alike most hinge functions lie flat.
     above = least >= 1.0
     slopes = ~(above | (most <= 0.0))
-    found: FloatArray = np.repeat(above.astype(np.float64), features.shape[1]).reshape(len(above), -1)
+    values: FloatArray = np.repeat(above.astype(np.float64), features.shape[1]).reshape(len(above), -1)
 
     def unclipped(chosen: NDArray[np.bool_], part: int) -> FloatArray:
         risen: FloatArray = features[feature[chosen, part]]
@@ -131,18 +133,19 @@ def hinge_values(
         best = unclipped(chosen, 0)
         for part in range(1, PARTS):
             of_both(best, unclipped(chosen, part), out=best)
-        found[chosen] = np.clip(best, 0.0, 1.0)
-    return found
+        values[chosen] = np.clip(best, 0.0, 1.0)
+    return values
 
 
 class HingeBasis(NamedTuple):
-    """Logarithm of corrected seconds: ``base`` and each ramp (see ``hinge_values``) times its ``gain``, never negative.
+    """Logarithm of corrected seconds: ``base`` and each hinge function (see ``hinge_values``) times its ``gain``, never
+    negative.
 
     Beyond the ``ends`` of the log seconds it was learned on, corrected times are proportional to physics.
 
     Source: sums of lattice functions that are monotone by construction, as in Gupta et al., "Monotonic Calibrated
-        Interpolated Look-Up Tables" (2016), JMLR 17(109); the form here, random ramps with gains by non-negative least
-        squares, is this project's own.
+        Interpolated Look-Up Tables" (2016), JMLR 17(109); the form here, random hinge functions with gains by
+        non-negative least squares, is this project's own.
     """
 
     feature: NDArray[np.int16]
@@ -156,11 +159,13 @@ class HingeBasis(NamedTuple):
     def __call__(self, features: FloatArray) -> FloatArray:
         """Log seconds of each kernel of ``features`` (of ``feature_matrix``)."""
         physics = features[0]
-        found = self.base + np.minimum(0.0, physics - self.ends[0]) + np.maximum(0.0, physics - self.ends[1])
+        log_seconds = self.base + np.minimum(0.0, physics - self.ends[0]) + np.maximum(0.0, physics - self.ends[1])
         for start in range(0, len(physics), _ROWS):
             part = slice(start, start + _ROWS)
-            found[part] += self.gain @ hinge_values(features[:, part], self.feature, self.low, self.high, self.greatest)
-        return np.asarray(np.clip(found, physics - LARGEST, physics + LARGEST))
+            log_seconds[part] += self.gain @ hinge_values(
+                features[:, part], self.feature, self.low, self.high, self.greatest
+            )
+        return np.asarray(np.clip(log_seconds, physics - LARGEST, physics + LARGEST))
 
 
 class Correction(NamedTuple):
@@ -169,7 +174,7 @@ class Correction(NamedTuple):
     Intervals are apart for shapes inside and outside those that physics was fitted on.
     """
 
-    ramps: HingeBasis
+    hinges: HingeBasis
     ranges: Pairs
     intervals: Pairs
 
@@ -184,10 +189,10 @@ class Correction(NamedTuple):
             sizes = {name: np.broadcast_to(size, shape) for name, size in sizes.items()}
         features = feature_matrix(family, sizes, time, cores)
         some = np.broadcast_to(np.ravel(np.asarray(time.seconds)) > 0, features.shape[1])  # most steps have no prompts
-        found = np.zeros(len(some))
+        factors = np.zeros(len(some))
         if some.any():
-            found[some] = np.exp(self.ramps(features if some.all() else features[:, some]))
-        return found.reshape(shape) if shape else found[0]
+            factors[some] = np.exp(self.hinges(features if some.all() else features[:, some]))
+        return factors.reshape(shape) if shape else factors[0]
 
     def _known(self, family: str) -> list[tuple[str, tuple[float, float]]]:
         """Sizes of the family and their least and greatest value where it was learned."""
@@ -196,7 +201,7 @@ class Correction(NamedTuple):
     def along(self, family: str, fixed: Mapping[str, float], moving: tuple[str, ...]) -> Callable[..., float]:
         """Corrected seconds of kernels that differ in a few sizes, one after the other: a fiftieth of the time.
 
-        Every plain ramp is a line over the logarithms of what moves. Numbers that are not known yet are
+        Every single hinge function is a line over the logarithms of what moves. Numbers that are not known yet are
         traced; what is written down yields the same to the bit.
 
         Args:
@@ -212,22 +217,22 @@ class Correction(NamedTuple):
         logs |= {name: np.log1p(low) * one for name, (low, high) in self._known(family) if low == high}
         logs = {name: logs[name] * (-1.0 if name in FALLING else 1.0) for name in SIZES[family]}
         products = [np.sum([logs[name] for name in names], axis=0) for names in PRODUCTS[family]]
-        ramps = self.ramps
-        lines = np.array([physics, *logs.values(), *products])[ramps.feature]
-        lines[:, :, 0] -= ramps.low
+        hinges = self.hinges
+        lines = np.array([physics, *logs.values(), *products])[hinges.feature]
+        lines[:, :, 0] -= hinges.low
         # The least of some is the greatest of their opposites.
-        sign = np.where(ramps.greatest, 1.0, -1.0)
-        lines *= (sign[:, None] / (ramps.high - ramps.low))[:, :, None]
-        clipped = Clipped(lines, np.minimum(sign, 0.0), np.maximum(sign, 0.0), ramps.gain * sign)
-        start, end = ramps.ends
+        sign = np.where(hinges.greatest, 1.0, -1.0)
+        lines *= (sign[:, None] / (hinges.high - hinges.low))[:, :, None]
+        clipped = Clipped(lines, np.minimum(sign, 0.0), np.maximum(sign, 0.0), hinges.gain * sign)
+        start, end = hinges.ends
 
         def seconds(physics_s: Num, *sizes: Num) -> Num:
             xp = functions_of(physics_s)
             log_s = xp.log(xp.maximum(1e-12, physics_s))
             logs = (log_s, *(xp.log(1.0 + size) for size in sizes))
             risen = clipped.traced(logs) if xp is TRACED else clipped(logs)
-            found = ramps.base + xp.minimum(0.0, log_s - start) + xp.maximum(0.0, log_s - end) + risen
-            return xp.exp(xp.minimum(xp.maximum(found, log_s - LARGEST), log_s + LARGEST))
+            corrected = hinges.base + xp.minimum(0.0, log_s - start) + xp.maximum(0.0, log_s - end) + risen
+            return xp.exp(xp.minimum(xp.maximum(corrected, log_s - LARGEST), log_s + LARGEST))
 
         return seconds
 
@@ -243,21 +248,21 @@ class Clipped(NamedTuple):
 
     def __call__(self, values: tuple[Num, ...]) -> float:
         """The sum for numbers, one term after the other."""
-        found = self.lines[:, :, 0]
+        line = self.lines[:, :, 0]
         for place, value in enumerate(values, 1):
-            found = found + self.lines[:, :, place] * value
-        terms = self.gain * np.minimum(np.maximum(found.max(axis=1), self.low), self.high)
+            line = line + self.lines[:, :, place] * value
+        terms = self.gain * np.minimum(np.maximum(line.max(axis=1), self.low), self.high)
         return float(np.add.accumulate(terms)[-1]) if len(terms) else 0.0
 
     def traced(self, values: tuple[Num, ...]) -> Num:
         """The sum for numbers that are not known yet."""
         total: Num = 0.0
         for lines, low, high, gain in zip(*(part.tolist() for part in self), strict=True):
-            found = []
+            traced_lines = []
             for constant, *slopes in dict.fromkeys(map(tuple, lines)):
                 terms = (slope * value for slope, value in zip(slopes, values, strict=True) if slope)
-                found.append(sum(terms, constant))
-            total += gain * TRACED.minimum(TRACED.maximum(reduce(TRACED.maximum, found), low), high)
+                traced_lines.append(sum(terms, constant))
+            total += gain * TRACED.minimum(TRACED.maximum(reduce(TRACED.maximum, traced_lines), low), high)
         return total
 
 
@@ -287,21 +292,21 @@ def load_corrections(path: Path | None) -> Mapping[Key, Correction]:
 
 
 def save_corrections(corrections: Mapping[Key, Correction], path: Path) -> Path:
-    """Write corrections and return the file's path: the ramps of all one after the other, and an index of them; those
-    that two sets share once."""
+    """Write corrections and return the file's path: the hinge functions of all one after the other, and an index of
+    them; those that two sets share once."""
     index: list[dict[str, Any]] = []
     stored: dict[str, list[NDArray[np.generic]]] = {name: [] for name in _STORED}
     starts: dict[bytes, int] = {}
     place = 0
-    for key, (ramps, ranges, intervals) in corrections.items():
-        # Half the digits are enough, as long as a ramp has some width.
-        low, gain = ramps.low.astype(np.float32), ramps.gain.astype(np.float32)
-        high = np.maximum(ramps.high.astype(np.float32), np.nextafter(low, np.inf))
-        parts: tuple[NDArray[np.generic], ...] = (ramps.feature.astype(np.int8), low, high, ramps.greatest, gain)
+    for key, (hinges, ranges, intervals) in corrections.items():
+        # Half the digits are enough, as long as a hinge function has some width.
+        low, gain = hinges.low.astype(np.float32), hinges.gain.astype(np.float32)
+        high = np.maximum(hinges.high.astype(np.float32), np.nextafter(low, np.inf))
+        parts: tuple[NDArray[np.generic], ...] = (hinges.feature.astype(np.int8), low, high, hinges.greatest, gain)
         start = starts.setdefault(b"".join(part.tobytes() for part in parts), place)
         names, count = feature_names(key[1]), len(gain)
-        index.append({"key": key, "names": names, "start": start, "count": count, "base": ramps.base,
-                      "ends": ramps.ends, "ranges": ranges, "intervals": intervals})  # fmt: skip
+        index.append({"key": key, "names": names, "start": start, "count": count, "base": hinges.base,
+                      "ends": hinges.ends, "ranges": ranges, "intervals": intervals})  # fmt: skip
         if start == place:
             place += count
             for name, part in zip(_STORED, parts, strict=True):
@@ -320,16 +325,16 @@ def _unpacked(entry: Mapping[str, Any], stored: Mapping[str, FloatArray]) -> Cor
     parts = {name: part[start : start + count[0]] for name, part in stored.items()}
     whole = all(parts[name].shape == (*count, PARTS) for name in ("feature", "low", "high"))
     if not whole or parts["greatest"].shape != count or parts["gain"].shape != count or len(entry["ends"]) != 2:
-        raise ValueError(f"{place}: ramps of which parts are missing")
+        raise ValueError(f"{place}: hinge functions of which parts are missing")
     parts |= {name: np.array(entry[name], dtype=np.float64) for name in ("base", "ends")}
     if not all(np.isfinite(part).all() for part in parts.values()):
-        raise ValueError(f"{place}: a ramp that is no number")
+        raise ValueError(f"{place}: a hinge function that is no number")
     if (parts["gain"] < 0).any() or (parts["high"] <= parts["low"]).any():
-        raise ValueError(f"{place}: a ramp that falls")
+        raise ValueError(f"{place}: a hinge function that falls")
     if parts["feature"].size and not 0 <= parts["feature"].min() <= parts["feature"].max() < len(names):
-        raise ValueError(f"{place}: ramps over features that are not there")
+        raise ValueError(f"{place}: hinge functions over features that are not there")
     low, high = (float(end) for end in parts["ends"])
-    ramps = HingeBasis(
+    hinges = HingeBasis(
         parts["feature"].astype(np.int16),
         parts["low"],
         parts["high"],
@@ -340,4 +345,4 @@ def _unpacked(entry: Mapping[str, Any], stored: Mapping[str, FloatArray]) -> Cor
     )
     pairs = ({key: (float(low), float(high)) for key, (low, high) in entry[name].items()}
              for name in ("ranges", "intervals"))  # fmt: skip
-    return Correction(ramps, *pairs)
+    return Correction(hinges, *pairs)

@@ -103,7 +103,7 @@ def by_format(dtype: str, timed: Callable[[str], KernelTime]) -> KernelTime:
 
 
 def _untraceable(time: KernelTime) -> None:
-    """Raise TypeError for a formula that is being traced: hundreds of ramps are too many steps for one."""
+    """Raise TypeError for a formula that is being traced: hundreds of hinge functions are too many steps for one."""
     if time.seconds.__class__ is Traced:
         raise TypeError("learned corrections are not traced")
 
@@ -203,8 +203,8 @@ class KernelLibrary:
         parameters, basis = self._choose(family, dtype)
         if basis != BASES[CALIBRATED] or parameters.fit is None:
             return BASES.index(basis)
-        found = np.where(inside_ranges(parameters.fit.ranges, sizes), CALIBRATED, EXTRAPOLATED)
-        return found if found.ndim else int(found)
+        codes = np.where(inside_ranges(parameters.fit.ranges, sizes), CALIBRATED, EXTRAPOLATED)
+        return codes if codes.ndim else int(codes)
 
     def interval(
         self, family: str, dtype: str, sizes: Mapping[str, Num], bound: Num, assumed: bool = False
@@ -233,11 +233,11 @@ class KernelLibrary:
         inside = inside_ranges(parameters.fit.ranges, sizes) if parameters.fit is not None else True
         ends = []
         for end, nearest in ((0, np.minimum), (1, np.maximum)):
-            found = np.full(np.shape(bound), known["all"][end])
+            factor = np.full(np.shape(bound), known["all"][end])
             for name, pair in known.items():
-                found = np.where(np.equal(bound, name), pair[end], found)
+                factor = np.where(np.equal(bound, name), pair[end], factor)
             outside = known.get("outside", known["all"])[end]
-            ends.append(nearest(1.0, np.where(inside, found, outside)))
+            ends.append(nearest(1.0, np.where(inside, factor, outside)))
         return ends[0], ends[1]
 
     def reading(self, corrected: bool) -> "KernelLibrary":
@@ -905,12 +905,12 @@ class KernelLibrary:
         key = (family, dtype)
         if key not in self._chosen:
             library = self._reductions if family == "collective" else self.library
-            found, basis = find_parameters(self._fitted, library, family, self._kernels_of(family, dtype))
+            parameters, basis = find_parameters(self._fitted, library, family, self._kernels_of(family, dtype))
             if self._older:
-                found, basis = found.carried(True, False), "extrapolated" if basis == "calibrated" else basis
-            if isinstance(found, DecodeParameters) and not self._split_kv:
-                found = found.without_splits()
-            self._chosen[key] = (found, basis)
+                parameters, basis = parameters.carried(True, False), "extrapolated" if basis == "calibrated" else basis
+            if isinstance(parameters, DecodeParameters) and not self._split_kv:
+                parameters = parameters.without_splits()
+            self._chosen[key] = (parameters, basis)
         return self._chosen[key]
 
     def _kernels_of(self, family: str, dtype: str) -> str:

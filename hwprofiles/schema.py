@@ -231,16 +231,16 @@ class Chip(Record):
     @property
     def sources(self) -> dict[str, Source]:
         """The source of every group of numbers, by dotted name."""
-        found: dict[str, Source] = {}
+        by_field: dict[str, Source] = {}
         for name in ("compute", "memory", "on_chip", "links", "power", "price", "host"):
             group: Group | None = getattr(self, name)
             if group is not None:
-                found[name] = group.source
-                found.update({f"{name}.{field}": source for field, source in group.field_sources.items()})
+                by_field[name] = group.source
+                by_field.update({f"{name}.{field}": source for field, source in group.field_sources.items()})
         for library, families in self.kernels.items():
             for family, sets in families.items():
-                found.update({f"kernels.{library}.{family}.{dtype}": item.source for dtype, item in sets.items()})
-        return found
+                by_field.update({f"kernels.{library}.{family}.{dtype}": item.source for dtype, item in sets.items()})
+        return by_field
 
     def math_dtype(self, dtype: str) -> str:
         """Return the format this chip multiplies weights of ``dtype`` in.

@@ -69,7 +69,7 @@ class StepAudit:
             [pool.chips * pool.peak_flops_per_s for pool in kinds],
             [pool.chips * pool.chip.memory.bandwidth_bytes_per_s for pool in kinds],
         )
-        self.found: list[str] = []
+        self.problems: list[str] = []
         """Problems of steps."""
         self.unshared: dict[str, str] = {}
         """By name of the pool: a problem of a step if no two of its sequences share a block, where they could."""
@@ -83,7 +83,7 @@ class StepAudit:
             return
         count = len(self.totals.seconds)
         if not 0 <= steps.replica.min() <= steps.replica.max() < count:
-            self.found.append(f"a step ran at replica {steps.replica.max()}, there are {count}")
+            self.problems.append(f"a step ran at replica {steps.replica.max()}, there are {count}")
             return
         self._note(one_step_at_a_time(steps, self.totals.end_s))
         self.totals.add(steps)
@@ -114,7 +114,7 @@ class StepAudit:
         self._note(speed_of_light(part))
 
     def _note(self, problems: Iterator[str]) -> None:
-        self.found += problems if not self.found else ()
+        self.problems += problems if not self.problems else ()
 
     def overlapping(self) -> Iterator[str]:
         """Replicas whose batches in flight together beat the speed of light."""

@@ -89,11 +89,11 @@ def kv_report(build: Build, totals: StepTotals, requests: RequestRecords, log: R
 
 def _host_report(build: Build, log: RunLog, cached: bool) -> HostCacheReport | None:
     """Host memory behind the prefix caches, where any replica has some."""
-    rooms = [pool.offload.num_blocks for pool in build.pools if pool.offload is not None]
-    if not rooms:
+    capacities = [pool.offload.num_blocks for pool in build.pools if pool.offload is not None]
+    if not capacities:
         return None
     return HostCacheReport(
-        num_blocks=max(rooms),
+        num_blocks=max(capacities),
         peak_blocks=max((host.peak_blocks for host in log.host_caches), default=0),
         hit_tokens=log.host_hit_tokens if cached else None,
         offloaded_blocks=sum(host.offloaded_blocks for host in log.host_caches),

@@ -87,9 +87,9 @@ class StepTotals:
         columns: dict[str, Any] = {
             name: np.zeros(count, dtype=np.int64 if name in COUNTS else np.float64) for name in rest
         }
-        found = cls(np.asarray(peak_flops_per_s), np.asarray(bandwidth_bytes_per_s), **columns)
-        found.first_s += np.inf
-        return found
+        totals = cls(np.asarray(peak_flops_per_s), np.asarray(bandwidth_bytes_per_s), **columns)
+        totals.first_s += np.inf
+        return totals
 
     def add(self, steps: StepRecords) -> None:
         """Count further steps."""
@@ -274,9 +274,9 @@ def median_rows(work: StepWork[Any], seconds: FloatArray, steps: FloatArray) -> 
     prompts, decodes, single = work.prefill_tokens > 0, work.decode_seqs > 0, steps == 1
     rows = []
     for kind in (prompts & ~decodes, decodes & ~prompts, prompts & decodes):
-        found = np.flatnonzero(kind & single)
-        if len(found):
-            rows.append(int(found[np.argsort(seconds[found], kind="stable")[len(found) // 2]]))
+        indices = np.flatnonzero(kind & single)
+        if len(indices):
+            rows.append(int(indices[np.argsort(seconds[indices], kind="stable")[len(indices) // 2]]))
     return rows
 
 

@@ -50,7 +50,7 @@ def concurrent(function: object, module: ModuleType, seen: set[object]) -> bool:
     return bool(CONCURRENT.search(inspect.getsource(function))) or any(concurrent(one, module, seen) for one in called)
 
 
-def load_asked(config: pytest.Config) -> bool:
+def under_load(config: pytest.Config) -> bool:
     """Whether ``make test-load`` runs, or the like of it."""
     return "concurrent" in config.getoption("markexpr")
 
@@ -58,12 +58,12 @@ def load_asked(config: pytest.Config) -> bool:
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Under load, files without a word of that kind are not read: a busy machine takes minutes over all."""
     tests = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
-    return True if tests and load_asked(config) and not CONCURRENT.search(collection_path.read_text("utf-8")) else None
+    return True if tests and under_load(config) and not CONCURRENT.search(collection_path.read_text("utf-8")) else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark what ``make test-load`` runs, where asked for: by what a test does, so that a new one is among them."""
-    if not load_asked(config):
+    if not under_load(config):
         return
     for item in items:
         if isinstance(item, pytest.Function):

@@ -1,4 +1,4 @@
-"""Classes of a room, and what holds for all that describe something: complete, strict, and never changed."""
+"""Classes of a package, and what holds for all that describe something: complete, strict, and never changed."""
 
 import importlib
 import inspect

@@ -191,9 +191,9 @@ TOLD_BY_THE_ORACLE = ("attention of a layer is left out", "a draft is accepted t
 def lost_wakeup(monkeypatch):
     """A replica that waits is not told of what comes."""
 
-    def keep(feed, request):
-        feed.outstanding += 1
-        feed._due.add(request, feed._env.now)
+    def keep(endpoint, request):
+        endpoint.outstanding += 1
+        endpoint._due.add(request, endpoint._env.now)
 
     monkeypatch.setattr("simulator.serving.request_source.ReplicaEndpoint.put", keep)
 

@@ -72,14 +72,14 @@ def resolve(path: str | Path) -> Path:
     """
     if isinstance(path, str) and path in _SAMPLES:
         return sample_path(path)
-    found = Path(path)
+    resolved = Path(path)
     try:
-        exists = found.exists()
+        exists = resolved.exists()
     except (OSError, ValueError) as problem:
         raise TraceError(f"{str(path)[:80]!r}: not a usable path ({problem})") from None
-    if not exists and str(found) in _SAMPLES:
-        return sample_path(str(found))
+    if not exists and str(resolved) in _SAMPLES:
+        return sample_path(str(resolved))
     if not exists:
         hint = did_you_mean(str(path), _SAMPLES)
         raise TraceError(f"{path}: no such file, folder or sample{hint} (samples: {', '.join(_SAMPLES)})")
-    return found
+    return resolved

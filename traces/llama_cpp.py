@@ -57,15 +57,15 @@ def read_llama_cpp(path: Path) -> tuple[LocalRate, ...]:
     """
     text = read_text(path)
     lines = text.splitlines()
-    found = [*_server(path, lines), *_metrics(path, lines), *_tables(path, lines)]
-    if not found and text.lstrip()[:1] in ("[", "{"):
-        found = list(_bench_json(path, text))
-    if not found:
+    rates = [*_server(path, lines), *_metrics(path, lines), *_tables(path, lines)]
+    if not rates and text.lstrip()[:1] in ("[", "{"):
+        rates = list(_bench_json(path, text))
+    if not rates:
         raise TraceError(
             f"{path}: no rates of llama.cpp found; give a llama-server log, its /metrics, or what llama-bench or "
             f"llama-batched-bench printed"
         )
-    return tuple(found)
+    return tuple(rates)
 
 
 MOST_COUNT = 10**12

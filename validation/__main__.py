@@ -56,9 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, metavar="DIR", help=f"update {PAGE_FILE} and {ERRORS_FILE}; the rest stays")
     parser.add_argument("--limit", type=int, default=LIMIT, help="measured runs of a table that are served again")
     parser.add_argument("--jobs", type=int, default=cores(), help="processes")
-    asked = parser.parse_args(argv)
+    options = parser.parse_args(argv)
     try:
-        return run(asked.part, asked.data, asked.out, asked.limit, asked.jobs)
+        return run(options.part, options.data, options.out, options.limit, options.jobs)
     except ForerunError as error:
         print(f"validation: {error}", file=sys.stderr)
         return 2

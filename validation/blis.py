@@ -158,8 +158,8 @@ def kubecon_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
     for cells in rows:
         arguments = cells.text("server_args") or ""
         inputs, outputs = cells.number("mean_input_len"), cells.number("mean_output_len")
-        sent, asked = cells.positive("achieved_send_rate_rps"), cells.positive("requested_rate_rps")
-        saturated = sent is not None and asked is not None and asked > SATURATED * sent
+        sent, requested = cells.positive("achieved_send_rate_rps"), cells.positive("requested_rate_rps")
+        saturated = sent is not None and requested is not None and requested > SATURATED * sent
         yield MeasuredRun(
             name=f"{cells.text('config')} stage {cells.text('stage')}",
             place=cells.place,
@@ -188,12 +188,12 @@ def kubecon_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
 
 def _per_token(measured: dict[str, float]) -> dict[str, float]:
     """The figures with those per token, of the tokens that the engine made."""
-    found = dict(measured)
+    figures = dict(measured)
     if {"mean_ttft_ms", "mean_e2el_ms"} <= measured.keys():
-        found["mean_tpot_ms"] = (measured["mean_e2el_ms"] - measured["mean_ttft_ms"]) / (ANSWER - 1)
+        figures["mean_tpot_ms"] = (measured["mean_e2el_ms"] - measured["mean_ttft_ms"]) / (ANSWER - 1)
     if "request_throughput" in measured:
-        found["output_throughput"] = measured["request_throughput"] * ANSWER
-    return found
+        figures["output_throughput"] = measured["request_throughput"] * ANSWER
+    return figures
 
 
 def _kv_blocks(file: Path) -> dict[str, int]:

@@ -60,8 +60,8 @@ def bands(run: MeasuredRun, table: str) -> list[Banded]:
     Raises:
         ForerunError, ProfileError, TraceError: it cannot be simulated.
     """
-    found = rerun(run, base_scenario(), 0, intervals=True)
-    error, predicted = found["model_error"], found["predicted"]
+    predicted_run = rerun(run, base_scenario(), 0, intervals=True)
+    error, predicted = predicted_run["model_error"], predicted_run["predicted"]
     ends = intervals_of(predicted, error, error["sampling"])
     source, trained = source_of(run), in_training(run, SPLIT)
     return [
@@ -78,19 +78,19 @@ def measured_bands(folder: Path, limit: int, progress: Callable[[int, int], None
     Raises:
         ForerunError: none can be simulated.
     """
-    found: list[Banded] = []
+    banded: list[Banded] = []
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name.endswith(SUFFIXES))
     for done, path in enumerate(paths, 1):
         for run in _chosen(path, limit):
             try:
-                found += bands(run, path.name.split(".")[0])
+                banded += bands(run, path.name.split(".")[0])
             except (ForerunError, ProfileError, TraceError):
                 continue
         if progress is not None:
             progress(done, len(paths))
-    if not found:
+    if not banded:
         raise ForerunError(f"{folder}: no measured serving run in this folder can be simulated")
-    return found
+    return banded
 
 
 def _chosen(path: Path, limit: int) -> Iterable[MeasuredRun]:

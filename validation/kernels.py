@@ -132,8 +132,8 @@ def _unseen(chip: str, library: str, parts: list[KernelTable], left: Counter[str
             except (ForerunError, ProfileError) as error:
                 left[f"{op} rows of {chip}, {library}, as unseen ({_reason(error)})"] += 1
                 continue
-            ratio, told = report.rows.measured_s / report.prediction.seconds, report.prediction
-            held = np.mean((ratio >= told.low) & (ratio <= told.high))
+            ratio, predicted = report.rows.measured_s / report.prediction.seconds, report.prediction
+            held = np.mean((ratio >= predicted.low) & (ratio <= predicted.high))
             stand_in = f"as {like}" if like else "by its class"
             for group in report.groups:
                 if group.regime == "all":

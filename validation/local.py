@@ -117,8 +117,8 @@ def chip_of(name: str) -> str | None:
     plain = re.sub(r"geforce |nvidia |tesla |radeon ai pro |radeon ", "", name.lower())
     plain = re.sub(r"[^a-z0-9.]+", "-", plain.replace(" gb", "gb")).strip("-")
     plain = f"apple-{plain}" if re.match(r"m[1-5]\b", plain) else plain
-    found = CHIPS.get(name, plain)
-    return found if found in chip_names() else None
+    name_of_chip = CHIPS.get(name, plain)
+    return name_of_chip if name_of_chip in chip_names() else None
 
 
 def model_of(name: str) -> str | None:
@@ -262,13 +262,13 @@ def fit(steps: Sequence[Step], maker: str) -> FloatArray:
 
     def residuals(x: FloatArray) -> FloatArray:
         errors = np.log([fitted_s(step, x) / step.rate.seconds for step in steps]) * weights
-        found: FloatArray = np.concatenate([np.arcsinh(errors / 0.1) * 0.1, ridge * (x - start)])
-        return found
+        penalties: FloatArray = np.concatenate([np.arcsinh(errors / 0.1) * 0.1, ridge * (x - start)])
+        return penalties
 
     from scipy.optimize import least_squares
 
-    found: FloatArray = least_squares(residuals, start).x
-    return found
+    fitted: FloatArray = least_squares(residuals, start).x
+    return fitted
 
 
 def _kind(step: Step) -> tuple[str, str, str, bool]:
@@ -300,13 +300,13 @@ def class_lines(steps: Sequence[Step]) -> Iterator[str]:
     for maker in START:
         dense = [step for step in steps if step.maker == maker and not _experts(step)]
         for chip in sorted({step.rate.chip for step in dense}):
-            found = fit([step for step in dense if step.rate.chip != chip and step.rate.context <= SHORT], maker)
+            fitted = fit([step for step in dense if step.rate.chip != chip and step.rate.context <= SHORT], maker)
             own = [step for step in dense if step.rate.chip == chip]
-            unseen |= {step: fitted_s(step, found) / step.rate.seconds - 1 for step in own}
+            unseen |= {step: fitted_s(step, fitted) / step.rate.seconds - 1 for step in own}
     for makers in (*((maker,) for maker in START), tuple(START)):
         for name, counts in SELECTIONS.items():
-            told = [[e for s, e in of.items() if s.maker in makers and counts(s.rate)] for of in (shipped, unseen)]
-            yield f"| {', '.join(makers)} | {name} | {scores(told[0])} | {scores(told[1])} |"
+            errors = [[e for s, e in of.items() if s.maker in makers and counts(s.rate)] for of in (shipped, unseen)]
+            yield f"| {', '.join(makers)} | {name} | {scores(errors[0])} | {scores(errors[1])} |"
 
 
 def _experts(step: Step) -> bool:
@@ -363,10 +363,10 @@ RIG_QUANTS = {
 def rigs(folder: Path, model: str) -> Iterator[Rig]:
     """Rigs whose weights lie on their cards whole; of unlike cards the one with the least memory stands first."""
     for row in rows_of(folder, "qwen38_mtp_configs.csv"):
-        found = [chip_of(card) for card in row["chips"].split("+")]
-        cards = sorted((name for name in found if name), key=lambda name: load_chip(name).memory.capacity_bytes)
+        chips = [chip_of(card) for card in row["chips"].split("+")]
+        cards = sorted((name for name in chips if name), key=lambda name: load_chip(name).memory.capacity_bytes)
         baseline = _number(row["baseline_tok_s"])
-        if len(cards) < len(found) or row["offload"] != "full" or baseline is None:
+        if len(cards) < len(chips) or row["offload"] != "full" or baseline is None:
             continue
         tensor = len(cards) if row["split"] == "tensor" else 1
         hardware: dict[str, object] = {"tensor_parallel": tensor, "pipeline_parallel": len(cards) // tensor}
@@ -424,7 +424,7 @@ def rig_lines(folder: Path, model: str) -> Iterator[str]:
         ends = [float(row[key]) for key in ("acc_low", "acc_high") if row[key]]
         share = float(row["acc_mean"]) if row["acc_mean"] else float(np.mean(ends)) if ends else None
         rate = _number(row["mtp_tok_s"])
-        told = "| |"
+        speedup = "| |"
         if (
             share is not None
             and rate is not None
@@ -433,10 +433,10 @@ def rig_lines(folder: Path, model: str) -> Iterator[str]:
         ):
             gain, seen = (1 + share * drafted) * plain / step, rate / rig.baseline
             gains.append(gain / seen - 1)
-            told = f"{seen:.2f} | {gain:.2f} |"
+            speedup = f"{seen:.2f} | {gain:.2f} |"
         lines.append(
             f"| {row['config_id']} | {row['chips'].replace('+', ' + ')} | {row['split']} | {row['quant']} | "
-            f"{rig.baseline:.1f} | {1 / plain:.1f} | {drafted} | {told}"
+            f"{rig.baseline:.1f} | {1 / plain:.1f} | {drafted} | {speedup}"
         )
     yield f"Baseline: n, median, p90 of the error {scores(bases).replace(' |', ',')}. Gain of drafting: "
     yield f"{scores(gains).replace(' |', ',')}."
@@ -470,8 +470,8 @@ def sweep_lines(folder: Path, model: str) -> Iterator[str]:
     yield "| sweep | best measured | predicted best | it measures of the best | speed-ups measured | predicted |"
     yield "|---|---:|---:|---:|---|---|"
     hits = []
-    for name, found in sweeps.items():
-        drafts = {k: one for k, one in found.items() if k}
+    for name, gains in sweeps.items():
+        drafts = {k: one for k, one in gains.items() if k}
         shares = {k: share for k, (_, share) in drafts.items() if share is not None}
         if len(drafts) < 2 or not shares:
             continue
@@ -485,8 +485,8 @@ def sweep_lines(folder: Path, model: str) -> Iterator[str]:
         part = drafts[chosen][0] / drafts[best][0]
         hits.append(part >= 0.97)
         seen = ", ".join(f"{k}: {rate / of[name].baseline:.2f}" for k, (rate, _) in sorted(drafts.items()))
-        told = ", ".join(f"{k}: {gain:.2f}" for k, gain in sorted(predicted.items()))
-        yield f"| {name} | {best} | {chosen} | {part:.1%} | {seen} | {told} |"
+        predicted_gains = ", ".join(f"{k}: {gain:.2f}" for k, gain in sorted(predicted.items()))
+        yield f"| {name} | {best} | {chosen} | {part:.1%} | {seen} | {predicted_gains} |"
     yield ""
     yield f"Right, or within 3 % of the best: {sum(hits)} of {len(hits)} sweeps."
 
@@ -521,9 +521,9 @@ Metal's rows by builds before September 2025 carry what a product cost more ther
 
 def page(folders: Sequence[Path], model: str) -> str:
     """The page in Markdown."""
-    found = [rate for folder in folders for rate in measured(folder)]
+    rates = [rate for folder in folders for rate in measured(folder)]
     steps, refused = [], 0
-    for rate in dict.fromkeys(found):
+    for rate in dict.fromkeys(rates):
         try:
             steps.append(step_of(rate))
         except ForerunError:
@@ -555,8 +555,8 @@ def main() -> None:
     parser.add_argument("--data", type=Path, action="append", required=True, metavar="DIR", help="folder of tables")
     parser.add_argument("--model", required=True, metavar="CONFIG", help="config.json of the 27B model")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="page to write")
-    asked = parser.parse_args()
-    asked.out.write_text(page(asked.data, asked.model), encoding="utf-8")
+    options = parser.parse_args()
+    options.out.write_text(page(options.data, options.model), encoding="utf-8")
 
 
 if __name__ == "__main__":

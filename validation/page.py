@@ -23,8 +23,8 @@ def trust_page(rows: Sequence[ErrorRow], version: str) -> str:
     fitted = "\n".join(f"| {f.constant} | {f.table} | {f.rows} | {f.split} |" for f in facts())
     page = page.replace("<!-- fitted -->", f"| constant | table | rows | split |\n|---|---|---|---|\n{fitted}")
     for section in SECTIONS:
-        found = [row for row in rows if row.section == section]
-        tables = "\n".join(_tables(found)) if found else "Not computed yet."
+        section_rows = [row for row in rows if row.section == section]
+        tables = "\n".join(_tables(section_rows)) if section_rows else "Not computed yet."
         page = page.replace(f"<!-- {section} -->", tables.rstrip())
     return page.replace("VERSION", version)
 

@@ -72,10 +72,10 @@ def measured_request_errors(
         except TraceError:
             left["files that hold no measured runs"] += 1
             continue
-        told = [run for run in runs if run.model and run.chip and run.framework]
-        left["runs that do not name model, chip and engine"] += len(runs) - len(told)
-        if told:
-            tables.append((str(path.relative_to(folder)), told))
+        described = [run for run in runs if run.model and run.chip and run.framework]
+        left["runs that do not name model, chip and engine"] += len(runs) - len(described)
+        if described:
+            tables.append((str(path.relative_to(folder)), described))
     rows: list[ErrorRow] = []
     for done, (name, runs) in enumerate(tables, 1):
         try:
@@ -94,10 +94,10 @@ def measured_request_errors(
 
 def _reasons(replay: RequestReplay) -> Counter[str]:
     """Why runs were left out, without the values that make each reason its own."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for reason, count in replay.skipped.items():
-        found[reason.split(":")[0] if " fit " in reason else reason] += count
-    return found
+        counts[reason.split(":")[0] if " fit " in reason else reason] += count
+    return counts
 
 
 def engine_constants(runs: Sequence[MeasuredRun]) -> set[str]:

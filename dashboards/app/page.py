@@ -22,7 +22,7 @@ from dashboards.app.parts import (
     message_area,
     output_id,
     page_frame,
-    said_otherwise,
+    warning_area,
     spec,
     spec_id,
     with_controls,
@@ -119,7 +119,7 @@ class Page:
                 return part.place(self.path, values[part.name], served)
             return part(self.path, served) if callable(part) else part
 
-        parts = [said_otherwise(changed), message_area(self.path), *self.content(self.path, served)]
+        parts = [warning_area(changed), message_area(self.path), *self.content(self.path, served)]
         if not self.controls:
             return page_frame(self.title, self.says, *parts)
         return page_frame(self.title, self.says, with_controls([shown(part) for part in self.controls], parts))

@@ -131,7 +131,7 @@ def remark(text: str) -> Component:
     return dmc.Alert(text, color="gray", variant="light", radius="md", className="remark")
 
 
-def said_otherwise(lines: Sequence[str]) -> Component:
+def warning_area(lines: Sequence[str]) -> Component:
     """What of a link could not be honoured, and what is shown instead; nothing where all was."""
     if not lines:
         return None

@@ -91,7 +91,7 @@ def page_of(document: dict[str, Any]) -> str:
     from dashboards.checks import check_html
 
     says = "This machine's own engine beside its prediction"
-    return check_html("Selfcheck", says, _said(document), _tables(document))
+    return check_html("Selfcheck", says, _conclusion(document), _tables(document))
 
 
 def _limits(texts: list[str]) -> dict[str, float]:
@@ -126,7 +126,7 @@ def _broken(document: dict[str, Any], limits: dict[str, float]) -> bool:
     )
 
 
-def _said(document: dict[str, Any]) -> str:
+def _conclusion(document: dict[str, Any]) -> str:
     """How far off the predictions are, in one sentence."""
     parts = []
     for one in document["comparisons"]:

@@ -77,7 +77,7 @@ NoHeadroomOption = Annotated[
 ]
 PowerOption = Annotated[
     float | None,
-    typer.Option(metavar="WATTS", help="With --max-rate: every layout gets the replicas that so many watts feed."),
+    typer.Option(metavar="WATTS", help="With --max-rate: every layout gets the replicas that so many watts supply."),
 ]
 CarbonOption = Annotated[
     str | None, typer.Option(metavar="G|FILE", help="Grams of CO2 per kWh, or a CSV file of hour,g_per_kwh.")

@@ -71,14 +71,14 @@ def from_gguf(path: Path) -> Architecture:
         _fail(path, f"general.architecture '{name}' is not read here (one of {', '.join(sorted(_FAMILIES))})")
     config = _config(str(name), header)
     title = header.fields.get("general.name")
-    found = from_hf_config(config, name=title if isinstance(title, str) and title.strip() else path.stem,
+    architecture = from_hf_config(config, name=title if isinstance(title, str) and title.strip() else path.stem,
                            source=str(path))  # fmt: skip
-    own = sum(tensor.elements for tensor in header.tensors if not _extra(tensor, found))
-    total = found.parameters().total
+    own = sum(tensor.elements for tensor in header.tensors if not _extra(tensor, architecture))
+    total = architecture.parameters().total
     if abs(own - total) > _TOLERANCE * total:
         _fail(path, f"its tensors hold {own:,} weights, but its metadata describe a model of {total:,}")
     note = f"{bits_per_weight(header):.3f} bits per weight over all tensors; " + _kinds_in_words(header)
-    return replace(found, checkpoint_dtypes=_dtypes(header), notes=(*found.notes, note))
+    return replace(architecture, checkpoint_dtypes=_dtypes(header), notes=(*architecture.notes, note))
 
 
 def read_header(path: Path) -> Header:
@@ -96,10 +96,10 @@ def read_header(path: Path) -> Header:
         """The package's reader without its views of the tensors' data, which a header alone does not have."""
 
         def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
-            found = super()._get(offset, dtype, count, override_order)
-            if len(found) < int(count):  # else a damaged length would be walked through to its end
+            numbers = super()._get(offset, dtype, count, override_order)
+            if len(numbers) < int(count):  # else a damaged length would be walked through to its end
                 raise ValueError("ends early")
-            return found
+            return numbers
 
         def _build_tensors(self, start_offs: int, fields: list[Any]) -> None:
             self.infos = tuple(_tensor(gguf, field.parts) for field in fields)
@@ -153,10 +153,10 @@ def _other_parts(path: Path, header: Header) -> list[Path]:
     return others[1:]
 
 
-def _extra(tensor: TensorInfo, found: Architecture) -> bool:
+def _extra(tensor: TensorInfo, architecture: Architecture) -> bool:
     """Tensors that are no weights of the model: rope factors, and the layers of an MTP module after the others."""
     layer = re.match(r"blk\.(\d+)\.", tensor.name)
-    return tensor.name.startswith(("rope_", "mtp.")) or (layer is not None and int(layer[1]) >= found.num_layers)
+    return tensor.name.startswith(("rope_", "mtp.")) or (layer is not None and int(layer[1]) >= architecture.num_layers)
 
 
 def _part(tensor: TensorInfo) -> Part:
@@ -181,8 +181,10 @@ def _kinds_in_words(header: Header) -> str:
 
 @cache
 def _recipes() -> dict[str, dict[str, str]]:
-    found: dict[str, dict[str, str]] = parse(resources.files("simulator.llm").joinpath("gguf_recipes.yaml").read_text())
-    return found
+    recipes: dict[str, dict[str, str]] = parse(
+        resources.files("simulator.llm").joinpath("gguf_recipes.yaml").read_text()
+    )
+    return recipes
 
 
 def recipe_names() -> tuple[str, ...]:
@@ -203,10 +205,10 @@ def recipe_dtypes(architecture: Architecture, name: str) -> dict[str, str] | Non
                 dtype = recipe.get(role, recipe["default"])
                 for kind, part in shares_of(dtype).items():
                     weights[tensor.part][kind] += elements * share * part
-    found = {part: mixed_dtype(counts) if counts else recipe["default"] for part, counts in weights.items()}
+    dtypes = {part: mixed_dtype(counts) if counts else recipe["default"] for part, counts in weights.items()}
     # A table that is the LM head too gets the head's format (llama_tensor_get_type: ``!qs.has_output``).
     table = recipe["output" if architecture.tie_word_embeddings else "embedding"]
-    return found | {"embedding": table, "lm_head": recipe["output"], "router": "fp32", "norm": "fp32"}
+    return dtypes | {"embedding": table, "lm_head": recipe["output"], "router": "fp32", "norm": "fp32"}
 
 
 def _roles(tensor: Tensor, mixer: Mixer | None) -> list[tuple[str, float]]:

@@ -57,7 +57,7 @@ def from_hf_config(config: Mapping[str, Any], *, name: str | None = None, source
         max_position=fields.whole_or("max_position_embeddings", None),
     )
     dtypes, dtype_notes = checkpoint_dtypes(fields, read.num_layers)
-    found = READERS[family.layers](read)
+    layers = READERS[family.layers](read)
     positions = 0
     if family.extra_positions is not None:
         positions = fields.whole("max_position_embeddings") + family.extra_positions
@@ -65,20 +65,20 @@ def from_hf_config(config: Mapping[str, Any], *, name: str | None = None, source
         name=name or _stated_name(outer),
         hidden_size=read.hidden,
         vocab_size=fields.whole("vocab_size"),
-        layer_groups=group_layers(found.layers),
-        layer_order=layer_order(found.layers),
+        layer_groups=group_layers(layers.layers),
+        layer_order=layer_order(layers.layers),
         tie_word_embeddings=fields.flag("tie_word_embeddings", family.tied),
         max_position=read.max_position,
         source=source,
         checkpoint_dtypes=dtypes,
         position_embeddings=positions,
         final_norm_bias=family.norm_bias,
-        mtp=_mtp(fields, found, read.hidden),
-        notes=(*notes, *dtype_notes, *found.notes),
+        mtp=_mtp(fields, layers, read.hidden),
+        notes=(*notes, *dtype_notes, *layers.notes),
         active_counts=family.active_counts,
         family=fields.text("model_type", ""),
-        model_tensors=found.model_tensors,
-        side_embedding=found.side_embedding,
+        model_tensors=layers.model_tensors,
+        side_embedding=layers.side_embedding,
     )
     for part in (outer, fields):
         refuse_unread(part)
@@ -174,12 +174,12 @@ def _generic(fields: Fields, model_type: str) -> Family:
     return replace(GENERIC, mla=fields.has("kv_lora_rank"), qk_norm="head", qk_norm_flag=Flag("use_qk_norm", False))
 
 
-def _mtp(fields: Fields, found: Layers, hidden: int) -> MtpModule | None:
+def _mtp(fields: Fields, layers: Layers, hidden: int) -> MtpModule | None:
     keys = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
     counts = [fields.whole_or(key, 0, low=0, high=MOST_LAYERS) for key in keys]
     if not any(counts):
         return None
-    layer = found.mtp or found.layers[-1]
+    layer = layers.mtp or layers.layers[-1]
     projection = Tensor("eh_proj", hidden, 2 * hidden, "mlp", "replicated")
     extra = (projection, *layer.extra_tensors)
     return MtpModule(max(counts), replace(layer, norms=layer.norms + _MTP_NORMS, extra_tensors=extra))

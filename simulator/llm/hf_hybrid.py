@@ -393,9 +393,9 @@ def _gemma3n(config: Config) -> Layers:
         for mixer, mlp in zip(mixers, mlps, strict=True)
     ]
     fields.seen.update(("altup_active_idx", "activation_sparsity_pattern"))
-    found = _per_layer_inputs(config, layers)
+    described = _per_layer_inputs(config, layers)
     projections = Tensor("altup_projections", hidden, hidden, "mlp", "replicated", 2 * (streams - 1))
-    return found._replace(model_tensors=(*found.model_tensors, projections))
+    return described._replace(model_tensors=(*described.model_tensors, projections))
 
 
 def _mimo(config: Config) -> Layers:

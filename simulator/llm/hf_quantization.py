@@ -111,13 +111,13 @@ _PART_PATTERNS: Mapping[Part, str] = {
 
 def _listed_dtypes(layers: Fields) -> dict[str, str]:
     """Dtype of each part where every converted module is listed with its algorithm; the commonest of a part counts."""
-    found: dict[str, Counter[str]] = {}
+    counts_by_part: dict[str, Counter[str]] = {}
     for name in layers.values:
         algorithm = layers.section(name).choice("quant_algo", _MODELOPT, None)
         part = next((part for part, pattern in _PART_PATTERNS.items() if re.search(pattern, name)), None)
         if part and algorithm:
-            found.setdefault(part, Counter())[_MODELOPT[algorithm]] += 1
-    return {part: counts.most_common(1)[0][0] for part, counts in found.items()}
+            counts_by_part.setdefault(part, Counter())[_MODELOPT[algorithm]] += 1
+    return {part: counts.most_common(1)[0][0] for part, counts in counts_by_part.items()}
 
 
 def from_hf_quant_config(document: Fields) -> dict[str, Any]:

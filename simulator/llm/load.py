@@ -165,15 +165,15 @@ def _from_entry(entry: Fields, name: str | None) -> Architecture:
     reference = source.text("reference", None) or source.require("reference", "where the numbers come from")
     config = entry.section("config")
     name = entry.text("name", name)
-    found = from_hf_config(config.values, name=name, source=f"{entry.source}: config")
+    architecture = from_hf_config(config.values, name=name, source=f"{entry.source}: config")
     published = _published(entry)
-    counts = published.active_counts if published and published.active else found.active_counts
+    counts = published.active_counts if published and published.active else architecture.active_counts
     if entry.has("expert_routing"):
         routing = entry.section("expert_routing")
         routing.refuse_others(("typical", "least", "most", "source"))
         typical, *ends = (str(routing.require(key)) for key in ("typical", "least", "most"))
-        found = replace(found, expert_routing=typical, expert_routing_range=(ends[0], ends[1]))
-    return replace(found, source=reference, active_counts=counts)
+        architecture = replace(architecture, expert_routing=typical, expert_routing_range=(ends[0], ends[1]))
+    return replace(architecture, source=reference, active_counts=counts)
 
 
 def _from_values(values: Mapping[str, Any], source: str, name: str | None = None) -> Architecture:

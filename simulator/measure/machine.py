@@ -76,10 +76,10 @@ def usable_cores() -> int:
 def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     """Model name of the CPU; the architecture where the system does not tell more."""
     try:
-        found = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(encoding="utf-8"), re.MULTILINE)
+        match = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(encoding="utf-8"), re.MULTILINE)
     except OSError:
-        found = None
-    return " ".join(found.group(1).split()) if found else _told() or platform.processor() or platform.machine() or "CPU"
+        match = None
+    return " ".join(match.group(1).split()) if match else _told() or platform.processor() or platform.machine() or "CPU"
 
 
 def _told() -> str:
@@ -100,9 +100,9 @@ def last_cache_bytes(folder: Path = _CACHES) -> int:
     """Size of the largest cache of a core; ``FALLBACK_CACHE_BYTES`` where the system does not tell."""
     sizes = []
     for file in folder.glob("index*/size"):
-        found = re.fullmatch(r"(\d+)([KMG]?)", file.read_text(encoding="utf-8").strip())
-        if found:
-            sizes.append(int(found.group(1)) << {"": 0, "K": 10, "M": 20, "G": 30}[found.group(2)])
+        match = re.fullmatch(r"(\d+)([KMG]?)", file.read_text(encoding="utf-8").strip())
+        if match:
+            sizes.append(int(match.group(1)) << {"": 0, "K": 10, "M": 20, "G": 30}[match.group(2)])
     return max(sizes, default=0) or FALLBACK_CACHE_BYTES
 
 
@@ -184,7 +184,7 @@ def machine_profile(limits: MachineLimits, method: str) -> str:
     share = limits.cores / server.compute.cores
     today = date.today().isoformat()
     measured = {"kind": "measured", "reference": f"{limits.device}, {method}", "date": today}
-    told = {"kind": "datasheet", "reference": "as the operating system tells it", "date": today}
+    from_system = {"kind": "datasheet", "reference": "as the operating system tells it", "date": today}
     assumed = {"kind": "assumed", "reference": "a server CPU's power (catalogue chip 'cpu') per core", "date": today}
     flops = {dtype: _figure(value) for dtype, value in sorted(limits.flops_per_s.items())}
     chip = {
@@ -197,13 +197,13 @@ def machine_profile(limits: MachineLimits, method: str) -> str:
             "bandwidth_bytes_per_s": _figure(limits.bandwidth_bytes_per_s),
             "capacity_bytes": limits.memory_bytes,
             "source": measured,
-            "field_sources": {"capacity_bytes": told},
+            "field_sources": {"capacity_bytes": from_system},
         },
         "on_chip": {
             "capacity_bytes": float(limits.cache_bytes),
             "bandwidth_bytes_per_s": _figure(limits.cache_bandwidth_bytes_per_s),
             "source": measured,
-            "field_sources": {"capacity_bytes": told},
+            "field_sources": {"capacity_bytes": from_system},
         },
         "links": {"source": {"kind": "assumed", "reference": "a single machine", "date": today}},
         "power": {

@@ -126,7 +126,7 @@ def measure(
     }
     rows: list[tuple[KernelShape, Timing]] = []
     skipped: dict[str, int] = {}
-    complete, found = True, None
+    complete, machine_limits = True, None
     with torch.inference_mode():
         try:
             _warm_up(torch, clock.device)
@@ -135,10 +135,10 @@ def measure(
                     progress(done, len(shapes))
                 _time_one(torch, clock, shape, BUDGET_S[quick], seed, rows, skipped)
             if limits:
-                found = probe(torch, clock, [(shape, timing.median_s) for shape, timing in rows], seed)
+                machine_limits = probe(torch, clock, [(shape, timing.median_s) for shape, timing in rows], seed)
         except KeyboardInterrupt:
             complete = False
-    return Measurement(tuple(rows), name, provenance, skipped, complete, found)
+    return Measurement(tuple(rows), name, provenance, skipped, complete, machine_limits)
 
 
 def _time_one(

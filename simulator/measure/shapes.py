@@ -163,15 +163,15 @@ def kernel_shapes(
     check_names("--families", families, FAMILIES)
     check_names("--dtype", dtypes, tuple(DTYPES))
     grid = GRIDS[device, quick]
-    found = [
+    shapes = [
         shape
         for dtype in dict.fromkeys(dtypes)
         for family in dict.fromkeys(families)
         for shape in _FAMILY_SHAPES[family](grid, dtype)
         if shape.flops <= grid.most_flops and shape.operand_bytes <= grid.most_bytes
     ]
-    order = np.random.default_rng(seed).permutation(len(found))
-    return [found[index] for index in order]
+    order = np.random.default_rng(seed).permutation(len(shapes))
+    return [shapes[index] for index in order]
 
 
 def check_names(option: str, given: Sequence[str], known: Sequence[str]) -> None:

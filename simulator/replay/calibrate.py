@@ -189,24 +189,24 @@ def calibrate(
     for reason, number in (prediction.refused | reasons).items():
         skipped[reason] = skipped.get(reason, 0) + number
     table = table.where(np.isfinite(prediction.seconds) & ~out)
-    found = _plain_where_single(family_rows(table))
+    rows_by_kernel = _plain_where_single(family_rows(table))
     sets: dict[str, dict[str, FamilyParameters]] = {}
     fits: list[FamilyFit] = []
     corrections: dict[Key, Correction] = {}
-    for done, ((family, dtype), index) in enumerate(found.items()):
+    for done, ((family, dtype), index) in enumerate(rows_by_kernel.items()):
         if progress is not None:
-            progress(done, len(found))
+            progress(done, len(rows_by_kernel))
         rows = table.where(index)
         if len(rows) < MIN_ROWS:
             skipped[f"too few {family} {dtype} rows to fit"] = len(rows)
             continue
-        alike = _same_kernel(table, found, dtype) if family == "elementwise" else rows
+        alike = _same_kernel(table, rows_by_kernel, dtype) if family == "elementwise" else rows
         parameters, seen, few = _fit_family(alike, chip, library, family, dtype, split, seed)
         source = reference or _reference(table)
         if not judge:
             source_only = Source(kind="fitted", reference=source, date=_month(), rows=len(seen))
-            told = {"source": source_only, "fit": Fit(ranges=seen_ranges(seen))}
-            sets.setdefault(family, {})[dtype] = parameters.model_copy(update=told)
+            source_and_ranges = {"source": source_only, "fit": Fit(ranges=seen_ranges(seen))}
+            sets.setdefault(family, {})[dtype] = parameters.model_copy(update=source_and_ranges)
             continue
         one, correction = _judged(rows, seen, chip, family, dtype, parameters, split, few, source, residual, seed)
         sets.setdefault(family, {})[dtype] = one.parameters
@@ -227,7 +227,10 @@ def calibrate(
 
 def _with_sets(chip: Chip, library: str, sets: dict[str, dict[str, FamilyParameters]]) -> Chip:
     """The chip with fitted sets in place of its own."""
-    own = {name: {family: dict(found) for family, found in families.items()} for name, families in chip.kernels.items()}
+    own = {
+        name: {family: dict(family_sets) for family, family_sets in families.items()}
+        for name, families in chip.kernels.items()
+    }
     for family, by_dtype in sets.items():
         before = own.setdefault(library, {}).setdefault(family, {})
         heads = family.startswith("attention")  # whose kernels for other head sizes stay
@@ -237,31 +240,31 @@ def _with_sets(chip: Chip, library: str, sets: dict[str, dict[str, FamilyParamet
     return chip.with_kernels(own)
 
 
-def _same_kernel(table: KernelTable, found: dict[tuple[str, str], IndexArray], dtype: str) -> KernelTable:
+def _same_kernel(table: KernelTable, rows_by_kernel: dict[tuple[str, str], IndexArray], dtype: str) -> KernelTable:
     """The rows of a pass; of a convolution measured at few sizes also those of other layers, at other sizes, that the
     same kernel served."""
-    index = found["elementwise", dtype]
+    index = rows_by_kernel["elementwise", dtype]
     rows = table.where(index)
     different = np.unique(np.stack([rows.size("bytes_moved"), rows.size("pieces")]), axis=1).shape[1]
     if different >= SCARCE_SIZES or not rows.size("pieces").all():
         return rows
     served = np.isin(table.word("source").codes, rows.word("source").codes) & (table.size("pieces") > 0)
     alike = table.where(
-        np.sort(np.concatenate([part[served[part]] for (f, _), part in found.items() if f == "elementwise"]))
+        np.sort(np.concatenate([part[served[part]] for (f, _), part in rows_by_kernel.items() if f == "elementwise"]))
     )
     name = rows.word("name")
     return replace(alike, words={**alike.words, "name": constant(name.names[name.codes[0]], len(alike))})
 
 
-def _plain_where_single(found: dict[tuple[str, str], IndexArray]) -> dict[tuple[str, str], IndexArray]:
+def _plain_where_single(rows_by_kernel: dict[tuple[str, str], IndexArray]) -> dict[tuple[str, str], IndexArray]:
     """The rows by family and format, a kernel's name left out where it is the only one for the format, or for a head
     size of attention; rows of windows with the others of their head size where the same kernel serves both."""
     joined: dict[tuple[str, str], list[IndexArray]] = {}
-    for (family, dtype), rows in found.items():
+    for (family, dtype), rows in rows_by_kernel.items():
         dtype, *rest = dtype.split(VARIANT)
         if family.startswith("attention") and rest[0].endswith(WINDOWED):
             wide = VARIANT.join((dtype, rest[0].removesuffix(WINDOWED), *rest[1:]))
-            rest[0] = rest[0].removesuffix(WINDOWED) if (family, wide) in found else rest[0]
+            rest[0] = rest[0].removesuffix(WINDOWED) if (family, wide) in rows_by_kernel else rest[0]
         joined.setdefault((family, VARIANT.join((dtype, *rest))), []).append(rows)
     named = ("moe", "attention_prefill", "attention_decode")
     count = Counter((family, _unnamed(family, dtype)) for family, dtype in joined)
@@ -304,8 +307,8 @@ def start_parameters(chip: Chip, family: str, dtype: str) -> list[FamilyParamete
     sets = load_defaults(chip.kind)[family]
     stored = format_of(dtype)
     names = (stored, stored.removesuffix("_block"), "bf16", "fp16", "any", *sets)
-    found = next(sets[name] for name in names if name in sets)
-    plain = found.at_clock(chip.compute.clock_hz).model_copy(update={"reference_clock_hz": None})
+    nearest = next(sets[name] for name in names if name in sets)
+    plain = nearest.at_clock(chip.compute.clock_hz).model_copy(update={"reference_clock_hz": None})
     if family.startswith("sparse"):
         others = SPARSE_STARTS if family == "sparse_prefill" else SPARSE_STARTS[1:]
         return [plain, *(plain.model_copy(update=change) for change in others)]
@@ -326,8 +329,8 @@ def _fit_family(
 
 def best_fit(problem: FitProblem, starts: list[FamilyParameters], seed: int) -> FamilyParameters:
     """The best of the fits from several places to start."""
-    found = [fit(problem, start, seed) for start in starts]
-    return min(found, key=lambda parameters: loss(problem, parameters))
+    fits = [fit(problem, start, seed) for start in starts]
+    return min(fits, key=lambda parameters: loss(problem, parameters))
 
 
 def _earlier(chip: Chip, library: str, family: str, dtype: str) -> list[FamilyParameters]:
@@ -411,7 +414,7 @@ def _learned(
     if correction is None:
         return None, None
     inside = np.asarray(inside_ranges(correction.ranges, sizes))
-    ratio = rows.measured_s / np.exp(correction.ramps(matrix))
+    ratio = rows.measured_s / np.exp(correction.hinges(matrix))
     calibration = ~training & training_rows(rows, INTERVAL_SPLIT) & inside
     intervals = conformal_intervals(ratio[calibration], np.ones(calibration.sum(), np.int8), inside[calibration])
     error = float(np.abs(1.0 / ratio - 1.0)[judged].mean() * 100.0) if judged.any() else None

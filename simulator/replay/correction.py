@@ -1,4 +1,5 @@
-"""Learning corrections of kernel times: random ramps, and the gains by which their sum meets what was measured."""
+"""Learning corrections of kernel times: random hinge functions, and the gains by which their sum meets what was
+measured."""
 
 from __future__ import annotations
 
@@ -31,18 +32,18 @@ worse on shapes held out than physics."""
 MAX_ROWS = 8_000
 CHECK_SHARE = 0.15
 ROUNDS = 14
-"""Times that new ramps are drawn beside those that were worth keeping."""
+"""Times that new hinge functions are drawn beside those that were worth keeping."""
 DRAWN = 400
 KEPT = 200
 KEPT_OF_ATTENTION = 100
 """Of attention, which tables and steps ask for most: 200 take the mean error of decoding from 3.2 to 3.0 % only."""
 ROWS_PER_HINGE = 16
-"""Rows that a ramp drawn or kept needs at least."""
+"""Rows that a hinge function drawn or kept needs at least."""
 QUANTILES = 64
 """HingeBasis start and end at quantiles of a feature, and are one of ``WIDTHS`` of them wide."""
 WIDTHS = (1, 4, 8, 16, 32)
 LEAST_WIDTH = 0.35
-"""Width of a ramp at a value that many rows share: half an octave."""
+"""Width of a hinge function at a value that many rows share: half an octave."""
 RIDGE = 1.0
 """Rows' worth of pull of every gain towards nothing."""
 ROBUST = 0.05
@@ -58,10 +59,10 @@ NOTHING = Correction(NO_HINGES, {}, {})
 class _Probe(KernelLibrary):
     """Kernels of physics that keep what a correction would be asked with."""
 
-    asked: tuple[KernelTime, dict[str, Num]]
+    inputs: tuple[KernelTime, dict[str, Num]]
 
     def _corrected(self, family: str, dtype: str, time: KernelTime, held: bool = False, **sizes: Num) -> KernelTime:
-        self.asked = time, sizes
+        self.inputs = time, sizes
         return time
 
 
@@ -74,11 +75,11 @@ def correction_inputs(problem: FitProblem, parameters: FamilyParameters) -> tupl
     matrix = np.empty((len(feature_names(problem.family)), len(problem)))
     for rows, call in problem.parts:
         call(probe)
-        time, asked = probe.asked
-        found = feature_matrix(problem.family, asked, time, float(chip.compute.usable_cores))
-        matrix[:, rows] = found
+        time, by_name = probe.inputs
+        features = feature_matrix(problem.family, by_name, time, float(chip.compute.usable_cores))
+        matrix[:, rows] = features
         for name, values in sizes.items():
-            values[rows] = asked[name]
+            values[rows] = by_name[name]
     return matrix, sizes
 
 
@@ -98,7 +99,7 @@ def learn(
         target: logarithm of measured over predicted seconds.
         training: rows it may see.
         seed: of the sub-sampling and of the rows that decide whether it helps.
-        kept: most ramps that it consists of.
+        kept: most hinge functions that it consists of.
     """
     chosen = np.flatnonzero(training)
     if len(chosen) < MIN_ROWS:
@@ -110,30 +111,30 @@ def learn(
     target = np.clip(target[chosen], -LARGEST, LARGEST)
     check = generator.random(len(chosen)) < CHECK_SHARE
     own = matrix[:, chosen]
-    ramps = fit_hinges(own[:, ~check], (target + physics)[~check], generator, kept)
-    if np.abs(target + physics - ramps(own))[check].mean() >= np.abs(target)[check].mean():
+    hinges = fit_hinges(own[:, ~check], (target + physics)[~check], generator, kept)
+    if np.abs(target + physics - hinges(own))[check].mean() >= np.abs(target)[check].mean():
         return None
     ranges = {name: (float(values[chosen].min()), float(values[chosen].max())) for name, values in sizes.items()}
-    return Correction(ramps, {name: pair for name, pair in ranges.items() if name not in ("kept", "seen")}, {})
+    return Correction(hinges, {name: pair for name, pair in ranges.items() if name not in ("kept", "seen")}, {})
 
 
 def fit_hinges(
     features: FloatArray, target: FloatArray, generator: np.random.Generator, most: int = KEPT
 ) -> HingeBasis:
-    """Draw ramps round after round, solve for their gains, and keep those that matter.
+    """Draw hinge functions round after round, solve for their gains, and keep those that matter.
 
     Args:
         features: features x rows, the logarithm of physics' seconds first.
         target: logarithm of measured seconds.
-        generator: draws the ramps.
-        most: ramps to keep.
+        generator: draws the hinge functions.
+        most: hinge functions to keep.
     """
     places = np.quantile(features, np.linspace(0.0, 1.0, QUANTILES + 1), axis=1).T
-    ramps = HingeBasis(*_physics(places[0]), np.zeros(0), 0.0, (float(places[0, 0]), float(places[0, -1])))
+    hinges = HingeBasis(*_physics(places[0]), np.zeros(0), 0.0, (float(places[0, 0]), float(places[0, -1])))
     weights = np.ones(len(target))
     for _ in range(ROUNDS):
         drawn = _draw(places, generator, min(DRAWN, len(target) // ROWS_PER_HINGE))
-        pairs: Any = zip(ramps[:4], drawn, strict=True)
+        pairs: Any = zip(hinges[:4], drawn, strict=True)
         parts = [np.concatenate(pair) for pair in pairs]
         values = hinge_values(features, *parts)
         gain, _ = _gains(values, target, weights)
@@ -142,8 +143,8 @@ def fit_hinges(
         gain, base = _gains(values[kept], target, weights)
         weights = 1.0 / np.sqrt(1.0 + ((target - base - gain @ values[kept]) / ROBUST) ** 2)
         feature, low, high, greatest = (part[kept] for part in parts)
-        ramps = HingeBasis(feature, low, high, greatest, gain, base, ramps.ends)
-    return ramps
+        hinges = HingeBasis(feature, low, high, greatest, gain, base, hinges.ends)
+    return hinges
 
 
 def _physics(places: FloatArray) -> tuple[NDArray[np.int16], FloatArray, FloatArray, NDArray[np.bool_]]:
@@ -157,7 +158,7 @@ def _physics(places: FloatArray) -> tuple[NDArray[np.int16], FloatArray, FloatAr
 def _draw(
     places: FloatArray, generator: np.random.Generator, count: int
 ) -> tuple[NDArray[np.int16], FloatArray, FloatArray, NDArray[np.bool_]]:
-    """``count`` random ramps over one to ``PARTS`` features, a third of them with physics among these."""
+    """``count`` random hinge functions over one to ``PARTS`` features, a third of them with physics among these."""
     feature = generator.integers(0, len(places), (count, PARTS))
     feature[: count // 3, 0] = 0
     width = generator.choice(WIDTHS, (count, PARTS))

@@ -51,15 +51,15 @@ def conformal_intervals(ratio: FloatArray, regime: NDArray[np.int8], inside: NDA
     if not len(ratio):
         return {}
     core = ratio[inside] if inside.sum() >= MIN_REGIME_ROWS else ratio
-    found = {"all": _interval(core)}
+    intervals = {"all": _interval(core)}
     for code, name in enumerate(REGIMES):
         part = ratio[inside & (regime == code)]
         if len(part) >= MIN_REGIME_ROWS:
-            found[name] = _interval(part)
+            intervals[name] = _interval(part)
     outside = ratio[~inside]
     if len(outside) >= MIN_REGIME_ROWS:
-        found[OUTSIDE] = _interval(outside)
-    return found
+        intervals[OUTSIDE] = _interval(outside)
+    return intervals
 
 
 def _interval(ratio: FloatArray) -> tuple[float, float]:

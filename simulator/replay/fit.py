@@ -161,7 +161,7 @@ def family_rows(table: KernelTable) -> dict[tuple[str, str], IndexArray]:
     attending = np.isin(op.codes, [code for code, name in enumerate(op.names) if name.startswith("attention")])
     attention = np.where(attending, attention_kernels(table), 0)
     kernel[attending] = table.word("source").codes[attending]
-    found: dict[tuple[str, str], list[IndexArray]] = {}
+    parts_by_kernel: dict[tuple[str, str], list[IndexArray]] = {}
     for rows in equal_rows([op.codes, dtype.codes, kv.codes, kernel, attention]):
         name = op.names[op.codes[rows[0]]]
         if name not in FAMILIES or name == "attention_mixed":
@@ -174,8 +174,8 @@ def family_rows(table: KernelTable) -> dict[tuple[str, str], IndexArray]:
             stored = "any"
         if family in _STORED:
             stored = _STORED[family](table, rows[0])
-        found.setdefault((family, stored.replace("fp16", "bf16", 1)), []).append(rows)
-    return {key: np.sort(np.concatenate(parts)) for key, parts in found.items()}
+        parts_by_kernel.setdefault((family, stored.replace("fp16", "bf16", 1)), []).append(rows)
+    return {key: np.sort(np.concatenate(parts)) for key, parts in parts_by_kernel.items()}
 
 
 def core_rows(family: str, table: KernelTable) -> NDArray[np.bool_]:
@@ -299,16 +299,16 @@ CPU_TIMES = 10.0
 
 def coordinates(parameters: FamilyParameters, kind: str = "") -> tuple[Coordinate, ...]:
     """What a fit of these parameters moves on a chip of that kind."""
-    found = [Coordinate(name, *bounds) for name, bounds in parameters.free.items()]
+    free = [Coordinate(name, *bounds) for name, bounds in parameters.free.items()]
     if isinstance(parameters, DecodeParameters) and parameters.unpacked is not None:
-        found += [Coordinate(f"{NESTED}{name}", *bounds) for name, bounds in UNPACKED.items()]
+        free += [Coordinate(f"{NESTED}{name}", *bounds) for name, bounds in UNPACKED.items()]
     if kind == "cpu":
-        found = [c._replace(high=c.high * CPU_TIMES) if c.name.endswith("_s") else c for c in found]
-        found += CPU_EXTRA.get(parameters.family, ())
-    found += EXTRA.get(parameters.family, ())
-    found += [one for one in _OPTIONAL if getattr(parameters, one.name, None)]
-    found += QUANTISE if getattr(parameters, QUANTISE[0].name, None) else ()
-    return tuple(found)
+        free = [c._replace(high=c.high * CPU_TIMES) if c.name.endswith("_s") else c for c in free]
+        free += CPU_EXTRA.get(parameters.family, ())
+    free += EXTRA.get(parameters.family, ())
+    free += [one for one in _OPTIONAL if getattr(parameters, one.name, None)]
+    free += QUANTISE if getattr(parameters, QUANTISE[0].name, None) else ()
+    return tuple(free)
 
 
 ANY_ROWS = tuple((rows, 64) for rows in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 18, 20, 22, 24, 28, 32))
@@ -495,7 +495,7 @@ def _least_squares(errors: Callable[[FloatArray], FloatArray], first: Sequence[f
     """The position between 0 and 1 in every coordinate at which the robust sum of squared errors is least."""
     from scipy.optimize import least_squares
 
-    found = least_squares(
+    solution = least_squares(
         errors,
         np.clip(np.array(first), 1e-3, 1.0 - 1e-3),
         bounds=(0.0, 1.0),
@@ -506,7 +506,7 @@ def _least_squares(errors: Callable[[FloatArray], FloatArray], first: Sequence[f
         ftol=_TOLERANCE,
         xtol=_TOLERANCE,
     )
-    return np.asarray(found.x, dtype=np.float64)
+    return np.asarray(solution.x, dtype=np.float64)
 
 
 MIXED_ROWS = 2000
@@ -546,7 +546,7 @@ def mixed_structure(
         kernels, or one pass with its own bandwidth, overlap and time per idle tile.
     """
     rows = table.where(table.word("op").equals("attention_mixed"))
-    found = {}
+    structures = {}
     for dtype, prefill in fitted.items():
         part = rows.where(rows.word("kv_dtype").equals(dtype) | rows.word("dtype").equals(dtype))
         part = part.where(training_rows(part, split))
@@ -562,8 +562,8 @@ def mixed_structure(
         best = min(tried, key=lambda one: _mean_error(some, chip, dtype, decode, one))
         best = _solve_mixed(part, chip, dtype, decode, best)
         apart = prefill.model_copy(update={"mixed": "separate"})
-        found[dtype] = min((apart, best), key=lambda one: _mean_error(part, chip, dtype, decode, one))
-    return found
+        structures[dtype] = min((apart, best), key=lambda one: _mean_error(part, chip, dtype, decode, one))
+    return structures
 
 
 def _spread(part: KernelTable, rows: int) -> KernelTable:

@@ -179,11 +179,11 @@ def condition_rows(table: KernelTable, condition: str) -> NDArray[np.bool_]:
         ForerunError: no such column, or no number where one is needed.
     """
     for sign in (">=", "<=", "="):
-        name, found, value = condition.partition(sign)
-        if found:
+        name, sign_used, value = condition.partition(sign)
+        if sign_used:
             break
     name, value = name.strip(), value.strip()
-    if not found or name not in (*SIZES, *WORDS):
+    if not sign_used or name not in (*SIZES, *WORDS):
         raise ForerunError(f"--where: '{condition}' is not COLUMN>=N, COLUMN<=N or COLUMN=VALUE of a kernel trace")
     if name in WORDS:
         if sign != "=":
@@ -204,17 +204,17 @@ PRICED_BY_CACHE = ("attention_decode", "attention_mixed", "elementwise")
 
 
 def cache_states(table: KernelTable) -> dict[str, dict[str, int]]:
-    """Rows by operation whose operands may still have been on the chip (``warm``), not (``cold``), or ``not told``.
+    """Rows by operation whose operands may still have been on the chip (``warm``), not (``cold``), or ``unknown``.
 
     Only operations whose price depends on it; what is not told is priced cold.
     """
     op, cache = table.word("op"), table.word("cache")
-    found: dict[str, dict[str, int]] = {}
+    states: dict[str, dict[str, int]] = {}
     for name in PRICED_BY_CACHE:
         codes = cache.codes[op.equals(name)]
         if len(codes):
-            found[name] = {(cache.names[code] or "not told"): int((codes == code).sum()) for code in np.unique(codes)}
-    return found
+            states[name] = {(cache.names[code] or "unknown"): int((codes == code).sum()) for code in np.unique(codes)}
+    return states
 
 
 def worst_rows(report: ReplayReport, count: int = WORST_ROWS) -> list[dict[str, Any]]:

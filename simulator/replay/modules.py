@@ -145,8 +145,8 @@ class Modules:
         for op, shape in self._types.items():
             sized = {field: np.where(value > 0, value, 1e-9) for field, value in self._shapes[op].items()}
             sized |= {field: self._shapes[op][field] for field in ("local", "most", "dense_width") if field in sized}
-            found = getattr(library, f"{op}_{self.phase}")(shape._replace(**sized), **self._sizes[op])
-            total += np.array(found)
+            op_times = getattr(library, f"{op}_{self.phase}")(shape._replace(**sized), **self._sizes[op])
+            total += np.array(op_times)
         parameters = library.parameters(f"sparse_{self.phase}", next(iter(self._types.values())).dtype)
         assert isinstance(parameters, SparseParameters)
         floor = np.where((self.phase == "prefill") | (self.tokens > self.framework.max_captured_tokens), 1.0, 0.0)

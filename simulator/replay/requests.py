@@ -50,7 +50,7 @@ def run_intervals(runs: Sequence[MeasuredRun], predicted: Sequence[dict[str, flo
     """
     known = {configuration: place for place, configuration in enumerate(dict.fromkeys(r.configuration for r in runs))}
     groups = np.array([known[run.configuration] for run in runs], dtype=np.int64)
-    found: list[dict[str, Interval]] = [{} for _ in runs]
+    intervals: list[dict[str, Interval]] = [{} for _ in runs]
     for metric in METRICS:
         rows = [i for i, run in enumerate(runs) if run.measured.get(metric, 0) > 0 and predicted[i].get(metric, 0) > 0]
         ratios = np.array([runs[i].measured[metric] / predicted[i][metric] for i in rows])
@@ -63,8 +63,8 @@ def run_intervals(runs: Sequence[MeasuredRun], predicted: Sequence[dict[str, flo
             low, high = _ends(ratios[others], own[others], count)
             for row in np.array(rows)[~others].tolist():
                 value = predicted[int(row)][metric]
-                found[row][metric] = (float(low * value), float(high * value))
-    return found
+                intervals[row][metric] = (float(low * value), float(high * value))
+    return intervals
 
 
 def _ends(ratios: FloatArray, groups: NDArray[np.int64], count: int) -> Interval:
@@ -290,7 +290,7 @@ def run_scores(outcomes: Sequence[RunOutcome]) -> list[RunScore]:
         groups.setdefault(group_label(outcome.run), []).append(outcome)
     if len(groups) == 2:
         groups = {"all": groups["all"]}
-    found = []
+    scores = []
     for label, members in groups.items():
         for metric in METRICS:
             of = sum(metric in outcome.run.measured for outcome in members)
@@ -301,8 +301,8 @@ def run_scores(outcomes: Sequence[RunOutcome]) -> list[RunScore]:
                 bias, simulated = float(errors.mean()), 100.0 * len(errors) / of
                 own = [outcome.run for outcome in members]
                 covered = coverage90(metric, own, [inside[id(run)] for run in own])
-                found.append(RunScore(metric, label, len(errors), of, mean, median, p90, bias, simulated, covered))
-    return found
+                scores.append(RunScore(metric, label, len(errors), of, mean, median, p90, bias, simulated, covered))
+    return scores
 
 
 def intervals_of(outcomes: Sequence[RunOutcome]) -> list[dict[str, Interval]]:
@@ -331,11 +331,11 @@ def parse_condition(text: str) -> Callable[[MeasuredRun], bool]:
         ForerunError: no such fact, or no number where one is needed.
     """
     for sign in (">=", "<=", "~", "="):
-        name, found, value = (part.strip() for part in text.partition(sign))
-        if found:
+        name, sign_used, value = (part.strip() for part in text.partition(sign))
+        if sign_used:
             break
-    if not found or name not in _FACTS:
-        hint = did_you_mean(name, _FACTS) if found else ""
+    if not sign_used or name not in _FACTS:
+        hint = did_you_mean(name, _FACTS) if sign_used else ""
         raise ForerunError(
             f"--where: '{text}' is not FACT=VALUE, FACT~PART, FACT>=N or FACT<=N{hint} (facts: {', '.join(_FACTS)})"
         )
@@ -360,14 +360,14 @@ def parse_condition(text: str) -> Callable[[MeasuredRun], bool]:
 
 def worst_runs(replay: RequestReplay, count: int = WORST_RUNS) -> list[tuple[str, RunOutcome]]:
     """The runs whose mean latencies or throughput are furthest off, worst first, each under its worst metric."""
-    found = []
+    errors_of_runs = []
     for outcome in replay.outcomes:
         errors = {m: abs(e) for m in set(SHORT_NAMES.values()) if (e := outcome.error(m)) is not None}
         if errors:
             metric = max(sorted(errors), key=lambda name: errors[name])
-            found.append((errors[metric], metric, outcome))
-    found.sort(key=lambda item: -item[0])
-    return [(metric, outcome) for _, metric, outcome in found[:count]]
+            errors_of_runs.append((errors[metric], metric, outcome))
+    errors_of_runs.sort(key=lambda item: -item[0])
+    return [(metric, outcome) for _, metric, outcome in errors_of_runs[:count]]
 
 
 def _row(outcome: RunOutcome) -> dict[str, Any]:
@@ -390,8 +390,8 @@ def _row(outcome: RunOutcome) -> dict[str, Any]:
 
 
 def _weakest(replay: RequestReplay) -> str | None:
-    found = [outcome.basis for outcome in replay.outcomes if outcome.basis is not None]
-    return weakest(found) if found else None
+    bases = [outcome.basis for outcome in replay.outcomes if outcome.basis is not None]
+    return weakest(bases) if bases else None
 
 
 def _fact(run: MeasuredRun, name: str) -> Any:

@@ -99,9 +99,9 @@ def framework_of_version(framework: str, version: str | None) -> str:
     """
     if framework == "vllm" and re.search(r"\bv0(?!\.\d)", version or "", re.IGNORECASE):
         return "vllm-2024"
-    found = re.match(r"v?0\.(\d+)(?:\.(\d+))?", version or "")
+    match = re.match(r"v?0\.(\d+)(?:\.(\d+))?", version or "")
     last, older = _OLDER.get(framework, ((-1,), framework))
-    return older if found and tuple(int(part or 0) for part in found.groups())[: len(last)] <= last else framework
+    return older if match and tuple(int(part or 0) for part in match.groups())[: len(last)] <= last else framework
 
 
 def dtype_name(text: str) -> str | None:
@@ -122,19 +122,19 @@ def model_name(text: str) -> str | None:
 def _model_spellings(word: str) -> list[str]:
     """Ways to write a model, from the most to the least literal."""
     tail = word.rsplit("/", 1)[-1]
-    found = [word, tail]
+    spellings = [word, tail]
     changed = True
     while changed:
         changed = False
         for suffix in _SUFFIXES:
             if tail.endswith(suffix):
                 tail, changed = tail.removesuffix(suffix), True
-                found.append(tail)
+                spellings.append(tail)
     if re.fullmatch(r"llama-\d+b", tail):
-        found.append(tail.replace("llama-", "llama-2-"))  # TensorRT-LLM's tables of 2024 call Llama 2 so
-    found.append(tail.removeprefix("nvidia-"))
+        spellings.append(tail.replace("llama-", "llama-2-"))  # TensorRT-LLM's tables of 2024 call Llama 2 so
+    spellings.append(tail.removeprefix("nvidia-"))
     plain = tail.replace("llama-v", "llama-").replace("llama2", "llama-2").replace("llama3", "llama-3")
-    return [*found, plain, re.sub(r"^meta-", "", plain)]
+    return [*spellings, plain, re.sub(r"^meta-", "", plain)]
 
 
 @cache
@@ -181,26 +181,26 @@ def run_scenario(run: MeasuredRun, base: Scenario) -> Scenario:
         "weights": (run.weights_dtype, dtype_name, "weight format"),
         "kv": (run.kv_cache_dtype, dtype_name, "KV cache format"),
     }
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for key, (text, known, what) in named.items():
         if text is not None:
             name = known(text)
             if name is None:
                 raise ForerunError(f"{what} '{text}' is not known{_known(key, text)}")
-            found[key] = name
-    if found.get("weights") == "fp8" and re.fullmatch(_IN_BLOCKS, (run.model or "").lower()):
-        found["weights"] = "fp8_block"
-    if "model" in found:
-        data["model"] = found["model"]
+            names[key] = name
+    if names.get("weights") == "fp8" and re.fullmatch(_IN_BLOCKS, (run.model or "").lower()):
+        names["weights"] = "fp8_block"
+    if "model" in names:
+        data["model"] = names["model"]
         data.pop("weights_dtype", None)
-    if "weights" in found and not _own_format(data["model"], found["weights"]):
-        data["weights_dtype"] = found["weights"]
-    if "kv" in found:
-        data["kv_cache_dtype"] = found["kv"]
-    if "chip" in found and load_chip(base.hardware.chip).name != found["chip"]:
-        hardware["chip"] = found["chip"]
-    if "framework" in found:
-        engine["framework"] = framework_of_version(found["framework"], run.framework_version)
+    if "weights" in names and not _own_format(data["model"], names["weights"]):
+        data["weights_dtype"] = names["weights"]
+    if "kv" in names:
+        data["kv_cache_dtype"] = names["kv"]
+    if "chip" in names and load_chip(base.hardware.chip).name != names["chip"]:
+        hardware["chip"] = names["chip"]
+    if "framework" in names:
+        engine["framework"] = framework_of_version(names["framework"], run.framework_version)
     _put(hardware, tensor_parallel=run.tensor_parallel, pipeline_parallel=run.pipeline_parallel,
          expert_parallel=run.expert_parallel, attention_data_parallel=run.data_parallel_attention,
          replicas=run.replicas)  # fmt: skip
@@ -267,8 +267,8 @@ def rerun(run: MeasuredRun, base: Scenario, seed: int = 0, intervals: bool = Fal
         predicted["output_throughput"] = closed_loop_throughput(
             run.max_concurrency, float(tokens), predicted["mean_ttft_ms"], predicted["mean_tpot_ms"]
         )
-    told = {"basis": result.basis, "notes": list(result.notes), "model_error": result.model_error}
-    return {"predicted": predicted, **told}
+    about = {"basis": result.basis, "notes": list(result.notes), "model_error": result.model_error}
+    return {"predicted": predicted, **about}
 
 
 def _known(key: str, text: str) -> str:

@@ -65,13 +65,13 @@ def _replay(table: StepTable, scenario: Scenario) -> StepReplay:
     predicted = np.where(table.device, device.device_s + device.host_s, costs.device_s + costs.host_s)
     kind = step_kinds(table)
     none = np.full(len(table), np.nan)
-    found = tuple(
+    groups = tuple(
         score("step", name, "", table.measured_s[part], predicted[part], none[part])
         for name in KINDS
         if (part := kind == name).any()
     )
     overall = score("all", "all", "", table.measured_s, predicted, none)
-    return StepReplay(table, predicted, costs, kind, found, overall, costs.evidence.basis, scenario)
+    return StepReplay(table, predicted, costs, kind, groups, overall, costs.evidence.basis, scenario)
 
 
 def step_kinds(table: StepTable) -> NDArray[np.str_]:

@@ -48,11 +48,11 @@ def context_words(document: Document) -> str:
 
 
 def cold_words(document: Document) -> str:
-    """Of a replay of kernels: what rows leave untold about caches; empty where they tell it."""
-    untold = {op: counts["not told"] for op, counts in document.get("cache", {}).items() if "not told" in counts}
-    rows = ", ".join(f"{count:,} rows of {op}" for op, count in untold.items())
+    """Of a replay of kernels: what rows leave unknown about caches; empty where they tell it."""
+    unknown = {op: counts["unknown"] for op, counts in document.get("cache", {}).items() if "unknown" in counts}
+    rows = ", ".join(f"{count:,} rows of {op}" for op, count in unknown.items())
     words = "do not say whether their operands were on the chip (cache: warm if repeated)"
-    return f"Priced cold: {rows} {words}" if untold else ""
+    return f"Priced cold: {rows} {words}" if unknown else ""
 
 
 def kernel_replay_tables(document: Document) -> list[Table]:

@@ -78,20 +78,20 @@ class Selfcheck:
             self._round = f"round {number + 1} of at most {sizes.rounds}"
             self._reference_step()
             self._measure(samples)
-            for method, found in calibration.items():
+            for method, served in calibration.items():
                 self._doing(f"{self._round}: host costs and acceptance")
-                found.append(self._serve(method, sizes.calibration_load, 1000 + number, Observer(self._clock)))
+                served.append(self._serve(method, sizes.calibration_load, 1000 + number, Observer(self._clock)))
                 self._step()
             self._reference_step()
-            for method, found in runs.items():
+            for method, served in runs.items():
                 self._doing(f"{self._round}: runs that are predicted")
-                found.append(self._serve(method, sizes.load, number, None))
+                served.append(self._serve(method, sizes.load, number, None))
                 self._step()
             self._reference_step()
         own = KernelSamples()
         for calls in (calls for run in calibration["none"] for calls in run.calls):
             own.add(calls, sizes.target.layers)
-        steps = {method: [step for run in found for step in run.steps] for method, found in calibration.items()}
+        steps = {method: [step for run in served for step in run.steps] for method, served in calibration.items()}
         host = host_costs(steps["none"], steps["draft-model"])
         acceptance = expected_acceptance(calibration["draft-model"])
         provenance = f"forerun selfcheck, torch {torch.__version__}, {date.today().isoformat()}"
@@ -185,7 +185,7 @@ class Selfcheck:
         self, runs: dict[str, list[EngineRun]], acceptance: Acceptance, host: HostCosts
     ) -> list[dict[str, Any]]:
         """Predicted beside measured, for each method; every round serves requests of its own."""
-        found = []
+        comparisons = []
         for method, measured_runs in runs.items():
             drafting = method != "none"
             predictions = []
@@ -207,8 +207,8 @@ class Selfcheck:
                 if not drafting:
                     self._equal.append(equal_batches(described, run))
             means = {name: float(np.mean([one[name] for one in predictions])) for name in predictions[0]}
-            found.append({"speculation": method, "figures": self._figures(means, measured_runs, acceptance)})
-        return found
+            comparisons.append({"speculation": method, "figures": self._figures(means, measured_runs, acceptance)})
+        return comparisons
 
     def _figures(
         self, means: dict[str, float], runs: list[EngineRun], acceptance: Acceptance
@@ -249,7 +249,7 @@ class Selfcheck:
         from simulator.metrics.document import forerun_version
 
         sizes = self.sizes
-        steps = [step for found in runs.values() for run in found for step in run.steps]
+        steps = [step for served in runs.values() for run in served for step in run.steps]
         reference = np.array(self.reference_s)
         return {
             "comparisons": comparisons,

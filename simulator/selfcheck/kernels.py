@@ -47,16 +47,16 @@ class KernelSamples:
 
         Passes differ in arithmetic per byte; their mean, in the mix of a step, is what a step adds up.
         """
-        found: dict[Key, list[float]] = defaultdict(list)
+        seconds_by_key: dict[Key, list[float]] = defaultdict(list)
         passes = [call for call in calls if call.op == "elementwise"]
         for call in calls:
             if call.op != "elementwise":
-                found[call.op, tuple(sorted(call.sizes.items()))].append(call.seconds)
+                seconds_by_key[call.op, tuple(sorted(call.sizes.items()))].append(call.seconds)
         count = LAYER_KERNELS * layers + OTHER_KERNELS
         self._passes.update(call.sizes["bytes_moved"] for call in passes)
         moved = round(sum(call.sizes["bytes_moved"] for call in passes) / count)
-        found["elementwise", (("bytes_moved", moved),)].append(sum(call.seconds for call in passes) / count)
-        for key, seconds in found.items():
+        seconds_by_key["elementwise", (("bytes_moved", moved),)].append(sum(call.seconds for call in passes) / count)
+        for key, seconds in seconds_by_key.items():
             self._samples[key].append(float(np.mean(seconds)))
 
     def with_passes(self, chip: Chip) -> Chip:

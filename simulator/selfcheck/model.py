@@ -253,8 +253,8 @@ class ReferenceModel:
         packed = queries.view(tokens, size.kv_heads, group, size.head_dim).transpose(0, 1)
         packed = packed.reshape(1, size.kv_heads, tokens * group, size.head_dim)
         mask = None if seen is None else seen.repeat_interleave(group, 0)
-        found = attend(packed, keys, values, attn_mask=mask)
-        return found.view(size.kv_heads, tokens, group, size.head_dim).transpose(0, 1).reshape(tokens, -1)
+        attended = attend(packed, keys, values, attn_mask=mask)
+        return attended.view(size.kv_heads, tokens, group, size.head_dim).transpose(0, 1).reshape(tokens, -1)
 
     def _matrix(self, stream: int, rows: int, columns: int, scale: float) -> Any:
         """Random weights whose product with a normed vector has standard deviation ``scale`` (rows and columns name it

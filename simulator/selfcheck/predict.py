@@ -89,8 +89,8 @@ def equal_batches(scenario: Scenario, run: EngineRun) -> tuple[int, int]:
 
     Compared are prompt chunks and their tokens, decoding sequences and the keys they read.
     """
-    found = simulate(scenario.with_values({"engine.stepping": "exact-steps"})).steps
-    columns = (found.prefill_seqs, found.prefill_tokens, found.decode_seqs, found.decode_kv_tokens)
+    steps = simulate(scenario.with_values({"engine.stepping": "exact-steps"})).steps
+    columns = (steps.prefill_seqs, steps.prefill_tokens, steps.decode_seqs, steps.decode_kv_tokens)
     simulated = list(zip(*(column.tolist() for column in columns), strict=True))
     real = [(s.prefill_seqs, s.prefill_tokens, s.decode_seqs, s.decode_kv_tokens) for s in run.steps]
     return sum(one == other for one, other in zip(real, simulated, strict=False)), len(real)

@@ -50,7 +50,7 @@ class Choice:
 
     __slots__ = (
         "after",
-        "asked",
+        "prompt",
         "before",
         "closed",
         "ended",
@@ -70,7 +70,7 @@ class Choice:
         self.number = number
         """Of the answer's text."""
         self.wanted = wanted
-        self.asked = prompt
+        self.prompt = prompt
         self.full = full
         """Whether it ends because it may not be longer."""
         self.tokens = self.sent = 0
@@ -412,7 +412,7 @@ class Server:
             counters.first(delivery.slot, at_s)
         choice.last_s = at_s
         if delivery.ended:
-            counters.ended(delivery.slot, choice.first_s, at_s, choice.tokens, choice.asked, choice.finish)
+            counters.ended(delivery.slot, choice.first_s, at_s, choice.tokens, choice.prompt, choice.finish)
 
     def _chunk(self, exchange: Exchange, choice: Choice) -> bytes:
         """The event of a choice's tokens that were not sent; the first brings a chat's opening along, as vLLM's does:

@@ -97,8 +97,8 @@ class Sequence:
     priority = cython.declare(cython.longlong, visibility="public")
     """Lower goes first, where the scheduler asks."""
     arrival_s = cython.declare(cython.double, visibility="public")
-    units = cython.declare(cython.longlong, visibility="public")
-    """Prefix-cache units that it holds, from the first on."""
+    hash_blocks = cython.declare(cython.longlong, visibility="public")
+    """Prefix-cache hash blocks that it holds, from the first on."""
     cached_tokens = cython.declare(cython.longlong, visibility="public")
     """Prompt tokens found in the prefix cache when it first ran; -1 before."""
     host_tokens = cython.declare(cython.longlong, visibility="public")
@@ -130,7 +130,7 @@ class Sequence:
         self.generated_tokens = 0
         self.computed_tokens = 0
         self.blocks = 0
-        self.units = 0
+        self.hash_blocks = 0
         self.cached_tokens = -1
         self.host_tokens = 0
         self.in_flight = 0
@@ -1078,7 +1078,7 @@ class Draws:
     drift_start: cython.double
     cells: dict[Any, Any]
     usual: Thresholds
-    told: cython.bint
+    by_class: cython.bint
     """Whether the class of each request is given; else it is drawn."""
     class_of: cython.longlong[::1]
     positions: cython.longlong
@@ -1094,8 +1094,8 @@ class Draws:
         self.usual = Thresholds(sampler.thresholds(-1))
         self.cells = {-1: self.usual}
         self.key, self.class_key = sampler.key, sampler.class_key
-        self.told = sampler.class_of is not None
-        self.class_of = np.ascontiguousarray(sampler.class_of if self.told else [0], dtype=np.int64)
+        self.by_class = sampler.class_of is not None
+        self.class_of = np.ascontiguousarray(sampler.class_of if self.by_class else [0], dtype=np.int64)
         self.first_mix, self.second_mix = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
     @cython.exceptval(-1, check=True)
@@ -1109,7 +1109,7 @@ class Draws:
         bits: cython.ulonglong
         if self.drift is not None:
             table = self._of_cell(self.drift.cell(context))
-        if self.told:
+        if self.by_class:
             row = self.class_of[request]
         elif table.classes > 1:
             bits = self._bits(self.class_key, request, 0)
@@ -1146,7 +1146,8 @@ class Draws:
 @cython.final
 @cython.cclass
 class HashBlocks:
-    """Prefix units in slots, with a few numbers to each: found by their hash, and in order of use where they are told.
+    """Prefix hash blocks in slots, with a few numbers to each: found by their hash, and in order of use where they are
+    told.
 
     Open addressing with linear probing, at most half full.
     """
@@ -1155,14 +1156,14 @@ class HashBlocks:
     oldest: cython.longlong
     """The slot used longest ago, of those in order; -1 for none."""
     latest: cython.longlong
-    room: cython.longlong
+    capacity: cython.longlong
     """Slots."""
     _places: cython.longlong[::1]
     """The slot in each place of the hash table; -1 where it is empty."""
     _shift: cython.longlong
     _free: cython.longlong
     """A slot that is empty, from which ``after`` leads to the others; -1 for none."""
-    unit: cython.longlong[::1]
+    hash_block: cython.longlong[::1]
     blocks: cython.longlong[::1]
     holders: cython.longlong[::1]
     """Requests that hold it."""
@@ -1174,18 +1175,18 @@ class HashBlocks:
 
     def __init__(self) -> None:
         none = array("q")
-        self.unit = self.blocks = self.holders = self.seen = self.before = self.after = none
-        self.used = self.room = 0
+        self.hash_block = self.blocks = self.holders = self.seen = self.before = self.after = none
+        self.used = self.capacity = 0
         self.oldest = self.latest = self._free = -1
         self._grow()
 
     @cython.cfunc
     def _grow(self) -> None:
-        """Twice as many slots; all units find their place anew."""
+        """Twice as many slots; all hash blocks find their place anew."""
         slot: cython.longlong
-        capacity: cython.longlong = max(64, 2 * self.room)
-        more = bytes(8 * (capacity - self.room))
-        self.unit = array("q", bytes(self.unit) + more)
+        capacity: cython.longlong = max(64, 2 * self.capacity)
+        more = bytes(8 * (capacity - self.capacity))
+        self.hash_block = array("q", bytes(self.hash_block) + more)
         self.blocks = array("q", bytes(self.blocks) + more)
         self.holders = array("q", bytes(self.holders) + more)
         self.seen = array("q", bytes(self.seen) + more)
@@ -1193,64 +1194,65 @@ class HashBlocks:
         self.after = array("q", bytes(self.after) + more)
         self._places = array("q", [-1]) * (2 * capacity)
         self._shift = 64 - int(capacity).bit_length()
-        full: cython.longlong = self.room
-        self.room = capacity
+        full: cython.longlong = self.capacity
+        self.capacity = capacity
         for slot in range(full):
-            self._places[self._empty_place(self.unit[slot])] = slot
+            self._places[self._empty_place(self.hash_block[slot])] = slot
         for slot in range(full, capacity):
             self.after[slot] = self._free
             self._free = slot
 
     @cython.exceptval(-2, check=True)
     @cython.cfunc
-    def _place(self, unit: cython.ulonglong) -> cython.longlong:
-        """Where a unit stands unless others do; eight in a row stand in a row: one look at memory finds them all."""
-        return ((((unit >> 3) * GOLDEN) & ALL_BITS) >> self._shift) & ~7 | (unit & 7)
+    def _place(self, hash_block: cython.ulonglong) -> cython.longlong:
+        """Where a hash block stands unless others do; eight in a row stand in a row: one look at memory finds them all.
+        """
+        return ((((hash_block >> 3) * GOLDEN) & ALL_BITS) >> self._shift) & ~7 | (hash_block & 7)
 
     @cython.exceptval(-2, check=True)
     @cython.cfunc
-    def _empty_place(self, unit: cython.longlong) -> cython.longlong:
-        """The first empty place for a unit that stands nowhere."""
-        place: cython.longlong = self._place(unit)
+    def _empty_place(self, hash_block: cython.longlong) -> cython.longlong:
+        """The first empty place for a hash block that stands nowhere."""
+        place: cython.longlong = self._place(hash_block)
         while self._places[place] >= 0:
-            place = (place + 1) & (2 * self.room - 1)
+            place = (place + 1) & (2 * self.capacity - 1)
         return place
 
     @cython.exceptval(-2, check=True)
     @cython.ccall
-    def find(self, unit: cython.longlong) -> cython.longlong:
-        """The slot of a unit; -1 where it is not here."""
+    def find(self, hash_block: cython.longlong) -> cython.longlong:
+        """The slot of a hash block; -1 where it is not here."""
         slot: cython.longlong
-        place: cython.longlong = self._place(unit)
+        place: cython.longlong = self._place(hash_block)
         while True:
             slot = self._places[place]
-            if slot < 0 or self.unit[slot] == unit:
+            if slot < 0 or self.hash_block[slot] == hash_block:
                 return slot
-            place = (place + 1) & (2 * self.room - 1)
+            place = (place + 1) & (2 * self.capacity - 1)
 
     @cython.exceptval(-2, check=True)
     @cython.cfunc
-    def put(self, unit: cython.longlong, blocks: cython.longlong) -> cython.longlong:
-        """A slot for a unit that is not here yet; not in the order of use."""
+    def put(self, hash_block: cython.longlong, blocks: cython.longlong) -> cython.longlong:
+        """A slot for a hash block that is not here yet; not in the order of use."""
         if self._free < 0:
             self._grow()
         slot: cython.longlong = self._free
         self._free = self.after[slot]
-        self.unit[slot], self.blocks[slot], self.holders[slot], self.seen[slot] = unit, blocks, 0, 0
-        self._places[self._empty_place(unit)] = slot
+        self.hash_block[slot], self.blocks[slot], self.holders[slot], self.seen[slot] = hash_block, blocks, 0, 0
+        self._places[self._empty_place(hash_block)] = slot
         self.used += 1
         return slot
 
     @cython.cfunc
     def remove(self, slot: cython.longlong) -> None:
-        """A unit that is not in the order of use leaves; what stood behind its place moves up."""
-        last: cython.longlong = 2 * self.room - 1
-        hole: cython.longlong = self._place(self.unit[slot])
+        """A hash block that is not in the order of use leaves; what stood behind its place moves up."""
+        last: cython.longlong = 2 * self.capacity - 1
+        hole: cython.longlong = self._place(self.hash_block[slot])
         while self._places[hole] != slot:
             hole = (hole + 1) & last
         place: cython.longlong = (hole + 1) & last
         while self._places[place] >= 0:
-            wanted: cython.longlong = self._place(self.unit[self._places[place]])
+            wanted: cython.longlong = self._place(self.hash_block[self._places[place]])
             if ((place - wanted) & last) >= ((place - hole) & last):
                 self._places[hole] = self._places[place]
                 hole = place
@@ -1288,7 +1290,7 @@ class HashBlocks:
 @cython.final
 @cython.cclass
 class Prompts:
-    """The prefix units of requests, one request at a time.
+    """The prefix hash blocks of requests, one request at a time.
 
     Args:
         hashes: ``PrefixHashes`` of all requests; without any, they are asked for one request after the other.
@@ -1296,7 +1298,7 @@ class Prompts:
 
     ids: cython.const[cython.longlong][::1]  # type: ignore[valid-type]
     first: cython.longlong
-    """The units of the request in hand are ``ids[first:end]``."""
+    """The hash blocks of the request in hand are ``ids[first:end]``."""
     end: cython.longlong
     _offsets: cython.const[cython.longlong][::1]  # type: ignore[valid-type]
     _asked: Any
@@ -1318,7 +1320,7 @@ class Prompts:
 
 @cython.cclass
 class HolderIndex:
-    """Which replicas hold each unit, as bits: one walk tells of all replicas how much of a prompt they hold.
+    """Which replicas hold each hash block, as bits: one walk tells of all replicas how much of a prompt they hold.
 
     Args:
         hashes: prefix hashes of all requests.
@@ -1335,18 +1337,18 @@ class HolderIndex:
         self._prompts = Prompts(hashes)
         self._hash_blocks = HashBlocks()
         self._words, self._walk = 1, 0
-        self._marks = array("Q", bytes(8 * self._hash_blocks.room))
+        self._marks = array("Q", bytes(8 * self._hash_blocks.capacity))
 
     @cython.ccall
-    def add(self, unit: cython.longlong, replica: cython.longlong) -> None:
-        """A replica holds a unit from now on."""
+    def add(self, hash_block: cython.longlong, replica: cython.longlong) -> None:
+        """A replica holds a hash block from now on."""
         word: cython.longlong
         if replica >= 64 * self._words:
             self._widen(replica // 64 + 1)
-        slot: cython.longlong = self._hash_blocks.find(unit)
+        slot: cython.longlong = self._hash_blocks.find(hash_block)
         if slot < 0:
-            slot = self._hash_blocks.put(unit, 0)
-            if self._hash_blocks.room * self._words > len(self._marks):
+            slot = self._hash_blocks.put(hash_block, 0)
+            if self._hash_blocks.capacity * self._words > len(self._marks):
                 self._marks = array("Q", bytes(self._marks) + bytes(len(self._marks) * 8))
             for word in range(self._words):
                 self._marks[slot * self._words + word] = 0
@@ -1355,15 +1357,15 @@ class HolderIndex:
     @cython.cfunc
     def _widen(self, words: cython.longlong) -> None:
         """Room for more replicas."""
-        wider = np.zeros((self._hash_blocks.room, words), dtype=np.uint64)
-        wider[:, : self._words] = np.asarray(self._marks).reshape(self._hash_blocks.room, self._words)
+        wider = np.zeros((self._hash_blocks.capacity, words), dtype=np.uint64)
+        wider[:, : self._words] = np.asarray(self._marks).reshape(self._hash_blocks.capacity, self._words)
         self._marks, self._words = array("Q", wider.tobytes()), words
 
     @cython.ccall
-    def drop(self, unit: cython.longlong, replica: cython.longlong) -> None:
-        """A replica holds a unit no longer."""
+    def drop(self, hash_block: cython.longlong, replica: cython.longlong) -> None:
+        """A replica holds a hash block no longer."""
         word: cython.longlong
-        slot: cython.longlong = self._hash_blocks.find(unit)
+        slot: cython.longlong = self._hash_blocks.find(hash_block)
         if slot < 0 or replica >= 64 * self._words:
             return
         self._marks[slot * self._words + replica // 64] &= ~(cython.cast(cython.ulonglong, 1) << (replica % 64))
@@ -1377,10 +1379,10 @@ class HolderIndex:
         slot: cython.longlong
         places = np.asarray(self._hash_blocks._places)
         for slot in places[places >= 0].tolist():
-            self.drop(self._hash_blocks.unit[slot], replica)
+            self.drop(self._hash_blocks.hash_block[slot], replica)
 
     def leading(self, request: cython.longlong, replicas: list[int]) -> list[int]:
-        """How many of the first units of a request each of the replicas holds without a gap; none comes twice."""
+        """How many of the first hash blocks of a request each of the replicas holds without a gap; none comes twice."""
         position: cython.longlong
         slot: cython.longlong
         word: cython.longlong
@@ -1391,15 +1393,15 @@ class HolderIndex:
         mark: cython.ulonglong
         left: cython.longlong = len(replicas)
         self._prompts.open(request)
-        units: cython.longlong = self._prompts.end - self._prompts.first
+        hash_blocks: cython.longlong = self._prompts.end - self._prompts.first
         if left and max(replicas) >= 64 * self._words:
             self._widen(max(replicas) // 64 + 1)
         holding: cython.ulonglong[::1] = array("Q", bytes(8 * self._words))
-        counts: cython.longlong[::1] = array("q", [units]) * (64 * self._words)
+        counts: cython.longlong[::1] = array("q", [hash_blocks]) * (64 * self._words)
         for replica in replicas:
             holding[replica // 64] |= cython.cast(cython.ulonglong, 1) << (replica % 64)
         self._walk += 1
-        for position in range(units):
+        for position in range(hash_blocks):
             if not left:
                 break
             slot = self._hash_blocks.find(self._prompts.ids[self._prompts.first + position])
@@ -1422,7 +1424,7 @@ class HolderIndex:
 @cython.final
 @cython.cclass
 class SentPrefixes(HolderIndex):
-    """What a router has sent where: a table of units for each replica, the least recently used first out."""
+    """What a router has sent where: a table of hash blocks for each replica, the least recently used first out."""
 
     _tables: dict[Any, Any]
 
@@ -1441,9 +1443,9 @@ class SentPrefixes(HolderIndex):
             self.drop_all(replica)
 
     def record(self, request: cython.longlong, replica: cython.longlong, most: cython.longlong) -> None:
-        """A request goes to a replica, whose table holds ``most`` units."""
+        """A request goes to a replica, whose table holds ``most`` hash blocks."""
         slot: cython.longlong
-        unit: cython.longlong
+        hash_block: cython.longlong
         position: cython.longlong
         table: HashBlocks
         if replica not in self._tables:
@@ -1453,11 +1455,11 @@ class SentPrefixes(HolderIndex):
         position = self._prompts.end
         while position > self._prompts.first:
             position -= 1
-            unit = self._prompts.ids[position]
-            slot = table.find(unit)
+            hash_block = self._prompts.ids[position]
+            slot = table.find(hash_block)
             if slot < 0:
-                self.add(unit, replica)
-                slot = table.put(unit, 0)
+                self.add(hash_block, replica)
+                slot = table.put(hash_block, 0)
             else:
                 table.step_out(slot)
             table.line_up(slot)
@@ -1465,7 +1467,7 @@ class SentPrefixes(HolderIndex):
             slot = table.oldest
             table.step_out(slot)
             table.remove(slot)
-            self.drop(table.unit[slot], replica)
+            self.drop(table.hash_block[slot], replica)
 
 
 @cython.final
@@ -1473,14 +1475,14 @@ class SentPrefixes(HolderIndex):
 class HostCache:
     """HashBlocks that the chip has evicted, in host memory, in order of use.
 
-    A unit that comes back to the chip stays here too, so that its next eviction copies nothing (vLLM's
+    A hash block that comes back to the chip stays here too, so that its next eviction copies nothing (vLLM's
     ``OffloadingConnector`` keeps blocks on the CPU likewise).
 
     Args:
         num_blocks: room for so many blocks.
     """
 
-    _room: cython.longlong
+    _capacity: cython.longlong
     _hash_blocks: HashBlocks
     used_blocks = cython.declare(cython.longlong, visibility="public")
     peak_blocks = cython.declare(cython.longlong, visibility="public")
@@ -1490,53 +1492,53 @@ class HostCache:
     """Blocks copied back so far."""
 
     def __init__(self, num_blocks: int) -> None:
-        self._room = num_blocks
+        self._capacity = num_blocks
         self._hash_blocks = HashBlocks()
         self.used_blocks = self.peak_blocks = self.offloaded_blocks = self.loaded_blocks = 0
 
     @cython.exceptval(-1, check=True)
     @cython.ccall
-    def get(self, unit: cython.longlong) -> cython.longlong:
-        """Blocks of a unit; 0 where it is not here."""
-        slot: cython.longlong = self._hash_blocks.find(unit)
+    def get(self, hash_block: cython.longlong) -> cython.longlong:
+        """Blocks of a hash block; 0 where it is not here."""
+        slot: cython.longlong = self._hash_blocks.find(hash_block)
         return self._hash_blocks.blocks[slot] if slot >= 0 else 0
 
     @cython.exceptval(-1, check=True)
     @cython.cfunc
-    def fresh(self, unit: cython.longlong, walk: cython.longlong) -> cython.longlong:
-        """Blocks of a unit that a walk along a prompt has not come by before; else 0."""
-        slot: cython.longlong = self._hash_blocks.find(unit)
+    def fresh(self, hash_block: cython.longlong, walk: cython.longlong) -> cython.longlong:
+        """Blocks of a hash block that a walk along a prompt has not come by before; else 0."""
+        slot: cython.longlong = self._hash_blocks.find(hash_block)
         if slot < 0 or self._hash_blocks.seen[slot] == walk:
             return 0
         self._hash_blocks.seen[slot] = walk
         return self._hash_blocks.blocks[slot]
 
     @cython.ccall
-    def put(self, unit: cython.longlong, blocks: cython.longlong) -> None:
-        """The chip evicts a unit: keep it as the latest, and drop the oldest until all fit."""
+    def put(self, hash_block: cython.longlong, blocks: cython.longlong) -> None:
+        """The chip evicts a hash block: keep it as the latest, and drop the oldest until all fit."""
         oldest: cython.longlong
-        slot: cython.longlong = self._hash_blocks.find(unit)
+        slot: cython.longlong = self._hash_blocks.find(hash_block)
         if slot >= 0:
             self._hash_blocks.step_out(slot)
             self._hash_blocks.line_up(slot)
             return
-        if blocks > self._room:
+        if blocks > self._capacity:
             return
-        while self.used_blocks + blocks > self._room:
+        while self.used_blocks + blocks > self._capacity:
             oldest = self._hash_blocks.oldest
             self.used_blocks -= self._hash_blocks.blocks[oldest]
             self._hash_blocks.step_out(oldest)
             self._hash_blocks.remove(oldest)
-        self._hash_blocks.line_up(self._hash_blocks.put(unit, blocks))
+        self._hash_blocks.line_up(self._hash_blocks.put(hash_block, blocks))
         self.used_blocks += blocks
         self.peak_blocks = max(self.peak_blocks, self.used_blocks)
         self.offloaded_blocks += blocks
 
     @cython.exceptval(-1, check=True)
     @cython.ccall
-    def load(self, unit: cython.longlong) -> cython.longlong:
-        """A unit goes back to the chip; returns its blocks."""
-        slot: cython.longlong = self._hash_blocks.find(unit)
+    def load(self, hash_block: cython.longlong) -> cython.longlong:
+        """A hash block goes back to the chip; returns its blocks."""
+        slot: cython.longlong = self._hash_blocks.find(hash_block)
         assert slot >= 0
         self._hash_blocks.step_out(slot)
         self._hash_blocks.line_up(slot)
@@ -1549,7 +1551,7 @@ class NoPrefixCache:
     """Stands in where nothing is cached."""
 
     shared_blocks = cython.declare(cython.longlong, visibility="public")
-    """Blocks that more than one request counts as its own: a unit held by r requests counts r - 1 times."""
+    """Blocks that more than one request counts as its own: a hash block held by r requests counts r - 1 times."""
     idle_blocks = cython.declare(cython.longlong, visibility="public")
     """Blocks that are cached and that no request uses."""
     host_tokens = cython.declare(cython.longlong, visibility="public")
@@ -1570,23 +1572,23 @@ class NoPrefixCache:
         return 0
 
     @cython.ccall
-    def hold(self, request: cython.longlong, units: cython.longlong) -> None:
+    def hold(self, request: cython.longlong, hash_blocks: cython.longlong) -> None:
         """Nothing to hold."""
 
     @cython.exceptval(-1, check=True)
     @cython.ccall
     def add(
-        self, request: cython.longlong, units: cython.longlong, computed_tokens: cython.longlong
+        self, request: cython.longlong, hash_blocks: cython.longlong, computed_tokens: cython.longlong
     ) -> cython.longlong:
         """Nothing is kept."""
         return 0
 
     @cython.ccall
-    def release(self, request: cython.longlong, units: cython.longlong) -> None:
+    def release(self, request: cython.longlong, hash_blocks: cython.longlong) -> None:
         """Nothing was held."""
 
     @cython.ccall
-    def finish(self, request: cython.longlong, units: cython.longlong) -> None:
+    def finish(self, request: cython.longlong, hash_blocks: cython.longlong) -> None:
         """Nothing is kept."""
 
     @cython.ccall
@@ -1604,19 +1606,19 @@ class NoPrefixCache:
 class PrefixCache(NoPrefixCache):
     """HashBlocks of cached prompt, shared by the running requests and kept in LRU order when none of them needs them.
 
-    A unit is one hash of the trace: ``block_tokens`` prompt tokens (fewer at the end of a prompt), in whole engine
-    blocks. Blocks that no request uses are evicted, oldest first, when running requests need their room; a request's
-    later units before its earlier ones, as vLLM frees blocks (tail first). A unit leaves the cache as a whole. What a
-    request holds is always the start of its units, so their number says which.
+    A hash block is one hash of the trace: ``block_tokens`` prompt tokens (fewer at the end of a prompt), in whole
+    engine blocks. Blocks that no request uses are evicted, oldest first, when running requests need their room; a
+    request's later hash blocks before its earlier ones, as vLLM frees blocks (tail first). A hash block leaves the
+    cache as a whole. What a request holds is always the start of its hash blocks, so their number says which.
 
     Args:
         hashes: prefix hashes of all requests.
         block_size: tokens per engine block; divides ``hashes.block_tokens``.
         input_tokens: prompt lengths of all requests.
-        output_tokens: answer lengths, where ``hashes`` go on through the answers and cover whole units alone; None
-            where they end with the prompt.
-        host: where evicted units go; None drops them.
-        index: told of the whole units that are here; None where nobody asks.
+        output_tokens: answer lengths, where ``hashes`` go on through the answers and cover whole hash blocks alone;
+            None where they end with the prompt.
+        host: where evicted hash blocks go; None drops them.
+        index: told of the whole hash blocks that are here; None where nobody asks.
         replica: number of the replica, for the index.
         page_tokens: tokens after which a recurrent state is kept, the only places where a hit may end; 0 = those of a
             block.
@@ -1632,13 +1634,13 @@ class PrefixCache(NoPrefixCache):
     _answers: cython.bint
     _block_size: cython.longlong
     _page_tokens: cython.longlong
-    _unit_tokens: cython.longlong
+    _hash_block_tokens: cython.longlong
     _whole: cython.longlong
-    """Blocks of a whole unit."""
+    """Blocks of a whole hash block."""
     _loaded: cython.longlong
     _walks: cython.longlong
-    _found: cython.longlong
-    """Of the latest walk: units found, their blocks, those of them on the chip, and those in use there."""
+    _matched: cython.longlong
+    """Of the latest walk: hash blocks found, their blocks, those of them on the chip, and those in use there."""
     _blocks: cython.longlong
     _here: cython.longlong
     _in_use: cython.longlong
@@ -1661,14 +1663,14 @@ class PrefixCache(NoPrefixCache):
         self._input_tokens = input_tokens
         self._answers = output_tokens is not None
         self._output_tokens = input_tokens if output_tokens is None else output_tokens
-        self._block_size, self._unit_tokens = block_size, hashes.block_tokens
+        self._block_size, self._hash_block_tokens = block_size, hashes.block_tokens
         self._page_tokens = page_tokens or block_size
-        self._whole = self._unit_tokens // self._block_size
-        self._loaded = self._walks = self._found = self._blocks = self._here = self._in_use = 0
+        self._whole = self._hash_block_tokens // self._block_size
+        self._loaded = self._walks = self._matched = self._blocks = self._here = self._in_use = 0
 
     @cython.ccall
     def match(self, request: cython.longlong, tokens: cython.longlong) -> tuple[Any, ...]:
-        """The cached start of a request's prompt; units in host memory continue the start that is on the chip.
+        """The cached start of a request's prompt; hash blocks in host memory continue the start that is on the chip.
 
         Args:
             request: index of the request.
@@ -1683,13 +1685,13 @@ class PrefixCache(NoPrefixCache):
         if self._page_tokens > self._block_size:  # tokens behind the last kept state are computed again in other blocks
             self._walk(request, 0, -(-spared // self._block_size))
         self.host_tokens = max(0, spared - self._here * self._block_size)
-        return self._found, spared, self._in_use
+        return self._matched, spared, self._in_use
 
     @cython.exceptval(-1, check=True)
     @cython.ccall
     def spared(self, request: cython.longlong, whole: cython.longlong) -> cython.longlong:
-        """The tokens that ``match`` spares a whole prompt, of which so many units at the start are known to be whole
-        and on the chip."""
+        """The tokens that ``match`` spares a whole prompt, of which so many hash blocks at the start are known to be
+        whole and on the chip."""
         prompt: cython.longlong = self._input_tokens[request]
         prompt_blocks: cython.longlong = prompt // self._block_size
         self._walk(request, min(whole, prompt_blocks // self._whole), prompt_blocks)
@@ -1708,58 +1710,58 @@ class PrefixCache(NoPrefixCache):
         position: cython.longlong
         earlier: cython.longlong
         slot: cython.longlong
-        unit: cython.longlong
+        hash_block: cython.longlong
         size: cython.longlong
         prompts: Prompts = self._prompts
-        units: HashBlocks = self._hash_blocks
+        table: HashBlocks = self._hash_blocks
         prompts.open(request)
         prompt_blocks: cython.longlong = self._input_tokens[request] // self._block_size
         self._walks += 1
-        self._found = whole
+        self._matched = whole
         self._blocks = self._here = whole * self._whole
         self._in_use = 0
         for position in range(prompts.first + whole, prompts.end):
             if self._blocks >= most:
                 break
-            unit = prompts.ids[position]
-            slot = units.find(unit)
+            hash_block = prompts.ids[position]
+            slot = table.find(hash_block)
             if slot < 0:
-                size = 0 if self._host is None else cython.cast(HostCache, self._host).fresh(unit, self._walks)
-            elif self._here < self._blocks or units.seen[slot] == self._walks:
+                size = 0 if self._host is None else cython.cast(HostCache, self._host).fresh(hash_block, self._walks)
+            elif self._here < self._blocks or table.seen[slot] == self._walks:
                 break
             else:
-                units.seen[slot] = self._walks
-                size = units.blocks[slot]
+                table.seen[slot] = self._walks
+                size = table.blocks[slot]
             if not size or self._blocks + size > prompt_blocks:
                 break  # the same hash for prompts that differ in length: other tokens
             for earlier in range(prompts.first, prompts.first + whole):
-                if prompts.ids[earlier] == unit:
+                if prompts.ids[earlier] == hash_block:
                     return
             self._blocks += size
-            self._found += 1
+            self._matched += 1
             if slot >= 0:
                 self._here += size
-                if units.holders[slot]:
+                if table.holders[slot]:
                     self._in_use += size
 
     @cython.cfunc
-    def _keep_unit(self, unit: cython.longlong, blocks: cython.longlong) -> None:
-        """A unit is on the chip from now on, and one request holds it."""
-        slot: cython.longlong = self._hash_blocks.put(unit, blocks)
+    def _keep_unit(self, hash_block: cython.longlong, blocks: cython.longlong) -> None:
+        """A hash block is on the chip from now on, and one request holds it."""
+        slot: cython.longlong = self._hash_blocks.put(hash_block, blocks)
         self._hash_blocks.holders[slot] = 1
         if self._index is not None and blocks == self._whole:
-            self._index.add(unit, self._replica)
+            self._index.add(hash_block, self._replica)
 
     @cython.ccall
-    def hold(self, request: cython.longlong, units: cython.longlong) -> None:
-        """A request starts to use so many cached units; those in host memory are copied to blocks that it counts as
-        its own."""
+    def hold(self, request: cython.longlong, hash_blocks: cython.longlong) -> None:
+        """A request starts to use so many cached hash blocks; those in host memory are copied to blocks that it counts
+        as its own."""
         position: cython.longlong
         slot: cython.longlong
         blocks: cython.longlong
         held: HashBlocks = self._hash_blocks
         self._prompts.open(request)
-        for position in range(self._prompts.first, self._prompts.first + units):
+        for position in range(self._prompts.first, self._prompts.first + hash_blocks):
             slot = held.find(self._prompts.ids[position])
             if slot < 0:
                 blocks = cython.cast(HostCache, self._host).load(self._prompts.ids[position])
@@ -1776,13 +1778,13 @@ class PrefixCache(NoPrefixCache):
     @cython.exceptval(-1, check=True)
     @cython.ccall
     def add(
-        self, request: cython.longlong, units: cython.longlong, computed_tokens: cython.longlong
+        self, request: cython.longlong, hash_blocks: cython.longlong, computed_tokens: cython.longlong
     ) -> cython.longlong:
-        """Prompt units that are complete once ``computed_tokens`` are in the cache become available to others.
+        """Prompt hash blocks that are complete once ``computed_tokens`` are in the cache become available to others.
 
         Args:
             request: index of the request.
-            units: units it holds so far.
+            hash blocks: hash blocks it holds so far.
             computed_tokens: tokens of the request in the cache.
 
         Returns:
@@ -1792,44 +1794,50 @@ class PrefixCache(NoPrefixCache):
         prompt: cython.longlong = self._input_tokens[request]
         complete: cython.longlong = min(prompt, computed_tokens)
         if self._answers or complete < prompt:
-            complete = complete // self._unit_tokens * self._unit_tokens
-        return self._keep(request, units, complete)
+            complete = complete // self._hash_block_tokens * self._hash_block_tokens
+        return self._keep(request, hash_blocks, complete)
 
     @cython.ccall
-    def finish(self, request: cython.longlong, units: cython.longlong) -> None:
+    def finish(self, request: cython.longlong, hash_blocks: cython.longlong) -> None:
         """A request has ended: its answer is kept as far as hashes know it, but for the last token, and let go."""
         if self._answers:
             computed: cython.longlong = self._input_tokens[request] + self._output_tokens[request] - 1
-            units = self._keep(request, units, computed // self._unit_tokens * self._unit_tokens)
-        self.release(request, units)
+            hash_blocks = self._keep(
+                request, hash_blocks, computed // self._hash_block_tokens * self._hash_block_tokens
+            )
+        self.release(request, hash_blocks)
 
     @cython.exceptval(-1, check=True)
     @cython.cfunc
-    def _keep(self, request: cython.longlong, units: cython.longlong, complete: cython.longlong) -> cython.longlong:
-        """The first ``complete`` tokens of a request are in the cache: their units are, from now on, as far as they
-        were not; returns how many it holds."""
+    def _keep(
+        self, request: cython.longlong, hash_blocks: cython.longlong, complete: cython.longlong
+    ) -> cython.longlong:
+        """The first ``complete`` tokens of a request are in the cache: their hash blocks are, from now on, as far as
+        they were not; returns how many it holds."""
         blocks: cython.longlong
-        unit: cython.longlong
+        hash_block: cython.longlong
         prompts: Prompts = self._prompts
-        if units * self._unit_tokens >= complete:
-            return units
+        if hash_blocks * self._hash_block_tokens >= complete:
+            return hash_blocks
         prompts.open(request)
-        while prompts.first + units < prompts.end:
-            blocks = (min((units + 1) * self._unit_tokens, complete) - units * self._unit_tokens) // self._block_size
-            unit = prompts.ids[prompts.first + units]
-            if blocks <= 0 or self._hash_blocks.find(unit) >= 0:
+        while prompts.first + hash_blocks < prompts.end:
+            blocks = (
+                min((hash_blocks + 1) * self._hash_block_tokens, complete) - hash_blocks * self._hash_block_tokens
+            ) // self._block_size
+            hash_block = prompts.ids[prompts.first + hash_blocks]
+            if blocks <= 0 or self._hash_blocks.find(hash_block) >= 0:
                 break
-            self._keep_unit(unit, blocks)
-            units += 1
-        return units
+            self._keep_unit(hash_block, blocks)
+            hash_blocks += 1
+        return hash_blocks
 
     @cython.ccall
-    def release(self, request: cython.longlong, units: cython.longlong) -> None:
-        """A request lets go of its units."""
+    def release(self, request: cython.longlong, hash_blocks: cython.longlong) -> None:
+        """A request lets go of its hash blocks."""
         slot: cython.longlong
         held: HashBlocks = self._hash_blocks
         self._prompts.open(request)
-        position: cython.longlong = self._prompts.first + units
+        position: cython.longlong = self._prompts.first + hash_blocks
         while position > self._prompts.first:
             position -= 1
             slot = held.find(self._prompts.ids[position])
@@ -1842,20 +1850,20 @@ class PrefixCache(NoPrefixCache):
 
     @cython.ccall
     def shrink(self, free_blocks: cython.longlong) -> None:
-        """Evict the least recently used units until the idle ones fit in ``free_blocks``."""
+        """Evict the least recently used hash blocks until the idle ones fit in ``free_blocks``."""
         slot: cython.longlong
-        unit: cython.longlong
+        hash_block: cython.longlong
         blocks: cython.longlong
         while self.idle_blocks > free_blocks and self._hash_blocks.oldest >= 0:
             slot = self._hash_blocks.oldest
-            unit, blocks = self._hash_blocks.unit[slot], self._hash_blocks.blocks[slot]
+            hash_block, blocks = self._hash_blocks.hash_block[slot], self._hash_blocks.blocks[slot]
             self._hash_blocks.step_out(slot)
             self._hash_blocks.remove(slot)
             self.idle_blocks -= blocks
             if self._index is not None and blocks == self._whole:
-                self._index.drop(unit, self._replica)
+                self._index.drop(hash_block, self._replica)
             if self._host is not None:
-                self._host.put(unit, blocks)
+                self._host.put(hash_block, blocks)
 
     @cython.exceptval(-1, check=True)
     @cython.ccall
@@ -1996,12 +2004,12 @@ class Scheduler:
         if self.waiting or self.swapped:
             return None
         self._evict_idle()
-        units, cached, in_use = self.cache.match(sequence.index, sequence.known_tokens)
+        hash_blocks, cached, in_use = self.cache.match(sequence.index, sequence.known_tokens)
         blocks = self._blocks(sequence.known_tokens)
         if self._used() + blocks - in_use > self._num_blocks - self._watermark:
             return None
-        self.cache.hold(sequence.index, units)
-        sequence.units = units
+        self.cache.hold(sequence.index, hash_blocks)
+        sequence.hash_blocks = hash_blocks
         sequence.blocks = blocks
         self._held_blocks += blocks
         self._evict_idle()
@@ -2052,8 +2060,8 @@ class Scheduler:
     def _end(self, sequence: Sequence) -> None:
         """What a sequence has computed may be kept for later ones; its blocks are free."""
         if self._caching:
-            self.cache.finish(sequence.index, sequence.units)
-            sequence.units = 0
+            self.cache.finish(sequence.index, sequence.hash_blocks)
+            sequence.hash_blocks = 0
         self._free(sequence)
 
     @cython.exceptval(-1, check=True)
@@ -2083,8 +2091,8 @@ class Scheduler:
     @cython.cfunc
     def _free(self, sequence: Sequence) -> None:
         if self._caching:
-            self.cache.release(sequence.index, sequence.units)
-            sequence.units = 0
+            self.cache.release(sequence.index, sequence.hash_blocks)
+            sequence.hash_blocks = 0
         self._held_blocks -= sequence.blocks
         sequence.blocks = 0
 
@@ -2165,7 +2173,7 @@ class Scheduler:
         in_use: cython.longlong = 0
         chunk: cython.longlong
         blocks: cython.longlong
-        units: cython.longlong = 0
+        hash_blocks: cython.longlong = 0
         if self.ready or self.swapped:
             budget = self._resume(plan, budget)
             if self.swapped:
@@ -2176,7 +2184,7 @@ class Scheduler:
             known = sequence.input_tokens + sequence.generated_tokens
             if self._caching:
                 self._evict_idle()
-                units, cached, in_use = self.cache.match(sequence.index, known)
+                hash_blocks, cached, in_use = self.cache.match(sequence.index, known)
             if whole_prompts and known - cached > budget:
                 break
             chunk = min(known - cached, budget)
@@ -2185,7 +2193,7 @@ class Scheduler:
             if self._used() + blocks - in_use > available:
                 break
             self.waiting.popleft()
-            self._start(sequence, units, cached, blocks)
+            self._start(sequence, hash_blocks, cached, blocks)
             self._cache_prompt(sequence, cached + chunk)
             plan.chunks.append((sequence, chunk))
             budget -= chunk
@@ -2236,12 +2244,12 @@ class Scheduler:
 
     @cython.cfunc
     def _start(
-        self, sequence: Sequence, units: cython.longlong, cached: cython.longlong, blocks: cython.longlong
+        self, sequence: Sequence, hash_blocks: cython.longlong, cached: cython.longlong, blocks: cython.longlong
     ) -> None:
         """A sequence joins the batch with the cached start of its prompt."""
         if self._caching:
-            self.cache.hold(sequence.index, units)
-            sequence.units = units
+            self.cache.hold(sequence.index, hash_blocks)
+            sequence.hash_blocks = hash_blocks
         sequence.computed_tokens = sequence.drafter_tokens = cached
         if sequence.cached_tokens < 0:
             sequence.cached_tokens = cached
@@ -2254,7 +2262,7 @@ class Scheduler:
     def _cache_prompt(self, sequence: Sequence, computed_tokens: cython.longlong) -> None:
         """Offer the prompt blocks that this step completes to later requests."""
         if self._caching:
-            sequence.units = self.cache.add(sequence.index, sequence.units, computed_tokens)
+            sequence.hash_blocks = self.cache.add(sequence.index, sequence.hash_blocks, computed_tokens)
 
 
 @cython.cclass
@@ -2523,11 +2531,11 @@ class StaticScheduler(Scheduler):
             sequence = self.waiting[0]
             blocks = max(self._blocks(sequence.known_tokens), self._blocks(_before_last(sequence) + self._reserved))
             self._evict_idle()
-            units, cached, in_use = self.cache.match(sequence.index, sequence.known_tokens)
+            hash_blocks, cached, in_use = self.cache.match(sequence.index, sequence.known_tokens)
             if self._used() + blocks - in_use > self._num_blocks - self._watermark:
                 break
             self.waiting.popleft()
-            self._start(sequence, units, cached, blocks)
+            self._start(sequence, hash_blocks, cached, blocks)
 
 
 @cython.cclass
@@ -2712,7 +2720,7 @@ class RowBuffer:
     used = cython.declare(cython.longlong, visibility="public")
     rounds = cython.declare(cython.longlong, visibility="public")
     """Times that the rows were handed over; a row is in the table while this stays."""
-    room: cython.longlong
+    capacity: cython.longlong
     """Rows after which steps of an unchanged batch share one."""
     group_at: cython.longlong
     """First column of what the slowest attention group does."""
@@ -2724,7 +2732,7 @@ class RowBuffer:
         self.table = np.zeros((BUFFERED_ROWS, log.width))
         self.used = 0
         self.rounds = 0
-        self.room = log.room
+        self.capacity = log.capacity
 
     @cython.ccall
     def flush(self) -> None:
@@ -2733,7 +2741,7 @@ class RowBuffer:
         if self.used:
             self.log.extend(np.asarray(self.table)[: self.used])
             self.used = 0
-            self.room = self.log.room
+            self.capacity = self.log.capacity
 
     @cython.exceptval(-1, check=True)
     @cython.cfunc
@@ -2778,7 +2786,7 @@ class Arrivals:
         return self.requests[self.taken[0] - 1]
 
 
-def _with_room(column: Any) -> Any:
+def _grown(column: Any) -> Any:
     """A column twice as long; what is behind it takes no memory before it is written to."""
     values = np.asarray(column)
     longer = np.empty(2 * len(values), dtype=values.dtype)
@@ -2803,7 +2811,7 @@ class Gaps:
     def add(self, seconds: cython.double, count: cython.longlong) -> None:
         """``count`` requests had their next token after so many seconds."""
         if self.used == len(self.seconds):
-            self.seconds, self.counts = _with_room(self.seconds), _with_room(self.counts)
+            self.seconds, self.counts = _grown(self.seconds), _grown(self.counts)
         self.seconds[self.used] = seconds
         self.counts[self.used] = count
         self.used += 1
@@ -3258,7 +3266,7 @@ class Engine:
             row = self._new_row(delivered)
             self._merged, self._merged_waiting = 1, self._waiting
             self._merged_keys = [work.decode_kv_tokens[w] for w in range(work.kinds)]
-        self._row = row if shares and not self._ended and self.rows.used > self.rows.room else -1
+        self._row = row if shares and not self._ended and self.rows.used > self.rows.capacity else -1
         self._round = self.rows.rounds
 
     @cython.cfunc

@@ -97,7 +97,7 @@ class StepLog:
         return self._rows
 
     @property
-    def room(self) -> int:
+    def capacity(self) -> int:
         """Rows after which steps of an unchanged batch are to share one."""
         return self._full_rows - self._rows
 

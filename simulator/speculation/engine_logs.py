@@ -137,7 +137,7 @@ def _from_lines(lines: Iterable[str], source: str) -> AcceptanceLog:
         elif line.startswith("vllm:spec_decode_num_"):
             samples.add(line)
     for reader in (vllm, samples, sglang):
-        if reader.found:
+        if reader.records:
             return _checked(reader.result())
     if vllm.incomplete is not None:
         raise ForerunError(
@@ -151,7 +151,7 @@ class _VllmLines:
 
     def __init__(self, source: str) -> None:
         self.source = source
-        self.found = 0
+        self.records = 0
         self.drafts = self.drafted = self.accepted = 0.0
         self.at_position: list[float] | None = None
         self.incomplete: int | None = None
@@ -167,7 +167,7 @@ class _VllmLines:
         rates = _VLLM_RATES.search(text)
         length = _VLLM_LENGTH.search(text)
         shares = [float(r) for r in rates[1].split(", ")] if rates else None
-        if shares is not None and self.found and (self.at_position is None or len(shares) != len(self.at_position)):
+        if shares is not None and self.records and (self.at_position is None or len(shares) != len(self.at_position)):
             raise ForerunError(
                 f"{self.source}:{number}: the number of positions changes to {len(shares)}; "
                 f"give the lines of one setting only"
@@ -175,7 +175,7 @@ class _VllmLines:
         drafts = _drafts_of_line(float(accepted[1]), float(drafted[1]), shares, length)
         if drafts is None:
             return
-        self.found += 1
+        self.records += 1
         self.drafts += drafts
         self.drafted += float(drafted[1])
         self.accepted += float(accepted[1])
@@ -192,7 +192,7 @@ class _VllmLines:
         return AcceptanceLog(
             source=self.source,
             format="vllm-log",
-            records=self.found,
+            records=self.records,
             num_speculative_tokens=len(rates) if rates else round(self.drafted / self.drafts),
             acceptance_length=1.0 + self.accepted / self.drafts,
             per_position=rates,
@@ -275,7 +275,7 @@ class _SglangLines:
 
     def __init__(self, source: str) -> None:
         self.source = source
-        self.found = 0
+        self.records = 0
         self.weight = self.total = 0.0
         self.arguments: dict[str, int] = {}
 
@@ -284,7 +284,7 @@ class _SglangLines:
             self.arguments[name] = int(value)
         match = _SGLANG.search(line)
         if match and float(match[2]) >= 1.0 and int(match[1]):
-            self.found += 1
+            self.records += 1
             self.weight += int(match[1])
             self.total += int(match[1]) * float(match[2])
 
@@ -294,7 +294,7 @@ class _SglangLines:
         return AcceptanceLog(
             source=self.source,
             format="sglang-log",
-            records=self.found,
+            records=self.records,
             num_speculative_tokens=None if tree or not steps else steps,
             acceptance_length=self.total / self.weight,
             per_position=None,

@@ -261,11 +261,11 @@ class PositionRates:
 
     def tokens(self) -> list[float]:
         """Expected tokens of a verify step of one sequence by draft tokens, 0 to all; the bonus token included."""
-        reached, found = 1.0, [1.0]
+        reached, expected = 1.0, [1.0]
         for rate in self.conditional():
             reached *= rate
-            found.append(found[-1] + reached)
-        return found
+            expected.append(expected[-1] + reached)
+        return expected
 
 
 @dataclass(slots=True)
@@ -533,14 +533,14 @@ def policy_factory(
 
 
 def _slots(config: PolicyConfig, most: int) -> Callable[[], dict[int, MovingAverageSlot]]:
-    asked: Mapping[int, Sequence[int]] = SGLANG_CANDIDATES
+    by_batch: Mapping[int, Sequence[int]] = SGLANG_CANDIDATES
     if config.candidates is not None:
-        asked = config.candidates if isinstance(config.candidates, dict) else {1: config.candidates}
-    candidates = {size: tuple(sorted({k for k in tokens if k <= most})) for size, tokens in asked.items()}
+        by_batch = config.candidates if isinstance(config.candidates, dict) else {1: config.candidates}
+    candidates = {size: tuple(sorted({k for k in tokens if k <= most})) for size, tokens in by_batch.items()}
     for size, tokens in candidates.items():
         if not tokens:
             raise ForerunError(
-                f"speculation.policy.candidates: none of {list(asked[size])} for batches from {size} is at most the "
+                f"speculation.policy.candidates: none of {list(by_batch[size])} for batches from {size} is at most the "
                 f"{most} draft tokens of the scenario"
             )
 

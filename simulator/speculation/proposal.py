@@ -131,8 +131,8 @@ def _with_ranks(conditional: FloatArray, acceptance: AcceptanceConfig) -> RankRa
 
 def _with_length(tree: TreeConfig, acceptance: AcceptanceConfig, depth: int) -> FloatArray:
     """Survival at the level of the first candidates that gives a measured acceptance length with this tree."""
-    asked = acceptance.acceptance_length
-    assert asked is not None
+    length = acceptance.acceptance_length
+    assert length is not None
     decay = 1.0 if acceptance.decay is None else acceptance.decay
 
     def survival(level: float) -> FloatArray:
@@ -142,24 +142,24 @@ def _with_length(tree: TreeConfig, acceptance: AcceptanceConfig, depth: int) -> 
         return _grown(tree, rates, LENGTH_STEPS)
 
     most = 1.0 + float(survival(1.0).sum())
-    if not 1.0 <= asked <= most:
+    if not 1.0 <= length <= most:
         raise ForerunError(
-            f"speculation.acceptance.acceptance_length {asked:g} is impossible with this tree: it counts the bonus "
+            f"speculation.acceptance.acceptance_length {length:g} is impossible with this tree: it counts the bonus "
             f"token and lies between 1 and {most:.2f}; change decay or the tree"
         )
     low, high = 0.0, 1.0
     for _ in range(50):
         middle = (low + high) / 2
-        if 1.0 + float(survival(middle).sum()) < asked:
+        if 1.0 + float(survival(middle).sum()) < length:
             low = middle
         else:
             high = middle
         if high - low < (LEVEL_ERROR if tree.static is not None else GROWN_LEVEL_ERROR):
             break
-    found = survival(high)
+    highest = survival(high)
     # A grown tree's average jumps a little with the level, and siblings catch something even at level 0: meet the
     # measured length exactly.
-    return np.minimum(found * ((asked - 1.0) / float(found.sum())), 1.0) if found.sum() > 0.0 else found
+    return np.minimum(highest * ((length - 1.0) / float(highest.sum())), 1.0) if highest.sum() > 0.0 else highest
 
 
 def _grown(tree: TreeConfig, rates: RankRates, steps: int) -> FloatArray:

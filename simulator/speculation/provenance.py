@@ -116,8 +116,8 @@ def _origin(acceptance: Mapping[str, Any], method: Any) -> str | None:
     name = acceptance.get("curve")
     if isinstance(name, str) and name in curve_names():
         return load_curve(name).method
-    said = acceptance.get("method", method)
-    return said if isinstance(said, str) and said != "none" else None
+    drafted_by = acceptance.get("method", method)
+    return drafted_by if isinstance(drafted_by, str) and drafted_by != "none" else None
 
 
 def _drafter(method: str) -> str:

@@ -151,7 +151,7 @@ class PoolRun:
     use: float = 0.0
     """Share of time at which drafters draft."""
     end_s: float = 0.0
-    asked: int = 0
+    submitted: int = 0
     done: int = 0
     dropped: int = 0
     lost: int = 0
@@ -199,7 +199,7 @@ class _Pool:
             env.process(self.verify(number))
         env.run(until=env.all_of(self.finished))
         run.end_s = float(env.now)
-        run.waiting = run.asked - run.done - run.dropped - run.lost
+        run.waiting = run.submitted - run.done - run.dropped - run.lost
         gaps = [(ends[-1] - ends[0]) / (len(ends) - 1) for ends in run.ends]
         rates = [tokens / (ends[-1] - ends[0]) for tokens, ends in zip(self.tokens, run.ends, strict=True)]
         run.step_s, run.tokens_per_s = float(np.mean(gaps)), float(np.sum(rates))
@@ -210,7 +210,7 @@ class _Pool:
     def ask(self, home: int, seqs: int, seconds: float | None = None) -> _Job:
         """Put work into a drafter's queue."""
         job = _Job(seqs, seconds, self.env.event())
-        self.run.asked += 1
+        self.run.submitted += 1
         self.queues[home].append(job)
         if not self.came[home].triggered:
             self.came[home].succeed()

@@ -127,7 +127,7 @@ class Framework(BaseModel):
         return self == other or self.model_copy(update={name: getattr(other, name) for name in HOST_COSTS}) == other
 
     def without_api_server(self) -> Framework:
-        """The same engine fed by a program in its own process: no server takes requests in or streams tokens out."""
+        """The same engine driven by a program in its process: no server takes requests in or streams tokens out."""
         return self.model_copy(
             update={
                 "api_server_s": 0.0,
@@ -251,7 +251,7 @@ def load_framework(name: str) -> Framework:
 
 @cache
 def _catalogue(file: str) -> dict[str, Any]:
-    """A file of this room by its first words."""
+    """A file of this package by its first words."""
     catalogue: dict[str, Any] = parse(resources.files("simulator.timing").joinpath(file).read_text("utf-8"))
     return catalogue
 

@@ -19,9 +19,9 @@ PAPERS = {"light": "#ffffff", "dark": "#161b22"}
 CUT = """[...document.querySelectorAll(
     'h2, .tile *, header *, .figure :is(.gtitle, .xtitle, .ytitle, .legendtext, .ytick text, .xtick text)'
 )].filter(e => {
-    const own = e.getBoundingClientRect(), room = e.closest('.figure, .card, .tile, header').getBoundingClientRect();
-    return own.width && (own.right > room.right + 1 || own.left < room.left - 1
-        || own.bottom > room.bottom + 1 || own.top < room.top - 1);
+    const own = e.getBoundingClientRect(), box = e.closest('.figure, .card, .tile, header').getBoundingClientRect();
+    return own.width && (own.right > box.right + 1 || own.left < box.left - 1
+        || own.bottom > box.bottom + 1 || own.top < box.top - 1);
 }).map(e => e.textContent)"""
 """Words of a figure, a heading or a tile that leave the place they stand in."""
 

@@ -196,8 +196,8 @@ def corrections() -> bytes:
     from hwprofiles.schema import CORRECTIONS
 
     feature, low = np.array([[0, 0, 0], [1, 2, 3]], np.int16), np.zeros((2, 3))
-    ramps = HingeBasis(feature, low, low + 4.0, np.array([False, True]), np.array([0.5, 0.25]), 0.1, (-12.0, 2.0))
-    one = Correction(ramps, {"m": (1.0, 64.0)}, {"all": (0.9, 1.1)})
+    hinges = HingeBasis(feature, low, low + 4.0, np.array([False, True]), np.array([0.5, 0.25]), 0.1, (-12.0, 2.0))
+    one = Correction(hinges, {"m": (1.0, 64.0)}, {"all": (0.9, 1.1)})
     with tempfile.TemporaryDirectory() as folder:
         result = save_corrections({("vllm", "gemm", "bf16"): one}, Path(folder) / f"mine{CORRECTIONS}")
         return result.read_bytes()

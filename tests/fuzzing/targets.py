@@ -83,7 +83,7 @@ def _benchmark_results(path: Path) -> None:
 def _corrections(path: Path) -> None:
     """What is read corrects a prediction without surprise."""
     for (_, family, _), correction in load_corrections(path).items():
-        assert np.isfinite(correction.ramps(np.ones((len(feature_names(family)), 3)))).all()
+        assert np.isfinite(correction.hinges(np.ones((len(feature_names(family)), 3)))).all()
 
 
 def _acceptance(path: Path) -> None:

@@ -97,7 +97,7 @@ def described(module: str, code: str, mutant: "Mutant") -> dict[str, Any]:
     return {**known, "source": source, "lines": lines}
 
 
-def found_again(results: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
+def reread(results: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
     """The same changes in today's sources, wherever their lines have moved to; what is gone is left out and named."""
     from mutation.sites import mutants_by_site
 
@@ -151,7 +151,7 @@ def known_equivalents() -> set[tuple[str, str, str]]:
 
 
 def score_table(results: Sequence[dict[str, Any]], equivalents: set[tuple[str, str, str]]) -> str:
-    """Fates by room and in all, and the two scores with their intervals."""
+    """Results by package and in all, and the two scores with their intervals."""
     lines = [f"{'':<24}{'drawn':>7}{'invalid':>9}{'killed':>8}{'survived':>10}{'equivalent':>12}{'score':>8}"]
     for package in (*PACKAGES, ""):
         here = [result for result in results if result["module"].startswith(package)]
@@ -219,7 +219,7 @@ def main() -> None:
     equivalents = known_equivalents()
     if options.again:
         survived = (result for result in done.values() if result["fate"] == "survived")
-        sample = [drawn for drawn in found_again(survived) if change(drawn) not in equivalents]
+        sample = [drawn for drawn in reread(survived) if change(drawn) not in equivalents]
     else:
         sample = [drawn for drawn in draw(options.count, options.seed, options.only) if key(drawn) not in done]
         random.Random(options.seed).shuffle(sample)  # so that a part of it is a sample too

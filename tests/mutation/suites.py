@@ -230,8 +230,8 @@ class Suites:
         """Tests that can kill a mutant, likeliest first, as many as fit into ``budget_s`` processor seconds.
 
         First those that run the statement (the function, or the module, where it runs on import), then those that
-        share a file with them (a result may have been kept from the test before) or stand in the room's own suite and
-        run the module. Within each, files that take least time come first.
+        share a file with them (a result may have been kept from the test before) or stand in the package's own suite
+        and run the module. Within each, files that take least time come first.
         """
         by_test = self.lines.get(module, {})
         direct = {name for name, lines in by_test.items() if lines & set(statement)} if function else set()

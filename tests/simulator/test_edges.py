@@ -38,7 +38,7 @@ def test_a_request_goes_where_it_can_be_held(roles):
 
 
 def test_a_run_that_stands_still_is_a_fault_and_says_so(monkeypatch):
-    monkeypatch.setattr("simulator.serving.request_source.ReplicaEndpoint.put", lambda feed, request: None)
+    monkeypatch.setattr("simulator.serving.request_source.ReplicaEndpoint.put", lambda endpoint, request: None)
     with pytest.raises(InvariantError, match="stands still at 0 s with 4 requests unfinished"):
         simulate(tiny({"arrivals": BURST, "num_requests": 4}, router={"max_outstanding": 3}))
     assert not issubclass(StalledError, ForerunError)
@@ -180,9 +180,9 @@ def test_a_trace_that_does_not_fit_in_memory_is_refused_before_it_is_read_whole(
     trace.write_text("arrival_s,input_tokens,output_tokens\n" + "".join(f"{n},500,20\n" for n in range(5000)))
     monkeypatch.setattr("simulator.workload.generate.LARGE_FILE", 1000)
     monkeypatch.setattr("simulator.memory.free_bytes", lambda: 2_000_000)
-    asked = r"workload.num_requests: all of .*trace.csv, about (4|5),\d\d\d requests, need about"
+    message = r"workload.num_requests: all of .*trace.csv, about (4|5),\d\d\d requests, need about"
     whole, part = (tiny_data() | {"workload": {"trace": str(trace)} | count} for count in ({}, {"num_requests": 50}))
-    with pytest.raises(ForerunError, match=asked):
+    with pytest.raises(ForerunError, match=message):
         generate_requests(scenario_from(whole, "whole").workload, 0)
     assert len(generate_requests(scenario_from(part, "part").workload, 0)) == 50
 

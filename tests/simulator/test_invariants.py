@@ -80,7 +80,7 @@ def changed(records, column, row, value):
     return replace(records, **{column: values})
 
 
-def test_a_good_run_keeps_every_law(closed, disaggregated, staged):
+def test_a_good_run_keeps_every_invariant(closed, disaggregated, staged):
     for outcome in (closed, disaggregated, staged):
         assert judged(outcome) is None
 

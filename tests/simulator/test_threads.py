@@ -42,8 +42,8 @@ def test_results_are_shared_and_bounded():
 
 def test_threads_that_make_one_result_get_the_same():
     results = RecentResults(4)
-    found = at_once(lambda n: (n % 6, results.get(n % 6, lambda: [n % 6])), 5000)
-    assert all(value == [key] for key, value in found)
+    results_by_thread = at_once(lambda n: (n % 6, results.get(n % 6, lambda: [n % 6])), 5000)
+    assert all(value == [key] for key, value in results_by_thread)
 
 
 def test_traces_read_by_threads(tmp_path):
@@ -67,8 +67,8 @@ def test_kernels_priced_by_threads():
         rows = np.array([1 + number % 400])
         return _timed(library, "gemm", {"m": rows, "n": 64, "k": 64, "dtype": "bf16"})
 
-    found = at_once(priced, 1500)
-    assert all(time.seconds > 0 for time in found)
+    prices = at_once(priced, 1500)
+    assert all(time.seconds > 0 for time in prices)
 
 
 def test_kernel_libraries_are_shared_by_threads():

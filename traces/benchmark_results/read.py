@@ -55,13 +55,13 @@ def read_runs(path: str | Path, format: str = "auto") -> list[MeasuredRun]:
         raise TraceError(f"--format: no format '{format}'{did_you_mean(format, FORMATS)} (one of {', '.join(FORMATS)})")
     file = Path(path)
     if file.is_dir():
-        found = []
+        every_run = []
         for name in sorted(file.rglob("*")):
             if name.is_file() and name.suffix in (".csv", ".json", ".jsonl") and _recognised(name, format):
-                found += read_runs(name, format)
-        if not found:
+                every_run += read_runs(name, format)
+        if not every_run:
             raise TraceError(f"{file}: no file in this folder is recognised as measured serving runs")
-        return found
+        return every_run
     runs = list(_read(file, format))
     if not runs:
         raise TraceError(f"{file}: no run in it")
@@ -116,10 +116,10 @@ def _json_format(value: dict[str, Any]) -> str | None:
 
 def _read(file: Path, format: str) -> Iterator[MeasuredRun]:
     if format == "auto":
-        found = detect(file)
-        if found is None:
+        detected = detect(file)
+        if detected is None:
             raise TraceError(f"{file}: not recognised as measured serving runs (one of {', '.join(FORMATS)})")
-        format = found
+        format = detected
     if format == "forerun" or format in _CSV:
         columns, rows = csv_rows(file)
         if format == "forerun":

@@ -23,8 +23,8 @@ METRICS = (*(f"{s}_{name}_ms" for name in LATENCIES for s in STATISTICS), *THROU
 
 def latencies_ms(cells: Cells, keys: Mapping[str, str], scale: float = 1.0) -> dict[str, float]:
     """Metrics that a row holds: metric name -> value; ``keys`` names the column of each metric."""
-    found = {metric: cells.positive(key) for metric, key in keys.items()}
-    return {metric: value * scale for metric, value in found.items() if value is not None}
+    values = {metric: cells.positive(key) for metric, key in keys.items()}
+    return {metric: value * scale for metric, value in values.items() if value is not None}
 
 
 PROCESSES = ("closed-loop", "poisson", "gamma", "constant", "burst", "trace")

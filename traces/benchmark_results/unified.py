@@ -123,17 +123,17 @@ def _limits(cells: Cells, flags: dict[str, str]) -> dict[str, Any]:
     Raises:
         TraceError: a limit that is no number above zero.
     """
-    found: dict[str, Any] = {}
+    limits: dict[str, Any] = {}
     for flag, name in _LIMITS.items():
         if flag in flags:
             whole = name != "gpu_memory_utilization"
             try:
-                found[name] = int(flags[flag]) if whole else float(flags[flag])
+                limits[name] = int(flags[flag]) if whole else float(flags[flag])
             except ValueError:
-                found[name] = 0
-            if not 0 < found[name] <= (10**9 if whole else 1):
+                limits[name] = 0
+            if not 0 < limits[name] <= (10**9 if whole else 1):
                 raise TraceError(f"{cells.place}: server_args: --{flag} '{flags[flag][:40]}' is no such limit")
-    return found
+    return limits
 
 
 def _settings(cells: Cells, flags: dict[str, str]) -> dict[str, object]:
@@ -191,15 +191,17 @@ def _drawn(cells: Cells) -> tuple[IntArray, IntArray] | None:
     mean: geometric, of all lengths with that mean the one of most entropy.
     """
     count, random = cells.count("num_requests"), np.random.RandomState(CLIENT_SEED)
-    told = [cells.count(f"total_{kind}_tokens") or 0 for kind in ("input", "output")]
+    totals = [cells.count(f"total_{kind}_tokens") or 0 for kind in ("input", "output")]
     if count and _of_data_set(cells):
-        prompts, answers = (_adding_up(random.geometric(min(1.0, count / total), size=count), total) for total in told)
+        prompts, answers = (
+            _adding_up(random.geometric(min(1.0, count / total), size=count), total) for total in totals
+        )
         return prompts, answers
     longest = [cells.count(f"{kind}_len") for kind in ("input", "output")]
     if not (_from_one(cells) and count and all(longest)):
         return None
     prompts, answers = (random.randint(1, 1 + (most or 0), size=count, dtype=np.int64) for most in longest)
-    return (prompts, answers) if prompts.sum() - told[0] in (0, count) else None
+    return (prompts, answers) if prompts.sum() - totals[0] in (0, count) else None
 
 
 def _adding_up(drawn: IntArray, total: int) -> IntArray:
@@ -223,10 +225,10 @@ def _held_up(cells: Cells) -> bool:
 def _kv_dtype(cells: Cells) -> str | None:
     """FP8 where the source says so, and for NVIDIA's FP8 and FP4 checkpoints, which quantise the KV cache too."""
     precision = (cells.text("weight_precision") or "").lower()
-    told = "FP8 KV cache" in (cells.text("notes") or "") and precision == "fp8"
+    stated = "FP8 KV cache" in (cells.text("notes") or "") and precision == "fp8"
     own = cells.text("tool") in ("trtllm-bench throughput", *STATIC_TOOLS)
     nvidia = precision in ("fp8", "fp4") and (own or (cells.text("framework") or "").startswith("NIM"))
-    return "fp8" if told or nvidia else None
+    return "fp8" if stated or nvidia else None
 
 
 def _attention_groups(cells: Cells, flags: dict[str, str]) -> int | None:
@@ -237,9 +239,9 @@ def _attention_groups(cells: Cells, flags: dict[str, str]) -> int | None:
     """
     if "enable-expert-parallel" in flags and flags.get("data-parallel-size") == str(cells.count("n_gpus")):
         return cells.count("n_gpus")
-    asked = (cells.text("dp_attention") or "false").lower()
+    dp_attention = (cells.text("dp_attention") or "false").lower()
     alone = "enable-dp-attention" in flags and not cells.count("dp")
-    return None if alone or asked in ("false", "0", "off", "no") else cells.count("dp") or cells.count("tp")
+    return None if alone or dp_attention in ("false", "0", "off", "no") else cells.count("dp") or cells.count("tp")
 
 
 def _from_one(cells: Cells) -> bool:

@@ -377,8 +377,8 @@ def _renamed(names: Words, known: dict[str, str]) -> Words:
 def _framework(frame: Frame) -> Words:
     if not frame.has("framework"):
         return Words(np.zeros(frame.rows, dtype=np.int32), ("",))
-    found = frame.texts("framework")
-    return Words(found.codes, tuple(name.lower() for name in found.names))
+    words = frame.texts("framework")
+    return Words(words.codes, tuple(name.lower() for name in words.names))
 
 
 def _table(

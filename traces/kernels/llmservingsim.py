@@ -84,14 +84,14 @@ def read_llmservingsim(frame: Frame) -> KernelTable:
 
 def _place(frame: Frame) -> Place:
     folder = frame.path.parent.name
-    found = re.search(r"tp(\d+)", folder)
+    match = re.search(r"tp(\d+)", folder)
     model = next((shape for name, shape in MODELS.items() if name in folder), None)
-    if found is None or model is None:
+    if match is None or model is None:
         known = ", ".join(MODELS)
         raise TraceError(
             f"{frame.path}: the folder must be named <device>_<model>_tp<n>, with one of the models {known}"
         )
-    return Place(folder.split("_")[0], model, int(found[1]))
+    return Place(folder.split("_")[0], model, int(match[1]))
 
 
 def _layers(frame: Frame, place: Place, layer_column: str, rows_column: str, seconds: FloatArray) -> KernelTable:

@@ -97,8 +97,8 @@ def _read_file(path: Path, format: str) -> KernelTable:
             return _FILES[format](path)
         if format != "auto":
             return _FRAMES[format](read_frame(path))
-        found, frame = _opened(path)
-        return _FILES[found](path) if frame is None else _FRAMES[found](frame)
+        kind, frame = _opened(path)
+        return _FILES[kind](path) if frame is None else _FRAMES[kind](frame)
 
 
 def _opened(path: Path) -> tuple[str, Frame | None]:
@@ -113,13 +113,13 @@ def _opened(path: Path) -> tuple[str, Frame | None]:
         if nsys.header_line(start) is not None:
             return "nsys", None
     frame = read_frame(path)
-    found = recognise_columns(frame.names)
-    if found is None:
+    kind = recognise_columns(frame.names)
+    if kind is None:
         raise TraceError(
             f"{path}: no kernel trace that is known here (columns: {frame.listed}); the canonical one "
             f"needs op and measured_s; others: {', '.join(KERNEL_FORMATS[1:])}"
         )
-    return found, frame
+    return kind, frame
 
 
 def _only(table: KernelTable, column: str, wanted: str) -> KernelTable:

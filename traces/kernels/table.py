@@ -83,8 +83,8 @@ class KernelTable:
         """
         if name not in SIZES:
             raise KeyError(name)
-        found = self.sizes.get(name)
-        return np.zeros(len(self), dtype=np.int64) if found is None else found
+        column = self.sizes.get(name)
+        return np.zeros(len(self), dtype=np.int64) if column is None else column
 
     def word(self, name: str) -> Words:
         """A text column; empty texts where this table has none.
@@ -94,8 +94,8 @@ class KernelTable:
         """
         if name not in WORDS:
             raise KeyError(name)
-        found = self.words.get(name)
-        return constant("", len(self)) if found is None else found
+        column = self.words.get(name)
+        return constant("", len(self)) if column is None else column
 
     @property
     def ops(self) -> tuple[str, ...]:

@@ -128,8 +128,8 @@ def _shaped(operator: Any) -> Shaped | None:
     if read is None or not isinstance(dims, list) or not isinstance(kinds, list):
         return None
     try:
-        found = read(dims, [_DTYPES.get(str(kind), "") for kind in kinds], arguments.get("Concrete Inputs") or [])
-        return found if found is not None and all(type(size) is int for size in found.sizes.values()) else None
+        shaped = read(dims, [_DTYPES.get(str(kind), "") for kind in kinds], arguments.get("Concrete Inputs") or [])
+        return shaped if shaped is not None and all(type(size) is int for size in shaped.sizes.values()) else None
     except (IndexError, TypeError, ValueError, KeyError):
         return None
 

@@ -60,7 +60,7 @@ DAG = Layout(
     signature=("session_id", "turns"),
     required=("input_tokens", "output_tokens"),
     options=frozenset({"characters_per_token", "block_tokens"}),
-    told="prompt tokens are estimated from the text (characters_per_token, 4 by default)",
+    note="prompt tokens are estimated from the text (characters_per_token, 4 by default)",
 )
 OTEL = Layout(
     "otel",
@@ -106,7 +106,7 @@ def interval_order(spans: Sequence[tuple[float, float]]) -> list[list[int]]:
     order = sorted(range(len(spans)), key=lambda one: (spans[one][1], spans[one][0]))
     begins, ends = ([spans[one][which] for one in order] for which in (0, 1))
     latest = list(accumulate(begins, max))
-    found = []
+    concurrent = []
     for began, _ in spans:
         last = bisect_right(ends, began)
         while last and begins[last - 1] >= began:  # takes no time, and begins with this one
@@ -114,8 +114,8 @@ def interval_order(spans: Sequence[tuple[float, float]]) -> list[list[int]]:
         first = last
         while first and (ends[first - 1] > latest[last - 1] or begins[first - 1] == latest[last - 1]):
             first -= 1
-        found.append(sorted(order[first:last]))
-    return found
+        concurrent.append(sorted(order[first:last]))
+    return concurrent
 
 
 def session_files(folder: Path) -> list[Path]:
@@ -231,7 +231,7 @@ class _Dag:
     records: Records = field(default_factory=list)
     blocks: dict[tuple[object, ...], int] = field(default_factory=dict)
 
-    def walk(self, name: str, after: list[int], said: list[Part], path: tuple[str, ...] = ()) -> list[int]:
+    def walk(self, name: str, after: list[int], history: list[Part], path: tuple[str, ...] = ()) -> list[int]:
         """Add a conversation's requests and those that it calls; returns those with which all of it has ended.
 
         Args:
@@ -245,11 +245,11 @@ class _Dag:
         if name not in self.conversations:
             raise TraceError(f"{self.path}: session {path[-1]!r} calls {shown(name)}, which no line has as session_id")
         turns = self.conversations[name]["turns"]
-        said, joins, path = list(said), dict[int, list[int]](), (*path, name)
+        history, joins, path = list(history), dict[int, list[int]](), (*path, name)
         for child in _names(self.conversations[name], "pre_session_spawns", self._place(name)):
             self.walk(child, after, [], path)
         for index, turn in enumerate(turns):
-            number = self._request(name, index, turn, [*after, *joins.pop(index, [])], said)
+            number = self._request(name, index, turn, [*after, *joins.pop(index, [])], history)
             after = [number]
             for children, entry in _entries(turn, "spawns", self._place(name, index)):
                 join_at = index + 1 if entry.get("join_at") is None else entry["join_at"]
@@ -259,14 +259,14 @@ class _Dag:
                 joins.setdefault(join_at, []).extend(ends)
             leaves: list[int] = []
             for children, entry in _entries(turn, "forks", self._place(name, index)):
-                ends = [end for child in children for end in self.walk(child, [number], said, path)]
+                ends = [end for child in children for end in self.walk(child, [number], history, path)]
                 leaves += [] if entry.get("background") is True else ends
             if leaves and index + 1 < len(turns):
                 raise TraceError(f"{self._place(name, index)}: forks: the last turn forks, or background: true")
             after = leaves or after
         return after
 
-    def _request(self, name: str, index: int, turn: Any, after: list[int], said: list[Part]) -> int:
+    def _request(self, name: str, index: int, turn: Any, after: list[int], history: list[Part]) -> int:
         """Add a turn's request to the records and to what was said; returns its number."""
         messages, answer = turn.get("messages"), turn.get("max_tokens")
         if not isinstance(messages, list) or not all(isinstance(one, dict) for one in messages):
@@ -275,10 +275,12 @@ class _Dag:
             raise TraceError(f"{self.path}: sessions that call sessions come to more than {MOST_REQUESTS} requests")
         for message in messages:
             text = json.dumps(message, sort_keys=True)
-            said.append((text, max(1, ceil(len(_text(message)) / self.characters_per_token))))
-        number, prompt = len(self.records), sum(tokens for _, tokens in said)
-        told = answer if isinstance(answer, int) and not isinstance(answer, bool) and 0 < answer <= MOST_TOKENS else 0
-        said.append((number, told))
+            history.append((text, max(1, ceil(len(_text(message)) / self.characters_per_token))))
+        number, prompt = len(self.records), sum(tokens for _, tokens in history)
+        answer_tokens = (
+            answer if isinstance(answer, int) and not isinstance(answer, bool) and 0 < answer <= MOST_TOKENS else 0
+        )
+        history.append((number, answer_tokens))
         self.records.append(
             {
                 "input_tokens": prompt,
@@ -286,7 +288,7 @@ class _Dag:
                 "session_id": name,
                 "turn": index,
                 "delay": turn.get("delay", 0),
-                "hashes": self._hashes(said, prompt + told - 1),
+                "hashes": self._hashes(history, prompt + answer_tokens - 1),
                 "block_tokens": self.block_tokens,
                 "request": number,
                 "after": sorted(set(after)),
@@ -294,22 +296,22 @@ class _Dag:
         )
         return number
 
-    def _hashes(self, said: Sequence[Part], tokens: int) -> list[int]:
-        """Of the whole blocks of the first ``tokens``: equal where all that was said up to there is."""
-        found: list[int] = []
+    def _hashes(self, history: Sequence[Part], tokens: int) -> list[int]:
+        """Hashes of the whole blocks of the first ``tokens``; equal for equal conversations up to there."""
+        hashes: list[int] = []
         block: list[object] = []
-        room = self.block_tokens
-        for what, length in said:
+        left = self.block_tokens
+        for what, length in history:
             at = 0
             while at < length:
-                part = min(room, length - at)
+                part = min(left, length - at)
                 block += (what, at, part)
-                at, room = at + part, room - part
-                if not room:
-                    key = (found[-1] if found else -1, *block)
-                    found.append(self.blocks.setdefault(key, len(self.blocks)))
-                    block, room = [], self.block_tokens
-        return found[: max(0, tokens) // self.block_tokens]
+                at, left = at + part, left - part
+                if not left:
+                    key = (hashes[-1] if hashes else -1, *block)
+                    hashes.append(self.blocks.setdefault(key, len(self.blocks)))
+                    block, left = [], self.block_tokens
+        return hashes[: max(0, tokens) // self.block_tokens]
 
     def _place(self, name: str, turn: int | None = None) -> str:
         return f"{self.path}: session {name!r}" + ("" if turn is None else f": turn {turn}")
@@ -336,8 +338,8 @@ def _text(message: Mapping[str, Any]) -> str:
     """What a message says, its tool calls too."""
     content, calls = message.get("content"), message.get("tool_calls")
     parts = content if isinstance(content, list) else [{"text": content}]
-    said = [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
-    return "".join(said) + (json.dumps(calls) if calls else "")
+    texts = [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
+    return "".join(texts) + (json.dumps(calls) if calls else "")
 
 
 def dag_chunks(path: Path, options: Options) -> Iterator[RawChunk]:
@@ -355,16 +357,16 @@ def dag_chunks(path: Path, options: Options) -> Iterator[RawChunk]:
     for number, line in enumerate(read_text(path).splitlines(), start=1):
         if not line.strip():
             continue
-        found = json_value(line, f"{path}:{number}")
-        name = found.get("session_id") if isinstance(found, dict) else None
-        turns = found.get("turns") if isinstance(found, dict) else None
+        record = json_value(line, f"{path}:{number}")
+        name = record.get("session_id") if isinstance(record, dict) else None
+        turns = record.get("turns") if isinstance(record, dict) else None
         if not isinstance(name, str) or not isinstance(turns, list) or not all(isinstance(one, dict) for one in turns):
             raise TraceError(f"{path}:{number}: a conversation with session_id and a list 'turns' expected")
-        if found.get("orchestrator") or not turns:
+        if record.get("orchestrator") or not turns:
             raise TraceError(f"{path}:{number}: {name}: an orchestrator sends no requests and is not read")
         if name in conversations:
             raise TraceError(f"{path}:{number}: session_id {name!r} a second time")
-        conversations[name] = found
+        conversations[name] = record
     ratio, block = options.characters_per_token or CHARACTERS_PER_TOKEN, options.block_tokens or DAG_BLOCK_TOKENS
     dag = _Dag(path, conversations, ratio, block)
     called: set[str] = set()
@@ -392,15 +394,15 @@ def spans_of(document: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _objects(holder: Any, key: str) -> list[Mapping[str, Any]]:
-    found = holder.get(key) if isinstance(holder, Mapping) else None
-    return [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []
+    values = holder.get(key) if isinstance(holder, Mapping) else None
+    return [one for one in values if isinstance(one, Mapping)] if isinstance(values, list) else []
 
 
 def request_of(span: Mapping[str, Any]) -> dict[str, Any] | None:
     """What a span tells of a request: seconds and tokens by the keys of ``SPAN_KEYS``, when it ``began`` (seconds) and
     its ``trace``; None where it is of none."""
     values = {str(one.get("key")): _value(one.get("value")) for one in _objects(span, "attributes")}
-    found: dict[str, Any] = {
+    request: dict[str, Any] = {
         what: next((values[key] for key in keys if values.get(key) is not None), None)
         for what, keys in SPAN_KEYS.items()
     }
@@ -409,10 +411,10 @@ def request_of(span: Mapping[str, Any]) -> dict[str, Any] | None:
         lasted_s = (int(span.get("endTimeUnixNano", began)) - began) * 1e-9
     except (KeyError, TypeError, ValueError):
         return None
-    if not found["prompt"] or not found["output"]:
+    if not request["prompt"] or not request["output"]:
         return None
-    e2el = lasted_s if found["e2el"] is None else found["e2el"]
-    return found | {"began": began * 1e-9, "e2el": e2el, "trace": span.get("traceId")}
+    e2el = lasted_s if request["e2el"] is None else request["e2el"]
+    return request | {"began": began * 1e-9, "e2el": e2el, "trace": span.get("traceId")}
 
 
 def _value(value: Any) -> float | None:

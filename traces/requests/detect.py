@@ -181,7 +181,7 @@ def _parquet(path: Path, layout: Layout | None, columns: Mapping[str, str] | Non
 def _json_object(path: Path, text: str, layout: Layout | None, columns: Mapping[str, str] | None) -> OpenedTrace:
     """JSON lines, or one object that is an agent session, spans or a benchmark result."""
     lines = text.lstrip().replace("\r", "\n").split("\n")
-    record = next((found for line in lines[:20] if (found := _object(line)) is not None), None)
+    record = next((parsed for line in lines[:20] if (parsed := _object(line)) is not None), None)
     keys = visible_keys(text) if record is None else set(record)
     if _object(lines[0]) is None and len(lines) > 1:
         keys |= visible_keys(text)
@@ -204,10 +204,10 @@ def _json_object(path: Path, text: str, layout: Layout | None, columns: Mapping[
 def _object(line: str) -> dict[str, object] | None:
     """The JSON object on a line, or None when there is none."""
     try:
-        found = json.loads(line)
+        parsed = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return parsed if isinstance(parsed, dict) else None
 
 
 def _json_list(path: Path, layout: Layout | None, columns: Mapping[str, str] | None) -> OpenedTrace:
@@ -258,9 +258,9 @@ def _recognise(
         return mapped_layout({}, names, str(path), sample)
     seen = ", ".join(shown(name) for name in names[:12]) or "none"
     more = f" and {len(names) - 12} more" if len(names) > 12 else ""
-    found = [name for name in ("input_tokens", "output_tokens") if PLAIN.accepts_for(name, names)]
-    if found:
-        more += f"; {found[0]} is there, but no column for the other token count"
+    present = [name for name in ("input_tokens", "output_tokens") if PLAIN.accepts_for(name, names)]
+    if present:
+        more += f"; {present[0]} is there, but no column for the other token count"
     raise TraceError(
         f"{path}: no trace format fits; {kind} seen: {seen}{more}. Say which is which with --map {MAP_EXAMPLE} "
         f"(workload.columns in a scenario). {_accepted()}"

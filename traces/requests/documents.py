@@ -61,19 +61,21 @@ def sharegpt_chunks(path: Path, options: Options) -> Iterator[RawChunk]:
 
 def _exchanges(path: Path, number: int, name: object, turns: list[Any], options: Options) -> list[dict[str, Any]]:
     """The exchanges of one conversation as flat records."""
-    found: list[dict[str, Any]] = []
+    exchanges: list[dict[str, Any]] = []
     context = 0
-    asked = False
+    prompted = False
     for turn in turns:
         speaker = str(turn.get("from", turn.get("role", ""))) if isinstance(turn, dict) else ""
         tokens = _tokens(path, number, turn, options)
-        if speaker in _ANSWER and asked:
-            found.append({"session_id": name, "turn": len(found), "input_tokens": context, "output_tokens": tokens})
+        if speaker in _ANSWER and prompted:
+            exchanges.append(
+                {"session_id": name, "turn": len(exchanges), "input_tokens": context, "output_tokens": tokens}
+            )
             if options.turns == "first":
-                return found
-        asked = speaker in _USER or (asked and speaker not in _ANSWER)
+                return exchanges
+        prompted = speaker in _USER or (prompted and speaker not in _ANSWER)
         context += tokens
-    return found
+    return exchanges
 
 
 def _tokens(path: Path, number: int, turn: Any, options: Options) -> int:

@@ -125,8 +125,8 @@ def _lognormal_distance(values: IntArray, mean: float, cv: float) -> float:
     """
     sigma = sqrt(log(1.0 + cv * cv))
     mu = log(mean) - sigma * sigma / 2.0
-    found, counts = np.unique(values, return_counts=True)
+    distinct, counts = np.unique(values, return_counts=True)
     below = np.cumsum(counts) / len(values)
-    model = np.array([0.5 * (1.0 + erf((log(value) - mu) / (sigma * sqrt(2.0)))) for value in found.tolist()])
+    model = np.array([0.5 * (1.0 + erf((log(value) - mu) / (sigma * sqrt(2.0)))) for value in distinct.tolist()])
     before = np.concatenate([[0.0], below[:-1]])
     return float(max(np.max(np.abs(model - below)), np.max(np.abs(model - before))))

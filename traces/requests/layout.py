@@ -92,7 +92,7 @@ class Layout:
         drop: rows to leave out before they are judged, by reason (failures, other models).
         prepare: derives canonical values that no single column holds (sessions from parents, latencies from stamps).
         merged: the rows are those of several clients or sessions one after the other, never in order of arrival.
-        told: how its columns were chosen, where nobody but a guess says so.
+        note: how its columns were chosen, where nobody but a guess says so.
     """
 
     name: str
@@ -106,7 +106,7 @@ class Layout:
     drop: Drop | None = None
     prepare: Prepare | None = None
     merged: bool = False
-    told: str | None = None
+    note: str | None = None
 
     def accepts(self, names: Sequence[str]) -> bool:
         """Whether columns of these names are this format."""
@@ -128,12 +128,14 @@ class Layout:
         chosen: dict[str, Column] = {}
         for canonical, candidates in self.columns.items():
             for candidate in candidates:
-                found = by_squashed.get(squash(candidate.name))
-                if found is None:
+                spellings = by_squashed.get(squash(candidate.name))
+                if spellings is None:
                     continue
-                if len(found) > 1:
-                    raise TraceError(f"{where}: column {found[0]!r} appears {len(found)} times; keep one of them")
-                chosen[canonical] = Column(found[0], candidate.unit)
+                if len(spellings) > 1:
+                    raise TraceError(
+                        f"{where}: column {spellings[0]!r} appears {len(spellings)} times; keep one of them"
+                    )
+                chosen[canonical] = Column(spellings[0], candidate.unit)
                 break
         for canonical in self.required:
             if canonical not in chosen:
@@ -240,8 +242,10 @@ def mapped_layout(mapping: Mapping[str, str], names: Sequence[str], where: str, 
         chosen[word] = Column(name, unit or _unit_of(name))
     free = [name for name in names if name not in {column.name for column in chosen.values()}]
     guesses = {word: _guess(word, free, sample) for word in _GUESSED if word not in chosen}
-    guessed = {word: found for word, found in guesses.items() if found is not None}
-    chosen |= {word: Column(found, _unit_of(found) if word == "arrival" else None) for word, found in guessed.items()}
+    guessed = {word: header for word, header in guesses.items() if header is not None}
+    chosen |= {
+        word: Column(header, _unit_of(header) if word == "arrival" else None) for word, header in guessed.items()
+    }
     for word in ("input", "output"):
         if word not in chosen:
             listed = ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
@@ -249,14 +253,16 @@ def mapped_layout(mapping: Mapping[str, str], names: Sequence[str], where: str, 
                 f"{where}: which column counts {word} tokens? Columns: {listed}. Say it with --map {MAP_EXAMPLE}, or "
                 f"workload.columns in a scenario"
             )
-    said = ", ".join(f"{word} = '{found}'" for word, found in guessed.items())
+    guesses_text = ", ".join(f"{word} = '{header}'" for word, header in guessed.items())
     return Layout(
         "by its columns",
         "a table whose columns are named by the user, or guessed from their names",
         {MAPPED[word]: (column,) for word, column in chosen.items()},
         required=("input_tokens", "output_tokens"),
         options=frozenset({"block_tokens", "time_unit"}),
-        told=f"guessed from the columns' names: {said} (--map {MAP_EXAMPLE} says otherwise)" if said else None,
+        note=f"guessed from the columns' names: {guesses_text} (--map {MAP_EXAMPLE} says otherwise)"
+        if guesses_text
+        else None,
     )
 
 

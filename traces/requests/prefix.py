@@ -52,16 +52,16 @@ class PrefixCounter:
         """Look up each request's prefix, then remember its blocks."""
         uses = self._uses
         for ids, tokens in _requests(hashes, input_tokens):
-            found = 0
+            cached = 0
             for block in ids:
                 if block not in uses:
                     break
-                found += 1
+                cached += 1
             uses.update(ids)
-            hit = min(found * self.block_tokens, tokens)
+            hit = min(cached * self.block_tokens, tokens)
             self._requests += 1
-            self._with_hit += found > 0
-            self._hit_blocks += found
+            self._with_hit += cached > 0
+            self._hit_blocks += cached
             self._hit_tokens += hit
             self._tokens += tokens
             self._share += hit / tokens

@@ -166,7 +166,7 @@ def _stream(
     if not source.streams:
         pieces = iter([Piece.concatenate(whole)]) if (whole := list(pieces)) else iter([])
     held: Piece | None = None
-    told: Counter[str] = Counter()
+    reported: Counter[str] = Counter()
     origin: float | None = None
     last = -np.inf
     for piece in _regrouped(pieces, chunk_rows):
@@ -177,14 +177,14 @@ def _stream(
         while len(held) >= 2 * chunk_rows:
             chunk, held = held.take(slice(0, chunk_rows)), held.take(slice(chunk_rows, None))
             last = _check_order(chunk, last, source, chunk_rows)
-            yield _table(chunk, source, report, report.skipped - told, origin)
-            told = report.skipped.copy()
+            yield _table(chunk, source, report, report.skipped - reported, origin)
+            reported = report.skipped.copy()
     if held is None:
         raise TraceError(_nothing(source, report))
     for chunk in _cut(held, chunk_rows):
         last = _check_order(chunk, last, source, chunk_rows)
-        yield _table(chunk, source, report, report.skipped - told, origin)
-        told = report.skipped.copy()
+        yield _table(chunk, source, report, report.skipped - reported, origin)
+        reported = report.skipped.copy()
 
 
 def _regrouped(pieces: Iterator[Piece], chunk_rows: int) -> Iterator[Piece]:

@@ -77,27 +77,27 @@ class Report:
 
     def bad_rows(self, chunk: RawChunk, bad: dict[int, tuple[str, Problem]], last: int | None = None) -> None:
         """Stop at the first bad row of the chunk up to row ``last``, or count all of them by reason."""
-        found = [broken for broken in chunk.broken if last is None or broken[0] < chunk.lines[last]]
-        found += [
+        broken_rows = [broken for broken in chunk.broken if last is None or broken[0] < chunk.lines[last]]
+        broken_rows += [
             (chunk.lines[row], f"{column}: {problem.reason}", f"{column}: {problem.text}")
             for row, (column, problem) in bad.items()
             if last is None or row <= last
         ]
-        if not found:
+        if not broken_rows:
             return
         if self.on_error == "stop":
-            number, _, text = min(found)
+            number, _, text = min(broken_rows)
             raise TraceError(f"{chunk.place.format(number)}: {text} (on_error: skip leaves out and counts bad rows)")
-        self.skipped.update(reason for _, reason, _ in found)
+        self.skipped.update(reason for _, reason, _ in broken_rows)
 
     def codes_of(self, values: Values) -> NDArray[np.int64]:
         """Session codes; an empty name is no session."""
         codes = self.session_codes
-        found = []
+        codes_by_row = []
         for value in values.tolist() if isinstance(values, np.ndarray) else values:
             name = "" if value is None else str(value).strip()
-            found.append(codes.setdefault(name, len(codes)) if name else -1)
-        return np.array(found, dtype=np.int64)
+            codes_by_row.append(codes.setdefault(name, len(codes)) if name else -1)
+        return np.array(codes_by_row, dtype=np.int64)
 
 
 def pieces_of(
@@ -146,8 +146,8 @@ def pieces_of(
 
 def _introduce(bound: Bound, clock: TimeColumn, options: Options, report: Report) -> None:
     """Set the clock's unit and note what will not be used."""
-    if bound.layout.told is not None:
-        report.note(bound.layout.told)
+    if bound.layout.note is not None:
+        report.note(bound.layout.note)
     arrival = bound.columns.get("arrival_s")
     if arrival is not None:
         unit = options.time_unit or arrival.unit

@@ -99,7 +99,7 @@ def arrivals(windows: list[Window], start_s: float, end_s: float, scale: float, 
     the next window. The first gap is the rest of a gap met at a random moment, so that the process starts in
     equilibrium (Cox, "Renewal Theory", 1962, section 2.1).
     """
-    found: list[FloatArray] = []
+    arrivals_by_window: list[FloatArray] = []
     left: float | None = None
     for window in windows:
         low, high = max(window.start_s, start_s), min(window.start_s + window.length_s, end_s)
@@ -119,11 +119,11 @@ def arrivals(windows: list[Window], start_s: float, end_s: float, scale: float, 
         while at < span:
             size = int(1.1 * (span - at)) + 64
             times = at + np.concatenate([[0.0], np.cumsum(_gaps(window, size, rng))])
-            found.append(low + times[:-1][times[:-1] < span] / rate)
+            arrivals_by_window.append(low + times[:-1][times[:-1] < span] / rate)
             beyond = np.searchsorted(times, span)
             at = float(times[min(int(beyond), size)])
         left = at - span
-    return np.concatenate(found) if found else np.zeros(0)
+    return np.concatenate(arrivals_by_window) if arrivals_by_window else np.zeros(0)
 
 
 Pmf = tuple[IntArray, FloatArray]
@@ -153,9 +153,9 @@ class Dataset:
         starts = [start for start, _ in self._windows]
         here = int(np.searchsorted(starts, time_s, side="right")) - 1
         for index in [*range(here, -1, -1), *range(max(here + 1, 0), len(starts))]:
-            found = self._at(index, field, minimum)
-            if found is not None:
-                return found
+            distribution = self._at(index, field, minimum)
+            if distribution is not None:
+                return distribution
         raise TraceError(f"{self.path}: {field}: no window holds a distribution of values >= {minimum}")
 
     def _at(self, index: int, field: str, minimum: int) -> Pmf | None:
@@ -177,9 +177,9 @@ class Dataset:
                 f"{self.path}: window {start:.0f}: {field}: a dict of tokens: probability expected ({bad})"
             ) from None
         usable = (values >= minimum) & (weights > 0)
-        found = (values[usable], np.cumsum(weights[usable]) / weights[usable].sum()) if usable.any() else None
-        self._cache[key] = found
-        return found
+        distribution = (values[usable], np.cumsum(weights[usable]) / weights[usable].sum()) if usable.any() else None
+        self._cache[key] = distribution
+        return distribution
 
     def draw(self, times_s: FloatArray, field: str, minimum: int, rng: np.random.Generator) -> IntArray:
         """One value for each time."""

@@ -99,8 +99,8 @@ class _Lengths:
 
     def add(self, values: IntArray) -> None:
         """Count the values of one chunk."""
-        found, times = np.unique(values, return_counts=True)
-        self.counts.update(dict(zip(found.tolist(), times.tolist(), strict=True)))
+        distinct, times = np.unique(values, return_counts=True)
+        self.counts.update(dict(zip(distinct.tolist(), times.tolist(), strict=True)))
 
     def result(self) -> TokenStatistics:
         """Moments and percentiles, exact."""

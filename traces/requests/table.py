@@ -211,8 +211,8 @@ class RequestTable:
 
     def columns(self) -> dict[str, NDArray[Any]]:
         """The array columns that are present, by name in canonical order."""
-        found = {name: getattr(self, name) for name in COLUMNS}
-        return {name: values for name, values in found.items() if values is not None}
+        arrays = {name: getattr(self, name) for name in COLUMNS}
+        return {name: values for name, values in arrays.items() if values is not None}
 
     def take(self, rows: slice | IntArray) -> RequestTable:
         """The rows given (a slice or rising indices); arrivals keep their values."""

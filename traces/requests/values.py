@@ -180,10 +180,10 @@ def nanoseconds_of(text: object) -> int:
     """
     if text is None or (isinstance(text, str) and not text.strip()):
         raise _Bad("missing", "no value")
-    found = _DATETIME.fullmatch(text.strip()) if isinstance(text, str) else None
-    if found is None:
+    match = _DATETIME.fullmatch(text.strip()) if isinstance(text, str) else None
+    if match is None:
         raise _Bad("not a time", f"{shown(text)} is not a time such as '2023-11-16 18:17:03.97996' or a number")
-    *parts, fraction, zone = found.groups()
+    *parts, fraction, zone = match.groups()
     try:
         year, month, day, hour, minute, second = map(int, parts)
         moment = datetime(year, month, day, hour, minute, second, tzinfo=UTC)

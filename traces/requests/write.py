@@ -67,10 +67,10 @@ def _after(table: RequestTable) -> list[list[int]] | None:
     """Rows that each row waits for."""
     if table.follows is None:
         return None
-    found: list[list[int]] = [[] for _ in range(len(table))]
+    predecessors: list[list[int]] = [[] for _ in range(len(table))]
     for before, waiting in table.follows.tolist():
-        found[waiting].append(before)
-    return found
+        predecessors[waiting].append(before)
+    return predecessors
 
 
 def _rows(table: RequestTable, hashes: bool) -> Iterator[dict[str, Any]]:

@@ -159,19 +159,19 @@ def _busy_us(kernels: Sequence[Mapping[str, Any]], file: Path) -> float:
 
 
 def _composition(name: str) -> dict[str, int] | None:
-    found = _VLLM.fullmatch(name)
-    if found:
-        seqs, sq, sk, sqsq, sqsk, decoding, dq, dk, _, _ = (int(text) for text in found.groups())
+    match = _VLLM.fullmatch(name)
+    if match:
+        seqs, sq, sk, sqsq, sqsk, decoding, dq, dk, _, _ = (int(text) for text in match.groups())
         row = {"prefill_seqs": seqs, "prefill_tokens": sq, "prefill_kv_tokens": sk,
                "prefill_pairs": sqsk - (sqsq - sq) // 2}  # fmt: skip
         query = dq // decoding if decoding else 1
         return {**row, "decode_seqs": decoding, "query_len": max(query, 1), "decode_kv_tokens": dk}
-    found = _VLLM_PROMPT.fullmatch(name)
-    if found:
-        seqs, tokens, squares = (int(text) for text in found.groups())
+    match = _VLLM_PROMPT.fullmatch(name)
+    if match:
+        seqs, tokens, squares = (int(text) for text in match.groups())
         pairs = (squares + tokens) // 2
         return {"prefill_seqs": seqs, "prefill_tokens": tokens, "prefill_kv_tokens": tokens, "prefill_pairs": pairs}
-    found = _SGLANG_EXTEND.fullmatch(name)
-    if found:
-        return {"prefill_seqs": int(found.group(1)), "prefill_tokens": int(found.group(2))}
+    match = _SGLANG_EXTEND.fullmatch(name)
+    if match:
+        return {"prefill_seqs": int(match.group(1)), "prefill_tokens": int(match.group(2))}
     return None

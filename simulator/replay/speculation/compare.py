@@ -42,10 +42,10 @@ def compare_published(
 ) -> tuple[list[Comparison], list[Unpredicted]]:
     """Every published row with its prediction, and every row without one with the reason."""
     compared, left = [], []
-    asked = list(load_published() if rows is None else rows)
-    for done, row in enumerate(asked):
+    chosen = list(load_published() if rows is None else rows)
+    for done, row in enumerate(chosen):
         if progress is not None:
-            progress(done, len(asked))
+            progress(done, len(chosen))
         outcome = compare_row(row)
         if isinstance(outcome, Comparison):
             compared.append(outcome)

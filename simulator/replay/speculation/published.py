@@ -71,8 +71,8 @@ def _length(text: str) -> float | None:
 @cache
 def _constants() -> dict[str, dict[str, Any]]:
     text = FOLDER.joinpath("constants.yaml").read_text(encoding="utf-8")
-    found: dict[str, dict[str, Any]] = parse(text)
-    return found
+    constants: dict[str, dict[str, Any]] = parse(text)
+    return constants
 
 
 def constants_of(group: str) -> dict[str, Mapping[str, Any]]:

@@ -51,14 +51,16 @@ def group_scores(comparisons: Iterable[Comparison]) -> list[GroupScore]:
     groups: dict[str, list[Comparison]] = {}
     for comparison in comparisons:
         groups.setdefault(comparison.row.group, []).append(comparison)
-    return [group_score(name, found) for name, found in groups.items()]
+    return [group_score(name, members) for name, members in groups.items()]
 
 
-def group_score(name: str, found: Sequence[Comparison]) -> GroupScore:
+def group_score(name: str, comparisons: Sequence[Comparison]) -> GroupScore:
     """The score of some rows under a name."""
-    errors = 100 * np.array([comparison.error for comparison in found])
-    right = [abs(c.row.speedup - 1) <= 0.02 or (c.row.speedup > 1) == (c.predicted > 1) for c in found]
-    return GroupScore(name, len(found), float(np.abs(errors).mean()), float(errors.mean()), 100 * float(np.mean(right)))
+    errors = 100 * np.array([comparison.error for comparison in comparisons])
+    right = [abs(c.row.speedup - 1) <= 0.02 or (c.row.speedup > 1) == (c.predicted > 1) for c in comparisons]
+    return GroupScore(
+        name, len(comparisons), float(np.abs(errors).mean()), float(errors.mean()), 100 * float(np.mean(right))
+    )
 
 
 def curve_scores() -> list[CurveScore]:

@@ -108,10 +108,10 @@ def grown_errors(now: Sequence[ErrorRow], recorded: Sequence[ErrorRow], margin: 
         recorded: those on record that ``now`` should hold.
         margin: allowed growth of the mean absolute error, >= 0.
     """
-    found = {row.key: row for row in now}
+    current = {row.key: row for row in now}
     lines = []
     for old in recorded:
-        row = found.get(old.key)
+        row = current.get(old.key)
         label = f"{old.section}: {old.name} ({old.metric})"
         if row is None:
             lines.append(f"{label}: on record with {old.mape:.2f} %, no longer compared")

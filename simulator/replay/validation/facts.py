@@ -37,13 +37,13 @@ class Fact(NamedTuple):
 @cache
 def facts() -> tuple[Fact, ...]:
     """Every fact of every file, in the order of the files."""
-    found = []
+    listed = []
     for package, folder in PLACES:
         place = files(package).joinpath(folder) if folder else files(package)
         for file in sorted(place.iterdir(), key=lambda entry: entry.name):
             if file.name.endswith(".yaml") and "fitted_on" in (text := file.read_text(encoding="utf-8")):
-                found += list(_facts(file.name, parse(text), ()))
-    return tuple(found)
+                listed += list(_facts(file.name, parse(text), ()))
+    return tuple(listed)
 
 
 def _facts(file: str, node: Any, path: tuple[str, ...]) -> Iterator[Fact]:

@@ -26,7 +26,7 @@ def modules_below(module: str, root: Path = ROOT) -> set[Path]:
 
     Imports inside functions count; modules of other packages do not.
     """
-    found: set[Path] = set()
+    modules: set[Path] = set()
     waiting = [module]
     while waiting:
         name = waiting.pop()
@@ -34,11 +34,11 @@ def modules_below(module: str, root: Path = ROOT) -> set[Path]:
             place = root.joinpath(*name.split("."))
             file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
             for source in (file, file.with_suffix(".pyi")):  # a stub says where a face's lazy names live
-                if source.is_file() and source not in found:
-                    found.add(source)
+                if source.is_file() and source not in modules:
+                    modules.add(source)
                     waiting += _imported(source)
             name = name.rpartition(".")[0]
-    return found
+    return modules
 
 
 def _imported(file: Path) -> list[str]:

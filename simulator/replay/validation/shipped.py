@@ -58,9 +58,9 @@ def parts(sections: Sequence[str] = SECTIONS) -> list[Part]:
     groups: dict[str, bool] = {}
     for row in load_published():
         groups[row.group] = groups.get(row.group, False) or grows_trees(row)
-    found = [Part("kernels", SAMPLE, True), *(Part("speculation", name, slow) for name, slow in groups.items())]
-    found += [Part("speculation", CURVES, False), Part("attention", "published maxima", False)]
-    return [part for part in found if part.section in sections]
+    every_part = [Part("kernels", SAMPLE, True), *(Part("speculation", name, slow) for name, slow in groups.items())]
+    every_part += [Part("speculation", CURVES, False), Part("attention", "published maxima", False)]
+    return [part for part in every_part if part.section in sections]
 
 
 def shipped_errors(
@@ -79,10 +79,10 @@ def shipped_errors(
         cache: what earlier runs found; a part is taken from it while none of its inputs has changed.
         progress: called with (parts done, parts).
     """
-    asked = parts(sections)
-    left = [part for part in asked if quick and part.slow]
-    wanted = [part for part in asked if part not in left]
-    found: dict[Part, list[ErrorRow]] = {}
+    every_part = parts(sections)
+    left = [part for part in every_part if quick and part.slow]
+    wanted = [part for part in every_part if part not in left]
+    rows_by_part: dict[Part, list[ErrorRow]] = {}
     pending: dict[Part, Callable[[], list[ErrorRow]]] = {}
     with Workers(jobs if jobs > 1 else 0) as workers:
         for part in sorted(wanted, key=lambda part: not part.slow):
@@ -90,14 +90,14 @@ def shipped_errors(
             if kept is None:
                 pending[part] = _started(part, workers)
             else:
-                found[part] = kept
+                rows_by_part[part] = kept
         for part, result in pending.items():
-            found[part] = result()
+            rows_by_part[part] = result()
             if cache is not None:
-                cache.put(part.name, found[part])
+                cache.put(part.name, rows_by_part[part])
             if progress is not None:
-                progress(len(found), len(wanted))
-    return Outcome([row for part in wanted for row in found[part]], left)
+                progress(len(rows_by_part), len(wanted))
+    return Outcome([row for part in wanted for row in rows_by_part[part]], left)
 
 
 def _started(part: Part, workers: Workers) -> Callable[[], list[ErrorRow]]:
@@ -154,11 +154,11 @@ def table_errors(comparisons: Sequence[Comparison]) -> list[ErrorRow]:
 
 def curve_errors(curves: Sequence[CurveScore] | None = None) -> list[ErrorRow]:
     """Acceptance lengths of published curves beyond the depths that were fitted; none without curves."""
-    found = curve_scores() if curves is None else curves
-    if not found:
+    scores = curve_scores() if curves is None else curves
+    if not scores:
         return []
     words = f"level and decay of each curve on K = 1 to {FITTED_DEPTH}"
-    signed = [curve.error for curve in found]
+    signed = [curve.error for curve in scores]
     return [_signed_row("speculation", CURVES, "acceptance_length", signed, None, words)]
 
 
@@ -168,11 +168,11 @@ def attention_errors() -> list[ErrorRow]:
     for name in consistency_sets():
         parameters = consistency_set(name)
         published = parameters.published
-        found = compare_layouts(parameters, published["context_tokens"], published["hit_rate"])
+        compared = compare_layouts(parameters, published["context_tokens"], published["hit_rate"])
         label = f"{name}, {published['context_tokens']:,} tokens, {published['hit_rate']:.1%} hits"
         for metric, predicted, measured in (
-            ("speedup", found.speedup, published["max_speedup"]),
-            ("overhead_reduction", found.overhead_reduction, published["max_overhead_reduction"]),
+            ("speedup", compared.speedup, published["max_speedup"]),
+            ("overhead_reduction", compared.overhead_reduction, published["max_overhead_reduction"]),
         ):
             words = "consistency, not validation: parameters were chosen knowing the published figure"
             error = float(predicted) / measured - 1.0

@@ -33,10 +33,10 @@ def predicted_words(row: ErrorRow) -> str:
 def by_predicted(rows: Sequence[ErrorRow]) -> dict[str, list[ErrorRow]]:
     """Comparisons by what was predicted, the least error first; what users feel first, kernels last."""
     order = {section: place for place, section in enumerate((*SECTIONS[1:], SECTIONS[0]))}
-    found: dict[str, list[ErrorRow]] = {}
+    groups: dict[str, list[ErrorRow]] = {}
     for row in sorted(rows, key=lambda row: (order[row.section], row.metric, row.mape)):
-        found.setdefault(predicted_words(row), []).append(row)
-    return found
+        groups.setdefault(predicted_words(row), []).append(row)
+    return groups
 
 
 def summary_table(rows: Sequence[ErrorRow]) -> Table:
@@ -56,14 +56,14 @@ def error_tables(rows: Sequence[ErrorRow]) -> list[Table]:
     """One table per section that has rows, of every comparison."""
     parts = []
     for section in SECTIONS:
-        found: list[list[Value]] = []
+        lines: list[list[Value]] = []
         for row in (row for row in rows if row.section == section):
             figures = (f"{row.mape:.1f}", _number(row.median_ape, ".1f"), _number(row.bias, "+.1f"))
-            found.append([row.name, row.metric, row.n, *figures, row.basis or ""])
-        if found:
+            lines.append([row.name, row.metric, row.n, *figures, row.basis or ""])
+        if lines:
             columns = ("comparison", "predicted", "n", "MAPE", "median", "bias", "basis")
             title = f"{section}: errors in percent of the measurement"
-            parts.append(Table(title, columns, found, shown=SHOWN_ROWS, name=section))
+            parts.append(Table(title, columns, lines, shown=SHOWN_ROWS, name=section))
     return parts
 
 

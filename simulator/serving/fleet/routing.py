@@ -96,7 +96,7 @@ class PrefixAware(RoundRobin):
         super().__init__(config, log)
         self._config = config
         hashes = log.stream.prefix_hashes
-        self._unit_tokens = 0 if hashes is None else hashes.block_tokens
+        self._block_tokens = 0 if hashes is None else hashes.block_tokens
         self._input_tokens = log.input_tokens
         self._sent = None if hashes is None else engine_module().SentPrefixes(hashes)
 
@@ -110,7 +110,7 @@ class PrefixAware(RoundRobin):
         else:
             matches = self._matches(request, endpoints)
             longest = max(matches)
-            if min(longest * self._unit_tokens, prompt) > config.cache_threshold * prompt:
+            if min(longest * self._block_tokens, prompt) > config.cache_threshold * prompt:
                 best = [endpoint for endpoint, match in zip(endpoints, matches, strict=True) if match == longest]
                 chosen = best[0] if len(best) == 1 else min(best, key=_outstanding)
             else:
@@ -135,7 +135,7 @@ class PrefixAware(RoundRobin):
 
     def _record(self, request: int, endpoint: ReplicaEndpoint) -> None:
         if self._sent is not None:
-            self._sent.record(request, endpoint.index, max(1, endpoint.capacity_tokens // self._unit_tokens))
+            self._sent.record(request, endpoint.index, max(1, endpoint.capacity_tokens // self._block_tokens))
 
 
 class KvAware(RoundRobin):

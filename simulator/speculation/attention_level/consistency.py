@@ -242,11 +242,11 @@ def sensitivity(
     parameters: ConsistencySet, context_tokens: int, hit_rate: float, reading: Reading = "next-attention"
 ) -> list[Case]:
     """The set's named alternatives, each against the same context and hit rate."""
-    found = []
+    cases = []
     for name, changes in parameters.cases:
         result = compare_layouts(parameters, context_tokens, hit_rate, reading, changes)
-        found.append(Case(name, float(result.speedup), float(result.overhead_reduction)))
-    return found
+        cases.append(Case(name, float(result.speedup), float(result.overhead_reduction)))
+    return cases
 
 
 def speedup_band(
@@ -289,5 +289,5 @@ def crossover_range(
     every: Sequence[float | None] = [
         crossover_context(parameters, hit_rate, reading, changes) for _, changes in parameters.cases
     ]
-    found = [context for context in every if context is not None]
-    return every[0], min(found, default=None), None if None in every else max(found)
+    crossovers = [context for context in every if context is not None]
+    return every[0], min(crossovers, default=None), None if None in every else max(crossovers)

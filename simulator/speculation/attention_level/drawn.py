@@ -65,15 +65,15 @@ class OutcomeDraws:
 
         state = self._step()
         passing = rate_at_factor(rates, correlation, state[:, :1]) ** queries
-        found: IntArray = np.sum(ndtr(state[:, 1 : 1 + requests]) >= passing, axis=1)
-        return found
+        failures: IntArray = np.sum(ndtr(state[:, 1 : 1 + requests]) >= passing, axis=1)
+        return failures
 
     def _step(self) -> FloatArray:
         """The numbers of the next step, [layers, 1 + requests]."""
-        found = self._state
+        state = self._state
         fresh = self._mixing @ self._generator.standard_normal(self._shape)
-        self._state = self._kept * found + self._new * fresh
-        return found
+        self._state = self._kept * state + self._new * fresh
+        return state
 
 
 class DrawnTimer:

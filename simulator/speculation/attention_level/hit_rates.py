@@ -78,8 +78,8 @@ def batch_hit_rate(rate: Any, queries: Any, verification: str, correlation: floa
     if correlation == 0.0:
         return rate**queries
     given, weights = given_factor(rate, correlation)
-    found = given ** np.asarray(queries)[..., None] @ weights
-    return found if np.ndim(found) else float(found)
+    rates = given ** np.asarray(queries)[..., None] @ weights
+    return rates if np.ndim(rates) else float(rates)
 
 
 def failing_chance(failing: int, rate: Any, requests: Any, queries: Any, correlation: float) -> Any:
@@ -189,7 +189,7 @@ class ErrorModel(NamedTuple):
 @cache
 def error_model_parameters() -> dict[str, Parameter]:
     """The two numbers of ``ErrorModel`` with their ranges and what they were fitted on."""
-    entry = _published()["law"]
+    entry = _published()["error_model"]
     source = source_words(entry["source"])
     return {name: Parameter(name, source=source, **entry[name]) for name in ErrorModel._fields}
 

@@ -130,13 +130,13 @@ class SpeculativeAttention:
         parts = np.split(contexts, len(self._configs))
         by_section = [one.layer_hit_rates(self.layers, own) for one, own in zip(self._configs, parts, strict=True)]
         known: dict[tuple[int, ...], FloatArray] = {}
-        found = []
+        layer_rates = []
         for rates in zip(*by_section, strict=True):
             key = tuple(map(id, rates))
             if key not in known:
                 known[key] = np.concatenate([np.broadcast_to(rate, len(parts[0])) for rate in rates])
-            found.append(known[key])
-        return found
+            layer_rates.append(known[key])
+        return layer_rates
 
     @property
     def prompt_groups(self) -> int:
@@ -207,25 +207,25 @@ class SpeculativeAttention:
         return change
 
     def _mean_pass(
-        self, shape: AttentionShape, times: LayerTimes, rates: list[Any], asked: tuple[Any, Any, Any]
+        self, shape: AttentionShape, times: LayerTimes, rates: list[Any], batch: tuple[Any, Any, Any]
     ) -> Any:
         """Mean seconds of a pass through all layers, as if all were of that shape, at their ``rates``.
 
         ``asked``: sequences, queries of each, keys.
         """
-        config, (seqs, query_len, keys) = self._config, asked
+        config, (seqs, query_len, keys) = self._config, batch
         if config.verification != "per-request":
             return expected_pass_seconds(times, rates, config.reading)
         one = self._layer_rates(keys / seqs)
 
         def partial(failing: int) -> tuple[LayerTimes, list[Any]]:
             chances = {id(rate): rate for rate in one}
-            found = {
+            times_by_rate = {
                 key: failing_chance(failing, rate, seqs, query_len, config.batch_correlation)
                 for key, rate in chances.items()
             }
             rows = np.minimum(failing, seqs) * query_len
-            return self._rolled_back(shape, times, rows), [found[id(rate)] for rate in one]
+            return self._rolled_back(shape, times, rows), [times_by_rate[id(rate)] for rate in one]
 
         some = (partial(failing) for failing in range(1, int(np.max(seqs, initial=1))))
         return expected_pass_seconds(times, rates, config.reading, some)

@@ -149,14 +149,14 @@ def compare(
     Raises:
         ForerunError: nothing varies, or a variant cannot be run; its name stands in front.
     """
-    variants, asked = _variants(scenarios, vary, metric)
+    variants, requested = _variants(scenarios, vary, metric)
     path, values, fixed_note = _crossover_plan(variants, crossover)
     seeds = [seed + n for n in range(replications)]
     with Workers(jobs or cores() if (jobs or cores()) > 1 else 0) as workers:
         pool = RunPool(workers, progress)
         documents, lost = _base_documents(variants, seeds, pool, interval)
         measured = {name: [metric_values(run) for run in runs] for name, runs in documents.items()}
-        metric = asked or _judged_by(variants[0], documents)
+        metric = requested or _judged_by(variants[0], documents)
         if all(row[metric] is None for row in measured[variants[0].name]):
             raise ArgumentError("metric", f"{variants[0].name} does not measure {metric}; choose another")
         ratios = {variant.name: _ratios(measured[variants[0].name], measured[variant.name]) for variant in variants}
@@ -219,7 +219,7 @@ def _served_loads(variants: Sequence[Variant], path: str | None) -> dict[str, An
     if path is None:
         return None
     loads = {variant.name: served_load(variant.scenario, path) for variant in variants}
-    return {"path": path, "asked": load_of(variants[0].scenario, path), **loads}
+    return {"path": path, "requested": load_of(variants[0].scenario, path), **loads}
 
 
 def _judged_by(base: Variant, documents: Mapping[str, Sequence[dict[str, Any]]]) -> str:
@@ -496,17 +496,17 @@ def compare_sentence(document: dict[str, Any]) -> str:
 def _overload_words(document: dict[str, Any]) -> str:
     """Which variants cannot serve the load that the scenario asks for."""
     served = document.get("served_load")
-    if served is None or served["asked"] is None:
+    if served is None or served["requested"] is None:
         return ""
-    path, asked = served["path"], served["asked"]
+    path, load = served["path"], served["requested"]
     known = {v["name"]: served[v["name"]] for v in document["variants"] if served[v["name"]] is not None}
-    over = {name: most for name, most in known.items() if most < asked}
+    over = {name: most for name, most in known.items() if most < load}
     if not over:
         return ""
     if len(over) == len(document["variants"]):
-        return f" {load_words(path, asked)} cannot be served: at most about {load_words(path, max(over.values()))} can."
+        return f" {load_words(path, load)} cannot be served: at most about {load_words(path, max(over.values()))} can."
     rates = ", ".join(f"{name} serves at most about {load_words(path, most)}" for name, most in over.items())
-    return f" Of {load_words(path, asked)}, {rates}."
+    return f" Of {load_words(path, load)}, {rates}."
 
 
 def _slo_words(document: dict[str, Any]) -> str:

@@ -78,7 +78,7 @@ def plan(
         interval: count the model's own error too.
         confidence: share of the runs, and probability with the model's error, with which a layout meets the SLO.
         power_budget_w: watts that the boards of a rack or site may draw together: with ``max_rate``, every layout gets
-            as many replicas as they feed, and its rate is that of one times as many.
+            as many replicas as they supply, and its rate is that of one times as many.
         carbon: grams of CO2 per kWh, or a CSV file of them over the day (columns ``hour``, ``g_per_kwh``).
         jobs: processes; default: one per core. Results do not depend on it.
         progress: called with (candidates done, candidates in sight).
@@ -87,7 +87,7 @@ def plan(
         ForerunError: what is asked for contradicts itself, or what the scenario itself has wrong. Layouts that cannot
             be run are no error: they are listed with the reason.
     """
-    _check_asked(rate, max_rate, growth, spare, power_budget_w)
+    _check_options(rate, max_rate, growth, spare, power_budget_w)
     if not 0 < confidence < 1:
         raise ArgumentError("confidence", f"must lie between 0 and 1 (got {confidence:g})")
     if isinstance(scenario, str | Path) and is_log(scenario):
@@ -114,7 +114,7 @@ def plan(
     return PlanResult(document, _command(document, options, study.vary), {"study.yaml": _study_text(document, study)})
 
 
-def _check_asked(rate: float | None, max_rate: bool, growth: float, spare: int, power_budget_w: float | None) -> None:
+def _check_options(rate: float | None, max_rate: bool, growth: float, spare: int, power_budget_w: float | None) -> None:
     """What a plan is asked for must not contradict itself, whatever the scenario is."""
     if rate is not None and max_rate:
         raise ForerunError("plan: rate asks for a layout, max_rate for a rate; give one of the two")

@@ -90,7 +90,7 @@ class Candidate:
     rate: float | None = None
     """Requests per second of the verdict."""
     searched: int = 0
-    """Replicas that were simulated, where a budget feeds more: ``copies`` of them serve as many times more."""
+    """Replicas that were simulated, where a power budget allows more: ``copies`` of them serve as many times more."""
     chance: Chance | None = None
     """How sure it is with the error of the model counted; None where that was not computed."""
 

@@ -267,7 +267,7 @@ def prompt_steps(
     windows: Windows,
     prompts: FloatArray,
     prompt_tokens: IntArray,
-    room: IntArray,
+    prompt_budget: IntArray,
     decoding: StepWork[IntArray] | None,
 ) -> tuple[FloatArray, StepWork[IntArray]]:
     """Steps in which equal prompts join; a group that does not fit the token budget is spread over several.
@@ -276,14 +276,14 @@ def prompt_steps(
         windows: attention windows, as ``EngineTimer.windows``.
         prompts: prompts that join together, >= 1.
         prompt_tokens: tokens of each, >= 1.
-        room: prompt tokens that a step takes, >= 1.
+        prompt_budget: prompt tokens that a step takes, >= 1.
         decoding: what the steps decode besides; None: nothing.
 
     Returns:
         Steps over which each group is spread, and the average one of them.
     """
-    pieces = np.maximum(1.0, np.ceil(prompt_tokens / room))
-    steps = np.maximum(1.0, np.ceil(prompts * prompt_tokens / room))
+    pieces = np.maximum(1.0, np.ceil(prompt_tokens / prompt_budget))
+    steps = np.maximum(1.0, np.ceil(prompts * prompt_tokens / prompt_budget))
     reads = [_reads(prompt_tokens.astype(np.float64), np.zeros(1), pieces, window) for window in windows]
     first = [prompt_tokens + 1 if window is None else np.minimum(prompt_tokens + 1, window) for window in windows]
 

@@ -422,10 +422,10 @@ def _served_rate(scenario: Scenario) -> float | None:
 
 def _overload_words(scenario: Scenario, served: float | None) -> str:
     """That the scenario asks for more than its replicas can serve; empty where it does not."""
-    asked, replicas = load_of(scenario, REQUEST_RATE), scenario.hardware.replicas
-    if served is None or asked is None or asked <= served * replicas:
+    load, replicas = load_of(scenario, REQUEST_RATE), scenario.hardware.replicas
+    if served is None or load is None or load <= served * replicas:
         return ""
-    return f" {asked:.3g} req/s cannot be served: at most about {served * replicas:.3g} req/s can."
+    return f" {load:.3g} req/s cannot be served: at most about {served * replicas:.3g} req/s can."
 
 
 def conclusion(tuning: Tuning) -> str:

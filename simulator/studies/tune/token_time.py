@@ -127,8 +127,8 @@ def busy_steps(
     decoding = decode_steps(windows, seqs, query_len, contexts + query_len)
     prompt_tokens = request.prompts_at(contexts)
     prompts = (seqs - 1) / request.decoded_tokens
-    room = np.maximum(1, engine.max_num_batched_tokens - seqs * query_len * mixed)
-    room = room if cut else np.maximum(room, prompt_tokens)
-    group = np.maximum(1.0, np.minimum(prompts * length, room // prompt_tokens))
-    steps, joined = prompt_steps(windows, group, prompt_tokens, room, decoding if mixed else None)
+    prompt_budget = np.maximum(1, engine.max_num_batched_tokens - seqs * query_len * mixed)
+    prompt_budget = prompt_budget if cut else np.maximum(prompt_budget, prompt_tokens)
+    group = np.maximum(1.0, np.minimum(prompts * length, prompt_budget // prompt_tokens))
+    steps, joined = prompt_steps(windows, group, prompt_tokens, prompt_budget, decoding if mixed else None)
     return BusySteps(decoding, joined, steps / group, mixed, prompts)

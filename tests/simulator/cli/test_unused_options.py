@@ -51,15 +51,15 @@ CASES = [(mode, option, value) for mode, unused in MODES.items() for option, val
 
 def commands():
     """Commands by their words, with their parameters by name."""
-    found = {}
+    params = {}
 
     def walk(command, words):
-        found[" ".join(words)] = {param.name: param for param in command.params}
+        params[" ".join(words)] = {param.name: param for param in command.params}
         for name, inner in getattr(command, "commands", {}).items():
             walk(inner, [*words, name])
 
     walk(typer.main.get_command(application()), [])
-    return found
+    return params
 
 
 COMMANDS = commands()

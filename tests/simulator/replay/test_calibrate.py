@@ -198,8 +198,8 @@ def test_ramps_learn_a_step_and_a_slope_and_never_fall():
     generator = np.random.default_rng(0)
     features = generator.uniform(0, 1, (3, 2000))
     rising = np.where(features[1] > 0.5, 0.3, -0.1) + 0.2 * features[0]
-    ramps = fit_hinges(features[:, ::2], rising[::2], generator)
-    assert np.abs(ramps(features) - rising)[1::2].mean() < 0.03
+    hinges = fit_hinges(features[:, ::2], rising[::2], generator)
+    assert np.abs(hinges(features) - rising)[1::2].mean() < 0.03
     falling = fit_hinges(features[:, ::2], (rising - 0.3 * features[2])[::2], generator)
     for feature in range(3):
         larger = features.copy()

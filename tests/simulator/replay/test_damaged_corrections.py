@@ -45,9 +45,9 @@ def test_the_whole_file_is_read(tmp_path):
     names = len(feature_names("gemm"))
     logs = np.full((names, 3), 2.0)
     logs[0] = 0.3, 1.0, 2.3  # the last beyond the end of what was learned
-    ramps = result.ramps._replace(base=0.5)
-    assert ramps(logs).tolist() == pytest.approx([0.6625, 0.75, 1.2125])
-    assert ramps(logs[:, :1]) == pytest.approx(ramps(logs)[:1])
+    hinges = result.hinges._replace(base=0.5)
+    assert hinges(logs).tolist() == pytest.approx([0.6625, 0.75, 1.2125])
+    assert hinges(logs[:, :1]) == pytest.approx(hinges(logs)[:1])
 
 
 @pytest.mark.parametrize(
@@ -74,19 +74,19 @@ def test_an_array_in_place_of_an_archive(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"feature": np.full((2, 3), 99)}, "ramps over features that are not there"),
-        ({"feature": np.full((2, 3), -1)}, "ramps over features that are not there"),
-        ({"low": np.ones((2, 2))}, "ramps of which parts are missing"),
-        ({"ends": [1.0, 1.0, 1.0]}, "ramps of which parts are missing"),
-        ({"gain": np.full(2, np.nan)}, "a ramp that is no number"),
-        ({"gain": np.array([0.1, -0.1])}, "a ramp that falls"),
-        ({"high": np.zeros((2, 3))}, "a ramp that falls"),
+        ({"feature": np.full((2, 3), 99)}, "hinge functions over features that are not there"),
+        ({"feature": np.full((2, 3), -1)}, "hinge functions over features that are not there"),
+        ({"low": np.ones((2, 2))}, "hinge functions of which parts are missing"),
+        ({"ends": [1.0, 1.0, 1.0]}, "hinge functions of which parts are missing"),
+        ({"gain": np.full(2, np.nan)}, "a hinge function that is no number"),
+        ({"gain": np.array([0.1, -0.1])}, "a hinge function that falls"),
+        ({"high": np.zeros((2, 3))}, "a hinge function that falls"),
         ({"feature": np.ones(3, np.int8)}, ""),
         ({"names": ["m", "colour"]}, "other features than those of the family"),
         ({"ranges": {"m": [1.0]}}, ""),
         ({"ranges": [1.0]}, ""),
-        ({"count": 3}, "ramps of which parts are missing"),
-        ({"start": -1}, "ramps of which parts are missing"),
+        ({"count": 3}, "hinge functions of which parts are missing"),
+        ({"start": -1}, "hinge functions of which parts are missing"),
         ({"count": 1.5}, ""),
         ({"key": ["gemm"]}, ""),
         ({"base": None}, ""),
@@ -111,13 +111,13 @@ def test_ramps_that_two_sets_share_are_stored_once(tmp_path):
     both = {key: result, (*key[:2], "fp8"): other}
     path = save_corrections(both, tmp_path / "both.residual.npz")
     with np.load(path) as data:
-        assert len(data["gain"]) == len(result.ramps.gain)
+        assert len(data["gain"]) == len(result.hinges.gain)
     again = load_corrections(path)
     assert list(again) == list(both)
     for one, before in zip(again.values(), both.values(), strict=True):
-        assert (one.ranges, one.intervals, one.ramps.ends, one.ramps.base) == (
-            before.ranges, before.intervals, before.ramps.ends, before.ramps.base)  # fmt: skip
-        assert np.array_equal(one.ramps.low, before.ramps.low)
+        assert (one.ranges, one.intervals, one.hinges.ends, one.hinges.base) == (
+            before.ranges, before.intervals, before.hinges.ends, before.hinges.base)  # fmt: skip
+        assert np.array_equal(one.hinges.low, before.hinges.low)
 
 
 def test_what_unpacks_to_too_much_is_not_unpacked(tmp_path, monkeypatch):

@@ -217,11 +217,11 @@ def test_what_a_trace_does_not_say_of_its_cache_is_said(kernels):
         return replay_kernels(table, LIBRARY).document
 
     decodes = int(kernels.word("op").equals("attention_decode").sum())
-    untold = document({name: column for name, column in kernels.words.items() if name != "cache"})
+    unknown = document({name: column for name, column in kernels.words.items() if name != "cache"})
     warm = document({**kernels.words, "cache": words(["warm"] * len(kernels))})
-    assert untold["cache"] == {"attention_decode": {"not told": decodes}}
+    assert unknown["cache"] == {"attention_decode": {"unknown": decodes}}
     assert warm["cache"] == {"attention_decode": {"warm": decodes}}
-    assert cold_words(untold).startswith("Priced cold: ")
+    assert cold_words(unknown).startswith("Priced cold: ")
     assert not cold_words(warm)
 
 

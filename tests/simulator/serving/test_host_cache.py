@@ -23,27 +23,27 @@ from traces import PrefixHashes
 
 @given(st.lists(st.tuples(st.sampled_from(["put", "load"]), st.integers(0, 12)), max_size=200), st.integers(1, 30))
 def test_oldest_leave_first_and_never_more_than_fit(events, capacity):
-    """Held against an ordered dictionary; every unit has its own number of blocks."""
+    """Held against an ordered dictionary; every block has its own number of blocks."""
     host, model = HostCache(capacity), OrderedDict()
     copied = back = 0
-    for kind, unit in events:
-        blocks = unit % 4 + 1
+    for kind, block in events:
+        blocks = block % 4 + 1
         if kind == "load":
-            if unit in model:
-                assert host.load(unit) == blocks
-                model.move_to_end(unit)
+            if block in model:
+                assert host.load(block) == blocks
+                model.move_to_end(block)
                 back += blocks
         else:
-            host.put(unit, blocks)
-            if unit not in model and blocks <= capacity:
+            host.put(block, blocks)
+            if block not in model and blocks <= capacity:
                 copied += blocks
-                model[unit] = blocks
+                model[block] = blocks
                 while sum(model.values()) > capacity:
                     model.popitem(last=False)
-            elif unit in model:
-                model.move_to_end(unit)
+            elif block in model:
+                model.move_to_end(block)
         assert host.used_blocks == sum(model.values()) <= capacity
-        assert [unit for unit in range(13) if host.get(unit)] == sorted(model)
+        assert [block for block in range(13) if host.get(block)] == sorted(model)
     assert (host.offloaded_blocks, host.loaded_blocks) == (copied, back)
 
 
@@ -62,7 +62,7 @@ def repeating(draw):
     for request in range(40):
         start = lists[rng.integers(request)][: rng.integers(1, 9)] if request and rng.random() < 0.7 else []
         lists.append([*start, *range(100 * request + 100, 100 * request + 100 + rng.integers(1, 20))])
-    tokens = np.array([16 * len(units) for units in lists])
+    tokens = np.array([16 * len(hashes) for hashes in lists])
     ones = np.ones(len(lists), dtype=np.int64)
     return RequestStream(
         np.zeros(40), tokens, 2 * ones, max_concurrency=1, prefix_hashes=PrefixHashes.from_lists(lists, 16)
@@ -92,7 +92,7 @@ def test_host_memory_without_end_is_as_good_as_a_chip_without_end(stream, num_bl
 def test_a_hit_in_host_memory_costs_its_copy_beside_the_step(block_s, waits):
     """A, then B that pushes A out of the chip, then A again: it comes back over the link but for its last block."""
     lists = [list(range(30)), list(range(50, 90)), list(range(30))]
-    tokens = np.array([16 * len(units) for units in lists])
+    tokens = np.array([16 * len(hashes) for hashes in lists])
     stream = RequestStream(
         np.zeros(3), tokens, np.full(3, 2), max_concurrency=1, prefix_hashes=PrefixHashes.from_lists(lists, 16)
     )

@@ -14,16 +14,16 @@ from simulator.workload import RequestStream
 from traces import PrefixHashes, read_requests, sample_path
 
 
-def cache_of(lists, per_unit=32, block_size=16, prompts=None):
-    prompts = prompts or [len(units) * per_unit for units in lists]
-    return PrefixCache(PrefixHashes.from_lists(lists, per_unit), block_size, prompts)
+def cache_of(lists, per_block=32, block_size=16, prompts=None):
+    prompts = prompts or [len(hashes) * per_block for hashes in lists]
+    return PrefixCache(PrefixHashes.from_lists(lists, per_block), block_size, prompts)
 
 
 def serve(cache, request, tokens):
     """A request runs alone from start to end; returns the tokens it found."""
-    units, spared, _ = cache.match(request, tokens)
-    cache.hold(request, units)
-    cache.release(request, cache.add(request, units, tokens))
+    hashes, spared, _ = cache.match(request, tokens)
+    cache.hold(request, hashes)
+    cache.release(request, cache.add(request, hashes, tokens))
     return spared
 
 
@@ -74,12 +74,12 @@ def test_oldest_leave_first_and_of_a_prompt_its_end():
 def test_blocks_never_go_negative_and_end_idle(lists, capacity):
     cache = cache_of(lists)
     held = []
-    for request, units in enumerate(lists):
-        mine, spared, in_use = cache.match(request, len(units) * 32)
+    for request, hashes in enumerate(lists):
+        mine, spared, in_use = cache.match(request, len(hashes) * 32)
         assert 0 <= in_use <= 2 * mine
-        assert spared < len(units) * 32
+        assert spared < len(hashes) * 32
         cache.hold(request, mine)
-        held.append((request, cache.add(request, mine, len(units) * 32)))
+        held.append((request, cache.add(request, mine, len(hashes) * 32)))
         parts = [lists[request][:mine] for request, mine in held]
         assert cache.shared_blocks == 2 * (sum(map(len, parts)) - len({u for part in parts for u in part}))
         if request % 3 == 0:
@@ -103,11 +103,11 @@ def test_endless_cache_hits_what_the_hashes_say(replicas):
     seen: set[int] = set()
     expected = []
     for request, prompt in enumerate(table.input_tokens.tolist()):
-        units = table.prefix_hashes.of(request).tolist()
-        result = next((i for i, unit in enumerate(units) if unit not in seen), len(units))
+        hashes = table.prefix_hashes.of(request).tolist()
+        result = next((i for i, block in enumerate(hashes) if block not in seen), len(hashes))
         tokens = min(result * table.prefix_hashes.block_tokens, prompt) // 16 * 16
         expected.append(min(tokens, (prompt - 1) // 16 * 16))
-        seen.update(units)
+        seen.update(hashes)
     assert list(log.cached_tokens) == expected
     assert sum(expected) > 0
 
@@ -149,7 +149,7 @@ def test_token_by_token_it_is_a_radix_tree_with_lru_leaves(prompts, capacity):
     """SGLang's RadixAttention (arXiv:2312.07104, section 3): longest prefix, least recently used leaves out first."""
     names: dict[tuple[int, ...], int] = {}
     lists = [[names.setdefault(tuple(p[:end]), len(names)) for end in range(1, len(p) + 1)] for p in prompts]
-    cache, tree = cache_of(lists, per_unit=1, block_size=1), RadixTree()
+    cache, tree = cache_of(lists, per_block=1, block_size=1), RadixTree()
     for request, prompt in enumerate(prompts):
         assert cache.match(request, len(prompt))[0] == tree.match(prompt)
         serve(cache, request, len(prompt))
@@ -166,9 +166,9 @@ PROMPTS = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=6), min_size
     PROMPTS, st.lists(st.tuples(st.integers(0, 2), st.integers(0, 7), st.integers(0, 20)), max_size=30), st.booleans()
 )
 def test_one_walk_tells_what_each_replica_holds(lists, served, hosted):
-    """The index that the caches of three replicas keep, against each cache asked by itself: prompts with parts of units
-    at their ends, units that come twice, evictions, and host memory behind."""
-    prompts = [len(units) * 32 - 5 * (len(units) % 2) for units in lists]
+    """The index that the caches of three replicas keep, against each cache asked by itself: prompts with parts of
+    hashes at their ends, hashes that come twice, evictions, and host memory behind."""
+    prompts = [len(hashes) * 32 - 5 * (len(hashes) % 2) for hashes in lists]
     hashes = PrefixHashes.from_lists(lists, 32)
     index = HolderIndex(hashes)
     caches = [PrefixCache(hashes, 16, prompts, None, HostCache(3) if hosted else None, index, n) for n in range(3)]

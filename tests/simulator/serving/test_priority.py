@@ -108,8 +108,8 @@ class ShortestFirst(UnifiedScheduler):
 class MostLoaded(LeastOutstanding):
     """The busiest replica."""
 
-    def choose(self, request, ports):
-        return max(ports, key=lambda port: port.outstanding)
+    def choose(self, request, endpoints):
+        return max(endpoints, key=lambda endpoint: endpoint.outstanding)
 
 
 class NoneOfThree(QueueWhenFull):

@@ -18,7 +18,7 @@ SETTINGS = settings(max_examples=60, deadline=None, suppress_health_check=[Healt
 ROUTINGS = ["round-robin", "least-outstanding", "prefix-aware", "kv-aware"]
 
 
-class Port:
+class Endpoint:
     """What a policy sees of a replica."""
 
     def __init__(self, index, outstanding=0, cached=0, block_size=16, capacity_tokens=10**6):
@@ -27,9 +27,9 @@ class Port:
         self.prefix_cache = lambda: SimpleNamespace(spared=lambda request, whole: cached)
 
 
-def log_of(lists, per_unit=16, prompts=None):
-    prompts = np.array(prompts or [len(units) * per_unit for units in lists])
-    hashes = PrefixHashes.from_lists(lists, per_unit)
+def log_of(lists, per_block=16, prompts=None):
+    prompts = np.array(prompts or [len(hashes) * per_block for hashes in lists])
+    hashes = PrefixHashes.from_lists(lists, per_block)
     return RunLog(RequestStream(np.zeros(len(lists)), prompts, np.ones_like(prompts), None, hashes), None, 0)
 
 
@@ -41,58 +41,58 @@ def test_kv_aware_cost_is_the_documented_example():
     lists = [[1, 2, 3, 4], *[[9] * n for n in (6, 1, 5)]]
     log = log_of(lists)
     router = KvAware(RouterConfig(), log)
-    idle = [Port(0, cached=0), Port(1, cached=0), Port(2, cached=64)]
-    for request, port in ((1, idle[0]), (2, idle[1]), (3, idle[2])):
-        router.choose(request, [port])
+    idle = [Endpoint(0, cached=0), Endpoint(1, cached=0), Endpoint(2, cached=64)]
+    for request, endpoint in ((1, idle[0]), (2, idle[1]), (3, idle[2])):
+        router.choose(request, [endpoint])
     for request in (1, 2, 3):
         log.first_token_s[request] = 1.0
     # costs: 4 + (6 + 4) = 14, 4 + (1 + 4) = 9, 0 + (5 + 4) = 9
     assert router.choose(0, idle) is idle[1], "the first of equals"
     costly = KvAware(RouterConfig(overlap_weight=2.0), log)
-    for request, port in ((1, idle[0]), (2, idle[1]), (3, idle[2])):
-        costly.choose(request, [port])
+    for request, endpoint in ((1, idle[0]), (2, idle[1]), (3, idle[2])):
+        costly.choose(request, [endpoint])
     assert costly.choose(0, idle) is idle[2], "a heavier overlap weight favours the cache"
 
 
 def test_kv_aware_counts_prompts_still_to_compute():
     log = log_of([[1, 2], [3, 4], [5, 6]])
     router = KvAware(RouterConfig(), log)
-    ports = [Port(0), Port(1, cached=16)]
-    assert router.choose(0, ports) is ports[1]
-    assert router.choose(1, ports) is ports[0], "the second replica still has a prompt to compute"
+    endpoints = [Endpoint(0), Endpoint(1, cached=16)]
+    assert router.choose(0, endpoints) is endpoints[1]
+    assert router.choose(1, endpoints) is endpoints[0], "the second replica still has a prompt to compute"
     log.first_token_s[0] = 1.0
-    router.left(0, ports[1])
-    assert router.choose(2, ports) is ports[1]
+    router.left(0, endpoints[1])
+    assert router.choose(2, endpoints) is endpoints[1]
 
 
 def test_prefix_aware_follows_the_longest_match_above_the_threshold():
     lists = [[1, 2, 3, 4], [5, 6, 7, 8], [1, 2, 3, 9], [5, 0, 0, 0]]
     router = PrefixAware(RouterConfig(cache_threshold=0.3), log_of(lists))
-    ports = [Port(0), Port(1)]
-    assert router.choose(0, ports) is ports[0]
-    assert router.choose(1, ports) is ports[1], "no match: the smallest table"
-    assert router.choose(2, ports) is ports[0], "three quarters of the prompt were sent there"
-    assert router.choose(3, ports) is ports[1], "a quarter is below the threshold; the smaller table"
+    endpoints = [Endpoint(0), Endpoint(1)]
+    assert router.choose(0, endpoints) is endpoints[0]
+    assert router.choose(1, endpoints) is endpoints[1], "no match: the smallest table"
+    assert router.choose(2, endpoints) is endpoints[0], "three quarters of the prompt were sent there"
+    assert router.choose(3, endpoints) is endpoints[1], "a quarter is below the threshold; the smaller table"
 
 
 def test_prefix_aware_yields_to_load_when_both_thresholds_are_passed():
     lists = [[1, 2]] * 4
     config = RouterConfig(balance_abs_threshold=10, balance_rel_threshold=2.0)
     router = PrefixAware(config, log_of(lists))
-    ports = [Port(0), Port(1, outstanding=1)]
-    assert router.choose(0, ports) is ports[0]
-    ports[0].outstanding, ports[1].outstanding = 11, 1
-    assert router.choose(1, ports) is ports[0], "10 more are not more than 10 more"
-    ports[0].outstanding, ports[1].outstanding = 23, 12
-    assert router.choose(2, ports) is ports[0], "less than twice as many"
-    ports[0].outstanding, ports[1].outstanding = 12, 1
-    assert router.choose(3, ports) is ports[1]
+    endpoints = [Endpoint(0), Endpoint(1, outstanding=1)]
+    assert router.choose(0, endpoints) is endpoints[0]
+    endpoints[0].outstanding, endpoints[1].outstanding = 11, 1
+    assert router.choose(1, endpoints) is endpoints[0], "10 more are not more than 10 more"
+    endpoints[0].outstanding, endpoints[1].outstanding = 23, 12
+    assert router.choose(2, endpoints) is endpoints[0], "less than twice as many"
+    endpoints[0].outstanding, endpoints[1].outstanding = 12, 1
+    assert router.choose(3, endpoints) is endpoints[1]
 
 
 def test_prefix_aware_forgets_the_oldest():
     lists = [[1], [2], [3], [1]]
     router = PrefixAware(RouterConfig(), log_of(lists))
-    small, other = Port(0, capacity_tokens=32), Port(1, outstanding=5)
+    small, other = Endpoint(0, capacity_tokens=32), Endpoint(1, outstanding=5)
     for request in range(3):
         router.choose(request, [small])
     router.choose(1, [other])
@@ -122,18 +122,18 @@ def counted_hits(stream, replica_of, block_size):
 
     The last token of a prompt is always computed, so a prompt never hits beyond the last whole block before it.
     """
-    per_unit = stream.prefix_hashes.block_tokens
+    per_block = stream.prefix_hashes.block_tokens
     seen: dict[int, set[int]] = {}
     hits = []
     for request, (prompt, replica) in enumerate(zip(stream.input_tokens.tolist(), replica_of, strict=True)):
-        units = stream.prefix_hashes.of(request).tolist()
+        hashes = stream.prefix_hashes.of(request).tolist()
         known = seen.setdefault(replica, set())
         result = 0
-        while result < len(units) and units[result] in known:
+        while result < len(hashes) and hashes[result] in known:
             result += 1
-        tokens = min(result * per_unit, prompt) // block_size * block_size
+        tokens = min(result * per_block, prompt) // block_size * block_size
         hits.append(min(tokens, (prompt - 1) // block_size * block_size))
-        known.update(units)
+        known.update(hashes)
     return hits
 
 

@@ -191,8 +191,8 @@ def test_rule_the_watermark_holds_back_admission_only():
     assert engine.used_blocks == 5
 
 
-def cached(lists, prompts, num_blocks=1000, per_unit=4):
-    return scheduler(PrefixCache(PrefixHashes.from_lists(lists, per_unit), 4, prompts), num_blocks=num_blocks)
+def cached(lists, prompts, num_blocks=1000, per_block=4):
+    return scheduler(PrefixCache(PrefixHashes.from_lists(lists, per_block), 4, prompts), num_blocks=num_blocks)
 
 
 def test_rule_only_full_blocks_are_cached():

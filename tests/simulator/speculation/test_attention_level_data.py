@@ -69,34 +69,34 @@ def test_an_unknown_task_is_refused():
         published_hit_rate("gsm8")
 
 
-LAW = error_model()
+MODEL = error_model()
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.5, 0.789, 0.99])
 def test_lambda_and_s_move_a_hit_rate_from_where_it_was_measured(rate):
-    assert LAW.moved(rate, 0.10, 128) == rate
-    by_tolerance = [LAW.moved(rate, tolerance, 128) for tolerance in TOLERANCES]
-    by_window = [LAW.moved(rate, 0.05, window) for window in (64, 128, 256, 1024)]
+    assert MODEL.moved(rate, 0.10, 128) == rate
+    by_tolerance = [MODEL.moved(rate, tolerance, 128) for tolerance in TOLERANCES]
+    by_window = [MODEL.moved(rate, 0.05, window) for window in (64, 128, 256, 1024)]
     assert by_tolerance == sorted(by_tolerance)
     assert by_window == sorted(by_window)
     for end in (0.0, 1.0):
-        assert LAW.moved(end, 0.3, 64) == end
+        assert MODEL.moved(end, 0.3, 64) == end
     low, high = rate_range(rate, 0.2, 256)
-    assert low < LAW.moved(rate, 0.2, 256) < high
+    assert low < MODEL.moved(rate, 0.2, 256) < high
 
 
 def test_the_law_is_what_drawn_errors_give():
     """A million log-normal errors: the share below lambda, and what passes, as counted."""
-    middle = np.log(0.1) - LAW.spread * 0.803  # a hit rate of 0.789
+    middle = np.log(0.1) - MODEL.spread * 0.803  # a hit rate of 0.789
     generator = np.random.default_rng(3)
     for tolerance, window in ((0.05, 128), (0.2, 512), (0.1, 128)):
         drawn = np.exp(
-            middle - LAW.window_exponent * np.log(window / 128) + LAW.spread * generator.standard_normal(1_000_000)
+            middle - MODEL.window_exponent * np.log(window / 128) + MODEL.spread * generator.standard_normal(1_000_000)
         )
         passing = drawn < tolerance
-        assert LAW.moved(0.789, tolerance, window) == pytest.approx(passing.mean(), abs=2e-3)
-        assert LAW.error_let_through(0.789, tolerance, window) == pytest.approx((drawn * passing).mean(), rel=5e-3)
-        assert LAW.static_error(0.789, window) == pytest.approx(drawn.mean(), rel=5e-3)
+        assert MODEL.moved(0.789, tolerance, window) == pytest.approx(passing.mean(), abs=2e-3)
+        assert MODEL.error_let_through(0.789, tolerance, window) == pytest.approx((drawn * passing).mean(), rel=5e-3)
+        assert MODEL.static_error(0.789, window) == pytest.approx(drawn.mean(), rel=5e-3)
 
 
 def test_the_law_was_fitted_on_the_errors_that_ship():
@@ -113,18 +113,18 @@ def test_the_law_was_fitted_on_the_errors_that_ship():
         [np.log([[int(r["window"]), int(r["context"])] for r in rows]), np.ones(len(rows)), of_text]
     )
     by_window, by_context, *_ = np.linalg.lstsq(design, fits[:, 1], rcond=None)[0]
-    assert -by_window == pytest.approx(LAW.window_exponent, abs=0.01)
+    assert -by_window == pytest.approx(MODEL.window_exponent, abs=0.01)
     assert by_context == pytest.approx(0.23, abs=0.01)
-    assert np.median(fits[:, 0]) == pytest.approx(LAW.spread, abs=0.03)
+    assert np.median(fits[:, 0]) == pytest.approx(MODEL.spread, abs=0.03)
     ranges = error_model_parameters()["spread"]
     assert ranges.low - 0.02 < fits[:, 0].min()
     assert fits[:, 0].max() < ranges.high + 0.02
 
 
 def test_more_is_let_through_with_a_larger_lambda_up_to_the_static_error():
-    through = [LAW.error_let_through(0.789, tolerance, 128) for tolerance in (0.02, 0.05, 0.1, 0.2, 0.3, 0.9)]
+    through = [MODEL.error_let_through(0.789, tolerance, 128) for tolerance in (0.02, 0.05, 0.1, 0.2, 0.3, 0.9)]
     assert through == sorted(through)
-    assert through[-1] == pytest.approx(LAW.static_error(0.789, 128), rel=0.01)
+    assert through[-1] == pytest.approx(MODEL.static_error(0.789, 128), rel=0.01)
 
 
 def test_s_has_an_optimum_and_lambda_is_paid_in_error():

@@ -106,7 +106,7 @@ def test_random_pools_keep_every_job_and_every_token(seed):
     lost_s = float(random.uniform(1, 200)) if random.random() < 0.5 else None
     shape = PoolShape(*map(int, random.integers(1, 6, 3)), ahead=bool(random.integers(2)), lost_s=lost_s)
     run = run_pool(prices, shape, steps=20, seed=seed)
-    assert run.asked == run.done + run.dropped + run.lost + run.waiting
+    assert run.submitted == run.done + run.dropped + run.lost + run.waiting
     assert 0 <= run.waiting <= 3 * shape.verifiers
     assert all(len(ends) > 20 for ends in run.ends)
     for ends in run.ends:

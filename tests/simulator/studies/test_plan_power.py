@@ -1,4 +1,4 @@
-"""Plans within a budget of watts: what it feeds, what is too hungry for it, and carbon over the day."""
+"""Plans within a budget of watts: what it supplies, what needs more for it, and carbon over the day."""
 
 import pytest
 
@@ -39,7 +39,7 @@ def capped():
     return planned(10_000, vary={"hardware.power_limit_w": [700, 400]}, carbon=400)
 
 
-def test_every_layout_gets_the_replicas_that_the_budget_feeds(capped):
+def test_every_layout_gets_the_replicas_that_the_budget_supplies(capped):
     result = {row["set"]["hardware.power_limit_w"]: row for row in capped["candidates"]}
     assert {limit: row["replicas"] for limit, row in result.items()} == {700: 14, 400: 25}
     for limit, row in result.items():

@@ -34,9 +34,9 @@ def capacity():
 
 @pytest.mark.parametrize("rate", [4.0, 20.0])
 def test_compare_and_tune_name_no_load_that_cannot_be_served(rate):
-    asked = scenario_from(BIG, "big").with_values({"workload.arrivals.request_rate": rate})
-    compared = compare(asked, vary={"speculation.method": ["none", "eagle3"]}, **FEW)
-    tuned = tune(asked, batch=[1, 16, 64, 256], context=[1024], tokens=[3])
+    loaded = scenario_from(BIG, "big").with_values({"workload.arrivals.request_rate": rate})
+    compared = compare(loaded, vary={"speculation.method": ["none", "eagle3"]}, **FEW)
+    tuned = tune(loaded, batch=[1, 16, 64, 256], context=[1024], tokens=[3])
     most = capacity()
     for crossing in (compared.document["crossover"] or {}).get("all", []):
         assert crossing["value"] <= most

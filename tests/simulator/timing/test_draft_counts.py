@@ -38,7 +38,7 @@ class Recorder:
 
     windows: tuple = (None,)
     max_tokens: int = 10**6
-    asked: list = field(default_factory=list)
+    calls: list = field(default_factory=list)
     drafts: str = "together"
 
     @property
@@ -46,11 +46,11 @@ class Recorder:
         return SimpleNamespace(framework=SimpleNamespace(drafts=self.drafts))
 
     def seconds(self, work, logit_rows=None):
-        self.asked.append((work, logit_rows))
+        self.calls.append((work, logit_rows))
         return 1.0
 
     def costs(self, work, logit_rows=None):
-        self.asked.append((work, logit_rows))
+        self.calls.append((work, logit_rows))
         result = Costs.zeros(len(work.decode_seqs))
         result.compute_s += 1.0
         return result
@@ -77,7 +77,7 @@ def test_masked_positions_stand_behind_every_sequence(prompt, cached, decodes, c
     step = Recorder()
     drafter = ParallelDrafter(step, count, 0.0, 0.0)
     seconds_of(drafter, mixed(prompt, cached, decodes, context, count + 1))
-    ((work, rows),) = step.asked
+    ((work, rows),) = step.calls
     masked = count - 1
     assert work.prefill_tokens == prompt + masked
     assert work.prefill_pairs == (causal_pairs(prompt + masked, cached, None),)
@@ -100,11 +100,11 @@ def test_a_chain_reads_what_it_drafted(decodes, depth, prompt, context, windowed
     work = mixed(prompt, 0, decodes, context, depth + 1, windows)
     seconds = seconds_of(drafter, work)
     assert seconds == depth == len(drafter.pass_tokens)
-    assert step.asked[0] == (work, decodes + 1)
+    assert step.calls[0] == (work, decodes + 1)
     exact = sum(decodes * context + prompt + 1 + (decodes + 1) * grown for grown in accumulate([1] * (depth - 1)))
-    result = sum((depth - 1) * requested.decode_kv_tokens[0] for requested, _ in step.asked[1:])
+    result = sum((depth - 1) * requested.decode_kv_tokens[0] for requested, _ in step.calls[1:])
     assert 0 <= exact - result <= (depth - 1) * (decodes + 1) / 2
-    for requested, rows in step.asked[1:]:
+    for requested, rows in step.calls[1:]:
         assert (requested.prefill_seqs, requested.prefill_tokens, requested.sampled_prefills) == (0, 0, 0)
         assert (requested.decode_seqs, requested.query_len, rows) == (decodes + 1, 1, decodes + 1)
         assert requested.decode_kv_tokens[1:] == tuple(
@@ -117,12 +117,12 @@ def test_each_layer_of_a_tree_computes_its_nodes_once():
     widths = (4, 2, 4, 1)
     drafter = SequentialDrafter(step, 5, widths, 0.0, 0.0)
     assert seconds_of(drafter, decode(3, 100, 20)) == 1 + len(widths)
-    forwards = {arguments.query_len: arguments.decode_kv_tokens[0] // 3 - 100 for arguments, _ in step.asked[1:]}
+    forwards = {arguments.query_len: arguments.decode_kv_tokens[0] // 3 - 100 for arguments, _ in step.calls[1:]}
     # A first pass cannot hold the rejected nodes: 6 of 20 tokens per sequence stay, 14 keys less.
-    assert (step.asked[0][0].query_len, step.asked[0][0].decode_kv_tokens) == (6, (3 * (100 - 14),))
+    assert (step.calls[0][0].query_len, step.calls[0][0].decode_kv_tokens) == (6, (3 * (100 - 14),))
     # Nodes before and in a layer: 4, 6, 10, 11; the two layers of four stand 4 and 10 deep, 7 in the middle.
     assert forwards == {4: 7 - 14, 2: 6 - 14, 1: 11 - 14}
-    assert [rows for _, rows in step.asked] == [3, 12, 6, 3]
+    assert [rows for _, rows in step.calls] == [3, 12, 6, 3]
 
 
 def test_apart_each_sequence_has_the_later_passes_to_itself():
@@ -130,7 +130,7 @@ def test_apart_each_sequence_has_the_later_passes_to_itself():
     step = Recorder(drafts="apart")
     drafter = SequentialDrafter(step, 3, (1, 1), 0.0, 0.0)
     assert seconds_of(drafter, decode(3, 100, 4)) == 1 + 3 * 2
-    (first, first_rows), (later, rows) = step.asked
+    (first, first_rows), (later, rows) = step.calls
     assert (first.decode_seqs, first_rows) == (3, 3)
     assert (later.decode_seqs, later.query_len, rows, later.decode_kv_tokens) == (1, 1, 1, (101,))
 
@@ -225,7 +225,7 @@ class TestReadingTheTargetsCache:
         work = decode(4, 300, depth + 1)
         assert seconds_of(drafter, work) == depth
         assert costs_of(drafter, arrays(work)).compute_s.tolist() == [depth]
-        for requested, rows in step.asked:
+        for requested, rows in step.calls:
             assert np.ravel(requested.decode_kv_tokens[0]).tolist() == [4 * (300 + (depth - 1) // 2)]
             assert np.ravel([requested.decode_seqs, rows]).tolist() == [4, 4]
             assert np.ravel(requested.query_len).tolist() == [1]

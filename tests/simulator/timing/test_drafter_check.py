@@ -35,10 +35,10 @@ class Priced:
     caught_up_s: float = 0.0
     many: object = None
     kind: str = "device"
-    asked: list = field(default_factory=list)
+    calls: list = field(default_factory=list)
 
     def parts(self, work):
-        self.asked.append(work)
+        self.calls.append(work)
         together = isinstance(work.decode_seqs, np.ndarray) and self.many is not None
         return [Part(1, None, ((self.many if together else self.formula)(work),), self.kind)]
 
@@ -55,7 +55,7 @@ def test_the_steps_that_are_tried_are_steps_of_an_engine(query_len, max_seqs):
     """Windows cut what is read as everywhere else; no step has more sequences than the caller allows."""
     drafter = Priced()
     check_drafter(drafter, query_len, max_seqs)
-    single = [work for work in drafter.asked if not isinstance(work.decode_seqs, np.ndarray)]
+    single = [work for work in drafter.calls if not isinstance(work.decode_seqs, np.ndarray)]
     assert max(sequences(work) for work in single) == max_seqs
     for work in single:
         # Many contexts at once are asked for only where nothing is prefilled.

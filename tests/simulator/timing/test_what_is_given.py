@@ -128,7 +128,7 @@ def test_graphs_are_captured_unless_refused():
 
 
 class TestFrameworks:
-    """An engine's host costs under choices: who feeds it, how it samples, when it schedules, on what chip."""
+    """An engine's host costs under choices: what drives it, how it samples, when it schedules, on what chip."""
 
     ONE = load_framework("vllm").model_copy(
         update={

@@ -32,8 +32,8 @@ def test_kernels_corrected_one_by_one_are_as_many_are(family: str, moving: tuple
     high = low + draw.uniform(0.1, 3.0, (60, PARTS))
     feature = draw.integers(0, len(names), (60, PARTS)).astype(np.int16)
     gain = draw.uniform(0.0, 0.1, 60)
-    ramps = HingeBasis(feature, low, high, draw.random(60) < 0.5, gain, -10.0 - 0.3 * gain.sum(), (-12.0, -8.0))
-    correction = Correction(ramps, {}, {})
+    hinges = HingeBasis(feature, low, high, draw.random(60) < 0.5, gain, -10.0 - 0.3 * gain.sum(), (-12.0, -8.0))
+    correction = Correction(hinges, {}, {})
     fixed = {name: float(draw.integers(1, 100)) for name in SIZES[family] if name not in moving}
     sizes = {name: draw.integers(1, 5000, 300).astype(float) for name in moving}
     seconds = np.exp(draw.uniform(-14.0, -6.0, 300))
