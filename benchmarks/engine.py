@@ -3,8 +3,8 @@
 Run: python benchmarks/engine.py [--cases REGEX] [--json FILE] [--mooncake TRACE] [--growth]
 
 CPU is user + system of the whole process, start-up and summary included; memory is its peak resident set. ``of
-asked`` is requests per CPU second over what is aimed at; with ``--growth`` each kind of work is run at 10,000, 30,000
-and 100,000 requests, and 8 to 512 replicas on 200 requests each; the exponents of CPU time, less start-up, are told.
+target`` is requests per CPU second over the target; with ``--growth`` each kind of work is run at 10,000, 30,000
+and 100,000 requests, and 8 to 512 replicas on 200 requests each; the exponents of CPU time, less start-up, are printed.
 """
 
 from __future__ import annotations
@@ -78,7 +78,10 @@ GROWN_TREE = {
     "tree": {"depth": 6, "top_k": 10, "nodes": 60},
     "acceptance": {"acceptance_length": 4.0},
 }
-APART = {"p": {"role": "prefill", "hardware": {"replicas": 2}}, "d": {"role": "decode", "hardware": {"replicas": 2}}}
+DISAGGREGATED = {
+    "p": {"role": "prefill", "hardware": {"replicas": 2}},
+    "d": {"role": "decode", "hardware": {"replicas": 2}},
+}
 SESSIONS = {
     "arrivals": {"process": "poisson", "request_rate": 20.0},
     "sessions": {"turns": 6, "think_time_s": 5.0, "system_prompt_tokens": 512, "system_prompts": 8},
@@ -91,7 +94,7 @@ SLOW_ONCE = {
     "prefill-first": scenario(CHAT, 20_000, 40.0) | {"engine": {"scheduler": "prefill-first"}},
     "swap": scenario(CHAT, 20_000, 40.0) | {"engine": {"preemption": "swap", "num_kv_blocks": 3000}},
     "pipeline": scenario(CHAT, 20_000, 40.0) | {"hardware": {"chip": "h100-sxm", "pipeline_parallel": 2}},
-    "apart": scenario(CHAT, 20_000, 100.0) | {"pools": APART},
+    "disaggregated": scenario(CHAT, 20_000, 100.0) | {"pools": DISAGGREGATED},
     "failures": scenario(CHAT, 20_000, 100.0, replicas=4) | {"faults": {"mtbf_s": 60.0, "mttr_s": 5.0}},
 }
 """What ran step by step, 5 to 40 times slower, before there was one engine."""
@@ -199,14 +202,14 @@ def growth(results: dict[str, Any], folder: Path, wanted: str) -> None:
         for size in SIZES:
             grown = case | {"workload": case["workload"] | {"num_requests": size}}
             spent.append(measure(grown, folder)["cpu_s"] - start)
-        results[f"growth {name}"] = told(name, "requests", SIZES, spent)
+        results[f"growth {name}"] = growth_of(name, "requests", SIZES, spent)
     if not re.search(wanted, "replicas"):
         return
     spent = [measure(scenario(CHAT, EACH * n, 60.0 * n, replicas=n), folder)["cpu_s"] - start for n in FLEETS]
-    results["growth replicas"] = told("chat, least outstanding", "replicas", FLEETS, spent)
+    results["growth replicas"] = growth_of("chat, least outstanding", "replicas", FLEETS, spent)
 
 
-def told(name: str, what: str, sizes: Sequence[int], spent: Sequence[float]) -> dict[str, Any]:
+def growth_of(name: str, what: str, sizes: Sequence[int], spent: Sequence[float]) -> dict[str, Any]:
     """Print and hand back CPU seconds and their exponent (slope of the logarithms, least squares)."""
     exponent = float(np.polyfit(np.log(sizes), np.log(np.maximum(spent, 1e-3)), 1)[0])
     figures = ", ".join(f"{size}: {cpu_s:.2f} s" for size, cpu_s in zip(sizes, spent, strict=True))
@@ -215,7 +218,7 @@ def told(name: str, what: str, sizes: Sequence[int], spent: Sequence[float]) -> 
 
 
 def main() -> None:
-    """Measure the chosen cases and print them as a table, and as JSON where asked."""
+    """Measure the chosen cases and print them as a table, and as JSON with ``--json``."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", default="", help="only cases whose name matches")
     parser.add_argument("--growth", action="store_true", help="exponents over requests and replicas instead")
@@ -250,7 +253,7 @@ def main() -> None:
         arguments.json.write_text(json.dumps(results, indent=2) + "\n")
 
 
-HEADER = f"{'case':28} {'cpu s':>8} {'req/cpu s':>10} {'tok/cpu s':>12} {'MB':>7} {'steps':>9} {'of asked':>8}"
+HEADER = f"{'case':28} {'cpu s':>8} {'req/cpu s':>10} {'tok/cpu s':>12} {'MB':>7} {'steps':>9} {'of target':>8}"
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ def check(seed: int, options: list[str]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Print the errors of every seed, and all documents as JSON where asked."""
+    """Print the errors of every seed, and all documents as JSON with ``--json``."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)

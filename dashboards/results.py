@@ -1,4 +1,4 @@
-"""Figures and pages of results: what :class:`simulator.result.Result` opens when it is asked for one."""
+"""Figures and pages of results: what :class:`simulator.result.Result` opens when it is requested one."""
 
 from __future__ import annotations
 

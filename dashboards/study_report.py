@@ -269,7 +269,7 @@ def slo_ratio_text(data: ParetoData) -> str:
 
 
 def pareto_text(data: ParetoData) -> str:
-    """Highest rates as bars of text; ``|`` is the rate asked for."""
+    """Highest rates as bars of text; ``|`` is the rate requested."""
     points = [(p.layout, p.max_rate, f"{p.max_rate:.3g} req/s") for p in data.points if p.max_rate is not None]
     longest = max([data.request_rate or 0.0, *(rate for _, rate, _ in points)])
     return _bars(points, longest, data.request_rate)

@@ -1,7 +1,7 @@
 """One visual language: colours with a meaning, a light and a dark template, one way to caption.
 
 Colours are those of B. Wong, "Points of view: Color blindness", Nature Methods 8 (2011), doi:10.1038/nmeth.1618, which
-stay apart for readers with any colour vision; each reads on both backgrounds.
+are distinct for readers with any colour vision; each reads on both backgrounds.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ RUN_COLOURS = (BLUE, VERMILLION)
 """Of two things that are compared, the first and the second."""
 
 LOSS, LITTLE_LOSS, NEUTRAL, LITTLE_GAIN, GAIN = VERMILLION, "#eca36f", "#f4f4f1", "#6fb3d9", BLUE
-"""Ends of a scale from loss to gain; they stay apart for readers with any colour vision."""
+"""Ends of a scale from loss to gain; they are distinct for readers with any colour vision."""
 
 
 def gain_scale(low: float, neutral: float, high: float) -> list[list[float | str]]:

@@ -4,8 +4,8 @@ past light.
 Every hinge function rises with the time of physics, with sizes and with their products, and has a gain of zero or more:
 what is slower by physics or larger is never faster once corrected. (Free regression trees halve the held-out error once
 more, but let thousands of products get faster as they grow.) A profile's corrections lie beside its YAML file and are
-part of the one price: ``KernelLibrary`` asks them of every kernel that its chip was fitted on, unless it is told to
-leave physics alone.
+part of the one price: ``KernelLibrary`` asks them of every kernel that its chip was fitted on, unless ``corrected`` is
+False, which leave physics alone.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class HingeBasis(NamedTuple):
 class Correction(NamedTuple):
     """The correction of one parameter set: the shapes it was learned on, and its 90 % intervals.
 
-    Intervals are apart for shapes inside and outside those that physics was fitted on.
+    Intervals are separate for shapes inside and outside those that physics was fitted on.
     """
 
     hinges: HingeBasis

@@ -152,7 +152,7 @@ def functions_of(value: Num) -> Functions:
     return TRACED if value.__class__ is Traced else ARRAY
 
 
-@lru_cache(maxsize=256)  # every run of a study asks for those of its timing model
+@lru_cache(maxsize=256)  # every run of a study requests those of its timing model
 def tape(formula: Callable[..., Num], arguments: int) -> Tape | None:
     """A formula of plain numbers as a list of steps that yields the same to the bit; None where it branches on its
     arguments or does something that is not in ``OPERATIONS``."""
@@ -282,7 +282,8 @@ class AttentionShape(NamedTuple):
     @property
     def kernel(self) -> str:
         """The parameter set of its kernels: attention is compiled for a few head sizes, the next larger one serves a
-        head between them; for MLA, whose keys and values differ in width; and, in some libraries, apart for windows.
+        head between them; for MLA, whose keys and values differ in width; and, in some libraries, separately for
+        windows.
 
         Head sizes and widths may be arrays if they are all of one kernel.
         """

@@ -291,7 +291,7 @@ class KernelLibrary:
     def _along(
         self, family: str, dtype: str, fixed: Mapping[str, float], moving: tuple[str, ...]
     ) -> Callable[..., Num] | None:
-        """Corrected seconds of a time of physics and the ``moving`` sizes, for kernels asked for one after the other or
+        """Corrected seconds of a time of physics and the ``moving`` sizes, for kernels requested one after the other or
         traced; None without a correction."""
         correction = self.correction(family, dtype)
         if correction is None:
@@ -953,7 +953,7 @@ def _vector_flops(chip: Chip, peak: float) -> float:
     """Operations per second of the vector units that unpack weights and multiply packed 8-bit integers.
 
     A GPU core issues 128 lanes of them in a cycle, however many of these take fp32 (64 on A100 and RDNA 2, twice over
-    on RDNA 3); elsewhere the fp32 peak stands for them.
+    on RDNA 3); on others the fp32 peak stands for them.
     """
     compute = chip.compute
     if chip.kind == "cpu" or compute.clock_hz is None:

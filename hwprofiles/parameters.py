@@ -247,7 +247,7 @@ class GemmParameters(FamilyParameters):
         the set of the same library's plain 16-bit kernel.
 
         The two shares are those between TensorRT-LLM's int4 and bf16 kernels on the A100 (aiconfigurator 0.12.0 rows
-        of trtllm 1.0.0, each fitted apart: 0.784 / 0.872 of the peak, 0.519 / 0.857 of the on-chip bandwidth).
+        of trtllm 1.0.0, each fitted separately: 0.784 / 0.872 of the peak, 0.519 / 0.857 of the on-chip bandwidth).
         """
         return self.model_copy(
             update={

@@ -29,7 +29,7 @@ Topology = Literal["switch", "ring", "mesh", "line"]
 
 
 class Group(Record):
-    """Numbers that share a source; ``field_sources`` names the few that come from elsewhere."""
+    """Numbers that share a source; ``field_sources`` names the few with another source."""
 
     source: Source
     field_sources: Mapping[str, Source] = Field(default_factory=dict)

@@ -203,7 +203,7 @@ def _pool(scenario: Scenario, name: str, build_pool: Callable[[Scenario], PoolBu
         raise ForerunError(f"pools.{name}: {error}") from None
     if config.role != "both" and pool.offload is not None:
         raise ForerunError(
-            f"pools.{name}.engine.kv_offloading_bytes: not modelled where prefill and decode are apart; remove it, or "
+            f"pools.{name}.engine.kv_offloading_bytes: not modelled with disaggregated prefill; remove it, or "
             f"give every pool the role both"
         )
     if config.role != "both" and not pool.rules.continuous:
@@ -252,7 +252,7 @@ def _replicas(
     target = _target(scenario, architecture, machine)
     most_seqs = min(engine.max_num_seqs, engine.measured_pages or _most_blocks(target, engine.page_tokens))
     drafting = _drafting(scenario, target, most_seqs, seed, make_drafter)
-    target = replace(target, elsewhere=_other_devices(scenario, target, assumed))
+    target = replace(target, other_devices=_other_devices(scenario, target, assumed))
     drafter = drafting.drafter
     if drafting.drafted:
         graphs = machine.framework.for_engine(engine.max_num_seqs, drafting.drafted + 1, engine.cuda_graph_sizes)
@@ -288,7 +288,7 @@ def _replicas(
         peak_flops_per_s=machine.chip.peak_flops(target.weight_dtypes[matrices]),
         assumed=bool(groups or borrowed),
         notes=(),
-        other_chips=tuple(device.chip for device in target.elsewhere),
+        other_chips=tuple(device.chip for device in target.other_devices),
         groups=groups,
         hits=None if groups is None else groups.drawn(seed, most_seqs),
     )
@@ -332,7 +332,7 @@ def _chained_cards(scenario: Scenario) -> int:
 def _layer_counts(
     architecture: Architecture, shares: Sequence[LayerShare], capacities: Sequence[float], chip: Chip
 ) -> list[int]:
-    """Layers of every share: as asked, else what is left by memory.
+    """Layers of every share: as configured, else what fits into the memory that is left.
 
     Raises:
         ForerunError: more than there are, or experts that there are not.
@@ -466,7 +466,7 @@ def _memory(scenario: Scenario, target: Deployment, drafting: _Drafting) -> Memo
         max_tokens=engine.max_num_batched_tokens,
         max_sampled=min(engine.max_num_seqs * (drafting.drafted + 1), engine.max_num_batched_tokens),
         num_kv_blocks=engine.measured_pages,
-        pipeline_parallel=1 if target.elsewhere else scenario.hardware.pipeline_parallel,
+        pipeline_parallel=1 if target.other_devices else scenario.hardware.pipeline_parallel,
         max_num_seqs=engine.max_num_seqs,
         drafted=drafting.drafted,
         max_context=engine.max_model_len or target.architecture.max_position or 0,
@@ -496,7 +496,7 @@ def _timer(
     largest_step: int,
 ) -> ModelTimer:
     hardware = scenario.hardware
-    if hardware.pipeline_parallel == 1 or target.elsewhere:
+    if hardware.pipeline_parallel == 1 or target.other_devices:
         target_timer = StepTimer(target, largest_step, groups.of_timer) if groups else step_timer(target, largest_step)
         return ModelTimer(target_timer, drafter)
     with at_field("hardware.pipeline_link"):
@@ -535,7 +535,7 @@ def _limits(
 def _notes(
     scenario: Scenario, architecture: Architecture, pool: PoolBuild, drafter: Drafter | None, borrowed: str | None
 ) -> Iterator[str]:
-    """What is to be said of replicas before they run."""
+    """Notes on replicas before they run."""
     yield from (f"{architecture.name}: {note}" for note in architecture.notes)
     if architecture.expert_routing is not None and scenario.hardware.expert_routing is None:
         least, most = architecture.expert_routing_range

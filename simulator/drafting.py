@@ -62,7 +62,7 @@ from simulator.timing import (
 from simulator.timing.framework import DraftOverhead
 
 PRICED_STEPS = 100_000
-"""Prices of steps that policies have asked for and that are remembered."""
+"""Prices of steps that policies have requested and that are remembered."""
 DrafterFactory = Callable[["DraftRequest"], Drafter]
 """A plug-in: builds the drafter of a run."""
 

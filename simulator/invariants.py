@@ -279,11 +279,11 @@ def little(outcome: Outcome) -> Iterator[str]:
 
 
 def transfers(outcome: Outcome) -> Iterator[str]:
-    """Each prompt that is answered elsewhere was sent there, once unless something failed."""
+    """Each prompt that is answered by another replica was sent there, once unless something failed."""
     if all(pool.role != "prefill" for pool in outcome.pools):
         return
-    elsewhere = outcome.prompt_replica != outcome.requests.replica
-    moved = int((outcome.done & elsewhere & (outcome.restarts == 0)).sum())
+    moved_prompt = outcome.prompt_replica != outcome.requests.replica
+    moved = int((outcome.done & moved_prompt & (outcome.restarts == 0)).sum())
     if outcome.transfers < moved or (outcome.transfers > moved and not outcome.restarts.any()):
         yield f"{outcome.transfers} prompts were sent between replicas, {moved} requests ended at another one"
 
@@ -341,7 +341,7 @@ def drafts(outcome: Outcome) -> Iterator[str]:
 
 def steps(outcome: Outcome) -> Iterator[str]:
     """Problems of single steps, collected while the steps were audited."""
-    yield from outcome.steps.found
+    yield from outcome.steps.problems
     # Requests record what was cached when they were first admitted. Resumed and restarted ones may share more blocks.
     records = outcome.requests
     if not (records.cached_tokens.any() or records.preemptions.any() or outcome.restarts.any()):
@@ -452,7 +452,7 @@ def one_step_at_a_time(rows: StepRecords, end_s: FloatArray) -> Iterator[str]:
     by_replica = np.argsort(rows.replica, kind="stable") if rows.replica.max() else slice(None)
     replica, start, end = rows.replica[by_replica], rows.start_s[by_replica], (rows.start_s + rows.seconds)[by_replica]
     before = np.where(np.append(True, replica[1:] != replica[:-1]), end_s[replica], np.append(0.0, end[:-1]))
-    # Far out doubles are further apart than the tolerance.
+    # Far out the spacing of doubles is larger than the tolerance.
     overlap = start < before - TIME_TOLERANCE_S - 4.0 * np.spacing(before)
     if overlap.any():
         row = _first(overlap)

@@ -1,4 +1,4 @@
-"""How much memory there is, asked before something large is made."""
+"""Free memory, checked before something large is allocated."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from traces.catalogue import resolve
 def check_names(scenario: Scenario) -> None:
     """Look up chips, links, models, dtypes, frameworks and traces by the names that a scenario gives.
 
-    Whether they go together, and fit, is told when the scenario is built.
+    Whether they go together, and fit, is checked when the scenario is built.
 
     Raises:
         ForerunError: the field, the name that nothing has, and the nearest that something has.

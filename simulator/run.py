@@ -99,7 +99,7 @@ class RunResult(Result):
     replicas: tuple[ReplicaUse, ...]
     """What each replica did."""
     transfers: TransferReport | None
-    """KV that moved between pools; None where prefill and decode are not apart."""
+    """KV that moved between pools; None without disaggregated prefill and decode."""
     restarts: int
     """Times that a request started again because its replica failed."""
     spans: tuple[Span, ...] = ()
@@ -111,7 +111,7 @@ class RunResult(Result):
     detail: StepDetail | None = None
     """Parts of its steps, for the timeline."""
     model_error: ModelError | None = None
-    """How far off its figures may be; None where nobody asked."""
+    """How far off its figures may be; None without ``intervals``."""
 
     @cached_property
     def document(self) -> dict[str, Any]:
@@ -259,7 +259,7 @@ def simulate(
     Raises:
         InvariantError: the result breaks physics or conservation (see ``simulator.invariants``), a fault of the
             simulator; the error carries the result.
-        ForerunError: the model does not fit, no request can be served, or the scenario asks for something that is not
+        ForerunError: the model does not fit, no request can be served, or the scenario requests something that is not
             modelled.
         hwprofiles.ProfileError: unknown or faulty chip or link.
         traces.TraceError: the trace cannot be read.
@@ -326,7 +326,7 @@ def _result(
     """What is left of a run that began at these processor and wall-clock times.
 
     Raises:
-        ForerunError: no request could be served, or the run lasts beyond what simulated time can tell apart.
+        ForerunError: no request could be served, or the run lasts beyond what simulated time can resolve.
     """
     if np.sum(log.failed) == len(log.stream):
         reasons = "; ".join(f"{count} x {reason}" for reason, count in sorted(log.refusals.items()))
@@ -335,7 +335,7 @@ def _result(
     simulated_s = float(totals.end_s.max())
     if simulated_s > LONGEST_S:
         raise ForerunError(
-            f"the run lasts {simulated_s:.3g} s of simulated time, of which {LONGEST_S:.0e} s can be told apart; fewer "
+            f"the run lasts {simulated_s:.3g} s of simulated time, of which {LONGEST_S:.0e} s can be resolved; fewer "
             f"requests, shorter pauses or failures"
         )
     requests, steps = request_records(log, build.main), rows.steps()
@@ -390,13 +390,13 @@ def _notes(build: Build, log: RunLog, decoding: DecodeSample) -> Iterator[str]:
     yield from (f"{count} requests refused: {reason}" for reason, count in sorted(log.refusals.items()))
     restarts = int(np.sum(log.restarts))
     if restarts:
-        yield f"{restarts} requests started again elsewhere because their replica failed"
+        yield f"{restarts} requests started again on another replica because their replica failed"
     yield from _decode_ranges(build, decoding)
     yield from _in_step(log.stream, build.main.sampler is not None)
 
 
 def _in_step(stream: RequestStream, drafting: bool) -> Iterator[str]:
-    """A word where a closed loop asks for equally long answers: what starts together ends and comes back together."""
+    """A word where a closed loop requests equally long answers: what starts together ends and comes back together."""
     most = stream.max_concurrency
     outputs = stream.output_tokens
     if drafting or most is None or not 1 < most < len(stream) or outputs.min() != outputs.max() or outputs[0] < 2:

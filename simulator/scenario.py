@@ -286,7 +286,7 @@ def read_mapping(file: Path) -> dict[str, Any]:
     if is_log(file):
         raise ForerunError(
             f"{file}: is a log of requests, not a scenario; forerun plan {file} --slo p99_ttft_ms=1000 takes it by "
-            f"itself, elsewhere name it in a scenario, workload: {{trace: {file}}}"
+            f"itself; in other commands name it in a scenario, workload: {{trace: {file}}}"
         )
     try:
         text = bounded_text(file)
@@ -369,9 +369,9 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
         place, name = _fields(problem["loc"][:-1]), str(problem["loc"][-1])
         known = _known_fields(model, place)
         hint = did_you_mean(name.lower().replace("-", "_"), known)
-        elsewhere = [path for path in _paths_of(model) if path.rsplit(".", 1)[-1] == name and "." in path]
-        if not place and elsewhere:
-            hint = f"; did you mean '{elsewhere[0]}'?"
+        paths = [path for path in _paths_of(model) if path.rsplit(".", 1)[-1] == name and "." in path]
+        if not place and paths:
+            hint = f"; did you mean '{paths[0]}'?"
         return f"{'.'.join([*place, name])}: unknown field{hint} (fields here: {', '.join(known)})"
     fields = _fields(problem["loc"])
     path = ".".join(fields)

@@ -14,9 +14,9 @@ PositiveInt = Annotated[int, Field(gt=0, le=10**12)]
 Replicas = Annotated[int, Field(gt=0, le=10_000)]
 """Copies of an engine; each is built before a run begins, which takes a millisecond and 15 KB."""
 LONGEST_S = 1e9
-"""Longest simulated time, seconds (30 years): a clock in double precision still tells microseconds apart there."""
+"""Longest simulated time, seconds (30 years): a clock in double precision still resolves microseconds there."""
 PositiveSeconds = Annotated[float, Field(gt=0, le=LONGEST_S)]
-"""A time within what simulated time can tell apart."""
+"""A time that simulated time can resolve."""
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 """A probability or a fraction of a whole."""
 

@@ -128,7 +128,7 @@ class StepRows:
 
     Args:
         build: what was run.
-        look: told of all steps, once, before any of them are joined.
+        look: called with all steps, once, before any of them are joined.
         keep: whether every row is kept; if not, the log is to be taken whenever it is long.
     """
 

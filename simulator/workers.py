@@ -29,7 +29,7 @@ def cores() -> int:
 
 
 class Workers:
-    """A pool of ``count`` processes; with 0 the work is done by the caller when it asks for the result.
+    """A pool of ``count`` processes; with 0 the work is done by the caller when it requests the result.
 
     The processes end with the one that started them, however that ends. Where one of them dies, whatever was under way
     is tried once more, one at a time, so that only the work that killed it is lost.

@@ -62,7 +62,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what ``make test-load`` runs, where asked for: by what a test does, so that a new one is among them."""
+    """Mark what ``make test-load`` runs: by what a test does, so that a new one is among them."""
     if not under_load(config):
         return
     for item in items:

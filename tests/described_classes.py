@@ -21,7 +21,7 @@ def classes_of(capacity):
 
 
 def check_described(kind, with_state):
-    """A model takes no field it does not know and never changes; a dataclass changes where it is said to keep state."""
+    """Models refuse unknown fields and never change; a dataclass changes only if it is listed as stateful."""
     if issubclass(kind, BaseModel):
         assert kind.model_config["frozen"] is True
         assert kind.model_config["extra"] == "forbid"

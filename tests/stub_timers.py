@@ -20,7 +20,7 @@ class LinearTimer:
     drafted_s: float = 0.0
     """Under a policy: seconds per draft token of a step."""
     tracked_longest: int = 0
-    """How many of the longest contexts it asks for."""
+    """How many of the longest contexts it requests."""
     longest_s: float = 0.0
     """Seconds per key of the longest context, and four times that per key that it has beyond the mean of those."""
     skipped_s: float = 0.0

@@ -55,7 +55,7 @@ ALLOWED_UPWARDS = {
     ("simulator.run", "dashboards"),
     ("simulator.run", "simulator.metrics"),
 }
-"""The command and a result open what shows them when they are asked to."""
+"""The command and a result open what shows them on demand."""
 INDEPENDENT = {("hwprofiles", "traces"), ("traces", "hwprofiles")}
 
 
@@ -95,7 +95,7 @@ def parsed(path: Path) -> Source:
             definitions.append(node)
     docstring = ast.get_docstring(tree)
     for node in definitions:
-        node.body = []  # which nobody asks for, and which is most of the tree
+        node.body = []  # which nobody requests, and which is most of the tree
     return Source(docstring, modules, definitions)
 
 

@@ -24,7 +24,7 @@ ROUND = range(300)
 
 
 @pytest.mark.parametrize("file", sorted(CORPUS.glob("*.json")), ids=lambda file: file.stem)
-def test_what_was_found_once_runs_or_is_refused(file):
+def test_what_was_detected_once_runs_or_is_refused(file):
     kind, message = judged(in_corpus(file.stem), intervals=True)
     assert kind in KNOWN, message
 
@@ -173,14 +173,14 @@ def planted(monkeypatch, right="", wrong=""):
 
 
 @pytest.mark.parametrize("fault", RULES)
-def test_planted_faults_in_the_rules_are_found(monkeypatch, fault):
-    """By the invariants, or by the oracle where a rule and its table have come apart."""
+def test_planted_faults_in_the_rules_are_detected(monkeypatch, fault):
+    """By the invariants, or by the oracle where a rule and its table differ."""
     planted(monkeypatch, *RULES[fault])
     result = (judged(scenario_of(seed), limit_s=20.0, oracle=fault in TOLD_BY_THE_ORACLE) for seed in ROUND)
     assert any(kind not in KNOWN for kind, _ in result)
 
 
-def test_what_is_planted_without_a_fault_is_not_found(monkeypatch):
+def test_what_is_planted_without_a_fault_is_missing(monkeypatch):
     planted(monkeypatch)
     assert {judged(scenario_of(seed), oracle=True)[0] for seed in ROUND[:60]} == set(KNOWN)
 
@@ -189,7 +189,7 @@ TOLD_BY_THE_ORACLE = ("attention of a layer is left out", "a draft is accepted t
 
 
 def lost_wakeup(monkeypatch):
-    """A replica that waits is not told of what comes."""
+    """A replica that waits is not woken by new requests."""
 
     def keep(endpoint, request):
         endpoint.outstanding += 1
@@ -199,7 +199,7 @@ def lost_wakeup(monkeypatch):
 
 
 def forgotten_refusal(monkeypatch):
-    """A request that is turned away is told of as one that was not."""
+    """A request that is turned away is recorded as one that was not."""
     refuse = RunLog.refuse
 
     def forget(log, request, reason):
@@ -210,7 +210,7 @@ def forgotten_refusal(monkeypatch):
 
 
 @pytest.mark.parametrize("plant", [lost_wakeup, forgotten_refusal])
-def test_planted_faults_around_the_engine_are_found(monkeypatch, plant):
+def test_planted_faults_around_the_engine_are_detected(monkeypatch, plant):
     plant(monkeypatch)
     result = (judged(scenario_of(seed)) for seed in ROUND)
     assert any(kind not in KNOWN for kind, _ in result)
@@ -260,7 +260,7 @@ def acceptance_without_drafts(monkeypatch):
         (acceptance_without_drafts, "acceptance-of-no-method"),
     ],
 )
-def test_faults_that_were_there_once_are_found_again(monkeypatch, plant, name):
+def test_faults_that_were_there_once_are_detected_again(monkeypatch, plant, name):
     plant(monkeypatch)
     assert judged(in_corpus(name), intervals=True)[0] not in KNOWN
 

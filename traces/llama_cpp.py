@@ -23,7 +23,7 @@ class LocalRate(NamedTuple):
     tokens: int
     """That the rate was measured over."""
     context: int | None
-    """Tokens in the cache of each stream half-way, where it is said."""
+    """Tokens in the cache of each stream half-way, where the log states it."""
     drafted: int
     """Draft tokens that were proposed; 0 without speculation."""
     accepted: int

@@ -27,7 +27,7 @@ CLIENT_PLACES = 440
 ANSWER = 64
 """Tokens of every answer of that sweep (``ignore_eos``). Its client counts those of the text it got, 61.7 to 63.2."""
 SATURATED = 1.05
-"""Asked over sent requests per second from which on that client has all its places taken."""
+"""Requested over sent requests per second from which on that client has all its places taken."""
 
 SAMPLED = re.compile(r"Llama-(2-|3\.\d-.*Instruct|4-)|Qwen", re.IGNORECASE)
 """Checkpoints whose ``generation_config.json`` sets top_p or top_k (Meta's Llama-2, Llama-3.x Instruct and Llama-4,
@@ -112,7 +112,7 @@ def blis_runs(rows: Iterable[Cells], file: Path) -> Iterator[MeasuredRun]:
 
 
 def _sampling(model: str) -> dict[str, object]:
-    """Sampling settings that vLLM takes from the checkpoint where the client asks for none, as this one does."""
+    """Sampling settings that vLLM takes from the checkpoint where the client requests none, as this one does."""
     return {"engine.sampling": "top-p"} if SAMPLED.search(model) else {}
 
 

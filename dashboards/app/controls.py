@@ -388,7 +388,7 @@ OUTPUT = Number("output", "Mean output", stops=CONTEXTS[:6], default=256, unit="
 COLUMNS = Pairs(
     "columns",
     "Columns of the log",
-    says="where their names leave open what they mean; else recognised or guessed, and told",
+    says="where their names leave open what they mean; else recognised or guessed, with a note",
     example="arrival=ts,input=prompt_toks,output=out_toks",
 )
 

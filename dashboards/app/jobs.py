@@ -167,7 +167,7 @@ class Jobs:
 
 
 def _listen(job: _Job) -> None:
-    """Take in what the process has said."""
+    """Read the messages of the process."""
     try:
         while job.receiver.poll():
             kind, *rest = job.receiver.recv()

@@ -13,7 +13,7 @@ FOLDERS = re.compile(r"(?:/[^\s/'\":,]+)+/")
 
 
 def sentence(error: BaseException) -> str:
-    """``error`` in one line: what the user gave wrong is said, without folders of the server; a fault is logged."""
+    """``error`` in one line: a user's mistake is described without folders of the server; a fault is logged."""
     if isinstance(error, ForerunError):
         return FOLDERS.sub("", " ".join(str(error).split()))
     if isinstance(error, OSError) and error.strerror:

@@ -22,9 +22,9 @@ from dashboards.app.parts import (
     message_area,
     output_id,
     page_frame,
-    warning_area,
     spec,
     spec_id,
+    warning_area,
     with_controls,
 )
 from dashboards.app.served import Served

@@ -36,7 +36,7 @@ def area_id(page: str, name: str) -> Identity:
 
 def output_id(page: str, name: str) -> Identity:
     """Id of a store by which one view starts another."""
-    return {"kind": "told", "page": page, "name": name}
+    return {"kind": "message", "page": page, "name": name}
 
 
 def area(page: str, name: str) -> Component:
@@ -135,7 +135,7 @@ def warning_area(lines: Sequence[str]) -> Component:
     """What of a link could not be honoured, and what is shown instead; nothing where all was."""
     if not lines:
         return None
-    title = "This link asked for something that cannot be shown"
+    title = "This link requested something that cannot be shown"
     return dmc.Alert(
         [html.Div(line) for line in lines], title=title, color="yellow", variant="light", className="changed"
     )

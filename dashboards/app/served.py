@@ -181,7 +181,7 @@ class Served:
         return documents
 
     def _tables(self, suffixes: tuple[str, ...], largest: int, holds: Callable[[Path, int], object]) -> dict[str, Path]:
-        """Files of the served folders by label whose content is of the kind asked for; not those that runs write."""
+        """Files of the served folders by label whose content is of the kind requested; not those that runs write."""
         tables: dict[str, Path] = {}
         for label, path in self._files():
             if len(tables) > MOST_TRACES:

@@ -55,7 +55,7 @@ def create_app(
     Args:
         folders: served, read-only.
         place: an empty folder for the runs that the app makes, in one folder for each session.
-        hosts: names under which the app may be asked; others are refused, so that no foreign page can reach it by
+        hosts: host names that the app answers to; others are refused, so that no foreign page can reach it by
             pointing its own name here. Empty: any.
         token: has to be in the first address that a browser opens (``/?token=...``); None: none is needed.
 
@@ -170,7 +170,7 @@ def _load_before_threads() -> None:
 
 
 def _refuse_foreign(hosts: Sequence[str]) -> None:
-    """Refuse requests for another name than ours, and changes asked for by other sites' pages."""
+    """Refuse requests for another name than ours, and changes requested by other sites' pages."""
     try:
         hostname = urlsplit(f"//{request.host}").hostname
         origin = request.headers.get("Origin")
@@ -182,7 +182,7 @@ def _refuse_foreign(hosts: Sequence[str]) -> None:
 
 
 def _admit(token: str) -> Any:
-    """Let a browser in that brings the token, and remember it; others are told where the token is."""
+    """Let a browser in that brings the token, and remember it; others get a page that says where the token is."""
     token_sent = request.args.get("token")
     if token_sent is not None and hmac.compare_digest(token_sent.encode(), token.encode()):
         session[ADMITTED] = True

@@ -145,7 +145,7 @@ def register(app: Dash, pages: Sequence[Page], context: Context) -> None:
     )
     in_browser(
         ClientsideFunction("forerun", "take"),
-        Output({"kind": "told", "page": MATCH, "name": UPLOADED}, "data"),
+        Output({"kind": "message", "page": MATCH, "name": UPLOADED}, "data"),
         Output({"kind": "area", "page": MATCH, "name": UPLOADED}, "children"),
         Input({"kind": "upload", "page": MATCH}, "contents"),
         State({"kind": "upload", "page": MATCH}, "filename"),

@@ -349,7 +349,7 @@ def _context_map(contexts: Sequence[int], rows: Sequence[str], gain: FloatArray,
 
 
 PAYS = 1.02
-"""Gain from which on a layout is said to pay."""
+"""Gain from which on a layout pays."""
 
 
 class AtlasData(NamedTuple):

@@ -303,7 +303,7 @@ def serving_parity_figure(data: ServingParity) -> go.Figure:
 
 
 def _group(run: Mapping[str, Any]) -> str:
-    """Engine and tensor parallelism, which tell host and interconnect errors apart."""
+    """Engine and tensor parallelism, which separate host errors from interconnect errors."""
     parallel = f"TP {run['tensor_parallel']}" if run["tensor_parallel"] else ""
     return " ".join(word for word in (run["framework"], parallel) if word) or "runs"
 

@@ -472,7 +472,7 @@ def pareto_figure(data: ParetoData) -> go.Figure:
         hovertemplate="%{customdata[0]}<br>up to %{y:.3g} req/s<extra></extra>",
     )
     if data.request_rate is not None:
-        figure.add_hline(y=data.request_rate, line={"color": GREY, "dash": "dash"}, annotation_text="asked for")
+        figure.add_hline(y=data.request_rate, line={"color": GREY, "dash": "dash"}, annotation_text="requested")
     figure.update_xaxes(title=data.cost_label, rangemode="tozero")
     figure.update_yaxes(title="highest rate that holds, req/s", rangemode="tozero")
     return captioned(figure, "Cost against headroom", "stars: no layout beats them in both", data.basis, HEIGHT)

@@ -55,7 +55,7 @@ MapOption = Annotated[
         "--map",
         metavar="WORD=COLUMN,...",
         help="Which column means what: arrival=ts,input=prompt_toks,output=gen_toks (also session, ttft, e2e; a time "
-        "unit may follow, ts:ms). What is not named is recognised or guessed, and told.",
+        "unit may follow, ts:ms). What is not named is recognised or guessed, with a note.",
     ),
 ]
 OutOption = Annotated[

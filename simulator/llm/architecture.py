@@ -83,7 +83,7 @@ class Architecture:
     family: str = ""
     """Type of the model as its config names it; empty for Forerun's own fields."""
     model_tensors: tuple[Tensor, ...] = ()
-    """Matrices outside the layers that every token passes, embedding and LM head apart."""
+    """Matrices outside the layers that every token passes, without embedding and LM head."""
     expert_routing: str | None = None
     """How its router spreads tokens, as ``hardware.expert_routing`` names it; None where nothing is known of it."""
     expert_routing_range: tuple[str, str] = ("uniform", "uniform")

@@ -43,7 +43,7 @@ class Fields:
     """File, or other origin, as errors name it."""
     prefix: str = ""
     seen: set[str] = field(default_factory=set, compare=False)
-    """Fields that were asked for; the others had no say in what was read."""
+    """Fields that were requested; the others had no say in what was read."""
 
     @classmethod
     def of(cls, values: object, source: str, prefix: str = "") -> Fields:

@@ -68,7 +68,7 @@ _OTHER_MEDIA = re.compile(
 
 
 def refuse_unread(fields: Fields) -> None:
-    """Refuse a field that may state a shape and that no reader asked for.
+    """Refuse a field that may state a shape and that no reader requested.
 
     Raises:
         ForerunError: naming the first such field.

@@ -74,7 +74,7 @@ def stated(fields: Fields, flag: Flag | bool) -> bool:
 
 
 def read_attention(fields: Fields, family: Family, hidden: int) -> Attention:
-    """Attention that all layers share, apart from their windows.
+    """Attention that all layers share, except their windows.
 
     Raises:
         ForerunError: heads that do not divide, or a field missing or wrong.

@@ -21,7 +21,7 @@ TORCH_DTYPES: Mapping[str, str] = {
     "float8_e4m3fn": "fp8",
 }
 QUANTISABLE: tuple[Part, ...] = ("attention", "mlp", "expert", "shared_expert")
-"""Parts made of linear layers that quantisers convert unless told otherwise; embeddings, router and norms stay."""
+"""Parts made of linear layers that quantisers convert by default; embeddings, router and norms stay."""
 
 _FIXED_METHODS: Mapping[str, str] = {"fbgemm_fp8": "fp8", "mxfp4": "mxfp4", "ptpc_fp8": "fp8"}
 _FP8 = ("fp8", "fp8_block")
@@ -172,7 +172,7 @@ def _integer_dtype(fields: Fields, key: str) -> str:
 
 
 def _grouped_dtype(quantization: Fields) -> str:
-    """Dtype of compressed-tensors' first group of layers; further groups of one checkpoint are not told apart."""
+    """Dtype of compressed-tensors' first group of layers; further groups of one checkpoint are not distinguished."""
     groups = quantization.section("config_groups")
     if not groups.values:
         quantization.fail("config_groups", "must name at least one group")
@@ -227,7 +227,7 @@ def _excluding(patterns: Sequence[str]) -> Callable[[str], bool]:
 
 
 def own_dtypes(fields: Fields, key: str) -> dict[str, str]:
-    """Dtypes given as one name for all parts or as a mapping of parts; bf16 where not said."""
+    """Dtypes given as one name for all parts or as a mapping of parts; bf16 by default."""
     value: Any = fields.get(key)
     if value is None or isinstance(value, str):
         return dict.fromkeys(PARTS, value or "bf16")

@@ -264,7 +264,7 @@ class MoeMlp:
     router_bias: bool = False
     shared_gate: bool = False
     """Whether a learned scalar gate scales the shared expert (Qwen2-MoE)."""
-    elsewhere: bool = field(default=False, kw_only=True)
+    on_other_device: bool = field(default=False, kw_only=True)
     """Whether another chip than the layer's own holds and runs the routed experts."""
 
     def tensors(self, hidden_size: int) -> Iterator[Tensor]:

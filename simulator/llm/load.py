@@ -205,16 +205,16 @@ def _from_file(path: Path) -> Architecture:
         path = _beside(path, _QUANT_NAME, _CONFIG_NAME)
         if not path.is_file():
             raise ForerunError(f"{path}: no such file (a quantisation config is read beside its model's config.json)")
-    apart = _beside(path, _CONFIG_NAME, _QUANT_NAME)
-    beside = path.name.endswith(_CONFIG_NAME) and apart.is_file()
-    return _from_texts(path, _text(path), apart, _text(apart) if beside else None)
+    separate = _beside(path, _CONFIG_NAME, _QUANT_NAME)
+    beside = path.name.endswith(_CONFIG_NAME) and separate.is_file()
+    return _from_texts(path, _text(path), separate, _text(separate) if beside else None)
 
 
-@lru_cache(maxsize=64)  # of what was in the files: a study asks for its model at every run
-def _from_texts(path: Path, text: str, apart: Path, quantisation: str | None) -> Architecture:
+@lru_cache(maxsize=64)  # of what was in the files: a study requests its model at every run
+def _from_texts(path: Path, text: str, separate: Path, quantisation: str | None) -> Architecture:
     values = _object(path, text)
     if quantisation is not None and _states_no_quantisation(values):
-        fields = Fields.of(_object(apart, quantisation), str(apart))
+        fields = Fields.of(_object(separate, quantisation), str(separate))
         values = {**values, "quantization_config": from_hf_quant_config(fields)}
     name = path.resolve().parent.name if path.name == "config.json" else path.stem.removesuffix("_config")
     return _from_values(values, str(path), name or None)

@@ -83,7 +83,7 @@ def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def _told() -> str:
-    """What macOS calls its processor, such as Apple M3 Max; empty elsewhere."""
+    """What macOS calls its processor, such as Apple M3 Max; empty on other systems."""
     try:
         words = ["sysctl", "-n", "machdep.cpu.brand_string"]
         return subprocess.run(words, capture_output=True, text=True, timeout=10, check=True).stdout.strip()

@@ -47,7 +47,7 @@ class Measurement:
         provenance: torch version, threads, date, method.
         skipped: reason -> kernels that were not timed.
         complete: False after Ctrl-C.
-        limits: of this CPU, where asked for.
+        limits: of this CPU, where requested.
     """
 
     rows: tuple[tuple[KernelShape, Timing], ...]

@@ -217,7 +217,7 @@ def load_summary(folder: Path) -> dict[str, Any]:
 
 
 class Columns(Mapping[str, Column]):
-    """Columns of a Parquet file as floats, each read when it is asked for; those of smaller tables are kept.
+    """Columns of a Parquet file as floats, each read when it is requested; those of smaller tables are kept.
 
     Raises:
         ForerunError: the file is no Parquet file, or lacks one of ``names``.

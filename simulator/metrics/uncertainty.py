@@ -3,7 +3,7 @@
 Every step of an engine is a sum of kernels and host work, each known to within an interval of its own. A few hundred
 draws move all of them at once: kernels of one family and format err partly alike, families err independently. What a
 draw does to steps with prompt chunks and to the others is the sum over their shares of time; what that does to the
-figures of a run is asked of the engine itself, which serves the first requests again with steps stretched along the two
+figures of a run comes from the engine itself, which serves the first requests again with steps stretched along the two
 directions in which they vary most. So queueing near saturation is in it, and no draw costs a run of its own.
 """
 
@@ -61,7 +61,7 @@ ALIKE = 0.25
 Errors on held-out shapes of matrix products (n, k from 1,024 to 32,768), between numbers of tokens against within:
 0.07 and 0.08 for bf16 on H100 (vLLM, SGLang) and A100, 0.25 and 0.43 for fp8 on H100."""
 SAMPLED_STEPS = 48
-"""Steps of each kind that are taken apart, evenly over their time."""
+"""Steps of each kind that are split into their kernels, evenly over their time."""
 NEGLIGIBLE = 0.002
 """Standard deviation of a direction, in logarithms, below which it is not followed."""
 BATCHES = 10
@@ -156,7 +156,7 @@ def model_error(
 
     Args:
         scenario, seed, build, stream, result: of the run.
-        figures: what is asked of it; default: its summary.
+        figures: figures to compute; default: its summary.
     """
 
     def served(moved: Build) -> Mapping[str, Any]:
@@ -265,7 +265,7 @@ def _with_api_server(figures: Mapping[str, Any], more_ms: float) -> dict[str, An
 def step_sources(build: Build, log: RunLog) -> list[Source]:
     """What the steps of a run are made of, by kernel family, format and chip, with the interval of each.
 
-    The steps of the main pool are taken apart; shares of pools with other chips are taken to be alike.
+    The steps of the main pool are split into their kernels; shares of pools with other chips are taken to be alike.
     """
     steps, timer = log.steps, build.main.timer
     if not isinstance(timer, ModelTimer):

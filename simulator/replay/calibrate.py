@@ -174,7 +174,8 @@ def calibrate(
         seed: of every random choice.
         reference: what the profile says it was fitted on; default: the trace's files.
         progress: called with (families done, families).
-        judge: estimate errors and intervals, by a fit per fold of scarce rows; without, for fits judged elsewhere.
+        judge: estimate errors and intervals, by a fit per fold of scarce rows; without, for fits whose errors the
+            caller estimates.
 
     Raises:
         ForerunError: rows of several devices, a wrong unit, or no family with enough rows.

@@ -57,7 +57,7 @@ NOTHING = Correction(NO_HINGES, {}, {})
 
 
 class _Probe(KernelLibrary):
-    """Kernels of physics that keep what a correction would be asked with."""
+    """Physics-only kernel library that records the inputs of a correction."""
 
     inputs: tuple[KernelTime, dict[str, Num]]
 
@@ -67,7 +67,7 @@ class _Probe(KernelLibrary):
 
 
 def correction_inputs(problem: FitProblem, parameters: FamilyParameters) -> tuple[FloatArray, dict[str, FloatArray]]:
-    """Features of every row of a fit, and the sizes that corrections know them by, as prices will be asked with."""
+    """Features of every row of a fit, and the sizes by which corrections index them, as in pricing."""
     chip = chip_with(problem.chip, problem.family, problem.dtype, parameters)
     probe = _Probe(chip, "fit")
     probe.corrections = {("fit", problem.family, problem.dtype): NOTHING}

@@ -150,7 +150,7 @@ def _collective_bound(time: Any) -> NDArray[np.str_]:
 
 def family_rows(table: KernelTable) -> dict[tuple[str, str], IndexArray]:
     """Row indices by family and stored format, for every operation that has parameters of its own; kernels of routed
-    experts apart, by the name the trace gives them."""
+    experts, by the name that the trace gives them."""
     op, dtype, kv = table.word("op"), table.word("dtype"), table.word("kv_dtype")
     kernel = np.full(len(table), -1, dtype=np.int64)
     named = {"moe": "source", "elementwise": "name", "recurrent_prefill": "name", "recurrent_decode": "name"}
@@ -197,7 +197,7 @@ PRIOR = 0.3
 """Pull towards the starting values, in units of error per width of the allowed interval: it decides with 20 rows and
 vanishes with 2,000."""
 FEW_ROWS = 60
-"""Below this a fit sees too little to tell most structures apart."""
+"""Below this a fit sees too little to distinguish most structures."""
 WORTH, WORTH_FEW = 0.98, 0.85
 """An alternative structure must lower the error to this share of what it was; to the second with few rows."""
 
@@ -208,7 +208,7 @@ than a hundredth of a percent of the error nobody can measure."""
 
 
 class Coordinate(NamedTuple):
-    """A parameter as the search sees it: 0 .. 1 between its bounds, on a logarithmic scale where they are far apart."""
+    """A parameter in the search: 0 .. 1 between its bounds, on a logarithmic scale where their ratio is large."""
 
     name: str
     low: float
@@ -216,7 +216,7 @@ class Coordinate(NamedTuple):
 
     @property
     def logarithmic(self) -> bool:
-        """Whether the bounds are more than a factor of 20 apart and positive."""
+        """Whether the bounds are positive and differ by more than a factor of 20."""
         return self.low > 0 and self.high / self.low > 20
 
     def scaled(self, value: float) -> float:
@@ -408,7 +408,7 @@ def fit(problem: FitProblem, start: FamilyParameters, seed: int = 0) -> FamilyPa
             continue
         other = _changed(best, change)
         if np.array_equal(search.seconds(other), seconds):
-            continue  # no row tells the two apart
+            continue  # no row distinguishes the two
         prior = _changed(start.model_copy(update=_structure(best)), change)
         candidate = _solve(search, other, prior, _concerned(best, change))
         now = loss(search, candidate)
@@ -561,8 +561,8 @@ def mixed_structure(
         ]
         best = min(tried, key=lambda one: _mean_error(some, chip, dtype, decode, one))
         best = _solve_mixed(part, chip, dtype, decode, best)
-        apart = prefill.model_copy(update={"mixed": "separate"})
-        structures[dtype] = min((apart, best), key=lambda one: _mean_error(part, chip, dtype, decode, one))
+        separate = prefill.model_copy(update={"mixed": "separate"})
+        structures[dtype] = min((separate, best), key=lambda one: _mean_error(part, chip, dtype, decode, one))
     return structures
 
 

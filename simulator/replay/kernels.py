@@ -206,7 +206,7 @@ PRICED_BY_CACHE = ("attention_decode", "attention_mixed", "elementwise")
 def cache_states(table: KernelTable) -> dict[str, dict[str, int]]:
     """Rows by operation whose operands may still have been on the chip (``warm``), not (``cold``), or ``unknown``.
 
-    Only operations whose price depends on it; what is not told is priced cold.
+    Only operations whose price depends on it; rows of unknown state are priced cold.
     """
     op, cache = table.word("op"), table.word("cache")
     states: dict[str, dict[str, int]] = {}

@@ -97,7 +97,7 @@ SHORT_NAMES = {
     "e2e": "mean_e2el_ms",
     "throughput": "output_throughput",
 }
-"""What a limit may call the metrics asked for most."""
+"""What a limit may call the metrics requested most."""
 HELD_IN = "part of the training split"
 NOT_CHOSEN = "left out by --where or --limit"
 WORST_RUNS = 20

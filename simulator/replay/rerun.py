@@ -222,7 +222,7 @@ def run_scenario(run: MeasuredRun, base: Scenario) -> Scenario:
 
 
 def sglang_memory_share(capacity_bytes: float, groups: int) -> float:
-    """Share of a chip's memory that SGLang gives weights and KV under data-parallel attention, unless it is told.
+    """Share of a chip's memory that SGLang gives weights and KV under data-parallel attention, by default.
 
     Without it the rule comes out near the default of scenarios, which stands.
 

@@ -38,8 +38,8 @@ def sol_seconds(prediction: Prediction, chip: Chip) -> FloatArray:
 def impossible_rows(table: KernelTable, prediction: Prediction, chip: Chip) -> tuple[NDArray[np.bool_], dict[str, int]]:
     """Rows to leave out because the datasheet forbids them, and those of the same slice; with counts by reason.
 
-    A slice is one operation, library, kernel source and format, grouped heads apart: where more than ``SUSPECT_SHARE``
-    of its rows are impossible the others were measured the same wrong way, only less visibly.
+    A slice is one operation, library, kernel source and format, grouped heads separately: where more than
+    ``SUSPECT_SHARE`` of its rows are impossible the others were measured the same wrong way, only less visibly.
 
     Raises:
         ForerunError: most rows are impossible, or off by a factor that only a wrong unit explains.

@@ -44,7 +44,7 @@ def replay_steps(tables: Sequence[StepTable], scenario: Scenario) -> Sequence[St
     Steps measured on the device are compared without the host's work.
 
     Raises:
-        ForerunError: the scenario asks for something that is not modelled, or a step cannot be one of its steps.
+        ForerunError: the scenario requests something that is not modelled, or a step cannot be one of its steps.
     """
     return [_replay(table, scenario) for table in tables]
 

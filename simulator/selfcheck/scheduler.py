@@ -1,4 +1,4 @@
-"""Which tokens a step of the reference engine works on: vLLM V1's rules, written apart from the simulator's.
+"""Which tokens a step of the reference engine works on: vLLM V1's rules, written independently of the simulator's.
 
 The simulator's scheduler is not used here, so that the two can be held against each other. Every sequence has a slot of
 its own in the KV cache, long enough for it; there is nothing to preempt.

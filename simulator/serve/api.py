@@ -1,4 +1,4 @@
-"""OpenAI's requests and answers: what is asked, whether it can be, and the JSON of what comes back."""
+"""OpenAI's requests and answers: request bodies, their checks, and the JSON of answers."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Message(_Body):
 
     @property
     def text(self) -> str:
-        """What is said, tool calls included.
+        """The message's text, tool calls included.
 
         Raises:
             BadRequestError: something else than text.
@@ -122,7 +122,7 @@ class CompletionBody(_Generation):
 
     @property
     def most_tokens(self) -> int | None:
-        """The limit that is asked for, or the interface's own."""
+        """The limit that is requested, or the interface's own."""
         return super().most_tokens or COMPLETION_TOKENS
 
     def prompts(self, most_tokens: int) -> list[list[Token]]:

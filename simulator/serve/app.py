@@ -50,7 +50,6 @@ class Choice:
 
     __slots__ = (
         "after",
-        "prompt",
         "before",
         "closed",
         "ended",
@@ -60,6 +59,7 @@ class Choice:
         "last_s",
         "number",
         "opening",
+        "prompt",
         "sent",
         "tokens",
         "wanted",
@@ -89,7 +89,7 @@ class Choice:
 
 @dataclass(slots=True)
 class Prompt:
-    """What the fleet is asked to answer once."""
+    """One request to the fleet."""
 
     tokens: Sequence[Token]
     number: int
@@ -188,7 +188,7 @@ class Server:
         slots: requests that can be under way at once.
 
     Raises:
-        ForerunError: the scenario does not fit or asks for what is not modelled.
+        ForerunError: the scenario does not fit or requests what is not modelled.
     """
 
     def __init__(
@@ -268,7 +268,7 @@ class Server:
         """The prompts of a body, once for each answer; touches nothing that the event loop changes.
 
         Raises:
-            BadRequestError: it is too long, or asks for too many answers.
+            BadRequestError: it is too long, or requests too many answers.
         """
         prompts = []
         for tokens in body.prompts(self._longest + 1):
@@ -288,7 +288,7 @@ class Server:
         """Hand a request to the fleet.
 
         Args:
-            body: what is asked.
+            body: of the request.
             prompts: of ``prepare``.
             at_s: when it came, before it was read: the work of a server's API server is simulated.
 
@@ -461,7 +461,7 @@ class _Page:
 
 
 class _Endpoint:
-    """Where completions are asked for; an ASGI application, so that tokens go straight to the transport.
+    """Endpoint of completions; an ASGI application, so that tokens go straight to the transport.
 
     A browser's EventSource can only GET: what others post then stands in the address, as ``?body=``.
     """
@@ -665,7 +665,7 @@ def _protocol() -> Any:
 
 
 def run_server(server: Server, host: str, port: int, ready: Callable[[str], None]) -> None:
-    """Serve until the process is told to stop.
+    """Serve until the process is stopped.
 
     Args:
         server: what to serve.

@@ -40,8 +40,8 @@ LATENCIES = ("itl", "prefill", "ttft")
 LATENCY_FLOOR = 0.001
 """The same of mean latencies, which the mean lengths tell nearly alone."""
 FACTOR_LIMITS = (0.1, 10.0)
-PROBE, CLOSE, APART = 0.3, 2e-3, 0.02
-"""Logarithms: of the first factor tried, of how exactly one is found, and of how far apart two tell a slope."""
+PROBE, CLOSE, DISTINCT = 0.3, 2e-3, 0.02
+"""Logarithms: of the first factor tried, of how exactly one is found, and of the distance at which two give a slope."""
 CAUSES = {
     "load": "the traffic is not what the scenario expects",
     "drafter": "draft tokens are accepted more or less often than the scenario says",
@@ -362,7 +362,7 @@ def _where(
         end = min(max(2.0 * end, min(most, 0.0)), max(most, 0.0))
     factor = end if off(0.0) * off(end) > 0 else float(brentq(off, 0.0, end, xtol=CLOSE))
     rise = off(factor)
-    near = min((one for one in known if abs(one - factor) >= APART), key=lambda one: abs(one - factor))
+    near = min((one for one in known if abs(one - factor) >= DISTINCT), key=lambda one: abs(one - factor))
     return factor, known[factor], max(1e-3, (rise - off(near)) / (factor - near))
 
 

@@ -20,12 +20,13 @@ from simpy.events import NORMAL, EventPriority
 TICKS_PER_S = 2.0**40
 """Step times are whole ticks of 0.9 ps: sums of them are exact in double precision up to 8,192 s.
 
-Beyond, doubles are further apart than a tick, and a step lasts from one double to another (the engine's ``_by_clock``):
-steps neither overlap nor drift from the clock, and one is 0.1 ns off after ten days and 0.1 us after thirty years.
+Beyond, the spacing of doubles is larger than a tick, and a step lasts from one double to another (the engine's
+``_by_clock``): steps neither overlap nor drift from the clock, and one is 0.1 ns off after ten days and 0.1 us after
+thirty years.
 """
 
 COMMIT: EventPriority = NORMAL
-"""Priority of what happens at a time told in advance: steps that end, requests that are seen, KV that arrives."""
+"""Priority of events whose time is known in advance: steps that end, requests that are seen, KV that arrives."""
 ROUTE = EventPriority(2)
 """Priority of the router within an instant."""
 PLAN = EventPriority(3)
@@ -43,7 +44,7 @@ class Timeline(simpy.Environment):
     """SimPy's simulated time, which also calls a function at a time, without an event around it.
 
     What happens to every request is such a call, at a fifth of an event's cost; processes wait for events as ever, and
-    both happen in one order: by time, by priority, in the order in which they were asked for.
+    both happen in one order: by time, by priority, in the order in which they were requested.
     """
 
     now: float = 0.0

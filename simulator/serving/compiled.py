@@ -14,7 +14,7 @@ HOW_TO_BUILD = "python setup.py build_ext --inplace builds it where there is a C
 
 
 def engine_module(interpreted: bool = False) -> Any:
-    """The engine's classes: compiled where that was built from the source as it stands, unless told otherwise.
+    """The engine's classes: compiled where that was built from the source as it stands, by default.
 
     Warns:
         RuntimeWarning: nothing fits that is compiled.

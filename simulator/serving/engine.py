@@ -258,7 +258,7 @@ class Work:
     longest_kv: cython.longlong
     tail_kv: cython.double
     dp_imbalance: cython.double
-    """Tokens of all attention groups over those told here; 0 where there is one group."""
+    """Tokens of all attention groups over those counted here; 0 where there is one group."""
     slowest = cython.declare(object, visibility="public")
     """What the slowest attention group computes: the most of any group, of everything; None where there is one."""
     scratch: Any
@@ -283,7 +283,7 @@ class Work:
         Args:
             plan: of the step.
             query_len: tokens of a decoding sequence.
-            longest: how many of the longest decoding sequences timing asks for.
+            longest: how many of the longest decoding sequences timing requests.
         """
         sequence: Sequence
         tokens: cython.longlong
@@ -408,7 +408,7 @@ class Work:
 
 @cython.cclass
 class Prices:
-    """Seconds of a step: here whatever the timing model says when it is asked."""
+    """Seconds of a step: here computed by the timing model for every step."""
 
     timer = cython.declare(object, visibility="public")
 
@@ -440,7 +440,7 @@ class Prices:
 @cython.final
 @cython.cclass
 class Column:
-    """Seconds by a count: a column of numbers, or a ``CostTable``, asked once for each count."""
+    """Seconds by a count: a column of numbers, or a ``CostTable``, computed once for each count."""
 
     table: Any
     values: cython.double[::1]
@@ -522,7 +522,7 @@ class Formula:
     arguments: cython.longlong
     steps: cython.longlong[:, ::1]
     values: cython.double[::1]
-    """What it is asked for, first of all."""
+    """The source of the seconds."""
 
     def __init__(self, function: Any, arguments: int) -> None:
         recorded = tape(function, arguments) if cython.compiled else None
@@ -588,7 +588,7 @@ class Attention:
 
     decode: DecodePrices
     overlapped: DecodePrices
-    """What is exposed of decode attention in steps without prompts, all layers; asked only where some is hidden."""
+    """What is exposed of decode attention in steps without prompts, all layers; computed only where some is hidden."""
     prefill: Formula
     """Of (sequences, new tokens, pairs, keys)."""
     mixed: Formula | None
@@ -1146,8 +1146,7 @@ class Draws:
 @cython.final
 @cython.cclass
 class HashBlocks:
-    """Prefix hash blocks in slots, with a few numbers to each: found by their hash, and in order of use where they are
-    told.
+    """Hash table of prefix hash blocks, with a few numbers for each, and optionally a list of them in order of use.
 
     Open addressing with linear probing, at most half full.
     """
@@ -1205,8 +1204,7 @@ class HashBlocks:
     @cython.exceptval(-2, check=True)
     @cython.cfunc
     def _place(self, hash_block: cython.ulonglong) -> cython.longlong:
-        """Where a hash block stands unless others do; eight in a row stand in a row: one look at memory finds them all.
-        """
+        """The preferred slot of a hash block; eight consecutive ones share a cache line."""
         return ((((hash_block >> 3) * GOLDEN) & ALL_BITS) >> self._shift) & ~7 | (hash_block & 7)
 
     @cython.exceptval(-2, check=True)
@@ -1293,7 +1291,7 @@ class Prompts:
     """The prefix hash blocks of requests, one request at a time.
 
     Args:
-        hashes: ``PrefixHashes`` of all requests; without any, they are asked for one request after the other.
+        hashes: ``PrefixHashes`` of all requests; without any, they are computed one request after the other.
     """
 
     ids: cython.const[cython.longlong][::1]  # type: ignore[valid-type]
@@ -1618,7 +1616,7 @@ class PrefixCache(NoPrefixCache):
         output_tokens: answer lengths, where ``hashes`` go on through the answers and cover whole hash blocks alone;
             None where they end with the prompt.
         host: where evicted hash blocks go; None drops them.
-        index: told of the whole hash blocks that are here; None where nobody asks.
+        index: index of the whole hash blocks held here; None without such a router.
         replica: number of the replica, for the index.
         page_tokens: tokens after which a recurrent state is kept, the only places where a hit may end; 0 = those of a
             block.
@@ -2839,10 +2837,10 @@ class Engine:
         log: where results go.
         rows: where its step rows go.
         gaps: where the gaps between its tokens go.
-        longest: how many of the longest decoding sequences timing asks for.
+        longest: how many of the longest decoding sequences timing requests.
         drafting: the policy that chooses the draft tokens of each step, or None where their number never changes.
         resumed: requests that start again after a failure, with what they have delivered.
-        kv_transfers: the way from prefill to decode replicas, where they are apart.
+        kv_transfers: the transfer from prefill to decode replicas, where pools are disaggregated.
         prefill_only: whether finished prompts go to ``kv_transfers`` instead of being decoded here.
         offload: host memory behind the prefix cache, or None.
         counted: whether its steps count as those of the interpreted oracle.
@@ -2878,7 +2876,7 @@ class Engine:
     arrivals: Arrivals | None
     """Where all requests are known in advance, in place of asking the source."""
     coming_s: cython.double[::1]
-    """One number: when the next request is seen, where the source is asked."""
+    """One number: when the next request is seen, where the source is polled."""
     input_tokens: cython.longlong[::1]
     output_tokens: cython.longlong[::1]
     priorities: Any
@@ -3204,7 +3202,7 @@ class Engine:
     @cython.ccall
     def tells(self) -> cython.bint:
         """Whether the planned step may have something that others must hear of: an answer or a prompt that is done, or
-        room for prompts that wait elsewhere."""
+        room for prompts that wait at another replica."""
         if self.kv_transfers is not None and (self._plan.chunks or self._plan.blocks_in or self.scheduler.preempted):
             # Prompts are done, or other prompts may find room.
             return True
@@ -3467,7 +3465,7 @@ class Lockstep:
     """
 
     watch = cython.declare(object, visibility="public")
-    """Asked to commit the step of an engine where somebody looks at each; None: nobody does."""
+    """Called to commit the step of an engine where each step is observed; None: none is."""
     _env: Any
     _phase: Any
     _engines: list[Any]

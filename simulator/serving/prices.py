@@ -43,7 +43,7 @@ def _draft_prices(drafter: Drafter, windows: tuple[int | None, ...], engine: Any
         return engine.TabulatedDraft(order, drafter.windows, host, 0, None, drafter.per_context_token_s)
     if not isinstance(drafter, SequentialDrafter | ParallelDrafter):
         return None
-    if isinstance(drafter, SequentialDrafter) and drafter.step.deployment.framework.drafts == "apart":
+    if isinstance(drafter, SequentialDrafter) and drafter.step.deployment.framework.drafts == "per-sequence":
         return None  # the compiled loop knows passes that serve all sequences
     tables = drafter.step.tables
     fusion = None if drafter.fusion is None else drafter.fusion.table

@@ -173,8 +173,8 @@ class ReplicaEndpoint:
         index: number of the replica.
         log: where the prompts' lengths stand.
         limits: of the replica.
-        on_left: told of every request that no longer occupies the replica.
-        on_ended: told when a request has ended.
+        on_left: called with every request that no longer occupies the replica.
+        on_ended: called when a request has ended.
         refusal: why the replica can never do its part of a request of (prompt, output) tokens; default: by ``limits``.
     """
 

@@ -206,7 +206,7 @@ def _measured(acceptance: AcceptanceConfig, positions: int) -> tuple[str, list[f
 
 
 TRAINED_CONTEXT = 2048
-"""Context up to which rates hold unless told: what EAGLE heads see in training (released code of arXiv:2401.15077)."""
+"""Default context up to which rates hold: what EAGLE heads see in training (released code of arXiv:2401.15077)."""
 CELLS_PER_DOUBLING = 4
 
 
@@ -246,7 +246,7 @@ class AcceptanceSampler:
     """Accepted draft tokens of every verify step of every request.
 
     The draw of step j of request i depends on the seed, i and j alone: it does not matter when, in which order or on
-    which replica it is asked for.
+    which replica it is requested.
 
     Args:
         survival: chance that at least i tokens are accepted, i = 1..K, pooled over all drafts.

@@ -221,7 +221,7 @@ class _Counters:
         self.series: dict[tuple[str, str], list[float]] = {}
 
     @property
-    def found(self) -> int:
+    def records(self) -> int:
         return len(self.series)
 
     def add(self, line: str) -> None:

@@ -63,8 +63,8 @@ def gated(rates: Sequence[float], p_min: float) -> Gated:
 class DraftGate:
     """A policy that draws how many tokens pass the gate in each step; the drafts of a batch end together.
 
-    What is accepted of them is drawn apart, with ``Gated.kept``: positions are independent, so that a token that passed
-    is accepted with the same chance however long its draft became.
+    What is accepted of them is drawn separately, with ``Gated.kept``: positions are independent, so that a token that
+    passed is accepted with the same chance however long its draft became.
     """
 
     chances: FloatArray

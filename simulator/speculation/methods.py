@@ -29,7 +29,7 @@ class MethodFacts:
     Source: vLLM V1 sets ``num_lookahead_tokens`` for EAGLE heads, MTP and draft models only (``vllm/v1/core/sched``).
     """
     checkpoint: bool = True
-    """Whether an engine has to be told where its weights lie."""
+    """Whether an engine needs the path of its weights."""
     looks_up: bool = False
     """Whether it drafts what the text so far repeats, and nothing where it repeats nothing."""
     times_of: str = ""

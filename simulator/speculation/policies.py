@@ -54,7 +54,7 @@ LEAST_SWITCH_S = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What a policy is told when a step is planned."""
+    """State of the engine when a step is planned."""
 
     seqs: int
     """Requests in the step, those in prefill included; what they draft is verified in the next step."""
@@ -70,7 +70,7 @@ class Batch:
 class DraftPolicy(Protocol):
     """A plug-in point: chooses the draft tokens of each step of one replica. ``check_policy`` tries an own one.
 
-    Asked while a step is planned, as vLLM's scheduler looks its table up: the drafter proposes as many tokens at the
+    Called while a step is planned, as vLLM's scheduler looks its table up: the drafter proposes as many tokens at the
     end of that step, and the next step verifies them.
     """
 
@@ -317,7 +317,7 @@ class EntropyGate(Gate):
 
 
 LEAST_BOUND: Mapping[type, float] = {Gate: 0.5, EntropyGate: 0.3}
-"""Where the gates stop unless told; assumed (llama.cpp's example servers run 0.5 to 0.9)."""
+"""Default of the confidence threshold; assumed (llama.cpp's example servers run 0.5 to 0.9)."""
 
 
 @dataclass(slots=True)
@@ -577,7 +577,7 @@ def check_policy(make_policy: PolicyFactory, most: int, max_seqs: int = 64) -> N
     one, other = make_policy(), make_policy()
     name = type(one).__name__
     if not isinstance(one, DraftPolicy):
-        raise ForerunError(f"{name} lacks something that simulator.speculation.DraftPolicy asks for")
+        raise ForerunError(f"{name} lacks something that simulator.speculation.DraftPolicy requires")
     first_choices: dict[int, int] = {}
     state = 1
     for step in range(200):

@@ -77,7 +77,7 @@ class StepPricer:
         scenario: whose model, hardware, engine and speculation count; its workload does not.
 
     Raises:
-        ForerunError: the model does not fit, or what the scenario asks for is not modelled.
+        ForerunError: the model does not fit, or what the scenario requests is not modelled.
     """
 
     def __init__(self, scenario: Scenario) -> None:
@@ -112,7 +112,7 @@ class StepPricer:
         return self.steps([(batch, context_tokens)])[0]
 
     def steps(self, cases: Sequence[tuple[int, int]]) -> list[DecodeStep]:
-        """The same for many pairs of batch and context at once; kept, as other levers are asked for the same ones."""
+        """The same for many pairs of batch and context at once; kept, as other levers are requested the same ones."""
         key = tuple(cases)
         if key not in self._known:
             self._known[key] = self._priced(key, self._timer)

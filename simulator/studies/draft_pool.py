@@ -142,7 +142,8 @@ class PoolShape:
 
 @dataclass(slots=True)
 class PoolRun:
-    """What a pool did. ``asked`` jobs are those done, dropped (rolled back before they began), lost, or still there."""
+    """Counts of a pool. ``submitted`` jobs are those done, dropped (rolled back before they began), lost, or still
+    there."""
 
     tokens_per_s: float = 0.0
     """Of all verifiers, from each one's first step to its last."""

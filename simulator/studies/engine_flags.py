@@ -105,8 +105,8 @@ def _layers(scenario: Scenario) -> list[str]:
 def vllm_command(scenario: Scenario) -> str:
     """``vllm serve`` with the flags of vLLM v0.11; a line for each pool.
 
-    Source: vLLM's documentation, features/nixl_connector_usage: the connector itself does not tell the roles apart, the
-    proxy in front does.
+    Source: vLLM's documentation, features/nixl_connector_usage: the connector itself does not distinguish the roles,
+    the proxy in front does.
     """
     proxy = "in front: a proxy that sends a prompt to a prefill server first (vLLM: toy_proxy_server.py, llm-d, Dynamo)"
     return _by_pool(vllm_replica, scenario, proxy)
@@ -155,7 +155,7 @@ def vllm_replica(scenario: Scenario, role: str) -> str:
 
 
 def _scheduler(scenario: Scenario, words: list[str], remarks: list[str], engine: str, name: str) -> None:
-    """How an engine is told to schedule, or that it cannot."""
+    """Scheduler flags of an engine, or why there are none."""
     flags = scenario.engine.rules.flags.get(engine)
     if flags is None:
         remarks.append(f"{name} has no scheduler like {scenario.engine.scheduler}")
@@ -229,7 +229,7 @@ def published_name(model: str) -> str:
 
 
 def _quantisation(scenario: Scenario, words: list[str], remarks: list[str], known: dict[str, str], flag: str) -> None:
-    """The flag under which an engine converts 16-bit weights; a checkpoint in the format asked for needs none."""
+    """The flag under which an engine converts 16-bit weights; a checkpoint in the format requested needs none."""
     weights_dtype = scenario.weights_dtype
     if weights_dtype is None or weights_dtype in ("bf16", "fp16"):
         return

@@ -121,7 +121,7 @@ def load_study(path: str | Path, overrides: Sequence[str] = (), vary: Sequence[s
 
 
 LOG_DEFAULTS: Mapping[str, Any] = {"model": "llama-3.1-8b", "hardware": {"chip": "h100-sxm"}}
-"""Serves a log of requests that comes without a scenario, until told otherwise."""
+"""Default scenario for a log of requests."""
 
 
 def study_of_log(

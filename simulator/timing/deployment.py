@@ -43,8 +43,8 @@ ACTIVATION_BYTES = 2.0
 INDEX_KEY_BYTES = 1.0 + 4.0 / 128
 """Per element of an index key that is stored in fp8: one scale for 128 (``indexer_k_cache`` of vLLM)."""
 SCALED_BYTES = 4.0 / 128
-"""Scales of an element of a latent stored in fp8, its rotated part apart, which stays in 16 bits (656 bytes a token for
-DeepSeek-V3.2: ``fp8_ds_mla`` of vLLM and FlashMLA)."""
+"""Scales of an element of a latent stored in fp8, except its rotated part, which stays in 16 bits (656 bytes a token
+for DeepSeek-V3.2: ``fp8_ds_mla`` of vLLM and FlashMLA)."""
 
 
 class GemmSlice(NamedTuple):
@@ -80,7 +80,7 @@ class Deployment:
     """Whether it holds the embedding."""
     last_stage: bool = True
     """Whether it holds the final norm and the LM head."""
-    elsewhere: tuple[OtherDevice, ...] = ()
+    other_devices: tuple[OtherDevice, ...] = ()
     """What other chips of the machine run, in the order of the layers."""
     experts_at: OtherDevice | None = None
     """Who runs the experts of layers that are marked so."""
@@ -180,10 +180,10 @@ class Deployment:
     @property
     def homes(self) -> tuple[Deployment, ...]:
         """The model's layers by the chip that runs them, in order, this one's last; itself where it runs them all."""
-        if not self.elsewhere:
+        if not self.other_devices:
             return (self,)
         first, stages = 0, []
-        for place in self.elsewhere:
+        for place in self.other_devices:
             if not place.experts:
                 part = self._layers(self.architecture.layers_between(first, first + place.layers))
                 part = replace(part, first_stage=first == 0, last_stage=False)
@@ -191,7 +191,7 @@ class Deployment:
                 first += place.layers
         groups: tuple[LayerGroup, ...] = ()
         last = self.architecture.num_layers
-        experts = next((place for place in self.elsewhere if place.experts), None)
+        experts = next((place for place in self.other_devices if place.experts), None)
         if experts is not None:
             cut = min(last, first + experts.layers)
             groups = tuple(_marked(group) for group in self.architecture.layers_between(first, cut))
@@ -204,7 +204,7 @@ class Deployment:
     def _layers(self, groups: tuple[LayerGroup, ...]) -> Deployment:
         """Some of the layers, on the same chip."""
         architecture = replace(self.architecture, layer_groups=groups, layer_order=())
-        return replace(self, architecture=architecture, elsewhere=())
+        return replace(self, architecture=architecture, other_devices=())
 
     @property
     def compute_dtype(self) -> str:
@@ -522,16 +522,16 @@ class Deployment:
 
 
 def _marked(group: LayerGroup) -> LayerGroup:
-    """Layers whose experts, where they have any, run elsewhere."""
+    """Layers whose experts, where they have any, run on another device."""
     mlp = group.layer.feed_forward
     if not isinstance(mlp, MoeMlp):
         return group
-    return replace(group, layer=replace(group.layer, feed_forward=replace(mlp, elsewhere=True)))
+    return replace(group, layer=replace(group.layer, feed_forward=replace(mlp, on_other_device=True)))
 
 
 def runs_on_other_device(layer: Layer) -> bool:
     """Whether another chip runs the experts of a layer."""
-    return isinstance(layer.feed_forward, MoeMlp) and layer.feed_forward.elsewhere
+    return isinstance(layer.feed_forward, MoeMlp) and layer.feed_forward.on_other_device
 
 
 def resolve_weight_dtypes(architecture: Architecture, requested: str | Mapping[str, str] | None) -> dict[str, str]:

@@ -23,7 +23,7 @@ def check_drafter(drafter: Drafter, query_len: int, max_seqs: int = 8) -> None:
 
     Checked are: that costs and memory are finite and not negative, that a step without work costs nothing, that its
     parts are the same for numbers, for a run of decode steps and for arrays, that more sequences and longer contexts
-    never cost less, that a shorter chain never costs more where it can be asked for, and that a drafter on the host
+    never cost less, that a shorter chain never costs more where it can be requested, and that a drafter on the host
     holds no chip memory and runs no pass.
 
     Args:
@@ -36,7 +36,7 @@ def check_drafter(drafter: Drafter, query_len: int, max_seqs: int = 8) -> None:
     """
     name = type(drafter).__name__
     if not isinstance(drafter, Drafter):
-        raise ForerunError(f"{name} lacks something that simulator.timing.Drafter asks for")
+        raise ForerunError(f"{name} lacks something that simulator.timing.Drafter requires")
     _check_description(name, drafter)
     works = {
         "nothing": _step(drafter, 0, 0, query_len),

@@ -38,7 +38,7 @@ TOKEN_BYTES = 4.0
 
 
 class DraftTable:
-    """Kernels that depend on one count alone: their costs in a table, their list when asked."""
+    """Kernels that depend on one count alone: their costs in a table, their list on demand."""
 
     def __init__(self, library: KernelLibrary, calls: Any, most: int) -> None:
         self._library, self._calls = library, calls
@@ -70,10 +70,10 @@ class Part(NamedTuple):
     source: StepTimer | DraftTable | None
     """A model that runs a pass or a table; None: seconds that are given."""
     arguments: tuple[Any, ...]
-    """What the source is asked: a step's work and its rows of logits, or a count; or the seconds themselves."""
+    """Arguments of the source: a step's work and its rows of logits, or a count; or the seconds themselves."""
     kind: Literal["device", "host", "link"] = "device"
     """Where given seconds are spent."""
-    elsewhere: bool = False
+    on_other_device: bool = False
     """Whether it runs on other chips than the target's: its FLOPs and bytes are not theirs."""
 
     def seconds(self) -> Any:
@@ -89,8 +89,8 @@ class Part(NamedTuple):
             yield other_device_kernel(f"draft: {self.kind}", family, self.arguments[0], self.times)
             return
         for kernel in self.source.kernels(*self.arguments):
-            time = kernel.time._replace(flops=0.0, bytes=0.0) if self.elsewhere else kernel.time
-            sol_s = 0.0 if self.elsewhere else kernel.sol_s
+            time = kernel.time._replace(flops=0.0, bytes=0.0) if self.on_other_device else kernel.time
+            sol_s = 0.0 if self.on_other_device else kernel.sol_s
             times = kernel.times * self.times
             yield kernel._replace(name=f"draft: {kernel.name}", times=times, time=time, sol_s=sol_s)
 
@@ -101,7 +101,7 @@ class Part(NamedTuple):
                 total.add_kernel(kernel)
             return
         costs = self.source.costs(*self.arguments)
-        if self.elsewhere:
+        if self.on_other_device:
             for part in (costs.flops, costs.bytes, costs.sol_s):
                 part[:] = 0.0
         total.add(costs, self.times)
@@ -347,7 +347,7 @@ class SequentialDrafter:
         yield Part(first, self.step, (seen, drafting if self.depth else 0 * drafting))
         if self.fusion is not None:
             yield Part(first, self.fusion, (seen.prefill_tokens + seen.decode_seqs * seen.query_len,))
-        drafted_separately = self.step.deployment.framework.drafts == "apart"
+        drafted_separately = self.step.deployment.framework.drafts == "per-sequence"
         if not self.separate_modules:
             for width, forwards, grown in self.pass_groups:
                 one = self._pass(seen, drafting, width, grown)
@@ -612,7 +612,7 @@ class RemoteDrafter:
         """What runs on its chips in a step, and the two messages; before any overlap."""
         tokens = work.prefill_tokens + work.decode_seqs * work.query_len
         for part in self.inner.parts(work):
-            yield part._replace(times=part.times * (tokens > 0), elsewhere=True)
+            yield part._replace(times=part.times * (tokens > 0), on_other_device=True)
         yield Part(tokens > 0, None, (self.there_s(work) + self.back_s(work),), "link")
 
     def there_s(self, work: StepWork[Any]) -> Any:
@@ -631,7 +631,7 @@ class RemoteDrafter:
     def catch_up(self, draft: DraftStep[Any]) -> Iterator[Part]:
         """ElementwiseKernels over the skipped tokens, sent over in one message."""
         for part in self.inner.catch_up(draft):
-            yield part._replace(elsewhere=True)
+            yield part._replace(on_other_device=True)
         skipped = draft.skipped_tokens
         yield Part(skipped > 0, None, (self._message_s(skipped * (TOKEN_BYTES + self.state_bytes)),), "link")
 
@@ -660,7 +660,7 @@ class AdjustedDrafter:
     _by_tokens: dict[int, Drafter | None] = field(init=False, default_factory=dict)
 
     def parts(self, work: StepWork[Any], draft: DraftStep[Any], tokens: int) -> Iterator[Part]:
-        """What it does in one step, or in each of many whose policy asks for ``tokens`` draft tokens."""
+        """What it does in one step, or in each of many whose policy requests ``tokens`` draft tokens."""
         forwards = tokens if self.look_s is None else min(tokens + 1, self.most)
         drafter = self._proposing(forwards)
         if drafter is not None:
@@ -698,7 +698,7 @@ class AdjustedDrafter:
         if not isinstance(self.drafter, AdjustableDrafter):
             raise ForerunError(
                 f"speculation.policy: {type(self.drafter).__name__} drafts all its tokens or none; give it what "
-                f"simulator.timing.AdjustableDrafter asks for, or choose policy fixed"
+                f"simulator.timing.AdjustableDrafter requires, or choose policy fixed"
             )
         return self.drafter
 

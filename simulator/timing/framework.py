@@ -111,7 +111,7 @@ class Framework(BaseModel):
     scores: Literal["queries", "sequences"] = "queries"
     """How draft tokens are verified: as several queries of one sequence, or each as a sequence of its own that reads
     the whole context again (vLLM's batch expansion of 2024)."""
-    drafts: Literal["together", "apart"] = "together"
+    drafts: Literal["batched", "per-sequence"] = "batched"
     """Whether a draft pass serves all sequences, or each sequence has passes of its own (slots of llama.cpp)."""
     scored_row_s: float = Field(default=0.0, ge=0)
     """Host time for each verified draft token that is a sequence of its own."""
@@ -187,7 +187,7 @@ class Framework(BaseModel):
         Args:
             max_num_seqs: most sequences of a step.
             query_len: tokens per decoding sequence.
-            sizes: what the user asks for in place of the defaults; empty captures none.
+            sizes: what the user requests in place of the defaults; empty captures none.
         """
         wanted = self._default_sizes() if sizes is None else sorted(set(sizes))
         if self.scores == "sequences":

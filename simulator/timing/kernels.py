@@ -415,7 +415,7 @@ def embedding_calls(deployment: Deployment, tokens: IntArray) -> Iterator[Call]:
 
 
 def layer_calls(deployment: Deployment, layer: Layer, tokens: IntArray, query_len: Num = 1) -> Iterator[Call]:
-    """One layer apart from attention itself and collectives; no experts where attention groups share them.
+    """One layer without attention itself and collectives; no experts where attention groups share them.
 
     Args:
         deployment: the model on its chips.
@@ -438,7 +438,7 @@ def layer_calls(deployment: Deployment, layer: Layer, tokens: IntArray, query_le
         yield Call(name, "elementwise", sizes, beside=beside(name))
     if isinstance(layer.feed_forward, MoeMlp) and deployment.attention_data_parallel == 1:
         experts = expert_call(deployment, layer.feed_forward, tokens, query_len)
-        if layer.feed_forward.elsewhere and deployment.experts_at is not None:
+        if layer.feed_forward.on_other_device and deployment.experts_at is not None:
             yield experts._replace(library=deployment.experts_at.kernels)
             yield p2p_send(deployment, tokens, deployment.experts_at.link, times=2)
         else:
@@ -736,7 +736,7 @@ def recurrent_calls(shape: RecurrentShape, work: StepWork[Any]) -> Iterator[Call
 
 @dataclass(slots=True)
 class CostTable:
-    """Costs of work that depends on one count alone; priced in blocks, each when it is first asked for."""
+    """Costs of work that depends on one count alone; priced in blocks, each when it is first requested."""
 
     price: Callable[[IntArray], Costs]
     """Costs of many counts."""
@@ -745,9 +745,9 @@ class CostTable:
     like: CostTable | None = None
     """A table of the same prices that ends at another count: blocks that both have are priced once."""
     costs: Costs = field(init=False)
-    """One row per count, from 0; rows of blocks that nobody asked for are empty."""
+    """One row per count, from 0; rows of blocks that were not needed are empty."""
     known: list[float | None] = field(init=False)
-    """Device seconds by count; None where nobody asked for the block."""
+    """Device seconds by count; None where the block was not needed."""
 
     BLOCK: ClassVar[int] = 256
     """Smallest block; the others are as long as what lies before them."""

@@ -203,7 +203,7 @@ def plan_memory(
             drafted=drafted,
             max_context=max_context,
         )
-        for stage in (deployment.homes if deployment.elsewhere else deployment.stages(pipeline_parallel))
+        for stage in (deployment.homes if deployment.other_devices else deployment.stages(pipeline_parallel))
     ]
     tightest = min(stages, key=lambda plan: (plan.num_blocks, -plan.weight_bytes - plan.draft_weight_bytes))
     per_token = sum(plan.replica_kv_bytes_per_token for plan in stages)

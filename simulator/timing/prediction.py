@@ -57,7 +57,7 @@ class KernelPrediction(Result):
 
     @property
     def document(self) -> dict[str, Any]:
-        """What ``--json`` writes: what ``hwprofiles.predict_kernel`` says, its rates, the shape asked for."""
+        """What ``--json`` writes: what ``hwprofiles.predict_kernel`` says, its rates, the shape requested."""
         return self._document
 
     @property

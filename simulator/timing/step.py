@@ -70,7 +70,7 @@ class DecodeTable:
     """Seconds of one decode attention kernel by sequences, queries per sequence and keys read in all.
 
     For each pair (sequences, queries) the formula is evaluated at the ends of cells (``cell_tokens``), as far as has
-    been asked for, and interpolated linearly, as ``between_cells`` does for many steps.
+    been requested, and interpolated linearly, as ``between_cells`` does for many steps.
 
     Args:
         formula: seconds of (sequences, queries, keys); keys may be an array.
@@ -106,7 +106,7 @@ class DecodeTable:
         if row is not None and keys < (len(row[1]) - 1) * row[0]:
             return row
         cells = max(FIRST_CELLS, 2 * (keys // int(cell_tokens(seqs)) + 1))
-        # Rows of like batches are soon asked for too, and cost little more together than one of them alone.
+        # Rows of like batches are soon requested too, and cost little more together than one of them alone.
         first = (seqs - 1) // ROWS_TOGETHER * ROWS_TOGETHER + 1
         batches = np.arange(first, first + ROWS_TOGETHER) if row is None and cells == FIRST_CELLS else np.array([seqs])
         points = np.arange(cells + 1, dtype=np.float64) * cell_tokens(batches)[:, None]
@@ -145,7 +145,7 @@ class AttentionPrices(NamedTuple):
     """Seconds of (sequences, new tokens, pairs, keys)."""
     mixed: Callable[..., Any] | None
     """Seconds of the same, (decoding sequences, their keys, the most keys of one) in one kernel; None where prompts and
-    single queries run apart."""
+    single queries run separately."""
     fresh: list[float]
     """Seconds of one fresh prompt by its length."""
     window: int
@@ -212,7 +212,7 @@ class StepTimer:
     """The model's layers by the chip that runs them."""
     _kinds: list[MixingKind] = field(init=False)
     _attention: list[AttentionPrices] = field(init=False, default_factory=list)
-    """Seconds of each kind; made when single steps are asked for."""
+    """Seconds of each kind; made when single steps are requested."""
     _layers: dict[int, CostTable] = field(init=False)
     """Layers by tokens, for each number of tokens in a row of a sequence that experts see."""
     _head: CostTable = field(init=False)
@@ -380,7 +380,7 @@ class StepTimer:
             logit_rows = decoding * seen.query_len + seen.sampled_prefills
         together = self._routed and decoding and not prefilling and seen.query_len > 1
         layers = self._layer_table(int(seen.query_len)) if together else self._layers[1]
-        # Most counts have been asked for before: a list is looked up faster than a function called.
+        # Most counts have been requested before: a list is looked up faster than a function called.
         layers_s, head_s = layers.known[tokens], self._head.known[logit_rows]
         total: Any = layers.seconds(tokens) if layers_s is None else layers_s
         total += self._head.seconds(logit_rows) if head_s is None else head_s
@@ -392,7 +392,7 @@ class StepTimer:
         return np.maximum(total, self._floor_s) if isinstance(total, np.ndarray) else max(total, self._floor_s)
 
     def layer_costs(self, layer: Layer, tokens: IntArray, query_len: int = 1, home: Deployment | None = None) -> Costs:
-        """One layer apart from attention itself, for each token count in ``tokens``, collectives included; no experts
+        """One layer without attention itself, for each token count in ``tokens``, collectives included; no experts
         where attention groups share them. ``home``: the part of the model that it belongs to."""
         home = home or self.deployment
         one = _sum(layer_calls(home, layer, tokens, query_len), home, len(tokens))
@@ -595,7 +595,7 @@ class StepTimer:
 
 def step_timer(deployment: Deployment, max_tokens: int, windows: tuple[int | None, ...] = ()) -> StepTimer:
     """A timer of a deployment: the one that there is, with the tables that it has made, where an equal deployment was
-    asked about lately (replicas, replications, points of a study); else a new one.
+    used lately (replicas, replications, points of a study); else a new one.
 
     Args:
         deployment: model and chips.

@@ -35,12 +35,12 @@ class StepWork(NamedTuple, Generic[Number]):
     decode_kv_tokens: tuple[Number, ...]
     """Keys that the decoding sequences read, per window."""
     longest_kv: Number | int = 0
-    """Context of the longest decoding sequence, where timing asks for it (``tracked_longest``); 0 = all alike."""
+    """Context of the longest decoding sequence, where timing requests it (``tracked_longest``); 0 = all alike."""
     tail_kv: Any = 0
-    """The same less the mean of as many of the longest as timing asks for."""
+    """The same less the mean of as many of the longest as timing requests."""
     dp_imbalance: Any = 0.0
-    """Tokens of all attention groups over those told here, where the work is that of the slowest group alone; 0: it is
-    the work of all groups together."""
+    """Tokens of all attention groups over those counted here, where the work is that of the slowest group alone; 0: it
+    is the work of all groups together."""
 
     @property
     def tokens(self) -> Any:
@@ -88,7 +88,7 @@ def keys_read(context_tokens: int, query_len: int, window: int | None) -> int:
 def slowest_group(work: StepWork[Any], groups: int) -> StepWork[Any]:
     """The part of a step that the slowest of ``groups`` attention groups does.
 
-    Where nobody has told who does what, sequences are dealt out evenly, whole: a single prompt keeps one group busy
+    By default sequences are dealt out evenly, whole: a single prompt keeps one group busy
     while the others wait.
     """
     if groups == 1 or np.all(work.dp_imbalance):

@@ -169,7 +169,7 @@ class WorkloadConfig(Section):
     """Trace format, or ``auto`` to recognise it by content."""
     columns: dict[Literal["arrival", "input", "output", "session", "ttft", "e2e"], str] | None = None
     """Which column of the trace means what, where its names leave that open, e.g. ``{arrival: ts, input: toks}``; a
-    time unit may follow (``ts:ms``). Default: recognised or guessed, and told in the notes."""
+    time unit may follow (``ts:ms``). Default: recognised or guessed, with a note."""
     on_error: Literal["stop", "skip"] = "stop"
     """What a bad trace row does: stop with file and line, or be counted and skipped."""
 

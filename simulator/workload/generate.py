@@ -121,7 +121,7 @@ def make_sessions(
     count: int,
     seed: int,
 ) -> RequestStream:
-    """``count`` turns of conversations, session after session, with the hashes of everything said so far.
+    """``count`` turns of conversations, session after session, with the hashes of the conversation so far.
 
     Args:
         sessions: turns, think time, system prompts.
@@ -171,7 +171,7 @@ def make_sessions(
 
 
 def _trace_table(workload: WorkloadConfig, trace: str) -> RequestTable:
-    """The requests of a trace: those that were read last, where it is the same file and asked for alike."""
+    """The requests of a trace: those that were read last, where it is the same file and the same fields."""
     from traces import read_requests  # a run without a trace does without the readers
     from traces.catalogue import resolve
 
@@ -229,7 +229,7 @@ def _refuse_trace_larger_than_memory(file: Path, workload: WorkloadConfig) -> No
 
 
 _RECENT_TRACE: RecentResults[RequestTable] = RecentResults(1)
-"""One table: a study asks for the same trace over and over, and tables are large."""
+"""One table: a study requests the same trace over and over, and tables are large."""
 
 
 def _from_trace(workload: WorkloadConfig, trace: str, rng: np.random.Generator) -> RequestStream:
@@ -290,7 +290,7 @@ def _goes_on_through_answers(table: RequestTable) -> bool:
 def _trace_notes(trace: str, table: RequestTable, workload: int | None) -> list[str]:
     count = len(table.input_tokens)
     if workload is not None and count < workload:
-        short = f"workload.num_requests: {workload} asked for, {trace} has {count}: all of them were run"
+        short = f"workload.num_requests: {workload} requested, {trace} has {count}: all of them were run"
         return [short, *_trace_notes(trace, table, None)]
     skipped = [f"{trace}: skipped {count} rows ({reason})" for reason, count in sorted(table.skipped.items())]
     waits = 0 if table.follows is None else len(np.unique(table.follows[:, 1]))

@@ -79,7 +79,7 @@ def browser():
 
 
 class Visit:
-    """A page with what it complained of and what it asked others for."""
+    """A page with its errors and its requests to other hosts."""
 
     def __init__(self, browser, base, width=1280, scheme="light"):
         self.base = base
@@ -96,7 +96,7 @@ class Visit:
 
     def _local(self, url):
         if not url.startswith((self.base, "data:", "blob:")):
-            self.complaints.append(f"asked the network for {url}")
+            self.complaints.append(f"requested {url} from the network")
 
     def open(self, path, figures):
         self.page.goto(f"{self.base}/{path}")

@@ -46,7 +46,7 @@ def encoded(data: bytes) -> str:
     return "data:application/x-yaml;base64," + base64.b64encode(data).decode()
 
 
-def test_runs_are_found_by_label_and_nothing_else_is_readable(served, run_folder):
+def test_runs_are_detected_by_label_and_nothing_else_is_readable(served, run_folder):
     assert served.runs() == {run_folder.name: run_folder.resolve()}
     assert served.run(run_folder.name).basis == "datasheet"
     for label in ("../one", str(run_folder), "", "one/", "/etc"):
@@ -176,7 +176,7 @@ def test_an_address_is_honoured_or_says_what_is_shown_instead(served):
         ("bach=3", "'bach' is nothing that this page knows; did you mean 'batch'?."),
     ],
 )
-def test_what_of_an_address_cannot_be_honoured_is_said(served, search, message):
+def test_what_of_an_address_cannot_be_honoured_is_stated(served, search, message):
     values, changed = values_of(CONTROLS, "?" + search, served)
     assert values == {"chip": "l4", "chips": ["l4"], "batch": 16, "rate": 2, "run": "one"}
     assert changed == ([message] if search != "chips=" else [])
@@ -438,7 +438,7 @@ def test_an_address_that_is_taken_is_refused_in_one_line():
         check_free("127.0.0.1", taken.getsockname()[1])
 
 
-def test_others_are_let_in_only_when_asked(capsys):
+def test_others_are_let_in_only_when_requested(capsys):
     assert main(["dash", "--host", "0.0.0.0"]) == 2
     assert "add --expose if you mean it" in capsys.readouterr().err
     assert main(["dash", "no/such/folder", "--port", "0"]) == 2

@@ -51,7 +51,7 @@ def shown(context):
     return compute(context, {"view": VIEWS[2], "replay": "this session/made"})
 
 
-def test_measured_files_are_found_by_content(context):
+def test_measured_files_are_detected_by_content(context):
     assert {label: steps for label, (_, steps) in context.served.measured().items()} == {
         "bench.csv": False,
         "steps.csv": True,

@@ -79,7 +79,7 @@ def test_no_control_reads_a_file_that_is_not_served(app, secret):
 
 
 def answered(**forged):
-    """What the what-if page has told itself last, as a browser sends it back."""
+    """The what-if page's stored state, as a browser sends it back."""
     fields = {control.name: control for control in what_if.CONTROLS}
     return {"answered": {name: control.default_in(None) for name, control in fields.items()} | forged}
 
@@ -125,7 +125,7 @@ def test_a_forged_start_is_no_larger_than_an_honest_one(app):
     assert len(started) == 1
 
 
-def test_other_names_of_this_machine_may_be_asked_for(tmp_path):
+def test_other_names_of_this_machine_may_be_requested(tmp_path):
     app, _ = create_app([], tmp_path, (*LOCAL_NAMES, "127.0.0.2"))
     client = app.server.test_client()
     assert client.get("/", headers={"Host": "127.0.0.2:8050"}).status_code == 200
@@ -171,7 +171,7 @@ def test_a_malformed_host_is_refused(app, host):
     assert app[0].server.test_client().get("/", headers={"Host": host}).status_code in (400, 403)
 
 
-def test_with_a_token_nothing_is_said_without_it(tmp_path):
+def test_with_a_token_nothing_is_stated_without_it(tmp_path):
     app, _ = create_app([], tmp_path, (), "secret-token")
     client = app.server.test_client()
     for path in ("/", "/_dash-layout", "/_dash-dependencies", "/assets/forerun.js", "/?token=", "/?token=secret"):
@@ -214,11 +214,11 @@ def test_a_session_sees_its_own_runs_alone(app, run_folder):
 
 def test_a_run_may_not_take_all_memory(tmp_path):
     """In a process of its own, as runs are: more than it may have is one sentence."""
-    code = "from dashboards.app import jobs; import numpy, pathlib; jobs.MOST_MEMORY_BYTES = 2**30; said = []\n"
-    code += "class Sender: send = staticmethod(said.append)\n"
+    code = "from dashboards.app import jobs; import numpy, pathlib; jobs.MOST_MEMORY_BYTES = 2**30; sent = []\n"
+    code += "class Sender: send = staticmethod(sent.append)\n"
     code += "jobs.follow_parent = lambda _: None\n"
     code += "jobs.work(Sender, lambda folder, tell: numpy.ones(2**28), pathlib.Path('x'), 1)\n"
-    code += "assert said == [('failed', jobs.NO_MEMORY)], said"
+    code += "assert sent == [('failed', jobs.NO_MEMORY)], sent"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
 
 

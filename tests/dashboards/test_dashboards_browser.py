@@ -120,7 +120,7 @@ PAGE = """<html lang="en"><title>A page</title><main><h1>A page</h1>{}</main></h
         ("<table><tbody><tr><td style='color: #aaa'>faint</td></tr></tbody></table>", ["color-contrast"]),
     ],
 )
-def test_barriers_are_found(browser, barriers_of, markup, barriers):
+def test_barriers_are_detected(browser, barriers_of, markup, barriers):
     page = browser.new_page()
     page.set_content(PAGE.format(markup))
     assert [name for _, name, _ in barriers_of(page)] == barriers

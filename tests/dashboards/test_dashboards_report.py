@@ -91,7 +91,7 @@ def test_a_single_run_shows_the_interval_of_the_models_error(run):
         assert shown_interval(message, key) not in report_html(run)
 
 
-def test_report_goes_where_asked(run_folder, tmp_path):
+def test_report_goes_where_requested(run_folder, tmp_path):
     assert write_report(run_folder, tmp_path / "x.html") == tmp_path / "x.html"
     assert (tmp_path / "x.html").stat().st_size > 500_000
     assert not (run_folder / "report.html").exists()

@@ -6,7 +6,7 @@ python tests/mutation/sample.py --again --seed 1        # what survived it, afte
 
 Results lie in out/mutation/seed-N.jsonl, a line per mutant; a stopped run goes on where it stopped. Sources are changed
 in memory alone. The score is killed / (killed + survived) of those that can be imported; `equivalent.yaml` names
-survivors that compute the same as the original, with the reason, and they are counted apart.
+survivors that compute the same as the original, with the reason, and they are counted separately.
 """
 
 import argparse
@@ -133,7 +133,7 @@ def judge(drawn: dict[str, Any], suites: Suites, budget_s: float) -> dict[str, A
 
 
 def key(result: dict[str, Any]) -> tuple[Any, ...]:
-    """What tells a mutant apart, wherever its line has moved to."""
+    """What identifies a mutant, wherever its line has moved to."""
     return tuple(result[name] for name in ("module", "line", "operator", "before", "after"))
 
 

@@ -1,7 +1,7 @@
 """Installs the built wheel into a fresh environment with the core dependencies alone and uses it from another folder.
 
 Run: python tests/package/smoke.py DIST [--python PYTHON] [--lowest] [--dashboard]
-``--lowest`` pins every dependency to its declared lower bound; ``--dashboard`` adds that extra and asks for a page.
+``--lowest`` pins every dependency to its declared lower bound; ``--dashboard`` adds that extra and requests a page.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
         ("", "unknown"),
     ],
 )
-def test_licences_are_told_apart(text, judged):
+def test_licences_are_distinguished(text, judged):
     assert verdict(text) == judged
 
 

@@ -381,7 +381,7 @@ def _run(data: dict[str, Any], seed: int, oracle: bool, intervals: bool) -> tupl
         return "differs", "energy without step records"
     summary = document["summary"]
     if summary["completed"] + summary["failed"] != len(generate_requests(scenario.workload, seed)):
-        return "differs", "requests offered and requests told of"
+        return "differs", "requests offered and requests accounted for"
     if oracle:
         plain = run_document(simulate(scenario.with_values({"engine.stepping": "exact-steps"}), seed))
         for key in ("summary", "kv_cache"):

@@ -117,7 +117,7 @@ def scenarios(draw):
 
 @st.composite
 def fleet_scenarios(draw):
-    """Pools, prompts apart from answers or not, and failures, as plain data; some are refused."""
+    """Pools, disaggregated or not, and failures, as plain data; some are refused."""
     data = draw(scenarios()) | {"engine": draw(engines("vllm-v1"))}
     data["hardware"] = {"chip": data["hardware"]["chip"], "tensor_parallel": draw(st.sampled_from([1, 2]))}
     data.pop("attention_speculation", None)

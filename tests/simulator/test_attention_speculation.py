@@ -327,7 +327,7 @@ def test_levers_priced_together_are_those_priced_alone(custom):
 
 
 def test_a_lever_of_the_map_asks_for_prices_once(monkeypatch):
-    """The value and both ends of the costs' ranges are one call; layouts without it are not asked again."""
+    """The value and both ends of the costs' ranges are one call; layouts without it are not computed again."""
     pricers = [
         StepPricer(layout(PAPER, hardware=hardware, attention_speculation=block))
         for hardware, block in (({"chip": "n150", "tensor_parallel": 8}, None), (N150, {"task": "gsm8k"}))

@@ -13,7 +13,7 @@ from simulator.run import simulate
 from simulator.scenario import scenario_from
 from simulator.timing import RemoteDrafter, StepWork, check_drafter
 
-APART = {"model": "llama-3.2-1b", "chip": "h100-sxm"}
+SEPARATE = {"model": "llama-3.2-1b", "chip": "h100-sxm"}
 WORK = StepWork(0, 0, (0,), (0,), 0, (0,), 8, 4, (8 * 500,))
 
 
@@ -23,7 +23,7 @@ def timer(draft=None, **fields):
 
 
 def test_the_same_chip_over_a_link_costs_two_messages_more():
-    here, there = timer(), timer(APART | {"link": "pcie5-x16"})
+    here, there = timer(), timer(SEPARATE | {"link": "pcie5-x16"})
     link = load_link("pcie5-x16")
     # 8 sequences: 4 verified tokens of 4 bytes there, 3 draft tokens of 4 bytes back.
     messages = 2 * link.latency_s + (8 * 4 + 8 * 3) * 4 / link.bandwidth_bytes_per_s
@@ -45,10 +45,10 @@ def test_a_head_is_sent_the_hidden_states_that_it_reads():
 
 @pytest.mark.parametrize("overlap", [0.0, 0.5, 1.0])
 def test_overlap_hides_drafting_behind_the_target(overlap):
-    single = timer(APART | {"overlap": overlap})
+    single = timer(SEPARATE | {"overlap": overlap})
     target, drafting = single.target.seconds(WORK), seconds_of(single.drafter, WORK)
     host = single.seconds(WORK) - target - drafting + overlap * min(target, drafting)
-    without = timer(APART)
+    without = timer(SEPARATE)
     assert host == pytest.approx(without.seconds(WORK) - target - drafting, rel=1e-9)
     if overlap == 1.0:
         assert single.seconds(WORK) == pytest.approx(max(target, drafting) + host, rel=1e-9)
@@ -57,7 +57,7 @@ def test_overlap_hides_drafting_behind_the_target(overlap):
 def test_the_drafter_takes_no_memory_of_the_target():
     none, here, there = (
         simulate(scenario(name, **fields)).kv
-        for name, fields in ((None, {}), ("draft-model", {}), ("draft-model", {"draft": APART}))
+        for name, fields in ((None, {}), ("draft-model", {}), ("draft-model", {"draft": SEPARATE}))
     )
     assert there.draft_weights_bytes == 0.0
     assert there.bytes_per_token == none.bytes_per_token < here.bytes_per_token
@@ -65,9 +65,9 @@ def test_the_drafter_takes_no_memory_of_the_target():
 
 
 def test_a_small_draft_chip_limits_the_blocks_or_is_refused():
-    wide, narrow = (simulate(scenario("draft-model", draft=APART | {"chip": c})).kv for c in ("h100-sxm", "l40s"))
+    wide, narrow = (simulate(scenario("draft-model", draft=SEPARATE | {"chip": c})).kv for c in ("h100-sxm", "l40s"))
     assert narrow.num_blocks == wide.num_blocks, "1B parameters leave room enough on 48 GB"
-    big = APART | {"model": "llama-3.1-8b", "chip": "rtx-4090"}
+    big = SEPARATE | {"model": "llama-3.1-8b", "chip": "rtx-4090"}
     with pytest.raises(
         ForerunError, match=r"speculation.draft: chip: llama-3.1-8b does not fit 1 x rtx-4090"
     ) as caught:
@@ -103,7 +103,7 @@ def test_remote_drafters_keep_the_rules():
 
 
 def test_a_slower_chip_drafts_slower_and_its_work_is_not_the_targets():
-    fast, slow = (simulate(scenario("draft-model", draft=APART | {"chip": chip})) for chip in ("h100-sxm", "l40s"))
+    fast, slow = (simulate(scenario("draft-model", draft=SEPARATE | {"chip": chip})) for chip in ("h100-sxm", "l40s"))
     assert slow.engine.simulated_s > fast.engine.simulated_s
     near = simulate(scenario("draft-model"))
     per_token = [r.steps.bytes.sum() / r.steps.output_tokens.sum() for r in (near, fast)]
@@ -135,4 +135,4 @@ def test_what_makes_no_sense_is_refused(method, draft, message):
 def test_unknown_chips_and_links_are_named():
     for field, value in (("chip", "h10-sxm"), ("link", "pcie55")):
         with pytest.raises(ProfileError, match=f"speculation.draft: .*{value}"):
-            simulate(scenario("draft-model", draft=APART | {field: value}))
+            simulate(scenario("draft-model", draft=SEPARATE | {field: value}))

@@ -116,7 +116,7 @@ def test_many_short_steps_far_out_keep_the_clock(tmp_path, start_s):
 @pytest.mark.parametrize("rows", [0, 10, None])
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_twelve_days_of_traffic_keep_the_invariants(rows, replicas):
-    """Beyond 2**20 s doubles are further apart than the ticks of the grid."""
+    """Beyond 2**20 s the spacing of doubles is larger than the ticks of the grid."""
     workload = {
         "arrivals": {"process": "constant", "request_rate": 2e-5},
         "input_tokens": 100,
@@ -148,17 +148,17 @@ def test_times_beyond_the_clock_are_refused(changes, message):
 def test_a_run_that_outlasts_the_clock_is_refused():
     """Pauses that are each within it may add up to more."""
     sessions = {"turns": 12, "think_time_s": 1e9, "block_tokens": 16}
-    with pytest.raises(ForerunError, match="simulated time, of which 1e\\+09 s can be told apart"):
+    with pytest.raises(ForerunError, match="simulated time, of which 1e\\+09 s can be resolved"):
         simulate(tiny({"sessions": sessions}))
 
 
-def test_a_trace_with_fewer_rows_than_asked_for_says_so(tmp_path):
+def test_a_trace_with_fewer_rows_than_requested_says_so(tmp_path):
     (tmp_path / "trace.csv").write_text("arrival_s,input_tokens,output_tokens\n0,5,5\n1,6,6\n")
     workload = {"trace": str(tmp_path / "trace.csv"), "num_requests": 5000}
     result = simulate(scenario_from(tiny_data() | {"workload": workload}, "trace"))
-    assert sum("5000 asked for" in note and "has 2" in note for note in result.notes) == 1
+    assert sum("5000 requested" in note and "has 2" in note for note in result.notes) == 1
     short = scenario_from(tiny_data() | {"workload": workload | {"num_requests": 2}}, "trace")
-    assert not any("asked for" in note for note in generate_requests(short.workload, 0).notes)
+    assert not any("requested" in note for note in generate_requests(short.workload, 0).notes)
 
 
 @pytest.mark.parametrize(

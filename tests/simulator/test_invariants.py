@@ -74,7 +74,7 @@ def looked_at(outcome, **changes):
 
 
 def changed(records, column, row, value):
-    """Records with one value changed; ``value`` is told the old one."""
+    """Records with one value changed; ``value`` is called with the old one."""
     values = getattr(records, column).copy()
     values[row] = value(values[row])
     return replace(records, **{column: values})
@@ -104,7 +104,7 @@ def test_a_good_run_keeps_every_invariant(closed, disaggregated, staged):
         ("accepted_tokens", lambda n: n + 1, "drafts, their tokens and the accepted ones"),
     ],
 )
-def test_a_broken_request_is_told(closed, column, value, message):
+def test_a_broken_request_is_reported(closed, column, value, message):
     row = len(closed.requests) // 2
     assert message in judged(closed, requests=changed(closed.requests, column, row, value))
 
@@ -153,7 +153,7 @@ def test_more_verify_steps_than_tokens(closed):
         ("start_s", lambda t: t + 1.0, "a step starts"),
     ],
 )
-def test_a_broken_step_is_told(closed, column, value, message):
+def test_a_broken_step_is_reported(closed, column, value, message):
     row = len(closed.steps) // 2
     assert message in judged(closed, steps=changed(closed.steps, column, row, value))
 
@@ -277,7 +277,7 @@ def test_no_sound_run_is_accused(data, seed):
 @RANDOM
 @given(fleet_scenarios(), st.integers(0, 99))
 def test_no_sound_fleet_is_accused(data, seed):
-    """Pools of unlike chips, prompts apart from answers, failures, at random."""
+    """Pools of unlike chips, disaggregated prefill, failures, at random."""
     keeps_the_laws(data, seed)
 
 

@@ -72,7 +72,7 @@ def test_one_replica_behind_any_router(routing, router, seed):
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("routing", ROUTINGS)
 def test_prompts_that_share_nothing_need_no_cache(routing, seed):
-    """Hashes of their own for each request; blocks that nobody asks for again are no burden."""
+    """Hashes of their own for each request; blocks that nobody requests again are no burden."""
     hardware = {"chip": "h100-sxm", "replicas": 2}
     stream = generate_requests(scenario().workload, seed)
     counts = -(-stream.input_tokens // 16)

@@ -49,7 +49,7 @@ def test_a_full_scenario_has_names_that_are_known():
 
 
 @pytest.mark.parametrize(("path", "value", "meant"), MISSPELT)
-def test_each_misspelt_name_is_told_with_its_field(path, value, meant):
+def test_each_misspelt_name_is_reported_with_its_field(path, value, meant):
     wrong = scenario_from(tiny_data() | FULL, "full").with_values({path: value})
     with pytest.raises(ForerunError) as error:
         check_names(wrong)

@@ -15,7 +15,7 @@ from simulator.errors import ForerunError
 from simulator.run import simulate
 from simulator.scenario import scenario_from
 from simulator.serving import log
-from simulator.serving.fleet import apart
+from simulator.serving.fleet import forked
 
 LAYOUTS = [
     {"tensor_parallel": 2, "expert_parallel": 2},
@@ -84,16 +84,16 @@ def test_pipelines_need_a_scheduler_that_keeps_batches_in_flight():
         simulate(scenario_from(data, "test"))
 
 
-def run_apart(scenario, monkeypatch, processes):
+def run_forked(scenario, monkeypatch, processes):
     """A run on so many processes, its step rows summed up in many parts."""
-    monkeypatch.setattr(apart, "WORTH_FORKING", 1)
-    monkeypatch.setattr(apart.threading, "active_count", lambda: 1)  # pytest's own wait for nothing here
-    monkeypatch.setattr(apart, "cores", lambda: processes)
+    monkeypatch.setattr(forked, "WORTH_FORKING", 1)
+    monkeypatch.setattr(forked.threading, "active_count", lambda: 1)  # pytest's own wait for nothing here
+    monkeypatch.setattr(forked, "cores", lambda: processes)
     monkeypatch.setattr(log, "CONDENSED_AT", 500)
     return simulate(scenario, 3, full_step_rows=0)
 
 
-def told(result):
+def outcome(result):
     """All that a run says but for the time that it took."""
     document = {name: value for name, value in result.document.items() if name != "engine"}
     records = [getattr(part, one.name) for part in (result.requests, result.steps, result.gaps) for one in fields(part)]
@@ -120,11 +120,11 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "acceptance": {"alpha":
 )
 def test_replicas_on_any_number_of_cores_say_the_same_to_the_byte(monkeypatch, sections):
     data = tiny_data(**MANY) | {"hardware": {"chip": "h100-sxm", "replicas": 5}} | sections
-    scenario = scenario_from(data, "apart")
+    scenario = scenario_from(data, "forked")
     forked = []
     fork = os.fork
     monkeypatch.setattr(os, "fork", lambda: forked.append(1) or fork())
-    one, *others = [told(run_apart(scenario, monkeypatch, processes)) for processes in (1, 2, 3, 8)]
+    one, *others = [outcome(run_forked(scenario, monkeypatch, processes)) for processes in (1, 2, 3, 8)]
     assert len(forked) == 1 + 2 + 4
     for other in others:
         assert other == one
@@ -133,17 +133,17 @@ def test_replicas_on_any_number_of_cores_say_the_same_to_the_byte(monkeypatch, s
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are copied on Linux alone")
 def test_replicas_of_a_process_that_dies_are_run_by_the_first(monkeypatch):
     data = tiny_data(**MANY) | {"hardware": {"chip": "h100-sxm", "replicas": 4}}
-    scenario = scenario_from(data, "apart")
-    one = told(run_apart(scenario, monkeypatch, 1))
-    monkeypatch.setattr(apart.Helper, "_work", lambda self: os._exit(9))
-    assert told(run_apart(scenario, monkeypatch, 2)) == one
+    scenario = scenario_from(data, "forked")
+    one = outcome(run_forked(scenario, monkeypatch, 1))
+    monkeypatch.setattr(forked.Helper, "_work", lambda self: os._exit(9))
+    assert outcome(run_forked(scenario, monkeypatch, 2)) == one
 
 
 def test_few_requests_and_kept_step_rows_stay_in_one_process(monkeypatch):
-    monkeypatch.setattr(apart, "cores", lambda: 8)
-    monkeypatch.setattr(apart.threading, "active_count", lambda: 1)
+    monkeypatch.setattr(forked, "cores", lambda: 8)
+    monkeypatch.setattr(forked.threading, "active_count", lambda: 1)
     monkeypatch.setattr(os, "fork", None)
-    scenario = scenario_from(tiny_data(**MANY) | {"hardware": {"chip": "h100-sxm", "replicas": 4}}, "apart")
+    scenario = scenario_from(tiny_data(**MANY) | {"hardware": {"chip": "h100-sxm", "replicas": 4}}, "forked")
     simulate(scenario, 3, full_step_rows=0)
-    monkeypatch.setattr(apart, "WORTH_FORKING", 1)
+    monkeypatch.setattr(forked, "WORTH_FORKING", 1)
     simulate(scenario, 3)

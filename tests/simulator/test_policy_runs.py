@@ -53,8 +53,8 @@ def test_policies_that_learn_are_reproducible(policy):
     assert outcomes(result)[1] == outcomes(simulate(scenario("eagle3", policy=policy)))[1]
 
 
-class Told:
-    """Drafts two tokens while nobody waits, and keeps what it was told."""
+class Recorder:
+    """Drafts two tokens while nobody waits, and records the state that it got."""
 
     by_batch_alone = False
 
@@ -70,9 +70,9 @@ class Told:
 
 
 @pytest.mark.parametrize("stepping", ["fast", "exact-steps"])
-def test_a_policy_is_told_how_many_requests_wait(stepping):
+def test_a_policy_is_reported_how_many_requests_wait(stepping):
     """12 requests from the start, 4 places: 8 wait, then fewer, then none."""
-    message = Told()
+    message = Recorder()
     work = {
         "arrivals": {"process": "closed-loop", "max_concurrency": 12},
         "input_tokens": 64,
@@ -81,11 +81,11 @@ def test_a_policy_is_told_how_many_requests_wait(stepping):
     }
     requested = scenario("eagle3", engine={"max_num_seqs": 4, "stepping": stepping}).with_values({"workload": work})
     result = simulate(requested, make_policy=lambda: message)
-    assert message.waiting[0] == 0, "asked before anything came"
+    assert message.waiting[0] == 0, "called before any request came"
     assert max(message.waiting) == 8
     assert message.waiting[-1] == 0
     assert (result.steps.waiting > 0).any()
-    assert len(set(result.steps.query_len)) > 1, "what it was told decided"
+    assert len(set(result.steps.query_len)) > 1, "the state decided"
 
 
 def test_a_policy_that_never_switches_is_the_fixed_run():
@@ -179,7 +179,7 @@ def test_a_tree_is_drafted_whole_or_not_at_all():
 
 def test_a_drafter_that_cannot_be_shortened_is_refused():
     class Whole:
-        """What a drafter was asked for before there were policies."""
+        """What a drafter was requested before there were policies."""
 
         def __init__(self, request):
             self._inner = build_drafter(request)

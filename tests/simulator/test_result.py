@@ -115,7 +115,7 @@ def test_a_run_result_hands_out_all_it_has(result, tmp_path):
     assert (tmp_path / "run" / "report.html").exists()
 
 
-def test_without_pandas_the_way_out_is_told(result, monkeypatch):
+def test_without_pandas_the_way_out_is_reported(result, monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ForerunError, match=r"pandas is not installed.*to_arrow"):
         result.to_pandas()

@@ -62,7 +62,7 @@ def test_turns_follow_each_other_spawned_sessions_are_joined_and_forks_go_on(tmp
         for prompt, answer in zip(table.input_tokens.tolist(), table.output_tokens.tolist(), strict=True)
     ]
     before, after = hashes.of(5).tolist(), hashes.of(6).tolist()
-    assert after[: len(before)] == before, "a fork goes on from what was said and answered"
+    assert after[: len(before)] == before, "a fork goes on from the parent's messages and answers"
     assert hashes.of(1)[0] != hashes.of(0)[0], "a spawned session begins afresh"
 
 

@@ -174,7 +174,7 @@ def test_a_quote_that_never_closes_is_not_read_to_the_end(tmp_path, monkeypatch)
         read_requests(path)
 
 
-def test_order_is_mended_stably_and_told(tmp_path):
+def test_order_is_mended_stably_and_reported(tmp_path):
     path = write(tmp_path, HEADER + "5,1,1\n3,2,2\n5,3,3\n3,4,4\n")
     table = read_requests(path)
     assert table.arrival_s.tolist() == [0, 0, 2, 2]

@@ -1,4 +1,4 @@
-"""Every request format on tiny inline files: what is read, in which unit, and what is said about it."""
+"""Every request format on tiny inline files: what is read, in which unit, and which notes there are."""
 
 import gzip
 import json
@@ -464,7 +464,7 @@ def test_dates_of_every_style(tmp_path, stamp, seconds, company):
         ("req_ts_ms,ctx,total_tokens,query_len,reply_len", "'req_ts_ms', input = 'query_len', output = 'reply_len'"),
     ],
 )  # fmt: skip
-def test_columns_of_one_s_own_are_guessed_and_told(tmp_path, header, message):
+def test_columns_of_one_s_own_are_guessed_and_reported(tmp_path, header, message):
     names = header.split(",")
     rows = [",".join(str(1000 * row + place) for place in range(len(names))) for row in (1, 2, 3)]
     table = read_requests(write(tmp_path, "\n".join([header, *rows, ""])))
@@ -473,7 +473,7 @@ def test_columns_of_one_s_own_are_guessed_and_told(tmp_path, header, message):
     assert table.arrival_s.tolist() == [0.0, 1000.0 / scale, 2000.0 / scale]
 
 
-def test_a_text_is_no_count_and_two_equals_are_asked_about(tmp_path):
+def test_a_text_is_no_count_and_two_equals_are_requested_about(tmp_path):
     with pytest.raises(TraceError, match=r"--map arrival=COLUMN,input=COLUMN,output=COLUMN"):
         read_requests(write(tmp_path, "ts,prompt,reply\n1,hello there,fine\n2,a,b\n"))
     with pytest.raises(TraceError, match="no trace format fits"):

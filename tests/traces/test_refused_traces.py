@@ -42,7 +42,7 @@ def test_sessions_of_agents(tmp_path, value, message):
 
 
 def test_block_ids_of_any_size_keep_what_is_shared(tmp_path):
-    """Ids are hashes: far apart as they may be, equal ones are one block and different ones are two."""
+    """Ids are hashes: however far they lie from each other, equal ones are one block and different ones are two."""
     far = 2**60
     requests = [
         {"t": 0.0, "in": 128, "out": 1, "hash_ids": [5, far]},

@@ -213,9 +213,9 @@ def test_published_tables(shared_data):
     unified = read_runs(shared_data / "serving" / "inferencex.csv")
     assert len(unified) == 1243
     disaggregated = [run for run in unified if run.unusable is None and "pools" in run.settings]
-    assert len(disaggregated) == 198, "of 291; depths of drafts, or workers, are not told of the others"
+    assert len(disaggregated) == 198, "of 291; depths of drafts, or workers, are unknown for the others"
     sglang = read_runs(shared_data / "serving" / "sgl-cookbook.csv")
-    assert sum(run.unusable is None for run in sglang) == 87, "lengths from 1 to the one named, or totals told"
+    assert sum(run.unusable is None for run in sglang) == 87, "lengths from 1 to the one named, or totals given"
     silicon = read_runs(shared_data / "kernels" / "aiconfigurator" / "e2e")
     assert len(silicon) == 3771
     staged = read_runs(shared_data / "serving" / "blis" / "eval38_ground_truth.csv")
@@ -315,7 +315,7 @@ def test_chips_that_an_export_multiplied_are_counted_once(tmp_path, source, size
         ("Kimi-K2.5", (10.0, 7.0), (False, False)),
     ],
 )
-def test_runs_that_must_have_speculated_are_told(tmp_path, model, tpots, drafted):
+def test_runs_that_must_have_speculated_are_reported(tmp_path, model, tpots, drafted):
     """Two runs of one configuration: an export of InferenceX does not say which has MTP."""
     rows = [f"a,{PUBLIC},trtllm,1.1.0rc2.post2,m/{model},h200_sxm,fp8,agg,1000,500,8,8,1,9,{tpot}" for tpot in tpots]
     runs = read_runs(written(tmp_path, SILICON + "\n".join(rows) + "\n", "s.csv"))

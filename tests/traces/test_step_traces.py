@@ -41,7 +41,7 @@ def kernel(start, us):
 
 
 @given(st.integers(1, 8), st.integers(1, 200), st.integers(0, 300))
-def test_pairs_that_are_not_told_are_those_of_equal_causal_chunks(seqs, new, cached):
+def test_pairs_that_are_not_reported_are_those_of_equal_causal_chunks(seqs, new, cached):
     """Query i of a chunk sees what is cached and i + 1 new keys: summed by hand."""
     row = {"place": "row", "prefill_seqs": seqs, "prefill_tokens": seqs * new, "measured_s": 1e-3}
     table = step_table([{**row, "prefill_kv_tokens": seqs * (cached + new)}], "made")

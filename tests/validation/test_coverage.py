@@ -1,4 +1,4 @@
-"""Coverage of intervals: inside and outside are told apart, shares and causes follow from the rows."""
+"""Coverage of intervals: inside and outside are distinguished, shares and causes follow from the rows."""
 
 import pytest
 

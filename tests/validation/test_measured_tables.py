@@ -106,7 +106,7 @@ def test_features_of_experts_say_how_unevenly_tokens_are_spread():
 
 
 def test_no_kernels_are_called_unfitted_whose_set_says_what_it_was_fitted_on(project_root):
-    """Sets of one kind of sparse or linear attention are named after it: rows said that nothing was fitted."""
+    """Sets of one kind of sparse or linear attention are named after it: rows stated that nothing was fitted."""
     checked = 0
     for row in read_errors(project_root / "docs" / "validation" / "errors.json"):
         match = re.fullmatch(r"(\w+)(?: (\S+?))?(?:, usual shapes)?, (\S+), (\S+)", row.name)

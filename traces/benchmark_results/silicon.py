@@ -37,14 +37,15 @@ def silicon_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
     output throughput is not in the table; it follows from the two means (see ``closed_loop_throughput``).
 
     InferenceX keeps KV in FP8 under TensorRT-LLM (``kv_cache_config`` of its recipes), under vLLM on Blackwell
-    (``kv-cache-dtype`` there), and for Llama-3.1-70B on H200 (NVIDIA's checkpoint, which asks for it; on H100 latency
+    (``kv-cache-dtype`` there), and for Llama-3.1-70B on H200 (NVIDIA's checkpoint, which requests it; on H100 latency
     and capacity show 16 bits).
 
     Outputs of SGLang's own runs of Qwen3 are all equally long: their mean TTFT is that of a prompt batch of every place
     at once, whatever the output length, so requests stay in step.
 
     InferenceX measures DeepSeek with and without MTP, which its exports do not say: of two runs of one configuration a
-    fifth apart the faster speculates (those of them that stand in its published results too, with equal means, all do).
+    fifth of difference the faster speculates (those of them that stand in its published results too, with equal means,
+    all do).
 
     Raises:
         TraceError: a cell that is no number.
@@ -117,7 +118,7 @@ def _layout(cells: Cells, public: bool) -> tuple[int | None, int | None, int | N
 
     InferenceX states ``tp`` and ``ep`` over the same chips, and attention groups as ``tp`` of them. Two exports of it
     multiply the two where both are n (n x n chips of experts, n x n or 1 of attention; or n groups of n chips with
-    n x n experts apart), though their row names say ``tp8_ep8`` and a third export has the same means on n chips.
+    n x n separate experts), though their row names say ``tp8_ep8`` and a third export has the same means on n chips.
     """
     tensor, groups, experts = cells.count("tp_size"), cells.several("attention_dp_size"), cells.several("moe_ep_size")
     chips, beside = (tensor or 1) * (groups or 1), cells.several("moe_tp_size")

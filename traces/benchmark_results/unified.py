@@ -35,8 +35,8 @@ _SHARE = re.compile(r"uniform\[\s*(0?\.\d+)\s*\*")
 _FROM_ONE = "uniform[1.."
 """How SGLang's client draws lengths by default: evenly from one token up to the length named."""
 CLIENT_SEED = 1
-"""Seed of that client unless told another (``bench_serving.py`` of SGLang); prompts are drawn first, then answers."""
-LENGTHS_NOTE = "lengths of a data set of which only totals are told, drawn by their means"
+"""Seed of that client by default (``bench_serving.py`` of SGLang); prompts are drawn first, then answers."""
+LENGTHS_NOTE = "lengths of a data set of which only totals are known, drawn by their means"
 HELD_UP = 10
 """Mean over median TTFT of requests sent one by one beyond which one of them waited for kernels to be compiled."""
 _FLAG = re.compile(r"(?<!\S)--([a-z][a-z0-9-]*)(?:[ =]([^-\s]\S*))?")
@@ -57,7 +57,7 @@ def unified_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
     A rate of ``inf`` with a concurrency is a closed loop, and so is one that would send everything ``SOON``; ``inf``
     without a concurrency sends everything at once; a finite rate is Poisson, as the clients behind these tables draw
     it. Latencies whose TPOT counts the first token are left out, and means and throughput of a run that compiled
-    kernels meanwhile. Prefill and decode workers that stand apart become pools of the chips that each has.
+    kernels meanwhile. Disaggregated prefill and decode workers become pools of the chips that each has.
 
     Raises:
         TraceError: a cell that is no number.
@@ -186,9 +186,9 @@ def _tokens(cells: Cells, kind: str, share: float | None) -> TokenCounts | None:
 def _drawn(cells: Cells) -> tuple[IntArray, IntArray] | None:
     """Lengths of every prompt and answer, where the row tells enough.
 
-    As SGLang's client draws them, if its prompts add up to the total told (all of them, or each without the token that
-    its tokeniser puts in front). Of a data set whose totals alone are told, the draw that assumes no more than the
-    mean: geometric, of all lengths with that mean the one of most entropy.
+    As SGLang's client draws them, if its prompts add up to the stated total (all of them, or each without the token
+    that its tokeniser puts in front). Of a data set whose totals alone are known, the draw that assumes no more than
+    the mean: geometric, of all lengths with that mean the one of most entropy.
     """
     count, random = cells.count("num_requests"), np.random.RandomState(CLIENT_SEED)
     totals = [cells.count(f"total_{kind}_tokens") or 0 for kind in ("input", "output")]
@@ -211,7 +211,7 @@ def _adding_up(drawn: IntArray, total: int) -> IntArray:
 
 
 def _of_data_set(cells: Cells) -> bool:
-    """Whether lengths are those of a data set's single questions, and their totals are told."""
+    """Whether lengths are those of a data set's single questions, and their totals are known."""
     totals = [cells.count(f"total_{kind}_tokens") for kind in ("input", "output")]
     return cells.text("length_mode") == "dataset" and bool(cells.count("num_requests")) and all(totals)
 
@@ -235,7 +235,7 @@ def _attention_groups(cells: Cells, flags: dict[str, str]) -> int | None:
     """Attention groups, where attention is data-parallel: as many as the chips that share experts, or as are named.
 
     vLLM's ``--data-parallel-size`` says so too where it takes up every chip named. SGLang divides ``--tp-size`` chips
-    into ``--dp-size`` groups, of one where that is not given, whatever else is asked for (``server_args.py``).
+    into ``--dp-size`` groups, of one where that is not given, whatever else is requested (``server_args.py``).
     """
     if "enable-expert-parallel" in flags and flags.get("data-parallel-size") == str(cells.count("n_gpus")):
         return cells.count("n_gpus")
@@ -253,20 +253,20 @@ def _apart(cells: Cells) -> bool:
 
 
 def _pools(cells: Cells) -> dict[str, object] | None:
-    """Prefill and decode workers as pools, where the two are apart and the notes tell workers that take up the chips
-    named; else None."""
+    """Prefill and decode workers as pools, where the two are disaggregated and the notes tell workers that take up the
+    chips named; else None."""
     if not _apart(cells):
         return None
     pools: dict[str, object] = {}
     for role, tensor, expert, groups, workers in _WORKERS.findall(cells.text("notes") or ""):
         chips, count = cells.count(f"{role}_gpus") or 0, int(workers)
         each = chips // count if count and chips % count == 0 else 0
-        apart = groups.lower() == "true"
-        if not each or (not apart and each != int(tensor)):
+        grouped = groups.lower() == "true"
+        if not each or (not grouped and each != int(tensor)):
             return None
-        hardware = {"tensor_parallel": 1 if apart else each, "replicas": count}
-        hardware |= {"attention_data_parallel": each} if apart and each > 1 else {}
-        hardware |= {"expert_parallel": each} if int(expert) > 1 or (apart and each > 1) else {}
+        hardware = {"tensor_parallel": 1 if grouped else each, "replicas": count}
+        hardware |= {"attention_data_parallel": each} if grouped and each > 1 else {}
+        hardware |= {"expert_parallel": each} if int(expert) > 1 or (grouped and each > 1) else {}
         pools[role] = {"role": role, "hardware": hardware}
     return pools if len(pools) == 2 else None
 

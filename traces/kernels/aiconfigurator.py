@@ -338,7 +338,7 @@ _TABLES: dict[str, Callable[[Frame, dict[str, int]], KernelTable]] = {
     "attn_dtype": _attention,
     "d_conv": _recurrent,
 }
-"""The column by which a table is told, and its reader."""
+"""The column that identifies a table, and its reader."""
 
 
 def _unpredicted(frame: Frame, operation: str, skipped: dict[str, int]) -> KernelTable:

@@ -48,7 +48,7 @@ OPS: dict[str, Columns] = {
 * ``v_head_dim``: width of V where it differs from that of Q and K (0 = the same).
 * ``latent``: 1 where K and V are one shared latent (absorbed MLA): a token stores ``head_dim`` elements per KV head.
 * ``kv_tokens``: KV lengths in total, where the sequences of a batch differ (0 = ``batch * kv_len``).
-* ``longest_kv``: KV length of the longest single-query sequences, where they differ (0 = all alike, or not told), and
+* ``longest_kv``: KV length of the longest single-query sequences, where they differ (0 = all alike, or unknown), and
   ``longest_batch`` how many are that long (0 = one).
 * ``attention_mixed``: one kernel over ``batch`` prefill chunks and ``decode_batch`` single-token sequences.
 * ``activated_experts``: different experts that were really touched (0 = not known).

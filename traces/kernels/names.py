@@ -1,4 +1,4 @@
-"""What a kernel does, told from its name: for traces that hold no shapes."""
+"""A kernel's operation from its name, for traces that hold no shapes."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class KernelTable:
         words: text columns that occur here; absent ones count as empty.
         measured_s: seconds of one call on one chip.
         std_s: spread of the repeats in seconds, NaN where not measured.
-        count: repeats behind a row, 0 where not told.
+        count: repeats behind a row, 0 where unknown.
         source: the file or files.
         format: of the file.
         skipped: reason -> rows of the file that are not here.
@@ -249,7 +249,7 @@ class RowBuilder:
             self._texts.setdefault(name, {})[row] = text
 
     def table(self, source: str, format: str, skipped: Mapping[str, int] | None = None) -> KernelTable:
-        """Everything added, as a table; a size that no kernel has counts as not told."""
+        """Everything added, as a table; a size that no kernel has counts as unknown."""
         rows = len(self._seconds)
         sizes = {}
         for name, values in self._sizes.items():

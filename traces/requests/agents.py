@@ -237,7 +237,7 @@ class _Dag:
         Args:
             name: of the conversation.
             after: requests that its first turn waits for.
-            said: what its prompts begin with.
+            history: parts that its prompts begin with.
             path: conversations that led here.
         """
         if name in path:
@@ -267,7 +267,7 @@ class _Dag:
         return after
 
     def _request(self, name: str, index: int, turn: Any, after: list[int], history: list[Part]) -> int:
-        """Add a turn's request to the records and to what was said; returns its number."""
+        """Add a turn's request to the records and to the history; returns its number."""
         messages, answer = turn.get("messages"), turn.get("max_tokens")
         if not isinstance(messages, list) or not all(isinstance(one, dict) for one in messages):
             raise TraceError(f"{self._place(name, index)}: messages: a list of messages expected")
@@ -325,7 +325,7 @@ def _names(holder: Mapping[str, Any], key: str, place: str) -> list[str]:
 
 
 def _entries(turn: Mapping[str, Any], key: str, place: str) -> Iterator[tuple[list[str], Mapping[str, Any]]]:
-    """(sessions, what else is said of them) of each of a turn's forks or spawns, ids or objects."""
+    """(sessions, their fields) of each of a turn's forks or spawns, ids or objects."""
     entries = turn.get(key) or []
     for entry in entries if isinstance(entries, list) else [entries]:
         if isinstance(entry, dict):
@@ -345,8 +345,8 @@ def _text(message: Mapping[str, Any]) -> str:
 def dag_chunks(path: Path, options: Options) -> Iterator[RawChunk]:
     """Requests of AIPerf's DAG conversations: those that no other calls begin by themselves, in the file's order.
 
-    A turn follows the one before it; a forked conversation goes on from what its parent's turn has said and been
-    answered, a spawned one begins afresh, and the parent's turn ``join_at`` waits for it.
+    A turn follows the one before it; a forked conversation goes on from the messages that its parent's turn has sent
+    and been answered, a spawned one begins afresh, and the parent's turn ``join_at`` waits for it.
 
     Raises:
         TraceError: what is called is not there, or calls itself; an orchestrator, which sends no requests of its own.

@@ -40,7 +40,7 @@ _USER, _ANSWER = {"human", "user"}, {"gpt", "assistant", "chatgpt", "bing", "bar
 def sharegpt_chunks(path: Path, options: Options) -> Iterator[RawChunk]:
     """Requests of a list of conversations; a conversation without an exchange of question and answer gives none.
 
-    The input of an exchange is everything said before the answer. ``turns="first"`` takes the first exchange, as
+    The input of an exchange is the conversation before the answer. ``turns="first"`` takes the first exchange, as
     vLLM's benchmark does; ``"all"`` takes every one, as a session.
 
     Raises:

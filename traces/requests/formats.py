@@ -220,7 +220,7 @@ def _flat_aiperf(record: Record) -> Record:
 
 
 def _drop_aiperf(bound: Bound, chunk: RawChunk, options: Options) -> Mapping[str, NDArray[np.bool_]]:
-    """Warm-up requests always, failed and cancelled requests when asked."""
+    """Warm-up requests always, failed and cancelled requests with ``drop_failed``."""
     reasons = {"warm-up request": np.array(chunk.columns["warm_up"], dtype=np.bool_)}
     if options.drop_failures:
         reasons["failed request"] = np.array(chunk.columns["failed"], dtype=np.bool_)

@@ -26,7 +26,7 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a reader can be told beyond the file itself; each format takes only those it can use.
+    """Reader options beyond the file itself; each format takes only those it can use.
 
     Attributes:
         block_tokens: tokens per prefix block (``hash_ids``, ``prefix_hashes``); None for the format's own.

@@ -116,7 +116,7 @@ def pieces_of(
         names: column names, or None to take those of the first chunk that has rows.
         where: how errors about the columns name the file.
         chunks: its rows.
-        options: what the user said.
+        options: of the reader.
         report: gets skipped rows, notes and session names.
         limit: good rows after which nothing more is read or judged.
     """
@@ -283,7 +283,7 @@ def _prefix_hashes(
 
 
 def _block_tokens(bound: Bound, chunk: RawChunk, options: Options, column: str) -> int:
-    """Tokens per block: as the user said, as the file says (one value for all rows), or as the format defines."""
+    """Tokens per block: as the option says, as the file says (one value for all rows), or as the format defines."""
     if options.block_tokens is not None:
         return options.block_tokens
     declared = bound.values(chunk, "block_tokens")

@@ -213,7 +213,7 @@ def servegen_chunks(path: Path, options: Options) -> Iterator[RawChunk]:
     """One chunk per client, its name as session; each client draws from its own stream, whatever the others are.
 
     Raises:
-        TraceError: no client files, a window or distribution that is none, no load in the window of time asked for.
+        TraceError: no client files, a window or distribution that is none, no load in the window of time requested.
     """
     files = pool_files(path)
     start, end = options.start_s, options.start_s + options.duration_s
@@ -249,7 +249,7 @@ def servegen_chunks(path: Path, options: Options) -> Iterator[RawChunk]:
 
 
 def _no_load(loads: Mapping[Path, list[Window]], start: float, end: float) -> str:
-    """Say where the load is when the window asked for has none."""
+    """Say where the load is when the window requested has none."""
     busy = [window for windows in loads.values() for window in windows if window.rate > 0]
     if not busy:
         return "no client has any load"

@@ -162,9 +162,9 @@ class _Arrivals:
         if not len(gaps):
             return
         mean, count = float(gaps.mean()), len(gaps)
-        total, apart = self.gap_count + count, mean - self.gap_mean
-        self.gap_squares += float(np.sum((gaps - mean) ** 2)) + apart**2 * self.gap_count * count / total
-        self.gap_mean += apart * count / total
+        total, difference = self.gap_count + count, mean - self.gap_mean
+        self.gap_squares += float(np.sum((gaps - mean) ** 2)) + difference**2 * self.gap_count * count / total
+        self.gap_mean += difference * count / total
         self.gap_count = total
         self.gap_max = max(self.gap_max, float(gaps.max()))
         self.identical += int(np.count_nonzero(gaps == 0))

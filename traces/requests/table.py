@@ -97,7 +97,7 @@ class PrefixHashes:
         """The parts one after the other; all must have the same block size."""
         sizes = {part.block_tokens for part in parts}
         if len(sizes) != 1:
-            raise TraceError(f"prefix_hashes: block sizes differ ({sorted(sizes)} tokens); read such traces apart")
+            raise TraceError(f"prefix_hashes: block sizes differ ({sorted(sizes)} tokens); read such traces separately")
         ends = np.cumsum([0] + [len(part.ids) for part in parts])
         offsets = [part.offsets[:-1] + start for part, start in zip(parts, ends, strict=False)]
         flat = np.concatenate([part.ids for part in parts])

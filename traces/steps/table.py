@@ -81,7 +81,7 @@ _ARRAYS = ("prefill_seqs", "prefill_tokens", "prefill_kv_tokens", "prefill_pairs
 def step_table(rows: Sequence[Mapping[str, Any]], source: str, skipped: Mapping[str, int] | None = None) -> StepTable:
     """A table from rows of canonical columns; what a row leaves out follows from the rest.
 
-    One chunk per step where ``prefill_seqs`` is not told, fresh prompts where ``prefill_kv_tokens`` is not, chunks of
+    One chunk per step where ``prefill_seqs`` is unknown, fresh prompts where ``prefill_kv_tokens`` is not, chunks of
     equal length where ``prefill_pairs`` is not: ``q k - q (q - 1) / 2`` pairs each. ``place`` names the row.
 
     Raises:

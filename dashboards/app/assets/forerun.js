@@ -57,9 +57,9 @@
     pair: function (value, place, known) {
       var id = places.callback_context.outputs_list[0].id;
       var about = known[id.page + "/" + id.name];
-      var asked = places.callback_context.triggered_id;
+      var trigger = places.callback_context.triggered_id;
       if (!about) { return [places.no_update, places.no_update]; }
-      var drawn = asked && asked.kind === "slider";
+      var drawn = trigger && trigger.kind === "slider";
       if (drawn) { value = about.stops[place]; }
       var text = String(value).trim();
       var typed = /^[+-]?\d{1,3}(,\d{3})+(\.\d*)?$/.test(text) ? text.replace(/,/g, "") : text;
@@ -88,8 +88,8 @@
       return [places.no_update, { namespace: "dash_mantine_components", type: "Alert", props: alert }];
     },
     pin: function (clicks, pinned) {
-      var asked = places.callback_context.triggered.length && clicks;
-      var view = asked && window.location.pathname !== BESIDE ? window.location.pathname + window.location.search : pinned;
+      var trigger = places.callback_context.triggered.length && clicks;
+      var view = trigger && window.location.pathname !== BESIDE ? window.location.pathname + window.location.search : pinned;
       return [view || null, view ? {} : { display: "none" }];
     },
     beside: function (clicks, pinned) {
@@ -108,18 +108,18 @@
       return places.no_update;
     },
     picture: function (png, svg) {
-      var asked = places.callback_context.triggered_id;
-      if (!asked || (!png && !svg)) { return places.no_update; }
+      var trigger = places.callback_context.triggered_id;
+      if (!trigger || (!png && !svg)) { return places.no_update; }
       var holder = Array.prototype.find.call(document.querySelectorAll("[id*='\"kind\":\"graph\"']"), function (element) {
         var id = JSON.parse(element.id);
-        return id.page === asked.page && id.name === asked.name;
+        return id.page === trigger.page && id.name === trigger.name;
       });
       var graph = holder && (holder.classList.contains("js-plotly-plot") ? holder : holder.querySelector(".js-plotly-plot"));
       if (graph) {
         var box = graph.getBoundingClientRect();
         window.Plotly.downloadImage(graph, {
-          format: asked.kind === "export-svg" ? "svg" : "png", filename: asked.page + "-" + asked.name,
-          width: Math.round(box.width), height: Math.round(box.height), scale: asked.kind === "export-svg" ? 1 : 2
+          format: trigger.kind === "export-svg" ? "svg" : "png", filename: trigger.page + "-" + trigger.name,
+          width: Math.round(box.width), height: Math.round(box.height), scale: trigger.kind === "export-svg" ? 1 : 2
         });
       }
       return places.no_update;

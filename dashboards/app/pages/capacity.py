@@ -103,7 +103,7 @@ def plan_task(values: Values, served: Served) -> PlanTask:
     """The plan that the controls ask for.
 
     Raises:
-        ForerunError: a price of a chip that is not asked for, or that is no number.
+        ForerunError: a price of a chip that is not requested, or that is no number.
     """
     chips, rate = tuple(values["chips"]), None if has_log(values["log"]) else float(values["rate"])
     workload: dict[str, Any] = {

@@ -103,7 +103,7 @@ def compute(_context: Context, values: Values) -> Shown:
         title = f"Engine flags: K={k} is best at batch {batch}"
         flags = commands_card(title, launch_flags(scenario_from(data, "speculation")))
     shown = {
-        "sentence": remark(said(grid)),
+        "sentence": remark(conclusion(grid)),
         "best": table_card(crossover_table(grid)),
         "flags": flags,
         "basis": rests_on(grid.basis, notes),
@@ -131,7 +131,7 @@ def _grid(scenario: str, batch: int, prompt: int, output: int) -> SpeculationGri
     return speculation_grid(parsed, DRAFT_TOKENS, batches, CONTEXTS, batch, prompt, output)
 
 
-def said(grid: SpeculationGrid) -> str:
+def conclusion(grid: SpeculationGrid) -> str:
     """What the grid says in one sentence."""
     best, batches = grid.best, grid.batches
     if not any(best):

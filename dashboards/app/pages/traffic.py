@@ -89,7 +89,7 @@ def compute(context: Context, values: Values) -> Shown:
     words = ["forerun", "plan", Path(values[GIVEN]).name, *(word for limit in SLO for word in ("--slo", limit))]
     words += ["--map", values["columns"]] if values["columns"] else []
     shown = {
-        "lead": remark(said(statistics)),
+        "lead": remark(conclusion(statistics)),
         "onward": dmc.Group(
             [dcc.Link(text, href=href, className="onward") for text, href in onward(values, statistics)]
         ),
@@ -100,7 +100,7 @@ def compute(context: Context, values: Values) -> Shown:
     return shown, {"traffic": traffic_figure(traffic_data(requests))}
 
 
-def said(statistics: RequestStatistics) -> str:
+def conclusion(statistics: RequestStatistics) -> str:
     """The log in one sentence."""
     sizes = (
         f"prompts of {number(statistics.input_tokens.mean)} and answers of "

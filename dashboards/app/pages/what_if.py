@@ -141,7 +141,7 @@ def compute(context: Context, values: Values) -> Shown:
     text = scenario_yaml(data)
     copy = dmc.CopyButton(value=text, children="Copy", copiedChildren="Copied", size="compact-xs")
     shown = {
-        "lead": remark(said(answer, rate)),
+        "lead": remark(conclusion(answer, rate)),
         "tiles": tiles(_tiles(answer, here)),
         "scenario": card(
             "Scenario", dmc.Group([copy], justify="flex-end"), dmc.Code(text, block=True, className="flags")
@@ -215,7 +215,7 @@ def simulated_point(document: dict[str, Any]) -> SimulatedPoint:
     )
 
 
-def said(answer: Estimate, rate: float) -> str:
+def conclusion(answer: Estimate, rate: float) -> str:
     """The answer in one sentence."""
     most = number(answer.max_request_rate, 3)
     chips = counted(answer.chips, "chip")

@@ -141,7 +141,7 @@ class Autoscaler:
         initial: replicas that are on from the start.
         sources, replicas: all that there can be.
         queued: requests that wait at the router.
-        changed: told whenever other replicas take requests.
+        changed: called whenever other replicas take requests.
     """
 
     def __init__(

@@ -131,7 +131,7 @@ class FaultEvent(Section):
 
 
 class FaultsConfig(Section):
-    """Replica failures; what a replica was working on starts again elsewhere, its delivered tokens kept."""
+    """Replica failures; what a replica was working on starts again on another replica, its delivered tokens kept."""
 
     events: tuple[FaultEvent, ...] = Field(default=(), strict=False)
     """Failures by list; random ones may come on top."""

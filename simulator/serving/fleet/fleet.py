@@ -1,4 +1,4 @@
-"""Pools of replicas behind one router: routing, admission, prefill apart from decode, failures."""
+"""Pools of replicas behind one router: routing, admission, disaggregated prefill, failures."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import numpy as np
 
 from simulator.errors import ForerunError, StalledError
 from simulator.serving.clock import PLAN, Timeline
-from simulator.serving.fleet.apart import Helper, shares
 from simulator.serving.fleet.autoscaler import Autoscaler
 from simulator.serving.fleet.config import AutoscalerConfig, Role, RouterConfig
 from simulator.serving.fleet.faults import Faults, break_down
+from simulator.serving.fleet.forked import Helper, shares
 from simulator.serving.fleet.pool import Pool
 from simulator.serving.fleet.replica import Replica
 from simulator.serving.fleet.router import Router

@@ -150,7 +150,7 @@ class Pool:
 
     @property
     def interpreted(self) -> bool:
-        """Whether its replicas run the engine's source: as asked, or for a batching rule of your own that builds on
+        """Whether its replicas run the engine's source: as configured, or for a custom scheduler that builds on
         it."""
         make = self.rules.make
         is_custom = isinstance(make, type) and issubclass(make, engine_module(interpreted=True).Scheduler)
@@ -161,7 +161,7 @@ class Pool:
         return hashes is not None and self.prefix_caching
 
     def _caches(self, engine: Any, log: RunLog, replica: int) -> Iterator[NoPrefixCache]:
-        """The prefix cache of each attention group; a router that asks who holds what is told of the first."""
+        """The prefix cache of each attention group; a prefix-aware router uses the first."""
         hashes, groups = log.stream.prefix_hashes, self.limits.groups
         if not self.shares_blocks(hashes):
             yield from (engine.NoPrefixCache() for _ in range(groups))

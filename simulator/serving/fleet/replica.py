@@ -34,7 +34,7 @@ class Replica:
     Args:
         engine: its steps.
         source: where its requests come from.
-        make_scheduler: the batching rule with empty caches, asked for after a failure.
+        make_scheduler: the batching rule with empty caches, made after a failure.
         lockstep: ``Lockstep`` of the module that the engine is from.
     """
 

@@ -14,7 +14,7 @@ from simulator.serving.rules import ROUTING, made
 
 
 class Policy(Protocol):
-    """Chooses among replicas; asked once for every request that is handed out."""
+    """Chooses a replica, once for every request."""
 
     def choose(self, request: int, endpoints: Sequence[ReplicaEndpoint]) -> ReplicaEndpoint:
         """The replica, of those in ``endpoints`` (never empty), that gets ``request``; it is handed over at once."""

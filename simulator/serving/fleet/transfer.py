@@ -54,7 +54,7 @@ class _Journey:
 class Transfers:
     """Prompts wait in their prefill replica until a decode replica has reserved blocks for them.
 
-    Decode replicas are chosen when the prompt is done, and asked then: the request passes their API server as any other
+    Decode replicas are chosen and contacted when the prompt is done: the request passes their API server as any other
     (vLLM's and TensorRT-LLM's proxies work so). They reserve in that order; a prefill replica sends one prompt after
     the other. Its blocks are free when the KV has arrived: a full decode pool so holds back the prefill pool.
 
@@ -109,7 +109,8 @@ class Transfers:
         self.call()
 
     def failed(self, index: int) -> None:
-        """A replica is about to lose its caches: what it was to send is dropped, what it was to receive goes elsewhere.
+        """A replica is about to lose its caches: what it was to send is dropped, what it was to receive goes to another
+        replica.
 
         A prompt on its way is whole in its source until it has arrived, so the loss of its receiver costs no more than
         another transfer.

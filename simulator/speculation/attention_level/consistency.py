@@ -31,7 +31,7 @@ from simulator.timing import Deployment, ModelTimer, StepTimer, StepWork, load_f
 
 FloatArray = NDArray[np.float64]
 MOST_TOKENS = 16
-"""Tokens of a step that the set's timers price; decode steps of one sequence are all that is asked."""
+"""Tokens of a step that the set's timers price; only decode steps of one sequence are priced."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,8 +46,8 @@ class OutcomeDraws:
         requests: int = 0,
     ) -> None:
         self._generator = np.random.default_rng([seed, STREAM, replica])
-        apart = np.abs(np.subtract.outer(np.arange(layers), np.arange(layers)))
-        self._mixing = np.linalg.cholesky(layer_correlation**apart)
+        distance = np.abs(np.subtract.outer(np.arange(layers), np.arange(layers)))
+        self._mixing = np.linalg.cholesky(layer_correlation**distance)
         self._kept, self._new = token_correlation, np.sqrt(1.0 - token_correlation**2)
         self._shape = (layers, 1 + requests)
         self._state = self._mixing @ self._generator.standard_normal(self._shape)

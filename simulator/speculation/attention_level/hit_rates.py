@@ -16,7 +16,7 @@ from simulator.speculation.attention_level.parameters import Parameter, source_w
 
 FloatArray = NDArray[np.float64]
 TOLERANCE = 0.10
-"""The tolerance lambda that the paper recommends, and that a hit rate belongs to unless told."""
+"""The tolerance lambda that the paper recommends, and the default of a hit rate."""
 WINDOW_TOKENS = 128
 """S of the published kernel, likewise."""
 

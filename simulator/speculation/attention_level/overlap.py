@@ -96,7 +96,7 @@ class SpeculativeAttention:
         self._set(config)
 
     def under(self, *configs: AttentionSpeculationConfig) -> SpeculativeAttention:
-        """The same layers under other hit rates, lambda, S or costs; under several, the steps that it is asked about
+        """The same layers under other hit rates, lambda, S or costs; under several, the steps that it prices
         come in as many equal parts, one for each.
 
         Raises:
@@ -211,7 +211,7 @@ class SpeculativeAttention:
     ) -> Any:
         """Mean seconds of a pass through all layers, as if all were of that shape, at their ``rates``.
 
-        ``asked``: sequences, queries of each, keys.
+        ``batch``: sequences, queries of each, keys.
         """
         config, (seqs, query_len, keys) = self._config, batch
         if config.verification != "per-request":

@@ -138,13 +138,13 @@ def compare(
         seed: the first seed; every variant gets the same ones.
         replications: pairs of runs, with seeds ``seed``, ``seed + 1``, ...
         metric: what conclusion, crossover and sensitivity judge by; default: the study's, else output throughput where
-            the load is closed or comes at once, and mean end-to-end latency elsewhere.
+            the load is closed or comes at once, and mean end-to-end latency otherwise.
         crossover: ``auto`` (along the load), ``none``, ``PATH`` (a grid around the scenario's value), or
             ``PATH=V1,V2,...`` / ``PATH=LOW..HIGH``.
         sensitivity: try every assumed parameter at both ends of its range.
         interval: put the model's own error into the intervals, and say how likely each variant is the better one.
         jobs: processes; default: one per core. Results do not depend on it.
-        progress: called with (runs done, runs asked for so far).
+        progress: called with (runs done, runs started so far).
 
     Raises:
         ForerunError: nothing varies, or a variant cannot be run; its name stands in front.
@@ -264,7 +264,7 @@ def _base_documents(
     variants: Sequence[Variant], seeds: Sequence[int], pool: RunPool, interval: bool
 ) -> tuple[dict[str, list[dict[str, Any]]], list[str]]:
     """The runs of every variant on the seeds that all of them finished, and notes on those that they did not; the first
-    of each also looks for its model's error, where that is asked for.
+    of each also looks for its model's error, where that is requested.
 
     Raises:
         ForerunError: a variant cannot be run, with its name; or no seed is left, as workers died over each.
@@ -494,7 +494,7 @@ def compare_sentence(document: dict[str, Any]) -> str:
 
 
 def _overload_words(document: dict[str, Any]) -> str:
-    """Which variants cannot serve the load that the scenario asks for."""
+    """Which variants cannot serve the load that the scenario requests."""
     served = document.get("served_load")
     if served is None or served["requested"] is None:
         return ""

@@ -1,4 +1,4 @@
-"""How an answer moves when each assumed parameter lies elsewhere in its range: the data of a tornado."""
+"""How an answer moves when each assumed parameter moves within its range: the data of a tornado."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Swing:
     """Variants whose verdict turns over at one of the ends."""
 
     def width(self, variant: str) -> float:
-        """How far apart the ends lie for a variant, in logarithms of its ratio."""
+        """Distance of the ends for a variant, in logarithms of its ratio."""
         if variant not in self.at_low or variant not in self.at_high:
             return 0.0
         return abs(log(self.at_high[variant]) - log(self.at_low[variant]))

@@ -1,4 +1,4 @@
-"""Capacity plans as they are asked for and handed out: a document with its conclusion in one sentence, and tables."""
+"""Capacity plans: the entry point, its result, a document with its conclusion in one sentence, and tables."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def plan(
         progress: called with (candidates done, candidates in sight).
 
     Raises:
-        ForerunError: what is asked for contradicts itself, or what the scenario itself has wrong. Layouts that cannot
+        ForerunError: arguments contradict each other, or what the scenario itself has wrong. Layouts that cannot
             be run are no error: they are listed with the reason.
     """
     _check_options(rate, max_rate, growth, spare, power_budget_w)
@@ -115,9 +115,11 @@ def plan(
 
 
 def _check_options(rate: float | None, max_rate: bool, growth: float, spare: int, power_budget_w: float | None) -> None:
-    """What a plan is asked for must not contradict itself, whatever the scenario is."""
+    """Refuse arguments that contradict each other, whatever the scenario is."""
     if rate is not None and max_rate:
-        raise ForerunError("plan: rate asks for a layout, max_rate for a rate; give one of the two")
+        raise ForerunError(
+            "plan: rate finds layouts for a rate, max_rate the highest rate of each layout; give one of the two"
+        )
     for name, value in (("rate", rate), ("growth", growth)):
         if value is not None and not 0 < value <= 1e9:
             raise ArgumentError(name, f"must be a positive number, at most 1e9 (got {value:g})")
@@ -297,7 +299,7 @@ FAILING = {
     "pruned": "Cannot hold it, by the analytic model",
     "not simulated": "Not simulated",
     "refused": "Refused",
-    "not told": "Not told, by a fault of Forerun",
+    "error": "Internal errors; please report them",
 }
 SHOWN = 12
 """Reasons of each kind that a terminal shows."""
@@ -339,7 +341,7 @@ def _holding_table(document: Document) -> Table:
 
 
 def _power_table(document: Document) -> Table:
-    """What layouts that hold do with their watts; empty where neither a budget nor carbon was asked for."""
+    """What layouts that hold do with their watts; empty where neither a budget nor carbon was requested."""
     rows: list[list[Value]] = []
     carbon = "carbon_g_per_kwh" in document
     for row in document["candidates"] if carbon or document["power_budget_w"] is not None else ():
@@ -475,7 +477,7 @@ def candidate_document(plan: Plan, candidate: Candidate) -> Document:
                 "share": verdict.share,
                 "binding_interval": verdict.interval,
                 "probability": None if candidate.chance is None else candidate.chance.probability,
-                "asked": plan.options.confidence,
+                "required": plan.options.confidence,
                 "sure": None if verdict.runs == 1 and verdict.method == "replications" else share >= SURE,
             },
             "bottleneck": seen.bottleneck,

@@ -24,7 +24,7 @@ FloatArray = NDArray[np.float64]
 PER_REQUEST = re.compile(r"(ttft|tpot|e2el)_ms")
 GOODPUT = "goodput"
 WAITING = ("ttft", "e2el")
-"""Latencies that grow without end when more is asked than can be served."""
+"""Latencies that grow without end under overload."""
 EXAMPLE = "p99_ttft_ms=1000 and p99_tpot_ms=60"
 RESAMPLES = 200
 

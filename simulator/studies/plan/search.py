@@ -1,8 +1,8 @@
 """Capacity plans: the cheapest layout that holds an SLO at a load, or the highest load that each layout holds.
 
 Layouts are tried in the order of their cost, so that the first that holds is the winner whatever the rest would do;
-none is left out but by bounds that err on the side of trying (``pruning``). That a layout holds is always told by the
-event simulation, with replications on common random numbers. Equal costs rank by the distance from the SLO.
+none is left out but by bounds that err on the side of trying (``pruning``). That a layout holds is always decided by
+the event simulation, with replications on common random numbers. Equal costs rank by the distance from the SLO.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class PlanOptions:
     """Board power of all chips together that every layout may fill with replicas; in mode ``max-rate``."""
 
 
-RANKS = ("meets", "misses", "pruned", "not simulated", "refused", "not told")
+RANKS = ("meets", "misses", "pruned", "not simulated", "refused", "error")
 """What may become of a candidate, in the order in which they are listed."""
 
 
@@ -151,7 +151,7 @@ class Plan:
     load: Load | None = None
     """How the requests are offered."""
     headroom_cases: HeadroomCases | None = None
-    """How the best does when things change; None where that was not asked, or nothing holds."""
+    """How the best does when things change; None without ``headroom``, or where nothing holds."""
 
     @property
     def best(self) -> Candidate | None:
@@ -270,7 +270,7 @@ def overload(steady: Replica | None, objective: Objective, replicas: int, arriva
             rate = len(arrival_s) / max(float(arrival_s[-1] - arrival_s[0]), 1e-9)
             served = replicas * steady.most_rate
             return (
-                f"asked for {rate:,.3g} req/s, serves about {served:,.3g} in the long run: the queue outgrows the SLO"
+                f"requested {rate:,.3g} req/s, serves about {served:,.3g} in the long run: the queue outgrows the SLO"
             )
     return None
 
@@ -327,7 +327,7 @@ def fault_words(error: Exception) -> tuple[str, str]:
     if isinstance(error, ForerunError):
         return "refused", str(error)
     invariant = error.invariant if isinstance(error, InvariantError) else str(error)
-    return "not told", f"its result cannot be, which is a fault of Forerun: {invariant}"
+    return "error", f"internal error, please report: {invariant}"
 
 
 class _Search:
@@ -451,7 +451,7 @@ class CheapestFirst(_Search):
         order = RANKS.index(candidate.status)
         slo_ratio = candidate.verdict.slo_ratio if candidate.verdict is not None else inf
         cost = self._plan.cost(candidate)
-        # At equal cost the layout that holds the higher rate dominates, whatever the SLO leaves at the rate asked for.
+        # At equal cost the layout that holds the higher rate dominates, whatever the SLO leaves at the rate requested.
         reach = -(candidate.max_rate or 0.0)
         return (order, round(cost, 9), reach, slo_ratio) if order == 0 else (order, slo_ratio, cost)
 
@@ -519,7 +519,7 @@ class CheapestFirst(_Search):
             candidate.status = "misses"
             candidate.reason = (
                 f"{_miss_words(candidate.verdict)}, which meets the SLO with only {candidate.chance.probability:.1%} "
-                f"probability, the model's error counted ({plan.options.confidence:.0%} asked)"
+                f"probability, the model's error counted ({plan.options.confidence:.0%} required)"
             )
 
     def _try(self, index: int, place: int) -> Candidate:
@@ -564,10 +564,12 @@ class CheapestFirst(_Search):
                 self._plan.notes.append(f"{winner.name}: its highest rate is not known: {fault_words(error)[1]}")
                 continue
             self._plan.runs += tried
-            # Fewer seeds than the verdict had may disagree with it: the rate asked for is held whatever they say.
+            # Fewer seeds than the verdict had may disagree with it: the rate requested is held whatever they say.
             winner.max_rate, winner.at_least = max(rate, self._rate), rate >= most
         if len(searches) < len(winners):
-            self._plan.notes.append("too few requests to tell how much more than asked a layout would hold")
+            self._plan.notes.append(
+                "too few requests to tell how much more than the requested rate a layout would hold"
+            )
 
     def _headroom_cases(self, best: Candidate) -> HeadroomCases:
         """The best layout with one of its replicas down, and its replicas for ``GROWTH`` times the load."""

@@ -21,7 +21,7 @@ BASIS = {
 
 
 def plan_summary(plan: Plan) -> dict[str, Any] | None:
-    """The plan's winner in sentences by heading; None where nothing holds, or no rate was asked for."""
+    """The plan's winner in sentences by heading; None where nothing holds, or no rate was requested."""
     best = plan.best
     if best is None or plan.rate is None:
         return None

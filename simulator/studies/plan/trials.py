@@ -102,7 +102,7 @@ def load_of(scenario: Scenario, requests: int | None, *, own_arrivals: bool) -> 
         own_arrivals: keep a trace's own arrivals; else they are drawn (Poisson, unless the scenario says otherwise).
 
     Raises:
-        ForerunError: own arrivals are asked of a closed loop, or of a trace that has none.
+        ForerunError: own arrivals are required of a closed loop, or of a trace that has none.
     """
     workload = scenario.workload
     arrivals = workload.arrivals

@@ -54,7 +54,7 @@ MOST_KEPT = 64
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Means of a steady state; None where there is none, because more is asked than can be served."""
+    """Means of a steady state; None where there is none, because of overload."""
 
     request_rate: float
     """Requests per second, all replicas; of a closed loop, the rate that follows."""
@@ -79,7 +79,7 @@ class Estimate:
     basis: str
     notes: tuple[str, ...]
     saturated: bool = False
-    """Whether more is asked than can be served in the long run."""
+    """Whether the load exceeds the capacity in the long run."""
     batch: float = 0.0
     """Mean decoding requests of a replica."""
     max_batch: int = 0
@@ -248,7 +248,7 @@ def _notes(build: Build, lengths: Lengths, replica: Replica, averages: Averages)
     if replica.limited_by == "kv":
         yield "KV memory limits the batch: preempted prompts are computed again, which the highest rate leaves out"
     if averages.saturated:
-        yield "more is asked than can be served: queues grow as long as the load lasts"
+        yield "the load exceeds the capacity: queues grow as long as it lasts"
 
 
 def _times(value: float | None, factor: float) -> float | None:
@@ -262,7 +262,7 @@ _REPLICAS: _Kept = OrderedDict()
 
 
 def _kept(store: _Kept, key: tuple[str, ...], make: Callable[[], T]) -> T:
-    """What was made for this key before, or a new one; the least recently asked goes first."""
+    """What was made for this key before, or a new one; the least recently used is dropped first."""
     if key in store:
         store.move_to_end(key)
     else:

@@ -129,7 +129,7 @@ def _answering(address: str) -> Iterator[None]:
 
 
 class DaskPool:
-    """Workers of a Dask cluster; the scheduler runs a task again elsewhere when its worker dies."""
+    """Workers of a Dask cluster; the scheduler runs a task again on another worker when its worker dies."""
 
     def __init__(self, address: str, jobs: int) -> None:
         distributed: Any = import_module("distributed")

@@ -338,7 +338,7 @@ def _machine() -> str:
 
 
 def _started(pid: int) -> str:
-    """When a process was started, in kernel ticks; empty where that cannot be told."""
+    """When a process was started, in kernel ticks; empty where that is unknown."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
             return file.read().rpartition(")")[2].split()[19]

@@ -19,7 +19,7 @@ from simulator.speculation.provenance import measured_with
 FloatArray = NDArray[np.float64]
 
 USUAL_TOKENS = (1, 2, 3, 4, 5, 6, 7, 8)
-"""Draft tokens that are tried unless told, beside the scenario's own."""
+"""Draft tokens that are tried by default, beside the scenario's own."""
 SMALLEST_TREE = 4
 
 

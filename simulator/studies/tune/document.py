@@ -375,7 +375,7 @@ def tune_document(tuning: Tuning, engine: str, strict: bool = True) -> Document:
 
 
 def _switch_note(tuning: Tuning) -> list[str]:
-    """Why flags turn drafting off at another batch than the one below which it is said to pay."""
+    """Why flags turn drafting off at another batch than the one below which it pays."""
     at, off = tuning.crossover.batch, [cell for cell in tuning.mean if cell.choice is None]
     if not at or not off or off[0].batch[0] == round(at) + 1:
         return []
@@ -421,7 +421,7 @@ def _served_rate(scenario: Scenario) -> float | None:
 
 
 def _overload_words(scenario: Scenario, served: float | None) -> str:
-    """That the scenario asks for more than its replicas can serve; empty where it does not."""
+    """That the scenario requests more than its replicas can serve; empty where it does not."""
     load, replicas = load_of(scenario, REQUEST_RATE), scenario.hardware.replicas
     if served is None or load is None or load <= served * replicas:
         return ""

@@ -178,7 +178,7 @@ def find_drafts(
         scenario: with a ``speculation`` section.
         batches, contexts: ascending; default: doubling to ``max_num_seqs``, and 512 to 32768 tokens by fours.
         tokens: draft tokens to try; see ``draft_choices``.
-        progress: told (done, total).
+        progress: called with (done, total).
 
     Raises:
         ForerunError: no drafter, or a scenario that cannot be built.

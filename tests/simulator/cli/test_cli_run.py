@@ -235,7 +235,7 @@ def test_a_reader_that_leaves_early_is_no_failed_gate(scenario_file):
     assert (process.returncode, err) == (0, b"")
 
 
-def test_an_unwritable_output_is_found_before_the_run(forerun, scenario_file, tmp_path, monkeypatch):
+def test_an_unwritable_output_is_detected_before_the_run(forerun, scenario_file, tmp_path, monkeypatch):
     monkeypatch.setattr("simulator.run.simulate", lambda *_: pytest.fail("must not start"))
     blocked = tmp_path / "file"
     blocked.write_text("")

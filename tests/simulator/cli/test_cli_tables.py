@@ -55,7 +55,7 @@ def test_pools_are_lines_of_their_own(both):
     assert f"30 prompts, {moved['tokens']:,} tokens" in text
 
 
-def test_failures_and_swapped_blocks_are_told(both):
+def test_failures_and_swapped_blocks_are_reported(both):
     faults = {"events": [{"replica": 0, "at_s": 0.5, "down_s": 0.3}]}
     burst = {"arrivals": {"process": "burst"}, "input_tokens": 300, "output_tokens": 900, "num_requests": 30}
     text, document = both(faults=faults, hardware={"chip": "h100-sxm", "replicas": 2}, workload=burst)

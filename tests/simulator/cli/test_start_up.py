@@ -74,7 +74,7 @@ MODULES = {name: module for panel in COMMANDS.values() for name, module in panel
 
 
 @pytest.mark.parametrize("command", MODULES)
-def test_a_module_registers_the_commands_by_which_it_is_found(command):
+def test_a_module_registers_the_commands_by_which_it_is_detected(command):
     single = typer.main.get_command(application(command))
     assert set(single.commands) == {name for name in MODULES if MODULES[name] == MODULES[command]}
 

@@ -118,7 +118,7 @@ def test_every_type_of_the_package_has_a_format():
         assert DTYPES[name] == size / weights
 
 
-def test_experts_and_hybrids_are_told_apart(tmp_path):
+def test_experts_and_hybrids_are_distinguished(tmp_path):
     """A Qwen3-Next of two layers: a gated delta net and attention, experts in both."""
     metadata = METADATA | {
         "attention.key_length": 64, "expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 256,

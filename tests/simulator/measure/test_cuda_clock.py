@@ -163,7 +163,7 @@ def test_a_measurement_on_a_gpu_says_what_it_left_out(monkeypatch, device, named
 
 
 @pytest.mark.parametrize("device", ["cuda", "rocm", "mps"])
-def test_a_machine_without_a_gpu_is_told_so(device):
+def test_a_machine_without_a_gpu_is_reported_so(device):
     gpu = Gpu()
     gpu.cuda.is_available = lambda: False
     gpu.backends = SimpleNamespace(mps=SimpleNamespace(is_available=lambda: False))

@@ -88,7 +88,7 @@ def test_a_failed_write_leaves_the_old_files_and_nothing_else(tmp_path):
     assert (tmp_path / "a.txt").read_text() == "old"
 
 
-def test_an_unwritable_folder_is_found_before_the_work(tmp_path):
+def test_an_unwritable_folder_is_detected_before_the_work(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"), writable_folder(tmp_path / "file" / "run"):
         raise AssertionError("the work must not start")

@@ -39,7 +39,7 @@ def two_runs(scenario, tmp_path_factory):
     return place / "0", place / "1"
 
 
-def told(capsys, *argv):
+def run_command(capsys, *argv):
     """Exit code of the command, and its one line on stderr."""
     capsys.readouterr()
     code = main([str(word) for word in argv])
@@ -71,7 +71,7 @@ def test_the_same_run_has_the_same_name(scenario, two_runs, tmp_path):
 def test_files_of_two_runs_are_refused(two_runs, tmp_path, capsys, name):
     folder = shutil.copytree(two_runs[0], tmp_path / "mixed")
     shutil.copy(two_runs[1] / name, folder / name)
-    code, line = told(capsys, "report", folder)
+    code, line = run_command(capsys, "report", folder)
     assert code == 2
     assert "summary.json" in line
     assert "run the scenario again" in line
@@ -137,7 +137,7 @@ def test_a_changed_summary_is_one_line(two_runs, tmp_path, capsys):
             load_run(folder)
         assert str(refused.value).startswith(f"{folder / 'summary.json'}: ")
         if tried % 50 == 0:
-            assert told(capsys, "report", folder) == (2, f"forerun: {refused.value}")
+            assert run_command(capsys, "report", folder) == (2, f"forerun: {refused.value}")
         tried += 1
     assert tried > 300
 
@@ -148,7 +148,7 @@ def test_a_changed_summary_is_one_line(two_runs, tmp_path, capsys):
 def test_what_is_no_summary_is_one_line(two_runs, tmp_path, capsys, text):
     folder = shutil.copytree(two_runs[0], tmp_path / "run")
     (folder / "summary.json").write_bytes(text.encode("utf-8", "surrogateescape"))
-    code, line = told(capsys, "report", folder)
+    code, line = run_command(capsys, "report", folder)
     assert (code, line.startswith(f"forerun: {folder / 'summary.json'}: ")) == (2, True)
 
 
@@ -174,13 +174,13 @@ run_folder.write_timeline = write
 def test_while_one_process_writes_another_is_refused(scenario, tmp_path, capsys):
     first = started(WAITS, "run", scenario, "--out", tmp_path / "run")
     assert first.stdout.readline() == "writing\n"
-    code, line = told(capsys, "run", scenario, "--out", tmp_path / "run")
+    code, line = run_command(capsys, "run", scenario, "--out", tmp_path / "run")
     assert code == 2
     assert "another forerun is writing into it" in line
     first.communicate("\n", timeout=600)
     assert first.returncode == 0
     assert load_run(tmp_path / "run").document["seed"] == 0
-    assert told(capsys, "run", scenario, "--out", tmp_path / "run")[0] == 0
+    assert run_command(capsys, "run", scenario, "--out", tmp_path / "run")[0] == 0
 
 
 def test_ended_by_the_system_nothing_half_written_stays(scenario, two_runs, tmp_path):

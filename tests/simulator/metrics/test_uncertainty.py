@@ -54,7 +54,7 @@ def half_width(result, metric):
     return np.log(high / low) / 2
 
 
-def test_a_run_that_is_not_asked_has_no_intervals():
+def test_a_run_that_is_not_requested_has_no_intervals():
     document = run_document(simulate(chat()))
     assert document["intervals"] == {}
     assert document["interval_level"] is document["model_error"] is None
@@ -196,7 +196,7 @@ def test_of_very_long_runs_a_fixed_number_is_served_again(monkeypatch):
     assert error["requests"] == 300
 
 
-def test_other_figures_than_the_summary_can_be_asked_for():
+def test_other_figures_than_the_summary_can_be_requested():
     result = simulate(chat(), intervals=lambda run: {"longest_s": float(np.max(run.requests.finished_s))})
     assert set(result.model_error["axes"][0]["response"]) == {"longest_s"}
     assert model_error.__doc__

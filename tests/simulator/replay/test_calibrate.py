@@ -1,4 +1,4 @@
-"""Calibration: it finds a truth it was not told, says how sure it is, and never makes anything faster than light."""
+"""Calibration: it recovers known parameters, gives their uncertainty, and never makes anything faster than light."""
 
 import pickle
 from dataclasses import replace
@@ -254,7 +254,7 @@ def mixed_rows(count, generator):
 
 
 @pytest.mark.parametrize("truth", ["separate", "one-pass"])
-def test_the_way_mixed_batches_run_is_found(truth):
+def test_the_way_mixed_batches_run_is_detected(truth):
     generator = np.random.default_rng(4)
     chip = load_chip("h100-sxm")
     sets = {family: dict(calibration) for family, calibration in chip.kernels["sglang"].items()}

@@ -19,7 +19,7 @@ def rows(op, world):
 
 
 @pytest.mark.parametrize("op", ["all_reduce", "all_gather"])
-def test_the_truth_behind_collectives_is_found(op):
+def test_the_truth_behind_collectives_is_detected(op):
     """A machine whose links reach half of their rate where those of the class reach four fifths."""
     known = KernelLibrary(BARE).parameters("collective", "any")
     slow = known.model_copy(update={"bandwidth_efficiency": 0.5, "launch_s": 2 * known.launch_s})

@@ -1,4 +1,5 @@
-"""Several kernels of a library for one format: fitted apart, found by name, and one of them stands for the format."""
+"""Several kernels of a library for one format: fitted separately, looked up by name, and one of them stands for the
+format."""
 
 import numpy as np
 import pytest
@@ -32,7 +33,7 @@ def both():
     return concatenate([rows(FAST, 1.0), rows(SLOW, 4.0, count=60)])
 
 
-def test_kernels_are_told_apart_by_the_name_a_trace_gives(both):
+def test_kernels_are_distinguished_by_the_name_a_trace_gives(both):
     assert set(family_rows(both)) == {("moe", f"fp8@{FAST}"), ("moe", f"fp8@{SLOW}")}
 
 

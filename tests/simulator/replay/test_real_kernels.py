@@ -184,7 +184,7 @@ def test_tensorrt_llm_serves_wide_groups_and_small_batches_head_by_head(shared_d
     assert error[(group > 1) & (group <= 16)].mean() < 0.06
 
 
-def test_aliased_key_value_pages_are_found_by_rule(shared_data):
+def test_aliased_key_value_pages_are_detected_by_rule(shared_data):
     path = next(
         (shared_data / "kernels/aiconfigurator/a100_sxm/attention/trtllm").rglob("generation_attention_perf.parquet")
     )

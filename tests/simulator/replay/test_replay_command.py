@@ -96,7 +96,7 @@ def test_one_price_for_replay_prediction_and_run(tmp_path, capsys):
     trace = tmp_path / "gemm.csv"
     trace.write_text("op,m,n,k,dtype,measured_s\ngemm,512,4096,4096,bf16,2e-4\n")
 
-    def told(chip, *options):
+    def scores(chip, *options):
         at = ["--chip", chip, "--library", "vllm", *options, "--json", "-"]
         assert main(["replay", "kernels", str(trace), *at]) == 0
         result = json.loads(capsys.readouterr().out)
@@ -104,13 +104,17 @@ def test_one_price_for_replay_prediction_and_run(tmp_path, capsys):
         assert json.loads(capsys.readouterr().out)["seconds"] == result["worst"][0]["predicted_s"]
         return result["residual"], result["worst"][0]["predicted_s"], result["beside"]
 
-    usual, corrected, physics = told("h100-sxm"), told("h100-sxm", "--residual"), told("h100-sxm", "--no-residual")
+    usual, corrected, physics = (
+        scores("h100-sxm"),
+        scores("h100-sxm", "--residual"),
+        scores("h100-sxm", "--no-residual"),
+    )
     assert usual == (corrected if EngineConfig().kernel_correction else physics)
     assert (corrected[0], physics[0]) == (True, False)
     assert corrected[1] != physics[1]
     assert (corrected[2]["residual"], physics[2]["residual"]) == (False, True)
-    assert told("l4") == told("l4", "--no-residual")
-    assert told("l4")[2] is None
+    assert scores("l4") == scores("l4", "--no-residual")
+    assert scores("l4")[2] is None
     for corrected_run, (_, seconds, _) in ((True, corrected), (False, physics)):
         engine = {"kernel_correction": corrected_run}
         scenario = {"model": "llama-3.1-8b", "hardware": {"chip": "h100-sxm"}, "engine": engine}

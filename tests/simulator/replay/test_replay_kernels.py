@@ -153,7 +153,7 @@ def test_a_time_in_another_unit_is_refused_in_one_line(kernels, factor, message)
         replay_kernels(scaled(kernels, 1 / factor), LIBRARY)
 
 
-def test_rows_of_several_devices_must_be_told_apart(kernels):
+def test_rows_of_several_devices_must_be_distinguished(kernels):
     texts = {"dtype": "bf16"}
     tables = [
         make_table(
@@ -209,7 +209,7 @@ def test_limits_are_broken_by_name(kernels):
         exceeded([parse_limit("moe.mape=5")], report.gated)
 
 
-def test_what_a_trace_does_not_say_of_its_cache_is_said(kernels):
+def test_what_a_trace_does_not_say_of_its_cache_is_stated(kernels):
     def document(texts):
         table = KernelTable(
             kernels.sizes, texts, kernels.measured_s, kernels.std_s, kernels.count, kernels.source, kernels.format

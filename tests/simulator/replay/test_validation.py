@@ -159,13 +159,13 @@ def test_the_digest_follows_imports_faces_and_data(tmp_path):
     write("deep/__init__.py", "")
     write("deep/below.py", "thing = 1\n")
     write("deep/table.yaml", "a: 1\n")
-    write("apart/__init__.py", "x = 1\n")
+    write("separate/__init__.py", "x = 1\n")
     first = digest()
     for name, text in (("deep/below.py", "thing = 2\n"), ("deep/table.yaml", "a: 2\n")):
         write(name, text)
         assert digest() != first
         first = digest()
-    write("apart/__init__.py", "x = 2\n")
+    write("separate/__init__.py", "x = 2\n")
     assert digest() == first
     digest_of.cache_clear()
 
@@ -198,7 +198,7 @@ def test_every_row_on_record_belongs_to_a_part(project_root):
 
 
 def test_no_table_that_a_constant_names_is_called_unfitted(project_root):
-    """Whatever a constant's YAML file names as fitted on is said on the page, by table."""
+    """Whatever a constant's YAML file names as fitted on is on the page, by table."""
     tables = {}
     for row in read_errors(project_root / "docs" / "validation" / "errors.json"):
         tables.setdefault(row.name.split("/")[-1].split(".")[0], []).append(row.fitted)

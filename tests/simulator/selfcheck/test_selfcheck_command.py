@@ -81,7 +81,7 @@ def test_every_size_of_the_target_lies_between_those_of_the_models_that_are_meas
             assert min(values) <= getattr(sizes.target, name) <= max(values), (sizes.target.name, name)
 
 
-def test_no_round_begins_that_would_end_too_late_and_phases_are_told(tmp_path):
+def test_no_round_begins_that_would_end_too_late_and_phases_are_reported(tmp_path):
     pytest.importorskip("torch")
     from dataclasses import replace
 

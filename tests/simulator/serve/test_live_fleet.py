@@ -28,7 +28,7 @@ KINDS = {
         "hardware": {"chip": "h100-sxm", "replicas": 2},
         "faults": {"events": [{"replica": 0, "at_s": 0.3, "down_s": 0.2}]},
     },
-    "apart": {
+    "disaggregated": {
         "pools": {
             "first": {"role": "prefill", "hardware": {"replicas": 1}},
             "then": {"role": "decode", "hardware": {"replicas": 1}},

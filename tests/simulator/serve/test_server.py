@@ -52,7 +52,7 @@ def events(text: str) -> list:
     return [json.loads(part) for part in parts[:-1]]
 
 
-def test_an_answer_in_one_piece_has_the_tokens_asked_for():
+def test_an_answer_in_one_piece_has_the_tokens_requested():
     answer = posted({"prompt": "one two three", "max_tokens": 20, "ignore_eos": True}).json()
     assert answer["usage"]["prompt_tokens"] == 3
     assert answer["usage"]["completion_tokens"] == 20
@@ -164,14 +164,14 @@ def test_a_body_with_too_many_prompts_takes_nothing_from_others():
 
 
 @pytest.mark.parametrize(
-    ("body", "elsewhere"),
+    ("body", "other_threads"),
     [
         ({"prompt": "a b"}, set()),
         ({"prompt": "a b " * 20_000, "max_tokens": 1}, {"prepare", "hash"}),
         ({"prompt": "a", "max_tokens": 20_000, "ignore_eos": True}, {"hash"}),
     ],
 )
-def test_long_bodies_are_read_by_another_thread(monkeypatch, body, elsewhere):
+def test_long_bodies_are_read_by_another_thread(monkeypatch, body, other_threads):
     """Streams go on meanwhile: nothing that takes long is done by the event loop."""
     threads = {}
     for name in ("prepare", "hash"):
@@ -183,11 +183,11 @@ def test_long_bodies_are_read_by_another_thread(monkeypatch, body, elsewhere):
 
         monkeypatch.setattr(Server, name, watched)
     assert posted(body, speed=1e6, workload=tiny_data()["workload"] | {"output_tokens": 7}).status_code == 200
-    assert {name for name, thread in threads.items() if thread != threading.get_ident()} == elsewhere
+    assert {name for name, thread in threads.items() if thread != threading.get_ident()} == other_threads
 
 
 class Unread:
-    """A connection whose client reads only when told to."""
+    """A connection whose client reads only on command."""
 
     def __init__(self):
         self.written, self.most, self.unread = b"", 0, 0
@@ -299,7 +299,7 @@ def test_the_openai_client_gets_models_answers_and_streams():
     ask(talk)
 
 
-def test_the_answer_sent_back_is_found_in_the_prefix_cache():
+def test_the_answer_sent_back_is_detected_in_the_prefix_cache():
     messages = [{"role": "system", "content": "be brief " * 40}, {"role": "user", "content": "tell me " * 20}]
 
     async def talk(client, server):

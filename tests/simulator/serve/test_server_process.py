@@ -25,24 +25,24 @@ from simulator.serve.tokens import tokens_of
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 READ = """
 async ([address, body]) => {
-    const asked = address + "/v1/chat/completions";
+    const endpoint = address + "/v1/chat/completions";
     const content = text => JSON.parse(text).choices.map(choice => choice.delta.content).join("");
     const events = await new Promise((resolve, reject) => {
-        const found = [], source = new EventSource(asked + "?body=" + encodeURIComponent(JSON.stringify(body)));
+        const events = [], source = new EventSource(endpoint + "?body=" + encodeURIComponent(JSON.stringify(body)));
         source.onerror = reject;
         source.onmessage = event => {
-            if (event.data !== "[DONE]") { found.push(content(event.data)); return; }
+            if (event.data !== "[DONE]") { events.push(content(event.data)); return; }
             source.close();
-            resolve(found);
+            resolve(events);
         };
     });
-    const answer = await fetch(asked, {
+    const answer = await fetch(endpoint, {
         method: "POST", body: JSON.stringify(body), headers: {"Content-Type": "application/json"}});
     const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
     let posted = "";
     for (let part = await reader.read(); !part.done; part = await reader.read()) posted += part.value;
     const lines = posted.split("\\n\\n").filter(line => line && !line.endsWith("[DONE]"));
-    const refused = await fetch(asked, {method: "POST", body: "{"});
+    const refused = await fetch(endpoint, {method: "POST", body: "{"});
     return [events, lines.map(line => content(line.slice(6))), (await refused.json()).error.type];
 }
 """
@@ -189,7 +189,7 @@ def ended(metrics: str) -> float:
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
 
-async def asked(app, number: int) -> int:
+async def status_of(app, number: int) -> int:
     """One streamed request straight to the application; returns its status."""
     text = json.dumps({"prompt": f"word {number} " * 20, "max_tokens": 4, "ignore_eos": True, "stream": True})
     waits, status = [{"type": "http.request", "body": text.encode(), "more_body": False}], []
@@ -213,7 +213,7 @@ def test_requests_leave_no_memory_behind():
         app, held = server.app, []
         tracemalloc.start()
         for number in range(0, 600, 50):
-            assert set(await asyncio.gather(*(asked(app, number + one) for one in range(50)))) == {200}
+            assert set(await asyncio.gather(*(status_of(app, number + one) for one in range(50)))) == {200}
             await asyncio.sleep(0)
             server.counters.exposition()
             gc.collect()
@@ -227,7 +227,7 @@ def test_requests_leave_no_memory_behind():
 
 
 class Clock:
-    """A loop whose time goes by where it is told to."""
+    """A loop whose clock the test sets."""
 
     now_s = 0.0
 

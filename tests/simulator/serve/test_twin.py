@@ -72,7 +72,7 @@ def test_a_healthy_engine_raises_no_alarm(tmp_path):
 
 
 @pytest.mark.parametrize("seed", [0, 3, 5])
-def test_host_work_that_takes_longer_is_found(seed):
+def test_host_work_that_takes_longer_is_detected(seed):
     """It hides behind the device until it is the longer of the two: times rise with a kink."""
     custom = scenario_of().with_values({"engine.cuda_graphs": False})  # launches by the host are then a part that shows
     result = watched(custom, custom, seed, factors=HOST)
@@ -80,7 +80,7 @@ def test_host_work_that_takes_longer_is_found(seed):
     assert result.document["fits"]["host"]["value"] == pytest.approx(1.3, rel=0.03)
 
 
-def test_a_drafter_that_fell_behind_is_found():
+def test_a_drafter_that_fell_behind_is_detected():
     hidden = scenario_of().with_values({"speculation.acceptance": {"alpha": 0.55}})
     result = watched(scenario_of(), hidden)
     assert result.culprit == "drafter"
@@ -88,7 +88,7 @@ def test_a_drafter_that_fell_behind_is_found():
     assert result.document["observed"]["acceptance_length"] == pytest.approx(expected, rel=0.03)
 
 
-def test_a_cache_that_finds_nothing_is_found():
+def test_a_cache_that_finds_nothing_is_detected():
     custom = scenario_of(sessions=SESSIONS, arrivals={"process": "poisson", "request_rate": 8.0})
     result = watched(custom, custom.with_values({"engine.enable_prefix_caching": False}))
     assert result.culprit == "cache"

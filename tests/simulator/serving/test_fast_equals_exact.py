@@ -263,7 +263,7 @@ def test_many_rows_are_shared_by_steps_of_one_batch():
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_batching_rule_of_ones_own(compiled, monkeypatch):
-    """Built on the interpreted engine's classes or on those that run, it is asked for every step."""
+    """Built on the interpreted engine's classes or on those that run, it is requested every step."""
     base = engine_module(interpreted=not compiled).UnifiedScheduler
 
     class ShortestFirst(base):

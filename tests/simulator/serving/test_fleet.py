@@ -1,4 +1,4 @@
-"""Pools apart, failures, swap and admission, in closed form."""
+"""Disaggregated pools, failures, swap and admission, in closed form."""
 
 import dataclasses
 
@@ -32,7 +32,9 @@ def stream(prompts, outputs, arrivals=None, concurrency=None, hashes=None):
     return RequestStream(arrivals, np.asarray(prompts), np.asarray(outputs), concurrency, hashes)
 
 
-def apart(prefill=1, decode=1, link=LINK, decode_limits=LIMITS, prefill_limits=LIMITS, faults=None, caching=False):
+def disaggregated(
+    prefill=1, decode=1, link=LINK, decode_limits=LIMITS, prefill_limits=LIMITS, faults=None, caching=False
+):
     def pool(replicas, limits, step_s, name, role):
         timer = LinearTimer(step_s=step_s)
         return Pool(replicas, "vllm-v1", "fast", limits, timer, prefix_caching=caching, name=name, role=role)
@@ -50,7 +52,7 @@ def travel(tokens, link=LINK):
 
 def test_one_request_prefill_link_decode():
     """TTFT is the prefill step; then the KV travels, then outputs - 1 decode steps."""
-    log = apart().run(stream([100], [5]))
+    log = disaggregated().run(stream([100], [5]))
     assert_allclose(log.first_token_s[0], PREFILL_S)
     assert_allclose(log.finished_s[0], PREFILL_S + travel(100) + 4 * DECODE_S)
     assert log.transferred_tokens == 100
@@ -61,19 +63,19 @@ def test_one_request_prefill_link_decode():
 def test_the_decode_replica_may_compute_the_last_prompt_token():
     """As vLLM hands over: all but one token travel, the first token comes from the decode replica."""
     link = dataclasses.replace(LINK, samples_first=False)
-    log = apart(link=link).run(stream([100], [5]))
+    log = disaggregated(link=link).run(stream([100], [5]))
     assert_allclose(log.first_token_s[0], PREFILL_S + travel(99) + DECODE_S)
     assert_allclose(log.finished_s[0], PREFILL_S + travel(99) + 5 * DECODE_S)
 
 
 def test_a_one_token_answer_needs_no_decode():
-    log = apart().run(stream([100], [1]))
+    log = disaggregated().run(stream([100], [1]))
     assert_allclose(log.finished_s[0], PREFILL_S)
     assert log.transfers == 0
 
 
 def test_transfers_of_one_replica_go_one_after_the_other():
-    log = apart().run(stream([100, 200], [2, 2]))
+    log = disaggregated().run(stream([100, 200], [2, 2]))
     first, second = sorted(log.finished_s)
     assert_allclose(log.first_token_s[:], PREFILL_S, err_msg="both prompts in one step")
     assert first >= PREFILL_S + travel(100) + DECODE_S - 1e-9
@@ -82,7 +84,7 @@ def test_transfers_of_one_replica_go_one_after_the_other():
 
 
 def test_two_prefill_replicas_send_at_the_same_time():
-    log = apart(prefill=2).run(stream([100, 100], [2, 2]))
+    log = disaggregated(prefill=2).run(stream([100, 100], [2, 2]))
     assert_allclose(log.finished_s[:], PREFILL_S + travel(100) + DECODE_S)
 
 
@@ -92,7 +94,7 @@ def test_a_full_decode_pool_holds_back_the_prefill_pool():
     The decode replica ends request 0, takes over request 1, and only then has the prefill replica room for request 2.
     """
     tight = dataclasses.replace(LIMITS, num_blocks=8)
-    log = apart(decode_limits=tight, prefill_limits=tight).run(stream([100, 100, 100], [10, 10, 10]))
+    log = disaggregated(decode_limits=tight, prefill_limits=tight).run(stream([100, 100, 100], [10, 10, 10]))
     ends = PREFILL_S + travel(100) + 9 * DECODE_S
     assert_allclose(log.finished_s[0], ends)
     assert_allclose(log.first_token_s[1], PREFILL_S + travel(100) + PREFILL_S)
@@ -102,7 +104,7 @@ def test_a_full_decode_pool_holds_back_the_prefill_pool():
 
 def test_the_decode_side_prefix_cache_spares_the_transfer():
     hashes = PrefixHashes.from_lists([[1, 2, 3, 4], [1, 2, 3, 5]], 32)
-    log = apart(caching=True).run(stream([128, 128], [2, 2], arrivals=[0.0, 10.0], hashes=hashes))
+    log = disaggregated(caching=True).run(stream([128, 128], [2, 2], arrivals=[0.0, 10.0], hashes=hashes))
     assert list(log.cached_tokens) == [0, 96]
     assert log.transferred_tokens == 128 + 32
 
@@ -141,14 +143,14 @@ def test_a_step_that_ends_as_the_replica_fails_counts():
 def test_prompts_lost_in_the_prefill_pool_are_computed_again():
     """The prefill replica fails while the KV travels; the decode replica's reservation is given back."""
     at = PREFILL_S + travel(100) / 2
-    log = apart(prefill=2, faults=fail_at((0, at, 100.0))).run(stream([100], [5]))
+    log = disaggregated(prefill=2, faults=fail_at((0, at, 100.0))).run(stream([100], [5]))
     assert_allclose(log.finished_s[0], at + PREFILL_S + travel(101) + 3 * DECODE_S)
     assert log.transfers == 1
 
 
 def test_a_lost_receiver_costs_no_more_than_another_transfer():
     at = PREFILL_S + travel(100) / 2
-    log = apart(decode=2, faults=fail_at((1, at, 100.0))).run(stream([100], [5]))
+    log = disaggregated(decode=2, faults=fail_at((1, at, 100.0))).run(stream([100], [5]))
     assert sum(log.restarts) == 0
     assert log.replica[0] == 2
     assert_allclose(log.finished_s[0], PREFILL_S + travel(100) * 2 + 4 * DECODE_S)
@@ -170,8 +172,10 @@ WAY = dataclasses.replace(LIMITS, api_server_s=0.125, api_server_work_s=0.0625)
 
 
 def test_a_prompt_passes_both_api_servers():
-    """The decode replica is asked when the prompt is done; its KV travels when the request is through there."""
-    log = apart(prefill_limits=WAY, decode_limits=dataclasses.replace(LIMITS, api_server_s=0.5)).run(stream([100], [5]))
+    """The decode replica is contacted when the prompt is done; its KV travels when the request is through there."""
+    log = disaggregated(prefill_limits=WAY, decode_limits=dataclasses.replace(LIMITS, api_server_s=0.5)).run(
+        stream([100], [5])
+    )
     assert_allclose(log.first_token_s[0], 0.1875 + PREFILL_S)
     assert_allclose(log.finished_s[0], 0.1875 + PREFILL_S + 0.5 + travel(100) + 4 * DECODE_S)
     assert_allclose(log.transfer_s, 0.5 + travel(100))
@@ -181,14 +185,14 @@ def test_a_prompt_passes_both_api_servers():
 def test_kv_that_arrives_in_a_step_waits_for_the_next_that_knows_of_it(ahead, steps):
     """Two prefill replicas finish at 0.25 s and send for 0.101 and 0.108 s: the second arrives in the first's step."""
     limits = dataclasses.replace(LIMITS, schedules_ahead=ahead)
-    log = apart(prefill=2, decode_limits=limits).run(stream([100, 107], [40, 2]))
+    log = disaggregated(prefill=2, decode_limits=limits).run(stream([100, 107], [40, 2]))
     assert_allclose(log.finished_s[1], PREFILL_S + travel(100) + (steps + 1) * DECODE_S)
 
 
 def test_an_idle_replica_schedules_what_came_in_its_last_step_at_once():
     """One ahead, but with nothing to run meanwhile: the answer ends with the step in which the second KV arrives."""
     limits = dataclasses.replace(LIMITS, schedules_ahead=True)
-    log = apart(prefill=2, decode_limits=limits).run(stream([100, 107], [2, 2]))
+    log = disaggregated(prefill=2, decode_limits=limits).run(stream([100, 107], [2, 2]))
     assert_allclose(log.finished_s[:], PREFILL_S + travel(100) + np.array([1, 2]) * DECODE_S)
 
 

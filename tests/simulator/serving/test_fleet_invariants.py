@@ -135,7 +135,7 @@ def test_nothing_lost_nothing_twice_blocks_conserved(data, stream):
     event(f"swapped {log.swapped_blocks > 0}, refused {int((~served).sum()) > 0}")
     event("preempted" if sum(log.preemptions) else "not preempted")
     event(f"one ahead {any(pool.limits.schedules_ahead for pool in fleet.pools)}, restarts {sum(log.restarts) > 0}")
-    event(f"under way {not all(pool.limits.instant_api_server for pool in fleet.pools)}, apart {bool(fleet.links)}")
+    event(f"under way {not all(pool.limits.instant_api_server for pool in fleet.pools)}, two pools {bool(fleet.links)}")
     arrival, first, finished = (np.asarray(getattr(log, f"{n}_s")) for n in ("arrival", "first_token", "finished"))
     assert log.completed == len(stream)
     assert np.isfinite(finished[served]).all(), "lost"

@@ -95,7 +95,7 @@ def with_table(tokens, follows=False, stepping="fast"):
 
 def test_a_policy_that_never_changes_k_is_the_plain_run():
     plain, policy = (with_table(tokens).run(chat()) for tokens in (None, [3]))
-    # The stub charges a policy's draft tokens apart; without that, times are equal too.
+    # The stub charges a policy's draft tokens separately; without that, times are equal too.
     same = changed(with_table([3]), timer=dataclasses.replace(TIMER, drafted_s=0.0)).run(chat())
     assert same.finished_s == plain.finished_s
     assert same.accepted_counts.tolist() == plain.accepted_counts.tolist() == policy.accepted_counts.tolist()
@@ -128,7 +128,7 @@ def test_what_a_resting_drafter_skips_is_made_up_for_once():
 
 
 def test_tokens_beyond_the_end_are_never_delivered():
-    """Stop-token overshoot: the last verify step accepts past the end, and hands out what was asked for alone."""
+    """Stop-token overshoot: the last verify step accepts past the end, and hands out what was requested alone."""
     sure = changed(with_table([3]), sampler=AcceptanceSampler(np.ones(3), seed=0))
     stream = RequestStream(np.zeros(1), np.array([10]), np.array([7]), None)
     for cluster in (sure, changed(sure, stepping="exact-steps"), changed(sure, rule=None)):

@@ -166,7 +166,7 @@ PROMPTS = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=6), min_size
     PROMPTS, st.lists(st.tuples(st.integers(0, 2), st.integers(0, 7), st.integers(0, 20)), max_size=30), st.booleans()
 )
 def test_one_walk_tells_what_each_replica_holds(lists, served, hosted):
-    """The index that the caches of three replicas keep, against each cache asked by itself: prompts with parts of
+    """The index that the caches of three replicas keep, against each cache by itself: prompts with parts of
     hashes at their ends, hashes that come twice, evictions, and host memory behind."""
     prompts = [len(hashes) * 32 - 5 * (len(hashes) % 2) for hashes in lists]
     hashes = PrefixHashes.from_lists(lists, 32)

@@ -39,7 +39,7 @@ def turn_before(stream) -> np.ndarray:
     return result
 
 
-def test_a_prompt_is_everything_said_before_and_new_tokens():
+def test_a_prompt_is_everything_stated_before_and_new_tokens():
     stream = sessions(system_prompt_tokens=100)
     turns = turn_before(stream)
     assert (turns < np.arange(len(stream))).all()

@@ -294,7 +294,7 @@ def test_rule_the_preempted_find_what_nobody_took_of_their_blocks():
 
 
 def test_rule_host_memory_goes_on_where_the_chip_ends():
-    """[connector] ``get_num_new_matched_tokens`` of vllm/v1/core/sched/scheduler.py asks for tokens beyond those that
+    """[connector] ``get_num_new_matched_tokens`` of vllm/v1/core/sched/scheduler.py requests tokens beyond those that
     the chip's cache holds (v0.11, OffloadingConnector): what the chip still holds after a gap is not looked for."""
     host = HostCache(100)
     cache = PrefixCache(PrefixHashes.from_lists([[1, 2, 3, 4]], 4), 4, [16], None, host)

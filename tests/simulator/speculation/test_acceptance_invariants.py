@@ -38,7 +38,7 @@ class TestSpread:
         assert (np.diff(first) > 0).all()
 
     @pytest.mark.parametrize("survival", [[0.7], [0.8, 0.5, 0.2], [0.9, 0.9, 0.1, 0.0], [1.0, 0.5]])
-    def test_counters_pool_to_what_was_asked(self, survival):
+    def test_counters_pool_to_what_was_requested(self, survival):
         """A request of class c needs 1 / length drafts for each token, and so many of them show in the counters."""
         survival = np.array(survival)
         spread = 0.5 * widest_spread(float(survival[0])) if survival[0] < 1 else 0.0
@@ -235,7 +235,7 @@ class TestProposals:
 
     @pytest.mark.parametrize("rest", [{"tree": "medusa-63"}, {"num_speculative_tokens": 4}])
     @pytest.mark.parametrize("level", [{"alpha": 0.6}, {"acceptance_length": 2.4}])
-    def test_rates_do_not_decay_unless_asked(self, rest, level):
+    def test_rates_do_not_decay_unless_requested(self, rest, level):
         def survival(**decay):
             config = {"method": "medusa", **rest, "acceptance": {**level, **decay}}
             return draft_survival(SpeculationConfig.model_validate(config)).tolist()

@@ -92,7 +92,7 @@ def test_a_log_lies_beside_its_scenario(tmp_path):
     assert_allclose(survival_rates(acceptance, 3), [0.73, 0.52, 0.35])
 
 
-def test_rates_are_extrapolated_only_when_asked():
+def test_rates_are_extrapolated_only_when_requested():
     rates = LevelDecay(0.8, 0.9).survival(3).tolist()
     with pytest.raises(ForerunError, match="extrapolate: true"):
         survival_rates(section(per_position=rates), 6)
@@ -129,7 +129,7 @@ def test_faulty_sections_are_refused(values, words):
         section(**values)
 
 
-def test_a_curve_that_is_too_short_is_found_when_the_scenario_is_read():
+def test_a_curve_that_is_too_short_is_detected_when_the_scenario_is_read():
     block = {"method": "draft-model", "draft": {"model": "llama-3.2-1b"}, "num_speculative_tokens": 9}
     with pytest.raises(ValidationError, match=r"acceptance\.curve has 7 positions.*acceptance\.extrapolate: true"):
         SpeculationConfig.model_validate({**block, "acceptance": {"curve": EAGLE3}})
@@ -172,7 +172,7 @@ def test_spread_is_the_standard_deviation_across_requests():
 
 
 def test_a_request_stays_itself():
-    """The same request, asked again or from a later step, is of the same class and makes the same draws."""
+    """The same request, drawn again or from a later step, is of the same class and makes the same draws."""
     sampler = acceptance_sampler(section(alpha=0.7, spread=0.2), 4, 3)
     for request in (0, 7, 123):
         whole = sampler.path(request, 200)

@@ -1,4 +1,4 @@
-"""Acceptance that falls with the context: the factor asked for, drawn the same however a request is cut up."""
+"""Acceptance that falls with the context: the factor requested, drawn the same however a request is cut up."""
 
 import csv
 
@@ -44,7 +44,7 @@ def test_the_public_figures_along_the_context(shared_data):
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.2])
-def test_rates_at_each_context_are_those_asked_for(spread):
+def test_rates_at_each_context_are_those_requested(spread):
     """Each position's share falls by the factor to the power of its depth, within five standard errors."""
     survival = np.cumprod([0.8, 0.7, 0.6])
     sampler = AcceptanceSampler(survival, 5, spread, ContextDrift(0.8, 1000))

@@ -1,4 +1,4 @@
-"""Policies choose as their sources say, and own ones are told what they break."""
+"""Policies choose as their sources say, and errors of custom ones name what they break."""
 
 import pytest
 from hypothesis import given
@@ -142,12 +142,12 @@ def own(choose, by_batch_alone):
         (lambda self, batch: next(NUMBERS) % 5, False, "after the same history"),
     ],
 )
-def test_own_policies_are_told_what_they_break(choose, by_batch_alone, message):
+def test_own_policies_are_reported_what_they_break(choose, by_batch_alone, message):
     with pytest.raises(ForerunError, match=message):
         check_policy(own(choose, by_batch_alone), 5)
 
 
-def test_own_policies_without_a_part_are_told():
+def test_own_policies_without_a_part_are_reported():
     with pytest.raises(ForerunError, match="object lacks something"):
         check_policy(object, 5)
 

@@ -148,7 +148,7 @@ class TestGoodput:
         assert rates[chosen] == pytest.approx(max(rates), rel=1e-12)
 
     def test_hysteresis_keeps_the_present_k(self):
-        """3 tokens are 10 % better than 2 here: not enough where 12 % are asked for."""
+        """3 tokens are 10 % better than 2 here: not enough where 12 % are requested."""
         times = {0: 1.0, 1: 1.0, 2: 1.0, 3: 1.0}
         for hysteresis, then in ((0.0, 3), (0.3, 3), (0.34, 2)):
             policy = Goodput(3, lambda seqs, k, context: times[k], prior=1.0, hysteresis=hysteresis)
@@ -248,12 +248,12 @@ class TestCheckPolicy:
             (lambda own, batch: batch.context_tokens // batch.seqs // 50 % 3, True, "says by_batch_alone"),
         ],
     )
-    def test_what_is_found(self, formula, single, words):
+    def test_what_is_detected(self, formula, single, words):
         with pytest.raises(ForerunError, match=r"^Own: ") as caught:
             check_policy(lambda: Own(formula, single), 3)
         assert words in str(caught.value)
 
-    def test_two_that_differ_are_found(self):
+    def test_two_that_differ_are_detected(self):
         made = []
 
         def make():

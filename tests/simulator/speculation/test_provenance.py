@@ -1,4 +1,4 @@
-"""Acceptance goes with its method and its target model; what is borrowed is said."""
+"""Acceptance goes with its method and its target model; borrowed rates have a note."""
 
 import pytest
 
@@ -34,23 +34,23 @@ def chat(acceptance=None, method="eagle3", model="llama-3.1-8b", tokens=3, **sec
     return scenario_from(data | sections, "chat.yaml")
 
 
-def said(scenario):
+def note_of(scenario):
     return borrowed_acceptance(scenario.speculation, scenario.model)
 
 
 @pytest.mark.parametrize("inputs", [{"curve": EAGLE3}, {"per_position": [0.73, 0.52, 0.35]}, {"alpha": 0.7}])
 def test_another_method_takes_a_curve_of_its_own(inputs):
     scenario = chat(inputs)
-    assert said(scenario) is None
+    assert note_of(scenario) is None
     changed = scenario.with_values({"speculation.method": "ngram"})
     curve = load_curve(changed.speculation.acceptance.curve)
     assert curve.method == "ngram"
-    assert "the acceptance of eagle3 does not hold for ngram" in said(changed)
-    assert "measured on Llama-4-Scout, not on llama-3.1-8b" in said(changed)
+    assert "the acceptance of eagle3 does not hold for ngram" in note_of(changed)
+    assert "measured on Llama-4-Scout, not on llama-3.1-8b" in note_of(changed)
     off = changed.with_values({"speculation.method": "none"})
-    assert said(off) is None
+    assert note_of(off) is None
     back = off.with_values({"speculation.method": "eagle3"})
-    assert said(back) is None
+    assert note_of(back) is None
     for name, value in inputs.items():
         assert getattr(back.speculation.acceptance, name) == value
 
@@ -61,20 +61,20 @@ def test_the_curve_that_stands_in_is_of_the_same_target_where_there_is_one_and_t
     ranked = sorted(custom, key=lambda curve: curve.survival(3).sum())
     changed = scenario.with_values({"speculation.method": "eagle3"})
     assert changed.speculation.acceptance.curve == ranked[(len(ranked) - 1) // 2].name
-    assert "borrowed" not in said(changed)
-    assert f"{len(custom)} curves of it" in said(changed)
+    assert "borrowed" not in note_of(changed)
+    assert f"{len(custom)} curves of it" in note_of(changed)
 
 
 def test_acceptance_set_with_the_method_is_the_reader_s_own():
     changed = chat().with_values({"speculation.method": "ngram", "speculation.acceptance": {"alpha": 0.2}})
     assert changed.speculation.acceptance.alpha == 0.2
-    assert said(changed) is None
+    assert note_of(changed) is None
 
 
 def test_other_settings_leave_a_borrowed_curve_standing_and_say_so():
     scenario = chat({"curve": EAGLE3}, method="eagle").with_values({"engine.max_num_seqs": 8})
     assert scenario.speculation.acceptance.curve == EAGLE3
-    assert said(scenario) == f"acceptance is borrowed: curve {EAGLE3} was measured with eagle3, not with eagle"
+    assert note_of(scenario) == f"acceptance is borrowed: curve {EAGLE3} was measured with eagle3, not with eagle"
 
 
 def test_a_method_without_a_curve_is_refused_in_one_line():
@@ -85,7 +85,7 @@ def test_a_method_without_a_curve_is_refused_in_one_line():
 
 def test_eagle_2_grows_trees_from_the_heads_of_eagle():
     scenario = chat({"curve": "eagle-llama-3.1-8b-mt-bench"}, method="eagle")
-    assert said(scenario.with_values({"speculation.method": "eagle2"})) is None
+    assert note_of(scenario.with_values({"speculation.method": "eagle2"})) is None
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_models_by_all_their_names(model, target, same):
 
 
 @pytest.mark.parametrize("curve", curve_names())
-def test_every_curve_s_target_that_the_catalogue_has_is_found(curve):
+def test_every_curve_s_target_that_the_catalogue_has_is_detected(curve):
     name = load_curve(curve).target.lower()
     family = {"llama2-chat-70b": "llama-2-70b", "llama-4-scout": "llama-4-scout"}.get(name, name)
     catalogue = ("llama-2-70b", "vicuna-7b", "vicuna-13b", "vicuna-33b", "deepseek-r1", "gpt-oss-20b", "gpt-oss-120b")
@@ -125,13 +125,13 @@ def test_a_235b_model_s_curve_on_a_32b_is_no_calibrated_result():
 
 def test_rates_carried_to_another_model_say_whose_they_are():
     changed = chat({"per_position": [0.73, 0.52, 0.35]}).with_values({"model": "qwen3-8b"})
-    assert said(changed) == "acceptance is borrowed: its rates were measured on llama-3.1-8b, not on qwen3-8b"
-    assert said(changed.with_values({"model": "llama-3.1-8b"})) is None
+    assert note_of(changed) == "acceptance is borrowed: its rates were measured on llama-3.1-8b, not on qwen3-8b"
+    assert note_of(changed.with_values({"model": "llama-3.1-8b"})) is None
 
 
 def test_tuned_chains_remember_whose_rates_they_cut():
     for choice in draft_choices(chat({"curve": QWEN_235B}, model="qwen3-8b")):
-        assert "Qwen3-235B" in said(choice.scenario)
+        assert "Qwen3-235B" in note_of(choice.scenario)
 
 
 def test_a_comparison_of_methods_crowns_the_right_one_and_says_what_is_borrowed():

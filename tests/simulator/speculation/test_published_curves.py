@@ -1,4 +1,4 @@
-"""Level x decay against published acceptance: fitted on shallow drafts, asked about deep ones."""
+"""Level x decay against published acceptance: fitted on shallow drafts, predicting deep ones."""
 
 import csv
 from collections import defaultdict
@@ -84,7 +84,7 @@ def test_one_rate_for_all_positions_does_not_do(shared_data):
 
 
 def test_deep_drafts_of_specforge_follow_from_shallower_ones(shared_data):
-    """EAGLE-3 heads on SGLang, fitted at 3 and 5 draft tokens, asked at 7: 60 curves nobody tuned on."""
+    """EAGLE-3 heads on SGLang, fitted at 3 and 5 draft tokens, predicted at 7: 60 curves nobody tuned on."""
     curves = defaultdict(dict)
     with (shared_data / "serving" / "specforge_specbundle.csv").open() as file:
         for row in csv.DictReader(file):

@@ -158,7 +158,7 @@ def test_scenario_says_its_own_load(project_root):
     assert estimate(scenario({"process": "closed-loop", "max_concurrency": 7})).concurrency == 7
 
 
-def test_shared_prefixes_are_found_as_the_engine_finds_them(tmp_path):
+def test_shared_prefixes_are_detected_as_the_engine_finds_them(tmp_path):
     times_ms = np.random.default_rng(4).exponential(400, 600).cumsum().astype(int).tolist()
     rows = [
         {

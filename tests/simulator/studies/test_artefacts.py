@@ -20,7 +20,7 @@ CONSUMERS = Path(__file__).with_name("consumers")
 SCHEMAS = {file.stem: yaml.safe_load(file.read_text(encoding="utf-8")) for file in sorted(CONSUMERS.glob("*.yaml"))}
 EAGLE3 = {"method": "eagle3", "num_speculative_tokens": 3, "acceptance": {"alpha": 0.7}}
 SCALER = {"target": 12.5, "max_replicas": 4, "start_up_s": 90, "window_s": 60}
-APART = {
+DISAGGREGATED = {
     "pools": {
         "first": {"role": "prefill", "hardware": {"replicas": 2}},
         "then": {"role": "decode", "hardware": {"tensor_parallel": 2, "link": "nvlink4"}},
@@ -32,7 +32,7 @@ KINDS = {
     "ngram": {"speculation": EAGLE3 | {"method": "ngram"}},
     "graphs off": {"engine": {"cuda_graphs": False, "max_model_len": 4096, "enable_prefix_caching": False}},
     "fp8 cache": {"kv_cache_dtype": "fp8", "weights_dtype": "fp8"},
-    "apart": APART,
+    "disaggregated": DISAGGREGATED,
     "sglang": {"engine": {"framework": "sglang"}},
     "tensorrt-llm": {"engine": {"framework": "trtllm"}},
 }
@@ -107,11 +107,11 @@ def test_numbers_of_the_scenario_arrive():
     assert trigger["metadata"]["threshold"] == "12.5"
     assert "[60s:15s]" in trigger["metadata"]["query"]
     assert objects["hpa"]["spec"]["metrics"][0]["external"]["target"]["averageValue"] == "12500m"
-    services = yaml.safe_load(artefact("dynamo", scenario_of(**APART)))["spec"]["services"]
+    services = yaml.safe_load(artefact("dynamo", scenario_of(**DISAGGREGATED)))["spec"]["services"]
     assert services["FirstWorker"]["replicas"] == 2
     assert "--is-prefill-worker" in services["FirstWorker"]["extraPodSpec"]["mainContainer"]["args"]
     assert services["ThenWorker"]["resources"]["limits"]["gpu"] == "2"
-    values = yaml.safe_load(artefact("llm-d", scenario_of(**APART)))
+    values = yaml.safe_load(artefact("llm-d", scenario_of(**DISAGGREGATED)))
     assert (values["prefill"]["replicas"], values["decode"]["parallelism"]["tensor"]) == (2, 2)
 
 
@@ -141,7 +141,7 @@ def test_an_unknown_artefact_is_refused_before_any_work(tmp_path, capsys):
     assert "autoscaler" in capsys.readouterr().err
 
 
-def test_the_cheapest_threshold_that_holds_is_found_and_emitted(tmp_path, capsys):
+def test_the_cheapest_threshold_that_holds_is_detected_and_emitted(tmp_path, capsys):
     data = tiny_data(
         arrivals={"process": "poisson", "request_rate": 60.0, "profile": [[0, 0.1], [3, 2.0], [6, 0.1]]},
         num_requests=300,

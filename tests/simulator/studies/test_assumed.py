@@ -39,8 +39,8 @@ def test_a_datasheet_chip_rests_on_its_efficiencies_and_several_chips_on_their_l
 
 def test_speculation_rests_on_acceptance_and_the_hosts_part_of_drafting():
     speculation = {"method": "eagle3", "num_speculative_tokens": 3, "acceptance": {"per_position": [0.7, 0.5, 0.3]}}
-    elsewhere = scenario(speculation=speculation, engine={"framework": "trtllm"})
-    assert {"acceptance", "eagle3.step_s", "eagle3.pass_s"} <= set(assumed_parameters(elsewhere))
+    trtllm = scenario(speculation=speculation, engine={"framework": "trtllm"})
+    assert {"acceptance", "eagle3.step_s", "eagle3.pass_s"} <= set(assumed_parameters(trtllm))
     names = set(assumed_parameters(scenario(speculation=speculation)))
     assert "acceptance" in names
     assert "eagle3.step_s" not in names, "fitted under vLLM"

@@ -147,7 +147,7 @@ def test_the_study_says_what_its_pools_did(tmp_path):
     assert len(result.figure().data) == 4, "a line and a band for each way"
 
 
-def test_the_loss_of_one_drafter_costs_what_is_said():
+def test_the_loss_of_one_drafter_costs_what_is_stated():
     scenario_of_gpus = scenario(draft={"model": "llama-3.2-1b", "chip": "h100-sxm"})
     loss = draft_pool(scenario_of_gpus, batch=4, context_tokens=CONTEXT, verifiers=(1,)).document["loss"]
     assert loss["verifiers"] == loss["drafters"] == 2

@@ -141,7 +141,7 @@ def test_speculation_of_sglang_counts_steps_and_verified_tokens():
     assert pair(words, "--speculative-draft-model-path") == "DRAFT_MODEL"
 
 
-def test_methods_that_an_engine_lacks_are_told():
+def test_methods_that_an_engine_lacks_are_reported():
     tree = speculation("eagle", tree="eagle-25")
     for engine, message in (
         ("vllm", "vLLM has no eagle tree"),

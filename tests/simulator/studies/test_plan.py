@@ -311,13 +311,13 @@ def test_a_fault_of_one_layout_is_a_row_and_not_the_end(chat, monkeypatch):
     result = plan(study(chat, *VARY), rate=12.0, slo=SLO, replications=1, requests=100, headroom=False, jobs=1)
     rows = {row["status"]: row for row in result.document["candidates"]}
     assert result.best is not None
-    assert "a step ends before it starts" in rows["not told"]["reason"]
-    assert rows["not told"]["meets_slo"] is None
-    assert "Not told, by a fault of Forerun" in [table.title for table in result.tables()]
+    assert "a step ends before it starts" in rows["error"]["reason"]
+    assert rows["error"]["meets_slo"] is None
+    assert "Internal errors; please report them" in [table.title for table in result.tables()]
 
 
 def test_at_equal_cost_the_layout_that_reaches_further_wins(chat):
-    """Two layouts cost the same; the one nearer to its SLO at the rate asked for holds the higher rate."""
+    """Two layouts cost the same; the one nearer to its SLO at the rate requested holds the higher rate."""
     objective, options = objective_of({}, SLO), quick(mode="rate", rate=12.0)
     ranked = Plan(study(chat), objective, options, 12.0, True)
     layout = layouts(study(chat, "hardware.tensor_parallel=1", "engine.max_num_batched_tokens=512"), {})[0]

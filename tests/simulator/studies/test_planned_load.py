@@ -95,7 +95,7 @@ FEW = {"vary": {"hardware.tensor_parallel": [1]}, "replications": 2, "requests":
 
 @pytest.mark.parametrize("confidence", [0.6, 0.9])
 @pytest.mark.parametrize("rate", [18.0, 30.0, 60.0])
-def test_what_holds_does_so_with_the_confidence_asked_for(rate, confidence):
+def test_what_holds_does_so_with_the_confidence_requested(rate, confidence):
     """Of the runs and of the model's error; a layout below it misses, whatever it costs less."""
     slo = {"p99_ttft_ms": 400, "p99_tpot_ms": 25}
     planned = plan(scenario_from(LOAD, "load"), rate=rate, slo=slo, confidence=confidence, **FEW)
@@ -108,7 +108,7 @@ def test_what_holds_does_so_with_the_confidence_asked_for(rate, confidence):
             assert row["max_rate"] is None or row["max_rate"] >= rate
             assert row["max_rate"] is None or row["headroom"] >= 0.0
     assert "%" in planned.conclusion
-    assert "more than asked" not in planned.conclusion
+    assert "more than requested" not in planned.conclusion
 
 
 def test_more_confidence_never_costs_less():

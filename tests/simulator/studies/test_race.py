@@ -135,7 +135,7 @@ def test_all_controllers_see_the_same_requests_and_draws():
         assert (one.draws(request, 0, 20) == np.minimum(three.draws(request, 0, 20), 1)).all()
 
 
-def test_acceptance_by_request_is_the_one_that_was_asked_for():
+def test_acceptance_by_request_is_the_one_that_was_requested():
     rates = survival_by_level([0.8, 0.5])
     sampler = AcceptanceSampler(rates, 1, class_of=np.array([0, len(LEVELS) - 1]))
     for request, row in enumerate((0, len(LEVELS) - 1)):

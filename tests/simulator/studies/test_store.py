@@ -85,7 +85,7 @@ def test_the_key_depends_on_all_that_the_result_depends_on(tmp_path):
     keys = {point_key(scenario, 0, 1), point_key(scenario, 1, 1), point_key(scenario, 0, 2)}
     keys.add(point_key(scenario.with_values({"engine.max_num_seqs": 17}), 0, 1))
     assert len(keys) == 4
-    moved = tmp_path / "elsewhere.txt"
+    moved = tmp_path / "other-folder.txt"
     moved.write_text("10 20 30")
     same = scenario.with_values({"workload.output_tokens.file": str(moved)})
     assert point_key(same, 0, 1) in keys

@@ -203,7 +203,7 @@ def test_equal_neighbours_are_one_range(tuned):
     assert table[-1][1] == BATCHES[-1]
 
 
-def test_a_wide_range_of_batches_is_told(tmp_path):
+def test_a_wide_range_of_batches_is_reported(tmp_path):
     result = simulator.tune(scenario(), batch=[1, 32, 256], context=[512], tokens=[1, 3])
     (note,) = (note for note in result.document["notes"] if "wide ranges of batches" in note)
     assert "6 to 90 at 32" in note

@@ -1,4 +1,5 @@
-"""Drafters under a policy: fewer tokens in some steps, none in others, catching up after a rest, here and elsewhere."""
+"""Drafters under a policy: fewer tokens in some steps, none in others, catching up after a rest, on the same and on
+another device."""
 
 import numpy as np
 import pytest
@@ -35,7 +36,7 @@ def most(name):
     return CHAINS[name.removeprefix("remote ")]
 
 
-def asked(tokens, switched=0, skipped=0, windows=1, seqs=2):
+def drafted(tokens, switched=0, skipped=0, windows=1, seqs=2):
     """A step that proposes so many tokens, after ``skipped`` fresh ones in all that the drafter has not seen."""
     each = skipped // seqs
     pairs, keys = seqs * each * (each + 1) // 2, skipped
@@ -74,7 +75,7 @@ def test_one_step_costs_what_it_costs_among_many(name, follows):
     """Steps of every number of tokens, with and without a change and with and without a debt."""
     adjusted = AdjustedDrafter(chain(name), most(name), follows, switch_s=1e-4)
     works = [decode(2, 400 + 10 * row, most(name) + 1) for row in range(most(name) + 3)]
-    drafts = [asked(min(row, most(name)), row % 2, 0 if row < most(name) else 20 * row) for row in range(len(works))]
+    drafts = [drafted(min(row, most(name)), row % 2, 0 if row < most(name) else 20 * row) for row in range(len(works))]
     many = StepWork(
         *(
             tuple(np.array(column) for column in zip(*part, strict=True))
@@ -93,18 +94,18 @@ def test_one_step_costs_what_it_costs_among_many(name, follows):
 def test_a_resting_drafter_costs_nothing_and_one_that_follows_keeps_its_cache(name):
     work = decode(8, 500, 1)
     rests, follows = (AdjustedDrafter(chain(name), most(name), follows) for follows in (False, True))
-    assert rests.seconds(work, asked(0)) == 0.0
-    costs = rests.costs(arrays(work), stacked([asked(0)]))
+    assert rests.seconds(work, drafted(0)) == 0.0
+    costs = rests.costs(arrays(work), stacked([drafted(0)]))
     assert all((getattr(costs, part) == 0).all() for part in Costs.__slots__)
-    kept = follows.seconds(work, asked(0))
+    kept = follows.seconds(work, drafted(0))
     assert (kept > 0) == (name.removeprefix("remote ") in KEEPS_A_CACHE)
-    assert kept < rests.seconds(work, asked(most(name)))
+    assert kept < rests.seconds(work, drafted(most(name)))
 
 
 @pytest.mark.parametrize("name", list(CHAINS))
 def test_what_was_skipped_is_computed_once_by_drafters_with_a_cache(name):
     drafter = chain(name)
-    costs = [caught_up(drafter, stacked([asked(2, skipped=skipped)])) for skipped in (64, 4096)]
+    costs = [caught_up(drafter, stacked([drafted(2, skipped=skipped)])) for skipped in (64, 4096)]
     if name not in KEEPS_A_CACHE:
         assert all((cost.device_s + cost.host_s == 0).all() for cost in costs)
         return
@@ -113,14 +114,14 @@ def test_what_was_skipped_is_computed_once_by_drafters_with_a_cache(name):
 
 
 def test_separate_modules_each_catch_up():
-    shared, separate = (caught_up(made(name), stacked([asked(2, skipped=64)])) for name in ("mtp", "mtp separate"))
+    shared, separate = (caught_up(made(name), stacked([drafted(2, skipped=64)])) for name in ("mtp", "mtp separate"))
     assert separate.flops[0] == pytest.approx(3 * shared.flops[0])
 
 
 @pytest.mark.parametrize("name", ["draft-model", "eagle3", "parallel-draft"])
 def test_elsewhere_the_skipped_tokens_are_sent_in_one_message_and_no_work_is_the_targets(name):
     near, remote = made(name), chain(f"remote {name}")
-    drafts = stacked([asked(2, skipped=skipped) for skipped in (0, 64, 4096)])
+    drafts = stacked([drafted(2, skipped=skipped) for skipped in (0, 64, 4096)])
     here, there = caught_up(near, drafts), caught_up(remote, drafts)
     message = LINK.latency_s + drafts.skipped_tokens * (4 + STATE_BYTES) / LINK.bandwidth_bytes_per_s
     assert_allclose(there.interconnect_s - here.interconnect_s, np.where(drafts.skipped_tokens > 0, message, 0.0))
@@ -154,6 +155,6 @@ def test_a_tree_is_refused_fewer_tokens():
             return [host_part(1e-3)]
 
     adjusted = AdjustedDrafter(Whole(), 5)
-    assert adjusted.seconds(decode(2, 100, 6), asked(5)) == 1e-3
+    assert adjusted.seconds(decode(2, 100, 6), drafted(5)) == 1e-3
     with pytest.raises(ForerunError, match="Whole drafts all its tokens or none"):
-        adjusted.seconds(decode(2, 100, 6), asked(3))
+        adjusted.seconds(decode(2, 100, 6), drafted(3))

@@ -1,4 +1,4 @@
-"""What drafters compute, counted token by token, and that one step costs the same however it is asked for."""
+"""What drafters compute, counted token by token, and that one step costs the same however it is requested."""
 
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -34,12 +34,12 @@ OVERHEAD = HostOverhead(step_s=1e-3, pass_s=1e-4)
 
 @dataclass
 class Recorder:
-    """Stands in for a ``StepTimer``: remembers what it was asked to price, a second each."""
+    """Stands in for a ``StepTimer``: records what it prices, a second each."""
 
     windows: tuple = (None,)
     max_tokens: int = 10**6
     calls: list = field(default_factory=list)
-    drafts: str = "together"
+    drafts: str = "batched"
 
     @property
     def deployment(self):
@@ -127,7 +127,7 @@ def test_each_layer_of_a_tree_computes_its_nodes_once():
 
 def test_apart_each_sequence_has_the_later_passes_to_itself():
     """The first pass serves all; each of the others is run once for each of three sequences, over its own context."""
-    step = Recorder(drafts="apart")
+    step = Recorder(drafts="per-sequence")
     drafter = SequentialDrafter(step, 3, (1, 1), 0.0, 0.0)
     assert seconds_of(drafter, decode(3, 100, 4)) == 1 + 3 * 2
     (first, first_rows), (later, rows) = step.calls

@@ -58,7 +58,7 @@ def test_the_steps_that_are_tried_are_steps_of_an_engine(query_len, max_seqs):
     single = [work for work in drafter.calls if not isinstance(work.decode_seqs, np.ndarray)]
     assert max(sequences(work) for work in single) == max_seqs
     for work in single:
-        # Many contexts at once are asked for only where nothing is prefilled.
+        # Many contexts at once are requested only where nothing is prefilled.
         for keys in (work.decode_kv_tokens, work.prefill_kv_tokens, work.sampled_kv_tokens):
             assert work.prefill_seqs == 0 or not any(isinstance(entry, np.ndarray) for entry in keys)
         for place, window in enumerate(WINDOWS):
@@ -130,7 +130,7 @@ def other_in_a_run(work):
         ),
     ],
 )
-def test_every_rule_is_found_broken(broken, expected):
+def test_every_rule_is_detected_broken(broken, expected):
     check_drafter(Priced(), 5)
     with pytest.raises(ForerunError, match=r"^Priced: ") as caught:
         check_drafter(Priced(**broken), 5)

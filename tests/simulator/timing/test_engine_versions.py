@@ -1,4 +1,4 @@
-"""What sets engines and their versions apart: share of free memory, skew of ranks, scales of activations."""
+"""How engines and their versions differ: share of free memory, skew of ranks, scales of activations."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What a prediction rests on: decided per kernel from the ranges of its fit, the same wherever it is asked."""
+"""What a prediction rests on: decided per kernel from the ranges of its fit, the same in every module."""
 
 import numpy as np
 import pytest

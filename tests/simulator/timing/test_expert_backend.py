@@ -51,7 +51,7 @@ def test_kernels_by_engine_and_chip(chip, framework, backend, like):
 
 @pytest.mark.parametrize(("requested", "stored"), [(None, "fp8_block"), ("fp8", "fp8")])
 def test_experts_published_in_blocks_take_the_kernels_of_blocks(requested, stored):
-    """DeepSeek-R1 as published; who asks for one scale per tensor gets the kernels of that."""
+    """DeepSeek-R1 as published; who requests one scale per tensor gets the kernels of that."""
     data = {
         "model": "deepseek-r1",
         "hardware.chip": "b200-sxm",

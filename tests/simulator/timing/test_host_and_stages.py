@@ -80,7 +80,7 @@ class TestHostWork:
 
 
 @pytest.mark.parametrize("seqs", [1, 3, 40])
-def test_tables_grow_as_far_as_they_are_asked(seqs):
+def test_tables_grow_as_far_as_they_are_requested(seqs):
     """Linear formulas are exact everywhere, at the ends of cells and of the table too, in any order of asking."""
     width = min(16 * seqs, 256)
     requested = []
@@ -151,7 +151,7 @@ class TestPipelines:
     @pytest.mark.parametrize("other", [0.0, 1e-3, 0.05])
     @pytest.mark.parametrize("stages", [1, 2, 3])
     def test_one_price_alone_and_among_many(self, stages, other):
-        """The last stage hands tokens out no faster than the host streams them, whichever way it is asked."""
+        """The last stage hands tokens out no faster than the host streams them, on both code paths."""
         drafter = HostDrafter(1e-4, 1e-5)
         timer = pipeline(
             stages,

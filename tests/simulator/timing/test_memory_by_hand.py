@@ -1,4 +1,5 @@
-"""Memory of a chip, byte by byte: activations, logits, drafters beside and apart, windows, the last block."""
+"""Memory of a chip, byte by byte: activations, logits, drafters on the same and on other chips, windows, the last
+block."""
 
 from dataclasses import replace
 

@@ -249,8 +249,9 @@ def test_spans_and_single_steps_agree_with_groups():
 
 def test_wide_expert_parallelism_gives_what_deepseek_published_and_as_much_on_every_node():
     """Decoding of DeepSeek-V3 on 18 nodes of H800, EP 144: 14,800 tokens/s a node at 20 to 22 tokens/s a user and
-    4,989 tokens of KV in the mean (deepseek-ai/open-infra-index, day 6), so 88 sequences a chip. Prompts run apart, and
-    two halves of a batch hide most of what the network takes, for which the exchange is that of chips on one switch."""
+    4,989 tokens of KV in the mean (deepseek-ai/open-infra-index, day 6), so 88 sequences a chip. Prompts run on other
+    chips, and two halves of a batch hide most of what the network takes, for which the exchange is that of chips on one
+    switch."""
     per_node = {}
     for chips in (32, 72, 144):
         one = deployment("deepseek-v3", framework="sglang", attention_data_parallel=chips, expert_parallel=chips)

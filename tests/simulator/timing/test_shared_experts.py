@@ -36,7 +36,7 @@ def expert_kernel(one, mlp, tokens):
 
 
 def spread(groups, tensor_parallel=1, expert_parallel=None, model=MODEL, **changes):
-    """Attention in ``groups`` groups, experts whole over all chips unless said otherwise; no graphs, no padding."""
+    """Attention in ``groups`` groups, experts whole over all chips by default; no graphs, no padding."""
     chips = groups * tensor_parallel
     return deployment(
         model,

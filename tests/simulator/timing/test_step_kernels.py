@@ -276,7 +276,7 @@ def test_decode_steps_read_every_sequence(seqs, query_len, context, window):
 
 @pytest.mark.parametrize("model", [name for name in architecture_names() if not name.startswith("opt")])
 def test_the_list_does_what_the_architecture_asks_for(model):
-    """Two FLOPs for every weight that a token meets, each weight read once: counted apart from the list.
+    """Two FLOPs for every weight that a token meets, each weight read once: counted independently of the list.
 
     One token on a chip of unlimited memory; routed experts as many as a token is sent to.
     """

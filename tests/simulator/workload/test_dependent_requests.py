@@ -88,4 +88,4 @@ def test_every_order_of_the_sample_is_kept(stepping, replicas):
     np.maximum.at(ends, waiting, run.requests.finished_s[before])
     held = np.unique(waiting)
     np.testing.assert_allclose(run.requests.arrival_s[held], ends[held] + table.think_time_s[held], rtol=0, atol=1e-9)
-    assert run.kv.prefix_hit_tokens > 0.3 * table.input_tokens.sum(), "turns find what was said before them"
+    assert run.kv.prefix_hit_tokens > 0.3 * table.input_tokens.sum(), "turns find the turns before them"

@@ -170,7 +170,7 @@ def test_tables_nobody_predicts_are_counted(tmp_path):
     assert table.skipped == {"no prediction for 'gdn'": 3}
 
 
-def test_the_installed_package_is_found_and_its_absence_explained(tmp_path, monkeypatch):
+def test_the_installed_package_is_detected_and_its_absence_explained(tmp_path, monkeypatch):
     monkeypatch.setattr(silicon_module, "PACKAGE", "a_silicon_package")
     with pytest.raises(TraceError, match=r"pip install -e '\.\[silicon\]'"):
         read_kernels("silicon:h100_sxm")

@@ -102,7 +102,7 @@ def test_a_bad_chrome_trace_gives_one_clear_line(tmp_path, text, message):
 NSYS_HEAD = "Start (ns),Duration (ns),CorrId,GrdX,Device,Strm,Name"
 
 
-def test_nsys_csv_is_found_behind_its_preamble(tmp_path):
+def test_nsys_csv_is_detected_behind_its_preamble(tmp_path):
     path = tmp_path / "trace.csv"
     path.write_text(
         f"NOTICE: existing export\nProcessing [x]\n{NSYS_HEAD}\n"
@@ -173,5 +173,5 @@ def test_tt_metal_takes_logical_shapes_and_the_slowest_chip(tmp_path):
         ("zzz", "unknown"),
     ],
 )
-def test_kernels_are_told_by_name(name, kind):
+def test_kernels_are_reported_by_name(name, kind):
     assert kernel_class(name) == kind
