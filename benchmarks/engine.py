@@ -115,7 +115,7 @@ CASES = {
 }
 
 
-ASKED = {
+TARGETS = {
     "chat-busy-100000": 120_000,
     "constant-busy-100000": 100_000,
     "chat-busy-1000000": 125_000,
@@ -246,7 +246,7 @@ def main() -> None:
             print(
                 f"{name:28} {row['cpu_s']:8.2f} {row['requests_per_cpu_s']:10.0f} "
                 f"{row['output_tokens_per_cpu_s']:12.0f} {row['peak_mb']:7.0f} {row['steps']:9.0f}"
-                + (f"{row['requests_per_cpu_s'] / ASKED[name]:8.2f}" if name in ASKED else ""),
+                + (f"{row['requests_per_cpu_s'] / TARGETS[name]:8.2f}" if name in TARGETS else ""),
                 flush=True,
             )
     if arguments.json:

@@ -32,8 +32,15 @@ from simulator.speculation import (
     draft_survival,
     policy_factory,
 )
+from simulator.speculation.confidence import (
+    CONFIDENCE_THRESHOLD,
+    DEFAULT_THRESHOLD,
+    FloatArray,
+    ThresholdChain,
+    threshold_chain,
+    threshold_policies,
+)
 from simulator.speculation.config import named
-from simulator.speculation.gate import DRAFT_GATE, USUAL_P_MIN, FloatArray, Gated, gate_policies, gated
 from simulator.speculation.level_decay import conditional_rates
 from simulator.speculation.methods import METHODS
 from simulator.timing import (
@@ -154,8 +161,8 @@ def _policy_notes(config: SpeculationConfig) -> tuple[str, ...]:
     policy = named(config.policy)
     if config.method == "none" or policy.name == "fixed":
         return ()
-    if policy.name == DRAFT_GATE:
-        return ("a gate's confidences are taken to be calibrated; the drafts of a batch end at the same position",)
+    if policy.name == CONFIDENCE_THRESHOLD:
+        return ("the drafter's confidences are taken to be calibrated; the drafts of a batch end at the same position",)
     follows = policy.while_off == "follow"
     idle = "keeps up with one pass per step" if follows else "catches up on what it skipped once K > 0"
     return (
@@ -182,19 +189,19 @@ def drafting_rule(
         config: the ``speculation`` section.
         timer: prices the steps that a policy weighs against each other.
         make_policy: a policy of one's own.
-        seed: of what passes a gate.
+        seed: of the draws of a confidence threshold.
 
     Raises:
-        ForerunError: a gate over a drafter that has no passes to look at.
+        ForerunError: a confidence threshold for a drafter without sequential passes.
     """
     policy, most = named(config.policy), config.depth
-    if policy.name == DRAFT_GATE and make_policy is None:
+    if policy.name == CONFIDENCE_THRESHOLD and make_policy is None:
         if not isinstance(timer.drafter, SequentialDrafter):
             raise ForerunError(
-                f"speculation.policy: draft-gate looks at each pass of a drafter on the target's chips; "
+                f"speculation.policy: confidence-threshold needs sequential passes of a drafter on the target's chips; "
                 f"{config.method} has none"
             )
-        return DraftingRule(gate_policies(chain_behind(config), seed), most, follows=True)
+        return DraftingRule(threshold_policies(chain_behind(config), seed), most, follows=True)
     none = (0,) * len(timer.windows)
 
     @lru_cache(maxsize=PRICED_STEPS)
@@ -225,20 +232,20 @@ def drafting_rule(
 def adjusted_drafter(config: SpeculationConfig, drafter: Drafter, framework: str) -> AdjustedDrafter:
     """The drafter under the scenario's policy."""
     policy = named(config.policy)
-    look_s = method_overhead(framework, config.method).gate_s if policy.name == DRAFT_GATE else None
+    look_s = method_overhead(framework, config.method).gate_s if policy.name == CONFIDENCE_THRESHOLD else None
     return AdjustedDrafter(drafter, config.depth, policy.while_off == "follow", policy.switch_s or 0.0, look_s)
 
 
-def chain_behind(config: SpeculationConfig) -> Gated:
-    """A chain behind the scenario's gate; as it is without one."""
+def chain_behind(config: SpeculationConfig) -> ThresholdChain:
+    """The scenario's chain under its confidence threshold, or as it is without one."""
     policy = named(config.policy)
-    p_min = 0.0 if policy.name != DRAFT_GATE else USUAL_P_MIN if policy.p_min is None else policy.p_min
-    return gated(conditional_rates(draft_survival(config).tolist()), p_min)
+    threshold = 0.0 if policy.name != CONFIDENCE_THRESHOLD else policy.confidence_threshold or DEFAULT_THRESHOLD
+    return threshold_chain(conditional_rates(draft_survival(config).tolist()), threshold)
 
 
 def verified_survival(config: SpeculationConfig) -> FloatArray:
     """Chance that at least 1, 2, ... of the tokens that are verified are accepted."""
-    if named(config.policy).name != DRAFT_GATE:
+    if named(config.policy).name != CONFIDENCE_THRESHOLD:
         return draft_survival(config)
     survival: FloatArray = np.cumprod(chain_behind(config).kept, dtype=np.float64)
     return survival

@@ -6,6 +6,7 @@ import simulator
 from hwprofiles.catalogue import load_chip
 from hwprofiles.schema import Chip
 from simulator.scenario import as_scenario
+from simulator.speculation.config import PolicyConfig
 
 
 def test_an_old_field_of_a_scenario_sets_the_new_one():
@@ -17,6 +18,14 @@ def test_an_old_field_of_a_scenario_sets_the_new_one():
     }
     with pytest.warns(DeprecationWarning, match="front_end is now entry_point"):
         assert as_scenario(data).engine.entry_point == "offline"
+
+
+def test_an_old_policy_is_the_new_one():
+    old = {"name": "draft-gate", "p_min": 0.6}
+    with pytest.warns(DeprecationWarning, match="is now confidence") as warned:
+        policy = PolicyConfig.model_validate(old)
+    assert policy == PolicyConfig(name="confidence-threshold", confidence_threshold=0.6)
+    assert len(warned) == 2
 
 
 def test_an_old_public_name_is_the_new_one():

@@ -176,7 +176,7 @@ def planted(monkeypatch, right="", wrong=""):
 def test_planted_faults_in_the_rules_are_detected(monkeypatch, fault):
     """By the invariants, or by the oracle where a rule and its table differ."""
     planted(monkeypatch, *RULES[fault])
-    result = (judged(scenario_of(seed), limit_s=20.0, oracle=fault in TOLD_BY_THE_ORACLE) for seed in ROUND)
+    result = (judged(scenario_of(seed), limit_s=20.0, oracle=fault in SEEN_BY_THE_ORACLE) for seed in ROUND)
     assert any(kind not in KNOWN for kind, _ in result)
 
 
@@ -185,7 +185,7 @@ def test_what_is_planted_without_a_fault_is_missing(monkeypatch):
     assert {judged(scenario_of(seed), oracle=True)[0] for seed in ROUND[:60]} == set(KNOWN)
 
 
-TOLD_BY_THE_ORACLE = ("attention of a layer is left out", "a draft is accepted too often")
+SEEN_BY_THE_ORACLE = ("attention of a layer is left out", "a draft is accepted too often")
 
 
 def lost_wakeup(monkeypatch):

@@ -28,7 +28,7 @@ from simulator.errors import ForerunError
 from simulator.metrics import summarise
 from simulator.metrics.document import forerun_version
 from simulator.scenario import Scenario, scenario_from
-from simulator.speculation.gate import gated
+from simulator.speculation.confidence import threshold_chain
 from simulator.speculation.level_decay import fit_lengths
 from simulator.studies.steady_state.prices import decode_steps
 from simulator.studies.tune.machine import Prices, fit_machine
@@ -418,7 +418,7 @@ def rig_lines(folder: Path, model: str) -> Iterator[str]:
         rig = known.get(row["config_id"])
         if rig is None:
             continue
-        drafted, gate = int(float(row["n_max"])), float(row["p_min"] or 0)
+        drafted, threshold = int(float(row["n_max"])), float(row["p_min"] or 0)
         plain, step = Prices(rig.scenario).seconds(1, 250, drafted)
         bases.append(1 / plain / rig.baseline - 1)
         ends = [float(row[key]) for key in ("acc_low", "acc_high") if row[key]]
@@ -428,7 +428,7 @@ def rig_lines(folder: Path, model: str) -> Iterator[str]:
         if (
             share is not None
             and rate is not None
-            and not gate
+            and not threshold
             and not re.search("not a paired|easy bench", row["note"])
         ):
             gain, seen = (1 + share * drafted) * plain / step, rate / rig.baseline
@@ -447,7 +447,8 @@ def rig_lines(folder: Path, model: str) -> Iterator[str]:
 
 
 def sweep_lines(folder: Path, model: str) -> Iterator[str]:
-    """The best n-max of every ungated sweep over one stream, by prices and one curve of acceptance for all of its rows.
+    """The best n-max of every sweep without threshold over one stream, by prices and one curve of acceptance for all of
+    its rows.
 
     As tuning has it: what single rows state is often the middle between the least and the most accepted request."""
     known = {rig.name: rig for rig in rigs(folder, model)}
@@ -491,10 +492,11 @@ def sweep_lines(folder: Path, model: str) -> Iterator[str]:
     yield f"Right, or within 3 % of the best: {sum(hits)} of {len(hits)} sweeps."
 
 
-def gate_lines(folder: Path, model: str) -> Iterator[str]:
-    """Whether a gate helps, on a card short of arithmetic and on two fast ones: n-max 4, p-min 0.6, acceptance 0.78."""
+def threshold_lines(folder: Path, model: str) -> Iterator[str]:
+    """Gain of a confidence threshold on a card short of arithmetic and on two fast ones: n-max 4, p-min 0.6,
+    acceptance 0.78."""
     rates = [0.85, 0.8, 0.78, 0.75]
-    yield "| rig | ungated, n-max 4 | gated at 0.75 | gate gains |"
+    yield "| rig | n-max 4 | with p-min 0.75 | gain |"
     yield "|---|---:|---:|---:|"
     for rig in rigs(folder, model):
         if rig.name not in ("q41", "q36", "q25", "q53"):
@@ -502,9 +504,9 @@ def gate_lines(folder: Path, model: str) -> Iterator[str]:
         prices = Prices(rig.scenario)
         steps = np.array([prices.seconds(1, 250, k)[1] for k in range(5)])
         looks = np.array([2.5e-3 * min(k + 1, 4) for k in range(5)])
-        free, cut = gated(rates, 0.0), gated(rates, 0.75)
-        plain, gate = free.length / steps[4], cut.length / float(cut.chances @ (steps + looks))
-        yield f"| {rig.name} {rig.chips} | {plain:.1f} tok/s | {gate:.1f} tok/s | {gate / plain - 1:+.0%} |"
+        free, cut = threshold_chain(rates, 0.0), threshold_chain(rates, 0.75)
+        plain, threshold = free.length / steps[4], cut.length / float(cut.chances @ (steps + looks))
+        yield f"| {rig.name} {rig.chips} | {plain:.1f} tok/s | {threshold:.1f} tok/s | {threshold / plain - 1:+.0%} |"
 
 
 HEAD = """# Laptops and consumer cards, every row
@@ -537,7 +539,7 @@ def page(folders: Sequence[Path], model: str) -> str:
         parts += [
             ("A 27B hybrid model with MTP", rig_lines(folder, model)),
             ("The best n-max", sweep_lines(folder, model)),
-            ("What a gate brings", gate_lines(folder, model)),
+            ("Confidence threshold", threshold_lines(folder, model)),
             ("Several streams", stream_lines(folder, model)),
         ]
     parts.append(("Every step", step_lines(short)))

@@ -2,9 +2,9 @@
 (function () {
   "use strict";
   function fitted(whole, width) {
-    var found = /^(<b>.*?<\/b><br><span[^>]*>)(.*)(<\/span>)$/.exec(whole.text || "");
-    if (!found || !width) { return { text: whole.text, top: whole.top }; }
-    var letters = Math.max(24, Math.floor((width - 44) / 6.3)), lines = [], parts = found[2].split("<br>");
+    var match = /^(<b>.*?<\/b><br><span[^>]*>)(.*)(<\/span>)$/.exec(whole.text || "");
+    if (!match || !width) { return { text: whole.text, top: whole.top }; }
+    var letters = Math.max(24, Math.floor((width - 44) / 6.3)), lines = [], parts = match[2].split("<br>");
     parts.forEach(function (part) {
       var line = "";
       part.split(" ").forEach(function (word) {
@@ -13,7 +13,7 @@
       });
       lines.push(line);
     });
-    return { text: found[1] + lines.join("<br>") + found[3], top: whole.top + 16 * (lines.length - parts.length) };
+    return { text: match[1] + lines.join("<br>") + match[3], top: whole.top + 16 * (lines.length - parts.length) };
   }
   window.forerunTitle = function (layout, width) {
     var top = (layout.margin && layout.margin.t) || layout.template.layout.margin.t;

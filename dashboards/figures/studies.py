@@ -1,4 +1,4 @@
-"""What studies found: comparisons, capacity plans, sweeps, tunings."""
+"""Figures of studies: comparisons, capacity plans, sweeps, tunings."""
 
 from __future__ import annotations
 
@@ -648,7 +648,7 @@ def tuning_figure(data: TuningData) -> go.Figure:
 
 
 class DraftingData(NamedTuple):
-    """Tokens per second by draft tokens on one machine, a line for each gate (or number of streams)."""
+    """Tokens per second by draft tokens on one machine, a line for each confidence threshold (or number of streams)."""
 
     names: list[str]
     draft_tokens: list[list[int]]
@@ -668,8 +668,8 @@ def drafting_data(document: dict[str, Any]) -> DraftingData:
         if not row["num_speculative_tokens"]:
             plain[streams] = row
             continue
-        gate = f"p-min {row['p_min']:g}" if row["p_min"] else "ungated"
-        name = f"{gate}, {streams} stream{'s' if streams > 1 else ''}" if several else gate
+        threshold = f"p-min {row['p_min']:g}" if row["p_min"] else "no threshold"
+        name = f"{threshold}, {streams} stream{'s' if streams > 1 else ''}" if several else threshold
         lines.setdefault(name, [plain[streams]]).append(row)
     columns = ("num_speculative_tokens", "tokens_per_s", "tokens_per_s_low", "tokens_per_s_high")
     tokens, rates, low, high = ([[row[key] for row in line] for line in lines.values()] for key in columns)

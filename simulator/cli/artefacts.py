@@ -117,8 +117,8 @@ def artefact_of(name: str, scenario: Scenario) -> str:
 
 
 def tuned_artefact(name: str, scenario: Scenario, document: Mapping[str, Any]) -> str:
-    """An artefact with what a tuning found: all of it by batch and context, or the middle one of the batches at which
-    drafting pays."""
+    """An artefact with the results of a tuning: all of them by batch and context, or the middle one of the batches at
+    which drafting pays."""
     from simulator.studies.artefacts import artefact, vllm_schedule
 
     if name == "vllm-schedule":

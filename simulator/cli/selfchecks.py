@@ -146,7 +146,7 @@ def _tables(document: dict[str, Any]) -> list[Any]:
         for name, figure in one["figures"].items():
             values = (f"{figure['predicted']:,.2f}", f"{figure['measured']:,.2f}", f"{figure['error_percent']:+.1f} %")
             lines.append(["".join(LABELS[name]), *values])
-            standard_errors = figure.get("standard_errors_apart", standard_errors)
+            standard_errors = figure.get("difference_in_standard_errors", standard_errors)
         title = f"Predicted and real, {METHODS[one['speculation']]}"
         tables.append(Table(title, ("", "predicted", "real", "error"), lines))
     machine, steps, fitted = document["machine"], document["batches"], document["calibration"]

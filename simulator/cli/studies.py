@@ -432,7 +432,8 @@ def tune(
     from_log: FromLogOption = None,
     measured: MeasuredOption = None,
     p_min: Annotated[
-        str | None, typer.Option(metavar="P1,P2,...", help="llama.cpp: gates to try; default: 0,0.6,0.75.")
+        str | None,
+        typer.Option(metavar="P1,P2,...", help="llama.cpp: confidence thresholds to try; default: 0,0.6,0.75."),
     ] = None,
     set_values: SetOption = None,
     seed: Annotated[int, typer.Option(min=0, help="Noted in the result, which has nothing random.")] = 0,

@@ -79,10 +79,14 @@ def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
         match = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(encoding="utf-8"), re.MULTILINE)
     except OSError:
         match = None
-    return " ".join(match.group(1).split()) if match else _told() or platform.processor() or platform.machine() or "CPU"
+    return (
+        " ".join(match.group(1).split())
+        if match
+        else _sysctl_brand() or platform.processor() or platform.machine() or "CPU"
+    )
 
 
-def _told() -> str:
+def _sysctl_brand() -> str:
     """What macOS calls its processor, such as Apple M3 Max; empty on other systems."""
     try:
         words = ["sysctl", "-n", "machdep.cpu.brand_string"]

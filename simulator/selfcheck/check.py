@@ -232,7 +232,7 @@ class Selfcheck:
                 "measured": counted.length,
                 "error_percent": 100.0 * (acceptance.length / counted.length - 1.0),
                 "standard_error": error,
-                "standard_errors_apart": abs(acceptance.length - counted.length) / error if error else None,
+                "difference_in_standard_errors": abs(acceptance.length - counted.length) / error if error else None,
             }
         return figures
 

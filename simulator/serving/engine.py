@@ -43,7 +43,7 @@ MANY = cython.declare(cython.longlong, 1 << 62)
 GOLDEN = cython.declare(cython.ulonglong, 0x9E3779B97F4A7C15)
 """2^64 over the golden ratio: products with it spread over all bits."""
 ALL_BITS = cython.declare(cython.ulonglong, 0xFFFFFFFFFFFFFFFF)
-TOLD_AFTER = cython.declare(cython.longlong, 256)
+PROGRESS_EVERY = cython.declare(cython.longlong, 256)
 """Requests that end between two words on progress."""
 
 TICKS_PER_S = cython.declare(cython.double, 2.0**40)
@@ -1299,20 +1299,20 @@ class Prompts:
     """The hash blocks of the request in hand are ``ids[first:end]``."""
     end: cython.longlong
     _offsets: cython.const[cython.longlong][::1]  # type: ignore[valid-type]
-    _asked: Any
+    _source: Any
 
     def __init__(self, hashes: Any) -> None:
-        self._asked = None if len(hashes) else hashes
+        self._source = None if len(hashes) else hashes
         self.ids, self._offsets = memoryview(hashes.ids), memoryview(hashes.offsets)
         self.first = self.end = 0
 
     @cython.cfunc
     def open(self, request: cython.longlong) -> None:
         """Take a request in hand."""
-        if self._asked is None:
+        if self._source is None:
             self.first, self.end = self._offsets[request], self._offsets[request + 1]
         else:
-            self.ids = memoryview(self._asked.of(request))
+            self.ids = memoryview(self._source.of(request))
             self.first, self.end = 0, len(self.ids)
 
 
@@ -3194,7 +3194,7 @@ class Engine:
         self.scheduler.release(sequence)
         self.finished_s[sequence.index] = now
         self.completed[0] += 1
-        if not self.completed[0] % TOLD_AFTER:
+        if not self.completed[0] % PROGRESS_EVERY:
             self.log.tell()
         if self.arrivals is None:
             self.source.finished(sequence.index, now)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from forerun.errors import warn_renamed, with_new_names
 from simulator.settings import OneOf, PositiveFloat, PositiveInt, Section, Share
 from simulator.speculation.curves import load_curve
 from simulator.speculation.level_decay import MOST_DECAY
@@ -86,16 +87,33 @@ POLICY_FIELDS: dict[str, tuple[str, ...]] = {
     "p-min": ("least", "prior", "window"),
     "entropy": ("least", "prior", "window"),
     "forerun": ("prior", "window"),
-    "draft-gate": ("p_min",),
+    "confidence-threshold": ("confidence_threshold",),
 }
 """Policies by name, each with its own parameters; ``while_off`` and ``switch_s`` apply to all that change K."""
+OLD_POLICIES = {"draft-gate": "confidence-threshold"}
 PolicyName = Annotated[str, OneOf(POLICY_FIELDS)]
+
+
+def current_policy(name: Any) -> Any:
+    """Today's name of a policy; an old one warns."""
+    if isinstance(name, str) and name in OLD_POLICIES:
+        warn_renamed(name, OLD_POLICIES[name])
+        return OLD_POLICIES[name]
+    return name
+
+
 Signed = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
 Candidates = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 
 
 class PolicyConfig(Section):
     """A policy with its parameters; what is not given takes the policy's documented default."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_old_names(cls, data: Any) -> Any:
+        data = with_new_names(data, {"p_min": "confidence_threshold"})
+        return data | {"name": current_policy(data["name"])} if isinstance(data, dict) and "name" in data else data
 
     name: PolicyName
     """Which policy."""
@@ -105,16 +123,16 @@ class PolicyConfig(Section):
     """batch-table: [first batch, last batch, draft tokens] as vLLM's ``num_speculative_tokens_per_batch_size`` (a name
     that is accepted too); default: the example of vLLM's documentation, K to 64 requests, 1 to 128, none beyond."""
     prior: Share | None = None
-    """goodput, gates, forerun: chance that a draft token is accepted, believed before any was seen; default 0.7 for
-    goodput, else 0.5 (assumed)."""
+    """goodput, p-min, entropy, forerun: chance that a draft token is accepted, believed before any was seen; default
+    0.7 for goodput, else 0.5 (assumed)."""
     window: PositiveInt | None = None
     """The same: verify steps after which an observation has lost 1/e of its weight; default 100 for goodput, else 20
     (assumed)."""
     least: Share | None = None
     """p-min: chance of being accepted below which a position is not drafted; default 0.5. entropy: the same of AdaEDL's
     lower bound; default 0.3 (assumed)."""
-    p_min: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """draft-gate: a draft ends at the first token of which the drafter is less sure (llama.cpp's
+    confidence_threshold: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """confidence-threshold: a draft ends at the first token with a lower confidence of the drafter (llama.cpp's
     ``--spec-draft-p-min``); default 0.75."""
     hysteresis: Annotated[float, Field(ge=0, lt=10, allow_inf_nan=False)] | None = None
     """goodput: share by which another K must be better before it replaces the present one; default 0.02 (assumed)."""
@@ -265,7 +283,7 @@ class DraftConfig(Section):
     """Look-up on the host: seconds per context token scanned in each step."""
 
     @model_validator(mode="after")
-    def _apart(self) -> DraftConfig:
+    def _separate_chip(self) -> DraftConfig:
         for name in ("link", "overlap"):
             if self.chip is None and getattr(self, name) is not None:
                 raise ValueError(f"{name} goes with chip: a drafter on the target's own chips sends nothing")
@@ -363,7 +381,7 @@ class SpeculationConfig(Section):
     """A tree instead."""
     draft: DraftConfig | None = None
     acceptance: AcceptanceConfig | None = None
-    policy: PolicyName | PolicyConfig = "fixed"
+    policy: Annotated[PolicyName | PolicyConfig, BeforeValidator(current_policy)] = "fixed"
     """How many of them each step drafts: a policy's name, or a mapping with its parameters."""
 
     @field_validator("tree", mode="before")

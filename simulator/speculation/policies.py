@@ -161,7 +161,7 @@ class Goodput:
     _accepted: float = field(init=False)
     _tried: float = field(init=False)
     _present: int = field(init=False)
-    _asked: int = field(init=False, default=0)
+    _decisions: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         self._tried = float(self._prior_weight)
@@ -180,8 +180,8 @@ class Goodput:
 
     def choose(self, batch: Batch) -> int:
         """The best K, if it beats the present one by more than the hysteresis."""
-        self._asked += 1
-        if batch.seqs and self._asked % self.interval == 0:
+        self._decisions += 1
+        if batch.seqs and self._decisions % self.interval == 0:
             rates = [self._goodput(batch, tokens) for tokens in range(self.most + 1)]
             best = max(range(self.most + 1), key=lambda tokens: rates[tokens])
             if rates[best] > rates[self._present] * (1.0 + self.hysteresis):

@@ -11,8 +11,8 @@ from typing import Any
 from hwprofiles import dtype_bytes, load_chip
 from simulator.llm import load_architecture, published_repositories
 from simulator.scenario import Scenario, overridden_section
+from simulator.speculation.confidence import CONFIDENCE_THRESHOLD, DEFAULT_THRESHOLD
 from simulator.speculation.config import named
-from simulator.speculation.gate import DRAFT_GATE, USUAL_P_MIN
 from simulator.speculation.methods import METHODS
 from simulator.timing.deployment import resolve_weight_dtypes
 from simulator.timing.framework import LOCAL_FRAMEWORKS
@@ -78,8 +78,8 @@ def llama_command(scenario: Scenario) -> str:
         else:
             words += [*method.split(), "--spec-draft-n-max", str(speculation.depth)]
             policy = named(speculation.policy)
-            if policy.name == DRAFT_GATE:
-                words += ["--spec-draft-p-min", f"{USUAL_P_MIN if policy.p_min is None else policy.p_min:g}"]
+            if policy.name == CONFIDENCE_THRESHOLD:
+                words += ["--spec-draft-p-min", f"{policy.confidence_threshold or DEFAULT_THRESHOLD:g}"]
     if isinstance(scenario.weights_dtype, str):
         remarks.insert(0, f"a file of type {scenario.weights_dtype}")
     return _line(words, remarks, scenario)

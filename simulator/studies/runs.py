@@ -45,7 +45,7 @@ class RunPool:
         self._progress = progress
         self._known: dict[Any, Document] = {}
         self._failed: dict[Any, ForerunError] = {}
-        self._asked = 0
+        self._started = 0
 
     def document(self, run: Run, name: str) -> Document:
         """The document of a run.
@@ -67,14 +67,14 @@ class RunPool:
         for key, run in zip(keys, runs, strict=True):
             if key not in self._known and key not in self._failed and key not in waiting:
                 waiting[key] = self._workers.start(run_document_of, *run)
-        self._asked += len(waiting)
+        self._started += len(waiting)
         for key, result in waiting.items():
             try:
                 self._known[key] = result()
             except ForerunError as error:
                 self._failed[key] = error
             if self._progress is not None:
-                self._progress(len(self._known) + len(self._failed), self._asked)
+                self._progress(len(self._known) + len(self._failed), self._started)
         documents = [self._known.get(key) for key in keys]
         return [one and one | {"seed": run.seed} for one, run in zip(documents, runs, strict=True)]
 

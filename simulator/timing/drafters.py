@@ -648,8 +648,8 @@ class AdjustedDrafter:
         most: draft tokens of its full proposal (the depth, of a tree).
         follows: whether it runs one pass over the tokens of steps that draft nothing, so that its cache never lags.
         switch_s: host seconds of each change of the number of draft tokens.
-        look_s: of a gate, host seconds to look at what one pass proposes, of which the last may have ended the draft;
-            None: there is no gate.
+        look_s: host seconds to compare the confidence of one pass with a threshold, of which the last may have ended
+            the draft; None: there is no threshold.
     """
 
     drafter: Drafter

@@ -272,7 +272,8 @@ class DraftOverhead(BaseModel):
     per_context_token_s: float = Field(default=0.0, ge=0)
     """Per context token scanned in each step: look-ups on the host."""
     gate_s: float = Field(default=0.0, ge=0)
-    """Per sequential pass whose confidence is looked at, where a gate may end the draft early (llama.cpp's p-min)."""
+    """Per sequential pass whose confidence is looked at, where a confidence threshold may end the draft (llama.cpp's
+    p-min)."""
     source: Source
 
 

@@ -378,7 +378,7 @@ def barriers_of():
         looks = [(places, "runOnly: {type: 'rule', values: ['color-contrast']}")]
         looks += [] if colours_alone else [("document", kinds)]
         runs = [f"axe.run({where}, {{{what}, resultTypes: ['violations']}})" for where, what in looks]
-        result = [one for run in runs for one in page.evaluate(f"{run}.then(found => found.violations)")]
+        result = [one for run in runs for one in page.evaluate(f"{run}.then(report => report.violations)")]
         return [(one["impact"], one["id"], one["nodes"][0]["html"][:120]) for one in result]
 
     return complaints

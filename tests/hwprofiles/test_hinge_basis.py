@@ -11,7 +11,7 @@ from hwprofiles.kernels.recurrent import RecurrentShape
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.01, 1.0, 10.0])
-def test_ramps_are_the_greatest_or_the_least_of_their_parts(spread: float) -> None:
+def test_hinge_functions_are_the_greatest_or_the_least_of_their_parts(spread: float) -> None:
     draw = np.random.default_rng(3)
     features = 5.0 + spread * draw.standard_normal((7, 40))
     feature = draw.integers(0, 7, (60, PARTS)).astype(np.int16)

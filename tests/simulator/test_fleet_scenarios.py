@@ -20,7 +20,7 @@ WORKLOAD = {
     "input_tokens": 800,
     "output_tokens": 20,
 }
-APART = {
+DISAGGREGATED = {
     "prompts": {"role": "prefill", "hardware": {"chip": "h200-sxm", "replicas": 2}, "usd_per_chip_hour": 4.0},
     "answers": {"role": "decode", "hardware": {"tensor_parallel": 2}},
 }
@@ -34,7 +34,7 @@ def scenario(**changes):
 
 
 def test_chips_and_cost_are_counted_over_pools():
-    document = run_document(simulate(scenario(pools=APART, prices={"usd_per_chip_hour": 2.0})))
+    document = run_document(simulate(scenario(pools=DISAGGREGATED, prices={"usd_per_chip_hour": 2.0})))
     assert document["chips"] == 2 + 2
     assert [pool["chips"] for pool in document["pools"]] == [2, 2]
     hours = document["summary"]["duration"] / 3600
@@ -83,7 +83,7 @@ def test_pipelines_stand_in_pools_that_do_all_of_the_work():
 
 def test_assumed_parameters_reach_every_pool():
     """Twice the latency of the link, twice the host's work per step: both show, in each pool."""
-    offline = scenario(pools=APART, engine={"entry_point": "offline"}, kv_transfer={"link": "infiniband-ndr"})
+    offline = scenario(pools=DISAGGREGATED, engine={"entry_point": "offline"}, kv_transfer={"link": "infiniband-ndr"})
     link = load_link("infiniband-ndr")
     factors = {"infiniband-ndr.latency_s": 2.0, "vllm.step_s": 2.0}
     plain, scaled = build_run(offline, 0), build_run(offline, 0, factors=factors)
@@ -97,7 +97,7 @@ def test_assumed_parameters_reach_every_pool():
 
 def test_a_stream_is_served_by_a_fleet():
     stream = RequestStream(np.array([0.0, 0.5]), np.array([100, 200]), np.array([3, 4]), None)
-    result = simulate(scenario(pools=APART), stream=stream)
+    result = simulate(scenario(pools=DISAGGREGATED), stream=stream)
     assert result.requests.input_tokens.tolist() == [100, 200]
     assert result.transfers is not None
     assert result.transfers.transfers == 2
@@ -107,7 +107,9 @@ def test_the_way_into_the_engine_counts_in_fleets():
     """vLLM's API server takes 6 ms, at a prefill and a decode replica; offline, there is none."""
     workload = WORKLOAD | {"num_requests": 1}
     server, offline = (
-        simulate(scenario(pools=APART, workload=workload, engine={"entry_point": front, "async_scheduling": False}))
+        simulate(
+            scenario(pools=DISAGGREGATED, workload=workload, engine={"entry_point": front, "async_scheduling": False})
+        )
         for front in ("server", "offline")
     )
     framework = load_framework("vllm")
@@ -118,7 +120,7 @@ def test_the_way_into_the_engine_counts_in_fleets():
 
 def test_first_token_follows_the_framework():
     def samples_first(**changes):
-        return next(iter(build_run(scenario(pools=APART, **changes), 0).fleet.links.values())).samples_first
+        return next(iter(build_run(scenario(pools=DISAGGREGATED, **changes), 0).fleet.links.values())).samples_first
 
     assert not samples_first()
     assert samples_first(engine={"framework": "sglang"})
@@ -188,13 +190,13 @@ def test_a_wrong_field_is_refused_by_name(changes, message):
     ("changes", "message"),
     [
         ({"faults": {"events": [{"replica": 1, "at_s": 1, "down_s": 1}]}}, "faults.events: there is no replica 1"),
-        ({"pools": APART, "kv_transfer": {"link": "string"}}, "kv_transfer.link: no link 'string'"),
-        ({"pools": APART, "engine": {"scheduler": "static"}}, "pools.prompts.engine.scheduler"),
+        ({"pools": DISAGGREGATED, "kv_transfer": {"link": "string"}}, "kv_transfer.link: no link 'string'"),
+        ({"pools": DISAGGREGATED, "engine": {"scheduler": "static"}}, "pools.prompts.engine.scheduler"),
         ({"engine": {"preemption": "swap", "scheduler": "static"}}, "engine.preemption: the static scheduler"),
         ({"engine": {"preemption": "swap", "host_link": "rope"}}, "engine.host_link: no link 'rope'"),
         ({"engine": {"preemption": "swap"}, "hardware": STAGED}, "engine.preemption: replicas with pipeline stages"),
         ({"faults": {"mtbf_s": 9.0, "mttr_s": 1.0}, "hardware": STAGED}, "hardware.pipeline_parallel: failures are"),
-        ({"pools": APART, "hardware": STAGED}, "pools.prompts: hardware.pipeline_parallel: a prefill pool"),
+        ({"pools": DISAGGREGATED, "hardware": STAGED}, "pools.prompts: hardware.pipeline_parallel: a prefill pool"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(changes, message):
@@ -204,11 +206,11 @@ def test_what_does_not_fit_is_refused_by_name(changes, message):
 
 def test_what_looks_at_equal_replicas_refuses_others():
     with pytest.raises(ForerunError, match="pools: this looks at equal replicas"):
-        build_replica(scenario(pools=APART), 0)
+        build_replica(scenario(pools=DISAGGREGATED), 0)
 
 
 def test_values_are_set_by_pool_name():
-    changed = scenario(pools=APART).with_values({"pools.answers.hardware.replicas": 3})
+    changed = scenario(pools=DISAGGREGATED).with_values({"pools.answers.hardware.replicas": 3})
     assert sum(pool.replicas for pool in build_run(changed, 0).pools) == 5
 
 

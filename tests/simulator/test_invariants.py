@@ -21,7 +21,7 @@ from simulator.scenario import scenario_from
 
 SPECULATION = {"method": "ngram", "num_speculative_tokens": 3, "acceptance": {"alpha": 0.6}}
 CLOSED = {"process": "closed-loop", "max_concurrency": 3}
-APART = {
+DISAGGREGATED = {
     "prompts": {"role": "prefill", "hardware": {"replicas": 2}},
     "answers": {"role": "decode", "hardware": {"chip": "a100-sxm-80gb"}},
 }
@@ -50,7 +50,7 @@ def closed():
 
 @pytest.fixture(scope="module")
 def disaggregated():
-    return outcome_of(scenario(pools=APART, kv_transfer={"link": "pcie5-x16"}))
+    return outcome_of(scenario(pools=DISAGGREGATED, kv_transfer={"link": "pcie5-x16"}))
 
 
 @pytest.fixture(scope="module")
@@ -253,7 +253,7 @@ def test_batches_in_a_pipeline_are_held_against_light_together(staged):
     assert "the steps of replica 0 take" in judged(staged, steps=fast)
 
 
-def keeps_the_laws(data, seed):
+def keeps_the_invariants(data, seed):
     """Run what is not refused; ``simulate`` raises by itself if an invariant is broken."""
     try:
         result = simulate(scenario_from(data, "random"), seed)
@@ -271,14 +271,14 @@ RANDOM = settings(max_examples=150, deadline=None, suppress_health_check=[Health
 @given(scenarios(), st.integers(0, 99))
 def test_no_sound_run_is_accused(data, seed):
     """Schedulers, layouts, pipelines, token and attention-level speculation at random."""
-    keeps_the_laws(data, seed)
+    keeps_the_invariants(data, seed)
 
 
 @RANDOM
 @given(fleet_scenarios(), st.integers(0, 99))
 def test_no_sound_fleet_is_accused(data, seed):
     """Pools of unlike chips, disaggregated prefill, failures, at random."""
-    keeps_the_laws(data, seed)
+    keeps_the_invariants(data, seed)
 
 
 def test_the_command_keeps_the_scenario_of_a_broken_run(tmp_path, monkeypatch, capsys):

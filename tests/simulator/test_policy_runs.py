@@ -99,7 +99,7 @@ def test_a_policy_that_never_switches_is_the_fixed_run():
 
 
 def test_never_drafting_costs_what_no_speculation_costs():
-    """Apart from the blocks that the drafter holds, K = 0 throughout is the engine without a drafter."""
+    """Except for the blocks that the drafter holds, K = 0 throughout is the engine without a drafter."""
     engine = {"num_kv_blocks": 100_000, "cuda_graphs": False}  # captured sizes are whole verify steps
     without = simulate(scenario(None, engine=engine))
     never = simulate(scenario("eagle3", engine=engine), make_policy=lambda: BatchTable((0,)))
@@ -142,7 +142,7 @@ def test_a_policy_is_read_back_as_it_was_given():
         (
             "fast",
             "speculation.policy: must be 'fixed', 'disable-above-batch', 'batch-table', 'goodput', 'ema', 'p-min', "
-            "'entropy', 'forerun' or 'draft-gate'",
+            "'entropy', 'forerun' or 'confidence-threshold'",
         ),
         (
             {"name": "disable-above-batch", "bacth": 3},

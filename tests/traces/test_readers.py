@@ -218,7 +218,7 @@ def test_bailian_follows_parents_into_sessions(tmp_path):
     assert table.prefix_hashes.block_tokens == 16
 
 
-def test_agent_sessions_keep_their_blocks_apart(tmp_path):
+def test_agent_sessions_keep_separate_blocks(tmp_path):
     folder = tmp_path / "sessions"
     folder.mkdir()
     for name in ("one", "two"):
@@ -336,7 +336,7 @@ def test_servegen_is_reproducible_and_clients_do_not_disturb_each_other(tmp_path
         read_requests(folder, rate_scale=1e5)
 
 
-def test_parquet_from_elsewhere(tmp_path):
+def test_parquet_of_another_tool(tmp_path):
     pa = pytest.importorskip("pyarrow")
     import pyarrow.parquet as pq
 

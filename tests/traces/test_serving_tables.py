@@ -146,7 +146,7 @@ def test_means_of_a_run_that_compiled_kernels_are_left_out(tmp_path, streams, me
     assert ("mean_ttft_ms" in run.measured, "output_throughput" in run.measured) == (kept, kept)
 
 
-def test_prefill_and_decode_workers_apart_are_pools(tmp_path):
+def test_disaggregated_workers_are_pools(tmp_path):
     """Workers take up the chips named for their side; with data-parallel attention each chip is a group of its own."""
     message = {
         "disagg": "True",

@@ -248,14 +248,14 @@ def _from_one(cells: Cells) -> bool:
     return (cells.text("length_mode") or "").lower().startswith(_FROM_ONE)
 
 
-def _apart(cells: Cells) -> bool:
+def _is_disaggregated(cells: Cells) -> bool:
     return (cells.text("disagg") or "").lower() in ("true", "1", "yes")
 
 
 def _pools(cells: Cells) -> dict[str, object] | None:
     """Prefill and decode workers as pools, where the two are disaggregated and the notes tell workers that take up the
     chips named; else None."""
-    if not _apart(cells):
+    if not _is_disaggregated(cells):
         return None
     pools: dict[str, object] = {}
     for role, tensor, expert, groups, workers in _WORKERS.findall(cells.text("notes") or ""):
@@ -272,7 +272,7 @@ def _pools(cells: Cells) -> dict[str, object] | None:
 
 
 def _unusable(cells: Cells) -> str | None:
-    if _apart(cells) and _pools(cells) is None:
+    if _is_disaggregated(cells) and _pools(cells) is None:
         return "disaggregated prefill and decode, whose workers do not add up to its chips"
     drafts = ("spec_num_draft_tokens", "spec_num_steps")
     if cells.text("spec_method") is not None and not any(cells.count(name) for name in drafts):

@@ -45,7 +45,7 @@ from simulator.replay.validation import conclusion, error_tables, summary_table
 NAME = "replay"
 VIEWS = ("errors on record", "kernels", "benchmark results and engine steps")
 KERNEL_CONTROLS = ("trace", "chip", "library", "device", "layer")
-ASKED = ("file", "model", "runs-chip", "framework", "tp")
+FIELDS = ("file", "model", "runs-chip", "framework", "tp")
 STEP = "step_ms"
 
 
@@ -192,7 +192,7 @@ def _shown(document: dict[str, Any]) -> dict[str, Any]:
 
 def make(context: Context, values: Values) -> tuple[Task, str]:
     """The background replay of a file."""
-    label, model, chip, framework, tp = (values[name] for name in ASKED)
+    label, model, chip, framework, tp = (values[name] for name in FIELDS)
     task = replay_task(context.served, str(label or ""), model, chip, framework, int(tp))
     return task, f"replay {task.file.stem}"
 
@@ -256,6 +256,6 @@ PAGE = Page(
             ("record", "parity", "errors", "scores", "coverage", *METRIC_WORDS),
         )
     ],
-    [Start("replay", ASKED, make, "replay", lambda served: served.replays())],
+    [Start("replay", FIELDS, make, "replay", lambda served: served.replays())],
     more,
 )

@@ -22,8 +22,8 @@ from simulator.result import StudyResult, Summary
 from simulator.scenario import Scenario
 from simulator.speculation import DraftPolicy, check_policy, draft_survival
 from simulator.speculation.acceptance import AcceptanceSampler
+from simulator.speculation.confidence import CONFIDENCE_THRESHOLD
 from simulator.speculation.config import POLICY_FIELDS, named
-from simulator.speculation.gate import DRAFT_GATE
 from simulator.speculation.policies import MARGIN, Forerun
 from simulator.studies.race.patterns import (
     Pattern,
@@ -142,7 +142,7 @@ def checked_controllers(names: Sequence[str]) -> tuple[str, ...]:
     Raises:
         ForerunError: an unknown name.
     """
-    known = [name for name in POLICY_FIELDS if name not in (FIXED, DRAFT_GATE)]
+    known = [name for name in POLICY_FIELDS if name not in (FIXED, CONFIDENCE_THRESHOLD)]
     for name in names:
         if ":" not in name and name not in known:
             hint = did_you_mean(name, known)
@@ -345,7 +345,7 @@ def _document(
         "basis": build_replica(scenario).basis,
         "notes": [
             "acceptance is drawn by request: its factor multiplies the scenario's conditional rates",
-            "gates see rates, not confidences: where a drafter's own probabilities tell more, they do better than here",
+            "p-min and entropy see rates, not confidences: a drafter's own probabilities may do better than here",
         ],
         "conclusion": "",
     }

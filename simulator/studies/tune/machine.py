@@ -24,7 +24,7 @@ from simulator.metrics.document import forerun_version, jsonable, scenario_docum
 from simulator.result import Summary
 from simulator.scenario import Scenario
 from simulator.speculation import draft_survival
-from simulator.speculation.gate import gated
+from simulator.speculation.confidence import threshold_chain
 from simulator.speculation.level_decay import LevelDecay, conditional_rates, fit_lengths
 from simulator.speculation.methods import names_in
 from simulator.studies.steady_state.prices import decode_steps
@@ -137,7 +137,7 @@ def tune_machine(
         logs: of llama.cpp: server logs, ``/metrics``, llama-bench or llama-batched-bench.
         measured: decode rates: ``43`` tokens per second without drafting, ``3:71`` with 3 draft tokens.
         tokens: draft tokens to try; default 1 to 8.
-        p_min: gates to try; default 0, 0.6 and 0.75.
+        p_min: confidence thresholds to try, llama.cpp's ``--draft-p-min``; default 0, 0.6 and 0.75.
         batch: streams; default 1.
         context: tokens in the cache of each; default: the mean request's.
 
@@ -164,12 +164,12 @@ def tune_machine(
     machine = fit_machine([row[1:] for row in rows])
     accepted, accepted_spread, source = _acceptance(base, decoding)
     tried, lanes = axes["tokens"] or tuple(range(1, 9)), axes["batch"] or (1,)
-    gates = P_MINS if p_min is None else _gates(p_min)
+    thresholds = P_MINS if p_min is None else _thresholds(p_min)
     survival = _survival(base, accepted, max(tried))
     cells = [
         cell
         for streams in lanes
-        for cell in _cells(prices, machine, survival, accepted_spread, streams, around, tried, gates)
+        for cell in _cells(prices, machine, survival, accepted_spread, streams, around, tried, thresholds)
     ]
     document = _document(base, machine, rows, cells, (accepted, source), around, prices.build(1, 0))
     words = ["forerun", "tune", "scenario.yaml", *(w for rate in measured for w in ("--measured", rate))]
@@ -190,12 +190,12 @@ def is_local(study: StudyFile, engine: str | None, *options: object) -> bool:
     return local
 
 
-def _gates(texts: Sequence[float] | str) -> tuple[float, ...]:
+def _thresholds(texts: Sequence[float] | str) -> tuple[float, ...]:
     try:
         thresholds = tuple(float(part) for part in (texts.split(",") if isinstance(texts, str) else texts))
     except ValueError:
         thresholds = (-1.0,)
-    if not all(0.0 <= gate < 1.0 for gate in thresholds):
+    if not all(0.0 <= threshold < 1.0 for threshold in thresholds):
         raise ArgumentError("p_min", f"{texts}: write numbers from 0 to below 1, such as 0,0.6,0.75")
     return tuple(dict.fromkeys(thresholds))
 
@@ -274,7 +274,7 @@ def _cells(
     streams: int,
     context: int,
     tried: Sequence[int],
-    gates: Sequence[float],
+    thresholds: Sequence[float],
 ) -> list[dict[str, Any]]:
     """Rates of every way to draft, the one without first."""
     assert prices.scenario.speculation is not None
@@ -285,15 +285,15 @@ def _cells(
     cells = [_cell(machine, _Steps(one_row, plain, plain), streams, (0, 0.0), 1.0, 0.0)]
     pass_s = max(0.0, (steps[max(tried)] - plain) / max(tried))
     for k in tried:
-        for gate in gates:
-            chain = gated(rates[:k], gate)
+        for threshold in thresholds:
+            chain = threshold_chain(rates[:k], threshold)
             cut = [steps[n] for n in range(k + 1)]
-            if gate:  # it looks at every pass, and has run the one that ended the draft
+            if threshold:  # every pass is looked at, the one that ended the draft too
                 cut = [one + overhead.gate_s * min(n + 1, k) + (n < k) * pass_s / 2 for n, one in enumerate(cut)]
-            surer = gated([min(1.0, rate * (1.0 + spread)) for rate in rates[:k]], gate).length
+            surer = threshold_chain([min(1.0, rate * (1.0 + spread)) for rate in rates[:k]], threshold).length
             step_times = _Steps(one_row, plain, float(chain.chances @ np.array(cut)))
             cells.append(
-                _cell(machine, step_times, streams, (k, gate), chain.length, float(np.log(surer / chain.length)))
+                _cell(machine, step_times, streams, (k, threshold), chain.length, float(np.log(surer / chain.length)))
             )
     return cells
 
@@ -332,7 +332,7 @@ def _cell(
 
 
 def llama_flags(scenario: Scenario, tokens: int, p_min: float) -> str:
-    """What to add to ``llama-server``: the drafter, its longest draft and its gate; empty where nothing is drafted."""
+    """Flags of ``llama-server``: drafter, longest draft, confidence threshold; empty without drafting."""
     assert scenario.speculation is not None
     known = names_in("llama.cpp").get(scenario.speculation.method)
     if known is None:
@@ -400,7 +400,7 @@ def _notes(rows: Sequence[Any], source: str) -> list[str]:
     notes = [f"acceptance is that of {source}"]
     if not rows:
         notes.append("nothing was measured here: give --measured 43 (tokens per second without drafting) or --from-log")
-    notes.append("a gate is priced for each request alone; its confidences are taken to be calibrated")
+    notes.append("a confidence threshold is priced for each request alone; confidences are taken to be calibrated")
     return notes
 
 
@@ -421,8 +421,8 @@ def _conclusion(cells: list[dict[str, Any]], best: dict[str, Any], measured: int
             f"{first['speedup']:.2f} times ({first['low']:.2f} to {first['high']:.2f}) the {plain_rate}, {basis}; "
             "--measured or --from-log narrows that."
         )
-    gate = f", p-min {best['p_min']:g}" if best["p_min"] else ""
-    draft = f"n-max {best['num_speculative_tokens']}{gate}"
+    threshold = f", p-min {best['p_min']:g}" if best["p_min"] else ""
+    draft = f"n-max {best['num_speculative_tokens']}{threshold}"
     return f"Best with {draft}: {_rate_words(best)}, {best['speedup']:.2f} times the {plain_rate}, {basis}."
 
 
@@ -451,7 +451,7 @@ class MachineResult(TunedResult):
         return [{**row, "batch": row["batch"][0], "context": row["context"][0]} for row in self.document["table"]]
 
     def tables(self) -> list[Table]:
-        """Rates by draft tokens and gate, and what was measured beside what was priced."""
+        """Rates by draft tokens and confidence threshold, and what was measured beside what was priced."""
         tables = [_rates_table(self.document)]
         if self.document["measured"]:
             tables.append(_measured_table(self.document))
@@ -461,7 +461,7 @@ class MachineResult(TunedResult):
 
 
 def _rates_table(document: dict[str, Any]) -> Table:
-    gates = list(dict.fromkeys(row["p_min"] for row in document["table"]))
+    thresholds = list(dict.fromkeys(row["p_min"] for row in document["table"]))
     lines: dict[tuple[int, int], list[Value]] = {}
     for row in document["table"]:
         key = (row["batch"][0], row["num_speculative_tokens"])
@@ -472,8 +472,12 @@ def _rates_table(document: dict[str, Any]) -> Table:
             value=row["tokens_per_s"],
         )
         lines.setdefault(key, []).append(words)
-    columns = ["streams", "n-max", *(f"p-min {gate:g}" if gate else "ungated" for gate in gates)]
-    padded = [[*key, *cells, *[None] * (len(gates) - len(cells))] for key, cells in lines.items()]
+    columns = [
+        "streams",
+        "n-max",
+        *(f"p-min {threshold:g}" if threshold else "no threshold" for threshold in thresholds),
+    ]
+    padded = [[*key, *cells, *[None] * (len(thresholds) - len(cells))] for key, cells in lines.items()]
     return Table("Tokens per second (90 % interval, speed-up)", columns, padded, name="rates")
 
 

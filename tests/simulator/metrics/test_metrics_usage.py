@@ -1,4 +1,4 @@
-"""Bottleneck shares, utilisation, energy and cost obey their definitions and conservation laws."""
+"""Bottleneck shares, utilisation, energy and cost obey their definitions and conservation."""
 
 import numpy as np
 import pytest

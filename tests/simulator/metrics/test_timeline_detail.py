@@ -94,7 +94,7 @@ def test_without_drafter_there_is_no_draft_lane():
     assert all(event["pid"] in (1, FIRST_REPLICA_PID) for event in timeline_events(plain))
 
 
-def test_steps_whose_stages_run_side_by_side_are_not_taken_apart():
+def test_steps_whose_stages_run_overlap_are_not_split():
     layout = {"hardware": {"chip": "n300", "pipeline_parallel": 2}}
     run = simulate(scenario_from(BASE | layout, "test"))
     assert run.detail.sampled == ()

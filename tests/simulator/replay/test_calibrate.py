@@ -194,7 +194,7 @@ def test_other_libraries_rows_are_left_out(kernels):
     assert set(calibration.chip.kernels) == {"vllm"}
 
 
-def test_ramps_learn_a_step_and_a_slope_and_never_fall():
+def test_hinge_functions_learn_a_step_and_a_slope_and_never_fall():
     generator = np.random.default_rng(0)
     features = generator.uniform(0, 1, (3, 2000))
     rising = np.where(features[1] > 0.5, 0.3, -0.1) + 0.2 * features[0]
@@ -296,7 +296,7 @@ def test_a_library_of_ones_own_can_be_fitted(kernels):
     assert KernelLibrary(calibration.chip, "my-engine").parameters("gemm") == calibration.fits[0].parameters
 
 
-def test_a_fit_searches_only_what_its_rows_can_tell_apart(monkeypatch):
+def test_a_fit_searches_only_what_its_rows_distinguish(monkeypatch):
     """Where every query head has keys of its own, kernels that pack heads in other ways take the same time."""
     rows = attention_rows(20, np.random.default_rng(0), "attention_prefill")
     tried: list[set[str]] = []
@@ -327,7 +327,7 @@ def test_the_kernel_that_stands_for_a_format_brings_its_correction_or_none(corre
     assert corrections.get(("vllm", "attention_decode", "bf16")) == wanted
 
 
-def test_what_is_judged_elsewhere_is_fitted_alike_and_tells_the_shapes_it_saw():
+def test_a_fit_without_error_estimate_is_the_same_and_lists_its_shapes():
     rows = measured(gemm_rows(40, np.random.default_rng(0)), "h100-sxm", "sglang", 0.03)
     judged, fitted = (calibrate(rows, BARE, residual=False, judge=one) for one in (True, False))
     assert fitted.fits == ()

@@ -104,7 +104,7 @@ def test_an_index_of_another_kind(tmp_path):
         refused(tmp_path, sink.getvalue())
 
 
-def test_ramps_that_two_sets_share_are_stored_once(tmp_path):
+def test_hinge_functions_that_two_sets_share_are_stored_once(tmp_path):
     (tmp_path / "mine.residual.npz").write_bytes(corrections())
     ((key, result),) = load_corrections(tmp_path / "mine.residual.npz").items()
     other = result._replace(ranges={"m": (1.0, 2.0)})

@@ -44,7 +44,7 @@ def test_speculation_of_2024_crosses_over_where_it_did(method, below, above):
     assert gains[0] > gains[1] > 1.0 > gains[2]
 
 
-def test_tables_of_engines_that_were_measured_elsewhere():
+def test_tables_of_engines_that_others_measured():
     """SGLang's and vLLM V0's tables, to which nothing was fitted, and Spec-Bench's, to one row: mean error of every
     fourth row, in percent."""
     for group, most in (("eagle3_t3", 15), ("eagle3_t5", 20), ("specbench", 12), ("hass", 12)):

@@ -50,7 +50,7 @@ def test_a_tiny_check_from_end_to_end(tmp_path, capsys):
             assert figure["measured"] > 0
             assert figure["error_percent"] == pytest.approx(error)
     assert document["batches"]["equal"] == document["batches"]["steps"] > 0
-    assert drafting["figures"]["spec_decode_acceptance_length"]["standard_errors_apart"] < 4
+    assert drafting["figures"]["spec_decode_acceptance_length"]["difference_in_standard_errors"] < 4
     machine = document["machine"]
     assert machine["dtype"] == "fp32"
     assert machine["drift_percent"] >= 0

@@ -133,7 +133,7 @@ def test_what_cannot_be_kept_is_refused_by_name(path, value, message):
         simulate(scenario_from(BASE, "test").with_values({path: value}))
 
 
-def test_prefill_and_decode_apart_are_refused():
+def test_disaggregated_pools_are_refused():
     pools = {"a": {"role": "prefill"}, "b": {"role": "decode"}}
     with pytest.raises(ForerunError, match=r"pools\.a\.engine\.kv_offloading_bytes: not modelled"):
         simulate(scenario_from({**BASE, "pools": pools}, "test"))

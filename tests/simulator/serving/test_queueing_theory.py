@@ -1,4 +1,4 @@
-"""The event engine against queueing theory and conservation laws."""
+"""The event engine against queueing theory and conservation."""
 
 import math
 

@@ -96,7 +96,7 @@ def test_two_scrapes_leave_what_happened_between(written):
     assert log.per_position == (0.8, 0.3)
 
 
-def test_engines_are_summed_and_models_kept_apart(written):
+def test_engines_are_summed_and_models_kept_separate(written):
     one = SCRAPE % (100, 200, 110, 70, 40)
     log = read_acceptance(written(one + one.replace('engine="0"', 'engine="1"')))
     assert log.num_drafts == 200

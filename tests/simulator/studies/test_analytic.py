@@ -95,7 +95,7 @@ def test_closed_loop_keeps_its_concurrency_and_never_beats_the_highest_rate():
     seqs=st.sampled_from([1, 4, 256]),
     budget=st.sampled_from([64, 256, 2048]),
 )
-def test_laws_that_hold_for_any_load(load, cv, output, seqs, budget):
+def test_invariants_that_hold_for_any_load(load, cv, output, seqs, budget):
     prompts = {"distribution": "lognormal", "mean": 300, "cv": cv, "max": 4000}
     engine = {"max_num_seqs": seqs, "max_num_batched_tokens": budget}
     requested = scenario(input_tokens=prompts, output_tokens=output, engine=engine)

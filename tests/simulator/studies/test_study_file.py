@@ -104,7 +104,7 @@ def test_study_text_runs_the_same_variants(tmp_path, scenario_path):
     assert [v.scenario for v in again] == [v.scenario for v in variants]
 
 
-def test_names_are_short_and_tell_apart():
+def test_names_are_short_and_distinct():
     assert (
         settings_name({"hardware.tensor_parallel": 2, "speculation.method": "none"}) == "tensor_parallel=2 method=none"
     )

@@ -96,7 +96,7 @@ def test_less_acceptance_moves_the_crossover_down():
     assert ends[0] <= ends[1]
 
 
-def test_flags_that_switch_off_elsewhere_than_the_crossover_say_why(tuned):
+def test_flags_that_switch_off_at_another_batch_than_the_crossover_say_why(tuned):
     """Flags follow stretches of batches, the crossover lies between two that were tried."""
     document = tune_document(tuned, "vllm")
     off = next(row["batch"][0] for row in document["at_mean_context"] if not row["num_speculative_tokens"])

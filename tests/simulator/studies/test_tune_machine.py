@@ -9,7 +9,7 @@ import simulator as fr
 from simulator.cli import main
 from simulator.errors import ForerunError
 from simulator.scenario import scenario_from
-from simulator.speculation.gate import gated
+from simulator.speculation.confidence import threshold_chain
 from simulator.studies.tune.machine import fit_machine, tune_machine
 
 DATA = {
@@ -37,10 +37,10 @@ def rows(result, **wanted):
 
 def test_a_gate_of_nothing_is_no_gate_and_a_high_one_drafts_less():
     rates = [0.8, 0.7, 0.7]
-    free = gated(rates, 0.0)
+    free = threshold_chain(rates, 0.0)
     assert free.chances.tolist() == [0.0, 0.0, 0.0, 1.0]
     assert free.length == pytest.approx(1 + 0.8 + 0.56 + 0.392)
-    strict, loose = gated(rates, 0.75), gated(rates, 0.3)
+    strict, loose = threshold_chain(rates, 0.75), threshold_chain(rates, 0.3)
     assert loose.chances.sum() == strict.chances.sum() == pytest.approx(1.0)
     drafted = [chain.chances @ np.arange(4) for chain in (strict, loose, free)]
     assert drafted == sorted(drafted)

@@ -119,7 +119,7 @@ def test_separate_modules_each_catch_up():
 
 
 @pytest.mark.parametrize("name", ["draft-model", "eagle3", "parallel-draft"])
-def test_elsewhere_the_skipped_tokens_are_sent_in_one_message_and_no_work_is_the_targets(name):
+def test_on_another_device_the_skipped_tokens_are_sent_in_one_message_and_no_work_is_the_targets(name):
     near, remote = made(name), chain(f"remote {name}")
     drafts = stacked([drafted(2, skipped=skipped) for skipped in (0, 64, 4096)])
     here, there = caught_up(near, drafts), caught_up(remote, drafts)

@@ -125,7 +125,7 @@ def test_each_layer_of_a_tree_computes_its_nodes_once():
     assert [rows for _, rows in step.calls] == [3, 12, 6, 3]
 
 
-def test_apart_each_sequence_has_the_later_passes_to_itself():
+def test_drafted_per_sequence_each_has_the_later_passes_to_itself():
     """The first pass serves all; each of the others is run once for each of three sequences, over its own context."""
     step = Recorder(drafts="per-sequence")
     drafter = SequentialDrafter(step, 3, (1, 1), 0.0, 0.0)

@@ -1,4 +1,4 @@
-"""A gate that ends a draft at the first token of which the drafter is less sure (llama.cpp's ``p-min``)."""
+"""Drafts that end at the first token below a confidence threshold (llama.cpp's ``p-min``)."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from simulator.speculation.policies import Batch, PolicyFactory
 
 FloatArray = NDArray[np.float64]
-DRAFT_GATE = "draft-gate"
+CONFIDENCE_THRESHOLD = "confidence-threshold"
 """The policy of that name."""
-USUAL_P_MIN = 0.75
+DEFAULT_THRESHOLD = 0.75
 """llama.cpp's default of ``--draft-p-min``."""
 
 
 @dataclass(frozen=True, slots=True)
-class Gated:
-    """What a gate makes of a chain: for every number of draft tokens its chance, and the tokens of a verify step."""
+class ThresholdChain:
+    """A chain under a confidence threshold: distribution of its draft tokens, and mean tokens of a verify step."""
 
     chances: FloatArray
     """[0..n] That so many tokens are drafted and verified."""
@@ -34,37 +34,37 @@ class Gated:
     """Chance that a token is accepted which was drafted, given that those before it were."""
 
 
-def gated(rates: Sequence[float], p_min: float) -> Gated:
-    """Chain of draft tokens that ends early at the first one of which the drafter is less sure than ``p_min``.
+def threshold_chain(rates: Sequence[float], threshold: float) -> ThresholdChain:
+    """Chain of draft tokens that ends at the first one whose confidence is below ``threshold``.
 
     The drafter's confidence is calibrated and beta-distributed around each position's acceptance, as in grown trees.
 
     Args:
         rates: conditional acceptance of each position.
-        p_min: in [0, 1); 0 = the chain is never cut.
+        threshold: in [0, 1); 0 = the chain is never cut.
     """
-    if p_min <= 0.0:
+    if threshold <= 0.0:
         chances = np.zeros(len(rates) + 1)
         chances[-1] = 1.0
-        return Gated(chances, 1.0 + float(np.cumprod(rates).sum()), np.asarray(rates, dtype=np.float64))
+        return ThresholdChain(chances, 1.0 + float(np.cumprod(rates).sum()), np.asarray(rates, dtype=np.float64))
     from scipy.special import betainc
 
     means = np.clip(np.asarray(rates, dtype=np.float64), 1e-6, 1.0 - 1e-6)
     first, second = means * CONCENTRATION, (1.0 - means) * CONCENTRATION
-    passed = 1.0 - betainc(first, second, p_min)
-    accepted = means * (1.0 - betainc(first + 1.0, second, p_min))
+    passed = 1.0 - betainc(first, second, threshold)
+    accepted = means * (1.0 - betainc(first + 1.0, second, threshold))
     reached = np.concatenate(([1.0], np.cumprod(passed)))
     chances = reached * np.concatenate((1.0 - passed, [1.0]))
     kept = np.divide(accepted, passed, out=means.copy(), where=passed > 0.0)
-    return Gated(chances, 1.0 + float(np.cumprod(accepted).sum()), kept)
+    return ThresholdChain(chances, 1.0 + float(np.cumprod(accepted).sum()), kept)
 
 
 @dataclass(frozen=True, slots=True)
-class DraftGate:
-    """A policy that draws how many tokens pass the gate in each step; the drafts of a batch end together.
+class ConfidenceThreshold:
+    """A policy that draws how many tokens pass the threshold in each step; the drafts of a batch end together.
 
-    What is accepted of them is drawn separately, with ``Gated.kept``: positions are independent, so that a token that
-    passed is accepted with the same chance however long its draft became.
+    What is accepted of them is drawn separately, with ``ThresholdChain.kept``: positions are independent, so that a
+    token that passed is accepted with the same chance however long its draft became.
     """
 
     chances: FloatArray
@@ -72,14 +72,14 @@ class DraftGate:
     by_batch_alone: bool = field(init=False, default=False)
 
     def choose(self, batch: Batch) -> int:
-        """Tokens that pass in the next step."""
+        """Tokens above the threshold in the next step."""
         return int(self.draws.choice(len(self.chances), p=self.chances))
 
     def observe(self, drafted: int, accepted: Sequence[int]) -> None:
         """Nothing is learnt."""
 
 
-def gate_policies(chain: Gated, seed: int) -> PolicyFactory:
-    """Makes the gate of each replica, with draws of its own."""
+def threshold_policies(chain: ThresholdChain, seed: int) -> PolicyFactory:
+    """Returns a factory of one policy per replica, each with its own random draws."""
     replicas = count()
-    return lambda: DraftGate(chain.chances, np.random.default_rng((seed, next(replicas))))
+    return lambda: ConfidenceThreshold(chain.chances, np.random.default_rng((seed, next(replicas))))

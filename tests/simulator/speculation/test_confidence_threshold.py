@@ -7,19 +7,19 @@ from simulator import simulate
 from simulator.errors import ForerunError
 from simulator.metrics import summarise
 from simulator.scenario import scenario_from
-from simulator.speculation.gate import gated
+from simulator.speculation.confidence import threshold_chain
 from simulator.studies.engine_flags import llama_command
 
 RATES = [0.8, 0.7, 0.6]
 
 
-def scenario(chip="rtx-4090", p_min=0.6, model="llama-3.1-8b", method="draft-model", **changes):
+def scenario(chip="rtx-4090", threshold=0.6, model="llama-3.1-8b", method="draft-model", **changes):
     draft = {"draft": {"model": "llama-3.2-1b", "weights_dtype": "q8_0"}} if method == "draft-model" else {}
     speculation = {
         "method": method,
         "num_speculative_tokens": 3,
         "acceptance": {"conditional": RATES},
-        "policy": {"name": "draft-gate", "p_min": p_min} if p_min else "fixed",
+        "policy": {"name": "confidence-threshold", "confidence_threshold": threshold} if threshold else "fixed",
         **draft,
     }
     data = {
@@ -35,11 +35,11 @@ def scenario(chip="rtx-4090", p_min=0.6, model="llama-3.1-8b", method="draft-mod
             "num_requests": 2,
         },
     }
-    return scenario_from(data, "gate").with_values(changes)
+    return scenario_from(data, "threshold").with_values(changes)
 
 
 def test_drafts_and_what_is_kept_of_them_are_those_of_the_closed_form():
-    chain = gated(RATES, 0.6)
+    chain = threshold_chain(RATES, 0.6)
     run = summarise(simulate(scenario(), seed=3))
     drafted = float(chain.chances @ np.arange(4))
     steps = run["spec_decode_num_drafts"] / (1.0 - chain.chances[0])
@@ -50,10 +50,10 @@ def test_drafts_and_what_is_kept_of_them_are_those_of_the_closed_form():
 
 
 def test_a_gate_of_next_to_nothing_is_none():
-    rates = gated(RATES, 1e-9)
+    rates = threshold_chain(RATES, 1e-9)
     assert rates.chances[-1] == pytest.approx(1.0, abs=1e-6)
     assert rates.kept == pytest.approx(RATES, abs=1e-6)
-    assert gated(RATES, 0.0).kept == pytest.approx(RATES)
+    assert threshold_chain(RATES, 0.0).kept == pytest.approx(RATES)
 
 
 def test_compiled_and_interpreted_runs_agree():
@@ -67,14 +67,14 @@ def test_a_gate_pays_where_rows_are_dear_and_costs_where_they_are_nearly_free():
     gains = {}
     for chip in ("apple-m4-pro", "rtx-4090"):
         arguments = {"chip": chip, "model": "qwen3.5-27b", "method": "mtp", "workload.output_tokens": 300}
-        rates = [summarise(simulate(scenario(p_min=p, **arguments)))["mean_tpot_ms"] for p in (0.0, 0.75)]
+        rates = [summarise(simulate(scenario(threshold=p, **arguments)))["mean_tpot_ms"] for p in (0.0, 0.75)]
         gains[chip] = rates[0] / rates[1]
     assert gains["apple-m4-pro"] > 1.0 > gains["rtx-4090"]
 
 
 @pytest.mark.parametrize("method", ["ngram", "medusa"])
 def test_what_drafts_in_no_pass_has_nothing_to_look_at(method):
-    with pytest.raises(ForerunError, match=f"draft-gate looks at each pass .* {method} has none"):
+    with pytest.raises(ForerunError, match=f"confidence-threshold needs sequential passes .* {method} has none"):
         simulate(scenario(method=method))
 
 
