@@ -22,7 +22,7 @@ import numpy as np
 from dashboards.app.page import Context
 from dashboards.app.pages import run_explorer
 from dashboards.app.parts import spec
-from dashboards.app.served import Served
+from dashboards.app.served import ServedFolders
 from simulator.metrics import run_document
 from simulator.metrics.run_folder import write_run
 from simulator.run import simulate
@@ -55,7 +55,7 @@ def measure(folder: Path) -> list[dict[str, Any]]:
     """One row per view and look: CPU and wall seconds, and bytes sent to the browser."""
     rows = []
     with tempfile.TemporaryDirectory() as session:
-        context = Context(Served.of([folder.parent], Path(session)))
+        context = Context(ServedFolders.of([folder.parent], Path(session)))
         values = {"run": folder.name, "request": None, "beside": "none", "latency": "ttft"}
         for look in ("first", "second"):
             for name, view in VIEWS.items():

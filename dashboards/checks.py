@@ -12,7 +12,7 @@ from dashboards.figures.replays import errors_data, errors_figure
 from dashboards.page import Tile, figure_cards, footer, header, page_html, table_card, tiles_html
 from simulator.metrics.document import forerun_version, json_text
 from simulator.metrics.files import StagedFiles
-from simulator.replay.validation import ErrorRow, conclusion, error_tables, errors_document, spread, summary_table
+from simulator.replay.validation import ErrorRow, error_tables, errors_document, errors_sentence, spread, summary_table
 from simulator.tables import Table
 
 TILES = ("Mean TTFT", "Mean TPOT", "Mean E2E latency", "Output throughput", "Speed-up of speculation", "Kernels: gemm")
@@ -34,7 +34,7 @@ def write_errors(folder: Path, rows: Sequence[ErrorRow]) -> None:
     page = check_html(
         "How far to trust it",
         "Predictions beside measurements",
-        conclusion(rows),
+        errors_sentence(rows),
         (summary_table(rows), *error_tables(rows)),
         {"errors": errors_figure(errors_data(rows))},
         error_tiles(rows),

@@ -35,7 +35,7 @@ from dashboards.page import (
 )
 from simulator.metrics import main_bottleneck
 from simulator.metrics.files import write_text_atomically
-from simulator.metrics.run_folder import Run, load_run
+from simulator.metrics.run_folder import RunFolder, load_run
 from simulator.metrics.tables import interval_words, more_run_tables, run_tables
 from simulator.tables import ABSENT, number, percent
 
@@ -57,7 +57,7 @@ def write_report(folder: Path, output: Path | None = None) -> Path:
     return path
 
 
-def report_figures(run: Run) -> dict[str, go.Figure]:
+def report_figures(run: RunFolder) -> dict[str, go.Figure]:
     """The figures of a report by the id of their place in the page; empty ones are left out."""
     figures = {}
     if (bottleneck := bottleneck_data(run)).shares:
@@ -72,7 +72,7 @@ def report_figures(run: Run) -> dict[str, go.Figure]:
     return figures
 
 
-def report_html(run: Run) -> str:
+def report_html(run: RunFolder) -> str:
     """The whole page as text."""
     figures, document = report_figures(run), run.document
     plots = figure_cards(figures)

@@ -14,7 +14,7 @@ from dashboards.study_report import plan_summary_html, study_figures, study_html
 from simulator.errors import ForerunError, did_you_mean
 from simulator.metrics.document import json_text
 from simulator.metrics.files import StagedFiles
-from simulator.metrics.run_folder import REQUEST_COLUMNS, STEP_COLUMNS, Run, run_columns, write_run
+from simulator.metrics.run_folder import REQUEST_COLUMNS, STEP_COLUMNS, RunFolder, run_columns, write_run
 from simulator.replay.result import Replay
 from simulator.result import Result, StudyResult
 from simulator.run import RunResult
@@ -68,13 +68,13 @@ def _save_study(result: StudyResult, folder: Path) -> None:
         staged.add_text("report.md", markdown)
 
 
-def run_of_result(result: RunResult) -> Run:
+def run_of_result(result: RunResult) -> RunFolder:
     """A result as the figures read it, without a folder."""
 
     def floats(table: pa.Table, names: tuple[str, ...]) -> dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]]:
         return {name: np.asarray(table[name].to_numpy(zero_copy_only=False), dtype=np.float64) for name in names}
 
-    return Run(
+    return RunFolder(
         Path(),
         result.document,
         floats(run_columns(result, "requests"), REQUEST_COLUMNS),

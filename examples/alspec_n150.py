@@ -26,7 +26,7 @@ from dashboards.figures.attention import (
     rate_figure,
     sensitivity_data,
     sensitivity_figure,
-    tokens,
+    token_grid,
 )
 from simulator.metrics.files import write_text_atomically
 from simulator.speculation.attention_level import (
@@ -67,12 +67,12 @@ def consistency_findings(parameters: ConsistencySet) -> dict[str, Finding]:
     context, rate = published["context_tokens"], published["hit_rate"]
     print(f"{parameters.description}\n{parameters.label}\n")
     print("TP 4 x SP 2 over TP 8: speedup (attention-overhead reduction)")
-    print("hits    " + "".join(f"{tokens(c):>16}" for c in contexts))
+    print("hits    " + "".join(f"{token_grid(c):>16}" for c in contexts))
     for each in rates:
         row = compare_layouts(parameters, np.array(contexts, dtype=np.float64), each)
         cells = zip(row.speedup, row.overhead_reduction, strict=True)
         print(f"{each:6.1%}  " + "".join(f"{gain:7.2f}x ({cut:4.2f}x)" for gain, cut in cells))
-    print(f"\nAt {tokens(context)} and {rate:.1%} hits, by reading:")
+    print(f"\nAt {token_grid(context)} and {rate:.1%} hits, by reading:")
     for reading in READINGS:
         result = compare_layouts(parameters, context, rate, reading)
         print(f"  {reading:<15} {result.speedup:.2f}x, overhead cut {result.overhead_reduction:.1f}x")
@@ -85,7 +85,7 @@ def consistency_findings(parameters: ConsistencySet) -> dict[str, Finding]:
     at_1k = compare_layouts(parameters, contexts[0], rate).speedup
     today = layout_gains("llama-3.1-8b", "n150", "bfp8", rate, 8, batches=(1,), contexts=(context,))[0][0]
     best = (
-        f"At {tokens(context)} and {rate:.1%} hits TP 4 x SP 2 gives {custom.speedup:.2f}x over TP 8 (published: "
+        f"At {token_grid(context)} and {rate:.1%} hits TP 4 x SP 2 gives {custom.speedup:.2f}x over TP 8 (published: "
         f"{published['max_speedup']}x) and cuts attention overhead {custom.overhead_reduction:.1f}x (published: "
         f"{published['max_overhead_reduction']:g}x): consistency, not validation. Other plausible parameters give "
         f"{low:.2f}x to {high:.2f}x. "
@@ -93,8 +93,8 @@ def consistency_findings(parameters: ConsistencySet) -> dict[str, Finding]:
         f"collectives became faster, attention did not, so that less of it hides behind them."
     )
     crossing = (
-        f"TP 8 wins at 1K ({1 / at_1k:.2f}x); at {rate:.1%} hits two groups pay from {tokens(where)} tokens on "
-        f"({tokens(first)} to {tokens(last)})."
+        f"TP 8 wins at 1K ({1 / at_1k:.2f}x); at {rate:.1%} hits two groups pay from {token_grid(where)} tokens on "
+        f"({token_grid(first)} to {token_grid(last)})."
     )
     print(f"\n{best}\n{crossing}")
     gantt = gantt_data(group_layer(parameters, context, parameters.values()), "next-attention", own_basis(parameters))
@@ -144,7 +144,7 @@ def h100_finding(model: str, why: str) -> Finding:
     sentence = (
         f"{model} on eight H100 with NVLink 4, 65 % hits: TP 4 x SP 2 {verdict} against TP 8, {low:.2f}x to "
         f"{high:.2f}x where the KV fits; best {best.speedup:.2f}x ({best.low:.2f} to {best.high:.2f}) at "
-        f"batch {best.batch} and {tokens(best.context_tokens)} tokens. {why} Basis: {basis}."
+        f"batch {best.batch} and {token_grid(best.context_tokens)} tokens. {why} Basis: {basis}."
     )
     print(sentence)
     return Finding(gain_figure(GainData("H100: TP 4 x SP 2 over TP 8", model, tuple(rows), basis)), sentence)
@@ -179,8 +179,8 @@ def eagle_finding(chip: str, model: str, dtype: str, hit_rate: float) -> Finding
         return f"{custom:.2f}x ({low:.2f} to {high:.2f})"
 
     sentence = (
-        f"{model} on eight {chip}, one user, {hit_rate:.1%} hits: at {tokens(contexts[-1])} tokens EAGLE-3 alone gives "
-        f"{eagle / plain:.2f}x over TP 8, attention-level speculation alone {with_range('TP 4 x SP 2')}, both "
+        f"{model} on eight {chip}, one user, {hit_rate:.1%} hits: at {token_grid(contexts[-1])} tokens EAGLE-3 alone "
+        f"gives {eagle / plain:.2f}x over TP 8, attention-level speculation alone {with_range('TP 4 x SP 2')}, both "
         f"{with_range('TP 4 x SP 2, EAGLE-3')}. "
         f"Basis: {basis}."
     )
@@ -204,7 +204,7 @@ def levers_finding(task: str, context: int) -> Finding:
     error = np.array([[model.error_let_through(rate, lam, window) for lam in TOLERANCES] for window in WINDOWS])
     static = np.array([model.static_error(rate, window) for window in WINDOWS])
     without = np.array([serial.step(1, context).seconds / serial.step(1, 2 * window).seconds for window in WINDOWS])
-    print(f"{task} at {tokens(context)}, kernels of the paper's time: hits, speedup, error let through")
+    print(f"{task} at {token_grid(context)}, kernels of the paper's time: hits, speedup, error let through")
     print("lambda  " + "".join(f"{f'S = {window}':>24}" for window in WINDOWS))
     for column, lam in enumerate(TOLERANCES):
         hits = [model.moved(rate, lam, window) for window in WINDOWS]
@@ -224,7 +224,7 @@ def levers_finding(task: str, context: int) -> Finding:
         f"The error model is a small model's (SmolLM2-135M, examples/alspec_hit_rates.py)."
     )
     print(sentence)
-    where = f"{task}, {tokens(context)}<br>kernels of the paper's time"
+    where = f"{task}, {token_grid(context)}<br>kernels of the paper's time"
     return Finding(lever_figure(LeverData(where, WINDOWS, TOLERANCES, gain, error, without, static)), sentence)
 
 

@@ -13,7 +13,7 @@ import argparse
 from hwprofiles import load_chip
 from simulator.scenario import Scenario
 from simulator.studies.plan.objectives import limits_words, objective_of
-from simulator.studies.plan.trials import Load, find_highest_rate
+from simulator.studies.plan.trials import PlannedLoad, find_highest_rate
 from simulator.studies.steady_state.estimate import max_request_rate
 
 CHIPS = ("h100-sxm", "a100-sxm-80gb", "n150")
@@ -61,7 +61,7 @@ def main() -> None:
     for chip in CHIPS:
         price = hourly(chip, arguments.n150_usd_per_hour)
         fleet = scenario(chip, max(1, int(arguments.usd_per_hour / price)))
-        load = Load("process", None, arguments.requests)
+        load = PlannedLoad("process", None, arguments.requests)
         rates[chip], _, _ = find_highest_rate(fleet, load, SLO, [0], 0.8 * max_request_rate(fleet))
         chips = fleet.hardware.replicas
         dollars = price * chips / (rates[chip] * 200 * 3600) * 1e6 if rates[chip] else float("nan")

@@ -13,7 +13,7 @@ from forerun.yaml_files import TooLargeError, bounded_text, parse, problem_of
 from hwprofiles.errors import ProfileError, did_you_mean
 from hwprofiles.parameters import FAMILIES, FamilyParameters
 from hwprofiles.records import Record
-from hwprofiles.schema import CORRECTIONS, KINDS, Chip, Link, read_kernels
+from hwprofiles.schema import CORRECTIONS, KINDS, Chip, Link, read_kernel_sets
 
 _R = TypeVar("_R", bound=Record)
 SOURCES = ("source", "field_sources")
@@ -106,7 +106,7 @@ def _default_sets(name: str) -> dict[str, dict[str, dict[str, FamilyParameters]]
             first = next(iter(sets.values()))
             sets.update({dtype: one if "source" in one else _overlaid(first, one) for dtype, one in sets.items()})
     try:
-        parameter_sets: dict[str, dict[str, dict[str, FamilyParameters]]] = read_kernels(grouped)
+        parameter_sets: dict[str, dict[str, dict[str, FamilyParameters]]] = read_kernel_sets(grouped)
     except ValueError as error:
         raise ProfileError(f"{place}: {error}") from None
     return parameter_sets

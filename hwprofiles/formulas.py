@@ -329,7 +329,7 @@ def all_plain(first: Num, second: Num, third: Num) -> bool:
     return first.__class__ in PLAIN and second.__class__ in PLAIN and third.__class__ in PLAIN
 
 
-def evaluate(values: tuple[Num, ...], formula: Callable[..., T]) -> T:
+def evaluate_formula(values: tuple[Num, ...], formula: Callable[..., T]) -> T:
     """Call a formula on numbers or on arrays broadcast together; where the product of all sizes is zero, so is the
     time."""
     if any(isinstance(value, Traced) for value in values):

@@ -35,22 +35,18 @@ from hwprofiles.formulas import (
     Num,
     Traced,
     all_plain,
-    evaluate,
+    evaluate_formula,
     functions_of,
 )
 from hwprofiles.kernels.attention import (
-    decode_time,
     one_pass_time,
-    prefill_time,
     tail_sequences,
     tail_time_per_key,
 )
 from hwprofiles.kernels.gemm import gemm_time, with_static_scales
 from hwprofiles.kernels.moe import moe_time, read_routing, slowest_rank_factor
 from hwprofiles.kernels.movement import collective_time, elementwise_time
-from hwprofiles.kernels.recurrent import RecurrentShape, convolution
-from hwprofiles.kernels.recurrent import decode_time as recurrent_decode_time
-from hwprofiles.kernels.recurrent import prefill_time as recurrent_prefill_time
+from hwprofiles.kernels.recurrent import RecurrentShape, convolution, recurrent_decode_time, recurrent_prefill_time
 from hwprofiles.kernels.sparse import IndexShape, SparseShape, index_time, sparse_time
 from hwprofiles.parameters import (
     CollectiveParameters,
@@ -350,7 +346,7 @@ class KernelLibrary:
             time = gemm_time(xp, limits, parameters, m, n, k, weight, activation, wide)
             return with_static_scales(xp, limits, parameters, time, m, k) if self._static_scales else time
 
-        result = self._corrected("gemm", dtype, evaluate((m, n, k), priced), m=m, n=n, k=k)
+        result = self._corrected("gemm", dtype, evaluate_formula((m, n, k), priced), m=m, n=n, k=k)
         if scalar:
             if len(self._gemms) >= _CACHE_ENTRIES:
                 self._gemms.clear()
@@ -376,7 +372,7 @@ class KernelLibrary:
         limits = self._attention_limit(shape.dtype, parameters.native_math)
 
         def timed(pairs: Num, kv_tokens: Num) -> KernelTime:
-            return evaluate(
+            return evaluate_formula(
                 (seqs, q_tokens, pairs, kv_tokens),
                 lambda xp, s, q, p, kv: prefill_time(xp, limits, parameters, shape, s, q, p, kv),
             )
@@ -449,7 +445,9 @@ class KernelLibrary:
             def priced(xp: Functions, seqs: Num, q_len: Num, kv_tokens: Num) -> KernelTime:
                 return decode_time(xp, limits, parameters, shape, seqs, q_len, kv_tokens, warm, tail_kv=beyond)
 
-            return priced(SCALAR, seqs, q_len, kv_tokens) if plain else evaluate((seqs, q_len, kv_tokens), priced)
+            return (
+                priced(SCALAR, seqs, q_len, kv_tokens) if plain else evaluate_formula((seqs, q_len, kv_tokens), priced)
+            )
 
         return self._whole_decode(shape, timed, seqs, q_len, kv_tokens, warm, tail_kv)
 
@@ -619,7 +617,7 @@ class KernelLibrary:
         parameters = cast(PrefillParameters, self.parameters("attention_prefill", shape.kernel))
         if parameters.mixed == "one-pass":
             limits = self._attention_limit(shape.dtype, parameters.native_math)
-            return evaluate(
+            return evaluate_formula(
                 (seqs, q_tokens, pairs, kv_tokens, decode_seqs, decode_kv_tokens),
                 lambda xp, s, q, p, kv, ds, dkv: one_pass_time(
                     xp, limits, parameters, shape, s, q, p, kv, ds, dkv, longest_kv
@@ -694,7 +692,7 @@ class KernelLibrary:
         )
         if active_experts is not None:
             sizes = (*sizes, active_experts)
-        time = evaluate(
+        time = evaluate_formula(
             sizes,
             lambda xp, n, e, k, h, i, ep, tp, same, active=None: moe_time(
                 xp, limits, parameters, n, e, k, h, i, weight, 2.0, ep, tp, gated, active, spread, same, dispatched
@@ -751,7 +749,7 @@ class KernelLibrary:
         name = f"any{VARIANT}{kernel}" if kernel else "any"
         parameters = cast(ElementwiseParameters, self.parameters("elementwise", name))
         limits = self._attention_limit("bf16", False)
-        return evaluate(
+        return evaluate_formula(
             (bytes_moved, launches),
             lambda xp, b, n: elementwise_time(xp, limits, parameters, b, n, warm, element_bytes, pieces),
         )
@@ -769,7 +767,9 @@ class KernelLibrary:
         """
         parameters = cast(RecurrentPrefillParameters, self.parameters("recurrent_prefill", shape.dtype))
         limits = self.limits(format_of(shape.dtype))
-        time = evaluate((seqs, q_tokens), lambda xp, s, q: recurrent_prefill_time(xp, limits, parameters, shape, s, q))
+        time = evaluate_formula(
+            (seqs, q_tokens), lambda xp, s, q: recurrent_prefill_time(xp, limits, parameters, shape, s, q)
+        )
         each = q_tokens / functions_of(seqs).maximum(1, seqs)
         return self._corrected_recurrent("recurrent_prefill", shape, time, seqs, each)
 
@@ -787,7 +787,7 @@ class KernelLibrary:
         """
         parameters = cast(RecurrentDecodeParameters, self.parameters("recurrent_decode", shape.dtype))
         limits = self.limits(format_of(shape.dtype))
-        time = evaluate(
+        time = evaluate_formula(
             (seqs, q_len), lambda xp, s, q: recurrent_decode_time(xp, limits, parameters, shape, s, q, warm)
         )
         return self._corrected_recurrent("recurrent_decode", shape, time, seqs, q_len, warm)
@@ -834,7 +834,7 @@ class KernelLibrary:
         """
         parameters = cast(SparseParameters, self.parameters("sparse_prefill", shape.dtype))
         limits = self.limits(shape.math)
-        return evaluate(
+        return evaluate_formula(
             (seqs, q_tokens, pairs, kv_tokens),
             lambda xp, s, q, p, kv: index_time(xp, limits, parameters, shape, s, q, p, kv),
         )
@@ -847,7 +847,7 @@ class KernelLibrary:
         """
         parameters = cast(SparseParameters, self.parameters("sparse_decode", shape.dtype))
         limits = self.limits(shape.math)
-        return evaluate(
+        return evaluate_formula(
             (seqs, q_len, kv_tokens),
             lambda xp, s, q, kv: index_time(xp, limits, parameters, shape, s, s * q, q * kv, kv),
         )
@@ -861,7 +861,7 @@ class KernelLibrary:
         """
         parameters = cast(SparseParameters, self.parameters("sparse_prefill", shape.dtype))
         limits = self.limits("bf16")
-        return evaluate(
+        return evaluate_formula(
             (seqs, q_tokens, pairs, kv_tokens),
             lambda xp, s, q, p, kv: sparse_time(xp, limits, parameters, shape, s, q, p, kv),
         )
@@ -875,7 +875,7 @@ class KernelLibrary:
         """
         parameters = cast(SparseParameters, self.parameters("sparse_decode", shape.dtype))
         limits = self.limits("bf16")
-        return evaluate(
+        return evaluate_formula(
             (seqs, q_len, kv_tokens),
             lambda xp, s, q, kv: sparse_time(xp, limits, parameters, shape, s, s * q, q * kv, kv),
         )
@@ -896,7 +896,7 @@ class KernelLibrary:
             raise ProfileError(f"world_size is {world_size}; it must be at least 1")
         connection = load_link(link) if isinstance(link, str) else link
         parameters = cast(CollectiveParameters, self.parameters("collective", "any"))
-        result = evaluate(
+        result = evaluate_formula(
             (message_bytes,), lambda xp, size: collective_time(xp, parameters, connection, op, size, max(world_size, 2))
         )
         return CollectiveTime(*(0.0 * part for part in result)) if world_size == 1 else result

@@ -9,7 +9,7 @@ from hwprofiles.choice import BASES
 from hwprofiles.dtypes import DTYPES, dtype_bytes
 from hwprofiles.errors import ProfileError, did_you_mean
 from hwprofiles.formulas import SCALAR, AttentionShape, KernelTime
-from hwprofiles.kernels.attention import causal_pairs, windowed_length
+from hwprofiles.kernels.attention import attention_pairs, windowed_length
 from hwprofiles.kernels.moe import read_routing
 from hwprofiles.kernels.movement import OPERATIONS
 from hwprofiles.kernels.recurrent import RecurrentShape
@@ -215,7 +215,7 @@ def _prefill(kernels: KernelLibrary, read: dict[str, Any]) -> tuple[KernelTime, 
         shape,
         seqs=batch,
         q_tokens=batch * q_len,
-        pairs=batch * causal_pairs(SCALAR, q_len, kv_len, window),
+        pairs=batch * attention_pairs(SCALAR, q_len, kv_len, window),
         kv_tokens=batch * windowed_length(SCALAR, q_len, kv_len, window),
     )
     return time, shape.kernel

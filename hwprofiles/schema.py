@@ -177,7 +177,7 @@ class Chip(Record):
     @field_validator("kernels", mode="before")
     @classmethod
     def _read_kernels(cls, value: Any) -> Any:
-        return read_kernels(value)
+        return read_kernel_sets(value)
 
     @model_validator(mode="after")
     def _cache_is_faster(self) -> "Chip":
@@ -285,7 +285,7 @@ def _parameters(family: type[FamilyParameters], value: Any, place: str) -> Famil
         raise ValueError(f"{place}.{field}: {first['msg']}") from None
 
 
-def read_kernels(value: Any) -> Any:
+def read_kernel_sets(value: Any) -> Any:
     """Turn the ``kernels`` mapping of a profile into parameter objects.
 
     Args:

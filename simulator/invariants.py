@@ -129,7 +129,7 @@ class StepAudit:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class FinishedRun:
     """What a run left behind."""
 
     pools: tuple[PoolBuild, ...]
@@ -184,7 +184,7 @@ class Outcome:
             first += pool.replicas
 
 
-def broken(outcome: Outcome) -> str | None:
+def broken(outcome: FinishedRun) -> str | None:
     """The first invariant that a finished run breaks, with the place and the numbers; None where it keeps all."""
     for invariant in INVARIANTS:
         for problem in invariant(outcome):
@@ -192,7 +192,7 @@ def broken(outcome: Outcome) -> str | None:
     return None
 
 
-def requests(outcome: Outcome) -> Iterator[str]:
+def request_times(outcome: FinishedRun) -> Iterator[str]:
     """Every request offered ends once, finished or refused, at a replica that can end it (what starts again after a
     failure may have its last token from its second prompt)."""
     records, done = outcome.requests, np.isfinite(outcome.requests.finished_s)
@@ -216,7 +216,7 @@ def requests(outcome: Outcome) -> Iterator[str]:
             yield f"request {_first(wrong)} ended in pool {pool.name}, which only computes prompts"
 
 
-def order(outcome: Outcome) -> Iterator[str]:
+def order(outcome: FinishedRun) -> Iterator[str]:
     """A request arrives, is scheduled, has its first token and then its last, in this order."""
     records = outcome.requests
     done = np.isfinite(records.finished_s)
@@ -228,7 +228,7 @@ def order(outcome: Outcome) -> Iterator[str]:
             yield f"request {np.flatnonzero(done)[row]}: {later} {after[row]:.9g} is before {earlier} {before[row]:.9g}"
 
 
-def first_come(outcome: Outcome) -> Iterator[str]:
+def first_come(outcome: FinishedRun) -> Iterator[str]:
     """Where no rule looks at priorities, requests reach the batch of one replica in the order in which they came; what
     was preempted or lost its replica came twice and is left out, as is what several workers handed over; attention
     groups have a queue each."""
@@ -247,7 +247,7 @@ def first_come(outcome: Outcome) -> Iterator[str]:
             yield f"request {row[at + 1]} was scheduled before request {row[at]}, which had come before it"
 
 
-def little(outcome: Outcome) -> Iterator[str]:
+def little(outcome: FinishedRun) -> Iterator[str]:
     """The engines hold no more requests over time than are in the system over time; a closed loop of N holds at most N
     on average (throughput times mean latency <= N) and at every moment.
 
@@ -278,7 +278,7 @@ def little(outcome: Outcome) -> Iterator[str]:
         yield f"request {_first(early) + most} was sent while a closed loop of {most} was full"
 
 
-def transfers(outcome: Outcome) -> Iterator[str]:
+def transfers(outcome: FinishedRun) -> Iterator[str]:
     """Each prompt that is answered by another replica was sent there, once unless something failed."""
     if all(pool.role != "prefill" for pool in outcome.pools):
         return
@@ -288,7 +288,7 @@ def transfers(outcome: Outcome) -> Iterator[str]:
         yield f"{outcome.transfers} prompts were sent between replicas, {moved} requests ended at another one"
 
 
-def tokens(outcome: Outcome) -> Iterator[str]:
+def token_counts(outcome: FinishedRun) -> Iterator[str]:
     """Steps hand out exactly the tokens that requests receive, and each prompt token that was not cached is computed:
     once, and once more at the end of each prompt that was handed over."""
     records, totals, done = outcome.requests, outcome.steps.totals, outcome.done
@@ -312,7 +312,7 @@ def tokens(outcome: Outcome) -> Iterator[str]:
         )
 
 
-def drafts(outcome: Outcome) -> Iterator[str]:
+def draft_counts(outcome: FinishedRun) -> Iterator[str]:
     """No more draft tokens are accepted than drafted, at a position no more than before it, and each verify step hands
     out at least one token."""
     counters, records = outcome.speculation, outcome.requests
@@ -339,7 +339,7 @@ def drafts(outcome: Outcome) -> Iterator[str]:
             yield f"request {row} has {count[row]} {what}, there can be {limit[row]}"
 
 
-def steps(outcome: Outcome) -> Iterator[str]:
+def step_problems(outcome: FinishedRun) -> Iterator[str]:
     """Problems of single steps, collected while the steps were audited."""
     yield from outcome.steps.problems
     # Requests record what was cached when they were first admitted. Resumed and restarted ones may share more blocks.
@@ -349,13 +349,13 @@ def steps(outcome: Outcome) -> Iterator[str]:
     yield from outcome.steps.overlapping()
 
 
-def blocks(outcome: Outcome) -> Iterator[str]:
+def blocks(outcome: FinishedRun) -> Iterator[str]:
     """KV blocks are given back at the end."""
     if outcome.blocks_left:
         yield f"requests still held {outcome.blocks_left} KV blocks after the last of them had ended"
 
 
-def busy_time(outcome: Outcome) -> Iterator[str]:
+def busy_time(outcome: FinishedRun) -> Iterator[str]:
     """No replica, and no pipeline stage, works longer than the run lasts."""
     elapsed_s, busy = outcome.elapsed_s, outcome.steps.totals.seconds
     replica = int(np.argmax(busy))
@@ -365,7 +365,7 @@ def busy_time(outcome: Outcome) -> Iterator[str]:
         yield (f"pipeline stages worked {outcome.stage_busy_s:.9g} s of the {outcome.stage_open_s:.9g} s that they had")
 
 
-def utilisation(outcome: Outcome) -> Iterator[str]:
+def peak_utilisation(outcome: FinishedRun) -> Iterator[str]:
     """All steps of a pool together do no more than its chips could in the time that the run lasts."""
     elapsed_s = outcome.elapsed_s
     for pool, first in outcome.replicas_of():
@@ -378,7 +378,19 @@ def utilisation(outcome: Outcome) -> Iterator[str]:
                 yield f"the run used {share:.1%} of the {what} of {chips} x {pool.chip.name}"
 
 
-INVARIANTS = (requests, order, first_come, little, transfers, tokens, drafts, steps, blocks, busy_time, utilisation)
+INVARIANTS = (
+    request_times,
+    order,
+    first_come,
+    little,
+    transfers,
+    token_counts,
+    draft_counts,
+    step_problems,
+    blocks,
+    busy_time,
+    peak_utilisation,
+)
 """Each takes an outcome and names what is wrong with it, if anything."""
 
 

@@ -52,7 +52,7 @@ class LatencyStatistics(NamedTuple):
     p99: float | None
 
 
-class Record(dict[str, Any]):
+class NamedFields(dict[str, Any]):
     """A row of a document whose keys are attributes too: ``plan.best.chips`` is ``plan.best["chips"]``.
 
     A subclass annotates its keys, which gives them types and completion.

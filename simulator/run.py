@@ -16,7 +16,7 @@ from simulator.assumptions import Factors
 from simulator.build import EXTRAPOLATED, Build, PoolBuild, build_run
 from simulator.drafting import DrafterFactory
 from simulator.errors import ForerunError, InvariantError, NothingServedError, StalledError
-from simulator.invariants import Outcome, StepAudit, broken
+from simulator.invariants import FinishedRun, StepAudit, broken
 from simulator.reports import kv_report, replica_use, request_records, speculation_counters, transfer_report
 from simulator.result import LatencyStatistics, Result, Summary
 from simulator.scenario import Scenario, ScenarioSource, as_scenario
@@ -410,8 +410,8 @@ def _in_step(stream: RequestStream, drafting: bool) -> Iterator[str]:
     )
 
 
-def _outcome(build: Build, log: RunLog, result: RunResult, audit: StepAudit) -> Outcome:
-    return Outcome(
+def _outcome(build: Build, log: RunLog, result: RunResult, audit: StepAudit) -> FinishedRun:
+    return FinishedRun(
         pools=build.pools,
         requests=result.requests,
         steps=audit,

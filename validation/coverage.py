@@ -14,7 +14,7 @@ from simulator.errors import ForerunError
 from simulator.llm import MoeMlp, load_architecture
 from simulator.metrics.uncertainty import LEVEL, intervals_of
 from simulator.replay.requests import in_training
-from simulator.replay.rerun import chip_name, model_name, rerun
+from simulator.replay.rerun import catalogue_model, chip_name, rerun
 from simulator.tables import Table, Value
 from traces import TraceError
 from traces.benchmark_results import MeasuredRun, read_runs
@@ -45,7 +45,7 @@ class Banded(NamedTuple):
 
 def source_of(run: MeasuredRun) -> str:
     """Which of ``SOURCES`` a run belongs to."""
-    architecture = load_architecture(model_name(run.model or "") or "")
+    architecture = load_architecture(catalogue_model(run.model or "") or "")
     if any(isinstance(group.layer.feed_forward, MoeMlp) for group in architecture.layer_groups):
         return SOURCES[3]
     if "fp8" in str(run.weights_dtype).lower() or "fp8" in str(run.model).lower():

@@ -29,9 +29,9 @@ from simulator.metrics import summarise
 from simulator.metrics.document import forerun_version
 from simulator.scenario import Scenario, scenario_from
 from simulator.speculation.confidence import threshold_chain
-from simulator.speculation.level_decay import fit_lengths
+from simulator.speculation.level_decay import fit_acceptance_lengths
 from simulator.studies.steady_state.prices import decode_steps
-from simulator.studies.tune.machine import Prices, fit_machine
+from simulator.studies.tune.machine import MachinePrices, fit_machine
 from simulator.timing import ModelTimer
 
 FloatArray = NDArray[np.float64]
@@ -112,7 +112,7 @@ class Step:
 
 
 @cache
-def chip_of(name: str) -> str | None:
+def card_chip(name: str) -> str | None:
     """The catalogue's name of a chip; None where it has none."""
     plain = re.sub(r"geforce |nvidia |tesla |radeon ai pro |radeon ", "", name.lower())
     plain = re.sub(r"[^a-z0-9.]+", "-", plain.replace(" gb", "gb")).strip("-")
@@ -121,7 +121,7 @@ def chip_of(name: str) -> str | None:
     return name_of_chip if name_of_chip in chip_names() else None
 
 
-def model_of(name: str) -> str | None:
+def file_model(name: str) -> str | None:
     """The catalogue's name of a model; None where it is not one of ``MODELS``."""
     return next((model for pattern, model in MODELS if re.search(pattern, name.lower())), None)
 
@@ -140,22 +140,22 @@ def measured(folder: Path) -> Iterator[Rate]:
     for name, quant, context, speed in TODAY:
         yield Rate("apple-m2-ultra", name, quant, 1, 1, context, 1 / speed, "metal")
     for row in rows_of(folder, "llama_bench.csv"):
-        chip, model, rate = chip_of(row["chip"]), model_of(row["model"]), _number(row["tg_tok_s"])
+        chip, model, rate = card_chip(row["chip"]), file_model(row["model"]), _number(row["tg_tok_s"])
         tokens = _number(row["tg_tokens"])
         if row["engine"] == "llama.cpp" and row["n_chips"] == "1" and chip and model and rate and tokens:
             context = int((_number(row["depth_tokens"]) or 0) + tokens / 2)
             yield Rate(chip, model, _quant(row["quant"]), 1, 1, context, 1 / rate, row["backend"], _serial(row))
     for row in rows_of(folder, "speculation_llamacpp.csv"):
-        chip, model, rate = chip_of(row["chip"]), model_of(row["target_model"]), _number(row["baseline_tok_s"])
+        chip, model, rate = card_chip(row["chip"]), file_model(row["target_model"]), _number(row["baseline_tok_s"])
         if row["engine"] == "llama.cpp" and row["n_chips"] == "1" and chip and model and rate:
             yield Rate(chip, model, _quant(row["target_quant"]), 1, 1, ANSWER, 1 / rate, row["backend"])
     for row in rows_of(folder, "community_decode.csv"):
-        chip, model, rate = chip_of(row["chip"]), model_of(row["model"]), _number(row["decode_tok_s"])
+        chip, model, rate = card_chip(row["chip"]), file_model(row["model"]), _number(row["decode_tok_s"])
         named = re.search(r"-(i?q\d[a-z0-9_]*|mxfp4|f16|bf16)\.gguf$", row["model"].lower())
         if row["engine"] == "llamacpp" and chip and model and rate and named:
             yield Rate(chip, model, _quant(named[1]), 1, 1, ANSWER, 1 / rate, "community")
     for row in rows_of(folder, "metal_batch.csv"):
-        chip, model, rate = chip_of(row["chip"]), model_of(row["model"]), _number(row["tok_s"])
+        chip, model, rate = card_chip(row["chip"]), file_model(row["model"]), _number(row["tok_s"])
         count = int(float(row["batch"]))
         if chip and model and rate and count <= 8 and not any(old in row["build"] for old in OLD):
             prompt = re.search(r"prompt (\d+) tokens", row["note"])
@@ -251,7 +251,7 @@ def fitted_s(step: Step, x: FloatArray) -> float:
     return float(total)
 
 
-def fit(steps: Sequence[Step], maker: str) -> FloatArray:
+def fit_class(steps: Sequence[Step], maker: str) -> FloatArray:
     """Class defaults of one maker from some of its chips; a chip with many rows of a kind counts as one with few."""
     start = np.log([4e-6, np.e**2, 1.0, 6.0, 3e-4, 1e-5, 1.0, 1.0, *START[maker]])
     counts: dict[tuple[str, str, str, bool], int] = {}
@@ -300,7 +300,7 @@ def class_lines(steps: Sequence[Step]) -> Iterator[str]:
     for maker in START:
         dense = [step for step in steps if step.maker == maker and not _experts(step)]
         for chip in sorted({step.rate.chip for step in dense}):
-            fitted = fit([step for step in dense if step.rate.chip != chip and step.rate.context <= SHORT], maker)
+            fitted = fit_class([step for step in dense if step.rate.chip != chip and step.rate.context <= SHORT], maker)
             own = [step for step in dense if step.rate.chip == chip]
             unseen |= {step: fitted_s(step, fitted) / step.rate.seconds - 1 for step in own}
     for makers in (*((maker,) for maker in START), tuple(START)):
@@ -363,7 +363,7 @@ RIG_QUANTS = {
 def rigs(folder: Path, model: str) -> Iterator[Rig]:
     """Rigs whose weights lie on their cards whole; of unlike cards the one with the least memory stands first."""
     for row in rows_of(folder, "qwen38_mtp_configs.csv"):
-        chips = [chip_of(card) for card in row["chips"].split("+")]
+        chips = [card_chip(card) for card in row["chips"].split("+")]
         cards = sorted((name for name in chips if name), key=lambda name: load_chip(name).memory.capacity_bytes)
         baseline = _number(row["baseline_tok_s"])
         if len(cards) < len(chips) or row["offload"] != "full" or baseline is None:
@@ -419,7 +419,7 @@ def rig_lines(folder: Path, model: str) -> Iterator[str]:
         if rig is None:
             continue
         drafted, threshold = int(float(row["n_max"])), float(row["p_min"] or 0)
-        plain, step = Prices(rig.scenario).seconds(1, 250, drafted)
+        plain, step = MachinePrices(rig.scenario).seconds(1, 250, drafted)
         bases.append(1 / plain / rig.baseline - 1)
         ends = [float(row[key]) for key in ("acc_low", "acc_high") if row[key]]
         share = float(row["acc_mean"]) if row["acc_mean"] else float(np.mean(ends)) if ends else None
@@ -476,8 +476,8 @@ def sweep_lines(folder: Path, model: str) -> Iterator[str]:
         shares = {k: share for k, (_, share) in drafts.items() if share is not None}
         if len(drafts) < 2 or not shares:
             continue
-        prices = Prices(of[name].scenario)
-        model_ = fit_lengths({k: 1.0 + share * k for k, share in shares.items()}).model
+        prices = MachinePrices(of[name].scenario)
+        model_ = fit_acceptance_lengths({k: 1.0 + share * k for k, share in shares.items()}).model
         predicted = {}
         for k in drafts:
             plain, step = prices.seconds(1, 250, k)
@@ -501,7 +501,7 @@ def threshold_lines(folder: Path, model: str) -> Iterator[str]:
     for rig in rigs(folder, model):
         if rig.name not in ("q41", "q36", "q25", "q53"):
             continue
-        prices = Prices(rig.scenario)
+        prices = MachinePrices(rig.scenario)
         steps = np.array([prices.seconds(1, 250, k)[1] for k in range(5)])
         looks = np.array([2.5e-3 * min(k + 1, 4) for k in range(5)])
         free, cut = threshold_chain(rates, 0.0), threshold_chain(rates, 0.75)

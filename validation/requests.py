@@ -9,7 +9,7 @@ from pathlib import Path
 from hwprofiles import weakest
 from simulator.errors import ForerunError
 from simulator.replay.requests import RequestReplay, Start, replay_requests
-from simulator.replay.rerun import framework_name, framework_of_version, model_name
+from simulator.replay.rerun import catalogue_model, framework_name, framework_of_version
 from simulator.replay.split import Split
 from simulator.replay.validation.errors import ErrorRow
 from simulator.replay.validation.facts import fitted_words
@@ -104,7 +104,7 @@ def engine_constants(runs: Sequence[MeasuredRun]) -> set[str]:
     """Host costs and routers that simulations of some runs take, as facts name them."""
     named = [(framework_name(run.framework or ""), run.framework_version) for run in runs]
     engines = {f"frameworks.yaml: {framework_of_version(name, version)}" for name, version in named if name is not None}
-    return engines | {f"{model_name(run.model or '')}.yaml: expert_routing" for run in runs}
+    return engines | {f"{catalogue_model(run.model or '')}.yaml: expert_routing" for run in runs}
 
 
 def _rows(name: str, replay: RequestReplay) -> Sequence[ErrorRow]:

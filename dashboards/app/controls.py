@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl
 import dash_mantine_components as dmc
 from dash import html
 
-from dashboards.app.served import SAMPLE_CHIP, Served
+from dashboards.app.served import SAMPLE_CHIP, ServedFolders
 from hwprofiles import chip_names
 from simulator.errors import ForerunError, did_you_mean
 from simulator.llm import architecture_names
@@ -27,7 +27,7 @@ Component = Any
 """A Dash component; the component libraries are not typed."""
 Identity = dict[str, str]
 Values = dict[str, Any]
-Offer = Callable[[Served], Sequence[str]]
+Offer = Callable[[ServedFolders], Sequence[str]]
 GROUPED = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d*)?")
 LONGEST_QUERY = 4000
 LONGEST_WORD = 80
@@ -59,11 +59,11 @@ class Control:
     when: tuple[str, Callable[[Any], bool]] | None = None
     """Shown only while the control of this name has a wanted value."""
 
-    def default_in(self, served: Served) -> Any:
+    def default_in(self, served: ServedFolders) -> Any:
         """The value without an address."""
         raise NotImplementedError
 
-    def read(self, text: str, served: Served) -> Any:
+    def read(self, text: str, served: ServedFolders) -> Any:
         """The value that an address says.
 
         Raises:
@@ -71,7 +71,7 @@ class Control:
         """
         return self.checked(text, served)
 
-    def checked(self, value: Any, served: Served) -> Any:
+    def checked(self, value: Any, served: ServedFolders) -> Any:
         """A value as a page computes with it; whatever a browser sends passes through here.
 
         Raises:
@@ -79,17 +79,17 @@ class Control:
         """
         raise NotImplementedError
 
-    def widget(self, page: str, value: Any, served: Served) -> Component:
+    def widget(self, page: str, value: Any, served: ServedFolders) -> Component:
         """The control showing ``value``."""
         raise NotImplementedError
 
-    def place(self, page: str, value: Any, served: Served) -> Component:
+    def place(self, page: str, value: Any, served: ServedFolders) -> Component:
         """The widget in its place."""
         return html.Div(self.widget(page, value, served), id=control_id(page, self.name))
 
 
 @dataclass(frozen=True, slots=True)
-class Choice(Control):
+class ChoiceField(Control):
     """One of several texts. The functions behind some also take files, which nobody may name from a browser."""
 
     options: Sequence[str] | Offer = ()
@@ -97,16 +97,16 @@ class Choice(Control):
     """None: the first there is, or none."""
     placeholder: str = ""
 
-    def offered(self, served: Served) -> list[str]:
+    def offered(self, served: ServedFolders) -> list[str]:
         """The options at the moment."""
         return list(self.options(served) if callable(self.options) else self.options)
 
-    def default_in(self, served: Served) -> str | None:
+    def default_in(self, served: ServedFolders) -> str | None:
         """The default where it is offered, else the first."""
         offered = self.offered(served)
         return self.default if self.default in offered else next(iter(offered), None)
 
-    def checked(self, value: Any, served: Served) -> str | None:
+    def checked(self, value: Any, served: ServedFolders) -> str | None:
         """One of what is offered; None only where nothing is."""
         offered = self.offered(served)
         if value is None and not offered:
@@ -116,7 +116,7 @@ class Choice(Control):
             raise ForerunError(f"{self.label}: '{word}' is not offered{did_you_mean(word, offered)}")
         return value
 
-    def widget(self, page: str, value: Any, served: Served) -> Component:
+    def widget(self, page: str, value: Any, served: ServedFolders) -> Component:
         """A list; a long one can be searched, and Enter takes the first that matches."""
         offered = self.offered(served)
         return dmc.Select(
@@ -134,29 +134,29 @@ class Choice(Control):
 
 
 @dataclass(frozen=True, slots=True)
-class Several(Choice):
+class Several(ChoiceField):
     """Some of several texts, at least one."""
 
     defaults: Sequence[str] = ()
     most: int = 4
 
-    def default_in(self, served: Served) -> Any:
+    def default_in(self, served: ServedFolders) -> Any:
         """The defaults."""
         return list(self.defaults)
 
-    def read(self, text: str, served: Served) -> Any:
+    def read(self, text: str, served: ServedFolders) -> Any:
         """Texts between commas."""
         return self.checked([word for word in text.split(",") if word], served)
 
-    def checked(self, value: Any, served: Served) -> Any:
+    def checked(self, value: Any, served: ServedFolders) -> Any:
         """As many as may be."""
         if not isinstance(value, list) or not 0 < len(value) <= self.most:
             raise ForerunError(f"{self.label}: choose 1 to {self.most}")
         for one in value:
-            Choice.checked(self, one, served)
+            ChoiceField.checked(self, one, served)
         return value
 
-    def widget(self, page: str, value: Any, served: Served) -> Component:
+    def widget(self, page: str, value: Any, served: ServedFolders) -> Component:
         """A list of which several can be picked."""
         return dmc.MultiSelect(
             id=state_id(page, self.name),
@@ -182,11 +182,11 @@ class Number(Control):
     live: bool = True
     """Answer while the knob moves, not only when it is let go."""
 
-    def default_in(self, served: Served) -> float | None:
+    def default_in(self, served: ServedFolders) -> float | None:
         """The default."""
         return self.default
 
-    def checked(self, value: Any, served: Served) -> Any:
+    def checked(self, value: Any, served: ServedFolders) -> Any:
         """A number within the bounds, also as text; None where it may be left out."""
         if value in (None, "") and self.default is None:
             return None
@@ -205,7 +205,7 @@ class Number(Control):
     def _wanted(self) -> str:
         return f"{'a whole number' if self.whole else 'a number'} from {self.low:,g} to {self.high:,g}"
 
-    def widget(self, page: str, value: Any, served: Served) -> Component:
+    def widget(self, page: str, value: Any, served: ServedFolders) -> Component:
         """The field, and the slider below it."""
         field = self._field(page, value, {"aria-label": self.label, "size": "xs", "w": 132})
         shown = sorted({0, len(self.stops) // 2, len(self.stops) - 1})
@@ -247,7 +247,7 @@ class Field(Number):
     default: float | None = None
     says: str = ""
 
-    def widget(self, page: str, value: Any, served: Served) -> Component:
+    def widget(self, page: str, value: Any, served: ServedFolders) -> Component:
         """The field alone."""
         return self._field(page, value, {"label": self.label, "description": self.says, "size": "sm"})
 
@@ -259,11 +259,11 @@ class Pairs(Control):
     says: str = ""
     example: str = ""
 
-    def default_in(self, served: Served) -> str:
+    def default_in(self, served: ServedFolders) -> str:
         """Nothing."""
         return ""
 
-    def checked(self, value: Any, served: Served) -> str:
+    def checked(self, value: Any, served: ServedFolders) -> str:
         """The text, if it is made of pairs."""
         if value is None:
             return ""
@@ -281,7 +281,7 @@ class Pairs(Control):
         """
         return parse_pairs(text, f"{self.label}:", self.example)
 
-    def widget(self, page: str, value: Any, served: Served) -> Component:
+    def widget(self, page: str, value: Any, served: ServedFolders) -> Component:
         """A line of text."""
         return dmc.TextInput(
             id=state_id(page, self.name),
@@ -313,7 +313,7 @@ def short(value: float) -> str:
     return f"{value / 1024:g}k" if value >= 1024 and value % 1024 == 0 else f"{value:g}"
 
 
-def values_of(controls: Sequence[Control], search: str | None, served: Served) -> tuple[Values, list[str]]:
+def values_of(controls: Sequence[Control], search: str | None, served: ServedFolders) -> tuple[Values, list[str]]:
     """The value of each control under an address, and what of the address could not be honoured, in words."""
     query = dict(parse_qsl((search or "").lstrip("?")[:LONGEST_QUERY]))
     values, changed = {}, []
@@ -335,7 +335,7 @@ def values_of(controls: Sequence[Control], search: str | None, served: Served) -
     return values, changed
 
 
-def checked_values(controls: Mapping[str, Control], values: Values, served: Served) -> Values:
+def checked_fields(controls: Mapping[str, Control], values: Values, served: ServedFolders) -> Values:
     """Values that a browser sent, each as its control may have it; what is no control's stays as it is.
 
     Raises:
@@ -369,12 +369,12 @@ def _models() -> tuple[str, ...]:
     return tuple(architecture_names())
 
 
-CHIP = Choice("chip", "Chip", options=lambda _: _chips(), default="h100-sxm")
+CHIP = ChoiceField("chip", "Chip", options=lambda _: _chips(), default="h100-sxm")
 ANY_CHIP = replace(CHIP, options=lambda _: (*_chips(), SAMPLE_CHIP))
 """With the machine on which the shipped kernel trace was measured."""
-MODEL = Choice("model", "Model", options=lambda _: _models(), default="llama-3.1-8b")
-TENSOR_PARALLEL = Choice("tp", "Tensor parallel", options=("1", "2", "4", "8", "16"), default="1")
-WEIGHTS = Choice("dtype", "Weights", options=DTYPES, default=DTYPES[0])
+MODEL = ChoiceField("model", "Model", options=lambda _: _models(), default="llama-3.1-8b")
+TENSOR_PARALLEL = ChoiceField("tp", "Tensor parallel", options=("1", "2", "4", "8", "16"), default="1")
+WEIGHTS = ChoiceField("dtype", "Weights", options=DTYPES, default=DTYPES[0])
 DRAFT = replace(
     MODEL,
     name="draft",

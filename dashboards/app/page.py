@@ -12,7 +12,7 @@ from dash import Dash, Input, Output, State, no_update
 from dash.exceptions import PreventUpdate
 from flask import has_request_context, session
 
-from dashboards.app.controls import Component, Control, Values, checked_values, control_id, state_id, values_of
+from dashboards.app.controls import Component, Control, Values, checked_fields, control_id, state_id, values_of
 from dashboards.app.jobs import Jobs, Task, job_id
 from dashboards.app.messages import sentence
 from dashboards.app.parts import (
@@ -27,7 +27,7 @@ from dashboards.app.parts import (
     warning_area,
     with_controls,
 )
-from dashboards.app.served import Served
+from dashboards.app.served import ServedFolders
 
 Shown = tuple[Mapping[str, Any], Mapping[str, go.Figure | None]]
 """Components by area, and figures by name; what is left out stays empty."""
@@ -42,12 +42,12 @@ class Context:
         served: the folders, and where the folders of sessions are made.
     """
 
-    def __init__(self, served: Served) -> None:
+    def __init__(self, served: ServedFolders) -> None:
         self._served = served
         self.jobs = Jobs()
 
     @property
-    def served(self) -> Served:
+    def served(self) -> ServedFolders:
         """What the session of this request may read: the served folders, and its own runs."""
         return self._served.of_session(session[LOCAL] if has_request_context() else LOCAL)
 
@@ -82,7 +82,7 @@ class Start(NamedTuple):
     """The task, and what to call it."""
     field: str | None = None
     """The list that shows the run once it is done."""
-    known: Callable[[Served], Mapping[str, Any]] | None = None
+    known: Callable[[ServedFolders], Mapping[str, Any]] | None = None
     """The labels that this list offers then."""
 
 
@@ -96,9 +96,9 @@ class Page:
     """In the menu."""
     title: str
     says: str
-    controls: Sequence[Control | Component | Callable[[str, Served], Component]]
+    controls: Sequence[Control | Component | Callable[[str, ServedFolders], Component]]
     """Beside the content, in order; what is no control is shown as it is."""
-    content: Callable[[str, Served], list[Component]]
+    content: Callable[[str, ServedFolders], list[Component]]
     views: Sequence[View]
     starts: Sequence[Start] = ()
     more: Callable[[Dash, Context], None] | None = None
@@ -157,7 +157,7 @@ def _register_view(app: Dash, context: Context, page: Page, view: View) -> None:
     def answer(*values: Any) -> list[Any]:
         try:
             by_name = dict(zip(names, values, strict=True))
-            shown, drawn = view.compute(context, checked_values(fields, by_name, context.served))
+            shown, drawn = view.compute(context, checked_fields(fields, by_name, context.served))
         except PreventUpdate:
             raise
         except Exception as error:
@@ -176,7 +176,7 @@ def _register_start(app: Dash, context: Context, page: Page, start: Start) -> No
             return no_update, no_update
         try:
             served = context.served
-            checked = checked_values(fields, dict(zip(start.controls, values, strict=True)), served)
+            checked = checked_fields(fields, dict(zip(start.controls, values, strict=True)), served)
             return None, context.jobs.start(*start.make(context, checked), served.session)
         except Exception as error:
             return message(sentence(error)), no_update

@@ -175,17 +175,17 @@ def tiles(rows: Iterable[Tile]) -> Component:
     )
 
 
-def table_card(shown: Table) -> Component:
+def table_panel(shown: Table) -> Component:
     """A table in a titled box; None without rows.
 
     The browser fills the place with the table's HTML, as reports have it: a component for every cell would take it
     seconds.
     """
     filled: Any = {"data-html": shown.html()}
-    return card(shown.title, html.Div(className="table", **filled)) if shown.rows else None
+    return panel(shown.title, html.Div(className="table", **filled)) if shown.rows else None
 
 
-def commands_card(title: str, commands: Mapping[str, str]) -> Component:
+def commands_panel(title: str, commands: Mapping[str, str]) -> Component:
     """Commands to paste, by the engine they are for, each with a button that copies it; None without any."""
     parts: list[Component] = []
     for engine, text in commands.items():
@@ -193,10 +193,10 @@ def commands_card(title: str, commands: Mapping[str, str]) -> Component:
         copy = dmc.CopyButton(value=text, children="Copy", copiedChildren="Copied", size="compact-xs", **named)
         parts.append(dmc.Group([dmc.Text(engine, size="sm", fw=600), copy], justify="space-between"))
         parts.append(dmc.Code(text, block=True, className="flags"))
-    return card(title, *parts) if parts else None
+    return panel(title, *parts) if parts else None
 
 
-def card(title: str, *content: Component, **more: Any) -> Component:
+def panel(title: str, *content: Component, **more: Any) -> Component:
     """A titled box."""
     heading = [dmc.Title(title, order=2, className="card-title")] if title else []
     return dmc.Paper(dmc.Stack([*heading, *content], gap="sm"), withBorder=True, radius="md", p="md", **more)
@@ -211,11 +211,11 @@ def page_frame(title: str, says: str, *content: Component) -> Component:
 def with_controls(controls: Sequence[Component], content: Sequence[Component]) -> Component:
     """Controls beside the content; above it on a narrow screen."""
     return html.Div(
-        [card("", *controls, className="controls"), dmc.Stack(list(content), gap="md", className="content")],
+        [panel("", *controls, className="controls"), dmc.Stack(list(content), gap="md", className="content")],
         className="with-controls",
     )
 
 
-def columns(*content: Component) -> Component:
+def in_columns(*content: Component) -> Component:
     """Boxes beside each other; below each other on a narrow screen."""
     return dmc.SimpleGrid(list(content), cols={"base": 1, "lg": 2}, spacing="md")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from dashboards.app.jobs import ProgressCallback
-from dashboards.app.served import Served
+from dashboards.app.served import ServedFolders
 from dashboards.replay_report import KERNELS, kind_of
 from hwprofiles import KernelLibrary, load_chip
 from simulator.errors import ForerunError
@@ -48,7 +48,7 @@ def _recorded(path: Path, _modified_ns: int) -> list[ErrorRow]:
     return read_errors(path)
 
 
-def devices(served: Served, trace: str) -> list[str]:
+def devices(served: ServedFolders, trace: str) -> list[str]:
     """Names of the devices in a served trace; empty where it does not say.
 
     Raises:
@@ -61,7 +61,7 @@ def devices(served: Served, trace: str) -> list[str]:
 
 
 def replayed(
-    served: Served, trace: str, chip: str, library: str, device: str | None = None, layer: str = PHYSICS
+    served: ServedFolders, trace: str, chip: str, library: str, device: str | None = None, layer: str = PHYSICS
 ) -> ReplayReport:
     """A served trace replayed on a chip.
 
@@ -73,7 +73,7 @@ def replayed(
     return _replayed(*_file(served, trace), served.chip(chip), library, device, layer)
 
 
-def _file(served: Served, trace: str) -> tuple[Path, int]:
+def _file(served: ServedFolders, trace: str) -> tuple[Path, int]:
     path = served.trace(trace)
     return path, path.stat().st_mtime_ns
 
@@ -135,7 +135,9 @@ class ReplayTask:
         write_replay(folder, document)
 
 
-def replay_task(served: Served, label: str, model: str, chip: str, framework: str, tensor_parallel: int) -> ReplayTask:
+def replay_task(
+    served: ServedFolders, label: str, model: str, chip: str, framework: str, tensor_parallel: int
+) -> ReplayTask:
     """The replay of a served file with this model, chip and engine where the file names none.
 
     Raises:
@@ -153,7 +155,7 @@ def replay_task(served: Served, label: str, model: str, chip: str, framework: st
     return ReplayTask(file, steps, scenario_from(data, "replay"))
 
 
-def document_of(served: Served, label: str) -> Document:
+def replay_document(served: ServedFolders, label: str) -> Document:
     """The ``replay.json`` with this label.
 
     Raises:

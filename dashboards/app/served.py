@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from simulator.errors import ForerunError
-from simulator.metrics.run_folder import Run, load_run
+from simulator.metrics.run_folder import RunFolder, load_run
 from simulator.scenario import LOG_SUFFIXES
 from traces import TraceError, sample_names, sample_path
 from traces.files import head, is_parquet
@@ -41,7 +41,7 @@ SAMPLE_CHIP = "shipped sample: one core of that CPU"
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedFolders:
     """Folders whose runs and traces are shown, and the folder of the runs that the app makes itself.
 
     Everything is addressed by a label that this class hands out; a label that it does not know is refused, so no text
@@ -54,7 +54,7 @@ class Served:
     """For the runs of one session, or of all where none is meant."""
 
     @classmethod
-    def of(cls, folders: Iterable[Path], place: Path) -> Served:
+    def of(cls, folders: Iterable[Path], place: Path) -> ServedFolders:
         """Serve folders, with ``place`` for the runs that the app makes.
 
         Raises:
@@ -66,7 +66,7 @@ class Served:
                 raise ForerunError(f"{folder}: no such folder to serve")
         return cls(paths, place.resolve())
 
-    def of_session(self, name: str) -> Served:
+    def of_session(self, name: str) -> ServedFolders:
         """The same folders, and the runs of one session alone."""
         return replace(self, session=self.session / name)
 
@@ -80,7 +80,7 @@ class Served:
                 runs[os.path.dirname(label) or path.parent.name] = path.parent
         return runs
 
-    def run(self, label: str) -> Run:
+    def run(self, label: str) -> RunFolder:
         """The run with this label.
 
         Raises:
@@ -227,7 +227,7 @@ def _sample(name: str) -> Path:
 
 
 @lru_cache(maxsize=4)
-def _load(folder: Path, _modified_ns: int) -> Run:
+def _load(folder: Path, _modified_ns: int) -> RunFolder:
     return load_run(folder)
 
 

@@ -21,7 +21,7 @@ from dashboards.app import shell
 from dashboards.app.jobs import register_panels
 from dashboards.app.page import Context
 from dashboards.app.pages import PAGES
-from dashboards.app.served import Served
+from dashboards.app.served import ServedFolders
 from dashboards.app.uploads import LARGEST_MESSAGE_BYTES
 from dashboards.page import asset
 from simulator.errors import ForerunError
@@ -66,7 +66,7 @@ def create_app(
         ForerunError: a folder that is not there.
     """
     _load_before_threads()
-    context = Context(Served.of(folders, place))
+    context = Context(ServedFolders.of(folders, place))
     app = Dash(
         "forerun",
         title="Forerun",
@@ -79,7 +79,7 @@ def create_app(
         external_scripts=[TITLES],
         meta_tags=[{"name": "viewport", "content": "width=device-width, initial-scale=1"}],
     )
-    app.layout = shell.frame(PAGES)
+    app.layout = shell.app_frame(PAGES)
     shell.register(app, PAGES, context)
     register_panels(app, context.jobs)
     for page in PAGES:
@@ -104,7 +104,7 @@ def create_app(
     return app, context
 
 
-def serve(folders: Sequence[Path], host: str, port: int, with_token: bool = False) -> None:
+def serve_dashboard(folders: Sequence[Path], host: str, port: int, with_token: bool = False) -> None:
     """Serve the app until Ctrl-C.
 
     Args:

@@ -35,7 +35,7 @@ def _schemes() -> Any:
     )
 
 
-def frame(pages: Sequence[Page]) -> Any:
+def app_frame(pages: Sequence[Page]) -> Any:
     """The layout of the whole app; a page goes into ``page``."""
     links = [
         dmc.NavLink(label=page.name, href=f"/{page.path}", active="exact", id={"kind": "link", "path": page.path})

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dashboards.app.jobs import ProgressCallback, RunTask
-from dashboards.app.served import LARGEST_LOG_BYTES, LOGS, SESSION, Served
+from dashboards.app.served import LARGEST_LOG_BYTES, LOGS, SESSION, ServedFolders
 from simulator.errors import ForerunError
 from simulator.llm import architecture_aliases, published_head_names
 from simulator.metrics.files import write_text_atomically
@@ -40,7 +40,7 @@ class UploadTask:
 
     text: str
     name: str
-    served: Served
+    served: ServedFolders
 
     def __call__(self, folder: Path, tell: ProgressCallback) -> None:
         """Read, check, run, and write the run's files."""
@@ -68,7 +68,7 @@ def _decoded(encoded: str, complaint: str) -> str:
         raise ForerunError(complaint) from None
 
 
-def keep_log(contents: str, name: str, served: Served) -> str:
+def keep_log(contents: str, name: str, served: ServedFolders) -> str:
     """Keep an uploaded log of requests for this session, and give the label under which it is served.
 
     Raises:
@@ -95,7 +95,7 @@ def keep_log(contents: str, name: str, served: Served) -> str:
     return f"{SESSION}/{file}"
 
 
-def uploaded_scenario(text: str, name: str, served: Served) -> Scenario:
+def uploaded_scenario(text: str, name: str, served: ServedFolders) -> Scenario:
     """The scenario in an uploaded file.
 
     Raises:
@@ -108,7 +108,7 @@ def uploaded_scenario(text: str, name: str, served: Served) -> Scenario:
     return checked_size(scenario_from(confined(data, served, place), place), place)
 
 
-def confined(data: dict[str, Any], served: Served, place: str) -> dict[str, Any]:
+def confined(data: dict[str, Any], served: ServedFolders, place: str) -> dict[str, Any]:
     """``data`` with every file name replaced by the file of a served folder that it means.
 
     Any text could be taken for a path by one field or another, now or later, so all are looked at, whatever their

@@ -14,10 +14,10 @@ from dashboards.theme import BLUE, GREEN, GREY, ORANGE, PINK, SKY, VERMILLION, F
 from hwprofiles import weakest
 from simulator.speculation.attention_level import (
     Bar,
-    Case,
     ConsistencySet,
     LayerTimes,
     Reading,
+    SensitivityCase,
     compare_layouts,
     crossover_range,
     sensitivity,
@@ -100,7 +100,9 @@ def context_gain_figure(data: ContextGainData) -> go.Figure:
     figure.update_yaxes(title="speedup over TP 8")
     cross, low, high = data.crossover
     where = (
-        "no crossover" if cross is None else f"pays from {tokens(cross)} at {best} ({tokens(low)} to {tokens(high)})"
+        "no crossover"
+        if cross is None
+        else f"pays from {token_grid(cross)} at {best} ({token_grid(low)} to {token_grid(high)})"
     )
     figure = captioned(figure, "TP 4 x SP 2 against TP 8", f"{where}<br>eight n150", data.label, 560)
     return figure.update_layout(margin={"t": 88})
@@ -109,7 +111,7 @@ def context_gain_figure(data: ContextGainData) -> go.Figure:
 class SensitivityData(NamedTuple):
     """Speedups of a set's named alternatives at one context and hit rate."""
 
-    cases: tuple[Case, ...]
+    cases: tuple[SensitivityCase, ...]
     published: float
     label: str
     where: str
@@ -124,7 +126,7 @@ def sensitivity_data(
         (base, *sorted(others, key=lambda case: case.speedup)),
         float(parameters.published["max_speedup"]),
         parameters.label.split(":")[0],
-        f"{tokens(context_tokens)}, {hit_rate:.1%} hits",
+        f"{token_grid(context_tokens)}, {hit_rate:.1%} hits",
     )
 
 
@@ -233,7 +235,7 @@ def rate_figure(data: RateData) -> go.Figure:
     figure = go.Figure()
     for name, row, colour in zip(data.layouts, data.tokens_per_s, (GREY, SKY, ORANGE, GREEN, BLUE), strict=False):
         figure.add_bar(
-            x=[tokens(context) for context in data.contexts],
+            x=[token_grid(context) for context in data.contexts],
             y=row,
             name=name,
             marker={"color": colour},
@@ -297,7 +299,7 @@ def lever_figure(data: LeverData) -> go.Figure:
     return captioned(figure, "Lambda and S", data.where, "extrapolated", 480)
 
 
-def tokens(count: float | None) -> str:
+def token_grid(count: float | None) -> str:
     """A number of tokens in K or M; "never" for None."""
     if count is None:
         return "never"
@@ -310,7 +312,7 @@ def context_ticks(low: float, high: float) -> dict[str, Sequence[float] | Sequen
     """Ticks at powers of two (every other one where they would be many)."""
     first, last = int(np.ceil(np.log2(low) - 1e-9)), int(np.floor(np.log2(high) + 1e-9))
     values = [float(1 << power) for power in range(first, last + 1)]
-    return {"tickvals": values, "ticktext": [tokens(value) for value in values]}
+    return {"tickvals": values, "ticktext": [token_grid(value) for value in values]}
 
 
 HIT_RATES = (0.0, 0.25, 0.5, 0.625, 0.75, 0.875, 0.95, 1.0)
@@ -344,7 +346,7 @@ def attention_map_figure(data: AttentionMapData) -> go.Figure:
 
 
 def _context_map(contexts: Sequence[int], rows: Sequence[str], gain: FloatArray, hover: str) -> go.Figure:
-    figure = gain_map([tokens(context) for context in contexts], rows, gain, "speedup", hover)
+    figure = gain_map([token_grid(context) for context in contexts], rows, gain, "speedup", hover)
     return figure.update_xaxes(title="context (tokens)")
 
 

@@ -17,7 +17,7 @@ TIME_BINS = 120
 PANELS = ("mean TTFT (ms)", "mean TPOT (ms)", "output tokens/s")
 
 
-class LoadCurve(NamedTuple):
+class LoadFigure(NamedTuple):
     """Steady-state means of one deployment by request rate; NaN where there is no steady state."""
 
     name: str
@@ -41,7 +41,7 @@ class SimulatedPoint(NamedTuple):
 class LoadData(NamedTuple):
     """Curves, simulated runs of the first curve's deployment, and the load in question."""
 
-    curves: tuple[LoadCurve, ...]
+    curves: tuple[LoadFigure, ...]
     simulated: tuple[SimulatedPoint, ...]
     request_rate: float
     basis: str

@@ -13,7 +13,7 @@ from plotly.subplots import make_subplots
 
 from dashboards.theme import COLOURS, GREY, RUN_COLOURS, FloatArray, captioned
 from hwprofiles import weakest
-from simulator.metrics.run_folder import Run
+from simulator.metrics.run_folder import RunFolder
 from simulator.metrics.usage import BOUNDS
 
 
@@ -24,7 +24,7 @@ class BottleneckData(NamedTuple):
     basis: str
 
 
-def bottleneck_data(run: Run) -> BottleneckData:
+def bottleneck_data(run: RunFolder) -> BottleneckData:
     """The ``bottleneck`` section of a run; empty when nothing ran."""
     return BottleneckData(dict(run.document["bottleneck"] or {}), run.basis)
 
@@ -87,7 +87,7 @@ class LatencyData(NamedTuple):
     basis: str
 
 
-def latency_data(run: Run) -> LatencyData:
+def latency_data(run: RunFolder) -> LatencyData:
     """The distributions over the completed requests of ``run``, with the SLO limits of its scenario."""
     slo = run.document["scenario"].get("slo") or {}
     curves = []
@@ -162,14 +162,14 @@ class TimelineData(NamedTuple):
     basis: str
 
 
-def timeline_data(run: Run, bins: int = BINS, spans: Spans | None = None) -> TimelineData:
+def timeline_data(run: RunFolder, bins: int = BINS, spans: Spans | None = None) -> TimelineData:
     """Average the engine steps of ``run`` over ``bins`` equal parts of the time from the first to the last of them.
 
     Args:
         spans: those of ``spans_of``, where they are known already.
     """
     steps = run.steps
-    spans = spans or spans_of(run, bins)
+    spans = spans or request_spans(run, bins)
     if spans is None:
         empty = np.empty(0)
         return TimelineData(empty, 0.0, empty, empty, None, empty, run.basis)
@@ -191,7 +191,7 @@ def timeline_data(run: Run, bins: int = BINS, spans: Spans | None = None) -> Tim
     )
 
 
-def spans_of(run: Run, bins: int) -> Spans | None:
+def request_spans(run: RunFolder, bins: int) -> Spans | None:
     """The engine steps of ``run`` as spans over ``bins`` equal parts of its time; None where there is no step."""
     start_s, seconds = run.steps["start_s"], run.steps["seconds"]
     if not len(start_s):
@@ -302,9 +302,9 @@ class BoundTimeData(NamedTuple):
     basis: str
 
 
-def bound_time_data(run: Run, bins: int = BINS, spans: Spans | None = None) -> BoundTimeData:
+def bound_time_data(run: RunFolder, bins: int = BINS, spans: Spans | None = None) -> BoundTimeData:
     """Seconds by bound of every step, spread over the step, as shares of all replicas' time; the rest is idle."""
-    spans = spans or spans_of(run, bins)
+    spans = spans or request_spans(run, bins)
     if spans is None:
         return BoundTimeData(np.empty(0), 0.0, {}, run.basis)
     pools = run.document.get("pools")
@@ -314,7 +314,7 @@ def bound_time_data(run: Run, bins: int = BINS, spans: Spans | None = None) -> B
     return BoundTimeData(spans.middle_s, spans.bin_s, shares, run.basis)
 
 
-def _replicas(run: Run) -> int:
+def _replicas(run: RunFolder) -> int:
     return int(run.document["scenario"]["hardware"].get("replicas", 1))
 
 
@@ -356,7 +356,7 @@ class WaterfallData(NamedTuple):
     """Row to point at."""
 
 
-def waterfall_data(run: Run, most: int = MAX_REQUESTS, around: int | None = None) -> WaterfallData:
+def waterfall_data(run: RunFolder, most: int = MAX_REQUESTS, around: int | None = None) -> WaterfallData:
     """At most ``most`` completed requests in order of arrival: evenly spaced, or the neighbours of row ``around``."""
     done = np.flatnonzero(np.isfinite(run.requests["finished_s"]) & (run.requests["failed"] == 0))
     if around is None:
@@ -376,7 +376,7 @@ def waterfall_data(run: Run, most: int = MAX_REQUESTS, around: int | None = None
     )
 
 
-def slowest(run: Run) -> int | None:
+def slowest(run: RunFolder) -> int | None:
     """The completed request that waited longest for its first token; None where none completed."""
     ttft = np.where(np.isfinite(run.requests["finished_s"]), run.requests["ttft_ms"], np.nan)
     return int(np.nanargmax(ttft)) if np.isfinite(ttft).any() else None
@@ -459,7 +459,9 @@ class ComparisonData(NamedTuple):
     basis: str
 
 
-def comparison_data(first: Run, second: Run, names: tuple[str, str], latency: str = "ttft") -> ComparisonData:
+def comparison_data(
+    first: RunFolder, second: RunFolder, names: tuple[str, str], latency: str = "ttft"
+) -> ComparisonData:
     """The figures of both ``summary.json`` and the distribution of ``latency`` (ttft, tpot or e2el) in both."""
     changes = []
     for key, (label, better) in PAIR_METRICS.items():

@@ -41,7 +41,7 @@ def tail_time_per_key(
     return xp.where(items >= UNSPLIT_LOAD * cores, parameters.tail_key_s, 0.0)
 
 
-def causal_pairs(xp: Functions, q_len: Num, kv_len: Num, window: Num = 0) -> Num:
+def attention_pairs(xp: Functions, q_len: Num, kv_len: Num, window: Num = 0) -> Num:
     """(query, key) pairs of one sequence: ``q_len`` new tokens at the end of ``kv_len``, each sees itself and what
     precedes.
 

@@ -57,7 +57,7 @@ def convolution(shape: RecurrentShape, seqs: Num, tokens: Num, phase: str) -> di
     return {"bytes_moved": moved, "pieces": seqs * shape.conv_channels, "kernel": f"{rule}-{phase}"}
 
 
-def prefill_time(
+def recurrent_prefill_time(
     xp: Functions, limits: Limits, parameters: RecurrentPrefillParameters, shape: RecurrentShape, seqs: Num, tokens: Num
 ) -> KernelTime:
     """Time of the scan over ``tokens`` prompt tokens of ``seqs`` sequences.
@@ -91,7 +91,7 @@ def prefill_time(
     )
 
 
-def decode_time(
+def recurrent_decode_time(
     xp: Functions,
     limits: Limits,
     parameters: RecurrentDecodeParameters,

@@ -48,7 +48,7 @@ def dash(
     missing = [name for name in PARTS if importlib.util.find_spec(name) is None]
     if missing:
         raise ForerunError(f"dash: {missing[0]} is not installed; {install_hint('dashboard')}")
-    from dashboards.app import serve
+    from dashboards.app import serve_dashboard
     from dashboards.app.server import is_loopback
 
     if is_loopback(host):
@@ -62,4 +62,4 @@ def dash(
             f"forerun: everyone who reaches {host} with the token can read the folders and start runs", file=sys.stderr
         )
     served = folders or ([DEFAULT_FOLDER] if DEFAULT_FOLDER.is_dir() else [])
-    serve(served, host, port, token)
+    serve_dashboard(served, host, port, token)

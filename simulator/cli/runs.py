@@ -119,7 +119,7 @@ def replicate(
     ended: list[BaseException] = []
     processes = min(replications - 1, jobs or cores()) if jobs != 1 else 0
     with Progress(show_progress, "simulating") as progress, Workers(processes) as workers:
-        others = [workers.start(document_of, scenario, seed + n) for n in range(1, replications)]
+        others = [workers.start(run_and_document, scenario, seed + n) for n in range(1, replications)]
         if replications > 1:
             progress.label = f"{replications} runs"
         try:
@@ -151,7 +151,7 @@ def replicate(
     return first, document, next(iter([*alarms, *ended]), None)
 
 
-def document_of(scenario: Scenario, seed: int) -> tuple[dict[str, Any], InvariantError | None]:
+def run_and_document(scenario: Scenario, seed: int) -> tuple[dict[str, Any], InvariantError | None]:
     """The document of one run, and what is wrong with it if it cannot be; what a worker process sends back."""
     from simulator.errors import InvariantError
     from simulator.metrics import run_document

@@ -57,11 +57,11 @@ def selfcheck(
     Needs torch (the extra named measure) and one CPU core; no GPU.
     """
     from simulator.measure.machine import load_torch, usable_cores
-    from simulator.measure.shapes import check_names
+    from simulator.measure.shapes import check_options
 
     load_torch()
     limits = _limits(fail_above or [])
-    check_names("--dtype", [dtype or "bf16"], ("bf16", "fp32"))
+    check_options("--dtype", [dtype or "bf16"], ("bf16", "fp32"))
     if threads > usable_cores():
         raise typer.BadParameter(f"{threads} is more than the {usable_cores()} cores here", param_hint="--threads")
     from simulator.metrics.files import scratch_folder
@@ -97,12 +97,12 @@ def page_of(document: dict[str, Any]) -> str:
 def _limits(texts: list[str]) -> dict[str, float]:
     """``--fail-above`` as figure -> percent."""
     from simulator.errors import ForerunError
-    from simulator.measure.shapes import check_names
+    from simulator.measure.shapes import check_options
 
     limits = {}
     for text in texts:
         name, _, value = text.partition("=")
-        check_names("--fail-above", [name], tuple(FIGURES))
+        check_options("--fail-above", [name], tuple(FIGURES))
         try:
             limits[FIGURES[name]] = float(value)
         except ValueError:

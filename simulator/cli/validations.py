@@ -13,7 +13,7 @@ from simulator.cli.output import JobsOption, JsonOption, OutOption, Progress, ch
 from simulator.tables import Table
 
 if TYPE_CHECKING:
-    from simulator.replay.validation import Outcome
+    from simulator.replay.validation import ShippedErrors
 
 EXIT_GATE_FAILED = 1
 MARGIN = 1.0
@@ -147,7 +147,7 @@ def speculation(
     return EXIT_GATE_FAILED if broken else 0
 
 
-def _shipped(sections: Sequence[str], bar: bool, quick: bool, fresh: bool, jobs: int | None) -> Outcome:
+def _shipped(sections: Sequence[str], bar: bool, quick: bool, fresh: bool, jobs: int | None) -> ShippedErrors:
     from simulator.replay.validation import Cache, cache_folder, digest_of, shipped_errors
     from simulator.workers import cores
 

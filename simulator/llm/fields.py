@@ -18,7 +18,7 @@ _short = reprlib.Repr()
 _short.maxstring = _short.maxother = _short.maxlong = 60
 
 
-def show(value: object) -> str:
+def shown_value(value: object) -> str:
     """A value as an error names it: short, whatever it is."""
     try:
         return _short.repr(value)
@@ -26,7 +26,7 @@ def show(value: object) -> str:
         return f"a {type(value).__name__} too long to show"
 
 
-def one_line(message: str) -> str:
+def joined_lines(message: str) -> str:
     """The message without line breaks that a value or a key brought in."""
     return " ".join(message.splitlines())
 
@@ -57,7 +57,7 @@ class Fields:
             raise ForerunError(f"{place}: must be an object of fields, not {_kind(values)}")
         for key in values:
             if not isinstance(key, str):
-                raise ForerunError(f"{place}: field name {show(key)} must be text")
+                raise ForerunError(f"{place}: field name {shown_value(key)} must be text")
         return cls(values, source, prefix)
 
     def fail(self, key: str, message: str) -> NoReturn:
@@ -66,7 +66,7 @@ class Fields:
         Raises:
             ForerunError: always; ``source: field message``.
         """
-        raise ForerunError(one_line(f"{self.source}: {self.prefix}{key[:80]} {message}"))
+        raise ForerunError(joined_lines(f"{self.source}: {self.prefix}{key[:80]} {message}"))
 
     def get(self, key: str) -> Any:
         """The raw value, None where absent."""
@@ -99,7 +99,7 @@ class Fields:
         if value is None:
             return default
         if not isinstance(value, bool):
-            self.fail(key, f"must be true or false, not {show(value)}")
+            self.fail(key, f"must be true or false, not {shown_value(value)}")
         return value
 
     def text(self, key: str, default: Default) -> str | Default:
@@ -108,7 +108,7 @@ class Fields:
         if value is None:
             return default
         if not isinstance(value, str):
-            self.fail(key, f"must be text, not {show(value)}")
+            self.fail(key, f"must be text, not {shown_value(value)}")
         return value
 
     def choice(self, key: str, allowed: Iterable[str], default: Default) -> str | Default:
@@ -117,7 +117,7 @@ class Fields:
         if value is None:
             return default
         if value not in (known := sorted(allowed)):
-            self.fail(key, f"{show(value)} is not one of {', '.join(known)}{did_you_mean(value, known)}")
+            self.fail(key, f"{shown_value(value)} is not one of {', '.join(known)}{did_you_mean(value, known)}")
         return value
 
     def items(self, key: str) -> list[Any]:
@@ -133,7 +133,7 @@ class Fields:
         """A list of texts; empty where the field is absent."""
         for value in (values := self.items(key)):
             if not isinstance(value, str):
-                self.fail(key, f"must list texts, not {show(value)}")
+                self.fail(key, f"must list texts, not {shown_value(value)}")
         return values
 
     def section(self, key: str) -> Fields:
@@ -151,9 +151,9 @@ class Fields:
         if isinstance(value, float) and value.is_integer() and abs(value) < LARGEST:
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int):
-            self.fail(key, f"must be a whole number, not {show(value)}")
+            self.fail(key, f"must be a whole number, not {shown_value(value)}")
         if not low <= value <= high:
-            self.fail(key, f"must be from {low} to {high}, not {show(value)}")
+            self.fail(key, f"must be from {low} to {high}, not {shown_value(value)}")
         return value
 
 

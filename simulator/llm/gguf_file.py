@@ -16,7 +16,7 @@ from forerun.yaml_files import parse
 from hwprofiles.dtypes import mixed_dtype, shares_of
 from simulator.errors import ForerunError, install_hint
 from simulator.llm.architecture import Architecture
-from simulator.llm.fields import one_line
+from simulator.llm.fields import joined_lines
 from simulator.llm.hf_config import from_hf_config
 from simulator.llm.layers import PARTS, Attention, Mixer, Part, Tensor
 
@@ -122,7 +122,7 @@ def bits_per_weight(header: Header) -> float:
 
 
 def _fail(path: Path, message: str) -> NoReturn:
-    raise ForerunError(one_line(f"{path}: {message}"))
+    raise ForerunError(joined_lines(f"{path}: {message}"))
 
 
 def _tensor(gguf: Any, parts: list[Any]) -> TensorInfo:

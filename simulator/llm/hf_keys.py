@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from simulator.llm.fields import Fields, show
+from simulator.llm.fields import Fields, shown_value
 
 _WORDS = """
 attn block blocks cache cell channel channels chunk column columns compress compressed compression conv count cross
@@ -77,7 +77,7 @@ def refuse_unread(fields: Fields) -> None:
         if key not in fields.seen and _may_shape(key) and not _says_nothing(value):
             fields.fail(
                 key,
-                f"({show(value)}) may change the shape of layers, and Forerun does not know it for this model; "
+                f"({shown_value(value)}) may change the shape of layers, and Forerun does not know it for this model; "
                 "remove it if it does not",
             )
 

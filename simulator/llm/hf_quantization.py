@@ -9,7 +9,7 @@ from contextlib import suppress
 from fnmatch import translate
 from typing import Any
 
-from simulator.llm.fields import Fields, show
+from simulator.llm.fields import Fields, shown_value
 from simulator.llm.layers import PARTS, Part
 
 TORCH_DTYPES: Mapping[str, str] = {
@@ -160,7 +160,7 @@ def _fp8(fields: Fields, key: str = "weight_block_size") -> str:
     """FP8 with one scale for a tensor or a channel, or for each block where its size is stated."""
     block = fields.items(key)
     if block and block != _BLOCK:
-        fields.fail(key, f"must be {_BLOCK}, not {show(block)}")
+        fields.fail(key, f"must be {_BLOCK}, not {shown_value(block)}")
     return "fp8_block" if block else "fp8"
 
 

@@ -16,7 +16,7 @@ import yaml
 from forerun.yaml_files import TooLargeError, bounded_text, parse
 from simulator.errors import ForerunError, did_you_mean
 from simulator.llm.architecture import Architecture
-from simulator.llm.fields import Fields, one_line, show
+from simulator.llm.fields import Fields, joined_lines, shown_value
 from simulator.llm.hf_config import from_hf_config
 from simulator.llm.hf_quantization import from_hf_quant_config
 from simulator.llm.layers import ActiveCounts
@@ -82,7 +82,7 @@ def load_architecture(model: str | Path | Mapping[str, Any]) -> Architecture:
     if isinstance(model, str) and (known := _catalogue_name(model)):
         return _from_catalogue(known)
     if not isinstance(model, str | Path) or not str(model).strip():
-        raise ForerunError(f"model: must name a model or a file, not {show(model)} (forerun models list)")
+        raise ForerunError(f"model: must name a model or a file, not {shown_value(model)} (forerun models list)")
     path = Path(model)
     if _exists(path):
         return _from_file(path)
@@ -90,7 +90,7 @@ def load_architecture(model: str | Path | Mapping[str, Any]) -> Architecture:
         raise ForerunError(f"{model}: no such file")
     hint = did_you_mean(model.lower(), [*architecture_names(), *_aliases()])
     raise ForerunError(
-        one_line(f"model: no model '{model[:120]}'{hint} (forerun models list, or a path to a config.json)")
+        joined_lines(f"model: no model '{model[:120]}'{hint} (forerun models list, or a path to a config.json)")
     )
 
 

@@ -54,7 +54,7 @@ class Clock(Protocol):
         ...
 
 
-def summarise(samples: FloatArray) -> Timing:
+def median_timing(samples: FloatArray) -> Timing:
     """Median, spread, count and fastest of some samples in seconds."""
     return Timing(float(np.median(samples)), float(np.std(samples)), len(samples), float(samples.min()))
 
@@ -107,8 +107,8 @@ class CpuClock:
             gc.enable()
         if len(clean) < MIN_REPEATS:
             everything = np.sort(np.array(clean + disturbed))
-            return summarise(everything[: max(MIN_REPEATS, len(everything) // 2)])
-        return summarise(np.array(clean))
+            return median_timing(everything[: max(MIN_REPEATS, len(everything) // 2)])
+        return median_timing(np.array(clean))
 
     @staticmethod
     def _seconds(call: Call, calls: int) -> float:
@@ -146,7 +146,7 @@ class CudaClock:
         until = time.perf_counter() + budget_s
         while len(samples) < MIN_REPEATS or (len(samples) < MAX_REPEATS and time.perf_counter() < until):
             samples.append(self._seconds(replay) / launches)
-        return summarise(np.array(samples))
+        return median_timing(np.array(samples))
 
     def _prepared(self, calls: list[Call], rounds: int) -> Callable[[], Any]:
         """What runs all calls, ``rounds`` times one after the other."""

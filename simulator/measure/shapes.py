@@ -160,8 +160,8 @@ def kernel_shapes(
     Raises:
         ForerunError: an unknown family or format.
     """
-    check_names("--families", families, FAMILIES)
-    check_names("--dtype", dtypes, tuple(DTYPES))
+    check_options("--families", families, FAMILIES)
+    check_options("--dtype", dtypes, tuple(DTYPES))
     grid = GRIDS[device, quick]
     shapes = [
         shape
@@ -174,7 +174,7 @@ def kernel_shapes(
     return [shapes[index] for index in order]
 
 
-def check_names(option: str, given: Sequence[str], known: Sequence[str]) -> None:
+def check_options(option: str, given: Sequence[str], known: Sequence[str]) -> None:
     """Raise ForerunError for a name that is not known, or for none at all."""
     if not given:
         raise ForerunError(f"{option}: nothing to measure (some of {', '.join(known)})")

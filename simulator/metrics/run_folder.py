@@ -139,7 +139,7 @@ def checksum(path: Path) -> str:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Run:
+class RunFolder:
     """What a run folder holds; columns as floats, NaN where something never happened. Equal only to itself."""
 
     folder: Path
@@ -160,7 +160,7 @@ class Run:
         return f"{Path(name).name} on {chips_words(self.document)}"
 
 
-def load_run(folder: Path) -> Run:
+def load_run(folder: Path) -> RunFolder:
     """Read the run in ``folder``.
 
     Raises:
@@ -179,11 +179,11 @@ def load_run(folder: Path) -> Run:
             raise ForerunError(
                 f"{path}: not of the run in {SUMMARY_FILE}, or changed since; run the scenario again with --out"
             )
-    return Run(
+    return RunFolder(
         folder,
         document,
-        Columns(folder / REQUESTS_FILE, REQUEST_COLUMNS),
-        Columns(folder / STEPS_FILE, STEP_COLUMNS),
+        LazyColumns(folder / REQUESTS_FILE, REQUEST_COLUMNS),
+        LazyColumns(folder / STEPS_FILE, STEP_COLUMNS),
     )
 
 
@@ -216,7 +216,7 @@ def load_summary(folder: Path) -> dict[str, Any]:
     return document
 
 
-class Columns(Mapping[str, Column]):
+class LazyColumns(Mapping[str, Column]):
     """Columns of a Parquet file as floats, each read when it is requested; those of smaller tables are kept.
 
     Raises:

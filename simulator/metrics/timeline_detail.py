@@ -62,7 +62,7 @@ def _kernels(sample: SampledStep, pid: int, track: int, start_s: float, end_s: f
     available_s = max(0.0, end_s - start_s - sample.draft_s)
     scale = min(1.0, available_s / total) if total else 1.0
     at = start_s
-    for kernel in layer_order(sample.kernels):
+    for kernel in kernel_layer_order(sample.kernels):
         about = {"bound": kernel.bound, "flops": kernel.flops, "bytes": kernel.bytes, "family": kernel.family}
         if kernel.dtype:
             about["format"] = kernel.dtype
@@ -73,7 +73,7 @@ def _kernels(sample: SampledStep, pid: int, track: int, start_s: float, end_s: f
         yield _slice("draft", "kernel", pid, track, end_s - sample.draft_s, sample.draft_s, {})
 
 
-def layer_order(kernels: Sequence[Kernel]) -> list[Kernel]:
+def kernel_layer_order(kernels: Sequence[Kernel]) -> list[Kernel]:
     """Kernels one after the other, layer by layer: those of equal layers take turns.
 
     Where that would be too many slices, equal kernels stay together.

@@ -95,7 +95,7 @@ Figures = Callable[[Served], Mapping[str, Any]]
 """Figures of a run by name, such as its summary."""
 
 
-class Source(TypedDict):
+class ErrorSource(TypedDict):
     """Something that the seconds of steps rest on, and how far off it may be."""
 
     name: str
@@ -127,7 +127,7 @@ class ModelError(TypedDict):
     """What a run keeps of its model's error; plain JSON values."""
 
     level: float
-    sources: list[Source]
+    sources: list[ErrorSource]
     axes: list[Axis]
     sampling: dict[str, float]
     """Standard error of each figure over stretches of its requests, in logarithms."""
@@ -262,7 +262,7 @@ def _with_api_server(figures: Mapping[str, Any], more_ms: float) -> dict[str, An
     }
 
 
-def step_sources(build: Build, log: RunLog) -> list[Source]:
+def step_sources(build: Build, log: RunLog) -> list[ErrorSource]:
     """What the steps of a run are made of, by kernel family, format and chip, with the interval of each.
 
     The steps of the main pool are split into their kernels; shares of pools with other chips are taken to be alike.
@@ -274,7 +274,7 @@ def step_sources(build: Build, log: RunLog) -> list[Source]:
     ends = np.cumsum([0, *(pool.replicas for pool in build.pools)])
     place = build.pools.index(build.main)
     in_pool = (steps.integers("replica") >= ends[place]) & (steps.integers("replica") < ends[place + 1])
-    sources: dict[str, Source] = {}
+    sources: dict[str, ErrorSource] = {}
     for kind, rows in zip(KINDS, (np.flatnonzero(in_pool & prompts), np.flatnonzero(in_pool & ~prompts)), strict=True):
         if len(rows):
             _split_by_source(sources, kind, timer, log, _evenly_in_time(rows, seconds))
@@ -282,7 +282,7 @@ def step_sources(build: Build, log: RunLog) -> list[Source]:
 
 
 def _split_by_source(
-    sources: dict[str, Source], kind: str, timer: ModelTimer, log: RunLog, rows: NDArray[np.int64]
+    sources: dict[str, ErrorSource], kind: str, timer: ModelTimer, log: RunLog, rows: NDArray[np.int64]
 ) -> None:
     """Add what some steps of one kind consist of, all of them weighing the same."""
     work, draft = log.steps.work(rows), log.steps.draft(rows)
@@ -324,14 +324,22 @@ def measured_as(chip: Chip) -> str:
 
 
 def _add(
-    sources: dict[str, Source], name: str, kind: str, share: FloatArray, low: Any, high: Any, draws: str | None = None
+    sources: dict[str, ErrorSource],
+    name: str,
+    kind: str,
+    share: FloatArray,
+    low: Any,
+    high: Any,
+    draws: str | None = None,
 ) -> None:
     """Count a share of some steps under a source, its ends weighted with it in logarithms."""
     weight = float(np.mean(share))
     if weight <= 0.0:
         return
     family = name.partition(":")[0]
-    source = sources.setdefault(name, Source(name=name, family=family, draws=draws or name, share={}, low={}, high={}))
+    source = sources.setdefault(
+        name, ErrorSource(name=name, family=family, draws=draws or name, share={}, low={}, high={})
+    )
     before = source["share"].get(kind, 0.0)
     for end, value in (("low", low), ("high", high)):
         mean = float(np.mean(share * np.log(value))) / weight
@@ -357,7 +365,7 @@ def standard_draws(name: str) -> FloatArray:
     return draws
 
 
-def step_draws(sources: Sequence[Source]) -> FloatArray:
+def step_draws(sources: Sequence[ErrorSource]) -> FloatArray:
     """Logarithm of the factor on the seconds of each kind of step (rows) in every draw (columns)."""
     sums = np.zeros((len(KINDS), DRAWS))
     for row, kind in enumerate(KINDS):
@@ -377,7 +385,7 @@ def step_draws(sources: Sequence[Source]) -> FloatArray:
     return sums
 
 
-def _directions(sources: Sequence[Source]) -> list[tuple[FloatArray, float]]:
+def _directions(sources: Sequence[ErrorSource]) -> list[tuple[FloatArray, float]]:
     """Principal directions of the draws over the kinds of steps, and the standard deviation along each."""
     values, vectors = np.linalg.eigh(np.cov(step_draws(sources)))
     deviations = np.sqrt(np.maximum(values, 0.0))

@@ -6,7 +6,7 @@ from simulator.replay.kernels import replay_kernels as replay_kernels
 from simulator.replay.kernels import worst_rows as worst_rows
 from simulator.replay.predict import Prediction as Prediction
 from simulator.replay.predict import predict_table as predict_table
-from simulator.replay.scores import Limit as Limit
+from simulator.replay.scores import ErrorLimit as ErrorLimit
 from simulator.replay.scores import Score as Score
 from simulator.replay.scores import exceeded as exceeded
 from simulator.replay.scores import parse_limit as parse_limit

@@ -26,7 +26,16 @@ from hwprofiles.schema import CORRECTIONS
 from simulator.errors import ForerunError
 from simulator.replay.correction import KEPT, KEPT_OF_ATTENTION, correction_inputs, learn
 from simulator.replay.evidence import conformal_intervals, interval_ends, rows_inside, seen_ranges
-from simulator.replay.fit import FEW_ROWS, FitProblem, core_rows, family_rows, fit, loss, make_problem, mixed_structure
+from simulator.replay.fit import (
+    FEW_ROWS,
+    FitProblem,
+    core_rows,
+    family_rows,
+    fit_parameters,
+    loss,
+    make_problem,
+    mixed_structure,
+)
 from simulator.replay.kernels import check_devices
 from simulator.replay.predict import REGIMES, predict_table
 from simulator.replay.result import Replay
@@ -330,7 +339,7 @@ def _fit_family(
 
 def best_fit(problem: FitProblem, starts: list[FamilyParameters], seed: int) -> FamilyParameters:
     """The best of the fits from several places to start."""
-    fits = [fit(problem, start, seed) for start in starts]
+    fits = [fit_parameters(problem, start, seed) for start in starts]
     return min(fits, key=lambda parameters: loss(problem, parameters))
 
 

@@ -381,7 +381,7 @@ def unpacked_start(parameters: FamilyParameters, least_fill: float) -> UnpackedK
     return UnpackedKernel(**own, least_fill=least_fill)
 
 
-def fit(problem: FitProblem, start: FamilyParameters, seed: int = 0) -> FamilyParameters:
+def fit_parameters(problem: FitProblem, start: FamilyParameters, seed: int = 0) -> FamilyParameters:
     """Fit the parameters of one family.
 
     Args:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from hwprofiles import KernelLibrary, KernelTime, dtype_bytes, load_link
 from hwprofiles.formulas import ARRAY
-from hwprofiles.kernels.attention import causal_pairs, windowed_length
+from hwprofiles.kernels.attention import attention_pairs, windowed_length
 from hwprofiles.kernels.sparse import DENSE_TOKENS, IndexShape
 from hwprofiles.parameters import SparseParameters
 from simulator.errors import ForerunError
@@ -123,7 +123,7 @@ class Modules:
             if self.phase == "decode":
                 sizes["q_len"] = q_len
             else:
-                sizes |= {"q_tokens": tokens, "pairs": batch * causal_pairs(ARRAY, q_len, kv_len, window or 0)}
+                sizes |= {"q_tokens": tokens, "pairs": batch * attention_pairs(ARRAY, q_len, kv_len, window or 0)}
             op = "index" if isinstance(shape, IndexShape) else "sparse"
             self._types[op] = shape
             numbers = {field: value for field, value in shape._asdict().items() if not isinstance(value, str)}

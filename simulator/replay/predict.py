@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from hwprofiles import BASES, AttentionShape, KernelLibrary, KernelTime, ProfileError, dtype_bytes, load_link
 from hwprofiles.dtypes import VARIANT, format_of
 from hwprofiles.formulas import ARRAY, HEAD_SIZES
-from hwprofiles.kernels.attention import causal_pairs, windowed_length
+from hwprofiles.kernels.attention import attention_pairs, windowed_length
 from hwprofiles.kernels.recurrent import RecurrentShape
 from simulator.errors import ForerunError
 from simulator.replay.modules import Modules
@@ -223,7 +223,7 @@ def attention_call(table: KernelTable, rows: IndexArray) -> Callable[[KernelLibr
         return lambda kernels: kernels.attention_decode(
             shape, **plain, tail_kv=tail_keys(kernels, shape, longest, many, batch, read)
         )
-    pairs = batch * causal_pairs(ARRAY, q_len, kv_len, window)
+    pairs = batch * attention_pairs(ARRAY, q_len, kv_len, window)
     chunks: dict[str, Any] = {"seqs": batch, "q_tokens": batch * q_len, "pairs": pairs, "kv_tokens": read}
     if op == "attention_prefill":
         return lambda kernels: kernels.attention_prefill(shape, **chunks)

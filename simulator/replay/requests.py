@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hwprofiles import ProfileError, weakest
 from simulator.errors import ForerunError, did_you_mean
-from simulator.replay.rerun import chip_name, framework_name, model_name, rerun
+from simulator.replay.rerun import catalogue_model, chip_name, framework_name, rerun
 from simulator.replay.result import Replay
 from simulator.replay.scores import ALL
 from simulator.replay.split import Split
@@ -166,7 +166,7 @@ class RequestReplay(Replay):
             "scores": [score._asdict() for score in self.scores],
             "runs": [
                 {**_row(outcome), "interval90": interval}
-                for outcome, interval in zip(self.outcomes, intervals_of(self.outcomes), strict=True)
+                for outcome, interval in zip(self.outcomes, covered_intervals(self.outcomes), strict=True)
                 if outcome.skipped is None
             ],
             "skipped": self.skipped,
@@ -284,7 +284,7 @@ def outcome_of(run: MeasuredRun, base: Scenario, seed: int) -> RunOutcome:
 def run_scores(outcomes: Sequence[RunOutcome]) -> list[RunScore]:
     """Figures of every metric over all runs, then by model, chip, engine and tensor parallelism."""
     groups: dict[str, list[RunOutcome]] = {"all": list(outcomes)}
-    runs, intervals = [outcome.run for outcome in outcomes], intervals_of(outcomes)
+    runs, intervals = [outcome.run for outcome in outcomes], covered_intervals(outcomes)
     inside = {id(run): interval for run, interval in zip(runs, intervals, strict=True)}
     for outcome in outcomes:
         groups.setdefault(group_label(outcome.run), []).append(outcome)
@@ -305,7 +305,7 @@ def run_scores(outcomes: Sequence[RunOutcome]) -> list[RunScore]:
     return scores
 
 
-def intervals_of(outcomes: Sequence[RunOutcome]) -> list[dict[str, Interval]]:
+def covered_intervals(outcomes: Sequence[RunOutcome]) -> list[dict[str, Interval]]:
     """90 % intervals of every run, from the errors on the other configurations of the replay."""
     return run_intervals([outcome.run for outcome in outcomes], [outcome.predicted for outcome in outcomes])
 
@@ -411,7 +411,7 @@ def _spellings(run: MeasuredRun, name: str) -> set[str]:
 
 
 def _known_model(run: MeasuredRun) -> str | None:
-    return None if run.model is None else (model_name(run.model) or run.model)
+    return None if run.model is None else (catalogue_model(run.model) or run.model)
 
 
 def _known_chip(run: MeasuredRun) -> str | None:

@@ -109,7 +109,7 @@ def dtype_name(text: str) -> str | None:
     return _DTYPES.get(text.strip().lower())
 
 
-def model_name(text: str) -> str | None:
+def catalogue_model(text: str) -> str | None:
     """The catalogue's model that a published name means, whatever its owner, tuning or format suffix; None if none."""
     word = re.sub(r"\s+", "-", text.strip().lower())
     names = _known_models()
@@ -175,7 +175,7 @@ def run_scenario(run: MeasuredRun, base: Scenario) -> Scenario:
     data = base.model_dump(exclude_unset=True)
     hardware, engine = data.setdefault("hardware", {}), data.setdefault("engine", {})
     named = {
-        "model": (run.model, model_name, "model"),
+        "model": (run.model, catalogue_model, "model"),
         "chip": (run.chip, lambda text: chip_name(text, tuple(chip_names())), "chip"),
         "framework": (run.framework, framework_name, "engine"),
         "weights": (run.weights_dtype, dtype_name, "weight format"),

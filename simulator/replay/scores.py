@@ -97,7 +97,7 @@ METRICS = ("mape", "median_ape", "p90_ape", "bias")
 ALL = "all"
 
 
-class Limit(NamedTuple):
+class ErrorLimit(NamedTuple):
     """Largest allowed percentage of a metric (its magnitude), over all rows or over those of one group."""
 
     group: str
@@ -105,7 +105,7 @@ class Limit(NamedTuple):
     value: float
 
 
-def parse_limit(text: str, metrics: Sequence[str] = METRICS, groups: Sequence[str] | None = None) -> Limit:
+def parse_limit(text: str, metrics: Sequence[str] = METRICS, groups: Sequence[str] | None = None) -> ErrorLimit:
     """Read ``mape=12`` (all rows) or ``gemm.mape=8`` (one group); percent.
 
     Args:
@@ -132,10 +132,10 @@ def parse_limit(text: str, metrics: Sequence[str] = METRICS, groups: Sequence[st
         limit = -1.0
     if not (limit >= 0 and isfinite(limit)):
         raise ForerunError(f"--fail-above: '{text}': a percentage >= 0 is needed, e.g. {metric}=12")
-    return Limit(group or ALL, metric, limit)
+    return ErrorLimit(group or ALL, metric, limit)
 
 
-def exceeded(limits: Iterable[Limit], scores: Iterable[tuple[str, str, Any]]) -> list[str]:
+def exceeded(limits: Iterable[ErrorLimit], scores: Iterable[tuple[str, str, Any]]) -> list[str]:
     """One line per score that exceeds a limit.
 
     Args:

@@ -21,11 +21,11 @@ from simulator.replay.split import Split
 from simulator.selfcheck.calibration import Acceptance, HostCosts, counted_acceptance, expected_acceptance, host_costs
 from simulator.selfcheck.engine import EngineRun, ReferenceEngine
 from simulator.selfcheck.kernels import LIBRARY, KernelSamples, NearbyModel, enlarged
-from simulator.selfcheck.machine import CLOCKS, chip_of, clock_for, fast_dtype, machine_limits
-from simulator.selfcheck.model import Batch, Observer, ReferenceModel, Segment
+from simulator.selfcheck.machine import CLOCKS, clock_for, fast_dtype, machine_chip, machine_limits
+from simulator.selfcheck.model import Observer, PackedBatch, ReferenceModel, Segment
 from simulator.selfcheck.predict import COMPARED, equal_batches, predicted, scenario, write_scenario, write_trace
 from simulator.selfcheck.scheduler import Request
-from simulator.selfcheck.sizes import Load, Sizes
+from simulator.selfcheck.sizes import CheckLoad, Sizes
 from traces.kernels import KernelTable, write_kernels
 
 METHOD = "kernels inside running models of nearby sizes, medians; passes over memory and matrix products"
@@ -123,7 +123,7 @@ class Selfcheck:
             nearby.measure(self.sizes.repeats, self._clock, samples)
             self._step()
 
-    def _serve(self, method: str, load: Load, stream: int, observer: Observer | None) -> EngineRun:
+    def _serve(self, method: str, load: CheckLoad, stream: int, observer: Observer | None) -> EngineRun:
         """One run of the real engine; ``stream`` names its requests."""
         drafting = method != "none"
         engine = ReferenceEngine(
@@ -139,7 +139,7 @@ class Selfcheck:
         )
         return engine.run(self._requests(load, stream), load.concurrency)
 
-    def _requests(self, load: Load, stream: int) -> list[Request]:
+    def _requests(self, load: CheckLoad, stream: int) -> list[Request]:
         generator = np.random.default_rng([self.seed, stream])
         prompts = generator.integers(load.input_tokens[0], load.input_tokens[1] + 1, load.requests)
         answers = generator.integers(load.output_tokens[0], load.output_tokens[1] + 1, load.requests)
@@ -153,7 +153,7 @@ class Selfcheck:
         """A decode step of the target that never changes."""
         slots = self._target.slots
         segments = tuple(Segment(slot, 16, 1) for slot in range(slots))
-        batch = Batch([1] * slots, segments, (), range(slots))
+        batch = PackedBatch([1] * slots, segments, (), range(slots))
         self._target.observer = None
         times = []
         with torch.inference_mode():
@@ -173,7 +173,7 @@ class Selfcheck:
             write_kernels(table, staged, False)
 
         write_atomically(self.folder / "kernels.csv", write)
-        chip = chip_of(limits, METHOD, self.folder)
+        chip = machine_chip(limits, METHOD, self.folder)
         every = Split(train=1.0)
         fitted = calibrate(table, chip, LIBRARY, every, False, self.seed, "forerun selfcheck", judge=False)
         measured = chip.host.model_copy(update={"step_s": host.step_s, "sequence_s": host.sequence_s})

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from simulator.selfcheck.model import Batch, KernelCall, Observer, ReferenceModel, Segment
+from simulator.selfcheck.model import KernelCall, Observer, PackedBatch, ReferenceModel, Segment
 from simulator.selfcheck.sampling import sample_tokens, verify
-from simulator.selfcheck.scheduler import Plan, Request, Scheduler
+from simulator.selfcheck.scheduler import ReferenceScheduler, Request, StepPlan
 
 FloatArray = NDArray[np.float64]
 
@@ -72,7 +72,9 @@ class ReferenceEngine:
         self._generator = torch.Generator().manual_seed(self.seed)
         self._run = EngineRun(list(requests))
         self._unsent = list(requests)[::-1]
-        self._scheduler = Scheduler(self.max_num_seqs, self.max_num_batched_tokens, 1 + self.num_speculative_tokens)
+        self._scheduler = ReferenceScheduler(
+            self.max_num_seqs, self.max_num_batched_tokens, 1 + self.num_speculative_tokens
+        )
         for model in (self.model, self.drafter):
             if model is not None:
                 model.observer = self.observer
@@ -126,7 +128,7 @@ class ReferenceEngine:
             )
         )
 
-    def _batch(self, plan: Plan) -> Batch:
+    def _batch(self, plan: StepPlan) -> PackedBatch:
         queries = 1 + self.num_speculative_tokens
         ids: list[int] = []
         for request in plan.decodes:
@@ -140,9 +142,9 @@ class ReferenceEngine:
                 rows.append(len(ids) - 1)
         decodes = tuple(Segment(r.slot, r.computed, queries) for r in plan.decodes)
         chunks = tuple(Segment(r.slot, r.computed, tokens) for r, tokens in plan.chunks)
-        return Batch(ids, decodes, chunks, rows)
+        return PackedBatch(ids, decodes, chunks, rows)
 
-    def _verified(self, plan: Plan, probabilities: Any) -> list[list[int]]:
+    def _verified(self, plan: StepPlan, probabilities: Any) -> list[list[int]]:
         """Tokens of every decoding sequence: the accepted drafts and one more."""
         count, queries = len(plan.decodes), 1 + self.num_speculative_tokens
         if not count:
@@ -157,7 +159,7 @@ class ReferenceEngine:
         kept = zip(drafted.tolist(), accepted, outcome.token.tolist(), strict=True)
         return [[*tokens[:number], token] for tokens, number, token in kept]
 
-    def _draft(self, plan: Plan, finishing: list[Request], answers: list[list[int]], firsts: list[int]) -> None:
+    def _draft(self, plan: StepPlan, finishing: list[Request], answers: list[list[int]], firsts: list[int]) -> None:
         """Propose K tokens for every sequence that decodes next, one pass after the other.
 
         The first pass runs over the tokens of this step, each one place further on than the target saw it, as EAGLE
@@ -183,7 +185,7 @@ class ReferenceEngine:
         drafting = [*plan.decodes, *finishing]
         places = [r.computed + len(answer) for r, answer in zip(plan.decodes, answers, strict=True)]
         places += [len(request.prompt) for request in finishing]
-        batch = Batch(ids, decodes, chunks, rows)
+        batch = PackedBatch(ids, decodes, chunks, rows)
         drafted, drafted_from = [], []
         for number in range(self.num_speculative_tokens):
             probabilities = self.drafter.probabilities(batch)
@@ -193,12 +195,12 @@ class ReferenceEngine:
             drafted.append(tokens_drawn)
             drafted_from.append(probabilities)
             segments = tuple(Segment(r.slot, p + number, 1) for r, p in zip(drafting, places, strict=True))
-            batch = Batch(tokens_drawn.tolist(), segments, (), range(len(segments)))
+            batch = PackedBatch(tokens_drawn.tolist(), segments, (), range(len(segments)))
         every, every_from = torch.stack(drafted, 1), torch.stack(drafted_from, 1)
         for row, request in enumerate(drafting):
             request.drafted, request.drafted_from = every[row], every_from[row]
 
-    def _commit(self, plan: Plan, finishing: list[Request], answers: list[list[int]], firsts: list[int]) -> int:
+    def _commit(self, plan: StepPlan, finishing: list[Request], answers: list[list[int]], firsts: list[int]) -> int:
         """Hand out the step's tokens; returns how many."""
         delivered = 0
         now = self.clock() - self._start

@@ -15,7 +15,7 @@ import torch
 
 from hwprofiles import Chip
 from simulator.measure.machine import cpu_name
-from simulator.selfcheck.model import PACKED_QUERIES, Batch, KernelCall, Observer, ReferenceModel, Segment
+from simulator.selfcheck.model import PACKED_QUERIES, KernelCall, Observer, PackedBatch, ReferenceModel, Segment
 from simulator.selfcheck.sizes import DTYPE_BYTES, ModelSize, Sizes
 from traces.kernels import KernelTable, make_table, words
 
@@ -134,7 +134,7 @@ class NearbyModel:
 
 def _batches(
     sizes: Sizes, size: ModelSize, slots: int, longest: int, generator: np.random.Generator
-) -> Iterator[Batch]:
+) -> Iterator[PackedBatch]:
     """Steps with the wanted numbers of tokens: prompts alone, then batches of decoding or verifying sequences."""
     for number, tokens in enumerate(sizes.kernel_tokens):
         if tokens >= 2 * SHORTEST_CHUNK:
@@ -156,8 +156,8 @@ def _parts(tokens: int, parts: int) -> list[int]:
 
 def _batch(
     size: ModelSize, decodes: tuple[Segment, ...], chunks: tuple[Segment, ...], generator: np.random.Generator
-) -> Batch:
+) -> PackedBatch:
     tokens = sum(segment.tokens for segment in (*decodes, *chunks))
     ends = np.cumsum([segment.tokens for segment in chunks]) - 1
     rows = list(range(tokens)) if decodes else [int(end) for end in ends]
-    return Batch(generator.integers(0, size.vocabulary, tokens).tolist(), decodes, chunks, rows)
+    return PackedBatch(generator.integers(0, size.vocabulary, tokens).tolist(), decodes, chunks, rows)

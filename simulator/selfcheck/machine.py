@@ -50,7 +50,7 @@ def machine_limits(clock: Callable[[], float]) -> MachineLimits:
     )
 
 
-def chip_of(limits: MachineLimits, method: str, folder: Path) -> Chip:
+def machine_chip(limits: MachineLimits, method: str, folder: Path) -> Chip:
     """The machine as a chip profile, written to ``folder`` as ``limits.yaml``."""
     file = folder / "limits.yaml"
     file.write_text(machine_profile(limits, method), encoding="utf-8")

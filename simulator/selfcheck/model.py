@@ -33,7 +33,7 @@ class Segment(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class PackedBatch:
     """One step: token ids of all segments, decoding sequences first, and the rows whose logits are wanted."""
 
     token_ids: Sequence[int]
@@ -132,7 +132,7 @@ class ReferenceModel:
         ahead = torch.arange(self.longest)
         self._visible = torch.where(ahead[None, :] <= ahead[:, None], 0.0, float("-inf")).to(self._dtype)
 
-    def probabilities(self, batch: Batch) -> Any:
+    def probabilities(self, batch: PackedBatch) -> Any:
         """Run one step: K and V of the new tokens join the cache.
 
         Returns:
@@ -203,7 +203,7 @@ class ReferenceModel:
         gate, up = gate_up.chunk(2, -1)
         return functional.silu(gate) * up
 
-    def _attention(self, batch: Batch, layer: int, queries: Any, keys: Any, values: Any) -> Any:
+    def _attention(self, batch: PackedBatch, layer: int, queries: Any, keys: Any, values: Any) -> Any:
         """Attention of the decoding sequences, then of the prompt chunks: a kernel each."""
         outputs, start = [], 0
         for op, segments in (("attention_decode", batch.decodes), ("attention_prefill", batch.chunks)):

@@ -14,7 +14,7 @@ from simulator.metrics.summary import summarise
 from simulator.run import simulate
 from simulator.scenario import Scenario, scenario_from
 from simulator.selfcheck.engine import EngineRun
-from simulator.selfcheck.sizes import Load, Sizes
+from simulator.selfcheck.sizes import CheckLoad, Sizes
 
 BLOCK_SIZE = 16
 REPLICATIONS = 8
@@ -31,7 +31,7 @@ def write_trace(lengths: list[tuple[int, int]], file: Path) -> Path:
 
 def scenario(
     sizes: Sizes,
-    load: Load,
+    load: CheckLoad,
     dtype: str,
     profile: Path,
     trace: Path,

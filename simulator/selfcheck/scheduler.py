@@ -45,14 +45,14 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class StepPlan:
     """Sequences that decode, and prompts with their tokens in this step."""
 
     decodes: tuple[Request, ...]
     chunks: tuple[tuple[Request, int], ...]
 
 
-class Scheduler:
+class ReferenceScheduler:
     """One token budget per step; running requests first, in order of admission, then waiting ones.
 
     Args:
@@ -68,7 +68,7 @@ class Scheduler:
         self._budget = max_num_batched_tokens
         self._query_len = query_len
 
-    def plan(self) -> Plan:
+    def plan(self) -> StepPlan:
         """The next step."""
         budget = self._budget
         decodes: list[Request] = []
@@ -86,7 +86,7 @@ class Scheduler:
             request.slot = self._slots.pop()
             self.running.append(request)
             budget -= self._chunk(request, budget, chunks)
-        return Plan(tuple(decodes), tuple(chunks))
+        return StepPlan(tuple(decodes), tuple(chunks))
 
     def release(self, request: Request) -> None:
         """A finished request leaves the batch."""

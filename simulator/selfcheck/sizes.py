@@ -52,7 +52,7 @@ class ModelSize:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class CheckLoad:
     """Requests of one run: a closed loop with uniform lengths, and the limits of the engine."""
 
     requests: int
@@ -89,8 +89,8 @@ class Sizes:
     draft_layers: int
     num_speculative_tokens: int
     nearby: tuple[ModelSize, ...]
-    load: Load
-    calibration_load: Load
+    load: CheckLoad
+    calibration_load: CheckLoad
     kernel_tokens: tuple[int, ...]
     repeats: int
     rounds: int
@@ -106,8 +106,8 @@ FULL = Sizes(
         ModelSize("nearby-1024", 1024, 16, 4, 2816, 4, 3072),
         ModelSize("nearby-1280", 1280, 21, 7, 3456, 3, 5120),
     ),
-    load=Load(15, 6, (24, 120), (24, 56), 96),
-    calibration_load=Load(6, 5, (16, 96), (16, 40), 80),
+    load=CheckLoad(15, 6, (24, 120), (24, 56), 96),
+    calibration_load=CheckLoad(6, 5, (16, 96), (16, 40), 80),
     kernel_tokens=(1, 2, 3, 5, 6, 8, 9, 12, 15, 18, 20, 24, 28, 32, 36, 44, 56, 72, 80, 88, 104),
     repeats=2,
     rounds=4,
@@ -122,8 +122,8 @@ TINY = Sizes(
         ModelSize("tiny-48", 48, 3, 1, 80, 2, 48, head_dim=16),
         ModelSize("tiny-80", 80, 6, 3, 112, 2, 80, head_dim=16),
     ),
-    load=Load(6, 3, (4, 20), (6, 12), 16),
-    calibration_load=Load(4, 2, (4, 16), (6, 10), 12),
+    load=CheckLoad(6, 3, (4, 20), (6, 12), 16),
+    calibration_load=CheckLoad(4, 2, (4, 16), (6, 10), 12),
     kernel_tokens=(1, 2, 4, 8, 16, 18, 20, 24),
     repeats=2,
     rounds=1,

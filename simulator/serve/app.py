@@ -45,7 +45,7 @@ CONNECTION = "forerun.connection"
 """The extension of ASGI's scope that holds the connection a request came by, where the server lends it."""
 
 
-class Choice:
+class PendingAnswer:
     """One answer under way."""
 
     __slots__ = (
@@ -113,7 +113,7 @@ class Exchange:
         options = body.stream_options
         self.include_usage = options is not None and options.include_usage
         self.counts_on = options is not None and options.continuous_usage_stats
-        self.choices: list[Choice] = []
+        self.choices: list[PendingAnswer] = []
         self.slots: list[int] = []
         self.error: BadRequestError | None = None
         self.over = False
@@ -202,7 +202,7 @@ class Server:
         self.counters = Counters(self.fleet, self.model, self._longest)
         self.pace = Pace(self.fleet, speed, self._deliver)
         self._trace = trace
-        self._under_way: dict[int, tuple[Exchange, Choice]] = {}
+        self._under_way: dict[int, tuple[Exchange, PendingAnswer]] = {}
         self._number = count()
         self._created = int(time.time())
 
@@ -302,7 +302,7 @@ class Server:
         tokens = sum(len(prompt.tokens) for prompt in prompts) // body.n
         exchange = Exchange(body, answer, tokens, self.pace.loop)
         for index, prompt in enumerate(prompts):
-            choice = Choice(index, prompt.number, prompt.wanted, body.most_tokens, prompt.full)
+            choice = PendingAnswer(index, prompt.number, prompt.wanted, body.most_tokens, prompt.full)
             slot = self._submit(prompt, at_s)
             choice.opening, choice.before, choice.after = answer.pieces(index)
             exchange.choices.append(choice)
@@ -401,7 +401,7 @@ class Server:
             if streams:
                 self.counters.lateness.observe(abs(next(sent_s) - self.pace.due(delivery.at_s)))
 
-    def _count(self, delivery: Delivery, choice: Choice) -> None:
+    def _count(self, delivery: Delivery, choice: PendingAnswer) -> None:
         """Take what was let out into the counters."""
         counters, at_s = self.counters, delivery.at_s
         counters.answer_tokens += delivery.tokens
@@ -414,7 +414,7 @@ class Server:
         if delivery.ended:
             counters.ended(delivery.slot, choice.first_s, at_s, choice.tokens, choice.prompt, choice.finish)
 
-    def _chunk(self, exchange: Exchange, choice: Choice) -> bytes:
+    def _chunk(self, exchange: Exchange, choice: PendingAnswer) -> bytes:
         """The event of a choice's tokens that were not sent; the first brings a chat's opening along, as vLLM's does:
         clients take the first event for the first token (vLLM v0.11, ``entrypoints/openai/serving_chat.py``)."""
         first, choice.sent = choice.sent, choice.tokens
@@ -425,7 +425,7 @@ class Server:
             return opening + exchange.answer.chunk(exchange.answer.choice(choice.index, text), usage)
         return opening + choice.before + text.encode() + choice.after
 
-    def _end_chunk(self, exchange: Exchange, choice: Choice) -> bytes:
+    def _end_chunk(self, exchange: Exchange, choice: PendingAnswer) -> bytes:
         choice.closed = True
         return exchange.answer.chunk(exchange.answer.choice(choice.index, "", choice.finish))
 
@@ -438,7 +438,7 @@ class Server:
             if choice.ended and not choice.closed and exchange.error is None:
                 exchange.send(exchange.framed(self._end_chunk(exchange, choice)))
 
-    def _close(self, slot: int, exchange: Exchange, choice: Choice) -> None:
+    def _close(self, slot: int, exchange: Exchange, choice: PendingAnswer) -> None:
         """A choice has ended; with the last of them the exchange has."""
         choice.ended = True
         self._under_way.pop(slot, None)

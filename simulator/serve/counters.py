@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from simulator.serve.live import LiveFleet, running
+from simulator.serve.live import LiveFleet, running_requests
 from simulator.serving import StepLog
 
 FIRST_TOKEN_S = (
@@ -136,7 +136,7 @@ class Counters:
         usage = GaugeMetricFamily("vllm:kv_cache_usage_perc", "Share of the KV blocks in use.", labels=names)
         for index, (scheduler, pool) in enumerate(zip(fleet.schedulers, fleet.build.fleet.replicas, strict=True)):
             labels = (self._model, str(index))
-            in_batch.add_metric(labels, running(scheduler))
+            in_batch.add_metric(labels, running_requests(scheduler))
             usage.add_metric(labels, scheduler.used_blocks / (pool.limits.groups * pool.limits.num_blocks))
         waiting.add_metric(self._labels, fleet.queued)
         yield from (in_batch, waiting, usage)

@@ -103,7 +103,7 @@ def _groups(scheduler: Any) -> Sequence[Any]:
     return groups
 
 
-def running(scheduler: Any) -> int:
+def running_requests(scheduler: Any) -> int:
     """Requests in the batches of a replica."""
     return sum(len(group.running) for group in _groups(scheduler))
 
@@ -160,7 +160,7 @@ class LiveFleet:
     @property
     def queued(self) -> int:
         """Requests that wait, at the router or at a replica (those on their way through a API server included)."""
-        return self.under_way - sum(map(running, self.schedulers))
+        return self.under_way - sum(map(running_requests, self.schedulers))
 
     @property
     def free(self) -> int:

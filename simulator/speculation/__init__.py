@@ -2,4 +2,6 @@
 
 from forerun.lazy import lazy_names
 
-__getattr__, __dir__, __all__ = lazy_names(__name__)
+__getattr__, __dir__, __all__ = lazy_names(
+    __name__, {"fit_lengths": "fit_acceptance_lengths", "speedup": "chain_speedup"}
+)

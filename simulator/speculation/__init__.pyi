@@ -2,10 +2,10 @@ from simulator.speculation.acceptance import AcceptanceSampler as AcceptanceSamp
 from simulator.speculation.acceptance import ContextDrift as ContextDrift
 from simulator.speculation.acceptance import sampler_of as sampler_of
 from simulator.speculation.acceptance import survival_rates as survival_rates
+from simulator.speculation.closed_form import chain_speedup as chain_speedup
 from simulator.speculation.closed_form import expected_length as expected_length
 from simulator.speculation.closed_form import expected_tokens as expected_tokens
 from simulator.speculation.closed_form import iid_alpha as iid_alpha
-from simulator.speculation.closed_form import speedup as speedup
 from simulator.speculation.config import AcceptanceConfig as AcceptanceConfig
 from simulator.speculation.config import DraftConfig as DraftConfig
 from simulator.speculation.config import PolicyConfig as PolicyConfig
@@ -18,7 +18,7 @@ from simulator.speculation.engine_logs import AcceptanceLog as AcceptanceLog
 from simulator.speculation.engine_logs import read_acceptance as read_acceptance
 from simulator.speculation.level_decay import AcceptanceFit as AcceptanceFit
 from simulator.speculation.level_decay import LevelDecay as LevelDecay
-from simulator.speculation.level_decay import fit_lengths as fit_lengths
+from simulator.speculation.level_decay import fit_acceptance_lengths as fit_acceptance_lengths
 from simulator.speculation.level_decay import fit_survival as fit_survival
 from simulator.speculation.policies import Batch as Batch
 from simulator.speculation.policies import DraftPolicy as DraftPolicy

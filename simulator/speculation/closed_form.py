@@ -39,7 +39,7 @@ def expected_length(conditional: Sequence[float] | NDArray[np.float64]) -> float
     return float(1.0 + np.cumprod(np.asarray(conditional, dtype=np.float64)).sum())
 
 
-def speedup(alpha: float, num_speculative_tokens: int, cost_ratio: float) -> float:
+def chain_speedup(alpha: float, num_speculative_tokens: int, cost_ratio: float) -> float:
     """Wall-time gain of speculation: ``E / (g c + 1)``.
 
     Args:

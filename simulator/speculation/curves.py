@@ -18,7 +18,7 @@ from simulator.speculation.level_decay import (
     LevelDecay,
     conditional_rates,
     extended,
-    fit_lengths,
+    fit_acceptance_lengths,
     fit_survival,
 )
 
@@ -77,7 +77,7 @@ class Curve(Section):
     def fit(self) -> AcceptanceFit:
         """Level and decay of the curve."""
         if self.lengths is not None:
-            return fit_lengths(self.lengths)
+            return fit_acceptance_lengths(self.lengths)
         return fit_survival(self._measured_survival())
 
     def survival(self, num_speculative_tokens: int) -> FloatArray:

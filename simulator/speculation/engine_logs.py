@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from simulator.errors import ForerunError
-from simulator.speculation.level_decay import AcceptanceFit, conditional_rates, fit_lengths, fit_survival
+from simulator.speculation.level_decay import AcceptanceFit, conditional_rates, fit_acceptance_lengths, fit_survival
 
 LARGEST_JSON_BYTES = 512 * 1024**2
 LONGEST_LINE = 1 << 20
@@ -393,12 +393,12 @@ def fit_acceptance(files: Sequence[str | Path]) -> Document:
 
 def _fit(logs: Sequence[AcceptanceLog]) -> AcceptanceFit | None:
     if len(logs) > 1:
-        return fit_lengths(lengths_by_tokens(logs))
+        return fit_acceptance_lengths(lengths_by_tokens(logs))
     log = logs[0]
     if log.per_position is not None:
         return fit_survival(log.per_position, log.num_drafts)
     if log.num_speculative_tokens is not None:
-        return fit_lengths({log.num_speculative_tokens: log.acceptance_length})
+        return fit_acceptance_lengths({log.num_speculative_tokens: log.acceptance_length})
     return None
 
 

@@ -122,7 +122,7 @@ class AcceptanceFit:
         return max(abs(p - o) for p, o in zip(self.predicted, self.observed, strict=True))
 
 
-def fit_lengths(lengths: Mapping[int, float]) -> AcceptanceFit:
+def fit_acceptance_lengths(lengths: Mapping[int, float]) -> AcceptanceFit:
     """Level and decay from acceptance lengths (bonus token included) measured with different numbers of draft tokens.
 
     Relative errors count alike at every K. One length leaves the decay at 1.

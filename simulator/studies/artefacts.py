@@ -19,7 +19,7 @@ from simulator.scenario import Scenario
 from simulator.speculation.config import check_table
 from simulator.speculation.methods import names_in
 from simulator.studies.engine_flags import (
-    model_name,
+    checkpoint_name,
     pool_scenarios,
     published_name,
     sglang_command,
@@ -75,7 +75,7 @@ def trtllm(scenario: Scenario) -> str:
         else None,
         "speculative_config": _trtllm_speculation(scenario),
     }
-    command = f"trtllm-serve {shlex.quote(model_name(scenario))} --extra_llm_api_options THIS_FILE"
+    command = f"trtllm-serve {shlex.quote(checkpoint_name(scenario))} --extra_llm_api_options THIS_FILE"
     return _yaml([document], [command, *_replicas_remark(scenario)])
 
 
@@ -162,13 +162,13 @@ def _worker_words(part: Scenario, framework: str) -> list[str]:
     if framework == "sglang":
         return shlex.split(sglang_command(part), comments=True)[3:]
     if framework == "trtllm":
-        return ["--model-path", model_name(part), "--extra-engine-args", "engine.yaml"]
+        return ["--model-path", checkpoint_name(part), "--extra-engine-args", "engine.yaml"]
     return ["--model", *shlex.split(vllm_command(part), comments=True)[2:]]
 
 
 def llm_d(scenario: Scenario) -> str:
     """Helm values of llm-d's modelservice chart (llm-d-incubation/llm-d-modelservice, v0.3)."""
-    model = model_name(scenario)
+    model = checkpoint_name(scenario)
     document: Document = {
         "modelArtifacts": {"name": model, "uri": f"hf://{model}", "size": "SIZE"},
         "multinode": False,
@@ -204,7 +204,7 @@ def llm_d(scenario: Scenario) -> str:
 def keda(scenario: Scenario) -> str:
     """A KEDA ScaledObject on vLLM's metrics in Prometheus (keda.sh/v1alpha1)."""
     scaler = _scaler(scenario)
-    selector = f'model_name="{model_name(scenario)}"'
+    selector = f'model_name="{checkpoint_name(scenario)}"'
     trigger = {
         "type": "prometheus",
         "metricType": "AverageValue",
@@ -234,7 +234,7 @@ def hpa(scenario: Scenario) -> str:
         "external": {
             "metric": {
                 "name": f"vllm_{scaler.metric}_requests" if scaler.metric != "kv_cache" else "vllm_kv_cache_usage",
-                "selector": {"matchLabels": {"model_name": re.sub(r"[^\w.-]", "_", model_name(scenario))}},
+                "selector": {"matchLabels": {"model_name": re.sub(r"[^\w.-]", "_", checkpoint_name(scenario))}},
             },
             "target": {"type": "AverageValue", "averageValue": _quantity(scaler.target)},
         },
@@ -259,14 +259,14 @@ def guidellm(scenario: Scenario) -> str:
     words = ["guidellm", "run", "--backend", f"kind=openai_http,target={URL}", "--profile", profile]
     words += ["--constraint", f"kind=max_requests,count={count}"]
     words += ["--data", f"kind=synthetic_text,prompt_tokens={prompt},output_tokens={answer}"]
-    words += ["--tokenizer", f"kind=huggingface_auto,model={model_name(scenario)}"]
+    words += ["--tokenizer", f"kind=huggingface_auto,model={checkpoint_name(scenario)}"]
     return _benchmark(scenario, rate, words)
 
 
 def aiperf(scenario: Scenario) -> str:
     """``aiperf profile`` (v0.13) with the scenario's rate and mean lengths."""
     rate, prompt, answer, count = _traffic(scenario)
-    words = ["aiperf", "profile", "-m", model_name(scenario), "-u", URL, "--endpoint-type", "chat", "--streaming"]
+    words = ["aiperf", "profile", "-m", checkpoint_name(scenario), "-u", URL, "--endpoint-type", "chat", "--streaming"]
     words += ["--isl", str(prompt), "--osl", str(answer), "--request-count", str(count)]
     words += ["--extra-inputs", "ignore_eos:true"]
     arrivals = scenario.workload.arrivals
@@ -280,7 +280,7 @@ def aiperf(scenario: Scenario) -> str:
 def vllm_bench(scenario: Scenario) -> str:
     """``vllm bench serve`` (v0.11) with the scenario's rate and mean lengths."""
     rate, prompt, answer, count = _traffic(scenario)
-    words = ["vllm", "bench", "serve", "--model", model_name(scenario), "--base-url", URL]
+    words = ["vllm", "bench", "serve", "--model", checkpoint_name(scenario), "--base-url", URL]
     words += ["--dataset-name", "random", "--random-input-len", str(prompt), "--random-output-len", str(answer)]
     words += ["--num-prompts", str(count), "--request-rate", "inf" if rate is None else f"{rate:g}"]
     arrivals = scenario.workload.arrivals
@@ -404,7 +404,7 @@ def _traffic(scenario: Scenario) -> tuple[float | None, int, int, int]:
 
 def _label(scenario: Scenario) -> str:
     """The model's name as a Kubernetes object may be called."""
-    return re.sub(r"[^a-z0-9]+", "-", model_name(scenario).rpartition("/")[2].lower()).strip("-")[:50] or "model"
+    return re.sub(r"[^a-z0-9]+", "-", checkpoint_name(scenario).rpartition("/")[2].lower()).strip("-")[:50] or "model"
 
 
 def _yaml(documents: Sequence[Document], remarks: Sequence[str]) -> str:

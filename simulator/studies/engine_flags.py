@@ -56,7 +56,7 @@ def _by_pool(command: Callable[[Scenario, str], str], scenario: Scenario, router
 def llama_command(scenario: Scenario) -> str:
     """``llama-server`` with the flags of 2026: slots, batches, the KV cache's format, the split over cards."""
     hardware, engine = scenario.hardware, scenario.engine
-    words = ["llama-server", "--model", f"{model_name(scenario)}.gguf", *_layers(scenario)]
+    words = ["llama-server", "--model", f"{checkpoint_name(scenario)}.gguf", *_layers(scenario)]
     remarks: list[str] = []
     words += ["--parallel", str(engine.max_num_seqs), "--ubatch-size", str(engine.max_num_batched_tokens)]
     if engine.max_model_len is not None:
@@ -115,7 +115,7 @@ def vllm_command(scenario: Scenario) -> str:
 def vllm_replica(scenario: Scenario, role: str) -> str:
     """``vllm serve`` of one kind of replica: ``both``, or a side of a KV transfer."""
     hardware, engine = scenario.hardware, scenario.engine
-    words = ["vllm", "serve", model_name(scenario)]
+    words = ["vllm", "serve", checkpoint_name(scenario)]
     remarks: list[str] = []
     _pair(words, "--tensor-parallel-size", hardware.tensor_parallel, 1)
     _pair(words, "--data-parallel-size", hardware.attention_data_parallel, 1)
@@ -177,7 +177,7 @@ def sglang_command(scenario: Scenario) -> str:
 
 def _sglang_replica(scenario: Scenario, role: str) -> str:
     hardware, engine = scenario.hardware, scenario.engine
-    words = ["python", "-m", "sglang.launch_server", "--model-path", model_name(scenario)]
+    words = ["python", "-m", "sglang.launch_server", "--model-path", checkpoint_name(scenario)]
     remarks: list[str] = []
     _pair(words, "--tp-size", hardware.tensor_parallel * hardware.attention_data_parallel, 1)
     if hardware.attention_data_parallel > 1:
@@ -215,7 +215,7 @@ def _sglang_replica(scenario: Scenario, role: str) -> str:
     return _line(words, remarks, scenario)
 
 
-def model_name(scenario: Scenario) -> str:
+def checkpoint_name(scenario: Scenario) -> str:
     """The checkpoint to load: the published name of a catalogue model, or the folder of a ``config.json``."""
     if isinstance(scenario.model, str):
         path = Path(scenario.model)

@@ -15,7 +15,7 @@ Document = dict[str, Any]
 ProgressCall = Callable[[int, int], None]
 
 
-class Run(NamedTuple):
+class CountedRuns(NamedTuple):
     """One simulation: a scenario under a seed, with factors on assumed parameters."""
 
     scenario: Scenario
@@ -31,10 +31,10 @@ class Run(NamedTuple):
         return json.dumps(self.scenario.model_dump(mode="json", exclude_none=True), sort_keys=True), seed, *self[2:]
 
 
-def with_seeds(scenario: Scenario, seeds: Iterable[int], factors: Factors | None = None) -> list[Run]:
+def with_seeds(scenario: Scenario, seeds: Iterable[int], factors: Factors | None = None) -> list[CountedRuns]:
     """The runs of one scenario."""
     pairs = tuple(sorted((factors or {}).items()))
-    return [Run(scenario, seed, pairs) for seed in seeds]
+    return [CountedRuns(scenario, seed, pairs) for seed in seeds]
 
 
 class RunPool:
@@ -47,7 +47,7 @@ class RunPool:
         self._failed: dict[Any, ForerunError] = {}
         self._started = 0
 
-    def document(self, run: Run, name: str) -> Document:
+    def document(self, run: CountedRuns, name: str) -> Document:
         """The document of a run.
 
         Raises:
@@ -60,7 +60,7 @@ class RunPool:
         kind = WorkerDiedError if isinstance(error, WorkerDiedError) else ForerunError
         raise kind(f"{name}: {error}")
 
-    def documents_if_any(self, runs: Sequence[Run]) -> list[Document | None]:
+    def documents_if_any(self, runs: Sequence[CountedRuns]) -> list[Document | None]:
         """The document of each run, in order; None where a run fails, as one at the end of a range may."""
         keys = [run.key for run in runs]
         waiting = {}

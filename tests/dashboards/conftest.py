@@ -21,7 +21,7 @@ from simulator.cli import main
 from simulator.cli.selfchecks import LABELS, METHODS, page_of
 from simulator.metrics.files import write_text_atomically
 from simulator.metrics.replications import combine_replications
-from simulator.metrics.run_folder import Run, load_run, write_run
+from simulator.metrics.run_folder import RunFolder, load_run, write_run
 from simulator.metrics.slo import slo_limits
 from simulator.metrics.summary import slo_report, summarise
 from simulator.metrics.usage import bottleneck_shares, kv_cache_section
@@ -197,7 +197,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def run(run_folder: Path) -> Run:
+def run(run_folder: Path) -> RunFolder:
     return load_run(run_folder)
 
 

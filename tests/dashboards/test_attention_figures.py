@@ -21,7 +21,7 @@ from dashboards.figures.attention import (
     rate_figure,
     sensitivity_data,
     sensitivity_figure,
-    tokens,
+    token_grid,
 )
 from simulator.speculation.attention_level import compare_layouts, consistency_set, pass_seconds
 from simulator.speculation.attention_level.consistency import group_layer
@@ -97,7 +97,7 @@ def test_levers_show_speed_against_error_with_both_foils():
 
 
 def test_tokens_and_ticks_are_powers_of_two():
-    assert [tokens(count) for count in (None, 512, 1024, 19660, 1 << 20)] == ["never", "512", "1K", "19.2K", "1M"]
+    assert [token_grid(count) for count in (None, 512, 1024, 19660, 1 << 20)] == ["never", "512", "1K", "19.2K", "1M"]
     assert context_ticks(1024, 131072)["ticktext"] == ["1K", "2K", "4K", "8K", "16K", "32K", "64K", "128K"]
 
 

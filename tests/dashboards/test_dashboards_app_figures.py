@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dashboards.figures.attention import attention_map_data, attention_map_figure
-from dashboards.figures.load import BoundsData, LoadCurve, LoadData, SimulatedPoint, bounds_figure, load_figure
+from dashboards.figures.load import BoundsData, LoadData, LoadFigure, SimulatedPoint, bounds_figure, load_figure
 from dashboards.figures.replays import coverage_figure, scores_data, scores_figure
 from dashboards.figures.roofline import measured_points, roofline_data, roofline_figure
 from dashboards.figures.run import (
@@ -188,7 +188,7 @@ def test_acceptance_shows_what_was_published():
 
 
 def test_load_figure_marks_simulated_means():
-    curve = LoadCurve("without", "none", np.array([1.0, 2.0]), np.array([5.0, 6.0]), np.array([7.0, 8.0]), np.ones(2))
+    curve = LoadFigure("without", "none", np.array([1.0, 2.0]), np.array([5.0, 6.0]), np.array([7.0, 8.0]), np.ones(2))
     point = SimulatedPoint(1.5, 5.5, None, 90.0, 500)
     figure = load_figure(LoadData((curve,), (point,), 1.5, "calibrated"))
     simulated = [trace for trace in figure.data if trace.name == "simulated"]

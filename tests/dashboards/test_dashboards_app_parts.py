@@ -13,7 +13,16 @@ import pytest
 
 pytest.importorskip("dash")
 
-from dashboards.app.controls import DRAFT_TOKENS, Choice, Number, Several, checked_values, nearest, number_in, values_of
+from dashboards.app.controls import (
+    DRAFT_TOKENS,
+    ChoiceField,
+    Number,
+    Several,
+    checked_fields,
+    nearest,
+    number_in,
+    values_of,
+)
 from dashboards.app.downloads import figure_csv, figure_html, values
 from dashboards.app.jobs import Jobs, RunTask
 from dashboards.app.messages import FAULT, sentence
@@ -21,7 +30,7 @@ from dashboards.app.page import Context
 from dashboards.app.pages import PAGES, capacity, traffic
 from dashboards.app.parts import spec
 from dashboards.app.replays import FITTED, replayed
-from dashboards.app.served import LARGEST_LOG_BYTES, SAMPLE_CHIP, SAMPLE_TRACE, Served
+from dashboards.app.served import LARGEST_LOG_BYTES, SAMPLE_CHIP, SAMPLE_TRACE, ServedFolders
 from dashboards.app.server import check_free, create_app, is_loopback
 from dashboards.app.uploads import LARGEST_UPLOAD_BYTES, MOST_LOGS, keep_log, uploaded_scenario, uploaded_text
 from simulator.build import build_replica
@@ -39,7 +48,7 @@ workload: {arrivals: {process: poisson, request_rate: 4}, input_tokens: 128, out
 @pytest.fixture
 def served(tmp_path, run_folder):
     (tmp_path / "session").mkdir()
-    return Served.of([run_folder.parent], tmp_path / "session")
+    return ServedFolders.of([run_folder.parent], tmp_path / "session")
 
 
 def encoded(data: bytes) -> str:
@@ -61,14 +70,14 @@ def test_only_kernel_traces_are_offered(served, tmp_path):
     (tmp_path / "more" / "kernels.csv").write_text("op,dtype,m,n,k,measured_s\ngemm,bf16,1,2,3,1e-6\n")
     (tmp_path / "more" / "notes.csv").write_text("a,b\n1,2\n")
     (tmp_path / "more" / "link.csv").symlink_to("/etc/passwd")
-    result = Served.of([tmp_path / "more"], tmp_path / "session").traces()
+    result = ServedFolders.of([tmp_path / "more"], tmp_path / "session").traces()
     assert list(result) == [SAMPLE_TRACE, "kernels.csv"]
     assert list(served.traces()) == [SAMPLE_TRACE]
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(ForerunError, match="no such folder"):
-        Served.of([tmp_path / "absent"], tmp_path)
+        ServedFolders.of([tmp_path / "absent"], tmp_path)
 
 
 def test_upload_of_a_scenario(served):
@@ -123,7 +132,7 @@ def test_upload_may_name_files_of_the_served_folders(tmp_path):
     (tmp_path / "served" / "lengths.txt").write_text("1 2 3")
     (tmp_path / "outside.txt").write_text("1 2 3")
     (tmp_path / "served" / "link.txt").symlink_to(tmp_path / "outside.txt")
-    served = Served.of([tmp_path / "served"], tmp_path)
+    served = ServedFolders.of([tmp_path / "served"], tmp_path)
     text = GOOD.replace("input_tokens: 128", "input_tokens: {distribution: empirical, file: ./NAME}")
     scenario = uploaded_scenario(text.replace("NAME", "lengths.txt"), "x.yaml", served)
     assert scenario.workload.input_tokens.file == str((tmp_path / "served" / "lengths.txt").resolve())
@@ -144,11 +153,11 @@ def test_upload_must_be_small_text():
 
 
 CONTROLS = (
-    Choice("chip", "Chip", options=("h100-sxm", "l4"), default="l4"),
+    ChoiceField("chip", "Chip", options=("h100-sxm", "l4"), default="l4"),
     Several("chips", "Chips", options=("h100-sxm", "l4"), defaults=("l4",), most=2),
     Number("batch", "Batch", stops=(1, 16, 512), default=16, low=1, high=512),
     Number("rate", "Load", stops=(1, 2), default=2, low=0.5, high=9, whole=False),
-    Choice("run", "Run", options=lambda served: list(served.runs())),
+    ChoiceField("run", "Run", options=lambda served: list(served.runs())),
 )
 
 
@@ -188,7 +197,7 @@ def test_no_control_takes_what_it_does_not_offer(page, served):
     for name, control in page.fields.items():
         shown = control.default_in(served)
         if shown is not None:
-            assert checked_values(page.fields, {name: shown}, served) == {name: shown}
+            assert checked_fields(page.fields, {name: shown}, served) == {name: shown}
         for forged in ("/etc/passwd", 10**9, -1.0, float("nan"), {"a": 1}, ["/etc/passwd"], [[]], True):
             with pytest.raises(ForerunError):
                 control.checked(forged, served)
@@ -325,7 +334,7 @@ def test_capacity_page_says_what_the_plan_says(tmp_path, write_plan):
     document = json.loads((folder / "plan.json").read_text())
     (tmp_path / "served" / "broken").mkdir()
     (tmp_path / "served" / "broken" / "plan.json").write_text("{}")
-    context = Context(Served.of([tmp_path / "served"], tmp_path / "session"))
+    context = Context(ServedFolders.of([tmp_path / "served"], tmp_path / "session"))
     assert list(context.served.plans()) == ["azure", "broken"]
     shown, figures = capacity.compute(context, {"plan": "azure"})
     assert document["conclusion"] in str(shown["lead"])
@@ -372,7 +381,7 @@ def test_a_plan_of_an_uploaded_log_has_its_requests_and_prices_of_ones_own(serve
 
 
 def test_an_uploaded_log_shows_what_it_holds_and_leads_to_a_plan(served, tmp_path):
-    context = Context(Served.of([], tmp_path / "session"))
+    context = Context(ServedFolders.of([], tmp_path / "session"))
     label = keep_log(encoded(LOG.encode()), "mine.csv", context.served)
     shown, figures = traffic.compute(context, {"log": label, "columns": ""})
     assert "200 requests" in str(shown["lead"])
@@ -404,7 +413,7 @@ def test_a_log_that_cannot_be_taken_is_refused_in_words(served):
 
 def test_windows_of_a_generator_are_no_log_of_requests(served, tmp_path):
     """A line of them may stand for any number of requests."""
-    context = Context(Served.of([], tmp_path / "session"))
+    context = Context(ServedFolders.of([], tmp_path / "session"))
     label = keep_log(encoded(b"0.0,1e6,1.0,Gamma,1.0,1.0\n600.0,1e6,1.0,Gamma,1.0,1.0\n"), "w.csv", context.served)
     with pytest.raises(ForerunError, match="is of format servegen"):
         traffic.compute(context, {"log": label, "columns": ""})
@@ -423,7 +432,7 @@ def test_a_trace_is_fitted_and_scored_on_the_rest(served, run_folder, tmp_path):
     head, *rows = served.traces()[SAMPLE_TRACE].read_text(encoding="utf-8").splitlines(keepends=True)
     brought = run_folder.parent / "prompts.csv"
     brought.write_text(head + "".join(row for row in rows if "attention_prefill" in row), encoding="utf-8")
-    served = Served.of([brought.parent], tmp_path / "another session")
+    served = ServedFolders.of([brought.parent], tmp_path / "another session")
     plain = replayed(served, brought.name, SAMPLE_CHIP, "generic")
     fitted = replayed(served, brought.name, SAMPLE_CHIP, "generic", layer=FITTED)
     assert len(fitted.rows) < len(plain.rows)

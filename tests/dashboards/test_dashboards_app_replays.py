@@ -11,8 +11,8 @@ from dashboards.app.controls import values_of
 from dashboards.app.page import Context
 from dashboards.app.pages import replay
 from dashboards.app.pages.replay import PAGE, VIEWS, compute
-from dashboards.app.replays import document_of, record, replay_task
-from dashboards.app.served import Served
+from dashboards.app.replays import record, replay_document, replay_task
+from dashboards.app.served import ServedFolders
 from dashboards.checks import write_errors
 from simulator.errors import ForerunError
 from simulator.replay.validation import ErrorRow, read_errors
@@ -35,7 +35,7 @@ def context(tmp_path):
     (folder / "plan.json").write_text("{}")
     session = tmp_path / "session"
     session.mkdir()
-    shared = Context(Served.of([folder], session))
+    shared = Context(ServedFolders.of([folder], session))
     yield shared
     shared.jobs.close()
 
@@ -64,7 +64,7 @@ def test_a_replay_of_runs_shows_every_measured_metric(context):
     assert set(figures) == {"mean_ttft_ms", "mean_tpot_ms", "output_throughput"}
     points = figures["mean_tpot_ms"].data[0]
     assert list(points.x) == [8.0, 9.0]
-    document = document_of(context.served, "this session/made")
+    document = replay_document(context.served, "this session/made")
     assert list(points.y) == [run["predicted"]["mean_tpot_ms"] for run in document["runs"]]
     assert document["sources"] == ["bench.csv"]
 

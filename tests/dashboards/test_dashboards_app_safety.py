@@ -13,7 +13,7 @@ pytest.importorskip("dash")
 
 from dashboards.app import create_app
 from dashboards.app.pages import what_if
-from dashboards.app.served import Served
+from dashboards.app.served import ServedFolders
 from dashboards.app.server import LOCAL_NAMES
 from dashboards.app.uploads import UploadTask
 from simulator.errors import ForerunError
@@ -224,7 +224,7 @@ def test_a_run_may_not_take_all_memory(tmp_path):
 
 def test_deep_brackets_cost_nothing(tmp_path, monkeypatch):
     """They are counted, not parsed; and uploads are read where time and memory are bounded."""
-    task = UploadTask("[" * 500_000, "deep.yaml", Served.of([], tmp_path))
+    task = UploadTask("[" * 500_000, "deep.yaml", ServedFolders.of([], tmp_path))
     monkeypatch.setattr("yaml.scanner.Scanner.fetch_more_tokens", None)
     with pytest.raises(ForerunError, match="nested too deeply"):
         task(tmp_path / "run", lambda *_: None)

@@ -17,8 +17,8 @@ pytest.importorskip("dash")
 
 from dashboards.app.page import Context
 from dashboards.app.pages import run_explorer
-from dashboards.app.parts import table_card
-from dashboards.app.served import Served
+from dashboards.app.parts import table_panel
+from dashboards.app.served import ServedFolders
 
 ROOT = Path(__file__).resolve().parents[2]
 LABEL, VALUE = "Tokens per joule", 12.625
@@ -51,7 +51,7 @@ def test_a_new_metric_shows_in_all_four(with_new_metric, run, run_folder, tmp_pa
     assert any(LABEL in table.markdown() for table in result)
     page = report_html(load_run(run_folder))
     assert re.search(rf"<td>{LABEL}</td><td>12.6", page)
-    context = Context(Served.of([run_folder.parent], tmp_path))
+    context = Context(ServedFolders.of([run_folder.parent], tmp_path))
     parts, _ = run_explorer.compute(context, {"run": run_folder.name})
     assert LABEL in str(parts["tables"].to_plotly_json())
     assert "12.6" in str(parts["tables"].to_plotly_json())
@@ -80,7 +80,7 @@ def test_a_page_renders_what_a_report_renders(run):
     result = tables.run_tables(run.document | {"replicas": [], "pools": None})
     assert result
     for table in (*result, Table("", ("a",), [["<img src=x onerror=alert(1)>"]])):
-        sent = json.dumps(table_card(table).to_plotly_json(), default=lambda part: part.to_plotly_json())
+        sent = json.dumps(table_panel(table).to_plotly_json(), default=lambda part: part.to_plotly_json())
         assert json.dumps(table.html()) in sent
         assert "<img" not in sent
 

@@ -6,7 +6,7 @@ from numpy.testing import assert_allclose
 
 from hwprofiles import AttentionShape, KernelLibrary, KernelTime, ProfileError, load_chip
 from hwprofiles.formulas import ARRAY, SCALAR, Limits, smooth_maximum
-from hwprofiles.kernels.attention import causal_pairs, decode_time, prefill_time, windowed_length
+from hwprofiles.kernels.attention import attention_pairs, decode_time, prefill_time, windowed_length
 from hwprofiles.kernels.gemm import gemm_time, tile_waves, useful_tiles
 from hwprofiles.kernels.moe import EVEN, expert_loads
 from hwprofiles.kernels.recurrent import RecurrentShape
@@ -203,7 +203,7 @@ def test_keys_before_a_window_cost_their_share(share):
     times = {}
     for masked, window in ((share, 128), (0.0, 128), (0.0, 0)):
         set_ = ideal.model_copy(update={"masked_share": masked})
-        pairs = causal_pairs(SCALAR, tokens, tokens, window)
+        pairs = attention_pairs(SCALAR, tokens, tokens, window)
         times[masked, window] = prefill_time(SCALAR, LIMITS, set_, shape, 1, tokens, pairs, tokens).compute_s
     inside, whole = times[0.0, 128], times[0.0, 0]
     assert_allclose(times[share, 128], inside + share * (whole - inside), rtol=0.02)
@@ -230,7 +230,7 @@ def test_warm_cache_is_faster_until_it_overflows():
 
 def test_prefill_compute_bound_limit():
     length = 1 << 17
-    pairs = causal_pairs(SCALAR, length, length)
+    pairs = attention_pairs(SCALAR, length, length)
     time = prefill_time(SCALAR, LIMITS, IDEAL_PREFILL, GQA, 1, length, pairs, length)
     assert time.flops == 4.0 * 32 * 128 * pairs
     assert time.seconds == pytest.approx(time.flops / 1e15, rel=0.01)
@@ -241,9 +241,9 @@ def test_prefill_compute_bound_limit():
 )
 def test_causal_pairs_and_window_by_counting(q_len, kv_len, window):
     seen = [[j for j in range(i + 1) if not window or j > i - window] for i in range(kv_len - q_len, kv_len)]
-    assert causal_pairs(SCALAR, q_len, kv_len, window) == sum(map(len, seen))
+    assert attention_pairs(SCALAR, q_len, kv_len, window) == sum(map(len, seen))
     assert windowed_length(SCALAR, q_len, kv_len, window) == kv_len - min(map(min, seen))
-    assert causal_pairs(ARRAY, np.array([q_len]), np.array([kv_len]), np.array([window]))[0] == sum(map(len, seen))
+    assert attention_pairs(ARRAY, np.array([q_len]), np.array([kv_len]), np.array([window]))[0] == sum(map(len, seen))
 
 
 @pytest.mark.parametrize(("tokens", "distinct"), [(1, 8), (2, 128 * (1 - (1 - 8 / 128) ** 2)), (100_000, 128)])

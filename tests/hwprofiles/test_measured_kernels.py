@@ -6,7 +6,7 @@ import pytest
 
 from hwprofiles import AttentionShape, KernelLibrary, load_chip
 from hwprofiles.formulas import ARRAY
-from hwprofiles.kernels.attention import causal_pairs
+from hwprofiles.kernels.attention import attention_pairs
 from hwprofiles.kernels.gemm import gemm_time
 
 CHIPS = {"h100": "h100-sxm", "a100": "a100-sxm-80gb", "h200": "h200-sxm"}
@@ -163,7 +163,7 @@ def test_prefill_attention(shared_data, gpu, library, limit):
             shape,
             seqs=seqs,
             q_tokens=seqs * length,
-            pairs=seqs * causal_pairs(ARRAY, length, length),
+            pairs=seqs * attention_pairs(ARRAY, length, length),
             kv_tokens=seqs * length,
         )
         errors.append(np.abs(time.seconds / some["measured_s"] - 1))

@@ -15,7 +15,7 @@ from tiny_scenario import tiny_data
 from hwprofiles import ProfileError, load_chip
 from simulator.cli import main
 from simulator.errors import ForerunError, InvariantError
-from simulator.invariants import Outcome, StepAudit, broken
+from simulator.invariants import FinishedRun, StepAudit, broken
 from simulator.run import simulate
 from simulator.scenario import scenario_from
 
@@ -38,7 +38,7 @@ def outcome_of(run, seed=1):
         patched.setattr("simulator.run.broken", seen.append)
         result = simulate(run, seed)
     return SimpleNamespace(
-        **{field.name: getattr(seen[0], field.name) for field in fields(Outcome) if field.init}
+        **{field.name: getattr(seen[0], field.name) for field in fields(FinishedRun) if field.init}
         | {"steps": result.steps}
     )
 
@@ -70,7 +70,7 @@ def looked_at(outcome, **changes):
     half = len(values["steps"]) // 2  # seen in two parts, as where rows are handed over on the way
     for rows in (np.arange(half), np.arange(half, len(values["steps"]))):
         audit.take(values["steps"].take(rows))
-    return Outcome(**values | {"steps": audit})
+    return FinishedRun(**values | {"steps": audit})
 
 
 def changed(records, column, row, value):

@@ -13,7 +13,7 @@ from simulator.build import build_replica
 from simulator.metrics import summarise
 from simulator.run import simulate
 from simulator.serving import EngineLimits
-from simulator.speculation import AcceptanceSampler, expected_tokens, speedup
+from simulator.speculation import AcceptanceSampler, chain_speedup, expected_tokens
 from simulator.speculation.closed_form import time_ratio
 from simulator.timing import StepWork
 from simulator.workload import RequestStream
@@ -64,7 +64,7 @@ def test_a_run_with_constant_step_times_is_leviathans_closed_form(alpha, tokens,
     assert decode[0] / decode[1] == pytest.approx(ratio, rel=1e-9)
     accepted = np.repeat(np.arange(tokens + 1), spec.accepted_counts)
     error = 3 * accepted.std() / np.sqrt(drafts) / expected_tokens(alpha, tokens)
-    assert decode[1] / decode[0] == pytest.approx(speedup(alpha, tokens, cost), rel=error + tokens / output)
+    assert decode[1] / decode[0] == pytest.approx(chain_speedup(alpha, tokens, cost), rel=error + tokens / output)
 
 
 def test_a_prompt_is_prefilled_by_the_drafter_too():

@@ -17,44 +17,44 @@ from typing import Any
 
 from traces.errors import TraceError, shown
 from traces.files import json_value, load_document, read_text
-from traces.requests.layout import Layout, Options, columns
+from traces.requests.layout import Options, TraceLayout, column_names
 from traces.requests.rows import RawChunk, record_chunks
 from traces.requests.values import parse_hash_lists
 
-_WAITS = {"request": columns("request"), "after": columns("after")}
+_WAITS = {"request": column_names("request"), "after": column_names("after")}
 Records = list[dict[str, Any]]
 
-AGENTIC = Layout(
+AGENTIC = TraceLayout(
     "agentic",
     "agent sessions of kv-cache-tester (JSON with block_size and requests of t, in, out, hash_ids), a file or a folder",
     {
-        "arrival_s": columns("t:s"),
-        "input_tokens": columns("in"),
-        "output_tokens": columns("out"),
-        "session_id": columns("session"),
-        "turn": columns("turn"),
-        "think_time_s": columns("think_time:s"),
-        "prefix_hashes": columns("hash_ids"),
-        "block_tokens": columns("block_size"),
-        "measured_ttft_s": columns("ttft:s"),
-        "measured_e2e_s": columns("api_time:s"),
+        "arrival_s": column_names("t:s"),
+        "input_tokens": column_names("in"),
+        "output_tokens": column_names("out"),
+        "session_id": column_names("session"),
+        "turn": column_names("turn"),
+        "think_time_s": column_names("think_time:s"),
+        "prefix_hashes": column_names("hash_ids"),
+        "block_tokens": column_names("block_size"),
+        "measured_ttft_s": column_names("ttft:s"),
+        "measured_e2e_s": column_names("api_time:s"),
         **_WAITS,
     },
     signature=("block_size", "requests"),
     options=frozenset({"session_interval_s"}),
     merged=True,
 )
-DAG = Layout(
+DAG = TraceLayout(
     "aiperf-dag",
     "AIPerf's dag_jsonl (a line {session_id, turns: [{messages, max_tokens, forks, spawns, delay}]} a conversation)",
     {
-        "input_tokens": columns("input_tokens"),
-        "output_tokens": columns("max_tokens"),
-        "session_id": columns("session_id"),
-        "turn": columns("turn"),
-        "think_time_s": columns("delay:ms"),
-        "prefix_hashes": columns("hashes"),
-        "block_tokens": columns("block_tokens"),
+        "input_tokens": column_names("input_tokens"),
+        "output_tokens": column_names("max_tokens"),
+        "session_id": column_names("session_id"),
+        "turn": column_names("turn"),
+        "think_time_s": column_names("delay:ms"),
+        "prefix_hashes": column_names("hashes"),
+        "block_tokens": column_names("block_tokens"),
         **_WAITS,
     },
     signature=("session_id", "turns"),
@@ -62,16 +62,16 @@ DAG = Layout(
     options=frozenset({"characters_per_token", "block_tokens"}),
     note="prompt tokens are estimated from the text (characters_per_token, 4 by default)",
 )
-OTEL = Layout(
+OTEL = TraceLayout(
     "otel",
     "OTLP JSON of OpenTelemetry (resourceSpans), spans with gen_ai.usage attributes; a document or one a line",
     {
-        "arrival_s": columns("began:s"),
-        "input_tokens": columns("prompt"),
-        "output_tokens": columns("output"),
-        "session_id": columns("trace"),
-        "measured_ttft_s": columns("ttft:s"),
-        "measured_e2e_s": columns("e2el:s"),
+        "arrival_s": column_names("began:s"),
+        "input_tokens": column_names("prompt"),
+        "output_tokens": column_names("output"),
+        "session_id": column_names("trace"),
+        "measured_ttft_s": column_names("ttft:s"),
+        "measured_e2e_s": column_names("e2el:s"),
         **_WAITS,
     },
     signature=("resourceSpans",),

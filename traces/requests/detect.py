@@ -28,7 +28,7 @@ from traces.requests.formats import (
     TIMED_TRACE,
     VIDUR,
 )
-from traces.requests.layout import MAP_EXAMPLE, Layout, Options, can_guess, mapped_layout
+from traces.requests.layout import MAP_EXAMPLE, Options, TraceLayout, can_guess, mapped_layout
 from traces.requests.rows import (
     RawChunk,
     csv_chunks,
@@ -98,7 +98,7 @@ class OpenedTrace:
     """
 
     path: Path
-    layout: Layout
+    layout: TraceLayout
     names: list[str] | None
     chunks: Callable[[Options, OnError], Iterator[RawChunk]]
     streams: bool
@@ -141,7 +141,7 @@ def open_trace(path: Path, format: str, columns: Mapping[str, str] | None = None
     return _csv(path, text, layout, columns)
 
 
-def _folder(path: Path, layout: Layout | None) -> OpenedTrace:
+def _folder(path: Path, layout: TraceLayout | None) -> OpenedTrace:
     """A ServeGen pool or a folder of agent sessions."""
     servegen, sessions = pool_files(path), session_files(path)
     if layout in (None, SERVEGEN) and servegen:
@@ -154,7 +154,7 @@ def _folder(path: Path, layout: Layout | None) -> OpenedTrace:
     )
 
 
-def _document(path: Path, layout: Layout) -> OpenedTrace:
+def _document(path: Path, layout: TraceLayout) -> OpenedTrace:
     """A file or folder that its own reader opens."""
     readers: dict[str, Callable[[Options, OnError], Iterator[RawChunk]]] = {
         AGENTIC.name: lambda options, on_error: agentic_chunks(path, options),
@@ -167,7 +167,7 @@ def _document(path: Path, layout: Layout) -> OpenedTrace:
     return OpenedTrace(path, layout, None, readers[layout.name], streams=False)
 
 
-def _parquet(path: Path, layout: Layout | None, columns: Mapping[str, str] | None) -> OpenedTrace:
+def _parquet(path: Path, layout: TraceLayout | None, columns: Mapping[str, str] | None) -> OpenedTrace:
     """A Parquet table; only the columns that are used get decoded."""
     names = parquet_columns(path)
     layout = layout or _recognise(path, names, "columns", {}, columns)
@@ -178,7 +178,7 @@ def _parquet(path: Path, layout: Layout | None, columns: Mapping[str, str] | Non
     )
 
 
-def _json_object(path: Path, text: str, layout: Layout | None, columns: Mapping[str, str] | None) -> OpenedTrace:
+def _json_object(path: Path, text: str, layout: TraceLayout | None, columns: Mapping[str, str] | None) -> OpenedTrace:
     """JSON lines, or one object that is an agent session, spans or a benchmark result."""
     lines = text.lstrip().replace("\r", "\n").split("\n")
     record = next((parsed for line in lines[:20] if (parsed := _object(line)) is not None), None)
@@ -210,7 +210,7 @@ def _object(line: str) -> dict[str, object] | None:
     return parsed if isinstance(parsed, dict) else None
 
 
-def _json_list(path: Path, layout: Layout | None, columns: Mapping[str, str] | None) -> OpenedTrace:
+def _json_list(path: Path, layout: TraceLayout | None, columns: Mapping[str, str] | None) -> OpenedTrace:
     """A JSON list of conversations or of flat records."""
     document = load_document(path)
     first = next((entry for entry in document if isinstance(entry, dict)), {}) if isinstance(document, list) else {}
@@ -224,7 +224,7 @@ def _json_list(path: Path, layout: Layout | None, columns: Mapping[str, str] | N
     )
 
 
-def _csv(path: Path, text: str, layout: Layout | None, columns: Mapping[str, str] | None) -> OpenedTrace:
+def _csv(path: Path, text: str, layout: TraceLayout | None, columns: Mapping[str, str] | None) -> OpenedTrace:
     """A CSV table with a header, or the windows of a ServeGen client."""
     line, *later = text.lstrip("\r\n").replace("\r", "\n").split("\n", 2)[:2]
     names = split_header(path, line)
@@ -247,7 +247,7 @@ def _csv(path: Path, text: str, layout: Layout | None, columns: Mapping[str, str
 
 def _recognise(
     path: Path, names: list[str], kind: str, sample: Mapping[str, Any], columns: Mapping[str, str] | None
-) -> Layout:
+) -> TraceLayout:
     """The first table format that the column names fit, or what a user or a guess makes of them."""
     if columns:
         return mapped_layout(columns, names, str(path), sample)

@@ -15,18 +15,18 @@ from numpy.typing import NDArray
 
 from traces.errors import TraceError, shown
 from traces.files import load_document
-from traces.requests.layout import Bound, Layout, Options, columns
+from traces.requests.layout import Bound, Options, TraceLayout, column_names
 from traces.requests.rows import RawChunk, record_chunks
 from traces.requests.values import Values
 
-SHAREGPT = Layout(
+SHAREGPT = TraceLayout(
     "sharegpt",
     "ShareGPT-style JSON (a list of {conversations: [{from, value, perhaps tokens}]})",
     {
-        "input_tokens": columns("input_tokens"),
-        "output_tokens": columns("output_tokens"),
-        "session_id": columns("session_id"),
-        "turn": columns("turn"),
+        "input_tokens": column_names("input_tokens"),
+        "output_tokens": column_names("output_tokens"),
+        "session_id": column_names("session_id"),
+        "turn": column_names("turn"),
     },
     signature=("conversations",),
     required=("input_tokens", "output_tokens"),
@@ -104,15 +104,15 @@ def _drop_failed(bound: Bound, chunk: RawChunk, options: Options) -> Mapping[str
     return {"failed request": np.array([bool(error) for error in errors], dtype=np.bool_)}
 
 
-VLLM_BENCH = Layout(
+VLLM_BENCH = TraceLayout(
     "vllm-bench",
     "vllm bench serve result JSON saved with --save-detailed (input_lens, output_lens, start_times, ttfts, itls)",
     {
-        "arrival_s": columns("start_times:s"),
-        "input_tokens": columns("input_lens"),
-        "output_tokens": columns("output_lens"),
-        "measured_ttft_s": columns("ttfts:s"),
-        "measured_e2e_s": columns("e2e_s:s"),
+        "arrival_s": column_names("start_times:s"),
+        "input_tokens": column_names("input_lens"),
+        "output_tokens": column_names("output_lens"),
+        "measured_ttft_s": column_names("ttfts:s"),
+        "measured_e2e_s": column_names("e2e_s:s"),
     },
     signature=("input_lens", "output_lens"),
     required=("input_tokens", "output_tokens"),

@@ -14,24 +14,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from traces.errors import TraceError
-from traces.requests.layout import Bound, Column, Layout, Options, columns
+from traces.requests.layout import Bound, Options, TraceColumn, TraceLayout, column_names
 from traces.requests.rows import RawChunk, Record
 from traces.requests.values import UNITS_PER_SECOND, Values, parse_counts, parse_durations
 
 _AZURE = {
-    "arrival_s": columns("TIMESTAMP"),
-    "input_tokens": columns("ContextTokens"),
-    "output_tokens": columns("GeneratedTokens"),
+    "arrival_s": column_names("TIMESTAMP"),
+    "input_tokens": column_names("ContextTokens"),
+    "output_tokens": column_names("GeneratedTokens"),
 }
 
-AZURE_LLM = Layout(
+AZURE_LLM = TraceLayout(
     "azure-llm",
     "Azure LLM inference traces 2023 and 2024 (TIMESTAMP, ContextTokens, GeneratedTokens)",
     _AZURE,
     signature=("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
     options=frozenset(),
 )
-AZURE_LMM = Layout(
+AZURE_LMM = TraceLayout(
     "azure-lmm",
     "Azure LMM inference trace 2025 (TIMESTAMP, NumImages, ContextTokens with image tokens, GeneratedTokens)",
     _AZURE,
@@ -57,15 +57,15 @@ def _drop_burstgpt(bound: Bound, chunk: RawChunk, options: Options) -> Mapping[s
     return reasons
 
 
-BURSTGPT = Layout(
+BURSTGPT = TraceLayout(
     "burstgpt",
     "BurstGPT versions 1 to 3 (Timestamp in s, Request tokens, Response tokens, perhaps Session ID, Elapsed time)",
     {
-        "arrival_s": columns("Timestamp:s"),
-        "input_tokens": columns("Request tokens"),
-        "output_tokens": columns("Response tokens"),
-        "session_id": columns("Session ID"),
-        "measured_e2e_s": columns("Elapsed time:s"),
+        "arrival_s": column_names("Timestamp:s"),
+        "input_tokens": column_names("Request tokens"),
+        "output_tokens": column_names("Response tokens"),
+        "session_id": column_names("Session ID"),
+        "measured_e2e_s": column_names("Elapsed time:s"),
     },
     signature=("Timestamp", "Request tokens", "Response tokens", "Model"),
     options=frozenset({"drop_failures", "model"}),
@@ -74,11 +74,11 @@ BURSTGPT = Layout(
 
 
 _MOONCAKE = {
-    "arrival_s": columns("timestamp:ms"),
-    "input_tokens": columns("input_length"),
-    "output_tokens": columns("output_length"),
-    "prefix_hashes": columns("hash_ids"),
-    "session_id": columns("session_id"),
+    "arrival_s": column_names("timestamp:ms"),
+    "input_tokens": column_names("input_length"),
+    "output_tokens": column_names("output_length"),
+    "prefix_hashes": column_names("hash_ids"),
+    "session_id": column_names("session_id"),
 }
 
 
@@ -101,7 +101,7 @@ def _sessions(bound: Bound, chunk: RawChunk, state: dict[str, Any]) -> dict[str,
     return derived
 
 
-MOONCAKE = Layout(
+MOONCAKE = TraceLayout(
     "mooncake",
     "Mooncake JSONL (timestamp in ms, input_length, output_length, hash_ids of 512 tokens)",
     _MOONCAKE,
@@ -109,18 +109,23 @@ MOONCAKE = Layout(
     options=frozenset({"block_tokens", "time_unit"}),
     block_tokens=512,
 )
-TIMED_TRACE = Layout(
+TIMED_TRACE = TraceLayout(
     "timed-trace",
     "vLLM timed trace: Mooncake's fields, timestamp in s, hash_ids of 16 tokens (name it; auto takes mooncake)",
-    {**_MOONCAKE, "arrival_s": columns("timestamp:s")},
+    {**_MOONCAKE, "arrival_s": column_names("timestamp:s")},
     signature=("timestamp", "input_length", "output_length"),
     options=frozenset({"block_tokens", "time_unit"}),
     block_tokens=16,
 )
-BAILIAN = Layout(
+BAILIAN = TraceLayout(
     "bailian",
     "Alibaba Bailian JSONL (chat_id, parent_chat_id, timestamp in s, input_length, output_length, hash_ids of 16)",
-    {**_MOONCAKE, "arrival_s": columns("timestamp:s"), "session_id": columns("chat_id"), "turn": columns("turn")},
+    {
+        **_MOONCAKE,
+        "arrival_s": column_names("timestamp:s"),
+        "session_id": column_names("chat_id"),
+        "turn": column_names("turn"),
+    },
     signature=("chat_id", "parent_chat_id", "timestamp", "input_length", "output_length"),
     options=frozenset({"block_tokens", "time_unit"}),
     block_tokens=16,
@@ -141,46 +146,46 @@ def _latencies(bound: Bound, chunk: RawChunk, state: dict[str, Any]) -> dict[str
     return {"measured_ttft_s": ttft, "measured_e2e_s": e2e}
 
 
-VIDUR = Layout(
+VIDUR = TraceLayout(
     "vidur",
     "Vidur processed trace (num_prefill_tokens, num_decode_tokens, perhaps arrived_at in s)",
     {
-        "arrival_s": columns("arrived_at:s"),
-        "input_tokens": columns("num_prefill_tokens"),
-        "output_tokens": columns("num_decode_tokens"),
+        "arrival_s": column_names("arrived_at:s"),
+        "input_tokens": column_names("num_prefill_tokens"),
+        "output_tokens": column_names("num_decode_tokens"),
     },
     signature=("num_prefill_tokens", "num_decode_tokens"),
     required=("input_tokens", "output_tokens"),
 )
-LLMSERVINGSIM = Layout(
+LLMSERVINGSIM = TraceLayout(
     "llmservingsim",
     "LLMServingSim workload (arrival_time_ns, input_toks, output_toks)",
     {
-        "arrival_s": columns("arrival_time_ns:ns"),
-        "input_tokens": columns("input_toks"),
-        "output_tokens": columns("output_toks"),
+        "arrival_s": column_names("arrival_time_ns:ns"),
+        "input_tokens": column_names("input_toks"),
+        "output_tokens": column_names("output_toks"),
     },
     signature=("arrival_time_ns", "input_toks", "output_toks"),
 )
-LLMSERVINGSIM_MEASURED = Layout(
+LLMSERVINGSIM_MEASURED = TraceLayout(
     "llmservingsim-measured",
     "LLMServingSim measured requests (arrival_time in s, input_toks, output_toks, queued_ts, first_token_ts, "
     "last_token_ts)",
     {
-        "arrival_s": columns("arrival_time:s"),
-        "input_tokens": columns("input_toks"),
-        "output_tokens": columns("output_toks"),
+        "arrival_s": column_names("arrival_time:s"),
+        "input_tokens": column_names("input_toks"),
+        "output_tokens": column_names("output_toks"),
     },
     signature=("arrival_time", "input_toks", "output_toks", "queued_ts", "first_token_ts", "last_token_ts"),
     prepare=_latencies,
 )
-APEX = Layout(
+APEX = TraceLayout(
     "apex",
     "APEX+ trace (StartTimeOffset in ns, ContextTokens, GeneratedTokens)",
     {
-        "arrival_s": columns("StartTimeOffset:ns"),
-        "input_tokens": columns("ContextTokens"),
-        "output_tokens": columns("GeneratedTokens"),
+        "arrival_s": column_names("StartTimeOffset:ns"),
+        "input_tokens": column_names("ContextTokens"),
+        "output_tokens": column_names("GeneratedTokens"),
     },
     signature=("StartTimeOffset", "ContextTokens", "GeneratedTokens"),
 )
@@ -227,17 +232,17 @@ def _drop_aiperf(bound: Bound, chunk: RawChunk, options: Options) -> Mapping[str
     return reasons
 
 
-AIPERF = Layout(
+AIPERF = TraceLayout(
     "aiperf",
     "AIPerf profile_export.jsonl (metadata.request_start_ns, metrics.input_sequence_length ...)",
     {
-        "arrival_s": columns("request_start_ns:ns"),
-        "input_tokens": columns("input_sequence_length"),
-        "output_tokens": columns("output_sequence_length"),
-        "session_id": columns("conversation_id"),
-        "turn": columns("turn_index"),
-        "measured_ttft_s": columns("time_to_first_token:s"),
-        "measured_e2e_s": columns("request_latency:s"),
+        "arrival_s": column_names("request_start_ns:ns"),
+        "input_tokens": column_names("input_sequence_length"),
+        "output_tokens": column_names("output_sequence_length"),
+        "session_id": column_names("conversation_id"),
+        "turn": column_names("turn_index"),
+        "measured_ttft_s": column_names("time_to_first_token:s"),
+        "measured_e2e_s": column_names("request_latency:s"),
     },
     signature=("metadata", "metrics"),
     options=frozenset({"drop_failures"}),
@@ -246,33 +251,33 @@ AIPERF = Layout(
 )
 
 
-def _times(*names: str) -> tuple[Column, ...]:
+def _times(*names: str) -> tuple[TraceColumn, ...]:
     """Each name bare (unit by plausibility, dates allowed) and with a unit behind it."""
-    bare = tuple(Column(name) for name in names)
-    return bare + tuple(Column(f"{name}_{unit}", unit) for name in names for unit in ("s", "ms", "us", "ns"))
+    bare = tuple(TraceColumn(name) for name in names)
+    return bare + tuple(TraceColumn(f"{name}_{unit}", unit) for name in names for unit in ("s", "ms", "us", "ns"))
 
 
-def _latency(*names: str) -> tuple[Column, ...]:
+def _latency(*names: str) -> tuple[TraceColumn, ...]:
     """Each name with a unit behind it; a latency without unit is not guessed."""
-    return tuple(Column(f"{name}_{unit}", unit) for name in names for unit in ("s", "ms", "us", "ns"))
+    return tuple(TraceColumn(f"{name}_{unit}", unit) for name in names for unit in ("s", "ms", "us", "ns"))
 
 
 CANONICAL_COLUMNS = {
-    "arrival_s": columns("arrival_s:s"),
-    "input_tokens": columns("input_tokens"),
-    "output_tokens": columns("output_tokens"),
-    "session_id": columns("session_id"),
-    "turn": columns("turn"),
-    "think_time_s": columns("think_time_s:s"),
-    "prefix_hashes": columns("prefix_hashes"),
-    "block_tokens": columns("block_tokens"),
-    "request": columns("request"),
-    "after": columns("after"),
-    "measured_ttft_s": columns("measured_ttft_s:s"),
-    "measured_e2e_s": columns("measured_e2e_s:s"),
+    "arrival_s": column_names("arrival_s:s"),
+    "input_tokens": column_names("input_tokens"),
+    "output_tokens": column_names("output_tokens"),
+    "session_id": column_names("session_id"),
+    "turn": column_names("turn"),
+    "think_time_s": column_names("think_time_s:s"),
+    "prefix_hashes": column_names("prefix_hashes"),
+    "block_tokens": column_names("block_tokens"),
+    "request": column_names("request"),
+    "after": column_names("after"),
+    "measured_ttft_s": column_names("measured_ttft_s:s"),
+    "measured_e2e_s": column_names("measured_e2e_s:s"),
 }
 
-FORERUN = Layout(
+FORERUN = TraceLayout(
     "forerun",
     "canonical table (arrival_s, input_tokens, output_tokens; optional session_id, turn, think_time_s, prefix_hashes "
     "with block_tokens, request and after (requests that it waits for), measured_ttft_s, measured_e2e_s)",
@@ -281,29 +286,29 @@ FORERUN = Layout(
     options=frozenset({"block_tokens"}),
 )
 
-PLAIN = Layout(
+PLAIN = TraceLayout(
     "plain",
     "plain table with common column names (such as timestamp, prompt_tokens, completion_tokens)",
     {
-        "arrival_s": columns("arrival_s:s")
+        "arrival_s": column_names("arrival_s:s")
         + _times(
             "arrival", "arrival_time", "arrived_at", "timestamp", "request_time", "start_time", "time", "ts", "sent_at"
         ),
-        "input_tokens": columns(
+        "input_tokens": column_names(
             *("input_tokens", "prompt_tokens", "input_length", "input_len", "prompt_len", "prompt_length"),
             *("num_input_tokens", "num_prompt_tokens", "num_prefill_tokens", "n_input_tokens", "input_toks"),
             *("context_tokens", "request_tokens", "prefill_tokens", "input_sequence_length", "isl", "in_tokens"),
         ),
-        "output_tokens": columns(
+        "output_tokens": column_names(
             *("output_tokens", "completion_tokens", "output_length", "output_len", "num_output_tokens"),
             *("num_completion_tokens", "num_decode_tokens", "n_output_tokens", "output_toks", "generated_tokens"),
             *("response_tokens", "decode_tokens", "output_sequence_length", "osl", "out_tokens", "generation_len"),
         ),
-        "session_id": columns("session_id", "conversation_id", "session", "client_id", "user_id"),
-        "turn": columns("turn", "turn_index"),
+        "session_id": column_names("session_id", "conversation_id", "session", "client_id", "user_id"),
+        "turn": column_names("turn", "turn_index"),
         "think_time_s": _latency("think_time"),
-        "prefix_hashes": columns("prefix_hashes", "hash_ids", "block_hashes"),
-        "block_tokens": columns("block_tokens", "block_size"),
+        "prefix_hashes": column_names("prefix_hashes", "hash_ids", "block_hashes"),
+        "block_tokens": column_names("block_tokens", "block_size"),
         "measured_ttft_s": _latency("measured_ttft", "ttft", "time_to_first_token"),
         "measured_e2e_s": _latency("measured_e2e", "e2e", "e2el", "e2e_latency", "request_latency", "elapsed"),
     },

@@ -17,7 +17,7 @@ from traces.requests.values import UNITS_PER_SECOND, Values
 BoolArray = NDArray[np.bool_]
 
 
-class Column(NamedTuple):
+class TraceColumn(NamedTuple):
     """A column name and, for times, its unit: s, ms, us, ns, or None for dates and plausible guesses."""
 
     name: str
@@ -77,7 +77,7 @@ Prepare = Callable[["Bound", RawChunk, dict[str, Any]], dict[str, Values]]
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class TraceLayout:
     """How one trace format writes requests down.
 
     Attributes:
@@ -97,7 +97,7 @@ class Layout:
 
     name: str
     title: str
-    columns: Mapping[str, tuple[Column, ...]]
+    columns: Mapping[str, tuple[TraceColumn, ...]]
     signature: tuple[str, ...] = ()
     required: tuple[str, ...] = ("arrival_s", "input_tokens", "output_tokens")
     options: frozenset[str] = frozenset({"time_unit"})
@@ -125,7 +125,7 @@ class Layout:
         by_squashed: dict[str, list[str]] = {}
         for name in names:
             by_squashed.setdefault(squash(name), []).append(name)
-        chosen: dict[str, Column] = {}
+        chosen: dict[str, TraceColumn] = {}
         for canonical, candidates in self.columns.items():
             for candidate in candidates:
                 spellings = by_squashed.get(squash(candidate.name))
@@ -135,7 +135,7 @@ class Layout:
                     raise TraceError(
                         f"{where}: column {spellings[0]!r} appears {len(spellings)} times; keep one of them"
                     )
-                chosen[canonical] = Column(spellings[0], candidate.unit)
+                chosen[canonical] = TraceColumn(spellings[0], candidate.unit)
                 break
         for canonical in self.required:
             if canonical not in chosen:
@@ -156,8 +156,8 @@ class Layout:
 class Bound:
     """A layout with the columns chosen in one file."""
 
-    layout: Layout
-    columns: Mapping[str, Column]
+    layout: TraceLayout
+    columns: Mapping[str, TraceColumn]
     unused: tuple[str, ...] = field(default=())
 
     def values(self, chunk: RawChunk, canonical: str) -> Values | None:
@@ -174,9 +174,9 @@ def squash(name: str) -> str:
     return "".join(char for char in name.lower() if char.isalnum())
 
 
-def columns(*names: str) -> tuple[Column, ...]:
+def column_names(*names: str) -> tuple[TraceColumn, ...]:
     """Candidates from names; a unit follows a colon (``"timestamp:ms"``)."""
-    return tuple(Column(*name.split(":")) for name in names)
+    return tuple(TraceColumn(*name.split(":")) for name in names)
 
 
 MAPPED = {
@@ -216,7 +216,9 @@ _UNITS = {"s": "s", "sec": "s", "seconds": "s", "ms": "ms", "millis": "ms", "us"
           "nanos": "ns"}  # fmt: skip
 
 
-def mapped_layout(mapping: Mapping[str, str], names: Sequence[str], where: str, sample: Mapping[str, Any]) -> Layout:
+def mapped_layout(
+    mapping: Mapping[str, str], names: Sequence[str], where: str, sample: Mapping[str, Any]
+) -> TraceLayout:
     """The layout of a table whose columns a user names; what is not named is guessed from the other names.
 
     Args:
@@ -228,7 +230,7 @@ def mapped_layout(mapping: Mapping[str, str], names: Sequence[str], where: str, 
     Raises:
         TraceError: a word that is none of ``MAPPED``, a column that is not there, or no column for a token count.
     """
-    chosen: dict[str, Column] = {}
+    chosen: dict[str, TraceColumn] = {}
     for word, text in mapping.items():
         if word not in MAPPED:
             raise TraceError(f"{where}: columns: no '{word}'{did_you_mean(word, MAPPED)} (one of {', '.join(MAPPED)})")
@@ -239,12 +241,12 @@ def mapped_layout(mapping: Mapping[str, str], names: Sequence[str], where: str, 
             )
         if unit and unit not in UNITS_PER_SECOND:
             raise TraceError(f"{where}: columns: {word}={text}: the unit is one of {', '.join(UNITS_PER_SECOND)}")
-        chosen[word] = Column(name, unit or _unit_of(name))
+        chosen[word] = TraceColumn(name, unit or _unit_of(name))
     free = [name for name in names if name not in {column.name for column in chosen.values()}]
     guesses = {word: _guess(word, free, sample) for word in _GUESSED if word not in chosen}
     guessed = {word: header for word, header in guesses.items() if header is not None}
     chosen |= {
-        word: Column(header, _unit_of(header) if word == "arrival" else None) for word, header in guessed.items()
+        word: TraceColumn(header, _unit_of(header) if word == "arrival" else None) for word, header in guessed.items()
     }
     for word in ("input", "output"):
         if word not in chosen:
@@ -254,7 +256,7 @@ def mapped_layout(mapping: Mapping[str, str], names: Sequence[str], where: str, 
                 f"workload.columns in a scenario"
             )
     guesses_text = ", ".join(f"{word} = '{header}'" for word, header in guessed.items())
-    return Layout(
+    return TraceLayout(
         "by its columns",
         "a table whose columns are named by the user, or guessed from their names",
         {MAPPED[word]: (column,) for word, column in chosen.items()},

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from traces.errors import TraceError
 from traces.files import OnError
-from traces.requests.layout import Bound, Layout, Options
+from traces.requests.layout import Bound, Options, TraceLayout
 from traces.requests.rows import RawChunk
 from traces.requests.table import PrefixHashes
 from traces.requests.values import (
@@ -101,7 +101,7 @@ class Report:
 
 
 def pieces_of(
-    layout: Layout,
+    layout: TraceLayout,
     names: Sequence[str] | None,
     where: str,
     chunks: Iterable[RawChunk],

@@ -14,11 +14,11 @@ import numpy as np
 from traces.errors import TraceError, shown
 from traces.files import csv_lines, load_document, unpacked_bytes
 from traces.requests.formats import CANONICAL_COLUMNS
-from traces.requests.layout import Layout, Options
+from traces.requests.layout import Options, TraceLayout
 from traces.requests.rows import RawChunk
 from traces.requests.table import FloatArray, IntArray
 
-SERVEGEN = Layout(
+SERVEGEN = TraceLayout(
     "servegen",
     "ServeGen client pool (a folder of chunk-N-trace.csv with chunk-N-dataset.json, or one chunk-N-trace.csv)",
     {name: CANONICAL_COLUMNS[name] for name in ("arrival_s", "input_tokens", "output_tokens", "session_id")},
@@ -57,7 +57,7 @@ def is_servegen_header(fields: list[str]) -> bool:
         return False
 
 
-def read_windows(path: Path) -> list[Window]:
+def read_load_windows(path: Path) -> list[Window]:
     """Windows of one client; raises TraceError naming the line that is not a window."""
     text = unpacked_bytes(path).decode("utf-8-sig", errors="replace")
     rows: list[tuple[float, float, str, float]] = []
@@ -217,7 +217,7 @@ def servegen_chunks(path: Path, options: Options) -> Iterator[RawChunk]:
     """
     files = pool_files(path)
     start, end = options.start_s, options.start_s + options.duration_s
-    loads: Mapping[Path, list[Window]] = {file: read_windows(file) for file in files}
+    loads: Mapping[Path, list[Window]] = {file: read_load_windows(file) for file in files}
     expected = sum(
         window.rate
         * options.rate_scale

@@ -10,10 +10,20 @@ from typing import Any
 
 import numpy as np
 
-from dashboards.app.controls import CHIP, CONTEXTS, MODEL, TENSOR_PARALLEL, WEIGHTS, Choice, Number, Values, weights_of
+from dashboards.app.controls import (
+    CHIP,
+    CONTEXTS,
+    MODEL,
+    TENSOR_PARALLEL,
+    WEIGHTS,
+    ChoiceField,
+    Number,
+    Values,
+    weights_of,
+)
 from dashboards.app.page import Context, Page, Shown, View
-from dashboards.app.parts import area, columns, figure_card, message_area, remark, rests_on
-from dashboards.app.served import Served
+from dashboards.app.parts import area, figure_card, in_columns, message_area, remark, rests_on
+from dashboards.app.served import ServedFolders
 from dashboards.figures.attention import (
     PAYS,
     GainData,
@@ -29,7 +39,7 @@ from dashboards.figures.attention import (
     region_words,
     sensitivity_data,
     sensitivity_figure,
-    tokens,
+    token_grid,
 )
 from simulator.errors import ForerunError
 from simulator.speculation.attention_level import READINGS, compare_layouts, consistency_set, consistency_sets
@@ -44,13 +54,13 @@ LONG = (8192, 32768, 131072, 524288)
 ENGINE = {"max_num_seqs": 64, "max_num_batched_tokens": 2048}
 
 
-def content(page: str, _served: Served) -> list[Any]:
+def content(page: str, _served: ServedFolders) -> list[Any]:
     """Figures of the documented parameters, then of the chosen chip."""
     return [
         area(page, "lead"),
         figure_card(page, "map", 420, "Speedup by context and hit rate", wide=True),
         figure_card(page, "gantt", 540, "What both groups do in a layer that hits and one that misses"),
-        columns(
+        in_columns(
             figure_card(page, "speedup", 560, "Speedup by context, with the band of plausible parameters"),
             figure_card(page, "sensitivity", 560, "Speedup under other plausible parameters"),
         ),
@@ -73,8 +83,8 @@ def compute(_context: Context, values: Values) -> Shown:
     comparison = compare_layouts(parameters, context, rate, reading)
     label_start = parameters.label.split(":")[0]
     lead = (
-        f"At {tokens(context)} tokens and {rate:.1%} hits two groups gain {float(comparison.speedup):.2f}x, and cut "
-        f"what attention adds {float(comparison.overhead_reduction):.1f}x."
+        f"At {token_grid(context)} tokens and {rate:.1%} hits two groups gain {float(comparison.speedup):.2f}x, "
+        f"and cut what attention adds {float(comparison.overhead_reduction):.1f}x."
     )
     notes = [
         f"{parameters.description}; {parameters.label}.",
@@ -146,8 +156,8 @@ PAGE = Page(
     [
         Number("rate", "Hit rate", stops=RATES, default=0.875, high=1.0, whole=False),
         Number("context", "Context", stops=MAP_CONTEXTS, default=131072, unit="tokens", low=256, high=2**20),
-        Choice("set", "Documented parameters", options=lambda _: list(consistency_sets())),
-        Choice("reading", "What waits for the check", options=READINGS),
+        ChoiceField("set", "Documented parameters", options=lambda _: list(consistency_sets())),
+        ChoiceField("reading", "What waits for the check", options=READINGS),
         replace(CHIP, label="Other chip"),
         MODEL,
         replace(TENSOR_PARALLEL, label="Chips", options=("2", "4", "8", "16"), default="8"),

@@ -15,7 +15,7 @@ from dashboards.app.controls import (
     MODEL,
     OUTPUT,
     PROMPT,
-    Choice,
+    ChoiceField,
     Number,
     Pairs,
     Several,
@@ -24,8 +24,8 @@ from dashboards.app.controls import (
 )
 from dashboards.app.jobs import ProgressCallback, Task, job_panel
 from dashboards.app.page import Context, Page, Shown, Start, View
-from dashboards.app.parts import area, commands_card, figure_card, remark, rests_on, table_card
-from dashboards.app.served import Served
+from dashboards.app.parts import area, commands_panel, figure_card, remark, rests_on, table_panel
+from dashboards.app.served import ServedFolders
 from dashboards.app.uploads import checked_size
 from dashboards.study_report import COMMANDS, study_figures
 from simulator.errors import ForerunError, did_you_mean
@@ -85,7 +85,7 @@ class PlanTask:
         result.save(folder)
 
 
-def content(page: str, _served: Served) -> list[Any]:
+def content(page: str, _served: ServedFolders) -> list[Any]:
     """The plan: sentence, figures, layouts that hold, launch commands, all others."""
     return [
         job_panel(page),
@@ -99,7 +99,7 @@ def content(page: str, _served: Served) -> list[Any]:
     ]
 
 
-def plan_task(values: Values, served: Served) -> PlanTask:
+def plan_task(values: Values, served: ServedFolders) -> PlanTask:
     """The plan that the controls ask for.
 
     Raises:
@@ -117,13 +117,13 @@ def plan_task(values: Values, served: Served) -> PlanTask:
         workload = {"trace": str(served.log(values["log"]))} | ({"columns": columns} if columns else {})
     data = {"model": values["model"], "hardware": {"chip": chips[0]}, "workload": workload}
     if values["prices"]:
-        data["prices"] = {"usd_per_chip_hour": prices_of(values["prices"], chips)}
+        data["prices"] = {"usd_per_chip_hour": chip_prices(values["prices"], chips)}
     scenario = checked_size(scenario_from(data, "plan"), "plan")
     slo = tuple(f"{values['at']}_{name}_ms={values[name]:g}" for name in ("ttft", "tpot"))
     return PlanTask(scenario, chips, rate, float(values["growth"]), slo)
 
 
-def prices_of(text: str, chips: Sequence[str]) -> dict[str, float]:
+def chip_prices(text: str, chips: Sequence[str]) -> dict[str, float]:
     """US dollars for an hour of some chips, as the field says them.
 
     Raises:
@@ -142,7 +142,7 @@ def prices_of(text: str, chips: Sequence[str]) -> dict[str, float]:
     return prices
 
 
-def make(context: Context, values: Values) -> tuple[Task, str]:
+def make_plan(context: Context, values: Values) -> tuple[Task, str]:
     """The background run of the plan."""
     wanted = plan_task(values, context.served)
     return wanted, f"plan {wanted.scenario.model} {values['log'] if wanted.rate is None else f'{wanted.rate:g}'}"
@@ -164,9 +164,9 @@ def compute(context: Context, values: Values) -> Shown:
     holding, *others = (table for table in result.tables() if table.name not in COMMANDS)
     shown = {
         "lead": remark(result.conclusion),
-        "holding": table_card(holding),
-        "flags": commands_card(f"One replica of {best['layout']}", best["flags"]) if best and best["flags"] else None,
-        "others": dmc.Stack(list(map(table_card, others)), gap="md") if others else None,
+        "holding": table_panel(holding),
+        "flags": commands_panel(f"One replica of {best['layout']}", best["flags"]) if best and best["flags"] else None,
+        "others": dmc.Stack(list(map(table_panel, others)), gap="md") if others else None,
         "basis": rests_on(document["basis"], notes),
     }
     return shown, drawn
@@ -178,13 +178,13 @@ PAGE = Page(
     "Capacity",
     "The fewest chips and the cheapest layout that hold an SLO, and how much head-room they have.",
     [
-        Choice("plan", "Plan", options=lambda served: list(served.plans()), placeholder="none made yet"),
+        ChoiceField("plan", "Plan", options=lambda served: list(served.plans()), placeholder="none made yet"),
         dmc.Divider(label="Make another"),
-        Choice("log", "Traffic", options=lambda served: [NO_LOG, *served.logs()], default=NO_LOG),
+        ChoiceField("log", "Traffic", options=lambda served: [NO_LOG, *served.logs()], default=NO_LOG),
         replace(COLUMNS, when=ON_LOG),
         Number("rate", "Load", ON_RATE, stops=RATES, default=16, unit="req/s", low=0.01, high=10_000, whole=False),
         Number("growth", "Growth", stops=GROWTH, default=1, unit="x", low=1, high=100, whole=False),
-        Choice("at", "SLO at", options=("p99", "p95", "p90", "p50"), default="p99"),
+        ChoiceField("at", "SLO at", options=("p99", "p95", "p90", "p50"), default="p99"),
         Number("ttft", "TTFT", stops=TTFT_MS, default=1000, unit="ms", low=1, high=1e6, whole=False),
         Number("tpot", "TPOT", stops=TPOT_MS, default=30, unit="ms", low=0.1, high=1e5, whole=False),
         replace(PROMPT, when=ON_RATE),
@@ -200,7 +200,7 @@ PAGE = Page(
         Start(
             "plan",
             ("log", "columns", "model", "chips", "rate", "growth", "at", "ttft", "tpot", "prompt", "output", "prices"),
-            make,
+            make_plan,
             "plan",
             lambda served: served.plans(),
         )

@@ -14,7 +14,7 @@ from dashboards.app.controls import (
     CHIP,
     MODEL,
     TENSOR_PARALLEL,
-    Choice,
+    ChoiceField,
     Component,
     Values,
     control_id,
@@ -22,25 +22,25 @@ from dashboards.app.controls import (
 )
 from dashboards.app.jobs import Task, job_panel
 from dashboards.app.page import Context, Page, Shown, Start, View
-from dashboards.app.parts import area, columns, figure_card, remark, rests_on, table_card, tiles
+from dashboards.app.parts import area, figure_card, in_columns, remark, rests_on, table_panel, tiles
 from dashboards.app.replays import (
     FITTED,
     LAYERS,
     MOST_RUNS,
     PHYSICS,
     devices,
-    document_of,
     record,
+    replay_document,
     replay_task,
     replayed,
 )
-from dashboards.app.served import SAMPLE_CHIP, SAMPLE_TRACE, Served
+from dashboards.app.served import SAMPLE_CHIP, SAMPLE_TRACE, ServedFolders
 from dashboards.checks import error_tiles
 from dashboards.figures.replays import coverage_figure, errors_data, errors_figure, scores_data, scores_figure
 from dashboards.replay_report import replay_figures, replay_tables, replay_tiles
 from simulator.errors import ForerunError
 from simulator.replay.tables import METRIC_WORDS
-from simulator.replay.validation import conclusion, error_tables, summary_table
+from simulator.replay.validation import error_tables, errors_sentence, summary_table
 
 NAME = "replay"
 VIEWS = ("errors on record", "kernels", "benchmark results and engine steps")
@@ -59,7 +59,7 @@ def is_kernels(view: Any) -> bool:
     return bool(view == VIEWS[1])
 
 
-def devices_of(served: Served, trace: Any) -> list[str]:
+def devices_of(served: ServedFolders, trace: Any) -> list[str]:
     """Devices in a trace; none where it cannot be read, which its own view says."""
     try:
         return devices(served, str(trace or ""))
@@ -67,38 +67,38 @@ def devices_of(served: Served, trace: Any) -> list[str]:
         return []
 
 
-def known_devices(served: Served) -> list[str]:
+def known_devices(served: ServedFolders) -> list[str]:
     """Devices of all traces that the app may read."""
     return sorted({device for trace in served.traces() for device in devices_of(served, trace)})
 
 
-def made_here(page: str, _served: Served) -> Component:
+def made_here(page: str, _served: ServedFolders) -> Component:
     """What stands before the controls of a replay that the page makes."""
     legend = f"What the file does not tell; at most {MOST_RUNS} of its runs."
     parts = [dmc.Divider(label="Make another", mb="sm"), dmc.Text(legend, size="xs", className="muted")]
     return dmc.Box(parts, id=control_id(page, "make"))
 
 
-def button(page: str, _served: Served) -> Component:
+def button(page: str, _served: ServedFolders) -> Component:
     """Starts a replay."""
     start = dmc.Button("Replay this file", id={"kind": "replay", "page": page}, fullWidth=True)
     return dmc.Box(start, id=control_id(page, "begin"))
 
 
-def content(page: str, _served: Served) -> list[Any]:
+def content(page: str, _served: ServedFolders) -> list[Any]:
     """Errors as numbers, figures and tables."""
     return [
         job_panel(page),
         area(page, "lead"),
         area(page, "tiles"),
         figure_card(page, "record", 780, "Errors on record by what was predicted", wide=True),
-        columns(
+        in_columns(
             figure_card(page, "parity", 560, "Predicted against measured seconds"),
             figure_card(page, "errors", 560, "Distribution of errors by operation"),
         ),
         figure_card(page, "scores", 480, "Errors by operation and regime"),
         figure_card(page, "coverage", 480, "Share of measurements inside their interval"),
-        columns(
+        in_columns(
             *(
                 figure_card(page, metric, 480, f"{words[0]}, predicted against measured")
                 for metric, words in METRIC_WORDS.items()
@@ -121,14 +121,14 @@ def compute(context: Context, values: Values) -> Shown:
 def compute_record() -> Shown:
     """How far off predictions have been, by what was predicted; the worst comparison of each by name."""
     rows = record()
-    tables = [card for table in (summary_table(rows), *error_tables(rows)) if (card := table_card(table)) is not None]
+    tables = [card for table in (summary_table(rows), *error_tables(rows)) if (card := table_panel(table)) is not None]
     notes = [
         f"Scored by python -m validation all; the last on {max(row.date for row in rows)}.",
         "A dot is one comparison: a table of benchmark results or kernels, or a publication. Nothing is left out.",
         "datasheet, extrapolated: no kernel of that chip, format or shape had been measured when it was scored.",
     ]
     shown = {
-        "lead": remark(conclusion(rows)),
+        "lead": remark(errors_sentence(rows)),
         "tiles": tiles(error_tiles(rows)),
         "tables": dmc.Stack(tables, gap="md"),
         "basis": rests_on("measured", notes),
@@ -173,7 +173,7 @@ def compute_served(context: Context, values: Values) -> Shown:
     if not values["replay"]:
         words = "There is no replay here yet: forerun replay requests FILE --scenario SCENARIO --out DIR makes one, "
         return {"lead": remark(words + "or press Replay this file."), "basis": rests_on(None)}, {}
-    document = document_of(context.served, values["replay"])
+    document = replay_document(context.served, values["replay"])
     scenario = document["scenario"]
     sources = ", ".join(str(source).rpartition("/")[2] for source in document["sources"])
     notes = [
@@ -186,18 +186,18 @@ def compute_served(context: Context, values: Values) -> Shown:
 
 
 def _shown(document: dict[str, Any]) -> dict[str, Any]:
-    cards = [card for table in replay_tables(document) if (card := table_card(table)) is not None]
+    cards = [card for table in replay_tables(document) if (card := table_panel(table)) is not None]
     return {"tiles": tiles(replay_tiles(document)), "tables": dmc.Stack(cards, gap="md")}
 
 
-def make(context: Context, values: Values) -> tuple[Task, str]:
+def make_replay(context: Context, values: Values) -> tuple[Task, str]:
     """The background replay of a file."""
     label, model, chip, framework, tp = (values[name] for name in FIELDS)
     task = replay_task(context.served, str(label or ""), model, chip, framework, int(tp))
     return task, f"replay {task.file.stem}"
 
 
-def more(app: Dash, context: Context) -> None:
+def replay_details(app: Dash, context: Context) -> None:
     """The devices of the chosen trace, and the two boxes that are no controls."""
 
     def devices_now(trace: str | None, before: str | None) -> tuple[list[str], str | None]:
@@ -224,17 +224,19 @@ PAGE = Page(
     "Replay",
     "How far predictions are from measurements: kernels, benchmark results and engine steps of the served folders.",
     [
-        Choice("view", "What is replayed", options=lambda _: VIEWS if record() else VIEWS[1:]),
-        Choice("trace", "Kernel trace", ON_KERNELS, options=lambda served: list(served.traces()), default=SAMPLE_TRACE),
+        ChoiceField("view", "What is replayed", options=lambda _: VIEWS if record() else VIEWS[1:]),
+        ChoiceField(
+            "trace", "Kernel trace", ON_KERNELS, options=lambda served: list(served.traces()), default=SAMPLE_TRACE
+        ),
         replace(ANY_CHIP, default=SAMPLE_CHIP, when=ON_KERNELS),
-        Choice("library", "Kernel library", ON_KERNELS, options=("generic", "vllm", "sglang", "trtllm", "nccl")),
-        Choice("device", "Device in the trace", ON_KERNELS, options=known_devices),
-        Choice("layer", "Prediction", ON_KERNELS, options=LAYERS),
-        Choice(
+        ChoiceField("library", "Kernel library", ON_KERNELS, options=("generic", "vllm", "sglang", "trtllm", "nccl")),
+        ChoiceField("device", "Device in the trace", ON_KERNELS, options=known_devices),
+        ChoiceField("layer", "Prediction", ON_KERNELS, options=LAYERS),
+        ChoiceField(
             "replay", "Replay", ON_SERVED, options=lambda served: list(served.replays()), placeholder="none made yet"
         ),
         made_here,
-        Choice(
+        ChoiceField(
             "file",
             "Measured runs or steps",
             ON_SERVED,
@@ -243,7 +245,7 @@ PAGE = Page(
         ),
         replace(MODEL, when=ON_SERVED),
         replace(CHIP, name="runs-chip", when=ON_SERVED),
-        Choice("framework", "Engine", ON_SERVED, options=("vllm", "sglang", "trtllm", "generic")),
+        ChoiceField("framework", "Engine", ON_SERVED, options=("vllm", "sglang", "trtllm", "generic")),
         replace(TENSOR_PARALLEL, when=ON_SERVED),
         button,
     ],
@@ -256,6 +258,6 @@ PAGE = Page(
             ("record", "parity", "errors", "scores", "coverage", *METRIC_WORDS),
         )
     ],
-    [Start("replay", FIELDS, make, "replay", lambda served: served.replays())],
-    more,
+    [Start("replay", FIELDS, make_replay, "replay", lambda served: served.replays())],
+    replay_details,
 )

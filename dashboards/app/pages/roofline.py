@@ -15,15 +15,15 @@ from dashboards.app.controls import (
     MODEL,
     TENSOR_PARALLEL,
     WEIGHTS,
-    Choice,
+    ChoiceField,
     Number,
     Values,
     weights_of,
 )
 from dashboards.app.page import Context, Page, Shown, View
-from dashboards.app.parts import area, figure_card, rests_on, table_card
+from dashboards.app.parts import area, figure_card, rests_on, table_panel
 from dashboards.app.replays import replayed
-from dashboards.app.served import Served
+from dashboards.app.served import ServedFolders
 from dashboards.figures.roofline import measured_points, roofline_data, roofline_figure
 from hwprofiles import Chip
 from simulator.build import build_replica
@@ -47,7 +47,7 @@ class Priced(NamedTuple):
 
 
 @lru_cache(maxsize=16)
-def priced(model: str, chip: str, tensor_parallel: int, dtype: str | None) -> Priced:
+def priced_kernels(model: str, chip: str, tensor_parallel: int, dtype: str | None) -> Priced:
     """The step timer of a deployment.
 
     Raises:
@@ -79,7 +79,7 @@ def phases(ready: Priced, batch: int, context: int, draft_tokens: int, prompt_to
     return {phase: running(ready.timer.kernels(some_steps(steps, slice(0, 1)))) for phase, steps in work.items()}
 
 
-def content(page: str, _served: Served) -> list[Any]:
+def content(page: str, _served: ServedFolders) -> list[Any]:
     """The figure and the kernels in it."""
     return [
         figure_card(page, "roofline", 540, "Kernels on the roofline of the chip"),
@@ -92,7 +92,7 @@ def compute(context: Context, values: Values) -> Shown:
     """Kernels of the three phases, with measured ones where a trace is chosen."""
     served = context.served
     dtype = weights_of(values).get("weights_dtype")
-    ready = priced(values["model"], served.chip(values["chip"]), int(values["tp"]), dtype)
+    ready = priced_kernels(values["model"], served.chip(values["chip"]), int(values["tp"]), dtype)
     kernels = phases(ready, values["batch"], max(values["context"], values["k"] + 1), values["k"], values["prompt"])
     measured, notes = None, list(ready.notes)
     if values["trace"] not in (None, NO_TRACE):
@@ -103,7 +103,7 @@ def compute(context: Context, values: Values) -> Shown:
         notes.append(f"Measured kernels: {measured.rows:,} of {name}, timed on {device}, predicted for {report.chip}.")
     data = roofline_data(ready.chip, kernels, measured, ready.basis)
     notes.append("Times of one chip; host work and drafter are not on the roofline.")
-    shown = {"kernels": table_card(kernel_table(kernels)), "basis": rests_on(ready.basis, notes)}
+    shown = {"kernels": table_panel(kernel_table(kernels)), "basis": rests_on(ready.basis, notes)}
     return shown, {"roofline": roofline_figure(data)}
 
 
@@ -133,7 +133,7 @@ PAGE = Page(
         Number("context", "Context", stops=CONTEXTS, default=2048, unit="tokens", low=1, high=1_000_000),
         Number("k", "Draft tokens K", stops=DRAFT_TOKENS, default=3, low=1, high=64),
         Number("prompt", "Prompt", stops=CONTEXTS[:8], default=1024, unit="tokens", low=1, high=MOST_STEP_TOKENS),
-        Choice("trace", "Measured kernels", options=lambda served: [NO_TRACE, *served.traces()], default=NO_TRACE),
+        ChoiceField("trace", "Measured kernels", options=lambda served: [NO_TRACE, *served.traces()], default=NO_TRACE),
     ],
     content,
     [

@@ -10,7 +10,7 @@ import numpy as np
 import plotly.graph_objects as go
 from dash import Dash, Input, Output, State, dcc, no_update
 
-from dashboards.app.controls import Choice, Component, Field, Values, state_id
+from dashboards.app.controls import ChoiceField, Component, Field, Values, state_id
 from dashboards.app.jobs import job_id, job_panel
 from dashboards.app.messages import sentence
 from dashboards.app.page import Context, Page, Shown, View
@@ -18,18 +18,18 @@ from dashboards.app.parts import (
     UPLOADED,
     area,
     area_id,
-    columns,
     figure_card,
+    in_columns,
     message,
     message_area,
     output_id,
     remark,
     rests_on,
-    table_card,
+    table_panel,
     tiles,
     upload,
 )
-from dashboards.app.served import Served
+from dashboards.app.served import ServedFolders
 from dashboards.app.uploads import UploadTask, uploaded_text
 from dashboards.figures.run import (
     BINS,
@@ -43,8 +43,8 @@ from dashboards.figures.run import (
     curves_figure,
     latency_data,
     latency_figure,
+    request_spans,
     slowest,
-    spans_of,
     timeline_data,
     timeline_figure,
     waterfall_data,
@@ -52,7 +52,7 @@ from dashboards.figures.run import (
 )
 from dashboards.report import lead_sentence, report_html, run_tiles
 from simulator.errors import ForerunError
-from simulator.metrics.run_folder import Run
+from simulator.metrics.run_folder import RunFolder
 from simulator.metrics.tables import more_run_tables, run_tables
 from simulator.tables import ABSENT, Table, number, pairs
 
@@ -62,7 +62,7 @@ NEIGHBOURS = 24
 """Requests shown around a chosen one."""
 
 
-def buttons(page: str, _served: Served) -> Component:
+def buttons(page: str, _served: ServedFolders) -> Component:
     """The report of the run, and a scenario of one's own."""
     return dmc.Stack(
         [
@@ -75,7 +75,7 @@ def buttons(page: str, _served: Served) -> Component:
     )
 
 
-def content(page: str, _served: Served) -> list[Any]:
+def content(page: str, _served: ServedFolders) -> list[Any]:
     """The run, its requests, its steps, the run beside it."""
     return [
         message_area(page, UPLOADED),
@@ -84,7 +84,7 @@ def content(page: str, _served: Served) -> list[Any]:
         area(page, "tiles"),
         figure_card(page, "bottleneck", 230, "What limits the engine, as shares of its time"),
         figure_card(page, "timeline", 620, "Batch, queue, KV use and output rate over time"),
-        columns(
+        in_columns(
             figure_card(page, "latency", 480, "Distribution of TTFT, TPOT and end-to-end latency"),
             figure_card(page, "waterfall", 480, "Phases of single requests"),
         ),
@@ -93,7 +93,7 @@ def content(page: str, _served: Served) -> list[Any]:
         message_area(page, "no-steps"),
         figure_card(page, "bounds", 420, "What limits the engine over time"),
         message_area(page, "no-pair"),
-        columns(
+        in_columns(
             figure_card(page, "change", 420, "Change from one run to the other"),
             figure_card(page, "curves", 420, "Latency in both runs"),
         ),
@@ -115,7 +115,7 @@ def compute(context: Context, values: Values) -> Shown:
     shown: dict[str, Any] = {
         "lead": remark(f"{run.name}: {lead_sentence(document)}"),
         "tiles": tiles(run_tiles(document)),
-        "tables": dmc.Stack([card for table in tables if (card := table_card(table)) is not None], gap="md"),
+        "tables": dmc.Stack([card for table in tables if (card := table_panel(table)) is not None], gap="md"),
         "notes": rests_on(run.basis, [*document.get("notes", ()), made]),
     }
     bottleneck = bottleneck_data(run)
@@ -141,7 +141,7 @@ def compute_requests(context: Context, values: Values) -> Shown:
         "latency": _latency_figure(run),
         "waterfall": waterfall_figure(waterfall) if len(waterfall.row) else None,
     }
-    return {"request": None if around is None else table_card(request_table(run, around))}, figures
+    return {"request": None if around is None else table_panel(request_table(run, around))}, figures
 
 
 def compute_pair(context: Context, values: Values) -> Shown:
@@ -152,13 +152,13 @@ def compute_pair(context: Context, values: Values) -> Shown:
     first, second = (context.served.run(name) for name in names)
     data = comparison_data(first, second, names, values["latency"])
     figures = {"change": change_figure(data), "curves": curves_figure(data)}
-    return {"changes": table_card(change_table(data))}, figures
+    return {"changes": table_panel(change_table(data))}, figures
 
 
 @lru_cache(maxsize=8)
-def _step_figures(run: Run) -> dict[str, go.Figure]:
+def _step_figures(run: RunFolder) -> dict[str, go.Figure]:
     """Figures of the engine steps, which take seconds where there are millions of them."""
-    spans = spans_of(run, BINS)
+    spans = request_spans(run, BINS)
     if spans is None:
         return {}
     return {
@@ -168,12 +168,12 @@ def _step_figures(run: Run) -> dict[str, go.Figure]:
 
 
 @lru_cache(maxsize=8)
-def _latency_figure(run: Run) -> go.Figure | None:
+def _latency_figure(run: RunFolder) -> go.Figure | None:
     latency = latency_data(run)
     return latency_figure(latency) if latency.curves else None
 
 
-def request_table(run: Run, row: int) -> Table:
+def request_table(run: RunFolder, row: int) -> Table:
     """What happened to one request."""
     values = {name: float(column[row]) for name, column in run.requests.items()}
 
@@ -203,7 +203,7 @@ def change_table(data: ComparisonData) -> Table:
     return Table("Both runs", ("", *data.names, "change"), rows)
 
 
-def more(app: Dash, context: Context) -> None:
+def run_details(app: Dash, context: Context) -> None:
     """Uploads, what they leave, and the report of a run."""
 
     def take_upload(upload: dict[str, str] | None) -> tuple[Any, Any]:
@@ -261,15 +261,17 @@ PAGE = Page(
     "Run explorer",
     "What happened in a simulated run, and what another run did differently.",
     [
-        Choice("run", "Run", options=lambda served: list(served.runs()), placeholder="no run in the served folders"),
+        ChoiceField(
+            "run", "Run", options=lambda served: list(served.runs()), placeholder="no run in the served folders"
+        ),
         Field(
             "request",
             "Single request",
             high=1e8,
             says="its number in order of arrival; else the longest TTFT",
         ),
-        Choice("beside", "Compare with", options=lambda served: [NOTHING, *served.runs()]),
-        Choice("latency", "Latency compared", options=("ttft", "tpot", "e2el")),
+        ChoiceField("beside", "Compare with", options=lambda served: [NOTHING, *served.runs()]),
+        ChoiceField("latency", "Latency compared", options=("ttft", "tpot", "e2el")),
         buttons,
     ],
     content,
@@ -279,5 +281,5 @@ PAGE = Page(
         View(compute_steps, ("run",), figures=("timeline", "bounds"), message_at="no-steps"),
         View(compute_pair, ("run", "beside", "latency"), ("changes",), ("change", "curves"), message_at="no-pair"),
     ],
-    more=more,
+    more=run_details,
 )

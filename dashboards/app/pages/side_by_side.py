@@ -13,7 +13,7 @@ from dash import ClientsideFunction, Dash, Input, Output, dcc, html
 from dashboards.app.controls import Component, Control, state_id
 from dashboards.app.page import Context, Page
 from dashboards.app.parts import output_id, remark
-from dashboards.app.served import Served
+from dashboards.app.served import ServedFolders
 from simulator.errors import ForerunError, did_you_mean
 
 NAME = "beside"
@@ -27,11 +27,11 @@ class Address(Control):
 
     paths: Sequence[str] = ()
 
-    def default_in(self, served: Served) -> str:
+    def default_in(self, served: ServedFolders) -> str:
         """None yet."""
         return ""
 
-    def checked(self, value: Any, served: Served) -> str:
+    def checked(self, value: Any, served: ServedFolders) -> str:
         """The address, if it is of a page of this app."""
         parts = urlsplit(value) if isinstance(value, str) and len(value) <= LONGEST_ADDRESS else None
         if parts is None or (value and (parts.scheme or parts.netloc or parts.path.strip("/") not in self.paths)):
@@ -40,7 +40,7 @@ class Address(Control):
             raise ForerunError(f"{self.label}: '{word}' is no address of a page{hint}, for example /what-if?rate=4")
         return str(value)
 
-    def widget(self, page: str, value: Any, served: Served) -> Component:
+    def widget(self, page: str, value: Any, served: ServedFolders) -> Component:
         """A line of text."""
         return dmc.TextInput(
             id=state_id(page, self.name), label=self.label, placeholder="/what-if?rate=4", value=value, debounce=600
@@ -51,7 +51,7 @@ def side_by_side_page(others: Sequence[Page]) -> Page:
     """The page that shows two views of ``others``."""
     fields = [Address(name, f"View {name.upper()}", paths=[other.path for other in others]) for name in "ab"]
 
-    def content(_page: str, _served: Served) -> list[Any]:
+    def content(_page: str, _served: ServedFolders) -> list[Any]:
         words = "Pin a view above, turn to another, and press Beside pinned; or paste two addresses of this app."
         return [
             dcc.Store(id=output_id(NAME, FRAMES)),

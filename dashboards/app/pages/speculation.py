@@ -17,14 +17,14 @@ from dashboards.app.controls import (
     PROMPT,
     TENSOR_PARALLEL,
     WEIGHTS,
-    Choice,
+    ChoiceField,
     Number,
     Values,
     weights_of,
 )
 from dashboards.app.page import Context, Page, Shown, View
-from dashboards.app.parts import area, columns, commands_card, figure_card, remark, rests_on, table_card
-from dashboards.app.served import Served
+from dashboards.app.parts import area, commands_panel, figure_card, in_columns, remark, rests_on, table_panel
+from dashboards.app.served import ServedFolders
 from dashboards.figures.speculation import (
     acceptance_data,
     acceptance_figure,
@@ -46,13 +46,13 @@ CONTEXTS = (512, 2048, 8192, 32768, 131072)
 ALPHAS = tuple(round(0.05 * step, 2) for step in range(1, 20))
 
 
-def content(page: str, _served: Served) -> list[Any]:
+def content(page: str, _served: ServedFolders) -> list[Any]:
     """The sentence, the flags and the figures behind it."""
     return [
         area(page, "sentence"),
         area(page, "flags"),
         figure_card(page, "by-batch", 420, "Speed-up by draft tokens and batch", wide=True),
-        columns(
+        in_columns(
             figure_card(page, "by-context", 420, "Speed-up by draft tokens and context", wide=True),
             figure_card(page, "crossover", 420, "Speed-up over the batch, and where it falls below 1"),
         ),
@@ -62,7 +62,7 @@ def content(page: str, _served: Served) -> list[Any]:
     ]
 
 
-def scenario_data(values: Values) -> dict[str, Any]:
+def speculation_scenario(values: Values) -> dict[str, Any]:
     """The scenario that the controls describe, as plain data."""
     acceptance: dict[str, Any] = {"alpha": values["alpha"]}
     if values["curve"] != ONE_RATE:
@@ -83,7 +83,7 @@ def scenario_data(values: Values) -> dict[str, Any]:
 def compute(_context: Context, values: Values) -> Shown:
     """The grid of the chosen drafter."""
     batch = values["batch"]
-    grid = _grid(json.dumps(scenario_data(values), sort_keys=True), batch, values["prompt"], values["output"])
+    grid = _grid(json.dumps(speculation_scenario(values), sort_keys=True), batch, values["prompt"], values["output"])
     chosen = None if values["curve"] == ONE_RATE else values["curve"]
     notes = [
         *grid.notes,
@@ -98,13 +98,13 @@ def compute(_context: Context, values: Values) -> Shown:
     k = best_at(grid, batch)
     flags: Any = remark(f"At batch {batch} no K pays: leave speculation off.")
     if k:
-        data = scenario_data(values)
+        data = speculation_scenario(values)
         data["speculation"] |= {"num_speculative_tokens": k}
         title = f"Engine flags: K={k} is best at batch {batch}"
-        flags = commands_card(title, launch_flags(scenario_from(data, "speculation")))
+        flags = commands_panel(title, launch_flags(scenario_from(data, "speculation")))
     shown = {
-        "sentence": remark(conclusion(grid)),
-        "best": table_card(crossover_table(grid)),
+        "sentence": remark(grid_sentence(grid)),
+        "best": table_panel(crossover_table(grid)),
         "flags": flags,
         "basis": rests_on(grid.basis, notes),
     }
@@ -131,7 +131,7 @@ def _grid(scenario: str, batch: int, prompt: int, output: int) -> SpeculationGri
     return speculation_grid(parsed, DRAFT_TOKENS, batches, CONTEXTS, batch, prompt, output)
 
 
-def conclusion(grid: SpeculationGrid) -> str:
+def grid_sentence(grid: SpeculationGrid) -> str:
     """What the grid says in one sentence."""
     best, batches = grid.best, grid.batches
     if not any(best):
@@ -171,9 +171,9 @@ PAGE = Page(
         MODEL,
         TENSOR_PARALLEL,
         WEIGHTS,
-        Choice("method", "Method", options=METHODS[1:], default="eagle3"),
+        ChoiceField("method", "Method", options=METHODS[1:], default="eagle3"),
         DRAFT,
-        Choice(
+        ChoiceField(
             "curve",
             "Acceptance",
             options=lambda _: [ONE_RATE, *curve_names()],

@@ -11,8 +11,8 @@ from dash import Input, dcc
 from dashboards.app.controls import Values, values_of
 from dashboards.app.page import Context, Page, Shown, View
 from dashboards.app.pages import what_if
-from dashboards.app.parts import area, card, figure_card
-from dashboards.app.served import Served
+from dashboards.app.parts import area, figure_card, panel
+from dashboards.app.served import ServedFolders
 
 
 def compute(context: Context, _values: Values) -> Shown:
@@ -28,9 +28,9 @@ def compute(context: Context, _values: Values) -> Shown:
 def start_page(others: Sequence[Page]) -> Page:
     """The page that leads to ``others``."""
 
-    def content(page: str, _served: Served) -> list[Any]:
+    def content(page: str, _served: ServedFolders) -> list[Any]:
         cards = [
-            dcc.Link(card(other.name, dmc.Text(other.says, size="sm")), href=f"/{other.path}", className="start-link")
+            dcc.Link(panel(other.name, dmc.Text(other.says, size="sm")), href=f"/{other.path}", className="start-link")
             for other in others
         ]
         return [

@@ -11,25 +11,25 @@ from urllib.parse import urlencode
 import dash_mantine_components as dmc
 from dash import Dash, Input, Output, dcc, no_update
 
-from dashboards.app.controls import COLUMNS, Choice, Component, Values, state_id
+from dashboards.app.controls import COLUMNS, ChoiceField, Component, Values, state_id
 from dashboards.app.messages import sentence
 from dashboards.app.page import Context, Page, Shown, View
 from dashboards.app.parts import (
     UPLOADED,
     area,
     area_id,
-    columns,
-    commands_card,
+    commands_panel,
     figure_card,
+    in_columns,
     message,
     message_area,
     output_id,
     remark,
     rests_on,
-    table_card,
+    table_panel,
     upload,
 )
-from dashboards.app.served import Served
+from dashboards.app.served import ServedFolders
 from dashboards.app.uploads import MOST_REQUESTS, keep_log
 from dashboards.figures.load import traffic_data, traffic_figure
 from simulator.errors import ForerunError
@@ -44,13 +44,13 @@ SLO = ("p99_ttft_ms=1000", "p99_tpot_ms=30")
 """Of the command that is shown."""
 
 
-def taker(page: str, _served: Served) -> Component:
+def taker(page: str, _served: ServedFolders) -> Component:
     """Takes a log."""
     words = "A log of your own (CSV, JSONL): choose it, or drop it here"
     return dmc.Stack([upload(page, words), dmc.Divider(label="What is shown")])
 
 
-def content(page: str, _served: Served) -> list[Any]:
+def content(page: str, _served: ServedFolders) -> list[Any]:
     """The log: sentence, figure, tables, and what can be done with it."""
     return [
         message_area(page, UPLOADED),
@@ -89,18 +89,18 @@ def compute(context: Context, values: Values) -> Shown:
     words = ["forerun", "plan", Path(values[GIVEN]).name, *(word for limit in SLO for word in ("--slo", limit))]
     words += ["--map", values["columns"]] if values["columns"] else []
     shown = {
-        "lead": remark(conclusion(statistics)),
+        "lead": remark(trace_sentence(statistics)),
         "onward": dmc.Group(
             [dcc.Link(text, href=href, className="onward") for text, href in onward(values, statistics)]
         ),
-        "tables": columns(*(table_card(one) for one in statistics_tables(statistics))),
-        "command": commands_card("The same in a terminal", {"plan": shlex.join(words)}),
+        "tables": in_columns(*(table_panel(one) for one in statistics_tables(statistics))),
+        "command": commands_panel("The same in a terminal", {"plan": shlex.join(words)}),
         "basis": rests_on("measured", notes),
     }
     return shown, {"traffic": traffic_figure(traffic_data(requests))}
 
 
-def conclusion(statistics: RequestStatistics) -> str:
+def trace_sentence(statistics: RequestStatistics) -> str:
     """The log in one sentence."""
     sizes = (
         f"prompts of {number(statistics.input_tokens.mean)} and answers of "
@@ -128,7 +128,7 @@ def onward(values: Values, statistics: RequestStatistics) -> list[tuple[str, str
     return links
 
 
-def more(app: Dash, context: Context) -> None:
+def trace_details(app: Dash, context: Context) -> None:
     """Uploads."""
 
     def take(upload: dict[str, str] | None) -> tuple[Any, Any, Any]:
@@ -155,8 +155,8 @@ PAGE = Page(
     "Your traffic",
     "Your traffic",
     "What a log of your own requests looks like, and what would serve it.",
-    [taker, Choice(GIVEN, "Log of requests", options=lambda served: list(served.logs())), COLUMNS],
+    [taker, ChoiceField(GIVEN, "Log of requests", options=lambda served: list(served.logs())), COLUMNS],
     content,
     [View(compute, (GIVEN, "columns"), ("lead", "onward", "tables", "command", "basis"), ("traffic",))],
-    more=more,
+    more=trace_details,
 )

@@ -21,19 +21,19 @@ from dashboards.app.controls import (
     PROMPT,
     TENSOR_PARALLEL,
     WEIGHTS,
-    Choice,
+    ChoiceField,
     Number,
     Values,
-    checked_values,
+    checked_fields,
     lengths,
     weights_of,
 )
 from dashboards.app.jobs import RunTask, Task, job_id, job_panel
 from dashboards.app.page import Context, Page, Shown, Start, View
-from dashboards.app.parts import area, card, counted, figure_card, output_id, remark, rests_on, tiles
-from dashboards.app.served import Served
+from dashboards.app.parts import area, counted, figure_card, output_id, panel, remark, rests_on, tiles
+from dashboards.app.served import ServedFolders
 from dashboards.app.uploads import checked_size
-from dashboards.figures.load import BoundsData, LoadCurve, LoadData, SimulatedPoint, bounds_figure, load_figure
+from dashboards.figures.load import BoundsData, LoadData, LoadFigure, SimulatedPoint, bounds_figure, load_figure
 from dashboards.page import Tile, scenario_yaml
 from simulator.metrics.document import scenario_document
 from simulator.metrics.run_folder import SUMMARY_FILE, load_summary
@@ -49,7 +49,7 @@ LOADS = (0.03, 0.2, 0.4, 0.6, 0.75, 0.87, 0.94, 0.98)
 ANSWERED = "answered"
 
 
-def drafts(method: Any) -> bool:
+def draft_choices(method: Any) -> bool:
     """Whether a method of speculation drafts."""
     return bool(method != "none")
 
@@ -63,25 +63,25 @@ CONTROLS = [
     TENSOR_PARALLEL,
     Number("replicas", "Replicas", stops=REPLICAS, default=1, low=1, high=256),
     WEIGHTS,
-    Choice("method", "Speculation", options=METHODS, default="none"),
+    ChoiceField("method", "Speculation", options=METHODS, default="none"),
     DRAFT,
-    Number("k", "Draft tokens K", when=("method", drafts), stops=DRAFT_TOKENS, default=3, low=1, high=64),
+    Number("k", "Draft tokens K", when=("method", draft_choices), stops=DRAFT_TOKENS, default=3, low=1, high=64),
     Number(
         "alpha",
         "Acceptance rate",
-        when=("method", drafts),
+        when=("method", draft_choices),
         stops=ALPHAS,
         default=0.7,
         low=0.0,
         high=1.0,
         whole=False,
     ),
-    Choice("requests", "Requests to simulate", options=("500", "2000", "10000", "50000"), default="2000"),
+    ChoiceField("requests", "Requests to simulate", options=("500", "2000", "10000", "50000"), default="2000"),
 ]
 NAMES = tuple(control.name for control in CONTROLS)
 
 
-def content(page: str, _served: Served) -> list[Any]:
+def content(page: str, _served: ServedFolders) -> list[Any]:
     """The answer, a way to simulate it, the curves over the load."""
     return [
         dcc.Store(id=output_id(page, ANSWERED)),
@@ -95,7 +95,7 @@ def content(page: str, _served: Served) -> list[Any]:
     ]
 
 
-def scenario_data(values: Values) -> dict[str, Any]:
+def what_if_scenario(values: Values) -> dict[str, Any]:
     """The scenario that the controls describe, as plain data."""
     data: dict[str, Any] = {
         "model": values["model"],
@@ -112,7 +112,7 @@ def scenario_data(values: Values) -> dict[str, Any]:
             "num_requests": int(values["requests"]),
         },
     }
-    if drafts(values["method"]):
+    if draft_choices(values["method"]):
         data["speculation"] = {
             "method": values["method"],
             "num_speculative_tokens": values["k"],
@@ -125,7 +125,7 @@ def scenario_data(values: Values) -> dict[str, Any]:
 
 def compute(context: Context, values: Values) -> Shown:
     """The analytic answer, with the simulated run of the same load where there is one."""
-    data = scenario_data(values)
+    data = what_if_scenario(values)
     scenario = scenario_from(data, "what-if")
     rate = float(values["rate"])
     answer = estimate(scenario)
@@ -141,9 +141,9 @@ def compute(context: Context, values: Values) -> Shown:
     text = scenario_yaml(data)
     copy = dmc.CopyButton(value=text, children="Copy", copiedChildren="Copied", size="compact-xs")
     shown = {
-        "lead": remark(conclusion(answer, rate)),
+        "lead": remark(estimate_sentence(answer, rate)),
         "tiles": tiles(_tiles(answer, here)),
-        "scenario": card(
+        "scenario": panel(
             "Scenario", dmc.Group([copy], justify="flex-end"), dmc.Code(text, block=True, className="flags")
         ),
         "basis": rests_on(answer.basis, notes),
@@ -159,12 +159,12 @@ def compute_load(context: Context, values: Values) -> Shown:
     # What was answered comes back from the browser, which may say anything.
     fields = {control.name: control for control in CONTROLS}
     answers = {name: values[ANSWERED].get(name) for name in NAMES}
-    data = scenario_data(checked_values(fields, answers, context.served))
+    data = what_if_scenario(checked_fields(fields, answers, context.served))
     scenario = scenario_from(data, "what-if")
     plain = {key: value for key, value in data.items() if key != "speculation"}
     wanted = [data, plain] if "speculation" in data else [data]
     curves = tuple(
-        load_curve(json.dumps(one | {"workload": {**data["workload"], "arrivals": None}}, sort_keys=True))
+        latency_by_load(json.dumps(one | {"workload": {**data["workload"], "arrivals": None}}, sort_keys=True))
         for one in wanted
     )
     points = tuple(simulated_point(run) for run in simulated_runs(context, scenario))
@@ -173,7 +173,7 @@ def compute_load(context: Context, values: Values) -> Shown:
 
 
 @lru_cache(maxsize=64)
-def load_curve(scenario: str) -> LoadCurve:
+def latency_by_load(scenario: str) -> LoadFigure:
     """The analytic means of a deployment, given as JSON without arrivals, up to close below its highest rate."""
     data = json.loads(scenario)
     data["workload"]["arrivals"] = {"process": "poisson", "request_rate": 1.0}
@@ -182,7 +182,7 @@ def load_curve(scenario: str) -> LoadCurve:
     answers = [estimate(parsed, request_rate=share * most) for share in LOADS]
     speculation = data.get("speculation")
     method = speculation["method"] if speculation else "none"
-    return LoadCurve(
+    return LoadFigure(
         f"{method}, K={speculation['num_speculative_tokens']}" if speculation else "without speculation",
         method,
         np.array([answer.request_rate for answer in answers]),
@@ -215,7 +215,7 @@ def simulated_point(document: dict[str, Any]) -> SimulatedPoint:
     )
 
 
-def conclusion(answer: Estimate, rate: float) -> str:
+def estimate_sentence(answer: Estimate, rate: float) -> str:
     """The answer in one sentence."""
     most = number(answer.max_request_rate, 3)
     chips = counted(answer.chips, "chip")
@@ -225,9 +225,9 @@ def conclusion(answer: Estimate, rate: float) -> str:
     return f"Holds {rate:g} of at most {most} req/s on {chips}; {bound} limits most of the engine's time."
 
 
-def make(_context: Context, values: Values) -> tuple[Task, str]:
+def make_run(_context: Context, values: Values) -> tuple[Task, str]:
     """The simulated run of what the controls say."""
-    data = scenario_data(values)
+    data = what_if_scenario(values)
     name = f"{data['model']} on {data['hardware']['chip']} at {values['rate']:g}"
     return RunTask(checked_size(scenario_from(data, "what-if"), "what-if")), name
 
@@ -296,5 +296,5 @@ PAGE = Page(
             message_at=None,
         ),
     ],
-    [Start("simulate", NAMES, make)],
+    [Start("simulate", NAMES, make_run)],
 )

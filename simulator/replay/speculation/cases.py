@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from hwprofiles import chip_names, load_chip
 from simulator.llm import load_architecture
-from simulator.replay.rerun import chip_name, model_name, other_engine
+from simulator.replay.rerun import catalogue_model, chip_name, other_engine
 from simulator.replay.speculation.published import FOLDER, PublishedSpeedup, constants_of
 from simulator.speculation import expected_tokens, load_curve
 from simulator.speculation.methods import METHODS
@@ -229,7 +229,7 @@ def _curve_length(speculation: dict[str, Any], model: str) -> float | None:
 
 def _model(name: str) -> str | None:
     """The catalogue's model of a published name, whose version after ``-v`` does not matter."""
-    return MODELS.get(name) or model_name(re.sub(r"-v\d+(\.\d+)?$", "", name)) or model_name(name)
+    return MODELS.get(name) or catalogue_model(re.sub(r"-v\d+(\.\d+)?$", "", name)) or catalogue_model(name)
 
 
 def _fewest_chips(model: str, chip: str) -> int:

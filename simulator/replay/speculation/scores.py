@@ -9,7 +9,7 @@ import numpy as np
 
 from simulator.replay.speculation.cases import Unpredicted
 from simulator.replay.speculation.compare import Comparison
-from simulator.speculation import curve_names, fit_lengths, load_curve
+from simulator.speculation import curve_names, fit_acceptance_lengths, load_curve
 
 FITTED_DEPTH = 3
 """Acceptance curves are fitted on K = 1 to this and read off beyond."""
@@ -71,7 +71,7 @@ def curve_scores() -> list[CurveScore]:
         near = {k: length for k, length in lengths.items() if k <= FITTED_DEPTH}
         if len(near) >= 2 and max(lengths) >= 5:
             depth = max(lengths)
-            predicted = fit_lengths(near).model.acceptance_length(depth)
+            predicted = fit_acceptance_lengths(near).model.acceptance_length(depth)
             scores.append(CurveScore(name, depth, lengths[depth], predicted))
     return scores
 

@@ -9,11 +9,11 @@ from simulator.replay.validation.inputs import Cache as Cache
 from simulator.replay.validation.inputs import cache_folder as cache_folder
 from simulator.replay.validation.inputs import digest_of as digest_of
 from simulator.replay.validation.shipped import SPLIT as SPLIT
-from simulator.replay.validation.shipped import Outcome as Outcome
-from simulator.replay.validation.shipped import Part as Part
+from simulator.replay.validation.shipped import ShippedErrors as ShippedErrors
+from simulator.replay.validation.shipped import ValidationPart as ValidationPart
 from simulator.replay.validation.shipped import shipped_errors as shipped_errors
 from simulator.replay.validation.tables import by_predicted as by_predicted
-from simulator.replay.validation.tables import conclusion as conclusion
 from simulator.replay.validation.tables import error_tables as error_tables
+from simulator.replay.validation.tables import errors_sentence as errors_sentence
 from simulator.replay.validation.tables import spread as spread
 from simulator.replay.validation.tables import summary_table as summary_table

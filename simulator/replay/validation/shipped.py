@@ -37,7 +37,7 @@ ROWS_AT_ONCE = 8
 """Published rows that a process compares before it takes others: neighbours share the parts of a run."""
 
 
-class Part(NamedTuple):
+class ValidationPart(NamedTuple):
     """Some comparisons that are computed together, and kept together until something that they depend on changes."""
 
     section: str
@@ -46,20 +46,23 @@ class Part(NamedTuple):
     """Whether ``--quick`` leaves it out: fits, and trees that are grown thousands of times."""
 
 
-class Outcome(NamedTuple):
+class ShippedErrors(NamedTuple):
     """Errors of what ships, and the parts that were left out for being slow."""
 
     rows: list[ErrorRow]
-    left_out: list[Part]
+    left_out: list[ValidationPart]
 
 
-def parts(sections: Sequence[str] = SECTIONS) -> list[Part]:
+def parts(sections: Sequence[str] = SECTIONS) -> list[ValidationPart]:
     """Everything that ships, in the order of the record."""
     groups: dict[str, bool] = {}
     for row in load_published():
         groups[row.group] = groups.get(row.group, False) or grows_trees(row)
-    every_part = [Part("kernels", SAMPLE, True), *(Part("speculation", name, slow) for name, slow in groups.items())]
-    every_part += [Part("speculation", CURVES, False), Part("attention", "published maxima", False)]
+    every_part = [
+        ValidationPart("kernels", SAMPLE, True),
+        *(ValidationPart("speculation", name, slow) for name, slow in groups.items()),
+    ]
+    every_part += [ValidationPart("speculation", CURVES, False), ValidationPart("attention", "published maxima", False)]
     return [part for part in every_part if part.section in sections]
 
 
@@ -69,7 +72,7 @@ def shipped_errors(
     quick: bool = False,
     cache: Cache | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> Outcome:
+) -> ShippedErrors:
     """Errors that the package alone can compute.
 
     Args:
@@ -82,8 +85,8 @@ def shipped_errors(
     every_part = parts(sections)
     left = [part for part in every_part if quick and part.slow]
     wanted = [part for part in every_part if part not in left]
-    rows_by_part: dict[Part, list[ErrorRow]] = {}
-    pending: dict[Part, Callable[[], list[ErrorRow]]] = {}
+    rows_by_part: dict[ValidationPart, list[ErrorRow]] = {}
+    pending: dict[ValidationPart, Callable[[], list[ErrorRow]]] = {}
     with Workers(jobs if jobs > 1 else 0) as workers:
         for part in sorted(wanted, key=lambda part: not part.slow):
             kept = None if cache is None else cache.get(part.name)
@@ -97,10 +100,10 @@ def shipped_errors(
                 cache.put(part.name, rows_by_part[part])
             if progress is not None:
                 progress(len(rows_by_part), len(wanted))
-    return Outcome([row for part in wanted for row in rows_by_part[part]], left)
+    return ShippedErrors([row for part in wanted for row in rows_by_part[part]], left)
 
 
-def _started(part: Part, workers: Workers) -> Callable[[], list[ErrorRow]]:
+def _started(part: ValidationPart, workers: Workers) -> Callable[[], list[ErrorRow]]:
     """Begin a part on the workers; what is returned gives its rows."""
     if part.section == "kernels":
         return workers.start(sample_errors)

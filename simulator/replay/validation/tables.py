@@ -67,7 +67,7 @@ def error_tables(rows: Sequence[ErrorRow]) -> list[Table]:
     return parts
 
 
-def conclusion(rows: Sequence[ErrorRow]) -> str:
+def errors_sentence(rows: Sequence[ErrorRow]) -> str:
     """The errors in one sentence."""
     errors = sorted(row.mape for row in rows)
     half, most = errors[len(errors) // 2], errors[len(errors) * 9 // 10]

@@ -16,7 +16,7 @@ import simpy
 
 from simulator.serving.clock import ROUTE, Timeline
 from simulator.serving.fleet.config import AutoscalerConfig
-from simulator.serving.fleet.replica import Replica
+from simulator.serving.fleet.replica import ServingReplica
 from simulator.serving.log import ScalingLog
 from simulator.serving.request_source import ReplicaEndpoint
 
@@ -25,7 +25,7 @@ PERIOD_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class FleetLoad:
     """What an autoscaler sees of the replicas that are on."""
 
     outstanding: int
@@ -41,7 +41,7 @@ class Load:
 class Rule(Protocol):
     """How many replicas there should be."""
 
-    def wanted(self, now: float, current: int, load: Load) -> int:
+    def wanted(self, now: float, current: int, load: FleetLoad) -> int:
         """Replicas that are wanted, before they are held between ``min_replicas`` and ``max_replicas``.
 
         Args:
@@ -68,7 +68,7 @@ class Hpa:
         self._counts: deque[tuple[float, int]] = deque()
         """Replicas that there were, for the limit of the way up."""
 
-    def wanted(self, now: float, current: int, load: Load) -> int:
+    def wanted(self, now: float, current: int, load: FleetLoad) -> int:
         """See the class."""
         config = self._config
         assert config.target is not None
@@ -107,7 +107,7 @@ class Saturation:
     def __init__(self, config: AutoscalerConfig) -> None:
         self._config = config
 
-    def wanted(self, now: float, current: int, load: Load) -> int:
+    def wanted(self, now: float, current: int, load: FleetLoad) -> int:
         """See the class."""
         count = len(load.kv_use)
         if not count or current > count:  # none is on, or one is on its way: wait for it
@@ -116,7 +116,7 @@ class Saturation:
             return current + 1
         return current - 1 if self._spares(load, 1) else current
 
-    def _spares(self, load: Load, fewer: int) -> bool:
+    def _spares(self, load: FleetLoad, fewer: int) -> bool:
         """Whether enough is spare, also where those that are not saturated were ``fewer``."""
         config = self._config
         seen = zip(load.kv_use, load.queues, strict=True)
@@ -150,7 +150,7 @@ class Autoscaler:
         config: AutoscalerConfig,
         initial: int,
         sources: Sequence[ReplicaEndpoint],
-        replicas: Sequence[Replica],
+        replicas: Sequence[ServingReplica],
         queued: Callable[[], int],
         changed: Callable[[], None],
     ) -> None:
@@ -186,7 +186,7 @@ class Autoscaler:
     def _note(self) -> None:
         self.log.note(float(self._env.now), self._count("starting"), self._count("on"), self._count("draining"))
 
-    def _load(self) -> Load:
+    def _load(self) -> FleetLoad:
         """Of now."""
         on = [index for index, state in enumerate(self._state) if state == "on"]
         schedulers = [self._replicas[index].scheduler for index in on]
@@ -194,7 +194,7 @@ class Autoscaler:
         queues = [self._sources[index].outstanding - batch for index, batch in zip(on, batches, strict=True)]
         use = [scheduler.used_blocks / scheduler.limits.num_blocks for scheduler in schedulers]
         waiting = sum(queues) + self._queued()
-        return Load(sum(batches) + waiting, sum(batches), waiting, tuple(use), tuple(queues))
+        return FleetLoad(sum(batches) + waiting, sum(batches), waiting, tuple(use), tuple(queues))
 
     def _act(self) -> None:
         config, now = self._config, float(self._env.now)

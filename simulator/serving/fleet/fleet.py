@@ -16,9 +16,9 @@ from simulator.serving.fleet.config import AutoscalerConfig, Role, RouterConfig
 from simulator.serving.fleet.faults import Faults, break_down
 from simulator.serving.fleet.forked import Helper, shares
 from simulator.serving.fleet.pool import Pool
-from simulator.serving.fleet.replica import Replica
+from simulator.serving.fleet.replica import ServingReplica
 from simulator.serving.fleet.router import Router
-from simulator.serving.fleet.routing import policy
+from simulator.serving.fleet.routing import routing_policy
 from simulator.serving.fleet.transfer import KvLink, Transfers
 from simulator.serving.log import FULL_ROWS, Condense, RunLog, StepLog
 from simulator.serving.request_source import ClosedLoopSource, OpenLoopSource, ReplicaEndpoint
@@ -142,11 +142,11 @@ class FleetRun:
 
     def __init__(self, fleet: Fleet, log: RunLog, served: Sequence[int], env: Timeline | None = None) -> None:
         self.log = log
-        self.replicas: list[Replica] = []
+        self.replicas: list[ServingReplica] = []
         self._env = env = env or Timeline()
         self._resumed: dict[int, Request] = {}
         mixed = fleet.mixed("both", "prefill")
-        self.router = Router(env, log, served, policy(fleet.routing, fleet.router, log), fleet.router, mixed)
+        self.router = Router(env, log, served, routing_policy(fleet.routing, fleet.router, log), fleet.router, mixed)
         self._transfers = self._make_transfers(fleet) if fleet.links else None
         self.sources = [self._make_replica(fleet, index, pool) for index, pool in enumerate(fleet.replicas)]
         self.steps = self.replicas[0].lockstep(env, PLAN, [replica.engine for replica in self.replicas])
@@ -166,7 +166,7 @@ class FleetRun:
         if fleet.autoscaler is not None:
             self._scale(fleet.autoscaler, fleet.initial)
 
-    def run(self) -> list[Replica]:
+    def run(self) -> list[ServingReplica]:
         """Go on until every request has ended; returns the replicas.
 
         Raises:
@@ -189,7 +189,7 @@ class FleetRun:
         def link_of(source: int, target: int) -> KvLink:
             return fleet.links[names[source], names[target]]
 
-        decode_policy = policy(fleet.decode_routing, fleet.router, self.log)
+        decode_policy = routing_policy(fleet.decode_routing, fleet.router, self.log)
         samples_first = next(iter(fleet.links.values())).samples_first
         return Transfers(self._env, self.log, link_of, samples_first, decode_policy, fleet.mixed("decode"))
 

@@ -10,7 +10,7 @@ from simulator.errors import ForerunError
 from simulator.serving.compiled import engine_module
 from simulator.serving.drafting import DraftingRule, ReplicaDrafting
 from simulator.serving.fleet.config import Role
-from simulator.serving.fleet.replica import KvTransfers, Replica
+from simulator.serving.fleet.replica import KvTransfers, ServingReplica
 from simulator.serving.host_cache import HostSpace
 from simulator.serving.limits import EngineLimits
 from simulator.serving.log import RunLog
@@ -75,7 +75,7 @@ class Pool:
         resumed: dict[int, Sequence] | None = None,
         kv_transfers: KvTransfers | None = None,
         interpreted: bool = False,
-    ) -> Replica:
+    ) -> ServingReplica:
         """One of the replicas.
 
         Args:
@@ -146,7 +146,7 @@ class Pool:
             offload=self.offload,
             counted=oracle,
         )
-        return Replica(core, source, make_scheduler, engine.Lockstep)
+        return ServingReplica(core, source, make_scheduler, engine.Lockstep)
 
     @property
     def interpreted(self) -> bool:

@@ -28,7 +28,7 @@ class KvTransfers(Protocol):
         """There may be room now."""
 
 
-class Replica:
+class ServingReplica:
     """An engine and where its requests come from.
 
     Args:

@@ -200,7 +200,7 @@ class KvAware(RoundRobin):
         return sum(pending.values())
 
 
-def policy(name: str, config: RouterConfig, log: RunLog) -> Policy:
+def routing_policy(name: str, config: RouterConfig, log: RunLog) -> Policy:
     """The policy called ``name`` for one run."""
     policy_object: Policy = made(ROUTING[name], config, log)
     return policy_object

@@ -14,7 +14,7 @@ from simulator.serving.request_source import ReplicaEndpoint
 
 if TYPE_CHECKING:
     from simulator.serving.engine import Engine, Sequence
-    from simulator.serving.fleet.replica import Replica
+    from simulator.serving.fleet.replica import ServingReplica
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Transfers:
         self._link_of = link_of
         self._policy = policy
         self._endpoints: list[ReplicaEndpoint] = []
-        self._replicas: Seq[Replica] = ()
+        self._replicas: Seq[ServingReplica] = ()
         self._sources: Seq[ReplicaEndpoint] = ()
         self._waiting: list[_Journey] = []
         """Prompts without reserved blocks, in the order in which they were done."""
@@ -92,7 +92,9 @@ class Transfers:
         self._called = False
         self.full = False
 
-    def start(self, sources: Seq[ReplicaEndpoint], decode: Iterable[ReplicaEndpoint], replicas: Seq[Replica]) -> None:
+    def start(
+        self, sources: Seq[ReplicaEndpoint], decode: Iterable[ReplicaEndpoint], replicas: Seq[ServingReplica]
+    ) -> None:
         """Serve these replicas."""
         self._sources = sources
         self._endpoints = list(decode)

@@ -1,7 +1,7 @@
 from simulator.speculation.attention_level.config import AttentionSpeculationConfig as AttentionSpeculationConfig
-from simulator.speculation.attention_level.consistency import Case as Case
-from simulator.speculation.attention_level.consistency import Comparison as Comparison
 from simulator.speculation.attention_level.consistency import ConsistencySet as ConsistencySet
+from simulator.speculation.attention_level.consistency import LayoutComparison as LayoutComparison
+from simulator.speculation.attention_level.consistency import SensitivityCase as SensitivityCase
 from simulator.speculation.attention_level.consistency import compare_layouts as compare_layouts
 from simulator.speculation.attention_level.consistency import consistency_set as consistency_set
 from simulator.speculation.attention_level.consistency import consistency_sets as consistency_sets

@@ -171,7 +171,7 @@ def _rest(timer: StepTimer, context_tokens: int, layers: int) -> float:
     return float(ModelTimer(timer).seconds(work)) - layers * float(_layer(timer, context_tokens).serial_s)
 
 
-class Comparison(NamedTuple):
+class LayoutComparison(NamedTuple):
     """Two layouts at the same contexts; every entry a number or an array over the contexts."""
 
     serial_s: Any
@@ -184,7 +184,7 @@ class Comparison(NamedTuple):
     """What attention adds to a layer, without speculation over with it."""
 
 
-class Case(NamedTuple):
+class SensitivityCase(NamedTuple):
     """A comparison under changed parameters."""
 
     name: str
@@ -216,7 +216,7 @@ def compare_layouts(
     hit_rate: float,
     reading: Reading = "next-attention",
     changes: Mapping[str, float] | None = None,
-) -> Comparison:
+) -> LayoutComparison:
     """TP 8 without speculation against TP 4 x SP 2 with it, batch 1.
 
     Args:
@@ -235,17 +235,17 @@ def compare_layouts(
     times = group_layer(parameters, context_tokens, values)
     speculative = expected_pass_seconds(times, [hit_rate] * layers, reading) / layers
     speedup = (layers * serial + values["serial_rest_s"]) / (layers * speculative + values["group_rest_s"])
-    return Comparison(serial, speculative, speedup, alone / (speculative - values["group_other_s"]))
+    return LayoutComparison(serial, speculative, speedup, alone / (speculative - values["group_other_s"]))
 
 
 def sensitivity(
     parameters: ConsistencySet, context_tokens: int, hit_rate: float, reading: Reading = "next-attention"
-) -> list[Case]:
+) -> list[SensitivityCase]:
     """The set's named alternatives, each against the same context and hit rate."""
     cases = []
     for name, changes in parameters.cases:
         result = compare_layouts(parameters, context_tokens, hit_rate, reading, changes)
-        cases.append(Case(name, float(result.speedup), float(result.overhead_reduction)))
+        cases.append(SensitivityCase(name, float(result.speedup), float(result.overhead_reduction)))
     return cases
 
 

@@ -23,8 +23,8 @@ from simulator.studies.compare.crossover import (
     automatic_path,
     grid_values,
     load_curves,
-    load_of,
     nearest_crossing,
+    scenario_load,
     served_load,
 )
 from simulator.studies.compare.sensitivity import Swing, swings
@@ -219,7 +219,7 @@ def _served_loads(variants: Sequence[Variant], path: str | None) -> dict[str, An
     if path is None:
         return None
     loads = {variant.name: served_load(variant.scenario, path) for variant in variants}
-    return {"path": path, "requested": load_of(variants[0].scenario, path), **loads}
+    return {"path": path, "requested": scenario_load(variants[0].scenario, path), **loads}
 
 
 def _judged_by(base: Variant, documents: Mapping[str, Sequence[dict[str, Any]]]) -> str:
@@ -355,7 +355,7 @@ def _crossover_plan(variants: Sequence[Variant], requested: str) -> tuple[str | 
         path = automatic_path(variants)
         if path is None:
             return None, [], "no crossover: the variants have no load in common that could grow"
-        base = load_of(variants[0].scenario, path)
+        base = scenario_load(variants[0].scenario, path)
         if path == "workload.arrivals.max_concurrency" and base is not None and base <= 1:
             base = 8.0
         return path, grid_values(None, base, path.endswith("max_concurrency"), "crossover"), None
@@ -363,7 +363,7 @@ def _crossover_plan(variants: Sequence[Variant], requested: str) -> tuple[str | 
     values: Values | None = parse_vary([requested])[path] if equals else None
     known = nested_value(variants[0].scenario.model_dump(), path)
     is_number = isinstance(known, int | float) and not isinstance(known, bool)
-    base = float(known) if is_number else load_of(variants[0].scenario, path)
+    base = float(known) if is_number else scenario_load(variants[0].scenario, path)
     whole = is_number and isinstance(known, int)
     grid = grid_values(values, base, whole, f"crossover {requested}")
     for variant in variants:
@@ -394,7 +394,7 @@ def _variant_document(variant: Variant, run: dict[str, Any], ratios: dict[str, R
 def _crossover_document(
     path: str | None, metric: str, curves: Sequence[LoadCurve], base: Variant
 ) -> dict[str, Any] | None:
-    nearest = nearest_crossing(curves, load_of(base.scenario, path) if path else None)
+    nearest = nearest_crossing(curves, scenario_load(base.scenario, path) if path else None)
     if nearest is None:
         return None
     return {

@@ -65,7 +65,7 @@ def load_path(scenario: Scenario) -> str | None:
     return REQUEST_RATE if arrivals.request_rate is not None else None
 
 
-def load_of(scenario: Scenario, path: str) -> float | None:
+def scenario_load(scenario: Scenario, path: str) -> float | None:
     """The value at a load path."""
     if path == RATE_SCALE:
         return scenario.workload.arrivals.rate_scale if scenario.workload.arrivals is not None else 1.0
@@ -90,7 +90,7 @@ def served_load(scenario: Scenario, path: str) -> float | None:
         recorded = population(scenario.workload).trace_rate
     except ForerunError:
         return None
-    scale = load_of(scenario, path) or 1.0
+    scale = scenario_load(scenario, path) or 1.0
     return None if recorded is None else rate / recorded * scale
 
 
@@ -98,7 +98,7 @@ def automatic_path(variants: Sequence[Variant]) -> str | None:
     """The load field that all variants have in common and at the same value; None where there is none."""
     paths = {load_path(variant.scenario) for variant in variants}
     path = paths.pop() if len(paths) == 1 else None
-    if path is None or len({load_of(variant.scenario, path) for variant in variants}) > 1:
+    if path is None or len({scenario_load(variant.scenario, path) for variant in variants}) > 1:
         return None
     return path
 

@@ -403,7 +403,7 @@ def plan_document(plan: Plan) -> Document:
             "best": candidates[0] if best is not None else None,
             "next_cheaper": None if cheaper is None else {"layout": cheaper.name, "reason": cheaper.reason},
             "pareto": [candidate.name for candidate in pareto_front(plan)],
-            "conclusion": conclusion(plan),
+            "conclusion": plan_sentence(plan),
             "plan_summary": plan_summary(plan),
             "hours": _hours(plan),
             "replications": plan.options.replications,
@@ -511,7 +511,7 @@ def next_cheaper(plan: Plan) -> Candidate | None:
     return max(cheaper, key=lambda c: (plan.cost(c), -_slo_ratio(c)), default=None)
 
 
-def conclusion(plan: Plan) -> str:
+def plan_sentence(plan: Plan) -> str:
     """The plan in one sentence or two."""
     limits = limits_words(plan.objective)
     best = plan.best

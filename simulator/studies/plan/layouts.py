@@ -10,7 +10,7 @@ from typing import Any
 from hwprofiles import Chip, load_chip
 from simulator.errors import ArgumentError, ForerunError, NothingServedError
 from simulator.scenario import Scenario, overridden_section
-from simulator.studies.steady_state.averages import Replica
+from simulator.studies.steady_state.averages import SteadyReplica
 from simulator.studies.steady_state.estimate import kept_build, steady_parts
 from simulator.studies.study_file import Range, Settings, StudyFile, Values, settings_name
 from simulator.timing import HardwareConfig
@@ -43,7 +43,7 @@ class Layout:
     """Of one replica; None where neither scenario nor chip profile has a price."""
     refused: str | None = None
     """Why the model refuses it."""
-    steady: Replica | None = None
+    steady: SteadyReplica | None = None
     """Analytic averages of one replica; None where there are none."""
     scalable: bool = True
     """Whether ``hardware.replicas`` copies of it can be had; pools say their own numbers."""

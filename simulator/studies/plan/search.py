@@ -24,17 +24,17 @@ from simulator.studies.plan.trials import (
     CONFIDENCE,
     FAULTS,
     Chance,
-    Load,
+    PlannedLoad,
     Verdict,
     chance_to_hold,
     find_highest_rate,
     find_sure_rate,
     holds_unloaded,
     judge,
-    load_of,
+    planned_load,
     trial,
 )
-from simulator.studies.steady_state.averages import Replica
+from simulator.studies.steady_state.averages import SteadyReplica
 from simulator.studies.study_file import StudyFile
 from simulator.workers import Workers, cores
 from simulator.workload import generate_requests
@@ -148,7 +148,7 @@ class Plan:
     candidates: list[Candidate] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     runs: int = 0
-    load: Load | None = None
+    load: PlannedLoad | None = None
     """How the requests are offered."""
     headroom_cases: HeadroomCases | None = None
     """How the best does when things change; None without ``headroom``, or where nothing holds."""
@@ -194,8 +194,8 @@ def make_plan(
     return plan
 
 
-def _load(scenario: Scenario, options: PlanOptions) -> tuple[Load, float | None]:
-    load = load_of(scenario, options.requests, own_arrivals=options.mode == "own")
+def _load(scenario: Scenario, options: PlanOptions) -> tuple[PlannedLoad, float | None]:
+    load = planned_load(scenario, options.requests, own_arrivals=options.mode == "own")
     if options.mode == "max-rate":
         return load, None
     rate = options.rate if options.mode == "rate" else load.recorded_rate
@@ -246,7 +246,7 @@ LATENCY_MARGIN = 0.75
 """Share of an analytic latency without load that is surely reached."""
 
 
-def overload(steady: Replica | None, objective: Objective, replicas: int, arrival_s: FloatArray) -> str | None:
+def overload(steady: SteadyReplica | None, objective: Objective, replicas: int, arrival_s: FloatArray) -> str | None:
     """Why a queue surely grows over a limit at this number of replicas, or None where it may not.
 
     By time t at most ``n (m + 1.25 R t)`` requests have been started: n replicas of m places, R the analytic highest
@@ -275,7 +275,7 @@ def overload(steady: Replica | None, objective: Objective, replicas: int, arriva
     return None
 
 
-def infeasible_reason(steady: Replica | None, objective: Objective) -> str | None:
+def infeasible_reason(steady: SteadyReplica | None, objective: Objective) -> str | None:
     """Why an SLO is out of reach even without load, or None where it may hold.
 
     The mean latencies of a request alone, times ``LATENCY_MARGIN``, bound the mean and every percentile from the 90th:
@@ -336,7 +336,7 @@ class _Search:
     def __init__(
         self,
         plan: Plan,
-        load: Load,
+        load: PlannedLoad,
         usable: Sequence[Layout],
         counts: Sequence[int],
         workers: Workers,
@@ -356,7 +356,7 @@ class _Search:
     def _seeds_of(self, scenario: Scenario) -> list[int]:
         return self._seeds if scenario.random else self._seeds[:1]
 
-    def _judged(self, layout: Layout, replicas: int, load: Load, rate: float) -> Callable[[], Verdict]:
+    def _judged(self, layout: Layout, replicas: int, load: PlannedLoad, rate: float) -> Callable[[], Verdict]:
         """Begin to judge a candidate, or find what was begun."""
         key = (id(layout), replicas, rate)
         if key not in self._started:
@@ -399,7 +399,7 @@ class _Search:
 class CheapestFirst(_Search):
     """Candidates in order of cost until enough layouts hold the objective."""
 
-    def __init__(self, plan: Plan, load: Load, rate: float, *rest: Any) -> None:
+    def __init__(self, plan: Plan, load: PlannedLoad, rate: float, *rest: Any) -> None:
         super().__init__(plan, load, *rest)
         self._rate = rate
         self._run_load = load.long_enough(plan.study.scenario, rate, self._longest_wait_s)
@@ -500,7 +500,7 @@ class CheapestFirst(_Search):
         self._count_model_error(unloaded, self._run_load)
         return unloaded.reason if unloaded.status == "misses" else None
 
-    def _count_model_error(self, candidate: Candidate, load: Load) -> None:
+    def _count_model_error(self, candidate: Candidate, load: PlannedLoad) -> None:
         """Let a candidate miss that is not sure enough to meet the objective with the model's error counted."""
         plan = self._plan
         if candidate.status != "meets" or not plan.options.interval:

@@ -31,7 +31,7 @@ MOST_REQUESTS = 30_000
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class PlannedLoad:
     """How to offer a scenario's requests at a rate; arrivals at two rates differ in their time scale alone."""
 
     kind: str
@@ -84,7 +84,7 @@ class Load:
         part = {f"workload.{name}": value for name, value in self._part().items()}
         return scenario.with_values(part) if part else scenario
 
-    def long_enough(self, scenario: Scenario, rate: float, longest_wait_s: float) -> Load:
+    def long_enough(self, scenario: Scenario, rate: float, longest_wait_s: float) -> PlannedLoad:
         """The same load over enough requests for a verdict at ``rate``; traces and given numbers stay as they are."""
         if self.kind == "trace" or self.requests is not None or scenario.workload.trace is not None:
             return self
@@ -93,7 +93,7 @@ class Load:
         return replace(self, requests=max(num_requests, min(MOST_REQUESTS, ceil(span * rate))))
 
 
-def load_of(scenario: Scenario, requests: int | None, *, own_arrivals: bool) -> Load:
+def planned_load(scenario: Scenario, requests: int | None, *, own_arrivals: bool) -> PlannedLoad:
     """The load of a scenario.
 
     Args:
@@ -109,13 +109,13 @@ def load_of(scenario: Scenario, requests: int | None, *, own_arrivals: bool) -> 
     replayed = workload.trace is not None and (arrivals is None or arrivals.process == "trace")
     skipped, window = _busiest(scenario, requests) if replayed and requests is not None else (0, "")
     if own_arrivals and replayed:
-        load = Load("trace", None, requests, skipped, window)
+        load = PlannedLoad("trace", None, requests, skipped, window)
         trace_rate = population(load.limited(scenario).workload).trace_rate
         if trace_rate is None:
             raise ForerunError(f"workload.trace: {workload.trace}: arrivals that span no time have no rate to plan for")
         return replace(load, recorded_rate=trace_rate)
     rate = arrivals.request_rate if arrivals is not None else None
-    return Load("process", rate, requests, skipped, window)
+    return PlannedLoad("process", rate, requests, skipped, window)
 
 
 def _busiest(scenario: Scenario, requests: int) -> tuple[int, str]:
@@ -366,7 +366,7 @@ def highest_rate(
 
 def find_highest_rate(
     scenario: Scenario,
-    load: Load,
+    load: PlannedLoad,
     objective: Objective,
     seeds: Sequence[int],
     guess: float,
@@ -392,7 +392,7 @@ def find_highest_rate(
 
 def find_sure_rate(
     scenario: Scenario,
-    load: Load,
+    load: PlannedLoad,
     objective: Objective,
     seeds: Sequence[int],
     guess: float,

@@ -62,7 +62,7 @@ class Pattern:
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class PatternTraffic:
     """Requests, and how well each one's drafts are accepted."""
 
     arrival_s: FloatArray
@@ -92,7 +92,7 @@ class Traffic:
         return text.getvalue()
 
 
-def read_traffic(text: str, place: str) -> Traffic:
+def read_traffic(text: str, place: str) -> PatternTraffic:
     """The requests that ``Traffic.csv`` wrote.
 
     Raises:
@@ -113,7 +113,7 @@ def read_traffic(text: str, place: str) -> Traffic:
     if not values:
         raise ForerunError(f"{place}: holds none of its requests")
     arrival_s, prompts, outputs, factors = np.array(sorted(values)).T
-    return Traffic(arrival_s, prompts.astype(np.int64), outputs.astype(np.int64), factors)
+    return PatternTraffic(arrival_s, prompts.astype(np.int64), outputs.astype(np.int64), factors)
 
 
 def survival_by_level(survival: Sequence[float]) -> FloatArray:
@@ -153,7 +153,7 @@ def _stretch(rng: np.random.Generator, requests: int) -> Stretch:
     return Stretch(requests, between(BATCHES), acceptance, round(between(PROMPTS)), round(between(OUTPUTS)))
 
 
-def traffic_of(pattern: Pattern, step_seconds: Callable[[int, int, int], float]) -> Traffic:
+def traffic_of(pattern: Pattern, step_seconds: Callable[[int, int, int], float]) -> PatternTraffic:
     """The requests of a pattern.
 
     Args:
@@ -176,7 +176,7 @@ def traffic_of(pattern: Pattern, step_seconds: Callable[[int, int, int], float])
         columns[3].append(one.acceptance * np.where(hard, pattern.hard_factor, 1.0))
     arrival_s, prompts, outputs, factors = map(np.concatenate, columns)
     kept = np.clip(factors, LEVELS[0], LEVELS[-1])
-    return Traffic(arrival_s, prompts.astype(np.int64), outputs.astype(np.int64), kept)
+    return PatternTraffic(arrival_s, prompts.astype(np.int64), outputs.astype(np.int64), kept)
 
 
 def worst_of(scores: Mapping[Pattern, float], count: int) -> list[Pattern]:

@@ -27,7 +27,7 @@ from simulator.speculation.config import POLICY_FIELDS, named
 from simulator.speculation.policies import MARGIN, Forerun
 from simulator.studies.race.patterns import (
     Pattern,
-    Traffic,
+    PatternTraffic,
     changed,
     drawn,
     read_traffic,
@@ -60,7 +60,7 @@ TABLE_CONTEXT, TABLE_GAIN = 1024, 1.01
 and down with the sizes of captured graphs would change K all the time."""
 
 
-class Outcome(NamedTuple):
+class RaceOutcome(NamedTuple):
     """One controller on one pattern."""
 
     latency_s: float
@@ -109,7 +109,7 @@ def race(
     with Workers(jobs or cores() if jobs != 1 else 0) as workers:
         if text is not None:
             replayed = read_traffic(text, str(replay))
-            outcomes: dict[Pattern | None, dict[str, Outcome]] = {None: run_pattern(base, names, replayed)}
+            outcomes: dict[Pattern | None, dict[str, RaceOutcome]] = {None: run_pattern(base, names, replayed)}
         else:
             outcomes = dict(_searched(base, names, patterns, requests, seed, workers, progress))
     document = _document(base, names, outcomes, seed)
@@ -209,13 +209,15 @@ def steps_of(scenario: Scenario) -> Callable[[int, int, int], float]:
     return seconds
 
 
-def run_pattern(scenario: Scenario, names: Sequence[str], traffic: Traffic, seed: int = 0) -> dict[str, Outcome]:
+def run_pattern(
+    scenario: Scenario, names: Sequence[str], traffic: PatternTraffic, seed: int = 0
+) -> dict[str, RaceOutcome]:
     """Every controller, off and every fixed K on one stream of requests; what a worker process does."""
     fixed = [f"{FIXED}-{tokens}" for tokens in range(1, most_tokens(scenario) + 1)]
     return {name: run_controller(scenario, name, traffic, seed) for name in (OFF, *fixed, *names)}
 
 
-def run_controller(scenario: Scenario, name: str, traffic: Traffic, seed: int = 0) -> Outcome:
+def run_controller(scenario: Scenario, name: str, traffic: PatternTraffic, seed: int = 0) -> RaceOutcome:
     """One controller on one stream of requests."""
     build = controlled(scenario, name, traffic, seed)
     log = build.fleet.run(traffic.stream)
@@ -226,10 +228,10 @@ def run_controller(scenario: Scenario, name: str, traffic: Traffic, seed: int = 
     draft = log.steps.draft(slice(None)) if build.main.rule is not None else None
     span = float(requests.finished_s.max() - requests.arrival_s.min())
     switches = 0 if draft is None else int(draft.switched.sum())
-    return Outcome(float(latency.mean()), switches, float(traffic.output_tokens.sum()) / span)
+    return RaceOutcome(float(latency.mean()), switches, float(traffic.output_tokens.sum()) / span)
 
 
-def controlled(scenario: Scenario, name: str, traffic: Traffic, seed: int = 0) -> Build:
+def controlled(scenario: Scenario, name: str, traffic: PatternTraffic, seed: int = 0) -> Build:
     """The replicas under a controller, with the acceptance of each request as the traffic has it."""
     build = _built(scenario.model_dump_json(exclude_unset=True), name, seed)
     if build.main.sampler is None:
@@ -256,13 +258,13 @@ def is_fixed(name: str) -> bool:
     return name == OFF or name.startswith(f"{FIXED}-")
 
 
-def regret(outcomes: Mapping[str, Outcome], name: str) -> float:
+def regret_of(outcomes: Mapping[str, RaceOutcome], name: str) -> float:
     """Share by which a controller's latency exceeds that of the best fixed K, off included."""
     best = min(one.latency_s for other, one in outcomes.items() if is_fixed(other))
     return outcomes[name].latency_s / best - 1.0
 
 
-def speed_over_off(outcomes: Mapping[str, Outcome], name: str) -> float:
+def speed_over_off(outcomes: Mapping[str, RaceOutcome], name: str) -> float:
     """Latency without drafts over that of a controller."""
     return outcomes[OFF].latency_s / outcomes[name].latency_s
 
@@ -275,13 +277,13 @@ def _searched(
     seed: int,
     workers: Workers,
     progress: ProgressCall | None,
-) -> list[tuple[Pattern, dict[str, Outcome]]]:
+) -> list[tuple[Pattern, dict[str, RaceOutcome]]]:
     """Patterns and outcomes: the first drawn, the others from what hurt the controllers most so far."""
     rng = np.random.default_rng([seed, 0xACE])
     first = max(1, round(count * (1 - SEARCHED)))
     wanted = [first, *(len(part) for part in np.array_split(np.arange(count - first), ROUNDS) if len(part))]
     seconds = steps_of(scenario)
-    outcomes: list[tuple[Pattern, dict[str, Outcome]]] = []
+    outcomes: list[tuple[Pattern, dict[str, RaceOutcome]]] = []
     for number, size in enumerate(wanted):
         if number == 0:
             generation = [drawn(rng, requests) for _ in range(size)]
@@ -296,11 +298,13 @@ def _searched(
     return outcomes
 
 
-def _hurt(outcomes: Sequence[tuple[Pattern, Mapping[str, Outcome]]], names: Sequence[str]) -> list[Pattern]:
+def _hurt(outcomes: Sequence[tuple[Pattern, Mapping[str, RaceOutcome]]], names: Sequence[str]) -> list[Pattern]:
     """Patterns on which some controller falls furthest behind: of our own first, then of any."""
     aimed = [name for name in names if name == OWN] or list(names)
-    chosen = worst_of({pattern: max(regret(o, name) for name in aimed) for pattern, o in outcomes}, PARENTS)
-    return chosen + worst_of({pattern: max(regret(o, name) for name in names) for pattern, o in outcomes}, PARENTS // 2)
+    chosen = worst_of({pattern: max(regret_of(o, name) for name in aimed) for pattern, o in outcomes}, PARENTS)
+    return chosen + worst_of(
+        {pattern: max(regret_of(o, name) for name in names) for pattern, o in outcomes}, PARENTS // 2
+    )
 
 
 def _patterns(outcomes: Mapping[Any, Any]) -> list[Any]:
@@ -310,7 +314,7 @@ def _patterns(outcomes: Mapping[Any, Any]) -> list[Any]:
 def _document(
     scenario: Scenario,
     names: Sequence[str],
-    outcomes_by_pattern: Mapping[Pattern | None, Mapping[str, Outcome]],
+    outcomes_by_pattern: Mapping[Pattern | None, Mapping[str, RaceOutcome]],
     seed: int,
 ) -> dict[str, Any]:
     runs = list(outcomes_by_pattern.values())
@@ -353,8 +357,8 @@ def _document(
     return document
 
 
-def _controller_row(name: str, runs: Sequence[Mapping[str, Outcome]]) -> dict[str, Any]:
-    regrets = [regret(outcomes, name) for outcomes in runs]
+def _controller_row(name: str, runs: Sequence[Mapping[str, RaceOutcome]]) -> dict[str, Any]:
+    regrets = [regret_of(outcomes, name) for outcomes in runs]
     speeds = [speed_over_off(outcomes, name) for outcomes in runs]
     return {
         "name": name,

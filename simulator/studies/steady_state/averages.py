@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from simulator.metrics.usage import BOUNDS
 from simulator.serving import EngineLimits
-from simulator.studies.steady_state.prices import GROUPS, RequestWork, StepPrices, price_steps, request_work
+from simulator.studies.steady_state.prices import GROUPS, RequestWork, StepPrices, request_work, steady_step_costs
 from simulator.studies.steady_state.traffic import Traffic
 from simulator.timing import EngineTimer
 
@@ -65,7 +65,7 @@ class ApiServer:
 
 
 @dataclass(frozen=True)
-class Replica:
+class SteadyReplica:
     """One replica: what its steps cost, what its requests ask, and how many of them it holds."""
 
     traffic: Traffic
@@ -330,7 +330,7 @@ class Replica:
 
 def make_replica(
     timer: EngineTimer, limits: EngineLimits, traffic: Traffic, survival: FloatArray | None, *, prefill_first: bool
-) -> Replica:
+) -> SteadyReplica:
     """Price a replica's steps and find how many requests it holds.
 
     Args:
@@ -349,7 +349,7 @@ def make_replica(
     if in_memory < places:
         places, limited_by = max(1.0, in_memory), "kv"
     most = math.ceil(places)
-    prices = price_steps(timer, limits, traffic, work, most, prefill_first=prefill_first)
+    prices = steady_step_costs(timer, limits, traffic, work, most, prefill_first=prefill_first)
     # A place is also held while the prompt is computed.
     held = work.decode_steps / (work.decode_steps + float(prices.chunks[-1]))
     places = max(1.0, places * held)
@@ -363,7 +363,7 @@ def make_replica(
     length = 1.0 if survival is None else 1.0 + float(survival.sum())
     seen = limits.api_server_work_s + limits.tokenisation_per_token_s * traffic.input_tokens
     api_server = ApiServer(limits.api_server_s, float(seen.mean()), float((seen**2).mean()), limits.schedules_ahead)
-    return Replica(traffic, work, prices, length, places, limited_by, api_server)
+    return SteadyReplica(traffic, work, prices, length, places, limited_by, api_server)
 
 
 def _poisson(mean: FloatArray, most: int) -> FloatArray:

@@ -43,7 +43,7 @@ from simulator.build import Build, build_run
 from simulator.errors import ForerunError
 from simulator.scenario import Scenario, ScenarioSource, as_scenario
 from simulator.speculation import draft_survival
-from simulator.studies.steady_state.averages import Averages, Replica, make_replica
+from simulator.studies.steady_state.averages import Averages, SteadyReplica, make_replica
 from simulator.studies.steady_state.traffic import Lengths, population, traffic
 
 T = TypeVar("T")
@@ -181,7 +181,7 @@ def _own_load(scenario: Scenario) -> tuple[float | None, float | None]:
     return lengths.trace_rate, None
 
 
-def steady_parts(scenario: Scenario) -> tuple[Build, Lengths, Replica]:
+def steady_parts(scenario: Scenario) -> tuple[Build, Lengths, SteadyReplica]:
     """The parts of a scenario's replicas, its requests, and the averages of one replica; kept for the next question.
 
     Raises:
@@ -225,7 +225,7 @@ def _lengths(scenario: Scenario) -> Lengths:
     return _kept(_LENGTHS, _key(workload.model_dump()), lambda: population(workload))
 
 
-def _replica(scenario: Scenario, build: Build, lengths: Lengths) -> Replica:
+def _replica(scenario: Scenario, build: Build, lengths: Lengths) -> SteadyReplica:
     cluster = build.main
     speculation = scenario.speculation
     survival = None
@@ -240,7 +240,7 @@ def _replica(scenario: Scenario, build: Build, lengths: Lengths) -> Replica:
     )
 
 
-def _notes(build: Build, lengths: Lengths, replica: Replica, averages: Averages) -> Iterator[str]:
+def _notes(build: Build, lengths: Lengths, replica: SteadyReplica, averages: Averages) -> Iterator[str]:
     yield from build.notes
     yield from lengths.notes
     if replica.traffic.refused:

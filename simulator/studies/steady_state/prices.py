@@ -158,7 +158,7 @@ def batch_grid(most: int) -> IntArray:
     return np.asarray(grid, dtype=np.int64)
 
 
-def price_steps(
+def steady_step_costs(
     timer: EngineTimer, limits: EngineLimits, traffic: Traffic, work: RequestWork, most: int, *, prefill_first: bool
 ) -> StepPrices:
     """Price decode steps and joining prompts for batches up to ``most``.

@@ -14,7 +14,7 @@ from math import inf
 from typing import Any, Protocol
 
 from simulator.errors import ArgumentError, install_hint
-from simulator.studies.sweep.points import Point, build_mark, evaluate
+from simulator.studies.sweep.points import Point, build_mark, run_point
 from simulator.studies.sweep.store import LEASE_S, SweepStore
 from simulator.workers import close_pool, cores, process_pool
 
@@ -28,7 +28,7 @@ NO_WORKERS_S = 30.0
 LOCAL = "local"
 
 
-class Pool(Protocol):
+class WorkerPool(Protocol):
     """Runs tasks somewhere."""
 
     def slots(self) -> int:
@@ -47,7 +47,7 @@ class Pool(Protocol):
         """End; without ``wait`` at once."""
 
 
-def open_pool(cluster: str | None, jobs: int | None) -> Pool:
+def open_pool(cluster: str | None, jobs: int | None) -> WorkerPool:
     """Local processes, or a Dask cluster.
 
     Args:
@@ -75,10 +75,10 @@ class LocalPool:
     def submit(self, task: Task) -> Future[Outcome]:
         """Start a task; in a new pool where the old one broke."""
         try:
-            return self._pool.submit(evaluate, task)
+            return self._pool.submit(run_point, task)
         except BrokenProcessPool:
             self.restart()
-            return self._pool.submit(evaluate, task)
+            return self._pool.submit(run_point, task)
 
     def lost(self, error: BaseException) -> bool:
         """Whether a process died."""
@@ -173,7 +173,7 @@ class DaskPool:
 
     def submit(self, task: Task) -> Future[Outcome]:
         """Send a task."""
-        future: Future[Outcome] = self._executor.submit(evaluate, task)
+        future: Future[Outcome] = self._executor.submit(run_point, task)
         return future
 
     def lost(self, error: BaseException) -> bool:
@@ -201,7 +201,9 @@ MOST_DEATHS = 3
 ProgressCall = Callable[[int, int], None]
 
 
-def execute(points: Mapping[str, Point], store: SweepStore, pool: Pool, progress: ProgressCall | None = None) -> None:
+def execute(
+    points: Mapping[str, Point], store: SweepStore, pool: WorkerPool, progress: ProgressCall | None = None
+) -> None:
     """Run every open point of ``store``; returns when all are done or failed, by this process or another.
 
     Args:
@@ -225,7 +227,7 @@ def execute(points: Mapping[str, Point], store: SweepStore, pool: Pool, progress
 
 class _Loop:
     def __init__(
-        self, points: Mapping[str, Point], store: SweepStore, pool: Pool, progress: ProgressCall | None
+        self, points: Mapping[str, Point], store: SweepStore, pool: WorkerPool, progress: ProgressCall | None
     ) -> None:
         self._points = points
         self._store = store

@@ -101,7 +101,7 @@ def file_fields(data: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, Pat
                 yield data, key, path
 
 
-def evaluate(task: Mapping[str, Any]) -> dict[str, Any]:
+def run_point(task: Mapping[str, Any]) -> dict[str, Any]:
     """Run a point; made to be called in a worker process on any machine.
 
     Returns:

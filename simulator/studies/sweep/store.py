@@ -156,7 +156,7 @@ class SweepStore:
                 "done" if error is None else "failed",
                 text,
                 error,
-                checksum(key, text, error),
+                result_checksum(key, text, error),
                 key,
                 self.owner,
             )
@@ -251,7 +251,7 @@ class SweepStore:
                 "SELECT key, document, error, checksum FROM mine JOIN points USING (key) WHERE runs > 0 "
                 "AND status IN ('done', 'failed')"
             )
-            damaged = [(key,) for key, text, error, mark in kept if mark != checksum(key, text, error)]
+            damaged = [(key,) for key, text, error, mark in kept if mark != result_checksum(key, text, error)]
             self._base.executemany(
                 "UPDATE points SET status = 'pending', document = NULL, error = NULL, runs = 0 WHERE key = ?", damaged
             )
@@ -313,7 +313,7 @@ class SweepStore:
             raise ForerunError(f"{self.place}: {advice} ({text[:120]})") from None
 
 
-def checksum(key: str, document: str | None, error: str | None) -> str:
+def result_checksum(key: str, document: str | None, error: str | None) -> str:
     """What a recorded result is known by."""
     return hashlib.sha256(json.dumps([key, document, error]).encode()).hexdigest()
 

@@ -17,11 +17,11 @@ from simulator.scenario import Scenario
 from simulator.speculation import borrowed_acceptance, iid_alpha
 from simulator.speculation.config import TABLE_NAME_IN_VLLM, check_table
 from simulator.speculation.methods import METHODS, names_in
-from simulator.studies.compare.crossover import REQUEST_RATE, load_of, served_load
+from simulator.studies.compare.crossover import REQUEST_RATE, scenario_load, served_load
 from simulator.studies.engine_flags import published_name
 from simulator.studies.study_file import Source, study_of, yaml_text
 from simulator.studies.tune.choices import DraftChoice
-from simulator.studies.tune.tuning import BreakEven, GridCell, Load, Tuning, axis_values, find_drafts
+from simulator.studies.tune.tuning import BreakEven, GridCell, TunedLoad, Tuning, axis_values, find_drafts
 from simulator.tables import Cell, Table, Tone, Value, pairs
 
 ENGINES = ("vllm", "sglang")
@@ -59,7 +59,7 @@ def flags(tuning: Tuning, engine: str) -> str:
     return shlex.join(sglang_words(tuning))
 
 
-def batch_table(cells: Sequence[GridCell]) -> list[list[int]]:
+def tuned_batches(cells: Sequence[GridCell]) -> list[list[int]]:
     """[first batch, last batch, draft tokens] of cells with ascending batches, equal neighbours joined.
 
     The first range starts at 1, as vLLM asks; batches beyond the last range take its K there.
@@ -88,7 +88,7 @@ def vllm_config(tuning: Tuning) -> dict[str, Any] | None:
     """
     speculation = tuning.scenario.speculation
     assert speculation is not None
-    table = batch_table(tuning.mean)
+    table = tuned_batches(tuning.mean)
     most = max(drafted for _, _, drafted in table)
     if most == 0 or not surely_pays(tuning):
         return None
@@ -325,7 +325,7 @@ def tune_document(tuning: Tuning, engine: str, strict: bool = True) -> Document:
         notes.append(str(error))
     if emitted == "":
         notes.append("nothing to emit: leave the engine's speculation flags out")
-    if engine == "sglang" and emitted and len(batch_table(tuning.mean)) > 1:
+    if engine == "sglang" and emitted and len(tuned_batches(tuning.mean)) > 1:
         notes.append(SGLANG_REMARK)
     if "DRAFT_MODEL" in (emitted or ""):
         notes.append(PLACEHOLDER_REMARK)
@@ -362,7 +362,7 @@ def tune_document(tuning: Tuning, engine: str, strict: bool = True) -> Document:
             "emit": emitted,
             "speculative_config": vllm_config(tuning) if engine == "vllm" and emitted else None,
             "sglang_tokens": _tokens(sglang_choice(tuning)) if engine == "sglang" else None,
-            "conclusion": conclusion(tuning) + _borrowed_words(tuning.scenario),
+            "conclusion": tune_sentence(tuning) + _borrowed_words(tuning.scenario),
             "scenario": scenario_document(tuning.scenario),
             "seed": 0,
             "version": forerun_version(),
@@ -422,13 +422,13 @@ def _served_rate(scenario: Scenario) -> float | None:
 
 def _overload_words(scenario: Scenario, served: float | None) -> str:
     """That the scenario requests more than its replicas can serve; empty where it does not."""
-    load, replicas = load_of(scenario, REQUEST_RATE), scenario.hardware.replicas
+    load, replicas = scenario_load(scenario, REQUEST_RATE), scenario.hardware.replicas
     if served is None or load is None or load <= served * replicas:
         return ""
     return f" {load:.3g} req/s cannot be served: at most about {served * replicas:.3g} req/s can."
 
 
-def conclusion(tuning: Tuning) -> str:
+def tune_sentence(tuning: Tuning) -> str:
     """The tuning in one sentence or two."""
     speculation, at = tuning.scenario.speculation, tuning.crossover
     assert speculation is not None
@@ -479,7 +479,7 @@ def _choice_document(choice: DraftChoice) -> Document:
     }
 
 
-def _load_document(load: Load) -> Document:
+def _load_document(load: TunedLoad) -> Document:
     pays = "always" if load.batch is None else "never" if load.batch == 0.0 else "below"
     return {"pays": pays, "batch": load.batch or None, "request_rate": load.request_rate}
 

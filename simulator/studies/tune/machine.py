@@ -25,7 +25,7 @@ from simulator.result import Summary
 from simulator.scenario import Scenario
 from simulator.speculation import draft_survival
 from simulator.speculation.confidence import threshold_chain
-from simulator.speculation.level_decay import LevelDecay, conditional_rates, fit_lengths
+from simulator.speculation.level_decay import LevelDecay, conditional_rates, fit_acceptance_lengths
 from simulator.speculation.methods import names_in
 from simulator.studies.steady_state.prices import decode_steps
 from simulator.studies.study_file import Source, StudyFile, study_of, yaml_text
@@ -56,7 +56,7 @@ LEVEL = 1.645
 
 
 @dataclass(slots=True)
-class Prices:
+class MachinePrices:
     """Seconds of a step by streams, context and draft tokens, as class defaults or fits of the chip have them."""
 
     scenario: Scenario
@@ -159,7 +159,7 @@ def tune_machine(
     if len(axes["context"] or ()) > 1:
         raise ArgumentError("context", f"one length on one machine (got {', '.join(map(str, axes['context'] or ()))})")
     around = (axes["context"] or (_mean_context(base),))[0]
-    prices = Prices(base)
+    prices = MachinePrices(base)
     rows = [_priced(prices, rate, around) for rate in decoding]
     machine = fit_machine([row[1:] for row in rows])
     accepted, accepted_spread, source = _acceptance(base, decoding)
@@ -223,7 +223,7 @@ def _mean_context(scenario: Scenario) -> int:
     return int(np.mean(requests.input_tokens) + np.mean(requests.output_tokens) / 2)
 
 
-def _priced(prices: Prices, rate: LocalRate, around: int) -> tuple[LocalRate, float, float, float]:
+def _priced(prices: MachinePrices, rate: LocalRate, around: int) -> tuple[LocalRate, float, float, float]:
     """A rate with its priced step of one row, its priced step, and the seconds that its step took."""
     context = rate.context or around
     if rate.accepted < 0:
@@ -258,7 +258,7 @@ def _survival(scenario: Scenario, lengths: dict[int, float], deepest: int) -> Fl
     """Chance that at least 1, 2, ... draft tokens are accepted, as the log or the scenario says."""
     if lengths:
         bounded = {drafted: min(length, drafted + 0.98) for drafted, length in lengths.items()}
-        model = fit_lengths(bounded).model
+        model = fit_acceptance_lengths(bounded).model
         return LevelDecay(model.level, min(model.decay, 1.0)).survival(deepest)
     assert scenario.speculation is not None
     known = next(iter(draft_choices(scenario, [deepest])), None)
@@ -267,7 +267,7 @@ def _survival(scenario: Scenario, lengths: dict[int, float], deepest: int) -> Fl
 
 
 def _cells(
-    prices: Prices,
+    prices: MachinePrices,
     machine: Machine,
     survival: FloatArray,
     spread: float,

@@ -132,7 +132,7 @@ class BreakEven:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class TunedLoad:
     """A batch of the mean request and the requests per second that keep one busy replica at it; None: not reached."""
 
     batch: float | None
@@ -152,11 +152,11 @@ class Tuning:
     mean_context: int
     prompt_tokens: int
     output_tokens: int
-    crossover: Load
+    crossover: TunedLoad
     """Load from which on nothing pays."""
-    crossover_low: Load
+    crossover_low: TunedLoad
     """The same at the lower end of the speed-ups."""
-    crossover_high: Load
+    crossover_high: TunedLoad
     break_even: tuple[BreakEven, ...]
     kv_tokens: int
     basis: str
@@ -213,12 +213,12 @@ def find_drafts(
     split = len(axis) * len(lengths)
     chosen_cells = tuple(cells[split:])
 
-    def load(values: Sequence[float]) -> Load:
+    def load(values: Sequence[float]) -> TunedLoad:
         at = crossover(np.asarray(axis, np.int64), np.asarray(values))
         if not at:
-            return Load(at, None)
+            return TunedLoad(at, None)
         step_s, prompt_s = (float(np.interp(at, axis, part[split:])) for part in (without.step_s, without.prompt_s))
-        return Load(at, busy_rate(at, step_s, prompt_s, request.decoded_tokens))
+        return TunedLoad(at, busy_rate(at, step_s, prompt_s, request.decoded_tokens))
 
     if progress is not None:
         progress(len(choices) + 1, len(choices) + 1)

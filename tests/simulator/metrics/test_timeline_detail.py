@@ -7,7 +7,13 @@ import pytest
 
 from hwprofiles import KernelTime
 from simulator.metrics.timeline import FIRST_REPLICA_PID, timeline_events
-from simulator.metrics.timeline_detail import DRAFT_TRACK, FIRST_CHIP_TRACK, HOST_TRACK, VERIFY_TRACK, layer_order
+from simulator.metrics.timeline_detail import (
+    DRAFT_TRACK,
+    FIRST_CHIP_TRACK,
+    HOST_TRACK,
+    VERIFY_TRACK,
+    kernel_layer_order,
+)
 from simulator.run import simulate
 from simulator.scenario import scenario_from
 from simulator.timing import Kernel
@@ -120,7 +126,7 @@ def test_layers_take_turns_and_keep_every_kernel():
 
     names = ("embedding", 1), ("a", 3), ("b", 3), ("reduce", 6), ("a", 2), ("head", 1)
     inputs = [kernel(name, times) for name, times in names]
-    ordered = layer_order(inputs)
+    ordered = kernel_layer_order(inputs)
     assert [one.name for one in ordered[:5]] == ["embedding", "a", "b", "reduce", "a"]
     assert ordered[-1].name == "head"
     total = Counter()

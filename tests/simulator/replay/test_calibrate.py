@@ -16,7 +16,7 @@ from simulator.replay import Split, predict_table, replay_kernels, write_profile
 from simulator.replay.calibrate import _plain_sets, calibrate, start_parameters
 from simulator.replay.correction import fit_hinges
 from simulator.replay.evidence import conformal_intervals
-from simulator.replay.fit import fit, make_problem
+from simulator.replay.fit import fit_parameters, make_problem
 from simulator.replay.speed_of_light import sol_seconds
 from traces.kernels import KernelTable, concatenate, make_table
 
@@ -307,7 +307,7 @@ def test_a_fit_searches_only_what_its_rows_distinguish(monkeypatch):
             "simulator.replay.fit._solve",
             lambda problem, start, prior, nested=None: tried[-1].add(start.packing) or start,
         )
-        fit(
+        fit_parameters(
             make_problem(BARE, "attention_prefill", "bf16", table),
             start_parameters(BARE, "attention_prefill", "bf16")[0],
         )

@@ -12,7 +12,15 @@ from simulator.cli.app import main
 from simulator.errors import ForerunError
 from simulator.metrics.summary import summarise
 from simulator.replay.requests import in_training, parse_condition, replay_requests
-from simulator.replay.rerun import chip_name, dtype_name, framework_name, model_name, pool_hashes, rerun, run_scenario
+from simulator.replay.rerun import (
+    catalogue_model,
+    chip_name,
+    dtype_name,
+    framework_name,
+    pool_hashes,
+    rerun,
+    run_scenario,
+)
 from simulator.replay.scores import exceeded, parse_limit
 from simulator.replay.split import Split
 from simulator.run import simulate
@@ -184,11 +192,11 @@ def test_a_limit_without_metric_holds_for_all():
 @pytest.mark.parametrize(
     ("read", "text", "meant"),
     [
-        (model_name, "LLaMA v3.1 8B", "llama-3.1-8b"),
-        (model_name, "nvidia/Llama-3.1-8B-Instruct-FP8", "llama-3.1-8b"),
-        (model_name, "meta-llama/Llama-2-70b-hf", "llama-2-70b"),
-        (model_name, "deepseek-ai/DeepSeek-R1-0528", "deepseek-r1"),
-        (model_name, "acme/unheard-of", None),
+        (catalogue_model, "LLaMA v3.1 8B", "llama-3.1-8b"),
+        (catalogue_model, "nvidia/Llama-3.1-8B-Instruct-FP8", "llama-3.1-8b"),
+        (catalogue_model, "meta-llama/Llama-2-70b-hf", "llama-2-70b"),
+        (catalogue_model, "deepseek-ai/DeepSeek-R1-0528", "deepseek-r1"),
+        (catalogue_model, "acme/unheard-of", None),
         (framework_name, "NIM (TensorRT-LLM)", "trtllm"),
         (framework_name, "dynamo-trt", "trtllm"),
         (framework_name, "atom", None),

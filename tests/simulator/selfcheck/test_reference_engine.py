@@ -14,11 +14,11 @@ from simulator.scenario import scenario_from
 from simulator.selfcheck.calibration import counted_acceptance, expected_acceptance, host_costs
 from simulator.selfcheck.engine import EngineStep, ReferenceEngine
 from simulator.selfcheck.kernels import LIBRARY, KernelSamples
-from simulator.selfcheck.model import Batch, KernelCall, Observer, ReferenceModel, Segment
+from simulator.selfcheck.model import KernelCall, Observer, PackedBatch, ReferenceModel, Segment
 from simulator.selfcheck.predict import write_trace
 from simulator.selfcheck.sampling import sample_tokens, verify
-from simulator.selfcheck.scheduler import Request, Scheduler
-from simulator.selfcheck.sizes import FULL, TINY, Load
+from simulator.selfcheck.scheduler import ReferenceScheduler, Request
+from simulator.selfcheck.sizes import FULL, TINY, CheckLoad
 
 torch.set_num_threads(1)
 SIZE = TINY.target
@@ -50,7 +50,7 @@ def engine(max_num_seqs=3, budget=16, drafting=False, seed=0, observer=None, dra
 
 def whole(probabilities_of, ids):
     with torch.inference_mode():
-        return probabilities_of.probabilities(Batch(ids, (), (Segment(0, 0, len(ids)),), range(len(ids))))
+        return probabilities_of.probabilities(PackedBatch(ids, (), (Segment(0, 0, len(ids)),), range(len(ids))))
 
 
 def test_decoding_with_the_cache_gives_the_probabilities_of_one_full_pass():
@@ -59,12 +59,12 @@ def test_decoding_with_the_cache_gives_the_probabilities_of_one_full_pass():
     expected = whole(one, ids)
     parts = []
     with torch.inference_mode():
-        parts.append(one.probabilities(Batch(ids[:9], (), (Segment(1, 0, 9),), range(9))))
-        parts.append(one.probabilities(Batch(ids[9:30], (), (Segment(1, 9, 21),), range(21))))
+        parts.append(one.probabilities(PackedBatch(ids[:9], (), (Segment(1, 0, 9),), range(9))))
+        parts.append(one.probabilities(PackedBatch(ids[9:30], (), (Segment(1, 9, 21),), range(21))))
         for place in range(30, 34):
-            parts.append(one.probabilities(Batch(ids[place : place + 1], (Segment(1, place, 1),), (), [0])))
-        parts.append(one.probabilities(Batch(ids[34:38], (Segment(1, 34, 4),), (), range(4))))
-        mixed = Batch([ids[38], ids[39], *ids[:5]], (Segment(1, 38, 2),), (Segment(2, 0, 5),), [0, 1])
+            parts.append(one.probabilities(PackedBatch(ids[place : place + 1], (Segment(1, place, 1),), (), [0])))
+        parts.append(one.probabilities(PackedBatch(ids[34:38], (Segment(1, 34, 4),), (), range(4))))
+        mixed = PackedBatch([ids[38], ids[39], *ids[:5]], (Segment(1, 38, 2),), (Segment(2, 0, 5),), [0, 1])
         parts.append(one.probabilities(mixed))
     torch.testing.assert_close(torch.cat(parts), expected, rtol=1e-4, atol=1e-6)
 
@@ -180,7 +180,7 @@ def test_batches_are_the_simulators_step_by_step(tmp_path, budget, concurrency):
 
 
 def test_running_requests_come_before_waiting_ones_within_the_budget():
-    scheduler = Scheduler(3, 10, 1)
+    scheduler = ReferenceScheduler(3, 10, 1)
     first, second, third = requests([(4, 3), (9, 3), (5, 3)])
     scheduler.waiting.extend([first, second, third])
     plan = scheduler.plan()
@@ -205,7 +205,7 @@ def test_prompt_chunks_of_several_lengths_are_noted_by_their_mean():
     one = model()
     one.observer = Observer(tick)
     with torch.inference_mode():
-        one.probabilities(Batch(tokens(14), (), (Segment(0, 0, 4), Segment(1, 6, 10)), [3, 13]))
+        one.probabilities(PackedBatch(tokens(14), (), (Segment(0, 0, 4), Segment(1, 6, 10)), [3, 13]))
     (sizes, *_) = [call.sizes for call in one.observer.calls if call.op == "attention_prefill"]
     assert (sizes["batch"], sizes["q_len"], sizes["kv_tokens"]) == (2, 7, 20)
 
@@ -248,4 +248,4 @@ def test_no_nearby_model_has_a_shape_of_the_target():
 
 
 def test_the_longest_request_of_a_load():
-    assert Load(1, 1, (2, 5), (3, 7), 8).longest == 12
+    assert CheckLoad(1, 1, (2, 5), (3, 7), 8).longest == 12

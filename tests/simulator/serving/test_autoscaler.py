@@ -9,7 +9,7 @@ from tiny_scenario import tiny_data
 from simulator.errors import ForerunError
 from simulator.run import simulate
 from simulator.scenario import Scenario, scenario_from
-from simulator.serving.fleet.autoscaler import Hpa, Load, Saturation
+from simulator.serving.fleet.autoscaler import FleetLoad, Hpa, Saturation
 from simulator.serving.fleet.config import AutoscalerConfig
 from simulator.workload.generate import varied
 
@@ -23,8 +23,8 @@ def scenario_of(autoscaler=None, replicas=1, **workload) -> Scenario:
     return scenario_from(data | ({} if autoscaler is None else {"autoscaler": autoscaler}), "test")
 
 
-def load(outstanding=0, waiting=0, kv=(), queues=None) -> Load:
-    return Load(outstanding, outstanding - waiting, waiting, kv, (0,) * len(kv) if queues is None else queues)
+def load(outstanding=0, waiting=0, kv=(), queues=None) -> FleetLoad:
+    return FleetLoad(outstanding, outstanding - waiting, waiting, kv, (0,) * len(kv) if queues is None else queues)
 
 
 def hpa(**changes) -> Hpa:

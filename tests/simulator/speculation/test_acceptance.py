@@ -15,9 +15,9 @@ from simulator.serving import EngineLimits
 from simulator.speculation import (
     AcceptanceConfig,
     AcceptanceSampler,
+    chain_speedup,
     expected_tokens,
     iid_alpha,
-    speedup,
     survival_rates,
 )
 from simulator.speculation.acceptance import counter_uniforms
@@ -39,7 +39,7 @@ def test_acceptance_length_inverts_to_its_alpha(alpha, drafted):
 def test_leviathan_speedup_by_hand(alpha, drafted, ratio, published):
     """Equation 1 and theorem 3.8, worked by hand: E = (1 - a^(g+1)) / (1 - a), over 1 + g c."""
     by_hand = sum(alpha**i for i in range(drafted + 1)) / (1 + drafted * ratio)
-    assert math.isclose(speedup(alpha, drafted, ratio), by_hand, rel_tol=1e-12)
+    assert math.isclose(chain_speedup(alpha, drafted, ratio), by_hand, rel_tol=1e-12)
     assert abs(by_hand - published) < 0.02
 
 
@@ -108,4 +108,4 @@ def test_simulator_reproduces_the_closed_form_speedup(alpha, drafted, ratio):
     verify_steps = log.accepted_counts.sum()
     accepted = np.repeat(np.arange(drafted + 1), log.accepted_counts)
     relative_error = 3 * accepted.std() / math.sqrt(verify_steps) / expected_tokens(alpha, drafted)
-    assert abs(plain / drafted_s / speedup(alpha, drafted, ratio) - 1) < relative_error + 2e-3
+    assert abs(plain / drafted_s / chain_speedup(alpha, drafted, ratio) - 1) < relative_error + 2e-3

@@ -9,7 +9,7 @@ from scipy.optimize import brentq
 from trees import drawn_confidences, full_tree, grow_tree, steady
 
 from simulator.errors import ForerunError
-from simulator.speculation import AcceptanceSampler, LevelDecay, SpeculationConfig, fit_lengths, fit_survival
+from simulator.speculation import AcceptanceSampler, LevelDecay, SpeculationConfig, fit_acceptance_lengths, fit_survival
 from simulator.speculation.acceptance import CLASSES, ContextDrift, request_classes, sampler_of, widest_spread
 from simulator.speculation.closed_form import iid_alpha
 from simulator.speculation.config import AcceptanceConfig, TreeConfig
@@ -356,13 +356,13 @@ class TestFits:
         assert rates.rate_error == pytest.approx(0.1)
 
     def test_the_bounds_of_a_length(self):
-        assert fit_lengths({2: 1.0}).model.level == pytest.approx(0.0, abs=1e-9)
-        assert fit_lengths({2: 3.0}).model.level == pytest.approx(1.0, abs=1e-9)
-        assert fit_lengths({1: 1.5}).at == (1,)
-        assert fit_lengths({1: 1.5, 3: 2.0}).decay_identified
+        assert fit_acceptance_lengths({2: 1.0}).model.level == pytest.approx(0.0, abs=1e-9)
+        assert fit_acceptance_lengths({2: 3.0}).model.level == pytest.approx(1.0, abs=1e-9)
+        assert fit_acceptance_lengths({1: 1.5}).at == (1,)
+        assert fit_acceptance_lengths({1: 1.5, 3: 2.0}).decay_identified
         for lengths in ({2: 3.0 + 1e-9}, {2: 1.0 - 1e-9}, {0: 1.0}):
             with pytest.raises(ForerunError, match="is impossible with"):
-                fit_lengths(lengths)
+                fit_acceptance_lengths(lengths)
 
     def test_what_ends_in_never_goes_on_as_never(self):
         assert extended([0.5, 0.0], 4).tolist() == [0.5, 0.0, 0.0, 0.0]

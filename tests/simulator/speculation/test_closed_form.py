@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.speculation import expected_length, expected_tokens, iid_alpha, speedup
+from simulator.speculation import chain_speedup, expected_length, expected_tokens, iid_alpha
 from simulator.speculation.closed_form import (
     break_even_length,
     time_ratio,
@@ -26,7 +26,7 @@ alphas, costs = st.floats(0.0, 1.0), st.floats(0.0, 1.0)
 
 @pytest.mark.parametrize(("alpha", "tokens", "faster", "operations"), LEVIATHAN_TABLE_1)
 def test_leviathan_table_1(alpha, tokens, faster, operations):
-    assert speedup(alpha, tokens, 0.0) == pytest.approx(faster, abs=0.0051)
+    assert chain_speedup(alpha, tokens, 0.0) == pytest.approx(faster, abs=0.0051)
     assert (tokens + 1) / expected_tokens(alpha, tokens) == pytest.approx(operations, abs=0.0051)
 
 
@@ -50,7 +50,7 @@ def test_leviathan_table_2_prediction(shared_data):
         rows = [row for row in csv.DictReader(file) if row["group"] == "leviathan_t2"]
     assert rows
     for row in rows:
-        gain = speedup(float(row["alpha"]), int(row["k"]), float(row["c_ratio"]))
+        gain = chain_speedup(float(row["alpha"]), int(row["k"]), float(row["c_ratio"]))
         assert gain == pytest.approx(predicted[int(row["id"].rpartition("-")[2])], abs=0.05), row["id"]
 
 
@@ -70,12 +70,12 @@ def test_length_of_any_rates_lies_between_those_of_the_worst_and_the_best(rates)
 def test_magicdec_with_verification_at_the_price_of_a_step_is_leviathan(alpha, tokens, cost):
     """T_V = T_T and T_D = c T_T: the time ratio is the inverse of theorem 3.8, to 1e-9."""
     ratio = time_ratio(expected_tokens(alpha, tokens), tokens, draft_s=cost * 0.02, verify_s=0.02, target_s=0.02)
-    assert 1.0 / ratio == pytest.approx(speedup(alpha, tokens, cost), rel=1e-9)
+    assert 1.0 / ratio == pytest.approx(chain_speedup(alpha, tokens, cost), rel=1e-9)
 
 
 def test_the_gain_is_bounded_by_the_oracle():
     """A free drafter with endless drafts: 1 / (1 - a)."""
-    assert speedup(0.8, 400, 0.0) == pytest.approx(5.0, rel=1e-9)
+    assert chain_speedup(0.8, 400, 0.0) == pytest.approx(5.0, rel=1e-9)
 
 
 @given(st.integers(1, 64), st.floats(1e-15, 1e-3))

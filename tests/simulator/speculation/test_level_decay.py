@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
 from simulator.errors import ForerunError
-from simulator.speculation import LevelDecay, expected_tokens, fit_lengths, fit_survival, iid_alpha
+from simulator.speculation import LevelDecay, expected_tokens, fit_acceptance_lengths, fit_survival, iid_alpha
 from simulator.speculation.level_decay import conditional_rates, extended
 
 levels, decays = st.floats(0.05, 0.99), st.floats(0.5, 1.0)
@@ -48,7 +48,7 @@ def test_with_length_refuses_what_no_level_gives():
 @given(levels, decays, st.integers(3, 8))
 def test_exact_lengths_give_exact_parameters(level, decay, deepest):
     model = LevelDecay(level, decay)
-    fit = fit_lengths({k: model.acceptance_length(k) for k in range(1, deepest + 1)})
+    fit = fit_acceptance_lengths({k: model.acceptance_length(k) for k in range(1, deepest + 1)})
     assert fit.model.level == pytest.approx(level, abs=1e-5)
     assert fit.model.decay == pytest.approx(decay, abs=1e-3)
     assert fit.length_error < 1e-6
@@ -57,12 +57,12 @@ def test_exact_lengths_give_exact_parameters(level, decay, deepest):
 @given(st.floats(0.2, 0.99), decays)
 def test_lengths_of_some_depths_are_enough(level, decay):
     model = LevelDecay(level, decay)
-    fit = fit_lengths({k: model.acceptance_length(k) for k in (3, 5, 7)})
+    fit = fit_acceptance_lengths({k: model.acceptance_length(k) for k in (3, 5, 7)})
     assert fit.model.acceptance_length(4) == pytest.approx(model.acceptance_length(4), rel=1e-4)
 
 
 def test_one_length_shows_no_decay():
-    fit = fit_lengths({4: 2.5})
+    fit = fit_acceptance_lengths({4: 2.5})
     assert not fit.decay_identified
     assert fit.model == LevelDecay(pytest.approx(iid_alpha(2.5, 4), abs=1e-9))
 
@@ -78,7 +78,7 @@ def test_one_length_shows_no_decay():
 )
 def test_impossible_lengths_are_refused(lengths, message):
     with pytest.raises(ForerunError, match=message):
-        fit_lengths(lengths)
+        fit_acceptance_lengths(lengths)
 
 
 def test_a_fit_of_counts_recovers_the_truth_within_its_errors():

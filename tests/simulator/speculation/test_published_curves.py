@@ -8,7 +8,7 @@ import pytest
 from scipy.optimize import least_squares
 
 from simulator.errors import ForerunError
-from simulator.speculation import LevelDecay, curve_names, fit_lengths, load_curve
+from simulator.speculation import LevelDecay, curve_names, fit_acceptance_lengths, load_curve
 from simulator.speculation.curves import UNLIMITED
 
 QWEN = {1: 1.93, 2: 2.73, 3: 3.39, 4: 3.97, 5: 4.41, 6: 4.8, 7: 5.04, 8: 5.21}
@@ -46,7 +46,7 @@ def errors(curve, fitted_up_to, step_by_step=False):
     if step_by_step:
         result = by_step(points, max(curve))
     else:
-        result = 1 + np.cumsum(fit_lengths(points).model.survival(max(curve)))
+        result = 1 + np.cumsum(fit_acceptance_lengths(points).model.survival(max(curve)))
     deep = [k for k in curve if k > 4 and curve[k] >= max(curve[j] for j in curve if j < k)]
     return {k: 100 * (result[k - 1] / curve[k] - 1) for k in deep}
 
@@ -92,7 +92,7 @@ def test_deep_drafts_of_specforge_follow_from_shallower_ones(shared_data):
                 name = (row["model"], row["draft_model"], row["benchmark"], row["batch_size"])
                 curves[name][int(row["num_steps"])] = float(row["accept_length"])
     result = [
-        100 * (fit_lengths({3: curve[3], 5: curve[5]}).model.acceptance_length(7) / curve[7] - 1)
+        100 * (fit_acceptance_lengths({3: curve[3], 5: curve[5]}).model.acceptance_length(7) / curve[7] - 1)
         for curve in curves.values()
         if {3, 5, 7} <= set(curve)
     ]
@@ -112,7 +112,7 @@ def test_deep_drafts_of_specforge_follow_from_shallower_ones(shared_data):
     ],
 )
 def test_published_values_always(curve, fitted, requested, tolerance):
-    model = fit_lengths({k: curve[k] for k in fitted}).model
+    model = fit_acceptance_lengths({k: curve[k] for k in fitted}).model
     for k in requested:
         assert abs(100 * (model.acceptance_length(k) / curve[k] - 1)) < tolerance, k
 

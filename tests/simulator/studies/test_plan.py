@@ -26,7 +26,7 @@ from simulator.studies.plan.search import (
     make_plan,
     overload,
 )
-from simulator.studies.plan.trials import find_highest_rate, highest_rate, holds_unloaded, judge, load_of, trial
+from simulator.studies.plan.trials import find_highest_rate, highest_rate, holds_unloaded, judge, planned_load, trial
 from simulator.studies.study_file import StudyFile, Variant, parse_vary, settings_name
 
 VARY = ("hardware.tensor_parallel=1,2", "engine.max_num_batched_tokens=512,4096", "hardware.replicas=1,2,3")
@@ -65,7 +65,7 @@ def quick(**changes):
 def test_winner_is_that_of_the_whole_grid(chat, slo, rate):
     objective = objective_of({}, slo)
     planned = make_plan(study(chat, *VARY), objective, quick(mode="rate", rate=rate, interval=False))
-    load = load_of(planned.study.scenario, 200, own_arrivals=False)
+    load = planned_load(planned.study.scenario, 200, own_arrivals=False)
     holding = []
     for layout in layouts(planned.study, search_axes(planned.study)):
         for replicas in (1, 2, 3):
@@ -82,7 +82,7 @@ def test_winner_is_that_of_the_whole_grid(chat, slo, rate):
 def test_pruned_layouts_miss_when_they_are_simulated(chat):
     objective = objective_of({}, SLO)
     planned = make_plan(study(chat, *VARY), objective, quick(mode="rate", rate=60.0, requests=1500))
-    load = load_of(planned.study.scenario, 1500, own_arrivals=False)
+    load = planned_load(planned.study.scenario, 1500, own_arrivals=False)
     pruned = [candidate for candidate in planned.candidates if candidate.status == "pruned"]
     assert pruned
     for candidate in pruned:
@@ -96,7 +96,7 @@ def test_pruned_layouts_miss_when_they_are_simulated(chat):
 @pytest.mark.parametrize("key", ["p99_ttft_ms", "mean_tpot_ms", "p99_itl_ms", "std_e2el_ms"])
 def test_what_the_longest_request_alone_holds_every_request_holds_without_load(chat, values, key):
     scenario = load_scenario(chat).with_values({"workload.num_requests": 60, **values})
-    light = load_of(scenario, 60, own_arrivals=False).at(scenario, 0.02)
+    light = planned_load(scenario, 60, own_arrivals=False).at(scenario, 0.02)
     message = []
     for limit_ms in (1, 10, 30, 100, 300, 1000, 3000, 10_000, 1e6):
         objective = objective_of({}, [f"{key}={limit_ms}", "p99_e2el_ms=1e9"])
@@ -128,7 +128,7 @@ def test_more_replicas_are_tried_without_serving_every_request_alone(chat, monke
 def test_bisection_agrees_with_a_fine_sweep(chat):
     objective = objective_of({}, SLO)
     scenario = load_scenario(chat)
-    load = load_of(scenario, 250, own_arrivals=False)
+    load = planned_load(scenario, 250, own_arrivals=False)
     result, tried, verdict = find_highest_rate(scenario, load, objective, [0, 1], 10.0)
     assert verdict.meets
     rates = result * np.arange(0.9, 1.1, 0.01)
@@ -155,7 +155,7 @@ def test_trace_is_replayed_and_growth_presses_it_together(project_root):
     options = quick(mode="own", growth=8.0, requests=600, headroom=True)
     planned = make_plan(narrow, objective, options)
     document = plan_document(planned)
-    custom = load_of(narrow.scenario, 600, own_arrivals=True).recorded_rate
+    custom = planned_load(narrow.scenario, 600, own_arrivals=True).recorded_rate
     assert document["request_rate"] == pytest.approx(8 * custom)
     best = document["best"]
     assert best["replicas"] == 2

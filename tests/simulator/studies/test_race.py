@@ -15,8 +15,8 @@ from simulator.speculation.policies import Forerun, PositionRates
 from simulator.studies.race.patterns import (
     LEVELS,
     Pattern,
+    PatternTraffic,
     Stretch,
-    Traffic,
     changed,
     drawn,
     read_traffic,
@@ -30,7 +30,7 @@ from simulator.studies.race.race import (
     drafting_scenario,
     is_fixed,
     race,
-    regret,
+    regret_of,
     run_controller,
     run_pattern,
     steps_of,
@@ -179,7 +179,7 @@ def test_a_table_collapses_where_load_hovers_about_its_threshold_and_our_control
         )
         return {name: run_controller(base, name, requests) for name in (OFF, "fixed-2", "batch-table", OWN)}
 
-    eight = Traffic(np.zeros(8), np.full(8, 512), np.full(8, 180), np.ones(8))
+    eight = PatternTraffic(np.zeros(8), np.full(8, 512), np.full(8, 180), np.ones(8))
     free = outcomes(eight, 0.0)
     assert free["batch-table"].tokens_per_s > 0.6 * free["fixed-2"].tokens_per_s, "no K is slow by itself"
     shares = {}
@@ -193,7 +193,7 @@ def test_a_table_collapses_where_load_hovers_about_its_threshold_and_our_control
     moderate = traffic_of(pattern, lambda seqs, tokens, context: 0.0195)
     hovering = outcomes(moderate, 0.3)
     assert hovering["batch-table"].latency_s > 1.5 * hovering["fixed-2"].latency_s
-    assert regret(hovering, OWN) < 0.02
+    assert regret_of(hovering, OWN) < 0.02
 
 
 def test_changes_never_cost_more_than_staying_has():

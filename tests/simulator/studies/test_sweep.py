@@ -256,8 +256,8 @@ def test_an_address_where_nothing_answers_is_one_line_and_leaves_no_store(study,
 
 def test_a_worker_of_another_version_is_refused(study, monkeypatch):
     monkeypatch.setattr("simulator.studies.sweep.points.build_mark", lambda: "9.9.9+other")
-    from simulator.studies.sweep.points import evaluate
+    from simulator.studies.sweep.points import run_point
 
     task = study.points[0].task()
     monkeypatch.undo()
-    assert "build" in evaluate(task)
+    assert "build" in run_point(task)

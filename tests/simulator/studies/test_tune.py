@@ -15,7 +15,7 @@ from simulator.scenario import scenario_from
 from simulator.speculation import Batch
 from simulator.speculation.policies import batch_table as lookup
 from simulator.studies.tune.choices import draft_choices
-from simulator.studies.tune.document import batch_table, tune_document
+from simulator.studies.tune.document import tune_document, tuned_batches
 from simulator.studies.tune.grid import speculation_grid
 from simulator.studies.tune.tuning import axis_values, find_drafts, stretches
 
@@ -198,7 +198,7 @@ def test_axes_as_text():
 
 
 def test_equal_neighbours_are_one_range(tuned):
-    table = batch_table(tuned.mean)
+    table = tuned_batches(tuned.mean)
     assert all(before[2] != after[2] for before, after in pairwise(table))
     assert table[-1][1] == BATCHES[-1]
 

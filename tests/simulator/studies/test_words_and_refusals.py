@@ -12,7 +12,7 @@ from simulator.run import simulate
 from simulator.scenario import load_scenario, scenario_from
 from simulator.studies.assumed import with_hits_scaled
 from simulator.studies.compare.comparison import SAMPLING, compare_sentence
-from simulator.studies.plan.trials import load_of
+from simulator.studies.plan.trials import planned_load
 
 METRIC = "output_throughput"
 
@@ -61,7 +61,7 @@ def test_assumptions_that_turn_the_verdict_over_are_named():
 )
 def test_another_rate_keeps_how_requests_arrive(arrivals, kept):
     requested = scenario_from(tiny_data(arrivals=arrivals), "test")
-    load = load_of(requested, 40, own_arrivals=False)
+    load = planned_load(requested, 40, own_arrivals=False)
     result = load.at(requested, 9.0).workload
     assert (result.arrivals.process, result.arrivals.burstiness) == kept
     assert (result.arrivals.request_rate, result.num_requests) == (9.0, 40)
@@ -69,7 +69,7 @@ def test_another_rate_keeps_how_requests_arrive(arrivals, kept):
 
 def test_a_verdict_needs_a_long_run():
     requested = scenario_from(tiny_data(num_requests=12), "test")
-    free, inputs = (load_of(requested, count, own_arrivals=False) for count in (None, 40))
+    free, inputs = (planned_load(requested, count, own_arrivals=False) for count in (None, 40))
     assert inputs.long_enough(requested, 5.0, 1.0) == inputs
     longer = [free.long_enough(requested, rate, 1.0).requests for rate in (1.0, 2.0, 4.0)]
     assert longer[0] >= 12

@@ -9,7 +9,7 @@ from numpy.testing import assert_allclose
 from hwprofiles import KernelLibrary, dtype_bytes, load_chip, load_link
 from simulator.build import build_replica
 from simulator.llm import load_architecture
-from simulator.replay.rerun import dtype_name, framework_of_version, model_name
+from simulator.replay.rerun import catalogue_model, dtype_name, framework_of_version
 from simulator.scenario import scenario_from
 from simulator.timing import Deployment, StepTimer, StepWork, load_framework, plan_memory, resolve_weight_dtypes
 
@@ -82,8 +82,8 @@ def test_every_format_that_is_known_has_a_size(name):
 
 
 def test_llama_without_a_number_is_the_second():
-    assert model_name("LLaMA 70B") == "llama-2-70b"
-    assert model_name("LLaMA v3.1 70B") == "llama-3.1-70b"
+    assert catalogue_model("LLaMA 70B") == "llama-2-70b"
+    assert catalogue_model("LLaMA v3.1 70B") == "llama-3.1-70b"
 
 
 def test_older_sglang_reduces_by_vllms_kernels():
