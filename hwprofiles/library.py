@@ -39,7 +39,9 @@ from hwprofiles.formulas import (
     functions_of,
 )
 from hwprofiles.kernels.attention import (
+    decode_time,
     one_pass_time,
+    prefill_time,
     tail_sequences,
     tail_time_per_key,
 )
