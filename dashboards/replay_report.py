@@ -33,8 +33,7 @@ from dashboards.page import (
 from simulator.metrics.document import json_text
 from simulator.metrics.files import StagedFiles
 from simulator.replay import ReplayReport
-from simulator.replay.result import Replay
-from simulator.replay.tables import (
+from simulator.replay.replay_tables import (
     METRIC_WORDS,
     READINGS,
     cold_words,
@@ -43,6 +42,7 @@ from simulator.replay.tables import (
     run_replay_tables,
     step_replay_tables,
 )
+from simulator.replay.result import Replay
 from simulator.tables import Table
 
 Document = dict[str, Any]

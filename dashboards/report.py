@@ -36,7 +36,7 @@ from dashboards.page import (
 from simulator.metrics import main_bottleneck
 from simulator.metrics.files import write_text_atomically
 from simulator.metrics.run_folder import RunFolder, load_run
-from simulator.metrics.tables import interval_words, more_run_tables, run_tables
+from simulator.metrics.run_tables import interval_words, more_run_tables, run_tables
 from simulator.tables import ABSENT, number, percent
 
 Document = dict[str, Any]

@@ -36,7 +36,7 @@ def main() -> None:
             latency = f"{row['p99_ttft_ms']:5.0f} ms   {row['p99_tpot_ms']:5.1f} ms"
             print(f"{row['layout']:<38} {price}   {row['max_rate']:9.1f}   {latency}")
     if plan.best is not None:
-        print(f"\nOne replica: {plan.best['flags']['vllm']}\n")
+        print(f"\nOne replica: {plan.best.launch_command('vllm')}\n")
     print(plan.conclusion)
 
 

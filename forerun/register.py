@@ -23,9 +23,9 @@ from typing import Any, TypeVar
 from simulator.drafting import BUILDERS, DraftRequest
 from simulator.errors import ArgumentError
 from simulator.serving.rules import SchedulerFacts, register_admission, register_routing, register_scheduler
-from simulator.speculation.config import POLICY_FIELDS
 from simulator.speculation.methods import METHODS, MethodFacts
 from simulator.speculation.policies import POLICIES, DraftPolicy
+from simulator.speculation.speculation_config import POLICY_FIELDS
 from simulator.timing import Drafter
 from traces.requests.detect import register_reader
 

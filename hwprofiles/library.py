@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from copy import copy
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -131,7 +132,7 @@ class KernelLibrary:
 
     def __init__(
         self,
-        chip: Chip | str,
+        chip: Chip | str | Path,
         library: str = "generic",
         split_kv: bool = True,
         static_scales: bool = False,
@@ -141,7 +142,7 @@ class KernelLibrary:
         reductions: str | None = None,
     ) -> None:
         self.flash = flash
-        self.chip = load_chip(chip) if isinstance(chip, str) else chip
+        self.chip = chip if isinstance(chip, Chip) else load_chip(chip)
         known = sorted({*LIBRARIES, *self.chip.kernels})
         if library not in known:
             raise ProfileError(

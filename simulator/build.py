@@ -32,7 +32,7 @@ from simulator.serving import (
     KvTransferConfig,
     Pool,
 )
-from simulator.serving.fleet.config import Role
+from simulator.serving.fleet.fleet_config import Role
 from simulator.serving.rules import SCHEDULERS
 from simulator.speculation import AcceptanceSampler, PolicyFactory, borrowed_acceptance, sampler_of
 from simulator.speculation.proposal import proposal
@@ -53,8 +53,8 @@ from simulator.timing import (
     step_timer,
     usual_steps,
 )
-from simulator.timing.config import LayerShare
 from simulator.timing.framework import LOCAL_FRAMEWORKS, Framework
+from simulator.timing.hardware_config import LayerShare
 from simulator.timing.mixed_chips import HostKernels, OtherDevice, SlowestKernels
 
 if TYPE_CHECKING:

@@ -40,9 +40,9 @@ from simulator.speculation.confidence import (
     threshold_chain,
     threshold_policies,
 )
-from simulator.speculation.config import named
 from simulator.speculation.level_decay import conditional_rates
 from simulator.speculation.methods import METHODS
+from simulator.speculation.speculation_config import named
 from simulator.timing import (
     ACTIVATION_BYTES,
     AdjustedDrafter,

@@ -33,7 +33,7 @@ from simulator.serving import (
     StepRecords,
     TransferReport,
 )
-from simulator.serving.fleet.config import Role
+from simulator.serving.fleet.fleet_config import Role
 from simulator.serving.log import Span
 from simulator.serving.rules import SCHEDULERS
 from simulator.settings import LONGEST_S
@@ -206,13 +206,13 @@ class RunResult(Result):
     @property
     def title(self) -> str:
         """Model and hardware."""
-        from simulator.metrics.tables import run_title
+        from simulator.metrics.run_tables import run_title
 
         return run_title(self.document)
 
     def tables(self) -> list[Table]:
         """Serving, latency, speculation, SLO, engine, pools: those that apply."""
-        from simulator.metrics.tables import run_tables
+        from simulator.metrics.run_tables import run_tables
 
         return run_tables(self.document)
 

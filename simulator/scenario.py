@@ -14,8 +14,8 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 
 from forerun.yaml_files import TooLargeError, bounded_text, parse, problem_of
 from simulator.errors import ForerunError, UnknownFieldError, did_you_mean
-from simulator.serving.config import EngineConfig
-from simulator.serving.fleet.config import (
+from simulator.serving.engine_config import EngineConfig
+from simulator.serving.fleet.fleet_config import (
     AutoscalerConfig,
     FaultsConfig,
     KvTransferConfig,
@@ -25,9 +25,9 @@ from simulator.serving.fleet.config import (
 )
 from simulator.settings import PositiveFloat, Section
 from simulator.speculation import SpeculationConfig, carry_acceptance
-from simulator.speculation.attention_level.config import AttentionSpeculationConfig, check_groups
-from simulator.timing.config import HardwareConfig
-from simulator.workload.config import WorkloadConfig
+from simulator.speculation.attention_level.alspec_config import AttentionSpeculationConfig, check_groups
+from simulator.timing.hardware_config import HardwareConfig
+from simulator.workload.workload_config import WorkloadConfig
 
 QUOTED = re.compile(r"'([^']*)'")
 LIMIT_KEY = re.compile(r"(p50|p90|p95|p99|mean|median)_(ttft|tpot|itl|e2el)_ms")

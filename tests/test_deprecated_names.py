@@ -6,7 +6,7 @@ import simulator
 from hwprofiles.catalogue import load_chip
 from hwprofiles.schema import Chip
 from simulator.scenario import as_scenario
-from simulator.speculation.config import PolicyConfig
+from simulator.speculation.speculation_config import PolicyConfig
 
 
 def test_an_old_field_of_a_scenario_sets_the_new_one():

@@ -163,8 +163,8 @@ def test_a_prediction_has_named_figures():
 def forgotten():
     from simulator.drafting import BUILDERS
     from simulator.serving.rules import SCHEDULERS
-    from simulator.speculation.config import POLICY_FIELDS
     from simulator.speculation.policies import POLICIES
+    from simulator.speculation.speculation_config import POLICY_FIELDS
     from traces.requests.detect import FORMATS, READERS
 
     yield

@@ -58,13 +58,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=cores(), help="processes")
     options = parser.parse_args(argv)
     try:
-        return run(options.part, options.data, options.out, options.limit, options.jobs)
+        return run_part(options.part, options.data, options.out, options.limit, options.jobs)
     except ForerunError as error:
         print(f"validation: {error}", file=sys.stderr)
         return 2
 
 
-def run(part: str, data: Path | None, out: Path | None, limit: int, jobs: int) -> int:
+def run_part(part: str, data: Path | None, out: Path | None, limit: int, jobs: int) -> int:
     """Compute a part, put it beside what is on record in ``out``, write and print.
 
     Raises:

@@ -12,7 +12,7 @@ from dashboards.figures.run import thinned_distribution
 from dashboards.theme import BLUE, COLOURS, GREEN, GREY, ORANGE, PINK, SKY, VERMILLION, FloatArray, captioned
 from simulator.replay import ReplayReport
 from simulator.replay.predict import REGIMES
-from simulator.replay.tables import METRIC_WORDS
+from simulator.replay.replay_tables import METRIC_WORDS
 from simulator.replay.validation import ErrorRow, by_predicted
 
 BASIS_COLOURS = {"calibrated": GREEN, "extrapolated": ORANGE, "datasheet": VERMILLION, "measured": BLUE}

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from simulator.llm.architecture import architecture_summary
 from simulator.tables import ABSENT, Table, Value, duration, number, pairs, scaled
-from simulator.workload.tables import statistics_tables
+from simulator.workload.workload_tables import statistics_tables
 
 if TYPE_CHECKING:
     from hwprofiles import Chip

@@ -81,7 +81,7 @@ def kernels(
         replay_kernels,
     )
     from simulator.replay.kernels import trace_library
-    from simulator.replay.tables import cold_words
+    from simulator.replay.replay_tables import cold_words
     from traces.kernels import concatenate, read_kernels
 
     limits = [parse_limit(text) for text in fail_above or []]
@@ -189,9 +189,9 @@ def steps(
     import sys
     from types import SimpleNamespace
 
+    from simulator.replay.replay_tables import replay_heading, step_replay_tables
     from simulator.replay.scores import exceeded, parse_limit
     from simulator.replay.steps import replay_steps, steps_document
-    from simulator.replay.tables import replay_heading, step_replay_tables
     from simulator.scenario import load_scenario
     from traces.steps import read_steps
 

@@ -57,7 +57,7 @@ def run(
 ) -> int:
     """Simulate one scenario and print its latency, throughput and bottleneck."""
     from simulator.errors import ForerunError
-    from simulator.metrics.tables import run_facts, run_tables, run_title
+    from simulator.metrics.run_tables import run_facts, run_tables, run_title
     from simulator.scenario import load_scenario
     from simulator.serving.compiled import why_interpreted
 

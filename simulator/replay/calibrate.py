@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hwprofiles import Chip, KernelLibrary, Source
+from hwprofiles import Chip, KernelLibrary, Source, load_chip
 from hwprofiles.catalogue import load_defaults
 from hwprofiles.choice import inside_ranges
 from hwprofiles.correction import SIZES, Correction, Key, save_corrections
@@ -38,13 +38,13 @@ from simulator.replay.fit import (
 )
 from simulator.replay.kernels import check_devices
 from simulator.replay.predict import REGIMES, predict_table
+from simulator.replay.replay_tables import calibration_tables
 from simulator.replay.result import Replay
 from simulator.replay.speed_of_light import impossible_rows
 from simulator.replay.split import Split, training_rows
-from simulator.replay.tables import calibration_tables
 from simulator.result import Summary
 from simulator.tables import Table
-from traces.kernels import KernelTable
+from traces.kernels import KernelFiles, KernelTable, as_table
 from traces.kernels.table import IndexArray, constant
 
 FloatArray = NDArray[np.float64]
@@ -159,8 +159,8 @@ class Calibration(Replay):
 
 
 def calibrate(
-    table: KernelTable,
-    chip: Chip,
+    table: KernelFiles,
+    chip: Chip | str | Path,
     library: str = "generic",
     split: Split | None = None,
     residual: bool = True,
@@ -175,8 +175,8 @@ def calibrate(
     are fitted, drawn towards the defaults of the chip's class, and judged by leaving out a quarter at a time.
 
     Args:
-        table: measured kernels.
-        chip: whose limits they obey.
+        table: measured kernels, or a file or several files of them.
+        chip: whose limits they obey: a profile, a catalogue name or a file.
         library: the name the fit is stored under.
         split: which shapes a fit may see.
         residual: whether to learn the correction too.
@@ -189,7 +189,8 @@ def calibrate(
     Raises:
         ForerunError: rows of several devices, a wrong unit, or no family with enough rows.
     """
-    split = split or Split()
+    split, table = split or Split(), as_table(table)
+    chip = chip if isinstance(chip, Chip) else load_chip(chip)
     check_devices(table)
     skipped = dict(table.skipped)
     table = _of_library(table, library, skipped)

@@ -5,23 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hwprofiles import BASES, KernelLibrary
+from hwprofiles import BASES, Chip, KernelLibrary
 from hwprofiles.choice import PORTABLE
 from simulator.errors import ForerunError
 from simulator.replay.evidence import apply_evidence
 from simulator.replay.predict import REGIMES, Prediction, predict_table
+from simulator.replay.replay_tables import cold_words, kernel_replay_tables
 from simulator.replay.result import Replay
 from simulator.replay.scores import ALL, Score, all_scores, dtype_labels, overall_score
 from simulator.replay.speed_of_light import impossible_rows
 from simulator.replay.split import Split, training_rows
-from simulator.replay.tables import cold_words, kernel_replay_tables
 from simulator.tables import Table
-from traces.kernels import OPS, SIZES, WORDS, KernelTable
+from traces.kernels import OPS, SIZES, WORDS, KernelFiles, KernelTable, as_table
 
 FloatArray = NDArray[np.float64]
 
@@ -102,23 +103,28 @@ class ReplayReport(Replay):
 
 
 def replay_kernels(
-    table: KernelTable,
-    kernels: KernelLibrary,
+    table: KernelFiles,
+    kernels: KernelLibrary | Chip | str | Path,
     split: Split | None = None,
     where: Sequence[str] = (),
+    library: str = "generic",
 ) -> ReplayReport:
     """Predict every row of a trace and score the predictions.
 
     Args:
-        table: measured kernels.
+        table: measured kernels, or a file or several files of them.
         kernels: the chip's prices, by physics alone or with the profile's learned correction; the other reading, where
-            the profile has one, is scored beside it.
+            the profile has one, is scored beside it. Or a chip: its profile, catalogue name or file.
         split: score only the rows a fit under this split does not see.
         where: conditions such as ``n>=1024`` that a row must meet, if its operation has that column.
+        library: kernel library, where ``kernels`` is a chip.
 
     Raises:
         ForerunError: rows of several devices, a wrong unit, a bad condition, or no row left to score.
     """
+    table = as_table(table)
+    if not isinstance(kernels, KernelLibrary):
+        kernels = KernelLibrary(kernels, trace_library(table, library))
     skipped = dict(table.skipped)
     check_devices(table)
     prediction = predict_table(table, kernels)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,16 +15,16 @@ from numpy.typing import NDArray
 
 from hwprofiles import ProfileError, weakest
 from simulator.errors import ForerunError, did_you_mean
+from simulator.replay.replay_tables import ERRORS, run_replay_tables
 from simulator.replay.rerun import catalogue_model, chip_name, framework_name, rerun
 from simulator.replay.result import Replay
 from simulator.replay.scores import ALL
 from simulator.replay.split import Split
-from simulator.replay.tables import ERRORS, run_replay_tables
 from simulator.result import Summary
-from simulator.scenario import Scenario
+from simulator.scenario import Scenario, as_scenario
 from simulator.tables import Table
 from traces import TraceError
-from traces.benchmark_results import METRICS, MeasuredRun
+from traces.benchmark_results import METRICS, MeasuredRun, as_runs
 
 FloatArray = NDArray[np.float64]
 Interval = tuple[float, float]
@@ -209,8 +210,8 @@ class RequestReplay(Replay):
 
 
 def replay_requests(
-    runs: Sequence[MeasuredRun],
-    base: Scenario,
+    runs: str | Path | Sequence[MeasuredRun | str | Path],
+    base: Scenario | Mapping[str, Any] | str | Path,
     sources: Sequence[str] = (),
     split: Split | None = None,
     where: Sequence[str] = (),
@@ -222,8 +223,8 @@ def replay_requests(
     """Simulate every measured run again and score the simulation.
 
     Args:
-        runs: measured.
-        base: what the runs do not tell.
+        runs: measured, or files or folders of them.
+        base: scenario of all that the runs do not state, or its file.
         sources: files, for the report.
         split: score only configurations that this split holds out (a curve over load is on one side as a whole).
         where: conditions such as ``tensor_parallel<=4`` or ``model=llama-3.1-8b`` that a run must meet.
@@ -235,6 +236,7 @@ def replay_requests(
     Raises:
         ForerunError: a bad condition, or no run that can be simulated; the text says why.
     """
+    runs, base = as_runs(runs), as_scenario(base)
     conditions = [parse_condition(text) for text in where]
     chosen: list[MeasuredRun] = []
     skipped: Counter[str] = Counter()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from simulator.replay.tables import ERRORS, replay_heading
+from simulator.replay.replay_tables import ERRORS, replay_heading
 from simulator.result import Result, Summary
 
 

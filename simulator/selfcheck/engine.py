@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from simulator.selfcheck.model import KernelCall, Observer, PackedBatch, ReferenceModel, Segment
 from simulator.selfcheck.sampling import sample_tokens, verify
-from simulator.selfcheck.scheduler import ReferenceScheduler, Request, StepPlan
+from simulator.selfcheck.scheduler import ReferencePlan, ReferenceScheduler, Request
 
 FloatArray = NDArray[np.float64]
 
@@ -128,7 +128,7 @@ class ReferenceEngine:
             )
         )
 
-    def _batch(self, plan: StepPlan) -> PackedBatch:
+    def _batch(self, plan: ReferencePlan) -> PackedBatch:
         queries = 1 + self.num_speculative_tokens
         ids: list[int] = []
         for request in plan.decodes:
@@ -144,7 +144,7 @@ class ReferenceEngine:
         chunks = tuple(Segment(r.slot, r.computed, tokens) for r, tokens in plan.chunks)
         return PackedBatch(ids, decodes, chunks, rows)
 
-    def _verified(self, plan: StepPlan, probabilities: Any) -> list[list[int]]:
+    def _verified(self, plan: ReferencePlan, probabilities: Any) -> list[list[int]]:
         """Tokens of every decoding sequence: the accepted drafts and one more."""
         count, queries = len(plan.decodes), 1 + self.num_speculative_tokens
         if not count:
@@ -159,7 +159,9 @@ class ReferenceEngine:
         kept = zip(drafted.tolist(), accepted, outcome.token.tolist(), strict=True)
         return [[*tokens[:number], token] for tokens, number, token in kept]
 
-    def _draft(self, plan: StepPlan, finishing: list[Request], answers: list[list[int]], firsts: list[int]) -> None:
+    def _draft(
+        self, plan: ReferencePlan, finishing: list[Request], answers: list[list[int]], firsts: list[int]
+    ) -> None:
         """Propose K tokens for every sequence that decodes next, one pass after the other.
 
         The first pass runs over the tokens of this step, each one place further on than the target saw it, as EAGLE
@@ -200,7 +202,9 @@ class ReferenceEngine:
         for row, request in enumerate(drafting):
             request.drafted, request.drafted_from = every[row], every_from[row]
 
-    def _commit(self, plan: StepPlan, finishing: list[Request], answers: list[list[int]], firsts: list[int]) -> int:
+    def _commit(
+        self, plan: ReferencePlan, finishing: list[Request], answers: list[list[int]], firsts: list[int]
+    ) -> int:
         """Hand out the step's tokens; returns how many."""
         delivered = 0
         now = self.clock() - self._start

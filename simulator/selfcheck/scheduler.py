@@ -45,7 +45,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class StepPlan:
+class ReferencePlan:
     """Sequences that decode, and prompts with their tokens in this step."""
 
     decodes: tuple[Request, ...]
@@ -68,7 +68,7 @@ class ReferenceScheduler:
         self._budget = max_num_batched_tokens
         self._query_len = query_len
 
-    def plan(self) -> StepPlan:
+    def plan(self) -> ReferencePlan:
         """The next step."""
         budget = self._budget
         decodes: list[Request] = []
@@ -86,7 +86,7 @@ class ReferenceScheduler:
             request.slot = self._slots.pop()
             self.running.append(request)
             budget -= self._chunk(request, budget, chunks)
-        return StepPlan(tuple(decodes), tuple(chunks))
+        return ReferencePlan(tuple(decodes), tuple(chunks))
 
     def release(self, request: Request) -> None:
         """A finished request leaves the batch."""

@@ -1,11 +1,11 @@
-from simulator.serving.config import EngineConfig as EngineConfig
 from simulator.serving.drafting import DraftingRule as DraftingRule
-from simulator.serving.fleet.config import FaultsConfig as FaultsConfig
-from simulator.serving.fleet.config import KvTransferConfig as KvTransferConfig
-from simulator.serving.fleet.config import PoolConfig as PoolConfig
-from simulator.serving.fleet.config import RouterConfig as RouterConfig
+from simulator.serving.engine_config import EngineConfig as EngineConfig
 from simulator.serving.fleet.faults import Faults as Faults
 from simulator.serving.fleet.fleet import Fleet as Fleet
+from simulator.serving.fleet.fleet_config import FaultsConfig as FaultsConfig
+from simulator.serving.fleet.fleet_config import KvTransferConfig as KvTransferConfig
+from simulator.serving.fleet.fleet_config import PoolConfig as PoolConfig
+from simulator.serving.fleet.fleet_config import RouterConfig as RouterConfig
 from simulator.serving.fleet.pool import Pool as Pool
 from simulator.serving.fleet.transfer import KvLink as KvLink
 from simulator.serving.host_cache import HostSpace as HostSpace

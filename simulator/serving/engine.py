@@ -583,7 +583,7 @@ class Formula:
 
 @cython.final
 @cython.cclass
-class AttentionPrices:
+class AttentionSeconds:
     """Attention of one kind of layer: decoding, prompts, one fresh prompt by its length, both in one kernel."""
 
     decode: DecodePrices
@@ -667,7 +667,7 @@ class ModelPrices:
 
     def __init__(self, tables: Any) -> None:
         self.tables = tables
-        self.attention = [AttentionPrices(*kind) for kind in tables.attention]
+        self.attention = [AttentionSeconds(*kind) for kind in tables.attention]
         self.layers = Column(tables.layers)
         self.verified = {1: self.layers}
         self.head = Column(tables.head)
@@ -702,7 +702,7 @@ class ModelPrices:
     @cython.cfunc
     def _attention(self, work: Work) -> cython.double:
         """Attention of all layers."""
-        kind: AttentionPrices
+        kind: AttentionSeconds
         total: cython.double = 0.0
         decoding: cython.longlong = work.decode_seqs
         together: cython.bint = self.one_pass and decoding and work.prefill_seqs and work.query_len == 1

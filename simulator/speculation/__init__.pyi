@@ -6,11 +6,6 @@ from simulator.speculation.closed_form import chain_speedup as chain_speedup
 from simulator.speculation.closed_form import expected_length as expected_length
 from simulator.speculation.closed_form import expected_tokens as expected_tokens
 from simulator.speculation.closed_form import iid_alpha as iid_alpha
-from simulator.speculation.config import AcceptanceConfig as AcceptanceConfig
-from simulator.speculation.config import DraftConfig as DraftConfig
-from simulator.speculation.config import PolicyConfig as PolicyConfig
-from simulator.speculation.config import SpeculationConfig as SpeculationConfig
-from simulator.speculation.config import TreeConfig as TreeConfig
 from simulator.speculation.curves import Curve as Curve
 from simulator.speculation.curves import curve_names as curve_names
 from simulator.speculation.curves import load_curve as load_curve
@@ -31,3 +26,8 @@ from simulator.speculation.proposal import scaled_survival as scaled_survival
 from simulator.speculation.proposal import tree_survival as tree_survival
 from simulator.speculation.provenance import borrowed_acceptance as borrowed_acceptance
 from simulator.speculation.provenance import carry_acceptance as carry_acceptance
+from simulator.speculation.speculation_config import AcceptanceConfig as AcceptanceConfig
+from simulator.speculation.speculation_config import DraftConfig as DraftConfig
+from simulator.speculation.speculation_config import PolicyConfig as PolicyConfig
+from simulator.speculation.speculation_config import SpeculationConfig as SpeculationConfig
+from simulator.speculation.speculation_config import TreeConfig as TreeConfig

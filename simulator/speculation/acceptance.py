@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.errors import ForerunError
-from simulator.speculation.config import AcceptanceConfig
 from simulator.speculation.curves import load_curve
 from simulator.speculation.level_decay import LevelDecay, conditional_rates, extended
+from simulator.speculation.speculation_config import AcceptanceConfig
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.speculation.config import CONCENTRATION
+from simulator.speculation.speculation_config import CONCENTRATION
 
 if TYPE_CHECKING:
     from simulator.speculation.policies import Batch, PolicyFactory

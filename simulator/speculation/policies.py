@@ -10,7 +10,7 @@ from math import exp, inf, log, log2, sqrt
 from typing import Protocol, runtime_checkable
 
 from simulator.errors import ForerunError
-from simulator.speculation.config import PolicyConfig, check_table
+from simulator.speculation.speculation_config import PolicyConfig, check_table
 
 DISABLE_ABOVE = 32
 """Largest batch that drafts where a scenario names ``disable-above-batch`` alone; assumed."""

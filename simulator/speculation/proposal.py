@@ -10,9 +10,15 @@ from numpy.typing import NDArray
 
 from simulator.errors import ForerunError
 from simulator.speculation.acceptance import survival_rates
-from simulator.speculation.config import CONCENTRATION, OF_THIS_TREE, AcceptanceConfig, SpeculationConfig, TreeConfig
 from simulator.speculation.curves import load_curve
 from simulator.speculation.level_decay import LevelDecay
+from simulator.speculation.speculation_config import (
+    CONCENTRATION,
+    OF_THIS_TREE,
+    AcceptanceConfig,
+    SpeculationConfig,
+    TreeConfig,
+)
 from simulator.speculation.tree import (
     DraftTree,
     GrowthPlan,

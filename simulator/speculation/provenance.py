@@ -7,8 +7,8 @@ from typing import Any
 
 from simulator.errors import ForerunError
 from simulator.llm import published_repositories
-from simulator.speculation.config import ACCEPTANCE_SOURCES, AcceptanceConfig, SpeculationConfig
 from simulator.speculation.curves import Curve, curve_names, load_curve
+from simulator.speculation.speculation_config import ACCEPTANCE_SOURCES, AcceptanceConfig, SpeculationConfig
 
 SAME_DRAFTER = {"eagle2": "eagle"}
 """Methods that draft with another's weights: EAGLE-2 grows its trees from the heads of EAGLE."""

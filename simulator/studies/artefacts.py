@@ -16,8 +16,8 @@ import yaml
 
 from simulator.errors import ArgumentError, ForerunError, did_you_mean
 from simulator.scenario import Scenario
-from simulator.speculation.config import check_table
 from simulator.speculation.methods import names_in
+from simulator.speculation.speculation_config import check_table
 from simulator.studies.engine_flags import (
     checkpoint_name,
     pool_scenarios,

@@ -12,8 +12,8 @@ from hwprofiles import dtype_bytes, load_chip
 from simulator.llm import load_architecture, published_repositories
 from simulator.scenario import Scenario, overridden_section
 from simulator.speculation.confidence import CONFIDENCE_THRESHOLD, DEFAULT_THRESHOLD
-from simulator.speculation.config import named
 from simulator.speculation.methods import METHODS
+from simulator.speculation.speculation_config import named
 from simulator.timing.deployment import resolve_weight_dtypes
 from simulator.timing.framework import LOCAL_FRAMEWORKS
 

@@ -1,4 +1,3 @@
-from simulator.timing.config import HardwareConfig as HardwareConfig
 from simulator.timing.deployment import ACTIVATION_BYTES as ACTIVATION_BYTES
 from simulator.timing.deployment import Deployment as Deployment
 from simulator.timing.deployment import resolve_weight_dtypes as resolve_weight_dtypes
@@ -32,6 +31,7 @@ from simulator.timing.framework import DraftOverhead as DraftOverhead
 from simulator.timing.framework import Framework as Framework
 from simulator.timing.framework import load_draft_overhead as load_draft_overhead
 from simulator.timing.framework import load_framework as load_framework
+from simulator.timing.hardware_config import HardwareConfig as HardwareConfig
 from simulator.timing.kernels import Costs as Costs
 from simulator.timing.kernels import Evidence as Evidence
 from simulator.timing.kernels import Kernel as Kernel

@@ -15,7 +15,7 @@ from forerun.recent import RecentResults
 from simulator.errors import ForerunError
 from simulator.memory import refuse_if_larger_than_memory
 from simulator.settings import LONGEST_S
-from simulator.workload.config import ArrivalsConfig, LengthConfig, SessionsConfig, WorkloadConfig
+from simulator.workload.workload_config import ArrivalsConfig, LengthConfig, SessionsConfig, WorkloadConfig
 from traces import PrefixHashes, RequestTable
 
 FloatArray = NDArray[np.float64]

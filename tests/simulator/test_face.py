@@ -3,6 +3,7 @@
 import json
 import pickle
 from html import escape
+from importlib.resources import files
 
 import pytest
 from tiny_scenario import tiny_data
@@ -130,3 +131,29 @@ def test_a_predicted_kernel_is_a_result_whose_document_has_its_keys(tmp_path):
     assert json.loads((result.save(tmp_path / "kernel") / "predict.json").read_text()) == result.document
     with pytest.raises(fr.ForerunError, match="no figures"):
         result.figure()
+
+
+def test_the_best_layout_and_variant_have_named_attributes(results):
+    best = results["plan"].best
+    assert best.chips == best["chips"] == results["plan"].document["best"]["chips"]
+    assert best.launch_command("vllm") == best["flags"]["vllm"]
+    assert best.probability is None or 0 <= best.probability <= 1
+    with pytest.raises(fr.ForerunError, match="no launch command for 'other'"):
+        best.launch_command("other")
+    with pytest.raises(AttributeError, match="PlannedLayout has no attribute 'chip'"):
+        _ = best.chip
+    assert pickle.loads(pickle.dumps(best)) == best
+    compared = results["compare"]
+    metric = compared.document["metric"]
+    ratios = {one["name"]: one["speedup"][metric]["ratio"] for one in compared.document["variants"][1:]}
+    highest = max(ratios, key=ratios.get)
+    assert compared.best.name == (highest if ratios[highest] > 1 else compared.document["baseline"])
+
+
+def test_replays_take_files(tmp_path):
+    sample = files("traces") / "samples"
+    report = fr.replay_kernels(sample / "kernels-cpu.csv", sample / "kernels-cpu.machine.yaml")
+    again = fr.replay_kernels([str(sample / "kernels-cpu.csv")], str(sample / "kernels-cpu.machine.yaml"))
+    assert report.document["overall"] == again.document["overall"]
+    with pytest.raises(fr.ForerunError, match="nothing.csv"):
+        fr.replay_kernels(tmp_path / "nothing.csv", "h100-sxm")

@@ -1,4 +1,5 @@
 from traces.benchmark_results.read import FORMATS as FORMATS
+from traces.benchmark_results.read import as_runs as as_runs
 from traces.benchmark_results.read import read_runs as read_runs
 from traces.benchmark_results.read import register_table as register_table
 from traces.benchmark_results.run import LATENCIES as LATENCIES

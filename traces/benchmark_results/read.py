@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,18 @@ def read_runs(path: str | Path, format: str = "auto") -> list[MeasuredRun]:
     runs = list(_read(file, format))
     if not runs:
         raise TraceError(f"{file}: no run in it")
+    return runs
+
+
+def as_runs(source: str | Path | Sequence[MeasuredRun | str | Path]) -> list[MeasuredRun]:
+    """The runs themselves, or those of a file, a folder or several of them.
+
+    Raises:
+        TraceError: a file that cannot be read; one line naming it.
+    """
+    runs: list[MeasuredRun] = []
+    for one in [source] if isinstance(source, str | Path) else source:
+        runs += [one] if isinstance(one, MeasuredRun) else read_runs(one)
     return runs
 
 

@@ -6,6 +6,8 @@ from traces.kernels.columns import SIZES as SIZES
 from traces.kernels.columns import WORDS as WORDS
 from traces.kernels.names import kernel_class as kernel_class
 from traces.kernels.read import KERNEL_FORMATS as KERNEL_FORMATS
+from traces.kernels.read import KernelFiles as KernelFiles
+from traces.kernels.read import as_table as as_table
 from traces.kernels.read import read_kernels as read_kernels
 from traces.kernels.read import recognise_columns as recognise_columns
 from traces.kernels.silicon import silicon_folder as silicon_folder

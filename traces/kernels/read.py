@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +42,21 @@ _RECOGNISERS: tuple[tuple[str, Callable[[tuple[str, ...]], bool]], ...] = (
     ("tt-metal", tt_metal.is_tt_metal),
 )
 _SUFFIXES = (".parquet", ".csv", ".csv.gz", ".json", ".json.gz", ".sqlite")
+
+
+KernelFiles = KernelTable | str | Path | Sequence[str | Path]
+"""A table of measured kernels, or the file or files of it."""
+
+
+def as_table(source: KernelFiles) -> KernelTable:
+    """The table itself, or the rows of a file or of several files.
+
+    Raises:
+        TraceError: a file that cannot be read; one line naming it.
+    """
+    if isinstance(source, KernelTable):
+        return source
+    return concatenate([read_kernels(file) for file in ([source] if isinstance(source, str | Path) else source)])
 
 
 def read_kernels(

@@ -142,7 +142,7 @@ def chip_prices(text: str, chips: Sequence[str]) -> dict[str, float]:
     return prices
 
 
-def make_plan(context: Context, values: Values) -> tuple[Task, str]:
+def planned_result(context: Context, values: Values) -> tuple[Task, str]:
     """The background run of the plan."""
     wanted = plan_task(values, context.served)
     return wanted, f"plan {wanted.scenario.model} {values['log'] if wanted.rate is None else f'{wanted.rate:g}'}"
@@ -200,7 +200,7 @@ PAGE = Page(
         Start(
             "plan",
             ("log", "columns", "model", "chips", "rate", "growth", "at", "ttft", "tpot", "prompt", "output", "prices"),
-            make_plan,
+            planned_result,
             "plan",
             lambda served: served.plans(),
         )

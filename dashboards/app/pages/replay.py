@@ -39,7 +39,7 @@ from dashboards.checks import error_tiles
 from dashboards.figures.replays import coverage_figure, errors_data, errors_figure, scores_data, scores_figure
 from dashboards.replay_report import replay_figures, replay_tables, replay_tiles
 from simulator.errors import ForerunError
-from simulator.replay.tables import METRIC_WORDS
+from simulator.replay.replay_tables import METRIC_WORDS
 from simulator.replay.validation import error_tables, errors_sentence, summary_table
 
 NAME = "replay"

@@ -53,7 +53,7 @@ from dashboards.figures.run import (
 from dashboards.report import lead_sentence, report_html, run_tiles
 from simulator.errors import ForerunError
 from simulator.metrics.run_folder import RunFolder
-from simulator.metrics.tables import more_run_tables, run_tables
+from simulator.metrics.run_tables import more_run_tables, run_tables
 from simulator.tables import ABSENT, Table, number, pairs
 
 NAME = "runs"

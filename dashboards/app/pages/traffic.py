@@ -34,7 +34,7 @@ from dashboards.app.uploads import MOST_REQUESTS, keep_log
 from dashboards.figures.load import traffic_data, traffic_figure
 from simulator.errors import ForerunError
 from simulator.tables import duration, number
-from simulator.workload.tables import statistics_tables
+from simulator.workload.workload_tables import statistics_tables
 from traces import RequestStatistics, RequestTable, TraceError, describe_requests, read_requests
 from traces.requests.detect import open_trace
 

@@ -49,7 +49,7 @@ LOADS = (0.03, 0.2, 0.4, 0.6, 0.75, 0.87, 0.94, 0.98)
 ANSWERED = "answered"
 
 
-def draft_choices(method: Any) -> bool:
+def draft_options(method: Any) -> bool:
     """Whether a method of speculation drafts."""
     return bool(method != "none")
 
@@ -65,11 +65,11 @@ CONTROLS = [
     WEIGHTS,
     ChoiceField("method", "Speculation", options=METHODS, default="none"),
     DRAFT,
-    Number("k", "Draft tokens K", when=("method", draft_choices), stops=DRAFT_TOKENS, default=3, low=1, high=64),
+    Number("k", "Draft tokens K", when=("method", draft_options), stops=DRAFT_TOKENS, default=3, low=1, high=64),
     Number(
         "alpha",
         "Acceptance rate",
-        when=("method", draft_choices),
+        when=("method", draft_options),
         stops=ALPHAS,
         default=0.7,
         low=0.0,
@@ -112,7 +112,7 @@ def what_if_scenario(values: Values) -> dict[str, Any]:
             "num_requests": int(values["requests"]),
         },
     }
-    if draft_choices(values["method"]):
+    if draft_options(values["method"]):
         data["speculation"] = {
             "method": values["method"],
             "num_speculative_tokens": values["k"],

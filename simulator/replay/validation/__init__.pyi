@@ -1,3 +1,8 @@
+from simulator.replay.validation.error_report import by_predicted as by_predicted
+from simulator.replay.validation.error_report import error_tables as error_tables
+from simulator.replay.validation.error_report import errors_sentence as errors_sentence
+from simulator.replay.validation.error_report import spread as spread
+from simulator.replay.validation.error_report import summary_table as summary_table
 from simulator.replay.validation.errors import ErrorRow as ErrorRow
 from simulator.replay.validation.errors import errors_document as errors_document
 from simulator.replay.validation.errors import grown_errors as grown_errors
@@ -12,8 +17,3 @@ from simulator.replay.validation.shipped import SPLIT as SPLIT
 from simulator.replay.validation.shipped import ShippedErrors as ShippedErrors
 from simulator.replay.validation.shipped import ValidationPart as ValidationPart
 from simulator.replay.validation.shipped import shipped_errors as shipped_errors
-from simulator.replay.validation.tables import by_predicted as by_predicted
-from simulator.replay.validation.tables import error_tables as error_tables
-from simulator.replay.validation.tables import errors_sentence as errors_sentence
-from simulator.replay.validation.tables import spread as spread
-from simulator.replay.validation.tables import summary_table as summary_table

@@ -15,7 +15,7 @@ from typing import Protocol
 import simpy
 
 from simulator.serving.clock import ROUTE, Timeline
-from simulator.serving.fleet.config import AutoscalerConfig
+from simulator.serving.fleet.fleet_config import AutoscalerConfig
 from simulator.serving.fleet.replica import ServingReplica
 from simulator.serving.log import ScalingLog
 from simulator.serving.request_source import ReplicaEndpoint

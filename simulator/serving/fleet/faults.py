@@ -9,7 +9,7 @@ import numpy as np
 import simpy
 
 from simulator.serving.clock import ROUTE, Timeline
-from simulator.serving.fleet.config import FaultEvent, FaultsConfig
+from simulator.serving.fleet.fleet_config import FaultEvent, FaultsConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ import numpy as np
 from simulator.errors import ForerunError, StalledError
 from simulator.serving.clock import PLAN, Timeline
 from simulator.serving.fleet.autoscaler import Autoscaler
-from simulator.serving.fleet.config import AutoscalerConfig, Role, RouterConfig
 from simulator.serving.fleet.faults import Faults, break_down
+from simulator.serving.fleet.fleet_config import AutoscalerConfig, Role, RouterConfig
 from simulator.serving.fleet.forked import Helper, shares
 from simulator.serving.fleet.pool import Pool
 from simulator.serving.fleet.replica import ServingReplica

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 from simulator.errors import ForerunError
 from simulator.serving.compiled import engine_module
 from simulator.serving.drafting import DraftingRule, ReplicaDrafting
-from simulator.serving.fleet.config import Role
+from simulator.serving.fleet.fleet_config import Role
 from simulator.serving.fleet.replica import KvTransfers, ServingReplica
 from simulator.serving.host_cache import HostSpace
 from simulator.serving.limits import EngineLimits

@@ -8,13 +8,13 @@ from typing import Protocol
 
 from simulator.errors import ForerunError
 from simulator.serving.clock import ROUTE, Timeline
-from simulator.serving.fleet.config import RouterConfig
+from simulator.serving.fleet.fleet_config import RouterConfig
 from simulator.serving.fleet.routing import Policy
 from simulator.serving.log import RunLog
 from simulator.serving.request_source import ReplicaEndpoint
 from simulator.serving.rules import ADMISSION, made
 
-MOST_RESTARTS = 10_000
+MOST_RESTARTS = 1_000
 """Restarts of one request after which failures are taken for too frequent to ever let it end."""
 
 

@@ -7,7 +7,7 @@ from heapq import heappop, heappush, heapreplace
 from typing import Protocol
 
 from simulator.serving.compiled import engine_module
-from simulator.serving.fleet.config import RouterConfig
+from simulator.serving.fleet.fleet_config import RouterConfig
 from simulator.serving.log import RunLog
 from simulator.serving.request_source import ReplicaEndpoint
 from simulator.serving.rules import ROUTING, made

@@ -1,4 +1,4 @@
-from simulator.speculation.attention_level.config import AttentionSpeculationConfig as AttentionSpeculationConfig
+from simulator.speculation.attention_level.alspec_config import AttentionSpeculationConfig as AttentionSpeculationConfig
 from simulator.speculation.attention_level.consistency import ConsistencySet as ConsistencySet
 from simulator.speculation.attention_level.consistency import LayoutComparison as LayoutComparison
 from simulator.speculation.attention_level.consistency import SensitivityCase as SensitivityCase

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from hwprofiles import KernelLibrary, load_chip, load_link
 from simulator.errors import ForerunError, did_you_mean
 from simulator.llm import load_architecture
-from simulator.speculation.attention_level.config import AttentionSpeculationConfig
+from simulator.speculation.attention_level.alspec_config import AttentionSpeculationConfig
 from simulator.speculation.attention_level.layer import LayerTimes, Reading, expected_pass_seconds
 from simulator.speculation.attention_level.overlap import SpeculativeAttention
 from simulator.speculation.attention_level.parameters import (

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.speculation.attention_level.config import AttentionSpeculationConfig
+from simulator.speculation.attention_level.alspec_config import AttentionSpeculationConfig
 from simulator.speculation.attention_level.hit_rates import rate_at_factor
 from simulator.speculation.attention_level.overlap import SpeculativeAttention
 from simulator.timing import DraftStep, ModelTimer, StepWork

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from hwprofiles import AttentionShape
 from simulator.errors import ForerunError
 from simulator.llm.layers import Attention, Layer
-from simulator.speculation.attention_level.config import AttentionSpeculationConfig
+from simulator.speculation.attention_level.alspec_config import AttentionSpeculationConfig
 from simulator.speculation.attention_level.hit_rates import (
     TOLERANCE,
     WINDOW_TOKENS,

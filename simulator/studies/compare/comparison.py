@@ -12,7 +12,7 @@ from hwprofiles import weakest
 from simulator.errors import ArgumentError, ForerunError, WorkerDiedError
 from simulator.metrics import combine_replications, forerun_version, jsonable, scenario_document
 from simulator.metrics.slo import section_values
-from simulator.result import StudyResult, Summary
+from simulator.result import NamedFields, StudyResult, Summary
 from simulator.scenario import Scenario, load_scenario
 from simulator.speculation import borrowed_acceptance
 from simulator.studies.alspec import at_range_end
@@ -592,6 +592,21 @@ SHOWN = ("output_throughput", "request_throughput", "request_goodput", "mean_ttf
 """Metrics that tables show first; the rest is in the JSON and in the data frame."""
 
 
+class ComparedVariant(NamedFields):
+    """A variant of a comparison; its other fields are those of the comparison's JSON."""
+
+    name: str
+    set: dict[str, Any]
+    """Values in which it differs from the scenario, by dotted path."""
+    summary: dict[str, Any]
+    """Figures of its runs, keyed as vLLM's benchmark."""
+    speedup: dict[str, dict[str, float] | None]
+    """By metric: ``ratio`` over the baseline, with ``low`` and ``high``."""
+    bottleneck: dict[str, float]
+    basis: str
+    chips: int
+
+
 class CompareResult(StudyResult):
     """Variants beside each other on common random numbers.
 
@@ -613,6 +628,15 @@ class CompareResult(StudyResult):
         """Basis and pairs of runs."""
         document = self.document
         return f"basis: {document['basis']} · {document['replications']} paired runs from seed {document['seed']}"
+
+    @property
+    def best(self) -> ComparedVariant:
+        """The variant with the highest speedup in the metric that decides; the baseline where none is above 1."""
+        metric = self.document["metric"]
+        first, *others = self.document["variants"]
+        ratios = [(variant["speedup"][metric] or {}).get("ratio") or 0.0 for variant in others]
+        highest = max(ratios, default=0.0)
+        return ComparedVariant(others[ratios.index(highest)] if highest > 1.0 else first)
 
     @property
     def marks(self) -> Sequence[str]:

@@ -15,7 +15,7 @@ from hwprofiles import weakest
 from simulator.errors import ArgumentError, ForerunError
 from simulator.metrics import forerun_version, jsonable, scenario_document
 from simulator.metrics.usage import main_bottleneck, tokens_per_joule, usd_per_million_tokens
-from simulator.result import StudyResult, Summary
+from simulator.result import NamedFields, StudyResult, Summary
 from simulator.scenario import Scenario, is_log, scenario_from
 from simulator.studies.engine_flags import launch_flags
 from simulator.studies.paired import chance_words
@@ -222,6 +222,37 @@ def _study_text(document: Document, study: StudyFile) -> str:
     return yaml_text(again)
 
 
+class PlannedLayout(NamedFields):
+    """A layout of a plan; its other fields are those of the plan's JSON."""
+
+    layout: str
+    chips: int
+    replicas: int
+    usd_per_hour: float | None
+    usd_per_million_output_tokens: float | None
+    max_rate: float | None
+    """Highest request rate at which it meets the SLO, req/s; None where that was not searched."""
+    headroom: float | None
+    """``max_rate`` over the planned rate, less 1."""
+    probability: float | None
+    """That it meets the SLO, the model's error included; None without ``interval``."""
+    bottleneck: dict[str, float] | None
+    basis: str | None
+    set: dict[str, Any]
+    """Values of its scenario by dotted path."""
+
+    def launch_command(self, engine: str = "vllm") -> str:
+        """The command that starts the layout in ``vllm`` or ``sglang``.
+
+        Raises:
+            ForerunError: there is no command for this engine.
+        """
+        commands: dict[str, str] = self["flags"] or {}
+        if engine not in commands:
+            raise ForerunError(f"no launch command for '{engine}' ({', '.join(commands)})")
+        return commands[engine]
+
+
 class PlanResult(StudyResult):
     """Layouts, the best first; its data frame has a row for each.
 
@@ -231,10 +262,10 @@ class PlanResult(StudyResult):
     kind = "plan"
 
     @property
-    def best(self) -> Document | None:
-        """The winner; None where no layout holds the SLO."""
+    def best(self) -> PlannedLayout | None:
+        """The cheapest layout that meets the SLO, its figures as attributes and items; None where none does."""
         best: Document | None = self.document["best"]
-        return best
+        return None if best is None else PlannedLayout(best)
 
     @property
     def scenario(self) -> Scenario:
@@ -265,7 +296,7 @@ class PlanResult(StudyResult):
     def summary(self) -> Summary:
         """The winner in figures, and the conclusion."""
         keys = ("layout", "chips", "usd_per_hour", "usd_per_million_output_tokens", "max_rate", "headroom", "binding")
-        best = self.best or {}
+        best: Mapping[str, Any] = self.best or {}
         return Summary({**{key: best.get(key) for key in keys}, "answer": self.conclusion})
 
     def records(self) -> list[dict[str, Any]]:
@@ -446,6 +477,7 @@ def candidate_document(plan: Plan, candidate: Candidate) -> Document:
         "max_rate_is_at_least": None if candidate.max_rate is None else candidate.at_least,
         "headroom": None,
         "analytic_max_rate": None,
+        "probability": None if candidate.chance is None else candidate.chance.probability,
         "binding": None,
         "values": None,
         "slo_ratio": None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 from typing import Any
 
-from simulator.metrics.tables import memory_rows
+from simulator.metrics.run_tables import memory_rows
 from simulator.studies.paired import chance_words
 from simulator.studies.plan.objectives import GOODPUT, latency_words, limits_words
 from simulator.studies.plan.search import GROWTH, Candidate, Plan

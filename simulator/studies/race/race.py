@@ -23,8 +23,8 @@ from simulator.scenario import Scenario
 from simulator.speculation import DraftPolicy, check_policy, draft_survival
 from simulator.speculation.acceptance import AcceptanceSampler
 from simulator.speculation.confidence import CONFIDENCE_THRESHOLD
-from simulator.speculation.config import POLICY_FIELDS, named
 from simulator.speculation.policies import MARGIN, Forerun
+from simulator.speculation.speculation_config import POLICY_FIELDS, named
 from simulator.studies.race.patterns import (
     Pattern,
     PatternTraffic,

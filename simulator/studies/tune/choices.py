@@ -12,9 +12,9 @@ from simulator.errors import ArgumentError, ForerunError
 from simulator.scenario import Scenario
 from simulator.speculation import AcceptanceConfig, LevelDecay, SpeculationConfig, draft_survival
 from simulator.speculation.acceptance import TRAINED_CONTEXT, ContextDrift
-from simulator.speculation.config import ACCEPTANCE_SOURCES, OF_THIS_TREE
 from simulator.speculation.proposal import proposal
 from simulator.speculation.provenance import measured_with
+from simulator.speculation.speculation_config import ACCEPTANCE_SOURCES, OF_THIS_TREE
 
 FloatArray = NDArray[np.float64]
 

@@ -10,13 +10,13 @@ from typing import Any
 
 from simulator.errors import ArgumentError, ForerunError, did_you_mean
 from simulator.metrics.document import forerun_version, jsonable, scenario_document
-from simulator.metrics.tables import memory_rows
+from simulator.metrics.run_tables import memory_rows
 from simulator.metrics.usage import split_section
 from simulator.result import StudyResult, Summary
 from simulator.scenario import Scenario
 from simulator.speculation import borrowed_acceptance, iid_alpha
-from simulator.speculation.config import TABLE_NAME_IN_VLLM, check_table
 from simulator.speculation.methods import METHODS, names_in
+from simulator.speculation.speculation_config import TABLE_NAME_IN_VLLM, check_table
 from simulator.studies.compare.crossover import REQUEST_RATE, scenario_load, served_load
 from simulator.studies.engine_flags import published_name
 from simulator.studies.study_file import Source, study_of, yaml_text

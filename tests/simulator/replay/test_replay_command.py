@@ -8,7 +8,7 @@ from simulator import build
 from simulator.assumptions import Assumptions
 from simulator.cli import main
 from simulator.scenario import Scenario
-from simulator.serving.config import EngineConfig
+from simulator.serving.engine_config import EngineConfig
 from traces.kernels import write_kernels
 
 WORK = {"workload": {"arrivals": {"process": "burst"}, "input_tokens": 8, "output_tokens": 8, "num_requests": 1}}

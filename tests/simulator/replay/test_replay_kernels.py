@@ -18,7 +18,7 @@ from simulator.replay import (
     replay_kernels,
     training_rows,
 )
-from simulator.replay.tables import cold_words
+from simulator.replay.replay_tables import cold_words
 from traces.kernels import KernelTable, concatenate, make_table, words
 
 LIBRARY = KernelLibrary("h100-sxm", "sglang")

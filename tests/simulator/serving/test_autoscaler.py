@@ -10,7 +10,7 @@ from simulator.errors import ForerunError
 from simulator.run import simulate
 from simulator.scenario import Scenario, scenario_from
 from simulator.serving.fleet.autoscaler import FleetLoad, Hpa, Saturation
-from simulator.serving.fleet.config import AutoscalerConfig
+from simulator.serving.fleet.fleet_config import AutoscalerConfig
 from simulator.workload.generate import varied
 
 WAVES = {"process": "poisson", "request_rate": 40.0, "profile": [[0, 0.1], [2, 2.0], [4, 0.1]]}

@@ -12,10 +12,10 @@ from simulator.errors import ForerunError
 from simulator.speculation import AcceptanceSampler, LevelDecay, SpeculationConfig, fit_acceptance_lengths, fit_survival
 from simulator.speculation.acceptance import CLASSES, ContextDrift, request_classes, sampler_of, widest_spread
 from simulator.speculation.closed_form import iid_alpha
-from simulator.speculation.config import AcceptanceConfig, TreeConfig
 from simulator.speculation.curves import Curve
 from simulator.speculation.level_decay import AcceptanceFit, extended
 from simulator.speculation.proposal import OTHER_RANKS, draft_survival, expanded_nodes, proposal, tree_survival
+from simulator.speculation.speculation_config import AcceptanceConfig, TreeConfig
 from simulator.speculation.tree import (
     ROOT,
     GrowthPlan,

@@ -18,7 +18,7 @@ from simulator.speculation.attention_level import (
     mechanism_costs,
     simulate_pass,
 )
-from simulator.speculation.attention_level.config import AttentionSpeculationConfig
+from simulator.speculation.attention_level.alspec_config import AttentionSpeculationConfig
 from simulator.speculation.attention_level.consistency import (
     compare_layouts,
     consistency_set,

@@ -9,8 +9,8 @@ from pydantic import ValidationError
 import simulator.speculation
 from simulator.speculation import SpeculationConfig
 from simulator.speculation.attention_level import AttentionSpeculationConfig
-from simulator.speculation.config import AcceptanceConfig, DraftConfig, PolicyConfig, TreeConfig
 from simulator.speculation.curves import Curve
+from simulator.speculation.speculation_config import AcceptanceConfig, DraftConfig, PolicyConfig, TreeConfig
 
 CURVE = {"name": "made", "method": "eagle", "target": "t", "task": "made", "source": "made"}
 TREE = {"depth": 4, "top_k": 3, "nodes": 15}

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from simulator.errors import ForerunError
 from simulator.speculation import check_policy
 from simulator.speculation.closed_form import expected_tokens
-from simulator.speculation.config import PolicyConfig, check_table
 from simulator.speculation.policies import Batch, Goodput, MovingAverage, MovingAverageSlot, policy_factory
+from simulator.speculation.speculation_config import PolicyConfig, check_table
 
 
 def seconds(seqs, tokens, context):

@@ -5,8 +5,8 @@ import pytest
 from simulator.errors import ForerunError
 from simulator.scenario import load_scenario
 from simulator.workload import generate_requests
-from simulator.workload.config import WorkloadConfig
 from simulator.workload.generate import read_lengths
+from simulator.workload.workload_config import WorkloadConfig
 
 
 def workload(**changes):

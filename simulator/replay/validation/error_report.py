@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-from simulator.replay.tables import METRIC_WORDS
+from simulator.replay.replay_tables import METRIC_WORDS
 from simulator.replay.validation.errors import SECTIONS, ErrorRow
 from simulator.tables import Cell, Table, Value
 

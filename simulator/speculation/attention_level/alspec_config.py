@@ -17,7 +17,7 @@ from simulator.speculation.attention_level.hit_rates import (
     rate_at_context,
 )
 from simulator.speculation.attention_level.layer import Reading
-from simulator.timing.config import HardwareConfig
+from simulator.timing.hardware_config import HardwareConfig
 
 Cost = Annotated[float, Field(ge=0, lt=1.0, allow_inf_nan=False)]
 """Seconds of one step of the mechanism; a second or more is a slip of units."""
