@@ -113,6 +113,9 @@ class Result:
         """What the figures rest on and how they were made: stands beside the title."""
         return f"basis: {self.document['basis'] or ABSENT} · seed {self.document['seed']}"
 
+    legend: ClassVar[str] = ""
+    """What the terms of its tables mean, in one or two lines."""
+
     @property
     def conclusion(self) -> str:
         """The answer in a sentence; empty where there is none."""

@@ -25,7 +25,11 @@ slowest: float | None = run.ttft_ms.p99
 print(run.requests.head(), run.conclusion)
 fr.plot.latency(run).write_html("latency.html")
 print(fr.compare(chat, vary={"speculation.method": ["none", "ngram"]}).conclusion)
-print(fr.plan(chat, rate=40).conclusion)
+planned = fr.plan(chat, rate=40)
+if planned.best is not None:
+    chips: int = planned.best.chips
+    command: str = planned.best.launch_command("vllm")
+variant: str = fr.compare(chat, vary={"speculation.method": ["none", "ngram"]}).best.name
 seconds: float = fr.predict("h100-sxm", "gemm", m=4096, n=4096, k=4096, dtype="bf16").seconds
 served: float = fr.estimate(chat, rate=40).output_throughput
 """

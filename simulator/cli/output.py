@@ -183,18 +183,24 @@ def show(result: StudyResult, json_file: str | None, out: Path | None) -> None:
     """Save a result where ``--out`` says, write its document where ``--json`` says, and print it."""
     if out is not None:
         result.save(out)
-    emit(result.document, json_file, printed(result.title, result.facts, result.tables(), result.document))
+    emit(
+        result.document, json_file, printed(result.title, result.facts, result.tables(), result.document, result.legend)
+    )
     if out is not None:
         page = f"; a one-page summary: {out / 'summary.html'}" if result.document.get("plan_summary") else ""
         print(f"Wrote {out}: open {out / 'report.html'}{page}", file=sys.stderr if json_file == STDOUT else sys.stdout)
 
 
-def printed(title: str, facts: str, tables: Sequence[Table], document: Mapping[str, Any]) -> list[Any]:
-    """A result for the terminal: its title, its tables, its sentence, its notes."""
+def printed(
+    title: str, facts: str, tables: Sequence[Table], document: Mapping[str, Any], legend: str = ""
+) -> list[Any]:
+    """A result for the terminal: its title, its tables, what their terms mean, its conclusion, its notes."""
     from rich.text import Text
 
     heading = Text(title, style="bold").append(f"  {facts}", style="dim not bold")
     parts: list[Any] = [heading, *(table for table in tables if table.rows)]
+    if legend:
+        parts.append(Text(legend, style="dim"))
     if document.get("conclusion"):
         parts.append(Text(document["conclusion"], style="bold"))
     if document.get("notes"):

@@ -57,7 +57,7 @@ def run(
 ) -> int:
     """Simulate one scenario and print its latency, throughput and bottleneck."""
     from simulator.errors import ForerunError
-    from simulator.metrics.run_tables import run_facts, run_tables, run_title
+    from simulator.metrics.run_tables import RUN_LEGEND, run_facts, run_tables, run_title
     from simulator.scenario import load_scenario
     from simulator.serving.compiled import why_interpreted
 
@@ -77,7 +77,11 @@ def run(
             raise ForerunError(f"{scenario}: {error}") from None
         if out is not None:
             document = write_outputs(out, first, document)
-    emit(document, json_file, printed(run_title(document), run_facts(document), run_tables(document), document))
+    emit(
+        document,
+        json_file,
+        printed(run_title(document), run_facts(document), run_tables(document), document, RUN_LEGEND),
+    )
     slow = why_interpreted()
     if slow is not None:
         print(f"note: {slow}", file=sys.stderr)

@@ -615,6 +615,9 @@ class CompareResult(StudyResult):
     """
 
     kind = "compare"
+    legend = (
+        "Speedup, its 95 % interval (chance and the model's error), and P, the probability that the variant is better."
+    )
 
     @property
     def title(self) -> str:

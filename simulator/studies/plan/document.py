@@ -260,6 +260,10 @@ class PlanResult(StudyResult):
     """
 
     kind = "plan"
+    legend = (
+        "* no layout costs less at a higher rate. hold: runs that meet the SLO. P(SLO): probability of meeting it, the "
+        "model's error included. 2048-token steps: max_num_batched_tokens."
+    )
 
     @property
     def best(self) -> PlannedLayout | None:

@@ -216,6 +216,10 @@ class TunedResult(StudyResult):
     """What to draft. ``flags`` are the engine's."""
 
     kind = "tune"
+    legend = (
+        "K: draft tokens per step. low-high: 90 % interval of the model's error. breaks even at: mean tokens per step "
+        "(acceptance length) from which drafting pays; expected: those of this drafter."
+    )
 
     @property
     def flags(self) -> str | None:
