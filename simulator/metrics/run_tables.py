@@ -16,7 +16,7 @@ MOST_REPLICAS = 64
 """Replicas up to which each has a row."""
 RUN_LEGEND = (
     "low..high: interval of the figure before it. Bottleneck: share of time by what limits it. MFU, MBU: share of the "
-    "peak FLOP/s and of the memory bandwidth that is used. basis: evidence for the kernel prices (glossary: Evidence level)."
+    "peak FLOP/s and of the memory bandwidth used. basis: evidence for the kernel prices (see the glossary)."
 )
 """What the terms of a run's tables mean."""
 STATISTICS = ("mean", "median", "p90", "p95", "p99", "std")

@@ -98,17 +98,17 @@ def step_work(table: StepTable, windows: Sequence[int | None]) -> StepWork[IntAr
         decode_keys.append(table.decode_kv_tokens if window is None else np.minimum(table.decode_kv_tokens, inside))
         sampled.append(table.prefill_kv_tokens * table.sampled_prefills // np.maximum(table.prefill_seqs, 1))
     return StepWork(
-        table.prefill_seqs,
-        table.prefill_tokens,
-        tuple(pairs),
-        tuple(keys),
-        table.sampled_prefills,
-        tuple(sampled),
-        table.decode_seqs,
-        table.query_len,
-        tuple(decode_keys),
-        np.zeros_like(table.decode_seqs),
-        np.zeros_like(table.decode_seqs),
+        prefill_seqs=table.prefill_seqs,
+        prefill_tokens=table.prefill_tokens,
+        prefill_pairs=tuple(pairs),
+        prefill_kv_tokens=tuple(keys),
+        sampled_prefills=table.sampled_prefills,
+        sampled_kv_tokens=tuple(sampled),
+        decode_seqs=table.decode_seqs,
+        query_len=table.query_len,
+        decode_kv_tokens=tuple(decode_keys),
+        longest_kv=np.zeros_like(table.decode_seqs),
+        tail_kv=np.zeros_like(table.decode_seqs),
     )
 
 

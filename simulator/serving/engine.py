@@ -391,18 +391,18 @@ class Work:
             of_group: StepWork[int] = self.slowest.step_work()
             return of_group
         return StepWork(
-            self.prefill_seqs,
-            self.prefill_tokens,
-            tuple([self.prefill_pairs[w] for w in range(self.kinds)]),
-            tuple([self.prefill_kv_tokens[w] for w in range(self.kinds)]),
-            self.sampled_prefills,
-            tuple([self.sampled_kv_tokens[w] for w in range(self.kinds)]),
-            self.decode_seqs,
-            self.query_len,
-            tuple([self.decode_kv_tokens[w] for w in range(self.kinds)]),
-            self.longest_kv,
-            self.tail_kv,
-            self.dp_imbalance,
+            prefill_seqs=self.prefill_seqs,
+            prefill_tokens=self.prefill_tokens,
+            prefill_pairs=tuple([self.prefill_pairs[w] for w in range(self.kinds)]),
+            prefill_kv_tokens=tuple([self.prefill_kv_tokens[w] for w in range(self.kinds)]),
+            sampled_prefills=self.sampled_prefills,
+            sampled_kv_tokens=tuple([self.sampled_kv_tokens[w] for w in range(self.kinds)]),
+            decode_seqs=self.decode_seqs,
+            query_len=self.query_len,
+            decode_kv_tokens=tuple([self.decode_kv_tokens[w] for w in range(self.kinds)]),
+            longest_kv=self.longest_kv,
+            tail_kv=self.tail_kv,
+            dp_imbalance=self.dp_imbalance,
         )
 
 

@@ -158,18 +158,18 @@ class StepLog:
         by_window = [tuple(keys[kind * self._windows : (kind + 1) * self._windows]) for kind in range(4)]
         count = {name: table[first + names.index(name), chosen].astype(np.int64) for name in GROUP_SCALARS[:6]}
         return StepWork(
-            count["prefill_seqs"],
-            count["prefill_tokens"],
-            by_window[0],
-            by_window[1],
-            count["sampled_prefills"],
-            by_window[2],
-            count["decode_seqs"],
-            count["query_len"],
-            by_window[3],
-            count["longest_kv"],
-            table[first + names.index("tail_kv"), chosen],
-            table[first + names.index("dp_imbalance"), chosen] if self.grouped else 0.0,
+            prefill_seqs=count["prefill_seqs"],
+            prefill_tokens=count["prefill_tokens"],
+            prefill_pairs=by_window[0],
+            prefill_kv_tokens=by_window[1],
+            sampled_prefills=count["sampled_prefills"],
+            sampled_kv_tokens=by_window[2],
+            decode_seqs=count["decode_seqs"],
+            query_len=count["query_len"],
+            decode_kv_tokens=by_window[3],
+            longest_kv=count["longest_kv"],
+            tail_kv=table[first + names.index("tail_kv"), chosen],
+            dp_imbalance=table[first + names.index("dp_imbalance"), chosen] if self.grouped else 0.0,
         )
 
     def draft(self, chosen: slice | IntArray) -> DraftStep[IntArray] | None:

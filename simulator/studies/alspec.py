@@ -17,7 +17,7 @@ from simulator.scenario import Scenario, scenario_from
 from simulator.speculation import draft_survival
 from simulator.speculation.attention_level import AttentionSpeculationConfig
 from simulator.speculation.attention_level.overlap import SpeculativeAttention, costs_at
-from simulator.timing import EngineTimer, ModelTimer, StepWork, keys_read
+from simulator.timing import EngineTimer, ModelTimer, decode_work, keys_read
 
 WORKLOAD = {"arrivals": {"process": "burst"}, "input_tokens": 1, "output_tokens": 1, "num_requests": 1}
 """Stands in where only steps are priced."""
@@ -121,11 +121,9 @@ class StepPricer:
     def _priced(self, cases: Sequence[tuple[int, int]], timer: EngineTimer) -> list[DecodeStep]:
         limits, windows = self._build.main.limits, timer.windows
         query_len, batches = limits.query_len, np.array([batch for batch, _ in cases])
-        zero = np.zeros_like(batches)
-        none = (zero,) * len(windows)
         read = [[batch * keys_read(context, query_len, window) for batch, context in cases] for window in windows]
         keys = tuple(np.array(row) for row in read)
-        costs = timer.costs(StepWork(zero, zero, none, none, zero, none, batches, zero + query_len, keys))
+        costs = timer.costs(decode_work(batches, query_len, keys))
         seconds = (costs.device_s + costs.host_s).tolist()
         blocks = [batch * limits.blocks(context + limits.lookahead_tokens) for batch, context in cases]
         return [

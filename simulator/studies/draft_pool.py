@@ -104,7 +104,19 @@ def pool_prices(scenario: Scenario, batch: int, context_tokens: int) -> PoolPric
     chunk = min(context_tokens, drafter.inner.step.max_tokens)
     pairs = tuple(chunk * context_tokens // 2 if w is None else chunk * min(w, context_tokens) for w in drafter.windows)
     keys, none = (context_tokens,) * len(pairs), (0,) * len(pairs)
-    prompt = drafting(StepWork(1, chunk, pairs, keys, 0, none, 0, 1, none))
+    prompt = drafting(
+        StepWork(
+            prefill_seqs=1,
+            prefill_tokens=chunk,
+            prefill_pairs=pairs,
+            prefill_kv_tokens=keys,
+            sampled_prefills=0,
+            sampled_kv_tokens=none,
+            decode_seqs=0,
+            query_len=1,
+            decode_kv_tokens=none,
+        )
+    )
     survival = draft_survival(speculation)
     before = survival[-2] if len(survival) > 1 else 1.0
     guessed = survival[-1] / before if before else 0.0

@@ -45,6 +45,7 @@ from simulator.timing.step import step_timer as step_timer
 from simulator.timing.work import StepWork as StepWork
 from simulator.timing.work import causal_pairs as causal_pairs
 from simulator.timing.work import decode_step as decode_step
+from simulator.timing.work import decode_work as decode_work
 from simulator.timing.work import keys_read as keys_read
 from simulator.timing.work import some_steps as some_steps
 from simulator.timing.work import usual_steps as usual_steps

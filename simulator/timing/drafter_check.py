@@ -118,15 +118,15 @@ def _step(drafter: Drafter, decodes: int, prompts: int, query_len: int) -> StepW
     n = PROMPT_TOKENS
     pairs = [n * (n + 1) // 2 if w is None or w >= n else w * (w + 1) // 2 + (n - w) * w for w in windows]
     return StepWork(
-        prompts,
-        prompts * n,
-        tuple(prompts * p for p in pairs),
-        tuple(prompts * n for _ in windows),
-        prompts,
-        tuple(int(prompts * _inside(n + 1, w, 1)) for w in windows),
-        decodes,
-        query_len,
-        tuple(int(decodes * _inside(CONTEXT_TOKENS, w, query_len)) for w in windows),
+        prefill_seqs=prompts,
+        prefill_tokens=prompts * n,
+        prefill_pairs=tuple(prompts * p for p in pairs),
+        prefill_kv_tokens=tuple(prompts * n for _ in windows),
+        sampled_prefills=prompts,
+        sampled_kv_tokens=tuple(int(prompts * _inside(n + 1, w, 1)) for w in windows),
+        decode_seqs=decodes,
+        query_len=query_len,
+        decode_kv_tokens=tuple(int(decodes * _inside(CONTEXT_TOKENS, w, query_len)) for w in windows),
     )
 
 

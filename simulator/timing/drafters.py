@@ -30,7 +30,7 @@ from simulator.timing.kernels import (
     price,
 )
 from simulator.timing.step import StepTimer
-from simulator.timing.work import Number, StepWork, some_steps
+from simulator.timing.work import Number, StepWork, decode_work, some_steps
 
 IntArray = NDArray[np.int64]
 TOKEN_BYTES = 4.0
@@ -275,9 +275,27 @@ def skipped_parts(step: StepTimer, fusion: DraftTable | None, draft: DraftStep[A
     zero = 0 * tokens
     none = (zero,) * len(step.windows)
     last = StepWork(
-        draft.skipped_seqs, rest, draft.skipped_pairs, draft.skipped_kv_tokens, zero, none, zero, zero + 1, none
+        prefill_seqs=draft.skipped_seqs,
+        prefill_tokens=rest,
+        prefill_pairs=draft.skipped_pairs,
+        prefill_kv_tokens=draft.skipped_kv_tokens,
+        sampled_prefills=zero,
+        sampled_kv_tokens=none,
+        decode_seqs=zero,
+        query_len=zero + 1,
+        decode_kv_tokens=none,
     )
-    whole = StepWork(zero, zero + most, none, none, zero, none, zero, zero + 1, none)
+    whole = StepWork(
+        prefill_seqs=zero,
+        prefill_tokens=zero + most,
+        prefill_pairs=none,
+        prefill_kv_tokens=none,
+        sampled_prefills=zero,
+        sampled_kv_tokens=none,
+        decode_seqs=zero,
+        query_len=zero + 1,
+        decode_kv_tokens=none,
+    )
     for work, times in ((last, modules * (tokens > 0)), (whole, modules * full)):
         yield Part(times, step, (work, zero))
         if fusion is not None:
@@ -409,8 +427,7 @@ class SequentialDrafter:
                 seen.decode_kv_tokens, seen.sampled_kv_tokens, self.windows, strict=True
             )
         )
-        empty = (zero,) * len(contexts)
-        step = StepWork(zero, zero, empty, empty, zero, empty, drafting, zero + width, contexts)
+        step = decode_work(drafting, width, contexts)
         return step._replace(dp_imbalance=seen.dp_imbalance)
 
 

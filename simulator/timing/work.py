@@ -57,6 +57,26 @@ class StepWork(NamedTuple, Generic[Number]):
         return int(tokens * self.dp_imbalance + 0.5) if self.dp_imbalance else tokens
 
 
+def decode_work(seqs: Any, query_len: Any, keys: tuple[Any, ...]) -> StepWork[Any]:
+    """Steps without prompts: ``seqs`` sequences verify ``query_len`` tokens each and read ``keys`` per window together.
+
+    Integers for one step, or arrays for many.
+    """
+    zero = 0 * seqs
+    none = (zero,) * len(keys)
+    return StepWork(
+        prefill_seqs=zero,
+        prefill_tokens=zero,
+        prefill_pairs=none,
+        prefill_kv_tokens=none,
+        sampled_prefills=zero,
+        sampled_kv_tokens=none,
+        decode_seqs=seqs,
+        query_len=zero + query_len,
+        decode_kv_tokens=keys,
+    )
+
+
 def some_steps(work: StepWork[Any], rows: Any) -> StepWork[Any]:
     """Some of many steps: ``rows`` of every column."""
 
@@ -175,8 +195,7 @@ def decode_step(windows: tuple[int | None, ...], seqs: int, query_len: int, cont
     keys = tuple(
         seqs * (context + query_len if w is None else min(context + query_len, w + query_len - 1)) for w in windows
     )
-    none = (0,) * len(keys)
-    return StepWork(0, 0, none, none, 0, none, seqs, query_len, keys)
+    return decode_work(seqs, query_len, keys)
 
 
 def usual_steps(
@@ -196,13 +215,15 @@ def usual_steps(
         return np.array([first, second], dtype=np.int64)
 
     return StepWork(
-        each(1, 0),
-        each(prompt, 0),
-        tuple(each(causal_pairs(prompt, 0, window), 0) for window in windows),
-        tuple(each(keys_read(prompt, prompt, window), 0) for window in windows),
-        each(1, 0),
-        tuple(each(keys_read(prompt + 1, 1, window), 0) for window in windows),
-        each(0, seqs),
-        each(query_len, query_len),
-        tuple(each(0, seqs * keys_read(USUAL_TOKENS + query_len, query_len, window)) for window in windows),
+        prefill_seqs=each(1, 0),
+        prefill_tokens=each(prompt, 0),
+        prefill_pairs=tuple(each(causal_pairs(prompt, 0, window), 0) for window in windows),
+        prefill_kv_tokens=tuple(each(keys_read(prompt, prompt, window), 0) for window in windows),
+        sampled_prefills=each(1, 0),
+        sampled_kv_tokens=tuple(each(keys_read(prompt + 1, 1, window), 0) for window in windows),
+        decode_seqs=each(0, seqs),
+        query_len=each(query_len, query_len),
+        decode_kv_tokens=tuple(
+            each(0, seqs * keys_read(USUAL_TOKENS + query_len, query_len, window)) for window in windows
+        ),
     )

@@ -149,7 +149,7 @@ def test_a_loopback_address_is_served_under_its_own_name(monkeypatch):
     monkeypatch.setattr(server, "check_free", lambda *_: None)
     for host, named, tokens in (("127.0.0.2", True, False), ("::1", True, False), ("0.0.0.0", False, True)):
         with pytest.raises(StopError):
-            server.serve([], host, 0)
+            server.serve_dashboard([], host, 0)
         assert (host in arguments["hosts"]) == named
         assert (arguments["token"] is not None) == tokens
 

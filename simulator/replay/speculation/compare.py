@@ -15,7 +15,7 @@ from simulator.replay.speculation.cases import Case, Unpredicted, case_of
 from simulator.replay.speculation.published import PublishedSpeedup, load_published
 from simulator.run import simulate
 from simulator.scenario import Scenario
-from simulator.timing import EngineTimer, StepWork, causal_pairs, keys_read
+from simulator.timing import EngineTimer, StepWork, causal_pairs, decode_work, keys_read
 
 
 class Comparison(NamedTuple):
@@ -107,8 +107,7 @@ def _step_s(timer: EngineTimer, case: Case, sequences: int, query_len: int) -> f
     """Seconds of a step in which every sequence stands in the middle of its output."""
     context = case.input_tokens + case.output_tokens // 2
     keys = tuple(sequences * keys_read(context, query_len, window) for window in timer.windows)
-    empty = (0,) * len(keys)
-    return float(timer.seconds(StepWork(0, 0, empty, empty, 0, empty, sequences, query_len, keys)))
+    return float(timer.seconds(decode_work(sequences, query_len, keys)))
 
 
 def _prompt_s(timer: EngineTimer, tokens: int, ended: float) -> float:
@@ -124,7 +123,24 @@ def _prompt_s(timer: EngineTimer, tokens: int, ended: float) -> float:
     keys = tuple(count * keys_read(tokens, tokens, window) for window in timer.windows)
     empty = (0,) * len(keys)
     first = tuple(count * keys_read(tokens + 1, 1, window) for window in timer.windows)
-    return float(timer.seconds(StepWork(count, count * tokens, pairs, keys, count, first, 0, 1, empty))) / count
+    return (
+        float(
+            timer.seconds(
+                StepWork(
+                    prefill_seqs=count,
+                    prefill_tokens=count * tokens,
+                    prefill_pairs=pairs,
+                    prefill_kv_tokens=keys,
+                    sampled_prefills=count,
+                    sampled_kv_tokens=first,
+                    decode_seqs=0,
+                    query_len=1,
+                    decode_kv_tokens=empty,
+                )
+            )
+        )
+        / count
+    )
 
 
 def _compared_runs(case: Case) -> Comparison:

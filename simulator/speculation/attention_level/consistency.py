@@ -27,7 +27,7 @@ from simulator.speculation.attention_level.parameters import (
     parameter_file,
     source_words,
 )
-from simulator.timing import Deployment, ModelTimer, StepTimer, StepWork, load_framework, resolve_weight_dtypes
+from simulator.timing import Deployment, ModelTimer, StepTimer, decode_work, load_framework, resolve_weight_dtypes
 
 FloatArray = NDArray[np.float64]
 MOST_TOKENS = 16
@@ -167,7 +167,7 @@ def _decode(timer: StepTimer, context_tokens: Any) -> Any:
 
 def _rest(timer: StepTimer, context_tokens: int, layers: int) -> float:
     """Seconds of a decode step outside its layers: embedding, LM head, sampling, host."""
-    work: StepWork[Any] = StepWork(0, 0, (0,), (0,), 0, (0,), 1, 1, (context_tokens,))
+    work = decode_work(1, 1, (context_tokens,))
     return float(ModelTimer(timer).seconds(work)) - layers * float(_layer(timer, context_tokens).serial_s)
 
 

@@ -446,11 +446,11 @@ def _notes(combined: dict[str, dict[str, Any]], runs: int, fixed: str | None, va
     if fixed is not None:
         result.append(fixed)
     if runs < 2:
-        result.append("one run of each variant: the intervals hold nothing of chance (--replications 2 or more)")
+        result.append("one run of each variant: the intervals do not cover chance (--replications 2 or more)")
     if variants[0].scenario.workload.trace is not None and runs > 1:
         drawn = any(one.scenario.random for one in variants)
-        covered = "cover what the engine draws alone, such as acceptance" if drawn else "have nothing to cover"
-        result.append(f"the trace gives every run the same requests: of chance, the intervals {covered}")
+        covered = "cover only the engine's random draws, such as acceptance" if drawn else "contain no chance"
+        result.append(f"every run replays the same requests of the trace: the intervals {covered}")
     return result
 
 
@@ -458,7 +458,7 @@ def _alike_notes(alike: Sequence[str], base: str, differ: bool) -> list[str]:
     """A note on variants whose runs equal the baseline's, and on what was left out where no other ``differ``."""
     if not alike:
         return []
-    same = f"{', '.join(alike)}: runs exactly as {base} here, as what it changes never comes into play"
+    same = f"{', '.join(alike)}: runs exactly as {base}: what it changes has no effect on this load"
     return [same if differ else f"{same}; assumed parameters were not tried"]
 
 
@@ -506,7 +506,7 @@ def _overload_words(document: dict[str, Any]) -> str:
     if len(over) == len(document["variants"]):
         return f" {load_words(path, load)} cannot be served: at most about {load_words(path, max(over.values()))} can."
     rates = ", ".join(f"{name} serves at most about {load_words(path, most)}" for name, most in over.items())
-    return f" Of {load_words(path, load)}, {rates}."
+    return f" The load is {load_words(path, load)}; {rates}."
 
 
 def _slo_words(document: dict[str, Any]) -> str:
@@ -567,7 +567,7 @@ def _sensitivity_words(document: dict[str, Any], best: str, verdict: int) -> str
         return "."
     flipping = [row["parameter"] for row in rows if best in row["flips"]]
     if not flipping:
-        return ". No assumed parameter turns this over within its range."
+        return ". No assumed parameter reverses this within its range."
     names = ", ".join(flipping[:3]) + (" and others" if len(flipping) > 3 else "")
     return f". It rests on {names}: within the assumed range the verdict turns over."
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from simulator.metrics.usage import BOUNDS
 from simulator.serving import EngineLimits
 from simulator.studies.steady_state.traffic import Traffic
-from simulator.timing import Costs, EngineTimer, StepWork, causal_pairs, keys_read
+from simulator.timing import Costs, EngineTimer, StepWork, causal_pairs, decode_work, keys_read
 
 IntArray = NDArray[np.int64]
 Windows = Sequence[int | None]
@@ -28,13 +28,11 @@ def decode_steps(windows: Windows, seqs: IntArray, query_len: int, context_token
         context_tokens: keys per sequence, the new tokens included, >= ``query_len``.
     """
     seqs, context_tokens = np.broadcast_arrays(np.asarray(seqs, np.int64), np.asarray(context_tokens, np.int64))
-    none = np.zeros(len(seqs), dtype=np.int64)
-    empty = (none,) * len(windows)
     keys = tuple(
         seqs * np.array([keys_read(int(context), query_len, window) for context in context_tokens])
         for window in windows
     )
-    return StepWork(none, none, empty, empty, none, empty, seqs, none + query_len, keys, none, none)
+    return decode_work(seqs, query_len, keys)
 
 
 def prompt_chunks(windows: Windows, prompt_tokens: int, max_tokens: int) -> StepWork[IntArray]:
@@ -51,7 +49,19 @@ def prompt_chunks(windows: Windows, prompt_tokens: int, max_tokens: int) -> Step
         keys.append(np.array([keys_read(start + size, size, window) for size, start in both], dtype=np.int64))
     first_reads = tuple(last * keys_read(prompt_tokens + 1, 1, window) for window in windows)
     empty = (none,) * len(windows)
-    return StepWork(ones, sizes, tuple(pairs), tuple(keys), last, first_reads, none, ones, empty, none, none)
+    return StepWork(
+        prefill_seqs=ones,
+        prefill_tokens=sizes,
+        prefill_pairs=tuple(pairs),
+        prefill_kv_tokens=tuple(keys),
+        sampled_prefills=last,
+        sampled_kv_tokens=first_reads,
+        decode_seqs=none,
+        query_len=ones,
+        decode_kv_tokens=empty,
+        longest_kv=none,
+        tail_kv=none,
+    )
 
 
 FloatArray = NDArray[np.float64]

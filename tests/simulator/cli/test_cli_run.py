@@ -320,11 +320,11 @@ def killed(scenario, seed):
     return real_document_of(scenario, seed)
 
 
-real_document_of = runs.document_of
+real_document_of = runs.run_and_document
 
 
 def test_a_dead_worker_costs_its_own_run_alone(forerun, scenario_file, tmp_path, monkeypatch):
-    monkeypatch.setattr(runs, "document_of", killed)
+    monkeypatch.setattr(runs, "run_and_document", killed)
     outcome = forerun("run", scenario_file, "--replications", 4, "--jobs", 2, "--json", tmp_path / "o.json")
     assert outcome.code == 2
     assert "a worker process died over this run" in outcome.error_line

@@ -46,7 +46,7 @@ def test_assumptions_that_turn_the_verdict_over_are_named():
     assert "It rests on acceptance, vllm.step_s, x and others" in sentence(speedup(1.5, 1.4, 1.6), sensitivity=rows)
     assert "and others" not in sentence(speedup(1.5, 1.4, 1.6), sensitivity=rows[:2])
     calm = [{"parameter": "acceptance", "flips": ["c"]}]
-    assert "No assumed parameter turns this over" in sentence(speedup(1.5, 1.4, 1.6), sensitivity=calm)
+    assert "No assumed parameter reverses this" in sentence(speedup(1.5, 1.4, 1.6), sensitivity=calm)
     assert "It rests on" not in sentence(speedup(1.5, 0.9, 2.0), sensitivity=rows), "no verdict, nothing to turn over"
 
 
@@ -150,7 +150,7 @@ def test_comparisons_of_files(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("drafts", "words"), [(False, "of chance, the intervals have nothing to cover"), (True, "such as acceptance")]
+    ("drafts", "words"), [(False, "the intervals contain no chance"), (True, "such as acceptance")]
 )
 def test_a_comparison_on_a_trace_says_what_is_left_to_chance(tmp_path, drafts, words):
     trace = tmp_path / "few.csv"
@@ -162,5 +162,5 @@ def test_a_comparison_on_a_trace_says_what_is_left_to_chance(tmp_path, drafts, w
     result = simulator.compare(
         scenario, vary={"engine.max_num_seqs": [2, 8]}, replications=2, crossover="none", sensitivity=False, jobs=1
     )
-    (note,) = [note for note in result.document["notes"] if note.startswith("the trace gives every run")]
+    (note,) = [note for note in result.document["notes"] if note.startswith("every run replays the same requests")]
     assert note.endswith(words)
