@@ -1,18 +1,19 @@
-"""Builds the serving engine: the one module that is compiled. Everything else stands in pyproject.toml.
+"""Builds the serving engine, the one module that is compiled. Everything else stands in pyproject.toml.
 
-``simulator/serving/engine.py`` is compiled as ``simulator.serving._engine`` and holds the checksum of its source, so
-that a stale one is noticed. Without a C compiler the package installs all the same and interprets the source.
+The parts of ``simulator/serving/engine`` are compiled together as ``simulator.serving._engine``, which holds the
+checksum of their source, so that a stale one is noticed. Without a C compiler the package installs all the same and
+interprets the source.
 """
 
-import hashlib
 import os
+import runpy
 from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
-ENGINE = Path("simulator", "serving", "engine.py")
+ENGINE = Path("simulator", "serving", "engine_source.py")
 COMPILED = Path("build", "engine", "simulator", "serving", "_engine.py")
 RECORD = Path("docs", "validation", "errors.json")
 # No fused multiply-add: sums must round as the interpreter's do.
@@ -43,8 +44,8 @@ def engine() -> list[Extension]:
         from Cython.Build import cythonize
     except ImportError:
         return []
-    source = ENGINE.read_bytes()
-    marked = source.decode().replace('SOURCE = "interpreted"', f'SOURCE = "{hashlib.sha256(source).hexdigest()}"', 1)
+    unit = runpy.run_path(str(ENGINE))
+    marked = unit["source"]().replace('SOURCE = "interpreted"', f'SOURCE = "{unit["engine_checksum"]()}"', 1)
     COMPILED.parent.mkdir(parents=True, exist_ok=True)
     if not COMPILED.exists() or COMPILED.read_text() != marked:
         COMPILED.write_text(marked)

@@ -189,7 +189,7 @@ class KernelLibrary:
     def basis_code(self, family: str, dtype: str, sizes: Mapping[str, Num]) -> Num:
         """What the time of a kernel of these sizes rests on, as an index into ``BASES``; sizes may be arrays.
 
-        A fit vouches for the shapes it has seen; one that does not say which ones it has seen vouches for all.
+        A fit covers the shapes that it was fitted on; a fit that does not record them covers all.
 
         Args:
             family: of kernel parameters.

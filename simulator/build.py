@@ -89,7 +89,7 @@ class PoolBuild(Pool):
 
     @property
     def basis(self) -> str:
-        """What the kernels of its usual steps rest on: a prompt, and a batch that decodes or verifies."""
+        """Evidence level of the kernels of usual steps: a prompt, and a decode or verify batch."""
         limits = self.limits
         work = usual_steps(self.timer.windows, limits.query_len, limits.max_num_seqs, limits.max_num_batched_tokens)
         basis = self.timer.costs(work).evidence.basis

@@ -31,7 +31,7 @@ class ArgumentError(ForerunError):
 
     @property
     def as_option(self) -> str:
-        """The message with the option in front that gives the argument on a command line."""
+        """The message, prefixed with the command-line option of the argument."""
         return f"--{self.argument.replace('_', '-')}: {self.message}"
 
 
@@ -55,7 +55,7 @@ class NothingServedError(ForerunError):
 
 
 class WorkerDiedError(ForerunError):
-    """A worker process ended over a run, twice: most likely there was not enough memory for it."""
+    """A worker process crashed twice on the same run, probably because memory ran out."""
 
 
 class InvariantError(RuntimeError):

@@ -418,7 +418,7 @@ def capacity(part: PoolSteps) -> Iterator[str]:
 
 
 def keys_in_blocks(part: PoolSteps) -> Iterator[str]:
-    """Every key that a decoding sequence reads lies in a block, where no two sequences share any."""
+    """Sequences without shared blocks read at most as many keys as their KV blocks hold."""
     rows, size = part.steps, part.pool.limits.block_size
     wrong = rows.decode_kv_tokens > rows.kv_blocks * size
     if wrong.any():

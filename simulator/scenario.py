@@ -176,7 +176,7 @@ class Scenario(Section):
             return self
         for name in ("pools", "faults"):
             if getattr(self, name) is not None:
-                raise ValueError(f"autoscaler: modelled with equal replicas that never fail; remove {name}")
+                raise ValueError(f"autoscaler: cannot be combined with {name}; remove one of them")
         if self.hardware.pipeline_parallel > 1:
             raise ValueError("autoscaler: modelled without pipeline stages; set hardware.pipeline_parallel: 1")
         if not scaler.min_replicas <= self.hardware.replicas <= scaler.max_replicas:

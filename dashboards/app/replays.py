@@ -36,7 +36,7 @@ Document = dict[str, Any]
 
 
 def record() -> list[ErrorRow]:
-    """The errors on record, which stand beside the package or in its checkout; none where neither is here."""
+    """Rows of ``errors.json`` from the package or its checkout; empty if neither has the file."""
     package = Path(str(files("simulator")))
     places = (package / "replay" / "validation" / RECORD, package.parent / "docs" / "validation" / RECORD)
     path = next((place for place in places if place.is_file()), None)

@@ -237,7 +237,7 @@ class Spans:
         return float(self.edges[1] - self.edges[0])
 
     def mean(self, value: FloatArray) -> FloatArray:
-        """Mean over each bin of a quantity that is ``value[i]`` during step i and else 0; replicas add up."""
+        """Mean per bin of a quantity equal to ``value[i]`` during step i, else 0; summed over replicas."""
         return self._mean(self._sorted(value))
 
     def rate(self, amount: FloatArray) -> FloatArray:

@@ -659,7 +659,7 @@ class DraftingData(NamedTuple):
 
 
 def drafting_data(document: dict[str, Any]) -> DraftingData:
-    """The rates of a ``tune`` document about one machine; what is drafted nowhere begins every line."""
+    """Rates of a ``tune`` document about one machine; every line starts at the rate without drafting."""
     several = len({row["batch"][0] for row in document["table"]}) > 1
     lines: dict[str, list[dict[str, Any]]] = {}
     plain: dict[int, dict[str, Any]] = {}

@@ -33,8 +33,8 @@ _USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[2]
 
 COMMANDS = {
     "Start here": {"run": "runs", "compare": "studies", "tune": "studies", "plan": "studies", "dash": "dashboard"},
-    "Ask": {"predict": "kernels", "sweep": "studies"},
-    "Look": {"report": "runs", "serve": "serving"},
+    "Predict and sweep": {"predict": "kernels", "sweep": "studies"},
+    "Report and serve": {"report": "runs", "serve": "serving"},
     "Check against measurements": {
         "validate": "validations",
         "replay": "replays",

@@ -96,10 +96,10 @@ def positive(word: str, option: str) -> float:
 
 
 def checked_artefact(name: str | None) -> None:
-    """Refuse an artefact that nobody writes, before long work starts.
+    """Check the name of an artefact before a long computation starts.
 
     Raises:
-        ArgumentError: with those that there are.
+        ArgumentError: the name is unknown; the message lists the known ones.
     """
     from simulator.errors import ArgumentError, did_you_mean
     from simulator.studies.artefacts import ARTEFACTS

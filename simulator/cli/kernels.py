@@ -111,9 +111,7 @@ def measure(
     if output.suffix not in (".csv", ".parquet"):
         raise ForerunError(f"{output}: a kernel trace is a .csv or .parquet file")
     if profile is not None and (profile.suffix not in (".yaml", ".yml") or device != "cpu"):
-        raise ForerunError(
-            f"--profile {profile}: a .yaml file, and for --device cpu only (forerun chips list has GPUs)"
-        )
+        raise ForerunError(f"--profile {profile}: needs a .yaml file and --device cpu (for GPUs: forerun chips list)")
     if device != "cpu":
         refuse_unused(context, f"with --device {device}", "threads")
     check_device(load_torch(), device)

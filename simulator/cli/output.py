@@ -62,9 +62,7 @@ OutOption = Annotated[
     Path | None, typer.Option("--out", "--output", metavar="DIR", help="Write the JSON and the report here.")
 ]
 JobsOption = Annotated[int | None, typer.Option(min=1, help="Processes; default: one per core.")]
-NoIntervalOption = Annotated[
-    bool, typer.Option("--no-interval", help="Leave the model's own error out of what is printed.")
-]
+NoIntervalOption = Annotated[bool, typer.Option("--no-interval", help="Ignore the prediction error of the model.")]
 NoProgressOption = Annotated[bool, typer.Option("--no-progress", help="Never show a progress bar.")]
 
 

@@ -73,11 +73,11 @@ RequestsOption = Annotated[
 ]
 NoHeadroomOption = Annotated[
     bool,
-    typer.Option("--no-headroom", help="Do not search the highest rates, nor what a failure or twice the load does."),
+    typer.Option("--no-headroom", help="Skip the highest rates, and the cases of a failed replica and twice the load."),
 ]
 PowerOption = Annotated[
     float | None,
-    typer.Option(metavar="WATTS", help="With --max-rate: every layout gets the replicas that so many watts supply."),
+    typer.Option(metavar="WATTS", help="With --max-rate: as many replicas per layout as this power allows."),
 ]
 CarbonOption = Annotated[
     str | None, typer.Option(metavar="G|FILE", help="Grams of CO2 per kWh, or a CSV file of hour,g_per_kwh.")
@@ -86,7 +86,7 @@ ThresholdsOption = Annotated[
     bool,
     typer.Option(
         "--thresholds",
-        help="Find the autoscaler's threshold that holds the SLO at least rent, beside fixed fleets.",
+        help="Find the autoscaler threshold that meets the SLO at least cost; compare fixed fleets.",
     ),
 ]
 FromLogOption = Annotated[
@@ -107,9 +107,7 @@ MeasuredOption = Annotated[
 ]
 ConfidenceOption = Annotated[
     float,
-    typer.Option(
-        metavar="SHARE", help="Share of runs, and probability with the model's own error, with which the SLO is met."
-    ),
+    typer.Option(metavar="SHARE", help="Required share of runs, and probability with model error, that meet the SLO."),
 ]
 
 
@@ -175,7 +173,7 @@ def compare(
         str,
         typer.Option(
             metavar="PATH[=VALUES]",
-            help="Where the verdict turns: auto (the load), none, a field, or PATH=LOW..HIGH or PATH=V1,V2,...",
+            help="Field to find a crossover in: auto (the load), none, a field, PATH=LOW..HIGH or PATH=V1,V2",
         ),
     ] = "auto",
     no_sensitivity: Annotated[
@@ -282,7 +280,7 @@ def draft_pool(
     ] = "1..64",
     max_batch: Annotated[int, typer.Option(min=1, help="Verifiers whose drafts one pass computes.")] = 8,
     set_values: SetOption = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of what is kept of drafts made ahead.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of how many drafts made ahead are kept.")] = 0,
     out: Annotated[Path | None, out_to("draft-pool.json, study.yaml")] = None,
     json_file: JsonOption = None,
     no_progress: NoProgressOption = False,
@@ -325,7 +323,7 @@ def plan(
     context: typer.Context,
     scenario: ScenarioOrLogArgument,
     rate: Annotated[
-        float | None, typer.Option(metavar="R", help="Requests per second to hold; arrivals are drawn anew.")
+        float | None, typer.Option(metavar="R", help="Requests per second to plan for; arrivals are sampled.")
     ] = None,
     max_rate: Annotated[
         bool, typer.Option("--max-rate", help="Find the highest rate of every layout, at the scenario's replicas.")
@@ -341,7 +339,7 @@ def plan(
         int, typer.Option(min=1, max=1000, help="Runs of every layout that is near the limit.")
     ] = PLAN_REPLICATIONS,
     requests: RequestsOption = None,
-    finalists: Annotated[int, typer.Option(min=1, help="Layouts that hold the SLO to show.")] = 5,
+    finalists: Annotated[int, typer.Option(min=1, help="Number of layouts to show that meet the SLO.")] = 5,
     max_replicas: Annotated[int, typer.Option(min=1, max=10_000, help="Most replicas of a layout to try.")] = 64,
     spare: Annotated[
         int, typer.Option(min=0, max=100, help="Replicas to rent beyond those that hold the SLO; 1 is N+1.")
@@ -353,7 +351,7 @@ def plan(
     confidence: ConfidenceOption = 0.9,
     thresholds: ThresholdsOption = False,
     target: Annotated[
-        list[str] | None, typer.Option(metavar="T1,T2,...", help="--thresholds: values to try; default: a ladder.")
+        list[str] | None, typer.Option(metavar="T1,T2,...", help="With --thresholds: values to try; default by metric.")
     ] = None,
     emit_name: EmitOption = None,
     out: Annotated[Path | None, out_to("plan.json, study.yaml")] = None,
@@ -436,7 +434,7 @@ def tune(
         typer.Option(metavar="P1,P2,...", help="llama.cpp: confidence thresholds to try; default: 0,0.6,0.75."),
     ] = None,
     set_values: SetOption = None,
-    seed: Annotated[int, typer.Option(min=0, help="Noted in the result, which has nothing random.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Recorded in the result; tune uses no random numbers.")] = 0,
     out: Annotated[Path | None, out_to("tune.json, scenario.yaml")] = None,
     json_file: JsonOption = None,
     no_progress: NoProgressOption = False,

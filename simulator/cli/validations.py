@@ -97,7 +97,7 @@ def kernels(fresh: FreshOption = False, out: OutOption = None, json_file: JsonOp
 
 
 def alspec(out: OutOption = None, json_file: JsonOption = None) -> int:
-    """Put the published results of attention-level speculation beside what one parameter set gives."""
+    """Compare published results of attention-level speculation with one parameter set."""
     return _show(["attention"], True, 1, out, json_file)
 
 

@@ -144,7 +144,7 @@ class Attention(Mixer):
 
     @property
     def softmax_attention(self) -> Attention:
-        """Itself."""
+        """The mixer itself: it is softmax attention."""
         return self
 
     @property
@@ -341,7 +341,7 @@ class Layer:
         """
         if not isinstance(self.mixer, Attention):
             kind = "no token mixer" if self.mixer is None else self.mixer.label
-            raise ForerunError(f"model: attention over every key is needed here, but it has layers with {kind}")
+            raise ForerunError(f"model: plain softmax attention is required here, but it has layers with {kind}")
         return self.mixer
 
     def tensors(self, hidden_size: int) -> tuple[Tensor, ...]:

@@ -218,7 +218,7 @@ class LightningAttention(Recurrent):
 
     @property
     def conv_channels(self) -> int:
-        """None."""
+        """0: there is no convolution."""
         return 0
 
     @property
@@ -282,7 +282,7 @@ class SharedKvAttention(Mixer):
 
     @property
     def softmax_attention(self) -> Attention:
-        """That of the layer that it reads."""
+        """Attention of the layer whose KV cache it reads."""
         return self.attention
 
     @property
@@ -292,7 +292,7 @@ class SharedKvAttention(Mixer):
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """Those of the layer that it reads."""
+        """Windows of the layer whose KV cache it reads."""
         return self.attention.windows
 
     def tensors(self, hidden_size: int) -> Iterator[Tensor]:

@@ -42,13 +42,13 @@ def replay_heading(document: Document) -> tuple[str, str]:
 
 
 def context_words(document: Document) -> str:
-    """How far off a replay of kernels is by the profile's other reading; empty where it has none."""
+    """MAPE of a kernel replay with the profile's other variant (``READINGS``); empty if it has none."""
     beside = document.get("beside")
     return f"{READINGS[beside['residual']]}: {beside['mape']:.1f} % off" if beside else ""
 
 
 def cold_words(document: Document) -> str:
-    """Of a replay of kernels: what rows leave unknown about caches; empty where they tell it."""
+    """Number of kernel rows without a cache state, by operation; empty if all rows have one."""
     unknown = {op: counts["unknown"] for op, counts in document.get("cache", {}).items() if "unknown" in counts}
     rows = ", ".join(f"{count:,} rows of {op}" for op, count in unknown.items())
     words = "do not say whether their operands were on the chip (cache: warm if repeated)"

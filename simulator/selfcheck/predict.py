@@ -97,7 +97,7 @@ def equal_batches(scenario: Scenario, run: EngineRun) -> tuple[int, int]:
 
 
 def predicted(scenario: Scenario, seed: int) -> tuple[dict[str, float], str]:
-    """Mean of the compared figures over simulated runs, and their basis; one is enough where nothing is drawn."""
+    """Mean of the compared metrics over simulated runs, and the basis; one run if nothing is random."""
     replications = REPLICATIONS if scenario.speculation is not None else 1
     results = [simulate(scenario, seed + number) for number in range(replications)]
     summaries = [summarise(result) for result in results]

@@ -203,7 +203,7 @@ class Answer:
         return b"data: " + self._json("chat.completion.chunk", [choice] if choice else [], usage) + b"\n\n"
 
     def choice(self, index: int, text: str | None, finish: str | None = None, streams: bool = True) -> dict[str, Any]:
-        """One choice: text that was generated, or (None) the word that opens a chat's answer."""
+        """One choice with generated text, or (``text`` None) with the role that opens a chat stream."""
         choice: dict[str, Any] = {"index": index, "logprobs": None, "finish_reason": finish}
         if not self.chat:
             return choice | {"text": text or ""}

@@ -315,7 +315,7 @@ class Server:
         return exchange
 
     def end(self, exchange: Exchange) -> None:
-        """Nobody waits for the rest of an exchange."""
+        """Cancel the unfinished requests of an exchange whose client no longer waits."""
         for slot in exchange.slots:
             owner, _ = self._under_way.get(slot, (None, None))
             if owner is exchange:  # the slot may serve another by now
@@ -324,7 +324,7 @@ class Server:
                 self.fleet.cancel(slot)
 
     def rehearse(self) -> None:
-        """Do once what takes long the first time: prices, metrics; nor is what stands then looked through again."""
+        """Warm up prices and metrics, then exclude all present objects from garbage collection."""
         rehearse(self._build)
         self.counters.exposition()
         gc.collect()

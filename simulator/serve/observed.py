@@ -62,7 +62,7 @@ Sample = tuple[str, tuple[tuple[str, str], ...]]
 
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """Of how many, and what."""
+    """A mean and the number of values behind it."""
 
     number: float
     mean: float
@@ -70,7 +70,7 @@ class Mean:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What was seen of an engine over some time; what the source does not tell is None."""
+    """Metrics of a live engine over a time window; None where the source lacks them."""
 
     source: str
     duration_s: float | None = None

@@ -204,9 +204,7 @@ def _require(seen: Observed) -> None:
         if not known
     ]
     if missing:
-        raise ForerunError(
-            f"{seen.source}: does not tell {', '.join(missing)}, without which traffic cannot be rebuilt"
-        )
+        raise ForerunError(f"{seen.source}: lacks {', '.join(missing)}, needed to rebuild the traffic")
 
 
 def with_lengths(seen: Observed) -> Observed:

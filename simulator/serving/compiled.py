@@ -1,15 +1,14 @@
-"""Which engine runs: ``engine.py`` compiled, or the same source interpreted."""
+"""Which engine runs: the parts of ``engine`` compiled together, or the same source interpreted."""
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 from functools import cache
-from pathlib import Path
 from typing import Any
 
+from simulator.serving.engine_source import engine_checksum
+
 COMPILED = "simulator.serving._engine"
-SOURCE_FILE = Path(__file__).with_name("engine.py")
 HOW_TO_BUILD = "python setup.py build_ext --inplace builds it where there is a C compiler"
 
 
@@ -45,8 +44,7 @@ def _compiled() -> tuple[Any, str | None]:
         module = importlib.import_module(COMPILED)
     except ImportError:
         return None, f"the engine runs interpreted, several times slower: it is not compiled here ({HOW_TO_BUILD})"
-    checksum = hashlib.sha256(SOURCE_FILE.read_bytes()).hexdigest()
-    if checksum != module.SOURCE:
+    if engine_checksum() != module.SOURCE:
         return None, (
             f"the engine runs interpreted, several times slower: what is compiled here is not the source beside it "
             f"({HOW_TO_BUILD})"

@@ -24,7 +24,7 @@ def cast(kind: Any, value: Any) -> Any:
 
 
 def exceptval(value: Any, check: bool) -> Any:
-    """Which value a function returns, once compiled, where it may have raised an error."""
+    """Declares the return value that signals an exception in compiled code."""
     return cclass
 
 

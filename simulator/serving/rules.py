@@ -63,17 +63,17 @@ ADMISSION: dict[str, str | Callable[..., Any]] = {
 
 
 def register_scheduler(name: str, facts: SchedulerFacts) -> None:
-    """Let scenarios name a batching rule of your own."""
+    """Register a custom batching rule under a name for scenarios."""
     SCHEDULERS[name] = facts
 
 
 def register_routing(name: str, make: Callable[..., Any]) -> None:
-    """Let scenarios name a routing policy of your own."""
+    """Register a custom routing policy under a name for scenarios."""
     ROUTING[name] = make
 
 
 def register_admission(name: str, make: Callable[..., Any]) -> None:
-    """Let scenarios name an admission rule of your own."""
+    """Register a custom admission rule under a name for scenarios."""
     ADMISSION[name] = make
 
 

@@ -143,7 +143,7 @@ def _from_lines(lines: Iterable[str], source: str) -> AcceptanceLog:
         raise ForerunError(
             f"{source}:{vllm.incomplete}: its SpecDecoding line lacks 'Accepted: N tokens' or 'Drafted: N tokens'"
         )
-    raise ForerunError(f"{source}: says nothing about accepted draft tokens; wanted: {WANTED}")
+    raise ForerunError(f"{source}: has no counts of accepted draft tokens; expected: {WANTED}")
 
 
 class _VllmLines:

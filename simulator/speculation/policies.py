@@ -76,7 +76,7 @@ class DraftPolicy(Protocol):
 
     @property
     def by_batch_alone(self) -> bool:
-        """Whether the choice depends on ``Batch.seqs`` and nothing else; only then equal steps are taken together."""
+        """Whether the choice depends only on ``Batch.seqs``; only then may equal steps be merged."""
 
     def choose(self, batch: Batch) -> int:
         """Draft tokens for every sequence, 0 to what the scenario drafts at most."""
@@ -133,7 +133,7 @@ def batch_table(table: Sequence[Sequence[int]], most: int) -> BatchTable:
 
 
 def priced(step_seconds: StepSeconds, batch: Batch, tokens: int, prompt_tokens: int = 0) -> float:
-    """Seconds of a step of a batch, at the middle of its mean context's cell."""
+    """Seconds of a step of a batch, with the mean context at the centre of its ``CONTEXT_CELL``."""
     cell = batch.context_tokens // (batch.seqs * CONTEXT_CELL)
     prompts = (-(-prompt_tokens // CONTEXT_CELL) * CONTEXT_CELL,) if prompt_tokens else ()
     return step_seconds(batch.seqs, tokens, cell * CONTEXT_CELL + CONTEXT_CELL // 2, *prompts)
@@ -322,14 +322,14 @@ LEAST_BOUND: Mapping[type, float] = {Gate: 0.5, EntropyGate: 0.3}
 
 @dataclass(slots=True)
 class Forerun:
-    """Follows the best K only as fast as changing it has been paid for: a work function over K.
+    """Switches K when the loss of keeping it reaches ``SWITCH_SHARE`` of the cost of a switch: a work function over K.
 
-    Each step adds to every K the time by which it falls short of the best one for that batch, by the rates seen and the
-    timing model. A K is as good as requests leave the engine under it: by Little's law their mean latency is how many
-    are in it over that rate. So the prompts of those that take the place of the finished ones count: what drafts save
-    of decoding, their drafter's pass over prompts may cost. No K lies further behind the leader than a change to it
-    costs (graphs of another size, a drafter that catches up); once the present one does, the leader replaces it. So
-    changes never cost more than staying has, however the load swings about a threshold.
+    For every K, each step adds the time that K loses to the best one, by the observed acceptance rates and the
+    timing model. K is rated by how fast requests finish: by Little's law, mean latency is the number of requests
+    in the engine over that rate. So the prompts of the requests that replace finished ones count: what drafts save
+    in decoding may be lost in the drafter's pass over prompts. The loss of a K is capped at the cost of a switch
+    (CUDA graphs of another size, drafter catch-up); at ``SWITCH_SHARE`` of it, the best K replaces the present one. So
+    the cost of switches stays in proportion to that loss, even if the load oscillates around a threshold.
 
     Source: the work function algorithm for metrical task systems; A. Borodin, N. Linial, M. Saks, "An optimal on-line
     algorithm for metrical task system", Journal of the ACM 39 (1992), doi:10.1145/146585.146588.

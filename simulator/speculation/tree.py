@@ -45,7 +45,7 @@ class DraftTree:
             if not ROOT <= parent < node or rank < 0:
                 raise ForerunError(f"tree node {node}: parent {parent} must come before it, and rank {rank} be >= 0")
             if (parent, rank) in seen:
-                raise ForerunError(f"tree node {node}: a second candidate of rank {rank} below node {parent}")
+                raise ForerunError(f"tree node {node}: node {parent} already has a child of rank {rank}")
             seen.add((parent, rank))
 
     @property

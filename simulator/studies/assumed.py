@@ -46,7 +46,7 @@ KERNEL_WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class AssumedParameter:
-    """A number that no measurement stands behind, and the two ends of the range it is tried over."""
+    """An unmeasured parameter and the range over which it is varied."""
 
     name: str
     says: str

@@ -84,7 +84,7 @@ def pool_prices(scenario: Scenario, batch: int, context_tokens: int) -> PoolPric
         raise ForerunError("speculation.draft.chip: a pool of drafters needs a drafter on chips of its own; name them")
     drafter = timer.drafter
     if drafter.overlap:
-        raise ForerunError("speculation.draft.overlap: a pool drafts ahead by itself; leave overlap out")
+        raise ForerunError("speculation.draft.overlap: draft-pool tests it both on and off; remove it")
     if timer.adjusted is not None:
         raise ForerunError("speculation.policy: a pool drafts a fixed number of tokens; leave the policy out")
     limits = build.main.limits
@@ -202,7 +202,7 @@ class _Pool:
         self.run = PoolRun(ends=[[] for _ in range(shape.verifiers)])
 
     def result(self) -> PoolRun:
-        """All verifiers' steps."""
+        """Simulate until every verifier has done its steps; returns the counts."""
         env, run = self.env, self.run
         for drafter in range(self.shape.drafters):
             env.process(self.draft(drafter))

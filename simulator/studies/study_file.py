@@ -159,7 +159,7 @@ Source = ScenarioSource | StudyFile
 def study_of(
     source: Source, vary: Mapping[str, Sequence[Any] | Range] | None = None, overrides: Sequence[str] = ()
 ) -> StudyFile:
-    """The study that a call means.
+    """Build a study from a scenario, a study or a file of either.
 
     Args:
         source: a scenario, a study, or the file of either.

@@ -47,7 +47,7 @@ touch 3.64 times as many, and 2.63 of them 2.5 times: (2.63 - 1) / 3."""
 SHARED = "shared_experts."
 """How names of shared experts' kernels begin."""
 NEGLIGIBLE = 0.05
-"""Share of device time that does not yet decide what a run rests on."""
+"""Share of device time up to which an evidence level does not count for a run's basis."""
 CELL_TOKENS_PER_SEQUENCE = 16
 MAX_CELL_TOKENS = 256
 """Distance of the contexts between which decode attention is interpolated: 16 tokens per sequence, at most 256 in all.
@@ -159,7 +159,7 @@ class Evidence(NamedTuple):
 
     @property
     def basis(self) -> str:
-        """The weakest ground that carries more than ``NEGLIGIBLE`` of the time."""
+        """The weakest evidence level that accounts for more than ``NEGLIGIBLE`` of the time."""
         return weakest(name for name, share in self._asdict().items() if share > NEGLIGIBLE)
 
 
@@ -251,7 +251,7 @@ PARAMETERS = {
 
 
 def price(call: Call, library: KernelLibrary) -> Kernel:
-    """What one call takes and rests on."""
+    """Time and evidence level of one kernel call."""
     sizes, library = call.sizes, call.library or library
     if call.op == "collective":
         taken = library.collective(**sizes)

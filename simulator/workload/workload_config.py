@@ -129,9 +129,9 @@ class LengthConfig(Section):
 class SessionsConfig(Section):
     """Conversations: each turn's prompt is the system prompt, all turns before it with their answers, and new tokens.
 
-    ``workload.arrivals`` then says when sessions start, ``input_tokens`` what a turn adds, ``output_tokens`` what it is
-    answered, and ``num_requests`` how many turns there are in all. A turn is sent when its user has thought for a while
-    after the answer before.
+    ``workload.arrivals`` then sets session starts, ``input_tokens`` the new tokens per turn, ``output_tokens`` those of
+    its answer, and ``num_requests`` the total number of turns. A turn is sent ``think_time_s`` (on average) after the
+    end of the previous answer.
     """
 
     turns: PositiveInt | LengthConfig
@@ -202,5 +202,5 @@ class WorkloadConfig(Section):
         if self.arrivals is not None and self.arrivals.process == "trace":
             raise ValueError("arrivals.process 'trace' needs workload.trace")
         if self.sessions is not None and self.arrivals is not None and self.arrivals.process == "closed-loop":
-            raise ValueError("sessions send their next turn themselves; give arrivals another process than closed-loop")
+            raise ValueError("sessions cannot be combined with closed-loop arrivals; choose another arrivals.process")
         return self

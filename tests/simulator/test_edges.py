@@ -16,7 +16,7 @@ from simulator.metrics import combine_replications, run_document
 from simulator.run import simulate
 from simulator.scenario import scenario_from
 from simulator.serving.clock import TICKS_PER_S, on_grid
-from simulator.serving.engine import EXACT_S, _by_clock
+from simulator.serving.engine.common import EXACT_S, _by_clock
 from simulator.workload import generate_requests
 
 BURST = {"process": "burst"}

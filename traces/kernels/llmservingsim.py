@@ -45,7 +45,7 @@ MODELS = {
 
 
 class Place(NamedTuple):
-    """What the folder's name tells."""
+    """Device, model and tensor parallelism from a folder's name."""
 
     device: str
     model: ModelShape

@@ -363,7 +363,7 @@ def dag_chunks(path: Path, options: Options) -> Iterator[RawChunk]:
         if not isinstance(name, str) or not isinstance(turns, list) or not all(isinstance(one, dict) for one in turns):
             raise TraceError(f"{path}:{number}: a conversation with session_id and a list 'turns' expected")
         if record.get("orchestrator") or not turns:
-            raise TraceError(f"{path}:{number}: {name}: an orchestrator sends no requests and is not read")
+            raise TraceError(f"{path}:{number}: {name}: has no turns, or is an orchestrator, which sends no requests")
         if name in conversations:
             raise TraceError(f"{path}:{number}: session_id {name!r} a second time")
         conversations[name] = record
@@ -382,7 +382,7 @@ def dag_chunks(path: Path, options: Options) -> Iterator[RawChunk]:
     except RecursionError:
         raise TraceError(f"{path}: sessions call sessions too many levels deep") from None
     if conversations and not dag.records:
-        raise TraceError(f"{path}: every session is called by another; one that begins by itself expected")
+        raise TraceError(f"{path}: every session is called by another; at least one must be top-level")
     yield from record_chunks(path, dag.records, where="request {}")
 
 

@@ -79,7 +79,7 @@ def cache_folder() -> Path:
 class Cache:
     """Rows of the record by part, each a file that names the digest of what it was computed from.
 
-    A file that cannot be read or written is as none: a cache is no reason to fail.
+    Files that cannot be read or written are ignored: a cache failure is not an error.
     """
 
     def __init__(self, folder: Path, digest: str) -> None:

@@ -54,9 +54,9 @@ class Rule(Protocol):
 class Hpa:
     """Kubernetes' HorizontalPodAutoscaler on a metric per replica, as KEDA sets it up: ``ceil(total / target)``.
 
-    Nothing changes within ``tolerance`` of the target. The least of what was wanted in the last
-    ``scale_up_window_s`` counts going up, the most of the last ``scale_down_window_s`` going down. Up go at most
-    4 replicas or as many as there are in 15 s, whichever is more.
+    Nothing changes within ``tolerance`` of the target. Scaling up uses the lowest recommendation of the last
+    ``scale_up_window_s``, scaling down the highest of the last ``scale_down_window_s``. Scaling up adds at most
+    4 replicas, or as many as there were 15 s before, whichever is more.
 
     Source: Kubernetes documentation, "Horizontal Pod Autoscaling" (algorithm details, default behavior); v1.30.
     """

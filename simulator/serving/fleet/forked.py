@@ -47,13 +47,13 @@ def shares(pool: Pool, log: RunLog, requests: int) -> list[range]:
 
 
 class Helper:
-    """A copy of this process that runs some of the replicas and leaves in a file what came of it: step rows, then
-    everything else, then where that begins.
+    """A copy of this process that runs some of the replicas and writes its results to a file: step rows, then
+    all other results, then the file offset at which these begin.
 
     Args:
         serve: runs replicas.
-        numbers: of those that it is to run.
-        requests: theirs.
+        numbers: indices of the replicas to run.
+        requests: indices of the requests of these replicas.
         log: of the run, in which nothing has happened yet.
     """
 

@@ -19,13 +19,13 @@ class KvTransfers(Protocol):
     """Whether the prefill replica delivers the first token."""
 
     def prompt_done(self, source: Engine, sequence: Request) -> None:
-        """The KV of a prompt is complete and waits in ``source``."""
+        """Called when the KV cache of a prompt is complete in ``source``."""
 
     full: bool
     """Whether some of them wait for room in a decode replica."""
 
     def call(self) -> None:
-        """There may be room now."""
+        """Called when a decode replica may have free KV blocks again."""
 
 
 class ServingReplica:

@@ -14,7 +14,7 @@ from simulator.serving.log import RunLog
 from simulator.serving.request_source import ReplicaEndpoint
 from simulator.serving.rules import ADMISSION, made
 
-MOST_RESTARTS = 1_000
+MOST_RESTARTS = 10_000
 """Restarts of one request after which failures are taken for too frequent to ever let it end."""
 
 
@@ -41,7 +41,7 @@ class QueueWhenFull:
         self._max_queue = config.max_queue
 
     def takers(self, endpoints: Sequence[ReplicaEndpoint]) -> Sequence[ReplicaEndpoint]:
-        """Replicas that hold fewer."""
+        """Replicas with fewer than ``max_outstanding`` requests."""
         return (
             endpoints
             if self._most is None

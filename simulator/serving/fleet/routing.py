@@ -39,7 +39,7 @@ class RoundRobin:
         return chosen
 
     def left(self, request: int, endpoint: ReplicaEndpoint) -> None:
-        """Load plays no part."""
+        """Does nothing: round robin ignores load."""
 
     def failed(self, endpoint: ReplicaEndpoint) -> None:
         """Caches play no part."""
@@ -75,7 +75,7 @@ class LeastOutstanding(RoundRobin):
             heappop(self._heap)
 
     def left(self, request: int, endpoint: ReplicaEndpoint) -> None:
-        """It holds one less."""
+        """Push the replica's new load onto the heap."""
         if endpoint.index in self._place:
             heappush(self._heap, (endpoint.outstanding, self._place[endpoint.index]))
 
@@ -119,7 +119,7 @@ class PrefixAware(RoundRobin):
         return chosen
 
     def failed(self, endpoint: ReplicaEndpoint) -> None:
-        """Its table is void."""
+        """Clear the table of a replica that has lost its cache."""
         if self._sent is not None:
             self._sent.forget(endpoint.index)
 

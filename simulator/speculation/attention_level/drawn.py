@@ -112,7 +112,7 @@ class DrawnTimer:
 
 @dataclass(frozen=True, slots=True)
 class DrawnHits:
-    """How the replicas of a pool draw."""
+    """Makes the timing models of a pool's replicas, with random hits and misses."""
 
     config: AttentionSpeculationConfig
     seed: int

@@ -172,7 +172,7 @@ class ErrorModel(NamedTuple):
         return float(self._mean(middle) * ndtr((np.log(tolerance) - middle) / self.spread - self.spread))
 
     def static_error(self, rate: float, window_tokens: int) -> float:
-        """The same where everything is accepted: attention to the first and last chunk alone, without a check."""
+        """The same if nothing is verified: attention over the first and last chunk only."""
         from scipy.special import ndtri
 
         middle = np.log(TOLERANCE) - self.spread * (ndtri(rate) + self._shift(TOLERANCE, window_tokens))

@@ -124,7 +124,7 @@ def _check_options(rate: float | None, max_rate: bool, growth: float, spare: int
         if value is not None and not 0 < value <= 1e9:
             raise ArgumentError(name, f"must be a positive number, at most 1e9 (got {value:g})")
     if max_rate and growth != 1.0:
-        raise ArgumentError("growth", "has nothing to act on with max_rate; remove it")
+        raise ArgumentError("growth", "has no effect with max_rate; remove it")
     if spare < 0:
         raise ArgumentError("spare", f"must be 0 or more replicas (got {spare})")
     if power_budget_w is not None and not (max_rate and 0 < power_budget_w <= 1e12):

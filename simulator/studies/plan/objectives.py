@@ -58,7 +58,7 @@ class Objective:
         return plain | ({GOODPUT: self.goodput} if self.goodput is not None else {})
 
     def slo_ratio(self, key: str, value: float | None) -> float:
-        """How near a value is to its limit: up to 1 it holds; for goodput, the share of bad requests over what is let.
+        """Value over limit, met up to 1; for goodput, the share of bad requests over the allowed share.
 
         A value that was never measured, as of requests with a single output token, cannot break a limit.
         """

@@ -201,7 +201,7 @@ def _load(scenario: Scenario, options: PlanOptions) -> tuple[PlannedLoad, float 
     rate = options.rate if options.mode == "rate" else load.recorded_rate
     if rate is None:
         raise ForerunError(
-            "workload.arrivals: a plan needs a rate to hold: give rate, max_rate or trace, or a request_rate here"
+            "workload.arrivals: a plan needs a request rate: give rate, max_rate or trace, or set request_rate here"
         )
     profile = _profile(scenario)
     return load, rate * options.growth * (1.0 if profile is None else max(factor for _, factor in profile))

@@ -376,7 +376,7 @@ def find_highest_rate(
 ) -> tuple[float, int, Verdict | None]:
     """``highest_rate`` of a scenario over common seeds, with the verdict there; what a worker process does.
 
-    A rate is met if enough runs meet the objective, and their mean values with ``margin`` to spare (see ``Chance``).
+    A rate passes if enough runs meet the objective and SLO ratio times ``margin`` is at most 1 (see ``Chance``).
     """
     verdicts: dict[float, Verdict] = {}
 

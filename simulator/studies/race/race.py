@@ -157,7 +157,7 @@ def most_tokens(scenario: Scenario) -> int:
 
 
 def with_controller(scenario: Scenario, name: str) -> Scenario:
-    """The scenario under a policy that changes K at its costs; ``fixed-K`` and ``off`` are the fixed ones.
+    """The scenario with the controller ``name``: ``off``, ``fixed-K`` or a policy that changes K.
 
     The scenario's own policy keeps its parameters, others have their defaults.
     """
@@ -179,7 +179,7 @@ def with_controller(scenario: Scenario, name: str) -> Scenario:
 
 
 def plug_in(name: str, most: int) -> Callable[[], DraftPolicy]:
-    """A policy of one's own, ``module:factory``; the factory takes the largest K.
+    """Load a user-defined policy ``module:factory``; the factory is called with the largest K.
 
     Raises:
         ForerunError: there is no such thing, or it breaks a rule of ``check_policy``.
@@ -373,7 +373,7 @@ def _controller_row(name: str, runs: Sequence[Mapping[str, RaceOutcome]]) -> dic
 
 
 def vllm_table(scenario: Scenario) -> str:
-    """Our controller's choice by batch at the scenario's own acceptance, as vLLM's speculative config writes it."""
+    """K by batch size of the ``forerun`` policy at the scenario's acceptance, as JSON for vLLM's config."""
     build = build_replica(with_controller(scenario, OWN))
     assert scenario.speculation is not None
     assert build.main.rule is not None

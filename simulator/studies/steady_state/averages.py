@@ -49,7 +49,7 @@ class Averages:
 
 @dataclass(frozen=True, slots=True)
 class ApiServer:
-    """The way of a request into the scheduler's sight."""
+    """Delay at the API server until the scheduler sees a request."""
 
     latency_s: float = 0.0
     work_s: float = 0.0
@@ -66,7 +66,7 @@ class ApiServer:
 
 @dataclass(frozen=True)
 class SteadyReplica:
-    """One replica: what its steps cost, what its requests ask, and how many of them it holds."""
+    """One replica in steady state: step times, work per request and maximum batch."""
 
     traffic: Traffic
     work: RequestWork

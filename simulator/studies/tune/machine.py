@@ -85,7 +85,7 @@ class MachinePrices:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Factors of a machine in logarithms, and how sure they are."""
+    """Log correction factors of a machine and their covariance."""
 
     mean: FloatArray
     """(on every step, on what further rows and drafting add)."""

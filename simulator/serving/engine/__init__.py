@@ -1,0 +1,53 @@
+"""One replica's engine, step by step: queue, batch, KV blocks, preemption, prompts in chunks, drafts, tokens.
+
+The rules are written once, as one reads them in a serving engine's scheduler. Cython compiles all parts together as
+``simulator.serving._engine`` (see ``simulator.serving.engine_source``); ``simulator.serving.compiled`` says which of
+the two runs. Interpreted they give the same results, bit for bit: the oracle of the compiled engine.
+
+The life of a request: ``Engine.collect`` puts it in the queue, ``Scheduler.plan`` gives it blocks and tokens of a step,
+``Prices.seconds`` says how long the step lasts, ``Engine.commit`` hands out its tokens and lets it go at the last.
+"""
+
+from simulator.serving.engine.acceptance import Draws as Draws
+from simulator.serving.engine.acceptance import Thresholds as Thresholds
+from simulator.serving.engine.common import EXACT_S as EXACT_S
+from simulator.serving.engine.common import SOURCE as SOURCE
+from simulator.serving.engine.common import cython as cython
+from simulator.serving.engine.draft_prices import DraftPrices as DraftPrices
+from simulator.serving.engine.draft_prices import ParallelDraft as ParallelDraft
+from simulator.serving.engine.draft_prices import ScaledPrices as ScaledPrices
+from simulator.serving.engine.draft_prices import SequentialDraft as SequentialDraft
+from simulator.serving.engine.draft_prices import TabulatedDraft as TabulatedDraft
+from simulator.serving.engine.draft_prices import TabulatedPrices as TabulatedPrices
+from simulator.serving.engine.hash_blocks import HashBlocks as HashBlocks
+from simulator.serving.engine.hash_blocks import Prompts as Prompts
+from simulator.serving.engine.lockstep import Lockstep as Lockstep
+from simulator.serving.engine.loop import Engine as Engine
+from simulator.serving.engine.pipeline import PipelinedEngine as PipelinedEngine
+from simulator.serving.engine.pipeline import StagedBatch as StagedBatch
+from simulator.serving.engine.prefix_cache import HostCache as HostCache
+from simulator.serving.engine.prefix_cache import NoPrefixCache as NoPrefixCache
+from simulator.serving.engine.prefix_cache import PrefixCache as PrefixCache
+from simulator.serving.engine.prefix_index import HolderIndex as HolderIndex
+from simulator.serving.engine.prefix_index import SentPrefixes as SentPrefixes
+from simulator.serving.engine.prices import AttentionSeconds as AttentionSeconds
+from simulator.serving.engine.prices import Column as Column
+from simulator.serving.engine.prices import DecodePrices as DecodePrices
+from simulator.serving.engine.prices import DecodeRow as DecodeRow
+from simulator.serving.engine.prices import Formula as Formula
+from simulator.serving.engine.prices import ModelPrices as ModelPrices
+from simulator.serving.engine.prices import Prices as Prices
+from simulator.serving.engine.rows import Arrivals as Arrivals
+from simulator.serving.engine.rows import Gaps as Gaps
+from simulator.serving.engine.rows import RowBuffer as RowBuffer
+from simulator.serving.engine.schedulers.grouped import GroupedScheduler as GroupedScheduler
+from simulator.serving.engine.schedulers.pipelined import PipelinedScheduler as PipelinedScheduler
+from simulator.serving.engine.schedulers.prefill_first import PrefillFirstScheduler as PrefillFirstScheduler
+from simulator.serving.engine.schedulers.priority import PriorityScheduler as PriorityScheduler
+from simulator.serving.engine.schedulers.scheduler import Scheduler as Scheduler
+from simulator.serving.engine.schedulers.sglang import SglangScheduler as SglangScheduler
+from simulator.serving.engine.schedulers.static import StaticScheduler as StaticScheduler
+from simulator.serving.engine.schedulers.unified import UnifiedScheduler as UnifiedScheduler
+from simulator.serving.engine.sequence import Sequence as Sequence
+from simulator.serving.engine.sequence import StepPlan as StepPlan
+from simulator.serving.engine.work import Work as Work

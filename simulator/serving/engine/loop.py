@@ -1,0 +1,524 @@
+"""The step loop of one replica."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from simulator.serving.engine.acceptance import Draws
+from simulator.serving.engine.common import INFINITE, _by_clock, _on_grid, cython, isnan
+from simulator.serving.engine.prices import Prices
+from simulator.serving.engine.rows import Arrivals, Gaps, RowBuffer
+from simulator.serving.engine.schedulers.scheduler import Scheduler
+from simulator.serving.engine.sequence import Sequence, StepPlan
+from simulator.serving.engine.work import Work
+from simulator.serving.host_cache import exposed_load_s
+from simulator.speculation import Batch
+
+MERGED_STEPS = cython.declare(cython.longlong, 64)
+"""Where step rows are many, so many consecutive decode steps of one unchanged batch share one."""
+PROGRESS_EVERY = cython.declare(cython.longlong, 256)
+"""Requests that end between two words on progress."""
+
+
+@cython.cclass
+class Engine:
+    """An engine that plans, prices and commits one step after the other.
+
+    Args:
+        index: number of the replica.
+        source: where its requests come from.
+        scheduler: the batching rule, with empty caches.
+        prices: seconds of a step.
+        limits: tokens, sequences, blocks.
+        draws: accepted draft tokens, or None without speculation.
+        log: where results go.
+        rows: where its step rows go.
+        gaps: where the gaps between its tokens go.
+        longest: number of longest decoding sequences whose contexts are kept for timing.
+        drafting: the policy that chooses the draft tokens of each step, or None where their number never changes.
+        resumed: requests that start again after a failure, with what they have delivered.
+        kv_transfers: the transfer from prefill to decode replicas, where pools are disaggregated.
+        prefill_only: whether finished prompts go to ``kv_transfers`` instead of being decoded here.
+        offload: host memory behind the prefix cache, or None.
+        counted: whether its steps are counted in ``log.exact_steps``.
+    """
+
+    index = cython.declare(cython.longlong, visibility="public")
+    scheduler = cython.declare(Scheduler, visibility="public")
+    work = cython.declare(Work, visibility="public")
+    """Of the step that is planned."""
+    now = cython.declare(cython.double, visibility="public")
+    """Time of the next step."""
+    seen = cython.declare(cython.double, visibility="public")
+    """Time up to which it knows what has arrived."""
+    start = cython.declare(cython.double, visibility="public")
+    """When the latest planned step begins."""
+    end = cython.declare(cython.double, visibility="public")
+    planned = cython.declare(cython.bint, visibility="public")
+    """Whether a step is planned, to be committed at ``end``."""
+    source: Any
+    prices = cython.declare(Prices, visibility="public")
+    limits: Any
+    draws: Draws
+    log: Any
+    rows: RowBuffer
+    longest: cython.longlong
+    drafting: Any
+    resumed: Any
+    kv_transfers: Any
+    prefill_only: cython.bint
+    offload: Any
+    counted: cython.bint
+    ahead: cython.bint
+    arrivals: Arrivals | None
+    """Where all requests are known in advance, in place of asking the source."""
+    coming_s: cython.double[::1]
+    """One number: when the next request is seen, where the source is polled."""
+    input_tokens: cython.longlong[::1]
+    output_tokens: cython.longlong[::1]
+    priorities: Any
+    arrival_s: cython.double[::1]
+    replica: cython.longlong[::1]
+    prompt_replica: cython.longlong[::1]
+    cached_tokens: cython.longlong[::1]
+    scheduled_s: cython.double[::1]
+    finished_s: cython.double[::1]
+    completed: cython.longlong[::1]
+    """Requests that have ended, in all of the run."""
+    first_token_s: cython.double[::1]
+    gaps: Gaps
+    drafts: cython.longlong[::1]
+    accepted_tokens: cython.longlong[::1]
+    draft_tokens: cython.longlong[::1]
+    accepted_counts: cython.longlong[::1]
+    _plan: StepPlan
+    _draft: Any
+    _seconds: cython.double
+    _copies_s: cython.double
+    _blocks: cython.longlong
+    _running: cython.longlong
+    _waiting: cython.longlong
+    _gaps: cython.longlong
+    """Tokens handed out by the present step to requests that had their latest at its start."""
+    _ended: cython.bint
+    """Whether a request ended in the present step."""
+    _row: cython.longlong
+    """The latest row, where the steps after it may share it; else -1."""
+    _round: cython.longlong
+    _merged: cython.longlong
+    """Steps in it, and the sums of what it holds the means of."""
+    _merged_waiting: cython.longlong
+    _merged_keys: list[Any]
+
+    def __init__(
+        self,
+        index: int,
+        source: Any,
+        scheduler: Scheduler,
+        prices: Prices,
+        limits: Any,
+        draws: Any,
+        log: Any,
+        rows: RowBuffer,
+        gaps: Gaps,
+        longest: int,
+        drafting: Any,
+        resumed: Any,
+        kv_transfers: Any,
+        prefill_only: bool,
+        offload: Any,
+        counted: bool,
+    ) -> None:
+        self.index = index
+        self.source = source
+        self.scheduler = scheduler
+        self.prices = prices
+        self.limits = limits
+        self.draws = draws
+        self.log = log
+        self.rows = rows
+        self.longest = longest
+        self.drafting = drafting
+        self.resumed = resumed
+        self.kv_transfers = kv_transfers
+        self.prefill_only = prefill_only
+        self.offload = offload
+        self.counted = counted
+        self.ahead = limits.schedules_ahead
+        self.work = Work(prices.timer.windows)
+        self.now = self.seen = self.start = self.end = 0.0
+        self.planned = False
+        self.coming_s = source.coming_s
+        self.arrivals = Arrivals(*source.known) if source.known else None
+        self.input_tokens, self.output_tokens, self.arrival_s = log.input_tokens, log.output_tokens, log.arrival_s
+        self.replica, self.prompt_replica, self.cached_tokens = log.replica, log.prompt_replica, log.cached_tokens
+        self.priorities = log.stream.priorities
+        self.scheduled_s, self.first_token_s, self.finished_s = log.scheduled_s, log.first_token_s, log.finished_s
+        self.completed = log.ended
+        self.gaps = gaps
+        self.drafts, self.accepted_tokens, self.draft_tokens = log.drafts, log.accepted_tokens, log.draft_tokens
+        self.accepted_counts = log.accepted_counts
+        self._draft = None
+        self._seconds = self._copies_s = 0.0
+        self._blocks = self._running = self._waiting = self._gaps = 0
+        self._ended = False
+        self._row = -1
+
+    def run(self) -> None:
+        """All steps of a replica that nobody looks at meanwhile, until no request will ever come."""
+        while True:
+            self.collect(self.seen)
+            if self.begin(self.now):
+                self.commit()
+            elif self.seen < self.now:
+                # No step runs over which the next one was decided.
+                self.seen = self.now
+            else:
+                self.now = self.seen = max(self.now, self.source.next_s())
+                if self.now == INFINITE:
+                    return
+
+    @cython.ccall
+    def collect(self, seen: cython.double) -> None:
+        """Take in what arrived by ``seen``, when the step to come is decided."""
+        request: cython.longlong
+        if self.arrivals is None:
+            if self.coming_s[0] <= seen:
+                for request in self.source.take(seen):
+                    self.replica[request] = self.index
+                    self.scheduler.add(self.sequence(request))
+        else:
+            while self.arrivals.due(seen):
+                request = self.arrivals.take()
+                self.replica[request] = self.index
+                self.scheduler.add(self.sequence(request))
+        self.scheduler.seen_s = seen
+
+    @cython.ccall
+    def sequence(self, request: cython.longlong) -> Sequence:
+        """A request as it joins the queue."""
+        resumed = self.resumed.pop(request, None) if self.resumed else None
+        if resumed is not None:
+            return resumed
+        priority: cython.longlong = 0 if self.priorities is None else self.priorities[request]
+        made: Sequence = Sequence(
+            request, self.input_tokens[request], self.output_tokens[request], priority, self.arrival_s[request]
+        )
+        return made
+
+    @cython.ccall
+    def begin(self, now: cython.double) -> cython.bint:
+        """Decide on the step at ``now`` and price it; False when there is nothing to do."""
+        scheduler: Scheduler = self.scheduler
+        victim: Sequence
+        plan: StepPlan
+        seconds: cython.double = 0.0
+        copies_s: cython.double = 0.0
+        self.planned = False
+        if not scheduler._works():
+            return False
+        drafting = self.drafting
+        if drafting is not None:
+            scheduler.query_len = drafting.query_len
+        plan = scheduler.plan()
+        works: cython.bint = len(plan.chunks) > 0 or len(plan.decodes) > 0
+        if not works and not scheduler.preempted:
+            return False
+        for victim in scheduler.preempted:
+            self.log.preemptions[victim.index] += 1
+        self.work.measure(plan, scheduler.query_len, self.longest)
+        self._draft = None if drafting is None else self._choose(plan)
+        if works and self._draft is None:
+            seconds = _on_grid(self.prices.seconds(self.work))
+        elif works:
+            seconds = _on_grid(self.prices.seconds_drafting(self.work, self._draft))
+        if self.offload is not None:
+            copies_s = exposed_load_s(self.offload, scheduler.take_loaded(), seconds)
+            seconds += copies_s
+        if scheduler.swap is not None:
+            swapping_s: cython.double = _on_grid(scheduler.swap.seconds(plan.blocks_out, plan.blocks_in))
+            seconds += swapping_s
+            copies_s += swapping_s
+            self.log.swapped_blocks += plan.blocks_out
+        seconds = _by_clock(now, seconds)
+        self._plan = plan
+        self._seconds, self._copies_s = seconds, copies_s
+        self._blocks = scheduler._used()
+        self._running = len(scheduler.running)
+        self._waiting = scheduler._queued()
+        self.start, self.end = now, now + seconds
+        self.planned = True
+        return True
+
+    @cython.ccall
+    def commit(self) -> None:
+        """Hand out the tokens of the step that is planned."""
+        sequence: Sequence
+        self.planned = False
+        self.now = self.end
+        self.seen = self.start if self.ahead else self.end
+        self._record(self.deliver(self._plan, self.start, self.end))
+        if self._gaps:
+            self.gaps.add(self._seconds, self._gaps)
+        if self.counted:
+            self.log.exact_steps += 1
+        if self.kv_transfers is not None and self.kv_transfers.full:
+            self.kv_transfers.call()
+        if self._draft is not None:
+            self.drafting.tokens = self._draft.tokens
+            if not self.drafting.rests(self._draft.tokens):
+                for sequence in self.scheduler.in_step(self._plan):
+                    sequence.drafter_tokens = sequence.computed_tokens
+
+    @cython.ccall
+    def deliver(self, plan: StepPlan, start: cython.double, now: cython.double) -> cython.longlong:
+        """Hand out the tokens of a plan that ran from ``start`` to ``now``; returns how many."""
+        sequence: Sequence
+        place: cython.longlong
+        tokens: cython.longlong
+        delivered: cython.longlong = 0
+        self._gaps = 0
+        self._ended = False
+        for sequence, tokens in plan.chunks:
+            if isnan(self.scheduled_s[sequence.index]):
+                self.scheduled_s[sequence.index] = start
+                self.prompt_replica[sequence.index] = self.index
+                if sequence.cached_tokens > 0:
+                    self.cached_tokens[sequence.index] = sequence.cached_tokens
+                if sequence.host_tokens:
+                    self.log.host_hit_tokens += sequence.host_tokens
+            sequence.computed_tokens += tokens
+            if sequence.computed_tokens < sequence.input_tokens + sequence.generated_tokens:
+                continue
+            if self.prefill_only:
+                delivered += self._finish_prefill(sequence, start, now)
+                continue
+            sequence.decoding = True
+            delivered += self._deliver(sequence, 1, start, now)
+        if self.drafting is not None:
+            return delivered + self._deliver_drafted(plan, start, now)
+        if self.draws is None:
+            for place in range(len(plan.decodes)):
+                sequence = cython.cast(Sequence, plan.decodes[place])
+                sequence.computed_tokens += 1
+                self._deliver(sequence, 1, start, now)
+            return delivered + len(plan.decodes)
+        for place in range(len(plan.decodes)):
+            sequence = cython.cast(Sequence, plan.decodes[place])
+            tokens = 1 + self._verify(sequence, self.draws.positions)
+            sequence.computed_tokens += tokens
+            tokens = min(tokens, sequence.output_tokens - sequence.generated_tokens)
+            delivered += self._deliver(sequence, tokens, start, now)
+        return delivered
+
+    @cython.exceptval(-1, check=True)
+    @cython.cfunc
+    def _verify(self, sequence: Sequence, most: cython.longlong) -> cython.longlong:
+        """The next verify step of a sequence: how many of at most ``most`` draft tokens are accepted."""
+        index: cython.longlong = sequence.index
+        taken: cython.longlong = self.draws.accepted(index, sequence.verify_steps, sequence.computed_tokens)
+        taken = min(taken, most)
+        self.drafts[index] += 1
+        self.accepted_tokens[index] += taken
+        self.accepted_counts[taken] += 1
+        sequence.verify_steps += 1
+        return taken
+
+    @cython.cfunc
+    def _deliver_drafted(self, plan: StepPlan, start: cython.double, now: cython.double) -> cython.longlong:
+        """Hand out what the decoding sequences accept of the tokens that the policy had drafted; returns how many."""
+        sequence: Sequence
+        taken: cython.longlong
+        delivered: cython.longlong = 0
+        drafted: cython.longlong = self.drafting.tokens
+        nodes: cython.longlong = self.drafting.query_len - 1
+        accepted = []
+        for sequence in plan.decodes:
+            taken = 0
+            if drafted:
+                taken = self._verify(sequence, drafted)
+                self.draft_tokens[sequence.index] += nodes
+            else:
+                sequence.verify_steps += 1
+            sequence.computed_tokens += taken + 1
+            accepted.append(taken)
+            taken = min(taken + 1, sequence.output_tokens - sequence.generated_tokens)
+            delivered += self._deliver(sequence, taken, start, now)
+        if accepted:
+            self.drafting.policy.observe(drafted, accepted)
+        return delivered
+
+    @cython.cfunc
+    def _finish_prefill(self, sequence: Sequence, start: cython.double, now: cython.double) -> cython.longlong:
+        """A prompt is done: deliver its first token if that is done here, and send the KV on; returns tokens."""
+        tokens: cython.longlong = 0
+        if self.kv_transfers.samples_first:
+            tokens = self._deliver(sequence, 1, start, now)
+        if sequence.generated_tokens < sequence.output_tokens:
+            self.scheduler.hold(sequence)
+            self.kv_transfers.prompt_done(self, sequence)
+        return tokens
+
+    @cython.exceptval(-1, check=True)
+    @cython.cfunc
+    @cython.inline
+    def _deliver(
+        self, sequence: Sequence, tokens: cython.longlong, start: cython.double, now: cython.double
+    ) -> cython.longlong:
+        """Hand out tokens of a sequence."""
+        if sequence.last_token_s == start:
+            self._gaps += 1
+        else:
+            self._after_a_pause(sequence, now)
+        sequence.last_token_s = now
+        sequence.generated_tokens += tokens
+        if sequence.generated_tokens == sequence.output_tokens:
+            self._finish(sequence, now)
+        return tokens
+
+    @cython.cfunc
+    def _after_a_pause(self, sequence: Sequence, now: cython.double) -> None:
+        """Tokens that are the first, or that did not follow within a step."""
+        if isnan(sequence.last_token_s):
+            self.first_token_s[sequence.index] = now
+        else:
+            self.gaps.add(now - sequence.last_token_s, 1)
+
+    @cython.cfunc
+    def _finish(self, sequence: Sequence, now: cython.double) -> None:
+        """A request has its last token."""
+        self._ended = True
+        self.scheduler.release(sequence)
+        self.finished_s[sequence.index] = now
+        self.completed[0] += 1
+        if not self.completed[0] % PROGRESS_EVERY:
+            self.log.tell()
+        if self.arrivals is None:
+            self.source.finished(sequence.index, now)
+
+    @cython.ccall
+    def tells(self) -> cython.bint:
+        """Whether the planned step may have something that others must hear of: an answer or a prompt that is done, or
+        room for prompts that wait at another replica."""
+        if self.kv_transfers is not None and (self._plan.chunks or self._plan.blocks_in or self.scheduler.preempted):
+            # Prompts are done, or other prompts may find room.
+            return True
+        return self._ends(self._plan)
+
+    @cython.cfunc
+    def _ends(self, plan: StepPlan) -> cython.bint:
+        """Whether a plan may have the last token of a request."""
+        sequence: Sequence
+        ends: cython.bint = plan.least <= (1 if self.draws is None else self.draws.positions + 1)
+        for sequence, _ in plan.chunks:
+            ends |= sequence.output_tokens - sequence.generated_tokens <= 1
+        return ends
+
+    @cython.cfunc
+    def _choose(self, plan: StepPlan) -> Any:
+        """What the drafter does at the end of the planned step; what it skipped before is made up for."""
+        sequence: Sequence
+        context: cython.longlong = 0
+        drafting = self.drafting
+        batch = self.scheduler.in_step(plan)
+        if not batch:
+            return drafting.step(drafting.tokens)
+        for sequence in batch:
+            context += sequence.computed_tokens
+        waiting: cython.longlong = self.scheduler._queued()
+        tokens = drafting.policy.choose(Batch(len(batch), context, self.work.prefill_tokens, waiting))
+        if drafting.rests(tokens):
+            return drafting.step(tokens)
+        behind = []
+        for sequence in batch:
+            if sequence.drafter_tokens < sequence.computed_tokens:
+                behind.append((sequence.drafter_tokens, sequence.computed_tokens))
+        return drafting.step(tokens, behind)
+
+    @cython.cfunc
+    def _record(self, delivered: cython.longlong) -> None:
+        """Write down the step; past a number of rows, one row for several steps of an unchanged batch."""
+        plan: StepPlan = self._plan
+        work: Work = self.work
+        shares: cython.bint = not (plan.chunks or self.scheduler.preempted or self._copies_s or self._draft is not None)
+        row: cython.longlong = self._row
+        w: cython.longlong
+        table: cython.double[:, ::1] = self.rows.table
+        if row >= 0 and shares and self._round == self.rows.rounds and self._merged < MERGED_STEPS:
+            self._merged += 1
+            self._merged_waiting += self._waiting
+            table[row, 2] += self._seconds
+            table[row, 3] += delivered
+            table[row, 5] = self._merged_waiting // self._merged
+            table[row, 6] = self._blocks
+            table[row, 7] = self._merged
+            for w in range(work.kinds):
+                self._merged_keys[w] += work.decode_kv_tokens[w]
+                table[row, 16 + 3 * work.kinds + w] = self._merged_keys[w] // self._merged
+            if self.rows.grouped:
+                self._write_slowest(row)
+        else:
+            row = self._new_row(delivered)
+            self._merged, self._merged_waiting = 1, self._waiting
+            self._merged_keys = [work.decode_kv_tokens[w] for w in range(work.kinds)]
+        self._row = row if shares and not self._ended and self.rows.used > self.rows.capacity else -1
+        self._round = self.rows.rounds
+
+    @cython.cfunc
+    def _new_row(self, delivered: cython.longlong) -> cython.longlong:
+        """Write a row of ``simulator.serving.log.SCALARS``, the columns by window, and what a policy decided."""
+        work: Work = self.work
+        w: cython.longlong
+        kinds: cython.longlong = work.kinds
+        row: cython.longlong = self.rows.new()
+        table: cython.double[:, ::1] = self.rows.table
+        table[row, 0] = self.index
+        table[row, 1] = self.start
+        table[row, 2] = self._seconds
+        table[row, 3] = delivered
+        table[row, 4] = self._running
+        table[row, 5] = self._waiting
+        table[row, 6] = self._blocks
+        table[row, 7] = 1.0
+        table[row, 8] = work.prefill_seqs
+        table[row, 9] = work.prefill_tokens
+        table[row, 10] = work.sampled_prefills
+        table[row, 11] = work.decode_seqs
+        table[row, 12] = work.query_len
+        table[row, 13] = self._copies_s
+        table[row, 14] = work.longest_kv
+        table[row, 15] = work.tail_kv
+        for w in range(kinds):
+            table[row, 16 + w] = work.prefill_pairs[w]
+            table[row, 16 + kinds + w] = work.prefill_kv_tokens[w]
+            table[row, 16 + 2 * kinds + w] = work.sampled_kv_tokens[w]
+            table[row, 16 + 3 * kinds + w] = work.decode_kv_tokens[w]
+        if self._draft is not None:
+            draft = self._draft
+            for w, value in enumerate((*draft[:4], *draft.skipped_pairs, *draft.skipped_kv_tokens)):
+                table[row, 16 + 4 * kinds + w] = value
+        if self.rows.grouped:
+            self._write_slowest(row)
+        return row
+
+    @cython.cfunc
+    def _write_slowest(self, row: cython.longlong) -> None:
+        """What the slowest attention group does, as ``simulator.serving.log.GROUP_SCALARS`` and by window."""
+        work: Work = self.work if self.work.slowest is None else self.work.slowest
+        w: cython.longlong
+        kinds: cython.longlong = work.kinds
+        at: cython.longlong = self.rows.group_at
+        table: cython.double[:, ::1] = self.rows.table
+        table[row, at] = work.prefill_seqs
+        table[row, at + 1] = work.prefill_tokens
+        table[row, at + 2] = work.sampled_prefills
+        table[row, at + 3] = work.decode_seqs
+        table[row, at + 4] = work.query_len
+        table[row, at + 5] = work.longest_kv
+        table[row, at + 6] = work.tail_kv
+        table[row, at + 7] = work.dp_imbalance
+        for w in range(kinds):
+            table[row, at + 8 + w] = work.prefill_pairs[w]
+            table[row, at + 8 + kinds + w] = work.prefill_kv_tokens[w]
+            table[row, at + 8 + 2 * kinds + w] = work.sampled_kv_tokens[w]
+            table[row, at + 8 + 3 * kinds + w] = work.decode_kv_tokens[w]

@@ -1,0 +1,131 @@
+"""Rows of the step log, arrivals, and gaps between deliveries."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from simulator.serving.engine.common import cython
+
+BUFFERED_ROWS = cython.declare(cython.longlong, 1024)
+
+
+@cython.final
+@cython.cclass
+class RowBuffer:
+    """Rows of a step log on their way there; one per simulation, shared by its replicas.
+
+    Args:
+        log: a ``StepLog``.
+        windows: attention windows of the timing models.
+    """
+
+    log: Any
+    table: cython.double[:, ::1]
+    used = cython.declare(cython.longlong, visibility="public")
+    rounds = cython.declare(cython.longlong, visibility="public")
+    """Times that the rows were handed over; a row is in the table while this stays."""
+    capacity: cython.longlong
+    """Rows after which steps of an unchanged batch share one."""
+    group_at: cython.longlong
+    """First column of what the slowest attention group does."""
+    grouped: cython.bint
+
+    def __init__(self, log: Any) -> None:
+        self.group_at, self.grouped = log.group_at, log.grouped
+        self.log = log
+        self.table = np.zeros((BUFFERED_ROWS, log.width))
+        self.used = 0
+        self.rounds = 0
+        self.capacity = log.capacity
+
+    @cython.ccall
+    def flush(self) -> None:
+        """Hand the rows over."""
+        self.rounds += 1
+        if self.used:
+            self.log.extend(np.asarray(self.table)[: self.used])
+            self.used = 0
+            self.capacity = self.log.capacity
+
+    @cython.exceptval(-1, check=True)
+    @cython.cfunc
+    def new(self) -> cython.longlong:
+        """The number of a fresh row of zeros."""
+        if self.used == BUFFERED_ROWS:
+            self.flush()
+        self.table[self.used, :] = 0.0
+        self.used += 1
+        return self.used - 1
+
+
+@cython.final
+@cython.cclass
+class Arrivals:
+    """Requests that are all known in advance, and when each is seen.
+
+    Args:
+        requests: in order of arrival.
+        times_s: of each, and infinity behind them.
+        taken: one number: how many of them the engine has.
+    """
+
+    requests: cython.longlong[::1]
+    times_s: cython.double[::1]
+    taken: cython.longlong[::1]
+
+    def __init__(self, requests: Any, times_s: Any, taken: Any) -> None:
+        self.requests, self.times_s, self.taken = requests, times_s, taken
+
+    @cython.exceptval(-1, check=True)
+    @cython.cfunc
+    def due(self, now: cython.double) -> cython.bint:
+        """Whether the next has arrived by ``now``."""
+        return self.times_s[self.taken[0]] <= now
+
+    @cython.exceptval(-1, check=True)
+    @cython.cfunc
+    def take(self) -> cython.longlong:
+        """The next."""
+        self.taken[0] += 1
+        return self.requests[self.taken[0] - 1]
+
+
+def _grown(column: Any) -> Any:
+    """A column twice as long; what is behind it takes no memory before it is written to."""
+    values = np.asarray(column)
+    longer = np.empty(2 * len(values), dtype=values.dtype)
+    longer[: len(values)] = values
+    return longer
+
+
+@cython.final
+@cython.cclass
+class Gaps:
+    """Gaps between token deliveries and how many requests saw each; one per simulation, shared by its replicas."""
+
+    seconds: cython.double[::1]
+    counts: cython.longlong[::1]
+    used: cython.longlong
+
+    def __init__(self) -> None:
+        self.used = 0
+        self.seconds, self.counts = np.empty(BUFFERED_ROWS), np.empty(BUFFERED_ROWS, dtype=np.int64)
+
+    @cython.cfunc
+    def add(self, seconds: cython.double, count: cython.longlong) -> None:
+        """``count`` requests had their next token after so many seconds."""
+        if self.used == len(self.seconds):
+            self.seconds, self.counts = _grown(self.seconds), _grown(self.counts)
+        self.seconds[self.used] = seconds
+        self.counts[self.used] = count
+        self.used += 1
+
+    def forget(self) -> None:
+        """Drop all of them."""
+        self.used = 0
+
+    def table(self) -> tuple[Any, Any]:
+        """All of them."""
+        return np.asarray(self.seconds)[: self.used], np.asarray(self.counts)[: self.used]

@@ -1,0 +1,401 @@
+"""The base of every scheduler: admission, KV blocks, preemption, the end of a sequence."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from simulator.serving.engine.common import cython
+from simulator.serving.engine.prefix_cache import NoPrefixCache, PrefixCache
+from simulator.serving.engine.sequence import Sequence, StepPlan, _drop
+
+
+@cython.cclass
+class Scheduler:
+    """Waiting queue, batch and block pool of one replica: what all batching rules share.
+
+    Args:
+        limits: tokens, sequences, blocks.
+        cache: the prefix cache, or its stand-in.
+        swap: host memory for preempted sequences; None recomputes them.
+    """
+
+    limits = cython.declare(object, visibility="public")
+    waiting = cython.declare(object, visibility="public")
+    running = cython.declare(list, visibility="public")
+    preempted = cython.declare(list, visibility="public")
+    """Sequences thrown out by the latest plan."""
+    query_len = cython.declare(cython.longlong, visibility="public")
+    """Tokens of a decoding sequence in the next step; a policy changes it from step to step."""
+    swap = cython.declare(object, visibility="public")
+    swapped = cython.declare(object, visibility="public")
+    """Sequences in host memory, the first to come back first."""
+    swapped_blocks = cython.declare(cython.longlong, visibility="public")
+    """Blocks in host memory."""
+    incoming = cython.declare(list, visibility="public")
+    """Sequences whose KV is on its way here, their blocks reserved."""
+    ready = cython.declare(object, visibility="public")
+    """Sequences whose KV has arrived from another replica, in that order."""
+    seen_s = cython.declare(cython.double, visibility="public")
+    """Time up to which the next step knows what has arrived."""
+    held = cython.declare(list, visibility="public")
+    """Sequences whose prompt is done and whose KV waits to be fetched by another replica."""
+    cache = cython.declare(NoPrefixCache, visibility="public")
+    closed = cython.declare(cython.bint, visibility="public")
+    """Whether new requests wait, though there may be room for them."""
+    _held_blocks = cython.declare(cython.longlong, visibility="public")
+    """Blocks of all running sequences; a block that several share is counted by each."""
+    _caching: cython.bint
+    _block_size: cython.longlong
+    _page_tokens: cython.longlong
+    """Tokens for which blocks are allotted together."""
+    _num_blocks: cython.longlong
+    _watermark: cython.longlong
+    _max_num_seqs: cython.longlong
+    _budget: cython.longlong
+    _chunked: cython.bint
+    _reserved: cython.longlong
+    """Tokens beyond those in the cache that a decoding sequence has blocks for: a full proposal and the next one."""
+
+    def __init__(self, limits: Any, cache: Any, swap: Any = None) -> None:
+        self.limits = limits
+        self.waiting = deque()
+        self.running = []
+        self.preempted = []
+        self.query_len = limits.query_len
+        self.swap = swap
+        self.swapped = deque()
+        self.swapped_blocks = 0
+        self.incoming = []
+        self.ready = deque()
+        self.seen_s = 0.0
+        self.held = []
+        self.cache = cache
+        self.closed = False
+        self._caching = isinstance(cache, PrefixCache)
+        self._held_blocks = 0
+        self._block_size = limits.block_size
+        self._page_tokens = limits.page_tokens or limits.block_size
+        self._num_blocks = limits.num_blocks
+        self._watermark = limits.watermark_blocks
+        self._max_num_seqs = limits.max_num_seqs
+        self._budget = limits.max_num_batched_tokens
+        self._chunked = limits.chunked_prefill
+        self._reserved = limits.query_len + limits.lookahead_tokens
+
+    @cython.ccall
+    def add(self, sequence: Sequence) -> None:
+        """A request joins the queue."""
+        self.waiting.append(sequence)
+
+    @property
+    def used_blocks(self) -> int:
+        """Blocks that running sequences hold, shared ones counted once."""
+        return self._used()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request is waiting or running."""
+        return bool(self._works())
+
+    @cython.cfunc
+    def _works(self) -> cython.bint:
+        """Whether there is anything to plan."""
+        return bool(self.waiting or self.running or self.ready or self.swapped)
+
+    @cython.cfunc
+    def _queued(self) -> cython.longlong:
+        """Requests that wait for a place."""
+        return len(self.waiting) + len(self.swapped)
+
+    def everything(self) -> list[Sequence]:
+        """All sequences that this replica would lose if it failed."""
+        return [*self.waiting, *self.running, *self.swapped, *self.incoming, *self.ready, *self.held]
+
+    def take_loaded(self) -> int:
+        """Blocks that the latest plan brings from the host's prefix cache."""
+        return self.cache.take_loaded()
+
+    def cached_tokens(self, request: int, tokens: int) -> int:
+        """Tokens at the start of a request that the prefix cache holds now."""
+        tokens_cached: int = self.cache.match(request, tokens)[1]
+        return tokens_cached
+
+    def hold(self, sequence: Sequence) -> None:
+        """A sequence leaves the batch and keeps its blocks until another replica has fetched them."""
+        _drop(self.running, sequence)
+        self.held.append(sequence)
+
+    def let_go(self, sequence: Sequence) -> None:
+        """The KV of a held sequence has been fetched."""
+        _drop(self.held, sequence)
+        self._free(sequence)
+
+    def reserve(self, sequence: Sequence) -> int | None:
+        """Blocks for a sequence whose KV another replica sends, behind those that wait here already.
+
+        Returns:
+            Tokens that the prefix cache spares the transfer, or None when there is no room now.
+        """
+        if self.waiting or self.swapped:
+            return None
+        self._evict_idle()
+        hash_blocks, cached, in_use = self.cache.match(sequence.index, sequence.known_tokens)
+        blocks = self._blocks(sequence.known_tokens)
+        if self._used() + blocks - in_use > self._num_blocks - self._watermark:
+            return None
+        self.cache.hold(sequence.index, hash_blocks)
+        sequence.hash_blocks = hash_blocks
+        sequence.blocks = blocks
+        self._held_blocks += blocks
+        self._evict_idle()
+        self.incoming.append(sequence)
+        return cached
+
+    def cancel(self, sequence: Sequence) -> None:
+        """The KV of an incoming sequence will not come."""
+        _drop(self.incoming, sequence)
+        self._free(sequence)
+
+    def arrive(self, sequence: Sequence, now: float) -> None:
+        """The KV of an incoming sequence is here, but for its last token, which the next step computes."""
+        _drop(self.incoming, sequence)
+        sequence.ready_s = now
+        sequence.computed_tokens = sequence.drafter_tokens = sequence.known_tokens - 1
+        self._cache_prompt(sequence, sequence.computed_tokens)
+        self.ready.append(sequence)
+
+    @cython.ccall
+    def plan(self) -> StepPlan:
+        """The next step, its blocks allocated; what is cached and unused makes room for them."""
+        plan: StepPlan
+        swapped: cython.longlong = self.swapped_blocks
+        self.preempted = []
+        plan = self._plan()
+        plan.blocks_out = self.swapped_blocks + plan.blocks_in - swapped
+        self._evict_idle()
+        return plan
+
+    @cython.ccall
+    def _plan(self) -> StepPlan:
+        """What the batching rule puts in the next step. Empty only when there is nothing to do."""
+        raise NotImplementedError
+
+    @cython.ccall
+    def in_step(self, plan: StepPlan) -> list[Any]:
+        """The batch by whose size a policy chooses: what is running, though a step may leave some of it out."""
+        return self.running
+
+    @cython.ccall
+    def release(self, sequence: Sequence) -> None:
+        """A finished sequence leaves the batch and gives its blocks back."""
+        _drop(self.running, sequence)
+        self._end(sequence)
+
+    @cython.cfunc
+    def _end(self, sequence: Sequence) -> None:
+        """What a sequence has computed may be kept for later ones; its blocks are free."""
+        if self._caching:
+            self.cache.finish(sequence.index, sequence.hash_blocks)
+            sequence.hash_blocks = 0
+        self._free(sequence)
+
+    @cython.exceptval(-1, check=True)
+    @cython.cfunc
+    def _used(self) -> cython.longlong:
+        if not self._caching:
+            return self._held_blocks
+        return self._held_blocks - self.cache.shared_blocks
+
+    @cython.exceptval(-1, check=True)
+    @cython.cfunc
+    def _blocks(self, tokens: cython.longlong) -> cython.longlong:
+        """KV blocks that ``tokens`` tokens take: those of whole pages."""
+        return -(-tokens // self._page_tokens) * (self._page_tokens // self._block_size)
+
+    @cython.exceptval(-1, check=True)
+    @cython.cfunc
+    def _grow(self, sequence: Sequence, blocks: cython.longlong) -> cython.bint:
+        """Give ``sequence`` ``blocks`` blocks in all, if there are enough."""
+        needed: cython.longlong = max(0, blocks - sequence.blocks)
+        if self._used() + needed > self._num_blocks:
+            return False
+        self._held_blocks += needed
+        sequence.blocks += needed
+        return True
+
+    @cython.cfunc
+    def _free(self, sequence: Sequence) -> None:
+        if self._caching:
+            self.cache.release(sequence.index, sequence.hash_blocks)
+            sequence.hash_blocks = 0
+        self._held_blocks -= sequence.blocks
+        sequence.blocks = 0
+
+    @cython.cfunc
+    def _evict_idle(self) -> None:
+        """Evict cached blocks that no sequence uses for those that sequences do use."""
+        if self._caching:
+            self.cache.shrink(self._num_blocks - self._used())
+
+    @cython.cfunc
+    def _preempt_last(self) -> Sequence:
+        """Throw the latest sequence out of the batch.
+
+        Its cache is copied to host memory where there is room for it, and recomputed otherwise when the sequence comes
+        back, first in the queue.
+        """
+        victim: Sequence = self.running.pop()
+        blocks: cython.longlong
+        if self._caching:
+            self.cache.shrink(0)
+        self._free(victim)
+        self.preempted.append(victim)
+        blocks = self._blocks(victim.computed_tokens)
+        if self.swap is not None and blocks and self.swapped_blocks + blocks <= self.swap.num_blocks:
+            victim.swapped_blocks = blocks
+            self.swapped_blocks += blocks
+            self.swapped.appendleft(victim)
+            return victim
+        victim.computed_tokens = 0
+        victim.decoding = False
+        self.waiting.appendleft(victim)
+        return victim
+
+    @cython.cfunc
+    def _allocate_decode(self, sequence: Sequence) -> cython.bint:
+        """Blocks for a decode step, preempting from the end of the batch; False when the sequence itself had to go."""
+        return self._allocate(sequence, self._blocks(sequence.computed_tokens + self._reserved))
+
+    @cython.exceptval(-1, check=True)
+    @cython.cfunc
+    def _lead(self, plan: StepPlan, budget: cython.longlong) -> cython.longlong:
+        """Put in the sequences at the head of the batch that can decode without preempting any; returns how many."""
+        sequence: Sequence
+        place: cython.longlong = 0
+        most: cython.longlong = min(len(self.running), -(-budget // self.query_len))
+        cached: cython.longlong = 0
+        left: cython.longlong
+        while place < most:
+            sequence = cython.cast(Sequence, self.running[place])
+            if not sequence.decoding or sequence.in_flight:
+                break
+            if sequence.computed_tokens + self._reserved > sequence.blocks * self._block_size and not self._grow(
+                sequence, self._blocks(sequence.computed_tokens + self._reserved)
+            ):
+                break
+            cached += sequence.computed_tokens
+            left = sequence.output_tokens - sequence.generated_tokens
+            if left < plan.least:
+                plan.least = left
+            place += 1
+        plan.decodes = self.running[:place]
+        plan.counted, plan.cached = place, cached
+        return place
+
+    @cython.cfunc
+    def _allocate(self, sequence: Sequence, blocks: cython.longlong) -> cython.bint:
+        while not self._grow(sequence, blocks):
+            if self._preempt_last() is sequence:
+                return False
+        return True
+
+    @cython.cfunc
+    def _admit(self, plan: StepPlan, budget: cython.longlong, whole_prompts: cython.bint) -> None:
+        """Move requests from the queue into the batch, in order, while tokens, places and blocks last."""
+        sequence: Sequence
+        known: cython.longlong
+        cached: cython.longlong = 0
+        in_use: cython.longlong = 0
+        chunk: cython.longlong
+        blocks: cython.longlong
+        hash_blocks: cython.longlong = 0
+        if self.ready or self.swapped:
+            budget = self._resume(plan, budget)
+            if self.swapped:
+                # Nothing new is admitted while host memory holds any (vLLM V0's rule).
+                return
+        while budget > 0 and self.waiting and len(self.running) < self._max_num_seqs and not self.closed:
+            sequence = self.waiting[0]
+            known = sequence.input_tokens + sequence.generated_tokens
+            if self._caching:
+                self._evict_idle()
+                hash_blocks, cached, in_use = self.cache.match(sequence.index, known)
+            if whole_prompts and known - cached > budget:
+                break
+            chunk = min(known - cached, budget)
+            blocks = self._blocks(cached + chunk)
+            available = self._num_blocks - self._watermark - self._kept_blocks(sequence, blocks)
+            if self._used() + blocks - in_use > available:
+                break
+            self.waiting.popleft()
+            self._start(sequence, hash_blocks, cached, blocks)
+            self._cache_prompt(sequence, cached + chunk)
+            plan.chunks.append((sequence, chunk))
+            budget -= chunk
+
+    @cython.cfunc
+    def _kept_blocks(self, sequence: Sequence, blocks: cython.longlong) -> cython.longlong:
+        """Blocks that admission leaves free for what the batch, and the sequence beyond ``blocks``, still need."""
+        return 0
+
+    @cython.cfunc
+    def _resume(self, plan: StepPlan, budget: cython.longlong) -> cython.longlong:
+        """Take in sequences with their KV: from other replicas, then from host memory; returns the tokens left."""
+        sequence: Sequence
+        tokens: cython.longlong
+        blocks: cython.longlong
+        while self.ready and budget > 0 and len(self.running) < self._max_num_seqs:
+            sequence = self.ready[0]
+            if sequence.ready_s > self.seen_s:
+                break
+            self.ready.popleft()
+            self.running.append(sequence)
+            plan.chunks.append((sequence, 1))
+            budget -= 1
+        while self.swapped and budget > 0 and len(self.running) < self._max_num_seqs:
+            sequence = self.swapped[0]
+            self._evict_idle()
+            tokens = sequence.input_tokens + sequence.generated_tokens - sequence.computed_tokens
+            if sequence.decoding:
+                tokens = self.query_len
+            tokens = min(tokens, budget)
+            blocks = self._blocks(sequence.computed_tokens + (self._reserved if sequence.decoding else tokens))
+            if self._used() + blocks > self._num_blocks - self._watermark:
+                break
+            self.swapped.popleft()
+            self.running.append(sequence)
+            sequence.blocks = blocks
+            self._held_blocks += blocks
+            plan.blocks_in += sequence.swapped_blocks
+            self.swapped_blocks -= sequence.swapped_blocks
+            sequence.swapped_blocks = 0
+            if sequence.decoding:
+                plan.decodes.append(sequence)
+            else:
+                self._cache_prompt(sequence, sequence.computed_tokens + tokens)
+                plan.chunks.append((sequence, tokens))
+            budget -= tokens
+        return budget
+
+    @cython.cfunc
+    def _start(
+        self, sequence: Sequence, hash_blocks: cython.longlong, cached: cython.longlong, blocks: cython.longlong
+    ) -> None:
+        """A sequence joins the batch with the cached start of its prompt."""
+        if self._caching:
+            self.cache.hold(sequence.index, hash_blocks)
+            sequence.hash_blocks = hash_blocks
+        sequence.computed_tokens = sequence.drafter_tokens = cached
+        if sequence.cached_tokens < 0:
+            sequence.cached_tokens = cached
+            sequence.host_tokens = self.cache.host_tokens
+        sequence.blocks = blocks
+        self._held_blocks += blocks
+        self.running.append(sequence)
+
+    @cython.cfunc
+    def _cache_prompt(self, sequence: Sequence, computed_tokens: cython.longlong) -> None:
+        """Offer the prompt blocks that this step completes to later requests."""
+        if self._caching:
+            sequence.hash_blocks = self.cache.add(sequence.index, sequence.hash_blocks, computed_tokens)

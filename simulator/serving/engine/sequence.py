@@ -1,0 +1,168 @@
+"""A request in a replica, and the plan of one step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from simulator.serving.engine.common import MANY, NAN, cython
+
+
+@cython.final
+@cython.no_gc
+@cython.cclass
+class Sequence:
+    """One request in a queue or in the batch: how far its cache and its answer have come.
+
+    What every step looks at stands first.
+    """
+
+    computed_tokens = cython.declare(cython.longlong, visibility="public")
+    """Tokens whose KV is in the cache."""
+    generated_tokens = cython.declare(cython.longlong, visibility="public")
+    output_tokens = cython.declare(cython.longlong, visibility="public")
+    blocks = cython.declare(cython.longlong, visibility="public")
+    last_token_s = cython.declare(cython.double, visibility="public")
+    """When its latest token was delivered; NaN before the first."""
+    decoding = cython.declare(cython.bint, visibility="public")
+    """The prompt (and what was generated before a preemption) is in the cache."""
+    in_flight = cython.declare(cython.longlong, visibility="public")
+    """Batches in a pipeline that it is part of."""
+    index = cython.declare(cython.longlong, visibility="public")
+    input_tokens = cython.declare(cython.longlong, visibility="public")
+    priority = cython.declare(cython.longlong, visibility="public")
+    """Lower goes first, where the scheduler asks."""
+    arrival_s = cython.declare(cython.double, visibility="public")
+    hash_blocks = cython.declare(cython.longlong, visibility="public")
+    """Prefix-cache hash blocks that it holds, from the first on."""
+    cached_tokens = cython.declare(cython.longlong, visibility="public")
+    """Prompt tokens found in the prefix cache when it first ran; -1 before."""
+    host_tokens = cython.declare(cython.longlong, visibility="public")
+    """Of these, tokens that came from host memory."""
+    verify_steps = cython.declare(cython.longlong, visibility="public")
+    """Verify steps so far; draws of the acceptance sampler already used."""
+    drafter_tokens = cython.declare(cython.longlong, visibility="public")
+    """Tokens whose KV is in the drafter's cache; kept only where a policy lets the drafter rest."""
+    swapped_blocks = cython.declare(cython.longlong, visibility="public")
+    """Blocks of it in host memory."""
+    ready_s = cython.declare(cython.double, visibility="public")
+    """When its KV arrived from another replica."""
+    group = cython.declare(cython.longlong, visibility="public")
+    """Attention group that serves it."""
+
+    def __init__(
+        self,
+        index: cython.longlong,
+        input_tokens: cython.longlong,
+        output_tokens: cython.longlong,
+        priority: cython.longlong = 0,
+        arrival_s: cython.double = 0.0,
+    ) -> None:
+        self.index = index
+        self.input_tokens = input_tokens
+        self.output_tokens = output_tokens
+        self.priority = priority
+        self.arrival_s = arrival_s
+        self.generated_tokens = 0
+        self.computed_tokens = 0
+        self.blocks = 0
+        self.hash_blocks = 0
+        self.cached_tokens = -1
+        self.host_tokens = 0
+        self.in_flight = 0
+        self.decoding = False
+        self.last_token_s = NAN
+        self.verify_steps = 0
+        self.drafter_tokens = 0
+        self.swapped_blocks = 0
+        self.ready_s = 0.0
+        self.group = 0
+
+    def restarted(self) -> Sequence:
+        """The same request with what it has delivered and nothing in any cache: all of it is computed again."""
+        again = Sequence(self.index, self.input_tokens, self.output_tokens, self.priority, self.arrival_s)
+        again.generated_tokens = self.generated_tokens
+        again.cached_tokens = self.cached_tokens
+        again.last_token_s = self.last_token_s
+        again.verify_steps = self.verify_steps
+        return again
+
+    @property
+    def known_tokens(self) -> int:
+        """Prompt and generated tokens."""
+        return self.input_tokens + self.generated_tokens
+
+    @property
+    def remaining_tokens(self) -> int:
+        """Tokens still to generate."""
+        return self.output_tokens - self.generated_tokens
+
+
+@cython.cfunc
+def _drop(sequences: list[Any], sequence: Sequence) -> None:
+    """Take a sequence out of a list that holds it."""
+    place: cython.longlong = 0
+    while sequences[place] is not sequence:
+        place += 1
+    del sequences[place]
+
+
+@cython.final
+@cython.cclass
+class StepPlan:
+    """What one engine step does."""
+
+    chunks = cython.declare(list, visibility="public")
+    """(Sequence in prefill, its tokens in this step)."""
+    decodes = cython.declare(list, visibility="public")
+    padding = cython.declare(list, visibility="public")
+    """Finished sequences that a static batch still computes."""
+    counted: cython.longlong
+    """Of ``decodes``, those in the two counts below."""
+    cached: cython.longlong
+    """Tokens in their caches."""
+    least: cython.longlong
+    """Fewest tokens that any of them has still to generate."""
+    blocks_out = cython.declare(cython.longlong, visibility="public")
+    """KV blocks copied to host memory before the step."""
+    blocks_in = cython.declare(cython.longlong, visibility="public")
+    """KV blocks copied back from host memory before the step."""
+    parts = cython.declare(list, visibility="public")
+    """The plans of attention groups, of which this one is the sum; empty where there is one group."""
+
+    def __init__(self) -> None:
+        self.parts = []
+        self.chunks = []
+        self.decodes = []
+        self.padding = []
+        self.counted = self.cached = 0
+        self.least = MANY
+        self.blocks_out = 0
+        self.blocks_in = 0
+
+    @cython.cfunc
+    def count(self) -> None:
+        """Take in the decoding sequences that are not counted yet; all of them again where some were taken out."""
+        sequence: Sequence
+        if self.counted > len(self.decodes):
+            self.counted = self.cached = 0
+            self.least = MANY
+        while self.counted < len(self.decodes):
+            sequence = cython.cast(Sequence, self.decodes[self.counted])
+            self.cached += sequence.computed_tokens
+            self.least = min(self.least, sequence.output_tokens - sequence.generated_tokens)
+            self.counted += 1
+
+    @cython.ccall
+    def leave(self) -> None:
+        """The batch has left a pipeline; a prompt is done when none of its chunks is in flight any more."""
+        sequence: Sequence
+        place: cython.longlong
+        for place in range(len(self.decodes)):
+            sequence = cython.cast(Sequence, self.decodes[place])
+            sequence.in_flight -= 1
+        for sequence, _ in self.chunks:
+            sequence.in_flight -= 1
+        self.chunks = [(sequence, 0) for sequence, _ in self.chunks if not sequence.in_flight]
+
+    def __bool__(self) -> bool:
+        return bool(self.chunks or self.decodes)
