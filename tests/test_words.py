@@ -40,7 +40,7 @@ def lines():
             if path.suffix in WRITTEN and not unread:
                 for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
                     yield path.relative_to(ROOT), number, line
-    for name in ("README.md", "CONTRIBUTING.md"):
+    for name in ("README.md", "CONTRIBUTING.md", "ARCHITECTURE.md"):
         for number, line in enumerate((ROOT / name).read_text(encoding="utf-8").splitlines(), 1):
             yield Path(name), number, line
 
