@@ -13,7 +13,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
-ENGINE = Path("simulator", "serving", "engine_source.py")
+ENGINE = Path("simulator", "serving", "compiled.py")
 COMPILED = Path("build", "engine", "simulator", "serving", "_engine.py")
 RECORD = Path("docs", "validation", "errors.json")
 # No fused multiply-add: sums must round as the interpreter's do.
@@ -45,7 +45,7 @@ def engine() -> list[Extension]:
     except ImportError:
         return []
     unit = runpy.run_path(str(ENGINE))
-    marked = unit["source"]().replace('SOURCE = "interpreted"', f'SOURCE = "{unit["engine_checksum"]()}"', 1)
+    marked = unit["engine_source"]().replace('SOURCE = "interpreted"', f'SOURCE = "{unit["engine_checksum"]()}"', 1)
     COMPILED.parent.mkdir(parents=True, exist_ok=True)
     if not COMPILED.exists() or COMPILED.read_text() != marked:
         COMPILED.write_text(marked)

@@ -17,7 +17,7 @@ from simulator.drafting import DraftRequest
 from simulator.invariants import StepAudit
 from simulator.llm.mixers import SelectiveAttention
 from simulator.metrics import uncertainty
-from simulator.serving import RunLog, compiled, engine_source
+from simulator.serving import RunLog, compiled
 from simulator.serving.fleet import pool
 
 ROUND = range(300)
@@ -164,7 +164,7 @@ RULES = {
 
 def planted(monkeypatch, right="", wrong=""):
     """The engine with one rule written otherwise, beside the oracle as it is."""
-    source = engine_source.source()
+    source = compiled.engine_source()
     assert right in source, "the rule is written otherwise by now: plant the fault anew"
     module = ModuleType("planted")
     exec(compile(source.replace(right, wrong) if right else source, "planted", "exec"), module.__dict__)

@@ -1,14 +1,43 @@
-"""Which engine runs: the parts of ``engine`` compiled together, or the same source interpreted."""
+"""Which engine runs: the parts of ``engine`` compiled together, or the same source interpreted.
+
+Compiled as one module, its classes call each other without Python. ``setup.py`` runs this file by its path.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 from functools import cache
+from pathlib import Path
 from typing import Any
 
-from simulator.serving.engine_source import engine_checksum
-
 COMPILED = "simulator.serving._engine"
+PARTS = (
+    "common",
+    "sequence",
+    "work",
+    "prices",
+    "draft_prices",
+    "acceptance",
+    "hash_blocks",
+    "prefix_index",
+    "prefix_cache",
+    "schedulers/scheduler",
+    "schedulers/unified",
+    "schedulers/priority",
+    "schedulers/pipelined",
+    "schedulers/prefill_first",
+    "schedulers/sglang",
+    "schedulers/static",
+    "schedulers/grouped",
+    "rows",
+    "loop",
+    "pipeline",
+    "lockstep",
+)
+"""Modules of the engine, each after those that it imports."""
+FOLDER = Path(__file__).with_name("engine")
+PACKAGE = "simulator.serving.engine"
 HOW_TO_BUILD = "python setup.py build_ext --inplace builds it where there is a C compiler"
 
 
@@ -50,3 +79,26 @@ def _compiled() -> tuple[Any, str | None]:
             f"({HOW_TO_BUILD})"
         )
     return module, None
+
+
+def engine_source() -> str:
+    """All parts one after the other, without the imports of one from another."""
+    texts = [(FOLDER / f"{part}.py").read_text(encoding="utf-8") for part in PARTS]
+    return "from __future__ import annotations\n" + "\n\n".join(map(_without_inner_imports, texts))
+
+
+def engine_checksum() -> str:
+    """Of all parts: a compiled engine holds that of the source that it was made from."""
+    return hashlib.sha256(b"".join((FOLDER / f"{part}.py").read_bytes() for part in PARTS)).hexdigest()
+
+
+def _without_inner_imports(text: str) -> str:
+    import ast
+
+    lines = text.splitlines()
+    for node in ast.parse(text).body:
+        inner = isinstance(node, ast.ImportFrom) and (node.module or "").startswith((PACKAGE, "__future__"))
+        typing_only = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        if inner or typing_only:
+            lines[node.lineno - 1 : node.end_lineno] = [""] * ((node.end_lineno or node.lineno) - node.lineno + 1)
+    return "\n".join(lines)

@@ -28,8 +28,8 @@ import sys
 from pathlib import Path
 from dashboards.app.page import Context
 from dashboards.app.pages import PAGES
-from dashboards.app.served import Served
-context = Context(Served((Path(sys.argv[1]),), Path(sys.argv[2])))
+from dashboards.app.served import ServedFolders
+context = Context(ServedFolders((Path(sys.argv[1]),), Path(sys.argv[2])))
 print(len([page.layout("", context).to_plotly_json() for page in PAGES]))
 """
 WAIT_S = 120

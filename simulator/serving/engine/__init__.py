@@ -1,8 +1,8 @@
 """One replica's engine, step by step: queue, batch, KV blocks, preemption, prompts in chunks, drafts, tokens.
 
 The rules are written once, as one reads them in a serving engine's scheduler. Cython compiles all parts together as
-``simulator.serving._engine`` (see ``simulator.serving.engine_source``); ``simulator.serving.compiled`` says which of
-the two runs. Interpreted they give the same results, bit for bit: the oracle of the compiled engine.
+``simulator.serving._engine``; ``simulator.serving.compiled`` lists them and chooses between the two. Interpreted they
+give the same results, bit for bit: the oracle of the compiled engine.
 
 The life of a request: ``Engine.collect`` puts it in the queue, ``Scheduler.plan`` gives it blocks and tokens of a step,
 ``Prices.seconds`` says how long the step lasts, ``Engine.commit`` hands out its tokens and lets it go at the last.

@@ -50,7 +50,7 @@ def test_other_files_are_one_line(forerun, tmp_path):
     path.write_text("nothing\n")
     outcome = forerun("workloads", "fit-acceptance", path)
     assert outcome.code == 2
-    assert "other.log: says nothing about accepted draft tokens" in outcome.error_line
+    assert "other.log: has no counts of accepted draft tokens" in outcome.error_line
 
 
 def test_curves_are_listed_with_their_sources(forerun):

@@ -222,7 +222,7 @@ def test_qwen3_5_drafts_with_an_attention_layer():
 @pytest.mark.parametrize("name", ["qwen3-next-80b-a3b", "nemotron-h", "deepseek-v4", "nemotron-nas", "gemma-3n-e4b"])
 def test_what_needs_attention_over_every_key_says_so_in_one_line(name):
     architecture = read(name)
-    with pytest.raises(ForerunError, match="attention over every key is needed here") as caught:
+    with pytest.raises(ForerunError, match="plain softmax attention is required here") as caught:
         [group.layer.attention for group in architecture.layer_groups]
     assert "\n" not in str(caught.value)
 

@@ -143,10 +143,10 @@ def test_a_tree_of_sglang_is_not_taken_for_a_chain(written):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "says nothing about accepted draft tokens"),
+        ("", "has no counts of accepted draft tokens"),
         ("SpecDecoding metrics: Mean acceptance length: 2.10\n", ":1: its SpecDecoding line lacks"),
         (OTHER_LINE, "SpecDecoding metrics:"),
-        ("{", "says nothing"),
+        ("{", "has no counts"),
         ("vllm:spec_decode_num_drafts_total 0\n", "missing or 0"),
         (SCRAPE % (1000, 2000, 1100, 400, 700), "rises at position 2"),
         (SCRAPE % (1000, 2000, 2100, 1400, 700), "outside 0 to 1"),

@@ -52,7 +52,7 @@ class TestVllmLines:
 
     def test_lengths_at_a_bonus_token_say_nothing(self, read):
         """A length of 1 with tokens accepted cannot be divided by; the line is passed over."""
-        with pytest.raises(ForerunError, match="says nothing"):
+        with pytest.raises(ForerunError, match="has no counts"):
             read(vllm(5, 30, None, 1.0))
 
     def test_pooled_over_lines(self, read):

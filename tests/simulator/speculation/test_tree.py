@@ -88,7 +88,7 @@ def test_choices_are_read_in_any_order_and_checked():
     assert (tree.parents, tree.ranks) == ((ROOT, ROOT, 0), (0, 1, 0))
     with pytest.raises(ForerunError, match="not in the tree"):
         tree_from_choices([[0, 0]])
-    with pytest.raises(ForerunError, match="a second candidate of rank 0"):
+    with pytest.raises(ForerunError, match="node -1 already has a child of rank 0"):
         DraftTree((ROOT, ROOT), (0, 0))
     with pytest.raises(ForerunError, match="must come before"):
         DraftTree((1, ROOT), (0, 0))
