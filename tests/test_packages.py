@@ -138,8 +138,8 @@ def test_every_public_name_has_a_caller():
     called_by_libraries = [
         "simulator/cli/app.py: list_commands",
         "simulator/cli/output.py: on_broken_pipe",
-        "simulator/serving/compiled.py: engine_source",
         "simulator/serve/app.py: eof_received",
+        "simulator/serving/compiled.py: engine_source",
     ]
     assert unused == called_by_libraries
 
