@@ -237,6 +237,7 @@ def simulate(
     factors: Factors | None = None,
     stream: RequestStream | None = None,
     intervals: bool | Figures = False,
+    cost_notes: bool = True,
 ) -> RunResult:
     """Run a scenario to its end.
 
@@ -255,6 +256,8 @@ def simulate(
         intervals: also find out how far off the figures may be: those of the summary, or what a function makes of a
             run (see ``simulator.metrics.uncertainty``). Serves some of the requests again seven times: about as long
             as the run from 1,500 requests on, up to seven times as long for a few hundred.
+        cost_notes: with attention-level speculation, note how far its assumed costs move decode steps, which takes
+            longer than a run of few requests.
 
     Raises:
         InvariantError: the result breaks physics or conservation (see ``simulator.invariants``), a fault of the
@@ -272,7 +275,7 @@ def simulate(
     if not len(stream):
         raise ForerunError("workload: there is no request to serve")
     audit, decoding, keep_steps = StepAudit(build.pools, stream.prefix_hashes), DecodeSample(), full_step_rows != 0
-    sampled = build.main.groups is not None
+    sampled = build.main.groups is not None and cost_notes
 
     def look(steps: StepRecords) -> None:
         audit.take(steps)

@@ -23,18 +23,27 @@ class CountedRuns(NamedTuple):
     factors: tuple[tuple[str, float], ...] = ()
     intervals: bool = False
     """Whether it also looks for its model's error."""
+    notes: bool = True
+    """Whether its notes are read: some take longer than the run. Runs that differ in this alone count as the same."""
 
     @property
     def key(self) -> tuple[Any, ...]:
         """What the result depends on; the seed only where something is drawn."""
         seed = self.seed if self.intervals or self.scenario.random else None
-        return json.dumps(self.scenario.model_dump(mode="json", exclude_none=True), sort_keys=True), seed, *self[2:]
+        return (
+            json.dumps(self.scenario.model_dump(mode="json", exclude_none=True), sort_keys=True),
+            seed,
+            self.factors,
+            self.intervals,
+        )
 
 
-def with_seeds(scenario: Scenario, seeds: Iterable[int], factors: Factors | None = None) -> list[CountedRuns]:
+def with_seeds(
+    scenario: Scenario, seeds: Iterable[int], factors: Factors | None = None, notes: bool = False
+) -> list[CountedRuns]:
     """The runs of one scenario."""
     pairs = tuple(sorted((factors or {}).items()))
-    return [CountedRuns(scenario, seed, pairs) for seed in seeds]
+    return [CountedRuns(scenario, seed, pairs, notes=notes) for seed in seeds]
 
 
 class RunPool:
@@ -80,13 +89,18 @@ class RunPool:
 
 
 def run_document_of(
-    scenario: Scenario, seed: int, factors: tuple[tuple[str, float], ...] = (), intervals: bool = False
+    scenario: Scenario,
+    seed: int,
+    factors: tuple[tuple[str, float], ...] = (),
+    intervals: bool = False,
+    notes: bool = True,
 ) -> Document:
     """Simulate one run and return its document."""
     from simulator.metrics import run_document
     from simulator.run import simulate
 
-    return run_document(simulate(scenario, seed, full_step_rows=0, factors=dict(factors), intervals=intervals))
+    result = simulate(scenario, seed, full_step_rows=0, factors=dict(factors), intervals=intervals, cost_notes=notes)
+    return run_document(result)
 
 
 def nested_value(data: Mapping[str, Any], path: str) -> Any:

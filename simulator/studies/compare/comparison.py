@@ -17,6 +17,7 @@ from simulator.scenario import Scenario, load_scenario
 from simulator.speculation import borrowed_acceptance
 from simulator.studies.alspec import at_range_end
 from simulator.studies.compare.crossover import (
+    MAX_CONCURRENCY,
     Crossing,
     LoadCurve,
     at_value,
@@ -270,7 +271,7 @@ def _base_documents(
         ForerunError: a variant cannot be run, with its name; or no seed is left, as workers died over each.
     """
     documents: dict[str, list[dict[str, Any]]] = {variant.name: [] for variant in variants}
-    runs = {variant.name: with_seeds(variant.scenario, seeds) for variant in variants}
+    runs = {variant.name: with_seeds(variant.scenario, seeds, notes=True) for variant in variants}
     for variant in variants if interval else ():
         if variant.scenario.attention_speculation is None:
             runs[variant.name][0] = runs[variant.name][0]._replace(intervals=True)
@@ -356,9 +357,14 @@ def _crossover_plan(variants: Sequence[Variant], requested: str) -> tuple[str | 
         if path is None:
             return None, [], "no crossover: the variants have no load in common that could grow"
         base = scenario_load(variants[0].scenario, path)
-        if path == "workload.arrivals.max_concurrency" and base is not None and base <= 1:
-            base = 8.0
-        return path, grid_values(None, base, path.endswith("max_concurrency"), "crossover"), None
+        if path != MAX_CONCURRENCY:
+            return path, grid_values(None, base, False, "crossover"), None
+        grid = grid_values(None, 8.0 if base is not None and base <= 1 else base, True, "crossover")
+        requests = max((variant.scenario.workload.num_requests or grid[-1]) for variant in variants)
+        grid = [value for value in grid if value <= requests]
+        if len(grid) < 2:
+            return None, [], f"no crossover: {requests:g} requests cannot load the engine more than they do"
+        return path, grid, None
     path, equals, _ = requested.partition("=")
     values: Values | None = parse_vary([requested])[path] if equals else None
     known = nested_value(variants[0].scenario.model_dump(), path)

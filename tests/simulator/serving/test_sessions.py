@@ -144,7 +144,10 @@ def test_sessions_from_a_scenario():
     [
         ({"sessions": {"turns": 0, "think_time_s": 1.0}}, "workload.sessions.turns: must be greater than 0"),
         ({"sessions": {"turns": 2}}, "workload.sessions.think_time_s: missing"),
-        ({"arrivals": {"process": "closed-loop", "max_concurrency": 2}}, "sessions cannot be combined with closed-loop arrivals"),
+        (
+            {"arrivals": {"process": "closed-loop", "max_concurrency": 2}},
+            "cannot be combined with closed-loop arrivals",
+        ),
     ],
 )
 def test_wrong_sessions_are_refused_by_name(changes, message):
