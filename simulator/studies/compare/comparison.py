@@ -363,7 +363,11 @@ def _crossover_plan(variants: Sequence[Variant], requested: str) -> tuple[str | 
         requests = max((variant.scenario.workload.num_requests or grid[-1]) for variant in variants)
         grid = [value for value in grid if value <= requests]
         if len(grid) < 2:
-            return None, [], f"no crossover: {requests:g} requests cannot load the engine more than they do"
+            return (
+                None,
+                [],
+                f"no crossover along the load: the workload has only {requests:g} request{'s' * (requests > 1)}",
+            )
         return path, grid, None
     path, equals, _ = requested.partition("=")
     values: Values | None = parse_vary([requested])[path] if equals else None
