@@ -10,7 +10,8 @@ import plotly.graph_objects as go
 
 from dashboards.figures.replays import errors_data, errors_figure
 from dashboards.page import Tile, figure_cards, footer, header, page_html, table_card, tiles_html
-from simulator.metrics.document import forerun_version, json_text
+from forerun.version import forerun_version
+from simulator.metrics.document import json_text
 from simulator.metrics.files import StagedFiles
 from simulator.replay.validation import ErrorRow, error_tables, errors_document, errors_sentence, spread, summary_table
 from simulator.tables import Table

@@ -43,7 +43,7 @@ LAYERS = (
     ("simulator.errors",),
     ("hwprofiles",),
     ("traces",),
-    ("forerun.lazy", "forerun.recent", "forerun.yaml_files"),
+    ("forerun.lazy", "forerun.recent", "forerun.version", "forerun.yaml_files"),
     ("forerun.errors",),
 )
 """From the top: a package imports only from the layers below it. ``forerun`` is the public API."""

@@ -16,9 +16,10 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from forerun.version import forerun_version
 from simulator.cli.output import Progress, console
 from simulator.errors import ForerunError
-from simulator.metrics.document import forerun_version, json_text
+from simulator.metrics.document import json_text
 from simulator.metrics.files import StagedFiles
 from simulator.replay.speculation import compare_published, curve_scores
 from simulator.replay.validation import (

@@ -122,7 +122,7 @@ def application(command: str | None = None) -> typer.Typer:
 
 def _print_version(version: bool) -> None:
     if version:
-        from simulator.metrics.document import forerun_version
+        from forerun.version import forerun_version
 
         print(f"forerun {forerun_version()}")
         raise typer.Exit

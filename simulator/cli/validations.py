@@ -122,8 +122,8 @@ def speculation(
     json_file: JsonOption = None,
 ) -> int:
     """Predict every published speculation speedup and show how far off the predictions are."""
+    from forerun.version import forerun_version
     from simulator.errors import ForerunError, did_you_mean
-    from simulator.metrics.document import forerun_version
     from simulator.replay import speculation as published
     from simulator.replay.scores import exceeded, parse_limit
 
@@ -157,7 +157,7 @@ def _shipped(sections: Sequence[str], bar: bool, quick: bool, fresh: bool, jobs:
 
 
 def _show(sections: Sequence[str], fresh: bool, jobs: int | None, out: Path | None, json_file: str | None) -> int:
-    from simulator.metrics.document import forerun_version
+    from forerun.version import forerun_version
     from simulator.replay.validation import error_tables, errors_document
 
     with checked_outputs(out, json_file):

@@ -1,4 +1,3 @@
-from simulator.metrics.document import forerun_version as forerun_version
 from simulator.metrics.document import json_text as json_text
 from simulator.metrics.document import jsonable as jsonable
 from simulator.metrics.document import run_document as run_document

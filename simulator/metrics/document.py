@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from forerun.version import forerun_version
 from simulator.metrics.pools import (
     fleet_cost_usd,
     fleet_energy_joules,
@@ -83,16 +84,6 @@ def scenario_document(scenario: Any) -> dict[str, Any]:
     plain = jsonable(scenario.model_dump(mode="python", by_alias=True, exclude_none=True))
     assert isinstance(plain, dict)
     return plain
-
-
-def forerun_version() -> str:
-    """Version of the installed package; ``unknown`` in a bare checkout."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("forerun")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 def jsonable(value: Any) -> Any:

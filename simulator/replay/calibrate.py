@@ -99,7 +99,7 @@ class Calibration(Replay):
     @cached_property
     def document(self) -> dict[str, Any]:
         """What ``forerun calibrate --json`` writes; errors in percent."""
-        from simulator.metrics.document import forerun_version
+        from forerun.version import forerun_version
 
         families = [
             {

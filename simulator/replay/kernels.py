@@ -67,7 +67,7 @@ class ReplayReport(Replay):
     @cached_property
     def document(self) -> dict[str, Any]:
         """The JSON of ``forerun replay kernels``; percentages are numbers such as 7.3."""
-        from simulator.metrics.document import forerun_version
+        from forerun.version import forerun_version
 
         return {
             "chip": self.chip,

@@ -159,7 +159,8 @@ class RequestReplay(Replay):
     @cached_property
     def document(self) -> dict[str, Any]:
         """The JSON of ``forerun replay requests``; errors are percentages such as 7.3, latencies milliseconds."""
-        from simulator.metrics.document import forerun_version, scenario_document
+        from forerun.version import forerun_version
+        from simulator.metrics.document import scenario_document
 
         return {
             "sources": list(self.sources),

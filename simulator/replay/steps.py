@@ -118,7 +118,8 @@ def steps_document(replays: Sequence[StepReplay]) -> dict[str, Any]:
     Raises:
         ForerunError: there is no step.
     """
-    from simulator.metrics.document import forerun_version, scenario_document
+    from forerun.version import forerun_version
+    from simulator.metrics.document import scenario_document
 
     if not replays:
         raise ForerunError("no measured step to replay")

@@ -246,7 +246,7 @@ class Selfcheck:
         host: HostCosts,
         limits: MachineLimits,
     ) -> dict[str, Any]:
-        from simulator.metrics.document import forerun_version
+        from forerun.version import forerun_version
 
         sizes = self.sizes
         steps = [step for served in runs.values() for run in served for step in run.steps]

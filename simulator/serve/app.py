@@ -608,7 +608,7 @@ async def _nothing(request: Request) -> Response:
 
 
 async def _version(request: Request) -> Response:
-    from simulator.metrics.document import forerun_version
+    from forerun.version import forerun_version
 
     return _json({"version": f"forerun {forerun_version()}"})
 

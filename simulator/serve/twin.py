@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.version import forerun_version
 from simulator.errors import ForerunError
-from simulator.metrics.document import forerun_version, jsonable, scenario_document
+from simulator.metrics.document import jsonable, scenario_document
 from simulator.result import StudyResult, Summary
 from simulator.run import RunResult, simulate
 from simulator.scenario import Scenario

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import simpy
 
+from forerun.version import forerun_version
 from simulator.build import build_replica
 from simulator.errors import ArgumentError, ForerunError
-from simulator.metrics import forerun_version, jsonable, scenario_document
+from simulator.metrics import jsonable, scenario_document
 from simulator.result import StudyResult, Summary
 from simulator.scenario import Scenario
 from simulator.speculation import draft_survival

@@ -8,9 +8,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, cast
 
+from forerun.version import forerun_version
 from hwprofiles import weakest
 from simulator.errors import ArgumentError, ForerunError, WorkerDiedError
-from simulator.metrics import combine_replications, forerun_version, jsonable, scenario_document
+from simulator.metrics import combine_replications, jsonable, scenario_document
 from simulator.metrics.slo import section_values
 from simulator.result import NamedFields, StudyResult, Summary
 from simulator.scenario import Scenario, load_scenario

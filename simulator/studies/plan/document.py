@@ -11,9 +11,10 @@ from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
+from forerun.version import forerun_version
 from hwprofiles import weakest
 from simulator.errors import ArgumentError, ForerunError
-from simulator.metrics import forerun_version, jsonable, scenario_document
+from simulator.metrics import jsonable, scenario_document
 from simulator.metrics.usage import main_bottleneck, tokens_per_joule, usd_per_million_tokens
 from simulator.result import NamedFields, StudyResult, Summary
 from simulator.scenario import Scenario, is_log, scenario_from

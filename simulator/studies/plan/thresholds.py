@@ -6,8 +6,9 @@ import shlex
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from forerun.version import forerun_version
 from simulator.errors import ForerunError
-from simulator.metrics import forerun_version, jsonable, scenario_document
+from simulator.metrics import jsonable, scenario_document
 from simulator.result import StudyResult, Summary
 from simulator.scenario import Scenario
 from simulator.studies.runs import CountedRuns, Document, RunPool

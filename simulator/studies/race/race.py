@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from forerun.version import forerun_version
 from simulator.build import Build, build_replica
 from simulator.errors import ArgumentError, ForerunError, did_you_mean
-from simulator.metrics import forerun_version, jsonable, scenario_document
+from simulator.metrics import jsonable, scenario_document
 from simulator.reports import request_records
 from simulator.result import StudyResult, Summary
 from simulator.scenario import Scenario

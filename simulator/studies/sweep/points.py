@@ -74,7 +74,7 @@ def point_key(scenario: Scenario, seed: int, replications: int) -> str:
 @cache
 def build_mark() -> str:
     """Version and a hash of the source and catalogues, e.g. ``0.1.0+3f2a9c01d4e5``."""
-    from simulator.metrics import forerun_version
+    from forerun.version import forerun_version
 
     mark = hashlib.sha256()
     for package in PACKAGES:

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forerun.version import forerun_version
 from hwprofiles import weakest
 from simulator.errors import ForerunError, UnknownFieldError
-from simulator.metrics import forerun_version, jsonable, scenario_document
+from simulator.metrics import jsonable, scenario_document
 from simulator.result import StudyResult, Summary
 from simulator.studies.paired import COSTS, HIGHER_IS_BETTER, checked_metric, metric_words
 from simulator.studies.study_file import (

@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from math import isfinite
 from typing import Any
 
+from forerun.version import forerun_version
 from simulator.errors import ArgumentError, ForerunError, did_you_mean
-from simulator.metrics.document import forerun_version, jsonable, scenario_document
+from simulator.metrics.document import jsonable, scenario_document
 from simulator.metrics.run_tables import memory_rows
 from simulator.metrics.usage import split_section
 from simulator.result import StudyResult, Summary

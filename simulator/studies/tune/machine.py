@@ -16,11 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.version import forerun_version
 from hwprofiles import weakest
 from simulator.build import Build, build_replica
 from simulator.drafting import method_overhead
 from simulator.errors import ArgumentError, ForerunError
-from simulator.metrics.document import forerun_version, jsonable, scenario_document
+from simulator.metrics.document import jsonable, scenario_document
 from simulator.result import Summary
 from simulator.scenario import Scenario
 from simulator.speculation import draft_survival
