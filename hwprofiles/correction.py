@@ -1,11 +1,11 @@
-"""The learned correction of kernel times: a sum of hinge functions over physics' time and the kernel's sizes, never
-past light.
+"""Learned correction of kernel times: a sum of hinge functions of the analytical time and the kernel's sizes, never
+below the speed-of-light time.
 
-Every hinge function rises with the time of physics, with sizes and with their products, and has a gain of zero or more:
-what is slower by physics or larger is never faster once corrected. (Free regression trees halve the held-out error once
-more, but let thousands of products get faster as they grow.) A profile's corrections lie beside its YAML file and are
-part of the one price: ``KernelLibrary`` asks them of every kernel that its chip was fitted on, unless ``corrected`` is
-False, which leave physics alone.
+Every hinge function rises with the analytical time, the sizes and their products, and has a non-negative gain: a kernel
+that is larger or analytically slower is never faster after correction. (Unconstrained trees halve the held-out error
+again, but make thousands of products faster as they grow.) A profile's corrections are stored beside its YAML file and
+are on by default: ``KernelLibrary`` applies them to every kernel with a fit on its chip, unless ``corrected`` is
+False, which leaves the analytical times.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from hwprofiles.parameters import FAMILIES
 
 FloatArray = NDArray[np.float64]
 Key = tuple[str, str, str]
-"""Library, family, stored format."""
+"""Key of a correction: library, kernel family, stored format."""
 Pairs = Mapping[str, tuple[float, float]]
 
 LARGEST = math.log(3.0)
-"""A correction never exceeds a factor of three; what needs more is missing physics."""
+"""Logarithm of the largest correction factor, 3; a larger error means that the analytical model misses an effect."""
 _STORED = ("feature", "low", "high", "greatest", "gain")
-"""Arrays that a file has for the hinge functions of all its corrections."""
+"""Names of the arrays that store the hinge functions in a file of corrections."""
 MOST_BYTES = 1 << 28
-"""Unpacked size of a file of corrections beyond which it is not read."""
+"""Maximum unpacked size of a file of corrections, in bytes."""
 _DAMAGE = (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError, EOFError, OverflowError, MemoryError,
            RuntimeError, zipfile.BadZipFile, zlib.error, struct.error)  # fmt: skip
-"""What reading a damaged archive of arrays raises."""
+"""Exceptions that reading a damaged array archive may raise."""
 
 TILINGS = ((64, 64), (64, 128), (128, 256), (256, 128))
-"""Tiles of GEMM libraries, rows x columns: how many waves of each the cores take."""
+"""GEMM tile shapes (rows, columns) whose wave counts are features of a correction."""
 SIZES: Mapping[str, tuple[str, ...]] = {
     "gemm": ("m", "n", "k"),
     "attention_prefill": ("batch", "q_len", "kv_len", "num_heads", "num_kv_heads", "head_dim", "seen"),
@@ -53,11 +53,11 @@ SIZES: Mapping[str, tuple[str, ...]] = {
     "recurrent_prefill": ("batch", "q_len", "num_heads", "num_kv_heads"),
     "recurrent_decode": ("batch", "q_len", "num_heads", "num_kv_heads"),
 }  # fmt: skip
-"""Sizes by which a family's kernels are corrected, as ``KernelLibrary`` names them: ``kv_len`` are the keys read per
-sequence, ``seen`` those a query sees in the mean, ``kept`` the share of the on-chip store that the cache fills,
+"""Sizes that the correction of each family depends on, named as in ``KernelLibrary``: ``kv_len`` is the keys read per
+sequence, ``seen`` the mean number of keys per query, ``kept`` the share of the on-chip store that the cache fills,
 ``uneven`` the exponent of the routing."""
 FALLING = ("expert_parallel", "tensor_parallel")
-"""Sizes that share a kernel's work out: the larger, the faster."""
+"""Sizes that divide a kernel's work between chips: larger values make it faster."""
 PRODUCTS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "gemm": (("m", "n"), ("n", "k"), ("m", "k"), ("m", "n", "k")),
     "attention_prefill": (("batch", "q_len"), ("batch", "kv_len"), ("batch", "q_len", "num_heads", "seen")),
@@ -66,16 +66,16 @@ PRODUCTS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "recurrent_prefill": (("batch", "q_len"), ("batch", "q_len", "num_heads")),
     "recurrent_decode": (("batch", "num_heads"),),
 }
-"""Products of sizes that say how much a kernel reads, writes and multiplies."""
+"""Products of sizes that measure the bytes and operations of a kernel."""
 
 PARTS = 3
-"""Plain hinge functions in one of a correction."""
+"""Number of single hinge functions combined in each hinge function of a correction."""
 _ROWS = 512
-"""Kernels whose hinge functions are in memory together."""
+"""Number of kernels whose hinge functions are evaluated together, to limit memory."""
 
 
 def feature_names(family: str) -> tuple[str, ...]:
-    """Names of the features of a family, in order; none where it is not corrected."""
+    """Names of the features of a family, in order; empty for families without corrections."""
     if family not in SIZES:
         return ()
     products = (" x ".join(names) for names in PRODUCTS[family])
@@ -84,13 +84,13 @@ def feature_names(family: str) -> tuple[str, ...]:
 
 
 def feature_matrix(family: str, sizes: Mapping[str, Num], time: KernelTime, cores: float) -> FloatArray:
-    """Logarithms that hinge functions are over, ``feature_names`` x kernels: none falls while a kernel grows.
+    """Logarithmic input features of the hinge functions, ``feature_names`` x kernels; none decreases as a kernel grows.
 
     Args:
-        family: of the kernels.
-        sizes: at least those of ``SIZES``, numbers or arrays.
-        time: by physics.
-        cores: of the chip.
+        family: kernel family.
+        sizes: numbers or arrays by size name; must contain those of ``SIZES``.
+        time: analytical kernel time.
+        cores: number of cores of the chip.
     """
     known = {name: np.ravel(np.asarray(sizes[name], dtype=np.float64)) for name in SIZES[family]}
     logs = {name: np.log1p(size) * (-1.0 if name in FALLING else 1.0) for name, size in known.items()}
@@ -110,15 +110,15 @@ def hinge_values(
     ``high``.
 
     Args:
-        features: of ``feature_matrix``.
-        feature: which feature a single hinge function is over, hinges x ``PARTS``; ``low`` and ``high`` likewise.
-        low: where it leaves 0.
-        high: where it reaches 1.
-        greatest: whether the greatest counts, by hinge function.
+        features: result of ``feature_matrix``.
+        feature: index of each single hinge's feature, hinges x ``PARTS``; ``low`` and ``high`` have the same shape.
+        low: feature value above which a single hinge function is greater than 0.
+        high: feature value at which a single hinge function reaches 1.
+        greatest: for each hinge function, whether it is the maximum (else the minimum) of its parts.
     """
     ends = ((end[feature] - low) / (high - low) for end in (features.min(axis=1), features.max(axis=1)))
     least, most = (np.where(greatest, end.max(axis=1), end.min(axis=1)) for end in ends)
-    # Of kernels that are alike most hinge functions lie flat.
+    # For similar kernels, most hinge functions are constant.
     above = least >= 1.0
     slopes = ~(above | (most <= 0.0))
     values: FloatArray = np.repeat(above.astype(np.float64), features.shape[1]).reshape(len(above), -1)
@@ -141,7 +141,7 @@ class HingeBasis(NamedTuple):
     """Logarithm of corrected seconds: ``base`` and each hinge function (see ``hinge_values``) times its ``gain``, never
     negative.
 
-    Beyond the ``ends`` of the log seconds it was learned on, corrected times are proportional to physics.
+    Outside ``ends``, the range of log seconds in the training data, corrected times are proportional to analytical.
 
     Source: sums of lattice functions that are monotone by construction, as in Gupta et al., "Monotonic Calibrated
         Interpolated Look-Up Tables" (2016), JMLR 17(109); the form here, random hinge functions with gains by
@@ -157,7 +157,7 @@ class HingeBasis(NamedTuple):
     ends: tuple[float, float]
 
     def __call__(self, features: FloatArray) -> FloatArray:
-        """Log seconds of each kernel of ``features`` (of ``feature_matrix``)."""
+        """Corrected log seconds of each kernel in ``features`` (result of ``feature_matrix``)."""
         physics = features[0]
         log_seconds = self.base + np.minimum(0.0, physics - self.ends[0]) + np.maximum(0.0, physics - self.ends[1])
         for start in range(0, len(physics), _ROWS):
@@ -169,9 +169,9 @@ class HingeBasis(NamedTuple):
 
 
 class Correction(NamedTuple):
-    """The correction of one parameter set: the shapes it was learned on, and its 90 % intervals.
+    """Correction of one parameter set: hinge functions, the shapes it was learned on, and its 90 % intervals.
 
-    Intervals are separate for shapes inside and outside those that physics was fitted on.
+    Shapes inside and outside the fitted ranges of the analytical model have separate intervals.
     """
 
     hinges: HingeBasis
@@ -179,9 +179,9 @@ class Correction(NamedTuple):
     intervals: Pairs
 
     def seconds(self, family: str, sizes: Mapping[str, Num], time: KernelTime, cores: float) -> Num:
-        """Corrected seconds; a shape beyond those it was learned on is corrected as the nearest of them.
+        """Corrected seconds; a shape outside the training range is corrected like the nearest shape inside it.
 
-        Of a size that had one value in all of them (queries per sequence of decode attention) nothing was learned.
+        Sizes that are constant in the training data (queries per sequence of decode attention) have no effect.
         """
         shape = np.shape(time.seconds)
         sizes = {name: sizes[name] if low < high else low for name, (low, high) in self._known(family)}
@@ -195,22 +195,22 @@ class Correction(NamedTuple):
         return factors.reshape(shape) if shape else factors[0]
 
     def _known(self, family: str) -> list[tuple[str, tuple[float, float]]]:
-        """Sizes of the family and their least and greatest value where it was learned."""
+        """Sizes of the family, each with its smallest and largest value in the training data."""
         return [(name, self.ranges.get(name, (0.0, np.inf))) for name in SIZES[family]]
 
     def along(self, family: str, fixed: Mapping[str, float], moving: tuple[str, ...]) -> Callable[..., float]:
-        """Corrected seconds of kernels that differ in a few sizes, one after the other: a fiftieth of the time.
+        """Return a fast function for kernels that differ in a few sizes, called one by one: a fiftieth of the time.
 
-        Every single hinge function is a line over the logarithms of what moves. Numbers that are not known yet are
-        traced; what is written down yields the same to the bit.
+        Every single hinge function is linear in the logarithms of the variable sizes. The function also accepts traced
+        numbers; evaluating the trace gives bit-identical results.
 
         Args:
-            family: of the kernels, not products: waves of tiles are no line.
-            fixed: sizes that all have.
-            moving: names of the others.
+            family: kernel family; not GEMM, whose tile waves are not linear in the log sizes.
+            fixed: sizes common to all kernels, by name.
+            moving: names of the sizes that vary.
 
         Returns:
-            A function of the seconds of physics (above 0) and the ``moving`` sizes, plain numbers.
+            Corrected seconds as a function of the analytical seconds (> 0) and the ``moving`` sizes, all scalars.
         """
         one, physics, *units = np.eye(2 + len(moving))
         logs = {name: np.log1p(size) * one for name, size in fixed.items()} | dict(zip(moving, units, strict=True))
@@ -220,7 +220,7 @@ class Correction(NamedTuple):
         hinges = self.hinges
         lines = np.array([physics, *logs.values(), *products])[hinges.feature]
         lines[:, :, 0] -= hinges.low
-        # The least of some is the greatest of their opposites.
+        # min(x) is -max(-x).
         sign = np.where(hinges.greatest, 1.0, -1.0)
         lines *= (sign[:, None] / (hinges.high - hinges.low))[:, :, None]
         clipped = Clipped(lines, np.minimum(sign, 0.0), np.maximum(sign, 0.0), hinges.gain * sign)
@@ -238,16 +238,16 @@ class Correction(NamedTuple):
 
 
 class Clipped(NamedTuple):
-    """A sum of the greatest of ``PARTS`` lines each, between a lower and an upper end, times a gain."""
+    """Sum of terms: each is the maximum of ``PARTS`` lines, clipped to [low, high] and multiplied by a gain."""
 
     lines: FloatArray
-    """Terms x ``PARTS`` x (constant and slopes)."""
+    """Coefficients of the lines, terms x ``PARTS`` x (constant, slopes)."""
     low: FloatArray
     high: FloatArray
     gain: FloatArray
 
     def __call__(self, values: tuple[Num, ...]) -> float:
-        """The sum for numbers, one term after the other."""
+        """Value of the sum for plain numbers, with terms added in order."""
         line = self.lines[:, :, 0]
         for place, value in enumerate(values, 1):
             line = line + self.lines[:, :, place] * value
@@ -255,7 +255,7 @@ class Clipped(NamedTuple):
         return float(np.add.accumulate(terms)[-1]) if len(terms) else 0.0
 
     def traced(self, values: tuple[Num, ...]) -> Num:
-        """The sum for numbers that are not known yet."""
+        """Value of the sum for traced numbers."""
         total: Num = 0.0
         for lines, low, high, gain in zip(*(part.tolist() for part in self), strict=True):
             traced_lines = []
@@ -281,7 +281,7 @@ def _read(path: Path, changed_ns: int) -> Mapping[Key, Correction]:
 
 
 def load_corrections(path: Path | None) -> Mapping[Key, Correction]:
-    """Read a file of corrections, by library, family and format; none where there is no file.
+    """Read a file of corrections, keyed by library, family and format; empty if the file does not exist.
 
     Raises:
         ProfileError: the file is damaged.
@@ -292,8 +292,8 @@ def load_corrections(path: Path | None) -> Mapping[Key, Correction]:
 
 
 def save_corrections(corrections: Mapping[Key, Correction], path: Path) -> Path:
-    """Write corrections and return the file's path: the hinge functions of all one after the other, and an index of
-    them; those that two sets share once."""
+    """Write corrections and return the path. The file has the concatenated hinge functions and an index; hinges that
+    two sets share are stored once."""
     index: list[dict[str, Any]] = []
     stored: dict[str, list[NDArray[np.generic]]] = {name: [] for name in _STORED}
     starts: dict[bytes, int] = {}

@@ -1,4 +1,4 @@
-"""What formulas are written with: functions of numbers and of arrays, the limits of a chip, the parts of a time."""
+"""Building blocks of the formulas: functions for numbers and arrays, chip limits, and kernel times with their parts."""
 
 from __future__ import annotations
 
@@ -35,30 +35,30 @@ def _choose(condition: Num, yes: Num, no: Num) -> Num:
 
 
 SCALAR = Functions(maximum=max, minimum=min, ceil=math.ceil, where=_choose, log2=math.log2, log=math.log, exp=math.exp)
-"""Plain numbers: no numpy call, a fraction of a microsecond each."""
+"""Functions for Python numbers, without numpy: each call takes a fraction of a microsecond."""
 
 ARRAY = Functions(np.maximum, np.minimum, np.ceil, np.where, np.log2, np.log, np.exp)
-"""Numpy arrays, elementwise."""
+"""Elementwise functions for numpy arrays."""
 
 
 OPERATIONS = (
     "add", "subtract", "multiply", "divide", "power", "maximum", "minimum", "ceil", "where", "less", "at_most", "both",
     "log", "exp",
 )  # fmt: skip
-"""What the steps of a ``Tape`` do; conditions are 1 or 0."""
+"""Operations that a step of a ``Tape`` may perform; conditions evaluate to 1 or 0."""
 
 
 class Tape(NamedTuple):
-    """A formula as a list of steps on numbered values, for loops that are compiled: arguments, constants, results."""
+    """A formula as a list of steps on numbered values (arguments, constants, results), for use in compiled loops."""
 
     values: list[float]
     """Zero for each argument, then the constants, then zero for what each step yields; the last one is the result."""
     steps: list[tuple[int, int, int, int]]
-    """Operation by its place in ``OPERATIONS``, and the places of its operands (0 where it takes fewer)."""
+    """Steps: index of the operation in ``OPERATIONS``, and indices of its operands in the values (0 if unused)."""
 
 
 class Traced:
-    """A number that is not known yet: what is done with it is written down."""
+    """A symbolic number that records the operations applied to it."""
 
     __slots__ = ("book", "place")
 
@@ -115,14 +115,14 @@ class Traced:
 
 
 def _traced(operation: str, *operands: Num) -> Traced:
-    """Write down a step; its operands stand in the book as numbers or as what earlier steps yield."""
+    """Record a step and return its symbolic result; operands are numbers or results of earlier steps."""
     book = next(operand.book for operand in operands if isinstance(operand, Traced))
     book.append((operation, *operands))
     return Traced(book, len(book) - 1)
 
 
 def _unless_known(operation: str, plain: Callable[..., Num]) -> Callable[..., Num]:
-    """A step where an operand is not known yet, else its value."""
+    """Wrap a scalar function: calls with a traced operand are recorded, all others are evaluated."""
 
     def applied(*operands: Num) -> Num:
         known = not any(isinstance(operand, Traced) for operand in operands)
@@ -142,20 +142,20 @@ TRACED = Functions(
     log=_unless_known("log", math.log),
     exp=_unless_known("exp", math.exp),
 )
-"""Numbers that are not known yet."""
+"""Functions for traced numbers."""
 
 
 def functions_of(value: Num) -> Functions:
-    """The functions that fit a number, an array or a number that is not known yet."""
+    """Return the functions for the type of a value: number, array or traced number."""
     if value.__class__ in PLAIN:
         return SCALAR
     return TRACED if value.__class__ is Traced else ARRAY
 
 
-@lru_cache(maxsize=256)  # every run of a study requests those of its timing model
+@lru_cache(maxsize=256)  # every run of a study requests the tapes of its timing model
 def tape(formula: Callable[..., Num], arguments: int) -> Tape | None:
-    """A formula of plain numbers as a list of steps that yields the same to the bit; None where it branches on its
-    arguments or does something that is not in ``OPERATIONS``."""
+    """Record a scalar formula as a list of steps with bit-identical results; None if the formula branches on its
+    arguments or uses an operation that is not in ``OPERATIONS``."""
     book: list[Any] = [None] * arguments
     try:
         result = formula(*(Traced(book, place) for place in range(arguments)))
@@ -185,7 +185,7 @@ def tape(formula: Callable[..., Num], arguments: int) -> Tape | None:
 
 
 def smooth_maximum(xp: Functions, first: Num, second: Num, sharpness: Num) -> Num:
-    """Return ``(first^p + second^p)^(1/p)``: near the larger where they differ, above it where they meet.
+    """Return ``(first^p + second^p)^(1/p)``: close to the larger if the two differ, above it if they are similar.
 
     Args:
         xp: scalar or array functions.
@@ -205,7 +205,7 @@ class KernelTime(NamedTuple):
     """Time of one kernel (all fields floats, or all arrays): total, its parts, and the work it does.
 
     ``seconds`` is launch plus the smooth maximum of compute and memory time; ``flops`` counts useful operations and
-    ``bytes`` each operand moved once, so ``flops / seconds`` is what MFU and ``bytes / seconds`` what MBU is made of.
+    ``bytes`` counts each operand once, so MFU follows from ``flops / seconds`` and MBU from ``bytes / seconds``.
     """
 
     seconds: Num
@@ -227,7 +227,7 @@ class KernelTime(NamedTuple):
 
 
 class CollectiveTime(NamedTuple):
-    """Time of one collective: total, the part that is latency, the part that is transfer."""
+    """Time of one collective: total, latency part and transfer part."""
 
     seconds: Num
     latency_s: Num
@@ -235,11 +235,11 @@ class CollectiveTime(NamedTuple):
 
 
 HEAD_SIZES = (64, 128, 192, 256, 512)
-"""Head sizes that attention libraries compile kernels for; 128's set stands for the format."""
+"""Head sizes that attention libraries compile kernels for; the set of a format alone is that of 128."""
 PLAIN_HEAD = "128"
-"""Head size of attention whose set stands for the format."""
+"""Attention head size of parameter sets that are named by the format alone."""
 WINDOWED = "w"
-"""What ends the name of a kernel for windows."""
+"""Suffix of the name of a kernel for sliding-window attention."""
 
 
 class AttentionShape(NamedTuple):
@@ -257,16 +257,16 @@ class AttentionShape(NamedTuple):
     dtype: str
     """Format of the KV cache."""
     windowed: bool = False
-    """Whether queries see a window of the keys."""
+    """Whether the layer uses sliding-window attention."""
     source: str = ""
-    """Name of the kernel, where a library has several for a head size; empty = its own choice."""
+    """Kernel name if a library has several for a head size; empty = the library's default."""
     expanded: tuple[int, int] | None = None
-    """Absorbed MLA: widths of a head's keys and values when its latent is multiplied out; None = it never is."""
+    """Absorbed MLA: key and value width per head after expanding the latent; None = the latent is never expanded."""
 
     @property
     def of_prompts(self) -> AttentionShape:
-        """The layer as its prompt kernel sees it: with few queries a key the latent serves all heads at once, with many
-        it pays to multiply it out (DeepSeek-V3 of 128 heads: 320 multiplications a pair and head instead of 1,088).
+        """Shape of the layer in the prefill kernel. With few queries per key all heads share the MLA latent; with many,
+        expanding it is cheaper (DeepSeek-V3, 128 heads: 320 multiplications per pair and head instead of 1,088).
 
         Source: vLLM's ``MLACommonImpl`` (compute-friendly and data-movement-friendly approaches), SGLang's ``MHA``
         forward methods of ``deepseek_v2.py``, TensorRT-LLM's ``MLA.forward_context``.
@@ -281,11 +281,11 @@ class AttentionShape(NamedTuple):
 
     @property
     def kernel(self) -> str:
-        """The parameter set of its kernels: attention is compiled for a few head sizes, the next larger one serves a
-        head between them; for MLA, whose keys and values differ in width; and, in some libraries, separately for
+        """Name of the layer's parameter set. Kernels are compiled for a few head sizes; a size between them uses the
+        larger one. MLA, whose keys and values differ in width, has its own set, and so have, in some libraries, sliding
         windows.
 
-        Head sizes and widths may be arrays if they are all of one kernel.
+        Head sizes and widths may be arrays if all elements select the same kernel.
         """
         keys, values = int(np.max(self.qk_dim)), int(np.max(self.v_dim))
         size = next((size for size in HEAD_SIZES if keys <= size), HEAD_SIZES[-1])
@@ -294,34 +294,34 @@ class AttentionShape(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """The chip's limits a formula needs, as plain floats."""
+    """Chip limits that a formula needs, as plain floats."""
 
     peak_flops: float
     cores: float
     bandwidth: float
-    """Device memory, bytes/s."""
+    """Device memory bandwidth, bytes/s."""
     on_chip_bytes: float
     on_chip_bandwidth: float
-    """bytes/s."""
+    """Bandwidth of the on-chip store, bytes/s."""
     multicast: float = 1.0
     """Neighbouring tiles that share one read of an operand (thread block clusters)."""
     asynchronous: bool = False
-    """Whether copies run beside the arithmetic (Hopper and later: TMA, warp-specialised persistent kernels)."""
+    """Whether copies overlap with arithmetic (Hopper and later: TMA, warp-specialised persistent kernels)."""
     vector_flops: float = 0.0
     """Operations per second of the vector units; 0 = not stated."""
     clock_hz: float = 0.0
-    """Of the cores; 0 = not stated."""
+    """Core clock in Hz; 0 = not stated."""
     memory_share: float = 1.0
-    """Equal shares of the memory bandwidth that one core counts as, >= 1."""
+    """Memory bandwidth of one core relative to an equal share, >= 1."""
     on_chip_share: float = 1.0
-    """The same of the on-chip store's."""
+    """On-chip bandwidth of one core relative to an equal share, >= 1."""
     fitted_cores: float = math.inf
-    """Cores of the chip whose fits stand in: a library can still split its work for so many."""
+    """Core count of the chip that the fits come from; libraries can always split their work for that many cores."""
 
 
 T = TypeVar("T", KernelTime, CollectiveTime)
 PLAIN = (int, float)
-"""Classes of a single size; all others are arrays, or numbers of numpy."""
+"""Types of a scalar size; other values are arrays, numpy scalars or traced numbers."""
 
 
 def all_plain(first: Num, second: Num, third: Num) -> bool:
@@ -330,7 +330,7 @@ def all_plain(first: Num, second: Num, third: Num) -> bool:
 
 
 def evaluate_formula(values: tuple[Num, ...], formula: Callable[..., T]) -> T:
-    """Call a formula on numbers or on arrays broadcast together; where the product of all sizes is zero, so is the
+    """Evaluate a formula on numbers or on arrays with broadcasting; where the product of all sizes is zero, so is the
     time."""
     if any(isinstance(value, Traced) for value in values):
         return formula(TRACED, *values)

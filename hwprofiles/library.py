@@ -66,43 +66,43 @@ from hwprofiles.parameters import (
 from hwprofiles.schema import Chip, Link
 
 MixingShape = AttentionShape | RecurrentShape | IndexShape | SparseShape
-"""What mixes the tokens of a layer, as one chip sees it."""
+"""Shape of a layer's attention or recurrence on one chip."""
 NO_TIME = KernelTime(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-"""No work takes no time."""
+"""Kernel time of zero work."""
 
 _CACHE_ENTRIES = 100_000
 SCORE_BYTES, SCORE_KERNELS = 4.0, 4.0
-"""Without FlashAttention scores are written, read and written by the softmax, and read (``build_attn_mha``)."""
+"""Without FlashAttention: bytes per score, and passes (write, softmax read and write, read; ``build_attn_mha``)."""
 LANE_FLOPS = 256.0
-"""Two operations in each of a core's 128 lanes per cycle."""
+"""Operations per core and clock cycle: two in each of 128 lanes."""
 LIBRARIES = ("generic", "vllm", "sglang", "trtllm", "transformers", "reference", "nccl", PORTABLE, LOCAL_LIBRARY)
-"""Kernel libraries that chips may carry a fit for (else the generic one stands in); a profile may add its own."""
+"""Kernel libraries that a chip may have a fit for (fallback: the generic fit); a profile may add its own."""
 
 
 PROMPT_SIZES = ("batch", "q_len", "kv_len", "seen")
-"""What differs between the prompts of a layer, by its corrections' names."""
+"""Correction sizes that vary between prompt batches in the same layer."""
 CORRECTED = True
-"""Whether prices carry a profile's learned correction where nobody says so (``engine.kernel_correction``)."""
+"""Whether learned corrections are applied by default (``engine.kernel_correction``)."""
 
 
 def _heads(shape: AttentionShape) -> dict[str, Num]:
-    """Sizes of an attention layer that its corrections ask for."""
+    """Head counts and head size of an attention layer, by the names that corrections use."""
     return {"num_heads": shape.num_heads, "num_kv_heads": shape.num_kv_heads, "head_dim": shape.qk_dim}
 
 
 def by_format(dtype: str, timed: Callable[[str], KernelTime]) -> KernelTime:
-    """Mean time of equal matrices of which each is stored in one of several formats, and runs in its kernels.
+    """Mean time of equal matrices stored in several formats, each computed by the kernels of its format.
 
     Args:
-        dtype: formats and the share of the matrices that each has.
-        timed: gives the time of a matrix in one of them.
+        dtype: formats, with the share of the matrices stored in each.
+        timed: function from a format to the time of a matrix stored in it.
     """
     parts = [(share, timed(name)) for name, share in shares_of(dtype).items()]
     return KernelTime(*(sum(share * time[i] for share, time in parts) for i in range(len(KernelTime._fields))))
 
 
 def _untraceable(time: KernelTime) -> None:
-    """Raise TypeError for a formula that is being traced: hundreds of hinge functions are too many steps for one."""
+    """Raise TypeError if the time is traced: hundreds of hinge functions would make the formula too long."""
     if time.seconds.__class__ is Traced:
         raise TypeError("learned corrections are not traced")
 
@@ -118,13 +118,13 @@ class KernelLibrary:
         chip: a profile, a catalogue name or a path.
         library: generic, vllm, sglang, trtllm ...
         split_kv: whether decode attention may split the KV axis of a sequence (FlashDecoding).
-        static_scales: whether the checkpoint states the scales of 8-bit activations, so that none is searched for.
-        marlin: experts stored in 4 bits of any kind go through the Marlin kernels, which widen them to 16 bits: those
-            are what the ``int4`` sets were fitted on. (The one set of Marlin kernels on MXFP4, of 896 experts and 63 us
-            a launch, makes gpt-oss as served 18 % slower than it is; under ``int4`` it is 2 % off.)
-        corrected: whether the profile's learned corrections are put on top of physics.
+        static_scales: whether the checkpoint contains the scales of 8-bit activations, so that none is computed.
+        marlin: whether 4-bit experts of any format run in Marlin kernels, which dequantise them to 16 bits; these
+            kernels have the ``int4`` sets. (The only set fitted on Marlin with MXFP4, of 896 experts and 63 us
+            per launch, predicts gpt-oss serving 18 % too slow; the error with ``int4`` is 2 %.)
+        corrected: whether the profile's learned corrections are applied to the analytical times.
         flash: whether attention keeps its scores on the chip (FlashAttention); else they pass through memory.
-        reductions: the library whose collectives it runs, where they are not its own.
+        reductions: library of the collectives, if different.
 
     Raises:
         ProfileError: no such chip or library, or a damaged file of corrections.
@@ -175,7 +175,7 @@ class KernelLibrary:
         return self._choose(family, dtype)[0]
 
     def basis(self, family: str, dtype: str = "bf16") -> str:
-        """Say what a family's times rest on.
+        """Return the evidence level of the times of a family.
 
         Returns:
             ``"calibrated"`` when fitted on this chip's measured kernels of that dtype, ``"extrapolated"`` when
@@ -187,14 +187,14 @@ class KernelLibrary:
         return self._choose(family, dtype)[1]
 
     def basis_code(self, family: str, dtype: str, sizes: Mapping[str, Num]) -> Num:
-        """What the time of a kernel of these sizes rests on, as an index into ``BASES``; sizes may be arrays.
+        """Evidence level of a kernel of these sizes, as an index into ``BASES``; sizes may be arrays.
 
-        A fit covers the shapes that it was fitted on; a fit that does not record them covers all.
+        A fit covers the shapes inside its recorded ranges; a fit without ranges covers all shapes.
 
         Args:
             family: of kernel parameters.
             dtype: of the stored operand.
-            sizes: by the names of a kernel trace's columns.
+            sizes: numbers by kernel-trace column name.
 
         Raises:
             ProfileError: no such family or dtype.
@@ -208,15 +208,15 @@ class KernelLibrary:
     def interval(
         self, family: str, dtype: str, sizes: Mapping[str, Num], bound: Num, assumed: bool = False
     ) -> tuple[Num, Num]:
-        """Ends of the 90 % interval of a kernel of these sizes, as factors on its time; (1, 1) where nothing is known.
+        """Bounds of the 90 % interval of a kernel of these sizes, as factors on its time; (1, 1) if unknown.
 
         Args:
             family: of kernel parameters.
             dtype: of the stored operand.
-            sizes: by the names of a kernel trace's columns; may be arrays.
-            bound: what limits it: a word, or an array of them.
-            assumed: whether a kernel whose fit says nothing, or that has none on this chip, gets the spread of fits
-                carried from another chip, or of fitted chips over the defaults of their class (``unfitted_interval``).
+            sizes: numbers or arrays by kernel-trace column name.
+            bound: limiting resource of the kernel, a string or an array of strings.
+            assumed: whether a kernel without an interval of its own gets an assumed one: the spread of fits
+                applied to other chips, or of fitted chips around their class defaults (``unfitted_interval``).
 
         Raises:
             ProfileError: no such family or dtype.
@@ -240,7 +240,7 @@ class KernelLibrary:
         return ends[0], ends[1]
 
     def reading(self, corrected: bool) -> "KernelLibrary":
-        """The same kernels with the profile's learned corrections, or by physics alone."""
+        """Copy of this library with the profile's learned corrections, or with analytical times alone."""
         other = copy(self)
         other.corrected = corrected
         other.corrections = load_corrections(self._model.corrections_file) if corrected and not self._older else {}
@@ -249,7 +249,7 @@ class KernelLibrary:
 
     @property
     def _model(self) -> Chip:
-        """The chip whose fits are used and whose corrections go with them: this one, or what it is like where it has no
+        """Chip that supplies the fits and their corrections: this one, or the chip that ``like`` names if it has no
         fits at all."""
         model = self._fitted
         while model.like is not None and not model.kernels:
@@ -257,8 +257,8 @@ class KernelLibrary:
         return model
 
     def correction(self, family: str, dtype: str) -> Correction | None:
-        """The learned correction of the parameter set used for a family and a format, where it is in use; of attention
-        only for heads of the size that it was learned on."""
+        """Learned correction of the parameter set used for a family and a format, or None; for attention,
+        only for the head size that it was learned on."""
         if not self.corrections:
             return None
         heads = dtype.split(VARIANT)[1:2] if family.startswith("attention") else []
@@ -271,14 +271,14 @@ class KernelLibrary:
         return None
 
     def _corrected(self, family: str, dtype: str, time: KernelTime, held: bool = False, **sizes: Num) -> KernelTime:
-        """A time of physics with its correction; never faster than the chip's light in the format.
+        """Corrected kernel time; the correction never takes it below the speed-of-light time in the format.
 
         Args:
-            family: of the kernel.
-            dtype: of the stored operand, with the kernel's name where it has one.
-            time: by physics.
-            held: operands may be on the chip already, so that the memory bounds nothing.
-            sizes: those of ``hwprofiles.correction.SIZES``.
+            family: kernel family.
+            dtype: format of the stored operand, and the kernel's name if it has one.
+            time: analytical time.
+            held: whether operands may already be on the chip, so that memory bandwidth sets no lower bound.
+            sizes: sizes of the kernel, by the names in ``hwprofiles.correction.SIZES``.
         """
         correction = self.correction(family, dtype)
         if correction is None:
@@ -290,8 +290,8 @@ class KernelLibrary:
     def _along(
         self, family: str, dtype: str, fixed: Mapping[str, float], moving: tuple[str, ...]
     ) -> Callable[..., Num] | None:
-        """Corrected seconds of a time of physics and the ``moving`` sizes, for kernels requested one after the other or
-        traced; None without a correction."""
+        """Return a function from an analytical time and the ``moving`` sizes to corrected seconds, for scalar or
+        traced arguments; None without a correction."""
         correction = self.correction(family, dtype)
         if correction is None:
             return None
@@ -299,8 +299,8 @@ class KernelLibrary:
         return lambda time, *sizes: self._no_faster(time, corrected(time.seconds, *sizes), stored).seconds
 
     def _no_faster(self, time: KernelTime, seconds: Num, dtype: str, held: bool = False) -> KernelTime:
-        """A time of physics with ``seconds`` in its place, but never faster than light unless physics is; ``held`` as
-        ``_corrected`` takes it."""
+        """Replace the seconds of an analytical time, but never go below speed of light or that time; ``held`` as in
+        ``_corrected``."""
         light = self.sol_seconds(time._replace(bytes=0.0 * time.bytes) if held else time, dtype)
         xp = functions_of(time.seconds)
         seconds = xp.maximum(seconds, xp.minimum(light, time.seconds))
@@ -309,11 +309,11 @@ class KernelLibrary:
         return time._replace(seconds=seconds, launch_s=xp.minimum(time.launch_s, seconds))
 
     def sol_seconds(self, time: KernelTime, dtype: str = "") -> Num:
-        """Least seconds of a kernel's work at the chip's peak.
+        """Lower bound of a kernel's time in seconds, at the chip's peak FLOP/s and memory bandwidth.
 
         Args:
-            time: gives its useful operations and bytes.
-            dtype: of the stored operand; the chip's fastest format counts where none is given.
+            time: kernel time with the useful operations and bytes.
+            dtype: format of the stored operand; empty = the chip's fastest format.
         """
         bandwidth = self.chip.memory.bandwidth_bytes_per_s
         peak = self.chip.peak_flops(dtype) if dtype else max(self.chip.compute.dense_flops_per_s.values())
@@ -326,7 +326,7 @@ class KernelLibrary:
             m: rows (tokens).
             n: output features.
             k: input features.
-            dtype: of the weights; the math format follows from what the chip supports.
+            dtype: format of the weights; the formats that the chip supports determine the math format.
 
         Raises:
             ProfileError: unknown dtype, one the chip cannot compute with, or a negative size.
@@ -359,7 +359,7 @@ class KernelLibrary:
     def attention_prefill(
         self, shape: AttentionShape, *, seqs: Num, q_tokens: Num, pairs: Num, kv_tokens: Num
     ) -> KernelTime:
-        """Time of one prefill attention launch over a ragged batch, by its totals.
+        """Time of one prefill attention launch over a ragged batch, from the totals of the batch.
 
         Args:
             shape: heads, dimensions and KV format of one layer on this chip.
@@ -383,7 +383,7 @@ class KernelLibrary:
         return self._whole_prefill(shape, timed, seqs, q_tokens, pairs, kv_tokens)
 
     def _with_scores(self, shape: AttentionShape, time: KernelTime, scores: Num) -> KernelTime:
-        """Attention in three kernels that hand each other so many scores of a head through memory, in fp32: products
+        """Attention in three kernels that exchange the fp32 scores of each head through memory: products
         with the keys, softmax in place, products with the values."""
         extra = self.elementwise(SCORE_KERNELS * SCORE_BYTES * shape.num_heads * scores, np.minimum(2, scores))
         return KernelTime(*(one + more for one, more in zip(time, extra, strict=True)))
@@ -398,16 +398,16 @@ class KernelLibrary:
         kv_tokens: Num,
         along: Callable[..., Num] | None = None,
     ) -> KernelTime:
-        """A prompt kernel's time of physics with its correction, and with its scores.
+        """Corrected time of a prefill kernel, including score traffic without FlashAttention.
 
-        Corrections were learned on prompts of one length with nothing cached: what physics adds for keys before them
-        and for unequal lengths stays as it is.
+        Corrections were learned on uncached prompts of equal length: the analytical extra time for cached keys
+        and for unequal lengths is not corrected.
 
         Args:
             shape: of one layer on this chip.
-            timed: time of physics by pairs and by KV lengths.
-            seqs: as ``attention_prefill`` takes them, and the others too.
-            along: corrected seconds of a time and of what moves, for numbers (see ``_along``).
+            timed: analytical time as a function of the pairs and the total KV length.
+            seqs: as in ``attention_prefill``, like the other sizes.
+            along: function for corrected seconds of scalar sizes (see ``_along``).
         """
         time = timed(pairs, kv_tokens)
         if self.correction("attention_prefill", shape.kernel) is not None:
@@ -464,15 +464,15 @@ class KernelLibrary:
         warm: bool,
         tail_kv: Num = 0.0,
     ) -> KernelTime:
-        """A decode kernel's time of physics with its correction, and with its scores.
+        """Corrected time of a decode kernel, including score traffic without FlashAttention.
 
-        Corrections were learned on repeated calls over sequences of one length: what physics adds for KV that must come
-        from memory, and for a longer sequence, stays as it is.
+        Corrections were learned on repeated calls over sequences of equal length: the analytical extra time for KV read
+        from memory, and for a longer sequence, is not corrected.
 
         Args:
             shape: of one layer on this chip.
-            timed: time of physics by whether the call is repeated, and by ``tail_kv``.
-            seqs: as ``attention_decode`` takes them, and the others too.
+            timed: analytical time as a function of whether the call is repeated and of ``tail_kv``.
+            seqs: as in ``attention_decode``, like the other sizes.
         """
         time = timed(warm, tail_kv)
         if self._split_kv and self.correction("attention_decode", shape.kernel) is not None:
@@ -485,9 +485,9 @@ class KernelLibrary:
         return time if self.flash else self._with_scores(shape, time, q_len * kv_tokens)
 
     def prefill_seconds(self, shape: MixingShape) -> Callable[[Num, Num, Num, Num], Num]:
-        """Seconds over prompts of one shape as a function of (seqs, q_tokens, pairs, kv_tokens).
+        """Return a function (seqs, q_tokens, pairs, kv_tokens) -> seconds for prompts in a layer of one shape.
 
-        For callers in a loop: everything that does not change is looked up once. All sizes must be > 0.
+        For use in loops: parameters and limits are looked up once. All sizes must be > 0.
 
         Raises:
             ProfileError: unknown dtype.
@@ -514,9 +514,9 @@ class KernelLibrary:
         return seconds
 
     def decode_seconds(self, shape: MixingShape) -> Callable[[Num, Num, Num], Num]:
-        """Seconds of decoding sequences (cold) of one shape as a function of (seqs, q_len, kv_tokens).
+        """Return a function (seqs, q_len, kv_tokens) -> seconds for decoding (cold KV) in a layer of one shape.
 
-        For callers in a loop, as ``prefill_seconds``; ``kv_tokens`` may be an array for equal ``seqs`` and ``q_len``.
+        For use in loops, like ``prefill_seconds``; ``kv_tokens`` may be an array for equal ``seqs`` and ``q_len``.
 
         Raises:
             ProfileError: unknown dtype.
@@ -540,8 +540,8 @@ class KernelLibrary:
         return seconds
 
     def tail_seconds(self, shape: AttentionShape, seqs: Num, q_len: Num = 1) -> Num:
-        """Seconds per key that the longest sequence of a decode batch has beyond the mean of the ``tail_sequences``
-        longest: where nothing splits their KV axis they end after the others.
+        """Seconds per key by which the longest sequence of a decode batch exceeds the mean of the ``tail_sequences``
+        longest; without KV splits, these sequences finish last.
 
         Raises:
             ProfileError: unknown dtype.
@@ -552,7 +552,7 @@ class KernelLibrary:
         return tail_time_per_key(xp, parameters, cores, shape, seqs, q_len)
 
     def tail_sequences(self, shape: AttentionShape) -> Num:
-        """How many of the longest sequences of a decode batch no longer keep the memory busy.
+        """Number of longest sequences of a decode batch that, once alone, no longer saturate the memory bandwidth.
 
         Raises:
             ProfileError: unknown dtype.
@@ -569,7 +569,7 @@ class KernelLibrary:
         return cast(PrefillParameters, self.parameters("attention_prefill", shape.kernel)).mixed == "one-pass"
 
     def mixed_seconds(self, shape: AttentionShape) -> Callable[..., Num] | None:
-        """``attention_mixed(...).seconds`` of one shape where a single kernel serves prompt chunks and single queries,
+        """``attention_mixed(...).seconds`` of one shape if a single kernel serves prompt chunks and single queries,
         as a function of (seqs, q_tokens, pairs, kv_tokens, decode_seqs, decode_kv_tokens), all > 0, and the longest KV
         of the single queries; else None.
 
@@ -611,8 +611,8 @@ class KernelLibrary:
             decode_seqs: sequences with one query each.
             decode_kv_tokens: their KV lengths, total.
             warm: the same KV was just read and may still be on the chip.
-            longest_kv: KV length of the longest single-token sequence (one pass over all); 0 = all alike.
-            tail_kv: that beyond the mean of the ``tail_sequences`` longest (a kernel each).
+            longest_kv: KV length of the longest single-token sequence (single-kernel libraries); 0 = all equal.
+            tail_kv: excess of that length over the mean of the ``tail_sequences`` longest (separate kernels).
 
         Raises:
             ProfileError: unknown dtype or a negative size.
@@ -657,21 +657,21 @@ class KernelLibrary:
         """Time of one layer's routed feed-forward (both projections) on one chip.
 
         Args:
-            tokens: routed over all experts of the expert-parallel group.
-            num_experts: in the layer, over all chips.
-            experts_per_token: chosen per token.
+            tokens: number of tokens routed in the whole expert-parallel group.
+            num_experts: number of experts in the layer, over all chips.
+            experts_per_token: number of experts chosen per token.
             hidden: model width.
             intermediate: width of one expert before tensor parallelism.
-            dtype: of the expert weights.
+            dtype: format of the expert weights.
             expert_parallel: chips that share the experts.
             tensor_parallel: chips that share each expert.
             gated: gate and up projections instead of up alone.
-            active_experts: experts of the layer the tokens touch, where known; None = as the routing does.
+            active_experts: number of distinct experts that the tokens reach; None = expected value of the routing.
             routing: how tokens spread over the experts: balanced, uniform (random), power-law-ALPHA or zipf-ALPHA.
-            alike: tokens that share their picks, >= 1: n of them touch as many experts as n / alike independent ones.
-            dispatched: whether an exchange brings a chip the tokens of its own experts alone.
-            kernel: name of the kernel, where the library has several for a dtype; its own fit is taken if there is one.
-            mean_work: count flops and bytes of the mean chip, not of the slowest, which sets the pace.
+            alike: size of groups of tokens with the same experts, >= 1: n tokens reach as many as n / alike.
+            dispatched: whether an all-to-all sends each chip only the tokens of its own experts.
+            kernel: name of the kernel if the library has several for a dtype; its own fit is used if available.
+            mean_work: report flops and bytes of the average chip instead of the slowest, which sets the time.
 
         Raises:
             ProfileError: unknown dtype or routing, one the chip cannot compute with, or a negative size.
@@ -712,10 +712,10 @@ class KernelLibrary:
         return time._replace(flops=time.flops / factor, bytes=time.bytes / factor)
 
     def _kernel_of_spread(self, dtype: str, expert_parallel: Num) -> str:
-        """Name of the kernel that the library keeps for experts spread over so many chips: the one whose fit has seen
-        them either whole on every chip or spread alone; empty where one kernel serves both.
+        """Name of the library's kernel for this expert-parallel size, if its fits distinguish between whole experts
+        on every chip and experts spread over chips; empty if one kernel covers both.
 
-        vLLM runs experts in blocks of fp8 on Hopper by Triton, and where they are spread by FlashInfer's CUTLASS
+        On Hopper, vLLM runs block-fp8 experts in Triton kernels, or with expert parallelism in FlashInfer's CUTLASS
         (kernel_source of NVIDIA's tables of v0.24).
         """
         for name, parameters in self._model.kernels.get(self.library, {}).get("moe", {}).items():
@@ -738,13 +738,13 @@ class KernelLibrary:
         """Time of memory-bound passes: norms, activations, residuals, RoPE, gathers, sampling.
 
         Args:
-            bytes_moved: read and written, over all launches.
-            launches: kernels it takes.
+            bytes_moved: bytes read and written over all launches.
+            launches: number of kernel launches.
             warm: the same operands were just moved and may still be on the chip, as kernel benchmarks measure it.
             element_bytes: bytes per element.
-            pieces: served one by one: channels of each sequence in a convolution.
-            kernel: ``copy`` for plain copies, ``gdn-scan`` and its like for convolutions, which have a fit of their own
-                where one was made.
+            pieces: work items that a core processes one by one: channels of each sequence in a convolution.
+            kernel: ``copy`` for plain copies, ``gdn-scan`` or similar for convolutions, which use their own fit
+                if available.
 
         Raises:
             ProfileError: a negative size.
@@ -763,7 +763,7 @@ class KernelLibrary:
         Args:
             shape: heads and state of one layer on this chip.
             seqs: prompt chunks.
-            q_tokens: their tokens, total.
+            q_tokens: total tokens of the chunks.
 
         Raises:
             ProfileError: unknown dtype or a negative size.
@@ -782,7 +782,7 @@ class KernelLibrary:
         Args:
             shape: heads and state of one layer on this chip.
             seqs: sequences.
-            q_len: tokens of each.
+            q_len: tokens per sequence.
             warm: the same states were just updated and may still be on the chip, as kernel benchmarks measure it.
 
         Raises:
@@ -802,8 +802,8 @@ class KernelLibrary:
         return self._corrected(family, shape.dtype, time, held, batch=seqs, q_len=q_len, **heads)
 
     def _recurrent_seconds(self, shape: RecurrentShape, seqs: Num, tokens: Num, q_len: Num | None) -> Num:
-        """Seconds of the short convolution of a layer, and of its recurrence: ``q_len`` tokens of each sequence that
-        decodes, None for prompts."""
+        """Seconds of a layer's short convolution and its recurrence; ``q_len`` is the number of tokens per sequence in
+        decode, None for prompts."""
         total: Num = 0.0
         if shape.conv_channels:
             total = self.elementwise(**convolution(shape, seqs, tokens, "scan" if q_len is None else "update")).seconds
@@ -814,7 +814,7 @@ class KernelLibrary:
         return total + self.recurrent_decode(shape, seqs=seqs, q_len=q_len).seconds
 
     def _scan_seconds(self, shape: RecurrentShape) -> Callable[[Num, Num, Num, Num], Num]:
-        """``prefill_seconds`` of a recurrent layer: steps ask for one batch of prompts after the other."""
+        """``prefill_seconds`` of a recurrent layer, with a fast path for scalar sizes."""
         family, heads = "recurrent_prefill", {"num_heads": shape.value_heads, "num_kv_heads": shape.key_heads}
         corrected = self._along(family, shape.dtype, heads, ("batch", "q_len")) if shape.value_heads else None
         parameters = cast(RecurrentPrefillParameters, self.parameters(family, shape.dtype))
@@ -857,7 +857,7 @@ class KernelLibrary:
 
     def sparse_prefill(self, shape: SparseShape, *, seqs: Num, q_tokens: Num, pairs: Num, kv_tokens: Num) -> KernelTime:
         """Time of attention over chosen or compressed entries for prompts; sizes as ``attention_prefill`` takes them,
-        among the tokens that the entries a query reads can stand for.
+        counted over tokens that the readable entries represent.
 
         Raises:
             ProfileError: unknown dtype or a negative size.
@@ -871,7 +871,7 @@ class KernelLibrary:
 
     def sparse_decode(self, shape: SparseShape, *, seqs: Num, q_len: Num, kv_tokens: Num) -> KernelTime:
         """Time of attention over chosen or compressed entries for decoding sequences; sizes as ``attention_decode``
-        takes them, among the tokens that the entries a query reads can stand for.
+        takes them, counted over tokens that the readable entries represent.
 
         Raises:
             ProfileError: unknown dtype or a negative size.
@@ -890,7 +890,7 @@ class KernelLibrary:
             op: all_reduce, all_gather, reduce_scatter, all_to_all or send_recv.
             message_bytes: the whole tensor (all_gather: its output; all_to_all: what one chip sends).
             world_size: chips taking part; 1 takes no time.
-            link: between them, a profile or a catalogue name.
+            link: link between the chips, a profile or a catalogue name.
 
         Raises:
             ProfileError: no such collective or link, world size below 1, or a negative size.
@@ -917,7 +917,7 @@ class KernelLibrary:
         return self._chosen[key]
 
     def _kernels_of(self, family: str, dtype: str) -> str:
-        """The format whose kernels run for a stored one."""
+        """Format whose kernels process operands of a stored format."""
         return "int4" if self._marlin and family == "moe" and dtype in ("mxfp4", "fp4") else dtype
 
     def limits(self, dtype: str) -> Limits:
@@ -955,8 +955,8 @@ class KernelLibrary:
 def _vector_flops(chip: Chip, peak: float) -> float:
     """Operations per second of the vector units that unpack weights and multiply packed 8-bit integers.
 
-    A GPU core issues 128 lanes of them in a cycle, however many of these take fp32 (64 on A100 and RDNA 2, twice over
-    on RDNA 3); on others the fp32 peak stands for them.
+    A GPU core issues them in 128 lanes per cycle, whatever its fp32 rate (64 lanes on A100 and RDNA 2, twice 128
+    on RDNA 3); other chips use the fp32 peak.
     """
     compute = chip.compute
     if chip.kind == "cpu" or compute.clock_hz is None:

@@ -49,12 +49,12 @@ class Assumptions:
         return _once(_with_on_chip, chip, *scaled.values()) if scaled else chip
 
     def kernels(self, chip: Chip, library: str, *choices: Any) -> KernelLibrary:
-        """Kernel times of a chip under the factors ``CHIP.kernels.PARAMETER``; what was calibrated stays as it is.
+        """Kernel times of a chip under the factors ``CHIP.kernels.PARAMETER``; calibrated values are kept.
 
         Args:
-            chip: whose.
-            library: of kernels.
-            choices: further arguments of ``KernelLibrary``, in its order.
+            chip: the chip whose kernels are timed.
+            library: name of the kernel library.
+            choices: further positional arguments of ``KernelLibrary``.
         """
         factors = {name: self.factors.get(f"{chip.name}.kernels.{name}", 1.0) for name in KERNEL_FIELDS}
         moved = {name: factor for name, factor in factors.items() if factor != 1.0}
@@ -81,7 +81,7 @@ def _once(make: Callable[..., T], chip: Chip, *how: Hashable) -> T:
 
 
 _RECENT: RecentResults[tuple[Chip, Any]] = RecentResults(64)
-"""Beside the chip itself: it stays alive as long as its id is part of a key."""
+"""Each entry keeps a reference to its chip, so that the id in the key stays valid."""
 
 
 class _ScaledKernels(KernelLibrary):

@@ -70,7 +70,7 @@ NOTED_PADDING = 1.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolBuild(Pool):
-    """Equal replicas of a run, and what they are made of."""
+    """A pool of identical replicas and the parts that they are built from."""
 
     chips_per_stage: int
     """Chips of a replica that share the work of one pipeline stage."""
@@ -78,14 +78,14 @@ class PoolBuild(Pool):
     memory: MemoryPlan
     usd_per_chip_hour: float | None
     peak_flops_per_s: float
-    """Dense, of one chip, in the dtype of the weight matrices (of the experts where there are any): what MFU is of."""
+    """Dense peak FLOP/s of one chip in the dtype of the weight matrices (MoE: the experts'); the denominator of MFU."""
     notes: tuple[str, ...]
     assumed: bool = False
-    """Whether what it does rests on more than its kernels: on attention-level speculation or a borrowed acceptance."""
+    """Whether results also rest on attention-level speculation or a borrowed acceptance, not on kernel times alone."""
     other_chips: tuple[Chip, ...] = ()
     """Chips that run some of the layers, before or after ``chip``."""
     groups: DeviceGroups | None = None
-    """Device groups of attention-level speculation, where there are any."""
+    """Device groups of attention-level speculation; None without it."""
 
     @property
     def basis(self) -> str:
@@ -102,7 +102,7 @@ class Build:
 
     fleet: Fleet
     pools: tuple[PoolBuild, ...]
-    """Of the fleet, in the order of their replicas' numbers; one where all replicas are equal."""
+    """Pools of the fleet, in order of replica number; a single pool where all replicas are equal."""
     notes: tuple[str, ...]
 
     @property
@@ -112,17 +112,17 @@ class Build:
 
     @property
     def memory(self) -> MemoryPlan:
-        """Of a replica of the main pool."""
+        """Memory plan of a replica of the main pool."""
         return self.main.memory
 
     @property
     def basis(self) -> str:
-        """The weakest that the kernels of any pool's usual steps rest on."""
+        """Weakest evidence level of the kernels of usual steps over all pools."""
         return weakest(pool.basis for pool in self.pools)
 
     @property
     def chips(self) -> int:
-        """Of all replicas together."""
+        """Number of chips of all replicas together."""
         return sum(pool.replicas * pool.chips for pool in self.pools)
 
 
@@ -133,7 +133,7 @@ def build_replica(
     make_policy: PolicyFactory | None = None,
     factors: Factors | None = None,
 ) -> Build:
-    """``build_run`` for what looks at one kind of replica that never fails.
+    """``build_run`` for callers that need a single kind of replica and no failures.
 
     Raises:
         ForerunError: also where the scenario has pools or failures.
@@ -155,9 +155,9 @@ def build_run(
 
     Args:
         scenario: what to build.
-        seed: of acceptance and of random failures.
+        seed: seed of acceptance draws and of random failures.
         make_drafter: replaces the drafter that the scenario names.
-        make_policy: replaces its policy.
+        make_policy: replaces the draft policy that the scenario names.
         factors: multiply assumed parameters (see ``simulator.assumptions``).
 
     Raises:
@@ -186,7 +186,7 @@ def build_run(
 
 
 def _pool(scenario: Scenario, name: str, build_pool: Callable[[Scenario], PoolBuild]) -> PoolBuild:
-    """One pool, or all replicas where there are none."""
+    """Build one pool, or all replicas where the scenario has no pools."""
     if scenario.pools is None:
         if scenario.faults is not None:
             _refuse_pipeline(scenario.hardware.pipeline_parallel, "both", failures=True)
@@ -232,7 +232,7 @@ class _Drafting(NamedTuple):
     drafter: Drafter | None = None
     sampler: AcceptanceSampler | None = None
     drafted: int = 0
-    """Tokens verified beside the sequence's own."""
+    """Draft tokens verified per sequence and step."""
     lookahead: int = 0
 
 
@@ -332,7 +332,7 @@ def _chained_cards(scenario: Scenario) -> int:
 def _layer_counts(
     architecture: Architecture, shares: Sequence[LayerShare], capacities: Sequence[float], chip: Chip
 ) -> list[int]:
-    """Layers of every share: as configured, else what fits into the memory that is left.
+    """Number of layers of every share: as configured, else in proportion to the memory that is left.
 
     Raises:
         ForerunError: more than there are, or experts that there are not.
@@ -580,7 +580,7 @@ def _padding_note(scenario: Scenario, pool: PoolBuild) -> Iterator[str]:
 
 @contextmanager
 def at_field(name: str) -> Iterator[None]:
-    """Put the scenario's field ``name`` in front of what is refused inside."""
+    """Prefix errors raised in the body with the scenario field ``name``."""
     try:
         yield
     except (ForerunError, ProfileError) as error:
@@ -588,7 +588,7 @@ def at_field(name: str) -> Iterator[None]:
 
 
 def _most_blocks(target: Deployment, block_size: int) -> int:
-    """KV blocks that no memory plan exceeds: a chip full of them."""
+    """Upper bound on the KV blocks of any memory plan: the number that fills a chip's whole memory."""
     return max(1, int(target.chip.memory.capacity_bytes // (target.cached_kv_bytes_per_token * block_size)))
 
 
@@ -617,7 +617,7 @@ def _largest_step(scenario: Scenario, most_seqs: int, query_len: int) -> int:
 
 
 def refuse_layout(scenario: Scenario, architecture: Architecture) -> None:
-    """Refuse ways of spreading a model over chips that it has no use for, or that its scheduler cannot drive.
+    """Refuse parallel layouts that the model cannot use or that the scheduler cannot drive.
 
     Raises:
         ForerunError: the field, and what would be right.
@@ -681,7 +681,7 @@ def _runs_marlin(scenario: Scenario, chip: Chip) -> bool:
 
 
 def _refuse_pipeline(pipeline_parallel: int, role: Role, failures: bool) -> None:
-    """Refuse what a replica with batches in flight cannot do.
+    """Refuse features that a replica with several batches in flight does not support.
 
     Raises:
         ForerunError: the field, and what would be right.
@@ -701,7 +701,7 @@ def _refuse_pipeline(pipeline_parallel: int, role: Role, failures: bool) -> None
 
 
 def _refuse_faults(scenario: Scenario, replicas: int) -> None:
-    """Refuse failures of replicas that are not there.
+    """Refuse failures of replicas that do not exist.
 
     Raises:
         ForerunError: naming the replica.
@@ -714,7 +714,7 @@ def _refuse_faults(scenario: Scenario, replicas: int) -> None:
 
 
 def _links(scenario: Scenario, pools: tuple[PoolBuild, ...], assumed: Assumptions) -> dict[tuple[str, str], KvLink]:
-    """What carries KV between each prefill pool and each decode pool."""
+    """Links that carry KV between each prefill pool and each decode pool."""
     config = scenario.kv_transfer or KvTransferConfig()
     pool_links: dict[tuple[str, str], KvLink] = {}
     for source in (pool for pool in pools if pool.role == "prefill"):
@@ -782,7 +782,7 @@ def _host_space(
 
 
 def _offload_space(scenario: Scenario, chip: Chip, memory: MemoryPlan, assumed: Assumptions) -> HostSpace | None:
-    """Host memory for what the prefix cache evicts; None where it is lost.
+    """Host memory for blocks evicted from the prefix cache; None where evicted blocks are discarded.
 
     Raises:
         ForerunError: nothing is cached, host memory holds no block, no link to the host is known, or these replicas

@@ -69,7 +69,7 @@ from simulator.timing import (
 from simulator.timing.framework import DraftOverhead
 
 PRICED_STEPS = 100_000
-"""Prices of steps that policies have requested and that are remembered."""
+"""Size of the caches of step times that policies request."""
 DrafterFactory = Callable[["DraftRequest"], Drafter]
 """A plug-in: builds the drafter of a run."""
 
@@ -99,7 +99,7 @@ class DraftRequest:
 
     @property
     def measured(self) -> DraftOverhead:
-        """Host times of the method as measured in this engine, or in any."""
+        """Host times of the method as measured in this engine, else in any engine."""
         return method_overhead(self.target.framework.name, self.config.method)
 
     @property
@@ -153,7 +153,7 @@ def lookahead_tokens(config: SpeculationConfig, proposal: Proposal) -> int:
 
 
 def drafting_notes(config: SpeculationConfig) -> tuple[str, ...]:
-    """What a reader of results should know about how a method is described."""
+    """Notes for readers of results on how a speculation method is described."""
     return _policy_notes(config) + _lookup_notes(config)
 
 
@@ -183,13 +183,13 @@ def _lookup_notes(config: SpeculationConfig) -> tuple[str, ...]:
 def drafting_rule(
     config: SpeculationConfig, timer: ModelTimer, make_policy: PolicyFactory | None = None, seed: int = 0
 ) -> DraftingRule | None:
-    """The policy of a scenario; None where K never changes.
+    """The draft policy of a scenario; None where K, the number of draft tokens, never changes.
 
     Args:
         config: the ``speculation`` section.
         timer: prices the steps that a policy weighs against each other.
-        make_policy: a policy of one's own.
-        seed: of the draws of a confidence threshold.
+        make_policy: makes a user-defined policy.
+        seed: seed of the random draws of a confidence threshold.
 
     Raises:
         ForerunError: a confidence threshold for a drafter without sequential passes.
@@ -378,15 +378,15 @@ BUILDERS: dict[str, Callable[[DraftRequest], Drafter]] = {
     "medusa": medusa,
     "mtp": mtp,
 }
-"""What builds the drafter of a method; all others are heads."""
+"""Function that builds the drafter, by method; the methods not listed are trained heads."""
 
 
 def placed(request: DraftRequest, drafter: SequentialDrafter | ParallelDrafter, hidden_states: int) -> Drafter:
     """The drafter where the scenario puts it: on the target's chips, or on its own over a link.
 
     Args:
-        request: what is built.
-        drafter: on the chips that it runs on.
+        request: the request that the drafter is built for.
+        drafter: the drafter, priced on the chips that it runs on.
         hidden_states: states of the target that it reads for each token.
 
     Raises:

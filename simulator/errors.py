@@ -1,4 +1,4 @@
-"""What the simulator raises: for input it cannot honour, and for results that cannot be."""
+"""Exceptions of the simulator, for unusable input and for results that break an invariant."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from forerun.errors import install_hint as install_hint
 
 
 class StalledError(RuntimeError):
-    """A simulation has nothing left to do and requests that have not ended: a fault of the simulator."""
+    """A simulation ran out of events before all requests had ended: a fault of the simulator."""
 
 
 class ArgumentError(ForerunError):
@@ -40,10 +40,10 @@ class UnknownFieldError(ForerunError):
 
 
 class NothingServedError(ForerunError):
-    """Not one request of a workload fits the engine.
+    """The engine cannot serve any request of the workload.
 
     Args:
-        reasons: why, with what would be right.
+        reasons: why requests were refused, and how to fix it.
     """
 
     def __init__(self, reasons: str) -> None:
@@ -62,10 +62,10 @@ class InvariantError(RuntimeError):
     """A simulated result that breaks physics or conservation: a fault of the simulator, not of its input.
 
     Args:
-        invariant: what is broken, with the numbers.
-        scenario: what was run, as JSON that ``forerun run`` takes.
-        seed: with which it was run.
-        options: further words of the command that runs it again.
+        invariant: description of the broken invariant, with the numbers.
+        scenario: the scenario of the run, as JSON that ``forerun run`` takes.
+        seed: seed of the run.
+        options: further arguments of the command that repeats the run.
         result: the run's result, where there is one; it does not travel between processes.
     """
 
@@ -74,14 +74,14 @@ class InvariantError(RuntimeError):
         self.invariant, self.scenario, self.seed, self.options, self.result = invariant, scenario, seed, options, result
 
     def __reduce__(self) -> tuple[type[InvariantError], tuple[str, str, int, str]]:
-        """For another process: all but the result."""
+        """Pickle everything except the result."""
         return type(self), (self.invariant, self.scenario, self.seed, self.options)
 
     @property
     def mark(self) -> str:
-        """A short name of scenario and seed, the same each time."""
+        """A short identifier of scenario and seed, stable from run to run."""
         return f"{zlib.crc32(f'{self.seed} {self.scenario}'.encode()):08x}"
 
     def __str__(self) -> str:
-        """The invariant and how to see it broken again."""
+        """The broken invariant and the command that reproduces it."""
         return f"{self.invariant}; reproduce it with seed {self.seed} and the scenario {self.scenario}"

@@ -1,7 +1,7 @@
-"""What every finished run must keep: speed of light, conservation, order in time, capacity, Little's law.
+"""Invariants of every finished run: speed of light, conservation, order in time, capacity, Little's law.
 
-Steps are looked at one by one as they are priced, before any rows are joined; the whole at its end, as cheap sums. A
-run that breaks one is a fault of the simulator, never of its input.
+Steps are checked one by one as they are priced, before rows are merged; the whole run is checked by sums at its end. A
+broken invariant is a fault of the simulator, never of its input.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class PoolSteps(NamedTuple):
 
     pool: PoolBuild
     first: int
-    """Number of its first replica."""
+    """Number of the pool's first replica."""
     rows: IntArray
-    """Numbers of the steps among all of the run."""
+    """Indices of these steps among all steps of the run."""
     alone: bool
-    """Whether there is no other pool."""
+    """Whether the run has only this pool."""
     steps: StepRecords
 
     @property
@@ -55,7 +55,7 @@ class PoolSteps(NamedTuple):
 
 
 class StepAudit:
-    """Looks at every engine step of a run once, and keeps what all of them must add up to.
+    """Checks every engine step of a run once, and accumulates the sums that the final checks need.
 
     Args:
         pools: in the order of their replicas' numbers.
@@ -70,15 +70,15 @@ class StepAudit:
             [pool.chips * pool.chip.memory.bandwidth_bytes_per_s for pool in kinds],
         )
         self.problems: list[str] = []
-        """Problems of steps."""
+        """Descriptions of broken per-step invariants."""
         self.unshared: dict[str, str] = {}
-        """By name of the pool: a problem of a step if no two of its sequences share a block, where they could."""
+        """By pool name: a step that reads more keys than its blocks hold; a problem only if no blocks are shared."""
         self._seen = 0
         self._staged: dict[str, FloatArray] = {}
-        """Seconds that the steps of each replica of a pipeline need together, by what bounds them."""
+        """Least seconds that all steps of each pipelined replica need, by the bounding resource."""
 
     def take(self, steps: StepRecords) -> None:
-        """Look at further steps; those of one replica come in order of time."""
+        """Check further steps; those of one replica must be in chronological order."""
         if not len(steps):
             return
         count = len(self.totals.seconds)
@@ -130,7 +130,7 @@ class StepAudit:
 
 @dataclass(frozen=True, slots=True)
 class FinishedRun:
-    """What a run left behind."""
+    """The records and counters of a finished run that the invariants are checked on."""
 
     pools: tuple[PoolBuild, ...]
     """In the order of their replicas' numbers."""
@@ -141,7 +141,7 @@ class FinishedRun:
     offered: int
     """Requests of the workload."""
     max_concurrency: int | None
-    """Of a closed loop; None where requests arrive on their own."""
+    """Concurrency limit of a closed loop; None for open-loop arrivals."""
     restarts: IntArray
     """Times that each request started again because its replica failed."""
     prompt_replica: IntArray
@@ -350,7 +350,7 @@ def step_problems(outcome: FinishedRun) -> Iterator[str]:
 
 
 def blocks(outcome: FinishedRun) -> Iterator[str]:
-    """KV blocks are given back at the end."""
+    """All KV blocks are free again at the end."""
     if outcome.blocks_left:
         yield f"requests still held {outcome.blocks_left} KV blocks after the last of them had ended"
 
@@ -391,7 +391,7 @@ INVARIANTS = (
     busy_time,
     peak_utilisation,
 )
-"""Each takes an outcome and names what is wrong with it, if anything."""
+"""Checks of a finished run; each describes the violations that it finds, if any."""
 
 
 def step_tokens(part: PoolSteps) -> Iterator[str]:
@@ -440,7 +440,7 @@ def speed_of_light(part: PoolSteps) -> Iterator[str]:
 
 
 def least_seconds(part: PoolSteps) -> Iterator[tuple[str, FloatArray]]:
-    """What bounds each step of a pool, and the seconds that it needs at least.
+    """The bounding resource of each step of a pool, and the least seconds that the step needs.
 
     Of all kernels together: their FLOPs at the chip's fastest dense dtype, and their bytes; one after the other: each
     at the peak of its own dtype.
@@ -480,5 +480,5 @@ def _limits(pool: PoolBuild) -> tuple[float, float]:
 
 
 def _first(wrong: BoolArray) -> int:
-    """The first row where something is wrong."""
+    """Index of the first row that is marked as wrong."""
     return int(np.argmax(wrong))

@@ -15,7 +15,7 @@ GROUP_LIMITS = (
 
 
 def free_bytes() -> int | None:
-    """Memory that can still be had, bytes; None where the system does not tell.
+    """Available memory in bytes; None where the system does not report it.
 
     Source: ``MemAvailable`` of proc(5), and the memory controller of cgroups(7).
     """
@@ -33,11 +33,11 @@ def free_bytes() -> int | None:
 
 
 def refuse_if_larger_than_memory(needed_bytes: float, what: str) -> None:
-    """Refuse what needs more memory than there is, before it is made.
+    """Refuse an allocation larger than the available memory before it is made.
 
     Args:
-        needed_bytes: memory that it takes.
-        what: field and amount, for the message.
+        needed_bytes: size of the allocation.
+        what: scenario field and amount, for the error message.
 
     Raises:
         ForerunError: it does not fit.

@@ -20,7 +20,7 @@ def check_names(scenario: Scenario) -> None:
     Whether they go together, and fit, is checked when the scenario is built.
 
     Raises:
-        ForerunError: the field, the name that nothing has, and the nearest that something has.
+        ForerunError: a name is unknown; the message gives the field, the name and the nearest known name.
     """
     for field, look_up, name in _names(scenario):
         try:
@@ -31,7 +31,7 @@ def check_names(scenario: Scenario) -> None:
 
 
 def _names(scenario: Scenario) -> Iterator[tuple[str, Callable[[Any], object], Any]]:
-    """Field, what looks its name up, and the name; fields that are left out are left out."""
+    """(field, lookup function, name) for each field of the scenario that is set."""
     hardware, engine, workload = scenario.hardware, scenario.engine, scenario.workload
     names: list[tuple[str, Callable[[Any], object], Any]] = [
         ("model", load_architecture, scenario.model),

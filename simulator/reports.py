@@ -1,4 +1,4 @@
-"""What the log of a finished run says: requests, counters of speculation and transfers, use of KV and replicas."""
+"""Reports from the log of a finished run: requests, speculation and transfer counters, KV and replica usage."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def request_records(log: RunLog, pool: PoolBuild) -> RequestRecords:
 
 
 def _draft_tokens(log: RunLog, pool: PoolBuild) -> NDArray[np.int64]:
-    """Tokens drafted for each request; nothing has counted any where nothing drafts."""
+    """Tokens drafted for each request; computed from the number of drafts where K is fixed."""
     if pool.rule is not None or pool.sampler is None:
         return np.asarray(log.draft_tokens, dtype=np.int64)
     return np.asarray(log.drafts, dtype=np.int64) * (pool.limits.query_len - 1)
@@ -62,7 +62,7 @@ def speculation_counters(log: RunLog, pool: PoolBuild) -> SpeculationCounters:
 
 
 def kv_report(build: Build, totals: StepTotals, requests: RequestRecords, log: RunLog) -> KvCacheReport:
-    """KV blocks of the main pool's replicas, and what was preempted, found and copied anywhere."""
+    """KV block usage of the main pool, and preemptions, cache hits and copies of all replicas."""
     cached = any(pool.shares_blocks(log.stream.prefix_hashes) for pool in build.pools)
     first = sum(pool.replicas for pool in takewhile(lambda pool: pool.role == "prefill", build.pools))
     pool_rows = slice(first, first + build.main.replicas)

@@ -1,4 +1,4 @@
-"""What every run and every study hands back: a document, its tables, its figures."""
+"""Base classes of the results of runs and studies: a document, its tables and its figures."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Result:
 
     @property
     def title(self) -> str:
-        """What it is about, in a few words."""
+        """Short title of the result."""
         raise NotImplementedError
 
     def tables(self) -> list[Table]:
@@ -110,11 +110,11 @@ class Result:
 
     @property
     def facts(self) -> str:
-        """What the figures rest on and how they were made: stands beside the title."""
+        """Evidence basis and settings behind the figures, shown beside the title."""
         return f"basis: {self.document['basis'] or ABSENT} · seed {self.document['seed']}"
 
     legend: ClassVar[str] = ""
-    """What the terms of its tables mean, in one or two lines."""
+    """Definitions of the terms used in its tables, in one or two lines."""
 
     @property
     def conclusion(self) -> str:
@@ -195,7 +195,7 @@ class Result:
 
     @property
     def _notes(self) -> Sequence[str]:
-        """What a reader must know beside the figures."""
+        """Caveats that a reader of the figures must know."""
         return self.document["notes"]  # type: ignore[no-any-return]
 
     def __eq__(self, other: object) -> bool:
@@ -217,11 +217,11 @@ class Result:
 
 
 class StudyResult(Result):
-    """A finished study: all that it found is in its document.
+    """A finished study; its document contains all of its results.
 
     Args:
         document: plain JSON values, with ``scenario``, ``seed``, ``version``, ``basis``, ``notes`` and ``conclusion``.
-        command: that makes it again in the folder that ``save`` wrote.
+        command: shell command that repeats the study in the folder that ``save`` wrote.
         files: texts by file name that ``save`` writes beside document and report, such as the study of ``command``.
     """
 
@@ -235,7 +235,7 @@ class StudyResult(Result):
 
     @property
     def command(self) -> str:
-        """The command that makes it again in the folder that :meth:`save` wrote; empty where there is none."""
+        """Shell command that repeats the study in the folder that :meth:`save` wrote; may be empty."""
         return self._command
 
     @property
@@ -255,7 +255,7 @@ class StudyResult(Result):
 
 
 def model_words(scenario: Mapping[str, Any]) -> str:
-    """The model of a scenario document in a word."""
+    """Name of the model of a scenario document."""
     return scenario["model"] if isinstance(scenario["model"], str) else "inline model"
 
 

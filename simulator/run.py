@@ -1,4 +1,4 @@
-"""From a scenario to what happened: runs the cluster, prices its steps, gathers the records."""
+"""Runs a scenario: simulates the cluster, prices its steps and gathers the records."""
 
 from __future__ import annotations
 
@@ -49,18 +49,18 @@ if TYPE_CHECKING:
     from simulator.metrics.uncertainty import Figures, ModelError
 
 NEARLY_GONE = 0.98
-"""Share of the KV blocks in use from which a run says so."""
+"""Share of KV blocks in use from which a run adds a note."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolFacts:
-    """Equal replicas of a finished run; what made them does not stay."""
+    """A pool of identical replicas of a finished run, without the objects that built it."""
 
     name: str
     role: Role
     replicas: int
     chips: int
-    """Of one replica."""
+    """Chips of one replica."""
     chip: Chip
     memory: MemoryPlan
     usd_per_chip_hour: float | None
@@ -68,7 +68,7 @@ class PoolFacts:
 
     @classmethod
     def of(cls, pool: PoolBuild) -> PoolFacts:
-        """What outlives the run of a pool."""
+        """The facts of a pool that are kept after the run."""
         return cls(*(getattr(pool, field.name) for field in fields(cls)))
 
 
@@ -89,7 +89,7 @@ class RunResult(Result):
     speculation: SpeculationCounters | None
     engine: EngineCounters
     basis: str
-    """The weakest ground that carries more than a twentieth of its device time."""
+    """The weakest evidence level behind more than a twentieth of the device time."""
     evidence: Evidence
     """``datasheet``, ``calibrated`` or ``extrapolated``: the weakest that the kernel times rest on."""
     notes: tuple[str, ...]
@@ -97,7 +97,7 @@ class RunResult(Result):
     pools: tuple[PoolFacts, ...]
     """The kinds of replicas, in the order of their numbers."""
     replicas: tuple[ReplicaUse, ...]
-    """What each replica did."""
+    """Usage of each replica."""
     transfers: TransferReport | None
     """KV that moved between pools; None without disaggregated prefill and decode."""
     restarts: int
@@ -107,11 +107,11 @@ class RunResult(Result):
     steps_kept: bool = True
     """Whether ``steps`` has a row per engine step (or per few of them), not only sums over very many."""
     scaling: ScalingLog | None = None
-    """What an autoscaler did, where there is one."""
+    """Log of the autoscaler; None without one."""
     detail: StepDetail | None = None
     """Parts of its steps, for the timeline."""
     model_error: ModelError | None = None
-    """How far off its figures may be; None without ``intervals``."""
+    """Estimated error of its figures; None without ``intervals``."""
 
     @cached_property
     def document(self) -> dict[str, Any]:
@@ -432,7 +432,7 @@ def _outcome(build: Build, log: RunLog, result: RunResult, audit: StepAudit) -> 
 
 
 def _kv_notes(kv: KvCacheReport) -> Iterator[str]:
-    """A word where KV memory was nearly gone: what waits then waits for blocks, not for the chip."""
+    """A note where KV memory was nearly exhausted, so that requests wait for blocks rather than for the chip."""
     if kv.peak_blocks >= NEARLY_GONE * kv.num_blocks:
         tokens = kv.num_blocks * kv.block_size
         yield (

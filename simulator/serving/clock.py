@@ -20,13 +20,13 @@ from simpy.events import NORMAL, EventPriority
 TICKS_PER_S = 2.0**40
 """Step times are whole ticks of 0.9 ps: sums of them are exact in double precision up to 8,192 s.
 
-Beyond, the spacing of doubles is larger than a tick, and a step lasts from one double to another (the engine's
+Beyond that, doubles are spaced wider than a tick, and a step lasts from one double to another (the engine's
 ``_by_clock``): steps neither overlap nor drift from the clock, and one is 0.1 ns off after ten days and 0.1 us after
 thirty years.
 """
 
 COMMIT: EventPriority = NORMAL
-"""Priority of events whose time is known in advance: steps that end, requests that are seen, KV that arrives."""
+"""Priority of events with a time known in advance: end of a step, arrival of a request or of transferred KV."""
 ROUTE = EventPriority(2)
 """Priority of the router within an instant."""
 PLAN = EventPriority(3)
@@ -41,10 +41,10 @@ def on_grid(seconds: Any) -> Any:
 
 
 class Timeline(simpy.Environment):
-    """SimPy's simulated time, which also calls a function at a time, without an event around it.
+    """SimPy environment that can also schedule plain function calls, without creating an event for each.
 
-    What happens to every request is such a call, at a fifth of an event's cost; processes wait for events as ever, and
-    both happen in one order: by time, by priority, in the order in which they were requested.
+    Per-request actions are such calls, at a fifth of an event's cost. Processes wait for events as usual, and
+    events and calls share one order: by time, then priority, then the order in which they were scheduled.
     """
 
     now: float = 0.0
@@ -61,24 +61,24 @@ class Timeline(simpy.Environment):
         heappush(self._calls, (self.now + delay, priority, self._number(), function, value))
 
     def phase(self, priority: EventPriority) -> simpy.Event:
-        """An event at the present instant, after everything of higher priority, for a process to wait for."""
+        """Return an event at the present instant, after everything of higher priority, for a process to wait for."""
         event = self.event()
         self.call(event.succeed, priority=priority)
         return event
 
     def schedule(self, event: simpy.Event, priority: EventPriority = COMMIT, delay: float = 0.0) -> None:
-        """An event that SimPy, or a process, has triggered."""
+        """Schedule an event that SimPy, or a process, has triggered."""
         self.call(self._happen, event, delay, priority)
 
     def peek(self) -> float:
-        """Time of what happens next; inf for nothing."""
+        """Time of the next event or call; inf if none is scheduled."""
         return self._calls[0][0] if self._calls else inf
 
     def step(self) -> None:
-        """Let the next thing happen.
+        """Process the next event or call.
 
         Raises:
-            EmptySchedule: nothing will.
+            EmptySchedule: nothing is scheduled.
         """
         if not self._calls:
             raise EmptySchedule
@@ -86,7 +86,7 @@ class Timeline(simpy.Environment):
         function(value)
 
     def _happen(self, event: simpy.Event) -> None:
-        """An event's time has come: what waits for it goes on, as SimPy has it."""
+        """Run the callbacks of a due event through SimPy, so that the processes waiting for it resume."""
         self._now = self.now
         super().schedule(event)
         super().step()

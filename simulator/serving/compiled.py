@@ -35,17 +35,17 @@ PARTS = (
     "pipeline",
     "lockstep",
 )
-"""Modules of the engine, each after those that it imports."""
+"""Modules of the engine, each listed after the modules that it imports."""
 FOLDER = Path(__file__).with_name("engine")
 PACKAGE = "simulator.serving.engine"
 HOW_TO_BUILD = "python setup.py build_ext --inplace builds it where there is a C compiler"
 
 
 def engine_module(interpreted: bool = False) -> Any:
-    """The engine's classes: compiled where that was built from the source as it stands, by default.
+    """Module with the engine's classes: the compiled one if it was built from the present source, else the source.
 
     Warns:
-        RuntimeWarning: nothing fits that is compiled.
+        RuntimeWarning: there is no compiled module, or it was built from another source.
     """
     module, reason = (None, None) if interpreted else _compiled()
     if reason is not None:
@@ -54,7 +54,7 @@ def engine_module(interpreted: bool = False) -> Any:
 
 
 def _warn(reason: str) -> None:
-    """Say it once, and in no worker process; a run that fits imports nothing for it."""
+    """Warn once, and never in a worker process; ``warnings`` is imported only when it is needed."""
     import multiprocessing
     import warnings
 
@@ -82,13 +82,13 @@ def _compiled() -> tuple[Any, str | None]:
 
 
 def engine_source() -> str:
-    """All parts one after the other, without the imports of one from another."""
+    """Source of all parts concatenated, without their imports from one another."""
     texts = [(FOLDER / f"{part}.py").read_text(encoding="utf-8") for part in PARTS]
     return "from __future__ import annotations\n" + "\n\n".join(map(_without_inner_imports, texts))
 
 
 def engine_checksum() -> str:
-    """Of all parts: a compiled engine holds that of the source that it was made from."""
+    """SHA-256 of all parts; a compiled engine stores the checksum of the source that it was built from."""
     return hashlib.sha256(b"".join((FOLDER / f"{part}.py").read_bytes() for part in PARTS)).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""How one replica's policy meets its steps: tokens to verify, and what a resting drafter has skipped."""
+"""Applies a draft policy to one replica's steps: tokens to verify, and tokens that an idle drafter has skipped."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from simulator.timing import DraftStep, causal_pairs, keys_read
 
 @dataclass(frozen=True, slots=True)
 class DraftingRule:
-    """What a cluster's replicas draft by."""
+    """Draft policy and its settings, the same for all replicas of a cluster."""
 
     make_policy: Callable[[], DraftPolicy]
     most: int
@@ -22,11 +22,11 @@ class DraftingRule:
 
 
 class ReplicaDrafting:
-    """The present choice of one replica's policy.
+    """Number of draft tokens that one replica's policy currently chooses.
 
     Args:
-        rule: what the cluster drafts by.
-        limits: of the replica; ``query_len`` is that of a full proposal.
+        rule: draft policy of the cluster.
+        limits: limits of the replica; ``query_len`` is that of a full proposal.
         windows: attention windows, as the timer orders them.
     """
 
@@ -46,15 +46,15 @@ class ReplicaDrafting:
         return self.verified(self.tokens)
 
     def verified(self, tokens: int) -> int:
-        """Tokens that a sequence with so many accepted at most brings into a step: all nodes of a full tree."""
+        """Tokens per sequence that a step computes to verify a draft of depth ``tokens``: all nodes of a full tree."""
         return self._limits.query_len if tokens == self.most else tokens + 1
 
     def rests(self, tokens: int) -> bool:
-        """Whether the drafter does nothing at the end of a step that proposes ``tokens``."""
+        """Whether the drafter is idle at the end of a step that proposes ``tokens`` draft tokens."""
         return not tokens and not self._follows
 
     def step(self, tokens: int, skipped: Iterable[tuple[int, int]] = ()) -> DraftStep[int]:
-        """The drafter's part of a step that proposes ``tokens``.
+        """Work of the drafter in a step that proposes ``tokens`` draft tokens.
 
         Args:
             tokens: draft tokens of each sequence.

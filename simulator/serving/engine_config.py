@@ -13,7 +13,7 @@ from simulator.settings import PositiveFloat, PositiveInt, Section, Share
 
 
 class EngineConfig(Section):
-    """The serving engine: its kernels and host costs, its scheduler and the limits it runs under."""
+    """The serving engine: its kernels and host costs, its scheduler and its limits."""
 
     framework: str = "vllm"
     """Kernel library and host costs: vllm, sglang, trtllm, llama.cpp, mlx or generic."""
@@ -22,7 +22,7 @@ class EngineConfig(Section):
     decoding. ``sglang``: prompts first, cut where a step's budget ends. ``static``: a batch runs until all of its
     requests are done."""
     stepping: Literal["fast", "exact-steps"] = "fast"
-    """``fast`` runs the engine compiled, where it is; ``exact-steps`` its source interpreted, with every step priced by
+    """``fast`` runs the compiled engine if it is built; ``exact-steps`` the interpreted one, every step priced by
     formula (the oracle). Results are the same."""
     max_num_seqs: PositiveInt = 256
     """Most requests in a step."""
@@ -59,8 +59,8 @@ class EngineConfig(Section):
     flash_attention: bool = True
     """llama.cpp: whether attention keeps its scores on the chip; off (``--flash-attn off``), they go through memory."""
     kernel_correction: bool = CORRECTED
-    """Whether kernel times carry the chip profile's learned correction, or are those of physics alone. A correction is
-    learned on kernels that a benchmark repeats; ``replay kernels`` and ``predict`` have the same default."""
+    """Whether kernel times include the chip profile's learned correction, or follow the physical model alone. It is
+    learned from kernels that a benchmark repeats; ``replay kernels`` and ``predict`` have the same default."""
     moe_backend: Literal["auto", "marlin", "triton"] = "auto"
     """Kernels of experts stored in 4 bits. ``marlin``: weight-only kernels that widen them to 16 bits. ``triton``: what
     the profile was fitted on for their format. ``auto``: Marlin where vLLM runs MXFP4 experts on NVIDIA chips
@@ -73,15 +73,15 @@ class EngineConfig(Section):
     """``server``: requests come over HTTP and tokens are streamed back. ``offline``: a program calls the engine itself,
     as throughput benchmarks do."""
     routing: RoutingName = "round-robin"
-    """How requests are spread over ``hardware.replicas``: in turn, by load, by what each was sent before, or by what
-    each holds in its KV cache."""
+    """How requests are spread over ``hardware.replicas``: in turn, by load, by the prefixes sent to each, or by those
+    in each KV cache."""
     preemption: Literal["recompute", "swap"] = "recompute"
-    """What becomes of the KV of a sequence that has to make room: computed again later, or copied to host memory."""
+    """How the KV of a preempted sequence is restored: recomputed later, or swapped to host memory and back."""
     swap_space_bytes: PositiveFloat = 4 * 1024.0**3
     """Host memory per chip for preempted sequences (vLLM V0's ``--swap-space``, 4 GiB)."""
     kv_offloading_bytes: PositiveFloat | None = None
     """Host memory per chip for blocks that the prefix cache evicts (vLLM's ``--kv-offloading-size``, which is for all
-    ranks). What is found there is copied back over ``host_link`` instead of being computed. None: it is lost."""
+    ranks). Blocks found there are copied back over ``host_link`` instead of recomputed. None: evicted KV is lost."""
     host_link: str | None = None
     """Link between each chip and its host: catalogue name or path; default: the chip's own."""
 
@@ -92,12 +92,12 @@ class EngineConfig(Section):
 
     @property
     def rules(self) -> SchedulerFacts:
-        """What is to be known of the batching rule."""
+        """Capabilities of the configured scheduler."""
         return SCHEDULERS[self.scheduler]
 
     @property
     def page_tokens(self) -> int:
-        """Tokens that KV is allocated and shared by."""
+        """Tokens per unit in which KV is allocated and shared: ``block_size``, or 1 with the radix cache."""
         return 1 if self.prefix_cache == "radix" else self.block_size
 
     @property

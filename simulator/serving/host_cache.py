@@ -1,4 +1,4 @@
-"""Host memory beside a replica: its size, and what copies to and from it take."""
+"""Host memory of a replica: its size, and the seconds that copies to and from it take."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from simulator.serving.clock import on_grid
 
 @dataclass(frozen=True, slots=True)
 class HostSpace:
-    """KV blocks in host memory beside one replica, behind the link between each chip and its host: of sequences that
-    were preempted, or of what the prefix cache evicts."""
+    """Space for KV blocks in one replica's host memory, reached over each chip's host link: for sequences that
+    were preempted, or for blocks that the prefix cache evicts."""
 
     num_blocks: int
-    """KV blocks of the replica that fit in it."""
+    """KV blocks of the replica that fit in host memory."""
     block_s: float
     """Seconds to copy one block, all chips of the replica at the same time."""
     latency_s: float
     """Seconds before the first byte of a copy."""
 
     def seconds(self, *blocks: int) -> float:
-        """Seconds of copies of so many blocks, one after the other: ``latency + blocks * block_s`` each; none for none.
+        """Seconds of consecutive copies, by their blocks: ``latency + blocks * block_s`` each; 0 for no blocks.
 
         Preempted sequences are copied before the step's kernels and one direction after the other, as vLLM V0 issues
         them.
@@ -33,11 +33,11 @@ def exposed_load_s(space: HostSpace, blocks: int, step_s: float) -> float:
 
     They arrive layer by layer, each before its layer is computed (SGLang HiCache, "layer-wise overlapping"; LMCache's
     layerwise retrieval), so that a step lasts as long as the longer of the two. Copies to host memory go the other way
-    on a duplex link and are waited for by nobody.
+    on a duplex link and delay no step.
 
     Args:
         space: host memory and its link.
-        blocks: to bring back.
-        step_s: the step without them, on the grid.
+        blocks: blocks to copy back, per copy.
+        step_s: seconds of the step without the copies, on the grid.
     """
     return max(0.0, on_grid(space.seconds(blocks)) - step_s) if blocks else 0.0

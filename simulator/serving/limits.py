@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """What a replica may do in one step, and what it can hold."""
+    """Limits of one replica: work per step, KV blocks, and delays of its API server."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -24,17 +24,17 @@ class EngineLimits:
     lookahead_tokens: int = 0
     """KV slots beyond the step's own tokens, for the drafts of the next step."""
     api_server_s: float = 0.0
-    """Seconds of network and inter-process messages from sending a request until the scheduler can see it."""
+    """Seconds of network and inter-process messages between sending a request and its arrival at the scheduler."""
     api_server_work_s: float = 0.0
-    """Work of the server's API server on one request, which takes them one after another."""
+    """Seconds that the API server works on one request; it processes requests one after another."""
     tokenisation_per_token_s: float = 0.0
-    """The part of that work that grows with the prompt: tokenisation."""
+    """Seconds per prompt token that the API server adds to that work: tokenisation."""
     groups: int = 1
-    """Attention groups that step together, each with these sequences, tokens and blocks of its own."""
+    """Attention groups that step together; the limits on sequences, tokens and blocks apply to each."""
     round_robin: bool = False
-    """Whether requests go to the groups in turn, not to the one with the fewest."""
+    """Whether requests go to the groups in turn, rather than to the group with the fewest requests."""
     dp_wait_limit_steps: int = 0
-    """Steps that prompts of a group wait at most until every group has some."""
+    """Most steps that the prompts of a group wait until every group has prompts."""
     page_tokens: int = 0
     """Tokens for which whole blocks are allotted together, and after which a recurrent state is kept for the prefix
     cache; 0 = one block's."""
@@ -43,7 +43,7 @@ class EngineLimits:
 
     @property
     def together(self) -> EngineLimits:
-        """What all attention groups may do and hold together."""
+        """Limits of all attention groups together."""
         return replace(
             self,
             max_num_seqs=self.groups * self.max_num_seqs,
@@ -54,7 +54,7 @@ class EngineLimits:
         )
 
     def api_server_work(self, input_tokens: Any) -> Any:
-        """Seconds that the API server works on a request of so many prompt tokens, or on each of many."""
+        """Seconds that the API server works on a request, by its prompt tokens (a number or an array)."""
         return self.api_server_work_s + self.tokenisation_per_token_s * input_tokens
 
     @property
@@ -63,7 +63,7 @@ class EngineLimits:
         return not (self.api_server_s or self.api_server_work_s or self.tokenisation_per_token_s)
 
     def blocks(self, tokens: int) -> int:
-        """KV blocks that ``tokens`` tokens take."""
+        """KV blocks that ``tokens`` tokens of one sequence occupy."""
         page = self.page_tokens or self.block_size
         return -(-tokens // page) * (page // self.block_size)
 
@@ -72,7 +72,7 @@ class EngineLimits:
         return self.blocks(computed_tokens + self.query_len + self.lookahead_tokens)
 
     def refusal(self, input_tokens: int, output_tokens: int) -> str | None:
-        """Why a request can never be served here, or None when it can."""
+        """Reason why the replica can never serve a request, or None if it can."""
         total = input_tokens + output_tokens
         if self.max_model_len is not None and total > self.max_model_len:
             return f"longer than max_model_len {self.max_model_len} tokens"

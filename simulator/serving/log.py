@@ -1,4 +1,4 @@
-"""Where a running simulation writes: request columns, step rows, token gaps."""
+"""Log of a running simulation: request columns, step rows, token gaps."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SCALARS = (
 """Columns of a step row; four more follow for each attention window."""
 
 DRAFT_SCALARS = 4
-"""Counts of a ``DraftStep`` before those by window."""
+"""Columns of a ``DraftStep`` that precede its per-window columns."""
 
 GROUP_SCALARS = (
     "prefill_seqs",
@@ -55,14 +55,14 @@ GROUP_SCALARS = (
     "tail_kv",
     "dp_imbalance",
 )
-"""What the slowest attention group does, before what it does by window: the last columns where there are several."""
+"""Columns for the work of the slowest attention group, before its per-window columns; absent with a single group."""
 
 FULL_ROWS = 1_000_000
-"""Rows up to which every engine step has its own."""
+"""Number of rows up to which every engine step has a row of its own."""
 CONDENSED_AT = 1 << 17
-"""Rows at which they are handed over where none are to be kept."""
+"""Number of rows at which a log passes them to ``condense`` and drops them, if it has such a callback."""
 Condense = Callable[["StepLog"], None]
-"""Takes the rows of a log, which then forgets them."""
+"""Callback that processes the rows of a log and clears the log."""
 
 
 class StepLog:
@@ -84,12 +84,12 @@ class StepLog:
         self._full_rows = full_rows
         self.condense = condense
         self._draft_at = len(SCALARS) + 4 * windows if drafting else None
-        """First column of what the drafter did in each row's step, where a policy decides it."""
+        """Index of the first drafter column; None unless a policy chooses the draft tokens."""
         self.group_at = len(SCALARS) + 4 * windows + (DRAFT_SCALARS + 2 * windows if drafting else 0)
-        """First column of what the slowest attention group does."""
+        """Index of the first column of the slowest attention group."""
         self.grouped = grouped
         self.width = self.group_at + (len(GROUP_SCALARS) + 4 * windows if grouped else 0)
-        """Columns."""
+        """Number of columns."""
         self._table = np.empty((self.width, 1024))
         self._rows = 0
 
@@ -98,11 +98,11 @@ class StepLog:
 
     @property
     def capacity(self) -> int:
-        """Rows after which steps of an unchanged batch are to share one."""
+        """Rows left until steps of an unchanged batch share a row."""
         return self._full_rows - self._rows
 
     def parts(self) -> Iterator[StepLog]:
-        """The rows, as many at a time as are handed over together where none are kept."""
+        """The rows in chunks of ``CONDENSED_AT``, as a log with ``condense`` passes them on."""
         for first in range(0, self._rows, CONDENSED_AT):
             part = copy(self)
             part._rows = min(CONDENSED_AT, self._rows - first)
@@ -133,7 +133,7 @@ class StepLog:
         self._rows = count
 
     def rows(self) -> FloatArray:
-        """All rows as ``extend`` takes them."""
+        """All rows, in the layout that ``extend`` accepts."""
         return np.ascontiguousarray(self._table[:, : self._rows].T)
 
     def column(self, name: str) -> FloatArray:
@@ -173,7 +173,7 @@ class StepLog:
         )
 
     def draft(self, chosen: slice | IntArray) -> DraftStep[IntArray] | None:
-        """What the drafter did in the chosen steps; None where no policy decides it."""
+        """Work of the drafter in the chosen steps; None unless a policy chooses the draft tokens."""
         if self._draft_at is None:
             return None
         columns = self._table[self._draft_at : self.group_at, : self._rows][:, chosen].astype(np.int64)
@@ -187,16 +187,16 @@ TIMES = ("scheduled_s", "first_token_s", "finished_s")
 
 
 def _own(column: NDArray[Any], dtype: type = np.int64) -> memoryview[Any]:
-    """A column that may be written to, as Python's own numbers: the array itself where it is one."""
+    """A writable memoryview of a column; the array is copied only if dtype, order or flags require it."""
     return np.require(column, dtype, ["C", "W"]).data
 
 
 @dataclass(slots=True)
 class ScalingLog:
-    """What an autoscaler did."""
+    """History of an autoscaler: replica counts over time and rented replica-seconds."""
 
     changes: list[tuple[float, int, int, int]] = field(default_factory=list)
-    """(time, replicas starting, on, draining) from each change on."""
+    """(time in seconds, replicas starting, on, draining) after each change."""
     rented_s: float = 0.0
     """Replica-seconds rented up to the latest change."""
     scale_ups: int = 0
@@ -208,14 +208,14 @@ class ScalingLog:
         return self.rented_s + (end_s - at_s) * sum(counts)
 
     def note(self, now: float, starting: int, on: int, draining: int) -> None:
-        """From now on there are so many."""
+        """Record the replica counts that hold from ``now`` on."""
         if self.changes:
             self.rented_s = self.until(now)
         self.changes.append((now, starting, on, draining))
 
 
 class Span(NamedTuple):
-    """Something that befell a replica beside its steps: a KV transfer to it, or a failure."""
+    """Timeline entry of a replica other than an engine step: a KV transfer to it, or a failure."""
 
     name: str
     replica: int
@@ -224,12 +224,12 @@ class Span(NamedTuple):
 
 
 MOST_SPANS = 10_000
-"""Kept of a run, for its timeline."""
+"""Largest number of spans kept for a run's timeline."""
 
 
 @dataclass(slots=True)
 class RunLog:
-    """Everything a run writes down; one per simulation, shared by its replicas."""
+    """All records of a run; one log per simulation, shared by its replicas."""
 
     stream: RequestStream
     steps: StepLog
@@ -264,7 +264,7 @@ class RunLog:
     host_caches: list[HostCache] = field(default_factory=list)
     """Host memory behind the prefix caches, one per replica (a failed replica starts another)."""
     holders: HolderIndex | None = None
-    """Which replicas hold which prefixes, where a router asks."""
+    """Index of the prefixes that each replica caches; None unless a router needs it."""
     swapped_blocks: int = 0
     """KV blocks copied to host memory."""
     transfers: int = 0
@@ -276,20 +276,20 @@ class RunLog:
     """The first ``MOST_SPANS`` KV transfers and failures that ended."""
     exact_steps: int = 0
     blocks_left: int = 0
-    """KV blocks that requests still held when the last of them had ended."""
+    """KV blocks still allocated after the last request ended."""
     stage_busy_s: float = 0.0
-    """Seconds that pipeline stages worked, over all stages."""
+    """Busy seconds summed over all pipeline stages."""
     stage_open_s: float = 0.0
     """Seconds of all pipeline stages while any batch was in flight."""
     scaling: ScalingLog | None = None
-    """What an autoscaler did, where there is one."""
+    """History of the autoscaler; None without one."""
     shared: dict[Any, Any] = field(default_factory=dict)
-    """What the replicas of a run have in common: prices, draws, step rows and gaps on their way."""
+    """Objects shared by the replicas of a run: prices, random draws, step rows and gaps not yet written."""
     worker_gaps: list[GapCounts] = field(default_factory=list)
-    """Counted by other processes."""
+    """Token gaps counted by worker processes."""
 
     def span(self, name: str, replica: int, start_s: float, end_s: float) -> None:
-        """Keep what the timeline draws."""
+        """Record a span for the timeline, up to ``MOST_SPANS``."""
         if len(self.spans) < MOST_SPANS:
             self.spans.append(Span(name, replica, start_s, end_s))
 
@@ -316,8 +316,8 @@ class RunLog:
         """Refuse the requests that can never be served; returns the others, in order of arrival.
 
         Args:
-            refusal: why a request of (prompt, output) tokens can never be served, or None when it can; what it lets
-                through it lets through of shorter ones too.
+            refusal: returns why a request of (prompt, output) tokens can never be served, or None if it can; if it
+                accepts a request, it also accepts shorter ones.
         """
         if not refusal(int(self.stream.input_tokens.max(initial=0)), int(self.stream.output_tokens.max(initial=0))):
             return range(len(self.stream))
@@ -331,7 +331,7 @@ class RunLog:
         return served
 
     def refuse(self, request: int, reason: str) -> None:
-        """A request that this deployment can never serve."""
+        """Record a request as refused: this deployment can never serve it."""
         self.failed[request] = 1
         self.refusals[reason] += 1
         self.ended[0] += 1
@@ -339,7 +339,7 @@ class RunLog:
             self.tell()
 
     def tell(self) -> None:
-        """Report progress."""
+        """Call the progress callback, if there is one."""
         if self.progress is not None:
             self.progress(self.completed, len(self.stream))
 
@@ -352,7 +352,7 @@ class RunLog:
         return GapCounts(np.concatenate([one.gap_s for one in tables]), np.concatenate([one.count for one in tables]))
 
     def settle(self) -> None:
-        """The run has ended: take in the step rows that are still on their way."""
+        """Write the step rows that are still buffered, at the end of a run."""
         for (what, *_), made in self.shared.items():
             if what == "rows":
                 made.flush()

@@ -1,4 +1,4 @@
-"""Stands in for the module ``cython`` where that is not installed: ``engine.py`` then runs as plain Python."""
+"""Substitute for the module ``cython`` if it is not installed: ``engine.py`` then runs as plain Python."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ bint = bool
 
 
 def cclass(marked: Any) -> Any:
-    """A class with fields of fixed types, once compiled."""
+    """Class decorator: when compiled, the class has fields of fixed types."""
     return marked
 
 
@@ -19,7 +19,7 @@ cfunc = ccall = inline = final = no_gc = cclass
 
 
 def cast(kind: Any, value: Any) -> Any:
-    """A value that is known to be of that kind, once compiled; a number becomes it."""
+    """Convert a number to the type ``kind``; any other value is returned unchanged, and is cast only when compiled."""
     return kind(value) if kind in (int, float) else value
 
 
@@ -29,5 +29,5 @@ def exceptval(value: Any, check: bool) -> Any:
 
 
 def declare(kind: Any, value: Any = None, visibility: str = "") -> Any:
-    """A field that others may read and set, or a number of a module's own."""
+    """Declare a public field of a class, or a variable of a module."""
     return value

@@ -1,4 +1,4 @@
-"""How an engine gets at the prices of its steps: tables for the compiled loop, where a timing model has them."""
+"""Step prices of an engine: tables for the compiled loop if the timing model has them, else the model itself."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from simulator.timing import (
 
 
 def prices_of(timer: EngineTimer, engine: Any) -> Any:
-    """What says how long steps last: tables, or the timing model itself where its prices are no tables.
+    """Object that prices steps: tables, or the timing model itself if its prices cannot be tabulated.
 
     Args:
         timer: the timing model.
@@ -34,7 +34,7 @@ def prices_of(timer: EngineTimer, engine: Any) -> Any:
 
 
 def _draft_prices(drafter: Drafter, windows: tuple[int | None, ...], engine: Any) -> Any:
-    """A drafter's part of a step; None where no tables are known of it."""
+    """Prices of a drafter's part of a step; None if they cannot be tabulated."""
     order = [windows.index(window) for window in drafter.windows]
     if isinstance(drafter, HeadsDrafter):
         return engine.TabulatedDraft(order, drafter.windows, drafter.overhead, 1, drafter.table.table, 0.0)

@@ -1,4 +1,4 @@
-"""What a simulated run leaves behind: one row per request, one row per engine step, and a few totals."""
+"""Records of a simulated run: one row per request, one row per engine step, and a few totals."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ IntArray = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class RequestRecords:
-    """One row per request in order of arrival; times in seconds from the start of the run, NaN for what never was."""
+    """One row per request in order of arrival; times in seconds from the start of the run, NaN if never reached."""
 
     arrival_s: FloatArray
     input_tokens: IntArray
@@ -44,7 +44,7 @@ class RequestRecords:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def head(self, rows: int = 5) -> Table:
-        """The first ``rows`` requests as a table."""
+        """Records of the first ``rows`` requests."""
         columns = self.columns()
         first = zip(*(values[:rows].tolist() for values in columns.values()), strict=True)
         return Table("Requests", tuple(columns), [tuple(map(_cell, row)) for row in first])
@@ -82,11 +82,11 @@ class StepRecords:
     latency_s: FloatArray
     host_s: FloatArray
     calibrated_s: FloatArray
-    """Part of the seconds on the device whose kernels were fitted on the chip at such shapes."""
+    """Seconds on the device of kernels that were fitted on the chip at such shapes."""
     extrapolated_s: FloatArray
-    """Part of them whose kernels have shapes or formats that no fit has seen."""
+    """Seconds on the device of kernels whose shapes or formats no fit covers."""
     datasheet_s: FloatArray
-    """Part of them whose kernels were never measured on the chip."""
+    """Seconds on the device of kernels that were never measured on the chip."""
     sol_s: FloatArray
     """Least seconds that the kernels could take at the peak of their chip."""
     flops: FloatArray
@@ -104,7 +104,7 @@ class StepRecords:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def take(self, rows: IntArray) -> StepRecords:
-        """The chosen rows."""
+        """Records of the chosen rows."""
         return StepRecords(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
 
 
@@ -118,7 +118,7 @@ class GapCounts:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaUse:
-    """What one replica did."""
+    """Work of one replica during a run."""
 
     replica: int
     pool: str
@@ -126,13 +126,13 @@ class ReplicaUse:
     requests: int
     """Requests that it finished."""
     prompt_tokens: int
-    """Of the requests whose prompts it computed."""
+    """Prompt tokens of the requests whose prompts the replica computed."""
     prefix_hit_tokens: int | None
-    """Of them found in its prefix cache; None where no prefix cache is modelled."""
+    """Prompt tokens found in the replica's prefix cache; None where no prefix cache is modelled."""
     num_blocks: int
     peak_blocks: int
     busy_s: float
-    """Time in engine steps."""
+    """Seconds spent in engine steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,18 +142,18 @@ class TransferReport:
     transfers: int
     tokens: int
     mean_s: float | None
-    """From the end of a prompt to the arrival of its KV: waiting for room and for the link, and the transfer."""
+    """Mean seconds from the end of a prompt to the arrival of its KV, waits for room and for the link included."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostCacheReport:
-    """Host memory behind the prefix caches: room per replica, and what went there and came back over all replicas."""
+    """Host memory behind the prefix caches: capacity per replica, and blocks copied out and back over all replicas."""
 
     num_blocks: int
     peak_blocks: int
-    """Of the replica that uses most."""
+    """Peak blocks in use on the replica that uses most."""
     hit_tokens: int | None
-    """Prompt tokens that came from there, part of ``prefix_hit_tokens``; None where no prefix cache is modelled."""
+    """Prompt tokens loaded from host memory, part of ``prefix_hit_tokens``; None without a prefix cache."""
     offloaded_blocks: int
     loaded_blocks: int
 
@@ -170,7 +170,7 @@ class KvCacheReport:
     block_size: int
     peak_blocks: int
     mean_blocks: float
-    """Mean over engine time."""
+    """Mean number of blocks in use, over engine time."""
     preemptions: int
     prefix_hit_tokens: int | None
     """Prompt tokens found in the prefix cache; None where no prefix cache is modelled."""
@@ -181,9 +181,9 @@ class KvCacheReport:
     draft_weights_bytes: float
     """Per chip."""
     activation_bytes: float
-    """Per chip: activations, graphs and workspace."""
+    """Bytes per chip for activations, captured graphs and workspace."""
     capacity_bytes: float
-    """Memory of one chip."""
+    """Memory of one chip, in bytes."""
     overridden: bool
     """True when ``engine.num_kv_blocks`` replaced the estimate."""
     swapped_blocks: int | None = None
@@ -208,11 +208,11 @@ class SpeculationCounters:
 
 @dataclass(frozen=True, slots=True)
 class EngineCounters:
-    """How the simulation itself went."""
+    """Counters of the simulation itself."""
 
     steps: int
     exact_steps: int
-    """Those of them that the interpreted oracle ran (``engine.stepping: exact-steps``)."""
+    """Engine steps that the interpreted oracle ran (``engine.stepping: exact-steps``)."""
     simulated_s: float
     cpu_s: float
     wall_s: float

@@ -1,4 +1,4 @@
-"""How requests reach a replica: known in advance, sent when others finish, or handed over by a router."""
+"""Sources of a replica's requests: known in advance, sent when others finish, or routed during the run."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ FloatArray = NDArray[np.float64]
 
 
 Known = tuple["memoryview[Any]", "memoryview[Any]", "array[int]"]
-"""Numbers of requests, seconds, one number."""
+"""Request numbers, the seconds at which the engine sees them, and a one-element counter of requests taken."""
 
 
 class RequestSource(Protocol):
     """Source of one replica's requests."""
 
     known: Known | None
-    """All requests, when each is seen (infinity at the end), and how many are taken; None where that is not known in
-    advance or somebody waits for what ends."""
+    """All requests, the time at which each is seen (then infinity), and the count taken; None if not known in
+    advance, or if requests depend on the end of others."""
     coming_s: array[float]
-    """One number: when the next request is seen that is under way; where ``known`` does not say."""
+    """One element: time in seconds at which the engine sees the next request sent; used where ``known`` is None."""
 
     def take(self, now: float) -> Sequence[int]:
         """Requests that the engine has seen by ``now`` and did not take before, in order of arrival."""
@@ -43,10 +43,10 @@ class RequestSource(Protocol):
 
 
 class DueRequests:
-    """Requests under way to an engine: its API server works on one after another, in the order of sending.
+    """Requests sent to an engine that it has not seen yet: its API server processes them one by one, in order.
 
     Args:
-        limits: how long that takes.
+        limits: limits of the replica, with the delays of its API server.
         log: where the prompts' lengths stand.
     """
 
@@ -55,14 +55,14 @@ class DueRequests:
         self._input_tokens = log.input_tokens
         self._latency_s: float = on_grid(limits.api_server_s)
         self._free_s = 0.0
-        """When the API server has done what it has."""
+        """Time in seconds at which the API server becomes idle."""
         self._requests: deque[int] = deque()
         self._times_s: deque[float] = deque()
         self.next_s = array("d", [inf])
-        """One number: when the next one is seen; inf for none."""
+        """One element: time in seconds at which the engine sees the next request; inf for none."""
 
     def add(self, request: int, now: float) -> float:
-        """A request is sent at ``now``; returns when it is seen."""
+        """Send a request at ``now``; returns the time at which the engine sees it."""
         seen_s = self.pass_by(request, now)
         self._times_s.append(seen_s)
         self._requests.append(request)
@@ -70,13 +70,13 @@ class DueRequests:
         return seen_s
 
     def pass_by(self, request: int, now: float) -> float:
-        """Process a request that arrives at ``now`` and is not kept here; returns when the API server has finished."""
+        """Process a request that arrives at ``now`` without queueing it; returns when the engine sees it."""
         work_s: float = on_grid(self._limits.api_server_work(self._input_tokens[request]))
         self._free_s = max(self._free_s, now) + work_s
         return self._free_s + self._latency_s
 
     def take(self, now: float) -> Sequence[int]:
-        """Requests seen by ``now``; they are no longer under way."""
+        """Return and remove the requests that the engine has seen by ``now``."""
         taken = []
         while self._times_s and self._times_s[0] <= now:
             self._times_s.popleft()
@@ -85,18 +85,18 @@ class DueRequests:
         return taken
 
     def lose(self) -> Sequence[int]:
-        """All of them; the API server has nothing to do any more."""
+        """Return and remove all requests; the API server becomes idle."""
         self._free_s = 0.0
         return self.take(inf)
 
 
 class OpenLoopSource:
-    """Arrivals at times that nothing in the replica can change.
+    """Open loop: requests arrive at fixed times, whatever the state of the replica.
 
     Args:
         requests: indices in order of arrival.
         log: where the arrival times stand.
-        limits: how long a request is under way to the engine.
+        limits: limits of the replica, with the delays of its API server.
     """
 
     def __init__(self, requests: Sequence[int], log: RunLog, limits: EngineLimits) -> None:
@@ -150,7 +150,7 @@ class ClosedLoopSource:
         return self._due.take(now)
 
     def next_s(self) -> float:
-        """When the engine sees the next request that is under way; others are sent only when one of its own ends."""
+        """Time at which the engine sees the next request sent; further ones are sent only when a request ends."""
         return self.coming_s[0]
 
     def finished(self, request: int, now: float) -> None:
@@ -166,7 +166,7 @@ class ClosedLoopSource:
 
 
 class ReplicaEndpoint:
-    """Requests handed over by a router while the simulation runs; what the router knows of a replica.
+    """Requests that a router sends to one replica during a run, and the router's view of that replica.
 
     Args:
         env: simulated time.
@@ -175,7 +175,7 @@ class ReplicaEndpoint:
         limits: of the replica.
         on_left: called with every request that no longer occupies the replica.
         on_ended: called when a request has ended.
-        refusal: why the replica can never do its part of a request of (prompt, output) tokens; default: by ``limits``.
+        refusal: returns why the replica can never serve a request of (prompt, output) tokens; default: by ``limits``.
     """
 
     known: Known | None = None
@@ -197,15 +197,15 @@ class ReplicaEndpoint:
         self.capacity_tokens = limits.groups * limits.num_blocks * limits.block_size
         """Tokens that the replica's KV cache holds."""
         self.outstanding = 0
-        """Requests handed over and not yet ended."""
+        """Requests sent to the replica that have not ended."""
         self.prefix_cache: Callable[[], Any] = lambda: None
-        """The replica's prefix cache as it is now."""
+        """Returns the replica's current prefix cache, or None."""
         self.wake: Callable[[float], None] = lambda at_s: None
-        """Lets the replica look again, at a time or now, where it waits for something to do."""
+        """Wakes an idle replica at the given time, in seconds."""
         self.down = False
-        """Whether the replica has failed and is not back yet."""
+        """Whether the replica has failed and not recovered yet."""
         self.closed = False
-        """Whether an autoscaler keeps requests away."""
+        """Whether an autoscaler withholds new requests from the replica."""
         self._env = env
         self._log = log
         self._on_left = on_left
@@ -215,11 +215,11 @@ class ReplicaEndpoint:
 
     @property
     def takes(self) -> bool:
-        """Whether new requests may be handed over."""
+        """Whether the replica accepts new requests."""
         return not (self.down or self.closed)
 
     def can_hold(self, request: int) -> bool:
-        """Whether the replica can do its part of a request at all."""
+        """Whether the replica can ever serve its part of a request."""
         return self._refusal(self._log.input_tokens[request], self._log.output_tokens[request]) is None
 
     def put(self, request: int) -> None:
@@ -228,27 +228,27 @@ class ReplicaEndpoint:
         self.wake(self._due.add(request, self._env.now))
 
     def take(self, now: float) -> Sequence[int]:
-        """Requests handed over and seen by ``now``."""
+        """Return and remove the requests that the engine has seen by ``now``."""
         return self._due.take(now)
 
     def next_s(self) -> float:
-        """When the engine sees the next request under way; others wake the replica."""
+        """Time at which the engine sees the next request sent; later ones wake the replica."""
         return self.coming_s[0]
 
     def announce(self, request: int) -> float:
-        """Pass a request through the API server whose KV another replica sends; returns when the engine sees it."""
+        """Pass a request with KV from another replica through the API server; returns when the engine sees it."""
         return self._due.pass_by(request, self._env.now)
 
     def lose(self) -> Sequence[int]:
-        """The replica fails: what was handed over and not taken is lost, and so is what its API server worked on."""
+        """Drop and return the requests that the engine has not taken, as the replica fails."""
         return self._due.lose()
 
     def left(self, request: int) -> None:
-        """A request no longer occupies the replica."""
+        """Report that a request no longer occupies the replica."""
         self.outstanding -= 1
         self._on_left(request, self)
 
     def finished(self, request: int, now: float) -> None:
-        """Tell the router."""
+        """Report the end of a request to the router."""
         self.left(request)
         self._on_ended(request)

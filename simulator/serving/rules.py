@@ -1,4 +1,4 @@
-"""Names of batching rules, routing policies and admission rules, and what else has to know of each.
+"""Registry of schedulers, routing policies and admission rules, with the properties of each.
 
 A further one is a class and an entry here; ``register_scheduler``, ``register_routing`` and ``register_admission`` add
 one of your own, which a scenario may then name.
@@ -16,7 +16,7 @@ from simulator.settings import OneOf
 
 @dataclass(frozen=True, slots=True)
 class SchedulerFacts:
-    """What the rest of the simulator has to know of a batching rule."""
+    """Properties of a scheduler that other parts of the simulator depend on."""
 
     make: str | Callable[..., Any]
     """Makes a ``Scheduler`` from limits, prefix cache and swap space: a class of your own that builds on one of
@@ -24,19 +24,19 @@ class SchedulerFacts:
     mixes: bool = True
     """Whether a step may compute prompts beside the sequences that decode; if not, prompts go first."""
     cuts_prompts: bool = True
-    """Whether it can cut a prompt where a step's budget ends."""
+    """Whether the scheduler can split a prompt at the end of a step's token budget."""
     budgets_decodes: bool = True
     """Whether decoding sequences count against the token budget; if not, all of them decode."""
     continuous: bool = True
     """Whether requests join and leave the batch at any step."""
     swaps: bool = False
-    """Whether it can copy what it preempts to host memory."""
+    """Whether the scheduler can swap preempted sequences to host memory."""
     pipelines: bool = False
-    """Whether it can fill pipeline stages with several batches."""
+    """Whether the scheduler can keep several batches in flight in a pipeline."""
     by_priority: bool = False
-    """Whether it looks at the priorities of requests."""
+    """Whether the scheduler takes request priorities into account."""
     flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Words of the command that starts an engine with it, by engine; engines without such a rule are left out."""
+    """Command-line flags that select the scheduler, by engine; engines without such a scheduler are omitted."""
 
 
 SCHEDULERS: dict[str, SchedulerFacts] = {
@@ -54,12 +54,12 @@ ROUTING: dict[str, str | Callable[..., Any]] = {
     "prefix-aware": "simulator.serving.fleet.routing:PrefixAware",
     "kv-aware": "simulator.serving.fleet.routing:KvAware",
 }
-"""Each makes a ``Policy`` from a router's settings and a run's log."""
+"""Factories by name: each makes a ``Policy`` from a router's settings and a run's log."""
 ADMISSION: dict[str, str | Callable[..., Any]] = {
     "queue": "simulator.serving.fleet.router:QueueWhenFull",
     "refuse": "simulator.serving.fleet.router:RefuseWhenFull",
 }
-"""Each makes an ``Admission`` from a router's settings."""
+"""Factories by name: each makes an ``Admission`` from a router's settings."""
 
 
 def register_scheduler(name: str, facts: SchedulerFacts) -> None:
@@ -78,7 +78,7 @@ def register_admission(name: str, make: Callable[..., Any]) -> None:
 
 
 def made(make: str | Callable[..., Any], *arguments: Any) -> Any:
-    """What ``make`` makes of the arguments; a text is looked up as ``module:name``."""
+    """Call ``make`` with the arguments; a string ``module:name`` is imported first."""
     if not isinstance(make, str):
         return make(*arguments)
     module, _, name = make.partition(":")

@@ -74,7 +74,7 @@ def iid_alpha(acceptance_length: float, num_speculative_tokens: int) -> float:
 def time_ratio(
     acceptance_length: float, num_speculative_tokens: int, draft_s: float, verify_s: float, target_s: float
 ) -> float:
-    """Time per token with speculation over that without: ``(g T_D + T_V) / (E T_T)``; below 1 it pays.
+    """Time per token with speculation over that without: ``(g T_D + T_V) / (E T_T)``; below 1 is a gain.
 
     Args:
         acceptance_length: tokens per verify step, E (Omega in the paper), bonus token included.
@@ -91,7 +91,7 @@ def time_ratio(
 
 
 def break_even_length(num_speculative_tokens: int, draft_s: float, verify_s: float, target_s: float) -> float:
-    """Acceptance length (bonus token included) at which a verify step of these costs gains nothing and loses nothing.
+    """Acceptance length (bonus token included) at which speculation neither gains nor loses time.
 
     Above ``num_speculative_tokens + 1`` no drafter can make it pay. Arguments as ``time_ratio``.
     """

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 FloatArray = NDArray[np.float64]
 CONFIDENCE_THRESHOLD = "confidence-threshold"
-"""The policy of that name."""
+"""Name of the policy that ends drafts below a confidence threshold."""
 DEFAULT_THRESHOLD = 0.75
 """llama.cpp's default of ``--draft-p-min``."""
 
@@ -27,11 +27,11 @@ class ThresholdChain:
     """A chain under a confidence threshold: distribution of its draft tokens, and mean tokens of a verify step."""
 
     chances: FloatArray
-    """[0..n] That so many tokens are drafted and verified."""
+    """Chance that exactly i tokens are drafted and verified, i = 0..n."""
     length: float
     """Mean tokens of a verify step, the bonus token included."""
     kept: FloatArray
-    """Chance that a token is accepted which was drafted, given that those before it were."""
+    """Chance that a drafted token is accepted, given that those before it were."""
 
 
 def threshold_chain(rates: Sequence[float], threshold: float) -> ThresholdChain:
@@ -72,7 +72,7 @@ class ConfidenceThreshold:
     by_batch_alone: bool = field(init=False, default=False)
 
     def choose(self, batch: Batch) -> int:
-        """Tokens above the threshold in the next step."""
+        """Number of draft tokens above the threshold in the next step."""
         return int(self.draws.choice(len(self.chances), p=self.chances))
 
     def observe(self, drafted: int, accepted: Sequence[int]) -> None:

@@ -35,13 +35,13 @@ class Curve(Section):
 
     name: str
     method: str
-    """As ``speculation.method``."""
+    """Method that the drafter uses, as in ``speculation.method``."""
     target: str
     drafter: str | None = None
     """Repository of the drafter's weights; None for a module of the target itself, or where not stated."""
     task: str
     temperature: float | None = None
-    """None where not stated."""
+    """Sampling temperature of the measurement; None where not stated."""
     lengths: dict[PositiveInt, Length] | None = None
     """Acceptance length, bonus token included, by number of draft tokens; a run for each."""
     per_position: Rates | None = None
@@ -49,12 +49,12 @@ class Curve(Section):
     conditional: Rates | None = None
     """Chance that position i is accepted given that all before it were."""
     alpha: Share | None = None
-    """The same chance at every position, as the source states it."""
+    """Acceptance chance, equal at every position, as the source states it."""
     heads: list[Rates] | None = None
     """Per head, share of tokens among its first 1, 2, 3 ... candidates; heads are taken as independent, as Medusa does
     when it builds its tree."""
     source: str
-    """Where it was published."""
+    """Publication of the measurement."""
     note: str | None = None
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""Methods of speculation, and what else has to know of each.
+"""Methods of speculation, and the properties of each.
 
 A further one is an entry here and a builder of its drafter in ``simulator.drafting.BUILDERS``.
 """
@@ -12,15 +12,15 @@ HEAD_SIZES = ("num_layers", "intermediate_size", "num_attention_heads", "num_key
 HOST_TIMES = ("step_s", "pass_s", "per_sequence_s")
 LOOK_UP = ("step_s", "per_sequence_s", "per_context_token_s")
 MODEL = ("model", "weights_dtype", "tensor_parallel", "chip", "link", "overlap")
-"""A drafter with weights of its own, which may lie on other chips."""
+"""Fields of ``draft`` for a drafter with weights of its own, which may be placed on other chips."""
 
 
 @dataclass(frozen=True, slots=True)
 class MethodFacts:
-    """What the rest of the simulator has to know of a method."""
+    """Properties of a method that other parts of the simulator depend on."""
 
     fields: tuple[str, ...] = ()
-    """Of ``draft``, that it has a use for."""
+    """Fields of ``draft`` that the method uses."""
     trees: bool = False
     """Whether it can draft a tree instead of a chain."""
     draft_slots: bool = True
@@ -31,7 +31,7 @@ class MethodFacts:
     checkpoint: bool = True
     """Whether an engine needs the path of its weights."""
     looks_up: bool = False
-    """Whether it drafts what the text so far repeats, and nothing where it repeats nothing."""
+    """Whether it drafts by looking up repeated text in the context, and drafts nothing without a match."""
     times_of: str = ""
     """Method whose measured host times stand in for its own (``timing/draft_overheads.yaml``)."""
     names: Mapping[str, str] = field(default_factory=dict)
@@ -87,5 +87,5 @@ METHODS: dict[str, MethodFacts] = {
 
 
 def names_in(engine: str) -> dict[str, str]:
-    """What an engine calls the methods that it has."""
+    """Names of the methods that an engine supports, as the engine spells them."""
     return {method: facts.names[engine] for method, facts in METHODS.items() if engine in facts.names}

@@ -1,4 +1,4 @@
-"""Policies: how many tokens to draft for the next step, from the batch, the clock and what was accepted so far."""
+"""Policies that choose the draft tokens of the next step from the batch, step times and acceptance so far."""
 
 from __future__ import annotations
 
@@ -13,43 +13,43 @@ from simulator.errors import ForerunError
 from simulator.speculation.speculation_config import PolicyConfig, check_table
 
 DISABLE_ABOVE = 32
-"""Largest batch that drafts where a scenario names ``disable-above-batch`` alone; assumed."""
+"""Default ``batch`` of the policy ``disable-above-batch``: largest batch that drafts; assumed."""
 DOCUMENTED_TABLE = ((1, 64, None), (65, 128, 1), (129, 512, 0))
-"""The example of vLLM's documentation (features/speculative_decoding/dynamic_speculative_decoding, v0.25); None stands
-for ``num_speculative_tokens``."""
+"""Example table of vLLM's documentation (features/speculative_decoding/dynamic_speculative_decoding, v0.25); None is
+``num_speculative_tokens``."""
 SGLANG_CANDIDATES: Mapping[int, tuple[int, ...]] = {1: (1, 3, 5, 7), 8: (0, 1, 3), 32: (0, 1), 64: (0,)}
 SGLANG_SMALL_BATCH = 8
 SGLANG_DOWN_HYSTERESIS = -0.25
-"""Of batches below ``SGLANG_SMALL_BATCH``; 0 from there on. As the candidates by smallest batch, SGLang's
+"""Default for batches below ``SGLANG_SMALL_BATCH``; larger ones use 0. This and the candidates are SGLang's
 ``DEFAULT_ADAPTIVE_CONFIG`` (``python/sglang/srt/speculative/adaptive_spec_params.py``, 2026)."""
 CONTEXT_CELL = 256
-"""Mean contexts within so many tokens are priced alike, and so are prompts in a step."""
+"""Width in tokens of the cells within which mean contexts have one price, as have prompt tokens of a step."""
 
 StepSeconds = Callable[..., float]
-"""Seconds of a step by (sequences that decode, draft tokens of each, mean context) and, if there are any, the tokens of
-prompts that it computes; drafting included."""
+"""Seconds of a step, drafting included, by (decoding sequences, draft tokens of each, mean context) and optionally
+the prompt tokens that it computes."""
 
 
 SwitchSeconds = Callable[[int, int], float]
-"""Seconds of a change of K by (sequences, tokens in all that the drafter has not seen)."""
+"""Seconds that a change of K takes, by (sequences, total tokens that the drafter has not seen)."""
 REMEMBERED, FORGET = 10.0, 30.0
-"""Drafts that a belief counts for at most while nothing is drafted, and steps after which 1/e of it is left: requests
-that nobody drafted for take the place of those that were seen, and a controller at rest has to look again."""
+"""Most drafts that the belief weighs while nothing is drafted, and steps after which 1/e of it is left: requests
+that no drafts were made for replace those observed, so an idle controller has to try drafting again."""
 MIX_STEPS = 20
-"""Steps after which what a controller has seen of prompts beside decoding has lost 1/e of its weight."""
+"""Steps after which the observed mix of prompts and decoding has decayed to 1/e of its weight."""
 MIX_TOKENS = 100.0
-"""Decoded tokens that prompts are held against beside those seen of late: before any is seen, and at light load. Set on
+"""Decoded tokens added to the recent ones when prompts are related to them; matters at start and at light load. Set on
 searched patterns of two seeds, and kept over 30 on those that are quoted."""
 PRIOR_DRAFTS = 2.0
-"""Drafts that a belief counts for beside those seen."""
+"""Weight of the prior, in drafts."""
 ENTROPY_WEIGHT = 0.4
 SWITCH_SHARE = 0.2
-"""Share of what a change costs by which the present K must have fallen behind."""
+"""Share of the cost of a switch by which the present K must lie behind before it is replaced."""
 MARGIN = 0.02
-"""Share of the tokens that each draft token must gain beyond its price in a decode step: steps that compute prompts pay
+"""Share of expected tokens deducted per draft token, beyond its price in a decode step: steps with prompts pay
 for it in full, and requests whose drafts fail are in the batch longer than they are in the mean."""
 LEAST_SWITCH_S = 1e-4
-"""A change of K that costs nothing still waits for so much to be gained: noise alone moves nothing."""
+"""Least cost assumed for a change of K, in seconds, so that noise alone causes no switch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +57,18 @@ class Batch:
     """State of the engine when a step is planned."""
 
     seqs: int
-    """Requests in the step, those in prefill included; what they draft is verified in the next step."""
+    """Requests in the step, those in prefill included; their draft tokens are verified in the next step."""
     context_tokens: int
-    """Tokens in the KV cache of all of them before the step."""
+    """Tokens in the KV cache of all requests in the step, before it runs."""
     prompt_tokens: int = 0
-    """Of prompts that the step computes."""
+    """Prompt tokens that the step computes."""
     waiting: int = 0
-    """Requests that found no place in the step, nor in those before it."""
+    """Requests waiting to be scheduled for the first time."""
 
 
 @runtime_checkable
 class DraftPolicy(Protocol):
-    """A plug-in point: chooses the draft tokens of each step of one replica. ``check_policy`` tries an own one.
+    """Extension point: chooses the draft tokens of each step of one replica. ``check_policy`` validates custom ones.
 
     Called while a step is planned, as vLLM's scheduler looks its table up: the drafter proposes as many tokens at the
     end of that step, and the next step verifies them.
@@ -79,14 +79,14 @@ class DraftPolicy(Protocol):
         """Whether the choice depends only on ``Batch.seqs``; only then may equal steps be merged."""
 
     def choose(self, batch: Batch) -> int:
-        """Draft tokens for every sequence, 0 to what the scenario drafts at most."""
+        """Number of draft tokens for every sequence, from 0 to the scenario's maximum."""
 
     def observe(self, drafted: int, accepted: Sequence[int]) -> None:
-        """A step has verified ``drafted`` tokens for each decoding sequence and accepted so many of them."""
+        """Record a verify step: ``drafted`` tokens per decoding sequence, and the number accepted of each."""
 
 
 PolicyFactory = Callable[[], DraftPolicy]
-"""Makes the policy of one replica."""
+"""Factory of the policy of one replica."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +94,11 @@ class BatchTable:
     """Draft tokens by batch size, and nothing else: ``fixed``, ``disable-above-batch`` and ``batch-table``."""
 
     tokens: tuple[int, ...]
-    """For 0, 1, 2, ... requests; larger batches as the last."""
+    """Draft tokens for batches of 0, 1, 2, ... requests; larger batches use the last entry."""
     by_batch_alone: bool = field(init=False, default=True)
 
     def choose(self, batch: Batch) -> int:
-        """Look the batch up."""
+        """Draft tokens that the table has for the batch."""
         return self.tokens[min(batch.seqs, len(self.tokens) - 1)]
 
     def observe(self, drafted: int, accepted: Sequence[int]) -> None:
@@ -209,17 +209,17 @@ class Goodput:
 class PositionRates:
     """Chance that each draft position is accepted given those before it, from verify steps that lose weight with age.
 
-    What was seen long ago stays as a belief that weighs little: without drafts the estimate goes back to it.
+    Older observations form a belief of small weight; without drafts the estimate returns to it.
     """
 
     most: int
     prior: float = 0.5
     window: int = 20
-    """Verify steps after which an observation has lost 1/e of its weight; twenty times as many for the belief."""
+    """Verify steps after which an observation has decayed to 1/e of its weight; twenty times as many for the belief."""
     carried: bool = False
-    """Whether a position is taken to be as the one before it until it is tried, instead of as ``prior``."""
+    """Whether an untried position takes the estimate of the position before it, instead of ``prior``."""
     _recent: list[list[float]] = field(init=False)
-    """Accepted and tried drafts of each position."""
+    """(accepted, tried) drafts of each position, decayed by age."""
     _belief: list[list[float]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -228,7 +228,7 @@ class PositionRates:
         self._belief = [[self.prior * drafts, drafts] for _ in range(self.most)]
 
     def observe(self, drafted: int, accepted: Sequence[int]) -> None:
-        """Age what is known and add a step's drafts."""
+        """Decay the counts and add the drafts of a step."""
         if not drafted:
             self._forget()
         for counts, kept in ((self._recent, exp(-1.0 / self.window)), (self._belief, exp(-0.05 / self.window))):
@@ -240,16 +240,16 @@ class PositionRates:
                     count[1] += sum(1 for tokens in accepted if tokens >= place)
 
     def _forget(self) -> None:
-        """Requests that nobody drafted for take the place of those that were seen: a belief comes to weigh less."""
+        """Decay the belief after a step without drafts, as new requests replace those that it was observed on."""
         for count in self._belief:
             kept = min(1.0, REMEMBERED / count[1]) * exp(-1.0 / FORGET) if count[1] > 0 else 1.0
             count[0] *= kept
             count[1] *= kept
 
     def conditional(self) -> list[float]:
-        """The estimates, first position first: the belief of each, all times what the latest drafts say of its level.
+        """Estimated rates by position: the belief of each, scaled by one level that the latest drafts show.
 
-        So positions that are not drafted now follow those that are: rates fall by level, not by position.
+        Positions that are currently not drafted thus follow those that are: all rates scale together.
         """
         beliefs, prior, weight = [], self.prior, 1.0 + (PRIOR_DRAFTS if self.carried else 0.0)
         for accepted, tried in self._belief:
@@ -260,7 +260,7 @@ class PositionRates:
         return [min(1.0, one * accepted / expected) for one in beliefs]
 
     def tokens(self) -> list[float]:
-        """Expected tokens of a verify step of one sequence by draft tokens, 0 to all; the bonus token included."""
+        """Expected tokens of one sequence's verify step, bonus token included, for 0 to ``most`` draft tokens."""
         reached, expected = 1.0, [1.0]
         for rate in self.conditional():
             reached *= rate
@@ -270,9 +270,9 @@ class PositionRates:
 
 @dataclass(slots=True)
 class Gate:
-    """Drafts as deep as a position's chance of being accepted stays at or above ``least``; at least one token.
+    """Drafts up to the depth at which the acceptance rate falls below ``least``; at least one token.
 
-    The batch form of a drafter that stops where its confidence falls: the rates are those seen, not those of a token.
+    Batch form of a drafter that stops at low confidence: it uses observed rates, not the confidence of each token.
 
     Source: ``--spec-draft-p-min`` of llama.cpp.
     """
@@ -282,7 +282,7 @@ class Gate:
     by_batch_alone: bool = field(init=False, default=False)
 
     def choose(self, batch: Batch) -> int:
-        """The depth up to which every position passes."""
+        """Depth up to which every position meets ``least``, at least 1."""
         depth = 0
         for rate in self.rates.conditional():
             if self.bound(rate) < self.least:
@@ -291,7 +291,7 @@ class Gate:
         return max(1, depth)
 
     def bound(self, rate: float) -> float:
-        """What is held against ``least``."""
+        """Value compared with ``least``: the rate itself."""
         return rate
 
     def observe(self, drafted: int, accepted: Sequence[int]) -> None:
@@ -301,16 +301,16 @@ class Gate:
 
 @dataclass(slots=True)
 class EntropyGate(Gate):
-    """The same by AdaEDL's lower bound of acceptance from the drafter's entropy, ``1 - sqrt(ENTROPY_WEIGHT * H)``.
+    """``Gate`` on AdaEDL's lower bound of acceptance from the drafter's entropy, ``1 - sqrt(ENTROPY_WEIGHT * H)``.
 
-    No distribution is seen here: ``H`` is the entropy of accepted against rejected, continued beyond one half so that
+    There are no token distributions: ``H`` is the binary entropy of the rate, continued below one half so that
     it rises as the rate falls.
 
     Source: Agrawal et al., "AdaEDL: Early Draft Stopping for Speculative Decoding", 2024, arXiv:2410.18351.
     """
 
     def bound(self, rate: float) -> float:
-        """The lower bound."""
+        """AdaEDL's lower bound of acceptance at this rate."""
         p = min(max(rate, 1e-9), 1.0 - 1e-9)
         entropy = -p * log(p) - (1.0 - p) * log(1.0 - p)
         return 1.0 - sqrt(ENTROPY_WEIGHT * (entropy if p >= 0.5 else 2.0 * log(2.0) - entropy))
@@ -341,14 +341,14 @@ class Forerun:
     by_batch_alone: bool = field(init=False, default=False)
     _present: int = field(init=False)
     _behind: list[float] = field(init=False)
-    """Seconds by which each K lies behind the leader."""
+    """Accumulated seconds by which each K lies behind the best one."""
     _skipped: int = field(init=False, default=0)
-    """Tokens that the drafter has not seen while it rested."""
+    """Tokens that the drafter has not seen while it was idle."""
     _context: int = field(init=False, default=0)
     _prompts: float = field(init=False, default=0.0)
     _mixed: float = field(init=False, default=0.0)
     _decoded: float = field(init=False, default=0.0)
-    """Of late: tokens of prompts, steps that computed some, and tokens decoded."""
+    """Recent prompt tokens, steps with prompts, and decoded tokens, with exponential decay."""
 
     def __post_init__(self) -> None:
         self._present = self.rates.most
@@ -380,7 +380,7 @@ class Forerun:
         self.rates.observe(drafted, accepted)
 
     def _seconds(self, batch: Batch, expected: Sequence[float]) -> list[float]:
-        """Seconds of a step by draft tokens, with its share of the steps that compute the prompts of those to come."""
+        """Seconds of a step by draft tokens, including its share of steps that compute prompts of new requests."""
         if batch.prompt_tokens:
             self._prompts += batch.prompt_tokens
             self._mixed += 1.0
@@ -396,7 +396,7 @@ class Forerun:
         return [max(0.0, 1.0 - s) * a + s * m for s, a, m in zip(shares, alone, mixed, strict=True)]
 
     def _cost(self, seqs: int) -> float:
-        """Seconds of a change of K now; skipped tokens in steps of a quarter doubling."""
+        """Seconds that a change of K takes now; skipped tokens are rounded to a quarter doubling."""
         skipped = 0 if not self._skipped else round(2.0 ** (round(4 * log2(self._skipped)) / 4))
         return max(LEAST_SWITCH_S, self.switch_seconds(seqs, skipped))
 
@@ -406,7 +406,7 @@ class MovingAverageSlot:
     """One batch range of ``ema``: a moving average of accepted tokens, and the K that follows it."""
 
     candidates: tuple[int, ...]
-    """Ascending."""
+    """Numbers of draft tokens to choose from, in ascending order."""
     present: int
     alpha: float
     update_interval: int
@@ -422,7 +422,7 @@ class MovingAverageSlot:
         self.average = self.present - 1.0
 
     def observe(self, accepted: Sequence[int]) -> None:
-        """Average a step in; decide anew once in ``update_interval`` steps after the warm-up."""
+        """Update the average with a step; choose K anew every ``update_interval`` steps after the warm-up."""
         if self.present:
             self.average += self.alpha * (sum(accepted) / len(accepted) - self.average)
         self._batches += 1
@@ -447,7 +447,7 @@ class MovingAverageSlot:
 
     @staticmethod
     def _floor(tokens: int) -> float:
-        """Average at or below which ``tokens`` are enough."""
+        """Average of accepted tokens at or below which ``tokens`` draft tokens suffice."""
         return 0.5 if tokens == 0 else tokens - 0.5
 
 
@@ -462,7 +462,7 @@ class MovingAverage:
     """
 
     slots: Mapping[int, MovingAverageSlot]
-    """By smallest batch."""
+    """Slots by their smallest batch size."""
     by_batch_alone: bool = field(init=False, default=False)
     _sizes: list[int] = field(init=False)
 
@@ -474,7 +474,7 @@ class MovingAverage:
         return self._slot(batch.seqs).present
 
     def observe(self, drafted: int, accepted: Sequence[int]) -> None:
-        """Let the slot of the verified batch learn."""
+        """Update the slot of the verified batch."""
         if accepted:
             self._slot(len(accepted)).observe(accepted)
 
@@ -483,7 +483,7 @@ class MovingAverage:
 
 
 def free_switch(seqs: int, skipped: int) -> float:
-    """A change of K that takes no time."""
+    """Seconds of a change of K that takes no time: 0."""
     return 0.0
 
 
@@ -494,12 +494,12 @@ POLICIES: dict[str, Callable[[int], DraftPolicy]] = {}
 def policy_factory(
     config: PolicyConfig, most: int, step_seconds: StepSeconds, switch_seconds: SwitchSeconds = free_switch
 ) -> PolicyFactory | None:
-    """What makes the policy that a scenario names; None where K never changes.
+    """Factory of the policy that a scenario names; None if K never changes.
 
     Args:
-        config: the policy.
+        config: policy section of the scenario.
         most: draft tokens of a full proposal.
-        step_seconds, switch_seconds: the timing model, for policies that ask it.
+        step_seconds, switch_seconds: functions of the timing model, for policies that use them.
 
     Raises:
         ForerunError: no candidate of ``ema`` is at most ``most``.
@@ -566,10 +566,10 @@ def _slots(config: PolicyConfig, most: int) -> Callable[[], dict[int, MovingAver
 
 
 def check_policy(make_policy: PolicyFactory, most: int, max_seqs: int = 64) -> None:
-    """Check a policy against what the engine asks of it, on a short history of random acceptance.
+    """Check a policy against the engine's requirements, on a short history of random acceptance.
 
     Checked are: that every choice is a whole number from 0 to ``most``, that two policies with the same history choose
-    alike (runs are reproducible), and that one which says ``by_batch_alone`` heeds neither contexts nor history.
+    alike (runs are reproducible), and that a policy with ``by_batch_alone`` ignores contexts and history.
 
     Raises:
         ForerunError: the first rule that is broken, in one line.

@@ -20,7 +20,7 @@ from simulator.speculation.attention_level.overlap import SpeculativeAttention, 
 from simulator.timing import EngineTimer, ModelTimer, decode_work, keys_read
 
 WORKLOAD = {"arrivals": {"process": "burst"}, "input_tokens": 1, "output_tokens": 1, "num_requests": 1}
-"""Stands in where only steps are priced."""
+"""Placeholder workload for scenarios of which only steps are priced."""
 
 
 ATLAS_CHIPS = ("n150", "n150-v0.55", "n300", "p150", "h100-sxm", "h200-sxm", "a100-sxm-80gb", "b200-sxm")
@@ -33,7 +33,7 @@ ATLAS_MODELS = (
     "llama-3.1-405b",
 )
 ATLAS_GROUPS = (2, 4, 8, 16, 32)
-"""Chips of both groups together."""
+"""Total chips of the draft and target groups together."""
 ATLAS_CONTEXTS = tuple(2**power for power in range(10, 21))
 ATLAS_BATCHES = (1, 8)
 ATLAS_LEVERS = ((0.10, 128), (0.05, 128), (0.20, 128), (0.10, 1024), (0.05, 1024))
@@ -46,25 +46,25 @@ class DecodeStep(NamedTuple):
 
     seconds: float
     tokens: float
-    """Tokens that a sequence gains by it, bonus token included."""
+    """Tokens that a sequence gains in the step, bonus token included."""
     fits: bool
     """Whether the KV of the batch fits beside the weights."""
 
     @property
     def seconds_per_token(self) -> float:
-        """TPOT while such steps repeat."""
+        """TPOT, in seconds, of a run of such steps."""
         return self.seconds / self.tokens
 
 
 class Gain(NamedTuple):
-    """A layout against another at one batch size and context."""
+    """Speedup of one layout over another at one batch size and context."""
 
     batch: int
     context_tokens: int
     speedup: float
-    """TPOT of the first over that of the second."""
+    """Ratio of the TPOTs of the two layouts; above 1 where speculation is faster."""
     low: float
-    """The same with every assumed cost of the mechanism at the slow end of its range."""
+    """The speedup with every assumed cost of the mechanism at the slow end of its range."""
     high: float
     fits: bool
     """Whether both layouts hold the KV."""
@@ -92,7 +92,7 @@ class StepPricer:
 
     @cached_property
     def basis(self) -> str:
-        """What its usual steps rest on."""
+        """Evidence level of the kernels of its usual steps."""
         return self._build.basis
 
     def steps_under(
@@ -112,7 +112,7 @@ class StepPricer:
         return self.steps([(batch, context_tokens)])[0]
 
     def steps(self, cases: Sequence[tuple[int, int]]) -> list[DecodeStep]:
-        """The same for many pairs of batch and context at once; kept, as other levers are requested the same ones."""
+        """Steps for many pairs of batch and context at once; results are cached."""
         key = tuple(cases)
         if key not in self._known:
             self._known[key] = self._priced(key, self._timer)
@@ -145,7 +145,7 @@ def layout(base: Mapping[str, Any], **sections: Any) -> Scenario:
 def at_range_end(scenario: Scenario, end: str) -> Scenario:
     """The scenario with every assumed cost of the mechanism at the ``low`` or the ``high`` end of its range.
 
-    What the scenario gives itself stays.
+    Values that the scenario sets itself are kept.
     """
     config = scenario.attention_speculation
     if config is None:
@@ -172,7 +172,7 @@ def lever_gains(
     Args:
         serial: without attention-level speculation; the fastest of those whose KV fits counts, so that no gain is that
             over a layout nobody would choose.
-        speculative: with it.
+        speculative: the scenario with attention-level speculation.
         batches: sequences of a step.
         contexts: tokens that each of them has in the cache.
         levers: fields of ``attention_speculation`` in place of the scenario's own, once for each list of gains.
@@ -240,7 +240,7 @@ def atlas_gains(
 
 
 def _atlas_base(chip: str, model: str, speculation: str | None) -> dict[str, Any]:
-    """What scenarios of a layout have in common; Tensix chips in their usual block format."""
+    """Fields that all scenarios of a layout share; Tensix chips use their usual block format."""
     base: dict[str, Any] = {"model": model, "engine": {"max_num_seqs": 16, "max_num_batched_tokens": 256}}
     if load_chip(chip).kind == "tensix":
         base |= {"weights_dtype": "bfp8", "kv_cache_dtype": "bfp8"}

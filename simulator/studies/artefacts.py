@@ -1,4 +1,4 @@
-"""A scenario as what others read: engine files, Kubernetes objects, and the benchmark that would confirm a prediction.
+"""Exports of a scenario: engine files, Kubernetes objects, and the benchmark that would confirm a prediction.
 
 Each artefact is a function of the scenario. What a field means stands in its consumer's documentation, named with the
 version it was written for; what the consumer cannot say is a comment in front.
@@ -37,7 +37,7 @@ METRICS = {
     "waiting": "sum(vllm:num_requests_waiting{%s})",
     "kv_cache": "sum(vllm:kv_cache_usage_perc{%s})",
 }
-"""What an autoscaler's metric is to Prometheus, summed over replicas (vLLM v0.11, docs/design/metrics)."""
+"""PromQL of an autoscaler's metric, summed over replicas (vLLM v0.11, docs/design/metrics)."""
 URL = "http://localhost:8000"
 
 
@@ -102,7 +102,7 @@ def vllm_schedule(scenario: Scenario, table: Sequence[Mapping[str, Any]] = ()) -
     [first batch, last batch, first context, last context, draft tokens].
 
     Args:
-        scenario: with speculation.
+        scenario: a scenario with speculation.
         table: cells of a tuning, ``batch``, ``context`` and ``num_speculative_tokens`` each.
     """
     if not table:
@@ -368,7 +368,7 @@ def _behavior(scaler: Any) -> Document:
 
 
 def _quantity(value: float) -> str:
-    """A Kubernetes quantity: whole, or in thousandths."""
+    """A number as a Kubernetes quantity: whole, or in thousandths."""
     return str(int(value)) if value == int(value) else f"{round(1000 * value)}m"
 
 
@@ -379,7 +379,7 @@ def _scaler_remarks(scenario: Scenario) -> list[str]:
 
 
 def _own_remarks(scenario: Scenario) -> list[str]:
-    """What the command lines inside say behind ``#``."""
+    """Distinct remarks behind ``#`` in the launch commands of all parts."""
     remarks = (vllm_command(part).partition("  # ")[2] for _, _, part in _parts(scenario))
     parts = (part for remark in remarks for part in remark.split("; ") if part and " copies behind a " not in part)
     return list(dict.fromkeys(parts))
@@ -403,12 +403,12 @@ def _traffic(scenario: Scenario) -> tuple[float | None, int, int, int]:
 
 
 def _label(scenario: Scenario) -> str:
-    """The model's name as a Kubernetes object may be called."""
+    """The model's name as a valid name of a Kubernetes object."""
     return re.sub(r"[^a-z0-9]+", "-", checkpoint_name(scenario).rpartition("/")[2].lower()).strip("-")[:50] or "model"
 
 
 def _yaml(documents: Sequence[Document], remarks: Sequence[str]) -> str:
-    """YAML without what is None, remarks in front."""
+    """A YAML document without None values, preceded by remarks as comments."""
     kept = [{key: value for key, value in document.items() if value is not None} for document in documents]
     text = "---\n".join(yaml.safe_dump(document, sort_keys=False, width=120) for document in kept)
     return "".join(f"# {remark}\n" for remark in remarks) + text.rstrip("\n")

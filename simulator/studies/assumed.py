@@ -56,7 +56,7 @@ class AssumedParameter:
     """``factor`` on the assumed value, or the unit of an absolute value."""
     source: str
     change: Callable[[Scenario, float], Scenario] | None = None
-    """How the value gets into a scenario, where the parameter is a field of it."""
+    """Function that sets the value in a scenario; None where the parameter is no scenario field."""
 
     def applied(self, scenario: Scenario, value: float) -> tuple[Scenario, dict[str, float]]:
         """The scenario and the factors of a run in which the parameter has ``value``."""
@@ -77,7 +77,7 @@ def assumed_parameters(scenario: Scenario) -> dict[str, AssumedParameter]:
 
 
 FITTED_HOST_COSTS = ("step_s", "per_sequence_s")
-"""What a framework's fit on benchmark results covers."""
+"""Host costs that a framework's fit to benchmark results determines."""
 
 
 def _framework(scenario: Scenario) -> list[AssumedParameter]:

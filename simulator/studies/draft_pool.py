@@ -37,28 +37,28 @@ MAX_BATCH = 8
 WAYS = {"after": "after the verdict", "ahead": "ahead of it"}
 """When drafters draft: once the tokens of a step are known, or while it is verified, with roll-back."""
 OF_ITS_CHIPS = ("chip", "link", "overlap", "tensor_parallel", "weights_dtype")
-"""Fields of a drafter that go with chips of its own."""
+"""Fields of a drafter that apply only where it has chips of its own."""
 
 
 class PoolPrices(NamedTuple):
-    """Seconds of what verifiers and drafters do, each verifier with the same batch."""
+    """Seconds of each action of verifiers and drafters; all verifiers have the same batch size."""
 
     batch: int
-    """Sequences of a verifier."""
+    """Sequences in the batch of a verifier."""
     verify_s: float
-    """A step that verifies drafts."""
+    """Seconds of a step that verifies drafts."""
     plain_s: float
-    """A step without any."""
+    """Seconds of a step without drafts."""
     draft_s: Callable[[int], float]
-    """Drafts of so many sequences in one pass of a drafter."""
+    """Seconds of a drafter's pass, by the number of sequences that it drafts for."""
     prefill_s: float
-    """A drafter's pass over the contexts of a verifier that it has not seen."""
+    """Seconds of a drafter's pass over the contexts of a verifier that is new to it."""
     there_s: float
-    """The message with the tokens of a step."""
+    """Seconds of the message from verifier to drafter with the tokens of a step."""
     back_s: float
-    """The message with the drafts."""
+    """Seconds of the message from drafter to verifier with the drafts."""
     accepted: float
-    """Draft tokens accepted of a sequence and step, on average."""
+    """Mean draft tokens accepted per sequence and step."""
     ahead: float
     """Chance that a sequence goes on as its drafter did without waiting: all drafts accepted, the next token guessed;
     0 for heads, which read the hidden states of what was verified."""
@@ -136,7 +136,7 @@ def pool_prices(scenario: Scenario, batch: int, context_tokens: int) -> PoolPric
 
 @dataclass(frozen=True, slots=True)
 class PoolShape:
-    """Who shares what."""
+    """Numbers of verifiers and drafters in a pool, and how drafters work."""
 
     verifiers: int
     drafters: int = 1
@@ -159,9 +159,9 @@ class PoolRun:
     there."""
 
     tokens_per_s: float = 0.0
-    """Of all verifiers, from each one's first step to its last."""
+    """Throughput of all verifiers, each from its first step to its last."""
     step_s: float = 0.0
-    """Mean over verifiers, from step to step."""
+    """Mean seconds from step to step, over all verifiers."""
     use: float = 0.0
     """Share of time at which drafters draft."""
     end_s: float = 0.0
@@ -174,16 +174,16 @@ class PoolRun:
     together: float = 0.0
     """Mean number of verifiers in a drafter's pass."""
     ends: list[list[float]] = field(default_factory=list)
-    """Ends of every verifier's steps."""
+    """Times, in seconds, at which the steps of each verifier end."""
 
 
 @dataclass(slots=True, eq=False)
 class _Job:
     seqs: int
     seconds: float | None
-    """Of work that is no draft."""
+    """Duration of work other than drafting."""
     result: simpy.Event
-    """Happens with whether there is a result."""
+    """Triggered when the job ends; its value is whether there is a result."""
 
 
 class _Pool:
@@ -222,7 +222,7 @@ class _Pool:
         return run
 
     def ask(self, home: int, seqs: int, seconds: float | None = None) -> _Job:
-        """Put work into a drafter's queue."""
+        """Add a job to a drafter's queue."""
         job = _Job(seqs, seconds, self.env.event())
         self.run.submitted += 1
         self.queues[home].append(job)
@@ -236,7 +236,7 @@ class _Pool:
         job.result.succeed(fate == "done")
 
     def draft(self, drafter: int) -> Process:
-        """Take what waits, price it as one pass, hand it out; until lost."""
+        """Serve the jobs in a drafter's queue, one pass at a time, until the drafter is lost."""
         env, queue = self.env, self.queues[drafter]
         while True:
             if not queue:
@@ -260,7 +260,7 @@ class _Pool:
                 self.finish(job, "done")
 
     def lose(self, at_s: float) -> Process:
-        """The first drafter with all that waits for it."""
+        """Remove the first drafter and every job in its queue."""
         yield self.env.timeout(at_s)
         self.alive[0] = False
         self.lost.succeed()
@@ -275,7 +275,7 @@ class _Pool:
         return drafter if self.alive[drafter] else alive[verifier % len(alive)] if alive else None
 
     def verify(self, verifier: int) -> Process:
-        """Step after step, with drafts while there are any."""
+        """Run the steps of a verifier, with drafts while a drafter is available."""
         env, prices, ends = self.env, self.prices, self.run.ends[verifier]
         home, reading = self.home(verifier), None
         drafted: Any = True
@@ -351,13 +351,13 @@ def target_chips_gain(scenario: Scenario, batch: int, context_tokens: int) -> fl
 
 
 class PoolGain(NamedTuple):
-    """Tokens per second of verifiers that share drafters, beside the same verifiers without drafts."""
+    """Throughput of verifiers that share drafters relative to the same verifiers without drafts."""
 
     verifiers_per_drafter: float
     gain: float
     step_s: float
     use: float
-    """Of the drafters."""
+    """Share of time at which the drafters draft."""
 
 
 def pool_gains(
@@ -400,12 +400,12 @@ def draft_pool(
     """How many verifiers may share one drafter, waiting for the verdict or drafting ahead of it, and what a loss costs.
 
     Args:
-        scenario: with a drafter on chips of its own; its workload does not count.
-        batch: sequences of each verifier.
-        context_tokens: of each sequence.
+        scenario: has a drafter on separate chips; its workload is ignored.
+        batch: sequences in the batch of each verifier.
+        context_tokens: tokens in the cache of each sequence.
         verifiers: per drafter, to try.
         max_batch: verifiers whose drafts a drafter computes in one pass.
-        seed: of the draws of what is kept of drafts made ahead.
+        seed: seed of the draws that decide which drafts made ahead are kept.
         progress: called with (pools done, pools).
 
     Raises:
@@ -462,7 +462,7 @@ def _way(curves: Sequence[Sequence[PoolGain]]) -> dict[str, Any]:
 
 
 def _loss(prices: PoolPrices, ways: Mapping[str, Any], max_batch: int, seed: int) -> dict[str, Any] | None:
-    """Two drafters with as many verifiers as pay, of which one is lost after a quarter of the run."""
+    """Two drafters with the most verifiers that still gain, one drafter lost after a quarter of the run."""
     paying = [row["verifiers_per_drafter"] for row in ways["after"]["gains"] if row["gain"] >= 1.0]
     if not paying:
         return None
@@ -511,13 +511,13 @@ class DraftPoolResult(StudyResult):
 
     @property
     def title(self) -> str:
-        """Who drafts for whom."""
+        """Title that names drafter and verifiers."""
         scenario = self.document["scenario"]
         return f"{self.model} on {scenario['hardware']['chip']}: drafts from {scenario['speculation']['draft']['chip']}"
 
     @property
     def marks(self) -> Sequence[str]:
-        """What each verifier holds."""
+        """Batch and context of each verifier."""
         return f"{self.document['batch']} sequences each", f"{self.document['context_tokens']:,} tokens of context"
 
     @property
@@ -531,7 +531,7 @@ class DraftPoolResult(StudyResult):
         return [{"drafting": way, **row} for way, one in self.document["ways"].items() for row in one["gains"]]
 
     def tables(self) -> list[Table]:
-        """Gains by verifiers per drafter; what a step is made of."""
+        """Gains by verifiers per drafter, and the parts of a step."""
         rows: list[list[Value]] = []
         for row in self.records():
             tone = "good" if row["gain"] >= 1.0 else "bad"

@@ -51,11 +51,11 @@ class Ratio(NamedTuple):
     low: float | None
     high: float | None
     probability: float | None = None
-    """That it lies above 1: chance and the error of the model together; None where that error is not known."""
+    """Probability that the ratio is above 1, random and model error combined; None where the latter is unknown."""
 
     @property
     def verdict(self) -> int:
-        """1 surely better, -1 surely worse, 0 undecided; the bare ratio decides where there is no interval."""
+        """1 surely better, -1 surely worse, 0 undecided; without an interval the ratio alone decides."""
         low, high = (self.ratio if end is None else end for end in (self.low, self.high))
         return 1 if low > 1.0 else -1 if high < 1.0 else 0
 
@@ -75,7 +75,7 @@ def paired_ratio(
 
     Args:
         base: the metric of each run of the baseline.
-        other: of each run of the variant, in the same order of seeds.
+        other: the metric of each run of the variant, in the same order of seeds.
         higher_is_better: False turns the ratio over, so that above 1 is better.
         level: coverage of the interval; without a second pair there is none.
 
@@ -116,11 +116,11 @@ def ratio_of(logs: Sequence[float], level: float = LEVEL) -> Ratio:
 def with_model_error(ratio: Ratio, base: ModelError, other: ModelError, metric: str, level: float = LEVEL) -> Ratio:
     """A ratio with the error of the model in its interval, and the chance that it lies above 1.
 
-    What both rest on moves both in every draw: kernels that are 10 % slower than thought are so in either variant.
+    Shared error sources move both runs in every draw: kernels that are 10 % slower than predicted are so in both.
 
     Args:
         ratio: with its interval of chance.
-        base, other: what is known of the error of either run.
+        base, other: model error of either run.
         metric: whose ratio it is.
         level: coverage of the interval.
     """

@@ -22,13 +22,13 @@ class CountedRuns(NamedTuple):
     seed: int
     factors: tuple[tuple[str, float], ...] = ()
     intervals: bool = False
-    """Whether it also looks for its model's error."""
+    """Whether the run also estimates the error of its model."""
     notes: bool = True
     """Whether its notes are read: some take longer than the run. Runs that differ in this alone count as the same."""
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What the result depends on; the seed only where something is drawn."""
+        """Cache key of everything that the result depends on; the seed counts only where something is random."""
         seed = self.seed if self.intervals or self.scenario.random else None
         return (
             json.dumps(self.scenario.model_dump(mode="json", exclude_none=True), sort_keys=True),

@@ -33,7 +33,7 @@ STUDY_KEYS = ("scenario", "vary", "variants", "metric")
 VARIANT_KEYS = ("name", "set")
 RANGE_KEYS = ("low", "high", "log")
 FEW_VALUES = 2
-"""Values of a section up to which a name spells them out."""
+"""Largest number of values in a section that a name lists in full."""
 Settings = Mapping[str, Any]
 """Values by dotted scenario path."""
 
@@ -53,7 +53,7 @@ class Range:
 
 
 Values = tuple[Any, ...] | Range
-"""What a field is varied over."""
+"""Values, or a range of them, over which a field is varied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +77,9 @@ class StudyFile:
     folder: Path | None = None
     """Where relative file names in settings are looked up first."""
     metric: str | None = None
-    """What ``compare`` judges by, where the file says."""
+    """Metric by which ``compare`` ranks variants; None where the file sets none."""
     notes: tuple[str, ...] = ()
-    """What was taken where the file says nothing."""
+    """Notes on defaults used where the file sets no value."""
 
     def with_settings(self, settings: Settings) -> Scenario:
         """The scenario with values set by dotted path.
@@ -186,10 +186,10 @@ def parse_pairs(text: str, name: str, example: str, value: str = "VALUE") -> dic
     """``WORD=VALUE,...`` as a mapping; nothing is an empty one.
 
     Args:
-        text: what a user wrote.
-        name: of the option or field, for an error.
-        example: of what is right, for an error.
-        value: what a word is given, for an error.
+        text: the user's input.
+        name: name of the option or field, for error messages.
+        example: a valid input, for error messages.
+        value: description of a value, for error messages.
 
     Raises:
         ForerunError: a part without its ``=``, or a word twice.
@@ -437,7 +437,7 @@ def design_points(
         design: ``grid`` takes every combination of values; ``random`` and ``latin-hypercube`` draw ``samples`` points,
             from lists with equal chance.
         samples: number of points drawn.
-        seed: of the draws.
+        seed: seed of the random samples.
 
     Raises:
         ForerunError: a range in a grid, samples without a random design or the other way round, too many points.

@@ -1,4 +1,4 @@
-"""Whether a drafter keeps the rules that the engine relies on: for authors of their own."""
+"""Validation of custom drafters: the rules that the engine relies on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROMPT_TOKENS = 100
 
 
 def check_drafter(drafter: Drafter, query_len: int, max_seqs: int = 8) -> None:
-    """Check a drafter against everything the engine asks of it, on small steps of each kind.
+    """Check a drafter against all rules that the engine relies on, on small steps of each kind.
 
     Checked are: that costs and memory are finite and not negative, that a step without work costs nothing, that its
     parts are the same for numbers, for a run of decode steps and for arrays, that more sequences and longer contexts

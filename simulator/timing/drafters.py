@@ -1,6 +1,6 @@
-"""Drafters: what each runs in a step, on the target's chips, on the host or on chips of its own.
+"""Drafters and their costs per step: on the target's chips, on the host or on chips of their own.
 
-A drafter lists its parts, each a pass of a model, a table or seconds of the host; what it costs in one step, in many,
+A drafter lists its parts, each a model pass, a table lookup or host seconds; its costs in one step, in many,
 and its kernels all follow from that list.
 """
 
@@ -38,7 +38,7 @@ TOKEN_BYTES = 4.0
 
 
 class DraftTable:
-    """Kernels that depend on one count alone: their costs in a table, their list on demand."""
+    """Kernels that depend on a single count: their costs are tabulated, their list is made on demand."""
 
     def __init__(self, library: KernelLibrary, calls: Any, most: int) -> None:
         self._library, self._calls = library, calls
@@ -63,18 +63,18 @@ class DraftTable:
 
 
 class Part(NamedTuple):
-    """A part of what a drafter does in one step, or in each of many: then numbers are arrays over them."""
+    """Part of a drafter's work in one step, or in each of many steps: numbers are then arrays over the steps."""
 
     times: Any
-    """How often it runs; 0 = not at all."""
+    """Number of times that the part runs in a step; 0 = not at all."""
     source: StepTimer | DraftTable | None
-    """A model that runs a pass or a table; None: seconds that are given."""
+    """Timer of a model pass, or a table; None: the seconds are in ``arguments``."""
     arguments: tuple[Any, ...]
     """Arguments of the source: a step's work and its rows of logits, or a count; or the seconds themselves."""
     kind: Literal["device", "host", "link"] = "device"
-    """Where given seconds are spent."""
+    """Where the seconds are spent if ``source`` is None."""
     on_other_device: bool = False
-    """Whether it runs on other chips than the target's: its FLOPs and bytes are not theirs."""
+    """Whether it runs on other chips than the target's; its FLOPs and bytes are then not counted."""
 
     def seconds(self) -> Any:
         """Seconds of one step."""
@@ -83,7 +83,7 @@ class Part(NamedTuple):
         return self.times * self.source.seconds(*self.arguments) if self.times else 0.0
 
     def kernels(self) -> Iterator[Kernel]:
-        """Its kernels in many steps; the wait for launches outside captured graphs is left out."""
+        """Kernels of the part in many steps, without the wait for launches outside captured graphs."""
         if self.source is None:
             family = {"host": "host", "link": "collective", "device": "elementwise"}[self.kind]
             yield other_device_kernel(f"draft: {self.kind}", family, self.arguments[0], self.times)
@@ -108,7 +108,7 @@ class Part(NamedTuple):
 
 
 def host_part(seconds: Any, times: Any = 1) -> Part:
-    """Seconds of the host, while the chips wait."""
+    """Part for host work of the given seconds, during which the chips wait."""
     return Part(times, None, (seconds,), "host")
 
 
@@ -130,11 +130,11 @@ def drafting_costs(parts: Iterator[Part], steps: int) -> Costs:
 
 @runtime_checkable
 class DraftMemory(Protocol):
-    """What lies beside the target on every chip."""
+    """Memory that a drafter takes on every chip of the target."""
 
     @property
     def weight_bytes(self) -> float:
-        """Weights on ONE chip that the target does not hold already."""
+        """Weight bytes on ONE chip, without tensors shared with the target."""
 
     @property
     def kv_bytes_per_token(self) -> float:
@@ -143,7 +143,7 @@ class DraftMemory(Protocol):
 
 @runtime_checkable
 class Drafter(DraftMemory, Protocol):
-    """A plug-in point: anything that proposes draft tokens. ``check_drafter`` says whether an own one keeps the rules.
+    """Extension point: anything that proposes draft tokens. ``check_drafter`` validates custom drafters.
 
     The engine verifies all proposed tokens in one target pass; then the drafter runs over the tokens of that step
     (prompt chunks included) and proposes for every sequence that will decode next. That is the order of vLLM V1's
@@ -152,7 +152,7 @@ class Drafter(DraftMemory, Protocol):
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """Attention windows that its costs depend on, in the order in which it expects them in a ``StepWork``."""
+        """Attention windows that the drafter's costs depend on, in the order that it expects in a ``StepWork``."""
 
     @property
     def pass_tokens(self) -> tuple[int, ...]:
@@ -163,7 +163,7 @@ class Drafter(DraftMemory, Protocol):
         """``device``: the target's chips; ``host``: the CPU, while the chips wait."""
 
     def parts(self, work: StepWork[Any]) -> Iterator[Part]:
-        """What it does in one step, or in each of many: the same list for numbers and for arrays.
+        """Parts that the drafter runs in one step, or in each of many: the same list for numbers and for arrays.
 
         ``work`` is the target's step: ``query_len`` counts the verified tokens and the one before them.
         """
@@ -171,17 +171,17 @@ class Drafter(DraftMemory, Protocol):
 
 @runtime_checkable
 class AdjustableDrafter(Drafter, Protocol):
-    """A drafter that a policy can run for fewer tokens, and that can catch up after a rest."""
+    """A drafter that a policy can run for fewer tokens, and that can catch up after idle steps."""
 
     def with_tokens(self, count: int) -> Drafter:
-        """The same drafter proposing a chain of ``count`` tokens: 1 to what it proposes as built."""
+        """Variant of the drafter that proposes a chain of ``count`` tokens, at most as many as the drafter itself."""
 
     def catch_up(self, draft: DraftStep[Any]) -> Iterator[Part]:
-        """What it takes to put the skipped tokens into its KV cache; nothing if it keeps none."""
+        """Parts that compute the skipped tokens into the drafter's KV cache; none if it has no cache."""
 
 
 class DraftStep(NamedTuple, Generic[Number]):
-    """What the drafter does at the end of one engine step, or of many, where a policy decides it.
+    """Work of the drafter at the end of one engine step, or of many, as chosen by a policy.
 
     A tuple over windows is ordered as in ``StepWork``.
     """
@@ -189,14 +189,14 @@ class DraftStep(NamedTuple, Generic[Number]):
     tokens: Number
     """Draft tokens proposed for each sequence; 0: none."""
     switched: Number
-    """1 where that is another number than the step itself verifies, else 0."""
+    """1 if ``tokens`` differs from the number that the step itself verifies, else 0."""
     skipped_seqs: Number
-    """Sequences whose latest tokens the drafter has not seen because it rested."""
+    """Sequences whose latest tokens the drafter has not seen because it was idle."""
     skipped_tokens: Number
     skipped_pairs: tuple[Number, ...]
-    """(query, key) pairs of these tokens, per window."""
+    """(query, key) pairs of the skipped tokens, per window."""
     skipped_kv_tokens: tuple[Number, ...]
-    """Keys that they read, per window."""
+    """Keys that the skipped tokens read, per window."""
 
 
 def drafting_sequences(work: StepWork[Any]) -> Any:
@@ -206,7 +206,7 @@ def drafting_sequences(work: StepWork[Any]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class HostOverhead:
-    """Host time that a drafter adds and no kernel hides, in seconds."""
+    """Host time that a drafter adds to a step and that no kernel hides, in seconds."""
 
     step_s: float = 0.0
     """Per step that drafts."""
@@ -228,7 +228,7 @@ NO_OVERHEAD = HostOverhead()
 
 def fusion_table(deployment: Deployment, hidden_states: int, max_tokens: int) -> DraftTable:
     """Projection of ``hidden_states`` hidden states to one, by number of tokens; replicated on every chip. One table
-    for all who ask alike: another number of draft tokens, another point of a study."""
+    is shared by callers with equal arguments: other numbers of draft tokens, other points of a study."""
     hidden, dtype = deployment.architecture.hidden_size, deployment.weight_dtypes["attention"]
     return _fusion(deployment.kernels, hidden, hidden_states * hidden, dtype, max_tokens)
 
@@ -245,8 +245,8 @@ def layer_weight_bytes(deployment: Deployment, own_lm_head: bool, fused_hidden_s
     """Bytes on one chip of a drafter that shares the target's embedding.
 
     Args:
-        deployment: the drafter's.
-        own_lm_head: whether it holds an LM head.
+        deployment: deployment of the drafter.
+        own_lm_head: whether the drafter has LM-head weights of its own.
         fused_hidden_states: hidden states that a projection turns into one; 0 for none.
     """
     architecture = deployment.architecture
@@ -264,8 +264,8 @@ def skipped_parts(step: StepTimer, fusion: DraftTable | None, draft: DraftStep[A
     Args:
         step: the drafter's model.
         fusion: projection of the target's hidden states, by tokens.
-        draft: what was skipped.
-        modules: that each keep a cache of their own.
+        draft: the skipped tokens.
+        modules: modules with a KV cache of their own.
     """
     tokens, most = draft.skipped_tokens, step.max_tokens
     if fusion is not None:
@@ -314,7 +314,7 @@ class SequentialDrafter:
 
     step: StepTimer
     depth: int
-    """Longest path that can be accepted."""
+    """Most draft tokens that one step can accept."""
     pass_widths: tuple[int, ...]
     """Tokens per sequence of each pass after the first."""
     weight_bytes: float
@@ -324,14 +324,14 @@ class SequentialDrafter:
     """Projection of the target's hidden states, by tokens of the first pass."""
     separate_modules: bool = False
     longest_accepted: int | None = None
-    """Draft tokens that the step itself can have accepted; default: as many as are proposed."""
+    """Most draft tokens that the step itself can have accepted; default: ``depth``."""
     reads_target_cache: bool = False
-    """The target drafts for itself with a part of its own KV: nothing to prefill or to catch up on, ``depth`` passes
+    """Whether the target drafts with part of its own KV: no prefill and no catching up, just ``depth`` passes
     over one token each."""
     runs_on: Literal["device", "host"] = field(init=False, default="device")
     windows: tuple[int | None, ...] = field(init=False)
     pass_groups: tuple[tuple[int, int, int], ...] = field(init=False)
-    """ElementwiseKernels of equal width: (width, passes, tokens drafted before and in the middle one)."""
+    """Passes of equal width: (width, number of passes, tokens drafted before and in the middle one)."""
 
     def __post_init__(self) -> None:
         self.windows = self.step.windows
@@ -351,7 +351,7 @@ class SequentialDrafter:
         return caught_up * self.modules if self.separate_modules else caught_up + self.pass_widths
 
     def parts(self, work: StepWork[Any]) -> Iterator[Part]:
-        """Its passes in a step, and the host around them."""
+        """Draft passes of a step, and the host work around them."""
         drafting = drafting_sequences(work)
         present = drafting > 0
         if self.reads_target_cache:
@@ -380,11 +380,11 @@ class SequentialDrafter:
         yield self.overhead.part(drafting, forwards)
 
     def with_tokens(self, count: int) -> SequentialDrafter:
-        """The same drafter for a chain of ``count`` tokens; for 0 it only puts the step's tokens into its cache."""
+        """Drafter of a chain of ``count`` tokens; for 0 it only computes the step's tokens into its KV cache."""
         return replace(self, depth=count, pass_widths=(1,) * (count - 1), longest_accepted=self.longest_path)
 
     def catch_up(self, draft: DraftStep[Any]) -> Iterator[Part]:
-        """ElementwiseKernels over the tokens skipped while it rested, in every module."""
+        """Passes over the tokens skipped while the drafter was idle, in every module."""
         if not self.reads_target_cache:
             yield from skipped_parts(self.step, self.fusion, draft, self.modules)
 
@@ -432,7 +432,7 @@ class SequentialDrafter:
 
 
 def _of_one(work: StepWork[Any], present: Any) -> StepWork[Any]:
-    """A draft pass of one of its sequences, with the mean one's context."""
+    """The draft pass for a single sequence with the mean context of the batch."""
     several = work.decode_seqs + (work.decode_seqs == 0)
     keys = tuple(keys // several for keys in work.decode_kv_tokens)
     return work._replace(decode_seqs=present * 1, decode_kv_tokens=keys)
@@ -460,7 +460,7 @@ class ParallelDrafter:
         return (2 * self.num_speculative_tokens,)
 
     def parts(self, work: StepWork[Any]) -> Iterator[Part]:
-        """Its one pass in a step, and the host around it."""
+        """The single draft pass of a step, and the host work around it."""
         drafting = drafting_sequences(work)
         yield Part(1, self.step, (self._masked(work), drafting * self.num_speculative_tokens))
         if self.fusion is not None:
@@ -468,15 +468,15 @@ class ParallelDrafter:
         yield self.overhead.part(drafting, 1)
 
     def with_tokens(self, count: int) -> ParallelDrafter:
-        """The same drafter for ``count`` tokens; for 0 it only puts the step's tokens into its cache."""
+        """Drafter of ``count`` tokens; for 0 it only computes the step's tokens into its KV cache."""
         return replace(self, num_speculative_tokens=count)
 
     def catch_up(self, draft: DraftStep[Any]) -> Iterator[Part]:
-        """ElementwiseKernels over the tokens skipped while it rested."""
+        """Passes over the tokens skipped while the drafter was idle."""
         yield from skipped_parts(self.step, self.fusion, draft, 1)
 
     def _masked(self, work: StepWork[Any]) -> StepWork[Any]:
-        """The step with the masked positions behind every sequence that drafts; they see each other causally."""
+        """The step with masked positions appended to every drafting sequence; they attend to each other causally."""
         masked = max(0, self.num_speculative_tokens - 1)
         sampled, decoding = work.sampled_prefills, work.decode_seqs
         added = sampled * masked
@@ -513,7 +513,7 @@ class HeadsDrafter:
     runs_on: Literal["device", "host"] = field(init=False, default="device")
     kv_bytes_per_token: float = field(init=False, default=0.0)
     table: DraftTable = field(init=False)
-    """All heads by drafting sequences."""
+    """Costs of all heads, by number of drafting sequences."""
 
     def __post_init__(self) -> None:
         self.table = DraftTable(self.target.kernels, self._head_calls, self.max_seqs)
@@ -527,13 +527,13 @@ class HeadsDrafter:
         return self.num_heads * head * dtype_bytes(self.dtype)
 
     def parts(self, work: StepWork[Any]) -> Iterator[Part]:
-        """All heads in a step, and the host around them."""
+        """The pass of all heads in a step, and the host work around it."""
         drafting = drafting_sequences(work)
         yield Part(drafting > 0, self.table, (drafting,))
         yield self.overhead.part(drafting, 1)
 
     def with_tokens(self, count: int) -> HeadsDrafter:
-        """The first ``count`` heads."""
+        """Drafter with only the first ``count`` heads."""
         return replace(self, num_heads=count, overhead=self.overhead if count else NO_OVERHEAD)
 
     def catch_up(self, draft: DraftStep[Any]) -> Iterator[Part]:
@@ -575,7 +575,7 @@ class HostDrafter:
         yield host_part(seconds, drafting > 0)
 
     def with_tokens(self, count: int) -> HostDrafter:
-        """The same look-up, whatever it proposes; none where it proposes nothing."""
+        """The look-up itself, as its cost does not depend on ``count``; free for 0 tokens."""
         return self if count else HostDrafter(0.0, 0.0)
 
     def catch_up(self, draft: DraftStep[Any]) -> Iterator[Part]:
@@ -598,7 +598,7 @@ class RemoteDrafter:
     """Hidden states per token, in bytes."""
     overlap: float = 0.0
     """Share of the drafting that runs while the target verifies, 0 to 1: ``drafting - overlap min(drafting, target)``
-    is what a step pays for it."""
+    is the time that drafting adds to a step."""
     weight_bytes: float = field(init=False, default=0.0)
     kv_bytes_per_token: float = field(init=False, default=0.0)
     runs_on: Literal["device", "host"] = field(init=False, default="device")
@@ -626,7 +626,7 @@ class RemoteDrafter:
         return sum(inner.pass_widths, start=min(1, inner.depth))
 
     def parts(self, work: StepWork[Any]) -> Iterator[Part]:
-        """What runs on its chips in a step, and the two messages; before any overlap."""
+        """Draft passes on the drafter's chips, and the message each way; before any overlap."""
         tokens = work.prefill_tokens + work.decode_seqs * work.query_len
         for part in self.inner.parts(work):
             yield part._replace(times=part.times * (tokens > 0), on_other_device=True)
@@ -646,7 +646,7 @@ class RemoteDrafter:
         return replace(self, inner=self.inner.with_tokens(count))
 
     def catch_up(self, draft: DraftStep[Any]) -> Iterator[Part]:
-        """ElementwiseKernels over the skipped tokens, sent over in one message."""
+        """Passes over the skipped tokens, which are sent to the drafter's chips in one message."""
         for part in self.inner.catch_up(draft):
             yield part._replace(on_other_device=True)
         skipped = draft.skipped_tokens
@@ -658,10 +658,10 @@ class RemoteDrafter:
 
 @dataclass(slots=True)
 class AdjustedDrafter:
-    """What a drafter costs in steps whose draft tokens a policy chooses.
+    """Costs of a drafter in steps whose number of draft tokens a policy chooses.
 
     Args:
-        drafter: proposes ``most`` tokens.
+        drafter: the drafter, which proposes ``most`` tokens.
         most: draft tokens of its full proposal (the depth, of a tree).
         follows: whether it runs one pass over the tokens of steps that draft nothing, so that its cache never lags.
         switch_s: host seconds of each change of the number of draft tokens.
@@ -677,7 +677,7 @@ class AdjustedDrafter:
     _by_tokens: dict[int, Drafter | None] = field(init=False, default_factory=dict)
 
     def parts(self, work: StepWork[Any], draft: DraftStep[Any], tokens: int) -> Iterator[Part]:
-        """What it does in one step, or in each of many whose policy requests ``tokens`` draft tokens."""
+        """Parts of one step, or of each of many steps, for which the policy requests ``tokens`` draft tokens."""
         forwards = tokens if self.look_s is None else min(tokens + 1, self.most)
         drafter = self._proposing(forwards)
         if drafter is not None:
@@ -694,7 +694,7 @@ class AdjustedDrafter:
         return drafting_seconds(self.parts(work, draft, draft.tokens))
 
     def costs(self, work: StepWork[IntArray], draft: DraftStep[IntArray]) -> Costs:
-        """The same of many steps, by bound."""
+        """Costs that drafting adds to each of many steps, by bound."""
         total = Costs.zeros(len(draft.tokens))
         for tokens in np.unique(draft.tokens).tolist():
             rows = np.flatnonzero(draft.tokens == tokens)
@@ -703,7 +703,7 @@ class AdjustedDrafter:
         return total
 
     def _proposing(self, tokens: int) -> Drafter | None:
-        """The drafter of so many tokens; None where it rests."""
+        """Drafter of ``tokens`` tokens; None where it is idle."""
         if tokens == self.most:
             return self.drafter
         if tokens not in self._by_tokens:
@@ -721,5 +721,5 @@ class AdjustedDrafter:
 
 
 def some_drafts(draft: DraftStep[IntArray], rows: Any) -> DraftStep[Any]:
-    """What the drafter does in some of many steps."""
+    """Select ``rows`` of the drafter's work in many steps."""
     return DraftStep(*(tuple(x[rows] for x in part) if isinstance(part, tuple) else part[rows] for part in draft))

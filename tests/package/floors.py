@@ -1,10 +1,6 @@
-"""Pip constraints that hold every direct dependency of the package and of some extras at its lower bound.
-
-Run as ``python tests/package/floors.py EXTRA ... > constraints.txt``.
-"""
+"""Pip constraints that hold every direct dependency of the package and of some extras at its lower bound."""
 
 import re
-import sys
 import tomllib
 from pathlib import Path
 
@@ -26,7 +22,3 @@ def _bound(requirement: str) -> tuple[str, str]:
     if match is None:
         raise SystemExit(f"{PROJECT.name}: {requirement}: a dependency needs a lower bound")
     return match[1], match[2]
-
-
-if __name__ == "__main__":
-    print(*floors(sys.argv[1:]), sep="\n")

@@ -66,7 +66,7 @@ SIDE_RUNS = 3
 AUTOMATIC = "auto"
 NONE = "none"
 SAMPLING, MODELLED, ASSUMED = "sampling", "model error and sampling", "assumed costs and sampling"
-"""What the interval of a ratio covers."""
+"""Sources of error that the interval of a ratio may cover."""
 TORNADO_ROWS = 8
 """Assumed parameters that a terminal shows."""
 
@@ -225,7 +225,7 @@ def _served_loads(variants: Sequence[Variant], path: str | None) -> dict[str, An
 
 
 def _judged_by(base: Variant, documents: Mapping[str, Sequence[dict[str, Any]]]) -> str:
-    """What a comparison is judged by: goodput if the scenario has an SLO and the share of good requests differs."""
+    """Deciding metric of a comparison: goodput if there is an SLO and the share of good requests differs."""
     if not section_values(base.scenario.slo):
         return headline_metric(base)
     good = [fmean((run["slo"] or {}).get("good_share") or 0.0 for run in runs) for runs in documents.values()]
@@ -521,7 +521,7 @@ def _overload_words(document: dict[str, Any]) -> str:
 
 
 def _slo_words(document: dict[str, Any]) -> str:
-    """Limits that variants miss."""
+    """Sentence on the SLO limits that variants miss."""
     words = []
     for variant in document["variants"]:
         limits = variant["slo"]["limits"] if variant.get("slo") else {}
@@ -608,7 +608,7 @@ class ComparedVariant(NamedFields):
 
     name: str
     set: dict[str, Any]
-    """Values in which it differs from the scenario, by dotted path."""
+    """Scenario values in which the variant differs, by dotted path."""
     summary: dict[str, Any]
     """Figures of its runs, keyed as vLLM's benchmark."""
     speedup: dict[str, dict[str, float] | None]
@@ -754,7 +754,7 @@ def range_words(row: dict[str, Any]) -> str:
 
 
 def _crossover_table(document: dict[str, Any]) -> Table:
-    """Where variants start or stop to pay."""
+    """Table of the loads at which variants start or stop being faster than the baseline."""
     crossover = document["crossover"]
     rows = [
         [row["variant"], row["better"], load_words(crossover["path"], row["value"]),

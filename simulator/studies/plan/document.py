@@ -71,7 +71,7 @@ def plan(
             8,192, and speculation on and off.
         seed: the first seed; every layout gets the same ones.
         replications: runs of every layout that is near the limit.
-        requests: of a run; default: the scenario's, and a minute of arrivals at least.
+        requests: requests of a run; default: the scenario's, and at least a minute of arrivals.
         finalists: layouts that hold the SLO to find.
         max_replicas: most replicas of a layout to try.
         spare: replicas to rent beyond those that hold the SLO, so that as many may fail (N+1: 1).
@@ -236,11 +236,11 @@ class PlannedLayout(NamedFields):
     headroom: float | None
     """``max_rate`` over the planned rate, less 1."""
     probability: float | None
-    """That it meets the SLO, the model's error included; None without ``interval``."""
+    """Probability that it meets the SLO, the model's error included; None without ``interval``."""
     bottleneck: dict[str, float] | None
     basis: str | None
     set: dict[str, Any]
-    """Values of its scenario by dotted path."""
+    """Scenario values that the layout sets, by dotted path."""
 
     def launch_command(self, engine: str = "vllm") -> str:
         """The command that starts the layout in ``vllm`` or ``sglang``.
@@ -314,7 +314,7 @@ class PlanResult(StudyResult):
         ]
 
     def tables(self) -> list[Table]:
-        """Layouts that hold, those that do not and why, and the winners' launch commands."""
+        """Tables of layouts that meet the SLO, of the others with reasons, and of the winners' launch commands."""
         rows = self.document["candidates"]
         tables = [_holding_table(self.document), _power_table(self.document)]
         for status, words in FAILING.items():
@@ -342,7 +342,7 @@ SHOWN = 12
 
 
 def _holding_table(document: Document) -> Table:
-    """Layouts that hold, best first; a star marks the Pareto front."""
+    """Layouts that meet the SLO, best first; a star marks the Pareto front."""
     rows: list[list[Value]] = []
     for row in document["candidates"]:
         if row["status"] != "meets":
@@ -377,7 +377,7 @@ def _holding_table(document: Document) -> Table:
 
 
 def _power_table(document: Document) -> Table:
-    """What layouts that hold do with their watts; empty where neither a budget nor carbon was requested."""
+    """Power and carbon of layouts that meet the SLO; empty where neither a budget nor carbon was requested."""
     rows: list[list[Value]] = []
     carbon = "carbon_g_per_kwh" in document
     for row in document["candidates"] if carbon or document["power_budget_w"] is not None else ():
@@ -402,7 +402,7 @@ def _power_table(document: Document) -> Table:
 
 
 def _failing_table(title: str, rows: list[Document], name: str) -> Table:
-    """Layouts that do not hold by reason."""
+    """Layouts that do not meet the SLO, by reason."""
     named: dict[str, list[str]] = {}
     for row in rows:
         named.setdefault(row["reason"] or ABSENT, []).append(row["layout"])

@@ -35,14 +35,14 @@ class Layout:
 
     settings: Settings
     scenario: Scenario
-    """With one replica."""
+    """The scenario of this layout with one replica."""
     name: str
     chips: int
-    """Of one replica."""
+    """Number of chips of one replica."""
     usd_per_hour: float | None
-    """Of one replica; None where neither scenario nor chip profile has a price."""
+    """Price of one replica, US dollars per hour; None where neither scenario nor chip profile has one."""
     refused: str | None = None
-    """Why the model refuses it."""
+    """Why the layout cannot be simulated; None where it can."""
     steady: SteadyReplica | None = None
     """Analytic averages of one replica; None where there are none."""
     scalable: bool = True
@@ -70,7 +70,7 @@ class Layout:
         return f"{replicas}{spare} x {self.name}" if self.scalable else self.name
 
     def with_replicas(self, scenario: Scenario, replicas: int) -> Scenario:
-        """A driven scenario of this layout with so many replicas."""
+        """A scenario under load, in this layout and with the given number of replicas."""
         return scenario.with_values({REPLICAS: replicas}) if self.scalable else scenario
 
 

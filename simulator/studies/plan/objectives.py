@@ -1,4 +1,4 @@
-"""What a capacity plan must hold: limits on latency statistics, or a share of good requests."""
+"""Objectives of a capacity plan: limits on latency statistics, or a share of good requests."""
 
 from __future__ import annotations
 

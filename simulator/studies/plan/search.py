@@ -44,7 +44,7 @@ ProgressCall = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """How a plan is made."""
+    """Options of a capacity plan."""
 
     mode: str = "rate"
     """``rate``: hold ``rate``. ``own``: hold the scenario's own arrivals. ``max-rate``: find the highest rate."""
@@ -71,12 +71,12 @@ class PlanOptions:
 
 
 RANKS = ("meets", "misses", "pruned", "not simulated", "refused", "error")
-"""What may become of a candidate, in the order in which they are listed."""
+"""Possible statuses of a candidate, in the order in which candidates are listed."""
 
 
 @dataclass(slots=True)
 class Candidate:
-    """A layout with a number of replicas, and what became of it."""
+    """A layout with a number of replicas, and its verdict."""
 
     layout: Layout
     replicas: int
@@ -88,11 +88,11 @@ class Candidate:
     at_least: bool = False
     """Whether ``max_rate`` is as far as the requests allow to look, and still holds."""
     rate: float | None = None
-    """Requests per second of the verdict."""
+    """Load, in requests per second, at which the candidate was judged."""
     searched: int = 0
     """Replicas that were simulated, where a power budget allows more: ``copies`` of them serve as many times more."""
     chance: Chance | None = None
-    """How sure it is with the error of the model counted; None where that was not computed."""
+    """Probability of meeting the SLO with the model's error counted; None where not computed."""
 
     @property
     def name(self) -> str:
@@ -101,7 +101,7 @@ class Candidate:
 
     @property
     def copies(self) -> float:
-        """Times that what was simulated is rented."""
+        """Number of copies of the simulated replicas that are rented."""
         return self.replicas / self.searched if self.searched else 1.0
 
     @property
@@ -118,7 +118,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class HeadroomCases:
-    """The best layout under what may come."""
+    """The best layout under a failed replica, a higher load and an hourly profile."""
 
     one_less: Candidate | None
     """With one of its replicas down; None where it has but one."""
@@ -149,7 +149,7 @@ class Plan:
     notes: list[str] = field(default_factory=list)
     runs: int = 0
     load: PlannedLoad | None = None
-    """How the requests are offered."""
+    """The load that the candidates are simulated under."""
     headroom_cases: HeadroomCases | None = None
     """How the best does when things change; None without ``headroom``, or where nothing holds."""
 
@@ -315,7 +315,7 @@ def wait_budgets(objective: Objective) -> list[tuple[float | None, float]]:
 UNLOADED = 1e-3
 """Share of the load at which nearly every request is alone."""
 WORTH_SHOWING = 3.0
-"""Times the winner's cost up to which other layouts are tried for the table."""
+"""Multiple of the winner's cost up to which further layouts are tried for the table."""
 TRIED_AT_ONCE = 2
 """Candidates simulated ahead; what is reported does not depend on it."""
 SEARCH_SEEDS = 3
@@ -331,7 +331,7 @@ def fault_words(error: Exception) -> tuple[str, str]:
 
 
 class _Search:
-    """What both searches share: candidates judged by worker processes, each once."""
+    """Base of both searches: worker processes judge each candidate once."""
 
     def __init__(
         self,
@@ -372,8 +372,8 @@ class _Search:
         """Begin the search for a highest rate; None where a run is too short to tell even at the guess.
 
         Args:
-            layout: what is searched.
-            replicas: of it.
+            layout: the layout to search.
+            replicas: replicas of the layout.
             guess: where to start.
             longest: rate at which a run is long enough, where its length is not given.
             chance: how sure the layout is at the rate of the plan; its margin is kept at every rate.
@@ -442,7 +442,7 @@ class CheapestFirst(_Search):
         return ranked
 
     def _enough(self, holding: int, cheapest: float) -> bool:
-        """Whether the next in the queue can neither win nor is wanted for the table."""
+        """Whether the next candidate in the queue can neither win nor is needed for the table."""
         cost = self._queue[0][0]
         dearer = cost > cheapest * (1 + 1e-9)
         return dearer and (holding >= self._plan.options.finalists or cost > WORTH_SHOWING * cheapest)
@@ -676,7 +676,7 @@ class HighestRates(_Search):
 def _judge(
     scenario: Scenario, objective: Objective, seeds: Sequence[int], resample: bool, confidence: float
 ) -> Verdict:
-    """What a worker process does for one candidate."""
+    """Judge one candidate; called in a worker process."""
     return judge(objective, trial(scenario, objective, seeds, resample), confidence)
 
 

@@ -114,7 +114,7 @@ def _growth(plan: Plan, best: Candidate) -> str:
 
 
 def _by_hour(plan: Plan, best: Candidate) -> dict[str, str]:
-    """What replicas that follow a profile save; empty without one."""
+    """Sentence on the savings of scaling replicas by the hour; empty without a rate profile."""
     hours = plan.headroom_cases.hours if plan.headroom_cases is not None else ()
     if not hours:
         return {}
@@ -157,5 +157,5 @@ def _changes(plan: Plan, best: Candidate) -> str:
 
 
 def _shape(candidate: Candidate) -> tuple[Any, ...]:
-    """What is rented for a candidate: prices move all layouts of equal chips together."""
+    """Chips rented for a candidate; a change of price affects all layouts of equal chips alike."""
     return candidate.layout.scenario.hardware.chip, candidate.chips

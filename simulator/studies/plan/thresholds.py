@@ -36,7 +36,7 @@ def thresholds(
     Args:
         scenario: with ``autoscaler`` and ``slo`` sections, over traffic that changes; or its file.
         targets: thresholds to try: ``autoscaler.target`` of rule hpa, ``autoscaler.kv_threshold`` of rule llm-d.
-            Default: a ladder that suits the metric.
+            Default: a range of values that suits the metric.
         seed: the first seed; every threshold gets the same ones.
         replications: runs of each threshold; all of them have to hold.
         jobs: processes; default: one per core.
@@ -71,7 +71,7 @@ def thresholds(
 
 
 class ThresholdsResult(StudyResult):
-    """What each threshold and each fixed fleet costs and holds."""
+    """Cost and SLO verdict of each threshold and each fixed fleet."""
 
     kind = "thresholds"
 
@@ -89,7 +89,7 @@ class ThresholdsResult(StudyResult):
 
     @property
     def title(self) -> str:
-        """What it is about."""
+        """Title of the study."""
         return f"Autoscaling {self.model} by {self.document['field']}"
 
     @property
@@ -173,7 +173,7 @@ def _document(scenario: Scenario, path: str, rows: list[Document], seed: int) ->
 
 
 def _conclusion(path: str, scaled: Document | None, fixed: Document | None) -> str:
-    """Which threshold, and what it saves."""
+    """Sentence with the best threshold and its savings over the fixed fleet."""
     if scaled is None:
         held = "" if fixed is None else f"; {fixed['replicas']} fixed replicas do"
         return f"No threshold of {path} holds the SLO{held}."

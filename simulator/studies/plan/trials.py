@@ -22,7 +22,7 @@ from simulator.workload import RequestStream, generate_requests
 SPAN_S = 60.0
 """Seconds of arrivals that a plan simulates at least: a queue that grows must have the time to show."""
 SPAN_LIMITS = 20.0
-"""The same, in multiples of the longest time that the SLO lets a request wait for its first token."""
+"""Minimum span of arrivals as a multiple of the longest wait for a first token that the SLO allows."""
 LEAST_SPAN_S = 10.0
 LEAST_SPAN_LIMITS = 10.0
 """Seconds of arrivals, and multiples of that wait, below which a run is too short to tell whether a rate is held."""
@@ -97,7 +97,7 @@ def planned_load(scenario: Scenario, requests: int | None, *, own_arrivals: bool
     """The load of a scenario.
 
     Args:
-        scenario: what is planned.
+        scenario: the scenario to plan.
         requests: requests of each run, or None.
         own_arrivals: keep a trace's own arrivals; else they are drawn (Poisson, unless the scenario says otherwise).
 
@@ -137,7 +137,7 @@ def _clock(seconds: float) -> str:
 
 
 FAULTS = (ForerunError, InvariantError, StalledError)
-"""What a layout's runs may end with."""
+"""Exceptions with which the run of a layout may end."""
 CLEAR_MISS = 1.5
 """SLO ratio of the first run from which others are not needed to call it a miss."""
 TOLERANCE = 0.01
@@ -156,7 +156,7 @@ class Observation:
     """What a plan keeps of one run."""
 
     values: dict[str, float | None]
-    """By name in the objective."""
+    """Values of the run by the names of the objective."""
     failed: int
     completed: int
     output_throughput: float | None
@@ -174,11 +174,11 @@ class Verdict:
     """Whether a candidate meets the objective at a load, how sure that is, and which limit binds."""
 
     meets: bool
-    """Whether the mean values do, and as many of the runs as the plan's confidence asks."""
+    """Whether the mean values and the required share of the runs meet the objective."""
     slo_ratio: float
     """Largest slo_ratio of the mean values; at most 1 when met. Infinite when requests fail."""
     binding: str | None
-    """Name of what slo_ratios most."""
+    """Name of the limit with the largest SLO ratio."""
     values: dict[str, float | None]
     """Means over the runs."""
     interval: tuple[float, float] | None
@@ -193,7 +193,7 @@ class Verdict:
 
 
 def observe(scenario: Scenario, seed: int, objective: Objective, resample: bool = False) -> Observation:
-    """Simulate one run and keep what a plan needs; what a worker process does."""
+    """Simulate one run and return the values that a plan needs; called in a worker process."""
     from simulator.metrics import run_document
     from simulator.run import simulate
 
@@ -258,10 +258,10 @@ def chance_to_hold(scenario: Scenario, seed: int, objective: Objective, verdict:
     """Probability that a candidate meets the objective, with the error of the model itself counted.
 
     Args:
-        scenario: driven at the load of the verdict.
-        seed: of the run whose error is taken.
+        scenario: the scenario at the load of the verdict.
+        seed: seed of the run whose model error is used.
         objective: the SLO.
-        verdict: whose mean values are moved.
+        verdict: the verdict whose mean values are varied.
         confidence: probability that the margin stands for.
     """
     from simulator.run import simulate
@@ -330,7 +330,7 @@ def highest_rate(
         slo_ratio_at: largest slo_ratio of the SLO at a load.
         guess: where to start, > 0.
         tolerance: relative width of the bracket at the end.
-        most: load beyond which is not looked.
+        most: highest load to try.
 
     Returns:
         The load, ``most`` where that still holds, 0 where none was found down to a millionth of the guess; and the

@@ -19,7 +19,7 @@ FloatArray = NDArray[np.float64]
 LEVELS = tuple(round(0.1 + 0.05 * n, 2) for n in range(22))
 """Factors on the scenario's conditional acceptance that a request may have."""
 BATCHES = (1.0, 96.0)
-"""Requests at once that a stretch of traffic aims at."""
+"""Least and most concurrent requests that a stretch of traffic aims at."""
 OUTPUTS = (32, 256)
 PROMPTS = (64, 4096)
 COLUMNS = ("arrival_s", "input_tokens", "output_tokens", "acceptance_factor")
@@ -27,7 +27,7 @@ COLUMNS = ("arrival_s", "input_tokens", "output_tokens", "acceptance_factor")
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Requests in a row that are alike."""
+    """Consecutive requests with the same parameters."""
 
     requests: int
     batch: float
@@ -45,17 +45,17 @@ class Pattern:
     seed: int
     stretches: tuple[Stretch, ...]
     hard_share: float
-    """Of requests whose drafts are accepted less than those of the others, at random."""
+    """Share of requests, chosen at random, whose drafts are accepted less often."""
     hard_factor: float
 
     def document(self) -> dict[str, Any]:
-        """As plain JSON values."""
+        """The pattern as plain JSON values."""
         rows = [{name: getattr(one, name) for name in Stretch.__slots__} for one in self.stretches]
         return {"seed": self.seed, "hard_share": self.hard_share, "hard_factor": self.hard_factor, "stretches": rows}
 
     @property
     def words(self) -> str:
-        """What it is, in a few words."""
+        """Short description of the pattern."""
         batches = " -> ".join(f"{one.batch:.0f}" for one in self.stretches)
         factors = " -> ".join(f"{one.acceptance:.2f}" for one in self.stretches)
         return f"{batches} at once, acceptance x {factors}, {self.hard_share:.0%} hard"
@@ -122,7 +122,7 @@ def survival_by_level(survival: Sequence[float]) -> FloatArray:
 
 
 def drawn(rng: np.random.Generator, requests: int) -> Pattern:
-    """A pattern at random."""
+    """A random pattern."""
     count = int(rng.integers(1, 6))
     stretches = tuple(_stretch(rng, max(4, requests // count)) for _ in range(count))
     hard_share = float(rng.uniform(0.0, 0.8)) if rng.random() < 0.5 else 0.0
@@ -157,7 +157,7 @@ def traffic_of(pattern: Pattern, step_seconds: Callable[[int, int, int], float])
     """The requests of a pattern.
 
     Args:
-        pattern: what is wanted.
+        pattern: parameters of the traffic.
         step_seconds: seconds of a decode step by (sequences, draft tokens, context), to set rates by.
     """
     rng = np.random.default_rng(pattern.seed)

@@ -46,7 +46,7 @@ OFF, FIXED, OWN = "off", "fixed", "forerun"
 CONTROLLERS = ("batch-table", "ema", "goodput", "p-min", "entropy", OWN)
 """Policies that run unless others are named, beside off and every fixed K."""
 REQUESTS = 160
-"""Of a pattern."""
+"""Requests of a pattern."""
 SEARCHED = 0.5
 """Share of the patterns that are searched for from the worst so far; the others are drawn."""
 ROUNDS = 4
@@ -91,9 +91,9 @@ def race(
         scenario: with a drafter; its own arrivals and lengths are not used, its policy sets the costs of switching.
         controllers: policies by name, or one of your own as ``module:factory``; default: all. Off and every fixed K
             always run.
-        patterns: how many.
-        requests: of each.
-        seed: of the patterns.
+        patterns: number of patterns.
+        requests: requests of each pattern.
+        seed: seed of the random patterns.
         replay: a pattern that an earlier race wrote, in place of patterns of its own.
         jobs: processes; default: one per core. Results do not depend on it.
         progress: called with (patterns done, patterns).
@@ -213,7 +213,7 @@ def steps_of(scenario: Scenario) -> Callable[[int, int, int], float]:
 def run_pattern(
     scenario: Scenario, names: Sequence[str], traffic: PatternTraffic, seed: int = 0
 ) -> dict[str, RaceOutcome]:
-    """Every controller, off and every fixed K on one stream of requests; what a worker process does."""
+    """Run every controller, off and every fixed K on one stream of requests; called in a worker process."""
     fixed = [f"{FIXED}-{tokens}" for tokens in range(1, most_tokens(scenario) + 1)]
     return {name: run_controller(scenario, name, traffic, seed) for name in (OFF, *fixed, *names)}
 
@@ -425,7 +425,7 @@ class RaceResult(StudyResult):
 
     @property
     def title(self) -> str:
-        """Model and what races."""
+        """Model and controllers of the race."""
         chip = self.document["scenario"]["hardware"]["chip"]
         return f"{self.model} on {chip}: {len(self.document['controllers'])} controllers of speculation"
 

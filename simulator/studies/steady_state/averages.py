@@ -36,7 +36,7 @@ class Averages:
     rate: float
     """Requests per second."""
     batch: float
-    """Requests that decode."""
+    """Mean number of decoding requests."""
     in_system: float | None
     ttft_s: float | None
     tpot_s: float | None
@@ -323,7 +323,7 @@ class SteadyReplica:
         return {bound: share / max(total, 1.0) for bound, share in shares.items()}
 
     def _at(self, batch: FloatArray, values: FloatArray) -> FloatArray:
-        """Values given per priced batch, at other batches."""
+        """Interpolate values per priced batch at other batch sizes."""
         interpolated: FloatArray = np.interp(batch, self.prices.batches, values)
         return interpolated
 

@@ -1,4 +1,4 @@
-"""What a replica's steps cost over its batch, from the step timer: decode steps, and prompts that join them."""
+"""Step times of a replica by batch size, from the step timer: decode steps, and prompts that join them."""
 
 from __future__ import annotations
 
@@ -82,12 +82,12 @@ CONTEXT_POINTS = (1 / 6, 1 / 2, 5 / 6)
 
 @dataclass(frozen=True, slots=True)
 class RequestWork:
-    """What an average request asks of a replica."""
+    """Work of an average request on a replica."""
 
     decode_steps: float
     """Verify (or decode) steps."""
     steps_of: FloatArray
-    """The same of each request of the population."""
+    """Verify (or decode) steps of each request of the population."""
     kv_tokens: float
     """KV slots that a decoding request holds, averaged over the steps of all requests."""
     keys: tuple[float, ...]

@@ -22,14 +22,14 @@ Task = Mapping[str, Any]
 Outcome = dict[str, Any]
 
 CONNECT_S = 5.0
-"""How long a cluster may take to answer."""
+"""Timeout for a first answer of a cluster, seconds."""
 NO_WORKERS_S = 30.0
-"""How long a cluster may be without workers, or out of reach."""
+"""Seconds that a cluster may be without workers or unreachable."""
 LOCAL = "local"
 
 
 class WorkerPool(Protocol):
-    """Runs tasks somewhere."""
+    """Interface of a pool of workers that runs tasks."""
 
     def slots(self) -> int:
         """Points to have under way at once; a little more than run, so that none waits for the next."""
@@ -41,7 +41,7 @@ class WorkerPool(Protocol):
         """Whether a task failed because its worker died, so that it may be tried again."""
 
     def restart(self) -> None:
-        """Make ready for tasks again after workers died."""
+        """Replace workers that died, so that tasks can run again."""
 
     def close(self, wait: bool) -> None:
         """End; without ``wait`` at once."""
@@ -192,9 +192,9 @@ class DaskPool:
 
 
 WAKE_S = 1.0
-"""How often the loop looks around while nothing finishes."""
+"""Seconds between checks of the loop while no point finishes."""
 OTHERS_POLL_S = 0.2
-"""How often to look whether another process has finished the rest."""
+"""Seconds between checks whether another process has finished the remaining points."""
 MOST_DEATHS = 3
 """Workers that may die over a point before it counts as failed."""
 
@@ -207,9 +207,9 @@ def execute(
     """Run every open point of ``store``; returns when all are done or failed, by this process or another.
 
     Args:
-        points: by key.
-        store: whose points they are.
-        pool: where they run.
+        points: points by key.
+        store: the store that holds the points.
+        pool: workers that run the points.
         progress: called with (points finished, points in all).
 
     Raises:

@@ -16,7 +16,7 @@ from simulator.errors import ForerunError
 from simulator.scenario import Scenario
 
 PACKAGES = ("simulator", "hwprofiles", "traces")
-"""What a result depends on beside its scenario."""
+"""Packages whose source and data a result depends on, besides its scenario."""
 DROPPED = ("scenario", "engine", "per_replication")
 """Parts of a run's document that a point does not keep: known already, or different in every run."""
 ONE_AT_A_TIME = threading.Lock()
@@ -47,14 +47,14 @@ class Point:
 
 
 def make_point(name: str, settings: Mapping[str, Any], scenario: Scenario, seed: int, replications: int) -> Point:
-    """A point that can be run."""
+    """Create a point from a valid scenario."""
     return Point(name, dict(settings), scenario, seed, replications, point_key(scenario, seed, replications))
 
 
 def refused_point(
     name: str, settings: Mapping[str, Any], base: Scenario, seed: int, replications: int, error: str
 ) -> Point:
-    """A point that is no valid scenario."""
+    """Create a point whose combination is not a valid scenario."""
     mark = [base.model_dump(mode="json"), dict(settings), seed, replications, build_mark(), error]
     return Point(name, dict(settings), None, seed, replications, _digest(mark), error)
 

@@ -29,7 +29,7 @@ APPLICATION_ID = 0x464F5245
 STORE_VERSION = 2
 LEASE_S = 60.0
 BUSY_S = 60.0
-"""How long to wait for another process to finish its transaction."""
+"""Seconds to wait for the transaction of another process."""
 SCAN_S = 1.0
 """How often to look from the first point on whether one has been given back."""
 SCHEMA = """
@@ -53,7 +53,7 @@ CREATE TABLE points (
 
 
 class StoredPoint(NamedTuple):
-    """What the store knows about a point."""
+    """The stored state of a point."""
 
     key: str
     status: str
@@ -82,7 +82,7 @@ class SweepStore:
         """Position before which nothing was open when last looked at: claiming all points takes one walk over them."""
         self._scanned = -inf
         self.damaged = 0
-        """Results that were not what had been recorded, and are open again."""
+        """Number of results whose checksum did not match and whose points were reopened."""
         if path is not None and path.is_dir():
             raise ForerunError(f"{path}: is a folder; name a file for the store")
         if path is not None and not path.resolve().parent.is_dir():
@@ -150,7 +150,7 @@ class SweepStore:
             self._open_claims_of(self.owner)
 
     def record(self, results: Sequence[tuple[str, dict[str, Any] | None, str | None]]) -> None:
-        """Keep results: key, document, error. Those of claims that were lost meanwhile are dropped."""
+        """Store results as (key, document, error); results of claims lost in the meantime are dropped."""
         rows = [
             (
                 "done" if error is None else "failed",
@@ -282,7 +282,7 @@ class SweepStore:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """All or nothing, with the file locked against other writers."""
+        """A transaction that locks the file against other writers."""
         with self._plain_errors():
             self._base.execute("BEGIN IMMEDIATE")
             try:
@@ -314,7 +314,7 @@ class SweepStore:
 
 
 def result_checksum(key: str, document: str | None, error: str | None) -> str:
-    """What a recorded result is known by."""
+    """Checksum of a recorded result."""
     return hashlib.sha256(json.dumps([key, document, error]).encode()).hexdigest()
 
 

@@ -48,7 +48,7 @@ KEPT = (
 
 @dataclass(frozen=True, slots=True)
 class PointResult:
-    """What came of one point."""
+    """Outcome of one point."""
 
     name: str
     set: Settings
@@ -71,8 +71,8 @@ class SweepResult(StudyResult):
 
     Args:
         document: the contract's ``sweep`` JSON: ``store``, ``points``, ``scenario``, ``seed``, ``version``, ``basis``.
-        points: as they were run.
-        command: that runs them again.
+        points: outcomes of the points.
+        command: shell command that runs the points again.
     """
 
     kind = "sweep"

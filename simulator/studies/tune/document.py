@@ -29,7 +29,7 @@ ENGINES = ("vllm", "sglang")
 WIDE = 4
 """Times its first batch from which a range is too wide to be judged at one batch in silence."""
 PLACEHOLDER = "DRAFT_MODEL"
-"""Stands where a drafter's checkpoint goes that the scenario does not name."""
+"""Placeholder for a drafter's checkpoint where the scenario names none."""
 
 
 def checked_engine(name: str) -> str:
@@ -145,7 +145,7 @@ def sglang_words(tuning: Tuning) -> list[str]:
 
 
 def sglang_choice(tuning: Tuning) -> DraftChoice | None:
-    """What to draft where one number must do: the best at the middle one of the batches at which drafting pays."""
+    """Best choice at the median of the batches at which drafting pays, for engines that take a single number."""
     paying = [cell.choice for cell in tuning.mean if cell.choice is not None]
     return paying[len(paying) // 2] if paying and surely_pays(tuning) else None
 
@@ -280,7 +280,7 @@ def _grid_table(document: Document) -> Table:
 
 
 def _mean_table(document: Document) -> Table:
-    """At the mean request's context: what pays, and the acceptance length at which it stops paying."""
+    """Table at the mean request's context: the best choice and the break-even acceptance length per batch."""
     rows: list[list[Value]] = [
         [
             _span(cell["batch"]),
@@ -313,7 +313,7 @@ def tune_document(tuning: Tuning, engine: str, strict: bool = True) -> Document:
     """The contract's ``tune`` JSON.
 
     Args:
-        tuning: what was found.
+        tuning: the finished tuning.
         engine: ``vllm`` or ``sglang``, whose flags ``emit`` holds.
         strict: refuse a drafter that the engine does not have; else ``emit`` is None and a note says why.
 
@@ -413,7 +413,7 @@ def cell_document(cell: GridCell) -> Document:
 
 
 def _borrowed_words(scenario: Scenario) -> str:
-    """Whose acceptance the tuning rests on, where it is not the scenario's own."""
+    """Note on acceptance rates taken from another method or model; empty where they are the scenario's own."""
     words = borrowed_acceptance(scenario.speculation, scenario.model)
     return "" if words is None else f" {words[0].upper()}{words[1:]}."
 

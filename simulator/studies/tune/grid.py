@@ -38,7 +38,7 @@ class SpeculationGrid:
     by_batch: FloatArray
     """[K, batch] Decoding speed of a request over that without speculation."""
     by_context: FloatArray
-    """[K, context] The same by context."""
+    """[K, context] Decoding speed of a request over that without speculation."""
     plain_step_s: FloatArray
     """[batch] Seconds of a step without speculation."""
     verify_step_s: FloatArray
@@ -47,7 +47,7 @@ class SpeculationGrid:
     """[K] Batch at which the speed-up falls below 1; None where it does not within ``batches``; 0 where it never pays.
     """
     crossover_rate: tuple[float | None, ...]
-    """[K] The same as requests per second of one replica whose engine is always busy."""
+    """[K] The crossover as requests per second of one replica whose engine is always busy."""
     basis: str
     notes: tuple[str, ...]
 

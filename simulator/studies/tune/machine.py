@@ -1,4 +1,4 @@
-"""Speculation on one machine of one's own: what a handful of measured rates say of it, and what to draft then.
+"""Speculation on the user's own machine: corrects priced steps by a few measured rates and recommends what to draft.
 
 Prices are those of any step. Two factors make them this machine's: one on every step, one on what further rows and
 drafting add to a step of one row. Both start from how far untouched machines were off and are moved by what was
@@ -50,7 +50,7 @@ ACCEPTANCE_SPREAD, CLUSTER = 0.08, 10.0
 """Standard deviation of an acceptance rate that was not measured here; draft tokens that count as one observation,
 since those of one answer are alike (codes are accepted at 0.9, prose at 0.5)."""
 P_MINS = (0.0, 0.6, 0.75)
-"""Gates that are tried: a draft ends at the first token that the drafter is less sure of."""
+"""Confidence thresholds to try: a draft ends at the first token whose confidence is lower."""
 LOCAL_ENGINE = "llama.cpp"
 LEVEL = 1.645
 """Standard deviations of a 90 % interval."""
@@ -89,7 +89,7 @@ class Machine:
     """Log correction factors of a machine and their covariance."""
 
     mean: FloatArray
-    """(on every step, on what further rows and drafting add)."""
+    """Log factors: (on every step, on the time added by further rows and drafting)."""
     covariance: FloatArray
 
     def seconds(self, plain: float, step: float) -> float:
@@ -97,7 +97,7 @@ class Machine:
         return float(np.exp(self.mean[0]) * (plain + np.exp(self.mean[1]) * (step - plain)))
 
     def gradient(self, plain: float, step: float) -> FloatArray:
-        """Of the logarithm of a step's seconds by the two factors."""
+        """Gradient of the logarithm of a step's seconds by the two log factors."""
         added = np.exp(self.mean[1]) * (step - plain)
         return np.array([1.0, added / (plain + added)])
 
@@ -179,7 +179,7 @@ def tune_machine(
 
 
 def is_local(study: StudyFile, engine: str | None, *options: object) -> bool:
-    """Whether a tuning is about one machine that runs llama.cpp or MLX.
+    """Whether a tuning concerns a single machine that runs llama.cpp or MLX.
 
     Raises:
         ArgumentError: rates of llama.cpp for the flags of another engine.

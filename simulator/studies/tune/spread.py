@@ -49,7 +49,7 @@ def added(spreads: Sequence[Spread]) -> Spread:
 
 
 def moved(base: FloatArray, *ends: FloatArray) -> Spread:
-    """What the ends of one parameter's range do to a ratio."""
+    """Spread of a ratio from its values at the two ends of one parameter's range."""
     logs = np.log(np.array(ends) / base)
     return Spread(np.maximum(0.0, -logs.min(axis=0)), np.maximum(0.0, logs.max(axis=0)))
 
@@ -57,7 +57,7 @@ def moved(base: FloatArray, *ends: FloatArray) -> Spread:
 def assumed_spread(
     plain: tuple[Scenario, TokenSeconds], drafted: tuple[Scenario, TokenSeconds], parameters: Sequence[AssumedParameter]
 ) -> Spread:
-    """What assumed parameters, moved one at a time over their ranges, do to the time of a token with drafting.
+    """Spread of the speed-up due to assumed parameters, each moved over its range by itself.
 
     Args:
         plain, drafted: the scenarios that are compared, and what prices them; a parameter moves in both at once.
@@ -93,7 +93,7 @@ class PricedKernels(NamedTuple):
 
 
 def kernel_spread(*sides: Sequence[PricedKernels]) -> Spread:
-    """What the residuals of fitted kernels do to the ratio of two times, in logarithms (90 %).
+    """Spread of the ratio of two times due to the residuals of fitted kernels, in logarithms (90 %).
 
     Every kernel has the interval of its own shape and bound. All kernels of one family in a time err alike; families
     err independently, and so do the two times, whose kernels have different shapes. A kernel that was not fitted on

@@ -67,9 +67,9 @@ class TokenTime:
     """The parts of a token's time, seconds; one entry per batch and context."""
 
     step_s: FloatArray
-    """A step that only decodes."""
+    """Seconds of a step that only decodes."""
     prompt_s: FloatArray
-    """What a prompt adds to the steps that it joins."""
+    """Seconds that a prompt adds to the steps that it joins."""
     prompts: FloatArray
     """Prompts of other requests that are prefilled per output token of a request."""
 

@@ -105,7 +105,7 @@ class GridCell:
     at_batch: int
     at_context: int
     choice: DraftChoice | None
-    """What to draft; None where nothing pays."""
+    """Best way to draft; None where no way to draft pays."""
     speedup: float
     low: float
     high: float
@@ -128,7 +128,7 @@ class BreakEven:
     low: float
     high: float
     expected_length: float
-    """What the scenario's acceptance gives."""
+    """Acceptance length, in tokens per verify step, under the scenario's acceptance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,28 +141,28 @@ class TunedLoad:
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """Everything that was found."""
+    """Result of a tuning: cells, break-evens and loads."""
 
     scenario: Scenario
     choices: tuple[DraftChoice, ...]
     cells: tuple[GridCell, ...]
     """Contexts one after the other, ascending batches in each."""
     mean: tuple[GridCell, ...]
-    """At the mean request's context, by batch."""
+    """Cells at the mean request's context, by batch."""
     mean_context: int
     prompt_tokens: int
     output_tokens: int
     crossover: TunedLoad
-    """Load from which on nothing pays."""
+    """Load above which no number of draft tokens pays."""
     crossover_low: TunedLoad
-    """The same at the lower end of the speed-ups."""
+    """The crossover at the lower ends of the speed-ups' intervals."""
     crossover_high: TunedLoad
     break_even: tuple[BreakEven, ...]
     kv_tokens: int
     basis: str
     notes: tuple[str, ...]
     memory: dict[str, float]
-    """Bytes on one chip by what holds them, with room for the most draft tokens."""
+    """Memory of one chip in bytes, by use, with room for the most draft tokens."""
 
 
 def find_drafts(
