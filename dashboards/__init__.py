@@ -1,4 +1,4 @@
-"""What people look at: figures and reports, made from results or from the files that runs leave behind."""
+"""Figures and reports, created from results or from the files that runs write."""
 
 from forerun.lazy import lazy_names
 

@@ -14,7 +14,7 @@ from dashboards.page import bullets, card, figure_cards, footer, header, page_ht
 
 
 class Finding(NamedTuple):
-    """A figure and what it says."""
+    """A figure and its caption sentence."""
 
     figure: go.Figure
     sentence: str
@@ -32,8 +32,8 @@ def findings_html(
 
     Args:
         title: plain text.
-        subject: what it is about, in a word or two.
-        lead: what the page says in one sentence.
+        subject: subject of the page, in a word or two.
+        lead: main statement of the page, in one sentence.
         findings: by an id of letters and dashes.
         notes: further facts by name.
     """

@@ -17,7 +17,7 @@ from simulator.replay.validation import ErrorRow, error_tables, errors_document,
 from simulator.tables import Table
 
 TILES = ("Mean TTFT", "Mean TPOT", "Mean E2E latency", "Output throughput", "Speed-up of speculation", "Kernels: gemm")
-"""What users ask about first."""
+"""Comparisons shown as tiles, in this order."""
 
 
 def error_tiles(rows: Sequence[ErrorRow]) -> list[Tile]:

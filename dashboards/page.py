@@ -21,7 +21,7 @@ POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inli
 
 
 class Tile(NamedTuple):
-    """A number that matters."""
+    """A key figure, shown as a tile."""
 
     label: str
     value: str
@@ -78,12 +78,12 @@ def footer(*facts: str) -> str:
 
 
 def basis_words(basis: str | None) -> str:
-    """What a basis means."""
+    """Explanation of an evidence basis."""
     return BASIS_WORDS.get(basis or "datasheet", str(basis))
 
 
 def tiles_html(tiles: Sequence[Tile]) -> str:
-    """Numbers that matter, in one or two rows."""
+    """Key figures as tiles, in one or two rows."""
 
     def one(tile: Tile) -> str:
         unit = f" <small>{escape(tile.unit)}</small>" if tile.unit else ""

@@ -55,7 +55,7 @@ def write_replay(folder: Path, document: Document, report: Replay | None = None)
 
     Args:
         folder: made if need be.
-        document: of the replay.
+        document: JSON document of the replay.
         report: of a replay of kernels, whose document holds only the rows furthest off.
 
     Raises:
@@ -67,7 +67,7 @@ def write_replay(folder: Path, document: Document, report: Replay | None = None)
 
 
 def kind_of(document: Document) -> str | None:
-    """What was replayed, by what the document holds; None for none of the three."""
+    """Kind of replay, recognised by the fields of its document; None if it is none of the three."""
     if {"runs", "scores", "worst", "skipped", "basis"} <= document.keys():
         return RUNS
     if {"steps", "groups", "overall", "worst", "basis"} <= document.keys():

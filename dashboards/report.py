@@ -102,7 +102,7 @@ def report_html(run: RunFolder) -> str:
 
 
 def lead_sentence(document: Document) -> str:
-    """What the run says in one sentence."""
+    """Main result of the run in one sentence."""
     summary, shares = document["summary"], document["bottleneck"]
     if not summary.get("completed"):
         return f"No request finished ({number(summary.get('failed'))} failed)."

@@ -1,4 +1,4 @@
-"""Figures and pages of results: what :class:`simulator.result.Result` opens when it is requested one."""
+"""Figures and pages of results, loaded by :class:`simulator.result.Result` on first use."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def method_line(method: str) -> tuple[str, str]:
 
 
 RUN_COLOURS = (BLUE, VERMILLION)
-"""Of two things that are compared, the first and the second."""
+"""Colours of the first and the second of two compared items."""
 
 LOSS, LITTLE_LOSS, NEUTRAL, LITTLE_GAIN, GAIN = VERMILLION, "#eca36f", "#f4f4f1", "#6fb3d9", BLUE
 """Ends of a scale from loss to gain; they are distinct for readers with any colour vision."""

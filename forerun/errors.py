@@ -13,7 +13,7 @@ LONGEST_MESSAGE = 1000
 
 
 MOST_NEAR = 3
-"""Words that a hint names."""
+"""Largest number of words that a hint suggests."""
 
 
 class ForerunError(ValueError):

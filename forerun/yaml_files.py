@@ -44,7 +44,7 @@ class _Part(NamedTuple):
     size: int
     """Values that it stands for once its aliases are written out; 0 while it is being read."""
     text: str | None
-    """Of what is neither list nor mapping."""
+    """Text of a scalar; None for a list or a mapping."""
     mark: Any
 
 
@@ -71,7 +71,7 @@ class _Reader:
         return value
 
     def close(self) -> None:
-        """Let the parser go."""
+        """Release the parser."""
         self._parser.dispose()
 
     def _part(self, event: Any) -> _Part:
@@ -142,7 +142,7 @@ def _check_tag(start: Any, tag: str, what: str) -> None:
 
 
 def _lent(part: _Part) -> dict[Any, Any]:
-    """What a merge key adds: of several mappings the first that has a key."""
+    """Entries that a merge key adds; of several mappings the first with a key counts."""
     lenders = part.value if isinstance(part.value, list) else [part.value]
     if not all(isinstance(lender, dict) for lender in lenders):
         problem = "expected a mapping or a list of mappings for merging"
@@ -186,7 +186,7 @@ def _brackets_deep(text: str) -> int:
 
 
 def problem_of(error: yaml.YAMLError) -> tuple[str, int | None]:
-    """What is wrong in a few words, and its 1-based line where that is known."""
+    """Short description of the problem, and its 1-based line where known."""
     mark = getattr(error, "problem_mark", None)
     what = getattr(error, "problem", None) or (str(error).splitlines() or ["not readable as YAML"])[0]
     context = getattr(error, "context", None)

@@ -145,7 +145,7 @@ def _load_named(folder: str, name: str, model: type[_R], noun: str) -> _R:
 
 
 def _profile_of_corrections(chip: Chip, path: Path) -> Path:
-    """The profile whose learned corrections a chip read from ``path`` has: its own, or that of a catalogue chip with
+    """Profile whose learned corrections apply to a chip read from ``path``: its own, or that of a catalogue chip with
     the same fitted kernels."""
     if chip.kernels and not path.with_suffix(CORRECTIONS).exists():
         for file in sorted((Path(str(resources.files("hwprofiles"))) / "chips").glob(f"*{CORRECTIONS}")):

@@ -97,9 +97,9 @@ def inside_ranges(ranges: Mapping[str, tuple[float, float]], sizes: Mapping[str,
 
 
 _RULES = ("recurrent_prefill", "recurrent_decode", "sparse_prefill", "sparse_decode")
-"""Families whose named kernels compute another rule than the unnamed ones, which are then only a substitute."""
+"""Families in which a kernel name denotes another layer rule; unnamed sets are only a substitute for it."""
 PORTABLE = "portable"
-"""Kernels older than the chip, which use neither its asynchronous copies nor its thread block clusters."""
+"""Library of kernels that use neither asynchronous copies nor thread block clusters, even on chips that have them."""
 
 
 def as_older_kernels_see(chip: Chip) -> Chip:
@@ -109,7 +109,7 @@ def as_older_kernels_see(chip: Chip) -> Chip:
 
 
 def core_shares(chip: Chip) -> tuple[float, float, float]:
-    """Bandwidth share of one core, relative to an equal share, where fits come from another chip (``like``).
+    """Bandwidth of one core relative to an equal share, if fits come from another chip (``like``).
 
     The bandwidth of one core is its bytes in flight over the latency (on chip: a number of cycles), a property of the
     core. So a core of this chip gets no less bandwidth than a core of the chip that the fits come from.
@@ -158,7 +158,7 @@ def find_parameters(chip: Chip, library: str, family: str, dtype: str) -> tuple[
     Order: the chip's fit for ``library``, its ``generic`` fit, the fit of the chip named by ``like`` (followed as a
     chain), the defaults of its class. Within each, the set of the dtype comes before that of the nearest dtype. If the
     dtype names a kernel (``fp8@name``), the set of that kernel comes first. A layer of another rule (``bf16@kda``) is
-    calibrated only by sets of that rule; a set of the same rule in another format comes before one of another rule.
+    calibrated only by sets of that rule; a set of the same rule in another format has priority over other rules.
 
     Returns:
         The parameter set and its evidence level: ``"calibrated"``, ``"extrapolated"`` or ``"datasheet"``.
@@ -205,7 +205,7 @@ def find_parameters(chip: Chip, library: str, family: str, dtype: str) -> tuple[
 
 
 def _carried_fit(family: str, fit: Fit | None) -> Fit:
-    """Fit as used on another chip: its fitted ranges, and an interval at least as wide as CARRIED_INTERVALS."""
+    """Fit applied to another chip: unchanged ranges, and intervals at least as wide as CARRIED_INTERVALS."""
     low, high = CARRIED_INTERVALS.get(family, unfitted_interval(family))
     own = (1.0, 1.0) if fit is None else fit.intervals.get("all", (1.0, 1.0))
     spread = {"all": (min(low, own[0]), max(high, own[1]))}

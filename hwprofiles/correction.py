@@ -106,7 +106,7 @@ def feature_matrix(family: str, sizes: Mapping[str, Num], time: KernelTime, core
 def hinge_values(
     features: FloatArray, feature: NDArray[np.int16], low: FloatArray, high: FloatArray, greatest: NDArray[np.bool_]
 ) -> FloatArray:
-    """Values in [0, 1], hinges x kernels: the greatest or the least of ``PARTS`` single hinge functions from ``low`` to
+    """Values in [0, 1], hinges x kernels: maximum or minimum of ``PARTS`` single hinge functions rising from ``low`` to
     ``high``.
 
     Args:
@@ -138,7 +138,7 @@ def hinge_values(
 
 
 class HingeBasis(NamedTuple):
-    """Logarithm of corrected seconds: ``base`` and each hinge function (see ``hinge_values``) times its ``gain``, never
+    """Logarithm of corrected seconds: ``base`` plus hinge functions (see ``hinge_values``) times their ``gain``, never
     negative.
 
     Outside ``ends``, the range of log seconds in the training data, corrected times are proportional to analytical.

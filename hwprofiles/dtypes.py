@@ -1,4 +1,4 @@
-"""Number formats: the bytes they occupy in memory and the formats a kernel may compute in."""
+"""Number formats: bytes per element in memory, and the math formats that kernels may use for each."""
 
 from collections.abc import Collection, Mapping
 
@@ -76,7 +76,7 @@ def mixed_dtype(weights: Mapping[str, float]) -> str:
 
 
 def format_of(stored: str) -> str:
-    """Format of ``format@kernel``; of a mixed dtype, the format with the largest share.
+    """Return the format part of ``format@kernel``; for a mixed dtype, the format with the largest share.
 
     >>> format_of("fp8@name")
     'fp8'

@@ -52,7 +52,7 @@ class Tape(NamedTuple):
     """A formula as a list of steps on numbered values (arguments, constants, results), for use in compiled loops."""
 
     values: list[float]
-    """Zero for each argument, then the constants, then zero for what each step yields; the last one is the result."""
+    """Initial values: zeros for arguments, constants, zeros for the results of steps; the last is the output."""
     steps: list[tuple[int, int, int, int]]
     """Steps: index of the operation in ``OPERATIONS``, and indices of its operands in the values (0 if unused)."""
 
@@ -217,7 +217,7 @@ class KernelTime(NamedTuple):
 
     @property
     def bound(self) -> Num:
-        """What limits it: ``"compute"``, ``"memory"`` or ``"latency"`` (the launch); a string, or an array of them."""
+        """Limiting resource: ``"compute"``, ``"memory"`` or ``"latency"`` (the launch); a string or an array."""
         if isinstance(self.seconds, np.ndarray):
             busy = np.where(self.compute_s >= self.memory_s, "compute", "memory")
             return np.where(self.launch_s >= np.maximum(self.compute_s, self.memory_s), "latency", busy)

@@ -1,4 +1,4 @@
-"""One kernel by name and keywords, as the columns of a kernel trace name them."""
+"""Prediction of a single kernel from its operation name and the columns of a kernel trace."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -26,7 +26,7 @@ class _Operation(NamedTuple):
 _ATTENTION = {"dtype": "bf16", "kv_dtype": None, "window": 0}
 _RECURRENT = {"dtype": "bf16", "v_head_dim": 0, "name": "gdn"}
 _RULES = {"gdn": "", "kda": "@kda", "mamba2": "@mamba2"}
-"""Rules of recurrent layers, as traces name them, and what names their parameter sets."""
+"""Suffix of the parameter set for each rule of recurrent layers, by the rule's name in traces."""
 _OPERATIONS: dict[str, _Operation] = {
     "gemm": _Operation("gemm", ("m", "n", "k"), {"dtype": "bf16"}),
     "attention_prefill": _Operation(
@@ -87,9 +87,9 @@ def predict_kernel(
     Args:
         chip: a profile, a catalogue name or a path.
         op: an operation of the canonical kernel trace, or ``elementwise``.
-        values: its columns, numbers or text as typed on a command line.
+        values: values of the operation's columns, as numbers or command-line text.
         library: kernel library.
-        corrected: with the profile's learned correction, or by physics alone.
+        corrected: whether to apply the profile's learned correction to the analytical time.
 
     Returns:
         ``op chip library seconds interval bound flops bytes basis launch_s compute_s memory_s``; ``interval`` holds
@@ -97,8 +97,8 @@ def predict_kernel(
         and ``bound`` may be ``interconnect``.
 
     Raises:
-        ProfileError: unknown chip, operation or key, a missing key, or a value that is out of range or that the chip
-            cannot do.
+        ProfileError: unknown chip, operation or key, a missing key, or a value out of range or not supported by the
+            chip.
     """
     operation = _find(op)
     profile = load_chip(chip) if isinstance(chip, str) else chip
@@ -123,20 +123,20 @@ def predict_kernel(
 
 
 def _sizes(read: dict[str, Any]) -> dict[str, Any]:
-    """The sizes of a kernel as ranges of fits name them."""
+    """Sizes of a kernel, by the names in the ranges of fits."""
     sizes = {name: value for name, value in read.items() if isinstance(value, int | float)}
     return sizes | {"projections": 0 if read.get("gated", True) else 2}
 
 
 def _basis(kernels: KernelLibrary, family: str, dtype: str, read: dict[str, Any]) -> str:
-    """What the time of one kernel rests on: the fit, if its shape is among those that were fitted."""
+    """Evidence level of one kernel's time; calibrated only if the shape is inside the fitted ranges."""
     return BASES[int(kernels.basis_code(family, dtype, _sizes(read)))]
 
 
 def _interval(
     kernels: KernelLibrary, family: str, dtype: str, read: dict[str, Any], seconds: float, bound: str
 ) -> list[float]:
-    """Ends of the 90 % interval of one kernel, seconds."""
+    """Bounds of the 90 % interval of one kernel's time, in seconds."""
     return [float(end) * seconds for end in kernels.interval(family, dtype, _sizes(read), bound, assumed=True)]
 
 
@@ -147,7 +147,7 @@ def _find(op: str) -> _Operation:
 
 
 def _read(op: str, operation: _Operation, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Check keys and turn text into numbers."""
+    """Check the column names and convert text to numbers."""
     known = (*operation.required, *operation.optional)
     for key in values:
         if key not in known:

@@ -9,14 +9,14 @@ from forerun.errors import with_new_names
 from hwprofiles.records import Fit, Fraction, NonNegative, Positive, Record, Share, Source
 
 PASS_TOKENS = 16
-"""Keys that the threads of an unpacked work item take in one round."""
+"""Keys that the threads of an unpacked work item process per main-loop iteration."""
 
 
 class DecodeKernel(Record):
-    """What one decode attention kernel costs."""
+    """Fitted parameters of one decode attention kernel."""
 
     launch_s: NonNegative
-    """Fixed time inside a captured graph, the first wave's fill included, in seconds."""
+    """Fixed time inside a captured graph, including the pipeline fill of the first wave, in seconds."""
     memory_efficiency: Share
     """Share of the memory bandwidth a saturating stream of KV reaches."""
     core_bandwidth_ratio: Positive
@@ -30,35 +30,35 @@ class DecodeKernel(Record):
     sequence_s: NonNegative
     """Metadata and page-table time per sequence, in seconds."""
     overlap: Positive
-    """Sharpness p >= 1 of the smooth maximum of those overheads and the stream of KV."""
+    """Sharpness p >= 1 of the smooth maximum of the above overheads and the KV read."""
     warm_share: NonNegative = 0.7
     """Share of the on-chip store that still holds KV when the same call is repeated."""
     warm_efficiency: Share = 0.6
-    """Share of the on-chip bandwidth at which such KV is read."""
+    """Share of the on-chip bandwidth at which KV retained on the chip is read."""
     regroup_s: NonNegative = 0.0
     """Extra kernel that regroups query heads by KV head (several sequences, several KV heads), in seconds; 0 = none."""
     compute_efficiency: Share = 0.5
     """Share of the dense peak that full rows of queries reach."""
     split_tokens: Positive = 256.0
-    """Fewest tokens of KV worth a split of their own."""
+    """Minimum KV tokens per split."""
     max_splits: Positive = 128.0
-    """Most parts a KV axis is cut into; on a Tenstorrent chip the cores that may share one KV head."""
+    """Maximum number of KV splits; on a Tenstorrent chip, of cores that share one KV head."""
     row_wave_s: NonNegative = 0.0
-    """What a further wave takes longer per further step of rows, in seconds."""
+    """Additional time of each further wave per additional row step, in seconds."""
     pass_s: NonNegative = 0.0
-    """What a wave takes longer where its items have ``PASS_TOKENS`` keys, one round of the main loop, in seconds."""
+    """Additional time of a wave whose items have ``PASS_TOKENS`` keys, one main-loop iteration, in seconds."""
     hidden_s: NonNegative = 0.0
-    """Part of the further waves that the start of the kernel hides, in seconds."""
+    """Time of the further waves that overlaps with the kernel start, in seconds."""
     split_fill: Positive = 1.0
     """Work items per core up to which the KV axis is split."""
     split_root: NonNegative = 0.0
-    """Where it is positive, the parts number at most the root of this times the whole splits that the length gives, so
-    that combining them does not dominate; 0 = as many as the length gives."""
+    """If positive, the number of splits is at most the square root of this times the whole splits of the KV length, so
+    that combining them does not dominate; 0 = no such limit."""
     split_seqs: NonNegative = 0.0
-    """Most sequences whose KV axis is split: vLLM fixes a number of parts for batches that it captures as a graph and
-    leaves larger ones to the library, which sees work enough; 0 = however many."""
+    """Maximum batch size with KV splits: vLLM fixes the splits of batches that it captures as a graph and
+    leaves larger ones to the library, which then does not split; 0 = no limit."""
     min_group_to_split: float = 1.0
-    """Fewest query heads per KV head for which the library splits the KV axis."""
+    """Minimum query heads per KV head at which the library splits the KV axis."""
     tile_rows: float = 64.0
     """Query rows (heads that share a KV head, times queries) that one work item serves."""
     row_step: float = 16.0
@@ -68,28 +68,28 @@ class DecodeKernel(Record):
     native_math: bool = False
     """Multiply in the format of the KV cache instead of bf16."""
     stream_overlap: NonNegative = 0.0
-    """Sharpness p >= 1 of the smooth maximum of arithmetic and the stream of KV, 1 = one after the other, as on a CPU
-    core; 0 = the longer alone counts."""
+    """Sharpness p >= 1 of the smooth maximum of arithmetic and the KV read, 1 = no overlap, as on a CPU
+    core; 0 = full overlap."""
     widen_s: NonNegative = 0.0
     """Fixed time of a pass that copies the cache into 16 bits before a kernel without arithmetic for its format, in
     seconds; 0 = there is none."""
     widen_byte_s: NonNegative = 0.0
     """Time of that pass per byte of cached KV, in seconds."""
     key_s: NonNegative = 0.0
-    """Vector work (softmax) of one work item per key, whatever the head's width, in seconds."""
+    """Time of vector work (softmax) per work item and key, independent of the head width, in seconds."""
     reread_share: NonNegative = 0.0
-    """Share of KV that the second of two narrow tiles reads from memory again, where a group of heads takes two."""
+    """Share of KV that the second of two narrow tiles rereads from memory, if a head group needs two."""
     pair_share: NonNegative = 0.0
-    """What a work item takes longer while the other core of its pair works too, as a share of its arithmetic: cores of
-    an NVIDIA chip sit in pairs (TPCs), and a grid of up to half of them leaves one of each idle; 0 = nothing."""
+    """Slowdown of a work item while the other core of its pair is busy, as a share of its arithmetic time: cores of
+    an NVIDIA chip form pairs (TPCs), and a grid of up to half the cores leaves one of each pair idle; 0 = none."""
     further_query: NonNegative = 0.0
     """Share of the time of one query that each further query of the same sequence adds (verify steps); 0 = none beyond
-    what its rows and products take."""
+    the effect on rows and products."""
 
 
 class UnpackedKernel(DecodeKernel):
     """A kernel in which every query head is a work item of its own: it reads KV again for each head that shares it
-    (from the on-chip store) and multiplies on the vector units, with no rows to fill.
+    (from the on-chip store) and multiplies on the vector units, without row padding.
 
     Which batches a library runs in it follows TensorRT-LLM's rule (masked multi-head attention instead of XQA:
     ``mayHavePerfGain`` of ``decoderXQAImplJIT.cpp``, release 1.0): groups of query heads the packed kernel has no
@@ -100,30 +100,30 @@ class UnpackedKernel(DecodeKernel):
     tile_rows: float = 1.0
     row_step: float = 1.0
     least_group: Positive = 2.0
-    """Fewest query heads per KV head that the packed kernel takes."""
+    """Minimum query heads per KV head that the packed kernel supports."""
     most_group: Positive = 32.0
-    """Most query heads per KV head that the packed kernel takes."""
+    """Maximum query heads per KV head that the packed kernel supports."""
     least_fill: NonNegative = 0.0
-    """Packed work items per core from which the packed kernel is used; 0 = however few."""
+    """Minimum packed work items per core at which the packed kernel is used; 0 = no minimum."""
     piece_tokens: Positive = 128.0
-    """Tokens of KV that count as a packed work item of their own there."""
+    """KV tokens per packed work item in that rule."""
 
 
 Bound = tuple[float, float]
 
 
 class FamilyParameters(Record):
-    """Base of the parameter sets: a ``source`` beside the numbers."""
+    """Base class of the parameter sets of kernel families, with the ``source`` of the numbers."""
 
     family: ClassVar[str] = ""
     free: ClassVar[Mapping[str, Bound]] = {}
-    """Parameters a calibration may move, with the interval it may search."""
+    """Bounds of the parameters that a calibration may vary."""
 
     source: Source
     fit: Fit | None = None
-    """Ranges and intervals of a fit, where one was made."""
+    """Ranges and intervals of the fit; None if the set was not fitted."""
     reference_clock_hz: Positive | None = None
-    """Core clock of the chip that times were fitted on: class defaults scale their times by it, a chip's own set has
+    """Core clock in Hz of the chip that the times were fitted on, for scaling class defaults; a chip's own set has
     none."""
 
     @model_validator(mode="before")
@@ -132,7 +132,7 @@ class FamilyParameters(Record):
         return with_new_names(data, {"alone_key_s": "tail_key_s"})
 
     def at_clock(self, clock_hz: float | None) -> "FamilyParameters":
-        """Return the set with its times scaled to a chip's clock, if both clocks are known: a latency counts cycles."""
+        """Return the set with its times scaled to a chip's clock, if both clocks are known."""
         if self.reference_clock_hz is None or clock_hz is None:
             return self
         ratio = self.reference_clock_hz / clock_hz
@@ -143,7 +143,7 @@ class FamilyParameters(Record):
         return self.model_copy(update={**times, "reference_clock_hz": clock_hz})
 
     def slowed(self, ratio: float) -> "FamilyParameters":
-        """Return a chip's own set at ``ratio`` of the clock it was measured at: what was measured vouches for no other
+        """Return a chip's own set at ``ratio`` of its measured clock, without its fit, which does not cover another
         clock."""
         at_full = self.model_copy(update={"reference_clock_hz": 1.0, "fit": None})
         slow = at_full.at_clock(ratio)
@@ -151,8 +151,8 @@ class FamilyParameters(Record):
         return slow.model_copy(update={"reference_clock_hz": None, "source": assumed})
 
     def carried(self, had_asynchronous: bool, has_asynchronous: bool) -> "FamilyParameters":
-        """Return the set as a chip of another generation would have it: with or without copies that run beside the
-        arithmetic. Most families let the formula see to that; they return themselves."""
+        """Return the set adapted to a chip of another generation, with or without copies that overlap with
+        arithmetic. Most families are unchanged, because their formulas model the difference."""
         return self
 
     def vector(self) -> dict[str, float]:
@@ -161,27 +161,27 @@ class FamilyParameters(Record):
 
 
 class FewRowsKernel(Record):
-    """Matrix-vector kernels: what products with a few rows run in instead of tiles.
+    """Matrix-vector kernels, used instead of tiles for products with a few rows.
 
-    The weights stream past once; vector units (packed 8-bit products included) unpack them and multiply every row.
+    Weights are read once; vector units (including packed 8-bit products) unpack them and multiply every row.
     """
 
     launch_s: NonNegative
-    """Fixed time of one product, its quantisation of the activations included, in seconds."""
+    """Fixed time of one product, including the quantisation of its activations, in seconds."""
     memory_efficiency: Share
     """Share of the memory bandwidth a saturating stream of weights reaches."""
     overlap: Positive
     """Sharpness p >= 1 of the smooth maximum of arithmetic and the stream."""
     unpack: NonNegative
-    """Vector operations (two for each lane and cycle) per weight, once."""
+    """Vector operations (two per lane and cycle) to unpack one weight."""
     row: NonNegative
-    """The same per weight and row: what a further row costs where it is no longer hidden behind the stream."""
+    """Vector operations per weight and row: cost of a further row once the weight read no longer hides it."""
     core_bytes: NonNegative = 0.0
-    """Bytes per clock cycle that one core draws at most: few fast cores cannot saturate a wide memory; 0 = they can."""
+    """Maximum bytes per clock cycle of one core: few fast cores cannot saturate a wide memory; 0 = no limit."""
     most_rows: Positive = 8.0
-    """Rows up to which the library stays with these kernels."""
+    """Maximum rows for which the library uses these kernels."""
     group_rows: Positive = 8.0
-    """Rows that share one read of the weights: more are multiplied in equal groups, each of which reads and unpacks."""
+    """Maximum rows per read of the weights; more rows run in equal groups, each of which reads and unpacks again."""
 
 
 class GemmParameters(FamilyParameters):
@@ -214,14 +214,14 @@ class GemmParameters(FamilyParameters):
     overlap: Positive
     """Sharpness p >= 1 of the smooth maximum of compute and memory time."""
     core_bandwidth_ratio: Positive = 2.0
-    """Bandwidth one core can draw, over its equal share of the chip's: few busy cores cannot saturate the memory."""
+    """Achievable bandwidth of one core, relative to an equal share: few busy cores cannot saturate the memory."""
     quantise_s: NonNegative = 0.0
-    """Fixed time of the kernel that quantises activations first (fp8, int8), in seconds; 0 = there is none."""
+    """Fixed time of the activation quantisation kernel (fp8, int8), in seconds; 0 = no such kernel."""
     quantise_bytes: Positive = 3.0
-    """Bytes that kernel moves per activation, at the pace of the product: 3 where it reads 16 bits and writes 8 once,
-    more where it looks for the largest first or runs below the memory's pace."""
+    """Bytes moved per activation by that kernel, at the product's bandwidth: 3 if it reads 16 bits and writes 8 once,
+    more if it first searches the maximum or runs below that bandwidth."""
     write_share: Fraction = 0.0
-    """Share of the output's way to memory that no arithmetic hides."""
+    """Share of the output write that does not overlap with arithmetic."""
     tiles: tuple[tuple[int, int], ...] = (
         (256, 128),
         (128, 256),
@@ -240,13 +240,13 @@ class GemmParameters(FamilyParameters):
     max_split_k: float = 16.0
     """Largest number of parts the k axis is cut into."""
     few_rows: FewRowsKernel | None = None
-    """The kernels of products with few rows; None = they run in tiles like all others."""
+    """Kernels for products with few rows; None = these products use tiles too."""
 
     def dequantising(self) -> "GemmParameters":
         """Return the set of a weight-only kernel, which widens the weights of a tile before it multiplies them, from
         the set of the same library's plain 16-bit kernel.
 
-        The two shares are those between TensorRT-LLM's int4 and bf16 kernels on the A100 (aiconfigurator 0.12.0 rows
+        The two ratios compare TensorRT-LLM's int4 and bf16 kernels on the A100 (aiconfigurator 0.12.0 rows
         of trtllm 1.0.0, each fitted separately: 0.784 / 0.872 of the peak, 0.519 / 0.857 of the on-chip bandwidth).
         """
         return self.model_copy(
@@ -258,7 +258,7 @@ class GemmParameters(FamilyParameters):
 
 
 DEQUANTISED_COMPUTE, DEQUANTISED_ON_CHIP = 0.9, 0.61
-"""What a weight-only product keeps of a 16-bit kernel's share of the peak and of the on-chip bandwidth."""
+"""Efficiency of a weight-only product relative to a 16-bit kernel, for compute and on-chip bandwidth."""
 
 
 class PrefillParameters(FamilyParameters):
@@ -284,7 +284,7 @@ class PrefillParameters(FamilyParameters):
     tile_s: NonNegative
     """Filling and draining the pipeline per tile of queries, in seconds."""
     tail_share: NonNegative
-    """Share of the longest tile's time that ends alone, without the other cores."""
+    """Share of the longest tile's time during which the other cores are idle."""
     sequence_s: NonNegative
     """Metadata and page-table time per sequence, in seconds."""
     overlap: Positive
@@ -298,7 +298,7 @@ class PrefillParameters(FamilyParameters):
     native_math: bool = False
     """Multiply in the format of the KV cache instead of bf16."""
     masked_share: Fraction = 0.0
-    """What a key costs that lies before the window of a tile's queries, over one that they see: 0 = its step is
+    """Cost of a key outside the window of a tile's queries, relative to a key inside it: 0 = its step is
     skipped, 1 = computed and masked."""
     regroup_s: NonNegative = 0.0
     """Extra kernel that regroups query heads by KV head where single queries are packed (several sequences, several KV
@@ -309,14 +309,14 @@ class PrefillParameters(FamilyParameters):
     widen_byte_s: NonNegative = 0.0
     """Time of that pass per byte of cached KV, in seconds."""
     mixed: Literal["separate", "one-pass"] = "separate"
-    """How prompt chunks and single queries of one batch run: in a kernel each, or all in the prefill kernel, where a
+    """How prompt chunks and single queries of one batch run: in separate kernels, or all in the prefill kernel, where a
     single query leaves its tile almost empty."""
     kept_share: Positive = 1.0
-    """Share of the on-chip store that keeps KV from one query head to the next that reads it too (one-pass)."""
+    """Share of the on-chip store that retains KV between query heads that share a KV head (one-pass)."""
     mixed_efficiency: Share | None = None
-    """Share of the memory bandwidth that a mixed batch reaches (one-pass); None = that of prompts alone."""
+    """Share of the memory bandwidth that a mixed batch reaches (one-pass); None = as in a batch of prompts."""
     mixed_overlap: Positive | None = None
-    """Sharpness of the smooth maximum in a mixed batch (one-pass); None = that of prompts alone."""
+    """Sharpness of the smooth maximum in a mixed batch (one-pass); None = as in a batch of prompts."""
     idle_tile_s: NonNegative = 0.0
     """Time the chip takes to start and drop one tile past the end of a short sequence (one-pass), in seconds: the grid
     has as many tiles for every sequence as the longest chunk needs."""
@@ -340,28 +340,28 @@ class DecodeParameters(DecodeKernel, FamilyParameters):
     }
 
     tail_key_s: NonNegative = 0.0
-    """Time per key of a work item that runs alone, where nothing splits the KV axis and the longest sequences end after
-    the others, in seconds; 0 = batches of unequal lengths take what they take at their mean."""
+    """Time per key of a work item that runs alone, when the KV axis is not split and the longest sequences finish after
+    the others, in seconds; 0 = a batch of unequal lengths takes the same time as at its mean length."""
     writes_cache: bool = False
-    """Whether what was measured also launches the write of new keys and values into the paged cache."""
+    """Whether the measured time includes the write of new keys and values into the paged cache."""
     unpacked: UnpackedKernel | None = None
-    """The kernel that serves query heads one by one where the packed kernel is not used; None = there is none."""
+    """Kernel that processes query heads one by one when the packed kernel is not used; None = no such kernel."""
 
     def vector(self) -> dict[str, float]:
-        """Return the free parameters by name, those of the unpacked kernel with its name before them."""
+        """Return the free parameters by name; those of the unpacked kernel have its field name as a prefix."""
         own = super().vector()
         if self.unpacked is None:
             return own
         return own | {f"unpacked.{name}": float(getattr(self.unpacked, name)) for name in UNPACKED}
 
     def without_splits(self) -> "DecodeParameters":
-        """Return the set of kernels that never split the KV axis."""
+        """Return a copy of the set whose kernels never split the KV axis."""
         whole = {"max_splits": 1.0}
         other = None if self.unpacked is None else self.unpacked.model_copy(update=whole)
         return self.model_copy(update={**whole, "unpacked": other})
 
     def at_clock(self, clock_hz: float | None) -> "FamilyParameters":
-        """Return the set with its times, those of the unpacked kernel too, scaled to a chip's clock."""
+        """Return the set with its times, including those of the unpacked kernel, scaled to a chip's clock."""
         scaled = super().at_clock(clock_hz)
         if self.unpacked is None or self.reference_clock_hz is None or clock_hz is None:
             return scaled
@@ -372,7 +372,7 @@ class DecodeParameters(DecodeKernel, FamilyParameters):
     def carried(self, had_asynchronous: bool, has_asynchronous: bool) -> "FamilyParameters":
         """Return the set for a chip of another generation.
 
-        Asynchronous copies keep more bytes in flight (a smaller share of the bandwidth is lost, one core draws more).
+        Asynchronous copies keep more bytes in flight (less bandwidth is lost, one core reaches more).
         The kernels written for them start before their predecessor has ended, pack query heads without a pass of
         their own and combine splits faster. The factors were chosen on A100 (FlashAttention-2) and H100
         (FlashAttention-3), sglang rows of NVIDIA's aiconfigurator.
@@ -410,7 +410,7 @@ UNPACKED: Mapping[str, Bound] = {
 """Parameters of an unpacked kernel that a calibration may move, with the interval it may search."""
 
 ASYNCHRONOUS_LOSS, ASYNCHRONOUS_DRAW, ASYNCHRONOUS_COMBINE, ASYNCHRONOUS_LAUNCH = 2.3, 2.7, 3.3, 1.12
-"""What asynchronous copies change in decode attention: bandwidth lost (divided by), bandwidth one core draws (times),
+"""Factors of asynchronous copies in decode attention: bandwidth lost (divided), bandwidth per core (multiplied),
 the time of combining splits and the launch (divided by)."""
 
 
@@ -446,12 +446,12 @@ class MoeParameters(FamilyParameters):
     wave_s: NonNegative = 0.0
     """Filling and draining the pipeline once per wave of tiles, in seconds."""
     core_bandwidth_ratio: NonNegative = 0.0
-    """Bandwidth one core can draw, over its equal share of the chip's: the tiles of few experts cannot saturate the
+    """Achievable bandwidth of one core, relative to an equal share: the tiles of few experts cannot saturate the
     memory; 0 = they can."""
     tiles: tuple[tuple[int, int], ...] = ((16, 128), (32, 128), (64, 128), (128, 128))
     """Tiles (rows of one expert's tokens, columns) the library chooses from."""
     few_rows: FewRowsKernel | None = None
-    """The kernels of few tokens; None = they run in tiles like all others."""
+    """Kernels for few tokens; None = few tokens use tiles too."""
 
 
 class ElementwiseParameters(FamilyParameters):
@@ -472,15 +472,15 @@ class ElementwiseParameters(FamilyParameters):
     warm_share: NonNegative = 0.6
     """Share of the on-chip store that still holds operands when the same pass is repeated."""
     warm_efficiency: Share = 0.45
-    """Share of the on-chip bandwidth at which such operands are read and written."""
+    """Share of the on-chip bandwidth at which retained operands are read and written."""
     element_s: NonNegative = 0.0
-    """Arithmetic per element, in seconds, not hidden behind the memory: what bounds a norm on a CPU core."""
+    """Time of arithmetic per element that does not overlap with memory accesses (norms on a CPU core), in seconds."""
     piece_s: NonNegative = 0.0
-    """Core time of each piece that is served by itself, a channel of one sequence in a convolution, in seconds."""
+    """Core time of each piece that is processed separately (a channel of one sequence in a convolution), in seconds."""
     cold_s: NonNegative = 0.0
-    """What a pass over operands (and code) that no cache holds takes longer, however small, in seconds."""
+    """Additional time of a pass whose operands and code are in no cache, independent of size, in seconds."""
     chained: bool = False
-    """Whether a pass of an engine step finds on the chip what the kernel before it wrote, as a repeated pass does."""
+    """Whether a pass in an engine step reads the output of the previous kernel from the on-chip store."""
 
 
 class RecurrentPrefillParameters(FamilyParameters):
@@ -496,11 +496,11 @@ class RecurrentPrefillParameters(FamilyParameters):
     }
 
     launch_s: NonNegative
-    """Fixed time of the scan, all of its launches, in seconds."""
+    """Fixed time of all launches of the scan, in seconds."""
     compute_efficiency: Share
-    """Share of the 16-bit peak that its small products reach."""
+    """Share of the 16-bit peak that the small products of the scan reach."""
     memory_efficiency: Share
-    """Share of the memory bandwidth."""
+    """Share of the memory bandwidth that the scan reaches."""
     chunk_s: NonNegative
     """Time by which a chunk waits for the one before it, in seconds."""
     overlap: Positive
@@ -527,18 +527,18 @@ class RecurrentDecodeParameters(FamilyParameters):
     core_bandwidth_ratio: Positive
     """Bandwidth one core can draw, over its equal share of the chip's."""
     overlap: Positive
-    """Sharpness p >= 1 of the smooth maximum of the chip's bandwidth and the cores'."""
+    """Sharpness p >= 1 of the smooth maximum of memory time at the chip's and at the cores' bandwidth."""
     warm_share: NonNegative = 0.6
     """Share of the on-chip store that still holds states when the same update is repeated."""
     warm_efficiency: Share = 0.5
-    """Share of the on-chip bandwidth at which such states are read and written."""
+    """Share of the on-chip bandwidth at which retained states are read and written."""
     verify_s: NonNegative = 0.0
     """Core time of one head's update by several tokens, in seconds: of a kernel that verifies head by head, the state
     of each held by one core; 0 = verification waits for the memory alone."""
 
 
 class SparseParameters(FamilyParameters):
-    """An index that scores and selects entries, and attention over what it chose (or over compressed entries)."""
+    """Index that scores and selects entries, and attention over the selected (or compressed) entries."""
 
     free: ClassVar[Mapping[str, Bound]] = {
         "launch_s": (1e-6, 2e-4),
@@ -568,11 +568,11 @@ class SparseParameters(FamilyParameters):
     memory_efficiency: Share
     """Share of the memory bandwidth at which entries are read."""
     gather_efficiency: Share
-    """Share of the on-chip bandwidth at which every query gathers entries of its own."""
+    """Share of the on-chip bandwidth at which queries gather their separate entries."""
     core_bandwidth_ratio: Positive
     """Bandwidth one work item can draw, over one core's equal share of the chip's."""
     max_splits: Positive
-    """Most parts that the entries of one query are cut into."""
+    """Maximum number of splits of one query's entries."""
     overlap: Positive
     """Sharpness p >= 1 of the smooth maximum of arithmetic and memory."""
     index_launch_s: NonNegative
@@ -582,41 +582,41 @@ class SparseParameters(FamilyParameters):
     index_memory_efficiency: Share
     """Share of the memory bandwidth at which index keys are read and scores written."""
     index_core_ratio: Positive
-    """Bandwidth that the scores of one sequence can draw, over one core's equal share of the chip's."""
+    """Achievable bandwidth of the scores of one sequence, relative to an equal share per core."""
     select_s: NonNegative
     """Fixed time of selecting for as many queries as there are cores, in seconds."""
     select_efficiency: Share
     """Share of the memory bandwidth at which scores are read to select the best."""
     padded_share: Fraction = 0.0
-    """Share of the entries that a query lacks up to its most which are computed all the same, masked."""
+    """Share of the missing entries, up to a query's maximum, that are still computed (masked)."""
     item_s: NonNegative = 0.0
-    """Start and end of a work item per wave of them, in seconds."""
+    """Start and end time of a work item, once per wave, in seconds."""
     sequence_s: NonNegative = 0.0
-    """What every prompt adds, however short, in seconds: kernels that compress and store it by itself."""
+    """Fixed time per prompt of any length, in seconds: separate kernels that compress and store it."""
     dense_efficiency: Fraction = 0.0
-    """Share of the 16-bit peak of dense attention, which serves prompts that the index would choose all of; 0 = the
-    sparse kernels serve them too."""
+    """Share of the 16-bit peak of dense attention, used for prompts whose keys the index would all select; 0 = the
+    sparse kernels process these prompts too."""
     host_s: NonNegative = 0.0
-    """Least time of a whole attention module whose kernels no captured graph holds, in seconds: the host's launches."""
+    """Minimum time of an attention module outside captured graphs, in seconds: the host's launch time."""
     index_host_s: NonNegative = 0.0
-    """What an index adds to that."""
+    """Host launch time of an index, in seconds, outside captured graphs."""
     narrow_host_s: NonNegative = 0.0
-    """What every product of 8-bit weights adds to that, whose activations are quantised by a kernel of their own."""
+    """Host launch time of the activation quantisation kernel per product of 8-bit weights, in seconds."""
     dense_host_s: NonNegative = 0.0
-    """What dense attention adds to that in place of the index."""
+    """Host launch time of dense attention instead of an index, in seconds."""
     row_tile: Positive = 64.0
-    """Rows of queries (heads that share an entry) that one work item holds; fewer are padded."""
+    """Rows of queries (heads that share an entry) per work item; fewer are padded."""
     few_heads_efficiency: Fraction = 0.0
     """``compute_efficiency``, in tiles of 64 rows, of fewer than ``FEW_HEADS`` heads, where kernels that widen 8-bit
-    entries themselves serve those (vLLM's ``MIN_HEADS_FOR_BF16_PREFILL``); 0 = the same."""
+    entries themselves are used for those (vLLM's ``MIN_HEADS_FOR_BF16_PREFILL``); 0 = the same."""
     pair_s: NonNegative = 0.0
     """Core time of each pair of query and key, masked or not, per index head, in seconds: of a library that scores all
     of them in passes of their own (TensorRT-LLM 1.3 on MiniMax-M3); 0 = a kernel scores what the mask admits."""
     group_pair_s: NonNegative = 0.0
-    """What a pair takes more where there are several index heads, for which the keys are copied."""
+    """Additional time of a pair with several index heads, for which the keys are copied, in seconds."""
     near_s: NonNegative = 0.0
-    """Core time that selecting the best of twice as many entries takes more than of very many, in seconds: the fewer
-    there are to choose from, the more of them lie near the last one chosen and are sorted one by one."""
+    """Extra core time of selecting from twice as many entries as are kept, over very many, in seconds: with fewer
+    candidates, more of them are close to the selection threshold and are sorted one by one."""
 
 
 FEW_HEADS = 32
@@ -653,15 +653,15 @@ class CollectiveParameters(FamilyParameters):
     bandwidth_efficiency: Share
     """Share of the link's bandwidth a long message reaches."""
     copy_share: Fraction
-    """Time a chip spends copying its own part, over sending a part of that size."""
+    """Time to copy a chip's own part, relative to sending a part of the same size."""
     fill_s: NonNegative
     """Time lost to filling the pipeline of chunks of a long message, in seconds."""
     fill_bytes: Positive
-    """Volume at which half of that is lost."""
+    """Message volume in bytes at which half of that time is lost."""
     in_network_efficiency: Share = 0.6
-    """Share of the link's bandwidth an all-reduce reaches when the switch adds."""
+    """Share of the link's bandwidth that an in-network all-reduce (the switch adds) reaches."""
     in_network_min_chips: int = 8
-    """Fewest chips for which the library lets the switch add."""
+    """Minimum chips for which the library uses in-network reduction."""
     direct_launch_s: NonNegative = 4.5e-6
     """Fixed time of the direct all-reduce (every chip reads its peers' memory), in seconds."""
     direct_efficiency: Share = 0.6

@@ -1,4 +1,4 @@
-"""What a chip profile and a link profile may contain: validated groups of numbers, each with its source."""
+"""Schema of chip and link profiles: validated groups of numbers, each with its source."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,14 +12,14 @@ from hwprofiles.parameters import FAMILIES, FamilyParameters
 from hwprofiles.records import Bytes, Count, Flops, Hertz, NonNegative, Positive, Rate, Record, Source
 
 CLOCK_POWER = 2.0
-"""Power of the clock that a core's draw goes with, down from the top of its voltage curve. With the share below, as the
-clocks of a GeForce RTX 3090 were read under llama.cpp: 1,380 of 1,680 MHz at 290 of 388 W, 1,290 of 1,905 at 210 of
+"""Exponent of the clock in a core's power, near the top of its voltage curve. With the share below, it matches
+clocks of a GeForce RTX 3090 under llama.cpp: 1,380 of 1,680 MHz at 290 of 388 W, 1,290 of 1,905 at 210 of
 354 W, and 1,350 of 1,710 at 250 of 381 W (prompts) (club-3090, docs/HARDWARE.md, 2026)."""
 UNCORE_SHARE = 0.25
-"""Share of the TDP that no core clock lowers: memory, links, leakage (assumed)."""
+"""Share of the TDP that does not depend on the core clock: memory, links, leakage (assumed)."""
 
 CORRECTIONS = ".residual.npz"
-"""What a profile's file of learned corrections ends with, instead of .yaml."""
+"""Suffix of a profile's file of learned corrections, in place of .yaml."""
 
 KINDS = ("gpu-datacenter", "gpu-consumer", "tensix", "apple-gpu", "cpu")
 """Classes of chips; each has a file of default kernel parameters."""
@@ -49,14 +49,14 @@ class Compute(Group):
     cores: Count
     """Streaming multiprocessors, compute units, Tensix or CPU cores."""
     worker_cores: Count | None = None
-    """Cores that kernels are given where the software keeps some for itself (Tenstorrent dispatch); None = all."""
+    """Cores available to kernels if the software reserves some (Tenstorrent dispatch); None = all."""
     clock_hz: Hertz | None = None
     dense_flops_per_s: dict[str, Flops]
     asynchronous: bool = False
-    """Whether copies into a core run beside its arithmetic (Hopper and later: TMA, persistent warp-specialised
+    """Whether copies into a core overlap with its arithmetic (Hopper and later: TMA, persistent warp-specialised
     kernels)."""
     fidelity: dict[str, Literal["LoFi", "HiFi2", "HiFi3", "HiFi4"]] = Field(default_factory=dict)
-    """Tenstorrent math fidelity that a format's figure stands for."""
+    """Tenstorrent math fidelity at which the peak of a format is stated."""
 
     @field_validator("dense_flops_per_s", "fidelity")
     @classmethod
@@ -76,7 +76,7 @@ class Compute(Group):
 
     @property
     def usable_cores(self) -> int:
-        """Cores a kernel can spread over."""
+        """Number of cores that a kernel can use."""
         return self.worker_cores or self.cores
 
 
@@ -97,7 +97,7 @@ class OnChip(Group):
 
 
 class Links(Group):
-    """Names of the links that leave the chip."""
+    """Names of the chip's external links."""
 
     scale_up: str | None = None
     """Between chips of one host or rack (NVLink, Infinity Fabric, PCIe, Ethernet)."""
@@ -113,7 +113,7 @@ class Power(Group):
 
 
 class Price(Group):
-    """What the chip costs; either figure may be missing."""
+    """Purchase and rental price of the chip; either may be missing."""
 
     usd_per_hour: Positive | None = None
     usd_list: Positive | None = None
@@ -130,7 +130,7 @@ class Host(Group):
     """Time between engine steps that this chip's software needs beyond any engine's own (reading logits back,
     sampling on the host, sending the next tokens), in seconds."""
     sequence_s: NonNegative = 0.0
-    """The same per sequence of the batch, in seconds."""
+    """Additional time between engine steps per sequence of the batch, in seconds."""
 
 
 class Chip(Record):
@@ -154,22 +154,22 @@ class Chip(Record):
     _corrections: Path | None = PrivateAttr(default=None)
 
     def __eq__(self, other: object) -> bool:
-        """Whether two profiles say the same, wherever each was read from."""
+        """Whether two profiles have equal fields; the file they were read from does not matter."""
         return isinstance(other, Chip) and self.__dict__ == other.__dict__
 
     @property
     def corrections_file(self) -> Path | None:
-        """Where learned corrections of its fits may lie: beside the profile it was read from, unless it was changed."""
+        """Path of the learned corrections, beside the profile's file; None without a file or after a change."""
         return self._corrections
 
     def read_from(self, profile: Path) -> "Chip":
-        """The chip as read from that file."""
+        """Return a copy whose corrections file is beside the given profile."""
         chip = self.model_copy()
         chip._corrections = profile.with_suffix(CORRECTIONS)
         return chip
 
     def with_kernels(self, kernels: Mapping[str, Any]) -> "Chip":
-        """The chip with other parameter sets, whose corrections the old ones are not."""
+        """Return a copy with other parameter sets and without the corrections of the old ones."""
         chip = self.model_copy(update={"kernels": kernels})
         chip._corrections = None
         return chip
@@ -186,14 +186,14 @@ class Chip(Record):
         return self
 
     def at_power_limit(self, limit_w: float) -> "Chip":
-        """The chip under a board power limit: cores, on-chip store and what counts cycles slow down, memory does not.
+        """Return the chip under a board power limit: cores, on-chip store and latencies slow down, memory does not.
 
-        Dynamic power goes with the clock to the power of ``CLOCK_POWER`` (``C V^2 f``: 3 where the voltage falls in
+        Dynamic power scales as the clock to the power of ``CLOCK_POWER`` (``C V^2 f``: 3 where the voltage falls in
         step with the clock, 1 where it has reached its floor); ``UNCORE_SHARE`` of the TDP stays. A limit at or above
-        the TDP changes nothing but the power that may be drawn.
+        the TDP changes only the maximum power.
 
         Args:
-            limit_w: of the whole board, in watts.
+            limit_w: power limit of the whole board, in watts.
 
         Raises:
             ProfileError: a limit that memory, links and leakage alone take up.
@@ -230,7 +230,7 @@ class Chip(Record):
 
     @property
     def sources(self) -> dict[str, Source]:
-        """The source of every group of numbers, by dotted name."""
+        """Source of each group of numbers, by dotted name."""
         by_field: dict[str, Source] = {}
         for name in ("compute", "memory", "on_chip", "links", "power", "price", "host"):
             group: Group | None = getattr(self, name)
@@ -268,7 +268,7 @@ class Link(Group):
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")
     description: str = Field(min_length=3)
     bandwidth_bytes_per_s: Rate
-    """Per chip and direction."""
+    """Bandwidth per chip and direction, bytes/s."""
     latency_s: Positive
     """Software-visible time until the first byte of a message is in the peer's memory."""
     topology: Topology

@@ -1,4 +1,4 @@
-"""What was measured: canonical tables for request traces, readers for other formats, and small samples.
+"""Measured data: canonical tables for request traces, readers for other formats, and small samples.
 
 >>> from traces import read_requests
 >>> len(read_requests("azure-conv-2023"))

@@ -1,4 +1,4 @@
-"""Traces that come with the package, usable by name wherever a trace path is accepted."""
+"""Sample traces shipped with the package, usable by name wherever a trace path is accepted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from traces.errors import TraceError, did_you_mean
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One shipped trace: name, file in ``traces/samples``, what it is, where it is from, licence."""
+    """One shipped trace: name, file in ``traces/samples``, description, origin and licence."""
 
     name: str
     file: str
@@ -54,19 +54,19 @@ def sample_names() -> list[str]:
 
 
 def sample(name: str) -> Sample:
-    """What a shipped trace is; raises TraceError with the nearest name when there is none."""
+    """Return the description of a shipped trace; an unknown name raises TraceError with the nearest name."""
     if name not in _SAMPLES:
         raise TraceError(f"no sample trace {name!r}{did_you_mean(name, _SAMPLES)}; known: {', '.join(_SAMPLES)}")
     return _SAMPLES[name]
 
 
 def sample_path(name: str) -> Path:
-    """The file of a shipped trace; raises TraceError with the nearest name when there is none."""
+    """Return the file of a shipped trace; an unknown name raises TraceError with the nearest name."""
     return Path(str(files("traces") / "samples" / sample(name).file))
 
 
 def resolve(path: str | Path) -> Path:
-    """A sample's file when ``path`` is a sample's name, else the path itself; raises TraceError when nothing is there.
+    """Return a sample's file if ``path`` is a sample's name, else the path; raises TraceError if it does not exist.
 
     Write ``./azure-conv-2023`` for a file of your own that has a sample's name.
     """

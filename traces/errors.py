@@ -1,4 +1,4 @@
-"""What the package raises, and the wording that goes with it."""
+"""Exception class of the package, and helpers for its messages."""
 
 from forerun.errors import ForerunError
 from forerun.errors import did_you_mean as did_you_mean

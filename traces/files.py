@@ -1,4 +1,4 @@
-"""Files: gzip, encodings and sizes; text with exact line numbers; JSON and tables of cells; what is no text at all."""
+"""File access: gzip, encodings, size limits, binary detection, text with exact line numbers, JSON and CSV tables."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from traces.errors import TraceError, shown
 OnError: TypeAlias = Literal["stop", "skip"]
 
 LARGEST_DOCUMENT_BYTES = 1 << 30
-"""Most bytes, unpacked, of a file that has to be read whole: a few kilobytes of gzip can stand for terabytes."""
+"""Maximum unpacked size in bytes of a file that is read whole: kilobytes of gzip can expand to terabytes."""
 LARGEST_TABLE_VALUES = 500_000_000
-"""Most rows times columns of a Parquet file that has to be read whole."""
+"""Maximum rows times columns of a Parquet file that is read whole."""
 HEAD_BYTES = 1 << 16
-"""Bytes read to find out what a file is."""
+"""Bytes read to recognise the format of a file."""
 BLOCK_BYTES = 1 << 20
 """Bytes of text taken from a file at a time."""
 
@@ -34,7 +34,7 @@ _MAGIC = {b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip", b"BZh": "bzip2", b"
 
 
 class Block(NamedTuple):
-    """Some whole lines of a file."""
+    """A block of whole lines of a file."""
 
     text: str
     first_line: int
@@ -42,13 +42,13 @@ class Block(NamedTuple):
 
 
 def head(path: Path, count: int = HEAD_BYTES) -> bytes:
-    """The first bytes of a file, decompressed; raises TraceError when it cannot be read."""
+    """Return the first bytes of a file, decompressed; raises TraceError if it cannot be read."""
     with reading(path), open_bytes(path) as stream:
         return stream.read(count)
 
 
 def unpacked_bytes(path: Path, largest: int | None = None) -> bytes:
-    """The bytes of a file, decompressed when it is gzip.
+    """Return the bytes of a file, decompressed if it is gzip.
 
     Raises:
         TraceError: unreadable, damaged, or more than ``largest`` bytes (default: ``LARGEST_DOCUMENT_BYTES``).
@@ -80,7 +80,7 @@ def check_table_size(path: Path) -> None:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn every failure of the file system or of decompression into one TraceError that names the file."""
+    """Convert file-system and decompression errors into a TraceError that names the file."""
     try:
         yield
     except (EOFError, zlib.error, gzip.BadGzipFile) as problem:
@@ -106,7 +106,7 @@ def text_head(path: Path, count: int = HEAD_BYTES) -> bytes:
 
 @contextmanager
 def open_bytes(path: Path) -> Iterator[IO[bytes]]:
-    """The file's bytes, decompressed when it is gzip (recognised by content, not by name)."""
+    """Open a file for reading bytes, decompressed if it is gzip (recognised by content, not by name)."""
     with path.open("rb") as stream:
         magic = stream.read(2)
         stream.seek(0)
@@ -138,7 +138,7 @@ def text_blocks(path: Path, on_error: OnError = "stop", quoted: bool = False) ->
 
     Args:
         path: a text file, UTF-8 with or without byte order mark (or UTF-16 with one), perhaps gzip-compressed.
-        on_error: "stop" raises at the first byte that is not UTF-8; "skip" hands such blocks out as not clean.
+        on_error: "stop" raises at the first byte that is not UTF-8; "skip" yields such blocks marked as not clean.
         quoted: keep CSV fields in double quotes whole even when they hold line ends.
 
     Raises:
@@ -226,7 +226,7 @@ _JSON_KEY = re.compile(r'"((?:[^"\\]|\\.)*)"\s*:')
 
 
 def visible_keys(text: str) -> set[str]:
-    """Keys that occur in the beginning of a JSON text which may be cut anywhere."""
+    """Keys that occur in the first part of a JSON text, which may be truncated anywhere."""
     return set(_JSON_KEY.findall(text))
 
 
@@ -235,10 +235,10 @@ _NO = ("false", "0", "no", "off")
 
 
 class Cells:
-    """One row or mapping, read by key; a missing key, an empty cell and NaN are all None.
+    """Typed access to one row or mapping by key; a missing key, an empty cell and NaN all return None.
 
     Args:
-        values: by key.
+        values: cell values by key.
         place: file and line, for messages.
     """
 
@@ -247,7 +247,7 @@ class Cells:
         self.place = place
 
     def text(self, key: str) -> str | None:
-        """The word under ``key``."""
+        """Return the text under ``key``."""
         value = self._values.get(key)
         if value is None:
             return None
@@ -255,7 +255,7 @@ class Cells:
         return word if word and word.lower() not in ("nan", "none", "null") else None
 
     def number(self, key: str) -> float | None:
-        """The finite number under ``key``.
+        """Return the finite number under ``key``.
 
         Raises:
             TraceError: something else stands there.
@@ -272,7 +272,7 @@ class Cells:
         return value
 
     def count(self, key: str) -> int | None:
-        """The whole number >= 1 under ``key``.
+        """Return the integer >= 1 under ``key``.
 
         Raises:
             TraceError: something else stands there.
@@ -285,7 +285,7 @@ class Cells:
         return int(value)
 
     def several(self, key: str) -> int | None:
-        """The whole number > 1 under ``key``; None where it is 0 or 1, as tables write what a run does not use.
+        """Return the integer > 1 under ``key``; None if it is 0 or 1, which tables use for disabled features.
 
         Raises:
             TraceError: something else stands there.
@@ -294,7 +294,7 @@ class Cells:
         return None if value in (None, 0.0, 1.0) else self.count(key)
 
     def flag(self, key: str) -> bool | None:
-        """Yes or no under ``key``.
+        """Return the boolean under ``key``.
 
         Raises:
             TraceError: something else stands there.
@@ -309,7 +309,7 @@ class Cells:
         raise TraceError(f"{self.place}: {key}: {shown(word)} is neither true nor false")
 
     def positive(self, key: str) -> float | None:
-        """The number under ``key``; None where it is 0 or less, as tools write what they did not measure."""
+        """Return the number > 0 under ``key``; None if it is <= 0, which tools write for values not measured."""
         value = self.number(key)
         return value if value is not None and value > 0 else None
 

@@ -1,4 +1,4 @@
-"""What llama.cpp says of its own speed: server logs, ``/metrics``, llama-bench and llama-batched-bench."""
+"""Readers for llama.cpp's measured rates: server logs, ``/metrics``, llama-bench and llama-batched-bench."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ class LocalRate(NamedTuple):
     kind: str
     """``decode`` or ``prompt``."""
     tokens_per_s: float
-    """All streams together."""
+    """Tokens per second, summed over all streams."""
     streams: int
     tokens: int
-    """That the rate was measured over."""
+    """Number of tokens that the rate was measured over."""
     context: int | None
     """Tokens in the cache of each stream half-way, where the log states it."""
     drafted: int
     """Draft tokens that were proposed; 0 without speculation."""
     accepted: int
     place: str
-    """File and line."""
+    """File and line of the rate, for messages."""
 
     @property
     def cycles(self) -> int:
-        """Verify steps: every token that was not accepted from a draft came from one of its own."""
+        """Number of verify steps: each yields exactly one token that is not an accepted draft token."""
         return max(1, self.tokens - self.accepted)
 
     @property
     def draft_tokens(self) -> float:
-        """Draft tokens of a verify step, mean."""
+        """Mean number of draft tokens per verify step."""
         return self.drafted / self.cycles
 
 
@@ -50,7 +50,7 @@ _BATCHED = ("PP", "TG", "B", "N_KV")
 
 
 def read_llama_cpp(path: Path) -> tuple[LocalRate, ...]:
-    """Every rate in a file of llama.cpp's; which kind of file it is shows in its lines.
+    """Return all rates in a llama.cpp file; the kind of file is recognised by its lines.
 
     Raises:
         TraceError: a file that cannot be read, or in which no rate is found.
@@ -73,7 +73,7 @@ MOST_COUNT = 10**12
 
 
 def _count(value: str | float, place: str) -> int:
-    """A whole number that a file states.
+    """Return a valid count from a file.
 
     Raises:
         TraceError: a number that no run can have.
@@ -85,7 +85,7 @@ def _count(value: str | float, place: str) -> int:
 
 
 def _rate(kind: str, tokens: float, seconds: float, place: str, **more: Any) -> Iterator[LocalRate]:
-    """A rate, if any time passed."""
+    """Yield one rate, or nothing if the duration is zero."""
     if 0 < tokens <= MOST_COUNT and 0.0 < seconds < float("inf"):
         plain = {"streams": 1, "context": None, "drafted": 0, "accepted": 0}
         yield LocalRate(kind, tokens / seconds, tokens=int(tokens), place=place, **plain | more)

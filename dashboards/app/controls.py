@@ -51,10 +51,10 @@ def slider_id(page: str, name: str) -> Identity:
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """What all controls have."""
+    """Base class of all controls."""
 
     name: str
-    """In the address, and in the values that a page computes from."""
+    """Name of the control in the address and in the values of a page."""
     label: str
     when: tuple[str, Callable[[Any], bool]] | None = None
     """Shown only while the control of this name has a wanted value."""
@@ -64,7 +64,7 @@ class Control:
         raise NotImplementedError
 
     def read(self, text: str, served: ServedFolders) -> Any:
-        """The value that an address says.
+        """The value encoded in an address.
 
         Raises:
             ForerunError: this control cannot take it.
@@ -94,7 +94,7 @@ class ChoiceField(Control):
 
     options: Sequence[str] | Offer = ()
     default: str | None = None
-    """None: the first there is, or none."""
+    """Default option; None: the first option, if any."""
     placeholder: str = ""
 
     def offered(self, served: ServedFolders) -> list[str]:
@@ -149,7 +149,7 @@ class Several(ChoiceField):
         return self.checked([word for word in text.split(",") if word], served)
 
     def checked(self, value: Any, served: ServedFolders) -> Any:
-        """As many as may be."""
+        """The selected texts; refuses too few or too many."""
         if not isinstance(value, list) or not 0 < len(value) <= self.most:
             raise ForerunError(f"{self.label}: choose 1 to {self.most}")
         for one in value:
@@ -157,7 +157,7 @@ class Several(ChoiceField):
         return value
 
     def widget(self, page: str, value: Any, served: ServedFolders) -> Component:
-        """A list of which several can be picked."""
+        """A list in which several options can be selected."""
         return dmc.MultiSelect(
             id=state_id(page, self.name),
             label=self.label,
@@ -274,7 +274,7 @@ class Pairs(Control):
         return value
 
     def read_pairs(self, text: str) -> dict[str, str]:
-        """What the text says.
+        """The parsed pairs of the text.
 
         Raises:
             ForerunError: it is not made of pairs.

@@ -42,7 +42,7 @@ MOST_KEPT = 12
 """Finished runs of a session whose files are kept; older ones are removed."""
 LONGEST_S = 1800.0
 MOST_MEMORY_BYTES = 6 * 2**30
-"""Of one run; also at most its share of the machine's, if all run."""
+"""Memory limit of one run, bytes; further limited to its share of the machine's memory if all run."""
 PROGRESS_EVERY_S = 0.1
 POLL_MS = 400
 NO_MEMORY = "the run needs more memory than it may have here; ask for fewer requests or tokens, or use forerun run"
@@ -66,14 +66,14 @@ class RunTask:
 
 
 class JobView(NamedTuple):
-    """Where a run stands."""
+    """Status of a background run."""
 
     state: str
     """running, finished, failed or cancelled."""
     done: int
     total: int
     message: str
-    """What went wrong, in one sentence; else empty."""
+    """Error message in one sentence; empty without an error."""
     folder: Path
 
 
@@ -137,7 +137,7 @@ class Jobs:
             return token
 
     def look(self, token: str) -> JobView | None:
-        """Where the run stands; None for an id of no run."""
+        """Status of the run; None for an unknown id."""
         job = self._jobs.get(token)
         return None if job is None else self._look(job)
 

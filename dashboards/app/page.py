@@ -36,7 +36,7 @@ LOCAL = "local"
 
 
 class Context:
-    """Shared by all pages: the served folders, and the background runs of each session.
+    """State shared by all pages: the served folders, and the background runs of each session.
 
     Args:
         served: the folders, and where the folders of sessions are made.
@@ -91,9 +91,9 @@ class Page:
     """One page of the app."""
 
     path: str
-    """In the address, without the slash; also its name in the ids of its parts."""
+    """Path in the address, without the slash; also the prefix in the ids of its components."""
     name: str
-    """In the menu."""
+    """Label of the page in the menu."""
     title: str
     says: str
     controls: Sequence[Control | Component | Callable[[str, ServedFolders], Component]]
@@ -102,7 +102,7 @@ class Page:
     views: Sequence[View]
     starts: Sequence[Start] = ()
     more: Callable[[Dash, Context], None] | None = None
-    """Adds callbacks of its own."""
+    """Function that registers additional callbacks; None without any."""
 
     @property
     def fields(self) -> dict[str, Control]:
@@ -110,7 +110,7 @@ class Page:
         return {control.name: control for control in self.controls if isinstance(control, Control)}
 
     def layout(self, search: str | None, context: Context) -> Component:
-        """What it shows, restored from an address."""
+        """Layout of the page, with the controls restored from an address."""
         served = context.served
         values, changed = values_of(list(self.fields.values()), search, served)
 

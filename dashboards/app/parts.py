@@ -127,7 +127,7 @@ def message(text: str) -> Component:
 
 
 def remark(text: str) -> Component:
-    """One sentence in passing."""
+    """A remark of one sentence."""
     return dmc.Alert(text, color="gray", variant="light", radius="md", className="remark")
 
 
@@ -142,7 +142,7 @@ def warning_area(lines: Sequence[str]) -> Component:
 
 
 def rests_on(basis: str | None, notes: Iterable[str] = ()) -> Component:
-    """What the numbers of a page rest on; None where nothing was computed."""
+    """Evidence basis of the numbers of a page; None where nothing was computed."""
     lines = [dmc.Text(note, size="xs", className="muted") for note in dict.fromkeys(notes)]
     words = "" if basis is None else BASIS_WORDS.get(basis, "")
     sentence = f"These numbers rest on: {words}." if words else "What numbers rest on stands here when there are any."
@@ -154,7 +154,7 @@ def rests_on(basis: str | None, notes: Iterable[str] = ()) -> Component:
 
 
 def tiles(rows: Iterable[Tile]) -> Component:
-    """Numbers that matter."""
+    """Key figures as tiles."""
     return dmc.SimpleGrid(
         [
             dmc.Paper(

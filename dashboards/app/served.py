@@ -28,7 +28,7 @@ LARGEST_TRACE_BYTES = 256 * 2**20
 TRACE_SUFFIXES = (".csv", ".parquet", ".csv.gz")
 LARGEST_MEASURED_BYTES = 8 * 2**20
 LARGEST_LOG_BYTES = 16 * 2**20
-"""Of a log of requests; longer ones are for the command."""
+"""Largest size of a request log, bytes; larger logs are left to the command."""
 LOGS = "logs"
 """Folder of a session's uploaded logs."""
 MEASURED_SUFFIXES = (".csv", ".json", ".jsonl")
@@ -49,7 +49,7 @@ class ServedFolders:
     """
 
     folders: tuple[Path, ...]
-    """They need not hold anything yet."""
+    """Served folders; they may be empty."""
     session: Path
     """For the runs of one session, or of all where none is meant."""
 

@@ -137,7 +137,7 @@ def serve_dashboard(folders: Sequence[Path], host: str, port: int, with_token: b
 
 
 def check_free(host: str, port: int) -> None:
-    """See that the address can be served.
+    """Check that the address can be served.
 
     Raises:
         ForerunError: it cannot, and why.

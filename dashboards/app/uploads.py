@@ -21,7 +21,7 @@ from simulator.metrics.files import write_text_atomically
 from simulator.scenario import Scenario, parse_yaml, scenario_from
 
 LARGEST_MESSAGE_BYTES = 24 * 2**20
-"""Of what a browser may send: uploads, and figures that come back to be saved."""
+"""Largest request from a browser, bytes: uploads, and figures sent back to be saved."""
 LARGEST_UPLOAD_BYTES = 512 * 1024
 LOG_ENDINGS = (".csv", ".tsv", ".jsonl")
 MOST_LOGS = 6

@@ -28,7 +28,7 @@ class RooflinePoint(NamedTuple):
     """FLOP per byte."""
     flops_per_s: float
     seconds: float
-    """Of all of them in the step."""
+    """Device seconds of all kernels of this kind in the step."""
     share: float
     bound: str
 

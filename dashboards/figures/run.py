@@ -353,7 +353,7 @@ class WaterfallData(NamedTuple):
     """Completed requests of the whole run."""
     basis: str
     marked: int | None = None
-    """Row to point at."""
+    """Index of the highlighted row; None for none."""
 
 
 def waterfall_data(run: RunFolder, most: int = MAX_REQUESTS, around: int | None = None) -> WaterfallData:

@@ -1,4 +1,4 @@
-"""What draft tokens are worth: speed-up by K and batch or context, crossover load, acceptance curves."""
+"""Figures of speculation: speed-up by K and batch or context, crossover load, acceptance curves."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class AcceptanceData(NamedTuple):
 
 
 def speedup_by_batch(grid: SpeculationGrid) -> SpeedupData:
-    """K against batch."""
+    """Speed-up by number of draft tokens K and batch size."""
     caption = f"{grid.method}, context {grid.context_tokens:,} tokens"
     return SpeedupData(
         "batch (sequences)", grid.batches, grid.draft_tokens, grid.by_batch, grid.method, caption, grid.basis
@@ -103,7 +103,7 @@ def speedup_by_batch(grid: SpeculationGrid) -> SpeedupData:
 
 
 def speedup_by_context(grid: SpeculationGrid) -> SpeedupData:
-    """K against context."""
+    """Speed-up by number of draft tokens K and context length."""
     caption = f"{grid.method}, batch {grid.batch}"
     return SpeedupData(
         "context (tokens)", grid.contexts, grid.draft_tokens, grid.by_context, grid.method, caption, grid.basis
@@ -125,7 +125,7 @@ def speedup_figure(data: SpeedupData) -> go.Figure:
 
 
 def crossover_data(grid: SpeculationGrid) -> CrossoverData:
-    """Lines over the batch."""
+    """Data of the speed-up over the batch, with crossovers."""
     return CrossoverData(grid.batches, grid.draft_tokens, grid.by_batch, grid.crossover_batch, grid.method, grid.basis)
 
 

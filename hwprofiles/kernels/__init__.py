@@ -1,1 +1,1 @@
-"""How long a kernel of each family takes: one module of formulas a family."""
+"""Formulas for kernel times, one module per kernel family."""

@@ -4,20 +4,20 @@ from hwprofiles.formulas import AttentionShape, Functions, KernelTime, Limits, N
 from hwprofiles.parameters import PASS_TOKENS, DecodeKernel, DecodeParameters, PrefillParameters, UnpackedKernel
 
 WARM_FADE = 1.25
-"""A repeated KV of this many times the retained bytes no longer finds any of them: the fall is steep, not a cliff."""
+"""Size of repeatedly read KV, as a multiple of the retained bytes, at which the cache hit rate reaches 0."""
 
 
 UNSPLIT_LOAD = 1.6
-"""Work items per core from which a batch is not split along the KV axis: 0.8 of two items on each core.
+"""Minimum work items per core at which the KV axis is not split: 0.8 of two items per core.
 
 Source: ``num_splits_heuristic`` of FlashAttention-2 (csrc/flash_attn/flash_api.cpp, v2.7)."""
 
 
 def tail_sequences(limits: Limits, parameters: DecodeParameters, shape: AttentionShape) -> float:
-    """Sequences whose work items, each at the pace of one that runs alone, together draw the bandwidth.
+    """Number of sequences that saturate the memory bandwidth if each runs at its latency-bound rate.
 
-    While more are left the memory stays busy; of fewer, each ends at its own pace, so that with lengths ``L1 >= L2 ..``
-    a batch takes ``tail_key_s`` times ``L1 - mean(L1 .. Ln)`` longer than its bytes do.
+    More sequences saturate the memory; fewer run at their own rates, so that with lengths ``L1 >= L2 ..``
+    a batch takes ``tail_key_s`` times ``L1 - mean(L1 .. Ln)`` longer than moving its bytes.
     """
     drawn = limits.bandwidth * parameters.memory_efficiency * parameters.tail_key_s
     return drawn / shape.kv_bytes_per_token
@@ -26,14 +26,14 @@ def tail_sequences(limits: Limits, parameters: DecodeParameters, shape: Attentio
 def tail_time_per_key(
     xp: Functions, parameters: DecodeParameters, cores: float, shape: AttentionShape, seqs: Num, q_len: Num
 ) -> Num:
-    """Seconds per key of the longest sequence beyond the mean of those that end alone; 0 where a batch is so small
+    """Seconds per key by which the longest sequence exceeds the mean of the tail; 0 if the batch is so small
     that its KV axis is split.
 
     Args:
         xp: scalar or array functions.
         parameters: of the library's kernels.
         cores: of the chip.
-        shape: of one layer.
+        shape: attention shape of one layer.
         seqs: sequences.
         q_len: queries per sequence.
     """
@@ -42,8 +42,8 @@ def tail_time_per_key(
 
 
 def attention_pairs(xp: Functions, q_len: Num, kv_len: Num, window: Num = 0) -> Num:
-    """(query, key) pairs of one sequence: ``q_len`` new tokens at the end of ``kv_len``, each sees itself and what
-    precedes.
+    """(query, key) pairs of one sequence: ``q_len`` new tokens at the end of ``kv_len``, each attends to itself and all
+    previous tokens.
 
     Args:
         xp: scalar or array functions.
@@ -52,12 +52,12 @@ def attention_pairs(xp: Functions, q_len: Num, kv_len: Num, window: Num = 0) -> 
         window: most keys a query sees, itself included; 0 = all.
 
     Returns:
-        The sum over queries of the keys each sees.
+        Number of attended keys, summed over the queries.
     """
     limit = xp.where(window > 0, window, kv_len)
 
     def below(length: Num) -> Num:
-        """Pairs of a whole causal sequence of that length."""
+        """Pairs of a full causal sequence of ``length`` tokens."""
         short = xp.minimum(length, limit)
         return short * (short + 1.0) / 2.0 + limit * xp.maximum(0.0, length - limit)
 
@@ -65,21 +65,21 @@ def attention_pairs(xp: Functions, q_len: Num, kv_len: Num, window: Num = 0) -> 
 
 
 def windowed_length(xp: Functions, q_len: Num, kv_len: Num, window: Num = 0) -> Num:
-    """Keys of one sequence that a kernel reads: all, or those the first new query's window begins with."""
+    """Keys of one sequence that a kernel reads: all, or those from the start of the first new query's window."""
     return xp.where(window > 0, xp.minimum(kv_len, window + q_len - 1.0), kv_len)
 
 
 def widened(
     xp: Functions, parameters: DecodeKernel | PrefillParameters, shape: AttentionShape, kv_tokens: Num
 ) -> tuple[AttentionShape, Num]:
-    """The layer as a kernel sees it that has no arithmetic for the format of the cache, and the seconds of the pass
-    before it that copies the cache into 16 bits.
+    """Shape of a layer whose kernel cannot compute in the format of the KV cache, and the seconds of the pass
+    that first converts the cache to 16 bits.
 
     Args:
         xp: scalar or array functions.
         parameters: of the library's kernels.
         shape: of one layer on this chip, KV in 8 bits.
-        kv_tokens: KV lengths, total: what the pass copies. A server's pass copies its whole pool of KV.
+        kv_tokens: total KV length that the pass converts; in a server, the whole KV pool.
 
     Source: SGLang's ``FlashAttentionBackend`` under MLA (``get_key_buffer(..).to(q.dtype)``); of one layer over 131,072
         tokens NVIDIA's aiconfigurator tables give 227 us, a server on 8 H200 226 (sgl-project/sglang#35291).
@@ -90,7 +90,7 @@ def widened(
 
 
 WIDEN_OVERLAP = 1.3
-"""Sharpness of the smooth maximum of that pass's start and its copying: measured passes of 512 to 16,384 tokens."""
+"""Sharpness of the smooth maximum of the pass's fixed time and copy time, from passes of 512 to 16,384 tokens."""
 
 
 def prefill_time(
@@ -104,7 +104,7 @@ def prefill_time(
     kv_tokens: Num,
     activation_bytes: float = 2.0,
 ) -> KernelTime:
-    """Time of one prefill attention launch over a ragged batch, given by its totals, and of writing the new K and V.
+    """Time of one prefill attention launch over a ragged batch, including the write of new K and V.
 
     Queries (with packing: all that share a KV head) are cut into tiles of ``tile_rows``. A tile multiplies whole
     steps of keys, so on the causal diagonal it computes half a tile and half a step more than the mask admits. Tiles
@@ -164,10 +164,10 @@ def prefill_time(
 
 
 def warm_bandwidth(xp: Functions, limits: Limits, parameters: DecodeKernel, kv_bytes: Num, bandwidth: float) -> Num:
-    """Bandwidth of KV that was read just before: part of it from the on-chip store, the rest from memory.
+    """Effective bandwidth of KV that was just read: part comes from the on-chip store, the rest from memory.
 
-    All of it hits up to ``warm_share`` of the store; beyond, a cyclic read evicts its own data, and at ``WARM_FADE``
-    times that none is left.
+    KV up to ``warm_share`` of the store hits completely; larger cyclic reads evict their own data, and at ``WARM_FADE``
+    times that size nothing hits.
     """
     kept = parameters.warm_share * limits.on_chip_bytes
     hit = xp.minimum(1.0, xp.maximum(0.0, (WARM_FADE * kept - kv_bytes) / ((WARM_FADE - 1.0) * kept + 1e-9)))
@@ -197,9 +197,9 @@ def decode_time(
 
     The query heads that share a KV head, times ``q_len``, are packed into the rows of one work item, so KV is read
     once per sequence however many tokens are verified (more items re-read it from the on-chip store once the rows
-    overflow a tile). Independent items are sequences times KV heads times splits of the KV axis; few items cannot
-    draw the chip's bandwidth, and splitting the axis to get more costs a combining pass. Further waves of items cost
-    their fill, hidden in part. A library with an ``unpacked`` kernel runs some batches in that one (``packs``).
+    overflow a tile). The number of items is sequences times KV heads times splits of the KV axis; few items cannot
+    saturate the chip's bandwidth, and splitting the axis adds a combining pass. Further waves of items add
+    their pipeline fill, partly hidden. A library with an ``unpacked`` kernel uses it for some batches (``packs``).
 
     Args:
         xp: scalar or array functions.
@@ -209,7 +209,7 @@ def decode_time(
         seqs: sequences, > 0.
         q_len: queries per sequence, >= 1.
         kv_tokens: KV lengths, total over the sequences, > 0.
-        warm: the same KV was read just before and may still be in the on-chip store.
+        warm: whether the same KV was just read and may still be in the on-chip store.
         activation_bytes: bytes per element of Q and of the output.
         tail_kv: KV length of the longest sequence beyond the mean of the ``tail_sequences`` longest.
 
@@ -242,8 +242,8 @@ def packs(
 ) -> Num:
     """Whether a library runs a batch in its packed kernel, which serves the query heads of a KV head together.
 
-    Absorbed MLA and several queries per sequence always do. Else the group of heads must be one that kernel has, and
-    its work items (sequences times KV heads times pieces of KV) must fill ``least_fill`` of the cores.
+    Absorbed MLA and multiple queries per sequence always do. Otherwise the kernel must support the head group, and
+    its work items (sequences times KV heads times KV pieces) must fill ``least_fill`` of the cores.
 
     Source: NVIDIA TensorRT-LLM, ``DecoderXQAImplJIT::mayHavePerfGain`` (release 1.0, Apache-2.0).
     """
@@ -255,9 +255,9 @@ def packs(
 
 
 def _most_splits(xp: Functions, parameters: DecodeKernel, length: Num) -> Num:
-    """Parts a KV axis of ``length`` tokens is worth, whatever the number of cores.
+    """Maximum useful number of splits of a KV axis of ``length`` tokens, independent of the number of cores.
 
-    Source: the root is TensorRT-LLM's, ``computeMultiBlockCount`` of its XQA kernels (release 1.0, Apache-2.0).
+    Source of the square root: TensorRT-LLM, ``computeMultiBlockCount`` of its XQA kernels (release 1.0, Apache-2.0).
     """
     if not parameters.split_root:
         return xp.ceil(length / parameters.split_tokens)
@@ -266,8 +266,8 @@ def _most_splits(xp: Functions, parameters: DecodeKernel, length: Num) -> Num:
 
 
 def _split_time(xp: Functions, limits: Limits, parameters: DecodeKernel, *sizes: Num) -> KernelTime:
-    """Time of one decode attention kernel, its KV axis split for all cores; on a chip of more cores than its fits come
-    from, for as many as those have where combining more parts takes longer than it spares."""
+    """Time of one decode attention kernel with its KV axis split for all cores or, if faster, for the core count
+    of the chip that the fits come from."""
     wide = _kernel_time(xp, limits, parameters, limits.cores, *sizes)
     if limits.fitted_cores >= limits.cores:
         return wide
@@ -288,7 +288,7 @@ def _kernel_time(
     warm: bool,
     activation_bytes: float,
 ) -> KernelTime:
-    """Time of one decode attention kernel that splits the KV axis for so many cores; see ``decode_time``."""
+    """Time of one decode attention kernel that splits the KV axis for ``split_cores`` cores; see ``decode_time``."""
     widening: Num = 0.0
     if parameters.widen_s:
         shape, widening = widened(xp, parameters, shape, kv_tokens)
@@ -300,7 +300,7 @@ def _kernel_time(
     moved = kv_bytes + activation_bytes * heads * width * seqs * q_len
     packed = q_len * (heads / kv_heads)
     if parameters.reread_share:
-        # Seen with one query a sequence; how rows of drafts' verification fall into tiles is not measured.
+        # Observed with one query per sequence; the tiling of verified draft rows is not measured.
         twice = (packed > NARROW_ROWS) & (packed <= 2.0 * NARROW_ROWS) & (q_len <= 1)
         moved = moved + xp.where(twice, parameters.reread_share * kv_bytes, 0.0)
     row_tiles = xp.ceil(packed / parameters.tile_rows)
@@ -350,7 +350,7 @@ def _kernel_time(
 
 
 KEPT_FADE = 1.25
-"""A pass over this many times the kept bytes finds none of them again."""
+"""Size of a pass, as a multiple of the retained bytes, at which the cache hit rate reaches 0."""
 
 
 def one_pass_time(
@@ -370,9 +370,9 @@ def one_pass_time(
     """Time of one prefill kernel that serves prompt chunks and single queries alike (FlashAttention-2, ragged batch).
 
     Every query head of every single query takes a tile of ``tile_rows`` and multiplies all of it, with no split of the
-    KV axis. Heads are the slowest axis of the grid: those that share a KV head find it on the chip only if one pass
-    over all sequences fits there, else each reads it from memory again. The grid is as wide as the longest chunk for
-    every sequence, and the chip starts and drops the tiles past a sequence's end one after another.
+    KV axis. Heads are the slowest grid axis: heads that share a KV head reuse it from the chip only if one pass
+    over all sequences fits there, else each reads it from memory. The grid is as wide as the longest chunk for
+    every sequence, and tiles past the end of a sequence are started and dropped one by one.
 
     Args:
         xp: scalar or array functions.
@@ -380,12 +380,12 @@ def one_pass_time(
         parameters: of the library's prefill kernels.
         shape: heads, dimensions and KV format of one layer on this chip.
         seqs: prompt chunks, > 0.
-        q_tokens: their new tokens, total, > 0.
+        q_tokens: total new tokens of the chunks, > 0.
         pairs: (query, key) pairs of the chunks, total.
         kv_tokens: KV lengths of the chunks (cached and new), total.
         decode_seqs: sequences with a single query, > 0.
-        decode_kv_tokens: their KV lengths, total.
-        longest_kv: KV length of the longest of these; 0 = all alike. Its last tile ends alone.
+        decode_kv_tokens: total KV length of the single-query sequences.
+        longest_kv: KV length of the longest of them; 0 = all equal. The last tile of that sequence runs alone.
         activation_bytes: bytes per element of Q and of the output.
 
     Source: the launch grid of FlashAttention-2 (Dao 2023, doi:10.48550/arXiv.2307.08691); checked on LLMServingSim's

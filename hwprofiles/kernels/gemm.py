@@ -8,9 +8,9 @@ from hwprofiles.parameters import FewRowsKernel, GemmParameters
 Tiles = tuple[tuple[int, int], ...]
 
 LARGEST_TILE = 512
-"""No tile has more rows; beyond it, all tiles are worth a try."""
+"""Maximum rows of a tile; for larger ``m``, every tile shape is evaluated."""
 MIN_SPLIT_DEPTH = 256.0
-"""Fewest k steps worth a split of their own."""
+"""Minimum k elements per split."""
 
 
 def tile_waves(xp: Functions, items: Num, cores: Num, wave_share: Num) -> Num:
@@ -19,8 +19,8 @@ def tile_waves(xp: Functions, items: Num, cores: Num, wave_share: Num) -> Num:
     Args:
         xp: scalar or array functions.
         items: tiles, >= 1.
-        cores: cores that each hold one tile at a time.
-        wave_share: share of the idle cores of the last wave that is really lost; 1 = whole waves, 0 = none lost
+        cores: number of cores; each processes one tile at a time.
+        wave_share: share of the last wave's idle core time that is lost; 1 = whole waves, 0 = none lost
             (stream-K, or a power-limited chip whose busy cores clock higher).
 
     Returns:
@@ -34,7 +34,7 @@ def tile_waves(xp: Functions, items: Num, cores: Num, wave_share: Num) -> Num:
 
 @lru_cache(maxsize=4096)
 def useful_tiles(tiles: Tiles, m: float) -> Tiles:
-    """Drop tiles that cannot win: the same columns, and fewer rows already cover all of ``m``."""
+    """Drop tiles that cannot be fastest: a tile with the same columns and fewer rows already covers all of ``m``."""
     return tuple((r, c) for r, c in tiles if not any(c2 == c and m <= r2 < r for r2, c2 in tiles))
 
 
@@ -51,12 +51,12 @@ def gemm_time(
 ) -> KernelTime:
     """Time of ``y[m,n] = x[m,k] w[k,n]``; never shorter for a larger ``m``, ``n`` or ``k`` twice as large.
 
-    Every tile shape of the library is tried, with split-K where the tiles do not fill the cores; the fastest counts.
+    The fastest tile shape of the library is used, with split-K where the tiles do not fill the cores.
     A wave costs its arithmetic at the core's share of the peak, or its operand reads at the core's share of the
-    on-chip bandwidth, whichever is longer. Memory time is every operand once, and never less than one core takes to
-    draw the operands of the smallest work item. Both overlap (better on a chip with asynchronous copies). What no
-    arithmetic hides comes on top: the last outputs' way to memory, and filling the pipeline at the start of a wave,
-    except that an asynchronous chip prefetches the next tile and pays for the first wave and the last.
+    on-chip bandwidth, whichever is longer. Memory time covers every operand once, but at least the time of a core to
+    read the operands of the smallest work item. Both overlap (better with asynchronous copies). Time that no
+    arithmetic hides is added: the write of the last outputs, and the pipeline fill at the start of each wave,
+    but only of the first and last wave on chips with asynchronous copies, which prefetch the next tile.
 
     Args:
         xp: scalar or array functions.
@@ -126,7 +126,7 @@ def _fastest_tiles(
     cores, wave_s, wave_share = limits.cores, parameters.wave_s, parameters.wave_share
     core_on_chip = on_chip * limits.on_chip_share
     maximum, minimum, ceil = xp.maximum, xp.minimum, xp.ceil
-    # Depths are no whole numbers of steps: a whole number of splits makes a deeper product faster at its jumps.
+    # Split depths are not rounded: with whole splits, a larger k would be faster at each step of the split count.
     deepest = minimum(k / MIN_SPLIT_DEPTH, parameters.max_split_k)
     least_depth = minimum(k, maximum(MIN_SPLIT_DEPTH, k / parameters.max_split_k))
     streamed = moved / bandwidth
@@ -144,7 +144,7 @@ def _fastest_tiles(
         busy = busy * (k / splits)
         fill = wave_s * minimum(most_waves, ceil(tiles / cores))
         if xp is SCALAR and best is not None and busy + fill >= best:
-            continue  # cannot win; spares the rest
+            continue  # cannot be fastest; skip the evaluation
         stream = maximum(streamed, drawn * least_depth / core_bandwidth)
         total = smooth_maximum(xp, busy, stream, sharpness) + fill
         if best is None:
@@ -167,17 +167,17 @@ def grouped_rows_time(
     moved: Num,
     flops: Num,
 ) -> KernelTime:
-    """Time of a dense product of few rows, multiplied in equal groups of at most ``kernel.group_rows``.
+    """Time of a dense product with few rows, processed in equal groups of at most ``kernel.group_rows`` rows.
 
-    A kernel is written for so many rows at once: seven rows run as two groups of four. Each group unpacks the weights
-    anew, and reads them from memory anew where the matrix is larger than the on-chip store.
+    Kernels have a fixed number of rows: seven rows run as two groups of four. Each group unpacks the weights
+    again, and rereads them from memory if the matrix is larger than the on-chip store.
 
     Args:
         xp: scalar or array functions.
         limits: of the chip.
         kernel: the library's parameters for the format.
         m: rows, > 0.
-        weights: of the matrix.
+        weights: number of weights in the matrix.
         weight_bytes: bytes per weight.
         moved: bytes of all operands, each once.
         flops: useful operations.
@@ -199,15 +199,15 @@ def few_rows_time(
 ) -> KernelTime:
     """Time of a product of few rows in matrix-vector kernels.
 
-    Weights are read once; the vector units unpack each once and multiply it by every row. Where the bytes take longer,
-    further rows are nearly free; where unpacking does (narrow formats on slow units), each is paid for.
+    Weights are read once; the vector units unpack each once and multiply it by every row. If memory time dominates,
+    further rows are almost free; if unpacking dominates (narrow formats on slow units), each row adds time.
 
     Args:
         xp: scalar or array functions.
         limits: of the chip.
         kernel: the library's parameters for the format.
-        weights: that are read, each once.
-        products: weights times the rows that each is multiplied with.
+        weights: number of weights read, each once.
+        products: multiply-adds: weights times rows per weight.
         moved: bytes, weights and activations.
         flops: useful operations.
     """
@@ -226,23 +226,23 @@ AMAX_S = 7.2e-6
 Source: tables ``computescale`` of NVIDIA aiconfigurator-core 0.12.0 (trtllm 1.3.0rc20, H100 and H200; up to 256 rows).
 """
 ONE_PASS_BYTES = 3.0
-"""Bytes per activation of quantising where the scale is known: 16 bits read, 8 written."""
+"""Bytes moved per activation by quantisation with a known scale: 2 read, 1 written."""
 
 
 def with_static_scales(
     xp: Functions, limits: Limits, parameters: GemmParameters, time: KernelTime, m: Num, k: Num
 ) -> KernelTime:
-    """The product without the search for the largest of its activations, never faster than light.
+    """Product time without the amax search over activations, never below the speed-of-light time.
 
-    Kernels of TensorRT-LLM's FP8 products were measured with that search; a server whose checkpoint states the scale of
-    every layer's activations (NVIDIA ModelOpt's FP8) does not run it: one launch less, and one pass over the
+    TensorRT-LLM's FP8 products were measured with that search; a server whose checkpoint contains the scale of
+    every layer's activations (NVIDIA ModelOpt's FP8) skips it: one launch less, and one pass over the
     activations instead of ``quantise_bytes``.
 
     Args:
         xp: scalar or array functions.
         limits: of the chip, for the math format used.
-        parameters: the set that priced it; nothing changes where no quantising kernel was part of what was fitted.
-        time: as measured.
+        parameters: parameter set of the product; no change if the fit included no quantisation kernel.
+        time: time with the search.
         m: rows, > 0.
         k: input features, > 0.
     """

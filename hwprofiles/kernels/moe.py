@@ -1,4 +1,4 @@
-"""Routed experts: how a router spreads tokens over them, and the two grouped matrix products over those they touch."""
+"""Routed experts: token distribution over the experts, and the two grouped matrix products of the active experts."""
 
 from typing import NamedTuple
 
@@ -12,15 +12,15 @@ POWER_LAW_POINTS = 16
 ZIPF_POINTS = 32
 """Quantiles of the experts' popularity at which Zipf's law is evaluated."""
 ZIPF_ROUNDS = 40
-"""Rounds of a fixed point that brings the picks of a token to k; 20 suffice to 1e-6."""
+"""Fixed-point iterations that scale the expected experts per token to k; 20 reach 1e-6."""
 NORMAL_POINTS = (-1.534, -0.887, -0.489, -0.157, 0.157, 0.489, 0.887, 1.534)
 """Midpoints of eight equally likely parts of a standard normal distribution."""
 LARGEST_SHARE = 0.8
-"""Most of the tokens that one expert is given under a power law (aiconfigurator's ``power_law_logits_v3``)."""
+"""Largest share of the tokens that one expert receives under a power law (aiconfigurator's ``power_law_logits_v3``)."""
 
 
 class Routing(NamedTuple):
-    """A named way to spread tokens over experts."""
+    """Distribution of tokens over experts."""
 
     kind: str
     """``balanced``: every expert the same number of tokens. ``uniform``: every token picks at random, all experts
@@ -31,7 +31,7 @@ class Routing(NamedTuple):
 
 
 def read_routing(name: str) -> Routing:
-    """Return the routing of a name: ``balanced``, ``uniform``, ``power-law-ALPHA`` (also ``power_law_ALPHA``) or
+    """Parse the name of a routing: ``balanced``, ``uniform``, ``power-law-ALPHA`` (also ``power_law_ALPHA``) or
     ``zipf-ALPHA``.
 
     Raises:
@@ -55,12 +55,12 @@ def read_routing(name: str) -> Routing:
 
 
 class ExpertLoads(NamedTuple):
-    """What reaches the slowest of the ranks that share the experts of a layer."""
+    """Load of the slowest rank in an expert-parallel group, for one layer."""
 
     active: Num
-    """Experts of the rank that have any token."""
+    """Number of experts on the rank that receive at least one token."""
     assignments: Num
-    """Tokens times experts they are sent to, on that rank."""
+    """Number of (token, expert) assignments on the rank."""
     loads: tuple[Num, ...]
     """Tokens of an active expert, at equally likely quantiles."""
 
@@ -72,11 +72,11 @@ def expert_loads(
 
     Args:
         xp: scalar or array functions.
-        routing: how tokens spread.
-        tokens: of the whole group, > 0.
-        num_experts: in the layer, over all ranks.
+        routing: distribution of tokens over experts.
+        tokens: tokens of the whole expert-parallel group, > 0.
+        num_experts: experts of the layer, over all ranks.
         experts_per_token: chosen per token.
-        ranks: that share the experts; 1 = one holds all of them.
+        ranks: number of expert-parallel ranks; 1 = one rank has all experts.
 
     Source: power law as NVIDIA's aiconfigurator draws it for its measurements (``power_law_logits_v3``: loads on
         [1, 0.8 n] scaled to n k and rounded, the slowest rank measured; on [0.01, 2] where n k <= E); random routing is
@@ -112,7 +112,7 @@ def expected_maximum(xp: Functions, count: Num) -> Num:
 def _zipf(
     xp: Functions, alpha: float, tokens: Num, num_experts: Num, experts_per_token: Num, ranks: Num
 ) -> ExpertLoads:
-    """Tokens pick experts independently, the expert of rank r with odds ``c r ** -alpha``; c gives k picks a token."""
+    """Loads if tokens pick experts independently with odds ``c r ** -alpha`` for rank r; c yields k picks per token."""
     weights = [(num_experts * (i + 0.5) / ZIPF_POINTS + 0.5) ** -alpha for i in range(ZIPF_POINTS)]
     wanted = ZIPF_POINTS * experts_per_token / num_experts
     scale = wanted / sum(weights)
@@ -152,12 +152,12 @@ def _power_law(xp: Functions, alpha: float, tokens: Num, num_experts: Num, total
         return xp.minimum(1.0 * tokens, value * mean / first)
 
     points = [quantile((i + 0.5) / POWER_LAW_POINTS) for i in range(POWER_LAW_POINTS)]
-    # A load below one half rounds to none; what rounding lost goes to the most popular, one token each.
+    # A load below one half rounds to zero; the lost tokens go to the most popular experts, one each.
     present = [xp.minimum(1.0, xp.maximum(0.0, 2.0 * load - 0.5)) for load in points]
     counted = num_experts / POWER_LAW_POINTS * sum(present)
     rounded = num_experts / POWER_LAW_POINTS * sum(p * xp.maximum(1.0, x) for p, x in zip(present, points, strict=True))
     active = xp.minimum(xp.minimum(total, num_experts), xp.maximum(counted, total - rounded))
-    # The loads are scaled by their own sum, which the largest of few experts dominates.
+    # The loads are scaled by their sum; with few experts, the largest load dominates it.
     variation = variation / (1.0 + variation * variation / num_experts) ** 0.5
     by_spread = 1.0 + expected_maximum(xp, ranks) * variation / held**0.5
     by_one = (quantile(1.0 - 0.5 / num_experts) / mean + held - 1.0) / held
@@ -171,7 +171,7 @@ def _power_law(xp: Functions, alpha: float, tokens: Num, num_experts: Num, total
 
 
 def _slowest_rank(xp: Functions, held: Num, mean: Num, active: Num, factor: Num, loads: list[Num]) -> ExpertLoads:
-    """The rank that has ``factor`` times the mean: more of its experts have tokens, and then they have more each."""
+    """Loads of a rank with ``factor`` times the mean load: first more active experts, then more tokens per expert."""
     assignments = xp.maximum(1.0, mean * held * factor)
     present = xp.maximum(xp.minimum(1.0, held), xp.minimum(held, active * factor))
     present = xp.minimum(present, xp.maximum(1.0, assignments))
@@ -182,7 +182,7 @@ def _slowest_rank(xp: Functions, held: Num, mean: Num, active: Num, factor: Num,
 def slowest_rank_factor(
     xp: Functions, routing: Routing, tokens: Num, num_experts: Num, experts_per_token: Num, ranks: Num
 ) -> Num:
-    """Load of the slowest rank over the mean of all, >= 1: what an exchange between them waits for."""
+    """Load of the slowest rank relative to the mean, >= 1; collectives between the ranks wait for it."""
     loads = expert_loads(xp, routing, tokens, num_experts, experts_per_token, ranks)
     return xp.maximum(1.0, loads.assignments * ranks / (tokens * experts_per_token))
 
@@ -212,8 +212,8 @@ def moe_time(
     """Time of one layer's routed feed-forward on the slowest chip, both projections.
 
     ``tokens`` are those of the whole expert-parallel group; a chip holds ``num_experts / expert_parallel`` experts,
-    and the one that the routing loads most is priced. Weights of every touched expert are read once; the tokens of
-    each expert fill whole tiles of their own (the library picks the tiles that are fastest), and few tiles draw less
+    and the result is the time of the most loaded one. Weights of each active expert are read once; the tokens of
+    each expert are padded to whole tiles (of the fastest shape), and few tiles reach less
     than the memory's bandwidth; activations are gathered and scattered around the products.
 
     Args:
@@ -230,10 +230,10 @@ def moe_time(
         expert_parallel: chips that share the experts.
         tensor_parallel: chips that share each expert.
         gated: gate and up projections (SwiGLU) instead of up alone.
-        active_experts: experts of the layer the tokens touch, where known, all equally; None = as the routing does.
+        active_experts: number of distinct experts reached, equally loaded; None = expected value of the routing.
         routing: how tokens spread over the experts.
-        alike: tokens that share their picks, >= 1: n of them touch as many experts as n / alike independent ones.
-        dispatched: whether an exchange brings a chip the tokens of its own experts alone.
+        alike: size of groups of tokens with the same experts, >= 1: n tokens reach as many as n / alike.
+        dispatched: whether an all-to-all sends each chip only the tokens of its own experts.
     """
     width = intermediate / tensor_parallel
     first = 2.0 * width if gated else width
@@ -280,11 +280,11 @@ def _fastest_tiles(
         xp: scalar or array functions.
         limits: of the chip.
         parameters: of the library's kernels.
-        reached: experts of the slowest chip and their tokens.
+        reached: active experts of the slowest chip and their tokens.
         phases: output and input features of each product.
         weight_bytes: bytes per weight.
         activation_bytes: bytes per activation.
-        edge: bytes of activations into the first product, and out of the second.
+        edge: bytes of the activations that the first product reads and the second writes.
     """
     core_flops = limits.peak_flops * parameters.compute_efficiency / limits.cores
     core_on_chip = limits.on_chip_bandwidth * limits.multicast * parameters.on_chip_efficiency / limits.cores

@@ -49,7 +49,7 @@ def elementwise_time(
     else:
         memory = bytes_moved / bandwidth
     if parameters.piece_s:
-        # Half of a piece is its start and end, which nothing overlaps; its bytes move during the other half.
+        # Half of a piece's time is start and end, without overlap; its bytes move in the other half.
         half = 0.5 * parameters.piece_s * pieces / limits.cores
         memory = half + xp.maximum(half, memory)
     launch = (parameters.launch_s + (0.0 if warm else parameters.cold_s)) * launches

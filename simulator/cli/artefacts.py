@@ -79,7 +79,7 @@ def show_plan(result: Any, emit_name: str | None, json_file: str | None, out: Pa
 
 
 def positive(word: str, option: str) -> float:
-    """A positive number of a list on the command line.
+    """Parse a positive number in a command-line list.
 
     Raises:
         ArgumentError: something else.
@@ -110,7 +110,7 @@ def checked_artefact(name: str | None) -> None:
 
 
 def artefact_of(name: str, scenario: Scenario) -> str:
-    """What ``--emit`` prints."""
+    """Text that ``--emit`` prints."""
     from simulator.studies.artefacts import artefact
 
     return artefact(name, scenario)

@@ -139,7 +139,7 @@ def _write(measurement: Measurement, path: Path, parquet: bool) -> None:
 
 
 def _table(document: dict[str, Any]) -> Table:
-    """What is printed: kernels timed per family, the files, and what the machine was seen to reach."""
+    """Printed table: kernels timed per family, the files, and the measured limits of the machine."""
     from simulator.tables import duration, pairs
 
     about = document["provenance"]

@@ -81,7 +81,7 @@ def refuse_unused(context: typer.Context, mode: str, *unused: str) -> None:
     """Refuse options that have no effect in a mode of a command.
 
     Args:
-        context: of the command.
+        context: click context of the command.
         mode: what chooses it, for the message: ``without --out``.
         unused: names of the parameters that it does not use.
 

@@ -1,4 +1,4 @@
-"""A transformer as the engine runs it: its layers, its tables, and what follows (parameters, bytes, KV per token)."""
+"""A transformer as the engine runs it: layers, tables, and derived figures (parameters, bytes, KV per token)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from simulator.errors import ForerunError
 from simulator.llm.layers import PARTS, ActiveCounts, Attention, DenseMlp, Layer, LayerGroup, Mixer, MoeMlp, Tensor
 
 _CACHE_BYTES = 2.0
-"""Of an element of KV and index cache, and of states without a format of their own, where figures are stated: bf16."""
+"""Bytes per element (bf16) in stated figures: KV and index caches, and states without a format of their own."""
 _WIDE_BYTES = 4.0
 _CONTEXTS = (8192, 131072, 1048576)
 """Contexts for which the memory of one sequence is stated, in tokens."""
@@ -49,7 +49,7 @@ class MtpModule:
     layer: Layer
 
     def parameters(self, hidden_size: int) -> int:
-        """Weights of all MTP layers that the model does not hold already; never part of the model's total.
+        """Weights of all MTP layers, without those shared with the model; never part of the model's total.
 
         Checkpoints may store copies of the embedding and LM head beside them (DeepSeek-V3 does); engines share them.
         """
@@ -66,7 +66,7 @@ class Architecture:
     layer_groups: tuple[LayerGroup, ...]
     tie_word_embeddings: bool
     max_position: int | None
-    """Longest context in tokens that the model was published for; None where it does not say."""
+    """Longest context in tokens that the model was published for; None where not stated."""
     source: str
     """Where the numbers come from: a repository's config.json, or the user's file."""
     checkpoint_dtypes: Mapping[str, str] = field(hash=False)
@@ -76,7 +76,7 @@ class Architecture:
     final_norm_bias: bool = False
     mtp: MtpModule | None = None
     notes: tuple[str, ...] = ()
-    """What a reader of results should know about how this model is described."""
+    """Notes for readers of results on how this model is described."""
     layer_order: tuple[int, ...] = ()
     """Group of each layer, from the first to the last; empty where the groups follow one another."""
     active_counts: ActiveCounts = "without-embedding"
@@ -85,9 +85,9 @@ class Architecture:
     model_tensors: tuple[Tensor, ...] = ()
     """Matrices outside the layers that every token passes, without embedding and LM head."""
     expert_routing: str | None = None
-    """How its router spreads tokens, as ``hardware.expert_routing`` names it; None where nothing is known of it."""
+    """How the router spreads tokens over experts, in the terms of ``hardware.expert_routing``; None if unknown."""
     expert_routing_range: tuple[str, str] = ("uniform", "uniform")
-    """Least and most uneven routing that what is known leaves open."""
+    """Least and most uneven routing consistent with what is known of the model."""
     side_embedding: int = 0
     """Weights of tables beside the embedding, of which a token gathers rows (Gemma 3n's per-layer embeddings)."""
 
@@ -124,7 +124,7 @@ class Architecture:
 
     @property
     def state_bytes_per_sequence(self) -> float:
-        """Bytes of recurrent state of one sequence, all layers: in the format that each is kept in, else in 16 bits."""
+        """Bytes of recurrent state of one sequence over all layers; states without a stated format count 16 bits."""
         return sum(
             count * state.elements * (_WIDE_BYTES if state.dtype == "fp32" else _CACHE_BYTES)
             for mixer, count in self._mixers
@@ -154,7 +154,7 @@ class Architecture:
 
     @property
     def active_as_published(self) -> int:
-        """Weights per token as the model's makers count them, to compare with the model card."""
+        """Active weights per token by the makers' convention, for comparison with the model card."""
         table = self.vocab_size * self.hidden_size
         beside = {"with-embedding": 0 if self.tie_word_embeddings else table, "without-embedding": 0, "layers": -table}
         return self.parameters().active + beside[self.active_counts]
@@ -201,7 +201,7 @@ def mtp_architecture(target: Architecture) -> Architecture:
 
 
 def architecture_summary(architecture: Architecture) -> dict[str, Any]:
-    """Plain fields that describe a model to a person; ready for JSON.
+    """Human-readable summary of a model as a JSON-compatible mapping.
 
     Bytes are those of one replica on one chip, caches in ``kv_cache_dtype``. ``kv_bytes_per_token`` counts a token that
     is inside every window; ``memory_per_sequence`` says what a whole context takes.
@@ -237,7 +237,7 @@ def architecture_summary(architecture: Architecture) -> dict[str, Any]:
 
 
 def memory_per_sequence(architecture: Architecture) -> list[dict[str, Any]]:
-    """Bytes that one sequence takes at some contexts within the model's reach, by what they are."""
+    """Bytes of memory per sequence, by kind, at several context lengths that the model supports."""
     longest = architecture.max_position or _CONTEXTS[-1]
     contexts = [tokens for tokens in _CONTEXTS if tokens <= longest] or [longest]
     return [

@@ -1,4 +1,4 @@
-"""Reading fields of a model description: every wrong value is refused by file and field."""
+"""Validated reading of model descriptions: every wrong value is refused with file and field."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NoReturn, TypeVar
 from simulator.errors import ForerunError, did_you_mean
 
 LARGEST = 10**9
-"""No width or count of a transformer is larger; anything above is a typing error."""
+"""Largest width or count accepted; anything above is taken for a typing error."""
 
 Default = TypeVar("Default")
 
@@ -19,7 +19,7 @@ _short.maxstring = _short.maxother = _short.maxlong = 60
 
 
 def shown_value(value: object) -> str:
-    """A value as an error names it: short, whatever it is."""
+    """Short form of any value for error messages."""
     try:
         return _short.repr(value)
     except (ValueError, RecursionError):  # an integer of thousands of digits, or nesting without end
@@ -27,23 +27,23 @@ def shown_value(value: object) -> str:
 
 
 def joined_lines(message: str) -> str:
-    """The message without line breaks that a value or a key brought in."""
+    """The message on one line: line breaks from values or keys are removed."""
     return " ".join(message.splitlines())
 
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """Fields of one mapping of a model description, with the place to name in errors.
+    """Fields of one mapping of a model description, with the location for error messages.
 
     A field that is null counts as absent, as it does in a Hugging Face config.
     """
 
     values: Mapping[str, Any]
     source: str
-    """File, or other origin, as errors name it."""
+    """File, or other origin, for error messages."""
     prefix: str = ""
     seen: set[str] = field(default_factory=set, compare=False)
-    """Fields that were requested; the others had no say in what was read."""
+    """Fields that were requested; all others did not influence the result."""
 
     @classmethod
     def of(cls, values: object, source: str, prefix: str = "") -> Fields:

@@ -41,7 +41,7 @@ class TensorInfo(NamedTuple):
 
     name: str
     kind: str
-    """ggml's name of its format."""
+    """Name of the tensor's format in ggml."""
     elements: int
     bits_per_weight: float
     """Exact: bytes of a block, scales included, over its weights."""
@@ -50,7 +50,7 @@ class TensorInfo(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What a GGUF file says before its data."""
+    """Header of a GGUF file: its metadata and list of tensors."""
 
     fields: Mapping[str, Any]
     tensors: tuple[TensorInfo, ...]
@@ -261,7 +261,7 @@ Config = dict[str, Any]
 
 
 class GgufFamily(NamedTuple):
-    """How an architecture of llama.cpp is called in Hugging Face's configs, and where its further fields stand."""
+    """Hugging Face model type of a llama.cpp architecture, and the metadata keys of its further fields."""
 
     model_type: str
     names: Mapping[str, str] = MappingProxyType({})
@@ -288,7 +288,7 @@ def _latent_heads(config: Config, header: Header, name: str) -> None:
 
 
 def _delta_values(config: Config, header: Header, name: str) -> None:
-    """Value heads share out the inner width."""
+    """Derive the width of value heads: the inner width divided by their number."""
     inner, heads = header.fields.get(f"{name}.ssm.inner_size"), config.get("linear_num_value_heads")
     if isinstance(inner, int) and isinstance(heads, int) and heads:
         config["linear_value_head_dim"] = inner // heads

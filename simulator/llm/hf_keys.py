@@ -1,4 +1,4 @@
-"""Which fields of a config may be left unread: nothing that could change a layer's shape is ever ignored."""
+"""Fields of a config that may be ignored: never one that could change a layer's shape."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ slot slots sparse sparsity ssm stage stages state states step stream streams str
 value values width widths window windows wise
 """
 _GEOMETRY = frozenset(_WORDS.split())
-"""Words in whose company a field may state a shape: counts, widths, which layers, what is shared or kept."""
+"""Words in the name of a field that may state a shape: counts, widths, layer selections, sharing."""
 
 _INERT_FIELDS = """
 _attn_implementation add_cross_attention altup_correct_scale altup_lr_multiplier architectures attention_multiplier
@@ -90,5 +90,5 @@ def _may_shape(key: str) -> bool:
 
 
 def _says_nothing(value: object) -> bool:
-    """Null, off, zero or empty: the feature that the field belongs to is not used."""
+    """Whether a value is null, off, zero or empty, so that the feature of the field is not used."""
     return value is None or value is False or (not isinstance(value, bool) and value in (0, "", [], {}))

@@ -31,7 +31,7 @@ _WINDOW_FIELDS = {
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """A config.json under common names, and what every reader of layers needs of it."""
+    """A config.json with normalised field names, and the values that every reader of layers needs."""
 
     fields: Fields
     family: Family
@@ -41,18 +41,18 @@ class Config:
 
 
 class Layers(NamedTuple):
-    """What a reader found."""
+    """Result of a reader of layers."""
 
     layers: list[Layer]
     mtp: Layer | None = None
-    """Layer of a multi-token-prediction module; None where it is as the model's last."""
+    """Layer of a multi-token-prediction module; None if it equals the model's last layer."""
     notes: tuple[str, ...] = ()
     model_tensors: tuple[Tensor, ...] = ()
     side_embedding: int = 0
 
 
 def uniform_layers(config: Config) -> Layers:
-    """Layers that differ in their windows and in whether they have experts, and in nothing else."""
+    """Layers that differ only in their attention windows and in whether they have experts."""
     fields, family = config.fields, config.family
     windows, notes = read_windows(fields, family, config.num_layers, config.max_position)
     attention = read_attention(fields, family, config.hidden)
@@ -122,7 +122,7 @@ def kv_heads_of(fields: Fields, key: str, heads: int) -> int:
 
 
 def per_layer(fields: Fields, key: str, num_layers: int, allowed: Iterable[Any]) -> list[Any]:
-    """A list of one of ``allowed`` for each layer; further entries, of MTP layers, are let stand.
+    """A list with one of ``allowed`` for each layer; further entries, for MTP layers, are accepted.
 
     Raises:
         ForerunError: too short, or another value.

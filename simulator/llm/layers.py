@@ -1,4 +1,4 @@
-"""What a layer is made of: a token mixer, a feed-forward, and the weight matrices that an engine runs."""
+"""Building blocks of a layer: token mixer, feed-forward, and the weight matrices that an engine runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Split = Literal["column", "row", "replicated", "expert"]
 intermediate dimension under TP, whole experts under EP)."""
 
 ActiveCounts = Literal["with-embedding", "without-embedding", "layers"]
-"""What makers count as active: all tables, the LM head but not the input embedding, or neither."""
+"""Tables that makers include in active parameters: all of them, all but the input embedding, or neither."""
 
 QkNorm = Literal["head", "vector", "unlearned"]
 """Normalisation of queries and keys: one learned vector per head dimension (Qwen3, Gemma 3), one over all heads
@@ -41,23 +41,23 @@ class Tensor(NamedTuple):
 
 
 class State(NamedTuple):
-    """What a recurrent layer keeps of one sequence, however long it is."""
+    """Recurrent state that a layer keeps per sequence, independent of its length."""
 
     name: str
     elements: int
     dtype: str | None
-    """Format that engines keep it in; None is that of the activations."""
+    """Format in which engines store the state; None for the format of activations."""
 
 
 class Mixer:
-    """What mixes a layer's tokens. One kind of layer is one subclass, which states its own facts.
+    """Base class of token mixers, with one subclass for each kind of layer.
 
     A kernel list reads nothing else: matrices, what a token leaves behind, what a sequence holds.
     """
 
     __slots__ = ()
     label: ClassVar[str]
-    """What tables and refusals call the kind."""
+    """Name of the kind in tables and error messages."""
 
     @property
     def heads(self) -> int:
@@ -75,7 +75,7 @@ class Mixer:
 
     @property
     def softmax_attention(self) -> Attention | None:
-        """Heads of the attention that it computes, as a draft head copies them; None for a recurrent layer."""
+        """Softmax attention that a draft head for this model copies; None for a recurrent layer."""
         return None
 
     @property
@@ -98,7 +98,7 @@ class Mixer:
         raise NotImplementedError
 
     def vector_parameters(self, hidden_size: int) -> int:
-        """Biases, sinks, convolutions, decay rates: what is no matrix product."""
+        """Number of weights outside matrix products: biases, sinks, convolutions, decay rates."""
         return 0
 
     @property
@@ -159,7 +159,7 @@ class Attention(Mixer):
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """Its own."""
+        """The attention window as a tuple of one."""
         return (self.window,)
 
     @property
@@ -216,7 +216,7 @@ class Attention(Mixer):
 
     @property
     def _fused_outputs(self) -> int:
-        """Columns of the one matrix that makes queries, their gate, keys and values."""
+        """Output columns of the fused projection to queries, their gate, keys and values."""
         queries = self.num_heads * self.head_dim * (2 if self.output_gate == "element" else 1)
         values = 0 if self.shared_key_value else self.value_dim
         return queries + self.num_kv_heads * (self.head_dim + values)
@@ -256,9 +256,9 @@ class MoeMlp:
     num_experts: int
     experts_per_token: int
     intermediate_size: int
-    """Of one routed expert."""
+    """Intermediate size of one routed expert."""
     shared_intermediate_size: int = 0
-    """Of all shared experts together; 0 for none."""
+    """Intermediate size of all shared experts together; 0 for none."""
     gated: bool = True
     bias: bool = False
     router_bias: bool = False
@@ -307,7 +307,7 @@ class LatentMoeMlp(MoeMlp):
 
 
 FeedForward = DenseMlp | MoeMlp
-"""What follows the mixer in a layer; ``LatentMoeMlp`` is a ``MoeMlp``."""
+"""Feed-forward that follows the mixer in a layer; ``LatentMoeMlp`` is a ``MoeMlp``."""
 
 
 def _feed_forward(hidden_size: int, intermediate_size: int, gated: bool, part: Part) -> Iterator[Tensor]:
@@ -334,10 +334,10 @@ class Layer:
 
     @property
     def attention(self) -> Attention:
-        """The mixer where it is softmax attention.
+        """The mixer, which must be softmax attention.
 
         Raises:
-            ForerunError: it is something else.
+            ForerunError: the mixer is of another kind, or missing.
         """
         if not isinstance(self.mixer, Attention):
             kind = "no token mixer" if self.mixer is None else self.mixer.label

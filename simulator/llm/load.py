@@ -1,4 +1,4 @@
-"""Finding a model: by catalogue name, by Hugging Face repository, by file, or given inline."""
+"""Model look-up: by catalogue name, by Hugging Face repository, from a file, or from inline fields."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class PublishedParameters:
 
     total: int
     active: int | None
-    """Per token; None where not stated."""
+    """Active parameters per token; None where not stated."""
     active_counts: ActiveCounts
     """What the stated active count covers (``Architecture.active_counts``)."""
     exact: bool

@@ -9,7 +9,7 @@ from typing import ClassVar
 from simulator.llm.layers import Attention, Mixer, State, Tensor
 
 RECURRENT_DTYPE = "fp32"
-"""Recurrent states where a config does not say: SGLang's default, and what ``mamba_ssm_dtype`` says where stated."""
+"""Default format of recurrent states: SGLang's, and the value of ``mamba_ssm_dtype`` in configs that state it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +218,7 @@ class LightningAttention(Recurrent):
 
     @property
     def conv_channels(self) -> int:
-        """0: there is no convolution."""
+        """0, as there is no convolution."""
         return 0
 
     @property
@@ -249,7 +249,7 @@ class ShortConvolution(Recurrent):
 
     @property
     def heads(self) -> int:
-        """Channels are independent of one another."""
+        """Number of channels, as they are independent of one another."""
         return self.channels
 
     @property
@@ -259,7 +259,7 @@ class ShortConvolution(Recurrent):
 
     @property
     def states(self) -> tuple[State, ...]:
-        """The convolution's tail."""
+        """Tail of the convolution's input."""
         return (self._conv_state,)
 
     def tensors(self, hidden_size: int) -> Iterator[Tensor]:
@@ -268,7 +268,7 @@ class ShortConvolution(Recurrent):
         yield Tensor("out_proj", hidden_size, self.channels, "attention", "row")
 
     def vector_parameters(self, hidden_size: int) -> int:
-        """The convolution, and biases."""
+        """Weights of the convolution, and biases."""
         return self.channels * (self.conv_kernel + 4 * self.bias) + hidden_size * self.bias
 
 
@@ -277,7 +277,7 @@ class SharedKvAttention(Mixer):
     """Attention over the keys and values of an earlier layer (Gemma 3n, Gemma 4 E2B and E4B): no cache of its own."""
 
     attention: Attention
-    """As the layer that it reads; queries and output are its own."""
+    """Attention of the layer whose KV cache is read; the query and output projections are this layer's own."""
     label: ClassVar[str] = "shared-KV attention"
 
     @property
@@ -325,16 +325,16 @@ class SelectiveAttention(Mixer):
 
     @property
     def kv_elements_per_token(self) -> float:
-        """That of the attention."""
+        """KV cache elements per token of the attention itself."""
         return self.attention.kv_elements_per_token
 
     def vector_parameters(self, hidden_size: int) -> int:
-        """The attention's."""
+        """Biases and sinks of the attention itself."""
         return self.attention.vector_parameters(hidden_size)
 
 
 INDEX_KEYS, INDEX_WEIGHTS = "indexer.wk", "indexer.weights_proj"
-"""Matrices that make the keys of an index, and the weights of its heads."""
+"""Names of the matrices for the keys of an indexer and for the weights of its heads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,7 +378,7 @@ class IndexedAttention(SelectiveAttention):
 
     @property
     def norm_parameters(self) -> int:
-        """The attention's, and the LayerNorm of the index key."""
+        """Norm weights of the attention, and of the LayerNorm of the index key."""
         return self.attention.norm_parameters + (2 * self.index_head_dim if self.own_indexer else 0)
 
 
@@ -394,7 +394,7 @@ class BlockSparseAttention(SelectiveAttention):
     index_heads: int
     index_head_dim: int
     index_value: bool = False
-    """Whether the index heads also make an output of their own."""
+    """Whether the index heads also compute an attention output of their own."""
     label: ClassVar[str] = "block-sparse attention"
 
     @property
@@ -423,7 +423,7 @@ class BlockSparseAttention(SelectiveAttention):
 
     @property
     def norm_parameters(self) -> int:
-        """The attention's, and the norms of index queries and key."""
+        """Norm weights of the attention, and of index queries and keys."""
         return self.attention.norm_parameters + 2 * self.index_head_dim
 
 

@@ -106,7 +106,7 @@ def _mlp(fields: Fields) -> FeedForward:
 
 
 _OPTIONAL_ZERO = ("shared_intermediate_size", "ratio", "top_k", "index_heads", "index_head_dim")
-"""Fields whose zero says that there is none."""
+"""Fields for which zero means absent."""
 
 
 def _built(fields: Fields, kind: type[Described], *besides: str) -> Described:

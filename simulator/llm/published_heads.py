@@ -17,12 +17,12 @@ class PublishedHead(NamedTuple):
     """One public draft head."""
 
     method: str
-    """As ``speculation.method``."""
+    """Method of the head, as in ``speculation.method``."""
     hidden_size: int
     sizes: HeadSizes
     source: str
     default_for: str | None = None
-    """Target that it is the usual head of."""
+    """Target model for which this head is the default; None for no target."""
 
 
 def published_head_names() -> tuple[str, ...]:
@@ -58,7 +58,7 @@ def published_head(name: str, method: str, target: Architecture) -> PublishedHea
 
 
 def usual_head(method: str, target: Architecture) -> PublishedHead | None:
-    """The public head that runs beside a target where nobody names one; None where its sizes are derived."""
+    """Default public head for a target; None if there is none, so that sizes are derived from the target."""
     return next((h for h in _heads().values() if (h.method, h.default_for) == (method, target.name)), None)
 
 

@@ -149,7 +149,7 @@ class CudaClock:
         return median_timing(np.array(samples))
 
     def _prepared(self, calls: list[Call], rounds: int) -> Callable[[], Any]:
-        """What runs all calls, ``rounds`` times one after the other."""
+        """A function that runs all calls in sequence, ``rounds`` times."""
         cuda = self._gpu
         side = cuda.Stream()
         side.wait_stream(cuda.current_stream())

@@ -30,17 +30,17 @@ _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 
 class MachineLimits(NamedTuple):
-    """What a CPU was seen to reach.
+    """Limits measured on a CPU.
 
     Attributes:
         device: model name.
-        cores: that were used, one per thread.
+        cores: cores used, one per thread.
         flops_per_s: format -> fastest matrix product, FLOP/s.
         bandwidth_bytes_per_s: fastest pass over memory.
-        memory_bytes: of the machine.
-        cache_bytes: last cache.
+        memory_bytes: main memory of the machine.
+        cache_bytes: size of the last-level cache.
         cache_bandwidth_bytes_per_s: fastest pass over operands in a cache.
-        launch_s: of the smallest torch call.
+        launch_s: duration of the smallest torch call.
     """
 
     device: str
@@ -123,9 +123,9 @@ def probe(torch: Any, clock: Clock, seen: Iterable[tuple[KernelShape, float]], s
 
     Args:
         torch: the module.
-        clock: of the CPU.
+        clock: clock that times kernels on the CPU.
         seen: kernels timed already, with their seconds: none of them may be faster than the limits.
-        seed: of the operands' values.
+        seed: seed of the operands' values.
     """
     generator = torch.Generator().manual_seed(seed)
     cache = last_cache_bytes()
@@ -179,7 +179,7 @@ def machine_profile(limits: MachineLimits, method: str) -> str:
     """A chip profile of this CPU as YAML, for ``--chip FILE``; what cannot be measured is named as assumed.
 
     Args:
-        limits: as probed.
+        limits: probed limits of the CPU.
         method: how, for the sources.
     """
     import yaml

@@ -17,7 +17,7 @@ KERNEL_NAMES = {
     "norm": "layer_norm",
     "memcpy": "copy_",
 }
-"""What runs, for the ``name`` column."""
+"""Kernel that runs for each operation, for the ``name`` column."""
 
 
 def make_call(torch: Any, shape: KernelShape, device: str, generator: Any) -> Call:
@@ -28,7 +28,7 @@ def make_call(torch: Any, shape: KernelShape, device: str, generator: Any) -> Ca
 
     Args:
         torch: the module.
-        shape: of the kernel.
+        shape: shape of the kernel.
         device: torch's name of it: ``cpu``, ``cuda`` or ``mps``.
         generator: a torch generator on that device, for the operands' values.
     """

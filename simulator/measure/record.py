@@ -47,7 +47,7 @@ class Measurement:
         provenance: torch version, threads, date, method.
         skipped: reason -> kernels that were not timed.
         complete: False after Ctrl-C.
-        limits: of this CPU, where requested.
+        limits: measured limits of this CPU; None where not requested.
     """
 
     rows: tuple[tuple[KernelShape, Timing], ...]
@@ -101,9 +101,9 @@ def measure(
         shapes: kernels, in the order in which they are timed.
         device: ``cpu``, ``cuda``, ``rocm`` or ``mps``.
         quick: fewer repeats.
-        seed: of the operands' values.
+        seed: seed of the operands' values.
         limits: also measure what this CPU can reach at most.
-        threads: of the CPU; default: all usable cores.
+        threads: CPU threads; default: all usable cores.
         progress: called with (kernels done, kernels).
 
     Raises:

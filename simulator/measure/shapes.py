@@ -27,7 +27,7 @@ class KernelShape(NamedTuple):
     Attributes:
         family: one of ``FAMILIES``.
         op: operation of the canonical trace.
-        dtype: of all operands.
+        dtype: format of all operands.
         warm: whether the same operands are read again and again, or come from memory each time.
         sizes: size column -> whole number.
     """
@@ -155,7 +155,7 @@ def kernel_shapes(
         quick: fewer and smaller shapes.
         families: some of ``FAMILIES``.
         dtypes: some of ``DTYPES``.
-        seed: of the order.
+        seed: seed of the random order.
 
     Raises:
         ForerunError: an unknown family or format.

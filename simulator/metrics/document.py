@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def run_document(result: RunResult) -> dict[str, Any]:
-    """Everything a run says, as plain JSON values: the contract's ``run`` JSON for one seed.
+    """The document of a run as plain JSON values: the contract's ``run`` JSON for one seed.
 
     ``intervals`` is empty where the run did not look for them (``simulate(..., intervals=True)``).
     Utilisation, energy and cost cover the time from the first arrival to the last finish and are None when nothing

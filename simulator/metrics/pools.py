@@ -1,4 +1,4 @@
-"""What each pool and each replica did, for the JSON of a run."""
+"""Sections on pools and replicas of a run's JSON document."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def rented_share(result: RunResult) -> float:
 
 
 def scaling_section(result: RunResult) -> dict[str, Any]:
-    """What the autoscaler did: replicas rented on average and at most, and how often it started and stopped one."""
+    """Autoscaler activity: mean and peak rented replicas, and the numbers of starts and stops."""
     scaling = result.scaling
     if scaling is None:
         return {}
@@ -115,7 +115,7 @@ def fleet_cost_usd(result: RunResult, duration_s: float) -> float | None:
 
 
 def chips_words(document: dict[str, Any]) -> str:
-    """How many of which chips a run document is about, over all pools."""
+    """Number and kind of chips in a run document, over all pools."""
     single_pool = {"chip": Path(document["scenario"]["hardware"]["chip"]).name, "chips": document.get("chips") or 1}
     chips: dict[str, int] = {}
     for pool in document.get("pools") or [single_pool]:

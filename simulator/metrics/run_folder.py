@@ -38,7 +38,7 @@ TIMELINE_FILE = "trace.json"
 OWN_TIMES = ("cpu_s", "wall_s")
 """What of ``engine`` another run of the same scenario and seed need not share."""
 RUN_KEY = b"forerun.run"
-"""In the metadata of the Parquet tables: the run that they are of."""
+"""Metadata key of the Parquet tables under which the name of their run is stored."""
 REQUEST_COLUMNS = (
     *("arrival_s", "input_tokens", "output_tokens", "preemptions", "scheduled_s", "first_token_s", "finished_s"),
     *("failed", "ttft_ms", "tpot_ms", "e2el_ms"),
@@ -65,7 +65,7 @@ def write_run(
 
     Args:
         folder: made if need be; a run that lies there is replaced.
-        result: the run.
+        result: the finished run.
         document: what it says, see :func:`simulator.metrics.run_document`.
         also: further files by name; each is made from the folder in which those of the run are staged.
 
@@ -140,7 +140,7 @@ def checksum(path: Path) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RunFolder:
-    """What a run folder holds; columns as floats, NaN where something never happened. Equal only to itself."""
+    """Contents of a run folder; columns are floats, NaN for events that never happened. Equal only to itself."""
 
     folder: Path
     document: dict[str, Any]
@@ -149,7 +149,7 @@ class RunFolder:
 
     @property
     def basis(self) -> str:
-        """What the predictions rest on: datasheet, calibrated or extrapolated."""
+        """Evidence basis of the predictions: datasheet, calibrated or extrapolated."""
         return str(self.document["basis"])
 
     @property

@@ -1,4 +1,4 @@
-"""What a run says, as tables, grouped as vLLM's benchmark prints its results."""
+"""Tables of a run, grouped as vLLM's benchmark prints its results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RUN_LEGEND = (
     "low..high: interval of the figure before it. Bottleneck: share of time by what limits it. MFU, MBU: share of the "
     "peak FLOP/s and of the memory bandwidth used. basis: evidence for the kernel prices (see the glossary)."
 )
-"""What the terms of a run's tables mean."""
+"""Definitions of the terms in a run's tables."""
 STATISTICS = ("mean", "median", "p90", "p95", "p99", "std")
 
 
@@ -36,7 +36,7 @@ def run_tables(document: Document) -> list[Table]:
 
 
 def more_run_tables(document: Document) -> list[Table]:
-    """What a page has room for beyond :func:`run_tables`: what fills a chip's memory, and every replica."""
+    """Tables that pages show in addition to :func:`run_tables`: memory of a chip by use, and every replica."""
     return [memory_table(document), replica_table(document)]
 
 
@@ -48,12 +48,12 @@ def run_title(document: Document) -> str:
 
 
 def interval_words(document: Document) -> str:
-    """Level of a run's intervals, and what they are of."""
+    """Level of a run's intervals, and the errors that they cover."""
     return f"{document['interval_level']:.0%} intervals of {document['intervals_of']}"
 
 
 def run_facts(document: Document) -> str:
-    """What the numbers of a run document rest on."""
+    """Evidence basis of the numbers of a run document."""
     runs = document["replications"]
     count = f" · mean of {runs} runs" if runs > 1 else ""
     if document["interval_level"] is not None:
@@ -193,7 +193,7 @@ def memory_rows(split: Mapping[str, float] | None) -> list[tuple[str, Value]]:
 
 
 def memory_table(document: Document) -> Table:
-    """What fills the memory of one chip."""
+    """Table of the memory of one chip, by use."""
     kv = document["kv_cache"]
     rows = (
         ("Memory per chip", "capacity_bytes"),

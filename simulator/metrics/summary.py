@@ -17,23 +17,23 @@ if TYPE_CHECKING:
 FloatArray = NDArray[np.float64]
 MS_PER_S = 1e3
 RATES = ("request_throughput", "request_goodput", "output_throughput", "total_token_throughput")
-"""Of a summary: requests, good ones, output tokens and all tokens per second of its duration."""
+"""Rates in a summary: requests, good requests, output tokens and all tokens per second."""
 
 
 class Served(Protocol):
-    """What a summary is made of: a run, or as much of one."""
+    """Inputs of a summary: a finished run, or the parts of one that a summary needs."""
 
     @property
     def scenario(self) -> Scenario:
-        """What was run."""
+        """The scenario that was run."""
 
     @property
     def requests(self) -> RequestRecords:
-        """Its requests."""
+        """Records of the requests."""
 
     @property
     def gaps(self) -> GapCounts:
-        """Gaps between their tokens."""
+        """Gaps between token deliveries."""
 
     @property
     def speculation(self) -> SpeculationCounters | None:

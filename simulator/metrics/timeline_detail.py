@@ -17,13 +17,13 @@ Event = dict[str, Any]
 DRAFT_TRACK, VERIFY_TRACK, HOST_TRACK, FIRST_CHIP_TRACK = 1001, 1002, 1003, 1010
 """Track numbers beyond those of the engine steps."""
 MOST_CHIPS = 8
-"""Chips of a replica that are drawn; they all run the same kernels."""
+"""Largest number of chips shown per replica; they all run the same kernels."""
 MOST_KERNELS = 4000
 """Kernel slices of one sampled step on one chip."""
 
 
 def lane_events(steps: StepRecords, detail: StepDetail, replica: int, pid: int) -> Iterator[Event]:
-    """What the drafter and the target do in each step of ``replica`` that verifies draft tokens, after each other."""
+    """Draft and verify slices, in sequence, of each step of ``replica`` that verifies draft tokens."""
     if detail.draft_s is None or len(detail.draft_s) != len(steps):
         return
     rows = np.flatnonzero((steps.replica == replica) & (detail.draft_s > 0))

@@ -48,7 +48,7 @@ LEVEL = 0.90
 Z90 = 1.6448536269514722
 """Standard deviations from the median to either end of a 90 % interval of a normal distribution."""
 DRAWS = 512
-"""Of all sources at once; they cost no runs."""
+"""Number of random draws over all error sources together; draws need no further runs."""
 LEAST_REQUESTS, SHARE, MOST_REQUESTS = 256, 6, 20_000
 """Requests that are served again for every direction: all of a short run, a sixth of a long one, and no more of a very
 long one (ends of the intervals of chat at 60 % load over 10,000, 20,000 and 40,000 requests lie within 1 %; beyond what
@@ -96,7 +96,7 @@ Figures = Callable[[Served], Mapping[str, Any]]
 
 
 class ErrorSource(TypedDict):
-    """Something that the seconds of steps rest on, and how far off it may be."""
+    """A component of step times and the range of its error."""
 
     name: str
     family: str
@@ -105,14 +105,14 @@ class ErrorSource(TypedDict):
     """Name of its random draws. Kernels of one chip under two names, or of a chip and another that extends it, have
     the same draws: what one is off by, the other is too."""
     share: dict[str, float]
-    """Of the seconds of each kind of step."""
+    """Share of the seconds of each kind of step."""
     low: dict[str, float]
     """Factor at the lower end of its 90 % interval, by kind of step."""
     high: dict[str, float]
 
 
 class Axis(TypedDict):
-    """A direction in which the run was moved, and what its figures did."""
+    """A direction of variation of step times, and the response of the run's figures."""
 
     name: str
     deviation: float
@@ -124,7 +124,7 @@ class Axis(TypedDict):
 
 
 class ModelError(TypedDict):
-    """What a run keeps of its model's error; plain JSON values."""
+    """Model error of a run, as plain JSON values."""
 
     level: float
     sources: list[ErrorSource]
@@ -132,11 +132,11 @@ class ModelError(TypedDict):
     sampling: dict[str, float]
     """Standard error of each figure over stretches of its requests, in logarithms."""
     requests: int
-    """Served again for every direction."""
+    """Number of requests that were served again for every direction."""
 
 
 class Rerun(NamedTuple):
-    """What a summary is made of, where requests were served again."""
+    """Inputs of a summary over requests that were served again."""
 
     scenario: Scenario
     requests: RequestRecords
@@ -155,7 +155,7 @@ def model_error(
     """How far off the figures of a finished run may be.
 
     Args:
-        scenario, seed, build, stream, result: of the run.
+        scenario, seed, build, stream, result: inputs and result of the run.
         figures: figures to compute; default: its summary.
     """
 
@@ -452,7 +452,7 @@ def interval_section(
 
     Args:
         summary: of a run, or the mean over several.
-        error: of the model; None where nobody looked for it.
+        error: error of the model; None where it was not estimated.
         sampling: standard error of each figure in logarithms; None where there is nothing to tell it by.
     """
     if error is None:

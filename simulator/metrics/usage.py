@@ -1,4 +1,4 @@
-"""What the chips did with their time: bottleneck shares, utilisation, energy and cost."""
+"""Usage of the chips: bottleneck shares, utilisation, energy and cost."""
 
 from __future__ import annotations
 

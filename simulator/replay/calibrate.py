@@ -132,7 +132,7 @@ class Calibration(Replay):
 
     @property
     def facts(self) -> str:
-        """What was fitted."""
+        """Number of fitted kernel families, and the source of the fit."""
         return f"{len(self.fits)} kernel families of {self.source}"
 
     @property
@@ -176,11 +176,11 @@ def calibrate(
 
     Args:
         table: measured kernels, or a file or several files of them.
-        chip: whose limits they obey: a profile, a catalogue name or a file.
+        chip: the measured chip: a profile, a catalogue name or a file.
         library: the name the fit is stored under.
         split: which shapes a fit may see.
         residual: whether to learn the correction too.
-        seed: of every random choice.
+        seed: seed of every random choice.
         reference: what the profile says it was fitted on; default: the trace's files.
         progress: called with (families done, families).
         judge: estimate errors and intervals, by a fit per fold of scarce rows; without, for fits whose errors the
@@ -330,7 +330,7 @@ def start_parameters(chip: Chip, family: str, dtype: str) -> list[FamilyParamete
 def _fit_family(
     rows: KernelTable, chip: Chip, library: str, family: str, dtype: str, split: Split, seed: int
 ) -> tuple[FamilyParameters, KernelTable, bool]:
-    """The fit, the rows that it saw, and whether these are few: then all of them."""
+    """The fit, the rows it was made on, and whether rows are few (then it uses all of them)."""
     few = len(rows) < FEW_ROWS
     seen = rows if few else rows.where(training_rows(rows, split))
     problem = make_problem(chip, family, dtype, seen if few else seen.where(core_rows(family, seen)))
@@ -339,13 +339,13 @@ def _fit_family(
 
 
 def best_fit(problem: FitProblem, starts: list[FamilyParameters], seed: int) -> FamilyParameters:
-    """The best of the fits from several places to start."""
+    """The best of the fits from several starting points."""
     fits = [fit_parameters(problem, start, seed) for start in starts]
     return min(fits, key=lambda parameters: loss(problem, parameters))
 
 
 def _earlier(chip: Chip, library: str, family: str, dtype: str) -> list[FamilyParameters]:
-    """The set this chip already has, if any: a second place to start from."""
+    """The parameter set that the chip already has, if any: a second starting point."""
     own = chip.kernels.get(library, {}).get(family, {})
     name = next((name for name in (dtype, format_of(dtype)) if name in own), None)
     return [] if name is None else [own[name].model_copy(update={"fit": None})]
@@ -435,7 +435,7 @@ def _learned(
 def _folded(
     rows: KernelTable, chip: Chip, family: str, dtype: str, parameters: FamilyParameters, seed: int
 ) -> FloatArray:
-    """Predictions of every row by a fit that has not seen it."""
+    """Out-of-fold predictions: each row is predicted by a fit that has not seen it."""
     predicted = np.empty(len(rows))
     fold = np.random.default_rng(seed).permutation(len(rows)) % min(FOLDS, len(rows))
     starts = start_parameters(chip, family, dtype)
@@ -472,7 +472,7 @@ def _month() -> str:
 
 
 def _fitted_on(table: KernelTable, split: Split, few: bool) -> tuple[FittedOn, ...]:
-    """The files that a fit saw rows of, and which."""
+    """Files and rows that a fit was made on."""
     names = dict.fromkeys(Path(name).name.split(".")[0] for name in table.source.split(", "))
     words = "" if few else f"train={split.train:g},seed={split.seed}"
     return tuple(FittedOn(table=name, split=words) for name in names if name)

@@ -95,10 +95,10 @@ def learn(
 
     Args:
         matrix: features of every row.
-        sizes: of every row, by the names of ``SIZES``.
+        sizes: sizes of every row, by the names of ``SIZES``.
         target: logarithm of measured over predicted seconds.
-        training: rows it may see.
-        seed: of the sub-sampling and of the rows that decide whether it helps.
+        training: rows of the training split.
+        seed: seed of the sub-sampling and of the choice of validation rows.
         kept: most hinge functions that it consists of.
     """
     chosen = np.flatnonzero(training)

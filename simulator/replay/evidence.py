@@ -1,4 +1,4 @@
-"""What a fit rests on: the shapes it saw and the spread of what it got wrong."""
+"""Evidence behind a fit: the range of shapes it has seen and the spread of its errors."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class FitProblem:
 
     Attributes:
         chip: whose limits bound the physics.
-        family: of kernel parameters.
+        family: family of kernel parameters.
         dtype: of the stored operand; ``any`` for families that have none.
         table: the rows.
         parts: rows that one call of the library predicts, each with its call.
@@ -242,7 +242,7 @@ EXTRA: Mapping[str, Sequence[Coordinate]] = {
 VECTOR_SHARE = 0.02
 """Share of the matrix units' peak at which a kernel on the vector units starts in a fit."""
 NESTED = "unpacked."
-"""What precedes the name of a parameter of the unpacked decode kernel."""
+"""Prefix of the parameter names of the unpacked decode kernel."""
 QUANTISE = (Coordinate("quantise_s", 1e-7, 2e-5), Coordinate("quantise_bytes", 2.0, 24.0))
 """Free where the library quantises activations in a kernel of its own."""
 REGROUP = Coordinate("regroup_s", 1e-7, 1e-5)
@@ -298,7 +298,7 @@ CPU_TIMES = 10.0
 
 
 def coordinates(parameters: FamilyParameters, kind: str = "") -> tuple[Coordinate, ...]:
-    """What a fit of these parameters moves on a chip of that kind."""
+    """Parameters that a fit varies on the given kind of chip."""
     free = [Coordinate(name, *bounds) for name, bounds in parameters.free.items()]
     if isinstance(parameters, DecodeParameters) and parameters.unpacked is not None:
         free += [Coordinate(f"{NESTED}{name}", *bounds) for name, bounds in UNPACKED.items()]
@@ -387,7 +387,7 @@ def fit_parameters(problem: FitProblem, start: FamilyParameters, seed: int = 0) 
     Args:
         problem: the rows a fit may see.
         start: values to start from, and the prior: class defaults, or an earlier fit.
-        seed: of the sub-sampling.
+        seed: seed of the sub-sampling.
 
     Returns:
         Parameters with ``start``'s source.
@@ -519,7 +519,7 @@ MIXED_MOVED = (
     Coordinate("mixed_overlap", 1.0, 10.0),
     Coordinate("idle_tile_s", 0.0, 1e-8),
 )
-"""What a fit of one pass over both moves."""
+"""Parameters that a fit varies where one pass serves prompt chunks and single queries."""
 MIXED_START = {"mixed_efficiency": 0.9, "mixed_overlap": 2.0, "idle_tile_s": 1e-9}
 
 

@@ -36,9 +36,9 @@ class ReplayReport(Replay):
 
     Attributes:
         chip, library: whose kernels were predicted.
-        source: the trace.
-        rows: those that are scored.
-        prediction: of those rows.
+        source: name of the trace.
+        rows: the scored rows.
+        prediction: prediction of the scored rows.
         groups: scores by operation, regime and format.
         overall: score over all rows.
         skipped: reason -> rows that are not scored.
@@ -87,7 +87,7 @@ class ReplayReport(Replay):
         }
 
     def tables(self) -> list[Table]:
-        """Errors by group, the rows furthest off, what is not scored."""
+        """Errors by group, the rows with the largest errors, and the rows not scored."""
         return kernel_replay_tables(self.document)
 
     @property

@@ -27,7 +27,7 @@ from traces.kernels.table import IndexArray, equal_rows
 
 FloatArray = NDArray[np.float64]
 PUBLISHED_FORMATS = ("-fp8", "-nvfp4")
-"""What repositories of the same model in another format end in."""
+"""Suffixes of repositories that hold the same model in another format."""
 
 
 @cache
@@ -65,7 +65,7 @@ class Modules:
 
     Args:
         table: the trace.
-        rows: of it, all of one operation, one KV format and one library.
+        rows: rows of the trace with the same operation, KV format and library.
         library: prices projections and passes.
     """
 
@@ -78,7 +78,7 @@ class Modules:
         self.tokens = table.size("batch")[rows] * table.size("q_len")[rows]
         self.around = np.zeros((len(KernelTime._fields), len(rows)))
         self.narrow = np.zeros(len(rows))
-        """Products of 8-bit weights."""
+        """Number of matrix products with weights of 8 bits or fewer."""
         self.beyond_memory = np.zeros(len(rows), dtype=bool)
         """Batches whose KV in all layers of the model no such chip holds, so that no engine ever runs them."""
         self._shapes: dict[str, dict[str, FloatArray]] = {"index": {}, "sparse": {}}

@@ -23,7 +23,7 @@ from traces.kernels.table import IndexArray, equal_rows
 FloatArray = NDArray[np.float64]
 
 REGIMES = ("latency", "memory", "compute")
-"""What bounds a kernel; a collective is bound by latency or by the link, which counts as memory."""
+"""Resources that bound a kernel; a collective is bound by latency or by the link, which counts as memory."""
 COPY, CONVOLUTION = "copy", "convolution "
 FAMILIES = {
     "gemm": "gemm",
@@ -53,7 +53,7 @@ MOE_SIZES = (
 
 
 class Operand(NamedTuple):
-    """What chooses a parameter set and a peak: family, formats of the stored operand and of the math, cached or not."""
+    """Key of a parameter set and peak: family, formats of the stored operand and of the math, cached or not."""
 
     family: str
     stored: str
@@ -247,7 +247,7 @@ def tail_keys(
     """KV length of the longest sequence beyond the mean of those that end alone, in batches of two lengths.
 
     Args:
-        kernels: of the chip.
+        kernels: kernel library of the chip.
         shape: of the layers, an array for every number.
         longest: the larger length; 0 = all alike.
         many: sequences that long.

@@ -42,8 +42,8 @@ def run_intervals(runs: Sequence[MeasuredRun], predicted: Sequence[dict[str, flo
     interval comes from the ratios of measured to predicted of all other configurations, each of which counts once.
 
     Args:
-        runs: measured.
-        predicted: what was predicted for each of them.
+        runs: measured runs.
+        predicted: predicted metrics of each run.
 
     Source: split conformal prediction (Papadopoulos et al. 2002, doi:10.1007/3-540-36755-1_29) with groups held out
         whole (Dunn, Wasserman, Ramdas, "Distribution-free prediction sets for two-layer hierarchical models", 2022,
@@ -98,7 +98,7 @@ SHORT_NAMES = {
     "e2e": "mean_e2el_ms",
     "throughput": "output_throughput",
 }
-"""What a limit may call the metrics requested most."""
+"""Short names of common metrics, accepted in limits."""
 HELD_IN = "part of the training split"
 NOT_CHOSEN = "left out by --where or --limit"
 WORST_RUNS = 20
@@ -107,7 +107,7 @@ _FACTS = ("name", "model", "chip", "framework", "tensor_parallel", "max_concurre
           "framework_version", "pipeline_parallel", "expert_parallel")  # fmt: skip
 
 Start = Callable[..., Callable[[], Any]]
-"""Starts a function on a worker and returns what gives its result."""
+"""Starts a function on a worker and returns a callable that gives its result."""
 
 
 class RunScore(NamedTuple):
@@ -230,7 +230,7 @@ def replay_requests(
         split: score only configurations that this split holds out (a curve over load is on one side as a whole).
         where: conditions such as ``tensor_parallel<=4`` or ``model=llama-3.1-8b`` that a run must meet.
         limit: simulate at most so many, evenly chosen.
-        seed: of the simulations.
+        seed: seed of the simulations.
         start: runs work on other processes; None = here.
         progress: called with (done, total).
 
@@ -272,7 +272,7 @@ def replay_requests(
 
 
 def outcome_of(run: MeasuredRun, base: Scenario, seed: int) -> RunOutcome:
-    """Simulate one run; what refuses it becomes the reason that it is skipped."""
+    """Simulate one run; an error becomes the reason for which the run is skipped."""
     if run.unusable is not None:
         return RunOutcome(run, {}, None, (), run.unusable)
     if not run.measured:

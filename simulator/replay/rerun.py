@@ -243,9 +243,9 @@ def rerun(run: MeasuredRun, base: Scenario, seed: int = 0, intervals: bool = Fal
     """Simulate a measured run again.
 
     Args:
-        run: what was measured.
+        run: the measured run.
         base: the rest.
-        seed: of the simulation.
+        seed: seed of the simulation.
         intervals: also look for the model's error.
 
     Returns:

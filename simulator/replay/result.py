@@ -1,4 +1,4 @@
-"""What a replay or a calibration hands back: a ``Result`` whose tables, summary and rows follow from its document."""
+"""Result of a replay or a calibration: a ``Result`` whose tables, summary and rows derive from its document."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class Replay(Result):
 
     @property
     def title(self) -> str:
-        """What was replayed."""
+        """Title that names the replayed measurements."""
         return replay_heading(self.document)[0]
 
     @property
     def facts(self) -> str:
-        """How much of it, and what the predictions rest on."""
+        """Number of replayed measurements, and evidence basis of the predictions."""
         return replay_heading(self.document)[1]
 
     @property

@@ -109,7 +109,7 @@ def parse_limit(text: str, metrics: Sequence[str] = METRICS, groups: Sequence[st
     """Read ``mape=12`` (all rows) or ``gemm.mape=8`` (one group); percent.
 
     Args:
-        text: as written.
+        text: the limit as written by the user.
         metrics: what may be limited.
         groups: names before the dot, where they are known beforehand.
 

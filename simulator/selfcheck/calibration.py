@@ -1,4 +1,4 @@
-"""What a calibration run of the reference engine gives: host time of a step, and how often drafts are accepted."""
+"""Results of a calibration run of the reference engine: host time of a step and acceptance rates of drafts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class HostCosts(NamedTuple):
 
 
 def host_costs(plain: list[EngineStep], drafting: list[EngineStep]) -> HostCosts:
-    """Fit what observed steps took beyond their kernels.
+    """Fit the host time of observed steps, i.e. the time not spent in kernels.
 
     Args:
         plain: steps without a drafter.
@@ -64,7 +64,7 @@ def expected_acceptance(runs: list[EngineRun]) -> Acceptance:
 
 
 def counted_acceptance(runs: list[EngineRun]) -> Acceptance:
-    """Acceptance as it happened."""
+    """Acceptance counted from the outcomes of drafts."""
     accepted = np.concatenate([np.array(run.accepted) for run in runs])
     positions = runs[0].survival[0].shape[0]
     rates = tuple(float((accepted >= place).mean()) for place in range(1, positions + 1))

@@ -34,13 +34,13 @@ REFERENCE_STEPS = 5
 
 @dataclass
 class Selfcheck:
-    """One check; ``run`` does it all.
+    """One check, executed by ``run``.
 
     Args:
-        sizes: of models and runs.
+        sizes: sizes of models and runs.
         folder: where trace, profile and scenarios are kept.
-        threads: of the CPU.
-        seed: of weights, requests, sampling and every fit.
+        threads: CPU threads.
+        seed: seed of weights, requests, sampling and every fit.
         dtype: bf16, fp32, or None for the faster one here.
         progress: called with (phases done, phases, what is done now).
     """

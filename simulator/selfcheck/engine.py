@@ -18,7 +18,7 @@ FloatArray = NDArray[np.float64]
 
 
 class EngineStep(NamedTuple):
-    """What a step did, and how long it took; ``kernels_s`` is the part of its kernels, where they were observed."""
+    """Work and duration of a step; ``kernels_s`` is the time of its kernels, where they were observed."""
 
     seconds: float
     wall_s: float
@@ -54,7 +54,7 @@ class ReferenceEngine:
         wall: seconds on the wall, to tell how long other processes held the core.
         drafter: a model of the same vocabulary.
         num_speculative_tokens: K; 0 without a drafter.
-        seed: of the sampled tokens.
+        seed: seed of token sampling.
     """
 
     model: ReferenceModel

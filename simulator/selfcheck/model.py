@@ -22,9 +22,9 @@ class Segment(NamedTuple):
     """New tokens of one sequence in a step.
 
     Attributes:
-        slot: of the sequence in the KV cache.
-        cached: its tokens that are in the cache already.
-        tokens: new ones.
+        slot: slot of the sequence in the KV cache.
+        cached: number of tokens already in the cache.
+        tokens: the new tokens.
     """
 
     slot: int
@@ -61,9 +61,9 @@ class Observer:
     clock: Callable[[], float]
     calls: list[KernelCall] = field(default_factory=list)
     overhead_s: float = field(init=False)
-    """What looking at the clock adds to the time noted for a call; taken off."""
+    """Seconds that reading the clock adds to the time of a call; subtracted."""
     outside_s: float = field(init=False)
-    """What else observing a call adds to the step around it."""
+    """Further seconds that observing a call adds to its step."""
 
     def __post_init__(self) -> None:
         inside, around = [], []

@@ -69,14 +69,14 @@ class CheckLoad:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Everything that decides how much work a check is.
+    """Sizes that determine the duration of a check.
 
     Attributes:
         target: model whose runs are predicted.
         draft_layers: first layers of it that draft.
         num_speculative_tokens: K.
         nearby: models around it on which kernels are measured; none has its shapes, its sizes lie between theirs.
-        load: of the predicted runs.
+        load: load of the predicted runs.
         calibration_load: of the runs that give host costs and acceptance.
         kernel_tokens: tokens per step at which kernels are measured.
         repeats: of every measured step in each round; the median of all rounds counts.

@@ -12,7 +12,7 @@ from simulator.serve.tokens import Token, chat_tokens, tokens_of
 
 MOST_CHOICES = 128
 MOST_ANSWERS = 1024
-"""Prompts of a body times answers to each."""
+"""Largest number of answers to one body: prompts times answers to each."""
 COMPLETION_TOKENS = 16
 """``max_tokens`` of a completion that does not say (OpenAI's API reference, and vLLM's)."""
 NOT_MODELLED = ("logprobs", "top_logprobs", "prompt_logprobs", "echo", "suffix", "use_beam_search")
@@ -26,9 +26,9 @@ class BadRequestError(Exception):
 
     Args:
         message: what is wrong and what would be right.
-        status: of HTTP.
-        param: the field, where one is to blame.
-        code: a word for programs.
+        status: HTTP status code.
+        param: the field that is wrong, if a single one is.
+        code: machine-readable error code.
     """
 
     def __init__(self, message: str, status: int = 400, param: str | None = None, code: str | None = None) -> None:
@@ -53,7 +53,7 @@ class _Body(BaseModel):
 
 
 class StreamOptions(_Body):
-    """What a stream says beside its tokens."""
+    """OpenAI's options of a streamed answer."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
@@ -154,9 +154,9 @@ def body_of(kind: type[ChatBody] | type[CompletionBody], raw: bytes, model: str)
     """The request in a body.
 
     Args:
-        kind: what the address takes.
-        raw: as it came.
-        model: what is served.
+        kind: body type that the endpoint accepts.
+        raw: bytes of the body.
+        model: name of the served model.
 
     Raises:
         BadRequestError: naming the field.
@@ -191,7 +191,7 @@ def body_of(kind: type[ChatBody] | type[CompletionBody], raw: bytes, model: str)
 
 @dataclass(slots=True)
 class Answer:
-    """What every part of an answer carries."""
+    """Fields common to every chunk of an answer."""
 
     id: str
     model: str
@@ -219,7 +219,7 @@ class Answer:
         return opening, before, after
 
     def whole(self, choices: list[dict[str, Any]], usage: dict[str, Any]) -> bytes:
-        """The answer that comes in one piece."""
+        """The complete answer as one JSON document."""
         return self._json("chat.completion", choices, usage)
 
     def _json(self, chat_object: str, choices: list[dict[str, Any]], usage: dict[str, Any] | None) -> bytes:

@@ -38,15 +38,15 @@ a larger one is read by a thread."""
 UNREAD_BYTES = 64 * 1024
 """Bytes that a client has not read, after which its tokens wait and are then sent together."""
 UNREAD_S = 60.0
-"""How long a client may read nothing before its connection is closed."""
+"""Seconds that a client may read nothing before its connection is closed."""
 REQUEST_S = 30.0
-"""How long a request may take to arrive."""
+"""Seconds that a request may take to arrive in full."""
 CONNECTION = "forerun.connection"
 """The extension of ASGI's scope that holds the connection a request came by, where the server lends it."""
 
 
 class PendingAnswer:
-    """One answer under way."""
+    """An answer that is being generated."""
 
     __slots__ = (
         "after",
@@ -74,16 +74,16 @@ class PendingAnswer:
         self.full = full
         """Whether it ends because it may not be longer."""
         self.tokens = self.sent = 0
-        """Generated, and sent of them."""
+        """Tokens generated, and how many of them have been sent."""
         self.first_s = 0.0
         self.last_s: float | None = None
         self.ended = self.closed = False
-        """Whether its last token was generated, and whether its end was sent."""
+        """Whether the last token has been generated, and whether the end of the answer has been sent."""
         self.opening = self.before = self.after = b""
 
     @property
     def finish(self) -> str:
-        """Why it ends."""
+        """Finish reason of the answer."""
         return "length" if self.full else "stop"
 
 
@@ -95,11 +95,11 @@ class Prompt:
     number: int
     """Of the answer's text."""
     wanted: int
-    """Tokens of the answer."""
+    """Number of tokens to generate for the answer."""
     full: bool
     """Whether it ends because it may not be longer."""
     hashes: Sequence[int] = ()
-    """Of the blocks of prompt and answer."""
+    """Prefix hashes of the blocks of prompt and answer."""
 
 
 class Exchange:
@@ -119,15 +119,15 @@ class Exchange:
         self.over = False
         """Whether all choices have ended, or an error has."""
         self.held: list[bytes] = []
-        """What has not been sent."""
+        """Chunks that have not been sent."""
         self.send: Callable[[bytes], None] = self._hold
         self.late = False
         """Whether tokens wait until the client has read what was sent."""
         self._connection: asyncio.WriteTransport | None = None
         self._ready_bytes = 0
-        """Of chunks that are made and not yet sent."""
+        """Bytes of chunks that are ready but not yet sent."""
         self.news: asyncio.Future[None] = loop.create_future()
-        """Happens when something is held or all is over."""
+        """Resolved when a chunk is ready to send or the exchange has ended."""
 
     @property
     def usage(self) -> dict[str, Any]:
@@ -167,12 +167,12 @@ class Exchange:
         self.tell()
 
     def tell(self) -> None:
-        """There is news."""
+        """Wake the sender: a chunk is ready or the exchange has ended."""
         if not self.news.done():
             self.news.set_result(None)
 
     def finish(self) -> None:
-        """No more comes."""
+        """Mark the exchange as finished."""
         self.over = True
         self.tell()
 
@@ -181,8 +181,8 @@ class Server:
     """An OpenAI-compatible server whose answers take the time that the simulated fleet needs.
 
     Args:
-        scenario: what is served; its workload's answer lengths are those of requests that do not ask for one.
-        seed: of answer lengths, acceptance and failures.
+        scenario: the scenario to serve; its answer lengths apply to requests that do not specify one.
+        seed: seed of answer lengths, acceptance and failures.
         speed: simulated seconds in a second.
         trace: where arrivals, lengths and prefix hashes are written, one request a line.
         slots: requests that can be under way at once.
@@ -439,7 +439,7 @@ class Server:
                 exchange.send(exchange.framed(self._end_chunk(exchange, choice)))
 
     def _close(self, slot: int, exchange: Exchange, choice: PendingAnswer) -> None:
-        """A choice has ended; with the last of them the exchange has."""
+        """End a choice; the last one also ends the exchange."""
         choice.ended = True
         self._under_way.pop(slot, None)
         if exchange.streams and exchange.error is None and not exchange.late:
@@ -449,7 +449,7 @@ class Server:
 
 
 class _Page:
-    """What is only read."""
+    """A read-only endpoint."""
 
     def __init__(self, answer: Callable[[Request], Awaitable[Response]]) -> None:
         self._answer = answer
@@ -668,7 +668,7 @@ def run_server(server: Server, host: str, port: int, ready: Callable[[str], None
     """Serve until the process is stopped.
 
     Args:
-        server: what to serve.
+        server: the server to run.
         host, port: where; port 0 takes any that is free.
         ready: called with the address once requests are taken.
 
@@ -680,7 +680,7 @@ def run_server(server: Server, host: str, port: int, ready: Callable[[str], None
     import uvicorn
 
     class Stopping(uvicorn.Server):
-        """Tells clients before it goes, instead of cancelling them."""
+        """uvicorn's server, which notifies clients at shutdown instead of cancelling their requests."""
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             server.stop()

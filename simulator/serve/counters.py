@@ -1,4 +1,4 @@
-"""What ``/metrics`` says, under vLLM's names and in simulated time."""
+"""Metrics of ``/metrics``, under vLLM's names and in simulated time."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ def token_bounds(most: int) -> list[float]:
 
 
 class Counters:
-    """Everything that is counted of the requests of a fleet.
+    """Counters and histograms over the requests of a fleet.
 
     Args:
-        fleet: whose requests.
-        model: name of what is served.
+        fleet: the fleet that serves the requests.
+        model: name of the served model.
         most_tokens: longest request.
     """
 
@@ -105,7 +105,7 @@ class Counters:
             self.max_tokens_seen.observe(requested)
 
     def exposition(self) -> bytes:
-        """All of it as Prometheus reads it."""
+        """All metrics in the Prometheus text format."""
         from prometheus_client import CollectorRegistry, generate_latest
 
         registry = CollectorRegistry(auto_describe=False)

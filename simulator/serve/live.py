@@ -52,7 +52,7 @@ class _Environment(Timeline):
 
     @property
     def next_s(self) -> float:
-        """The next event that is known."""
+        """Time of the next known event."""
         return super().peek()
 
 
@@ -83,7 +83,7 @@ class _Log(RunLog):
         self.refused.append((request, reason))
 
     def clear(self, slot: int) -> None:
-        """Make a slot as new."""
+        """Reset a slot for reuse."""
         for name in COUNTED:
             getattr(self, name)[slot] = 0
         self.restarts[slot] = 0
@@ -122,7 +122,7 @@ class LiveFleet:
     """The fleet of a scenario, fed while its time goes by.
 
     Args:
-        build: of the scenario.
+        build: the parts of the scenario.
         slots: requests that can be under way at once.
     """
 
@@ -149,12 +149,12 @@ class LiveFleet:
 
     @property
     def next_s(self) -> float:
-        """When something happens next, as far as is known; inf for never."""
+        """Simulated time of the next known event; inf if there is none."""
         return self._env.next_s
 
     @property
     def schedulers(self) -> list[Any]:
-        """Of each replica as it is now: queue, batch, blocks."""
+        """Current scheduler of each replica, with its queue, batch and KV blocks."""
         return [replica.scheduler for replica in self._run.replicas]
 
     @property
@@ -196,7 +196,7 @@ class LiveFleet:
         return slot
 
     def advance(self, to_s: float) -> list[Delivery]:
-        """Let time go by up to ``to_s`` at most; returns what left the engine, in order of time."""
+        """Advance simulated time up to at most ``to_s``; returns the deliveries in chronological order."""
         self._step_to(to_s)
         deliveries, self._out[:] = self._out[:], []
         deliveries += [Delivery(slot, 0, self.now, True, reason) for slot, reason in self.log.refused]
@@ -209,7 +209,7 @@ class LiveFleet:
         return deliveries
 
     def cancel(self, slot: int) -> None:
-        """Nobody waits for a request any more: it leaves the queue, or ends with its next token."""
+        """Cancel a request: it leaves the queue, or ends with its next token."""
         log = self.log
         for replica, source in zip(self._run.replicas, self._run.sources, strict=True):
             matches = (
@@ -246,7 +246,7 @@ class LiveFleet:
             env.step()
 
     def _settle(self, slot: int) -> None:
-        """A request is over: its slot is free for another."""
+        """Account for a finished request and free its slot."""
         log, totals = self.log, self.totals
         totals.preemptions += log.preemptions[slot]
         totals.draft_tokens += log.draft_tokens[slot]

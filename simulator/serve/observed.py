@@ -81,7 +81,7 @@ class Observed:
     """(tokens, how many requests); from a histogram, within its buckets."""
     output_lengths: tuple[tuple[int, float], ...] = ()
     arrivals: tuple[tuple[float, int, int], ...] = ()
-    """(seconds, prompt, output tokens) of each request, where spans tell."""
+    """(arrival seconds, prompt tokens, output tokens) of each request; empty without spans."""
     ttft: Mean | None = None
     itl: Mean | None = None
     prefill: Mean | None = None
@@ -135,7 +135,7 @@ def _scraped(url: str) -> dict[Sample, float]:
 
 
 def observe_files(files: Sequence[Path], seconds: float | None) -> Observed:
-    """What one file says, or what happened between two scrapes in two files.
+    """Metrics from one file, or the difference between two scrapes in two files.
 
     Args:
         files: a Prometheus text, two of them (earlier, later), a range query's JSON, OTLP JSON, or a benchmark result.
@@ -212,7 +212,7 @@ def samples_of(text: str, place: str) -> dict[Sample, float]:
 
 
 def between(first: Mapping[Sample, float], last: Mapping[Sample, float], place: str, seconds: float | None) -> Observed:
-    """What happened from one scrape to the next; counters that fell began anew.
+    """Metrics between two scrapes; a counter that decreased is taken to have restarted from zero.
 
     Raises:
         ForerunError: nothing says how long that was, or nothing happened.

@@ -28,7 +28,7 @@ class Pace:
     The engine is one step ahead: when a step begins its end is known, and its tokens are let out then.
 
     Args:
-        fleet: what runs.
+        fleet: the fleet to drive.
         speed: simulated seconds in a second.
         deliver: makes ready what leaves the engine and sends it when ``send`` lets it.
     """
@@ -44,25 +44,25 @@ class Pace:
         self._origin_s = 0.0
 
     def start(self) -> None:
-        """Time begins; call within the event loop."""
+        """Start the clock; call within the event loop."""
         self._loop = asyncio.get_running_loop()
         self._origin_s = self._loop.time()
         self._aim()
 
     def stop(self) -> None:
-        """No more time goes by."""
+        """Stop the clock."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """Where it runs."""
+        """The event loop that drives the fleet."""
         assert self._loop is not None
         return self._loop
 
     def due(self, at_s: float) -> float:
-        """When a moment of simulated time is, by the loop's clock."""
+        """Time on the loop's clock of a moment of simulated time."""
         return self._origin_s + at_s / self._speed
 
     @property
@@ -95,7 +95,7 @@ class Pace:
             self._timer = self.loop.call_at(self.due(next_s) - self._lead_s - TIMER_S, self._turn)
 
     def _turn(self) -> None:
-        """The next moment has nearly come."""
+        """Timer callback, shortly before the next event is due."""
         self._timer = None
         aimed_s = self._aimed_s
         left_s = self.due(aimed_s) - self._lead_s - self.loop.time()

@@ -21,7 +21,7 @@ WORDS = tuple(
     .strip("\0")
     .split("\0")
 )
-"""Each is one token of the pattern above, and of nearly every tokenizer."""
+"""Words that are one token each under the pattern above and in nearly every tokenizer."""
 LINE = "".join(WORDS)
 ENDS = (0, *accumulate(map(len, WORDS)))
 """Where the first n words end."""
@@ -57,7 +57,7 @@ def filler_tokens(number: int, first: int, count: int) -> list[str]:
 
 
 def filler(number: int, first: int, count: int) -> str:
-    """The same as text."""
+    """Filler tokens as text."""
     start = (number + first) % len(WORDS)
     lines, words = divmod(start + count, len(WORDS))
     text = (LINE * lines + LINE[: ENDS[words]])[ENDS[start] :]

@@ -39,7 +39,7 @@ HOST_FIELDS = ("step_s", "per_sequence_s", "eager_launch_s")
 """Host costs of an engine that one factor moves together."""
 LATENCIES = ("itl", "prefill", "ttft")
 LATENCY_FLOOR = 0.001
-"""The same of mean latencies, which the mean lengths tell nearly alone."""
+"""Relative error of mean latencies due to the rebuilt traffic; mean lengths nearly determine them."""
 FACTOR_LIMITS = (0.1, 10.0)
 PROBE, CLOSE, DISTINCT = 0.3, 2e-3, 0.02
 """Logarithms: of the first factor tried, of how exactly one is found, and of the distance at which two give a slope."""
@@ -53,11 +53,11 @@ CAUSES = {
 
 
 class Check(NamedTuple):
-    """One thing that was seen beside what was to be expected."""
+    """A measured value compared with its expectation."""
 
     metric: str
     cause: str | None
-    """What it is blamed on when it is out of bounds; None where several may be."""
+    """Cause named when the check is out of bounds; None where several causes are possible."""
     measured: float
     expected: float
     spread: float
@@ -77,8 +77,8 @@ class Twin:
     """A scenario under the traffic that was seen.
 
     Args:
-        scenario: what the engine should do.
-        seen: what it did.
+        scenario: the expected deployment.
+        seen: metrics observed on the engine.
         seed: the first seed.
     """
 
@@ -117,7 +117,7 @@ class Twin:
         return len(seen) if seen else int(min(max(self.seen.requests or 0.0, REQUESTS[0]), REQUESTS[1]))
 
     def stream(self, seed: int, kernels: float) -> RequestStream:
-        """The traffic that was seen: its own arrivals where they are known, else a Poisson process of the same rate."""
+        """The observed traffic: recorded arrivals where known, else a Poisson process of the same rate."""
         seen, rng, count = self.seen, np.random.default_rng([seed, 0x7317]), self.count
         if seen.arrivals:
             at_s, prompts, answers = (np.array(column) for column in zip(*seen.arrivals, strict=True))
@@ -394,7 +394,7 @@ def what_if_rows(
 
 
 def _what_ifs(scenario: Scenario) -> dict[str, Document]:
-    """Changes worth a look."""
+    """Candidate changes to simulate on the observed traffic."""
     changes: dict[str, Document] = {}
     speculation, engine = scenario.speculation, scenario.engine
     if speculation is not None and speculation.num_speculative_tokens:
@@ -414,13 +414,13 @@ class TwinResult(StudyResult):
 
     @property
     def culprit(self) -> str | None:
-        """What is to blame most; None where nothing is out of bounds."""
+        """The most likely cause; None where no check is out of bounds."""
         culprit: str | None = self.document["culprit"]
         return culprit
 
     @property
     def title(self) -> str:
-        """What was watched."""
+        """Title that names the model."""
         return f"Twin of {self.model}"
 
     @property

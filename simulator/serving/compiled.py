@@ -42,7 +42,7 @@ HOW_TO_BUILD = "python setup.py build_ext --inplace builds it where there is a C
 
 
 def engine_module(interpreted: bool = False) -> Any:
-    """Module with the engine's classes: the compiled one if it was built from the present source, else the source.
+    """Module with the engine's classes: the compiled one if built from the present source, else the source.
 
     Warns:
         RuntimeWarning: there is no compiled module, or it was built from another source.

@@ -37,7 +37,7 @@ def exposed_load_s(space: HostSpace, blocks: int, step_s: float) -> float:
 
     Args:
         space: host memory and its link.
-        blocks: blocks to copy back, per copy.
+        blocks: number of KV blocks to copy back.
         step_s: seconds of the step without the copies, on the grid.
     """
     return max(0.0, on_grid(space.seconds(blocks)) - step_s) if blocks else 0.0

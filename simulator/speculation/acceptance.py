@@ -1,4 +1,4 @@
-"""How many draft tokens are accepted in each verify step, drawn per request and reproducible from the seed."""
+"""Random acceptance of draft tokens in each verify step, sampled per request and reproducible from the seed."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _mix_scalar(value: int) -> int:
 CLASSES = 128
 """Equally likely classes of requests that stand for the beta distribution."""
 LEAST_CONCENTRATION = 0.1
-"""Below it nearly every request is accepted always or never."""
+"""Least concentration of the beta distribution; below it nearly every request accepts all drafts or none."""
 
 
 def widest_spread(first_rate: float) -> float:
@@ -180,7 +180,7 @@ def sampler_of(acceptance: AcceptanceConfig, survival: FloatArray, seed: int) ->
 
 
 def _measured(acceptance: AcceptanceConfig, positions: int) -> tuple[str, list[float]]:
-    """Field and share of drafts in which each position is accepted, as far as it was measured.
+    """Name of the acceptance field, and its share of drafts in which each measured position is accepted.
 
     Raises:
         ForerunError: a log of one acceptance length, at another number of draft tokens.
@@ -220,16 +220,16 @@ class ContextDrift:
     decay: float
     """Factor of every conditional rate per doubling of the context."""
     start: int
-    """Context up to which the rates hold as given, tokens."""
+    """Context in tokens up to which the rates apply unchanged."""
 
     def cell(self, context_tokens: int) -> int:
-        """Cell of a context; -1 up to ``start``."""
+        """Index of the cell that holds a context; -1 up to ``start``."""
         if context_tokens <= self.start:
             return -1
         return int(CELLS_PER_DOUBLING * log2(context_tokens / self.start))
 
     def end(self, cell: int) -> int:
-        """First context beyond a cell, tokens; -1 lasts to ``start`` itself."""
+        """First context beyond a cell, in tokens; cell -1 includes ``start`` itself."""
         if cell < 0:
             return self.start + 1
         end = int(self.start * 2.0 ** ((cell + 1) / CELLS_PER_DOUBLING))
@@ -238,7 +238,7 @@ class ContextDrift:
         return end
 
     def factor(self, cell: int) -> float:
-        """Factor of a conditional rate in a cell: that of its middle."""
+        """Factor on conditional rates in a cell: that of the cell's middle."""
         return 1.0 if cell < 0 else float(self.decay ** ((cell + 0.5) / CELLS_PER_DOUBLING))
 
 
@@ -273,7 +273,7 @@ class AcceptanceSampler:
         """Acceptance thresholds by cell of the drift; one row per class of requests where they differ."""
         self._spread = bool(spread)
         self._steps_per_token = 1.15 / (1.0 + float(np.mean(np.sum(survival, axis=-1))))
-        """Verify steps drawn at first per token needed: somewhat more than the mean."""
+        """Verify steps drawn initially per token to generate: somewhat more than the mean."""
         self.class_key = int(np.random.SeedSequence([seed, 0xC1A55]).generate_state(1, np.uint64)[0])
 
     def path(
@@ -288,7 +288,7 @@ class AcceptanceSampler:
             request: index of the request, >= 0.
             tokens: tokens to generate by decoding, >= 0.
             first_step: verify steps that the request has already had.
-            most: draft tokens of each step; fewer than usual cut the draws off.
+            most: draft tokens of each step; smaller numbers truncate the draws.
             context: tokens in the cache before the first of these steps.
         """
         if self.drift is None:
@@ -305,7 +305,7 @@ class AcceptanceSampler:
         return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
 
     def _path(self, request: int, tokens: int, first_step: int, most: int | None, cell: int) -> IntArray:
-        """The same within one cell of the drift."""
+        """Path as in ``path``, within one cell of the drift."""
         if not tokens:
             return np.empty(0, dtype=np.int64)
         if most == 0:
@@ -322,7 +322,7 @@ class AcceptanceSampler:
             steps = min(tokens, 2 * steps)
 
     def draws(self, request: int, first_step: int, steps: int, context: int = 0) -> IntArray:
-        """Tokens accepted in ``steps`` verify steps of a request at one context if all that can be drafted is."""
+        """Tokens accepted in ``steps`` verify steps of a request at one context, with full-length drafts."""
         cell = -1 if self.drift is None else self.drift.cell(context)
         bits = counter_bits(self.key, request, first_step, steps)
         return self.num_speculative_tokens - np.searchsorted(self._of(request, cell), bits, side="right")
@@ -338,7 +338,7 @@ class AcceptanceSampler:
         return thresholds
 
     def _of(self, request: int, cell: int) -> NDArray[np.uint64]:
-        """Those of a request."""
+        """Thresholds of one request."""
         thresholds = self.thresholds(cell)
         if self.class_of is None and not self._spread:
             return thresholds

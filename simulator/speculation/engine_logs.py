@@ -1,4 +1,4 @@
-"""What an engine printed about acceptance, and level and decay fitted to it.
+"""Acceptance statistics from an engine's output, and level and decay fitted to them.
 
 vLLM's log lines, Prometheus counters and benchmark JSON are those of ``vllm/v1/spec_decode/metrics.py`` and of
 ``vllm bench serve --save-result``; SGLang's lines those of its scheduler's decode log. Lengths count the bonus token in
@@ -20,7 +20,7 @@ from simulator.speculation.level_decay import AcceptanceFit, conditional_rates, 
 
 LARGEST_JSON_BYTES = 512 * 1024**2
 LONGEST_LINE = 1 << 20
-"""Characters of a log taken as one line at most."""
+"""Most characters of a log that are read as one line."""
 FORMATS = ("vllm-log", "vllm-prometheus", "vllm-bench", "sglang-log")
 WANTED = (
     "vLLM 'SpecDecoding metrics:' lines, vLLM's Prometheus counters (vllm:spec_decode_...), vLLM benchmark JSON "
@@ -42,7 +42,7 @@ _SGLANG_ARGUMENT = re.compile(r"speculative_(num_steps|eagle_topk|num_draft_toke
 
 @dataclass(frozen=True, slots=True)
 class AcceptanceLog:
-    """Acceptance of one engine, pooled over a file; None is what the file does not say."""
+    """Acceptance of one engine, pooled over a file; None for values that the file does not contain."""
 
     source: str
     format: str
@@ -205,7 +205,7 @@ class _VllmLines:
 def _drafts_of_line(
     accepted: float, drafted: float, shares: list[float] | None, length: re.Match[str] | None
 ) -> float | None:
-    """Verify steps behind a line, which vLLM does not print: the sharpest of three ways; None where none works."""
+    """Verify steps of a log line, which vLLM does not print: the most precise of three estimates, or None."""
     if accepted and shares and sum(shares) > 0:
         return accepted / sum(shares)
     if accepted and length and float(length[1]) > 1.0:
@@ -321,7 +321,7 @@ def _never_rising(rates: list[float], source: str) -> tuple[float, ...]:
 
 
 def _checked(log: AcceptanceLog) -> AcceptanceLog:
-    """A log whose length its draft tokens can give."""
+    """Check that the acceptance length of a log is possible with its draft tokens."""
     positions = log.num_speculative_tokens
     most = None if positions is None else positions + 1.01
     length = log.acceptance_length
@@ -357,15 +357,15 @@ PREDICTED = 8
 
 
 def fit_acceptance(files: Sequence[str | Path]) -> Document:
-    """Everything ``forerun workloads fit-acceptance`` says, as plain data.
+    """Output of ``forerun workloads fit-acceptance`` as plain data.
 
     One file is fitted by its rates per position where it has them, else by its acceptance length alone, which shows a
     level and no decay. Several files, one for each number of draft tokens, are fitted together by acceptance length.
 
     Returns:
-        ``logs``: what each file says; ``fit``: level, decay and goodness; ``acceptance``: the measured block for a
+        ``logs``: statistics of each file; ``fit``: level, decay and goodness; ``acceptance``: measured block for a
         scenario of the same number of draft tokens; ``acceptance_by_decay``: the block for any number;
-        ``predicted_lengths``: acceptance length for K = 1, 2, ... What the files do not show is None.
+        ``predicted_lengths``: acceptance length for K = 1, 2, ... Values that the files do not determine are None.
 
     Raises:
         ForerunError: a file that cannot be read, or that does not say enough.

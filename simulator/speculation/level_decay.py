@@ -88,15 +88,15 @@ class LevelDecay:
 
 @dataclass(frozen=True, slots=True)
 class AcceptanceFit:
-    """Level and decay fitted to measurements, and how well they meet them."""
+    """Level and decay fitted to measurements, with goodness of fit."""
 
     model: LevelDecay
     decay_identified: bool
     """False where the data hold one number only: the decay is then 1 by assumption."""
     quantity: str
-    """What was fitted: ``acceptance_length`` by K, or ``conditional`` rate by position."""
+    """Fitted quantity: ``acceptance_length`` by K, or ``conditional`` rate by position."""
     at: tuple[int, ...]
-    """K, or position."""
+    """Numbers of draft tokens K, or positions, of the measurements."""
     observed: tuple[float, ...]
     predicted: tuple[float, ...]
     level_error: float | None = None
@@ -105,7 +105,7 @@ class AcceptanceFit:
     deviance: float | None = None
     """Twice the log-likelihood lost against the rates themselves; about ``degrees`` where the model holds."""
     degrees: int | None = None
-    """Positions less fitted numbers."""
+    """Degrees of freedom: measured positions less fitted parameters."""
 
     @property
     def length_error(self) -> float:

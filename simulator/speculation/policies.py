@@ -63,7 +63,7 @@ class Batch:
     prompt_tokens: int = 0
     """Prompt tokens that the step computes."""
     waiting: int = 0
-    """Requests waiting to be scheduled for the first time."""
+    """Requests queued for a place in the batch, swapped-out ones included."""
 
 
 @runtime_checkable
@@ -355,7 +355,7 @@ class Forerun:
         self._behind = [0.0] * (self.rates.most + 1)
 
     def choose(self, batch: Batch) -> int:
-        """The present K, or the leader once the present one lies behind it by what the change costs."""
+        """The present K, or the best K once the present lies behind by ``SWITCH_SHARE`` of the cost of a switch."""
         grown, self._context = max(0, batch.context_tokens - self._context), batch.context_tokens
         if not batch.seqs:
             return self._present

@@ -1,4 +1,4 @@
-"""What a scenario's speculation section proposes in each step, and how deep of it is accepted."""
+"""Draft tokens that a scenario's speculation section proposes in each step, and their acceptance by depth."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ OTHER_RANKS = (0.2533, 0.1692, 0.1202, 0.0833, 0.05, 0.05, 0.05, 0.05, 0.05)
 (curve ``medusa-vicuna-7b``: 0.5604, 0.6717, 0.7271, 0.7599, 0.7799 of tokens among 1 to 5 candidates); assumed beyond
 the fifth."""
 LENGTH_STEPS = 200
-"""Grown trees averaged over when a level is sought that gives a measured acceptance length."""
+"""Number of grown trees averaged in the search for the level that gives a measured acceptance length."""
 LEVEL_ERROR = 1e-9
 GROWN_LEVEL_ERROR = 1e-3
-"""To which the level is sought; a grown tree's average is not smooth below."""
+"""Tolerance of the search for the level; a grown tree's average is not smooth on finer scales."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +51,14 @@ class Proposal:
     nodes: int
     """Draft tokens that the target verifies."""
     depth: int
-    """Most of them that can be accepted."""
+    """Most draft tokens that one step can accept."""
     pass_widths: tuple[int, ...]
     """Tokens per sequence that a sequential drafter computes for depth 2, 3, ...: 1 in a chain, expanded nodes in a
     tree."""
 
 
 def proposal(config: SpeculationConfig) -> Proposal:
-    """What a method other than ``none`` proposes; a chain is the tree of width one."""
+    """Draft tokens that a method other than ``none`` proposes per step; a chain is a tree of width one."""
     growth = config.tree.growth if config.tree is not None else None
     if growth is not None:
         nodes = min(growth.nodes, growth.drafted_nodes)

@@ -1,4 +1,4 @@
-"""Whose acceptance it is: rates belong to a drafting method and a target model, and move to no other in silence."""
+"""Origin of acceptance rates: they belong to one method and target model, and their use with others is reported."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SAME_DRAFTER = {"eagle2": "eagle"}
 
 
 def borrowed_acceptance(config: SpeculationConfig | None, model: str | Mapping[str, Any]) -> str | None:
-    """What a reader must know of acceptance that was measured with another method or on another model; else None.
+    """Note on acceptance that was measured with another method or on another model; None otherwise.
 
     Args:
         config: the ``speculation`` section.
@@ -59,7 +59,7 @@ def carry_acceptance(before: Mapping[str, Any], data: dict[str, Any], paths: Ite
     Args:
         before: plain data of a scenario.
         data: the same with values set; its acceptance is replaced or stamped.
-        paths: what was set.
+        paths: paths of the fields that were set.
 
     Raises:
         ForerunError: a method of which the catalogue has no curve.
@@ -112,7 +112,7 @@ def model_name(model: str | Mapping[str, Any]) -> str:
 
 
 def _origin(acceptance: Mapping[str, Any], method: Any) -> str | None:
-    """The method that acceptance was measured with; None where nothing says so."""
+    """Method that acceptance was measured with; None if it is not recorded."""
     name = acceptance.get("curve")
     if isinstance(name, str) and name in curve_names():
         return load_curve(name).method
@@ -143,7 +143,7 @@ def _lengths(curves: Iterable[Curve], depth: int) -> list[tuple[float, str]]:
 
 
 def _stand_in(method: str, model: Any, depth: int) -> Curve:
-    """The middle one of a method's curves by acceptance length, the lower of two.
+    """Curve of median acceptance length among a method's curves; the lower of the middle two.
 
     Raises:
         ForerunError: the catalogue has none.

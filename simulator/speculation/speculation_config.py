@@ -37,7 +37,7 @@ class TreeConfig(Section):
     nodes: Annotated[int, Field(gt=0, le=MOST_NODES)] | None = None
     """Grown tree: draft tokens verified, the likeliest of all that were drafted."""
     concentration: PositiveFloat | None = None
-    """Grown tree: of the beta-distributed confidence; default 3."""
+    """Grown tree: concentration of the beta-distributed confidence; default 3."""
 
     @model_validator(mode="after")
     def _one_kind(self) -> TreeConfig:
@@ -57,14 +57,14 @@ class TreeConfig(Section):
 
     @property
     def static(self) -> DraftTree | None:
-        """The tree, where it is the same in every step."""
+        """The static tree; None for a grown one."""
         if self.name is not None:
             return load_tree(self.name)
         return tree_from_choices(self.choices) if self.choices is not None else None
 
     @property
     def growth(self) -> GrowthPlan | None:
-        """How it is grown, where it is not."""
+        """Plan of a grown tree; None for a static one."""
         if self.depth is None or self.top_k is None or self.nodes is None:
             return None
         return GrowthPlan(self.depth, self.top_k, self.nodes)
@@ -116,7 +116,7 @@ class PolicyConfig(Section):
         return data | {"name": current_policy(data["name"])} if isinstance(data, dict) and "name" in data else data
 
     name: PolicyName
-    """Which policy."""
+    """Name of the policy."""
     batch: PositiveInt | None = None
     """disable-above-batch: draft only in steps of at most so many requests; default 32 (assumed)."""
     table: list[list[int]] | None = None
@@ -146,15 +146,15 @@ class PolicyConfig(Section):
     update_interval: PositiveInt | None = None
     """ema: steps between two decisions; default 5."""
     warmup_batches: Annotated[int, Field(ge=0)] | None = None
-    """ema: steps before the first; default 10."""
+    """ema: steps before the first decision; default 10."""
     up_hysteresis: Signed | None = None
     """ema: accepted tokens beyond the threshold needed to draft more; default 0."""
     down_hysteresis: Signed | None = None
     """ema: accepted tokens added to the threshold under which fewer are drafted; default as SGLang's, -0.25 for
     batches below 8 and 0 from there on."""
     while_off: Literal["idle", "follow"] | None = None
-    """What the drafter does in steps without drafts: ``idle`` (default) and pay when it resumes, by putting the skipped
-    tokens into its cache; or ``follow``, one pass in every step, as vLLM keeps the caches alike."""
+    """Drafter in steps without drafts: ``idle`` (default), which on resuming first computes the skipped
+    tokens into its cache; or ``follow``, one pass in every step, as vLLM does to keep both caches in sync."""
     switch_s: Annotated[float, Field(ge=0, lt=60, allow_inf_nan=False)] | None = None
     """Host seconds of each change of K beside the drafter's catching up; default 0 (assumed)."""
 
@@ -223,7 +223,7 @@ def check_table(table: Sequence[Sequence[int]]) -> None:
 
 
 def named(policy: PolicyName | PolicyConfig) -> PolicyConfig:
-    """The policy with its parameters, from its plain name too."""
+    """Policy with its parameters, also from a plain name."""
     return PolicyConfig(name=policy) if isinstance(policy, str) else policy
 
 
@@ -308,7 +308,7 @@ class AcceptanceConfig(Section):
     method: str | None = None
     """Method that the rates were measured with, where it is not the scenario's; a curve names its own."""
     model: str | None = None
-    """Target model that they were measured on, likewise."""
+    """Target model that the rates were measured on, if not the scenario's."""
     instead_of: dict[str, Any] | None = None
     """The ``method`` and ``acceptance`` that stood here before the method was changed; set by Forerun."""
     decay: Annotated[float, Field(gt=0, le=MOST_DECAY, allow_inf_nan=False)] | None = None
@@ -378,7 +378,7 @@ class SpeculationConfig(Section):
     num_speculative_tokens: Annotated[int, Field(gt=0, le=MOST_DRAFT_TOKENS)] | None = None
     """Draft tokens K per verify step, in a chain."""
     tree: TreeConfig | None = None
-    """A tree instead."""
+    """Draft tree, in place of a chain of ``num_speculative_tokens``."""
     draft: DraftConfig | None = None
     acceptance: AcceptanceConfig | None = None
     policy: Annotated[PolicyName | PolicyConfig, BeforeValidator(current_policy)] = "fixed"

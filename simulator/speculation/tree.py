@@ -22,7 +22,7 @@ RankRates = Sequence[Sequence[float]]
 candidates of one parent exclude each other, so the chances of a depth sum to at most 1."""
 
 ROOT = -1
-"""Parent of the first draft tokens: the last token that is already certain."""
+"""Parent of the first draft tokens: the last token already accepted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class DraftTree:
 
 
 def chain(num_speculative_tokens: int) -> DraftTree:
-    """The sequence of so many first candidates."""
+    """A chain: one draft token per depth, each the drafter's first candidate."""
     return DraftTree(tuple(range(ROOT, num_speculative_tokens - 1)), (0,) * num_speculative_tokens)
 
 
@@ -123,7 +123,7 @@ def _trees() -> dict[str, Any]:
 
 
 def checked_rates(rates: RankRates) -> RankRates:
-    """The same rates.
+    """Return the rates after checking them.
 
     Raises:
         ForerunError: a chance outside 0 to 1, or candidates of one parent that are accepted more often than always.

@@ -33,7 +33,7 @@ ATLAS_MODELS = (
     "llama-3.1-405b",
 )
 ATLAS_GROUPS = (2, 4, 8, 16, 32)
-"""Total chips of the draft and target groups together."""
+"""Total chips of the two device groups."""
 ATLAS_CONTEXTS = tuple(2**power for power in range(10, 21))
 ATLAS_BATCHES = (1, 8)
 ATLAS_LEVERS = ((0.10, 128), (0.05, 128), (0.20, 128), (0.10, 1024), (0.05, 1024))

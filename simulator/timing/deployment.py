@@ -41,9 +41,9 @@ ACTIVATION_BYTES = 2.0
 
 
 INDEX_KEY_BYTES = 1.0 + 4.0 / 128
-"""Per element of an index key that is stored in fp8: one scale for 128 (``indexer_k_cache`` of vLLM)."""
+"""Bytes per element of an index key stored in fp8, with one scale per 128 (``indexer_k_cache`` of vLLM)."""
 SCALED_BYTES = 4.0 / 128
-"""Scales of an element of a latent stored in fp8, except its rotated part, which stays in 16 bits (656 bytes a token
+"""Bytes of scales per element of a latent stored in fp8; its rotated part stays in 16 bits (656 bytes a token
 for DeepSeek-V3.2: ``fp8_ds_mla`` of vLLM and FlashMLA)."""
 
 
@@ -81,9 +81,9 @@ class Deployment:
     last_stage: bool = True
     """Whether it holds the final norm and the LM head."""
     other_devices: tuple[OtherDevice, ...] = ()
-    """What other chips of the machine run, in the order of the layers."""
+    """Layers that other chips of the machine run, in the order of the layers."""
     experts_at: OtherDevice | None = None
-    """Who runs the experts of layers that are marked so."""
+    """Device that runs the experts of layers with ``on_other_device``."""
 
     def __post_init__(self) -> None:
         _check_experts(self)
@@ -96,7 +96,7 @@ class Deployment:
             )
 
     def runs_kernels_of(self, other: Deployment) -> bool:
-        """Whether its steps are the same kernels as another's: they differ in costs of the host at most."""
+        """Whether its steps run the same kernels as those of ``other``: the two may differ only in host costs."""
         equal = (getattr(self, one.name) == getattr(other, one.name) for one in fields(self) if one.name != "framework")
         return all(equal) and self.framework.runs_kernels_of(other.framework)
 
@@ -107,7 +107,7 @@ class Deployment:
 
     @property
     def passes(self) -> ElementwiseKernels:
-        """Memory-bound kernels of a layer: its engine's on GPUs; layers of other chips were fitted without them."""
+        """Memory-bound kernels of a layer: those of the engine on GPUs; other chips were fitted without them."""
         return self.framework.passes if self._on_gpu else ElementwiseKernels()
 
     @property
@@ -133,7 +133,7 @@ class Deployment:
 
     @property
     def skew_s(self) -> float:
-        """What every collective waits for the last of the ranks that share a layer."""
+        """Seconds that every collective waits for the slowest of the ranks that share a layer."""
         return self.framework.rank_skew_s * (self.tensor_parallel - 1)
 
     @property
@@ -202,7 +202,7 @@ class Deployment:
         return (*stages, replace(stage, first_stage=first == 0, experts_at=experts))
 
     def _layers(self, groups: tuple[LayerGroup, ...]) -> Deployment:
-        """Some of the layers, on the same chip."""
+        """Deployment of the given layers on the same chip."""
         architecture = replace(self.architecture, layer_groups=groups, layer_order=())
         return replace(self, architecture=architecture, other_devices=())
 
@@ -213,7 +213,7 @@ class Deployment:
 
     @property
     def _cache_kernels(self) -> str:
-        """Format that chooses the attention kernels: the cache's, where it is narrower than what is computed in."""
+        """Format that selects attention kernels: that of the KV cache or of computation, the narrower one."""
         narrower = dtype_bytes(self.kv_dtype) < dtype_bytes(self.compute_dtype)
         return self.kv_dtype if narrower else self.compute_dtype
 
@@ -278,7 +278,7 @@ class Deployment:
         )
 
     def mixing(self, mixer: Mixer) -> tuple[tuple[MixingShape, int | None], ...]:
-        """What mixes the tokens of a layer on one chip, as its kernels see it, and the window of the keys each reads.
+        """Token-mixing kernel shapes of a layer on one chip, each with the window of the keys that it reads.
 
         A layer whose index chooses keys has two: the index over every key, attention over those within reach.
         """
@@ -459,7 +459,7 @@ class Deployment:
         return [(window, count * size) for mixer, count in self._mixers for window, size in self._cached(mixer)]
 
     def _cached(self, mixer: Mixer) -> list[tuple[int | None, float]]:
-        """What one token leaves on ONE chip in a layer: how long it stays, and its bytes."""
+        """(window, bytes) of one token's cache entries in a layer on ONE chip; window None: never dropped."""
         if isinstance(mixer, Attention):
             return [(mixer.window, self.attention_shape(mixer).kv_bytes_per_token)]
         if isinstance(mixer, IndexedAttention):
@@ -474,7 +474,7 @@ class Deployment:
         return []
 
     def _index_bytes(self, mixer: Mixer) -> float:
-        """What one token leaves in the index cache of a layer on ONE chip."""
+        """Bytes of one token in the index cache of a layer on ONE chip."""
         narrow = not isinstance(mixer, BlockSparseAttention)
         return mixer.index_elements_per_token * (INDEX_KEY_BYTES if narrow else dtype_bytes(self.kv_dtype))
 
@@ -567,7 +567,7 @@ def resolve_weight_dtypes(architecture: Architecture, requested: str | Mapping[s
 
 
 def _served(dtype: str) -> str:
-    """What an engine makes of a published dtype: 32-bit checkpoints are cast to bf16 (vLLM's ``dtype: auto``)."""
+    """Dtype in which an engine serves a published one: 32-bit checkpoints are cast to bf16 (vLLM's ``dtype: auto``)."""
     return "bf16" if dtype in ("fp32", "tf32") else dtype
 
 

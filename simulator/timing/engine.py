@@ -37,7 +37,7 @@ def tracked_longest(timer: EngineTimer) -> int:
 
 
 class EngineTimer(Protocol):
-    """What the serving engine asks of a timing model."""
+    """Interface of a timing model to the serving engine."""
 
     @property
     def windows(self) -> tuple[int | None, ...]:
@@ -46,7 +46,7 @@ class EngineTimer(Protocol):
     def seconds(self, work: StepWork[Any], draft: DraftStep[int] | None = None) -> Any:
         """Seconds of one step; an array where ``decode_kv_tokens`` holds arrays and nothing is prefilled.
 
-        ``draft``: what a policy has the drafter do; None where it always proposes the same.
+        ``draft``: work of the drafter as chosen by a policy; None where the drafter always proposes the same.
         """
 
     def costs(self, work: StepWork[IntArray], draft: DraftStep[IntArray] | None = None) -> Costs:
@@ -54,7 +54,7 @@ class EngineTimer(Protocol):
 
 
 class EngineTables(NamedTuple):
-    """What ``ModelTimer.seconds`` adds up beside the drafter, for a loop that does so itself."""
+    """Terms that ``ModelTimer.seconds`` sums, without the drafter, for a loop that sums them itself."""
 
     target: StepTables
     overlap: float
@@ -63,12 +63,12 @@ class EngineTables(NamedTuple):
     per_sequence_s: float
     per_prompt_s: float
     overlapped_s: float
-    """Host work beside the device: a step lasts at least as long."""
+    """Seconds of host work that overlaps the device: a step lasts at least as long."""
     overlapped_per_sequence_s: float
     later: tuple[StepTables, ...] = ()
     """Stages of a pipeline after the first, which is ``target``."""
     sent: Sequence[float] = ()
-    """Seconds from a stage to the next, by tokens."""
+    """Seconds to send a stage's output to the next stage, by tokens."""
 
 
 @dataclass(slots=True)
@@ -78,12 +78,12 @@ class ModelTimer:
     target: StepTimer
     drafter: Drafter | None = None
     adjusted: AdjustedDrafter | None = None
-    """The same drafter under a policy."""
+    """The drafter under a policy that chooses its draft tokens; None without such a policy."""
 
     windows: tuple[int | None, ...] = field(init=False)
-    """Windows of the target, then those that only the drafter has."""
+    """Attention windows of the target, then those that only the drafter has."""
     _draft_order: tuple[int, ...] | None = field(init=False, default=None)
-    """Where the drafter's windows stand among all; None where they are the same."""
+    """Index of each of the drafter's windows in ``windows``; None if both are equal."""
 
     _overlap: float = field(init=False, default=0.0)
     """Share of the drafting that runs beside the target's pass."""
@@ -91,16 +91,16 @@ class ModelTimer:
     _per_sequence_s: float = field(init=False)
     _per_prompt_s: float = field(init=False)
     _row_s: float = field(init=False)
-    """Per draft token that is verified as a sequence of its own."""
+    """Host seconds per draft token that is verified as a sequence of its own."""
     _expands: bool = field(init=False)
-    """Whether every verified token is."""
+    """Whether every verified token is a sequence of its own (batch expansion)."""
     _overlapped_s: float = field(init=False)
     _overlapped_per_sequence_s: float = field(init=False)
-    """Host work that runs beside the device: the step lasts at least as long."""
+    """Host seconds per sequence that overlap the device: the step lasts at least as long."""
 
     @property
     def tracked_longest(self) -> int:
-        """How many of the longest sequences of a batch the chip's attention ends with; 0 = no matter."""
+        """Number of longest sequences of a batch on which attention time depends; 0 = none."""
         return self.target.tracked_longest
 
     def __post_init__(self) -> None:
@@ -143,7 +143,7 @@ class ModelTimer:
 
     @property
     def tables(self) -> EngineTables | None:
-        """What ``seconds`` adds up beside drafting; None where it takes more than tables."""
+        """Terms that ``seconds`` sums, without drafting; None where they cannot be tabulated."""
         if self._expands or self.target.shares_prompts:
             return None
         exposed = (self._step_s, self._per_sequence_s, self._per_prompt_s)
@@ -200,7 +200,7 @@ class ModelTimer:
         return float(target_s[0]), float((drafting.device_s + drafting.host_s)[0])
 
     def exposed_drafting_s(self, work: StepWork[IntArray], draft: DraftStep[IntArray] | None = None) -> Any:
-        """Seconds that the drafter adds to each step, without what runs beside the target; None without a drafter."""
+        """Seconds that the drafter adds to each step, without its overlap with the target; None without a drafter."""
         work = self.slowest(work)
         costs = self.drafting(work, draft)
         if costs is None:
@@ -209,7 +209,7 @@ class ModelTimer:
         return seconds - self._overlap * np.minimum(seconds, self.target.costs(self.scored(work)).device_s)
 
     def drafting(self, work: StepWork[IntArray], draft: DraftStep[IntArray] | None = None) -> Costs | None:
-        """What the drafter alone costs in each step; None without one."""
+        """Costs of the drafter alone in each step; None without a drafter."""
         if self.drafter is None:
             return None
         work = self.slowest(work)
@@ -221,7 +221,7 @@ class ModelTimer:
     def _add_drafting(
         self, total: Costs, target_s: FloatArray, work: StepWork[IntArray], draft: DraftStep[IntArray] | None
     ) -> None:
-        """Add what the drafter costs, less what runs beside the target's pass."""
+        """Add the drafter's costs, less its overlap with the target's pass."""
         drafting = self.drafting(work, draft)
         assert drafting is not None
         if not self._overlap:
@@ -232,11 +232,11 @@ class ModelTimer:
         total.add(drafting, np.divide(seconds - hidden, seconds, out=np.ones_like(seconds), where=seconds > 0.0))
 
     def slowest(self, work: StepWork[Any]) -> StepWork[Any]:
-        """The part of a step that every other attention group waits for; each has its own host work."""
+        """Work of the slowest attention group in a step, which the others wait for; each has its own host work."""
         return slowest_group(work, self.target.deployment.attention_data_parallel)
 
     def scored(self, work: StepWork[Any]) -> StepWork[Any]:
-        """The step as the target computes it."""
+        """The step as the target computes it, with batch expansion where the engine uses it."""
         return expanded(work, self.windows) if self._expands else work
 
     def _ordered(self, draft: DraftStep[Any]) -> DraftStep[Any]:
@@ -250,7 +250,7 @@ class ModelTimer:
         )
 
     def _seen_by_draft(self, work: StepWork[Any]) -> StepWork[Any]:
-        """The same tokens, with the window entries in the drafter's order."""
+        """The step's work, with the window entries in the drafter's order."""
         order = self._draft_order
         if order is None:
             return work
@@ -295,7 +295,7 @@ def stage_timers(deployment: Deployment, count: int, max_tokens: int) -> tuple[S
 
 @runtime_checkable
 class StagedTimer(EngineTimer, Protocol):
-    """What a pipelined replica asks of a timing model beyond whole steps."""
+    """Interface of a timing model to a pipelined replica, beyond whole steps."""
 
     @property
     def stages(self) -> int:
@@ -312,14 +312,14 @@ class StagedTimer(EngineTimer, Protocol):
 class PipelineTimer(ModelTimer):
     """Prices batches that pass through several stages; the drafter runs on the last one.
 
-    ``target`` is the first stage. ``seconds`` is a pass through all stages with nothing in the way; what several
-    batches in flight make of it is up to the replica.
+    ``target`` is the first stage. ``seconds`` is a pass through all stages of an otherwise empty pipeline; the replica
+    models the interaction of several batches in flight.
     """
 
     later: tuple[StepTimer, ...] = ()
     """Stages after the first."""
     link: Link | None = None
-    """Between stages."""
+    """Link between stages."""
     _sending: Kernel | None = field(init=False)
     _send_list: list[float] = field(init=False)
 
@@ -343,7 +343,7 @@ class PipelineTimer(ModelTimer):
 
     @property
     def tables(self) -> EngineTables | None:
-        """What ``stage_seconds`` and ``host_seconds`` add up beside drafting."""
+        """Terms that ``stage_seconds`` and ``host_seconds`` sum, without drafting."""
         tables = ModelTimer.tables.__get__(self)
         later = tuple(stage.tables for stage in self.later)
         return None if tables is None else tables._replace(later=later, sent=self._send_list)
@@ -395,7 +395,7 @@ class PipelineTimer(ModelTimer):
         return total
 
     def kernels(self, work: StepWork[IntArray], draft: DraftStep[IntArray] | None = None) -> Iterator[Kernel]:
-        """The kernels of one batch on its way through all stages, as arrays of length one."""
+        """Kernels of one batch through all stages, as arrays of length one."""
         work = self.slowest(work)
         for number, stage in enumerate((self.target, *self.later), 1):
             for kernel in stage.kernels(work):

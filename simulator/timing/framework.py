@@ -1,4 +1,4 @@
-"""What an inference engine adds to the kernels: host time per step and per draft, captured graphs, reserved memory."""
+"""Overheads of an inference engine beyond kernels: host time per step and draft, captured graphs, reserved memory."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from simulator.llm.architecture import Architecture
 from simulator.llm.layers import MoeMlp
 
 LOCAL_FRAMEWORKS = ("llama.cpp", "mlx")
-"""Engines of one machine, for which llama-server's command is written."""
+"""Single-machine engines."""
 
 
 class ElementwiseKernels(BaseModel):
-    """Memory-bound kernels that an engine launches in a layer, where the measured kernels beside them hold none."""
+    """Memory-bound kernels that an engine launches per layer and that the measured kernels do not include."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -37,11 +37,11 @@ class ElementwiseKernels(BaseModel):
 
 
 HOST_COSTS = ("step_s", "per_sequence_s", "eager_launch_s", "reserved_bytes")
-"""Costs of an engine that no kernel's price contains."""
+"""Fields with host costs, which are not part of any kernel's price."""
 
 
 WIDE = 4
-"""Chips in tensor parallel from which SGLang captures larger graphs."""
+"""Tensor-parallel size from which SGLang captures larger graphs."""
 
 
 class Framework(BaseModel):
@@ -56,10 +56,10 @@ class Framework(BaseModel):
     eager_experts_s: float = Field(default=0.0, ge=0)
     """Host time outside captured graphs that routed experts add to a layer's launches."""
     eager_mxfp4_experts_s: float = Field(default=0.0, ge=0)
-    """The same of MXFP4's, which one call chooses, runs and sums."""
+    """The same for MXFP4 experts, for which a single call selects, runs and sums experts."""
     eager_launch_s: float = Field(ge=0)
     captured_sizes: tuple[tuple[int, int, int], ...]
-    """Sizes of captured graphs by default: (first, last, step) ranges, rising; none where nothing is captured."""
+    """Default sizes of captured graphs as ascending (first, last, step) ranges; empty if none is captured."""
     passes: ElementwiseKernels = ElementwiseKernels()
     norms_in_reductions: bool = False
     """Whether an all-reduce adds the residual and takes the norm behind it in its own kernel."""
@@ -68,7 +68,7 @@ class Framework(BaseModel):
     shared_overlap_tokens: int = Field(default=0, ge=0)
     """Tokens up to which a step's shared experts run on a stream of their own beside the routed ones; 0: after them."""
     captured_unit: Literal["tokens", "sequences"] = "tokens"
-    """What the sizes count."""
+    """Unit of the captured sizes."""
     captured_steps: Literal["all", "decode"] = "all"
     """Steps that may replay a graph: all, or those without prompt chunks."""
     captured_by_memory: tuple[tuple[float, int, int], ...] = ()
@@ -79,15 +79,15 @@ class Framework(BaseModel):
     """Sizes in tokens under an engine's limits (``for_engine``); empty = the defaults."""
     reserved_bytes: float = Field(ge=0)
     library: str | None = None
-    """Kernel library, where it is not named like the engine."""
+    """Kernel library, if its name differs from the engine's."""
     reductions: str | None = None
-    """Kernel library whose collectives it runs, where they are not its own."""
+    """Kernel library whose collectives the engine runs, if not its own."""
     rank_skew_s: float = Field(default=0.0, ge=0)
-    """What every all-reduce waits for each further rank."""
+    """Seconds that every all-reduce waits for each further rank."""
     static_activation_scales: bool = False
-    """Whether its 8-bit checkpoints state the scales of activations, so that no kernel searches for them."""
+    """Whether its 8-bit checkpoints contain activation scales, so that no kernel computes them at run time."""
     kv_share_of: Literal["all", "free"] = "all"
-    """What ``engine.gpu_memory_utilization`` is a share of: a chip's memory, or what weights and activations leave."""
+    """Base of ``engine.gpu_memory_utilization``: a chip's memory, or the memory that weights and activations leave."""
     per_prompt_s: float = Field(default=0.0, ge=0)
     rank_s: float = Field(default=0.0, ge=0)
     sorted_logit_s: float = Field(default=0.0, ge=0)
@@ -100,7 +100,7 @@ class Framework(BaseModel):
     group_choice: Literal["fewest", "in-turn"] = "fewest"
     """Attention group that a request goes to: the one with the fewest waiting (four times) and running, or the next."""
     dp_wait_limit_steps: int = Field(default=0, ge=0)
-    """Steps that a prompt waits at most until every attention group has one."""
+    """Most steps that a prompt waits until every attention group has one."""
     divides_limits: bool = False
     """Whether limits on sequences and tokens are those of all attention groups together."""
     scheduling_s: float = Field(default=0.0, ge=0)
@@ -119,11 +119,11 @@ class Framework(BaseModel):
 
     @property
     def kernel_library(self) -> str:
-        """Library whose kernels it runs."""
+        """Name of the library whose kernels the engine runs."""
         return self.library or self.name
 
     def runs_kernels_of(self, other: Framework) -> bool:
-        """Whether it launches the same kernels as another: they differ in ``HOST_COSTS`` at most."""
+        """Whether it launches the same kernels as ``other``: the two may differ only in ``HOST_COSTS``."""
         return self == other or self.model_copy(update={name: getattr(other, name) for name in HOST_COSTS}) == other
 
     def without_api_server(self) -> Framework:
@@ -158,7 +158,7 @@ class Framework(BaseModel):
         return self.model_copy(update={"per_sequence_s": self.per_sequence_s + vocabulary * self.sorted_logit_s})
 
     def scheduled(self, asynchronous: bool | None) -> Framework:
-        """The same engine with a step's scheduling beside the device, or after the step before; None: as it comes.
+        """Variant with asynchronous scheduling, beside the device, or without it; None: the engine's default.
 
         Beside the device a step lasts at least as long as its scheduling, and an arrival waits one step longer;
         otherwise every step waits for it.
@@ -222,8 +222,8 @@ class Framework(BaseModel):
         return [size for first, last, step in self.captured_sizes for size in range(first, last + 1, step)]
 
     def on(self, chip: Chip, tensor_parallel: int = 1) -> Framework:
-        """The same engine on chips whose own software adds host time to every step and sequence, with the graphs that
-        their memory has room for."""
+        """Variant of the engine for chips whose software adds host time per step and sequence, with the graphs that
+        fit in their memory."""
         host, capacity = chip.host, chip.memory.capacity_bytes
         most = next((most for gib, *most in self.captured_by_memory if capacity < gib * (1 << 30)), None)
         sizes = self.captured_sizes
@@ -251,7 +251,7 @@ def load_framework(name: str) -> Framework:
 
 @cache
 def _catalogue(file: str) -> dict[str, Any]:
-    """A file of this package by its first words."""
+    """Parsed YAML file of this package."""
     catalogue: dict[str, Any] = parse(resources.files("simulator.timing").joinpath(file).read_text("utf-8"))
     return catalogue
 
@@ -278,7 +278,7 @@ class DraftOverhead(BaseModel):
 
 
 VLLM_2025 = "vllm-2025"
-"""Entry of vLLM's drafters before their passes were captured (July 2025)."""
+"""Catalogue entry for vLLM of July 2025, whose draft passes were not captured in graphs."""
 
 
 @cache

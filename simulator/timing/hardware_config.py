@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from simulator.settings import PositiveInt, Replicas, Section
 
 Chips = Annotated[int, Field(gt=0, le=4096)]
-"""More than any one replica has been built of; tables grow with it."""
+"""Number of chips along one dimension of parallelism; bounded because tables grow with it."""
 
 
 class LayerShare(Section):
@@ -18,7 +18,7 @@ class LayerShare(Section):
     chip: str
     """Catalogue name or path of a chip profile: another card, or a CPU."""
     layers: PositiveInt | None = None
-    """How many; default: as many as its share of the memory of all chips that run whole layers."""
+    """Number of layers; default: in proportion to the chip's share of the memory of all chips that run whole layers."""
     part: Literal["layers", "experts"] = "layers"
     """``layers``: whole ones, before those of ``hardware.chip`` (``--n-gpu-layers``, ``--tensor-split``). ``experts``:
     those of the first layers, whose attention stays (``--n-cpu-moe``)."""
@@ -44,7 +44,7 @@ class HardwareConfig(Section):
     expert_routing: str | None = None
     """How tokens spread over experts: ``balanced``, ``uniform`` (each token picks at random), ``power-law-ALPHA``
     (NVIDIA's aiconfigurator measures 1.01 and 1.2) or ``zipf-ALPHA`` (popular experts by rank; smooth in the batch);
-    default: what the model's catalogue entry says of it, else ``uniform``."""
+    default: the routing in the model's catalogue entry, else ``uniform``."""
     layers_on: list[LayerShare] = Field(default_factory=list)
     """llama.cpp: other chips of the machine that run some of the layers, one chip after the other. ``hardware.chip``
     runs the rest, and the LM head."""

@@ -1,7 +1,7 @@
-"""The kernels of an engine step: what an architecture calls, what each call takes, and what it all adds up to.
+"""The kernels of an engine step: calls of an architecture, the time of each call, and their sum.
 
-The list is the only truth about a step's time. ``*_calls`` say what runs, ``price`` what one call takes and rests on,
-``Costs`` adds it up; tables for single steps are made of the same calls (``simulator.timing.step``).
+The kernel list alone determines a step's time. ``*_calls`` list the calls, ``price`` gives time and evidence of one,
+``Costs`` sums them; tables for single steps are built from the same calls (``simulator.timing.step``).
 """
 
 from __future__ import annotations
@@ -39,67 +39,67 @@ LOGIT_BYTES = 4.0
 FP8_DISPATCH_BYTES = 1.0
 """Bytes per element sent to fp8 experts; the way back is in bf16 (DeepEP, README: FP8 dispatch, BF16 combine)."""
 OWN_EXPERTS = 0.54
-"""Independent tokens that a further token of the same sequence counts as, where experts are concerned.
+"""Number of independent tokens that a further token of the same sequence counts as in the choice of experts.
 
 Four tokens in a row touch 2.5 times the experts of one (Cohere, "Why MoE models get more from speculative decoding",
 2026-04; 38 % of a token's experts are those of the token before it). With 8 of 128 experts, independent tokens would
 touch 3.64 times as many, and 2.63 of them 2.5 times: (2.63 - 1) / 3."""
 SHARED = "shared_experts."
-"""How names of shared experts' kernels begin."""
+"""Prefix of the names of shared experts' kernels."""
 NEGLIGIBLE = 0.05
 """Share of device time up to which an evidence level does not count for a run's basis."""
 CELL_TOKENS_PER_SEQUENCE = 16
 MAX_CELL_TOKENS = 256
-"""Distance of the contexts between which decode attention is interpolated: 16 tokens per sequence, at most 256 in all.
+"""Spacing of the contexts between which decode attention is interpolated: 16 tokens per sequence, at most 256 in all.
 
-The kernel's time is linear in its keys but where it gains a split or a wave; there the jump spreads over one cell."""
+The kernel's time is linear in its keys except where it gains a split or a wave; such a jump spreads over one cell."""
 
 
 class Call(NamedTuple):
-    """Equal kernels that a model calls in a step, or in each of many steps: numbers may be arrays over them."""
+    """Identical kernel calls of a model in a step, or in each of many steps: numbers may be arrays over the steps."""
 
     name: str
     op: str
-    """The method of ``KernelLibrary`` that prices it."""
+    """Method of ``KernelLibrary`` that prices the call."""
     sizes: Mapping[str, Any]
-    """Its arguments."""
+    """Arguments of that method, by name."""
     times: Num = 1
     window: int | None = None
-    """Attention: the window of the layer."""
+    """Attention window of the layer, in tokens; None for full attention and other kernels."""
     wait_s: float = 0.0
-    """Collectives: what each waits for the last of its ranks, in seconds."""
+    """Collectives: seconds that each waits for its slowest rank."""
     library: KernelLibrary | None = None
-    """Kernels of the chip that runs it, where it is another than the layer's."""
+    """Kernel library of the chip that runs the call; None for the layer's own chip."""
     beside: Any = False
-    """Whether longer kernels run at the same time on another stream: it adds the least that its work takes."""
+    """Whether it runs beside longer kernels on another stream, so that it adds only the minimum time of its work."""
 
 
 class Kernel(NamedTuple):
-    """Equal kernels of a step on one chip, priced; numbers may be arrays over many steps."""
+    """Identical kernels of a step on one chip with their price; numbers may be arrays over many steps."""
 
     name: str
     family: str
     """gemm, attention, index, sparse, recurrent, moe, elementwise, collective; or host: work of the CPU that no kernel
     hides."""
     dtype: str
-    """Of the stored operand; empty where there is none."""
+    """Dtype of the stored operand; empty where there is none."""
     times: Num
     time: KernelTime
     """Of one of them."""
     basis: Num = 0
-    """What its time rests on: index into ``hwprofiles.BASES``."""
+    """Evidence level of the time: index into ``hwprofiles.BASES``."""
     sol_s: Num = 0.0
     """Least seconds of one of them at the chip's peak."""
     fitted: tuple[str, str] = ("", "")
     """Family and format of the parameter set that priced it."""
     sizes: Mapping[str, Num] = {}
-    """Its sizes, by the names of a kernel trace's columns."""
+    """Sizes of the kernel, keyed by the column names of a kernel trace."""
     exposed: Num = 1.0
-    """Share of its time that it adds to the step: not 1 where part of it runs beside others, or waits for them."""
+    """Factor from its time to what it adds to the step: not 1 if it partly overlaps other kernels or waits for them."""
 
     @property
     def seconds(self) -> Num:
-        """Of one of them."""
+        """Seconds of one such kernel."""
         return self.time.seconds
 
     @property
@@ -109,17 +109,17 @@ class Kernel(NamedTuple):
 
     @property
     def flops(self) -> Num:
-        """Useful operations of one of them."""
+        """Useful floating-point operations of one such kernel."""
         return self.time.flops
 
     @property
     def bytes(self) -> Num:
-        """Bytes moved by one of them; of a collective, its message."""
+        """Bytes moved by one such kernel; for a collective, the size of its message."""
         return self.time.bytes
 
     @property
     def bound(self) -> Num:
-        """What limits it."""
+        """Resource that limits the kernel."""
         return {"collective": "interconnect", "host": "host"}.get(self.family) or self.time.bound
 
     def row(self, index: int) -> Kernel:
@@ -134,17 +134,17 @@ class Kernel(NamedTuple):
 
 
 def running(kernels: Iterable[Kernel], row: int = 0) -> list[Kernel]:
-    """The kernels of one of many steps that take any time there, as plain numbers."""
+    """Kernels that take time in the given one of many steps, as plain numbers."""
     return [one for one in (kernel.row(row) for kernel in kernels) if one.times and one.seconds > 0]
 
 
 def other_device_kernel(name: str, family: str, seconds: Num, present: Num = 1) -> Kernel:
-    """Time that no kernel of the chips takes: ``host`` work, or a message on its way (``collective``)."""
+    """Time spent outside the chips' kernels, as a kernel: ``host`` work, or a message in transit (``collective``)."""
     return Kernel(name, family, "", present, KernelTime(seconds, 0.0, 0.0, seconds, 0.0, 0.0))
 
 
 class Evidence(NamedTuple):
-    """Shares of device time by what the kernels rest on; they add up to 1."""
+    """Shares of device time by the kernels' evidence level; they sum to 1."""
 
     calibrated: float
     extrapolated: float
@@ -152,7 +152,7 @@ class Evidence(NamedTuple):
 
     @classmethod
     def of(cls, sums: Any) -> Evidence:
-        """Of anything with ``calibrated_s``, ``extrapolated_s`` and ``datasheet_s``; firm ground where nothing ran."""
+        """Shares of an object with ``calibrated_s``, ``extrapolated_s`` and ``datasheet_s``; (1, 0, 0) for no time."""
         seconds = [float(np.sum(getattr(sums, f"{name}_s"))) for name in cls._fields]
         total = sum(seconds)
         return cls(*(part / total for part in seconds)) if total > 0 else cls(1.0, 0.0, 0.0)
@@ -175,22 +175,22 @@ class Costs:
     flops: FloatArray
     bytes: FloatArray
     calibrated_s: FloatArray
-    """Part of the seconds on the device whose kernels were fitted on the chip, at shapes among those that were seen."""
+    """Seconds on the device of kernels fitted on the chip, at shapes within the fitted range."""
     extrapolated_s: FloatArray
-    """Part of them whose kernels have other shapes, or operands in another format, than what was fitted."""
+    """Seconds on the device of kernels with shapes or operand formats outside those fitted."""
     datasheet_s: FloatArray
-    """Part of them whose kernels were never measured on the chip."""
+    """Seconds on the device of kernels that were never measured on the chip."""
     sol_s: FloatArray
     """Least seconds that the kernels could take at the chip's peak, one after the other."""
 
     @classmethod
     def zeros(cls, size: int) -> Costs:
-        """No work, ``size`` times."""
+        """Zero costs for ``size`` steps."""
         return cls(*(np.zeros(size) for _ in cls.__slots__))
 
     @classmethod
     def of(cls, kernels: Iterable[Kernel], size: int) -> Costs:
-        """The sum of a list of kernels of ``size`` steps."""
+        """Costs of ``size`` steps, summed over a list of kernels."""
         total = cls.zeros(size)
         for kernel in kernels:
             total.add_kernel(kernel)
@@ -224,20 +224,20 @@ class Costs:
 
     @property
     def evidence(self) -> Evidence:
-        """What all of it together rests on."""
+        """Evidence of all entries together."""
         return Evidence.of(self)
 
     def add(self, other: Costs, times: FloatArray | float = 1.0) -> None:
-        """Add all of ``other``, ``times`` over."""
+        """Add ``other``, multiplied by ``times``."""
         for name in self.__slots__:
             getattr(self, name).__iadd__(getattr(other, name) * times)
 
     def rows(self, index: Any) -> Costs:
-        """The costs of the named entries."""
+        """Costs of the entries selected by ``index``."""
         return Costs(*(getattr(self, name)[index] for name in self.__slots__))
 
     def put(self, index: Any, other: Costs) -> None:
-        """Set the named entries to those of ``other``."""
+        """Set the entries selected by ``index`` to those of ``other``."""
         for name in self.__slots__:
             getattr(self, name)[index] = getattr(other, name)
 
@@ -247,7 +247,7 @@ PARAMETERS = {
     "index_prefill": "sparse_prefill",
     "index_decode": "sparse_decode",
 }
-"""Family of parameters of an operation, where it is not its own name."""
+"""Parameter family of an operation, where it differs from the operation's name."""
 
 
 def price(call: Call, library: KernelLibrary) -> Kernel:
@@ -282,13 +282,13 @@ def price(call: Call, library: KernelLibrary) -> Kernel:
 
 _RECENT_TIMES: RecentResults[KernelTime] = RecentResults(256)
 _LONGEST_KEPT = 4096
-"""Elements of an array of sizes; longer ones are not kept."""
+"""Most elements of a size array whose kernel times are memoised."""
 
 
 def _timed(library: KernelLibrary, op: str, sizes: Mapping[str, Num]) -> KernelTime:
     """Memoised kernel time, keyed by library, operation and sizes.
 
-    Tables of engines that differ in their captured graphs alone hold the same counts beyond those.
+    Tables of engines that differ only in captured graphs have equal counts beyond the graphs' sizes.
     """
     arrays = [value for value in sizes.values() if isinstance(value, np.ndarray)]
 
@@ -310,7 +310,7 @@ def _timed(library: KernelLibrary, op: str, sizes: Mapping[str, Num]) -> KernelT
 
 
 def kernel_sizes(call: Call) -> dict[str, Num]:
-    """The sizes of a call by the names of a kernel trace's columns, as the ranges of fits name them."""
+    """Sizes of a call, keyed by the column names of a kernel trace, as in the ranges of the fits."""
     sizes, shape = call.sizes, call.sizes.get("shape")
     if shape is None:
         return {**sizes, "projections": 0 if sizes.get("gated", True) else 2}
@@ -339,7 +339,7 @@ def kernel_sizes(call: Call) -> dict[str, Num]:
 
 
 def cell_tokens(seqs: Num) -> Num:
-    """Distance of the contexts between which decode attention of ``seqs`` sequences is interpolated."""
+    """Spacing of the contexts between which decode attention of ``seqs`` sequences is interpolated."""
     return np.minimum(CELL_TOKENS_PER_SEQUENCE * seqs, MAX_CELL_TOKENS)
 
 
@@ -365,9 +365,9 @@ def decode_attention(
     """Decode attention of many steps: by formula, but its seconds interpolated between contexts.
 
     Args:
-        library: of the chip.
-        op: of the library.
-        shape: of the layer.
+        library: kernel library of the chip.
+        op: method of the library.
+        shape: attention shape of the layer.
         seqs: decoding sequences.
         q_len: queries of each.
         kv_tokens: keys they read, total.
@@ -420,8 +420,8 @@ def layer_calls(deployment: Deployment, layer: Layer, tokens: IntArray, query_le
     Args:
         deployment: the model on its chips.
         layer: of it.
-        tokens: that the layer computes.
-        query_len: of them in a row of each sequence.
+        tokens: tokens that the layer computes.
+        query_len: consecutive tokens of each sequence among them.
     """
     hidden, present = deployment.architecture.hidden_size, np.minimum(tokens, 1)
     hidden_shared = tokens <= deployment.shared_overlap_tokens
@@ -523,12 +523,12 @@ def mixer_elementwise(deployment: Deployment, mixer: Mixer | None) -> list[tuple
 
 
 def layer_parts(layer: Layer) -> int:
-    """Mixer and feed-forward, as far as the layer has them."""
+    """Mixer and feed-forward of the layer, where present."""
     return (layer.mixer is not None) + (layer.feed_forward is not None)
 
 
 def reduction_calls(deployment: Deployment, layer: Layer, tokens: IntArray) -> Iterator[Call]:
-    """All-reduces of one layer: after attention, and after whatever of the MLP no other group shares.
+    """All-reduces of one layer: after attention, and after the parts of the MLP that no other group shares.
 
     A norm over whole queries and keys, of which each chip has a part, adds up their sums of squares first (MiniMax;
     vLLM's ``MiniMaxText01RMSNormTP``: one all-reduce of two 4-byte numbers a token).
@@ -565,14 +565,14 @@ def expert_call(
 
 
 def shared_expert_calls(deployment: Deployment, mlp: MoeMlp, tokens: IntArray) -> Iterator[Call]:
-    """Experts that attention groups share, and the way of their tokens there and back.
+    """Experts that attention groups share, with the exchange of tokens to and from them.
 
     Where whole experts are spread over all chips of the group, an all-to-all each way; where each expert is split,
     every group gathers the tokens of all and the results are reduced and scattered (vLLM's ``allgather_reducescatter``
     and ``deepep_high_throughput`` all-to-all backends).
 
     Args:
-        tokens: of all attention groups together.
+        tokens: tokens of all attention groups together.
     """
     per_chip = deployment.expert_parallel == deployment.group_chips
     yield expert_call(deployment, mlp, tokens, dispatched=per_chip)
@@ -616,7 +616,7 @@ def exchange_bytes(deployment: Deployment, mlp: MoeMlp, tokens: IntArray) -> tup
 
 
 def head_calls(deployment: Deployment, rows: IntArray) -> Iterator[Call]:
-    """Final norm, LM head and sampling for so many rows of logits, on the last stage."""
+    """Final norm, LM head and sampling by rows of logits, on the last stage."""
     if not deployment.last_stage:
         return
     architecture = deployment.architecture
@@ -631,26 +631,26 @@ def head_calls(deployment: Deployment, rows: IntArray) -> Iterator[Call]:
 
 
 class MixingKind(NamedTuple):
-    """Layers whose tokens are mixed alike by one kernel for prompts and one for decoding sequences."""
+    """Layers with the same token-mixing kernels: one for prompts and one for decoding sequences."""
 
     shape: MixingShape
     window: int | None
     place: int
-    """Of that window among those of a step's work."""
+    """Index of the layers' window among those of a step's work."""
     layers: int
     kernels: KernelLibrary
-    """Of the chip that runs them."""
+    """Kernel library of the chip that runs the layers."""
     one_pass: bool = False
     """Whether one kernel takes the prompt chunks and the single queries of a batch."""
 
     @property
     def prompts(self) -> MixingShape:
-        """Its shape where it computes prompt chunks."""
+        """Kernel shape for prompt chunks."""
         return self.shape.of_prompts if isinstance(self.shape, AttentionShape) else self.shape
 
 
 def mixing_kinds(deployment: Deployment, windows: tuple[int | None, ...]) -> list[MixingKind]:
-    """What mixes the tokens of a model's layers, by the chip that runs them."""
+    """Token-mixing kernels of a model's layers, by the chip that runs them."""
     return [
         MixingKind(
             shape,
@@ -667,7 +667,7 @@ def mixing_kinds(deployment: Deployment, windows: tuple[int | None, ...]) -> lis
 
 
 def mixing_calls(kind: MixingKind, work: StepWork[Any]) -> Iterator[Call]:
-    """What mixes the tokens of one layer: of decoding sequences and of prompt chunks in a kernel each."""
+    """Token-mixing calls of one layer: one kernel for decoding sequences and one for prompt chunks."""
     if isinstance(kind.shape, AttentionShape):
         return attention_calls(kind, work)
     if isinstance(kind.shape, RecurrentShape):
@@ -676,8 +676,8 @@ def mixing_calls(kind: MixingKind, work: StepWork[Any]) -> Iterator[Call]:
 
 
 def attention_calls(kind: MixingKind, work: StepWork[IntArray]) -> Iterator[Call]:
-    """Attention of one layer: of mixed batches in one kernel where the library does so, else of decoding sequences and
-    of prompt chunks in a kernel each."""
+    """Attention of one layer: one kernel for mixed batches if the library has it, else decoding sequences and
+    prompt chunks in one kernel each."""
     decoding, prefilling = work.decode_seqs, work.prefill_seqs
     full = kind.window is None
     chunks = _chunks(kind, work)
@@ -743,7 +743,7 @@ class CostTable:
     most: int
     """Largest count."""
     like: CostTable | None = None
-    """A table of the same prices that ends at another count: blocks that both have are priced once."""
+    """Table of the same prices with another largest count: blocks in both tables are priced once."""
     costs: Costs = field(init=False)
     """One row per count, from 0; rows of blocks that were not needed are empty."""
     known: list[float | None] = field(init=False)

@@ -15,7 +15,7 @@ from simulator.timing.drafters import DraftMemory, RemoteDrafter
 from simulator.timing.kernels import LOGIT_BYTES
 
 ANY = 1 << 40
-"""Pages of a chip whose layers cache nothing."""
+"""Number of pages, practically unlimited, of a chip whose layers cache nothing."""
 NEARLY_AS_MANY = 1.25
 """Below this ratio of the commoner to the rarer kind of layer a group has as many layers as the commoner."""
 
@@ -29,14 +29,14 @@ class MemoryPlan:
     draft_weight_bytes: float
     activation_bytes: float
     kv_bytes_per_token: float
-    """Target and drafter together, one chip; of layers without a window where some have one."""
+    """KV bytes of one token on one chip, drafter included; without windowed layers if only some have a window."""
     replica_kv_bytes_per_token: float
-    """The same on all chips of the replica together."""
+    """KV bytes of one token on all chips of the replica together."""
     block_size: int
     num_blocks: int
     overridden: bool
     state_bytes: float = 0.0
-    """Recurrent state set aside for as many sequences as may run."""
+    """Bytes of recurrent state reserved for the largest number of running sequences."""
     index_bytes_per_token: float = 0.0
     """Part of ``kv_bytes_per_token`` that holds the keys of indexers."""
     groups: int = 1
@@ -44,7 +44,7 @@ class MemoryPlan:
     page_tokens: int = 0
     """Tokens for which blocks are allotted together; 0 = one block's."""
     padding_bytes: float = 0.0
-    """Part of the pages of keys that holds none, as they are as large as a state."""
+    """Unused bytes of key pages, which are padded to the size of a recurrent state."""
 
     @property
     def split(self) -> dict[str, float]:
@@ -211,11 +211,11 @@ def plan_memory(
 
 
 MOST_OF_MEMORY = 0.95
-"""Highest ``gpu_memory_utilization`` that is advised."""
+"""Highest ``gpu_memory_utilization`` that error messages recommend."""
 
 
 def advice(unused: float, left: float, block: float, weights: float, draft_weights: float) -> str:
-    """What to change so that a model fits its chips.
+    """Advice on what to change so that a model fits its chips.
 
     Args:
         unused: bytes of the chip that weights, drafter, activations and states leave.

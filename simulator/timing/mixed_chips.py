@@ -1,4 +1,4 @@
-"""Machines of unlike chips: which chip runs which layers, and kernels that several of them run together."""
+"""Machines with different chips: the layers of each chip, and kernels that several chips run together."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from hwprofiles import Chip, KernelLibrary, KernelTime, Link
 
 STREAMED_ROWS = 32
-"""Rows from which a card computes the products of weights that lie in host memory, which it copies first.
+"""Rows from which a card computes products with weights in host memory, after copying those to the card.
 
 Source: ``ggml_backend_cuda_device_offload_op`` of llama.cpp (``min_batch_size``); ``--no-op-offload`` turns it off."""
 
@@ -48,11 +48,11 @@ class HostKernels(KernelLibrary):
         return self._either(sizes["tokens"], super().moe(**sizes), lambda: self._card.moe(**sizes))
 
     def sol_seconds(self, time: KernelTime, dtype: str = "") -> Any:
-        """The less of what host and card could take at their peaks."""
+        """Lesser of the times that host and card would take at their peaks."""
         return np.minimum(super().sol_seconds(time, dtype), self._card.sol_seconds(time, dtype))
 
     def _either(self, rows: Any, on_host: KernelTime, on_card: Callable[[], KernelTime]) -> KernelTime:
-        """The host's time of few rows; of many, the card's after the operands have crossed the link."""
+        """Time on the host for few rows; for many, time on the card after the operands have crossed the link."""
         if np.max(rows, initial=0) < STREAMED_ROWS:
             return on_host
         far = on_card()
@@ -100,7 +100,7 @@ def _slowest_of(formulas: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
 
 
 def _slowest(name: str) -> Callable[..., KernelTime]:
-    """The method ``name`` of every library, whichever takes longest."""
+    """Slowest result of the method ``name`` over all libraries."""
 
     def method(self: SlowestKernels, *sizes: Any, **named: Any) -> KernelTime:
         times: list[KernelTime] = [getattr(one, name)(*sizes, **named) for one in self._all]

@@ -37,7 +37,7 @@ class KernelPrediction(Result):
 
     @property
     def bound(self) -> str:
-        """What limits the kernel: ``compute``, ``memory``, ``interconnect`` or ``latency``."""
+        """Resource that limits the kernel: ``compute``, ``memory``, ``interconnect`` or ``latency``."""
         return self._document["bound"]  # type: ignore[no-any-return]
 
     @property
@@ -57,12 +57,12 @@ class KernelPrediction(Result):
 
     @property
     def document(self) -> dict[str, Any]:
-        """What ``--json`` writes: what ``hwprofiles.predict_kernel`` says, its rates, the shape requested."""
+        """Content of ``--json``: the result of ``hwprofiles.predict_kernel``, its rates, and the requested shape."""
         return self._document
 
     @property
     def summary(self) -> Summary:
-        """Every figure by name."""
+        """All figures of the prediction by name."""
         return Summary({key: value for key, value in self._document.items() if key != "shape"})
 
     @property
@@ -72,12 +72,12 @@ class KernelPrediction(Result):
 
     @property
     def facts(self) -> str:
-        """Where it runs."""
+        """Facts about the chip and library of the prediction."""
         return f"on {self['chip']}, {self['library']} kernels"
 
     @property
     def conclusion(self) -> str:
-        """Its time, what bounds it and what that rests on."""
+        """Time of the kernel, its bound and its evidence level."""
         return f"{duration(self['seconds'])}, bound by {self['bound']}, {self['basis']}"
 
     @property

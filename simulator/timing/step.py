@@ -45,29 +45,29 @@ EXTRAPOLATED = 1
 
 
 class DecodeOverlap(Protocol):
-    """Decode attention that runs beside the rest of its layer: seconds that it adds to a step which only decodes.
+    """Decode attention that overlaps the rest of its layer: seconds that it adds to a decode-only step.
 
     ``window`` is the attention window of the layers meant, None for full attention.
     """
 
     @property
     def prompt_groups(self) -> int:
-        """Groups that compute each prompt together; 1: each computes it whole."""
+        """Number of groups that share the computation of each prompt; 1: each computes whole prompts."""
 
     def exchange_s(self, shape: AttentionShape, tokens: Any) -> Any:
-        """Seconds of one layer in which each group sends the KV of its ``tokens`` prompt tokens to the others."""
+        """Seconds in which each group sends one layer's KV of its ``tokens`` prompt tokens to the others."""
 
     def exposed(self, shape: AttentionShape, window: int | None) -> Callable[[Any, Any, Any], Any]:
-        """Seconds of all layers of that kind as a function of (sequences, queries per sequence, keys in all)."""
+        """Exposed seconds of all layers of that kind, by (sequences, queries per sequence, total keys)."""
 
     def exposed_parts(
         self, shape: AttentionShape, window: int | None, seqs: IntArray, query_len: IntArray, keys: IntArray
     ) -> tuple[FloatArray, FloatArray]:
-        """The same for many steps: seconds in attention, seconds on the link."""
+        """Exposed seconds of many steps, split into attention and link."""
 
 
 class DecodeTable:
-    """Seconds of one decode attention kernel by sequences, queries per sequence and keys read in all.
+    """Seconds of one decode attention kernel by sequences, queries per sequence and total keys read.
 
     For each pair (sequences, queries) the formula is evaluated at the ends of cells (``cell_tokens``), as far as has
     been requested, and interpolated linearly, as ``between_cells`` does for many steps.
@@ -82,7 +82,7 @@ class DecodeTable:
         """Cell width, values as a list for single look-ups, and as an array for many."""
 
     def __call__(self, seqs: int, query_len: int, keys: Any) -> Any:
-        """Seconds for ``keys`` keys in all: a number, or an array for an array."""
+        """Seconds for ``keys`` total keys: a number, or an array for an array."""
         row = self._rows.get((seqs, query_len))
         if isinstance(keys, np.ndarray):
             width, values = self.row(seqs, query_len, int(keys.max()))
@@ -97,7 +97,7 @@ class DecodeTable:
         return low + (keys - cell * width) * ((points[cell + 1] - low) / width)
 
     def row(self, seqs: int, query_len: int, keys: int) -> tuple[int, FloatArray]:
-        """Cell width and values at the ends of the cells of a batch, as far as ``keys`` and a cell more."""
+        """Cell width and values at the cell ends of a batch, up to one cell beyond ``keys``."""
         width, _, values = self._reach(seqs, query_len, keys)
         return width, values
 
@@ -144,36 +144,36 @@ class AttentionPrices(NamedTuple):
     prefill: Callable[..., Any]
     """Seconds of (sequences, new tokens, pairs, keys)."""
     mixed: Callable[..., Any] | None
-    """Seconds of the same, (decoding sequences, their keys, the most keys of one) in one kernel; None where prompts and
-    single queries run separately."""
+    """Seconds of a mixed batch in one kernel: arguments of ``prefill``, then (decoding sequences, their keys, most
+    keys of one); None where prompts and decoding run in separate kernels."""
     fresh: list[float]
     """Seconds of one fresh prompt by its length."""
     window: int
-    """Place of its window among those of a step's work."""
+    """Index of the attention window among those of a step's work."""
     layers: int
     overlapped: DecodeTable | None
-    """What is exposed of decode attention in steps without prompts, all layers; None where none of it is hidden."""
+    """Exposed seconds of decode attention in steps without prompts, all layers; None if nothing is overlapped."""
 
 
 class StepTables(NamedTuple):
-    """What ``StepTimer.seconds`` looks up, as arrays, for a loop that does so itself."""
+    """Tables behind ``StepTimer.seconds``, for a loop that does the look-ups itself."""
 
     layers: CostTable
-    """All layers but for attention, by tokens of the step."""
+    """Costs of all layers without attention, by tokens of the step."""
     verified: Callable[[int], CostTable] | None
-    """The same by tokens of each sequence, in steps without prompts; None where it makes no difference."""
+    """``layers`` for steps without prompts, by tokens per sequence; None if that number makes no difference."""
     head: CostTable
-    """By rows of logits."""
+    """Costs of the final norm, LM head and sampling, by rows of logits."""
     uncaptured: NDArray[np.bool_]
     """Whether a step of so many tokens runs outside captured graphs."""
     floor_s: float
-    """Which such a step cannot beat."""
+    """Least seconds of a step outside captured graphs: host time to launch its kernels one by one."""
     prompts_uncaptured: bool
-    """Whether every step with prompt chunks runs outside them."""
+    """Whether every step with prompt chunks runs outside captured graphs."""
     experts: CostTable | None
-    """Experts that attention groups share, by the tokens of all groups; None where they are part of the layers."""
+    """Costs of experts shared by attention groups, by tokens of all groups; None where ``layers`` includes them."""
     padded: IntArray
-    """Least such tokens by those of the slowest group."""
+    """Least tokens of all groups that the experts compute, by tokens of the slowest group."""
     attention: tuple[AttentionPrices, ...]
     alone: Callable[[int, int], float] | None
     """Seconds per key of ``StepWork.tail_kv``, by sequences and queries of each; None where it costs nothing."""
@@ -201,9 +201,9 @@ class StepTimer:
     make_overlap: Callable[[StepTimer], DecodeOverlap] | None = None
     """Prices decode attention that runs beside the rest of its layer; None: one kernel after the other."""
     windows: tuple[int | None, ...] = ()
-    """Windows of the work that it is given; default: those of the model (a pipeline stage may lack some)."""
+    """Attention windows of the work to price; default: those of the model (a pipeline stage may lack some)."""
     like: StepTimer | None = None
-    """A timer of the same kernels with other host costs or other steps at most; its tables are taken as far as they
+    """Timer of the same kernels whose host costs or largest steps may differ; its tables are reused as far as they
     go."""
     tracked_windows: tuple[int | None, ...] = field(init=False)
     tracked_longest: int = field(init=False)
@@ -212,16 +212,16 @@ class StepTimer:
     """The model's layers by the chip that runs them."""
     _kinds: list[MixingKind] = field(init=False)
     _attention: list[AttentionPrices] = field(init=False, default_factory=list)
-    """Seconds of each kind; made when single steps are requested."""
+    """Attention prices of each kind of layer; computed when a single step is first priced."""
     _layers: dict[int, CostTable] = field(init=False)
-    """Layers by tokens, for each number of tokens in a row of a sequence that experts see."""
+    """Costs of layers by tokens, for each number of consecutive tokens per sequence that experts process."""
     _head: CostTable = field(init=False)
     _experts: CostTable | None = field(init=False, default=None)
     """Experts that attention groups share, by the tokens of all groups."""
     _padded: IntArray = field(init=False)
-    """Tokens of all groups together that the experts compute when the slowest replays a graph, by its tokens."""
+    """Tokens of all groups that the experts compute when the slowest group replays a graph, by that group's tokens."""
     _routed: bool = field(init=False)
-    """Whether experts tell tokens of one sequence from those of several."""
+    """Whether expert costs depend on the tokens per sequence: there are routed experts and one attention group."""
     _alone: dict[tuple[int, int], float] = field(init=False, default_factory=dict)
     _overlap: DecodeOverlap | None = field(init=False, default=None)
     _eager: list[bool] = field(init=False)
@@ -279,7 +279,7 @@ class StepTimer:
 
     @property
     def tables(self) -> StepTables:
-        """What single steps are made of, but for prompts that several groups compute together."""
+        """Tables for pricing single steps, except prompts that several groups compute together."""
         return StepTables(
             self._layers[1],
             self._layer_table if self._routed else None,
@@ -400,19 +400,19 @@ class StepTimer:
         return one
 
     def _leaving(self, home: Deployment, tokens: IntArray) -> Iterator[Call]:
-        """What leaves a chip for the one that runs the next layers."""
+        """Transfer of activations to the chip that runs the next layers."""
         if home is not self._homes[-1] and home.link is not None:
             yield p2p_send(home, tokens, home.link)
 
     def beside(self, overlap: DecodeOverlap) -> StepTimer:
-        """The same with decode attention priced by another overlap, and all tables shared that it does not change."""
+        """Copy of the timer with another overlap of decode attention; unaffected tables are shared."""
         other = copy(self)
         other._overlap, other._attention = overlap, []
         return other
 
     @property
     def overlap(self) -> DecodeOverlap | None:
-        """What prices decode attention beside the rest of its layer."""
+        """Pricing of decode attention that overlaps the rest of its layer; None without overlap."""
         return self._overlap
 
     @property
@@ -474,7 +474,7 @@ class StepTimer:
         return self._layers[query_len]
 
     def _together(self, work: StepWork[IntArray]) -> IntArray:
-        """Tokens in a row of each sequence that routed experts see: those verified, in steps without prompts."""
+        """Consecutive tokens per sequence for routed experts: the verified ones in steps without prompts, else 1."""
         decode_only = (work.decode_seqs > 0) & (work.prefill_seqs == 0) & self._routed
         return np.where(decode_only, work.query_len, 1)
 
@@ -491,7 +491,7 @@ class StepTimer:
         return total
 
     def _mixing_kernels(self, kind: MixingKind, work: StepWork[IntArray]) -> Iterator[Kernel]:
-        """What mixes the tokens of one layer of a kind, as far as it is not hidden behind the rest of the layer."""
+        """Token-mixing kernels of one layer of a kind, as far as they are not hidden behind the rest of the layer."""
         for call in mixing_calls(kind, work):
             kernel = price(call, kind.kernels)
             if self._overlap is not None and call.op == "attention_decode":
@@ -503,7 +503,7 @@ class StepTimer:
             yield exchange._replace(basis=EXTRAPOLATED)
 
     def _exposed(self, kernel: Kernel, kind: MixingKind, work: StepWork[IntArray]) -> Iterator[Kernel]:
-        """What is exposed of decode attention in steps that only decode, and what crosses the link between the groups;
+        """Exposed decode attention of decode-only steps, and transfers over the link between the groups;
         nothing of it was measured."""
         assert self._overlap is not None
         assert isinstance(kind.shape, AttentionShape)
@@ -594,8 +594,8 @@ class StepTimer:
 
 
 def step_timer(deployment: Deployment, max_tokens: int, windows: tuple[int | None, ...] = ()) -> StepTimer:
-    """A timer of a deployment: the one that there is, with the tables that it has made, where an equal deployment was
-    used lately (replicas, replications, points of a study); else a new one.
+    """Timer of a deployment: an existing one with its tables if an equal deployment was
+    timed recently (replicas, replications, points of a study), else a new one.
 
     Args:
         deployment: model and chips.

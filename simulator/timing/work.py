@@ -1,4 +1,4 @@
-"""What one engine step computes, in the aggregates that its time depends on."""
+"""Work of one engine step, in the aggregates that its time depends on."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class StepWork(NamedTuple, Generic[Number]):
     longest_kv: Number | int = 0
     """Context of the longest decoding sequence, where timing requests it (``tracked_longest``); 0 = all alike."""
     tail_kv: Any = 0
-    """The same less the mean of as many of the longest as timing requests."""
+    """``longest_kv`` less the mean context of the ``tracked_longest`` longest sequences."""
     dp_imbalance: Any = 0.0
     """Tokens of all attention groups over those counted here, where the work is that of the slowest group alone; 0: it
     is the work of all groups together."""
@@ -78,7 +78,7 @@ def decode_work(seqs: Any, query_len: Any, keys: tuple[Any, ...]) -> StepWork[An
 
 
 def some_steps(work: StepWork[Any], rows: Any) -> StepWork[Any]:
-    """Some of many steps: ``rows`` of every column."""
+    """Select ``rows`` of the work of many steps."""
 
     def taken(part: Any) -> Any:
         return part[rows] if isinstance(part, np.ndarray) else part
@@ -106,7 +106,7 @@ def keys_read(context_tokens: int, query_len: int, window: int | None) -> int:
 
 
 def slowest_group(work: StepWork[Any], groups: int) -> StepWork[Any]:
-    """The part of a step that the slowest of ``groups`` attention groups does.
+    """Work of the slowest of ``groups`` attention groups in a step.
 
     By default sequences are dealt out evenly, whole: a single prompt keeps one group busy
     while the others wait.
@@ -173,7 +173,7 @@ def expanded(work: StepWork[Any], windows: tuple[int | None, ...]) -> StepWork[A
 
     Args:
         work: one step or many.
-        windows: of its entries.
+        windows: attention window of each per-window entry.
 
     Source: ``vllm/spec_decode/batch_expansion.py``, v0.6.
     """
@@ -187,7 +187,7 @@ def expanded(work: StepWork[Any], windows: tuple[int | None, ...]) -> StepWork[A
 
 
 USUAL_BATCH, USUAL_TOKENS = 32, 1024
-"""Sequences of a usual step, and tokens of each."""
+"""Sequences in a typical step, and tokens of context of each."""
 
 
 def decode_step(windows: tuple[int | None, ...], seqs: int, query_len: int, context: int) -> StepWork[int]:
@@ -206,7 +206,7 @@ def usual_steps(
     Args:
         windows: attention windows of the model.
         query_len: tokens that each sequence of the batch verifies.
-        most_seqs, most_tokens: of a step.
+        most_seqs, most_tokens: largest number of sequences and of tokens in a step.
     """
     prompt = min(USUAL_TOKENS, most_tokens)
     seqs = max(1, min(USUAL_BATCH, most_seqs, most_tokens // query_len))

@@ -1,4 +1,4 @@
-"""What arrives: request lengths and arrival times, synthetic or from a trace."""
+"""Workloads: request lengths and arrival times, synthetic or from a trace."""
 
 from forerun.lazy import lazy_names
 

@@ -1,4 +1,4 @@
-"""From a workload section to concrete requests: arrival times and lengths, reproducible from the seed."""
+"""Generates the requests of a workload section: arrival times and lengths, reproducible from the seed."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 BYTES_PER_REQUEST = 450
-"""Memory of a request from the row of its trace to its record, measured on four million of them."""
+"""Bytes of memory per request, from trace row to record; measured on four million requests."""
 BYTES_PER_HASH = 40
-"""Memory of a prefix hash while it is made."""
+"""Bytes of memory per prefix hash during its computation."""
 LARGE_FILE = 100 << 20
 """Bytes from which a trace's memory is estimated from its first ``FIRST_ROWS`` requests before it is read whole."""
 FIRST_ROWS = 1000
@@ -43,7 +43,7 @@ class RequestStream:
     output_tokens: IntArray
     max_concurrency: int | None
     prefix_hashes: PrefixHashes | None = None
-    """Which requests start with the same tokens, where the trace tells."""
+    """Prefix hashes, which show requests that start with the same tokens; None where the trace has none."""
     notes: tuple[str, ...] = ()
     answers_hashed: bool = False
     """Whether ``prefix_hashes`` go on through the answers; they then cover whole blocks alone."""
@@ -51,10 +51,10 @@ class RequestStream:
     """Pairs of requests (waited for, waiting), the first before the second: a request arrives when all that it waits
     for have ended; None where requests do not wait for each other."""
     priorities: IntArray | None = None
-    """Lower goes first, where the scheduler asks; None: all alike."""
+    """Priority of each request: lower goes first if the scheduler uses priorities; None: all equal."""
     think_s: FloatArray | None = None
-    """Time from the last of those ends to the arrival; ``arrival_s`` of such a request is the start of its session, or
-    what was recorded."""
+    """Seconds from the last of those ends to the arrival; ``arrival_s`` of such a request is its session's start, or
+    the recorded time."""
 
     def __len__(self) -> int:
         """Number of requests."""
@@ -126,8 +126,8 @@ def make_sessions(
     Args:
         sessions: turns, think time, system prompts.
         arrivals: starts of the sessions.
-        new_tokens: what a turn adds to its conversation.
-        output_tokens: what it is answered.
+        new_tokens: prompt tokens that a turn adds to its conversation.
+        output_tokens: output tokens of a turn.
         count: turns of all sessions; the last session may be cut short.
         seed: of six independent streams: starts, new tokens, outputs, turns, think times, system prompts.
     """
@@ -171,7 +171,7 @@ def make_sessions(
 
 
 def _trace_table(workload: WorkloadConfig, trace: str) -> RequestTable:
-    """The requests of a trace: those that were read last, where it is the same file and the same fields."""
+    """Requests of a trace; the last table read is reused for the same file and fields."""
     from traces import read_requests  # a run without a trace does without the readers
     from traces.catalogue import resolve
 
@@ -317,7 +317,7 @@ def arrival_times(arrivals: ArrivalsConfig, count: int, rng: np.random.Generator
 
 
 def varied(times: FloatArray, profile: Sequence[tuple[float, float]]) -> FloatArray:
-    """Arrivals at a constant rate, as they come where the rate follows ``profile``.
+    """Map arrivals at a constant rate to arrivals at a rate that follows ``profile``.
 
     The integral of the factor up to the n-th arrival is the time at which it would come at factor 1 (time rescaling;
     E. Cinlar, "Introduction to Stochastic Processes", 1975, section 4.7).

@@ -17,7 +17,7 @@ RatePoint = Annotated[tuple[float, float], Field(strict=False)]
 
 
 def _pairs(points: Any) -> Any:
-    """Refuse what is no list of pairs in words that say what a point is.
+    """Refuse a value that is not a list of pairs, with a message that describes a point.
 
     Raises:
         ValueError: it is none.
@@ -35,7 +35,7 @@ class ArrivalsConfig(Section):
     """
 
     process: Literal["poisson", "gamma", "constant", "burst", "closed-loop", "trace"]
-    """Which arrival process."""
+    """Arrival process."""
     request_rate: PositiveFloat | None = None
     """Mean arrival rate, requests per second."""
     burstiness: Annotated[float, Field(ge=1e-3, le=1e6)] | None = None
@@ -43,7 +43,7 @@ class ArrivalsConfig(Section):
     max_concurrency: PositiveInt | None = None
     """Requests outstanding at once in a closed loop."""
     profile: Annotated[tuple[RatePoint, ...], Field(strict=False), BeforeValidator(_pairs)] | None = None
-    """How the rate goes up and down: (seconds, factor on ``request_rate``) from 0 on, straight lines between, repeated
+    """Rate over time: (seconds, factor on ``request_rate``) points from 0 on, linearly interpolated and repeated
     after the last point."""
     rate_scale: PositiveFloat = 1.0
     """Trace arrivals are replayed this many times faster."""
@@ -75,7 +75,7 @@ class ArrivalsConfig(Section):
 
 
 def _check_profile(points: Sequence[tuple[float, float]]) -> None:
-    """Refuse points that do not make a rate at every time.
+    """Refuse points that do not define a rate at every time.
 
     Raises:
         ValueError: with what would be right.
@@ -91,7 +91,7 @@ class LengthConfig(Section):
     """A distribution of token counts; draws are rounded, at least 1, and cut to ``max`` where that is given."""
 
     distribution: Literal["constant", "uniform", "lognormal", "empirical"]
-    """Which distribution."""
+    """Name of the distribution."""
     value: PositiveInt | None = None
     """Tokens of every request (constant)."""
     min: PositiveInt | None = None
@@ -147,7 +147,7 @@ class SessionsConfig(Section):
 
 
 class WorkloadConfig(Section):
-    """Arrivals and lengths, or a trace that brings both."""
+    """Arrival times and lengths, or a trace with both."""
 
     arrivals: ArrivalsConfig | None = None
     input_tokens: PositiveInt | LengthConfig | None = None
@@ -155,7 +155,7 @@ class WorkloadConfig(Section):
     output_tokens: PositiveInt | LengthConfig | None = None
     """Generated tokens, the first one included."""
     num_requests: PositiveInt | None = None
-    """How many requests; with a trace, ``num_requests`` of its rows (default: all)."""
+    """Number of requests; with a trace, of its rows to use (``num_requests``; default: all)."""
     skip_requests: Annotated[int, Field(ge=0, le=10**12)] = 0
     """Rows of the trace to leave out before the first request; the others arrive as if the trace began there."""
     priorities: Annotated[tuple[Annotated[int, Field(ge=-(10**9), le=10**9)], ...], Field(strict=False)] | None = None
@@ -168,14 +168,14 @@ class WorkloadConfig(Section):
     format: str = "auto"
     """Trace format, or ``auto`` to recognise it by content."""
     columns: dict[Literal["arrival", "input", "output", "session", "ttft", "e2e"], str] | None = None
-    """Which column of the trace means what, where its names leave that open, e.g. ``{arrival: ts, input: toks}``; a
+    """Trace columns by meaning, where their names are ambiguous, e.g. ``{arrival: ts, input: toks}``; a
     time unit may follow (``ts:ms``). Default: recognised or guessed, with a note."""
     on_error: Literal["stop", "skip"] = "stop"
-    """What a bad trace row does: stop with file and line, or be counted and skipped."""
+    """Handling of bad trace rows: stop with file and line, or count and skip them."""
 
     @property
     def random(self) -> bool:
-        """Whether anything of its requests is drawn: arrivals, lengths, sessions, priorities."""
+        """Whether any part of the requests is random: arrivals, lengths, sessions, priorities."""
         drawn = self.arrivals is not None and self.arrivals.process in ("poisson", "gamma")
         lengths = (self.input_tokens, self.output_tokens) if self.trace is None else ()
         drawn = drawn or any(isinstance(one, LengthConfig) and one.distribution != "constant" for one in lengths)

@@ -1,4 +1,4 @@
-"""What a trace holds, as tables."""
+"""Statistics of a trace, as tables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def statistics_tables(statistics: RequestStatistics) -> list[Table]:
-    """Arrivals, sessions and what was skipped; then token counts."""
+    """Tables of arrivals, sessions and skipped rows, then of token counts."""
     rows = [("Requests", number(statistics.requests)), ("Format", statistics.format)]
     arrivals = statistics.arrivals
     if arrivals is not None:

@@ -20,13 +20,13 @@ FLAGS = ("prefix_caching", "chunked_prefill")
 _OWN_RULES = ("run", "process", "trace_format")
 COLUMNS = (*WORDS, *COUNTS, *NUMBERS, *FLAGS, *METRICS)
 SIGNATURE = frozenset(METRICS)
-"""A table with one of these columns and none of another source's is taken for a canonical one."""
+"""Columns that identify a canonical table, unless columns of another source are present."""
 
 
 def canonical_runs(columns: Iterable[str], rows: Iterable[Cells], file: str) -> Iterator[MeasuredRun]:
     """Runs of a canonical table.
 
-    ``min_input_tokens`` beside ``input_tokens`` means a uniform draw between the two, and so for outputs.
+    With ``min_input_tokens``, input lengths are uniform between it and ``input_tokens``; outputs likewise.
 
     Raises:
         TraceError: an unknown column, a cell that is no number, or a run without any metric.

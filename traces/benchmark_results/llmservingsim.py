@@ -16,7 +16,7 @@ _QUANTILES = {"median": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0}
 
 
 def llmservingsim_run(file: Path) -> MeasuredRun:
-    """The run in a ``requests.jsonl``: its requests are replayed, its latencies counted from the engine's queue.
+    """Read the run in a ``requests.jsonl``: its requests are replayed, its latencies start at the engine's queue.
 
     Raises:
         TraceError: the requests or ``meta.json`` cannot be read.

@@ -1,4 +1,4 @@
-"""Reading measured serving runs: the format is recognised by content."""
+"""Readers for measured serving runs; the format is recognised by content."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ _CSV: dict[str, tuple[frozenset[str], TableReader]] = {
 
 
 def register_table(format: str, title: str, signature: frozenset[str], reader: TableReader) -> None:
-    """Read one more kind of CSV table of measured runs, before the general one.
+    """Register a reader for a kind of CSV table of measured runs, tried before the general one.
 
     Args:
-        format: its name, as ``format=`` takes it.
-        title: what it is, for lists.
+        format: name of the format, as passed to ``format=``.
+        title: short description, for lists of formats.
         signature: columns whose presence means this table.
-        reader: gives the runs of its rows and file.
+        reader: function that returns the runs of a table's rows and file.
     """
     FORMATS[format] = title
     later = {name: _CSV.pop(name) for name in list(_CSV)}
@@ -46,7 +46,7 @@ def register_table(format: str, title: str, signature: frozenset[str], reader: T
 
 
 def read_runs(path: str | Path, format: str = "auto") -> list[MeasuredRun]:
-    """Every run of a file, or of the files of a folder whose format is recognised.
+    """Return all runs in a file, or in the files of a folder whose format is recognised.
 
     Raises:
         TraceError: no such file or format, not recognised, or a row that cannot be read; one line naming the place.
@@ -69,7 +69,7 @@ def read_runs(path: str | Path, format: str = "auto") -> list[MeasuredRun]:
 
 
 def as_runs(source: str | Path | Sequence[MeasuredRun | str | Path]) -> list[MeasuredRun]:
-    """The runs themselves, or those of a file, a folder or several of them.
+    """Return runs unchanged, or read them from a file, a folder or several of these.
 
     Raises:
         TraceError: a file that cannot be read; one line naming it.
@@ -88,7 +88,7 @@ def _recognised(file: Path, format: str) -> bool:
 
 
 def detect(file: Path) -> str | None:
-    """The format of a file, or None.
+    """Return the format of a file, or None if it is not recognised.
 
     Raises:
         TraceError: it cannot be read.

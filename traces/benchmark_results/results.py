@@ -25,7 +25,7 @@ _TO_MS = {"ms": 1.0, "s": 1e3, "sec": 1e3, "seconds": 1e3, "us": 1e-3, "ns": 1e-
 
 
 def vllm_run(result: Mapping[str, Any], place: str, file: Path) -> MeasuredRun:
-    """One result of ``vllm bench serve --save-result``, of its forks, or of SGLang's ``bench_serving``.
+    """Read one result of ``vllm bench serve --save-result``, of its forks, or of SGLang's ``bench_serving``.
 
     With per-request arrays in it (``--save-detailed``) the requests themselves are replayed; otherwise every request
     has the mean lengths. SGLang divides its ITL by the tokens of a chunk, so that is left out.
@@ -71,7 +71,7 @@ def vllm_run(result: Mapping[str, Any], place: str, file: Path) -> MeasuredRun:
 
 
 def aiperf_run(result: Mapping[str, Any], place: str, file: Path) -> MeasuredRun:
-    """The aggregate export of AIPerf or GenAI-Perf (``profile_export_*.json``).
+    """Read the aggregate export of AIPerf or GenAI-Perf (``profile_export_*.json``).
 
     Its inter-token latency is vLLM's TPOT, its inter-chunk latency vLLM's ITL.
 
@@ -115,7 +115,7 @@ def aiperf_run(result: Mapping[str, Any], place: str, file: Path) -> MeasuredRun
 
 
 def inference_perf_run(result: Mapping[str, Any], place: str, file: Path) -> MeasuredRun:
-    """A lifecycle summary of inference-perf (``summary_lifecycle_metrics.json`` or one stage's), seconds.
+    """Read a lifecycle summary of inference-perf (``summary_lifecycle_metrics.json`` or one stage's), seconds.
 
     Its TPOT and ITL count two stream events for each token, so TPOT is derived here: (latency - TTFT) / (tokens - 1).
     ``config.yaml`` beside the file gives load, lengths and prompts; ``exp-config.yaml`` above it the server's limits.
@@ -249,7 +249,7 @@ def _map(holder: Any, key: str) -> Mapping[str, Any]:
 
 
 def _flat(holder: Mapping[str, Any]) -> dict[str, Any]:
-    """Every leaf of nested mappings by its own name; the outermost wins."""
+    """Leaf values of nested mappings by key; for equal keys, the outermost value is used."""
     flat: dict[str, Any] = {}
     for key, value in holder.items():
         if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""One measured serving run: the configuration as far as it is known, and what was measured."""
+"""One measured serving run: its known configuration and its measured metrics."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ LATENCIES = ("ttft", "tpot", "itl", "e2el")
 THROUGHPUTS = ("request_throughput", "output_throughput", "total_token_throughput")
 """Requests, output tokens, and input and output tokens per second of the whole deployment."""
 METRICS = (*(f"{s}_{name}_ms" for name in LATENCIES for s in STATISTICS), *THROUGHPUTS)
-"""Names of what a run may have measured, as vLLM's serving benchmark names them: latencies in milliseconds."""
+"""Names of the metrics of a run, as in vLLM's serving benchmark; latencies in milliseconds."""
 
 
 def latencies_ms(cells: Cells, keys: Mapping[str, str], scale: float = 1.0) -> dict[str, float]:
-    """Metrics that a row holds: metric name -> value; ``keys`` names the column of each metric."""
+    """Latency metrics in a row, as metric name -> value; ``keys`` maps each metric to its column."""
     values = {metric: cells.positive(key) for metric, key in keys.items()}
     return {metric: value * scale for metric, value in values.items() if value is not None}
 
@@ -35,11 +35,11 @@ TokenCounts = int | tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class PromptPool:
-    """Prompts that a client sends over and over, in turn.
+    """Prompts that a client sends repeatedly, in round-robin order.
 
     Attributes:
-        prompts: different prompts; prompt ``i`` belongs to group ``i % groups``.
-        groups: system prompts; those of one group start with the same tokens.
+        prompts: number of different prompts; prompt ``i`` belongs to group ``i % groups``.
+        groups: number of system prompts; prompts of one group start with the same tokens.
         shared_tokens: length of a system prompt.
     """
 
@@ -50,10 +50,10 @@ class PromptPool:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRun:
-    """A row of a table of measured serving runs; what the source does not tell is None.
+    """A row of a table of measured serving runs; values that the source does not state are None.
 
     Attributes:
-        name: how the source calls the run.
+        name: name of the run in the source.
         place: file and line or key, for messages.
         model, chip, framework: as the source writes them.
         framework_version: as the source writes it.
@@ -64,23 +64,23 @@ class MeasuredRun:
         process: how requests arrive, one of ``PROCESSES``.
         request_rate: requests per second.
         burstiness: shape of gamma inter-arrival times.
-        max_concurrency: requests outstanding in a closed loop.
-        stages: (requests per second, seconds) of rates that follow one another.
-        input_tokens, output_tokens: of the requests.
-        num_requests: how many were sent.
-        lengths: tokens of every prompt and of every answer, in the order sent, where the client's own draw is known.
+        max_concurrency: maximum number of outstanding requests in a closed loop.
+        stages: (requests per second, seconds) of consecutive load stages.
+        input_tokens, output_tokens: token counts of the requests.
+        num_requests: number of requests sent.
+        lengths: tokens of every prompt and answer, in the order sent, if the client's random lengths are known.
         pool: prompts that repeat; None = all prompts differ.
         trace, trace_format: file with the requests themselves, and its format.
         max_num_seqs, max_num_batched_tokens, max_model_len, num_kv_blocks, block_size: limits of the engine; tokens.
         gpu_memory_utilization: share of the memory that the engine may use.
-        prefix_caching, chunked_prefill: whether they were on.
+        prefix_caching, chunked_prefill: whether the feature was enabled.
         speculation: method, or None for none.
         num_speculative_tokens, acceptance_length: draft tokens, and tokens per verify step, bonus token included.
         settings: further scenario values by dotted path.
         measured: metric (``METRICS``) -> value; latencies in milliseconds, throughputs per second.
         derived: metrics that the source does not state and that follow from the others by Little's law.
         unusable: why the run cannot be compared; None = it can.
-        notes: what is known about how it was measured.
+        notes: known details of the measurement.
     """
 
     name: str
@@ -138,7 +138,7 @@ class MeasuredRun:
 
     @property
     def configuration(self) -> tuple[object, ...]:
-        """What identifies the curve that the run lies on: everything except load and size."""
+        """Key of the throughput-latency curve that the run belongs to: all settings except load and size."""
         return (self.model, self.chip, self.framework, self.tensor_parallel, self.pipeline_parallel,
                 self.expert_parallel, self.weights_dtype, self.input_tokens, self.output_tokens, self.trace,
                 self.speculation, self.num_speculative_tokens)  # fmt: skip

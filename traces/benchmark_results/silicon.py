@@ -10,8 +10,8 @@ from traces.files import Cells
 
 SIGNATURE = frozenset({"silicon_ttft_ms", "silicon_tpot_ms", "backend", "system", "isl", "osl", "batch_size"})
 SPREAD = 0.1
-"""Share by which output lengths are taken to spread around their nominal value: equal ones would keep all requests of
-a closed loop in step for ever, which no server shows. How the lengths were drawn is not stated."""
+"""Assumed relative spread of output lengths around the nominal value: equal lengths would keep all requests of
+a closed loop synchronised for ever, unlike real servers. The source does not state the length distribution."""
 _EMPTY_SLOT = ("trtllm", "1.0.0rc3", "llama-3.1-8b-instruct")
 """Engine, version and model of the file in whose rows one request waits although the engine was set up for as many
 sequences as the client sends: mean TTFT exceeds a prefill by latency / concurrency at every TP and length, which by
@@ -19,10 +19,10 @@ Little's law is one request. Rows of other models of the same engine show nothin
 _INFERENCEX = re.compile(r"^db-dump/|; model=.*; wip=")
 """Origins that are exports of InferenceX: 23 of their rows stand in its published results too, with equal means."""
 _INFERENCEX_SHARE = 0.8
-"""InferenceX draws lengths evenly from this share of the nominal one up to it, and sends ten requests per place."""
+"""InferenceX draws lengths uniformly from this share of the nominal one up to it, and sends ten requests per slot."""
 _INFERENCEX_WAVES = 10
 _DRAFTED = 0.8
-"""TPOT over that of the slowest run of one configuration, from which the faster is taken to speculate."""
+"""Maximum ratio of a run's TPOT to the slowest of its configuration at which it is assumed to use speculation."""
 _DRAFTED_RELEASE = "1.2.0rc6.post3"
 """Release of TensorRT-LLM in the exports whose runs of DeepSeek all speculate: 36 of 57 are that much faster than those
 of the release before, as no run of another model is between releases."""
@@ -103,7 +103,7 @@ def silicon_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
 
 
 def _drafting(cells: Cells) -> tuple[str | None, ...]:
-    """What two runs of one configuration share, whatever the engine's patch release."""
+    """Key of a configuration, independent of the engine's patch release."""
     version = (cells.text("backend_version") or "").split(".post")[0]
     tensor, groups, experts = _layout(cells, True)
     model = (_tail(cells.text("model_path")) or "").split("-")[0]
@@ -152,13 +152,13 @@ def _spread(tokens: int | None) -> tuple[int, int] | None:
 
 
 def closed_loop_throughput(concurrency: int, output_tokens: float, ttft_ms: float, tpot_ms: float) -> float:
-    """Output tokens per second of a closed loop that is never short of requests.
+    """Output tokens per second of a closed loop that always has requests outstanding.
 
     Little's law: ``concurrency / (ttft + (output_tokens - 1) tpot)`` requests per second.
 
     Args:
-        concurrency: requests outstanding.
-        output_tokens: of each request.
+        concurrency: number of outstanding requests.
+        output_tokens: output tokens of each request.
         ttft_ms: mean time to first token.
         tpot_ms: mean time per output token after the first.
     """

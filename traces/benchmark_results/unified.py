@@ -30,7 +30,7 @@ OFFLINE_TOOLS = ("trtllm-bench throughput", "profile_throughput.py", "profile_ge
 STATIC_TOOLS = ("static batch gptSessionBenchmark/gptManagerBenchmark", "static batch first-token benchmark")
 """Benchmarks that run one batch until all of its requests are done."""
 SOON = 0.1
-"""Share of a run in which a rate would have sent all requests, where a limit on those outstanding holds them back."""
+"""Share of a run's duration: a rate that sends all requests faster counts as a closed loop, if concurrency is set."""
 _SHARE = re.compile(r"uniform\[\s*(0?\.\d+)\s*\*")
 _FROM_ONE = "uniform[1.."
 """How SGLang's client draws lengths by default: evenly from one token up to the length named."""
@@ -38,14 +38,14 @@ CLIENT_SEED = 1
 """Seed of that client by default (``bench_serving.py`` of SGLang); prompts are drawn first, then answers."""
 LENGTHS_NOTE = "lengths of a data set of which only totals are known, drawn by their means"
 HELD_UP = 10
-"""Mean over median TTFT of requests sent one by one beyond which one of them waited for kernels to be compiled."""
+"""Ratio of mean to median TTFT of sequential requests above which one of them waited for kernel compilation."""
 _FLAG = re.compile(r"(?<!\S)--([a-z][a-z0-9-]*)(?:[ =]([^-\s]\S*))?")
-"""An option of the command that started the engine, and its value if it has one."""
+"""Regular expression of an option in the engine's start command, with its value if any."""
 _LIMITS = {"max-running-requests": "max_num_seqs", "max-num-seqs": "max_num_seqs",
            "chunked-prefill-size": "max_num_batched_tokens", "max-num-batched-tokens": "max_num_batched_tokens",
            "mem-fraction-static": "gpu_memory_utilization",
            "gpu-memory-utilization": "gpu_memory_utilization"}  # fmt: skip
-"""Options of vLLM and SGLang, and the limit of a run that each is; SGLang's are of all attention groups together."""
+"""Options of vLLM and SGLang -> limit of a run; SGLang's options cover all attention groups together."""
 SPREADING = ("deepep", "mooncake")
 """SGLang's ``--moe-a2a-backend`` for which every chip has experts of its own, whatever ``--ep-size`` says."""
 _WORKERS = re.compile(r"(prefill|decode) tp(\d+)/ep(\d+)/dpattn=(\w+) workers=(\d+)")
@@ -118,7 +118,7 @@ def unified_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
 
 
 def _limits(cells: Cells, flags: dict[str, str]) -> dict[str, Any]:
-    """Limits of the engine that its command names.
+    """Engine limits stated in its start command.
 
     Raises:
         TraceError: a limit that is no number above zero.
@@ -137,7 +137,7 @@ def _limits(cells: Cells, flags: dict[str, str]) -> dict[str, Any]:
 
 
 def _settings(cells: Cells, flags: dict[str, str]) -> dict[str, object]:
-    """What the tool and the engine's command imply for the engine: the host must learn the size of DeepEP's normal
+    """Engine settings implied by the tool and the start command: the host must read the size of DeepEP's normal
     dispatch, so that SGLang captures no graphs with it."""
     tool = cells.text("tool")
     if flags.get("deepep-mode") == "normal":
@@ -148,7 +148,7 @@ def _settings(cells: Cells, flags: dict[str, str]) -> dict[str, object]:
 
 
 def _one_token_chunks(cells: Cells) -> bool:
-    """Whether the run's inter-token latency is one: clients time chunks, which may hold several tokens."""
+    """Whether the measured inter-token latency is per token: clients time chunks, which may contain several tokens."""
     ratio = cells.number("itl_over_tpot")
     return cells.text("spec_method") is None and ratio is not None and 0.8 < ratio < 1.2
 
@@ -184,7 +184,7 @@ def _tokens(cells: Cells, kind: str, share: float | None) -> TokenCounts | None:
 
 
 def _drawn(cells: Cells) -> tuple[IntArray, IntArray] | None:
-    """Lengths of every prompt and answer, where the row tells enough.
+    """Lengths of every prompt and answer, or None if the row does not determine them.
 
     As SGLang's client draws them, if its prompts add up to the stated total (all of them, or each without the token
     that its tokeniser puts in front). Of a data set whose totals alone are known, the draw that assumes no more than
@@ -205,7 +205,7 @@ def _drawn(cells: Cells) -> tuple[IntArray, IntArray] | None:
 
 
 def _adding_up(drawn: IntArray, total: int) -> IntArray:
-    """Lengths that were drawn, brought to a total."""
+    """Scale random lengths to a given total."""
     scaled: IntArray = np.maximum(1, np.round(drawn * (total / drawn.sum()))).astype(np.int64)
     return scaled
 
@@ -217,13 +217,13 @@ def _of_data_set(cells: Cells) -> bool:
 
 
 def _held_up(cells: Cells) -> bool:
-    """Whether the run compiled kernels while it was timed: nothing else holds up a request that is alone."""
+    """Whether kernels were compiled during the timed run: nothing else delays a request that runs alone."""
     mean, median = cells.positive("mean_ttft_ms"), cells.positive("median_ttft_ms")
     return cells.count("max_concurrency") == 1 and bool(mean and median and mean > HELD_UP * median)
 
 
 def _kv_dtype(cells: Cells) -> str | None:
-    """FP8 where the source says so, and for NVIDIA's FP8 and FP4 checkpoints, which quantise the KV cache too."""
+    """FP8 if the source states it, and for NVIDIA's FP8 and FP4 checkpoints, which also quantise the KV cache."""
     precision = (cells.text("weight_precision") or "").lower()
     stated = "FP8 KV cache" in (cells.text("notes") or "") and precision == "fp8"
     own = cells.text("tool") in ("trtllm-bench throughput", *STATIC_TOOLS)

@@ -1,4 +1,4 @@
-"""Measured kernels: the canonical table and the readers of others' formats."""
+"""Measured kernels: the canonical table and readers for other formats."""
 
 from forerun.lazy import lazy_names
 

@@ -1,8 +1,8 @@
 """NVIDIA AIConfigurator's Parquet tables (Apache-2.0): milliseconds of one kernel call on one GPU.
 
-Column meanings: the collector of ai-dynamo/aiconfigurator (``aiconfigurator_core/systems/data``). What tables are no
-good for is left out by rule and counted, never silently: rows timed without a captured graph, formats this project does
-not price, tables of kernels it does not predict.
+Column meanings: the collector of ai-dynamo/aiconfigurator (``aiconfigurator_core/systems/data``). Unsuitable rows are
+excluded by rule and counted, never silently: rows timed without a captured graph, formats that this project does
+not model, tables of kernels that it does not predict.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DTYPES = {
     "nvfp4": "fp4",
     "int8": "int8",
 }
-"""AIConfigurator's format names to ours; what is missing here (int8_wo: another kernel) is not priced."""
+"""AIConfigurator's format names -> dtypes of this project; missing formats (int8_wo: another kernel) are excluded."""
 
 ELEMENT_BYTES = {"half": 2, "bfloat16": 2, "int8": 1}
 OPERATIONS = {
@@ -49,7 +49,7 @@ _MLA_ROPE, _MLA_NOPE, _MLA_LATENT, _MLA_VALUE = 64, 128, 512, 128
 
 
 def is_aiconfigurator(names: tuple[str, ...]) -> bool:
-    """Whether these are the columns of an AIConfigurator table."""
+    """Whether the column names are those of an AIConfigurator table."""
     named = {"framework", "version", "kernel_source", "op_name"} & set(names)
     return len(named) > 1 or ("latency" in names and any(name in names for name in (*_TABLES, "op_name")))
 
@@ -153,7 +153,7 @@ _SPARSE_MODULES = {
         ("msa", "", "msa"),
     )
 }
-"""Whole attention modules: our operation, and the kind of layer."""
+"""Tables of whole attention modules -> canonical operation and kind of layer."""
 
 
 def _sparse_module(frame: Frame, skipped: dict[str, int]) -> KernelTable:
@@ -362,7 +362,7 @@ def _sizes(frame: Frame, *same: str, **renamed: str) -> dict[str, IntArray]:
 def _priced(
     frame: Frame, column: str, skipped: dict[str, int], also: dict[str, str] | None = None
 ) -> tuple[Frame, Words]:
-    """Leave out formats that are not priced."""
+    """Exclude rows in formats that are not modelled."""
     known = DTYPES | (also or {})
     for name in frame.texts(column).names:
         if name not in known:

@@ -8,7 +8,7 @@ COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send
 """Operations between chips."""
 
 OTHER = "other"
-"""Operation of a kernel that is known by name and duration only."""
+"""Operation of kernels for which only name and duration are known."""
 
 
 class Columns(NamedTuple):
@@ -69,9 +69,9 @@ OPS: dict[str, Columns] = {
 SIZES: tuple[str, ...] = tuple(
     dict.fromkeys(name for columns in OPS.values() for name in (*columns.needed, *columns.optional))
 )
-"""Every size column; 0 where it does not apply."""
+"""All size columns; 0 where a size does not apply."""
 
 WORDS = ("op", "dtype", "kv_dtype", "library", "device", "source", "name", "cache", "distribution")
-"""Every text column. ``cache`` is ``warm`` where the same operands were read just before and may still be on the chip,
+"""All text columns. ``cache`` is ``warm`` if the same operands were just read and may still be on the chip,
 ``cold`` where not; ``device`` is the measured chip as the file calls it; ``distribution`` is how evenly tokens were
 spread over experts; ``name`` is the kernel's own."""

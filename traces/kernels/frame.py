@@ -1,4 +1,4 @@
-"""Tables as files hold them: Parquet and CSV (plain or gzip) as columns, and every failure as one clear line."""
+"""Column access to Parquet and CSV files (plain or gzip); every failure is reported in one line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from traces.kernels.table import FloatArray, Words
 
 
 class Frame(NamedTuple):
-    """A table read from ``path``, columns by the names the file gives them."""
+    """A table read from ``path``, with the column names of the file."""
 
     path: Path
     table: Any
@@ -92,7 +92,7 @@ class Frame(NamedTuple):
         return Frame(self.path, self.table.filter(pa.array(mask)))
 
     def _first(self, name: str) -> Any:
-        """The first value of a column that is not null, as it can be shown."""
+        """First non-null value of a column, formatted for messages."""
         return next((value.as_py() for value in self.table[name].drop_null()), None)
 
     def _culprit(self, name: str) -> Any:
@@ -147,7 +147,7 @@ def _read_csv(path: Path, skip_lines: int) -> Any:
 
 
 def drop(frame: Frame, bad: NDArray[np.bool_], reason: str, skipped: dict[str, int]) -> Frame:
-    """Leave out the rows of ``bad`` and count them under ``reason``."""
+    """Drop the rows that ``bad`` marks and count them under ``reason``."""
     rows = int(bad.sum())
     if not rows:
         return frame

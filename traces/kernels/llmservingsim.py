@@ -22,7 +22,7 @@ the same batch (5th to 95th percentile of 13,006 rows of the RTX 4090); the prof
 
 
 class ModelShape(NamedTuple):
-    """What a profile needs to know of its model."""
+    """Model dimensions that a profile depends on."""
 
     hidden: int
     num_heads: int
@@ -220,7 +220,7 @@ def _mixed(
 
 
 def _experts(frame: Frame, place: Place, seconds: FloatArray) -> KernelTable:
-    """A whole MoE block by tokens and by the different experts they touch."""
+    """Rows of a whole MoE block, by tokens and distinct experts reached."""
     model = place.model
     same = np.ones(frame.rows)
     sizes = {

@@ -16,9 +16,9 @@ IndexArray: TypeAlias = NDArray[np.intp]
 FloatArray: TypeAlias = NDArray[np.float64]
 
 LARGEST_SIZE = 10**15
-"""No dimension, count or message of a kernel is larger; whatever is, is damage."""
+"""Maximum dimension, count or message size of a kernel; larger values indicate a damaged file."""
 NO_TIME = "measured time is not a positive number"
-"""Reason for which a row is skipped."""
+"""Skip reason of rows without a positive time."""
 
 
 class Words(NamedTuple):
@@ -28,11 +28,11 @@ class Words(NamedTuple):
     names: tuple[str, ...]
 
     def texts(self) -> NDArray[Any]:
-        """The text of every row."""
+        """Return the text of every row."""
         return np.array(self.names, dtype=object)[self.codes]
 
     def equals(self, name: str) -> NDArray[np.bool_]:
-        """Rows whose text is ``name``."""
+        """Return the mask of rows whose text is ``name``."""
         return np.isin(self.codes, [code for code, other in enumerate(self.names) if other == name])
 
 
@@ -182,7 +182,7 @@ def make_table(
 
 
 def whole(values: NDArray[Any]) -> IntArray:
-    """Whole numbers; 0 where a number is missing, has a fraction, or is larger than any kernel's size."""
+    """Convert to integers; 0 where a value is missing, not an integer, or larger than any kernel's size."""
     if values.dtype.kind == "i":
         return np.where(np.abs(values) <= LARGEST_SIZE, values, 0).astype(np.int64)
     numbers = np.asarray(values, dtype=np.float64)
@@ -249,7 +249,7 @@ class RowBuilder:
             self._texts.setdefault(name, {})[row] = text
 
     def table(self, source: str, format: str, skipped: Mapping[str, int] | None = None) -> KernelTable:
-        """Everything added, as a table; a size that no kernel has counts as unknown."""
+        """Return the added kernels as a table; a size that no kernel has counts as unknown."""
         rows = len(self._seconds)
         sizes = {}
         for name, values in self._sizes.items():

@@ -25,7 +25,7 @@ _DTYPES = {
 
 
 class Shaped(NamedTuple):
-    """What an operator's recorded inputs say about its kernel."""
+    """Kernel shape derived from an operator's recorded inputs."""
 
     op: str
     sizes: dict[str, int]
@@ -181,4 +181,4 @@ _OPERATORS: dict[str, Callable[[list[Any], list[str], list[Any]], Shaped | None]
     "aten::_scaled_dot_product_efficient_attention": _attention(1),
     "aten::_scaled_dot_product_cudnn_attention": _attention(1),
 }
-"""Operators whose recorded inputs tell the kernel's shape."""
+"""Readers for operators whose recorded inputs determine the kernel's shape."""

@@ -1,4 +1,4 @@
-"""Request traces: the canonical table, readers for the formats people have, statistics and fits."""
+"""Request traces: the canonical table, readers for common formats, statistics and fits."""
 
 from forerun.lazy import lazy_names
 

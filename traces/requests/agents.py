@@ -1,7 +1,7 @@
 """Formats of agents, whose requests wait for each other: kv-cache-tester's sessions, AIPerf's DAG files, OTel spans.
 
-Each row says which rows it waits for. AIPerf's files say so themselves; recordings tell when requests began and ended,
-and what had ended when a request began is what it waits for.
+Each row lists the rows that it waits for. AIPerf's files state them; recordings have start and end times of requests,
+and a request waits for those that had ended when it began.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ CHARACTERS_PER_TOKEN = 4.0
 DAG_BLOCK_TOKENS = 16
 MOST_REQUESTS = 100_000
 MOST_TOKENS = 10**7
-"""Of a request whose blocks are hashed here."""
+"""Maximum tokens of a request whose blocks are hashed here."""
 SPAN_KEYS = {
     "prompt": ("gen_ai.usage.prompt_tokens", "gen_ai.usage.input_tokens"),
     "output": ("gen_ai.usage.completion_tokens", "gen_ai.usage.output_tokens"),
@@ -94,7 +94,7 @@ SPAN_KEYS = {
 
 
 def interval_order(spans: Sequence[tuple[float, float]]) -> list[list[int]]:
-    """What each of some recorded requests waited for: those that had ended when it began, but for those that had ended
+    """Requests that each recorded request waited for: those that had ended when it began, except those that had ended
     before another of them began.
 
     Args:
@@ -119,7 +119,7 @@ def interval_order(spans: Sequence[tuple[float, float]]) -> list[list[int]]:
 
 
 def session_files(folder: Path) -> list[Path]:
-    """Session files of a folder by name."""
+    """Session files of a folder, sorted by name."""
     return sorted(path for path in folder.iterdir() if path.name.endswith((".json", ".json.gz")))
 
 
@@ -178,7 +178,7 @@ def _number(value: Any) -> float | None:
 
 
 def _link(records: Records, numbered: int) -> None:
-    """Say what each request of a session waits for: the one before it of its own agent, and by ``interval_order``."""
+    """Set what each request of a session waits for: its agent's previous request, and those of ``interval_order``."""
     before: dict[str, int] = {}
     begins = [_number(record["t"]) or 0.0 for record in records]
     lasted = [max(0.0, _number(record["api_time"]) or 0.0) for record in records]
@@ -210,18 +210,18 @@ def _separate(records: Records, first_free: int) -> int:
 
 
 Part = tuple[object, int]
-"""A message or an answer, and its tokens."""
+"""A message or an answer, and its number of tokens."""
 
 
 @dataclass
 class _Dag:
-    """A DAG file as it is walked through, conversation by conversation, turn by turn.
+    """State of the traversal of a DAG file, conversation by conversation, turn by turn.
 
     Args:
         path: the file.
         conversations: by session id.
-        characters_per_token: of English text about four.
-        block_tokens: of a prefix hash.
+        characters_per_token: characters per token; about 4 for English text.
+        block_tokens: tokens per block of a prefix hash.
     """
 
     path: Path
@@ -232,10 +232,10 @@ class _Dag:
     blocks: dict[tuple[object, ...], int] = field(default_factory=dict)
 
     def walk(self, name: str, after: list[int], history: list[Part], path: tuple[str, ...] = ()) -> list[int]:
-        """Add a conversation's requests and those that it calls; returns those with which all of it has ended.
+        """Add the requests of a conversation and of those it calls; return the requests that complete all of it.
 
         Args:
-            name: of the conversation.
+            name: name of the conversation.
             after: requests that its first turn waits for.
             history: parts that its prompts begin with.
             path: conversations that led here.
@@ -335,7 +335,7 @@ def _entries(turn: Mapping[str, Any], key: str, place: str) -> Iterator[tuple[li
 
 
 def _text(message: Mapping[str, Any]) -> str:
-    """What a message says, its tool calls too."""
+    """Text of a message, including its tool calls."""
     content, calls = message.get("content"), message.get("tool_calls")
     parts = content if isinstance(content, list) else [{"text": content}]
     texts = [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]

@@ -1,4 +1,4 @@
-"""Which format a file is, judged by its content, never by its name; and how to open it as raw chunks."""
+"""Recognise a file's format by its content, never by its name, and open it as raw chunks."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _TABLES = (
 _DOCUMENTS = (AGENTIC, DAG, OTEL, SERVEGEN, SHAREGPT, VLLM_BENCH)
 
 FORMATS: dict[str, str] = {layout.name: layout.title for layout in (*_TABLES, TIMED_TRACE, *_DOCUMENTS)}
-"""Names that ``format=`` takes beside ``auto``, each with what it is."""
+"""Names accepted by ``format=`` in addition to ``auto``, each with a title."""
 
 READERS: dict[str, Callable[[Path], Iterable[Mapping[str, Any]]]] = {}
 """Registered readers by format: each yields one mapping per request, with the canonical column names as keys."""
@@ -70,8 +70,8 @@ def register_reader(format: str, title: str, read: Callable[[Path], Iterable[Map
     """Add a trace format.
 
     Args:
-        format: its name, as ``workload.format`` and ``--format`` take it.
-        title: what it is, for lists of formats.
+        format: name of the format, for ``workload.format`` and ``--format``.
+        title: short description, for lists of formats.
         read: yields one mapping per request: ``arrival_s``, ``input_tokens``, ``output_tokens`` and the optional
             canonical columns.
     """
@@ -91,9 +91,9 @@ class OpenedTrace:
 
     Attributes:
         path: file or folder.
-        layout: its format.
-        names: column names, or None when only the rows tell.
-        chunks: opens it.
+        layout: layout of its format.
+        names: column names, or None if they are known only from the rows.
+        chunks: function that opens the trace.
         streams: whether the rows arrive a chunk at a time; otherwise the file is one document.
     """
 
@@ -105,7 +105,7 @@ class OpenedTrace:
 
 
 def open_trace(path: Path, format: str, columns: Mapping[str, str] | None = None) -> OpenedTrace:
-    """Recognise ``path`` (or take the format as given) and say how to read it.
+    """Recognise ``path`` (or use the given format) and return how to read it.
 
     Args:
         path: file or folder.
@@ -155,7 +155,7 @@ def _folder(path: Path, layout: TraceLayout | None) -> OpenedTrace:
 
 
 def _document(path: Path, layout: TraceLayout) -> OpenedTrace:
-    """A file or folder that its own reader opens."""
+    """Open a file or folder with the reader of its format."""
     readers: dict[str, Callable[[Options, OnError], Iterator[RawChunk]]] = {
         AGENTIC.name: lambda options, on_error: agentic_chunks(path, options),
         DAG.name: lambda options, on_error: dag_chunks(path, options),
@@ -268,7 +268,7 @@ def _recognise(
 
 
 def _accepted() -> str:
-    """What a user can do when nothing fits."""
+    """Text for the error message if no format matches: the accepted formats."""
     return (
         "Accepted: CSV, JSONL or Parquet with arrival_s, input_tokens, output_tokens (or common names for them), "
         f"or format={', '.join(name for name in _LAYOUTS if name not in ('forerun', 'plain'))}"

@@ -97,7 +97,7 @@ def _tokens(path: Path, number: int, turn: Any, options: Options) -> int:
 
 
 def _drop_failed(bound: Bound, chunk: RawChunk, options: Options) -> Mapping[str, NDArray[np.bool_]]:
-    """Failed requests: those for which the client recorded an error."""
+    """Mark failed requests, for which the client recorded an error."""
     errors = chunk.columns.get("errors")
     if errors is None or not options.drop_failures:
         return {}

@@ -36,7 +36,7 @@ class LengthFit:
 
     @property
     def distribution(self) -> str:
-        """What represents the trace: constant, lognormal where it is within 0.1 of the trace, else empirical."""
+        """Distribution that represents the trace: constant, lognormal if within a distance of 0.1, else empirical."""
         if self.cv == 0:
             return "constant"
         return "lognormal" if self.lognormal_distance <= _GOOD_DISTANCE else "empirical"

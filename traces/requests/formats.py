@@ -1,4 +1,4 @@
-"""Request formats that are tables of rows: which column means what, in which unit, and what a format derives from rows.
+"""Layouts of tabular request formats: meaning and unit of each column, and values derived from rows.
 
 Azure's traces write times in three ways: 2023 with 7-digit fractions, 2024 in UTC with the fraction missing when zero,
 2025 as ISO. BurstGPT is read by column name because version 3 inserts two columns. The canonical table and plain tables
@@ -41,7 +41,7 @@ AZURE_LMM = TraceLayout(
 
 
 def _drop_burstgpt(bound: Bound, chunk: RawChunk, options: Options) -> Mapping[str, NDArray[np.bool_]]:
-    """Rows of other models, and failed requests: those that the server answered with 0 tokens."""
+    """Rows to drop: other models, and failed requests, which have 0 output tokens."""
     reasons: dict[str, NDArray[np.bool_]] = {}
     if options.model is not None:
         models = chunk.columns.get("Model")
@@ -134,7 +134,7 @@ BAILIAN = TraceLayout(
 
 
 def _latencies(bound: Bound, chunk: RawChunk, state: dict[str, Any]) -> dict[str, Values]:
-    """Latencies from the engine's own clock, which is not the clock of the arrivals."""
+    """Latencies on the engine's clock, which differs from the clock of the arrivals."""
     stamps = {}
     for name in ("queued_ts", "first_token_ts", "last_token_ts"):
         parsed = parse_durations(chunk.columns.get(name, [None] * chunk.count))
@@ -206,7 +206,7 @@ def _metric(record: Record, name: str) -> Any:
 
 
 def _flat_aiperf(record: Record) -> Record:
-    """The few facts a request table needs from one record."""
+    """Fields of one AIPerf record that a request table needs."""
     metadata = record.get("metadata")
     metadata = metadata if isinstance(metadata, dict) else {}
     phase = metadata.get("benchmark_phase", metadata.get("phase_kind"))
@@ -252,13 +252,13 @@ AIPERF = TraceLayout(
 
 
 def _times(*names: str) -> tuple[TraceColumn, ...]:
-    """Each name bare (unit by plausibility, dates allowed) and with a unit behind it."""
+    """Each name without a unit (inferred by plausibility, dates allowed) and with each unit suffix."""
     bare = tuple(TraceColumn(name) for name in names)
     return bare + tuple(TraceColumn(f"{name}_{unit}", unit) for name in names for unit in ("s", "ms", "us", "ns"))
 
 
 def _latency(*names: str) -> tuple[TraceColumn, ...]:
-    """Each name with a unit behind it; a latency without unit is not guessed."""
+    """Each name with each unit suffix; the unit of a latency is never guessed."""
     return tuple(TraceColumn(f"{name}_{unit}", unit) for name in names for unit in ("s", "ms", "us", "ns"))
 
 

@@ -1,4 +1,4 @@
-"""Layouts: which column of a trace format means what, and in which unit."""
+"""Layouts: the meaning and unit of each column of a trace format."""
 
 from __future__ import annotations
 
@@ -78,21 +78,21 @@ Prepare = Callable[["Bound", RawChunk, dict[str, Any]], dict[str, Values]]
 
 @dataclass(frozen=True, slots=True)
 class TraceLayout:
-    """How one trace format writes requests down.
+    """Column layout of one trace format.
 
     Attributes:
-        name: as ``format=`` takes it.
-        title: what it is, for lists and errors.
+        name: name of the format, as passed to ``format=``.
+        title: short description, for lists and errors.
         columns: candidates for each canonical column, the preferred one first.
         signature: columns whose presence means this format and no other.
         required: canonical columns that must be found.
         options: names of the options this format takes.
-        block_tokens: tokens per prefix block when the user says nothing; None when the file must say.
+        block_tokens: default tokens per prefix block; None if the file must state them.
         flatten: turns a nested JSON record into a flat one.
         drop: rows to leave out before they are judged, by reason (failures, other models).
         prepare: derives canonical values that no single column holds (sessions from parents, latencies from stamps).
         merged: the rows are those of several clients or sessions one after the other, never in order of arrival.
-        note: how its columns were chosen, where nobody but a guess says so.
+        note: how the columns were chosen, if they were guessed.
     """
 
     name: str
@@ -109,7 +109,7 @@ class TraceLayout:
     note: str | None = None
 
     def accepts(self, names: Sequence[str]) -> bool:
-        """Whether columns of these names are this format."""
+        """Whether a table with these column names has this format."""
         present = set(map(squash, names))
         if self.signature:
             return all(squash(name) in present for name in self.signature)
@@ -144,7 +144,7 @@ class TraceLayout:
         return Bound(self, chosen, tuple(name for name in dict.fromkeys(names) if name not in used))
 
     def _missing(self, canonical: str, names: Sequence[str]) -> str:
-        """Which column is missing, what was there, and what would be accepted."""
+        """Error for a missing column, with the existing columns and the accepted names."""
         accepted = [column.name for column in self.columns[canonical]]
         listed = ", ".join(accepted[:8]) + (" ..." if len(accepted) > 8 else "")
         near = next((hint for name in names if (hint := did_you_mean(name, accepted))), "") if len(accepted) < 4 else ""
@@ -187,7 +187,7 @@ MAPPED = {
     "ttft": "measured_ttft_s",
     "e2e": "measured_e2e_s",
 }
-"""What a user may say of a column, and the canonical column that it then is."""
+"""User-facing column roles -> canonical columns."""
 
 MAP_EXAMPLE = "arrival=COLUMN,input=COLUMN,output=COLUMN"
 
@@ -203,7 +203,7 @@ _GUESSED = {
         ("generation", "gen", "response", "resp", "decode", "answer", "reply", "out"),
     ),
 }
-"""Words of a column's name that speak for it, the plainest first."""
+"""Words in a column name that indicate a role, strongest first."""
 _SPEAK_AGAINST = {
     "arrival": {"end", "ended", "finish", "finished", "completed", "done", "first", "last", "token", "tokens",
                 "latency", "duration", "elapsed", "ttft", "e2e", "response", "queue", "id", "per"},
@@ -274,7 +274,7 @@ def can_guess(names: Sequence[str], sample: Mapping[str, Any]) -> bool:
 
 
 def _guess(word: str, names: Sequence[str], sample: Mapping[str, Any]) -> str | None:
-    """The one column whose name speaks best for ``word``; None where none does, or two do equally well."""
+    """Column whose name matches ``word`` best; None without a match or with a tie."""
     ranked = []
     for name in names:
         parts = _words(name)

@@ -1,4 +1,4 @@
-"""How much of the prompts an unlimited prefix cache could serve."""
+"""Share of prompt tokens that an unlimited prefix cache could serve."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class PrefixCounter:
             self._share += hit / tokens
 
     def result(self) -> PrefixStatistics:
-        """The figures so far; raises TraceError before the first request."""
+        """Return the statistics so far; raises TraceError before the first request."""
         if not self._requests:
             raise TraceError("prefix sharing of no requests is not defined")
         total = self._uses.total()

@@ -28,14 +28,14 @@ ARROW_FROM_BLOCK = 8
 
 @dataclass(frozen=True, slots=True)
 class RawChunk:
-    """Some rows of a file, not yet interpreted.
+    """Uninterpreted rows of a file.
 
     Attributes:
         columns: values by column name: text from CSV, JSON values from JSON, numpy arrays from Parquet.
         count: rows in this chunk.
         lines: number of each row in the file (1-based line, or row where a file has no lines).
         broken: rows that could not be split into columns: (number, reason, what is wrong).
-        place: how to name a row in an error, e.g. ``"trace.csv:{}"``.
+        place: format of a row's location in errors, e.g. ``"trace.csv:{}"``.
     """
 
     columns: dict[str, Values]
@@ -91,7 +91,7 @@ def csv_chunks(
             broken += misfits
         if rows or broken:
             by_column = zip(*rows, strict=True) if rows else ([] for _ in columns)
-            # of equal names the first column counts; a doubled column that is used was refused before
+            # of duplicate names the first column is used; duplicates of used columns were rejected before
             values: dict[str, Values] = {}
             for name, column in zip(columns, by_column, strict=True):
                 values.setdefault(name, list(column))

@@ -1,4 +1,4 @@
-"""Raw chunks judged row by row: good rows become canonical pieces, bad rows stop the reading or are counted."""
+"""Row-by-row validation of raw chunks: valid rows become canonical pieces, bad rows raise an error or are counted."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Piece:
         return len(self.arrays["input_tokens"])
 
     def take(self, rows: NDArray[np.int64] | slice) -> Piece:
-        """The rows given, in the order given."""
+        """Return the selected rows, in the given order."""
         if isinstance(rows, slice):
             rows = np.arange(len(self), dtype=np.int64)[rows]
         hashes, after = (None if lists is None else lists.take(rows) for lists in (self.prefix_hashes, self.after))
@@ -64,7 +64,7 @@ class Piece:
 
 @dataclass(slots=True)
 class Report:
-    """Notes about a reading, without its rows."""
+    """Notes and skip counts of one read, without its rows."""
 
     on_error: OnError = "stop"
     skipped: Counter[str] = field(default_factory=Counter)
@@ -72,7 +72,7 @@ class Report:
     session_codes: dict[str, int] = field(default_factory=dict)
 
     def note(self, text: str) -> None:
-        """Remember a remark once."""
+        """Add a note, unless it is already present."""
         self.notes[text] = None
 
     def bad_rows(self, chunk: RawChunk, bad: dict[int, tuple[str, Problem]], last: int | None = None) -> None:
@@ -109,7 +109,7 @@ def pieces_of(
     report: Report,
     limit: int | None = None,
 ) -> Iterator[Piece]:
-    """Judge the chunks of one trace.
+    """Validate the chunks of one trace.
 
     Args:
         layout: the format.
@@ -117,8 +117,8 @@ def pieces_of(
         where: how errors about the columns name the file.
         chunks: its rows.
         options: of the reader.
-        report: gets skipped rows, notes and session names.
-        limit: good rows after which nothing more is read or judged.
+        report: collects skipped rows, notes and session names.
+        limit: maximum number of valid rows to read.
     """
     left = limit
     bound = None if names is None else layout.bind(names, where)
@@ -145,7 +145,7 @@ def pieces_of(
 
 
 def _introduce(bound: Bound, clock: TimeColumn, options: Options, report: Report) -> None:
-    """Set the clock's unit and note what will not be used."""
+    """Set the time unit and note the columns that are not used."""
     if bound.layout.note is not None:
         report.note(bound.layout.note)
     arrival = bound.columns.get("arrival_s")

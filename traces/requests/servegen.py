@@ -249,7 +249,7 @@ def servegen_chunks(path: Path, options: Options) -> Iterator[RawChunk]:
 
 
 def _no_load(loads: Mapping[Path, list[Window]], start: float, end: float) -> str:
-    """Say where the load is when the window requested has none."""
+    """Error for a window without load, with the times that have some."""
     busy = [window for windows in loads.values() for window in windows if window.rate > 0]
     if not busy:
         return "no client has any load"

@@ -1,4 +1,4 @@
-"""What a request trace looks like: lengths, arrivals, prefix sharing, from a table or from a stream of chunks."""
+"""Statistics of a request trace: lengths, arrivals and prefix sharing, from a table or a stream of chunks."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class ArrivalStatistics:
 
 @dataclass(frozen=True, slots=True)
 class RequestStatistics:
-    """Figures of a request trace; what the trace does not hold is None."""
+    """Statistics of a request trace; None for values that the trace does not contain."""
 
     requests: int
     source: str

@@ -1,4 +1,4 @@
-"""The canonical table of requests: one numpy column per fact, one row per request, in order of arrival."""
+"""Canonical table of requests: one numpy column per attribute, one row per request, in order of arrival."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class PrefixHashes:
 
     @classmethod
     def concatenate(cls, parts: Sequence[PrefixHashes]) -> PrefixHashes:
-        """The parts one after the other; all must have the same block size."""
+        """Concatenate several parts; all must have the same block size."""
         sizes = {part.block_tokens for part in parts}
         if len(sizes) != 1:
             raise TraceError(f"prefix_hashes: block sizes differ ({sorted(sizes)} tokens); read such traces separately")
@@ -215,7 +215,7 @@ class RequestTable:
         return {name: values for name, values in arrays.items() if values is not None}
 
     def take(self, rows: slice | IntArray) -> RequestTable:
-        """The rows given (a slice or rising indices); arrivals keep their values."""
+        """Return the selected rows (a slice or ascending indices); arrival times are unchanged."""
         indices = np.arange(len(self), dtype=np.int64)[rows]
         parts: dict[str, Any] = {part.name: getattr(self, part.name) for part in fields(self)}
         parts |= {name: values[indices] for name, values in self.columns().items()}
@@ -229,7 +229,7 @@ class RequestTable:
         return RequestTable(**parts)
 
     def from_time_zero(self) -> RequestTable:
-        """The same requests, of which the first arrives at 0."""
+        """Return the same requests with arrivals shifted so that the first is at 0."""
         if self.arrival_s is None or not len(self):
             return self
         return replace(self, arrival_s=self.arrival_s - self.arrival_s[0])

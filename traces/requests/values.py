@@ -1,4 +1,4 @@
-"""Values of a file turned into numbers: fast where every value is good, exact about each one that is not."""
+"""Conversion of file values to numbers: vectorised if all values are valid, with an exact report for each bad one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from traces.requests.table import FloatArray, IntArray
 Values: TypeAlias = Sequence[Any] | NDArray[Any]
 
 MAX_TOKENS = 1_000_000_000
-"""Most tokens one request may have; larger counts are damage, not data (the longest context windows hold 1e7)."""
+"""Maximum tokens of one request; larger counts indicate a damaged file (the longest context windows have 1e7)."""
 
 MAX_SECONDS = 1e11
 """Largest absolute time accepted, about the year 5138 as a Unix time; beyond it the unit must be wrong."""
@@ -43,7 +43,7 @@ class Parsed(NamedTuple):
 
 
 class _Bad(Exception):
-    """Reason and text for one value, inside this module."""
+    """Internal exception for one bad value, with reason and text."""
 
     def __init__(self, reason: str, text: str) -> None:
         super().__init__(text)

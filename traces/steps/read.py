@@ -24,7 +24,7 @@ US_PER_S = 1e6
 
 
 def read_steps(path: str | Path, format: str = "auto") -> StepTable:
-    """Every measured step of a file.
+    """Return all measured steps in a file.
 
     Raises:
         TraceError: no such file or format, an unknown column, a bad cell, or no step in it.
@@ -149,7 +149,7 @@ def _number(event: Mapping[str, Any], key: str, file: Path) -> float:
 
 
 def _busy_us(kernels: Sequence[Mapping[str, Any]], file: Path) -> float:
-    """Microseconds in which at least one kernel runs."""
+    """Time in microseconds during which at least one kernel runs."""
     busy = end = 0.0
     spans = [(_number(event, "ts", file), _number(event, "dur", file)) for event in kernels]
     for start, stop in sorted((start, start + lasts) for start, lasts in spans):

@@ -1,4 +1,4 @@
-"""The canonical table of engine steps: one numpy column per fact, one row per measured step."""
+"""Canonical table of engine steps: one numpy column per attribute, one row per measured step."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class StepTable:
         prefill_pairs: (query, key) pairs that the causal mask admits.
         sampled_prefills: chunks that complete their prompt.
         decode_seqs: decoding sequences.
-        query_len: tokens of each of them: 1, or K+1 in a verify step.
+        query_len: tokens per decoding sequence: 1, or K+1 in a verify step.
         decode_kv_tokens: keys that the decoding sequences read, own tokens included.
         measured_s: seconds.
         device: whether ``measured_s`` is the device's time alone.
@@ -62,24 +62,24 @@ class StepTable:
 
     @property
     def tokens(self) -> IntArray:
-        """Tokens that each step computes."""
+        """Number of tokens computed in each step."""
         return self.prefill_tokens + self.decode_seqs * self.query_len
 
     def where(self, keep: NDArray[np.bool_]) -> StepTable:
-        """The rows that ``keep`` marks."""
+        """Return the rows selected by the mask ``keep``."""
         columns = {name: getattr(self, name)[keep] for name in _ARRAYS}
         place = tuple(text for text, kept in zip(self.place, keep.tolist(), strict=True) if kept)
         return StepTable(**columns, place=place, source=self.source, skipped=self.skipped)
 
 
 LARGEST_COUNT, LARGEST_PAIRS = 10**9, 10**18
-"""Most tokens, and most pairs of tokens, of a step; whatever is more is damage."""
+"""Maximum tokens and maximum token pairs of a step; larger values indicate a damaged file."""
 _ARRAYS = ("prefill_seqs", "prefill_tokens", "prefill_kv_tokens", "prefill_pairs", "sampled_prefills", "decode_seqs",
            "query_len", "decode_kv_tokens", "measured_s", "device")  # fmt: skip
 
 
 def step_table(rows: Sequence[Mapping[str, Any]], source: str, skipped: Mapping[str, int] | None = None) -> StepTable:
-    """A table from rows of canonical columns; what a row leaves out follows from the rest.
+    """Build a table from rows of canonical columns; missing values are derived from the others.
 
     One chunk per step where ``prefill_seqs`` is unknown, fresh prompts where ``prefill_kv_tokens`` is not, chunks of
     equal length where ``prefill_pairs`` is not: ``q k - q (q - 1) / 2`` pairs each. ``place`` names the row.

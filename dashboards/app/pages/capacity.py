@@ -63,7 +63,7 @@ class PlanTask:
     scenario: Scenario
     chips: tuple[str, ...]
     rate: float | None
-    """None: that of the log."""
+    """Request rate to plan for, requests per second; None: the rate of the log."""
     growth: float
     slo: tuple[str, ...]
 

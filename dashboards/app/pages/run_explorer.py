@@ -174,7 +174,7 @@ def _latency_figure(run: RunFolder) -> go.Figure | None:
 
 
 def request_table(run: RunFolder, row: int) -> Table:
-    """What happened to one request."""
+    """Table of the phases of one request."""
     values = {name: float(column[row]) for name, column in run.requests.items()}
 
     def since(name: str) -> str:

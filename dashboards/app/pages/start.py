@@ -1,4 +1,4 @@
-"""The page one lands on: what every other answers, and a first answer."""
+"""Start page: the question that each page answers, and a first answer."""
 
 from __future__ import annotations
 

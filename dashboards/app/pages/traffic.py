@@ -41,11 +41,11 @@ from traces.requests.detect import open_trace
 NAME = "traffic"
 GIVEN = "log"
 SLO = ("p99_ttft_ms=1000", "p99_tpot_ms=30")
-"""Of the command that is shown."""
+"""SLO of the command shown on the page."""
 
 
 def taker(page: str, _served: ServedFolders) -> Component:
-    """Takes a log."""
+    """Upload field for a request log."""
     words = "A log of your own (CSV, JSONL): choose it, or drop it here"
     return dmc.Stack([upload(page, words), dmc.Divider(label="What is shown")])
 
@@ -117,7 +117,7 @@ def trace_sentence(statistics: RequestStatistics) -> str:
 
 
 def onward(values: Values, statistics: RequestStatistics) -> list[tuple[str, str]]:
-    """Where one goes from here, as texts and addresses."""
+    """Links to further pages, as texts and addresses."""
     known = {"columns": values["columns"]} if values["columns"] else {}
     links = [("Plan capacity for this log", f"/capacity?{urlencode({GIVEN: values[GIVEN], **known})}")]
     if statistics.arrivals is not None and statistics.arrivals.mean_rps is not None:

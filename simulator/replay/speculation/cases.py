@@ -67,7 +67,7 @@ OTHER_BASELINES = {
 COMPILED = ("MagicDec",)
 """Research code that runs captured graphs, priced as framework ``generic``."""
 MEMORY_SHARE = 0.75
-"""Of a chip's memory that weights may take when the number of chips is not published."""
+"""Share of a chip's memory that weights may take when the number of chips is not published."""
 
 
 class Case(NamedTuple):
@@ -80,7 +80,7 @@ class Case(NamedTuple):
     input_tokens: int
     output_tokens: int
     acceptance_length: float
-    """The row's own, else that of the same drafter on the same target in the catalogue."""
+    """Acceptance length of the row, else of the same drafter on the same target in the catalogue."""
     constants: tuple[str, ...]
     """What the prediction takes that may have been fitted, by file and name."""
 
@@ -131,7 +131,7 @@ def _closed_case(
     length: float,
     constants: Mapping[str, Mapping[str, Any]],
 ) -> Case:
-    """A row of so many sequences at once."""
+    """The case of a row with a fixed number of concurrent sequences."""
     framework = GROUP_FRAMEWORKS.get(row.group) or next(
         (name for text, name in ENGINE_FRAMEWORKS if text in row.engine), RESEARCH
     )

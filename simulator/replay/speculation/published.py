@@ -38,7 +38,7 @@ class PublishedSpeedup(NamedTuple):
     baseline: float | None
     speculative: float | None
     unit: str
-    """Of ``baseline`` and ``speculative``."""
+    """Unit of ``baseline`` and ``speculative``."""
     speedup: float
     """Above 1 where speculation is faster."""
     source: str

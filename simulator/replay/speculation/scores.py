@@ -17,7 +17,7 @@ ALL = "all"
 
 
 class GroupScore(NamedTuple):
-    """How one published table came out; percentages."""
+    """Errors over one published table, in percent."""
 
     group: str
     rows: int

@@ -21,7 +21,7 @@ SHOWN_ROWS = 12
 
 
 def predicted_words(row: ErrorRow) -> str:
-    """What a comparison is about: a metric, or the operation of kernels."""
+    """Predicted quantity of a comparison: a metric, or the operation of kernels."""
     if row.section == "kernels":
         op = row.name.removeprefix(SAMPLE).partition(" ")[0].rstrip(",").replace("_", " ")
         return f"Kernels: {'a chip by its limits alone' if row.fitted == 'nothing' else op}"

@@ -21,24 +21,24 @@ class ErrorRow:
     section: str
     """One of ``SECTIONS``."""
     name: str
-    """What was compared, such as ``gemm bf16, h100-sxm, vllm``; unique in its section."""
+    """Name of the comparison, such as ``gemm bf16, h100-sxm, vllm``; unique in its section."""
     metric: str
-    """What was predicted: ``seconds``, ``mean_tpot_ms``, ``speedup`` ..."""
+    """Predicted quantity: ``seconds``, ``mean_tpot_ms``, ``speedup`` ..."""
     n: int
     mape: float
     median_ape: float | None
     bias: float | None
     basis: str | None
     fitted: str
-    """What of the prediction was fitted, and on what."""
+    """Fitted constants of the prediction, and the data that they were fitted on."""
     ships: bool
     """Whether anyone can compute it from the package alone."""
     date: str = ""
-    """On which it was computed, as 2026-11-21."""
+    """Date on which the error was computed, such as 2026-11-21."""
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What makes two rows the same comparison."""
+        """Key by which two rows are the same comparison."""
         return (self.section, self.name, self.metric)
 
     def of_part(self, section: str, part: str) -> bool:
@@ -51,7 +51,7 @@ def errors_document(rows: Iterable[ErrorRow], version: str) -> dict[str, Any]:
 
     Args:
         rows: one per comparison.
-        version: of Forerun.
+        version: version of Forerun.
     """
     return {"version": version, "errors": [asdict(row) for row in rows]}
 

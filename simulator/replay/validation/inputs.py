@@ -87,7 +87,7 @@ class Cache:
         self.taken = 0
 
     def get(self, part: str) -> list[ErrorRow] | None:
-        """What was computed from the same inputs, or None."""
+        """Cached rows computed from the same inputs, or None."""
         try:
             document = json.loads(self._file(part).read_text(encoding="utf-8"))
             rows = [ErrorRow(**row) for row in document["rows"]] if document["digest"] == self.digest else None

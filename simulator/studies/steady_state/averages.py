@@ -181,7 +181,7 @@ class SteadyReplica:
         )
 
     def _seen_by_arrivals(self, rate: float, step: FloatArray, added: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """What requests find, per priced batch: mean step they arrive in, excess of their decode steps.
+        """Steps as arriving requests see them, per priced batch: mean step at arrival, excess of decode steps.
 
         Steps are a branching process: ``S' = d + X_1 + ... + X_A`` with A Poisson of mean R S, so ``Var S =
         R E[S] E[X^2] / (1 - r^2)`` with r = R x. A request arrives in a step that is long for its length
