@@ -192,15 +192,16 @@ def show(result: StudyResult, json_file: str | None, out: Path | None) -> None:
 def printed(
     title: str, facts: str, tables: Sequence[Table], document: Mapping[str, Any], legend: str = ""
 ) -> list[Any]:
-    """A result for the terminal: its title, its tables, what their terms mean, its conclusion, its notes."""
+    """A result for the terminal: its title, its conclusion, its tables, what their terms mean, its notes."""
     from rich.text import Text
 
     heading = Text(title, style="bold").append(f"  {facts}", style="dim not bold")
-    parts: list[Any] = [heading, *(table for table in tables if table.rows)]
-    if legend:
-        parts.append(Text(legend, style="dim"))
+    parts: list[Any] = [heading]
     if document.get("conclusion"):
         parts.append(Text(document["conclusion"], style="bold"))
+    parts += [table for table in tables if table.rows]
+    if legend:
+        parts.append(Text(legend, style="dim"))
     if document.get("notes"):
         parts.append(Text("\n".join(f"note: {note}" for note in document["notes"]), style="dim"))
     return parts
