@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simulator.cli.output import STDOUT, Progress, refuse_unused, set_options, show
+from simulator.cli.output import Progress, refuse_unused, set_options, show
 
 if TYPE_CHECKING:
     from simulator.scenario import Scenario
@@ -67,15 +67,10 @@ def show_plan(result: Any, emit_name: str | None, json_file: str | None, out: Pa
     Returns:
         The exit code: 1 where no deployment meets the SLO.
     """
-    if result.best is None:
-        show(result, json_file, out)
-        return EXIT_NOTHING_HOLDS
-    if emit_name is not None:
+    if emit_name is not None and result.best is not None:
         result.document["artefact"] = artefact_of(emit_name, result.scenario)
-    show(result, json_file, out)
-    if emit_name is not None and json_file != STDOUT:
-        print(result.document["artefact"])
-    return 0
+    show(result, json_file, out, result.document.get("artefact"))
+    return EXIT_NOTHING_HOLDS if result.best is None else 0
 
 
 def positive(word: str, option: str) -> float:

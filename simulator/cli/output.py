@@ -177,7 +177,7 @@ def emit(document: Any, json_file: str | None, human: Any) -> None:
         printer.print(part.rich(printer.width) if isinstance(part, Table) else part)
 
 
-def show(result: StudyResult, json_file: str | None, out: Path | None) -> None:
+def show(result: StudyResult, json_file: str | None, out: Path | None, last: str | None = None) -> None:
     """Save a result where ``--out`` says, write its document where ``--json`` says, and print it."""
     if out is not None:
         result.save(out)
@@ -187,6 +187,8 @@ def show(result: StudyResult, json_file: str | None, out: Path | None) -> None:
     if out is not None:
         page = f"; a one-page summary: {out / 'summary.html'}" if result.document.get("plan_summary") else ""
         print(f"Wrote {out}: open {out / 'report.html'}{page}", file=sys.stderr if json_file == STDOUT else sys.stdout)
+    if last and json_file != STDOUT:
+        print(last)
 
 
 def printed(

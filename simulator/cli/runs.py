@@ -103,7 +103,7 @@ def replicate(
 ) -> tuple[RunResult, dict[str, Any], BaseException | None]:
     """Run ``scenario`` with seeds ``seed``, ``seed + 1``, ... and combine what they say.
 
-    The first run is made here and looks for the error of its model where ``intervals`` requests it, the others are made
+    The first run is made here and looks for the error of its model with ``intervals``, the others are made
     by ``jobs`` processes (None: one per core); what comes out does not depend on how many they are.
 
     Returns:

@@ -464,13 +464,9 @@ def tune(
                 result = run_tuning(
                     study, batch=batch, context=context, tokens=tokens, emit=flags, seed=seed, progress=progress.update
                 )
-        printed_last = result.document["emit"]
         if engine in ARTEFACTS_OF_TUNE:
-            printed_last = tuned_artefact(str(engine), study.scenario, result.document)
-            result.document["artefact"] = printed_last
-        show(result, json_file, out)
-    if json_file != STDOUT and printed_last:
-        print(printed_last)
+            result.document["artefact"] = tuned_artefact(str(engine), study.scenario, result.document)
+        show(result, json_file, out, result.document.get("artefact", result.document["emit"]))
     return 0
 
 

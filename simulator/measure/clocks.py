@@ -54,7 +54,7 @@ class Clock(Protocol):
         ...
 
 
-def median_timing(samples: FloatArray) -> Timing:
+def timing_of(samples: FloatArray) -> Timing:
     """Median, spread, count and fastest of some samples in seconds."""
     return Timing(float(np.median(samples)), float(np.std(samples)), len(samples), float(samples.min()))
 
@@ -107,8 +107,8 @@ class CpuClock:
             gc.enable()
         if len(clean) < MIN_REPEATS:
             everything = np.sort(np.array(clean + disturbed))
-            return median_timing(everything[: max(MIN_REPEATS, len(everything) // 2)])
-        return median_timing(np.array(clean))
+            return timing_of(everything[: max(MIN_REPEATS, len(everything) // 2)])
+        return timing_of(np.array(clean))
 
     @staticmethod
     def _seconds(call: Call, calls: int) -> float:
@@ -146,7 +146,7 @@ class CudaClock:
         until = time.perf_counter() + budget_s
         while len(samples) < MIN_REPEATS or (len(samples) < MAX_REPEATS and time.perf_counter() < until):
             samples.append(self._seconds(replay) / launches)
-        return median_timing(np.array(samples))
+        return timing_of(np.array(samples))
 
     def _prepared(self, calls: list[Call], rounds: int) -> Callable[[], Any]:
         """A function that runs all calls in sequence, ``rounds`` times."""

@@ -168,7 +168,7 @@ class RequestReplay(Replay):
             "scores": [score._asdict() for score in self.scores],
             "runs": [
                 {**_row(outcome), "interval90": interval}
-                for outcome, interval in zip(self.outcomes, covered_intervals(self.outcomes), strict=True)
+                for outcome, interval in zip(self.outcomes, outcome_intervals(self.outcomes), strict=True)
                 if outcome.skipped is None
             ],
             "skipped": self.skipped,
@@ -287,7 +287,7 @@ def outcome_of(run: MeasuredRun, base: Scenario, seed: int) -> RunOutcome:
 def run_scores(outcomes: Sequence[RunOutcome]) -> list[RunScore]:
     """Figures of every metric over all runs, then by model, chip, engine and tensor parallelism."""
     groups: dict[str, list[RunOutcome]] = {"all": list(outcomes)}
-    runs, intervals = [outcome.run for outcome in outcomes], covered_intervals(outcomes)
+    runs, intervals = [outcome.run for outcome in outcomes], outcome_intervals(outcomes)
     inside = {id(run): interval for run, interval in zip(runs, intervals, strict=True)}
     for outcome in outcomes:
         groups.setdefault(group_label(outcome.run), []).append(outcome)
@@ -308,7 +308,7 @@ def run_scores(outcomes: Sequence[RunOutcome]) -> list[RunScore]:
     return scores
 
 
-def covered_intervals(outcomes: Sequence[RunOutcome]) -> list[dict[str, Interval]]:
+def outcome_intervals(outcomes: Sequence[RunOutcome]) -> list[dict[str, Interval]]:
     """90 % intervals of every run, from the errors on the other configurations of the replay."""
     return run_intervals([outcome.run for outcome in outcomes], [outcome.predicted for outcome in outcomes])
 

@@ -288,7 +288,7 @@ class Server:
         """Hand a request to the fleet.
 
         Args:
-            body: of the request.
+            body: the parsed request.
             prompts: of ``prepare``.
             at_s: when it came, before it was read: the work of a server's API server is simulated.
 

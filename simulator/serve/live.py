@@ -1,6 +1,6 @@
 """A fleet whose requests nobody knows in advance: they are handed in while its time goes by, and tokens come out.
 
-The replicas, the router and the engine are those of any run; only who requests the time differs. Nothing here looks at
+The replicas, the router and the engine are those of any run; only the clock differs. Nothing here looks at
 a clock: ``Pace`` (``simulator.serve.pace``) does.
 """
 
@@ -260,7 +260,7 @@ class LiveFleet:
 
 def rehearse(build: Build) -> None:
     """Serve made-up requests, so that the tables in which prices are looked up stand before anybody waits for a token:
-    making them as they are requested would hold streams up for up to a tenth of a second at a time.
+    making them on demand would hold streams up for up to a tenth of a second at a time.
 
     Args:
         build: whose tables; runs of it are the same after as before.

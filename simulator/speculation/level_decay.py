@@ -5,7 +5,7 @@ modules are reused deeper than they were trained. The loss is largest at the fir
 settles on its own features and drafts that got far are the easy ones. Position i (from 1), once all before it were
 accepted, is accepted with ``min(1, level * decay**log2(i))``, a power law of the position.
 
-Fitted on the acceptance lengths of K = 1..3 of 16 published curves and requested K = 5..8, it is right on average
+Fitted on the acceptance lengths of K = 1..3 of 16 published curves and extrapolated to K = 5..8, it is right on average
 (+0.2 % over curves, median error 2.0 %, where lengths do not fall with K); one factor from each position
 to the next is 1.6 % low on average, and 3.7 % on curves whose first position is accepted in over 90 %. Of the family
 ``level * decay**((i**s - 1) / (2**s - 1))``, from that (s = 1) to this (s = 0) and to s = -0.5, the error is

@@ -91,7 +91,6 @@ POLICY_FIELDS: dict[str, tuple[str, ...]] = {
 }
 """Policies by name, each with its own parameters; ``while_off`` and ``switch_s`` apply to all that change K."""
 OLD_POLICIES = {"draft-gate": "confidence-threshold"}
-PolicyName = Annotated[str, OneOf(POLICY_FIELDS)]
 
 
 def current_policy(name: Any) -> Any:
@@ -102,6 +101,7 @@ def current_policy(name: Any) -> Any:
     return name
 
 
+PolicyName = Annotated[str, OneOf(POLICY_FIELDS), BeforeValidator(current_policy)]
 Signed = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
 Candidates = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 
@@ -112,8 +112,7 @@ class PolicyConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _accept_old_names(cls, data: Any) -> Any:
-        data = with_new_names(data, {"p_min": "confidence_threshold"})
-        return data | {"name": current_policy(data["name"])} if isinstance(data, dict) and "name" in data else data
+        return with_new_names(data, {"p_min": "confidence_threshold"})
 
     name: PolicyName
     """Name of the policy."""
@@ -381,7 +380,7 @@ class SpeculationConfig(Section):
     """Draft tree, in place of a chain of ``num_speculative_tokens``."""
     draft: DraftConfig | None = None
     acceptance: AcceptanceConfig | None = None
-    policy: Annotated[PolicyName | PolicyConfig, BeforeValidator(current_policy)] = "fixed"
+    policy: PolicyName | PolicyConfig = "fixed"
     """How many of them each step drafts: a policy's name, or a mapping with its parameters."""
 
     @field_validator("tree", mode="before")

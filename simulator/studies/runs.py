@@ -15,7 +15,7 @@ Document = dict[str, Any]
 ProgressCall = Callable[[int, int], None]
 
 
-class CountedRuns(NamedTuple):
+class SeededRun(NamedTuple):
     """One simulation: a scenario under a seed, with factors on assumed parameters."""
 
     scenario: Scenario
@@ -40,10 +40,10 @@ class CountedRuns(NamedTuple):
 
 def with_seeds(
     scenario: Scenario, seeds: Iterable[int], factors: Factors | None = None, notes: bool = False
-) -> list[CountedRuns]:
+) -> list[SeededRun]:
     """The runs of one scenario."""
     pairs = tuple(sorted((factors or {}).items()))
-    return [CountedRuns(scenario, seed, pairs, notes=notes) for seed in seeds]
+    return [SeededRun(scenario, seed, pairs, notes=notes) for seed in seeds]
 
 
 class RunPool:
@@ -56,7 +56,7 @@ class RunPool:
         self._failed: dict[Any, ForerunError] = {}
         self._started = 0
 
-    def document(self, run: CountedRuns, name: str) -> Document:
+    def document(self, run: SeededRun, name: str) -> Document:
         """The document of a run.
 
         Raises:
@@ -69,7 +69,7 @@ class RunPool:
         kind = WorkerDiedError if isinstance(error, WorkerDiedError) else ForerunError
         raise kind(f"{name}: {error}")
 
-    def documents_if_any(self, runs: Sequence[CountedRuns]) -> list[Document | None]:
+    def documents_if_any(self, runs: Sequence[SeededRun]) -> list[Document | None]:
         """The document of each run, in order; None where a run fails, as one at the end of a range may."""
         keys = [run.key for run in runs]
         waiting = {}

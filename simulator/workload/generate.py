@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -184,16 +184,19 @@ def _trace_table(workload: WorkloadConfig, trace: str) -> RequestTable:
         state = file.stat()
         key += (file.resolve(), state.st_mtime_ns, state.st_size)
 
-    def read() -> RequestTable:
-        if limit is None:
-            _refuse_trace_larger_than_memory(file, workload)
-        table = read_requests(
+    def read_rows(most: int | None) -> RequestTable:
+        return read_requests(
             trace,
             format=workload.format,
             on_error=workload.on_error,
-            limit=limit,
+            limit=most,
             columns=workload.columns,  # type: ignore[arg-type]  # keys are words of a list
         )
+
+    def read() -> RequestTable:
+        if limit is None:
+            _refuse_trace_larger_than_memory(file, read_rows)
+        table = read_rows(limit)
         if not skipped:
             return table
         if skipped >= len(table):
@@ -203,23 +206,15 @@ def _trace_table(workload: WorkloadConfig, trace: str) -> RequestTable:
     return _RECENT_TRACE.get(key, read) if file.is_file() else read()
 
 
-def _refuse_trace_larger_than_memory(file: Path, workload: WorkloadConfig) -> None:
-    """Refuse a large trace that is to be read whole and does not fit into memory, going by its first requests.
+def _refuse_trace_larger_than_memory(file: Path, read_rows: Callable[[int], RequestTable]) -> None:
+    """Refuse a large trace that is to be read whole and does not fit into memory, estimated from its first requests.
 
     Raises:
         ForerunError: naming the field that bounds it.
     """
-    from traces import read_requests
-
     if not file.is_file() or file.stat().st_size < LARGE_FILE or file.suffix in (".gz", ".zst", ".parquet", ".json"):
         return
-    first = read_requests(
-        file,
-        format=workload.format,
-        on_error=workload.on_error,
-        limit=FIRST_ROWS,
-        columns=workload.columns,  # type: ignore[arg-type]  # keys are words of a list
-    )
+    first = read_rows(FIRST_ROWS)
     with file.open("rb") as lines:
         read_bytes = sum(len(line) for line in islice(lines, FIRST_ROWS))
     requests = len(first) * file.stat().st_size / read_bytes
@@ -229,7 +224,7 @@ def _refuse_trace_larger_than_memory(file: Path, workload: WorkloadConfig) -> No
 
 
 _RECENT_TRACE: RecentResults[RequestTable] = RecentResults(1)
-"""One table: a study requests the same trace over and over, and tables are large."""
+"""One table: every run of a study reads the same trace, and tables are large."""
 
 
 def _from_trace(workload: WorkloadConfig, trace: str, rng: np.random.Generator) -> RequestStream:

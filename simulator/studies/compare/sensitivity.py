@@ -8,7 +8,7 @@ from math import log
 
 from simulator.studies.assumed import AssumedParameter, assumed_parameters
 from simulator.studies.paired import HIGHER_IS_BETTER, Ratio, metric_values, paired_ratio
-from simulator.studies.runs import CountedRuns, RunPool, with_seeds
+from simulator.studies.runs import RunPool, SeededRun, with_seeds
 from simulator.studies.study_file import Variant
 
 
@@ -69,9 +69,7 @@ def swings(
     return sorted(all_swings, key=lambda swing: -max((swing.width(v.name) for v in variants[1:]), default=0.0))
 
 
-def _moved(
-    variant: Variant, parameter: AssumedParameter | None, value: float, seeds: Sequence[int]
-) -> list[CountedRuns]:
+def _moved(variant: Variant, parameter: AssumedParameter | None, value: float, seeds: Sequence[int]) -> list[SeededRun]:
     """The runs of a variant with a parameter at ``value``; as they were where it does not rest on that parameter."""
     if parameter is None:
         return with_seeds(variant.scenario, seeds)

@@ -11,7 +11,7 @@ from simulator.errors import ForerunError
 from simulator.metrics import jsonable, scenario_document
 from simulator.result import StudyResult, Summary
 from simulator.scenario import Scenario
-from simulator.studies.runs import CountedRuns, Document, RunPool
+from simulator.studies.runs import Document, RunPool, SeededRun
 from simulator.studies.study_file import Source, study_of
 from simulator.tables import Cell, Table, Value, number
 from simulator.workers import Workers, cores
@@ -58,9 +58,9 @@ def thresholds(
     everything = [*tried.values(), *fixed.values()]
     with Workers(min(jobs or cores(), len(everything) * replications)) as workers:
         pool = RunPool(workers, progress)
-        run_documents = pool.documents_if_any([CountedRuns(one, number) for one in everything for number in seeds])
+        run_documents = pool.documents_if_any([SeededRun(one, number) for one in everything for number in seeds])
         if not any(run_documents):
-            pool.document(CountedRuns(everything[0], seed), "thresholds")
+            pool.document(SeededRun(everything[0], seed), "thresholds")
     by_one = [run_documents[at : at + replications] for at in range(0, len(run_documents), replications)]
     names: list[Document] = [{"threshold": value, "replicas": None} for value in tried]
     names += [{"threshold": None, "replicas": count} for count in fixed]

@@ -1,6 +1,6 @@
 """Every option of every command beside every mode of it: it has an effect, or it is refused.
 
-An option that requests less (``--no-progress``, ``--no-steps``) or bounds what may be used (``--jobs``) is kept to
+An option that asks for less (``--no-progress``, ``--no-steps``) or bounds what may be used (``--jobs``) is kept to
 where there is nothing to leave out, so it is never refused.
 """
 
