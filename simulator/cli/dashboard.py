@@ -59,7 +59,7 @@ def dash(
                 f"--host {host}: others could reach this address, and nothing is encrypted; add --expose if you mean it"
             )
         print(
-            f"forerun: everyone who reaches {host} with the token can read the folders and start runs", file=sys.stderr
+            f"forerun: with the token, anyone who reaches {host} can read the folders and start runs", file=sys.stderr
         )
     served = folders or ([DEFAULT_FOLDER] if DEFAULT_FOLDER.is_dir() else [])
     serve_dashboard(served, host, port, token)

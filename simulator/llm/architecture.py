@@ -181,7 +181,7 @@ class Architecture:
 def mtp_architecture(target: Architecture) -> Architecture:
     """The MTP layer of a model as a one-layer drafter; its embedding and LM head are the target's, listed as tied.
 
-    A checkpoint with several MTP layers drafts one further token with each; engines reuse the first one in turn.
+    A checkpoint with several MTP layers drafts one further token with each; engines run the first one repeatedly.
 
     Raises:
         ForerunError: the model has none.

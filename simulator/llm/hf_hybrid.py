@@ -203,7 +203,7 @@ def _indexed(config: Config) -> Layers:
 
 
 def _compressed(config: Config) -> Layers:
-    """DeepSeek-V4: compressed sparse and heavily compressed attention in turn, several residual streams."""
+    """DeepSeek-V4: compressed sparse and heavily compressed attention in alternate layers, several residual streams."""
     fields, hidden = config.fields, config.hidden
     streams = fields.whole_or("hc_mult", 4)
     mix = Tensor("hyper_connection", (2 + streams) * streams, streams * hidden, "router", "replicated", 2)

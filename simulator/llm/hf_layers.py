@@ -62,7 +62,7 @@ def uniform_layers(config: Config) -> Layers:
 
 
 def layers_of(config: Config, mixers: Iterable[Mixer | None]) -> list[Layer]:
-    """One layer for each mixer, with the feed-forwards that the config states in turn."""
+    """One layer for each mixer, with the feed-forwards that the config lists, in order."""
     family = config.family
     mlps = read_layer_mlps(config)
     return [Layer(m, mlp, family.norms, family.norm_bias) for m, mlp in zip(mixers, mlps, strict=True)]

@@ -1,4 +1,4 @@
-"""The measurement: every kernel timed in turn, and the finished ones as a canonical trace with provenance."""
+"""The measurement: kernels timed one after the other, and the finished ones as a canonical trace with provenance."""
 
 from __future__ import annotations
 

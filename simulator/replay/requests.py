@@ -226,7 +226,7 @@ def replay_requests(
     Args:
         runs: measured, or files or folders of them.
         base: scenario of all that the runs do not state, or its file.
-        sources: files, for the report.
+        sources: names of the files, for the report; default: the files among ``runs``.
         split: score only configurations that this split holds out (a curve over load is on one side as a whole).
         where: conditions such as ``tensor_parallel<=4`` or ``model=llama-3.1-8b`` that a run must meet.
         limit: simulate at most so many, evenly chosen.
@@ -237,6 +237,9 @@ def replay_requests(
     Raises:
         ForerunError: a bad condition, or no run that can be simulated; the text says why.
     """
+    if not sources:
+        given = [runs] if isinstance(runs, str | Path) else runs
+        sources = [str(one) for one in given if not isinstance(one, MeasuredRun)]
     runs, base = as_runs(runs), as_scenario(base)
     conditions = [parse_condition(text) for text in where]
     chosen: list[MeasuredRun] = []

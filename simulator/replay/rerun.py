@@ -387,7 +387,7 @@ def unshared_hashes(input_tokens: np.ndarray[Any, Any], block_tokens: int) -> Pr
 
 
 def pool_hashes(pool: PromptPool, input_tokens: np.ndarray[Any, Any], block_tokens: int) -> PrefixHashes:
-    """Block ids of requests that take their prompts in turn from a pool.
+    """Block ids of requests that take their prompts round robin from a pool.
 
     Args:
         pool: prompts, groups and the tokens that a group shares.

@@ -73,8 +73,8 @@ class EngineConfig(Section):
     """``server``: requests come over HTTP and tokens are streamed back. ``offline``: a program calls the engine itself,
     as throughput benchmarks do."""
     routing: RoutingName = "round-robin"
-    """How requests are spread over ``hardware.replicas``: in turn, by load, by the prefixes sent to each, or by those
-    in each KV cache."""
+    """How requests are spread over ``hardware.replicas``: round robin, by load, by the prefixes sent to each, or by
+    those in each KV cache."""
     preemption: Literal["recompute", "swap"] = "recompute"
     """How the KV of a preempted sequence is restored: recomputed later, or swapped to host memory and back."""
     swap_space_bytes: PositiveFloat = 4 * 1024.0**3

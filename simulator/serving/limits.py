@@ -32,7 +32,7 @@ class EngineLimits:
     groups: int = 1
     """Attention groups that step together; the limits on sequences, tokens and blocks apply to each."""
     round_robin: bool = False
-    """Whether requests go to the groups in turn, rather than to the group with the fewest requests."""
+    """Whether requests go to the groups round robin, rather than to the group with the fewest requests."""
     dp_wait_limit_steps: int = 0
     """Most steps that the prompts of a group wait until every group has prompts."""
     page_tokens: int = 0

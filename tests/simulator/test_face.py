@@ -155,5 +155,6 @@ def test_replays_take_files(tmp_path):
     report = fr.replay_kernels(sample / "kernels-cpu.csv", sample / "kernels-cpu.machine.yaml")
     again = fr.replay_kernels([str(sample / "kernels-cpu.csv")], str(sample / "kernels-cpu.machine.yaml"))
     assert report.document["overall"] == again.document["overall"]
+    assert report.document["source"].endswith("kernels-cpu.csv")
     with pytest.raises(fr.ForerunError, match=r"nothing\.csv"):
         fr.replay_kernels(tmp_path / "nothing.csv", "h100-sxm")

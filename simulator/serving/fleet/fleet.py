@@ -103,7 +103,7 @@ class Fleet:
         return self.pools[0].replicas > 1 and (self.routing != "round-robin" or stream.max_concurrency is not None)
 
     def _run_in_processes(self, log: RunLog, served: Sequence[int]) -> int:
-        """Run replicas that have nothing to do with each other: each gets its requests in turn. Returns the blocks that
+        """Run replicas that have nothing to do with each other: requests are dealt round robin. Returns the blocks that
         requests still hold at the end."""
         (pool,) = self.pools
         most = log.stream.max_concurrency

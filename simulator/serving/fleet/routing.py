@@ -27,7 +27,7 @@ class Policy(Protocol):
 
 
 class RoundRobin:
-    """In turn."""
+    """Round robin over the replicas."""
 
     def __init__(self, config: RouterConfig, log: RunLog) -> None:
         self._next = 0
