@@ -60,7 +60,7 @@ class WithRecord(build_py):
     def run(self) -> None:
         """Copy them into what is installed."""
         super().run()
-        place = Path(self.build_lib, "simulator", "replay", "validation")
+        place = Path(self.build_lib, "dashboards")
         if RECORD.is_file() and place.is_dir():
             self.copy_file(str(RECORD), str(place / RECORD.name))
 

@@ -23,10 +23,10 @@ from dashboards.app.page import Context
 from dashboards.app.pages import run_explorer
 from dashboards.app.parts import spec
 from dashboards.app.served import ServedFolders
-from simulator.metrics import run_document
-from simulator.metrics.run_folder import write_run
-from simulator.run import simulate
-from simulator.scenario import scenario_from
+from simulator.running.metrics import run_document
+from simulator.running.metrics.run_folder import write_run
+from simulator.running.run import simulate
+from simulator.running.scenario import scenario_from
 
 VIEWS: dict[str, Callable[..., Any]] = {
     "summary": run_explorer.compute,

@@ -1,4 +1,4 @@
-"""The reference engine (``simulator/selfcheck``) predicted and run several times over: how far the errors spread.
+"""The reference engine (``validation/selfcheck``) predicted and run several times over: how far the errors spread.
 
 Run: python benchmarks/selfcheck.py [--seeds N] [--threads N] [--dtype NAME] [--json FILE]
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import plotly.graph_objects as go
 
 from dashboards.theme import BASIS_WORDS, dark_template, light_template
-from simulator.tables import LONG_WORDS, Table
+from forerun.tables import LONG_WORDS, Table
 
 PLOTLY = "plotly-cartesian-4.1.1.min.js.gz"
 """plotly.js without maps and three dimensions, as its makers build and minify it: a third of the whole."""

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from simulator.replay.result import Replay
-    from simulator.run import RunResult
+    from simulator.running.run import RunResult
     from simulator.studies.compare.comparison import CompareResult
     from simulator.studies.draft_pool import DraftPoolResult
     from simulator.studies.plan.document import PlanResult

@@ -30,8 +30,7 @@ from dashboards.page import (
     table_card,
     tiles_html,
 )
-from simulator.metrics.document import json_text
-from simulator.metrics.files import StagedFiles
+from forerun.tables import Table
 from simulator.replay import ReplayReport
 from simulator.replay.replay_tables import (
     METRIC_WORDS,
@@ -43,7 +42,8 @@ from simulator.replay.replay_tables import (
     step_replay_tables,
 )
 from simulator.replay.result import Replay
-from simulator.tables import Table
+from simulator.running.metrics.document import json_text
+from simulator.running.metrics.files import StagedFiles
 
 Document = dict[str, Any]
 REPLAY_FILE = "replay.json"

@@ -33,11 +33,11 @@ from dashboards.page import (
     table_card,
     tiles_html,
 )
-from simulator.metrics import main_bottleneck
-from simulator.metrics.files import write_text_atomically
-from simulator.metrics.run_folder import RunFolder, load_run
-from simulator.metrics.run_tables import interval_words, more_run_tables, run_tables
-from simulator.tables import ABSENT, number, percent
+from forerun.tables import ABSENT, number, percent
+from simulator.running.metrics import main_bottleneck
+from simulator.running.metrics.files import write_text_atomically
+from simulator.running.metrics.run_folder import RunFolder, load_run
+from simulator.running.metrics.tables import interval_words, more_run_tables, run_tables
 
 Document = dict[str, Any]
 REPORT_FILE = "report.html"

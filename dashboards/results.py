@@ -1,4 +1,4 @@
-"""Figures and pages of results, loaded by :class:`simulator.result.Result` on first use."""
+"""Figures and pages of results, loaded by :class:`forerun.result.Result` on first use."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import plotly.graph_objects as go
 from dashboards.replay_report import replay_figures, write_replay
 from dashboards.report import REPORT_FILE, report_figures, write_report
 from dashboards.study_report import plan_summary_html, study_figures, study_html, study_markdown
-from simulator.errors import ForerunError, did_you_mean
-from simulator.metrics.document import json_text
-from simulator.metrics.files import StagedFiles
-from simulator.metrics.run_folder import REQUEST_COLUMNS, STEP_COLUMNS, RunFolder, run_columns, write_run
+from forerun.errors import ForerunError, did_you_mean
+from forerun.result import Result, StudyResult
 from simulator.replay.result import Replay
-from simulator.result import Result, StudyResult
-from simulator.run import RunResult
+from simulator.running.metrics.document import json_text
+from simulator.running.metrics.files import StagedFiles
+from simulator.running.metrics.run_folder import REQUEST_COLUMNS, STEP_COLUMNS, RunFolder, run_columns, write_run
+from simulator.running.run import RunResult
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -50,11 +50,11 @@ from dashboards.page import (
     scenario_yaml,
     table_card,
 )
-from simulator.errors import ForerunError
-from simulator.result import StudyResult
+from forerun.errors import ForerunError
+from forerun.result import StudyResult
+from forerun.tables import Table, cell_text, markdown_text
 from simulator.studies.paired import HIGHER_IS_BETTER, load_words, metric_words
 from simulator.studies.sweep.study import point_value
-from simulator.tables import Table, cell_text, markdown_text
 
 Document = dict[str, Any]
 TEXT_WIDTH = 56

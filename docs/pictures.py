@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from dashboards.report import write_report
-from simulator.metrics import run_document
-from simulator.metrics.run_folder import write_run
-from simulator.run import simulate
-from simulator.scenario import load_scenario
+from simulator.running.metrics import run_document
+from simulator.running.metrics.run_folder import write_run
+from simulator.running.run import simulate
+from simulator.running.scenario import load_scenario
 
 ROOT = Path(__file__).resolve().parent.parent
 PICTURES = ROOT / "docs" / "pictures"

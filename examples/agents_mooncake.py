@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import argparse
 
-from simulator.metrics import run_document
-from simulator.run import simulate
-from simulator.scenario import Scenario
+from simulator.running.metrics import run_document
+from simulator.running.run import simulate
+from simulator.running.scenario import Scenario
 
 CASES = {
     "no prefix cache": {"engine.enable_prefix_caching": False},

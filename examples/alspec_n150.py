@@ -28,7 +28,7 @@ from dashboards.figures.attention import (
     sensitivity_figure,
     token_grid,
 )
-from simulator.metrics.files import write_text_atomically
+from simulator.running.metrics.files import write_text_atomically
 from simulator.speculation.attention_level import (
     READINGS,
     ConsistencySet,

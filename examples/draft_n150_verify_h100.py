@@ -8,9 +8,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from simulator.metrics import summarise
-from simulator.run import simulate
-from simulator.scenario import Scenario
+from simulator.running.metrics import summarise
+from simulator.running.run import simulate
+from simulator.running.scenario import Scenario
 
 USERS = (1, 8, 32, 128)
 DRAFTS: dict[str, dict[str, Any] | None] = {

@@ -10,9 +10,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from simulator.metrics import summarise
-from simulator.run import simulate
-from simulator.scenario import Scenario
+from simulator.running.metrics import summarise
+from simulator.running.run import simulate
+from simulator.running.scenario import Scenario
 from simulator.studies.steady_state.estimate import estimate, max_request_rate
 
 SPECULATION = {

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 
 from hwprofiles import load_chip
-from simulator.scenario import Scenario
+from simulator.running.scenario import Scenario
 from simulator.studies.plan.objectives import limits_words, objective_of
 from simulator.studies.plan.trials import PlannedLoad, find_highest_rate
 from simulator.studies.steady_state.estimate import max_request_rate

@@ -9,10 +9,10 @@ import argparse
 
 import numpy as np
 
+from forerun.errors import ForerunError
 from simulator import simulate, tune_machine
-from simulator.errors import ForerunError
-from simulator.metrics import summarise
-from simulator.scenario import Scenario, scenario_from
+from simulator.running.metrics import summarise
+from simulator.running.scenario import Scenario, scenario_from
 
 MEASURED = (
     ("apple-m1-pro-14", "llama-2-7b", "f16", 12.75),

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import argparse
 
-from simulator.metrics import summarise
-from simulator.run import simulate
-from simulator.scenario import Scenario
+from simulator.running.metrics import summarise
+from simulator.running.run import simulate
+from simulator.running.scenario import Scenario
 
 USERS = (1, 4, 16, 64)
 DEPTHS = (0, 1, 2, 3)

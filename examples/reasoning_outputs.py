@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import argparse
 
-from simulator.metrics import run_document
-from simulator.run import simulate
-from simulator.scenario import Scenario
+from simulator.running.metrics import run_document
+from simulator.running.run import simulate
+from simulator.running.scenario import Scenario
 from simulator.studies.steady_state.estimate import estimate
 
 SHORTEST, LONGEST = 8_192, 32_768

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from simulator.metrics import summarise
-from simulator.run import simulate
-from simulator.scenario import Scenario
+from simulator.running.metrics import summarise
+from simulator.running.run import simulate
+from simulator.running.scenario import Scenario
 
 LOADS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 SPECULATION = {

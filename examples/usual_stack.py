@@ -14,9 +14,9 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from simulator.metrics import summarise
-from simulator.run import simulate
-from simulator.scenario import Scenario
+from simulator.running.metrics import summarise
+from simulator.running.run import simulate
+from simulator.running.scenario import Scenario
 from simulator.studies.study_file import load_study
 
 STUDY = Path(__file__).with_name("usual-stack.yaml")

@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from simulator.drafting import BUILDERS, DraftRequest
-from simulator.errors import ArgumentError
+from forerun.errors import ArgumentError
+from simulator.running.drafting import BUILDERS, DraftRequest
 from simulator.serving.rules import SchedulerFacts, register_admission, register_routing, register_scheduler
 from simulator.speculation.methods import METHODS, MethodFacts
 from simulator.speculation.policies import POLICIES, DraftPolicy
@@ -90,7 +90,7 @@ def drafter(name: str, **facts: Any) -> Callable[[MakeDrafter], MakeDrafter]:
         facts: fields of :class:`simulator.speculation.methods.MethodFacts`, such as ``draft_slots=False``.
 
     The decorated class or function makes a :class:`simulator.timing.Drafter` from a
-    :class:`simulator.drafting.DraftRequest`; ``simulator.timing.check_drafter`` tests it.
+    :class:`simulator.running.drafting.DraftRequest`; ``simulator.timing.check_drafter`` tests it.
     """
 
     def add(make: MakeDrafter) -> MakeDrafter:

@@ -1,13 +1,14 @@
-from simulator.errors import ForerunError as ForerunError
-from simulator.errors import InvariantError as InvariantError
+from forerun.errors import ForerunError as ForerunError
+from forerun.errors import InvariantError as InvariantError
+from forerun.result import Result as Result
+from forerun.tables import Table as Table
 from simulator.replay.calibrate import calibrate as calibrate
 from simulator.replay.kernels import replay_kernels as replay_kernels
 from simulator.replay.requests import replay_requests as replay_requests
-from simulator.result import Result as Result
-from simulator.run import RunResult as RunResult
-from simulator.run import simulate as simulate
-from simulator.scenario import Scenario as Scenario
-from simulator.scenario import load_scenario as load_scenario
+from simulator.running.run import RunResult as RunResult
+from simulator.running.run import simulate as simulate
+from simulator.running.scenario import Scenario as Scenario
+from simulator.running.scenario import load_scenario as load_scenario
 from simulator.studies.compare.comparison import compare as compare
 from simulator.studies.draft_pool import draft_pool as draft_pool
 from simulator.studies.plan.document import plan as plan
@@ -15,5 +16,4 @@ from simulator.studies.race.race import race as race
 from simulator.studies.sweep.study import sweep as sweep
 from simulator.studies.tune.document import tune as tune
 from simulator.studies.tune.machine import tune_machine as tune_machine
-from simulator.tables import Table as Table
 from simulator.timing.prediction import predict as predict

@@ -5,7 +5,7 @@ import pytest
 import simulator
 from hwprofiles.catalogue import load_chip
 from hwprofiles.schema import Chip
-from simulator.scenario import as_scenario
+from simulator.running.scenario import as_scenario
 from simulator.speculation.speculation_config import PolicyConfig
 
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from simulator.run import simulate
-from simulator.scenario import load_scenario, parse_yaml
+from simulator.running.run import simulate
+from simulator.running.scenario import load_scenario, parse_yaml
 from simulator.speculation.attention_level.numeric import attention_outputs
 from simulator.studies.alspec import ATLAS_CHIPS, atlas_gains
 from simulator.studies.compare.comparison import compare

@@ -165,7 +165,7 @@ def test_a_prediction_has_named_figures():
 
 @pytest.fixture
 def forgotten():
-    from simulator.drafting import BUILDERS
+    from simulator.running.drafting import BUILDERS
     from simulator.serving.rules import SCHEDULERS
     from simulator.speculation.policies import POLICIES
     from simulator.speculation.speculation_config import POLICY_FIELDS
@@ -177,7 +177,7 @@ def forgotten():
 
 
 def test_registered_plug_ins_run_by_name(forgotten, tmp_path):
-    from simulator.drafting import lookup
+    from simulator.running.drafting import lookup
 
     @fr.register.scheduler("registered")
     class ShortestFirst(UnifiedScheduler):

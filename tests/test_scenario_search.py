@@ -11,12 +11,12 @@ import pytest
 from scenario_search.search import CORPUS, KNOWN, PARTS, judged, scenario_of, schema, shrunk, with_intervals
 
 from simulator import invariants
-from simulator.build import PoolBuild
 from simulator.cli import main
-from simulator.drafting import DraftRequest
-from simulator.invariants import StepAudit
 from simulator.llm.mixers import SelectiveAttention
-from simulator.metrics import uncertainty
+from simulator.running.build import PoolBuild
+from simulator.running.drafting import DraftRequest
+from simulator.running.invariants import StepAudit
+from simulator.running.metrics import uncertainty
 from simulator.serving import RunLog, compiled
 from simulator.serving.fleet import pool
 

@@ -16,25 +16,19 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from dashboards.recorded_errors import ErrorRow, error_tables, errors_document, merged, read_errors
+from forerun.errors import ForerunError
 from forerun.version import forerun_version
+from forerun.workers import Workers, cores
 from simulator.cli.output import Progress, console
-from simulator.errors import ForerunError
-from simulator.metrics.document import json_text
-from simulator.metrics.files import StagedFiles
-from simulator.replay.speculation import compare_published, curve_scores
-from simulator.replay.validation import (
-    ErrorRow,
-    error_tables,
-    errors_document,
-    merged,
-    read_errors,
-    shipped_errors,
-)
-from simulator.workers import Workers, cores
+from simulator.running.metrics.document import json_text
+from simulator.running.metrics.files import StagedFiles
 from validation.coverage import causes_of, coverage_page, coverage_table, measured_bands
 from validation.kernels import measured_kernel_errors
 from validation.page import trust_page
 from validation.requests import LIMIT, measured_request_errors
+from validation.shipped import shipped_errors
+from validation.speculation import compare_published, curve_scores
 from validation.speculation_page import speculation_page
 
 ERRORS_FILE, PAGE_FILE, SPECULATION_FILE = "errors.json", "index.md", "speculation.md"

@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from forerun.errors import ForerunError
+from forerun.tables import Table, Value
 from hwprofiles import ProfileError, chip_names
-from simulator.errors import ForerunError
 from simulator.llm import MoeMlp, load_architecture
-from simulator.metrics.uncertainty import LEVEL, intervals_of
 from simulator.replay.requests import in_training
 from simulator.replay.rerun import catalogue_model, chip_name, rerun
-from simulator.tables import Table, Value
+from simulator.running.metrics.uncertainty import LEVEL, intervals_of
 from traces import TraceError
 from traces.benchmark_results import MeasuredRun, read_runs
 from validation.requests import METRICS, SPLIT, SUFFIXES, base_scenario

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import numpy as np
 
+from dashboards.recorded_errors import ErrorRow
+from forerun.errors import ForerunError
 from hwprofiles import KernelLibrary, ProfileError, chip_names, load_chip
 from hwprofiles.dtypes import VARIANT
 from hwprofiles.library import LIBRARIES
-from simulator.errors import ForerunError
 from simulator.replay.kernels import replay_kernels
 from simulator.replay.rerun import chip_name
-from simulator.replay.validation.errors import ErrorRow
-from simulator.replay.validation.shipped import SPLIT, kernel_row
 from traces import TraceError
 from traces.kernels import COLLECTIVES, KernelTable, concatenate, read_kernels
+from validation.shipped import SPLIT, kernel_row
 
 USUAL_SHAPES = {
     "gemm": ("n>=1024", "k>=1024"),

@@ -20,14 +20,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.errors import ForerunError
 from forerun.version import forerun_version
 from hwprofiles import chip_names, load_chip
 from hwprofiles.dtypes import dtype_bytes, shares_of
 from simulator import simulate
-from simulator.build import build_replica
-from simulator.errors import ForerunError
-from simulator.metrics import summarise
-from simulator.scenario import Scenario, scenario_from
+from simulator.running.build import build_replica
+from simulator.running.metrics import summarise
+from simulator.running.scenario import Scenario, scenario_from
 from simulator.speculation.confidence import threshold_chain
 from simulator.speculation.level_decay import fit_acceptance_lengths
 from simulator.studies.steady_state.prices import decode_steps

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from simulator.replay.validation.errors import SECTIONS, ErrorRow
-from simulator.replay.validation.facts import facts
+from dashboards.recorded_errors import SECTIONS, ErrorRow
+from validation.facts import facts
 
 SPLIT_WORDS = ("held out (train=0.7,seed=1)", "on the other 70% of the shapes")
 """How a profile says that its fit left out what ``SPLIT`` of the kernels holds out."""

@@ -6,17 +6,17 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from dashboards.recorded_errors import ErrorRow
+from forerun.errors import ForerunError
 from hwprofiles import weakest
-from simulator.errors import ForerunError
 from simulator.replay.requests import RequestReplay, Start, replay_requests
 from simulator.replay.rerun import catalogue_model, framework_name, framework_of_version
 from simulator.replay.split import Split
-from simulator.replay.validation.errors import ErrorRow
-from simulator.replay.validation.facts import fitted_words
-from simulator.scenario import Scenario, scenario_from
+from simulator.running.scenario import Scenario, scenario_from
 from traces import TraceError
 from traces.benchmark_results import MeasuredRun, read_runs
 from validation import blis as blis  # lets read_runs read its tables
+from validation.facts import fitted_words
 
 METRICS = ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "output_throughput")
 SUFFIXES = (".csv", ".json", ".jsonl")

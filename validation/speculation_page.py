@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from simulator.replay.speculation import (
+from validation.facts import facts, fitted_words
+from validation.speculation import (
     ALL,
     FITTED_DEPTH,
     RESEARCH,
@@ -19,8 +20,6 @@ from simulator.replay.speculation import (
     group_scores,
     load_published,
 )
-from simulator.replay.validation import fitted_words
-from simulator.replay.validation.facts import facts
 
 HEAD = f"""# Speculation against published measurements
 

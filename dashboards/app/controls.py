@@ -17,8 +17,8 @@ import dash_mantine_components as dmc
 from dash import html
 
 from dashboards.app.served import SAMPLE_CHIP, ServedFolders
+from forerun.errors import ForerunError, did_you_mean
 from hwprofiles import chip_names
-from simulator.errors import ForerunError, did_you_mean
 from simulator.llm import architecture_names
 from simulator.speculation.methods import METHODS as SPECULATION
 from simulator.studies.study_file import parse_pairs

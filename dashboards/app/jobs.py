@@ -27,9 +27,9 @@ from dash import MATCH, Dash, Input, Output, State, dcc, no_update
 from dashboards.app.messages import sentence
 from dashboards.app.parts import area, message
 from dashboards.app.served import SESSION
-from simulator.errors import ForerunError
-from simulator.scenario import Scenario
-from simulator.workers import follow_parent
+from forerun.errors import ForerunError
+from forerun.workers import follow_parent
+from simulator.running.scenario import Scenario
 
 ProgressCallback = Callable[[int, int], None]
 """Called with how much is done, and of how much."""
@@ -57,9 +57,9 @@ class RunTask:
 
     def __call__(self, folder: Path, tell: ProgressCallback) -> None:
         """Run, and write the run's files."""
-        from simulator.metrics import run_document
-        from simulator.metrics.run_folder import write_run
-        from simulator.run import simulate
+        from simulator.running.metrics import run_document
+        from simulator.running.metrics.run_folder import write_run
+        from simulator.running.run import simulate
 
         result = simulate(self.scenario, self.seed, tell)
         write_run(folder, result, run_document(result))

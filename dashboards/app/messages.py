@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 
-from simulator.errors import ForerunError
+from forerun.errors import ForerunError
 
 LOG = logging.getLogger("forerun.dash")
 FAULT = "Something went wrong inside; the terminal that serves this page has the details."

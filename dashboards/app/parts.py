@@ -12,7 +12,7 @@ from dash import dcc, html
 from dashboards.app.controls import Component, Identity
 from dashboards.page import Tile
 from dashboards.theme import BASIS_WORDS
-from simulator.tables import Table
+from forerun.tables import Table
 
 EXPORTS = ("png", "svg", "csv", "html")
 GRAPH_CONFIG: Any = {"displaylogo": False, "responsive": True, "modeBarButtonsToRemove": ["select2d", "lasso2d"]}

@@ -13,13 +13,13 @@ import numpy as np
 
 from dashboards.app.jobs import ProgressCallback
 from dashboards.app.served import ServedFolders
+from dashboards.recorded_errors import ErrorRow, read_errors
 from dashboards.replay_report import KERNELS, kind_of
+from forerun.errors import ForerunError
 from hwprofiles import KernelLibrary, load_chip
-from simulator.errors import ForerunError
 from simulator.replay import ReplayReport, Split, replay_kernels
 from simulator.replay.calibrate import calibrate
-from simulator.replay.validation import ErrorRow, read_errors
-from simulator.scenario import Scenario
+from simulator.running.scenario import Scenario
 from traces.kernels import KernelTable, read_kernels
 
 PHYSICS = "the profile as it is"
@@ -37,8 +37,8 @@ Document = dict[str, Any]
 
 def record() -> list[ErrorRow]:
     """Rows of ``errors.json`` from the package or its checkout; empty if neither has the file."""
-    package = Path(str(files("simulator")))
-    places = (package / "replay" / "validation" / RECORD, package.parent / "docs" / "validation" / RECORD)
+    package = Path(str(files("dashboards")))
+    places = (package / RECORD, package.parent / "docs" / "validation" / RECORD)
     path = next((place for place in places if place.is_file()), None)
     return [] if path is None else _recorded(path, path.stat().st_mtime_ns)
 
@@ -116,9 +116,9 @@ class ReplayTask:
     def __call__(self, folder: Path, tell: ProgressCallback) -> None:
         """Replay, and write ``replay.json`` as the command does."""
         from dashboards.replay_report import write_replay
+        from forerun.workers import Workers, cores
         from simulator.replay.requests import replay_requests
         from simulator.replay.steps import replay_steps, steps_document
-        from simulator.workers import Workers, cores
         from traces.benchmark_results import read_runs
         from traces.steps import read_steps
 
@@ -143,7 +143,7 @@ def replay_task(
     Raises:
         ForerunError: no such file, or no such deployment.
     """
-    from simulator.scenario import scenario_from
+    from simulator.running.scenario import scenario_from
 
     file, steps = served.measured_file(label)
     data = {

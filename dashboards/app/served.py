@@ -11,9 +11,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
 
-from simulator.errors import ForerunError
-from simulator.metrics.run_folder import RunFolder, load_run
-from simulator.scenario import LOG_SUFFIXES
+from forerun.errors import ForerunError
+from simulator.running.metrics.run_folder import RunFolder, load_run
+from simulator.running.scenario import LOG_SUFFIXES
 from traces import TraceError, sample_names, sample_path
 from traces.files import head, is_parquet
 from traces.kernels import recognise_columns

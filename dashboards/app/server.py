@@ -24,8 +24,8 @@ from dashboards.app.pages import PAGES
 from dashboards.app.served import ServedFolders
 from dashboards.app.uploads import LARGEST_MESSAGE_BYTES
 from dashboards.page import asset
-from simulator.errors import ForerunError
-from simulator.metrics.files import scratch_folder
+from forerun.errors import ForerunError
+from simulator.running.metrics.files import scratch_folder
 
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 SECURITY = {

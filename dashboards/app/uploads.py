@@ -15,10 +15,10 @@ from typing import Any
 
 from dashboards.app.jobs import ProgressCallback, RunTask
 from dashboards.app.served import LARGEST_LOG_BYTES, LOGS, SESSION, ServedFolders
-from simulator.errors import ForerunError
+from forerun.errors import ForerunError
 from simulator.llm import architecture_aliases, published_head_names
-from simulator.metrics.files import write_text_atomically
-from simulator.scenario import Scenario, parse_yaml, scenario_from
+from simulator.running.metrics.files import write_text_atomically
+from simulator.running.scenario import Scenario, parse_yaml, scenario_from
 
 LARGEST_MESSAGE_BYTES = 24 * 2**20
 """Largest request from a browser, bytes: uploads, and figures sent back to be saved."""

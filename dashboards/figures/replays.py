@@ -9,11 +9,11 @@ import numpy as np
 import plotly.graph_objects as go
 
 from dashboards.figures.run import thinned_distribution
+from dashboards.recorded_errors import ErrorRow, by_predicted
 from dashboards.theme import BLUE, COLOURS, GREEN, GREY, ORANGE, PINK, SKY, VERMILLION, FloatArray, captioned
 from simulator.replay import ReplayReport
 from simulator.replay.predict import REGIMES
 from simulator.replay.replay_tables import METRIC_WORDS
-from simulator.replay.validation import ErrorRow, by_predicted
 
 BASIS_COLOURS = {"calibrated": GREEN, "extrapolated": ORANGE, "datasheet": VERMILLION, "measured": BLUE}
 MAX_POINTS = 4000

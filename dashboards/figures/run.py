@@ -13,8 +13,8 @@ from plotly.subplots import make_subplots
 
 from dashboards.theme import COLOURS, GREY, RUN_COLOURS, FloatArray, captioned
 from hwprofiles import weakest
-from simulator.metrics.run_folder import RunFolder
-from simulator.metrics.usage import BOUNDS
+from simulator.running.metrics.run_folder import RunFolder
+from simulator.running.metrics.usage import BOUNDS
 
 
 class BottleneckData(NamedTuple):

@@ -23,7 +23,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 def scenario_page() -> Iterator[str]:
     """Every field of a scenario, from the schema that validates it, in the order in which a file would have them."""
-    from simulator.scenario import Scenario
+    from simulator.running.scenario import Scenario
 
     schema = Scenario.model_json_schema(by_alias=True)
     examples, flags = _examples(), _flags()
@@ -220,7 +220,7 @@ def _made_up(field: dict[str, Any]) -> str:
 
 def _flags() -> dict[str, str]:
     """What a field becomes on each engine's command line, by dotted path: a command with it against one without."""
-    from simulator.scenario import Scenario
+    from simulator.running.scenario import Scenario
     from simulator.studies.engine_flags import launch_flags
 
     plain = Scenario.model_validate(
@@ -278,8 +278,8 @@ def _meanings(title: str) -> dict[str, str]:
     import inspect
     import textwrap
 
-    from simulator.scenario import Scenario
-    from simulator.settings import Section
+    from forerun.types import Section
+    from simulator.running.scenario import Scenario
 
     classes = [Scenario, *_subclasses(Section)]
     model = next((cls for cls in classes if cls.__name__ == title), None)

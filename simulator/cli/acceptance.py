@@ -38,8 +38,8 @@ def workloads_fit_acceptance(files: Logs, json_file: JsonOption = None) -> int:
 
 def workloads_curves(json_file: JsonOption = None) -> int:
     """List the published acceptance curves that a scenario can name."""
+    from forerun.tables import ABSENT, Table, percent
     from simulator.speculation import curve_names, load_curve
-    from simulator.tables import ABSENT, Table, percent
 
     curves = [curve_row(load_curve(name)) for name in curve_names()]
     lines = [
@@ -75,7 +75,7 @@ def fit_tables(document: dict[str, Any]) -> list[Any]:
     """What was measured, how the fit meets it, and the blocks to paste."""
     from rich.text import Text
 
-    from simulator.tables import Table, number, pairs, percent
+    from forerun.tables import Table, number, pairs, percent
 
     parts: list[Any] = []
     for log in document["logs"]:

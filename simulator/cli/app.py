@@ -13,14 +13,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from itertools import pairwise
+from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from forerun.errors import ArgumentError, ForerunError, InvariantError
 from simulator.cli.output import ready_streams, silence_stdout
-from simulator.errors import ArgumentError, ForerunError, InvariantError
 
 COLLECT_AFTER = 50_000
 """Objects after which cycles are looked for: looking for them while modules load takes a tenth of a short run."""
@@ -36,17 +37,19 @@ COMMANDS = {
     "Predict and sweep": {"predict": "kernels", "sweep": "studies"},
     "Report and serve": {"report": "runs", "serve": "serving"},
     "Check against measurements": {
-        "validate": "validations",
+        "validate": "validation.command",
         "replay": "replays",
         "measure": "kernels",
         "calibrate": "kernels",
-        "selfcheck": "selfchecks",
+        "selfcheck": "validation.selfcheck.command",
         "twin": "serving",
     },
     "Catalogue": {"chips": "catalogues", "models": "catalogues", "workloads": "catalogues"},
     "Research": {"race": "studies", "draft-pool": "studies"},
 }
-"""Panels of the help, their commands in order, and the module of this package that registers each command."""
+"""Panels of the help, their commands in order, and the module that registers each: of this package or, with a dot,
+of the checkout, which a wheel does not contain."""
+CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 class _PlainHelp(TyperCommand):
@@ -115,7 +118,13 @@ def application(command: str | None = None) -> typer.Typer:
     app.callback(invoke_without_command=True)(frame)
     modules = {name: module for panel in COMMANDS.values() for name, module in panel.items()}
     for module in [modules[command]] if command in modules else dict.fromkeys(modules.values()):
-        import_module(f"simulator.cli.{module}").register(app)
+        if "." not in module:
+            import_module(f"simulator.cli.{module}").register(app)
+        elif CHECKOUT.joinpath("validation").is_dir():
+            sys.path.append(str(CHECKOUT))
+            import_module(module).register(app)
+        elif command in modules:
+            raise ForerunError(f"{command}: this command needs Forerun's checkout (pip install -e CHECKOUT)")
     _use_plain_help(app)
     return app
 
@@ -219,9 +228,7 @@ def refuse_empty(words: Sequence[str]) -> None:
 
 def broken_invariant_line(error: InvariantError) -> str:
     """What is broken and how to see it again: with the scenario in a file of its own, else within the line."""
-    from pathlib import Path
-
-    from simulator.metrics.files import write_text_atomically
+    from simulator.running.metrics.files import write_text_atomically
 
     file = Path(f"forerun-broken-invariant-{error.mark}.json")
     try:

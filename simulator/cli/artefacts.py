@@ -11,7 +11,7 @@ import typer
 from simulator.cli.output import Progress, refuse_unused, set_options, show
 
 if TYPE_CHECKING:
-    from simulator.scenario import Scenario
+    from simulator.running.scenario import Scenario
     from simulator.studies.study_file import StudyFile
 
 EXIT_NOTHING_HOLDS = 1
@@ -79,7 +79,7 @@ def positive(word: str, option: str) -> float:
     Raises:
         ArgumentError: something else.
     """
-    from simulator.errors import ArgumentError
+    from forerun.errors import ArgumentError
 
     try:
         value = float(word)
@@ -96,7 +96,7 @@ def checked_artefact(name: str | None) -> None:
     Raises:
         ArgumentError: the name is unknown; the message lists the known ones.
     """
-    from simulator.errors import ArgumentError, did_you_mean
+    from forerun.errors import ArgumentError, did_you_mean
     from simulator.studies.artefacts import ARTEFACTS
 
     if name is not None and name not in ARTEFACTS:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
+from forerun.tables import ABSENT, Table, Value, duration, number, pairs, scaled
 from simulator.llm.architecture import architecture_summary
-from simulator.tables import ABSENT, Table, Value, duration, number, pairs, scaled
 from simulator.workload.workload_tables import statistics_tables
 
 if TYPE_CHECKING:

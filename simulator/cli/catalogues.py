@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from forerun.errors import ForerunError
 from simulator.cli import acceptance
 from simulator.cli.output import JsonOption, MapOption, emit, mapping_of
-from simulator.errors import ForerunError
 
 Name = Annotated[str, typer.Argument(metavar="NAME_OR_FILE", help="Catalogue name or file.", show_default=False)]
 OwnFile = Annotated[Path, typer.Argument(metavar="FILE", help="Your own file.", show_default=False)]

@@ -43,7 +43,7 @@ def dash(
     import importlib.util
     import sys
 
-    from simulator.errors import ForerunError, install_hint
+    from forerun.errors import ForerunError, install_hint
 
     missing = [name for name in PARTS if importlib.util.find_spec(name) is None]
     if missing:

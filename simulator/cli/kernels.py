@@ -11,8 +11,8 @@ from simulator.cli.output import JsonOption, Progress, ResidualOption, checked_o
 from simulator.cli.replays import DeviceOption, FilesArgument, FormatOption
 
 if TYPE_CHECKING:
-    from simulator.measure import Measurement
-    from simulator.tables import Table
+    from forerun.tables import Table
+    from simulator.replay.measure import Measurement
 
 
 def register(app: typer.Typer) -> None:
@@ -59,7 +59,7 @@ def key_values(op: str, texts: list[str]) -> dict[str, str]:
     Raises:
         ForerunError: a text without ``=``, or a key given twice.
     """
-    from simulator.errors import ForerunError
+    from forerun.errors import ForerunError
 
     pairs: dict[str, str] = {}
     for text in texts:
@@ -102,11 +102,11 @@ def measure(
     json_file: JsonOption = None,
 ) -> int:
     """Time real kernels with torch (extra: measure) and write a trace for replay kernels and calibrate."""
-    from simulator.errors import ForerunError
-    from simulator.measure import kernel_shapes, machine_profile, measurement_document
-    from simulator.measure import measure as time_kernels
-    from simulator.measure.machine import check_device, load_torch
-    from simulator.metrics.files import writable_file, write_atomically, write_text_atomically
+    from forerun.errors import ForerunError
+    from simulator.replay.measure import kernel_shapes, machine_profile, measurement_document
+    from simulator.replay.measure import measure as time_kernels
+    from simulator.replay.measure.machine import check_device, load_torch
+    from simulator.running.metrics.files import writable_file, write_atomically, write_text_atomically
 
     if output.suffix not in (".csv", ".parquet"):
         raise ForerunError(f"{output}: a kernel trace is a .csv or .parquet file")
@@ -140,7 +140,7 @@ def _write(measurement: Measurement, path: Path, parquet: bool) -> None:
 
 def _table(document: dict[str, Any]) -> Table:
     """Printed table: kernels timed per family, the files, and the measured limits of the machine."""
-    from simulator.tables import duration, pairs
+    from forerun.tables import duration, pairs
 
     about = document["provenance"]
     rows = [(family, f"{count:,} kernels") for family, count in document["families"].items()]

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simulator.tables import Table
+from forerun.tables import Table
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from simulator.result import StudyResult
+    from forerun.result import StudyResult
 
 STDOUT = "-"
 PIPE_WIDTH = 120
@@ -88,7 +88,7 @@ def refuse_unused(context: typer.Context, mode: str, *unused: str) -> None:
     Raises:
         ArgumentError: one of them stands on the command line.
     """
-    from simulator.errors import ArgumentError
+    from forerun.errors import ArgumentError
 
     for name, option in set_options(context).items():
         if name in unused:
@@ -158,8 +158,8 @@ def emit(document: Any, json_file: str | None, human: Any) -> None:
     Args:
         human: a table, anything rich can print, or a sequence of such.
     """
-    from simulator.metrics.document import json_text
-    from simulator.metrics.files import write_text_atomically
+    from simulator.running.metrics.document import json_text
+    from simulator.running.metrics.files import write_text_atomically
 
     if json_file == STDOUT:
         text = json_text(document)
@@ -216,7 +216,7 @@ def checked_outputs(folder: Path | None, json_file: str | None) -> Iterator[None
     Raises:
         OSError: a folder that cannot be made or written.
     """
-    from simulator.metrics.files import writable_file, writable_folder
+    from simulator.running.metrics.files import writable_file, writable_folder
 
     with ExitStack() as stack:
         if folder is not None:

@@ -71,9 +71,9 @@ def kernels(
     """Predict every measured kernel of a trace and show how far off the predictions are."""
     import sys
 
+    from forerun.errors import ForerunError
     from hwprofiles import KernelLibrary, load_chip
     from hwprofiles.library import CORRECTED
-    from simulator.errors import ForerunError
     from simulator.replay import (
         exceeded,
         parse_limit,
@@ -140,12 +140,12 @@ def requests(
     """Serve every measured run again in the simulator and show how far off it is."""
     import sys
 
+    from forerun.workers import Workers, cores
     from simulator.cli.output import Progress
     from simulator.replay.requests import replay_requests
     from simulator.replay.scores import exceeded, parse_limit
     from simulator.replay.split import parse_split
-    from simulator.scenario import load_scenario
-    from simulator.workers import Workers, cores
+    from simulator.running.scenario import load_scenario
     from traces.benchmark_results import read_runs
 
     limits = [parse_limit(text) for text in fail_above or []]
@@ -192,7 +192,7 @@ def steps(
     from simulator.replay.replay_tables import replay_heading, step_replay_tables
     from simulator.replay.scores import exceeded, parse_limit
     from simulator.replay.steps import replay_steps, steps_document
-    from simulator.scenario import load_scenario
+    from simulator.running.scenario import load_scenario
     from traces.steps import read_steps
 
     limits = [parse_limit(text) for text in fail_above or []]

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from forerun.workers import Workers, cores
 from simulator.cli.output import STDOUT, JsonOption, NoIntervalOption, Progress, checked_outputs, emit, printed
-from simulator.workers import Workers, cores
 
 if TYPE_CHECKING:
-    from simulator.errors import InvariantError
-    from simulator.run import RunResult
-    from simulator.scenario import Scenario
+    from forerun.errors import InvariantError
+    from simulator.running.run import RunResult
+    from simulator.running.scenario import Scenario
 
 
 def register(app: typer.Typer) -> None:
@@ -56,9 +56,9 @@ def run(
     no_progress: Annotated[bool, typer.Option("--no-progress", help="Never show a progress bar.")] = False,
 ) -> int:
     """Simulate one scenario and print its latency, throughput and bottleneck."""
-    from simulator.errors import ForerunError
-    from simulator.metrics.run_tables import RUN_LEGEND, run_facts, run_tables, run_title
-    from simulator.scenario import load_scenario
+    from forerun.errors import ForerunError
+    from simulator.running.metrics.tables import RUN_LEGEND, run_facts, run_tables, run_title
+    from simulator.running.scenario import load_scenario
     from simulator.serving.compiled import why_interpreted
 
     loaded = load_scenario(scenario, tuple(set_values or ()))
@@ -113,9 +113,9 @@ def replicate(
     Raises:
         KeyboardInterrupt: on Ctrl-C before the first run has finished.
     """
-    from simulator.errors import InvariantError, WorkerDiedError
-    from simulator.metrics import combine_replications, run_document
-    from simulator.run import simulate
+    from forerun.errors import InvariantError, WorkerDiedError
+    from simulator.running.metrics import combine_replications, run_document
+    from simulator.running.run import simulate
 
     full_rows = None if keep_steps else 0
     documents: list[dict[str, Any]] = []
@@ -157,9 +157,9 @@ def replicate(
 
 def run_and_document(scenario: Scenario, seed: int) -> tuple[dict[str, Any], InvariantError | None]:
     """The document of one run, and what is wrong with it if it cannot be; what a worker process sends back."""
-    from simulator.errors import InvariantError
-    from simulator.metrics import run_document
-    from simulator.run import simulate
+    from forerun.errors import InvariantError
+    from simulator.running.metrics import run_document
+    from simulator.running.run import simulate
 
     try:
         return run_document(simulate(scenario, seed, full_step_rows=0)), None
@@ -172,7 +172,7 @@ def run_and_document(scenario: Scenario, seed: int) -> tuple[dict[str, Any], Inv
 def write_outputs(folder: Path, result: RunResult, document: dict[str, Any]) -> dict[str, Any]:
     """Write the files of a run and its report; returns the document with remarks on the files added to its notes."""
     from dashboards.report import REPORT_FILE, write_report
-    from simulator.metrics.run_folder import write_run
+    from simulator.running.metrics.run_folder import write_run
 
     return write_run(folder, result, document, {REPORT_FILE: write_report})
 

@@ -44,8 +44,8 @@ def serve(
     hits on the text itself, speculation, pools and failures. Answers are filler text. An answer has as many tokens as
     max_tokens allows where ignore_eos is true, else as the scenario's output_tokens say, within max_tokens.
     """
-    from simulator.errors import ForerunError, install_hint
-    from simulator.scenario import load_scenario
+    from forerun.errors import ForerunError, install_hint
+    from simulator.running.scenario import load_scenario
     from simulator.serving.compiled import why_interpreted
 
     try:
@@ -121,8 +121,8 @@ def twin(
 
     A canary: with --fail-above the exit code is 1 where the engine is off.
     """
-    from simulator.errors import ArgumentError, ForerunError
-    from simulator.scenario import load_scenario
+    from forerun.errors import ArgumentError, ForerunError
+    from simulator.running.scenario import load_scenario
     from simulator.serve.observed import observe_files, observe_url
     from simulator.serve.twin import twin as run_twin
     from simulator.serve.twin import with_lengths

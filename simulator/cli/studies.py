@@ -310,7 +310,7 @@ def _study_or_log(
     file: Path, set_values: list[str] | None, vary: list[str] | None, columns: str | None
 ) -> tuple[StudyFile, dict[str, str] | None]:
     """The study that a scenario, study file or request log describes, and the columns that are still to be named."""
-    from simulator.scenario import is_log
+    from simulator.running.scenario import is_log
     from simulator.studies.study_file import load_study, study_of_log
 
     overrides, varied, named = tuple(set_values or ()), tuple(vary or ()), mapping_of(columns)
@@ -440,7 +440,7 @@ def tune(
     no_progress: NoProgressOption = False,
 ) -> int:
     """Find the best number of draft tokens, or the best tree, per batch size and context."""
-    from simulator.result import StudyResult
+    from forerun.result import StudyResult
     from simulator.studies.study_file import load_study
     from simulator.studies.tune.document import tune as run_tuning
     from simulator.studies.tune.machine import is_local, tune_machine
@@ -510,7 +510,7 @@ def sweep(
     no_progress: NoProgressOption = False,
 ) -> int:
     """Run every combination of values. An interrupted sweep resumes with the same command."""
-    from simulator.errors import ForerunError
+    from forerun.errors import ForerunError
     from simulator.studies.study_file import checked_design, load_study
     from simulator.studies.sweep.study import sweep as run_sweep
 

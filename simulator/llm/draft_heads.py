@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from simulator.errors import ForerunError
+from forerun.errors import ForerunError
 from simulator.llm.architecture import Architecture
 from simulator.llm.layers import Attention, DenseMlp, Layer, LayerGroup, Tensor
 

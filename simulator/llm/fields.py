@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
 
-from simulator.errors import ForerunError, did_you_mean
+from forerun.errors import ForerunError, did_you_mean
 
 LARGEST = 10**9
 """Largest width or count accepted; anything above is taken for a typing error."""

@@ -12,9 +12,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
+from forerun.errors import ForerunError, install_hint
 from forerun.yaml_files import parse
 from hwprofiles.dtypes import mixed_dtype, shares_of
-from simulator.errors import ForerunError, install_hint
 from simulator.llm.architecture import Architecture
 from simulator.llm.fields import joined_lines
 from simulator.llm.hf_config import from_hf_config

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, NamedTuple
 
-from simulator.errors import ForerunError
+from forerun.errors import ForerunError
 
 Part = Literal["embedding", "lm_head", "attention", "mlp", "expert", "shared_expert", "router", "norm"]
 PARTS: tuple[Part, ...] = ("embedding", "lm_head", "attention", "mlp", "expert", "shared_expert", "router", "norm")

@@ -13,8 +13,8 @@ from typing import Any, get_args
 
 import yaml
 
+from forerun.errors import ForerunError, did_you_mean
 from forerun.yaml_files import TooLargeError, bounded_text, parse
-from simulator.errors import ForerunError, did_you_mean
 from simulator.llm.architecture import Architecture
 from simulator.llm.fields import Fields, joined_lines, shown_value
 from simulator.llm.hf_config import from_hf_config

@@ -7,8 +7,8 @@ from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
 
+from forerun.errors import ForerunError, did_you_mean
 from forerun.yaml_files import parse
-from simulator.errors import ForerunError, did_you_mean
 from simulator.llm.architecture import Architecture
 from simulator.llm.draft_heads import HeadSizes
 

@@ -13,6 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.errors import ForerunError
+from forerun.result import Summary
+from forerun.tables import Table
 from hwprofiles import Chip, KernelLibrary, Source, load_chip
 from hwprofiles.catalogue import load_defaults
 from hwprofiles.choice import inside_ranges
@@ -23,7 +26,6 @@ from hwprofiles.library import LIBRARIES
 from hwprofiles.parameters import FamilyParameters
 from hwprofiles.records import Fit, FittedOn
 from hwprofiles.schema import CORRECTIONS
-from simulator.errors import ForerunError
 from simulator.replay.correction import KEPT, KEPT_OF_ATTENTION, correction_inputs, learn
 from simulator.replay.evidence import conformal_intervals, interval_ends, rows_inside, seen_ranges
 from simulator.replay.fit import (
@@ -42,8 +44,6 @@ from simulator.replay.replay_tables import calibration_tables
 from simulator.replay.result import Replay
 from simulator.replay.speed_of_light import impossible_rows
 from simulator.replay.split import Split, training_rows
-from simulator.result import Summary
-from simulator.tables import Table
 from traces.kernels import KernelFiles, KernelTable, as_table
 from traces.kernels.table import IndexArray, constant
 
@@ -494,7 +494,7 @@ def write_profile(calibration: Calibration, path: str | Path) -> list[Path]:
         ForerunError: the name does not end in .yaml or .yml.
         OSError: a file cannot be written.
     """
-    from simulator.metrics.files import write_text_atomically
+    from simulator.running.metrics.files import write_text_atomically
 
     target = Path(path)
     if target.suffix not in (".yaml", ".yml"):

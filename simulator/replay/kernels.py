@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.errors import ForerunError
+from forerun.tables import Table
 from hwprofiles import BASES, Chip, KernelLibrary
 from hwprofiles.choice import PORTABLE
-from simulator.errors import ForerunError
 from simulator.replay.evidence import apply_evidence
 from simulator.replay.predict import REGIMES, Prediction, predict_table
 from simulator.replay.replay_tables import cold_words, kernel_replay_tables
@@ -21,7 +22,6 @@ from simulator.replay.result import Replay
 from simulator.replay.scores import ALL, Score, all_scores, dtype_labels, overall_score
 from simulator.replay.speed_of_light import impossible_rows
 from simulator.replay.split import Split, training_rows
-from simulator.tables import Table
 from traces.kernels import OPS, SIZES, WORDS, KernelFiles, KernelTable, as_table
 
 FloatArray = NDArray[np.float64]

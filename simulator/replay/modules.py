@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.errors import ForerunError
 from hwprofiles import KernelLibrary, KernelTime, dtype_bytes, load_link
 from hwprofiles.formulas import ARRAY
 from hwprofiles.kernels.attention import attention_pairs, windowed_length
 from hwprofiles.kernels.sparse import DENSE_TOKENS, IndexShape
 from hwprofiles.parameters import SparseParameters
-from simulator.errors import ForerunError
 from simulator.llm import Architecture, load_architecture
 from simulator.llm.layers import Mixer
 from simulator.llm.mixers import BlockSparseAttention, CompressedAttention, IndexedAttention, SelectiveAttention

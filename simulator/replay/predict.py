@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.errors import ForerunError
 from hwprofiles import BASES, AttentionShape, KernelLibrary, KernelTime, ProfileError, dtype_bytes, load_link
 from hwprofiles.dtypes import VARIANT, format_of
 from hwprofiles.formulas import ARRAY, HEAD_SIZES
 from hwprofiles.kernels.attention import attention_pairs, windowed_length
 from hwprofiles.kernels.recurrent import RecurrentShape
-from simulator.errors import ForerunError
 from simulator.replay.modules import Modules
 from traces.kernels import COLLECTIVES, OTHER, KernelTable, kernel_class
 from traces.kernels.table import IndexArray, equal_rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from simulator.tables import ABSENT, Cell, Table, Value, duration, faint, number
+from forerun.tables import ABSENT, Cell, Table, Value, duration, faint, number
 
 Document = dict[str, Any]
 

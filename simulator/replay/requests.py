@@ -13,16 +13,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.errors import ForerunError, did_you_mean
+from forerun.result import Summary
+from forerun.tables import Table
 from hwprofiles import ProfileError, weakest
-from simulator.errors import ForerunError, did_you_mean
 from simulator.replay.replay_tables import ERRORS, run_replay_tables
 from simulator.replay.rerun import catalogue_model, chip_name, framework_name, rerun
 from simulator.replay.result import Replay
 from simulator.replay.scores import ALL
 from simulator.replay.split import Split
-from simulator.result import Summary
-from simulator.scenario import Scenario, as_scenario
-from simulator.tables import Table
+from simulator.running.scenario import Scenario, as_scenario
 from traces import TraceError
 from traces.benchmark_results import METRICS, MeasuredRun, as_runs
 
@@ -160,7 +160,7 @@ class RequestReplay(Replay):
     def document(self) -> dict[str, Any]:
         """The JSON of ``forerun replay requests``; errors are percentages such as 7.3, latencies milliseconds."""
         from forerun.version import forerun_version
-        from simulator.metrics.document import scenario_document
+        from simulator.running.metrics.document import scenario_document
 
         return {
             "sources": list(self.sources),

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from forerun.errors import ForerunError, did_you_mean
 from hwprofiles import chip_names, load_chip
-from simulator.build import build_replica
-from simulator.errors import ForerunError, did_you_mean
 from simulator.llm.load import architecture_aliases, architecture_names, load_architecture
-from simulator.metrics.summary import summarise
-from simulator.run import simulate
-from simulator.scenario import Scenario, scenario_from
+from simulator.running.build import build_replica
+from simulator.running.metrics.summary import summarise
+from simulator.running.run import simulate
+from simulator.running.scenario import Scenario, scenario_from
 from simulator.timing import load_framework
 from simulator.workload.generate import RequestStream, generate_requests
 from traces import PrefixHashes

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from forerun.result import Result, Summary
 from simulator.replay.replay_tables import ERRORS, replay_heading
-from simulator.result import Result, Summary
 
 
 class Replay(Result):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.errors import ForerunError, did_you_mean
+from forerun.errors import ForerunError, did_you_mean
 from simulator.replay.predict import REGIMES, Prediction
 from traces.kernels import KernelTable
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.errors import ForerunError
 from hwprofiles import Chip
-from simulator.errors import ForerunError
 from simulator.replay.predict import Prediction
 from traces.kernels import KernelTable
 from traces.kernels.table import equal_rows

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.errors import ForerunError
+from forerun.errors import ForerunError
 from traces.kernels import SIZES, KernelTable
 
 _TEXTS = ("op", "dtype", "kv_dtype")

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.errors import ForerunError
 from hwprofiles import weakest
-from simulator.build import build_replica
-from simulator.errors import ForerunError
 from simulator.replay.scores import Score, score
-from simulator.scenario import Scenario
+from simulator.running.build import build_replica
+from simulator.running.scenario import Scenario
 from simulator.timing import Costs, ModelTimer, StepWork
 from traces.steps import StepTable
 
@@ -119,7 +119,7 @@ def steps_document(replays: Sequence[StepReplay]) -> dict[str, Any]:
         ForerunError: there is no step.
     """
     from forerun.version import forerun_version
-    from simulator.metrics.document import scenario_document
+    from simulator.running.metrics.document import scenario_document
 
     if not replays:
         raise ForerunError("no measured step to replay")

@@ -18,9 +18,9 @@ from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from simulator.build import build_run
-from simulator.errors import ForerunError
-from simulator.scenario import Scenario
+from forerun.errors import ForerunError
+from simulator.running.build import build_run
+from simulator.running.scenario import Scenario
 from simulator.serve.api import Answer, BadRequestError, Body, ChatBody, CompletionBody, body_of, usage_of
 from simulator.serve.counters import Counters
 from simulator.serve.live import SLOTS, Delivery, LiveFleet, rehearse

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.build import Build
+from simulator.running.build import Build
 from simulator.serving import RunLog
 from simulator.serving.clock import Timeline
 from simulator.serving.fleet.fleet import FleetRun

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from simulator.errors import ArgumentError, ForerunError, install_hint
+from forerun.errors import ArgumentError, ForerunError, install_hint
 from traces.requests.agents import request_of, spans_of
 
 COUNTERS: dict[str, tuple[str, ...]] = {

@@ -15,15 +15,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.errors import ForerunError
+from forerun.result import StudyResult, Summary
+from forerun.tables import Cell, Table, Value
 from forerun.version import forerun_version
-from simulator.errors import ForerunError
-from simulator.metrics.document import jsonable, scenario_document
-from simulator.result import StudyResult, Summary
-from simulator.run import RunResult, simulate
-from simulator.scenario import Scenario
+from simulator.running.metrics.document import jsonable, scenario_document
+from simulator.running.run import RunResult, simulate
+from simulator.running.scenario import Scenario
 from simulator.serve.observed import Observed
 from simulator.speculation import draft_survival
-from simulator.tables import Cell, Table, Value
 from simulator.workload import RequestStream, generate_requests
 from traces import PrefixHashes
 

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from forerun.errors import with_new_names
+from forerun.types import PositiveFloat, PositiveInt, Section, Share
 from hwprofiles.library import CORRECTED
 from simulator.serving.rules import SCHEDULERS, RoutingName, SchedulerFacts, SchedulerName
-from simulator.settings import PositiveFloat, PositiveInt, Section, Share
 
 
 class EngineConfig(Section):

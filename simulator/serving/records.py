@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.tables import Table
+from forerun.tables import Table
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Annotated, Any
 
-from simulator.settings import OneOf
+from forerun.types import OneOf
 
 
 @dataclass(frozen=True, slots=True)

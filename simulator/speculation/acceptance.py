@@ -9,7 +9,7 @@ from math import log2
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.errors import ForerunError
+from forerun.errors import ForerunError
 from simulator.speculation.curves import load_curve
 from simulator.speculation.level_decay import LevelDecay, conditional_rates, extended
 from simulator.speculation.speculation_config import AcceptanceConfig

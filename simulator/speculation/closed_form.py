@@ -8,7 +8,7 @@ from math import expm1, log
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.errors import ForerunError
+from forerun.errors import ForerunError
 
 
 def expected_tokens(alpha: float, num_speculative_tokens: int) -> float:

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from forerun.errors import ForerunError, did_you_mean
+from forerun.types import PositiveInt, Section, Share
 from forerun.yaml_files import parse
-from simulator.errors import ForerunError, did_you_mean
-from simulator.settings import PositiveInt, Section, Share
 from simulator.speculation.level_decay import (
     AcceptanceFit,
     LevelDecay,

@@ -15,7 +15,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from simulator.errors import ForerunError
+from forerun.errors import ForerunError
 from simulator.speculation.level_decay import AcceptanceFit, conditional_rates, fit_acceptance_lengths, fit_survival
 
 LARGEST_JSON_BYTES = 512 * 1024**2

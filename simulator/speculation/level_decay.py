@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.errors import ForerunError
+from forerun.errors import ForerunError
 from simulator.speculation.closed_form import expected_length
 
 FloatArray = NDArray[np.float64]

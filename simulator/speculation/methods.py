@@ -1,6 +1,6 @@
 """Methods of speculation, and the properties of each.
 
-A further one is an entry here and a builder of its drafter in ``simulator.drafting.BUILDERS``.
+A further one is an entry here and a builder of its drafter in ``simulator.running.drafting.BUILDERS``.
 """
 
 from __future__ import annotations

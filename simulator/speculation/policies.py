@@ -9,7 +9,7 @@ from functools import partial
 from math import exp, inf, log, log2, sqrt
 from typing import Protocol, runtime_checkable
 
-from simulator.errors import ForerunError
+from forerun.errors import ForerunError
 from simulator.speculation.speculation_config import PolicyConfig, check_table
 
 DISABLE_ABOVE = 32

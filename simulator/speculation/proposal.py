@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.errors import ForerunError
+from forerun.errors import ForerunError
 from simulator.speculation.acceptance import survival_rates
 from simulator.speculation.curves import load_curve
 from simulator.speculation.level_decay import LevelDecay

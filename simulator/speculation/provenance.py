@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from simulator.errors import ForerunError
+from forerun.errors import ForerunError
 from simulator.llm import published_repositories
 from simulator.speculation.curves import Curve, curve_names, load_curve
 from simulator.speculation.speculation_config import ACCEPTANCE_SOURCES, AcceptanceConfig, SpeculationConfig

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.errors import ForerunError
+from forerun.errors import ForerunError
 
 FloatArray = NDArray[np.float64]
 Model = Callable[[tuple[int, ...]], FloatArray]

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from forerun.errors import warn_renamed, with_new_names
-from simulator.settings import OneOf, PositiveFloat, PositiveInt, Section, Share
+from forerun.types import OneOf, PositiveFloat, PositiveInt, Section, Share
 from simulator.speculation.curves import load_curve
 from simulator.speculation.level_decay import MOST_DECAY
 from simulator.speculation.methods import METHODS

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.errors import ForerunError, did_you_mean
 from forerun.yaml_files import parse
-from simulator.errors import ForerunError, did_you_mean
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from forerun.errors import ForerunError
 from hwprofiles import load_chip
-from simulator.build import build_replica
-from simulator.errors import ForerunError
-from simulator.scenario import Scenario, scenario_from
+from simulator.running.build import build_replica
+from simulator.running.scenario import Scenario, scenario_from
 from simulator.speculation import draft_survival
 from simulator.speculation.attention_level import AttentionSpeculationConfig
 from simulator.speculation.attention_level.overlap import SpeculativeAttention, costs_at

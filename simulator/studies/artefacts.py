@@ -14,8 +14,8 @@ from typing import Any
 
 import yaml
 
-from simulator.errors import ArgumentError, ForerunError, did_you_mean
-from simulator.scenario import Scenario
+from forerun.errors import ArgumentError, ForerunError, did_you_mean
+from simulator.running.scenario import Scenario
 from simulator.speculation.methods import names_in
 from simulator.speculation.speculation_config import check_table
 from simulator.studies.engine_flags import (

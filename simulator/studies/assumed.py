@@ -6,14 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 
+from forerun.errors import ForerunError
 from hwprofiles import KernelLibrary, load_chip, load_link
 from hwprofiles.parameters import FAMILIES
-from simulator.assumptions import KERNEL_FIELDS
-from simulator.drafting import method_overhead
-from simulator.errors import ForerunError
 from simulator.llm import MoeMlp, load_architecture
 from simulator.llm.mixers import Recurrent
-from simulator.scenario import Scenario
+from simulator.running.assumptions import KERNEL_FIELDS
+from simulator.running.drafting import method_overhead
+from simulator.running.scenario import Scenario
 from simulator.speculation import AcceptanceConfig, draft_survival, scaled_survival
 from simulator.speculation.acceptance import widest_spread
 from simulator.speculation.attention_level.parameters import mechanism_costs

@@ -15,17 +15,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import simpy
 
+from forerun.errors import ArgumentError, ForerunError
+from forerun.result import StudyResult, Summary
+from forerun.tables import Cell, Table, Value, percent
 from forerun.version import forerun_version
-from simulator.build import build_replica
-from simulator.errors import ArgumentError, ForerunError
-from simulator.metrics import jsonable, scenario_document
-from simulator.result import StudyResult, Summary
-from simulator.scenario import Scenario
+from simulator.running.build import build_replica
+from simulator.running.metrics import jsonable, scenario_document
+from simulator.running.scenario import Scenario
 from simulator.speculation import draft_survival
 from simulator.studies.assumed import ACCEPTANCE_FACTORS, with_acceptance_scaled
 from simulator.studies.runs import ProgressCall
 from simulator.studies.study_file import Source, study_of, yaml_text
-from simulator.tables import Cell, Table, Value, percent
 from simulator.timing import ModelTimer, RemoteDrafter, StepWork, decode_step
 
 Process = Generator[simpy.Event, Any, None]

@@ -10,7 +10,7 @@ from typing import Any
 
 from hwprofiles import dtype_bytes, load_chip
 from simulator.llm import load_architecture, published_repositories
-from simulator.scenario import Scenario, overridden_section
+from simulator.running.scenario import Scenario, overridden_section
 from simulator.speculation.confidence import CONFIDENCE_THRESHOLD, DEFAULT_THRESHOLD
 from simulator.speculation.methods import METHODS
 from simulator.speculation.speculation_config import named

@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from simulator.errors import ArgumentError, did_you_mean
-from simulator.metrics.slo import LATENCIES, PERCENTILES
-from simulator.metrics.statistics import EQUAL, mean_interval
-from simulator.metrics.summary import RATES
-from simulator.metrics.uncertainty import ModelError, metric_draws, sampling_draws
-from simulator.tables import ABSENT
+from forerun.errors import ArgumentError, did_you_mean
+from forerun.tables import ABSENT
+from simulator.running.metrics.slo import LATENCIES, PERCENTILES
+from simulator.running.metrics.statistics import EQUAL, mean_interval
+from simulator.running.metrics.summary import RATES
+from simulator.running.metrics.uncertainty import metric_draws, sampling_draws
+from simulator.running.run_records import ModelError
 
 LEVEL = 0.95
 """Coverage of the intervals."""

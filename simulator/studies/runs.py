@@ -6,10 +6,10 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from simulator.assumptions import Factors
-from simulator.errors import ForerunError, WorkerDiedError
-from simulator.scenario import Scenario
-from simulator.workers import Workers
+from forerun.errors import ForerunError, WorkerDiedError
+from forerun.workers import Workers
+from simulator.running.assumptions import Factors
+from simulator.running.scenario import Scenario
 
 Document = dict[str, Any]
 ProgressCall = Callable[[int, int], None]
@@ -96,8 +96,8 @@ def run_document_of(
     notes: bool = True,
 ) -> Document:
     """Simulate one run and return its document."""
-    from simulator.metrics import run_document
-    from simulator.run import simulate
+    from simulator.running.metrics import run_document
+    from simulator.running.run import simulate
 
     result = simulate(scenario, seed, full_step_rows=0, factors=dict(factors), intervals=intervals, cost_notes=notes)
     return run_document(result)

@@ -14,9 +14,8 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from simulator.errors import ArgumentError, ForerunError, did_you_mean
-from simulator.names import check_names
-from simulator.scenario import (
+from forerun.errors import ArgumentError, ForerunError, did_you_mean
+from simulator.running.scenario import (
     Scenario,
     ScenarioSource,
     as_scenario,
@@ -28,6 +27,7 @@ from simulator.scenario import (
     scenario_in,
     with_settings,
 )
+from simulator.studies.names import check_names
 
 STUDY_KEYS = ("scenario", "vary", "variants", "metric")
 VARIANT_KEYS = ("name", "set")

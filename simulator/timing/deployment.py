@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from itertools import accumulate
 from typing import NamedTuple, cast
 
+from forerun.errors import ForerunError, did_you_mean
 from hwprofiles import AttentionShape, Chip, KernelLibrary, Link, ProfileError, dtype_bytes
 from hwprofiles.dtypes import DTYPES, GGUF_BLOCKS, VARIANT, format_of
 from hwprofiles.kernels.moe import read_routing
@@ -14,7 +15,6 @@ from hwprofiles.kernels.recurrent import RecurrentShape
 from hwprofiles.kernels.sparse import IndexShape, SparseShape
 from hwprofiles.library import MixingShape
 from hwprofiles.parameters import DecodeParameters
-from simulator.errors import ForerunError, did_you_mean
 from simulator.llm import PARTS, Architecture
 from simulator.llm.layers import Attention, Layer, LayerGroup, Mixer, MoeMlp, Tensor
 from simulator.llm.mixers import (

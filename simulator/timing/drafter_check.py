@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from simulator.errors import ForerunError
+from forerun.errors import ForerunError
 from simulator.timing.drafters import AdjustableDrafter, Drafter, DraftStep, drafting_costs, drafting_seconds
 from simulator.timing.work import StepWork
 

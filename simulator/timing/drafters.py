@@ -15,8 +15,8 @@ from typing import Any, Generic, Literal, NamedTuple, Protocol, runtime_checkabl
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.errors import ForerunError
 from hwprofiles import KernelLibrary, Link, dtype_bytes
-from simulator.errors import ForerunError
 from simulator.timing.deployment import ACTIVATION_BYTES, Deployment
 from simulator.timing.kernels import (
     LOGIT_BYTES,

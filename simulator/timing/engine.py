@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.errors import ForerunError
 from hwprofiles import Link
-from simulator.errors import ForerunError
 from simulator.timing.deployment import ACTIVATION_BYTES, Deployment
 from simulator.timing.drafters import (
     AdjustedDrafter,

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
+from forerun.errors import ForerunError, did_you_mean
 from forerun.yaml_files import parse
 from hwprofiles import Chip, Source
-from simulator.errors import ForerunError, did_you_mean
 from simulator.llm.architecture import Architecture
 from simulator.llm.layers import MoeMlp
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from simulator.settings import PositiveInt, Replicas, Section
+from forerun.types import PositiveInt, Replicas, Section
 
 Chips = Annotated[int, Field(gt=0, le=4096)]
 """Number of chips along one dimension of parallelism; bounded because tables grow with it."""

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from forerun.errors import ForerunError
 from hwprofiles.library import SCORE_BYTES
-from simulator.errors import ForerunError
 from simulator.llm.layers import MoeMlp
 from simulator.llm.mixers import Recurrent
 from simulator.timing.deployment import ACTIVATION_BYTES, Deployment

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from forerun.result import Result, Summary
+from forerun.tables import Table, duration, pairs, scaled
 from hwprofiles import Chip, predict_kernel
 from hwprofiles.library import CORRECTED
-from simulator.result import Result, Summary
-from simulator.tables import Table, duration, pairs, scaled
 
 _PARTS = {"Launch": "launch_s", "Compute": "compute_s", "Memory": "memory_s", "Transfer": "transfer_s"}
 

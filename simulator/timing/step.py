@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.errors import ForerunError
 from hwprofiles import AttentionShape
-from simulator.errors import ForerunError
 from simulator.llm import Architecture
 from simulator.llm.layers import Layer, MoeMlp
 from simulator.timing.deployment import Deployment

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.errors import ForerunError
 from forerun.recent import RecentResults
-from simulator.errors import ForerunError
-from simulator.memory import refuse_if_larger_than_memory
-from simulator.settings import LONGEST_S
+from forerun.types import LONGEST_S
+from simulator.workload.memory import refuse_if_larger_than_memory
 from simulator.workload.workload_config import ArrivalsConfig, LengthConfig, SessionsConfig, WorkloadConfig
 from traces import PrefixHashes, RequestTable
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from simulator.settings import LONGEST_S, PositiveFloat, PositiveInt, PositiveSeconds, Section
+from forerun.types import LONGEST_S, PositiveFloat, PositiveInt, PositiveSeconds, Section
 
 LARGEST_MEAN = 1e9
 LARGEST_CV = 1e3

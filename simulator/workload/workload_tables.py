@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from simulator.tables import Table, duration, number, pairs
+from forerun.tables import Table, duration, number, pairs
 
 if TYPE_CHECKING:
     from traces import RequestStatistics

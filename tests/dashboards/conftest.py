@@ -10,22 +10,23 @@ from typing import Any
 import numpy as np
 import pytest
 from made_kernels import attention_rows, gemm_rows, measured
+from simulator.cli.selfchecks import LABELS, METHODS, page_of
 
 import simulator
 from dashboards.attention_report import atlas_html
 from dashboards.checks import write_check, write_errors
+from dashboards.recorded_errors import ErrorRow
 from dashboards.report import write_report
 from dashboards.study_report import study_html
 from hwprofiles import KernelLibrary
 from simulator.cli import main
-from simulator.cli.selfchecks import LABELS, METHODS, page_of
-from simulator.metrics.files import write_text_atomically
-from simulator.metrics.replications import combine_replications
-from simulator.metrics.run_folder import RunFolder, load_run, write_run
-from simulator.metrics.slo import slo_limits
-from simulator.metrics.summary import slo_report, summarise
-from simulator.metrics.usage import bottleneck_shares, kv_cache_section
-from simulator.replay.validation import ErrorRow
+from simulator.running.metrics.files import write_text_atomically
+from simulator.running.metrics.replications import combine_replications
+from simulator.running.metrics.run_folder import RunFolder, load_run, write_run
+from simulator.running.metrics.slo import slo_limits
+from simulator.running.metrics.summary import slo_report, summarise
+from simulator.running.metrics.usage import bottleneck_shares, kv_cache_section
+from simulator.running.step_rows import StepTotals
 from simulator.serving.records import (
     EngineCounters,
     GapCounts,
@@ -34,7 +35,6 @@ from simulator.serving.records import (
     SpeculationCounters,
     StepRecords,
 )
-from simulator.step_rows import StepTotals
 from simulator.studies.alspec import atlas_gains, atlas_layouts
 from simulator.studies.compare.comparison import CompareResult
 from simulator.studies.paired import HIGHER_IS_BETTER

@@ -8,8 +8,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from simulator.metrics.run_folder import load_run
-from simulator.tables import number
+from forerun.tables import number
+from simulator.running.metrics.run_folder import load_run
 
 pytest.importorskip("dash")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -28,9 +28,9 @@ from dashboards.figures.speculation import (
 )
 from dashboards.theme import METHOD_LINES, gain_scale
 from hwprofiles import KernelLibrary, KernelTime, load_chip
-from simulator.metrics.usage import BOUNDS
 from simulator.replay import replay_kernels
-from simulator.scenario import scenario_from
+from simulator.running.metrics.usage import BOUNDS
+from simulator.running.scenario import scenario_from
 from simulator.speculation import load_curve
 from simulator.speculation.attention_level import compare_layouts, consistency_set
 from simulator.studies.tune.grid import speculation_grid
@@ -95,7 +95,7 @@ def test_waterfall_around_a_request_holds_it_and_its_neighbours(run):
 
 
 def test_comparison_is_of_the_summaries(run, write_hand_made, tmp_path):
-    from simulator.metrics.run_folder import load_run
+    from simulator.running.metrics.run_folder import load_run
 
     other = load_run(write_hand_made(tmp_path / "two", replications=2))
     data = comparison_data(run, other, ("one", "two"))

@@ -33,10 +33,10 @@ from dashboards.app.replays import FITTED, replayed
 from dashboards.app.served import LARGEST_LOG_BYTES, SAMPLE_CHIP, SAMPLE_TRACE, ServedFolders
 from dashboards.app.server import check_free, create_app, is_loopback
 from dashboards.app.uploads import LARGEST_UPLOAD_BYTES, MOST_LOGS, keep_log, uploaded_scenario, uploaded_text
-from simulator.build import build_replica
+from forerun.errors import ForerunError
 from simulator.cli import main
-from simulator.errors import ForerunError
-from simulator.scenario import scenario_from
+from simulator.running.build import build_replica
+from simulator.running.scenario import scenario_from
 
 GOOD = """
 model: llama-3.1-8b

@@ -16,7 +16,7 @@ from dashboards.app.pages import what_if
 from dashboards.app.served import ServedFolders
 from dashboards.app.server import LOCAL_NAMES
 from dashboards.app.uploads import UploadTask
-from simulator.errors import ForerunError
+from forerun.errors import ForerunError
 
 SECRET = "the secret of this machine"
 

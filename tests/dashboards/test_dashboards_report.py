@@ -8,9 +8,9 @@ import shutil
 import pytest
 
 from dashboards.report import lead_sentence, report_html, write_report
-from simulator.errors import ForerunError
-from simulator.metrics.run_folder import checksum, load_run, run_id
-from simulator.tables import number
+from forerun.errors import ForerunError
+from forerun.tables import number
+from simulator.running.metrics.run_folder import checksum, load_run, run_id
 
 
 @pytest.fixture(scope="module")

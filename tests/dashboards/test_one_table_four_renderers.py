@@ -8,10 +8,10 @@ import pytest
 from rich.console import Console
 
 from dashboards.report import report_html
-from simulator.metrics import run_tables as tables
-from simulator.metrics.run_folder import load_run
-from simulator.run import simulate
-from simulator.tables import Table
+from forerun.tables import Table
+from simulator.running.metrics import run_tables as tables
+from simulator.running.metrics.run_folder import load_run
+from simulator.running.run import simulate
 
 pytest.importorskip("dash")
 
@@ -62,13 +62,13 @@ def test_a_metric_stands_in_two_files_at_most():
     for key in ("request_goodput", "total_token_throughput", "spec_decode_num_drafts"):
         holders = [
             path.relative_to(ROOT).as_posix()
-            for folder in ("simulator/metrics", "simulator/cli", "dashboards")
+            for folder in ("simulator/running/metrics", "simulator/cli", "dashboards")
             for path in (ROOT / folder).rglob("*.py")
             if re.search(rf'"{key}"', path.read_text(encoding="utf-8"))
         ]
         assert set(holders) <= {
-            "simulator/metrics/summary.py",
-            "simulator/metrics/run_tables.py",
+            "simulator/running/metrics/summary.py",
+            "simulator/running/metrics/tables.py",
             *LISTED.get(key, ()),
         }, key
 
@@ -90,7 +90,7 @@ def test_a_page_renders_what_a_report_renders(run):
 def test_results_and_runs_share_their_tables():
     from tiny_scenario import tiny_data
 
-    from simulator.scenario import scenario_from
+    from simulator.running.scenario import scenario_from
 
     result = simulate(scenario_from(tiny_data(num_requests=4), "tiny"))
     assert [table.title for table in result.tables()] == [table.title for table in tables.run_tables(result.document)]

@@ -62,7 +62,7 @@ def test_reference_is_whole(site):
     from typer.main import get_command
 
     from simulator.cli.app import application
-    from simulator.scenario import Scenario
+    from simulator.running.scenario import Scenario
 
     commands = (site / "reference/commands.html").read_text(encoding="utf-8")
     for name in get_command(application()).commands:
@@ -84,8 +84,8 @@ def test_reference_is_whole(site):
 
 def test_every_metric_is_defined():
     """Keys of a run with everything in it, and columns of its tables, against the page of definitions."""
-    from simulator.run import simulate
-    from simulator.scenario import Scenario
+    from simulator.running.run import simulate
+    from simulator.running.scenario import Scenario
 
     run = simulate(
         Scenario.model_validate(

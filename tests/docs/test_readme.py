@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from doc_blocks import SHELLS, blocks, run_block
 
-from simulator.replay.validation.errors import read_errors
+from dashboards.recorded_errors import read_errors
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"

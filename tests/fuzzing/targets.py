@@ -12,14 +12,14 @@ from pathlib import Path
 import numpy as np
 from fuzzing import seeds
 
+from dashboards.recorded_errors import read_errors
+from forerun.errors import ForerunError
 from hwprofiles import ProfileError, load_chip, load_link
 from hwprofiles.correction import feature_names, load_corrections
 from hwprofiles.schema import CORRECTIONS
 from simulator.cli import main
-from simulator.errors import ForerunError
 from simulator.llm import load_architecture
-from simulator.replay.validation.errors import read_errors
-from simulator.scenario import load_scenario
+from simulator.running.scenario import load_scenario
 from simulator.speculation import read_acceptance
 from simulator.studies.study_file import load_study
 from traces import TraceError

@@ -16,8 +16,8 @@ from fuzzing.targets import TARGETS, attempt, quick_folder
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from simulator.errors import ForerunError
-from simulator.scenario import parse_yaml
+from forerun.errors import ForerunError
+from simulator.running.scenario import parse_yaml
 from traces import TraceError, files
 from traces.kernels import read_kernels
 from traces.requests import read_requests

@@ -30,9 +30,9 @@ def scenarios() -> dict[str, dict[str, Any]]:
 
 def document(data: dict[str, Any]) -> dict[str, Any]:
     """The JSON of a run without what depends on the machine or the release."""
-    from simulator.metrics import run_document
-    from simulator.run import simulate
-    from simulator.scenario import scenario_from
+    from simulator.running.metrics import run_document
+    from simulator.running.run import simulate
+    from simulator.running.scenario import scenario_from
 
     run = run_document(simulate(scenario_from(data, "golden"), SEED))
     del run["version"]

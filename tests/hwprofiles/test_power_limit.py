@@ -3,13 +3,13 @@
 import pytest
 from tiny_scenario import tiny_data
 
+from forerun.errors import ForerunError
 from hwprofiles import KernelLibrary, load_chip
 from hwprofiles.errors import ProfileError
 from hwprofiles.schema import CLOCK_POWER
-from simulator.errors import ForerunError
-from simulator.metrics import run_document
-from simulator.run import simulate
-from simulator.scenario import scenario_from
+from simulator.running.metrics import run_document
+from simulator.running.run import simulate
+from simulator.running.scenario import scenario_from
 
 
 def test_compute_pays_for_a_limit_and_memory_does_not():

@@ -202,7 +202,7 @@ LIKELY = {
 @cache
 def schema() -> dict[str, Any]:
     """What a scenario may hold."""
-    from simulator.scenario import Scenario
+    from simulator.running.scenario import Scenario
 
     return Scenario.model_json_schema()
 
@@ -341,7 +341,7 @@ def judged(
         oracle: whether it is run by the interpreted engine as well.
         intervals: whether the model's own error is looked for too, which takes five times as long.
     """
-    from simulator.errors import ForerunError, InvariantError
+    from forerun.errors import ForerunError, InvariantError
 
     if limit_s is not None:
         signal.signal(signal.SIGPROF, _out_of_time)
@@ -364,10 +364,10 @@ def judged(
 
 def _run(data: dict[str, Any], seed: int, oracle: bool, intervals: bool) -> tuple[str, str]:
     """Run a scenario as it is, without step records as its own document reads back, and interpreted."""
-    from simulator.metrics import run_document
-    from simulator.metrics.document import json_text
-    from simulator.run import simulate
-    from simulator.scenario import scenario_from
+    from simulator.running.metrics import run_document
+    from simulator.running.metrics.document import json_text
+    from simulator.running.run import simulate
+    from simulator.running.scenario import scenario_from
     from simulator.workload import generate_requests
 
     scenario = scenario_from(_placed(data), "search")

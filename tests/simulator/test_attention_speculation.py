@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from simulator.build import build_replica
-from simulator.errors import ForerunError
-from simulator.run import simulate
-from simulator.scenario import scenario_from
+from forerun.errors import ForerunError
+from simulator.running.build import build_replica
+from simulator.running.run import simulate
+from simulator.running.scenario import scenario_from
 from simulator.speculation.attention_level import (
     READINGS,
     AttentionSpeculationConfig,

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.metrics import summarise
-from simulator.run import simulate
-from simulator.scenario import scenario_from
+from simulator.running.metrics import summarise
+from simulator.running.run import simulate
+from simulator.running.scenario import scenario_from
 
 
 def summary(concurrency, requests, seed=0, prompt=(10, 600), output=(2, 150), **changes):

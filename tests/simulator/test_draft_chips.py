@@ -6,11 +6,11 @@ from drafter_prices import seconds as seconds_of
 from numpy.testing import assert_allclose
 from test_drafting import scenario
 
+from forerun.errors import ForerunError
 from hwprofiles import ProfileError, load_link
-from simulator.build import build_replica
-from simulator.errors import ForerunError
-from simulator.run import simulate
-from simulator.scenario import scenario_from
+from simulator.running.build import build_replica
+from simulator.running.run import simulate
+from simulator.running.scenario import scenario_from
 from simulator.timing import RemoteDrafter, StepWork, check_drafter
 
 SEPARATE = {"model": "llama-3.2-1b", "chip": "h100-sxm"}

@@ -7,9 +7,9 @@ from drafter_prices import seconds as seconds_of
 from numpy.testing import assert_allclose
 from test_drafting import scenario
 
-from simulator.build import build_replica
-from simulator.run import simulate
-from simulator.scenario import Scenario
+from simulator.running.build import build_replica
+from simulator.running.run import simulate
+from simulator.running.scenario import Scenario
 from simulator.speculation import expected_tokens
 from simulator.timing import StepWork, check_drafter
 

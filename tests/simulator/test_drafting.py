@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from simulator.drafting import build_drafter
-from simulator.errors import ForerunError
-from simulator.run import simulate
-from simulator.scenario import Scenario
+from forerun.errors import ForerunError
+from simulator.running.drafting import build_drafter
+from simulator.running.run import simulate
+from simulator.running.scenario import Scenario
 from simulator.speculation import draft_survival
 from simulator.speculation.proposal import proposal
 from simulator.timing import HostDrafter, check_drafter

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_scenario import tiny_data
 
+from forerun.errors import ForerunError, InvariantError, StalledError
 from simulator.cli import main
-from simulator.errors import ForerunError, InvariantError, StalledError
-from simulator.metrics import combine_replications, run_document
-from simulator.run import simulate
-from simulator.scenario import scenario_from
+from simulator.running.metrics import combine_replications, run_document
+from simulator.running.run import simulate
+from simulator.running.scenario import scenario_from
 from simulator.serving.clock import TICKS_PER_S, on_grid
 from simulator.serving.engine.common import EXACT_S, _by_clock
 from simulator.workload import generate_requests
@@ -169,7 +169,7 @@ def test_a_trace_with_fewer_rows_than_requested_says_so(tmp_path):
     ],
 )
 def test_what_does_not_fit_in_memory_is_refused_before_it_is_made(monkeypatch, workload, message):
-    monkeypatch.setattr("simulator.memory.free_bytes", lambda: 8 << 30)
+    monkeypatch.setattr("simulator.workload.memory.free_bytes", lambda: 8 << 30)
     with pytest.raises(ForerunError, match=f"{message}.* need about .* GiB of memory, 8 GiB are free"):
         generate_requests(tiny(workload).workload, 0)
 
@@ -179,7 +179,7 @@ def test_a_trace_that_does_not_fit_in_memory_is_refused_before_it_is_read_whole(
     trace = tmp_path / "trace.csv"
     trace.write_text("arrival_s,input_tokens,output_tokens\n" + "".join(f"{n},500,20\n" for n in range(5000)))
     monkeypatch.setattr("simulator.workload.generate.LARGE_FILE", 1000)
-    monkeypatch.setattr("simulator.memory.free_bytes", lambda: 2_000_000)
+    monkeypatch.setattr("simulator.workload.memory.free_bytes", lambda: 2_000_000)
     message = r"workload.num_requests: all of .*trace.csv, about (4|5),\d\d\d requests, need about"
     whole, part = (tiny_data() | {"workload": {"trace": str(trace)} | count} for count in ({}, {"num_requests": 50}))
     with pytest.raises(ForerunError, match=message):
@@ -200,7 +200,7 @@ def test_an_alarm_keeps_the_result(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny.json").write_text(json.dumps(tiny_data()))
     with monkeypatch.context() as patched:
-        patched.setattr("simulator.invariants.SOL_TOLERANCE", -0.9999)
+        patched.setattr("simulator.running.invariants.SOL_TOLERANCE", -0.9999)
         arguments = ["--no-steps", "--out", "out", "--json", "run.json", "--replications", "2", "--jobs", "1"]
         assert main(["run", "tiny.json", *arguments]) == 3
     assert capsys.readouterr().err.strip().endswith("--seed 0 --no-steps")

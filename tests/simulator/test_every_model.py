@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from tiny_scenario import tiny_data
 
-from simulator.build import build_run
-from simulator.errors import ForerunError
+from forerun.errors import ForerunError
 from simulator.llm import architecture_names, load_architecture
 from simulator.llm.draft_heads import HeadSizes, eagle3_head, eagle_head, parallel_head
-from simulator.run import simulate
-from simulator.scenario import scenario_from
+from simulator.running.build import build_run
+from simulator.running.run import simulate
+from simulator.running.scenario import scenario_from
 
 SPARSE = ("deepseek-v3.2", "deepseek-v4-flash", "deepseek-v4-pro", "glm-5", "glm-5.2")
 HEADS = ("eagle", "eagle2", "eagle3", "parallel-draft")

@@ -89,7 +89,7 @@ def out(place):
 
 
 def words(name, place, out):
-    from simulator.replay.speculation import load_published
+    from validation.speculation import load_published
 
     names = {"SCENARIO": place / "scenario.json", "KERNELS": place / "kernels.csv", "RUN": place / "run"}
     names |= {"GROUP": sorted({row.group for row in load_published()})[0]}
@@ -167,7 +167,7 @@ def started(code, *argv, **options):
 
 def test_killed_while_it_writes_the_old_files_stay(place, out):
     kill = (
-        "import os, signal, simulator.metrics.run_folder as export\n"
+        "import os, signal, simulator.running.metrics.run_folder as export\n"
         "export.write_timeline = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)"
     )
     target = out / "run"

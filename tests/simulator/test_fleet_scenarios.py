@@ -5,12 +5,12 @@ import json
 import numpy as np
 import pytest
 
+from forerun.errors import ForerunError
 from hwprofiles import ProfileError, load_link
-from simulator.build import build_replica, build_run
-from simulator.errors import ForerunError
-from simulator.metrics.document import run_document
-from simulator.run import simulate
-from simulator.scenario import scenario_from
+from simulator.running.build import build_replica, build_run
+from simulator.running.metrics.document import run_document
+from simulator.running.run import simulate
+from simulator.running.scenario import scenario_from
 from simulator.timing import StepWork, load_framework
 from simulator.workload import RequestStream
 

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from random_scenarios import fleet_scenarios, scenarios
 from tiny_scenario import tiny_data
 
+from forerun.errors import ForerunError, InvariantError
 from hwprofiles import ProfileError, load_chip
 from simulator.cli import main
-from simulator.errors import ForerunError, InvariantError
-from simulator.invariants import FinishedRun, StepAudit, broken
-from simulator.run import simulate
-from simulator.scenario import scenario_from
+from simulator.running.invariants import FinishedRun, StepAudit, broken
+from simulator.running.run import simulate
+from simulator.running.scenario import scenario_from
 
 SPECULATION = {"method": "ngram", "num_speculative_tokens": 3, "acceptance": {"alpha": 0.6}}
 CLOSED = {"process": "closed-loop", "max_concurrency": 3}
@@ -35,7 +35,7 @@ def outcome_of(run, seed=1):
     """What is looked at of a run, its steps as records."""
     seen = []
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("simulator.run.broken", seen.append)
+        patched.setattr("simulator.running.run.broken", seen.append)
         result = simulate(run, seed)
     return SimpleNamespace(
         **{field.name: getattr(seen[0], field.name) for field in fields(FinishedRun) if field.init}
@@ -286,7 +286,7 @@ def test_the_command_keeps_the_scenario_of_a_broken_run(tmp_path, monkeypatch, c
     data = tiny_data()
     (tmp_path / "tiny.json").write_text(json.dumps(data))
     with monkeypatch.context() as patched:
-        patched.setattr("simulator.invariants.SOL_TOLERANCE", -0.9999)
+        patched.setattr("simulator.running.invariants.SOL_TOLERANCE", -0.9999)
         assert main(["run", "tiny.json", "--seed", "5"]) == 3
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
@@ -299,12 +299,12 @@ def test_the_command_keeps_the_scenario_of_a_broken_run(tmp_path, monkeypatch, c
 
 def test_where_nothing_can_be_written_the_scenario_stands_in_the_line(tmp_path, monkeypatch, capsys):
     (tmp_path / "tiny.json").write_text(json.dumps(tiny_data()))
-    monkeypatch.setattr("simulator.invariants.SOL_TOLERANCE", -0.9999)
+    monkeypatch.setattr("simulator.running.invariants.SOL_TOLERANCE", -0.9999)
 
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("simulator.metrics.files.write_text_atomically", full)
+    monkeypatch.setattr("simulator.running.metrics.files.write_text_atomically", full)
     assert main(["run", str(tmp_path / "tiny.json")]) == 3
     assert '"model":"llama-3.2-1b"' in capsys.readouterr().err
 

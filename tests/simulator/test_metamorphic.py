@@ -10,8 +10,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 from tiny_scenario import tiny_data
 
 from hwprofiles import load_chip
-from simulator.run import simulate
-from simulator.scenario import scenario_from
+from simulator.running.run import simulate
+from simulator.running.scenario import scenario_from
 from simulator.workload import RequestStream, generate_requests
 from traces import PrefixHashes, read_requests
 

@@ -5,10 +5,10 @@ import json
 import pytest
 from tiny_scenario import tiny_data
 
+from forerun.errors import ForerunError
 from simulator.cli import main
-from simulator.errors import ForerunError
-from simulator.names import check_names
-from simulator.scenario import scenario_from
+from simulator.running.scenario import scenario_from
+from simulator.studies.names import check_names
 
 DRAFT = {
     "method": "draft-model",
@@ -86,7 +86,7 @@ def test_a_trace_that_is_not_there():
 @pytest.mark.parametrize("vary", ["hardware.chip=h100-sxm,h10-sxm", "model=llama-3.2-1b,llama-3.2-1"])
 def test_the_commands_end_before_anything_runs(command, vary, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("simulator.run.build_run", None)
+    monkeypatch.setattr("simulator.running.run.build_run", None)
     (tmp_path / "tiny.json").write_text(json.dumps(tiny_data()))
     assert main([command[0], "tiny.json", "--vary", vary, *command[1:]]) == 2
     lines = capsys.readouterr().err.splitlines()

@@ -10,10 +10,10 @@ import pytest
 from numpy.testing import assert_allclose
 from tiny_scenario import tiny_data
 
+from forerun.errors import ForerunError
 from hwprofiles import ProfileError
-from simulator.errors import ForerunError
-from simulator.run import simulate
-from simulator.scenario import scenario_from
+from simulator.running.run import simulate
+from simulator.running.scenario import scenario_from
 from simulator.serving import log
 from simulator.serving.fleet import forked
 

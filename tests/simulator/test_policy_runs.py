@@ -8,11 +8,11 @@ import pytest
 from numpy.testing import assert_allclose
 from test_drafting import METHODS, outcomes, scenario
 
-from simulator.drafting import build_drafter
-from simulator.errors import ForerunError
-from simulator.metrics.document import run_document
-from simulator.run import simulate
-from simulator.scenario import scenario_from
+from forerun.errors import ForerunError
+from simulator.running.drafting import build_drafter
+from simulator.running.metrics.document import run_document
+from simulator.running.run import simulate
+from simulator.running.scenario import scenario_from
 from simulator.speculation.policies import BatchTable
 
 OFTEN = {"name": "disable-above-batch", "batch": 8}

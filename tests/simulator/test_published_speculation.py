@@ -5,9 +5,9 @@ import csv
 import numpy as np
 import pytest
 
-from simulator.metrics import summarise
-from simulator.run import simulate
-from simulator.scenario import Scenario
+from simulator.running.metrics import summarise
+from simulator.running.run import simulate
+from simulator.running.scenario import Scenario
 from simulator.speculation import curve_names, load_curve
 from simulator.timing import VLLM_2025, load_draft_overhead
 

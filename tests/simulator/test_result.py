@@ -9,10 +9,10 @@ import pytest
 from tiny_scenario import tiny_data
 
 import simulator
+from forerun.tables import Cell, Table, faint, pairs
 from hwprofiles import ProfileError, load_chip
 from simulator import ForerunError, simulate
-from simulator.scenario import scenario_from
-from simulator.tables import Cell, Table, faint, pairs
+from simulator.running.scenario import scenario_from
 from traces import TraceError, read_requests
 
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from simulator.errors import ForerunError
-from simulator.run import simulate
-from simulator.scenario import Scenario
+from forerun.errors import ForerunError
+from simulator.running.run import simulate
+from simulator.running.scenario import Scenario
 from simulator.serving import compiled as engine_choice
 from simulator.speculation import expected_tokens
 

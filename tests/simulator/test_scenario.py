@@ -6,11 +6,11 @@ from typing import get_args, get_origin
 import pytest
 from pydantic import BaseModel
 
+from forerun.errors import ForerunError
 from hwprofiles import load_chip
-from simulator.errors import ForerunError
-from simulator.metrics import scenario_document
-from simulator.run import simulate
-from simulator.scenario import Scenario, load_scenario, parse_yaml, scenario_schema
+from simulator.running.metrics import scenario_document
+from simulator.running.run import simulate
+from simulator.running.scenario import Scenario, load_scenario, parse_yaml, scenario_schema
 
 GOOD = """
 model: llama-3.1-8b

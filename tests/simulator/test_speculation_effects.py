@@ -9,9 +9,9 @@ from one_pool import one_pool
 from stub_timers import LinearTimer
 from test_drafting import scenario
 
-from simulator.build import build_replica
-from simulator.metrics import summarise
-from simulator.run import simulate
+from simulator.running.build import build_replica
+from simulator.running.metrics import summarise
+from simulator.running.run import simulate
 from simulator.serving import EngineLimits
 from simulator.speculation import AcceptanceSampler, chain_speedup, expected_tokens
 from simulator.speculation.closed_form import time_ratio

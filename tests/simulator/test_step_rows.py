@@ -6,14 +6,14 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-import simulator.run
+import simulator.running.run
+import simulator.running.step_rows
 import simulator.serving.log
-import simulator.step_rows
 from simulator.cli.app import main
-from simulator.metrics import run_document
-from simulator.run import simulate
-from simulator.scenario import scenario_from
-from simulator.step_rows import joined, summed
+from simulator.running.metrics import run_document
+from simulator.running.run import simulate
+from simulator.running.scenario import scenario_from
+from simulator.running.step_rows import joined, summed
 
 SPECULATION = {"method": "ngram", "num_speculative_tokens": 3, "acceptance": {"alpha": 0.6}}
 
@@ -32,7 +32,7 @@ def scenario(**changes):
 @pytest.mark.parametrize("changes", [{}, {"engine": {"stepping": "exact-steps"}}, {"speculation": SPECULATION}])
 def test_sums_on_the_way_say_what_all_rows_say(changes, monkeypatch):
     monkeypatch.setattr(simulator.serving.log, "CONDENSED_AT", 1024)
-    monkeypatch.setattr(simulator.step_rows, "GROUPS", 20)
+    monkeypatch.setattr(simulator.running.step_rows, "GROUPS", 20)
     one, other = (simulate(scenario(**changes), full_step_rows=rows) for rows in (None, 0))
     assert other.engine.steps == other.steps.steps.sum() == one.engine.steps
     assert len(other.steps) < len(one.steps) / 5
@@ -45,7 +45,7 @@ def test_sums_on_the_way_say_what_all_rows_say(changes, monkeypatch):
 def test_a_large_plain_run_without_step_records_ends_well(tmp_path, capsys, monkeypatch):
     """A row of many steps is not held against the peak as one step, nor is a sum of rows."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(simulator.run, "FULL_ROWS", 10)
+    monkeypatch.setattr(simulator.running.run, "FULL_ROWS", 10)
     monkeypatch.setattr(simulator.serving.log, "CONDENSED_AT", 64)
     data = {"model": "llama-3.1-8b", "hardware": {"chip": "h100-sxm"}}
     data["workload"] = {"arrivals": {"process": "poisson", "request_rate": 40}, "input_tokens": 512}

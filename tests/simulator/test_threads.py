@@ -8,7 +8,7 @@ import pytest
 
 from forerun.recent import RecentResults
 from hwprofiles import KernelLibrary, load_chip
-from simulator.assumptions import Assumptions
+from simulator.running.assumptions import Assumptions
 from simulator.speculation import acceptance
 from simulator.timing.kernels import _timed
 from simulator.timing.step import DecodeTable

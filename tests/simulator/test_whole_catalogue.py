@@ -5,11 +5,11 @@ from contextlib import suppress
 
 import pytest
 
-from simulator.build import build_run
-from simulator.errors import ForerunError
+from forerun.errors import ForerunError
 from simulator.llm import architecture_names, load_architecture
-from simulator.run import simulate
-from simulator.scenario import scenario_from
+from simulator.running.build import build_run
+from simulator.running.run import simulate
+from simulator.running.scenario import scenario_from
 from simulator.speculation.methods import METHODS
 
 LAYOUTS = (

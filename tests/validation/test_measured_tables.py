@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 from made_kernels import gemm_rows, measured
 
+from dashboards.recorded_errors import read_errors
+from forerun.errors import ForerunError
 from hwprofiles import KernelLibrary, KernelTime, load_chip
 from hwprofiles.correction import feature_matrix, feature_names
 from hwprofiles.library import LIBRARIES
-from simulator.errors import ForerunError
-from simulator.replay.speculation import CurveScore, compare_published, load_published
-from simulator.replay.validation import read_errors
-from simulator.replay.validation.shipped import curve_errors, table_errors
 from traces.kernels import KernelTable, words, write_kernels
 from validation.kernels import _evidence, measured_kernel_errors
+from validation.shipped import curve_errors, table_errors
+from validation.speculation import CurveScore, compare_published, load_published
 
 H100 = "h100-sxm"
 

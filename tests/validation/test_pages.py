@@ -4,20 +4,21 @@ from dataclasses import replace
 
 import pytest
 
+from dashboards.recorded_errors import ErrorRow, read_errors
 from hwprofiles import KernelLibrary, load_chip
 from hwprofiles.choice import exact_names
 from simulator.replay.fit import core_rows, family_rows
 from simulator.replay.predict import predict_table
-from simulator.replay.speculation import compare_published, curve_scores, group_scores, load_published
 from simulator.replay.speed_of_light import impossible_rows
 from simulator.replay.split import training_rows
-from simulator.replay.validation import SPLIT, ErrorRow, read_errors, shipped_errors
-from simulator.replay.validation.facts import facts
 from traces.kernels import concatenate, read_kernels
 from validation.__main__ import main
+from validation.facts import facts
 from validation.kernels import measured_kernel_errors
 from validation.page import scored_shapes, trust_page
 from validation.requests import measured_request_errors
+from validation.shipped import SPLIT, shipped_errors
+from validation.speculation import compare_published, curve_scores, group_scores, load_published
 from validation.speculation_page import speculation_page
 
 ROW = ErrorRow("kernels", "gemm", "seconds", 10, 5.0, 4.0, 1.0, "calibrated", "nothing", True)

@@ -41,7 +41,7 @@ from dashboards.figures.attention import (
     sensitivity_figure,
     token_grid,
 )
-from simulator.errors import ForerunError
+from forerun.errors import ForerunError
 from simulator.speculation.attention_level import READINGS, compare_layouts, consistency_set, consistency_sets
 from simulator.speculation.attention_level.consistency import group_layer
 from simulator.studies.alspec import ATLAS_GROUPS, ATLAS_MODELS, StepPricer, atlas_gains, lever_gains

@@ -28,8 +28,8 @@ from dashboards.app.parts import area, commands_panel, figure_card, remark, rest
 from dashboards.app.served import ServedFolders
 from dashboards.app.uploads import checked_size
 from dashboards.study_report import COMMANDS, study_figures
-from simulator.errors import ForerunError, did_you_mean
-from simulator.scenario import Scenario, scenario_from
+from forerun.errors import ForerunError, did_you_mean
+from simulator.running.scenario import Scenario, scenario_from
 from simulator.studies.plan.document import PlanResult
 
 RATES = (1, 2, 4, 8, 16, 32, 64, 128, 256)

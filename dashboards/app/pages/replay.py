@@ -37,10 +37,10 @@ from dashboards.app.replays import (
 from dashboards.app.served import SAMPLE_CHIP, SAMPLE_TRACE, ServedFolders
 from dashboards.checks import error_tiles
 from dashboards.figures.replays import coverage_figure, errors_data, errors_figure, scores_data, scores_figure
+from dashboards.recorded_errors import error_tables, errors_sentence, summary_table
 from dashboards.replay_report import replay_figures, replay_tables, replay_tiles
-from simulator.errors import ForerunError
+from forerun.errors import ForerunError
 from simulator.replay.replay_tables import METRIC_WORDS
-from simulator.replay.validation import error_tables, errors_sentence, summary_table
 
 NAME = "replay"
 VIEWS = ("errors on record", "kernels", "benchmark results and engine steps")

@@ -25,12 +25,12 @@ from dashboards.app.parts import area, figure_card, rests_on, table_panel
 from dashboards.app.replays import replayed
 from dashboards.app.served import ServedFolders
 from dashboards.figures.roofline import measured_points, roofline_data, roofline_figure
+from forerun.errors import ForerunError
+from forerun.tables import Table, number, percent
 from hwprofiles import Chip
-from simulator.build import build_replica
-from simulator.errors import ForerunError
-from simulator.scenario import scenario_from
+from simulator.running.build import build_replica
+from simulator.running.scenario import scenario_from
 from simulator.studies.steady_state.prices import decode_steps, prompt_chunks
-from simulator.tables import Table, number, percent
 from simulator.timing import Kernel, ModelTimer, StepTimer, running, some_steps
 
 NO_TRACE = "none"

@@ -51,10 +51,10 @@ from dashboards.figures.run import (
     waterfall_figure,
 )
 from dashboards.report import lead_sentence, report_html, run_tiles
-from simulator.errors import ForerunError
-from simulator.metrics.run_folder import RunFolder
-from simulator.metrics.run_tables import more_run_tables, run_tables
-from simulator.tables import ABSENT, Table, number, pairs
+from forerun.errors import ForerunError
+from forerun.tables import ABSENT, Table, number, pairs
+from simulator.running.metrics.run_folder import RunFolder
+from simulator.running.metrics.tables import more_run_tables, run_tables
 
 NAME = "runs"
 NOTHING = "none"

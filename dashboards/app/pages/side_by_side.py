@@ -14,7 +14,7 @@ from dashboards.app.controls import Component, Control, state_id
 from dashboards.app.page import Context, Page
 from dashboards.app.parts import output_id, remark
 from dashboards.app.served import ServedFolders
-from simulator.errors import ForerunError, did_you_mean
+from forerun.errors import ForerunError, did_you_mean
 
 NAME = "beside"
 FRAMES = "frames"

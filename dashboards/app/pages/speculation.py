@@ -34,11 +34,11 @@ from dashboards.figures.speculation import (
     speedup_by_context,
     speedup_figure,
 )
-from simulator.scenario import scenario_from
+from forerun.tables import Table, number
+from simulator.running.scenario import scenario_from
 from simulator.speculation import curve_names, load_curve
 from simulator.studies.engine_flags import launch_flags
 from simulator.studies.tune.grid import SpeculationGrid, speculation_grid
-from simulator.tables import Table, number
 
 ONE_RATE = "one rate, set below"
 DRAFT_TOKENS = (1, 2, 3, 4, 5, 6, 7, 8)

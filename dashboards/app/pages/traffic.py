@@ -32,8 +32,8 @@ from dashboards.app.parts import (
 from dashboards.app.served import ServedFolders
 from dashboards.app.uploads import MOST_REQUESTS, keep_log
 from dashboards.figures.load import traffic_data, traffic_figure
-from simulator.errors import ForerunError
-from simulator.tables import duration, number
+from forerun.errors import ForerunError
+from forerun.tables import duration, number
 from simulator.workload.workload_tables import statistics_tables
 from traces import RequestStatistics, RequestTable, TraceError, describe_requests, read_requests
 from traces.requests.detect import open_trace

@@ -35,11 +35,11 @@ from dashboards.app.served import ServedFolders
 from dashboards.app.uploads import checked_size
 from dashboards.figures.load import BoundsData, LoadData, LoadFigure, SimulatedPoint, bounds_figure, load_figure
 from dashboards.page import Tile, scenario_yaml
-from simulator.metrics.document import scenario_document
-from simulator.metrics.run_folder import SUMMARY_FILE, load_summary
-from simulator.scenario import Scenario, scenario_from
+from forerun.tables import number
+from simulator.running.metrics.document import scenario_document
+from simulator.running.metrics.run_folder import SUMMARY_FILE, load_summary
+from simulator.running.scenario import Scenario, scenario_from
 from simulator.studies.steady_state.estimate import Estimate, estimate, max_request_rate
-from simulator.tables import number
 
 RATES = (0.25, 0.5, 1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 REPLICAS = (1, 2, 3, 4, 6, 8, 12, 16)

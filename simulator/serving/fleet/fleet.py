@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simulator.errors import ForerunError, StalledError
+from forerun.errors import ForerunError, StalledError
 from simulator.serving.clock import PLAN, Timeline
 from simulator.serving.fleet.autoscaler import Autoscaler
 from simulator.serving.fleet.faults import Faults, break_down

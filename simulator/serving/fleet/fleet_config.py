@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from forerun.types import LONGEST_S, PositiveFloat, PositiveInt, PositiveSeconds, Replicas, Section, Share
 from simulator.serving.rules import AdmissionName, RoutingName
-from simulator.settings import LONGEST_S, PositiveFloat, PositiveInt, PositiveSeconds, Replicas, Section, Share
 
 Role = Literal["both", "prefill", "decode"]
 PoolName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$")]

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.workers import cores
 from simulator.serving.fleet.pool import Pool
 from simulator.serving.log import CONDENSED_AT, COUNTED, RunLog, StepLog
 from simulator.serving.records import GapCounts
-from simulator.workers import cores
 
 WORTH_FORKING = 200_000
 """Requests from which further processes pay: pricing the steps stays with one, and so does a third of the time. With

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-from simulator.errors import ForerunError
+from forerun.errors import ForerunError
 from simulator.serving.compiled import engine_module
 from simulator.serving.drafting import DraftingRule, ReplicaDrafting
 from simulator.serving.fleet.fleet_config import Role

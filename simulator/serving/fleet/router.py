@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from simulator.errors import ForerunError
+from forerun.errors import ForerunError
 from simulator.serving.clock import ROUTE, Timeline
 from simulator.serving.fleet.fleet_config import RouterConfig
 from simulator.serving.fleet.routing import Policy

@@ -9,6 +9,7 @@ from simulator.speculation.attention_level.consistency import crossover_context 
 from simulator.speculation.attention_level.consistency import crossover_range as crossover_range
 from simulator.speculation.attention_level.consistency import sensitivity as sensitivity
 from simulator.speculation.attention_level.consistency import speedup_band as speedup_band
+from simulator.speculation.attention_level.drawn import drawn_hits as drawn_hits
 from simulator.speculation.attention_level.events import Bar as Bar
 from simulator.speculation.attention_level.events import PassTrace as PassTrace
 from simulator.speculation.attention_level.events import SyncParts as SyncParts
@@ -23,5 +24,6 @@ from simulator.speculation.attention_level.layer import hit_seconds as hit_secon
 from simulator.speculation.attention_level.layer import layer_seconds as layer_seconds
 from simulator.speculation.attention_level.layer import miss_seconds as miss_seconds
 from simulator.speculation.attention_level.layer import pass_seconds as pass_seconds
+from simulator.speculation.attention_level.overlap import DeviceGroups as DeviceGroups
 from simulator.speculation.attention_level.parameters import Parameter as Parameter
 from simulator.speculation.attention_level.parameters import mechanism_costs as mechanism_costs

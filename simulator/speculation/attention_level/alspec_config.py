@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from simulator.settings import PositiveFloat, PositiveInt, Section, Share
+from forerun.types import PositiveFloat, PositiveInt, Section, Share
 from simulator.speculation.attention_level.hit_rates import (
     LAYER_CORRELATION,
     TOKEN_CORRELATION,

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.errors import ForerunError, did_you_mean
 from hwprofiles import KernelLibrary, load_chip, load_link
-from simulator.errors import ForerunError, did_you_mean
 from simulator.llm import load_architecture
 from simulator.speculation.attention_level.alspec_config import AttentionSpeculationConfig
 from simulator.speculation.attention_level.layer import LayerTimes, Reading, expected_pass_seconds

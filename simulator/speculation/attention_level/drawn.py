@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from simulator.speculation.attention_level.alspec_config import AttentionSpeculationConfig
 from simulator.speculation.attention_level.hit_rates import rate_at_factor
-from simulator.speculation.attention_level.overlap import SpeculativeAttention
+from simulator.speculation.attention_level.overlap import DeviceGroups, SpeculativeAttention
 from simulator.timing import DraftStep, ModelTimer, StepWork
 
 FloatArray = NDArray[np.float64]
@@ -127,3 +127,8 @@ class DrawnHits:
         requests = self.most_seqs if self.config.verification == "per-request" else 0
         draws = OutcomeDraws(attention.layers, *correlations, self.seed, replica, requests)
         return DrawnTimer(timer, attention, self.config, draws)
+
+
+def drawn_hits(groups: DeviceGroups, seed: int, most_seqs: int) -> DrawnHits | None:
+    """How replicas of up to ``most_seqs`` sequences draw hits and misses; None where a step takes their mean."""
+    return DrawnHits(groups.config, seed, most_seqs) if groups.config.hits == "drawn" else None

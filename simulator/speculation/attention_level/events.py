@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import simpy
 
-from simulator.errors import ForerunError
+from forerun.errors import ForerunError
 from simulator.speculation.attention_level.layer import LayerTimes, Outcome, Reading
 
 Process = Generator[simpy.Event, Any, None]

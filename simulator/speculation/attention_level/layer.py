@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from simulator.errors import ForerunError
+from forerun.errors import ForerunError
 
 Reading = Literal["next-attention", "same-layer", "pipelined"]
 """When the receiver of a speculative output has to wait.

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.errors import ForerunError
 from hwprofiles import AttentionShape
-from simulator.errors import ForerunError
 from simulator.llm.layers import Attention, Layer
 from simulator.speculation.attention_level.alspec_config import AttentionSpeculationConfig
 from simulator.speculation.attention_level.hit_rates import (
@@ -26,9 +26,6 @@ from simulator.speculation.attention_level.layer import LayerTimes, Outcome, exp
 from simulator.speculation.attention_level.parameters import Parameter, mechanism_costs
 from simulator.timing import Deployment, StepTimer
 from simulator.timing.deployment import ACTIVATION_BYTES
-
-if TYPE_CHECKING:
-    from simulator.speculation.attention_level.drawn import DrawnHits
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -315,14 +312,6 @@ class DeviceGroups:
     def of_timer(self, timer: StepTimer) -> SpeculativeAttention:
         """What a ``StepTimer`` of one group asks while it is made."""
         return SpeculativeAttention(self.config, timer)
-
-    def drawn(self, seed: int, most_seqs: int) -> DrawnHits | None:
-        """How replicas of up to ``most_seqs`` sequences draw hits and misses; None where a step takes their mean."""
-        if self.config.hits == "mean":
-            return None
-        from simulator.speculation.attention_level.drawn import DrawnHits
-
-        return DrawnHits(self.config, seed, most_seqs)
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -8,8 +8,8 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+from forerun.errors import ForerunError
 from forerun.yaml_files import parse
-from simulator.errors import ForerunError
 
 MECHANISM = ("send_s", "verify_s", "sync_s", "skip_launch_s")
 """Costs that the mechanism adds to the kernels of a layer; fields of a scenario's ``attention_speculation``."""

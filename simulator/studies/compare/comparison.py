@@ -8,13 +8,15 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, cast
 
+from forerun.errors import ArgumentError, ForerunError, WorkerDiedError
+from forerun.result import NamedFields, StudyResult, Summary
+from forerun.tables import ABSENT, Cell, Table, Tone, Value, number
 from forerun.version import forerun_version
+from forerun.workers import Workers, cores
 from hwprofiles import weakest
-from simulator.errors import ArgumentError, ForerunError, WorkerDiedError
-from simulator.metrics import combine_replications, jsonable, scenario_document
-from simulator.metrics.slo import section_values
-from simulator.result import NamedFields, StudyResult, Summary
-from simulator.scenario import Scenario, load_scenario
+from simulator.running.metrics import combine_replications, jsonable, scenario_document
+from simulator.running.metrics.slo import section_values
+from simulator.running.scenario import Scenario, load_scenario
 from simulator.speculation import borrowed_acceptance
 from simulator.studies.alspec import at_range_end
 from simulator.studies.compare.crossover import (
@@ -58,8 +60,6 @@ from simulator.studies.study_file import (
     study_of,
     study_text,
 )
-from simulator.tables import ABSENT, Cell, Table, Tone, Value, number
-from simulator.workers import Workers, cores
 
 SIDE_RUNS = 3
 """Seeds per point of crossover and sensitivity: pairing leaves little to average out."""

@@ -9,8 +9,8 @@ from math import exp, inf, log
 from types import MappingProxyType
 from typing import Any
 
-from simulator.errors import ForerunError
-from simulator.scenario import Scenario
+from forerun.errors import ForerunError
+from simulator.running.scenario import Scenario
 from simulator.studies.paired import HIGHER_IS_BETTER, LEVEL, Ratio, log_ratios, metric_values, ratio_of
 from simulator.studies.runs import RunPool, with_seeds
 from simulator.studies.study_file import Range, Values, Variant, apply_settings

@@ -11,13 +11,14 @@ from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
+from forerun.errors import ArgumentError, ForerunError
+from forerun.result import NamedFields, StudyResult, Summary
+from forerun.tables import ABSENT, Cell, Table, Value, number
 from forerun.version import forerun_version
 from hwprofiles import weakest
-from simulator.errors import ArgumentError, ForerunError
-from simulator.metrics import jsonable, scenario_document
-from simulator.metrics.usage import main_bottleneck, tokens_per_joule, usd_per_million_tokens
-from simulator.result import NamedFields, StudyResult, Summary
-from simulator.scenario import Scenario, is_log, scenario_from
+from simulator.running.metrics import jsonable, scenario_document
+from simulator.running.metrics.usage import main_bottleneck, tokens_per_joule, usd_per_million_tokens
+from simulator.running.scenario import Scenario, is_log, scenario_from
 from simulator.studies.engine_flags import launch_flags
 from simulator.studies.paired import chance_words
 from simulator.studies.plan.layouts import REPLICAS
@@ -26,7 +27,6 @@ from simulator.studies.plan.search import Candidate, Plan, PlanOptions, Progress
 from simulator.studies.plan.summary import headroom_words, hours_table, plan_summary, plan_summary_table
 from simulator.studies.plan.trials import CONFIDENCE
 from simulator.studies.study_file import Source, StudyFile, study_of, study_of_log, yaml_text
-from simulator.tables import ABSENT, Cell, Table, Value, number
 
 Document = dict[str, Any]
 SURE = 0.95

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
+from forerun.errors import ArgumentError, ForerunError, NothingServedError
 from hwprofiles import Chip, load_chip
-from simulator.errors import ArgumentError, ForerunError, NothingServedError
-from simulator.scenario import Scenario, overridden_section
+from simulator.running.scenario import Scenario, overridden_section
 from simulator.studies.steady_state.averages import SteadyReplica
 from simulator.studies.steady_state.estimate import kept_build, steady_parts
 from simulator.studies.study_file import Range, Settings, StudyFile, Values, settings_name

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.errors import ArgumentError, ForerunError
-from simulator.metrics.slo import LATENCIES, Limit, slo_limits
-from simulator.metrics.statistics import WeightedSample
-from simulator.metrics.summary import Served, completed_requests, request_latencies_ms
+from forerun.errors import ArgumentError, ForerunError
+from simulator.running.metrics.slo import LATENCIES, Limit, slo_limits
+from simulator.running.metrics.statistics import WeightedSample
+from simulator.running.metrics.summary import Served, completed_requests, request_latencies_ms
 
 if TYPE_CHECKING:
-    from simulator.run import RunResult
+    from simulator.running.run import RunResult
 
 FloatArray = NDArray[np.float64]
 

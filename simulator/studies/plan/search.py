@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.errors import ForerunError, InvariantError
-from simulator.scenario import Scenario
+from forerun.errors import ForerunError, InvariantError
+from forerun.workers import Workers, cores
+from simulator.running.scenario import Scenario
 from simulator.studies.plan.layouts import REPLICAS, Layout, layouts, replica_counts, search_axes
 from simulator.studies.plan.objectives import WAITING, Objective, latency_words
 from simulator.studies.plan.trials import (
@@ -36,7 +37,6 @@ from simulator.studies.plan.trials import (
 )
 from simulator.studies.steady_state.averages import SteadyReplica
 from simulator.studies.study_file import StudyFile
-from simulator.workers import Workers, cores
 from simulator.workload import generate_requests
 
 ProgressCall = Callable[[int, int], None]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from itertools import groupby
 from typing import Any
 
-from simulator.metrics.run_tables import memory_rows
+from forerun.tables import Table, pairs
+from simulator.running.metrics.tables import memory_rows
 from simulator.studies.paired import chance_words
 from simulator.studies.plan.objectives import GOODPUT, latency_words, limits_words
 from simulator.studies.plan.search import GROWTH, Candidate, Plan
-from simulator.tables import Table, pairs
 
 HOURS_PER_MONTH = 730
 """365 days of 24 hours in twelve months."""

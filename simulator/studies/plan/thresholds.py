@@ -6,15 +6,15 @@ import shlex
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from forerun.errors import ForerunError
+from forerun.result import StudyResult, Summary
+from forerun.tables import Cell, Table, Value, number
 from forerun.version import forerun_version
-from simulator.errors import ForerunError
-from simulator.metrics import jsonable, scenario_document
-from simulator.result import StudyResult, Summary
-from simulator.scenario import Scenario
+from forerun.workers import Workers, cores
+from simulator.running.metrics import jsonable, scenario_document
+from simulator.running.scenario import Scenario
 from simulator.studies.runs import Document, RunPool, SeededRun
 from simulator.studies.study_file import Source, study_of
-from simulator.tables import Cell, Table, Value, number
-from simulator.workers import Workers, cores
 
 KV_TARGETS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 QUEUE_TARGETS = (1.0, 2.0, 4.0, 8.0, 16.0)

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from simulator.errors import ForerunError, InvariantError, NothingServedError, StalledError
-from simulator.metrics.statistics import mean_interval
-from simulator.metrics.summary import request_latencies_ms
-from simulator.metrics.uncertainty import DRAWS, metric_draws, sampling_draws
-from simulator.scenario import Scenario
+from forerun.errors import ForerunError, InvariantError, NothingServedError, StalledError
+from simulator.running.metrics.statistics import mean_interval
+from simulator.running.metrics.summary import request_latencies_ms
+from simulator.running.metrics.uncertainty import DRAWS, metric_draws, sampling_draws
+from simulator.running.scenario import Scenario
 from simulator.studies.plan.objectives import Objective, reached, resampled
 from simulator.studies.steady_state.traffic import population
 from simulator.workload import RequestStream, generate_requests
@@ -194,8 +194,8 @@ class Verdict:
 
 def observe(scenario: Scenario, seed: int, objective: Objective, resample: bool = False) -> Observation:
     """Simulate one run and return the values that a plan needs; called in a worker process."""
-    from simulator.metrics import run_document
-    from simulator.run import simulate
+    from simulator.running.metrics import run_document
+    from simulator.running.run import simulate
 
     result = simulate(scenario, seed, full_step_rows=0)
     document = run_document(result)
@@ -228,7 +228,7 @@ def holds_unloaded(scenario: Scenario, seeds: Sequence[int], objective: Objectiv
     decodes is longer than its longest, so none has a greater mean over them, whatever is accepted: these bound every
     mean, percentile and deviation.
     """
-    from simulator.run import simulate
+    from simulator.running.run import simulate
 
     streams = [generate_requests(scenario.workload, seed) for seed in seeds]
     prompt, answer = (
@@ -264,7 +264,7 @@ def chance_to_hold(scenario: Scenario, seed: int, objective: Objective, verdict:
         verdict: the verdict whose mean values are varied.
         confidence: probability that the margin stands for.
     """
-    from simulator.run import simulate
+    from simulator.running.run import simulate
 
     error = simulate(scenario, seed, full_step_rows=0, intervals=partial(reached, objective)).model_error
     assert error is not None

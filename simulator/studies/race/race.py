@@ -14,13 +14,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from forerun.errors import ArgumentError, ForerunError, did_you_mean
+from forerun.result import StudyResult, Summary
+from forerun.tables import Cell, Table, Value, percent
 from forerun.version import forerun_version
-from simulator.build import Build, build_replica
-from simulator.errors import ArgumentError, ForerunError, did_you_mean
-from simulator.metrics import jsonable, scenario_document
-from simulator.reports import request_records
-from simulator.result import StudyResult, Summary
-from simulator.scenario import Scenario
+from forerun.workers import Workers, cores
+from simulator.running.build import Build, build_replica
+from simulator.running.metrics import jsonable, scenario_document
+from simulator.running.reports import request_records
+from simulator.running.scenario import Scenario
 from simulator.speculation import DraftPolicy, check_policy, draft_survival
 from simulator.speculation.acceptance import AcceptanceSampler
 from simulator.speculation.confidence import CONFIDENCE_THRESHOLD
@@ -38,9 +40,7 @@ from simulator.studies.race.patterns import (
 )
 from simulator.studies.runs import ProgressCall
 from simulator.studies.study_file import Source, study_of, yaml_text
-from simulator.tables import Cell, Table, Value, percent
 from simulator.timing import ModelTimer, decode_step
-from simulator.workers import Workers, cores
 
 OFF, FIXED, OWN = "off", "fixed", "forerun"
 CONTROLLERS = ("batch-table", "ema", "goodput", "p-min", "entropy", OWN)

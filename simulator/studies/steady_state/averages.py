@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.metrics.usage import BOUNDS
+from simulator.running.metrics.usage import BOUNDS
 from simulator.serving import EngineLimits
 from simulator.studies.steady_state.prices import GROUPS, RequestWork, StepPrices, request_work, steady_step_costs
 from simulator.studies.steady_state.traffic import Traffic

@@ -39,9 +39,9 @@ from os.path import isfile
 from pathlib import Path
 from typing import Any, TypeVar
 
-from simulator.build import Build, build_run
-from simulator.errors import ForerunError
-from simulator.scenario import Scenario, ScenarioSource, as_scenario
+from forerun.errors import ForerunError
+from simulator.running.build import Build, build_run
+from simulator.running.scenario import Scenario, ScenarioSource, as_scenario
 from simulator.speculation import draft_survival
 from simulator.studies.steady_state.averages import Averages, SteadyReplica, make_replica
 from simulator.studies.steady_state.traffic import Lengths, population, traffic

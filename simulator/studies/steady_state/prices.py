@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.metrics.usage import BOUNDS
+from simulator.running.metrics.usage import BOUNDS
 from simulator.serving import EngineLimits
 from simulator.studies.steady_state.traffic import Traffic
 from simulator.timing import Costs, EngineTimer, StepWork, causal_pairs, decode_work, keys_read

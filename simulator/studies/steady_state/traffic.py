@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.errors import ForerunError, NothingServedError
+from forerun.errors import ForerunError, NothingServedError
 from simulator.serving import EngineLimits
 from simulator.workload import ArrivalsConfig, RequestStream, WorkloadConfig
 from simulator.workload.generate import draw_lengths, generate_requests

@@ -13,10 +13,10 @@ from importlib.util import find_spec
 from math import inf
 from typing import Any, Protocol
 
-from simulator.errors import ArgumentError, install_hint
+from forerun.errors import ArgumentError, install_hint
+from forerun.workers import close_pool, cores, process_pool
 from simulator.studies.sweep.points import Point, build_mark, run_point
 from simulator.studies.sweep.store import LEASE_S, SweepStore
-from simulator.workers import close_pool, cores, process_pool
 
 Task = Mapping[str, Any]
 Outcome = dict[str, Any]

@@ -12,8 +12,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from simulator.errors import ForerunError
-from simulator.scenario import Scenario
+from forerun.errors import ForerunError
+from simulator.running.scenario import Scenario
 
 PACKAGES = ("simulator", "hwprofiles", "traces")
 """Packages whose source and data a result depends on, besides its scenario."""
@@ -110,7 +110,7 @@ def run_point(task: Mapping[str, Any]) -> dict[str, Any]:
     """
     if task["build"] != build_mark():
         return {"build": build_mark()}
-    from simulator.scenario import scenario_from
+    from simulator.running.scenario import scenario_from
     from simulator.studies.runs import run_document_of
 
     try:
@@ -132,7 +132,7 @@ def error_text(error: Exception) -> str:
 
 def kept_part(documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The document of a point from those of its replications: everything that does not differ between machines."""
-    from simulator.metrics import combine_replications
+    from simulator.running.metrics import combine_replications
 
     combined = combine_replications(documents)
     engine = {name: combined["engine"][name] for name in ("steps", "simulated_s")}

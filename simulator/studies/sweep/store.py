@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from simulator.errors import ForerunError
+from forerun.errors import ForerunError
 from simulator.studies.sweep.points import Point
 
 APPLICATION_ID = 0x464F5245

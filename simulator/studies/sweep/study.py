@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forerun.errors import ForerunError, UnknownFieldError
+from forerun.result import StudyResult, Summary
+from forerun.tables import ABSENT, Table, Value
 from forerun.version import forerun_version
 from hwprofiles import weakest
-from simulator.errors import ForerunError, UnknownFieldError
-from simulator.metrics import jsonable, scenario_document
-from simulator.result import StudyResult, Summary
+from simulator.running.metrics import jsonable, scenario_document
 from simulator.studies.paired import COSTS, HIGHER_IS_BETTER, checked_metric, metric_words
 from simulator.studies.study_file import (
     Design,
@@ -30,7 +31,6 @@ from simulator.studies.study_file import (
 from simulator.studies.sweep.execute import ProgressCall, check_cluster, execute, open_pool
 from simulator.studies.sweep.points import Point, make_point, refused_point
 from simulator.studies.sweep.store import SweepStore
-from simulator.tables import ABSENT, Table, Value
 
 KEPT = (
     "summary",

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.errors import ArgumentError, ForerunError
-from simulator.scenario import Scenario
+from forerun.errors import ArgumentError, ForerunError
+from simulator.running.scenario import Scenario
 from simulator.speculation import AcceptanceConfig, LevelDecay, SpeculationConfig, draft_survival
 from simulator.speculation.acceptance import TRAINED_CONTEXT, ContextDrift
 from simulator.speculation.proposal import proposal

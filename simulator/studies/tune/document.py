@@ -8,13 +8,14 @@ from collections.abc import Callable, Sequence
 from math import isfinite
 from typing import Any
 
+from forerun.errors import ArgumentError, ForerunError, did_you_mean
+from forerun.result import StudyResult, Summary
+from forerun.tables import Cell, Table, Tone, Value, pairs
 from forerun.version import forerun_version
-from simulator.errors import ArgumentError, ForerunError, did_you_mean
-from simulator.metrics.document import jsonable, scenario_document
-from simulator.metrics.run_tables import memory_rows
-from simulator.metrics.usage import split_section
-from simulator.result import StudyResult, Summary
-from simulator.scenario import Scenario
+from simulator.running.metrics.document import jsonable, scenario_document
+from simulator.running.metrics.tables import memory_rows
+from simulator.running.metrics.usage import split_section
+from simulator.running.scenario import Scenario
 from simulator.speculation import borrowed_acceptance, iid_alpha
 from simulator.speculation.methods import METHODS, names_in
 from simulator.speculation.speculation_config import TABLE_NAME_IN_VLLM, check_table
@@ -23,7 +24,6 @@ from simulator.studies.engine_flags import published_name
 from simulator.studies.study_file import Source, study_of, yaml_text
 from simulator.studies.tune.choices import DraftChoice
 from simulator.studies.tune.tuning import BreakEven, GridCell, TunedLoad, Tuning, axis_values, find_drafts
-from simulator.tables import Cell, Table, Tone, Value, pairs
 
 ENGINES = ("vllm", "sglang")
 WIDE = 4

@@ -9,9 +9,9 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.build import Build, build_replica
-from simulator.errors import ForerunError
-from simulator.scenario import Scenario
+from forerun.errors import ForerunError
+from simulator.running.build import Build, build_replica
+from simulator.running.scenario import Scenario
 from simulator.speculation import SpeculationConfig, draft_survival
 from simulator.studies.tune.token_time import MeanRequest, TokenTime, busy_steps
 

@@ -16,14 +16,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.errors import ArgumentError, ForerunError
+from forerun.result import Summary
+from forerun.tables import Cell, Table, Value, number
 from forerun.version import forerun_version
 from hwprofiles import weakest
-from simulator.build import Build, build_replica
-from simulator.drafting import method_overhead
-from simulator.errors import ArgumentError, ForerunError
-from simulator.metrics.document import jsonable, scenario_document
-from simulator.result import Summary
-from simulator.scenario import Scenario
+from simulator.running.build import Build, build_replica
+from simulator.running.drafting import method_overhead
+from simulator.running.metrics.document import jsonable, scenario_document
+from simulator.running.scenario import Scenario
 from simulator.speculation import draft_survival
 from simulator.speculation.confidence import threshold_chain
 from simulator.speculation.level_decay import LevelDecay, conditional_rates, fit_acceptance_lengths
@@ -33,7 +34,6 @@ from simulator.studies.study_file import Source, StudyFile, study_of, yaml_text
 from simulator.studies.tune.choices import DraftChoice, draft_choices
 from simulator.studies.tune.document import TunedResult
 from simulator.studies.tune.tuning import axis_values
-from simulator.tables import Cell, Table, Value, number
 from simulator.timing import ModelTimer
 from simulator.timing.framework import LOCAL_FRAMEWORKS
 from traces.llama_cpp import LocalRate, read_llama_cpp

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.errors import ForerunError
 from hwprofiles import KernelLibrary
-from simulator.errors import ForerunError
-from simulator.scenario import Scenario
+from simulator.running.scenario import Scenario
 from simulator.studies.assumed import ACCEPTANCE, AssumedParameter
 from simulator.timing import Kernel
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.build import Build
-from simulator.scenario import Scenario
+from simulator.running.build import Build
+from simulator.running.scenario import Scenario
 from simulator.studies.steady_state.prices import decode_steps, prompt_steps
 from simulator.studies.steady_state.traffic import population, traffic
 from simulator.timing import EngineTimer, StepWork

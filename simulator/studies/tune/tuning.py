@@ -14,10 +14,10 @@ from math import isqrt
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.errors import ArgumentError
 from hwprofiles import weakest
-from simulator.build import Build, build_replica
-from simulator.errors import ArgumentError
-from simulator.scenario import Scenario
+from simulator.running.build import Build, build_replica
+from simulator.running.scenario import Scenario
 from simulator.studies.assumed import ACCEPTANCE, AssumedParameter, assumed_parameters
 from simulator.studies.tune.choices import DraftChoice, draft_choices
 from simulator.studies.tune.grid import busy_rate, crossover

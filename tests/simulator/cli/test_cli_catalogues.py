@@ -159,7 +159,17 @@ def test_as_a_process_errors_go_to_stderr_with_exit_2(project_root):
 
 
 def test_help_starts_without_the_heavy_parts(project_root):
-    heavy = ["numpy", "scipy", "pyarrow", "plotly", "pydantic", "yaml", "simulator.scenario", "hwprofiles", "traces"]
+    heavy = [
+        "numpy",
+        "scipy",
+        "pyarrow",
+        "plotly",
+        "pydantic",
+        "yaml",
+        "simulator.running.scenario",
+        "hwprofiles",
+        "traces",
+    ]
     code = (
         "import sys; from simulator.cli import main; main(['--help']); "
         f"print(sorted(set({heavy!r}) & set(sys.modules)), file=sys.stderr)"

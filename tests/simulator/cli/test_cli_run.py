@@ -130,21 +130,21 @@ def test_interrupt_before_the_first_run_ends(forerun, scenario_file, monkeypatch
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("simulator.run.simulate", interrupted)
+    monkeypatch.setattr("simulator.running.run.simulate", interrupted)
     outcome = forerun("run", scenario_file)
     assert outcome.code == 130
     assert "interrupted" in outcome.err
 
 
 def test_interrupt_keeps_the_finished_runs(forerun, scenario_file, tmp_path, monkeypatch):
-    from simulator.run import simulate
+    from simulator.running.run import simulate
 
     def third_is_interrupted(scenario, seed, *rest, **options):
         if seed == 2:
             raise KeyboardInterrupt
         return simulate(scenario, seed, *rest, **options)
 
-    monkeypatch.setattr("simulator.run.simulate", third_is_interrupted)
+    monkeypatch.setattr("simulator.running.run.simulate", third_is_interrupted)
     outcome = forerun("run", scenario_file, "--replications", 5, "--jobs", 1, "--out", tmp_path / "out")
     assert outcome.code == 130
     document = strict((tmp_path / "out" / "summary.json").read_text())
@@ -217,7 +217,7 @@ def test_too_little_memory_is_one_line(forerun, scenario_file, monkeypatch):
     def starve(*_arguments, **_options):
         raise MemoryError
 
-    monkeypatch.setattr("simulator.run.simulate", starve)
+    monkeypatch.setattr("simulator.running.run.simulate", starve)
     outcome = forerun("run", scenario_file)
     assert (outcome.code, "more memory" in outcome.error_line) == (2, True)
 
@@ -236,7 +236,7 @@ def test_a_reader_that_leaves_early_is_no_failed_gate(scenario_file):
 
 
 def test_an_unwritable_output_is_detected_before_the_run(forerun, scenario_file, tmp_path, monkeypatch):
-    monkeypatch.setattr("simulator.run.simulate", lambda *_: pytest.fail("must not start"))
+    monkeypatch.setattr("simulator.running.run.simulate", lambda *_: pytest.fail("must not start"))
     blocked = tmp_path / "file"
     blocked.write_text("")
     for option in ("--out", "--json"):
@@ -258,7 +258,7 @@ def test_a_full_disk_leaves_no_half_written_file(forerun, scenario_file, tmp_pat
         path.write_text('{"traceEvents": [')
         raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr("simulator.metrics.run_folder.write_timeline", full)
+    monkeypatch.setattr("simulator.running.metrics.run_folder.write_timeline", full)
     outcome = forerun("run", scenario_file, "--out", tmp_path / "out")
     assert outcome.code == 2
     assert "No space left on device" in outcome.error_line
@@ -269,7 +269,7 @@ def test_a_fault_of_ours_is_not_dressed_up_as_bad_input(forerun, scenario_file, 
     def broken(*_, **__):
         raise ValueError("a bug")
 
-    monkeypatch.setattr("simulator.run.simulate", broken)
+    monkeypatch.setattr("simulator.running.run.simulate", broken)
     outcome = forerun("run", scenario_file)
     assert outcome.code == 3, "1 would be a verdict, 2 bad input"
     assert "ValueError: a bug" in outcome.err
@@ -285,7 +285,7 @@ def test_report_of_a_run_folder(forerun, scenario_file, tmp_path):
 
 
 def test_replicate_returns_the_first_result(scenario_file):
-    from simulator.scenario import load_scenario
+    from simulator.running.scenario import load_scenario
 
     first, document, ended = runs.replicate(load_scenario(scenario_file), seed=9, replications=2)
     assert first.seed == 9

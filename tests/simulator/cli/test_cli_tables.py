@@ -6,9 +6,9 @@ import re
 
 import pytest
 
+from forerun.tables import percent
 from simulator.cli import output
 from simulator.cli.output import Progress
-from simulator.tables import percent
 
 POOLS = {
     "prompts": {"role": "prefill", "hardware": {"chip": "h100-sxm", "replicas": 2}},

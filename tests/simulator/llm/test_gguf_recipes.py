@@ -2,8 +2,8 @@
 
 import pytest
 
+from forerun.errors import ForerunError
 from hwprofiles.dtypes import dtype_bytes
-from simulator.errors import ForerunError
 from simulator.llm import load_architecture
 from simulator.llm.gguf_file import recipe_dtypes, recipe_names
 from simulator.timing.deployment import resolve_weight_dtypes

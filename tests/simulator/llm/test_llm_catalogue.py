@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 import simulator.llm
-from simulator.errors import ForerunError
+from forerun.errors import ForerunError
 from simulator.llm import (
     architecture_aliases,
     architecture_names,

@@ -9,7 +9,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.errors import ForerunError
+from forerun.errors import ForerunError
 from simulator.llm import architecture_summary, from_hf_config, load_architecture
 
 SHARED = Path(os.environ.get("FORERUN_SHARED", Path(__file__).parents[4] / "shared")) / "data" / "model_configs"

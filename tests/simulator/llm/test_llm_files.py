@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from simulator.errors import ForerunError
+from forerun.errors import ForerunError
 from simulator.llm import load_architecture
 
 CONFIG = {

@@ -6,9 +6,9 @@ import json
 import numpy as np
 import pytest
 
+from forerun.errors import ForerunError
 from hwprofiles.dtypes import DTYPES, GGUF_BLOCKS, math_dtype
 from simulator.cli import main
-from simulator.errors import ForerunError
 from simulator.llm import load_architecture
 
 gguf = pytest.importorskip("gguf", reason="reading GGUF files needs the extra 'local'")

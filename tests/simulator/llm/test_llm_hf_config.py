@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.errors import ForerunError
+from forerun.errors import ForerunError
 from simulator.llm import MoeMlp, architecture_summary, from_hf_config
 
 LLAMA = {

@@ -3,7 +3,7 @@
 import pytest
 from test_llm_hf_config import DEEPSEEK, LLAMA, MOE
 
-from simulator.errors import ForerunError
+from forerun.errors import ForerunError
 from simulator.llm import MoeMlp, from_hf_config
 
 LLAMA4 = LLAMA | {

@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from simulator.errors import ForerunError
+from forerun.errors import ForerunError
 from simulator.llm import Architecture, Attention, DenseMlp, Layer, LayerGroup, MoeMlp, load_architecture
 
 

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from simulator.errors import ForerunError
-from simulator.measure import KernelShape, clocks, measure, record
-from simulator.measure.clocks import MIN_REPEATS, CudaClock, MetalClock
-from simulator.measure.machine import check_device
+from forerun.errors import ForerunError
+from simulator.replay.measure import KernelShape, clocks, measure, record
+from simulator.replay.measure.clocks import MIN_REPEATS, CudaClock, MetalClock
+from simulator.replay.measure.machine import check_device
 
 L2_BYTES = 1 << 20
 HIT_S, MISS_S = 1e-6, 10e-6

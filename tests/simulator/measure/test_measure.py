@@ -7,12 +7,12 @@ import sys
 import numpy as np
 import pytest
 
+from forerun.errors import ForerunError
 from hwprofiles import load_chip, predict_kernel
 from simulator.cli import main
-from simulator.errors import ForerunError
-from simulator.measure import DTYPES, FAMILIES, KernelShape, MachineLimits, kernel_shapes, machine_profile
-from simulator.measure.clocks import MIN_REPEATS, Timing
-from simulator.measure.machine import cpu_name, last_cache_bytes, probe
+from simulator.replay.measure import DTYPES, FAMILIES, KernelShape, MachineLimits, kernel_shapes, machine_profile
+from simulator.replay.measure.clocks import MIN_REPEATS, Timing
+from simulator.replay.measure.machine import cpu_name, last_cache_bytes, probe
 from traces.kernels import OPS, read_kernels
 
 LIMITS = MachineLimits("A CPU", 2, {"bf16": 4.0e11, "fp32": 2.0e11}, 4.0e10, 1.6e10, 1 << 25, 1.8e11, 2e-6)
@@ -126,7 +126,7 @@ def test_without_torch_one_line_names_the_extra(tmp_path, monkeypatch, capsys):
 
 def test_nothing_imports_torch_before_something_is_timed(torch, project_root):
     """Not even the command: torch takes seconds to load."""
-    code = "import sys; from simulator.cli import main; import simulator.cli.app, simulator.measure; "
+    code = "import sys; from simulator.cli import main; import simulator.cli.app, simulator.replay.measure; "
     code += "main(['measure', '--help']); sys.exit('torch' in sys.modules)"
     ended = subprocess.run([sys.executable, "-c", code], cwd=project_root, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
@@ -154,8 +154,8 @@ def test_bad_options_are_one_line(torch, arguments, message, tmp_path, monkeypat
 def few(monkeypatch):
     """One small kernel of every family."""
     from simulator import measure as package
-    from simulator.measure import kernel_shapes as every
-    from simulator.measure import record
+    from simulator.replay.measure import kernel_shapes as every
+    from simulator.replay.measure import record
 
     monkeypatch.setitem(record.BUDGET_S, True, 0.005)
 
@@ -186,8 +186,8 @@ def test_a_small_measurement_makes_a_canonical_trace(torch, few, tmp_path, capsy
 
 def test_packed_attention_is_attention(torch):
     """A verify step over packed heads gives what plain attention over each query head gives."""
-    from simulator.measure.operations import make_call
-    from simulator.measure.shapes import KernelShape
+    from simulator.replay.measure.operations import make_call
+    from simulator.replay.measure.shapes import KernelShape
 
     sizes = {"batch": 2, "q_len": 3, "kv_len": 7, "num_heads": 4, "num_kv_heads": 2, "head_dim": 128}
     shape = KernelShape("attention_verify", "attention_decode", "fp32", False, sizes)
@@ -201,7 +201,7 @@ def test_packed_attention_is_attention(torch):
 
 
 def test_ctrl_c_keeps_what_is_finished(torch, few, tmp_path, monkeypatch, capsys):
-    from simulator.measure import record
+    from simulator.replay.measure import record
 
     calls = []
     real = record._time_one

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_scenario import tiny_data
 
-from simulator.metrics import json_text, jsonable
-from simulator.metrics.files import StagedFiles, writable_file, writable_folder, write_text_atomically
-from simulator.metrics.run_folder import write_run
-from simulator.metrics.timeline import step_kind, timeline_events, track_numbers, write_timeline
-from simulator.run import simulate
-from simulator.scenario import Scenario
+from simulator.running.metrics import json_text, jsonable
+from simulator.running.metrics.files import StagedFiles, writable_file, writable_folder, write_text_atomically
+from simulator.running.metrics.run_folder import write_run
+from simulator.running.metrics.timeline import step_kind, timeline_events, track_numbers, write_timeline
+from simulator.running.run import simulate
+from simulator.running.scenario import Scenario
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import copy
 import pytest
 from scipy import stats
 
-from simulator.metrics import combine_replications
+from simulator.running.metrics import combine_replications
 
 BASE = {
     "summary": {"completed": 10, "failed": 0, "mean_ttft_ms": 1.0, "mean_tpot_ms": None, "spec": [0.5, 0.25]},

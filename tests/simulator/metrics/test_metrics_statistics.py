@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from simulator.metrics import WeightedSample, mean_interval
+from simulator.running.metrics import WeightedSample, mean_interval
 
 finite = st.floats(-1e6, 1e6, allow_nan=False)
 multisets = st.lists(st.tuples(finite, st.integers(0, 9)), min_size=1, max_size=30).filter(

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from simulator.errors import ForerunError
-from simulator.metrics import LATENCIES, PERCENTILES, slo_limits, summarise
-from simulator.metrics.summary import slo_report
+from forerun.errors import ForerunError
+from simulator.running.metrics import LATENCIES, PERCENTILES, slo_limits, summarise
+from simulator.running.metrics.summary import slo_report
 from simulator.serving.records import GapCounts
 
 CONTRACT_KEYS = {

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from simulator.metrics import bottleneck_shares, main_bottleneck, utilisation
-from simulator.metrics.usage import BOUNDS, cost_usd, energy_joules, kv_cache_section, usd_per_million_tokens
+from simulator.running.metrics import bottleneck_shares, main_bottleneck, utilisation
+from simulator.running.metrics.usage import BOUNDS, cost_usd, energy_joules, kv_cache_section, usd_per_million_tokens
+from simulator.running.step_rows import StepTotals
 from simulator.serving.records import KvCacheReport
-from simulator.step_rows import StepTotals
 
 
 def totals(steps, replicas=1, peak_flops_per_s=1e15, bandwidth_bytes_per_s=1e12):

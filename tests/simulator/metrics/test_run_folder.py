@@ -13,11 +13,17 @@ from pathlib import Path
 import pytest
 from tiny_scenario import tiny_data
 
+from forerun.errors import ForerunError
 from simulator.cli import main
-from simulator.errors import ForerunError
-from simulator.metrics import files
-from simulator.metrics.files import StagedFiles, locked_folder, scratch_folder, writable_folder, write_atomically
-from simulator.metrics.run_folder import load_run
+from simulator.running.metrics import files
+from simulator.running.metrics.files import (
+    StagedFiles,
+    locked_folder,
+    scratch_folder,
+    writable_folder,
+    write_atomically,
+)
+from simulator.running.metrics.run_folder import load_run
 
 ROOT = Path(__file__).resolve().parents[3]
 TABLES = ("requests.parquet", "steps.parquet", "trace.json")
@@ -162,7 +168,7 @@ def started(code, *argv):
 
 
 WAITS = """
-import simulator.metrics.run_folder as run_folder
+import simulator.running.metrics.run_folder as run_folder
 def write(path, *_, **__):
     path.write_text("half")
     print("writing", flush=True)

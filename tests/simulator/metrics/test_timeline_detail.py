@@ -6,16 +6,16 @@ from itertools import pairwise
 import pytest
 
 from hwprofiles import KernelTime
-from simulator.metrics.timeline import FIRST_REPLICA_PID, timeline_events
-from simulator.metrics.timeline_detail import (
+from simulator.running.metrics.timeline import FIRST_REPLICA_PID, timeline_events
+from simulator.running.metrics.timeline_detail import (
     DRAFT_TRACK,
     FIRST_CHIP_TRACK,
     HOST_TRACK,
     VERIFY_TRACK,
     kernel_layer_order,
 )
-from simulator.run import simulate
-from simulator.scenario import scenario_from
+from simulator.running.run import simulate
+from simulator.running.scenario import scenario_from
 from simulator.timing import Kernel
 
 BASE = {

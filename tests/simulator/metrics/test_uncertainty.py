@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from hwprofiles import predict_kernel
-from simulator.build import build_run
-from simulator.metrics import run_document, uncertainty
-from simulator.metrics.uncertainty import (
+from simulator.running.build import build_run
+from simulator.running.metrics import run_document, uncertainty
+from simulator.running.metrics.uncertainty import (
     DRAWS,
     SERVED,
     first_requests,
@@ -15,8 +15,8 @@ from simulator.metrics.uncertainty import (
     standard_draws,
     step_draws,
 )
-from simulator.run import simulate
-from simulator.scenario import scenario_from
+from simulator.running.run import simulate
+from simulator.running.scenario import scenario_from
 from simulator.studies.compare.comparison import compare
 from simulator.studies.paired import Ratio, with_model_error
 from simulator.workload import generate_requests

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from forerun.errors import ForerunError
 from hwprofiles import KernelLibrary
 from hwprofiles.formulas import SCALAR
 from hwprofiles.kernels.sparse import IndexShape, SparseShape, index_time
-from simulator.errors import ForerunError
 from simulator.replay import Split, replay_kernels
 from simulator.replay.modules import module_layer
 from simulator.replay.predict import predict_table

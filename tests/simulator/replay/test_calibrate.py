@@ -10,8 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from made_kernels import attention_rows, gemm_rows, measured
 
+from forerun.errors import ForerunError
 from hwprofiles import BASES, KernelLibrary, load_chip
-from simulator.errors import ForerunError
 from simulator.replay import Split, predict_table, replay_kernels, write_profile
 from simulator.replay.calibrate import _plain_sets, calibrate, start_parameters
 from simulator.replay.correction import fit_hinges

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from forerun.errors import ForerunError
 from hwprofiles import KernelLibrary, load_chip
-from simulator.errors import ForerunError
 from simulator.replay import predict_table
 from simulator.replay.calibrate import calibrate
 from traces.kernels import KernelTable, concatenate, make_table

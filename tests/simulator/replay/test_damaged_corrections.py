@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from fuzzing.seeds import corrections
 
+from forerun.errors import ForerunError
 from hwprofiles import correction
 from hwprofiles.correction import feature_names, load_corrections, save_corrections
 from simulator.cli import main
-from simulator.errors import ForerunError
 
 PLACE = "vllm/gemm/bf16"
 

@@ -3,8 +3,8 @@
 import numpy as np
 
 from simulator.replay.rerun import unshared_hashes
-from simulator.run import simulate
-from simulator.scenario import scenario_from
+from simulator.running.run import simulate
+from simulator.running.scenario import scenario_from
 from simulator.workload import RequestStream
 
 

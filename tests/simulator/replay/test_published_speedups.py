@@ -3,7 +3,7 @@
 import json
 
 from simulator.cli import main
-from simulator.replay.speculation import (
+from validation.speculation import (
     Comparison,
     Unpredicted,
     case_of,

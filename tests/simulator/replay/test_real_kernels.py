@@ -197,7 +197,7 @@ def test_aliased_key_value_pages_are_detected_by_rule(shared_data):
 def test_milliseconds_taken_for_seconds(shared_data, tmp_path):
     import pyarrow.parquet as pq
 
-    from simulator.errors import ForerunError
+    from forerun.errors import ForerunError
 
     path = next((shared_data / "kernels/aiconfigurator/h100_sxm/gemm/sglang").rglob("gemm_perf.parquet"))
     table = pq.read_table(path).slice(0, 5000)

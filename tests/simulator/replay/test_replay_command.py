@@ -5,9 +5,9 @@ import json
 import pytest
 
 from simulator import build
-from simulator.assumptions import Assumptions
 from simulator.cli import main
-from simulator.scenario import Scenario
+from simulator.running.assumptions import Assumptions
+from simulator.running.scenario import Scenario
 from simulator.serving.engine_config import EngineConfig
 from traces.kernels import write_kernels
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from made_kernels import attention_rows, gemm_rows, measured
 
+from forerun.errors import ForerunError
 from hwprofiles import KernelLibrary, load_chip
 from simulator.cli import main
-from simulator.errors import ForerunError
 from simulator.replay import (
     Split,
     exceeded,

@@ -7,10 +7,9 @@ import json
 import numpy as np
 import pytest
 
+from forerun.errors import ForerunError
 from hwprofiles import chip_names
 from simulator.cli.app import main
-from simulator.errors import ForerunError
-from simulator.metrics.summary import summarise
 from simulator.replay.requests import in_training, parse_condition, replay_requests
 from simulator.replay.rerun import (
     catalogue_model,
@@ -23,8 +22,9 @@ from simulator.replay.rerun import (
 )
 from simulator.replay.scores import exceeded, parse_limit
 from simulator.replay.split import Split
-from simulator.run import simulate
-from simulator.scenario import Scenario
+from simulator.running.metrics.summary import summarise
+from simulator.running.run import simulate
+from simulator.running.scenario import Scenario
 from traces.benchmark_results import MeasuredRun, PromptPool, read_runs
 from validation import blis as blis  # lets read_runs read its tables
 

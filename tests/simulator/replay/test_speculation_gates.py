@@ -2,9 +2,9 @@
 
 import pytest
 
-from simulator.errors import ForerunError
+from forerun.errors import ForerunError
 from simulator.replay.scores import exceeded, parse_limit
-from simulator.replay.speculation import compare_published, compare_row, group_scores, load_published
+from validation.speculation import compare_published, compare_row, group_scores, load_published
 
 GROUPS = ["gptoss_h200", "magicdec"]
 

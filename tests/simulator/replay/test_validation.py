@@ -7,24 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dashboards.recorded_errors import ErrorRow, errors_document, grown_errors, merged, read_errors, shipped
+from forerun.errors import ForerunError
 from simulator.cli import main
-from simulator.errors import ForerunError
 from simulator.replay.split import training_rows
-from simulator.replay.validation import (
-    SPLIT,
-    Cache,
-    ErrorRow,
-    digest_of,
-    errors_document,
-    fitted_words,
-    grown_errors,
-    merged,
-    read_errors,
-    shipped,
-    shipped_errors,
-)
-from simulator.replay.validation.facts import NOTHING, facts
-from simulator.replay.validation.shipped import parts, sample_errors
+from validation.facts import NOTHING, facts, fitted_words
+from validation.inputs import Cache, digest_of
+from validation.shipped import SPLIT, parts, sample_errors, shipped_errors
 
 ROW = ErrorRow("kernels", "gemm", "seconds", 10, 5.0, 4.0, 1.0, "calibrated", "nothing", True)
 

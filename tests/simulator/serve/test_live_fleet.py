@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from tiny_scenario import tiny_data
 
-from simulator.build import build_run
-from simulator.run import simulate
-from simulator.scenario import Scenario
+from simulator.running.build import build_run
+from simulator.running.run import simulate
+from simulator.running.scenario import Scenario
 from simulator.serve.live import LiveFleet, rehearse
 from simulator.timing import step as step_module
 from simulator.timing.kernels import CostTable

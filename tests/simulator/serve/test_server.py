@@ -13,8 +13,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tiny_scenario import tiny_data
 
-from simulator.run import simulate
-from simulator.scenario import Scenario
+from simulator.running.run import simulate
+from simulator.running.scenario import Scenario
 from simulator.serve.app import MOST_BODY_BYTES, UNREAD_BYTES, Server
 from simulator.serve.tokens import block_hashes, chat_tokens, filler, tokens_of
 

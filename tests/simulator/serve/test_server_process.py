@@ -16,7 +16,7 @@ import httpx
 import pytest
 from tiny_scenario import tiny_data
 
-from simulator.scenario import Scenario
+from simulator.running.scenario import Scenario
 from simulator.serve import pace as pace_module
 from simulator.serve.app import Server
 from simulator.serve.pace import Pace

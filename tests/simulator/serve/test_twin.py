@@ -6,10 +6,10 @@ import sys
 import pytest
 from tiny_scenario import tiny_data
 
-from simulator.build import build_run
+from forerun.errors import ForerunError
 from simulator.cli import main
-from simulator.errors import ForerunError
-from simulator.scenario import Scenario
+from simulator.running.build import build_run
+from simulator.running.scenario import Scenario
 from simulator.serve.counters import Counters
 from simulator.serve.live import LiveFleet
 from simulator.serve.observed import between, observe_files, samples_of

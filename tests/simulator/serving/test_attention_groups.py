@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from forerun.errors import ForerunError
 from simulator import simulate
-from simulator.build import build_replica
-from simulator.errors import ForerunError
-from simulator.scenario import scenario_from
+from simulator.running.build import build_replica
+from simulator.running.scenario import scenario_from
 from simulator.serving.compiled import engine_module
 from simulator.serving.log import RunLog, StepLog
 from simulator.serving.request_source import OpenLoopSource

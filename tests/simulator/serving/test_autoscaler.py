@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_scenario import tiny_data
 
-from simulator.errors import ForerunError
-from simulator.run import simulate
-from simulator.scenario import Scenario, scenario_from
+from forerun.errors import ForerunError
+from simulator.running.run import simulate
+from simulator.running.scenario import Scenario, scenario_from
 from simulator.serving.fleet.autoscaler import FleetLoad, Hpa, Saturation
 from simulator.serving.fleet.fleet_config import AutoscalerConfig
 from simulator.workload.generate import varied

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from one_pool import one_pool
 from stub_timers import LinearTimer
 
+from forerun.errors import ForerunError
 from hwprofiles import ProfileError
-from simulator.errors import ForerunError
-from simulator.metrics import run_document
-from simulator.run import simulate
-from simulator.scenario import scenario_from
+from simulator.running.metrics import run_document
+from simulator.running.run import simulate
+from simulator.running.scenario import scenario_from
 from simulator.serving import EngineLimits, HostSpace
 from simulator.serving.engine import HostCache
 from simulator.workload import RequestStream

@@ -12,7 +12,7 @@ from one_pool import one_pool
 from stub_timers import LinearTimer
 from test_fast_equals_exact import TIMER, conversations, limits, streams
 
-from simulator.errors import ForerunError
+from forerun.errors import ForerunError
 from simulator.serving import EngineLimits, Faults, FaultsConfig, Fleet, HostSpace, Pool, RouterConfig
 from simulator.speculation import AcceptanceSampler
 from simulator.timing import StepWork

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from one_pool import one_pool
 from stub_timers import LinearTimer
 
-from simulator.errors import ForerunError
+from forerun.errors import ForerunError
 from simulator.serving import EngineLimits
 from simulator.serving.engine import HolderIndex, HostCache, PrefixCache
 from simulator.workload import RequestStream

@@ -5,9 +5,9 @@ import pytest
 from planned_steps import step
 from tiny_scenario import tiny_data
 
-from simulator.errors import ForerunError
-from simulator.run import simulate
-from simulator.scenario import scenario_from
+from forerun.errors import ForerunError
+from simulator.running.run import simulate
+from simulator.running.scenario import scenario_from
 from simulator.serving import EngineLimits, rules
 from simulator.serving.engine import NoPrefixCache, PriorityScheduler, Sequence, UnifiedScheduler
 from simulator.serving.fleet.router import QueueWhenFull

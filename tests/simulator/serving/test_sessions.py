@@ -9,9 +9,9 @@ from one_pool import one_pool
 from stub_timers import LinearTimer
 from test_fast_equals_exact import TIMER, assert_same, limits, run_both
 
-from simulator.errors import ForerunError
-from simulator.run import simulate
-from simulator.scenario import scenario_from
+from forerun.errors import ForerunError
+from simulator.running.run import simulate
+from simulator.running.scenario import scenario_from
 from simulator.serving import EngineLimits, RouterConfig
 from simulator.speculation import AcceptanceSampler
 from simulator.workload import WorkloadConfig, generate_requests

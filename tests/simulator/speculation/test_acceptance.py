@@ -10,7 +10,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from one_pool import one_pool
 from stub_timers import LinearTimer
 
-from simulator.errors import ForerunError
+from forerun.errors import ForerunError
 from simulator.serving import EngineLimits
 from simulator.speculation import (
     AcceptanceConfig,

@@ -8,7 +8,7 @@ from numpy.testing import assert_allclose
 from scipy.optimize import brentq
 from trees import drawn_confidences, full_tree, grow_tree, steady
 
-from simulator.errors import ForerunError
+from forerun.errors import ForerunError
 from simulator.speculation import AcceptanceSampler, LevelDecay, SpeculationConfig, fit_acceptance_lengths, fit_survival
 from simulator.speculation.acceptance import CLASSES, ContextDrift, request_classes, sampler_of, widest_spread
 from simulator.speculation.closed_form import iid_alpha

@@ -7,9 +7,9 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from pydantic import ValidationError
 
-from simulator.errors import ForerunError
-from simulator.run import simulate
-from simulator.scenario import Scenario, load_scenario
+from forerun.errors import ForerunError
+from simulator.running.run import simulate
+from simulator.running.scenario import Scenario, load_scenario
 from simulator.speculation import (
     AcceptanceConfig,
     LevelDecay,

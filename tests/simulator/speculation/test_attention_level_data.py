@@ -10,7 +10,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from pydantic import ValidationError
 from scipy.special import ndtri
 
-from simulator.errors import ForerunError
+from forerun.errors import ForerunError
 from simulator.speculation.attention_level import (
     AttentionSpeculationConfig,
     compare_layouts,

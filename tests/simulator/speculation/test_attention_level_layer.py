@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
-from simulator.errors import ForerunError
+from forerun.errors import ForerunError
 from simulator.speculation.attention_level import (
     READINGS,
     LayerTimes,

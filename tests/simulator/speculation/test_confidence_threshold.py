@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from forerun.errors import ForerunError
 from simulator import simulate
-from simulator.errors import ForerunError
-from simulator.metrics import summarise
-from simulator.scenario import scenario_from
+from simulator.running.metrics import summarise
+from simulator.running.scenario import scenario_from
 from simulator.speculation.confidence import threshold_chain
 from simulator.studies.engine_flags import llama_command
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.errors import ForerunError
+from forerun.errors import ForerunError
 from simulator.speculation import fit_survival, read_acceptance
 from simulator.speculation.engine_logs import fit_acceptance, lengths_by_tokens
 

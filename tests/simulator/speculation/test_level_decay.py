@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
-from simulator.errors import ForerunError
+from forerun.errors import ForerunError
 from simulator.speculation import LevelDecay, expected_tokens, fit_acceptance_lengths, fit_survival, iid_alpha
 from simulator.speculation.level_decay import conditional_rates, extended
 

@@ -5,7 +5,7 @@ from math import log2
 
 import pytest
 
-from simulator.errors import ForerunError
+from forerun.errors import ForerunError
 from simulator.speculation import engine_logs, read_acceptance
 from simulator.speculation.engine_logs import AcceptanceLog, fit_acceptance, lengths_by_tokens
 

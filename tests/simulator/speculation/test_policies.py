@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from simulator.errors import ForerunError
+from forerun.errors import ForerunError
 from simulator.speculation import Batch, PolicyConfig, check_policy, expected_tokens, policy_factory
 from simulator.speculation.policies import Goodput, MovingAverageSlot, batch_table, disable_above
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.errors import ForerunError
+from forerun.errors import ForerunError
 from simulator.speculation import check_policy
 from simulator.speculation.closed_form import expected_tokens
 from simulator.speculation.policies import Batch, Goodput, MovingAverage, MovingAverageSlot, policy_factory

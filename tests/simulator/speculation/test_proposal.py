@@ -5,7 +5,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from pydantic import ValidationError
 
-from simulator.errors import ForerunError
+from forerun.errors import ForerunError
 from simulator.speculation import SpeculationConfig, draft_survival, survival_rates
 from simulator.speculation.proposal import OTHER_RANKS, proposal
 from simulator.speculation.tree import (

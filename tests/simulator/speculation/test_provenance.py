@@ -2,9 +2,9 @@
 
 import pytest
 
-from simulator.build import build_replica
-from simulator.errors import ForerunError
-from simulator.scenario import scenario_from
+from forerun.errors import ForerunError
+from simulator.running.build import build_replica
+from simulator.running.scenario import scenario_from
 from simulator.speculation import borrowed_acceptance, curve_names, load_curve
 from simulator.speculation.provenance import same_model
 from simulator.studies.compare.comparison import compare

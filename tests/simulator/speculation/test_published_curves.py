@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.optimize import least_squares
 
-from simulator.errors import ForerunError
+from forerun.errors import ForerunError
 from simulator.speculation import LevelDecay, curve_names, fit_acceptance_lengths, load_curve
 from simulator.speculation.curves import UNLIMITED
 

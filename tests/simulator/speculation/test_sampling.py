@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 from scipy.stats import chisquare
 
-from simulator.errors import ForerunError
+from forerun.errors import ForerunError
 from simulator.speculation import expected_tokens
 from simulator.speculation.sampling import (
     acceptance_chance,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from trees import drawn_confidences, full_tree, grow_tree, grown_one_by_one, length, steady
 
-from simulator.errors import ForerunError
+from forerun.errors import ForerunError
 from simulator.speculation import expected_length, load_curve
 from simulator.speculation.tree import (
     ROOT,

@@ -3,7 +3,7 @@
 import pytest
 from tiny_scenario import tiny_data
 
-from simulator.scenario import Scenario, scenario_from
+from simulator.running.scenario import Scenario, scenario_from
 
 
 @pytest.fixture

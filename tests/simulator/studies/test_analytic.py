@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.errors import ForerunError
-from simulator.metrics import summarise
-from simulator.run import simulate
-from simulator.scenario import Scenario, load_scenario
+from forerun.errors import ForerunError
+from simulator.running.metrics import summarise
+from simulator.running.run import simulate
+from simulator.running.scenario import Scenario, load_scenario
 from simulator.serving import Fleet
 from simulator.studies.steady_state.estimate import estimate, max_request_rate
 from simulator.studies.steady_state.prices import verify_steps

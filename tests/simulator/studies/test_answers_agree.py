@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import simulator
-from simulator.scenario import scenario_from
+from simulator.running.scenario import scenario_from
 from simulator.studies.tune.tuning import find_drafts
 
 MODELS = {"llama-3.1-8b": 1, "qwen3-14b": 1, "qwen3-32b": 2, "llama-3.3-70b": 4}

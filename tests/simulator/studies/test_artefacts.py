@@ -10,9 +10,9 @@ import pytest
 import yaml
 from tiny_scenario import tiny_data
 
+from forerun.errors import ForerunError
 from simulator.cli import main
-from simulator.errors import ForerunError
-from simulator.scenario import Scenario
+from simulator.running.scenario import Scenario
 from simulator.studies.artefacts import ARTEFACTS, artefact, vllm_schedule
 from simulator.studies.plan.thresholds import thresholds
 

@@ -3,10 +3,10 @@
 import pytest
 from tiny_scenario import tiny_data
 
-from simulator.assumptions import Assumptions
-from simulator.build import build_run
-from simulator.run import simulate
-from simulator.scenario import scenario_from
+from simulator.running.assumptions import Assumptions
+from simulator.running.build import build_run
+from simulator.running.run import simulate
+from simulator.running.scenario import scenario_from
 from simulator.speculation import draft_survival, scaled_survival
 from simulator.studies.assumed import assumed_parameters, with_acceptance_scaled
 

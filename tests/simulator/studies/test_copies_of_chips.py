@@ -3,7 +3,7 @@
 import pytest
 
 from hwprofiles.catalogue import load_chip
-from simulator.scenario import scenario_from
+from simulator.running.scenario import scenario_from
 from simulator.studies.compare.comparison import compare
 
 RUN = {

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.errors import ForerunError
+from forerun.errors import ForerunError
 from simulator.studies.compare.crossover import CurvePoint, crossings_of, grid_values
 from simulator.studies.paired import Ratio
 from simulator.studies.study_file import Range

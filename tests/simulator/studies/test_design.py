@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.errors import ForerunError
+from forerun.errors import ForerunError
 from simulator.studies.study_file import Range, at, design_points, unique_points
 
 

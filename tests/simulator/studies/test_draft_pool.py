@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from simulator.build import build_replica
-from simulator.errors import ForerunError
-from simulator.scenario import scenario_from
+from forerun.errors import ForerunError
+from simulator.running.build import build_replica
+from simulator.running.scenario import scenario_from
 from simulator.studies.draft_pool import (
     PoolGain,
     PoolPrices,

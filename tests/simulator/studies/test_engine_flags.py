@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_scenario import tiny_data
 
-from simulator.scenario import scenario_from
+from simulator.running.scenario import scenario_from
 from simulator.studies.engine_flags import launch_flags
 
 

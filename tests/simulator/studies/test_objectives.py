@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from tiny_scenario import tiny_data
 
-from simulator.errors import ForerunError
-from simulator.run import simulate
-from simulator.scenario import scenario_from
+from forerun.errors import ForerunError
+from simulator.running.run import simulate
+from simulator.running.scenario import scenario_from
 from simulator.studies.plan.objectives import GOODPUT, latency_words, limits_words, objective_of, reached, resampled
 
 SHARE = ("goodput=0.9", "ttft_ms=500", "tpot_ms=50")

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from scipy.stats import t
 from tiny_scenario import tiny_data
 
-from simulator.scenario import scenario_from
+from forerun.workers import Workers
+from simulator.running.scenario import scenario_from
 from simulator.studies import runs
 from simulator.studies.paired import HIGHER_IS_BETTER, metric_values, paired_ratio
 from simulator.studies.runs import RunPool, run_document_of, with_seeds
-from simulator.workers import Workers
 
 REPEATS, RUNS = 200, 5
 

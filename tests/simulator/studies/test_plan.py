@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forerun.errors import ForerunError, InvariantError
 from simulator.cli.app import main
-from simulator.errors import ForerunError, InvariantError
-from simulator.run import simulate
-from simulator.scenario import Scenario, load_scenario
+from simulator.running.run import simulate
+from simulator.running.scenario import Scenario, load_scenario
 from simulator.studies.plan.document import plan, plan_document
 from simulator.studies.plan.layouts import layouts, search_axes
 from simulator.studies.plan.objectives import objective_of
@@ -116,7 +116,7 @@ def test_more_replicas_are_tried_without_serving_every_request_alone(chat, monke
         lasted.append(result.requests.arrival_s.max())
         return result
 
-    monkeypatch.setattr("simulator.run.simulate", timed)
+    monkeypatch.setattr("simulator.running.run.simulate", timed)
     options = quick(mode="rate", rate=60.0, interval=False)
     planned = make_plan(study(chat, "hardware.tensor_parallel=1"), objective_of({}, SLO), options)
     assert planned.best is not None

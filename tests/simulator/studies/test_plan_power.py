@@ -2,9 +2,9 @@
 
 import pytest
 
+from forerun.errors import ForerunError
 from hwprofiles import load_chip
-from simulator.errors import ForerunError
-from simulator.scenario import scenario_from
+from simulator.running.scenario import scenario_from
 from simulator.studies.plan.document import carbon_of, plan
 from simulator.studies.study_file import study_of
 

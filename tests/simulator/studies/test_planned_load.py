@@ -5,9 +5,9 @@ import re
 import numpy as np
 import pytest
 
-from simulator.errors import ForerunError
-from simulator.run import simulate
-from simulator.scenario import scenario_from
+from forerun.errors import ForerunError
+from simulator.running.run import simulate
+from simulator.running.scenario import scenario_from
 from simulator.studies.artefacts import artefact
 from simulator.studies.plan.document import plan
 from simulator.workload import generate_requests

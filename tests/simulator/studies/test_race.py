@@ -8,8 +8,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from simulator.errors import ForerunError
-from simulator.scenario import scenario_from
+from forerun.errors import ForerunError
+from simulator.running.scenario import scenario_from
 from simulator.speculation import AcceptanceSampler, Batch, check_policy
 from simulator.speculation.policies import Forerun, PositionRates
 from simulator.studies.race.patterns import (
@@ -109,7 +109,7 @@ def test_the_certificates_pattern_replays_to_the_stated_figure(finished):
 
 
 def test_the_pattern_is_a_trace_that_a_scenario_reads(finished, tmp_path):
-    from simulator.run import simulate
+    from simulator.running.run import simulate
 
     scenario = chat().with_values({"workload": {"trace": str(finished[1] / "closest.csv")}})
     assert len(simulate(scenario).requests) == len((finished[1] / "closest.csv").read_text().splitlines()) - 1

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from simulator.scenario import scenario_from
+from simulator.running.scenario import scenario_from
 from simulator.studies.compare.comparison import compare
 from simulator.studies.steady_state.estimate import max_request_rate
 from simulator.studies.tune.document import tune

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
+from forerun.errors import ForerunError
 from hwprofiles import KernelLibrary
-from simulator.errors import ForerunError
-from simulator.metrics import summarise
-from simulator.run import simulate
-from simulator.scenario import scenario_from
+from simulator.running.metrics import summarise
+from simulator.running.run import simulate
+from simulator.running.scenario import scenario_from
 from simulator.studies.tune.grid import busy_rate, crossover, speculation_grid
 
 BATCHES = (1, 8, 64, 512)

@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 from tiny_scenario import tiny_data
 
-from simulator.errors import ForerunError
-from simulator.scenario import scenario_from
+from forerun.errors import ForerunError
+from simulator.running.scenario import scenario_from
 from simulator.studies.sweep.points import make_point, point_key
 from simulator.studies.sweep.store import SweepStore
 

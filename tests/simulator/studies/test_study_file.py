@@ -4,7 +4,7 @@ import pytest
 import yaml
 from tiny_scenario import tiny_data
 
-from simulator.errors import ForerunError
+from forerun.errors import ForerunError
 from simulator.studies.compare.comparison import variants_from_files, variants_of
 from simulator.studies.study_file import Range, load_study, parse_vary, settings_name, study_text
 

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from tiny_scenario import tiny_data
 
-from simulator.errors import ForerunError
+from forerun.errors import ForerunError
 from simulator.studies import Range, Study
 from simulator.studies.sweep.execute import LocalPool
 
@@ -31,8 +31,8 @@ def study(tiny):
 
 
 def test_every_combination_once_and_as_simulated_alone(study, tiny):
-    from simulator.metrics import run_document
-    from simulator.run import simulate
+    from simulator.running.metrics import run_document
+    from simulator.running.run import simulate
 
     result = study.run(jobs=2)
     assert [point.status for point in result.points] == ["done"] * 12

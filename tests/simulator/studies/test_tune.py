@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import simulator
-from simulator.errors import ForerunError
-from simulator.scenario import scenario_from
+from forerun.errors import ForerunError
+from simulator.running.scenario import scenario_from
 from simulator.speculation import Batch
 from simulator.speculation.policies import batch_table as lookup
 from simulator.studies.tune.choices import draft_choices

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import simulator as fr
+from forerun.errors import ForerunError
 from simulator.cli import main
-from simulator.errors import ForerunError
-from simulator.scenario import scenario_from
+from simulator.running.scenario import scenario_from
 from simulator.speculation.confidence import threshold_chain
 from simulator.studies.tune.machine import fit_machine, tune_machine
 

@@ -6,10 +6,10 @@ import pytest
 from tiny_scenario import tiny_data
 
 import simulator
+from forerun.errors import ForerunError
 from simulator.cli import main
-from simulator.errors import ForerunError
-from simulator.run import simulate
-from simulator.scenario import load_scenario, scenario_from
+from simulator.running.run import simulate
+from simulator.running.scenario import load_scenario, scenario_from
 from simulator.studies.assumed import with_hits_scaled
 from simulator.studies.compare.comparison import SAMPLING, compare_sentence
 from simulator.studies.plan.trials import planned_load

@@ -8,8 +8,8 @@ from drafter_prices import seconds as seconds_of
 from numpy.testing import assert_allclose
 from test_drafters import arrays, decode, made
 
+from forerun.errors import ForerunError
 from hwprofiles import load_link
-from simulator.errors import ForerunError
 from simulator.timing import AdjustedDrafter, Costs, DraftStep, RemoteDrafter, StepWork, host_part
 
 LINK = load_link("pcie5-x16")

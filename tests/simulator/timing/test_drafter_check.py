@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
-from simulator.errors import ForerunError
+from forerun.errors import ForerunError
 from simulator.timing import Part, causal_pairs, check_drafter, keys_read
 
 WINDOWS = (None, 64)

@@ -9,10 +9,10 @@ from drafter_prices import costs as costs_of
 from drafter_prices import seconds as seconds_of
 from numpy.testing import assert_allclose
 
+from forerun.errors import ForerunError
 from hwprofiles import KernelLibrary, load_chip, load_link
-from simulator.drafting import DraftRequest, build_drafter, lookahead_tokens
-from simulator.errors import ForerunError
 from simulator.llm import load_architecture
+from simulator.running.drafting import DraftRequest, build_drafter, lookahead_tokens
 from simulator.speculation import SpeculationConfig
 from simulator.speculation.proposal import proposal
 from simulator.timing import (

@@ -7,10 +7,10 @@ import pytest
 from numpy.testing import assert_allclose
 
 from hwprofiles import KernelLibrary, dtype_bytes, load_chip, load_link
-from simulator.build import build_replica
 from simulator.llm import load_architecture
 from simulator.replay.rerun import catalogue_model, dtype_name, framework_of_version
-from simulator.scenario import scenario_from
+from simulator.running.build import build_replica
+from simulator.running.scenario import scenario_from
 from simulator.timing import Deployment, StepTimer, StepWork, load_framework, plan_memory, resolve_weight_dtypes
 
 

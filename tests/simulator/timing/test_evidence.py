@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from test_step import arrays, decode, deployment
 
 from hwprofiles import BASES, KernelLibrary, chip_names, load_chip, predict_kernel, weakest
-from simulator.metrics import run_document
 from simulator.replay import replay_kernels
-from simulator.run import simulate
-from simulator.scenario import scenario_from
+from simulator.running.metrics import run_document
+from simulator.running.run import simulate
+from simulator.running.scenario import scenario_from
 from simulator.timing import Costs, Evidence, StepTimer, StepWork, causal_pairs, running
 from traces.kernels import read_kernels
 

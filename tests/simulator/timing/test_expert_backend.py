@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
+from forerun.errors import ForerunError
 from hwprofiles import KernelLibrary, load_chip
-from simulator.build import build_replica
-from simulator.errors import ForerunError
-from simulator.run import simulate
-from simulator.scenario import scenario_from
+from simulator.running.build import build_replica
+from simulator.running.run import simulate
+from simulator.running.scenario import scenario_from
 
 
 def scenario(**engine):

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
+from forerun.errors import ForerunError
 from hwprofiles import AttentionShape, KernelLibrary
 from simulator import simulate
-from simulator.build import build_replica
-from simulator.errors import ForerunError
-from simulator.scenario import scenario_from
+from simulator.running.build import build_replica
+from simulator.running.scenario import scenario_from
 from simulator.studies.engine_flags import llama_command
 
 SHAPE = AttentionShape(32, 8, 128, 128, 4096.0, "bf16")

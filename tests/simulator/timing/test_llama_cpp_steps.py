@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from simulator.build import build_replica
-from simulator.scenario import scenario_from
+from simulator.running.build import build_replica
+from simulator.running.scenario import scenario_from
 from simulator.studies.steady_state.prices import decode_steps
 
 

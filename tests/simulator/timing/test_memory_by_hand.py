@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_step import deployment
 
+from forerun.errors import ForerunError
 from hwprofiles import load_link
-from simulator.errors import ForerunError
 from simulator.timing import RemoteDrafter, SequentialDrafter, StepTimer, fit_separate_processes, plan_memory
 from simulator.timing.memory import activation_bytes, window_bytes
 

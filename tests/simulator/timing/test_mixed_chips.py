@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
+from forerun.errors import ForerunError
 from hwprofiles import KernelLibrary, load_link
 from hwprofiles.kernels.sparse import SparseShape
 from hwprofiles.parameters import FAMILIES
 from simulator import simulate
-from simulator.build import build_replica
-from simulator.errors import ForerunError
-from simulator.scenario import scenario_from
+from simulator.running.build import build_replica
+from simulator.running.scenario import scenario_from
 from simulator.studies.engine_flags import llama_command
 from simulator.studies.steady_state.prices import decode_steps
 from simulator.timing.kernels import PARAMETERS

@@ -2,8 +2,8 @@
 
 import pytest
 
-from simulator.build import build_replica
-from simulator.scenario import scenario_from
+from simulator.running.build import build_replica
+from simulator.running.scenario import scenario_from
 from simulator.timing import StepWork, keys_read
 
 CHIPS = ("a100-sxm-80gb", "h100-sxm", "h200-sxm", "b200-sxm")

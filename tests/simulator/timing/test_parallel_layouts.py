@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 from test_step import arrays, decode, deployment
 
+from forerun.errors import ForerunError
 from hwprofiles import load_link
-from simulator.errors import ForerunError
 from simulator.llm.layers import MoeMlp
 from simulator.timing import ModelTimer, PipelineTimer, StepTimer, StepWork, causal_pairs, plan_memory, stage_timers
 from simulator.timing.engine import send_kernel

@@ -4,8 +4,8 @@ import csv
 
 import pytest
 
-from simulator.build import build_replica
-from simulator.scenario import Scenario
+from simulator.running.build import build_replica
+from simulator.running.scenario import Scenario
 from simulator.timing import StepWork
 
 MODELS = {

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from test_step import arrays, decode, deployment
 from test_step_kernels import batches, one_price
 
+from forerun.errors import ForerunError
 from hwprofiles import KernelLibrary, load_chip
 from hwprofiles.kernels.recurrent import RecurrentShape, convolution
-from simulator.errors import ForerunError
 from simulator.replay import Split, replay_kernels
-from simulator.run import simulate
-from simulator.scenario import scenario_from
+from simulator.running.run import simulate
+from simulator.running.scenario import scenario_from
 from simulator.serving.engine import PrefixCache
 from simulator.serving.limits import EngineLimits
 from simulator.studies.plan.document import plan as plan_capacity

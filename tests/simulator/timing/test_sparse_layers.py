@@ -6,11 +6,11 @@ import pytest
 from test_recurrent_layers import config as config  # a fixture
 from test_step import arrays, decode, deployment
 
+from forerun.errors import ForerunError
 from hwprofiles import KernelLibrary
 from hwprofiles.kernels.sparse import IndexShape, SparseShape
-from simulator.errors import ForerunError
-from simulator.run import simulate
-from simulator.scenario import scenario_from
+from simulator.running.run import simulate
+from simulator.running.scenario import scenario_from
 from simulator.timing import StepTimer, running
 
 

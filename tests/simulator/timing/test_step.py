@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
+from forerun.errors import ForerunError
 from hwprofiles import KernelLibrary, load_chip, load_link
-from simulator.build import build_run
-from simulator.errors import ForerunError
 from simulator.llm import load_architecture
-from simulator.scenario import Scenario
+from simulator.running.build import build_run
+from simulator.running.scenario import Scenario
 from simulator.timing import (
     Deployment,
     ModelTimer,

@@ -9,10 +9,10 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from test_step import arrays, decode, deployment
 
-from simulator.build import build_replica
-from simulator.errors import ForerunError
+from forerun.errors import ForerunError
 from simulator.llm import architecture_names
-from simulator.scenario import scenario_from
+from simulator.running.build import build_replica
+from simulator.running.scenario import scenario_from
 from simulator.studies.steady_state.prices import decode_steps, prompt_chunks
 from simulator.timing import Costs, StepTimer, StepWork, causal_pairs, keys_read, running
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from test_step import arrays, decode, deployment
 
-from simulator.run import simulate
-from simulator.scenario import scenario_from
+from simulator.running.run import simulate
+from simulator.running.scenario import scenario_from
 from simulator.timing import ModelTimer, StepTimer, some_steps, tracked_longest
 from simulator.workload import RequestStream
 

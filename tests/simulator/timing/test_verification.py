@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
 from hwprofiles import AttentionShape, KernelLibrary, load_chip
-from simulator.drafting import DraftRequest, build_drafter
 from simulator.llm import load_architecture
+from simulator.running.drafting import DraftRequest, build_drafter
 from simulator.speculation import SpeculationConfig
 from simulator.speculation.proposal import proposal
 from simulator.timing import (

@@ -10,8 +10,8 @@ from test_drafters import made
 from test_step import arrays, decode, deployment
 
 import simulator.timing
+from forerun.errors import ForerunError
 from hwprofiles import load_chip, load_link
-from simulator.errors import ForerunError
 from simulator.timing import (
     DraftOverhead,
     Framework,

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from tiny_scenario import tiny_data
 
-from simulator.run import simulate
-from simulator.scenario import Scenario
+from simulator.running.run import simulate
+from simulator.running.scenario import Scenario
 from traces import read_requests
 
 ALONE = {"enable_prefix_caching": False}

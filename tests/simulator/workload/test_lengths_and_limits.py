@@ -2,8 +2,8 @@
 
 import pytest
 
-from simulator.errors import ForerunError
-from simulator.scenario import load_scenario
+from forerun.errors import ForerunError
+from simulator.running.scenario import load_scenario
 from simulator.workload import generate_requests
 from simulator.workload.generate import read_lengths
 from simulator.workload.workload_config import WorkloadConfig

@@ -1,0 +1,200 @@
+"""Recorded prediction errors: one row per comparison, their JSON file, tables, and whether one has grown since."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import isfinite
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from forerun.errors import ForerunError
+from forerun.tables import Cell, Table, Value
+from simulator.replay.replay_tables import METRIC_WORDS
+
+SECTIONS = ("kernels", "requests", "speculation", "attention")
+OTHER_WORDS = {
+    ("speculation", "speedup"): "Speed-up of speculation",
+    ("speculation", "acceptance_length"): "Acceptance length",
+    ("attention", "speedup"): "Attention-level speculation: speed-up",
+    ("attention", "overhead_reduction"): "Attention-level speculation: overhead",
+}
+SAMPLE = "kernels-cpu, "
+"""How names of the shipped sample's comparisons begin."""
+SHOWN_ROWS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorRow:
+    """How far predictions of one kind were from measurements; percentages of the measurement."""
+
+    section: str
+    """One of ``SECTIONS``."""
+    name: str
+    """Name of the comparison, such as ``gemm bf16, h100-sxm, vllm``; unique in its section."""
+    metric: str
+    """Predicted quantity: ``seconds``, ``mean_tpot_ms``, ``speedup`` ..."""
+    n: int
+    mape: float
+    median_ape: float | None
+    bias: float | None
+    basis: str | None
+    fitted: str
+    """Fitted constants of the prediction, and the data that they were fitted on."""
+    ships: bool
+    """Whether anyone can compute it from the package alone."""
+    date: str = ""
+    """Date on which the error was computed, such as 2026-11-21."""
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """Key by which two rows are the same comparison."""
+        return (self.section, self.name, self.metric)
+
+    def of_part(self, section: str, part: str) -> bool:
+        """Whether the row belongs to a part of what ships: its name is the part's, or begins with it and a comma."""
+        return self.section == section and (self.name == part or self.name.startswith(f"{part}, "))
+
+
+def errors_document(rows: Iterable[ErrorRow], version: str) -> dict[str, Any]:
+    """The JSON of errors.
+
+    Args:
+        rows: one per comparison.
+        version: version of Forerun.
+    """
+    return {"version": version, "errors": [asdict(row) for row in rows]}
+
+
+def merged(recorded: Sequence[ErrorRow], computed: Sequence[ErrorRow]) -> list[ErrorRow]:
+    """Rows on record with the computed parts in place of their own: a section's shipped or its measured comparisons, of
+    benchmark results those tables that were computed, by the end of their path."""
+    anew = {(row.section, row.ships) for row in computed}
+    tables = {f"/{row.name}" for row in computed if row.section == "requests"}
+
+    def stays(row: ErrorRow) -> bool:
+        if row.section == "requests":
+            return not any(f"/{row.name}".endswith(table) for table in tables)
+        return (row.section, row.ships) not in anew
+
+    kept = [row for row in recorded if stays(row)]
+
+    def place(row: ErrorRow) -> tuple[int, bool, str]:
+        return (
+            SECTIONS.index(row.section),
+            not row.ships,
+            row.name if row.section == "requests" and not row.ships else "",
+        )
+
+    return sorted([*kept, *computed], key=place)
+
+
+def read_errors(path: Path) -> list[ErrorRow]:
+    """The errors in a file that ``forerun validate`` wrote.
+
+    Raises:
+        ForerunError: no such file, or another file; one line.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8-sig"))
+        rows = [ErrorRow(**row) for row in document["errors"]]
+    except FileNotFoundError:
+        raise ForerunError(f"{path}: no such file") from None
+    except OSError as error:
+        raise ForerunError(f"{path}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise ForerunError(f"{path}: no errors of forerun validate in it (forerun validate all --json FILE)") from None
+    for row in rows:
+        if row.section not in SECTIONS or not isinstance(row.mape, int | float) or not isfinite(row.mape):
+            raise ForerunError(f"{path}: {row.section}: {row.name}: mape must be a number (got {row.mape!r})")
+    return rows
+
+
+def grown_errors(now: Sequence[ErrorRow], recorded: Sequence[ErrorRow], margin: float) -> list[str]:
+    """One line for each recorded error that has grown by more than ``margin`` percentage points, or is no longer there.
+
+    Args:
+        now: computed anew.
+        recorded: those on record that ``now`` should hold.
+        margin: allowed growth of the mean absolute error, >= 0.
+    """
+    current = {row.key: row for row in now}
+    lines = []
+    for old in recorded:
+        row = current.get(old.key)
+        label = f"{old.section}: {old.name} ({old.metric})"
+        if row is None:
+            lines.append(f"{label}: on record with {old.mape:.2f} %, no longer compared")
+        elif not row.mape <= old.mape + margin:
+            lines.append(f"{label}: {row.mape:.2f} % exceeds {old.mape:.2f} % on record by more than {margin:g}")
+        elif row.n < old.n:
+            lines.append(f"{label}: {row.n} rows compared, {old.n} on record")
+    return lines
+
+
+def predicted_words(row: ErrorRow) -> str:
+    """Predicted quantity of a comparison: a metric, or the operation of kernels."""
+    if row.section == "kernels":
+        op = row.name.removeprefix(SAMPLE).partition(" ")[0].rstrip(",").replace("_", " ")
+        return f"Kernels: {'a chip by its limits alone' if row.fitted == 'nothing' else op}"
+    if row.metric in METRIC_WORDS:
+        return METRIC_WORDS[row.metric][0]
+    return OTHER_WORDS.get((row.section, row.metric), f"{row.section}: {row.metric}")
+
+
+def by_predicted(rows: Sequence[ErrorRow]) -> dict[str, list[ErrorRow]]:
+    """Comparisons by what was predicted, the least error first; what users feel first, kernels last."""
+    order = {section: place for place, section in enumerate((*SECTIONS[1:], SECTIONS[0]))}
+    groups: dict[str, list[ErrorRow]] = {}
+    for row in sorted(rows, key=lambda row: (order[row.section], row.metric, row.mape)):
+        groups.setdefault(predicted_words(row), []).append(row)
+    return groups
+
+
+def summary_table(rows: Sequence[ErrorRow]) -> Table:
+    """A row for each kind of prediction, with its worst comparison by name and what that rests on."""
+    lines: list[list[Value]] = []
+    for words, group in by_predicted(rows).items():
+        worst = group[-1]
+        errors = [median(row.mape for row in group), group[0].mape, worst.mape]
+        why = f"{worst.name} ({worst.basis or 'measured'}, {worst.n:,} measurements)"
+        measured = sum(row.n for row in group)
+        lines.append([words, len(group), measured, *(Cell(f"{one:.1f}", value=one) for one in errors), why])
+    columns = ("predicted", "comparisons", "measurements", "half within (%)", "best (%)", "worst (%)", "the worst one")
+    return Table("Mean absolute errors by what was predicted", columns, lines, name="summary")
+
+
+def error_tables(rows: Sequence[ErrorRow]) -> list[Table]:
+    """One table per section that has rows, of every comparison."""
+    parts = []
+    for section in SECTIONS:
+        lines: list[list[Value]] = []
+        for row in (row for row in rows if row.section == section):
+            figures = (f"{row.mape:.1f}", _number(row.median_ape, ".1f"), _number(row.bias, "+.1f"))
+            lines.append([row.name, row.metric, row.n, *figures, row.basis or ""])
+        if lines:
+            columns = ("comparison", "predicted", "n", "MAPE", "median", "bias", "basis")
+            title = f"{section}: errors in percent of the measurement"
+            parts.append(Table(title, columns, lines, shown=SHOWN_ROWS, name=section))
+    return parts
+
+
+def errors_sentence(rows: Sequence[ErrorRow]) -> str:
+    """The errors in one sentence."""
+    errors = sorted(row.mape for row in rows)
+    half, most = errors[len(errors) // 2], errors[len(errors) * 9 // 10]
+    few = "" if len(errors) < 10 else f", one in ten by more than {most:.0f} %"
+    if len(errors) == 1:
+        return f"One comparison with measurements, off by {half:.1f} % on average."
+    return f"Of {len(errors)} comparisons with measurements half are off by {half:.1f} % or less on average{few}."
+
+
+def spread(rows: Sequence[ErrorRow]) -> Mapping[str, tuple[float, ErrorRow]]:
+    """Median error and worst comparison of each kind of prediction."""
+    return {words: (median(row.mape for row in group), group[-1]) for words, group in by_predicted(rows).items()}
+
+
+def _number(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)

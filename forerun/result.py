@@ -1,0 +1,284 @@
+"""Base classes of the results of runs and studies: a document, its tables and its figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from forerun.errors import ForerunError, did_you_mean
+from forerun.renderer import renderer
+from forerun.tables import ABSENT, Table, arrow_column, number, pairs
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import plotly.graph_objects as go
+    import pyarrow as pa
+
+_STYLE = (
+    "<style>.forerun table{border-collapse:collapse;margin:.4em 0}.forerun td,.forerun th{padding:.1em .8em .1em 0;"
+    "text-align:right}.forerun td:first-child,.forerun th:first-child,.forerun .words{text-align:left}"
+    ".forerun .faint,.forerun .aside{opacity:.65}.forerun .strong{font-weight:600}"
+    ".forerun .good{color:light-dark(#176c36,#6fd68f)}.forerun .bad{color:light-dark(#b3261e,#ff9a92)}</style>"
+)
+
+
+class Summary(dict[str, Any]):
+    """The figures of a result by name; printed one a line."""
+
+    def __repr__(self) -> str:
+        width = max(map(len, self), default=0)
+        return "\n".join(f"{key:<{width}}  {_words(value)}" for key, value in self.items())
+
+    def _repr_html_(self) -> str:
+        return f'{_STYLE}<div class="forerun">{pairs("", [(k, _words(v)) for k, v in self.items()]).html()}</div>'
+
+    def __reduce__(self) -> tuple[type[Summary], tuple[dict[str, Any]]]:
+        return Summary, (dict(self),)
+
+
+class LatencyStatistics(NamedTuple):
+    """Statistics of one latency over the requests of a run; None where none was measured."""
+
+    mean: float | None
+    median: float | None
+    std: float | None
+    p50: float | None
+    p90: float | None
+    p95: float | None
+    p99: float | None
+
+
+class NamedFields(dict[str, Any]):
+    """A row of a document whose keys are attributes too: ``plan.best.chips`` is ``plan.best["chips"]``.
+
+    A subclass annotates its keys, which gives them types and completion.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}") from None
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self})
+
+
+class Result:
+    """A finished run or study.
+
+    * ``summary``: the figures that matter, a dict that prints well;
+    * ``document``: what ``--json`` writes, plain JSON values;
+    * ``tables()``, ``table(name)``: what the command prints, as :class:`forerun.tables.Table`;
+    * ``to_arrow(name)``, ``to_pandas(name)``: the rows behind it as a data frame;
+    * ``figure(name)``: one of ``figures``, a Plotly figure;
+    * ``save(folder)``: the JSON and the report as HTML and Markdown, as ``--out`` writes them.
+
+    It renders itself in a notebook, can be pickled, and equals another of the same content. A subclass says ``kind``
+    and ``document``, builds its tables once in ``tables()`` and its rows in ``records()``.
+    """
+
+    kind: ClassVar[str]
+    """The command that makes it: ``run``, ``compare``, ``plan``, ``tune``, ``sweep`` ..."""
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """What ``--json`` writes."""
+        raise NotImplementedError
+
+    @property
+    def summary(self) -> Summary:
+        """The figures that matter, by name."""
+        raise NotImplementedError
+
+    @property
+    def title(self) -> str:
+        """Short title of the result."""
+        raise NotImplementedError
+
+    def tables(self) -> list[Table]:
+        """Its tables, the main one first."""
+        raise NotImplementedError
+
+    def records(self) -> list[dict[str, Any]]:
+        """The rows of its data frame."""
+        raise NotImplementedError
+
+    @property
+    def facts(self) -> str:
+        """Evidence basis and settings behind the figures, shown beside the title."""
+        return f"basis: {self.document['basis'] or ABSENT} · seed {self.document['seed']}"
+
+    legend: ClassVar[str] = ""
+    """Definitions of the terms used in its tables, in one or two lines."""
+
+    @property
+    def conclusion(self) -> str:
+        """The answer in a sentence; empty where there is none."""
+        return str(self.document.get("conclusion") or "")
+
+    def table(self, name: str = "") -> Table:
+        """The main table, or the one of that name.
+
+        Raises:
+            ForerunError: there is none of that name.
+        """
+        tables = self.tables()
+        if not name:
+            return tables[0]
+        names = [table.name or table.title for table in tables]
+        if name not in names:
+            raise ForerunError(f"name: no table '{name}'{did_you_mean(name, names)} (there are {', '.join(names)})")
+        return tables[names.index(name)]
+
+    def to_arrow(self, name: str = "") -> pa.Table:
+        """The rows of the result, or those of the table of that name, as a pyarrow table.
+
+        Raises:
+            ForerunError: there is no such table.
+        """
+        if name:
+            return self.table(name).to_arrow()
+        import pyarrow as pa
+
+        records = self.records()
+        keys = dict.fromkeys(key for record in records for key in record)
+        return pa.table({key: arrow_column([record.get(key) for record in records]) for key in keys})
+
+    def to_pandas(self, name: str = "") -> pd.DataFrame:
+        """:meth:`to_arrow` as a pandas DataFrame.
+
+        Raises:
+            ForerunError: pandas is not installed.
+        """
+        try:
+            import pandas  # noqa: F401
+        except ImportError:
+            text = "to_pandas: pandas is not installed (pip install pandas); to_arrow() needs nothing more"
+            raise ForerunError(text) from None
+        return self.to_arrow(name).to_pandas()
+
+    @property
+    def figures(self) -> tuple[str, ...]:
+        """Names that ``figure`` takes, the main one first."""
+        return renderer().figure_names(self)
+
+    def figure(self, name: str = "") -> go.Figure:
+        """A Plotly figure: the main one, or the one of that name.
+
+        Raises:
+            ForerunError: there is none of that name.
+        """
+        return renderer().result_figure(self, name)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the files that ``--out`` writes into ``folder``, all or none.
+
+        A run: summary.json, Parquet tables, trace.json and report.html; a study or a replay: its document and its
+        report as HTML, a study's also as Markdown; a calibration: the profile.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        renderer().save_result(self, Path(folder))
+        return Path(folder)
+
+    @property
+    def _notes(self) -> Sequence[str]:
+        """Caveats that a reader of the figures must know."""
+        return self.document["notes"]  # type: ignore[no-any-return]
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and alike(vars_of(self), vars_of(other))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        name = type(self).__name__
+        answer = self.conclusion or ", ".join(f"{key}={_words(value)}" for key, value in [*self.summary.items()][:6])
+        return f"<{name}: {self.title}; {answer}>"[:1000]
+
+    def _repr_html_(self) -> str:
+        heading = f"<p><b>{escape(self.title)}</b> <span class='faint'>{escape(self.facts)}</span></p>"
+        parts = [f"<p><b>{escape(table.title)}</b></p>{table.html()}" for table in self.tables() if table.rows]
+        end = f"<p><b>{escape(self.conclusion)}</b></p>" if self.conclusion else ""
+        notes = "".join(f"<li>{escape(note)}</li>" for note in self._notes)
+        return f'{_STYLE}<div class="forerun">{heading}{"".join(parts)}{end}<ul class="faint">{notes}</ul></div>'
+
+
+class StudyResult(Result):
+    """A finished study; its document contains all of its results.
+
+    Args:
+        document: plain JSON values, with ``scenario``, ``seed``, ``version``, ``basis``, ``notes`` and ``conclusion``.
+        command: shell command that repeats the study in the folder that ``save`` wrote.
+        files: texts by file name that ``save`` writes beside document and report, such as the study of ``command``.
+    """
+
+    def __init__(self, document: dict[str, Any], command: str = "", files: Mapping[str, str] | None = None) -> None:
+        self._document, self._command, self._files = document, command, dict(files or {})
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """What ``--json`` writes."""
+        return self._document
+
+    @property
+    def command(self) -> str:
+        """Shell command that repeats the study in the folder that :meth:`save` wrote; may be empty."""
+        return self._command
+
+    @property
+    def files(self) -> dict[str, str]:
+        """Texts by file name that ``save`` writes beside document and report."""
+        return self._files
+
+    @property
+    def marks(self) -> Sequence[str]:
+        """Short facts about how it was made, for the badges of a page."""
+        return ()
+
+    @property
+    def model(self) -> str:
+        """The model of its scenario."""
+        return model_words(self.document["scenario"])
+
+
+def model_words(scenario: Mapping[str, Any]) -> str:
+    """Name of the model of a scenario document."""
+    return scenario["model"] if isinstance(scenario["model"], str) else "inline model"
+
+
+def vars_of(value: object) -> dict[str, Any]:
+    """The fields of a dataclass by name, else the instance's own attributes."""
+    if is_dataclass(value):
+        return {field.name: getattr(value, field.name) for field in fields(value) if field.compare}
+    return dict(vars(value))
+
+
+def alike(one: Any, other: Any) -> bool:
+    """Whether two values hold the same: arrays by their elements, NaN equal to NaN, dataclasses by their fields."""
+    if isinstance(one, np.ndarray):
+        if not isinstance(other, np.ndarray) or one.dtype != other.dtype:
+            return False
+        return np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
+    if type(one) is not type(other):
+        return False
+    if is_dataclass(one):
+        return alike(vars_of(one), vars_of(other))
+    if isinstance(one, Mapping):
+        return one.keys() == other.keys() and all(alike(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(alike, one, other))
+    return bool(one == other or one != one)
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, int | float | None):
+        return str(value)
+    return number(value)

@@ -1,9 +1,0 @@
-from simulator.measure.machine import MachineLimits as MachineLimits
-from simulator.measure.machine import machine_profile as machine_profile
-from simulator.measure.record import Measurement as Measurement
-from simulator.measure.record import measure as measure
-from simulator.measure.record import measurement_document as measurement_document
-from simulator.measure.shapes import DTYPES as DTYPES
-from simulator.measure.shapes import FAMILIES as FAMILIES
-from simulator.measure.shapes import KernelShape as KernelShape
-from simulator.measure.shapes import kernel_shapes as kernel_shapes

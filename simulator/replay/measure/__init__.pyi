@@ -1,0 +1,9 @@
+from simulator.replay.measure.machine import MachineLimits as MachineLimits
+from simulator.replay.measure.machine import machine_profile as machine_profile
+from simulator.replay.measure.record import Measurement as Measurement
+from simulator.replay.measure.record import measure as measure
+from simulator.replay.measure.record import measurement_document as measurement_document
+from simulator.replay.measure.shapes import DTYPES as DTYPES
+from simulator.replay.measure.shapes import FAMILIES as FAMILIES
+from simulator.replay.measure.shapes import KernelShape as KernelShape
+from simulator.replay.measure.shapes import kernel_shapes as kernel_shapes

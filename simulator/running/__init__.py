@@ -1,0 +1,1 @@
+"""One run: scenario -> build -> simulate -> records -> metrics and invariants."""

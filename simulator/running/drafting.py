@@ -1,0 +1,422 @@
+"""The drafter that a scenario's speculation section describes, on the chips of its target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+
+import numpy as np
+
+from forerun.errors import ForerunError
+from hwprofiles import load_chip, load_link
+from simulator.llm import (
+    Architecture,
+    DraftHead,
+    HeadSizes,
+    eagle3_head,
+    eagle_head,
+    load_architecture,
+    mtp_architecture,
+    parallel_head,
+    published_head,
+    usual_head,
+)
+from simulator.running.assumptions import Assumptions
+from simulator.serving import DraftingRule
+from simulator.speculation import (
+    DraftConfig,
+    PolicyFactory,
+    Proposal,
+    SpeculationConfig,
+    draft_survival,
+    policy_factory,
+)
+from simulator.speculation.confidence import (
+    CONFIDENCE_THRESHOLD,
+    DEFAULT_THRESHOLD,
+    FloatArray,
+    ThresholdChain,
+    threshold_chain,
+    threshold_policies,
+)
+from simulator.speculation.level_decay import conditional_rates
+from simulator.speculation.methods import METHODS
+from simulator.speculation.speculation_config import named
+from simulator.timing import (
+    ACTIVATION_BYTES,
+    AdjustedDrafter,
+    Deployment,
+    Drafter,
+    DraftStep,
+    DraftTable,
+    HeadsDrafter,
+    HostDrafter,
+    HostOverhead,
+    ModelTimer,
+    ParallelDrafter,
+    RemoteDrafter,
+    SequentialDrafter,
+    causal_pairs,
+    decode_step,
+    fusion_table,
+    keys_read,
+    layer_weight_bytes,
+    load_draft_overhead,
+    resolve_weight_dtypes,
+    step_timer,
+)
+from simulator.timing.framework import DraftOverhead
+
+PRICED_STEPS = 100_000
+"""Size of the caches of step times that policies request."""
+DrafterFactory = Callable[["DraftRequest"], Drafter]
+"""A plug-in: builds the drafter of a run."""
+
+HEADS: dict[str, Callable[..., DraftHead]] = {
+    "eagle": eagle_head,
+    "eagle2": eagle_head,
+    "eagle3": eagle3_head,
+    "parallel-draft": parallel_head,
+}
+"""Methods whose drafter is a head trained on the target's hidden states."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRequest:
+    """What a drafter is built from."""
+
+    config: SpeculationConfig
+    proposal: Proposal
+    target: Deployment
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+    @property
+    def draft(self) -> DraftConfig:
+        """The ``draft`` block, empty where the scenario has none."""
+        return self.config.draft or DraftConfig()
+
+    @property
+    def measured(self) -> DraftOverhead:
+        """Host times of the method as measured in this engine, else in any engine."""
+        return method_overhead(self.target.framework.name, self.config.method)
+
+    @property
+    def overhead(self) -> HostOverhead:
+        """Host time per step and pass: as the scenario says, else as the method costs in this engine."""
+        draft, known = self.draft, self.measured
+        return HostOverhead(
+            _given(draft.step_s, known.step_s),
+            _given(draft.pass_s, known.pass_s),
+            _given(draft.per_sequence_s, known.per_sequence_s),
+            known.sequence_pass_s if draft.per_sequence_s is None else 0.0,
+        )
+
+    def deployment(self, architecture: Architecture, dtypes: dict[str, str]) -> Deployment:
+        """A drafter's model on the chips that the scenario gives it."""
+        draft, target = self.draft, self.target
+        if draft.chip is None:
+            tensor_parallel = draft.tensor_parallel or target.tensor_parallel
+            return replace(target, architecture=architecture, weight_dtypes=dtypes, tensor_parallel=tensor_parallel)
+        chip, framework = load_chip(draft.chip), target.framework
+        scales, corrected = framework.static_activation_scales, bool(target.kernels.corrected)
+        return replace(
+            target,
+            architecture=architecture,
+            weight_dtypes=dtypes,
+            tensor_parallel=draft.tensor_parallel or 1,
+            chip=chip,
+            kernels=Assumptions().kernels(chip, framework.kernel_library, True, scales, False, corrected),
+            link=load_link(chip.links.scale_up) if chip.links.scale_up else None,
+        )
+
+    @property
+    def max_drafting_seqs(self) -> int:
+        """Most sequences that draft in one step: of attention groups, the batch of one and the prompts of another."""
+        return self.max_num_seqs * (1 if self.target.attention_data_parallel == 1 else 2)
+
+    @property
+    def max_pass_tokens(self) -> int:
+        """Most tokens of one draft pass: the step's own, or a layer of every sequence's tree."""
+        return max(self.max_num_batched_tokens, self.max_num_seqs * max(self.proposal.pass_widths, default=1))
+
+
+def method_overhead(framework: str, method: str) -> DraftOverhead:
+    """Host times of a method as measured in an engine, or in any; of the method that stands in for it."""
+    return load_draft_overhead(framework, METHODS[method].times_of or method)
+
+
+def lookahead_tokens(config: SpeculationConfig, proposal: Proposal) -> int:
+    """KV slots per sequence reserved for the next step's drafts."""
+    return proposal.nodes if METHODS[config.method].draft_slots else 0
+
+
+def drafting_notes(config: SpeculationConfig) -> tuple[str, ...]:
+    """Notes for readers of results on how a speculation method is described."""
+    return _policy_notes(config) + _lookup_notes(config)
+
+
+def _policy_notes(config: SpeculationConfig) -> tuple[str, ...]:
+    policy = named(config.policy)
+    if config.method == "none" or policy.name == "fixed":
+        return ()
+    if policy.name == CONFIDENCE_THRESHOLD:
+        return ("the drafter's confidences are taken to be calibrated; the drafts of a batch end at the same position",)
+    follows = policy.while_off == "follow"
+    idle = "keeps up with one pass per step" if follows else "catches up on what it skipped once K > 0"
+    return (
+        f"policy {policy.name}: the requests of a step decide what is drafted at its end and verified in the next; a "
+        f"drafter at K = 0 {idle}; KV slots are kept for {config.depth} draft tokens throughout",
+    )
+
+
+def _lookup_notes(config: SpeculationConfig) -> tuple[str, ...]:
+    if not METHODS[config.method].looks_up:
+        return ()
+    return (
+        f"{config.method}: every sequence verifies {config.num_speculative_tokens} draft tokens in every step, so "
+        f"acceptance is counted per step; a step without a match is a draft of which nothing is accepted",
+    )
+
+
+def drafting_rule(
+    config: SpeculationConfig, timer: ModelTimer, make_policy: PolicyFactory | None = None, seed: int = 0
+) -> DraftingRule | None:
+    """The draft policy of a scenario; None where K, the number of draft tokens, never changes.
+
+    Args:
+        config: the ``speculation`` section.
+        timer: prices the steps that a policy weighs against each other.
+        make_policy: makes a user-defined policy.
+        seed: seed of the random draws of a confidence threshold.
+
+    Raises:
+        ForerunError: a confidence threshold for a drafter without sequential passes.
+    """
+    policy, most = named(config.policy), config.depth
+    if policy.name == CONFIDENCE_THRESHOLD and make_policy is None:
+        if not isinstance(timer.drafter, SequentialDrafter):
+            raise ForerunError(
+                f"speculation.policy: confidence-threshold needs sequential passes of a drafter on the target's chips; "
+                f"{config.method} has none"
+            )
+        return DraftingRule(threshold_policies(chain_behind(config), seed), most, follows=True)
+    none = (0,) * len(timer.windows)
+
+    @lru_cache(maxsize=PRICED_STEPS)
+    def step_seconds(seqs: int, tokens: int, context: int, prompt: int = 0) -> float:
+        """Seconds of a step in which each sequence verifies, and drafts, ``tokens`` tokens, beside a prompt's."""
+        work = decode_step(timer.windows, seqs, tokens + 1, context)
+        prompt = min(prompt, timer.target.max_tokens - seqs * (most + 1))
+        if prompt > 0:
+            pairs = tuple(causal_pairs(prompt, 0, w) for w in timer.windows)
+            keys = tuple(keys_read(prompt, prompt, w) for w in timer.windows)
+            work = work._replace(prefill_seqs=1, prefill_tokens=prompt, prefill_pairs=pairs, prefill_kv_tokens=keys)
+        return float(timer.seconds(work, DraftStep(tokens, 0, 0, 0, none, none)))
+
+    @lru_cache(maxsize=PRICED_STEPS)
+    def switch_seconds(seqs: int, skipped: int) -> float:
+        """Seconds that a decode step lasts longer where K has changed and the drafter has that much to catch up on."""
+        each = max(1, skipped // seqs)
+        pairs = tuple(seqs * causal_pairs(each, 0, w) if skipped else 0 for w in timer.windows)
+        keys = tuple(seqs * keys_read(each, each, w) if skipped else 0 for w in timer.windows)
+        work = decode_step(timer.windows, seqs, 2, each)
+        changed = DraftStep(1, 1, seqs if skipped else 0, skipped, pairs, keys)
+        return float(timer.seconds(work, changed) - timer.seconds(work, DraftStep(1, 0, 0, 0, none, none)))
+
+    factory = make_policy or policy_factory(policy, most, step_seconds, switch_seconds)
+    return None if factory is None else DraftingRule(factory, most, policy.while_off == "follow")
+
+
+def adjusted_drafter(config: SpeculationConfig, drafter: Drafter, framework: str) -> AdjustedDrafter:
+    """The drafter under the scenario's policy."""
+    policy = named(config.policy)
+    look_s = method_overhead(framework, config.method).gate_s if policy.name == CONFIDENCE_THRESHOLD else None
+    return AdjustedDrafter(drafter, config.depth, policy.while_off == "follow", policy.switch_s or 0.0, look_s)
+
+
+def chain_behind(config: SpeculationConfig) -> ThresholdChain:
+    """The scenario's chain under its confidence threshold, or as it is without one."""
+    policy = named(config.policy)
+    threshold = 0.0 if policy.name != CONFIDENCE_THRESHOLD else policy.confidence_threshold or DEFAULT_THRESHOLD
+    return threshold_chain(conditional_rates(draft_survival(config).tolist()), threshold)
+
+
+def verified_survival(config: SpeculationConfig) -> FloatArray:
+    """Chance that at least 1, 2, ... of the tokens that are verified are accepted."""
+    if named(config.policy).name != CONFIDENCE_THRESHOLD:
+        return draft_survival(config)
+    survival: FloatArray = np.cumprod(chain_behind(config).kept, dtype=np.float64)
+    return survival
+
+
+def build_drafter(request: DraftRequest) -> Drafter:
+    """The drafter of a method.
+
+    Raises:
+        ForerunError: a model that is not in the catalogue, that lacks MTP layers, or that does not divide over chips.
+    """
+    return BUILDERS.get(request.config.method, trained_head)(request)
+
+
+def draft_model(request: DraftRequest) -> Drafter:
+    """A smaller language model of its own."""
+    draft = request.draft
+    assert draft.model is not None
+    architecture = load_architecture(draft.model)
+    deployment = request.deployment(architecture, resolve_weight_dtypes(architecture, draft.weights_dtype))
+    weights, kv, itself = deployment.weight_bytes, deployment.kv_bytes_per_token, False
+    if draft.kv_tokens is not None:
+        itself = deployment == request.target
+        cache = draft.kv_tokens * request.max_num_seqs * kv
+        weights, kv = cache + (0.0 if itself else weights), 0.0
+        deployment = replace(deployment, architecture=_windowed(architecture, draft.kv_tokens))
+    drafter = SequentialDrafter(
+        step_timer(deployment, request.max_pass_tokens),
+        request.proposal.depth,
+        request.proposal.pass_widths,
+        weights,
+        kv,
+        request.overhead,
+        reads_target_cache=itself,
+    )
+    return placed(request, drafter, 0)
+
+
+def _windowed(architecture: Architecture, kv_tokens: int) -> Architecture:
+    """The model with every attention layer reading at most ``kv_tokens`` keys."""
+    groups = []
+    for group in architecture.layer_groups:
+        attention = group.layer.attention
+        window = kv_tokens if attention.window is None else min(attention.window, kv_tokens)
+        groups.append(replace(group, layer=replace(group.layer, mixer=replace(attention, window=window))))
+    return replace(architecture, layer_groups=tuple(groups))
+
+
+def lookup(request: DraftRequest) -> Drafter:
+    """N-gram or suffix look-up on the host."""
+    draft = request.draft
+    known = request.measured
+    return HostDrafter(
+        _given(draft.step_s, known.step_s),
+        _given(draft.per_sequence_s, known.per_sequence_s),
+        _given(draft.per_context_token_s, known.per_context_token_s),
+    )
+
+
+def medusa(request: DraftRequest) -> Drafter:
+    """One Medusa head per draft position."""
+    draft = request.draft
+    dtypes = resolve_weight_dtypes(request.target.architecture, draft.weights_dtype or "bf16")
+    return HeadsDrafter(
+        request.target,
+        request.proposal.depth,
+        request.max_drafting_seqs,
+        draft.num_layers or 1,
+        dtypes["mlp"],
+        request.overhead,
+    )
+
+
+def mtp(request: DraftRequest) -> Drafter:
+    """The target's own multi-token-prediction module, run for every depth, or one module per depth."""
+    target, draft = request.target, request.draft
+    architecture = mtp_architecture(target.architecture)
+    dtypes = dict(target.weight_dtypes)
+    if draft.weights_dtype is not None:
+        dtypes = resolve_weight_dtypes(architecture, draft.weights_dtype)
+    dtypes["embedding"] = _lm_head_dtype(target)  # the tied table of the module stands for the target's LM head
+    deployment = replace(
+        target,
+        architecture=architecture,
+        weight_dtypes=dtypes,
+        tensor_parallel=draft.tensor_parallel or target.tensor_parallel,
+    )
+    separate = draft.modules == "separate"
+    modules = request.proposal.depth if separate else 1
+    return SequentialDrafter(
+        step_timer(deployment, request.max_pass_tokens),
+        request.proposal.depth,
+        request.proposal.pass_widths,
+        modules * deployment.layer_weight_bytes,
+        modules * deployment.kv_bytes_per_token,
+        request.overhead,
+        separate_modules=separate,
+    )
+
+
+def trained_head(request: DraftRequest) -> Drafter:
+    """EAGLE, EAGLE-2, EAGLE-3: depth by depth; a parallel drafter: all K tokens in one pass."""
+    draft, target, proposal = request.draft, request.target, request.proposal
+    head = HEADS[request.config.method](target.architecture, _head_sizes(request))
+    dtypes = resolve_weight_dtypes(head.architecture, draft.weights_dtype)
+    if not head.own_lm_head:
+        dtypes["lm_head"] = _lm_head_dtype(target)
+    deployment = request.deployment(head.architecture, dtypes)
+    weights = layer_weight_bytes(deployment, head.own_lm_head, head.fused_hidden_states)
+    if draft.chip is not None:  # the target's tables lie on other chips
+        weights = max(weights, deployment.weight_bytes)
+    states = max(1, head.fused_hidden_states)
+    kv = deployment.kv_bytes_per_token
+    fusion: DraftTable | None = None
+    if head.fused_hidden_states:
+        fusion = fusion_table(deployment, head.fused_hidden_states, request.max_num_batched_tokens)
+    if request.config.method == "parallel-draft":
+        most = request.max_num_batched_tokens + request.max_num_seqs * proposal.depth
+        parallel = ParallelDrafter(step_timer(deployment, most), proposal.depth, weights, kv, request.overhead, fusion)
+        return placed(request, parallel, states)
+    step = step_timer(deployment, request.max_pass_tokens)
+    drafter = SequentialDrafter(step, proposal.depth, proposal.pass_widths, weights, kv, request.overhead, fusion)
+    return placed(request, drafter, states)
+
+
+BUILDERS: dict[str, Callable[[DraftRequest], Drafter]] = {
+    "draft-model": draft_model,
+    "ngram": lookup,
+    "suffix": lookup,
+    "medusa": medusa,
+    "mtp": mtp,
+}
+"""Function that builds the drafter, by method; the methods not listed are trained heads."""
+
+
+def placed(request: DraftRequest, drafter: SequentialDrafter | ParallelDrafter, hidden_states: int) -> Drafter:
+    """The drafter where the scenario puts it: on the target's chips, or on its own over a link.
+
+    Args:
+        request: the request that the drafter is built for.
+        drafter: the drafter, priced on the chips that it runs on.
+        hidden_states: states of the target that it reads for each token.
+
+    Raises:
+        ForerunError: no link leads from the target's chips.
+    """
+    draft, target = request.draft, request.target
+    if draft.chip is None:
+        return drafter
+    name = draft.link or target.chip.links.host or target.chip.links.scale_out
+    if name is None:
+        raise ForerunError(f"link: chip '{target.chip.name}' names no host link; name one (forerun chips list)")
+    state_bytes = hidden_states * target.architecture.hidden_size * ACTIVATION_BYTES
+    return RemoteDrafter(drafter, load_link(name), state_bytes, draft.overlap or 0.0)
+
+
+def _head_sizes(request: DraftRequest) -> HeadSizes:
+    """Sizes as the scenario gives them, else those of the public head it names; the rest follows from the target."""
+    draft = request.draft
+    sizes = HeadSizes()
+    if draft.model is not None:
+        sizes = published_head(draft.model, request.config.method, request.target.architecture).sizes
+    elif (usual := usual_head(request.config.method, request.target.architecture)) is not None:
+        sizes = usual.sizes
+    known = {field.name: getattr(draft, field.name) for field in fields(HeadSizes)}
+    return replace(sizes, **{name: value for name, value in known.items() if value is not None})
+
+
+def _lm_head_dtype(target: Deployment) -> str:
+    return target.weight_dtypes["embedding" if target.architecture.tie_word_embeddings else "lm_head"]
+
+
+def _given(value: float | None, default: float) -> float:
+    return default if value is None else value

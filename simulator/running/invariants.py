@@ -1,0 +1,484 @@
+"""Invariants of every finished run: speed of light, conservation, order in time, capacity, Little's law.
+
+Steps are checked one by one as they are priced, before rows are merged; the whole run is checked by sums at its end. A
+broken invariant is a fault of the simulator, never of its input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.running.build import PoolBuild
+from simulator.running.step_rows import StepTotals
+from simulator.serving import RequestRecords, SpeculationCounters, StepRecords
+from simulator.timing import StagedTimer
+
+if TYPE_CHECKING:
+    from traces import PrefixHashes
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
+
+TIME_TOLERANCE_S = 1e-9
+"""Sums of seconds over long runs may differ by rounding."""
+SOL_TOLERANCE = 0.01
+"""Share by which a step may seem faster than its work allows: decode attention is interpolated between contexts."""
+
+
+class PoolSteps(NamedTuple):
+    """Some engine steps of one pool."""
+
+    pool: PoolBuild
+    first: int
+    """Number of the pool's first replica."""
+    rows: IntArray
+    """Indices of these steps among all steps of the run."""
+    alone: bool
+    """Whether the run has only this pool."""
+    steps: StepRecords
+
+    @property
+    def staged(self) -> bool:
+        """Whether batches overlap in a pipeline."""
+        return isinstance(self.pool.timer, StagedTimer)
+
+    def name(self, row: int) -> str:
+        """A step in words, by its number among all steps."""
+        return f"step {self.rows[row]}{'' if self.alone else f' of pool {self.pool.name}'}"
+
+
+class StepAudit:
+    """Checks every engine step of a run once, and accumulates the sums that the final checks need.
+
+    Args:
+        pools: in the order of their replicas' numbers.
+        hashes: prefix hashes of the requests; None means that no two requests share KV blocks.
+    """
+
+    def __init__(self, pools: tuple[PoolBuild, ...], hashes: PrefixHashes | None = None) -> None:
+        kinds = [pool for pool in pools for _ in range(pool.replicas)]
+        self.pools, self._hashes = pools, hashes
+        self.totals = StepTotals.none(
+            [pool.chips * pool.peak_flops_per_s for pool in kinds],
+            [pool.chips * pool.chip.memory.bandwidth_bytes_per_s for pool in kinds],
+        )
+        self.problems: list[str] = []
+        """Descriptions of broken per-step invariants."""
+        self.unshared: dict[str, str] = {}
+        """By pool name: a step that reads more keys than its blocks hold; a problem only if no blocks are shared."""
+        self._seen = 0
+        self._staged: dict[str, FloatArray] = {}
+        """Least seconds that all steps of each pipelined replica need, by the bounding resource."""
+
+    def take(self, steps: StepRecords) -> None:
+        """Check further steps; those of one replica must be in chronological order."""
+        if not len(steps):
+            return
+        count = len(self.totals.seconds)
+        if not 0 <= steps.replica.min() <= steps.replica.max() < count:
+            self.problems.append(f"a step ran at replica {steps.replica.max()}, there are {count}")
+            return
+        self._note(one_step_at_a_time(steps, self.totals.end_s))
+        self.totals.add(steps)
+        first = 0
+        for pool in self.pools:
+            rows = np.flatnonzero((steps.replica >= first) & (steps.replica < first + pool.replicas))
+            pool_steps = steps if len(rows) == len(steps) else steps.take(rows)
+            part = PoolSteps(pool, first, rows + self._seen, len(self.pools) == 1, pool_steps)
+            if len(rows):
+                self._look(part)
+            first += pool.replicas
+        self._seen += len(steps)
+
+    def _look(self, part: PoolSteps) -> None:
+        self._note(step_tokens(part))
+        self._note(capacity(part))
+        if not part.pool.shares_blocks(self._hashes):
+            self._note(keys_in_blocks(part))
+        elif part.pool.role != "decode" and part.pool.name not in self.unshared:
+            for problem in keys_in_blocks(part):
+                self.unshared[part.pool.name] = problem
+        if part.staged:
+            # Batches in a pipeline overlap: the steps of a replica together are held against the time that they took.
+            for what, least in least_seconds(part):
+                needed = self._staged.setdefault(what, np.zeros(len(self.totals.seconds)))
+                needed += np.bincount(part.steps.replica, weights=least, minlength=len(needed))
+            return
+        self._note(speed_of_light(part))
+
+    def _note(self, problems: Iterator[str]) -> None:
+        self.problems += problems if not self.problems else ()
+
+    def overlapping(self) -> Iterator[str]:
+        """Replicas whose batches in flight together beat the speed of light."""
+        taken_s = self.totals.end_s - self.totals.first_s
+        for what, needed in self._staged.items():
+            for replica in np.flatnonzero(needed > 0.0):
+                if not needed[replica] <= taken_s[replica] * (1.0 + SOL_TOLERANCE):
+                    yield (
+                        f"the steps of replica {replica} take {taken_s[replica]:.6g} s, their {what} need "
+                        f"{needed[replica]:.6g} s at the peak"
+                    )
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedRun:
+    """The records and counters of a finished run that the invariants are checked on."""
+
+    pools: tuple[PoolBuild, ...]
+    """In the order of their replicas' numbers."""
+    requests: RequestRecords
+    steps: StepAudit
+    speculation: SpeculationCounters | None
+    """Counters of draft tokens, where there were any."""
+    offered: int
+    """Requests of the workload."""
+    max_concurrency: int | None
+    """Concurrency limit of a closed loop; None for open-loop arrivals."""
+    restarts: IntArray
+    """Times that each request started again because its replica failed."""
+    prompt_replica: IntArray
+    """Replica that computed each prompt first; -1 where it is the one that served the request."""
+    transfers: int
+    """Prompts whose KV went to another replica."""
+    blocks_left: int
+    """KV blocks that requests still held after the last of them had ended, all replicas together."""
+    refused: int
+    """Requests that were turned away, with a reason."""
+    stage_busy_s: float = 0.0
+    """Seconds that pipeline stages worked, over all stages."""
+    stage_open_s: float = 0.0
+    """Seconds of all pipeline stages while any batch was in flight."""
+    done: BoolArray = field(init=False)
+    """Requests that were served."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "done", ~self.requests.failed)
+
+    @property
+    def undisturbed(self) -> BoolArray:
+        """Requests that were served without preemption or failure."""
+        undisturbed: BoolArray = self.done & (self.requests.preemptions == 0) & (self.restarts == 0)
+        return undisturbed
+
+    @property
+    def elapsed_s(self) -> float:
+        """From the first arrival to the last finish, or to the end of the last step; 0 where nothing was served."""
+        if not self.done.any():
+            return 0.0
+        end_s = max(float(self.requests.finished_s[self.done].max()), float(self.steps.totals.end_s.max()))
+        return end_s - float(self.requests.arrival_s[self.done].min())
+
+    def replicas_of(self) -> Iterator[tuple[PoolBuild, int]]:
+        """Each pool and the number of its first replica."""
+        first = 0
+        for pool in self.pools:
+            yield pool, first
+            first += pool.replicas
+
+
+def broken(outcome: FinishedRun) -> str | None:
+    """The first invariant that a finished run breaks, with the place and the numbers; None where it keeps all."""
+    for invariant in INVARIANTS:
+        for problem in invariant(outcome):
+            return problem
+    return None
+
+
+def request_times(outcome: FinishedRun) -> Iterator[str]:
+    """Every request offered ends once, finished or refused, at a replica that can end it (what starts again after a
+    failure may have its last token from its second prompt)."""
+    records, done = outcome.requests, np.isfinite(outcome.requests.finished_s)
+    if len(records) != outcome.offered:
+        yield f"{outcome.offered} requests were offered, there are records of {len(records)}"
+    if np.any(done == records.failed):
+        yield f"request {_first(done == records.failed)} was neither finished nor refused, or both"
+    if outcome.refused != int(records.failed.sum()):
+        yield f"{outcome.refused} requests were refused with a reason, {int(records.failed.sum())} have failed"
+    count = sum(pool.replicas for pool in outcome.pools)
+    lost = done & ((records.replica < 0) | (records.replica >= count))
+    if lost.any():
+        row = _first(lost)
+        yield f"request {row} ended at replica {records.replica[row]}, there are {count}"
+    for pool, first in outcome.replicas_of():
+        if pool.role != "prefill":
+            continue
+        here = (records.replica >= first) & (records.replica < first + pool.replicas)
+        wrong = done & here & (records.output_tokens > 1) & (outcome.restarts == 0)
+        if wrong.any():
+            yield f"request {_first(wrong)} ended in pool {pool.name}, which only computes prompts"
+
+
+def order(outcome: FinishedRun) -> Iterator[str]:
+    """A request arrives, is scheduled, has its first token and then its last, in this order."""
+    records = outcome.requests
+    done = np.isfinite(records.finished_s)
+    for earlier, later in pairwise(("arrival_s", "scheduled_s", "first_token_s", "finished_s")):
+        before, after = getattr(records, earlier)[done], getattr(records, later)[done]
+        wrong = ~(after >= before - TIME_TOLERANCE_S)
+        if wrong.any():
+            row = _first(wrong)
+            yield f"request {np.flatnonzero(done)[row]}: {later} {after[row]:.9g} is before {earlier} {before[row]:.9g}"
+
+
+def first_come(outcome: FinishedRun) -> Iterator[str]:
+    """Where no rule looks at priorities, requests reach the batch of one replica in the order in which they came; what
+    was preempted or lost its replica came twice and is left out, as is what several workers handed over; attention
+    groups have a queue each."""
+    records, steady = outcome.requests, outcome.undisturbed
+    computed_by = np.where(outcome.prompt_replica < 0, records.replica, outcome.prompt_replica)
+    for pool, first in outcome.replicas_of():
+        if pool.rules.by_priority or pool.role == "decode" or pool.limits.groups > 1:
+            continue
+        here = np.flatnonzero(steady & (computed_by >= first) & (computed_by < first + pool.replicas))
+        row = here[np.lexsort((records.arrival_s[here], computed_by[here]))]
+        same = computed_by[row[1:]] == computed_by[row[:-1]]
+        later = records.arrival_s[row[1:]] > records.arrival_s[row[:-1]]
+        wrong = same & later & (records.scheduled_s[row[1:]] < records.scheduled_s[row[:-1]])
+        if wrong.any():
+            at = _first(wrong)
+            yield f"request {row[at + 1]} was scheduled before request {row[at]}, which had come before it"
+
+
+def little(outcome: FinishedRun) -> Iterator[str]:
+    """The engines hold no more requests over time than are in the system over time; a closed loop of N holds at most N
+    on average (throughput times mean latency <= N) and at every moment.
+
+    Steps of a pipeline overlap with the batches before them and are left out.
+
+    Source: J. D. C. Little, "A proof for the queuing formula L = lambda W", Operations Research 9(3) (1961).
+    """
+    records, done = outcome.requests, outcome.done
+    if not done.any():
+        return
+    arrival, finished = records.arrival_s[done], records.finished_s[done]
+    latencies_s = float((finished - arrival).sum())
+    held_s = sum(
+        float(outcome.steps.totals.held_s[first : first + pool.replicas].sum())
+        for pool, first in outcome.replicas_of()
+        if not isinstance(pool.timer, StagedTimer)
+    )
+    if held_s > latencies_s * (1.0 + 1e-9) + TIME_TOLERANCE_S:
+        yield f"engines held requests for {held_s:.9g} s in all, requests were in the system for {latencies_s:.9g} s"
+    most = outcome.max_concurrency
+    if most is None:
+        return
+    duration_s = float(finished.max() - arrival.min())
+    if latencies_s > most * duration_s * (1.0 + 1e-9) + TIME_TOLERANCE_S:
+        yield f"throughput times latency is {latencies_s / duration_s:.6g} requests in a closed loop of {most}"
+    early = np.sort(arrival)[most:] < np.sort(finished)[: max(0, len(finished) - most)] - TIME_TOLERANCE_S
+    if early.any():
+        yield f"request {_first(early) + most} was sent while a closed loop of {most} was full"
+
+
+def transfers(outcome: FinishedRun) -> Iterator[str]:
+    """Each prompt that is answered by another replica was sent there, once unless something failed."""
+    if all(pool.role != "prefill" for pool in outcome.pools):
+        return
+    moved_prompt = outcome.prompt_replica != outcome.requests.replica
+    moved = int((outcome.done & moved_prompt & (outcome.restarts == 0)).sum())
+    if outcome.transfers < moved or (outcome.transfers > moved and not outcome.restarts.any()):
+        yield f"{outcome.transfers} prompts were sent between replicas, {moved} requests ended at another one"
+
+
+def token_counts(outcome: FinishedRun) -> Iterator[str]:
+    """Steps hand out exactly the tokens that requests receive, and each prompt token that was not cached is computed:
+    once, and once more at the end of each prompt that was handed over."""
+    records, totals, done = outcome.requests, outcome.steps.totals, outcome.done
+    handed, received = int(totals.output_tokens.sum()), int(records.output_tokens[done].sum())
+    if handed != received:
+        yield f"steps handed out {handed} tokens, requests received {received}"
+    computed, steady = int(totals.prefill_tokens.sum()), outcome.undisturbed
+    needed = int((records.input_tokens - records.cached_tokens)[steady].sum())
+    if computed < needed:
+        yield f"steps computed {computed} prompt tokens, requests without preemption need {needed}"
+    if np.array_equal(steady, done) and computed > needed + outcome.transfers:
+        yield (
+            f"steps computed {computed} prompt tokens, requests without preemption need {needed}, and "
+            f"{outcome.transfers} that were handed over one more each"
+        )
+    wrong = (records.cached_tokens < 0) | (records.cached_tokens > records.input_tokens)
+    if wrong.any():
+        row = _first(wrong)
+        yield (
+            f"request {row} found {records.cached_tokens[row]} of its {records.input_tokens[row]} prompt tokens cached"
+        )
+
+
+def draft_counts(outcome: FinishedRun) -> Iterator[str]:
+    """No more draft tokens are accepted than drafted, at a position no more than before it, and each verify step hands
+    out at least one token."""
+    counters, records = outcome.speculation, outcome.requests
+    if counters is None:
+        return
+    counts = (counters.num_drafts, *counters.accepted_per_position)
+    if counters.accepted_tokens > counters.draft_tokens or any(np.diff(counts) > 0):
+        yield (
+            f"{counters.accepted_tokens} of {counters.draft_tokens} draft tokens were accepted, by position "
+            f"{counts[1:]} of {counts[0]} drafts"
+        )
+    sums = (int(records.drafts.sum()), int(records.draft_tokens.sum()), int(records.accepted_tokens.sum()))
+    total = (counters.num_drafts, counters.draft_tokens, counters.accepted_tokens)
+    if sums != total:
+        yield f"drafts, their tokens and the accepted ones: {sums} over the requests, {total} counted"
+    most = np.where(outcome.done, np.maximum(records.output_tokens - 1, 0), 0)
+    for what, count, limit in (
+        ("draft tokens accepted", records.accepted_tokens, records.draft_tokens),
+        ("verify steps", records.drafts, most),
+    ):
+        wrong = count > limit
+        if wrong.any():
+            row = _first(wrong)
+            yield f"request {row} has {count[row]} {what}, there can be {limit[row]}"
+
+
+def step_problems(outcome: FinishedRun) -> Iterator[str]:
+    """Problems of single steps, collected while the steps were audited."""
+    yield from outcome.steps.problems
+    # Requests record what was cached when they were first admitted. Resumed and restarted ones may share more blocks.
+    records = outcome.requests
+    if not (records.cached_tokens.any() or records.preemptions.any() or outcome.restarts.any()):
+        yield from outcome.steps.unshared.values()
+    yield from outcome.steps.overlapping()
+
+
+def blocks(outcome: FinishedRun) -> Iterator[str]:
+    """All KV blocks are free again at the end."""
+    if outcome.blocks_left:
+        yield f"requests still held {outcome.blocks_left} KV blocks after the last of them had ended"
+
+
+def busy_time(outcome: FinishedRun) -> Iterator[str]:
+    """No replica, and no pipeline stage, works longer than the run lasts."""
+    elapsed_s, busy = outcome.elapsed_s, outcome.steps.totals.seconds
+    replica = int(np.argmax(busy))
+    if not busy[replica] <= elapsed_s * (1.0 + 1e-9) + TIME_TOLERANCE_S:
+        yield f"replica {replica} was busy for {busy[replica]:.9g} s of the {elapsed_s:.9g} s that the run lasts"
+    if not outcome.stage_busy_s <= outcome.stage_open_s * (1.0 + 1e-9) + TIME_TOLERANCE_S:
+        yield (f"pipeline stages worked {outcome.stage_busy_s:.9g} s of the {outcome.stage_open_s:.9g} s that they had")
+
+
+def peak_utilisation(outcome: FinishedRun) -> Iterator[str]:
+    """All steps of a pool together do no more than its chips could in the time that the run lasts."""
+    elapsed_s = outcome.elapsed_s
+    for pool, first in outcome.replicas_of():
+        totals = outcome.steps.totals.of_replicas(first, pool.replicas)
+        chips = pool.chips * pool.replicas
+        peak, bandwidth = _limits(pool)
+        for what, work_s in (("FLOP/s", totals.flops.sum() / peak), ("bandwidth", totals.bytes.sum() / bandwidth)):
+            if not work_s <= pool.replicas * elapsed_s * (1.0 + SOL_TOLERANCE):
+                share = work_s / pool.replicas / elapsed_s if elapsed_s else np.inf
+                yield f"the run used {share:.1%} of the {what} of {chips} x {pool.chip.name}"
+
+
+INVARIANTS = (
+    request_times,
+    order,
+    first_come,
+    little,
+    transfers,
+    token_counts,
+    draft_counts,
+    step_problems,
+    blocks,
+    busy_time,
+    peak_utilisation,
+)
+"""Checks of a finished run; each describes the violations that it finds, if any."""
+
+
+def step_tokens(part: PoolSteps) -> Iterator[str]:
+    """No step hands out more tokens than it computed."""
+    rows = part.steps
+    most = rows.prefill_seqs + rows.decode_seqs * rows.query_len * rows.steps
+    wrong = (rows.output_tokens > most) | (rows.output_tokens < 0)
+    if wrong.any():
+        row = _first(wrong)
+        yield f"{part.name(row)} handed out {rows.output_tokens[row]} tokens, it computed {most[row]}"
+
+
+def capacity(part: PoolSteps) -> Iterator[str]:
+    """KV blocks in use and running sequences stay within their limits."""
+    limits, rows = part.pool.limits.together, part.steps
+    for what, used, limit in (
+        ("KV blocks", rows.kv_blocks, limits.num_blocks),
+        ("sequences", rows.running, limits.max_num_seqs),
+    ):
+        wrong = (used > limit) | (used < 0)
+        if wrong.any():
+            row = _first(wrong)
+            yield f"{part.name(row)} holds {used[row]} {what}, there are {limit}"
+
+
+def keys_in_blocks(part: PoolSteps) -> Iterator[str]:
+    """Sequences without shared blocks read at most as many keys as their KV blocks hold."""
+    rows, size = part.steps, part.pool.limits.block_size
+    wrong = rows.decode_kv_tokens > rows.kv_blocks * size
+    if wrong.any():
+        row = _first(wrong)
+        yield f"{part.name(row)} reads {rows.decode_kv_tokens[row]} keys from {rows.kv_blocks[row]} blocks of {size}"
+
+
+def speed_of_light(part: PoolSteps) -> Iterator[str]:
+    """No step is faster than its work allows at the peak of its chips."""
+    seconds = part.steps.seconds
+    idle = ~((seconds > 0.0) | (part.steps.prefill_tokens + part.steps.decode_seqs == 0))
+    if idle.any():
+        yield f"{part.name(_first(idle))} takes no time"
+    for what, least in least_seconds(part):
+        wrong = ~(seconds * (1.0 + SOL_TOLERANCE) >= least)
+        if wrong.any():
+            row = _first(wrong)
+            yield f"{part.name(row)} takes {seconds[row]:.6g} s, its {what} need {least[row]:.6g} s at the peak"
+
+
+def least_seconds(part: PoolSteps) -> Iterator[tuple[str, FloatArray]]:
+    """The bounding resource of each step of a pool, and the least seconds that the step needs.
+
+    Of all kernels together: their FLOPs at the chip's fastest dense dtype, and their bytes; one after the other: each
+    at the peak of its own dtype.
+    """
+    pool, rows = part.pool, part.steps
+    peak, bandwidth = _limits(pool)
+    chips = f"of {pool.chips} x {pool.chip.name}"
+    yield f"FLOPs {chips}", rows.flops / peak
+    yield f"bytes {chips}", rows.bytes / bandwidth
+    timer = pool.timer
+    yield "kernels one by one", rows.sol_s / (timer.stages if isinstance(timer, StagedTimer) else 1)
+
+
+def one_step_at_a_time(rows: StepRecords, end_s: FloatArray) -> Iterator[str]:
+    """Steps of one replica follow each other; they do not overlap.
+
+    Args:
+        rows: steps.
+        end_s: of the latest step of each replica before these.
+    """
+    by_replica = np.argsort(rows.replica, kind="stable") if rows.replica.max() else slice(None)
+    replica, start, end = rows.replica[by_replica], rows.start_s[by_replica], (rows.start_s + rows.seconds)[by_replica]
+    before = np.where(np.append(True, replica[1:] != replica[:-1]), end_s[replica], np.append(0.0, end[:-1]))
+    # Far out the spacing of doubles is larger than the tolerance.
+    overlap = start < before - TIME_TOLERANCE_S - 4.0 * np.spacing(before)
+    if overlap.any():
+        row = _first(overlap)
+        yield f"replica {replica[row]}: a step starts at {start[row]:.12g} s, but one ends at {before[row]:.12g} s"
+
+
+def _limits(pool: PoolBuild) -> tuple[float, float]:
+    """Dense FLOP/s in the fastest dtype, and bytes per second, of a replica. Of different devices that run one after
+    the other (``hardware.layers_on``), the fastest counts."""
+    chips = (pool.chip, *pool.other_chips)
+    peaks = [max(chip.compute.dense_flops_per_s.values()) for chip in chips]
+    return pool.chips * max(peaks), pool.chips * max(chip.memory.bandwidth_bytes_per_s for chip in chips)
+
+
+def _first(wrong: BoolArray) -> int:
+    """Index of the first row that is marked as wrong."""
+    return int(np.argmax(wrong))

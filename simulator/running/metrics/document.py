@@ -1,0 +1,121 @@
+"""The JSON document of one simulated run, and how any document is written without NaN."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from math import isfinite, isinf
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from forerun.version import forerun_version
+from simulator.running.metrics.pools import (
+    fleet_cost_usd,
+    fleet_energy_joules,
+    fleet_utilisation,
+    pool_sections,
+    replica_section,
+    scaling_section,
+)
+from simulator.running.metrics.summary import run_window_s, slo_report, summarise
+from simulator.running.metrics.uncertainty import interval_section
+from simulator.running.metrics.usage import bottleneck_shares, kv_cache_section, usd_per_million_tokens
+
+if TYPE_CHECKING:
+    from simulator.running.run_records import RunRecords
+
+
+def run_document(result: RunRecords) -> dict[str, Any]:
+    """The document of a run as plain JSON values: the contract's ``run`` JSON for one seed.
+
+    ``intervals`` is empty where the run did not look for them (``simulate(..., intervals=True)``).
+    Utilisation, energy and cost cover the time from the first arrival to the last finish and are None when nothing
+    finished or the chip or scenario lacks the figure they need.
+    """
+    scenario = result.scenario
+    summary = summarise(result)
+    window = run_window_s(result.requests)
+    duration_s = 0.0 if window is None else window[1] - window[0]
+    usd = fleet_cost_usd(result, duration_s)
+    error = result.model_error
+    document = {
+        "summary": summary,
+        **interval_section(summary, error, None if error is None else error["sampling"]),
+        "slo": slo_report(result, summary),
+        "basis": result.basis,
+        "evidence": result.evidence._asdict(),
+        "bottleneck": bottleneck_shares(result.totals, len(result.replicas), duration_s),
+        "kv_cache": kv_cache_section(result.kv, result.requests),
+        "replicas": [replica_section(use, duration_s) for use in result.replicas],
+        **_chip_sections(result, duration_s),
+        **scaling_section(result),
+        "chips": result.chips,
+        "cost_usd": usd,
+        "usd_per_million_output_tokens": usd_per_million_tokens(usd, summary["total_output_tokens"]),
+        "engine": asdict(result.engine),
+        "scenario": scenario_document(scenario),
+        "seed": result.seed,
+        "replications": 1,
+        "version": forerun_version(),
+        "notes": list(result.notes),
+    }
+    plain = jsonable(document)
+    assert isinstance(plain, dict)
+    return plain
+
+
+def _chip_sections(result: RunRecords, duration_s: float) -> dict[str, Any]:
+    """Utilisation and energy, what moved between pools, and each pool's part where there are several."""
+    rows = pool_sections(result, duration_s)
+    sections: dict[str, Any] = {"utilisation": fleet_utilisation(rows), "energy_joules": fleet_energy_joules(rows)}
+    if result.transfers is not None:
+        sections["kv_transfer"] = asdict(result.transfers)
+    if result.scenario.faults is not None:
+        sections["restarts"] = result.restarts
+    if result.scenario.pools is not None:
+        sections["pools"] = rows
+    return sections
+
+
+def scenario_document(scenario: Any) -> dict[str, Any]:
+    """The scenario as it can be read back: JSON values under the names of the scenario file."""
+    plain = jsonable(scenario.model_dump(mode="python", by_alias=True, exclude_none=True))
+    assert isinstance(plain, dict)
+    return plain
+
+
+def jsonable(value: Any) -> Any:
+    """``value`` in JSON's own types: NaN becomes None, infinities the words ``inf`` and ``-inf``, numpy becomes Python.
+
+    Raises:
+        TypeError: for anything JSON has no type for.
+    """
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        if isfinite(value):
+            return value
+        return ("inf" if value > 0 else "-inf") if isinf(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): jsonable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset | np.ndarray):
+        return [jsonable(item) for item in value]
+    if hasattr(value, "model_dump"):
+        return jsonable(value.model_dump(by_alias=True))
+    if hasattr(value, "__fspath__"):
+        return str(value)
+    raise TypeError(f"no JSON for {type(value).__name__}")
+
+
+def json_text(document: Any) -> str:
+    """``document`` as indented JSON text with a final newline, free of NaN and Infinity."""
+    text = json.dumps(jsonable(document), indent=2, allow_nan=False, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # a file name that is no UTF-8 stands in it
+        text = json.dumps(json.loads(text), indent=2)
+    return text + "\n"

@@ -1,0 +1,106 @@
+"""Several runs of one scenario with different seeds: means, and intervals of chance and of the model's error."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import fsum, log
+from typing import Any
+
+from hwprofiles import weakest
+from simulator.running.metrics.statistics import mean_interval
+from simulator.running.metrics.uncertainty import Z90, interval_section
+
+LEVEL = 0.95
+"""Coverage of the intervals in a summary where they are of chance alone."""
+SAMPLING = "sampling"
+
+
+def combine_replications(documents: Sequence[dict[str, Any]], level: float = LEVEL) -> dict[str, Any]:
+    """One document from several runs of the same scenario.
+
+    Every number is the mean over the runs, except the counters of ``engine``, which are totals. A value that no run
+    measured stays None. ``intervals`` holds the 90 % interval of the mean where the first run knows its model's error,
+    else a two-sided Student-t interval of chance alone for every number that at least two runs measured.
+    ``per_replication`` keeps the seed and summary of each.
+
+    Raises:
+        ValueError: without documents.
+    """
+    if not documents:
+        raise ValueError("no runs to combine")
+    if len(documents) == 1:
+        return documents[0]
+    first = documents[0]
+    summaries = [document["summary"] for document in documents]
+    combined = {key: _mean([document[key] for document in documents]) for key in first}
+    combined |= {
+        **_interval_section(summaries, first, level),
+        "basis": weakest(document["basis"] for document in documents),
+        "slo": _combine_slo(documents),
+        "engine": {key: sum(document["engine"][key] for document in documents) for key in first["engine"]},
+        "scenario": first["scenario"],
+        "seed": first["seed"],
+        "replications": len(documents),
+        "version": first["version"],
+        "notes": list(dict.fromkeys(note for document in documents for note in document["notes"])),
+        "per_replication": [{"seed": document["seed"], "summary": document["summary"]} for document in documents],
+    }
+    return combined
+
+
+def _mean(values: Sequence[Any]) -> Any:
+    """Mean of numbers, element by element in mappings and equally long lists; None where no value is known.
+
+    Whole means of whole numbers stay whole; anything that is not a number is taken from the first run.
+    """
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    first = known[0]
+    if isinstance(first, dict):
+        return {key: _mean([value.get(key) for value in known]) for key in first}
+    if isinstance(first, list):
+        if len({len(value) for value in known}) > 1:
+            return None
+        return [_mean(column) for column in zip(*known, strict=True)]
+    if isinstance(first, bool | str):
+        return first
+    if min(known) == max(known):
+        return first
+    mean = fsum(known) / len(known)
+    return int(mean) if all(isinstance(value, int) for value in known) and mean == int(mean) else mean
+
+
+def _interval_section(summaries: Sequence[dict[str, Any]], first: dict[str, Any], level: float) -> dict[str, Any]:
+    """``intervals`` of the means and what is in them; with the model's error where the first run tells it."""
+    measured = {
+        key: [summary[key] for summary in summaries if isinstance(summary.get(key), int | float)]
+        for key in summaries[0]
+    }
+    measured = {key: known for key, known in measured.items() if len(known) >= 2}
+    error = first.get("model_error")
+    if error is None:
+        chance = {key: list(mean_interval(known, level)) for key, known in measured.items()}
+        return {"intervals": chance, "interval_level": level, "intervals_of": SAMPLING, "model_error": None}
+    sampling = {}
+    for key, known in measured.items():
+        if min(known) > 0:
+            low, high = mean_interval([log(value) for value in known], error["level"])
+            sampling[key] = (high - low) / 2 / Z90
+    means = {key: _mean([summary[key] for summary in summaries]) for key in summaries[0]}
+    return interval_section(means, error, sampling)
+
+
+def _combine_slo(documents: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """Limits judged on the means; ``met_in`` counts the runs that held each limit, and all of them."""
+    reports = [document["slo"] for document in documents if document["slo"] is not None]
+    if not reports:
+        return None
+    combined: dict[str, Any] = _mean(reports)
+    for key, row in combined["limits"].items():
+        row["met"] = None if row["value"] is None else row["value"] <= row["limit"]
+        row["met_in"] = sum(report["limits"][key]["met"] is True for report in reports)
+    nothing_failed = all(document["summary"]["failed"] == 0 for document in documents)
+    combined["met"] = nothing_failed and all(row["met"] is True for row in combined["limits"].values())
+    combined["met_in"] = sum(report["met"] is True for report in reports)
+    return combined

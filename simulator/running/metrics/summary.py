@@ -1,0 +1,180 @@
+"""The numbers of vLLM's serving benchmark, from the records of a simulated run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.running.metrics.slo import LATENCIES, PERCENTILES, good_requests, slo_limits
+from simulator.running.metrics.statistics import WeightedSample
+
+if TYPE_CHECKING:
+    from simulator.running.scenario import Scenario
+    from simulator.serving.records import GapCounts, RequestRecords, SpeculationCounters
+
+FloatArray = NDArray[np.float64]
+MS_PER_S = 1e3
+RATES = ("request_throughput", "request_goodput", "output_throughput", "total_token_throughput")
+"""Rates in a summary: requests, good requests, output tokens and all tokens per second."""
+
+
+class Served(Protocol):
+    """Inputs of a summary: a finished run, or the parts of one that a summary needs."""
+
+    @property
+    def scenario(self) -> Scenario:
+        """The scenario that was run."""
+
+    @property
+    def requests(self) -> RequestRecords:
+        """Records of the requests."""
+
+    @property
+    def gaps(self) -> GapCounts:
+        """Gaps between token deliveries."""
+
+    @property
+    def speculation(self) -> SpeculationCounters | None:
+        """Drafts and what was accepted; None where nothing drafts."""
+
+
+def completed_requests(requests: RequestRecords) -> NDArray[np.bool_]:
+    """Which requests received all their tokens."""
+    return np.asarray(~requests.failed & np.isfinite(requests.finished_s), dtype=np.bool_)
+
+
+def run_window_s(requests: RequestRecords) -> tuple[float, float] | None:
+    """First arrival and last finish, seconds of simulated time; None when nothing finished."""
+    done = completed_requests(requests)
+    if not done.any():
+        return None
+    return float(np.min(requests.arrival_s)), float(np.max(requests.finished_s[done]))
+
+
+def request_latencies_ms(requests: RequestRecords) -> dict[str, FloatArray]:
+    """TTFT, TPOT and end-to-end latency of each request, milliseconds, in the order of the records; NaN for none.
+
+    TTFT and end-to-end latency count from arrival. ``TPOT = (e2el - ttft) / (output_tokens - 1)``, the time of every
+    token after the first; requests of one output token have no TPOT. Failed requests have no latencies.
+    """
+    done = completed_requests(requests)
+    ttft = requests.first_token_s - requests.arrival_s
+    e2el = requests.finished_s - requests.arrival_s
+    ttft[~done] = e2el[~done] = np.nan
+    tpot = e2el - ttft
+    tpot /= np.maximum(requests.output_tokens - 1, 1)
+    tpot[requests.output_tokens <= 1] = np.nan
+    latencies = {"ttft": ttft, "tpot": tpot, "e2el": e2el}
+    for values in latencies.values():
+        values *= MS_PER_S
+    return latencies
+
+
+def summarise(result: Served) -> dict[str, Any]:
+    """The flat summary of a run, keyed as the JSON that ``vllm bench serve --save-result`` writes.
+
+    Definitions are vLLM's: TTFT from arrival, TPOT without the first token and only for requests of two or more,
+    ITL over all gaps between deliveries pooled over requests, percentiles with linear interpolation, population
+    standard deviation, token totals over completed requests. ``duration`` runs from the first arrival to the last
+    finish (vLLM's clock starts when it starts to send, a moment before). What was not measured is None, never 0.
+
+    ``request_goodput`` is good requests per second, with the limits of ``scenario.slo``
+    (see :func:`simulator.running.metrics.slo.good_requests`), and None without limits.
+    """
+    requests = result.requests
+    done = completed_requests(requests)
+    per_request = request_latencies_ms(requests)
+    if not done.all():
+        per_request = {name: values[done] for name, values in per_request.items()}
+    window = run_window_s(requests)
+    duration = None if window is None else window[1] - window[0]
+    completed = int(done.sum())
+    input_tokens = int(requests.input_tokens[done].sum())
+    output_tokens = int(requests.output_tokens[done].sum())
+    good = good_requests(slo_limits(result.scenario.slo), per_request)
+    counts = (completed, None if good is None else int(good.sum()), output_tokens, input_tokens + output_tokens)
+    summary: dict[str, Any] = {
+        "completed": completed,
+        "failed": len(requests) - completed,
+        "duration": duration,
+        "total_input_tokens": input_tokens,
+        "total_output_tokens": output_tokens,
+        **{key: _rate(count, duration) for key, count in zip(RATES, counts, strict=True)},
+    }
+    for name in LATENCIES:  # one at a time: each takes several times its own memory
+        if name == "itl":
+            sample = WeightedSample.of(result.gaps.gap_s * MS_PER_S, result.gaps.count)
+        else:
+            values = per_request.pop(name)
+            sample = WeightedSample.of(values[~np.isnan(values)])
+        summary |= latency_statistics(name, sample)
+    return summary | speculation_summary(result.speculation)
+
+
+def latency_statistics(name: str, sample: WeightedSample) -> dict[str, float | None]:
+    """Mean, median, standard deviation and percentiles of one latency under vLLM's keys; None if never measured."""
+    statistics = {"mean": sample.mean, "median": sample.median, "std": sample.std}
+    row = {f"{key}_{name}_ms": value() if sample.size else None for key, value in statistics.items()}
+    return row | {f"p{q}_{name}_ms": sample.percentile(q) if sample.size else None for q in PERCENTILES}
+
+
+def speculation_summary(counters: SpeculationCounters | None) -> dict[str, Any]:
+    """vLLM's ``spec_decode_*`` results; empty without speculation.
+
+    ``acceptance_rate`` is the percentage of draft tokens accepted; ``acceptance_length`` counts the tokens of a verify
+    step, the bonus token included; per-position rates are shares of drafts.
+    """
+    if counters is None:
+        return {}
+    drafts, drafted, accepted = counters.num_drafts, counters.draft_tokens, counters.accepted_tokens
+    return {
+        "spec_decode_acceptance_rate": 100.0 * accepted / drafted if drafted else None,
+        "spec_decode_acceptance_length": 1.0 + accepted / drafts if drafts else None,
+        "spec_decode_num_drafts": drafts,
+        "spec_decode_draft_tokens": drafted,
+        "spec_decode_accepted_tokens": accepted,
+        "spec_decode_per_position_acceptance_rates": (
+            [count / drafts for count in counters.accepted_per_position] if drafts else None
+        ),
+    }
+
+
+def slo_report(result: Served, summary: dict[str, Any]) -> dict[str, Any] | None:
+    """Every limit of the scenario with the value reached, and the share of requests within all per-request limits.
+
+    Returns:
+        ``{"met": bool, "good_share": float or None, "limits": {key: {"limit", "value", "met"}}}``; ``good_share``
+        counts failed requests as not good; None without limits.
+    """
+    limits = slo_limits(result.scenario.slo)
+    if not limits:
+        return None
+    rows = {}
+    for limit in limits:
+        value = summary[limit.key] if limit.key in summary else _percentile(result, limit.statistic, limit.latency)
+        rows[limit.key] = {
+            "limit": limit.limit_ms,
+            "value": value,
+            "met": None if value is None else value <= limit.limit_ms,
+        }
+    done = completed_requests(result.requests)
+    good = good_requests(limits, {name: values[done] for name, values in request_latencies_ms(result.requests).items()})
+    share = None if good is None or not len(done) else float(good.sum()) / len(done)
+    met = all(row["met"] is True for row in rows.values()) and bool(done.all())
+    return {"met": met, "good_share": share, "limits": rows}
+
+
+def _percentile(result: Served, statistic: str, latency: str) -> float | None:
+    """A percentile outside the summary's usual ones, e.g. p99.9."""
+    if latency == "itl":
+        sample = WeightedSample.of(result.gaps.gap_s * MS_PER_S, result.gaps.count)
+    else:
+        values = request_latencies_ms(result.requests)[latency]
+        sample = WeightedSample.of(values[~np.isnan(values)])
+    return sample.percentile(float(statistic.removeprefix("p"))) if sample.size else None
+
+
+def _rate(count: int | None, duration_s: float | None) -> float | None:
+    return count / duration_s if duration_s and count is not None else None

@@ -1,0 +1,235 @@
+"""Tables of a run, grouped as vLLM's benchmark prints its results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from forerun.tables import ABSENT, Cell, Table, Value, duration, number, pairs, percent, scaled
+from simulator.running.metrics.pools import chips_words
+from simulator.running.metrics.slo import LATENCIES
+from simulator.running.metrics.usage import main_bottleneck, tokens_per_joule
+
+Document = dict[str, Any]
+
+MOST_REPLICAS = 64
+"""Replicas up to which each has a row."""
+RUN_LEGEND = (
+    "low..high: interval of the figure before it. Bottleneck: share of time by what limits it. MFU, MBU: share of the "
+    "peak FLOP/s and of the memory bandwidth used. basis: evidence for the kernel prices (see the glossary)."
+)
+"""Definitions of the terms in a run's tables."""
+STATISTICS = ("mean", "median", "p90", "p95", "p99", "std")
+
+
+def run_tables(document: Document) -> list[Table]:
+    """Every table of a ``run`` document."""
+    tables = [serving_table(document), latency_table(document)]
+    if "spec_decode_num_drafts" in document["summary"]:
+        tables.append(speculation_table(document))
+    if document["slo"] is not None:
+        tables.append(slo_table(document))
+    tables.append(engine_table(document))
+    if document.get("pools"):
+        tables.append(pool_table(document))
+    return tables
+
+
+def more_run_tables(document: Document) -> list[Table]:
+    """Tables that pages show in addition to :func:`run_tables`: memory of a chip by use, and every replica."""
+    return [memory_table(document), replica_table(document)]
+
+
+def run_title(document: Document) -> str:
+    """Model and hardware of a run document."""
+    scenario = document["scenario"]
+    model = scenario["model"] if isinstance(scenario["model"], str) else "inline model"
+    return f"{model} on {chips_words(document)}"
+
+
+def interval_words(document: Document) -> str:
+    """Level of a run's intervals, and the errors that they cover."""
+    return f"{document['interval_level']:.0%} intervals of {document['intervals_of']}"
+
+
+def run_facts(document: Document) -> str:
+    """Evidence basis of the numbers of a run document."""
+    runs = document["replications"]
+    count = f" · mean of {runs} runs" if runs > 1 else ""
+    if document["interval_level"] is not None:
+        count += f" · {interval_words(document)}"
+    shares = " + ".join(f"{share:.0%} {name}" for name, share in document["evidence"].items() if share >= 0.005)
+    return f"basis: {document['basis']} ({shares}) · seed {document['seed']}{count}"
+
+
+def serving_table(document: Document) -> Table:
+    """Requests, tokens and rates, under vLLM's labels."""
+    summary, intervals = document["summary"], document["intervals"]
+    rows = [
+        ("Successful requests", "completed"),
+        ("Failed requests", "failed"),
+        ("Benchmark duration (s)", "duration"),
+        ("Total input tokens", "total_input_tokens"),
+        ("Total generated tokens", "total_output_tokens"),
+        ("Request throughput (req/s)", "request_throughput"),
+        ("Request goodput (req/s)", "request_goodput"),
+        ("Output token throughput (tok/s)", "output_throughput"),
+        ("Total token throughput (tok/s)", "total_token_throughput"),
+    ]
+    shown = [(label, key) for label, key in rows if key != "request_goodput" or summary[key] is not None]
+    cells = [(label, with_interval(key, summary, intervals)) for label, key in shown]
+    return pairs("Serving", cells, name="serving")
+
+
+def latency_table(document: Document) -> Table:
+    """Latencies in milliseconds, one row each."""
+    summary, intervals = document["summary"], document["intervals"]
+    rows = [
+        [name.upper(), *(with_interval(f"{statistic}_{name}_ms", summary, intervals) for statistic in STATISTICS)]
+        for name in LATENCIES
+    ]
+    return Table("Latency (ms)", ("", *STATISTICS), rows, name="latency")
+
+
+def with_interval(key: str, summary: Document, intervals: Document) -> Value:
+    """A number of the summary, and the ends of its interval where there is one, e.g. ``58.04 51..70``."""
+    interval = intervals.get(key)
+    if interval is None or interval[1] - interval[0] <= 1e-4 * abs(interval[1]):
+        return Cell(number(summary[key]), value=summary[key])
+    return Cell(number(summary[key]), aside=f"{number(interval[0], 3)}..{number(interval[1], 3)}", value=summary[key])
+
+
+def speculation_table(document: Document) -> Table:
+    """vLLM's speculative-decoding results."""
+    summary = document["summary"]
+    positions = summary["spec_decode_per_position_acceptance_rates"] or []
+    rows: list[tuple[str, Value]] = [
+        ("Acceptance rate (%)", summary["spec_decode_acceptance_rate"]),
+        ("Acceptance length", summary["spec_decode_acceptance_length"]),
+        ("Drafts", summary["spec_decode_num_drafts"]),
+        ("Draft tokens", summary["spec_decode_draft_tokens"]),
+        ("Accepted tokens", summary["spec_decode_accepted_tokens"]),
+        ("Per-position acceptance (%)", "  ".join(f"{share * 100:.1f}" for share in positions) or ABSENT),
+    ]
+    return pairs("Speculative decoding", rows, name="speculation")
+
+
+def slo_table(document: Document) -> Table:
+    """Every limit, the value reached and the verdict."""
+    slo = document["slo"]
+    share = "" if slo["good_share"] is None else f", {percent(slo['good_share'])} of requests good"
+    words = {True: Cell("met", tone="good"), False: Cell("missed", tone="bad"), None: Cell("not measured")}
+    rows = [[key, row["value"], row["limit"], words[row["met"]]] for key, row in slo["limits"].items()]
+    return Table(f"SLO {'met' if slo['met'] else 'missed'}{share}", ("", "value", "limit", ""), rows, name="slo")
+
+
+def engine_table(document: Document) -> Table:
+    """What limits the engine, KV use, utilisation, energy, cost, and how long the simulation took."""
+    kv, use, engine = document["kv_cache"], document["utilisation"], document["engine"]
+    pages = f", {kv['page_tokens']} at a time" if kv.get("page_tokens") else ""
+    blocks = f"{number(kv['num_blocks'])} x {kv['block_size']} tokens{pages}{' (measured)' if kv['overridden'] else ''}"
+    held = f"peak {percent(kv['peak_use'])}, mean {percent(kv['mean_use'])}, {number(kv['preemptions'])} preemptions"
+    rows: list[tuple[str, Value]] = [
+        ("Bottleneck", bottleneck_cell(document["bottleneck"])),
+        ("KV blocks per replica", blocks),
+        ("KV use", held),
+        *memory_rows(kv.get("per_chip_bytes")),
+        ("MFU / MBU", f"{percent(use['mfu'])} / {percent(use['mbu'])}"),
+    ]
+    if kv["prefix_hit_tokens"] is not None:
+        rates = [row["prefix_hit_rate"] for row in document.get("replicas") or () if row["prefix_hit_rate"] is not None]
+        spread = f", {percent(min(rates))} to {percent(max(rates))} by replica" if len(rates) > 1 else ""
+        host = kv.get("host")
+        tier = f", {percent(host['hit_rate'])} from host memory" if host else ""
+        rows.insert(3, ("Prefix cache hits", f"{percent(kv['prefix_hit_rate'])} of prompt tokens{tier}{spread}"))
+    transfers = document.get("kv_transfer")
+    if transfers:
+        moved = f"{number(transfers['transfers'])} prompts, {number(transfers['tokens'])} tokens"
+        rows.append(("KV transferred", f"{moved}, mean {duration(transfers['mean_s'])} from prompt end to arrival"))
+    if kv.get("swapped_blocks") is not None:
+        rows.append(("Swapped to host", f"{number(kv['swapped_blocks'])} KV blocks"))
+    if document.get("scaling") is not None:
+        scaling = document["scaling"]
+        rows.append(("Replicas rented", f"mean {scaling['mean_replicas']:.2f}, peak {scaling['peak_replicas']}"))
+        rows.append(("Started / stopped", f"{scaling['scale_ups']} / {scaling['scale_downs']}"))
+    if document.get("restarts") is not None:
+        rows.append(("Restarts after failures", document["restarts"]))
+    if document["energy_joules"] is not None:
+        yields = tokens_per_joule(document["summary"]["total_output_tokens"], document["energy_joules"])
+        rows.append(("Energy", f"{scaled(document['energy_joules'], 'J')}, {number(yields)} output tokens per joule"))
+    if document["cost_usd"] is not None:
+        per_million = document["usd_per_million_output_tokens"]
+        rows.append(("Cost", f"${number(document['cost_usd'])}, ${number(per_million)} per million output tokens"))
+    steps = f"{number(engine['steps'])} engine steps in {duration(engine['wall_s'])}"
+    return pairs("Engine", [*rows, ("Simulated", steps)], name="engine")
+
+
+def pool_table(document: Document) -> Table:
+    """Every pool: its chips, how busy it was, and what its KV cache held."""
+    columns = ("", "role", "replicas", "chips", "busy", "peak KV", "prefix hits", "MFU / MBU")
+    rows = [
+        [
+            pool["name"],
+            pool["role"],
+            pool["replicas"],
+            f"{pool['chips']} x {pool['chip']}",
+            percent(pool["busy"]),
+            percent(pool["peak_use"]),
+            percent(pool["prefix_hit_rate"]),
+            f"{percent(pool['utilisation']['mfu'])} / {percent(pool['utilisation']['mbu'])}",
+        ]
+        for pool in document["pools"]
+    ]
+    return Table("Pools", columns, rows, name="pools")
+
+
+def memory_rows(split: Mapping[str, float] | None) -> list[tuple[str, Value]]:
+    """What holds the memory of one chip, in one row; none where it is weights, KV and activations alone."""
+    if not split:
+        return []
+    words = {"draft_weights": "drafter", "kv": "KV"}
+    parts = [f"{words.get(name, name)} {scaled(size, 'B')}" for name, size in split.items() if size]
+    return [("Memory per chip", ", ".join(parts))]
+
+
+def memory_table(document: Document) -> Table:
+    """Table of the memory of one chip, by use."""
+    kv = document["kv_cache"]
+    rows = (
+        ("Memory per chip", "capacity_bytes"),
+        ("Weights per chip", "weights_bytes"),
+        ("Draft weights per chip", "draft_weights_bytes"),
+        ("Activations and graphs per chip", "activation_bytes"),
+        ("KV of a token, per chip", "bytes_per_token"),
+    )
+    known = [(label, scaled(kv[key], "B")) for label, key in rows if kv.get(key)]
+    return pairs("Memory", known, name="memory")
+
+
+def replica_table(document: Document) -> Table:
+    """Every replica; empty where there is one, or more than can be read."""
+    replicas = document.get("replicas") or []
+    rows = [
+        [
+            f"{row['replica']} ({row['pool']})" if document.get("pools") else str(row["replica"]),
+            row["requests"],
+            row["prompt_tokens"],
+            percent(row["prefix_hit_rate"]),
+            percent(row["peak_use"]),
+            percent(row["busy"]),
+        ]
+        for row in replicas
+    ]
+    columns = ("replica", "requests", "prompt tokens", "prefix hits", "peak KV", "busy")
+    shown = rows if 1 < len(rows) <= MOST_REPLICAS else []
+    return Table("Replicas", columns, shown, shown=16, name="replicas")
+
+
+def bottleneck_cell(shares: Mapping[str, float] | None) -> Value:
+    """The main bound first, then the other shares of at least 0.5 %, largest first."""
+    main = main_bottleneck(dict(shares)) if shares else None
+    if shares is None or main is None:
+        return None
+    others = sorted((bound for bound in shares if bound != main and shares[bound] >= 0.005), key=lambda b: -shares[b])
+    rest = ", ".join(f"{bound} {shares[bound]:.0%}" for bound in others)
+    return Cell(f"{main} {shares[main]:.0%}{',' if rest else ''}", aside=rest, tone="strong")

@@ -1,0 +1,458 @@
+"""How far off the figures of a run may be: the model's own error, carried from kernels and host to latencies.
+
+Every step of an engine is a sum of kernels and host work, each known to within an interval of its own. A few hundred
+draws move all of them at once: kernels of one family and format err partly alike, families err independently. What a
+draw does to steps with prompt chunks and to the others is the sum over their shares of time; what that does to the
+figures of a run comes from the engine itself, which serves the first requests again with steps stretched along the two
+directions in which they vary most. So queueing near saturation is in it, and no draw costs a run of its own.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from math import exp, log, sqrt
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hwprofiles import Chip, load_chip
+from simulator.running.build import Build
+from simulator.running.metrics.statistics import WeightedSample
+from simulator.running.metrics.summary import (
+    RATES,
+    Served,
+    completed_requests,
+    latency_statistics,
+    request_latencies_ms,
+    summarise,
+)
+from simulator.running.reports import request_records, speculation_counters
+from simulator.running.run_records import Axis, ErrorSource, ModelError, RunRecords
+from simulator.running.scenario import Scenario
+from simulator.serving import FULL_ROWS, GapCounts, RequestRecords, RunLog, SpeculationCounters
+from simulator.speculation import draft_survival, sampler_of, scaled_survival
+from simulator.speculation.acceptance import widest_spread
+from simulator.timing import ModelTimer, StagedTimer
+from simulator.workload import RequestStream, generate_requests
+
+FloatArray = NDArray[np.float64]
+LEVEL = 0.90
+"""Coverage of the intervals."""
+Z90 = 1.6448536269514722
+"""Standard deviations from the median to either end of a 90 % interval of a normal distribution."""
+DRAWS = 512
+"""Number of random draws over all error sources together; draws need no further runs."""
+LEAST_REQUESTS, SHARE, MOST_REQUESTS = 256, 6, 20_000
+"""Requests that are served again for every direction: all of a short run, a sixth of a long one, and no more of a very
+long one (ends of the intervals of chat at 60 % load over 10,000, 20,000 and 40,000 requests lie within 1 %; beyond what
+can be served they grow with the requests)."""
+LEAST_AT_ONCE = 16
+"""Requests taken to run at once where arrivals are open."""
+ALIKE = 0.25
+"""Share of the variance of a family's errors that its kernels have in common.
+
+Errors on held-out shapes of matrix products (n, k from 1,024 to 32,768), between numbers of tokens against within:
+0.07 and 0.08 for bf16 on H100 (vLLM, SGLang) and A100, 0.25 and 0.43 for fp8 on H100."""
+SAMPLED_STEPS = 48
+"""Steps of each kind that are split into their kernels, evenly over their time."""
+NEGLIGIBLE = 0.002
+"""Standard deviation of a direction, in logarithms, below which it is not followed."""
+BATCHES = 10
+KINDS = ("prompts", "decode")
+"""Steps with prompt chunks, and the others."""
+SERVED = "engine as served"
+"""Source that stands for what kernels timed alone, one after the other, do not tell about a step of an engine."""
+SERVED_ENDS = {
+    "dense": {"prompts": (0.9, 1.2), "decode": (0.92, 1.18)},
+    "mixture": {"prompts": (0.75, 2.0), "decode": (0.75, 1.6)},
+}
+"""90 % ends of that factor, by what the layers are and by kind of step.
+
+Set by hand from benchmark results of 17 public tables (BLIS, inference-perf, InferenceX, Nebius, NIM, TensorRT-LLM and
+others), all of them in view: measured over predicted TTFT and TPOT beyond what kernels, host and chance explain.
+Mixtures launch kernels that no table of kernels has."""
+FITTED_HOST_ENDS = (0.8, 1.25)
+"""Host costs per step were fitted to within some 5 % of E2E latencies of which they are a fifth (frameworks.yaml)."""
+ASSUMED_HOST_ENDS = (0.5, 2.0)
+DRAFTING_ENDS = (0.8, 1.25)
+API_SERVER, API_SERVER_ENDS = "api server", (0.5, 1.8)
+"""A server's work before the scheduler sees a request: TTFT of single requests lies 11 % (5 to 20) over the prediction
+on one table of guidellm at concurrency 1, where this work is a quarter of it."""
+ACCEPTANCE = "acceptance"
+ACCEPTANCE_ENDS = (0.9, 1.1)
+"""90 % ends of conditional acceptance rates taken from other traffic: published curves of one drafter differ by some
+10 % between tasks."""
+
+
+Figures = Callable[[Served], Mapping[str, Any]]
+"""Figures of a run by name, such as its summary."""
+
+
+class Rerun(NamedTuple):
+    """Inputs of a summary over requests that were served again."""
+
+    scenario: Scenario
+    requests: RequestRecords
+    gaps: GapCounts
+    speculation: SpeculationCounters | None
+
+
+def model_error(
+    scenario: Scenario,
+    seed: int,
+    build: Build,
+    stream: RequestStream,
+    result: RunRecords,
+    figures: Figures = summarise,
+) -> ModelError:
+    """How far off the figures of a finished run may be.
+
+    Args:
+        scenario, seed, build, stream, result: inputs and result of the run.
+        figures: figures to compute; default: its summary.
+    """
+
+    def served(moved: Build) -> Mapping[str, Any]:
+        return figures(_rerun(scenario, moved, _serve(moved, requests)))
+
+    requests = first_requests(scenario, seed, stream, requests_again(build, stream))
+    logged = _serve(build, requests)
+    base = figures(_rerun(scenario, build, logged))
+    sources = step_sources(build, logged)
+    axes = []
+    for direction, deviation in _directions(sources):
+        ends = [served(_with_factors(build, np.exp(end * deviation * direction))) for end in (-Z90, Z90)]
+        axes.append(
+            Axis(name="steps", deviation=deviation, direction=direction.tolist(), response=_response(base, ends))
+        )
+    survivals = [] if build.main.sampler is None else _acceptance_ends(scenario)
+    if survivals:
+        ends = [served(_with_acceptance(scenario, build, seed, survival)) for survival in survivals]
+        axes.append(Axis(name=ACCEPTANCE, deviation=1.0, direction=[], response=_response(base, ends)))
+    api_server_ms = _api_server_ms(build, requests)
+    if api_server_ms > 0:
+        ends = [_with_api_server(base, api_server_ms * (factor - 1.0)) for factor in API_SERVER_ENDS]
+        axes.append(Axis(name=API_SERVER, deviation=1.0, direction=[], response=_response(base, ends)))
+    return ModelError(level=LEVEL, sources=sources, axes=axes, sampling=sampling_errors(result), requests=len(requests))
+
+
+def requests_again(build: Build, stream: RequestStream) -> int:
+    """Requests that are served again for every direction.
+
+    All of a short run and a sixth of a long one. Where every step is decided or priced in Python (drawn hits, policies,
+    exact steps, custom schedulers) a sixth of a short run too, but twice what runs at once, so that the load stays.
+    """
+    share = len(stream) // SHARE
+    if any(pool.interpreted or pool.hits is not None or pool.rule is not None for pool in build.pools):
+        return min(max(2 * (stream.max_concurrency or LEAST_AT_ONCE), share), MOST_REQUESTS)
+    return min(max(LEAST_REQUESTS, share), MOST_REQUESTS)
+
+
+def first_requests(scenario: Scenario, seed: int, stream: RequestStream, most: int) -> RequestStream:
+    """The first ``most`` requests of a run."""
+    if len(stream) <= most:
+        return stream
+    if stream.prefix_hashes is None and stream.follows is None:
+        named = ("arrival_s", "input_tokens", "output_tokens", "priorities", "think_s")
+        cut = {name: getattr(stream, name)[:most] for name in named if getattr(stream, name) is not None}
+        return replace(stream, **cut)
+    fewer = generate_requests(scenario.workload.model_copy(update={"num_requests": most}), seed)
+    return fewer if len(fewer) else stream
+
+
+def _serve(build: Build, stream: RequestStream) -> RunLog:
+    return build.fleet.run(stream, None, FULL_ROWS)
+
+
+def _rerun(scenario: Scenario, build: Build, log: RunLog) -> Rerun:
+    speculation = speculation_counters(log, build.main) if build.main.sampler is not None else None
+    return Rerun(scenario, request_records(log, build.main), log.gaps(), speculation)
+
+
+def _with_factors(build: Build, factors: FloatArray) -> Build:
+    prompts, decode = map(float, factors)
+    pools = tuple(replace(pool, step_factors=(prompts, decode)) for pool in build.pools)
+    return replace(build, pools=pools, fleet=replace(build.fleet, pools=pools))
+
+
+def _with_acceptance(scenario: Scenario, build: Build, seed: int, survival: FloatArray) -> Build:
+    assert scenario.speculation is not None
+    assert scenario.speculation.acceptance is not None
+    acceptance = scenario.speculation.acceptance
+    if acceptance.spread:
+        acceptance = acceptance.model_copy(update={"spread": min(acceptance.spread, widest_spread(float(survival[0])))})
+    sampler = sampler_of(acceptance, survival, seed)
+    pools = tuple(pool if pool.sampler is None else replace(pool, sampler=sampler) for pool in build.pools)
+    return replace(build, pools=pools, fleet=replace(build.fleet, pools=pools))
+
+
+def _acceptance_ends(scenario: Scenario) -> list[FloatArray]:
+    """Survival rates at both ends of what acceptance may be; none where nothing drafts or the engine's log tells."""
+    speculation = scenario.speculation
+    if speculation is None or speculation.acceptance is None or speculation.acceptance.log is not None:
+        return []
+    survival = [float(share) for share in draft_survival(speculation)]
+    return [np.asarray(scaled_survival(survival, factor)) for factor in ACCEPTANCE_ENDS]
+
+
+def _api_server_ms(build: Build, stream: RequestStream) -> float:
+    """Mean time from sending a request until the scheduler can see it, milliseconds."""
+    limits = build.pools[0].limits
+    seconds = (
+        limits.api_server_s
+        + limits.api_server_work_s
+        + limits.tokenisation_per_token_s * float(np.mean(stream.input_tokens))
+    )
+    return 1e3 * seconds
+
+
+def _with_api_server(figures: Mapping[str, Any], more_ms: float) -> dict[str, Any]:
+    """The figures with every first token later by as much."""
+    late = re.compile(r"(mean|median|p[\d.]+)_(ttft|e2el)_ms")
+    return {
+        key: value + more_ms if isinstance(value, float) and late.fullmatch(key) else value
+        for key, value in figures.items()
+    }
+
+
+def step_sources(build: Build, log: RunLog) -> list[ErrorSource]:
+    """What the steps of a run are made of, by kernel family, format and chip, with the interval of each.
+
+    The steps of the main pool are split into their kernels; shares of pools with other chips are taken to be alike.
+    """
+    steps, timer = log.steps, build.main.timer
+    if not isinstance(timer, ModelTimer):
+        return []
+    seconds, prompts = steps.column("seconds"), steps.integers("prefill_tokens") > 0
+    ends = np.cumsum([0, *(pool.replicas for pool in build.pools)])
+    place = build.pools.index(build.main)
+    in_pool = (steps.integers("replica") >= ends[place]) & (steps.integers("replica") < ends[place + 1])
+    sources: dict[str, ErrorSource] = {}
+    for kind, rows in zip(KINDS, (np.flatnonzero(in_pool & prompts), np.flatnonzero(in_pool & ~prompts)), strict=True):
+        if len(rows):
+            _split_by_source(sources, kind, timer, log, _evenly_in_time(rows, seconds))
+    return list(sources.values())
+
+
+def _split_by_source(
+    sources: dict[str, ErrorSource], kind: str, timer: ModelTimer, log: RunLog, rows: NDArray[np.int64]
+) -> None:
+    """Add what some steps of one kind consist of, all of them weighing the same."""
+    work, draft = log.steps.work(rows), log.steps.draft(rows)
+    costs = timer.costs(work) if draft is None else timer.costs(work, draft)
+    total, deployment = costs.device_s + costs.host_s, timer.target.deployment
+    library, framework = deployment.kernels, deployment.framework
+    left = np.ones(len(rows))
+    for kernel in timer.target.kernels(timer.scored(work)) if not isinstance(timer, StagedTimer) else ():
+        share = np.asarray(kernel.step_s) / total
+        left = left - share
+        if kernel.fitted[0] or kernel.family == "collective":
+            fitted = kernel.fitted if kernel.fitted[0] else ("collective", "any")
+            ends = library.interval(*fitted, kernel.sizes, kernel.bound, assumed=True)
+            names = (library.library, *(part for part in fitted if part != "any"))
+            family, draws = " ".join((library.chip.name, *names)), " ".join((measured_as(library.chip), *names))
+            _add(sources, f"{family}: {kernel.name}", kind, share, *ends, draws=f"{draws}: {kernel.name}")
+    drafting = timer.exposed_drafting_s(work, draft)
+    if drafting is not None:
+        left = left - drafting / total
+        _add(sources, f"{framework.name} drafting", kind, drafting / total, *DRAFTING_ENDS)
+    host = ASSUMED_HOST_ENDS if framework.source.kind == "assumed" else FITTED_HOST_ENDS
+    _add(sources, f"{framework.name} host", kind, np.maximum(left, 0.0), *host)
+    layers = "mixture" if deployment.architecture.parameters().expert else "dense"
+    _add(sources, f"{framework.name} {SERVED}", kind, np.ones(len(rows)), *SERVED_ENDS[layers][kind])
+
+
+def measured_as(chip: Chip) -> str:
+    """Name for the hardware whose kernels stand for those of ``chip``: equal for chips of equal limits, and for a chip
+    and one that is ``like`` it without fits of its own."""
+    while not chip.kernels and chip.like is not None:
+        chip = load_chip(chip.like)
+    numbers = (
+        sorted(chip.compute.dense_flops_per_s.items()),
+        chip.compute.cores,
+        chip.memory.bandwidth_bytes_per_s,
+        chip.on_chip.bandwidth_bytes_per_s,
+    )
+    return f"{zlib.crc32(repr(numbers).encode()):08x}"
+
+
+def _add(
+    sources: dict[str, ErrorSource],
+    name: str,
+    kind: str,
+    share: FloatArray,
+    low: Any,
+    high: Any,
+    draws: str | None = None,
+) -> None:
+    """Count a share of some steps under a source, its ends weighted with it in logarithms."""
+    weight = float(np.mean(share))
+    if weight <= 0.0:
+        return
+    family = name.partition(":")[0]
+    source = sources.setdefault(
+        name, ErrorSource(name=name, family=family, draws=draws or name, share={}, low={}, high={})
+    )
+    before = source["share"].get(kind, 0.0)
+    for end, value in (("low", low), ("high", high)):
+        mean = float(np.mean(share * np.log(value))) / weight
+        known = log(source[end].get(kind, 1.0))  # type: ignore[literal-required]
+        source[end][kind] = exp((before * known + weight * mean) / (before + weight))  # type: ignore[literal-required]
+    source["share"][kind] = before + weight
+
+
+def _evenly_in_time(rows: NDArray[np.int64], seconds: FloatArray) -> NDArray[np.int64]:
+    """Rows of steps at even distances in the time that they take together."""
+    reached = np.cumsum(seconds[rows])
+    places = (np.arange(SAMPLED_STEPS) + 0.5) / SAMPLED_STEPS * reached[-1]
+    chosen: NDArray[np.int64] = rows[np.searchsorted(reached, places)]
+    return chosen
+
+
+@lru_cache(maxsize=1024)
+def standard_draws(name: str) -> FloatArray:
+    """Standard normal draws of a source: those of one name are the same in every run, so that variants share them."""
+    half = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(DRAWS // 2)
+    draws = np.concatenate((half, -half))
+    draws.flags.writeable = False
+    return draws
+
+
+def step_draws(sources: Sequence[ErrorSource]) -> FloatArray:
+    """Logarithm of the factor on the seconds of each kind of step (rows) in every draw (columns)."""
+    sums = np.zeros((len(KINDS), DRAWS))
+    for row, kind in enumerate(KINDS):
+        moved, known = np.zeros(DRAWS), 0.0
+        for source in sources:
+            if kind not in source["share"]:
+                continue
+            family = source["draws"].partition(":")[0]
+            draws = standard_draws(source["draws"])
+            if source["draws"] != family:
+                draws = sqrt(1 - ALIKE) * draws + sqrt(ALIKE) * standard_draws(family)
+            end = np.where(draws < 0, -log(source["low"][kind]), log(source["high"][kind]))
+            moved += source["share"][kind] * np.expm1(draws * end / Z90)
+            known += source["share"][kind]
+        if known:
+            sums[row] = np.log(np.maximum(0.05, 1.0 + moved))
+    return sums
+
+
+def _directions(sources: Sequence[ErrorSource]) -> list[tuple[FloatArray, float]]:
+    """Principal directions of the draws over the kinds of steps, and the standard deviation along each."""
+    values, vectors = np.linalg.eigh(np.cov(step_draws(sources)))
+    deviations = np.sqrt(np.maximum(values, 0.0))
+    return [(vectors[:, i], float(deviations[i])) for i in (1, 0) if deviations[i] > NEGLIGIBLE]
+
+
+def _response(base: Mapping[str, Any], ends: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """Logarithm of the factor on every figure at both ends."""
+    return {
+        key: [log(end[key] / value) for end in ends]
+        for key, value in base.items()
+        if isinstance(value, float) and value > 0 and all(end.get(key) and end[key] > 0 for end in ends)
+    }
+
+
+def metric_draws(error: ModelError, metric: str) -> FloatArray | None:
+    """Logarithm of the factor on a figure of the summary in every draw of the model's error; None where none is known.
+
+    Between the ends that were served again, and beyond them, the figure moves linearly in logarithms on either side.
+    """
+    if not error["axes"] or any(metric not in axis["response"] for axis in error["axes"]):
+        return None
+    steps = step_draws(error["sources"])
+    total = np.zeros(DRAWS)
+    for axis in error["axes"]:
+        along = standard_draws(axis["name"])
+        if axis["direction"]:
+            along = np.asarray(axis["direction"]) @ steps / axis["deviation"]
+        low, high = axis["response"][metric]
+        total += np.where(along < 0, -low, high) * along / Z90
+    return total
+
+
+def sampling_draws(metric: str, deviation: float) -> FloatArray:
+    """Draws of the error of chance in a figure, in logarithms."""
+    return deviation * standard_draws(f"chance {metric}")
+
+
+def intervals_of(
+    summary: Mapping[str, Any], error: ModelError, sampling: Mapping[str, float]
+) -> dict[str, list[float]]:
+    """Ends of the 90 % interval of every figure that has one: model error and chance together.
+
+    Args:
+        summary: of a run, or the mean over several.
+        error: of the model.
+        sampling: standard error of each figure in logarithms.
+    """
+    intervals = {}
+    for key, value in summary.items():
+        draws = metric_draws(error, key) if isinstance(value, int | float) and value > 0 else None
+        if draws is None:
+            continue
+        drawn = draws + sampling_draws(key, sampling.get(key, 0.0))
+        low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+        intervals[key] = [value * min(1.0, exp(low)), value * max(1.0, exp(high))]
+    return intervals
+
+
+def interval_section(
+    summary: Mapping[str, Any], error: ModelError | None, sampling: Mapping[str, float] | None
+) -> dict[str, Any]:
+    """``intervals``, their level, what is in them and what they were made of, as a run's document holds them.
+
+    Args:
+        summary: of a run, or the mean over several.
+        error: error of the model; None where it was not estimated.
+        sampling: standard error of each figure in logarithms; None where there is nothing to tell it by.
+    """
+    if error is None:
+        return {"intervals": {}, "interval_level": None, "intervals_of": None, "model_error": None}
+    return {
+        "intervals": intervals_of(summary, error, sampling or {}),
+        "interval_level": LEVEL,
+        "intervals_of": "model error and sampling",
+        "model_error": error,
+    }
+
+
+def sampling_errors(result: RunRecords) -> dict[str, float]:
+    """Standard error of the figures of one run in logarithms: latencies from stretches of its requests in order of
+    arrival, rates from where a clock starts and stops. ITL takes that of TPOT.
+
+    Source: method of batch means; A. M. Law, "Simulation Modeling and Analysis" (5th ed., 2015), section 9.5.3.
+    """
+    done = completed_requests(result.requests)
+    if done.sum() < 2 * BATCHES:
+        return {}
+    errors = {}
+    for name, values in request_latencies_ms(result.requests).items():
+        parts = [WeightedSample.of(part[~np.isnan(part)]) for part in np.array_split(values[done], BATCHES)]
+        if not all(part.size for part in parts):
+            continue
+        rows = [latency_statistics(name, part) for part in parts]
+        for key in rows[0]:
+            known = [row[key] for row in rows]
+            if all(value is not None and value > 0 for value in known):
+                errors[key] = float(np.std(np.log(np.asarray(known, dtype=np.float64)), ddof=1)) / sqrt(BATCHES)
+    errors |= {key.replace("tpot", "itl"): value for key, value in errors.items() if "_tpot_" in key}
+    throughputs = (key for key in RATES if key.endswith("_throughput"))  # goodput hangs on latencies
+    return errors | dict.fromkeys(throughputs, _rate_error(result.requests, done))
+
+
+def _rate_error(requests: RequestRecords, done: NDArray[np.bool_]) -> float:
+    """Standard error of a run's rates in logarithms: its duration, one gap and one latency more or less.
+
+    Whether a benchmark counts until the last request is sent, is due or is answered, and what its client takes to
+    start, no table tells: inference-perf's 60 requests at one a second took 59.6 s.
+    """
+    arrivals, finished = requests.arrival_s[done], requests.finished_s[done]
+    duration = float(finished.max() - arrivals.min())
+    return (1.0 / len(arrivals) + float(np.mean(finished - arrivals)) / duration) / Z90

@@ -1,0 +1,159 @@
+"""Usage of the chips: bottleneck shares, utilisation, energy and cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from simulator.running.step_rows import StepTotals
+    from simulator.serving.records import HostCacheReport, KvCacheReport, RequestRecords
+
+BOUNDS = ("compute", "memory", "interconnect", "latency", "host")
+"""What can bound a busy engine; ``idle`` is the time without work."""
+
+SECONDS_PER_HOUR = 3600.0
+TOKENS_PER_MILLION = 1e6
+
+
+class Utilisation(NamedTuple):
+    """Useful work over what the chips could do at peak from first arrival to last finish, idle time included."""
+
+    mfu: float
+    """Model FLOP utilisation: FLOPs over peak dense FLOP/s of the math dtype."""
+    mbu: float
+    """Memory-bandwidth utilisation: bytes over peak bandwidth."""
+    power_share: float
+    """Mean over time of the larger of the two in each step, at most 1; what the energy model scales with."""
+
+
+def bottleneck_shares(steps: StepTotals, replicas: int, duration_s: float) -> dict[str, float] | None:
+    """Share of engine time (``replicas`` engines for ``duration_s``) that each bound limits, ``idle`` the rest.
+
+    Shares sum to 1. Where steps of one replica overlap (pipeline parallelism), busy time can exceed the wall clock;
+    shares are then of busy time and ``idle`` is 0.
+
+    Returns:
+        None when there was no engine time.
+    """
+    busy = {bound: float(np.sum(getattr(steps, f"{bound}_s"))) for bound in BOUNDS}
+    total = max(replicas * duration_s, sum(busy.values()))
+    if total <= 0.0:
+        return None
+    shares = {bound: seconds / total for bound, seconds in busy.items()}
+    return shares | {"idle": max(0.0, 1.0 - sum(shares.values()))}
+
+
+def main_bottleneck(shares: dict[str, float] | None) -> str | None:
+    """The bound with the largest share of busy time; ``idle`` if the engine never worked; None without shares."""
+    if shares is None:
+        return None
+    busy = {bound: share for bound, share in shares.items() if bound != "idle"}
+    bound = max(busy, key=busy.__getitem__)
+    return bound if busy[bound] > 0.0 else "idle"
+
+
+def utilisation(steps: StepTotals, duration_s: float) -> Utilisation | None:
+    """MFU and MBU of some replicas over the whole run; None when no time passed.
+
+    Source: MFU, A. Chowdhery et al., "PaLM" (arXiv:2204.02311), appendix B; MBU, Databricks, "LLM Inference Performance
+    Engineering: Best Practices" (2023).
+    """
+    if duration_s <= 0.0:
+        return None
+    engine_s = len(steps.seconds) * duration_s
+    return Utilisation(
+        mfu=float(np.sum(steps.flops / steps.peak_flops_per_s)) / engine_s,
+        mbu=float(np.sum(steps.bytes / steps.bandwidth_bytes_per_s)) / engine_s,
+        power_share=min(1.0, float(np.sum(steps.active_s)) / engine_s),
+    )
+
+
+def energy_joules(
+    idle_w: float | None, tdp_w: float | None, chips: int, duration_s: float, power_share: float, rented: float = 1.0
+) -> float | None:
+    """Energy of all chips, in joules: ``chips * duration * (rented * idle + (tdp - idle) * power_share)``.
+
+    ``rented`` is the share of the time that they were there at all, on average.
+
+    Power grows linearly from idle to TDP with the share of the roofline in use (:attr:`Utilisation.power_share`).
+    Hosts, network and cooling are not counted. None when the chip has no idle or no TDP figure.
+
+    Source: linear utilisation model of X. Fan, W.-D. Weber, L. A. Barroso, "Power provisioning for a warehouse-sized
+    computer" (ISCA 2007), section 3.
+    """
+    if idle_w is None or tdp_w is None:
+        return None
+    return chips * duration_s * (rented * idle_w + (tdp_w - idle_w) * power_share)
+
+
+def tokens_per_joule(tokens: float | None, joules: float | None) -> float | None:
+    """Output tokens for each joule of the chips; of rates, tokens per second for each watt. None without either."""
+    return None if not joules or tokens is None else tokens / joules
+
+
+def cost_usd(usd_per_chip_hour: float | None, chips: float, duration_s: float) -> float | None:
+    """Rent of all chips for the duration, US dollars; None without a price."""
+    return None if usd_per_chip_hour is None else usd_per_chip_hour * chips * duration_s / SECONDS_PER_HOUR
+
+
+def usd_per_million_tokens(usd: float | None, tokens: int) -> float | None:
+    """US dollars per million tokens; None without a price or without tokens."""
+    return None if usd is None or tokens <= 0 else usd / tokens * TOKENS_PER_MILLION
+
+
+def kv_cache_section(kv: KvCacheReport, requests: RequestRecords) -> dict[str, Any]:
+    """KV capacity and use for the JSON: blocks, shares of them in use, preemptions, prefix hits, bytes per chip.
+
+    ``prefix_hit_rate`` is prompt tokens found in the cache over all prompt tokens of requests that were scheduled; None
+    where no prefix cache is modelled.
+    """
+    scheduled = np.isfinite(requests.scheduled_s)
+    prompt_tokens = int(requests.input_tokens[scheduled].sum())
+    hits = kv.prefix_hit_tokens
+    return {
+        "num_blocks": kv.num_blocks,
+        "block_size": kv.block_size,
+        **({"page_tokens": kv.page_tokens} if kv.page_tokens else {}),
+        "capacity_tokens": kv.num_blocks * kv.block_size,
+        "peak_blocks": kv.peak_blocks,
+        "mean_blocks": kv.mean_blocks,
+        "peak_use": kv.peak_blocks / kv.num_blocks if kv.num_blocks else None,
+        "mean_use": kv.mean_blocks / kv.num_blocks if kv.num_blocks else None,
+        "preemptions": kv.preemptions,
+        "swapped_blocks": kv.swapped_blocks,
+        "prefix_hit_tokens": hits,
+        "prefix_hit_rate": None if hits is None or not prompt_tokens else hits / prompt_tokens,
+        **_host_section(kv.host, prompt_tokens),
+        "bytes_per_token": kv.bytes_per_token,
+        "weights_bytes": kv.weights_bytes,
+        "draft_weights_bytes": kv.draft_weights_bytes,
+        "activation_bytes": kv.activation_bytes,
+        "capacity_bytes": kv.capacity_bytes,
+        "overridden": kv.overridden,
+        **split_section(kv.split_bytes),
+    }
+
+
+def split_section(split: Mapping[str, float]) -> dict[str, Any]:
+    """What holds the memory of one chip, of models that keep more than KV: recurrent state, or keys of an index."""
+    return {"per_chip_bytes": dict(split)} if split.get("state") or split.get("index") else {}
+
+
+def _host_section(host: HostCacheReport | None, prompt_tokens: int) -> dict[str, Any]:
+    """Host memory behind the prefix cache, where there is some: its share of hits is part of ``prefix_hit_rate``."""
+    if host is None:
+        return {}
+    hits = host.hit_tokens
+    return {
+        "host": {
+            "num_blocks": host.num_blocks,
+            "peak_blocks": host.peak_blocks,
+            "hit_tokens": hits,
+            "hit_rate": None if hits is None or not prompt_tokens else hits / prompt_tokens,
+            "offloaded_blocks": host.offloaded_blocks,
+            "loaded_blocks": host.loaded_blocks,
+        }
+    }

@@ -1,0 +1,380 @@
+"""Runs a scenario: simulates the cluster, prices its steps and gathers the records."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from forerun.errors import ForerunError, InvariantError, NothingServedError, StalledError
+from forerun.result import LatencyStatistics, Summary
+from forerun.tables import Table
+from forerun.types import LONGEST_S
+from hwprofiles import weakest
+from simulator.running import metrics
+from simulator.running.assumptions import Factors
+from simulator.running.build import EXTRAPOLATED, Build, build_run
+from simulator.running.drafting import DrafterFactory
+from simulator.running.invariants import FinishedRun, StepAudit, broken
+from simulator.running.reports import kv_report, replica_use, request_records, speculation_counters, transfer_report
+from simulator.running.run_records import PoolFacts, RunRecords
+from simulator.running.scenario import Scenario, ScenarioSource, as_scenario
+from simulator.running.step_rows import DecodeSample, StepRows, StepTotals, step_detail
+from simulator.serving import (
+    FULL_ROWS,
+    EngineCounters,
+    KvCacheReport,
+    RunLog,
+    StepRecords,
+)
+from simulator.serving.rules import SCHEDULERS
+from simulator.speculation import PolicyFactory
+from simulator.timing import Evidence, ModelTimer
+from simulator.workload import RequestStream, generate_requests
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from simulator.running.metrics.uncertainty import Figures
+
+NEARLY_GONE = 0.98
+"""Share of KV blocks in use from which a run adds a note."""
+
+
+class RunResult(RunRecords):
+    """A finished run."""
+
+    @cached_property
+    def document(self) -> dict[str, Any]:
+        """What ``--json`` writes: the contract's ``run`` JSON for one seed."""
+
+        return metrics.run_document(self)
+
+    @property
+    def summary(self) -> Summary:
+        """The figures of vLLM's serving benchmark, by its names."""
+        return Summary(self.document["summary"])
+
+    def _latency(self, name: str) -> LatencyStatistics:
+        summary = self.document["summary"]
+        return LatencyStatistics(*(summary[f"{field}_{name}_ms"] for field in LatencyStatistics._fields))
+
+    @property
+    def ttft_ms(self) -> LatencyStatistics:
+        """Time to first token, from arrival, in milliseconds."""
+        return self._latency("ttft")
+
+    @property
+    def tpot_ms(self) -> LatencyStatistics:
+        """Time per output token after the first, in milliseconds."""
+        return self._latency("tpot")
+
+    @property
+    def itl_ms(self) -> LatencyStatistics:
+        """Gaps between deliveries of tokens, in milliseconds."""
+        return self._latency("itl")
+
+    @property
+    def e2el_ms(self) -> LatencyStatistics:
+        """End-to-end latency, from arrival, in milliseconds."""
+        return self._latency("e2el")
+
+    @property
+    def completed(self) -> int:
+        """Requests that received all their tokens."""
+        return int(self.document["summary"]["completed"])
+
+    @property
+    def failed(self) -> int:
+        """Requests that did not complete."""
+        return int(self.document["summary"]["failed"])
+
+    @property
+    def duration_s(self) -> float | None:
+        """Seconds from the first arrival to the last finish; None if nothing finished."""
+        return self._figure("duration")
+
+    @property
+    def request_throughput(self) -> float | None:
+        """Completed requests per second."""
+        return self._figure("request_throughput")
+
+    @property
+    def request_goodput(self) -> float | None:
+        """Requests per second within the SLO; None without an SLO."""
+        return self._figure("request_goodput")
+
+    @property
+    def output_throughput(self) -> float | None:
+        """Output tokens per second."""
+        return self._figure("output_throughput")
+
+    @property
+    def acceptance_length(self) -> float | None:
+        """Tokens per verify step, the bonus token included; None without speculation."""
+        return self._figure("spec_decode_acceptance_length")
+
+    @property
+    def bottleneck(self) -> dict[str, float]:
+        """Share of engine time bound by compute, memory, interconnect, latency, host and idle."""
+        return dict(self.document["bottleneck"])
+
+    @property
+    def cost_usd(self) -> float | None:
+        """Cost of the run in US dollars; None without prices."""
+        return self.document["cost_usd"]  # type: ignore[no-any-return]
+
+    @property
+    def meets_slo(self) -> bool | None:
+        """Whether the run meets the scenario's SLO; None without one."""
+        slo = self.document["slo"]
+        return None if slo is None else bool(slo["met"])
+
+    def _figure(self, key: str) -> float | None:
+        return self.document["summary"].get(key)  # type: ignore[no-any-return]
+
+    @property
+    def title(self) -> str:
+        """Model and hardware."""
+
+        return metrics.run_title(self.document)
+
+    def tables(self) -> list[Table]:
+        """Serving, latency, speculation, SLO, engine, pools: those that apply."""
+
+        return metrics.run_tables(self.document)
+
+    def records(self) -> list[dict[str, Any]]:
+        """One row a request."""
+        return self.to_arrow().to_pylist()
+
+    def to_arrow(self, name: str = "requests") -> pa.Table:
+        """``requests`` or ``steps`` as ``requests.parquet`` and ``steps.parquet`` hold them, or a table by its name."""
+
+        return metrics.run_columns(self, name) if name in ("requests", "steps") else super().to_arrow(name)
+
+
+def simulate(
+    scenario: ScenarioSource,
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+    full_step_rows: int | None = None,
+    make_drafter: DrafterFactory | None = None,
+    make_policy: PolicyFactory | None = None,
+    factors: Factors | None = None,
+    stream: RequestStream | None = None,
+    intervals: bool | Figures = False,
+    cost_notes: bool = True,
+) -> RunResult:
+    """Run a scenario to its end.
+
+    Args:
+        scenario: a ``Scenario``, a dict of its fields, or the path of its file.
+        seed: of arrivals, lengths and acceptance; the same seed gives the same result, byte for byte.
+        progress: called now and then with (requests ended, requests in all).
+        full_step_rows: step records beyond which decode steps of one unchanged batch share a row; default: a million.
+            0 keeps none: only sums over many steps stay, for the figures of the summary.
+        make_drafter: a drafter of your own in place of the one that the scenario's speculation method names; see
+            ``simulator.timing.Drafter`` and ``check_drafter``.
+        make_policy: makes a policy of your own for each replica, in place of the one that the scenario names; see
+            ``simulator.speculation.DraftPolicy`` and ``check_policy``.
+        factors: on assumed parameters, for sensitivity studies (see ``simulator.running.assumptions``); default: none.
+        stream: requests to serve in place of those that the scenario's workload describes.
+        intervals: also find out how far off the figures may be: those of the summary, or what a function makes of a
+            run (see ``simulator.running.metrics.uncertainty``). Serves some of the requests again seven times: about
+            as long as the run from 1,500 requests on, up to seven times as long for a few hundred.
+        cost_notes: with attention-level speculation, note how far its assumed costs move decode steps, which takes
+            longer than a run of few requests.
+
+    Raises:
+        InvariantError: the result breaks physics or conservation (see ``simulator.running.invariants``), a fault of the
+            simulator; the error carries the result.
+        ForerunError: the model does not fit, no request can be served, or the scenario requests something that is not
+            modelled.
+        hwprofiles.ProfileError: unknown or faulty chip or link.
+        traces.TraceError: the trace cannot be read.
+    """
+    cpu, wall = _cpu_s(), time.perf_counter()
+    scenario = as_scenario(scenario)
+    build = build_run(scenario, seed, make_drafter, make_policy, factors)
+    if stream is None:
+        stream = generate_requests(scenario.workload, seed)
+    if not len(stream):
+        raise ForerunError("workload: there is no request to serve")
+    audit, decoding, keep_steps = StepAudit(build.pools, stream.prefix_hashes), DecodeSample(), full_step_rows != 0
+    sampled = build.main.groups is not None and cost_notes
+
+    def look(steps: StepRecords) -> None:
+        audit.take(steps)
+        if sampled:
+            decoding.take(steps)
+
+    rows = StepRows(build, look, keep_steps)
+    try:
+        log = build.fleet.run(stream, progress, full_step_rows or FULL_ROWS, None if keep_steps else rows.take)
+    except StalledError as error:
+        raise _broken(str(error), scenario, seed, keep_steps) from None
+    rows.take(log.steps)
+    result = _result(scenario, seed, build, log, rows, audit, decoding, keep_steps, cpu, wall)
+    problem = broken(_outcome(build, log, result, audit))
+    if problem is not None:
+        raise _broken(problem, scenario, seed, keep_steps, result)
+    if intervals:
+        figures = metrics.summarise if intervals is True else intervals
+        result = replace(result, model_error=metrics.model_error(scenario, seed, build, stream, result, figures))
+    return result
+
+
+def _cpu_s() -> float:
+    """Of this process and of those that have ended before it."""
+    times = os.times()
+    return time.process_time() + times.children_user + times.children_system
+
+
+def _broken(
+    problem: str, scenario: Scenario, seed: int, keep_steps: bool, result: RunResult | None = None
+) -> InvariantError:
+    described = scenario.model_dump_json(exclude_unset=True)
+    return InvariantError(problem, described, seed, "" if keep_steps else " --no-steps", result)
+
+
+def _result(
+    scenario: Scenario,
+    seed: int,
+    build: Build,
+    log: RunLog,
+    rows: StepRows,
+    audit: StepAudit,
+    decoding: DecodeSample,
+    keep_steps: bool,
+    cpu: float,
+    wall: float,
+) -> RunResult:
+    """What is left of a run that began at these processor and wall-clock times.
+
+    Raises:
+        ForerunError: no request could be served, or the run lasts beyond what simulated time can resolve.
+    """
+    if np.sum(log.failed) == len(log.stream):
+        reasons = "; ".join(f"{count} x {reason}" for reason, count in sorted(log.refusals.items()))
+        raise NothingServedError(reasons)
+    totals = audit.totals
+    simulated_s = float(totals.end_s.max())
+    if simulated_s > LONGEST_S:
+        raise ForerunError(
+            f"the run lasts {simulated_s:.3g} s of simulated time, of which {LONGEST_S:.0e} s can be resolved; fewer "
+            f"requests, shorter pauses or failures"
+        )
+    requests, steps = request_records(log, build.main), rows.steps()
+    kv = kv_report(build, totals, requests, log)
+    return RunResult(
+        scenario=scenario,
+        seed=seed,
+        requests=requests,
+        steps=steps,
+        totals=totals,
+        gaps=log.gaps(),
+        kv=kv,
+        speculation=speculation_counters(log, build.main) if build.main.sampler is not None else None,
+        engine=EngineCounters(
+            steps=int(totals.steps.sum()),
+            exact_steps=log.exact_steps,
+            simulated_s=simulated_s,
+            cpu_s=_cpu_s() - cpu,
+            wall_s=time.perf_counter() - wall,
+        ),
+        basis=_basis(build, totals),
+        evidence=Evidence.of(totals),
+        notes=(*build.notes, *log.stream.notes, *_notes(build, log, decoding), *_kv_notes(kv)),
+        chips=build.chips,
+        pools=tuple(map(PoolFacts.of, build.pools)),
+        replicas=replica_use(log, totals, build.pools),
+        transfers=transfer_report(log) if build.fleet.links else None,
+        restarts=int(np.sum(log.restarts)),
+        spans=tuple(log.spans),
+        scaling=log.scaling,
+        detail=step_detail(log, build.main.timer) if len(build.pools) == 1 and keep_steps else None,
+        steps_kept=keep_steps,
+    )
+
+
+def _basis(build: Build, totals: StepTotals) -> str:
+    """What a run rests on: its kernels, and what else was assumed."""
+    basis = Evidence.of(totals).basis
+    return weakest((basis, EXTRAPOLATED)) if any(pool.assumed for pool in build.pools) else basis
+
+
+def _notes(build: Build, log: RunLog, decoding: DecodeSample) -> Iterator[str]:
+    """Notes on what happened during a run."""
+    if log.stream.prefix_hashes is None and any(pool.offload is not None for pool in build.pools):
+        yield "engine.kv_offloading_bytes changes nothing: no prompts of this workload are known to repeat"
+    if log.stream.priorities is not None and not any(pool.rules.by_priority for pool in build.pools):
+        able = " or ".join(name for name, facts in SCHEDULERS.items() if facts.by_priority)
+        yield f"workload.priorities change nothing: only engine.scheduler {able} looks at them"
+    if log.stage_open_s:
+        idle = 1.0 - log.stage_busy_s / log.stage_open_s
+        yield f"pipeline: stages stood idle {idle:.1%} of the time in which batches were in flight (bubbles)"
+    yield from (f"{count} requests refused: {reason}" for reason, count in sorted(log.refusals.items()))
+    restarts = int(np.sum(log.restarts))
+    if restarts:
+        yield f"{restarts} requests started again on another replica because their replica failed"
+    yield from _decode_ranges(build, decoding)
+    yield from _in_step(log.stream, build.main.sampler is not None)
+
+
+def _in_step(stream: RequestStream, drafting: bool) -> Iterator[str]:
+    """A word where a closed loop requests equally long answers: what starts together ends and comes back together."""
+    most = stream.max_concurrency
+    outputs = stream.output_tokens
+    if drafting or most is None or not 1 < most < len(stream) or outputs.min() != outputs.max() or outputs[0] < 2:
+        return
+    low, high = (round(share * outputs[0]) for share in (0.9, 1.1))
+    yield (
+        f"every answer has {outputs[0]} tokens, so the {most} requests of the closed loop stay in step: they end and "
+        "come back together, and their prompts queue behind one another. Answers of real requests differ: with 10 % of "
+        "spread TTFT of Llama-3.1-8B at 64 at once is a third, TPOT within a few percent. Give workload.output_tokens "
+        f"a spread, such as {{distribution: uniform, min: {low}, max: {high}}}"
+    )
+
+
+def _outcome(build: Build, log: RunLog, result: RunResult, audit: StepAudit) -> FinishedRun:
+    return FinishedRun(
+        pools=build.pools,
+        requests=result.requests,
+        steps=audit,
+        speculation=result.speculation,
+        offered=len(log.stream),
+        max_concurrency=log.stream.max_concurrency,
+        restarts=np.asarray(log.restarts, dtype=np.int64),
+        prompt_replica=np.asarray(log.prompt_replica, dtype=np.int64),
+        transfers=log.transfers,
+        blocks_left=log.blocks_left,
+        refused=sum(log.refusals.values()),
+        stage_busy_s=log.stage_busy_s,
+        stage_open_s=log.stage_open_s,
+    )
+
+
+def _kv_notes(kv: KvCacheReport) -> Iterator[str]:
+    """A note where KV memory was nearly exhausted, so that requests wait for blocks rather than for the chip."""
+    if kv.peak_blocks >= NEARLY_GONE * kv.num_blocks:
+        tokens = kv.num_blocks * kv.block_size
+        yield (
+            f"KV memory was nearly gone: {kv.peak_blocks / kv.num_blocks:.0%} of {kv.num_blocks:,} blocks "
+            f"({tokens:,} tokens) in use at the peak, {kv.preemptions:,} preemptions"
+        )
+
+
+def _decode_ranges(build: Build, decoding: DecodeSample) -> list[str]:
+    """A note on how far the assumed costs of attention-level speculation move decode steps."""
+    timer = build.main.timer
+    if build.main.groups is None or not isinstance(timer, ModelTimer) or not len(decoding):
+        return []
+    steps = decoding.steps
+    work = (steps.decode_seqs, steps.query_len, steps.decode_kv_tokens)
+    return [build.main.groups.range_note(timer.target, *work, steps.seconds / steps.steps)]

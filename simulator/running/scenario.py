@@ -1,0 +1,530 @@
+"""One validated description of a run; everything else is derived from it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+
+from forerun.errors import ForerunError, UnknownFieldError, did_you_mean
+from forerun.types import PositiveFloat, Section
+from forerun.yaml_files import TooLargeError, bounded_text, parse, problem_of
+from simulator.serving.engine_config import EngineConfig
+from simulator.serving.fleet.fleet_config import (
+    AutoscalerConfig,
+    FaultsConfig,
+    KvTransferConfig,
+    PoolConfig,
+    PoolName,
+    RouterConfig,
+)
+from simulator.speculation import SpeculationConfig, carry_acceptance
+from simulator.speculation.attention_level.alspec_config import AttentionSpeculationConfig, check_groups
+from simulator.timing.hardware_config import HardwareConfig
+from simulator.workload.workload_config import WorkloadConfig
+
+QUOTED = re.compile(r"'([^']*)'")
+LIMIT_KEY = re.compile(r"(p50|p90|p95|p99|mean|median)_(ttft|tpot|itl|e2el)_ms")
+
+
+class PricesConfig(Section):
+    """What the hardware costs."""
+
+    usd_per_chip_hour: PositiveFloat | Annotated[dict[str, PositiveFloat], Field(min_length=1)]
+    """US dollars for one chip for an hour; or a price for each chip by name, e.g. ``{h100-sxm: 2.5, l40s: 0.9}``."""
+
+    def of(self, chip: str) -> float | None:
+        """US dollars for an hour of ``chip``; None where prices are given by name and not for this one."""
+        usd = self.usd_per_chip_hour
+        return usd.get(chip) if isinstance(usd, dict) else usd
+
+
+class Scenario(Section):
+    """A model on hardware, an engine and a workload; optionally speculation, latency limits and prices.
+
+    In Python, keyword arguments are the fields below or shortcuts for nested ones: ``chip``, ``tensor_parallel``,
+    ``replicas``, ``framework``, ``trace``, ``num_requests``, ``input_tokens``, ``output_tokens``,
+    ``usd_per_chip_hour``, and ``request_rate`` (Poisson arrivals per second) or ``max_concurrency`` (a closed loop).
+
+    >>> Scenario(model="llama-3.1-8b", chip="h100-sxm", trace="azure-conv-2023").hardware.chip
+    'h100-sxm'
+
+    Raises:
+        ForerunError: a field or a value that is wrong, in one line that names it.
+    """
+
+    model: str | dict[str, Any]
+    """Catalogue name, path to a HF config.json, or its fields inline."""
+    weights_dtype: str | dict[str, str] | None = None
+    """One dtype for the layers' weight matrices, or a dtype by part; default: the checkpoint's own."""
+    kv_cache_dtype: str = "bf16"
+    """Format of keys and values in the cache: bf16, fp8 and the others of the catalogue."""
+    hardware: HardwareConfig
+    engine: EngineConfig = EngineConfig()
+    router: RouterConfig = RouterConfig()
+    """Parameters of ``engine.routing`` and limits of what the router lets in."""
+    pools: dict[PoolName, PoolConfig] | None = None
+    """Replicas of several kinds, by name; default: ``hardware.replicas`` equal ones."""
+    kv_transfer: KvTransferConfig | None = None
+    """How KV travels from prefill pools to decode pools."""
+    faults: FaultsConfig | None = None
+    """Replica failures."""
+    autoscaler: AutoscalerConfig | None = None
+    """Replicas started and stopped with the load."""
+    speculation: SpeculationConfig | None = None
+    attention_speculation: AttentionSpeculationConfig | None = None
+    """Attention-level speculation; needs ``hardware.speculative_parallel: 2``."""
+    workload: WorkloadConfig
+    slo: dict[str, PositiveFloat] = Field(default_factory=dict)
+    """Latency limits in milliseconds, such as ``p99_ttft_ms: 500``."""
+    prices: PricesConfig | None = None
+
+    def __init__(
+        self,
+        *,
+        chip: str | None = None,
+        tensor_parallel: int | None = None,
+        replicas: int | None = None,
+        framework: str | None = None,
+        trace: str | Path | None = None,
+        num_requests: int | None = None,
+        input_tokens: int | Mapping[str, Any] | None = None,
+        output_tokens: int | Mapping[str, Any] | None = None,
+        usd_per_chip_hour: float | Mapping[str, float] | None = None,
+        request_rate: float | None = None,
+        max_concurrency: int | None = None,
+        **fields: Any,
+    ) -> None:
+        if request_rate is not None and max_concurrency is not None:
+            raise ForerunError("Scenario: request_rate, max_concurrency: give one of the two")
+        arrivals: dict[str, Any] | None = None
+        if request_rate is not None:
+            arrivals = {"process": "poisson", "request_rate": request_rate}
+        elif max_concurrency is not None:
+            arrivals = {"process": "closed-loop", "max_concurrency": max_concurrency}
+        shortcuts = {
+            "hardware.chip": chip,
+            "hardware.tensor_parallel": tensor_parallel,
+            "hardware.replicas": replicas,
+            "engine.framework": framework,
+            "workload.trace": None if trace is None else str(trace),
+            "workload.num_requests": num_requests,
+            "workload.input_tokens": input_tokens,
+            "workload.output_tokens": output_tokens,
+            "workload.arrivals": arrivals,
+            "prices.usd_per_chip_hour": usd_per_chip_hour,
+        }
+        try:
+            super().__init__(**_expanded(fields, shortcuts))
+        except ValidationError as error:
+            raise _refusal(error, "Scenario") from None
+
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # files are validated without the shortcuts
+
+    @field_validator("slo")
+    @classmethod
+    def _known_limits(cls, slo: dict[str, float]) -> dict[str, float]:
+        for key in slo:
+            if not LIMIT_KEY.fullmatch(key):
+                raise ValueError(
+                    f"'{key}' is no latency limit; write STATISTIC_METRIC_ms with one of p50 p90 p95 p99 mean median "
+                    f"and one of ttft tpot itl e2el"
+                )
+        return slo
+
+    @model_validator(mode="after")
+    def _pools_fit_together(self) -> Scenario:
+        pools = self.pools or {}
+        if self.pools is not None and not pools:
+            raise ValueError("pools: must not be empty")
+        if pools and self.attention_speculation is not None:
+            raise ValueError("pools: attention_speculation is modelled with equal replicas only; remove one of the two")
+        for name, pool in pools.items():
+            overridden_section(self, name, "engine")
+            if overridden_section(self, name, "hardware").speculative_parallel != 1:
+                raise ValueError(f"pools.{name}.hardware.speculative_parallel: only 1 is modelled in pools")
+            if "routing" in pool.engine:
+                raise ValueError(
+                    f"pools.{name}.engine.routing: set engine.routing of the scenario (new requests) or "
+                    f"kv_transfer.routing (finished prompts)"
+                )
+        roles = {pool.role for pool in pools.values()}
+        if roles not in (set(), {"both"}, {"prefill", "decode"}):
+            raise ValueError(
+                f"pools: roles are {', '.join(sorted(roles))}; let all be both, or some prefill and the others decode"
+            )
+        if self.kv_transfer is not None and "prefill" not in roles:
+            raise ValueError("kv_transfer: no pool has the role prefill, so no KV travels; remove kv_transfer")
+        arrivals = self.workload.arrivals
+        if self.router.when_full == "refuse" and arrivals is not None and arrivals.process == "closed-loop":
+            raise ValueError(
+                "router.when_full: a closed loop sends the next request as soon as one is refused, so all would fail; "
+                "use queue, or lower max_concurrency"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _scales_what_it_can(self) -> Scenario:
+        scaler = self.autoscaler
+        if scaler is None:
+            return self
+        for name in ("pools", "faults"):
+            if getattr(self, name) is not None:
+                raise ValueError(f"autoscaler: cannot be combined with {name}; remove one of them")
+        if self.hardware.pipeline_parallel > 1:
+            raise ValueError("autoscaler: modelled without pipeline stages; set hardware.pipeline_parallel: 1")
+        if not scaler.min_replicas <= self.hardware.replicas <= scaler.max_replicas:
+            raise ValueError(
+                f"autoscaler: hardware.replicas {self.hardware.replicas}, which are on at first, must lie between "
+                f"min_replicas {scaler.min_replicas} and max_replicas {scaler.max_replicas}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _device_groups(self) -> Scenario:
+        if self.pools is None:
+            check_groups(self.attention_speculation, self.hardware)
+        return self
+
+    @property
+    def random(self) -> bool:
+        """Whether two seeds give two different runs: something is drawn."""
+        drafts = self.speculation is not None and self.speculation.method != "none"
+        chances = drafts or self.attention_speculation is not None or self.faults is not None
+        return chances or self.workload.random
+
+    def with_values(self, overrides: Mapping[str, Any]) -> Scenario:
+        """A copy with values set by dotted path, validated anew.
+
+        Raises:
+            ForerunError: a path or a value that the scenario does not have.
+        """
+        return scenario_from(with_settings(self.model_dump(exclude_unset=True), overrides, "override"), "scenario")
+
+
+ScenarioSource = Scenario | Mapping[str, Any] | str | Path
+"""A scenario, its fields as plain data, or its file."""
+
+
+def as_scenario(source: ScenarioSource) -> Scenario:
+    """The scenario of ``source``.
+
+    Raises:
+        ForerunError: a file, field or value that is wrong, in one line that names it.
+    """
+    if isinstance(source, Scenario):
+        return source
+    if isinstance(source, str | Path):
+        return load_scenario(source)
+    if isinstance(source, Mapping):
+        return scenario_in(deepcopy(dict(source)), Path(), "scenario")
+    raise ForerunError(f"scenario: a Scenario, a dict or a path to a file is expected (got {type(source).__name__})")
+
+
+def _expanded(fields: Mapping[str, Any], shortcuts: Mapping[str, Any]) -> dict[str, Any]:
+    """``fields`` with the value of each shortcut that is not None set at its dotted path.
+
+    Raises:
+        ForerunError: a shortcut beside the field that it sets.
+    """
+    data = dict(fields)
+    for path, value in shortcuts.items():
+        if value is None:
+            continue
+        section, _, field = path.partition(".")
+        present = data.get(section, {})
+        if isinstance(present, BaseModel):
+            present = present.model_dump(exclude_unset=True)
+        if not isinstance(present, Mapping) or field in present:
+            raise ForerunError(f"Scenario: {path} is set twice, in {section} and by a shortcut; give one of the two")
+        data[section] = {**present, field: value}
+    return data
+
+
+def overridden_section(scenario: Scenario, pool: str, section: str) -> Any:
+    """The ``hardware`` or ``engine`` of a pool: the scenario's own with the pool's fields on top.
+
+    Raises:
+        ValueError: a field or value that the section does not have, in one line that names it.
+    """
+    base = getattr(scenario, section)
+    assert scenario.pools is not None
+    overrides = getattr(scenario.pools[pool], section)
+    try:
+        return type(base).model_validate(base.model_dump(exclude_unset=True) | overrides)
+    except ValidationError as error:
+        raise ValueError(f"pools.{pool}.{section}.{explain(error, type(base))}") from None
+
+
+def load_scenario(path: str | Path, overrides: Sequence[str] = ()) -> Scenario:
+    """The scenario in a YAML or JSON file, with ``a.b=value`` overrides applied.
+
+    Relative trace, model and profile paths in the file are looked up from the folder of the file, then from here.
+
+    Raises:
+        ForerunError: the file, a field or an override is wrong; one line that names it and what would be right.
+    """
+    file = Path(path)
+    data = read_mapping(file)
+    if "scenario" in data:
+        raise ForerunError(f"{file}: is a study file; forerun compare and forerun sweep take it, or run its scenario")
+    return scenario_in(data, file.parent, str(file), overrides)
+
+
+def read_mapping(file: Path) -> dict[str, Any]:
+    """The mapping at the top of a YAML or JSON file.
+
+    Raises:
+        ForerunError: no such file, not YAML, or no mapping; one line that names it.
+    """
+    if is_log(file):
+        raise ForerunError(
+            f"{file}: is a log of requests, not a scenario; forerun plan {file} --slo p99_ttft_ms=1000 takes it by "
+            f"itself; in other commands name it in a scenario, workload: {{trace: {file}}}"
+        )
+    try:
+        text = bounded_text(file)
+    except TooLargeError as error:
+        raise ForerunError(f"{error}; is this a scenario?") from None
+    except FileNotFoundError:
+        raise ForerunError(f"{file}: no such scenario file{_file_near(file)}") from None
+    except IsADirectoryError:
+        raise ForerunError(f"{file}: is a folder; name a scenario file in it") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ForerunError(f"{file}: cannot be read as text ({error})") from None
+    data = parse_yaml(text, str(file))
+    if not isinstance(data, dict):
+        raise ForerunError(f"{file}: a scenario is a mapping with model, hardware and workload at its top")
+    return data
+
+
+LOG_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet", ".gz")
+
+
+def is_log(path: str | Path) -> bool:
+    """Whether a path is that of a request log or the name of a sample, rather than of a scenario."""
+    from traces.catalogue import sample_names
+
+    file = Path(path)
+    return file.suffix.lower() in LOG_SUFFIXES or (not file.suffix and str(path) in sample_names())
+
+
+def _file_near(file: Path) -> str:
+    """The file beside ``file`` that was meant, such as ``chat.yaml`` for ``chat.yml``."""
+    try:
+        others = [other.name for other in file.parent.iterdir() if other.suffix in (".yaml", ".yml", ".json")]
+    except OSError:
+        return ""
+    near = [name for name in others if Path(name).stem == file.stem]
+    return f"; did you mean '{file.with_name(near[0])}'?" if near else did_you_mean(file.name, others)
+
+
+def scenario_in(data: dict[str, Any], folder: Path, place: str, overrides: Sequence[str] = ()) -> Scenario:
+    """The scenario of plain data whose relative file names count from ``folder``, with ``a.b=value`` overrides.
+
+    Raises:
+        ForerunError: a field or an override is wrong; one line that starts with ``place`` or the override.
+    """
+    resolve_paths(data, folder)
+    settings = {}
+    for override in overrides:
+        name, equals, value = override.partition("=")
+        if not equals or not all(name.split(".")):
+            raise ForerunError(f"--set {override}: write PATH=VALUE, for example engine.max_num_seqs=128")
+        settings[name] = parse_yaml(value, f"--set {name}")
+    return scenario_from(with_settings(data, settings, "--set"), place)
+
+
+def scenario_from(data: Mapping[str, Any], place: str) -> Scenario:
+    """The scenario described by plain data.
+
+    Raises:
+        ForerunError: the first thing wrong with it, in one line that starts with ``place``.
+    """
+    try:
+        return Scenario.model_validate(data)
+    except ValidationError as error:
+        raise _refusal(error, place) from None
+
+
+def _refusal(error: ValidationError, place: str) -> ForerunError:
+    unknown = any(problem["type"] == "extra_forbidden" for problem in error.errors(include_url=False))
+    kind = UnknownFieldError if unknown else ForerunError
+    return kind(f"{place}: {explain(error, Scenario)}")
+
+
+def explain(error: ValidationError, model: type[BaseModel]) -> str:
+    """One line for the most telling of a validation's complaints: unknown fields first, then the deepest."""
+    problems = error.errors(include_url=False)
+    unknown = [p for p in problems if p["type"] == "extra_forbidden"]
+    fitting = [p for p in problems if not _wrong_branch(p["type"], p["input"])] or problems
+    problem = unknown[0] if unknown else max(fitting, key=lambda p: len(_fields(p["loc"])))
+    if problem["type"] == "extra_forbidden":
+        place, name = _fields(problem["loc"][:-1]), str(problem["loc"][-1])
+        known = _known_fields(model, place)
+        hint = did_you_mean(name.lower().replace("-", "_"), known)
+        paths = [path for path in _paths_of(model) if path.rsplit(".", 1)[-1] == name and "." in path]
+        if not place and paths:
+            hint = f"; did you mean '{paths[0]}'?"
+        return f"{'.'.join([*place, name])}: unknown field{hint} (fields here: {', '.join(known)})"
+    fields = _fields(problem["loc"])
+    path = ".".join(fields)
+    if problem["type"] == "missing":
+        return f"{path}: missing"
+    message = problem["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    if problem["type"] in ("model_type", "dict_type"):
+        message = "must be a mapping of fields"
+    if problem["type"] == "too_short":
+        message = "must not be empty"
+    if problem["type"] == "tuple_type":
+        message = "must be a list"
+    value = problem["input"]
+    if problem["type"] == "int_type" and isinstance(value, float) and value.is_integer():
+        return f"{path}: must be a whole number; write {value:.0f} (got {value!r})"
+    if problem["type"] == "literal_error" and isinstance(value, str):
+        return f"{path}: {message}{did_you_mean(value, re.findall(QUOTED, message))} (got '{value}')"
+    shown = "" if isinstance(value, dict | list) else f" (got {value!r})"
+    return f"{path + ': ' if path else ''}{message[0].lower() + message[1:]}{shown}"
+
+
+def parse_yaml(text: str, place: str) -> Any:
+    """YAML or JSON text as plain data; numbers such as 1e3 are numbers, keys may not repeat.
+
+    Raises:
+        ForerunError: not YAML; with the line.
+    """
+    try:
+        return parse(text)
+    except yaml.YAMLError as error:
+        what, line = problem_of(error)
+        where = "" if line is None else f":{min(line, len(text.splitlines()) or 1)}"  # LibYAML names the end a line on
+        raise ForerunError(f"{place}{where}: {what}") from None
+
+
+def _wrong_branch(kind: str, value: Any) -> bool:
+    """Whether a complaint comes from the branch of a union that the value was not meant for."""
+    if isinstance(value, dict | list):
+        return kind in ("int_type", "string_type", "float_type", "none_required", "literal_error")
+    return kind in ("model_type", "dict_type", "list_type", "none_required")
+
+
+def _fields(location: Iterable[int | str]) -> list[str]:
+    """The dotted path of a complaint without the names of union branches that pydantic adds."""
+    kept = []
+    for part in location:
+        text = str(part)
+        if isinstance(part, int) or re.fullmatch(r"[a-z_][a-z0-9_]*", text):
+            if text in ("str", "int", "float", "none", "constrained"):
+                continue
+            kept.append(text)
+    return kept
+
+
+def _known_fields(model: type[BaseModel], path: Sequence[str]) -> list[str]:
+    current: type[BaseModel] = model
+    for name in path:
+        if name not in current.model_fields:
+            continue
+        annotation = current.model_fields[name].annotation
+        branches = (annotation, *getattr(annotation, "__args__", ()))
+        nested = [a for branch in branches for a in (branch, *getattr(branch, "__args__", ())) if _is_model(a)]
+        if not nested:
+            return []
+        current = nested[0]
+    return [field.alias or name for name, field in current.model_fields.items()]
+
+
+def _paths_of(model: type[BaseModel], place: str = "") -> list[str]:
+    """Dotted paths of all fields, those near the top first."""
+    model_fields = [(field.alias or name, field.annotation) for name, field in model.model_fields.items()]
+    paths = [f"{place}{name}" for name, _ in model_fields]
+    for name, annotation in model_fields:
+        branches = (annotation, *getattr(annotation, "__args__", ()))
+        for nested in (branch for branch in branches if _is_model(branch)):
+            paths += _paths_of(nested, f"{place}{name}.")
+    return paths
+
+
+def _is_model(candidate: Any) -> bool:
+    return isinstance(candidate, type) and issubclass(candidate, BaseModel)
+
+
+def with_settings(data: dict[str, Any], settings: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """Plain scenario data with values set by dotted path, acceptance kept with its method and target.
+
+    Raises:
+        ForerunError: a single value stands on the way, or a method that the acceptance does not hold for.
+    """
+    changed = deepcopy(data)
+    for path, value in settings.items():
+        _set_value(changed, path, value, place)
+    carry_acceptance(data, changed, settings)
+    return changed
+
+
+def _set_value(data: dict[str, Any], path: str, value: Any, place: str) -> None:
+    """Set a value of plain scenario data by dotted path; sections on the way are made.
+
+    Raises:
+        ForerunError: a single value stands on the way.
+    """
+    *parents, last = path.split(".")
+    here = data
+    for name in parents:
+        inner = here.get(name)
+        if inner is None:
+            inner = here[name] = {}
+        if not isinstance(inner, dict):
+            raise ForerunError(f"{place} {path}: {name} is a single value, it has no field '{last}'")
+        here = inner
+    here[last] = value
+
+
+def resolve_paths(data: dict[str, Any], folder: Path) -> None:
+    """Relative file names that exist beside the scenario file become paths that work from anywhere."""
+    workload = data["workload"] if isinstance(data.get("workload"), dict) else {}
+    speculation = data["speculation"] if isinstance(data.get("speculation"), dict) else {}
+    transfer = data["kv_transfer"] if isinstance(data.get("kv_transfer"), dict) else {}
+    pools = data["pools"].values() if isinstance(data.get("pools"), dict) else ()
+    hardware = data["hardware"] if isinstance(data.get("hardware"), dict) else {}
+    shares = hardware["layers_on"] if isinstance(hardware.get("layers_on"), list) else []
+    parts = [pool.get(part) for pool in pools if isinstance(pool, dict) for part in ("hardware", "engine")]
+    for holder, key in (
+        *((part, key) for part in parts for key in ("chip", "link", "pipeline_link", "host_link")),
+        *((share, "chip") for share in shares),
+        (transfer, "link"),
+        (data.get("engine"), "host_link"),
+        (data, "model"),
+        (data.get("hardware"), "chip"),
+        (data.get("hardware"), "link"),
+        (data.get("hardware"), "pipeline_link"),
+        (data.get("workload"), "trace"),
+        (workload.get("input_tokens"), "file"),
+        (workload.get("output_tokens"), "file"),
+        (speculation.get("draft"), "model"),
+        (speculation.get("draft"), "chip"),
+        (speculation.get("draft"), "link"),
+        (speculation.get("acceptance"), "log"),
+    ):
+        if isinstance(holder, dict) and isinstance(holder.get(key), str):
+            name = holder[key]
+            if not Path(name).is_absolute() and ("/" in name or "." in name) and _is_there(folder / name):
+                holder[key] = str(folder / name)
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # a name that no file can have
+        return False
+
+
+def scenario_schema() -> str:
+    """JSON Schema of a scenario, for editors."""
+    return json.dumps(Scenario.model_json_schema(), indent=2)

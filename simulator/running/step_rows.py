@@ -1,0 +1,308 @@
+"""The steps of a run: priced by bound and evidence, looked at and summed up one by one, kept or joined; and the
+kernels of one step of each kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.running.build import Build
+from simulator.serving import RunLog, StepLog, StepRecords
+from simulator.timing import Costs, EngineTimer, Kernel, ModelTimer, StagedTimer, StepWork, running, some_steps
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+PRICED_TOGETHER = 1 << 14
+"""Steps whose bounds are computed at once: what is computed of them stays in a processor's cache."""
+GROUPS = 1024
+"""Sums that stay of the steps that a log hands over together where no rows are kept, over all replicas."""
+MOST_GROUPS = 16 * GROUPS
+"""Sums beyond which neighbours are joined again."""
+SUMS = (
+    "seconds", "prefill_seqs", "prefill_tokens", "output_tokens", "compute_s", "memory_s", "interconnect_s",
+    "latency_s", "host_s", "calibrated_s", "extrapolated_s", "datasheet_s", "sol_s",
+    "flops", "bytes", "steps",
+)  # fmt: skip
+COUNTED = (
+    "replica", "prefill_seqs", "prefill_tokens", "decode_seqs", "query_len", "output_tokens", "running", "waiting",
+    "kv_blocks", "steps",
+)  # fmt: skip
+"""Columns that a run has counted."""
+SCALED = ("compute_s", "memory_s", "latency_s", "host_s", "calibrated_s", "extrapolated_s", "datasheet_s")
+MEANS = ("decode_seqs", "decode_kv_tokens", "running", "waiting", "kv_blocks")
+
+
+MOST_ROWS = 50_000
+"""Step rows of a run that is looked into; longer ones are not."""
+
+
+@dataclass(slots=True)
+class StepTotals:
+    """Sums over the engine steps of each replica: all that a summary says about steps comes from them.
+
+    They are taken of every step before rows are joined or dropped, so that a summary does not depend on what is kept.
+    """
+
+    peak_flops_per_s: FloatArray
+    """Of the replica, dense, in the dtype of its weight matrices."""
+    bandwidth_bytes_per_s: FloatArray
+    """Of the replica."""
+    steps: IntArray
+    seconds: FloatArray
+    """At work."""
+    prefill_tokens: IntArray
+    output_tokens: IntArray
+    compute_s: FloatArray
+    memory_s: FloatArray
+    interconnect_s: FloatArray
+    latency_s: FloatArray
+    host_s: FloatArray
+    calibrated_s: FloatArray
+    extrapolated_s: FloatArray
+    datasheet_s: FloatArray
+    flops: FloatArray
+    bytes: FloatArray
+    active_s: FloatArray
+    """Seconds that the FLOPs or the bytes of each step, whichever take longer, need at the peak."""
+    block_s: FloatArray
+    """KV blocks in use times seconds."""
+    held_s: FloatArray
+    """Requests running and waiting times seconds."""
+    peak_blocks: IntArray
+    first_s: FloatArray
+    """Start of the first step; inf for none."""
+    end_s: FloatArray
+    """End of the last step; 0 for none."""
+
+    @classmethod
+    def none(cls, peak_flops_per_s: Sequence[float], bandwidth_bytes_per_s: Sequence[float]) -> StepTotals:
+        """Of replicas with these peaks that have done nothing yet."""
+        count = len(peak_flops_per_s)
+        rest = [field.name for field in fields(cls)][2:]
+        columns: dict[str, Any] = {
+            name: np.zeros(count, dtype=np.int64 if name in COUNTS else np.float64) for name in rest
+        }
+        totals = cls(np.asarray(peak_flops_per_s), np.asarray(bandwidth_bytes_per_s), **columns)
+        totals.first_s += np.inf
+        return totals
+
+    def add(self, steps: StepRecords) -> None:
+        """Count further steps."""
+        replica, seconds = steps.replica, steps.seconds
+        needed_s = np.maximum(
+            steps.flops / self.peak_flops_per_s[replica], steps.bytes / self.bandwidth_bytes_per_s[replica]
+        )
+        derived = {
+            "active_s": np.minimum(needed_s, seconds),
+            "block_s": steps.kv_blocks * seconds,
+            "held_s": (steps.running + steps.waiting) * seconds,
+        }
+        for name in (*STEP_SUMS, *derived):
+            sums, values = getattr(self, name), derived[name] if name in derived else getattr(steps, name)
+            sums += np.bincount(replica, weights=values, minlength=len(sums)).astype(sums.dtype)
+        np.maximum.at(self.peak_blocks, replica, steps.kv_blocks)
+        np.fmin.at(self.first_s, replica, steps.start_s)
+        np.fmax.at(self.end_s, replica, steps.start_s + seconds)
+
+    def of_replicas(self, first: int, count: int) -> StepTotals:
+        """Those of ``count`` replicas from number ``first`` on."""
+        return StepTotals(**{field.name: getattr(self, field.name)[first : first + count] for field in fields(self)})
+
+
+STEP_SUMS = (
+    "steps", "seconds", "prefill_tokens", "output_tokens", "compute_s", "memory_s", "interconnect_s", "latency_s",
+    "host_s", "calibrated_s", "extrapolated_s", "datasheet_s", "flops", "bytes",
+)  # fmt: skip
+"""Totals that are sums of the column of their name."""
+COUNTS = ("steps", "prefill_tokens", "output_tokens", "peak_blocks")
+
+
+@dataclass(slots=True)
+class StepRows:
+    """Prices the rows of a ``StepLog``, shows each of them to ``look``, and keeps all of them or sums over neighbours.
+
+    Args:
+        build: what was run.
+        look: called with all steps, once, before any of them are joined.
+        keep: whether every row is kept; if not, the log is to be taken whenever it is long.
+    """
+
+    build: Build
+    look: Callable[[StepRecords], None]
+    keep: bool
+    parts: list[StepRecords] = field(default_factory=list)
+
+    def take(self, log: StepLog) -> None:
+        """Price the rows that ``log`` holds; unless they are kept, it forgets them."""
+        for part in log.parts():
+            steps = price_steps(part, self.build)
+            self.look(steps)
+            self.parts.append(steps if self.keep else summed(steps, -(-len(steps) // GROUPS)))
+        if self.keep:
+            return
+        log.forget()
+        if sum(map(len, self.parts)) > MOST_GROUPS:
+            self.parts = [summed(joined(self.parts), 2)]
+
+    def steps(self) -> StepRecords:
+        """What was kept, sums in the order of replicas and time."""
+        return joined(self.parts)
+
+
+def price_steps(steps: StepLog, build: Build) -> StepRecords:
+    """Engine steps with the sum of their kernels: seconds by bound and by evidence, useful work.
+
+    That is what the step took, to the grid of simulated time. Rows of several steps, priced at their mean context, and
+    batches that wait for each other in a pipeline have the shares of it laid on their seconds. Copies to and from host
+    memory count as interconnect.
+    """
+    costs, chips = Costs.zeros(len(steps)), np.zeros(len(steps), dtype=np.int64)
+    count, copies_s = steps.column("steps"), steps.column("copies_s")
+    shared = count > 1
+    pool_of = np.repeat(np.arange(len(build.pools)), [pool.replicas for pool in build.pools])
+    for number, pool in enumerate(build.pools):
+        timer = pool.timer
+        pool_rows = np.flatnonzero(pool_of[steps.integers("replica")] == number)
+        shared[pool_rows] |= isinstance(timer, StagedTimer) or pool.hits is not None
+        for start in range(0, len(pool_rows), PRICED_TOGETHER):
+            rows: Any = pool_rows[start : start + PRICED_TOGETHER]
+            if len(build.pools) == 1:
+                rows = slice(start, start + len(rows))
+            work = steps.work(rows)
+            draft = steps.draft(rows)
+            chips[rows] = pool.chips_per_stage
+            costs.put(rows, timer.costs(work) if draft is None else timer.costs(work, draft))
+    priced = costs.device_s + costs.host_s
+    scale = np.divide(steps.column("seconds") - copies_s, priced, out=np.ones_like(priced), where=shared & (priced > 0))
+    columns: dict[str, Any] = {name: steps.integers(name) for name in COUNTED}
+    columns |= {name: steps.column(name).copy() for name in ("start_s", "seconds")}
+    columns |= {name: getattr(costs, name) * scale for name in SCALED}
+    columns["interconnect_s"] = costs.interconnect_s * scale + copies_s
+    columns["sol_s"] = costs.sol_s * count
+    columns |= {name: getattr(costs, name) * count * chips for name in ("flops", "bytes")}
+    return StepRecords(decode_kv_tokens=steps.decode_kv_tokens, **columns)
+
+
+def summed(steps: StepRecords, size: int) -> StepRecords:
+    """One row for every ``size`` neighbouring rows of a replica, in the order of replicas and time.
+
+    Seconds, tokens, prompts, FLOPs and bytes are sums; running and waiting requests, contexts and blocks are means over
+    the engine steps behind them, rounded up.
+    """
+    order = np.argsort(steps.replica, kind="stable")
+    replica, count = steps.replica[order], steps.steps[order]
+    place = np.arange(len(order)) - np.searchsorted(replica, replica, side="left")
+    firsts = np.flatnonzero(place % max(1, size) == 0)
+    columns: dict[str, Any] = {}
+    total = np.add.reduceat(count, firsts)
+    for name in StepRecords.__dataclass_fields__:
+        values = getattr(steps, name)[order]
+        if name in SUMS:
+            columns[name] = np.add.reduceat(values, firsts)
+        elif name in MEANS:
+            columns[name] = -(-np.add.reduceat(values * count, firsts) // total)
+        elif name == "query_len":
+            columns[name] = np.maximum.reduceat(values, firsts)
+        else:
+            columns[name] = values[firsts]
+    return StepRecords(**columns)
+
+
+def joined(parts: list[StepRecords]) -> StepRecords:
+    """The rows of several tables, one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    columns = [part.columns() for part in parts]
+    names = StepRecords.__dataclass_fields__
+    return StepRecords(**{name: np.concatenate([part[name] for part in columns]) for name in names})
+
+
+class SampledStep(NamedTuple):
+    """One engine step in parts; seconds."""
+
+    row: int
+    """Of the run's step records."""
+    host_s: float
+    draft_s: float
+    kernels: tuple[Kernel, ...]
+    """Of every chip that shares the step."""
+
+
+class StepDetail(NamedTuple):
+    """What a run's timeline shows inside its steps."""
+
+    draft_s: FloatArray | None
+    """Seconds that the drafter adds to each step row; None without a drafter."""
+    sampled: tuple[SampledStep, ...]
+    """The step of median length of each kind."""
+    devices: int
+    """Chips that run the same kernels side by side."""
+
+
+def step_detail(log: RunLog, timer: EngineTimer) -> StepDetail | None:
+    """Look into the steps of a run; None where the run is too long, or its timer does not say what its kernels are."""
+    steps = log.steps
+    if not isinstance(timer, ModelTimer) or not 0 < len(steps) <= MOST_ROWS:
+        return None
+    work, draft = steps.work(slice(None)), steps.draft(slice(None))
+    draft_s = timer.exposed_drafting_s(work, draft)
+    if draft_s is not None:
+        draft_s = np.minimum(draft_s * steps.column("steps"), steps.column("seconds"))
+    single = np.where(steps.column("copies_s") > 0, 0.0, steps.column("steps"))
+    sampled = []
+    for row in [] if isinstance(timer, StagedTimer) else median_rows(work, steps.column("seconds"), single):
+        kernels = step_kernels(timer, work, row)
+        host_s = float(steps.column("seconds")[row]) - sum(one.step_s for one in kernels)
+        drafting_s = 0.0 if draft_s is None else float(draft_s[row])
+        sampled.append(SampledStep(row, max(0.0, host_s), drafting_s, kernels))
+    return StepDetail(draft_s, tuple(sampled), timer.target.deployment.group_chips)
+
+
+def step_kernels(timer: ModelTimer, work: StepWork[Any], row: int) -> tuple[Kernel, ...]:
+    """The kernels of the target in one of many steps."""
+    one = timer.scored(some_steps(work, np.array([row])))
+    return tuple(running(timer.target.kernels(one)))
+
+
+def median_rows(work: StepWork[Any], seconds: FloatArray, steps: FloatArray) -> list[int]:
+    """The row of median length among the single steps of each kind: prompts, decoding or verifying, and both."""
+    prompts, decodes, single = work.prefill_tokens > 0, work.decode_seqs > 0, steps == 1
+    rows = []
+    for kind in (prompts & ~decodes, decodes & ~prompts, prompts & decodes):
+        indices = np.flatnonzero(kind & single)
+        if len(indices):
+            rows.append(int(indices[np.argsort(seconds[indices], kind="stable")[len(indices) // 2]]))
+    return rows
+
+
+@dataclass(slots=True)
+class DecodeSample:
+    """Every n-th of the steps that only decode, n doubling so that at most ``most`` stay, however they arrive."""
+
+    most: int = 256
+    parts: list[StepRecords] = field(default_factory=list)
+    _stride: int = 1
+    _seen: int = 0
+
+    def take(self, steps: StepRecords) -> None:
+        """Look at further steps."""
+        rows = np.flatnonzero((steps.prefill_seqs == 0) & (steps.decode_seqs > 0))
+        numbers = self._seen + np.arange(len(rows))
+        self._seen += len(rows)
+        self.parts.append(steps.take(rows[numbers % self._stride == 0]))
+        while len(self) > self.most:
+            self._stride *= 2
+            self.parts = [self.steps.take(np.arange(0, len(self.steps), 2))]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))
+
+    @property
+    def steps(self) -> StepRecords:
+        """The sampled steps."""
+        return joined(self.parts)

@@ -1,0 +1,67 @@
+"""Names that a scenario takes from catalogues and files, looked up before anything is run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from forerun.errors import ForerunError
+from hwprofiles import dtype_bytes, load_chip, load_link
+from hwprofiles.kernels.moe import read_routing
+from simulator.llm import load_architecture
+from simulator.running.scenario import Scenario
+from simulator.timing import load_framework
+from traces.catalogue import resolve
+
+
+def check_names(scenario: Scenario) -> None:
+    """Look up chips, links, models, dtypes, frameworks and traces by the names that a scenario gives.
+
+    Whether they go together, and fit, is checked when the scenario is built.
+
+    Raises:
+        ForerunError: a name is unknown; the message gives the field, the name and the nearest known name.
+    """
+    for field, look_up, name in _names(scenario):
+        try:
+            look_up(name)
+        except ForerunError as error:
+            text = str(error)
+            raise ForerunError(text if text.startswith(f"{field}:") else f"{field}: {text}") from None
+
+
+def _names(scenario: Scenario) -> Iterator[tuple[str, Callable[[Any], object], Any]]:
+    """(field, lookup function, name) for each field of the scenario that is set."""
+    hardware, engine, workload = scenario.hardware, scenario.engine, scenario.workload
+    names: list[tuple[str, Callable[[Any], object], Any]] = [
+        ("model", load_architecture, scenario.model),
+        ("kv_cache_dtype", dtype_bytes, scenario.kv_cache_dtype),
+        ("hardware.chip", load_chip, hardware.chip),
+        ("hardware.link", load_link, hardware.link),
+        ("hardware.pipeline_link", load_link, hardware.pipeline_link),
+        ("hardware.expert_routing", read_routing, hardware.expert_routing),
+        ("engine.framework", load_framework, engine.framework),
+        ("engine.host_link", load_link, engine.host_link),
+        ("workload.trace", resolve, workload.trace),
+    ]
+    names += [(f"hardware.layers_on.{i}.chip", load_chip, share.chip) for i, share in enumerate(hardware.layers_on)]
+    names += [(f"hardware.tensor_chips.{i}", load_chip, name) for i, name in enumerate(hardware.tensor_chips)]
+    dtypes = scenario.weights_dtype
+    if isinstance(dtypes, dict):
+        names += [(f"weights_dtype.{part}", dtype_bytes, dtype) for part, dtype in dtypes.items()]
+    else:
+        names.append(("weights_dtype", dtype_bytes, dtypes))
+    if scenario.kv_transfer is not None:
+        names.append(("kv_transfer.link", load_link, scenario.kv_transfer.link))
+    draft = scenario.speculation.draft if scenario.speculation is not None else None
+    if scenario.speculation is not None and draft is not None:
+        names += [("speculation.draft.chip", load_chip, draft.chip), ("speculation.draft.link", load_link, draft.link)]
+        if scenario.speculation.method == "draft-model":
+            names.append(("speculation.draft.model", load_architecture, draft.model))
+    for pool, config in (scenario.pools or {}).items():
+        names += [
+            (f"pools.{pool}.hardware.chip", load_chip, config.hardware.get("chip")),
+            (f"pools.{pool}.hardware.link", load_link, config.hardware.get("link")),
+            (f"pools.{pool}.engine.framework", load_framework, config.engine.get("framework")),
+        ]
+    return (entry for entry in names if entry[2] is not None)
