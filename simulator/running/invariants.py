@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from simulator.running.build import PoolBuild
 from simulator.running.step_rows import StepTotals
-from simulator.serving import RequestRecords, SpeculationCounters, StepRecords
+from simulator.serving import RequestRecords, RunLog, SpeculationCounters, StepRecords
 from simulator.timing import StagedTimer
 
 if TYPE_CHECKING:
@@ -161,6 +161,30 @@ class FinishedRun:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "done", ~self.requests.failed)
+
+    @classmethod
+    def of(
+        cls,
+        pools: tuple[PoolBuild, ...],
+        log: RunLog,
+        requests: RequestRecords,
+        steps: StepAudit,
+        speculation: SpeculationCounters | None,
+    ) -> FinishedRun:
+        """What the log and the records of a run say."""
+        counters = ("transfers", "blocks_left", "stage_busy_s", "stage_open_s")
+        return cls(
+            pools=pools,
+            requests=requests,
+            steps=steps,
+            speculation=speculation,
+            offered=len(log.stream),
+            max_concurrency=log.stream.max_concurrency,
+            restarts=np.asarray(log.restarts, dtype=np.int64),
+            prompt_replica=np.asarray(log.prompt_replica, dtype=np.int64),
+            refused=sum(log.refusals.values()),
+            **{name: getattr(log, name) for name in counters},
+        )
 
     @property
     def undisturbed(self) -> BoolArray:

@@ -24,7 +24,7 @@ from simulator.running.metrics.uncertainty import interval_section
 from simulator.running.metrics.usage import bottleneck_shares, kv_cache_section, usd_per_million_tokens
 
 if TYPE_CHECKING:
-    from simulator.running.run_records import RunRecords
+    from simulator.running.records import RunRecords
 
 
 def run_document(result: RunRecords) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import numpy as np
 from simulator.running.metrics.usage import cost_usd, energy_joules, utilisation
 
 if TYPE_CHECKING:
-    from simulator.running.run_records import RunRecords
+    from simulator.running.records import RunRecords
     from simulator.serving.records import ReplicaUse
 
 

@@ -27,7 +27,7 @@ from simulator.running.metrics.usage import BOUNDS
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from simulator.running.run_records import RunRecords
+    from simulator.running.records import RunRecords
 
 Column = NDArray[np.float64]
 

@@ -21,7 +21,7 @@ from simulator.running.metrics.timeline_detail import kernel_events, lane_events
 from simulator.running.metrics.usage import BOUNDS
 
 if TYPE_CHECKING:
-    from simulator.running.run_records import RunRecords
+    from simulator.running.records import RunRecords
     from simulator.serving.log import Span
     from simulator.serving.records import RequestRecords, StepRecords
 
