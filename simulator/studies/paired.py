@@ -10,9 +10,8 @@ import numpy as np
 
 from forerun.errors import ArgumentError, did_you_mean
 from forerun.tables import ABSENT
-from simulator.running.metrics.slo import LATENCIES, PERCENTILES
 from simulator.running.metrics.statistics import EQUAL, mean_interval
-from simulator.running.metrics.summary import RATES
+from simulator.running.metrics.summary import LATENCIES, PERCENTILES, RATES
 from simulator.running.metrics.uncertainty import metric_draws, sampling_draws
 from simulator.running.records import ModelError
 
