@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 from made_kernels import attention_rows, gemm_rows, measured
-from simulator.cli.selfchecks import LABELS, METHODS, page_of
 
 import simulator
 from dashboards.attention_report import atlas_html
@@ -38,6 +37,7 @@ from simulator.studies.alspec import atlas_gains, atlas_layouts
 from simulator.studies.compare.comparison import CompareResult
 from simulator.studies.paired import HIGHER_IS_BETTER
 from traces.kernels import concatenate
+from validation.selfcheck.command import LABELS, METHODS, page_of
 
 SCENARIO: dict[str, Any] = {
     "model": "llama-3.1-8b",
