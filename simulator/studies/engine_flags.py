@@ -10,7 +10,7 @@ from typing import Any
 
 from hwprofiles import dtype_bytes, load_chip
 from simulator.llm import load_architecture, published_repositories
-from simulator.running.scenario import Scenario, overridden_section
+from simulator.running.scenario import Scenario
 from simulator.speculation.confidence import CONFIDENCE_THRESHOLD, DEFAULT_THRESHOLD
 from simulator.speculation.methods import METHODS
 from simulator.speculation.speculation_config import named
@@ -37,7 +37,7 @@ def pool_scenarios(scenario: Scenario) -> list[tuple[str, str, Scenario]]:
         return [("", "both", scenario)]
     parts: list[tuple[str, str, Scenario]] = []
     for name, pool in scenario.pools.items():
-        changes = {section: overridden_section(scenario, name, section) for section in ("hardware", "engine")}
+        changes = {section: scenario.pool_section(name, section) for section in ("hardware", "engine")}
         parts.append((name, pool.role, scenario.model_copy(update={"pools": None, **changes})))
     return parts
 
