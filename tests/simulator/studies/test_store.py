@@ -34,7 +34,7 @@ def finish(store, count):
 
 @pytest.fixture
 def other_process(tmp_path, project_root):
-    """Starts a process that claims points of the store, and keeps them until it is told to end."""
+    """Starts a process that claims points of the store, and keeps them until its input ends."""
     script = (
         "import sys; sys.path[:0] = ['.', 'tests', 'tests/simulator/studies']\n"
         "from pathlib import Path; from test_store import SweepStore, points\n"
