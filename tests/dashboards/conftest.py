@@ -22,8 +22,7 @@ from simulator.cli import main
 from simulator.running.metrics.files import write_text_atomically
 from simulator.running.metrics.replications import combine_replications
 from simulator.running.metrics.run_folder import RunFolder, load_run, write_run
-from simulator.running.metrics.slo import slo_limits
-from simulator.running.metrics.summary import slo_report, summarise
+from simulator.running.metrics.summary import slo_limits, slo_report, summarise
 from simulator.running.metrics.usage import bottleneck_shares, kv_cache_section
 from simulator.running.step_rows import StepTotals
 from simulator.serving.records import (

@@ -13,7 +13,6 @@ from forerun.tables import ABSENT, Cell, Table, Tone, Value, number
 from forerun.workers import Workers, cores
 from hwprofiles import weakest
 from simulator.running.metrics import combine_replications
-from simulator.running.metrics.slo import section_values
 from simulator.running.scenario import Scenario, load_scenario
 from simulator.speculation import borrowed_acceptance
 from simulator.studies.alspec import at_range_end
@@ -194,7 +193,7 @@ def _served_loads(variants: Sequence[Variant], path: str | None) -> dict[str, An
 
 def _judged_by(base: Variant, documents: Mapping[str, Sequence[dict[str, Any]]]) -> str:
     """Deciding metric of a comparison: goodput if there is an SLO and the share of good requests differs."""
-    if not section_values(base.scenario.slo):
+    if not base.scenario.slo:
         return headline_metric(base)
     good = [fmean((run["slo"] or {}).get("good_share") or 0.0 for run in runs) for runs in documents.values()]
     return headline_metric(base) if max(good) - min(good) <= SAME_GOODPUT or 0.0 in good else GOODPUT

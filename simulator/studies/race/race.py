@@ -19,7 +19,7 @@ from forerun.result import StudyResult, Summary
 from forerun.tables import Cell, Table, Value, percent
 from forerun.workers import Workers, cores
 from simulator.running.build import Build, build_replica
-from simulator.running.reports import request_records
+from simulator.running.records import request_records
 from simulator.running.scenario import Scenario
 from simulator.speculation import DraftPolicy, check_policy, draft_survival
 from simulator.speculation.acceptance import AcceptanceSampler
