@@ -28,6 +28,7 @@ from traces.kernels import read_kernels
 from traces.llama_cpp import read_llama_cpp
 from traces.requests import iter_requests, read_requests
 from traces.steps import read_steps
+from validation import tables as tables  # lets read_runs and read_kernels read them
 
 REFUSALS = (ForerunError, ProfileError, TraceError)
 LONGEST_MESSAGE = 2000

@@ -18,6 +18,11 @@ from traces.kernels.table import KernelTable, Words, constant, make_table, whole
 DEFAULT_DTYPE = "bf16"
 
 
+def is_canonical(names: tuple[str, ...]) -> bool:
+    """Whether these are the columns of a canonical kernel trace."""
+    return "measured_s" in names or ("op" in names and "latency" not in names and "median_ms" not in names)
+
+
 def read_canonical(frame: Frame) -> KernelTable:
     """Kernels of a file in the canonical format; unknown columns are refused, not ignored.
 
