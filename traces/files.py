@@ -314,18 +314,31 @@ class Cells:
         return value if value is not None and value > 0 else None
 
 
-def csv_lines(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
-    """Rows of CSV text, each with the number of the line on which it ends.
+def csv_records(text: str, delimiter: str = ",", first_line: int = 1) -> Iterator[tuple[int, list[str] | str]]:
+    """Rows of CSV text that are not empty, each with the line on which it starts.
 
-    Raises:
-        TraceError: a line that cannot be split (a bare line end inside a field, a field of 128 KiB).
+    A row that cannot be split (a bare line end inside a field, a field of 128 KiB) is a text that says so.
     """
-    reader = csv.reader(io.StringIO(text, newline=""))
-    try:
-        for row in reader:
-            yield reader.line_num, row
-    except csv.Error as error:
-        raise TraceError(f"{path}:{reader.line_num}: cannot be split into columns ({error})") from None
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+    while True:
+        line = first_line + reader.line_num
+        try:
+            row = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as problem:
+            yield line, f"cannot be split into columns ({problem})"
+        else:
+            if row:
+                yield line, row
+
+
+def csv_lines(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
+    """Rows of CSV text that are not empty, each with its line; raises TraceError at one that cannot be split."""
+    for line, row in csv_records(text):
+        if isinstance(row, str):
+            raise TraceError(f"{path}:{line}: {row}")
+        yield line, row
 
 
 def csv_rows(path: Path) -> tuple[tuple[str, ...], Iterator[Cells]]:
@@ -342,11 +355,10 @@ def csv_rows(path: Path) -> tuple[tuple[str, ...], Iterator[Cells]]:
 
     def rows() -> Iterator[Cells]:
         for line, row in lines:
-            place = f"{path}:{line}"
             if not any(cell.strip() for cell in row):
                 continue
             if len(row) != len(columns):
-                raise TraceError(f"{place}: {len(row)} cells where the header names {len(columns)} columns")
-            yield Cells(dict(zip(columns, row, strict=True)), place)
+                raise TraceError(f"{path}:{line}: {len(row)} cells where the header names {len(columns)} columns")
+            yield Cells(dict(zip(columns, row, strict=True)), f"{path}:{line}")
 
     return columns, rows()

@@ -174,11 +174,6 @@ def squash(name: str) -> str:
     return "".join(char for char in name.lower() if char.isalnum())
 
 
-def column_names(*names: str) -> tuple[TraceColumn, ...]:
-    """Candidates from names; a unit follows a colon (``"timestamp:ms"``)."""
-    return tuple(TraceColumn(*name.split(":")) for name in names)
-
-
 MAPPED = {
     "arrival": "arrival_s",
     "input": "input_tokens",
