@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from forerun.errors import ArgumentError, WorkerDiedError, install_hint
 from forerun.workers import StartedWork, Workers, cores
-from simulator.studies.runs import ProgressCall
+from simulator.studies.frame import ProgressCall
 from simulator.studies.sweep.points import Point, build_mark, run_point
 from simulator.studies.sweep.store import Outcome, SweepStore
 

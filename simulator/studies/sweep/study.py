@@ -15,8 +15,8 @@ from forerun.tables import ABSENT, Table, Value
 from forerun.version import forerun_version
 from hwprofiles import weakest
 from simulator.running.metrics import jsonable, scenario_document
-from simulator.studies.paired import COSTS, HIGHER_IS_BETTER, checked_metric, metric_words
-from simulator.studies.runs import ProgressCall
+from simulator.studies.frame import ProgressCall
+from simulator.studies.paired import COSTS, HIGHER_IS_BETTER, metric_words
 from simulator.studies.study_file import (
     Design,
     Range,
@@ -168,46 +168,6 @@ def _plain(value: Any) -> Any:
 def setting_words(settings: Mapping[str, Any], path: str) -> str:
     """The value of one field in a point, short; ``-`` where the point does not set it."""
     return settings_name({path: settings[path]}).partition("=")[2] if path in settings else ABSENT
-
-
-def sweep(
-    scenario: Source,
-    vary: Mapping[str, Sequence[Any] | Range] | None = None,
-    *,
-    store: str | Path | None = None,
-    design: Design = "grid",
-    samples: int | None = None,
-    seed: int = 0,
-    replications: int = 1,
-    metric: str = "mean_e2el_ms",
-    jobs: int | None = None,
-    cluster: str | None = None,
-    retry_failed: bool = False,
-    progress: ProgressCall | None = None,
-) -> SweepResult:
-    """Run every combination of values.
-
-    Args:
-        scenario: a scenario or study, or the file of either.
-        vary: values or a ``Range`` by dotted path, such as ``{"engine.max_num_seqs": [64, 256]}``.
-        store: file that keeps results from call to call and between processes, so that nothing is run twice; None
-            keeps them in memory.
-        design: ``grid``, ``random`` or ``latin-hypercube``; the latter two draw ``samples`` points.
-        samples: points to draw.
-        seed: first seed of every point, and of the draws.
-        replications: runs of every point.
-        metric: that the best point is named by.
-        jobs: processes; default: one per core. Results do not depend on it.
-        cluster: ``local`` or the address of a Dask scheduler, in place of processes of this machine.
-        retry_failed: run points again that failed before.
-        progress: called with (points finished, points in all).
-
-    Raises:
-        ForerunError: a path that scenarios do not have, an empty design, a store or a cluster that cannot be used.
-    """
-    checked_metric(metric)
-    study = Study(scenario, vary, design=design, samples=samples, seed=seed, replications=replications)
-    return study.run(store, jobs, cluster, progress, retry_failed, metric)
 
 
 class Study:
