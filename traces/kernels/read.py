@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -133,15 +134,9 @@ def _opened(path: Path) -> tuple[str, Frame | None]:
 
 
 def _only(table: KernelTable, column: str, wanted: str) -> KernelTable:
-    names = table.word(column)
-    match = np.array([not name or wanted.lower() in name.lower() for name in names.names], dtype=bool)
-    keep = match[names.codes]
+    keep = table.word(column).matching(lambda name: not name or wanted.lower() in name.lower())
     if keep.all():
         return table
-    kept = table.where(keep)
-    skipped = dict(table.skipped)
     reason = f"another {column} than {wanted}"
-    skipped[reason] = skipped.get(reason, 0) + int((~keep).sum())
-    return KernelTable(
-        kept.sizes, kept.words, kept.measured_s, kept.std_s, kept.count, kept.source, kept.format, skipped
-    )
+    skipped = {**table.skipped, reason: table.skipped.get(reason, 0) + int((~keep).sum())}
+    return replace(table.where(keep), skipped=skipped)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from traces.errors import TraceError, shown
 from traces.files import load_document
-from traces.kernels.table import KernelTable, RowBuilder
+from traces.kernels.table import KernelTable, ShapedKernel, table_of_rows
 
 FORMAT = "torch-profiler"
 MICROSECONDS = 1e-6
@@ -46,7 +46,7 @@ def read_torch_profiler(path: Path) -> KernelTable:
     operators, launches, kernels = _sorted(path, events.events)
     if not kernels:
         raise TraceError(f"{path}: no GPU kernels (events of category 'kernel'); profile with ProfilerActivity.CUDA")
-    builder = RowBuilder()
+    rows: list[ShapedKernel] = []
     calls: dict[int, tuple[Shaped, float, str]] = {}
     for event in kernels:
         arguments = event.get("args") or {}
@@ -56,14 +56,15 @@ def read_torch_profiler(path: Path) -> KernelTable:
         shaped = _shaped(operator) if operator is not None else None
         name = str(event.get("name", ""))[:200]
         if shaped is None or operator is None:
-            builder.add("other", seconds, {}, {"name": name, "device": device})
+            rows.append(ShapedKernel("other", seconds, {}, {"name": name, "device": device}))
             continue
         key = id(operator)
         before = calls.get(key)
         calls[key] = (shaped, seconds + (before[1] if before else 0.0), before[2] if before else name)
     for shaped, seconds, name in calls.values():
-        builder.add(shaped.op, seconds, shaped.sizes, {**shaped.texts, "name": name, "device": device})
-    return builder.table(str(path), FORMAT)
+        texts = {**shaped.texts, "name": name, "device": device}
+        rows.append(ShapedKernel(shaped.op, seconds, shaped.sizes, texts))
+    return table_of_rows(rows, str(path), FORMAT)
 
 
 class _Trace(NamedTuple):

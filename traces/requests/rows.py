@@ -22,7 +22,7 @@ Flatten = Callable[[Record], Record]
 
 _ROWS_PER_CHUNK = 32_768
 
-ARROW_FROM_BLOCK = 8
+ARROW_FROM_BLOCK = 3
 """Blocks of a CSV file after which Arrow's parser takes over what it can: its import costs as much as those blocks."""
 
 
