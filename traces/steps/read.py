@@ -124,14 +124,8 @@ def _profiler_rows(file: Path, skipped: dict[str, int]) -> Iterator[Mapping[str,
     kernels = [e for e in complete if e.get("cat") == "kernel"]
     known = {str(e["name"]) for e in marked if _composition(str(e["name"])) is not None}
     if not on_device and len(known) == 1 and kernels:
-        name = next(iter(known))
-        seconds = _busy_us(kernels, file)
-        yield {
-            **(_composition(name) or {}),
-            "measured_s": seconds / US_PER_S,
-            "scope": "device",
-            "place": f"{file}: {name}",
-        }
+        name, seconds = next(iter(known)), _busy_us(kernels, file) / US_PER_S
+        yield {**(_composition(name) or {}), "measured_s": seconds, "scope": "device", "place": f"{file}: {name}"}
         return
     for event in on_device or marked:
         name, seconds = str(event["name"]), _number(event, "dur", file) / US_PER_S
