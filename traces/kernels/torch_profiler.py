@@ -41,9 +41,8 @@ def read_torch_profiler(path: Path) -> KernelTable:
     Raises:
         TraceError: not a Chrome trace, or one without GPU kernels.
     """
-    events = _events(path)
-    device = _device(events.device)
-    operators, launches, kernels = _sorted(path, events.events)
+    events, device = _events(path)
+    operators, launches, kernels = _sorted(path, events)
     if not kernels:
         raise TraceError(f"{path}: no GPU kernels (events of category 'kernel'); profile with ProfilerActivity.CUDA")
     rows: list[ShapedKernel] = []
@@ -67,22 +66,15 @@ def read_torch_profiler(path: Path) -> KernelTable:
     return table_of_rows(rows, str(path), FORMAT)
 
 
-class _Trace(NamedTuple):
-    events: list[Any]
-    device: Any
-
-
-def _events(path: Path) -> _Trace:
+def _events(path: Path) -> tuple[list[Any], str]:
+    """The events of a trace, and the name of its device."""
     data = load_document(path)
-    events = data.get("traceEvents") if isinstance(data, dict) else data
+    trace = data if isinstance(data, dict) else {"traceEvents": data}
+    events, devices = trace.get("traceEvents"), trace.get("deviceProperties")
     if not isinstance(events, list):
         raise TraceError(f"{path}: no 'traceEvents'; a Chrome trace of torch.profiler is needed")
-    return _Trace(events, data.get("deviceProperties") if isinstance(data, dict) else None)
-
-
-def _device(properties: Any) -> str:
-    first = properties[0] if isinstance(properties, list) and properties else {}
-    return str(first.get("name", "")) if isinstance(first, dict) else ""
+    first = devices[0] if isinstance(devices, list) and devices else None
+    return events, str(first.get("name", "")) if isinstance(first, dict) else ""
 
 
 def _sorted(path: Path, events: list[Any]) -> tuple[dict[Any, Any], dict[Any, Any], list[Any]]:

@@ -134,16 +134,12 @@ def _arrow_block(
     lines = block.text.count("\n") + (not block.text.endswith("\n"))
     columns: dict[str, Values] = {}
     for name in wanted:
-        column = table.column(keys[name])
+        column = table.column(keys[name]).combine_chunks()
         kind = column.type
-        if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_timestamp(kind):
-            if column.null_count:
-                return None
-            columns[name] = _arrow_values(column.combine_chunks())
-        elif pa.types.is_string(kind):
-            columns[name] = column.to_pylist()
-        else:
+        numeric = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_timestamp(kind)
+        if not pa.types.is_string(kind) and (column.null_count or not numeric):
             return None
+        columns[name] = _arrow_values(column)
     if table.num_rows != lines:
         return None
     return RawChunk(columns, lines, range(block.first_line, block.first_line + lines), place=place)
