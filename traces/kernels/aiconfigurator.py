@@ -184,7 +184,6 @@ def _slower_without(frame: Frame) -> NDArray[np.bool_]:
 
 
 def _measured(frame: Frame, operation: str, device: str, framework: str) -> NDArray[np.bool_]:
-    """Rows of one operation on one device under one library."""
     if not frame.has("device"):
         return np.zeros(frame.rows, dtype=bool)
     here = frame.texts("device").matching(lambda name: device in name)

@@ -115,7 +115,6 @@ def _walk(file: Path, requests: list[Any], session: str, start_s: float) -> Iter
 
 
 def _number(value: Any) -> float | None:
-    """A JSON number; None for anything else."""
     try:
         return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
     except OverflowError:
@@ -211,7 +210,6 @@ class _Dag:
         return after
 
     def _request(self, name: str, index: int, turn: Any, after: list[int], history: list[Part]) -> int:
-        """Add a turn's request to the records and to the history; returns its number."""
         messages, answer = turn.get("messages"), turn.get("max_tokens")
         if not isinstance(messages, list) or not all(isinstance(one, dict) for one in messages):
             raise TraceError(f"{self._place(name, index)}: messages: a list of messages expected")
@@ -279,7 +277,6 @@ def _entries(turn: Mapping[str, Any], key: str, place: str) -> Iterator[tuple[li
 
 
 def _text(message: Mapping[str, Any]) -> str:
-    """Text of a message, including its tool calls."""
     content, calls = message.get("content"), message.get("tool_calls")
     parts = content if isinstance(content, list) else [{"text": content}]
     texts = [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]

@@ -119,7 +119,6 @@ def open_trace(path: Path, format: str, columns: Mapping[str, str] | None = None
 
 
 def _folder(path: Path, layout: TraceLayout | None) -> OpenedTrace:
-    """A ServeGen pool or a folder of agent sessions."""
     servegen, sessions, name = pool_files(path), session_files(path), layout.name if layout else None
     if name in (None, "servegen") and servegen:
         return _document(path, "servegen")
@@ -132,12 +131,10 @@ def _folder(path: Path, layout: TraceLayout | None) -> OpenedTrace:
 
 
 def _document(path: Path, format: str) -> OpenedTrace:
-    """Open a file or folder with the reader of its format."""
     return OpenedTrace(path, LAYOUTS[format], None, lambda options, _: _DOCUMENTS[format](path, options), streams=False)
 
 
 def _parquet(path: Path, layout: TraceLayout | None, columns: Mapping[str, str] | None) -> OpenedTrace:
-    """A Parquet table; only the columns that are used get decoded."""
     names = parquet_columns(path)
     layout = layout or _recognise(path, names, "columns", {}, columns)
     used = {column.name for column in layout.bind(names, str(path)).columns.values()}
@@ -171,7 +168,6 @@ def _json_object(path: Path, text: str, layout: TraceLayout | None, columns: Map
 
 
 def _object(line: str) -> dict[str, object] | None:
-    """The JSON object on a line, or None when there is none."""
     try:
         parsed = json.loads(line)
     except (ValueError, RecursionError):
@@ -180,7 +176,6 @@ def _object(line: str) -> dict[str, object] | None:
 
 
 def _json_list(path: Path, layout: TraceLayout | None, columns: Mapping[str, str] | None) -> OpenedTrace:
-    """A JSON list of conversations or of flat records."""
     document = load_document(path)
     first = next((entry for entry in document if isinstance(entry, dict)), {}) if isinstance(document, list) else {}
     if layout is None and ("conversations" in first or "conversation" in first):
@@ -237,7 +232,6 @@ def _recognise(
 
 
 def _accepted() -> str:
-    """Text for the error message if no format matches: the accepted formats."""
     return (
         "Accepted: CSV, JSONL or Parquet with arrival_s, input_tokens, output_tokens (or common names for them), "
         f"or format={', '.join(name for name in LAYOUTS if name not in ('forerun', 'plain'))}"

@@ -147,7 +147,6 @@ class TraceLayout:
         return Bound(self, chosen, tuple(name for name in dict.fromkeys(names) if name not in used))
 
     def _missing(self, canonical: str, names: Sequence[str]) -> str:
-        """Error for a missing column, with the existing columns and the accepted names."""
         accepted = [column.name for column in self.columns[canonical]]
         listed = ", ".join(accepted[:8]) + (" ..." if len(accepted) > 8 else "")
         near = next((hint for name in names if (hint := did_you_mean(name, accepted))), "") if len(accepted) < 4 else ""
@@ -281,13 +280,11 @@ def _words(name: str) -> set[str]:
 
 
 def _unit_of(name: str) -> str | None:
-    """The unit that a column's name ends with."""
     last = re.findall(r"[a-z]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name).lower())[-1:]
     return _UNITS.get(last[0]) if last and last[0] != name.lower() else None
 
 
 def _is_count(value: object) -> bool:
-    """Whether a value may be a count of tokens."""
     try:
         return float(str(value)) >= 0 and not isinstance(value, bool)
     except ValueError:

@@ -141,7 +141,6 @@ def pieces_of(
 
 
 def _introduce(bound: Bound, clock: TimeColumn, options: Options, report: Report) -> None:
-    """Set the time unit and note the columns that are not used."""
     if bound.layout.note is not None:
         report.note(bound.layout.note)
     arrival = bound.columns.get("arrival_s")
@@ -277,7 +276,6 @@ def _block_tokens(bound: Bound, chunk: RawChunk, options: Options) -> int:
 
 
 def _whole(value: object) -> int | None:
-    """A whole number from a JSON value or a CSV field, or None."""
     try:
         return int(str(value))
     except ValueError:

@@ -86,7 +86,6 @@ def _plain_numbers(values: Values) -> NDArray[Any] | None:
 
 
 def _number(value: object) -> int | float:
-    """One finite number from a JSON value or a CSV field."""
     if _is_blank(value):
         raise _Bad("missing", "no value")
     if isinstance(value, np.generic):

@@ -138,7 +138,6 @@ def _profiler_rows(file: Path, skipped: dict[str, int]) -> Iterator[Mapping[str,
 
 
 def _number(event: Mapping[str, Any], key: str, file: Path) -> float:
-    """Microseconds under ``key`` of an event; 0 where it is not given."""
     return Cells(event, f"{file}: event {shown(event.get('name'))}").number(key) or 0.0
 
 
