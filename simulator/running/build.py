@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import simulator.timing as timing
 from forerun.errors import ForerunError, at_field
 from hwprofiles import Chip, KernelLibrary, dtype_bytes, load_chip, load_link, weakest
-from simulator import timing
 from simulator.llm import load_architecture
 from simulator.running.assumptions import Assumptions, Factors
 from simulator.running.drafting import (

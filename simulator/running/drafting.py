@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+import simulator.timing as timing
 from forerun.errors import ForerunError
 from hwprofiles import load_chip, load_link
-from simulator import timing
 from simulator.llm import (
     Architecture,
     DraftHead,
