@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
 from forerun.errors import ForerunError, install_hint
@@ -20,20 +19,8 @@ from simulator.llm.fields import joined_lines
 from simulator.llm.hf_config import from_hf_config
 from simulator.llm.layers import PARTS, Attention, Mixer, Part, Tensor
 
-_PLAIN = {"F32": "fp32", "F16": "fp16", "BF16": "bf16", "MXFP4": "mxfp4", "NVFP4": "fp4"}
-"""Types that are formats of others too; the rest (``Q4_K``) goes by its own name in lower case."""
 _TOLERANCE = 0.01
 """Share by which the described model may differ from the tensors of the file: rope factors, merged vectors, padding."""
-_PARTS: tuple[tuple[Part, str], ...] = (
-    ("norm", r"norm|ssm_a$|ssm_d$|ssm_dt|sinks|rope_freqs|layer_output_scale|conv1d|shortconv\.conv"),
-    ("embedding", r"token_embd|position_embd"),
-    ("lm_head", r"^output\.|shared_head_head"),
-    ("router", r"ffn_gate_inp|exp_probs_b|altup"),
-    ("expert", r"_exps\b"),
-    ("shared_expert", r"_shexp\b|latent"),
-    ("mlp", r"\.ffn_|nextn\.eh_proj|laurel|\.proj\.|inp_gate|per_layer_model_proj"),
-)
-"""Part of a tensor by its name, the first that matches; everything else of a layer mixes tokens."""
 
 
 class TensorInfo(NamedTuple):
@@ -67,8 +54,9 @@ def from_gguf(path: Path) -> Architecture:
     for part in _other_parts(path, header):
         header = Header(header.fields, header.tensors + read_header(part).tensors)
     name = header.fields.get("general.architecture")
-    if name not in _FAMILIES:
-        _fail(path, f"general.architecture '{name}' is not read here (one of {', '.join(sorted(_FAMILIES))})")
+    families = _tables()["families"]
+    if name not in families:
+        _fail(path, f"general.architecture '{name}' is not read here (one of {', '.join(sorted(families))})")
     config = _config(str(name), header)
     title = header.fields.get("general.name")
     architecture = from_hf_config(config, name=title if isinstance(title, str) and title.strip() else path.stem,
@@ -160,14 +148,16 @@ def _extra(tensor: TensorInfo, architecture: Architecture) -> bool:
 
 
 def _part(tensor: TensorInfo) -> Part:
-    return next((part for part, pattern in _PARTS if re.search(pattern, tensor.name)), "attention")
+    return next((part for part, pattern in _tables()["parts"].items() if re.search(pattern, tensor.name)), "attention")
 
 
 def _dtypes(header: Header) -> dict[str, str]:
     """Formats of each part's matrices, by how many of its weights are in each."""
     weights: dict[str, Counter[str]] = {}
     for tensor in header.tensors:
-        weights.setdefault(_part(tensor), Counter())[_PLAIN.get(tensor.kind, tensor.kind.lower())] += tensor.elements
+        weights.setdefault(_part(tensor), Counter())[_tables()["formats"].get(tensor.kind, tensor.kind.lower())] += (
+            tensor.elements
+        )
     return {part: mixed_dtype(weights[part]) if part in weights else "fp32" for part in PARTS}
 
 
@@ -180,11 +170,17 @@ def _kinds_in_words(header: Header) -> str:
 
 
 @cache
+def _yaml(name: str) -> dict[str, Any]:
+    document: dict[str, Any] = parse((resources.files("simulator.llm") / name).read_text("utf-8"))
+    return document
+
+
+def _tables() -> dict[str, Any]:
+    return _yaml("gguf_names.yaml")
+
+
 def _recipes() -> dict[str, dict[str, str]]:
-    recipes: dict[str, dict[str, str]] = parse(
-        resources.files("simulator.llm").joinpath("gguf_recipes.yaml").read_text()
-    )
-    return recipes
+    return _yaml("gguf_recipes.yaml")
 
 
 def recipe_names() -> tuple[str, ...]:
@@ -223,49 +219,7 @@ def _roles(tensor: Tensor, mixer: Mixer | None) -> list[tuple[str, float]]:
     return [({"o_proj": "o", "in_proj_qkvz": "qkv"}.get(tensor.name, "default"), 1.0)]
 
 
-_COMMON = {
-    "hidden_size": "embedding_length",
-    "num_hidden_layers": "block_count",
-    "intermediate_size": "feed_forward_length",
-    "num_attention_heads": "attention.head_count",
-    "num_key_value_heads": "attention.head_count_kv",
-    "head_dim": "attention.key_length",
-    "max_position_embeddings": "context_length",
-    "sliding_window": "attention.sliding_window",
-}
-"""Fields of a config.json and the metadata that state them."""
-_EXPERTS = {"num_experts_per_tok": "expert_used_count", "moe_intermediate_size": "expert_feed_forward_length"}
-_QWEN_MOE = _EXPERTS | {
-    "num_experts": "expert_count",
-    "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
-}
-_ROUTED = _EXPERTS | {
-    "n_routed_experts": "expert_count",
-    "n_shared_experts": "expert_shared_count",
-    "first_k_dense_replace": "leading_dense_block_count",
-    "num_nextn_predict_layers": "nextn_predict_layers",
-}
-_LOCAL_EXPERTS = {
-    "num_local_experts": "expert_count",
-    "num_experts_per_tok": "expert_used_count",
-    "moe_intermediate_size": "expert_feed_forward_length",
-}
-_LATENT = {"q_lora_rank": "attention.q_lora_rank", "kv_lora_rank": "attention.kv_lora_rank",
-           "qk_rope_head_dim": "rope.dimension_count"}  # fmt: skip
-_DELTA_NET = {"linear_conv_kernel_dim": "ssm.conv_kernel", "linear_num_key_heads": "ssm.group_count",
-              "linear_num_value_heads": "ssm.time_step_rank", "linear_key_head_dim": "ssm.state_size",
-              "full_attention_interval": "full_attention_interval",
-              "mtp_num_hidden_layers": "nextn_predict_layers"}  # fmt: skip
-
 Config = dict[str, Any]
-
-
-class GgufFamily(NamedTuple):
-    """Hugging Face model type of a llama.cpp architecture, and the metadata keys of its further fields."""
-
-    model_type: str
-    names: Mapping[str, str] = MappingProxyType({})
-    adapt: Callable[[Config, Header, str], None] | None = None
 
 
 def _moe_of_llama(config: Config, header: Header, name: str) -> None:
@@ -308,42 +262,21 @@ def _widths_listed(config: Config, header: Header, name: str) -> None:
         config["num_key_value_heads"] = max(listed, default=0)
 
 
-_FAMILIES: Mapping[str, GgufFamily] = {
-    "llama": GgufFamily("llama", _LOCAL_EXPERTS, _moe_of_llama),
-    "qwen2": GgufFamily("qwen2"),
-    "qwen2vl": GgufFamily("qwen2"),
-    "qwen2moe": GgufFamily("qwen2_moe", _QWEN_MOE),
-    "qwen3": GgufFamily("qwen3"),
-    "qwen3vl": GgufFamily("qwen3"),
-    "qwen3moe": GgufFamily("qwen3_moe", _QWEN_MOE),
-    "qwen3vlmoe": GgufFamily("qwen3_moe", _QWEN_MOE),
-    "qwen3next": GgufFamily("qwen3_next", _QWEN_MOE | _DELTA_NET, _delta_values),
-    "qwen35": GgufFamily("qwen3_5_text", _DELTA_NET, _delta_values),
-    "qwen35moe": GgufFamily("qwen3_5_moe_text", _QWEN_MOE | _DELTA_NET, _delta_values),
-    "gemma": GgufFamily("gemma"),
-    "gemma2": GgufFamily("gemma2"),
-    "gemma3": GgufFamily("gemma3_text"),
-    "phi3": GgufFamily("phi3"),
-    "mistral3": GgufFamily("mistral"),
-    "granite": GgufFamily("granite"),
-    "olmo2": GgufFamily("olmo2"),
-    "starcoder2": GgufFamily("starcoder2"),
-    "internlm2": GgufFamily("internlm2"),
-    "deepseek2": GgufFamily("deepseek_v2", _ROUTED | _LATENT, _latent_heads),
-    "glm4": GgufFamily("glm4"),
-    "glm4moe": GgufFamily("glm4_moe", _ROUTED),
-    "gpt-oss": GgufFamily("gpt_oss", _LOCAL_EXPERTS, _expert_width),
-    "minimax-m2": GgufFamily("minimax_m2", _LOCAL_EXPERTS, _expert_width),
-    "lfm2": GgufFamily("lfm2", {"conv_L_cache": "shortconv.l_cache"}, _widths_listed),
+_ADAPT: Mapping[str, Callable[[Config, Header, str], None]] = {
+    "llama": _moe_of_llama,
+    "deepseek2": _latent_heads,
+    **dict.fromkeys(("qwen3next", "qwen35", "qwen35moe"), _delta_values),
+    **dict.fromkeys(("gpt-oss", "minimax-m2"), _expert_width),
+    "lfm2": _widths_listed,
 }
-"""Architectures by ``general.architecture``."""
+"""What an architecture's metadata say otherwise than a config.json, by ``general.architecture``."""
 
 
 def _config(name: str, header: Header) -> Config:
     """The metadata as the fields of a config.json; what its class implies is read off the tensors."""
-    family = _FAMILIES[name]
-    config: Config = {"model_type": family.model_type, "torch_dtype": "float16"}
-    for field, key in {**_COMMON, **family.names}.items():
+    family = dict(_tables()["families"][name])
+    config: Config = {"model_type": family.pop("model_type"), "torch_dtype": "float16"}
+    for field, key in {**_tables()["common"], **family}.items():
         value = header.fields.get(f"{name}.{key}")
         config[field] = value[0] if isinstance(value, list) and len(set(value)) == 1 else value
     tensors = {tensor.name: tensor for tensor in header.tensors}
@@ -356,8 +289,8 @@ def _config(name: str, header: Header) -> Config:
         config["attention_bias"] = True
     if config["num_hidden_layers"] is not None and isinstance(drafts := _draft_layers(config), int):
         config["num_hidden_layers"] -= drafts  # llama.cpp counts MTP layers among the blocks
-    if family.adapt is not None:
-        family.adapt(config, header, name)
+    if name in _ADAPT:
+        _ADAPT[name](config, header, name)
     return {field: value for field, value in config.items() if value is not None}
 
 
