@@ -8,15 +8,6 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from dashboards.figures.replays import (
-    error_data,
-    error_figure,
-    parity_data,
-    parity_figure,
-    serving_parity_data,
-    serving_parity_figure,
-    step_parity_data,
-)
 from dashboards.page import (
     Tile,
     basis_words,
@@ -30,8 +21,8 @@ from dashboards.page import (
     table_card,
     tiles_html,
 )
+from dashboards.result_figures import KERNELS, RUNS, STEPS, drawn_figures
 from forerun.tables import Table
-from simulator.replay import ReplayReport
 from simulator.replay.replay_tables import (
     METRIC_WORDS,
     READINGS,
@@ -47,7 +38,6 @@ from simulator.running.metrics.files import StagedFiles
 
 Document = dict[str, Any]
 REPLAY_FILE = "replay.json"
-KERNELS, RUNS, STEPS = "kernels", "benchmark results", "engine steps"
 
 
 def write_replay(folder: Path, document: Document, report: Replay | None = None) -> None:
@@ -77,12 +67,8 @@ def kind_of(document: Document) -> str | None:
 
 def replay_figures(document: Document, report: Replay | None = None) -> dict[str, go.Figure]:
     """Parity plots by name: one for each metric of benchmark results or steps, or of kernels with their errors."""
-    if isinstance(report, ReplayReport):
-        return {"parity": parity_figure(parity_data(report)), "errors": error_figure(error_data(report))}
-    if kind_of(document) == STEPS:
-        return {"step_ms": serving_parity_figure(step_parity_data(document))}
-    parities = {metric: serving_parity_data(document, metric) for metric in METRIC_WORDS}
-    return {metric: serving_parity_figure(data) for metric, data in parities.items() if data is not None}
+    kind = kind_of(document)
+    return {} if kind is None else drawn_figures(kind, report if kind == KERNELS else document)
 
 
 def replay_tables(document: Document) -> list[Table]:
@@ -127,11 +113,11 @@ def replay_html(document: Document, report: Replay | None = None) -> str:
         _header(document),
         tiles_html(replay_tiles(document)),
         *(grid(*plots[i : i + 2]) for i in range(0, len(plots), 2)),
-        *(table_card(table) for table in replay_tables(document)),
+        *map(table_card, replay_tables(document)),
         card("Notes", bullets(filter(None, [cold_words(document)]))),
         footer(f"Forerun {document['version']}", f"{kind_of(document)} beside predictions"),
     ]
-    return page_html(f"Replay of {kind_of(document)} · Forerun", "\n".join(filter(None, sections)), figures)
+    return page_html(f"Replay of {kind_of(document)}", sections, figures)
 
 
 def _header(document: Document) -> str:

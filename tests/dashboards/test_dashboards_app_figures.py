@@ -20,7 +20,6 @@ from dashboards.figures.speculation import (
     SpeedupData,
     acceptance_data,
     acceptance_figure,
-    crossover_data,
     crossover_figure,
     speedup_by_batch,
     speedup_by_context,
@@ -161,7 +160,7 @@ def test_heat_maps_hold_the_grid(grid):
         assert heat.text[0][0] == f"{values[0, 0]:.2f}"
         assert heat.zmin <= values.min()
         assert heat.zmax >= values.max()
-    lines = crossover_figure(crossover_data(grid))
+    lines = crossover_figure(grid)
     np.testing.assert_array_equal(lines.data[0].y, grid.by_batch[0])
     assert axis_titles(lines) == ["batch (sequences)", "speed-up of decoding"]
 

@@ -27,7 +27,8 @@ from dashboards.app.page import Context, Page, Shown, Start, View
 from dashboards.app.parts import area, commands_panel, figure_card, remark, rests_on, table_panel
 from dashboards.app.served import ServedFolders
 from dashboards.app.uploads import checked_size
-from dashboards.study_report import COMMANDS, study_figures
+from dashboards.result_figures import drawn_figures
+from dashboards.study_report import COMMANDS
 from forerun.errors import ForerunError, did_you_mean
 from simulator.running.scenario import Scenario, scenario_from
 from simulator.studies.plan.document import PlanResult
@@ -154,7 +155,6 @@ def compute(context: Context, values: Values) -> Shown:
         return {"lead": remark("No plan yet: set the load and the SLO, and make one."), "basis": rests_on(None)}, {}
     document = context.served.plan(values["plan"])
     result = PlanResult(document)
-    drawn = {figure.name: figure.figure for figure in study_figures(result.kind, document)}
     notes = [
         *document["notes"],
         f"{document['runs']} simulated runs, {len(document['candidates'])} layouts; Forerun {document['version']}, "
@@ -169,7 +169,7 @@ def compute(context: Context, values: Values) -> Shown:
         "others": dmc.Stack(list(map(table_panel, others)), gap="md") if others else None,
         "basis": rests_on(document["basis"], notes),
     }
-    return shown, drawn
+    return shown, drawn_figures(result.kind, document)
 
 
 PAGE = Page(

@@ -28,7 +28,6 @@ from dashboards.app.served import ServedFolders
 from dashboards.figures.speculation import (
     acceptance_data,
     acceptance_figure,
-    crossover_data,
     crossover_figure,
     speedup_by_batch,
     speedup_by_context,
@@ -111,7 +110,7 @@ def compute(_context: Context, values: Values) -> Shown:
     figures = {
         "by-batch": speedup_figure(speedup_by_batch(grid)),
         "by-context": speedup_figure(speedup_by_context(grid)),
-        "crossover": crossover_figure(crossover_data(grid)),
+        "crossover": crossover_figure(grid),
     }
     return shown, figures
 
