@@ -5,21 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dashboards.page import (
-    Tile,
-    basis_words,
-    bullets,
-    card,
-    figure_cards,
-    folded,
-    footer,
-    grid,
-    header,
-    page_html,
-    scenario_yaml,
-    table_card,
-    tiles_html,
-)
+from dashboards import page
+from dashboards.page import Tile
 from dashboards.result_figures import drawn_figures
 from forerun.tables import ABSENT, number, percent
 from simulator.running.metrics import main_bottleneck
@@ -46,24 +33,24 @@ def write_report(folder: Path, output: Path | None = None) -> Path:
 def report_html(run: RunFolder) -> str:
     """The whole page as text."""
     figures, document = {f"figure-{name}": one for name, one in drawn_figures("run", run).items()}, run.document
-    plots, marks = figure_cards(figures), run_marks(document)
+    plots, marks = page.figure_cards(figures), run_marks(document)
     sections = [
-        header(run.name, f"Simulated serving run · {basis_words(run.basis)}", lead_sentence(document), marks),
-        tiles_html(run_tiles(document)),
+        page.header(run.name, f"Simulated serving run · {page.basis_words(run.basis)}", lead_sentence(document), marks),
+        page.tiles_html(run_tiles(document)),
         plots.get("figure-bottleneck", ""),
-        grid(plots.get("figure-latency", ""), plots.get("figure-waterfall", "")),
+        page.grid(plots.get("figure-latency", ""), plots.get("figure-waterfall", "")),
         plots.get("figure-timeline", ""),
-        *map(table_card, (*run_tables(document), *more_run_tables(document))),
-        card("Notes", bullets(document.get("notes") or ())),
-        folded("Scenario", scenario_yaml(document["scenario"])),
-        footer(
+        *map(page.table_card, (*run_tables(document), *more_run_tables(document))),
+        page.card("Notes", page.bullets(document.get("notes") or ())),
+        page.folded("Scenario", page.scenario_yaml(document["scenario"])),
+        page.footer(
             f"Forerun {document.get('version', '')}",
             f"seed {document.get('seed', '')}",
             "a prediction, not a measurement",
             f"run {document.get('run', '')}",
         ),
     ]
-    return page_html(run.name, sections, figures)
+    return page.page_html(run.name, sections, figures)
 
 
 def lead_sentence(document: Document) -> str:

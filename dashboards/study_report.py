@@ -5,19 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from html import escape
 
-from dashboards.page import (
-    basis_words,
-    bullets,
-    card,
-    commands_card,
-    figure_cards,
-    folded,
-    footer,
-    header,
-    page_html,
-    scenario_yaml,
-    table_card,
-)
+from dashboards import page
 from dashboards.result_figures import drawn_figures, figure_data
 from forerun.result import StudyResult
 from forerun.tables import Table, cell_text, markdown_text
@@ -31,23 +19,23 @@ def study_html(result: StudyResult) -> str:
     document = result.document
     drawn = {f"figure-{name}": figure for name, figure in drawn_figures(result.kind, document).items()}
     sections = [
-        header(
+        page.header(
             result.title,
-            f"Simulated study · {basis_words(document['basis'])}",
+            f"Simulated study · {page.basis_words(document['basis'])}",
             result.conclusion,
             [(mark, "") for mark in _marks(result)],
         ),
-        *figure_cards(drawn).values(),
+        *page.figure_cards(drawn).values(),
         *(
-            commands_card(table.title, commands_of(table)) if table.name in COMMANDS else table_card(table)
+            page.commands_card(table.title, commands_of(table)) if table.name in COMMANDS else page.table_card(table)
             for table in result.tables()
         ),
-        card("Notes", bullets(document["notes"])),
-        commands_card("Run it again", {"in the folder of this page": result.command} if result.command else {}),
-        folded("Scenario", scenario_yaml(document["scenario"])),
-        footer(f"Forerun {document['version']}", f"seed {document['seed']}", "a prediction, not a measurement"),
+        page.card("Notes", page.bullets(document["notes"])),
+        page.commands_card("Run it again", {"in the folder of this page": result.command} if result.command else {}),
+        page.folded("Scenario", page.scenario_yaml(document["scenario"])),
+        page.footer(f"Forerun {document['version']}", f"seed {document['seed']}", "a prediction, not a measurement"),
     ]
-    return page_html(result.title, sections, drawn)
+    return page.page_html(result.title, sections, drawn)
 
 
 def plan_summary_html(result: StudyResult) -> str:
@@ -55,14 +43,17 @@ def plan_summary_html(result: StudyResult) -> str:
     sentences = result.document["plan_summary"]
     headings = [(key, text) for key, text in sentences.items() if key not in ("answer", "usd_per_month")]
     sections = [
-        header(result.title, "A prediction, not a measurement", sentences["answer"]),
-        *(card(key[0].upper() + key[1:], f"<p>{escape(text[0].upper() + text[1:])}.</p>") for key, text in headings),
-        card(
+        page.header(result.title, "A prediction, not a measurement", sentences["answer"]),
+        *(
+            page.card(key[0].upper() + key[1:], f"<p>{escape(text[0].upper() + text[1:])}.</p>")
+            for key, text in headings
+        ),
+        page.card(
             "How it was found", f"<p>{escape(result.conclusion)}</p><p><a href='report.html'>The whole report</a></p>"
         ),
-        footer(f"Forerun {result.document['version']}", *_marks(result)),
+        page.footer(f"Forerun {result.document['version']}", *_marks(result)),
     ]
-    return page_html(f"Summary: {result.title}", sections, {})
+    return page.page_html(f"Summary: {result.title}", sections, {})
 
 
 def study_markdown(result: StudyResult) -> str:
@@ -80,7 +71,7 @@ def study_markdown(result: StudyResult) -> str:
     facts = [*_marks(result), f"Forerun {document['version']}", "a prediction, not a measurement"]
     again = f"```sh\n{result.command}\n```\n\n" if result.command else ""
     parts.append("## Run it again\n\n" + again + "\n".join(f"* {markdown_text(fact)}" for fact in facts))
-    parts.append(f"## Scenario\n\n```yaml\n{scenario_yaml(document['scenario']).rstrip()}\n```")
+    parts.append(f"## Scenario\n\n```yaml\n{page.scenario_yaml(document['scenario']).rstrip()}\n```")
     return "\n\n".join(parts) + "\n"
 
 

@@ -4,18 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dashboards.figures import studies
 from dashboards.figures.speculation import PoolData
-from dashboards.figures.studies import (
-    BarsData,
-    DraftingData,
-    ForestData,
-    LoadCurveData,
-    ParetoData,
-    RaceData,
-    SweepData,
-    TornadoData,
-    TuningData,
-)
 from simulator.studies.paired import HIGHER_IS_BETTER, load_words, metric_words
 
 TEXT_WIDTH = 56
@@ -25,7 +15,7 @@ BAR = 40
 TEXT_ROWS = 20
 
 
-def forest_text(data: ForestData) -> str:
+def forest_text(data: studies.ForestData) -> str:
     """Speedups with their intervals."""
     several = len({row.variant for row in data.rows}) > 1
     rows = [
@@ -40,7 +30,7 @@ def forest_text(data: ForestData) -> str:
     return f"speedup over {data.baseline}, | = 1\n" + text_intervals(rows, 1.0)
 
 
-def tornado_text(data: TornadoData) -> str:
+def tornado_text(data: studies.TornadoData) -> str:
     """Speedup over the range of each assumed parameter."""
     rows = [
         (row.parameter, min(row.at_low, row.at_high), data.ratio, max(row.at_low, row.at_high)) for row in data.rows
@@ -48,7 +38,7 @@ def tornado_text(data: TornadoData) -> str:
     return f"{data.variant}: speedup over the range of each assumed parameter\n" + text_intervals(rows, data.ratio)
 
 
-def load_curve_text(data: LoadCurveData) -> str:
+def load_curve_text(data: studies.LoadCurveData) -> str:
     """Speedup of each variant by load."""
     parts = []
     for name, loads, ratios, lows, highs in data.curves:
@@ -60,13 +50,13 @@ def load_curve_text(data: LoadCurveData) -> str:
     return "\n\n".join(parts)
 
 
-def slo_ratio_text(data: ParetoData) -> str:
+def slo_ratio_text(data: studies.ParetoData) -> str:
     """Binding value over its limit as bars of text; ``|`` is the limit."""
     longest = max([1.0, *(point.slo_ratio for point in data.points)])
     return _bars([(p.layout, p.slo_ratio, f"{p.slo_ratio:.2f}") for p in data.points], longest, 1.0)
 
 
-def pareto_text(data: ParetoData) -> str:
+def pareto_text(data: studies.ParetoData) -> str:
     """Highest rates as bars of text; ``|`` is the rate requested."""
     points = [(p.layout, p.max_rate, f"{p.max_rate:.3g} req/s") for p in data.points if p.max_rate is not None]
     longest = max([data.request_rate or 0.0, *(rate for _, rate, _ in points)])
@@ -84,7 +74,7 @@ def _bars(rows: list[tuple[str, float, str]], longest: float, mark: float | None
     return "\n".join(lines)
 
 
-def race_text(data: RaceData) -> str:
+def race_text(data: studies.RaceData) -> str:
     """Least, mean and greatest regret of each controller."""
     rows = [
         (name, min(values), sum(values) / len(values), max(values))
@@ -105,7 +95,7 @@ def pool_text(data: PoolData) -> str:
     return text + text_intervals(rows, 1.0)
 
 
-def tuning_text(data: TuningData) -> str:
+def tuning_text(data: studies.TuningData) -> str:
     """What to draft as a grid of text, contexts down and batches across."""
     lines = [f"{'context':>9} | " + " ".join(f"{text:>10}" for text in data.batches)]
     for context, drafts, speedups in zip(data.contexts, data.drafts, data.speedup, strict=True):
@@ -114,7 +104,7 @@ def tuning_text(data: TuningData) -> str:
     return "\n".join(lines)
 
 
-def sweep_text(data: SweepData) -> str:
+def sweep_text(data: studies.SweepData) -> str:
     """The best points of a sweep."""
     best_first = sorted(data.points, key=lambda row: -row[1] if HIGHER_IS_BETTER[data.metric] else row[1])
     rows = [(name, None, value, None) for name, value in best_first[:TEXT_ROWS]]
@@ -149,7 +139,7 @@ def text_intervals(rows: Sequence[tuple[str, float | None, float, float | None]]
     return "\n".join([*lines, f"{'':<{width}}  {least:<{TEXT_WIDTH // 2}.3f}{most:>{TEXT_WIDTH - TEXT_WIDTH // 2}.3f}"])
 
 
-def bars_text(data: BarsData) -> str:
+def bars_text(data: studies.BarsData) -> str:
     """The bars as text."""
     width = max(map(len, data.names), default=0)
     rows = zip(data.names, data.values, data.good, strict=True)
@@ -157,7 +147,7 @@ def bars_text(data: BarsData) -> str:
     return "\n".join([f"{data.unit}; ! = {'misses the SLO' if 'SLO' in data.caption else 'alarm'}", *lines])
 
 
-def drafting_text(data: DraftingData) -> str:
+def drafting_text(data: studies.DraftingData) -> str:
     """The rates as lines of text."""
     return "\n".join(
         f"{name}: " + ", ".join(f"{k}: {rate:.1f}" for k, rate in zip(tokens, rates, strict=True))
