@@ -129,7 +129,7 @@ class Page:
 
 
 def in_browser(app: Dash, name: str, *arguments: Input | Output | State, on_opening: bool = True) -> None:
-    """Add the callback ``name`` of ``assets/forerun.js``, also called as a page opens unless ``on_opening`` is false."""
+    """Add the callback ``name`` of ``assets/forerun.js``; ``on_opening`` calls it as the page opens, too."""
     call: Any = app.clientside_callback
     call(ClientsideFunction("forerun", name), *arguments, prevent_initial_call=not on_opening)
 

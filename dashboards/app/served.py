@@ -72,10 +72,8 @@ class ServedFolders:
 
     def runs(self) -> dict[str, Path]:
         """Run folders by label: runs of this session first, then those of the served folders by name."""
-        found = {label: path.parent for label, path in self._documents("summary.json").items()}
-        return {
-            label: folder for label, folder in found.items() if all((folder / name).is_file() for name in RUN_FILES)
-        }
+        folders = {label: path.parent for label, path in self._documents("summary.json").items()}
+        return {label: at for label, at in folders.items() if all((at / name).is_file() for name in RUN_FILES)}
 
     def run(self, label: str) -> RunFolder:
         """The run with this label.
