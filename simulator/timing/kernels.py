@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from forerun.recent import RecentResults
 from hwprofiles import BASES, AttentionShape, KernelLibrary, KernelTime, Link, weakest
 from hwprofiles.dtypes import VARIANT
-from hwprofiles.formulas import ARRAY
+from hwprofiles.formulas import ARRAY, look_up
 from hwprofiles.kernels.moe import read_routing, slowest_rank_factor
 from hwprofiles.kernels.recurrent import RecurrentShape, convolution
 from hwprofiles.kernels.sparse import IndexShape
@@ -734,6 +734,15 @@ def recurrent_calls(shape: RecurrentShape, work: StepWork[Any]) -> Iterator[Call
     yield Call("recurrent scan", "recurrent_prefill", prefill)
 
 
+class ByCount(NamedTuple):
+    """Numbers by a count, from 0."""
+
+    values: list[float]
+
+    def __call__(self, count: int) -> float:
+        return self.values[count]
+
+
 @dataclass(slots=True)
 class CostTable:
     """Costs of work that depends on one count alone; priced in blocks, each when it is first requested."""
@@ -758,6 +767,10 @@ class CostTable:
 
     def seconds(self, count: int) -> float:
         """Device seconds at ``count``."""
+        seconds: float = look_up(self, count)
+        return seconds
+
+    def __call__(self, count: int) -> float:
         row = self.known[count]
         if row is None:
             self._fill(self._block(int(count)))
