@@ -110,6 +110,9 @@ class Traced:
 
     __rand__ = __and__
 
+    def __array_ufunc__(self, function: Any, method: str, *operands: Num, **_: Any) -> Num:
+        return self.book.record(function.__name__, *operands) if method == "__call__" else operands[0]
+
     def __bool__(self) -> bool:
         raise TypeError("a formula of numbers that are not known yet cannot branch on them")
 

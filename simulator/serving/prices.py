@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from simulator.timing import EngineTimer, HeadsDrafter, HostDrafter, ModelTimer, ParallelDrafter, RemoteDrafter
-from simulator.timing import SequentialDrafter
+from simulator.timing import (
+    EngineTimer,
+    HeadsDrafter,
+    HostDrafter,
+    ModelTimer,
+    ParallelDrafter,
+    RemoteDrafter,
+    SequentialDrafter,
+)
 
 INTERPRETED = "interpreted"
 """``SOURCE`` of an engine that is not compiled."""

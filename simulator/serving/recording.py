@@ -56,7 +56,7 @@ class Known(Traced):
         return self.book.record("floor_divide", other, self)
 
     def __neg__(self) -> Any:
-        return self.book.record("multiply", self, -1.0)
+        return self.book.record("multiply", self, -1)
 
     def __eq__(self, other: object) -> Any:
         return self.book.record("equal", self, other)
@@ -76,9 +76,6 @@ class Known(Traced):
         """The number itself: what follows is recorded for this one alone."""
         assert self == int(self.value)
         return int(self.value)
-
-    def __array_ufunc__(self, function: Any, method: str, *operands: Any, **_: Any) -> Any:
-        return self.book.record(function.__name__, *operands) if method == "__call__" else operands[0]
 
 
 class Recording:

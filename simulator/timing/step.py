@@ -27,15 +27,19 @@ from simulator.timing.kernels import (
     MixingKind,
     between_cells,
     cell_tokens,
+    decode_calls,
     embedding_calls,
     head_calls,
     layer_calls,
+    mixed_calls,
     mixing_calls,
     mixing_kinds,
     other_device_kernel,
     p2p_send,
     price,
+    prompt_calls,
     reduction_calls,
+    seconds_of,
     shared_expert_calls,
 )
 from simulator.timing.work import StepWork, causal_pairs, context_parallel_part, slowest_group
@@ -114,7 +118,7 @@ class DecodeTable:
         batches = np.arange(first, first + ROWS_TOGETHER) if row is None and cells == FIRST_CELLS else np.array([seqs])
         points = np.arange(cells + 1, dtype=np.float64) * cell_tokens(batches)[:, None]
         points[:, 0] = 1.0
-        values = np.asarray(self._formula(batches[:, None], query_len, points), dtype=np.float64)
+        values = np.broadcast_to(self._formula(batches[:, None], query_len, points), points.shape).copy()
         made = {
             (batch, query_len): (int(cell_tokens(batch)), costs.tolist(), costs)
             for batch, costs in zip(batches.tolist(), values, strict=True)
@@ -124,9 +128,7 @@ class DecodeTable:
         return made[seqs, query_len]  # the table may hold another thread's shorter row by now
 
 
-def fresh_prompt_seconds(
-    formula: Callable[[Any, Any, Any, Any], Any], window: int | None, max_tokens: int
-) -> ByCount:
+def fresh_prompt_seconds(formula: Callable[[Any, Any, Any, Any], Any], window: int | None, max_tokens: int) -> ByCount:
     """Seconds of prefill attention for one prompt without anything cached, for 0 to ``max_tokens`` tokens.
 
     Args:
@@ -489,14 +491,13 @@ class StepTimer:
         if not self._attention:
             known = [] if self.like is None else self.like._attention
             for place, kind in enumerate(self._kinds):
-                library = kind.kernels
-                prefill = library.prefill_seconds(kind.prompts)
+                prefill = seconds_of(prompt_calls, kind)
                 overlapped = None
                 if self._overlap is not None and isinstance(kind.shape, AttentionShape):
                     overlapped = DecodeTable(self._overlap.exposed(kind.shape, kind.window))
                 fresh = fresh_prompt_seconds(prefill, kind.window, self.max_tokens)
-                decode = known[place].decode if known else DecodeTable(library.decode_seconds(kind.shape))
-                mixed = library.mixed_seconds(kind.shape) if isinstance(kind.shape, AttentionShape) else None
+                decode = known[place].decode if known else DecodeTable(seconds_of(decode_calls, kind))
+                mixed = seconds_of(mixed_calls, kind) if kind.one_pass else None
                 priced = AttentionPrices(decode, prefill, mixed, fresh, kind.place, kind.layers, overlapped)
                 self._attention.append(priced)
         return self._attention

@@ -228,12 +228,14 @@ class Program:
     @cython.cfunc
     def seconds(self, work: Work, draft: Any) -> cython.double:
         """The first result for a step."""
-        return self.values[self.steps[self._end(work, draft), 1]]
+        end: cython.longlong = self._end(work, draft)
+        return self.values[self.steps[end, 1]]
 
     @cython.cfunc
     def results(self, work: Work) -> list[Any]:
         """All results for a step."""
-        return [self.values[place] for place in self.recording.results[self.steps[self._end(work, None), 2]]]
+        end: cython.longlong = self._end(work, None)
+        return [self.values[place] for place in self.recording.results[self.steps[end, 2]]]
 
     @cython.exceptval(-1, check=True)
     @cython.cfunc
