@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -113,6 +114,11 @@ class DraftRequest:
             known.sequence_pass_s if draft.per_sequence_s is None else 0.0,
         )
 
+    def sequential(self, deployment: Deployment, weights: float, kv: float, **more: Any) -> SequentialDrafter:
+        """A drafter of the method's depth and widths; ``more`` are further fields of it."""
+        timer, proposal = step_timer(deployment, self.max_pass_tokens), self.proposal
+        return SequentialDrafter(timer, proposal.depth, proposal.pass_widths, weights, kv, self.overhead, **more)
+
     def deployment(self, architecture: Architecture, dtypes: dict[str, str]) -> Deployment:
         """A drafter's model on the chips that the scenario gives it."""
         draft, target = self.draft, self.target
@@ -152,32 +158,23 @@ def lookahead_tokens(config: SpeculationConfig, proposal: Proposal) -> int:
     return proposal.nodes if METHODS[config.method].draft_slots else 0
 
 
-def drafting_notes(config: SpeculationConfig) -> tuple[str, ...]:
+def drafting_notes(config: SpeculationConfig) -> Iterator[str]:
     """Notes for readers of results on how a speculation method is described."""
-    return _policy_notes(config) + _lookup_notes(config)
-
-
-def _policy_notes(config: SpeculationConfig) -> tuple[str, ...]:
     policy = named(config.policy)
-    if config.method == "none" or policy.name == "fixed":
-        return ()
-    if policy.name == CONFIDENCE_THRESHOLD:
-        return ("the drafter's confidences are taken to be calibrated; the drafts of a batch end at the same position",)
-    follows = policy.while_off == "follow"
-    idle = "keeps up with one pass per step" if follows else "catches up on what it skipped once K > 0"
-    return (
-        f"policy {policy.name}: the requests of a step decide what is drafted at its end and verified in the next; a "
-        f"drafter at K = 0 {idle}; KV slots are kept for {config.depth} draft tokens throughout",
-    )
-
-
-def _lookup_notes(config: SpeculationConfig) -> tuple[str, ...]:
-    if not METHODS[config.method].looks_up:
-        return ()
-    return (
-        f"{config.method}: every sequence verifies {config.num_speculative_tokens} draft tokens in every step, so "
-        f"acceptance is counted per step; a step without a match is a draft of which nothing is accepted",
-    )
+    if policy.name == CONFIDENCE_THRESHOLD and config.method != "none":
+        yield "the drafter's confidences are taken to be calibrated; the drafts of a batch end at the same position"
+    elif policy.name != "fixed" and config.method != "none":
+        follows = policy.while_off == "follow"
+        idle = "keeps up with one pass per step" if follows else "catches up on what it skipped once K > 0"
+        yield (
+            f"policy {policy.name}: the requests of a step decide what is drafted at its end and verified in the next; "
+            f"a drafter at K = 0 {idle}; KV slots are kept for {config.depth} draft tokens throughout"
+        )
+    if METHODS[config.method].looks_up:
+        yield (
+            f"{config.method}: every sequence verifies {config.num_speculative_tokens} draft tokens in every step, so "
+            f"acceptance is counted per step; a step without a match is a draft of which nothing is accepted"
+        )
 
 
 def drafting_rule(
@@ -272,16 +269,7 @@ def draft_model(request: DraftRequest) -> Drafter:
         cache = draft.kv_tokens * request.max_num_seqs * kv
         weights, kv = cache + (0.0 if itself else weights), 0.0
         deployment = replace(deployment, architecture=_windowed(architecture, draft.kv_tokens))
-    drafter = SequentialDrafter(
-        step_timer(deployment, request.max_pass_tokens),
-        request.proposal.depth,
-        request.proposal.pass_widths,
-        weights,
-        kv,
-        request.overhead,
-        reads_target_cache=itself,
-    )
-    return placed(request, drafter, 0)
+    return placed(request, request.sequential(deployment, weights, kv, reads_target_cache=itself), 0)
 
 
 def _windowed(architecture: Architecture, kv_tokens: int) -> Architecture:
@@ -296,8 +284,7 @@ def _windowed(architecture: Architecture, kv_tokens: int) -> Architecture:
 
 def lookup(request: DraftRequest) -> Drafter:
     """N-gram or suffix look-up on the host."""
-    draft = request.draft
-    known = request.measured
+    draft, known = request.draft, request.measured
     return HostDrafter(
         _given(draft.step_s, known.step_s),
         _given(draft.per_sequence_s, known.per_sequence_s),
@@ -309,14 +296,8 @@ def medusa(request: DraftRequest) -> Drafter:
     """One Medusa head per draft position."""
     draft = request.draft
     dtypes = resolve_weight_dtypes(request.target.architecture, draft.weights_dtype or "bf16")
-    return HeadsDrafter(
-        request.target,
-        request.proposal.depth,
-        request.max_drafting_seqs,
-        draft.num_layers or 1,
-        dtypes["mlp"],
-        request.overhead,
-    )
+    depth, seqs, layers = request.proposal.depth, request.max_drafting_seqs, draft.num_layers or 1
+    return HeadsDrafter(request.target, depth, seqs, layers, dtypes["mlp"], request.overhead)
 
 
 def mtp(request: DraftRequest) -> Drafter:
@@ -327,23 +308,12 @@ def mtp(request: DraftRequest) -> Drafter:
     if draft.weights_dtype is not None:
         dtypes = resolve_weight_dtypes(architecture, draft.weights_dtype)
     dtypes["embedding"] = _lm_head_dtype(target)  # the tied table of the module stands for the target's LM head
-    deployment = replace(
-        target,
-        architecture=architecture,
-        weight_dtypes=dtypes,
-        tensor_parallel=draft.tensor_parallel or target.tensor_parallel,
-    )
+    chips = draft.tensor_parallel or target.tensor_parallel
+    deployment = replace(target, architecture=architecture, weight_dtypes=dtypes, tensor_parallel=chips)
     separate = draft.modules == "separate"
     modules = request.proposal.depth if separate else 1
-    return SequentialDrafter(
-        step_timer(deployment, request.max_pass_tokens),
-        request.proposal.depth,
-        request.proposal.pass_widths,
-        modules * deployment.layer_weight_bytes,
-        modules * deployment.kv_bytes_per_token,
-        request.overhead,
-        separate_modules=separate,
-    )
+    weights, kv = modules * deployment.layer_weight_bytes, modules * deployment.kv_bytes_per_token
+    return request.sequential(deployment, weights, kv, separate_modules=separate)
 
 
 def trained_head(request: DraftRequest) -> Drafter:
@@ -366,9 +336,7 @@ def trained_head(request: DraftRequest) -> Drafter:
         most = request.max_num_batched_tokens + request.max_num_seqs * proposal.depth
         parallel = ParallelDrafter(step_timer(deployment, most), proposal.depth, weights, kv, request.overhead, fusion)
         return placed(request, parallel, states)
-    step = step_timer(deployment, request.max_pass_tokens)
-    drafter = SequentialDrafter(step, proposal.depth, proposal.pass_widths, weights, kv, request.overhead, fusion)
-    return placed(request, drafter, states)
+    return placed(request, request.sequential(deployment, weights, kv, fusion=fusion), states)
 
 
 BUILDERS: dict[str, Callable[[DraftRequest], Drafter]] = {

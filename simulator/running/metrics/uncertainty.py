@@ -31,8 +31,14 @@ from simulator.running.metrics.summary import (
     request_latencies_ms,
     summarise,
 )
-from simulator.running.reports import request_records, speculation_counters
-from simulator.running.run_records import Axis, ErrorSource, ModelError, RunRecords
+from simulator.running.records import (
+    Axis,
+    ErrorSource,
+    ModelError,
+    RunRecords,
+    request_records,
+    speculation_counters,
+)
 from simulator.running.scenario import Scenario
 from simulator.serving import FULL_ROWS, GapCounts, RequestRecords, RunLog, SpeculationCounters
 from simulator.speculation import draft_survival, sampler_of, scaled_survival
@@ -170,8 +176,7 @@ def _serve(build: Build, stream: RequestStream) -> RunLog:
 
 
 def _rerun(scenario: Scenario, build: Build, log: RunLog) -> Rerun:
-    speculation = speculation_counters(log, build.main) if build.main.sampler is not None else None
-    return Rerun(scenario, request_records(log, build.main), log.gaps(), speculation)
+    return Rerun(scenario, request_records(log, build.main), log.gaps(), speculation_counters(log, build.main))
 
 
 def _with_factors(build: Build, factors: FloatArray) -> Build:

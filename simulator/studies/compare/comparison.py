@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -11,11 +10,9 @@ from typing import Any, cast
 from forerun.errors import ArgumentError, ForerunError, WorkerDiedError
 from forerun.result import NamedFields, StudyResult, Summary
 from forerun.tables import ABSENT, Cell, Table, Tone, Value, number
-from forerun.version import forerun_version
 from forerun.workers import Workers, cores
 from hwprofiles import weakest
-from simulator.running.metrics import combine_replications, jsonable, scenario_document
-from simulator.running.metrics.slo import section_values
+from simulator.running.metrics import combine_replications
 from simulator.running.scenario import Scenario, load_scenario
 from simulator.speculation import borrowed_acceptance
 from simulator.studies.alspec import at_range_end
@@ -32,6 +29,7 @@ from simulator.studies.compare.crossover import (
     served_load,
 )
 from simulator.studies.compare.sensitivity import Swing, swings
+from simulator.studies.frame import ProgressCall, study_document
 from simulator.studies.paired import (
     COSTS,
     HIGHER_IS_BETTER,
@@ -47,7 +45,7 @@ from simulator.studies.paired import (
     with_model_error,
 )
 from simulator.studies.plan.objectives import latency_words
-from simulator.studies.runs import ProgressCall, RunPool, nested_value, with_seeds
+from simulator.studies.runs import RunPool, nested_value, with_seeds
 from simulator.studies.study_file import (
     Source,
     StudyFile,
@@ -63,8 +61,7 @@ from simulator.studies.study_file import (
 
 SIDE_RUNS = 3
 """Seeds per point of crossover and sensitivity: pairing leaves little to average out."""
-AUTOMATIC = "auto"
-NONE = "none"
+AUTOMATIC, NONE = "auto", "none"
 SAMPLING, MODELLED, ASSUMED = "sampling", "model error and sampling", "assumed costs and sampling"
 """Sources of error that the interval of a ratio may cover."""
 TORNADO_ROWS = 8
@@ -115,50 +112,24 @@ def variants_from_files(
     return [Variant(name, {}, load_scenario(file, overrides)) for name, file in zip(names, files, strict=True)]
 
 
-def compare(
-    scenarios: Source | Mapping[str, Scenario] | Sequence[Variant],
+def compare_variants(
+    variants: Sequence[Variant],
+    metric: str | None,
+    crossover: str,
+    seeds: Sequence[int],
     *,
-    vary: Mapping[str, Sequence[Any]] | None = None,
-    seed: int = 0,
-    replications: int = 5,
-    metric: str | None = None,
-    crossover: str = AUTOMATIC,
-    sensitivity: bool = True,
-    interval: bool = True,
-    jobs: int | None = None,
-    progress: ProgressCall | None = None,
+    sensitivity: bool,
+    interval: bool,
+    jobs: int | None,
+    progress: ProgressCall | None,
 ) -> CompareResult:
-    """Run every variant on the same seeds and say how they differ from the first.
-
-    Seed n gives every variant the same arrivals, lengths and acceptance draws, request by request, so the difference of
-    two variants is freed from most of the noise of either.
-
-    Args:
-        scenarios: a scenario or study (or its file) of which fields vary; or scenarios by name, the baseline first.
-        vary: values by dotted path, such as ``{"speculation.method": ["none", "eagle3"]}``; each combination is a
-            variant.
-        seed: the first seed; every variant gets the same ones.
-        replications: pairs of runs, with seeds ``seed``, ``seed + 1``, ...
-        metric: what conclusion, crossover and sensitivity judge by; default: the study's, else output throughput where
-            the load is closed or comes at once, and mean end-to-end latency otherwise.
-        crossover: ``auto`` (along the load), ``none``, ``PATH`` (a grid around the scenario's value), or
-            ``PATH=V1,V2,...`` / ``PATH=LOW..HIGH``.
-        sensitivity: try every assumed parameter at both ends of its range.
-        interval: put the model's own error into the intervals, and say how likely each variant is the better one.
-        jobs: processes; default: one per core. Results do not depend on it.
-        progress: called with (runs done, runs started so far).
-
-    Raises:
-        ForerunError: nothing varies, or a variant cannot be run; its name stands in front.
-    """
-    variants, requested = _variants(scenarios, vary, metric)
+    """The comparison of ``variants``, the baseline first; see ``compare``."""
     path, values, fixed_note = _crossover_plan(variants, crossover)
-    seeds = [seed + n for n in range(replications)]
     with Workers(jobs or cores() if (jobs or cores()) > 1 else 0) as workers:
         pool = RunPool(workers, progress)
         documents, lost = _base_documents(variants, seeds, pool, interval)
         measured = {name: [metric_values(run) for run in runs] for name, runs in documents.items()}
-        metric = requested or _judged_by(variants[0], documents)
+        metric = metric or _judged_by(variants[0], documents)
         if all(row[metric] is None for row in measured[variants[0].name]):
             raise ArgumentError("metric", f"{variants[0].name} does not measure {metric}; choose another")
         ratios = {variant.name: _ratios(measured[variants[0].name], measured[variant.name]) for variant in variants}
@@ -175,7 +146,7 @@ def compare(
     combined = {name: combine_replications(runs) for name, runs in documents.items()}
     runs = len(next(iter(documents.values())))
     notes = _notes(combined, runs, fixed_note, variants) + lost + _alike_notes(alike, variants[0].name, differ)
-    document = {
+    body = {
         "variants": [_variant_document(variant, combined[variant.name], ratios[variant.name]) for variant in variants],
         "baseline": variants[0].name,
         "metric": metric,
@@ -185,16 +156,12 @@ def compare(
         "served_load": served,
         "sensitivity": [_swing_document(swing) for swing in tornado],
         "conclusion": "",
-        "scenario": scenario_document(variants[0].scenario),
-        "seed": seed,
         "replications": runs,
-        "version": forerun_version(),
-        "basis": weakest(run["basis"] for run in combined.values()),
-        "notes": notes,
     }
+    basis = weakest(run["basis"] for run in combined.values())
+    document = study_document(body, variants[0].scenario, seeds[0], basis, notes)
     document["conclusion"] = compare_sentence(document) + _borrowed_words(variants)
-    command = _command(seed, replications, metric, crossover, sensitivity, interval)
-    return CompareResult(jsonable(document), command)
+    return CompareResult(document)
 
 
 def _borrowed_words(variants: Sequence[Variant]) -> str:
@@ -226,13 +193,13 @@ def _served_loads(variants: Sequence[Variant], path: str | None) -> dict[str, An
 
 def _judged_by(base: Variant, documents: Mapping[str, Sequence[dict[str, Any]]]) -> str:
     """Deciding metric of a comparison: goodput if there is an SLO and the share of good requests differs."""
-    if not section_values(base.scenario.slo):
+    if not base.scenario.slo:
         return headline_metric(base)
     good = [fmean((run["slo"] or {}).get("good_share") or 0.0 for run in runs) for runs in documents.values()]
     return headline_metric(base) if max(good) - min(good) <= SAME_GOODPUT or 0.0 in good else GOODPUT
 
 
-def _variants(
+def chosen_variants(
     scenarios: Source | Mapping[str, Scenario] | Sequence[Variant],
     vary: Mapping[str, Sequence[Any]] | None,
     metric: str | None,
@@ -251,15 +218,6 @@ def _variants(
         study = study_of(cast(Source, scenarios), vary)
         variants, metric = variants_of(study), metric or study.metric
     return variants, None if metric is None else checked_metric(metric)
-
-
-def _command(seed: int, replications: int, metric: str, crossover: str, sensitivity: bool, interval: bool) -> str:
-    words = ["forerun", "compare", "study.yaml", "--seed", str(seed), "--replications", str(replications)]
-    words += ["--metric", metric]
-    if crossover != AUTOMATIC:
-        words += ["--crossover", crossover]
-    words += [] if sensitivity else ["--no-sensitivity"]
-    return shlex.join(words if interval else [*words, "--no-interval"])
 
 
 def _base_documents(

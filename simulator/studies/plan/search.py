@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from forerun.errors import ForerunError, InvariantError
 from forerun.workers import Workers, cores
 from simulator.running.scenario import Scenario
+from simulator.studies.frame import ProgressCall
 from simulator.studies.plan.layouts import REPLICAS, Layout, layouts, replica_counts, search_axes
 from simulator.studies.plan.objectives import WAITING, Objective, latency_words
 from simulator.studies.plan.trials import (
@@ -38,8 +39,6 @@ from simulator.studies.plan.trials import (
 from simulator.studies.steady_state.averages import SteadyReplica
 from simulator.studies.study_file import StudyFile
 from simulator.workload import generate_requests
-
-ProgressCall = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)

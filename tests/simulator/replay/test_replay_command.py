@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from simulator import build
 from simulator.cli import main
+from simulator.running import build
 from simulator.running.assumptions import Assumptions
 from simulator.running.scenario import Scenario
 from simulator.serving.engine_config import EngineConfig

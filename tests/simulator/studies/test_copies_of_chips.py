@@ -4,7 +4,7 @@ import pytest
 
 from hwprofiles.catalogue import load_chip
 from simulator.running.scenario import scenario_from
-from simulator.studies.compare.comparison import compare
+from simulator.studies.compare.command import compare
 
 RUN = {
     "model": "llama-3.1-8b",

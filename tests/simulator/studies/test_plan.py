@@ -13,7 +13,8 @@ from forerun.errors import ForerunError, InvariantError
 from simulator.cli.app import main
 from simulator.running.run import simulate
 from simulator.running.scenario import Scenario, load_scenario
-from simulator.studies.plan.document import plan, plan_document
+from simulator.studies.plan.command import plan
+from simulator.studies.plan.document import plan_document
 from simulator.studies.plan.layouts import layouts, search_axes
 from simulator.studies.plan.objectives import objective_of
 from simulator.studies.plan.search import (

@@ -5,7 +5,8 @@ import pytest
 from forerun.errors import ForerunError
 from hwprofiles import load_chip
 from simulator.running.scenario import scenario_from
-from simulator.studies.plan.document import carbon_of, plan
+from simulator.studies.plan.command import plan
+from simulator.studies.plan.document import carbon_of
 from simulator.studies.study_file import study_of
 
 SLO = {"p99_ttft_ms": 2000, "p99_tpot_ms": 60}

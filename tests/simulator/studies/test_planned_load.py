@@ -9,7 +9,7 @@ from forerun.errors import ForerunError
 from simulator.running.run import simulate
 from simulator.running.scenario import scenario_from
 from simulator.studies.artefacts import artefact
-from simulator.studies.plan.document import plan
+from simulator.studies.plan.command import plan
 from simulator.workload import generate_requests
 
 CHAT = {"model": "llama-3.1-8b", "hardware": {"chip": "h100-sxm"}, "workload": {"trace": "azure-conv-2023"}}

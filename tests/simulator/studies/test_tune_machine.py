@@ -10,7 +10,8 @@ from forerun.errors import ForerunError
 from simulator.cli import main
 from simulator.running.scenario import scenario_from
 from simulator.speculation.confidence import threshold_chain
-from simulator.studies.tune.machine import fit_machine, tune_machine
+from simulator.studies.tune.command import tune_machine
+from simulator.studies.tune.machine import fit_machine
 
 DATA = {
     "model": "qwen2.5-7b",
