@@ -188,11 +188,11 @@ def of_steps(function: Callable[..., Any], windows: int, drafting: bool) -> Reco
         columns = [rest[first : first + windows] for first in range(0, 4 * windows, windows)]
         prefill_seqs, prefill_tokens, sampled, decode_seqs, query_len, *tail = scalars
         prompts = (prefill_seqs, prefill_tokens, *columns[:2], sampled, columns[2])
-        work = StepWork(*prompts, decode_seqs, query_len, columns[3], *tail)
+        work: StepWork[Any] = StepWork._make((*prompts, decode_seqs, query_len, columns[3], *tail))
         if not drafting:
             return function(work)
         draft = rest[4 * windows :]
-        return function(work, DraftStep(*draft[:4], draft[4 : 4 + windows], draft[4 + windows :]))
+        return function(work, DraftStep._make((*draft[:4], draft[4 : 4 + windows], draft[4 + windows :])))
 
     return Recording(of_numbers, SCALARS + 4 * windows + (4 + 2 * windows if drafting else 0))
 

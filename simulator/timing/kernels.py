@@ -763,7 +763,8 @@ def _convolution_calls(shape: RecurrentShape, seqs: Num, tokens: Num, phase: str
         yield Call(f"convolution ({phase})", "elementwise", sizes | {"launches": np.minimum(seqs, 1)})
 
 
-class ByCount(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ByCount:
     """Numbers by a count, from 0."""
 
     values: list[float]

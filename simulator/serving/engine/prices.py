@@ -343,13 +343,13 @@ class RecordedPrices(Prices):
     step: Program
     drafted: Program
     stages: Program
+    """Of the stages of a pipeline, and of the host before them; there is none otherwise."""
     host: Program
 
     def __init__(self, timer: Any) -> None:
         Prices.__init__(self, timer)
         windows = len(timer.windows)
         self.step, self.drafted = Program(timer.seconds, windows, False), Program(timer.seconds, windows, True)
-        self.stages = self.host = None
         if isinstance(timer, StagedTimer):
             self.stages = Program(timer.stage_seconds, windows, False)
             self.host = Program(timer.host_seconds, windows, False)
