@@ -212,7 +212,7 @@ def _moe(frame: Frame, skipped: dict[str, int]) -> KernelTable:
     )  # fmt: skip
     texts: dict[str, str | Words] = {"dtype": dtype}
     if frame.has("distribution"):
-        texts["distribution"] = frame.texts("distribution")
+        texts["routing"] = frame.texts("distribution")
     if frame.has("kernel_source"):
         source = frame.texts("kernel_source")
         plain = np.array(["nongated" in name for name in source.names])

@@ -32,7 +32,7 @@ OPS: dict[str, Columns] = {
     ),
     "moe": Columns(
         ("tokens", "num_experts", "experts_per_token", "hidden", "intermediate"),
-        ("expert_parallel", "tensor_parallel", "activated_experts", "projections"),
+        ("expert_parallel", "tensor_parallel", "active_experts", "projections"),
     ),
     **dict.fromkeys(
         ("recurrent_prefill", "recurrent_decode"),
@@ -51,7 +51,7 @@ OPS: dict[str, Columns] = {
 * ``longest_kv``: KV length of the longest single-query sequences, where they differ (0 = all alike, or unknown), and
   ``longest_batch`` how many are that long (0 = one).
 * ``attention_mixed``: one kernel over ``batch`` prefill chunks and ``decode_batch`` single-token sequences.
-* ``activated_experts``: different experts that were really touched (0 = not known).
+* ``active_experts``: different experts that were really touched (0 = not known).
 * ``projections``: matrices per expert, 2 for up and down alone (0 = 3: gate, up and down).
 * ``recurrent_prefill``, ``recurrent_decode``: the scan of a recurrent layer over ``batch`` prompts of ``q_len`` tokens,
   and its update by ``q_len`` tokens of each sequence; ``num_heads`` value heads and ``num_kv_heads`` key heads of
@@ -71,7 +71,10 @@ SIZES: tuple[str, ...] = tuple(
 )
 """All size columns; 0 where a size does not apply."""
 
-WORDS = ("op", "dtype", "kv_dtype", "library", "device", "source", "name", "cache", "distribution")
+WORDS = ("op", "dtype", "kv_dtype", "library", "device", "source", "name", "cache", "routing")
 """All text columns. ``cache`` is ``warm`` if the same operands were just read and may still be on the chip,
-``cold`` where not; ``device`` is the measured chip as the file calls it; ``distribution`` is how evenly tokens were
+``cold`` where not; ``device`` is the measured chip as the file calls it; ``routing`` is how evenly tokens were
 spread over experts; ``name`` is the kernel's own."""
+
+OLD_COLUMNS = {"activated_experts": "active_experts", "distribution": "routing"}
+"""Earlier names of columns that a canonical trace may still have, with the present ones."""
