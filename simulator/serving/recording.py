@@ -74,7 +74,7 @@ class Known(Traced):
 
     def __int__(self) -> int:
         """The number itself: what follows is recorded for this one alone."""
-        assert self == int(self.value)
+        self.book.specialise(self)
         return int(self.value)
 
 
@@ -100,6 +100,7 @@ class Recording:
         self._computed: dict[tuple[int, ...], int] = {}
         """Places of the results of this way through the function, by operation, source and places of operands."""
         self._branched: set[int] = set()
+        self._specialised: set[int] = set()
         self.steps: list[list[int]] = []
         self.values = [0.0] * arguments
         self.sources: list[tuple[int, Any, int]] = []
@@ -109,7 +110,7 @@ class Recording:
     def extend(self, arguments: Sequence[float]) -> None:
         """Record the steps for some arguments."""
         self._next = 0
-        self._computed, self._branched = {}, set()
+        self._computed, self._branched, self._specialised = {}, set(), set()
         result = self._function(*(Known(self, place, value) for place, value in enumerate(arguments)))
         places = [self._place(one) for one in (result if isinstance(result, list) else [result])]
         if self._next == len(self.steps):
@@ -144,6 +145,18 @@ class Recording:
             step[way] = len(self.steps)
         self._next = step[way]
         return bool(condition.value)
+
+    def specialise(self, known: Known) -> None:
+        """Branch on the numbers that ``known`` has had here, one after the other, up to its present one."""
+        if known.place in self._specialised:
+            return
+        self._specialised.add(known.place)
+        alike = False
+        while not alike and self._next < len(self.steps):
+            earlier = self.values[self.steps[self._next][4]]
+            alike = self.branch(self.record("equal", known, earlier))
+        if not alike:
+            self.branch(self.record("equal", known, known.value))
 
     def _recorded(self, operation: int, source: int, operands: tuple[Any, ...], value: Any) -> Known:
         key = (operation, source, *map(self._place, operands))
