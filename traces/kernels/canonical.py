@@ -10,12 +10,18 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as papq
 
+from forerun.errors import warn_renamed
 from traces.errors import TraceError, did_you_mean
-from traces.kernels.columns import OPS, SIZES, WORDS
+from traces.kernels.columns import OLD_COLUMNS, OPS, SIZES, WORDS
 from traces.kernels.frame import Frame
 from traces.kernels.table import KernelTable, Words, constant, make_table, whole
 
 DEFAULT_DTYPE = "bf16"
+
+
+def is_canonical(names: tuple[str, ...]) -> bool:
+    """Whether these are the columns of a canonical kernel trace."""
+    return "measured_s" in names or ("op" in names and "latency" not in names and "median_ms" not in names)
 
 
 def read_canonical(frame: Frame) -> KernelTable:
@@ -24,6 +30,7 @@ def read_canonical(frame: Frame) -> KernelTable:
     Raises:
         TraceError: no ``op`` or ``measured_s``, an unknown column or operation, or an operation without its columns.
     """
+    frame = _with_new_names(frame)
     frame.need("op", "measured_s")
     known = (*SIZES, *WORDS, "measured_s", "std_s", "count")
     for name in frame.names:
@@ -44,7 +51,8 @@ def read_canonical(frame: Frame) -> KernelTable:
             )
     sizes = {name: frame.floats(name) for name in SIZES if name in frame.names}
     texts: dict[str, str | Words] = {name: frame.texts(name) for name in WORDS if name in frame.names and name != "op"}
-    texts["dtype"] = _filled(texts.get("dtype"), DEFAULT_DTYPE, frame.rows)
+    dtype = frame.texts("dtype") if frame.has("dtype") else constant("", frame.rows)
+    texts["dtype"] = dtype.mapped(lambda name: name or DEFAULT_DTYPE)
     return make_table(
         frame.floats("measured_s"),
         op,
@@ -57,10 +65,13 @@ def read_canonical(frame: Frame) -> KernelTable:
     )
 
 
-def _filled(column: str | Words | None, default: str, rows: int) -> Words:
-    if not isinstance(column, Words):
-        return constant(default, rows)
-    return Words(column.codes, tuple(name or default for name in column.names))
+def _with_new_names(frame: Frame) -> Frame:
+    old = OLD_COLUMNS.keys() & set(frame.names)
+    for name in sorted(old):
+        warn_renamed(f"kernel trace column {name}", OLD_COLUMNS[name])
+    if not old:
+        return frame
+    return frame._replace(table=frame.table.rename_columns([OLD_COLUMNS.get(name, name) for name in frame.names]))
 
 
 def write_kernels(table: KernelTable, path: str | Path, parquet: bool | None = None) -> Path:
