@@ -38,6 +38,8 @@ FLOOR = 0.005
 HOST_FIELDS = ("step_s", "per_sequence_s", "eager_launch_s")
 """Host costs of an engine that one factor moves together."""
 LATENCIES = ("itl", "prefill", "ttft")
+CHECKED = ("metric", "cause", "measured", "expected", "spread", "alarm", "gap_percent")
+OBSERVED = ("duration_s", "requests", "prompt_tokens", "output_tokens", "acceptance_length")
 LATENCY_FLOOR = 0.001
 """Relative error of mean latencies due to the rebuilt traffic; mean lengths nearly determine them."""
 FACTOR_LIMITS = (0.1, 10.0)
@@ -420,12 +422,10 @@ class TwinResult(StudyResult):
 
     @property
     def title(self) -> str:
-        """Title that names the model."""
         return f"Twin of {self.model}"
 
     @property
     def summary(self) -> Summary:
-        """Gaps by metric, percent."""
         return Summary({check["metric"]: check["gap_percent"] for check in self.document["checks"]})
 
     def gap(self, metric: str) -> float:
@@ -443,12 +443,10 @@ class TwinResult(StudyResult):
         return abs(float(known[metric]))
 
     def records(self) -> list[dict[str, Any]]:
-        """One row a check."""
         rows: list[dict[str, Any]] = self.document["checks"]
         return rows
 
     def tables(self) -> list[Table]:
-        """Checks, factors, what-ifs."""
         checks = []
         for row in self.document["checks"]:
             verdict = Cell("off", tone="bad") if row["alarm"] else Cell("as expected", tone="good")
@@ -491,25 +489,14 @@ def _document(
         text += f"; then {', '.join(blamed[1:])}." if blamed[1:] else "."
     else:
         text = f"The engine does what it should; its latencies lie within {worst:.1f} % of its twin's."
-    length = seen.acceptance_length
     document = {
         "source": seen.source,
         "observed": {
-            "duration_s": seen.duration_s,
-            "requests": seen.requests,
-            "prompt_tokens": seen.prompt_tokens,
-            "output_tokens": seen.output_tokens,
-            "acceptance_length": length,
+            **{name: getattr(seen, name) for name in OBSERVED},
             "prefix_hit_rate": seen.hit_rate,
             "preemptions": seen.preemptions,
         },
-        "checks": [
-            {
-                **{key: value for key, value in check._asdict().items() if key != "scores"},
-                "gap_percent": check.gap_percent,
-            }
-            for check in checks
-        ],
+        "checks": [{name: getattr(check, name) for name in CHECKED} for check in checks],
         "fits": {cause: {key: fit[key] for key in ("value", "low", "high")} for cause, fit in fits.items()},
         "culprit": blamed[0] if blamed else None,
         "blame": blamed,

@@ -51,6 +51,12 @@ def test_fast_and_exact_steps_agree_on_every_layout(layout, seed):
     assert any("bubbles" in note for note in fast.notes) == ("pipeline_parallel" in layout)
 
 
+def burst(hardware, **sections):
+    """Four short requests at once."""
+    workload = {"arrivals": {"process": "burst"}, "input_tokens": 10, "output_tokens": 4, "num_requests": 4}
+    return scenario_from({"model": "llama-3.1-8b", "hardware": hardware, "workload": workload} | sections, "test")
+
+
 @pytest.mark.parametrize(
     ("hardware", "message"),
     [
@@ -62,26 +68,19 @@ def test_fast_and_exact_steps_agree_on_every_layout(layout, seed):
     ],
 )
 def test_layouts_without_sense_are_refused(hardware, message):
-    workload = {"arrivals": {"process": "burst"}, "input_tokens": 10, "output_tokens": 4, "num_requests": 4}
-    data = {"model": "llama-3.1-8b", "hardware": {"chip": "h100-sxm", **hardware}, "workload": workload}
     with pytest.raises((ForerunError, ProfileError), match=message):
-        simulate(scenario_from(data, "test"))
+        simulate(burst({"chip": "h100-sxm", **hardware}))
 
 
 def test_stages_without_a_scale_up_link_go_over_the_hosts():
-    workload = {"arrivals": {"process": "burst"}, "input_tokens": 10, "output_tokens": 4, "num_requests": 4}
-    hardware = {"chip": "rtx-4090", "pipeline_parallel": 2}
-    run = simulate(scenario_from({"model": "llama-3.1-8b", "hardware": hardware, "workload": workload}, "test"))
+    run = simulate(burst({"chip": "rtx-4090", "pipeline_parallel": 2}))
     assert run.chips == 2
     assert run.requests.output_tokens.tolist() == [4] * 4
 
 
 def test_pipelines_need_a_scheduler_that_keeps_batches_in_flight():
-    workload = {"arrivals": {"process": "burst"}, "input_tokens": 10, "output_tokens": 4, "num_requests": 4}
-    data = {"model": "llama-3.1-8b", "hardware": {"chip": "h100-sxm", "pipeline_parallel": 2}, "workload": workload}
-    data["engine"] = {"scheduler": "static"}
     with pytest.raises(ForerunError, match="several batches in flight need"):
-        simulate(scenario_from(data, "test"))
+        simulate(burst({"chip": "h100-sxm", "pipeline_parallel": 2}, engine={"scheduler": "static"}))
 
 
 def run_forked(scenario, monkeypatch, processes):

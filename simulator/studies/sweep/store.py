@@ -133,11 +133,9 @@ class SweepStore:
         self._unlock(key)
 
     def retry_failed(self) -> None:
-        """Open the failed points of this study again."""
-        failed = [key for key, outcome in self.outcomes.items() if "error" in outcome and self.runs[key]]
-        for key in failed:
+        """Open the failed points of this study again; call it before the first claim."""
+        for key in [key for key, outcome in self.outcomes.items() if "error" in outcome and self.runs[key]]:
             del self.outcomes[key]
-        self._open.extend(failed)
 
     def refresh(self) -> None:
         """Read what has been recorded since the last look, by any process."""

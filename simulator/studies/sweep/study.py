@@ -89,35 +89,30 @@ class SweepResult(StudyResult):
 
     @property
     def title(self) -> str:
-        """Model, hardware and number of points."""
         count = len(self.document["points"])
         return f"{self.model} on {self.document['scenario']['hardware']['chip']}: sweep of {count} points"
 
     @property
     def facts(self) -> str:
-        """Points done and failed, and what they rest on."""
         counts = self.document["counts"]
         return f"{counts['done']} points done, {counts['failed']} failed · {super().facts}"
 
     @property
     def marks(self) -> Sequence[str]:
-        """Design, and runs per point."""
         runs = self.document["replications"]
         return f"{self.document['design']} design", f"{runs} run{'s' * (runs != 1)} per point"
 
     @property
     def files(self) -> dict[str, str]:
-        """The study that ``command`` runs."""
         points = [point["set"] for point in self.document["points"]]
         return {"study.yaml": sweep_file_text(self.document["scenario"], points)}
 
     @property
     def summary(self) -> Summary:
-        """The best point by the metric, and how many were run."""
         metric = self.document["metric"]
         known = [(value, p["name"]) for p in self.document["points"] if (value := point_value(p, metric)) is not None]
-        best = None if not known else (max if HIGHER_IS_BETTER[metric] else min)(known)
-        summary = {"best": None if best is None else best[1], metric: None if best is None else best[0]}
+        best, name = (max if HIGHER_IS_BETTER[metric] else min)(known, default=(None, None))
+        summary = {"best": name, metric: best}
         return Summary({**self.document["counts"], **summary, "answer": self.conclusion})
 
     def records(self) -> list[dict[str, Any]]:

@@ -136,10 +136,12 @@ def test_usage_with_every_chunk():
         ({"prompt": ["a"] * 66_000, "max_tokens": 1}, 400, "prompt"),
         ({"prompt": ["a"] * 100, "n": 11}, 400, "prompt"),
         (b'{"prompt": "' + b"a" * MOST_BODY_BYTES + b'"}', 413, None),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]}, 400, "messages"),
     ],
 )
 def test_what_cannot_be_is_refused_in_openais_shape(body, status, param):
-    answer = posted(body)
+    chat = isinstance(body, dict) and "messages" in body
+    answer = posted(body, "/v1/chat/completions" if chat else "/v1/completions")
     assert answer.status_code == status
     error = answer.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
@@ -238,30 +240,21 @@ def test_a_client_that_does_not_read_is_owed_a_few_chunks_and_then_all_the_rest_
 
 
 @pytest.mark.parametrize(
-    ("path", "status"), [("/v1/load_lora_adapter", 404), ("/v1/models/none", 404), ("/v1/embeddings", 404)]
+    ("method", "path", "status", "allowed"),
+    [
+        ("POST", "/v1/load_lora_adapter", 404, None),
+        ("GET", "/v1/models/none", 404, None),
+        ("GET", "/v1/completions", 405, "POST"),
+        ("PUT", "/v1/chat/completions", 405, "POST"),
+        ("POST", "/v1/models", 405, "GET"),
+        ("DELETE", "/metrics", 405, "GET"),
+    ],
 )
-def test_addresses_that_are_not_there(path, status):
-    answer = posted({}, path) if "models" not in path else ask(lambda client, _: client.get(path))
-    assert answer.status_code == status
-    assert answer.json()["error"]["type"] == "not_found_error"
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "allowed"),
-    [("GET", "/v1/completions", "POST"), ("PUT", "/v1/chat/completions", "POST"), ("POST", "/v1/models", "GET"),
-     ("DELETE", "/metrics", "GET")],
-)  # fmt: skip
-def test_methods_that_are_not_answered(method, path, allowed):
+def test_addresses_and_methods_that_are_not_answered(method, path, status, allowed):
     answer = ask(lambda client, _: client.request(method, path))
-    assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
-    assert answer.json()["error"]["type"] == "invalid_request_error"
-
-
-def test_an_image_is_not_taken_for_text():
-    content = [{"type": "image_url", "image_url": {"url": "http://x"}}]
-    answer = posted({"messages": [{"role": "user", "content": content}]}, "/v1/chat/completions")
-    assert answer.status_code == 400
-    assert "image_url" in answer.json()["error"]["message"]
+    assert (answer.status_code, answer.headers.get("allow")) == (status, allowed)
+    kind = "not_found_error" if status == 404 else "invalid_request_error"
+    assert answer.json()["error"]["type"] == kind
 
 
 def test_a_router_that_turns_away_answers_503():

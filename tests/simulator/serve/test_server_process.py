@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tracemalloc
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -48,26 +49,46 @@ async ([address, body]) => {
 """
 
 
-@pytest.fixture
-def served(tmp_path):
-    """A server's process, its address, and the folder in which it runs and keeps what is temporary."""
-    scenario = tmp_path / "scenario.json"
+@contextmanager
+def started(folder, before=""):
+    """A server's process and its address; it runs in ``folder``, and keeps there what is temporary."""
+    scenario = folder.parent / "scenario.json"
     scenario.write_text(json.dumps(tiny_data()))
-    folder = tmp_path / "own"
     folder.mkdir()
+    code = f"import sys; {before}from simulator.cli import main; sys.exit(main(sys.argv[1:]))"
     words = ["serve", str(scenario), "--port", "0", "--speed", "100", "--trace-out", "came.jsonl"]
     process = subprocess.Popen(
-        [sys.executable, "-c", "import sys; from simulator.cli import main; sys.exit(main(sys.argv[1:]))", *words],
+        [sys.executable, "-c", code, *words],
         cwd=folder,
         env=os.environ | {"TMPDIR": str(folder), "PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path])},
         stderr=subprocess.PIPE,
         text=True,
     )
-    line = next(line for line in process.stderr if "/v1 " in line)
-    yield process, line.split(" at ")[1].split("/v1")[0], folder
-    process.kill()
-    process.wait()
-    process.stderr.close()
+    try:
+        line = next(line for line in process.stderr if "/v1 " in line)
+        yield process, line.split(" at ")[1].split("/v1")[0]
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+@pytest.fixture
+def served(tmp_path):
+    """A server's process, its address and its folder."""
+    with started(tmp_path / "own") as (process, address):
+        yield process, address, tmp_path / "own"
+
+
+def place_of(address):
+    host, port = address.removeprefix("http://").split(":")
+    return host, int(port)
+
+
+def posted(tokens):
+    """A request for a stream, as it goes over the wire."""
+    body = json.dumps({"prompt": "a b c", "max_tokens": tokens, "ignore_eos": True, "stream": True})
+    return f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
@@ -116,12 +137,10 @@ def test_ctrl_c_tells_those_that_still_read(served):
 
 def test_a_client_that_reads_late_misses_nothing(served):
     _, address, _ = served
-    host, port = address.removeprefix("http://").split(":")
-    body = json.dumps({"prompt": "a b c", "max_tokens": 20_000, "ignore_eos": True, "stream": True})
     with socket.socket() as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        slow.connect((host, int(port)))
-        slow.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+        slow.connect(place_of(address))
+        slow.sendall(posted(20_000))
         while not ended(httpx.get(f"{address}/metrics").text):
             pass
         result = b""
@@ -142,11 +161,8 @@ def test_a_body_in_the_address_is_answered_by_the_process(served, stream):
 
 
 def test_a_client_that_has_sent_all_that_it_will_gets_its_stream(served):
-    host, port = served[1].removeprefix("http://").split(":")
-    body = json.dumps({"prompt": "a b c", "max_tokens": 300, "ignore_eos": True, "stream": True})
-    with socket.create_connection((host, int(port)), timeout=60) as client:
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
-        client.sendall((head + body).encode())
+    with socket.create_connection(place_of(served[1]), timeout=60) as client:
+        client.sendall(posted(300))
         result = client.recv(1 << 16)
         client.shutdown(socket.SHUT_WR)
         while part := client.recv(1 << 16):
@@ -156,31 +172,13 @@ def test_a_client_that_has_sent_all_that_it_will_gets_its_stream(served):
 
 
 def test_a_request_that_does_not_arrive_loses_its_connection(tmp_path):
-    scenario = tmp_path / "scenario.json"
-    scenario.write_text(json.dumps(tiny_data()))
-    code = (
-        "import sys, simulator.serve.app as app; app.REQUEST_S = 0.1; from simulator.cli import main; "
-        "sys.exit(main(sys.argv[1:]))"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, "serve", str(scenario), "--port", "0"],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path])},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        address = next(line for line in process.stderr if "/v1 " in line).split(" at ")[1].split("/v1")[0]
-        host, port = address.removeprefix("http://").split(":")
-        head = b"POST /v1/completions HTTP/1.1\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\n"
+    with started(tmp_path / "own", "import simulator.serve.app as app; app.REQUEST_S = 0.1; ") as (_, address):
         for part in (b"", head, head + b"Content-Length: 9\r\n\r\n{"):
-            with socket.create_connection((host, int(port)), timeout=60) as client:
+            with socket.create_connection(place_of(address), timeout=60) as client:
                 client.sendall(part)
                 assert client.recv(1 << 16) == b""
         assert httpx.get(f"{address}/health").status_code == 200
-    finally:
-        process.kill()
-        process.wait()
-        process.stderr.close()
 
 
 def ended(metrics: str) -> float:

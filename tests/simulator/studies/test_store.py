@@ -64,6 +64,17 @@ def test_a_result_of_another_process_is_taken(tmp_path):
         assert [second.runs[point.key] for point in custom] == [1, 1, 1, 0]
 
 
+def test_a_failed_point_that_is_retried_is_claimed_once(tmp_path):
+    custom = points(2)
+    with SweepStore(tmp_path / "s", custom) as store:
+        for key in store.claim(2):
+            store.record(key, {"error": "no"})
+    with SweepStore(tmp_path / "s", custom) as store:
+        store.retry_failed()
+        assert len(store.claim(9)) == 2
+        assert store.claim(9) == []
+
+
 def test_other_studies_in_the_store_are_left_alone(tmp_path):
     with SweepStore(tmp_path / "s", points(2, seed=1)) as store:
         finish(store, 2)
