@@ -36,11 +36,7 @@ from simulator.studies.race.race import (
     steps_of,
 )
 
-SPECULATION = {
-    "method": "eagle3",
-    "num_speculative_tokens": 3,
-    "acceptance": {"per_position": [0.8, 0.6, 0.45]},
-}
+SPECULATION = {"method": "eagle3", "num_speculative_tokens": 3, "acceptance": {"per_position": [0.8, 0.6, 0.45]}}
 
 
 def chat(**speculation):
