@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from simulator.replay.result import Replay
     from simulator.running.run import RunResult
     from simulator.studies.compare.comparison import CompareResult
-    from simulator.studies.draft_pool import DraftPoolResult
+    from simulator.studies.draft_pool.pool import DraftPoolResult
     from simulator.studies.plan.document import PlanResult
     from simulator.studies.race.race import RaceResult
     from simulator.studies.sweep.study import SweepResult

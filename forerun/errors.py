@@ -6,7 +6,8 @@ import difflib
 import re
 import warnings
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 LONGEST_MESSAGE = 1000
@@ -99,6 +100,17 @@ class InvariantError(RuntimeError):
     def __str__(self) -> str:
         """The broken invariant and the command that reproduces it."""
         return f"{self.invariant}; reproduce it with seed {self.seed} and the scenario {self.scenario}"
+
+
+@contextmanager
+def at_field(name: str) -> Iterator[None]:
+    """Prefix errors raised in the body with the scenario field ``name``, unless it is empty."""
+    try:
+        yield
+    except ForerunError as error:
+        if not name:
+            raise
+        raise type(error)(f"{name}: {error}") from None
 
 
 def one_line(message: str) -> str:

@@ -14,6 +14,17 @@ from forerun.errors import warn_renamed
 
 PLACE = re.compile(r"^from (\S+) import (\w+) as \2$", re.MULTILINE)
 """A line of a stub: the module and the name."""
+ALL_OF = re.compile(r"^from (\S+) import \*$", re.MULTILINE)
+"""A line of a stub that lends all names of another face."""
+
+
+def lent_names(stub: Path, package: str) -> dict[str, str]:
+    """Module of each name that the stub of a package lends, those of other faces included."""
+    text, root = stub.read_text(encoding="utf-8"), stub.parents[package.count(".") + 1]
+    lent = {name: module for module, name in PLACE.findall(text)}
+    for face in ALL_OF.findall(text):
+        lent |= lent_names(root / face.replace(".", "/") / "__init__.pyi", face)
+    return lent
 
 
 def lazy_names(
@@ -22,12 +33,12 @@ def lazy_names(
     """``__getattr__``, ``__dir__`` and ``__all__`` of a package whose names are imported when they are first used.
 
     The stub, ``__init__.pyi`` beside the package's ``__init__.py``, holds ``from module import name as name`` lines
-    only. Type checkers and editors read it as it stands; this function reads from it where each name is defined.
+    and ``from face import *`` lines only. Type checkers and editors read it as it stands; this function reads from it
+    where each name is defined.
     ``renamed`` maps names of the release before to their new ones.
     """
     home = sys.modules[package]
-    stub = Path(str(home.__file__)).with_suffix(".pyi")
-    places = {name: module for module, name in PLACE.findall(stub.read_text(encoding="utf-8"))}
+    places = lent_names(Path(str(home.__file__)).with_suffix(".pyi"), package)
 
     def get(name: str) -> Any:
         if name in renamed:

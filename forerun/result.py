@@ -216,22 +216,17 @@ class StudyResult(Result):
 
     Args:
         document: plain JSON values, with ``scenario``, ``seed``, ``version``, ``basis``, ``notes`` and ``conclusion``.
-        command: shell command that repeats the study in the folder that ``save`` wrote.
+        command: shell command that repeats the study in the folder that ``save`` wrote; may be empty.
         files: texts by file name that ``save`` writes beside document and report, such as the study of ``command``.
     """
 
     def __init__(self, document: dict[str, Any], command: str = "", files: Mapping[str, str] | None = None) -> None:
-        self._document, self._command, self._files = document, command, dict(files or {})
+        self._document, self.command, self._files = document, command, dict(files or {})
 
     @property
     def document(self) -> dict[str, Any]:
         """What ``--json`` writes."""
         return self._document
-
-    @property
-    def command(self) -> str:
-        """Shell command that repeats the study in the folder that :meth:`save` wrote; may be empty."""
-        return self._command
 
     @property
     def files(self) -> dict[str, str]:

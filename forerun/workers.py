@@ -7,14 +7,15 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Generic, ParamSpec, Self, TypeVar
 
 from forerun.errors import WorkerDiedError
 
 if TYPE_CHECKING:
-    from concurrent.futures import ProcessPoolExecutor
+    from concurrent.futures import Future, ProcessPoolExecutor
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -28,6 +29,18 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+@dataclass(frozen=True, slots=True)
+class StartedWork(Generic[T]):
+    """Work that has begun; call it for its result, or for the exception that it raised."""
+
+    result: Callable[[], T]
+    future: Future[T] | None = None
+    """Tells when the result is there; None where the call does the work."""
+
+    def __call__(self) -> T:
+        return self.result()
+
+
 class Workers:
     """A pool of ``count`` processes; with 0 the work is done by the caller when it requests the result.
 
@@ -37,23 +50,20 @@ class Workers:
 
     def __init__(self, count: int) -> None:
         self._count = count
-        self._pool = process_pool(count) if count > 0 else None
+        self._pool: ProcessPoolExecutor | None = None
 
-    def start(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Callable[[], T]:
-        """Begin ``work``; call what is returned to have its result, or the exception it raised.
-
-        The call raises a ``WorkerDiedError`` where two processes died over the work.
-        """
+    def start(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> StartedWork[T]:
+        """Begin ``work``. Its result raises a ``WorkerDiedError`` where two processes died over it."""
         task = partial(work, *args, **kwargs)
-        if self._pool is None:
-            return task
+        if not self._count:
+            return StartedWork(task)
         from concurrent.futures.process import BrokenProcessPool
 
+        self._pool = self._pool or _process_pool(self._count)
         try:
             future = self._pool.submit(task)
         except BrokenProcessPool:
-            close_pool(self._pool, wait=False)
-            self._pool = process_pool(self._count)
+            self._pool = _process_pool(self._count)
             future = self._pool.submit(task)
 
         def result() -> T:
@@ -62,16 +72,16 @@ class Workers:
             except BrokenProcessPool:
                 return _alone(task)
 
-        return result
+        return StartedWork(result, future)
 
-    def __enter__(self) -> Workers:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._pool is not None:
-            close_pool(self._pool, wait=kind is None)
+            _end(self._pool)
 
 
 def _alone(task: Callable[[], T]) -> T:
@@ -82,32 +92,26 @@ def _alone(task: Callable[[], T]) -> T:
     """
     from concurrent.futures.process import BrokenProcessPool
 
-    with process_pool(1) as pool:
-        try:
-            return pool.submit(task).result()
-        except BrokenProcessPool:
-            raise WorkerDiedError("a worker process died over this run, twice (not enough memory for it?)") from None
+    pool = _process_pool(1)
+    try:
+        return pool.submit(task).result()
+    except BrokenProcessPool:
+        raise WorkerDiedError("a worker process died over this run, twice (not enough memory for it?)") from None
+    finally:
+        _end(pool)
 
 
-def process_pool(count: int) -> ProcessPoolExecutor:
-    """A pool of ``count`` processes that end with this one, even when it is killed."""
+def _process_pool(count: int) -> ProcessPoolExecutor:
     from concurrent.futures import ProcessPoolExecutor
 
     return ProcessPoolExecutor(count, initializer=follow_parent, initargs=(os.getpid(),))
 
 
-def close_pool(pool: ProcessPoolExecutor, wait: bool) -> None:
-    """Close ``pool``: after what was started when ``wait``, else at once, ending its processes."""
-    from multiprocessing.connection import wait as wait_for
-
+def _end(pool: ProcessPoolExecutor) -> None:
+    """End the processes at once: a process that was killed while it waited for work keeps the queue's lock, for which
+    the others would wait for ever."""
     processes = list((getattr(pool, "_processes", None) or {}).values())
     pool.shutdown(wait=False, cancel_futures=True)
-    # A process that is killed while it waits for work keeps the queue's lock: the others would wait for it for ever.
-    while wait and not any(process.exitcode for process in processes):
-        alive = [process.sentinel for process in processes if process.is_alive()]
-        if not alive:
-            break
-        wait_for(alive, timeout=ORPHAN_CHECK_S)
     for process in processes:
         process.terminate()
 

@@ -9,11 +9,5 @@ from simulator.running.run import RunResult as RunResult
 from simulator.running.run import simulate as simulate
 from simulator.running.scenario import Scenario as Scenario
 from simulator.running.scenario import load_scenario as load_scenario
-from simulator.studies.compare.comparison import compare as compare
-from simulator.studies.draft_pool import draft_pool as draft_pool
-from simulator.studies.plan.document import plan as plan
-from simulator.studies.race.race import race as race
-from simulator.studies.sweep.study import sweep as sweep
-from simulator.studies.tune.document import tune as tune
-from simulator.studies.tune.machine import tune_machine as tune_machine
+from simulator.studies.public import *
 from simulator.timing.prediction import predict as predict

@@ -16,7 +16,7 @@ from simulator.running.run import simulate
 from simulator.running.scenario import load_scenario, parse_yaml
 from simulator.speculation.attention_level.numeric import attention_outputs
 from simulator.studies.alspec import ATLAS_CHIPS, atlas_gains
-from simulator.studies.compare.comparison import compare
+from simulator.studies.compare.command import compare
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
-from forerun.lazy import PLACE
+from forerun.lazy import lent_names
 
 MOST_MODULES = 15
 """In one folder; ``__init__`` and ``__main__`` do not count."""
@@ -97,8 +97,10 @@ def test_imports_run_downwards(path):
 def test_no_import_cycles():
     """Neither between modules nor through a package's lazy names, imports within functions and for types included."""
     sorter = TopologicalSorter[str]()
-    lent = {".".join(stub.parent.relative_to(ROOT).parts): stub.read_text(encoding="utf-8") for stub in FACES}
-    places = {f"{face}.{name}": module for face, text in lent.items() for module, name in PLACE.findall(text)}
+    lent = {".".join(stub.parent.relative_to(ROOT).parts): stub for stub in FACES}
+    places = {
+        f"{face}.{name}": module for face, stub in lent.items() for name, module in lent_names(stub, face).items()
+    }
     modules = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in sources()}
     for path in sources():
         module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
@@ -196,8 +198,10 @@ FACES = [stub for source in sources() if (stub := source.with_suffix(".pyi")).ex
 def test_a_face_lends_what_its_stub_says(stub):
     package = ".".join(stub.parent.relative_to(ROOT).parts)
     lines = stub.read_text(encoding="utf-8").splitlines()
-    places = {name: module for module, name in PLACE.findall("\n".join(lines))}
-    assert len(places) == len(lines), "one name a line, each once: from module import name as name"
+    places = lent_names(stub, package)
+    others = [name for line in lines if line.endswith(" import *") for name in import_module(line.split()[1]).__all__]
+    named = sum(not line.endswith(" import *") for line in lines)
+    assert len(places) == named + len(others), "one name a line, each once: from module import name as name"
     # once such a module is imported, its package's attribute of that name is the module
     assert not {name for name in places if (stub.parent / f"{name}.py").exists() and places[name] != package}
     face = import_module(package)

@@ -10,9 +10,9 @@ from types import ModuleType
 import pytest
 from scenario_search.search import CORPUS, KNOWN, PARTS, judged, scenario_of, schema, shrunk, with_intervals
 
-from simulator import invariants
 from simulator.cli import main
 from simulator.llm.mixers import SelectiveAttention
+from simulator.running import invariants, metrics
 from simulator.running.build import PoolBuild
 from simulator.running.drafting import DraftRequest
 from simulator.running.invariants import StepAudit
@@ -246,7 +246,7 @@ def acceptance_without_drafts(monkeypatch):
     assert right in source, "the rule is written otherwise by now: plant the fault anew"
     module = ModuleType("planted")
     exec(compile(source.replace(right, "_acceptance_ends(scenario)"), "planted", "exec"), module.__dict__)
-    monkeypatch.setattr(uncertainty, "model_error", module.model_error)
+    monkeypatch.setattr(metrics, "model_error", module.model_error)
 
 
 @pytest.mark.parametrize(

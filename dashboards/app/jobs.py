@@ -2,7 +2,9 @@
 
 Dash's own background callbacks (its diskcache manager) were weighed and left aside: they bound neither how many run nor
 their memory and time, let a run outlive the server, fork a process that has threads, read pickles from a folder on the
-disk, and need four more packages. What would have to be put around them is as long as what stands here.
+disk, and need four more packages. What would have to be put around them is as long as what stands here. Pools (loky,
+``concurrent.futures``) were tried: one pool of one process for each run, which then has to be watched, so that no idle
+process stays when a browser has left.
 """
 
 from __future__ import annotations

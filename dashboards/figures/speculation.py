@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 
 from dashboards.theme import BLUE, GREY, VERMILLION, FloatArray, captioned, gain_scale, method_line
 from simulator.speculation import load_curve
-from simulator.studies.draft_pool import WAYS
+from simulator.studies.draft_pool.pool import WAYS
 from simulator.studies.tune.grid import SpeculationGrid
 
 LEAST_SCALE_ROWS = 4

@@ -6,8 +6,9 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from forerun.errors import at_field
 from forerun.recent import RecentResults
-from hwprofiles import Chip, KernelLibrary, Link
+from hwprofiles import Chip, KernelLibrary, Link, load_link
 from hwprofiles.parameters import FamilyParameters
 from simulator.timing.framework import HOST_COSTS, Framework
 
@@ -36,10 +37,10 @@ class Assumptions:
         scaled = self._scaled(framework.name, {name: getattr(framework, name) for name in HOST_COSTS})
         return framework.model_copy(update=scaled) if scaled else framework
 
-    def link(self, link: Link | None) -> Link | None:
-        """A link under the factor ``LINK.latency_s``."""
-        if link is None:
-            return None
+    def link(self, name: str, field: str) -> Link:
+        """The link that a scenario's ``field`` names, under the factor ``LINK.latency_s``."""
+        with at_field(field):
+            link = load_link(name)
         scaled = self._scaled(link.name, {"latency_s": link.latency_s})
         return link.model_copy(update=scaled) if scaled else link
 

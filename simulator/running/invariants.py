@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from simulator.running.build import PoolBuild
 from simulator.running.step_rows import StepTotals
-from simulator.serving import RequestRecords, SpeculationCounters, StepRecords
+from simulator.serving import RequestRecords, RunLog, SpeculationCounters, StepRecords
 from simulator.timing import StagedTimer
 
 if TYPE_CHECKING:
@@ -162,6 +162,30 @@ class FinishedRun:
     def __post_init__(self) -> None:
         object.__setattr__(self, "done", ~self.requests.failed)
 
+    @classmethod
+    def of(
+        cls,
+        pools: tuple[PoolBuild, ...],
+        log: RunLog,
+        requests: RequestRecords,
+        steps: StepAudit,
+        speculation: SpeculationCounters | None,
+    ) -> FinishedRun:
+        """What the log and the records of a run say."""
+        counters = ("transfers", "blocks_left", "stage_busy_s", "stage_open_s")
+        return cls(
+            pools=pools,
+            requests=requests,
+            steps=steps,
+            speculation=speculation,
+            offered=len(log.stream),
+            max_concurrency=log.stream.max_concurrency,
+            restarts=np.asarray(log.restarts, dtype=np.int64),
+            prompt_replica=np.asarray(log.prompt_replica, dtype=np.int64),
+            refused=sum(log.refusals.values()),
+            **{name: getattr(log, name) for name in counters},
+        )
+
     @property
     def undisturbed(self) -> BoolArray:
         """Requests that were served without preemption or failure."""
@@ -198,22 +222,21 @@ def request_times(outcome: FinishedRun) -> Iterator[str]:
     records, done = outcome.requests, np.isfinite(outcome.requests.finished_s)
     if len(records) != outcome.offered:
         yield f"{outcome.offered} requests were offered, there are records of {len(records)}"
-    if np.any(done == records.failed):
-        yield f"request {_first(done == records.failed)} was neither finished nor refused, or both"
+    for row in _first(done == records.failed):
+        yield f"request {row} was neither finished nor refused, or both"
     if outcome.refused != int(records.failed.sum()):
         yield f"{outcome.refused} requests were refused with a reason, {int(records.failed.sum())} have failed"
     count = sum(pool.replicas for pool in outcome.pools)
     lost = done & ((records.replica < 0) | (records.replica >= count))
-    if lost.any():
-        row = _first(lost)
+    for row in _first(lost):
         yield f"request {row} ended at replica {records.replica[row]}, there are {count}"
     for pool, first in outcome.replicas_of():
         if pool.role != "prefill":
             continue
         here = (records.replica >= first) & (records.replica < first + pool.replicas)
         wrong = done & here & (records.output_tokens > 1) & (outcome.restarts == 0)
-        if wrong.any():
-            yield f"request {_first(wrong)} ended in pool {pool.name}, which only computes prompts"
+        for row in _first(wrong):
+            yield f"request {row} ended in pool {pool.name}, which only computes prompts"
 
 
 def order(outcome: FinishedRun) -> Iterator[str]:
@@ -223,8 +246,7 @@ def order(outcome: FinishedRun) -> Iterator[str]:
     for earlier, later in pairwise(("arrival_s", "scheduled_s", "first_token_s", "finished_s")):
         before, after = getattr(records, earlier)[done], getattr(records, later)[done]
         wrong = ~(after >= before - TIME_TOLERANCE_S)
-        if wrong.any():
-            row = _first(wrong)
+        for row in _first(wrong):
             yield f"request {np.flatnonzero(done)[row]}: {later} {after[row]:.9g} is before {earlier} {before[row]:.9g}"
 
 
@@ -242,8 +264,7 @@ def first_come(outcome: FinishedRun) -> Iterator[str]:
         same = computed_by[row[1:]] == computed_by[row[:-1]]
         later = records.arrival_s[row[1:]] > records.arrival_s[row[:-1]]
         wrong = same & later & (records.scheduled_s[row[1:]] < records.scheduled_s[row[:-1]])
-        if wrong.any():
-            at = _first(wrong)
+        for at in _first(wrong):
             yield f"request {row[at + 1]} was scheduled before request {row[at]}, which had come before it"
 
 
@@ -274,8 +295,8 @@ def little(outcome: FinishedRun) -> Iterator[str]:
     if latencies_s > most * duration_s * (1.0 + 1e-9) + TIME_TOLERANCE_S:
         yield f"throughput times latency is {latencies_s / duration_s:.6g} requests in a closed loop of {most}"
     early = np.sort(arrival)[most:] < np.sort(finished)[: max(0, len(finished) - most)] - TIME_TOLERANCE_S
-    if early.any():
-        yield f"request {_first(early) + most} was sent while a closed loop of {most} was full"
+    for row in _first(early):
+        yield f"request {row + most} was sent while a closed loop of {most} was full"
 
 
 def transfers(outcome: FinishedRun) -> Iterator[str]:
@@ -305,8 +326,7 @@ def token_counts(outcome: FinishedRun) -> Iterator[str]:
             f"{outcome.transfers} that were handed over one more each"
         )
     wrong = (records.cached_tokens < 0) | (records.cached_tokens > records.input_tokens)
-    if wrong.any():
-        row = _first(wrong)
+    for row in _first(wrong):
         yield (
             f"request {row} found {records.cached_tokens[row]} of its {records.input_tokens[row]} prompt tokens cached"
         )
@@ -334,8 +354,7 @@ def draft_counts(outcome: FinishedRun) -> Iterator[str]:
         ("verify steps", records.drafts, most),
     ):
         wrong = count > limit
-        if wrong.any():
-            row = _first(wrong)
+        for row in _first(wrong):
             yield f"request {row} has {count[row]} {what}, there can be {limit[row]}"
 
 
@@ -399,8 +418,7 @@ def step_tokens(part: PoolSteps) -> Iterator[str]:
     rows = part.steps
     most = rows.prefill_seqs + rows.decode_seqs * rows.query_len * rows.steps
     wrong = (rows.output_tokens > most) | (rows.output_tokens < 0)
-    if wrong.any():
-        row = _first(wrong)
+    for row in _first(wrong):
         yield f"{part.name(row)} handed out {rows.output_tokens[row]} tokens, it computed {most[row]}"
 
 
@@ -412,8 +430,7 @@ def capacity(part: PoolSteps) -> Iterator[str]:
         ("sequences", rows.running, limits.max_num_seqs),
     ):
         wrong = (used > limit) | (used < 0)
-        if wrong.any():
-            row = _first(wrong)
+        for row in _first(wrong):
             yield f"{part.name(row)} holds {used[row]} {what}, there are {limit}"
 
 
@@ -421,8 +438,7 @@ def keys_in_blocks(part: PoolSteps) -> Iterator[str]:
     """Sequences without shared blocks read at most as many keys as their KV blocks hold."""
     rows, size = part.steps, part.pool.limits.block_size
     wrong = rows.decode_kv_tokens > rows.kv_blocks * size
-    if wrong.any():
-        row = _first(wrong)
+    for row in _first(wrong):
         yield f"{part.name(row)} reads {rows.decode_kv_tokens[row]} keys from {rows.kv_blocks[row]} blocks of {size}"
 
 
@@ -430,12 +446,11 @@ def speed_of_light(part: PoolSteps) -> Iterator[str]:
     """No step is faster than its work allows at the peak of its chips."""
     seconds = part.steps.seconds
     idle = ~((seconds > 0.0) | (part.steps.prefill_tokens + part.steps.decode_seqs == 0))
-    if idle.any():
-        yield f"{part.name(_first(idle))} takes no time"
+    for row in _first(idle):
+        yield f"{part.name(row)} takes no time"
     for what, least in least_seconds(part):
         wrong = ~(seconds * (1.0 + SOL_TOLERANCE) >= least)
-        if wrong.any():
-            row = _first(wrong)
+        for row in _first(wrong):
             yield f"{part.name(row)} takes {seconds[row]:.6g} s, its {what} need {least[row]:.6g} s at the peak"
 
 
@@ -466,8 +481,7 @@ def one_step_at_a_time(rows: StepRecords, end_s: FloatArray) -> Iterator[str]:
     before = np.where(np.append(True, replica[1:] != replica[:-1]), end_s[replica], np.append(0.0, end[:-1]))
     # Far out the spacing of doubles is larger than the tolerance.
     overlap = start < before - TIME_TOLERANCE_S - 4.0 * np.spacing(before)
-    if overlap.any():
-        row = _first(overlap)
+    for row in _first(overlap):
         yield f"replica {replica[row]}: a step starts at {start[row]:.12g} s, but one ends at {before[row]:.12g} s"
 
 
@@ -479,6 +493,7 @@ def _limits(pool: PoolBuild) -> tuple[float, float]:
     return pool.chips * max(peaks), pool.chips * max(chip.memory.bandwidth_bytes_per_s for chip in chips)
 
 
-def _first(wrong: BoolArray) -> int:
-    """Index of the first row that is marked as wrong."""
-    return int(np.argmax(wrong))
+def _first(wrong: BoolArray) -> list[int]:
+    """Index of the first row that is marked as wrong, if any."""
+    rows: list[int] = np.flatnonzero(wrong)[:1].tolist()
+    return rows

@@ -21,9 +21,16 @@ from simulator.running.assumptions import Factors
 from simulator.running.build import EXTRAPOLATED, Build, build_run
 from simulator.running.drafting import DrafterFactory
 from simulator.running.invariants import FinishedRun, StepAudit, broken
-from simulator.running.reports import kv_report, replica_use, request_records, speculation_counters, transfer_report
-from simulator.running.run_records import PoolFacts, RunRecords
-from simulator.running.scenario import Scenario, ScenarioSource, as_scenario
+from simulator.running.records import (
+    PoolFacts,
+    RunRecords,
+    kv_report,
+    replica_use,
+    request_records,
+    speculation_counters,
+    transfer_report,
+)
+from simulator.running.scenario import ScenarioSource, as_scenario
 from simulator.running.step_rows import DecodeSample, StepRows, StepTotals, step_detail
 from simulator.serving import (
     FULL_ROWS,
@@ -214,16 +221,52 @@ def simulate(
         if sampled:
             decoding.take(steps)
 
+    def broken_run(problem: str, result: RunResult | None = None) -> InvariantError:
+        described = scenario.model_dump_json(exclude_unset=True)
+        return InvariantError(problem, described, seed, "" if keep_steps else " --no-steps", result)
+
     rows = StepRows(build, look, keep_steps)
     try:
         log = build.fleet.run(stream, progress, full_step_rows or FULL_ROWS, None if keep_steps else rows.take)
     except StalledError as error:
-        raise _broken(str(error), scenario, seed, keep_steps) from None
+        raise broken_run(str(error)) from None
     rows.take(log.steps)
-    result = _result(scenario, seed, build, log, rows, audit, decoding, keep_steps, cpu, wall)
-    problem = broken(_outcome(build, log, result, audit))
+    totals = audit.totals
+    _refuse_unserved(log, totals)
+    requests, steps = request_records(log, build.main), rows.steps()
+    kv, evidence = kv_report(build, totals, requests, log), Evidence.of(totals)
+    result = RunResult(
+        scenario=scenario,
+        seed=seed,
+        requests=requests,
+        steps=steps,
+        totals=totals,
+        gaps=log.gaps(),
+        kv=kv,
+        speculation=speculation_counters(log, build.main),
+        engine=EngineCounters(
+            steps=int(totals.steps.sum()),
+            exact_steps=log.exact_steps,
+            simulated_s=float(totals.end_s.max()),
+            cpu_s=_cpu_s() - cpu,
+            wall_s=time.perf_counter() - wall,
+        ),
+        basis=weakest((evidence.basis, *(EXTRAPOLATED for pool in build.pools if pool.assumed))),
+        evidence=evidence,
+        notes=(*build.notes, *log.stream.notes, *_notes(build, log, decoding, kv)),
+        chips=build.chips,
+        pools=tuple(map(PoolFacts.of, build.pools)),
+        replicas=replica_use(log, totals, build.pools),
+        transfers=transfer_report(log) if build.fleet.links else None,
+        restarts=int(np.sum(log.restarts)),
+        spans=tuple(log.spans),
+        scaling=log.scaling,
+        detail=step_detail(log, build.main.timer) if len(build.pools) == 1 and keep_steps else None,
+        steps_kept=keep_steps,
+    )
+    problem = broken(FinishedRun.of(build.pools, log, requests, audit, result.speculation))
     if problem is not None:
-        raise _broken(problem, scenario, seed, keep_steps, result)
+        raise broken_run(problem, result)
     if intervals:
         figures = metrics.summarise if intervals is True else intervals
         result = replace(result, model_error=metrics.model_error(scenario, seed, build, stream, result, figures))
@@ -236,80 +279,19 @@ def _cpu_s() -> float:
     return time.process_time() + times.children_user + times.children_system
 
 
-def _broken(
-    problem: str, scenario: Scenario, seed: int, keep_steps: bool, result: RunResult | None = None
-) -> InvariantError:
-    described = scenario.model_dump_json(exclude_unset=True)
-    return InvariantError(problem, described, seed, "" if keep_steps else " --no-steps", result)
-
-
-def _result(
-    scenario: Scenario,
-    seed: int,
-    build: Build,
-    log: RunLog,
-    rows: StepRows,
-    audit: StepAudit,
-    decoding: DecodeSample,
-    keep_steps: bool,
-    cpu: float,
-    wall: float,
-) -> RunResult:
-    """What is left of a run that began at these processor and wall-clock times.
-
-    Raises:
-        ForerunError: no request could be served, or the run lasts beyond what simulated time can resolve.
-    """
+def _refuse_unserved(log: RunLog, totals: StepTotals) -> None:
+    """Refuse a run in which no request could be served, or that lasts beyond what simulated time can resolve."""
     if np.sum(log.failed) == len(log.stream):
-        reasons = "; ".join(f"{count} x {reason}" for reason, count in sorted(log.refusals.items()))
-        raise NothingServedError(reasons)
-    totals = audit.totals
+        raise NothingServedError("; ".join(f"{count} x {reason}" for reason, count in sorted(log.refusals.items())))
     simulated_s = float(totals.end_s.max())
     if simulated_s > LONGEST_S:
         raise ForerunError(
             f"the run lasts {simulated_s:.3g} s of simulated time, of which {LONGEST_S:.0e} s can be resolved; fewer "
             f"requests, shorter pauses or failures"
         )
-    requests, steps = request_records(log, build.main), rows.steps()
-    kv = kv_report(build, totals, requests, log)
-    return RunResult(
-        scenario=scenario,
-        seed=seed,
-        requests=requests,
-        steps=steps,
-        totals=totals,
-        gaps=log.gaps(),
-        kv=kv,
-        speculation=speculation_counters(log, build.main) if build.main.sampler is not None else None,
-        engine=EngineCounters(
-            steps=int(totals.steps.sum()),
-            exact_steps=log.exact_steps,
-            simulated_s=simulated_s,
-            cpu_s=_cpu_s() - cpu,
-            wall_s=time.perf_counter() - wall,
-        ),
-        basis=_basis(build, totals),
-        evidence=Evidence.of(totals),
-        notes=(*build.notes, *log.stream.notes, *_notes(build, log, decoding), *_kv_notes(kv)),
-        chips=build.chips,
-        pools=tuple(map(PoolFacts.of, build.pools)),
-        replicas=replica_use(log, totals, build.pools),
-        transfers=transfer_report(log) if build.fleet.links else None,
-        restarts=int(np.sum(log.restarts)),
-        spans=tuple(log.spans),
-        scaling=log.scaling,
-        detail=step_detail(log, build.main.timer) if len(build.pools) == 1 and keep_steps else None,
-        steps_kept=keep_steps,
-    )
 
 
-def _basis(build: Build, totals: StepTotals) -> str:
-    """What a run rests on: its kernels, and what else was assumed."""
-    basis = Evidence.of(totals).basis
-    return weakest((basis, EXTRAPOLATED)) if any(pool.assumed for pool in build.pools) else basis
-
-
-def _notes(build: Build, log: RunLog, decoding: DecodeSample) -> Iterator[str]:
+def _notes(build: Build, log: RunLog, decoding: DecodeSample, kv: KvCacheReport) -> Iterator[str]:
     """Notes on what happened during a run."""
     if log.stream.prefix_hashes is None and any(pool.offload is not None for pool in build.pools):
         yield "engine.kv_offloading_bytes changes nothing: no prompts of this workload are known to repeat"
@@ -323,8 +305,17 @@ def _notes(build: Build, log: RunLog, decoding: DecodeSample) -> Iterator[str]:
     restarts = int(np.sum(log.restarts))
     if restarts:
         yield f"{restarts} requests started again on another replica because their replica failed"
-    yield from _decode_ranges(build, decoding)
+    timer, groups = build.main.timer, build.main.groups
+    if groups is not None and isinstance(timer, ModelTimer) and len(decoding):
+        steps = decoding.steps
+        work = (steps.decode_seqs, steps.query_len, steps.decode_kv_tokens)
+        yield groups.range_note(timer.target, *work, steps.seconds / steps.steps)
     yield from _in_step(log.stream, build.main.sampler is not None)
+    if kv.peak_blocks >= NEARLY_GONE * kv.num_blocks:
+        yield (
+            f"KV memory was nearly gone: {kv.peak_blocks / kv.num_blocks:.0%} of {kv.num_blocks:,} blocks "
+            f"({kv.num_blocks * kv.block_size:,} tokens) in use at the peak, {kv.preemptions:,} preemptions"
+        )
 
 
 def _in_step(stream: RequestStream, drafting: bool) -> Iterator[str]:
@@ -340,41 +331,3 @@ def _in_step(stream: RequestStream, drafting: bool) -> Iterator[str]:
         "spread TTFT of Llama-3.1-8B at 64 at once is a third, TPOT within a few percent. Give workload.output_tokens "
         f"a spread, such as {{distribution: uniform, min: {low}, max: {high}}}"
     )
-
-
-def _outcome(build: Build, log: RunLog, result: RunResult, audit: StepAudit) -> FinishedRun:
-    return FinishedRun(
-        pools=build.pools,
-        requests=result.requests,
-        steps=audit,
-        speculation=result.speculation,
-        offered=len(log.stream),
-        max_concurrency=log.stream.max_concurrency,
-        restarts=np.asarray(log.restarts, dtype=np.int64),
-        prompt_replica=np.asarray(log.prompt_replica, dtype=np.int64),
-        transfers=log.transfers,
-        blocks_left=log.blocks_left,
-        refused=sum(log.refusals.values()),
-        stage_busy_s=log.stage_busy_s,
-        stage_open_s=log.stage_open_s,
-    )
-
-
-def _kv_notes(kv: KvCacheReport) -> Iterator[str]:
-    """A note where KV memory was nearly exhausted, so that requests wait for blocks rather than for the chip."""
-    if kv.peak_blocks >= NEARLY_GONE * kv.num_blocks:
-        tokens = kv.num_blocks * kv.block_size
-        yield (
-            f"KV memory was nearly gone: {kv.peak_blocks / kv.num_blocks:.0%} of {kv.num_blocks:,} blocks "
-            f"({tokens:,} tokens) in use at the peak, {kv.preemptions:,} preemptions"
-        )
-
-
-def _decode_ranges(build: Build, decoding: DecodeSample) -> list[str]:
-    """A note on how far the assumed costs of attention-level speculation move decode steps."""
-    timer = build.main.timer
-    if build.main.groups is None or not isinstance(timer, ModelTimer) or not len(decoding):
-        return []
-    steps = decoding.steps
-    work = (steps.decode_seqs, steps.query_len, steps.decode_kv_tokens)
-    return [build.main.groups.range_note(timer.target, *work, steps.seconds / steps.steps)]

@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 from forerun.errors import ForerunError, UnknownFieldError, did_you_mean
 from forerun.types import PositiveFloat, Section
 from forerun.yaml_files import TooLargeError, bounded_text, parse, problem_of
+from simulator.running.refusals import check_sections
 from simulator.serving.engine_config import EngineConfig
 from simulator.serving.fleet.fleet_config import (
     AutoscalerConfig,
@@ -25,7 +26,7 @@ from simulator.serving.fleet.fleet_config import (
     RouterConfig,
 )
 from simulator.speculation import SpeculationConfig, carry_acceptance
-from simulator.speculation.attention_level.alspec_config import AttentionSpeculationConfig, check_groups
+from simulator.speculation.attention_level.alspec_config import AttentionSpeculationConfig
 from simulator.timing.hardware_config import HardwareConfig
 from simulator.workload.workload_config import WorkloadConfig
 
@@ -139,57 +140,8 @@ class Scenario(Section):
         return slo
 
     @model_validator(mode="after")
-    def _pools_fit_together(self) -> Scenario:
-        pools = self.pools or {}
-        if self.pools is not None and not pools:
-            raise ValueError("pools: must not be empty")
-        if pools and self.attention_speculation is not None:
-            raise ValueError("pools: attention_speculation is modelled with equal replicas only; remove one of the two")
-        for name, pool in pools.items():
-            overridden_section(self, name, "engine")
-            if overridden_section(self, name, "hardware").speculative_parallel != 1:
-                raise ValueError(f"pools.{name}.hardware.speculative_parallel: only 1 is modelled in pools")
-            if "routing" in pool.engine:
-                raise ValueError(
-                    f"pools.{name}.engine.routing: set engine.routing of the scenario (new requests) or "
-                    f"kv_transfer.routing (finished prompts)"
-                )
-        roles = {pool.role for pool in pools.values()}
-        if roles not in (set(), {"both"}, {"prefill", "decode"}):
-            raise ValueError(
-                f"pools: roles are {', '.join(sorted(roles))}; let all be both, or some prefill and the others decode"
-            )
-        if self.kv_transfer is not None and "prefill" not in roles:
-            raise ValueError("kv_transfer: no pool has the role prefill, so no KV travels; remove kv_transfer")
-        arrivals = self.workload.arrivals
-        if self.router.when_full == "refuse" and arrivals is not None and arrivals.process == "closed-loop":
-            raise ValueError(
-                "router.when_full: a closed loop sends the next request as soon as one is refused, so all would fail; "
-                "use queue, or lower max_concurrency"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _scales_what_it_can(self) -> Scenario:
-        scaler = self.autoscaler
-        if scaler is None:
-            return self
-        for name in ("pools", "faults"):
-            if getattr(self, name) is not None:
-                raise ValueError(f"autoscaler: cannot be combined with {name}; remove one of them")
-        if self.hardware.pipeline_parallel > 1:
-            raise ValueError("autoscaler: modelled without pipeline stages; set hardware.pipeline_parallel: 1")
-        if not scaler.min_replicas <= self.hardware.replicas <= scaler.max_replicas:
-            raise ValueError(
-                f"autoscaler: hardware.replicas {self.hardware.replicas}, which are on at first, must lie between "
-                f"min_replicas {scaler.min_replicas} and max_replicas {scaler.max_replicas}"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _device_groups(self) -> Scenario:
-        if self.pools is None:
-            check_groups(self.attention_speculation, self.hardware)
+    def _sections_fit_together(self) -> Scenario:
+        check_sections(self)
         return self
 
     @property
@@ -198,6 +150,20 @@ class Scenario(Section):
         drafts = self.speculation is not None and self.speculation.method != "none"
         chances = drafts or self.attention_speculation is not None or self.faults is not None
         return chances or self.workload.random
+
+    def pool_section(self, pool: str, section: str) -> Any:
+        """The ``hardware`` or ``engine`` of a pool: the scenario's own with the pool's fields on top.
+
+        Raises:
+            ValueError: a field or value that the section does not have, in one line that names it.
+        """
+        base = getattr(self, section)
+        assert self.pools is not None
+        try:
+            fields = base.model_dump(exclude_unset=True) | getattr(self.pools[pool], section)
+            return type(base).model_validate(fields)
+        except ValidationError as error:
+            raise ValueError(f"pools.{pool}.{section}.{explain(error, type(base))}") from None
 
     def with_values(self, overrides: Mapping[str, Any]) -> Scenario:
         """A copy with values set by dotted path, validated anew.
@@ -245,21 +211,6 @@ def _expanded(fields: Mapping[str, Any], shortcuts: Mapping[str, Any]) -> dict[s
             raise ForerunError(f"Scenario: {path} is set twice, in {section} and by a shortcut; give one of the two")
         data[section] = {**present, field: value}
     return data
-
-
-def overridden_section(scenario: Scenario, pool: str, section: str) -> Any:
-    """The ``hardware`` or ``engine`` of a pool: the scenario's own with the pool's fields on top.
-
-    Raises:
-        ValueError: a field or value that the section does not have, in one line that names it.
-    """
-    base = getattr(scenario, section)
-    assert scenario.pools is not None
-    overrides = getattr(scenario.pools[pool], section)
-    try:
-        return type(base).model_validate(base.model_dump(exclude_unset=True) | overrides)
-    except ValidationError as error:
-        raise ValueError(f"pools.{pool}.{section}.{explain(error, type(base))}") from None
 
 
 def load_scenario(path: str | Path, overrides: Sequence[str] = ()) -> Scenario:
@@ -359,38 +310,45 @@ def _refusal(error: ValidationError, place: str) -> ForerunError:
     return kind(f"{place}: {explain(error, Scenario)}")
 
 
+MESSAGES = {
+    "missing": "missing",
+    "model_type": "must be a mapping of fields",
+    "dict_type": "must be a mapping of fields",
+    "too_short": "must not be empty",
+    "tuple_type": "must be a list",
+}
+"""Messages in place of pydantic's, by the type of a complaint."""
+
+
 def explain(error: ValidationError, model: type[BaseModel]) -> str:
     """One line for the most telling of a validation's complaints: unknown fields first, then the deepest."""
     problems = error.errors(include_url=False)
     unknown = [p for p in problems if p["type"] == "extra_forbidden"]
+    if unknown:
+        return _unknown_field(model, unknown[0]["loc"])
     fitting = [p for p in problems if not _wrong_branch(p["type"], p["input"])] or problems
-    problem = unknown[0] if unknown else max(fitting, key=lambda p: len(_fields(p["loc"])))
-    if problem["type"] == "extra_forbidden":
-        place, name = _fields(problem["loc"][:-1]), str(problem["loc"][-1])
-        known = _known_fields(model, place)
-        hint = did_you_mean(name.lower().replace("-", "_"), known)
-        paths = [path for path in _paths_of(model) if path.rsplit(".", 1)[-1] == name and "." in path]
-        if not place and paths:
-            hint = f"; did you mean '{paths[0]}'?"
-        return f"{'.'.join([*place, name])}: unknown field{hint} (fields here: {', '.join(known)})"
-    fields = _fields(problem["loc"])
-    path = ".".join(fields)
-    if problem["type"] == "missing":
-        return f"{path}: missing"
+    problem = max(fitting, key=lambda p: len(_fields(p["loc"])))
+    kind, value, path = problem["type"], problem["input"], ".".join(_fields(problem["loc"]))
     message = problem["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
-    if problem["type"] in ("model_type", "dict_type"):
-        message = "must be a mapping of fields"
-    if problem["type"] == "too_short":
-        message = "must not be empty"
-    if problem["type"] == "tuple_type":
-        message = "must be a list"
-    value = problem["input"]
-    if problem["type"] == "int_type" and isinstance(value, float) and value.is_integer():
+    message = MESSAGES.get(kind, message)
+    if kind == "missing":
+        return f"{path}: {message}"
+    if kind == "int_type" and isinstance(value, float) and value.is_integer():
         return f"{path}: must be a whole number; write {value:.0f} (got {value!r})"
-    if problem["type"] == "literal_error" and isinstance(value, str):
+    if kind == "literal_error" and isinstance(value, str):
         return f"{path}: {message}{did_you_mean(value, re.findall(QUOTED, message))} (got '{value}')"
     shown = "" if isinstance(value, dict | list) else f" (got {value!r})"
     return f"{path + ': ' if path else ''}{message[0].lower() + message[1:]}{shown}"
+
+
+def _unknown_field(model: type[BaseModel], location: Sequence[int | str]) -> str:
+    place, name = _fields(location[:-1]), str(location[-1])
+    known = _known_fields(model, place)
+    hint = did_you_mean(name.lower().replace("-", "_"), known)
+    paths = [path for path in _paths_of(model) if path.rsplit(".", 1)[-1] == name and "." in path]
+    if not place and paths:
+        hint = f"; did you mean '{paths[0]}'?"
+    return f"{'.'.join([*place, name])}: unknown field{hint} (fields here: {', '.join(known)})"
 
 
 def parse_yaml(text: str, place: str) -> Any:
@@ -416,43 +374,36 @@ def _wrong_branch(kind: str, value: Any) -> bool:
 
 def _fields(location: Iterable[int | str]) -> list[str]:
     """The dotted path of a complaint without the names of union branches that pydantic adds."""
-    kept = []
-    for part in location:
-        text = str(part)
-        if isinstance(part, int) or re.fullmatch(r"[a-z_][a-z0-9_]*", text):
-            if text in ("str", "int", "float", "none", "constrained"):
-                continue
-            kept.append(text)
-    return kept
+    words = [str(part) for part in location if isinstance(part, int) or re.fullmatch(r"[a-z_][a-z0-9_]*", part)]
+    return [word for word in words if word not in ("str", "int", "float", "none", "constrained")]
 
 
 def _known_fields(model: type[BaseModel], path: Sequence[str]) -> list[str]:
-    current: type[BaseModel] = model
     for name in path:
-        if name not in current.model_fields:
-            continue
-        annotation = current.model_fields[name].annotation
-        branches = (annotation, *getattr(annotation, "__args__", ()))
-        nested = [a for branch in branches for a in (branch, *getattr(branch, "__args__", ())) if _is_model(a)]
-        if not nested:
-            return []
-        current = nested[0]
-    return [field.alias or name for name, field in current.model_fields.items()]
+        if name in model.model_fields:
+            nested = _models_in(model.model_fields[name].annotation)
+            if not nested:
+                return []
+            model = nested[0]
+    return [field.alias or name for name, field in model.model_fields.items()]
 
 
 def _paths_of(model: type[BaseModel], place: str = "") -> list[str]:
     """Dotted paths of all fields, those near the top first."""
-    model_fields = [(field.alias or name, field.annotation) for name, field in model.model_fields.items()]
-    paths = [f"{place}{name}" for name, _ in model_fields]
-    for name, annotation in model_fields:
-        branches = (annotation, *getattr(annotation, "__args__", ()))
-        for nested in (branch for branch in branches if _is_model(branch)):
+    names = {field.alias or name: field.annotation for name, field in model.model_fields.items()}
+    paths = [f"{place}{name}" for name in names]
+    for name, annotation in names.items():
+        for nested in _models_in(annotation, depth=1):
             paths += _paths_of(nested, f"{place}{name}.")
     return paths
 
 
-def _is_model(candidate: Any) -> bool:
-    return isinstance(candidate, type) and issubclass(candidate, BaseModel)
+def _models_in(annotation: Any, depth: int = 2) -> list[type[BaseModel]]:
+    """The models among an annotation and its arguments, arguments of arguments with a ``depth`` of 2."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    inner = getattr(annotation, "__args__", ()) if depth else ()
+    return [model for branch in inner for model in _models_in(branch, depth - 1)]
 
 
 def with_settings(data: dict[str, Any], settings: Mapping[str, Any], place: str) -> dict[str, Any]:
@@ -463,59 +414,59 @@ def with_settings(data: dict[str, Any], settings: Mapping[str, Any], place: str)
     """
     changed = deepcopy(data)
     for path, value in settings.items():
-        _set_value(changed, path, value, place)
+        *parents, last = path.split(".")
+        here = changed
+        for name in parents:
+            if here.get(name) is None:
+                here[name] = {}
+            here = here[name]
+            if not isinstance(here, dict):
+                raise ForerunError(f"{place} {path}: {name} is a single value, it has no field '{last}'")
+        here[last] = value
     carry_acceptance(data, changed, settings)
     return changed
 
 
-def _set_value(data: dict[str, Any], path: str, value: Any, place: str) -> None:
-    """Set a value of plain scenario data by dotted path; sections on the way are made.
-
-    Raises:
-        ForerunError: a single value stands on the way.
-    """
-    *parents, last = path.split(".")
-    here = data
-    for name in parents:
-        inner = here.get(name)
-        if inner is None:
-            inner = here[name] = {}
-        if not isinstance(inner, dict):
-            raise ForerunError(f"{place} {path}: {name} is a single value, it has no field '{last}'")
-        here = inner
-    here[last] = value
+FILE_FIELDS = (
+    "model",
+    "hardware.chip",
+    "hardware.link",
+    "hardware.pipeline_link",
+    "hardware.layers_on.*.chip",
+    "engine.host_link",
+    "pools.*.hardware.chip",
+    "pools.*.hardware.link",
+    "pools.*.hardware.pipeline_link",
+    "pools.*.engine.host_link",
+    "kv_transfer.link",
+    "workload.trace",
+    "workload.input_tokens.file",
+    "workload.output_tokens.file",
+    "speculation.draft.model",
+    "speculation.draft.chip",
+    "speculation.draft.link",
+    "speculation.acceptance.log",
+)
+"""Fields that may name a file; ``*`` stands for every entry of a list or mapping."""
 
 
 def resolve_paths(data: dict[str, Any], folder: Path) -> None:
     """Relative file names that exist beside the scenario file become paths that work from anywhere."""
-    workload = data["workload"] if isinstance(data.get("workload"), dict) else {}
-    speculation = data["speculation"] if isinstance(data.get("speculation"), dict) else {}
-    transfer = data["kv_transfer"] if isinstance(data.get("kv_transfer"), dict) else {}
-    pools = data["pools"].values() if isinstance(data.get("pools"), dict) else ()
-    hardware = data["hardware"] if isinstance(data.get("hardware"), dict) else {}
-    shares = hardware["layers_on"] if isinstance(hardware.get("layers_on"), list) else []
-    parts = [pool.get(part) for pool in pools if isinstance(pool, dict) for part in ("hardware", "engine")]
-    for holder, key in (
-        *((part, key) for part in parts for key in ("chip", "link", "pipeline_link", "host_link")),
-        *((share, "chip") for share in shares),
-        (transfer, "link"),
-        (data.get("engine"), "host_link"),
-        (data, "model"),
-        (data.get("hardware"), "chip"),
-        (data.get("hardware"), "link"),
-        (data.get("hardware"), "pipeline_link"),
-        (data.get("workload"), "trace"),
-        (workload.get("input_tokens"), "file"),
-        (workload.get("output_tokens"), "file"),
-        (speculation.get("draft"), "model"),
-        (speculation.get("draft"), "chip"),
-        (speculation.get("draft"), "link"),
-        (speculation.get("acceptance"), "log"),
-    ):
-        if isinstance(holder, dict) and isinstance(holder.get(key), str):
-            name = holder[key]
-            if not Path(name).is_absolute() and ("/" in name or "." in name) and _is_there(folder / name):
-                holder[key] = str(folder / name)
+    for path in FILE_FIELDS:
+        *parents, key = path.split(".")
+        holders: list[Any] = [data]
+        for part in parents:
+            holders = [inner for holder in holders for inner in _entries(holder, part)]
+        for holder in holders:
+            name = holder.get(key) if isinstance(holder, dict) else None
+            if isinstance(name, str) and not Path(name).is_absolute() and ("/" in name or "." in name):
+                holder[key] = str(folder / name) if _is_there(folder / name) else name
+
+
+def _entries(holder: Any, name: str) -> list[Any]:
+    if name == "*":
+        return list(holder.values()) if isinstance(holder, dict) else holder if isinstance(holder, list) else []
+    return [holder[name]] if isinstance(holder, dict) and name in holder else []
 
 
 def _is_there(path: Path) -> bool:

@@ -6,16 +6,20 @@ import asyncio
 import gc
 import json
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import count, cycle
 from pathlib import Path
 from typing import Any, TextIO
 
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route, Router
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from forerun.errors import ForerunError
@@ -45,41 +49,34 @@ CONNECTION = "forerun.connection"
 """The extension of ASGI's scope that holds the connection a request came by, where the server lends it."""
 
 
+@dataclass(slots=True, eq=False)
 class PendingAnswer:
-    """An answer that is being generated."""
+    """One request to the fleet, and what has been generated and sent of its answer."""
 
-    __slots__ = (
-        "after",
-        "before",
-        "closed",
-        "ended",
-        "first_s",
-        "full",
-        "index",
-        "last_s",
-        "number",
-        "opening",
-        "prompt",
-        "sent",
-        "tokens",
-        "wanted",
-    )
-
-    def __init__(self, index: int, number: int, wanted: int, prompt: int | None, full: bool) -> None:
-        self.index = index
-        self.number = number
-        """Of the answer's text."""
-        self.wanted = wanted
-        self.prompt = prompt
-        self.full = full
-        """Whether it ends because it may not be longer."""
-        self.tokens = self.sent = 0
-        """Tokens generated, and how many of them have been sent."""
-        self.first_s = 0.0
-        self.last_s: float | None = None
-        self.ended = self.closed = False
-        """Whether the last token has been generated, and whether the end of the answer has been sent."""
-        self.opening = self.before = self.after = b""
+    index: int
+    prompt: Sequence[Token]
+    number: int
+    """Of the answer's text."""
+    wanted: int
+    """Number of tokens to generate."""
+    full: bool
+    """Whether it ends because it may not be longer."""
+    limit: int | None
+    """Tokens that the request allows."""
+    hashes: Sequence[int] = ()
+    """Prefix hashes of the blocks of prompt and answer."""
+    tokens: int = 0
+    """Tokens generated."""
+    sent: int = 0
+    first_s: float = 0.0
+    last_s: float | None = None
+    ended: bool = False
+    """Whether the last token has been generated."""
+    closed: bool = False
+    """Whether the end of the answer has been sent."""
+    opening: bytes = b""
+    before: bytes = b""
+    after: bytes = b""
 
     @property
     def finish(self) -> str:
@@ -87,33 +84,20 @@ class PendingAnswer:
         return "length" if self.full else "stop"
 
 
-@dataclass(slots=True)
-class Prompt:
-    """One request to the fleet."""
-
-    tokens: Sequence[Token]
-    number: int
-    """Of the answer's text."""
-    wanted: int
-    """Number of tokens to generate for the answer."""
-    full: bool
-    """Whether it ends because it may not be longer."""
-    hashes: Sequence[int] = ()
-    """Prefix hashes of the blocks of prompt and answer."""
-
-
 class Exchange:
     """A request and the answers to it, as one HTTP exchange."""
 
-    def __init__(self, body: Body, answer: Answer, prompt_tokens: int, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, body: Body, answer: Answer, choices: Sequence[PendingAnswer], loop: asyncio.AbstractEventLoop
+    ) -> None:
         self.answer = answer
         self.streams = body.stream
-        self.prompt_tokens = prompt_tokens
+        self.choices = choices
+        self.prompt_tokens = sum(len(choice.prompt) for choice in choices) // body.n
         self.cached_tokens = 0
         options = body.stream_options
         self.include_usage = options is not None and options.include_usage
         self.counts_on = options is not None and options.continuous_usage_stats
-        self.choices: list[PendingAnswer] = []
         self.slots: list[int] = []
         self.error: BadRequestError | None = None
         self.over = False
@@ -210,49 +194,39 @@ class Server:
     def app(self) -> ASGIApp:
         """The ASGI application; its time begins with the server."""
 
-        async def not_found(scope: Scope, receive: Receive, send: Send) -> None:
-            if scope["type"] == "lifespan":
-                return await self._lifespan(receive, send)
-            error = BadRequestError(f"no such address: {scope.get('path')}", 404, code="not_found")
-            return await _refused(error)(scope, receive, send)
-
         routes = [
             Route("/v1/chat/completions", _Endpoint(self, ChatBody)),
             Route("/v1/completions", _Endpoint(self, CompletionBody)),
-            Route("/v1/models", _Page(self._models)),
-            Route("/v1/models/{name:path}", _Page(self._one_model)),
-            Route("/health", _Page(_nothing)),
-            Route("/ping", _Page(_nothing)),
-            Route("/metrics", _Page(self._metrics)),
-            Route("/version", _Page(_version)),
+            Route("/v1/models", self._models),
+            Route("/v1/models/{name:path}", self._one_model),
+            Route("/health", _nothing),
+            Route("/ping", _nothing),
+            Route("/metrics", self._metrics),
+            Route("/version", _version),
         ]
-        router = Router(routes, default=not_found, redirect_slashes=False)
-        shared = CORSMiddleware(router, allow_origins=["*"], allow_methods=["*"], allow_headers=["*"])  # as vLLM's does
-
-        async def app(scope: Scope, receive: Receive, send: Send) -> None:
-            if scope["type"] == "lifespan":
-                return await self._lifespan(receive, send)
-            return await shared(scope, receive, send)
-
+        shared = Middleware(CORSMiddleware, allow_origins=["*"], allow_methods=["*"], allow_headers=["*"])  # as vLLM's
+        app = Starlette(
+            routes=routes,
+            middleware=[shared],
+            exception_handlers={404: _not_found, 405: _not_allowed, BadRequestError: _refused},
+            lifespan=self._lifespan,
+        )
+        app.router.redirect_slashes = False
         return app
 
-    async def _lifespan(self, receive: Receive, send: Send) -> None:
-        while True:
-            message = await receive()
-            if message["type"] == "lifespan.startup":
-                self.pace.start()
-            await send({"type": message["type"] + ".complete"})
-            if message["type"] == "lifespan.shutdown":
-                return
+    @asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        self.pace.start()
+        yield
 
     async def _models(self, request: Request) -> Response:
-        return _json({"object": "list", "data": [self._model_card]})
+        return JSONResponse({"object": "list", "data": [self._model_card]})
 
     async def _one_model(self, request: Request) -> Response:
         if request.path_params["name"] != self.model:
             name = request.path_params["name"]
-            return _refused(BadRequestError(f"The model `{name}` does not exist", 404, "model", "model_not_found"))
-        return _json(self._model_card)
+            raise BadRequestError(f"The model `{name}` does not exist", 404, "model", "model_not_found")
+        return JSONResponse(self._model_card)
 
     @property
     def _model_card(self) -> dict[str, Any]:
@@ -264,48 +238,44 @@ class Server:
 
         return Response(self.counters.exposition(), headers={"content-type": CONTENT_TYPE_LATEST})
 
-    def prepare(self, body: Body) -> list[Prompt]:
-        """The prompts of a body, once for each answer; touches nothing that the event loop changes.
+    def prepare(self, body: Body) -> list[PendingAnswer]:
+        """The answers that a body requests; touches nothing that the event loop changes.
 
         Raises:
             BadRequestError: it is too long, or requests too many answers.
         """
-        prompts = []
-        for tokens in body.prompts(self._longest + 1):
-            for _ in range(body.n):
-                wanted, full = self._length(body, len(tokens))
-                prompts.append(Prompt(tokens, next(self._number), wanted, full))
-        return prompts
+        prompts = (tokens for tokens in body.prompts(self._longest + 1) for _ in range(body.n))
+        return [
+            PendingAnswer(index, tokens, next(self._number), *self._length(body, len(tokens)), body.most_tokens)
+            for index, tokens in enumerate(prompts)
+        ]
 
-    def hash(self, prompts: Sequence[Prompt]) -> None:
+    def hash(self, choices: Sequence[PendingAnswer]) -> None:
         """Hash the blocks of prompts and answers, where they can be shared; touches nothing else."""
         limits, caches = self._build.main.limits, self._build.main.prefix_caching
-        for prompt in prompts if caches else ():
-            text = [*prompt.tokens, *filler_tokens(prompt.number, 0, prompt.wanted - 1)]
-            prompt.hashes = block_hashes(text, limits.block_size)
+        for choice in choices if caches else ():
+            text = [*choice.prompt, *filler_tokens(choice.number, 0, choice.wanted - 1)]
+            choice.hashes = block_hashes(text, limits.block_size)
 
-    def begin(self, body: Body, prompts: Sequence[Prompt], at_s: float) -> Exchange:
+    def begin(self, body: Body, choices: Sequence[PendingAnswer], at_s: float) -> Exchange:
         """Hand a request to the fleet.
 
         Args:
             body: the parsed request.
-            prompts: of ``prepare``.
+            choices: of ``prepare``.
             at_s: when it came, before it was read: the work of a server's API server is simulated.
 
         Raises:
             BadRequestError: too many are under way.
         """
-        if len(prompts) > self.fleet.free:
+        if len(choices) > self.fleet.free:
             raise BadRequestError("too many requests are under way", 503, code="overloaded")
         kind = "chatcmpl" if body.chat else "cmpl"
         answer = Answer(f"{kind}-{next(self._number)}", self.model, int(time.time()), body.chat)
-        tokens = sum(len(prompt.tokens) for prompt in prompts) // body.n
-        exchange = Exchange(body, answer, tokens, self.pace.loop)
-        for index, prompt in enumerate(prompts):
-            choice = PendingAnswer(index, prompt.number, prompt.wanted, body.most_tokens, prompt.full)
-            slot = self._submit(prompt, at_s)
-            choice.opening, choice.before, choice.after = answer.pieces(index)
-            exchange.choices.append(choice)
+        exchange = Exchange(body, answer, choices, self.pace.loop)
+        for choice in choices:
+            slot = self._submit(choice, at_s)
+            choice.opening, choice.before, choice.after = answer.pieces(choice.index)
             exchange.slots.append(slot)
             self._under_way[slot] = (exchange, choice)
         self.pace.settle()
@@ -360,15 +330,15 @@ class Server:
             raise BadRequestError(f"this request can never be served here: {reason}", code="context_length_exceeded")
         return length, length == most
 
-    def _submit(self, prompt: Prompt, at_s: float) -> int:
-        slot = self.pace.submit(len(prompt.tokens), prompt.wanted, prompt.hashes, at_s)
+    def _submit(self, choice: PendingAnswer, at_s: float) -> int:
+        slot = self.pace.submit(len(choice.prompt), choice.wanted, choice.hashes, at_s)
         assert slot is not None, "begin has looked whether there are enough"
         if self._trace is not None:
             row: dict[str, Any] = {
                 "arrival_s": self.fleet.log.arrival_s[slot],
-                "input_tokens": len(prompt.tokens),
-                "output_tokens": prompt.wanted,
-                "prefix_hashes": prompt.hashes,
+                "input_tokens": len(choice.prompt),
+                "output_tokens": choice.wanted,
+                "prefix_hashes": choice.hashes,
                 "block_tokens": self._build.main.limits.block_size,
             }
             self._trace.write(json.dumps(row) + "\n")
@@ -412,7 +382,7 @@ class Server:
             counters.first(delivery.slot, at_s)
         choice.last_s = at_s
         if delivery.ended:
-            counters.ended(delivery.slot, choice.first_s, at_s, choice.tokens, choice.prompt, choice.finish)
+            counters.ended(delivery.slot, choice.first_s, at_s, choice.tokens, choice.limit, choice.finish)
 
     def _chunk(self, exchange: Exchange, choice: PendingAnswer) -> bytes:
         """The event of a choice's tokens that were not sent; the first brings a chat's opening along, as vLLM's does:
@@ -448,18 +418,6 @@ class Server:
             exchange.finish()
 
 
-class _Page:
-    """A read-only endpoint."""
-
-    def __init__(self, answer: Callable[[Request], Awaitable[Response]]) -> None:
-        self._answer = answer
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = Request(scope, receive)
-        known = request.method in ("GET", "HEAD")
-        await (await self._answer(request) if known else _not_answered(request, "GET"))(scope, receive, send)
-
-
 class _Endpoint:
     """Endpoint of completions; an ASGI application, so that tokens go straight to the transport.
 
@@ -473,15 +431,12 @@ class _Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         server = self._server
         request, at_s = Request(scope, receive), server.pace.now
-        try:
-            address = request.query_params.get("body") if request.method == "GET" else None
-            if request.method != "POST" and address is None:
-                return await _not_answered(request, "POST")(scope, receive, send)
-            raw = await _raw(request)  # of a GET as well: what comes next is then that the client has left
-            body, prompts = await self._read(raw if address is None else address.encode())
-            exchange = server.begin(body, prompts, at_s)
-        except BadRequestError as error:
-            return await _refused(error)(scope, receive, send)
+        address = request.query_params.get("body") if request.method == "GET" else None
+        if request.method != "POST" and address is None:
+            raise HTTPException(405)
+        raw = await _raw(request)  # of a GET as well: what comes next is then that the client has left
+        body, choices = await self._read(raw if address is None else address.encode())
+        exchange = server.begin(body, choices, at_s)
         gone = asyncio.ensure_future(receive())  # nothing more comes but that the client has left
         try:
             if exchange.streams:
@@ -491,22 +446,21 @@ class _Endpoint:
         finally:
             server.end(exchange)
             gone.cancel()
-        return None
 
-    async def _read(self, raw: bytes) -> tuple[Body, list[Prompt]]:
+    async def _read(self, raw: bytes) -> tuple[Body, list[PendingAnswer]]:
         """Parse a body; by a thread where it is long, so that no stream waits for it."""
         server = self._server
 
-        def parse() -> tuple[Body, list[Prompt]]:
+        def parse() -> tuple[Body, list[PendingAnswer]]:
             body = body_of(self._kind, raw, server.model)
             return body, server.prepare(body)
 
-        body, prompts = parse() if len(raw) <= QUICK_BYTES else await asyncio.to_thread(parse)
-        if sum(len(prompt.tokens) + prompt.wanted for prompt in prompts) <= QUICK_TOKENS:
-            server.hash(prompts)
+        body, choices = parse() if len(raw) <= QUICK_BYTES else await asyncio.to_thread(parse)
+        if sum(len(choice.prompt) + choice.wanted for choice in choices) <= QUICK_TOKENS:
+            server.hash(choices)
         else:
-            await asyncio.to_thread(server.hash, prompts)
-        return body, prompts
+            await asyncio.to_thread(server.hash, choices)
+        return body, choices
 
     async def _stream(self, exchange: Exchange, scope: Scope, send: Send, gone: asyncio.Future[Any]) -> None:
         """Server-sent events; tokens go to the connection itself where there is one (``Exchange.connect``)."""
@@ -538,7 +492,7 @@ class _Endpoint:
     def _whole(self, exchange: Exchange) -> Response:
         """The answer in one piece."""
         if exchange.error is not None:
-            return _refused(exchange.error)
+            raise exchange.error
         answer = exchange.answer
         choices = [
             answer.choice(choice.index, filler(choice.number, 0, choice.tokens), choice.finish, streams=False)
@@ -589,18 +543,21 @@ def _part(chunk: bytes) -> dict[str, Any]:
     return {"type": "http.response.body", "body": chunk, "more_body": True}
 
 
-def _json(document: Any) -> Response:
-    return Response(json.dumps(document), media_type=JSON)
-
-
-def _refused(error: BadRequestError, headers: dict[str, str] | None = None) -> Response:
+async def _refused(request: Request, error: Exception, headers: dict[str, str] | None = None) -> Response:
+    assert isinstance(error, BadRequestError)
     return Response(error.body, error.status, headers, JSON)
 
 
-def _not_answered(request: Request, method: str) -> Response:
+async def _not_found(request: Request, error: Exception) -> Response:
+    path = request.url.path
+    return await _refused(request, BadRequestError(f"no such address: {path}", 404, code="not_found"))
+
+
+async def _not_allowed(request: Request, error: Exception) -> Response:
+    method = "POST" if request.url.path.endswith("/completions") else "GET"
     hint = "; an EventSource puts its body into the address, as ?body=" if request.method == "GET" else ""
-    error = BadRequestError(f"{request.method} is not answered here; {method} is{hint}", 405)
-    return _refused(error, {"allow": method})
+    refusal = BadRequestError(f"{request.method} is not answered here; {method} is{hint}", 405)
+    return await _refused(request, refusal, {"allow": method})
 
 
 async def _nothing(request: Request) -> Response:
@@ -610,7 +567,7 @@ async def _nothing(request: Request) -> Response:
 async def _version(request: Request) -> Response:
     from forerun.version import forerun_version
 
-    return _json({"version": f"forerun {forerun_version()}"})
+    return JSONResponse({"version": f"forerun {forerun_version()}"})
 
 
 def _protocol() -> Any:

@@ -140,7 +140,7 @@ def fit_acceptance_lengths(lengths: Mapping[int, float]) -> AcceptanceFit:
         model = LevelDecay(1.0).with_length(float(measured[0]), depths[0])
     else:
         start = LevelDecay(1.0).with_length(float(measured[0]), depths[0]).level
-        model, _ = _solve(lambda m: predict(m) / measured - 1.0, start, 0.9)
+        model = _solve(lambda m: predict(m) / measured - 1.0, start, 0.9)
     return AcceptanceFit(
         model=model,
         decay_identified=len(depths) > 1,
@@ -181,7 +181,8 @@ def fit_survival(survival: Sequence[float], drafts: float | None = None) -> Acce
         if drafts is not None:
             errors = np.array([np.sqrt(rates[0] * (1.0 - rates[0]) / trials[0]), np.nan])
     else:
-        model, information = _solve(residuals, float(np.clip(rates[0], 0.01, 0.99)), 0.95)
+        model = _solve(residuals, float(np.clip(rates[0], 0.01, 0.99)), 0.95)
+        information = _information(model, positions, trials)
         if drafts is not None and np.linalg.cond(information) < 1e12:
             errors = np.sqrt(np.diag(np.linalg.inv(information)))
     return AcceptanceFit(
@@ -220,8 +221,8 @@ def extended(conditional: Sequence[float], positions: int) -> FloatArray:
     return np.concatenate((np.asarray(conditional), model.conditional(positions)[len(conditional) :]))
 
 
-def _solve(residuals: Callable[[LevelDecay], FloatArray], level: float, decay: float) -> tuple[LevelDecay, FloatArray]:
-    """The level and decay of least squared residuals, and the information matrix there."""
+def _solve(residuals: Callable[[LevelDecay], FloatArray], level: float, decay: float) -> LevelDecay:
+    """The level and decay of least squared residuals."""
     from scipy.optimize import least_squares  # slow to import, and most runs do without
 
     def of(point: FloatArray) -> FloatArray:
@@ -229,8 +230,23 @@ def _solve(residuals: Callable[[LevelDecay], FloatArray], level: float, decay: f
 
     bounds = ((0.0, LEAST_DECAY), (1.0, MOST_DECAY))
     solution: Any = least_squares(of, (level, decay), bounds=bounds, xtol=1e-12, ftol=1e-12, gtol=1e-12)
-    jacobian = np.asarray(solution.jac, dtype=np.float64)
-    return LevelDecay(float(solution.x[0]), float(solution.x[1])), jacobian.T @ jacobian
+    return LevelDecay(float(solution.x[0]), float(solution.x[1]))
+
+
+def _information(model: LevelDecay, positions: Sequence[int], trials: FloatArray) -> FloatArray:
+    """Fisher information of level and decay, [2, 2]: ``sum_i trials_i / (p_i (1 - p_i)) grad p_i grad p_i^T``."""
+
+    def rates(level: float, decay: float) -> FloatArray:
+        return LevelDecay(level, decay).conditional(positions[-1] + 1)[positions]
+
+    level, decay, step = model.level, model.decay, 1e-6
+    low, high = max(0.0, level - step), min(1.0, level + step)
+    slower, faster = max(LEAST_DECAY, decay - step), min(MOST_DECAY, decay + step)
+    by_level = (rates(high, decay) - rates(low, decay)) / (high - low)
+    by_decay = (rates(level, faster) - rates(level, slower)) / (faster - slower)
+    chance = np.clip(rates(level, decay), TINY, 1.0 - TINY)
+    gradients = np.column_stack((by_level, by_decay)) * np.sqrt(trials / (chance * (1.0 - chance)))[:, None]
+    return np.asarray(gradients.T @ gradients, dtype=np.float64)
 
 
 def _deviance_residuals(rates: FloatArray, model: FloatArray, trials: FloatArray) -> FloatArray:

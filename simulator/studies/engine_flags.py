@@ -4,31 +4,30 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from hwprofiles import dtype_bytes, load_chip
 from simulator.llm import load_architecture, published_repositories
-from simulator.running.scenario import Scenario, overridden_section
+from simulator.running.scenario import Scenario
 from simulator.speculation.confidence import CONFIDENCE_THRESHOLD, DEFAULT_THRESHOLD
 from simulator.speculation.methods import METHODS
 from simulator.speculation.speculation_config import named
+from simulator.studies.templates import command_words, templates
 from simulator.timing.deployment import resolve_weight_dtypes
 from simulator.timing.framework import LOCAL_FRAMEWORKS
 
-VLLM_QUANTISATION = {"fp8": "fp8", "int4": "awq", "int8": "compressed-tensors"}
-SGLANG_QUANTISATION = {"fp8": "fp8", "int4": "awq", "int8": "w8a8_int8"}
 KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 """What vLLM calls the two sides of a KV transfer."""
-KV_DTYPES = {"fp8": {"vllm": "fp8", "sglang": "fp8_e4m3"}}
+ENGINES = {"vllm": "vLLM", "sglang": "SGLang"}
 
 
 def launch_flags(scenario: Scenario) -> dict[str, str]:
     """One replica's command for each engine, and what it cannot say as a remark behind ``#``; a line for each pool."""
     if scenario.engine.framework in LOCAL_FRAMEWORKS:
-        return {"llama.cpp": llama_command(scenario)}
-    return {"vllm": vllm_command(scenario), "sglang": sglang_command(scenario)}
+        return {"llama.cpp": _llama_command(scenario)}
+    return {engine: engine_command(engine, scenario) for engine in ENGINES}
 
 
 def pool_scenarios(scenario: Scenario) -> list[tuple[str, str, Scenario]]:
@@ -37,182 +36,102 @@ def pool_scenarios(scenario: Scenario) -> list[tuple[str, str, Scenario]]:
         return [("", "both", scenario)]
     parts: list[tuple[str, str, Scenario]] = []
     for name, pool in scenario.pools.items():
-        changes = {section: overridden_section(scenario, name, section) for section in ("hardware", "engine")}
+        changes = {section: scenario.pool_section(name, section) for section in ("hardware", "engine")}
         parts.append((name, pool.role, scenario.model_copy(update={"pools": None, **changes})))
     return parts
 
 
-def _by_pool(command: Callable[[Scenario, str], str], scenario: Scenario, router: str) -> str:
-    """A command for each pool, under its name; the command alone where there are no pools."""
-    parts = pool_scenarios(scenario)
+def engine_command(engine: str, scenario: Scenario) -> str:
+    """The command of ``vllm`` or ``sglang``; for pools one line each, under its name, and what stands in front."""
     if scenario.pools is None:
-        return command(scenario, "both")
-    lines = [line for name, role, part in parts for line in (f"# {name}", command(part, role))]
+        return replica_command(engine, scenario)
+    parts = pool_scenarios(scenario)
+    lines = [line for name, role, part in parts for line in (f"# {name}", replica_command(engine, part, role))]
     if any(role == "prefill" for _, role, _ in parts):
-        lines.append(f"# {router}")
+        lines.append(f"# {templates()['in_front'][engine]}")
     return "\n".join(lines)
 
 
-def llama_command(scenario: Scenario) -> str:
-    """``llama-server`` with the flags of 2026: slots, batches, the KV cache's format, the split over cards."""
-    hardware, engine = scenario.hardware, scenario.engine
-    words = ["llama-server", "--model", f"{checkpoint_name(scenario)}.gguf", *_layers(scenario)]
+def replica_command(engine: str, scenario: Scenario, role: str = "both") -> str:
+    """The command of one kind of replica: ``both``, or a side of a KV transfer."""
+    hardware, fields = scenario.hardware, scenario.engine
     remarks: list[str] = []
-    words += ["--parallel", str(engine.max_num_seqs), "--ubatch-size", str(engine.max_num_batched_tokens)]
-    if engine.max_model_len is not None:
-        words += ["--ctx-size", str(engine.max_model_len * engine.max_num_seqs)]
-    kv = {"bf16": "f16", "fp16": "f16"}.get(scenario.kv_cache_dtype, scenario.kv_cache_dtype)
-    if kv in ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"):
-        words += ["--cache-type-k", kv, "--cache-type-v", kv]
-    elif kv != "f16":
-        remarks.append(f"no flag is known for kv_cache_dtype {kv}")
-    if hardware.tensor_parallel > 1:
-        words += ["--split-mode", "tensor"]
-    if not engine.flash_attention:
-        words += ["--flash-attn", "off"]
+    scheduler = fields.rules.flags.get(engine)
+    if scheduler is None:
+        remarks.append(f"{ENGINES[engine]} has no scheduler like {fields.scheduler}")
+    config = {"kv_connector": "NixlConnector", "kv_role": KV_ROLES.get(role)}
+    values = {
+        "checkpoint": checkpoint_name(scenario),
+        "scheduler": list(scheduler or ()),
+        "quantisation": _quantisation(scenario, engine, remarks),
+        "kv_dtype": _kv_dtype(scenario, engine, remarks, ("bf16", "fp16")),
+        "tp_size": hardware.tensor_parallel * hardware.attention_data_parallel,
+        "chunk": fields.max_num_batched_tokens if fields.enable_chunked_prefill else -1,
+        "kv_transfer": json.dumps(config) if role in KV_ROLES else None,
+        "side": None if role == "both" else role,
+        **_speculation(scenario, engine, remarks),
+    }
+    return _line(command_words(engine, scenario, values), remarks, scenario)
+
+
+def _speculation(scenario: Scenario, engine: str, remarks: list[str]) -> dict[str, Any]:
+    """Values of the speculation's flags; a remark where the engine has none."""
+    values = dict.fromkeys(("speculation", "algorithm", "drafted", "verified", "drafter"))
     speculation = scenario.speculation
+    if speculation is None or speculation.method == "none":
+        return values
+    method, drafted = METHODS[speculation.method].names.get(engine), speculation.num_speculative_tokens
+    if method is None or speculation.tree is not None:
+        tree = " tree" if speculation.tree is not None else ""
+        unknown = {
+            "vllm": f"vLLM has no {speculation.method}{tree}",
+            "sglang": f"flags of {speculation.method} in SGLang are not known here",
+        }
+        remarks.append(unknown[engine])
+        return values
+    model = drafter_name(scenario)
+    config = {"method": method, "num_speculative_tokens": drafted} | ({"model": model} if model else {})
+    count = drafted or 0
+    flags = {"algorithm": method, "drafted": count, "verified": count + 1, "drafter": model}
+    return values | flags | {"speculation": json.dumps(config)}
+
+
+def _llama_command(scenario: Scenario) -> str:
+    engine, speculation = scenario.engine, scenario.speculation
+    remarks = [f"a file of type {scenario.weights_dtype}"] if isinstance(scenario.weights_dtype, str) else []
+    length = engine.max_model_len
+    values: dict[str, Any] = {
+        "checkpoint": checkpoint_name(scenario),
+        "context": None if length is None else length * engine.max_num_seqs,
+        "kv_dtype": _kv_dtype(scenario, "llama.cpp", remarks, ("bf16", "fp16", "f16")),
+        **dict.fromkeys(("method", "depth", "confidence")),
+        **_layers(scenario),
+    }
     if speculation is not None and speculation.method != "none":
         method = METHODS[speculation.method].names.get("llama.cpp")
+        policy = named(speculation.policy)
         if method is None:
             remarks.append(f"llama.cpp has no {speculation.method}")
         else:
-            words += [*method.split(), "--spec-draft-n-max", str(speculation.depth)]
-            policy = named(speculation.policy)
+            values |= {"method": method.split(), "depth": speculation.depth}
             if policy.name == CONFIDENCE_THRESHOLD:
-                words += ["--spec-draft-p-min", f"{policy.confidence_threshold or DEFAULT_THRESHOLD:g}"]
-    if isinstance(scenario.weights_dtype, str):
-        remarks.insert(0, f"a file of type {scenario.weights_dtype}")
-    return _line(words, remarks, scenario)
+                values["confidence"] = policy.confidence_threshold or DEFAULT_THRESHOLD
+    return _line(command_words("llama.cpp", scenario, values), remarks, scenario)
 
 
-def _layers(scenario: Scenario) -> list[str]:
+def _layers(scenario: Scenario) -> dict[str, Any]:
     """Which layers llama.cpp puts on cards, and how it divides them among unlike ones."""
     layers = load_architecture(scenario.model).num_layers
     whole = [share for share in scenario.hardware.layers_on if share.part == "layers"]
+    experts = [str(share.layers) for share in scenario.hardware.layers_on if share.part == "experts"]
     on_host = [share.layers or 0 for share in whole if load_chip(share.chip).kind == "cpu"]
-    words = ["--gpu-layers", str(layers + 1 - sum(on_host)) if all(on_host) and on_host else "all"]
-    for share in scenario.hardware.layers_on:
-        if share.part == "experts":
-            words += ["--n-cpu-moe", str(share.layers)]
-    cards = [share.layers for share in whole if load_chip(share.chip).kind != "cpu"]
-    if cards and all(cards):
-        split = [count or 0 for count in cards]
-        on_gpu = layers - sum(split) - sum(on_host)
-        words += ["--split-mode", "layer", "--tensor-split", ",".join(map(str, (*split, on_gpu)))]
-    return words
-
-
-def vllm_command(scenario: Scenario) -> str:
-    """``vllm serve`` with the flags of vLLM v0.11; a line for each pool.
-
-    Source: vLLM's documentation, features/nixl_connector_usage: the connector itself does not distinguish the roles,
-    the proxy in front does.
-    """
-    proxy = "in front: a proxy that sends a prompt to a prefill server first (vLLM: toy_proxy_server.py, llm-d, Dynamo)"
-    return _by_pool(vllm_replica, scenario, proxy)
-
-
-def vllm_replica(scenario: Scenario, role: str) -> str:
-    """``vllm serve`` of one kind of replica: ``both``, or a side of a KV transfer."""
-    hardware, engine = scenario.hardware, scenario.engine
-    words = ["vllm", "serve", checkpoint_name(scenario)]
-    remarks: list[str] = []
-    _pair(words, "--tensor-parallel-size", hardware.tensor_parallel, 1)
-    _pair(words, "--data-parallel-size", hardware.attention_data_parallel, 1)
-    _pair(words, "--pipeline-parallel-size", hardware.pipeline_parallel, 1)
-    if hardware.expert_parallel > 1:
-        words.append("--enable-expert-parallel")
-    _scheduler(scenario, words, remarks, "vllm", "vLLM")
-    _quantisation(scenario, words, remarks, VLLM_QUANTISATION, "--quantization")
-    _kv_dtype(scenario, words, remarks, "vllm")
-    words += ["--max-num-seqs", str(engine.max_num_seqs)]
-    words += ["--max-num-batched-tokens", str(engine.max_num_batched_tokens)]
-    words += ["--gpu-memory-utilization", f"{engine.gpu_memory_utilization:g}"]
-    _pair(words, "--block-size", engine.block_size, 16)
-    _pair(words, "--max-model-len", engine.max_model_len, None)
-    if not engine.enable_chunked_prefill:
-        words.append("--no-enable-chunked-prefill")
-    if not engine.enable_prefix_caching:
-        words.append("--no-enable-prefix-caching")
-    if not engine.cuda_graphs:
-        words.append("--enforce-eager")
-    speculation = scenario.speculation
-    if speculation is not None and speculation.method != "none":
-        method = METHODS[speculation.method].names.get("vllm")
-        if method is None or speculation.tree is not None:
-            remarks.append(f"vLLM has no {speculation.method}{' tree' if speculation.tree is not None else ''}")
-        else:
-            config: dict[str, Any] = {"method": method, "num_speculative_tokens": speculation.num_speculative_tokens}
-            head = speculation.draft.model if speculation.draft is not None else None
-            if isinstance(head, str):
-                config["model"] = published_name(head)
-            elif METHODS[speculation.method].checkpoint:
-                config["model"] = "DRAFT_MODEL"
-            words += ["--speculative-config", json.dumps(config)]
-    if role in KV_ROLES:
-        words += ["--kv-transfer-config", json.dumps({"kv_connector": "NixlConnector", "kv_role": KV_ROLES[role]})]
-    return _line(words, remarks, scenario)
-
-
-def _scheduler(scenario: Scenario, words: list[str], remarks: list[str], engine: str, name: str) -> None:
-    """Scheduler flags of an engine, or why there are none."""
-    flags = scenario.engine.rules.flags.get(engine)
-    if flags is None:
-        remarks.append(f"{name} has no scheduler like {scenario.engine.scheduler}")
-    else:
-        words += flags
-
-
-def sglang_command(scenario: Scenario) -> str:
-    """``python -m sglang.launch_server`` with the flags of SGLang v0.5; a line for each pool.
-
-    Source: SGLang's documentation, advanced_features/pd_disaggregation.
-    """
-    router = (
-        "in front: python -m sglang_router.launch_router --pd-disaggregation --prefill http://PREFILL:30000 "
-        "--decode http://DECODE:30000"
-    )
-    return _by_pool(_sglang_replica, scenario, router)
-
-
-def _sglang_replica(scenario: Scenario, role: str) -> str:
-    hardware, engine = scenario.hardware, scenario.engine
-    words = ["python", "-m", "sglang.launch_server", "--model-path", checkpoint_name(scenario)]
-    remarks: list[str] = []
-    _pair(words, "--tp-size", hardware.tensor_parallel * hardware.attention_data_parallel, 1)
-    if hardware.attention_data_parallel > 1:
-        words += ["--dp-size", str(hardware.attention_data_parallel), "--enable-dp-attention"]
-    _pair(words, "--pp-size", hardware.pipeline_parallel, 1)
-    _pair(words, "--ep-size", hardware.expert_parallel, 1)
-    _scheduler(scenario, words, remarks, "sglang", "SGLang")
-    _quantisation(scenario, words, remarks, SGLANG_QUANTISATION, "--quantization")
-    _kv_dtype(scenario, words, remarks, "sglang")
-    words += ["--max-running-requests", str(engine.max_num_seqs)]
-    chunk = engine.max_num_batched_tokens if engine.enable_chunked_prefill else -1
-    words += ["--chunked-prefill-size", str(chunk)]
-    words += ["--mem-fraction-static", f"{engine.gpu_memory_utilization:g}"]
-    _pair(words, "--context-length", engine.max_model_len, None)
-    if not engine.enable_prefix_caching:
-        words.append("--disable-radix-cache")
-    if not engine.cuda_graphs:
-        words.append("--disable-cuda-graph")
-    speculation = scenario.speculation
-    if speculation is not None and speculation.method != "none":
-        algorithm = METHODS[speculation.method].names.get("sglang")
-        if algorithm is None or speculation.tree is not None:
-            remarks.append(f"flags of {speculation.method} in SGLang are not known here")
-        else:
-            drafted = speculation.num_speculative_tokens or 0
-            words += ["--speculative-algorithm", algorithm, "--speculative-num-steps", str(drafted)]
-            words += ["--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", str(drafted + 1)]
-            head = speculation.draft.model if speculation.draft is not None else None
-            if isinstance(head, str):
-                words += ["--speculative-draft-model-path", published_name(head)]
-            elif METHODS[speculation.method].checkpoint:
-                words += ["--speculative-draft-model-path", "DRAFT_MODEL"]
-    if role != "both":
-        words += ["--disaggregation-mode", role, "--disaggregation-transfer-backend", "nixl"]
-    return _line(words, remarks, scenario)
+    cards = [share.layers or 0 for share in whole if load_chip(share.chip).kind != "cpu"]
+    split = ",".join(map(str, (*cards, layers - sum(cards) - sum(on_host))))
+    return {
+        "gpu_layers": layers + 1 - sum(on_host) if all(on_host) and on_host else "all",
+        "experts_on_host": [word for count in experts for word in ("--n-cpu-moe", count)],
+        "split": split if cards and all(cards) else None,
+    }
 
 
 def checkpoint_name(scenario: Scenario) -> str:
@@ -228,40 +147,46 @@ def published_name(model: str) -> str:
     return next(iter(published_repositories(model)), model)
 
 
-def _quantisation(scenario: Scenario, words: list[str], remarks: list[str], known: dict[str, str], flag: str) -> None:
-    """The flag under which an engine converts 16-bit weights; a checkpoint in the format requested needs none."""
+def drafter_name(scenario: Scenario) -> str | None:
+    """The drafter's checkpoint; None for a method that has none."""
+    speculation = scenario.speculation
+    if speculation is not None and speculation.draft is not None and isinstance(speculation.draft.model, str):
+        return published_name(speculation.draft.model)
+    return "DRAFT_MODEL" if speculation is not None and METHODS[speculation.method].checkpoint else None
+
+
+def _quantisation(scenario: Scenario, engine: str, remarks: list[str]) -> str | None:
+    """The name under which an engine converts 16-bit weights; a checkpoint in the format requested needs none."""
     weights_dtype = scenario.weights_dtype
     if weights_dtype is None or weights_dtype in ("bf16", "fp16"):
-        return
+        return None
     architecture = load_architecture(scenario.model)
     default_dtypes = resolve_weight_dtypes(architecture, None)
     if resolve_weight_dtypes(architecture, weights_dtype) == default_dtypes:
-        return
+        return None
     wide = all(dtype_bytes(dtype) >= 2 for dtype in default_dtypes.values())
+    known: dict[str, str] = templates()["names"]["quantisation"][engine]
     name = known.get(weights_dtype) if isinstance(weights_dtype, str) and wide else None
-    if name is not None:
-        words += [flag, name]
-    else:
+    if name is None:
         remarks.append(f"load a checkpoint with weights_dtype {weights_dtype}")
+    return name
 
 
-def _kv_dtype(scenario: Scenario, words: list[str], remarks: list[str], engine: str) -> None:
-    if scenario.kv_cache_dtype in ("bf16", "fp16"):
-        return
-    name = KV_DTYPES.get(scenario.kv_cache_dtype, {}).get(engine)
-    if name is not None:
-        words += ["--kv-cache-dtype", name]
-    else:
+def _kv_dtype(scenario: Scenario, engine: str, remarks: list[str], default: Sequence[str]) -> str | None:
+    known: dict[str, str] = templates()["names"]["kv_dtype"][engine]
+    if scenario.kv_cache_dtype in default:
+        return None
+    if scenario.kv_cache_dtype not in known:
         remarks.append(f"no flag is known for kv_cache_dtype {scenario.kv_cache_dtype}")
+    return known.get(scenario.kv_cache_dtype)
 
 
-def _pair(words: list[str], flag: str, value: Any, default: Any) -> None:
-    if value != default:
-        words += [flag, str(value)]
-
-
-def _line(words: list[str], remarks: list[str], scenario: Scenario) -> str:
-    replicas = scenario.hardware.replicas
-    if replicas > 1:
-        remarks = [f"{replicas} copies behind a {scenario.engine.routing} router", *remarks]
+def _line(words: Sequence[str], remarks: Sequence[str], scenario: Scenario) -> str:
+    remarks = [*replicas_remark(scenario), *remarks]
     return shlex.join(words) + (f"  # {'; '.join(remarks)}" if remarks else "")
+
+
+def replicas_remark(scenario: Scenario) -> list[str]:
+    """What stands in front of several replicas."""
+    count = scenario.hardware.replicas
+    return [] if count == 1 else [f"{count} copies behind a {scenario.engine.routing} router"]

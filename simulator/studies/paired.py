@@ -10,11 +10,10 @@ import numpy as np
 
 from forerun.errors import ArgumentError, did_you_mean
 from forerun.tables import ABSENT
-from simulator.running.metrics.slo import LATENCIES, PERCENTILES
 from simulator.running.metrics.statistics import EQUAL, mean_interval
-from simulator.running.metrics.summary import RATES
+from simulator.running.metrics.summary import LATENCIES, PERCENTILES, RATES
 from simulator.running.metrics.uncertainty import metric_draws, sampling_draws
-from simulator.running.run_records import ModelError
+from simulator.running.records import ModelError
 
 LEVEL = 0.95
 """Coverage of the intervals."""

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from forerun.errors import ForerunError, WorkerDiedError
 from forerun.workers import Workers
 from simulator.running.assumptions import Factors
 from simulator.running.scenario import Scenario
+from simulator.studies.frame import ProgressCall
 
 Document = dict[str, Any]
-ProgressCall = Callable[[int, int], None]
 
 
 class SeededRun(NamedTuple):

@@ -409,6 +409,39 @@ def _variants(specs: Sequence[Any], study: StudyFile) -> tuple[Variant, ...]:
     return tuple(variants)
 
 
+MOST_ON_AXIS = 4_194_304
+"""Largest batch or context that is accepted."""
+
+
+def axis_values(values: Sequence[int | str], axis: str) -> tuple[int, ...]:
+    """Ascending values of an axis: whole numbers, or texts such as ``8``, ``1,8,64``, or ``1..64`` doubling from 1.
+
+    Raises:
+        ArgumentError: anything that is not a whole number from 1 on, or a range that does not ascend.
+    """
+    sizes: set[int] = set()
+    for part in (part.strip() for value in values for part in str(value).split(",")):
+        low, dots, high = part.partition("..")
+        first = _whole(low, axis, part)
+        sizes.add(first)
+        if dots:
+            last = _whole(high, axis, part)
+            if last < first:
+                raise ArgumentError(axis, f"{part}: the range must ascend")
+            while first < last:
+                sizes.add(first)
+                first *= 2
+            sizes.add(last)
+    return tuple(sorted(sizes))
+
+
+def _whole(text: str, axis: str, part: str) -> int:
+    text = text.strip()
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:9] or 0) <= MOST_ON_AXIS or len(text) > 7:
+        raise ArgumentError(axis, f"{part}: write whole numbers from 1 to {MOST_ON_AXIS}, such as 1,8,64 or 1..256")
+    return int(text)
+
+
 Design = Literal["grid", "random", "latin-hypercube"]
 DESIGNS: tuple[Design, ...] = ("grid", "random", "latin-hypercube")
 LARGEST = 1_000_000

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 from made_kernels import attention_rows, gemm_rows, measured
-from simulator.cli.selfchecks import LABELS, METHODS, page_of
 
 import simulator
 from dashboards.attention_report import atlas_html
@@ -23,8 +22,7 @@ from simulator.cli import main
 from simulator.running.metrics.files import write_text_atomically
 from simulator.running.metrics.replications import combine_replications
 from simulator.running.metrics.run_folder import RunFolder, load_run, write_run
-from simulator.running.metrics.slo import slo_limits
-from simulator.running.metrics.summary import slo_report, summarise
+from simulator.running.metrics.summary import slo_limits, slo_report, summarise
 from simulator.running.metrics.usage import bottleneck_shares, kv_cache_section
 from simulator.running.step_rows import StepTotals
 from simulator.serving.records import (
@@ -39,6 +37,7 @@ from simulator.studies.alspec import atlas_gains, atlas_layouts
 from simulator.studies.compare.comparison import CompareResult
 from simulator.studies.paired import HIGHER_IS_BETTER
 from traces.kernels import concatenate
+from validation.selfcheck.command import LABELS, METHODS, page_of
 
 SCENARIO: dict[str, Any] = {
     "model": "llama-3.1-8b",

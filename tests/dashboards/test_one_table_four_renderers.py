@@ -9,7 +9,7 @@ from rich.console import Console
 
 from dashboards.report import report_html
 from forerun.tables import Table
-from simulator.running.metrics import run_tables as tables
+from simulator.running.metrics import tables
 from simulator.running.metrics.run_folder import load_run
 from simulator.running.run import simulate
 

@@ -69,7 +69,7 @@ class PlanTask:
 
     def __call__(self, folder: Path, tell: ProgressCallback) -> None:
         """Make the plan, and write what ``forerun plan --out`` writes."""
-        from simulator.studies.plan.document import plan
+        from simulator.studies.plan.command import plan
 
         result = plan(
             self.scenario,

@@ -4,13 +4,13 @@ from simulator.running.metrics.document import run_document as run_document
 from simulator.running.metrics.document import scenario_document as scenario_document
 from simulator.running.metrics.replications import combine_replications as combine_replications
 from simulator.running.metrics.run_folder import run_columns as run_columns
-from simulator.running.metrics.slo import LATENCIES as LATENCIES
-from simulator.running.metrics.slo import PERCENTILES as PERCENTILES
-from simulator.running.metrics.slo import Limit as Limit
-from simulator.running.metrics.slo import slo_limits as slo_limits
 from simulator.running.metrics.statistics import WeightedSample as WeightedSample
 from simulator.running.metrics.statistics import mean_interval as mean_interval
+from simulator.running.metrics.summary import LATENCIES as LATENCIES
+from simulator.running.metrics.summary import PERCENTILES as PERCENTILES
+from simulator.running.metrics.summary import Limit as Limit
 from simulator.running.metrics.summary import request_latencies_ms as request_latencies_ms
+from simulator.running.metrics.summary import slo_limits as slo_limits
 from simulator.running.metrics.summary import summarise as summarise
 from simulator.running.metrics.tables import run_tables as run_tables
 from simulator.running.metrics.tables import run_title as run_title

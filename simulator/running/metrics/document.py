@@ -11,20 +11,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forerun.version import forerun_version
-from simulator.running.metrics.pools import (
+from simulator.running.metrics.summary import run_window_s, slo_report, summarise
+from simulator.running.metrics.uncertainty import interval_section
+from simulator.running.metrics.usage import (
+    bottleneck_shares,
     fleet_cost_usd,
-    fleet_energy_joules,
-    fleet_utilisation,
+    fleet_section,
+    kv_cache_section,
     pool_sections,
     replica_section,
     scaling_section,
+    usd_per_million_tokens,
 )
-from simulator.running.metrics.summary import run_window_s, slo_report, summarise
-from simulator.running.metrics.uncertainty import interval_section
-from simulator.running.metrics.usage import bottleneck_shares, kv_cache_section, usd_per_million_tokens
 
 if TYPE_CHECKING:
-    from simulator.running.run_records import RunRecords
+    from simulator.running.records import RunRecords
 
 
 def run_document(result: RunRecords) -> dict[str, Any]:
@@ -49,7 +50,7 @@ def run_document(result: RunRecords) -> dict[str, Any]:
         "bottleneck": bottleneck_shares(result.totals, len(result.replicas), duration_s),
         "kv_cache": kv_cache_section(result.kv, result.requests),
         "replicas": [replica_section(use, duration_s) for use in result.replicas],
-        **_chip_sections(result, duration_s),
+        **fleet_section(result, pool_sections(result, duration_s)),
         **scaling_section(result),
         "chips": result.chips,
         "cost_usd": usd,
@@ -64,19 +65,6 @@ def run_document(result: RunRecords) -> dict[str, Any]:
     plain = jsonable(document)
     assert isinstance(plain, dict)
     return plain
-
-
-def _chip_sections(result: RunRecords, duration_s: float) -> dict[str, Any]:
-    """Utilisation and energy, what moved between pools, and each pool's part where there are several."""
-    rows = pool_sections(result, duration_s)
-    sections: dict[str, Any] = {"utilisation": fleet_utilisation(rows), "energy_joules": fleet_energy_joules(rows)}
-    if result.transfers is not None:
-        sections["kv_transfer"] = asdict(result.transfers)
-    if result.scenario.faults is not None:
-        sections["restarts"] = result.restarts
-    if result.scenario.pools is not None:
-        sections["pools"] = rows
-    return sections
 
 
 def scenario_document(scenario: Any) -> dict[str, Any]:

@@ -19,15 +19,14 @@ from numpy.typing import NDArray
 from forerun.errors import ForerunError
 from simulator.running.metrics.document import json_text, jsonable
 from simulator.running.metrics.files import StagedFiles, locked_folder
-from simulator.running.metrics.pools import chips_words
 from simulator.running.metrics.summary import request_latencies_ms
 from simulator.running.metrics.timeline import thinning_remarks, write_timeline
-from simulator.running.metrics.usage import BOUNDS
+from simulator.running.metrics.usage import BOUNDS, chips_words
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from simulator.running.run_records import RunRecords
+    from simulator.running.records import RunRecords
 
 Column = NDArray[np.float64]
 

@@ -1,13 +1,15 @@
-"""The numbers of vLLM's serving benchmark, from the records of a simulated run."""
+"""The numbers of vLLM's serving benchmark, from the records of a simulated run, and the latency limits on them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.running.metrics.slo import LATENCIES, PERCENTILES, good_requests, slo_limits
+from forerun.errors import ForerunError
 from simulator.running.metrics.statistics import WeightedSample
 
 if TYPE_CHECKING:
@@ -16,6 +18,13 @@ if TYPE_CHECKING:
 
 FloatArray = NDArray[np.float64]
 MS_PER_S = 1e3
+LATENCIES = ("ttft", "tpot", "itl", "e2el")
+"""Latencies of vLLM's serving benchmark: time to first token, time per output token, inter-token, end to end."""
+
+PERCENTILES = (50, 90, 95, 99)
+"""Percentiles that every summary reports."""
+
+_KEY = re.compile(rf"(mean|median|std|p\d+(?:\.\d+)?)_({'|'.join(LATENCIES)})_ms")
 RATES = ("request_throughput", "request_goodput", "output_throughput", "total_token_throughput")
 """Rates in a summary: requests, good requests, output tokens and all tokens per second."""
 
@@ -81,7 +90,7 @@ def summarise(result: Served) -> dict[str, Any]:
     finish (vLLM's clock starts when it starts to send, a moment before). What was not measured is None, never 0.
 
     ``request_goodput`` is good requests per second, with the limits of ``scenario.slo``
-    (see :func:`simulator.running.metrics.slo.good_requests`), and None without limits.
+    (see :func:`good_requests`), and None without limits.
     """
     requests = result.requests
     done = completed_requests(requests)
@@ -141,6 +150,52 @@ def speculation_summary(counters: SpeculationCounters | None) -> dict[str, Any]:
     }
 
 
+class Limit(NamedTuple):
+    """An upper limit on one aggregate of one latency, e.g. ``p99_ttft_ms`` <= 500."""
+
+    key: str
+    statistic: str
+    latency: str
+    limit_ms: float
+
+
+def slo_limits(slo: Mapping[str, float]) -> tuple[Limit, ...]:
+    """The limits of a scenario's ``slo`` section, in the order written.
+
+    Raises:
+        ForerunError: for a key that is not ``<mean|median|std|pNN>_<ttft|tpot|itl|e2el>_ms``.
+    """
+    limits = []
+    for key, limit_ms in slo.items():
+        match = _KEY.fullmatch(key)
+        if match is None:
+            raise ForerunError(
+                f"slo.{key}: not a latency limit; write for example p99_ttft_ms, mean_tpot_ms or p95_e2el_ms"
+            )
+        limits.append(Limit(key, match[1], match[2], float(limit_ms)))
+    return tuple(limits)
+
+
+def good_requests(
+    limits: tuple[Limit, ...], latencies_ms: Mapping[str, NDArray[np.float64]]
+) -> NDArray[np.bool_] | None:
+    """Which completed requests are within every limit that applies to a single request; None without such limits.
+
+    A request is good when its own TTFT, TPOT and end-to-end latency are within the limits set on any aggregate of
+    that latency (the strictest counts). A request without a TPOT (one output token) cannot break a TPOT limit, as
+    in vLLM's ``--goodput``. Limits on the inter-token latency have no per-request value and are left out.
+
+    Args:
+        limits: from :func:`slo_limits`.
+        latencies_ms: per completed request, milliseconds, NaN where a request has none.
+    """
+    applied = [limit for limit in limits if limit.latency in latencies_ms and limit.statistic != "std"]
+    if not applied:
+        return None
+    within = [~(latencies_ms[limit.latency] > limit.limit_ms) for limit in applied]
+    return np.asarray(np.logical_and.reduce(within), dtype=np.bool_)
+
+
 def slo_report(result: Served, summary: dict[str, Any]) -> dict[str, Any] | None:
     """Every limit of the scenario with the value reached, and the share of requests within all per-request limits.
 
@@ -153,7 +208,7 @@ def slo_report(result: Served, summary: dict[str, Any]) -> dict[str, Any] | None
         return None
     rows = {}
     for limit in limits:
-        value = summary[limit.key] if limit.key in summary else _percentile(result, limit.statistic, limit.latency)
+        value = summary[limit.key]
         rows[limit.key] = {
             "limit": limit.limit_ms,
             "value": value,
@@ -164,16 +219,6 @@ def slo_report(result: Served, summary: dict[str, Any]) -> dict[str, Any] | None
     share = None if good is None or not len(done) else float(good.sum()) / len(done)
     met = all(row["met"] is True for row in rows.values()) and bool(done.all())
     return {"met": met, "good_share": share, "limits": rows}
-
-
-def _percentile(result: Served, statistic: str, latency: str) -> float | None:
-    """A percentile outside the summary's usual ones, e.g. p99.9."""
-    if latency == "itl":
-        sample = WeightedSample.of(result.gaps.gap_s * MS_PER_S, result.gaps.count)
-    else:
-        values = request_latencies_ms(result.requests)[latency]
-        sample = WeightedSample.of(values[~np.isnan(values)])
-    return sample.percentile(float(statistic.removeprefix("p"))) if sample.size else None
 
 
 def _rate(count: int | None, duration_s: float | None) -> float | None:

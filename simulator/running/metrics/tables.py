@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from forerun.tables import ABSENT, Cell, Table, Value, duration, number, pairs, percent, scaled
-from simulator.running.metrics.pools import chips_words
-from simulator.running.metrics.slo import LATENCIES
-from simulator.running.metrics.usage import main_bottleneck, tokens_per_joule
+from simulator.running.metrics.summary import LATENCIES
+from simulator.running.metrics.usage import chips_words, main_bottleneck, tokens_per_joule
 
 Document = dict[str, Any]
 

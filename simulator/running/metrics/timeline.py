@@ -1,4 +1,4 @@
-"""A run as a Chrome trace (ui.perfetto.dev, chrome://tracing): engine steps, counters and the life of requests.
+"""A run as a Chrome trace (ui.perfetto.dev, chrome://tracing): steps with their kernels, counters, requests.
 
 Format: "Trace Event Format", Google (2016): complete (X), counter (C), asynchronous (b, e) and metadata (M) events;
 ``ts`` and ``dur`` in microseconds.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import heapq
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,13 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.running.metrics.summary import completed_requests
-from simulator.running.metrics.timeline_detail import kernel_events, lane_events
 from simulator.running.metrics.usage import BOUNDS
 
 if TYPE_CHECKING:
-    from simulator.running.run_records import RunRecords
+    from simulator.running.records import RunRecords
+    from simulator.running.step_rows import SampledStep, StepDetail
     from simulator.serving.log import Span
     from simulator.serving.records import RequestRecords, StepRecords
+    from simulator.timing import Kernel
 
 MAX_SLICES = 50_000
 """Engine-step slices in one trace; runs of more steps merge neighbours."""
@@ -37,8 +39,16 @@ NS_PER_S = 1e9
 NS_PER_US = 1e3
 
 SUMMED = ("prefill_tokens", "output_tokens", "seconds", *(f"{bound}_s" for bound in BOUNDS), "flops", "bytes")
+STEP_COUNTS = ("prefill_seqs", "prefill_tokens", "decode_seqs", "query_len", "decode_kv_tokens", "output_tokens")
+STEP_TIMES = {"busy": "seconds"} | {bound: f"{bound}_s" for bound in BOUNDS}
 LARGEST = ("prefill_seqs", "decode_seqs", "query_len", "decode_kv_tokens", "running", "waiting", "kv_blocks")
 
+DRAFT_TRACK, VERIFY_TRACK, HOST_TRACK, FIRST_CHIP_TRACK = 1001, 1002, 1003, 1010
+"""Track numbers beyond those of the engine steps."""
+MOST_CHIPS = 8
+"""Largest number of chips shown per replica; they all run the same kernels."""
+MOST_KERNELS = 4000
+"""Kernel slices of one sampled step on one chip."""
 Event = dict[str, Any]
 
 
@@ -87,10 +97,10 @@ def timeline_events(
     names = [pool.name for pool in result.pools for _ in range(pool.replicas)]
     for replica in np.unique(result.steps.replica):
         pool = f" ({names[replica]})" if len(result.pools) > 1 else ""
-        yield _process_name(FIRST_REPLICA_PID + int(replica), f"replica {int(replica)}{pool}")
+        pid = FIRST_REPLICA_PID + int(replica)
+        yield _process_name(pid, f"replica {int(replica)}{pool}")
         yield from step_events(result.steps, int(replica), group)
         if result.detail is not None:
-            pid = FIRST_REPLICA_PID + int(replica)
             yield from lane_events(result.steps, result.detail, int(replica), pid)
             yield from kernel_events(result.steps, result.detail, int(replica), pid)
 
@@ -121,28 +131,16 @@ def step_events(steps: StepRecords, replica: int, group: int) -> Iterator[Event]
     tracks = track_numbers(start_ns, end_ns)
     pid = FIRST_REPLICA_PID + replica
     for track in sorted(set(tracks)):
-        yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": track, "args": {"name": f"engine steps {track}"}}
+        yield _track(pid, track, f"engine steps {track}")
     for row, (start, end) in enumerate(zip(start_ns.tolist(), end_ns.tolist(), strict=True)):
         step = {name: values[row] for name, values in merged.items()}
-        ts = start / NS_PER_US
-        yield {
-            "ph": "X",
-            "name": step_kind(step["prefill_tokens"], step["decode_seqs"], step["query_len"]),
-            "cat": "step",
-            "pid": pid,
-            "tid": tracks[row],
-            "ts": ts,
-            "dur": (end - start) / NS_PER_US,
-            "args": _step_arguments(step, int(sizes[row])),
-        }
-        yield {"ph": "C", "name": "KV blocks", "pid": pid, "ts": ts, "args": {"in use": step["kv_blocks"]}}
-        yield {
-            "ph": "C",
-            "name": "requests",
-            "pid": pid,
-            "ts": ts,
-            "args": {"running": step["running"], "waiting": step["waiting"]},
-        }
+        kind = step_kind(step["prefill_tokens"], step["decode_seqs"], step["query_len"])
+        arguments = {"steps": int(sizes[row])} | {name: step[name] for name in STEP_COUNTS}
+        arguments |= {f"{name}_ms": round(step[column] * 1e3, 6) for name, column in STEP_TIMES.items()}
+        yield _slice(kind, "step", pid, tracks[row], start, end, arguments | {k: step[k] for k in ("flops", "bytes")})
+        counter = {"ph": "C", "pid": pid, "ts": start / NS_PER_US}
+        yield counter | {"name": "KV blocks", "args": {"in use": step["kv_blocks"]}}
+        yield counter | {"name": "requests", "args": {"running": step["running"], "waiting": step["waiting"]}}
 
 
 def step_kind(prefill_tokens: int, decode_seqs: int, query_len: int) -> str:
@@ -154,18 +152,6 @@ def step_kind(prefill_tokens: int, decode_seqs: int, query_len: int) -> str:
     if decode_seqs:
         return "verify" if query_len > 1 else "decode"
     return "idle"
-
-
-def _step_arguments(step: dict[str, Any], size: int) -> dict[str, Any]:
-    bound_ms = {f"{bound}_ms": round(step[f"{bound}_s"] * 1e3, 6) for bound in BOUNDS}
-    counts = ("prefill_seqs", "prefill_tokens", "decode_seqs", "query_len", "decode_kv_tokens", "output_tokens")
-    arguments = {"steps": size} | {name: step[name] for name in counts}
-    return (
-        arguments
-        | {"busy_ms": round(step["seconds"] * 1e3, 6)}
-        | bound_ms
-        | {"flops": step["flops"], "bytes": step["bytes"]}
-    )
 
 
 def track_numbers(start_ns: NDArray[np.int64], end_ns: NDArray[np.int64]) -> list[int]:
@@ -190,25 +176,109 @@ def request_events(requests: RequestRecords, max_requests: int) -> Iterator[Even
     Requests that never finished are left out.
     """
     done = completed_requests(requests)
+    facts = ("input_tokens", "output_tokens", "cached_tokens", "preemptions", "replica", "accepted_tokens")
+    moments = (requests.arrival_s, requests.scheduled_s, requests.first_token_s, requests.finished_s)
     for row in np.flatnonzero(done[:max_requests]).tolist():
-        times = [
-            _nanoseconds(column[row : row + 1])[0] / NS_PER_US
-            for column in (requests.arrival_s, requests.scheduled_s, requests.first_token_s, requests.finished_s)
-        ]
-        about = {
-            "input_tokens": int(requests.input_tokens[row]),
-            "output_tokens": int(requests.output_tokens[row]),
-            "cached_tokens": int(requests.cached_tokens[row]),
-            "preemptions": int(requests.preemptions[row]),
-            "replica": int(requests.replica[row]),
-            "accepted_tokens": int(requests.accepted_tokens[row]),
-        }
+        times = [_nanoseconds(column[row : row + 1])[0] / NS_PER_US for column in moments]
+        about = {name: int(getattr(requests, name)[row]) for name in facts}
         common = {"cat": "request", "id": row, "pid": REQUESTS_PID, "tid": 1}
         yield {"ph": "b", "name": f"request {row}", "ts": times[0], "args": about} | common
         for name, begin, end in zip(("queued", "prefill", "decode"), times[:-1], times[1:], strict=True):
             yield {"ph": "b", "name": name, "ts": begin} | common
             yield {"ph": "e", "name": name, "ts": end} | common
         yield {"ph": "e", "name": f"request {row}", "ts": times[-1]} | common
+
+
+def lane_events(steps: StepRecords, detail: StepDetail, replica: int, pid: int) -> Iterator[Event]:
+    """Draft and verify slices, in sequence, of each step of ``replica`` that verifies draft tokens."""
+    if detail.draft_s is None or len(detail.draft_s) != len(steps):
+        return
+    rows = np.flatnonzero((steps.replica == replica) & (detail.draft_s > 0))
+    if not len(rows):
+        return
+    yield _track(pid, DRAFT_TRACK, "draft")
+    yield _track(pid, VERIFY_TRACK, "verify")
+    for row in rows[np.argsort(steps.start_s[rows], kind="stable")].tolist():
+        start, seconds, draft = float(steps.start_s[row]), float(steps.seconds[row]), float(detail.draft_s[row])
+        about = {"sequences": int(steps.decode_seqs[row]), "tokens each": int(steps.query_len[row])}
+        yield _part("verify", "step", pid, VERIFY_TRACK, start, seconds - draft, about)
+        yield _part("draft", "step", pid, DRAFT_TRACK, start + seconds - draft, draft, about)
+
+
+def kernel_events(steps: StepRecords, detail: StepDetail, replica: int, pid: int) -> Iterator[Event]:
+    """The sampled steps of ``replica``: host work, then the kernels of every chip in the order in which they run.
+
+    Layers of one kind follow each other; a drafter's part comes last. Kernels are laid on the device time of the step.
+    """
+    samples = [sample for sample in detail.sampled if int(steps.replica[sample.row]) == replica]
+    if not samples:
+        return
+    chips = min(detail.devices, MOST_CHIPS)
+    yield _track(pid, HOST_TRACK, "host work of sampled steps")
+    for chip in range(chips):
+        yield _track(pid, FIRST_CHIP_TRACK + chip, f"chip {chip}: kernels of sampled steps")
+    for sample in samples:
+        start, seconds = float(steps.start_s[sample.row]), float(steps.seconds[sample.row])
+        yield _part("host", "host", pid, HOST_TRACK, start, sample.host_s, {})
+        for chip in range(chips):
+            yield from _kernels(sample, pid, FIRST_CHIP_TRACK + chip, start + sample.host_s, start + seconds)
+
+
+def _kernels(sample: SampledStep, pid: int, track: int, start_s: float, end_s: float) -> Iterator[Event]:
+    total = sum(kernel.step_s for kernel in sample.kernels)
+    available_s = max(0.0, end_s - start_s - sample.draft_s)
+    scale = min(1.0, available_s / total) if total else 1.0
+    at = start_s
+    for kernel in kernel_layer_order(sample.kernels):
+        about = {"bound": kernel.bound, "flops": kernel.flops, "bytes": kernel.bytes, "family": kernel.family}
+        if kernel.dtype:
+            about["format"] = kernel.dtype
+        length = kernel.step_s * scale
+        yield _part(kernel.name, "kernel", pid, track, at, length, about | {"kernels": kernel.times})
+        at += length
+    if sample.draft_s:
+        yield _part("draft", "kernel", pid, track, end_s - sample.draft_s, sample.draft_s, {})
+
+
+def kernel_layer_order(kernels: Sequence[Kernel]) -> list[Kernel]:
+    """Kernels one after the other, layer by layer: those of equal layers take turns.
+
+    Where that would be too many slices, equal kernels stay together.
+    """
+    if sum(kernel.times for kernel in kernels) > MOST_KERNELS:
+        return list(kernels)
+    groups: list[list[Kernel]] = []
+    for kernel in kernels:
+        last = groups[-1] if groups else []
+        together = last and kernel.times > 1 and last[-1].times > 1
+        if together and kernel.name not in {one.name for one in last}:
+            last.append(kernel)
+        else:
+            groups.append([kernel])
+    return list(chain.from_iterable(_turns(group) for group in groups))
+
+
+def _turns(group: list[Kernel]) -> Iterator[Kernel]:
+    layers = min(kernel.times for kernel in group)
+    for layer in range(layers):
+        for kernel in group:
+            times = kernel.times * (layer + 1) // layers - kernel.times * layer // layers
+            yield kernel._replace(times=times)
+
+
+def _part(name: str, kind: str, pid: int, track: int, start_s: float, seconds: float, about: Event) -> Event:
+    """A slice of some seconds, at least none."""
+    begin, end = round(start_s * NS_PER_S), round((start_s + max(0.0, seconds)) * NS_PER_S)
+    return _slice(name, kind, pid, track, begin, end, about)
+
+
+def _slice(name: str, kind: str, pid: int, track: int, start_ns: int, end_ns: int, about: Event) -> Event:
+    times = {"ts": start_ns / NS_PER_US, "dur": (end_ns - start_ns) / NS_PER_US}
+    return {"ph": "X", "name": name, "cat": kind, "pid": pid, "tid": track, **times, "args": about}
+
+
+def _track(pid: int, track: int, name: str) -> Event:
+    return {"ph": "M", "name": "thread_name", "pid": pid, "tid": track, "args": {"name": name}}
 
 
 def _process_name(pid: int, name: str) -> Event:

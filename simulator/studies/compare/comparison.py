@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 from typing import Any, cast
@@ -11,17 +11,14 @@ from typing import Any, cast
 from forerun.errors import ArgumentError, ForerunError, WorkerDiedError
 from forerun.result import NamedFields, StudyResult, Summary
 from forerun.tables import ABSENT, Cell, Table, Tone, Value, number
-from forerun.version import forerun_version
 from forerun.workers import Workers, cores
 from hwprofiles import weakest
-from simulator.running.metrics import combine_replications, jsonable, scenario_document
-from simulator.running.metrics.slo import section_values
+from simulator.running.metrics import combine_replications
 from simulator.running.scenario import Scenario, load_scenario
 from simulator.speculation import borrowed_acceptance
 from simulator.studies.alspec import at_range_end
 from simulator.studies.compare.crossover import (
     MAX_CONCURRENCY,
-    Crossing,
     LoadCurve,
     at_value,
     automatic_path,
@@ -32,6 +29,7 @@ from simulator.studies.compare.crossover import (
     served_load,
 )
 from simulator.studies.compare.sensitivity import Swing, swings
+from simulator.studies.frame import ProgressCall, study_document
 from simulator.studies.paired import (
     COSTS,
     HIGHER_IS_BETTER,
@@ -47,7 +45,7 @@ from simulator.studies.paired import (
     with_model_error,
 )
 from simulator.studies.plan.objectives import latency_words
-from simulator.studies.runs import ProgressCall, RunPool, nested_value, with_seeds
+from simulator.studies.runs import RunPool, nested_value, with_seeds
 from simulator.studies.study_file import (
     Source,
     StudyFile,
@@ -63,8 +61,7 @@ from simulator.studies.study_file import (
 
 SIDE_RUNS = 3
 """Seeds per point of crossover and sensitivity: pairing leaves little to average out."""
-AUTOMATIC = "auto"
-NONE = "none"
+AUTOMATIC, NONE = "auto", "none"
 SAMPLING, MODELLED, ASSUMED = "sampling", "model error and sampling", "assumed costs and sampling"
 """Sources of error that the interval of a ratio may cover."""
 TORNADO_ROWS = 8
@@ -115,50 +112,24 @@ def variants_from_files(
     return [Variant(name, {}, load_scenario(file, overrides)) for name, file in zip(names, files, strict=True)]
 
 
-def compare(
-    scenarios: Source | Mapping[str, Scenario] | Sequence[Variant],
+def compare_variants(
+    variants: Sequence[Variant],
+    metric: str | None,
+    crossover: str,
+    seeds: Sequence[int],
     *,
-    vary: Mapping[str, Sequence[Any]] | None = None,
-    seed: int = 0,
-    replications: int = 5,
-    metric: str | None = None,
-    crossover: str = AUTOMATIC,
-    sensitivity: bool = True,
-    interval: bool = True,
-    jobs: int | None = None,
-    progress: ProgressCall | None = None,
+    sensitivity: bool,
+    interval: bool,
+    jobs: int | None,
+    progress: ProgressCall | None,
 ) -> CompareResult:
-    """Run every variant on the same seeds and say how they differ from the first.
-
-    Seed n gives every variant the same arrivals, lengths and acceptance draws, request by request, so the difference of
-    two variants is freed from most of the noise of either.
-
-    Args:
-        scenarios: a scenario or study (or its file) of which fields vary; or scenarios by name, the baseline first.
-        vary: values by dotted path, such as ``{"speculation.method": ["none", "eagle3"]}``; each combination is a
-            variant.
-        seed: the first seed; every variant gets the same ones.
-        replications: pairs of runs, with seeds ``seed``, ``seed + 1``, ...
-        metric: what conclusion, crossover and sensitivity judge by; default: the study's, else output throughput where
-            the load is closed or comes at once, and mean end-to-end latency otherwise.
-        crossover: ``auto`` (along the load), ``none``, ``PATH`` (a grid around the scenario's value), or
-            ``PATH=V1,V2,...`` / ``PATH=LOW..HIGH``.
-        sensitivity: try every assumed parameter at both ends of its range.
-        interval: put the model's own error into the intervals, and say how likely each variant is the better one.
-        jobs: processes; default: one per core. Results do not depend on it.
-        progress: called with (runs done, runs started so far).
-
-    Raises:
-        ForerunError: nothing varies, or a variant cannot be run; its name stands in front.
-    """
-    variants, requested = _variants(scenarios, vary, metric)
+    """The comparison of ``variants``, the baseline first; see ``compare``."""
     path, values, fixed_note = _crossover_plan(variants, crossover)
-    seeds = [seed + n for n in range(replications)]
     with Workers(jobs or cores() if (jobs or cores()) > 1 else 0) as workers:
         pool = RunPool(workers, progress)
         documents, lost = _base_documents(variants, seeds, pool, interval)
         measured = {name: [metric_values(run) for run in runs] for name, runs in documents.items()}
-        metric = requested or _judged_by(variants[0], documents)
+        metric = metric or _judged_by(variants[0], documents)
         if all(row[metric] is None for row in measured[variants[0].name]):
             raise ArgumentError("metric", f"{variants[0].name} does not measure {metric}; choose another")
         ratios = {variant.name: _ratios(measured[variants[0].name], measured[variant.name]) for variant in variants}
@@ -175,7 +146,7 @@ def compare(
     combined = {name: combine_replications(runs) for name, runs in documents.items()}
     runs = len(next(iter(documents.values())))
     notes = _notes(combined, runs, fixed_note, variants) + lost + _alike_notes(alike, variants[0].name, differ)
-    document = {
+    body = {
         "variants": [_variant_document(variant, combined[variant.name], ratios[variant.name]) for variant in variants],
         "baseline": variants[0].name,
         "metric": metric,
@@ -185,20 +156,15 @@ def compare(
         "served_load": served,
         "sensitivity": [_swing_document(swing) for swing in tornado],
         "conclusion": "",
-        "scenario": scenario_document(variants[0].scenario),
-        "seed": seed,
         "replications": runs,
-        "version": forerun_version(),
-        "basis": weakest(run["basis"] for run in combined.values()),
-        "notes": notes,
     }
+    basis = weakest(run["basis"] for run in combined.values())
+    document = study_document(body, variants[0].scenario, seeds[0], basis, notes)
     document["conclusion"] = compare_sentence(document) + _borrowed_words(variants)
-    command = _command(seed, replications, metric, crossover, sensitivity, interval)
-    return CompareResult(jsonable(document), command)
+    return CompareResult(document)
 
 
 def _borrowed_words(variants: Sequence[Variant]) -> str:
-    """Which variants rest on acceptance that was measured with another method or on another model."""
     borrowed = [(v.name, borrowed_acceptance(v.scenario.speculation, v.scenario.model)) for v in variants]
     return "".join(f" {name}: {words}." for name, words in borrowed if words is not None)
 
@@ -226,13 +192,13 @@ def _served_loads(variants: Sequence[Variant], path: str | None) -> dict[str, An
 
 def _judged_by(base: Variant, documents: Mapping[str, Sequence[dict[str, Any]]]) -> str:
     """Deciding metric of a comparison: goodput if there is an SLO and the share of good requests differs."""
-    if not section_values(base.scenario.slo):
+    if not base.scenario.slo:
         return headline_metric(base)
     good = [fmean((run["slo"] or {}).get("good_share") or 0.0 for run in runs) for runs in documents.values()]
     return headline_metric(base) if max(good) - min(good) <= SAME_GOODPUT or 0.0 in good else GOODPUT
 
 
-def _variants(
+def chosen_variants(
     scenarios: Source | Mapping[str, Scenario] | Sequence[Variant],
     vary: Mapping[str, Sequence[Any]] | None,
     metric: str | None,
@@ -251,15 +217,6 @@ def _variants(
         study = study_of(cast(Source, scenarios), vary)
         variants, metric = variants_of(study), metric or study.metric
     return variants, None if metric is None else checked_metric(metric)
-
-
-def _command(seed: int, replications: int, metric: str, crossover: str, sensitivity: bool, interval: bool) -> str:
-    words = ["forerun", "compare", "study.yaml", "--seed", str(seed), "--replications", str(replications)]
-    words += ["--metric", metric]
-    if crossover != AUTOMATIC:
-        words += ["--crossover", crossover]
-    words += [] if sensitivity else ["--no-sensitivity"]
-    return shlex.join(words if interval else [*words, "--no-interval"])
 
 
 def _base_documents(
@@ -382,23 +339,29 @@ def _crossover_plan(variants: Sequence[Variant], requested: str) -> tuple[str | 
     return path, grid, None
 
 
+OF_THE_RUN = (
+    "summary",
+    "intervals",
+    "slo",
+    "bottleneck",
+    "basis",
+    "chips",
+    "energy_joules",
+    "usd_per_million_output_tokens",
+    "scenario",
+)
+"""Parts of a run's document that a variant has."""
+
+
 def _variant_document(variant: Variant, run: dict[str, Any], ratios: dict[str, Ratio | None]) -> dict[str, Any]:
     attention = variant.scenario.attention_speculation
     return {
         "name": variant.name,
         "set": dict(variant.set),
-        "summary": run["summary"],
-        "intervals": run["intervals"],
         "speedup": {name: None if ratio is None else ratio._asdict() for name, ratio in ratios.items()},
         "interval_of": ASSUMED if attention is not None else MODELLED if run["model_error"] else SAMPLING,
         "ideal": attention is not None and attention.reading == "pipelined",
-        "slo": run["slo"],
-        "bottleneck": run["bottleneck"],
-        "basis": run["basis"],
-        "chips": run["chips"],
-        "energy_joules": run["energy_joules"],
-        "usd_per_million_output_tokens": run["usd_per_million_output_tokens"],
-        "scenario": run["scenario"],
+        **{key: run[key] for key in OF_THE_RUN},
     }
 
 
@@ -408,17 +371,9 @@ def _crossover_document(
     nearest = nearest_crossing(curves, scenario_load(base.scenario, path) if path else None)
     if nearest is None:
         return None
-    return {
-        "path": path,
-        "metric": metric,
-        "variant": nearest[0].variant,
-        **_crossing_document(nearest[1]),
-        "all": [{"variant": c.variant, **_crossing_document(x)} for c in curves for x in c.crossings],
-    }
-
-
-def _crossing_document(crossing: Crossing) -> dict[str, Any]:
-    return {"value": crossing.value, "low": crossing.low, "high": crossing.high, "better": crossing.better}
+    crossings = [{"variant": curve.variant, **asdict(crossing)} for curve in curves for crossing in curve.crossings]
+    at_nearest = {"variant": nearest[0].variant, **asdict(nearest[1])}
+    return {"path": path, "metric": metric, **at_nearest, "all": crossings}
 
 
 def _curves_document(path: str | None, metric: str, curves: Sequence[LoadCurve]) -> dict[str, Any] | None:
@@ -432,27 +387,18 @@ def _curves_document(path: str | None, metric: str, curves: Sequence[LoadCurve])
 
 
 def _swing_document(swing: Swing) -> dict[str, Any]:
-    parameter = swing.parameter
+    parameter, names = swing.parameter, dict.fromkeys([*swing.at_low, *swing.at_high])
     return {
         "parameter": parameter.name,
-        "says": parameter.says,
-        "unit": parameter.unit,
-        "low": parameter.low,
-        "high": parameter.high,
-        "source": parameter.source,
-        "ratios": {
-            name: {"at_low": swing.at_low.get(name), "at_high": swing.at_high.get(name)}
-            for name in dict.fromkeys([*swing.at_low, *swing.at_high])
-        },
+        **{key: getattr(parameter, key) for key in ("says", "unit", "low", "high", "source")},
+        "ratios": {name: {"at_low": swing.at_low.get(name), "at_high": swing.at_high.get(name)} for name in names},
         "flips": list(swing.flips),
     }
 
 
 def _notes(combined: dict[str, dict[str, Any]], runs: int, fixed: str | None, variants: Sequence[Variant]) -> list[str]:
-    owners: dict[str, list[str]] = {}
-    for name, run in combined.items():
-        for note in run["notes"]:
-            owners.setdefault(note, []).append(name)
+    all_notes = dict.fromkeys(note for run in combined.values() for note in run["notes"])
+    owners = {note: [name for name, run in combined.items() if note in run["notes"]] for note in all_notes}
     result = [note if len(names) == len(combined) else f"{', '.join(names)}: {note}" for note, names in owners.items()]
     if fixed is not None:
         result.append(fixed)
@@ -482,7 +428,7 @@ def compare_sentence(document: dict[str, Any]) -> str:
     rows = [v for v in measuring if not v["ideal"]] or measuring  # a bound that nothing can reach wins no comparison
     winner = max(rows, key=lambda variant: variant["speedup"][metric]["ratio"])
     best, speedup = winner["name"], winner["speedup"][metric]
-    verdict = _verdict(speedup)
+    verdict = Ratio(**speedup).verdict
     where = f" in {metric_words(metric)}"
     interval = _interval(speedup, winner["interval_of"])
     good = [v["slo"]["good_share"] for v in document["variants"] if v.get("slo") and v["slo"]["good_share"] is not None]
@@ -583,12 +529,6 @@ def _sensitivity_words(document: dict[str, Any], best: str, verdict: int) -> str
     return f". It rests on {names}: within the assumed range the verdict turns over."
 
 
-def _verdict(speedup: dict[str, Any]) -> int:
-    low = speedup["ratio"] if speedup["low"] is None else speedup["low"]
-    high = speedup["ratio"] if speedup["high"] is None else speedup["high"]
-    return 1 if low > 1.0 else -1 if high < 1.0 else 0
-
-
 def _interval(speedup: dict[str, Any], what: str) -> str:
     if speedup["low"] is None:
         return ""
@@ -632,14 +572,12 @@ class CompareResult(StudyResult):
 
     @property
     def title(self) -> str:
-        """Model, hardware and variants."""
         names = [variant["name"] for variant in self.document["variants"]]
         against = " against ".join(names) if len(names) == 2 else f"{len(names)} variants"
         return f"{self.model} on {self.document['scenario']['hardware']['chip']}: {against}"
 
     @property
     def facts(self) -> str:
-        """Basis and pairs of runs."""
         document = self.document
         return f"basis: {document['basis']} · {document['replications']} paired runs from seed {document['seed']}"
 
@@ -654,13 +592,11 @@ class CompareResult(StudyResult):
 
     @property
     def marks(self) -> Sequence[str]:
-        """Pairs of runs, and the metric that decides."""
         runs, metric = self.document["replications"], self.document["metric"]
         return f"{runs} paired runs", f"judged by {metric_words(metric)}"
 
     @property
     def summary(self) -> Summary:
-        """The speedup of each variant in the metric that decides, and the conclusion."""
         metric = self.document["metric"]
         ratios = {
             variant["name"]: variant["speedup"][metric] and variant["speedup"][metric]["ratio"]
@@ -670,28 +606,24 @@ class CompareResult(StudyResult):
 
     @property
     def files(self) -> dict[str, str]:
-        """The study that ``command`` runs."""
         return {"study.yaml": study_text(self.document["variants"])}
 
     def records(self) -> list[dict[str, Any]]:
-        """A row for each variant and metric."""
         return [
-            {"variant": variant["name"], "metric": metric, "value": _value(variant, metric)}
+            {
+                "variant": variant["name"],
+                "metric": metric,
+                "value": (variant if metric in COSTS else variant["summary"]).get(metric),
+            }
             | (variant["speedup"].get(metric) or {})
             for variant in self.document["variants"]
             for metric in dict.fromkeys([*HIGHER_IS_BETTER, *SHOWN])
         ]
 
     def tables(self) -> list[Table]:
-        """Speedups, means, and where they apply assumed parameters and crossovers."""
         document = self.document
         tables = [_speedup_table(document), _value_table(document), _sensitivity_table(document)]
         return [*tables[:2], *(table for table in (*tables[2:], _crossover_table(document)) if table.rows)]
-
-
-def _value(variant: dict[str, Any], metric: str) -> float | None:
-    value: float | None = variant[metric] if metric in COSTS else variant["summary"].get(metric)
-    return value
 
 
 def _speedup_table(document: dict[str, Any]) -> Table:

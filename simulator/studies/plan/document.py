@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import csv
-import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from math import inf, isfinite
@@ -14,125 +13,45 @@ from typing import Any
 from forerun.errors import ArgumentError, ForerunError
 from forerun.result import NamedFields, StudyResult, Summary
 from forerun.tables import ABSENT, Cell, Table, Value, number
-from forerun.version import forerun_version
 from hwprofiles import weakest
-from simulator.running.metrics import jsonable, scenario_document
+from simulator.running.metrics import jsonable
 from simulator.running.metrics.usage import main_bottleneck, tokens_per_joule, usd_per_million_tokens
-from simulator.running.scenario import Scenario, is_log, scenario_from
+from simulator.running.scenario import Scenario, scenario_from
+from simulator.studies.artefacts import artefact
 from simulator.studies.engine_flags import launch_flags
+from simulator.studies.frame import study_document
 from simulator.studies.paired import chance_words
-from simulator.studies.plan.layouts import REPLICAS
-from simulator.studies.plan.objectives import RESAMPLES, latency_words, limits_words, objective_of
-from simulator.studies.plan.search import Candidate, Plan, PlanOptions, ProgressCall, make_plan
+from simulator.studies.plan.objectives import RESAMPLES, latency_words, limits_words
+from simulator.studies.plan.search import Candidate, Plan
 from simulator.studies.plan.summary import headroom_words, hours_table, plan_summary, plan_summary_table
-from simulator.studies.plan.trials import CONFIDENCE
-from simulator.studies.study_file import Source, StudyFile, study_of, study_of_log, yaml_text
+from simulator.studies.study_file import StudyFile, yaml_text
 
 Document = dict[str, Any]
 SURE = 0.95
 """Share of the runs that agree from which a verdict is called sure."""
 
 
-def plan(
-    scenario: Source,
-    *,
-    rate: float | None = None,
-    max_rate: bool = False,
-    trace: str | None = None,
-    columns: Mapping[str, str] | None = None,
-    growth: float = 1.0,
-    slo: Mapping[str, float] | Sequence[str] | None = None,
-    vary: Mapping[str, Sequence[Any]] | None = None,
-    seed: int = 0,
-    replications: int = 5,
-    requests: int | None = None,
-    finalists: int = 5,
-    max_replicas: int = 64,
-    spare: int = 0,
-    headroom: bool = True,
-    interval: bool = True,
-    confidence: float = CONFIDENCE,
-    power_budget_w: float | None = None,
-    carbon: float | str | Path | None = None,
-    jobs: int | None = None,
-    progress: ProgressCall | None = None,
-) -> PlanResult:
-    """The fewest chips or the cheapest layout that holds an SLO at a load, or the highest load of each layout.
+J_PER_KWH = 3.6e6
+
+
+def plan_result(plan: Plan, intensity: tuple[float, float, float] | None, emit: str | None) -> PlanResult:
+    """The result of a plan.
 
     Args:
-        scenario: a scenario or study, the file of either, or a log of requests by itself (see ``study_of_log``).
-        rate: requests per second to hold; default: the scenario's own arrivals.
-        max_rate: find the highest rate of every layout instead.
-        trace: a name or file: its lengths in place of the scenario's workload and, without ``rate``, its arrivals.
-        columns: which column of the trace or log means what (see ``traces.read_requests``).
-        growth: factor on the rate, or on the speed of the trace.
-        slo: limits over the scenario's own, such as ``{"p99_ttft_ms": 500}``, or as ``KEY=VALUE`` texts.
-        vary: values to search by dotted path. Unless varied: tensor parallelism 1, 2, 4, 8, token budgets of 2,048 and
-            8,192, and speculation on and off.
-        seed: the first seed; every layout gets the same ones.
-        replications: runs of every layout that is near the limit.
-        requests: requests of a run; default: the scenario's, and at least a minute of arrivals.
-        finalists: layouts that hold the SLO to find.
-        max_replicas: most replicas of a layout to try.
-        spare: replicas to rent beyond those that hold the SLO, so that as many may fail (N+1: 1).
-        headroom: find the highest rate of every finalist, and how the best does with a replica less and twice the load.
-        interval: count the model's own error too.
-        confidence: share of the runs, and probability with the model's error, with which a layout meets the SLO.
-        power_budget_w: watts that the boards of a rack or site may draw together: with ``max_rate``, every layout gets
-            as many replicas as they supply, and its rate is that of one times as many.
-        carbon: grams of CO2 per kWh, or a CSV file of them over the day (columns ``hour``, ``g_per_kwh``).
-        jobs: processes; default: one per core. Results do not depend on it.
-        progress: called with (candidates done, candidates in sight).
-
-    Raises:
-        ForerunError: arguments contradict each other, or what the scenario itself has wrong. Layouts that cannot
-            be run are no error: they are listed with the reason.
+        plan: the finished search.
+        intensity: mean, least and greatest carbon intensity, g/kWh; None where carbon is not requested.
+        emit: name of an artefact of the best layout to put into the document; None for none.
     """
-    _check_options(rate, max_rate, growth, spare, power_budget_w)
-    if not 0 < confidence < 1:
-        raise ArgumentError("confidence", f"must lie between 0 and 1 (got {confidence:g})")
-    if isinstance(scenario, str | Path) and is_log(scenario):
-        scenario, columns = study_of_log(scenario, columns=columns), None
-    intensity = None if carbon is None else carbon_of(carbon)
-    study = study_of(scenario, vary)
-    if trace is not None:
-        study = with_trace(study, trace, columns)
-    elif columns:
-        raise ArgumentError("map", "names columns of a trace and there is none; give trace, or set workload.columns")
-    limits, texts = (slo, ()) if isinstance(slo, Mapping) else ({}, tuple(slo or ()))
-    objective = objective_of({**study.scenario.slo, **limits}, texts)
-    mode = "max-rate" if max_rate else "rate" if rate is not None else "own"
-    options = PlanOptions(
-        mode, rate, growth, seed, replications, requests, finalists, max_replicas, jobs, headroom, interval, spare
-    )
-    options = replace(options, power_budget_w=power_budget_w, confidence=confidence)
-    document = plan_document(make_plan(study, objective, options, progress))
+    document = plan_document(plan)
     if intensity is not None:
         document["carbon_g_per_kwh"] = dict(zip(("mean", "low", "high"), intensity, strict=True))
         for row in document["candidates"]:
             each = row["output_tokens_per_joule"]
             row["g_co2_per_million_output_tokens"] = each and [1e6 / each / J_PER_KWH * one for one in intensity]
-    return PlanResult(document, _command(document, options, study.vary), {"study.yaml": _study_text(document, study)})
-
-
-def _check_options(rate: float | None, max_rate: bool, growth: float, spare: int, power_budget_w: float | None) -> None:
-    """Refuse arguments that contradict each other, whatever the scenario is."""
-    if rate is not None and max_rate:
-        raise ForerunError(
-            "plan: rate finds layouts for a rate, max_rate the highest rate of each layout; give one of the two"
-        )
-    for name, value in (("rate", rate), ("growth", growth)):
-        if value is not None and not 0 < value <= 1e9:
-            raise ArgumentError(name, f"must be a positive number, at most 1e9 (got {value:g})")
-    if max_rate and growth != 1.0:
-        raise ArgumentError("growth", "has no effect with max_rate; remove it")
-    if spare < 0:
-        raise ArgumentError("spare", f"must be 0 or more replicas (got {spare})")
-    if power_budget_w is not None and not (max_rate and 0 < power_budget_w <= 1e12):
-        raise ArgumentError("power_budget", "a positive number of watts, with max_rate: the layouts then fill it")
-
-
-J_PER_KWH = 3.6e6
+    result = PlanResult(document, files={"study.yaml": _study_text(document, plan.study)})
+    if emit is not None and result.best is not None:
+        document["artefact"] = artefact(emit, result.scenario)
+    return result
 
 
 def carbon_of(carbon: float | str | Path) -> tuple[float, float, float]:
@@ -181,37 +100,6 @@ def with_trace(study: StudyFile, trace: str, columns: Mapping[str, str] | None =
     data = study.scenario.model_dump(exclude_unset=True)
     data["workload"] = {"trace": trace} | ({"columns": dict(columns)} if columns else {})
     return replace(study, scenario=scenario_from(data, f"{study.place}: trace {trace}"))
-
-
-def _command(document: Document, options: PlanOptions, varied: Collection[str]) -> str:
-    """The command that makes the plan again from its ``study.yaml``."""
-    words = ["forerun", "plan", "study.yaml"]
-    if options.mode == "rate":
-        words += ["--rate", f"{options.rate:g}"]
-    elif options.mode == "max-rate":
-        words.append("--max-rate")
-    if options.growth != 1.0:
-        words += ["--growth", f"{options.growth:g}"]
-    for key, value in document["slo"].items():
-        words += ["--slo", f"{key}={value:g}"]
-    words += ["--seed", str(options.seed), "--replications", str(options.replications)]
-    if options.mode != "max-rate":
-        words += ["--finalists", str(options.finalists)]
-        if REPLICAS not in varied:
-            words += ["--max-replicas", str(options.max_replicas)]
-    if options.requests is not None:
-        words += ["--requests", str(options.requests)]
-    if options.spare:
-        words += ["--spare", str(options.spare)]
-    if options.power_budget_w is not None:
-        words += ["--power-budget", f"{options.power_budget_w:g}"]
-    if not options.headroom:
-        words.append("--no-headroom")
-    if not options.interval:
-        words.append("--no-interval")
-    if options.confidence != CONFIDENCE:
-        words += ["--confidence", f"{options.confidence:g}"]
-    return shlex.join(words)
 
 
 def _study_text(document: Document, study: StudyFile) -> str:
@@ -280,32 +168,27 @@ class PlanResult(StudyResult):
 
     @property
     def title(self) -> str:
-        """Model and goal."""
         rate = self.document["request_rate"]
         goal = "highest rate" if rate is None else f"{rate:.4g} requests per second"
         return f"Capacity plan: {self.model}, {goal}"
 
     @property
     def facts(self) -> str:
-        """Basis, and how much was simulated."""
         document = self.document
         return f"{super().facts} · {len(document['candidates'])} candidates · {document['runs']} runs"
 
     @property
     def marks(self) -> Sequence[str]:
-        """The SLO, runs and candidates."""
         slo = ", ".join(f"{key} {value:g}" for key, value in self.document["slo"].items())
         return f"SLO: {slo}", f"{self.document['runs']} runs", f"{len(self.document['candidates'])} candidates"
 
     @property
     def summary(self) -> Summary:
-        """The winner in figures, and the conclusion."""
         keys = ("layout", "chips", "usd_per_hour", "usd_per_million_output_tokens", "max_rate", "headroom", "binding")
         best: Mapping[str, Any] = self.best or {}
         return Summary({**{key: best.get(key) for key in keys}, "answer": self.conclusion})
 
     def records(self) -> list[dict[str, Any]]:
-        """A row for each candidate."""
         plain = ("layout", "status", "reason", "replicas", "chips", "usd_per_hour", "usd_per_million_output_tokens",
                  "power_w", "output_tokens_per_joule", "max_rate", "headroom", "analytic_max_rate", "binding",
                  "slo_ratio", "basis")  # fmt: skip
@@ -314,7 +197,6 @@ class PlanResult(StudyResult):
         ]
 
     def tables(self) -> list[Table]:
-        """Tables of layouts that meet the SLO, of the others with reasons, and of the winners' launch commands."""
         rows = self.document["candidates"]
         tables = [_holding_table(self.document), _power_table(self.document)]
         for status, words in FAILING.items():
@@ -323,11 +205,6 @@ class PlanResult(StudyResult):
         if self.document["plan_summary"] is not None:
             tables += [plan_summary_table(self.document["plan_summary"]), hours_table(self.document.get("hours") or [])]
         return [table for table in tables if table.rows] or tables[:1]
-
-
-def _hours(plan: Plan) -> list[Document]:
-    hours = plan.headroom_cases.hours if plan.headroom_cases is not None else ()
-    return [dict(zip(("start_s", "request_rate", "replicas"), hour, strict=True)) for hour in hours]
 
 
 FAILING = {
@@ -424,106 +301,91 @@ def plan_document(plan: Plan) -> Document:
     judged = [c.verdict.observation.basis for c in plan.candidates if c.verdict is not None]
     basis = weakest(judged) if judged else None
     notes = [note for c in plan.candidates if c.verdict is not None for note in c.verdict.observation.notes]
-    best = plan.best
+    hours = plan.headroom_cases.hours if plan.headroom_cases is not None else ()
     cheaper = next_cheaper(plan)
-    document = jsonable(
-        {
-            "mode": plan.options.mode,
-            "request_rate": plan.rate,
-            "growth": plan.options.growth,
-            "power_budget_w": plan.options.power_budget_w,
-            "slo": plan.objective.document(),
-            "ranked_by": "max_rate" if plan.rate is None else "usd_per_hour" if plan.by_price else "chips",
-            "load": _load_values(plan),
-            "candidates": candidates,
-            "best": candidates[0] if best is not None else None,
-            "next_cheaper": None if cheaper is None else {"layout": cheaper.name, "reason": cheaper.reason},
-            "pareto": [candidate.name for candidate in pareto_front(plan)],
-            "conclusion": plan_sentence(plan),
-            "plan_summary": plan_summary(plan),
-            "hours": _hours(plan),
-            "replications": plan.options.replications,
-            "runs": plan.runs,
-            "scenario": scenario_document(plan.study.scenario),
-            "seed": plan.options.seed,
-            "version": forerun_version(),
-            "basis": basis,
-            "notes": list(dict.fromkeys([*plan.notes, *(n for n in notes if "requests refused" not in n)])),
-        }
-    )
-    assert isinstance(document, dict)
-    return document
+    body = {
+        "mode": plan.options.mode,
+        "request_rate": plan.rate,
+        "growth": plan.options.growth,
+        "power_budget_w": plan.options.power_budget_w,
+        "slo": plan.objective.document(),
+        "ranked_by": "max_rate" if plan.rate is None else "usd_per_hour" if plan.by_price else "chips",
+        "load": _load_values(plan),
+        "candidates": candidates,
+        "best": candidates[0] if plan.best is not None else None,
+        "next_cheaper": None if cheaper is None else {"layout": cheaper.name, "reason": cheaper.reason},
+        "pareto": [candidate.name for candidate in pareto_front(plan)],
+        "conclusion": plan_sentence(plan),
+        "plan_summary": plan_summary(plan),
+        "hours": [dict(zip(("start_s", "request_rate", "replicas"), hour, strict=True)) for hour in hours],
+        "replications": plan.options.replications,
+        "runs": plan.runs,
+    }
+    shown = dict.fromkeys([*plan.notes, *(note for note in notes if "requests refused" not in note)])
+    return study_document(body, plan.study.scenario, plan.options.seed, basis, list(shown))
 
 
 def _load_values(plan: Plan) -> Document | None:
-    """Fields of the workload that offer what is planned for: the rate of the plan, or the winner's highest."""
     rate = plan.rate if plan.rate is not None or plan.best is None else plan.best.max_rate
     return None if rate is None or plan.load is None else plan.load.values_at(plan.study.scenario, rate)
 
 
 def candidate_document(plan: Plan, candidate: Candidate) -> Document:
     """One row of the ranked table."""
-    verdict = candidate.verdict
-    usable = candidate.status != "refused"
+    verdict, layout = candidate.verdict, candidate.layout
+    usable, rented = candidate.status != "refused", layout.rented(candidate.replicas)
     usd = candidate.usd_per_hour if usable else None
+    probability = None if candidate.chance is None else candidate.chance.probability
+    margin = None if candidate.max_rate is None or plan.rate is None else candidate.max_rate / plan.rate - 1.0
     row: Document = {
         "layout": candidate.name,
-        "set": {**candidate.layout.settings, "hardware.replicas": candidate.layout.rented(candidate.replicas)},
+        "set": {**layout.settings, "hardware.replicas": rented},
         "status": candidate.status,
         "meets_slo": {"meets": True, "misses": False, "pruned": False}.get(candidate.status),
         "reason": candidate.reason,
-        "replicas": candidate.layout.rented(candidate.replicas),
+        "replicas": rented,
         "chips": candidate.chips if usable else None,
         "usd_per_hour": usd,
-        "usd_per_million_output_tokens": None,
-        "power_w": None,
-        "output_tokens_per_joule": None,
         "max_rate": candidate.max_rate,
         "max_rate_is_at_least": None if candidate.max_rate is None else candidate.at_least,
-        "headroom": None,
-        "analytic_max_rate": None,
-        "probability": None if candidate.chance is None else candidate.chance.probability,
-        "binding": None,
-        "values": None,
-        "slo_ratio": None,
-        "confidence": None,
-        "bottleneck": None,
-        "basis": None,
-        "flags": None,
+        "headroom": margin,
+        "analytic_max_rate": None if layout.steady is None else layout.steady.most_rate * candidate.replicas,
+        "probability": probability,
+        "flags": None if candidate.status != "meets" else launch_flags(layout.with_replicas(layout.scenario, rented)),
     }
     if usable:
-        row["board_w"] = candidate.layout.board_w * row["replicas"]
+        row["board_w"] = layout.board_w * rented
         row["rate_per_kw"] = candidate.max_rate and 1e3 * candidate.max_rate / row["board_w"]
-    if candidate.layout.steady is not None:
-        row["analytic_max_rate"] = candidate.layout.steady.most_rate * candidate.replicas
-    if candidate.max_rate is not None and plan.rate is not None:
-        row["headroom"] = candidate.max_rate / plan.rate - 1.0
-    if verdict is not None:
-        seen = verdict.observation
-        share = verdict.share if verdict.meets else 1.0 - verdict.share
-        row |= {
-            "usd_per_million_output_tokens": _per_million(usd, _times(seen.output_throughput, candidate.copies)),
-            "power_w": _times(seen.power_w, candidate.copies),
-            "output_tokens_per_joule": tokens_per_joule(seen.output_throughput, seen.power_w),
-            "binding": verdict.binding,
-            "values": verdict.values,
-            "slo_ratio": verdict.slo_ratio if isfinite(verdict.slo_ratio) else None,
-            "confidence": {
-                "method": verdict.method,
-                "runs": verdict.runs,
-                "share": verdict.share,
-                "binding_interval": verdict.interval,
-                "probability": None if candidate.chance is None else candidate.chance.probability,
-                "required": plan.options.confidence,
-                "sure": None if verdict.runs == 1 and verdict.method == "replications" else share >= SURE,
-            },
-            "bottleneck": seen.bottleneck,
-            "basis": seen.basis,
-        }
-    if candidate.status == "meets":
-        driven = candidate.layout.with_replicas(candidate.layout.scenario, row["replicas"])
-        row["flags"] = launch_flags(driven)
-    return row
+    if verdict is None:
+        return row | dict.fromkeys(OF_A_VERDICT)
+    seen = verdict.observation
+    share = verdict.share if verdict.meets else 1.0 - verdict.share
+    confidence = {
+        "method": verdict.method,
+        "runs": verdict.runs,
+        "share": verdict.share,
+        "binding_interval": verdict.interval,
+        "probability": probability,
+        "required": plan.options.confidence,
+        "sure": None if verdict.runs == 1 and verdict.method == "replications" else share >= SURE,
+    }
+    values = (
+        _per_million(usd, _times(seen.output_throughput, candidate.copies)),
+        _times(seen.power_w, candidate.copies),
+        tokens_per_joule(seen.output_throughput, seen.power_w),
+        verdict.binding,
+        verdict.values,
+        verdict.slo_ratio if isfinite(verdict.slo_ratio) else None,
+        confidence,
+        seen.bottleneck,
+        seen.basis,
+    )
+    return row | dict(zip(OF_A_VERDICT, values, strict=True))
+
+
+OF_A_VERDICT = ("usd_per_million_output_tokens", "power_w", "output_tokens_per_joule", "binding", "values", "slo_ratio",
+                "confidence", "bottleneck", "basis")  # fmt: skip
+"""Parts of a candidate's row that only a simulated one has."""
 
 
 def pareto_front(plan: Plan) -> list[Candidate]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from forerun.errors import ArgumentError, ForerunError, NothingServedError
 from hwprofiles import Chip, load_chip
-from simulator.running.scenario import Scenario, overridden_section
+from simulator.running.scenario import Scenario
 from simulator.studies.steady_state.averages import SteadyReplica
 from simulator.studies.steady_state.estimate import kept_build, steady_parts
 from simulator.studies.study_file import Range, Settings, StudyFile, Values, settings_name
@@ -80,7 +80,7 @@ def _parts(scenario: Scenario) -> Iterator[tuple[HardwareConfig, int]]:
         yield scenario.hardware, 1
         return
     for name in scenario.pools:
-        hardware = overridden_section(scenario, name, "hardware")
+        hardware = scenario.pool_section(name, "hardware")
         yield hardware, hardware.replicas
 
 
@@ -105,7 +105,7 @@ def search_axes(study: StudyFile) -> dict[str, tuple[Any, ...]]:
     }
     if scenario.pools is not None:
         defaults = {
-            f"pools.{name}.{REPLICAS}": (overridden_section(scenario, name, "hardware").replicas, POOL_REPLICAS)
+            f"pools.{name}.{REPLICAS}": (scenario.pool_section(name, "hardware").replicas, POOL_REPLICAS)
             for name in scenario.pools
         }
     for path, (value, others) in defaults.items():
@@ -205,7 +205,7 @@ def _name(scenario: Scenario, variant: str, settings: Settings) -> str:
     if scenario.pools is None:
         parts = [_hardware_name(scenario.hardware)]
     else:
-        pools = ((name, overridden_section(scenario, name, "hardware")) for name in scenario.pools)
+        pools = ((name, scenario.pool_section(name, "hardware")) for name in scenario.pools)
         split = (f"{name} {hardware.replicas} x {_hardware_name(hardware)}" for name, hardware in pools)
         parts = [" + ".join(split)]
     if BATCHED_TOKENS in settings:

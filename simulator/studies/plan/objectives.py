@@ -12,9 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forerun.errors import ArgumentError, ForerunError
-from simulator.running.metrics.slo import LATENCIES, Limit, slo_limits
 from simulator.running.metrics.statistics import WeightedSample
-from simulator.running.metrics.summary import Served, completed_requests, request_latencies_ms
+from simulator.running.metrics.summary import (
+    LATENCIES,
+    Limit,
+    Served,
+    completed_requests,
+    request_latencies_ms,
+    slo_limits,
+)
 
 if TYPE_CHECKING:
     from simulator.running.run import RunResult

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from forerun.errors import ForerunError
 from forerun.result import StudyResult, Summary
 from forerun.tables import Cell, Table, Value, number
-from forerun.version import forerun_version
 from forerun.workers import Workers, cores
-from simulator.running.metrics import jsonable, scenario_document
 from simulator.running.scenario import Scenario
+from simulator.studies.artefacts import artefact
+from simulator.studies.frame import ProgressCall, study_document
 from simulator.studies.runs import Document, RunPool, SeededRun
-from simulator.studies.study_file import Source, study_of
+from simulator.studies.study_file import yaml_text
 
 KV_TARGETS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 QUEUE_TARGETS = (1.0, 2.0, 4.0, 8.0, 16.0)
@@ -22,30 +21,15 @@ LEAST_SPARE = 0.15
 """Least threshold of llm-d's rule that leaves room for its ``kv_spare`` of 0.1."""
 
 
-def thresholds(
-    scenario: Source,
-    *,
-    targets: Sequence[float] | None = None,
-    seed: int = 0,
-    replications: int = 1,
-    jobs: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
+def best_thresholds(
+    base: Scenario,
+    targets: Sequence[float] | None,
+    seeds: Sequence[int],
+    emit: str | None,
+    jobs: int | None,
+    progress: ProgressCall | None,
 ) -> ThresholdsResult:
-    """The autoscaler's threshold that holds the scenario's SLO with the fewest chip-hours, start-up times included.
-
-    Args:
-        scenario: with ``autoscaler`` and ``slo`` sections, over traffic that changes; or its file.
-        targets: thresholds to try: ``autoscaler.target`` of rule hpa, ``autoscaler.kv_threshold`` of rule llm-d.
-            Default: a range of values that suits the metric.
-        seed: the first seed; every threshold gets the same ones.
-        replications: runs of each threshold; all of them have to hold.
-        jobs: processes; default: one per core.
-        progress: called with (runs done, runs in sight).
-
-    Raises:
-        ForerunError: no autoscaler, no SLO, or a scenario that cannot run.
-    """
-    base = study_of(scenario).scenario
+    """The study of ``thresholds``."""
     if base.autoscaler is None:
         raise ForerunError("autoscaler: a scenario with this section is needed to look for its thresholds")
     if not base.slo:
@@ -54,20 +38,21 @@ def thresholds(
     tried = {value: base.with_values({path: value}) for value in targets or _ladder(base)}
     bare = base.model_copy(update={"autoscaler": None})
     fixed = {n: bare.with_values({"hardware.replicas": n}) for n in range(1, base.autoscaler.max_replicas + 1)}
-    seeds = range(seed, seed + replications)
     everything = [*tried.values(), *fixed.values()]
-    with Workers(min(jobs or cores(), len(everything) * replications)) as workers:
+    with Workers(min(jobs or cores(), len(everything) * len(seeds))) as workers:
         pool = RunPool(workers, progress)
         run_documents = pool.documents_if_any([SeededRun(one, number) for one in everything for number in seeds])
         if not any(run_documents):
-            pool.document(SeededRun(everything[0], seed), "thresholds")
-    by_one = [run_documents[at : at + replications] for at in range(0, len(run_documents), replications)]
+            pool.document(SeededRun(everything[0], seeds[0]), "thresholds")
+    by_one = [run_documents[at : at + len(seeds)] for at in range(0, len(run_documents), len(seeds))]
     names: list[Document] = [{"threshold": value, "replicas": None} for value in tried]
     names += [{"threshold": None, "replicas": count} for count in fixed]
     rows = [name | _row(documents) for name, documents in zip(names, by_one, strict=True) if all(documents)]
-    return ThresholdsResult(
-        _document(base, path, rows, seed), shlex.join(["forerun", "plan", "scenario.yaml", "--thresholds"])
-    )
+    document = _document(base, path, rows, seeds[0])
+    result = ThresholdsResult(document, files={"scenario.yaml": yaml_text(document["scenario"])})
+    if emit is not None and result.best is not None:
+        document["artefact"] = artefact(emit, result.scenario)
+    return result
 
 
 class ThresholdsResult(StudyResult):
@@ -89,20 +74,16 @@ class ThresholdsResult(StudyResult):
 
     @property
     def title(self) -> str:
-        """Title of the study."""
         return f"Autoscaling {self.model} by {self.document['field']}"
 
     @property
     def summary(self) -> Summary:
-        """The winner's figures."""
         return Summary(self.best or {})
 
     def records(self) -> list[dict[str, Any]]:
-        """One row a threshold or a fixed fleet."""
         return [{**row, "limits": None} for row in self.document["candidates"]]
 
     def tables(self) -> list[Table]:
-        """Thresholds and fixed fleets, by what they rent."""
         limits = list(self.document["slo"])
         columns = (self.document["field"].partition(".")[2], "replicas", "rented", "cost ($)", *limits, "SLO")
         rows = []
@@ -155,21 +136,15 @@ def _rented(row: Document) -> float:
 def _document(scenario: Scenario, path: str, rows: list[Document], seed: int) -> Document:
     scaled = min((row for row in rows if row["holds"] and row["threshold"] is not None), key=_rented, default=None)
     fixed = min((row for row in rows if row["holds"] and row["threshold"] is None), key=_rented, default=None)
-    document = {
+    body = {
         "field": path,
         "slo": scenario.slo,
         "candidates": rows,
         "best": scaled,
         "fixed": fixed,
         "conclusion": _conclusion(path, scaled, fixed),
-        "scenario": scenario_document(scenario),
-        "seed": seed,
-        "version": forerun_version(),
-        "basis": rows[0]["basis"] if rows else None,
-        "notes": [],
     }
-    plain: Document = jsonable(document)
-    return plain
+    return study_document(body, scenario, seed, rows[0]["basis"] if rows else None)
 
 
 def _conclusion(path: str, scaled: Document | None, fixed: Document | None) -> str:

@@ -17,17 +17,16 @@ import numpy as np
 from forerun.errors import ArgumentError, ForerunError, did_you_mean
 from forerun.result import StudyResult, Summary
 from forerun.tables import Cell, Table, Value, percent
-from forerun.version import forerun_version
 from forerun.workers import Workers, cores
 from simulator.running.build import Build, build_replica
-from simulator.running.metrics import jsonable, scenario_document
-from simulator.running.reports import request_records
+from simulator.running.records import request_records
 from simulator.running.scenario import Scenario
 from simulator.speculation import DraftPolicy, check_policy, draft_survival
 from simulator.speculation.acceptance import AcceptanceSampler
 from simulator.speculation.confidence import CONFIDENCE_THRESHOLD
 from simulator.speculation.policies import MARGIN, Forerun
 from simulator.speculation.speculation_config import POLICY_FIELDS, named
+from simulator.studies.frame import ProgressCall, study_document
 from simulator.studies.race.patterns import (
     Pattern,
     PatternTraffic,
@@ -38,15 +37,12 @@ from simulator.studies.race.patterns import (
     traffic_of,
     worst_of,
 )
-from simulator.studies.runs import ProgressCall
-from simulator.studies.study_file import Source, study_of, yaml_text
+from simulator.studies.study_file import yaml_text
 from simulator.timing import ModelTimer, decode_step
 
 OFF, FIXED, OWN = "off", "fixed", "forerun"
 CONTROLLERS = ("batch-table", "ema", "goodput", "p-min", "entropy", OWN)
 """Policies that run unless others are named, beside off and every fixed K."""
-REQUESTS = 160
-"""Requests of a pattern."""
 SEARCHED = 0.5
 """Share of the patterns that are searched for from the worst so far; the others are drawn."""
 ROUNDS = 4
@@ -71,56 +67,28 @@ class RaceOutcome(NamedTuple):
     tokens_per_s: float
 
 
-def race(
-    scenario: Source,
-    *,
-    controllers: Sequence[str] = (),
-    patterns: int = 24,
-    requests: int = REQUESTS,
-    seed: int = 0,
-    replay: str | Path | None = None,
-    jobs: int | None = None,
-    progress: ProgressCall | None = None,
+def replayed_race(base: Scenario, names: Sequence[str], pattern: Path) -> RaceResult:
+    """A race on the one pattern that an earlier race wrote."""
+    traffic = read_traffic(pattern.read_text(encoding="utf-8"), str(pattern))
+    return _result(base, names, {None: run_pattern(base, names, traffic)}, 0)
+
+
+def searched_race(
+    base: Scenario,
+    names: Sequence[str],
+    patterns: int,
+    requests: int,
+    seed: int,
+    jobs: int | None,
+    progress: ProgressCall | None,
 ) -> RaceResult:
-    """Run controllers of speculation over the same traffic and say how far each falls behind the best fixed K.
-
-    Half of the patterns are drawn, the others searched for: what hurt some controller most is changed a little and run
-    again. All controllers see the same requests and the same acceptance draws.
-
-    Args:
-        scenario: with a drafter; its own arrivals and lengths are not used, its policy sets the costs of switching.
-        controllers: policies by name, or one of your own as ``module:factory``; default: all. Off and every fixed K
-            always run.
-        patterns: number of patterns.
-        requests: requests of each pattern.
-        seed: seed of the random patterns.
-        replay: a pattern that an earlier race wrote, in place of patterns of its own.
-        jobs: processes; default: one per core. Results do not depend on it.
-        progress: called with (patterns done, patterns).
-
-    Raises:
-        ForerunError: a scenario without a drafter, or an unknown controller.
-    """
-    study = study_of(scenario, None)
-    base = drafting_scenario(study.scenario)
-    names = checked_controllers(controllers or CONTROLLERS)
-    text = None if replay is None else Path(replay).read_text(encoding="utf-8")
-    if patterns < 1 or requests < 8:
-        raise ArgumentError("patterns" if patterns < 1 else "requests", "a race needs a pattern of 8 requests or more")
+    """A race on patterns that are drawn and searched for."""
     with Workers(jobs or cores() if jobs != 1 else 0) as workers:
-        if text is not None:
-            replayed = read_traffic(text, str(replay))
-            outcomes: dict[Pattern | None, dict[str, RaceOutcome]] = {None: run_pattern(base, names, replayed)}
-        else:
-            outcomes = dict(_searched(base, names, patterns, requests, seed, workers, progress))
-    document = _document(base, names, outcomes, seed)
-    files = {"study.yaml": yaml_text({"scenario": document["scenario"]})}
-    closest = document["certificate"]
-    if text is None and closest is not None:
-        traffic = traffic_of(_patterns(outcomes)[closest["pattern"]], steps_of(base))
-        files["closest.csv"] = traffic.csv
-    words = ["forerun race study.yaml --seed", str(seed), "--patterns", str(patterns), "--requests", str(requests)]
-    return RaceResult(jsonable(document), " ".join([*words, *(f"--controller {name}" for name in controllers)]), files)
+        outcomes = dict(_searched(base, names, patterns, requests, seed, workers, progress))
+    result = _result(base, names, outcomes, seed)
+    closest = list(outcomes)[result.document["certificate"]["pattern"]]
+    result.files["closest.csv"] = traffic_of(closest, steps_of(base)).csv
+    return result
 
 
 def drafting_scenario(scenario: Scenario) -> Scenario:
@@ -248,7 +216,6 @@ def controlled(scenario: Scenario, name: str, traffic: PatternTraffic, seed: int
 
 @lru_cache(maxsize=64)
 def _built(text: str, name: str, seed: int) -> Build:
-    """The replicas of a scenario, as JSON, under a controller; made once in a process, with the prices of its steps."""
     scenario = Scenario.model_validate_json(text)
     custom = plug_in(name, most_tokens(scenario)) if ":" in name else None
     return build_replica(with_controller(scenario, name), seed, make_policy=custom)
@@ -308,22 +275,18 @@ def _hurt(outcomes: Sequence[tuple[Pattern, Mapping[str, RaceOutcome]]], names: 
     )
 
 
-def _patterns(outcomes: Mapping[Any, Any]) -> list[Any]:
-    return list(outcomes)
-
-
-def _document(
+def _result(
     scenario: Scenario,
     names: Sequence[str],
-    outcomes_by_pattern: Mapping[Pattern | None, Mapping[str, RaceOutcome]],
+    outcomes_by_pattern: Mapping[Pattern, dict[str, RaceOutcome]] | Mapping[None, dict[str, RaceOutcome]],
     seed: int,
-) -> dict[str, Any]:
+) -> RaceResult:
     runs = list(outcomes_by_pattern.values())
     fixed = [name for name in runs[0] if is_fixed(name)]
     rows = [_controller_row(name, runs) for name in (*names, *fixed)]
     rows.sort(key=lambda row: row["regret_mean"])
     winner = min((row for row in rows if row["name"] in names), key=lambda row: row["regret_mean"])
-    document = {
+    body = {
         "controllers": rows,
         "winner": winner["name"],
         "patterns": [
@@ -344,18 +307,15 @@ def _document(
         },
         "switch_s": named(scenario.speculation.policy).switch_s if scenario.speculation else None,
         "emit": {"vllm": vllm_table(scenario)},
-        "scenario": scenario_document(scenario),
-        "seed": seed,
-        "version": forerun_version(),
-        "basis": build_replica(scenario).basis,
-        "notes": [
-            "acceptance is drawn by request: its factor multiplies the scenario's conditional rates",
-            "p-min and entropy see rates, not confidences: a drafter's own probabilities may do better than here",
-        ],
         "conclusion": "",
     }
+    notes = (
+        "acceptance is drawn by request: its factor multiplies the scenario's conditional rates",
+        "p-min and entropy see rates, not confidences: a drafter's own probabilities may do better than here",
+    )
+    document = study_document(body, scenario, seed, build_replica(scenario).basis, notes)
     document["conclusion"] = _sentence(document)
-    return document
+    return RaceResult(document, files={"study.yaml": yaml_text({"scenario": document["scenario"]})})
 
 
 def _controller_row(name: str, runs: Sequence[Mapping[str, RaceOutcome]]) -> dict[str, Any]:
@@ -425,33 +385,27 @@ class RaceResult(StudyResult):
 
     @property
     def title(self) -> str:
-        """Model and controllers of the race."""
         chip = self.document["scenario"]["hardware"]["chip"]
         return f"{self.model} on {chip}: {len(self.document['controllers'])} controllers of speculation"
 
     @property
     def facts(self) -> str:
-        """Basis and patterns."""
         return f"{super().facts} · {len(self.document['patterns'])} patterns"
 
     @property
     def marks(self) -> Sequence[str]:
-        """Patterns and the price of a change."""
         switch = self.document["switch_s"] or 0.0
         return f"{len(self.document['patterns'])} patterns", f"a change of K costs {1e3 * switch:g} ms of host time"
 
     @property
     def summary(self) -> Summary:
-        """The winner in figures, and the conclusion."""
         row = next(row for row in self.document["controllers"] if row["name"] == self.document["winner"])
         return Summary({**row, "answer": self.conclusion})
 
     def records(self) -> list[dict[str, Any]]:
-        """A row for each controller."""
         return list(self.document["controllers"])
 
     def tables(self) -> list[Table]:
-        """Controllers; the patterns on which the winner does worst; the table to paste."""
         return [_controller_table(self.document), _pattern_table(self.document), _emit_table(self.document)]
 
 

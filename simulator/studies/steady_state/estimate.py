@@ -31,25 +31,26 @@ where KV memory limits the batch preemption leaves less of it, much less with pr
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf
 from os.path import isfile
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from forerun.errors import ForerunError
+from forerun.recent import RecentResults
 from simulator.running.build import Build, build_run
 from simulator.running.scenario import Scenario, ScenarioSource, as_scenario
 from simulator.speculation import draft_survival
 from simulator.studies.steady_state.averages import Averages, SteadyReplica, make_replica
 from simulator.studies.steady_state.traffic import Lengths, population, traffic
 
-T = TypeVar("T")
-
 MOST_KEPT = 64
 """Built timers and samples of lengths that are kept for the next question."""
+_BUILDS: RecentResults[Build] = RecentResults(MOST_KEPT)
+_LENGTHS: RecentResults[Lengths] = RecentResults(MOST_KEPT)
+_REPLICAS: RecentResults[SteadyReplica] = RecentResults(MOST_KEPT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,20 +124,20 @@ def estimate(
         request_rate, concurrency = _own_load(scenario)
     build, lengths, replica = steady_parts(scenario)
     replicas = scenario.hardware.replicas
-    if concurrency is not None:
+    if request_rate is None:
+        assert concurrency is not None
         used = min(float(replicas), concurrency)
         averages = replica.closed_loop(concurrency / used)
-        total = averages.rate * used
+        request_rate = averages.rate * used
     else:
-        assert request_rate is not None
         used = float(replicas)
         averages = replica.open_loop(request_rate * (1.0 - replica.traffic.refused) / used)
-        total = request_rate
+        concurrency = None if averages.in_system is None else averages.in_system * used
     share = used / replicas
     bottleneck = {bound: busy * share for bound, busy in averages.bounds.items()}
     return Estimate(
-        request_rate=total,
-        concurrency=concurrency if concurrency is not None else _times(averages.in_system, used),
+        request_rate=request_rate,
+        concurrency=concurrency,
         mean_ttft_s=averages.ttft_s,
         mean_tpot_s=averages.tpot_s,
         mean_e2e_s=averages.e2e_s,
@@ -191,7 +192,7 @@ def steady_parts(scenario: Scenario) -> tuple[Build, Lengths, SteadyReplica]:
     lengths = _lengths(scenario)
     build = kept_build(scenario)
     key = (*_key(scenario.model_dump(exclude={"slo", "prices"})),)
-    return build, lengths, _kept(_REPLICAS, key, lambda: _replica(scenario, build, lengths))
+    return build, lengths, _REPLICAS.get(key, lambda: _replica(scenario, build, lengths))
 
 
 def _refuse(scenario: Scenario) -> None:
@@ -217,20 +218,17 @@ def kept_build(scenario: Scenario) -> Build:
         ForerunError: as ``build_run``.
     """
     key = _key(scenario.model_dump(exclude={"workload", "slo"}))
-    return _kept(_BUILDS, key, lambda: build_run(scenario))
+    return _BUILDS.get(key, lambda: build_run(scenario))
 
 
 def _lengths(scenario: Scenario) -> Lengths:
     workload = scenario.workload
-    return _kept(_LENGTHS, _key(workload.model_dump()), lambda: population(workload))
+    return _LENGTHS.get(_key(workload.model_dump()), lambda: population(workload))
 
 
 def _replica(scenario: Scenario, build: Build, lengths: Lengths) -> SteadyReplica:
-    cluster = build.main
-    speculation = scenario.speculation
-    survival = None
-    if speculation is not None and speculation.method != "none":
-        survival = draft_survival(speculation)
+    cluster, speculation = build.main, scenario.speculation
+    survival = None if speculation is None or speculation.method == "none" else draft_survival(speculation)
     return make_replica(
         cluster.timer,
         cluster.limits.together,
@@ -249,28 +247,6 @@ def _notes(build: Build, lengths: Lengths, replica: SteadyReplica, averages: Ave
         yield "KV memory limits the batch: preempted prompts are computed again, which the highest rate leaves out"
     if averages.saturated:
         yield "the load exceeds the capacity: queues grow as long as it lasts"
-
-
-def _times(value: float | None, factor: float) -> float | None:
-    return None if value is None else value * factor
-
-
-_Kept = OrderedDict[tuple[str, ...], Any]
-_BUILDS: _Kept = OrderedDict()
-_LENGTHS: _Kept = OrderedDict()
-_REPLICAS: _Kept = OrderedDict()
-
-
-def _kept(store: _Kept, key: tuple[str, ...], make: Callable[[], T]) -> T:
-    """What was made for this key before, or a new one; the least recently used is dropped first."""
-    if key in store:
-        store.move_to_end(key)
-    else:
-        store[key] = make()
-        if len(store) > MOST_KEPT:
-            store.popitem(last=False)
-    kept: T = store[key]
-    return kept
 
 
 def _key(data: Any) -> tuple[str, ...]:

@@ -39,28 +39,18 @@ def prompt_chunks(windows: Windows, prompt_tokens: int, max_tokens: int) -> Step
     """The steps that prefill one prompt alone, in chunks of at most ``max_tokens``."""
     starts = np.arange(0, prompt_tokens, max_tokens, dtype=np.int64)
     sizes = np.minimum(max_tokens, prompt_tokens - starts)
-    none, ones = np.zeros_like(starts), np.ones_like(starts)
+    chunks = list(zip(sizes.tolist(), starts.tolist(), strict=True))
+    none = np.zeros_like(starts)
     last = (starts + sizes == prompt_tokens).astype(np.int64)
-    pairs, keys = [], []
-    for window in windows:
-        both = zip(sizes.tolist(), starts.tolist(), strict=True)
-        pairs.append(np.array([causal_pairs(size, start, window) for size, start in both], dtype=np.int64))
-        both = zip(sizes.tolist(), starts.tolist(), strict=True)
-        keys.append(np.array([keys_read(start + size, size, window) for size, start in both], dtype=np.int64))
-    first_reads = tuple(last * keys_read(prompt_tokens + 1, 1, window) for window in windows)
-    empty = (none,) * len(windows)
-    return StepWork(
-        prefill_seqs=ones,
+    return decode_work(none, 1, (none,) * len(windows))._replace(
+        prefill_seqs=np.ones_like(starts),
         prefill_tokens=sizes,
-        prefill_pairs=tuple(pairs),
-        prefill_kv_tokens=tuple(keys),
+        prefill_pairs=tuple(np.array([causal_pairs(*chunk, window) for chunk in chunks]) for window in windows),
+        prefill_kv_tokens=tuple(
+            np.array([keys_read(start + size, size, window) for size, start in chunks]) for window in windows
+        ),
         sampled_prefills=last,
-        sampled_kv_tokens=first_reads,
-        decode_seqs=none,
-        query_len=ones,
-        decode_kv_tokens=empty,
-        longest_kv=none,
-        tail_kv=none,
+        sampled_kv_tokens=tuple(last * keys_read(prompt_tokens + 1, 1, window) for window in windows),
     )
 
 
@@ -186,7 +176,7 @@ def steady_step_costs(
     groups = [_joining(new, cached, size, prefill_budget, timer.windows) for size in GROUPS]
     joining = _Joining(*(np.concatenate(parts, axis=-2) for parts in zip(*groups, strict=True)))
     shape = joining.steps.shape
-    rows = _step_work(limits, work, timer.windows, np.broadcast_to(decoding[:, None, None], shape).ravel(), joining)
+    rows = _step_work(limits, work, np.broadcast_to(decoding[:, None, None], shape).ravel(), joining)
     bounds = _bounds(timer.costs(rows)).reshape(*shape, len(BOUNDS))
     added = joining.steps[..., None] * (bounds - without[:, None, None, :])
     added_s = np.maximum(added.sum(axis=-1), 0.0)
@@ -209,7 +199,7 @@ def steady_step_costs(
 
 def _decode_bounds(timer: EngineTimer, limits: EngineLimits, work: RequestWork, batches: IntArray) -> FloatArray:
     """[batch, bound]: seconds of steps that only decode."""
-    bounds = _bounds(timer.costs(_step_work(limits, work, timer.windows, batches, None)))
+    bounds = _bounds(timer.costs(_step_work(limits, work, batches, None)))
     bounds[batches == 0] = 0.0
     return bounds
 
@@ -301,51 +291,35 @@ def prompt_steps(
         return np.rint(prompts * values / steps).astype(np.int64)
 
     none = np.zeros_like(prompt_tokens)
-    work = StepWork(
+    work = (decode_work(none, 1, (none,) * len(windows)) if decoding is None else decoding)._replace(
         prefill_seqs=np.maximum(1, whole(pieces)),
         prefill_tokens=np.maximum(1, whole(prompt_tokens.astype(np.float64))),
         prefill_pairs=tuple(whole(pairs) for pairs, _ in reads),
         prefill_kv_tokens=tuple(whole(keys) for _, keys in reads),
         sampled_prefills=whole(np.ones(len(prompts))),
         sampled_kv_tokens=tuple(whole(keys.astype(np.float64)) for keys in first),
-        decode_seqs=none if decoding is None else decoding.decode_seqs,
-        query_len=none + 1 if decoding is None else decoding.query_len,
-        decode_kv_tokens=(none,) * len(windows) if decoding is None else decoding.decode_kv_tokens,
-        longest_kv=none,
-        tail_kv=none,
     )
     return steps, work
 
 
 def _step_work(
-    limits: EngineLimits,
-    work: RequestWork,
-    windows: tuple[int | None, ...],
-    batch: IntArray,
-    joining: _Joining | None,
+    limits: EngineLimits, work: RequestWork, batch: IntArray, joining: _Joining | None
 ) -> StepWork[IntArray]:
     """Steps as the timer takes them, flat."""
-    none = np.zeros_like(batch)
 
     def whole(values: FloatArray) -> IntArray:
         return np.rint(values).astype(np.int64).ravel()
 
-    def by_window(values: FloatArray) -> tuple[IntArray, ...]:
-        return tuple(whole(part) for part in values)
-
-    nothing = (none,) * len(windows)
-    return StepWork(
-        prefill_seqs=none if joining is None else whole(joining.prompts),
-        prefill_tokens=none if joining is None else np.maximum(1, whole(joining.tokens)),
-        prefill_pairs=nothing if joining is None else by_window(joining.pairs),
-        prefill_kv_tokens=nothing if joining is None else by_window(joining.keys),
-        sampled_prefills=none if joining is None else whole(np.minimum(1.0, 1 / joining.steps) * joining.prompts),
-        sampled_kv_tokens=nothing if joining is None else by_window(joining.completed_keys),
-        decode_seqs=batch,
-        query_len=np.full_like(batch, limits.query_len),
-        decode_kv_tokens=tuple(whole(batch.astype(np.float64) * keys) for keys in work.keys),
-        longest_kv=none,
-        tail_kv=none,
+    decoding = decode_work(batch, limits.query_len, tuple(whole(batch.astype(np.float64) * keys) for keys in work.keys))
+    if joining is None:
+        return decoding
+    return decoding._replace(
+        prefill_seqs=whole(joining.prompts),
+        prefill_tokens=np.maximum(1, whole(joining.tokens)),
+        prefill_pairs=tuple(map(whole, joining.pairs)),
+        prefill_kv_tokens=tuple(map(whole, joining.keys)),
+        sampled_prefills=whole(np.minimum(1.0, 1 / joining.steps) * joining.prompts),
+        sampled_kv_tokens=tuple(map(whole, joining.completed_keys)),
     )
 
 

@@ -15,7 +15,8 @@ from forerun.tables import ABSENT, Table, Value
 from forerun.version import forerun_version
 from hwprofiles import weakest
 from simulator.running.metrics import jsonable, scenario_document
-from simulator.studies.paired import COSTS, HIGHER_IS_BETTER, checked_metric, metric_words
+from simulator.studies.frame import ProgressCall
+from simulator.studies.paired import COSTS, HIGHER_IS_BETTER, metric_words
 from simulator.studies.study_file import (
     Design,
     Range,
@@ -28,7 +29,7 @@ from simulator.studies.study_file import (
     sweep_text,
     unique_points,
 )
-from simulator.studies.sweep.execute import ProgressCall, check_cluster, execute, open_pool
+from simulator.studies.sweep.execute import DaskWorkers, SweepWorkers, execute
 from simulator.studies.sweep.points import Point, make_point, refused_point
 from simulator.studies.sweep.store import SweepStore
 
@@ -169,46 +170,6 @@ def setting_words(settings: Mapping[str, Any], path: str) -> str:
     return settings_name({path: settings[path]}).partition("=")[2] if path in settings else ABSENT
 
 
-def sweep(
-    scenario: Source,
-    vary: Mapping[str, Sequence[Any] | Range] | None = None,
-    *,
-    store: str | Path | None = None,
-    design: Design = "grid",
-    samples: int | None = None,
-    seed: int = 0,
-    replications: int = 1,
-    metric: str = "mean_e2el_ms",
-    jobs: int | None = None,
-    cluster: str | None = None,
-    retry_failed: bool = False,
-    progress: ProgressCall | None = None,
-) -> SweepResult:
-    """Run every combination of values.
-
-    Args:
-        scenario: a scenario or study, or the file of either.
-        vary: values or a ``Range`` by dotted path, such as ``{"engine.max_num_seqs": [64, 256]}``.
-        store: file that keeps results from call to call and between processes, so that nothing is run twice; None
-            keeps them in memory.
-        design: ``grid``, ``random`` or ``latin-hypercube``; the latter two draw ``samples`` points.
-        samples: points to draw.
-        seed: first seed of every point, and of the draws.
-        replications: runs of every point.
-        metric: that the best point is named by.
-        jobs: processes; default: one per core. Results do not depend on it.
-        cluster: ``local`` or the address of a Dask scheduler, in place of processes of this machine.
-        retry_failed: run points again that failed before.
-        progress: called with (points finished, points in all).
-
-    Raises:
-        ForerunError: a path that scenarios do not have, an empty design, a store or a cluster that cannot be used.
-    """
-    checked_metric(metric)
-    study = Study(scenario, vary, design=design, samples=samples, seed=seed, replications=replications)
-    return study.run(store, jobs, cluster, progress, retry_failed, metric)
-
-
 class Study:
     """Points around a scenario.
 
@@ -270,24 +231,16 @@ class Study:
             ForerunError: the store or the cluster cannot be used; what has finished is kept.
         """
         keys = {point.key: point for point in self.points}
-        check_cluster(cluster)
-        with SweepStore(None if store is None else Path(store), list(keys.values())) as kept:
+        most = min(jobs, len(keys)) if jobs else None
+        with (
+            SweepWorkers(most) if cluster is None else DaskWorkers(cluster, most) as workers,
+            SweepStore(None if store is None else Path(store), list(keys.values())) as kept,
+        ):
             if retry_failed:
                 kept.retry_failed()
-            kept.free_dead()
-            counts = kept.counts()
-            if counts["pending"] or counts["running"]:
-                pool = open_pool(cluster, min(jobs, len(keys)) if jobs else None)
-                finished = False
-                try:
-                    execute(keys, kept, pool, progress)
-                    finished = True
-                finally:
-                    pool.close(wait=finished)
-            rows = {row.key: row for row in kept.rows()}
-            others, damaged = kept.others(), kept.damaged
-        stored = [(point, rows[point.key]) for point in self.points]
-        results = tuple(PointResult(p.name, p.set, r.status, r.document, r.error, r.runs) for p, r in stored)
+            execute(keys, kept, workers, progress)
+        results = tuple(_result(point, kept) for point in self.points)
+        others, damaged = kept.others, kept.damaged
         counted = {
             f"{others:,} points of other scenarios, seeds or versions in the store were left alone": others,
             f"{damaged:,} results in the store were not as they had been recorded, and were run again": damaged,
@@ -319,6 +272,13 @@ class Study:
             }
         )
         return document | {"conclusion": sweep_sentence(document, metric)}
+
+
+def _result(point: Point, kept: SweepStore) -> PointResult:
+    outcome = kept.outcomes[point.key]
+    status = "failed" if "error" in outcome else "done"
+    error, runs = outcome.get("error"), kept.runs[point.key]
+    return PointResult(point.name, point.set, status, outcome.get("document"), error, runs)
 
 
 def _combined(

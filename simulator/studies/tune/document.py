@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import isfinite
 from typing import Any
 
 from forerun.errors import ArgumentError, ForerunError, did_you_mean
 from forerun.result import StudyResult, Summary
 from forerun.tables import Cell, Table, Tone, Value, pairs
-from forerun.version import forerun_version
-from simulator.running.metrics.document import jsonable, scenario_document
 from simulator.running.metrics.tables import memory_rows
 from simulator.running.metrics.usage import split_section
 from simulator.running.scenario import Scenario
 from simulator.speculation import borrowed_acceptance, iid_alpha
 from simulator.speculation.methods import METHODS, names_in
 from simulator.speculation.speculation_config import TABLE_NAME_IN_VLLM, check_table
+from simulator.studies.artefacts import artefact, vllm_schedule
 from simulator.studies.compare.crossover import REQUEST_RATE, scenario_load, served_load
 from simulator.studies.engine_flags import published_name
-from simulator.studies.study_file import Source, study_of, yaml_text
+from simulator.studies.frame import study_document
 from simulator.studies.tune.choices import DraftChoice
-from simulator.studies.tune.tuning import BreakEven, GridCell, TunedLoad, Tuning, axis_values, find_drafts
+from simulator.studies.tune.tuning import BreakEven, GridCell, TunedLoad, Tuning
 
 ENGINES = ("vllm", "sglang")
 WIDE = 4
@@ -173,44 +172,18 @@ SGLANG_REMARK = (
 PLACEHOLDER_REMARK = "DRAFT_MODEL stands for the drafter's checkpoint; speculation.draft.model names it"
 
 
-def tune(
-    scenario: Source,
-    *,
-    batch: Sequence[int | str] | None = None,
-    context: Sequence[int | str] | None = None,
-    tokens: Sequence[int | str] | None = None,
-    emit: str | None = None,
-    seed: int = 0,
-    progress: Callable[[int, int], None] | None = None,
-) -> TuneResult:
-    """The best number of draft tokens (or the best tree) per batch and context, with intervals; no run is made.
+ARTEFACTS_OF_TUNE = ("vllm-schedule", "trtllm", "dynamo", "llm-d", "keda", "hpa", "guidellm", "aiperf", "vllm-bench")
+"""What ``tune --emit`` writes beside the flags by batch of an engine."""
 
-    Args:
-        scenario: with a ``speculation`` section; or its file.
-        batch, context: whole numbers, or texts such as ``1..256`` (doubling); default: doubling to ``max_num_seqs``,
-            and 512 to 32,768 tokens by fours.
-        tokens: draft tokens to try; default: 1 to 8 as far as acceptance is known.
-        emit: whose flags to write, ``vllm`` or ``sglang``; default: the scenario's engine, as far as it has such a
-            drafter.
-        seed: noted in the result, which has nothing random.
-        progress: called with (choices priced, choices in all).
 
-    Raises:
-        ForerunError: no drafter, a scenario that cannot be built, or an engine without such a drafter.
-    """
-    study = study_of(scenario)
-    if study.vary or study.variants:
-        raise ForerunError(f"{study.place}: vary, variants: tune takes one scenario; compare takes several")
-    axis_texts = {"batch": batch, "context": context, "tokens": tokens}
-    axes = {axis: axis_values(values, axis) if values else None for axis, values in axis_texts.items()}
-    engine = default_engine(study.scenario) if emit is None else checked_engine(emit)
-    tuning = find_drafts(study.scenario, axes["batch"], axes["context"], axes["tokens"], progress)
-    words = ["forerun", "tune", "scenario.yaml", "--emit", engine]
-    for axis, chosen in axes.items():
-        if chosen is not None:
-            words += [f"--{axis}", ",".join(map(str, chosen))]
-    document = tune_document(tuning, engine, strict=emit is not None) | {"seed": seed}
-    return TuneResult(document, shlex.join(words), {"scenario.yaml": yaml_text(document["scenario"])})
+def tuned_artefact(name: str, scenario: Scenario, document: Document) -> str:
+    """An artefact with the results of a tuning: all of them by batch and context, or the middle one of the batches at
+    which drafting pays."""
+    if name == "vllm-schedule":
+        return vllm_schedule(scenario, document["table"])
+    paying = [cell["num_speculative_tokens"] for cell in document["at_mean_context"] if cell["num_speculative_tokens"]]
+    changes = {"speculation.num_speculative_tokens": paying[len(paying) // 2]} if paying else {"speculation": None}
+    return artefact(name, scenario.with_values(changes))
 
 
 class TunedResult(StudyResult):
@@ -234,12 +207,10 @@ class TuneResult(TunedResult):
 
     @property
     def title(self) -> str:
-        """Method and model."""
         return f"Speculation tuned: {self.document['method']} on {self.model}"
 
     @property
     def summary(self) -> Summary:
-        """The best cell, and the flags."""
         best = max(self.document["at_mean_context"], key=lambda cell: cell["speedup"])
         keys = ("draft", "num_speculative_tokens", "speedup", "low", "high")
         return Summary(
@@ -248,7 +219,6 @@ class TuneResult(TunedResult):
         )
 
     def records(self) -> list[Document]:
-        """A row for each cell."""
         keys = ("draft", "num_speculative_tokens", "speedup", "low", "high", "fits_kv_cache")
         return [
             {"batch": cell["judged_at"]["batch"], "context": cell["judged_at"]["context"]}
@@ -258,7 +228,6 @@ class TuneResult(TunedResult):
         ]
 
     def tables(self) -> list[Table]:
-        """Batches down and contexts across, what it takes to break even at the mean context, and the flags."""
         tables = [_grid_table(self.document), _mean_table(self.document)]
         flags = [[self.document["engine"], self.flags]] if self.flags else []
         held = memory_rows(self.document.get("per_chip_bytes"))
@@ -309,12 +278,13 @@ def _span(ends: list[int]) -> str:
     return f"{ends[0]:,}" if ends[0] == ends[1] else f"{ends[0]:,} to {ends[1]:,}"
 
 
-def tune_document(tuning: Tuning, engine: str, strict: bool = True) -> Document:
+def tune_document(tuning: Tuning, engine: str, seed: int = 0, strict: bool = True) -> Document:
     """The contract's ``tune`` JSON.
 
     Args:
         tuning: the finished tuning.
         engine: ``vllm`` or ``sglang``, whose flags ``emit`` holds.
+        seed: noted in it.
         strict: refuse a drafter that the engine does not have; else ``emit`` is None and a note says why.
 
     Raises:
@@ -347,36 +317,28 @@ def tune_document(tuning: Tuning, engine: str, strict: bool = True) -> Document:
         )
     speculation = tuning.scenario.speculation
     assert speculation is not None
-    document = jsonable(
-        {
-            "table": [cell_document(cell) for cell in tuning.cells],
-            **split_section(tuning.memory),
-            "at_mean_context": [cell_document(cell) for cell in tuning.mean],
-            "method": speculation.method,
-            "mean_request": {"input_tokens": tuning.prompt_tokens, "output_tokens": tuning.output_tokens},
-            "choices": [_choice_document(choice) for choice in tuning.choices],
-            "crossover": {
-                "context": tuning.mean_context,
-                **_load_document(tuning.crossover),
-                "low": _load_document(tuning.crossover_low),
-                "high": _load_document(tuning.crossover_high),
-            },
-            "break_even": [_break_even_document(one) for one in tuning.break_even],
-            "kv_tokens": tuning.kv_tokens,
-            "engine": engine,
-            "emit": emitted,
-            "speculative_config": vllm_config(tuning) if engine == "vllm" and emitted else None,
-            "sglang_tokens": _tokens(sglang_choice(tuning)) if engine == "sglang" else None,
-            "conclusion": tune_sentence(tuning) + _borrowed_words(tuning.scenario),
-            "scenario": scenario_document(tuning.scenario),
-            "seed": 0,
-            "version": forerun_version(),
-            "basis": tuning.basis,
-            "notes": notes,
-        }
-    )
-    assert isinstance(document, dict)
-    return document
+    body = {
+        "table": [cell_document(cell) for cell in tuning.cells],
+        **split_section(tuning.memory),
+        "at_mean_context": [cell_document(cell) for cell in tuning.mean],
+        "method": speculation.method,
+        "mean_request": {"input_tokens": tuning.prompt_tokens, "output_tokens": tuning.output_tokens},
+        "choices": [_choice_document(choice) for choice in tuning.choices],
+        "crossover": {
+            "context": tuning.mean_context,
+            **_load_document(tuning.crossover),
+            "low": _load_document(tuning.crossover_low),
+            "high": _load_document(tuning.crossover_high),
+        },
+        "break_even": [_break_even_document(one) for one in tuning.break_even],
+        "kv_tokens": tuning.kv_tokens,
+        "engine": engine,
+        "emit": emitted,
+        "speculative_config": vllm_config(tuning) if engine == "vllm" and emitted else None,
+        "sglang_tokens": _tokens(sglang_choice(tuning)) if engine == "sglang" else None,
+        "conclusion": tune_sentence(tuning) + _borrowed_words(tuning.scenario),
+    }
+    return study_document(body, tuning.scenario, seed, tuning.basis, notes)
 
 
 def _switch_note(tuning: Tuning) -> list[str]:
@@ -413,13 +375,11 @@ def cell_document(cell: GridCell) -> Document:
 
 
 def _borrowed_words(scenario: Scenario) -> str:
-    """Note on acceptance rates taken from another method or model; empty where they are the scenario's own."""
     words = borrowed_acceptance(scenario.speculation, scenario.model)
     return "" if words is None else f" {words[0].upper()}{words[1:]}."
 
 
 def _served_rate(scenario: Scenario) -> float | None:
-    """Requests per second that a replica can serve in the long run, with or without drafting; None if not known."""
     rates = [served_load(one, REQUEST_RATE) for one in (scenario, scenario.with_values({"speculation": None}))]
     known = [rate for rate in rates if rate is not None]
     return max(known) / scenario.hardware.replicas if known else None

@@ -7,7 +7,6 @@ measured; what is left of their spread, and of the acceptance's, is the interval
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,23 +18,19 @@ from numpy.typing import NDArray
 from forerun.errors import ArgumentError, ForerunError
 from forerun.result import Summary
 from forerun.tables import Cell, Table, Value, number
-from forerun.version import forerun_version
 from hwprofiles import weakest
 from simulator.running.build import Build, build_replica
 from simulator.running.drafting import method_overhead
-from simulator.running.metrics.document import jsonable, scenario_document
 from simulator.running.scenario import Scenario
 from simulator.speculation import draft_survival
 from simulator.speculation.confidence import threshold_chain
 from simulator.speculation.level_decay import LevelDecay, conditional_rates, fit_acceptance_lengths
 from simulator.speculation.methods import names_in
+from simulator.studies.frame import study_document
 from simulator.studies.steady_state.prices import decode_steps
-from simulator.studies.study_file import Source, StudyFile, study_of, yaml_text
+from simulator.studies.study_file import yaml_text
 from simulator.studies.tune.choices import DraftChoice, draft_choices
 from simulator.studies.tune.document import TunedResult
-from simulator.studies.tune.tuning import axis_values
-from simulator.timing import ModelTimer
-from simulator.timing.framework import LOCAL_FRAMEWORKS
 from traces.llama_cpp import LocalRate, read_llama_cpp
 
 FloatArray = NDArray[np.float64]
@@ -51,7 +46,6 @@ ACCEPTANCE_SPREAD, CLUSTER = 0.08, 10.0
 since those of one answer are alike (codes are accepted at 0.9, prose at 0.5)."""
 P_MINS = (0.0, 0.6, 0.75)
 """Confidence thresholds to try: a draft ends at the first token whose confidence is lower."""
-LOCAL_ENGINE = "llama.cpp"
 LEVEL = 1.645
 """Standard deviations of a 90 % interval."""
 
@@ -121,50 +115,27 @@ def fit_machine(measured: Sequence[tuple[float, float, float]]) -> Machine:
     return machine
 
 
-def tune_machine(
-    scenario: Source,
-    logs: Sequence[Path | str] = (),
-    *,
-    measured: Sequence[str] = (),
-    tokens: Sequence[int | str] | None = None,
-    p_min: Sequence[float] | str | None = None,
-    batch: Sequence[int | str] | None = None,
-    context: Sequence[int | str] | None = None,
+def tuned_machine(
+    base: Scenario,
+    logs: Sequence[Path | str],
+    measured: Sequence[str],
+    p_min: Sequence[float] | str | None,
+    batch: tuple[int, ...] | None,
+    context: tuple[int, ...] | None,
+    tokens: tuple[int, ...] | None,
 ) -> MachineResult:
-    """What to draft on one machine, from what was measured on it; no run is made.
-
-    Args:
-        scenario: model, chip, engine, and a ``speculation`` section; or its file.
-        logs: of llama.cpp: server logs, ``/metrics``, llama-bench or llama-batched-bench.
-        measured: decode rates: ``43`` tokens per second without drafting, ``3:71`` with 3 draft tokens.
-        tokens: draft tokens to try; default 1 to 8.
-        p_min: confidence thresholds to try, llama.cpp's ``--draft-p-min``; default 0, 0.6 and 0.75.
-        batch: streams; default 1.
-        context: tokens in the cache of each; default: the mean request's.
-
-    Raises:
-        ForerunError: no drafter, nothing that can be read, or a scenario that cannot be built.
-    """
-    study = study_of(scenario)
-    base = study.scenario
-    if base.speculation is None or base.speculation.method == "none":
-        raise ForerunError(
-            "speculation: there is no drafter to tune; give a method and its acceptance, for example "
-            "{method: mtp, num_speculative_tokens: 2, acceptance: {alpha: 0.8}}"
-        )
+    """The study of ``tune_machine``; axes as ascending numbers."""
     seen = [rate for log in logs for rate in read_llama_cpp(Path(log))]
     seen += [_given_rate(text) for text in measured]
     decoding = [rate for rate in seen if rate.kind == "decode"]
-    axis_texts = {"batch": batch, "context": context, "tokens": tokens}
-    axes = {axis: axis_values(values, axis) if values else None for axis, values in axis_texts.items()}
-    if len(axes["context"] or ()) > 1:
-        raise ArgumentError("context", f"one length on one machine (got {', '.join(map(str, axes['context'] or ()))})")
-    around = (axes["context"] or (_mean_context(base),))[0]
+    if context is not None and len(context) > 1:
+        raise ArgumentError("context", f"one length on one machine (got {', '.join(map(str, context))})")
+    around = (context or (_mean_context(base),))[0]
     prices = MachinePrices(base)
     rows = [_priced(prices, rate, around) for rate in decoding]
     machine = fit_machine([row[1:] for row in rows])
     accepted, accepted_spread, source = _acceptance(base, decoding)
-    tried, lanes = axes["tokens"] or tuple(range(1, 9)), axes["batch"] or (1,)
+    tried, lanes = tokens or tuple(range(1, 9)), batch or (1,)
     thresholds = P_MINS if p_min is None else _thresholds(p_min)
     survival = _survival(base, accepted, max(tried))
     cells = [
@@ -173,22 +144,7 @@ def tune_machine(
         for cell in _cells(prices, machine, survival, accepted_spread, streams, around, tried, thresholds)
     ]
     document = _document(base, machine, rows, cells, (accepted, source), around, prices.build(1, 0))
-    words = ["forerun", "tune", "scenario.yaml", *(w for rate in measured for w in ("--measured", rate))]
-    words += [w for log in logs for w in ("--from-log", str(log))]
-    return MachineResult(document, shlex.join(words), {"scenario.yaml": yaml_text(document["scenario"])})
-
-
-def is_local(study: StudyFile, engine: str | None, *options: object) -> bool:
-    """Whether a tuning concerns a single machine that runs llama.cpp or MLX.
-
-    Raises:
-        ArgumentError: rates of llama.cpp for the flags of another engine.
-    """
-    local = engine == LOCAL_ENGINE or (engine is None and study.scenario.engine.framework in LOCAL_FRAMEWORKS)
-    if any(options) and not local:
-        where = f"--emit {engine}" if engine else f"engine.framework: {study.scenario.engine.framework}"
-        raise ArgumentError("emit", f"--from-log, --measured and --p-min are of llama.cpp, not {where}")
-    return local
+    return MachineResult(document, files={"scenario.yaml": yaml_text(document["scenario"])})
 
 
 def _thresholds(texts: Sequence[float] | str) -> tuple[float, ...]:
@@ -374,27 +330,17 @@ def _document(
         }
         for rate, plain, step, seconds in rows
     ]
-    timer = build.main.timer
-    assert isinstance(timer, ModelTimer)
-    document = jsonable(
-        {
-            "table": [cell | {"context": [context, context]} for cell in cells],
-            "best": best,
-            "machine": {"every_step": factors[0], "further_rows": factors[1]},
-            "measured": measured,
-            "acceptance": {"from": acceptance[1], "lengths": {str(k): v for k, v in acceptance[0].items()}},
-            "engine": "llama.cpp",
-            "emit": flags,
-            "conclusion": _conclusion(cells, best, len(rows)),
-            "scenario": scenario_document(scenario),
-            "seed": 0,
-            "version": forerun_version(),
-            "basis": weakest([build.basis]),
-            "notes": _notes(rows, acceptance[1]),
-        }
-    )
-    assert isinstance(document, dict)
-    return document
+    body = {
+        "table": [cell | {"context": [context, context]} for cell in cells],
+        "best": best,
+        "machine": {"every_step": factors[0], "further_rows": factors[1]},
+        "measured": measured,
+        "acceptance": {"from": acceptance[1], "lengths": {str(k): v for k, v in acceptance[0].items()}},
+        "engine": "llama.cpp",
+        "emit": flags,
+        "conclusion": _conclusion(cells, best, len(rows)),
+    }
+    return study_document(body, scenario, 0, weakest([build.basis]), _notes(rows, acceptance[1]))
 
 
 def _notes(rows: Sequence[Any], source: str) -> list[str]:
@@ -406,7 +352,6 @@ def _notes(rows: Sequence[Any], source: str) -> list[str]:
 
 
 def _surely_pays(cell: dict[str, Any]) -> bool:
-    """Whether the interval of a cell's speedup lies above 1; a cell without drafting is always possible."""
     return not cell["num_speculative_tokens"] or bool(cell["low"] > 1.0)
 
 
@@ -437,22 +382,18 @@ class MachineResult(TunedResult):
 
     @property
     def title(self) -> str:
-        """Model and chip."""
         return f"Speculation on this machine: {self.model} on {self.document['scenario']['hardware']['chip']}"
 
     @property
     def summary(self) -> Summary:
-        """The best way to draft, and the flags."""
         keys = ("num_speculative_tokens", "p_min", "tokens_per_s", "speedup", "low", "high")
         best = self.document["best"]
         return Summary({**{key: best[key] for key in keys}, "flags": self.flags, "answer": self.conclusion})
 
     def records(self) -> list[dict[str, Any]]:
-        """A row for every way to draft."""
         return [{**row, "batch": row["batch"][0], "context": row["context"][0]} for row in self.document["table"]]
 
     def tables(self) -> list[Table]:
-        """Rates by draft tokens and confidence threshold, and what was measured beside what was priced."""
         tables = [_rates_table(self.document)]
         if self.document["measured"]:
             tables.append(_measured_table(self.document))

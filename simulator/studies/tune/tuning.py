@@ -20,7 +20,7 @@ from simulator.running.build import Build, build_replica
 from simulator.running.scenario import Scenario
 from simulator.studies.assumed import ACCEPTANCE, AssumedParameter, assumed_parameters
 from simulator.studies.tune.choices import DraftChoice, draft_choices
-from simulator.studies.tune.grid import busy_rate, crossover
+from simulator.studies.tune.grid import busy_rate, crossover, roomy
 from simulator.studies.tune.spread import (
     Factors,
     PricedKernels,
@@ -34,40 +34,9 @@ from simulator.studies.tune.spread import (
 from simulator.studies.tune.token_time import BusySteps, MeanRequest, TokenTime, busy_steps, mean_request
 from simulator.timing import ModelTimer
 
-MOST = 4_194_304
-"""Largest batch or context that is accepted."""
 CONTEXTS = (512, 2048, 8192, 32768)
 """Context lengths unless given, tokens."""
 USUAL_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-
-
-def axis_values(values: Sequence[int | str], axis: str) -> tuple[int, ...]:
-    """Ascending values of an axis: whole numbers, or texts such as ``8``, ``1,8,64``, or ``1..64`` doubling from 1.
-
-    Raises:
-        ArgumentError: anything that is not a whole number from 1 on, or a range that does not ascend.
-    """
-    sizes: set[int] = set()
-    for part in (part.strip() for value in values for part in str(value).split(",")):
-        low, dots, high = part.partition("..")
-        first = _whole(low, axis, part)
-        sizes.add(first)
-        if dots:
-            last = _whole(high, axis, part)
-            if last < first:
-                raise ArgumentError(axis, f"{part}: the range must ascend")
-            while first < last:
-                sizes.add(first)
-                first *= 2
-            sizes.add(last)
-    return tuple(sorted(sizes))
-
-
-def _whole(text: str, axis: str, part: str) -> int:
-    text = text.strip()
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:9] or 0) <= MOST or len(text) > 7:
-        raise ArgumentError(axis, f"{part}: write whole numbers from 1 to {MOST}, such as 1,8,64 or 1..256")
-    return int(text)
 
 
 def usual_batches(most: int) -> tuple[int, ...]:
@@ -345,13 +314,12 @@ class _Grid:
         )
 
     def token_time(self, scenario: Scenario, length: FloatArray, factors: Factors) -> TokenTime:
-        """Time of an output token in every cell, for steps that deliver ``length`` tokens of each request."""
-        build = build_replica(self._roomy(scenario), 0, factors=factors)
+        build = build_replica(roomy(scenario, *self._most), 0, factors=factors)
         return self._steps(scenario, build, length).seconds(build.main.timer)
 
     def kernels(self, scenario: Scenario, length: FloatArray) -> list[PricedKernels]:
         """The target's kernels in every cell's two kinds of steps, and what priced them."""
-        build = build_replica(self._roomy(scenario), 0)
+        build = build_replica(roomy(scenario, *self._most), 0)
         timer = build.main.timer
         assert isinstance(timer, ModelTimer)
         library, steps = timer.target.deployment.kernels, self._steps(scenario, build, length)
@@ -362,17 +330,6 @@ class _Grid:
 
     def _steps(self, scenario: Scenario, build: Build, length: FloatArray) -> BusySteps:
         return busy_steps(scenario, build, self._request, self.seqs, self.contexts, length)
-
-    def _roomy(self, scenario: Scenario) -> Scenario:
-        """The scenario with room for the widest step."""
-        seqs, tokens = self._most
-        engine = scenario.engine
-        return scenario.with_values(
-            {
-                "engine.max_num_seqs": max(engine.max_num_seqs, seqs),
-                "engine.max_num_batched_tokens": max(engine.max_num_batched_tokens, seqs * (tokens + 1)),
-            }
-        )
 
 
 def _check(scenario: Scenario, batches: Sequence[int], contexts: Sequence[int]) -> None:

@@ -21,18 +21,18 @@ MODES = {
     "plan --thresholds": {
         "rate": "5", "max_rate": None, "trace": "azure-conv-2023", "columns": "input=a", "growth": "2",
         "slo": "p99_ttft_ms=1", "vary": "hardware.tensor_parallel=1,2", "requests": "50", "finalists": "2",
-        "max_replicas": "3", "spare": "1", "no_headroom": None, "power_budget": "1e4", "carbon": "300",
+        "max_replicas": "3", "spare": "1", "no_headroom": None, "power_budget_w": "1e4", "carbon": "300",
         "no_interval": None, "confidence": "0.8",
     },
-    "plan": {"target": "3", "columns": "input=a", "power_budget": "1e4"},
+    "plan": {"targets": "3", "columns": "input=a", "power_budget_w": "1e4"},
     "plan --max-rate": {
-        "target": "3", "columns": "input=a", "rate": "5", "growth": "2", "finalists": "2", "max_replicas": "3",
+        "targets": "3", "columns": "input=a", "rate": "5", "growth": "2", "finalists": "2", "max_replicas": "3",
     },
     "plan --vary hardware.replicas=1,2": {
-        "target": "3", "columns": "input=a", "power_budget": "1e4", "max_replicas": "3",
+        "targets": "3", "columns": "input=a", "power_budget_w": "1e4", "max_replicas": "3",
     },
     "race --replay closest.csv": {"patterns": "3", "requests": "20", "seed": "1", "jobs": "1"},
-    "tune": {"from_log": "a.log", "measured": "43", "p_min": "0.5"},
+    "tune": {"logs": "a.log", "measured": "43", "p_min": "0.5"},
     "tune --emit llama.cpp --measured 43": {"seed": "1"},
     "sweep --vary engine.max_num_seqs=1,2 --cluster tcp://127.0.0.1:1": {"samples": "3", "jobs": "1"},
     "sweep --vary engine.max_num_seqs=1,2": {"samples": "3"},
@@ -96,7 +96,7 @@ def test_an_option_without_effect_is_refused(mode, option, value, files, capsys)
     error = capsys.readouterr().err
     assert "Traceback" not in error
     assert len(error.strip().splitlines()) == 1
-    assert any(word in error for word in (flag, option.replace("_", "-"), option)), error
+    assert any(word in error for word in (flag, flag.strip("-"), option)), error
 
 
 def test_modes_name_options_that_there_are():

@@ -6,13 +6,14 @@ from itertools import pairwise
 import pytest
 
 from hwprofiles import KernelTime
-from simulator.running.metrics.timeline import FIRST_REPLICA_PID, timeline_events
-from simulator.running.metrics.timeline_detail import (
+from simulator.running.metrics.timeline import (
     DRAFT_TRACK,
     FIRST_CHIP_TRACK,
+    FIRST_REPLICA_PID,
     HOST_TRACK,
     VERIFY_TRACK,
     kernel_layer_order,
+    timeline_events,
 )
 from simulator.running.run import simulate
 from simulator.running.scenario import scenario_from

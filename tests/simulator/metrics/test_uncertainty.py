@@ -17,7 +17,7 @@ from simulator.running.metrics.uncertainty import (
 )
 from simulator.running.run import simulate
 from simulator.running.scenario import scenario_from
-from simulator.studies.compare.comparison import compare
+from simulator.studies.compare.command import compare
 from simulator.studies.paired import Ratio, with_model_error
 from simulator.workload import generate_requests
 

@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dashboards.recorded_errors import ErrorRow, errors_document, grown_errors, merged, read_errors, shipped
+from dashboards.recorded_errors import ErrorRow, errors_document, grown_errors, merged, read_errors
 from forerun.errors import ForerunError
 from simulator.cli import main
 from simulator.replay.split import training_rows
+from validation import shipped
 from validation.facts import NOTHING, facts, fitted_words
 from validation.inputs import Cache, digest_of
 from validation.shipped import SPLIT, parts, sample_errors, shipped_errors

@@ -7,7 +7,7 @@ from simulator.running.build import build_replica
 from simulator.running.scenario import scenario_from
 from simulator.speculation import borrowed_acceptance, curve_names, load_curve
 from simulator.speculation.provenance import same_model
-from simulator.studies.compare.comparison import compare
+from simulator.studies.compare.command import compare
 from simulator.studies.study_file import Variant
 from simulator.studies.tune.choices import draft_choices
 

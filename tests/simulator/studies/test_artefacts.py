@@ -14,7 +14,7 @@ from forerun.errors import ForerunError
 from simulator.cli import main
 from simulator.running.scenario import Scenario
 from simulator.studies.artefacts import ARTEFACTS, artefact, vllm_schedule
-from simulator.studies.plan.thresholds import thresholds
+from simulator.studies.plan.command import thresholds
 
 CONSUMERS = Path(__file__).with_name("consumers")
 SCHEMAS = {file.stem: yaml.safe_load(file.read_text(encoding="utf-8")) for file in sorted(CONSUMERS.glob("*.yaml"))}

@@ -98,7 +98,7 @@ def test_scaled_survival_by_hand():
 
 
 def test_an_end_at_which_the_model_no_longer_fits_has_no_ratio():
-    from simulator.studies.compare.comparison import compare
+    from simulator.studies.compare.command import compare
     from simulator.studies.study_file import Variant
 
     tight = scenario(model="llama-3.1-8b", hardware={"chip": "rtx-4090"}, engine={"gpu_memory_utilization": 0.71})

@@ -7,12 +7,12 @@ from numpy.testing import assert_allclose
 from forerun.errors import ForerunError
 from simulator.running.build import build_replica
 from simulator.running.scenario import scenario_from
-from simulator.studies.draft_pool import (
+from simulator.studies.draft_pool.command import draft_pool
+from simulator.studies.draft_pool.pool import (
     PoolGain,
     PoolPrices,
     PoolShape,
     break_even,
-    draft_pool,
     pool_gains,
     pool_prices,
     run_pool,

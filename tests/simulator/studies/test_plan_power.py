@@ -5,7 +5,8 @@ import pytest
 from forerun.errors import ForerunError
 from hwprofiles import load_chip
 from simulator.running.scenario import scenario_from
-from simulator.studies.plan.document import carbon_of, plan
+from simulator.studies.plan.command import plan
+from simulator.studies.plan.document import carbon_of
 from simulator.studies.study_file import study_of
 
 SLO = {"p99_ttft_ms": 2000, "p99_tpot_ms": 60}
@@ -97,16 +98,3 @@ def test_a_day_that_is_none_is_refused_with_its_line(tmp_path, text, says):
     day.write_text(text)
     with pytest.raises(ForerunError, match=says):
         carbon_of(day)
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"power_budget_w": 1e4, "rate": 4.0}, "power_budget"),
-        ({"power_budget_w": -1.0, "max_rate": True}, "power_budget"),
-        ({"max_rate": True, "carbon": "nowhere.csv"}, "carbon"),
-    ],
-)
-def test_a_budget_without_a_sense_is_refused(options, says):
-    with pytest.raises(ForerunError, match=says):
-        plan(chat(), slo=SLO, jobs=1, **options)

@@ -9,7 +9,7 @@ from forerun.errors import ForerunError
 from simulator.running.run import simulate
 from simulator.running.scenario import scenario_from
 from simulator.studies.artefacts import artefact
-from simulator.studies.plan.document import plan
+from simulator.studies.plan.command import plan
 from simulator.workload import generate_requests
 
 CHAT = {"model": "llama-3.1-8b", "hardware": {"chip": "h100-sxm"}, "workload": {"trace": "azure-conv-2023"}}
@@ -130,12 +130,6 @@ def test_the_highest_rate_is_one_that_is_met_with_confidence():
     assert surer["confidence"]["probability"] >= 0.9
     assert less["confidence"]["probability"] >= 0.6
     assert surer["max_rate"] < less["max_rate"]
-
-
-@pytest.mark.parametrize("confidence", [0.0, 1.0, -1.0])
-def test_a_confidence_is_a_share(confidence):
-    with pytest.raises(ForerunError, match="confidence: must lie between 0 and 1"):
-        plan(scenario_from(LOAD, "load"), rate=1.0, slo={"p99_ttft_ms": 400}, confidence=confidence)
 
 
 @pytest.mark.parametrize("seed", [100, 200])

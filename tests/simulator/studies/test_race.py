@@ -12,6 +12,7 @@ from forerun.errors import ForerunError
 from simulator.running.scenario import scenario_from
 from simulator.speculation import AcceptanceSampler, Batch, check_policy
 from simulator.speculation.policies import Forerun, PositionRates
+from simulator.studies.race.command import race
 from simulator.studies.race.patterns import (
     LEVELS,
     Pattern,
@@ -29,7 +30,6 @@ from simulator.studies.race.race import (
     controlled,
     drafting_scenario,
     is_fixed,
-    race,
     regret_of,
     run_controller,
     run_pattern,
@@ -102,7 +102,7 @@ def test_regret_and_certificate_follow_from_the_latencies(finished):
 
 def test_the_certificates_pattern_replays_to_the_stated_figure(finished):
     result, folder = finished
-    again = race(chat(), controllers=("goodput", OWN), replay=folder / "closest.csv", jobs=1).document
+    again = race(chat(), controllers=("goodput", OWN), replay=folder / "closest.csv").document
     proof = result.document["certificate"]
     (row,) = (row for row in again["controllers"] if row["name"] == proof["controller"])
     assert row["speed_over_off_worst"] == pytest.approx(proof["at_least"], rel=1e-9)
@@ -306,20 +306,6 @@ def test_a_controller_of_ones_own(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     document = race(chat(), patterns=1, requests=16, controllers=("mine:policy",), jobs=1).document
     assert document["winner"] == "mine:policy"
-
-
-@pytest.mark.parametrize(
-    ("scenario", "options", "says"),
-    [
-        (chat(), {"controllers": ("goodputt",)}, "did you mean 'goodput'"),
-        (chat(), {"controllers": ("nowhere:thing",), "patterns": 1, "requests": 8}, "nowhere:thing"),
-        (chat().with_values({"speculation": None}), {}, "needs a drafter"),
-        (chat(), {"patterns": 0}, "needs a pattern"),
-    ],
-)
-def test_what_cannot_race_is_refused(scenario, options, says):
-    with pytest.raises(ForerunError, match=says):
-        race(scenario, jobs=1, **options)
 
 
 @pytest.mark.parametrize(

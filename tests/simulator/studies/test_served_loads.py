@@ -5,9 +5,9 @@ import re
 import pytest
 
 from simulator.running.scenario import scenario_from
-from simulator.studies.compare.comparison import compare
+from simulator.studies.compare.command import compare
 from simulator.studies.steady_state.estimate import max_request_rate
-from simulator.studies.tune.document import tune
+from simulator.studies.tune.command import tune
 
 BIG = {
     "model": "llama-3.3-70b",

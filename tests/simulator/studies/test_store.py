@@ -5,7 +5,6 @@ import resource
 import sqlite3
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 from tiny_scenario import tiny_data
@@ -28,53 +27,48 @@ def points(count, seed=0):
 DOCUMENT = {"summary": {"completed": 1}, "basis": "calibrated"}
 
 
-def test_a_point_is_claimed_by_one_and_recorded_once(tmp_path):
+def finish(store, count):
+    for key in store.claim(count):
+        store.record(key, {"document": DOCUMENT})
+
+
+@pytest.fixture
+def other_process(tmp_path, project_root):
+    """Starts a process that claims points of the store, and keeps them until its input ends."""
+    script = (
+        "import sys; sys.path[:0] = ['.', 'tests', 'tests/simulator/studies']\n"
+        "from pathlib import Path; from test_store import SweepStore, points\n"
+        "store = SweepStore(Path(sys.argv[1]), points(4)); print(len(store.claim(3)), flush=True); input()\n"
+    )
+    words = [sys.executable, "-c", script, str(tmp_path / "s")]
+    with subprocess.Popen(words, cwd=project_root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "3\n"
+        yield process
+        process.kill()
+
+
+def test_a_point_is_claimed_by_one_process_until_that_dies(tmp_path, other_process):
+    with SweepStore(tmp_path / "s", points(4)) as store:
+        assert len(store.claim(3)) == 1
+        other_process.kill()
+        other_process.wait()
+        assert len(store.claim(4)) == 3
+
+
+def test_a_result_of_another_process_is_taken(tmp_path):
     custom = points(4)
     with SweepStore(tmp_path / "s", custom) as first, SweepStore(tmp_path / "s", custom) as second:
-        mine, theirs = first.claim(3), second.claim(3)
-        assert len(mine) == 3
-        assert len(theirs) == 1
-        assert not set(mine) & set(theirs)
-        second.record([(mine[0], DOCUMENT, None)])
-        assert first.counts()["done"] == 0, "a result of another's claim was taken"
-        first.record([(key, DOCUMENT, None) for key in mine] * 2)
-        assert [row.runs for row in first.rows()] == [1, 1, 1, 0]
-
-
-def test_a_lease_that_ran_out_is_open_and_its_late_result_is_dropped(tmp_path):
-    custom = points(1)
-    with SweepStore(tmp_path / "s", custom, lease_s=-1.0) as slow, SweepStore(tmp_path / "s", custom) as quick:
-        key = slow.claim(1)[0]
-        assert quick.claim(1) == [key]
-        slow.record([(key, {"summary": {"completed": 2}}, None)])
-        quick.record([(key, DOCUMENT, None)])
-        assert quick.rows()[0].document == DOCUMENT
-        assert quick.rows()[0].runs == 1
-
-
-def test_claims_of_a_dead_process_are_open_at_once(tmp_path, project_root):
-    custom = points(2)
-    with SweepStore(tmp_path / "s", custom):
-        pass
-    script = (
-        "import os, sys; sys.path[:0] = ['.', 'tests', 'tests/simulator/studies']\n"
-        "from pathlib import Path; from test_store import SweepStore, points\n"
-        f"SweepStore(Path({str(tmp_path / 's')!r}), points(2)).claim(2); os.kill(os.getpid(), 9)\n"
-    )
-    ended = subprocess.run([sys.executable, "-c", script], cwd=project_root, capture_output=True, text=True)
-    assert ended.returncode == -9, ended.stderr
-    with SweepStore(tmp_path / "s", custom) as store:
-        assert store.claim(2) == []
-        store.free_dead()
-        assert len(store.claim(2)) == 2
+        finish(first, 3)
+        assert second.claim(4) == [custom[3].key]
+        assert second.unfinished == 1
+        assert [second.runs[point.key] for point in custom] == [1, 1, 1, 0]
 
 
 def test_other_studies_in_the_store_are_left_alone(tmp_path):
     with SweepStore(tmp_path / "s", points(2, seed=1)) as store:
-        store.record([(key, DOCUMENT, None) for key in store.claim(2)])
+        finish(store, 2)
     with SweepStore(tmp_path / "s", points(3)) as store:
-        assert store.counts() == {"pending": 3, "running": 0, "done": 0, "failed": 0}
-        assert store.others() == 2
+        assert (store.unfinished, store.others) == (3, 2)
 
 
 def test_the_key_depends_on_all_that_the_result_depends_on(tmp_path):
@@ -101,29 +95,30 @@ def one_line(action):
     return str(caught.value)
 
 
-def test_a_store_of_another_version_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"forerun sweep store 99\n", "is a store of version 99"),
+        (b"these are notes", "not a store of Forerun"),
+        (None, "is a database, as stores of Forerun 0.2 were"),
+    ],
+)
+def test_other_files_are_refused_and_kept(tmp_path, content, message):
     path = tmp_path / "s"
-    with SweepStore(path, points(1)):
-        pass
-    base = sqlite3.connect(path)
-    base.execute("PRAGMA user_version = 99")
-    base.close()
+    if content is None:
+        base = sqlite3.connect(path)
+        base.execute("CREATE TABLE points (a)")
+        base.close()
+    else:
+        path.write_bytes(content)
+    before = path.read_bytes()
     line = one_line(lambda: SweepStore(path, points(1)))
-    assert "store of version 99" in line
+    assert message in line
     assert str(path) in line
+    assert path.read_bytes() == before
 
 
-def test_other_files_are_refused(tmp_path):
-    text = tmp_path / "notes.txt"
-    text.write_text("these are notes, and long enough to be no empty file" * 50)
-    assert "not a store" in one_line(lambda: SweepStore(text, points(1)))
-    assert text.read_text().startswith("these are notes")
-    foreign = tmp_path / "foreign.db"
-    base = sqlite3.connect(foreign)
-    base.execute("CREATE TABLE points (a)")
-    base.commit()
-    base.close()
-    assert "not a store of Forerun" in one_line(lambda: SweepStore(foreign, points(1)))
+def test_places_that_hold_no_file_are_refused(tmp_path):
     assert "is a folder" in one_line(lambda: SweepStore(tmp_path, points(1)))
     assert "no folder" in one_line(lambda: SweepStore(tmp_path / "gone" / "s", points(1)))
 
@@ -132,68 +127,61 @@ def test_a_full_disk_is_one_line_and_what_was_recorded_stays(tmp_path):
     path = tmp_path / "s"
     custom = points(4)
     with SweepStore(path, custom) as store:
-        keys = store.claim(4)
-        store.record([(keys[0], DOCUMENT, None)])
+        finish(store, 1)
+        (key,) = store.claim(1)
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size, limits[1]))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 100, limits[1]))
         try:
-            line = one_line(lambda: store.record([(keys[1], {"summary": {"text": "x" * 100_000}}, None)]))
+            line = one_line(lambda: store.record(key, {"document": {"text": "x" * 100_000}}))
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         assert "disk is full" in line
         assert str(path) in line
     with SweepStore(path, custom) as store:
-        assert store.counts()["done"] == 1
+        assert (store.unfinished, store.damaged) == (3, 0)
+        finish(store, 3)
+    with SweepStore(path, custom) as store:
+        assert (store.unfinished, store.damaged) == (0, 0)
 
 
-def test_a_result_that_was_changed_is_run_again(tmp_path):
-    custom = points(3)
-    with SweepStore(tmp_path / "s", custom) as store:
-        store.record([(key, DOCUMENT, None) for key in store.claim(3)])
-        assert store.counts()["done"] == 3
-    base = sqlite3.connect(tmp_path / "s")
-    forged = '{"summary":{"completed":99},"basis":"calibrated"}'
-    base.execute("UPDATE points SET document = ? WHERE key = ?", (forged, custom[1].key))
-    base.execute("UPDATE points SET document = '{\"summ' WHERE key = ?", (custom[2].key,))
-    base.commit()
-    base.close()
-    with SweepStore(tmp_path / "s", custom) as store:
-        assert store.damaged == 2
-        assert sorted(store.claim(3)) == sorted([custom[1].key, custom[2].key])
-
-
-def test_bytes_that_are_no_text_cost_their_point_alone(tmp_path):
-    """A damaged result is run again; no error quotes it."""
-    custom = points(3)
-    with SweepStore(tmp_path / "s", custom) as store:
-        store.record([(key, DOCUMENT, None) for key in store.claim(3)])
-    base = sqlite3.connect(tmp_path / "s")
-    base.execute("UPDATE points SET document = CAST(x'FFFE7B22' AS TEXT) WHERE key = ?", (custom[1].key,))
-    base.commit()
-    base.close()
-    with SweepStore(tmp_path / "s", custom) as store:
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda line: line.replace(b'"completed":1', b'"completed":99'),
+        lambda line: line[: len(line) // 2],
+        lambda line: line.replace(b"summary", b'\xff\xfe{"'),
+    ],
+)
+def test_a_result_that_was_changed_is_run_again(tmp_path, damage):
+    custom, path = points(3), tmp_path / "s"
+    with SweepStore(path, custom) as store:
+        finish(store, 3)
+    lines = path.read_bytes().split(b"\n")
+    path.write_bytes(b"\n".join(damage(line) if line.startswith(custom[1].key.encode()) else line for line in lines))
+    with SweepStore(path, custom) as store:
         assert store.damaged == 1
         assert store.claim(3) == [custom[1].key]
 
 
-def test_work_per_point_does_not_grow_with_the_number_of_points(tmp_path):
-    """Claiming and recording a point takes so many steps of SQLite's machine, however many points are done."""
+def test_a_line_that_is_being_written_is_read_when_it_is_whole(tmp_path):
+    custom, path = points(1), tmp_path / "s"
+    with SweepStore(path, custom) as store:
+        finish(store, 1)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-20])
+    with SweepStore(path, custom) as store:
+        with path.open("ab") as file:
+            file.write(whole[-20:])
+        store.refresh()
+        assert (store.unfinished, store.damaged) == (0, 0)
 
-    def steps_per_point(count):
-        custom = [replace(made, key=f"{n:06}") for n in range(count)]
-        ticks = 0
 
-        def tick():
-            nonlocal ticks
-            ticks += 1
-            return 0
-
-        with SweepStore(None, custom) as store:
-            store._base.set_progress_handler(tick, 10)
-            while keys := store.claim(2):
-                store.record([(key, DOCUMENT, None) for key in keys])
-            assert store.counts()["done"] == count
-        return ticks / count
-
-    made = points(1)[0]
-    assert steps_per_point(2000) < 1.5 * steps_per_point(200)
+def test_work_per_point_does_not_grow_with_the_number_of_points(tmp_path, monkeypatch):
+    """Claiming and recording a point reads what was recorded since, however many points are done."""
+    custom = points(200)
+    with SweepStore(tmp_path / "s", custom) as store:
+        taken = []
+        monkeypatch.setattr(store, "_take", lambda line, take=store._take: taken.append(line) or take(line))
+        while store.unfinished:
+            finish(store, 2)
+    assert len(taken) == 200

@@ -14,10 +14,11 @@ from forerun.errors import ForerunError
 from simulator.running.scenario import scenario_from
 from simulator.speculation import Batch
 from simulator.speculation.policies import batch_table as lookup
+from simulator.studies.study_file import axis_values
 from simulator.studies.tune.choices import draft_choices
 from simulator.studies.tune.document import tune_document, tuned_batches
 from simulator.studies.tune.grid import speculation_grid
-from simulator.studies.tune.tuning import axis_values, find_drafts, stretches
+from simulator.studies.tune.tuning import find_drafts, stretches
 
 BATCHES, CONTEXTS = (1, 8, 64, 256), (512, 8192)
 

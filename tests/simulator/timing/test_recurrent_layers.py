@@ -18,8 +18,8 @@ from simulator.running.run import simulate
 from simulator.running.scenario import scenario_from
 from simulator.serving.engine import PrefixCache
 from simulator.serving.limits import EngineLimits
-from simulator.studies.plan.document import plan as plan_capacity
-from simulator.studies.tune.document import tune
+from simulator.studies.plan.command import plan as plan_capacity
+from simulator.studies.tune.command import tune
 from simulator.timing import StepTimer, plan_memory, running
 from simulator.timing.kernels import price, recurrent_calls
 from simulator.timing.memory import hybrid_pages

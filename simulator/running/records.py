@@ -1,42 +1,151 @@
-"""Reports from the log of a finished run: requests, speculation and transfer counters, KV and replica usage."""
+"""Records of a finished run, from which its metrics, document and tables derive, and how its log becomes them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from itertools import takewhile
+from typing import Any, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.result import Result
+from hwprofiles import Chip
 from simulator.running.build import Build, PoolBuild
-from simulator.running.step_rows import StepTotals
+from simulator.running.scenario import Scenario
+from simulator.running.step_rows import StepDetail, StepTotals
 from simulator.serving import (
+    EngineCounters,
+    GapCounts,
     HostCacheReport,
     KvCacheReport,
     ReplicaUse,
     RequestRecords,
     RunLog,
+    ScalingLog,
     SpeculationCounters,
+    StepRecords,
     TransferReport,
 )
+from simulator.serving.fleet.fleet_config import Role
+from simulator.serving.log import Span
+from simulator.timing import Evidence, MemoryPlan
+
+
+class ErrorSource(TypedDict):
+    """A component of step times and the range of its error."""
+
+    name: str
+    family: str
+    """Sources of one family have ``ALIKE`` of their variance in common."""
+    draws: str
+    """Name of its random draws. Kernels of one chip under two names, or of a chip and another that extends it, have
+    the same draws: what one is off by, the other is too."""
+    share: dict[str, float]
+    """Share of the seconds of each kind of step."""
+    low: dict[str, float]
+    """Factor at the lower end of its 90 % interval, by kind of step."""
+    high: dict[str, float]
+
+
+class Axis(TypedDict):
+    """A direction of variation of step times, and the response of the run's figures."""
+
+    name: str
+    deviation: float
+    """Standard deviation along it, in logarithms."""
+    direction: list[float]
+    """Unit vector over ``KINDS``; empty for what is no step's time."""
+    response: dict[str, list[float]]
+    """Logarithm of each figure's factor at the lower and the upper end of the 90 % interval along it."""
+
+
+class ModelError(TypedDict):
+    """Model error of a run, as plain JSON values."""
+
+    level: float
+    sources: list[ErrorSource]
+    axes: list[Axis]
+    sampling: dict[str, float]
+    """Standard error of each figure over stretches of its requests, in logarithms."""
+    requests: int
+    """Number of requests that were served again for every direction."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolFacts:
+    """A pool of identical replicas of a finished run, without the objects that built it."""
+
+    name: str
+    role: Role
+    replicas: int
+    chips: int
+    """Chips of one replica."""
+    chip: Chip
+    memory: MemoryPlan
+    usd_per_chip_hour: float | None
+    peak_flops_per_s: float
+
+    @classmethod
+    def of(cls, pool: PoolBuild) -> PoolFacts:
+        """The facts of a pool that are kept after the run."""
+        return cls(*(getattr(pool, field.name) for field in fields(cls)))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class RunRecords(Result):
+    """Records of a finished run."""
+
+    kind = "run"
+
+    scenario: Scenario
+    seed: int
+    requests: RequestRecords
+    steps: StepRecords
+    totals: StepTotals
+    """Sums over all engine steps, whichever rows were kept."""
+    gaps: GapCounts
+    kv: KvCacheReport
+    speculation: SpeculationCounters | None
+    engine: EngineCounters
+    basis: str
+    """The weakest evidence level behind more than a twentieth of the device time."""
+    evidence: Evidence
+    """``datasheet``, ``calibrated`` or ``extrapolated``: the weakest that the kernel times rest on."""
+    notes: tuple[str, ...]
+    chips: int
+    pools: tuple[PoolFacts, ...]
+    """The kinds of replicas, in the order of their numbers."""
+    replicas: tuple[ReplicaUse, ...]
+    """Usage of each replica."""
+    transfers: TransferReport | None
+    """KV that moved between pools; None without disaggregated prefill and decode."""
+    restarts: int
+    """Times that a request started again because its replica failed."""
+    spans: tuple[Span, ...] = ()
+    """KV transfers and failures, for the timeline."""
+    steps_kept: bool = True
+    """Whether ``steps`` has a row per engine step (or per few of them), not only sums over very many."""
+    scaling: ScalingLog | None = None
+    """Log of the autoscaler; None without one."""
+    detail: StepDetail | None = None
+    """Parts of its steps, for the timeline."""
+    model_error: ModelError | None = None
+    """Estimated error of its figures; None without ``intervals``."""
 
 
 def request_records(log: RunLog, pool: PoolBuild) -> RequestRecords:
     """One row per request; the pool tells how many tokens are drafted where that never changes."""
-    drafts = np.asarray(log.drafts, dtype=np.int64)
+    times = ("arrival_s", "scheduled_s", "first_token_s", "finished_s")
+    counts = ("replica", "preemptions", "cached_tokens", "drafts", "accepted_tokens")
+    columns: dict[str, Any] = {name: np.asarray(getattr(log, name)) for name in times}
+    columns |= {name: np.asarray(getattr(log, name), dtype=np.int64) for name in counts}
     return RequestRecords(
-        arrival_s=np.asarray(log.arrival_s),
+        **columns,
         input_tokens=log.stream.input_tokens,
         output_tokens=log.stream.output_tokens,
-        scheduled_s=np.asarray(log.scheduled_s),
-        first_token_s=np.asarray(log.first_token_s),
-        finished_s=np.asarray(log.finished_s),
-        replica=np.asarray(log.replica, dtype=np.int64),
-        preemptions=np.asarray(log.preemptions, dtype=np.int64),
-        cached_tokens=np.asarray(log.cached_tokens, dtype=np.int64),
-        drafts=drafts,
         draft_tokens=_draft_tokens(log, pool),
-        accepted_tokens=np.asarray(log.accepted_tokens, dtype=np.int64),
         failed=np.asarray(log.failed, dtype=bool),
     )
 
@@ -48,13 +157,14 @@ def _draft_tokens(log: RunLog, pool: PoolBuild) -> NDArray[np.int64]:
     return np.asarray(log.drafts, dtype=np.int64) * (pool.limits.query_len - 1)
 
 
-def speculation_counters(log: RunLog, pool: PoolBuild) -> SpeculationCounters:
-    """Drafts, their tokens and those accepted, over all requests."""
+def speculation_counters(log: RunLog, pool: PoolBuild) -> SpeculationCounters | None:
+    """Drafts, their tokens and those accepted, over all requests; None where the pool does not draft."""
+    if pool.sampler is None:
+        return None
     counts = log.accepted_counts
-    drafts = int(counts.sum())
     at_least = np.cumsum(counts[::-1])[::-1][1:]
     return SpeculationCounters(
-        num_drafts=drafts,
+        num_drafts=int(counts.sum()),
         draft_tokens=int(_draft_tokens(log, pool).sum()),
         accepted_tokens=int(at_least.sum()),
         accepted_per_position=tuple(int(n) for n in at_least),

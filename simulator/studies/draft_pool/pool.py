@@ -15,25 +15,20 @@ from typing import Any, NamedTuple
 import numpy as np
 import simpy
 
-from forerun.errors import ArgumentError, ForerunError
+from forerun.errors import ForerunError
 from forerun.result import StudyResult, Summary
 from forerun.tables import Cell, Table, Value, percent
-from forerun.version import forerun_version
 from simulator.running.build import build_replica
-from simulator.running.metrics import jsonable, scenario_document
 from simulator.running.scenario import Scenario
 from simulator.speculation import draft_survival
 from simulator.studies.assumed import ACCEPTANCE_FACTORS, with_acceptance_scaled
-from simulator.studies.runs import ProgressCall
-from simulator.studies.study_file import Source, study_of, yaml_text
+from simulator.studies.frame import ProgressCall, study_document
+from simulator.studies.study_file import yaml_text
 from simulator.timing import ModelTimer, RemoteDrafter, StepWork, decode_step
 
 Process = Generator[simpy.Event, Any, None]
 STEPS = 200
 """Steps of a verifier from which a rate is taken."""
-SHARES = (1, 2, 4, 8, 16, 32, 64)
-"""Verifiers per drafter that are tried unless others are named."""
-MAX_BATCH = 8
 WAYS = {"after": "after the verdict", "ahead": "ahead of it"}
 """When drafters draft: once the tokens of a step are known, or while it is verified, with roll-back."""
 OF_ITS_CHIPS = ("chip", "link", "overlap", "tensor_parallel", "weights_dtype")
@@ -231,7 +226,6 @@ class _Pool:
         return job
 
     def finish(self, job: _Job, fate: str) -> None:
-        """Count a job that is ``done``, ``lost`` or ``dropped``."""
         setattr(self.run, fate, getattr(self.run, fate) + 1)
         job.result.succeed(fate == "done")
 
@@ -269,7 +263,6 @@ class _Pool:
         self.queues[0].clear()
 
     def home(self, verifier: int) -> int | None:
-        """The drafter that holds a verifier's KV; None where none is left."""
         alive = [number for number, lives in enumerate(self.alive) if lives]
         drafter = verifier % self.shape.drafters
         return drafter if self.alive[drafter] else alive[verifier % len(alive)] if alive else None
@@ -387,35 +380,16 @@ def break_even(gains: Sequence[PoolGain], worth: float = 1.0) -> float | None:
     return float(few * (many / few) ** ((high - worth) / (high - low)))
 
 
-def draft_pool(
-    scenario: Source,
-    *,
-    batch: int = 16,
-    context_tokens: int = 2048,
-    verifiers: Sequence[int] = SHARES,
-    max_batch: int = MAX_BATCH,
-    seed: int = 0,
-    progress: ProgressCall | None = None,
+def pool_result(
+    base: Scenario,
+    batch: int,
+    context_tokens: int,
+    shares: Sequence[int],
+    max_batch: int,
+    seed: int,
+    progress: ProgressCall | None,
 ) -> DraftPoolResult:
-    """How many verifiers may share one drafter, waiting for the verdict or drafting ahead of it, and what a loss costs.
-
-    Args:
-        scenario: has a drafter on separate chips; its workload is ignored.
-        batch: sequences in the batch of each verifier.
-        context_tokens: tokens in the cache of each sequence.
-        verifiers: per drafter, to try.
-        max_batch: verifiers whose drafts a drafter computes in one pass.
-        seed: seed of the draws that decide which drafts made ahead are kept.
-        progress: called with (pools done, pools).
-
-    Raises:
-        ForerunError: no drafter on chips of its own, or a batch that does not fit.
-    """
-    base = study_of(scenario, None).scenario
-    shares = sorted(set(verifiers))
-    for name, least in (("batch", batch), ("context_tokens", context_tokens), ("verifiers", min(shares, default=0))):
-        if least < 1:
-            raise ArgumentError(name, f"at least one is needed (got {least})")
+    """The study of ``draft_pool`` for ascending numbers of verifiers."""
     ends = [with_acceptance_scaled(base, factor) for factor in ACCEPTANCE_FACTORS]
     middle, *others = (pool_prices(one, batch, context_tokens) for one in (base, *ends))
     ways = {}
@@ -424,7 +398,7 @@ def draft_pool(
         ways[way] = _way(curves)
         if progress is not None:
             progress(number + 1, len(WAYS) + 1)
-    document = {
+    body = {
         "batch": batch,
         "context_tokens": context_tokens,
         "max_batch": max_batch,
@@ -433,21 +407,14 @@ def draft_pool(
         "target_chips_gain": target_chips_gain(base, batch, context_tokens),
         "ways": ways,
         "loss": _loss(middle, ways, max_batch, seed),
-        "scenario": scenario_document(base),
-        "seed": seed,
-        "version": forerun_version(),
-        "basis": "extrapolated",
-        "notes": [
-            "steady batches of equal sequences: read the gains as those of a loaded fleet",
-            "ranges are the given acceptance times 0.9 and 1.1; kernels have errors of their own",
-            "no pool of drafters was measured",
-        ],
-        "conclusion": "",
     }
-    document["conclusion"] = _sentence(document)
-    words = f"forerun draft-pool study.yaml --batch {batch} --context {context_tokens} --max-batch {max_batch}"
-    command = f"{words} --verifiers {','.join(map(str, shares))} --seed {seed}"
-    return DraftPoolResult(jsonable(document), command, {"study.yaml": yaml_text({"scenario": document["scenario"]})})
+    notes = (
+        "steady batches of equal sequences: read the gains as those of a loaded fleet",
+        "ranges are the given acceptance times 0.9 and 1.1; kernels have errors of their own",
+        "no pool of drafters was measured",
+    )
+    document = study_document(body | {"conclusion": _sentence(body)}, base, seed, "extrapolated", notes)
+    return DraftPoolResult(document, files={"study.yaml": yaml_text({"scenario": document["scenario"]})})
 
 
 def _way(curves: Sequence[Sequence[PoolGain]]) -> dict[str, Any]:
@@ -511,27 +478,22 @@ class DraftPoolResult(StudyResult):
 
     @property
     def title(self) -> str:
-        """Title that names drafter and verifiers."""
         scenario = self.document["scenario"]
         return f"{self.model} on {scenario['hardware']['chip']}: drafts from {scenario['speculation']['draft']['chip']}"
 
     @property
     def marks(self) -> Sequence[str]:
-        """Batch and context of each verifier."""
         return f"{self.document['batch']} sequences each", f"{self.document['context_tokens']:,} tokens of context"
 
     @property
     def summary(self) -> Summary:
-        """Break-evens and the conclusion."""
         pays = {f"pays_{way}": one["break_even"]["value"] for way, one in self.document["ways"].items()}
         return Summary({**pays, "target_chips_gain": self.document["target_chips_gain"], "answer": self.conclusion})
 
     def records(self) -> list[dict[str, Any]]:
-        """A row for each way and number of verifiers."""
         return [{"drafting": way, **row} for way, one in self.document["ways"].items() for row in one["gains"]]
 
     def tables(self) -> list[Table]:
-        """Gains by verifiers per drafter, and the parts of a step."""
         rows: list[list[Value]] = []
         for row in self.records():
             tone = "good" if row["gain"] >= 1.0 else "bad"

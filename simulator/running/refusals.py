@@ -1,0 +1,235 @@
+"""Combinations of sections that a scenario may not have, refused from its fields alone, in the order of the checks.
+
+:func:`check_sections` runs when a scenario is validated, :func:`refuse_unmodelled` before anything of a run is built.
+A single section refuses its own values where it is declared; what does not fit a chip, a link or memory is refused by
+``build.py``, which measures it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from forerun.errors import ForerunError, at_field
+from hwprofiles.dtypes import GGUF_BLOCKS
+from simulator.llm import Architecture, MoeMlp, load_architecture
+from simulator.serving.fleet.fleet_config import Role
+from simulator.serving.rules import SCHEDULERS
+from simulator.speculation.attention_level.alspec_config import check_groups
+from simulator.speculation.proposal import proposal
+from simulator.timing import resolve_weight_dtypes
+from simulator.timing.framework import LOCAL_FRAMEWORKS
+
+Scenario = Any
+"""A ``simulator.running.scenario.Scenario``, whose module imports this one."""
+
+
+def check_sections(scenario: Scenario) -> None:
+    """Check what the sections of a scenario say of each other, pools with their overrides first.
+
+    Raises:
+        ValueError: naming the field, and what would be right.
+    """
+    _check_pools(scenario)
+    _check_autoscaler(scenario)
+    if scenario.pools is None:
+        check_groups(scenario.attention_speculation, scenario.hardware)
+
+
+def _check_pools(scenario: Scenario) -> None:
+    pools = scenario.pools or {}
+    if scenario.pools is not None and not pools:
+        raise ValueError("pools: must not be empty")
+    if pools and scenario.attention_speculation is not None:
+        raise ValueError("pools: attention_speculation is modelled with equal replicas only; remove one of the two")
+    for name, pool in pools.items():
+        scenario.pool_section(name, "engine")
+        if scenario.pool_section(name, "hardware").speculative_parallel != 1:
+            raise ValueError(f"pools.{name}.hardware.speculative_parallel: only 1 is modelled in pools")
+        if "routing" in pool.engine:
+            raise ValueError(
+                f"pools.{name}.engine.routing: set engine.routing of the scenario (new requests) or "
+                f"kv_transfer.routing (finished prompts)"
+            )
+    roles = {pool.role for pool in pools.values()}
+    if roles not in (set(), {"both"}, {"prefill", "decode"}):
+        raise ValueError(
+            f"pools: roles are {', '.join(sorted(roles))}; let all be both, or some prefill and the others decode"
+        )
+    if scenario.kv_transfer is not None and "prefill" not in roles:
+        raise ValueError("kv_transfer: no pool has the role prefill, so no KV travels; remove kv_transfer")
+    arrivals = scenario.workload.arrivals
+    if scenario.router.when_full == "refuse" and arrivals is not None and arrivals.process == "closed-loop":
+        raise ValueError(
+            "router.when_full: a closed loop sends the next request as soon as one is refused, so all would fail; "
+            "use queue, or lower max_concurrency"
+        )
+
+
+def _check_autoscaler(scenario: Scenario) -> None:
+    scaler, hardware = scenario.autoscaler, scenario.hardware
+    if scaler is None:
+        return
+    for name in ("pools", "faults"):
+        if getattr(scenario, name) is not None:
+            raise ValueError(f"autoscaler: cannot be combined with {name}; remove one of them")
+    if hardware.pipeline_parallel > 1:
+        raise ValueError("autoscaler: modelled without pipeline stages; set hardware.pipeline_parallel: 1")
+    if not scaler.min_replicas <= hardware.replicas <= scaler.max_replicas:
+        raise ValueError(
+            f"autoscaler: hardware.replicas {hardware.replicas}, which are on at first, must lie between "
+            f"min_replicas {scaler.min_replicas} and max_replicas {scaler.max_replicas}"
+        )
+
+
+def refuse_unmodelled(scenario: Scenario, parts: Mapping[str, Scenario]) -> None:
+    """Refuse what no run can do, pool by pool and then for the fleet.
+
+    Args:
+        scenario: the whole.
+        parts: by pool name, a scenario of one kind of replica; under any name where there are no pools.
+
+    Raises:
+        ForerunError: naming the field, and what would be right.
+    """
+    failures, pools = scenario.faults, scenario.pools
+    for name, part in parts.items():
+        role: Role = "both" if pools is None else pools[name].role
+        with at_field("" if pools is None else f"pools.{name}"):
+            _refuse_pipeline(part.hardware.pipeline_parallel, role, failures is not None)
+            _refuse_replica(part)
+        if role == "both":
+            continue
+        if part.engine.kv_offloading_bytes is not None:
+            raise ForerunError(
+                f"pools.{name}.engine.kv_offloading_bytes: not modelled with disaggregated prefill; remove it, or "
+                f"give every pool the role both"
+            )
+        if not part.engine.rules.continuous:
+            raise ForerunError(f"pools.{name}.engine.scheduler: a static batch cannot share requests with another pool")
+    replicas = sum(part.hardware.replicas for part in parts.values())
+    for event in failures.events if failures is not None else ():
+        if event.replica >= replicas:
+            raise ForerunError(
+                f"faults.events: there is no replica {event.replica}; they are numbered 0 to {replicas - 1}"
+            )
+
+
+def _refuse_pipeline(pipeline_parallel: int, role: Role, failures: bool) -> None:
+    if pipeline_parallel == 1:
+        return
+    if role != "both":
+        raise ForerunError(
+            f"hardware.pipeline_parallel: a {role} pool hands KV over between whole steps and needs 1; spread its "
+            f"model by tensor_parallel"
+        )
+    if failures:
+        raise ForerunError(
+            "hardware.pipeline_parallel: failures are modelled for replicas without pipeline stages; leave it at 1, or "
+            "remove faults"
+        )
+
+
+def _refuse_replica(scenario: Scenario) -> None:
+    architecture = load_architecture(scenario.model)
+    _refuse_experts(scenario, architecture)
+    _refuse_framework(scenario)
+    _refuse_layout(scenario)
+    _refuse_budget(scenario)
+    _refuse_host_memory(scenario)
+
+
+def _refuse_experts(scenario: Scenario, architecture: Architecture) -> None:
+    hardware = scenario.hardware
+    experts = any(isinstance(group.layer.feed_forward, MoeMlp) for group in architecture.layer_groups)
+    if not experts and hardware.expert_parallel > 1:
+        raise ForerunError(f"hardware.expert_parallel: {architecture.name} has no experts to spread; leave it at 1")
+    if not experts and hardware.attention_data_parallel > 1:
+        raise ForerunError(
+            f"hardware.attention_data_parallel: {architecture.name} has no experts that groups could share; more "
+            f"copies of a dense model are hardware.replicas"
+        )
+    if not experts and any(share.part == "experts" for share in hardware.layers_on):
+        raise ForerunError(f"hardware.layers_on: {architecture.name} has no experts; remove part: experts")
+    if scenario.engine.moe_backend == "marlin":
+        dtype = resolve_weight_dtypes(architecture, scenario.weights_dtype)["expert"]
+        if not experts or dtype not in ("int4", "fp4", "mxfp4"):
+            kind = f"experts in {dtype}" if experts else "no experts"
+            raise ForerunError(
+                f"engine.moe_backend: marlin multiplies experts stored in 4 bits; {architecture.name} has {kind} here"
+            )
+
+
+def _refuse_framework(scenario: Scenario) -> None:
+    hardware, framework = scenario.hardware, scenario.engine.framework
+    local = framework in LOCAL_FRAMEWORKS
+    field = next((name for name in ("layers_on", "tensor_chips") if getattr(hardware, name)), None)
+    if field is not None and not local:
+        raise ForerunError(
+            f"hardware.{field}: unlike chips share a model under engine.framework: llama.cpp (got {framework})"
+        )
+    if scenario.engine.flash_attention:
+        return
+    if not local:
+        raise ForerunError(
+            f"engine.flash_attention: {framework} has no attention without it; leave it true, or "
+            f"choose engine.framework: llama.cpp"
+        )
+    if scenario.kv_cache_dtype in GGUF_BLOCKS:
+        raise ForerunError(
+            f"engine.flash_attention: llama.cpp needs it for a cache in {scenario.kv_cache_dtype}; "
+            f"leave it true, or set kv_cache_dtype: fp16"
+        )
+
+
+def chained_cards(scenario: Scenario) -> int:
+    """Equal cards that a step passes one after the other, with nothing else in flight: llama.cpp's split by layers."""
+    return int(scenario.hardware.pipeline_parallel) if scenario.engine.framework in LOCAL_FRAMEWORKS else 1
+
+
+def _refuse_layout(scenario: Scenario) -> None:
+    hardware, engine = scenario.hardware, scenario.engine
+    if hardware.pipeline_parallel > chained_cards(scenario) and not engine.rules.pipelines:
+        able = " or ".join(name for name, facts in SCHEDULERS.items() if facts.pipelines)
+        raise ForerunError(
+            f"hardware.pipeline_parallel: several batches in flight need engine.scheduler: {able} "
+            f"(got {engine.scheduler})"
+        )
+    if hardware.speculative_parallel > 1 and hardware.chips_per_replica > hardware.tensor_parallel:
+        raise ForerunError(
+            "hardware.speculative_parallel: two device groups hold whole layers; leave pipeline_parallel and "
+            "attention_data_parallel at 1"
+        )
+    if hardware.pipeline_link is not None and hardware.pipeline_parallel == 1 and not hardware.layers_on:
+        raise ForerunError("hardware.pipeline_link: there is one stage; set pipeline_parallel, or leave the link out")
+
+
+def _refuse_budget(scenario: Scenario) -> None:
+    speculation, budget = scenario.speculation, scenario.engine.max_num_batched_tokens
+    drafted = 0 if speculation is None or speculation.method == "none" else proposal(speculation).nodes
+    if drafted + 1 > budget:
+        raise ForerunError(
+            f"engine.max_num_batched_tokens: {budget} is less than the {drafted + 1} tokens that one sequence "
+            f"verifies; raise it, or draft fewer"
+        )
+
+
+def _refuse_host_memory(scenario: Scenario) -> None:
+    engine, staged = scenario.engine, scenario.hardware.pipeline_parallel > 1
+    if engine.preemption != "recompute" and not engine.rules.swaps:
+        raise ForerunError(f"engine.preemption: the {engine.scheduler} scheduler only recomputes; remove swap")
+    if engine.preemption != "recompute" and staged:
+        raise ForerunError(
+            "engine.preemption: replicas with pipeline stages only recompute; remove swap, or leave "
+            "hardware.pipeline_parallel at 1"
+        )
+    if engine.kv_offloading_bytes is not None and not engine.enable_prefix_caching:
+        raise ForerunError(
+            "engine.kv_offloading_bytes: it keeps what the prefix cache evicts, and enable_prefix_caching is false; "
+            "set that to true, or remove kv_offloading_bytes"
+        )
+    if engine.kv_offloading_bytes is not None and staged:
+        raise ForerunError(
+            "engine.kv_offloading_bytes: not modelled for replicas with pipeline stages; remove it, or leave "
+            "hardware.pipeline_parallel at 1"
+        )

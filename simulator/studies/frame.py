@@ -1,0 +1,181 @@
+"""A study declared once: one Python function, whose signature gives the options of the command and how to repeat it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import wraps
+from inspect import Parameter, signature
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, ParamSpec, TypeVar
+
+from forerun.errors import ArgumentError
+from forerun.version import forerun_version
+
+if TYPE_CHECKING:
+    from forerun.result import StudyResult
+    from simulator.running.scenario import Scenario
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result", bound="StudyResult")
+ProgressCall = Callable[[int, int], None]
+ALWAYS_REPEATED = ("seed", "replications")
+"""Options that the command which repeats a study carries even at their defaults."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """How a parameter of a study is written on the command line."""
+
+    help: str
+    metavar: str | None = None
+    min: float | None = None
+    max: float | None = None
+    flag: str = ""
+    """Default: the parameter's name, with ``--no-`` where it is a switch that is on by default."""
+    text: Any = None
+    """Type of what is typed; default: the parameter's own type."""
+    unset: Callable[[Any], Any] | None = None
+    """The value from the scenario's path where the option is not given; default: the parameter's default."""
+    repeated: bool = True
+    """Whether the command that repeats the study carries it; False for what its study file contains."""
+    resolved: bool = False
+    """Whether the document of the result has the value that was used, under the parameter's name."""
+
+    def flag_of(self, name: str, default: Any) -> str:
+        """The option as it is typed, of the parameter ``name``."""
+        return self.flag or ("--no-" if default is True else "--") + name.replace("_", "-")
+
+
+Jobs = Annotated[int | None, Option("Processes; default: one per core.", min=1, repeated=False)]
+Interval = Annotated[bool, Option("Ignore the prediction error of the model.")]
+Values = Annotated[
+    Mapping[str, Sequence[Any]] | None,
+    Option(
+        "Values of a scenario field, as YAML; the first is the baseline. Repeat for combinations.",
+        "PATH=V1,V2,...",
+        text=list[str],
+        repeated=False,
+    ),
+]
+
+
+class Mode(NamedTuple):
+    """Arguments that leave other options without an effect: those are refused."""
+
+    words: str
+    """What chooses it, such as ``with --replay``."""
+    applies: Callable[[Mapping[str, Any]], bool]
+    """Whether it does, by the arguments of the call."""
+    unused: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class StudyCommand:
+    """What a command needs to know of a study beside its signature."""
+
+    name: str
+    function: Callable[..., Any]
+    source: str
+    """Help of its first argument, the scenario."""
+    progress: str = ""
+    examples: str = ""
+    files: str = ""
+    """What ``--out`` writes beside the report."""
+    modes: tuple[Mode, ...] = ()
+    switch: str = ""
+    """Option that helps to choose this study where its command has several; it is none of its parameters."""
+    switch_help: str = ""
+    """Help of that option where it is a parameter of no study."""
+    chosen: Callable[[Mapping[str, Any], Any], bool] | None = None
+    """Whether the options and the study file choose it, for one of several studies of a command."""
+    words: str = ""
+    """What chooses it, for the refusal of options that it does not have."""
+    help: str = ""
+    """What the command does; default: the first line of the function's description."""
+    finish: Callable[[Any], int] = lambda _: 0
+    """Exit code of a result, once it is printed."""
+    call: Callable[..., Any] = lambda: None
+    """The function with its checks."""
+
+    @property
+    def options(self) -> dict[str, Parameter]:
+        """The parameters that have an option."""
+        shape = signature(self.function).parameters
+        return {name: one for name, one in shape.items() if hasattr(one.annotation, "__metadata__")}
+
+    def unused(self, arguments: Mapping[str, Any]) -> dict[str, str]:
+        """Parameters without an effect under ``arguments``, and what makes them so."""
+        return {name: mode.words for mode in self.modes if mode.applies(arguments) for name in mode.unused}
+
+    def again(self, arguments: Mapping[str, Any], result: StudyResult) -> str:
+        """The command that repeats the study with the files that its result saves."""
+        words = ["forerun", self.name, next(iter(result.files), "study.yaml")]
+        words += [f"--{self.switch}"] if self.switch_help else []
+        unused = self.unused(arguments)
+        for name, parameter in self.options.items():
+            option = parameter.annotation.__metadata__[0]
+            value = result.document[name] if option.resolved else arguments[name]
+            kept = option.resolved or name in ALWAYS_REPEATED or value != parameter.default
+            if option.repeated and kept and name not in unused and value not in (None, ()):
+                words += _repeated(option.flag_of(name, parameter.default), value)
+        return shlex.join(words)
+
+
+def _repeated(flag: str, value: Any) -> Iterator[str]:
+    if isinstance(value, bool):
+        yield flag
+    elif isinstance(value, Mapping):
+        for key, one in value.items():
+            yield from (flag, f"{key}={one:g}")
+    elif isinstance(value, list | tuple) and not all(isinstance(one, int) for one in value):
+        for one in value:
+            yield from (flag, str(one))
+    elif isinstance(value, list | tuple):
+        yield from (flag, ",".join(map(str, value)))
+    else:
+        yield from (flag, f"{value:g}" if isinstance(value, float) else str(value))
+
+
+def study(name: str, **declared: Any) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
+    """Declare a study: ``@study("compare", source=..., files=...)`` above its function.
+
+    The function's first parameter is the scenario; a parameter annotated with an :class:`Option` is an option of the
+    command. The result gets the command that repeats it. A call with an option that has no effect is refused.
+
+    Args:
+        name: of the command.
+        declared: fields of :class:`StudyCommand`.
+    """
+
+    def declare(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+        command = StudyCommand(name, function, **declared)
+        shape = signature(function)
+
+        @wraps(function)
+        def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+            bound = shape.bind(*args, **kwargs)
+            given = tuple(bound.arguments)
+            bound.apply_defaults()
+            for unused, words in command.unused(bound.arguments).items():
+                if unused in given:
+                    raise ArgumentError(unused, f"has no effect {words}; remove it")
+            result = function(*args, **kwargs)
+            result.command = result.command or command.again(bound.arguments, result)
+            return result
+
+        call.declared = replace(command, call=call)  # type: ignore[attr-defined]
+        return call
+
+    return declare
+
+
+def study_document(
+    body: Mapping[str, Any], scenario: Scenario, seed: int, basis: str | None, notes: Sequence[str] = ()
+) -> dict[str, Any]:
+    """``body`` as plain JSON values, with what the document of every study has."""
+    from simulator.running import metrics
+
+    header = {"scenario": metrics.scenario_document(scenario), "seed": seed, "version": forerun_version()}
+    document: dict[str, Any] = metrics.jsonable({**body, **header, "basis": basis, "notes": list(notes)})
+    return document

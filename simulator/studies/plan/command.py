@@ -1,0 +1,264 @@
+"""``forerun plan``, ``fr.plan`` and ``fr.thresholds``."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from forerun.errors import ArgumentError, ForerunError, did_you_mean
+from simulator.studies.frame import Interval, Jobs, Mode, Option, ProgressCall, study
+
+if TYPE_CHECKING:
+    from simulator.studies.plan.document import PlanResult
+    from simulator.studies.plan.thresholds import ThresholdsResult
+    from simulator.studies.study_file import Source
+
+REPLICAS = "hardware.replicas"
+COLUMNS = (
+    "Which column means what: arrival=ts,input=prompt_toks,output=gen_toks (also session, ttft, e2e; a time unit may "
+    "follow, ts:ms). What is not named is recognised or guessed, with a note."
+)
+SEARCHED = (
+    "Values to search of a field: hardware.chip, weights_dtype, speculation.method, hardware.replicas... "
+    "Unless varied: tensor_parallel 1,2,4,8, max_num_batched_tokens 2048,8192, speculation on and off."
+)
+EMITTED = (
+    "Print the winner as vllm, sglang, trtllm, dynamo, llm-d, keda or hpa, or as the benchmark command that would "
+    "confirm it: guidellm, aiperf, vllm-bench."
+)
+SOURCE = "Scenario or study file, YAML or JSON; or a log of requests."
+Emit = Annotated[str | None, Option(EMITTED, "NAME", repeated=False)]
+MODES = (
+    Mode("with --max-rate", lambda arguments: arguments["max_rate"], ("growth", "finalists", "max_replicas")),
+    Mode(
+        f"where {REPLICAS} is varied",
+        lambda arguments: REPLICAS in {**(arguments["vary"] or {}), **getattr(arguments["scenario"], "vary", {})},
+        ("max_replicas",),
+    ),
+)
+
+
+def _no_winner(result: "PlanResult | ThresholdsResult") -> int:
+    return int(result.best is None)
+
+
+@study(
+    "plan",
+    help="Find the cheapest deployment that meets an SLO at a load. Exit code 1 if none does.",
+    source=SOURCE,
+    progress="planning",
+    files="plan.json, study.yaml",
+    examples="Examples: forerun plan chat.yaml --rate 20 --slo p99_ttft_ms=1000 --slo p99_tpot_ms=60  |  "
+    "forerun plan my-log.csv --slo p99_ttft_ms=1000 --set model=qwen3-8b --vary hardware.chip=h100-sxm,l40s  |  "
+    "forerun plan chat.yaml --max-rate --slo goodput=0.95 --slo ttft_ms=1000 --slo tpot_ms=60  |  "
+    "forerun plan scaled.yaml --thresholds --emit keda",
+    modes=MODES,
+    words="without --thresholds",
+    finish=_no_winner,
+)
+def plan(
+    scenario: "Source",
+    *,
+    rate: Annotated[float | None, Option("Requests per second to plan for; arrivals are sampled.", "R")] = None,
+    max_rate: Annotated[bool, Option("Find the highest rate of every layout, at the scenario's replicas.")] = False,
+    trace: Annotated[
+        str | None,
+        Option(
+            "Plan for this trace: its lengths and, without --rate, its own arrivals.",
+            "FILE",
+            repeated=False,
+        ),
+    ] = None,
+    columns: Annotated[
+        Mapping[str, str] | None,
+        Option(COLUMNS, "WORD=COLUMN,...", flag="--map", text=str, repeated=False),
+    ] = None,
+    growth: Annotated[float, Option("Plan for G times the rate, or the trace played G times faster.", "G")] = 1.0,
+    slo: Annotated[
+        Mapping[str, float] | Sequence[str] | None,
+        Option(
+            "A limit, over the scenario's own: p99_ttft_ms=1000; or goodput=0.95 with ttft_ms=1000 tpot_ms=60.",
+            "KEY=VALUE",
+            text=list[str],
+            resolved=True,
+        ),
+    ] = None,
+    vary: Annotated[
+        Mapping[str, Sequence[Any]] | None, Option(SEARCHED, "PATH=V1,V2,...", text=list[str], repeated=False)
+    ] = None,
+    seed: Annotated[int, Option("First seed; every layout gets the same ones.", min=0)] = 0,
+    replications: Annotated[int, Option("Runs of every layout that is near the limit.", min=1, max=1000)] = 5,
+    requests: Annotated[
+        int | None, Option("Requests of a run; default: the scenario's, and a minute of arrivals at least.", min=1)
+    ] = None,
+    finalists: Annotated[int, Option("Number of layouts to show that meet the SLO.", min=1)] = 5,
+    max_replicas: Annotated[int, Option("Most replicas of a layout to try.", min=1, max=10_000)] = 64,
+    spare: Annotated[int, Option("Replicas to rent beyond those that hold the SLO; 1 is N+1.", min=0, max=100)] = 0,
+    headroom: Annotated[
+        bool, Option("Skip the highest rates, and the cases of a failed replica and twice the load.")
+    ] = True,
+    power_budget_w: Annotated[
+        float | None,
+        Option("With --max-rate: as many replicas per layout as this power allows.", "WATTS", flag="--power-budget"),
+    ] = None,
+    carbon: Annotated[
+        float | str | Path | None, Option("Grams of CO2 per kWh, or a CSV file of hour,g_per_kwh.", "G|FILE", text=str)
+    ] = None,
+    interval: Interval = True,
+    confidence: Annotated[
+        float, Option("Required share of runs, and probability with model error, that meet the SLO.", "SHARE")
+    ] = 0.9,
+    emit: Emit = None,
+    jobs: Jobs = None,
+    progress: ProgressCall | None = None,
+) -> "PlanResult":
+    """The fewest chips or the cheapest layout that holds an SLO at a load, or the highest load of each layout.
+
+    Args:
+        scenario: a scenario or study, the file of either, or a log of requests by itself (see ``study_of_log``).
+        rate: requests per second to hold; default: the scenario's own arrivals.
+        max_rate: find the highest rate of every layout instead.
+        trace: a name or file: its lengths in place of the scenario's workload and, without ``rate``, its arrivals.
+        columns: which column of the trace or log means what (see ``traces.read_requests``).
+        growth: factor on the rate, or on the speed of the trace.
+        slo: limits over the scenario's own, such as ``{"p99_ttft_ms": 500}``, or as ``KEY=VALUE`` texts.
+        vary: values to search by dotted path. Unless varied: tensor parallelism 1, 2, 4, 8, token budgets of 2,048 and
+            8,192, and speculation on and off.
+        seed: the first seed; every layout gets the same ones.
+        replications: runs of every layout that is near the limit.
+        requests: requests of a run; default: the scenario's, and at least a minute of arrivals.
+        finalists: layouts that hold the SLO to find.
+        max_replicas: most replicas of a layout to try.
+        spare: replicas to rent beyond those that hold the SLO, so that as many may fail (N+1: 1).
+        headroom: find the highest rate of every finalist, and how the best does with a replica less and twice the load.
+        interval: count the model's own error too.
+        confidence: share of the runs, and probability with the model's error, with which a layout meets the SLO.
+        power_budget_w: watts that the boards of a rack or site may draw together: with ``max_rate``, every layout gets
+            as many replicas as they supply, and its rate is that of one times as many.
+        carbon: grams of CO2 per kWh, or a CSV file of them over the day (columns ``hour``, ``g_per_kwh``).
+        emit: an artefact of the best to put into the document as ``artefact``; names as of ``forerun plan --emit``.
+        jobs: processes; default: one per core. Results do not depend on it.
+        progress: called with (candidates done, candidates in sight).
+
+    Raises:
+        ForerunError: arguments contradict each other, or what the scenario itself has wrong. Layouts that cannot
+            be run are no error: they are listed with the reason.
+    """
+    from simulator.running.scenario import is_log
+    from simulator.studies.plan import document as documents
+    from simulator.studies.plan.objectives import objective_of
+    from simulator.studies.plan.search import PlanOptions, make_plan
+    from simulator.studies.study_file import study_of, study_of_log
+
+    if rate is not None and max_rate:
+        raise ForerunError(
+            "plan: rate finds layouts for a rate, max_rate the highest rate of each layout; give one of the two"
+        )
+    for name, value in (("rate", rate), ("growth", growth)):
+        if value is not None and not 0 < value <= 1e9:
+            raise ArgumentError(name, f"must be a positive number, at most 1e9 (got {value:g})")
+    if spare < 0:
+        raise ArgumentError("spare", f"must be 0 or more replicas (got {spare})")
+    if power_budget_w is not None and not (max_rate and 0 < power_budget_w <= 1e12):
+        raise ArgumentError("power_budget", "a positive number of watts, with max_rate: the layouts then fill it")
+    if not 0 < confidence < 1:
+        raise ArgumentError("confidence", f"must lie between 0 and 1 (got {confidence:g})")
+    _check_artefact(emit)
+    if isinstance(scenario, str | Path) and is_log(scenario):
+        scenario, columns = study_of_log(scenario, columns=columns), None
+    intensity = None if carbon is None else documents.carbon_of(carbon)
+    base = study_of(scenario, vary)
+    if trace is not None:
+        base = documents.with_trace(base, trace, columns)
+    elif columns:
+        raise ArgumentError("map", "names columns of a trace and there is none; give trace, or set workload.columns")
+    limits, texts = (slo, ()) if isinstance(slo, Mapping) else ({}, tuple(slo or ()))
+    options = PlanOptions(
+        mode="max-rate" if max_rate else "rate" if rate is not None else "own",
+        rate=rate,
+        growth=growth,
+        seed=seed,
+        replications=replications,
+        requests=requests,
+        finalists=finalists,
+        max_replicas=max_replicas,
+        jobs=jobs,
+        headroom=headroom,
+        interval=interval,
+        spare=spare,
+        power_budget_w=power_budget_w,
+        confidence=confidence,
+    )
+    planned = make_plan(base, objective_of({**base.scenario.slo, **limits}, texts), options, progress)
+    return documents.plan_result(planned, intensity, emit)
+
+
+@study(
+    "plan",
+    source=SOURCE,
+    progress="planning",
+    switch="thresholds",
+    switch_help="Find the autoscaler threshold that meets the SLO at least cost; compare fixed fleets.",
+    chosen=lambda options, _: "thresholds" in options,
+    words="with --thresholds",
+    finish=_no_winner,
+)
+def thresholds(
+    scenario: "Source",
+    *,
+    targets: Annotated[
+        Sequence[float | str] | None,
+        Option(
+            "With --thresholds: values to try; default by metric.",
+            "T1,T2,...",
+            flag="--target",
+            text=list[str],
+        ),
+    ] = None,
+    seed: Annotated[int, Option("First seed; every layout gets the same ones.", min=0)] = 0,
+    replications: Annotated[int, Option("Runs of every layout that is near the limit.", min=1)] = 1,
+    emit: Emit = None,
+    jobs: Jobs = None,
+    progress: ProgressCall | None = None,
+) -> "ThresholdsResult":
+    """The autoscaler's threshold that holds the scenario's SLO with the fewest chip-hours, start-up times included.
+
+    Args:
+        scenario: with ``autoscaler`` and ``slo`` sections, over traffic that changes; or its file.
+        targets: thresholds to try: ``autoscaler.target`` of rule hpa, ``autoscaler.kv_threshold`` of rule llm-d.
+            Default: a range of values that suits the metric.
+        seed: the first seed; every threshold gets the same ones.
+        replications: runs of each threshold; all of them have to hold.
+        emit: an artefact of the best to put into the document as ``artefact``; names as of ``forerun plan --emit``.
+        jobs: processes; default: one per core.
+        progress: called with (runs done, runs in sight).
+
+    Raises:
+        ForerunError: no autoscaler, no SLO, or a scenario that cannot run.
+    """
+    from simulator.studies.plan.thresholds import best_thresholds
+    from simulator.studies.study_file import study_of
+
+    _check_artefact(emit)
+    words = [word for one in targets or () for word in str(one).split(",")]
+    values = [_positive(word, "target") for word in words] or None
+    seeds = range(seed, seed + replications)
+    return best_thresholds(study_of(scenario).scenario, values, seeds, emit, jobs, progress)
+
+
+def _positive(word: str, option: str) -> float:
+    try:
+        value = float(word)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e12:
+        raise ArgumentError(option, f"'{word}' is no positive number")
+    return value
+
+
+def _check_artefact(name: str | None) -> None:
+    """Refuse the name of an unknown artefact before a long computation starts."""
+    from simulator.studies.artefacts import ARTEFACTS
+
+    if name is not None and name not in ARTEFACTS:
+        known = ", ".join(ARTEFACTS)
+        raise ArgumentError("emit", f"{name}: no such artefact{did_you_mean(name, ARTEFACTS)} ({known})")

@@ -1,0 +1,165 @@
+"""``forerun tune``, ``fr.tune`` and ``fr.tune_machine``."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from forerun.errors import ArgumentError, ForerunError
+from simulator.studies.frame import Option, ProgressCall, study
+
+if TYPE_CHECKING:
+    from simulator.studies.study_file import Source, StudyFile
+    from simulator.studies.tune.document import TuneResult
+    from simulator.studies.tune.machine import MachineResult
+
+LOCAL_ENGINE = "llama.cpp"
+EMITTED = (
+    "Whose flags to print: vllm, sglang or llama.cpp; default: the scenario's. vllm-schedule: by batch and context. "
+    "With the middle batch's K: trtllm, dynamo, llm-d, keda, hpa, guidellm, aiperf, vllm-bench."
+)
+Axis = Sequence[int | str] | None
+Batches = Annotated[
+    Axis,
+    Option("Batch sizes: 1,8,64 or doubling 1..256; default: doubling to max_num_seqs.", "B1,B2,...", text=list[str]),
+]
+Contexts = Annotated[
+    Axis, Option("Context lengths in tokens; default: 512,2048,8192,32768.", "C1,C2,...", text=list[str])
+]
+Tokens = Annotated[
+    Axis, Option("Draft tokens to try; default: 1..8 as far as acceptance is known.", "K1,K2,...", text=list[str])
+]
+NO_DRAFTER = "speculation: there is no drafter to tune; give a method and its acceptance, for example "
+
+
+@study(
+    "tune",
+    help="Find the best number of draft tokens, or the best tree, per batch size and context.",
+    source="Scenario file with a speculation section, YAML or JSON.",
+    progress="tuning",
+    files="tune.json, scenario.yaml",
+    examples="Examples: forerun tune chat.yaml --emit vllm  |  "
+    "forerun tune chat.yaml --batch 1..256 --context 1024,8192 --tokens 1,3,5 --out out/tune  |  "
+    "forerun tune laptop.yaml --from-log server.log --measured 43",
+)
+def tune(
+    scenario: "Source",
+    *,
+    batch: Batches = None,
+    context: Contexts = None,
+    tokens: Tokens = None,
+    emit: Annotated[str | None, Option(EMITTED, "ENGINE")] = None,
+    seed: Annotated[int, Option("Recorded in the result; tune uses no random numbers.", min=0)] = 0,
+    progress: ProgressCall | None = None,
+) -> "TuneResult":
+    """The best number of draft tokens (or the best tree) per batch and context, with intervals; no run is made.
+
+    Args:
+        scenario: with a ``speculation`` section; or its file.
+        batch, context: whole numbers, or texts such as ``1..256`` (doubling); default: doubling to ``max_num_seqs``,
+            and 512 to 32,768 tokens by fours.
+        tokens: draft tokens to try; default: 1 to 8 as far as acceptance is known.
+        emit: whose flags to write, ``vllm`` or ``sglang``; default: the scenario's engine, as far as it has such a
+            drafter. Or an artefact with the result, as ``forerun tune --emit`` names them: ``document["artefact"]``.
+        seed: noted in the result, which has nothing random.
+        progress: called with (choices priced, choices in all).
+
+    Raises:
+        ForerunError: no drafter, a scenario that cannot be built, or an engine without such a drafter.
+    """
+    from simulator.studies.study_file import study_of, yaml_text
+    from simulator.studies.tune import document as documents
+    from simulator.studies.tune.tuning import find_drafts
+
+    base = study_of(scenario)
+    if base.vary or base.variants:
+        raise ForerunError(f"{base.place}: vary, variants: tune takes one scenario; compare takes several")
+    axes = _axes(batch, context, tokens)
+    flags_of = None if emit in documents.ARTEFACTS_OF_TUNE else emit
+    engine = documents.checked_engine(flags_of) if flags_of else documents.default_engine(base.scenario)
+    tuning = find_drafts(base.scenario, axes["batch"], axes["context"], axes["tokens"], progress)
+    document = documents.tune_document(tuning, engine, seed, strict=flags_of is not None)
+    if emit is not None and flags_of is None:
+        document["artefact"] = documents.tuned_artefact(emit, base.scenario, document)
+    return documents.TuneResult(document, files={"scenario.yaml": yaml_text(document["scenario"])})
+
+
+def _local(options: Mapping[str, Any], base: "StudyFile") -> bool:
+    """Whether a tuning concerns a single machine that runs llama.cpp or MLX.
+
+    Raises:
+        ArgumentError: rates of llama.cpp for the flags of another engine.
+    """
+    from simulator.timing.framework import LOCAL_FRAMEWORKS
+
+    engine, framework = options.get("emit"), base.scenario.engine.framework
+    local = engine == LOCAL_ENGINE or (engine is None and framework in LOCAL_FRAMEWORKS)
+    if {"logs", "measured", "p_min"} & options.keys() and not local:
+        where = f"--emit {engine}" if engine else f"engine.framework: {framework}"
+        raise ArgumentError("emit", f"--from-log, --measured and --p-min are of llama.cpp, not {where}")
+    return local
+
+
+@study(
+    "tune",
+    source="Scenario file with a speculation section, YAML or JSON.",
+    chosen=_local,
+    switch="emit",
+    words="on one machine: nothing is random",
+)
+def tune_machine(
+    scenario: "Source",
+    logs: Annotated[
+        Sequence[Path | str],
+        Option(
+            "llama.cpp: server log, /metrics, llama-bench or llama-batched-bench output of this machine; repeatable.",
+            "FILE",
+            flag="--from-log",
+            text=list[Path],
+        ),
+    ] = (),
+    *,
+    measured: Annotated[
+        Sequence[str],
+        Option(
+            "llama.cpp: decode rate measured on this machine, 43 without drafting, 3:71 with 3 draft tokens; "
+            "repeatable.",
+            "TOK_S",
+            text=list[str],
+        ),
+    ] = (),
+    tokens: Tokens = None,
+    p_min: Annotated[
+        Sequence[float] | str | None,
+        Option("llama.cpp: confidence thresholds to try; default: 0,0.6,0.75.", "P1,P2,...", text=str),
+    ] = None,
+    batch: Batches = None,
+    context: Contexts = None,
+) -> "MachineResult":
+    """What to draft on one machine, from what was measured on it; no run is made.
+
+    Args:
+        scenario: model, chip, engine, and a ``speculation`` section; or its file.
+        logs: of llama.cpp: server logs, ``/metrics``, llama-bench or llama-batched-bench.
+        measured: decode rates: ``43`` tokens per second without drafting, ``3:71`` with 3 draft tokens.
+        tokens: draft tokens to try; default 1 to 8.
+        p_min: confidence thresholds to try, llama.cpp's ``--draft-p-min``; default 0, 0.6 and 0.75.
+        batch: streams; default 1.
+        context: tokens in the cache of each; default: the mean request's.
+
+    Raises:
+        ForerunError: no drafter, nothing that can be read, or a scenario that cannot be built.
+    """
+    from simulator.studies.study_file import study_of
+    from simulator.studies.tune.machine import tuned_machine
+
+    base = study_of(scenario).scenario
+    if base.speculation is None or base.speculation.method == "none":
+        raise ForerunError(f"{NO_DRAFTER}{{method: mtp, num_speculative_tokens: 2, acceptance: {{alpha: 0.8}}}}")
+    return tuned_machine(base, logs, measured, p_min, **_axes(batch, context, tokens))
+
+
+def _axes(batch: Axis, context: Axis, tokens: Axis) -> dict[str, tuple[int, ...] | None]:
+    from simulator.studies.study_file import axis_values
+
+    texts = {"batch": batch, "context": context, "tokens": tokens}
+    return {axis: axis_values(values, axis) if values else None for axis, values in texts.items()}
