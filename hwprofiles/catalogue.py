@@ -1,8 +1,8 @@
 """Load and validate profiles, from the catalogue or from a user's YAML file; results are cached."""
 
+import json
 from collections.abc import Mapping
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +16,7 @@ from hwprofiles.records import Record
 from hwprofiles.schema import CORRECTIONS, KINDS, Chip, Link, read_kernel_sets
 
 _R = TypeVar("_R", bound=Record)
+_FOLDER = Path(__file__).parent
 SOURCES = ("source", "field_sources")
 TENSOR_GAIN = 3.0
 """Lowest ratio of fp16 to fp32 FLOP/s at which a chip without bf16 is assumed to have matrix units."""
@@ -43,10 +44,13 @@ def load_chip(name_or_path: str | Path) -> Chip:
             field.
     """
     text = str(name_or_path)
-    if _is_path(text):
-        chip = _load_file(Path(text), Chip)
-        return chip.read_from(_profile_of_corrections(chip, Path(text)))
-    return _load_chip_by_name(text)
+    if not _is_path(text):
+        return _load_chip_by_name(text)
+    path = Path(text)
+    if path.resolve().parent == _FOLDER / "chips":
+        return _load_chip_by_name(path.stem)
+    chip = _load_file(path, Chip)
+    return chip.read_from(_profile_of_corrections(chip, path))
 
 
 def load_link(name_or_path: str | Path) -> Link:
@@ -99,7 +103,7 @@ def _default_sets(name: str) -> dict[str, dict[str, dict[str, FamilyParameters]]
     A set without a source overrides fields of the first set of its family.
     """
     place = f"defaults/{name}.yaml"
-    data = _parse(resources.files("hwprofiles").joinpath("defaults", f"{name}.yaml").read_text("utf-8"), place)
+    data = _parse((_FOLDER / place).read_text("utf-8"), place)
     grouped: dict[str, Any] = data if name == LOCAL_LIBRARY else {"": data}
     for families in grouped.values():
         for sets in families.values():
@@ -118,14 +122,13 @@ def _is_path(text: str) -> bool:
 
 @cache
 def _names(folder: str) -> tuple[str, ...]:
-    files = resources.files("hwprofiles").joinpath(folder).iterdir()
-    return tuple(sorted(file.name[:-5] for file in files if file.name.endswith(".yaml")))
+    return tuple(sorted(file.stem for file in (_FOLDER / folder).glob("*.yaml")))
 
 
 @cache
 def _load_chip_by_name(name: str) -> Chip:
     chip = _load_named("chips", name, Chip, "chip")
-    return chip.read_from(Path(str(resources.files("hwprofiles"))) / "chips" / f"{name}.yaml")
+    return chip.read_from(_FOLDER / "fits" / f"{name}.yaml")
 
 
 @cache
@@ -140,15 +143,23 @@ def _load_named(folder: str, name: str, model: type[_R], noun: str) -> _R:
             f"no {noun} '{name}'{did_you_mean(name, names)} (forerun {noun}s list, or a path to a .yaml file)"
         )
     place = f"{folder}/{name}.yaml"
-    data = _parse(resources.files("hwprofiles").joinpath(folder, f"{name}.yaml").read_text("utf-8"), place)
-    return _validate(_extended(data, place, model), place, model)
+    return _validate(_extended(_catalogue_data(folder, name), place, model), place, model)
+
+
+def _catalogue_data(folder: str, name: str) -> Any:
+    """Data of a catalogue file; a chip's hand-written file is merged over its generated kernel parameters."""
+    place = f"{folder}/{name}.yaml"
+    data, fits = _parse((_FOLDER / place).read_text("utf-8"), place), _FOLDER / "fits" / f"{name}.json"
+    if folder == "chips" and fits.exists():
+        data["kernels"] = _overlaid(json.loads(fits.read_bytes())["kernels"], data.get("kernels", {}))
+    return data
 
 
 def _profile_of_corrections(chip: Chip, path: Path) -> Path:
     """Profile whose learned corrections apply to a chip read from ``path``: its own, or that of a catalogue chip with
     the same fitted kernels."""
     if chip.kernels and not path.with_suffix(CORRECTIONS).exists():
-        for file in sorted((Path(str(resources.files("hwprofiles"))) / "chips").glob(f"*{CORRECTIONS}")):
+        for file in sorted((_FOLDER / "fits").glob(f"*{CORRECTIONS}")):
             name = file.name.removesuffix(CORRECTIONS)
             if _load_chip_by_name(name).kernels == chip.kernels:
                 return file.with_name(f"{name}.yaml")
@@ -176,8 +187,7 @@ def _extended(data: Any, place: str, model: type[Record]) -> Any:
     if name not in known:
         close = did_you_mean(str(name), known)
         raise ProfileError(f"{place}: extends: no chip '{name}'{close} (forerun chips list)")
-    text = resources.files("hwprofiles").joinpath("chips", f"{name}.yaml").read_text("utf-8")
-    base = _parse(text, f"chips/{name}.yaml")
+    base = _catalogue_data("chips", name)
     merged = _overlaid(base, own)
     if _limits(merged) != _limits(base):  # the kernels of the base chip were not measured on this chip
         merged |= {"like": own.get("like", name), "kernels": own.get("kernels", {})}

@@ -1,4 +1,4 @@
-"""What was fitted on what: the ``fitted_on`` entries that stand beside constants in the packages' YAML files."""
+"""What was fitted on what: the ``fitted_on`` entries that stand beside constants in YAML and JSON files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from forerun.yaml_files import parse
 
 PLACES = (
-    ("hwprofiles", "chips"),
+    ("hwprofiles", "fits"),
     ("simulator.timing", ""),
     ("simulator.llm", ""),
     ("simulator.llm", "catalogue"),
@@ -18,7 +18,7 @@ PLACES = (
     ("simulator.speculation.attention_level", ""),
     ("validation.speculation", ""),
 )
-"""Packages, and folders in them, whose YAML files hold constants."""
+"""Packages, and folders in them, whose YAML and JSON files hold constants."""
 NOTHING = "nothing"
 
 
@@ -41,7 +41,7 @@ def facts() -> tuple[Fact, ...]:
     for package, folder in PLACES:
         place = files(package).joinpath(folder) if folder else files(package)
         for file in sorted(place.iterdir(), key=lambda entry: entry.name):
-            if file.name.endswith(".yaml") and "fitted_on" in (text := file.read_text(encoding="utf-8")):
+            if file.name.endswith((".yaml", ".json")) and "fitted_on" in (text := file.read_text(encoding="utf-8")):
                 listed += list(_facts(file.name, parse(text), ()))
     return tuple(listed)
 

@@ -185,9 +185,6 @@ def calibrate(
         fitted = fit_chip(table, limits, library, parse_split(split), residual, seed, progress=bar.update)
         written = write_profile(fitted, output)
     document = fitted.document | {"files": [str(path) for path in written]}
-    emit(
-        document,
-        json_file,
-        printed(fitted.title, f"written: {', '.join(document['files'])}", fitted.tables(), document),
-    )
+    facts = f"written: {', '.join(document['files'])}"
+    emit(document, json_file, printed(fitted.title, facts, fitted.tables(), document))
     return 0

@@ -41,14 +41,6 @@ SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="PATH=VALUE", help="Override a field, e.g. engine.max_num_seqs=128; repeatable."),
 ]
-VaryOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--vary",
-        metavar="PATH=V1,V2,...",
-        help="Values of a scenario field, as YAML; the first is the baseline. Repeat for combinations.",
-    ),
-]
 MapOption = Annotated[
     str | None,
     typer.Option(

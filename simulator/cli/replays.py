@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from simulator.cli.output import JsonOption, OutOption, ResidualOption, SetOption, checked_outputs, emit, printed
+from simulator.cli.output import (
+    JsonOption,
+    OutOption,
+    Progress,
+    ResidualOption,
+    SetOption,
+    checked_outputs,
+    emit,
+    printed,
+)
 
 EXIT_GATE_FAILED = 1
 
@@ -25,7 +35,7 @@ def register(app: typer.Typer) -> None:
     )(kernels)
     replay.command(
         "requests",
-        epilog="Example: forerun replay requests silicon_sample.csv --scenario base.yaml --where chip=h100-sxm --out o",
+        epilog="Example: forerun replay requests result.json --scenario base.yaml --out out/served",
     )(requests)
     replay.command("steps", epilog="Example: forerun replay steps steps.csv --scenario base.yaml --out out/steps")(
         steps
@@ -69,17 +79,10 @@ def kernels(
     ] = None,
 ) -> int:
     """Predict every measured kernel of a trace and show how far off the predictions are."""
-    import sys
-
     from forerun.errors import ForerunError
     from hwprofiles import KernelLibrary, load_chip
     from hwprofiles.library import CORRECTED
-    from simulator.replay import (
-        exceeded,
-        parse_limit,
-        parse_split,
-        replay_kernels,
-    )
+    from simulator.replay import exceeded, parse_limit, parse_split, replay_kernels
     from simulator.replay.kernels import trace_library
     from simulator.replay.replay_tables import cold_words
     from traces.kernels import concatenate, read_kernels
@@ -98,15 +101,7 @@ def kernels(
             report.save(out)
         notes = {"notes": [words] if (words := cold_words(report.document)) else []}
         emit(report.document, json_file, printed(report.title, report.facts, report.tables(), notes))
-    lines = exceeded(limits, report.gated)
-    for line in lines:
-        print(f"forerun: {line}", file=sys.stderr)
-    return EXIT_GATE_FAILED if lines else 0
-
-
-SplitOption = Annotated[
-    str | None, typer.Option(metavar="train=SHARE,seed=N", help="Score only configurations this split holds out.")
-]
+    return _gate(exceeded(limits, report.gated))
 
 
 def requests(
@@ -117,13 +112,15 @@ def requests(
         Path,
         typer.Option(metavar="SCENARIO", help="Scenario that gives what the runs do not tell.", show_default=False),
     ],
-    format: Annotated[str, typer.Option("--format", help="Format of the files; auto recognises it.")] = "auto",
+    format: FormatOption = "auto",
     set_values: SetOption = None,
     where: Annotated[
         list[str] | None,
         typer.Option(metavar="CONDITION", help="Only runs with FACT=VALUE, FACT~PART, FACT>=N or FACT<=N."),
     ] = None,
-    split: SplitOption = None,
+    split: Annotated[
+        str | None, typer.Option(metavar="train=SHARE,seed=N", help="Score only configurations this split holds out.")
+    ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="At most so many runs, evenly chosen.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the simulations.")] = 0,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes; default: every core.")] = None,
@@ -138,10 +135,7 @@ def requests(
     out: OutOption = None,
 ) -> int:
     """Serve every measured run again in the simulator and show how far off it is."""
-    import sys
-
     from forerun.workers import Workers, cores
-    from simulator.cli.output import Progress
     from simulator.replay.requests import replay_requests
     from simulator.replay.scores import exceeded, parse_limit
     from simulator.replay.split import parse_split
@@ -162,10 +156,7 @@ def requests(
         if out is not None:
             report.save(out)
         emit(report.document, json_file, printed(report.title, report.facts, report.tables(), report.document))
-    lines = exceeded(limits, report.gated)
-    for line in lines:
-        print(f"forerun: {line}", file=sys.stderr)
-    return EXIT_GATE_FAILED if lines else 0
+    return _gate(exceeded(limits, report.gated))
 
 
 def steps(
@@ -173,7 +164,7 @@ def steps(
     scenario: Annotated[
         Path, typer.Option(metavar="SCENARIO", help="Model, chips and engine of the steps.", show_default=False)
     ],
-    format: Annotated[str, typer.Option("--format", help="Format of the files; auto recognises it.")] = "auto",
+    format: FormatOption = "auto",
     set_values: SetOption = None,
     fail_above: Annotated[
         list[str] | None,
@@ -186,7 +177,6 @@ def steps(
     out: OutOption = None,
 ) -> int:
     """Predict measured engine steps from their batch composition and show how far off the predictions are."""
-    import sys
     from types import SimpleNamespace
 
     from simulator.replay.replay_tables import replay_heading, step_replay_tables
@@ -206,6 +196,10 @@ def steps(
 
             write_replay(out, document)
         emit(document, json_file, printed(*replay_heading(document), step_replay_tables(document), document))
+    return _gate(lines)
+
+
+def _gate(lines: list[str]) -> int:
     for line in lines:
         print(f"forerun: {line}", file=sys.stderr)
     return EXIT_GATE_FAILED if lines else 0

@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forerun.workers import Workers, cores
-from simulator.cli.output import STDOUT, JsonOption, NoIntervalOption, Progress, checked_outputs, emit, printed
+from simulator.cli.output import (
+    STDOUT,
+    JsonOption,
+    NoIntervalOption,
+    NoProgressOption,
+    Progress,
+    SetOption,
+    checked_outputs,
+    emit,
+    printed,
+)
 
 if TYPE_CHECKING:
     from forerun.errors import InvariantError
@@ -27,10 +37,7 @@ def run(
     scenario: Annotated[
         Path, typer.Argument(metavar="SCENARIO", help="Scenario file, YAML or JSON.", show_default=False)
     ],
-    set_values: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="PATH=VALUE", help="Override a field, e.g. engine.max_num_seqs=128; repeatable."),
-    ] = None,
+    set_values: SetOption = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of arrivals, lengths and acceptance.")] = 0,
     replications: Annotated[
         int, typer.Option(min=1, max=10_000, help="Runs with seeds SEED, SEED+1, ...; figures are their means.")
@@ -53,7 +60,7 @@ def run(
         typer.Option("--no-steps", help="Write no step records with --out: less memory and no timeline of a long run."),
     ] = False,
     no_interval: NoIntervalOption = False,
-    no_progress: Annotated[bool, typer.Option("--no-progress", help="Never show a progress bar.")] = False,
+    no_progress: NoProgressOption = False,
 ) -> int:
     """Simulate one scenario and print its latency, throughput and bottleneck."""
     from forerun.errors import ForerunError
@@ -76,12 +83,12 @@ def run(
         except ForerunError as error:
             raise ForerunError(f"{scenario}: {error}") from None
         if out is not None:
-            document = write_outputs(out, first, document)
-    emit(
-        document,
-        json_file,
-        printed(run_title(document), run_facts(document), run_tables(document), document, RUN_LEGEND),
-    )
+            from dashboards.report import REPORT_FILE, write_report
+            from simulator.running.metrics.run_folder import write_run
+
+            document = write_run(out, first, document, {REPORT_FILE: write_report})
+    human = printed(run_title(document), run_facts(document), run_tables(document), document, RUN_LEGEND)
+    emit(document, json_file, human)
     slow = why_interpreted()
     if slow is not None:
         print(f"note: {slow}", file=sys.stderr)
@@ -167,14 +174,6 @@ def run_and_document(scenario: Scenario, seed: int) -> tuple[dict[str, Any], Inv
         if error.result is None:
             raise
         return run_document(error.result), error
-
-
-def write_outputs(folder: Path, result: RunResult, document: dict[str, Any]) -> dict[str, Any]:
-    """Write the files of a run and its report; returns the document with remarks on the files added to its notes."""
-    from dashboards.report import REPORT_FILE, write_report
-    from simulator.running.metrics.run_folder import write_run
-
-    return write_run(folder, result, document, {REPORT_FILE: write_report})
 
 
 def report(

@@ -137,7 +137,6 @@ def _flag(parameter: Parameter) -> str:
 
 
 def _key(parameter: Parameter) -> str:
-    """Name of the option in the parsed command line."""
     return f"no_{parameter.name}" if parameter.default is True else parameter.name
 
 

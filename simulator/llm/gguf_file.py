@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
 from forerun.errors import ForerunError, install_hint
@@ -67,8 +66,9 @@ def from_gguf(path: Path) -> Architecture:
     for part in _other_parts(path, header):
         header = Header(header.fields, header.tensors + read_header(part).tensors)
     name = header.fields.get("general.architecture")
-    if name not in _FAMILIES:
-        _fail(path, f"general.architecture '{name}' is not read here (one of {', '.join(sorted(_FAMILIES))})")
+    known = _families()["architectures"]
+    if name not in known:
+        _fail(path, f"general.architecture '{name}' is not read here (one of {', '.join(sorted(known))})")
     config = _config(str(name), header)
     title = header.fields.get("general.name")
     architecture = from_hf_config(config, name=title if isinstance(title, str) and title.strip() else path.stem,
@@ -223,49 +223,7 @@ def _roles(tensor: Tensor, mixer: Mixer | None) -> list[tuple[str, float]]:
     return [({"o_proj": "o", "in_proj_qkvz": "qkv"}.get(tensor.name, "default"), 1.0)]
 
 
-_COMMON = {
-    "hidden_size": "embedding_length",
-    "num_hidden_layers": "block_count",
-    "intermediate_size": "feed_forward_length",
-    "num_attention_heads": "attention.head_count",
-    "num_key_value_heads": "attention.head_count_kv",
-    "head_dim": "attention.key_length",
-    "max_position_embeddings": "context_length",
-    "sliding_window": "attention.sliding_window",
-}
-"""Fields of a config.json and the metadata that state them."""
-_EXPERTS = {"num_experts_per_tok": "expert_used_count", "moe_intermediate_size": "expert_feed_forward_length"}
-_QWEN_MOE = _EXPERTS | {
-    "num_experts": "expert_count",
-    "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
-}
-_ROUTED = _EXPERTS | {
-    "n_routed_experts": "expert_count",
-    "n_shared_experts": "expert_shared_count",
-    "first_k_dense_replace": "leading_dense_block_count",
-    "num_nextn_predict_layers": "nextn_predict_layers",
-}
-_LOCAL_EXPERTS = {
-    "num_local_experts": "expert_count",
-    "num_experts_per_tok": "expert_used_count",
-    "moe_intermediate_size": "expert_feed_forward_length",
-}
-_LATENT = {"q_lora_rank": "attention.q_lora_rank", "kv_lora_rank": "attention.kv_lora_rank",
-           "qk_rope_head_dim": "rope.dimension_count"}  # fmt: skip
-_DELTA_NET = {"linear_conv_kernel_dim": "ssm.conv_kernel", "linear_num_key_heads": "ssm.group_count",
-              "linear_num_value_heads": "ssm.time_step_rank", "linear_key_head_dim": "ssm.state_size",
-              "full_attention_interval": "full_attention_interval",
-              "mtp_num_hidden_layers": "nextn_predict_layers"}  # fmt: skip
-
 Config = dict[str, Any]
-
-
-class GgufFamily(NamedTuple):
-    """Hugging Face model type of a llama.cpp architecture, and the metadata keys of its further fields."""
-
-    model_type: str
-    names: Mapping[str, str] = MappingProxyType({})
-    adapt: Callable[[Config, Header, str], None] | None = None
 
 
 def _moe_of_llama(config: Config, header: Header, name: str) -> None:
@@ -308,42 +266,31 @@ def _widths_listed(config: Config, header: Header, name: str) -> None:
         config["num_key_value_heads"] = max(listed, default=0)
 
 
-_FAMILIES: Mapping[str, GgufFamily] = {
-    "llama": GgufFamily("llama", _LOCAL_EXPERTS, _moe_of_llama),
-    "qwen2": GgufFamily("qwen2"),
-    "qwen2vl": GgufFamily("qwen2"),
-    "qwen2moe": GgufFamily("qwen2_moe", _QWEN_MOE),
-    "qwen3": GgufFamily("qwen3"),
-    "qwen3vl": GgufFamily("qwen3"),
-    "qwen3moe": GgufFamily("qwen3_moe", _QWEN_MOE),
-    "qwen3vlmoe": GgufFamily("qwen3_moe", _QWEN_MOE),
-    "qwen3next": GgufFamily("qwen3_next", _QWEN_MOE | _DELTA_NET, _delta_values),
-    "qwen35": GgufFamily("qwen3_5_text", _DELTA_NET, _delta_values),
-    "qwen35moe": GgufFamily("qwen3_5_moe_text", _QWEN_MOE | _DELTA_NET, _delta_values),
-    "gemma": GgufFamily("gemma"),
-    "gemma2": GgufFamily("gemma2"),
-    "gemma3": GgufFamily("gemma3_text"),
-    "phi3": GgufFamily("phi3"),
-    "mistral3": GgufFamily("mistral"),
-    "granite": GgufFamily("granite"),
-    "olmo2": GgufFamily("olmo2"),
-    "starcoder2": GgufFamily("starcoder2"),
-    "internlm2": GgufFamily("internlm2"),
-    "deepseek2": GgufFamily("deepseek_v2", _ROUTED | _LATENT, _latent_heads),
-    "glm4": GgufFamily("glm4"),
-    "glm4moe": GgufFamily("glm4_moe", _ROUTED),
-    "gpt-oss": GgufFamily("gpt_oss", _LOCAL_EXPERTS, _expert_width),
-    "minimax-m2": GgufFamily("minimax_m2", _LOCAL_EXPERTS, _expert_width),
-    "lfm2": GgufFamily("lfm2", {"conv_L_cache": "shortconv.l_cache"}, _widths_listed),
+_DERIVE: Mapping[str, Callable[[Config, Header, str], None]] = {
+    function.__name__.lstrip("_"): function
+    for function in (_moe_of_llama, _latent_heads, _delta_values, _expert_width, _widths_listed)
 }
-"""Architectures by ``general.architecture``."""
+
+
+@cache
+def _families() -> dict[str, Any]:
+    families: dict[str, Any] = parse(
+        resources.files("simulator.llm").joinpath("gguf_families.yaml").read_text(encoding="utf-8")
+    )
+    return families
 
 
 def _config(name: str, header: Header) -> Config:
     """The metadata as the fields of a config.json; what its class implies is read off the tensors."""
-    family = _FAMILIES[name]
-    config: Config = {"model_type": family.model_type, "torch_dtype": "float16"}
-    for field, key in {**_COMMON, **family.names}.items():
+    tables = _families()
+    family = tables["architectures"][name]
+    config: Config = {"model_type": family["type"], "torch_dtype": "float16"}
+    groups = [
+        tables["common"],
+        *(tables["groups"][group] for group in family.get("groups", ())),
+        family.get("fields", {}),
+    ]
+    for field, key in ((field, key) for group in groups for field, key in group.items()):
         value = header.fields.get(f"{name}.{key}")
         config[field] = value[0] if isinstance(value, list) and len(set(value)) == 1 else value
     tensors = {tensor.name: tensor for tensor in header.tensors}
@@ -356,8 +303,8 @@ def _config(name: str, header: Header) -> Config:
         config["attention_bias"] = True
     if config["num_hidden_layers"] is not None and isinstance(drafts := _draft_layers(config), int):
         config["num_hidden_layers"] -= drafts  # llama.cpp counts MTP layers among the blocks
-    if family.adapt is not None:
-        family.adapt(config, header, name)
+    if "derive" in family:
+        _DERIVE[family["derive"]](config, header, name)
     return {field: value for field, value in config.items() if value is not None}
 
 

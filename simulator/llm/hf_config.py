@@ -8,7 +8,7 @@ from typing import Any
 
 from simulator.llm.architecture import Architecture, MtpModule
 from simulator.llm.fields import Fields
-from simulator.llm.hf_families import FAMILIES, GENERIC, REFUSED_TYPES, Family, Flag
+from simulator.llm.hf_families import Family, generic_family, known_family, why_refused
 from simulator.llm.hf_hybrid import READERS, nemotron_blocks
 from simulator.llm.hf_keys import refuse_unread
 from simulator.llm.hf_layers import Config, Layers
@@ -110,7 +110,7 @@ def _family(fields: Fields) -> tuple[Family, Fields]:
     """The family of a config, and its fields under their common names, class defaults filled in."""
     model_type = fields.text("model_type", "")
     _refuse_unmodelled(fields, model_type)
-    family = FAMILIES.get(model_type)
+    family = known_family(model_type)
     if family is None:
         return _generic(fields, model_type), fields
     fields.seen.update(family.inert, family.names.values())
@@ -146,8 +146,9 @@ def _fill_falcon(fields: Fields, values: dict[str, Any]) -> None:
 
 
 def _refuse_unmodelled(fields: Fields, model_type: str) -> None:
-    if model_type in REFUSED_TYPES:
-        fields.fail("model_type", f"'{model_type}' {REFUSED_TYPES[model_type]}")
+    reason = why_refused(model_type)
+    if reason is not None:
+        fields.fail("model_type", f"'{model_type}' {reason}")
     if fields.flag("is_encoder_decoder", False):
         fields.fail("is_encoder_decoder", "is true: only decoder-only models are modelled")
     for architecture in fields.texts("architectures"):
@@ -171,7 +172,7 @@ def _generic(fields: Fields, model_type: str) -> Family:
     for architecture in fields.texts("architectures"):
         if not architecture.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")):
             fields.fail("architectures", f"'{architecture[:60]}' is not a causal language model")
-    return replace(GENERIC, mla=fields.has("kv_lora_rank"), qk_norm="head", qk_norm_flag=Flag("use_qk_norm", False))
+    return generic_family(latent=fields.has("kv_lora_rank"))
 
 
 def _mtp(fields: Fields, layers: Layers, hidden: int) -> MtpModule | None:

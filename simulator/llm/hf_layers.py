@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from simulator.llm.fields import Fields
-from simulator.llm.hf_families import MOE_NAMES, Family, Flag
+from simulator.llm.hf_families import Family, Flag, expert_fields
 from simulator.llm.layers import (
     Attention,
     DenseMlp,
@@ -285,7 +285,7 @@ def _layer_index(fields: Fields, key: str, value: object) -> int:
 def read_moe(fields: Fields, family: Family) -> MoeMlp:
     """Experts by the names that each family gives their fields."""
     assert family.moe is not None
-    names = MOE_NAMES[family.moe]
+    names = expert_fields(family.moe)
     width, count = fields.whole(names.width), fields.whole(names.experts)
     if family.moe == "qwen":
         shared = fields.whole_or("shared_expert_intermediate_size", 0, low=0) if family.shared_gate else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -485,41 +486,57 @@ def _reference(table: KernelTable) -> str:
 
 
 def write_profile(calibration: Calibration, path: str | Path) -> list[Path]:
-    """Write the profile as YAML, and its corrections beside it when there are any.
+    """Write the profile as YAML, or the kernel parameters alone as JSON, as the catalogue keeps them beside a chip's
+    limits; and the corrections beside the file when there are any.
 
     Returns:
         The files written.
 
     Raises:
-        ForerunError: the name does not end in .yaml or .yml.
+        ForerunError: the name does not end in .yaml, .yml or .json.
         OSError: a file cannot be written.
     """
     from simulator.running.metrics.files import write_text_atomically
 
     target = Path(path)
-    if target.suffix not in (".yaml", ".yml"):
-        raise ForerunError(f"{target}: a profile is a .yaml file")
-    write_text_atomically(target, profile_text(calibration))
+    if target.suffix not in (".yaml", ".yml", ".json"):
+        raise ForerunError(f"{target}: a profile is a .yaml file (.json: its kernel parameters alone)")
+    write_text_atomically(target, (fits_text if target.suffix == ".json" else profile_text)(calibration, target.name))
     if not calibration.corrections:
         return [target]
     return [target, save_corrections(calibration.corrections, target.with_suffix(CORRECTIONS))]
 
 
-def profile_text(calibration: Calibration) -> str:
+def calibration_command(calibration: Calibration, output: str) -> str:
+    """The command that repeats a calibration, its files by name."""
+    split = f"train={calibration.split.train:g},seed={calibration.split.seed}"
+    files = " ".join(Path(name).name for name in calibration.source.split(", "))
+    options = f"--chip {calibration.chip.name} --library {calibration.library} --split {split} --output {output}"
+    return f"forerun calibrate {files} {options}"
+
+
+def profile_text(calibration: Calibration, output: str) -> str:
     """The profile as YAML: the chip as given, with the fitted parameter sets."""
     import yaml
 
     data = calibration.chip.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
-    head = (
-        f"# {calibration.chip.name}: kernel parameters of library '{calibration.library}' fitted by forerun calibrate\n"
-        f"# on {_reference_line(calibration.source)}\n"
-    )
-    return head + yaml.safe_dump(_rounded(data), sort_keys=False, width=120, default_flow_style=None)
+    head = f"# Kernel parameters of library '{calibration.library}' fitted by\n# "
+    command = calibration_command(calibration, output)
+    return f"{head}{command}\n" + yaml.safe_dump(_rounded(data), sort_keys=False, width=120, default_flow_style=None)
 
 
-def _reference_line(source: str) -> str:
-    names = [Path(name).name for name in source.split(", ")]
-    return ", ".join(names[:5]) + (" ..." if len(names) > 5 else "")
+def fits_text(calibration: Calibration, output: str) -> str:
+    """The chip's fitted parameter sets as JSON, one a line, with the command that wrote them."""
+    data = _rounded(calibration.chip.model_dump(mode="json", exclude_none=True, exclude_defaults=True)["kernels"])
+    command = json.dumps(calibration_command(calibration, output))
+    return f'{{\n  "command": {command},\n  "kernels": {_nested(data, 3)}\n}}\n'
+
+
+def _nested(data: dict[str, Any], levels: int, indent: str = "    ") -> str:
+    if not levels:
+        return json.dumps(data, ensure_ascii=False)
+    lines = (f"{indent}{json.dumps(key)}: {_nested(value, levels - 1, indent + '  ')}" for key, value in data.items())
+    return "{\n" + ",\n".join(lines) + f"\n{indent[2:]}}}"
 
 
 def _rounded(value: Any) -> Any:

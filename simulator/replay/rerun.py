@@ -19,8 +19,7 @@ from simulator.running.scenario import Scenario, scenario_from
 from simulator.timing import load_framework
 from simulator.workload.generate import RequestStream, generate_requests
 from traces import PrefixHashes
-from traces.benchmark_results import METRICS, MeasuredRun, PromptPool
-from traces.benchmark_results.silicon import closed_loop_throughput
+from traces.benchmark_results import METRICS, MeasuredRun, PromptPool, closed_loop_throughput
 
 _CHIPS = (
     (r"gb[23]00", None),

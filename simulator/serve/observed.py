@@ -7,50 +7,15 @@ import math
 import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from forerun.errors import ArgumentError, ForerunError, install_hint
+from forerun.yaml_files import parse
 from traces.requests.agents import request_of, spans_of
 
-COUNTERS: dict[str, tuple[str, ...]] = {
-    "requests": ("vllm:request_success", "sglang:num_requests", "dynamo_frontend_requests"),
-    "prompt_tokens": ("vllm:prompt_tokens", "sglang:prompt_tokens", "llamacpp:prompt_tokens"),
-    "output_tokens": ("vllm:generation_tokens", "sglang:generation_tokens", "llamacpp:tokens_predicted"),
-    "prompt_seconds": ("llamacpp:prompt_seconds",),
-    "output_seconds": ("llamacpp:tokens_predicted_seconds",),
-    "steps": ("llamacpp:n_decode",),
-    "cache_queries": ("vllm:prefix_cache_queries", "vllm:gpu_prefix_cache_queries"),
-    "cache_hits": ("vllm:prefix_cache_hits", "vllm:gpu_prefix_cache_hits", "sglang:cached_tokens"),
-    "drafts": ("vllm:spec_decode_num_drafts",),
-    "draft_tokens": ("vllm:spec_decode_num_draft_tokens",),
-    "accepted_tokens": ("vllm:spec_decode_num_accepted_tokens",),
-    "preemptions": ("vllm:num_preemptions", "sglang:num_retracted_reqs"),
-}
-"""Counters by what they count; Prometheus adds ``_total``. Sources: vLLM v0.11 docs/design/metrics, SGLang v0.5
-docs/references/production_metrics, llama.cpp tools/server/README, Dynamo v0.8 docs/observability/metrics."""
-HISTOGRAMS: dict[str, tuple[str, ...]] = {
-    "ttft": (
-        "vllm:time_to_first_token_seconds", "sglang:time_to_first_token_seconds",
-        "dynamo_frontend_time_to_first_token_seconds",
-    ),
-    "itl": (
-        "vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds", "sglang:inter_token_latency_seconds",
-        "sglang:time_per_output_token_seconds", "dynamo_frontend_inter_token_latency_seconds",
-    ),
-    "e2el": (
-        "vllm:e2e_request_latency_seconds", "sglang:e2e_request_latency_seconds",
-        "dynamo_frontend_request_duration_seconds",
-    ),
-    "prefill": ("vllm:request_prefill_time_seconds",),
-    "prompt_lengths": (
-        "vllm:request_prompt_tokens", "sglang:prompt_tokens_histogram", "dynamo_frontend_input_sequence_tokens",
-    ),
-    "output_lengths": (
-        "vllm:request_generation_tokens", "sglang:generation_tokens_histogram",
-        "dynamo_frontend_output_sequence_tokens",
-    ),
-}  # fmt: skip
 PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos"
 CLOCK = "forerun:simulated_seconds"
 """A simulated engine's own clock, which may run faster than the wall's."""
@@ -58,6 +23,14 @@ PARTS = 5
 """Lengths that stand for those of one bucket."""
 Sample = tuple[str, tuple[tuple[str, str], ...]]
 """Name and labels."""
+
+
+@cache
+def metric_tables() -> dict[str, Any]:
+    """Names and buckets of metrics, from ``metrics.yaml``."""
+    text = resources.files("simulator.serve").joinpath("metrics.yaml").read_text("utf-8")
+    tables: dict[str, Any] = parse(text)
+    return tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,17 +199,17 @@ def between(first: Mapping[Sample, float], last: Mapping[Sample, float], place: 
 
 def _counts(grown: Mapping[Sample, float]) -> dict[str, Any]:
     counts: dict[str, Any] = {}
-    for what, names in COUNTERS.items():
+    for what, names in metric_tables()["counters"].items():
         known = {f"{name}_total" for name in names} | set(names)
         values = [value for (name, _), value in grown.items() if name in known]
-        if values and what in Observed.__dataclass_fields__:
+        if values:
             counts[what] = sum(values)
     return counts
 
 
 def _histograms(grown: Mapping[Sample, float]) -> dict[str, Any]:
     histograms: dict[str, Any] = {}
-    for what, names in HISTOGRAMS.items():
+    for what, names in metric_tables()["histograms"].items():
         name = next((name for name in names if any(key[0] == f"{name}_count" for key in grown)), None)
         if name is None:
             continue

@@ -1,18 +1,15 @@
 """Methods of speculation, and the properties of each.
 
-A further one is an entry here and a builder of its drafter in ``simulator.running.drafting.BUILDERS``.
+A further one is an entry of ``methods.yaml`` and a builder of its drafter in ``simulator.running.drafting.BUILDERS``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib import resources
 
-HEAD_SIZES = ("num_layers", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
-HOST_TIMES = ("step_s", "pass_s", "per_sequence_s")
-LOOK_UP = ("step_s", "per_sequence_s", "per_context_token_s")
-MODEL = ("model", "weights_dtype", "tensor_parallel", "chip", "link", "overlap")
-"""Fields of ``draft`` for a drafter with weights of its own, which may be placed on other chips."""
+from forerun.yaml_files import parse
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,54 +32,19 @@ class MethodFacts:
     times_of: str = ""
     """Method whose measured host times stand in for its own (``timing/draft_overheads.yaml``)."""
     names: Mapping[str, str] = field(default_factory=dict)
-    """What engines call it: ``method`` of vLLM's speculative config (v0.11, docs/features/spec_decode),
-    ``--speculative-algorithm`` of SGLang (v0.5, docs/advanced_features/speculative_decoding), ``decoding_type`` of
-    TensorRT-LLM's (v1.0, llmapi/llm_args.py), flags of llama-server (2026)."""
+    """What engines call it, by engine."""
 
 
-METHODS: dict[str, MethodFacts] = {
-    "none": MethodFacts(checkpoint=False),
-    "draft-model": MethodFacts(
-        (*MODEL, "kv_tokens", *HOST_TIMES),
-        trees=True,
-        names={
-            "vllm": "draft_model",
-            "sglang": "STANDALONE",
-            "trtllm": "DraftTarget",
-            "llama.cpp": "--model-draft DRAFT.gguf",
-        },
-    ),
-    "ngram": MethodFacts(
-        LOOK_UP,
-        draft_slots=False,
-        checkpoint=False,
-        looks_up=True,
-        names={"vllm": "ngram", "sglang": "NGRAM", "trtllm": "NGram", "llama.cpp": "--spec-type ngram-simple"},
-    ),
-    "suffix": MethodFacts(LOOK_UP, draft_slots=False, checkpoint=False, looks_up=True, names={"vllm": "suffix"}),
-    "medusa": MethodFacts(
-        ("weights_dtype", "num_layers", *HOST_TIMES),
-        trees=True,
-        draft_slots=False,
-        names={"vllm": "medusa", "trtllm": "Medusa"},
-    ),
-    "eagle": MethodFacts(
-        (*MODEL, *HEAD_SIZES, *HOST_TIMES), trees=True, names={"vllm": "eagle", "sglang": "EAGLE", "trtllm": "Eagle"}
-    ),
-    "eagle2": MethodFacts((*MODEL, *HEAD_SIZES, *HOST_TIMES), trees=True, names={"sglang": "EAGLE"}),
-    "eagle3": MethodFacts(
-        (*MODEL, *HEAD_SIZES, "draft_vocab_size", *HOST_TIMES),
-        trees=True,
-        names={"vllm": "eagle3", "sglang": "EAGLE3", "trtllm": "Eagle"},
-    ),
-    "mtp": MethodFacts(
-        ("weights_dtype", "tensor_parallel", "modules", *HOST_TIMES),
-        trees=True,
-        checkpoint=False,
-        names={"vllm": "mtp", "sglang": "EAGLE", "trtllm": "MTP", "llama.cpp": "--spec-type draft-mtp"},
-    ),
-    "parallel-draft": MethodFacts((*MODEL, *HEAD_SIZES, "draft_vocab_size", *HOST_TIMES)),
-}
+def _read_methods() -> dict[str, MethodFacts]:
+    tables = parse(resources.files("simulator.speculation").joinpath("methods.yaml").read_text(encoding="utf-8"))
+    methods = {}
+    for name, facts in tables["methods"].items():
+        grouped = [field for group in facts.pop("uses", ()) for field in tables["groups"][group]]
+        methods[name] = MethodFacts(**facts | {"fields": (*grouped, *facts.get("fields", ()))})
+    return methods
+
+
+METHODS = _read_methods()
 """``none`` switches speculation off and leaves the rest of the block standing, to compare with."""
 
 

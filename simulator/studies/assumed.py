@@ -163,7 +163,11 @@ def _speculation(scenario: Scenario) -> list[AssumedParameter]:
     known = method_overhead(scenario.engine.framework, speculation.method)
     if known.source.kind != "assumed":
         return parameters
-    draft, uncaptured = speculation.draft, load_draft_overhead(VLLM_2025, "eagle")
+    draft, method, uncaptured = speculation.draft, speculation.method, load_draft_overhead(VLLM_2025, "eagle")
+
+    def drafts_alike(scenario: Scenario) -> bool:
+        return scenario.speculation is not None and scenario.speculation.method == method
+
     for name, says, most in (
         ("step_s", "host time per step that drafts", uncaptured.step_s),
         ("pass_s", "host time per draft pass", uncaptured.pass_s),
@@ -177,13 +181,9 @@ def _speculation(scenario: Scenario) -> list[AssumedParameter]:
         if set_value is not None or (value == 0.0 and most == 0.0) or (name == "pass_s" and known.per_sequence_s > 0):
             continue
         low, high = (value / 2, value * 2) if value else (0.0, most)
-        change = _draft_field(speculation.method, name)
-        says_of = f"{says} ({speculation.method})"
-        parameters.append(
-            AssumedParameter(
-                f"{speculation.method}.{name}", says_of, low, high, "s", known.source.reference, change=change
-            )
-        )
+        name_of, says_of = f"{method}.{name}", f"{says} ({method})"
+        change = _field("speculation.draft", name, drafts_alike)
+        parameters.append(AssumedParameter(name_of, says_of, low, high, "s", known.source.reference, change=change))
     return parameters
 
 
@@ -195,18 +195,32 @@ def _attention_speculation(scenario: Scenario) -> list[AssumedParameter]:
         HIT_RATE, "share of layers that pass", *ACCEPTANCE_FACTORS, "factor", "the scenario's figure", with_hits_scaled
     )
     costs = mechanism_costs(load_chip(scenario.hardware.chip).kind)
+
+    section = "attention_speculation"
+
+    def speculates(scenario: Scenario) -> bool:
+        return scenario.attention_speculation is not None
+
     return [rate] + [
-        AssumedParameter(f"attention.{name}", cost.what, cost.low, cost.high, "s", cost.source, _attention_field(name))
+        AssumedParameter(
+            f"attention.{name}",
+            cost.what,
+            cost.low,
+            cost.high,
+            "s",
+            cost.source,
+            _field(section, name, speculates),
+        )
         for name, cost in costs.items()
         if getattr(config, name) is None
     ]
 
 
-def _attention_field(name: str) -> Callable[[Scenario, float], Scenario]:
+def _field(section: str, name: str, applies: Callable[[Scenario], bool]) -> Callable[[Scenario, float], Scenario]:
+    """Sets a field where it applies, and leaves other scenarios as they are."""
+
     def change(scenario: Scenario, value: float) -> Scenario:
-        if scenario.attention_speculation is None:
-            return scenario
-        return apply_settings(scenario, {f"attention_speculation.{name}": value}, "sensitivity")
+        return apply_settings(scenario, {f"{section}.{name}": value}, "sensitivity") if applies(scenario) else scenario
 
     return change
 
@@ -216,26 +230,17 @@ def with_hits_scaled(scenario: Scenario, factor: float) -> Scenario:
     config = scenario.attention_speculation
     if config is None:
         return scenario
-    where = "attention_speculation"
+    changes: dict[str, object]
     if config.hit_rate_by_context is not None:
         points = [[context, min(1.0, rate * factor)] for context, rate in config.hit_rate_by_context]
-        return apply_settings(scenario, {f"{where}.hit_rate_by_context": points}, "sensitivity")
-    if isinstance(config.hit_rate, list):
-        rates = [min(1.0, rate * factor) for rate in config.hit_rate]
-        return apply_settings(scenario, {f"{where}.hit_rate": rates}, "sensitivity")
-    assert config.one_rate is not None
-    changes = {f"{where}.hit_rate": min(1.0, config.one_rate * factor), f"{where}.task": None}
-    return apply_settings(scenario, changes, "sensitivity")
-
-
-def _draft_field(method: str, name: str) -> Callable[[Scenario, float], Scenario]:
-    def change(scenario: Scenario, value: float) -> Scenario:
-        speculation = scenario.speculation
-        if speculation is None or speculation.method != method:
-            return scenario
-        return apply_settings(scenario, {f"speculation.draft.{name}": value}, "sensitivity")
-
-    return change
+        changes = {"hit_rate_by_context": points}
+    elif isinstance(config.hit_rate, list):
+        changes = {"hit_rate": [min(1.0, rate * factor) for rate in config.hit_rate]}
+    else:
+        assert config.one_rate is not None
+        changes = {"hit_rate": min(1.0, config.one_rate * factor), "task": None}
+    settings = {f"attention_speculation.{name}": value for name, value in changes.items()}
+    return apply_settings(scenario, settings, "sensitivity")
 
 
 def with_acceptance_scaled(scenario: Scenario, factor: float) -> Scenario:

@@ -178,7 +178,7 @@ class Selfcheck:
         fitted = calibrate(table, chip, LIBRARY, every, False, self.seed, "forerun selfcheck", judge=False)
         measured = chip.host.model_copy(update={"step_s": host.step_s, "sequence_s": host.sequence_s})
         whole: Chip = samples.with_passes(fitted.chip).model_copy(update={"host": measured})
-        write_text_atomically(self.folder / "profile.yaml", profile_text(replace(fitted, chip=whole)))
+        write_text_atomically(self.folder / "profile.yaml", profile_text(replace(fitted, chip=whole), "profile.yaml"))
         return whole
 
     def _compare(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 from typing import Any, cast
@@ -18,7 +19,6 @@ from simulator.speculation import borrowed_acceptance
 from simulator.studies.alspec import at_range_end
 from simulator.studies.compare.crossover import (
     MAX_CONCURRENCY,
-    Crossing,
     LoadCurve,
     at_value,
     automatic_path,
@@ -165,7 +165,6 @@ def compare_variants(
 
 
 def _borrowed_words(variants: Sequence[Variant]) -> str:
-    """Which variants rest on acceptance that was measured with another method or on another model."""
     borrowed = [(v.name, borrowed_acceptance(v.scenario.speculation, v.scenario.model)) for v in variants]
     return "".join(f" {name}: {words}." for name, words in borrowed if words is not None)
 
@@ -340,23 +339,29 @@ def _crossover_plan(variants: Sequence[Variant], requested: str) -> tuple[str | 
     return path, grid, None
 
 
+OF_THE_RUN = (
+    "summary",
+    "intervals",
+    "slo",
+    "bottleneck",
+    "basis",
+    "chips",
+    "energy_joules",
+    "usd_per_million_output_tokens",
+    "scenario",
+)
+"""Parts of a run's document that a variant has."""
+
+
 def _variant_document(variant: Variant, run: dict[str, Any], ratios: dict[str, Ratio | None]) -> dict[str, Any]:
     attention = variant.scenario.attention_speculation
     return {
         "name": variant.name,
         "set": dict(variant.set),
-        "summary": run["summary"],
-        "intervals": run["intervals"],
         "speedup": {name: None if ratio is None else ratio._asdict() for name, ratio in ratios.items()},
         "interval_of": ASSUMED if attention is not None else MODELLED if run["model_error"] else SAMPLING,
         "ideal": attention is not None and attention.reading == "pipelined",
-        "slo": run["slo"],
-        "bottleneck": run["bottleneck"],
-        "basis": run["basis"],
-        "chips": run["chips"],
-        "energy_joules": run["energy_joules"],
-        "usd_per_million_output_tokens": run["usd_per_million_output_tokens"],
-        "scenario": run["scenario"],
+        **{key: run[key] for key in OF_THE_RUN},
     }
 
 
@@ -366,17 +371,9 @@ def _crossover_document(
     nearest = nearest_crossing(curves, scenario_load(base.scenario, path) if path else None)
     if nearest is None:
         return None
-    return {
-        "path": path,
-        "metric": metric,
-        "variant": nearest[0].variant,
-        **_crossing_document(nearest[1]),
-        "all": [{"variant": c.variant, **_crossing_document(x)} for c in curves for x in c.crossings],
-    }
-
-
-def _crossing_document(crossing: Crossing) -> dict[str, Any]:
-    return {"value": crossing.value, "low": crossing.low, "high": crossing.high, "better": crossing.better}
+    crossings = [{"variant": curve.variant, **asdict(crossing)} for curve in curves for crossing in curve.crossings]
+    at_nearest = {"variant": nearest[0].variant, **asdict(nearest[1])}
+    return {"path": path, "metric": metric, **at_nearest, "all": crossings}
 
 
 def _curves_document(path: str | None, metric: str, curves: Sequence[LoadCurve]) -> dict[str, Any] | None:
@@ -390,27 +387,18 @@ def _curves_document(path: str | None, metric: str, curves: Sequence[LoadCurve])
 
 
 def _swing_document(swing: Swing) -> dict[str, Any]:
-    parameter = swing.parameter
+    parameter, names = swing.parameter, dict.fromkeys([*swing.at_low, *swing.at_high])
     return {
         "parameter": parameter.name,
-        "says": parameter.says,
-        "unit": parameter.unit,
-        "low": parameter.low,
-        "high": parameter.high,
-        "source": parameter.source,
-        "ratios": {
-            name: {"at_low": swing.at_low.get(name), "at_high": swing.at_high.get(name)}
-            for name in dict.fromkeys([*swing.at_low, *swing.at_high])
-        },
+        **{key: getattr(parameter, key) for key in ("says", "unit", "low", "high", "source")},
+        "ratios": {name: {"at_low": swing.at_low.get(name), "at_high": swing.at_high.get(name)} for name in names},
         "flips": list(swing.flips),
     }
 
 
 def _notes(combined: dict[str, dict[str, Any]], runs: int, fixed: str | None, variants: Sequence[Variant]) -> list[str]:
-    owners: dict[str, list[str]] = {}
-    for name, run in combined.items():
-        for note in run["notes"]:
-            owners.setdefault(note, []).append(name)
+    all_notes = dict.fromkeys(note for run in combined.values() for note in run["notes"])
+    owners = {note: [name for name, run in combined.items() if note in run["notes"]] for note in all_notes}
     result = [note if len(names) == len(combined) else f"{', '.join(names)}: {note}" for note, names in owners.items()]
     if fixed is not None:
         result.append(fixed)
@@ -440,7 +428,7 @@ def compare_sentence(document: dict[str, Any]) -> str:
     rows = [v for v in measuring if not v["ideal"]] or measuring  # a bound that nothing can reach wins no comparison
     winner = max(rows, key=lambda variant: variant["speedup"][metric]["ratio"])
     best, speedup = winner["name"], winner["speedup"][metric]
-    verdict = _verdict(speedup)
+    verdict = Ratio(**speedup).verdict
     where = f" in {metric_words(metric)}"
     interval = _interval(speedup, winner["interval_of"])
     good = [v["slo"]["good_share"] for v in document["variants"] if v.get("slo") and v["slo"]["good_share"] is not None]
@@ -541,12 +529,6 @@ def _sensitivity_words(document: dict[str, Any], best: str, verdict: int) -> str
     return f". It rests on {names}: within the assumed range the verdict turns over."
 
 
-def _verdict(speedup: dict[str, Any]) -> int:
-    low = speedup["ratio"] if speedup["low"] is None else speedup["low"]
-    high = speedup["ratio"] if speedup["high"] is None else speedup["high"]
-    return 1 if low > 1.0 else -1 if high < 1.0 else 0
-
-
 def _interval(speedup: dict[str, Any], what: str) -> str:
     if speedup["low"] is None:
         return ""
@@ -590,14 +572,12 @@ class CompareResult(StudyResult):
 
     @property
     def title(self) -> str:
-        """Model, hardware and variants."""
         names = [variant["name"] for variant in self.document["variants"]]
         against = " against ".join(names) if len(names) == 2 else f"{len(names)} variants"
         return f"{self.model} on {self.document['scenario']['hardware']['chip']}: {against}"
 
     @property
     def facts(self) -> str:
-        """Basis and pairs of runs."""
         document = self.document
         return f"basis: {document['basis']} · {document['replications']} paired runs from seed {document['seed']}"
 
@@ -612,13 +592,11 @@ class CompareResult(StudyResult):
 
     @property
     def marks(self) -> Sequence[str]:
-        """Pairs of runs, and the metric that decides."""
         runs, metric = self.document["replications"], self.document["metric"]
         return f"{runs} paired runs", f"judged by {metric_words(metric)}"
 
     @property
     def summary(self) -> Summary:
-        """The speedup of each variant in the metric that decides, and the conclusion."""
         metric = self.document["metric"]
         ratios = {
             variant["name"]: variant["speedup"][metric] and variant["speedup"][metric]["ratio"]
@@ -628,28 +606,24 @@ class CompareResult(StudyResult):
 
     @property
     def files(self) -> dict[str, str]:
-        """The study that ``command`` runs."""
         return {"study.yaml": study_text(self.document["variants"])}
 
     def records(self) -> list[dict[str, Any]]:
-        """A row for each variant and metric."""
         return [
-            {"variant": variant["name"], "metric": metric, "value": _value(variant, metric)}
+            {
+                "variant": variant["name"],
+                "metric": metric,
+                "value": (variant if metric in COSTS else variant["summary"]).get(metric),
+            }
             | (variant["speedup"].get(metric) or {})
             for variant in self.document["variants"]
             for metric in dict.fromkeys([*HIGHER_IS_BETTER, *SHOWN])
         ]
 
     def tables(self) -> list[Table]:
-        """Speedups, means, and where they apply assumed parameters and crossovers."""
         document = self.document
         tables = [_speedup_table(document), _value_table(document), _sensitivity_table(document)]
         return [*tables[:2], *(table for table in (*tables[2:], _crossover_table(document)) if table.rows)]
-
-
-def _value(variant: dict[str, Any], metric: str) -> float | None:
-    value: float | None = variant[metric] if metric in COSTS else variant["summary"].get(metric)
-    return value
 
 
 def _speedup_table(document: dict[str, Any]) -> Table:

@@ -226,7 +226,6 @@ class _Pool:
         return job
 
     def finish(self, job: _Job, fate: str) -> None:
-        """Count a job that is ``done``, ``lost`` or ``dropped``."""
         setattr(self.run, fate, getattr(self.run, fate) + 1)
         job.result.succeed(fate == "done")
 
@@ -264,7 +263,6 @@ class _Pool:
         self.queues[0].clear()
 
     def home(self, verifier: int) -> int | None:
-        """The drafter that holds a verifier's KV; None where none is left."""
         alive = [number for number, lives in enumerate(self.alive) if lives]
         drafter = verifier % self.shape.drafters
         return drafter if self.alive[drafter] else alive[verifier % len(alive)] if alive else None
@@ -480,27 +478,22 @@ class DraftPoolResult(StudyResult):
 
     @property
     def title(self) -> str:
-        """Title that names drafter and verifiers."""
         scenario = self.document["scenario"]
         return f"{self.model} on {scenario['hardware']['chip']}: drafts from {scenario['speculation']['draft']['chip']}"
 
     @property
     def marks(self) -> Sequence[str]:
-        """Batch and context of each verifier."""
         return f"{self.document['batch']} sequences each", f"{self.document['context_tokens']:,} tokens of context"
 
     @property
     def summary(self) -> Summary:
-        """Break-evens and the conclusion."""
         pays = {f"pays_{way}": one["break_even"]["value"] for way, one in self.document["ways"].items()}
         return Summary({**pays, "target_chips_gain": self.document["target_chips_gain"], "answer": self.conclusion})
 
     def records(self) -> list[dict[str, Any]]:
-        """A row for each way and number of verifiers."""
         return [{"drafting": way, **row} for way, one in self.document["ways"].items() for row in one["gains"]]
 
     def tables(self) -> list[Table]:
-        """Gains by verifiers per drafter, and the parts of a step."""
         rows: list[list[Value]] = []
         for row in self.records():
             tone = "good" if row["gain"] >= 1.0 else "bad"

@@ -168,32 +168,27 @@ class PlanResult(StudyResult):
 
     @property
     def title(self) -> str:
-        """Model and goal."""
         rate = self.document["request_rate"]
         goal = "highest rate" if rate is None else f"{rate:.4g} requests per second"
         return f"Capacity plan: {self.model}, {goal}"
 
     @property
     def facts(self) -> str:
-        """Basis, and how much was simulated."""
         document = self.document
         return f"{super().facts} · {len(document['candidates'])} candidates · {document['runs']} runs"
 
     @property
     def marks(self) -> Sequence[str]:
-        """The SLO, runs and candidates."""
         slo = ", ".join(f"{key} {value:g}" for key, value in self.document["slo"].items())
         return f"SLO: {slo}", f"{self.document['runs']} runs", f"{len(self.document['candidates'])} candidates"
 
     @property
     def summary(self) -> Summary:
-        """The winner in figures, and the conclusion."""
         keys = ("layout", "chips", "usd_per_hour", "usd_per_million_output_tokens", "max_rate", "headroom", "binding")
         best: Mapping[str, Any] = self.best or {}
         return Summary({**{key: best.get(key) for key in keys}, "answer": self.conclusion})
 
     def records(self) -> list[dict[str, Any]]:
-        """A row for each candidate."""
         plain = ("layout", "status", "reason", "replicas", "chips", "usd_per_hour", "usd_per_million_output_tokens",
                  "power_w", "output_tokens_per_joule", "max_rate", "headroom", "analytic_max_rate", "binding",
                  "slo_ratio", "basis")  # fmt: skip
@@ -202,7 +197,6 @@ class PlanResult(StudyResult):
         ]
 
     def tables(self) -> list[Table]:
-        """Tables of layouts that meet the SLO, of the others with reasons, and of the winners' launch commands."""
         rows = self.document["candidates"]
         tables = [_holding_table(self.document), _power_table(self.document)]
         for status, words in FAILING.items():
@@ -211,11 +205,6 @@ class PlanResult(StudyResult):
         if self.document["plan_summary"] is not None:
             tables += [plan_summary_table(self.document["plan_summary"]), hours_table(self.document.get("hours") or [])]
         return [table for table in tables if table.rows] or tables[:1]
-
-
-def _hours(plan: Plan) -> list[Document]:
-    hours = plan.headroom_cases.hours if plan.headroom_cases is not None else ()
-    return [dict(zip(("start_s", "request_rate", "replicas"), hour, strict=True)) for hour in hours]
 
 
 FAILING = {
@@ -312,7 +301,7 @@ def plan_document(plan: Plan) -> Document:
     judged = [c.verdict.observation.basis for c in plan.candidates if c.verdict is not None]
     basis = weakest(judged) if judged else None
     notes = [note for c in plan.candidates if c.verdict is not None for note in c.verdict.observation.notes]
-    best = plan.best
+    hours = plan.headroom_cases.hours if plan.headroom_cases is not None else ()
     cheaper = next_cheaper(plan)
     body = {
         "mode": plan.options.mode,
@@ -323,12 +312,12 @@ def plan_document(plan: Plan) -> Document:
         "ranked_by": "max_rate" if plan.rate is None else "usd_per_hour" if plan.by_price else "chips",
         "load": _load_values(plan),
         "candidates": candidates,
-        "best": candidates[0] if best is not None else None,
+        "best": candidates[0] if plan.best is not None else None,
         "next_cheaper": None if cheaper is None else {"layout": cheaper.name, "reason": cheaper.reason},
         "pareto": [candidate.name for candidate in pareto_front(plan)],
         "conclusion": plan_sentence(plan),
         "plan_summary": plan_summary(plan),
-        "hours": _hours(plan),
+        "hours": [dict(zip(("start_s", "request_rate", "replicas"), hour, strict=True)) for hour in hours],
         "replications": plan.options.replications,
         "runs": plan.runs,
     }
@@ -337,74 +326,66 @@ def plan_document(plan: Plan) -> Document:
 
 
 def _load_values(plan: Plan) -> Document | None:
-    """Fields of the workload that offer what is planned for: the rate of the plan, or the winner's highest."""
     rate = plan.rate if plan.rate is not None or plan.best is None else plan.best.max_rate
     return None if rate is None or plan.load is None else plan.load.values_at(plan.study.scenario, rate)
 
 
 def candidate_document(plan: Plan, candidate: Candidate) -> Document:
     """One row of the ranked table."""
-    verdict = candidate.verdict
-    usable = candidate.status != "refused"
+    verdict, layout = candidate.verdict, candidate.layout
+    usable, rented = candidate.status != "refused", layout.rented(candidate.replicas)
     usd = candidate.usd_per_hour if usable else None
+    probability = None if candidate.chance is None else candidate.chance.probability
+    margin = None if candidate.max_rate is None or plan.rate is None else candidate.max_rate / plan.rate - 1.0
     row: Document = {
         "layout": candidate.name,
-        "set": {**candidate.layout.settings, "hardware.replicas": candidate.layout.rented(candidate.replicas)},
+        "set": {**layout.settings, "hardware.replicas": rented},
         "status": candidate.status,
         "meets_slo": {"meets": True, "misses": False, "pruned": False}.get(candidate.status),
         "reason": candidate.reason,
-        "replicas": candidate.layout.rented(candidate.replicas),
+        "replicas": rented,
         "chips": candidate.chips if usable else None,
         "usd_per_hour": usd,
-        "usd_per_million_output_tokens": None,
-        "power_w": None,
-        "output_tokens_per_joule": None,
         "max_rate": candidate.max_rate,
         "max_rate_is_at_least": None if candidate.max_rate is None else candidate.at_least,
-        "headroom": None,
-        "analytic_max_rate": None,
-        "probability": None if candidate.chance is None else candidate.chance.probability,
-        "binding": None,
-        "values": None,
-        "slo_ratio": None,
-        "confidence": None,
-        "bottleneck": None,
-        "basis": None,
-        "flags": None,
+        "headroom": margin,
+        "analytic_max_rate": None if layout.steady is None else layout.steady.most_rate * candidate.replicas,
+        "probability": probability,
+        "flags": None if candidate.status != "meets" else launch_flags(layout.with_replicas(layout.scenario, rented)),
     }
     if usable:
-        row["board_w"] = candidate.layout.board_w * row["replicas"]
+        row["board_w"] = layout.board_w * rented
         row["rate_per_kw"] = candidate.max_rate and 1e3 * candidate.max_rate / row["board_w"]
-    if candidate.layout.steady is not None:
-        row["analytic_max_rate"] = candidate.layout.steady.most_rate * candidate.replicas
-    if candidate.max_rate is not None and plan.rate is not None:
-        row["headroom"] = candidate.max_rate / plan.rate - 1.0
-    if verdict is not None:
-        seen = verdict.observation
-        share = verdict.share if verdict.meets else 1.0 - verdict.share
-        row |= {
-            "usd_per_million_output_tokens": _per_million(usd, _times(seen.output_throughput, candidate.copies)),
-            "power_w": _times(seen.power_w, candidate.copies),
-            "output_tokens_per_joule": tokens_per_joule(seen.output_throughput, seen.power_w),
-            "binding": verdict.binding,
-            "values": verdict.values,
-            "slo_ratio": verdict.slo_ratio if isfinite(verdict.slo_ratio) else None,
-            "confidence": {
-                "method": verdict.method,
-                "runs": verdict.runs,
-                "share": verdict.share,
-                "binding_interval": verdict.interval,
-                "probability": None if candidate.chance is None else candidate.chance.probability,
-                "required": plan.options.confidence,
-                "sure": None if verdict.runs == 1 and verdict.method == "replications" else share >= SURE,
-            },
-            "bottleneck": seen.bottleneck,
-            "basis": seen.basis,
-        }
-    if candidate.status == "meets":
-        driven = candidate.layout.with_replicas(candidate.layout.scenario, row["replicas"])
-        row["flags"] = launch_flags(driven)
-    return row
+    if verdict is None:
+        return row | dict.fromkeys(OF_A_VERDICT)
+    seen = verdict.observation
+    share = verdict.share if verdict.meets else 1.0 - verdict.share
+    confidence = {
+        "method": verdict.method,
+        "runs": verdict.runs,
+        "share": verdict.share,
+        "binding_interval": verdict.interval,
+        "probability": probability,
+        "required": plan.options.confidence,
+        "sure": None if verdict.runs == 1 and verdict.method == "replications" else share >= SURE,
+    }
+    values = (
+        _per_million(usd, _times(seen.output_throughput, candidate.copies)),
+        _times(seen.power_w, candidate.copies),
+        tokens_per_joule(seen.output_throughput, seen.power_w),
+        verdict.binding,
+        verdict.values,
+        verdict.slo_ratio if isfinite(verdict.slo_ratio) else None,
+        confidence,
+        seen.bottleneck,
+        seen.basis,
+    )
+    return row | dict(zip(OF_A_VERDICT, values, strict=True))
+
+
+OF_A_VERDICT = ("usd_per_million_output_tokens", "power_w", "output_tokens_per_joule", "binding", "values", "slo_ratio",
+                "confidence", "bottleneck", "basis")  # fmt: skip
+"""Parts of a candidate's row that only a simulated one has."""
 
 
 def pareto_front(plan: Plan) -> list[Candidate]:

@@ -128,9 +128,9 @@ class HeadroomCases:
 
 
 GROWTH = 2.0
-"""Load at which an headroom_cases looks, over the one planned for."""
+"""Load of the case of growth, over the one planned for."""
 MORE_TRIED = 3
-"""Further numbers of replicas that an headroom_cases tries where the first does not hold."""
+"""Further numbers of replicas that the case of growth tries where the first does not hold."""
 
 
 @dataclass(slots=True)
@@ -402,7 +402,8 @@ class CheapestFirst(_Search):
         super().__init__(plan, load, *rest)
         self._rate = rate
         self._run_load = load.long_enough(plan.study.scenario, rate, self._longest_wait_s)
-        self._arrival_s = self._arrivals()
+        driven = self._run_load.at(plan.study.scenario, rate)
+        self._arrival_s = generate_requests(driven.workload, plan.options.seed).arrival_s
         self._queue: list[tuple[float, int, int]] = []
         """(cost, layout, position in the replica counts)"""
         self._tried: list[Candidate] = []
@@ -441,7 +442,6 @@ class CheapestFirst(_Search):
         return ranked
 
     def _enough(self, holding: int, cheapest: float) -> bool:
-        """Whether the next candidate in the queue can neither win nor is needed for the table."""
         cost = self._queue[0][0]
         dearer = cost > cheapest * (1 + 1e-9)
         return dearer and (holding >= self._plan.options.finalists or cost > WORTH_SHOWING * cheapest)
@@ -607,10 +607,6 @@ class CheapestFirst(_Search):
         verdict, status, reason = self._verdict(self._judged(layout, replicas, load, rate))
         return Candidate(layout, replicas, status, reason, verdict, rate=rate)
 
-    def _arrivals(self) -> np.ndarray[Any, np.dtype[np.float64]]:
-        driven = self._run_load.at(self._plan.study.scenario, self._rate)
-        return generate_requests(driven.workload, self._plan.options.seed).arrival_s
-
 
 class HighestRates(_Search):
     """The highest rate of every candidate."""
@@ -624,7 +620,9 @@ class HighestRates(_Search):
                 candidate = Candidate(layout, replicas, "pruned", reason)
                 candidates.append(candidate)
                 if not replicas:
-                    candidate.replicas, candidate.reason = 1, self._too_hungry(layout)
+                    budget = f"the budget of {plan.options.power_budget_w:,.0f} W"
+                    candidate.reason = f"a replica may draw {layout.board_w:,.0f} W, more than {budget}"
+                    candidate.replicas = 1
                     continue
                 if plan.options.power_budget_w is not None:
                     candidate.searched = replicas = 1
@@ -636,10 +634,6 @@ class HighestRates(_Search):
             self._settle(candidate, search_of, most)
             self._tick(done + 1, len(searches))
         return sorted(candidates, key=self._rank)
-
-    def _too_hungry(self, layout: Layout) -> str:
-        budget = self._plan.options.power_budget_w
-        return f"a replica may draw {layout.board_w:,.0f} W, more than the budget of {budget:,.0f} W"
 
     def _counts_of(self, layout: Layout) -> Sequence[int]:
         budget = self._plan.options.power_budget_w
@@ -675,16 +669,12 @@ class HighestRates(_Search):
 def _judge(
     scenario: Scenario, objective: Objective, seeds: Sequence[int], resample: bool, confidence: float
 ) -> Verdict:
-    """Judge one candidate; called in a worker process."""
     return judge(objective, trial(scenario, objective, seeds, resample), confidence)
 
 
 def _miss_words(verdict: Verdict) -> str:
     if verdict.failed:
-        return f"{verdict.failed} requests cannot be served: {'; '.join(_refusals(verdict)) or 'too long'}"
+        parts = [note.partition("refused: ")[2] for note in verdict.observation.notes if "requests refused: " in note]
+        return f"{verdict.failed} requests cannot be served: {'; '.join(parts) or 'too long'}"
     assert verdict.binding is not None
     return latency_words(verdict.binding, verdict.values[verdict.binding])
-
-
-def _refusals(verdict: Verdict) -> list[str]:
-    return [note.partition("refused: ")[2] for note in verdict.observation.notes if "requests refused: " in note]

@@ -157,5 +157,4 @@ def _changes(plan: Plan, best: Candidate) -> str:
 
 
 def _shape(candidate: Candidate) -> tuple[Any, ...]:
-    """Chips rented for a candidate; a change of price affects all layouts of equal chips alike."""
     return candidate.layout.scenario.hardware.chip, candidate.chips

@@ -74,20 +74,16 @@ class ThresholdsResult(StudyResult):
 
     @property
     def title(self) -> str:
-        """Title of the study."""
         return f"Autoscaling {self.model} by {self.document['field']}"
 
     @property
     def summary(self) -> Summary:
-        """The winner's figures."""
         return Summary(self.best or {})
 
     def records(self) -> list[dict[str, Any]]:
-        """One row a threshold or a fixed fleet."""
         return [{**row, "limits": None} for row in self.document["candidates"]]
 
     def tables(self) -> list[Table]:
-        """Thresholds and fixed fleets, by what they rent."""
         limits = list(self.document["slo"])
         columns = (self.document["field"].partition(".")[2], "replicas", "rented", "cost ($)", *limits, "SLO")
         rows = []

@@ -67,7 +67,6 @@ class PlannedLoad:
         return {f"workload.{name}": value for name, value in (changes | self._part()).items()}
 
     def _part(self) -> dict[str, int]:
-        """Fields of the workload that choose the requests of a run."""
         part = {} if self.requests is None else {"num_requests": self.requests}
         return part | ({"skip_requests": self.skipped} if self.skipped else {})
 
@@ -131,7 +130,6 @@ def _busiest(scenario: Scenario, requests: int) -> tuple[int, str]:
 
 
 def _clock(seconds: float) -> str:
-    """``H:MM:SS``."""
     minutes, left = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{left:02}"
 
@@ -336,32 +334,22 @@ def highest_rate(
         The load, ``most`` where that still holds, 0 where none was found down to a millionth of the guess; and the
         number of loads tried.
     """
-    tried = 1
-    guess = min(guess, most)
-    low, high = 0.0, inf
-    if slo_ratio_at(guess) <= 1.0:
-        low = guess
-    else:
-        high = guess
-    step = 1.25
-    while (low == 0.0 or high == inf) and tried < MOST_WIDENING and low < most:
-        rate = min(low * step, most) if high == inf else high / step
+    rate, step, tried, low, high = min(guess, most), 1.25, 0, 0.0, inf
+    while True:
         tried += 1
         if slo_ratio_at(rate) <= 1.0:
             low = rate
         else:
             high = rate
-        step = min(step * 1.5, 4.0)
-    if low == 0.0 or high == inf:
-        return low, tried
-    while high / low > 1.0 + tolerance:
-        middle = sqrt(low * high)
-        tried += 1
-        if slo_ratio_at(middle) <= 1.0:
-            low = middle
+        if low == 0.0 or high == inf:
+            if tried >= MOST_WIDENING or low >= most:
+                return low, tried
+            rate = min(low * step, most) if high == inf else high / step
+            step = min(step * 1.5, 4.0)
+        elif high / low > 1.0 + tolerance:
+            rate = sqrt(low * high)
         else:
-            high = middle
-    return low, tried
+            return low, tried
 
 
 def find_highest_rate(

@@ -216,7 +216,6 @@ def controlled(scenario: Scenario, name: str, traffic: PatternTraffic, seed: int
 
 @lru_cache(maxsize=64)
 def _built(text: str, name: str, seed: int) -> Build:
-    """The replicas of a scenario, as JSON, under a controller; made once in a process, with the prices of its steps."""
     scenario = Scenario.model_validate_json(text)
     custom = plug_in(name, most_tokens(scenario)) if ":" in name else None
     return build_replica(with_controller(scenario, name), seed, make_policy=custom)
@@ -386,33 +385,27 @@ class RaceResult(StudyResult):
 
     @property
     def title(self) -> str:
-        """Model and controllers of the race."""
         chip = self.document["scenario"]["hardware"]["chip"]
         return f"{self.model} on {chip}: {len(self.document['controllers'])} controllers of speculation"
 
     @property
     def facts(self) -> str:
-        """Basis and patterns."""
         return f"{super().facts} · {len(self.document['patterns'])} patterns"
 
     @property
     def marks(self) -> Sequence[str]:
-        """Patterns and the price of a change."""
         switch = self.document["switch_s"] or 0.0
         return f"{len(self.document['patterns'])} patterns", f"a change of K costs {1e3 * switch:g} ms of host time"
 
     @property
     def summary(self) -> Summary:
-        """The winner in figures, and the conclusion."""
         row = next(row for row in self.document["controllers"] if row["name"] == self.document["winner"])
         return Summary({**row, "answer": self.conclusion})
 
     def records(self) -> list[dict[str, Any]]:
-        """A row for each controller."""
         return list(self.document["controllers"])
 
     def tables(self) -> list[Table]:
-        """Controllers; the patterns on which the winner does worst; the table to paste."""
         return [_controller_table(self.document), _pattern_table(self.document), _emit_table(self.document)]
 
 

@@ -207,12 +207,10 @@ class TuneResult(TunedResult):
 
     @property
     def title(self) -> str:
-        """Method and model."""
         return f"Speculation tuned: {self.document['method']} on {self.model}"
 
     @property
     def summary(self) -> Summary:
-        """The best cell, and the flags."""
         best = max(self.document["at_mean_context"], key=lambda cell: cell["speedup"])
         keys = ("draft", "num_speculative_tokens", "speedup", "low", "high")
         return Summary(
@@ -221,7 +219,6 @@ class TuneResult(TunedResult):
         )
 
     def records(self) -> list[Document]:
-        """A row for each cell."""
         keys = ("draft", "num_speculative_tokens", "speedup", "low", "high", "fits_kv_cache")
         return [
             {"batch": cell["judged_at"]["batch"], "context": cell["judged_at"]["context"]}
@@ -231,7 +228,6 @@ class TuneResult(TunedResult):
         ]
 
     def tables(self) -> list[Table]:
-        """Batches down and contexts across, what it takes to break even at the mean context, and the flags."""
         tables = [_grid_table(self.document), _mean_table(self.document)]
         flags = [[self.document["engine"], self.flags]] if self.flags else []
         held = memory_rows(self.document.get("per_chip_bytes"))
@@ -379,13 +375,11 @@ def cell_document(cell: GridCell) -> Document:
 
 
 def _borrowed_words(scenario: Scenario) -> str:
-    """Note on acceptance rates taken from another method or model; empty where they are the scenario's own."""
     words = borrowed_acceptance(scenario.speculation, scenario.model)
     return "" if words is None else f" {words[0].upper()}{words[1:]}."
 
 
 def _served_rate(scenario: Scenario) -> float | None:
-    """Requests per second that a replica can serve in the long run, with or without drafting; None if not known."""
     rates = [served_load(one, REQUEST_RATE) for one in (scenario, scenario.with_values({"speculation": None}))]
     known = [rate for rate in rates if rate is not None]
     return max(known) / scenario.hardware.replicas if known else None

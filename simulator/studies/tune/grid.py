@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from forerun.errors import ForerunError
 from simulator.running.build import Build, build_replica
 from simulator.running.scenario import Scenario
-from simulator.speculation import SpeculationConfig, draft_survival
+from simulator.speculation import draft_survival
 from simulator.studies.tune.token_time import MeanRequest, TokenTime, busy_steps
 
 FloatArray = NDArray[np.float64]
@@ -94,11 +94,13 @@ def speculation_grid(
     most = max(int(axis.max()), batch)
     cells = np.concatenate((axis, np.full_like(lengths, batch))), np.concatenate((np.full_like(axis, context), lengths))
     request = MeanRequest(prompt_tokens, output_tokens, 1.0)
-    plain, without = _priced(_with(scenario, most, max(draft_tokens), method="none"), request, *cells, 1.0)
+    room = most, max(draft_tokens)
+    plain, without = _priced(roomy(scenario, *room, method="none"), request, *cells, 1.0)
     accepted, verify_step, speedups, notes, last = [], [], [], list(plain.notes), plain
     for k in draft_tokens:
-        length = 1.0 + float(draft_survival(_with_k(speculation, k)).sum())
-        drafting = _with(scenario, most, max(draft_tokens), num_speculative_tokens=k)
+        drafting = roomy(scenario, *room, num_speculative_tokens=k)
+        assert drafting.speculation is not None
+        length = 1.0 + float(draft_survival(drafting.speculation).sum())
         last, time = _priced(drafting, request, *cells, length)
         accepted.append(length)
         verify_step.append(time.step_s[: len(axis)])
@@ -167,8 +169,8 @@ def _priced(
     return build, steps.seconds(build.main.timer)
 
 
-def _with(scenario: Scenario, batch: int, most_drafted: int, **speculation: object) -> Scenario:
-    """The scenario with room for ``batch`` sequences that verify ``most_drafted`` tokens each."""
+def roomy(scenario: Scenario, batch: int, most_drafted: int, **speculation: object) -> Scenario:
+    """The scenario with room for ``batch`` sequences that verify ``most_drafted`` tokens, and other speculation."""
     engine = scenario.engine
     return scenario.with_values(
         {
@@ -176,10 +178,4 @@ def _with(scenario: Scenario, batch: int, most_drafted: int, **speculation: obje
             "engine.max_num_batched_tokens": max(engine.max_num_batched_tokens, batch * (most_drafted + 1)),
             **{f"speculation.{name}": value for name, value in speculation.items()},
         }
-    )
-
-
-def _with_k(config: SpeculationConfig, draft_tokens: int) -> SpeculationConfig:
-    return SpeculationConfig.model_validate(
-        {**config.model_dump(exclude_unset=True), "num_speculative_tokens": draft_tokens}
     )

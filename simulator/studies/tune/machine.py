@@ -352,7 +352,6 @@ def _notes(rows: Sequence[Any], source: str) -> list[str]:
 
 
 def _surely_pays(cell: dict[str, Any]) -> bool:
-    """Whether the interval of a cell's speedup lies above 1; a cell without drafting is always possible."""
     return not cell["num_speculative_tokens"] or bool(cell["low"] > 1.0)
 
 
@@ -383,22 +382,18 @@ class MachineResult(TunedResult):
 
     @property
     def title(self) -> str:
-        """Model and chip."""
         return f"Speculation on this machine: {self.model} on {self.document['scenario']['hardware']['chip']}"
 
     @property
     def summary(self) -> Summary:
-        """The best way to draft, and the flags."""
         keys = ("num_speculative_tokens", "p_min", "tokens_per_s", "speedup", "low", "high")
         best = self.document["best"]
         return Summary({**{key: best[key] for key in keys}, "flags": self.flags, "answer": self.conclusion})
 
     def records(self) -> list[dict[str, Any]]:
-        """A row for every way to draft."""
         return [{**row, "batch": row["batch"][0], "context": row["context"][0]} for row in self.document["table"]]
 
     def tables(self) -> list[Table]:
-        """Rates by draft tokens and confidence threshold, and what was measured beside what was priced."""
         tables = [_rates_table(self.document)]
         if self.document["measured"]:
             tables.append(_measured_table(self.document))

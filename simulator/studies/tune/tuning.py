@@ -20,7 +20,7 @@ from simulator.running.build import Build, build_replica
 from simulator.running.scenario import Scenario
 from simulator.studies.assumed import ACCEPTANCE, AssumedParameter, assumed_parameters
 from simulator.studies.tune.choices import DraftChoice, draft_choices
-from simulator.studies.tune.grid import busy_rate, crossover
+from simulator.studies.tune.grid import busy_rate, crossover, roomy
 from simulator.studies.tune.spread import (
     Factors,
     PricedKernels,
@@ -314,13 +314,12 @@ class _Grid:
         )
 
     def token_time(self, scenario: Scenario, length: FloatArray, factors: Factors) -> TokenTime:
-        """Time of an output token in every cell, for steps that deliver ``length`` tokens of each request."""
-        build = build_replica(self._roomy(scenario), 0, factors=factors)
+        build = build_replica(roomy(scenario, *self._most), 0, factors=factors)
         return self._steps(scenario, build, length).seconds(build.main.timer)
 
     def kernels(self, scenario: Scenario, length: FloatArray) -> list[PricedKernels]:
         """The target's kernels in every cell's two kinds of steps, and what priced them."""
-        build = build_replica(self._roomy(scenario), 0)
+        build = build_replica(roomy(scenario, *self._most), 0)
         timer = build.main.timer
         assert isinstance(timer, ModelTimer)
         library, steps = timer.target.deployment.kernels, self._steps(scenario, build, length)
@@ -331,17 +330,6 @@ class _Grid:
 
     def _steps(self, scenario: Scenario, build: Build, length: FloatArray) -> BusySteps:
         return busy_steps(scenario, build, self._request, self.seqs, self.contexts, length)
-
-    def _roomy(self, scenario: Scenario) -> Scenario:
-        """The scenario with room for the widest step."""
-        seqs, tokens = self._most
-        engine = scenario.engine
-        return scenario.with_values(
-            {
-                "engine.max_num_seqs": max(engine.max_num_seqs, seqs),
-                "engine.max_num_batched_tokens": max(engine.max_num_batched_tokens, seqs * (tokens + 1)),
-            }
-        )
 
 
 def _check(scenario: Scenario, batches: Sequence[int], contexts: Sequence[int]) -> None:

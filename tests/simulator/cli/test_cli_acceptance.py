@@ -45,14 +45,6 @@ def test_one_length_says_what_is_missing(forerun, tmp_path):
     assert "shows no decay" in forerun("workloads", "fit-acceptance", path).out
 
 
-def test_other_files_are_one_line(forerun, tmp_path):
-    path = tmp_path / "other.log"
-    path.write_text("nothing\n")
-    outcome = forerun("workloads", "fit-acceptance", path)
-    assert outcome.code == 2
-    assert "other.log: has no counts of accepted draft tokens" in outcome.error_line
-
-
 def test_curves_are_listed_with_their_sources(forerun):
     rows = json.loads(forerun("workloads", "curves", "--json", "-").out)
     assert len(rows) > 40

@@ -161,58 +161,6 @@ def test_replications_do_not_depend_on_the_number_of_processes(forerun, scenario
     assert documents[0]["intervals"]
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ("model: llama-3.1-8", "llama-3.1-8"),
-        ("hardware: {chip: h10-sxm}", "did you mean 'h100-sxm'"),
-        ("hardware: {chip: h100-sxm, replica: 2}", "did you mean 'replicas'"),
-        ("engine: {max_num_seqs: -3}", "max_num_seqs"),
-        ("slo: {p99_ttft: 5}", "p99_ttft"),
-        ("not: [closed", "chat.yaml"),
-    ],
-)
-def test_a_bad_scenario_is_one_line_and_exit_2(forerun, scenario_file, change, words):
-    key = change.split(":")[0]
-    kept = [line for line in scenario_file.read_text().splitlines() if not line.startswith(f"{key}:")]
-    scenario_file.write_text("\n".join([change, *kept]))
-    outcome = forerun("run", scenario_file)
-    assert outcome.code == 2
-    assert words in outcome.error_line
-    assert outcome.out == ""
-
-
-@pytest.mark.parametrize(
-    ("argv", "words"),
-    [
-        (["run"], "SCENARIO"),
-        (["run", "none.yaml"], "none.yaml: no such"),
-        (["run", "none.yaml", "--sed", "1"], "--sed"),
-        (["run", "none.yaml", "--seed", "-1"], "--seed"),
-        (["run", "none.yaml", "--replications", "0"], "--replications"),
-        (["report", "nowhere"], "nowhere"),
-        (["nothing"], "nothing"),
-    ],
-)
-def test_bad_arguments_are_one_line_and_exit_2(forerun, argv, words):
-    outcome = forerun(*argv)
-    assert outcome.code == 2
-    assert words in outcome.error_line
-    assert "Traceback" not in outcome.err
-
-
-@pytest.mark.parametrize(
-    ("override", "words"),
-    [
-        ("hardware.chip=h10-sxm", "hardware.chip: no chip 'h10-sxm'; did you mean 'h100-sxm'"),
-        ("hardware.link=nvlnk4", "hardware.link: no link 'nvlnk4'"),
-        ("kv_cache_dtype=fp9", "kv_cache_dtype: no dtype 'fp9'"),
-    ],
-)
-def test_a_wrong_name_is_refused_with_its_field(forerun, scenario_file, override, words):
-    assert words in forerun("run", scenario_file, "--set", override).error_line
-
-
 def test_too_little_memory_is_one_line(forerun, scenario_file, monkeypatch):
     def starve(*_arguments, **_options):
         raise MemoryError
@@ -220,10 +168,6 @@ def test_too_little_memory_is_one_line(forerun, scenario_file, monkeypatch):
     monkeypatch.setattr("simulator.running.run.simulate", starve)
     outcome = forerun("run", scenario_file)
     assert (outcome.code, "more memory" in outcome.error_line) == (2, True)
-
-
-def test_a_file_in_place_of_the_output_folder_is_named(forerun, scenario_file):
-    assert "is a file, name a folder" in forerun("run", scenario_file, "--out", scenario_file).error_line
 
 
 def test_a_reader_that_leaves_early_is_no_failed_gate(scenario_file):

@@ -120,26 +120,6 @@ def test_compare_finds_the_acceptance_at_which_drafting_pays(forerun, scenario_f
     assert 0.05 < crossover["value"] < 0.95
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ((), "there is nothing to compare"),
-        (("--vary", "engine.max_seqs=1,2"), "engine.max_seqs: unknown field"),
-        (("--vary", "engine.max_num_seqs=0,2"), "max_num_seqs"),
-        (("--vary", "hardware.chip=h100-sxm,h10"), "chat.yaml: hardware.chip: no chip 'h10'"),
-        ((*VARY, "--metric", "mean_latency"), "no metric 'mean_latency'"),
-        ((*VARY, "--metric", "request_goodputt"), "did you mean 'request_goodput'"),
-        ((*VARY, "--crossover", "engine.scheduler"), "crossover"),
-        ((*VARY, "--crossover", "engine.max_seqs=1..4"), "max_seqs"),
-    ],
-)
-def test_bad_comparisons_are_one_line(forerun, scenario_file, arguments, words):
-    outcome = forerun("compare", scenario_file, *arguments, *QUICK)
-    assert outcome.code == 2
-    assert words in outcome.error_line
-    assert outcome.out == ""
-
-
 def test_sweep_json_keeps_the_contract(forerun, scenario_file, tmp_path):
     store, out = tmp_path / "s.sweep", tmp_path / "out"
     outcome = forerun(
@@ -164,24 +144,6 @@ def test_sweep_of_nothing_but_failures_is_an_error(forerun, scenario_file, tmp_p
     )
     assert outcome.code == 2
     assert "every point failed" in outcome.err.splitlines()[-1]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ((), "there is nothing to sweep"),
-        (("--vary", "engine.max_seqs=1,2"), "engine.max_seqs: unknown field"),
-        ((*VARY, "--design", "sobol"), "one of grid, random, latin-hypercube"),
-        ((*VARY, "--design", "random"), "--design: random says nothing without samples"),
-        ((*VARY, "--samples", "3"), "--samples: a grid"),
-        ((*VARY, "--metric", "speed"), "no metric 'speed'"),
-    ],
-)
-def test_bad_sweeps_are_one_line(forerun, scenario_file, tmp_path, arguments, words):
-    outcome = forerun("sweep", scenario_file, *arguments, "--store", tmp_path / "s")
-    assert outcome.code == 2
-    assert words in outcome.error_line
-    assert not (tmp_path / "s").exists()
 
 
 def test_sweep_refuses_a_file_that_is_no_store(forerun, scenario_file):

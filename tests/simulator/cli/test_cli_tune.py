@@ -45,30 +45,3 @@ def test_json_and_report(chat, forerun, tmp_path):
 def test_the_flags_are_the_last_line(chat, forerun):
     outcome = forerun("tune", chat, *QUICK, "--emit", "sglang")
     assert outcome.out.splitlines()[-1].startswith("--speculative-algorithm EAGLE3 ")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("--batch", "0"), "--batch: 0: write whole numbers from 1"),
-        (("--batch", "65"), "engine.max_num_seqs is 64"),
-        (("--context", "1,x"), "--context: x"),
-        (("--emit", "vlm"), "--emit: vlm: no such engine; did you mean 'vllm'?"),
-        (("--tokens", "2000"), "--tokens: 2000"),
-        (("--set", "speculation.method=none"), "there is no drafter to tune"),
-        (("--set", "speculation.method=parallel-draft", "--emit", "vllm"), "vLLM has no parallel-draft"),
-    ],
-)
-def test_bad_input_is_one_line(chat, forerun, arguments, words):
-    outcome = forerun("tune", chat, "--no-progress", *arguments)
-    assert outcome.code == 2
-    assert words in outcome.error_line
-    assert outcome.out == ""
-
-
-def test_a_study_of_several_scenarios_is_refused(tmp_path, forerun, chat):
-    study = tmp_path / "study.yaml"
-    study.write_text("scenario: chat.yaml\nvary: {speculation.method: [none, eagle3]}\n")
-    outcome = forerun("tune", study)
-    assert outcome.code == 2
-    assert "tune takes one scenario" in outcome.error_line

@@ -1,5 +1,6 @@
 """Calibration: it recovers known parameters, gives their uncertainty, and never makes anything faster than light."""
 
+import json
 import pickle
 from dataclasses import replace
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from made_kernels import attention_rows, gemm_rows, measured
 
 from forerun.errors import ForerunError
 from hwprofiles import BASES, KernelLibrary, load_chip
+from hwprofiles.schema import read_kernel_sets
 from simulator.replay import Split, predict_table, replay_kernels, write_profile
 from simulator.replay.calibrate import _plain_sets, calibrate, start_parameters
 from simulator.replay.correction import fit_hinges
@@ -92,8 +94,6 @@ def test_a_written_profile_is_a_chip_like_any_other(calibration, tmp_path, kerne
     assert chip.memory == CHIP.memory
     before = predict_table(kernels, KernelLibrary(calibration.chip, "sglang")).seconds
     assert predict_table(kernels, KernelLibrary(chip, "sglang")).seconds == pytest.approx(before, rel=1e-4)
-    with pytest.raises(ForerunError, match=r"is a \.yaml file"):
-        write_profile(calibration, tmp_path / "mine.json")
 
 
 def with_corrections(calibration):
@@ -137,6 +137,16 @@ def test_rows_beyond_what_a_correction_saw_keep_the_interval_of_physics(bent, tm
         before, after = (getattr(report.prediction, name)[outside] for report in (physics, corrected))
         np.testing.assert_allclose(before, after, rtol=1e-9)
     assert (physics.prediction.high != corrected.prediction.high)[~outside].any()
+
+
+def test_parameters_alone_are_written_as_json_with_the_command_that_repeats_them(calibration, tmp_path):
+    (file,) = write_profile(calibration, tmp_path / "h100-sxm.json")
+    (profile,) = write_profile(calibration, tmp_path / "mine.yaml")
+    written = json.loads(file.read_text(encoding="utf-8"))
+    assert read_kernel_sets(written["kernels"]) == load_chip(profile).kernels
+    assert written["command"].endswith("--split train=0.7,seed=1 --output h100-sxm.json")
+    with pytest.raises(ForerunError, match=r"mine\.txt: a profile is a \.yaml file"):
+        write_profile(calibration, tmp_path / "mine.txt")
 
 
 def test_a_profile_without_corrections_says_so(calibration, tmp_path):

@@ -8,7 +8,7 @@ from simulator import simulate
 from simulator.running.metrics import summarise
 from simulator.running.scenario import scenario_from
 from simulator.speculation.confidence import threshold_chain
-from simulator.studies.engine_flags import llama_command
+from simulator.studies.engine_flags import launch_flags
 
 RATES = [0.8, 0.7, 0.6]
 
@@ -79,4 +79,4 @@ def test_what_drafts_in_no_pass_has_nothing_to_look_at(method):
 
 
 def test_the_command_has_the_gate():
-    assert "--spec-draft-n-max 3 --spec-draft-p-min 0.6" in llama_command(scenario())
+    assert "--spec-draft-n-max 3 --spec-draft-p-min 0.6" in launch_flags(scenario())["llama.cpp"]

@@ -13,7 +13,7 @@ from simulator.running.scenario import scenario_from
 from simulator.studies.engine_flags import launch_flags
 
 
-def flags(engine, /, **sections):
+def command(engine, sections):
     """Words and remark of one engine's command."""
     data = tiny_data() | {"model": "llama-3.1-8b", "hardware": {"chip": "h100-sxm"}}
     for name, value in sections.items():
@@ -26,131 +26,90 @@ def pair(words, flag):
     return words[words.index(flag) + 1] if flag in words else None
 
 
-@pytest.mark.parametrize(
-    ("sections", "vllm", "sglang"),
-    [
-        ({"engine": {"enable_chunked_prefill": False}}, "--no-enable-chunked-prefill", None),
-        ({"engine": {"enable_prefix_caching": False}}, "--no-enable-prefix-caching", "--disable-radix-cache"),
-        ({"engine": {"cuda_graphs": False}}, "--enforce-eager", "--disable-cuda-graph"),
-        (
-            {"model": "qwen3-30b-a3b", "hardware": {"tensor_parallel": 4, "expert_parallel": 4}},
-            "--enable-expert-parallel",
-            "--ep-size",
-        ),
-    ],
-)
-def test_what_is_switched_has_its_switch_and_what_is_not_has_none(sections, vllm, sglang):
-    for engine, flag in (("vllm", vllm), ("sglang", sglang)):
-        if flag is not None:
-            assert flag in flags(engine, **sections)[0]
-            assert flag not in flags(engine, engine={"enable_prefix_caching": True})[0]
+GROUPS = {"tensor_parallel": 2, "attention_data_parallel": 4, "expert_parallel": 8}
+DEEPSEEK = {"model": "deepseek-r1", "hardware": {"chip": "h200-sxm", "tensor_parallel": 8}}
+A100 = {"hardware": {"chip": "a100-sxm-80gb"}}
+MIXED = {"weights_dtype": {"default": "bf16", "mlp": "fp8"}, "kv_cache_dtype": "fp32"}
+UNSAID = f"# load a checkpoint with weights_dtype {MIXED['weights_dtype']}; no flag is known for kv_cache_dtype fp32"
+STEPS = "--speculative-num-steps {} --speculative-eagle-topk 1 --speculative-num-draft-tokens {}"
 
 
-def test_attention_groups_are_as_each_engine_counts_chips():
-    """Eight chips in four groups of two: vLLM counts those of a group, SGLang all of them."""
-    spread = {"tensor_parallel": 2, "attention_data_parallel": 4, "expert_parallel": 8}
-    words, _ = flags("vllm", model="qwen3-30b-a3b", hardware=spread)
-    assert [pair(words, f"--{name}-parallel-size") for name in ("tensor", "data")] == ["2", "4"]
-    words, _ = flags("sglang", model="qwen3-30b-a3b", hardware=spread)
-    assert [pair(words, f"--{name}-size") for name in ("tp", "dp", "ep")] == ["8", "4", "8"]
-    assert "--enable-dp-attention" in words
-    single, _ = flags("sglang", model="qwen3-30b-a3b", hardware={"tensor_parallel": 2})
-    assert "--dp-size" not in single
-    assert pair(single, "--tp-size") == "2"
-
-
-def test_an_unchunked_prompt_is_minus_one_for_sglang():
-    words, _ = flags("sglang", engine={"enable_chunked_prefill": False})
-    assert pair(words, "--chunked-prefill-size") == "-1"
-    words, _ = flags("sglang", engine={"max_num_batched_tokens": 4096})
-    assert pair(words, "--chunked-prefill-size") == "4096"
-
-
-@pytest.mark.parametrize(
-    ("requested", "vllm", "sglang"),
-    [("fp8", "fp8", "fp8"), ("int4", "awq", "awq"), ("int8", "compressed-tensors", "w8a8_int8")],
-)
-def test_quantised_weights_have_each_engines_name(requested, vllm, sglang):
-    chip = {"chip": "a100-sxm-80gb"} if requested.startswith("int") else {"chip": "h100-sxm"}
-    for engine, name in (("vllm", vllm), ("sglang", sglang)):
-        words, remark = flags(engine, hardware=chip, weights_dtype=requested)
-        assert pair(words, "--quantization") == name
-        assert remark == ""
-    words, _ = flags("vllm", weights_dtype="bf16")
-    assert "--quantization" not in words
-
-
-def test_what_no_flag_says_is_a_remark():
-    mixed = {"default": "bf16", "mlp": "fp8"}
-    words, remark = flags("vllm", weights_dtype=mixed, kv_cache_dtype="fp32")
-    assert "--quantization" not in words
-    assert "load a checkpoint with weights_dtype" in remark
-    assert "no flag is known for kv_cache_dtype fp32" in remark
-
-
-@pytest.mark.parametrize(("requested", "message"), [(None, ""), ("fp8_block", ""), ("fp8", "load a checkpoint with")])
-def test_a_quantised_checkpoint_is_not_quantised_again(requested, message):
-    chips = {"chip": "h200-sxm", "tensor_parallel": 8}
-    for engine in ("vllm", "sglang"):
-        words, remark = flags(engine, model="deepseek-r1", hardware=chips, weights_dtype=requested)
-        assert "--quantization" not in words
-        assert remark.startswith(message)
-        assert bool(remark) == bool(message)
-
-
-def test_an_fp8_cache_has_each_engines_name():
-    assert pair(flags("vllm", kv_cache_dtype="fp8")[0], "--kv-cache-dtype") == "fp8"
-    assert pair(flags("sglang", kv_cache_dtype="fp8")[0], "--kv-cache-dtype") == "fp8_e4m3"
-    assert "--kv-cache-dtype" not in flags("vllm", kv_cache_dtype="bf16")[0]
-
-
-def test_replicas_stand_behind_a_router():
-    words, remark = flags("vllm", hardware={"replicas": 3}, engine={"routing": "least-outstanding"})
-    assert remark == "3 copies behind a least-outstanding router"
-    assert "3" not in words
-
-
-def speculation(method, **fields):
+def drafting(method, **fields):
     return {"speculation": {"method": method, "acceptance": {"alpha": 0.6}} | fields}
 
 
-def test_speculation_of_vllm_is_one_json():
-    words, remark = flags(
-        "vllm", **speculation("draft-model", num_speculative_tokens=4, draft={"model": "llama-3.2-1b"})
-    )
-    assert json.loads(pair(words, "--speculative-config")) == {
-        "method": "draft_model",
-        "num_speculative_tokens": 4,
-        "model": "meta-llama/Llama-3.2-1B",
-    }
-    assert remark == ""
-    eagle = json.loads(
-        pair(flags("vllm", **speculation("eagle3", num_speculative_tokens=2))[0], "--speculative-config")
-    )
-    assert eagle == {"method": "eagle3", "num_speculative_tokens": 2, "model": "DRAFT_MODEL"}
-    ngram = json.loads(pair(flags("vllm", **speculation("ngram", num_speculative_tokens=5))[0], "--speculative-config"))
-    assert ngram == {"method": "ngram", "num_speculative_tokens": 5}
-
-
-def test_speculation_of_sglang_counts_steps_and_verified_tokens():
-    words, _ = flags("sglang", **speculation("draft-model", num_speculative_tokens=4, draft={"model": "llama-3.2-1b"}))
-    assert pair(words, "--speculative-algorithm") == "STANDALONE"
-    assert (pair(words, "--speculative-num-steps"), pair(words, "--speculative-num-draft-tokens")) == ("4", "5")
-    assert pair(words, "--speculative-draft-model-path") == "meta-llama/Llama-3.2-1B"
-    words, _ = flags("sglang", **speculation("eagle3", num_speculative_tokens=2))
-    assert pair(words, "--speculative-draft-model-path") == "DRAFT_MODEL"
-
-
-def test_methods_that_an_engine_lacks_are_reported():
-    tree = speculation("eagle", tree="eagle-25")
-    for engine, message in (
-        ("vllm", "vLLM has no eagle tree"),
-        ("sglang", "flags of eagle in SGLang are not known here"),
-    ):
-        words, remark = flags(engine, **tree)
-        assert remark == message
-        assert not [word for word in words if word.startswith("--speculative")]
-    assert flags("vllm", **speculation("parallel-draft", num_speculative_tokens=3))[1] == "vLLM has no parallel-draft"
+@pytest.mark.parametrize(
+    ("sections", "vllm", "sglang"),
+    [
+        ({"engine": {"enable_chunked_prefill": False}}, "--no-enable-chunked-prefill", "-1"),
+        ({"engine": {"enable_prefix_caching": False}}, "--no-enable-prefix-caching", "--disable-radix-cache"),
+        ({"engine": {"cuda_graphs": False}}, "--enforce-eager", "--disable-cuda-graph"),
+        ({"engine": {"max_num_batched_tokens": 4096}}, "4096", "4096"),
+        ({"engine": {"scheduler": "vllm-v1"}}, "", ""),
+        (
+            {"engine": {"scheduler": "priority"}},
+            "--scheduling-policy priority",
+            "# SGLang has no scheduler like priority",
+        ),
+        (
+            {"engine": {"scheduler": "static"}},
+            "# vLLM has no scheduler like static",
+            "# SGLang has no scheduler like static",
+        ),
+        ({"engine": {"scheduler": "sglang"}}, "# vLLM has no scheduler like sglang", ""),
+        (
+            {"hardware": {"replicas": 3}, "engine": {"routing": "least-outstanding"}},
+            *["# 3 copies behind a least-outstanding router"] * 2,
+        ),
+        ({"hardware": {"tensor_parallel": 2}}, "--tensor-parallel-size 2", "--tp-size 2"),
+        (
+            {"model": "qwen3-30b-a3b", "hardware": GROUPS},  # vLLM counts the chips of a group, SGLang all of them
+            "--tensor-parallel-size 2 --data-parallel-size 4 --enable-expert-parallel",
+            "--tp-size 8 --dp-size 4 --enable-dp-attention --ep-size 8",
+        ),
+        ({"weights_dtype": "bf16", "kv_cache_dtype": "bf16"}, "", ""),
+        ({"weights_dtype": "fp8"}, *["--quantization fp8"] * 2),
+        (A100 | {"weights_dtype": "int4"}, *["--quantization awq"] * 2),
+        (A100 | {"weights_dtype": "int8"}, "--quantization compressed-tensors", "--quantization w8a8_int8"),
+        ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype fp8", "--kv-cache-dtype fp8_e4m3"),
+        (MIXED, UNSAID, UNSAID),
+        (DEEPSEEK | {"weights_dtype": "fp8_block"}, "", ""),  # a quantised checkpoint is not quantised again
+        (DEEPSEEK | {"weights_dtype": "fp8"}, *["# load a checkpoint with weights_dtype fp8"] * 2),
+        (
+            drafting("draft-model", num_speculative_tokens=4, draft={"model": "llama-3.2-1b"}),
+            '--speculative-config {"method": "draft_model", "num_speculative_tokens": 4, '
+            '"model": "meta-llama/Llama-3.2-1B"}',
+            f"--speculative-algorithm STANDALONE {STEPS.format(4, 5)} "
+            "--speculative-draft-model-path meta-llama/Llama-3.2-1B",
+        ),
+        (
+            drafting("eagle3", num_speculative_tokens=2),
+            '--speculative-config {"method": "eagle3", "num_speculative_tokens": 2, "model": "DRAFT_MODEL"}',
+            f"--speculative-algorithm EAGLE3 {STEPS.format(2, 3)} --speculative-draft-model-path DRAFT_MODEL",
+        ),
+        (
+            drafting("ngram", num_speculative_tokens=5),
+            '--speculative-config {"method": "ngram", "num_speculative_tokens": 5}',
+            f"--speculative-algorithm NGRAM {STEPS.format(5, 6)}",
+        ),
+        (
+            drafting("eagle", tree="eagle-25"),
+            "# vLLM has no eagle tree",
+            "# flags of eagle in SGLang are not known here",
+        ),
+        (
+            drafting("parallel-draft", num_speculative_tokens=3),
+            "# vLLM has no parallel-draft",
+            "# flags of parallel-draft in SGLang are not known here",
+        ),
+    ],
+)
+def test_a_field_adds_its_flag_or_a_remark_says_what_no_flag_can(sections, vllm, sglang):
+    plain = DEEPSEEK if "deepseek-r1" in sections.values() else {"model": sections.get("model", "llama-3.1-8b")}
+    for engine, expected in (("vllm", vllm), ("sglang", sglang)):
+        words, remark = command(engine, sections)
+        added = [word for word in words if word not in command(engine, plain)[0]]
+        assert " ".join([*added, *([f"# {remark}"] if remark else [])]) == expected
 
 
 @pytest.mark.parametrize(
@@ -162,15 +121,6 @@ def test_a_model_given_inline_goes_by_its_name(custom, message):
               "num_key_value_heads": 2, "intermediate_size": 512, "vocab_size": 1000, **custom}  # fmt: skip
     data = tiny_data() | {"model": inline}
     assert shlex.split(launch_flags(scenario_from(data, "test"))["vllm"])[2] == message
-
-
-def test_the_scheduler_has_its_flag_or_a_remark():
-    for scheduler, message in (("vllm-v1", None), ("priority", "priority"), ("static", None)):
-        words, remark = flags("vllm", engine={"scheduler": scheduler})
-        assert pair(words, "--scheduling-policy") == message
-        assert ("no scheduler like static" in remark) == (scheduler == "static")
-    assert "SGLang has no scheduler like priority" in flags("sglang", engine={"scheduler": "priority"})[1]
-    assert "no scheduler" not in flags("sglang", engine={"scheduler": "sglang"})[1]
 
 
 def test_a_local_engine_has_the_command_of_llama_server():

@@ -239,26 +239,15 @@ def test_objectives_that_are_none(texts, words):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "words"),
+    ("arguments", "words"),
     [
-        (["--rate", "2", "--slo", "p99_ttft_ms=0.5"], 1, "is out of reach"),
-        (["--rate", "2", "--slo", "p99_ttft_ms=1000", "--vary", "hardware.tensor_parallel="], 2, "write PATH=V1,V2"),
-        (["--rate", "2", "--slo", "p99_ttft_ms=1000", "--vary", "hardware.replicas=0"], 2, "whole numbers from 1"),
-        (["--rate", "2", "--slo", "p99_ttft_ms=1000", "--vary", "engine.seqs=3"], 2, "unknown field"),
-        (["--rate", "2", "--slo", "p99_ttft_ms=1000", "--set", "model=deepseek-v3"], 1, "No layout can be built"),
-        (["--rate", "2", "--max-rate", "--slo", "p99_ttft_ms=1000"], 2, "give one of the two"),
-        (["--rate", "-1", "--slo", "p99_ttft_ms=1000"], 2, "--rate"),
-        (["--trace", "nowhere.csv", "--slo", "p99_ttft_ms=1000"], 2, "nowhere.csv"),
-        (["--rate", "2"], 2, "at least one limit"),
+        (["p99_ttft_ms=0.5"], "is out of reach"),
+        (["p99_ttft_ms=9", "--set", "model=deepseek-v3"], "No layout can be built"),
     ],
 )
-def test_bad_input_and_nothing_that_holds(chat, capsys, arguments, code, words):
-    assert main(["plan", str(chat), *arguments, "--jobs", "1", "--requests", "50"]) == code
-    printed = capsys.readouterr()
-    shown = printed.err if code == 2 else printed.out
-    assert words in " ".join(shown.split())
-    if code == 2:
-        assert len(printed.err.strip().splitlines()) == 1
+def test_nothing_that_holds_is_a_verdict(chat, capsys, arguments, words):
+    assert main(["plan", str(chat), "--rate", "2", "--slo", *arguments, "--jobs", "1", "--requests", "50"]) == 1
+    assert words in " ".join(capsys.readouterr().out.split())
 
 
 def test_command_writes_what_it_says(chat, capsys, tmp_path):

@@ -98,16 +98,3 @@ def test_a_day_that_is_none_is_refused_with_its_line(tmp_path, text, says):
     day.write_text(text)
     with pytest.raises(ForerunError, match=says):
         carbon_of(day)
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"power_budget_w": 1e4, "rate": 4.0}, "power_budget"),
-        ({"power_budget_w": -1.0, "max_rate": True}, "power_budget"),
-        ({"max_rate": True, "carbon": "nowhere.csv"}, "carbon"),
-    ],
-)
-def test_a_budget_without_a_sense_is_refused(options, says):
-    with pytest.raises(ForerunError, match=says):
-        plan(chat(), slo=SLO, jobs=1, **options)

@@ -132,12 +132,6 @@ def test_the_highest_rate_is_one_that_is_met_with_confidence():
     assert surer["max_rate"] < less["max_rate"]
 
 
-@pytest.mark.parametrize("confidence", [0.0, 1.0, -1.0])
-def test_a_confidence_is_a_share(confidence):
-    with pytest.raises(ForerunError, match="confidence: must lie between 0 and 1"):
-        plan(scenario_from(LOAD, "load"), rate=1.0, slo={"p99_ttft_ms": 400}, confidence=confidence)
-
-
 @pytest.mark.parametrize("seed", [100, 200])
 def test_a_run_of_the_planned_deployment_meets_the_slo(seed):
     """Plan, then run with seeds that the plan has not seen."""

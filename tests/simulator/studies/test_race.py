@@ -309,20 +309,6 @@ def test_a_controller_of_ones_own(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("scenario", "options", "says"),
-    [
-        (chat(), {"controllers": ("goodputt",)}, "did you mean 'goodput'"),
-        (chat(), {"controllers": ("nowhere:thing",), "patterns": 1, "requests": 8}, "nowhere:thing"),
-        (chat().with_values({"speculation": None}), {}, "needs a drafter"),
-        (chat(), {"patterns": 0}, "needs a pattern"),
-    ],
-)
-def test_what_cannot_race_is_refused(scenario, options, says):
-    with pytest.raises(ForerunError, match=says):
-        race(scenario, jobs=1, **options)
-
-
-@pytest.mark.parametrize(
     ("text", "says"),
     [
         ("", "line 1"),

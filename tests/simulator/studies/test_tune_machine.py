@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import simulator as fr
-from forerun.errors import ForerunError
 from simulator.cli import main
 from simulator.running.scenario import scenario_from
 from simulator.speculation.confidence import threshold_chain
@@ -122,27 +121,6 @@ def test_the_face_has_it_and_a_machine_power_limit_counts():
         for fast, slow in zip(whole.document["table"], capped.document["table"], strict=True)
     ]
     assert 0.0 < loss[0] < loss[1]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--measured", "fast"], "--measured: fast: write tokens per second, or DRAFT_TOKENS:TOKENS_PER_S"),
-        (["--p-min", "2"], "--p-min: 2: write numbers from 0 to below 1"),
-        (["--emit", "vllm", "--measured", "3"], "--from-log, --measured and --p-min are of llama.cpp, not --emit vllm"),
-        (["--from-log", "absent.log"], "absent.log: no such file"),
-    ],
-)
-def test_bad_input_is_one_line(tmp_path, capsys, words, message):
-    path = tmp_path / "local.yaml"
-    path.write_text(json.dumps(DATA))
-    assert main(["tune", str(path), *words]) == 2
-    assert message in " ".join(capsys.readouterr().err.split())
-
-
-def test_no_drafter_is_refused():
-    with pytest.raises(ForerunError, match="there is no drafter to tune"):
-        tune_machine(scenario_from({k: v for k, v in DATA.items() if k != "speculation"}, "plain"))
 
 
 @pytest.mark.parametrize("chip", ["apple-m4", "apple-m4-pro", "rtx-4090", "rtx-3090", "cpu-ddr5-2ch"])

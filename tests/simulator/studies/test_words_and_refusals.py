@@ -7,7 +7,6 @@ from tiny_scenario import tiny_data
 
 import simulator
 from forerun.errors import ForerunError
-from simulator.cli import main
 from simulator.running.run import simulate
 from simulator.running.scenario import load_scenario, scenario_from
 from simulator.studies.assumed import with_hits_scaled
@@ -132,21 +131,6 @@ def test_a_study_is_no_scenario_and_a_name_may_be_too_long(tmp_path):
         simulate(load_scenario(wild))
     assert len(str(caught.value).splitlines()) == 1
     assert len(str(caught.value)) < 2000
-
-
-def test_comparisons_of_files(tmp_path, capsys):
-    one, two = (written(tmp_path / name, tiny_data()) for name in ("one.json", "two.json"))
-    for arguments, message in (
-        ([one, one], "the same file is given twice"),
-        ([one, two, "--vary", "engine.max_num_seqs=1,2"], "--vary: works on one scenario"),
-        ([one], "there is nothing to compare"),
-        ([one, two, "--metric", "output_thruput"], "no metric 'output_thruput'; did you mean 'output_throughput'"),
-        ([one, two, "--metric", "request_goodput", "--replications", "1"], "does not measure request_goodput"),
-    ):
-        assert main(["compare", *arguments, "--jobs", "1", "--crossover", "none", "--no-sensitivity"]) == 2
-        error = capsys.readouterr().err
-        assert message in error
-        assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize(

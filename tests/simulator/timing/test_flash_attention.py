@@ -8,7 +8,7 @@ from hwprofiles import AttentionShape, KernelLibrary
 from simulator import simulate
 from simulator.running.build import build_replica
 from simulator.running.scenario import scenario_from
-from simulator.studies.engine_flags import llama_command
+from simulator.studies.engine_flags import launch_flags
 
 SHAPE = AttentionShape(32, 8, 128, 128, 4096.0, "bf16")
 
@@ -44,8 +44,8 @@ def test_a_run_without_it_is_slower_and_equal_in_both_engines():
     fast, exact = (simulate(scenario(False, **{"engine.stepping": one})) for one in ("fast", "exact-steps"))
     assert np.array_equal(fast.requests.finished_s, exact.requests.finished_s)
     assert fast.requests.finished_s.max() > simulate(scenario()).requests.finished_s.max()
-    assert "--flash-attn off" in llama_command(scenario(False))
-    assert "--flash-attn" not in llama_command(scenario())
+    assert "--flash-attn off" in launch_flags(scenario(False))["llama.cpp"]
+    assert "--flash-attn" not in launch_flags(scenario())["llama.cpp"]
 
 
 def test_scores_of_a_whole_ubatch_over_a_full_context_are_reserved():

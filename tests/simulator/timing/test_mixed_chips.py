@@ -10,7 +10,7 @@ from hwprofiles.parameters import FAMILIES
 from simulator import simulate
 from simulator.running.build import build_replica
 from simulator.running.scenario import scenario_from
-from simulator.studies.engine_flags import llama_command
+from simulator.studies.engine_flags import launch_flags
 from simulator.studies.steady_state.prices import decode_steps
 from simulator.timing.kernels import PARAMETERS
 from simulator.timing.mixed_chips import SPREAD, HostKernels, SlowestKernels
@@ -170,5 +170,9 @@ def test_other_engines_have_no_unlike_chips():
 
 def test_the_command_says_what_lies_where():
     mixed = {"layers_on": [{"chip": CPU, "layers": 4}, {"chip": "rtx-3060", "layers": 8}]}
-    assert "--gpu-layers 29 --split-mode layer --tensor-split 8,20" in llama_command(scenario(hardware=mixed))
-    assert "--gpu-layers all --n-cpu-moe 12" in llama_command(scenario(EXPERTS, on(CPU, 12, part="experts")))
+    assert (
+        "--gpu-layers 29 --split-mode layer --tensor-split 8,20" in launch_flags(scenario(hardware=mixed))["llama.cpp"]
+    )
+    assert (
+        "--gpu-layers all --n-cpu-moe 12" in launch_flags(scenario(EXPERTS, on(CPU, 12, part="experts")))["llama.cpp"]
+    )
