@@ -232,13 +232,7 @@ def decode_time(
 
 
 def packs(
-    xp: Functions,
-    unpacked: UnpackedKernel,
-    cores: float,
-    shape: AttentionShape,
-    seqs: Num,
-    q_len: Num,
-    kv_tokens: Num,
+    xp: Functions, unpacked: UnpackedKernel, cores: float, shape: AttentionShape, seqs: Num, q_len: Num, kv_tokens: Num
 ) -> Num:
     """Whether a library runs a batch in its packed kernel, which serves the query heads of a KV head together.
 

@@ -35,6 +35,7 @@ from simulator.replay.fit import (
     core_rows,
     family_rows,
     fit_parameters,
+    free_values,
     loss,
     make_problem,
     mixed_structure,
@@ -112,7 +113,7 @@ class Calibration(Replay):
                 "held_out_median_ape": one.held_out_median_ape,
                 "coverage90": one.coverage90,
                 "residual_mape": one.residual_mape,
-                "parameters": one.parameters.vector(),
+                "parameters": free_values(one.parameters),
             }
             for one in self.fits
         ]
