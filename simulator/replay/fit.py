@@ -4,7 +4,7 @@ batches are served."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -447,17 +447,13 @@ def mixed_structure(
         part = part.where(training_rows(part, split))
         if len(part) < least_rows:
             continue
-        part = _spread(part, MIXED_ROWS)
-        some = _spread(part, MIXED_SEARCH_ROWS)
+        whole = _MixedProblem(_spread(part, MIXED_ROWS), chip, dtype, decode)
+        some = replace(whole, rows=_spread(whole.rows, MIXED_SEARCH_ROWS))
         start = prefill.model_copy(update={"mixed": "one-pass", **MIXED_START})
-        tried = [
-            _solve_mixed(some, chip, dtype, decode, start.model_copy(update={"kept_share": share}))
-            for share in KEPT_SHARES
-        ]
-        best = min(tried, key=lambda one: _mean_error(some, chip, dtype, decode, one))
-        best = _solve_mixed(part, chip, dtype, decode, best)
+        tried = [some.solved(start.model_copy(update={"kept_share": share})) for share in KEPT_SHARES]
+        best = whole.solved(min(tried, key=some.mean_error))
         separate = prefill.model_copy(update={"mixed": "separate"})
-        structures[dtype] = min((separate, best), key=lambda one: _mean_error(part, chip, dtype, decode, one))
+        structures[dtype] = min((separate, best), key=whole.mean_error)
     return structures
 
 
@@ -466,30 +462,28 @@ def _spread(part: KernelTable, rows: int) -> KernelTable:
     return part.where(np.linspace(0, len(part) - 1, min(len(part), rows)).astype(np.int64))
 
 
-def _errors(
-    part: KernelTable, chip: Chip, dtype: str, decode: dict[str, FamilyParameters], prefill: FamilyParameters
-) -> FloatArray:
-    """Logarithm of predicted over measured."""
-    own = {"generic": {"attention_prefill": {dtype: prefill}, "attention_decode": decode}}
-    kernels = KernelLibrary(chip.model_copy(update={"kernels": own}), corrected=False)
-    return np.log(predict_table(part, kernels).seconds / part.measured_s)
+@dataclass(frozen=True, slots=True)
+class _MixedProblem:
+    """Batches of prompt chunks and single queries in one format, and the decode sets beside the prefill set to fit."""
 
+    rows: KernelTable
+    chip: Chip
+    dtype: str
+    decode: dict[str, FamilyParameters]
 
-def _mean_error(
-    part: KernelTable, chip: Chip, dtype: str, decode: dict[str, FamilyParameters], prefill: FamilyParameters
-) -> float:
-    return float(np.mean(np.abs(_errors(part, chip, dtype, decode, prefill))))
+    def errors(self, prefill: FamilyParameters) -> FloatArray:
+        """Logarithm of predicted over measured."""
+        own = {"generic": {"attention_prefill": {self.dtype: prefill}, "attention_decode": self.decode}}
+        kernels = KernelLibrary(self.chip.model_copy(update={"kernels": own}), corrected=False)
+        return np.log(predict_table(self.rows, kernels).seconds / self.rows.measured_s)
 
+    def mean_error(self, prefill: FamilyParameters) -> float:
+        return float(np.mean(np.abs(self.errors(prefill))))
 
-def _solve_mixed(
-    part: KernelTable, chip: Chip, dtype: str, decode: dict[str, FamilyParameters], start: FamilyParameters
-) -> FamilyParameters:
-    def parameters_at(position: FloatArray) -> FamilyParameters:
-        values = {one.name: one.value(float(x)) for one, x in zip(MIXED_MOVED, position, strict=True)}
-        return start.model_copy(update=values)
+    def solved(self, start: FamilyParameters) -> FamilyParameters:
+        def parameters_at(position: FloatArray) -> FamilyParameters:
+            values = {one.name: one.value(float(x)) for one, x in zip(MIXED_MOVED, position, strict=True)}
+            return start.model_copy(update=values)
 
-    def errors(position: FloatArray) -> FloatArray:
-        return _errors(part, chip, dtype, decode, parameters_at(position))
-
-    first = [one.scaled(float(getattr(start, one.name))) for one in MIXED_MOVED]
-    return parameters_at(_least_squares(errors, first, 30))
+        first = [one.scaled(float(getattr(start, one.name))) for one in MIXED_MOVED]
+        return parameters_at(_least_squares(lambda position: self.errors(parameters_at(position)), first, 30))
