@@ -118,5 +118,5 @@ def test_one_price_for_replay_prediction_and_run(tmp_path, capsys):
     for corrected_run, (_, seconds, _) in ((True, corrected), (False, physics)):
         engine = {"kernel_correction": corrected_run}
         scenario = {"model": "llama-3.1-8b", "hardware": {"chip": "h100-sxm"}, "engine": engine}
-        kernels = build._machine(Scenario.model_validate(scenario | WORK), Assumptions({})).kernels
+        kernels = build._Replica(Scenario.model_validate(scenario | WORK), Assumptions({}), 0)._target().kernels
         assert kernels.gemm(512, 4096, 4096).seconds == seconds
