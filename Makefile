@@ -43,7 +43,7 @@ package: .venv/ready-docs
 
 mutants: .venv/ready-dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'cosmic-ray==8.7.*' 'coverage>=7.6'
-	nice $(BIN)/python tests/mutation/sample.py --count $(MUTANTS) --seed $(SEED)
+	nice $(BIN)/python tests/mutation/mutants.py --count $(MUTANTS) --seed $(SEED)
 
 search: .venv/ready-dev
 	nice $(BIN)/python tests/scenario_search/search.py --count $(COUNT) --seed $(SEED)

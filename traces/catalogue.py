@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 
+from forerun.yaml_files import parse
 from traces.errors import TraceError, did_you_mean
 
 
@@ -20,31 +20,10 @@ class Sample:
     licence: str
 
 
+_FOLDER = Path(__file__).parent / "samples"
 _SAMPLES = {
-    sample.name: sample
-    for sample in (
-        Sample(
-            "azure-conv-2023",
-            "azure-conv-2023.csv",
-            "Azure LLM inference trace 2023, conversation, first 1,000 requests",
-            "Microsoft Azure, github.com/Azure/AzurePublicDataset, AzureLLMInferenceTrace_conv.csv",
-            "CC-BY-4.0",
-        ),
-        Sample(
-            "mooncake-conversation",
-            "mooncake-conversation.jsonl",
-            "Mooncake conversation trace (FAST'25) with 512-token prefix blocks, first 300 requests",
-            "github.com/kvcache-ai/Mooncake, FAST25-release/traces/conversation_trace.jsonl",
-            "Apache-2.0",
-        ),
-        Sample(
-            "agents",
-            "agents.jsonl",
-            "Six agents that plan, call helpers at once, wait for them and report (92 requests)",
-            "made by tests/traces/agent_sample.py of the project, filler text",
-            "Apache-2.0",
-        ),
-    )
+    name: Sample(name, **fields)
+    for name, fields in parse((_FOLDER / "samples.yaml").read_text(encoding="utf-8")).items()
 }
 
 
@@ -62,7 +41,7 @@ def sample(name: str) -> Sample:
 
 def sample_path(name: str) -> Path:
     """Return the file of a shipped trace; an unknown name raises TraceError with the nearest name."""
-    return Path(str(files("traces") / "samples" / sample(name).file))
+    return _FOLDER / sample(name).file
 
 
 def resolve(path: str | Path) -> Path:
@@ -74,12 +53,11 @@ def resolve(path: str | Path) -> Path:
         return sample_path(path)
     resolved = Path(path)
     try:
-        exists = resolved.exists()
+        if resolved.exists():
+            return resolved
     except (OSError, ValueError) as problem:
         raise TraceError(f"{str(path)[:80]!r}: not a usable path ({problem})") from None
-    if not exists and str(resolved) in _SAMPLES:
-        return sample_path(str(resolved))
-    if not exists:
+    if str(resolved) not in _SAMPLES:
         hint = did_you_mean(str(path), _SAMPLES)
         raise TraceError(f"{path}: no such file, folder or sample{hint} (samples: {', '.join(_SAMPLES)})")
-    return resolved
+    return sample_path(str(resolved))

@@ -237,6 +237,8 @@ _NO = ("false", "0", "no", "off")
 class Cells:
     """Typed access to one row or mapping by key; a missing key, an empty cell and NaN all return None.
 
+    Every method raises TraceError, with the place and the key, where something else stands there.
+
     Args:
         values: cell values by key.
         place: file and line, for messages.
@@ -249,17 +251,11 @@ class Cells:
     def text(self, key: str) -> str | None:
         """Return the text under ``key``."""
         value = self._values.get(key)
-        if value is None:
-            return None
-        word = str(value).strip()
-        return word if word and word.lower() not in ("nan", "none", "null") else None
+        word = "" if value is None else str(value).strip()
+        return None if word.lower() in ("", "nan", "none", "null") else word
 
     def number(self, key: str) -> float | None:
-        """Return the finite number under ``key``.
-
-        Raises:
-            TraceError: something else stands there.
-        """
+        """Return the finite number under ``key``."""
         word = self.text(key)
         if word is None:
             return None
@@ -272,11 +268,7 @@ class Cells:
         return value
 
     def count(self, key: str) -> int | None:
-        """Return the integer >= 1 under ``key``.
-
-        Raises:
-            TraceError: something else stands there.
-        """
+        """Return the integer from 1 to 1e12 under ``key``."""
         value = self.number(key)
         if value is None:
             return None
@@ -285,28 +277,17 @@ class Cells:
         return int(value)
 
     def several(self, key: str) -> int | None:
-        """Return the integer > 1 under ``key``; None if it is 0 or 1, which tables use for disabled features.
-
-        Raises:
-            TraceError: something else stands there.
-        """
-        value = self.number(key)
-        return None if value in (None, 0.0, 1.0) else self.count(key)
+        """Return the integer > 1 under ``key``; None if it is 0 or 1, which tables use for disabled features."""
+        return None if self.number(key) in (None, 0.0, 1.0) else self.count(key)
 
     def flag(self, key: str) -> bool | None:
-        """Return the boolean under ``key``.
-
-        Raises:
-            TraceError: something else stands there.
-        """
+        """Return the boolean under ``key``."""
         word = self.text(key)
         if word is None:
             return None
-        if word.lower() in _YES:
-            return True
-        if word.lower() in _NO:
-            return False
-        raise TraceError(f"{self.place}: {key}: {shown(word)} is neither true nor false")
+        if word.lower() not in (*_YES, *_NO):
+            raise TraceError(f"{self.place}: {key}: {shown(word)} is neither true nor false")
+        return word.lower() in _YES
 
     def positive(self, key: str) -> float | None:
         """Return the number > 0 under ``key``; None if it is <= 0, which tools write for values not measured."""
@@ -314,18 +295,31 @@ class Cells:
         return value if value is not None and value > 0 else None
 
 
-def csv_lines(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
-    """Rows of CSV text, each with the number of the line on which it ends.
+def csv_records(text: str, delimiter: str = ",", first_line: int = 1) -> Iterator[tuple[int, list[str] | str]]:
+    """Rows of CSV text that are not empty, each with the line on which it starts.
 
-    Raises:
-        TraceError: a line that cannot be split (a bare line end inside a field, a field of 128 KiB).
+    A row that cannot be split (a bare line end inside a field, a field of 128 KiB) is a text that says so.
     """
-    reader = csv.reader(io.StringIO(text, newline=""))
-    try:
-        for row in reader:
-            yield reader.line_num, row
-    except csv.Error as error:
-        raise TraceError(f"{path}:{reader.line_num}: cannot be split into columns ({error})") from None
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+    while True:
+        line = first_line + reader.line_num
+        try:
+            row = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as problem:
+            yield line, f"cannot be split into columns ({problem})"
+        else:
+            if row:
+                yield line, row
+
+
+def csv_lines(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
+    """Rows of CSV text that are not empty, each with its line; raises TraceError at one that cannot be split."""
+    for line, row in csv_records(text):
+        if isinstance(row, str):
+            raise TraceError(f"{path}:{line}: {row}")
+        yield line, row
 
 
 def csv_rows(path: Path) -> tuple[tuple[str, ...], Iterator[Cells]]:
@@ -342,11 +336,10 @@ def csv_rows(path: Path) -> tuple[tuple[str, ...], Iterator[Cells]]:
 
     def rows() -> Iterator[Cells]:
         for line, row in lines:
-            place = f"{path}:{line}"
             if not any(cell.strip() for cell in row):
                 continue
             if len(row) != len(columns):
-                raise TraceError(f"{place}: {len(row)} cells where the header names {len(columns)} columns")
-            yield Cells(dict(zip(columns, row, strict=True)), place)
+                raise TraceError(f"{path}:{line}: {len(row)} cells where the header names {len(columns)} columns")
+            yield Cells(dict(zip(columns, row, strict=True)), f"{path}:{line}")
 
     return columns, rows()

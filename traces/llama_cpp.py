@@ -73,11 +73,6 @@ MOST_COUNT = 10**12
 
 
 def _count(value: str | float, place: str) -> int:
-    """Return a valid count from a file.
-
-    Raises:
-        TraceError: a number that no run can have.
-    """
     number = float(value)
     if not -MOST_COUNT <= number <= MOST_COUNT:
         raise TraceError(f"{place}: {str(value)[:20]} is not a possible count (at most 1e12)")
@@ -85,7 +80,6 @@ def _count(value: str | float, place: str) -> int:
 
 
 def _rate(kind: str, tokens: float, seconds: float, place: str, **more: Any) -> Iterator[LocalRate]:
-    """Yield one rate, or nothing if the duration is zero."""
     if 0 < tokens <= MOST_COUNT and 0.0 < seconds < float("inf"):
         plain = {"streams": 1, "context": None, "drafted": 0, "accepted": 0}
         yield LocalRate(kind, tokens / seconds, tokens=int(tokens), place=place, **plain | more)
@@ -120,7 +114,6 @@ def _server(path: Path, lines: list[str]) -> Iterator[LocalRate]:
 
 
 def _metrics(path: Path, lines: list[str]) -> Iterator[LocalRate]:
-    """Counters of a server since its start."""
     values: dict[str, float] = {}
     for line in lines:
         match = _METRIC.match(line.strip())
@@ -132,7 +125,6 @@ def _metrics(path: Path, lines: list[str]) -> Iterator[LocalRate]:
 
 
 def _tables(path: Path, lines: list[str]) -> Iterator[LocalRate]:
-    """Markdown tables of llama-bench and llama-batched-bench."""
     header: list[str] = []
     for number, line in enumerate(lines, 1):
         if not line.lstrip().startswith("|"):

@@ -17,6 +17,7 @@ from simulator.replay.kernels import replay_kernels
 from simulator.replay.rerun import chip_name
 from traces import TraceError
 from traces.kernels import COLLECTIVES, KernelTable, concatenate, read_kernels
+from validation import tables as tables  # lets read_kernels read them
 from validation.shipped import SPLIT, kernel_row
 
 USUAL_SHAPES = {

@@ -15,7 +15,7 @@ from simulator.replay.split import Split
 from simulator.running.scenario import Scenario, scenario_from
 from traces import TraceError
 from traces.benchmark_results import MeasuredRun, read_runs
-from validation import blis as blis  # lets read_runs read its tables
+from validation import tables as tables  # lets read_runs read them
 from validation.facts import fitted_words
 
 METRICS = ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "output_throughput")

@@ -35,7 +35,7 @@ def register(app: typer.Typer) -> None:
     )(kernels)
     replay.command(
         "requests",
-        epilog="Example: forerun replay requests silicon_sample.csv --scenario base.yaml --where chip=h100-sxm --out o",
+        epilog="Example: forerun replay requests result.json --scenario base.yaml --out out/served",
     )(requests)
     replay.command("steps", epilog="Example: forerun replay steps steps.csv --scenario base.yaml --out out/steps")(
         steps

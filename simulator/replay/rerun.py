@@ -21,8 +21,7 @@ from simulator.running.scenario import Scenario, scenario_from
 from simulator.timing import load_framework
 from simulator.workload.generate import RequestStream, generate_requests
 from traces import PrefixHashes
-from traces.benchmark_results import METRICS, MeasuredRun, PromptPool
-from traces.benchmark_results.silicon import closed_loop_throughput
+from traces.benchmark_results import METRICS, MeasuredRun, PromptPool, closed_loop_throughput
 
 _NAMES: dict[str, Any] = parse((Path(__file__).parent / "published_names.yaml").read_text(encoding="utf-8"))
 """Content of ``published_names.yaml``: published names in the catalogue's words, and limits of engines."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import simulator.timing as timing
 from forerun.errors import ForerunError, at_field
 from hwprofiles import Chip, KernelLibrary, dtype_bytes, load_chip, load_link, weakest
 from simulator.llm import load_architecture
@@ -33,23 +34,6 @@ from simulator.serving import (
 )
 from simulator.speculation import AcceptanceSampler, PolicyFactory, attention_level, borrowed_acceptance, sampler_of
 from simulator.speculation.proposal import proposal
-from simulator.timing import (
-    Deployment,
-    Drafter,
-    MemoryPlan,
-    ModelTimer,
-    PipelineTimer,
-    RemoteDrafter,
-    StepTimer,
-    decode_step,
-    fit_separate_processes,
-    load_framework,
-    plan_memory,
-    resolve_weight_dtypes,
-    stage_timers,
-    step_timer,
-    usual_steps,
-)
 from simulator.timing.framework import Framework
 from simulator.timing.hardware_config import LayerShare
 from simulator.timing.mixed_chips import HostKernels, OtherDevice, SlowestKernels
@@ -69,7 +53,7 @@ class PoolBuild(Pool):
     chips_per_stage: int
     """Chips of a replica that share the work of one pipeline stage."""
     chip: Chip
-    memory: MemoryPlan
+    memory: timing.MemoryPlan
     usd_per_chip_hour: float | None
     peak_flops_per_s: float
     """Dense peak FLOP/s of one chip in the dtype of the weight matrices (MoE: the experts'); the denominator of MFU."""
@@ -85,7 +69,9 @@ class PoolBuild(Pool):
     def basis(self) -> str:
         """Evidence level of the kernels of usual steps: a prompt, and a decode or verify batch."""
         limits = self.limits
-        work = usual_steps(self.timer.windows, limits.query_len, limits.max_num_seqs, limits.max_num_batched_tokens)
+        work = timing.usual_steps(
+            self.timer.windows, limits.query_len, limits.max_num_seqs, limits.max_num_batched_tokens
+        )
         basis = self.timer.costs(work).evidence.basis
         return weakest((basis, EXTRAPOLATED)) if self.assumed else basis
 
@@ -104,8 +90,13 @@ class Build:
         """The first pool that generates."""
         return next(pool for pool in self.pools if pool.role != "prefill")
 
+    def with_pools(self, change: Callable[[PoolBuild], PoolBuild]) -> Build:
+        """The build with every pool changed."""
+        pools = tuple(map(change, self.pools))
+        return replace(self, pools=pools, fleet=replace(self.fleet, pools=pools))
+
     @property
-    def memory(self) -> MemoryPlan:
+    def memory(self) -> timing.MemoryPlan:
         """Memory plan of a replica of the main pool."""
         return self.main.memory
 
@@ -203,7 +194,7 @@ def _as_pool(scenario: Scenario, name: str, pool: PoolBuild) -> PoolBuild:
 class _Drafting(NamedTuple):
     """What drafts for a replica; nothing without speculation."""
 
-    drafter: Drafter | None = None
+    drafter: timing.Drafter | None = None
     sampler: AcceptanceSampler | None = None
     drafted: int = 0
     """Draft tokens verified per sequence and step."""
@@ -217,7 +208,7 @@ class _Replica:
         self.scenario, self.assumed, self.seed = scenario, assumed, seed
         self.hardware, self.engine, self.speculation = scenario.hardware, scenario.engine, scenario.speculation
         self.architecture = load_architecture(scenario.model)
-        self.weight_dtypes = resolve_weight_dtypes(self.architecture, scenario.weights_dtype)
+        self.weight_dtypes = timing.resolve_weight_dtypes(self.architecture, scenario.weights_dtype)
 
     def pool(self, make_drafter: DrafterFactory | None, make_policy: PolicyFactory | None) -> PoolBuild:
         """Model on chips, then the drafter, memory, timer and limits, each from those before it."""
@@ -267,7 +258,7 @@ class _Replica:
         )
         return replace(pool, notes=tuple(self._notes(pool, drafting.drafter, borrowed)))
 
-    def _target(self) -> Deployment:
+    def _target(self) -> timing.Deployment:
         """The model on the chips of a replica."""
         scenario, hardware, engine = self.scenario, self.hardware, self.engine
         with at_field("hardware.chip"):
@@ -292,7 +283,7 @@ class _Replica:
         with at_field("weights_dtype"):
             for dtype in sorted(set(self.weight_dtypes.values())):
                 chip.math_dtype(dtype)
-        return Deployment(
+        return timing.Deployment(
             architecture=self.architecture,
             chip=chip,
             kernels=kernels,
@@ -310,7 +301,9 @@ class _Replica:
     def _framework(self, chip: Chip) -> Framework:
         """Host costs and graphs of the engine on a chip."""
         engine = self.engine
-        framework = self.assumed.framework(load_framework(engine.framework)).on(chip, self.hardware.tensor_parallel)
+        framework = self.assumed.framework(timing.load_framework(engine.framework)).on(
+            chip, self.hardware.tensor_parallel
+        )
         if engine.entry_point == "offline":
             framework = framework.without_api_server()
         if engine.sampling == "top-p":
@@ -336,7 +329,7 @@ class _Replica:
             framework.reductions,
         )
 
-    def _drafting(self, target: Deployment, most_seqs: int, make_drafter: DrafterFactory | None) -> _Drafting:
+    def _drafting(self, target: timing.Deployment, most_seqs: int, make_drafter: DrafterFactory | None) -> _Drafting:
         speculation = self.speculation
         if speculation is None or speculation.method == "none":
             return _Drafting()
@@ -349,7 +342,7 @@ class _Replica:
         sampler = sampler_of(speculation.acceptance, verified_survival(speculation), self.seed)
         return _Drafting(drafter, sampler, proposed.nodes, lookahead_tokens(speculation, proposed))
 
-    def _other_devices(self, target: Deployment) -> tuple[OtherDevice, ...]:
+    def _other_devices(self, target: timing.Deployment) -> tuple[OtherDevice, ...]:
         """What other chips of the machine run. llama.cpp runs a step through equal cards one after the other too.
 
         Raises:
@@ -394,9 +387,9 @@ class _Replica:
             )
         return counts
 
-    def _memory(self, target: Deployment, drafting: _Drafting) -> MemoryPlan:
+    def _memory(self, target: timing.Deployment, drafting: _Drafting) -> timing.MemoryPlan:
         engine, drafter = self.engine, drafting.drafter
-        memory = plan_memory(
+        memory = timing.plan_memory(
             target,
             drafter,
             gpu_memory_utilization=engine.gpu_memory_utilization,
@@ -409,7 +402,7 @@ class _Replica:
             drafted=drafting.drafted,
             max_context=engine.max_model_len or self.architecture.max_position or 0,
         )
-        if not isinstance(drafter, RemoteDrafter):
+        if not isinstance(drafter, timing.RemoteDrafter):
             return memory
         if self.hardware.attention_data_parallel > 1:
             raise ForerunError(
@@ -418,25 +411,29 @@ class _Replica:
             )
         share, tokens = engine.gpu_memory_utilization, engine.max_num_batched_tokens
         with at_field("speculation.draft"):
-            return fit_separate_processes(memory, drafter, gpu_memory_utilization=share, max_tokens=tokens)
+            return timing.fit_separate_processes(memory, drafter, gpu_memory_utilization=share, max_tokens=tokens)
 
     def _timer(
         self,
-        target: Deployment,
-        drafter: Drafter | None,
+        target: timing.Deployment,
+        drafter: timing.Drafter | None,
         groups: attention_level.DeviceGroups | None,
         largest_step: int,
-    ) -> ModelTimer:
+    ) -> timing.ModelTimer:
         stages, between = self.hardware.pipeline_parallel, self.hardware.pipeline_link
         if stages == 1 or target.other_devices:
-            timer = StepTimer(target, largest_step, groups.of_timer) if groups else step_timer(target, largest_step)
-            return ModelTimer(timer, drafter)
+            timer = (
+                timing.StepTimer(target, largest_step, groups.of_timer)
+                if groups
+                else timing.step_timer(target, largest_step)
+            )
+            return timing.ModelTimer(timer, drafter)
         with at_field("hardware.pipeline_link"):
             link = load_link(between) if between else target.link
-        first, *later = stage_timers(target, stages, largest_step)
-        return PipelineTimer(first, drafter, later=tuple(later), link=link)
+        first, *later = timing.stage_timers(target, stages, largest_step)
+        return timing.PipelineTimer(first, drafter, later=tuple(later), link=link)
 
-    def _limits(self, memory: MemoryPlan, drafting: _Drafting, framework: Framework) -> EngineLimits:
+    def _limits(self, memory: timing.MemoryPlan, drafting: _Drafting, framework: Framework) -> EngineLimits:
         """Limits of each attention group."""
         engine, groups = self.engine, self.hardware.attention_data_parallel
         num_blocks = memory.num_blocks // groups
@@ -474,7 +471,7 @@ class _Replica:
             return min(max(budget, batch), budget + query_len - 1)
         return max(budget, batch)
 
-    def _host_space(self, chip: Chip, memory: MemoryPlan, capacity_bytes: float) -> HostSpace:
+    def _host_space(self, chip: Chip, memory: timing.MemoryPlan, capacity_bytes: float) -> HostSpace:
         """Host memory of each attention group, behind the link between its chips and the host.
 
         Attention groups copy beside one another, each over its own chips' links.
@@ -492,7 +489,7 @@ class _Replica:
         blocks = groups * int(capacity_bytes // block_bytes)
         return HostSpace(blocks, block_bytes / link.bandwidth_bytes_per_s / groups, link.latency_s)
 
-    def _offload_space(self, chip: Chip, memory: MemoryPlan) -> HostSpace | None:
+    def _offload_space(self, chip: Chip, memory: timing.MemoryPlan) -> HostSpace | None:
         """Host memory for blocks evicted from the prefix cache; None where evicted blocks are discarded."""
         size = self.engine.kv_offloading_bytes
         if size is None:
@@ -505,7 +502,7 @@ class _Replica:
             )
         return space
 
-    def _notes(self, pool: PoolBuild, drafter: Drafter | None, borrowed: str | None) -> Iterator[str]:
+    def _notes(self, pool: PoolBuild, drafter: timing.Drafter | None, borrowed: str | None) -> Iterator[str]:
         """Notes on replicas before they run."""
         architecture, hardware = self.architecture, self.hardware
         yield from (f"{architecture.name}: {note}" for note in architecture.notes)
@@ -520,7 +517,7 @@ class _Replica:
             yield from drafting_notes(self.speculation)
         if borrowed is not None:
             yield borrowed
-        if isinstance(drafter, RemoteDrafter):
+        if isinstance(drafter, timing.RemoteDrafter):
             draft = drafter.deployment
             yield (
                 f"the drafter runs on {draft.tensor_parallel} x {draft.chip.name} per replica over "
@@ -537,11 +534,11 @@ class _Replica:
 
     def _padding_note(self, pool: PoolBuild) -> Iterator[str]:
         """What padding adds to a step of one sequence without draft tokens, if a policy may stop drafting."""
-        assert isinstance(pool.timer, ModelTimer)
+        assert isinstance(pool.timer, timing.ModelTimer)
         timer, engine = pool.timer.target, self.engine
         plain = timer.deployment.framework.for_engine(engine.max_num_seqs, 1, engine.cuda_graph_sizes)
-        unpadded = step_timer(replace(timer.deployment, framework=plain), timer.max_tokens)
-        work = decode_step(timer.windows, 1, 1, 1024)
+        unpadded = timing.step_timer(replace(timer.deployment, framework=plain), timer.max_tokens)
+        work = timing.decode_step(timer.windows, 1, 1, 1024)
         ratio = timer.seconds(work) / unpadded.seconds(work)
         if ratio >= NOTED_PADDING:
             yield (
@@ -551,7 +548,7 @@ class _Replica:
             )
 
 
-def _most_blocks(target: Deployment, block_size: int) -> int:
+def _most_blocks(target: timing.Deployment, block_size: int) -> int:
     """Upper bound on the KV blocks of any memory plan: the number that fills a chip's whole memory."""
     return max(1, int(target.chip.memory.capacity_bytes // (target.cached_kv_bytes_per_token * block_size)))
 
@@ -559,7 +556,7 @@ def _most_blocks(target: Deployment, block_size: int) -> int:
 def _of_one_group(scenario: Scenario) -> Scenario:
     """The scenario with the engine's limits as one attention group has them."""
     engine, groups = scenario.engine, scenario.hardware.attention_data_parallel
-    if groups == 1 or not load_framework(engine.framework).divides_limits:
+    if groups == 1 or not timing.load_framework(engine.framework).divides_limits:
         return scenario
     limits = {name: max(1, getattr(engine, name) // groups) for name in ("max_num_seqs", "max_num_batched_tokens")}
     return scenario.model_copy(update={"engine": engine.model_copy(update=limits)})

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+import simulator.timing as timing
 from forerun.errors import ForerunError
 from hwprofiles import load_chip, load_link
 from simulator.llm import (
@@ -44,34 +45,11 @@ from simulator.speculation.confidence import (
 from simulator.speculation.level_decay import conditional_rates
 from simulator.speculation.methods import METHODS
 from simulator.speculation.speculation_config import named
-from simulator.timing import (
-    ACTIVATION_BYTES,
-    AdjustedDrafter,
-    Deployment,
-    Drafter,
-    DraftStep,
-    DraftTable,
-    HeadsDrafter,
-    HostDrafter,
-    HostOverhead,
-    ModelTimer,
-    ParallelDrafter,
-    RemoteDrafter,
-    SequentialDrafter,
-    causal_pairs,
-    decode_step,
-    fusion_table,
-    keys_read,
-    layer_weight_bytes,
-    load_draft_overhead,
-    resolve_weight_dtypes,
-    step_timer,
-)
 from simulator.timing.framework import DraftOverhead
 
 PRICED_STEPS = 100_000
 """Size of the caches of step times that policies request."""
-DrafterFactory = Callable[["DraftRequest"], Drafter]
+DrafterFactory = Callable[["DraftRequest"], timing.Drafter]
 """A plug-in: builds the drafter of a run."""
 
 HEADS: dict[str, Callable[..., DraftHead]] = {
@@ -89,7 +67,7 @@ class DraftRequest:
 
     config: SpeculationConfig
     proposal: Proposal
-    target: Deployment
+    target: timing.Deployment
     max_num_seqs: int
     max_num_batched_tokens: int
 
@@ -104,22 +82,24 @@ class DraftRequest:
         return method_overhead(self.target.framework.name, self.config.method)
 
     @property
-    def overhead(self) -> HostOverhead:
+    def overhead(self) -> timing.HostOverhead:
         """Host time per step and pass: as the scenario says, else as the method costs in this engine."""
         draft, known = self.draft, self.measured
-        return HostOverhead(
+        return timing.HostOverhead(
             _given(draft.step_s, known.step_s),
             _given(draft.pass_s, known.pass_s),
             _given(draft.per_sequence_s, known.per_sequence_s),
             known.sequence_pass_s if draft.per_sequence_s is None else 0.0,
         )
 
-    def sequential(self, deployment: Deployment, weights: float, kv: float, **more: Any) -> SequentialDrafter:
+    def sequential(
+        self, deployment: timing.Deployment, weights: float, kv: float, **more: Any
+    ) -> timing.SequentialDrafter:
         """A drafter of the method's depth and widths; ``more`` are further fields of it."""
-        timer, proposal = step_timer(deployment, self.max_pass_tokens), self.proposal
-        return SequentialDrafter(timer, proposal.depth, proposal.pass_widths, weights, kv, self.overhead, **more)
+        timer, proposal = timing.step_timer(deployment, self.max_pass_tokens), self.proposal
+        return timing.SequentialDrafter(timer, proposal.depth, proposal.pass_widths, weights, kv, self.overhead, **more)
 
-    def deployment(self, architecture: Architecture, dtypes: dict[str, str]) -> Deployment:
+    def deployment(self, architecture: Architecture, dtypes: dict[str, str]) -> timing.Deployment:
         """A drafter's model on the chips that the scenario gives it."""
         draft, target = self.draft, self.target
         if draft.chip is None:
@@ -150,7 +130,7 @@ class DraftRequest:
 
 def method_overhead(framework: str, method: str) -> DraftOverhead:
     """Host times of a method as measured in an engine, or in any; of the method that stands in for it."""
-    return load_draft_overhead(framework, METHODS[method].times_of or method)
+    return timing.load_draft_overhead(framework, METHODS[method].times_of or method)
 
 
 def lookahead_tokens(config: SpeculationConfig, proposal: Proposal) -> int:
@@ -178,7 +158,7 @@ def drafting_notes(config: SpeculationConfig) -> Iterator[str]:
 
 
 def drafting_rule(
-    config: SpeculationConfig, timer: ModelTimer, make_policy: PolicyFactory | None = None, seed: int = 0
+    config: SpeculationConfig, timer: timing.ModelTimer, make_policy: PolicyFactory | None = None, seed: int = 0
 ) -> DraftingRule | None:
     """The draft policy of a scenario; None where K, the number of draft tokens, never changes.
 
@@ -193,7 +173,7 @@ def drafting_rule(
     """
     policy, most = named(config.policy), config.depth
     if policy.name == CONFIDENCE_THRESHOLD and make_policy is None:
-        if not isinstance(timer.drafter, SequentialDrafter):
+        if not isinstance(timer.drafter, timing.SequentialDrafter):
             raise ForerunError(
                 f"speculation.policy: confidence-threshold needs sequential passes of a drafter on the target's chips; "
                 f"{config.method} has none"
@@ -204,33 +184,33 @@ def drafting_rule(
     @lru_cache(maxsize=PRICED_STEPS)
     def step_seconds(seqs: int, tokens: int, context: int, prompt: int = 0) -> float:
         """Seconds of a step in which each sequence verifies, and drafts, ``tokens`` tokens, beside a prompt's."""
-        work = decode_step(timer.windows, seqs, tokens + 1, context)
+        work = timing.decode_step(timer.windows, seqs, tokens + 1, context)
         prompt = min(prompt, timer.target.max_tokens - seqs * (most + 1))
         if prompt > 0:
-            pairs = tuple(causal_pairs(prompt, 0, w) for w in timer.windows)
-            keys = tuple(keys_read(prompt, prompt, w) for w in timer.windows)
+            pairs = tuple(timing.causal_pairs(prompt, 0, w) for w in timer.windows)
+            keys = tuple(timing.keys_read(prompt, prompt, w) for w in timer.windows)
             work = work._replace(prefill_seqs=1, prefill_tokens=prompt, prefill_pairs=pairs, prefill_kv_tokens=keys)
-        return float(timer.seconds(work, DraftStep(tokens, 0, 0, 0, none, none)))
+        return float(timer.seconds(work, timing.DraftStep(tokens, 0, 0, 0, none, none)))
 
     @lru_cache(maxsize=PRICED_STEPS)
     def switch_seconds(seqs: int, skipped: int) -> float:
         """Seconds that a decode step lasts longer where K has changed and the drafter has that much to catch up on."""
         each = max(1, skipped // seqs)
-        pairs = tuple(seqs * causal_pairs(each, 0, w) if skipped else 0 for w in timer.windows)
-        keys = tuple(seqs * keys_read(each, each, w) if skipped else 0 for w in timer.windows)
-        work = decode_step(timer.windows, seqs, 2, each)
-        changed = DraftStep(1, 1, seqs if skipped else 0, skipped, pairs, keys)
-        return float(timer.seconds(work, changed) - timer.seconds(work, DraftStep(1, 0, 0, 0, none, none)))
+        pairs = tuple(seqs * timing.causal_pairs(each, 0, w) if skipped else 0 for w in timer.windows)
+        keys = tuple(seqs * timing.keys_read(each, each, w) if skipped else 0 for w in timer.windows)
+        work = timing.decode_step(timer.windows, seqs, 2, each)
+        changed = timing.DraftStep(1, 1, seqs if skipped else 0, skipped, pairs, keys)
+        return float(timer.seconds(work, changed) - timer.seconds(work, timing.DraftStep(1, 0, 0, 0, none, none)))
 
     factory = make_policy or policy_factory(policy, most, step_seconds, switch_seconds)
     return None if factory is None else DraftingRule(factory, most, policy.while_off == "follow")
 
 
-def adjusted_drafter(config: SpeculationConfig, drafter: Drafter, framework: str) -> AdjustedDrafter:
+def adjusted_drafter(config: SpeculationConfig, drafter: timing.Drafter, framework: str) -> timing.AdjustedDrafter:
     """The drafter under the scenario's policy."""
     policy = named(config.policy)
     look_s = method_overhead(framework, config.method).gate_s if policy.name == CONFIDENCE_THRESHOLD else None
-    return AdjustedDrafter(drafter, config.depth, policy.while_off == "follow", policy.switch_s or 0.0, look_s)
+    return timing.AdjustedDrafter(drafter, config.depth, policy.while_off == "follow", policy.switch_s or 0.0, look_s)
 
 
 def chain_behind(config: SpeculationConfig) -> ThresholdChain:
@@ -248,7 +228,7 @@ def verified_survival(config: SpeculationConfig) -> FloatArray:
     return survival
 
 
-def build_drafter(request: DraftRequest) -> Drafter:
+def build_drafter(request: DraftRequest) -> timing.Drafter:
     """The drafter of a method.
 
     Raises:
@@ -257,12 +237,12 @@ def build_drafter(request: DraftRequest) -> Drafter:
     return BUILDERS.get(request.config.method, trained_head)(request)
 
 
-def draft_model(request: DraftRequest) -> Drafter:
+def draft_model(request: DraftRequest) -> timing.Drafter:
     """A smaller language model of its own."""
     draft = request.draft
     assert draft.model is not None
     architecture = load_architecture(draft.model)
-    deployment = request.deployment(architecture, resolve_weight_dtypes(architecture, draft.weights_dtype))
+    deployment = request.deployment(architecture, timing.resolve_weight_dtypes(architecture, draft.weights_dtype))
     weights, kv, itself = deployment.weight_bytes, deployment.kv_bytes_per_token, False
     if draft.kv_tokens is not None:
         itself = deployment == request.target
@@ -282,31 +262,31 @@ def _windowed(architecture: Architecture, kv_tokens: int) -> Architecture:
     return replace(architecture, layer_groups=tuple(groups))
 
 
-def lookup(request: DraftRequest) -> Drafter:
+def lookup(request: DraftRequest) -> timing.Drafter:
     """N-gram or suffix look-up on the host."""
     draft, known = request.draft, request.measured
-    return HostDrafter(
+    return timing.HostDrafter(
         _given(draft.step_s, known.step_s),
         _given(draft.per_sequence_s, known.per_sequence_s),
         _given(draft.per_context_token_s, known.per_context_token_s),
     )
 
 
-def medusa(request: DraftRequest) -> Drafter:
+def medusa(request: DraftRequest) -> timing.Drafter:
     """One Medusa head per draft position."""
     draft = request.draft
-    dtypes = resolve_weight_dtypes(request.target.architecture, draft.weights_dtype or "bf16")
+    dtypes = timing.resolve_weight_dtypes(request.target.architecture, draft.weights_dtype or "bf16")
     depth, seqs, layers = request.proposal.depth, request.max_drafting_seqs, draft.num_layers or 1
-    return HeadsDrafter(request.target, depth, seqs, layers, dtypes["mlp"], request.overhead)
+    return timing.HeadsDrafter(request.target, depth, seqs, layers, dtypes["mlp"], request.overhead)
 
 
-def mtp(request: DraftRequest) -> Drafter:
+def mtp(request: DraftRequest) -> timing.Drafter:
     """The target's own multi-token-prediction module, run for every depth, or one module per depth."""
     target, draft = request.target, request.draft
     architecture = mtp_architecture(target.architecture)
     dtypes = dict(target.weight_dtypes)
     if draft.weights_dtype is not None:
-        dtypes = resolve_weight_dtypes(architecture, draft.weights_dtype)
+        dtypes = timing.resolve_weight_dtypes(architecture, draft.weights_dtype)
     dtypes["embedding"] = _lm_head_dtype(target)  # the tied table of the module stands for the target's LM head
     chips = draft.tensor_parallel or target.tensor_parallel
     deployment = replace(target, architecture=architecture, weight_dtypes=dtypes, tensor_parallel=chips)
@@ -316,30 +296,32 @@ def mtp(request: DraftRequest) -> Drafter:
     return request.sequential(deployment, weights, kv, separate_modules=separate)
 
 
-def trained_head(request: DraftRequest) -> Drafter:
+def trained_head(request: DraftRequest) -> timing.Drafter:
     """EAGLE, EAGLE-2, EAGLE-3: depth by depth; a parallel drafter: all K tokens in one pass."""
     draft, target, proposal = request.draft, request.target, request.proposal
     head = HEADS[request.config.method](target.architecture, _head_sizes(request))
-    dtypes = resolve_weight_dtypes(head.architecture, draft.weights_dtype)
+    dtypes = timing.resolve_weight_dtypes(head.architecture, draft.weights_dtype)
     if not head.own_lm_head:
         dtypes["lm_head"] = _lm_head_dtype(target)
     deployment = request.deployment(head.architecture, dtypes)
-    weights = layer_weight_bytes(deployment, head.own_lm_head, head.fused_hidden_states)
+    weights = timing.layer_weight_bytes(deployment, head.own_lm_head, head.fused_hidden_states)
     if draft.chip is not None:  # the target's tables lie on other chips
         weights = max(weights, deployment.weight_bytes)
     states = max(1, head.fused_hidden_states)
     kv = deployment.kv_bytes_per_token
-    fusion: DraftTable | None = None
+    fusion: timing.DraftTable | None = None
     if head.fused_hidden_states:
-        fusion = fusion_table(deployment, head.fused_hidden_states, request.max_num_batched_tokens)
+        fusion = timing.fusion_table(deployment, head.fused_hidden_states, request.max_num_batched_tokens)
     if request.config.method == "parallel-draft":
         most = request.max_num_batched_tokens + request.max_num_seqs * proposal.depth
-        parallel = ParallelDrafter(step_timer(deployment, most), proposal.depth, weights, kv, request.overhead, fusion)
+        parallel = timing.ParallelDrafter(
+            timing.step_timer(deployment, most), proposal.depth, weights, kv, request.overhead, fusion
+        )
         return placed(request, parallel, states)
     return placed(request, request.sequential(deployment, weights, kv, fusion=fusion), states)
 
 
-BUILDERS: dict[str, Callable[[DraftRequest], Drafter]] = {
+BUILDERS: dict[str, Callable[[DraftRequest], timing.Drafter]] = {
     "draft-model": draft_model,
     "ngram": lookup,
     "suffix": lookup,
@@ -349,7 +331,9 @@ BUILDERS: dict[str, Callable[[DraftRequest], Drafter]] = {
 """Function that builds the drafter, by method; the methods not listed are trained heads."""
 
 
-def placed(request: DraftRequest, drafter: SequentialDrafter | ParallelDrafter, hidden_states: int) -> Drafter:
+def placed(
+    request: DraftRequest, drafter: timing.SequentialDrafter | timing.ParallelDrafter, hidden_states: int
+) -> timing.Drafter:
     """The drafter where the scenario puts it: on the target's chips, or on its own over a link.
 
     Args:
@@ -366,8 +350,8 @@ def placed(request: DraftRequest, drafter: SequentialDrafter | ParallelDrafter, 
     name = draft.link or target.chip.links.host or target.chip.links.scale_out
     if name is None:
         raise ForerunError(f"link: chip '{target.chip.name}' names no host link; name one (forerun chips list)")
-    state_bytes = hidden_states * target.architecture.hidden_size * ACTIVATION_BYTES
-    return RemoteDrafter(drafter, load_link(name), state_bytes, draft.overlap or 0.0)
+    state_bytes = hidden_states * target.architecture.hidden_size * timing.ACTIVATION_BYTES
+    return timing.RemoteDrafter(drafter, load_link(name), state_bytes, draft.overlap or 0.0)
 
 
 def _head_sizes(request: DraftRequest) -> HeadSizes:
@@ -382,7 +366,7 @@ def _head_sizes(request: DraftRequest) -> HeadSizes:
     return replace(sizes, **{name: value for name, value in known.items() if value is not None})
 
 
-def _lm_head_dtype(target: Deployment) -> str:
+def _lm_head_dtype(target: timing.Deployment) -> str:
     return target.weight_dtypes["embedding" if target.architecture.tie_word_embeddings else "lm_head"]
 
 

@@ -20,9 +20,8 @@ sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).
 import atheris
 
 with atheris.instrument_imports(include=["traces", "simulator", "hwprofiles"]):
-    from fuzzing.long_run import place_of
     from fuzzing.mutate import mutated
-    from fuzzing.targets import TARGETS, attempt, quick_folder
+    from fuzzing.targets import TARGETS, Round, quick_folder
 
 MEMORY_MB = 6144
 
@@ -30,8 +29,6 @@ MEMORY_MB = 6144
 def fuzz(name: str, seconds: float, corpus: Path, findings: Path | None) -> None:
     """Fuzz one target for so many seconds of processor time, report, and end the process."""
     target = TARGETS[name]
-    known: set[str] = set()
-    outcomes = {"read": 0, "refused": 0, "broke": 0}
     for number, seed in enumerate(target.seeds):
         (corpus / f"seed-{number}").write_bytes(seed)
 
@@ -41,27 +38,17 @@ def fuzz(name: str, seconds: float, corpus: Path, findings: Path | None) -> None
         return mutated(start, rng, target.seeds)[:most]
 
     def one(data: bytes) -> None:
-        try:
-            outcomes["read" if attempt(target, data, folder) is None else "refused"] += 1
-        except Exception as error:
-            outcomes["broke"] += 1
-            place = place_of(error)
-            key = place.split(" '")[0]
-            if key not in known:
-                known.add(key)
-                print(f"FINDING {name}: {place}", flush=True)
-                if findings is not None:
-                    findings.mkdir(parents=True, exist_ok=True)
-                    (findings / f"{name}-{len(known)}{target.suffix}").write_bytes(data)
+        damaged.add(data)
         if time.process_time() > seconds:
             kept = sum(1 for _ in corpus.iterdir()) - len(target.seeds)
-            print(f"{name}: {sum(outcomes.values())} inputs in {seconds:.0f} CPU s, {outcomes}, kept {kept}, "
-                  f"places that broke {len(known)}", flush=True)  # fmt: skip
+            print(f"{name}: {damaged.outcomes.total()} inputs in {seconds:.0f} CPU s, {dict(damaged.outcomes)}, "
+                  f"kept {kept}, places that broke {len(damaged.places)}", flush=True)  # fmt: skip
             (folder / f"fuzzed{target.suffix}").unlink()
             folder.rmdir()
             os._exit(0)
 
     with quick_folder() as folder:
+        damaged = Round(target, folder, findings)
         arguments = [sys.argv[0], str(corpus), "-max_len=100000", f"-rss_limit_mb={MEMORY_MB}", "-verbosity=0"]
         atheris.Setup(arguments, one, custom_mutator=damage)
         atheris.Fuzz()
@@ -83,7 +70,6 @@ def main() -> None:
             corpus.mkdir(parents=True, exist_ok=True)
             if len(options.targets) == 1:
                 fuzz(name, options.seconds, corpus, options.findings)
-            findings = ["--findings", str(options.findings)] if options.findings else []
             command = [
                 sys.executable,
                 __file__,
@@ -93,6 +79,7 @@ def main() -> None:
                 "--corpus",
                 str(corpus.parent),
             ]
+            findings = ["--findings", str(options.findings)] if options.findings else []
             subprocess.run([*command, *findings], check=False)
 
 

@@ -9,7 +9,6 @@ import random
 import resource
 import sys
 import time
-import traceback
 import warnings
 from collections import Counter
 from pathlib import Path
@@ -17,46 +16,19 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).resolve().parent.parent.parent)]
 
 from fuzzing.mutate import mutated
-from fuzzing.targets import TARGETS, Target, attempt, quick_folder
+from fuzzing.targets import TARGETS, Round, Target, quick_folder
 
 MEMORY_BYTES = 6 << 30
 
 
-def place_of(error: BaseException) -> str:
-    """Kind of the error and the innermost line of the project that it passed."""
-    frames = traceback.extract_tb(error.__traceback__)
-    custom = [
-        f
-        for f in frames
-        if any(f"/{capacity}/" in f.filename for capacity in ("traces", "simulator", "hwprofiles", "dashboards"))
-    ]
-    last = (custom or frames)[-1]
-    return f"{type(error).__name__} at {'/'.join(Path(last.filename).parts[-3:])}:{last.lineno} {str(error)[:150]!r}"
-
-
-def fuzz(target: Target, inputs: int, seed: int, keep: Path | None) -> tuple[Counter[str], Counter[str]]:
-    """Outcomes and findings of ``inputs`` damaged files."""
+def fuzz(target: Target, inputs: int, seed: int, keep: Path | None) -> Counter[str]:
+    """Outcomes of ``inputs`` damaged files."""
     rng = random.Random(f"{seed} {target.name}")
-    outcomes: Counter[str] = Counter()
-    findings: Counter[str] = Counter()
-    known: set[str] = set()
     with quick_folder() as folder:
+        damaged = Round(target, folder, keep)
         for _ in range(inputs):
-            data = mutated(rng.choice(target.seeds), rng, target.seeds)
-            try:
-                outcomes["read" if attempt(target, data, folder) is None else "refused"] += 1
-            except Exception as error:
-                place = place_of(error)
-                outcomes["broke"] += 1
-                findings[place] += 1
-                key = place.split(" '")[0]
-                if key not in known:
-                    known.add(key)
-                    print(f"FINDING {target.name}: {place}", flush=True)
-                    if keep is not None:
-                        keep.mkdir(parents=True, exist_ok=True)
-                        (keep / f"{target.name}-{len(known)}{target.suffix}").write_bytes(data)
-    return outcomes, findings
+            damaged.add(mutated(rng.choice(target.seeds), rng, target.seeds))
+    return damaged.outcomes
 
 
 def main() -> None:
@@ -73,7 +45,7 @@ def main() -> None:
     broke = 0
     for name in options.only:
         begin = time.process_time()
-        outcomes, _ = fuzz(TARGETS[name], options.inputs, options.seed, options.findings)
+        outcomes = fuzz(TARGETS[name], options.inputs, options.seed, options.findings)
         broke += outcomes["broke"]
         print(
             f"{name}: {options.inputs} inputs in {time.process_time() - begin:.0f} CPU s: {dict(outcomes)}", flush=True

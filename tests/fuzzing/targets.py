@@ -4,8 +4,10 @@ import io
 import os
 import signal
 import tempfile
+import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +30,7 @@ from traces.kernels import read_kernels
 from traces.llama_cpp import read_llama_cpp
 from traces.requests import iter_requests, read_requests
 from traces.steps import read_steps
+from validation import tables as tables  # lets read_runs and read_kernels read them
 
 REFUSALS = (ForerunError, ProfileError, TraceError)
 LONGEST_MESSAGE = 2000
@@ -54,6 +57,13 @@ def _requests(path: Path) -> None:
         assert table.arrival_s[0] == 0
 
 
+def _requests_named(path: Path) -> None:
+    """A format that a user names is read or refused whatever the file holds."""
+    for format in ("plain", "mooncake", "agentic", "vllm-bench", "aiperf", "bailian", "servegen", "sharegpt"):
+        with suppress(TraceError):
+            assert len(read_requests(path, format, on_error="skip")) >= 1
+
+
 def _requests_streamed(path: Path) -> None:
     """Streamed and whole readings hold the same requests, in order throughout."""
     last, rows = -np.inf, 0
@@ -69,10 +79,6 @@ def _kernels(path: Path) -> None:
     table = read_kernels(path)
     assert np.isfinite(table.measured_s).all()
     assert (table.measured_s > 0).all()
-
-
-def _steps(path: Path) -> None:
-    read_steps(path)
 
 
 def _benchmark_results(path: Path) -> None:
@@ -115,13 +121,14 @@ def _targets() -> Iterator[Target]:
     request_seeds = (*texts(*seeds.REQUESTS), seeds.packed(seeds.REQUESTS[0]), seeds.parquet_of(tables[0]))
     kernel_seeds = texts(*seeds.KERNELS)
     yield Target("requests", "", request_seeds, _requests)
+    yield Target("requests-named", "", request_seeds, _requests_named)
     yield Target("requests-streamed", "", request_seeds, _requests_streamed)
     yield Target("kernels", ".csv", kernel_seeds, _kernels)
     yield Target("kernels-gzip", ".csv.gz", tuple(map(seeds.packed, seeds.KERNELS[:2])), _kernels)
     yield Target("kernels-parquet", ".parquet", tuple(map(seeds.parquet_of, seeds.KERNELS[:12])), _kernels)
-    yield Target("steps-csv", ".csv", texts(seeds.STEPS[0]), _steps)
-    yield Target("steps-json", ".json", texts(seeds.STEPS[1]), _steps)
-    yield Target("steps-parquet", ".parquet", (seeds.parquet_of(seeds.STEPS[0]),), _steps)
+    yield Target("steps-csv", ".csv", texts(seeds.STEPS[0]), read_steps)
+    yield Target("steps-json", ".json", texts(seeds.STEPS[1]), read_steps)
+    yield Target("steps-parquet", ".parquet", (seeds.parquet_of(seeds.STEPS[0]),), read_steps)
     yield Target("benchmark_results-csv", ".csv", texts(*seeds.BENCHMARK_RESULTS[:4]), _benchmark_results)
     yield Target("benchmark_results-json", ".json", texts(*seeds.BENCHMARK_RESULTS[4:]), _benchmark_results)
     yield Target("benchmark_results-jsonl", ".jsonl", texts(*seeds.BENCHMARK_RESULTS[4:]), _benchmark_results)
@@ -151,7 +158,6 @@ def _targets() -> Iterator[Target]:
 
 
 TARGETS = {target.name: target for target in _targets()}
-LIGHT = tuple(name for name in TARGETS if not name.startswith("command-run"))
 
 
 class Hang(Exception):
@@ -201,3 +207,43 @@ def quick_folder() -> Iterator[Path]:
     memory = "/dev/shm"
     with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as folder:
         yield Path(folder)
+
+
+class Round:
+    """Damaged files through one reader: counts outcomes, prints what breaks once for each place in the code.
+
+    Args:
+        target: the reader.
+        folder: for the file it is given.
+        keep: folder for inputs that broke something, or None.
+    """
+
+    def __init__(self, target: Target, folder: Path, keep: Path | None) -> None:
+        self.target, self.folder, self.keep = target, folder, keep
+        self.outcomes: Counter[str] = Counter()
+        self.places: set[str] = set()
+
+    def add(self, data: bytes) -> None:
+        """Give one input to the reader."""
+        try:
+            self.outcomes["read" if attempt(self.target, data, self.folder) is None else "refused"] += 1
+        except Exception as error:
+            self.outcomes["broke"] += 1
+            place = _place_of(error)
+            key = place.split(" '")[0]
+            if key in self.places:
+                return
+            self.places.add(key)
+            print(f"FINDING {self.target.name}: {place}", flush=True)
+            if self.keep is not None:
+                self.keep.mkdir(parents=True, exist_ok=True)
+                (self.keep / f"{self.target.name}-{len(self.places)}{self.target.suffix}").write_bytes(data)
+
+
+def _place_of(error: BaseException) -> str:
+    """Kind of the error and the innermost line of the project that it passed."""
+    frames = traceback.extract_tb(error.__traceback__)
+    packages = ("traces", "simulator", "hwprofiles", "dashboards")
+    own = [frame for frame in frames if any(f"/{package}/" in frame.filename for package in packages)]
+    last = (own or frames)[-1]
+    return f"{type(error).__name__} at {'/'.join(Path(last.filename).parts[-3:])}:{last.lineno} {str(error)[:150]!r}"

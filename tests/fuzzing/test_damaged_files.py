@@ -6,7 +6,6 @@
 import gzip
 import json
 import random
-from datetime import UTC, datetime, timedelta, timezone
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -125,38 +124,6 @@ def test_a_file_that_is_much_too_long_is_refused_unread(kind):
     with quick_folder() as folder:
         refusal = attempt(TARGETS[kind], b"a: b\n" * (1 << 20), folder)
     assert "larger than" in refusal
-
-
-@pytest.mark.parametrize("value", ["1000000000000000000", "1e18", "inf", "nan", "-1", "9" * 400, "0.5", ""])
-@pytest.mark.parametrize("column", [1, 2])
-def test_a_count_that_cannot_be_names_its_line(tmp_path, value, column):
-    row = ["1.0", "5", "5"]
-    row[column] = value
-    path = tmp_path / "t.csv"
-    path.write_text("arrival_s,input_tokens,output_tokens\n0,1,1\n" + ",".join(row) + "\n")
-    with pytest.raises(TraceError, match=r"t\.csv:3"):
-        read_requests(path)
-    assert sum(read_requests(path, on_error="skip").skipped.values()) == 1
-
-
-@pytest.mark.parametrize("hours", range(-12, 15))
-def test_dates_of_every_zone_are_the_same_instants(tmp_path, hours):
-    noon = datetime(2024, 1, 1, 12, tzinfo=timezone(timedelta(hours=hours)))
-    shifted = [noon.isoformat(), (noon + timedelta(seconds=5)).astimezone(UTC).isoformat()]
-    path = tmp_path / "t.csv"
-    path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(f"{stamp},1,1\n" for stamp in shifted))
-    assert read_requests(path).arrival_s.tolist() == [0.0, 5.0]
-
-
-def test_rows_out_of_order_and_doubled_stay_whole(tmp_path):
-    rows = [(float(i % 7), 10 + i, 1 + i % 3) for i in range(50)] * 2
-    path = tmp_path / "t.csv"
-    path.write_text("arrival_s,input_tokens,output_tokens\n" + "".join(f"{a},{b},{c}\n" for a, b, c in rows))
-    table = read_requests(path)
-    result = sorted(
-        zip(table.arrival_s.tolist(), table.input_tokens.tolist(), table.output_tokens.tolist(), strict=True)
-    )
-    assert result == sorted(rows)
 
 
 def test_a_number_of_thousands_of_digits_is_refused_everywhere(tmp_path):

@@ -24,179 +24,18 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 FOLDER = Path(__file__).resolve().parent
 CORPUS = FOLDER / "corpus"
 CPU_LIMIT_S = 60.0
 """Processor time after which a scenario counts as one that does not end."""
 KNOWN = ("ok", "refused")
-DTYPES = ["bf16", "fp8", "int8", "int4", "fp4", "bfp8"]
-CHIPS = ["h100-sxm", "a100-sxm-80gb", "n150", "mi300x", "l40s", "rtx-4090", "b200-sxm", "h20"]
-MODELS = ["llama-3.2-1b", "llama-3.1-8b", "gemma-3-4b", "qwen3-30b-a3b", "gpt-oss-20b", "deepseek-v3"]
-"""Drawn most often; one scenario in four has any model of the catalogue."""
-WORDS: dict[str, list[Any]] = {
-    "model": MODELS,
-    "chip": CHIPS,
-    "link": ["nvlink4", "pcie5-x16", "infiniband-ndr"],
-    "pipeline_link": ["nvlink4", "pcie5-x16"],
-    "host_link": ["pcie5-x16"],
-    "framework": ["vllm", "sglang", "trtllm", "generic", "llama.cpp"],
-    "kv_cache_dtype": DTYPES,
-    "weights_dtype": DTYPES,
-    "expert_routing": ["uniform", "zipf-1.0"],
-    "task": ["gsm8k"],
-    "curve": ["eagle3-llama-3.1-8b", "nothing"],
-    "trace": [
-        "azure-conv-2023",
-        "mooncake-conversation",
-        "agents",
-        "FILES/plain.csv",
-        "FILES/shared.jsonl",
-        "FILES/bad.csv",
-        "nothing",
-    ],
-    "file": ["FILES/lengths.txt", "FILES/bad.csv", "nothing"],
-    "log": ["FILES/engine.log", "FILES/bad.csv", "nothing"],
-    "format": ["auto", "mooncake", "azure-llm", "nothing"],
-}
-"""Words for fields of free text; ``FILES`` is the folder beside this file."""
+MADE_OF = yaml.safe_load((FOLDER / "parts.yaml").read_text("utf-8"))
+MODELS, SMALL, LIKELY, PARTS = (MADE_OF[name] for name in ("models", "small", "likely", "parts"))
+WORDS = MADE_OF["words"] | {"model": MODELS}
 ONLY_TRACE = {"trace", "skip_requests", "columns", "format", "on_error"}
 """Fields of a workload that count only with a trace; a scenario that has none does not get them."""
-SMALL = {"num_requests": 14, "turns": 5, "input_tokens": 900, "output_tokens": 60, "value": 900, "min": 300, "max": 900,
-         "values": 900, "replicas": 3, "tensor_parallel": 4, "pipeline_parallel": 3, "num_speculative_tokens": 8,
-         "system_prompt_tokens": 400, "depth": 6, "width": 4, "mean": 600, "nodes": 40,
-         "attention_data_parallel": 300}  # fmt: skip
-"""Largest value of whole numbers that would only take longer (the oracle walks every attention group in Python)."""
-NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "acceptance": {"alpha": 0.6}}
-PARTS: dict[str, list[Any]] = {
-    "hardware": [
-        {"chip": "h100-sxm"},
-        {"chip": "h100-sxm", "replicas": 2},
-        {"chip": "h100-sxm", "tensor_parallel": 2},
-        {"chip": "h100-sxm", "pipeline_parallel": 2},
-        {"chip": "a100-sxm-80gb", "replicas": 3},
-        {"chip": "n150", "tensor_parallel": 4, "speculative_parallel": 2},
-        {"chip": "gb300", "tensor_parallel": 8},
-        {"chip": "cpu-ddr5-2ch", "layers_on": [{"chip": "rtx-4090", "layers": 8}]},
-    ],
-    "layers_on": [{"chip": "rtx-4090", "layers": 4}, {"chip": "rtx-4090", "layers": 400}],
-    "columns": [{"input": "prompt"}, {"arrival": "ts:ms", "output": "answer"}, {"input": "nothing"}],
-    "engine": [
-        {"max_num_seqs": 4},
-        {"scheduler": "static", "block_size": 3},
-        {"scheduler": "priority", "num_kv_blocks": 70},
-        {"scheduler": "sglang", "framework": "sglang"},
-        {"scheduler": "prefill-first", "max_num_batched_tokens": 2048},
-        {"preemption": "swap", "num_kv_blocks": 70},
-        {"prefix_cache": "radix", "routing": "kv-aware"},
-        {"routing": "prefix-aware", "max_num_batched_tokens": 128},
-    ],
-    "router": [{"max_outstanding": 3}, {"max_outstanding": 2, "when_full": "refuse"}],
-    "speculation": [
-        NGRAM,
-        NGRAM | {"policy": {"name": "disable-above-batch", "batch": 2}},
-        {
-            "method": "draft-model",
-            "num_speculative_tokens": 2,
-            "draft": {"model": "llama-3.2-1b"},
-            "acceptance": {"per_position": [0.7, 0.4]},
-        },
-        {"method": "eagle3", "num_speculative_tokens": 3, "acceptance": {"per_position": [0.73, 0.52, 0.35]}},
-        {"method": "medusa", "num_speculative_tokens": 3, "acceptance": {"alpha": 0.6}},
-        {"method": "eagle", "num_speculative_tokens": 2, "acceptance": {"alpha": 0.7, "spread": 0.2}},
-        {"method": "mtp", "num_speculative_tokens": 2, "acceptance": {"alpha": 0.8}},
-        {"method": "none", "acceptance": {"alpha": 0.7, "spread": 0.2}},
-    ],
-    "pools": [
-        {"a": {}, "b": {"hardware": {"chip": "a100-sxm-80gb"}}},
-        {"a": {"role": "prefill"}, "b": {"role": "decode", "engine": {"num_kv_blocks": 90}}, "c": {"role": "decode"}},
-        {"a": {"role": "prefill", "engine": {"enable_prefix_caching": False}}, "b": {"role": "decode"}},
-        {
-            "a": {"role": "prefill", "hardware": {"tensor_parallel": 2}, "engine": {"max_num_batched_tokens": 4096}},
-            "b": {"role": "decode", "engine": {"enable_prefix_caching": False, "block_size": 64}},
-        },
-        {
-            "a": {"engine": {"framework": "sglang", "scheduler": "sglang"}},
-            "b": {"hardware": {"tensor_parallel": 2}, "engine": {"block_size": 32, "max_num_seqs": 3}},
-        },
-    ],
-    "arrivals": [
-        {"process": "burst"},
-        {"process": "poisson", "request_rate": 200.0},
-        {"process": "gamma", "request_rate": 50.0, "burstiness": 0.3},
-        {"process": "constant", "request_rate": 20.0},
-        {"process": "closed-loop", "max_concurrency": 5},
-    ],
-    "input_tokens": [
-        {"distribution": "lognormal", "mean": 300, "cv": 1.0, "max": 2000},
-        {"distribution": "empirical", "values": [1, 33, 900]},
-    ],
-    "output_tokens": [
-        {"distribution": "lognormal", "mean": 20, "cv": 0.8, "max": 90},
-        {"distribution": "constant", "value": 1},
-    ],
-    "acceptance": [{"alpha": 0.0}, {"alpha": 1.0}, {"per_position": [0.7, 0.5, 0.3]}, {"acceptance_length": 2.1}],
-    "policy": [
-        {"name": "disable-above-batch", "batch": 3},
-        {"name": "goodput"},
-        {"name": "ema"},
-        {"name": "batch-table", "table": [[1, 2, 3], [3, 10000, 1]]},
-    ],
-    "attention_speculation": [
-        {"hit_rate": 0.8},
-        {"task": "gsm8k", "lambda": 0.05, "window_tokens": 512, "prefill": "replicated"},
-        {"hit_rate": 0.6, "verification": "per-request", "batch_correlation": 0.5},
-        {"hit_rate_by_context": [[64, 0.9], [4096, 0.5]], "verification": "every-query", "reading": "pipelined"},
-        {"hit_rate": 0.7, "hits": "drawn", "layer_correlation": 0.2, "token_correlation": 0.6, "sync_s": 2e-5},
-    ],
-    "tree": [{"branching": [3, 2, 1]}, {"nodes": 12}],
-    "sessions": [{"turns": 4, "think_time_s": 0.01, "block_tokens": 48}],
-    "kv_transfer": [{"link": "pcie5-x16"}],
-    "faults": [{"mtbf_s": 0.3, "mttr_s": 0.05}, {"events": [{"replica": 0, "at_s": 0.1, "down_s": 0.2}]}],
-    "workload": [
-        {"arrivals": {"process": "burst"}, "input_tokens": 40, "output_tokens": 20, "num_requests": 6},
-        {
-            "arrivals": {"process": "poisson", "request_rate": 80.0},
-            "num_requests": 12,
-            "input_tokens": {"distribution": "uniform", "min": 1, "max": 600},
-            "output_tokens": {"distribution": "uniform", "min": 1, "max": 50},
-        },
-        {
-            "arrivals": {"process": "closed-loop", "max_concurrency": 3},
-            "input_tokens": 300,
-            "output_tokens": 9,
-            "num_requests": 9,
-        },
-        {
-            "arrivals": {"process": "poisson", "request_rate": 30.0},
-            "input_tokens": 90,
-            "output_tokens": 20,
-            "num_requests": 10,
-            "sessions": {"turns": 3, "think_time_s": 0.05, "system_prompt_tokens": 64},
-        },
-        {
-            "arrivals": {"process": "burst"},
-            "input_tokens": 200,
-            "output_tokens": 30,
-            "num_requests": 12,
-            "priorities": [0, 1, 1],
-        },
-        {"trace": "mooncake-conversation", "num_requests": 8},
-        {"trace": "FILES/shared.jsonl", "num_requests": 14},
-        {"trace": "agents", "num_requests": 12, "arrivals": {"process": "burst"}},
-        {"trace": "azure-conv-2023", "num_requests": 12, "skip_requests": 30},
-        {"trace": "FILES/plain.csv", "columns": {"arrival": "ts", "input": "prompt", "output": "answer"}},
-    ],
-}
-"""Sections that are sound by themselves."""
-LIKELY = {
-    "hardware": 1.0,
-    "workload": 1.0,
-    "engine": 0.7,
-    "speculation": 0.4,
-    "router": 0.15,
-    "pools": 0.2,
-    "faults": 0.15,
-}
 
 
 @cache

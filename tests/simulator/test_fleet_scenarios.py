@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from forerun.errors import ForerunError
-from hwprofiles import ProfileError, load_link
+from hwprofiles import load_link
 from simulator.running.build import build_replica, build_run
 from simulator.running.metrics.document import run_document
 from simulator.running.run import simulate
@@ -164,44 +164,6 @@ def test_swap_is_reported_and_bound_by_the_interconnect():
     plain = run_document(simulate(scenario(workload=burst)))
     assert plain["kv_cache"]["swapped_blocks"] is None
     assert plain["bottleneck"]["interconnect"] == 0
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"pools": {"a": {"hardware": {"chp": "x"}}}}, "pools.a.hardware.chp: unknown field; did you mean 'chip'"),
-        ({"pools": {"a": {"engine": {"max_num_seqs": 0}}}}, "pools.a.engine.max_num_seqs: must be greater than 0"),
-        ({"pools": {"a": {"role": "prefill"}}}, "pools: roles are prefill; let all be both"),
-        ({"pools": {"a": {"engine": {"routing": "kv-aware"}}}}, "pools.a.engine.routing: set engine.routing"),
-        ({"kv_transfer": {}}, "kv_transfer: no pool has the role prefill"),
-        ({"router": {"max_queue": 3}}, "max_queue needs max_outstanding"),
-        ({"faults": {"mtbf_s": 3}}, "mtbf_s and mttr_s go together"),
-        ({"faults": {"events": [{"replica": 0, "at_s": 1, "down_s": 0}]}}, "faults.events.0.down_s"),
-    ],
-)
-def test_a_wrong_field_is_refused_by_name(changes, message):
-    with pytest.raises(ForerunError) as refusal:
-        scenario(**changes)
-    assert message in str(refusal.value)
-    assert "\n" not in str(refusal.value)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"faults": {"events": [{"replica": 1, "at_s": 1, "down_s": 1}]}}, "faults.events: there is no replica 1"),
-        ({"pools": DISAGGREGATED, "kv_transfer": {"link": "string"}}, "kv_transfer.link: no link 'string'"),
-        ({"pools": DISAGGREGATED, "engine": {"scheduler": "static"}}, "pools.prompts.engine.scheduler"),
-        ({"engine": {"preemption": "swap", "scheduler": "static"}}, "engine.preemption: the static scheduler"),
-        ({"engine": {"preemption": "swap", "host_link": "rope"}}, "engine.host_link: no link 'rope'"),
-        ({"engine": {"preemption": "swap"}, "hardware": STAGED}, "engine.preemption: replicas with pipeline stages"),
-        ({"faults": {"mtbf_s": 9.0, "mttr_s": 1.0}, "hardware": STAGED}, "hardware.pipeline_parallel: failures are"),
-        ({"pools": DISAGGREGATED, "hardware": STAGED}, "pools.prompts: hardware.pipeline_parallel: a prefill pool"),
-    ],
-)
-def test_what_does_not_fit_is_refused_by_name(changes, message):
-    with pytest.raises((ForerunError, ProfileError), match="^(scenario: )?" + message):
-        build_run(scenario(**changes), 0)
 
 
 def test_what_looks_at_equal_replicas_refuses_others():

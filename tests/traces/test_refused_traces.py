@@ -29,16 +29,19 @@ def session(*requests, **fields):
 
 
 @pytest.mark.parametrize(
-    ("value", "message"),
+    ("format", "value", "message"),
     [
-        ([1, 2], "a session object with a list 'requests' expected"),
-        (session(3), "request 1: 3: a JSON object expected"),
-        (session({"type": "subagent", "t": 1.0}), "request 1: a subagent needs 't' and a list 'requests'"),
-        (session({"type": "subagent", "requests": []}), "request 1: a subagent needs 't' and a list 'requests'"),
+        ("agentic", [1, 2], "a session object with a list 'requests' expected"),
+        ("agentic", session(3), "request 1: 3: a JSON object expected"),
+        ("agentic", session({"type": "subagent", "t": 1.0}), "request 1: a subagent needs 't' and a list 'requests'"),
+        ("agentic", session({"type": "subagent", "requests": []}), "1: a subagent needs 't' and a list 'requests'"),
+        ("sharegpt", {"a": 1}, "a JSON list of conversations expected"),
+        ("sharegpt", [{"conversations": [3]}], "conversation 1: 3: a message object expected"),
+        ("sharegpt", [{"conversations": [{"from": "human"}]}], "conversation 1: a message has neither text nor tokens"),
     ],
 )
-def test_sessions_of_agents(tmp_path, value, message):
-    assert message in refused(lambda: read_requests(written(tmp_path, value), "agentic"))
+def test_sessions_and_conversations(tmp_path, format, value, message):
+    assert message in refused(lambda: read_requests(written(tmp_path, value), format))
 
 
 def test_block_ids_of_any_size_keep_what_is_shared(tmp_path):
@@ -52,18 +55,6 @@ def test_block_ids_of_any_size_keep_what_is_shared(tmp_path):
     first, second = (table.prefix_hashes.of(request).tolist() for request in (0, 1))
     assert second[:2] == first
     assert len({*first, *second}) == 3
-
-
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        ({"a": 1}, "a JSON list of conversations expected"),
-        ([{"conversations": [3]}], "conversation 1: 3: a message object expected"),
-        ([{"conversations": [{"from": "human"}]}], "conversation 1: a message has neither text nor tokens"),
-    ],
-)
-def test_conversations(tmp_path, value, message):
-    assert message in refused(lambda: read_requests(written(tmp_path, value), "sharegpt"))
 
 
 @pytest.mark.parametrize(
@@ -138,26 +129,3 @@ STRINGS = "CREATE TABLE StringIds (id INTEGER, value TEXT)"
 )  # fmt: skip
 def test_exports_of_nsys_without_kernels(tmp_path, statements, message):
     assert message in refused(lambda: read_kernels(export(tmp_path, *statements)))
-
-
-def test_an_export_of_nsys_counts_nanoseconds(tmp_path):
-    path = export(
-        tmp_path, STRINGS, KERNELS.format("start INTEGER, end INTEGER, shortName INTEGER"),
-        "INSERT INTO StringIds VALUES (7, 'ampere_bf16_gemm')",
-        "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (1000, 4000, 7), (5000, 5500, 9)",
-    )  # fmt: skip
-    table = read_kernels(path)
-    assert table.measured_s.tolist() == pytest.approx([3e-6, 5e-7])
-    assert table.row(0)["name"] == "ampere_bf16_gemm"
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "empty"),
-        ("op,m,m,n,k,measured_s\ngemm,1,1,1,1,1\n", "column 'm' appears 2 times; keep one"),
-        ("op,m,n,k,measured_s\ngemm,1,1,x,1\n", "column 'k': 'x' is not a number"),
-    ],
-)
-def test_kernel_tables(tmp_path, text, message):
-    assert message in refused(lambda: read_kernels(written(tmp_path, text, "kernels.csv")))

@@ -6,10 +6,8 @@ import pytest
 from numpy.testing import assert_allclose
 
 from traces import TraceError
-from traces.benchmark_results import METRICS, read_runs
-from traces.benchmark_results.silicon import closed_loop_throughput
-from traces.steps import read_steps
-from validation import blis as blis  # lets read_runs read its tables
+from traces.benchmark_results import METRICS, closed_loop_throughput, read_runs
+from validation import tables as tables  # lets read_runs read them
 
 VLLM = {
     "model_id": "meta-llama/Llama-3.1-8B-Instruct",
@@ -181,34 +179,6 @@ def test_little_gives_the_throughput_of_a_closed_loop():
     assert closed_loop_throughput(8, 100, 100.0, 10.0) == pytest.approx(800 / 1.09)
 
 
-def test_steps_of_a_profiler_trace(tmp_path):
-    name = "execute_8192_context_2(sq300sk400sqsq50000sqsk65000)_generation_4(sq4sk4000sqsq4sqsk4000)"
-    events = [{"ph": "X", "cat": "gpu_user_annotation", "name": name, "ts": 1.0, "dur": 2500.0}]
-    table = read_steps(written(tmp_path, {"traceEvents": events}, "trace.json"))
-    assert table.measured_s.tolist() == [2.5e-3]
-    assert table.device.all()
-    # causal: sum over sequences of q k - q (q - 1) / 2
-    assert table.prefill_pairs.tolist() == [65_000 - (50_000 - 300) // 2]
-    assert (table.decode_seqs.tolist(), table.decode_kv_tokens.tolist()) == ([4], [4000])
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("decode_seqs,decode_kv_tokens,measured_s\n4,100,0\n", "measured_s: '0' is no positive number"),
-        ("decode_seqs,measured_s\n4,0.1\n", "decode_kv_tokens is missing"),
-        ("decode_seqs,decode_kv_tokens,measured_s\n4,3,0.1\n", "less than the 4 new tokens"),
-        ("decode_seqs,decode_kv,measured_s\n4,3,0.1\n", "did you mean 'decode_kv_tokens'"),
-        ("prefill_seqs,measured_s\n4,0.1\n", "without prefill_tokens"),
-        ("prefill_tokens,measured_s\n4,0.1,3\n", "3 cells"),
-    ],
-)
-def test_bad_steps_name_the_place(tmp_path, text, message):
-    with pytest.raises(TraceError, match=r"steps\.csv") as error:
-        read_steps(written(tmp_path, text, "steps.csv"))
-    assert message in str(error.value)
-
-
 def test_published_tables(shared_data):
     unified = read_runs(shared_data / "serving" / "inferencex.csv")
     assert len(unified) == 1243
@@ -320,11 +290,6 @@ def test_runs_that_must_have_speculated_are_reported(tmp_path, model, tpots, dra
     rows = [f"a,{PUBLIC},trtllm,1.1.0rc2.post2,m/{model},h200_sxm,fp8,agg,1000,500,8,8,1,9,{tpot}" for tpot in tpots]
     runs = read_runs(written(tmp_path, SILICON + "\n".join(rows) + "\n", "s.csv"))
     assert tuple(run.unusable == "speculation that is not recorded" for run in runs) == drafted
-
-
-def test_a_table_of_settings_alone_says_what_it_lacks(tmp_path):
-    with pytest.raises(TraceError, match="no metric is given"):
-        read_runs(written(tmp_path, "run,model,chip\na,llama-3.1-8b,h100-sxm\n", "own.csv"))
 
 
 @pytest.mark.parametrize(

@@ -9,4 +9,5 @@ from traces.benchmark_results.run import THROUGHPUTS as THROUGHPUTS
 from traces.benchmark_results.run import MeasuredRun as MeasuredRun
 from traces.benchmark_results.run import PromptPool as PromptPool
 from traces.benchmark_results.run import TokenCounts as TokenCounts
+from traces.benchmark_results.run import closed_loop_throughput as closed_loop_throughput
 from traces.benchmark_results.run import latencies_ms as latencies_ms

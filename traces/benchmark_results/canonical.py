@@ -38,9 +38,7 @@ def canonical_runs(columns: Iterable[str], rows: Iterable[Cells], file: str) -> 
         measured = latencies_ms(cells, {name: name for name in METRICS})
         if not measured:
             raise TraceError(f"{cells.place}: no metric is given (one of {', '.join(METRICS[:3])} ...)")
-        facts: dict[str, Any] = {
-            name: cells.text(name) for name in WORDS if name not in ("run", "process", "trace_format")
-        }
+        facts: dict[str, Any] = {name: cells.text(name) for name in WORDS if name not in _OWN_RULES}
         facts |= {name: cells.count(name) for name in COUNTS if not name.endswith("put_tokens")}
         facts |= {name: cells.positive(name) for name in NUMBERS} | {name: cells.flag(name) for name in FLAGS}
         yield MeasuredRun(

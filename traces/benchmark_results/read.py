@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from traces.benchmark_results import silicon, unified
 from traces.benchmark_results.canonical import COLUMNS, SIGNATURE, canonical_runs
-from traces.benchmark_results.llmservingsim import llmservingsim_run
 from traces.benchmark_results.results import aiperf_run, guidellm_runs, inference_perf_run, vllm_run
 from traces.benchmark_results.run import MeasuredRun
 from traces.errors import TraceError, did_you_mean
@@ -16,33 +14,32 @@ from traces.files import Cells, csv_rows, json_value, read_text
 
 FORMATS = {
     "forerun": "Forerun's own CSV: settings under scenario names, metrics under vLLM's",
-    "unified": "the 68-column CSV of published results (InferenceX, TensorRT-LLM, NIM, vLLM, SGLang ...)",
-    "silicon": "served TTFT and TPOT of AIConfigurator's validation (CSV)",
     "vllm-bench": "result JSON of vllm bench serve, or result lines of SGLang's bench_serving",
     "aiperf": "profile_export JSON of AIPerf or GenAI-Perf",
     "inference-perf": "lifecycle metrics JSON of inference-perf",
     "guidellm": "benchmark report JSON of GuideLLM",
-    "llmservingsim": "requests.jsonl of LLMServingSim's vLLM runs, meta.json beside it",
+}
+_DOCUMENTS: dict[str, Callable[[Mapping[str, Any], str, Path], MeasuredRun | Iterator[MeasuredRun]]] = {
+    "vllm-bench": vllm_run,
+    "aiperf": aiperf_run,
+    "inference-perf": inference_perf_run,
+    "guidellm": guidellm_runs,
 }
 TableReader = Callable[[Iterator[Cells], Path], Iterator[MeasuredRun]]
-_CSV: dict[str, tuple[frozenset[str], TableReader]] = {
-    "silicon": (silicon.SIGNATURE, lambda rows, file: silicon.silicon_runs(rows)),
-    "unified": (unified.SIGNATURE, lambda rows, file: unified.unified_runs(rows)),
-}
+_TABLES: dict[str, tuple[frozenset[str], TableReader]] = {}
 
 
 def register_table(format: str, title: str, signature: frozenset[str], reader: TableReader) -> None:
-    """Register a reader for a kind of CSV table of measured runs, tried before the general one.
+    """Register a reader for a kind of table of measured runs, tried before the general one.
 
     Args:
         format: name of the format, as passed to ``format=``.
         title: short description, for lists of formats.
-        signature: columns whose presence means this table.
-        reader: function that returns the runs of a table's rows and file.
+        signature: columns whose presence means this table (keys of the first record of JSON lines).
+        reader: function that returns the runs of a CSV table's rows (none for JSON lines) and file.
     """
     FORMATS[format] = title
-    later = {name: _CSV.pop(name) for name in list(_CSV)}
-    _CSV.update({format: (signature, reader), **later})
+    _TABLES[format] = (signature, reader)
 
 
 def read_runs(path: str | Path, format: str = "auto") -> list[MeasuredRun]:
@@ -82,7 +79,7 @@ def as_runs(source: str | Path | Sequence[MeasuredRun | str | Path]) -> list[Mea
 
 def _recognised(file: Path, format: str) -> bool:
     try:
-        return detect(file) is not None if format == "auto" else True
+        return format != "auto" or detect(file) is not None
     except TraceError:
         return False
 
@@ -93,28 +90,25 @@ def detect(file: Path) -> str | None:
     Raises:
         TraceError: it cannot be read.
     """
+    value: Any = None
     if file.suffix == ".csv":
-        columns, _ = csv_rows(file)
-        names = frozenset(columns)
-        for format, (signature, _) in _CSV.items():
-            if signature <= names:
-                return format
-        return "forerun" if names & SIGNATURE or names <= frozenset(COLUMNS) else None
-    text = read_text(file)
-    first = text.lstrip()[:1]
-    if first != "{":
-        return None
-    head = text.lstrip().partition("\n")[0]
-    if file.suffix == ".jsonl":
-        line = json_value(head, str(file))
-        return _json_format(line) if isinstance(line, dict) else None
-    value = json_value(text, str(file))
-    return _json_format(value) if isinstance(value, dict) else None
+        names = frozenset(csv_rows(file)[0])
+    else:
+        text = read_text(file).lstrip()
+        if text[:1] == "{":
+            value = json_value(text.partition("\n")[0] if file.suffix == ".jsonl" else text, str(file))
+        if not isinstance(value, dict):
+            return None
+        names = frozenset(value)
+    for format, (signature, _) in _TABLES.items():
+        if signature <= names:
+            return format
+    if value is not None:
+        return _json_format(value)
+    return "forerun" if names & SIGNATURE or names <= frozenset(COLUMNS) else None
 
 
 def _json_format(value: dict[str, Any]) -> str | None:
-    if "queued_ts" in value and "input_toks" in value:
-        return "llmservingsim"
     if isinstance(value.get("benchmarks"), list):
         return "guidellm"
     if isinstance(value.get("successes"), dict) and "load_summary" in value:
@@ -132,37 +126,30 @@ def _read(file: Path, format: str) -> Iterator[MeasuredRun]:
         if detected is None:
             raise TraceError(f"{file}: not recognised as measured serving runs (one of {', '.join(FORMATS)})")
         format = detected
-    if format == "forerun" or format in _CSV:
+    if format in _DOCUMENTS:
+        yield from _documents(file, format)
+    elif format in _TABLES and file.suffix != ".csv":
+        yield from _TABLES[format][1](iter(()), file)
+    else:
         columns, rows = csv_rows(file)
         if format == "forerun":
             yield from canonical_runs(columns, rows, str(file))
             return
-        signature, reader = _CSV[format]
+        signature, reader = _TABLES[format]
         missing = sorted(signature - set(columns))
         if missing:
             raise TraceError(f"{file}: column '{missing[0]}' is missing; not a table in the format '{format}'")
         yield from reader(rows, file)
-    elif format == "llmservingsim":
-        yield llmservingsim_run(file)
-    else:
-        yield from _documents(file, format)
 
 
 def _documents(file: Path, format: str) -> Iterator[MeasuredRun]:
     text = read_text(file)
+    lines = [(str(file), text)]
     if file.suffix == ".jsonl":
         lines = [(f"{file}:{number}", line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
-    else:
-        lines = [(str(file), text)]
     for place, part in lines:
         value = json_value(part, place)
         if not isinstance(value, dict) or _json_format(value) != format:
             raise TraceError(f"{place}: no JSON object in the format '{format}'")
-        if format == "vllm-bench":
-            yield vllm_run(value, place, file)
-        elif format == "aiperf":
-            yield aiperf_run(value, place, file)
-        elif format == "inference-perf":
-            yield inference_perf_run(value, place, file)
-        else:
-            yield from guidellm_runs(value, place, file)
+        runs = _DOCUMENTS[format](value, place, file)
+        yield from [runs] if isinstance(runs, MeasuredRun) else runs

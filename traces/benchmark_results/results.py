@@ -223,7 +223,6 @@ def guidellm_runs(result: Mapping[str, Any], place: str, file: Path) -> Iterator
 
 
 def _stages(listed: Any, place: str) -> list[tuple[float, float]]:
-    """Rate and duration in seconds of each stage of a load."""
     stages = []
     for number, stage in enumerate(listed if isinstance(listed, list) else []):
         cells = Cells(stage if isinstance(stage, Mapping) else {}, f"{place}[{number}]")

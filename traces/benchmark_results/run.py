@@ -142,3 +142,17 @@ class MeasuredRun:
         return (self.model, self.chip, self.framework, self.tensor_parallel, self.pipeline_parallel,
                 self.expert_parallel, self.weights_dtype, self.input_tokens, self.output_tokens, self.trace,
                 self.speculation, self.num_speculative_tokens)  # fmt: skip
+
+
+def closed_loop_throughput(concurrency: int, output_tokens: float, ttft_ms: float, tpot_ms: float) -> float:
+    """Output tokens per second of a closed loop that always has requests outstanding.
+
+    Little's law: ``concurrency / (ttft + (output_tokens - 1) tpot)`` requests per second.
+
+    Args:
+        concurrency: number of outstanding requests.
+        output_tokens: output tokens of each request.
+        ttft_ms: mean time to first token.
+        tpot_ms: mean time per output token after the first.
+    """
+    return concurrency * output_tokens * 1e3 / (ttft_ms + (output_tokens - 1) * tpot_ms)

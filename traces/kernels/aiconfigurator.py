@@ -8,12 +8,13 @@ not model, tables of kernels that it does not predict.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from traces.kernels.frame import Frame, drop
-from traces.kernels.table import IntArray, KernelTable, Words, make_table, whole, words
+from traces.kernels.table import IntArray, KernelTable, Words, constant, make_table, whole, words
 
 MILLISECONDS = 1e-3
 
@@ -64,17 +65,7 @@ def read_aiconfigurator(frame: Frame) -> KernelTable:
         if column in frame.names:
             frame.need("latency")
             return read(frame, {})
-    operation = frame.path.stem.removesuffix("_perf")
-    nothing = np.zeros(0)
-    return make_table(
-        nothing,
-        "other",
-        {},
-        {},
-        str(frame.path),
-        "aiconfigurator",
-        skipped={f"no prediction for '{operation}'": frame.rows},
-    )
+    return _unpredicted(frame, frame.path.stem.removesuffix("_perf"), {})
 
 
 def _gemm(frame: Frame, skipped: dict[str, int]) -> KernelTable:
@@ -88,9 +79,7 @@ def _gemm(frame: Frame, skipped: dict[str, int]) -> KernelTable:
 def _eager_gemm(frame: Frame) -> NDArray[np.bool_]:
     """Rows of vLLM's block-scaled fp8 products, whose collector replays no graph: each waits for its launches on the
     host, so that the fastest takes 55 us whatever its size."""
-    kernels = frame.texts("kernel_source")
-    launched = np.array([name.endswith("Fp8BlockScaledMMKernel") for name in kernels.names])
-    return np.asarray(launched[kernels.codes])
+    return frame.texts("kernel_source").matching(lambda name: name.endswith("Fp8BlockScaledMMKernel"))
 
 
 def _attention(frame: Frame, skipped: dict[str, int]) -> KernelTable:
@@ -107,7 +96,7 @@ def _attention(frame: Frame, skipped: dict[str, int]) -> KernelTable:
     frame = drop(frame, ~known, "no prediction for this attention (not causal)", skipped)
     frame, dtype = _priced(frame, "attn_dtype", skipped)
     frame, kv_dtype = _priced(frame, "kv_cache_dtype", skipped)
-    dtype = _renamed(frame.texts("attn_dtype"), DTYPES)
+    dtype = frame.texts("attn_dtype").mapped(DTYPES.__getitem__)
     decode = frame.texts("op_name").equals("generation_attention")
     sizes = _attention_sizes(frame) | _sizes(frame, num_kv_heads="num_key_value_heads", head_dim="head_dim")
     if frame.has("window_size"):
@@ -167,9 +156,9 @@ def _sparse_module(frame: Frame, skipped: dict[str, int]) -> KernelTable:
     frame = drop(frame, _slower_without(frame), "slower without an index than with one", skipped)
     frame, dtype = _priced(frame, "gemm_type", skipped)
     frame, kv_dtype = _priced(frame, "kv_cache_dtype", skipped, {"fp8_e4m3": "fp8"})
-    dtype = _renamed(frame.texts("gemm_type"), DTYPES)
+    dtype = frame.texts("gemm_type").mapped(DTYPES.__getitem__)
     operation, model = frame.texts("op_name"), frame.texts("model")
-    op = Words(operation.codes, tuple(_SPARSE_MODULES[name][0] for name in operation.names))
+    op = operation.mapped(lambda name: _SPARSE_MODULES[name][0])
     kinds = [_SPARSE_MODULES[name][1] for name in operation.names]
     layer = words([f"{model.names[m]} {kinds[k]}" for m, k in zip(model.codes, operation.codes, strict=True)])
     texts: dict[str, str | Words] = {"dtype": dtype, "kv_dtype": kv_dtype, "cache": "warm", "name": layer}
@@ -195,11 +184,9 @@ def _slower_without(frame: Frame) -> NDArray[np.bool_]:
 
 
 def _measured(frame: Frame, operation: str, device: str, framework: str) -> NDArray[np.bool_]:
-    """Rows of one operation on one device under one library."""
     if not frame.has("device"):
         return np.zeros(frame.rows, dtype=bool)
-    column = frame.texts("device")
-    here = np.array([device in name for name in column.names], dtype=bool)[column.codes]
+    here = frame.texts("device").matching(lambda name: device in name)
     return np.asarray(here & frame.texts("op_name").equals(operation) & _framework(frame).equals(framework))
 
 
@@ -214,9 +201,8 @@ def _moe(frame: Frame, skipped: dict[str, int]) -> KernelTable:
     if frame.has("distribution"):
         texts["routing"] = frame.texts("distribution")
     if frame.has("kernel_source"):
-        source = frame.texts("kernel_source")
-        plain = np.array(["nongated" in name for name in source.names])
-        sizes["projections"] = np.where(plain[source.codes], 2, 0)
+        plain = frame.texts("kernel_source").matching(lambda name: "nongated" in name)
+        sizes["projections"] = np.where(plain, 2, 0)
     return _table(frame, "moe", sizes, texts, skipped)
 
 
@@ -227,8 +213,8 @@ def _recurrent(frame: Frame, skipped: dict[str, int]) -> KernelTable:
     frame.need("batch_size", "seq_len", "kernel_source", "phase", "op_name", "d_conv")
     frame = drop(frame, _eager_convolution(frame), EAGER, skipped)
     frame = drop(frame, _whole_steps(frame), "no prediction for convolution, update and norm in one kernel", skipped)
-    source, rule = frame.texts("kernel_source"), frame.texts("op_name")
-    convolving = np.array(["conv1d" in name for name in source.names], dtype=bool)[source.codes]
+    rule = frame.texts("op_name")
+    convolving = frame.texts("kernel_source").matching(lambda name: "conv1d" in name)
     prompt = frame.texts("phase").equals("context")
     operations = ("recurrent_prefill", "recurrent_decode", "elementwise")
     op = Words(np.where(convolving, 2, ~prompt).astype(np.int32), operations)
@@ -252,18 +238,15 @@ def _recurrent(frame: Frame, skipped: dict[str, int]) -> KernelTable:
 def _eager_convolution(frame: Frame) -> NDArray[np.bool_]:
     """Rows of vLLM's three convolutions over prompts, whose collector replays no graph: the fastest takes 0.4 ms
     whatever its size."""
-    kernels, framework = frame.texts("kernel_source"), _framework(frame)
-    launched = np.array([name.endswith("conv1d_fn_qkv3") for name in kernels.names], dtype=bool)
-    return np.asarray(launched[kernels.codes] & framework.equals("vllm"))
+    launched = frame.texts("kernel_source").matching(lambda name: name.endswith("conv1d_fn_qkv3"))
+    return np.asarray(launched & _framework(frame).equals("vllm"))
 
 
 def _whole_steps(frame: Frame) -> NDArray[np.bool_]:
     """Rows of Kimi-K3's kernels that replace convolution, update and gated norm of a single token (vLLM's
     ``fused_kda_decode``, SGLang's ``kda_fused_decode``): the update of the same rows, which verification and other
     shapes run, is measured beside them."""
-    kernels = frame.texts("kernel_source")
-    whole_step = np.array([{"fused", "kda", "decode"} == set(name.split("_")) for name in kernels.names], dtype=bool)
-    return np.asarray(whole_step[kernels.codes])
+    return frame.texts("kernel_source").matching(lambda name: {"fused", "kda", "decode"} == set(name.split("_")))
 
 
 def _mamba2_channels(frame: Frame) -> IntArray:
@@ -277,9 +260,8 @@ def _delta_channels(frame: Frame) -> IntArray:
     before 0.5.14, call it on as many as the keys have."""
     keys = whole(frame.floats("num_k_heads")) * whole(frame.floats("head_k_dim"))
     values = whole(frame.floats("num_v_heads")) * whole(frame.floats("head_v_dim"))
-    version = frame.texts("version")
-    older = np.array([name.startswith("0.5.") and int(name.split(".")[2]) < 14 for name in version.names], dtype=bool)
-    alone = _framework(frame).equals("trtllm") | (_framework(frame).equals("sglang") & older[version.codes])
+    older = frame.texts("version").matching(lambda name: name.startswith("0.5.") and int(name.split(".")[2]) < 14)
+    alone = _framework(frame).equals("trtllm") | (_framework(frame).equals("sglang") & older)
     return np.where(alone, keys, 2 * keys + values)
 
 
@@ -299,42 +281,29 @@ def _collective(frame: Frame, skipped: dict[str, int], dtype_column: str) -> Ker
     frame.need("num_gpus", "message_size")
     for column in ("backend", "kernel_source"):
         if frame.has(column):
-            names = frame.texts(column)
-            eager = np.array([name.endswith("_eager") for name in names.names])
-            frame = drop(frame, eager[names.codes], EAGER, skipped)
+            frame = drop(frame, frame.texts(column).matching(lambda name: name.endswith("_eager")), EAGER, skipped)
     if not frame.rows:
         return _unpredicted(frame, "", skipped)
-    width = frame.texts(dtype_column)
-    unknown = np.array([name not in ELEMENT_BYTES for name in width.names])
-    frame = drop(frame, unknown[width.codes], "message format of unknown width", skipped)
-    width = frame.texts(dtype_column)
-    operation = frame.texts("op_name")
-    foreign = np.array([name not in OPERATIONS for name in operation.names])
-    frame = drop(frame, foreign[operation.codes], "no prediction for this collective", skipped)
+    unknown = frame.texts(dtype_column).matching(lambda name: name not in ELEMENT_BYTES)
+    frame = drop(frame, unknown, "message format of unknown width", skipped)
+    foreign = frame.texts("op_name").matching(lambda name: name not in OPERATIONS)
+    frame = drop(frame, foreign, "no prediction for this collective", skipped)
     width, operation = frame.texts(dtype_column), frame.texts("op_name")
     sizes = _sizes(frame, world_size="num_gpus", message_bytes="message_size")
     sizes["message_bytes"] = (
         sizes["message_bytes"] * np.array([ELEMENT_BYTES[name] for name in width.names])[width.codes]
     )
-    op = Words(operation.codes, tuple(OPERATIONS[name] for name in operation.names))
+    op = operation.mapped(OPERATIONS.__getitem__)
     texts: dict[str, str | Words] = {"library": "nccl"} if dtype_column == "nccl_dtype" else {}
     return _table(frame, op, sizes, texts, skipped)
-
-
-def _nccl(frame: Frame, skipped: dict[str, int]) -> KernelTable:
-    return _collective(frame, skipped, "nccl_dtype")
-
-
-def _all_reduce(frame: Frame, skipped: dict[str, int]) -> KernelTable:
-    return _collective(frame, skipped, "allreduce_dtype")
 
 
 _TABLES: dict[str, Callable[[Frame, dict[str, int]], KernelTable]] = {
     "gemm_dtype": _gemm,
     "mla_dtype": _mla,
     "moe_dtype": _moe,
-    "nccl_dtype": _nccl,
-    "allreduce_dtype": _all_reduce,
+    "nccl_dtype": partial(_collective, dtype_column="nccl_dtype"),
+    "allreduce_dtype": partial(_collective, dtype_column="allreduce_dtype"),
     "attn_dtype": _attention,
     "d_conv": _recurrent,
 }
@@ -367,18 +336,13 @@ def _priced(
     for name in frame.texts(column).names:
         if name not in known:
             frame = drop(frame, frame.texts(column).equals(name), f"format '{name}' is not priced", skipped)
-    return frame, _renamed(frame.texts(column), known)
-
-
-def _renamed(names: Words, known: dict[str, str]) -> Words:
-    return Words(names.codes, tuple(known[name] for name in names.names))
+    return frame, frame.texts(column).mapped(known.__getitem__)
 
 
 def _framework(frame: Frame) -> Words:
     if not frame.has("framework"):
-        return Words(np.zeros(frame.rows, dtype=np.int32), ("",))
-    words = frame.texts("framework")
-    return Words(words.codes, tuple(name.lower() for name in words.names))
+        return constant("", frame.rows)
+    return frame.texts("framework").mapped(str.lower)
 
 
 def _table(

@@ -19,6 +19,11 @@ from traces.kernels.table import KernelTable, Words, constant, make_table, whole
 DEFAULT_DTYPE = "bf16"
 
 
+def is_canonical(names: tuple[str, ...]) -> bool:
+    """Whether these are the columns of a canonical kernel trace."""
+    return "measured_s" in names or ("op" in names and "latency" not in names and "median_ms" not in names)
+
+
 def read_canonical(frame: Frame) -> KernelTable:
     """Kernels of a file in the canonical format; unknown columns are refused, not ignored.
 
@@ -46,7 +51,8 @@ def read_canonical(frame: Frame) -> KernelTable:
             )
     sizes = {name: frame.floats(name) for name in SIZES if name in frame.names}
     texts: dict[str, str | Words] = {name: frame.texts(name) for name in WORDS if name in frame.names and name != "op"}
-    texts["dtype"] = _filled(texts.get("dtype"), DEFAULT_DTYPE, frame.rows)
+    dtype = frame.texts("dtype") if frame.has("dtype") else constant("", frame.rows)
+    texts["dtype"] = dtype.mapped(lambda name: name or DEFAULT_DTYPE)
     return make_table(
         frame.floats("measured_s"),
         op,
@@ -66,12 +72,6 @@ def _with_new_names(frame: Frame) -> Frame:
     if not old:
         return frame
     return frame._replace(table=frame.table.rename_columns([OLD_COLUMNS.get(name, name) for name in frame.names]))
-
-
-def _filled(column: str | Words | None, default: str, rows: int) -> Words:
-    if not isinstance(column, Words):
-        return constant(default, rows)
-    return Words(column.codes, tuple(name or default for name in column.names))
 
 
 def write_kernels(table: KernelTable, path: str | Path, parquet: bool | None = None) -> Path:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
+
+from forerun.yaml_files import parse
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
 """Operations between chips."""
@@ -18,53 +21,9 @@ class Columns(NamedTuple):
     optional: tuple[str, ...] = ()
 
 
-_ATTENTION = Columns(
-    ("batch", "q_len", "kv_len", "num_heads", "num_kv_heads", "head_dim"),
-    ("window", "v_head_dim", "latent", "kv_tokens", "longest_kv", "longest_batch"),
-)
-
-OPS: dict[str, Columns] = {
-    "gemm": Columns(("m", "n", "k")),
-    "attention_prefill": _ATTENTION,
-    "attention_decode": _ATTENTION,
-    "attention_mixed": Columns(
-        (*_ATTENTION.needed, "decode_batch", "decode_kv_len"), (*_ATTENTION.optional, "decode_kv_tokens")
-    ),
-    "moe": Columns(
-        ("tokens", "num_experts", "experts_per_token", "hidden", "intermediate"),
-        ("expert_parallel", "tensor_parallel", "active_experts", "projections"),
-    ),
-    **dict.fromkeys(
-        ("recurrent_prefill", "recurrent_decode"),
-        Columns(("batch", "q_len", "num_heads", "num_kv_heads", "head_dim"), ("v_head_dim",)),
-    ),
-    **dict.fromkeys(("sparse_prefill", "sparse_decode"), Columns(("batch", "q_len", "kv_len", "num_heads"))),
-    "elementwise": Columns(("bytes_moved",), ("pieces",)),
-    **dict.fromkeys(COLLECTIVES, Columns(("message_bytes", "world_size"))),
-    OTHER: Columns(()),
-}
-"""Columns by operation. Beyond the published ones:
-
-* ``v_head_dim``: width of V where it differs from that of Q and K (0 = the same).
-* ``latent``: 1 where K and V are one shared latent (absorbed MLA): a token stores ``head_dim`` elements per KV head.
-* ``kv_tokens``: KV lengths in total, where the sequences of a batch differ (0 = ``batch * kv_len``).
-* ``longest_kv``: KV length of the longest single-query sequences, where they differ (0 = all alike, or unknown), and
-  ``longest_batch`` how many are that long (0 = one).
-* ``attention_mixed``: one kernel over ``batch`` prefill chunks and ``decode_batch`` single-token sequences.
-* ``active_experts``: different experts that were really touched (0 = not known).
-* ``projections``: matrices per expert, 2 for up and down alone (0 = 3: gate, up and down).
-* ``recurrent_prefill``, ``recurrent_decode``: the scan of a recurrent layer over ``batch`` prompts of ``q_len`` tokens,
-  and its update by ``q_len`` tokens of each sequence; ``num_heads`` value heads and ``num_kv_heads`` key heads of
-  ``head_dim``; ``name`` is ``gdn``, ``kda`` or another rule's.
-* ``sparse_prefill``, ``sparse_decode``: a whole attention module of a catalogue model (projections, index, selection,
-  attention over what was chosen) with ``num_heads`` heads on the chip; ``name`` is the model and, after a space, its
-  kind of layer (``dsa``, ``dsa-shared`` without an index of its own, ``csa``, ``hca``, ``msa``), ``dtype`` that of its
-  weights.
-* ``elementwise``: a memory-bound pass (norm, activation, copy) that reads and writes ``bytes_moved`` bytes; a
-  convolution serves ``pieces`` (channels of each sequence) one by one, its ``name`` is ``convolution gdn-scan``, the
-  rule it stands before and the phase.
-* ``other``: a kernel whose shape the trace does not tell; kept with its name and time.
-"""
+_DESCRIBED = parse(Path(__file__).with_name("columns.yaml").read_text(encoding="utf-8"))
+OPS = {op: Columns(tuple(sizes["needed"]), tuple(sizes.get("optional", ()))) for op, sizes in _DESCRIBED.items()}
+"""Columns by operation; ``columns.yaml`` says what each means."""
 
 SIZES: tuple[str, ...] = tuple(
     dict.fromkeys(name for columns in OPS.values() for name in (*columns.needed, *columns.optional))

@@ -92,7 +92,6 @@ class Frame(NamedTuple):
         return Frame(self.path, self.table.filter(pa.array(mask)))
 
     def _first(self, name: str) -> Any:
-        """First non-null value of a column, formatted for messages."""
         return next((value.as_py() for value in self.table[name].drop_null()), None)
 
     def _culprit(self, name: str) -> Any:

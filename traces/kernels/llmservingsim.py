@@ -161,25 +161,16 @@ def _skewed(frame: Frame, place: Place) -> KernelTable:
     seqs, big = frame.floats("n"), frame.floats("nb")
     short, long, mean = frame.floats("kvs"), frame.floats("kv_big"), frame.floats("kv_mean")
     total = big * long + (seqs - big) * short
-    parts = [
-        _mixed(
-            frame,
-            place,
-            frame.floats(column) * MICROSECONDS / SKEW_REPEATS,
-            new,
-            cached,
-            seqs,
-            length,
-            tokens,
-            longest,
-            big,
-        )
-        for column, length, tokens, longest in (
-            ("t_mean_us", mean, seqs * mean, np.zeros(frame.rows)),
-            ("t_max_us", long, seqs * long, np.zeros(frame.rows)),
-            ("t_skew_us", np.maximum(1.0, np.rint(total / seqs)), total, long),
-        )
-    ]
+    none = np.zeros(frame.rows)
+    uneven = np.maximum(1.0, np.rint(total / seqs))
+    parts = []
+    for column, length, tokens, longest in (
+        ("t_mean_us", mean, seqs * mean, none),
+        ("t_max_us", long, seqs * long, none),
+        ("t_skew_us", uneven, total, long),
+    ):
+        seconds = frame.floats(column) * MICROSECONDS / SKEW_REPEATS
+        parts.append(_mixed(frame, place, seconds, new, cached, seqs, length, tokens, longest, big))
     return concatenate(parts)
 
 

@@ -3,44 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from traces.errors import TraceError, did_you_mean
 from traces.files import head, is_parquet
-from traces.kernels import aiconfigurator, blis, llmservingsim, nsys, torch_profiler, tt_metal, vidur
-from traces.kernels.canonical import read_canonical
+from traces.kernels import aiconfigurator, llmservingsim, nsys, torch_profiler, tt_metal, vidur
+from traces.kernels.canonical import is_canonical, read_canonical
 from traces.kernels.frame import Frame, read_frame
 from traces.kernels.silicon import PREFIX, silicon_path
 from traces.kernels.table import KernelTable, concatenate
 
-KERNEL_FORMATS = ("forerun", "aiconfigurator", "vidur", "llmservingsim", "blis", "torch-profiler", "nsys", "tt-metal")
-"""Formats that ``read_kernels`` reads."""
-
-_FRAMES: dict[str, Callable[[Frame], KernelTable]] = {
-    "forerun": read_canonical,
-    "aiconfigurator": aiconfigurator.read_aiconfigurator,
-    "vidur": vidur.read_vidur,
-    "llmservingsim": llmservingsim.read_llmservingsim,
-    "blis": blis.read_blis,
-    "tt-metal": tt_metal.read_tt_metal,
+Recogniser = Callable[[tuple[str, ...]], bool]
+FrameReader = Callable[[Frame], KernelTable]
+_FRAMES: dict[str, tuple[Recogniser, FrameReader]] = {
+    "forerun": (is_canonical, read_canonical),
+    "aiconfigurator": (aiconfigurator.is_aiconfigurator, aiconfigurator.read_aiconfigurator),
+    "vidur": (vidur.is_vidur, vidur.read_vidur),
+    "llmservingsim": (llmservingsim.is_llmservingsim, llmservingsim.read_llmservingsim),
+    "tt-metal": (tt_metal.is_tt_metal, tt_metal.read_tt_metal),
 }
 _FILES: dict[str, Callable[[Path], KernelTable]] = {
     "torch-profiler": torch_profiler.read_torch_profiler,
     "nsys": nsys.read_nsys,
 }
-_RECOGNISERS: tuple[tuple[str, Callable[[tuple[str, ...]], bool]], ...] = (
-    (
-        "forerun",
-        lambda names: "measured_s" in names or ("op" in names and "latency" not in names and "median_ms" not in names),
-    ),
-    ("aiconfigurator", aiconfigurator.is_aiconfigurator),
-    ("vidur", vidur.is_vidur),
-    ("blis", blis.is_blis),
-    ("llmservingsim", llmservingsim.is_llmservingsim),
-    ("tt-metal", tt_metal.is_tt_metal),
-)
+KERNEL_FORMATS = [*_FRAMES, *_FILES]
+"""Formats that ``read_kernels`` reads."""
 _SUFFIXES = (".parquet", ".csv", ".csv.gz", ".json", ".json.gz", ".sqlite")
 
 
@@ -92,9 +82,15 @@ def read_kernels(
     return table
 
 
+def register_kernel_table(format: str, recognises: Recogniser, reader: FrameReader) -> None:
+    """Register a reader for a kind of kernel table, which ``recognises`` knows by its column names."""
+    _FRAMES[format] = (recognises, reader)
+    KERNEL_FORMATS.append(format)
+
+
 def recognise_columns(names: tuple[str, ...]) -> str | None:
     """The format of a table with these columns; None where no kernel trace has them."""
-    return next((name for name, recognises in _RECOGNISERS if recognises(names)), None)
+    return next((name for name, (recognises, _) in _FRAMES.items() if recognises(names)), None)
 
 
 def _read_folder(folder: Path, format: str) -> KernelTable:
@@ -111,9 +107,9 @@ def _read_file(path: Path, format: str) -> KernelTable:
         if format in _FILES:
             return _FILES[format](path)
         if format != "auto":
-            return _FRAMES[format](read_frame(path))
+            return _FRAMES[format][1](read_frame(path))
         kind, frame = _opened(path)
-        return _FILES[kind](path) if frame is None else _FRAMES[kind](frame)
+        return _FILES[kind](path) if frame is None else _FRAMES[kind][1](frame)
 
 
 def _opened(path: Path) -> tuple[str, Frame | None]:
@@ -138,15 +134,9 @@ def _opened(path: Path) -> tuple[str, Frame | None]:
 
 
 def _only(table: KernelTable, column: str, wanted: str) -> KernelTable:
-    names = table.word(column)
-    match = np.array([not name or wanted.lower() in name.lower() for name in names.names], dtype=bool)
-    keep = match[names.codes]
+    keep = table.word(column).matching(lambda name: not name or wanted.lower() in name.lower())
     if keep.all():
         return table
-    kept = table.where(keep)
-    skipped = dict(table.skipped)
     reason = f"another {column} than {wanted}"
-    skipped[reason] = skipped.get(reason, 0) + int((~keep).sum())
-    return KernelTable(
-        kept.sizes, kept.words, kept.measured_s, kept.std_s, kept.count, kept.source, kept.format, skipped
-    )
+    skipped = {**table.skipped, reason: table.skipped.get(reason, 0) + int((~keep).sum())}
+    return replace(table.where(keep), skipped=skipped)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -33,7 +33,15 @@ class Words(NamedTuple):
 
     def equals(self, name: str) -> NDArray[np.bool_]:
         """Return the mask of rows whose text is ``name``."""
-        return np.isin(self.codes, [code for code, other in enumerate(self.names) if other == name])
+        return self.matching(lambda text: text == name)
+
+    def matching(self, wanted: Callable[[str], bool]) -> NDArray[np.bool_]:
+        """Return the mask of rows whose text is wanted."""
+        return np.asarray(np.array([wanted(name) for name in self.names], dtype=np.bool_)[self.codes])
+
+    def mapped(self, change: Callable[[str], str]) -> Words:
+        """Return the column with every text changed."""
+        return Words(self.codes, tuple(change(name) for name in self.names))
 
 
 def constant(name: str, rows: int) -> Words:
@@ -106,15 +114,13 @@ class KernelTable:
 
     def where(self, rows: NDArray[Any]) -> KernelTable:
         """The rows of a mask or index, with the same ``skipped``."""
-        return KernelTable(
-            {name: column[rows] for name, column in self.sizes.items()},
-            {name: Words(column.codes[rows], column.names) for name, column in self.words.items()},
-            self.measured_s[rows],
-            self.std_s[rows],
-            self.count[rows],
-            self.source,
-            self.format,
-            self.skipped,
+        return replace(
+            self,
+            sizes={name: column[rows] for name, column in self.sizes.items()},
+            words={name: Words(column.codes[rows], column.names) for name, column in self.words.items()},
+            measured_s=self.measured_s[rows],
+            std_s=self.std_s[rows],
+            count=self.count[rows],
         )
 
     def row(self, index: int) -> dict[str, Any]:
@@ -228,39 +234,28 @@ def _joined(columns: Sequence[Words]) -> Words:
     return Words(np.concatenate(parts), tuple(codes))
 
 
-class RowBuilder:
-    """Collects rows of a small trace (thousands of kernels, each looked at by itself)."""
+class ShapedKernel(NamedTuple):
+    """One kernel of a small trace: its operation, seconds, and canonical size and text columns."""
 
-    def __init__(self) -> None:
-        self._seconds: list[float] = []
-        self._sizes: dict[str, dict[int, int]] = {}
-        self._texts: dict[str, dict[int, str]] = {}
+    op: str
+    seconds: float
+    sizes: Mapping[str, int]
+    texts: Mapping[str, str]
 
-    def add(self, op: str, seconds: float, sizes: Mapping[str, int], texts: Mapping[str, str]) -> None:
-        """Add one kernel; ``sizes`` and ``texts`` by canonical column."""
-        row = len(self._seconds)
-        self._seconds.append(seconds)
-        self._texts.setdefault("op", {})[row] = op
-        for name, value in sizes.items():
-            assert name in SIZES, name
-            self._sizes.setdefault(name, {})[row] = value
-        for name, text in texts.items():
-            assert name in WORDS, name
-            self._texts.setdefault(name, {})[row] = text
 
-    def table(self, source: str, format: str, skipped: Mapping[str, int] | None = None) -> KernelTable:
-        """Return the added kernels as a table; a size that no kernel has counts as unknown."""
-        rows = len(self._seconds)
-        sizes = {}
-        for name, values in self._sizes.items():
-            column = np.zeros(rows, dtype=np.int64)
-            column[list(values)] = [value if abs(value) <= LARGEST_SIZE else 0 for value in values.values()]
-            sizes[name] = column
-        texts: dict[str, Words] = {
-            name: words([values.get(row, "") for row in range(rows)]) for name, values in self._texts.items()
-        }
-        op = texts.pop("op", words([]))
-        return make_table(np.array(self._seconds, dtype=np.float64), op, sizes, texts, source, format, skipped=skipped)
+def table_of_rows(rows: Sequence[ShapedKernel], source: str, format: str) -> KernelTable:
+    """Build a table from single kernels; a size that a kernel lacks, or that none can have, is 0."""
+
+    def column(name: str) -> IntArray:
+        values = [row.sizes.get(name, 0) for row in rows]
+        return np.array([value if abs(value) <= LARGEST_SIZE else 0 for value in values], dtype=np.int64)
+
+    sizes = dict.fromkeys(name for row in rows for name in row.sizes)
+    names = dict.fromkeys(name for row in rows for name in row.texts)
+    texts: dict[str, str | Words] = {name: words([row.texts.get(name, "") for row in rows]) for name in names}
+    seconds = np.array([row.seconds for row in rows], dtype=np.float64)
+    op = words([row.op for row in rows])
+    return make_table(seconds, op, {name: column(name) for name in sizes}, texts, source, format)
 
 
 def equal_rows(columns: Sequence[NDArray[np.integer | np.bool_]]) -> Iterator[IndexArray]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from traces.errors import TraceError, shown
 from traces.files import load_document
-from traces.kernels.table import KernelTable, RowBuilder
+from traces.kernels.table import KernelTable, ShapedKernel, table_of_rows
 
 FORMAT = "torch-profiler"
 MICROSECONDS = 1e-6
@@ -41,12 +41,11 @@ def read_torch_profiler(path: Path) -> KernelTable:
     Raises:
         TraceError: not a Chrome trace, or one without GPU kernels.
     """
-    events = _events(path)
-    device = _device(events.device)
-    operators, launches, kernels = _sorted(path, events.events)
+    events, device = _events(path)
+    operators, launches, kernels = _sorted(path, events)
     if not kernels:
         raise TraceError(f"{path}: no GPU kernels (events of category 'kernel'); profile with ProfilerActivity.CUDA")
-    builder = RowBuilder()
+    rows: list[ShapedKernel] = []
     calls: dict[int, tuple[Shaped, float, str]] = {}
     for event in kernels:
         arguments = event.get("args") or {}
@@ -56,32 +55,26 @@ def read_torch_profiler(path: Path) -> KernelTable:
         shaped = _shaped(operator) if operator is not None else None
         name = str(event.get("name", ""))[:200]
         if shaped is None or operator is None:
-            builder.add("other", seconds, {}, {"name": name, "device": device})
+            rows.append(ShapedKernel("other", seconds, {}, {"name": name, "device": device}))
             continue
         key = id(operator)
         before = calls.get(key)
         calls[key] = (shaped, seconds + (before[1] if before else 0.0), before[2] if before else name)
     for shaped, seconds, name in calls.values():
-        builder.add(shaped.op, seconds, shaped.sizes, {**shaped.texts, "name": name, "device": device})
-    return builder.table(str(path), FORMAT)
+        texts = {**shaped.texts, "name": name, "device": device}
+        rows.append(ShapedKernel(shaped.op, seconds, shaped.sizes, texts))
+    return table_of_rows(rows, str(path), FORMAT)
 
 
-class _Trace(NamedTuple):
-    events: list[Any]
-    device: Any
-
-
-def _events(path: Path) -> _Trace:
+def _events(path: Path) -> tuple[list[Any], str]:
+    """The events of a trace, and the name of its device."""
     data = load_document(path)
-    events = data.get("traceEvents") if isinstance(data, dict) else data
+    trace = data if isinstance(data, dict) else {"traceEvents": data}
+    events, devices = trace.get("traceEvents"), trace.get("deviceProperties")
     if not isinstance(events, list):
         raise TraceError(f"{path}: no 'traceEvents'; a Chrome trace of torch.profiler is needed")
-    return _Trace(events, data.get("deviceProperties") if isinstance(data, dict) else None)
-
-
-def _device(properties: Any) -> str:
-    first = properties[0] if isinstance(properties, list) and properties else {}
-    return str(first.get("name", "")) if isinstance(first, dict) else ""
+    first = devices[0] if isinstance(devices, list) and devices else None
+    return events, str(first.get("name", "")) if isinstance(first, dict) else ""
 
 
 def _sorted(path: Path, events: list[Any]) -> tuple[dict[Any, Any], dict[Any, Any], list[Any]]:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from traces.errors import TraceError
 from traces.kernels.frame import Frame, drop
-from traces.kernels.table import FloatArray, KernelTable, Words, make_table
+from traces.kernels.table import FloatArray, KernelTable, Words, constant, make_table
 
 FORMAT = "tt-metal"
 NANOSECONDS = 1e-9
@@ -42,18 +42,16 @@ def read_tt_metal(frame: Frame) -> KernelTable:
         raise TraceError(f"{frame.path}: no operation with a device duration")
     frame = _slowest(frame, skipped)
     code = frame.texts("OP CODE")
-    product = np.array(["matmul" in name.lower() for name in code.names])[code.codes]
+    product = code.matching(lambda name: "matmul" in name.lower())
     sizes: dict[str, NDArray[Any]] = {}
-    dtype = Words(np.zeros(frame.rows, dtype=np.int32), ("",))
+    dtype = constant("", frame.rows)
     if product.any():
         first = [_axis(frame, 0, axis) for axis in "WZYX"]
         second = [_axis(frame, 1, axis) for axis in "WZYX"]
         sizes = {"m": first[0] * first[1] * first[2], "k": first[3], "n": second[3]}
-        formats = frame.texts("INPUT_1_DATATYPE")
-        dtype = Words(formats.codes, tuple(_DTYPES.get(name, "") for name in formats.names))
+        dtype = frame.texts("INPUT_1_DATATYPE").mapped(lambda name: _DTYPES.get(name, ""))
         batched = second[0] * second[1] > 1
-        known = np.array([bool(name) for name in dtype.names])[dtype.codes]
-        product &= (first[3] == second[2]) & ~batched & known
+        product &= (first[3] == second[2]) & ~batched & dtype.matching(bool)
         sizes = {name: np.where(product, values, 0) for name, values in sizes.items()}
     texts: dict[str, str | Words] = {"name": code, "dtype": dtype, "cache": "cold"}
     if frame.has("DEVICE ARCH"):

@@ -52,7 +52,11 @@ def _layer(frame: Frame) -> KernelTable:
     tokens, tp = frame.floats("num_tokens"), frame.floats("num_tensor_parallel_workers")
     hidden, heads, kv_heads = frame.floats("n_embd"), frame.floats("n_head"), frame.floats("n_kv_head")
     wide = frame.floats("n_expanded_embd")
-    gated = _truths(frame, "use_gated_mlp") if frame.has("use_gated_mlp") else np.ones(frame.rows, dtype=bool)
+    gated = (
+        frame.texts("use_gated_mlp").matching(_is_true)
+        if frame.has("use_gated_mlp")
+        else np.ones(frame.rows, dtype=bool)
+    )
     head_dim = hidden / heads
     factor = np.where(gated, 2.0, 1.0)
     gemms = {
@@ -93,7 +97,7 @@ def _attention(frame: Frame) -> KernelTable:
         "prefill_chunk_size",
         "kv_cache_size",
     )
-    prefill = _truths(frame, "is_prefill")
+    prefill = frame.texts("is_prefill").matching(_is_true)
     tp = frame.floats("num_tensor_parallel_workers")
     heads = frame.floats("n_q_head")
     cached = frame.floats("kv_cache_size")
@@ -144,7 +148,7 @@ def _flat(frame: Frame) -> KernelTable:
         texts["name"] = frame.texts("op")
     elif frame.has("phase"):
         phase = frame.texts("phase")
-        op = Words(phase.codes, tuple(f"attention_{name}" for name in phase.names))
+        op = phase.mapped("attention_{}".format)
         new = frame.floats("q_tokens_per_seq")
         sizes = {
             "batch": frame.floats("batch"),
@@ -188,6 +192,5 @@ def _timed(
     return make_table(median, op, sizes, named, str(frame.path), FORMAT, std, skipped=skipped)
 
 
-def _truths(frame: Frame, name: str) -> NDArray[np.bool_]:
-    names = frame.texts(name)
-    return np.array([text.lower() in ("true", "1") for text in names.names])[names.codes]
+def _is_true(text: str) -> bool:
+    return text.lower() in ("true", "1")

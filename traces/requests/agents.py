@@ -17,67 +17,12 @@ from typing import Any
 
 from traces.errors import TraceError, shown
 from traces.files import json_value, load_document, read_text
-from traces.requests.layout import Options, TraceLayout, column_names
+from traces.requests.layout import Options
 from traces.requests.rows import RawChunk, record_chunks
 from traces.requests.values import parse_hash_lists
 
-_WAITS = {"request": column_names("request"), "after": column_names("after")}
 Records = list[dict[str, Any]]
 
-AGENTIC = TraceLayout(
-    "agentic",
-    "agent sessions of kv-cache-tester (JSON with block_size and requests of t, in, out, hash_ids), a file or a folder",
-    {
-        "arrival_s": column_names("t:s"),
-        "input_tokens": column_names("in"),
-        "output_tokens": column_names("out"),
-        "session_id": column_names("session"),
-        "turn": column_names("turn"),
-        "think_time_s": column_names("think_time:s"),
-        "prefix_hashes": column_names("hash_ids"),
-        "block_tokens": column_names("block_size"),
-        "measured_ttft_s": column_names("ttft:s"),
-        "measured_e2e_s": column_names("api_time:s"),
-        **_WAITS,
-    },
-    signature=("block_size", "requests"),
-    options=frozenset({"session_interval_s"}),
-    merged=True,
-)
-DAG = TraceLayout(
-    "aiperf-dag",
-    "AIPerf's dag_jsonl (a line {session_id, turns: [{messages, max_tokens, forks, spawns, delay}]} a conversation)",
-    {
-        "input_tokens": column_names("input_tokens"),
-        "output_tokens": column_names("max_tokens"),
-        "session_id": column_names("session_id"),
-        "turn": column_names("turn"),
-        "think_time_s": column_names("delay:ms"),
-        "prefix_hashes": column_names("hashes"),
-        "block_tokens": column_names("block_tokens"),
-        **_WAITS,
-    },
-    signature=("session_id", "turns"),
-    required=("input_tokens", "output_tokens"),
-    options=frozenset({"characters_per_token", "block_tokens"}),
-    note="prompt tokens are estimated from the text (characters_per_token, 4 by default)",
-)
-OTEL = TraceLayout(
-    "otel",
-    "OTLP JSON of OpenTelemetry (resourceSpans), spans with gen_ai.usage attributes; a document or one a line",
-    {
-        "arrival_s": column_names("began:s"),
-        "input_tokens": column_names("prompt"),
-        "output_tokens": column_names("output"),
-        "session_id": column_names("trace"),
-        "measured_ttft_s": column_names("ttft:s"),
-        "measured_e2e_s": column_names("e2el:s"),
-        **_WAITS,
-    },
-    signature=("resourceSpans",),
-    options=frozenset(),
-    merged=True,
-)
 CHARACTERS_PER_TOKEN = 4.0
 DAG_BLOCK_TOKENS = 16
 MOST_REQUESTS = 100_000
@@ -170,7 +115,6 @@ def _walk(file: Path, requests: list[Any], session: str, start_s: float) -> Iter
 
 
 def _number(value: Any) -> float | None:
-    """A JSON number; None for anything else."""
     try:
         return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
     except OverflowError:
@@ -194,7 +138,6 @@ def _link(records: Records, numbered: int) -> None:
 def _separate(records: Records, first_free: int) -> int:
     """Shift a file's block ids into a range of their own; returns the first id after that range."""
     lists, problems = parse_hash_lists([record["hash_ids"] for record in records])
-    spoiled = {problem.row for problem in problems}
     filled = [ids for ids in lists if ids]
     if not filled:
         return first_free
@@ -204,7 +147,7 @@ def _separate(records: Records, first_free: int) -> int:
         lists = [[numbers.setdefault(block, len(numbers)) for block in ids] for ids in lists]
         low, high = 0, len(numbers) - 1
     for row, record in enumerate(records):
-        if row not in spoiled:
+        if row not in problems:
             record["hash_ids"] = [block - low + first_free for block in lists[row]]
     return first_free + high - low + 1
 
@@ -267,7 +210,6 @@ class _Dag:
         return after
 
     def _request(self, name: str, index: int, turn: Any, after: list[int], history: list[Part]) -> int:
-        """Add a turn's request to the records and to the history; returns its number."""
         messages, answer = turn.get("messages"), turn.get("max_tokens")
         if not isinstance(messages, list) or not all(isinstance(one, dict) for one in messages):
             raise TraceError(f"{self._place(name, index)}: messages: a list of messages expected")
@@ -335,7 +277,6 @@ def _entries(turn: Mapping[str, Any], key: str, place: str) -> Iterator[tuple[li
 
 
 def _text(message: Mapping[str, Any]) -> str:
-    """Text of a message, including its tool calls."""
     content, calls = message.get("content"), message.get("tool_calls")
     parts = content if isinstance(content, list) else [{"text": content}]
     texts = [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
@@ -427,7 +368,7 @@ def _value(value: Any) -> float | None:
     return None
 
 
-def otel_chunks(path: Path) -> Iterator[RawChunk]:
+def otel_chunks(path: Path, options: Options) -> Iterator[RawChunk]:
     """Requests of OTLP spans; those of one trace wait for each other by ``interval_order``.
 
     Raises:

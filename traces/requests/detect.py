@@ -11,23 +11,9 @@ from typing import Any
 
 from traces.errors import TraceError, did_you_mean, shown
 from traces.files import OnError, first_text, is_parquet, load_document, visible_keys
-from traces.requests.agents import AGENTIC, DAG, OTEL, agentic_chunks, dag_chunks, otel_chunks, session_files
-from traces.requests.documents import SHAREGPT, VLLM_BENCH, sharegpt_chunks, vllm_bench_chunks
-from traces.requests.formats import (
-    AIPERF,
-    APEX,
-    AZURE_LLM,
-    AZURE_LMM,
-    BAILIAN,
-    BURSTGPT,
-    FORERUN,
-    LLMSERVINGSIM,
-    LLMSERVINGSIM_MEASURED,
-    MOONCAKE,
-    PLAIN,
-    TIMED_TRACE,
-    VIDUR,
-)
+from traces.requests.agents import agentic_chunks, dag_chunks, otel_chunks, session_files
+from traces.requests.documents import sharegpt_chunks, vllm_bench_chunks
+from traces.requests.formats import LAYOUTS, PLAIN
 from traces.requests.layout import MAP_EXAMPLE, Options, TraceLayout, can_guess, mapped_layout
 from traces.requests.rows import (
     RawChunk,
@@ -39,27 +25,20 @@ from traces.requests.rows import (
     record_chunks,
     split_header,
 )
-from traces.requests.servegen import SERVEGEN, is_servegen_header, pool_files, servegen_chunks
+from traces.requests.servegen import is_servegen_header, pool_files, servegen_chunks
 
-_TABLES = (
-    AZURE_LMM,
-    AZURE_LLM,
-    BURSTGPT,
-    BAILIAN,
-    MOONCAKE,
-    LLMSERVINGSIM_MEASURED,
-    LLMSERVINGSIM,
-    APEX,
-    VIDUR,
-    AIPERF,
-    FORERUN,
-    PLAIN,
-)
-"""Formats that are tables of rows, the most particular first: the order in which they are recognised."""
+_DOCUMENTS: dict[str, Callable[[Path, Options], Iterator[RawChunk]]] = {
+    "agentic": agentic_chunks,
+    "aiperf-dag": dag_chunks,
+    "otel": otel_chunks,
+    "servegen": servegen_chunks,
+    "sharegpt": sharegpt_chunks,
+    "vllm-bench": vllm_bench_chunks,
+}
+"""Formats that are no tables of rows, with their readers."""
+_TABLES = [layout for name, layout in LAYOUTS.items() if name not in _DOCUMENTS and name != "timed-trace"]
 
-_DOCUMENTS = (AGENTIC, DAG, OTEL, SERVEGEN, SHAREGPT, VLLM_BENCH)
-
-FORMATS: dict[str, str] = {layout.name: layout.title for layout in (*_TABLES, TIMED_TRACE, *_DOCUMENTS)}
+FORMATS: dict[str, str] = {layout.name: layout.title for layout in LAYOUTS.values()}
 """Names accepted by ``format=`` in addition to ``auto``, each with a title."""
 
 READERS: dict[str, Callable[[Path], Iterable[Mapping[str, Any]]]] = {}
@@ -76,13 +55,11 @@ def register_reader(format: str, title: str, read: Callable[[Path], Iterable[Map
             canonical columns.
     """
     FORMATS[format] = title
-    _LAYOUTS[format] = replace(FORERUN, name=format, title=title)
+    LAYOUTS[format] = replace(LAYOUTS["forerun"], name=format, title=title)
     READERS[format] = read
 
 
 _TYPED = ("arrival_s", "input_tokens", "output_tokens")
-
-_LAYOUTS = {layout.name: layout for layout in (*_TABLES, TIMED_TRACE, *_DOCUMENTS)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,19 +92,19 @@ def open_trace(path: Path, format: str, columns: Mapping[str, str] | None = None
     Raises:
         TraceError: nothing there, unreadable, unknown format name, or content that no format fits.
     """
-    if format != "auto" and format not in _LAYOUTS:
-        hint = did_you_mean(format, [*_LAYOUTS, "auto"])
-        raise TraceError(f"no trace format {format!r}{hint}; known: auto, {', '.join(_LAYOUTS)}")
+    if format != "auto" and format not in LAYOUTS:
+        hint = did_you_mean(format, [*LAYOUTS, "auto"])
+        raise TraceError(f"no trace format {format!r}{hint}; known: auto, {', '.join(LAYOUTS)}")
     if columns and format != "auto":
         raise TraceError(f"{path}: format {format!r} says what the columns mean; leave it out, or leave columns out")
-    layout = _LAYOUTS.get(format)
+    layout = LAYOUTS.get(format)
     if layout is not None and format in READERS:
         read = READERS[format]
         return OpenedTrace(path, layout, None, lambda *_: record_chunks(path, list(read(path))), streams=False)
     if path.is_dir():
         return _folder(path, layout)
-    if layout in _DOCUMENTS:
-        return _document(path, layout)
+    if format in _DOCUMENTS:
+        return _document(path, format)
     if is_parquet(path):
         return _parquet(path, layout, columns)
     text = first_text(path)
@@ -142,33 +119,22 @@ def open_trace(path: Path, format: str, columns: Mapping[str, str] | None = None
 
 
 def _folder(path: Path, layout: TraceLayout | None) -> OpenedTrace:
-    """A ServeGen pool or a folder of agent sessions."""
-    servegen, sessions = pool_files(path), session_files(path)
-    if layout in (None, SERVEGEN) and servegen:
-        return _document(path, SERVEGEN)
-    if layout in (None, AGENTIC) and sessions:
-        return _document(path, AGENTIC)
+    servegen, sessions, name = pool_files(path), session_files(path), layout.name if layout else None
+    if name in (None, "servegen") and servegen:
+        return _document(path, "servegen")
+    if name in (None, "agentic") and sessions:
+        return _document(path, "agentic")
     raise TraceError(
         f"{path}: a folder is read as ServeGen pool (chunk-*-trace.csv) or as agent sessions (*.json); it holds neither"
         + (f" that fits format {layout.name!r}" if layout else "")
     )
 
 
-def _document(path: Path, layout: TraceLayout) -> OpenedTrace:
-    """Open a file or folder with the reader of its format."""
-    readers: dict[str, Callable[[Options, OnError], Iterator[RawChunk]]] = {
-        AGENTIC.name: lambda options, on_error: agentic_chunks(path, options),
-        DAG.name: lambda options, on_error: dag_chunks(path, options),
-        OTEL.name: lambda options, on_error: otel_chunks(path),
-        SERVEGEN.name: lambda options, on_error: servegen_chunks(path, options),
-        SHAREGPT.name: lambda options, on_error: sharegpt_chunks(path, options),
-        VLLM_BENCH.name: lambda options, on_error: vllm_bench_chunks(path),
-    }
-    return OpenedTrace(path, layout, None, readers[layout.name], streams=False)
+def _document(path: Path, format: str) -> OpenedTrace:
+    return OpenedTrace(path, LAYOUTS[format], None, lambda options, _: _DOCUMENTS[format](path, options), streams=False)
 
 
 def _parquet(path: Path, layout: TraceLayout | None, columns: Mapping[str, str] | None) -> OpenedTrace:
-    """A Parquet table; only the columns that are used get decoded."""
     names = parquet_columns(path)
     layout = layout or _recognise(path, names, "columns", {}, columns)
     used = {column.name for column in layout.bind(names, str(path)).columns.values()}
@@ -185,11 +151,11 @@ def _json_object(path: Path, text: str, layout: TraceLayout | None, columns: Map
     keys = visible_keys(text) if record is None else set(record)
     if _object(lines[0]) is None and len(lines) > 1:
         keys |= visible_keys(text)
-    for agents in (AGENTIC, DAG, OTEL):
-        if layout is None and set(agents.signature) <= keys:
+    for agents in ("agentic", "aiperf-dag", "otel"):
+        if layout is None and set(LAYOUTS[agents].signature) <= keys:
             return _document(path, agents)
     if layout is None and ("input_lens" in keys or {"total_input_tokens", "request_throughput"} <= keys):
-        return _document(path, VLLM_BENCH)
+        return _document(path, "vllm-bench")
     if layout is None and record is None and len(lines) > 1:
         raise TraceError(
             f"{path}: neither JSON lines nor a JSON trace: the first line is {shown(lines[0], 60)}; keys seen: "
@@ -202,7 +168,6 @@ def _json_object(path: Path, text: str, layout: TraceLayout | None, columns: Map
 
 
 def _object(line: str) -> dict[str, object] | None:
-    """The JSON object on a line, or None when there is none."""
     try:
         parsed = json.loads(line)
     except (ValueError, RecursionError):
@@ -211,11 +176,10 @@ def _object(line: str) -> dict[str, object] | None:
 
 
 def _json_list(path: Path, layout: TraceLayout | None, columns: Mapping[str, str] | None) -> OpenedTrace:
-    """A JSON list of conversations or of flat records."""
     document = load_document(path)
     first = next((entry for entry in document if isinstance(entry, dict)), {}) if isinstance(document, list) else {}
     if layout is None and ("conversations" in first or "conversation" in first):
-        return _document(path, SHAREGPT)
+        return _document(path, "sharegpt")
     if not first:
         raise TraceError(f"{path}: a JSON list without any object; a list of requests expected")
     chosen = layout or _recognise(path, list(first), "keys", first, columns)
@@ -229,7 +193,7 @@ def _csv(path: Path, text: str, layout: TraceLayout | None, columns: Mapping[str
     line, *later = text.lstrip("\r\n").replace("\r", "\n").split("\n", 2)[:2]
     names = split_header(path, line)
     if layout is None and is_servegen_header(names):
-        return _document(path, SERVEGEN)
+        return _document(path, "servegen")
     if layout is None and any(name and name.replace(".", "", 1).isdigit() for name in names):
         raise TraceError(
             f"{path}:1: {shown(line, 60)} looks like data; a header line with column names expected. {_accepted()}"
@@ -268,8 +232,7 @@ def _recognise(
 
 
 def _accepted() -> str:
-    """Text for the error message if no format matches: the accepted formats."""
     return (
         "Accepted: CSV, JSONL or Parquet with arrival_s, input_tokens, output_tokens (or common names for them), "
-        f"or format={', '.join(name for name in _LAYOUTS if name not in ('forerun', 'plain'))}"
+        f"or format={', '.join(name for name in LAYOUTS if name not in ('forerun', 'plain'))}"
     )

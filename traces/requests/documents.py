@@ -6,32 +6,15 @@ per-request details.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from traces.errors import TraceError, shown
 from traces.files import load_document
-from traces.requests.layout import Bound, Options, TraceLayout, column_names
+from traces.requests.layout import Options
 from traces.requests.rows import RawChunk, record_chunks
 from traces.requests.values import Values
-
-SHAREGPT = TraceLayout(
-    "sharegpt",
-    "ShareGPT-style JSON (a list of {conversations: [{from, value, perhaps tokens}]})",
-    {
-        "input_tokens": column_names("input_tokens"),
-        "output_tokens": column_names("output_tokens"),
-        "session_id": column_names("session_id"),
-        "turn": column_names("turn"),
-    },
-    signature=("conversations",),
-    required=("input_tokens", "output_tokens"),
-    options=frozenset({"characters_per_token", "turns"}),
-)
 
 _TOKEN_KEYS = ("tokens", "num_tokens", "token_count", "n_tokens", "length")
 _USER, _ANSWER = {"human", "user"}, {"gpt", "assistant", "chatgpt", "bing", "bard", "model"}
@@ -96,34 +79,10 @@ def _tokens(path: Path, number: int, turn: Any, options: Options) -> int:
     return max(1, round(len(text) / options.characters_per_token))
 
 
-def _drop_failed(bound: Bound, chunk: RawChunk, options: Options) -> Mapping[str, NDArray[np.bool_]]:
-    """Mark failed requests, for which the client recorded an error."""
-    errors = chunk.columns.get("errors")
-    if errors is None or not options.drop_failures:
-        return {}
-    return {"failed request": np.array([bool(error) for error in errors], dtype=np.bool_)}
-
-
-VLLM_BENCH = TraceLayout(
-    "vllm-bench",
-    "vllm bench serve result JSON saved with --save-detailed (input_lens, output_lens, start_times, ttfts, itls)",
-    {
-        "arrival_s": column_names("start_times:s"),
-        "input_tokens": column_names("input_lens"),
-        "output_tokens": column_names("output_lens"),
-        "measured_ttft_s": column_names("ttfts:s"),
-        "measured_e2e_s": column_names("e2e_s:s"),
-    },
-    signature=("input_lens", "output_lens"),
-    required=("input_tokens", "output_tokens"),
-    options=frozenset({"drop_failures"}),
-    drop=_drop_failed,
-)
-
 _ARRAYS = ("input_lens", "output_lens", "start_times", "ttfts", "itls", "errors")
 
 
-def vllm_bench_chunks(path: Path) -> Iterator[RawChunk]:
+def vllm_bench_chunks(path: Path, options: Options) -> Iterator[RawChunk]:
     """The per-request arrays of one result file; end-to-end latency is TTFT plus the sum of the inter-token gaps.
 
     Raises:

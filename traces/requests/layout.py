@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.yaml_files import parse
 from traces.errors import TraceError, did_you_mean
 from traces.requests.rows import Flatten, RawChunk
 from traces.requests.values import UNITS_PER_SECOND, Values
@@ -144,7 +147,6 @@ class TraceLayout:
         return Bound(self, chosen, tuple(name for name in dict.fromkeys(names) if name not in used))
 
     def _missing(self, canonical: str, names: Sequence[str]) -> str:
-        """Error for a missing column, with the existing columns and the accepted names."""
         accepted = [column.name for column in self.columns[canonical]]
         listed = ", ".join(accepted[:8]) + (" ..." if len(accepted) > 8 else "")
         near = next((hint for name in names if (hint := did_you_mean(name, accepted))), "") if len(accepted) < 4 else ""
@@ -174,11 +176,6 @@ def squash(name: str) -> str:
     return "".join(char for char in name.lower() if char.isalnum())
 
 
-def column_names(*names: str) -> tuple[TraceColumn, ...]:
-    """Candidates from names; a unit follows a colon (``"timestamp:ms"``)."""
-    return tuple(TraceColumn(*name.split(":")) for name in names)
-
-
 MAPPED = {
     "arrival": "arrival_s",
     "input": "input_tokens",
@@ -191,29 +188,15 @@ MAPPED = {
 
 MAP_EXAMPLE = "arrival=COLUMN,input=COLUMN,output=COLUMN"
 
-_GUESSED = {
-    "arrival": (
-        ("arrival", "arrived", "arrive"),
-        ("request", "requested", "received", "sent", "submitted", "enqueued", "created", "start", "started", "begin"),
-        ("timestamp", "ts", "time", "datetime", "date", "epoch", "when"),
-    ),
-    "input": (("input", "prompt", "isl"), ("context", "prefill", "query", "request", "req", "in")),
-    "output": (
-        ("output", "completion", "generated", "osl"),
-        ("generation", "gen", "response", "resp", "decode", "answer", "reply", "out"),
-    ),
-}
-"""Words in a column name that indicate a role, strongest first."""
-_SPEAK_AGAINST = {
-    "arrival": {"end", "ended", "finish", "finished", "completed", "done", "first", "last", "token", "tokens",
-                "latency", "duration", "elapsed", "ttft", "e2e", "response", "queue", "id", "per"},
-    "input": {"output", "completion", "id", "cached", "cache", "cost", "price", "usd", "max", "limit", "text", "image",
-              "audio", "time", "ms", "latency", "rate", "per", "total"},
-    "output": {"input", "prompt", "id", "cached", "cache", "cost", "price", "usd", "max", "limit", "text", "image",
-               "audio", "time", "ms", "latency", "rate", "per", "total"},
-}  # fmt: skip
 _UNITS = {"s": "s", "sec": "s", "seconds": "s", "ms": "ms", "millis": "ms", "us": "us", "micros": "us", "ns": "ns",
           "nanos": "ns"}  # fmt: skip
+
+
+@cache
+def _role_words() -> dict[str, dict[str, Any]]:
+    """Words in a column's name that indicate a role (``for``, strongest first) or speak against it (``against``)."""
+    words: dict[str, dict[str, Any]] = parse(Path(__file__).with_name("guesses.yaml").read_text(encoding="utf-8"))
+    return words
 
 
 def mapped_layout(
@@ -243,7 +226,7 @@ def mapped_layout(
             raise TraceError(f"{where}: columns: {word}={text}: the unit is one of {', '.join(UNITS_PER_SECOND)}")
         chosen[word] = TraceColumn(name, unit or _unit_of(name))
     free = [name for name in names if name not in {column.name for column in chosen.values()}]
-    guesses = {word: _guess(word, free, sample) for word in _GUESSED if word not in chosen}
+    guesses = {word: _guess(word, free, sample) for word in _role_words() if word not in chosen}
     guessed = {word: header for word, header in guesses.items() if header is not None}
     chosen |= {
         word: TraceColumn(header, _unit_of(header) if word == "arrival" else None) for word, header in guessed.items()
@@ -278,11 +261,11 @@ def _guess(word: str, names: Sequence[str], sample: Mapping[str, Any]) -> str | 
     ranked = []
     for name in names:
         parts = _words(name)
-        if _SPEAK_AGAINST[word] & parts - ({"response"} if word == "output" else set()):
+        if parts & set(_role_words()[word]["against"]):
             continue
         if word != "arrival" and name in sample and not _is_count(sample[name]):
             continue
-        ranks = [rank for rank, words in enumerate(_GUESSED[word]) if parts & set(words)]
+        ranks = [rank for rank, words in enumerate(_role_words()[word]["for"]) if parts & set(words)]
         if ranks:
             ranked.append((ranks[0], len(parts), name))
     ranked.sort()
@@ -297,13 +280,11 @@ def _words(name: str) -> set[str]:
 
 
 def _unit_of(name: str) -> str | None:
-    """The unit that a column's name ends with."""
     last = re.findall(r"[a-z]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name).lower())[-1:]
     return _UNITS.get(last[0]) if last and last[0] != name.lower() else None
 
 
 def _is_count(value: object) -> bool:
-    """Whether a value may be a count of tokens."""
     try:
         return float(str(value)) >= 0 and not isinstance(value, bool)
     except ValueError:

@@ -84,7 +84,6 @@ class PrefixCounter:
 
 
 def _requests(hashes: PrefixHashes, input_tokens: IntArray) -> Iterator[tuple[list[int], int]]:
-    """Block ids and prompt tokens of each request as Python integers."""
     ids, offsets = hashes.ids.tolist(), hashes.offsets.tolist()
     for index, tokens in enumerate(input_tokens.tolist()):
         yield ids[offsets[index] : offsets[index + 1]], tokens

@@ -108,13 +108,11 @@ def _open(
 
 
 def _pieces(source: OpenedTrace, options: Options, report: Report, limit: int | None) -> Iterator[Piece]:
-    """Yield valid rows of the source in file order, at most ``limit``."""
     chunks = source.chunks(options, report.on_error)
     return pieces_of(source.layout, source.names, str(source.path), chunks, options, report, limit)
 
 
 def _nothing(source: OpenedTrace, report: Report) -> str:
-    """Error for a trace without a valid row."""
     if report.skipped:
         reasons = ", ".join(f"{reason}: {count}" for reason, count in report.skipped.most_common(4))
         return f"{source.path}: no usable request; {report.skipped.total()} rows left out ({reasons})"

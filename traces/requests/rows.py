@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from traces.errors import TraceError, shown
-from traces.files import Block, OnError, first_text, reading, text_blocks
+from traces.files import Block, OnError, csv_records, first_text, reading, text_blocks
 from traces.requests.values import Values
 
 Record = Mapping[str, Any]
@@ -22,7 +22,7 @@ Flatten = Callable[[Record], Record]
 
 _ROWS_PER_CHUNK = 32_768
 
-ARROW_FROM_BLOCK = 8
+ARROW_FROM_BLOCK = 3
 """Blocks of a CSV file after which Arrow's parser takes over what it can: its import costs as much as those blocks."""
 
 
@@ -79,23 +79,30 @@ def csv_chunks(
             if fast is not None:
                 yield fast
                 continue
-        rows, lines, broken = _csv_rows(block, delimiter)
-        if not columns and rows:
-            columns = [name.encode(errors="surrogateescape").decode(errors="replace").strip() for name in rows[0]]
-            rows, lines = rows[1:], lines[1:]
-        if set(map(len, rows)) - {len(columns)}:
-            rows, lines, misfits = _without_misfits(rows, lines, len(columns))
-            broken += misfits
-        if not block.clean:
-            rows, lines, misfits = _without_undecodable(rows, lines)
-            broken += misfits
+        rows: list[list[str]] = []
+        lines: list[int] = []
+        broken: list[tuple[int, str, str]] = []
+        for line, row in csv_records(block.text, delimiter, block.first_line):
+            if isinstance(row, str):
+                broken.append((line, "not CSV", row))
+            elif not columns:
+                columns = [name.encode(errors="surrogateescape").decode(errors="replace").strip() for name in row]
+            elif len(row) != len(columns):
+                if len(row) > 1 or row[0].strip():
+                    width = f"{len(row)} columns where the header has {len(columns)} (is the line cut short?)"
+                    broken.append((line, "columns", width))
+            elif not block.clean and any("\udc80" <= char <= "\udcff" for char in "".join(row)):
+                broken.append((line, "not UTF-8", "bytes that are not UTF-8 text"))
+            else:
+                rows.append(row)
+                lines.append(line)
         if rows or broken:
             by_column = zip(*rows, strict=True) if rows else ([] for _ in columns)
             # of duplicate names the first column is used; duplicates of used columns were rejected before
             values: dict[str, Values] = {}
             for name, column in zip(columns, by_column, strict=True):
                 values.setdefault(name, list(column))
-            yield RawChunk(values, len(rows), lines, sorted(broken), place)
+            yield RawChunk(values, len(rows), lines, broken, place)
 
 
 def _arrow_block(
@@ -127,72 +134,15 @@ def _arrow_block(
     lines = block.text.count("\n") + (not block.text.endswith("\n"))
     columns: dict[str, Values] = {}
     for name in wanted:
-        column = table.column(keys[name])
+        column = table.column(keys[name]).combine_chunks()
         kind = column.type
-        if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_timestamp(kind):
-            if column.null_count:
-                return None
-            columns[name] = _arrow_values(column.combine_chunks())
-        elif pa.types.is_string(kind):
-            columns[name] = column.to_pylist()
-        else:
+        numeric = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_timestamp(kind)
+        if not pa.types.is_string(kind) and (column.null_count or not numeric):
             return None
+        columns[name] = _arrow_values(column)
     if table.num_rows != lines:
         return None
     return RawChunk(columns, lines, range(block.first_line, block.first_line + lines), place=place)
-
-
-def _csv_rows(block: Block, delimiter: str) -> tuple[list[list[str]], Sequence[int], list[tuple[int, str, str]]]:
-    """Rows of a block, the line on which each starts, and lines that cannot be split."""
-    reader = csv.reader(io.StringIO(block.text, newline=""), delimiter=delimiter)
-    if '"' not in block.text and "\r" not in block.text.replace("\r\n", ""):
-        try:
-            rows = list(reader)
-        except csv.Error:
-            reader = csv.reader(io.StringIO(block.text, newline=""), delimiter=delimiter)
-        else:
-            if all(rows):
-                return rows, range(block.first_line, block.first_line + len(rows)), []
-            numbers = [block.first_line + index for index, row in enumerate(rows) if row]
-            return [row for row in rows if row], numbers, []
-    rows = []
-    lines: list[int] = []
-    broken: list[tuple[int, str, str]] = []
-    while True:
-        line = block.first_line + reader.line_num
-        try:
-            row = next(reader)
-        except StopIteration:
-            return rows, lines, broken
-        except csv.Error as problem:
-            broken.append((line, "not CSV", f"cannot be split into columns ({problem})"))
-            continue
-        if row:
-            rows.append(row)
-            lines.append(line)
-
-
-def _without_misfits(
-    rows: list[list[str]], lines: Sequence[int], width: int
-) -> tuple[list[list[str]], Sequence[int], list[tuple[int, str, str]]]:
-    """Rows of the header's width, and what is wrong with the others (lines of nothing but blanks just go)."""
-    kept = [index for index, row in enumerate(rows) if len(row) == width]
-    broken = [
-        (lines[index], "columns", f"{len(row)} columns where the header has {width} (is the line cut short?)")
-        for index, row in enumerate(rows)
-        if len(row) != width and not (len(row) == 1 and not row[0].strip())
-    ]
-    return [rows[index] for index in kept], [lines[index] for index in kept], broken
-
-
-def _without_undecodable(
-    rows: list[list[str]], lines: Sequence[int]
-) -> tuple[list[list[str]], Sequence[int], list[tuple[int, str, str]]]:
-    """Rows of proper text, and those that hold bytes which are not UTF-8."""
-    bad = {index for index, row in enumerate(rows) if any("\udc80" <= char <= "\udcff" for char in "".join(row))}
-    kept = [index for index in range(len(rows)) if index not in bad]
-    broken = [(lines[index], "not UTF-8", "bytes that are not UTF-8 text") for index in sorted(bad)]
-    return [rows[index] for index in kept], [lines[index] for index in kept], broken
 
 
 def jsonl_chunks(path: Path, on_error: OnError, flatten: Flatten | None = None) -> Iterator[RawChunk]:

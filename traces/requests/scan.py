@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,13 +18,13 @@ from traces.requests.table import PrefixHashes
 from traces.requests.values import (
     MAX_TOKENS,
     UNITS_PER_SECOND,
-    Parsed,
     Problem,
     TimeColumn,
     Values,
     parse_counts,
     parse_durations,
     parse_hash_lists,
+    parse_turns,
 )
 
 _COMMON_BLOCKS = (16, 32, 64, 128, 256, 512, 1024, 2048)
@@ -75,14 +75,10 @@ class Report:
         """Add a note, unless it is already present."""
         self.notes[text] = None
 
-    def bad_rows(self, chunk: RawChunk, bad: dict[int, tuple[str, Problem]], last: int | None = None) -> None:
+    def bad_rows(self, chunk: RawChunk, bad: dict[int, Problem], last: int | None = None) -> None:
         """Stop at the first bad row of the chunk up to row ``last``, or count all of them by reason."""
         broken_rows = [broken for broken in chunk.broken if last is None or broken[0] < chunk.lines[last]]
-        broken_rows += [
-            (chunk.lines[row], f"{column}: {problem.reason}", f"{column}: {problem.text}")
-            for row, (column, problem) in bad.items()
-            if last is None or row <= last
-        ]
+        broken_rows += [(chunk.lines[row], *problem) for row, problem in bad.items() if last is None or row <= last]
         if not broken_rows:
             return
         if self.on_error == "stop":
@@ -145,7 +141,6 @@ def pieces_of(
 
 
 def _introduce(bound: Bound, clock: TimeColumn, options: Options, report: Report) -> None:
-    """Set the time unit and note the columns that are not used."""
     if bound.layout.note is not None:
         report.note(bound.layout.note)
     arrival = bound.columns.get("arrival_s")
@@ -177,34 +172,44 @@ def _piece(
             gone |= mask
     derived = bound.layout.prepare(bound, chunk, state) if bound.layout.prepare else {}
     arrays: dict[str, NDArray[Any]] = {}
-    bad: dict[int, tuple[str, Problem]] = {}
+    bad: dict[int, Problem] = {}
 
-    def judge(canonical: str, parsed: Parsed) -> None:
+    def refuse(canonical: str, problems: Mapping[int, Problem]) -> None:
         column = bound.columns.get(canonical)
-        for problem in parsed.problems:
-            if not gone[problem.row]:
-                bad.setdefault(problem.row, (column.name if column else canonical, problem))
-        arrays[canonical] = parsed.values
+        name = column.name if column else canonical
+        for row, problem in problems.items():
+            if not gone[row]:
+                bad.setdefault(row, Problem(f"{name}: {problem.reason}", f"{name}: {problem.text}"))
 
     for canonical in ("arrival_s", "input_tokens", "output_tokens", *_DURATIONS, "turn", "request"):
         values = derived[canonical] if canonical in derived else bound.values(chunk, canonical)
         if values is None:
             continue
         if canonical == "arrival_s":
-            judge(canonical, clock.seconds(values))
+            parsed = clock.seconds(values)
         elif canonical in _DURATIONS:
             column = bound.columns.get(canonical)
             unit = column.unit if column and column.unit and canonical not in derived else "s"
-            judge(canonical, parse_durations(values, UNITS_PER_SECOND[unit]))
+            parsed = parse_durations(values, UNITS_PER_SECOND[unit])
         elif canonical == "turn":
-            judge(canonical, _turns(values))
-        elif canonical == "request":
-            judge(canonical, parse_counts(values, 0, "requests"))
+            parsed = parse_turns(values)
         else:
-            judge(canonical, parse_counts(values))
-    hashes = _prefix_hashes(bound, chunk, arrays["input_tokens"], arrays["output_tokens"], options, bad, gone)
-    waits = bound.values(chunk, "after") if "request" in arrays else None
-    after = None if waits is None else _after(bound.columns["after"].name, waits, bad)
+            parsed = parse_counts(values, 0, "requests") if canonical == "request" else parse_counts(values)
+        refuse(canonical, parsed.problems)
+        arrays[canonical] = parsed.values
+    hashes = after = None
+    values = bound.values(chunk, "prefix_hashes")
+    if values is not None:
+        lists, problems = parse_hash_lists(values)
+        refuse("prefix_hashes", problems)
+        block = _block_tokens(bound, chunk, options)
+        refuse("prefix_hashes", _misfits(lists, block, arrays["input_tokens"], arrays["output_tokens"]))
+        hashes = PrefixHashes.from_lists(lists, block)
+    values = bound.values(chunk, "after") if "request" in arrays else None
+    if values is not None:
+        lists, problems = parse_hash_lists(values)
+        refuse("after", problems)
+        after = PrefixHashes.from_lists(lists, 1)
     keep = ~gone
     keep[list(bad)] = False
     rows = np.flatnonzero(keep)
@@ -227,62 +232,28 @@ def _piece(
     return piece
 
 
-def _after(column: str, values: Values, bad: dict[int, tuple[str, Problem]]) -> PrefixHashes:
-    """Numbers of the requests that each row waits for."""
-    lists, problems = parse_hash_lists(values)
-    for problem in problems:
-        bad.setdefault(problem.row, (column, problem))
-    return PrefixHashes.from_lists(lists, 1)
+def _misfits(
+    lists: Sequence[Sequence[int]], block: int, input_tokens: NDArray[Any], output_tokens: NDArray[Any]
+) -> dict[int, Problem]:
+    """Rows whose number of block ids cannot fit their tokens.
 
-
-def _turns(values: Values) -> Parsed:
-    """Positions inside sessions; an empty field is -1."""
-    empty = [row for row, value in enumerate(values) if value is None or value == ""]
-    if empty:
-        values = [0 if value is None or value == "" else value for value in values]
-    if isinstance(values, np.ndarray) and values.dtype.kind == "i" and values.min(initial=0) >= -1:
-        return Parsed(values, [])
-    parsed = parse_counts(values, 0, "turns")
-    parsed.values[empty] = -1
-    return parsed
-
-
-def _prefix_hashes(
-    bound: Bound,
-    chunk: RawChunk,
-    input_tokens: NDArray[Any],
-    output_tokens: NDArray[Any],
-    options: Options,
-    bad: dict[int, tuple[str, Problem]],
-    gone: NDArray[np.bool_],
-) -> PrefixHashes | None:
-    """Block ids of the chunk's rows; a row whose number of ids cannot fit its tokens is bad.
-
-    They cover the prompt, its last part of a block or not, or the whole blocks of prompt and answer but for its last
+    Ids cover the prompt, its last part of a block or not, or the whole blocks of prompt and answer but for its last
     token, which no engine computes.
     """
-    values = bound.values(chunk, "prefix_hashes")
-    if values is None:
-        return None
-    column = bound.columns["prefix_hashes"].name
-    block = _block_tokens(bound, chunk, options, column)
-    lists, problems = parse_hash_lists(values)
-    for problem in problems:
-        if not gone[problem.row]:
-            bad.setdefault(problem.row, (column, problem))
     counts = np.fromiter((len(ids) for ids in lists), dtype=np.int64, count=len(lists))
     fits = (counts == 0) | (counts == -(-input_tokens // block)) | (counts == input_tokens // block)
     fits |= counts == (input_tokens + output_tokens - 1) // block
-    for row in np.flatnonzero(~fits & ~gone):
+    misfits = {}
+    for row in np.flatnonzero(~fits).tolist():
         tokens, count = int(input_tokens[row]), int(counts[row])
         others = [size for size in _COMMON_BLOCKS if count in (-(-tokens // size), tokens // size)]
         hint = f"; block_tokens={others[0]} would fit" if others else ""
         text = f"{count} block ids for {tokens} input tokens, but {-(-tokens // block)} blocks of {block} tokens{hint}"
-        bad.setdefault(int(row), (column, Problem(int(row), "block count", text)))
-    return PrefixHashes.from_lists(lists, block)
+        misfits[row] = Problem("block count", text)
+    return misfits
 
 
-def _block_tokens(bound: Bound, chunk: RawChunk, options: Options, column: str) -> int:
+def _block_tokens(bound: Bound, chunk: RawChunk, options: Options) -> int:
     """Tokens per block: as the option says, as the file says (one value for all rows), or as the format defines."""
     if options.block_tokens is not None:
         return options.block_tokens
@@ -298,14 +269,13 @@ def _block_tokens(bound: Bound, chunk: RawChunk, options: Options, column: str) 
             )
     if bound.layout.block_tokens is None:
         raise TraceError(
-            f"{chunk.place.format(chunk.lines[0])}: {column}: how many tokens has a block? "
-            "Give a column block_tokens or the option block_tokens=512"
+            f"{chunk.place.format(chunk.lines[0])}: {bound.columns['prefix_hashes'].name}: how many tokens has a "
+            "block? Give a column block_tokens or the option block_tokens=512"
         )
     return bound.layout.block_tokens
 
 
 def _whole(value: object) -> int | None:
-    """A whole number from a JSON value or a CSV field, or None."""
     try:
         return int(str(value))
     except ValueError:

@@ -13,18 +13,9 @@ import numpy as np
 
 from traces.errors import TraceError, shown
 from traces.files import csv_lines, load_document, unpacked_bytes
-from traces.requests.formats import CANONICAL_COLUMNS
-from traces.requests.layout import Options, TraceLayout
+from traces.requests.layout import Options
 from traces.requests.rows import RawChunk
 from traces.requests.table import FloatArray, IntArray
-
-SERVEGEN = TraceLayout(
-    "servegen",
-    "ServeGen client pool (a folder of chunk-N-trace.csv with chunk-N-dataset.json, or one chunk-N-trace.csv)",
-    {name: CANONICAL_COLUMNS[name] for name in ("arrival_s", "input_tokens", "output_tokens", "session_id")},
-    options=frozenset({"seed", "start_s", "duration_s", "rate_scale"}),
-    merged=True,
-)
 
 _SUFFIX = "-trace.csv"
 _MODALITIES = ("image", "audio", "video")
@@ -62,8 +53,6 @@ def read_load_windows(path: Path) -> list[Window]:
     text = unpacked_bytes(path).decode("utf-8-sig", errors="replace")
     rows: list[tuple[float, float, str, float]] = []
     for line, fields in csv_lines(path, text):
-        if not fields:
-            continue
         if not is_servegen_header(fields):
             raise TraceError(f"{path}:{line}: {shown(','.join(fields))}: t,rate,cv,pattern,shape,scale expected")
         start, rate, shape = float(fields[0]), float(fields[1]), float(fields[4])

@@ -182,14 +182,12 @@ class RequestTable:
                 raise TraceError(f"RequestTable: {name}: finite seconds >= 0 (or NaN for not measured) expected")
 
     def _check_sessions(self) -> None:
-        """Session codes point into the names."""
         object.__setattr__(self, "session_names", tuple(self.session_names))
         codes = self.session_id
         if codes is not None and len(codes) and (codes.min() < -1 or codes.max() >= len(self.session_names)):
             raise TraceError("RequestTable: session_id: codes must be -1 or an index into session_names")
 
     def _check_follows(self) -> None:
-        """Requests wait for earlier ones of the table."""
         if self.follows is None:
             return
         pairs = np.asarray(self.follows)

@@ -1,11 +1,11 @@
-"""Conversion of file values to numbers: vectorised if all values are valid, with an exact report for each bad one."""
+"""Conversion of file values to numbers, whole columns at once; a value that cannot be used is a problem of its row."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple, TypeAlias
 
@@ -28,54 +28,65 @@ UNITS_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 
 class Problem(NamedTuple):
-    """One value that cannot be used: index of its row, short reason to count by, what to say about it."""
+    """Why one value cannot be used: a short reason to count by, and the text of the error."""
 
-    row: int
     reason: str
     text: str
 
 
-class Parsed(NamedTuple):
-    """Values as an array and the rows that have none (their array entries mean nothing)."""
+@dataclass(slots=True)
+class Parsed:
+    """Values as an array, and the problem of each row that has none (whose array entry means nothing)."""
 
     values: NDArray[Any]
-    problems: list[Problem]
+    problems: dict[int, Problem] = field(default_factory=dict)
+
+    def refuse(self, bad: NDArray[np.bool_], reason: str, text: str) -> None:
+        """Give the rows of a mask a problem unless they have one; ``{}`` in the text stands for the number."""
+        for row in np.flatnonzero(bad).tolist():
+            number = self.values[row].item()
+            if isinstance(number, float) and number.is_integer() and abs(number) < 1e15:
+                number = int(number)
+            self.problems.setdefault(row, Problem(reason, text.format(shown(number))))
 
 
 class _Bad(Exception):
-    """Internal exception for one bad value, with reason and text."""
+    """Internal exception for one bad value."""
 
     def __init__(self, reason: str, text: str) -> None:
         super().__init__(text)
-        self.reason, self.text = reason, text
+        self.problem = Problem(reason, text)
+
+
+def _is_blank(value: object) -> bool:
+    return value is None or (isinstance(value, str) and not value.strip())
 
 
 def _plain_numbers(values: Values) -> NDArray[Any] | None:
-    """All values as int64 or float64 when each one is plainly a number; None when any needs a closer look."""
+    """All values as int64 or float64 when each one is plainly a finite number; None when any needs a closer look."""
+    numbers: NDArray[Any] | None = None
     if isinstance(values, np.ndarray):
-        return values if values.dtype.kind in "if" else None
-    kinds = set(map(type, values))
-    try:
-        if kinds == {str}:
-            joined = "".join(values)
-            if not joined.isascii() or "_" in joined:
-                return None
-            try:
-                return np.array(list(map(int, values)), dtype=np.int64)
-            except ValueError:
-                return np.array(list(map(float, values)), dtype=np.float64)
-        if kinds == {int}:
-            return np.array(values, dtype=np.int64)
-        if kinds and kinds <= {int, float}:
-            return np.array(values, dtype=np.float64)
-    except (ValueError, OverflowError):
-        pass
-    return None
+        numbers = values if values.dtype.kind in "if" else None
+    else:
+        kinds = set(map(type, values))
+        try:
+            if kinds == {str}:
+                joined = "".join(values)
+                if not joined.isascii() or "_" in joined:
+                    return None
+                try:
+                    return np.array(list(map(int, values)), dtype=np.int64)
+                except ValueError:
+                    numbers = np.array(list(map(float, values)), dtype=np.float64)
+            elif kinds and kinds <= {int, float}:
+                numbers = np.array(values, dtype=np.int64 if kinds == {int} else np.float64)
+        except (ValueError, OverflowError):
+            return None
+    return numbers if numbers is not None and np.isfinite(numbers).all() else None
 
 
 def _number(value: object) -> int | float:
-    """One finite number from a JSON value or a CSV field."""
-    if value is None or (isinstance(value, str) and not value.strip()):
+    if _is_blank(value):
         raise _Bad("missing", "no value")
     if isinstance(value, np.generic):
         value = value.item()
@@ -100,67 +111,63 @@ def _number(value: object) -> int | float:
 
 
 def _each(values: Values, convert: Callable[[object], int | float]) -> Parsed:
-    """Convert value by value, collecting what cannot be converted; int64 when every good value is an int."""
+    """Convert value by value; int64 when every good value is an int."""
     converted: list[int | float] = []
-    problems = []
+    problems = {}
     for row, value in enumerate(values):
         try:
             converted.append(convert(value))
         except _Bad as bad:
             converted.append(0)
-            problems.append(Problem(row, bad.reason, bad.text))
+            problems[row] = bad.problem
     whole = all(type(number) is int and abs(number) < 2**63 for number in converted)
     return Parsed(np.array(converted, dtype=np.int64 if whole else np.float64), problems)
 
 
-def _count(value: object, minimum: int, what: str) -> int:
-    """One whole number of at least ``minimum``."""
-    number = _number(value)
-    if number != int(number):
-        raise _Bad("not whole", f"{shown(number)} is not a whole number of {what}")
-    if number < 0:
-        raise _Bad("negative", f"{shown(number)}: {what} cannot be negative")
-    if number < minimum:
-        raise _Bad("zero", f"{int(number)} {what}: at least {minimum} expected")
-    if number > MAX_TOKENS:
-        raise _Bad("too large", f"{shown(value)}: more than {MAX_TOKENS} {what} cannot be right")
-    return int(number)
+def _numbers(values: Values) -> Parsed:
+    plain = _plain_numbers(values)
+    return _each(values, _number) if plain is None else Parsed(plain)
+
+
+def _filled(values: Values) -> tuple[Values, NDArray[np.bool_]]:
+    """Values with 0 in place of empty fields, and where those are."""
+    if isinstance(values, np.ndarray):
+        return values, np.zeros(len(values), dtype=np.bool_)
+    empty = np.array([_is_blank(value) for value in values], dtype=np.bool_)
+    zero = "0" if str in set(map(type, values)) else 0
+    return ([zero if blank else value for value, blank in zip(values, empty, strict=True)], empty)
 
 
 def parse_counts(values: Values, minimum: int = 1, what: str = "tokens") -> Parsed:
     """Whole numbers >= ``minimum`` as int64; "472.0" counts as 472, everything else is a problem of its row."""
-    numbers = _plain_numbers(values)
-    if numbers is not None and len(numbers):
-        low, high = numbers.min(), numbers.max()
-        if minimum <= low and high <= MAX_TOKENS and (numbers.dtype.kind == "i" or np.all(numbers == np.rint(numbers))):
-            return Parsed(numbers.astype(np.int64), [])
-    return _each(values, lambda value: _count(value, minimum, what))
+    parsed = _numbers(values)
+    numbers = parsed.values
+    parsed.refuse(numbers != np.rint(numbers), "not whole", f"{{}} is not a whole number of {what}")
+    parsed.refuse(numbers < 0, "negative", f"{{}}: {what} cannot be negative")
+    parsed.refuse(numbers < minimum, "zero", f"{{}} {what}: at least {minimum} expected")
+    parsed.refuse(numbers > MAX_TOKENS, "too large", f"{{}}: more than {MAX_TOKENS} {what} cannot be right")
+    if parsed.problems:
+        numbers = numbers.copy()
+        numbers[list(parsed.problems)] = 0
+    return Parsed(numbers.astype(np.int64), parsed.problems)
 
 
-def _duration(value: object) -> float:
-    """One duration in seconds, NaN for an empty field."""
-    if value is None or (isinstance(value, str) and not value.strip()):
-        return math.nan
-    number = float(_number(value))
-    if number < 0:
-        raise _Bad("negative", f"{shown(number)} s: a duration cannot be negative")
-    return number
+def parse_turns(values: Values) -> Parsed:
+    """Positions inside sessions; an empty field is -1."""
+    if isinstance(values, np.ndarray) and values.dtype.kind == "i" and values.min(initial=0) >= -1:
+        return Parsed(values)
+    filled, empty = _filled(values)
+    parsed = parse_counts(filled, 0, "turns")
+    parsed.values[empty] = -1
+    return parsed
 
 
 def parse_durations(values: Values, units_per_second: int = 1) -> Parsed:
     """Durations >= 0 as float64 seconds; an empty field or null is NaN (not measured), other text is a problem."""
-    empty = np.zeros(len(values), dtype=np.bool_)
-    filled = values
-    if not isinstance(values, np.ndarray):
-        empty = np.array([value is None or value == "" for value in values], dtype=np.bool_)
-        if empty.any():
-            zero = "0" if str in set(map(type, values)) else 0
-            filled = [zero if value is None or value == "" else value for value in values]
-    numbers = _plain_numbers(filled)
-    if numbers is None or not len(numbers) or not (numbers.min() >= 0 and np.isfinite(numbers.max())):
-        parsed = _each(values, _duration)
-        return Parsed(parsed.values / units_per_second, parsed.problems)
-    return Parsed(np.where(empty, np.nan, numbers) / units_per_second, [])
+    filled, empty = _filled(values)
+    parsed = _numbers(filled)
+    parsed.refuse(parsed.values < 0, "negative", "{} s: a duration cannot be negative")
+    return Parsed(np.where(empty, np.nan, parsed.values) / units_per_second, parsed.problems)
 
 
 _DATETIME = re.compile(
@@ -176,9 +183,9 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 def nanoseconds_of(text: object) -> int:
     """Nanoseconds since 1970 of an ISO 8601 date and time; no zone means UTC; any number of fractional digits.
 
-    Raises an internal error with reason and text for anything else, or for years outside 1970 to 2199.
+    Raises an internal error for anything else, or for years outside 1970 to 2199.
     """
-    if text is None or (isinstance(text, str) and not text.strip()):
+    if _is_blank(text):
         raise _Bad("missing", "no value")
     match = _DATETIME.fullmatch(text.strip()) if isinstance(text, str) else None
     if match is None:
@@ -239,34 +246,20 @@ class TimeColumn:
     def seconds(self, values: Values) -> Parsed:
         """Seconds since the first time seen (so earlier rows are negative), float64."""
         if self.is_text is None:
-            self.is_text = self._looks_like_text(values)
+            first = next((value for value in values if not _is_blank(value)), None)
+            dated = isinstance(first, str) and _DATETIME.fullmatch(first.strip()) is not None
+            self.is_text = dated or isinstance(first, np.datetime64)
         if self.is_text:
             moments = _fast_datetimes(values)
-            parsed = Parsed(moments, []) if moments is not None else _each(values, nanoseconds_of)
-            return self._since_origin(parsed, 10**9)
-        numbers = _plain_numbers(values)
+            return self._since_origin(_each(values, nanoseconds_of) if moments is None else Parsed(moments), 10**9)
         if self.units_per_second is None:
             self._guess_unit(values)
         units = self.units_per_second or 1
-        limit = MAX_SECONDS * units
-        if numbers is not None and len(numbers) and numbers.min() >= 0 and numbers.max() <= limit:
-            return self._since_origin(Parsed(numbers, []), units)
-        parsed = _each(values, lambda value: _time_number(value, limit))
+        parsed = _numbers(values)
+        parsed.refuse(parsed.values < 0, "negative", "{}: an arrival time cannot be negative")
+        too_large = "{}: too large for an arrival time; is the time unit right?"
+        parsed.refuse(parsed.values > MAX_SECONDS * units, "too large", too_large)
         return self._since_origin(parsed, units)
-
-    def _looks_like_text(self, values: Values) -> bool:
-        """Whether the first value that says anything is a date rather than a number."""
-        if isinstance(values, np.ndarray) and values.dtype.kind == "M":
-            return True
-        for value in values:
-            try:
-                _number(value)
-            except _Bad as bad:
-                if bad.reason == "missing":
-                    continue
-                return isinstance(value, str) and _DATETIME.fullmatch(value.strip()) is not None
-            return False
-        return False
 
     def _guess_unit(self, values: Values) -> None:
         """Seconds, unless the first number can only be a Unix time in a smaller unit."""
@@ -284,8 +277,7 @@ class TimeColumn:
         """Subtract the first time seen, in integers while both are whole, then divide by the unit."""
         times = parsed.values
         if self.origin is None:
-            bad = {problem.row for problem in parsed.problems}
-            first = next((row for row in range(len(times)) if row not in bad), None)
+            first = next((row for row in range(len(times)) if row not in parsed.problems), None)
             self.origin = None if first is None else times[first].item()
         if self.origin is None:
             return Parsed(times.astype(np.float64), parsed.problems)
@@ -296,50 +288,38 @@ class TimeColumn:
         return Parsed(seconds, parsed.problems)
 
 
-def _time_number(value: object, limit: float) -> int | float:
-    """One time as a number from 0 to ``limit`` in the column's unit."""
-    number = _number(value)
-    if number < 0:
-        raise _Bad("negative", f"{shown(number)}: an arrival time cannot be negative")
-    if number > limit:
-        raise _Bad("too large", f"{shown(value)}: too large for an arrival time; is the time unit right?")
-    return number
-
-
 def parse_hash_list(value: object) -> list[int]:
     """Block ids of one request: a JSON list of integers, or text such as "3 17 18" or "[3, 17, 18]".
 
     Unsigned 64-bit ids wrap into int64, which keeps them distinct. Raises an internal error for anything else.
     """
-    if value is None or (isinstance(value, str) and not value.strip()):
+    if _is_blank(value):
         return []
+    items: Any = value
     if isinstance(value, str):
-        items: list[Any] = value.strip().strip("[]").replace(",", " ").replace(";", " ").split()
+        items = value.strip().strip("[]").replace(",", " ").replace(";", " ").split()
         try:
             items = [int(item) for item in items]
         except ValueError:
-            raise _Bad("not block ids", f"{shown(value)} is not a list of integer block ids") from None
-    elif isinstance(value, list | tuple | np.ndarray):
-        items = list(value)
-    else:
+            items = None
+    if not isinstance(items, list | tuple | np.ndarray) or set(map(type, items)) - {int, np.int64, np.uint64, np.int32}:
         raise _Bad("not block ids", f"{shown(value)} is not a list of integer block ids")
+    items = list(items)
     if not items:
         return []
-    if set(map(type, items)) - {int, np.int64, np.uint64, np.int32}:
-        raise _Bad("not block ids", f"{shown(value)} is not a list of integer block ids")
     if min(items) < -(2**63) or max(items) >= 2**64:
         raise _Bad("too large", f"{shown(value)}: block ids must fit into 64 bits")
     return [item - 2**64 if item >= 2**63 else item for item in items] if max(items) >= 2**63 else items
 
 
-def parse_hash_lists(values: Values) -> tuple[list[list[int]], list[Problem]]:
+def parse_hash_lists(values: Values) -> tuple[list[list[int]], dict[int, Problem]]:
     """Block ids of every row; a row that has none usable gets an empty list and a problem."""
     lists: list[list[int]] = []
-    problems = []
+    problems = {}
     for row, value in enumerate(values):
         try:
             lists.append(parse_hash_list(value))
         except _Bad as bad:
             lists.append([])
-            problems.append(Problem(row, bad.reason, bad.text))
+            problems[row] = bad.problem
     return lists, problems

@@ -6,7 +6,6 @@ import csv
 import gzip
 import io
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO, cast
 
@@ -63,39 +62,25 @@ def _python_columns(table: RequestTable) -> dict[str, list[Any]]:
     return columns
 
 
-def _after(table: RequestTable) -> list[list[int]] | None:
-    """Rows that each row waits for."""
-    if table.follows is None:
-        return None
-    predecessors: list[list[int]] = [[] for _ in range(len(table))]
-    for before, waiting in table.follows.tolist():
-        predecessors[waiting].append(before)
-    return predecessors
-
-
-def _rows(table: RequestTable, hashes: bool) -> Iterator[dict[str, Any]]:
-    """One dict per request."""
-    columns, after = _python_columns(table), _after(table)
-    if after is not None:
-        columns |= {"request": list(range(len(table))), "after": after}
-    for index in range(len(table)):
-        row = {name: values[index] for name, values in columns.items()}
-        if hashes and table.prefix_hashes is not None:
-            row["prefix_hashes"] = table.prefix_hashes.of(index).tolist()
-            row["block_tokens"] = table.prefix_hashes.block_tokens
-        yield row
+def _list_columns(table: RequestTable) -> dict[str, list[Any]]:
+    """The columns of prefix blocks and of requests that wait for each other, where the table has them."""
+    columns: dict[str, list[Any]] = {}
+    hashes = table.prefix_hashes
+    if hashes is not None:
+        columns["prefix_hashes"] = [hashes.of(row).tolist() for row in range(len(table))]
+        columns["block_tokens"] = [hashes.block_tokens] * len(table)
+    if table.follows is not None:
+        columns["request"] = list(range(len(table)))
+        columns["after"] = [[] for _ in range(len(table))]
+        for before, waiting in table.follows.tolist():
+            columns["after"][waiting].append(before)
+    return columns
 
 
 def _write_csv(table: RequestTable, path: Path) -> None:
     columns = _python_columns(table)
-    if table.prefix_hashes is not None:
-        hashes = table.prefix_hashes
-        columns["prefix_hashes"] = [" ".join(map(str, hashes.of(index).tolist())) for index in range(len(table))]
-        columns["block_tokens"] = [hashes.block_tokens] * len(table)
-    after = _after(table)
-    if after is not None:
-        columns["request"] = list(range(len(table)))
-        columns["after"] = [" ".join(map(str, rows)) for rows in after]
+    for name, values in _list_columns(table).items():
+        columns[name] = [" ".join(map(str, value)) if isinstance(value, list) else value for value in values]
     with _open_text(path) as stream:
         writer = csv.writer(stream, lineterminator="\n")
         writer.writerow(columns)
@@ -103,8 +88,10 @@ def _write_csv(table: RequestTable, path: Path) -> None:
 
 
 def _write_jsonl(table: RequestTable, path: Path) -> None:
+    columns = _python_columns(table) | _list_columns(table)
     with _open_text(path) as stream:
-        stream.writelines(json.dumps(row, allow_nan=False) + "\n" for row in _rows(table, hashes=True))
+        for row in zip(*columns.values(), strict=True):
+            stream.write(json.dumps(dict(zip(columns, row, strict=True)), allow_nan=False) + "\n")
 
 
 def _write_parquet(table: RequestTable, path: Path) -> None:
@@ -123,7 +110,7 @@ def _write_parquet(table: RequestTable, path: Path) -> None:
             pa.array(hashes.offsets, pa.int64()), pa.array(hashes.ids, pa.int64())
         )
         arrays["block_tokens"] = pa.array(np.full(len(table), hashes.block_tokens, dtype=np.int64))
-    after = _after(table)
-    if after is not None:
+    if table.follows is not None:
+        after = _list_columns(table)["after"]
         arrays |= {"request": pa.array(range(len(table))), "after": pa.array(after, pa.large_list(pa.int64()))}
     pq.write_table(pa.table(arrays), path)

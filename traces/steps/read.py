@@ -124,14 +124,8 @@ def _profiler_rows(file: Path, skipped: dict[str, int]) -> Iterator[Mapping[str,
     kernels = [e for e in complete if e.get("cat") == "kernel"]
     known = {str(e["name"]) for e in marked if _composition(str(e["name"])) is not None}
     if not on_device and len(known) == 1 and kernels:
-        name = next(iter(known))
-        seconds = _busy_us(kernels, file)
-        yield {
-            **(_composition(name) or {}),
-            "measured_s": seconds / US_PER_S,
-            "scope": "device",
-            "place": f"{file}: {name}",
-        }
+        name, seconds = next(iter(known)), _busy_us(kernels, file) / US_PER_S
+        yield {**(_composition(name) or {}), "measured_s": seconds, "scope": "device", "place": f"{file}: {name}"}
         return
     for event in on_device or marked:
         name, seconds = str(event["name"]), _number(event, "dur", file) / US_PER_S
@@ -144,7 +138,6 @@ def _profiler_rows(file: Path, skipped: dict[str, int]) -> Iterator[Mapping[str,
 
 
 def _number(event: Mapping[str, Any], key: str, file: Path) -> float:
-    """Microseconds under ``key`` of an event; 0 where it is not given."""
     return Cells(event, f"{file}: event {shown(event.get('name'))}").number(key) or 0.0
 
 

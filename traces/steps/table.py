@@ -57,7 +57,6 @@ class StepTable:
     skipped: Mapping[str, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        """Number of steps."""
         return len(self.measured_s)
 
     @property
@@ -88,14 +87,12 @@ def step_table(rows: Sequence[Mapping[str, Any]], source: str, skipped: Mapping[
         TraceError: a step without work, or with fewer keys than tokens.
     """
     complete = [_complete(row) for row in rows]
+    kinds = {"measured_s": np.float64, "device": np.bool_}
     arrays: dict[str, Any] = {
-        name: np.array([row[name] for row in complete], dtype=np.float64 if name == "measured_s" else np.int64)
-        for name in _ARRAYS
-        if name != "device"
+        name: np.array([row[name] for row in complete], dtype=kinds.get(name, np.int64)) for name in _ARRAYS
     }
-    device = np.array([row["device"] for row in complete], dtype=np.bool_)
     place = tuple(str(row["place"]) for row in rows)
-    return StepTable(**arrays, device=device, place=place, source=source, skipped=dict(skipped or {}))
+    return StepTable(**arrays, place=place, source=source, skipped=dict(skipped or {}))
 
 
 def _complete(row: Mapping[str, Any]) -> dict[str, Any]:

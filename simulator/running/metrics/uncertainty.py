@@ -123,27 +123,30 @@ def model_error(
         figures: figures to compute; default: its summary.
     """
 
-    def served(moved: Build) -> Mapping[str, Any]:
-        return figures(_rerun(scenario, moved, _serve(moved, requests)))
-
     requests = first_requests(scenario, seed, stream, requests_again(build, stream))
-    logged = _serve(build, requests)
-    base = figures(_rerun(scenario, build, logged))
+
+    def served(moved: Build, log: RunLog | None = None) -> Mapping[str, Any]:
+        log = log or moved.fleet.run(requests, None, FULL_ROWS)
+        counters = speculation_counters(log, moved.main)
+        return figures(Rerun(scenario, request_records(log, moved.main), log.gaps(), counters))
+
+    def axis(name: str, ends: list[Mapping[str, Any]], deviation: float = 1.0, direction: Sequence[float] = ()) -> Axis:
+        return Axis(name=name, deviation=deviation, direction=list(direction), response=_response(base, ends))
+
+    logged = build.fleet.run(requests, None, FULL_ROWS)
+    base = served(build, logged)
     sources = step_sources(build, logged)
     axes = []
     for direction, deviation in _directions(sources):
         ends = [served(_with_factors(build, np.exp(end * deviation * direction))) for end in (-Z90, Z90)]
-        axes.append(
-            Axis(name="steps", deviation=deviation, direction=direction.tolist(), response=_response(base, ends))
-        )
+        axes.append(axis("steps", ends, deviation, direction.tolist()))
     survivals = [] if build.main.sampler is None else _acceptance_ends(scenario)
     if survivals:
-        ends = [served(_with_acceptance(scenario, build, seed, survival)) for survival in survivals]
-        axes.append(Axis(name=ACCEPTANCE, deviation=1.0, direction=[], response=_response(base, ends)))
+        axes.append(axis(ACCEPTANCE, [served(_with_acceptance(scenario, build, seed, ends)) for ends in survivals]))
     api_server_ms = _api_server_ms(build, requests)
     if api_server_ms > 0:
-        ends = [_with_api_server(base, api_server_ms * (factor - 1.0)) for factor in API_SERVER_ENDS]
-        axes.append(Axis(name=API_SERVER, deviation=1.0, direction=[], response=_response(base, ends)))
+        moved_ms = [api_server_ms * (factor - 1.0) for factor in API_SERVER_ENDS]
+        axes.append(axis(API_SERVER, [_with_api_server(base, more_ms) for more_ms in moved_ms]))
     return ModelError(level=LEVEL, sources=sources, axes=axes, sampling=sampling_errors(result), requests=len(requests))
 
 
@@ -171,18 +174,9 @@ def first_requests(scenario: Scenario, seed: int, stream: RequestStream, most: i
     return fewer if len(fewer) else stream
 
 
-def _serve(build: Build, stream: RequestStream) -> RunLog:
-    return build.fleet.run(stream, None, FULL_ROWS)
-
-
-def _rerun(scenario: Scenario, build: Build, log: RunLog) -> Rerun:
-    return Rerun(scenario, request_records(log, build.main), log.gaps(), speculation_counters(log, build.main))
-
-
 def _with_factors(build: Build, factors: FloatArray) -> Build:
     prompts, decode = map(float, factors)
-    pools = tuple(replace(pool, step_factors=(prompts, decode)) for pool in build.pools)
-    return replace(build, pools=pools, fleet=replace(build.fleet, pools=pools))
+    return build.with_pools(lambda pool: replace(pool, step_factors=(prompts, decode)))
 
 
 def _with_acceptance(scenario: Scenario, build: Build, seed: int, survival: FloatArray) -> Build:
@@ -192,8 +186,7 @@ def _with_acceptance(scenario: Scenario, build: Build, seed: int, survival: Floa
     if acceptance.spread:
         acceptance = acceptance.model_copy(update={"spread": min(acceptance.spread, widest_spread(float(survival[0])))})
     sampler = sampler_of(acceptance, survival, seed)
-    pools = tuple(pool if pool.sampler is None else replace(pool, sampler=sampler) for pool in build.pools)
-    return replace(build, pools=pools, fleet=replace(build.fleet, pools=pools))
+    return build.with_pools(lambda pool: pool if pool.sampler is None else replace(pool, sampler=sampler))
 
 
 def _acceptance_ends(scenario: Scenario) -> list[FloatArray]:
@@ -207,22 +200,15 @@ def _acceptance_ends(scenario: Scenario) -> list[FloatArray]:
 
 def _api_server_ms(build: Build, stream: RequestStream) -> float:
     """Mean time from sending a request until the scheduler can see it, milliseconds."""
-    limits = build.pools[0].limits
-    seconds = (
-        limits.api_server_s
-        + limits.api_server_work_s
-        + limits.tokenisation_per_token_s * float(np.mean(stream.input_tokens))
-    )
-    return 1e3 * seconds
+    limits, tokens = build.pools[0].limits, float(np.mean(stream.input_tokens))
+    return 1e3 * (limits.api_server_s + limits.api_server_work_s + limits.tokenisation_per_token_s * tokens)
 
 
 def _with_api_server(figures: Mapping[str, Any], more_ms: float) -> dict[str, Any]:
     """The figures with every first token later by as much."""
     late = re.compile(r"(mean|median|p[\d.]+)_(ttft|e2el)_ms")
-    return {
-        key: value + more_ms if isinstance(value, float) and late.fullmatch(key) else value
-        for key, value in figures.items()
-    }
+    moved = {key: value + more_ms for key, value in figures.items() if isinstance(value, float) and late.fullmatch(key)}
+    return {**figures, **moved}
 
 
 def step_sources(build: Build, log: RunLog) -> list[ErrorSource]:

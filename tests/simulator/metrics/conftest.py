@@ -58,7 +58,7 @@ def steps_of(start_s: list[float], seconds: list[float], **columns: Any) -> Step
 def result_of(requests: RequestRecords, **parts: Any) -> Any:
     """A run result without a real scenario."""
     scenario = SimpleNamespace(
-        slo=parts.pop("slo", None), prices=None, hardware=SimpleNamespace(replicas=parts.pop("replicas", 1), chip="x")
+        slo=parts.pop("slo", {}), prices=None, hardware=SimpleNamespace(replicas=parts.pop("replicas", 1), chip="x")
     )
     kv = KvCacheReport(100, 16, 50, 25.0, 3, None, 1000.0, 1e9, 0.0, 1e8, 8e9, False)
     defaults: dict[str, Any] = {

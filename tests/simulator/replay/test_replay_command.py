@@ -5,8 +5,7 @@ import json
 import pytest
 
 from simulator.cli import main
-from simulator.running import build
-from simulator.running.assumptions import Assumptions
+from simulator.running.build import build_replica
 from simulator.running.scenario import Scenario
 from simulator.serving.engine_config import EngineConfig
 from traces.kernels import write_kernels
@@ -118,5 +117,5 @@ def test_one_price_for_replay_prediction_and_run(tmp_path, capsys):
     for corrected_run, (_, seconds, _) in ((True, corrected), (False, physics)):
         engine = {"kernel_correction": corrected_run}
         scenario = {"model": "llama-3.1-8b", "hardware": {"chip": "h100-sxm"}, "engine": engine}
-        kernels = build._Replica(Scenario.model_validate(scenario | WORK), Assumptions({}), 0)._target().kernels
+        kernels = build_replica(Scenario.model_validate(scenario | WORK)).main.timer.target.deployment.kernels
         assert kernels.gemm(512, 4096, 4096).seconds == seconds

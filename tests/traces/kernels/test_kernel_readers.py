@@ -9,6 +9,7 @@ import pytest
 from traces import TraceError
 from traces.kernels import read_kernels, silicon_folder
 from traces.kernels import silicon as silicon_module
+from validation import tables as tables  # lets read_kernels read them
 
 
 def parquet(path, rows):

@@ -87,9 +87,15 @@ def test_every_operation_of_the_contract_is_there():
         ("op,m,n,k,measured_s\ngem,1,2,3,0.1\n", "did you mean 'gemm'"),
         ("op,m,n,k,measured_ms\ngemm,1,2,3,0.1\n", "measured_s"),
         ("op,m,n,k,measured_s,colour\ngemm,1,2,3,0.1,red\n", "unknown column 'colour'"),
-        ("op,m,n,k,measured_s\ngemm,1,2,3,fast\n", "'fast' is not a number"),
+        ("op,m,m,n,k,measured_s\ngemm,1,1,1,1,1\n", "column 'm' appears 2 times; keep one"),
+        ("op,m,n,k,measured_s\ngemm,1,2,3,fast\n", "column 'measured_s': 'fast' is not a number"),
         ("a,b\n1,2\n", "no kernel trace that is known here"),
         ("op,m,n,k,measured_s\ngemm,1,2\n", "not a readable CSV"),
+        ('{"traceEvents": []}', "no GPU kernels"),
+        ('{"traceEvents": [', "not valid JSON"),
+        ('{"events": []}', "no 'traceEvents'"),
+        ('{"traceEvents": [{"cat": "kernel", "name": "k", "dur": "x", "args": {}}]}', "dur 'x'"),
+        ('{"traceEvents": [3]}', "is not an event"),
     ],
 )
 def test_a_bad_file_gives_one_clear_line(tmp_path, text, message):

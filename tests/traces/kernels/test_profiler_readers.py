@@ -80,25 +80,6 @@ def test_flash_attention_is_read_when_its_mask_is_causal(tmp_path):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('{"traceEvents": []}', "no GPU kernels"),
-        ('{"traceEvents": [', "not valid JSON"),
-        ('{"events": []}', "no 'traceEvents'"),
-        ('{"traceEvents": [{"cat": "kernel", "name": "k", "dur": "x", "args": {}}]}', "dur 'x'"),
-        ('{"traceEvents": [3]}', "is not an event"),
-    ],
-)
-def test_a_bad_chrome_trace_gives_one_clear_line(tmp_path, text, message):
-    path = tmp_path / "trace.json"
-    path.write_text(text)
-    with pytest.raises(TraceError) as error:
-        read_kernels(path)
-    assert message in str(error.value)
-    assert str(path) in str(error.value)
-
-
 NSYS_HEAD = "Start (ns),Duration (ns),CorrId,GrdX,Device,Strm,Name"
 
 

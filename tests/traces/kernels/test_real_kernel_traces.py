@@ -5,6 +5,7 @@ import pytest
 
 from traces import TraceError
 from traces.kernels import read_kernels
+from validation import tables as tables  # lets read_kernels read them
 
 
 def test_every_aiconfigurator_table_accounts_for_all_its_rows(shared_data):

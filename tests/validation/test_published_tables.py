@@ -6,9 +6,9 @@ import pytest
 
 from traces import TraceError, files
 from traces.benchmark_results import MeasuredRun, latencies_ms, read, read_runs, register_table
-from traces.benchmark_results.unified import SIGNATURE
 from traces.files import Cells, read_text
-from validation.blis import KUBECON_SIGNATURE
+from validation.tables.blis import KUBECON_SIGNATURE
+from validation.tables.unified import SIGNATURE
 
 ROW = {
     "row_id": "r1", "weight_precision": "fp8", "n_gpus": "8", "tp": "4", "input_len": "1000", "output_len": "200",
@@ -213,7 +213,7 @@ def test_files_that_cannot_be_read(tmp_path, monkeypatch):
 
 def test_a_table_of_ones_own_kind_is_read_before_the_general_ones(tmp_path, monkeypatch):
     monkeypatch.setattr(read, "FORMATS", dict(read.FORMATS))
-    monkeypatch.setattr(read, "_CSV", dict(read._CSV))
+    monkeypatch.setattr(read, "_TABLES", dict(read._TABLES))
     path = tmp_path / "mine.csv"
     path.write_text("who,tpot\nme,12.5\n")
     with pytest.raises(TraceError, match="not recognised"):

@@ -8,15 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from traces.benchmark_results.run import (
-    LATENCIES,
-    STATISTICS,
-    THROUGHPUTS,
-    IntArray,
-    MeasuredRun,
-    TokenCounts,
-    latencies_ms,
-)
+from traces.benchmark_results import LATENCIES, THROUGHPUTS, MeasuredRun, TokenCounts, latencies_ms, register_table
+from traces.benchmark_results.run import STATISTICS, IntArray
 from traces.errors import TraceError
 from traces.files import Cells
 
@@ -287,3 +280,11 @@ def _unusable(cells: Cells) -> str | None:
     if not mode.startswith(("fixed", "uniform[0.", _FROM_ONE)):
         return f"how lengths were drawn is not known ({mode or 'not stated'})"
     return None
+
+
+register_table(
+    "unified",
+    "the 68-column CSV of published results (InferenceX, TensorRT-LLM, NIM, vLLM, SGLang ...)",
+    SIGNATURE,
+    lambda rows, file: unified_runs(rows),
+)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from traces.benchmark_results.run import MeasuredRun
+from traces.benchmark_results import MeasuredRun, register_table
 from traces.errors import TraceError
 from traces.files import Cells, load_document
 from traces.requests import read_requests
@@ -75,3 +75,11 @@ def llmservingsim_run(file: Path) -> MeasuredRun:
         settings={"engine.entry_point": "offline"},
         measured=measured,
     )
+
+
+register_table(
+    "llmservingsim",
+    "requests.jsonl of LLMServingSim's vLLM runs, meta.json beside it",
+    frozenset({"queued_ts", "input_toks"}),
+    lambda rows, file: iter([llmservingsim_run(file)]),
+)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from traces.benchmark_results.run import MeasuredRun, latencies_ms
+from traces.benchmark_results import MeasuredRun, closed_loop_throughput, latencies_ms, register_table
 from traces.files import Cells
 
 SIGNATURE = frozenset({"silicon_ttft_ms", "silicon_tpot_ms", "backend", "system", "isl", "osl", "batch_size"})
@@ -151,15 +151,9 @@ def _spread(tokens: int | None) -> tuple[int, int] | None:
     return (max(1, round(tokens * (1 - SPREAD))), max(1, round(tokens * (1 + SPREAD))))
 
 
-def closed_loop_throughput(concurrency: int, output_tokens: float, ttft_ms: float, tpot_ms: float) -> float:
-    """Output tokens per second of a closed loop that always has requests outstanding.
-
-    Little's law: ``concurrency / (ttft + (output_tokens - 1) tpot)`` requests per second.
-
-    Args:
-        concurrency: number of outstanding requests.
-        output_tokens: output tokens of each request.
-        ttft_ms: mean time to first token.
-        tpot_ms: mean time per output token after the first.
-    """
-    return concurrency * output_tokens * 1e3 / (ttft_ms + (output_tokens - 1) * tpot_ms)
+register_table(
+    "silicon",
+    "served TTFT and TPOT of AIConfigurator's validation (CSV)",
+    SIGNATURE,
+    lambda rows, file: silicon_runs(rows),
+)

@@ -5,16 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from traces.kernels.frame import Frame, drop
+from traces.kernels.read import register_kernel_table
 from traces.kernels.table import KernelTable, Words, make_table
 
 FORMAT = "blis"
 MICROSECONDS = 1e-6
 WARM_UP = "first call of a series, slower than the larger second one (warm-up)"
-
-
-def is_blis(names: tuple[str, ...]) -> bool:
-    """Whether these are the columns of a BLIS table."""
-    return "latency_us" in names and "mfu" in names
 
 
 def read_blis(frame: Frame) -> KernelTable:
@@ -63,3 +59,6 @@ def _warm_up(frame: Frame) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     first = np.r_[True, file[1:] != file[:-1]]
     faster = np.r_[(seconds[1:] < seconds[:-1]) & (file[1:] == file[:-1]), False]
     return np.asarray(first & faster)
+
+
+register_kernel_table(FORMAT, lambda names: "latency_us" in names and "mfu" in names, read_blis)

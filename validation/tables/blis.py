@@ -1,7 +1,4 @@
-"""Tables of the BLIS project, which do not ship: vLLM under inference-perf's prompts, GuideLLM at concurrency 1.
-
-Importing this module lets ``traces.benchmark_results.read_runs`` read them.
-"""
+"""Tables of the BLIS project: vLLM under inference-perf's prompts, GuideLLM at concurrency 1."""
 
 from __future__ import annotations
 
