@@ -18,7 +18,7 @@ from hwprofiles.dtypes import format_of
 from hwprofiles.operations import OPERATIONS, row_call, stored_set
 from hwprofiles.parameters import DecodeParameters, FamilyParameters, UnpackedKernel
 from simulator.replay.modules import Modules, text_of
-from simulator.replay.predict import attention_kernels, kernel_groups, kernel_row, predict_table
+from simulator.replay.predict import attention_kernels, kernel_groups, predict_table, priced_columns
 from simulator.replay.split import Split, training_rows
 from traces.kernels import OTHER, KernelTable
 from traces.kernels.table import IndexArray, equal_rows
@@ -92,7 +92,7 @@ def make_problem(chip: Chip, family: str, dtype: str, table: KernelTable) -> Fit
 
 def _call(chip: Chip, op: str, table: KernelTable, rows: IndexArray) -> Callable[[KernelLibrary], KernelTime]:
     if not op.startswith("sparse"):
-        return row_call(op, kernel_row(table, rows))
+        return row_call(op, priced_columns(table, rows))
     library = text_of(table, "library", rows[0])
     return Modules(table, rows, KernelLibrary(chip, library if library in chip.kernels else "generic")).times
 
@@ -105,7 +105,7 @@ def family_rows(table: KernelTable) -> dict[tuple[str, str], IndexArray]:
     for rows in equal_rows([*columns, attention_kernels(table)]):
         op = text_of(table, "op", rows[0])
         if op not in (OTHER, "attention_mixed"):
-            stored = stored_set(op, kernel_row(table, rows[:1])).replace("fp16", "bf16", 1)
+            stored = stored_set(op, priced_columns(table, rows[:1])).replace("fp16", "bf16", 1)
             parts_by_kernel.setdefault((OPERATIONS[op].family, stored), []).append(rows)
     return {key: np.sort(np.concatenate(parts)) for key, parts in parts_by_kernel.items()}
 
