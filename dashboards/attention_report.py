@@ -62,8 +62,8 @@ def atlas_html(cases: Sequence[Mapping[str, Any]]) -> str:
         if np.isnan(data.speedup).all():
             continue
         figure = atlas_figure(data)
-        paying = [f"{name}: {words}" for name, case in zip(layouts, gains, strict=True)
-                  if "from" in (words := region_words(case, 1))]  # fmt: skip
+        regions = [f"{name}: {region_words(case, 1)}" for name, case in zip(layouts, gains, strict=True)]
+        paying = [words for words in regions if ": pays from" in words]
         name = f"atlas-{chips}-{tolerance:g}-{window}-{drafter or 'plain'}".replace(".", "")
         findings[name] = Finding(figure, "; ".join(paying) + "." if paying else "It pays nowhere here.")
     refused = {case["refused"]: None for case in cases if "refused" in case}

@@ -74,7 +74,6 @@ def header(title: str, says: str, lead: str, marks: Iterable[tuple[str, str]] = 
 
 
 def footer(*facts: str) -> str:
-    """The last line of a page."""
     return f"<footer>{escape(' · '.join(facts))}</footer>"
 
 

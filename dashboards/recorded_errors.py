@@ -59,12 +59,7 @@ class ErrorRow:
 
 
 def errors_document(rows: Iterable[ErrorRow], version: str) -> dict[str, Any]:
-    """The JSON of errors.
-
-    Args:
-        rows: one per comparison.
-        version: version of Forerun.
-    """
+    """The JSON of errors, which the given version of Forerun computed."""
     return {"version": version, "errors": [asdict(row) for row in rows]}
 
 
@@ -82,11 +77,8 @@ def merged(recorded: Sequence[ErrorRow], computed: Sequence[ErrorRow]) -> list[E
     kept = [row for row in recorded if stays(row)]
 
     def place(row: ErrorRow) -> tuple[int, bool, str]:
-        return (
-            SECTIONS.index(row.section),
-            not row.ships,
-            row.name if row.section == "requests" and not row.ships else "",
-        )
+        by_name = row.section == "requests" and not row.ships
+        return (SECTIONS.index(row.section), not row.ships, row.name if by_name else "")
 
     return sorted([*kept, *computed], key=place)
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 from hwprofiles.catalogue import LOCAL_LIBRARY, load_chip, load_defaults, load_local_defaults
-from hwprofiles.dtypes import VARIANT, dtype_bytes, format_of
+from hwprofiles.dtypes import NEAREST, VARIANT, dtype_bytes, format_of
 from hwprofiles.errors import ProfileError, did_you_mean
 from hwprofiles.formulas import WINDOWED, Num
 from hwprofiles.parameters import FAMILIES, FamilyParameters, GemmParameters
@@ -13,29 +13,6 @@ from hwprofiles.schema import Chip
 
 _SAME = {"fp16": "bf16", "bf16": "fp16", "mxfp8": "fp8"}
 """Formats that share one fit."""
-_NEAREST = {
-    "fp8_block": ("fp8",),
-    "mxfp8": ("fp8",),
-    "int8": ("fp8",),
-    "fp4": ("fp8",),
-    "mxfp4": ("int4", "iq4_nl", "q4_0"),
-    "int4": ("mxfp4", "q4_0"),
-    "bfp4": ("bfp8",),
-    "bfp8": ("bfp4",),
-    "int3": ("int4", "q3_k"),
-    "int2": ("int4", "q2_k"),
-    "bitnet": ("int4", "tq2_0"),
-    **dict.fromkeys(("q4_1", "q5_0", "q5_1", "q1_0"), ("q4_0", "int4")),
-    **dict.fromkeys(("iq4_nl", "iq4_xs"), ("iq4_nl", "q4_0", "int4")),
-    **dict.fromkeys(("q4_0", "q8_1", "q8_k"), ("int4", "q8_0")),
-    **dict.fromkeys(("q4_k", "q5_k", "q6_k", "q8_0"), ("q4_0", "int4")),
-    **dict.fromkeys(("q2_k", "q3_k", "tq1_0", "tq2_0"), ("q3_k", "q4_k", "int4")),
-    **dict.fromkeys(("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s"), ("iq2_xxs", "iq3_xxs", "q4_k", "int4")),
-    **dict.fromkeys(("iq3_xxs", "iq3_s"), ("iq3_xxs", "q4_k", "int4")),
-}
-"""Substitute formats for a format without a fit, nearest first."""
-
-
 BASES = ("calibrated", "extrapolated", "datasheet")
 """Evidence levels of a kernel time, strongest first.
 
@@ -175,7 +152,7 @@ def find_parameters(chip: Chip, library: str, family: str, dtype: str) -> tuple[
         dtype_bytes(dtype)
     libraries = tuple(dict.fromkeys((library, "generic")))
     exact = exact_names(family, named)
-    near: tuple[str, ...] = (*_NEAREST.get(dtype, ()), "bf16", "fp8", "fp16", "fp32")
+    near: tuple[str, ...] = (*NEAREST.get(dtype, ()), "bf16", "fp8", "fp16", "fp32")
     if named != dtype and family in _RULES:
         near = (*(named.replace(dtype, other, 1) for other in near), dtype, *near)
     local = load_local_defaults(chip).get(family) if library == LOCAL_LIBRARY else None

@@ -39,13 +39,7 @@ from hwprofiles.formulas import (
     evaluate_formula,
     functions_of,
 )
-from hwprofiles.kernels.attention import (
-    decode_time,
-    one_pass_time,
-    prefill_time,
-    tail_sequences,
-    tail_time_per_key,
-)
+from hwprofiles.kernels.attention import decode_time, one_pass_time, prefill_time, tail_sequences, tail_time_per_key
 from hwprofiles.kernels.gemm import gemm_time, with_static_scales
 from hwprofiles.kernels.moe import moe_time, read_routing, slowest_rank_factor
 from hwprofiles.kernels.movement import collective_time, elementwise_time

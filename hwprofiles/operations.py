@@ -246,11 +246,7 @@ def _module_set(row: KernelRow) -> str:
     return f"{row['kv_dtype']}{VARIANT}{row['name'].rpartition(' ')[2].removesuffix('-shared')}"
 
 
-_SIZE, _SIZE_OR_ZERO, _DTYPE = (
-    _Column(),
-    _Column(0, lowest=0),
-    _Column("bf16", allowed=DTYPES, noun="dtype"),
-)
+_SIZE, _SIZE_OR_ZERO, _DTYPE = (_Column(), _Column(0, lowest=0), _Column("bf16", allowed=DTYPES, noun="dtype"))
 _CACHE = _Column("", allowed=("", "warm", "cold"), noun="cache state")
 _ATTENTION = {
     **dict.fromkeys(("batch", "q_len", "kv_len", "num_heads", "num_kv_heads", "head_dim"), _SIZE),

@@ -1,6 +1,5 @@
 """Kernel parameters: for every family a few physical numbers with bounds and units, fitted per chip and library."""
 
-from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from pydantic import model_validator
@@ -109,15 +108,10 @@ class UnpackedKernel(DecodeKernel):
     """KV tokens per packed work item in that rule."""
 
 
-Bound = tuple[float, float]
-
-
 class FamilyParameters(Record):
     """Base class of the parameter sets of kernel families, with the ``source`` of the numbers."""
 
     family: ClassVar[str] = ""
-    free: ClassVar[Mapping[str, Bound]] = {}
-    """Bounds of the parameters that a calibration may vary."""
 
     source: Source
     fit: Fit | None = None
@@ -155,10 +149,6 @@ class FamilyParameters(Record):
         arithmetic. Most families are unchanged, because their formulas model the difference."""
         return self
 
-    def vector(self) -> dict[str, float]:
-        """Return the free parameters by name."""
-        return {name: float(getattr(self, name)) for name in self.free}
-
 
 class FewRowsKernel(Record):
     """Matrix-vector kernels, used instead of tiles for products with a few rows.
@@ -188,16 +178,6 @@ class GemmParameters(FamilyParameters):
     """Dense matrix product."""
 
     family: ClassVar[str] = "gemm"
-    free: ClassVar[Mapping[str, Bound]] = {
-        "launch_s": (3e-7, 2e-5),
-        "compute_efficiency": (0.2, 1.0),
-        "memory_efficiency": (0.3, 1.0),
-        "on_chip_efficiency": (0.1, 1.0),
-        "wave_s": (0.0, 2e-5),
-        "wave_share": (0.0, 1.0),
-        "overlap": (1.0, 8.0),
-        "write_share": (0.0, 1.0),
-    }
 
     launch_s: NonNegative
     """Fixed time of one kernel inside a captured graph, in seconds."""
@@ -265,15 +245,6 @@ class PrefillParameters(FamilyParameters):
     """Prefill attention (many queries per sequence), the write of the new K and V included."""
 
     family: ClassVar[str] = "attention_prefill"
-    free: ClassVar[Mapping[str, Bound]] = {
-        "launch_s": (1e-6, 6e-5),
-        "compute_efficiency": (0.02, 1.0),
-        "memory_efficiency": (0.05, 1.0),
-        "tile_s": (0.0, 1e-5),
-        "tail_share": (0.0, 1.5),
-        "sequence_s": (0.0, 1.5e-7),
-        "overlap": (1.0, 10.0),
-    }
 
     launch_s: NonNegative
     """Fixed time inside a captured graph: attention and the KV write, in seconds."""
@@ -326,18 +297,6 @@ class DecodeParameters(DecodeKernel, FamilyParameters):
     """Decode attention (1 or a few queries per sequence), the write of the new K and V included."""
 
     family: ClassVar[str] = "attention_decode"
-    free: ClassVar[Mapping[str, Bound]] = {
-        "launch_s": (1e-6, 6e-5),
-        "memory_efficiency": (0.05, 1.0),
-        "core_bandwidth_ratio": (0.7, 6.0),
-        "combine_s": (0.0, 1e-5),
-        "split_s": (0.0, 2e-7),
-        "wave_s": (0.0, 1e-5),
-        "sequence_s": (0.0, 1e-7),
-        "overlap": (1.0, 10.0),
-        "warm_share": (0.1, 1.5),
-        "warm_efficiency": (0.1, 1.0),
-    }
 
     tail_key_s: NonNegative = 0.0
     """Time per key of a work item that runs alone, when the KV axis is not split and the longest sequences finish after
@@ -346,13 +305,6 @@ class DecodeParameters(DecodeKernel, FamilyParameters):
     """Whether the measured time includes the write of new keys and values into the paged cache."""
     unpacked: UnpackedKernel | None = None
     """Kernel that processes query heads one by one when the packed kernel is not used; None = no such kernel."""
-
-    def vector(self) -> dict[str, float]:
-        """Return the free parameters by name; those of the unpacked kernel have its field name as a prefix."""
-        own = super().vector()
-        if self.unpacked is None:
-            return own
-        return own | {f"unpacked.{name}": float(getattr(self.unpacked, name)) for name in UNPACKED}
 
     def without_splits(self) -> "DecodeParameters":
         """Return a copy of the set whose kernels never split the KV axis."""
@@ -366,7 +318,7 @@ class DecodeParameters(DecodeKernel, FamilyParameters):
         if self.unpacked is None or self.reference_clock_hz is None or clock_hz is None:
             return scaled
         ratio = self.reference_clock_hz / clock_hz
-        times = {name: getattr(self.unpacked, name) * ratio for name in UNPACKED if name.endswith("_s")}
+        times = {name: getattr(self.unpacked, name) * ratio for name in UNPACKED_TIMES}
         return scaled.model_copy(update={"unpacked": self.unpacked.model_copy(update=times)})
 
     def carried(self, had_asynchronous: bool, has_asynchronous: bool) -> "FamilyParameters":
@@ -393,22 +345,8 @@ class DecodeParameters(DecodeKernel, FamilyParameters):
         return self.model_copy(update=changes)
 
 
-UNPACKED: Mapping[str, Bound] = {
-    "launch_s": (1e-6, 6e-5),
-    "memory_efficiency": (0.3, 1.0),
-    "core_bandwidth_ratio": (0.7, 6.0),
-    "combine_s": (0.0, 1e-5),
-    "split_s": (0.0, 2e-7),
-    "wave_s": (0.0, 1e-5),
-    "pass_s": (0.0, 1e-5),
-    "hidden_s": (0.0, 1e-5),
-    "overlap": (1.0, 10.0),
-    "warm_share": (0.1, 1.5),
-    "warm_efficiency": (0.1, 1.0),
-    "compute_efficiency": (0.001, 0.2),
-}
-"""Parameters of an unpacked kernel that a calibration may move, with the interval it may search."""
-
+UNPACKED_TIMES = ("launch_s", "combine_s", "split_s", "wave_s", "pass_s", "hidden_s")
+"""Times of the unpacked kernel that scale with the clock."""
 ASYNCHRONOUS_LOSS, ASYNCHRONOUS_DRAW, ASYNCHRONOUS_COMBINE, ASYNCHRONOUS_LAUNCH = 2.3, 2.7, 3.3, 1.12
 """Factors of asynchronous copies in decode attention: bandwidth lost (divided), bandwidth per core (multiplied),
 the time of combining splits and the launch (divided by)."""
@@ -418,15 +356,6 @@ class MoeParameters(FamilyParameters):
     """Routed expert feed-forward: two grouped products and the kernels around them (align, activation, combine)."""
 
     family: ClassVar[str] = "moe"
-    free: ClassVar[Mapping[str, Bound]] = {
-        "launch_s": (1e-6, 2e-4),
-        "compute_efficiency": (0.1, 1.0),
-        "memory_efficiency": (0.05, 1.0),
-        "on_chip_efficiency": (0.05, 1.0),
-        "scatter_efficiency": (0.05, 1.0),
-        "overlap": (1.0, 10.0),
-        "wave_s": (0.0, 2e-5),
-    }
 
     launch_s: NonNegative
     """Fixed time of all kernels of the layer inside a captured graph, in seconds."""
@@ -458,12 +387,6 @@ class ElementwiseParameters(FamilyParameters):
     """Norms, activations, residuals, RoPE, gathers, sampling: memory-bound passes."""
 
     family: ClassVar[str] = "elementwise"
-    free: ClassVar[Mapping[str, Bound]] = {
-        "launch_s": (5e-7, 1e-4),
-        "memory_efficiency": (0.1, 1.0),
-        "warm_share": (0.1, 1.5),
-        "warm_efficiency": (0.05, 1.0),
-    }
 
     launch_s: NonNegative
     """Fixed time of one pass, in seconds."""
@@ -487,13 +410,6 @@ class RecurrentPrefillParameters(FamilyParameters):
     """The scan of a recurrent layer over prompts: gated delta net, Kimi delta attention, Mamba-2."""
 
     family: ClassVar[str] = "recurrent_prefill"
-    free: ClassVar[Mapping[str, Bound]] = {
-        "launch_s": (1e-6, 1e-4),
-        "compute_efficiency": (0.01, 1.0),
-        "memory_efficiency": (0.05, 1.0),
-        "chunk_s": (0.0, 2e-5),
-        "overlap": (1.0, 10.0),
-    }
 
     launch_s: NonNegative
     """Fixed time of all launches of the scan, in seconds."""
@@ -511,14 +427,6 @@ class RecurrentDecodeParameters(FamilyParameters):
     """The update of recurrent states by one token of each sequence, or by a few that are verified."""
 
     family: ClassVar[str] = "recurrent_decode"
-    free: ClassVar[Mapping[str, Bound]] = {
-        "launch_s": (5e-7, 6e-5),
-        "memory_efficiency": (0.2, 1.0),
-        "core_bandwidth_ratio": (0.2, 6.0),
-        "overlap": (1.0, 10.0),
-        "warm_share": (0.1, 1.5),
-        "warm_efficiency": (0.05, 1.0),
-    }
 
     launch_s: NonNegative
     """Fixed time of one update, in seconds."""
@@ -539,27 +447,6 @@ class RecurrentDecodeParameters(FamilyParameters):
 
 class SparseParameters(FamilyParameters):
     """Index that scores and selects entries, and attention over the selected (or compressed) entries."""
-
-    free: ClassVar[Mapping[str, Bound]] = {
-        "launch_s": (1e-6, 2e-4),
-        "compute_efficiency": (0.02, 1.0),
-        "memory_efficiency": (0.05, 1.0),
-        "gather_efficiency": (0.02, 1.0),
-        "core_bandwidth_ratio": (0.1, 6.0),
-        "max_splits": (1.0, 64.0),
-        "overlap": (1.0, 10.0),
-        "index_launch_s": (1e-6, 2e-4),
-        "index_efficiency": (0.02, 1.0),
-        "index_memory_efficiency": (0.05, 1.0),
-        "index_core_ratio": (0.1, 64.0),
-        "select_s": (0.0, 4e-5),
-        "select_efficiency": (0.02, 1.0),
-        "padded_share": (0.0, 1.0),
-        "item_s": (0.0, 1e-4),
-        "host_s": (0.0, 3e-3),
-        "index_host_s": (0.0, 3e-3),
-        "narrow_host_s": (0.0, 3e-4),
-    }
 
     launch_s: NonNegative
     """Fixed time of attention and of the small kernels around it, in seconds."""
@@ -626,7 +513,6 @@ class SparsePrefillParameters(SparseParameters):
     """Index and sparse attention over prompts."""
 
     family: ClassVar[str] = "sparse_prefill"
-    free: ClassVar[Mapping[str, Bound]] = {**SparseParameters.free, "sequence_s": (0.0, 1e-5)}
 
 
 class SparseDecodeParameters(SparseParameters):
@@ -639,14 +525,6 @@ class CollectiveParameters(FamilyParameters):
     """Collectives between chips: ring or in-network for large messages, direct all-reduce for small ones."""
 
     family: ClassVar[str] = "collective"
-    free: ClassVar[Mapping[str, Bound]] = {
-        "launch_s": (1e-6, 5e-5),
-        "bandwidth_efficiency": (0.1, 1.0),
-        "copy_share": (0.0, 1.0),
-        "fill_s": (0.0, 5e-4),
-        "fill_bytes": (1e5, 2e8),
-        "in_network_efficiency": (0.1, 1.0),
-    }
 
     launch_s: NonNegative
     """Fixed time of a collective of the ring kind, in seconds."""

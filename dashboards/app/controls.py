@@ -381,6 +381,32 @@ def lengths(mean: float) -> dict[str, Any]:
     return {"distribution": "lognormal", "mean": mean, "cv": LENGTH_CV}
 
 
+def poisson_workload(values: Values, request_rate: float | str, num_requests: int | str) -> dict[str, Any]:
+    """Poisson arrivals of requests with lengths around the means of the controls."""
+    return {
+        "arrivals": {"process": "poisson", "request_rate": float(request_rate)},
+        "input_tokens": lengths(values["prompt"]),
+        "output_tokens": lengths(values["output"]),
+        "num_requests": int(num_requests),
+    }
+
+
+ONE_REQUEST = {"arrivals": {"process": "burst"}, "input_tokens": 1, "output_tokens": 1, "num_requests": 1}
+"""Workload of a scenario of which single steps are priced."""
+
+
+def deployment(values: Values, **more: Any) -> dict[str, Any]:
+    """Scenario data of the model on its chips that the controls describe, and ``more`` sections."""
+    hardware = {"chip": values["chip"], "tensor_parallel": int(values["tp"])}
+    return {"model": values["model"], **weights_of(values), "hardware": hardware, **more}
+
+
+def speculation_of(values: Values, draft_tokens: int, acceptance: Mapping[str, Any]) -> dict[str, Any]:
+    """The scenario's ``speculation``, with the draft model where the method has one."""
+    method = {"method": values["method"], "num_speculative_tokens": draft_tokens, "acceptance": acceptance}
+    return method | ({"draft": {"model": values["draft"]}} if values["method"] == "draft-model" else {})
+
+
 def weights_of(values: Values) -> dict[str, Any]:
     """The scenario's ``weights_dtype``, where the control says one."""
     return {} if values["dtype"] == DTYPES[0] else {"weights_dtype": values["dtype"]}

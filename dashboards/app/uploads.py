@@ -9,6 +9,7 @@ import base64
 import binascii
 import re
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,6 @@ class UploadTask:
     served: ServedFolders
 
     def __call__(self, folder: Path, tell: ProgressCallback) -> None:
-        """Read, check, run, and write the run's files."""
         RunTask(uploaded_scenario(self.text, self.name, self.served))(folder, tell)
 
 
@@ -118,7 +118,7 @@ def confined(data: dict[str, Any], served: ServedFolders, place: str) -> dict[st
     Raises:
         ForerunError: a path outside; with its field.
     """
-    result: dict[str, Any] = _copy(data)
+    result: dict[str, Any] = deepcopy(data)
     inline = isinstance(result.get("model"), dict)
     for holder, key, path in list(_leaves(result, ())):
         text = holder[key]
@@ -176,12 +176,6 @@ def _like_a_path(text: str) -> bool:
         return Path(text).exists()
     except (OSError, ValueError):
         return True
-
-
-def _copy(data: Any) -> Any:
-    if isinstance(data, dict):
-        return {key: _copy(value) for key, value in data.items()}
-    return [_copy(value) for value in data] if isinstance(data, list) else data
 
 
 def _leaves(data: Any, path: tuple[Key, ...]) -> Iterator[tuple[Any, Any, tuple[Key, ...]]]:

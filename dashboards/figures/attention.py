@@ -92,11 +92,8 @@ def context_gain_figure(data: ContextGainData) -> go.Figure:
     figure.update_xaxes(type="log", title="context (tokens)", **context_ticks(data.contexts[0], data.contexts[-1]))
     figure.update_yaxes(title="speedup over TP 8")
     cross, low, high = data.crossover
-    where = (
-        "no crossover"
-        if cross is None
-        else f"pays from {token_grid(cross)} at {best} ({token_grid(low)} to {token_grid(high)})"
-    )
+    pays = f"pays from {token_grid(cross)} at {best} ({token_grid(low)} to {token_grid(high)})"
+    where = "no crossover" if cross is None else pays
     figure = captioned(figure, "TP 4 x SP 2 against TP 8", f"{where}<br>eight n150", data.label, 560)
     return figure.update_layout(margin={"t": 88})
 
@@ -364,16 +361,8 @@ def atlas_data(
     def part(name: str) -> FloatArray:
         return np.array([[row[at][name] if row[at]["fits"] else np.nan for at in contexts] for row in rows])
 
-    return AtlasData(
-        tuple(names),
-        contexts,
-        part("speedup"),
-        part("low"),
-        part("high"),
-        title,
-        caption,
-        weakest(case["basis"] for case in cases),
-    )
+    basis = weakest(case["basis"] for case in cases)
+    return AtlasData(tuple(names), contexts, part("speedup"), part("low"), part("high"), title, caption, basis)
 
 
 def region_words(case: Mapping[str, Any], batch: int) -> str:
@@ -431,7 +420,8 @@ def gantt_data(times: LayerTimes, reading: Reading, basis: str) -> GanttData:
 
 def gantt_figure(data: GanttData) -> go.Figure:
     """Hit above, miss below, on one axis of microseconds; hatched work is thrown away."""
-    names = [f"{name} · two layers in {seconds * 1e6:,.0f} us" for name, seconds in panels(data)]
+    panels = (("both layers pass", data.hit_s), ("the first layer fails", data.miss_s))
+    names = [f"{name} · two layers in {seconds * 1e6:,.0f} us" for name, seconds in panels]
     figure = make_subplots(rows=2, cols=1, shared_xaxes=True, subplot_titles=names, vertical_spacing=0.14)
     figure.update_annotations(x=0, xanchor="left", font_size=13)
     width = max(data.hit_s, data.miss_s)
@@ -462,7 +452,7 @@ def gantt_figure(data: GanttData) -> go.Figure:
                     },
                 },
                 opacity=1.0,
-                text=[f"{bar.work.split()[-1]} {bar.layer + 1}" if wide(bar, width) else "" for bar in part],
+                text=[f"{bar.work.split()[-1]} {bar.layer + 1}" if _wide(bar, width) else "" for bar in part],
                 textposition="inside",
                 insidetextanchor="middle",
                 textangle=0,
@@ -481,13 +471,7 @@ def gantt_figure(data: GanttData) -> go.Figure:
     return figure.update_layout(margin={"t": 118, "b": 96})
 
 
-def panels(data: GanttData) -> tuple[tuple[str, float], tuple[str, float]]:
-    """Name and length of the two panels."""
-    return (("both layers pass", data.hit_s), ("the first layer fails", data.miss_s))
-
-
-def wide(bar: Bar, width_s: float) -> bool:
-    """Whether a bar is long enough to carry its name."""
+def _wide(bar: Bar, width_s: float) -> bool:
     return bar.kept and (bar.end_s - bar.start_s) / width_s >= LABEL_SHARE
 
 

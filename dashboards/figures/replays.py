@@ -27,6 +27,7 @@ from dashboards.theme import (
 from simulator.replay import ReplayReport
 from simulator.replay.predict import REGIMES
 from simulator.replay.replay_tables import METRIC_WORDS
+from simulator.replay.scores import Score
 
 BASIS_COLOURS = {"calibrated": GREEN, "extrapolated": ORANGE, "datasheet": VERMILLION, "measured": BLUE}
 MAX_POINTS = 4000
@@ -134,50 +135,35 @@ def error_figure(data: ErrorData) -> go.Figure:
     return captioned(figure, "Error distribution", f"{data.rows:,} kernels", data.basis, 560)
 
 
-class ScoreBar(NamedTuple):
-    """One group of rows; percentages of the measurement."""
-
-    label: str
-    regime: str
-    rows: int
-    median_ape: float
-    p90_ape: float
-    bias: float
-    coverage90: float | None
-
-
 class ScoresData(NamedTuple):
-    """Groups, worst first."""
+    """Errors of each group by operation, format and regime, worst first."""
 
-    bars: tuple[ScoreBar, ...]
+    groups: tuple[Score, ...]
     basis: str
+
+    @property
+    def labels(self) -> list[str]:
+        """Name of each group."""
+        return [_label(group) for group in self.groups]
+
+
+def _label(group: Score) -> str:
+    return f"{group.op} {group.dtype}, {group.regime}"
 
 
 def scores_data(report: ReplayReport) -> ScoresData:
-    """Every group by operation, format and regime."""
-    bars = [
-        ScoreBar(
-            f"{score.op} {score.dtype}, {score.regime}",
-            score.regime,
-            score.n,
-            score.median_ape,
-            score.p90_ape,
-            score.bias,
-            score.coverage90,
-        )
-        for score in report.groups
-        if score.regime != "all"
-    ]
-    return ScoresData(tuple(sorted(bars, key=lambda bar: -bar.p90_ape)), report.basis)
+    """Every group of a replay by operation, format and regime."""
+    groups = [group for group in report.groups if group.regime != "all"]
+    return ScoresData(tuple(sorted(groups, key=lambda group: -group.p90_ape)), report.basis)
 
 
 def scores_figure(data: ScoresData) -> go.Figure:
     """Bars to the median error in the colour of the regime; whiskers to the 90th percentile."""
     figure = go.Figure()
-    for regime in dict.fromkeys(bar.regime for bar in data.bars):
-        part = [bar for bar in data.bars if bar.regime == regime]
+    for regime in dict.fromkeys(bar.regime for bar in data.groups):
+        part = [bar for bar in data.groups if bar.regime == regime]
         figure.add_bar(
-            y=[bar.label for bar in part],
+            y=[_label(bar) for bar in part],
             x=[bar.median_ape for bar in part],
             orientation="h",
             name=f"{regime}-bound",
@@ -185,11 +171,11 @@ def scores_figure(data: ScoresData) -> go.Figure:
             error_x=whiskers(
                 [(None, bar.median_ape, max(bar.median_ape, bar.p90_ape)) for bar in part], color=GREY, thickness=1.5
             ),
-            customdata=[[bar.rows, bar.p90_ape, bar.bias] for bar in part],
+            customdata=[[bar.n, bar.p90_ape, bar.bias] for bar in part],
             hovertemplate="%{y}: median %{x:.1f} %, p90 %{customdata[1]:.1f} %, bias %{customdata[2]:+.1f} %, "
             "%{customdata[0]:,} rows<extra></extra>",
         )
-    order = [bar.label for bar in data.bars]
+    order = data.labels
     figure.update_yaxes(categoryorder="array", categoryarray=order, autorange="reversed", ticks="")
     figure.update_xaxes(title="absolute error (%)", rangemode="tozero")
     height = 160 + 30 * max(3, len(order))
@@ -199,13 +185,13 @@ def scores_figure(data: ScoresData) -> go.Figure:
 def coverage_figure(data: ScoresData) -> go.Figure:
     """Share of measurements inside the 90 % interval of their prediction, by group; empty where none has one."""
     figure = go.Figure()
-    part = [bar for bar in data.bars if bar.coverage90 is not None]
+    part = [bar for bar in data.groups if bar.coverage90 is not None]
     figure.add_bar(
-        y=[bar.label for bar in part],
+        y=[_label(bar) for bar in part],
         x=[bar.coverage90 for bar in part],
         orientation="h",
         marker={"color": SKY},
-        customdata=[[bar.rows] for bar in part],
+        customdata=[[bar.n] for bar in part],
         hovertemplate="%{y}: %{x:.1f} % of %{customdata[0]:,} rows<extra></extra>",
         showlegend=False,
     )

@@ -65,19 +65,17 @@ def roofline_data(
         for kernel in kernels:
             formats.add(chip.math_dtype(kernel.dtype or "bf16"))
             if kernel.flops > 0 and kernel.bytes > 0 and kernel.seconds > 0:
-                seconds = kernel.step_s
-                points.append(
-                    RooflinePoint(
-                        phase,
-                        kernel.name,
-                        kernel.family,
-                        kernel.flops / kernel.bytes,
-                        kernel.flops / kernel.seconds,
-                        seconds,
-                        seconds / total_s,
-                        kernel.bound,
-                    )
+                point = RooflinePoint(
+                    phase=phase,
+                    name=kernel.name,
+                    family=kernel.family,
+                    intensity=kernel.flops / kernel.bytes,
+                    flops_per_s=kernel.flops / kernel.seconds,
+                    seconds=kernel.step_s,
+                    share=kernel.step_s / total_s,
+                    bound=kernel.bound,
                 )
+                points.append(point)
     peaks = {dtype: chip.peak_flops(dtype) for dtype in sorted(formats)}
     return RooflineData(chip.name, chip.memory.bandwidth_bytes_per_s, peaks, tuple(points), measured, basis)
 

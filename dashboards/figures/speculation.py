@@ -161,16 +161,9 @@ def _curve(name: str, most: int) -> AcceptanceCurve:
     measured = {k: length for k, length in (curve.lengths or {}).items() if k <= most}
     if curve.lengths is None and curve.alpha is None:
         measured = dict(zip(tokens, lengths, strict=True))
+    published = (tuple(measured), tuple(measured.values()))
     return AcceptanceCurve(
-        name,
-        curve.method,
-        curve.target,
-        curve.task,
-        tokens,
-        lengths,
-        tuple(measured),
-        tuple(measured.values()),
-        curve.source,
+        name, curve.method, curve.target, curve.task, tokens, lengths, *published, source=curve.source
     )
 
 

@@ -278,14 +278,9 @@ def load_curve_data(document: dict[str, Any]) -> LoadCurveData | None:
     documents = document["load_curves"]
     if documents is None or not any(curve["points"] for curve in documents["curves"]):
         return None
+    columns = ("value", "ratio", "low", "high")
     curves = tuple(
-        RatioCurve(
-            curve["variant"],
-            tuple(point["value"] for point in curve["points"]),
-            tuple(point["ratio"] for point in curve["points"]),
-            tuple(point["low"] for point in curve["points"]),
-            tuple(point["high"] for point in curve["points"]),
-        )
+        RatioCurve(curve["variant"], *(tuple(point[key] for point in curve["points"]) for key in columns))
         for curve in documents["curves"]
     )
     crossover = document["crossover"]
@@ -389,18 +384,11 @@ def pareto_data(document: dict[str, Any]) -> ParetoData:
         slo_ratio = MOST_SLO_RATIO if row["slo_ratio"] is None else min(row["slo_ratio"], MOST_SLO_RATIO)
         cost = row["usd_per_hour"] if by_price else row["chips"]
         holds = row["status"] == "meets"
-        points.append(
-            ParetoPoint(
-                row["layout"], float(cost), slo_ratio, row["max_rate"], holds, row["layout"] in document["pareto"]
-            )
-        )
+        on_front = row["layout"] in document["pareto"]
+        points.append(ParetoPoint(row["layout"], float(cost), slo_ratio, row["max_rate"], holds, on_front))
+    points.sort(key=lambda point: (point.cost, point.slo_ratio))
     label = "cost, US dollars per hour" if by_price else "chips"
-    return ParetoData(
-        tuple(sorted(points, key=lambda p: (p.cost, p.slo_ratio))),
-        label,
-        document["request_rate"],
-        document["basis"] or "",
-    )
+    return ParetoData(tuple(points), label, document["request_rate"], document["basis"] or "")
 
 
 def slo_ratio_data(document: dict[str, Any]) -> ParetoData | None:
@@ -419,9 +407,8 @@ def slo_ratio_figure(data: ParetoData) -> go.Figure:
     figure.add_hline(y=1.0, line={"color": GREY, "dash": "dash"}, annotation_text="SLO")
     figure.update_xaxes(title=data.cost_label, rangemode="tozero")
     figure.update_yaxes(title="binding value over its limit", rangemode="tozero")
-    return captioned(
-        figure, "Cost against the SLO", "each point a simulated layout; below the line it holds", data.basis, HEIGHT
-    )
+    caption = "each point a simulated layout; below the line it holds"
+    return captioned(figure, "Cost against the SLO", caption, data.basis, HEIGHT)
 
 
 def max_rate_data(document: dict[str, Any]) -> ParetoData | None:

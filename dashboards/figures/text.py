@@ -104,7 +104,7 @@ def tuning_text(data: studies.TuningData) -> str:
     return "\n".join(lines)
 
 
-def sweep_text(data: studies.SweepData) -> str:
+def points_text(data: studies.SweepData) -> str:
     """The best points of a sweep."""
     best_first = sorted(data.points, key=lambda row: -row[1] if HIGHER_IS_BETTER[data.metric] else row[1])
     rows = [(name, None, value, None) for name, value in best_first[:TEXT_ROWS]]

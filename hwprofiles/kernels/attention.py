@@ -30,10 +30,7 @@ def tail_time_per_key(
     that its KV axis is split.
 
     Args:
-        xp: scalar or array functions.
-        parameters: of the library's kernels.
         cores: of the chip.
-        shape: attention shape of one layer.
         seqs: sequences.
         q_len: queries per sequence.
     """
@@ -46,7 +43,6 @@ def attention_pairs(xp: Functions, q_len: Num, kv_len: Num, window: Num = 0) -> 
     previous tokens.
 
     Args:
-        xp: scalar or array functions.
         q_len: new tokens.
         kv_len: cached and new tokens, >= q_len.
         window: most keys a query sees, itself included; 0 = all.
@@ -76,9 +72,6 @@ def widened(
     that first converts the cache to 16 bits.
 
     Args:
-        xp: scalar or array functions.
-        parameters: of the library's kernels.
-        shape: of one layer on this chip, KV in 8 bits.
         kv_tokens: total KV length that the pass converts; in a server, the whole KV pool.
 
     Source: SGLang's ``FlashAttentionBackend`` under MLA (``get_key_buffer(..).to(q.dtype)``); of one layer over 131,072
@@ -112,10 +105,6 @@ def prefill_time(
     on-chip store.
 
     Args:
-        xp: scalar or array functions.
-        limits: of the chip, for the math format used.
-        parameters: of the library's kernels.
-        shape: heads, dimensions and KV format of one layer on this chip.
         seqs: sequences in the launch, > 0.
         q_tokens: new tokens, total, > 0.
         pairs: (query, key) pairs the mask admits, total.
@@ -202,10 +191,6 @@ def decode_time(
     their pipeline fill, partly hidden. A library with an ``unpacked`` kernel uses it for some batches (``packs``).
 
     Args:
-        xp: scalar or array functions.
-        limits: of the chip, for the math format used.
-        parameters: of the library's kernels.
-        shape: heads, dimensions and KV format of one layer on this chip.
         seqs: sequences, > 0.
         q_len: queries per sequence, >= 1.
         kv_tokens: KV lengths, total over the sequences, > 0.
@@ -232,13 +217,7 @@ def decode_time(
 
 
 def packs(
-    xp: Functions,
-    unpacked: UnpackedKernel,
-    cores: float,
-    shape: AttentionShape,
-    seqs: Num,
-    q_len: Num,
-    kv_tokens: Num,
+    xp: Functions, unpacked: UnpackedKernel, cores: float, shape: AttentionShape, seqs: Num, q_len: Num, kv_tokens: Num
 ) -> Num:
     """Whether a library runs a batch in its packed kernel, which serves the query heads of a KV head together.
 
@@ -375,10 +354,6 @@ def one_pass_time(
     every sequence, and tiles past the end of a sequence are started and dropped one by one.
 
     Args:
-        xp: scalar or array functions.
-        limits: of the chip, for the math format used.
-        parameters: of the library's prefill kernels.
-        shape: heads, dimensions and KV format of one layer on this chip.
         seqs: prompt chunks, > 0.
         q_tokens: total new tokens of the chunks, > 0.
         pairs: (query, key) pairs of the chunks, total.

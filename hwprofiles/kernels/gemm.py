@@ -17,7 +17,6 @@ def tile_waves(xp: Functions, items: Num, cores: Num, wave_share: Num) -> Num:
     """Waves that ``items`` equal tiles take on ``cores`` cores.
 
     Args:
-        xp: scalar or array functions.
         items: tiles, >= 1.
         cores: number of cores; each processes one tile at a time.
         wave_share: share of the last wave's idle core time that is lost; 1 = whole waves, 0 = none lost
@@ -59,9 +58,6 @@ def gemm_time(
     but only of the first and last wave on chips with asynchronous copies, which prefetch the next tile.
 
     Args:
-        xp: scalar or array functions.
-        limits: of the chip, for the math format used.
-        parameters: of the library's kernels.
         m: rows (tokens), > 0.
         n: output features, > 0.
         k: input features, > 0.
@@ -108,9 +104,6 @@ def _fastest_tiles(
     """Seconds of the tile shape that is fastest; and what its cores and the memory would take, each alone.
 
     Args:
-        xp: scalar or array functions.
-        limits: of the chip.
-        parameters: of the library's kernels.
         sizes: rows, output features, input features.
         weight_bytes: bytes per weight.
         activation_bytes: bytes per input activation as the kernel reads it.
@@ -173,8 +166,6 @@ def grouped_rows_time(
     again, and rereads them from memory if the matrix is larger than the on-chip store.
 
     Args:
-        xp: scalar or array functions.
-        limits: of the chip.
         kernel: the library's parameters for the format.
         m: rows, > 0.
         weights: number of weights in the matrix.
@@ -203,8 +194,6 @@ def few_rows_time(
     further rows are almost free; if unpacking dominates (narrow formats on slow units), each row adds time.
 
     Args:
-        xp: scalar or array functions.
-        limits: of the chip.
         kernel: the library's parameters for the format.
         weights: number of weights read, each once.
         products: multiply-adds: weights times rows per weight.
@@ -239,8 +228,6 @@ def with_static_scales(
     activations instead of ``quantise_bytes``.
 
     Args:
-        xp: scalar or array functions.
-        limits: of the chip, for the math format used.
         parameters: parameter set of the product; no change if the fit included no quantisation kernel.
         time: time with the search.
         m: rows, > 0.

@@ -71,7 +71,6 @@ def expert_loads(
     """Expected loads of the experts on the slowest of ``ranks`` ranks, each with ``num_experts / ranks`` experts.
 
     Args:
-        xp: scalar or array functions.
         routing: distribution of tokens over experts.
         tokens: tokens of the whole expert-parallel group, > 0.
         num_experts: experts of the layer, over all ranks.
@@ -217,9 +216,6 @@ def moe_time(
     than the memory's bandwidth; activations are gathered and scattered around the products.
 
     Args:
-        xp: scalar or array functions.
-        limits: of the chip, for the math format used.
-        parameters: of the library's kernels.
         tokens: routed over all experts, > 0.
         num_experts: in the layer, over all chips.
         experts_per_token: chosen per token.
@@ -277,9 +273,6 @@ def _fastest_tiles(
     """Seconds of the tile shape that is fastest; and what its cores and the memory would take, each alone.
 
     Args:
-        xp: scalar or array functions.
-        limits: of the chip.
-        parameters: of the library's kernels.
         reached: active experts of the slowest chip and their tokens.
         phases: output and input features of each product.
         weight_bytes: bytes per weight.

@@ -28,9 +28,6 @@ def elementwise_time(
     not count as moved.
 
     Args:
-        xp: scalar or array functions.
-        limits: limits of the chip.
-        parameters: fitted parameters of elementwise kernels.
         bytes_moved: bytes read and written over all launches.
         launches: number of kernels.
         warm: whether the operands may still be on the chip, as in benchmarks that repeat a call.
@@ -72,8 +69,6 @@ def collective_time(
     every chip reads its peers' memory, whole (one shot) or its own share and then the others' sums (two shots).
 
     Args:
-        xp: scalar or array functions.
-        parameters: fitted parameters of the library's collectives on this chip.
         link: link between the chips.
         operation: one of ``OPERATIONS``.
         message_bytes: the whole tensor: input of all_reduce and reduce_scatter, output of all_gather, what one chip

@@ -44,7 +44,6 @@ def convolution(shape: RecurrentShape, seqs: Num, tokens: Num, phase: str) -> di
     It reads and writes its channels and the convolution state of each sequence; verification writes a longer state.
 
     Args:
-        shape: sizes of one layer on this chip.
         seqs: number of sequences.
         tokens: tokens of all sequences together.
         phase: ``scan`` (prompts) or ``update`` (decode).
@@ -66,10 +65,6 @@ def recurrent_prefill_time(
     Chunks of one sequence are sequential; heads and sequences run in parallel over the cores.
 
     Args:
-        xp: scalar or array functions.
-        limits: limits of the chip in 16 bits.
-        parameters: fitted parameters of the library's kernels.
-        shape: sizes of one layer on this chip.
         seqs: number of sequences.
         tokens: tokens of all sequences together; sequences are assumed equally long.
 
@@ -107,10 +102,6 @@ def recurrent_decode_time(
     ``verify_s`` per head.
 
     Args:
-        xp: scalar or array functions.
-        limits: limits of the chip in 16 bits.
-        parameters: fitted parameters of the library's kernels.
-        shape: sizes of one layer on this chip.
         seqs: number of sequences.
         q_len: tokens per sequence: 1, or the tokens that a step verifies.
         warm: whether the states may still be on the chip, as in kernel benchmarks.

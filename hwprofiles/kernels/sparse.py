@@ -69,10 +69,6 @@ def index_time(
     its keys through few cores. Scores are written to memory; the selection reads them, one query per core at a time.
 
     Args:
-        xp: scalar or array functions.
-        limits: limits of the chip in the format of the index.
-        parameters: fitted parameters of the library's kernels.
-        shape: sizes of the index.
         seqs: number of sequences.
         q_tokens: total queries.
         pairs: total (query, key) token pairs that the mask permits.
@@ -128,10 +124,6 @@ def sparse_time(
     prompts whose entries would all be selected, it recomputes the keys and values of cached tokens.
 
     Args:
-        xp: scalar or array functions.
-        limits: limits of the chip in 16 bits.
-        parameters: fitted parameters of the library's kernels.
-        shape: sizes of one layer on this chip.
         seqs: number of sequences.
         q_tokens: total queries.
         pairs: total (query, key) pairs over tokens that entries represent.

@@ -194,10 +194,7 @@ def model_check_tables(file: str, summary: Row) -> list[Any]:
 def workloads_tables(samples: Sequence[Row], formats: Sequence[str]) -> list[Any]:
     """The shipped traces and the readable formats."""
     rows = [[row["name"], row["title"], row["licence"]] for row in samples]
-    return [
-        Table("Sample traces", ("name", "what", "licence"), rows),
-        Text("Formats read: " + ", ".join(formats)),
-    ]
+    return [Table("Sample traces", ("name", "what", "licence"), rows), Text("Formats read: " + ", ".join(formats))]
 
 
 def workload_tables(statistics: RequestStatistics) -> list[Any]:

@@ -20,20 +20,17 @@ def register(app: typer.Typer) -> None:
     app.command("predict", epilog="Example: forerun predict --chip h100-sxm gemm m=16 n=4096 k=4096 dtype=bf16")(
         predict
     )
-    app.command(
-        "measure",
-        epilog="Example: forerun measure --quick --output mine.csv --profile this-machine.yaml",
-    )(measure)
-    app.command(
-        "calibrate",
-        epilog="Example: forerun calibrate measured.csv --chip rtx-4090 --output my-4090.yaml",
-    )(calibrate)
+    app.command("measure", epilog="Example: forerun measure --quick --output mine.csv --profile this-machine.yaml")(
+        measure
+    )
+    app.command("calibrate", epilog="Example: forerun calibrate measured.csv --chip rtx-4090 --output my-4090.yaml")(
+        calibrate
+    )
 
 
 def predict(
     op: Annotated[
-        str,
-        typer.Argument(help="gemm, attention_prefill, attention_decode, moe or a collective.", show_default=False),
+        str, typer.Argument(help="gemm, attention_prefill, attention_decode, moe or a collective.", show_default=False)
     ],
     chip: Annotated[str, typer.Option(help="Catalogue name or profile file.", show_default=False)],
     values: Annotated[

@@ -99,8 +99,7 @@ def twin(
         ),
     ] = None,
     tolerance: Annotated[
-        float,
-        typer.Option(min=0, max=100, metavar="PERCENT", help="Gap of a latency that is put down to the model."),
+        float, typer.Option(min=0, max=100, metavar="PERCENT", help="Gap of a latency that is put down to the model.")
     ] = 0.0,
     fail_above: Annotated[
         list[str] | None,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import date
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,7 @@ from simulator.replay.fit import (
     core_rows,
     family_rows,
     fit_parameters,
+    free_values,
     loss,
     make_problem,
     mixed_structure,
@@ -68,8 +69,7 @@ INTERVAL_SPLIT = Split(0.5, 90)
 """Which half of the held-out rows the intervals come from; the other half is what they are judged on."""
 
 
-@dataclass(frozen=True, slots=True)
-class FamilyFit:
+class FamilyFit(NamedTuple):
     """One fitted parameter set and its errors on rows it has not seen, in percent."""
 
     family: str
@@ -102,20 +102,7 @@ class Calibration(Replay):
         """What ``forerun calibrate --json`` writes; errors in percent."""
         from forerun.version import forerun_version
 
-        families = [
-            {
-                "family": one.family,
-                "dtype": one.dtype,
-                "rows": one.rows,
-                "held_out_rows": one.held_out_rows,
-                "held_out_mape": one.held_out_mape,
-                "held_out_median_ape": one.held_out_median_ape,
-                "coverage90": one.coverage90,
-                "residual_mape": one.residual_mape,
-                "parameters": one.parameters.vector(),
-            }
-            for one in self.fits
-        ]
+        families = [one._asdict() | {"parameters": free_values(one.parameters)} for one in self.fits]
         return {
             "chip": self.chip.name,
             "library": self.library,
@@ -213,14 +200,15 @@ def calibrate(
             skipped[f"too few {family} {dtype} rows to fit"] = len(rows)
             continue
         alike = _same_kernel(table, rows_by_kernel, dtype) if family == "elementwise" else rows
-        parameters, seen, few = _fit_family(alike, chip, library, family, dtype, split, seed)
+        task = _KernelFit(chip, library, family, dtype, split, seed)
+        parameters, seen, few = task.fit(alike)
         source = reference or _reference(table)
         if not judge:
             source_only = Source(kind="fitted", reference=source, date=_month(), rows=len(seen))
             source_and_ranges = {"source": source_only, "fit": Fit(ranges=seen_ranges(seen))}
             sets.setdefault(family, {})[dtype] = parameters.model_copy(update=source_and_ranges)
             continue
-        one, correction = _judged(rows, seen, chip, family, dtype, parameters, split, few, source, residual, seed)
+        one, correction = task.judged(rows, seen, parameters, few, source, residual)
         sets.setdefault(family, {})[dtype] = one.parameters
         fits.append(one)
         if correction is not None:
@@ -328,132 +316,126 @@ def start_parameters(chip: Chip, family: str, dtype: str) -> list[FamilyParamete
     return [plain] if carried == plain else [plain, carried]
 
 
-def _fit_family(
-    rows: KernelTable, chip: Chip, library: str, family: str, dtype: str, split: Split, seed: int
-) -> tuple[FamilyParameters, KernelTable, bool]:
-    """The fit, the rows it was made on, and whether rows are few (then it uses all of them)."""
-    few = len(rows) < FEW_ROWS
-    seen = rows if few else rows.where(training_rows(rows, split))
-    problem = make_problem(chip, family, dtype, seen if few else seen.where(core_rows(family, seen)))
-    starts = start_parameters(chip, family, dtype) + ([] if few else _earlier(chip, library, family, dtype))
-    return best_fit(problem, starts, seed), problem.table, few
-
-
 def best_fit(problem: FitProblem, starts: list[FamilyParameters], seed: int) -> FamilyParameters:
     """The best of the fits from several starting points."""
     fits = [fit_parameters(problem, start, seed) for start in starts]
     return min(fits, key=lambda parameters: loss(problem, parameters))
 
 
-def _earlier(chip: Chip, library: str, family: str, dtype: str) -> list[FamilyParameters]:
-    """The parameter set that the chip already has, if any: a second starting point."""
-    own = chip.kernels.get(library, {}).get(family, {})
-    name = next((name for name in (dtype, format_of(dtype)) if name in own), None)
-    return [] if name is None else [own[name].model_copy(update={"fit": None})]
+@dataclass(frozen=True, slots=True)
+class _KernelFit:
+    """Fit of one kernel family and stored format."""
 
+    chip: Chip
+    library: str
+    family: str
+    dtype: str
+    split: Split
+    seed: int
 
-def _judged(
-    rows: KernelTable,
-    seen: KernelTable,
-    chip: Chip,
-    family: str,
-    dtype: str,
-    parameters: FamilyParameters,
-    split: Split,
-    few: bool,
-    reference: str,
-    residual: bool,
-    seed: int,
-) -> tuple[FamilyFit, Correction | None]:
-    """Errors on ``rows`` that a fit on ``seen`` has not seen, and the parameters with that; the correction, if any."""
-    training = np.ones(len(rows), dtype=bool) if few else training_rows(rows, split)
-    core = core_rows(family, rows)
-    ranges = seen_ranges(seen)
-    predicted, regime = make_problem(chip, family, dtype, rows).times(parameters)
-    codes = np.select([regime == name for name in REGIMES], list(range(len(REGIMES))), 1).astype(np.int8)
-    if few:
-        predicted = _folded(rows, chip, family, dtype, parameters, seed)
-    ratio = rows.measured_s / predicted
-    inside = rows_inside(ranges, rows)
-    held_out = np.ones(len(rows), dtype=bool) if few else ~training
-    half = training_rows(rows, INTERVAL_SPLIT)
-    calibration, judged = (held_out, held_out) if few else (held_out & half, held_out & ~half)
-    if not few and calibration.sum() < SCARCE_ROWS:
-        # A handful of rows has no tails: the interval comes from the training rows, each predicted by a fit without it.
-        own = rows.where(training)
-        left_out = own.measured_s / _folded(own, chip, family, dtype, parameters, seed)
-        intervals, judged = conformal_intervals(left_out, codes[training], inside[training]), held_out
-    else:
-        intervals = conformal_intervals(ratio[calibration], codes[calibration], inside[calibration])
-    error = np.abs(1.0 / ratio - 1.0)[held_out & core] * 100.0
-    source = Source(
-        kind="fitted",
-        reference=reference,
-        date=_month(),
-        rows=len(seen),
-        held_out_mape=round(float(error.mean()), 2),
-        fitted_on=_fitted_on(seen, split, few),
-    )
-    kept = parameters.model_copy(update={"source": source, "fit": Fit(ranges=ranges, intervals=intervals)})
-    correction, residual_mape = None, None
-    if residual and not few:
-        correction, residual_mape = _learned(
-            rows, chip, family, dtype, kept, predicted, training, held_out & core, seed
+    def problem(self, rows: KernelTable) -> FitProblem:
+        return make_problem(self.chip, self.family, self.dtype, rows)
+
+    def fit(self, rows: KernelTable) -> tuple[FamilyParameters, KernelTable, bool]:
+        """The fit, the rows it was made on, and whether rows are few (then it uses all of them)."""
+        few = len(rows) < FEW_ROWS
+        seen = rows if few else rows.where(training_rows(rows, self.split))
+        problem = self.problem(seen if few else seen.where(core_rows(self.family, seen)))
+        starts = start_parameters(self.chip, self.family, self.dtype) + ([] if few else self._earlier())
+        return best_fit(problem, starts, self.seed), problem.table, few
+
+    def _earlier(self) -> list[FamilyParameters]:
+        """The parameter set that the chip already has, if any: a second starting point."""
+        own = self.chip.kernels.get(self.library, {}).get(self.family, {})
+        name = next((name for name in (self.dtype, format_of(self.dtype)) if name in own), None)
+        return [] if name is None else [own[name].model_copy(update={"fit": None})]
+
+    def judged(
+        self,
+        rows: KernelTable,
+        seen: KernelTable,
+        parameters: FamilyParameters,
+        few: bool,
+        reference: str,
+        residual: bool,
+    ) -> tuple[FamilyFit, Correction | None]:
+        """Errors on ``rows`` that a fit on ``seen`` has not seen, and the parameters with that; the correction, if
+        any."""
+        training = np.ones(len(rows), dtype=bool) if few else training_rows(rows, self.split)
+        core = core_rows(self.family, rows)
+        ranges = seen_ranges(seen)
+        predicted, regime = self.problem(rows).times(parameters)
+        codes = np.select([regime == name for name in REGIMES], list(range(len(REGIMES))), 1).astype(np.int8)
+        if few:
+            predicted = self._folded(rows)
+        ratio = rows.measured_s / predicted
+        inside = rows_inside(ranges, rows)
+        held_out = np.ones(len(rows), dtype=bool) if few else ~training
+        half = training_rows(rows, INTERVAL_SPLIT)
+        calibration, judged = (held_out, held_out) if few else (held_out & half, held_out & ~half)
+        if not few and calibration.sum() < SCARCE_ROWS:
+            # A handful of rows has no tails: the interval comes from training rows, each predicted by a fit without it.
+            own = rows.where(training)
+            left_out = own.measured_s / self._folded(own)
+            intervals, judged = conformal_intervals(left_out, codes[training], inside[training]), held_out
+        else:
+            intervals = conformal_intervals(ratio[calibration], codes[calibration], inside[calibration])
+        error = np.abs(1.0 / ratio - 1.0)[held_out & core] * 100.0
+        mape, median = float(error.mean()), float(np.median(error))
+        source = Source(
+            kind="fitted",
+            reference=reference,
+            date=_month(),
+            rows=len(seen),
+            held_out_mape=round(mape, 2),
+            fitted_on=_fitted_on(seen, self.split, few),
         )
-    coverage = _coverage(ratio[judged], codes[judged], inside[judged], kept.fit) if judged.any() and not few else None
-    mape, median = float(error.mean()), float(np.median(error))
-    return FamilyFit(family, dtype, len(seen), len(error), mape, median, coverage, residual_mape, kept), correction
+        kept = parameters.model_copy(update={"source": source, "fit": Fit(ranges=ranges, intervals=intervals)})
+        correction, residual_mape = None, None
+        if residual and not few:
+            correction, residual_mape = self._learned(rows, kept, predicted, training, held_out & core)
+        coverage = None
+        if judged.any() and not few and "all" in intervals:
+            low, high = interval_ends(intervals, codes[judged], inside[judged])
+            coverage = float(np.mean((ratio[judged] >= low) & (ratio[judged] <= high)) * 100.0)
+        figures = (len(seen), len(error), mape, median, coverage, residual_mape)
+        return FamilyFit(self.family, self.dtype, *figures, kept), correction
 
+    def _learned(
+        self,
+        rows: KernelTable,
+        parameters: FamilyParameters,
+        predicted: FloatArray,
+        training: NDArray[np.bool_],
+        judged: NDArray[np.bool_],
+    ) -> tuple[Correction | None, float | None]:
+        """The correction of a fitted set, with intervals from half of the held-out rows, and its error on
+        ``judged``."""
+        if self.family not in SIZES:
+            return None, None
+        matrix, sizes = correction_inputs(self.problem(rows), parameters)
+        target = np.log(rows.measured_s / predicted)
+        kept = KEPT_OF_ATTENTION if self.family.startswith("attention") else KEPT
+        correction = learn(matrix, sizes, target, training, self.seed, kept)
+        if correction is None:
+            return None, None
+        inside = np.asarray(inside_ranges(correction.ranges, sizes))
+        ratio = rows.measured_s / np.exp(correction.hinges(matrix))
+        calibration = ~training & training_rows(rows, INTERVAL_SPLIT) & inside
+        intervals = conformal_intervals(ratio[calibration], np.ones(calibration.sum(), np.int8), inside[calibration])
+        error = float(np.abs(1.0 / ratio - 1.0)[judged].mean() * 100.0) if judged.any() else None
+        return correction._replace(intervals={"all": intervals["all"]} if intervals else {}), error
 
-def _learned(
-    rows: KernelTable,
-    chip: Chip,
-    family: str,
-    dtype: str,
-    parameters: FamilyParameters,
-    predicted: FloatArray,
-    training: NDArray[np.bool_],
-    judged: NDArray[np.bool_],
-    seed: int,
-) -> tuple[Correction | None, float | None]:
-    """The correction of a fitted set, with intervals from half of the held-out rows, and its error on ``judged``."""
-    if family not in SIZES:
-        return None, None
-    matrix, sizes = correction_inputs(make_problem(chip, family, dtype, rows), parameters)
-    target = np.log(rows.measured_s / predicted)
-    kept = KEPT_OF_ATTENTION if family.startswith("attention") else KEPT
-    correction = learn(matrix, sizes, target, training, seed, kept)
-    if correction is None:
-        return None, None
-    inside = np.asarray(inside_ranges(correction.ranges, sizes))
-    ratio = rows.measured_s / np.exp(correction.hinges(matrix))
-    calibration = ~training & training_rows(rows, INTERVAL_SPLIT) & inside
-    intervals = conformal_intervals(ratio[calibration], np.ones(calibration.sum(), np.int8), inside[calibration])
-    error = float(np.abs(1.0 / ratio - 1.0)[judged].mean() * 100.0) if judged.any() else None
-    return correction._replace(intervals={"all": intervals["all"]} if intervals else {}), error
-
-
-def _folded(
-    rows: KernelTable, chip: Chip, family: str, dtype: str, parameters: FamilyParameters, seed: int
-) -> FloatArray:
-    """Out-of-fold predictions: each row is predicted by a fit that has not seen it."""
-    predicted = np.empty(len(rows))
-    fold = np.random.default_rng(seed).permutation(len(rows)) % min(FOLDS, len(rows))
-    starts = start_parameters(chip, family, dtype)
-    whole = make_problem(chip, family, dtype, rows)
-    for number in np.unique(fold):
-        rest: FitProblem = whole.where(fold != number)
-        predicted[fold == number] = whole.seconds(best_fit(rest, starts, seed))[fold == number]
-    return predicted
-
-
-def _coverage(
-    ratio: FloatArray, regime: NDArray[np.int8], inside: NDArray[np.bool_], evidence: Fit | None
-) -> float | None:
-    if evidence is None or "all" not in evidence.intervals:
-        return None
-    low, high = interval_ends(evidence.intervals, regime, inside)
-    return float(np.mean((ratio >= low) & (ratio <= high)) * 100.0)
+    def _folded(self, rows: KernelTable) -> FloatArray:
+        """Out-of-fold predictions: each row is predicted by a fit that has not seen it."""
+        predicted = np.empty(len(rows))
+        fold = np.random.default_rng(self.seed).permutation(len(rows)) % min(FOLDS, len(rows))
+        starts = start_parameters(self.chip, self.family, self.dtype)
+        whole = self.problem(rows)
+        for number in np.unique(fold):
+            fitted = best_fit(whole.where(fold != number), starts, self.seed)
+            predicted[fold == number] = whole.seconds(fitted)[fold == number]
+        return predicted
 
 
 def _of_library(table: KernelTable, library: str, skipped: dict[str, int]) -> KernelTable:

@@ -4,18 +4,21 @@ batches are served."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.yaml_files import parse
 from hwprofiles import Chip, KernelLibrary, KernelTime
 from hwprofiles.dtypes import format_of
 from hwprofiles.operations import OPERATIONS, row_call, stored_set
-from hwprofiles.parameters import UNPACKED, DecodeParameters, FamilyParameters, UnpackedKernel
+from hwprofiles.parameters import DecodeParameters, FamilyParameters, UnpackedKernel
 from simulator.replay.modules import Modules, text_of
-from simulator.replay.predict import attention_kernels, kernel_groups, kernel_row, predict_table
+from simulator.replay.predict import attention_kernels, kernel_groups, predict_table, priced_columns
 from simulator.replay.split import Split, training_rows
 from traces.kernels import OTHER, KernelTable
 from traces.kernels.table import IndexArray, equal_rows
@@ -89,7 +92,7 @@ def make_problem(chip: Chip, family: str, dtype: str, table: KernelTable) -> Fit
 
 def _call(chip: Chip, op: str, table: KernelTable, rows: IndexArray) -> Callable[[KernelLibrary], KernelTime]:
     if not op.startswith("sparse"):
-        return row_call(op, kernel_row(table, rows))
+        return row_call(op, priced_columns(table, rows))
     library = text_of(table, "library", rows[0])
     return Modules(table, rows, KernelLibrary(chip, library if library in chip.kernels else "generic")).times
 
@@ -102,7 +105,7 @@ def family_rows(table: KernelTable) -> dict[tuple[str, str], IndexArray]:
     for rows in equal_rows([*columns, attention_kernels(table)]):
         op = text_of(table, "op", rows[0])
         if op not in (OTHER, "attention_mixed"):
-            stored = stored_set(op, kernel_row(table, rows[:1])).replace("fp16", "bf16", 1)
+            stored = stored_set(op, priced_columns(table, rows[:1])).replace("fp16", "bf16", 1)
             parts_by_kernel.setdefault((OPERATIONS[op].family, stored), []).append(rows)
     return {key: np.sort(np.concatenate(parts)) for key, parts in parts_by_kernel.items()}
 
@@ -162,82 +165,41 @@ class Coordinate(NamedTuple):
         return self.low + (self.high - self.low) * position
 
 
-EXTRA: Mapping[str, Sequence[Coordinate]] = {
-    "gemm": (Coordinate("core_bandwidth_ratio", 0.7, 6.0),),
-    "attention_decode": (Coordinate("compute_efficiency", 0.05, 1.0),),
-}
-"""Parameters a fit moves besides those the family names as free."""
-
 VECTOR_SHARE = 0.02
 """Share of the matrix units' peak at which a kernel on the vector units starts in a fit."""
 NESTED = "unpacked."
 """Prefix of the parameter names of the unpacked decode kernel."""
-QUANTISE = (Coordinate("quantise_s", 1e-7, 2e-5), Coordinate("quantise_bytes", 2.0, 24.0))
-"""Free where the library quantises activations in a kernel of its own."""
-REGROUP = Coordinate("regroup_s", 1e-7, 1e-5)
-ROW_WAVE = Coordinate("row_wave_s", 1e-8, 1e-5)
-DENSE = Coordinate("dense_efficiency", 0.05, 0.9)
-"""Free where prompts that an index would choose all of go through dense attention."""
-DENSE_HOST = Coordinate("dense_host_s", 0.0, 3e-3)
-FEW = Coordinate("few_heads_efficiency", 0.02, 1.0)
-PIECE = Coordinate("piece_s", 0.0, 1e-6)
-"""Free where few heads have a kernel of their own."""
-ALONE = Coordinate("tail_key_s", 1e-10, 2e-7)
-"""Free where batches of unequal lengths were measured and their longest sequence ends alone."""
-VERIFY = Coordinate("verify_s", 0.0, 5e-5)
-"""Free where verified tokens have a kernel of their own."""
-PAIRS = (Coordinate("pair_s", 1e-9, 1e-5), Coordinate("group_pair_s", 0.0, 1e-6))
-"""Free where a library scores every pair of query and key."""
-NEAR = Coordinate("near_s", 1e-8, 1e-3)
-"""Free where selecting from few entries takes longer than from many."""
-WIDEN = (Coordinate("widen_s", 1e-6, 2e-5), Coordinate("widen_byte_s", 1e-13, 1e-10))
-"""Free where a pass copies the cache into 16 bits first."""
-REREAD = Coordinate("reread_share", 0.05, 1.0)
-"""Free where a group of heads takes two narrow tiles."""
-PAIRED = Coordinate("pair_share", 0.01, 1.0)
-"""Free where cores of a pair slow each other down."""
-MASKED = Coordinate("masked_share", 0.0, 1.0)
-"""Free where keys before a window are walked over."""
-
-
-_OPTIONAL = (
-    REGROUP,
-    ROW_WAVE,
-    PAIRED,
-    REREAD,
-    *WIDEN,
-    MASKED,
-    ALONE,
-    DENSE,
-    DENSE_HOST,
-    FEW,
-    PIECE,
-    VERIFY,
-    *PAIRS,
-    NEAR,
-)
-
-CPU_EXTRA: Mapping[str, Sequence[Coordinate]] = {
-    "attention_decode": (Coordinate("key_s", 0.0, 5e-7),),
-    "elementwise": (Coordinate("element_s", 0.0, 2e-9), Coordinate("cold_s", 0.0, 1e-3)),
-}
-"""Parameters a fit moves on a CPU only, where arithmetic of a pass is not hidden and cold code costs time."""
 CPU_TIMES = 10.0
 """On a CPU every fixed time may be so many times longer: a kernel there is a call from Python, tens of microseconds."""
 
 
+@cache
+def search_bounds() -> dict[str, Any]:
+    """Content of ``search_bounds.yaml``: intervals of the parameters that a calibration moves."""
+    bounds: dict[str, Any] = parse((Path(__file__).parent / "search_bounds.yaml").read_text(encoding="utf-8"))
+    return bounds
+
+
 def coordinates(parameters: FamilyParameters, kind: str = "") -> tuple[Coordinate, ...]:
     """Parameters that a fit varies on the given kind of chip."""
-    free = [Coordinate(name, *bounds) for name, bounds in parameters.free.items()]
+    bounds, family = search_bounds(), parameters.family
+    free = dict(bounds["free"][family])
     if isinstance(parameters, DecodeParameters) and parameters.unpacked is not None:
-        free += [Coordinate(f"{NESTED}{name}", *bounds) for name, bounds in UNPACKED.items()]
+        free |= {f"{NESTED}{name}": ends for name, ends in bounds["unpacked"].items()}
     if kind == "cpu":
-        free = [c._replace(high=c.high * CPU_TIMES) if c.name.endswith("_s") else c for c in free]
-        free += CPU_EXTRA.get(parameters.family, ())
-    free += EXTRA.get(parameters.family, ())
-    free += [one for one in _OPTIONAL if getattr(parameters, one.name, None)]
-    free += QUANTISE if getattr(parameters, QUANTISE[0].name, None) else ()
-    return tuple(free)
+        free = {name: (low, high * CPU_TIMES if name.endswith("_s") else high) for name, (low, high) in free.items()}
+        free |= bounds["cpu"].get(family, {})
+    free |= bounds["further"].get(family, {})
+    free |= {name: ends for name, ends in bounds["in_use"].items() if getattr(parameters, name, None)}
+    free |= bounds["quantising"] if getattr(parameters, "quantise_s", None) else {}
+    return tuple(Coordinate(name, *ends) for name, ends in free.items())
+
+
+def free_values(parameters: FamilyParameters) -> dict[str, float]:
+    """Free parameters of a set by name; those of the unpacked kernel have its field name as a prefix."""
+    names = list(search_bounds()["free"][parameters.family])
+    names += [one.name for one in coordinates(parameters) if one.name.startswith(NESTED)]
+    return {name: float(_field(parameters, name)) for name in names}
 
 
 ANY_ROWS = tuple((rows, 64) for rows in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 18, 20, 22, 24, 28, 32))
@@ -261,7 +223,7 @@ def alternatives(parameters: FamilyParameters, dtype: str, few: bool, kind: str 
     if parameters.family == "attention_prefill":
         options = [{"packing": name} for name in ("always", "single", "never")]
         options += [{"tile_rows": rows} for rows in (64.0, 128.0, 192.0)]
-        options += [{"regroup_s": 4e-6}, {"regroup_s": 0.0}, {MASKED.name: 0.5}]
+        options += [{"regroup_s": 4e-6}, {"regroup_s": 0.0}, {"masked_share": 0.5}]
         return options + ([{"native_math": True}, {"native_math": False}] if narrow else [])
     if parameters.family == "attention_decode":
         options = [{"unpacked": unpacked_start(parameters, 0.0)}, CPU_DECODE] if kind == "cpu" else []
@@ -272,7 +234,7 @@ def alternatives(parameters: FamilyParameters, dtype: str, few: bool, kind: str 
         return [{"verify_s": 5e-6}]
     if parameters.family.startswith("sparse"):
         near = [{"near_s": 1e-5}] if parameters.family == "sparse_prefill" else []
-        return [{"row_tile": 128.0}, {"row_tile": 64.0}, {one.name: 1e-7 for one in PAIRS}, *near]
+        return [{"row_tile": 128.0}, {"row_tile": 64.0}, {"pair_s": 1e-7, "group_pair_s": 1e-7}, *near]
     return []
 
 
@@ -304,7 +266,7 @@ def _decode_alternatives(parameters: FamilyParameters, few: bool) -> list[dict[s
 
 def unpacked_start(parameters: FamilyParameters, least_fill: float) -> UnpackedKernel:
     """An unpacked kernel to start a fit from: the packed one's numbers, on the vector units."""
-    names = [name for name in UNPACKED if name != "compute_efficiency"]
+    names = [name for name in search_bounds()["unpacked"] if name != "compute_efficiency"]
     own = {name: getattr(parameters, name) for name in names}
     own |= {"compute_efficiency": VECTOR_SHARE, "hidden_s": own["wave_s"], "pass_s": 0.3 * own["wave_s"]}
     return UnpackedKernel(**own, least_fill=least_fill)
@@ -345,7 +307,11 @@ def fit_parameters(problem: FitProblem, start: FamilyParameters, seed: int = 0) 
             best, error, seconds = candidate, now, search.seconds(candidate)
     if len(search) == len(problem):
         return best
-    chosen = {name: getattr(best, name) for name in type(best).model_fields if name not in best.free}
+    chosen = {
+        name: getattr(best, name)
+        for name in type(best).model_fields
+        if name not in search_bounds()["free"][best.family]
+    }
     return _solve(sampled(problem, FINAL_ROWS, generator), best, start.model_copy(update=chosen))
 
 
@@ -481,17 +447,13 @@ def mixed_structure(
         part = part.where(training_rows(part, split))
         if len(part) < least_rows:
             continue
-        part = _spread(part, MIXED_ROWS)
-        some = _spread(part, MIXED_SEARCH_ROWS)
+        whole = _MixedProblem(_spread(part, MIXED_ROWS), chip, dtype, decode)
+        some = replace(whole, rows=_spread(whole.rows, MIXED_SEARCH_ROWS))
         start = prefill.model_copy(update={"mixed": "one-pass", **MIXED_START})
-        tried = [
-            _solve_mixed(some, chip, dtype, decode, start.model_copy(update={"kept_share": share}))
-            for share in KEPT_SHARES
-        ]
-        best = min(tried, key=lambda one: _mean_error(some, chip, dtype, decode, one))
-        best = _solve_mixed(part, chip, dtype, decode, best)
+        tried = [some.solved(start.model_copy(update={"kept_share": share})) for share in KEPT_SHARES]
+        best = whole.solved(min(tried, key=some.mean_error))
         separate = prefill.model_copy(update={"mixed": "separate"})
-        structures[dtype] = min((separate, best), key=lambda one: _mean_error(part, chip, dtype, decode, one))
+        structures[dtype] = min((separate, best), key=whole.mean_error)
     return structures
 
 
@@ -500,30 +462,28 @@ def _spread(part: KernelTable, rows: int) -> KernelTable:
     return part.where(np.linspace(0, len(part) - 1, min(len(part), rows)).astype(np.int64))
 
 
-def _errors(
-    part: KernelTable, chip: Chip, dtype: str, decode: dict[str, FamilyParameters], prefill: FamilyParameters
-) -> FloatArray:
-    """Logarithm of predicted over measured."""
-    own = {"generic": {"attention_prefill": {dtype: prefill}, "attention_decode": decode}}
-    kernels = KernelLibrary(chip.model_copy(update={"kernels": own}), corrected=False)
-    return np.log(predict_table(part, kernels).seconds / part.measured_s)
+@dataclass(frozen=True, slots=True)
+class _MixedProblem:
+    """Batches of prompt chunks and single queries in one format, and the decode sets beside the prefill set to fit."""
 
+    rows: KernelTable
+    chip: Chip
+    dtype: str
+    decode: dict[str, FamilyParameters]
 
-def _mean_error(
-    part: KernelTable, chip: Chip, dtype: str, decode: dict[str, FamilyParameters], prefill: FamilyParameters
-) -> float:
-    return float(np.mean(np.abs(_errors(part, chip, dtype, decode, prefill))))
+    def errors(self, prefill: FamilyParameters) -> FloatArray:
+        """Logarithm of predicted over measured."""
+        own = {"generic": {"attention_prefill": {self.dtype: prefill}, "attention_decode": self.decode}}
+        kernels = KernelLibrary(self.chip.model_copy(update={"kernels": own}), corrected=False)
+        return np.log(predict_table(self.rows, kernels).seconds / self.rows.measured_s)
 
+    def mean_error(self, prefill: FamilyParameters) -> float:
+        return float(np.mean(np.abs(self.errors(prefill))))
 
-def _solve_mixed(
-    part: KernelTable, chip: Chip, dtype: str, decode: dict[str, FamilyParameters], start: FamilyParameters
-) -> FamilyParameters:
-    def parameters_at(position: FloatArray) -> FamilyParameters:
-        values = {one.name: one.value(float(x)) for one, x in zip(MIXED_MOVED, position, strict=True)}
-        return start.model_copy(update=values)
+    def solved(self, start: FamilyParameters) -> FamilyParameters:
+        def parameters_at(position: FloatArray) -> FamilyParameters:
+            values = {one.name: one.value(float(x)) for one, x in zip(MIXED_MOVED, position, strict=True)}
+            return start.model_copy(update=values)
 
-    def errors(position: FloatArray) -> FloatArray:
-        return _errors(part, chip, dtype, decode, parameters_at(position))
-
-    first = [one.scaled(float(getattr(start, one.name))) for one in MIXED_MOVED]
-    return parameters_at(_least_squares(errors, first, 30))
+        first = [one.scaled(float(getattr(start, one.name))) for one in MIXED_MOVED]
+        return parameters_at(_least_squares(lambda position: self.errors(parameters_at(position)), first, 30))

@@ -116,7 +116,7 @@ def predict_table(table: KernelTable, kernels: KernelLibrary) -> Prediction:
 
 
 def _timed(table: KernelTable, op: str, rows: IndexArray, kernels: KernelLibrary) -> KernelTime:
-    return row_call(op, kernel_row(table, rows))(kernels)
+    return row_call(op, priced_columns(table, rows))(kernels)
 
 
 def _refuse_others(table: KernelTable, rows: IndexArray, result: Prediction) -> None:
@@ -155,7 +155,7 @@ def kernel_groups(table: KernelTable, op: str, rows: IndexArray) -> Iterator[Ind
         yield rows[part]
 
 
-def kernel_row(table: KernelTable, rows: IndexArray) -> dict[str, Any]:
+def priced_columns(table: KernelTable, rows: IndexArray) -> dict[str, Any]:
     """Columns of some rows that one call prices: sizes as arrays, texts of the first row."""
     columns = OPS[text_of(table, "op", rows[0])]
     row: dict[str, Any] = {name: table.size(name)[rows].astype(float) for name in columns.needed + columns.optional}
@@ -214,7 +214,7 @@ def _guarded(
     """Predict ``rows``; a format that this chip cannot compute with is a reason to refuse them, not an error."""
     math = "bf16" if op == "elementwise" else text_of(table, "dtype", rows[0])
     try:
-        time, stored = run(), stored_set(op, kernel_row(table, rows[:1]))
+        time, stored = run(), stored_set(op, priced_columns(table, rows[:1]))
         peak = max(kernels.chip.peak_flops(name) for name in {math, format_of(stored)} - {"any"})
         basis = kernels.basis(OPERATIONS[op].family, stored)
     except ProfileError:

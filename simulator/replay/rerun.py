@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from forerun.errors import ForerunError, did_you_mean
+from forerun.yaml_files import parse
 from hwprofiles import chip_names, load_chip
 from simulator.llm.load import architecture_aliases, architecture_names, load_architecture
 from simulator.running.build import build_replica
@@ -21,33 +23,9 @@ from simulator.workload.generate import RequestStream, generate_requests
 from traces import PrefixHashes
 from traces.benchmark_results import METRICS, MeasuredRun, PromptPool, closed_loop_throughput
 
-_CHIPS = (
-    (r"gb[23]00", None),
-    (r"b200", "b200-sxm"),
-    (r"b300", "b300-sxm"),
-    (r"h200", "h200-sxm"),
-    (r"h100.*pcie", "h100-pcie"),
-    (r"h100.*nvl", "h100-nvl"),
-    (r"h100", "h100-sxm"),
-    (r"a100.*(pcie.*80|80.*pcie)", "a100-pcie-80gb"),
-    (r"a100.*40", "a100-sxm-40gb"),
-    (r"a100", "a100-sxm-80gb"),
-)
-"""Patterns of device names, most telling first, and the chip each means; None = the chip of that very name, if any."""
-_ENGINES = {"trtllm": r"trt|tensorrt", "sglang": r"sglang|^sgl", "vllm": r"vllm"}
-_OLDER = {"trtllm": ((16,), "trtllm-0.14"), "vllm": ((13,), "vllm-0.11"), "sglang": ((5, 10), "sglang-0.5.10")}
-"""Last minor version (and release of it) of an engine's earlier parameter set, and that set."""
-_OTHER_ENGINE = r"atom|mindie|lmdeploy|metal"
-_SUFFIXES = ("-fp8-dynamic", "-fp8", "-nvfp4", "-fp4", "-bf16", "-instruct", "-chat", "-it", "-hf", "-0528", "-v0.1",
-             "-awq", "-gptq")  # fmt: skip
-_DTYPES = {"bf16": "bf16", "bfloat16": "bf16", "fp16": "bf16", "float16": "bf16", "half": "bf16", "16-bit": "bf16",
-           "fp8": "fp8", "fp8_block": "fp8_block", "float8": "fp8", "e4m3": "fp8", "fp8_e4m3": "fp8", "nvfp4": "fp4",
-           "fp4": "fp4", "mxfp4": "mxfp4", "int8": "int8", "w8a8": "int8", "int4": "int4", "w4a16": "int4"}  # fmt: skip
-
-_CALLED = (("fp4", "mxfp4"), ("fp8", "fp8_block"), ("fp8_block", "fp8_block"))
-"""What tables call a checkpoint's own format, and that format."""
-_IN_BLOCKS = r"qwen/qwen3.*-fp8|zai-org/glm-5.*-fp8"
-"""Repositories of catalogue models whose FP8 has a scale for each block (``weight_block_size`` of config.json)."""
+_NAMES: dict[str, Any] = parse((Path(__file__).parent / "published_names.yaml").read_text(encoding="utf-8"))
+"""Content of ``published_names.yaml``: published names in the catalogue's words, and limits of engines."""
+_FORMATS = {text: name for name, texts in _NAMES["formats"].items() for text in texts}
 
 
 def chip_name(text: str, known: tuple[str, ...]) -> str | None:
@@ -60,7 +38,8 @@ def chip_name(text: str, known: tuple[str, ...]) -> str | None:
     word = text.strip().lower().replace("_", "-")
     if word in known:
         return word
-    name = next((name for pattern, name in _CHIPS if re.search(pattern, word)), None)
+    chips: dict[str, str | None] = _NAMES["chips"]
+    name = next((name for pattern, name in chips.items() if re.search(pattern, word)), None)
     if name is not None:
         return name
     named = [chip for chip in known if re.search(r"\d", chip) and re.search(_chip_pattern(chip), word)]
@@ -81,12 +60,12 @@ def framework_name(text: str) -> str | None:
         return word
     if other_engine(word):
         return None
-    return next((name for name, pattern in _ENGINES.items() if re.search(pattern, word)), None)
+    return next((name for name, pattern in _NAMES["engines"].items() if re.search(pattern, word)), None)
 
 
 def other_engine(text: str) -> bool:
     """Whether a published name is that of an engine which no parameter set describes."""
-    return re.search(_OTHER_ENGINE, text.lower()) is not None
+    return re.search(_NAMES["other_engines"], text.lower()) is not None
 
 
 def framework_of_version(framework: str, version: str | None) -> str:
@@ -99,13 +78,16 @@ def framework_of_version(framework: str, version: str | None) -> str:
     if framework == "vllm" and re.search(r"\bv0(?!\.\d)", version or "", re.IGNORECASE):
         return "vllm-2024"
     match = re.match(r"v?0\.(\d+)(?:\.(\d+))?", version or "")
-    last, older = _OLDER.get(framework, ((-1,), framework))
-    return older if match and tuple(int(part or 0) for part in match.groups())[: len(last)] <= last else framework
+    older = _NAMES["older"].get(framework)
+    if older is None or match is None:
+        return framework
+    version_parts = [int(part or 0) for part in match.groups()][: len(older["last"])]
+    return str(older["set"]) if version_parts <= older["last"] else framework
 
 
 def dtype_name(text: str) -> str | None:
     """A weight format in the catalogue's words; None for one that is not known."""
-    return _DTYPES.get(text.strip().lower())
+    return _FORMATS.get(text.strip().lower())
 
 
 def catalogue_model(text: str) -> str | None:
@@ -125,7 +107,7 @@ def _model_spellings(word: str) -> list[str]:
     changed = True
     while changed:
         changed = False
-        for suffix in _SUFFIXES:
+        for suffix in _NAMES["model_suffixes"]:
             if tail.endswith(suffix):
                 tail, changed = tail.removesuffix(suffix), True
                 spellings.append(tail)
@@ -144,18 +126,6 @@ def _known_models() -> dict[str, str]:
     return {**known, **aliases, **{name: name for name in architecture_names()}}
 
 
-ENGINE_LIMITS: dict[str, dict[str, int | str | bool]] = {
-    "trtllm": {"max_num_seqs": 2048, "max_num_batched_tokens": 8192},
-    "vllm": {"max_num_seqs": 256, "max_num_batched_tokens": 8192},
-    "vllm-2024": {"max_num_seqs": 256, "scheduler": "prefill-first", "enable_prefix_caching": False},
-    "sglang": {"max_num_seqs": 1024, "max_num_batched_tokens": 8192, "scheduler": "sglang"},
-}
-"""Limits of an engine, its batching rule and its prefix cache, where neither the run nor the scenario states them; of
-an earlier engine that differs, by its own name.
-
-Source: TensorRT-LLM 1.0 ``max_batch_size`` 2048 and ``max_num_tokens`` 8192; vLLM V1 behind its API server on chips of
-70 GB and more; SGLang's ``chunked_prefill_size`` 8192 and a running-request limit set by memory.
-"""
 LEAST_WAVES = 10
 """Requests per outstanding request where the source does not say how many were sent."""
 
@@ -187,7 +157,7 @@ def run_scenario(run: MeasuredRun, base: Scenario) -> Scenario:
             if name is None:
                 raise ForerunError(f"{what} '{text}' is not known{_known(key, text)}")
             names[key] = name
-    if names.get("weights") == "fp8" and re.fullmatch(_IN_BLOCKS, (run.model or "").lower()):
+    if names.get("weights") == "fp8" and re.fullmatch(_NAMES["in_blocks"], (run.model or "").lower()):
         names["weights"] = "fp8_block"
     if "model" in names:
         data["model"] = names["model"]
@@ -208,7 +178,7 @@ def run_scenario(run: MeasuredRun, base: Scenario) -> Scenario:
          gpu_memory_utilization=run.gpu_memory_utilization, enable_prefix_caching=run.prefix_caching,
          enable_chunked_prefill=run.chunked_prefill)  # fmt: skip
     framework = load_framework(engine.get("framework", "vllm"))
-    limits = ENGINE_LIMITS.get(framework.name) or ENGINE_LIMITS.get(framework.kernel_library, {})
+    limits = _NAMES["engine_limits"].get(framework.name) or _NAMES["engine_limits"].get(framework.kernel_library, {})
     for limit, value in limits.items():
         engine.setdefault(limit, value)
     if engine.get("framework", "").startswith("sglang") and run.data_parallel_attention:
@@ -283,7 +253,8 @@ def _known(key: str, text: str) -> str:
 def _own_format(model: Any, dtype: str) -> bool:
     """Whether a format is that of the published checkpoint, of which the catalogue's own entry knows each part: tables
     call gpt-oss, whose experts alone are in MXFP4, FP4, and FP8 what DeepSeek published in blocks."""
-    return dtype == "mxfp4" or (dtype, load_architecture(model).checkpoint_dtypes.get("expert")) in _CALLED
+    own = load_architecture(model).checkpoint_dtypes.get("expert")
+    return dtype == "mxfp4" or [dtype, own] in _NAMES["checkpoint_formats"]
 
 
 def _put(section: dict[str, Any], **values: object) -> None:

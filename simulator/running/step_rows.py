@@ -23,11 +23,6 @@ GROUPS = 1024
 """Sums that stay of the steps that a log hands over together where no rows are kept, over all replicas."""
 MOST_GROUPS = 16 * GROUPS
 """Sums beyond which neighbours are joined again."""
-SUMS = (
-    "seconds", "prefill_seqs", "prefill_tokens", "output_tokens", "compute_s", "memory_s", "interconnect_s",
-    "latency_s", "host_s", "calibrated_s", "extrapolated_s", "datasheet_s", "sol_s",
-    "flops", "bytes", "steps",
-)  # fmt: skip
 COUNTED = (
     "replica", "prefill_seqs", "prefill_tokens", "decode_seqs", "query_len", "output_tokens", "running", "waiting",
     "kv_blocks", "steps",
@@ -35,8 +30,8 @@ COUNTED = (
 """Columns that a run has counted."""
 SCALED = ("compute_s", "memory_s", "latency_s", "host_s", "calibrated_s", "extrapolated_s", "datasheet_s")
 MEANS = ("decode_seqs", "decode_kv_tokens", "running", "waiting", "kv_blocks")
-
-
+FIRSTS = ("replica", "start_s")
+"""Columns of which a row of several steps has the first; others but ``query_len`` are summed."""
 MOST_ROWS = 50_000
 """Step rows of a run that is looked into; longer ones are not."""
 
@@ -202,14 +197,12 @@ def summed(steps: StepRecords, size: int) -> StepRecords:
     total = np.add.reduceat(count, firsts)
     for name in StepRecords.__dataclass_fields__:
         values = getattr(steps, name)[order]
-        if name in SUMS:
-            columns[name] = np.add.reduceat(values, firsts)
-        elif name in MEANS:
+        if name in MEANS:
             columns[name] = -(-np.add.reduceat(values * count, firsts) // total)
         elif name == "query_len":
             columns[name] = np.maximum.reduceat(values, firsts)
         else:
-            columns[name] = values[firsts]
+            columns[name] = values[firsts] if name in FIRSTS else np.add.reduceat(values, firsts)
     return StepRecords(**columns)
 
 

@@ -58,17 +58,26 @@ def iid_alpha(acceptance_length: float, num_speculative_tokens: int) -> float:
     Raises:
         ForerunError: the length is outside [1, g + 1], which no verify step can yield.
     """
-    longest = num_speculative_tokens + 1
-    if not 1.0 <= acceptance_length <= longest:
-        raise ForerunError(
-            f"acceptance_length {acceptance_length:g} is impossible with {num_speculative_tokens} draft tokens: "
-            f"it counts the bonus token and lies between 1 and {longest}"
-        )
-    if acceptance_length == longest:
+    check_length(acceptance_length, num_speculative_tokens)
+    if acceptance_length == num_speculative_tokens + 1:
         return 1.0
     from scipy.optimize import brentq  # slow to import, and most runs do without
 
     return float(brentq(lambda a: expected_tokens(a, num_speculative_tokens) - acceptance_length, 0.0, 1.0))
+
+
+def check_length(acceptance_length: float, num_speculative_tokens: int) -> None:
+    """Refuse an acceptance length (bonus token included) that no verify step of so many draft tokens yields.
+
+    Raises:
+        ForerunError: it lies outside [1, g + 1], or there are no draft tokens.
+    """
+    longest = num_speculative_tokens + 1
+    if num_speculative_tokens < 1 or not 1.0 <= acceptance_length <= longest:
+        raise ForerunError(
+            f"acceptance_length {acceptance_length:g} is impossible with {num_speculative_tokens} draft tokens: "
+            f"it counts the bonus token and lies between 1 and {longest}"
+        )
 
 
 def time_ratio(

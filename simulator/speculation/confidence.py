@@ -72,7 +72,6 @@ class ConfidenceThreshold:
     by_batch_alone: bool = field(init=False, default=False)
 
     def choose(self, batch: Batch) -> int:
-        """Number of draft tokens above the threshold in the next step."""
         return int(self.draws.choice(len(self.chances), p=self.chances))
 
     def observe(self, drafted: int, accepted: Sequence[int]) -> None:

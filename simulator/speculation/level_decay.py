@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forerun.errors import ForerunError
-from simulator.speculation.closed_form import expected_length
+from simulator.speculation.closed_form import check_length, expected_length
 
 FloatArray = NDArray[np.float64]
 
@@ -60,12 +60,7 @@ class LevelDecay:
         Raises:
             ForerunError: the length lies outside [1, K + 1], or no level up to 1 reaches it with this decay.
         """
-        longest = num_speculative_tokens + 1
-        if not 1.0 <= acceptance_length <= longest:
-            raise ForerunError(
-                f"acceptance_length {acceptance_length:g} is impossible with {num_speculative_tokens} draft tokens: "
-                f"it counts the bonus token and lies between 1 and {longest}"
-            )
+        check_length(acceptance_length, num_speculative_tokens)
         most = LevelDecay(1.0, self.decay).acceptance_length(num_speculative_tokens)
         if acceptance_length > most:
             raise ForerunError(
@@ -134,11 +129,7 @@ def fit_acceptance_lengths(lengths: Mapping[int, float]) -> AcceptanceFit:
         raise ForerunError("no acceptance length to fit")
     depths = sorted(lengths)
     for depth in depths:
-        if depth < 1 or not 1.0 <= lengths[depth] <= depth + 1:
-            raise ForerunError(
-                f"acceptance length {lengths[depth]:g} is impossible with {depth} draft tokens: "
-                f"it counts the bonus token and lies between 1 and {depth + 1}"
-            )
+        check_length(lengths[depth], depth)
     measured = np.array([lengths[depth] for depth in depths])
     columns = np.array(depths) - 1
 

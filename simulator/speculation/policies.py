@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import exp, inf, log, log2, sqrt
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from forerun.errors import ForerunError
 from simulator.speculation.speculation_config import PolicyConfig, check_table
@@ -98,7 +98,6 @@ class BatchTable:
     by_batch_alone: bool = field(init=False, default=True)
 
     def choose(self, batch: Batch) -> int:
-        """Draft tokens that the table has for the batch."""
         return self.tokens[min(batch.seqs, len(self.tokens) - 1)]
 
     def observe(self, drafted: int, accepted: Sequence[int]) -> None:
@@ -179,7 +178,6 @@ class Goodput:
         return self._accepted / self._tried
 
     def choose(self, batch: Batch) -> int:
-        """The best K, if it beats the present one by more than the hysteresis."""
         self._decisions += 1
         if batch.seqs and self._decisions % self.interval == 0:
             rates = [self._goodput(batch, tokens) for tokens in range(self.most + 1)]
@@ -282,7 +280,6 @@ class Gate:
     by_batch_alone: bool = field(init=False, default=False)
 
     def choose(self, batch: Batch) -> int:
-        """Depth up to which every position meets ``least``, at least 1."""
         depth = 0
         for rate in self.rates.conditional():
             if self.bound(rate) < self.least:
@@ -291,11 +288,9 @@ class Gate:
         return max(1, depth)
 
     def bound(self, rate: float) -> float:
-        """Value compared with ``least``: the rate itself."""
         return rate
 
     def observe(self, drafted: int, accepted: Sequence[int]) -> None:
-        """Learn from a step."""
         self.rates.observe(drafted, accepted)
 
 
@@ -310,7 +305,6 @@ class EntropyGate(Gate):
     """
 
     def bound(self, rate: float) -> float:
-        """AdaEDL's lower bound of acceptance at this rate."""
         p = min(max(rate, 1e-9), 1.0 - 1e-9)
         entropy = -p * log(p) - (1.0 - p) * log(1.0 - p)
         return 1.0 - sqrt(ENTROPY_WEIGHT * (entropy if p >= 0.5 else 2.0 * log(2.0) - entropy))
@@ -373,7 +367,6 @@ class Forerun:
         return self._present
 
     def observe(self, drafted: int, accepted: Sequence[int]) -> None:
-        """Learn from a step."""
         kept = exp(-1.0 / MIX_STEPS)
         self._prompts, self._mixed = kept * self._prompts, kept * self._mixed
         self._decoded = kept * self._decoded + len(accepted) + sum(accepted)
@@ -470,11 +463,9 @@ class MovingAverage:
         self._sizes = sorted(self.slots)
 
     def choose(self, batch: Batch) -> int:
-        """The present K of the batch's slot."""
         return self._slot(batch.seqs).present
 
     def observe(self, drafted: int, accepted: Sequence[int]) -> None:
-        """Update the slot of the verified batch."""
         if accepted:
             self._slot(len(accepted)).observe(accepted)
 
@@ -482,17 +473,15 @@ class MovingAverage:
         return self.slots[self._sizes[max(0, bisect_right(self._sizes, seqs) - 1)]]
 
 
-def free_switch(seqs: int, skipped: int) -> float:
-    """Seconds of a change of K that takes no time: 0."""
-    return 0.0
-
-
 POLICIES: dict[str, Callable[[int], DraftPolicy]] = {}
 """Registered policies by name; each is called with the draft tokens of a full proposal, once per replica."""
 
 
 def policy_factory(
-    config: PolicyConfig, most: int, step_seconds: StepSeconds, switch_seconds: SwitchSeconds = free_switch
+    config: PolicyConfig,
+    most: int,
+    step_seconds: StepSeconds,
+    switch_seconds: SwitchSeconds = lambda seqs, skipped: 0.0,
 ) -> PolicyFactory | None:
     """Factory of the policy that a scenario names; None if K never changes.
 
@@ -516,20 +505,21 @@ def policy_factory(
         table = batch_table(documented if config.table is None else config.table, most)
         return lambda: table
     if config.name == "goodput":
-        given = {name: getattr(config, name) for name in ("prior", "window", "hysteresis", "interval")}
-        return partial(Goodput, most, step_seconds, **{k: v for k, v in given.items() if v is not None})
+        return partial(Goodput, most, step_seconds, **_given(config, "prior", "window", "hysteresis", "interval"))
     if config.name == "ema":
         slots = _slots(config, most)
         return lambda: MovingAverage(slots())
 
-    def rates(carried: bool = False) -> PositionRates:
-        given = {name: getattr(config, name) for name in ("prior", "window") if getattr(config, name) is not None}
-        return PositionRates(most, carried=carried, **given)
-
+    rates = partial(PositionRates, most, **_given(config, "prior", "window"))
     if config.name == "forerun":
         return lambda: Forerun(rates(carried=True), step_seconds, switch_seconds)
     gate = Gate if config.name == "p-min" else EntropyGate
     return lambda: gate(rates(), LEAST_BOUND[gate] if config.least is None else config.least)
+
+
+def _given(config: PolicyConfig, *names: str) -> dict[str, Any]:
+    """Those parameters that the scenario gives; the others take the policy's default."""
+    return {name: getattr(config, name) for name in names if getattr(config, name) is not None}
 
 
 def _slots(config: PolicyConfig, most: int) -> Callable[[], dict[int, MovingAverageSlot]]:
@@ -548,21 +538,15 @@ def _slots(config: PolicyConfig, most: int) -> Callable[[], dict[int, MovingAver
         usual = SGLANG_DOWN_HYSTERESIS if size < SGLANG_SMALL_BATCH else 0.0
         return usual if config.down_hysteresis is None else config.down_hysteresis
 
-    def make() -> dict[int, MovingAverageSlot]:
-        return {
-            size: MovingAverageSlot(
-                tokens,
-                present=most,
-                alpha=0.2 if config.ema_alpha is None else config.ema_alpha,
-                update_interval=config.update_interval or 5,
-                warmup=10 if config.warmup_batches is None else config.warmup_batches,
-                up=config.up_hysteresis or 0.0,
-                down=down(size),
-            )
-            for size, tokens in candidates.items()
-        }
-
-    return make
+    given: dict[str, Any] = {
+        "alpha": 0.2 if config.ema_alpha is None else config.ema_alpha,
+        "update_interval": config.update_interval or 5,
+        "warmup": 10 if config.warmup_batches is None else config.warmup_batches,
+        "up": config.up_hysteresis or 0.0,
+    }
+    return lambda: {
+        size: MovingAverageSlot(tokens, most, down=down(size), **given) for size, tokens in candidates.items()
+    }
 
 
 def check_policy(make_policy: PolicyFactory, most: int, max_seqs: int = 64) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from forerun.errors import ForerunError
 from simulator.llm import published_repositories
-from simulator.speculation.curves import Curve, curve_names, load_curve
+from simulator.speculation.curves import curve_names, load_curve
 from simulator.speculation.speculation_config import ACCEPTANCE_SOURCES, AcceptanceConfig, SpeculationConfig
 
 SAME_DRAFTER = {"eagle2": "eagle"}
@@ -90,7 +90,13 @@ def _own_acceptance(method: str, model: Any, depth: int, origin: str, acceptance
         former = {"method": origin, "acceptance": acceptance}
     elif _drafter(str(former.get("method"))) == _drafter(method):
         return dict(former["acceptance"])
-    return {"curve": _stand_in(method, model, depth).name, "extrapolate": True, "instead_of": former}
+    ranked = _own_curves(method, model, depth)
+    if not ranked:
+        raise ForerunError(
+            f"speculation.acceptance: was given for another method, and the catalogue has no curve of {method}; set "
+            f"speculation.acceptance together with speculation.method"
+        )
+    return {"curve": _middle(ranked)[1], "extrapolate": True, "instead_of": former}
 
 
 def same_model(model: str | Mapping[str, Any], target: str) -> bool:
@@ -130,36 +136,24 @@ def _depth(speculation: Mapping[str, Any]) -> int:
     return tokens if isinstance(tokens, int) and 0 < tokens <= 1024 else 3
 
 
-def _own_curves(method: str, model: Any) -> list[Curve]:
-    """The catalogue's curves of a method; those of the model alone, where there are any."""
+def _own_curves(method: str, model: Any, depth: int) -> list[tuple[float, str]]:
+    """Acceptance length at ``depth`` draft tokens and name of the method's curves in the catalogue, ascending.
+
+    Curves of the model alone, where there are any.
+    """
     curves = [curve for curve in map(load_curve, curve_names()) if _drafter(curve.method) == _drafter(method)]
     same = [c for c in curves if isinstance(model, str | Mapping) and same_model(model, c.target)]
-    return same or curves
+    return sorted((1.0 + float(curve.survival(depth).sum()), curve.name) for curve in same or curves)
 
 
-def _lengths(curves: Iterable[Curve], depth: int) -> list[tuple[float, str]]:
-    """Acceptance length at ``depth`` draft tokens and name of each curve, ascending."""
-    return sorted((1.0 + float(curve.survival(depth).sum()), curve.name) for curve in curves)
-
-
-def _stand_in(method: str, model: Any, depth: int) -> Curve:
-    """Curve of median acceptance length among a method's curves; the lower of the middle two.
-
-    Raises:
-        ForerunError: the catalogue has none.
-    """
-    ranked = _lengths(_own_curves(method, model), depth)
-    if not ranked:
-        raise ForerunError(
-            f"speculation.acceptance: was given for another method, and the catalogue has no curve of {method}; set "
-            f"speculation.acceptance together with speculation.method"
-        )
-    return load_curve(ranked[(len(ranked) - 1) // 2][1])
+def _middle(ranked: list[tuple[float, str]]) -> tuple[float, str]:
+    """The median; the lower of the middle two."""
+    return ranked[(len(ranked) - 1) // 2]
 
 
 def _choice_words(method: str, model: Any, depth: int) -> str:
-    ranked = _lengths(_own_curves(method, model), depth)
-    name = ranked[(len(ranked) - 1) // 2][1]
+    ranked = _own_curves(method, model, depth)
+    name = _middle(ranked)[1]
     if len(ranked) == 1:
         return f"the catalogue's only curve of it, {name},"
     return (

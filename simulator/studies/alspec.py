@@ -24,14 +24,7 @@ WORKLOAD = {"arrivals": {"process": "burst"}, "input_tokens": 1, "output_tokens"
 
 
 ATLAS_CHIPS = ("n150", "n150-v0.55", "n300", "p150", "h100-sxm", "h200-sxm", "a100-sxm-80gb", "b200-sxm")
-ATLAS_MODELS = (
-    "llama-3.2-1b",
-    "llama-3.1-8b",
-    "qwen3-30b-a3b",
-    "llama-3.1-70b",
-    "gpt-oss-120b",
-    "llama-3.1-405b",
-)
+ATLAS_MODELS = ("llama-3.2-1b", "llama-3.1-8b", "qwen3-30b-a3b", "llama-3.1-70b", "gpt-oss-120b", "llama-3.1-405b")
 ATLAS_GROUPS = (2, 4, 8, 16, 32)
 """Total chips of the two device groups."""
 ATLAS_CONTEXTS = tuple(2**power for power in range(10, 21))
@@ -213,9 +206,7 @@ def atlas_layouts(
 
 
 def atlas_gains(
-    cases: Sequence[Mapping[str, Any]],
-    batches: Sequence[int] = ATLAS_BATCHES,
-    contexts: Sequence[int] = ATLAS_CONTEXTS,
+    cases: Sequence[Mapping[str, Any]], batches: Sequence[int] = ATLAS_BATCHES, contexts: Sequence[int] = ATLAS_CONTEXTS
 ) -> list[dict[str, Any]]:
     """Cases that differ in lambda and S alone, with their ``gains`` by batch and context or why they are ``refused``.
 

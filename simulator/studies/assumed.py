@@ -203,13 +203,7 @@ def _attention_speculation(scenario: Scenario) -> list[AssumedParameter]:
 
     return [rate] + [
         AssumedParameter(
-            f"attention.{name}",
-            cost.what,
-            cost.low,
-            cost.high,
-            "s",
-            cost.source,
-            _field(section, name, speculates),
+            f"attention.{name}", cost.what, cost.low, cost.high, "s", cost.source, _field(section, name, speculates)
         )
         for name, cost in costs.items()
         if getattr(config, name) is None

@@ -85,14 +85,6 @@ def paired_ratio(
     Source: A. M. Law, "Simulation Modeling and Analysis" (5th ed., 2015), sections 10.2.1 and 11.2, applied to
     logarithms: the ratio of positive outputs is the paired difference of their logarithms.
     """
-    logs = log_ratios(base, other, higher_is_better)
-    return None if logs is None else ratio_of(logs, level)
-
-
-def log_ratios(
-    base: Sequence[float | None], other: Sequence[float | None], higher_is_better: bool
-) -> list[float] | None:
-    """Logarithm of each pair's ratio, above 0 where the variant is better; None where one is missing."""
     if not base or len(base) != len(other):
         return None
     logs = []
@@ -100,11 +92,6 @@ def log_ratios(
         if before is None or after is None or not before > 0 or not after > 0:
             return None
         logs.append(log(after) - log(before) if higher_is_better else log(before) - log(after))
-    return logs
-
-
-def ratio_of(logs: Sequence[float], level: float = LEVEL) -> Ratio:
-    """The mean of logarithms as a ratio, with its interval."""
     centre = sum(logs) / len(logs)
     if len(logs) < 2:
         return Ratio(exp(centre), None, None)

@@ -109,7 +109,9 @@ def load_study(path: str | Path, overrides: Sequence[str] = (), vary: Sequence[s
     if any(key in data for key in STUDY_KEYS):
         scenario = _inner_scenario(data, file, overrides)
         inner_vary = _file_vary(data.get("vary"), file)
-        specs = _variant_list(data.get("variants"), file)
+        specs = [] if data.get("variants") is None else data["variants"]
+        if not isinstance(specs, list) or not (specs or data.get("variants") is None):
+            raise ForerunError(f"{file}: variants: write a list of {{name: ..., set: {{PATH: VALUE}}}}")
         metric = data.get("metric")
         if metric is not None and not isinstance(metric, str):
             raise ForerunError(f"{file}: metric: name a key of the summary, such as mean_tpot_ms (got {metric!r})")
@@ -125,10 +127,7 @@ LOG_DEFAULTS: Mapping[str, Any] = {"model": "llama-3.1-8b", "hardware": {"chip":
 
 
 def study_of_log(
-    path: str | Path,
-    overrides: Sequence[str] = (),
-    vary: Sequence[str] = (),
-    columns: Mapping[str, str] | None = None,
+    path: str | Path, overrides: Sequence[str] = (), vary: Sequence[str] = (), columns: Mapping[str, str] | None = None
 ) -> StudyFile:
     """A study of a request log alone: its arrivals and lengths, served by ``LOG_DEFAULTS`` but for the overrides.
 
@@ -381,14 +380,6 @@ def _range_text(text: str, place: str) -> Range | None:
     return range_of({"low": ends[0], "high": ends[1], "log": bool(colon)}, place)
 
 
-def _variant_list(data: Any, file: Path) -> list[Any]:
-    if data is None:
-        return []
-    if not isinstance(data, list) or not data:
-        raise ForerunError(f"{file}: variants: write a list of {{name: ..., set: {{PATH: VALUE}}}}")
-    return data
-
-
 def _variants(specs: Sequence[Any], study: StudyFile) -> tuple[Variant, ...]:
     variants: list[Variant] = []
     for number, spec in enumerate(specs, start=1):
@@ -485,7 +476,13 @@ def design_points(
         raise ArgumentError("samples", f"{samples}: at most {LARGEST:,} points")
     if not vary:
         raise ArgumentError("design", f"{design} has nothing to draw from; vary a field over LOW..HIGH or V1,V2,...")
-    unit = _unit_points(design, len(vary), samples, seed)
+    unit: NDArray[np.float64]
+    if design == "latin-hypercube":
+        from scipy.stats import qmc
+
+        unit = qmc.LatinHypercube(d=len(vary), seed=seed).random(samples)
+    else:
+        unit = np.random.default_rng(seed).random((samples, len(vary)))
     return [{path: at(values, u) for (path, values), u in zip(vary.items(), row, strict=True)} for row in unit]
 
 
@@ -531,11 +528,3 @@ def _grid(vary: Mapping[str, Values]) -> list[dict[str, Any]]:
     if count > LARGEST:
         raise ArgumentError("vary", f"{count:,} combinations; at most {LARGEST:,} points")
     return [dict(zip(vary, combination, strict=True)) for combination in product(*lists)]
-
-
-def _unit_points(design: Design, dimensions: int, samples: int, seed: int) -> NDArray[np.float64]:
-    from scipy.stats import qmc
-
-    if design == "latin-hypercube":
-        return np.asarray(qmc.LatinHypercube(d=dimensions, seed=seed).random(samples), dtype=np.float64)
-    return np.random.default_rng(seed).random((samples, dimensions))

@@ -1,7 +1,8 @@
 """A run folder made by hand: a queue in front of two replicas, with speculation, an SLO and one failed request."""
 
 import json
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from importlib.resources import files
 from pathlib import Path
 from types import SimpleNamespace
@@ -163,11 +164,6 @@ def write_hand_made_run(folder: Path, replications: int = 1) -> Path:
     document = combine_replications([hand_made_document(result) for result in results])
     write_run(folder, results[0], document)
     return folder
-
-
-@pytest.fixture
-def write_hand_made() -> Callable[..., Path]:
-    return write_hand_made_run
 
 
 def write_small_plan(folder: Path) -> Path:
@@ -357,6 +353,20 @@ def every_report(tmp_path_factory: pytest.TempPathFactory, comparison: dict[str,
     write_replays(folder)
     write_checks(folder)
     return {str(path.relative_to(folder)): path for path in sorted(folder.glob("*/*.html"))}
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    """A headless Chromium; without one on this machine the test is skipped."""
+    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if path is None:
+        pytest.skip("no Chromium on this machine")
+    playwright = pytest.importorskip("playwright.sync_api")
+    flags = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
+    with playwright.sync_playwright() as started:
+        opened = started.chromium.launch(executable_path=path, args=flags)
+        yield opened
+        opened.close()
 
 
 @pytest.fixture(scope="session")

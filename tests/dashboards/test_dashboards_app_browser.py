@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import threading
 from urllib.parse import parse_qs, urlsplit
 
@@ -12,9 +11,6 @@ from forerun.tables import number
 from simulator.running.metrics.run_folder import load_run
 
 pytest.importorskip("dash")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
-FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
 WAIT_MS = 300_000
 CUT_CAPTIONS = """[...document.querySelectorAll('.figure .gtitle')].filter(e => e.closest('.figure').offsetParent &&
     e.getBoundingClientRect().right > e.closest('.figure').getBoundingClientRect().right + 1).map(e => e.textContent)"""
@@ -70,12 +66,8 @@ def address(tmp_path_factory, write_one, write_plan):
 
 
 @pytest.fixture(scope="module")
-def browser():
-    playwright = pytest.importorskip("playwright.sync_api")
-    with playwright.sync_playwright() as started:
-        opened = started.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield opened.new_context()
-        opened.close()
+def browser(chromium):
+    return chromium.new_context()
 
 
 class Visit:

@@ -78,10 +78,10 @@ def test_waterfall_around_a_request_holds_it_and_its_neighbours(run):
     assert f"request {data.marked}" in str(of_run.waterfall_figure(data).layout.annotations)
 
 
-def test_comparison_is_of_the_summaries(run, write_hand_made, tmp_path):
+def test_comparison_is_of_the_summaries(run, write_one, tmp_path):
     from simulator.running.metrics.run_folder import load_run
 
-    other = load_run(write_hand_made(tmp_path / "two", replications=2))
+    other = load_run(write_one(tmp_path / "two", replications=2))
     data = of_run.comparison_data(run, other, ("one", "two"))
     assert {"mean_ttft_ms", "output_throughput"} <= {change.key for change in data.changes}
     for change in data.changes:
@@ -126,15 +126,17 @@ def test_measured_points_are_below_nothing_but_their_own_time(sample_replay):
 
 def test_scores_are_those_of_the_replay(sample_replay):
     data = scores_data(sample_replay)
-    assert sum(bar.rows for bar in data.bars) == len(sample_replay.rows)
-    assert [bar.p90_ape for bar in data.bars] == sorted((bar.p90_ape for bar in data.bars), reverse=True)
+    assert sum(group.n for group in data.groups) == len(sample_replay.rows)
+    assert [group.p90_ape for group in data.groups] == sorted((group.p90_ape for group in data.groups), reverse=True)
     drawn = {label: x for trace in scores_figure(data).data for label, x in zip(trace.y, trace.x, strict=True)}
-    assert drawn == {bar.label: bar.median_ape for bar in data.bars}
+    assert drawn == {label: group.median_ape for label, group in zip(data.labels, data.groups, strict=True)}
     covered = {score.coverage90 for score in sample_replay.groups if score.regime != "all"}
     bars = coverage_figure(data).data[0]
-    assert dict(zip(bars.y, bars.x, strict=True)) == {bar.label: bar.coverage90 for bar in data.bars}
+    assert dict(zip(bars.y, bars.x, strict=True)) == {
+        label: group.coverage90 for label, group in zip(data.labels, data.groups, strict=True)
+    }
     assert set(bars.x) == covered
-    unknown = data._replace(bars=tuple(bar._replace(coverage90=None) for bar in data.bars))
+    unknown = data._replace(groups=tuple(group._replace(coverage90=None) for group in data.groups))
     assert len(coverage_figure(unknown).data[0].x or ()) == 0
 
 

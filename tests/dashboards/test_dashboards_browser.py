@@ -1,14 +1,9 @@
 """The report in a real browser: draws every figure, asks the network for nothing, fits wide and narrow screens."""
 
-import shutil
-
 import pytest
 
 from dashboards.report import write_report
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
-FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
 DRAWN = "() => [...document.querySelectorAll('.figure')].every(e => e.querySelector('.main-svg'))"
 SETTLED = (
     "() => [...document.querySelectorAll('.figure')].every(e => Math.abs(e._fullLayout.width - e.clientWidth) < 2)"
@@ -26,20 +21,11 @@ CUT = """[...document.querySelectorAll(
 """Words of a figure, a heading or a tile that leave the place they stand in."""
 
 
-@pytest.fixture(scope="module")
-def browser():
-    playwright = pytest.importorskip("playwright.sync_api")
-    with playwright.sync_playwright() as started:
-        opened = started.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield opened
-        opened.close()
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
-def test_report_draws_and_fits(browser, run_folder, tmp_path, width, scheme):
+def test_report_draws_and_fits(chromium, run_folder, tmp_path, width, scheme):
     path = write_report(run_folder, tmp_path / "report.html")
-    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page = chromium.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
     complaints, requests = [], []
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
@@ -68,9 +54,9 @@ AT_EACH_FRAME = """
 
 
 @pytest.mark.parametrize("printed", [False, True])
-def test_the_first_figure_is_there_before_the_others_and_a_print_has_all(browser, run_folder, tmp_path, printed):
+def test_the_first_figure_is_there_before_the_others_and_a_print_has_all(chromium, run_folder, tmp_path, printed):
     path = write_report(run_folder, tmp_path / "report.html")
-    page = browser.new_page()
+    page = chromium.new_page()
     page.add_init_script(AT_EACH_FRAME.replace("PRINTED", "true" if printed else "false"))
     page.goto(path.as_uri())
     page.wait_for_function(DRAWN)
@@ -82,10 +68,10 @@ def test_the_first_figure_is_there_before_the_others_and_a_print_has_all(browser
     page.close()
 
 
-def test_every_kind_of_report_fits(browser, every_report, barriers_of):
+def test_every_kind_of_report_fits(chromium, every_report, barriers_of):
     """And axe-core finds nothing in what it unfolds to: in the dark, which then turns light, in colours alone, as how
     a page is made does not depend on the scheme."""
-    page = browser.new_page(bypass_csp=True)
+    page = chromium.new_page(bypass_csp=True)
     complaints = []
     page.on("pageerror", lambda error: complaints.append(str(error)))
     for name, file in every_report.items():
@@ -120,8 +106,8 @@ PAGE = """<html lang="en"><title>A page</title><main><h1>A page</h1>{}</main></h
         ("<table><tbody><tr><td style='color: #aaa'>faint</td></tr></tbody></table>", ["color-contrast"]),
     ],
 )
-def test_barriers_are_detected(browser, barriers_of, markup, barriers):
-    page = browser.new_page()
+def test_barriers_are_detected(chromium, barriers_of, markup, barriers):
+    page = chromium.new_page()
     page.set_content(PAGE.format(markup))
     assert [name for _, name, _ in barriers_of(page)] == barriers
     assert [name for _, name, _ in barriers_of(page, colours_alone=True)] == [b for b in barriers if "color" in b]

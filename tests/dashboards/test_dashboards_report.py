@@ -70,8 +70,8 @@ def shown_interval(run, key):
     return f'{number(value)} <span class="aside">{number(low, 3)}..{number(high, 3)}</span></td>'
 
 
-def test_replications_show_intervals(write_hand_made, tmp_path):
-    run = load_run(write_hand_made(tmp_path / "run", replications=3))
+def test_replications_show_intervals(write_one, tmp_path):
+    run = load_run(write_one(tmp_path / "run", replications=3))
     page = report_html(run)
     assert "3 replications" in page
     for key in ("output_throughput", "p99_ttft_ms"):

@@ -75,6 +75,7 @@ def test_kernels_fitted_under_other_limits_are_not_this_chips(tmp_path, base):
         low, high = custom.interval(family, dtype, seen, "memory", assumed=True)
         inner = fit.intervals.get("all", (1.0, 1.0))
         assert low < inner[0] <= inner[1] < high
-        before = other.parameters(family, dtype).vector()
-        assert custom.parameters(family, dtype).vector() == pytest.approx(before)
+        evidence = {"source", "fit", "reference_clock_hz"}
+        sets = [one.parameters(family, dtype).model_dump(exclude=evidence) for one in (custom, other)]
+        assert sets[0] == sets[1]
     assert KernelLibrary("h200-sxm", "vllm").basis("gemm", "bf16") == "calibrated"

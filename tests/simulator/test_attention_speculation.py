@@ -177,15 +177,6 @@ def test_it_pays_under_load_where_contexts_are_long_and_not_where_they_are_short
         assert (mean_tpot(groups) < mean_tpot(tp8)) == wins
 
 
-def test_one_norm_for_a_batch_hits_more_often_than_every_query():
-    work = decode_work(8, 4, 262144)
-    joint, strict = (
-        target(build_replica(scenario({"hit_rate": 0.9, "verification": rule}), 0)).seconds(work)
-        for rule in ("joint", "every-query")
-    )
-    assert joint < strict
-
-
 @pytest.mark.parametrize("reading", READINGS[:2])
 @pytest.mark.parametrize("correlation", [0.0, 0.5])
 def test_a_step_rolls_back_those_requests_that_fail(reading, correlation):

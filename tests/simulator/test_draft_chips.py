@@ -10,7 +10,6 @@ from forerun.errors import ForerunError
 from hwprofiles import ProfileError, load_link
 from simulator.running.build import build_replica
 from simulator.running.run import simulate
-from simulator.running.scenario import scenario_from
 from simulator.timing import RemoteDrafter, StepWork, check_drafter
 
 SEPARATE = {"model": "llama-3.2-1b", "chip": "h100-sxm"}
@@ -109,27 +108,6 @@ def test_a_slower_chip_drafts_slower_and_its_work_is_not_the_targets():
     per_token = [r.steps.bytes.sum() / r.steps.output_tokens.sum() for r in (near, fast)]
     assert per_token[1] < per_token[0]
     assert np.isfinite(fast.steps.flops).all()
-
-
-@pytest.mark.parametrize(
-    ("method", "draft", "message"),
-    [
-        ("draft-model", {"link": "pcie5-x16"}, "link goes with chip"),
-        (
-            "draft-model",
-            {"chip": "h100-sxm", "overlap": 2.0},
-            "speculation.draft.overlap: must be less than or equal to 1",
-        ),
-        ("mtp", {"chip": "h100-sxm"}, "method 'mtp' has no use for draft.chip"),
-        ("ngram", {"chip": "h100-sxm"}, "method 'ngram' has no use for draft.chip"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(method, draft, message):
-    data = scenario(method).model_dump(exclude_unset=True)
-    data["speculation"]["draft"] = {**({"model": "llama-3.2-1b"} if method == "draft-model" else {}), **draft}
-    with pytest.raises(ForerunError) as caught:
-        scenario_from(data, "chat.yaml")
-    assert message in str(caught.value)
 
 
 def test_unknown_chips_and_links_are_named():

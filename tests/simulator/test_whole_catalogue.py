@@ -1,12 +1,15 @@
-"""Every model of the catalogue runs: with every speculation method, with shared prefixes, on more than one layout."""
+"""Every model of the catalogue runs: with every method and draft head, with shared prefixes, on several layouts."""
 
 import json
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
+from tiny_scenario import tiny_data
 
 from forerun.errors import ForerunError
 from simulator.llm import architecture_names, load_architecture
+from simulator.llm.draft_heads import HeadSizes, eagle3_head, eagle_head, parallel_head
 from simulator.running.build import build_run
 from simulator.running.run import simulate
 from simulator.running.scenario import scenario_from
@@ -17,6 +20,7 @@ LAYOUTS = (
     {"chip": "gb300", "tensor_parallel": 8, "attention_data_parallel": 4, "expert_parallel": 8},
 )
 BLOCK = 512
+SPARSE = ("deepseek-v3.2", "deepseek-v4-flash", "deepseek-v4-pro", "glm-5", "glm-5.2")
 
 
 def shared_prompts(path, tokens):
@@ -79,3 +83,30 @@ def test_it_shares_prefixes(model, tmp_path):
         workload = {"trace": str(trace), "format": "mooncake"}
         summary = simulate(scenario(model, hardware, engine=engine, workload=workload)).summary
         assert summary["completed"] == 16
+
+
+@pytest.mark.parametrize("make", [eagle_head, eagle3_head, parallel_head])
+def test_every_model_of_the_catalogue_has_a_draft_head(make):
+    for name in architecture_names():
+        head = make(load_architecture(name), HeadSizes()).architecture
+        assert head.kv_elements_per_token > 0, name
+
+
+def test_a_model_without_attention_layers_refuses_a_draft_head():
+    target = load_architecture("nemotron-3-nano-30b-a3b")
+    groups = tuple(g for g in target.layer_groups if g.layer.mixer is None or g.layer.mixer.softmax_attention is None)
+    with pytest.raises(ForerunError, match=r"speculation\.method: .* has no attention layer"):
+        eagle_head(replace(target, layer_groups=groups), HeadSizes())
+
+
+@pytest.mark.parametrize("model", SPARSE)
+@pytest.mark.parametrize("method", ["eagle", "eagle2", "eagle3", "parallel-draft"])
+def test_sparse_models_draft_with_every_head(model, method):
+    speculation = {"method": method, "num_speculative_tokens": 2, "acceptance": {"alpha": 0.7}}
+    run = tiny_data(num_requests=3) | {
+        "model": model,
+        "hardware": {"chip": "b300-sxm", "tensor_parallel": 8},
+        "speculation": speculation,
+    }
+    result = simulate(scenario_from(run, "head"))
+    assert result.speculation.accepted_tokens > 0

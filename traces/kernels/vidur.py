@@ -1,4 +1,4 @@
-"""Vidur's profiles (MIT): milliseconds of GPU kernel time per layer operation, fp16, and flat tables made from them."""
+"""Vidur's profiles (MIT): milliseconds of GPU kernel time per layer operation, fp16."""
 
 from __future__ import annotations
 
@@ -23,18 +23,16 @@ Columns = dict[str, NDArray[Any]]
 
 
 def is_vidur(names: tuple[str, ...]) -> bool:
-    """Whether these are the columns of a Vidur profile or of a flat table made from one."""
-    return any(name.startswith("time_stats.") for name in names) or "median_ms" in names
+    """Whether these are the columns of a Vidur profile."""
+    return any(name.startswith("time_stats.") for name in names)
 
 
 def read_vidur(frame: Frame) -> KernelTable:
-    """Kernels of ``mlp.csv``, ``attention.csv``, ``all_reduce.csv``, ``send_recv.csv``, or of a flat table.
+    """Kernels of ``mlp.csv``, ``attention.csv``, ``all_reduce.csv`` or ``send_recv.csv``.
 
     Raises:
         TraceError: none of these layouts, or a column is missing.
     """
-    if frame.has("median_ms"):
-        return _flat(frame)
     if frame.has("is_prefill"):
         return _attention(frame)
     if frame.has("collective"):
@@ -136,39 +134,6 @@ def _collective(frame: Frame) -> KernelTable:
         raise TraceError(f"{frame.path}: no column 'time_stats.{name}.median'")
     sizes = {"message_bytes": frame.floats("size"), "world_size": frame.floats("num_workers")}
     return _timed(frame, name, name, sizes, {"library": "nccl", "dtype": "fp16"}, skipped)
-
-
-def _flat(frame: Frame) -> KernelTable:
-    """The tables derived from Vidur's: one row per measurement, several devices in one file."""
-    skipped: dict[str, int] = {}
-    texts: dict[str, str | Words] = {"dtype": "fp16", "library": LIBRARY}
-    if frame.has("M", "N", "K"):
-        op: str | Words = "gemm"
-        sizes = {"m": frame.floats("M"), "n": frame.floats("N"), "k": frame.floats("K")}
-        texts["name"] = frame.texts("op")
-    elif frame.has("phase"):
-        phase = frame.texts("phase")
-        op = phase.mapped("attention_{}".format)
-        new = frame.floats("q_tokens_per_seq")
-        sizes = {
-            "batch": frame.floats("batch"),
-            "q_len": new,
-            "kv_len": frame.floats("kv_cache_before") + new,
-            "num_heads": frame.floats("q_heads_per_gpu"),
-            "num_kv_heads": frame.floats("kv_heads_per_gpu"),
-            "head_dim": frame.floats("head_dim"),
-        }
-        texts |= {"kv_dtype": "fp16", "cache": "warm", "source": frame.texts("backend")}
-    else:
-        frame.need("op", "world", "devices_per_node", "bytes")
-        frame = drop(frame, frame.floats("devices_per_node") < frame.floats("world"), SEVERAL_NODES, skipped)
-        op = frame.texts("op")
-        sizes = {"message_bytes": frame.floats("bytes"), "world_size": frame.floats("world")}
-        texts |= {"library": "nccl", "source": frame.texts("node")}
-    texts["device"] = frame.texts("device")
-    return make_table(
-        frame.floats("median_ms") * MILLISECONDS, op, sizes, texts, str(frame.path), FORMAT, skipped=skipped
-    )
 
 
 def _has(frame: Frame, operation: str) -> bool:

@@ -26,12 +26,13 @@ from simulator.studies.alspec import layout as layout_scenario
 MAP_CONTEXTS = controls.CONTEXTS[3:]
 RATES = (0.0, 0.25, 0.5, 0.625, 0.65, 0.75, 0.8, 0.85, 0.875, 0.9, 0.95, 1.0)
 BATCHES = (1, 4, 16, 64)
+TOLERANCES = (0.02, 0.05, 0.1, 0.2, 0.3)
+WINDOWS = (64, 128, 256, 512, 1024, 2048)
 LONG = (8192, 32768, 131072, 524288)
 ENGINE = {"max_num_seqs": 64, "max_num_batched_tokens": 2048}
 
 
 def content(page: str, _served: ServedFolders) -> list[Any]:
-    """Figures of the documented parameters, then of the chosen chip."""
     return [
         area(page, "lead"),
         figure_card(page, "map", 420, "Speedup by context and hit rate", wide=True),
@@ -138,24 +139,8 @@ PAGE = Page(
         controls.MODEL,
         replace(controls.TENSOR_PARALLEL, label="Chips", options=("2", "4", "8", "16"), default="8"),
         controls.WEIGHTS,
-        Number(
-            "lambda",
-            "Map: lambda",
-            stops=(0.02, 0.05, 0.1, 0.2, 0.3),
-            default=0.1,
-            low=0.01,
-            high=1.0,
-            whole=False,
-        ),
-        Number(
-            "window",
-            "Map: S",
-            stops=(64, 128, 256, 512, 1024, 2048),
-            default=128,
-            unit="tokens",
-            low=16,
-            high=8192,
-        ),
+        Number("lambda", "Map: lambda", stops=TOLERANCES, default=0.1, low=0.01, high=1.0, whole=False),
+        Number("window", "Map: S", stops=WINDOWS, default=128, unit="tokens", low=16, high=8192),
         Number("batch", "Map: batch", stops=BATCHES[:3], default=1, unit="sequences", low=1, high=16),
     ],
     content,

@@ -30,25 +30,13 @@ NO_LOG = "at one rate, set below"
 PRICES = Pairs(
     "prices", "Own prices", says="US dollars an hour by chip; else the catalogue's", example="h100-sxm=2.5,l40s=0.9"
 )
-REPLICATIONS, FINALISTS, MOST_REPLICAS = 3, 4, 64
-
-
-def has_log(log: Any) -> bool:
-    """Whether the traffic is that of a log."""
-    return bool(log != NO_LOG)
-
-
-def at_one_rate(log: Any) -> bool:
-    """Whether the traffic is made up."""
-    return not has_log(log)
-
-
-ON_LOG, ON_RATE = ("log", has_log), ("log", at_one_rate)
+REPLICATIONS, FINALISTS, MOST_REPLICAS, SIMULATED_REQUESTS = 3, 4, 64, 500
+ON_LOG, ON_RATE = ("log", lambda log: log != NO_LOG), ("log", lambda log: log == NO_LOG)
 
 
 @dataclass(frozen=True, slots=True)
 class PlanTask:
-    """A capacity plan, made in the background."""
+    """A capacity plan, made in the background; writes what ``forerun plan --out`` writes."""
 
     scenario: Scenario
     chips: tuple[str, ...]
@@ -58,7 +46,6 @@ class PlanTask:
     slo: tuple[str, ...]
 
     def __call__(self, folder: Path, tell: ProgressCallback) -> None:
-        """Make the plan, and write what ``forerun plan --out`` writes."""
         from simulator.studies.plan.command import plan
 
         result = plan(
@@ -76,7 +63,6 @@ class PlanTask:
 
 
 def content(page: str, _served: ServedFolders) -> list[Any]:
-    """The plan: sentence, figures, layouts that hold, launch commands, all others."""
     return [
         job_panel(page),
         area(page, "lead"),
@@ -95,14 +81,10 @@ def plan_task(values: Values, served: ServedFolders) -> PlanTask:
     Raises:
         ForerunError: a price of a chip that is not requested, or that is no number.
     """
-    chips, rate = tuple(values["chips"]), None if has_log(values["log"]) else float(values["rate"])
-    workload: dict[str, Any] = {
-        "arrivals": {"process": "poisson", "request_rate": rate},
-        "input_tokens": controls.lengths(values["prompt"]),
-        "output_tokens": controls.lengths(values["output"]),
-        "num_requests": 500,
-    }
-    if rate is None:
+    chips, rate = tuple(values["chips"]), float(values["rate"]) if values["log"] == NO_LOG else None
+    if rate is not None:
+        workload = controls.poisson_workload(values, rate, SIMULATED_REQUESTS)
+    else:
         columns = controls.COLUMNS.read_pairs(values["columns"])
         workload = {"trace": str(served.log(values["log"]))} | ({"columns": columns} if columns else {})
     data = {"model": values["model"], "hardware": {"chip": chips[0]}, "workload": workload}
@@ -133,7 +115,6 @@ def chip_prices(text: str, chips: Sequence[str]) -> dict[str, float]:
 
 
 def planned_result(context: Context, values: Values) -> tuple[Task, str]:
-    """The background run of the plan."""
     wanted = plan_task(values, context.served)
     return wanted, f"plan {wanted.scenario.model} {values['log'] if wanted.rate is None else f'{wanted.rate:g}'}"
 

@@ -27,19 +27,8 @@ VIEWS = ("errors on record", "kernels", "benchmark results and engine steps")
 KERNEL_CONTROLS = ("trace", "chip", "library", "device", "layer")
 FIELDS = ("file", "model", "runs-chip", "framework", "tp")
 STEP = "step_ms"
-
-
-def is_served(view: Any) -> bool:
-    """Whether benchmark results and steps are looked at, not kernels."""
-    return bool(view == VIEWS[2])
-
-
-def is_kernels(view: Any) -> bool:
-    """Whether kernels are looked at."""
-    return bool(view == VIEWS[1])
-
-
-ON_KERNELS, ON_SERVED = ("view", is_kernels), ("view", is_served)
+ON_KERNELS = ("view", lambda view: view == VIEWS[1])
+ON_SERVED = ("view", lambda view: view == VIEWS[2])
 
 
 def devices_of(served: ServedFolders, trace: Any) -> list[str]:
@@ -63,13 +52,11 @@ def made_here(page: str, _served: ServedFolders) -> Component:
 
 
 def button(page: str, _served: ServedFolders) -> Component:
-    """Starts a replay."""
     start = dmc.Button("Replay this file", id={"kind": "replay", "page": page}, fullWidth=True)
     return dmc.Box(start, id=controls.control_id(page, "begin"))
 
 
 def content(page: str, _served: ServedFolders) -> list[Any]:
-    """Errors as numbers, figures and tables."""
     return [
         job_panel(page),
         area(page, "lead"),
@@ -96,9 +83,9 @@ def content(page: str, _served: ServedFolders) -> list[Any]:
 
 def compute(context: Context, values: Values) -> Shown:
     """The errors on record, the replay of the chosen trace, or of the chosen benchmark results or steps."""
-    if is_served(values["view"]):
+    if values["view"] == VIEWS[2]:
         return compute_served(context, values)
-    return compute_kernels(context, values) if is_kernels(values["view"]) else compute_record()
+    return compute_kernels(context, values) if values["view"] == VIEWS[1] else compute_record()
 
 
 def compute_record() -> Shown:
@@ -127,7 +114,7 @@ def compute_kernels(context: Context, values: Values) -> Shown:
         context.served, values["trace"], values["chip"], values["library"], device, values["layer"]
     )
     scores = scores_data(report)
-    covered = any(bar.coverage90 is not None for bar in scores.bars)
+    covered = any(group.coverage90 is not None for group in scores.groups)
     notes = [f"Trace: {Path(report.source).name}; chip: {report.chip}; kernel library: {report.library}."]
     if values["layer"] == replays.FITTED:
         notes.append("Rows that the fit has seen are not scored.")

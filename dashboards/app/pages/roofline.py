@@ -46,7 +46,7 @@ def priced_kernels(model: str, chip: str, tensor_parallel: int, dtype: str | Non
         "model": model,
         "hardware": {"chip": chip, "tensor_parallel": tensor_parallel},
         "engine": {"max_num_batched_tokens": MOST_STEP_TOKENS, "max_num_seqs": 512},
-        "workload": {"arrivals": {"process": "burst"}, "input_tokens": 1, "output_tokens": 1, "num_requests": 1},
+        "workload": controls.ONE_REQUEST,
     }
     scenario = scenario_from(data | ({"weights_dtype": dtype} if dtype else {}), "deployment")
     build = build_replica(scenario, 0)
@@ -69,7 +69,6 @@ def phases(ready: Priced, batch: int, context: int, draft_tokens: int, prompt_to
 
 
 def content(page: str, _served: ServedFolders) -> list[Any]:
-    """The figure and the kernels in it."""
     return [
         figure_card(page, "roofline", 540, "Kernels on the roofline of the chip"),
         area(page, "kernels"),

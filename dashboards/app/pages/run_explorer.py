@@ -45,7 +45,6 @@ def buttons(page: str, _served: ServedFolders) -> Component:
 
 
 def content(page: str, _served: ServedFolders) -> list[Any]:
-    """The run, its requests, its steps, the run beside it."""
     return [
         parts.message_area(page, parts.UPLOADED),
         job_panel(page),
@@ -232,12 +231,7 @@ PAGE = Page(
         ChoiceField(
             "run", "Run", options=lambda served: list(served.runs()), placeholder="no run in the served folders"
         ),
-        Field(
-            "request",
-            "Single request",
-            high=1e8,
-            says="its number in order of arrival; else the longest TTFT",
-        ),
+        Field("request", "Single request", high=1e8, says="its number in order of arrival; else the longest TTFT"),
         ChoiceField("beside", "Compare with", options=lambda served: [NOTHING, *served.runs()]),
         ChoiceField("latency", "Latency compared", options=("ttft", "tpot", "e2el")),
         buttons,

@@ -29,11 +29,12 @@ from simulator.studies.tune.grid import SpeculationGrid, speculation_grid
 ONE_RATE = "one rate, set below"
 DRAFT_TOKENS = (1, 2, 3, 4, 5, 6, 7, 8)
 CONTEXTS = (512, 2048, 8192, 32768, 131072)
+CURVE = "eagle3-llama-3.1-8b-mt-bench"
 ALPHAS = tuple(round(0.05 * step, 2) for step in range(1, 20))
+ALPHA = Number("alpha", "Rate of the first position", stops=ALPHAS, default=0.7, low=0.01, high=0.99, whole=False)
 
 
 def content(page: str, _served: ServedFolders) -> list[Any]:
-    """The sentence, the flags and the figures behind it."""
     return [
         area(page, "sentence"),
         area(page, "flags"),
@@ -54,16 +55,8 @@ def speculation_scenario(values: Values) -> dict[str, Any]:
     if values["curve"] != ONE_RATE:
         curve = load_curve(values["curve"])
         acceptance = {"curve": curve.name, "extrapolate": curve.positions < max(DRAFT_TOKENS)}
-    speculation: dict[str, Any] = {"method": values["method"], "num_speculative_tokens": 1, "acceptance": acceptance}
-    if values["method"] == "draft-model":
-        speculation["draft"] = {"model": values["draft"]}
-    return {
-        "model": values["model"],
-        **controls.weights_of(values),
-        "hardware": {"chip": values["chip"], "tensor_parallel": int(values["tp"])},
-        "speculation": speculation,
-        "workload": {"arrivals": {"process": "burst"}, "input_tokens": 1, "output_tokens": 1, "num_requests": 1},
-    }
+    speculation = controls.speculation_of(values, 1, acceptance)
+    return controls.deployment(values, speculation=speculation, workload=controls.ONE_REQUEST)
 
 
 def compute(_context: Context, values: Values) -> Shown:
@@ -159,23 +152,8 @@ PAGE = Page(
         controls.WEIGHTS,
         ChoiceField("method", "Method", options=controls.METHODS[1:], default="eagle3"),
         controls.DRAFT,
-        ChoiceField(
-            "curve",
-            "Acceptance",
-            options=lambda _: [ONE_RATE, *curve_names()],
-            default="eagle3-llama-3.1-8b-mt-bench",
-        ),
-        Number(
-            "alpha",
-            "Rate of the first position",
-            when=("curve", lambda curve: curve == ONE_RATE),
-            stops=ALPHAS,
-            default=0.7,
-            low=0.01,
-            high=0.99,
-            whole=False,
-            live=False,
-        ),
+        ChoiceField("curve", "Acceptance", options=lambda _: [ONE_RATE, *curve_names()], default=CURVE),
+        replace(ALPHA, when=("curve", lambda curve: curve == ONE_RATE), live=False),
         Number("batch", "Batch", stops=controls.BATCHES, default=16, low=1, high=512, live=False),
         replace(controls.PROMPT, live=False),
         replace(controls.OUTPUT, live=False),

@@ -31,13 +31,11 @@ SLO = ("p99_ttft_ms=1000", "p99_tpot_ms=30")
 
 
 def taker(page: str, _served: ServedFolders) -> Component:
-    """Upload field for a request log."""
     words = "A log of your own (CSV, JSONL): choose it, or drop it here"
     return dmc.Stack([parts.upload(page, words), dmc.Divider(label="What is shown")])
 
 
 def content(page: str, _served: ServedFolders) -> list[Any]:
-    """The log: sentence, figure, tables, and what can be done with it."""
     return [
         parts.message_area(page, parts.UPLOADED),
         parts.area(page, "lead"),

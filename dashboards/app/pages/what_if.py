@@ -38,6 +38,7 @@ def draft_options(method: Any) -> bool:
     return bool(method != "none")
 
 
+DRAFTS = ("method", draft_options)
 CONTROLS = [
     Number("rate", "Load", stops=RATES, default=8, unit="req/s", low=0.001, high=10_000, whole=False),
     controls.PROMPT,
@@ -49,26 +50,14 @@ CONTROLS = [
     controls.WEIGHTS,
     ChoiceField("method", "Speculation", options=controls.METHODS, default="none"),
     controls.DRAFT,
-    Number(
-        "k", "Draft tokens K", when=("method", draft_options), stops=controls.DRAFT_TOKENS, default=3, low=1, high=64
-    ),
-    Number(
-        "alpha",
-        "Acceptance rate",
-        when=("method", draft_options),
-        stops=ALPHAS,
-        default=0.7,
-        low=0.0,
-        high=1.0,
-        whole=False,
-    ),
+    Number("k", "Draft tokens K", DRAFTS, stops=controls.DRAFT_TOKENS, default=3, low=1, high=64),
+    Number("alpha", "Acceptance rate", DRAFTS, stops=ALPHAS, default=0.7, low=0.0, high=1.0, whole=False),
     ChoiceField("requests", "Requests to simulate", options=("500", "2000", "10000", "50000"), default="2000"),
 ]
 NAMES = tuple(control.name for control in CONTROLS)
 
 
 def content(page: str, _served: ServedFolders) -> list[Any]:
-    """The answer, a way to simulate it, the curves over the load."""
     return [
         dcc.Store(id=output_id(page, ANSWERED)),
         area(page, "lead"),
@@ -83,29 +72,10 @@ def content(page: str, _served: ServedFolders) -> list[Any]:
 
 def what_if_scenario(values: Values) -> dict[str, Any]:
     """The scenario that the controls describe, as plain data."""
-    data: dict[str, Any] = {
-        "model": values["model"],
-        **controls.weights_of(values),
-        "hardware": {
-            "chip": values["chip"],
-            "tensor_parallel": int(values["tp"]),
-            "replicas": values["replicas"],
-        },
-        "workload": {
-            "arrivals": {"process": "poisson", "request_rate": float(values["rate"])},
-            "input_tokens": controls.lengths(values["prompt"]),
-            "output_tokens": controls.lengths(values["output"]),
-            "num_requests": int(values["requests"]),
-        },
-    }
+    data = controls.deployment(values, workload=controls.poisson_workload(values, values["rate"], values["requests"]))
+    data["hardware"]["replicas"] = values["replicas"]
     if draft_options(values["method"]):
-        data["speculation"] = {
-            "method": values["method"],
-            "num_speculative_tokens": values["k"],
-            "acceptance": {"alpha": values["alpha"]},
-        }
-        if values["method"] == "draft-model":
-            data["speculation"]["draft"] = {"model": values["draft"]}
+        data["speculation"] = controls.speculation_of(values, values["k"], {"alpha": values["alpha"]})
     return data
 
 
@@ -192,13 +162,8 @@ def simulated_runs(context: Context, scenario: Scenario) -> list[dict[str, Any]]
 def simulated_point(document: dict[str, Any]) -> SimulatedPoint:
     """The means of a run, as in its ``summary.json``."""
     summary = document["summary"]
-    return SimulatedPoint(
-        _rate(document),
-        summary["mean_ttft_ms"],
-        summary["mean_tpot_ms"],
-        summary["output_throughput"],
-        summary["completed"],
-    )
+    shown = ("mean_ttft_ms", "mean_tpot_ms", "output_throughput", "completed")
+    return SimulatedPoint(_rate(document), *(summary[name] for name in shown))
 
 
 def estimate_sentence(answer: Estimate, rate: float) -> str:

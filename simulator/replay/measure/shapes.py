@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from forerun.errors import ForerunError, did_you_mean
+from forerun.yaml_files import parse
 
 FAMILIES = ("gemm", "attention_prefill", "attention_decode", "attention_verify", "norm", "memcpy")
 """What ``forerun measure`` can time. ``attention_verify`` gives ``attention_decode`` rows with ``q_len`` above 1;
@@ -62,87 +65,25 @@ class KernelShape(NamedTuple):
 
 
 class Grid(NamedTuple):
-    """Sizes of one machine class and effort, and the largest kernel worth timing there.
+    """Sizes of one machine class and effort, and the largest kernel worth timing there (see ``shapes.yaml``)."""
 
-    Attributes:
-        weights: (n, k) of matrix products.
-        rows: m of matrix products.
-        heads: (query heads, KV heads).
-        batches, contexts: of decode attention.
-        prompts: tokens of prefill attention.
-        passes: bytes moved by norm and copy.
-        most_flops, most_bytes: kernels beyond are left out.
-    """
-
-    weights: tuple[tuple[int, int], ...]
-    rows: tuple[int, ...]
-    heads: tuple[tuple[int, int], ...]
-    batches: tuple[int, ...]
-    contexts: tuple[int, ...]
-    prompts: tuple[int, ...]
-    passes: tuple[int, ...]
+    weights: Sequence[tuple[int, int]]
+    rows: Sequence[int]
+    heads: Sequence[tuple[int, int]]
+    batches: Sequence[int]
+    contexts: Sequence[int]
+    prompts: Sequence[int]
+    passes: Sequence[int]
     most_flops: float
     most_bytes: float
 
 
-_SMALL = ((1024, 1024), (2048, 1024), (1024, 4096), (4096, 1024), (2048, 2048), (4096, 4096))
-_LARGE = ((6144, 4096), (28672, 4096), (4096, 14336), (8192, 8192), (10240, 8192), (1280, 8192))
-
-
-def _powers(first: int, last: int, step: int = 1) -> tuple[int, ...]:
-    return tuple(1 << power for power in range(first, last + 1, step))
-
-
-GRIDS = {
-    ("cpu", True): Grid(
-        _SMALL,
-        (1, 4, 16, 64, 256),
-        ((32, 8), (8, 8), (16, 2)),
-        (1, 4, 16),
-        _powers(8, 12, 2),
-        _powers(6, 11),
-        _powers(14, 26, 2),
-        3e9,
-        1.4e8,
-    ),
-    ("cpu", False): Grid(
-        (*_SMALL, (2048, 4096), (6144, 4096)),
-        _powers(0, 8),
-        ((32, 8), (8, 8), (16, 2), (24, 8)),
-        (1, 2, 4, 16),
-        _powers(8, 12),
-        (*_powers(6, 11), 384, 768),
-        _powers(14, 26),
-        6e9,
-        1.4e8,
-    ),
-    ("cuda", True): Grid(
-        (*_SMALL[3:], *_LARGE[:3]),
-        (1, 16, 64, 256, 1024, 4096),
-        ((32, 8), (32, 32), (8, 1)),
-        (1, 8, 64),
-        _powers(9, 15, 2),
-        _powers(8, 14),
-        _powers(20, 30, 2),
-        1e13,
-        8e9,
-    ),
-    ("cuda", False): Grid(
-        (*_SMALL, *_LARGE),
-        _powers(0, 14),
-        ((32, 8), (32, 32), (64, 8), (8, 1)),
-        _powers(0, 8),
-        _powers(8, 17),
-        (*_powers(7, 15), 384, 768, 1536, 3072),
-        _powers(18, 31),
-        5e13,
-        1.6e10,
-    ),
-}
-for _quick in (True, False):
-    GRIDS["rocm", _quick] = GRIDS["cuda", _quick]
-    GRIDS["mps", _quick] = GRIDS["cuda", _quick]._replace(most_flops=1e12, most_bytes=2e9)
-"""Sizes by device and ``--quick``; of Apple's GPUs the smallest has a thirtieth of an H100's memory."""
+@cache
+def grid_of(device: str, quick: bool) -> Grid:
+    """Grid of a device and effort; of Apple's GPUs the smallest has a thirtieth of an H100's memory."""
+    grids = parse((Path(__file__).parent / "shapes.yaml").read_text(encoding="utf-8"))
+    grid = Grid(**grids["cpu" if device == "cpu" else "cuda"]["quick" if quick else "full"])
+    return grid._replace(most_flops=1e12, most_bytes=2e9) if device == "mps" else grid
 
 
 def kernel_shapes(
@@ -162,7 +103,7 @@ def kernel_shapes(
     """
     check_options("--families", families, FAMILIES)
     check_options("--dtype", dtypes, tuple(DTYPES))
-    grid = GRIDS[device, quick]
+    grid = grid_of(device, quick)
     shapes = [
         shape
         for dtype in dict.fromkeys(dtypes)
@@ -190,7 +131,7 @@ def _gemm(grid: Grid, dtype: str) -> Iterator[KernelShape]:
 
 
 def _attention(
-    family: str, dtype: str, warm: bool, batch: int, q_len: int, kv_len: int, heads: tuple[int, int]
+    family: str, dtype: str, warm: bool, batch: int, q_len: int, kv_len: int, heads: Sequence[int]
 ) -> KernelShape:
     sizes = {"batch": batch, "q_len": q_len, "kv_len": kv_len, "num_heads": heads[0], "num_kv_heads": heads[1]}
     op = "attention_prefill" if family == "attention_prefill" else "attention_decode"

@@ -12,11 +12,16 @@ import numpy as np
 if TYPE_CHECKING:
     from simulator.running.records import RunRecords
     from simulator.running.step_rows import StepTotals
-    from simulator.serving.records import HostCacheReport, KvCacheReport, ReplicaUse, RequestRecords
+    from simulator.serving.records import KvCacheReport, ReplicaUse, RequestRecords
 
 BOUNDS = ("compute", "memory", "interconnect", "latency", "host")
 """What can bound a busy engine; ``idle`` is the time without work."""
 
+KV_FACTS = (
+    *("bytes_per_token", "weights_bytes", "draft_weights_bytes", "activation_bytes"),
+    *("capacity_bytes", "overridden"),
+)
+"""Facts on the KV cache that a document states as they are."""
 SECONDS_PER_HOUR = 3600.0
 TOKENS_PER_MILLION = 1e6
 
@@ -115,7 +120,7 @@ def kv_cache_section(kv: KvCacheReport, requests: RequestRecords) -> dict[str, A
     """
     scheduled = np.isfinite(requests.scheduled_s)
     prompt_tokens = int(requests.input_tokens[scheduled].sum())
-    hits = kv.prefix_hit_tokens
+    hits, host = kv.prefix_hit_tokens, kv.host
     return {
         "num_blocks": kv.num_blocks,
         "block_size": kv.block_size,
@@ -128,16 +133,16 @@ def kv_cache_section(kv: KvCacheReport, requests: RequestRecords) -> dict[str, A
         "preemptions": kv.preemptions,
         "swapped_blocks": kv.swapped_blocks,
         "prefix_hit_tokens": hits,
-        "prefix_hit_rate": None if hits is None or not prompt_tokens else hits / prompt_tokens,
-        **_host_section(kv.host, prompt_tokens),
-        "bytes_per_token": kv.bytes_per_token,
-        "weights_bytes": kv.weights_bytes,
-        "draft_weights_bytes": kv.draft_weights_bytes,
-        "activation_bytes": kv.activation_bytes,
-        "capacity_bytes": kv.capacity_bytes,
-        "overridden": kv.overridden,
+        "prefix_hit_rate": _hit_rate(hits, prompt_tokens),
+        **({"host": asdict(host) | {"hit_rate": _hit_rate(host.hit_tokens, prompt_tokens)}} if host else {}),
+        **{name: getattr(kv, name) for name in KV_FACTS},
         **split_section(kv.split_bytes),
     }
+
+
+def _hit_rate(hits: int | None, prompt_tokens: int) -> float | None:
+    """Share of prompt tokens that were found; None where nothing is looked for or no prompt was computed."""
+    return None if hits is None or not prompt_tokens else hits / prompt_tokens
 
 
 def split_section(split: Mapping[str, float]) -> dict[str, Any]:
@@ -145,29 +150,11 @@ def split_section(split: Mapping[str, float]) -> dict[str, Any]:
     return {"per_chip_bytes": dict(split)} if split.get("state") or split.get("index") else {}
 
 
-def _host_section(host: HostCacheReport | None, prompt_tokens: int) -> dict[str, Any]:
-    """Host memory behind the prefix cache, where there is some: its share of hits is part of ``prefix_hit_rate``."""
-    if host is None:
-        return {}
-    hits = host.hit_tokens
-    return {
-        "host": {
-            "num_blocks": host.num_blocks,
-            "peak_blocks": host.peak_blocks,
-            "hit_tokens": hits,
-            "hit_rate": None if hits is None or not prompt_tokens else hits / prompt_tokens,
-            "offloaded_blocks": host.offloaded_blocks,
-            "loaded_blocks": host.loaded_blocks,
-        }
-    }
-
-
 def replica_section(use: ReplicaUse, duration_s: float) -> dict[str, Any]:
     """One replica: requests, prompt tokens and hits among them, peak share of its KV blocks, share of time at work."""
-    hits = use.prefix_hit_tokens
     return {
         **{key: value for key, value in asdict(use).items() if key not in ("num_blocks", "peak_blocks", "busy_s")},
-        "prefix_hit_rate": None if hits is None or not use.prompt_tokens else hits / use.prompt_tokens,
+        "prefix_hit_rate": _hit_rate(use.prefix_hit_tokens, use.prompt_tokens),
         "peak_use": use.peak_blocks / use.num_blocks if use.num_blocks else None,
         "busy": use.busy_s / duration_s if duration_s > 0 else None,
     }

@@ -11,7 +11,7 @@ from typing import Any
 
 from forerun.errors import ForerunError
 from simulator.running.scenario import Scenario
-from simulator.studies.paired import HIGHER_IS_BETTER, LEVEL, Ratio, log_ratios, metric_values, ratio_of
+from simulator.studies.paired import HIGHER_IS_BETTER, Ratio, metric_values, paired_ratio
 from simulator.studies.runs import RunPool, with_seeds
 from simulator.studies.study_file import Range, Values, Variant, apply_settings
 
@@ -247,15 +247,13 @@ def _ratios(
         for variant in variants
         for value in values
     }
-    base = variants[0].name
-    better = HIGHER_IS_BETTER[metric]
-    ratios: dict[str, dict[float, Ratio | None]] = {}
-    for variant in variants[1:]:
-        ratios[variant.name] = {}
-        for value in values:
-            logs = log_ratios(measured[base, value], measured[variant.name, value], better)
-            ratios[variant.name][value] = None if logs is None else ratio_of(logs, LEVEL)
-    return ratios
+    base, better = variants[0].name, HIGHER_IS_BETTER[metric]
+    return {
+        variant.name: {
+            value: paired_ratio(measured[base, value], measured[variant.name, value], better) for value in values
+        }
+        for variant in variants[1:]
+    }
 
 
 def nearest_crossing(curves: Sequence[LoadCurve], base: float | None) -> tuple[LoadCurve, Crossing] | None:

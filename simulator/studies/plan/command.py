@@ -62,15 +62,10 @@ def plan(
     max_rate: Annotated[bool, Option("Find the highest rate of every layout, at the scenario's replicas.")] = False,
     trace: Annotated[
         str | None,
-        Option(
-            "Plan for this trace: its lengths and, without --rate, its own arrivals.",
-            "FILE",
-            repeated=False,
-        ),
+        Option("Plan for this trace: its lengths and, without --rate, its own arrivals.", "FILE", repeated=False),
     ] = None,
     columns: Annotated[
-        Mapping[str, str] | None,
-        Option(COLUMNS, "WORD=COLUMN,...", flag="--map", text=str, repeated=False),
+        Mapping[str, str] | None, Option(COLUMNS, "WORD=COLUMN,...", flag="--map", text=str, repeated=False)
     ] = None,
     growth: Annotated[float, Option("Plan for G times the rate, or the trace played G times faster.", "G")] = 1.0,
     slo: Annotated[
@@ -207,12 +202,7 @@ def thresholds(
     *,
     targets: Annotated[
         Sequence[float | str] | None,
-        Option(
-            "With --thresholds: values to try; default by metric.",
-            "T1,T2,...",
-            flag="--target",
-            text=list[str],
-        ),
+        Option("With --thresholds: values to try; default by metric.", "T1,T2,...", flag="--target", text=list[str]),
     ] = None,
     seed: Annotated[int, Option("First seed; every layout gets the same ones.", min=0)] = 0,
     replications: Annotated[int, Option("Runs of every layout that is near the limit.", min=1)] = 1,

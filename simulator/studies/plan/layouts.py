@@ -189,13 +189,12 @@ def _bill(study: StudyFile, scenario: Scenario, settings: Settings) -> tuple[int
     per_chip = _usd_per_chip(study, scenario, settings)
     rents: list[tuple[int, float | None]] = [(build.chips, per_chip)]
     if scenario.pools is not None:
-        rents = [
-            (pool.replicas * pool.chips, _given(pool.usd_per_chip_hour, _hourly(pool.chip))) for pool in build.pools
-        ]
+        own = [(pool, pool.usd_per_chip_hour) for pool in build.pools]
+        rents = [(pool.replicas * pool.chips, _hourly(pool.chip) if usd is None else usd) for pool, usd in own]
     draft = scenario.speculation.draft if scenario.speculation is not None else None
     drafter_chip = getattr(draft, "chip", None)
     if draft is not None and drafter_chip is not None and getattr(scenario.speculation, "method", "none") != "none":
-        rents.append((scenario.hardware.replicas * (draft.tensor_parallel or 1), _profile_price(drafter_chip)))
+        rents.append((scenario.hardware.replicas * (draft.tensor_parallel or 1), _hourly(load_chip(drafter_chip))))
     chips = sum(count for count, _ in rents)
     prices = [None if price is None else count * price for count, price in rents]
     return chips, None if any(price is None for price in prices) else sum(p for p in prices if p is not None)
@@ -225,24 +224,15 @@ def _hardware_name(hardware: HardwareConfig) -> str:
 
 def _usd_per_chip(study: StudyFile, scenario: Scenario, settings: Settings) -> float | None:
     """Price of a chip for an hour: the scenario's for its own chip or by name, else the chip profile's."""
-    chip = scenario.hardware.chip
-    prices = scenario.prices
+    chip, prices = scenario.hardware.chip, scenario.prices
     if prices is not None and (
         PRICE in settings or isinstance(prices.usd_per_chip_hour, dict) or chip == study.scenario.hardware.chip
     ):
         named = prices.of(chip)
         if named is not None:
             return named
-    return _profile_price(chip)
-
-
-def _profile_price(chip: str) -> float | None:
     return _hourly(load_chip(chip))
 
 
 def _hourly(chip: Chip) -> float | None:
     return chip.price.usd_per_hour if chip.price is not None else None
-
-
-def _given(value: float | None, default: float | None) -> float | None:
-    return default if value is None else value

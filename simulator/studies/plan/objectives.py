@@ -122,10 +122,9 @@ def reached(objective: Objective, result: Served) -> dict[str, float | None]:
     for limit in objective.limits:
         if limit.latency == "itl":
             sample = WeightedSample.of(result.gaps.gap_s * 1e3, result.gaps.count)
+            values[limit.key] = statistic(limit.statistic, sample) if sample.size else None
         else:
-            known = latencies[limit.latency]
-            sample = WeightedSample.of(known[~np.isnan(known)])
-        values[limit.key] = statistic(limit.statistic, sample) if sample.size else None
+            values[limit.key] = _statistic_of(limit, latencies[limit.latency])
     if objective.goodput is not None:
         values[GOODPUT] = float(good(objective, result).mean())
     return values
@@ -163,19 +162,18 @@ def resampled(objective: Objective, result: RunResult, seed: int = 0) -> list[di
     count = len(result.requests)
     block = min(count, max(1, round(10 * count ** (1 / 3))))
     generator = np.random.default_rng(seed)
-    summaries = []
+    rows = []
     for _ in range(RESAMPLES):
         starts = generator.integers(0, count, -(-count // block))
         chosen = ((starts[:, None] + np.arange(block)) % count).ravel()[:count]
-        row: dict[str, float | None] = {}
-        for limit in objective.limits:
-            values = latencies[limit.latency][chosen]
-            values = values[~np.isnan(values)]
-            row[limit.key] = statistic(limit.statistic, WeightedSample.of(values)) if len(values) else None
-        if fine is not None:
-            row[GOODPUT] = float(fine[chosen].mean())
-        summaries.append(row)
-    return summaries
+        row = {limit.key: _statistic_of(limit, latencies[limit.latency][chosen]) for limit in objective.limits}
+        rows.append(row | ({} if fine is None else {GOODPUT: float(fine[chosen].mean())}))
+    return rows
+
+
+def _statistic_of(limit: Limit, latencies_ms: FloatArray) -> float | None:
+    sample = WeightedSample.of(latencies_ms[~np.isnan(latencies_ms)])
+    return statistic(limit.statistic, sample) if sample.size else None
 
 
 def _number(place: str, text: str) -> float:

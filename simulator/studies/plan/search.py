@@ -43,30 +43,23 @@ from simulator.workload import generate_requests
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """Options of a capacity plan."""
+    """Options of a capacity plan; see ``plan``."""
 
     mode: str = "rate"
     """``rate``: hold ``rate``. ``own``: hold the scenario's own arrivals. ``max-rate``: find the highest rate."""
     rate: float | None = None
     growth: float = 1.0
-    """Factor on the rate, or on the speed of the trace."""
     seed: int = 0
     replications: int = 5
     requests: int | None = None
     finalists: int = 5
-    """Layouts that hold the SLO, the winner included, after which no others are tried."""
     max_replicas: int = 64
     jobs: int | None = None
     headroom: bool = True
-    """Find the highest rate of every finalist, and how the best does with a replica less and at twice the load."""
     interval: bool = True
-    """Find the probability that every finalist holds, with the error of the model itself."""
     spare: int = 0
-    """Replicas to rent beyond those that hold the objective (N+1 is 1)."""
     confidence: float = CONFIDENCE
-    """Share of the runs, and probability with the model's error counted, with which a layout has to meet the SLO."""
     power_budget_w: float | None = None
-    """Board power of all chips together that every layout may fill with replicas; in mode ``max-rate``."""
 
 
 RANKS = ("meets", "misses", "pruned", "not simulated", "refused", "error")

@@ -41,11 +41,7 @@ def sweep(
     scenario: "Source",
     vary: Annotated[
         "Mapping[str, Sequence[Any] | Range] | None",
-        Option(
-            "Values of a field, as YAML, or LOW..HIGH[:log]; repeatable.",
-            "PATH=V1,V2,...",
-            text=list[str],
-        ),
+        Option("Values of a field, as YAML, or LOW..HIGH[:log]; repeatable.", "PATH=V1,V2,...", text=list[str]),
     ] = None,
     *,
     store: Annotated[

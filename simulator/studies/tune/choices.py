@@ -127,11 +127,7 @@ def _with_chain(scenario: Scenario, tokens: int, survival: FloatArray) -> Scenar
     assert speculation.acceptance is not None
     rates = _same_spread(speculation.acceptance) | {"per_position": np.minimum.accumulate(survival).tolist()}
     return scenario.with_values(
-        {
-            "speculation.num_speculative_tokens": tokens,
-            "speculation.acceptance": rates,
-            "speculation.policy": "fixed",
-        }
+        {"speculation.num_speculative_tokens": tokens, "speculation.acceptance": rates, "speculation.policy": "fixed"}
     )
 
 

@@ -278,12 +278,7 @@ class _Grid:
     """All cells of a tuning: contexts one after the other, batches within."""
 
     def __init__(
-        self,
-        batches: Sequence[int],
-        contexts: Sequence[int],
-        most_seqs: int,
-        most_tokens: int,
-        request: MeanRequest,
+        self, batches: Sequence[int], contexts: Sequence[int], most_seqs: int, most_tokens: int, request: MeanRequest
     ) -> None:
         self.seqs: IntArray = np.tile(np.asarray(batches, np.int64), len(contexts))
         self.contexts: IntArray = np.repeat(np.asarray(contexts, np.int64), len(batches))

@@ -107,44 +107,40 @@ def kv_index_state(architecture):
     return summary["kv_bytes_per_token"], summary["index_bytes_per_token"], summary["state_bytes_per_sequence"]
 
 
-def test_qwen3_next_by_hand():
-    """12 of 48 layers cache 2 heads of 256 for keys and values; 36 keep 32 matrices of 128 x 128 in fp32 and three
-    tokens of 2 x 16 x 128 + 32 x 128 channels in bf16."""
-    kv = 12 * 2 * 2 * 256 * 2
-    state = 36 * (32 * 128 * 128 * 4 + 3 * (2 * 16 * 128 + 32 * 128) * 2)
-    assert kv_index_state(read("qwen3-next-80b-a3b")) == (kv, 0, state)
-    assert kv_index_state(read("qwen3-next-80b-a3b", mamba_ssm_dtype="bfloat16"))[2] < state
+@pytest.mark.parametrize(
+    ("name", "kv_bytes", "index_bytes", "state_bytes"),
+    [
+        # 12 of 48 layers cache 2 heads of 256 for keys and values; 36 keep 32 matrices of 128 x 128 in fp32 and three
+        # tokens of 2 x 16 x 128 + 32 x 128 channels in bf16
+        (
+            "qwen3-next-80b-a3b",
+            *(12 * 2 * 2 * 256 * 2, 0, 36 * (32 * 128 * 128 * 4 + 3 * (2 * 16 * 128 + 32 * 128) * 2)),
+        ),
+        # 7 of 27 layers cache a latent of 512 + 64; 20 keep 32 matrices of 128 x 128 in fp32 and three tokens of
+        # queries, keys and values in bf16
+        ("kimi-linear-48b-a3b", 7 * (512 + 64) * 2, 0, 20 * (32 * 128 * 128 * 4 + 3 * 3 * 32 * 128 * 2)),
+        # 6 attention blocks of 2 KV heads of 128; 23 Mamba-2 blocks of 64 heads x 64 x state 128 in fp32, and three
+        # tokens of 64 x 64 + 2 x 8 x 128 channels in bf16
+        ("nemotron-h", 6 * 2 * 2 * 128 * 2, 0, 23 * (64 * 64 * 128 * 4 + 3 * (64 * 64 + 2 * 8 * 128) * 2)),
+        # 6 attention layers of 8 KV heads of 64; 10 convolutions that keep two tokens of 2,048 channels
+        ("lfm2-1.2b", 6 * 2 * 8 * 64 * 2, 0, 10 * 2 * 2048 * 2),
+        # 10 attention layers of 8 KV heads of 128; 70 lightning layers of 64 matrices of 128 x 128 in fp32
+        ("minimax-text-01", 10 * 2 * 8 * 128 * 2, 0, 70 * 64 * 128 * 128 * 4),
+        # 61 layers cache a latent of 512 + 64 and an index key of 128 per token
+        ("deepseek-v3.2", 61 * 576 * 2, 61 * 128 * 2, 0),
+        # 60 layers of 4 KV heads of 128; 57 keep an index key of 128 as well
+        ("minimax-m3", 60 * 2 * 4 * 128 * 2, 57 * 128 * 2, 0),
+        # The last 15 of 35 layers read an earlier cache
+        ("gemma-3n-e4b", 20 * 2 * 2 * 256 * 2, 0, 0),
+    ],
+)
+def test_caches_and_states_by_hand(name, kv_bytes, index_bytes, state_bytes):
+    assert kv_index_state(read(name)) == (kv_bytes, index_bytes, state_bytes)
 
 
-def test_kimi_linear_by_hand():
-    """7 of 27 layers cache a latent of 512 + 64; 20 keep 32 matrices of 128 x 128 in fp32 and three tokens of queries,
-    keys and values in bf16."""
-    kv = 7 * (512 + 64) * 2
-    state = 20 * (32 * 128 * 128 * 4 + 3 * 3 * 32 * 128 * 2)
-    assert kv_index_state(read("kimi-linear-48b-a3b")) == (kv, 0, state)
-
-
-def test_nemotron_3_nano_by_hand():
-    """6 attention blocks of 2 KV heads of 128; 23 Mamba-2 blocks of 64 heads x 64 x state 128 in fp32, and three tokens
-    of 64 x 64 + 2 x 8 x 128 channels in bf16."""
-    kv = 6 * 2 * 2 * 128 * 2
-    state = 23 * (64 * 64 * 128 * 4 + 3 * (64 * 64 + 2 * 8 * 128) * 2)
-    assert kv_index_state(read("nemotron-h")) == (kv, 0, state)
-
-
-def test_lfm2_by_hand():
-    """6 attention layers of 8 KV heads of 64; 10 convolutions that keep two tokens of 2,048 channels."""
-    assert kv_index_state(read("lfm2-1.2b")) == (6 * 2 * 8 * 64 * 2, 0, 10 * 2 * 2048 * 2)
-
-
-def test_minimax_text_01_by_hand():
-    """10 attention layers of 8 KV heads of 128; 70 lightning layers of 64 matrices of 128 x 128 in fp32."""
-    assert kv_index_state(read("minimax-text-01")) == (10 * 2 * 8 * 128 * 2, 0, 70 * 64 * 128 * 128 * 4)
-
-
-def test_deepseek_v3_2_by_hand():
-    """61 layers cache a latent of 512 + 64 and an index key of 128 per token."""
-    assert kv_index_state(read("deepseek-v3.2")) == (61 * 576 * 2, 61 * 128 * 2, 0)
+def test_states_take_the_stated_dtype():
+    name = "qwen3-next-80b-a3b"
+    assert kv_index_state(read(name, mamba_ssm_dtype="bfloat16"))[2] < kv_index_state(read(name))[2]
 
 
 def test_layers_that_share_an_indexer_cache_no_index_keys():
@@ -168,11 +164,6 @@ def test_deepseek_v4_pro_at_a_million_tokens_is_the_published_9_62_gib():
     assert total / 1024**3 == pytest.approx(9.62, abs=0.01)
 
 
-def test_minimax_m3_by_hand():
-    """60 layers of 4 KV heads of 128; 57 keep an index key of 128 as well."""
-    assert kv_index_state(read("minimax-m3")) == (60 * 2 * 4 * 128 * 2, 57 * 128 * 2, 0)
-
-
 def test_gemma_4_31b_is_not_read_as_a_plain_llama():
     """At 131,072 tokens: 10 global layers of 4 KV heads of 512, 50 windows of 1,024 with 16 heads of 256: 11.6 GB. As
     wide as the local layers it would be 22.3 GB."""
@@ -192,11 +183,6 @@ def test_mimo_v2_by_hand():
     assert kv_index_state(architecture)[0] == (9 * 4 + 39 * 8) * (192 + 128) * 2
     assert architecture.mtp.count == 3
     assert architecture.mtp.parameters(4096) / 3 == pytest.approx(0.33e9, rel=0.02)
-
-
-def test_gemma_3n_caches_only_layers_of_its_own():
-    """The last 15 of 35 layers read an earlier cache."""
-    assert kv_index_state(read("gemma-3n-e4b"))[0] == 20 * 2 * 2 * 256 * 2
 
 
 def test_nemotron_nas_blocks_by_hand():

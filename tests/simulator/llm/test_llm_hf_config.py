@@ -160,20 +160,6 @@ def test_windows_follow_the_family(change, expected):
     assert windows(LLAMA | change) == expected
 
 
-@pytest.mark.parametrize(
-    ("change", "sparse"),
-    [
-        ({}, [True] * 4),
-        ({"decoder_sparse_step": 2}, [False, True, False, True]),
-        ({"mlp_only_layers": [0, 3]}, [False, True, True, False]),
-    ],
-)
-def test_sparse_layers_of_qwen(change, sparse):
-    groups = from_hf_config(MOE | change).layer_groups
-    counts = {isinstance(group.layer.feed_forward, MoeMlp): group.count for group in groups}
-    assert counts == {kind: sparse.count(kind) for kind in set(sparse)}
-
-
 def test_sparse_layers_of_deepseek():
     groups = from_hf_config(DEEPSEEK).layer_groups
     assert [(isinstance(g.layer.feed_forward, MoeMlp), g.count) for g in groups] == [(False, 1), (True, 3)]

@@ -29,6 +29,7 @@ def sparse(config):
         (LLAMA4 | {"interleave_moe_layer_step": 2}, 2),
         (MOE, 4),
         (MOE | {"mlp_only_layers": [0]}, 3),
+        (MOE | {"decoder_sparse_step": 2}, 2),
         (MOE | {"decoder_sparse_step": 4}, 1),
         (DEEPSEEK, 3),
         (DEEPSEEK | {"mlp_layer_types": ["dense", "sparse", "dense", "sparse"]}, 2),

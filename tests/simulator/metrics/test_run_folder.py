@@ -200,14 +200,24 @@ def test_ended_by_the_system_nothing_half_written_stays(scenario, two_runs, tmp_
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
-def test_what_a_killed_process_left_is_removed(tmp_path):
+def test_what_a_killed_process_left_is_removed(tmp_path, monkeypatch):
+    """By the next one that writes in that folder, or that needs a scratch folder there."""
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    for owner in (ended.pid, os.getpid()):
-        (tmp_path / f".forerun-{owner}-x.tmp").mkdir()
+
+    def leave():
+        for owner in (ended.pid, os.getpid()):
+            (tmp_path / f".forerun-{owner}-x.tmp").mkdir(exist_ok=True)
+
+    leave()
     with StagedFiles(tmp_path) as staged:
         staged.add_text("a", "")
     assert sorted(path.name for path in tmp_path.iterdir()) == [f".forerun-{os.getpid()}-x.tmp", "a"]
+    leave()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with scratch_folder() as place:
+        assert {path.name for path in tmp_path.iterdir()} == {f".forerun-{os.getpid()}-x.tmp", "a", place.name}
+    assert not place.exists()
 
 
 def test_one_process_may_lock_twice(tmp_path):
@@ -234,17 +244,3 @@ def test_a_full_disk_names_the_file(tmp_path, folder):
 def test_a_full_device_is_one_line_with_its_name(tmp_path, capsys):
     assert main(["chips", "show", "h100-sxm", "--json", "/dev/full"]) == 2
     assert capsys.readouterr().err == "forerun: /dev/full: No space left on device\n"
-
-
-def test_what_killed_processes_left_is_removed(tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    dead = subprocess.Popen([sys.executable, "-c", ""])
-    dead.wait()
-    left, living = (tmp_path / f".forerun-{number}-x.tmp" for number in (dead.pid, os.getpid()))
-    left.mkdir()
-    living.mkdir()
-    with scratch_folder() as place:
-        assert place.is_dir()
-        assert not left.exists()
-        assert living.exists()
-    assert not place.exists()

@@ -3,14 +3,7 @@
 import json
 
 from simulator.cli import main
-from validation.speculation import (
-    Comparison,
-    Unpredicted,
-    case_of,
-    compare_row,
-    curve_scores,
-    load_published,
-)
+from validation.speculation import Comparison, Unpredicted, case_of, compare_row, curve_scores, load_published
 
 ROWS = load_published()
 

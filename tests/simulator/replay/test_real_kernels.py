@@ -13,6 +13,7 @@ from simulator.replay.calibrate import calibrate
 from simulator.replay.fit import core_rows, family_rows
 from simulator.replay.kernels import trace_library
 from traces.kernels import concatenate, read_kernels
+from validation import tables as tables  # lets read_kernels read them
 
 SPLIT = Split(0.7, 1)
 CHIPS = {"h100-sxm": "h100_sxm", "a100-sxm-80gb": "a100_sxm"}

@@ -9,15 +9,7 @@ from made_kernels import attention_rows, gemm_rows, measured
 from forerun.errors import ForerunError
 from hwprofiles import KernelLibrary, load_chip
 from simulator.cli import main
-from simulator.replay import (
-    Split,
-    exceeded,
-    parse_limit,
-    parse_split,
-    predict_table,
-    replay_kernels,
-    training_rows,
-)
+from simulator.replay import Split, exceeded, parse_limit, parse_split, predict_table, replay_kernels, training_rows
 from simulator.replay.replay_tables import cold_words
 from traces.kernels import KernelTable, concatenate, make_table, words
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 from scipy.optimize import brentq
@@ -17,7 +17,6 @@ from simulator.speculation.level_decay import AcceptanceFit, extended
 from simulator.speculation.proposal import OTHER_RANKS, draft_survival, expanded_nodes, proposal, tree_survival
 from simulator.speculation.speculation_config import AcceptanceConfig, TreeConfig
 from simulator.speculation.tree import (
-    ROOT,
     GrowthPlan,
     chain,
     checked_rates,
@@ -37,14 +36,20 @@ class TestSpread:
         assert first.std() == pytest.approx(variance**0.5, rel=0.02)
         assert (np.diff(first) > 0).all()
 
-    @pytest.mark.parametrize("survival", [[0.7], [0.8, 0.5, 0.2], [0.9, 0.9, 0.1, 0.0], [1.0, 0.5]])
-    def test_counters_pool_to_what_was_requested(self, survival):
+    @pytest.mark.parametrize(
+        "survival",
+        [
+            *([0.7], [0.8, 0.5, 0.2], [0.9, 0.9, 0.1, 0.0], [0.9, 0.9, 0.0], [0.5, 0.0], [0.99, 0.98, 0.97]),
+            *([1.0, 0.5], [1 - 1e-9], [0.7, 0.7 - 1e-10], [0.7, 1e-12], [0.7, 0.7]),  # certain, or nearly
+        ],
+    )
+    @pytest.mark.parametrize("share", [0.3, 0.9])
+    def test_counters_pool_to_what_was_requested(self, survival, share):
         """A request of class c needs 1 / length drafts for each token, and so many of them show in the counters."""
         survival = np.array(survival)
-        spread = 0.5 * widest_spread(float(survival[0])) if survival[0] < 1 else 0.0
-        classes = request_classes(survival, spread)
+        classes = request_classes(survival, share * widest_spread(float(survival[0])))
         drafts = 1 / (1 + classes.sum(axis=1))
-        assert_allclose((classes * drafts[:, None]).sum(axis=0) / drafts.sum(), survival, atol=1e-9)
+        assert_allclose((classes * drafts[:, None]).sum(axis=0) / drafts.sum(), survival, atol=1e-8)
         assert classes.shape == (CLASSES, len(survival))
         assert (np.diff(classes, axis=1) <= 1e-15).all()
 
@@ -56,13 +61,6 @@ class TestSpread:
             ForerunError, match=r"too wide for a first position accepted in 70\.0 % of drafts: at most 0\.437"
         ):
             request_classes(np.array([0.7]), widest_spread(0.7) + 1e-6)
-
-    @pytest.mark.parametrize("survival", [[1 - 1e-9], [0.7, 0.7 - 1e-10], [0.7, 1e-12], [0.7, 0.7]])
-    def test_rates_next_to_certain_pool_as_well(self, survival):
-        spread = 0.3 * widest_spread(survival[0])
-        classes = request_classes(np.array(survival), spread)
-        drafts = 1 / (1 + classes.sum(axis=1))
-        assert_allclose((classes * drafts[:, None]).sum(axis=0) / drafts.sum(), survival, atol=1e-8)
 
     def test_what_is_handed_out_can_be_changed_without_harm(self):
         one = request_classes(np.array([0.7]), 0.1)
@@ -210,13 +208,6 @@ class TestProposals:
             reached += (1 - reached) * catch
             assert reached == pytest.approx(among, abs=2e-4)
 
-    @pytest.mark.parametrize("requested", [1.0, 1.3, 2.1])
-    def test_a_measured_length_is_met_by_a_static_tree(self, requested):
-        config = {"method": "medusa", "tree": "medusa-63", "acceptance": {"acceptance_length": requested, "decay": 0.9}}
-        survival = draft_survival(SpeculationConfig.model_validate(config))
-        assert 1 + survival.sum() == pytest.approx(requested, abs=1e-9)
-        assert (np.diff(survival) <= 1e-12).all()
-
     @pytest.mark.parametrize(("requested", "decay"), [(2.9, 1.0), (2.1, 0.9), (2.6, 0.8)])
     def test_it_is_met_by_the_level_of_the_first_candidates(self, requested, decay):
         """Not by any other shape: the siblings' share of what is missed depends on the level."""
@@ -253,15 +244,6 @@ class TestProposals:
             draft_survival(SpeculationConfig.model_validate(config))
         config["acceptance"] = {"acceptance_length": 2.0}
         assert draft_survival(SpeculationConfig.model_validate(config)).tolist() == [1.0]
-
-    def test_a_tree_that_is_a_chain_is_one(self):
-        as_tree = {"method": "eagle", "tree": {"choices": [[0], [0, 0]]}, "acceptance": {"acceptance_length": 2.2}}
-        as_chain = {"method": "eagle", "num_speculative_tokens": 2, "acceptance": {"acceptance_length": 2.2}}
-        result = [draft_survival(SpeculationConfig.model_validate(config)) for config in (as_tree, as_chain)]
-        assert_allclose(*result)
-        assert proposal(SpeculationConfig.model_validate(as_tree)) == proposal(
-            SpeculationConfig.model_validate(as_chain)
-        )
 
 
 CURVE = {"name": "made", "method": "eagle", "target": "t", "task": "made", "source": "made"}
@@ -389,11 +371,3 @@ class TestClosedForms:
             for length in (1.0 - 1e-9, tokens + 1 + 1e-9):
                 with pytest.raises(ForerunError, match="between 1 and"):
                     iid_alpha(length, tokens)
-
-
-@settings(max_examples=30)
-@given(st.integers(1, 30))
-def test_chains_hang_one_on_the_other(tokens):
-    tree = chain(tokens)
-    assert tree.parents == (ROOT, *range(tokens - 1))
-    assert tree.depth == tree.num_nodes == tokens

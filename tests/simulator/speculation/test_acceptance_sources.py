@@ -18,7 +18,6 @@ from simulator.speculation import (
     sampler_of,
     survival_rates,
 )
-from simulator.speculation.acceptance import request_classes, widest_spread
 
 EAGLE3 = "eagle3-llama-3.1-8b-mt-bench"
 VLLM_LINE = (
@@ -106,29 +105,6 @@ def test_rates_are_extrapolated_only_when_requested():
     )
 
 
-def test_what_is_never_accepted_stays_so():
-    for rates in ([0.6, 0.0, 0.0], [0.0, 0.0]):
-        deep = survival_rates(section(per_position=rates, extrapolate=True), 5)
-        assert_array_equal(deep, [rates[0], 0, 0, 0, 0])
-
-
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        ({"alpha": 0.7, "curve": EAGLE3}, "give exactly one of .* \\(got alpha, curve\\)"),
-        ({"curve": "eagle3-llama-3.1-8b"}, "no acceptance curve .*; did you mean"),
-        ({"curve": EAGLE3, "decay": 0.9}, "curve has a decay of its own"),
-        ({"alpha": 0.7, "extrapolate": True}, "remove extrapolate"),
-        ({"conditional": [0.7], "extrapolate": True}, "two positions or more"),
-        ({"alpha": 0.7, "decay": 0.0}, "greater than 0"),
-        ({"alpha": 0.7, "spread": 0.6}, "less than 0.5"),
-    ],
-)
-def test_faulty_sections_are_refused(values, words):
-    with pytest.raises(ValidationError, match=words):
-        section(**values)
-
-
 def test_a_curve_that_is_too_short_is_detected_when_the_scenario_is_read():
     block = {"method": "draft-model", "draft": {"model": "llama-3.2-1b"}, "num_speculative_tokens": 9}
     with pytest.raises(ValidationError, match=r"acceptance\.curve has 7 positions.*acceptance\.extrapolate: true"):
@@ -189,14 +165,6 @@ def test_spread_of_zero_draws_what_no_spread_draws():
 def test_too_wide_a_spread_is_refused():
     with pytest.raises(ForerunError, match=r"speculation\.acceptance\.spread 0\.3 is too wide .* at most 0\.2"):
         acceptance_sampler(section(alpha=0.95, spread=0.3), 4, 3)
-
-
-@pytest.mark.parametrize("rates", [[0.9, 0.9, 0.0], [0.5, 0.0], [0.99, 0.98, 0.97]])
-def test_extreme_rates_keep_their_counters(rates):
-    classes = request_classes(np.array(rates), 0.9 * widest_spread(rates[0]))
-    drafts = 1 / (1 + classes.sum(axis=1))
-    assert_allclose((drafts / drafts.sum()) @ classes, rates, atol=1e-9)
-    assert (np.diff(np.concatenate((np.ones((len(classes), 1)), classes), axis=1)) <= 1e-12).all()
 
 
 def test_both_engine_paths_agree_on_requests_that_differ():

@@ -149,12 +149,9 @@ def test_s_has_an_optimum_and_lambda_is_paid_in_error():
         ({}, "give one of hit_rate, hit_rate_by_context, task"),
         ({"hit_rate": 0.5, "task": "gsm8k"}, "give one of"),
         ({"hit_rate": 0.5, "lambda": 1.1}, "beyond 1 nothing is verified"),
-        ({"hit_rate": 1.5}, "less than or equal to 1"),
         ({"hit_rate_by_context": [[1024, 0.9], [512, 0.8]]}, "contexts must rise"),
         ({"hit_rate_by_context": [[1024, 1.9]]}, "no .context in tokens, hit rate. pair"),
         ({"hit_rate": 0.5, "reading": "never"}, "next-attention"),
-        ({"hit_rate": 0.5, "window_tokens": 0}, "greater than 0"),
-        ({"hit_rate": 0.5, "sync_s": 25.0}, "less than 1"),
         ({"hit_rate": 0.5, "sync_us": 25.0}, "not permitted"),
         ({"hit_rate": 0.5, "batch_correlation": 0.3}, "set verification: every-query or per-request"),
         (

@@ -1,7 +1,6 @@
 """Parts of a layer under attention-level speculation, each by hand, and what the event model writes down."""
 
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -144,10 +143,6 @@ class TestWhatIsWrittenDown:
                 assert any(name in ("post", "skip post") for name in names[2])
         assert not any("next pre" in bar.work for bar in self.bars([True, True], "same-layer"))
 
-    def test_roles_swap_at_a_hit_and_stay_at_a_miss(self):
-        for reading in ("next-attention", "same-layer", "pipelined"):
-            assert simulate_pass(TIMES, [True, True, False, False, True], reading).senders == (0, 1, 0, 0, 0)
-
     def test_synchronisation_in_its_three_messages(self):
         """A fifth, 52 % and 28 %, one after the other on the link, as 5, 13 and 7 us of 25."""
         assert SyncParts() == (5 / 25, 13 / 25, 7 / 25)
@@ -155,24 +150,6 @@ class TestWhatIsWrittenDown:
         assert [bar.work for bar in bars] == ["priority swap", "residual swap", "kv rows"]
         assert_allclose([bar.end_s - bar.start_s for bar in bars], [0.2, 0.52, 0.28])
         assert_allclose([bar.start_s for bar in bars[1:]], [bar.end_s for bar in bars[:-1]])
-
-    def test_work_after_a_miss_is_thrown_away(self):
-        """The receiver has run its guess from 2.5 to the verdict at 11.25 and keeps none of it."""
-        missed = [bar for bar in self.bars([False, False], "next-attention") if not bar.kept]
-        assert missed
-        assert {bar.lane for bar in missed} <= {"group 1", "link"}
-        assert all(bar.kept for bar in self.bars([True, True], "next-attention"))
-
-    def test_no_lane_does_two_things_at_once(self):
-        for reading in ("next-attention", "same-layer"):
-            for hits in ([True, False, True], [False, True, True]):
-                for lane in ("group 0", "group 1", "link"):
-                    bars = sorted((b.start_s, b.end_s) for b in self.bars(hits, reading) if b.lane == lane)
-                    assert all(end <= start + 1e-12 for (_, end), (start, _) in pairwise(bars))
-
-    def test_a_pass_has_a_layer(self):
-        with pytest.raises(ForerunError, match="at least one layer"):
-            simulate_pass(TIMES, [], "same-layer")
 
 
 class TestLimitsOfALayer:
@@ -271,8 +248,6 @@ class TestTheDocumentedSet:
         for value in (0.9, 2.1):
             with pytest.raises(ForerunError, match="lies outside its range 1 to 2"):
                 Parameter("x", value, 1.0, 2.0, "what", "made")
-        with pytest.raises(ForerunError, match="no parameter 'sync'; did you mean 'sync_s'"):
-            SET.values({"sync": 1.0})
 
 
 class TestChunks:

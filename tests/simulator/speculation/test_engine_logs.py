@@ -61,34 +61,6 @@ def test_vllm_lines_give_the_counts_behind_them(written):
     assert log.acceptance_length == pytest.approx(1 + 104 / 55, abs=2e-3)
 
 
-def test_lines_weigh_by_their_drafts(written):
-    """300 drafts that accept everything and 100 that accept nothing: 75 %."""
-
-    def line(accepted, drafted, rates):
-        return (
-            f"SpecDecoding metrics: Mean acceptance length: 2.00, Accepted: {accepted} tokens, "
-            f"Drafted: {drafted} tokens, Per-position acceptance rate: {rates}, Avg Draft acceptance rate: nan%"
-        )
-
-    log = read_acceptance(written([line(600, 600, "1.000, 1.000"), line(0, 200, "0.000, 0.000")]))
-    assert log.per_position == (0.75, 0.75)
-    assert log.num_drafts == 400
-    assert log.acceptance_length == 2.5
-
-
-def test_a_changing_number_of_positions_is_refused_with_the_line(written):
-    shorter = VLLM_LINE.replace("0.691, 0.491, 0.291, 0.182, 0.164, 0.073", "0.691, 0.491")
-    with pytest.raises(ForerunError, match=r"engine\.log:2: the number of positions changes to 2"):
-        read_acceptance(written([VLLM_LINE, shorter]))
-
-
-def test_prometheus_counters(written):
-    log = read_acceptance(written(SCRAPE % (1000, 2000, 1100, 700, 400)))
-    assert (log.format, log.records, log.num_speculative_tokens) == ("vllm-prometheus", 1, 2)
-    assert log.per_position == (0.7, 0.4)
-    assert log.acceptance_length == pytest.approx(2.1)
-
-
 def test_two_scrapes_leave_what_happened_between(written):
     text = SCRAPE % (1000, 2000, 1100, 700, 400) + SCRAPE % (3000, 6000, 3300, 2300, 1000)
     log = read_acceptance(written(text))
@@ -132,12 +104,6 @@ def test_sglang_lines_weigh_by_their_running_requests(written):
     assert (log.format, log.records, log.num_speculative_tokens) == ("sglang-log", 2, 3)
     assert log.acceptance_length == pytest.approx((8 * 2.0 + 24 * 3.0) / 32)
     assert log.per_position is None
-
-
-def test_a_tree_of_sglang_is_not_taken_for_a_chain(written):
-    tree = SGLANG_ARGUMENTS.replace("eagle_topk=1", "eagle_topk=4")
-    assert read_acceptance(written([tree, *SGLANG_LINES])).num_speculative_tokens is None
-    assert read_acceptance(written(SGLANG_LINES)).num_speculative_tokens is None
 
 
 @pytest.mark.parametrize(

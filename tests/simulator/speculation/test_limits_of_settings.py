@@ -14,6 +14,7 @@ from simulator.speculation.speculation_config import AcceptanceConfig, DraftConf
 
 CURVE = {"name": "made", "method": "eagle", "target": "t", "task": "made", "source": "made"}
 TREE = {"depth": 4, "top_k": 3, "nodes": 15}
+EAGLE3 = "eagle3-llama-3.1-8b-mt-bench"
 CHAIN = {"method": "ngram", "acceptance": {"alpha": 0.5}}
 LIMITS = [
     # section, the rest of it, field, taken, refused
@@ -109,117 +110,127 @@ def test_the_first_value_outside_is_refused(section, rest, field, value):
     assert len(caught.value.errors()) >= 1
 
 
-def speculation(**fields):
-    return SpeculationConfig.model_validate({"method": "eagle3", "acceptance": {"alpha": 0.5}, **fields})
+TOKENS = {"num_speculative_tokens": 3}
+RANKS = {"other_ranks": [0.3, 0.2]}
 
 
-class TestWhatGoesTogether:
-    def test_a_chain_or_a_tree(self):
-        assert speculation(num_speculative_tokens=3).depth == 3
-        assert speculation(tree=TREE).depth == 4
-        assert speculation(tree={**TREE, "nodes": 2}).depth == 2
-        assert speculation(tree="medusa-63").depth == 4
-        for inputs, words in (({}, "got neither"), ({"num_speculative_tokens": 3, "tree": TREE}, "got both")):
-            with pytest.raises(ValidationError, match=f"needs num_speculative_tokens or tree .{words}"):
-                speculation(**inputs)
-        with pytest.raises(
-            ValidationError, match="'ngram' drafts a chain; give num_speculative_tokens instead of tree"
-        ):
-            speculation(method="ngram", tree=TREE)
+def speculation(method="eagle3", **fields):
+    return SpeculationConfig.model_validate({"method": method, "acceptance": {"alpha": 0.5}, **fields})
 
-    def test_none_needs_nothing(self):
-        off = SpeculationConfig(method="none")
-        assert off.depth == 0
-        assert SpeculationConfig(method="none", tree={"name": "medusa-63"}, num_speculative_tokens=3).depth == 4
 
-    def test_policies_beside_a_tree(self):
-        for name in ("fixed", "disable-above-batch"):
-            assert speculation(tree=TREE, policy=name).policy == name
-        for name in ("batch-table", "goodput", "ema"):
-            assert speculation(num_speculative_tokens=3, policy=name).policy == name
-            with pytest.raises(ValidationError, match=f"policy '{name}' shortens a chain"):
-                speculation(tree=TREE, policy=name)
+@pytest.mark.parametrize(
+    ("method", "fields", "words"),
+    [
+        ("eagle3", {}, "needs num_speculative_tokens or tree .got neither"),
+        ("eagle3", {**TOKENS, "tree": TREE}, "needs num_speculative_tokens or tree .got both"),
+        ("ngram", {}, "needs num_speculative_tokens .got neither"),
+        ("ngram", {"tree": TREE}, "'ngram' drafts a chain; give num_speculative_tokens instead of tree"),
+        ("eagle", {"tree": "eagle-26"}, "no tree 'eagle-26'; did you mean 'eagle-25'?"),
+        ("eagle", {"tree": {"choices": [[0, 0]]}}, "hangs on .0."),
+        ("eagle", {**TOKENS, "acceptance": None}, "forerun workloads curves lists them"),
+        *(
+            ("eagle3", {"tree": TREE, "policy": name}, f"policy '{name}' shortens a chain")
+            for name in ("batch-table", "goodput", "ema")
+        ),
+        *(
+            ("eagle3", {**rest, "acceptance": {source: [0.7, 0.5]}}, f"{source} has 2 positions, {words}")
+            for source in ("per_position", "conditional")
+            for rest, words in ((TOKENS, "num_speculative_tokens is 3"), ({"tree": TREE}, "the tree's depth is 4"))
+        ),
+        ("eagle3", {**TOKENS, "acceptance": {"alpha": 0.5, **RANKS}}, "other_ranks goes with tree"),
+        (
+            "eagle3",
+            {"tree": TREE, "acceptance": {"per_position": [0.7, 0.5, 0.3, 0.2], **RANKS}},
+            "no use beside per_position, which counts all ranks",
+        ),
+        ("medusa", {**TOKENS, "draft": {"model": "x"}}, r"'medusa' has no use for draft\.model"),
+        ("eagle", {**TOKENS, "draft": {"draft_vocab_size": 9}}, r"no use for draft\.draft_vocab_size"),
+        ("ngram", {**TOKENS, "draft": {"num_layers": 1}}, r"no use for draft\.num_layers"),
+        ("draft-model", TOKENS, "needs draft: .model"),
+        ("draft-model", {**TOKENS, "draft": {"step_s": 0.0}}, "needs draft: .model"),
+        ("mtp", {"tree": TREE, "draft": {"modules": "separate"}}, "separate modules draft a chain"),
+        ("eagle3", {**TOKENS, "draft": {"link": "infiniband-ndr"}}, "link goes with chip"),
+        ("eagle3", {**TOKENS, "draft": {"overlap": 0.5}}, "overlap goes with chip"),
+    ],
+)
+def test_speculation_of_parts_that_do_not_fit_is_refused(method, fields, words):
+    with pytest.raises(ValidationError, match=words):
+        speculation(method, **fields)
 
-    def test_rates_must_reach_the_depth_or_be_continued(self):
-        for source in ("per_position", "conditional"):
-            two = {source: [0.7, 0.5]}
-            assert speculation(num_speculative_tokens=2, acceptance=two).acceptance.positions == 2
-            with pytest.raises(ValidationError, match=f"{source} has 2 positions, num_speculative_tokens is 3"):
-                speculation(num_speculative_tokens=3, acceptance=two)
-            with pytest.raises(ValidationError, match=f"{source} has 2 positions, the tree's depth is 4"):
-                speculation(tree=TREE, acceptance=two)
-            speculation(num_speculative_tokens=3, acceptance={**two, "extrapolate": True})
-            with pytest.raises(ValidationError, match="extrapolate needs two positions or more"):
-                AcceptanceConfig.model_validate({source: [0.7], "extrapolate": True})
-        assert AcceptanceConfig(alpha=0.5).positions is None
 
-    def test_other_ranks_go_with_trees_and_sources_of_first_candidates(self):
-        ranks = {"other_ranks": [0.3, 0.2]}
-        speculation(tree=TREE, acceptance={"alpha": 0.5, **ranks})
-        speculation(tree=TREE, acceptance={"acceptance_length": 2.0, **ranks})
-        with pytest.raises(ValidationError, match="other_ranks goes with tree"):
-            speculation(num_speculative_tokens=3, acceptance={"alpha": 0.5, **ranks})
-        with pytest.raises(ValidationError, match="no use beside per_position, which counts all ranks"):
-            speculation(tree=TREE, acceptance={"per_position": [0.7, 0.5, 0.3, 0.2], **ranks})
+@pytest.mark.parametrize(
+    ("method", "fields", "depth"),
+    [
+        ("eagle3", TOKENS, 3),
+        ("eagle3", {"tree": TREE}, 4),
+        ("eagle3", {"tree": {**TREE, "nodes": 2}}, 2),
+        ("eagle3", {"tree": "medusa-63"}, 4),
+        ("none", {"acceptance": None}, 0),
+        ("none", {"acceptance": None, "tree": {"name": "medusa-63"}, **TOKENS}, 4),
+        ("eagle3", {"tree": TREE, "policy": "fixed"}, 4),
+        ("eagle3", {"tree": TREE, "policy": "disable-above-batch"}, 4),
+        ("eagle3", {**TOKENS, "policy": "goodput"}, 3),
+        ("eagle3", {**TOKENS, "acceptance": {"per_position": [0.7, 0.5], "extrapolate": True}}, 3),
+        ("eagle3", {**TOKENS, "acceptance": {"conditional": [0.7, 0.5], "extrapolate": True}}, 3),
+        ("eagle3", {"tree": TREE, "acceptance": {"alpha": 0.5, **RANKS}}, 4),
+        ("eagle3", {"tree": TREE, "acceptance": {"acceptance_length": 2.0, **RANKS}}, 4),
+        ("mtp", {"tree": TREE, "draft": {"modules": "shared"}}, 4),
+        ("mtp", {**TOKENS, "draft": {"modules": "separate"}}, 3),
+        ("ngram", {**TOKENS, "draft": {"model": None}}, 3),
+    ],
+)
+def test_parts_that_fit_draft_so_deep(method, fields, depth):
+    assert speculation(method, **fields).depth == depth
 
-    def test_what_a_method_has_no_use_for(self):
-        with pytest.raises(ValidationError, match=r"'medusa' has no use for draft\.model"):
-            speculation(method="medusa", num_speculative_tokens=3, draft={"model": "x"})
-        with pytest.raises(ValidationError, match=r"needs draft: .model"):
-            speculation(method="draft-model", num_speculative_tokens=3)
-        with pytest.raises(ValidationError, match=r"needs draft: .model"):
-            speculation(method="draft-model", num_speculative_tokens=3, draft={"step_s": 0.0})
-        with pytest.raises(ValidationError, match="separate modules draft a chain"):
-            speculation(method="mtp", tree=TREE, draft={"modules": "separate"})
-        speculation(method="mtp", tree=TREE, draft={"modules": "shared"})
-        speculation(method="mtp", num_speculative_tokens=3, draft={"modules": "separate"})
-        speculation(method="ngram", num_speculative_tokens=3, draft={"model": None})
-        for name, value in (("link", "infiniband-ndr"), ("overlap", 0.5)):
-            with pytest.raises(ValidationError, match=f"{name} goes with chip"):
-                speculation(num_speculative_tokens=3, draft={name: value})
 
-    def test_what_a_source_of_acceptance_has_no_use_for(self):
-        for fields, words in (
-            ({"per_position": [0.5], "decay": 0.9}, "per_position has a decay of its own"),
-            ({"conditional": [0.5], "alpha": 0.9}, "exactly one of"),
-            ({"decay": 0.9}, "got none"),
-            ({"alpha": 0.5, "context_from": 10}, "context_from goes with context_decay"),
-            ({"alpha": 0.5, "extrapolate": True}, "holds for any number of positions"),
-            ({"acceptance_length": 2.0, "extrapolate": True}, "holds for any number of positions"),
-        ):
-            with pytest.raises(ValidationError, match=words):
-                AcceptanceConfig.model_validate(fields)
-        with pytest.raises(ValidationError, match=r"rises at position 3 \(0.4 to 0.5\)"):
-            AcceptanceConfig(per_position=[0.5, 0.4, 0.5])
+@pytest.mark.parametrize(
+    ("section", "fields", "words"),
+    [
+        (AcceptanceConfig, {"per_position": [0.5], "decay": 0.9}, "per_position has a decay of its own"),
+        (AcceptanceConfig, {"curve": EAGLE3, "decay": 0.9}, "curve has a decay of its own"),
+        (AcceptanceConfig, {"curve": "eagle3-llama-3.1-8b"}, "no acceptance curve .*; did you mean"),
+        (AcceptanceConfig, {"conditional": [0.5], "alpha": 0.9}, "exactly one of .* .got conditional, alpha"),
+        (AcceptanceConfig, {"decay": 0.9}, "got none"),
+        (AcceptanceConfig, {"alpha": 0.5, "context_from": 10}, "context_from goes with context_decay"),
+        (
+            AcceptanceConfig,
+            {"alpha": 0.5, "extrapolate": True},
+            "holds for any number of positions; remove extrapolate",
+        ),
+        (AcceptanceConfig, {"acceptance_length": 2.0, "extrapolate": True}, "holds for any number of positions"),
+        (AcceptanceConfig, {"per_position": [0.7], "extrapolate": True}, "extrapolate needs two positions or more"),
+        (AcceptanceConfig, {"conditional": [0.7], "extrapolate": True}, "extrapolate needs two positions or more"),
+        (AcceptanceConfig, {"per_position": [0.5, 0.4, 0.5]}, r"rises at position 3 \(0.4 to 0.5\)"),
+        (PolicyConfig, {"name": "fixed", "switch_s": 1e-3}, "'fixed' has no use for switch_s .it takes no parameters"),
+        (PolicyConfig, {"name": "goodput", "batch": 3}, "'goodput' has no use for batch .it takes prior, window"),
+        (PolicyConfig, {"name": "ema", "candidates": {"x": [0, 1]}}, "valid integer"),
+        (
+            PolicyConfig,
+            {"name": "batch-table", "table": [[1, 2, 1]], "num_speculative_tokens_per_batch_size": [[1, 9, 2]]},
+            "Extra inputs",
+        ),
+        (TreeConfig, {}, "got none"),
+        (TreeConfig, {"name": "medusa-63", "choices": [[0]]}, "got name, choices"),
+        (TreeConfig, {"name": "medusa-63", "depth": 3}, "got name, depth"),
+        (TreeConfig, {"depth": 3, "top_k": 2}, "nodes missing"),
+        (TreeConfig, {"concentration": 2.0}, "depth, top_k, nodes missing"),
+    ],
+)
+def test_fields_that_do_not_go_together_are_refused(section, fields, words):
+    with pytest.raises(ValidationError, match=words):
+        section.model_validate(fields)
 
-    def test_what_a_policy_has_no_use_for(self):
-        with pytest.raises(ValidationError, match=r"'fixed' has no use for switch_s \(it takes no parameters\)"):
-            PolicyConfig(name="fixed", switch_s=1e-3)
-        with pytest.raises(ValidationError, match=r"'goodput' has no use for batch \(it takes prior, window"):
-            PolicyConfig(name="goodput", batch=3)
-        for name in ("disable-above-batch", "batch-table", "goodput", "ema"):
-            assert PolicyConfig(name=name, while_off="follow", switch_s=1e-3).while_off == "follow"
 
-    def test_keys_of_json_are_numbers(self):
-        assert PolicyConfig.model_validate({"name": "ema", "candidates": {"8": [0, 1]}}).candidates == {8: [0, 1]}
-        with pytest.raises(ValidationError):
-            PolicyConfig.model_validate({"name": "ema", "candidates": {"x": [0, 1]}})
-        both = {"name": "batch-table", "table": [[1, 2, 1]], "num_speculative_tokens_per_batch_size": [[1, 9, 2]]}
-        with pytest.raises(ValidationError, match="Extra inputs"):
-            PolicyConfig.model_validate(both)
+def test_every_policy_that_changes_k_has_a_cost_of_doing_so():
+    for name in ("disable-above-batch", "batch-table", "goodput", "ema"):
+        assert PolicyConfig(name=name, while_off="follow", switch_s=1e-3).while_off == "follow"
+    assert PolicyConfig.model_validate({"name": "ema", "candidates": {"8": [0, 1]}}).candidates == {8: [0, 1]}
 
-    def test_trees_of_one_kind(self):
-        for fields, words in (
-            ({}, "got none"),
-            ({"name": "medusa-63", "choices": [[0]]}, "got name, choices"),
-            ({"name": "medusa-63", "depth": 3}, "got name, depth"),
-            ({"depth": 3, "top_k": 2}, "nodes missing"),
-            ({"concentration": 2.0}, "depth, top_k, nodes missing"),
-        ):
-            with pytest.raises(ValidationError, match=words):
-                TreeConfig.model_validate(fields)
-        assert TreeConfig(name="medusa-63").growth is None
-        assert TreeConfig(**TREE).static is None
-        assert TreeConfig(choices=[[0], [0, 0], [0, 0, 0]]).longest_path == 3
-        wide = TreeConfig(choices=[[i] for i in range(64)])
-        assert (wide.longest_path, wide.static.num_nodes) == (1, 64)
+
+def test_trees_of_one_kind():
+    assert AcceptanceConfig(alpha=0.5).positions is None
+    assert TreeConfig(name="medusa-63").growth is None
+    assert TreeConfig(**TREE).static is None
+    assert TreeConfig(choices=[[0], [0, 0], [0, 0, 0]]).longest_path == 3
+    wide = TreeConfig(choices=[[i] for i in range(64)])
+    assert (wide.longest_path, wide.static.num_nodes) == (1, 64)

@@ -63,8 +63,9 @@ class TestVllmLines:
         assert log.num_speculative_tokens == 3
 
     def test_the_first_line_sets_the_positions(self, read):
-        with pytest.raises(ForerunError, match=r"engine\.log:2: the number of positions changes to 1"):
-            read(vllm(120, 300, None, 2.5) + vllm(70, 100, [0.7]))
+        for first in (None, [0.7, 0.4, 0.1]):
+            with pytest.raises(ForerunError, match=r"engine\.log:2: the number of positions changes to 1"):
+                read(vllm(120, 300, first, 2.5) + vllm(70, 100, [0.7]))
 
 
 class TestRounding:

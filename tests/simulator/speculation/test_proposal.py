@@ -3,9 +3,7 @@
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
-from pydantic import ValidationError
 
-from forerun.errors import ForerunError
 from simulator.speculation import SpeculationConfig, draft_survival, survival_rates
 from simulator.speculation.proposal import OTHER_RANKS, proposal
 from simulator.speculation.tree import (
@@ -28,12 +26,6 @@ SOURCES = [
 
 def config(method="eagle", **fields):
     return SpeculationConfig.model_validate({"method": method, "acceptance": {"alpha": 0.7}} | fields)
-
-
-def complaint(method="eagle", **fields):
-    with pytest.raises(ValidationError) as caught:
-        config(method, **fields)
-    return str(caught.value.errors()[0]["msg"])
 
 
 @pytest.mark.parametrize("acceptance", SOURCES)
@@ -98,38 +90,3 @@ def test_a_grown_tree_averages_over_steps():
     rates = rates_by_rank([0.7] * 5, OTHER_RANKS)
     expected = grown_acceptance(GrowthPlan(5, 4, 20), rates, 2.0).survival
     assert_allclose(draft_survival(config("eagle2", tree=tree)), expected)
-
-
-@pytest.mark.parametrize(
-    ("method", "fields", "expected"),
-    [
-        ("eagle", {}, "needs num_speculative_tokens or tree (got neither)"),
-        ("eagle", {"num_speculative_tokens": 2, "tree": "eagle-25"}, "(got both)"),
-        ("ngram", {}, "needs num_speculative_tokens (got neither)"),
-        ("ngram", {"tree": "eagle-25"}, "drafts a chain; give num_speculative_tokens"),
-        ("eagle", {"tree": "eagle-26"}, "no tree 'eagle-26'; did you mean 'eagle-25'?"),
-        ("eagle", {"tree": {}}, "give one of name, choices, or depth with top_k and nodes (got none)"),
-        ("eagle", {"tree": {"depth": 3}}, "needs depth, top_k and nodes (top_k, nodes missing)"),
-        ("eagle", {"tree": {"name": "eagle-25", "depth": 3}}, "(got name, depth)"),
-        ("eagle", {"tree": {"choices": [[0, 0]]}}, "hangs on [0]"),
-        ("eagle", {"tree": "eagle-25", "acceptance": {"per_position": [0.5]}}, "the tree's depth is 5"),
-        ("eagle", {"num_speculative_tokens": 2, "acceptance": None}, "forerun workloads curves lists them"),
-        ("eagle", {"num_speculative_tokens": 2, "draft": {"draft_vocab_size": 9}}, "no use for draft.draft_vocab_size"),
-        ("ngram", {"num_speculative_tokens": 2, "draft": {"num_layers": 1}}, "no use for draft.num_layers"),
-        ("draft-model", {"num_speculative_tokens": 2}, "needs draft: {model: ...}"),
-        ("mtp", {"tree": "eagle-25", "draft": {"modules": "separate"}}, "separate modules draft a chain"),
-        ("eagle", {"num_speculative_tokens": 2, "draft": {"link": "nvlink4"}}, "link goes with chip"),
-        (
-            "eagle",
-            {"num_speculative_tokens": 2, "acceptance": {"alpha": 0.5, "other_ranks": [0.1]}},
-            "other_ranks goes with tree",
-        ),
-    ],
-)
-def test_what_does_not_fit_is_refused(method, fields, expected):
-    assert expected in complaint(method, **fields)
-
-
-def test_an_impossible_length_names_the_range():
-    with pytest.raises(ForerunError, match=r"acceptance_length 6.5 is impossible with this tree.*between 1 and 6.00"):
-        draft_survival(config(tree="eagle-25", acceptance={"acceptance_length": 6.5}))

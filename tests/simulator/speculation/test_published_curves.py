@@ -9,7 +9,6 @@ from scipy.optimize import least_squares
 
 from forerun.errors import ForerunError
 from simulator.speculation import LevelDecay, curve_names, fit_acceptance_lengths, load_curve
-from simulator.speculation.curves import UNLIMITED
 
 QWEN = {1: 1.93, 2: 2.73, 3: 3.39, 4: 3.97, 5: 4.41, 6: 4.8, 7: 5.04, 8: 5.21}
 """Qwen3.5-397B MTP, thinking on (InferenceX golden_al_distribution @843c625)."""
@@ -127,13 +126,8 @@ def test_every_curve_of_the_catalogue_is_sound():
             survival = curve.survival(tokens)
             assert len(survival) == tokens
             assert (np.diff(np.concatenate(([1.0], survival, [0.0]))) <= 1e-12).all(), name
-
-
-def test_a_curve_meets_its_published_lengths():
-    for name in curve_names():
-        curve = load_curve(name)
-        for tokens, length in (curve.lengths or {}).items():
-            assert 1 + curve.survival(tokens).sum() == pytest.approx(length, abs=1e-9), (name, tokens)
+            if tokens in (curve.lengths or {}):
+                assert 1 + survival.sum() == pytest.approx(curve.lengths[tokens], abs=1e-9), (name, tokens)
 
 
 def test_catalogue_equals_what_was_collected(shared_data):
@@ -166,10 +160,3 @@ def test_a_wrong_name_is_one_line_with_the_nearest():
     with pytest.raises(ForerunError, match=r"did you mean 'eagle3-llama-3\.1-8b-mt-bench'") as error:
         load_curve("eagle3-llama-3.1-8b-mtbench")
     assert "\n" not in str(error.value)
-
-
-def test_only_curves_with_ranks_grow_trees():
-    assert sum(load_curve("medusa-vicuna-7b").rank_rates()[0]) == pytest.approx(0.7799)
-    with pytest.raises(ForerunError, match="first candidate"):
-        load_curve("eagle3-llama-3.1-8b-mt-bench").rank_rates()
-    assert load_curve("draft-model-lamda-137b-8b").positions == UNLIMITED

@@ -17,7 +17,6 @@ from simulator.speculation.tree import (
     DraftTree,
     GrowthPlan,
     chain,
-    checked_rates,
     grown_acceptance,
     load_tree,
     node_chances,
@@ -121,11 +120,6 @@ def test_medusa_figures_are_those_collected(shared_data):
     assert result["Vicuna-7B-v1.3"] == 2.31
     assert result["Vicuna-13B-v1.3"] == 2.39
     assert result["Vicuna-33B-v1.3"] == 2.33
-
-
-def test_rates_that_are_no_chances_are_refused():
-    with pytest.raises(ForerunError, match="depth 2"):
-        checked_rates([[0.6, 0.3], [0.7, 0.4]])
 
 
 @given(rank_rates(), st.integers(1, 5), st.integers(1, 4), st.integers(1, 30))

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import simulator
-from simulator.running.scenario import scenario_from
+from simulator.running.scenario import Scenario
 from simulator.studies.tune.tuning import find_drafts
 
 MODELS = {"llama-3.1-8b": 1, "qwen3-14b": 1, "qwen3-32b": 2, "llama-3.3-70b": 4}
@@ -16,27 +16,20 @@ MODELS = {"llama-3.1-8b": 1, "qwen3-14b": 1, "qwen3-32b": 2, "llama-3.3-70b": 4}
 def drafting(draw):
     """A scenario that drafts, with prompts and outputs of the size of chat and RAG."""
     model = draw(st.sampled_from(sorted(MODELS)))
-    return scenario_from(
-        {
-            "model": model,
-            "hardware": {
-                "chip": draw(st.sampled_from(["h100-sxm", "a100-sxm-80gb", "h200-sxm", "b200-sxm"])),
-                "tensor_parallel": MODELS[model],
-            },
-            "engine": {"framework": draw(st.sampled_from(["vllm", "sglang"]))},
-            "speculation": {
-                "method": draw(st.sampled_from(["eagle3", "ngram", "medusa"])),
-                "num_speculative_tokens": draw(st.integers(2, 4)),
-                "acceptance": {"alpha": draw(st.sampled_from([0.5, 0.7, 0.85]))},
-            },
-            "workload": {
-                "arrivals": {"process": "closed-loop", "max_concurrency": 1},
-                "input_tokens": draw(st.sampled_from([128, 1000, 3000])),
-                "output_tokens": {"distribution": "uniform", "min": 150, "max": draw(st.sampled_from([160, 400]))},
-                "num_requests": 1,
-            },
+    chips = ["h100-sxm", "a100-sxm-80gb", "h200-sxm", "b200-sxm"]
+    return Scenario(
+        model=model,
+        hardware={"chip": draw(st.sampled_from(chips)), "tensor_parallel": MODELS[model]},
+        engine={"framework": draw(st.sampled_from(["vllm", "sglang"]))},
+        speculation={
+            "method": draw(st.sampled_from(["eagle3", "ngram", "medusa"])),
+            "num_speculative_tokens": draw(st.integers(2, 4)),
+            "acceptance": {"alpha": draw(st.sampled_from([0.5, 0.7, 0.85]))},
         },
-        "drawn",
+        max_concurrency=1,
+        input_tokens=draw(st.sampled_from([128, 1000, 3000])),
+        output_tokens={"distribution": "uniform", "min": 150, "max": draw(st.sampled_from([160, 400]))},
+        num_requests=1,
     )
 
 
@@ -60,20 +53,11 @@ def test_tune_promises_what_a_closed_loop_of_that_batch_gives(scenario, batch):
 @pytest.mark.parametrize(("batch", "before"), [(8, 2.14), (32, 1.83), (128, 1.12)])
 def test_tune_counts_the_prompts_of_the_other_requests(batch, before):
     """70B on 4 H100 with prompts of 1,000 tokens; ``before`` is the speed-up of steps that only decode."""
-    scenario = scenario_from(
-        {
-            "model": "llama-3.3-70b",
-            "hardware": {"chip": "h100-sxm", "tensor_parallel": 4},
-            "speculation": {"method": "eagle3", "num_speculative_tokens": 3, "acceptance": {"alpha": 0.7}},
-            "workload": {
-                "arrivals": {"process": "closed-loop", "max_concurrency": batch},
-                "input_tokens": 1000,
-                "output_tokens": {"distribution": "uniform", "min": 150, "max": 250},
-                "num_requests": 1,
-            },
-        },
-        "70b",
-    )
+    hardware = {"chip": "h100-sxm", "tensor_parallel": 4}
+    drafts = {"method": "eagle3", "num_speculative_tokens": 3, "acceptance": {"alpha": 0.7}}
+    answers = {"distribution": "uniform", "min": 150, "max": 250}
+    scenario = Scenario(model="llama-3.3-70b", hardware=hardware, speculation=drafts, max_concurrency=batch,
+                        input_tokens=1000, output_tokens=answers, num_requests=1)  # fmt: skip
     (cell,) = find_drafts(scenario, (batch,), (1024,), (3,)).mean
     gained = tpot_ms(without_drafting(scenario), batch) / tpot_ms(scenario, batch)
     assert cell.best_speedup == pytest.approx(gained, rel=0.05)

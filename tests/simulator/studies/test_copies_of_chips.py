@@ -4,19 +4,12 @@ import pytest
 import yaml
 
 from hwprofiles.catalogue import load_chip
-from simulator.running.scenario import scenario_from
+from simulator.running.scenario import Scenario
 from simulator.studies.compare.command import compare
 
-RUN = {
-    "model": "llama-3.1-8b",
-    "hardware": {"chip": "h100-sxm"},
-    "workload": {
-        "arrivals": {"process": "poisson", "request_rate": 8.0},
-        "input_tokens": 500,
-        "output_tokens": {"distribution": "uniform", "min": 50, "max": 150},
-        "num_requests": 120,
-    },
-}
+ANSWERS = {"distribution": "uniform", "min": 50, "max": 150}
+RUN = Scenario(model="llama-3.1-8b", chip="h100-sxm", request_rate=8.0, input_tokens=500, output_tokens=ANSWERS,
+               num_requests=120)  # fmt: skip
 SLOWER_MEMORY = """
 memory: {bandwidth_bytes_per_s: 3.0e12, capacity_bytes: 8.494e10,
          source: {kind: assumed, reference: a slower part, date: 2026-11}}
@@ -25,7 +18,7 @@ memory: {bandwidth_bytes_per_s: 3.0e12, capacity_bytes: 8.494e10,
 
 def compared(*chips):
     few = {"replications": 2, "crossover": "none", "sensitivity": False, "jobs": 1}
-    result = compare(scenario_from(RUN, "copies"), vary={"hardware.chip": [str(chip) for chip in chips]}, **few)
+    result = compare(RUN, vary={"hardware.chip": [str(chip) for chip in chips]}, **few)
     return [variant["speedup"]["mean_tpot_ms"] for variant in result.document["variants"][1:]]
 
 

@@ -60,8 +60,7 @@ def quick(**changes):
 
 
 @pytest.mark.parametrize(
-    ("slo", "rate"),
-    [(SLO, 30.0), (("mean_ttft_ms=60",), 20.0), (("goodput=0.9", "ttft_ms=300", "tpot_ms=18"), 12.0)],
+    ("slo", "rate"), [(SLO, 30.0), (("mean_ttft_ms=60",), 20.0), (("goodput=0.9", "ttft_ms=300", "tpot_ms=18"), 12.0)]
 )
 def test_winner_is_that_of_the_whole_grid(chat, slo, rate):
     objective = objective_of({}, slo)

@@ -4,7 +4,7 @@ import pytest
 
 from forerun.errors import ForerunError
 from hwprofiles import load_chip
-from simulator.running.scenario import scenario_from
+from simulator.running.scenario import Scenario
 from simulator.studies.plan.command import plan
 from simulator.studies.plan.document import carbon_of
 from simulator.studies.study_file import study_of
@@ -13,20 +13,8 @@ SLO = {"p99_ttft_ms": 2000, "p99_tpot_ms": 60}
 
 
 def chat():
-    return scenario_from(
-        {
-            "model": "llama-3.2-1b",
-            "hardware": {"chip": "h100-sxm"},
-            "engine": {"max_num_seqs": 16},
-            "workload": {
-                "arrivals": {"process": "poisson", "request_rate": 4},
-                "input_tokens": 256,
-                "output_tokens": 32,
-                "num_requests": 60,
-            },
-        },
-        "test",
-    )
+    load = {"request_rate": 4, "input_tokens": 256, "output_tokens": 32, "num_requests": 60}
+    return Scenario(model="llama-3.2-1b", chip="h100-sxm", engine={"max_num_seqs": 16}, **load)
 
 
 def planned(budget, **options):

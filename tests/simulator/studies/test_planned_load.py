@@ -7,7 +7,7 @@ import pytest
 
 from forerun.errors import ForerunError
 from simulator.running.run import simulate
-from simulator.running.scenario import scenario_from
+from simulator.running.scenario import Scenario, scenario_from
 from simulator.studies.artefacts import artefact
 from simulator.studies.plan.command import plan
 from simulator.workload import generate_requests
@@ -79,17 +79,12 @@ def test_skipped_rows_begin_at_time_zero(day):
         )  # fmt: skip
 
 
-LOAD = {
-    "model": "llama-3.1-8b",
-    "hardware": {"chip": "h100-sxm"},
-    "workload": {
-        "arrivals": {"process": "poisson", "request_rate": 10.0},
-        "input_tokens": {"distribution": "lognormal", "mean": 600, "cv": 0.8, "max": 4000},
-        "output_tokens": {"distribution": "lognormal", "mean": 120, "cv": 0.6, "max": 1000},
-        "num_requests": 200,
-    },
-    "prices": {"usd_per_chip_hour": 2.0},
-}
+LOAD = Scenario(
+    model="llama-3.1-8b", chip="h100-sxm", request_rate=10.0, num_requests=200, prices={"usd_per_chip_hour": 2.0},
+    input_tokens={"distribution": "lognormal", "mean": 600, "cv": 0.8, "max": 4000},
+    output_tokens={"distribution": "lognormal", "mean": 120, "cv": 0.6, "max": 1000},
+)  # fmt: skip
+SLO = {"p99_ttft_ms": 400, "p99_tpot_ms": 25}
 FEW = {"vary": {"hardware.tensor_parallel": [1]}, "replications": 2, "requests": 200, "jobs": 1}
 
 
@@ -97,8 +92,7 @@ FEW = {"vary": {"hardware.tensor_parallel": [1]}, "replications": 2, "requests":
 @pytest.mark.parametrize("rate", [18.0, 30.0, 60.0])
 def test_what_holds_does_so_with_the_confidence_requested(rate, confidence):
     """Of the runs and of the model's error; a layout below it misses, whatever it costs less."""
-    slo = {"p99_ttft_ms": 400, "p99_tpot_ms": 25}
-    planned = plan(scenario_from(LOAD, "load"), rate=rate, slo=slo, confidence=confidence, **FEW)
+    planned = plan(LOAD, rate=rate, slo=SLO, confidence=confidence, **FEW)
     assert planned.best is not None
     for row in planned.document["candidates"]:
         sure = row["confidence"]
@@ -112,20 +106,14 @@ def test_what_holds_does_so_with_the_confidence_requested(rate, confidence):
 
 
 def test_more_confidence_never_costs_less():
-    slo = {"p99_ttft_ms": 400, "p99_tpot_ms": 25}
-    plans = [
-        plan(scenario_from(LOAD, "load"), rate=60.0, slo=slo, confidence=one, headroom=False, **FEW)
-        for one in (0.5, 0.9, 0.99)
-    ]
+    plans = [plan(LOAD, rate=60.0, slo=SLO, confidence=one, headroom=False, **FEW) for one in (0.5, 0.9, 0.99)]
     costs = [float("inf") if one.best is None else one.best["usd_per_hour"] for one in plans]
     assert costs == sorted(costs)
 
 
 def test_the_highest_rate_is_one_that_is_met_with_confidence():
-    slo = {"p99_ttft_ms": 400, "p99_tpot_ms": 25}
     surer, less = (
-        plan(scenario_from(LOAD, "load"), max_rate=True, slo=slo, confidence=one, **FEW | {"requests": 800}).best
-        for one in (0.9, 0.6)
+        plan(LOAD, max_rate=True, slo=SLO, confidence=one, **FEW | {"requests": 800}).best for one in (0.9, 0.6)
     )
     assert surer["confidence"]["probability"] >= 0.9
     assert less["confidence"]["probability"] >= 0.6
@@ -135,8 +123,7 @@ def test_the_highest_rate_is_one_that_is_met_with_confidence():
 @pytest.mark.parametrize("seed", [100, 200])
 def test_a_run_of_the_planned_deployment_meets_the_slo(seed):
     """Plan, then run with seeds that the plan has not seen."""
-    slo = {"p99_ttft_ms": 400, "p99_tpot_ms": 25}
-    planned = plan(scenario_from(LOAD, "load"), rate=40.0, slo=slo, headroom=False, **FEW)
+    planned = plan(LOAD, rate=40.0, slo=SLO, headroom=False, **FEW)
     summaries = [simulate(planned.scenario, seed + n).summary for n in range(5)]
-    met = [all(summary[key] <= limit for key, limit in slo.items()) for summary in summaries]
+    met = [all(summary[key] <= limit for key, limit in SLO.items()) for summary in summaries]
     assert np.mean(met) >= 0.8

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from forerun.errors import ForerunError
-from simulator.running.scenario import scenario_from
+from simulator.running.scenario import Scenario, scenario_from
 from simulator.speculation import AcceptanceSampler, Batch, check_policy
 from simulator.speculation.policies import Forerun, PositionRates
 from simulator.studies.race.command import race
@@ -36,28 +36,12 @@ from simulator.studies.race.race import (
     steps_of,
 )
 
-SPECULATION = {
-    "method": "eagle3",
-    "num_speculative_tokens": 3,
-    "acceptance": {"per_position": [0.8, 0.6, 0.45]},
-}
+SPECULATION = {"method": "eagle3", "num_speculative_tokens": 3, "acceptance": {"per_position": [0.8, 0.6, 0.45]}}
 
 
 def chat(**speculation):
-    return scenario_from(
-        {
-            "model": "llama-3.1-8b",
-            "hardware": {"chip": "h100-sxm"},
-            "speculation": SPECULATION | speculation,
-            "workload": {
-                "arrivals": {"process": "poisson", "request_rate": 4},
-                "input_tokens": 512,
-                "output_tokens": 128,
-                "num_requests": 50,
-            },
-        },
-        "test",
-    )
+    load = {"request_rate": 4, "input_tokens": 512, "output_tokens": 128, "num_requests": 50}
+    return Scenario(model="llama-3.1-8b", chip="h100-sxm", speculation=SPECULATION | speculation, **load)
 
 
 def traffic(seed=3, requests=40):
@@ -160,23 +144,14 @@ def test_a_table_collapses_where_load_hovers_about_its_threshold_and_our_control
 
     def outcomes(requests, switch_s):
         policy = {"name": "batch-table", "table": [[1, 4, 2], [5, 512, 0]], "switch_s": switch_s}
-        base = drafting_scenario(
-            scenario_from(
-                chat().model_dump(exclude_unset=True)
-                | {
-                    "model": "glm-4.5-air",
-                    "weights_dtype": "fp8",
-                    "hardware": {"chip": "rtx-pro-6000", "tensor_parallel": 2},
-                    "speculation": {
-                        "method": "mtp",
-                        "num_speculative_tokens": 2,
-                        "acceptance": {"per_position": [0.8, 0.6]},
-                        "policy": policy,
-                    },
-                },
-                "report",
-            )
-        )
+        drafts = {"method": "mtp", "num_speculative_tokens": 2, "acceptance": {"per_position": [0.8, 0.6]}}
+        sections = {
+            "model": "glm-4.5-air",
+            "weights_dtype": "fp8",
+            "hardware": {"chip": "rtx-pro-6000", "tensor_parallel": 2},
+            "speculation": drafts | {"policy": policy},
+        }
+        base = drafting_scenario(scenario_from(chat().model_dump(exclude_unset=True) | sections, "report"))
         return {name: run_controller(base, name, requests) for name in (OFF, "fixed-2", "batch-table", OWN)}
 
     eight = PatternTraffic(np.zeros(8), np.full(8, 512), np.full(8, 180), np.ones(8))

@@ -12,11 +12,7 @@ from simulator.studies.tune.command import tune
 BIG = {
     "model": "llama-3.3-70b",
     "hardware": {"chip": "h100-sxm", "tensor_parallel": 4},
-    "speculation": {
-        "method": "eagle3",
-        "num_speculative_tokens": 3,
-        "acceptance": {"conditional": [0.75, 0.7, 0.65]},
-    },
+    "speculation": {"method": "eagle3", "num_speculative_tokens": 3, "acceptance": {"conditional": [0.75, 0.7, 0.65]}},
     "workload": {
         "arrivals": {"process": "poisson", "request_rate": 4.0},
         "input_tokens": 1000,
