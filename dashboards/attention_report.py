@@ -21,30 +21,23 @@ class Finding(NamedTuple):
 
 
 def attention_report_html(title: str, lead: str, findings: Mapping[str, Finding], notes: Mapping[str, str]) -> str:
-    """``findings_html`` about attention-level speculation."""
-    return findings_html(title, "Attention-level speculation", lead, findings, notes)
-
-
-def findings_html(
-    title: str, subject: str, lead: str, findings: Mapping[str, Finding], notes: Mapping[str, str]
-) -> str:
     """The whole page as text.
 
     Args:
         title: plain text.
-        subject: subject of the page, in a word or two.
         lead: main statement of the page, in one sentence.
         findings: by an id of letters and dashes.
         notes: further facts by name.
     """
     figures = {name: finding.figure for name, finding in findings.items()}
     plots = figure_cards(figures)
-    parts = [header(title, subject, lead)]
-    for name, finding in findings.items():
-        parts.append(f"{plots[name]}<p>{escape(finding.sentence)}</p>")
-    parts.append(card("What it rests on", bullets(f"{name}: {text}" for name, text in notes.items())))
-    parts.append(footer("Forerun", "a prediction, not a measurement"))
-    return page_html(f"{title} · Forerun", "\n".join(parts), figures)
+    sections = [
+        header(title, "Attention-level speculation", lead),
+        *(f"{plots[name]}<p>{escape(finding.sentence)}</p>" for name, finding in findings.items()),
+        card("What it rests on", bullets(f"{name}: {text}" for name, text in notes.items())),
+        footer("Forerun", "a prediction, not a measurement"),
+    ]
+    return page_html(title, sections, figures)
 
 
 def atlas_html(cases: Sequence[Mapping[str, Any]]) -> str:

@@ -67,4 +67,4 @@ def check_html(
         *map(table_card, tables),
         footer(f"Forerun {forerun_version()}", "predictions beside measurements"),
     ]
-    return page_html(f"{title} · Forerun", "\n".join(filter(None, sections)), drawn)
+    return page_html(title, sections, drawn)

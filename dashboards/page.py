@@ -29,14 +29,15 @@ class Tile(NamedTuple):
     detail: str
 
 
-def page_html(title: str, body: str, figures: Mapping[str, go.Figure]) -> str:
+def page_html(title: str, sections: Iterable[str], figures: Mapping[str, go.Figure]) -> str:
     """A whole page as text.
 
     Args:
         title: of the window, plain text.
-        body: HTML of everything on the page; a figure goes into the element that has its name as id.
+        sections: HTML of the page's parts; a figure goes into the element that has its name as id.
         figures: by id.
     """
+    body = "\n".join(filter(None, sections))
     templates = {"light": light_template().to_plotly_json(), "dark": dark_template().to_plotly_json()}
     plotly = base64.b64encode(_file(PLOTLY)).decode() if figures else ""
     return f"""<!doctype html>
@@ -45,7 +46,7 @@ def page_html(title: str, body: str, figures: Mapping[str, go.Figure]) -> str:
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="{POLICY}">
-<title>{escape(title)}</title>
+<title>{escape(title)} · Forerun</title>
 <link rel="icon" href="data:,">
 <style>{asset("report.css")}</style>
 </head>

@@ -8,30 +8,10 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from dashboards.figures.replays import (
-    error_data,
-    error_figure,
-    parity_data,
-    parity_figure,
-    serving_parity_data,
-    serving_parity_figure,
-    step_parity_data,
-)
-from dashboards.page import (
-    Tile,
-    basis_words,
-    bullets,
-    card,
-    figure_cards,
-    footer,
-    grid,
-    header,
-    page_html,
-    table_card,
-    tiles_html,
-)
+from dashboards import page
+from dashboards.page import Tile
+from dashboards.result_figures import KERNELS, RUNS, STEPS, drawn_figures
 from forerun.tables import Table
-from simulator.replay import ReplayReport
 from simulator.replay.replay_tables import (
     METRIC_WORDS,
     READINGS,
@@ -47,7 +27,6 @@ from simulator.running.metrics.files import StagedFiles
 
 Document = dict[str, Any]
 REPLAY_FILE = "replay.json"
-KERNELS, RUNS, STEPS = "kernels", "benchmark results", "engine steps"
 
 
 def write_replay(folder: Path, document: Document, report: Replay | None = None) -> None:
@@ -77,12 +56,8 @@ def kind_of(document: Document) -> str | None:
 
 def replay_figures(document: Document, report: Replay | None = None) -> dict[str, go.Figure]:
     """Parity plots by name: one for each metric of benchmark results or steps, or of kernels with their errors."""
-    if isinstance(report, ReplayReport):
-        return {"parity": parity_figure(parity_data(report)), "errors": error_figure(error_data(report))}
-    if kind_of(document) == STEPS:
-        return {"step_ms": serving_parity_figure(step_parity_data(document))}
-    parities = {metric: serving_parity_data(document, metric) for metric in METRIC_WORDS}
-    return {metric: serving_parity_figure(data) for metric, data in parities.items() if data is not None}
+    kind = kind_of(document)
+    return {} if kind is None else drawn_figures(kind, report if kind == KERNELS else document)
 
 
 def replay_tables(document: Document) -> list[Table]:
@@ -122,31 +97,33 @@ def replay_tiles(document: Document) -> list[Tile]:
 def replay_html(document: Document, report: Replay | None = None) -> str:
     """The whole page as text."""
     figures = {f"figure-{name}": figure for name, figure in replay_figures(document, report).items()}
-    plots = list(figure_cards(figures).values())
+    plots = list(page.figure_cards(figures).values())
     sections = [
         _header(document),
-        tiles_html(replay_tiles(document)),
-        *(grid(*plots[i : i + 2]) for i in range(0, len(plots), 2)),
-        *(table_card(table) for table in replay_tables(document)),
-        card("Notes", bullets(filter(None, [cold_words(document)]))),
-        footer(f"Forerun {document['version']}", f"{kind_of(document)} beside predictions"),
+        page.tiles_html(replay_tiles(document)),
+        *(page.grid(*plots[i : i + 2]) for i in range(0, len(plots), 2)),
+        *map(page.table_card, replay_tables(document)),
+        page.card("Notes", page.bullets(filter(None, [cold_words(document)]))),
+        page.footer(f"Forerun {document['version']}", f"{kind_of(document)} beside predictions"),
     ]
-    return page_html(f"Replay of {kind_of(document)} · Forerun", "\n".join(filter(None, sections)), figures)
+    return page.page_html(f"Replay of {kind_of(document)}", sections, figures)
 
 
 def _header(document: Document) -> str:
     kind, held_out = kind_of(document), " held out from any fit" if document.get("split") else ""
-    says = f"Measured {kind} beside predicted ones · {basis_words(document['basis'])}"
+    says = f"Measured {kind} beside predicted ones · {page.basis_words(document['basis'])}"
     if kind == KERNELS:
         layer = "; ".join(filter(None, (READINGS[document["residual"]], context_words(document))))
         title = f"{document['chip']}, {document['library']} kernels"
-        return header(title, says, f"{document['overall']['n']:,} kernels{held_out}: {_errors(document)} ({layer}).")
+        return page.header(
+            title, says, f"{document['overall']['n']:,} kernels{held_out}: {_errors(document)} ({layer})."
+        )
     title = ", ".join(Path(source).name for source in document["sources"]) or f"Measured {kind}"
     if kind == STEPS:
-        return header(title, says, f"{document['overall']['n']:,} steps: {_errors(document)}.")
+        return page.header(title, says, f"{document['overall']['n']:,} steps: {_errors(document)}.")
     errors = ", ".join(f"{tile.label} {tile.value} %" for tile in replay_tiles(document))
     configurations = " of configurations held out from any fit" if held_out else ""
-    return header(title, says, f"{len(document['runs']):,} runs{configurations}; mean absolute error: {errors}.")
+    return page.header(title, says, f"{len(document['runs']):,} runs{configurations}; mean absolute error: {errors}.")
 
 
 def _errors(document: Document) -> str:

@@ -5,34 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import plotly.graph_objects as go
-
-from dashboards.figures.run import (
-    bottleneck_data,
-    bottleneck_figure,
-    latency_data,
-    latency_figure,
-    slowest,
-    timeline_data,
-    timeline_figure,
-    waterfall_data,
-    waterfall_figure,
-)
-from dashboards.page import (
-    Tile,
-    basis_words,
-    bullets,
-    card,
-    figure_cards,
-    folded,
-    footer,
-    grid,
-    header,
-    page_html,
-    scenario_yaml,
-    table_card,
-    tiles_html,
-)
+from dashboards import page
+from dashboards.page import Tile
+from dashboards.result_figures import drawn_figures
 from forerun.tables import ABSENT, number, percent
 from simulator.running.metrics import main_bottleneck
 from simulator.running.metrics.files import write_text_atomically
@@ -41,8 +16,6 @@ from simulator.running.metrics.tables import interval_words, more_run_tables, ru
 
 Document = dict[str, Any]
 REPORT_FILE = "report.html"
-MANY_REQUESTS = 300
-"""Beyond, requests are too short to see over the whole run: those around the longest TTFT are shown."""
 
 
 def write_report(folder: Path, output: Path | None = None) -> Path:
@@ -57,48 +30,27 @@ def write_report(folder: Path, output: Path | None = None) -> Path:
     return path
 
 
-def report_figures(run: RunFolder) -> dict[str, go.Figure]:
-    """The figures of a report by the id of their place in the page; empty ones are left out."""
-    figures = {}
-    if (bottleneck := bottleneck_data(run)).shares:
-        figures["figure-bottleneck"] = bottleneck_figure(bottleneck)
-    if (latency := latency_data(run)).curves:
-        figures["figure-latency"] = latency_figure(latency)
-    if len((timeline := timeline_data(run)).time_s):
-        figures["figure-timeline"] = timeline_figure(timeline)
-    around = slowest(run) if len(run.requests["arrival_s"]) > MANY_REQUESTS else None
-    if len((waterfall := waterfall_data(run, around=around)).row):
-        figures["figure-waterfall"] = waterfall_figure(waterfall)
-    return figures
-
-
 def report_html(run: RunFolder) -> str:
     """The whole page as text."""
-    figures, document = report_figures(run), run.document
-    plots = figure_cards(figures)
-    cards = [table_card(table) for table in (*run_tables(document), *more_run_tables(document))]
+    figures, document = {f"figure-{name}": one for name, one in drawn_figures("run", run).items()}, run.document
+    plots, marks = page.figure_cards(figures), run_marks(document)
     sections = [
-        header(
-            run.name,
-            f"Simulated serving run · {basis_words(run.basis)}",
-            lead_sentence(document),
-            run_marks(document),
-        ),
-        tiles_html(run_tiles(document)),
+        page.header(run.name, f"Simulated serving run · {page.basis_words(run.basis)}", lead_sentence(document), marks),
+        page.tiles_html(run_tiles(document)),
         plots.get("figure-bottleneck", ""),
-        grid(plots.get("figure-latency", ""), plots.get("figure-waterfall", "")),
+        page.grid(plots.get("figure-latency", ""), plots.get("figure-waterfall", "")),
         plots.get("figure-timeline", ""),
-        *cards,
-        card("Notes", bullets(document.get("notes") or ())),
-        folded("Scenario", scenario_yaml(document["scenario"])),
-        footer(
+        *map(page.table_card, (*run_tables(document), *more_run_tables(document))),
+        page.card("Notes", page.bullets(document.get("notes") or ())),
+        page.folded("Scenario", page.scenario_yaml(document["scenario"])),
+        page.footer(
             f"Forerun {document.get('version', '')}",
             f"seed {document.get('seed', '')}",
             "a prediction, not a measurement",
             f"run {document.get('run', '')}",
         ),
     ]
-    return page_html(f"{run.name} · Forerun", "\n".join(section for section in sections if section), figures)
+    return page.page_html(run.name, sections, figures)
 
 
 def lead_sentence(document: Document) -> str:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import plotly.graph_objects as go
 
-from dashboards.replay_report import replay_figures, write_replay
-from dashboards.report import REPORT_FILE, report_figures, write_report
-from dashboards.study_report import plan_summary_html, study_figures, study_html, study_markdown
+from dashboards.replay_report import kind_of, write_replay
+from dashboards.report import REPORT_FILE, write_report
+from dashboards.result_figures import KERNELS, ResultFigure, figure_data
+from dashboards.study_report import plan_summary_html, study_html, study_markdown
 from forerun.errors import ForerunError, did_you_mean
 from forerun.result import Result, StudyResult
 from simulator.replay.result import Replay
@@ -35,7 +36,8 @@ def result_figure(result: Result, name: str = "") -> go.Figure:
         raise ForerunError(f"name: no figure '{name}'{hint} (there are {', '.join(figures) or 'none'})")
     if not figures:
         raise ForerunError(f"{result.kind}: this result has no figures")
-    return figures[name or next(iter(figures))]
+    figure, data = figures[name or next(iter(figures))]
+    return figure.draw(data)
 
 
 def figure_names(result: Result) -> tuple[str, ...]:
@@ -82,12 +84,11 @@ def run_of_result(result: RunResult) -> RunFolder:
     )
 
 
-def _figures(result: Result) -> dict[str, go.Figure]:
-    """Every figure of a result by name, the main one first."""
+def _figures(result: Result) -> dict[str, tuple[ResultFigure, Any]]:
+    """Every figure of a result with its data, the main one first."""
     if isinstance(result, RunResult):
-        figures = report_figures(run_of_result(result))
-        return {key.removeprefix("figure-"): figure for key, figure in figures.items()}
+        return figure_data("run", run_of_result(result))
     if isinstance(result, Replay):
-        return replay_figures(result.document, result) if result.kind == "replay" else {}
-    items = study_figures(result.kind, result.document) if isinstance(result, StudyResult) else []
-    return {figure.name: figure.figure for figure in items}
+        kind = kind_of(result.document) if result.kind == "replay" else None
+        return figure_data(kind, result if kind == KERNELS else result.document) if kind else {}
+    return figure_data(result.kind, result.document) if isinstance(result, StudyResult) else {}

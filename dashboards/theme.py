@@ -6,7 +6,9 @@ are distinct for readers with any colour vision; each reads on both backgrounds.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -142,3 +144,25 @@ def captioned(figure: go.Figure, title: str, caption: str, basis: str, height: i
     return figure.update_layout(
         template=light_template(), title={"text": text, "pad": {"t": 26, "l": 16}, "font": {"size": 16}}, height=height
     )
+
+
+def whiskers(rows: Sequence[tuple[float | None, float, float | None]], **look: Any) -> dict[str, Any]:
+    """Plotly's error bars of values from (low end, value, high end); an end that is None has none."""
+    return {
+        "type": "data",
+        "symmetric": False,
+        "array": [0.0 if high is None else high - value for _, value, high in rows],
+        "arrayminus": [0.0 if low is None else value - low for low, value, _ in rows],
+        **look,
+    }
+
+
+def add_band(figure: go.Figure, x: Any, low: Any, high: Any, **look: Any) -> None:
+    """Fill the range from ``low`` to ``high``, columns as long as ``x``."""
+    around, ends = np.concatenate((x, np.flip(x))), np.concatenate((high, np.flip(low)))
+    figure.add_scatter(x=around, y=ends, fill="toself", line={"width": 0}, hoverinfo="skip", **look)
+
+
+def add_distribution(figure: go.Figure, values: FloatArray, share: FloatArray, **look: Any) -> None:
+    """The share of a sample at or below each value, in percent; a sample of one is a point."""
+    figure.add_scatter(x=values, y=share * 100, mode="lines" if len(values) > 1 else "markers", **look)

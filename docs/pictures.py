@@ -107,7 +107,7 @@ def gallery(opened: Any) -> None:
             body = '<div id="figure-one" class="figure"></div>'
             with tempfile.TemporaryDirectory() as folder:
                 page = Path(folder) / "figure.html"
-                page.write_text(page_html(picture, body, {"figure-one": names["figure"]}), encoding="utf-8")
+                page.write_text(page_html(picture, [body], {"figure-one": names["figure"]}), encoding="utf-8")
                 height = int(names["figure"].layout.height or 420) + 60
                 (PICTURES / "gallery").mkdir(exist_ok=True)
                 name = picture.removeprefix("pictures/").removesuffix(".png")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, partial
 from math import isfinite
 from typing import Any
 from urllib.parse import parse_qsl
@@ -34,19 +34,17 @@ LONGEST_WORD = 80
 LONGEST_PAIRS = 400
 
 
-def state_id(page: str, name: str) -> Identity:
-    """Id of a control whose value is part of the address."""
-    return {"kind": "state", "page": page, "name": name}
+def part_id(kind: str, page: str, name: str) -> Identity:
+    """Id of a part of a page; callbacks find all parts of one kind by it."""
+    return {"kind": kind, "page": page, "name": name}
 
 
-def control_id(page: str, name: str) -> Identity:
-    """Id of the place of a control with its label."""
-    return {"kind": "control", "page": page, "name": name}
-
-
-def slider_id(page: str, name: str) -> Identity:
-    """Id of the slider beside a number."""
-    return {"kind": "slider", "page": page, "name": name}
+state_id = partial(part_id, "state")
+"""Id of a control whose value is part of the address."""
+control_id = partial(part_id, "control")
+"""Id of the place of a control with its label."""
+slider_id = partial(part_id, "slider")
+"""Id of the slider beside a number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,16 +96,14 @@ class ChoiceField(Control):
     placeholder: str = ""
 
     def offered(self, served: ServedFolders) -> list[str]:
-        """The options at the moment."""
+        """The options at the moment, in their order."""
         return list(self.options(served) if callable(self.options) else self.options)
 
     def default_in(self, served: ServedFolders) -> str | None:
-        """The default where it is offered, else the first."""
         offered = self.offered(served)
         return self.default if self.default in offered else next(iter(offered), None)
 
     def checked(self, value: Any, served: ServedFolders) -> str | None:
-        """One of what is offered; None only where nothing is."""
         offered = self.offered(served)
         if value is None and not offered:
             return None
@@ -117,7 +113,6 @@ class ChoiceField(Control):
         return value
 
     def widget(self, page: str, value: Any, served: ServedFolders) -> Component:
-        """A list; a long one can be searched, and Enter takes the first that matches."""
         offered = self.offered(served)
         return dmc.Select(
             id=state_id(page, self.name),
@@ -135,21 +130,18 @@ class ChoiceField(Control):
 
 @dataclass(frozen=True, slots=True)
 class Several(ChoiceField):
-    """Some of several texts, at least one."""
+    """Some of several texts, at least one, between commas in an address."""
 
     defaults: Sequence[str] = ()
     most: int = 4
 
     def default_in(self, served: ServedFolders) -> Any:
-        """The defaults."""
         return list(self.defaults)
 
     def read(self, text: str, served: ServedFolders) -> Any:
-        """Texts between commas."""
         return self.checked([word for word in text.split(",") if word], served)
 
     def checked(self, value: Any, served: ServedFolders) -> Any:
-        """The selected texts; refuses too few or too many."""
         if not isinstance(value, list) or not 0 < len(value) <= self.most:
             raise ForerunError(f"{self.label}: choose 1 to {self.most}")
         for one in value:
@@ -157,7 +149,6 @@ class Several(ChoiceField):
         return value
 
     def widget(self, page: str, value: Any, served: ServedFolders) -> Component:
-        """A list in which several options can be selected."""
         return dmc.MultiSelect(
             id=state_id(page, self.name),
             label=self.label,
@@ -183,11 +174,9 @@ class Number(Control):
     """Answer while the knob moves, not only when it is let go."""
 
     def default_in(self, served: ServedFolders) -> float | None:
-        """The default."""
         return self.default
 
     def checked(self, value: Any, served: ServedFolders) -> Any:
-        """A number within the bounds, also as text; None where it may be left out."""
         if value in (None, "") and self.default is None:
             return None
         typed = value
@@ -206,7 +195,6 @@ class Number(Control):
         return f"{'a whole number' if self.whole else 'a number'} from {self.low:,g} to {self.high:,g}"
 
     def widget(self, page: str, value: Any, served: ServedFolders) -> Component:
-        """The field, and the slider below it."""
         field = self._field(page, value, {"aria-label": self.label, "size": "xs", "w": 132})
         shown = sorted({0, len(self.stops) // 2, len(self.stops) - 1})
         slider = dmc.Slider(
@@ -248,7 +236,6 @@ class Field(Number):
     says: str = ""
 
     def widget(self, page: str, value: Any, served: ServedFolders) -> Component:
-        """The field alone."""
         return self._field(page, value, {"label": self.label, "description": self.says, "size": "sm"})
 
 
@@ -260,11 +247,9 @@ class Pairs(Control):
     example: str = ""
 
     def default_in(self, served: ServedFolders) -> str:
-        """Nothing."""
         return ""
 
     def checked(self, value: Any, served: ServedFolders) -> str:
-        """The text, if it is made of pairs."""
         if value is None:
             return ""
         if not isinstance(value, str) or len(value) > LONGEST_PAIRS:
@@ -282,7 +267,6 @@ class Pairs(Control):
         return parse_pairs(text, f"{self.label}:", self.example)
 
     def widget(self, page: str, value: Any, served: ServedFolders) -> Component:
-        """A line of text."""
         return dmc.TextInput(
             id=state_id(page, self.name),
             label=self.label,
@@ -316,11 +300,10 @@ def short(value: float) -> str:
 def values_of(controls: Sequence[Control], search: str | None, served: ServedFolders) -> tuple[Values, list[str]]:
     """The value of each control under an address, and what of the address could not be honoured, in words."""
     query = dict(parse_qsl((search or "").lstrip("?")[:LONGEST_QUERY]))
-    values, changed = {}, []
+    values: Values = {control.name: control.default_in(served) for control in controls}
+    changed = []
     for control in controls:
-        values[control.name] = control.default_in(served)
-        text = query.pop(control.name, None)
-        if text is None:
+        if (text := query.pop(control.name, None)) is None:
             continue
         try:
             values[control.name] = control.read(text, served)
@@ -359,12 +342,12 @@ LENGTH_CV = 0.8
 """Spread of prompt and output lengths: log-normal, standard deviation over mean."""
 
 
-@lru_cache(maxsize=1)
+@cache
 def _chips() -> tuple[str, ...]:
     return tuple(chip_names())
 
 
-@lru_cache(maxsize=1)
+@cache
 def _models() -> tuple[str, ...]:
     return tuple(architecture_names())
 

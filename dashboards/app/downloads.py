@@ -42,7 +42,7 @@ def figure_html(spec: dict[str, Any]) -> str:
     """A self-contained page with one figure; needs no network."""
     figure = go.Figure({"data": spec["data"], "layout": spec["layout"]}, skip_invalid=True)
     title = figure_title(spec)
-    return page_html(f"{title} · Forerun", figure_cards({"figure": figure})["figure"], {"figure": figure})
+    return page_html(title, figure_cards({"figure": figure}).values(), {"figure": figure})
 
 
 def figure_title(spec: dict[str, Any]) -> str:

@@ -8,25 +8,14 @@ from secrets import token_hex
 from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
-from dash import Dash, Input, Output, State, no_update
+from dash import ClientsideFunction, Dash, Input, Output, State, no_update
 from dash.exceptions import PreventUpdate
 from flask import has_request_context, session
 
+from dashboards.app import parts
 from dashboards.app.controls import Component, Control, Values, checked_fields, control_id, state_id, values_of
 from dashboards.app.jobs import Jobs, Task, job_id
 from dashboards.app.messages import sentence
-from dashboards.app.parts import (
-    MESSAGE,
-    area_id,
-    message,
-    message_area,
-    output_id,
-    page_frame,
-    spec,
-    spec_id,
-    warning_area,
-    with_controls,
-)
 from dashboards.app.served import ServedFolders
 
 Shown = tuple[Mapping[str, Any], Mapping[str, go.Figure | None]]
@@ -68,7 +57,7 @@ class View(NamedTuple):
     """Further inputs by the name under which ``compute`` sees them."""
     tells: Sequence[str] = ()
     """Stores of the page that get what ``compute`` gives for their names, for views that follow this one."""
-    message_at: str | None = MESSAGE
+    message_at: str | None = parts.MESSAGE
     """Area that says what is wrong; None leaves it to another view."""
 
 
@@ -119,10 +108,12 @@ class Page:
                 return part.place(self.path, values[part.name], served)
             return part(self.path, served) if callable(part) else part
 
-        parts = [warning_area(changed), message_area(self.path), *self.content(self.path, served)]
+        content = [parts.warning_area(changed), parts.message_area(self.path), *self.content(self.path, served)]
         if not self.controls:
-            return page_frame(self.title, self.says, *parts)
-        return page_frame(self.title, self.says, with_controls([shown(part) for part in self.controls], parts))
+            return parts.page_frame(self.title, self.says, *content)
+        return parts.page_frame(
+            self.title, self.says, parts.with_controls([shown(part) for part in self.controls], content)
+        )
 
     def register(self, app: Dash, context: Context) -> None:
         """Add its callbacks to ``app``."""
@@ -132,24 +123,31 @@ class Page:
             _register_start(app, context, self, start)
         for control in self.fields.values():
             if control.when is not None:
-                _register_when(app, self.path, control.name, *control.when)
+                show_while(app, self.path, control.name, *control.when)
         if self.more is not None:
             self.more(app, context)
 
 
-def _register_when(app: Dash, page: str, name: str, other: str, wanted: Callable[[Any], bool]) -> None:
+def in_browser(app: Dash, name: str, *arguments: Input | Output | State, on_opening: bool = True) -> None:
+    """Add the callback ``name`` of ``assets/forerun.js``; ``on_opening`` calls it as the page opens, too."""
+    call: Any = app.clientside_callback
+    call(ClientsideFunction("forerun", name), *arguments, prevent_initial_call=not on_opening)
+
+
+def show_while(app: Dash, page: str, name: str, other: str, wanted: Callable[[Any], bool]) -> None:
+    """Show the place of a control only while another one has a wanted value."""
     app.callback(Output(control_id(page, name), "style"), Input(state_id(page, other), "value"))(
         lambda value: {} if wanted(value) else {"display": "none"}
     )
 
 
 def _register_view(app: Dash, context: Context, page: Page, view: View) -> None:
-    at = [] if view.message_at is None else [Output(area_id(page.path, view.message_at), "children")]
+    at = [] if view.message_at is None else [Output(parts.area_id(page.path, view.message_at), "children")]
     outputs = [
         *at,
-        *(Output(area_id(page.path, name), "children") for name in view.areas),
-        *(Output(output_id(page.path, name), "data") for name in view.tells),
-        *(Output(spec_id(page.path, name), "data") for name in view.figures),
+        *(Output(parts.area_id(page.path, name), "children") for name in view.areas),
+        *(Output(parts.output_id(page.path, name), "data") for name in view.tells),
+        *(Output(parts.spec_id(page.path, name), "data") for name in view.figures),
     ]
     inputs = [Input(state_id(page.path, name), "value") for name in view.controls]
     names, fields = (*view.controls, *view.others), page.fields
@@ -161,9 +159,9 @@ def _register_view(app: Dash, context: Context, page: Page, view: View) -> None:
         except PreventUpdate:
             raise
         except Exception as error:
-            return [*(message(sentence(error)) for _ in at), *[None] * (len(outputs) - len(at))]
+            return [*(parts.message(sentence(error)) for _ in at), *[None] * (len(outputs) - len(at))]
         filled = (shown.get(name) for name in (*view.areas, *view.tells))
-        return [*(None for _ in at), *filled, *(spec(drawn.get(name)) for name in view.figures)]
+        return [*(None for _ in at), *filled, *(parts.spec(drawn.get(name)) for name in view.figures)]
 
     app.callback(outputs, [*inputs, *view.others.values()])(answer)
 
@@ -179,10 +177,10 @@ def _register_start(app: Dash, context: Context, page: Page, start: Start) -> No
             checked = checked_fields(fields, dict(zip(start.controls, values, strict=True)), served)
             return None, context.jobs.start(*start.make(context, checked), served.session)
         except Exception as error:
-            return message(sentence(error)), no_update
+            return parts.message(sentence(error)), no_update
 
     app.callback(
-        Output(area_id(page.path, "started"), "children"),
+        Output(parts.area_id(page.path, "started"), "children"),
         Output(job_id(page.path, "token"), "data"),
         Input({"kind": start.button, "page": page.path}, "n_clicks"),
         *(State(state_id(page.path, name), "value") for name in start.controls),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import dash_mantine_components as dmc
 import plotly.graph_objects as go
 from dash import dcc, html
 
-from dashboards.app.controls import Component, Identity
+from dashboards.app.controls import Component, part_id
 from dashboards.page import Tile
 from dashboards.theme import BASIS_WORDS
 from forerun.tables import Table
@@ -24,19 +25,12 @@ UPLOADED = "uploaded"
 """The store of a page's uploaded file, and the area that says what became of it."""
 
 
-def spec_id(page: str, name: str) -> Identity:
-    """Id of the store that holds a figure without its colours of light or dark; what a page's views fill."""
-    return {"kind": "spec", "page": page, "name": name}
-
-
-def area_id(page: str, name: str) -> Identity:
-    """Id of a place that a page's views fill with components."""
-    return {"kind": "area", "page": page, "name": name}
-
-
-def output_id(page: str, name: str) -> Identity:
-    """Id of a store by which one view starts another."""
-    return {"kind": "message", "page": page, "name": name}
+spec_id = partial(part_id, "spec")
+"""Id of the store that holds a figure without its colours of light or dark; what a page's views fill."""
+area_id = partial(part_id, "area")
+"""Id of a place that a page's views fill with components."""
+output_id = partial(part_id, "message")
+"""Id of a store by which one view starts another."""
 
 
 def area(page: str, name: str) -> Component:
@@ -82,11 +76,11 @@ def figure_card(page: str, name: str, height: int, label: str, wide: bool = Fals
 
     def export(kind: str) -> Component:
         named: Any = {"aria-label": f"Save {label} as {kind.upper()}"}
-        place = {"kind": f"export-{kind}", "page": page, "name": name}
+        place = part_id(f"export-{kind}", page, name)
         return dmc.Button(kind.upper(), id=place, size="compact-xs", variant="subtle", className="export", **named)
 
     graph = dcc.Graph(
-        id={"kind": "graph", "page": page, "name": name},
+        id=part_id("graph", page, name),
         config=GRAPH_CONFIG,
         responsive=True,
         style={"height": f"{height}px"},
@@ -94,21 +88,16 @@ def figure_card(page: str, name: str, height: int, label: str, wide: bool = Fals
     )
     aria: Any = {"aria-label": label}
     style = {"minWidth": f"{least}px"} if least else {}
+    kind = "figure wide" if wide or least else "figure"
+    save = [dmc.Text("Save as", size="xs", className="muted"), *map(export, EXPORTS)]
     return dmc.Paper(
         [
             dcc.Store(id=spec_id(page, name)),
-            dcc.Download(id={"kind": "download", "page": page, "name": name}),
-            html.Div(
-                html.Div(
-                    graph, role="group", className="figure wide" if wide or least else "figure", style=style, **aria
-                ),
-                className="figure-scroll",
-            ),
-            dmc.Group(
-                [dmc.Text("Save as", size="xs", className="muted"), *map(export, EXPORTS)], gap=2, justify="flex-end"
-            ),
+            dcc.Download(id=part_id("download", page, name)),
+            html.Div(html.Div(graph, role="group", className=kind, style=style, **aria), className="figure-scroll"),
+            dmc.Group(save, gap=2, justify="flex-end"),
         ],
-        id={"kind": "card", "page": page, "name": name},
+        id=part_id("card", page, name),
         withBorder=True,
         radius="md",
         p="xs",
@@ -155,24 +144,13 @@ def rests_on(basis: str | None, notes: Iterable[str] = ()) -> Component:
 
 def tiles(rows: Iterable[Tile]) -> Component:
     """Key figures as tiles."""
-    return dmc.SimpleGrid(
-        [
-            dmc.Paper(
-                [
-                    dmc.Text(label, size="xs", className="muted"),
-                    dmc.Text([value, html.Small(f" {unit}" if unit else "")], className="tile-value"),
-                    dmc.Text(detail, size="xs", className="muted"),
-                ],
-                withBorder=True,
-                radius="md",
-                p="xs",
-                className="tile",
-            )
-            for label, value, unit, detail in rows
-        ],
-        cols={"base": 2, "sm": 3, "xl": 6},
-        spacing="sm",
-    )
+
+    def one(tile: Tile) -> Component:
+        value = dmc.Text([tile.value, html.Small(f" {tile.unit}" if tile.unit else "")], className="tile-value")
+        around = [dmc.Text(words, size="xs", className="muted") for words in (tile.label, tile.detail)]
+        return dmc.Paper([around[0], value, around[1]], withBorder=True, radius="md", p="xs", className="tile")
+
+    return dmc.SimpleGrid(list(map(one, rows)), cols={"base": 2, "sm": 3, "xl": 6}, spacing="sm")
 
 
 def table_panel(shown: Table) -> Component:
@@ -183,6 +161,11 @@ def table_panel(shown: Table) -> Component:
     """
     filled: Any = {"data-html": shown.html()}
     return panel(shown.title, html.Div(className="table", **filled)) if shown.rows else None
+
+
+def table_stack(tables: Iterable[Table]) -> Component:
+    """Tables below each other; those without rows are left out."""
+    return dmc.Stack([shown for table in tables if (shown := table_panel(table)) is not None], gap="md")
 
 
 def commands_panel(title: str, commands: Mapping[str, str]) -> Component:

@@ -14,7 +14,8 @@ import numpy as np
 from dashboards.app.jobs import ProgressCallback
 from dashboards.app.served import ServedFolders
 from dashboards.recorded_errors import ErrorRow, read_errors
-from dashboards.replay_report import KERNELS, kind_of
+from dashboards.replay_report import kind_of
+from dashboards.result_figures import KERNELS
 from forerun.errors import ForerunError
 from hwprofiles import KernelLibrary, load_chip
 from simulator.replay import ReplayReport, Split, replay_kernels

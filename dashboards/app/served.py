@@ -72,13 +72,8 @@ class ServedFolders:
 
     def runs(self) -> dict[str, Path]:
         """Run folders by label: runs of this session first, then those of the served folders by name."""
-        runs = {}
-        for path in sorted(self.session.glob("*/summary.json"), key=lambda path: -path.stat().st_mtime):
-            runs[f"{SESSION}/{path.parent.name}"] = path.parent
-        for label, path in self._files():
-            if path.name == "summary.json" and all((path.parent / name).is_file() for name in RUN_FILES):
-                runs[os.path.dirname(label) or path.parent.name] = path.parent
-        return runs
+        folders = {label: path.parent for label, path in self._documents("summary.json").items()}
+        return {label: at for label, at in folders.items() if all((at / name).is_file() for name in RUN_FILES)}
 
     def run(self, label: str) -> RunFolder:
         """The run with this label.
@@ -172,9 +167,8 @@ class ServedFolders:
 
     def _documents(self, name: str) -> dict[str, Path]:
         """Files of this name by their folder's label: those of this session first, then those of the served folders."""
-        documents = {}
-        for path in sorted(self.session.glob(f"*/{name}"), key=lambda path: -path.stat().st_mtime):
-            documents[f"{SESSION}/{path.parent.name}"] = path
+        made = sorted(self.session.glob(f"*/{name}"), key=lambda path: -path.stat().st_mtime)
+        documents = {f"{SESSION}/{path.parent.name}": path for path in made}
         for label, path in self._files():
             if path.name == name:
                 documents[os.path.dirname(label) or path.parent.name] = path
@@ -212,11 +206,6 @@ class ServedFolders:
 
 
 def _labelled(known: Mapping[str, T], field: str, what: str, label: str) -> T:
-    """What has this label among those known.
-
-    Raises:
-        ForerunError: nothing has.
-    """
     if label not in known:
         raise ForerunError(f"{field}: no {what} '{label[:120]}' in the served folders")
     return known[label]
@@ -240,6 +229,12 @@ def _is_log(path: Path, modified_ns: int) -> bool:
         return False
 
 
+def _columns(path: Path) -> tuple[str, ...]:
+    """Names in the first line of a CSV file."""
+    line = head(path).decode("utf-8", "replace").splitlines()[0]
+    return tuple(name.strip().strip('"') for name in line.split(","))
+
+
 @lru_cache(maxsize=4096)
 def _measured_kind(path: Path, _modified_ns: int) -> str | None:
     """``steps``, ``runs`` or None, by the content of a file."""
@@ -248,8 +243,7 @@ def _measured_kind(path: Path, _modified_ns: int) -> str | None:
 
     try:
         if path.suffix == ".csv":
-            line = head(path).decode("utf-8", "replace").splitlines()[0]
-            names = {name.strip().strip('"') for name in line.split(",")}
+            names = set(_columns(path))
             if "measured_s" in names and names <= set(COLUMNS):
                 return "steps"
         return "runs" if detect(path) is not None else None
@@ -264,11 +258,7 @@ def _recognised(path: Path, _modified_ns: int) -> bool:
     import pyarrow.parquet as pq
 
     try:
-        if is_parquet(path):
-            names = tuple(pq.read_schema(path).names)
-        else:
-            line = head(path).decode("utf-8", "replace").splitlines()[0]
-            names = tuple(name.strip().strip('"') for name in line.split(","))
+        names = tuple(pq.read_schema(path).names) if is_parquet(path) else _columns(path)
     except (TraceError, OSError, IndexError, pa.ArrowException):
         return False
     return recognise_columns(names) is not None

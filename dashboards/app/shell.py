@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import dash_mantine_components as dmc
-from dash import MATCH, ClientsideFunction, Dash, Input, Output, State, ctx, dcc, html, no_update
+from dash import MATCH, Dash, Input, Output, State, ctx, dcc, html, no_update
 from dash.dependencies import ALL
 
 from dashboards.app.controls import Number, slider_id, state_id
 from dashboards.app.downloads import figure_csv, figure_html, figure_title
-from dashboards.app.page import Context, Page
+from dashboards.app.page import Context, Page, in_browser
 from dashboards.app.parts import UPLOADED, page_frame
 from dashboards.app.uploads import LARGEST_MESSAGE_BYTES
 from dashboards.theme import FONT, dark_template, light_template
@@ -22,7 +22,6 @@ SHOW_SIDE_BY_SIDE = "Show the pinned view and this one side by side"
 
 
 def _schemes() -> Any:
-    """The choice between light and dark."""
     return dmc.SegmentedControl(
         id="scheme-choice",
         data=[{"value": name, "label": name.capitalize()} for name in ("auto", "light", "dark")],
@@ -42,31 +41,13 @@ def app_frame(pages: Sequence[Page]) -> Any:
         for page in pages
     ]
     pins = [
-        dmc.Button("Pin view", id="pin", size="compact-sm", variant="default", attributes={"root": {"title": PIN}}),
-        dmc.Button(
-            "Beside pinned",
-            id="put-beside",
-            size="compact-sm",
-            variant="default",
-            attributes={"root": {"title": SHOW_SIDE_BY_SIDE}},
-        ),
+        dmc.Button(words, id=name, size="compact-sm", variant="default", attributes={"root": {"title": title}})
+        for words, name, title in (("Pin view", "pin", PIN), ("Beside pinned", "put-beside", SHOW_SIDE_BY_SIDE))
     ]
-    header = dmc.Group(
-        [
-            dmc.Group(
-                [
-                    dmc.Burger(id="burger", opened=False, size="sm", hiddenFrom="sm", **{"aria-label": "menu"}),
-                    dcc.Link("Forerun", href="/", className="brand"),
-                ],
-                gap="sm",
-            ),
-            dmc.Group([*pins, _schemes()], gap="xs", wrap="nowrap"),
-        ],
-        justify="space-between",
-        h="100%",
-        px="md",
-        wrap="nowrap",
-    )
+    menu = dmc.Burger(id="burger", opened=False, size="sm", hiddenFrom="sm", **{"aria-label": "menu"})
+    left = dmc.Group([menu, dcc.Link("Forerun", href="/", className="brand")], gap="sm")
+    right = dmc.Group([*pins, _schemes()], gap="xs", wrap="nowrap")
+    header = dmc.Group([left, right], justify="space-between", h="100%", px="md", wrap="nowrap")
     templates = {"light": light_template().to_plotly_json(), "dark": dark_template().to_plotly_json()}
     stops = {
         f"{page.path}/{name}": {"stops": list(control.stops), "unit": control.unit, "label": control.label}
@@ -118,94 +99,55 @@ def register(app: Dash, pages: Sequence[Page], context: Context) -> None:
             return page_frame("No such page", "The menu has all pages there are.")
         return page.layout(search, context)
 
-    in_browser: Any = app.clientside_callback
     app.callback(Output("page", "children"), Input("url", "pathname"), State("url", "search"))(show_page)
     app.callback(Output("shell", "navbar"), Input("burger", "opened"))(lambda opened: _navbar(opened))
     app.callback(Output("burger", "opened"), Input("url", "pathname"), prevent_initial_call=True)(lambda _path: False)
+    schemes = (Output("scheme", "data"), Output("theme", "forceColorScheme"))
+    in_browser(app, "scheme", *schemes, Input("scheme-choice", "value"))
+    in_browser(app, "address", Output("address", "data"), Input(_any("state", ALL), "value"), on_opening=False)
+    for page in pages:
+        for name, control in page.fields.items():
+            if isinstance(control, Number) and control.stops:  # the slider and the field follow each other
+                field, slider = state_id(page.path, name), slider_id(page.path, name)
+                both = [kind(part, "value") for kind in (Output, Input) for part in (field, slider)]
+                in_browser(app, "pair", *both, State("stops", "data"))
+    drawn = (Output(_any("graph"), "figure"), Output(_any("card"), "style"))
+    in_browser(app, "draw", *drawn, Input(_any("spec"), "data"), Input("scheme", "data"), State("templates", "data"))
+    of_page = {"kind": "upload", "page": MATCH}
     in_browser(
-        ClientsideFunction("forerun", "scheme"),
-        Output("scheme", "data"),
-        Output("theme", "forceColorScheme"),
-        Input("scheme-choice", "value"),
-    )
-    in_browser(
-        ClientsideFunction("forerun", "address"),
-        Output("address", "data"),
-        Input({"kind": "state", "page": ALL, "name": ALL}, "value"),
-        prevent_initial_call=True,
-    )
-    _pair_sliders(app, pages)
-    in_browser(
-        ClientsideFunction("forerun", "draw"),
-        Output({"kind": "graph", "page": MATCH, "name": MATCH}, "figure"),
-        Output({"kind": "card", "page": MATCH, "name": MATCH}, "style"),
-        Input({"kind": "spec", "page": MATCH, "name": MATCH}, "data"),
-        Input("scheme", "data"),
-        State("templates", "data"),
-    )
-    in_browser(
-        ClientsideFunction("forerun", "take"),
+        app,
+        "take",
         Output({"kind": "message", "page": MATCH, "name": UPLOADED}, "data"),
         Output({"kind": "area", "page": MATCH, "name": UPLOADED}, "children"),
-        Input({"kind": "upload", "page": MATCH}, "contents"),
-        State({"kind": "upload", "page": MATCH}, "filename"),
+        Input(of_page, "contents"),
+        State(of_page, "filename"),
         State("largest", "data"),
-        prevent_initial_call=True,
+        on_opening=False,
     )
-    in_browser(
-        ClientsideFunction("forerun", "pin"),
-        Output("pinned", "data"),
-        Output("put-beside", "style"),
-        Input("pin", "n_clicks"),
-        State("pinned", "data"),
-    )
-    in_browser(
-        ClientsideFunction("forerun", "beside"),
-        Output("url", "href"),
-        Input("put-beside", "n_clicks"),
-        State("pinned", "data"),
-        prevent_initial_call=True,
-    )
-    in_browser(
-        ClientsideFunction("forerun", "picture"),
-        Output("picture", "data"),
-        Input({"kind": "export-png", "page": ALL, "name": ALL}, "n_clicks"),
-        Input({"kind": "export-svg", "page": ALL, "name": ALL}, "n_clicks"),
-        prevent_initial_call=True,
-    )
+    pinned = State("pinned", "data")
+    in_browser(app, "pin", Output("pinned", "data"), Output("put-beside", "style"), Input("pin", "n_clicks"), pinned)
+    in_browser(app, "beside", Output("url", "href"), Input("put-beside", "n_clicks"), pinned, on_opening=False)
+    clicks = [Input(_any(f"export-{kind}", ALL), "n_clicks") for kind in ("png", "svg")]
+    in_browser(app, "picture", Output("picture", "data"), *clicks, on_opening=False)
     app.callback(
-        Output({"kind": "download", "page": MATCH, "name": MATCH}, "data"),
-        Input({"kind": "export-csv", "page": MATCH, "name": MATCH}, "n_clicks"),
-        Input({"kind": "export-html", "page": MATCH, "name": MATCH}, "n_clicks"),
-        State({"kind": "spec", "page": MATCH, "name": MATCH}, "data"),
+        Output(_any("download"), "data"),
+        *(Input(_any(f"export-{kind}"), "n_clicks") for kind in ("csv", "html")),
+        State(_any("spec"), "data"),
         prevent_initial_call=True,
     )(_download)
 
 
-def _pair_sliders(app: Dash, pages: Sequence[Page]) -> None:
-    """A number's slider and its field follow each other."""
-    in_browser: Any = app.clientside_callback
-    for page in pages:
-        for name, control in page.fields.items():
-            if isinstance(control, Number) and control.stops:
-                field, slider = state_id(page.path, name), slider_id(page.path, name)
-                in_browser(
-                    ClientsideFunction("forerun", "pair"),
-                    Output(field, "value"),
-                    Output(slider, "value"),
-                    Input(field, "value"),
-                    Input(slider, "value"),
-                    State("stops", "data"),
-                )
+def _any(kind: str, which: Any = MATCH) -> dict[str, Any]:
+    """Id of the parts of one kind: for one of them at a time, or with ``ALL`` for all together."""
+    return {"kind": kind, "page": which, "name": which}
 
 
 def _download(csv_clicks: int | None, html_clicks: int | None, spec: dict[str, Any] | None) -> Any:
     if spec is None or not (csv_clicks or html_clicks):
         return no_update
     name = re.sub(r"[^a-z0-9]+", "-", figure_title(spec).lower()).strip("-") or "figure"
-    if ctx.triggered_id["kind"] == "export-csv":
-        return {"content": figure_csv(spec), "filename": f"{name}.csv", "type": "text/csv", "base64": False}
-    return {"content": figure_html(spec), "filename": f"{name}.html", "type": "text/html", "base64": False}
+    kind, text = ("csv", figure_csv) if ctx.triggered_id["kind"] == "export-csv" else ("html", figure_html)
+    return {"content": text(spec), "filename": f"{name}.{kind}", "type": f"text/{kind}", "base64": False}
 
 
 def _navbar(opened: bool | None) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from dashboards.figures.speculation import gain_map
-from dashboards.theme import BLUE, GREEN, GREY, ORANGE, PINK, SKY, VERMILLION, FloatArray, captioned
+from dashboards.theme import BLUE, GREEN, GREY, ORANGE, PINK, SKY, VERMILLION, FloatArray, add_band, captioned, whiskers
 from hwprofiles import weakest
 from simulator.speculation.attention_level import (
     Bar,
@@ -69,15 +69,8 @@ def context_gain_figure(data: ContextGainData) -> go.Figure:
     """One line per hit rate; the band spans what other plausible parameters give at the highest."""
     figure = go.Figure()
     best = f"{data.hit_rates[-1]:.1%}"
-    figure.add_scatter(
-        x=np.concatenate((data.contexts, data.contexts[::-1])),
-        y=np.concatenate((data.high, data.low[::-1])),
-        fill="toself",
-        fillcolor="rgba(140, 148, 158, 0.25)",
-        line={"width": 0},
-        hoverinfo="skip",
-        name=f"{best} hits, other plausible parameters",
-    )
+    words = f"{best} hits, other plausible parameters"
+    add_band(figure, data.contexts, data.low, data.high, fillcolor="rgba(140, 148, 158, 0.25)", name=words)
     for rate, row, colour in zip(data.hit_rates, data.speedup, HIT_COLOURS[: len(data.hit_rates)], strict=False):
         figure.add_scatter(
             x=data.contexts,
@@ -196,14 +189,7 @@ def gain_figure(data: GainData) -> go.Figure:
         figure.add_scatter(
             x=[gain.context_tokens for gain in row],
             y=[gain.speedup for gain in row],
-            error_y={
-                "type": "data",
-                "symmetric": False,
-                "array": [gain.high - gain.speedup for gain in row],
-                "arrayminus": [gain.speedup - gain.low for gain in row],
-                "thickness": 1.2,
-                "width": 3,
-            },
+            error_y=whiskers([(gain.low, gain.speedup, gain.high) for gain in row], thickness=1.2, width=3),
             mode="lines+markers",
             name=f"batch {batch}",
             line={"color": colour, "width": 2},

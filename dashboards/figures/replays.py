@@ -10,7 +10,20 @@ import plotly.graph_objects as go
 
 from dashboards.figures.run import thinned_distribution
 from dashboards.recorded_errors import ErrorRow, by_predicted
-from dashboards.theme import BLUE, COLOURS, GREEN, GREY, ORANGE, PINK, SKY, VERMILLION, FloatArray, captioned
+from dashboards.theme import (
+    BLUE,
+    COLOURS,
+    GREEN,
+    GREY,
+    ORANGE,
+    PINK,
+    SKY,
+    VERMILLION,
+    FloatArray,
+    add_distribution,
+    captioned,
+    whiskers,
+)
 from simulator.replay import ReplayReport
 from simulator.replay.predict import REGIMES
 from simulator.replay.replay_tables import METRIC_WORDS
@@ -114,14 +127,8 @@ def error_figure(data: ErrorData) -> go.Figure:
     """Cumulative share of rows by error."""
     figure = go.Figure()
     for curve in data.curves:
-        figure.add_scatter(
-            x=curve.ape,
-            y=curve.share * 100,
-            mode="lines" if len(curve.ape) > 1 else "markers",
-            name=curve.op,
-            line={"width": 2.5, "shape": "hv"},
-            hovertemplate="%{y:.1f} % of rows within %{x:.3g} %",
-        )
+        look = {"line": {"width": 2.5, "shape": "hv"}, "hovertemplate": "%{y:.1f} % of rows within %{x:.3g} %"}
+        add_distribution(figure, curve.ape, curve.share, name=curve.op, **look)
     figure.update_xaxes(type="log", title="absolute error (%)", dtick=1)
     figure.update_yaxes(title="share of rows (%)", range=[0, 102])
     return captioned(figure, "Error distribution", f"{data.rows:,} kernels", data.basis, 560)
@@ -175,14 +182,9 @@ def scores_figure(data: ScoresData) -> go.Figure:
             orientation="h",
             name=f"{regime}-bound",
             marker={"color": COLOURS.get(regime, BLUE)},
-            error_x={
-                "type": "data",
-                "symmetric": False,
-                "array": [max(0.0, bar.p90_ape - bar.median_ape) for bar in part],
-                "arrayminus": [0.0] * len(part),
-                "color": GREY,
-                "thickness": 1.5,
-            },
+            error_x=whiskers(
+                [(None, bar.median_ape, max(bar.median_ape, bar.p90_ape)) for bar in part], color=GREY, thickness=1.5
+            ),
             customdata=[[bar.rows, bar.p90_ape, bar.bias] for bar in part],
             hovertemplate="%{y}: median %{x:.1f} %, p90 %{customdata[1]:.1f} %, bias %{customdata[2]:+.1f} %, "
             "%{customdata[0]:,} rows<extra></extra>",

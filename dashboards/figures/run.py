@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
-from dashboards.theme import COLOURS, GREY, RUN_COLOURS, FloatArray, captioned
+from dashboards.theme import COLOURS, GREY, RUN_COLOURS, FloatArray, add_distribution, captioned
 from hwprofiles import weakest
 from simulator.running.metrics.run_folder import RunFolder
 from simulator.running.metrics.usage import BOUNDS
@@ -65,6 +65,7 @@ def add_bounds(figure: go.Figure, names: Sequence[str], shares: Mapping[str, Seq
 
 
 NAMES = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2E latency"}
+WITHIN = "%{y:.1f} % within %{x:.4s} ms"
 MOST_CURVE_POINTS = 400
 """Points of one curve; longer ones keep every quantile step and the whole extreme."""
 
@@ -122,14 +123,8 @@ def latency_figure(data: LatencyData) -> go.Figure:
     """Cumulative distributions over a logarithmic axis; diamonds are SLO limits the curve must pass on the left."""
     figure = go.Figure()
     for curve in data.curves:
-        figure.add_scatter(
-            x=curve.ms,
-            y=curve.share * 100,
-            mode="lines" if len(curve.ms) > 1 else "markers",
-            name=NAMES[curve.name],
-            line={"color": COLOURS[curve.name], "width": 2.5, "shape": "hv"},
-            hovertemplate="%{y:.1f} % within %{x:.4s} ms",
-        )
+        line = {"color": COLOURS[curve.name], "width": 2.5, "shape": "hv"}
+        add_distribution(figure, curve.ms, curve.share, name=NAMES[curve.name], line=line, hovertemplate=WITHIN)
     for curve in data.curves:
         if curve.limits:
             figure.add_scatter(
@@ -173,13 +168,8 @@ def timeline_data(run: RunFolder, bins: int = BINS, spans: Spans | None = None) 
     if spans is None:
         empty = np.empty(0)
         return TimelineData(empty, 0.0, empty, empty, None, empty, run.basis)
-    kinds = run.document.get("pools") or [
-        {
-            "num_blocks": run.document["kv_cache"].get("num_blocks") or 0,
-            "replicas": run.document["scenario"]["hardware"].get("replicas", 1),
-        }
-    ]
-    blocks = sum(kind["num_blocks"] * kind["replicas"] for kind in kinds)
+    one_kind = {"num_blocks": run.document["kv_cache"].get("num_blocks") or 0, "replicas": _replicas(run)}
+    blocks = sum(kind["num_blocks"] * kind["replicas"] for kind in run.document.get("pools") or [one_kind])
     return TimelineData(
         time_s=spans.middle_s,
         bin_s=spans.bin_s,
@@ -339,6 +329,8 @@ def bound_time_figure(data: BoundTimeData) -> go.Figure:
 
 
 MAX_REQUESTS = 60
+MANY_REQUESTS = 300
+"""Beyond, requests are too short to see over the whole run: those around the longest TTFT are shown."""
 
 
 class WaterfallData(NamedTuple):
@@ -364,22 +356,20 @@ def waterfall_data(run: RunFolder, most: int = MAX_REQUESTS, around: int | None 
     else:
         first = max(0, min(int(np.searchsorted(done, around)) - most // 2, len(done) - most))
         chosen = done[first : first + most]
-    return WaterfallData(
-        row=chosen,
-        arrival_s=run.requests["arrival_s"][chosen],
-        scheduled_s=run.requests["scheduled_s"][chosen],
-        first_token_s=run.requests["first_token_s"][chosen],
-        finished_s=run.requests["finished_s"][chosen],
-        completed=len(done),
-        basis=run.basis,
-        marked=around if around is not None and around in chosen else None,
-    )
+    times = {name: run.requests[name][chosen] for name in WaterfallData._fields if name.endswith("_s")}
+    marked = around if around is not None and around in chosen else None
+    return WaterfallData(row=chosen, **times, completed=len(done), basis=run.basis, marked=marked)
 
 
 def slowest(run: RunFolder) -> int | None:
     """The completed request that waited longest for its first token; None where none completed."""
     ttft = np.where(np.isfinite(run.requests["finished_s"]), run.requests["ttft_ms"], np.nan)
     return int(np.nanargmax(ttft)) if np.isfinite(ttft).any() else None
+
+
+def requests_data(run: RunFolder) -> WaterfallData:
+    """Requests over the whole run, or of many those around the one with the longest TTFT."""
+    return waterfall_data(run, around=slowest(run) if len(run.requests["arrival_s"]) > MANY_REQUESTS else None)
 
 
 def waterfall_figure(data: WaterfallData) -> go.Figure:
@@ -511,14 +501,8 @@ def curves_figure(data: ComparisonData) -> go.Figure:
     figure = go.Figure()
     for name, curve, colour, dash in zip(data.names, data.curves, RUN_COLOURS, ("solid", "dash"), strict=True):
         if curve is not None:
-            figure.add_scatter(
-                x=curve.ms,
-                y=curve.share * 100,
-                mode="lines" if len(curve.ms) > 1 else "markers",
-                name=name,
-                line={"color": colour, "width": 2.5, "shape": "hv", "dash": dash},
-                hovertemplate="%{y:.1f} % within %{x:.4s} ms",
-            )
+            line = {"color": colour, "width": 2.5, "shape": "hv", "dash": dash}
+            add_distribution(figure, curve.ms, curve.share, name=name, line=line, hovertemplate=WITHIN)
     figure.update_xaxes(type="log", title="milliseconds", dtick=1)
     figure.update_yaxes(title="share of requests (%)", range=[0, 102])
     figure.update_layout(hovermode="closest")

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import plotly.graph_objects as go
 
-from dashboards.theme import BLUE, GREY, VERMILLION, FloatArray, captioned, gain_scale, method_line
+from dashboards.theme import BLUE, GREY, VERMILLION, FloatArray, add_band, captioned, gain_scale, method_line
 from simulator.speculation import load_curve
 from simulator.studies.draft_pool.pool import WAYS
 from simulator.studies.tune.grid import SpeculationGrid
@@ -58,17 +58,6 @@ class SpeedupData(NamedTuple):
     speedup: FloatArray
     method: str
     caption: str
-    basis: str
-
-
-class CrossoverData(NamedTuple):
-    """Speed-up over the batch, one line per number of draft tokens, and where each line falls below 1."""
-
-    batches: tuple[int, ...]
-    draft_tokens: tuple[int, ...]
-    speedup: FloatArray
-    crossover_batch: tuple[float | None, ...]
-    method: str
     basis: str
 
 
@@ -124,27 +113,22 @@ def speedup_figure(data: SpeedupData) -> go.Figure:
     return captioned(figure, "Speed-up of decoding", data.caption, data.basis, 420)
 
 
-def crossover_data(grid: SpeculationGrid) -> CrossoverData:
-    """Data of the speed-up over the batch, with crossovers."""
-    return CrossoverData(grid.batches, grid.draft_tokens, grid.by_batch, grid.crossover_batch, grid.method, grid.basis)
-
-
-def crossover_figure(data: CrossoverData) -> go.Figure:
-    """Thicker lines draft more; diamonds are crossovers."""
+def crossover_figure(grid: SpeculationGrid) -> go.Figure:
+    """Speed-up over the batch by draft tokens; thicker lines draft more, diamonds are where they fall below 1."""
     figure = go.Figure()
-    colour = method_line(data.method)[0]
-    count = len(data.draft_tokens)
-    for index, tokens in enumerate(data.draft_tokens):
+    colour = method_line(grid.method)[0]
+    count = len(grid.draft_tokens)
+    for index, tokens in enumerate(grid.draft_tokens):
         figure.add_scatter(
-            x=data.batches,
-            y=data.speedup[index],
+            x=grid.batches,
+            y=grid.by_batch[index],
             mode="lines",
             name=f"K={tokens}",
             line={"color": colour, "width": 1.2 + 2.6 * index / max(1, count - 1)},
             opacity=0.45 + 0.55 * index / max(1, count - 1),
             hovertemplate="batch %{x}: %{y:.3f} x",
         )
-    crossed = [at for at in data.crossover_batch if at]
+    crossed = [at for at in grid.crossover_batch if at]
     if crossed:
         figure.add_scatter(
             x=crossed,
@@ -155,9 +139,9 @@ def crossover_figure(data: CrossoverData) -> go.Figure:
             hovertemplate="pays below a batch of %{x:.0f}",
         )
     figure.add_hline(y=1.0, line={"color": method_line("none")[0], "width": 1, "dash": "dot"})
-    figure.update_xaxes(title="batch (sequences)", type="log", tickvals=list(data.batches))
+    figure.update_xaxes(title="batch (sequences)", type="log", tickvals=list(grid.batches))
     figure.update_yaxes(title="speed-up of decoding")
-    return captioned(figure, "Where it stops paying", "thicker lines draft more tokens", data.basis, 420)
+    return captioned(figure, "Where it stops paying", "thicker lines draft more tokens", grid.basis, 420)
 
 
 def acceptance_data(names: Sequence[str], most: int, chosen: str | None = None) -> AcceptanceData:
@@ -225,23 +209,28 @@ def acceptance_figure(data: AcceptanceData) -> go.Figure:
     return captioned(figure, "Acceptance", caption, "published", 420)
 
 
-def pool_figure(document: dict[str, Any]) -> go.Figure:
+class PoolData(NamedTuple):
+    """Gain of each way to draft, a row for each number of verifiers per drafter."""
+
+    gains: dict[str, list[dict[str, Any]]]
+    batch: int
+    acceptance_factors: tuple[float, float]
+    basis: str
+
+
+def pool_data(document: dict[str, Any]) -> PoolData:
+    """Gains of a ``draft-pool`` document."""
+    gains = {way: one["gains"] for way, one in document["ways"].items()}
+    return PoolData(gains, document["batch"], document["acceptance_factors"], document["basis"])
+
+
+def pool_figure(data: PoolData) -> go.Figure:
     """Gain over the same verifiers without drafts, a line and a band per way of drafting; below 1 it does not pay."""
     figure = go.Figure()
-    for (way, one), colour in zip(document["ways"].items(), (BLUE, VERMILLION), strict=True):
-        rows = one["gains"]
+    for (way, rows), colour in zip(data.gains.items(), (BLUE, VERMILLION), strict=True):
         shares = [row["verifiers_per_drafter"] for row in rows]
-        figure.add_scatter(
-            x=shares + shares[::-1],
-            y=[row["high"] for row in rows] + [row["low"] for row in rows[::-1]],
-            mode="lines",
-            fill="toself",
-            fillcolor=colour,
-            opacity=0.2,
-            line={"width": 0},
-            hoverinfo="skip",
-            showlegend=False,
-        )
+        low, high = ([row[end] for row in rows] for end in ("low", "high"))
+        add_band(figure, shares, low, high, mode="lines", fillcolor=colour, opacity=0.2, showlegend=False)
         figure.add_scatter(
             x=shares,
             y=[row["gain"] for row in rows],
@@ -255,6 +244,6 @@ def pool_figure(document: dict[str, Any]) -> go.Figure:
     figure.add_hline(y=1.0, line={"color": GREY, "width": 1, "dash": "dot"})
     figure.update_xaxes(type="log", title="verifiers per drafter", tickvals=shares, ticktext=[f"{x:g}" for x in shares])
     figure.update_yaxes(title="gain", rangemode="tozero")
-    low, high = document["acceptance_factors"]
-    caption = f"{document['batch']} sequences each; bands: acceptance times {low:g} to {high:g}"
-    return captioned(figure, "Drafters that verifiers share", caption, document["basis"], 480)
+    least, most = data.acceptance_factors
+    caption = f"{data.batch} sequences each; bands: acceptance times {least:g} to {most:g}"
+    return captioned(figure, "Drafters that verifiers share", caption, data.basis, 480)

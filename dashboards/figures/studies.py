@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import log10
 from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from dashboards.theme import BLUE, GREEN, GREY, ORANGE, PINK, SKY, VERMILLION, captioned, gain_scale
+from dashboards.figures.speculation import gain_map
+from dashboards.theme import BLUE, GREEN, GREY, ORANGE, PINK, SKY, VERMILLION, add_band, captioned, whiskers
 from simulator.studies.paired import HIGHER_IS_BETTER, load_words, metric_words
 from simulator.studies.race.race import is_fixed
 from simulator.studies.sweep.study import point_value
@@ -112,14 +114,7 @@ def forest_figure(data: ForestData) -> go.Figure:
         figure.add_scatter(
             x=[row.ratio for row in rows],
             y=[metrics.index(row.metric) + offset for row in rows],
-            error_x={
-                "type": "data",
-                "symmetric": False,
-                "array": [0.0 if row.high is None else row.high - row.ratio for row in rows],
-                "arrayminus": [0.0 if row.low is None else row.ratio - row.low for row in rows],
-                "thickness": 2,
-                "width": 4,
-            },
+            error_x=whiskers([(row.low, row.ratio, row.high) for row in rows], thickness=2, width=4),
             mode="markers",
             name=name,
             marker={"size": 9, "color": VARIANT_COLOURS[index % len(VARIANT_COLOURS)]},
@@ -231,14 +226,6 @@ def bars_figure(data: BarsData) -> go.Figure:
     return captioned(figure, data.title, data.caption, data.basis, 200 + 26 * len(data.names))
 
 
-def bars_text(data: BarsData) -> str:
-    """The bars as text."""
-    width = max(map(len, data.names), default=0)
-    rows = zip(data.names, data.values, data.good, strict=True)
-    lines = [f"{name:<{width}}  {value:8.2f}{'' if good else '  !'}" for name, value, good in rows]
-    return "\n".join([f"{data.unit}; ! = {'misses the SLO' if 'SLO' in data.caption else 'alarm'}", *lines])
-
-
 def tornado_data(document: dict[str, Any], variant: str | None = None) -> TornadoData | None:
     """The swings of one variant (default: the one with the largest speedup); None where nothing moves."""
     metric = document["metric"]
@@ -313,16 +300,7 @@ def load_curve_figure(data: LoadCurveData) -> go.Figure:
     for index, (name, loads, ratios, lows, highs) in enumerate(data.curves):
         colour = VARIANT_COLOURS[index % len(VARIANT_COLOURS)]
         if all(end is not None for end in (*lows, *highs)):
-            figure.add_scatter(
-                x=[*loads, *reversed(loads)],
-                y=[*highs, *reversed(lows)],
-                fill="toself",
-                fillcolor=colour,
-                opacity=0.18,
-                line={"width": 0},
-                hoverinfo="skip",
-                showlegend=False,
-            )
+            add_band(figure, loads, lows, highs, fillcolor=colour, opacity=0.18, showlegend=False)
         figure.add_scatter(
             x=loads,
             y=ratios,
@@ -402,7 +380,7 @@ class ParetoData(NamedTuple):
 
 
 def pareto_data(document: dict[str, Any]) -> ParetoData:
-    """The points of a ``plan`` document, in the order of their cost."""
+    """The simulated layouts of a ``plan`` document, in the order of their cost."""
     by_price = all(row["usd_per_hour"] is not None for row in document["candidates"] if row["binding"] is not None)
     points = []
     for row in document["candidates"]:
@@ -425,27 +403,31 @@ def pareto_data(document: dict[str, Any]) -> ParetoData:
     )
 
 
+def slo_ratio_data(document: dict[str, Any]) -> ParetoData | None:
+    """The points of a plan for one rate; None for a plan of the highest rates alone."""
+    return None if document["request_rate"] is None else pareto_data(document)
+
+
 def slo_ratio_figure(data: ParetoData) -> go.Figure:
     """Cost against the binding value over its limit: below the line a layout holds."""
     figure = go.Figure()
     for name, colour in SLO_COLOURS.items():
         points = [p for p in data.points if p.holds == (name == HOLDS)]
         if points:
-            figure.add_scatter(
-                x=[p.cost for p in points],
-                y=[p.slo_ratio for p in points],
-                mode="markers",
-                name=name,
-                marker={"color": colour, "size": 11, "symbol": ["star" if p.on_front else "circle" for p in points]},
-                customdata=[[p.layout] for p in points],
-                hovertemplate="%{customdata[0]}<br>%{y:.2f} of the limit<extra></extra>",
-            )
+            hover = "%{customdata[0]}<br>%{y:.2f} of the limit<extra></extra>"
+            _add_layouts(figure, points, [p.slo_ratio for p in points], name, colour, hover)
     figure.add_hline(y=1.0, line={"color": GREY, "dash": "dash"}, annotation_text="SLO")
     figure.update_xaxes(title=data.cost_label, rangemode="tozero")
     figure.update_yaxes(title="binding value over its limit", rangemode="tozero")
     return captioned(
         figure, "Cost against the SLO", "each point a simulated layout; below the line it holds", data.basis, HEIGHT
     )
+
+
+def max_rate_data(document: dict[str, Any]) -> ParetoData | None:
+    """The points of a plan; None where none has a highest rate."""
+    data = pareto_data(document)
+    return data if any(point.max_rate is not None for point in data.points) else None
 
 
 def pareto_figure(data: ParetoData) -> go.Figure:
@@ -462,20 +444,28 @@ def pareto_figure(data: ParetoData) -> go.Figure:
             line={"color": GREY, "shape": "hv", "width": 2},
             hoverinfo="skip",
         )
-    figure.add_scatter(
-        x=[p.cost for p in points],
-        y=[p.max_rate for p in points],
-        mode="markers",
-        name="layout",
-        marker={"color": BLUE, "size": 11, "symbol": ["star" if p.on_front else "circle" for p in points]},
-        customdata=[[p.layout] for p in points],
-        hovertemplate="%{customdata[0]}<br>up to %{y:.3g} req/s<extra></extra>",
-    )
+    hover = "%{customdata[0]}<br>up to %{y:.3g} req/s<extra></extra>"
+    _add_layouts(figure, points, [p.max_rate for p in points], "layout", BLUE, hover)
     if data.request_rate is not None:
         figure.add_hline(y=data.request_rate, line={"color": GREY, "dash": "dash"}, annotation_text="requested")
     figure.update_xaxes(title=data.cost_label, rangemode="tozero")
     figure.update_yaxes(title="highest rate that holds, req/s", rangemode="tozero")
     return captioned(figure, "Cost against headroom", "stars: no layout beats them in both", data.basis, HEIGHT)
+
+
+def _add_layouts(
+    figure: go.Figure, points: Sequence[ParetoPoint], y: Sequence[float | None], name: str, colour: str, hover: str
+) -> None:
+    """Layouts over their cost; those on the Pareto front are stars."""
+    figure.add_scatter(
+        x=[p.cost for p in points],
+        y=y,
+        mode="markers",
+        name=name,
+        marker={"color": colour, "size": 11, "symbol": ["star" if p.on_front else "circle" for p in points]},
+        customdata=[[p.layout] for p in points],
+        hovertemplate=hover,
+    )
 
 
 MOST_FIELDS = 6
@@ -496,13 +486,16 @@ class SweepData(NamedTuple):
     """Panels of a sweep and its best point."""
 
     panels: tuple[SweepPanel, ...]
+    points: tuple[tuple[str, float], ...]
+    """Name and metric of every point that has one."""
     best: int
     metric: str
     basis: str
 
 
-def sweep_data(document: dict[str, Any], metric: str) -> SweepData | None:
-    """The finished points of a ``sweep`` document by field; None where none measured the metric."""
+def sweep_data(document: dict[str, Any]) -> SweepData | None:
+    """The finished points of a ``sweep`` document by field; None where none measured its metric."""
+    metric = document["metric"]
     known = [(p, v) for p in document["points"] if (v := point_value(p, metric)) is not None]
     if not known:
         return None
@@ -519,7 +512,8 @@ def sweep_data(document: dict[str, Any], metric: str) -> SweepData | None:
     panels.sort(key=lambda panel: -_explained(panel))
     order = [value for _, value in known]
     best = order.index(max(order) if HIGHER_IS_BETTER[metric] else min(order))
-    return SweepData(tuple(panels[:MOST_FIELDS]), best, metric, document["basis"])
+    points = tuple((point["name"], value) for point, value in known)
+    return SweepData(tuple(panels[:MOST_FIELDS]), points, best, metric, document["basis"])
 
 
 def sweep_figure(data: SweepData) -> go.Figure:
@@ -584,14 +578,18 @@ class TuningData(NamedTuple):
     batches: tuple[str, ...]
     contexts: tuple[str, ...]
     speedup: list[list[float]]
-    words: list[list[str]]
+    drafts: list[list[str]]
+    fits: list[list[bool]]
+    """Whether the KV cache of the cell fits."""
     hover: list[list[str]]
     method: str
     basis: str
 
 
-def tuning_data(document: dict[str, Any]) -> TuningData:
-    """The map of a ``tune`` document."""
+def tuning_data(document: dict[str, Any]) -> TuningData | None:
+    """The map of a ``tune`` document; None for one about a machine."""
+    if "machine" in document:
+        return None
     rows: dict[int, list[dict[str, Any]]] = {}
     for cell in document["table"]:
         rows.setdefault(cell["judged_at"]["context"], []).append(cell)
@@ -600,16 +598,12 @@ def tuning_data(document: dict[str, Any]) -> TuningData:
         tuple(f"{cell['judged_at']['batch']:,}" for cell in first),
         tuple(f"{context:,}" for context in rows),
         [[cell["if_on"]["speedup"] for cell in row] for row in rows.values()],
-        [[_words(cell) for cell in row] for row in rows.values()],
+        [[cell["draft"].replace("tree of ", "T") for cell in row] for row in rows.values()],
+        [[cell["fits_kv_cache"] for cell in row] for row in rows.values()],
         [[_hover(cell) for cell in row] for row in rows.values()],
         document["method"],
         document["basis"],
     )
-
-
-def _words(cell: dict[str, Any]) -> str:
-    drafted = cell["draft"].replace("tree of ", "T").removeprefix("K=")
-    return f"<b>{drafted}</b><br>{cell['if_on']['speedup']:.2f}{'' if cell['fits_kv_cache'] else '*'}"
 
 
 def _hover(cell: dict[str, Any]) -> str:
@@ -621,28 +615,18 @@ def _hover(cell: dict[str, Any]) -> str:
 
 def tuning_figure(data: TuningData) -> go.Figure:
     """A heat map: what to draft in every cell, and the speed-up of the best way to draft; 1 is neutral."""
-    cells = [value for row in data.speedup for value in row]
-    low, high = min(0.5, *cells), max(1.5, *cells)
-    figure = go.Figure(
-        go.Heatmap(
-            x=list(data.batches),
-            y=list(data.contexts),
-            z=data.speedup,
-            colorscale=gain_scale(low, 1.0, high),
-            zmin=low,
-            zmax=high,
-            text=data.words,
-            customdata=data.hover,
-            texttemplate="%{text}",
-            textfont={"size": 10},
-            xgap=1,
-            ygap=1,
-            showscale=False,
-            hovertemplate="%{customdata}<extra></extra>",
-        )
-    )
-    figure.update_xaxes(title="batch (sequences)", type="category", showgrid=False)
-    figure.update_yaxes(title="context (tokens)", type="category", showgrid=False)
+    rows = zip(data.drafts, data.speedup, data.fits, strict=True)
+    words = [
+        [
+            f"<b>{draft.removeprefix('K=')}</b><br>{speedup:.2f}{'' if fits else '*'}"
+            for draft, speedup, fits in zip(*row, strict=True)
+        ]
+        for row in rows
+    ]
+    figure = gain_map(data.batches, data.contexts, data.speedup, "", "%{customdata}<extra></extra>")
+    figure.update_traces(text=words, textfont_size=10, customdata=data.hover, showscale=False)
+    figure.update_xaxes(title="batch (sequences)")
+    figure.update_yaxes(title="context (tokens)")
     caption = f"{data.method}: draft tokens, speed-up"
     return captioned(figure, "What to draft", caption, data.basis, 160 + 64 * max(3, len(data.contexts)))
 
@@ -658,8 +642,10 @@ class DraftingData(NamedTuple):
     basis: str
 
 
-def drafting_data(document: dict[str, Any]) -> DraftingData:
-    """Rates of a ``tune`` document about one machine; every line starts at the rate without drafting."""
+def drafting_data(document: dict[str, Any]) -> DraftingData | None:
+    """Rates of a ``tune`` document, from the one without drafting on; None for one that is not about a machine."""
+    if "machine" not in document:
+        return None
     several = len({row["batch"][0] for row in document["table"]}) > 1
     lines: dict[str, list[dict[str, Any]]] = {}
     plain: dict[int, dict[str, Any]] = {}
@@ -682,22 +668,8 @@ def drafting_figure(data: DraftingData) -> go.Figure:
     for name, tokens, rates, low, high in zip(
         data.names, data.draft_tokens, data.rates, data.low, data.high, strict=True
     ):
-        spread = {
-            "type": "data",
-            "symmetric": False,
-            "array": [end - rate for end, rate in zip(high, rates, strict=True)],
-            "arrayminus": [rate - end for end, rate in zip(low, rates, strict=True)],
-            "thickness": 1,
-        }
+        spread = whiskers(list(zip(low, rates, high, strict=True)), thickness=1)
         figure.add_trace(go.Scatter(x=tokens, y=rates, name=name, mode="lines+markers", error_y=spread))
     figure.update_xaxes(title="longest draft (n-max)", dtick=1)
     figure.update_yaxes(title="tokens per second", rangemode="tozero")
     return captioned(figure, "What drafting brings", "90 % intervals", data.basis, 420)
-
-
-def drafting_text(data: DraftingData) -> str:
-    """The rates as lines of text."""
-    return "\n".join(
-        f"{name}: " + ", ".join(f"{k}: {rate:.1f}" for k, rate in zip(tokens, rates, strict=True))
-        for name, tokens, rates in zip(data.names, data.draft_tokens, data.rates, strict=True)
-    )

@@ -3,29 +3,13 @@
 import numpy as np
 import pytest
 
+from dashboards.figures import run as of_run
+from dashboards.figures import speculation
 from dashboards.figures.attention import attention_map_data, attention_map_figure
 from dashboards.figures.load import BoundsData, LoadData, LoadFigure, SimulatedPoint, bounds_figure, load_figure
 from dashboards.figures.replays import coverage_figure, scores_data, scores_figure
 from dashboards.figures.roofline import measured_points, roofline_data, roofline_figure
-from dashboards.figures.run import (
-    bound_time_data,
-    bound_time_figure,
-    change_figure,
-    comparison_data,
-    curves_figure,
-    waterfall_data,
-    waterfall_figure,
-)
-from dashboards.figures.speculation import (
-    SpeedupData,
-    acceptance_data,
-    acceptance_figure,
-    crossover_data,
-    crossover_figure,
-    speedup_by_batch,
-    speedup_by_context,
-    speedup_figure,
-)
+from dashboards.figures.speculation import SpeedupData
 from dashboards.theme import METHOD_LINES, gain_scale
 from hwprofiles import KernelLibrary, KernelTime, load_chip
 from simulator.replay import replay_kernels
@@ -69,7 +53,7 @@ def grid():
 
 
 def test_bounds_over_time_average_to_the_shares_of_the_run(run):
-    data = bound_time_data(run, bins=50)
+    data = of_run.bound_time_data(run, bins=50)
     np.testing.assert_allclose(sum(data.shares.values()), 1.0)
     steps = run.steps
     end_s = steps["start_s"] + steps["seconds"]
@@ -77,38 +61,38 @@ def test_bounds_over_time_average_to_the_shares_of_the_run(run):
     for bound in BOUNDS:
         whole = steps[f"{bound}_s"].sum() / (2 * span)
         assert data.shares[bound].mean() == pytest.approx(whole, rel=1e-6)
-    figure = bound_time_figure(data)
+    figure = of_run.bound_time_figure(data)
     assert "basis: datasheet" in caption(figure)
     assert "share of engine time (%)" in axis_titles(figure)
 
 
 def test_waterfall_around_a_request_holds_it_and_its_neighbours(run):
     for row in (0, 7, len(run.requests["arrival_s"]) - 1):
-        data = waterfall_data(run, 10, around=row)
+        data = of_run.waterfall_data(run, 10, around=row)
         assert len(data.row) == 10
         assert row in data.row
         assert data.marked == row
         assert np.ptp(data.row) <= 10
     failed = int(np.flatnonzero(run.requests["failed"])[0])
-    assert waterfall_data(run, 10, around=failed).marked is None
-    assert f"request {data.marked}" in str(waterfall_figure(data).layout.annotations)
+    assert of_run.waterfall_data(run, 10, around=failed).marked is None
+    assert f"request {data.marked}" in str(of_run.waterfall_figure(data).layout.annotations)
 
 
 def test_comparison_is_of_the_summaries(run, write_hand_made, tmp_path):
     from simulator.running.metrics.run_folder import load_run
 
     other = load_run(write_hand_made(tmp_path / "two", replications=2))
-    data = comparison_data(run, other, ("one", "two"))
+    data = of_run.comparison_data(run, other, ("one", "two"))
     assert {"mean_ttft_ms", "output_throughput"} <= {change.key for change in data.changes}
     for change in data.changes:
         assert (change.first, change.second) == (
             run.document["summary"][change.key],
             other.document["summary"][change.key],
         )
-    bars = change_figure(data).data[0]
+    bars = of_run.change_figure(data).data[0]
     assert list(bars.x) == [change.percent for change in data.changes]
-    assert [trace.name for trace in curves_figure(data).data] == ["one", "two"]
-    same = comparison_data(run, run, ("a", "b"))
+    assert [trace.name for trace in of_run.curves_figure(data).data] == ["one", "two"]
+    same = of_run.comparison_data(run, run, ("a", "b"))
     assert [change.percent for change in same.changes] == [0.0] * len(same.changes)
 
 
@@ -155,20 +139,23 @@ def test_scores_are_those_of_the_replay(sample_replay):
 
 
 def test_heat_maps_hold_the_grid(grid):
-    for data, values in ((speedup_by_batch(grid), grid.by_batch), (speedup_by_context(grid), grid.by_context)):
-        heat = speedup_figure(data).data[0]
+    for data, values in (
+        (speculation.speedup_by_batch(grid), grid.by_batch),
+        (speculation.speedup_by_context(grid), grid.by_context),
+    ):
+        heat = speculation.speedup_figure(data).data[0]
         np.testing.assert_array_equal(heat.z, values)
         assert heat.text[0][0] == f"{values[0, 0]:.2f}"
         assert heat.zmin <= values.min()
         assert heat.zmax >= values.max()
-    lines = crossover_figure(crossover_data(grid))
+    lines = speculation.crossover_figure(grid)
     np.testing.assert_array_equal(lines.data[0].y, grid.by_batch[0])
     assert axis_titles(lines) == ["batch (sequences)", "speed-up of decoding"]
 
 
 def test_colours_turn_at_one():
     data = SpeedupData("batch", (1, 2), (1,), np.array([[0.6, 3.0]]), "mtp", "words", "datasheet")
-    heat = speedup_figure(data).data[0]
+    heat = speculation.speedup_figure(data).data[0]
     neutral = heat.colorscale[2]
     assert neutral[0] == pytest.approx((1.0 - heat.zmin) / (heat.zmax - heat.zmin))
     assert [stop[0] for stop in gain_scale(0.5, 1.0, 3.0)] == sorted(stop[0] for stop in gain_scale(0.5, 1.0, 3.0))
@@ -176,14 +163,14 @@ def test_colours_turn_at_one():
 
 def test_acceptance_shows_what_was_published():
     name = "eagle3-llama-3.1-8b-mt-bench"
-    data = acceptance_data([name, "eagle-minicpm3-4b"], 5, chosen=name)
+    data = speculation.acceptance_data([name, "eagle-minicpm3-4b"], 5, chosen=name)
     first, second = data.curves
     published = load_curve(name).lengths
     assert dict(zip(first.measured_tokens, first.measured_length, strict=True)) == {
         k: length for k, length in published.items() if k <= 5
     }
     assert second.length[-1] == pytest.approx(1 + 0.58 + 0.34 + 0.22 + 0.15 + 0.11)
-    figure = acceptance_figure(data)
+    figure = speculation.acceptance_figure(data)
     assert [trace.name for trace in figure.data if trace.showlegend] == [name]
 
 

@@ -118,7 +118,7 @@ def test_replay_opens_on_the_errors_on_record_and_names_the_worst(context):
 
 
 def test_without_a_record_the_page_opens_on_kernels(context, monkeypatch):
-    monkeypatch.setattr(replay, "record", list)
+    monkeypatch.setattr(replay.replays, "record", list)
     values, _ = values_of(list(PAGE.fields.values()), None, context.served)
     assert values["view"] == VIEWS[1]
 

@@ -5,19 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from dashboards.figures.run import (
-    Spans,
-    bottleneck_data,
-    bottleneck_figure,
-    latency_data,
-    latency_figure,
-    percentile_limits,
-    thinned_distribution,
-    timeline_data,
-    timeline_figure,
-    waterfall_data,
-    waterfall_figure,
-)
+from dashboards.figures import run as of_run
+from dashboards.figures.run import Spans
 from dashboards.theme import COLOURS, dark_template, light_template
 
 
@@ -28,10 +17,10 @@ def titles(figure):
 
 def test_every_figure_names_its_basis_and_its_units(run):
     for figure in (
-        latency_figure(latency_data(run)),
-        timeline_figure(timeline_data(run)),
-        waterfall_figure(waterfall_data(run)),
-        bottleneck_figure(bottleneck_data(run)),
+        of_run.latency_figure(of_run.latency_data(run)),
+        of_run.timeline_figure(of_run.timeline_data(run)),
+        of_run.waterfall_figure(of_run.waterfall_data(run)),
+        of_run.bottleneck_figure(of_run.bottleneck_data(run)),
     ):
         assert "basis: datasheet" in figure.layout.title.text
         assert titles(figure)
@@ -39,7 +28,7 @@ def test_every_figure_names_its_basis_and_its_units(run):
 
 
 def test_latency_curves_are_distributions_with_slo_marks(run):
-    data = latency_data(run)
+    data = of_run.latency_data(run)
     assert [curve.name for curve in data.curves] == ["ttft", "tpot", "e2el"]
     assert data.requests == 239
     for curve in data.curves:
@@ -47,12 +36,12 @@ def test_latency_curves_are_distributions_with_slo_marks(run):
         assert np.all(np.diff(curve.share) > 0)
         assert curve.share[-1] == 1.0
     assert data.curves[0].limits == ((500.0, 0.99),)
-    assert len(latency_figure(data).data) == 5
+    assert len(of_run.latency_figure(data).data) == 5
 
 
 def test_a_thinned_distribution_keeps_shape_ends_and_tail():
     values = np.sort(np.random.default_rng(1).lognormal(size=200_000))
-    ms, share = thinned_distribution(values, points=400)
+    ms, share = of_run.thinned_distribution(values, points=400)
     assert len(ms) <= 460
     assert (ms[0], ms[-1], share[-1]) == (values[0], values[-1], 1.0)
     for percent in (10, 50, 90, 99):
@@ -61,7 +50,7 @@ def test_a_thinned_distribution_keeps_shape_ends_and_tail():
 
 def test_limits_are_read_from_slo_keys():
     slo = {"p99.9_ttft_ms": 7, "median_ttft_ms": 3.0, "mean_ttft_ms": 1, "p99_tpot_ms": 5}
-    assert percentile_limits(slo, "ttft") == ((7.0, pytest.approx(0.999)), (3.0, 0.5))
+    assert of_run.percentile_limits(slo, "ttft") == ((7.0, pytest.approx(0.999)), (3.0, 0.5))
 
 
 def test_time_mean_is_exact_on_a_worked_example():
@@ -77,7 +66,7 @@ def test_time_mean_counts_overlapping_steps_once():
 
 
 def test_timeline_keeps_tokens_and_stays_small(run):
-    data = timeline_data(run, bins=50)
+    data = of_run.timeline_data(run, bins=50)
     assert len(data.time_s) == 50
     total = (data.output_tokens_per_s * data.bin_s).sum()
     assert total == pytest.approx(run.steps["output_tokens"].sum(), rel=1e-9)
@@ -87,15 +76,15 @@ def test_timeline_keeps_tokens_and_stays_small(run):
 
 
 def test_waterfall_samples_the_whole_run_and_skips_failures(run):
-    data = waterfall_data(run, most=20)
+    data = of_run.waterfall_data(run, most=20)
     assert len(data.row) == 20
     assert (data.row[0], data.row[-1], data.completed) == (0, 239, 239)
-    assert 5 not in waterfall_data(run, most=10_000).row
+    assert 5 not in of_run.waterfall_data(run, most=10_000).row
     assert np.all(data.finished_s >= data.first_token_s)
 
 
 def test_bottleneck_bars_fill_the_whole(run):
-    figure = bottleneck_figure(bottleneck_data(run))
+    figure = of_run.bottleneck_figure(of_run.bottleneck_data(run))
     assert sum(bar.x[0] for bar in figure.data) == pytest.approx(100.0)
     assert [bar.name for bar in figure.data] == ["compute", "memory", "interconnect", "latency", "host", "idle"]
 

@@ -2,17 +2,10 @@
 
 import pytest
 
-from dashboards.figures.studies import (
-    forest_data,
-    forest_figure,
-    load_curve_data,
-    load_curve_figure,
-    sweep_data,
-    sweep_figure,
-    tornado_data,
-    tornado_figure,
-)
-from dashboards.study_report import study_figures, study_html, study_markdown, text_intervals
+from dashboards.figures import studies
+from dashboards.figures.text import text_intervals
+from dashboards.result_figures import drawn_figures
+from dashboards.study_report import study_html, study_markdown
 from simulator.studies.compare.comparison import CompareResult
 from simulator.studies.sweep.study import SweepResult
 
@@ -20,23 +13,23 @@ SCENARIO = {"model": "llama-3.1-8b", "hardware": {"chip": "h100-sxm"}}
 
 
 def test_forest_shows_what_was_measured_with_its_intervals(comparison):
-    data = forest_data(comparison)
+    data = studies.forest_data(comparison)
     assert [(row.variant, row.metric, row.ratio) for row in data.rows] == [
         ("b", "mean_e2el_ms", 1.2),
         ("b", "output_throughput", 0.9),
         ("c", "output_throughput", 1.05),
     ]
-    figure = forest_figure(data)
+    figure = studies.forest_figure(data)
     assert list(figure.data[0].error_x.array) == pytest.approx([0.1, 0.0])
     assert list(figure.data[0].x) == [1.2, 0.9]
 
 
 def test_tornado_is_widest_first_and_leaves_out_what_does_nothing(comparison):
-    data = tornado_data(comparison)
+    data = studies.tornado_data(comparison)
     assert data.variant == "b"
     assert [row.parameter.split()[0] for row in data.rows] == ["acceptance", "vllm.step"]
     assert data.rows[0].flips
-    low, high = tornado_figure(data).data
+    low, high = studies.tornado_figure(data).data
     for index, row in enumerate(data.rows):
         assert low.base + low.x[index] == pytest.approx(row.at_low)
         assert high.base + high.x[index] == pytest.approx(row.at_high)
@@ -47,25 +40,25 @@ def test_a_swing_too_small_to_see_is_no_bar(comparison):
         row | {"ratios": {name: {"at_low": 1.232, "at_high": 1.233} for name in row["ratios"]}}
         for row in comparison["sensitivity"]
     ]
-    assert tornado_data(comparison | {"sensitivity": rows}) is None
+    assert studies.tornado_data(comparison | {"sensitivity": rows}) is None
 
 
 def test_a_load_axis_over_decades_names_few_of_its_ticks(comparison):
-    data = load_curve_data(comparison)
+    data = studies.load_curve_data(comparison)
     (curve,) = data.curves[:1]
     loads = tuple(0.5 * 2**step for step in range(len(curve.loads)))
-    assert load_curve_figure(data._replace(curves=(curve._replace(loads=loads),))).layout.xaxis.dtick is None
+    assert studies.load_curve_figure(data._replace(curves=(curve._replace(loads=loads),))).layout.xaxis.dtick is None
     loads = tuple(0.5 * 100**step for step in range(len(curve.loads)))
-    assert load_curve_figure(data._replace(curves=(curve._replace(loads=loads),))).layout.xaxis.dtick == "D2"
+    assert studies.load_curve_figure(data._replace(curves=(curve._replace(loads=loads),))).layout.xaxis.dtick == "D2"
 
 
 def test_load_curve_marks_the_crossing(comparison):
-    data = load_curve_data(comparison)
+    data = studies.load_curve_data(comparison)
     assert data.crossings == (2.4,)
-    figure = load_curve_figure(data)
+    figure = studies.load_curve_figure(data)
     assert figure.layout.annotations[0].text == "2.4 req/s"
     assert 10 ** figure.layout.annotations[0].x == pytest.approx(2.4)
-    assert load_curve_data(comparison | {"load_curves": None, "crossover": None}) is None
+    assert studies.load_curve_data(comparison | {"load_curves": None, "crossover": None}) is None
 
 
 def test_a_heading_of_a_report_stays_one_heading(comparison):
@@ -83,7 +76,7 @@ def test_report_holds_all_that_a_reviewer_needs(comparison):
     assert "b wins | by &lt;a lot&gt;" in page
     assert "<a lot>" not in page
     assert "| 1.200 1.100..1.300 |" in text
-    assert {figure.name for figure in study_figures("compare", comparison)} == {"speedup", "load", "tornado"}
+    assert list(drawn_figures("compare", comparison)) == ["speedup", "load", "tornado"]
 
 
 def test_text_figure_puts_values_where_they_belong():
@@ -120,9 +113,9 @@ def test_sweep_ranks_fields_by_what_they_explain():
         "metric": "mean_e2el_ms",
         "conclusion": "best",
     }
-    data = sweep_data(document, "mean_e2el_ms")
+    data = studies.sweep_data(document)
     assert [panel.path for panel in data.panels] == ["hardware.chip", "engine.max_num_seqs"]
     assert data.best == 0
-    assert len(sweep_figure(data).data) == 4
+    assert len(studies.sweep_figure(data).data) == 4
     text = study_markdown(SweepResult(document, "forerun sweep study.yaml"))
     assert text.index("h100-sxm 1") < text.index("n150 2") < text.index("no such chip")

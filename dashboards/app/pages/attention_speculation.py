@@ -10,44 +10,20 @@ from typing import Any
 
 import numpy as np
 
-from dashboards.app.controls import (
-    CHIP,
-    CONTEXTS,
-    MODEL,
-    TENSOR_PARALLEL,
-    WEIGHTS,
-    ChoiceField,
-    Number,
-    Values,
-    weights_of,
-)
+from dashboards.app import controls
+from dashboards.app.controls import ChoiceField, Number, Values
 from dashboards.app.page import Context, Page, Shown, View
 from dashboards.app.parts import area, figure_card, in_columns, message_area, remark, rests_on
 from dashboards.app.served import ServedFolders
-from dashboards.figures.attention import (
-    PAYS,
-    GainData,
-    atlas_data,
-    atlas_figure,
-    attention_map_data,
-    attention_map_figure,
-    context_gain_data,
-    context_gain_figure,
-    gain_figure,
-    gantt_data,
-    gantt_figure,
-    region_words,
-    sensitivity_data,
-    sensitivity_figure,
-    token_grid,
-)
+from dashboards.figures import attention
+from dashboards.figures.attention import GainData
 from forerun.errors import ForerunError
 from simulator.speculation.attention_level import READINGS, compare_layouts, consistency_set, consistency_sets
 from simulator.speculation.attention_level.consistency import group_layer
 from simulator.studies.alspec import ATLAS_GROUPS, ATLAS_MODELS, StepPricer, atlas_gains, lever_gains
 from simulator.studies.alspec import layout as layout_scenario
 
-MAP_CONTEXTS = CONTEXTS[3:]
+MAP_CONTEXTS = controls.CONTEXTS[3:]
 RATES = (0.0, 0.25, 0.5, 0.625, 0.65, 0.75, 0.8, 0.85, 0.875, 0.9, 0.95, 1.0)
 BATCHES = (1, 4, 16, 64)
 LONG = (8192, 32768, 131072, 524288)
@@ -83,8 +59,8 @@ def compute(_context: Context, values: Values) -> Shown:
     comparison = compare_layouts(parameters, context, rate, reading)
     label_start = parameters.label.split(":")[0]
     lead = (
-        f"At {token_grid(context)} tokens and {rate:.1%} hits two groups gain {float(comparison.speedup):.2f}x, "
-        f"and cut what attention adds {float(comparison.overhead_reduction):.1f}x."
+        f"At {attention.token_grid(context)} tokens and {rate:.1%} hits two groups gain "
+        f"{float(comparison.speedup):.2f}x, and cut what attention adds {float(comparison.overhead_reduction):.1f}x."
     )
     notes = [
         f"{parameters.description}; {parameters.label}.",
@@ -93,12 +69,12 @@ def compute(_context: Context, values: Values) -> Shown:
             for name, p in parameters.parameters.items()
         ),
     ]
-    gantt = gantt_data(group_layer(parameters, context, parameters.values()), reading, label_start)
+    gantt = attention.gantt_data(group_layer(parameters, context, parameters.values()), reading, label_start)
     figures = {
-        "map": attention_map_figure(attention_map_data(parameters, MAP_CONTEXTS, reading)),
-        "gantt": gantt_figure(gantt),
-        "speedup": context_gain_figure(context_gain_data(parameters, reading)),
-        "sensitivity": sensitivity_figure(sensitivity_data(parameters, context, rate, reading)),
+        "map": attention.attention_map_figure(attention.attention_map_data(parameters, MAP_CONTEXTS, reading)),
+        "gantt": attention.gantt_figure(gantt),
+        "speedup": attention.context_gain_figure(attention.context_gain_data(parameters, reading)),
+        "sensitivity": attention.sensitivity_figure(attention.sensitivity_data(parameters, context, rate, reading)),
     }
     return {"lead": remark(lead), "basis": rests_on(label_start, notes)}, figures
 
@@ -106,7 +82,7 @@ def compute(_context: Context, values: Values) -> Shown:
 def compute_own(_context: Context, values: Values) -> Shown:
     """The chosen chip and model: all chips in one group against two groups of half of them."""
     chips, chip = int(values["tp"]), values["chip"]
-    base = {"model": values["model"], **weights_of(values), "engine": ENGINE}
+    base = {"model": values["model"], **controls.weights_of(values), "engine": ENGINE}
     unsplit = StepPricer(layout_scenario(base, hardware={"chip": chip, "tensor_parallel": chips}))
     both = StepPricer(
         layout_scenario(
@@ -117,7 +93,7 @@ def compute_own(_context: Context, values: Values) -> Shown:
     )
     (rows,) = lever_gains([unsplit], both, BATCHES, LONG)
     title = f"{chip}: TP {chips // 2} x SP 2 over TP {chips}"
-    return {}, {"gain": gain_figure(GainData(title, values["model"], tuple(rows), both.basis))}
+    return {}, {"gain": attention.gain_figure(GainData(title, values["model"], tuple(rows), both.basis))}
 
 
 @lru_cache(maxsize=64)
@@ -138,14 +114,14 @@ def compute_atlas(_context: Context, values: Values) -> Shown:
     names = [f"{case['model']} · {case['chips']}" for case in fitting]
     title = f"{chip}: two groups over the fastest one"
     caption = f"gsm8k's hits at lambda {values['lambda']:g}, S = {values['window']}, batch {batch}"
-    data = atlas_data(fitting, names, batch, title, caption)
+    data = attention.atlas_data(fitting, names, batch, title, caption)
     best = int(np.argmax(np.nanmax(data.speedup, axis=1)))
-    paying = int(np.sum(np.nanmax(data.speedup, axis=1) >= PAYS))
+    paying = int(np.sum(np.nanmax(data.speedup, axis=1) >= attention.PAYS))
     words = (
         f"It pays in {paying} of {len(fitting)} layouts (model · chips) of {chip} that hold their KV. The most gains "
-        f"{names[best]} chips: {region_words(fitting[best], batch)}."
+        f"{names[best]} chips: {attention.region_words(fitting[best], batch)}."
     )
-    return {"regions": remark(words)}, {"atlas": atlas_figure(data)}
+    return {"regions": remark(words)}, {"atlas": attention.atlas_figure(data)}
 
 
 PAGE = Page(
@@ -158,10 +134,10 @@ PAGE = Page(
         Number("context", "Context", stops=MAP_CONTEXTS, default=131072, unit="tokens", low=256, high=2**20),
         ChoiceField("set", "Documented parameters", options=lambda _: list(consistency_sets())),
         ChoiceField("reading", "What waits for the check", options=READINGS),
-        replace(CHIP, label="Other chip"),
-        MODEL,
-        replace(TENSOR_PARALLEL, label="Chips", options=("2", "4", "8", "16"), default="8"),
-        WEIGHTS,
+        replace(controls.CHIP, label="Other chip"),
+        controls.MODEL,
+        replace(controls.TENSOR_PARALLEL, label="Chips", options=("2", "4", "8", "16"), default="8"),
+        controls.WEIGHTS,
         Number(
             "lambda",
             "Map: lambda",

@@ -9,25 +9,15 @@ from typing import Any
 
 import dash_mantine_components as dmc
 
-from dashboards.app.controls import (
-    CHIP,
-    COLUMNS,
-    MODEL,
-    OUTPUT,
-    PROMPT,
-    ChoiceField,
-    Number,
-    Pairs,
-    Several,
-    Values,
-    lengths,
-)
+from dashboards.app import controls
+from dashboards.app.controls import ChoiceField, Number, Pairs, Several, Values
 from dashboards.app.jobs import ProgressCallback, Task, job_panel
 from dashboards.app.page import Context, Page, Shown, Start, View
-from dashboards.app.parts import area, commands_panel, figure_card, remark, rests_on, table_panel
+from dashboards.app.parts import area, commands_panel, figure_card, remark, rests_on, table_panel, table_stack
 from dashboards.app.served import ServedFolders
 from dashboards.app.uploads import checked_size
-from dashboards.study_report import COMMANDS, study_figures
+from dashboards.result_figures import drawn_figures
+from dashboards.study_report import COMMANDS
 from forerun.errors import ForerunError, did_you_mean
 from simulator.running.scenario import Scenario, scenario_from
 from simulator.studies.plan.document import PlanResult
@@ -108,12 +98,12 @@ def plan_task(values: Values, served: ServedFolders) -> PlanTask:
     chips, rate = tuple(values["chips"]), None if has_log(values["log"]) else float(values["rate"])
     workload: dict[str, Any] = {
         "arrivals": {"process": "poisson", "request_rate": rate},
-        "input_tokens": lengths(values["prompt"]),
-        "output_tokens": lengths(values["output"]),
+        "input_tokens": controls.lengths(values["prompt"]),
+        "output_tokens": controls.lengths(values["output"]),
         "num_requests": 500,
     }
     if rate is None:
-        columns = COLUMNS.read_pairs(values["columns"])
+        columns = controls.COLUMNS.read_pairs(values["columns"])
         workload = {"trace": str(served.log(values["log"]))} | ({"columns": columns} if columns else {})
     data = {"model": values["model"], "hardware": {"chip": chips[0]}, "workload": workload}
     if values["prices"]:
@@ -154,7 +144,6 @@ def compute(context: Context, values: Values) -> Shown:
         return {"lead": remark("No plan yet: set the load and the SLO, and make one."), "basis": rests_on(None)}, {}
     document = context.served.plan(values["plan"])
     result = PlanResult(document)
-    drawn = {figure.name: figure.figure for figure in study_figures(result.kind, document)}
     notes = [
         *document["notes"],
         f"{document['runs']} simulated runs, {len(document['candidates'])} layouts; Forerun {document['version']}, "
@@ -166,10 +155,10 @@ def compute(context: Context, values: Values) -> Shown:
         "lead": remark(result.conclusion),
         "holding": table_panel(holding),
         "flags": commands_panel(f"One replica of {best['layout']}", best["flags"]) if best and best["flags"] else None,
-        "others": dmc.Stack(list(map(table_panel, others)), gap="md") if others else None,
+        "others": table_stack(others) if others else None,
         "basis": rests_on(document["basis"], notes),
     }
-    return shown, drawn
+    return shown, drawn_figures(result.kind, document)
 
 
 PAGE = Page(
@@ -181,16 +170,22 @@ PAGE = Page(
         ChoiceField("plan", "Plan", options=lambda served: list(served.plans()), placeholder="none made yet"),
         dmc.Divider(label="Make another"),
         ChoiceField("log", "Traffic", options=lambda served: [NO_LOG, *served.logs()], default=NO_LOG),
-        replace(COLUMNS, when=ON_LOG),
+        replace(controls.COLUMNS, when=ON_LOG),
         Number("rate", "Load", ON_RATE, stops=RATES, default=16, unit="req/s", low=0.01, high=10_000, whole=False),
         Number("growth", "Growth", stops=GROWTH, default=1, unit="x", low=1, high=100, whole=False),
         ChoiceField("at", "SLO at", options=("p99", "p95", "p90", "p50"), default="p99"),
         Number("ttft", "TTFT", stops=TTFT_MS, default=1000, unit="ms", low=1, high=1e6, whole=False),
         Number("tpot", "TPOT", stops=TPOT_MS, default=30, unit="ms", low=0.1, high=1e5, whole=False),
-        replace(PROMPT, when=ON_RATE),
-        replace(OUTPUT, when=ON_RATE),
-        MODEL,
-        Several("chips", "Chips to choose from", options=CHIP.options, defaults=("h100-sxm", "a100-sxm-80gb"), most=4),
+        replace(controls.PROMPT, when=ON_RATE),
+        replace(controls.OUTPUT, when=ON_RATE),
+        controls.MODEL,
+        Several(
+            "chips",
+            "Chips to choose from",
+            options=controls.CHIP.options,
+            defaults=("h100-sxm", "a100-sxm-80gb"),
+            most=4,
+        ),
         PRICES,
         dmc.Button("Make the plan", id={"kind": "plan", "page": "capacity"}, fullWidth=True, className="start"),
     ],

@@ -9,31 +9,11 @@ from typing import Any
 import dash_mantine_components as dmc
 from dash import Dash, Input, Output
 
-from dashboards.app.controls import (
-    ANY_CHIP,
-    CHIP,
-    MODEL,
-    TENSOR_PARALLEL,
-    ChoiceField,
-    Component,
-    Values,
-    control_id,
-    state_id,
-)
+from dashboards.app import controls, replays
+from dashboards.app.controls import ChoiceField, Component, Values
 from dashboards.app.jobs import Task, job_panel
-from dashboards.app.page import Context, Page, Shown, Start, View
-from dashboards.app.parts import area, figure_card, in_columns, remark, rests_on, table_panel, tiles
-from dashboards.app.replays import (
-    FITTED,
-    LAYERS,
-    MOST_RUNS,
-    PHYSICS,
-    devices,
-    record,
-    replay_document,
-    replay_task,
-    replayed,
-)
+from dashboards.app.page import Context, Page, Shown, Start, View, show_while
+from dashboards.app.parts import area, figure_card, in_columns, remark, rests_on, table_stack, tiles
 from dashboards.app.served import SAMPLE_CHIP, SAMPLE_TRACE, ServedFolders
 from dashboards.checks import error_tiles
 from dashboards.figures.replays import coverage_figure, errors_data, errors_figure, scores_data, scores_figure
@@ -59,10 +39,13 @@ def is_kernels(view: Any) -> bool:
     return bool(view == VIEWS[1])
 
 
+ON_KERNELS, ON_SERVED = ("view", is_kernels), ("view", is_served)
+
+
 def devices_of(served: ServedFolders, trace: Any) -> list[str]:
     """Devices in a trace; none where it cannot be read, which its own view says."""
     try:
-        return devices(served, str(trace or ""))
+        return replays.devices(served, str(trace or ""))
     except (ForerunError, OSError):
         return []
 
@@ -73,16 +56,16 @@ def known_devices(served: ServedFolders) -> list[str]:
 
 
 def made_here(page: str, _served: ServedFolders) -> Component:
-    """What stands before the controls of a replay that the page makes."""
-    legend = f"What the file does not tell; at most {MOST_RUNS} of its runs."
+    """Heading of the controls of a replay that the page makes."""
+    legend = f"What the file does not tell; at most {replays.MOST_RUNS} of its runs."
     parts = [dmc.Divider(label="Make another", mb="sm"), dmc.Text(legend, size="xs", className="muted")]
-    return dmc.Box(parts, id=control_id(page, "make"))
+    return dmc.Box(parts, id=controls.control_id(page, "make"))
 
 
 def button(page: str, _served: ServedFolders) -> Component:
     """Starts a replay."""
     start = dmc.Button("Replay this file", id={"kind": "replay", "page": page}, fullWidth=True)
-    return dmc.Box(start, id=control_id(page, "begin"))
+    return dmc.Box(start, id=controls.control_id(page, "begin"))
 
 
 def content(page: str, _served: ServedFolders) -> list[Any]:
@@ -120,8 +103,7 @@ def compute(context: Context, values: Values) -> Shown:
 
 def compute_record() -> Shown:
     """How far off predictions have been, by what was predicted; the worst comparison of each by name."""
-    rows = record()
-    tables = [card for table in (summary_table(rows), *error_tables(rows)) if (card := table_panel(table)) is not None]
+    rows = replays.record()
     notes = [
         f"Scored by python -m validation all; the last on {max(row.date for row in rows)}.",
         "A dot is one comparison: a table of benchmark results or kernels, or a publication. Nothing is left out.",
@@ -130,7 +112,7 @@ def compute_record() -> Shown:
     shown = {
         "lead": remark(errors_sentence(rows)),
         "tiles": tiles(error_tiles(rows)),
-        "tables": dmc.Stack(tables, gap="md"),
+        "tables": table_stack((summary_table(rows), *error_tables(rows))),
         "basis": rests_on("measured", notes),
     }
     return shown, {"record": errors_figure(errors_data(rows))}
@@ -141,11 +123,13 @@ def compute_kernels(context: Context, values: Values) -> Shown:
     # The list of devices follows the trace a moment later.
     known = devices_of(context.served, values["trace"])
     device = values["device"] if values["device"] in known else next(iter(known), None)
-    report = replayed(context.served, values["trace"], values["chip"], values["library"], device, values["layer"])
+    report = replays.replayed(
+        context.served, values["trace"], values["chip"], values["library"], device, values["layer"]
+    )
     scores = scores_data(report)
     covered = any(bar.coverage90 is not None for bar in scores.bars)
     notes = [f"Trace: {Path(report.source).name}; chip: {report.chip}; kernel library: {report.library}."]
-    if values["layer"] == FITTED:
+    if values["layer"] == replays.FITTED:
         notes.append("Rows that the fit has seen are not scored.")
     elif report.basis == "calibrated":
         notes.append("Rows may be among those that the chip's efficiencies were fitted on; see forerun replay --split.")
@@ -158,12 +142,12 @@ def compute_kernels(context: Context, values: Values) -> Shown:
         "coverage": coverage_figure(scores) if covered else None,
     }
     shown = {**_shown(document), "basis": rests_on(report.basis, notes)}
-    if values["layer"] == PHYSICS and report.basis == "datasheet":
+    if values["layer"] == replays.PHYSICS and report.basis == "datasheet":
         words = (
             "This profile has no measurement behind it, so its kernels run at the datasheet's limits: predictions are"
         )
         shown["lead"] = remark(
-            f"{words} too fast. Prediction: '{FITTED}' shows what calibrating on a trace makes of it."
+            f"{words} too fast. Prediction: '{replays.FITTED}' shows what calibrating on a trace makes of it."
         )
     return shown, figures
 
@@ -173,7 +157,7 @@ def compute_served(context: Context, values: Values) -> Shown:
     if not values["replay"]:
         words = "There is no replay here yet: forerun replay requests FILE --scenario SCENARIO --out DIR makes one, "
         return {"lead": remark(words + "or press Replay this file."), "basis": rests_on(None)}, {}
-    document = replay_document(context.served, values["replay"])
+    document = replays.replay_document(context.served, values["replay"])
     scenario = document["scenario"]
     sources = ", ".join(str(source).rpartition("/")[2] for source in document["sources"])
     notes = [
@@ -186,14 +170,13 @@ def compute_served(context: Context, values: Values) -> Shown:
 
 
 def _shown(document: dict[str, Any]) -> dict[str, Any]:
-    cards = [card for table in replay_tables(document) if (card := table_panel(table)) is not None]
-    return {"tiles": tiles(replay_tiles(document)), "tables": dmc.Stack(cards, gap="md")}
+    return {"tiles": tiles(replay_tiles(document)), "tables": table_stack(replay_tables(document))}
 
 
 def make_replay(context: Context, values: Values) -> tuple[Task, str]:
     """The background replay of a file."""
     label, model, chip, framework, tp = (values[name] for name in FIELDS)
-    task = replay_task(context.served, str(label or ""), model, chip, framework, int(tp))
+    task = replays.replay_task(context.served, str(label or ""), model, chip, framework, int(tp))
     return task, f"replay {task.file.stem}"
 
 
@@ -205,33 +188,30 @@ def replay_details(app: Dash, context: Context) -> None:
         return known, before if before in known else next(iter(known), None)
 
     app.callback(
-        Output(state_id(NAME, "device"), "data"),
-        Output(state_id(NAME, "device"), "value"),
-        Input(state_id(NAME, "trace"), "value"),
-        Input(state_id(NAME, "device"), "value"),
+        Output(controls.state_id(NAME, "device"), "data"),
+        Output(controls.state_id(NAME, "device"), "value"),
+        Input(controls.state_id(NAME, "trace"), "value"),
+        Input(controls.state_id(NAME, "device"), "value"),
         prevent_initial_call=True,
     )(devices_now)
     for box in ("make", "begin"):
-        app.callback(Output(control_id(NAME, box), "style"), Input(state_id(NAME, "view"), "value"))(
-            lambda view: {} if is_served(view) else {"display": "none"}
-        )
+        show_while(app, NAME, box, *ON_SERVED)
 
 
-ON_KERNELS, ON_SERVED = ("view", is_kernels), ("view", is_served)
 PAGE = Page(
     NAME,
     "Replay",
     "Replay",
     "How far predictions are from measurements: kernels, benchmark results and engine steps of the served folders.",
     [
-        ChoiceField("view", "What is replayed", options=lambda _: VIEWS if record() else VIEWS[1:]),
+        ChoiceField("view", "What is replayed", options=lambda _: VIEWS if replays.record() else VIEWS[1:]),
         ChoiceField(
             "trace", "Kernel trace", ON_KERNELS, options=lambda served: list(served.traces()), default=SAMPLE_TRACE
         ),
-        replace(ANY_CHIP, default=SAMPLE_CHIP, when=ON_KERNELS),
+        replace(controls.ANY_CHIP, default=SAMPLE_CHIP, when=ON_KERNELS),
         ChoiceField("library", "Kernel library", ON_KERNELS, options=("generic", "vllm", "sglang", "trtllm", "nccl")),
         ChoiceField("device", "Device in the trace", ON_KERNELS, options=known_devices),
-        ChoiceField("layer", "Prediction", ON_KERNELS, options=LAYERS),
+        ChoiceField("layer", "Prediction", ON_KERNELS, options=replays.LAYERS),
         ChoiceField(
             "replay", "Replay", ON_SERVED, options=lambda served: list(served.replays()), placeholder="none made yet"
         ),
@@ -243,10 +223,10 @@ PAGE = Page(
             options=lambda served: list(served.measured()),
             placeholder="none in the served folders",
         ),
-        replace(MODEL, when=ON_SERVED),
-        replace(CHIP, name="runs-chip", when=ON_SERVED),
+        replace(controls.MODEL, when=ON_SERVED),
+        replace(controls.CHIP, name="runs-chip", when=ON_SERVED),
         ChoiceField("framework", "Engine", ON_SERVED, options=("vllm", "sglang", "trtllm", "generic")),
-        replace(TENSOR_PARALLEL, when=ON_SERVED),
+        replace(controls.TENSOR_PARALLEL, when=ON_SERVED),
         button,
     ],
     content,

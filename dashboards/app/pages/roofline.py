@@ -7,19 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dashboards.app.controls import (
-    ANY_CHIP,
-    BATCHES,
-    CONTEXTS,
-    DRAFT_TOKENS,
-    MODEL,
-    TENSOR_PARALLEL,
-    WEIGHTS,
-    ChoiceField,
-    Number,
-    Values,
-    weights_of,
-)
+from dashboards.app import controls
+from dashboards.app.controls import ChoiceField, Number, Values
 from dashboards.app.page import Context, Page, Shown, View
 from dashboards.app.parts import area, figure_card, rests_on, table_panel
 from dashboards.app.replays import replayed
@@ -91,7 +80,7 @@ def content(page: str, _served: ServedFolders) -> list[Any]:
 def compute(context: Context, values: Values) -> Shown:
     """Kernels of the three phases, with measured ones where a trace is chosen."""
     served = context.served
-    dtype = weights_of(values).get("weights_dtype")
+    dtype = controls.weights_of(values).get("weights_dtype")
     ready = priced_kernels(values["model"], served.chip(values["chip"]), int(values["tp"]), dtype)
     kernels = phases(ready, values["batch"], max(values["context"], values["k"] + 1), values["k"], values["prompt"])
     measured, notes = None, list(ready.notes)
@@ -125,14 +114,16 @@ PAGE = Page(
     "Roofline",
     "What each kernel of a step is bound by, and how far it stays below its chip's limits.",
     [
-        ANY_CHIP,
-        MODEL,
-        TENSOR_PARALLEL,
-        WEIGHTS,
-        Number("batch", "Batch (decode, verify)", stops=BATCHES, default=16, low=1, high=512),
-        Number("context", "Context", stops=CONTEXTS, default=2048, unit="tokens", low=1, high=1_000_000),
-        Number("k", "Draft tokens K", stops=DRAFT_TOKENS, default=3, low=1, high=64),
-        Number("prompt", "Prompt", stops=CONTEXTS[:8], default=1024, unit="tokens", low=1, high=MOST_STEP_TOKENS),
+        controls.ANY_CHIP,
+        controls.MODEL,
+        controls.TENSOR_PARALLEL,
+        controls.WEIGHTS,
+        Number("batch", "Batch (decode, verify)", stops=controls.BATCHES, default=16, low=1, high=512),
+        Number("context", "Context", stops=controls.CONTEXTS, default=2048, unit="tokens", low=1, high=1_000_000),
+        Number("k", "Draft tokens K", stops=controls.DRAFT_TOKENS, default=3, low=1, high=64),
+        Number(
+            "prompt", "Prompt", stops=controls.CONTEXTS[:8], default=1024, unit="tokens", low=1, high=MOST_STEP_TOKENS
+        ),
         ChoiceField("trace", "Measured kernels", options=lambda served: [NO_TRACE, *served.traces()], default=NO_TRACE),
     ],
     content,

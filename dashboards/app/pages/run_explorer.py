@@ -10,46 +10,15 @@ import numpy as np
 import plotly.graph_objects as go
 from dash import Dash, Input, Output, State, dcc, no_update
 
+from dashboards.app import parts
 from dashboards.app.controls import ChoiceField, Component, Field, Values, state_id
 from dashboards.app.jobs import job_id, job_panel
 from dashboards.app.messages import sentence
 from dashboards.app.page import Context, Page, Shown, View
-from dashboards.app.parts import (
-    UPLOADED,
-    area,
-    area_id,
-    figure_card,
-    in_columns,
-    message,
-    message_area,
-    output_id,
-    remark,
-    rests_on,
-    table_panel,
-    tiles,
-    upload,
-)
 from dashboards.app.served import ServedFolders
 from dashboards.app.uploads import UploadTask, uploaded_text
-from dashboards.figures.run import (
-    BINS,
-    ComparisonData,
-    bottleneck_data,
-    bottleneck_figure,
-    bound_time_data,
-    bound_time_figure,
-    change_figure,
-    comparison_data,
-    curves_figure,
-    latency_data,
-    latency_figure,
-    request_spans,
-    slowest,
-    timeline_data,
-    timeline_figure,
-    waterfall_data,
-    waterfall_figure,
-)
+from dashboards.figures import run as of_run
+from dashboards.figures.run import ComparisonData
 from dashboards.report import lead_sentence, report_html, run_tiles
 from forerun.errors import ForerunError
 from forerun.tables import ABSENT, Table, number, pairs
@@ -69,7 +38,7 @@ def buttons(page: str, _served: ServedFolders) -> Component:
             dmc.Button("Save the report", id={"kind": "report", "page": page}, variant="default", size="sm"),
             dcc.Download(id={"kind": "report-file", "page": page}),
             dmc.Divider(label="Run a scenario of your own"),
-            upload(page, "Choose a scenario, or drop it here"),
+            parts.upload(page, "Choose a scenario, or drop it here"),
         ],
         gap="sm",
     )
@@ -78,28 +47,28 @@ def buttons(page: str, _served: ServedFolders) -> Component:
 def content(page: str, _served: ServedFolders) -> list[Any]:
     """The run, its requests, its steps, the run beside it."""
     return [
-        message_area(page, UPLOADED),
+        parts.message_area(page, parts.UPLOADED),
         job_panel(page),
-        area(page, "lead"),
-        area(page, "tiles"),
-        figure_card(page, "bottleneck", 230, "What limits the engine, as shares of its time"),
-        figure_card(page, "timeline", 620, "Batch, queue, KV use and output rate over time"),
-        in_columns(
-            figure_card(page, "latency", 480, "Distribution of TTFT, TPOT and end-to-end latency"),
-            figure_card(page, "waterfall", 480, "Phases of single requests"),
+        parts.area(page, "lead"),
+        parts.area(page, "tiles"),
+        parts.figure_card(page, "bottleneck", 230, "What limits the engine, as shares of its time"),
+        parts.figure_card(page, "timeline", 620, "Batch, queue, KV use and output rate over time"),
+        parts.in_columns(
+            parts.figure_card(page, "latency", 480, "Distribution of TTFT, TPOT and end-to-end latency"),
+            parts.figure_card(page, "waterfall", 480, "Phases of single requests"),
         ),
-        message_area(page, "no-request"),
-        area(page, "request"),
-        message_area(page, "no-steps"),
-        figure_card(page, "bounds", 420, "What limits the engine over time"),
-        message_area(page, "no-pair"),
-        in_columns(
-            figure_card(page, "change", 420, "Change from one run to the other"),
-            figure_card(page, "curves", 420, "Latency in both runs"),
+        parts.message_area(page, "no-request"),
+        parts.area(page, "request"),
+        parts.message_area(page, "no-steps"),
+        parts.figure_card(page, "bounds", 420, "What limits the engine over time"),
+        parts.message_area(page, "no-pair"),
+        parts.in_columns(
+            parts.figure_card(page, "change", 420, "Change from one run to the other"),
+            parts.figure_card(page, "curves", 420, "Latency in both runs"),
         ),
-        area(page, "changes"),
-        area(page, "tables"),
-        area(page, "notes"),
+        parts.area(page, "changes"),
+        parts.area(page, "tables"),
+        parts.area(page, "notes"),
     ]
 
 
@@ -107,19 +76,18 @@ def compute(context: Context, values: Values) -> Shown:
     """What the summary of the chosen run says; the records are for the other views, which may take longer."""
     if not values["run"]:
         words = "There is no run here yet: forerun run SCENARIO --out DIR makes one, or upload a scenario."
-        return {"lead": remark(words), "notes": rests_on(None)}, {}
+        return {"lead": parts.remark(words), "notes": parts.rests_on(None)}, {}
     run = context.served.run(values["run"])
     document = run.document
     made = f"Forerun {document.get('version')}, seed {document.get('seed')}; a prediction, not a measurement."
-    tables = (*run_tables(document), *more_run_tables(document))
     shown: dict[str, Any] = {
-        "lead": remark(f"{run.name}: {lead_sentence(document)}"),
-        "tiles": tiles(run_tiles(document)),
-        "tables": dmc.Stack([card for table in tables if (card := table_panel(table)) is not None], gap="md"),
-        "notes": rests_on(run.basis, [*document.get("notes", ()), made]),
+        "lead": parts.remark(f"{run.name}: {lead_sentence(document)}"),
+        "tiles": parts.tiles(run_tiles(document)),
+        "tables": parts.table_stack((*run_tables(document), *more_run_tables(document))),
+        "notes": parts.rests_on(run.basis, [*document.get("notes", ()), made]),
     }
-    bottleneck = bottleneck_data(run)
-    return shown, {"bottleneck": bottleneck_figure(bottleneck) if bottleneck.shares else None}
+    bottleneck = of_run.bottleneck_data(run)
+    return shown, {"bottleneck": of_run.bottleneck_figure(bottleneck) if bottleneck.shares else None}
 
 
 def compute_steps(context: Context, values: Values) -> Shown:
@@ -133,15 +101,15 @@ def compute_requests(context: Context, values: Values) -> Shown:
         return {}, {}
     run = context.served.run(values["run"])
     count = len(run.requests["arrival_s"])
-    around = slowest(run) if values["request"] is None else values["request"]
+    around = of_run.slowest(run) if values["request"] is None else values["request"]
     if around is not None and around >= count:
         raise ForerunError(f"request: this run has {count:,} requests, numbered from 0")
-    waterfall = waterfall_data(run, NEIGHBOURS, around)
+    waterfall = of_run.waterfall_data(run, NEIGHBOURS, around)
     figures = {
         "latency": _latency_figure(run),
-        "waterfall": waterfall_figure(waterfall) if len(waterfall.row) else None,
+        "waterfall": of_run.waterfall_figure(waterfall) if len(waterfall.row) else None,
     }
-    return {"request": None if around is None else table_panel(request_table(run, around))}, figures
+    return {"request": None if around is None else parts.table_panel(request_table(run, around))}, figures
 
 
 def compute_pair(context: Context, values: Values) -> Shown:
@@ -150,27 +118,27 @@ def compute_pair(context: Context, values: Values) -> Shown:
         return {}, {}
     names = (values["run"], values["beside"])
     first, second = (context.served.run(name) for name in names)
-    data = comparison_data(first, second, names, values["latency"])
-    figures = {"change": change_figure(data), "curves": curves_figure(data)}
-    return {"changes": table_panel(change_table(data))}, figures
+    data = of_run.comparison_data(first, second, names, values["latency"])
+    figures = {"change": of_run.change_figure(data), "curves": of_run.curves_figure(data)}
+    return {"changes": parts.table_panel(change_table(data))}, figures
 
 
 @lru_cache(maxsize=8)
 def _step_figures(run: RunFolder) -> dict[str, go.Figure]:
     """Figures of the engine steps, which take seconds where there are millions of them."""
-    spans = request_spans(run, BINS)
+    spans = of_run.request_spans(run, of_run.BINS)
     if spans is None:
         return {}
     return {
-        "timeline": timeline_figure(timeline_data(run, spans=spans)),
-        "bounds": bound_time_figure(bound_time_data(run, spans=spans)),
+        "timeline": of_run.timeline_figure(of_run.timeline_data(run, spans=spans)),
+        "bounds": of_run.bound_time_figure(of_run.bound_time_data(run, spans=spans)),
     }
 
 
 @lru_cache(maxsize=8)
 def _latency_figure(run: RunFolder) -> go.Figure | None:
-    latency = latency_data(run)
-    return latency_figure(latency) if latency.curves else None
+    latency = of_run.latency_data(run)
+    return of_run.latency_figure(latency) if latency.curves else None
 
 
 def request_table(run: RunFolder, row: int) -> Table:
@@ -206,15 +174,15 @@ def change_table(data: ComparisonData) -> Table:
 def run_details(app: Dash, context: Context) -> None:
     """Uploads, what they leave, and the report of a run."""
 
-    def take_upload(upload: dict[str, str] | None) -> tuple[Any, Any]:
-        if not upload:
+    def take_upload(sent: dict[str, str] | None) -> tuple[Any, Any]:
+        if not sent:
             return no_update, no_update
         try:
-            file, served = upload["name"], context.served
-            task = UploadTask(uploaded_text(upload["contents"], file), file, served)
+            file, served = sent["name"], context.served
+            task = UploadTask(uploaded_text(sent["contents"], file), file, served)
             token = context.jobs.start(task, file.rpartition(".")[0] or "scenario", served.session)
         except Exception as error:
-            return message(sentence(error)), no_update
+            return parts.message(sentence(error)), no_update
         return dmc.Text(f"{file}: taken, reading and simulating it.", size="sm", className="muted"), token
 
     def show_finished(label: str | None, before: str | None) -> tuple[Any, ...]:
@@ -232,9 +200,9 @@ def run_details(app: Dash, context: Context) -> None:
         return {"content": report_html(served.run(label)), "filename": f"{name}.html", "type": "text/html"}
 
     app.callback(
-        Output(area_id(NAME, UPLOADED), "children", allow_duplicate=True),
+        Output(parts.area_id(NAME, parts.UPLOADED), "children", allow_duplicate=True),
         Output(job_id(NAME, "token"), "data"),
-        Input(output_id(NAME, UPLOADED), "data"),
+        Input(parts.output_id(NAME, parts.UPLOADED), "data"),
         prevent_initial_call=True,
     )(take_upload)
     app.callback(
@@ -242,7 +210,7 @@ def run_details(app: Dash, context: Context) -> None:
         Output(state_id(NAME, "run"), "value"),
         Output(state_id(NAME, "beside"), "data"),
         Output(state_id(NAME, "beside"), "value"),
-        Output(area_id(NAME, UPLOADED), "children", allow_duplicate=True),
+        Output(parts.area_id(NAME, parts.UPLOADED), "children", allow_duplicate=True),
         Input(job_id(NAME, "done"), "data"),
         State(state_id(NAME, "run"), "value"),
         prevent_initial_call=True,

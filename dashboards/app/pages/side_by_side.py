@@ -8,10 +8,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import dash_mantine_components as dmc
-from dash import ClientsideFunction, Dash, Input, Output, dcc, html
+from dash import Dash, Input, Output, dcc, html
 
 from dashboards.app.controls import Component, Control, state_id
-from dashboards.app.page import Context, Page
+from dashboards.app.page import Context, Page, in_browser
 from dashboards.app.parts import output_id, remark
 from dashboards.app.served import ServedFolders
 from forerun.errors import ForerunError, did_you_mean
@@ -28,11 +28,9 @@ class Address(Control):
     paths: Sequence[str] = ()
 
     def default_in(self, served: ServedFolders) -> str:
-        """None yet."""
         return ""
 
     def checked(self, value: Any, served: ServedFolders) -> str:
-        """The address, if it is of a page of this app."""
         parts = urlsplit(value) if isinstance(value, str) and len(value) <= LONGEST_ADDRESS else None
         if parts is None or (value and (parts.scheme or parts.netloc or parts.path.strip("/") not in self.paths)):
             word = str(value)[:80]
@@ -41,7 +39,6 @@ class Address(Control):
         return str(value)
 
     def widget(self, page: str, value: Any, served: ServedFolders) -> Component:
-        """A line of text."""
         return dmc.TextInput(
             id=state_id(page, self.name), label=self.label, placeholder="/what-if?rate=4", value=value, debounce=600
         )
@@ -53,21 +50,12 @@ def side_by_side_page(others: Sequence[Page]) -> Page:
 
     def content(_page: str, _served: ServedFolders) -> list[Any]:
         words = "Pin a view above, turn to another, and press Beside pinned; or paste two addresses of this app."
-        return [
-            dcc.Store(id=output_id(NAME, FRAMES)),
-            remark(words),
-            html.Div(
-                [html.Iframe(title=one.label, name=one.name, className="view") for one in fields], className="beside"
-            ),
-        ]
+        views = [html.Iframe(title=one.label, name=one.name, className="view") for one in fields]
+        return [dcc.Store(id=output_id(NAME, FRAMES)), remark(words), html.Div(views, className="beside")]
 
     def more(app: Dash, _context: Context) -> None:
-        shown: Any = app.clientside_callback
-        shown(
-            ClientsideFunction("forerun", "frames"),
-            Output(output_id(NAME, FRAMES), "data"),
-            *(Input(state_id(NAME, one.name), "value") for one in fields),
-        )
+        shown = [Input(state_id(NAME, one.name), "value") for one in fields]
+        in_browser(app, "frames", Output(output_id(NAME, FRAMES), "data"), *shown)
 
     return Page(
         NAME, "Side by side", "Side by side", "Two views of this app beside each other.", fields, content, (), (), more

@@ -7,28 +7,14 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from dashboards.app.controls import (
-    BATCHES,
-    CHIP,
-    DRAFT,
-    METHODS,
-    MODEL,
-    OUTPUT,
-    PROMPT,
-    TENSOR_PARALLEL,
-    WEIGHTS,
-    ChoiceField,
-    Number,
-    Values,
-    weights_of,
-)
+from dashboards.app import controls
+from dashboards.app.controls import ChoiceField, Number, Values
 from dashboards.app.page import Context, Page, Shown, View
 from dashboards.app.parts import area, commands_panel, figure_card, in_columns, remark, rests_on, table_panel
 from dashboards.app.served import ServedFolders
 from dashboards.figures.speculation import (
     acceptance_data,
     acceptance_figure,
-    crossover_data,
     crossover_figure,
     speedup_by_batch,
     speedup_by_context,
@@ -73,7 +59,7 @@ def speculation_scenario(values: Values) -> dict[str, Any]:
         speculation["draft"] = {"model": values["draft"]}
     return {
         "model": values["model"],
-        **weights_of(values),
+        **controls.weights_of(values),
         "hardware": {"chip": values["chip"], "tensor_parallel": int(values["tp"])},
         "speculation": speculation,
         "workload": {"arrivals": {"process": "burst"}, "input_tokens": 1, "output_tokens": 1, "num_requests": 1},
@@ -111,7 +97,7 @@ def compute(_context: Context, values: Values) -> Shown:
     figures = {
         "by-batch": speedup_figure(speedup_by_batch(grid)),
         "by-context": speedup_figure(speedup_by_context(grid)),
-        "crossover": crossover_figure(crossover_data(grid)),
+        "crossover": crossover_figure(grid),
     }
     return shown, figures
 
@@ -127,7 +113,7 @@ def compute_acceptance(_context: Context, values: Values) -> Shown:
 @lru_cache(maxsize=16)
 def _grid(scenario: str, batch: int, prompt: int, output: int) -> SpeculationGrid:
     parsed = scenario_from(json.loads(scenario), "speculation")
-    batches = sorted({*BATCHES, batch})
+    batches = sorted({*controls.BATCHES, batch})
     return speculation_grid(parsed, DRAFT_TOKENS, batches, CONTEXTS, batch, prompt, output)
 
 
@@ -167,12 +153,12 @@ PAGE = Page(
     "Speculation",
     "How many draft tokens pay at which load, from the price of the verify step and measured acceptance.",
     [
-        CHIP,
-        MODEL,
-        TENSOR_PARALLEL,
-        WEIGHTS,
-        ChoiceField("method", "Method", options=METHODS[1:], default="eagle3"),
-        DRAFT,
+        controls.CHIP,
+        controls.MODEL,
+        controls.TENSOR_PARALLEL,
+        controls.WEIGHTS,
+        ChoiceField("method", "Method", options=controls.METHODS[1:], default="eagle3"),
+        controls.DRAFT,
         ChoiceField(
             "curve",
             "Acceptance",
@@ -190,9 +176,9 @@ PAGE = Page(
             whole=False,
             live=False,
         ),
-        Number("batch", "Batch", stops=BATCHES, default=16, low=1, high=512, live=False),
-        replace(PROMPT, live=False),
-        replace(OUTPUT, live=False),
+        Number("batch", "Batch", stops=controls.BATCHES, default=16, low=1, high=512, live=False),
+        replace(controls.PROMPT, live=False),
+        replace(controls.OUTPUT, live=False),
     ],
     content,
     [

@@ -11,24 +11,10 @@ from urllib.parse import urlencode
 import dash_mantine_components as dmc
 from dash import Dash, Input, Output, dcc, no_update
 
+from dashboards.app import parts
 from dashboards.app.controls import COLUMNS, ChoiceField, Component, Values, state_id
 from dashboards.app.messages import sentence
 from dashboards.app.page import Context, Page, Shown, View
-from dashboards.app.parts import (
-    UPLOADED,
-    area,
-    area_id,
-    commands_panel,
-    figure_card,
-    in_columns,
-    message,
-    message_area,
-    output_id,
-    remark,
-    rests_on,
-    table_panel,
-    upload,
-)
 from dashboards.app.served import ServedFolders
 from dashboards.app.uploads import MOST_REQUESTS, keep_log
 from dashboards.figures.load import traffic_data, traffic_figure
@@ -47,19 +33,19 @@ SLO = ("p99_ttft_ms=1000", "p99_tpot_ms=30")
 def taker(page: str, _served: ServedFolders) -> Component:
     """Upload field for a request log."""
     words = "A log of your own (CSV, JSONL): choose it, or drop it here"
-    return dmc.Stack([upload(page, words), dmc.Divider(label="What is shown")])
+    return dmc.Stack([parts.upload(page, words), dmc.Divider(label="What is shown")])
 
 
 def content(page: str, _served: ServedFolders) -> list[Any]:
     """The log: sentence, figure, tables, and what can be done with it."""
     return [
-        message_area(page, UPLOADED),
-        area(page, "lead"),
-        area(page, "onward"),
-        figure_card(page, "traffic", 520, "Requests over time, and lengths of prompts and answers"),
-        area(page, "tables"),
-        area(page, "command"),
-        area(page, "basis"),
+        parts.message_area(page, parts.UPLOADED),
+        parts.area(page, "lead"),
+        parts.area(page, "onward"),
+        parts.figure_card(page, "traffic", 520, "Requests over time, and lengths of prompts and answers"),
+        parts.area(page, "tables"),
+        parts.area(page, "command"),
+        parts.area(page, "basis"),
     ]
 
 
@@ -89,13 +75,13 @@ def compute(context: Context, values: Values) -> Shown:
     words = ["forerun", "plan", Path(values[GIVEN]).name, *(word for limit in SLO for word in ("--slo", limit))]
     words += ["--map", values["columns"]] if values["columns"] else []
     shown = {
-        "lead": remark(trace_sentence(statistics)),
+        "lead": parts.remark(trace_sentence(statistics)),
         "onward": dmc.Group(
             [dcc.Link(text, href=href, className="onward") for text, href in onward(values, statistics)]
         ),
-        "tables": in_columns(*(table_panel(one) for one in statistics_tables(statistics))),
-        "command": commands_panel("The same in a terminal", {"plan": shlex.join(words)}),
-        "basis": rests_on("measured", notes),
+        "tables": parts.in_columns(*(parts.table_panel(one) for one in statistics_tables(statistics))),
+        "command": parts.commands_panel("The same in a terminal", {"plan": shlex.join(words)}),
+        "basis": parts.rests_on("measured", notes),
     }
     return shown, {"traffic": traffic_figure(traffic_data(requests))}
 
@@ -131,21 +117,21 @@ def onward(values: Values, statistics: RequestStatistics) -> list[tuple[str, str
 def trace_details(app: Dash, context: Context) -> None:
     """Uploads."""
 
-    def take(upload: dict[str, str] | None) -> tuple[Any, Any, Any]:
-        if not upload:
+    def take(sent: dict[str, str] | None) -> tuple[Any, Any, Any]:
+        if not sent:
             return no_update, no_update, no_update
         try:
             served = context.served
-            label = keep_log(upload["contents"], upload["name"], served)
+            label = keep_log(sent["contents"], sent["name"], served)
         except Exception as error:
-            return message(sentence(error)), no_update, no_update
+            return parts.message(sentence(error)), no_update, no_update
         return None, list(served.logs()), label
 
     app.callback(
-        Output(area_id(NAME, UPLOADED), "children", allow_duplicate=True),
+        Output(parts.area_id(NAME, parts.UPLOADED), "children", allow_duplicate=True),
         Output(state_id(NAME, GIVEN), "data"),
         Output(state_id(NAME, GIVEN), "value"),
-        Input(output_id(NAME, UPLOADED), "data"),
+        Input(parts.output_id(NAME, parts.UPLOADED), "data"),
         prevent_initial_call=True,
     )(take)
 

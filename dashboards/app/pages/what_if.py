@@ -10,24 +10,8 @@ import dash_mantine_components as dmc
 import numpy as np
 from dash import Input, dcc
 
-from dashboards.app.controls import (
-    CHIP,
-    DRAFT,
-    DRAFT_TOKENS,
-    LENGTH_CV,
-    METHODS,
-    MODEL,
-    OUTPUT,
-    PROMPT,
-    TENSOR_PARALLEL,
-    WEIGHTS,
-    ChoiceField,
-    Number,
-    Values,
-    checked_fields,
-    lengths,
-    weights_of,
-)
+from dashboards.app import controls
+from dashboards.app.controls import ChoiceField, Number, Values
 from dashboards.app.jobs import RunTask, Task, job_id, job_panel
 from dashboards.app.page import Context, Page, Shown, Start, View
 from dashboards.app.parts import area, counted, figure_card, output_id, panel, remark, rests_on, tiles
@@ -56,16 +40,18 @@ def draft_options(method: Any) -> bool:
 
 CONTROLS = [
     Number("rate", "Load", stops=RATES, default=8, unit="req/s", low=0.001, high=10_000, whole=False),
-    PROMPT,
-    OUTPUT,
-    CHIP,
-    MODEL,
-    TENSOR_PARALLEL,
+    controls.PROMPT,
+    controls.OUTPUT,
+    controls.CHIP,
+    controls.MODEL,
+    controls.TENSOR_PARALLEL,
     Number("replicas", "Replicas", stops=REPLICAS, default=1, low=1, high=256),
-    WEIGHTS,
-    ChoiceField("method", "Speculation", options=METHODS, default="none"),
-    DRAFT,
-    Number("k", "Draft tokens K", when=("method", draft_options), stops=DRAFT_TOKENS, default=3, low=1, high=64),
+    controls.WEIGHTS,
+    ChoiceField("method", "Speculation", options=controls.METHODS, default="none"),
+    controls.DRAFT,
+    Number(
+        "k", "Draft tokens K", when=("method", draft_options), stops=controls.DRAFT_TOKENS, default=3, low=1, high=64
+    ),
     Number(
         "alpha",
         "Acceptance rate",
@@ -99,7 +85,7 @@ def what_if_scenario(values: Values) -> dict[str, Any]:
     """The scenario that the controls describe, as plain data."""
     data: dict[str, Any] = {
         "model": values["model"],
-        **weights_of(values),
+        **controls.weights_of(values),
         "hardware": {
             "chip": values["chip"],
             "tensor_parallel": int(values["tp"]),
@@ -107,8 +93,8 @@ def what_if_scenario(values: Values) -> dict[str, Any]:
         },
         "workload": {
             "arrivals": {"process": "poisson", "request_rate": float(values["rate"])},
-            "input_tokens": lengths(values["prompt"]),
-            "output_tokens": lengths(values["output"]),
+            "input_tokens": controls.lengths(values["prompt"]),
+            "output_tokens": controls.lengths(values["output"]),
             "num_requests": int(values["requests"]),
         },
     }
@@ -135,7 +121,7 @@ def compute(context: Context, values: Values) -> Shown:
         bounds["simulated"] = here["bottleneck"]
     notes = [
         *answer.notes,
-        f"Arrivals are Poisson; lengths are log-normal with a spread (CV) of {LENGTH_CV:g}.",
+        f"Arrivals are Poisson; lengths are log-normal with a spread (CV) of {controls.LENGTH_CV:g}.",
         "The analytic model knows averages only; percentiles come from the simulated run.",
     ]
     text = scenario_yaml(data)
@@ -159,7 +145,7 @@ def compute_load(context: Context, values: Values) -> Shown:
     # What was answered comes back from the browser, which may say anything.
     fields = {control.name: control for control in CONTROLS}
     answers = {name: values[ANSWERED].get(name) for name in NAMES}
-    data = what_if_scenario(checked_fields(fields, answers, context.served))
+    data = what_if_scenario(controls.checked_fields(fields, answers, context.served))
     scenario = scenario_from(data, "what-if")
     plain = {key: value for key, value in data.items() if key != "speculation"}
     wanted = [data, plain] if "speculation" in data else [data]

@@ -1,0 +1,155 @@
+"""Figures of studies drawn in text, for reports in Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dashboards.figures import studies
+from dashboards.figures.speculation import PoolData
+from simulator.studies.paired import HIGHER_IS_BETTER, load_words, metric_words
+
+TEXT_WIDTH = 56
+"""Characters of a text figure's axis."""
+BAR = 40
+"""Characters of the longest bar of a text figure."""
+TEXT_ROWS = 20
+
+
+def forest_text(data: studies.ForestData) -> str:
+    """Speedups with their intervals."""
+    several = len({row.variant for row in data.rows}) > 1
+    rows = [
+        (
+            f"{row.variant}: {metric_words(row.metric)}" if several else metric_words(row.metric),
+            row.low,
+            row.ratio,
+            row.high,
+        )
+        for row in data.rows
+    ]
+    return f"speedup over {data.baseline}, | = 1\n" + text_intervals(rows, 1.0)
+
+
+def tornado_text(data: studies.TornadoData) -> str:
+    """Speedup over the range of each assumed parameter."""
+    rows = [
+        (row.parameter, min(row.at_low, row.at_high), data.ratio, max(row.at_low, row.at_high)) for row in data.rows
+    ]
+    return f"{data.variant}: speedup over the range of each assumed parameter\n" + text_intervals(rows, data.ratio)
+
+
+def load_curve_text(data: studies.LoadCurveData) -> str:
+    """Speedup of each variant by load."""
+    parts = []
+    for name, loads, ratios, lows, highs in data.curves:
+        rows = [
+            (load_words(data.path, load), low, ratio, high)
+            for load, low, ratio, high in zip(loads, lows, ratios, highs, strict=True)
+        ]
+        parts.append(f"{name}: speedup over load, | = 1\n" + text_intervals(rows, 1.0))
+    return "\n\n".join(parts)
+
+
+def slo_ratio_text(data: studies.ParetoData) -> str:
+    """Binding value over its limit as bars of text; ``|`` is the limit."""
+    longest = max([1.0, *(point.slo_ratio for point in data.points)])
+    return _bars([(p.layout, p.slo_ratio, f"{p.slo_ratio:.2f}") for p in data.points], longest, 1.0)
+
+
+def pareto_text(data: studies.ParetoData) -> str:
+    """Highest rates as bars of text; ``|`` is the rate requested."""
+    points = [(p.layout, p.max_rate, f"{p.max_rate:.3g} req/s") for p in data.points if p.max_rate is not None]
+    longest = max([data.request_rate or 0.0, *(rate for _, rate, _ in points)])
+    return _bars(points, longest, data.request_rate)
+
+
+def _bars(rows: list[tuple[str, float, str]], longest: float, mark: float | None) -> str:
+    width = max(len(label) for label, *_ in rows)
+    lines = []
+    for label, value, words in rows:
+        bar = list(f"{'#' * round(value / longest * BAR):<{BAR + 1}}")
+        if mark is not None:
+            bar[round(mark / longest * BAR)] = "|"
+        lines.append(f"{label:<{width}}  {''.join(bar)}  {words}")
+    return "\n".join(lines)
+
+
+def race_text(data: studies.RaceData) -> str:
+    """Least, mean and greatest regret of each controller."""
+    rows = [
+        (name, min(values), sum(values) / len(values), max(values))
+        for name, values in zip(data.controllers, data.regret, strict=True)
+    ]
+    text = "latency over that of the best fixed K: least, mean and most over the patterns, | = 0\n"
+    return text + text_intervals(rows, 0.0)
+
+
+def pool_text(data: PoolData) -> str:
+    """Gain of each way to draft by verifiers per drafter."""
+    rows = [
+        (f"{row['verifiers_per_drafter']} {way}", row["low"], row["gain"], row["high"])
+        for way, gains in data.gains.items()
+        for row in gains
+    ]
+    text = "gain over the same verifiers without drafts, by verifiers per drafter, | = 1\n"
+    return text + text_intervals(rows, 1.0)
+
+
+def tuning_text(data: studies.TuningData) -> str:
+    """What to draft as a grid of text, contexts down and batches across."""
+    lines = [f"{'context':>9} | " + " ".join(f"{text:>10}" for text in data.batches)]
+    for context, drafts, speedups in zip(data.contexts, data.drafts, data.speedup, strict=True):
+        words = [f"{draft} {speedup:.2f}" for draft, speedup in zip(drafts, speedups, strict=True)]
+        lines.append(f"{context:>9} | " + " ".join(f"{text:>10}" for text in words))
+    return "\n".join(lines)
+
+
+def sweep_text(data: studies.SweepData) -> str:
+    """The best points of a sweep."""
+    best_first = sorted(data.points, key=lambda row: -row[1] if HIGHER_IS_BETTER[data.metric] else row[1])
+    rows = [(name, None, value, None) for name, value in best_first[:TEXT_ROWS]]
+    return f"{metric_words(data.metric)}, best first, | = 0\n" + text_intervals(rows, 0.0)
+
+
+def text_intervals(rows: Sequence[tuple[str, float | None, float, float | None]], mark: float, unit: str = "") -> str:
+    """Values with intervals as lines of text on one axis, with a bar at ``mark``.
+
+    Args:
+        rows: label, low end, value, high end; ends may be None.
+        mark: a value that the axis shows in every line.
+        unit: behind every figure.
+    """
+    known = [mark, *(v for _, low, value, high in rows for v in (low, value, high) if v is not None)]
+    least, most = min(known), max(known)
+    span = (most - least) or 1.0
+
+    def column(value: float) -> int:
+        return round((value - least) / span * (TEXT_WIDTH - 1))
+
+    width = max((len(label) for label, *_ in rows), default=0)
+    lines = []
+    for label, low, value, high in rows:
+        axis = [" "] * TEXT_WIDTH
+        axis[column(mark)] = "|"
+        if low is not None and high is not None:
+            for place in range(column(low), column(high) + 1):
+                axis[place] = "-"
+        axis[column(value)] = "o"
+        lines.append(f"{label:<{width}}  {''.join(axis)}  {value:.3f}{unit}")
+    return "\n".join([*lines, f"{'':<{width}}  {least:<{TEXT_WIDTH // 2}.3f}{most:>{TEXT_WIDTH - TEXT_WIDTH // 2}.3f}"])
+
+
+def bars_text(data: studies.BarsData) -> str:
+    """The bars as text."""
+    width = max(map(len, data.names), default=0)
+    rows = zip(data.names, data.values, data.good, strict=True)
+    lines = [f"{name:<{width}}  {value:8.2f}{'' if good else '  !'}" for name, value, good in rows]
+    return "\n".join([f"{data.unit}; ! = {'misses the SLO' if 'SLO' in data.caption else 'alarm'}", *lines])
+
+
+def drafting_text(data: studies.DraftingData) -> str:
+    """The rates as lines of text."""
+    return "\n".join(
+        f"{name}: " + ", ".join(f"{k}: {rate:.1f}" for k, rate in zip(tokens, rates, strict=True))
+        for name, tokens, rates in zip(data.names, data.draft_tokens, data.rates, strict=True)
+    )
