@@ -43,7 +43,7 @@ ARRAY = Functions(np.maximum, np.minimum, np.ceil, np.where, np.log2, np.log, np
 
 OPERATIONS = (
     "add", "subtract", "multiply", "divide", "power", "maximum", "minimum", "ceil", "where", "less", "at_most", "both",
-    "log", "exp",
+    "log", "exp", "equal", "floor_divide",
 )  # fmt: skip
 """Operations that a step of a ``Tape`` may perform; conditions evaluate to 1 or 0."""
 
@@ -62,7 +62,7 @@ class Traced:
 
     __slots__ = ("book", "place")
 
-    def __init__(self, book: list[Any], place: int) -> None:
+    def __init__(self, book: Any, place: int) -> None:
         self.book = book
         self.place = place
 
@@ -110,15 +110,35 @@ class Traced:
 
     __rand__ = __and__
 
+    def __array_ufunc__(self, function: Any, method: str, *operands: Num, **_: Any) -> Num:
+        return self.book.record(function.__name__, *operands) if method == "__call__" else operands[0]
+
     def __bool__(self) -> bool:
         raise TypeError("a formula of numbers that are not known yet cannot branch on them")
 
 
 def _traced(operation: str, *operands: Num) -> Traced:
     """Record a step and return its symbolic result; operands are numbers or results of earlier steps."""
-    book = next(operand.book for operand in operands if isinstance(operand, Traced))
-    book.append((operation, *operands))
-    return Traced(book, len(book) - 1)
+    traced: Traced = next(operand.book for operand in operands if isinstance(operand, Traced)).record(
+        operation, *operands
+    )
+    return traced
+
+
+class _Book(list[Any]):
+    """Steps recorded for a ``Tape``, behind a place for each argument."""
+
+    def record(self, operation: str, *operands: Num) -> Traced:
+        self.append((operation, *operands))
+        return Traced(self, len(self) - 1)
+
+
+def look_up(source: Callable[..., Num], *arguments: Num) -> Num:
+    """``source(*arguments)``; where an argument is traced, the call is recorded as one step."""
+    for argument in arguments:
+        if isinstance(argument, Traced):
+            return argument.book.look_up(source, arguments)
+    return source(*arguments)
 
 
 def _unless_known(operation: str, plain: Callable[..., Num]) -> Callable[..., Num]:
@@ -156,7 +176,7 @@ def functions_of(value: Num) -> Functions:
 def tape(formula: Callable[..., Num], arguments: int) -> Tape | None:
     """Record a scalar formula as a list of steps with bit-identical results; None if the formula branches on its
     arguments or uses an operation that is not in ``OPERATIONS``."""
-    book: list[Any] = [None] * arguments
+    book = _Book([None] * arguments)
     try:
         result = formula(*(Traced(book, place) for place in range(arguments)))
     except TypeError:

@@ -49,7 +49,7 @@ from hwprofiles.kernels.attention import (
 from hwprofiles.kernels.gemm import gemm_time, with_static_scales
 from hwprofiles.kernels.moe import moe_time, read_routing, slowest_rank_factor
 from hwprofiles.kernels.movement import collective_time, elementwise_time
-from hwprofiles.kernels.recurrent import RecurrentShape, convolution, recurrent_decode_time, recurrent_prefill_time
+from hwprofiles.kernels.recurrent import RecurrentShape, recurrent_decode_time, recurrent_prefill_time
 from hwprofiles.kernels.sparse import IndexShape, SparseShape, index_time, sparse_time
 from hwprofiles.parameters import (
     CollectiveParameters,
@@ -79,8 +79,6 @@ LIBRARIES = ("generic", "vllm", "sglang", "trtllm", "transformers", "reference",
 """Kernel libraries that a chip may have a fit for (fallback: the generic fit); a profile may add its own."""
 
 
-PROMPT_SIZES = ("batch", "q_len", "kv_len", "seen")
-"""Correction sizes that vary between prompt batches in the same layer."""
 CORRECTED = True
 """Whether learned corrections are applied by default (``engine.kernel_correction``)."""
 
@@ -99,12 +97,6 @@ def by_format(dtype: str, timed: Callable[[str], KernelTime]) -> KernelTime:
     """
     parts = [(share, timed(name)) for name, share in shares_of(dtype).items()]
     return KernelTime(*(sum(share * time[i] for share, time in parts) for i in range(len(KernelTime._fields))))
-
-
-def _untraceable(time: KernelTime) -> None:
-    """Raise TypeError if the time is traced: hundreds of hinge functions would make the formula too long."""
-    if time.seconds.__class__ is Traced:
-        raise TypeError("learned corrections are not traced")
 
 
 class KernelLibrary:
@@ -160,6 +152,8 @@ class KernelLibrary:
         self._chosen: dict[tuple[str, str], tuple[FamilyParameters, str]] = {}
         self._limits: dict[str, Limits] = {}
         self._gemms: dict[tuple[Any, ...], KernelTime] = {}
+        self._along: dict[tuple[Any, ...], Callable[..., Num]] = {}
+        """Corrections along the moving sizes, by family, format and the other sizes."""
         self.corrected = corrected
         self.corrections: Mapping[Key, Correction] = {}
         """Learned corrections in use, by library, family and name of the set."""
@@ -244,7 +238,7 @@ class KernelLibrary:
         other = copy(self)
         other.corrected = corrected
         other.corrections = load_corrections(self._model.corrections_file) if corrected and not self._older else {}
-        other._gemms = {}
+        other._gemms, other._along = {}, {}
         return other
 
     @property
@@ -270,7 +264,15 @@ class KernelLibrary:
                     return self.corrections.get((library, family, name)) if plain or VARIANT in name else None
         return None
 
-    def _corrected(self, family: str, dtype: str, time: KernelTime, held: bool = False, **sizes: Num) -> KernelTime:
+    def _corrected(
+        self,
+        family: str,
+        dtype: str,
+        time: KernelTime,
+        held: bool = False,
+        moving: Mapping[str, Num] | None = None,
+        **sizes: Num,
+    ) -> KernelTime:
         """Corrected kernel time; the correction never takes it below the speed-of-light time in the format.
 
         Args:
@@ -278,25 +280,26 @@ class KernelLibrary:
             dtype: format of the stored operand, and the kernel's name if it has one.
             time: analytical time.
             held: whether operands may already be on the chip, so that memory bandwidth sets no lower bound.
-            sizes: sizes of the kernel, by the names in ``hwprofiles.correction.SIZES``.
+            moving: sizes that differ between calls for one layer, which are priced one by one in loops.
+            sizes: the other sizes of the kernel, by the names in ``hwprofiles.correction.SIZES``.
+
+        Raises:
+            TypeError: the time is traced, and hundreds of hinge functions of all sizes would make the formula too long.
         """
         correction = self.correction(family, dtype)
         if correction is None:
             return time
-        _untraceable(time)
-        seconds = correction.seconds(family, sizes, time, float(self.chip.compute.usable_cores))
+        if moving is None or isinstance(time.seconds, np.ndarray):
+            if time.seconds.__class__ is Traced:
+                raise TypeError("learned corrections of all sizes are not traced")
+            cores = float(self.chip.compute.usable_cores)
+            seconds = correction.seconds(family, {**sizes, **(moving or {})}, time, cores)
+        else:
+            key = (family, dtype, *sizes.values())
+            if key not in self._along:
+                self._along[key] = correction.along(family, sizes, tuple(moving))
+            seconds = self._along[key](time.seconds, *moving.values())
         return self._no_faster(time, seconds, format_of(dtype), held)
-
-    def _along(
-        self, family: str, dtype: str, fixed: Mapping[str, float], moving: tuple[str, ...]
-    ) -> Callable[..., Num] | None:
-        """Return a function from an analytical time and the ``moving`` sizes to corrected seconds, for scalar or
-        traced arguments; None without a correction."""
-        correction = self.correction(family, dtype)
-        if correction is None:
-            return None
-        corrected, stored = correction.along(family, fixed, moving), format_of(dtype)
-        return lambda time, *sizes: self._no_faster(time, corrected(time.seconds, *sizes), stored).seconds
 
     def _no_faster(self, time: KernelTime, seconds: Num, dtype: str, held: bool = False) -> KernelTime:
         """Replace the seconds of an analytical time, but never go below speed of light or that time; ``held`` as in
@@ -361,6 +364,9 @@ class KernelLibrary:
     ) -> KernelTime:
         """Time of one prefill attention launch over a ragged batch, from the totals of the batch.
 
+        Corrections were learned on uncached prompts of equal length: the analytical extra time for cached keys
+        and for unequal lengths is not corrected.
+
         Args:
             shape: heads, dimensions and KV format of one layer on this chip.
             seqs: sequences in the launch.
@@ -380,7 +386,17 @@ class KernelLibrary:
                 lambda xp, s, q, p, kv: prefill_time(xp, limits, parameters, shape, s, q, p, kv),
             )
 
-        return self._whole_prefill(shape, timed, seqs, q_tokens, pairs, kv_tokens)
+        time = timed(pairs, kv_tokens)
+        if self.correction("attention_prefill", shape.kernel) is not None:
+            xp = functions_of(time.seconds)
+            each = q_tokens / xp.maximum(1, seqs)
+            causal = xp.minimum(pairs, q_tokens * (each + 1.0) / 2.0)
+            fresh = timed(causal, q_tokens)
+            moving = {"batch": seqs, "q_len": each, "kv_len": each, "seen": causal / xp.maximum(1, q_tokens)}
+            corrected = self._corrected("attention_prefill", shape.kernel, fresh, moving=moving, **_heads(shape))
+            seconds = time.seconds + (corrected.seconds - fresh.seconds)
+            time = self._no_faster(time, seconds, format_of(shape.kernel))
+        return time if self.flash else self._with_scores(shape, time, q_tokens * kv_tokens / np.maximum(1, seqs))
 
     def _with_scores(self, shape: AttentionShape, time: KernelTime, scores: Num) -> KernelTime:
         """Attention in three kernels that exchange the fp32 scores of each head through memory: products
@@ -388,46 +404,13 @@ class KernelLibrary:
         extra = self.elementwise(SCORE_KERNELS * SCORE_BYTES * shape.num_heads * scores, np.minimum(2, scores))
         return KernelTime(*(one + more for one, more in zip(time, extra, strict=True)))
 
-    def _whole_prefill(
-        self,
-        shape: AttentionShape,
-        timed: Callable[[Num, Num], KernelTime],
-        seqs: Num,
-        q_tokens: Num,
-        pairs: Num,
-        kv_tokens: Num,
-        along: Callable[..., Num] | None = None,
-    ) -> KernelTime:
-        """Corrected time of a prefill kernel, including score traffic without FlashAttention.
-
-        Corrections were learned on uncached prompts of equal length: the analytical extra time for cached keys
-        and for unequal lengths is not corrected.
-
-        Args:
-            shape: of one layer on this chip.
-            timed: analytical time as a function of the pairs and the total KV length.
-            seqs: as in ``attention_prefill``, like the other sizes.
-            along: function for corrected seconds of scalar sizes (see ``_along``).
-        """
-        time = timed(pairs, kv_tokens)
-        if self.correction("attention_prefill", shape.kernel) is not None:
-            xp = functions_of(time.seconds)
-            each = q_tokens / xp.maximum(1, seqs)
-            causal = xp.minimum(pairs, q_tokens * (each + 1.0) / 2.0)
-            fresh = timed(causal, q_tokens)
-            moving = (seqs, each, each, causal / xp.maximum(1, q_tokens))
-            if along is not None:
-                seconds = along(fresh, *moving)
-            else:
-                sizes: dict[str, Num] = dict(zip(PROMPT_SIZES, moving, strict=True))
-                seconds = self._corrected("attention_prefill", shape.kernel, fresh, **sizes, **_heads(shape)).seconds
-            time = self._no_faster(time, time.seconds + (seconds - fresh.seconds), format_of(shape.kernel))
-        return time if self.flash else self._with_scores(shape, time, q_tokens * kv_tokens / np.maximum(1, seqs))
-
     def attention_decode(
         self, shape: AttentionShape, *, seqs: Num, q_len: Num, kv_tokens: Num, warm: bool = False, tail_kv: Num = 0.0
     ) -> KernelTime:
         """Time of one decode attention launch; ``q_len`` > 1 verifies speculated tokens.
+
+        Corrections were learned on repeated calls over sequences of equal length: the analytical extra time for KV read
+        from memory, and for a longer sequence, is not corrected.
 
         Args:
             shape: heads, dimensions and KV format of one layer on this chip.
@@ -442,38 +425,13 @@ class KernelLibrary:
         """
         parameters = cast(DecodeParameters, self.parameters("attention_decode", shape.kernel))
         limits = self._attention_limit(shape.dtype, parameters.native_math)
-        plain = all_plain(seqs, q_len, kv_tokens) and seqs > 0 and q_len > 0 and kv_tokens > 0
 
         def timed(warm: bool, beyond: Num) -> KernelTime:
-            def priced(xp: Functions, seqs: Num, q_len: Num, kv_tokens: Num) -> KernelTime:
-                return decode_time(xp, limits, parameters, shape, seqs, q_len, kv_tokens, warm, tail_kv=beyond)
-
-            return (
-                priced(SCALAR, seqs, q_len, kv_tokens) if plain else evaluate_formula((seqs, q_len, kv_tokens), priced)
+            return evaluate_formula(
+                (seqs, q_len, kv_tokens),
+                lambda xp, s, q, kv: decode_time(xp, limits, parameters, shape, s, q, kv, warm, tail_kv=beyond),
             )
 
-        return self._whole_decode(shape, timed, seqs, q_len, kv_tokens, warm, tail_kv)
-
-    def _whole_decode(
-        self,
-        shape: AttentionShape,
-        timed: Callable[[bool, Num], KernelTime],
-        seqs: Num,
-        q_len: Num,
-        kv_tokens: Num,
-        warm: bool,
-        tail_kv: Num = 0.0,
-    ) -> KernelTime:
-        """Corrected time of a decode kernel, including score traffic without FlashAttention.
-
-        Corrections were learned on repeated calls over sequences of equal length: the analytical extra time for KV read
-        from memory, and for a longer sequence, is not corrected.
-
-        Args:
-            shape: of one layer on this chip.
-            timed: analytical time as a function of whether the call is repeated and of ``tail_kv``.
-            seqs: as in ``attention_decode``, like the other sizes.
-        """
         time = timed(warm, tail_kv)
         if self._split_kv and self.correction("attention_decode", shape.kernel) is not None:
             repeated = timed(True, 0.0)
@@ -483,61 +441,6 @@ class KernelLibrary:
             seconds = time.seconds + (corrected.seconds - repeated.seconds)
             time = self._no_faster(time, seconds, format_of(shape.kernel), warm)
         return time if self.flash else self._with_scores(shape, time, q_len * kv_tokens)
-
-    def prefill_seconds(self, shape: MixingShape) -> Callable[[Num, Num, Num, Num], Num]:
-        """Return a function (seqs, q_tokens, pairs, kv_tokens) -> seconds for prompts in a layer of one shape.
-
-        For use in loops: parameters and limits are looked up once. All sizes must be > 0.
-
-        Raises:
-            ProfileError: unknown dtype.
-        """
-        if isinstance(shape, RecurrentShape):
-            return self._scan_seconds(shape)
-        if isinstance(shape, IndexShape):
-            return lambda s, q, p, kv: self.index_prefill(shape, seqs=s, q_tokens=q, pairs=p, kv_tokens=kv).seconds
-        if isinstance(shape, SparseShape):
-            return lambda s, q, p, kv: self.sparse_prefill(shape, seqs=s, q_tokens=q, pairs=p, kv_tokens=kv).seconds
-        parameters = cast(PrefillParameters, self.parameters("attention_prefill", shape.kernel))
-        limits = self._attention_limit(shape.dtype, parameters.native_math)
-        corrected = self._along("attention_prefill", shape.kernel, _heads(shape), PROMPT_SIZES) if self.flash else None
-
-        def seconds(seqs: Num, q_tokens: Num, pairs: Num, kv_tokens: Num) -> Num:
-            xp = functions_of(pairs)
-            along = None if xp is ARRAY else corrected
-
-            def timed(pairs: Num, kv_tokens: Num) -> KernelTime:
-                return prefill_time(xp, limits, parameters, shape, seqs, q_tokens, pairs, kv_tokens)
-
-            return self._whole_prefill(shape, timed, seqs, q_tokens, pairs, kv_tokens, along).seconds
-
-        return seconds
-
-    def decode_seconds(self, shape: MixingShape) -> Callable[[Num, Num, Num], Num]:
-        """Return a function (seqs, q_len, kv_tokens) -> seconds for decoding (cold KV) in a layer of one shape.
-
-        For use in loops, like ``prefill_seconds``; ``kv_tokens`` may be an array for equal ``seqs`` and ``q_len``.
-
-        Raises:
-            ProfileError: unknown dtype.
-        """
-        if isinstance(shape, RecurrentShape):
-            return lambda s, q, kv: 0.0 * kv + self._recurrent_seconds(shape, s, s * q, q)
-        if isinstance(shape, IndexShape):
-            return lambda s, q, kv: self.index_decode(shape, seqs=s, q_len=q, kv_tokens=kv).seconds
-        if isinstance(shape, SparseShape):
-            return lambda s, q, kv: self.sparse_decode(shape, seqs=s, q_len=q, kv_tokens=kv).seconds
-        parameters = cast(DecodeParameters, self.parameters("attention_decode", shape.kernel))
-        limits = self._attention_limit(shape.dtype, parameters.native_math)
-
-        def seconds(seqs: Num, q_len: Num, kv_tokens: Num) -> Num:
-            def timed(warm: bool, beyond: Num) -> KernelTime:
-                xp = functions_of(kv_tokens)
-                return decode_time(xp, limits, parameters, shape, seqs, q_len, kv_tokens, warm, tail_kv=beyond)
-
-            return self._whole_decode(shape, timed, seqs, q_len, kv_tokens, False).seconds
-
-        return seconds
 
     def tail_seconds(self, shape: AttentionShape, seqs: Num, q_len: Num = 1) -> Num:
         """Seconds per key by which the longest sequence of a decode batch exceeds the mean of the ``tail_sequences``
@@ -567,24 +470,6 @@ class KernelLibrary:
             ProfileError: unknown dtype.
         """
         return cast(PrefillParameters, self.parameters("attention_prefill", shape.kernel)).mixed == "one-pass"
-
-    def mixed_seconds(self, shape: AttentionShape) -> Callable[..., Num] | None:
-        """``attention_mixed(...).seconds`` of one shape if a single kernel serves prompt chunks and single queries,
-        as a function of (seqs, q_tokens, pairs, kv_tokens, decode_seqs, decode_kv_tokens), all > 0, and the longest KV
-        of the single queries; else None.
-
-        Raises:
-            ProfileError: unknown dtype.
-        """
-        parameters = cast(PrefillParameters, self.parameters("attention_prefill", shape.kernel))
-        if not self.one_pass(shape):
-            return None
-        limits = self._attention_limit(shape.dtype, parameters.native_math)
-
-        def seconds(*sizes: Num) -> Num:
-            return one_pass_time(functions_of(sizes[0]), limits, parameters, shape, *sizes).seconds
-
-        return seconds
 
     def attention_mixed(
         self,
@@ -799,35 +684,7 @@ class KernelLibrary:
         self, family: str, shape: RecurrentShape, time: KernelTime, seqs: Num, q_len: Num, held: bool = False
     ) -> KernelTime:
         heads = {"num_heads": shape.value_heads, "num_kv_heads": shape.key_heads}
-        return self._corrected(family, shape.dtype, time, held, batch=seqs, q_len=q_len, **heads)
-
-    def _recurrent_seconds(self, shape: RecurrentShape, seqs: Num, tokens: Num, q_len: Num | None) -> Num:
-        """Seconds of a layer's short convolution and its recurrence; ``q_len`` is the number of tokens per sequence in
-        decode, None for prompts."""
-        total: Num = 0.0
-        if shape.conv_channels:
-            total = self.elementwise(**convolution(shape, seqs, tokens, "scan" if q_len is None else "update")).seconds
-        if not shape.value_heads:
-            return total
-        if q_len is None:
-            return total + self.recurrent_prefill(shape, seqs=seqs, q_tokens=tokens).seconds
-        return total + self.recurrent_decode(shape, seqs=seqs, q_len=q_len).seconds
-
-    def _scan_seconds(self, shape: RecurrentShape) -> Callable[[Num, Num, Num, Num], Num]:
-        """``prefill_seconds`` of a recurrent layer, with a fast path for scalar sizes."""
-        family, heads = "recurrent_prefill", {"num_heads": shape.value_heads, "num_kv_heads": shape.key_heads}
-        corrected = self._along(family, shape.dtype, heads, ("batch", "q_len")) if shape.value_heads else None
-        parameters = cast(RecurrentPrefillParameters, self.parameters(family, shape.dtype))
-        limits, before = self.limits(format_of(shape.dtype)), shape._replace(value_heads=0)
-
-        def seconds(seqs: Num, q_tokens: Num, pairs: Num, kv_tokens: Num) -> Num:
-            xp = functions_of(q_tokens)
-            if corrected is None or xp is ARRAY:
-                return self._recurrent_seconds(shape, seqs, q_tokens, None)
-            time = recurrent_prefill_time(xp, limits, parameters, shape, seqs, q_tokens)
-            return corrected(time, seqs, q_tokens / seqs) + self._recurrent_seconds(before, seqs, q_tokens, None)
-
-        return seconds
+        return self._corrected(family, shape.dtype, time, held, {"batch": seqs, "q_len": q_len}, **heads)
 
     def index_prefill(self, shape: IndexShape, *, seqs: Num, q_tokens: Num, pairs: Num, kv_tokens: Num) -> KernelTime:
         """Time of scoring and selecting keys for prompts; sizes as ``attention_prefill`` takes them.

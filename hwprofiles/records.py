@@ -3,7 +3,9 @@
 from datetime import date
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+
+from forerun.errors import with_new_names
 
 
 def _number(value: Any) -> Any:
@@ -71,6 +73,11 @@ class Fit(Record):
     intervals: dict[str, tuple[NonNegative, NonNegative]] = Field(default_factory=dict)
     """90 % intervals as factors on a prediction, from held-out rows: by the kernel's bound (``latency``, ``memory``,
     ``compute``), over ``all`` rows, and ``outside`` the fitted ranges."""
+
+    @field_validator("ranges", mode="before")
+    @classmethod
+    def _accept_old_names(cls, data: Any) -> Any:
+        return with_new_names(data, {"activated_experts": "active_experts"})
 
 
 class FittedOn(Record):

@@ -18,7 +18,7 @@ from simulator.replay.rerun import chip_name
 from traces import TraceError
 from traces.kernels import COLLECTIVES, KernelTable, concatenate, read_kernels
 from validation import tables as tables  # lets read_kernels read them
-from validation.shipped import SPLIT, kernel_row
+from validation.shipped import SPLIT, kernel_error_row
 
 USUAL_SHAPES = {
     "gemm": ("n>=1024", "k>=1024"),
@@ -116,7 +116,7 @@ def _scores(chip: str, library: str, parts: list[KernelTable], left: Counter[str
                 if group.regime == "all":
                     name = f"{op} {group.dtype}".strip() + (f", {USUAL}" if where else "")
                     basis, fitted = _evidence(kernels, op, group.dtype)
-                    yield kernel_row(f"{name}, {chip}, {library}", group, basis, fitted, False)
+                    yield kernel_error_row(f"{name}, {chip}, {library}", group, basis, fitted, False)
 
 
 def _unseen(chip: str, library: str, parts: list[KernelTable], left: Counter[str]) -> Iterator[ErrorRow]:
@@ -139,7 +139,9 @@ def _unseen(chip: str, library: str, parts: list[KernelTable], left: Counter[str
             for group in report.groups:
                 if group.regime == "all":
                     name = f"{op} {group.dtype}, unseen {chip} {stand_in}, {library}"
-                    yield kernel_row(name, group, "datasheet", f"nothing of this chip; band holds {held:.0%}", False)
+                    yield kernel_error_row(
+                        name, group, "datasheet", f"nothing of this chip; band holds {held:.0%}", False
+                    )
 
 
 def _reason(error: Exception) -> str:

@@ -133,12 +133,12 @@ def sample_errors() -> list[ErrorRow]:
     note = f"this core, on the other {SPLIT.train:.0%} of the shapes"
     groups = [group for group in report.groups if group.regime == "all"]
     return [
-        kernel_row(f"{SAMPLE}, limits alone", limits.overall, limits.basis, NOTHING, True),
-        *(kernel_row(f"{SAMPLE}, {g.op} {g.dtype}".strip(), g, "calibrated", note, True) for g in groups),
+        kernel_error_row(f"{SAMPLE}, limits alone", limits.overall, limits.basis, NOTHING, True),
+        *(kernel_error_row(f"{SAMPLE}, {g.op} {g.dtype}".strip(), g, "calibrated", note, True) for g in groups),
     ]
 
 
-def kernel_row(name: str, score: Score, basis: str, fitted: str, ships: bool) -> ErrorRow:
+def kernel_error_row(name: str, score: Score, basis: str, fitted: str, ships: bool) -> ErrorRow:
     """A score of kernels as a row of the record."""
     return ErrorRow("kernels", name, "seconds", score.n, score.mape, score.median_ape, score.bias, basis, fitted, ships)
 

@@ -5,9 +5,13 @@ from simulator.llm.architecture import architecture_summary as architecture_summ
 from simulator.llm.architecture import mtp_architecture as mtp_architecture
 from simulator.llm.draft_heads import DraftHead as DraftHead
 from simulator.llm.draft_heads import HeadSizes as HeadSizes
+from simulator.llm.draft_heads import PublishedHead as PublishedHead
 from simulator.llm.draft_heads import eagle3_head as eagle3_head
 from simulator.llm.draft_heads import eagle_head as eagle_head
 from simulator.llm.draft_heads import parallel_head as parallel_head
+from simulator.llm.draft_heads import published_head as published_head
+from simulator.llm.draft_heads import published_head_names as published_head_names
+from simulator.llm.draft_heads import usual_head as usual_head
 from simulator.llm.hf_config import from_hf_config as from_hf_config
 from simulator.llm.layers import PARTS as PARTS
 from simulator.llm.layers import Attention as Attention
@@ -23,7 +27,3 @@ from simulator.llm.load import architecture_names as architecture_names
 from simulator.llm.load import load_architecture as load_architecture
 from simulator.llm.load import published_parameters as published_parameters
 from simulator.llm.load import published_repositories as published_repositories
-from simulator.llm.published_heads import PublishedHead as PublishedHead
-from simulator.llm.published_heads import published_head as published_head
-from simulator.llm.published_heads import published_head_names as published_head_names
-from simulator.llm.published_heads import usual_head as usual_head

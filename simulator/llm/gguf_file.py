@@ -19,20 +19,8 @@ from simulator.llm.fields import joined_lines
 from simulator.llm.hf_config import from_hf_config
 from simulator.llm.layers import PARTS, Attention, Mixer, Part, Tensor
 
-_PLAIN = {"F32": "fp32", "F16": "fp16", "BF16": "bf16", "MXFP4": "mxfp4", "NVFP4": "fp4"}
-"""Types that are formats of others too; the rest (``Q4_K``) goes by its own name in lower case."""
 _TOLERANCE = 0.01
 """Share by which the described model may differ from the tensors of the file: rope factors, merged vectors, padding."""
-_PARTS: tuple[tuple[Part, str], ...] = (
-    ("norm", r"norm|ssm_a$|ssm_d$|ssm_dt|sinks|rope_freqs|layer_output_scale|conv1d|shortconv\.conv"),
-    ("embedding", r"token_embd|position_embd"),
-    ("lm_head", r"^output\.|shared_head_head"),
-    ("router", r"ffn_gate_inp|exp_probs_b|altup"),
-    ("expert", r"_exps\b"),
-    ("shared_expert", r"_shexp\b|latent"),
-    ("mlp", r"\.ffn_|nextn\.eh_proj|laurel|\.proj\.|inp_gate|per_layer_model_proj"),
-)
-"""Part of a tensor by its name, the first that matches; everything else of a layer mixes tokens."""
 
 
 class TensorInfo(NamedTuple):
@@ -66,9 +54,9 @@ def from_gguf(path: Path) -> Architecture:
     for part in _other_parts(path, header):
         header = Header(header.fields, header.tensors + read_header(part).tensors)
     name = header.fields.get("general.architecture")
-    known = _families()["architectures"]
-    if name not in known:
-        _fail(path, f"general.architecture '{name}' is not read here (one of {', '.join(sorted(known))})")
+    families = _tables()["families"]
+    if name not in families:
+        _fail(path, f"general.architecture '{name}' is not read here (one of {', '.join(sorted(families))})")
     config = _config(str(name), header)
     title = header.fields.get("general.name")
     architecture = from_hf_config(config, name=title if isinstance(title, str) and title.strip() else path.stem,
@@ -160,14 +148,16 @@ def _extra(tensor: TensorInfo, architecture: Architecture) -> bool:
 
 
 def _part(tensor: TensorInfo) -> Part:
-    return next((part for part, pattern in _PARTS if re.search(pattern, tensor.name)), "attention")
+    return next((part for part, pattern in _tables()["parts"].items() if re.search(pattern, tensor.name)), "attention")
 
 
 def _dtypes(header: Header) -> dict[str, str]:
     """Formats of each part's matrices, by how many of its weights are in each."""
     weights: dict[str, Counter[str]] = {}
     for tensor in header.tensors:
-        weights.setdefault(_part(tensor), Counter())[_PLAIN.get(tensor.kind, tensor.kind.lower())] += tensor.elements
+        weights.setdefault(_part(tensor), Counter())[_tables()["formats"].get(tensor.kind, tensor.kind.lower())] += (
+            tensor.elements
+        )
     return {part: mixed_dtype(weights[part]) if part in weights else "fp32" for part in PARTS}
 
 
@@ -180,11 +170,17 @@ def _kinds_in_words(header: Header) -> str:
 
 
 @cache
+def _yaml(name: str) -> dict[str, Any]:
+    document: dict[str, Any] = parse((resources.files("simulator.llm") / name).read_text("utf-8"))
+    return document
+
+
+def _tables() -> dict[str, Any]:
+    return _yaml("gguf_names.yaml")
+
+
 def _recipes() -> dict[str, dict[str, str]]:
-    recipes: dict[str, dict[str, str]] = parse(
-        resources.files("simulator.llm").joinpath("gguf_recipes.yaml").read_text()
-    )
-    return recipes
+    return _yaml("gguf_recipes.yaml")
 
 
 def recipe_names() -> tuple[str, ...]:
@@ -266,31 +262,21 @@ def _widths_listed(config: Config, header: Header, name: str) -> None:
         config["num_key_value_heads"] = max(listed, default=0)
 
 
-_DERIVE: Mapping[str, Callable[[Config, Header, str], None]] = {
-    function.__name__.lstrip("_"): function
-    for function in (_moe_of_llama, _latent_heads, _delta_values, _expert_width, _widths_listed)
+_ADAPT: Mapping[str, Callable[[Config, Header, str], None]] = {
+    "llama": _moe_of_llama,
+    "deepseek2": _latent_heads,
+    **dict.fromkeys(("qwen3next", "qwen35", "qwen35moe"), _delta_values),
+    **dict.fromkeys(("gpt-oss", "minimax-m2"), _expert_width),
+    "lfm2": _widths_listed,
 }
-
-
-@cache
-def _families() -> dict[str, Any]:
-    families: dict[str, Any] = parse(
-        resources.files("simulator.llm").joinpath("gguf_families.yaml").read_text(encoding="utf-8")
-    )
-    return families
+"""What an architecture's metadata say otherwise than a config.json, by ``general.architecture``."""
 
 
 def _config(name: str, header: Header) -> Config:
     """The metadata as the fields of a config.json; what its class implies is read off the tensors."""
-    tables = _families()
-    family = tables["architectures"][name]
-    config: Config = {"model_type": family["type"], "torch_dtype": "float16"}
-    groups = [
-        tables["common"],
-        *(tables["groups"][group] for group in family.get("groups", ())),
-        family.get("fields", {}),
-    ]
-    for field, key in ((field, key) for group in groups for field, key in group.items()):
+    family = dict(_tables()["families"][name])
+    config: Config = {"model_type": family.pop("model_type"), "torch_dtype": "float16"}
+    for field, key in {**_tables()["common"], **family}.items():
         value = header.fields.get(f"{name}.{key}")
         config[field] = value[0] if isinstance(value, list) and len(set(value)) == 1 else value
     tensors = {tensor.name: tensor for tensor in header.tensors}
@@ -303,8 +289,8 @@ def _config(name: str, header: Header) -> Config:
         config["attention_bias"] = True
     if config["num_hidden_layers"] is not None and isinstance(drafts := _draft_layers(config), int):
         config["num_hidden_layers"] -= drafts  # llama.cpp counts MTP layers among the blocks
-    if "derive" in family:
-        _DERIVE[family["derive"]](config, header, name)
+    if name in _ADAPT:
+        _ADAPT[name](config, header, name)
     return {field: value for field, value in config.items() if value is not None}
 
 

@@ -8,9 +8,8 @@ from typing import Any
 
 from simulator.llm.architecture import Architecture, MtpModule
 from simulator.llm.fields import Fields
-from simulator.llm.hf_families import Family, generic_family, known_family, why_refused
+from simulator.llm.hf_families import Family, Flag, known_family, refuse_unread, text_type
 from simulator.llm.hf_hybrid import READERS, nemotron_blocks
-from simulator.llm.hf_keys import refuse_unread
 from simulator.llm.hf_layers import Config, Layers
 from simulator.llm.hf_quantization import checkpoint_dtypes
 from simulator.llm.layers import Tensor, group_layers, layer_order
@@ -18,12 +17,6 @@ from simulator.llm.layers import Tensor, group_layers, layer_order
 MOST_LAYERS = 2000
 _TEXT_SECTIONS = ("text_config", "llm_config", "language_config")
 _INHERITED = ("tie_word_embeddings", "torch_dtype", "dtype", "quantization_config", "architectures")
-_NESTED_TYPES = {"gemma3": "gemma3_text", "gemma3n": "gemma3n_text", "gemma4": "gemma4_text", "llama4": "llama4_text",
-                 "qwen3_vl": "qwen3_vl_text", "qwen3_vl_moe": "qwen3_vl_moe_text", "mistral3": "mistral",
-                 "kimi_k25": "kimi_k2", "glm4v_moe": "glm4v_moe_text",
-                 "qwen3_omni_moe_thinker": "qwen3_omni_moe_text", "kimi_k3": "kimi_linear", "qwen3_5": "qwen3_5_text",
-                 "qwen3_5_moe": "qwen3_5_moe_text"}  # fmt: skip
-"""Type of the text part where ``text_config`` does not name one."""
 UNGATED = ("relu2", "xielu", "relu_squared")
 """Activations of feed-forwards with two matrices, where Llama has three."""
 _MTP_NORMS = 3
@@ -33,8 +26,8 @@ _MTP_NORMS = 3
 def from_hf_config(config: Mapping[str, Any], *, name: str | None = None, source: str = "config.json") -> Architecture:
     """Read a decoder-only language model from the fields of its Hugging Face ``config.json``.
 
-    Of a multimodal model the text part is read. A key that may state a shape (``hf_keys``) and that the model's family
-    does not read is refused; other keys without a meaning here are ignored, as every library ignores some.
+    Of a multimodal model the text part is read. A key that may state a shape (``hf_names.yaml``) and that the model's
+    family does not read is refused; other keys without a meaning here are ignored, as every library ignores some.
 
     Args:
         config: the parsed JSON object.
@@ -101,16 +94,15 @@ def _text_part(outer: Fields) -> tuple[Fields, tuple[str, ...]]:
         if values.get(shared) is None and shared in outer.values:
             values[shared] = outer.values[shared]
     if not inner.has("model_type"):
-        outer_type = outer.text("model_type", "")
-        values["model_type"] = _NESTED_TYPES.get(outer_type, outer_type)
+        values["model_type"] = text_type(outer.text("model_type", ""))
     return replace(inner, values=values), ("text part only; encoders of other media are left out",)
 
 
 def _family(fields: Fields) -> tuple[Family, Fields]:
     """The family of a config, and its fields under their common names, class defaults filled in."""
     model_type = fields.text("model_type", "")
-    _refuse_unmodelled(fields, model_type)
     family = known_family(model_type)
+    _refuse_unmodelled(fields, family)
     if family is None:
         return _generic(fields, model_type), fields
     fields.seen.update(family.inert, family.names.values())
@@ -120,8 +112,9 @@ def _family(fields: Fields) -> tuple[Family, Fields]:
             values[common] = fields.get(own)
     if model_type == "nemotron_h" and values.get("num_hidden_layers") is None:
         values["num_hidden_layers"] = len(nemotron_blocks(fields, "hybrid_override_pattern", "layers_block_type"))
-    if model_type == "falcon":
-        _fill_falcon(Fields(values, fields.source, fields.prefix), values)
+    if model_type == "falcon" and not fields.flag("new_decoder_architecture", False):
+        # ``FalconConfig`` counts KV heads by three fields: grouped, one for all, or one per head
+        values["num_key_value_heads"] = 1 if fields.flag("multi_query", True) else None
     for key, default in family.defaults.items():
         if values.get(key) is None and not (key == "sliding_window" and key in values):
             values[key] = default
@@ -129,26 +122,14 @@ def _family(fields: Fields) -> tuple[Family, Fields]:
         values["intermediate_size"] = 4 * fields.whole("n_embd" if model_type == "gpt2" else "hidden_size")
     if fields.has("word_embed_proj_dim") and fields.get("word_embed_proj_dim") != fields.get("hidden_size"):
         fields.fail("word_embed_proj_dim", "differs from hidden_size, which is not modelled")
-    return _with_router_bias(family, fields, model_type), replace(fields, values=values)
-
-
-def _with_router_bias(family: Family, fields: Fields, model_type: str) -> Family:
-    """DeepSeek-V2 code with ``topk_method: noaux_tc`` adds V3's score-correction bias to the router."""
     if model_type == "deepseek_v2" and fields.get("topk_method") == "noaux_tc":
-        return replace(family, router_bias=True)
-    return family
+        family = replace(family, router_bias=True)  # such code has V3's score-correction bias
+    return family, replace(fields, values=values)
 
 
-def _fill_falcon(fields: Fields, values: dict[str, Any]) -> None:
-    """Falcon counts KV heads by three fields (``FalconConfig``): grouped, one for all, or one per head."""
-    if not fields.flag("new_decoder_architecture", False):
-        values["num_key_value_heads"] = 1 if fields.flag("multi_query", True) else None
-
-
-def _refuse_unmodelled(fields: Fields, model_type: str) -> None:
-    reason = why_refused(model_type)
-    if reason is not None:
-        fields.fail("model_type", f"'{model_type}' {reason}")
+def _refuse_unmodelled(fields: Fields, family: Family | None) -> None:
+    if family is not None and family.refused:
+        fields.fail("model_type", f"'{fields.get('model_type')}' {family.refused}")
     if fields.flag("is_encoder_decoder", False):
         fields.fail("is_encoder_decoder", "is true: only decoder-only models are modelled")
     for architecture in fields.texts("architectures"):
@@ -172,7 +153,15 @@ def _generic(fields: Fields, model_type: str) -> Family:
     for architecture in fields.texts("architectures"):
         if not architecture.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")):
             fields.fail("architectures", f"'{architecture[:60]}' is not a causal language model")
-    return generic_family(latent=fields.has("kv_lora_rank"))
+    llama = known_family("llama")
+    assert llama is not None
+    return replace(
+        llama,
+        windows="upper",
+        mla=fields.has("kv_lora_rank"),
+        qk_norm="head",
+        qk_norm_flag=Flag("use_qk_norm", False),
+    )
 
 
 def _mtp(fields: Fields, layers: Layers, hidden: int) -> MtpModule | None:

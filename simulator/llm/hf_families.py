@@ -1,7 +1,8 @@
-"""What each Hugging Face model type implies beyond the fields of its config.json: ``hf_families.yaml``, validated."""
+"""Facts of Hugging Face model types beyond the fields of a config.json, and which of those fields may be ignored."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -9,6 +10,7 @@ from importlib import resources
 from typing import Any, Literal, NamedTuple
 
 from forerun.yaml_files import parse
+from simulator.llm.fields import Fields, shown_value
 from simulator.llm.layers import ActiveCounts, QkNorm
 
 
@@ -29,6 +31,10 @@ class MoeNames(NamedTuple):
     """Number of shared experts, each as wide as a routed one (or as ``shared_width`` says)."""
     shared_width: str | None = None
     """Width of one shared expert, or of all where there is no ``shared_count``."""
+    dense_width: str | None = None
+    """Width of layers without experts, where it may have a field of its own."""
+    latent_width: str | None = None
+    """Width of the projection that the experts read, where they may have one."""
 
 
 Moe = Literal["mixtral", "qwen", "deepseek", "llama4", "kimi", "step", "gemma4", "minimax-m3", "nemotron", "lfm2"]
@@ -73,48 +79,78 @@ class Family:
     output_gate: Flag | bool = False
     inert: tuple[str, ...] = ()
     """Fields that may state a shape, but of nothing that this family's checkpoints hold."""
-
-
-_FLAGS = ("qkv_bias", "output_bias", "qk_norm_flag", "mlp_bias", "router_bias", "output_gate")
-
-
-@cache
-def _tables() -> dict[str, dict[str, Any]]:
-    text = resources.files("simulator.llm").joinpath("hf_families.yaml").read_text(encoding="utf-8")
-    tables: dict[str, dict[str, Any]] = parse(text)
-    return tables
+    refused: str = ""
+    """Why models of this type are not read; empty where they are."""
 
 
 @cache
 def known_family(model_type: str) -> Family | None:
-    """Facts of a model type; None if it is not known here."""
-    entry = _tables()["families"].get(model_type)
+    """The family of a model type as ``hf_families.yaml`` has it; None where it has no such type."""
+    pattern = rf"^{re.escape(model_type)}:.*\n(?: .*\n)*"
+    entry = re.search(pattern, _text("hf_families.yaml"), re.MULTILINE) if re.match(r"\w", model_type) else None
     if entry is None:
         return None
-    stated = {name: value for name, value in entry.items() if name != "like"}
-    for name in _FLAGS:
-        if isinstance(stated.get(name), dict):
-            ((key, default),) = stated[name].items()
-            stated[name] = Flag(key, default)
-    if "inert" in stated:
-        stated["inert"] = tuple(stated["inert"])
-    base = known_family(entry["like"]) if "like" in entry else Family()
+    facts = parse(entry[0])[model_type]
+    base = known_family(facts.pop("like")) if "like" in facts else Family()
     assert base is not None
-    return replace(base, **stated)
+    return replace(base, **{name: _fact(value) for name, value in facts.items()})
 
 
-def expert_fields(moe: Moe) -> MoeNames:
-    """Fields in which a family states its experts."""
-    return MoeNames(**_tables()["experts"][moe])
+def moe_names(moe: Moe) -> MoeNames:
+    """Names of the fields in which such families state their experts."""
+    return MoeNames(**_names()["experts"][moe])
 
 
-def why_refused(model_type: str) -> str | None:
-    """Why a model type that would be misread as something else is not modelled; None for any other type."""
-    return next((reason for reason, types in _tables()["refused"].items() if model_type in types), None)
+def text_type(model_type: str) -> str:
+    """Type of a model's text part where ``text_config`` does not name it."""
+    return str(_names()["text_types"].get(model_type, model_type))
 
 
-def generic_family(latent: bool) -> Family:
-    """A type not known here that has all of Llama's fields, and MLA where ``latent``."""
-    llama = known_family("llama")
-    assert llama is not None
-    return replace(llama, windows="upper", mla=latent, qk_norm="head", qk_norm_flag=Flag("use_qk_norm", False))
+def refuse_unread(fields: Fields) -> None:
+    """Refuse a field that may state a shape and that no reader requested.
+
+    Raises:
+        ForerunError: naming the first such field.
+    """
+    for key, value in fields.values.items():
+        if key not in fields.seen and not _says_nothing(value) and _may_shape(key):
+            fields.fail(
+                key,
+                f"({shown_value(value)}) may change the shape of layers, and Forerun does not know it for this model; "
+                "remove it if it does not",
+            )
+
+
+def _fact(value: Any) -> Any:
+    if isinstance(value, dict) and all(isinstance(default, bool) for default in value.values()):
+        return Flag(*next(iter(value.items())))
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _text(name: str) -> str:
+    return (resources.files("simulator.llm") / name).read_text(encoding="utf-8")
+
+
+@cache
+def _names() -> dict[str, Any]:
+    names: dict[str, Any] = parse(_text("hf_names.yaml"))
+    for key in ("shape_words", "inert", "inert_endings", "other_beginnings", "media"):
+        names[key] = names[key].split()
+    names["ignored"] = re.compile(
+        rf"_({'|'.join(names['inert_endings'])})$|^({'|'.join(names['other_beginnings'])})"
+        rf"|(^|_)({'|'.join(names['media'])})(_|$)"
+    )
+    return names
+
+
+def _may_shape(key: str) -> bool:
+    names = _names()
+    if key in names["inert"] or names["ignored"].search(key):
+        return False
+    words = re.findall(r"[a-z]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key).lower())
+    return not set(words).isdisjoint(names["shape_words"])
+
+
+def _says_nothing(value: object) -> bool:
+    """Whether a value is null, off, zero or empty, so that the feature of the field is not used."""
+    return value is None or value is False or (not isinstance(value, bool) and value in (0, "", [], {}))

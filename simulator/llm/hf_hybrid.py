@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from simulator.llm.fields import LARGEST, Fields
-from simulator.llm.hf_keys import refuse_unread
+from simulator.llm.hf_families import refuse_unread
 from simulator.llm.hf_layers import (
     Config,
     Layers,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from simulator.llm.fields import Fields
-from simulator.llm.hf_families import Family, Flag, expert_fields
+from simulator.llm.hf_families import Family, Flag, moe_names
 from simulator.llm.layers import (
     Attention,
     DenseMlp,
@@ -227,7 +227,7 @@ def read_layer_mlps(config: Config) -> list[FeedForward]:
 
 def read_dense(fields: Fields, family: Family) -> DenseMlp:
     """The feed-forward of layers without experts."""
-    own = {"llama4": "intermediate_size_mlp", "minimax-m3": "dense_intermediate_size"}.get(family.moe or "", "")
+    own = moe_names(family.moe).dense_width if family.moe else None
     width = fields.whole(own if own and fields.has(own) else "intermediate_size")
     return DenseMlp(width, gated=family.gated, bias=stated(fields, family.mlp_bias))
 
@@ -285,7 +285,7 @@ def _layer_index(fields: Fields, key: str, value: object) -> int:
 def read_moe(fields: Fields, family: Family) -> MoeMlp:
     """Experts by the names that each family gives their fields."""
     assert family.moe is not None
-    names = expert_fields(family.moe)
+    names = moe_names(family.moe)
     width, count = fields.whole(names.width), fields.whole(names.experts)
     if family.moe == "qwen":
         shared = fields.whole_or("shared_expert_intermediate_size", 0, low=0) if family.shared_gate else 0
@@ -308,14 +308,8 @@ def read_moe(fields: Fields, family: Family) -> MoeMlp:
         router_bias=stated(fields, family.router_bias),
         shared_gate=family.shared_gate and shared > 0,
     )
-    return _with_latent(fields, family, moe)
-
-
-def _with_latent(fields: Fields, family: Family, moe: MoeMlp) -> MoeMlp:
-    """The experts behind a narrower projection, where the config states its width."""
-    key = {"nemotron": "moe_latent_size", "kimi": "routed_expert_hidden_size"}.get(family.moe or "")
-    if key is None or not fields.has(key):
+    if names.latent_width is None or not fields.has(names.latent_width):
         return moe
     latent = LatentMoeMlp(**{name: getattr(moe, name) for name in MoeMlp.__dataclass_fields__})
     normed = family.moe == "kimi" and fields.flag("latent_moe_use_norm", False)
-    return replace(latent, latent_size=fields.whole(key), latent_norm=normed)
+    return replace(latent, latent_size=fields.whole(names.latent_width), latent_norm=normed)

@@ -4,65 +4,31 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from fnmatch import translate
+from functools import cache
+from importlib import resources
 from typing import Any
 
+from forerun.yaml_files import parse
 from simulator.llm.fields import Fields, shown_value
 from simulator.llm.layers import PARTS, Part
 
-TORCH_DTYPES: Mapping[str, str] = {
-    "bfloat16": "bf16",
-    "float16": "fp16",
-    "half": "fp16",
-    "float32": "fp32",
-    "float": "fp32",
-    "float8_e4m3fn": "fp8",
-}
 QUANTISABLE: tuple[Part, ...] = ("attention", "mlp", "expert", "shared_expert")
 """Parts made of linear layers that quantisers convert by default; embeddings, router and norms stay."""
-
-_FIXED_METHODS: Mapping[str, str] = {"fbgemm_fp8": "fp8", "mxfp4": "mxfp4", "ptpc_fp8": "fp8"}
+_TORCH_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32",
+                 "float8_e4m3fn": "fp8"}  # fmt: skip
 _FP8 = ("fp8", "fp8_block")
 _BLOCK = [128, 128]
 """Weights that share a scale in ``fp8_block``."""
-_BIT_METHODS = ("gptq", "awq", "gptq_marlin", "awq_marlin", "auto-round", "intel/auto-round")
-_MODELOPT: Mapping[str, str] = {
-    "FP8": "fp8",
-    "NVFP4": "fp4",
-    "W4A16_AWQ": "int4",
-    "INT4_AWQ": "int4",
-    "W4A8_AWQ": "int4",
-    "W4A16_NVFP4": "fp4",
-    "MXFP8": "mxfp8",
-    "MXFP4": "mxfp4",
-}
-_METHODS = sorted({*_FIXED_METHODS, *_BIT_METHODS, "bitsandbytes", "compressed-tensors", "fp8", "modelopt"})
 
-_MODULES: Mapping[Part, tuple[str, ...]] = {
-    "attention": (
-        *(f"self_attn.{name}_proj" for name in ("q", "k", "v", "o", "kv_b", "qkv")),
-        *(f"linear_attn.{name}_proj" for name in ("in", "out")),
-        *(f"attn.{name}_proj" for name in ("q", "o")),
-        *(f"mixer.{name}_proj" for name in ("in", "out", "q", "o")),
-    ),
-    "mlp": tuple(f"mlp.{name}_proj" for name in ("gate", "up", "down", "gate_up")),
-    "expert": (
-        *(f"mlp.experts.0.{name}_proj" for name in ("gate", "up", "down")),
-        "mlp.experts",
-        *(f"block_sparse_moe.experts.0.w{index}" for index in (1, 2, 3)),
-        *(f"feed_forward.experts.{name}_proj" for name in ("gate_up", "down")),
-        *(f"ffn.experts.0.{name}_proj" for name in ("gate", "up", "down")),
-    ),
-    "shared_expert": (
-        *(f"mlp.shared_experts.{name}_proj" for name in ("gate", "up", "down")),
-        *(f"mlp.shared_expert.{name}_proj" for name in ("gate", "up", "down")),
-        *(f"feed_forward.shared_expert.{name}_proj" for name in ("gate", "up", "down")),
-        *(f"ffn.shared_experts.{name}_proj" for name in ("gate", "up", "down")),
-    ),
-}
-"""Names that the linear layers of a part have inside ``model.layers.N``."""
+
+@cache
+def _tables() -> dict[str, Any]:
+    """Methods of quantisation and module names of published checkpoints."""
+    tables: dict[str, Any] = parse((resources.files("simulator.llm") / "hf_quantization.yaml").read_text("utf-8"))
+    return tables
 
 
 def checkpoint_dtypes(config: Fields, num_layers: int) -> tuple[dict[str, str], tuple[str, ...]]:
@@ -99,30 +65,16 @@ def checkpoint_dtypes(config: Fields, num_layers: int) -> tuple[dict[str, str], 
     return dtypes, notes
 
 
-_PART_PATTERNS: Mapping[Part, str] = {
-    "lm_head": r"(^|\.)lm_head$",
-    "shared_expert": r"shared_experts?(\.|$)",
-    "expert": r"\.experts(\.|$)",
-    "attention": r"\.(self_attn|linear_attn|attn)(\.|$)|\.mixer\.(in|out|q|k|v|o|qkv)_proj$",
-    "mlp": r"_proj$",
-}
-"""Modules of a checkpoint by part; the first that matches."""
-
-
 def _listed_dtypes(layers: Fields) -> dict[str, str]:
     """Dtype of each part where every converted module is listed with its algorithm; the commonest of a part counts."""
     counts_by_part: dict[str, Counter[str]] = {}
+    algorithms, patterns = _tables()["modelopt"], _tables()["part_patterns"]
     for name in layers.values:
-        algorithm = layers.section(name).choice("quant_algo", _MODELOPT, None)
-        part = next((part for part, pattern in _PART_PATTERNS.items() if re.search(pattern, name)), None)
+        algorithm = layers.section(name).choice("quant_algo", algorithms, None)
+        part = next((part for part, pattern in patterns.items() if re.search(pattern, name)), None)
         if part and algorithm:
-            counts_by_part.setdefault(part, Counter())[_MODELOPT[algorithm]] += 1
+            counts_by_part.setdefault(part, Counter())[algorithms[algorithm]] += 1
     return {part: counts.most_common(1)[0][0] for part, counts in counts_by_part.items()}
-
-
-def from_hf_quant_config(document: Fields) -> dict[str, Any]:
-    """ModelOpt's own file as the ``quantization_config`` that it would be inside a config.json."""
-    return {"quant_method": "modelopt", **document.section("quantization").values}
 
 
 def _base_dtype(config: Fields) -> tuple[str, tuple[str, ...]]:
@@ -131,19 +83,18 @@ def _base_dtype(config: Fields) -> tuple[str, tuple[str, ...]]:
     if stated is None:
         return "bf16", ("the config states no torch_dtype; bf16 is assumed",)
     name = stated.removeprefix("torch.")
-    if name not in TORCH_DTYPES:
-        config.fail(key, f"'{name[:40]}' is not one of {', '.join(TORCH_DTYPES)}")
-    return TORCH_DTYPES[name], ()
+    if name not in _TORCH_DTYPES:
+        config.fail(key, f"'{name[:40]}' is not one of {', '.join(_TORCH_DTYPES)}")
+    return _TORCH_DTYPES[name], ()
 
 
 def _converted_dtype(quantization: Fields) -> str:
-    method = quantization.require("quant_method", f"one of {', '.join(_METHODS)}")
-    method = quantization.choice("quant_method", _METHODS, "")
+    methods, algorithms = _tables()["methods"], _tables()["modelopt"]
+    quantization.require("quant_method", f"one of {', '.join(sorted(methods))}")
+    method = quantization.choice("quant_method", methods, "")
     if method == "fp8":
         return _fp8(quantization)
-    if method in _FIXED_METHODS:
-        return _FIXED_METHODS[method]
-    if method in _BIT_METHODS:
+    if methods[method] == "bits":
         return _integer_dtype(quantization, "bits" if quantization.has("bits") else "w_bit")
     if method == "bitsandbytes":
         return "int4" if quantization.flag("load_in_4bit", False) else "int8"
@@ -151,9 +102,9 @@ def _converted_dtype(quantization: Fields) -> str:
         algorithm = quantization.text("quant_algo", None)
         if algorithm is None and quantization.has("config_groups"):
             return _grouped_dtype(quantization)
-        quantization.choice("quant_algo", _MODELOPT, None)
-        return _MODELOPT[quantization.require("quant_algo")]
-    return _grouped_dtype(quantization)
+        quantization.choice("quant_algo", algorithms, None)
+        return str(algorithms[quantization.require("quant_algo")])
+    return _grouped_dtype(quantization) if method == "compressed-tensors" else str(methods[method])
 
 
 def _fp8(fields: Fields, key: str = "weight_block_size") -> str:
@@ -189,7 +140,7 @@ def _grouped_dtype(quantization: Fields) -> str:
 def _is_excluded(part: Part, layer: int, excluded: Callable[[str], bool]) -> bool:
     """Whether every module of a part in a layer is excluded; each family names its modules in one of the ways."""
     groups: dict[str, list[str]] = {}
-    for module in _MODULES[part]:
+    for module in _tables()["modules"][part]:
         name = f"model.layers.{layer}.{module}"
         groups.setdefault(name.rsplit(".", 1)[0] if name.endswith("_proj") else name, []).append(name)
     return any(all(map(excluded, names)) for names in groups.values())
@@ -224,13 +175,3 @@ def _excluding(patterns: Sequence[str]) -> Callable[[str], bool]:
         return any(one.match(spelling) for one in expressions for spelling in spellings)
 
     return excluded
-
-
-def own_dtypes(fields: Fields, key: str) -> dict[str, str]:
-    """Dtypes given as one name for all parts or as a mapping of parts; bf16 by default."""
-    value: Any = fields.get(key)
-    if value is None or isinstance(value, str):
-        return dict.fromkeys(PARTS, value or "bf16")
-    parts = fields.section(key)
-    parts.refuse_others(PARTS)
-    return {part: parts.text(part, "bf16") for part in PARTS}

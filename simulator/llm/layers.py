@@ -144,12 +144,10 @@ class Attention(Mixer):
 
     @property
     def softmax_attention(self) -> Attention:
-        """The mixer itself: it is softmax attention."""
         return self
 
     @property
     def heads(self) -> int:
-        """Query heads."""
         return self.num_heads
 
     @property
@@ -159,7 +157,6 @@ class Attention(Mixer):
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """The attention window as a tuple of one."""
         return (self.window,)
 
     @property
@@ -169,7 +166,6 @@ class Attention(Mixer):
 
     @property
     def kv_elements_per_token(self) -> int:
-        """Elements that one token leaves in the KV cache of this layer, all heads together."""
         if self.kind == "mla":
             return sum(self.latent_dims)
         return self.num_kv_heads * (self.head_dim + self.value_dim)
@@ -296,11 +292,9 @@ class LatentMoeMlp(MoeMlp):
     """Whether the experts' sum is normed before it is projected back (Kimi-K3)."""
 
     def expert_width(self, hidden_size: int) -> int:
-        """Width of what a routed expert reads and writes."""
         return self.latent_size
 
     def tensors(self, hidden_size: int) -> Iterator[Tensor]:
-        """The experts between their two projections."""
         yield Tensor("latent_down_proj", self.latent_size, hidden_size, "shared_expert", "replicated")
         yield from MoeMlp.tensors(self, hidden_size)
         yield Tensor("latent_up_proj", hidden_size, self.latent_size, "shared_expert", "replicated")

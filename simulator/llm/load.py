@@ -18,7 +18,6 @@ from forerun.yaml_files import TooLargeError, bounded_text, parse
 from simulator.llm.architecture import Architecture
 from simulator.llm.fields import Fields, joined_lines, shown_value
 from simulator.llm.hf_config import from_hf_config
-from simulator.llm.hf_quantization import from_hf_quant_config
 from simulator.llm.layers import ActiveCounts
 from simulator.llm.own_format import from_own_fields, is_own_format
 
@@ -214,8 +213,8 @@ def _from_file(path: Path) -> Architecture:
 def _from_texts(path: Path, text: str, separate: Path, quantisation: str | None) -> Architecture:
     values = _object(path, text)
     if quantisation is not None and _states_no_quantisation(values):
-        fields = Fields.of(_object(separate, quantisation), str(separate))
-        values = {**values, "quantization_config": from_hf_quant_config(fields)}
+        stated = Fields.of(_object(separate, quantisation), str(separate)).section("quantization")
+        values = {**values, "quantization_config": {"quant_method": "modelopt", **stated.values}}
     name = path.resolve().parent.name if path.name == "config.json" else path.stem.removesuffix("_config")
     return _from_values(values, str(path), name or None)
 

@@ -46,7 +46,6 @@ class GatedDeltaNet(Recurrent):
 
     @property
     def heads(self) -> int:
-        """Key heads; each serves ``num_value_heads / num_key_heads`` value heads."""
         return self.num_key_heads
 
     @property
@@ -61,7 +60,6 @@ class GatedDeltaNet(Recurrent):
 
     @property
     def conv_channels(self) -> int:
-        """Queries, keys and values."""
         return 2 * self.key_width + self.value_width
 
     @property
@@ -71,7 +69,6 @@ class GatedDeltaNet(Recurrent):
         return (State("recurrent", matrix, self.state_dtype), self._conv_state)
 
     def tensors(self, hidden_size: int) -> Iterator[Tensor]:
-        """Queries, keys, values and gate in one matrix; write strength and decay in another."""
         yield Tensor("in_proj_qkvz", self.conv_channels + self.value_width, hidden_size, "attention", "column")
         yield Tensor("in_proj_ba", 2 * self.num_value_heads, hidden_size, "attention", "column")
         yield Tensor("out_proj", hidden_size, self.value_width, "attention", "row")
@@ -102,7 +99,6 @@ class KimiDeltaAttention(Recurrent):
 
     @property
     def heads(self) -> int:
-        """Heads of queries, keys and values alike."""
         return self.num_heads
 
     @property
@@ -112,7 +108,6 @@ class KimiDeltaAttention(Recurrent):
 
     @property
     def conv_channels(self) -> int:
-        """Queries, keys and values."""
         return 3 * self.width
 
     @property
@@ -121,7 +116,6 @@ class KimiDeltaAttention(Recurrent):
         return (State("recurrent", self.width * self.head_dim, self.state_dtype), self._conv_state)
 
     def tensors(self, hidden_size: int) -> Iterator[Tensor]:
-        """Projections; ``b`` is the write strength, ``f`` the decay, ``g`` the output gate."""
         yield Tensor("qkv_proj", 3 * self.width, hidden_size, "attention", "column")
         yield Tensor("b_proj", self.num_heads, hidden_size, "attention", "column")
         yield Tensor("f_a_proj", self.head_dim, hidden_size, "attention", "replicated")
@@ -162,7 +156,6 @@ class Mamba2(Recurrent):
 
     @property
     def heads(self) -> int:
-        """Heads of the recurrence."""
         return self.num_heads
 
     @property
@@ -172,7 +165,6 @@ class Mamba2(Recurrent):
 
     @property
     def conv_channels(self) -> int:
-        """Inputs, B and C."""
         return self.inner_width + 2 * self.num_groups * self.state_size
 
     @property
@@ -181,7 +173,6 @@ class Mamba2(Recurrent):
         return (State("recurrent", self.inner_width * self.state_size, self.state_dtype), self._conv_state)
 
     def tensors(self, hidden_size: int) -> Iterator[Tensor]:
-        """Gate, inputs, B, C and step sizes in one matrix."""
         outputs = self.inner_width + self.conv_channels + self.num_heads
         yield Tensor("in_proj", outputs, hidden_size, "attention", "column")
         yield Tensor("out_proj", hidden_size, self.inner_width, "attention", "row")
@@ -213,12 +204,10 @@ class LightningAttention(Recurrent):
 
     @property
     def heads(self) -> int:
-        """Heads of queries, keys and values alike."""
         return self.num_heads
 
     @property
     def conv_channels(self) -> int:
-        """0, as there is no convolution."""
         return 0
 
     @property
@@ -227,7 +216,6 @@ class LightningAttention(Recurrent):
         return (State("recurrent", self.num_heads * self.head_dim**2, self.state_dtype),)
 
     def tensors(self, hidden_size: int) -> Iterator[Tensor]:
-        """Projections and the output gate."""
         width = self.num_heads * self.head_dim
         yield Tensor("qkv_proj", 3 * width, hidden_size, "attention", "column")
         yield Tensor("output_gate", width, hidden_size, "attention", "column")
@@ -249,12 +237,10 @@ class ShortConvolution(Recurrent):
 
     @property
     def heads(self) -> int:
-        """Number of channels, as they are independent of one another."""
         return self.channels
 
     @property
     def conv_channels(self) -> int:
-        """Channels of the convolution."""
         return self.channels
 
     @property
@@ -263,7 +249,6 @@ class ShortConvolution(Recurrent):
         return (self._conv_state,)
 
     def tensors(self, hidden_size: int) -> Iterator[Tensor]:
-        """Two gates and the input in one matrix, then the output."""
         yield Tensor("in_proj", 3 * self.channels, hidden_size, "attention", "column")
         yield Tensor("out_proj", hidden_size, self.channels, "attention", "row")
 
@@ -282,21 +267,17 @@ class SharedKvAttention(Mixer):
 
     @property
     def softmax_attention(self) -> Attention:
-        """Attention of the layer whose KV cache it reads."""
         return self.attention
 
     @property
     def heads(self) -> int:
-        """Query heads."""
         return self.attention.num_heads
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """Windows of the layer whose KV cache it reads."""
         return self.attention.windows
 
     def tensors(self, hidden_size: int) -> Iterator[Tensor]:
-        """Queries and output alone."""
         attention = self.attention
         yield Tensor("q_proj", attention.num_heads * attention.head_dim, hidden_size, "attention", "column")
         yield Tensor("o_proj", hidden_size, attention.num_heads * attention.value_dim, "attention", "row")
@@ -315,17 +296,14 @@ class SelectiveAttention(Mixer):
 
     @property
     def softmax_attention(self) -> Attention:
-        """The attention over the keys that the index chooses."""
         return self.attention
 
     @property
     def heads(self) -> int:
-        """Query heads of the attention."""
         return self.attention.num_heads
 
     @property
     def kv_elements_per_token(self) -> float:
-        """KV cache elements per token of the attention itself."""
         return self.attention.kv_elements_per_token
 
     def vector_parameters(self, hidden_size: int) -> int:
@@ -354,12 +332,10 @@ class IndexedAttention(SelectiveAttention):
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """The indexer scores every key; a query reads at most ``top_k``."""
         return (None, self.top_k) if self.own_indexer else (self.top_k,)
 
     @property
     def index_elements_per_token(self) -> float:
-        """One index key for all index heads."""
         return self.index_head_dim if self.own_indexer else 0
 
     def tensors(self, hidden_size: int) -> Iterator[Tensor]:
@@ -404,16 +380,13 @@ class BlockSparseAttention(SelectiveAttention):
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """The index scores every key; a query reads the best blocks."""
         return (None, self.reach)
 
     @property
     def index_elements_per_token(self) -> float:
-        """One index key, and one value where the index heads have an output."""
         return self.index_head_dim * (2 if self.index_value else 1)
 
     def tensors(self, hidden_size: int) -> Iterator[Tensor]:
-        """The attention's matrices and the index projections."""
         yield from self.attention.tensors(hidden_size)
         shared = 2 if self.index_value else 1
         outputs = (self.index_heads + shared) * self.index_head_dim
@@ -451,12 +424,10 @@ class CompressedAttention(Mixer):
 
     @property
     def softmax_attention(self) -> Attention:
-        """Multi-query attention with its heads, over uncompressed keys."""
         return Attention(self.num_heads, 1, self.head_dim)
 
     @property
     def heads(self) -> int:
-        """Query heads; keys are one head for all."""
         return self.num_heads
 
     @property
@@ -473,22 +444,18 @@ class CompressedAttention(Mixer):
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """Every entry is scored where some are chosen; a query reads those within reach."""
         return (None, self.reach) if self.top_k else (self.reach,)
 
     @property
     def kv_elements_per_token(self) -> float:
-        """A token's share of a compressed entry; without compression, its entry in the window."""
         return self.head_dim / self.ratio if self.ratio else self.head_dim
 
     def kv_elements(self, context_tokens: int) -> float:
-        """The window's tokens, and the finished compressed entries."""
         entries = context_tokens // self.ratio if self.ratio else 0
         return (min(context_tokens, self.window) + entries) * self.head_dim
 
     @property
     def index_elements_per_token(self) -> float:
-        """A token's share of a compressed index key."""
         return self.index_head_dim / self.ratio if self.top_k else 0
 
     @property
@@ -498,7 +465,6 @@ class CompressedAttention(Mixer):
         return (State("compressor", 2 * widths * self.ratio * self.overlap, "fp32"),) if self.ratio else ()
 
     def tensors(self, hidden_size: int) -> Iterator[Tensor]:
-        """Low-rank queries, the shared key and value, the grouped output; the compressors' entries and gates."""
         width = self.num_heads * self.head_dim
         yield Tensor("qkv_a_proj", self.q_lora_rank + self.head_dim, hidden_size, "attention", "replicated")
         yield Tensor("q_b_proj", width, self.q_lora_rank, "attention", "column")

@@ -18,8 +18,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from simulator.llm.architecture import Architecture
 from simulator.llm.fields import Fields
-from simulator.llm.hf_quantization import own_dtypes
-from simulator.llm.layers import Attention, DenseMlp, FeedForward, LatentMoeMlp, Layer, LayerGroup, Mixer, MoeMlp
+from simulator.llm.layers import PARTS, Attention, DenseMlp, FeedForward, LatentMoeMlp, Layer, LayerGroup, Mixer, MoeMlp
 from simulator.llm.mixers import MIXERS
 
 Described = TypeVar("Described")
@@ -56,8 +55,18 @@ def from_own_fields(values: Mapping[str, Any], *, name: str | None = None, sourc
         tie_word_embeddings=fields.flag("tie_word_embeddings", False),
         max_position=fields.whole_or("max_position", None),
         source=fields.text("source", "") or source,
-        checkpoint_dtypes=own_dtypes(fields, "checkpoint_dtypes"),
+        checkpoint_dtypes=_dtypes(fields, "checkpoint_dtypes"),
     )
+
+
+def _dtypes(fields: Fields, key: str) -> dict[str, str]:
+    """One dtype for all parts, or one of each part; bf16 by default."""
+    value = fields.get(key)
+    if value is None or isinstance(value, str):
+        return dict.fromkeys(PARTS, value or "bf16")
+    parts = fields.section(key)
+    parts.refuse_others(PARTS)
+    return {part: parts.text(part, "bf16") for part in PARTS}
 
 
 def _group(fields: Fields) -> LayerGroup:

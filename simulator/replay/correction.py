@@ -3,6 +3,7 @@ measured."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -61,8 +62,16 @@ class _Probe(KernelLibrary):
 
     inputs: tuple[KernelTime, dict[str, Num]]
 
-    def _corrected(self, family: str, dtype: str, time: KernelTime, held: bool = False, **sizes: Num) -> KernelTime:
-        self.inputs = time, sizes
+    def _corrected(
+        self,
+        family: str,
+        dtype: str,
+        time: KernelTime,
+        held: bool = False,
+        moving: Mapping[str, Num] | None = None,
+        **sizes: Num,
+    ) -> KernelTime:
+        self.inputs = time, {**sizes, **(moving or {})}
         return time
 
 

@@ -10,27 +10,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hwprofiles import Chip, KernelLibrary, KernelTime, load_link
+from hwprofiles import Chip, KernelLibrary, KernelTime
 from hwprofiles.dtypes import format_of
+from hwprofiles.operations import OPERATIONS, row_call, stored_set
 from hwprofiles.parameters import UNPACKED, DecodeParameters, FamilyParameters, UnpackedKernel
-from simulator.replay.modules import Modules
-from simulator.replay.predict import (
-    FAMILIES,
-    attention_call,
-    attention_kernels,
-    gemm_rows,
-    moe_rows,
-    pass_rows,
-    predict_table,
-    recurrent_rows,
-    stored_attention,
-    stored_format,
-    stored_pass,
-    stored_recurrent,
-    stored_sparse,
-)
+from simulator.replay.modules import Modules, text_of
+from simulator.replay.predict import attention_kernels, kernel_groups, kernel_row, predict_table
 from simulator.replay.split import Split, training_rows
-from traces.kernels import COLLECTIVES, KernelTable
+from traces.kernels import OTHER, KernelTable
 from traces.kernels.table import IndexArray, equal_rows
 
 FloatArray = NDArray[np.float64]
@@ -41,17 +28,6 @@ CORE: Mapping[str, Mapping[str, tuple[int, int]]] = {
 }
 """Shapes of today's language models: where a trace has enough of them, physics is fitted on them, not on odd sizes."""
 MIN_CORE_ROWS = 16
-
-_STORED = {
-    "moe": stored_format,
-    "elementwise": stored_pass,
-    "recurrent_prefill": stored_recurrent,
-    "recurrent_decode": stored_recurrent,
-    "sparse_prefill": stored_sparse,
-    "sparse_decode": stored_sparse,
-}
-"""Families whose kernels have sets of their own within a format, and the name of a row's."""
-_WORDS = ("op", "dtype", "kv_dtype", "cache", "distribution", "source")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +46,7 @@ class FitProblem:
     family: str
     dtype: str
     table: KernelTable
-    parts: tuple[tuple[IndexArray, Callable[[KernelLibrary], Any]], ...]
+    parts: tuple[tuple[IndexArray, Callable[[KernelLibrary], KernelTime]], ...]
 
     def __len__(self) -> int:
         return len(self.table)
@@ -87,7 +63,7 @@ class FitProblem:
         for rows, call in self.parts:
             time = call(kernels)
             seconds[rows] = time.seconds
-            bound[rows] = time.bound if isinstance(time, KernelTime) else _collective_bound(time)
+            bound[rows] = time.bound
         return seconds, bound
 
     def where(self, rows: NDArray[Any]) -> FitProblem:
@@ -102,79 +78,32 @@ def chip_with(chip: Chip, family: str, dtype: str, parameters: FamilyParameters)
 
 def make_problem(chip: Chip, family: str, dtype: str, table: KernelTable) -> FitProblem:
     """Prepare the calls that predict ``table``, whose rows all belong to ``family`` and ``dtype``."""
-    columns: list[NDArray[Any]] = [table.word(name).codes for name in _WORDS]
-    if family == "collective":
-        columns.append(table.size("world_size"))
-    if family == "elementwise" or family.startswith("recurrent"):
-        columns.append(table.word("name").codes)
-    if family.startswith("attention"):
-        columns.append(attention_kernels(table))
-    if family == "moe":
-        columns += [table.size("projections") == 2, table.size("activated_experts") > 0]
-    parts = tuple((rows, _call(chip, family, table, rows)) for rows in equal_rows(columns))
-    return FitProblem(chip, family, dtype, table, parts)
-
-
-def _call(chip: Chip, family: str, table: KernelTable, rows: IndexArray) -> Callable[[KernelLibrary], Any]:
-    if family == "gemm":
-        return lambda kernels: gemm_rows(table, kernels, rows)
-    if family == "moe":
-        return lambda kernels: moe_rows(table, kernels, rows)
-    if family.startswith("attention"):
-        return attention_call(table, rows)
-    if family.startswith("sparse"):
-        modules = Modules(table, rows, KernelLibrary(chip, _library_of(chip, table, rows)))
-        return modules.times
-    if family.startswith("recurrent"):
-        return lambda kernels: recurrent_rows(table, kernels, rows)
-    if family == "elementwise":
-        return lambda kernels: pass_rows(table, kernels, rows)
     op = table.word("op")
-    name = op.names[op.codes[rows[0]]]
-    size = table.size("message_bytes")[rows].astype(np.float64)
-    world = int(table.size("world_size")[rows[0]])
-    link = load_link(chip.links.scale_up or "")
-    return lambda kernels: kernels.collective(name, size, world, link)
+    parts = [
+        (rows, _call(chip, name, table, rows))
+        for code, name in enumerate(op.names)
+        for rows in kernel_groups(table, name, np.flatnonzero(op.codes == code))
+    ]
+    return FitProblem(chip, family, dtype, table, tuple(parts))
 
 
-def _library_of(chip: Chip, table: KernelTable, rows: IndexArray) -> str:
-    """The library that served the first of some rows, where the chip has fits for it."""
-    column = table.word("library")
-    name = column.names[column.codes[rows[0]]]
-    return name if name in chip.kernels else "generic"
-
-
-def _collective_bound(time: Any) -> NDArray[np.str_]:
-    return np.where(time.latency_s >= time.transfer_s, "latency", "memory")
+def _call(chip: Chip, op: str, table: KernelTable, rows: IndexArray) -> Callable[[KernelLibrary], KernelTime]:
+    if not op.startswith("sparse"):
+        return row_call(op, kernel_row(table, rows))
+    library = text_of(table, "library", rows[0])
+    return Modules(table, rows, KernelLibrary(chip, library if library in chip.kernels else "generic")).times
 
 
 def family_rows(table: KernelTable) -> dict[tuple[str, str], IndexArray]:
     """Row indices by family and stored format, for every operation that has parameters of its own; kernels of routed
     experts, by the name that the trace gives them."""
-    op, dtype, kv = table.word("op"), table.word("dtype"), table.word("kv_dtype")
-    kernel = np.full(len(table), -1, dtype=np.int64)
-    named = {"moe": "source", "elementwise": "name", "recurrent_prefill": "name", "recurrent_decode": "name"}
-    named |= {"sparse_prefill": "name", "sparse_decode": "name"}
-    for operation, column in named.items():
-        own = op.equals(operation)
-        kernel[own] = table.word(column).codes[own]
-    attending = np.isin(op.codes, [code for code, name in enumerate(op.names) if name.startswith("attention")])
-    attention = np.where(attending, attention_kernels(table), 0)
-    kernel[attending] = table.word("source").codes[attending]
+    columns = [table.word(name).codes for name in ("op", "dtype", "kv_dtype", "name", "source")]
     parts_by_kernel: dict[tuple[str, str], list[IndexArray]] = {}
-    for rows in equal_rows([op.codes, dtype.codes, kv.codes, kernel, attention]):
-        name = op.names[op.codes[rows[0]]]
-        if name not in FAMILIES or name == "attention_mixed":
-            continue
-        family = FAMILIES[name]
-        stored = dtype.names[dtype.codes[rows[0]]]
-        if family.startswith("attention"):
-            stored = stored_attention(table, rows[0])
-        if name in COLLECTIVES:
-            stored = "any"
-        if family in _STORED:
-            stored = _STORED[family](table, rows[0])
-        parts_by_kernel.setdefault((family, stored.replace("fp16", "bf16", 1)), []).append(rows)
+    for rows in equal_rows([*columns, attention_kernels(table)]):
+        op = text_of(table, "op", rows[0])
+        if op not in (OTHER, "attention_mixed"):
+            stored = stored_set(op, kernel_row(table, rows[:1])).replace("fp16", "bf16", 1)
+            parts_by_kernel.setdefault((OPERATIONS[op].family, stored), []).append(rows)
     return {key: np.sort(np.concatenate(parts)) for key, parts in parts_by_kernel.items()}
 
 

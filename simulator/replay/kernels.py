@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from forerun.errors import ForerunError
+from forerun.errors import ForerunError, warn_renamed
 from forerun.tables import Table
 from hwprofiles import BASES, Chip, KernelLibrary
 from hwprofiles.choice import PORTABLE
@@ -22,7 +22,7 @@ from simulator.replay.result import Replay
 from simulator.replay.scores import ALL, Score, all_scores, dtype_labels, overall_score
 from simulator.replay.speed_of_light import impossible_rows
 from simulator.replay.split import Split, training_rows
-from traces.kernels import OPS, SIZES, WORDS, KernelFiles, KernelTable, as_table
+from traces.kernels import OLD_COLUMNS, OPS, SIZES, WORDS, KernelFiles, KernelTable, as_table
 
 FloatArray = NDArray[np.float64]
 
@@ -189,6 +189,9 @@ def condition_rows(table: KernelTable, condition: str) -> NDArray[np.bool_]:
         if sign_used:
             break
     name, value = name.strip(), value.strip()
+    if name in OLD_COLUMNS:
+        warn_renamed(f"--where: {name}", OLD_COLUMNS[name])
+        name = OLD_COLUMNS[name]
     if not sign_used or name not in (*SIZES, *WORDS):
         raise ForerunError(f"--where: '{condition}' is not COLUMN>=N, COLUMN<=N or COLUMN=VALUE of a kernel trace")
     if name in WORDS:

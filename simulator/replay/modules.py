@@ -70,7 +70,7 @@ class Modules:
     """
 
     def __init__(self, table: KernelTable, rows: IndexArray, library: KernelLibrary) -> None:
-        self.phase = _text(table, "op", rows[0]).removeprefix("sparse_")
+        self.phase = text_of(table, "op", rows[0]).removeprefix("sparse_")
         try:
             self.framework = load_framework(library.library).on(library.chip)
         except ForerunError:  # a library that no engine is named after
@@ -91,7 +91,7 @@ class Modules:
     def _add(self, table: KernelTable, rows: IndexArray, part: IndexArray, library: KernelLibrary) -> None:
         """The modules of one model, format of weights and number of heads."""
         chosen = rows[part]
-        architecture, mixer = module_layer(_text(table, "name", chosen[0]))
+        architecture, mixer = module_layer(text_of(table, "name", chosen[0]))
         heads = int(table.size("num_heads")[chosen[0]])
         if heads > mixer.heads and isinstance(mixer, SelectiveAttention):  # measured with more than the model has
             mixer = replace(mixer, attention=replace(mixer.attention, num_heads=heads))
@@ -105,8 +105,8 @@ class Modules:
             link=load_link(name) if name else None,
             framework=self.framework,
             tensor_parallel=mixer.heads // heads,
-            weight_dtypes=resolve_weight_dtypes(architecture, _text(table, "dtype", chosen[0])),
-            kv_dtype=_text(table, "kv_dtype", chosen[0]),
+            weight_dtypes=resolve_weight_dtypes(architecture, text_of(table, "dtype", chosen[0])),
+            kv_dtype=text_of(table, "kv_dtype", chosen[0]),
         )
         tokens = self.tokens[part].astype(np.float64)
         gemms = deployment.mixer_gemms(mixer)
@@ -162,6 +162,7 @@ class Modules:
         return KernelTime(*total)
 
 
-def _text(table: KernelTable, name: str, row: Any) -> str:
+def text_of(table: KernelTable, name: str, row: Any) -> str:
+    """Text of a row in a column."""
     column = table.word(name)
     return str(column.names[column.codes[row]])

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from forerun.errors import ForerunError
 from traces.kernels import SIZES, KernelTable
 
+_HASHED_NAMES = {"active_experts": "activated_experts"}
+"""Columns that hash under an earlier name, so that recorded splits stay as they are."""
 _TEXTS = ("op", "dtype", "kv_dtype")
 """Words that are part of a shape; library, source and file are not: one shape is held out everywhere."""
 
@@ -63,7 +65,9 @@ def shape_hashes(table: KernelTable, seed: int) -> NDArray[np.uint64]:
         for name in SIZES:
             values = table.sizes.get(name)
             if values is not None and values.any():
-                mixed = _mix(state ^ _mix(values.astype(np.uint64) + np.uint64(_text_number(name))))
+                mixed = _mix(
+                    state ^ _mix(values.astype(np.uint64) + np.uint64(_text_number(_HASHED_NAMES.get(name, name))))
+                )
                 state = np.where(values > 0, mixed, state)
     return state
 

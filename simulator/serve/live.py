@@ -138,7 +138,8 @@ class LiveFleet:
         self._env = _Environment()
         self._run = FleetRun(build.fleet, self.log, [], self._env)
         self._out: list[Delivery] = []
-        self._run.steps.watch = self._watched
+        for group in self._run.steps:
+            group.watch = self._watched
         self._free = deque(range(slots))
         self.totals = Totals()
 

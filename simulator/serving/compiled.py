@@ -17,7 +17,6 @@ PARTS = (
     "sequence",
     "work",
     "prices",
-    "draft_prices",
     "acceptance",
     "hash_blocks",
     "prefix_index",

@@ -297,7 +297,7 @@ def study_text(variants: Sequence[Mapping[str, Any]]) -> str:
     return yaml_text({"scenario": base, "variants": listed})
 
 
-def sweep_text(scenario: Mapping[str, Any], points: Sequence[Settings]) -> str:
+def sweep_file_text(scenario: Mapping[str, Any], points: Sequence[Settings]) -> str:
     """A study file that runs the given points again: each a variant of the scenario."""
     listed = [{"name": settings_name(point), "set": dict(point)} for point in points]
     return yaml_text({"scenario": dict(scenario), "variants": listed})

@@ -39,7 +39,6 @@ from simulator.timing.kernels import running as running
 from simulator.timing.memory import MemoryPlan as MemoryPlan
 from simulator.timing.memory import fit_separate_processes as fit_separate_processes
 from simulator.timing.memory import plan_memory as plan_memory
-from simulator.timing.step import StepTables as StepTables
 from simulator.timing.step import StepTimer as StepTimer
 from simulator.timing.step import step_timer as step_timer
 from simulator.timing.work import StepWork as StepWork

@@ -691,7 +691,7 @@ class AdjustedDrafter:
 
     def seconds(self, work: StepWork[Any], draft: DraftStep[int]) -> Any:
         """Seconds that drafting adds to one step, or to each of many alike; windows in the drafter's order."""
-        return drafting_seconds(self.parts(work, draft, draft.tokens))
+        return drafting_seconds(self.parts(work, draft, int(draft.tokens)))
 
     def costs(self, work: StepWork[IntArray], draft: DraftStep[IntArray]) -> Costs:
         """Costs that drafting adds to each of many steps, by bound."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from forerun.errors import ForerunError
 from hwprofiles import Link
+from hwprofiles.formulas import look_up
 from simulator.timing.deployment import ACTIVATION_BYTES, Deployment
 from simulator.timing.drafters import (
     AdjustedDrafter,
@@ -20,8 +21,8 @@ from simulator.timing.drafters import (
     drafting_costs,
     drafting_seconds,
 )
-from simulator.timing.kernels import Call, Costs, Kernel, other_device_kernel, price
-from simulator.timing.step import StepTables, StepTimer, attention_windows, step_timer
+from simulator.timing.kernels import ByCount, Call, Costs, Kernel, other_device_kernel, price
+from simulator.timing.step import StepTimer, attention_windows, step_timer
 from simulator.timing.work import StepWork, expanded, slowest_group
 
 FloatArray = NDArray[np.float64]
@@ -51,24 +52,6 @@ class EngineTimer(Protocol):
 
     def costs(self, work: StepWork[IntArray], draft: DraftStep[IntArray] | None = None) -> Costs:
         """Costs of many steps: seconds by bound, and work per chip."""
-
-
-class EngineTables(NamedTuple):
-    """Terms that ``ModelTimer.seconds`` sums, without the drafter, for a loop that sums them itself."""
-
-    target: StepTables
-    overlap: float
-    """Share of the drafting that runs beside the target's pass."""
-    step_s: float
-    per_sequence_s: float
-    per_prompt_s: float
-    overlapped_s: float
-    """Seconds of host work that overlaps the device: a step lasts at least as long."""
-    overlapped_per_sequence_s: float
-    later: tuple[StepTables, ...] = ()
-    """Stages of a pipeline after the first, which is ``target``."""
-    sent: Sequence[float] = ()
-    """Seconds to send a stage's output to the next stage, by tokens."""
 
 
 @dataclass(slots=True)
@@ -140,16 +123,6 @@ class ModelTimer:
             return total
         overlapped_s = self._overlapped_s + self._overlapped_per_sequence_s * sequences
         return np.maximum(total, overlapped_s) if isinstance(total, np.ndarray) else max(total, overlapped_s)
-
-    @property
-    def tables(self) -> EngineTables | None:
-        """Terms that ``seconds`` sums, without drafting; None where they cannot be tabulated."""
-        if self._expands or self.target.shares_prompts:
-            return None
-        exposed = (self._step_s, self._per_sequence_s, self._per_prompt_s)
-        return EngineTables(
-            self.target.tables, self._overlap, *exposed, self._overlapped_s, self._overlapped_per_sequence_s
-        )
 
     def costs(self, work: StepWork[IntArray], draft: DraftStep[IntArray] | None = None) -> Costs:
         """Costs of many steps, host included."""
@@ -321,7 +294,8 @@ class PipelineTimer(ModelTimer):
     link: Link | None = None
     """Link between stages."""
     _sending: Kernel | None = field(init=False)
-    _send_list: list[float] = field(init=False)
+    _sent_s: ByCount = field(init=False)
+    """Seconds to send a stage's output to the next stage, by tokens."""
 
     def __post_init__(self) -> None:
         ModelTimer.__post_init__(self)
@@ -334,19 +308,12 @@ class PipelineTimer(ModelTimer):
         tokens = np.arange(self.target.max_tokens + 1, dtype=np.int64)
         self._sending = None if self.link is None else send_kernel(deployment, self.link, tokens)
         sent = np.zeros(len(tokens)) if self._sending is None else np.asarray(self._sending.seconds)
-        self._send_list = sent.tolist()
+        self._sent_s = ByCount(sent.tolist())
 
     @property
     def stages(self) -> int:
         """Pipeline stages."""
         return 1 + len(self.later)
-
-    @property
-    def tables(self) -> EngineTables | None:
-        """Terms that ``stage_seconds`` and ``host_seconds`` sum, without drafting."""
-        tables = ModelTimer.tables.__get__(self)
-        later = tuple(stage.tables for stage in self.later)
-        return None if tables is None else tables._replace(later=later, sent=self._send_list)
 
     def stage_seconds(self, work: StepWork[Any]) -> list[Any]:
         """Seconds that a batch keeps each stage busy, its P2P send included; host work before the first excluded.
@@ -354,7 +321,7 @@ class PipelineTimer(ModelTimer):
         The last stage also drafts, and hands out tokens no faster than the host beside it streams them.
         """
         work = self.slowest(work)
-        send = self._send_list[work.tokens]
+        send = look_up(self._sent_s, work.tokens)
         seconds = [self.target.seconds(work) + send, *(stage.seconds(work) + send for stage in self.later)]
         seconds[-1] -= send
         if self.drafter is not None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from forerun.recent import RecentResults
 from hwprofiles import BASES, AttentionShape, KernelLibrary, KernelTime, Link, weakest
 from hwprofiles.dtypes import VARIANT
-from hwprofiles.formulas import ARRAY
+from hwprofiles.formulas import ARRAY, look_up
 from hwprofiles.kernels.moe import read_routing, slowest_rank_factor
 from hwprofiles.kernels.recurrent import RecurrentShape, convolution
 from hwprofiles.kernels.sparse import IndexShape
@@ -666,72 +666,111 @@ def mixing_kinds(deployment: Deployment, windows: tuple[int | None, ...]) -> lis
     ]
 
 
-def mixing_calls(kind: MixingKind, work: StepWork[Any]) -> Iterator[Call]:
-    """Token-mixing calls of one layer: one kernel for decoding sequences and one for prompt chunks."""
-    if isinstance(kind.shape, AttentionShape):
-        return attention_calls(kind, work)
+def decode_calls(kind: MixingKind, seqs: Num, query_len: Num, keys: Num, tail_kv: Num = 0.0) -> Iterator[Call]:
+    """Token-mixing calls of one layer for decoding sequences.
+
+    Args:
+        kind: of the layer.
+        seqs, query_len, keys: sequences, queries of each, and keys that they read together.
+        tail_kv: as in ``StepWork``.
+    """
+    shape = kind.shape
+    sizes = {"shape": shape, "seqs": seqs, "q_len": query_len}
+    if isinstance(shape, RecurrentShape):
+        yield from _convolution_calls(shape, seqs, seqs * query_len, "update")
+        if shape.value_heads:
+            yield Call("recurrent update", "recurrent_decode", sizes)
+        return
+    sizes |= {"kv_tokens": keys}
+    if not isinstance(shape, AttentionShape):
+        op, name = _sparse(shape)
+        yield Call(f"decode sparse {name}", f"{op}_decode", sizes, window=kind.window)
+        return
+    tail = np.asarray(tail_kv, dtype=np.float64) if kind.window is None else 0.0
+    yield Call("decode attention", "attention_decode", sizes | {"tail_kv": tail}, window=kind.window)
+
+
+def prompt_calls(kind: MixingKind, seqs: Num, tokens: Num, pairs: Num, keys: Num) -> Iterator[Call]:
+    """Token-mixing calls of one layer for prompt chunks.
+
+    Args:
+        kind: of the layer.
+        seqs, tokens: chunks and their tokens.
+        pairs, keys: (query, key) pairs within the layer's window, and keys read.
+    """
+    sizes = {"shape": kind.prompts, "seqs": seqs, "q_tokens": tokens}
     if isinstance(kind.shape, RecurrentShape):
-        return recurrent_calls(kind.shape, work)
-    return sparse_calls(kind, work)
+        yield from _convolution_calls(kind.shape, seqs, tokens, "scan")
+        if kind.shape.value_heads:
+            yield Call("recurrent scan", "recurrent_prefill", sizes)
+        return
+    sizes |= {"pairs": pairs, "kv_tokens": keys}
+    if isinstance(kind.shape, AttentionShape):
+        yield Call("prefill attention", "attention_prefill", sizes, window=kind.window)
+    else:
+        op, name = _sparse(kind.shape)
+        yield Call(f"prefill sparse {name}", f"{op}_prefill", sizes, window=kind.window)
 
 
-def attention_calls(kind: MixingKind, work: StepWork[IntArray]) -> Iterator[Call]:
-    """Attention of one layer: one kernel for mixed batches if the library has it, else decoding sequences and
-    prompt chunks in one kernel each."""
+def mixed_calls(
+    kind: MixingKind, seqs: Num, tokens: Num, pairs: Num, keys: Num, decoding: Num, decode_keys: Num, longest_kv: Num
+) -> Iterator[Call]:
+    """Attention of one layer over prompt chunks and single queries in one kernel; sizes as ``prompt_calls`` takes
+    them, then sequences with a query each, the keys they read, and the most keys of one."""
+    sizes = {"shape": kind.shape, "seqs": seqs, "q_tokens": tokens, "pairs": pairs, "kv_tokens": keys}
+    sizes |= {"decode_seqs": decoding, "decode_kv_tokens": decode_keys, "longest_kv": longest_kv}
+    yield Call("mixed attention", "attention_mixed", sizes, window=kind.window)
+
+
+def mixing_calls(kind: MixingKind, work: StepWork[Any]) -> Iterator[Call]:
+    """Token-mixing calls of one layer: one kernel for mixed batches if the library has it, else decoding sequences and
+    prompt chunks in kernels of their own."""
     decoding, prefilling = work.decode_seqs, work.prefill_seqs
-    full = kind.window is None
-    chunks = _chunks(kind, work)
+    chunks = (work.prefill_tokens, work.prefill_pairs[kind.place], work.prefill_kv_tokens[kind.place])
+    keys = work.decode_kv_tokens[kind.place]
     mixed = kind.one_pass & (decoding > 0) & (prefilling > 0) & (np.asarray(work.query_len) == 1)
     if np.any(mixed):
-        singles = {"decode_seqs": decoding, "decode_kv_tokens": work.decode_kv_tokens[kind.place]}
-        sizes = {"shape": kind.shape, "seqs": np.where(mixed, prefilling, 0)} | chunks | singles
-        longest = np.asarray(work.longest_kv, dtype=np.float64) if full else 0.0
-        yield Call("mixed attention", "attention_mixed", sizes | {"longest_kv": longest}, window=kind.window)
+        longest = np.asarray(work.longest_kv, dtype=np.float64) if kind.window is None else 0.0
+        yield from mixed_calls(kind, np.where(mixed, prefilling, 0), *chunks, decoding, keys, longest)
         decoding, prefilling = np.where(mixed, 0, decoding), np.where(mixed, 0, prefilling)
-    sizes = {"shape": kind.shape, "seqs": decoding, "q_len": work.query_len}
-    sizes |= {"kv_tokens": work.decode_kv_tokens[kind.place]}
-    sizes |= {"tail_kv": np.asarray(work.tail_kv, dtype=np.float64) if full else 0.0}
-    yield Call("decode attention", "attention_decode", sizes, window=kind.window)
-    sizes = {"shape": kind.prompts, "seqs": prefilling} | chunks
-    yield Call("prefill attention", "attention_prefill", sizes, window=kind.window)
+    decodes = decode_calls(kind, decoding, work.query_len, keys, work.tail_kv)
+    for pair in zip(decodes, prompt_calls(kind, prefilling, *chunks), strict=True):
+        yield from pair
 
 
-def _chunks(kind: MixingKind, work: StepWork[Any]) -> dict[str, Any]:
-    """The prompt chunks of a step within a kind's window."""
-    pairs, keys = work.prefill_pairs[kind.place], work.prefill_kv_tokens[kind.place]
-    return {"q_tokens": work.prefill_tokens, "pairs": pairs, "kv_tokens": keys}
+def seconds_of(calls: Callable[..., Iterator[Call]], kind: MixingKind) -> Callable[..., Num]:
+    """Seconds of one layer's ``calls`` by their sizes, which are numbers, arrays or traced, and all > 0."""
+
+    def seconds(*sizes: Num) -> Num:
+        total: Num = 0.0
+        for call in calls(kind, *sizes):
+            arguments = {name: size for name, size in call.sizes.items() if name != "tail_kv"}
+            total = total + getattr(kind.kernels, call.op)(**arguments).seconds
+        return total
+
+    return seconds
 
 
-def sparse_calls(kind: MixingKind, work: StepWork[Any]) -> Iterator[Call]:
-    """One layer's index, or its attention over the entries that a query reads."""
-    op = "index" if isinstance(kind.shape, IndexShape) else "sparse"
-    name = "index" if op == "index" else "attention"
-    decode = {"q_len": work.query_len, "kv_tokens": work.decode_kv_tokens[kind.place]}
-    for phase, seqs, sizes in (
-        ("decode", work.decode_seqs, decode),
-        ("prefill", work.prefill_seqs, _chunks(kind, work)),
-    ):
-        call = {"shape": kind.shape, "seqs": seqs} | sizes
-        yield Call(f"{phase} sparse {name}", f"{op}_{phase}", call, window=kind.window)
+def _sparse(shape: MixingShape) -> tuple[str, str]:
+    """Operation of an index, or of attention over the entries that a query reads, and its name."""
+    return ("index", "index") if isinstance(shape, IndexShape) else ("sparse", "attention")
 
 
-def recurrent_calls(shape: RecurrentShape, work: StepWork[Any]) -> Iterator[Call]:
-    """One layer that keeps a state instead of keys: an update of decoding sequences and a scan over prompt chunks in a
-    kernel each, behind a short convolution; or that convolution alone."""
-    decoding, prefilling = work.decode_seqs, work.prefill_seqs
+def _convolution_calls(shape: RecurrentShape, seqs: Num, tokens: Num, phase: str) -> Iterator[Call]:
+    """Short convolution before a recurrence."""
     if shape.conv_channels:
-        for name, sequences, tokens in (
-            ("update", decoding, decoding * work.query_len),
-            ("scan", prefilling, work.prefill_tokens),
-        ):
-            sizes = convolution(shape, sequences, tokens, name)
-            yield Call(f"convolution ({name})", "elementwise", sizes | {"launches": np.minimum(sequences, 1)})
-    if not shape.value_heads:
-        return
-    decode = {"shape": shape, "seqs": decoding, "q_len": work.query_len}
-    yield Call("recurrent update", "recurrent_decode", decode)
-    prefill = {"shape": shape, "seqs": prefilling, "q_tokens": work.prefill_tokens}
-    yield Call("recurrent scan", "recurrent_prefill", prefill)
+        sizes = convolution(shape, seqs, tokens, phase)
+        yield Call(f"convolution ({phase})", "elementwise", sizes | {"launches": np.minimum(seqs, 1)})
+
+
+@dataclass(frozen=True, slots=True)
+class ByCount:
+    """Numbers by a count, from 0."""
+
+    values: list[float]
+
+    def __call__(self, count: int) -> float:
+        return self.values[count]
 
 
 @dataclass(slots=True)
@@ -758,6 +797,10 @@ class CostTable:
 
     def seconds(self, count: int) -> float:
         """Device seconds at ``count``."""
+        seconds: float = look_up(self, count)
+        return seconds
+
+    def __call__(self, count: int) -> float:
         row = self.known[count]
         if row is None:
             self._fill(self._block(int(count)))

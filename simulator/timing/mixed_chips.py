@@ -73,30 +73,9 @@ class SlowestKernels(KernelLibrary):
         super().__init__(first.chip, first.library, corrected=first.corrected, flash=first.flash)
         self._all = tuple(libraries)
 
-    def prefill_seconds(self, shape: Any) -> Callable[..., Any]:
-        """See :class:`KernelLibrary`."""
-        return _slowest_of([one.prefill_seconds(shape) for one in self._all])
-
-    def decode_seconds(self, shape: Any) -> Callable[..., Any]:
-        """See :class:`KernelLibrary`."""
-        return _slowest_of([one.decode_seconds(shape) for one in self._all])
-
     def one_pass(self, shape: Any) -> bool:
         """See :class:`KernelLibrary`."""
         return all(one.one_pass(shape) for one in self._all)
-
-    def mixed_seconds(self, shape: Any) -> Callable[..., Any] | None:
-        """See :class:`KernelLibrary`."""
-        formulas = [formula for one in self._all if (formula := one.mixed_seconds(shape)) is not None]
-        return _slowest_of(formulas) if self.one_pass(shape) else None
-
-
-def _slowest_of(formulas: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
-    def seconds(*sizes: Any) -> Any:
-        slowest = np.max([formula(*sizes) for formula in formulas], axis=0)
-        return slowest if np.ndim(slowest) else float(slowest)
-
-    return seconds
 
 
 def _slowest(name: str) -> Callable[..., KernelTime]:

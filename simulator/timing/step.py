@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from copy import copy
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -13,10 +14,12 @@ from numpy.typing import NDArray
 
 from forerun.errors import ForerunError
 from hwprofiles import AttentionShape
+from hwprofiles.formulas import look_up
 from simulator.llm import Architecture
 from simulator.llm.layers import Layer, MoeMlp
 from simulator.timing.deployment import Deployment
 from simulator.timing.kernels import (
+    ByCount,
     Call,
     Costs,
     CostTable,
@@ -24,15 +27,19 @@ from simulator.timing.kernels import (
     MixingKind,
     between_cells,
     cell_tokens,
+    decode_calls,
     embedding_calls,
     head_calls,
     layer_calls,
+    mixed_calls,
     mixing_calls,
     mixing_kinds,
     other_device_kernel,
     p2p_send,
     price,
+    prompt_calls,
     reduction_calls,
+    seconds_of,
     shared_expert_calls,
 )
 from simulator.timing.work import StepWork, causal_pairs, context_parallel_part, slowest_group
@@ -111,7 +118,7 @@ class DecodeTable:
         batches = np.arange(first, first + ROWS_TOGETHER) if row is None and cells == FIRST_CELLS else np.array([seqs])
         points = np.arange(cells + 1, dtype=np.float64) * cell_tokens(batches)[:, None]
         points[:, 0] = 1.0
-        values = np.asarray(self._formula(batches[:, None], query_len, points), dtype=np.float64)
+        values = np.broadcast_to(self._formula(batches[:, None], query_len, points), points.shape).copy()
         made = {
             (batch, query_len): (int(cell_tokens(batch)), costs.tolist(), costs)
             for batch, costs in zip(batches.tolist(), values, strict=True)
@@ -121,9 +128,7 @@ class DecodeTable:
         return made[seqs, query_len]  # the table may hold another thread's shorter row by now
 
 
-def fresh_prompt_seconds(
-    formula: Callable[[Any, Any, Any, Any], Any], window: int | None, max_tokens: int
-) -> list[float]:
+def fresh_prompt_seconds(formula: Callable[[Any, Any, Any, Any], Any], window: int | None, max_tokens: int) -> ByCount:
     """Seconds of prefill attention for one prompt without anything cached, for 0 to ``max_tokens`` tokens.
 
     Args:
@@ -134,7 +139,7 @@ def fresh_prompt_seconds(
     tokens = np.arange(1, max_tokens + 1, dtype=np.float64)
     growing = tokens if window is None else np.minimum(tokens, window)
     pairs = growing * (growing + 1) / 2 + (tokens - growing) * (window or 0)
-    return [0.0, *np.asarray(formula(1.0, tokens, pairs, tokens)).tolist()]
+    return ByCount([0.0, *np.asarray(formula(1.0, tokens, pairs, tokens)).tolist()])
 
 
 class AttentionPrices(NamedTuple):
@@ -146,37 +151,13 @@ class AttentionPrices(NamedTuple):
     mixed: Callable[..., Any] | None
     """Seconds of a mixed batch in one kernel: arguments of ``prefill``, then (decoding sequences, their keys, most
     keys of one); None where prompts and decoding run in separate kernels."""
-    fresh: list[float]
+    fresh: ByCount
     """Seconds of one fresh prompt by its length."""
     window: int
     """Index of the attention window among those of a step's work."""
     layers: int
     overlapped: DecodeTable | None
     """Exposed seconds of decode attention in steps without prompts, all layers; None if nothing is overlapped."""
-
-
-class StepTables(NamedTuple):
-    """Tables behind ``StepTimer.seconds``, for a loop that does the look-ups itself."""
-
-    layers: CostTable
-    """Costs of all layers without attention, by tokens of the step."""
-    verified: Callable[[int], CostTable] | None
-    """``layers`` for steps without prompts, by tokens per sequence; None if that number makes no difference."""
-    head: CostTable
-    """Costs of the final norm, LM head and sampling, by rows of logits."""
-    uncaptured: NDArray[np.bool_]
-    """Whether a step of so many tokens runs outside captured graphs."""
-    floor_s: float
-    """Least seconds of a step outside captured graphs: host time to launch its kernels one by one."""
-    prompts_uncaptured: bool
-    """Whether every step with prompt chunks runs outside captured graphs."""
-    experts: CostTable | None
-    """Costs of experts shared by attention groups, by tokens of all groups; None where ``layers`` includes them."""
-    padded: IntArray
-    """Least tokens of all groups that the experts compute, by tokens of the slowest group."""
-    attention: tuple[AttentionPrices, ...]
-    alone: Callable[[int, int], float] | None
-    """Seconds per key of ``StepWork.tail_kv``, by sequences and queries of each; None where it costs nothing."""
 
 
 def attention_windows(architecture: Architecture) -> tuple[int | None, ...]:
@@ -218,13 +199,14 @@ class StepTimer:
     _head: CostTable = field(init=False)
     _experts: CostTable | None = field(init=False, default=None)
     """Experts that attention groups share, by the tokens of all groups."""
-    _padded: IntArray = field(init=False)
+    _padded: ByCount = field(init=False)
     """Tokens of all groups that the experts compute when the slowest group replays a graph, by that group's tokens."""
     _routed: bool = field(init=False)
     """Whether expert costs depend on the tokens per sequence: there are routed experts and one attention group."""
-    _alone: dict[tuple[int, int], float] = field(init=False, default_factory=dict)
+    _tail_s: Callable[[int, int], float] = field(init=False)
+    """Seconds of all layers per key of ``StepWork.tail_kv``, by sequences and queries of each."""
     _overlap: DecodeOverlap | None = field(init=False, default=None)
-    _eager: list[bool] = field(init=False)
+    _eager: ByCount = field(init=False)
     """Whether a step of so many tokens runs outside captured graphs."""
     _decode_graphs: bool = field(init=False)
     """Whether steps with prompt chunks run outside captured graphs, whatever their size."""
@@ -258,7 +240,8 @@ class StepTimer:
             self._overlap = self.make_overlap(self)
         tokens = np.arange(self.max_tokens + 1, dtype=np.int64)
         captured = (tokens <= framework.max_captured_tokens) & deployment.cuda_graphs
-        self._eager = (~captured).tolist()
+        self._eager = ByCount((~captured).tolist())
+        self._tail_s = cache(self._seconds_per_tail_key)
         self._decode_graphs = framework.captured_steps == "decode"
         self._floor_s = framework.launches_s(architecture, deployment.weight_dtypes["expert"])
         routed = any(isinstance(group.layer.feed_forward, MoeMlp) for group in architecture.layer_groups)
@@ -271,27 +254,11 @@ class StepTimer:
             self.max_tokens,
             None if self.like is None else self.like._head,
         )
-        self._padded = np.zeros(0, dtype=np.int64)
+        self._padded = ByCount([])
         if groups > 1:
-            padded = framework.padded_tokens(tokens, deployment.cuda_graphs)
-            self._padded = np.where(captured, groups * padded, 0)
-            self._experts = CostTable(self._expert_costs, max(groups * self.max_tokens, int(self._padded.max())))
-
-    @property
-    def tables(self) -> StepTables:
-        """Tables for pricing single steps, except prompts that several groups compute together."""
-        return StepTables(
-            self._layers[1],
-            self._layer_table if self._routed else None,
-            self._head,
-            np.asarray(self._eager),
-            self._floor_s,
-            self._decode_graphs,
-            self._experts,
-            self._padded,
-            tuple(self._attention_prices()),
-            self._alone_s if self.tracked_longest else None,
-        )
+            padded = np.where(captured, groups * framework.padded_tokens(tokens, deployment.cuda_graphs), 0)
+            self._padded = ByCount(padded.tolist())
+            self._experts = CostTable(self._expert_costs, max(groups * self.max_tokens, int(padded.max())))
 
     def kernels(self, work: StepWork[IntArray], logit_rows: IntArray | None = None) -> Iterator[Kernel]:
         """The kernels of many steps in the order in which they run, layer kinds one after the other.
@@ -335,7 +302,7 @@ class StepTimer:
                 time = time._replace(flops=time.flops * even, bytes=time.bytes * even)
             yield kernel._replace(time=time, sol_s=kernel.sol_s if even is None else kernel.sol_s * even)
         if self._experts is not None:
-            shared = np.maximum(all_group_tokens, self._padded[tokens])
+            shared = np.maximum(all_group_tokens, np.asarray(self._padded.values)[tokens])
             for group in deployment.architecture.layer_groups:
                 if isinstance(group.layer.feed_forward, MoeMlp):
                     calls = shared_expert_calls(deployment, group.layer.feed_forward, shared)
@@ -359,8 +326,8 @@ class StepTimer:
         if even is not None and self._experts is not None:
             for part in (total.flops, total.bytes, total.sol_s):
                 part *= even
-            total.add(self._experts.rows(np.maximum(all_group_tokens, self._padded[tokens])))
-        uncaptured = np.asarray(self._eager)[tokens] | ((seen.prefill_seqs > 0) & self._decode_graphs)
+            total.add(self._experts.rows(np.maximum(all_group_tokens, np.asarray(self._padded.values)[tokens])))
+        uncaptured = np.asarray(self._eager.values)[tokens] | ((seen.prefill_seqs > 0) & self._decode_graphs)
         total.host_s += np.where(uncaptured, np.maximum(0.0, self._floor_s - total.device_s), 0.0)
         return total
 
@@ -380,14 +347,11 @@ class StepTimer:
             logit_rows = decoding * seen.query_len + seen.sampled_prefills
         together = self._routed and decoding and not prefilling and seen.query_len > 1
         layers = self._layer_table(int(seen.query_len)) if together else self._layers[1]
-        # Most counts have been requested before: a list is looked up faster than a function called.
-        layers_s, head_s = layers.known[tokens], self._head.known[logit_rows]
-        total: Any = layers.seconds(tokens) if layers_s is None else layers_s
-        total += self._head.seconds(logit_rows) if head_s is None else head_s
+        total: Any = layers.seconds(tokens) + self._head.seconds(logit_rows)
         total += self._attention_seconds(seen)
         if self._experts is not None:
-            total += self._experts.seconds(max(all_group_tokens, int(self._padded[tokens])))
-        if not (self._eager[tokens] or (prefilling and self._decode_graphs)):
+            total += self._experts.seconds(max(all_group_tokens, look_up(self._padded, tokens)))
+        if not (look_up(self._eager, tokens) or (prefilling and self._decode_graphs)):
             return total
         return np.maximum(total, self._floor_s) if isinstance(total, np.ndarray) else max(total, self._floor_s)
 
@@ -527,14 +491,13 @@ class StepTimer:
         if not self._attention:
             known = [] if self.like is None else self.like._attention
             for place, kind in enumerate(self._kinds):
-                library = kind.kernels
-                prefill = library.prefill_seconds(kind.prompts)
+                prefill = seconds_of(prompt_calls, kind)
                 overlapped = None
                 if self._overlap is not None and isinstance(kind.shape, AttentionShape):
                     overlapped = DecodeTable(self._overlap.exposed(kind.shape, kind.window))
                 fresh = fresh_prompt_seconds(prefill, kind.window, self.max_tokens)
-                decode = known[place].decode if known else DecodeTable(library.decode_seconds(kind.shape))
-                mixed = library.mixed_seconds(kind.shape) if isinstance(kind.shape, AttentionShape) else None
+                decode = known[place].decode if known else DecodeTable(seconds_of(decode_calls, kind))
+                mixed = seconds_of(mixed_calls, kind) if kind.one_pass else None
                 priced = AttentionPrices(decode, prefill, mixed, fresh, kind.place, kind.layers, overlapped)
                 self._attention.append(priced)
         return self._attention
@@ -549,27 +512,28 @@ class StepTimer:
             if together and one.mixed is not None:
                 chunks = (prefilling, prompt, work.prefill_pairs[kind.place], work.prefill_kv_tokens[kind.place])
                 longest = work.longest_kv if kind.window is None else 0
-                total += kind.layers * one.mixed(*chunks, decoding, work.decode_kv_tokens[kind.place], longest)
+                singles = (decoding, work.decode_kv_tokens[kind.place], longest)
+                total += kind.layers * look_up(one.mixed, *chunks, *singles)
         if self._overlap is not None and decoding and not prefilling:
             for one in prices:
                 assert one.overlapped is not None
-                total += one.overlapped(decoding, work.query_len, work.decode_kv_tokens[one.window])
+                total += look_up(one.overlapped, decoding, work.query_len, work.decode_kv_tokens[one.window])
             decoding = 0
-        if decoding and self.tracked_longest and not together:
-            total += work.tail_kv * self._alone_s(decoding, work.query_len)
+        if decoding and self.tracked_longest and not together and work.tail_kv:
+            total += work.tail_kv * look_up(self._tail_s, decoding, work.query_len)
         for kind, (decode, prefill, mixed, fresh, window, layers, _) in zip(self._kinds, prices, strict=True):
             if together and mixed is not None:
                 continue
             if decoding:
-                total += layers * decode(decoding, work.query_len, work.decode_kv_tokens[window])
+                total += layers * look_up(decode, decoding, work.query_len, work.decode_kv_tokens[window])
             if prefilling:
                 keys = work.prefill_kv_tokens[window]
                 # One of several groups may stand for a share of two prompts, whose pairs are more than one's.
                 whole = prefilling == 1 and keys == prompt
                 if whole and work.prefill_pairs[window] == causal_pairs(prompt, 0, kind.window):
-                    total += layers * fresh[prompt]
+                    total += layers * look_up(fresh, prompt)
                 else:
-                    total += layers * prefill(prefilling, prompt, work.prefill_pairs[window], keys)
+                    total += layers * look_up(prefill, prefilling, prompt, work.prefill_pairs[window], keys)
         if prefilling and self.shares_prompts:
             total += sum(kind.layers * self._exchange_s(kind, prompt) for kind in self._kinds)
         return total
@@ -580,17 +544,12 @@ class StepTimer:
         assert isinstance(kind.shape, AttentionShape)
         return self._overlap.exchange_s(kind.shape, prompt_tokens)
 
-    def _alone_s(self, seqs: int, query_len: int) -> float:
-        """Seconds of all layers per key of ``StepWork.tail_kv``."""
-        seconds = self._alone.get((seqs, query_len))
-        if seconds is None:
-            seconds = sum(
-                kind.layers * float(kind.kernels.tail_seconds(kind.shape, seqs, query_len))
-                for kind in self._kinds
-                if kind.window is None and isinstance(kind.shape, AttentionShape)
-            )
-            self._alone[seqs, query_len] = seconds
-        return seconds
+    def _seconds_per_tail_key(self, seqs: int, query_len: int) -> float:
+        return sum(
+            kind.layers * float(kind.kernels.tail_seconds(kind.shape, seqs, query_len))
+            for kind in self._kinds
+            if kind.window is None and isinstance(kind.shape, AttentionShape)
+        )
 
 
 def step_timer(deployment: Deployment, max_tokens: int, windows: tuple[int | None, ...] = ()) -> StepTimer:

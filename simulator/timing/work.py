@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import floor
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -54,7 +55,7 @@ class StepWork(NamedTuple, Generic[Number]):
         tokens = self.tokens
         if isinstance(tokens, np.ndarray):
             return np.where(self.dp_imbalance == 0, tokens, np.floor(tokens * self.dp_imbalance + 0.5)).astype(np.int64)
-        return int(tokens * self.dp_imbalance + 0.5) if self.dp_imbalance else tokens
+        return floor(tokens * self.dp_imbalance + 0.5) if self.dp_imbalance else tokens
 
 
 def decode_work(seqs: Any, query_len: Any, keys: tuple[Any, ...]) -> StepWork[Any]:

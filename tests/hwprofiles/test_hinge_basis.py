@@ -54,8 +54,13 @@ def test_scans_of_more_tokens_or_sequences_never_take_less(chip: str, library: s
     kernels, shape = KernelLibrary(chip, library), RecurrentShape(2, 8, 128, 128)
     assert kernels.correction("recurrent_prefill", "bf16") is not None
     assert kernels.reading(False).correction("recurrent_prefill", "bf16") is None
-    seconds, tokens = kernels.prefill_seconds(shape), np.unique(np.geomspace(1, 65536, 150).round())
-    result = np.array([[seconds(n, n * each, 0, 0) for each in tokens.tolist()] for n in (1, 2, 3, 9, 40)])
+    tokens = np.unique(np.geomspace(1, 65536, 150).round())
+    result = np.array(
+        [
+            [kernels.recurrent_prefill(shape, seqs=n, q_tokens=n * each).seconds for each in tokens.tolist()]
+            for n in (1, 2, 3, 9, 40)
+        ]
+    )
     assert (np.diff(result, axis=1) >= -1e-12 * result[:, 1:]).all()
     assert (np.diff(result, axis=0) >= -1e-12 * result[1:]).all()
     for n, row in zip((1, 2, 3, 9, 40), result, strict=True):
@@ -126,7 +131,7 @@ def test_decode_tables_are_what_their_kernels_take() -> None:
     """All batches and contexts at once, as the tables of an engine ask for them."""
     kernels, shape = KernelLibrary("h100-sxm", "vllm"), _decoding((32, 8, 128), "bf16")
     batches, lengths = np.arange(1.0, 18.0)[:, None], np.array([1.0, 100.0, 5000.0])
-    table = kernels.decode_seconds(shape)(batches, 1, batches * lengths)
+    table = kernels.attention_decode(shape, seqs=batches, q_len=1, kv_tokens=batches * lengths).seconds
     one = [kernels.attention_decode(shape, seqs=b, q_len=1, kv_tokens=b * n).seconds
            for b in batches[:, 0].tolist() for n in lengths.tolist()]  # fmt: skip
     assert table.ravel() == pytest.approx(np.array(one), rel=1e-9)

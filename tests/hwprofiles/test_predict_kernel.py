@@ -78,6 +78,7 @@ def test_collective_uses_the_chips_link():
         ("attention_prefill", {**ATTENTION, "kv_len": 10}, "kv_len=10 is below q_len=1024"),
         ("attention_prefill", {**ATTENTION, "window": -1}, "window=-1: must be a number >= 0"),
         ("attention_decode", {**ATTENTION, "warm": "perhaps"}, "warm=perhaps: true or false"),
+        ("attention_decode", {**ATTENTION, "cache": "hot"}, "cache: no cache state 'hot'"),
         ("attention_decode", {**ATTENTION, "kv_dtype": "bfp8"}, "dtype 'bfp8' cannot be computed here"),
         (
             "moe",
@@ -105,6 +106,25 @@ def test_bad_requests_give_one_clear_line(op, values, message):
         predict_kernel("h100-sxm", op, values)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+MOE = {"tokens": 64, "num_experts": 8, "experts_per_token": 2, "hidden": 1024, "intermediate": 512}
+
+
+@pytest.mark.parametrize(
+    ("op", "values", "old", "new"),
+    [
+        ("attention_decode", ATTENTION, {"warm": "true"}, {"cache": "warm"}),
+        ("moe", MOE, {"gated": False}, {"projections": 2}),
+        ("moe", MOE, {"gated": "yes"}, {}),
+        ("moe", MOE, {"activated_experts": 3}, {"active_experts": 3}),
+        ("moe", MOE, {"distribution": "balanced"}, {"routing": "balanced"}),
+    ],
+)
+def test_earlier_names_of_arguments_are_those_of_the_trace(op, values, old, new):
+    with pytest.warns(DeprecationWarning, match=f"{next(iter(old))} is now"):
+        before = predict_kernel("h100-sxm", op, values | old)
+    assert before == predict_kernel("h100-sxm", op, values | new)
 
 
 def test_unknown_chip():

@@ -35,6 +35,13 @@ def played(formula, *arguments):
     return values[-1]
 
 
+def prompts(kernels, shape):
+    """Seconds of prompts in a layer, by (sequences, tokens, pairs, keys)."""
+    if isinstance(shape, RecurrentShape):
+        return lambda seqs, tokens, *_: kernels.recurrent_prefill(shape, seqs=seqs, q_tokens=tokens).seconds
+    return lambda s, q, p, kv: kernels.attention_prefill(shape, seqs=s, q_tokens=q, pairs=p, kv_tokens=kv).seconds
+
+
 def sizes(rng):
     seqs = rng.randint(1, 40)
     tokens = seqs + rng.choice([0, 7, 4000])
@@ -48,14 +55,19 @@ SHAPES = [AttentionShape(32, 8, 128, 128, 4096.0, "bf16"), RecurrentShape(16, 32
 @pytest.mark.parametrize("shape", SHAPES, ids=["attention", "recurrent"])
 @pytest.mark.parametrize("chip", ["h100-sxm", "rtx-4090", "n150"])
 def test_prompts(chip, shape):
-    formula, rng = KernelLibrary(load_chip(chip)).prefill_seconds(shape), random.Random(chip)
+    formula, rng = prompts(KernelLibrary(load_chip(chip)), shape), random.Random(chip)
     for _ in range(200):
         requested = sizes(rng)
         assert played(formula, *requested) == formula(*requested)
 
 
 def test_prompts_and_single_queries_in_one_kernel():
-    formula, rng = KernelLibrary(load_chip("rtx-4090"), "vllm").mixed_seconds(SHAPES[0]), random.Random(1)
+    kernels, rng = KernelLibrary(load_chip("rtx-4090"), "vllm"), random.Random(1)
+    names = ("seqs", "q_tokens", "pairs", "kv_tokens", "decode_seqs", "decode_kv_tokens", "longest_kv")
+
+    def formula(*sizes):
+        return kernels.attention_mixed(SHAPES[0], **dict(zip(names, sizes, strict=True))).seconds
+
     for _ in range(200):
         seqs = rng.randint(1, 200)
         requested = (*sizes(rng), seqs, seqs * rng.randint(1, 5000), rng.choice([0, 6000]))
@@ -76,7 +88,7 @@ def test_a_formula_that_branches_stays_as_it_is():
 @pytest.mark.parametrize("chip", ["h100-sxm", "b200-sxm"])
 def test_learned_corrections_are_traced_too(chip, library, shape):
     kernels, rng = KernelLibrary(chip, library), random.Random(chip)
-    formula, physics = kernels.prefill_seconds(shape), kernels.reading(False).prefill_seconds(shape)
+    formula, physics = prompts(kernels, shape), prompts(kernels.reading(False), shape)
     moved = 0
     for _ in range(60):
         requested = sizes(rng)

@@ -116,12 +116,12 @@ def test_captured_sizes_follow_the_verified_tokens():
     floor = framework.eager_launch_s * framework.kernels_per_layer * 16
     assert verify_s(captured, 8, 4) < floor <= verify_s(eager, 8, 4)
     most = framework.max_captured_tokens
-    flags = captured.target._eager
+    flags = captured.target._eager.values
     assert not flags[most]
     assert flags[most + 1]
     assert not flags[most // 4 * 4], "a batch of 128 that verifies 4 tokens each still replays a graph"
     assert flags[(most // 4 + 1) * 4], "one of 129 does not, though 129 tokens would"
-    assert not captured.drafter.step._eager[most // 4 + 1], "nor do its draft passes of one token each leave theirs"
+    assert not captured.drafter.step._eager(most // 4 + 1), "nor do its draft passes of one token each leave theirs"
     head_floor = framework.eager_launch_s * framework.kernels_per_layer
     work = StepWork(0, 0, (0,), (0,), 0, (0,), 1, 4, (300,))
     assert seconds_of(eager.drafter, work) >= 3 * head_floor

@@ -1,5 +1,6 @@
 from traces.kernels.canonical import write_kernels as write_kernels
 from traces.kernels.columns import COLLECTIVES as COLLECTIVES
+from traces.kernels.columns import OLD_COLUMNS as OLD_COLUMNS
 from traces.kernels.columns import OPS as OPS
 from traces.kernels.columns import OTHER as OTHER
 from traces.kernels.columns import SIZES as SIZES

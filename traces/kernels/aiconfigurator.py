@@ -199,7 +199,7 @@ def _moe(frame: Frame, skipped: dict[str, int]) -> KernelTable:
     )  # fmt: skip
     texts: dict[str, str | Words] = {"dtype": dtype}
     if frame.has("distribution"):
-        texts["distribution"] = frame.texts("distribution")
+        texts["routing"] = frame.texts("distribution")
     if frame.has("kernel_source"):
         plain = frame.texts("kernel_source").matching(lambda name: "nongated" in name)
         sizes["projections"] = np.where(plain, 2, 0)

@@ -10,8 +10,9 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as papq
 
+from forerun.errors import warn_renamed
 from traces.errors import TraceError, did_you_mean
-from traces.kernels.columns import OPS, SIZES, WORDS
+from traces.kernels.columns import OLD_COLUMNS, OPS, SIZES, WORDS
 from traces.kernels.frame import Frame
 from traces.kernels.table import KernelTable, Words, constant, make_table, whole
 
@@ -29,6 +30,7 @@ def read_canonical(frame: Frame) -> KernelTable:
     Raises:
         TraceError: no ``op`` or ``measured_s``, an unknown column or operation, or an operation without its columns.
     """
+    frame = _with_new_names(frame)
     frame.need("op", "measured_s")
     known = (*SIZES, *WORDS, "measured_s", "std_s", "count")
     for name in frame.names:
@@ -61,6 +63,15 @@ def read_canonical(frame: Frame) -> KernelTable:
         frame.floats("std_s") if frame.has("std_s") else None,
         whole(frame.floats("count")) if frame.has("count") else None,
     )
+
+
+def _with_new_names(frame: Frame) -> Frame:
+    old = OLD_COLUMNS.keys() & set(frame.names)
+    for name in sorted(old):
+        warn_renamed(f"kernel trace column {name}", OLD_COLUMNS[name])
+    if not old:
+        return frame
+    return frame._replace(table=frame.table.rename_columns([OLD_COLUMNS.get(name, name) for name in frame.names]))
 
 
 def write_kernels(table: KernelTable, path: str | Path, parquet: bool | None = None) -> Path:

@@ -30,7 +30,10 @@ SIZES: tuple[str, ...] = tuple(
 )
 """All size columns; 0 where a size does not apply."""
 
-WORDS = ("op", "dtype", "kv_dtype", "library", "device", "source", "name", "cache", "distribution")
+WORDS = ("op", "dtype", "kv_dtype", "library", "device", "source", "name", "cache", "routing")
 """All text columns. ``cache`` is ``warm`` if the same operands were just read and may still be on the chip,
-``cold`` where not; ``device`` is the measured chip as the file calls it; ``distribution`` is how evenly tokens were
+``cold`` where not; ``device`` is the measured chip as the file calls it; ``routing`` is how evenly tokens were
 spread over experts; ``name`` is the kernel's own."""
+
+OLD_COLUMNS = {"activated_experts": "active_experts", "distribution": "routing"}
+"""Earlier names of columns that a canonical trace may still have, with the present ones."""

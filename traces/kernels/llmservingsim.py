@@ -216,7 +216,7 @@ def _experts(frame: Frame, place: Place, seconds: FloatArray) -> KernelTable:
     same = np.ones(frame.rows)
     sizes = {
         "tokens": frame.floats("tokens"),
-        "activated_experts": frame.floats("activated_experts"),
+        "active_experts": frame.floats("activated_experts"),
         "num_experts": same * model.num_experts,
         "experts_per_token": same * model.experts_per_token,
         "hidden": same * model.hidden,

@@ -36,7 +36,7 @@ class Engine:
         gaps: where the gaps between its tokens go.
         longest: number of longest decoding sequences whose contexts are kept for timing.
         drafting: the policy that chooses the draft tokens of each step, or None where their number never changes.
-        resumed: requests that start again after a failure, with what they have delivered.
+        resumed: requests that start again after a failure, as they were in the replica that failed.
         kv_transfers: the transfer from prefill to decode replicas, where pools are disaggregated.
         prefill_only: whether finished prompts go to ``kv_transfers`` instead of being decoded here.
         offload: host memory behind the prefix cache, or None.
@@ -199,11 +199,23 @@ class Engine:
         """A request as it joins the queue."""
         resumed = self.resumed.pop(request, None) if self.resumed else None
         if resumed is not None:
-            return resumed
+            return self.again(resumed)
         priority: cython.longlong = 0 if self.priorities is None else self.priorities[request]
         made: Sequence = Sequence(
             request, self.input_tokens[request], self.output_tokens[request], priority, self.arrival_s[request]
         )
+        return made
+
+    @cython.ccall
+    def again(self, earlier: Any) -> Sequence:
+        """A request of any engine with what it has delivered and nothing in any cache: all of it is computed again."""
+        made: Sequence = Sequence(
+            earlier.index, earlier.input_tokens, earlier.output_tokens, earlier.priority, earlier.arrival_s
+        )
+        made.generated_tokens = earlier.generated_tokens
+        made.cached_tokens = earlier.cached_tokens
+        made.last_token_s = earlier.last_token_s
+        made.verify_steps = earlier.verify_steps
         return made
 
     @cython.ccall

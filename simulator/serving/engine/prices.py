@@ -1,4 +1,4 @@
-"""Seconds of a step: looked up in tables of the timing model, formula by formula."""
+"""Seconds of a step: what the timing model computes, repeated from a recording without Python."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from typing import Any
 import numpy as np
 
 from hwprofiles import tape
-from simulator.serving.engine.common import NAN, ceil, cython, exp, isnan, log, pow
+from simulator.serving.engine.common import NAN, ceil, cython, exp, floor, isnan, log, pow
 from simulator.serving.engine.work import Work
+from simulator.serving.recording import BY_COUNT, BY_KEYS, WIDTH, numbers_of, of_steps
+from simulator.timing import StagedTimer
+from simulator.timing.kernels import CostTable
 
 
 @cython.cclass
@@ -43,10 +46,50 @@ class Prices:
         return self.timer.host_seconds(work.step_work())
 
 
+@cython.exceptval(-1, check=True)
+@cython.cfunc
+@cython.inline
+def _computed(
+    operation: cython.longlong, first: cython.double, second: cython.double, third: cython.double
+) -> cython.double:
+    """Result of one of ``hwprofiles.formulas.OPERATIONS``, in their order."""
+    if operation == 0:
+        return first + second
+    if operation == 1:
+        return first - second
+    if operation == 2:
+        return first * second
+    if operation == 3:
+        return first / second
+    if operation == 4:
+        return pow(first, second)
+    if operation == 5:
+        return second if second > first else first
+    if operation == 6:
+        return second if second < first else first
+    if operation == 7:
+        return ceil(first)
+    if operation == 8:
+        return second if first != 0.0 else third
+    if operation == 9:
+        return 1.0 if first < second else 0.0
+    if operation == 10:
+        return 1.0 if first <= second else 0.0
+    if operation == 11:
+        return 1.0 if first != 0.0 and second != 0.0 else 0.0
+    if operation == 12:
+        return log(first)
+    if operation == 13:
+        return exp(first)
+    if operation == 14:
+        return 1.0 if first == second else 0.0
+    return floor(first / second)
+
+
 @cython.final
 @cython.cclass
 class Column:
-    """Seconds by a count: a column of numbers, or a ``CostTable``, computed once for each count."""
+    """Seconds by a count: a ``ByCount``, or a ``CostTable``, which computes each count once."""
 
     table: Any
     values: cython.double[::1]
@@ -54,7 +97,7 @@ class Column:
 
     def __init__(self, table: Any) -> None:
         self.table = table
-        known = np.full(table.most + 1, NAN) if hasattr(table, "most") else table
+        known = np.full(table.most + 1, NAN) if isinstance(table, CostTable) else table.values
         self.values = np.ascontiguousarray(known, dtype=np.float64)
         self.size = len(known)
 
@@ -65,7 +108,7 @@ class Column:
         if count < 0 or count >= self.size:
             raise IndexError(f"no price for {count}: the table ends at {self.size - 1}")
         if isnan(self.values[count]):
-            self.values[count] = self.table.seconds(count)
+            self.values[count] = self.table(count)
         return self.values[count]
 
 
@@ -147,186 +190,233 @@ class Formula:
             return self.function(*[self.values[place] for place in range(self.arguments)])
         place: cython.longlong = len(self.values) - count
         for step in range(count):
-            self.values[place] = self._step(self.steps[step, 0], self.steps[step, 1], self.steps[step, 2], step)
+            self.values[place] = _computed(
+                self.steps[step, 0],
+                self.values[self.steps[step, 1]],
+                self.values[self.steps[step, 2]],
+                self.values[self.steps[step, 3]],
+            )
             place += 1
         return self.values[place - 1]
 
-    @cython.exceptval(-1, check=True)
-    @cython.cfunc
-    @cython.inline
-    def _step(
-        self, operation: cython.longlong, one: cython.longlong, two: cython.longlong, step: cython.longlong
-    ) -> cython.double:
-        """One of ``hwprofiles.formulas.OPERATIONS``, in their order."""
-        first: cython.double = self.values[one]
-        second: cython.double = self.values[two]
-        if operation == 0:
-            return first + second
-        if operation == 1:
-            return first - second
-        if operation == 2:
-            return first * second
-        if operation == 3:
-            return first / second
-        if operation == 4:
-            return pow(first, second)
-        if operation == 5:
-            return second if second > first else first
-        if operation == 6:
-            return second if second < first else first
-        if operation == 7:
-            return ceil(first)
-        if operation == 8:
-            return second if first != 0.0 else self.values[self.steps[step, 3]]
-        if operation == 9:
-            return 1.0 if first < second else 0.0
-        if operation == 10:
-            return 1.0 if first <= second else 0.0
-        if operation == 11:
-            return 1.0 if first != 0.0 and second != 0.0 else 0.0
-        return log(first) if operation == 12 else exp(first)
-
 
 @cython.final
 @cython.cclass
-class AttentionSeconds:
-    """Attention of one kind of layer: decoding, prompts, one fresh prompt by its length, both in one kernel."""
-
-    decode: DecodePrices
-    overlapped: DecodePrices
-    """What is exposed of decode attention in steps without prompts, all layers; computed only where some is hidden."""
-    prefill: Formula
-    """Of (sequences, new tokens, pairs, keys)."""
-    mixed: Formula | None
-    """Where one kernel serves prompts and single queries: of the same, (decoding sequences, their keys, the most keys
-    of one)."""
-    fresh: Column
-    window: cython.longlong
-    layers: cython.double
-
-    def __init__(
-        self, decode: Any, prefill: Any, mixed: Any, fresh: Any, window: int, layers: int, overlapped: Any
-    ) -> None:
-        self.decode = DecodePrices(decode)
-        self.overlapped = DecodePrices(overlapped)
-        self.prefill = Formula(prefill, 4)
-        self.mixed = None if mixed is None else Formula(mixed, 7)
-        self.fresh = Column(fresh)
-        self.window = window
-        self.layers = layers
-
-    @cython.exceptval(-1, check=True)
-    @cython.cfunc
-    def prompts(self, work: Work) -> cython.double:
-        """Of the prompts of a step."""
-        if work.prefill_seqs == 1 and work.prefill_kv_tokens[self.window] == work.prefill_tokens:
-            return self.layers * self.fresh.at(work.prefill_tokens)
-        self._ask(self.prefill, work)
-        return self.layers * self.prefill.seconds()
-
-    @cython.exceptval(-1, check=True)
-    @cython.cfunc
-    def together(self, work: Work) -> cython.double:
-        """Of the prompts and the single queries of a step in one kernel."""
-        mixed = cython.cast(Formula, self.mixed)
-        self._ask(mixed, work)
-        mixed.values[4] = work.decode_seqs
-        mixed.values[5] = work.decode_kv_tokens[self.window]
-        mixed.values[6] = work.longest_kv if work.windows[self.window] < 0 else 0
-        return self.layers * mixed.seconds()
-
-    @cython.cfunc
-    def _ask(self, formula: Formula, work: Work) -> None:
-        formula.values[0] = work.prefill_seqs
-        formula.values[1] = work.prefill_tokens
-        formula.values[2] = work.prefill_pairs[self.window]
-        formula.values[3] = work.prefill_kv_tokens[self.window]
-
-
-@cython.final
-@cython.cclass
-class ModelPrices:
-    """A pass of one model over a step, looked up in the tables of its ``StepTimer``; the same sums in the same order.
+class Program:
+    """A function of a timing model, repeated as it was recorded (``simulator.serving.recording``), bit for bit.
 
     Args:
-        tables: ``StepTables`` of the timer.
+        function: of a ``StepWork``, and of a ``DraftStep`` where a policy decides on the drafts.
+        windows: number of attention windows.
+        drafting: whether a policy decides.
     """
 
-    tables: Any
-    attention: list[Any]
-    layers: Column
-    verified: dict[Any, Any]
-    """``layers`` by tokens of each sequence, where experts make a difference."""
-    head: Column
-    uncaptured: Column
-    """1 where a step of so many tokens runs outside captured graphs."""
-    floor_s: cython.double
-    prompts_uncaptured: cython.bint
-    experts: Column | None
-    """Experts that attention groups share, by the tokens of all groups."""
-    padded: cython.longlong[::1]
-    overlaps: cython.bint
-    one_pass: cython.bint
-    """Whether a kernel serves prompts and single queries alike."""
-    alone: Any
-    """Seconds per key of the longest sequences by (sequences, queries of each), where it costs any."""
+    recording: Any
+    steps: cython.longlong[:, ::1]
+    values: cython.double[::1]
+    sources: list[Any]
+    """A ``Column``, ``DecodePrices`` or ``Formula`` for each source of the recording."""
+    drafting: cython.bint
 
-    def __init__(self, tables: Any) -> None:
-        self.tables = tables
-        self.attention = [AttentionSeconds(*kind) for kind in tables.attention]
-        self.layers = Column(tables.layers)
-        self.verified = {1: self.layers}
-        self.head = Column(tables.head)
-        self.uncaptured = Column(tables.uncaptured)
-        self.floor_s = tables.floor_s
-        self.prompts_uncaptured = tables.prompts_uncaptured
-        self.experts = None if tables.experts is None else Column(tables.experts)
-        self.padded = np.ascontiguousarray(tables.padded, dtype=np.int64)
-        self.overlaps = any(kind.overlapped is not None for kind in tables.attention)
-        self.one_pass = any(kind.mixed is not None for kind in tables.attention)
-        self.alone = tables.alone
+    def __init__(self, function: Any, windows: int, drafting: bool) -> None:
+        self.recording = of_steps(function, windows, drafting)
+        self.drafting = drafting
+        self.sources = []
+        self._load()
 
     @cython.exceptval(-1, check=True)
     @cython.cfunc
-    def seconds(self, work: Work, logit_rows: cython.longlong) -> cython.double:
-        """Device seconds of a pass that computes ``logit_rows`` rows of logits."""
-        tokens: cython.longlong = work.prefill_tokens + work.decode_seqs * work.query_len
-        layers: Column = self.layers
-        if work.query_len > 1 and work.decode_seqs and not work.prefill_seqs and self.tables.verified is not None:
-            if work.query_len not in self.verified:
-                self.verified[work.query_len] = Column(self.tables.verified(work.query_len))
-            layers = self.verified[work.query_len]
-        total: cython.double = layers.at(tokens) + self.head.at(logit_rows)
-        total += self._attention(work)
-        if self.experts is not None:
-            total += self.experts.at(max(int(tokens * work.dp_imbalance + 0.5), self.padded[tokens]))
-        if self.uncaptured.values[tokens] or (self.prompts_uncaptured and work.prefill_seqs):
-            return max(total, self.floor_s)
-        return total
+    def seconds(self, work: Work, draft: Any) -> cython.double:
+        """The first result for a step."""
+        end: cython.longlong = self._end(work, draft)
+        return self.values[self.steps[end, 1]]
+
+    @cython.cfunc
+    def results(self, work: Work) -> list[Any]:
+        """All results for a step."""
+        end: cython.longlong = self._end(work, None)
+        return [self.values[place] for place in self.recording.results[self.steps[end, 2]]]
 
     @cython.exceptval(-1, check=True)
     @cython.cfunc
-    def _attention(self, work: Work) -> cython.double:
-        """Attention of all layers."""
-        kind: AttentionSeconds
-        total: cython.double = 0.0
-        decoding: cython.longlong = work.decode_seqs
-        together: cython.bint = self.one_pass and decoding and work.prefill_seqs and work.query_len == 1
-        if together:
-            for kind in self.attention:
-                if kind.mixed is not None:
-                    total += kind.together(work)
-        if self.overlaps and decoding and not work.prefill_seqs:
-            for kind in self.attention:
-                total += kind.overlapped.at(decoding, work.query_len, work.decode_kv_tokens[kind.window])
-            decoding = 0
-        if decoding and work.tail_kv and self.alone is not None and not together:
-            total += work.tail_kv * self.alone(decoding, work.query_len)
-        for kind in self.attention:
-            if together and kind.mixed is not None:
+    def _end(self, work: Work, draft: Any) -> cython.longlong:
+        """The step at which the function ends; a new way through it is recorded first."""
+        end: cython.longlong
+        if work.slowest is not None:
+            work = work.slowest
+        while True:
+            self._take(work)
+            if self.drafting:
+                for place, value in enumerate((*draft[:4], *draft.skipped_pairs, *draft.skipped_kv_tokens)):
+                    self.values[8 + 4 * work.kinds + place] = value
+            end = self._run()
+            if end >= 0:
+                return end
+            self.recording.extend(numbers_of(work.step_work(), draft))
+            self._load()
+
+    @cython.cfunc
+    def _load(self) -> None:
+        """Take over what has been recorded."""
+        recording = self.recording
+        for operation, source, operands in recording.sources[len(self.sources) :]:
+            if operation == BY_COUNT:
+                self.sources.append(Column(source))
+            elif operation == BY_KEYS:
+                self.sources.append(DecodePrices(source))
+            else:
+                self.sources.append(Formula(source, operands))
+        self.steps = np.array(recording.steps, dtype=np.int64).reshape(-1, WIDTH)
+        self.values = array("d", recording.values)
+
+    @cython.cfunc
+    def _take(self, work: Work) -> None:
+        """Put a step into the first values, as ``simulator.serving.recording.numbers_of`` orders them."""
+        w: cython.longlong
+        kinds: cython.longlong = work.kinds
+        values: cython.double[::1] = self.values
+        values[0] = work.prefill_seqs
+        values[1] = work.prefill_tokens
+        values[2] = work.sampled_prefills
+        values[3] = work.decode_seqs
+        values[4] = work.query_len
+        values[5] = work.longest_kv
+        values[6] = work.tail_kv
+        values[7] = work.dp_imbalance
+        for w in range(kinds):
+            values[8 + w] = work.prefill_pairs[w]
+            values[8 + kinds + w] = work.prefill_kv_tokens[w]
+            values[8 + 2 * kinds + w] = work.sampled_kv_tokens[w]
+            values[8 + 3 * kinds + w] = work.decode_kv_tokens[w]
+
+    @cython.exceptval(-2, check=True)
+    @cython.cfunc
+    def _run(self) -> cython.longlong:
+        """Compute the values; returns the step at which the function ends, -1 where the way was not recorded."""
+        operation: cython.longlong
+        step: cython.longlong = 0
+        count: cython.longlong = len(self.steps)
+        steps: cython.longlong[:, ::1] = self.steps
+        values: cython.double[::1] = self.values
+        while 0 <= step < count:
+            operation = steps[step, 0]
+            if operation < 16:
+                values[steps[step, 1]] = _computed(
+                    operation, values[steps[step, 3]], values[steps[step, 4]], values[steps[step, 5]]
+                )
+            elif operation == 16:
+                step = steps[step, 2] if values[steps[step, 1]] != 0.0 else steps[step, 3]
                 continue
-            if decoding:
-                total += kind.layers * kind.decode.at(decoding, work.query_len, work.decode_kv_tokens[kind.window])
-            if work.prefill_seqs:
-                total += kind.prompts(work)
-        return total
+            elif operation == 17:
+                return step
+            else:
+                values[steps[step, 1]] = self._looked_up(operation, step)
+            step += 1
+        return -1
+
+    @cython.exceptval(-1, check=True)
+    @cython.cfunc
+    def _looked_up(self, operation: cython.longlong, step: cython.longlong) -> cython.double:
+        place: cython.longlong
+        formula: Formula
+        steps: cython.longlong[:, ::1] = self.steps
+        values: cython.double[::1] = self.values
+        source = self.sources[steps[step, 2]]
+        count = cython.cast(cython.longlong, values[steps[step, 3]])
+        if operation == 18:
+            return cython.cast(Column, source).at(count)
+        if operation == 19:
+            query_len = cython.cast(cython.longlong, values[steps[step, 4]])
+            keys = cython.cast(cython.longlong, values[steps[step, 5]])
+            return cython.cast(DecodePrices, source).at(count, query_len, keys)
+        formula = cython.cast(Formula, source)
+        for place in range(formula.arguments):
+            formula.values[place] = values[steps[step, 3 + place]]
+        return formula.seconds()
+
+
+@cython.final
+@cython.cclass
+class RecordedPrices(Prices):
+    """Prices of a timing model as recorded from it, for models that compute the same for the same step."""
+
+    step: Program
+    drafted: Program
+    stages: Program
+    """Of the stages of a pipeline, and of the host before them; there is none otherwise."""
+    host: Program
+
+    def __init__(self, timer: Any) -> None:
+        Prices.__init__(self, timer)
+        windows = len(timer.windows)
+        self.step, self.drafted = Program(timer.seconds, windows, False), Program(timer.seconds, windows, True)
+        if isinstance(timer, StagedTimer):
+            self.stages = Program(timer.stage_seconds, windows, False)
+            self.host = Program(timer.host_seconds, windows, False)
+
+    @cython.exceptval(-1, check=True)
+    @cython.ccall
+    def seconds(self, work: Work) -> cython.double:
+        """Seconds of one step."""
+        return self.step.seconds(work, None)
+
+    @cython.ccall
+    def seconds_drafting(self, work: Work, draft: Any) -> cython.double:
+        """Seconds of one step in which a policy decides what the drafter does."""
+        return self.drafted.seconds(work, draft)
+
+    @cython.ccall
+    def stage_seconds(self, work: Work) -> list[Any]:
+        """Seconds that a batch keeps each stage of a pipeline busy, its P2P send included."""
+        return self.stages.results(work)
+
+    @cython.ccall
+    def host_seconds(self, work: Work) -> cython.double:
+        """Seconds of the scheduler before a batch enters the first stage."""
+        return self.host.seconds(work, None)
+
+
+@cython.final
+@cython.cclass
+class ScaledPrices(Prices):
+    """Prices times one factor in steps with prompt chunks and another in the rest: a model that is off by so much.
+
+    Args:
+        inner: the prices.
+        with_prompts, without: the factors.
+    """
+
+    inner: Prices
+    with_prompts: cython.double
+    without: cython.double
+
+    def __init__(self, inner: Prices, with_prompts: float, without: float) -> None:
+        Prices.__init__(self, inner.timer)
+        self.inner = inner
+        self.with_prompts = with_prompts
+        self.without = without
+
+    @cython.cfunc
+    def _factor(self, work: Work) -> cython.double:
+        return self.with_prompts if work.prefill_seqs else self.without
+
+    @cython.exceptval(-1, check=True)
+    @cython.ccall
+    def seconds(self, work: Work) -> cython.double:
+        """Seconds of one step."""
+        return self.inner.seconds(work) * self._factor(work)
+
+    @cython.ccall
+    def stage_seconds(self, work: Work) -> list[Any]:
+        """Seconds that a batch keeps each stage of a pipeline busy."""
+        return [seconds * self._factor(work) for seconds in self.inner.stage_seconds(work)]
+
+    @cython.ccall
+    def host_seconds(self, work: Work) -> cython.double:
+        """Seconds of the scheduler before a batch enters the first stage."""
+        return self.inner.host_seconds(work) * self._factor(work)
+
+    @cython.ccall
+    def seconds_drafting(self, work: Work, draft: Any) -> cython.double:
+        """Seconds of one step in which a policy decides what the drafter does."""
+        return self.inner.seconds_drafting(work, draft) * self._factor(work)

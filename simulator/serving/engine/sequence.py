@@ -77,15 +77,6 @@ class Sequence:
         self.ready_s = 0.0
         self.group = 0
 
-    def restarted(self) -> Sequence:
-        """The same request with what it has delivered and nothing in any cache: all of it is computed again."""
-        again = Sequence(self.index, self.input_tokens, self.output_tokens, self.priority, self.arrival_s)
-        again.generated_tokens = self.generated_tokens
-        again.cached_tokens = self.cached_tokens
-        again.last_token_s = self.last_token_s
-        again.verify_steps = self.verify_steps
-        return again
-
     @property
     def known_tokens(self) -> int:
         """Prompt and generated tokens."""

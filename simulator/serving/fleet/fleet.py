@@ -25,6 +25,7 @@ from simulator.serving.request_source import ClosedLoopSource, OpenLoopSource, R
 from simulator.workload import RequestStream
 
 if TYPE_CHECKING:
+    from simulator.serving.engine import Lockstep
     from simulator.serving.engine import Sequence as Request
 
 
@@ -149,9 +150,15 @@ class FleetRun:
         self.router = Router(env, log, served, routing_policy(fleet.routing, fleet.router, log), fleet.router, mixed)
         self._transfers = self._make_transfers(fleet) if fleet.links else None
         self.sources = [self._make_replica(fleet, index, pool) for index, pool in enumerate(fleet.replicas)]
-        self.steps = self.replicas[0].lockstep(env, PLAN, [replica.engine for replica in self.replicas])
-        for index, source in enumerate(self.sources):
-            source.wake = partial(self.steps.wake, index)
+        self.steps: list[Lockstep] = []
+        """Of the replicas that run compiled, and of those that run interpreted."""
+        for lockstep in dict.fromkeys(replica.lockstep for replica in self.replicas):
+            members = [replica for replica in self.replicas if replica.lockstep is lockstep]
+            steps = lockstep(env, PLAN, [replica.engine for replica in members])
+            self.steps.append(steps)
+            for place, replica in enumerate(members):
+                replica.stop, replica.resume = partial(steps.stop, place), partial(steps.resume, place)
+                self.sources[replica.engine.index].wake = partial(steps.wake, place)
         roles = [pool.role for pool in fleet.replicas]
         if self._transfers is not None:
             decode = [source for source, role in zip(self.sources, roles, strict=True) if role == "decode"]
@@ -197,9 +204,7 @@ class FleetRun:
         env, log, router, transfers = self._env, self.log, self.router, self._transfers
         left = transfers.left if transfers is not None and pool.role == "decode" else self._left
         source = ReplicaEndpoint(env, index, log, pool.limits, left, router.ended, pool.refusal)
-        # Replicas hand requests to one another, and the compiled engine's are not those of its source.
-        interpreted = any(one.interpreted for one in fleet.pools)
-        replica = pool.replica(index, source, log, self._resumed, transfers, interpreted)
+        replica = pool.replica(index, source, log, self._resumed, transfers)
         self.replicas.append(replica)
         source.prefix_cache = replica.prefix_cache
         return source
@@ -229,9 +234,9 @@ class FleetRun:
                 self._transfers.failed(index)
             handed_on = {sequence.index for sequence in replica.scheduler.held}
             lost = replica.lose(source.lose())
-            self.steps.stop(index)
+            replica.stop()
             for sequence in lost:
-                self._resumed[sequence.index] = sequence.restarted()
+                self._resumed[sequence.index] = sequence
                 if sequence.index not in handed_on:
                     source.left(sequence.index)
             self.router.failed(source)
@@ -240,7 +245,7 @@ class FleetRun:
         def recover() -> None:
             source.down = False
             self.log.span("down", index, since_s, self._env.now)
-            self.steps.resume(index)
+            replica.resume()
             self.router.changed()
             if self._transfers is not None:
                 self._transfers.call()

@@ -74,7 +74,6 @@ class Pool:
         log: RunLog,
         resumed: dict[int, Sequence] | None = None,
         kv_transfers: KvTransfers | None = None,
-        interpreted: bool = False,
     ) -> ServingReplica:
         """One of the replicas.
 
@@ -82,15 +81,14 @@ class Pool:
             index: its number.
             source: where its requests come from.
             log: where results go.
-            resumed: requests that start again after a failure, with what they have delivered.
+            resumed: requests that start again after a failure, as they were in the replica that failed.
             kv_transfers: from prefill to decode replicas, if the two are disaggregated.
-            interpreted: run the engine's source in any case, as a replica does that it takes requests from.
 
         Raises:
             ForerunError: replicas with pipeline stages do not support KV transfer, failures or swapping.
         """
         oracle = self.stepping == "exact-steps"
-        engine = engine_module(interpreted or self.interpreted)
+        engine = engine_module(self.interpreted)
         timer, staged = self.timer, self.staged
         scaled = self.step_factors != (1.0, 1.0)
         transfers = kv_transfers is not None or self.role != "both"

@@ -44,6 +44,9 @@ class ServingReplica:
         self.engine = engine
         self.source = source
         self.lockstep = lockstep
+        self.stop: Callable[[], None]
+        self.resume: Callable[[], None]
+        """Take the replica out of its lockstep, and back."""
         self._make_scheduler = make_scheduler
 
     @property

@@ -180,8 +180,9 @@ class Transfers:
     def _reserve(self, journey: _Journey) -> bool:
         """Blocks at the decode replica and a time on the link, if there is room."""
         assert journey.endpoint is not None
-        incoming = journey.sequence.restarted()
-        spared = self._replicas[journey.endpoint.index].scheduler.reserve(incoming)
+        replica = self._replicas[journey.endpoint.index]
+        incoming = replica.engine.again(journey.sequence)
+        spared = replica.scheduler.reserve(incoming)
         if spared is None:
             return False
         journey.incoming = incoming

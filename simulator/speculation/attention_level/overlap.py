@@ -153,8 +153,12 @@ class SpeculativeAttention:
 
     def exposed(self, shape: AttentionShape, window: int | None) -> Callable[[Any, Any, Any], Any]:
         """Seconds that all layers of that kind add to a step, as a function of (sequences, queries, keys)."""
-        decode = self._deployment.kernels.decode_seconds(shape)
         count = self._kinds[shape, window].layers
+
+        def decode(seqs: Any, query_len: Any, keys: Any) -> Any:
+            kernels = self._deployment.kernels
+            return kernels.attention_decode(shape, seqs=seqs, q_len=query_len, kv_tokens=keys).seconds
+
         if window is not None:
             return lambda seqs, query_len, keys: count * decode(seqs, query_len, keys)
 

@@ -26,7 +26,7 @@ from simulator.studies.study_file import (
     design_points,
     settings_name,
     study_of,
-    sweep_text,
+    sweep_file_text,
     unique_points,
 )
 from simulator.studies.sweep.execute import DaskWorkers, SweepWorkers, execute
@@ -109,7 +109,7 @@ class SweepResult(StudyResult):
     def files(self) -> dict[str, str]:
         """The study that ``command`` runs."""
         points = [point["set"] for point in self.document["points"]]
-        return {"study.yaml": sweep_text(self.document["scenario"], points)}
+        return {"study.yaml": sweep_file_text(self.document["scenario"], points)}
 
     @property
     def summary(self) -> Summary:

@@ -105,7 +105,7 @@ def test_every_operation_is_predicted_as_the_library_does(op, sizes, dtype, requ
 
 def test_experts_that_were_really_touched_cost_more_when_they_are_more():
     sizes = {"tokens": 8, "num_experts": 128, "experts_per_token": 8, "hidden": 2048, "intermediate": 768}
-    columns = {name: np.array([value] * 2) for name, value in sizes.items()} | {"activated_experts": np.array([8, 64])}
+    columns = {name: np.array([value] * 2) for name, value in sizes.items()} | {"active_experts": np.array([8, 64])}
     few, many = predict_table(
         make_table(np.ones(2), "moe", columns, {"dtype": "bf16"}, "made", "forerun"), LIBRARY
     ).seconds
@@ -299,7 +299,7 @@ def test_uneven_routing_has_no_lower_bound_of_bytes():
     sizes = {"tokens": [64] * 2, "num_experts": [8] * 2, "experts_per_token": [2] * 2, "hidden": [4096] * 2,
              "intermediate": [1024] * 2}  # fmt: skip
     columns = {name: np.array(values) for name, values in sizes.items()}
-    texts = {"dtype": "bf16", "distribution": words(["balanced", "power_law_1.2"])}
+    texts = {"dtype": "bf16", "routing": words(["balanced", "power_law_1.2"])}
     prediction = predict_table(make_table(np.ones(2), "moe", columns, texts, "made", "forerun"), LIBRARY)
     assert prediction.bytes[0] > 0
     assert prediction.bytes[1] == 0

@@ -15,8 +15,9 @@ from numpy.testing import assert_array_equal
 from one_pool import changed, one_pool
 from stub_timers import LinearTimer
 
-from simulator.serving import EngineLimits, Fleet, HostSpace, Pool, RouterConfig
+from simulator.serving import EngineLimits, Faults, FaultsConfig, Fleet, HostSpace, KvLink, Pool, RouterConfig
 from simulator.serving.compiled import engine_module
+from simulator.serving.fleet.fleet_config import FaultEvent
 from simulator.serving.log import RunLog
 from simulator.serving.rules import SCHEDULERS, SchedulerFacts
 from simulator.speculation import AcceptanceSampler, ContextDrift
@@ -261,12 +262,10 @@ def test_many_rows_are_shared_by_steps_of_one_batch():
     assert_array_equal(gaps(merged), gaps(log))
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_a_batching_rule_of_ones_own(compiled, monkeypatch):
-    """Built on the interpreted engine's classes or on those that run, it is requested every step."""
-    base = engine_module(interpreted=not compiled).UnifiedScheduler
+def own_rule(monkeypatch, interpreted=True):
+    """A custom scheduler: the shortest prompt first."""
 
-    class ShortestFirst(base):
+    class ShortestFirst(engine_module(interpreted).UnifiedScheduler):
         def plan(self):
             ordered = sorted(self.waiting, key=lambda sequence: sequence.input_tokens)
             self.waiting.clear()
@@ -274,10 +273,48 @@ def test_a_batching_rule_of_ones_own(compiled, monkeypatch):
             return super().plan()
 
     monkeypatch.setitem(SCHEDULERS, "shortest-first", SchedulerFacts(ShortestFirst))
+    return "shortest-first"
+
+
+@pytest.mark.parametrize("interpreted", [False, True])
+def test_a_batching_rule_of_ones_own(interpreted, monkeypatch):
+    """Built on the interpreted engine's classes or on those that run, it is requested every step."""
+    rule = own_rule(monkeypatch, interpreted)
     stream = RequestStream(np.zeros(6), np.array([60, 10, 50, 20, 40, 30]), np.full(6, 3), None)
     limit = EngineLimits(1, 512, 16, 100, 0, 10_000, True)
-    log = one_pool(1, "round-robin", "shortest-first", "fast", limit, TIMER).run(stream)
+    log = one_pool(1, "round-robin", rule, "fast", limit, TIMER).run(stream)
     assert np.argsort(log.finished_s).tolist() == [1, 3, 5, 4, 2, 0]
+
+
+@settings(SETTINGS, suppress_health_check=list(HealthCheck))
+@given(st.data(), conversations(), st.sampled_from(["both", "prefill", "decode"]), st.booleans())
+def test_a_custom_scheduler_interprets_its_own_replicas_alone(monkeypatch, data, stream, where, fails):
+    """Requests go from engine to engine, as KV and after failures, and come out as where all are interpreted."""
+    names = ("a", "b")
+    roles = ("both", "both") if where == "both" else ("prefill", "decode")
+    own = "a" if where == "prefill" else "b"
+    limit = dataclasses.replace(data.draw(limits(stream, 1)), num_blocks=2000, schedules_ahead=False)
+    rule = own_rule(monkeypatch)
+    pools = tuple(
+        Pool(
+            data.draw(st.integers(1, 2)),
+            rule if name == own else "vllm-v1",
+            "fast",
+            limit,
+            dataclasses.replace(TIMER, step_s=step_s),
+            prefix_caching=data.draw(st.booleans()),
+            name=name,
+            role=role,
+        )
+        for name, role, step_s in zip(names, roles, (2e-3, 1.7e-3), strict=True)
+    )
+    links = {} if where == "both" else {names: KvLink(1e-5, 1e9, 1e3, data.draw(st.booleans()))}
+    down = tuple(FaultEvent(replica=replica, at_s=0.01 * (1 + replica), down_s=0.02) for replica in (0, 1))
+    faults = Faults(FaultsConfig(events=down), 0) if fails else None
+    fleet = Fleet(pools, data.draw(st.sampled_from(["round-robin", "kv-aware"])), links=links, faults=faults)
+    mixed, exact = fleet.run(stream), changed(fleet, stepping="exact-steps").run(stream)
+    assert {engine for kind, engine, _ in mixed.shared if kind == "rows"} == {engine_module().SOURCE, "interpreted"}
+    assert_same(mixed, exact)
 
 
 def test_the_source_runs_where_cython_is_not_installed():

@@ -74,7 +74,7 @@ def test_experts_of_one_call_are_launched_in_less():
     framework = called.deployment.framework
     lost = 24 * (framework.eager_experts_s - framework.eager_mxfp4_experts_s)
     assert lost > 0.01
-    assert disaggregated.tables.floor_s - called.tables.floor_s == pytest.approx(lost)
+    assert disaggregated._floor_s - called._floor_s == pytest.approx(lost)
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if load_framework(n).scheduling_s])

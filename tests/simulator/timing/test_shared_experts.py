@@ -63,7 +63,7 @@ def test_the_slowest_group_sets_the_pace():
     timer = StepTimer(spread(4), 512)
     for slowest, batches in ((2, range(5, 9)), (3, range(9, 13))):
         single = [
-            timer.seconds(decode(seqs, 700)) - timer._experts.seconds(max(seqs, int(timer._padded[slowest])))
+            timer.seconds(decode(seqs, 700)) - timer._experts.seconds(max(seqs, timer._padded(slowest)))
             for seqs in batches
         ]
         assert_allclose(single, single[0], rtol=1e-9)

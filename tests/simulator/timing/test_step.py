@@ -26,7 +26,7 @@ from simulator.timing import (
     plan_memory,
     resolve_weight_dtypes,
 )
-from simulator.timing.kernels import Costs, CostTable
+from simulator.timing.kernels import Costs, CostTable, decode_calls, mixing_kinds, seconds_of
 from simulator.timing.step import DecodeTable, step_timer
 
 
@@ -125,7 +125,8 @@ def test_a_run_of_decode_steps_equals_its_steps(kind):
 @pytest.mark.parametrize("query_len", [1, 5])
 def test_decode_table_follows_the_formula(seqs, query_len):
     target = deployment()
-    formula = target.kernels.decode_seconds(target.attention_shape(target.architecture.layer_groups[0].layer.attention))
+    (kind,) = mixing_kinds(target, (None,))
+    formula = seconds_of(decode_calls, kind)
     table = DecodeTable(formula)
     keys = np.random.default_rng(0).integers(seqs * query_len, seqs * 9000, 3000)
     errors = np.abs(table(seqs, query_len, keys) / formula(seqs, query_len, keys.astype(float)) - 1)
@@ -352,19 +353,20 @@ def test_timers_of_the_same_kernels_share_their_tables_to_the_bit(monkeypatch):
     long = replace(short, framework=framework)
     first = step_timer(short, 700)
     counts = np.arange(701)
-    first.tables.layers.rows(counts)
+    first._layers[1].rows(counts)
+    first._attention_prices()
     second = step_timer(long, 2000)
     requested = []
     monkeypatch.setattr(
-        second.tables.layers, "price", lambda counts: requested.append(counts) or second._layer_costs(1)(counts)
+        second._layers[1], "price", lambda counts: requested.append(counts) or second._layer_costs(1)(counts)
     )
-    result = second.tables.layers.rows(counts)
-    single = StepTimer(long, 2000).tables.layers.rows(counts)
+    result = second._layers[1].rows(counts)
+    single = StepTimer(long, 2000)._layers[1].rows(counts)
     assert [len(counts) for counts in requested] == [512]  # the block that 700 cuts short; not the two before
     for name in Costs.__slots__:
         assert_array_equal(getattr(result, name), getattr(single, name))
     assert second._floor_s > first._floor_s
-    assert second.tables.attention[0].decode is first.tables.attention[0].decode
+    assert second._attention_prices()[0].decode is first._attention_prices()[0].decode
 
 
 def test_timers_of_other_kernels_share_nothing():

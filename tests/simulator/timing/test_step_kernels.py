@@ -1,5 +1,6 @@
 """The kernels of a step add up to the step, and plain steps hold what they say."""
 
+from array import array
 from contextlib import suppress
 
 import numpy as np
@@ -13,6 +14,7 @@ from forerun.errors import ForerunError
 from simulator.llm import architecture_names
 from simulator.running.build import build_replica
 from simulator.running.scenario import scenario_from
+from simulator.serving.compiled import engine_module
 from simulator.studies.steady_state.prices import decode_steps, prompt_chunks
 from simulator.timing import Costs, StepTimer, StepWork, causal_pairs, keys_read, running
 
@@ -124,8 +126,21 @@ def golden_timer(name):
     return TIMERS[name]
 
 
+def as_recorded(timer, work):
+    """What the engine repeats of a recording of the timing model."""
+    engine = engine_module(interpreted=True)
+    step = engine.Work(timer.windows)
+    for name, value in work._asdict().items():
+        if isinstance(value, tuple):
+            getattr(step, name)[:] = array("q", value)
+        else:
+            setattr(step, name, value)
+    return engine.RecordedPrices(timer).seconds(step)
+
+
 def one_price(timer, work):
-    """The list of a step, its costs and its seconds give one figure."""
+    """The list of a step, its costs and its seconds give one figure; what the engine repeats, the same to the bit."""
+    assert as_recorded(timer, work) == timer.seconds(work)
     steps = arrays(work)
     listed = float(Costs.of(timer.kernels(steps), 1).device_s[0])
     costs = timer.costs(steps)
@@ -182,7 +197,7 @@ SPREADS = (
     {"tensor_parallel": 4, "attention_data_parallel": 2, "expert_parallel": 4},
     {"tensor_parallel": 4, "attention_data_parallel": 4, "expert_parallel": 4},
 )
-DRAFTS = ("none", "draft-model", "ngram", "medusa", "eagle3", "mtp", "parallel-draft")
+DRAFTS = ("none", "draft-model", "remote", "ngram", "medusa", "eagle3", "mtp", "parallel-draft")
 
 
 @settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
@@ -206,7 +221,9 @@ def test_list_costs_and_seconds_are_one_price_over_the_catalogue(data):
         prefill = data.draw(st.sampled_from(["context-parallel", "replicated"]), "prefill")
         fields["attention_speculation"] = {"hit_rate": 0.8, "prefill": prefill}
     if method != "none":
-        draft = {"draft": {"model": "llama-3.2-1b"}} if method == "draft-model" else {}
+        chip = {"chip": "l40s"} if method == "remote" else {}
+        draft = {"draft": {"model": "llama-3.2-1b"} | chip} if method in ("draft-model", "remote") else {}
+        method = "draft-model" if method == "remote" else method
         fields["speculation"] = {"method": method, "num_speculative_tokens": 4, "acceptance": {"alpha": 0.7}} | draft
     try:
         timer = build_replica(scenario_from(fields, "test"), 0).main.timer

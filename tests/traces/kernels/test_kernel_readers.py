@@ -131,7 +131,7 @@ def test_moe_tells_parallelism_imbalance_and_missing_gate(tmp_path):
         "moe_ep_size": 4, "distribution": "power_law_1.2", "latency": 0.1,
     }  # fmt: skip
     result = read_kernels(parquet(tmp_path / "moe.parquet", [row])).row(0)
-    wanted = {"dtype": "mxfp4", "projections": 2, "expert_parallel": 4, "distribution": "power_law_1.2", "tokens": 64}
+    wanted = {"dtype": "mxfp4", "projections": 2, "expert_parallel": 4, "routing": "power_law_1.2", "tokens": 64}
     assert result | wanted == result
 
 
@@ -297,7 +297,7 @@ def test_llmservingsim_counts_touched_experts(tmp_path):
         "tokens,activated_experts,time_us\n2,16,135\n",
         "RTXPRO6000_Qwen3-30B-A3B-Instruct-2507_tp1",
     )
-    assert table.row(0) | {"tokens": 2, "activated_experts": 16, "num_experts": 128} == table.row(0)
+    assert table.row(0) | {"tokens": 2, "active_experts": 16, "num_experts": 128} == table.row(0)
 
 
 def test_blis_drops_the_warm_up_call_of_a_series(tmp_path):

@@ -1,0 +1,214 @@
+"""Records what a timing model computes for one step, so that the compiled engine can repeat it without Python."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Any
+
+from hwprofiles.formulas import OPERATIONS, Traced
+from simulator.timing import DraftStep, StepWork
+from simulator.timing.kernels import ByCount, CostTable
+from simulator.timing.step import DecodeTable
+
+BRANCH, END, BY_COUNT, BY_KEYS, BY_FORMULA = range(len(OPERATIONS), len(OPERATIONS) + 5)
+"""Operations of a step beyond those of formulas: the last three look up seconds, by the kind of their source."""
+MOST_OPERANDS = 7
+WIDTH = MOST_OPERANDS + 3
+"""Numbers of a step: operation, place of its result, source of a look-up, places of operands (see ``Recording``)."""
+SCALARS = 8
+"""Numbers of a step that have no windows."""
+COMPUTED: dict[str, Callable[..., Any]] = {
+    "add": operator.add,
+    "subtract": operator.sub,
+    "multiply": operator.mul,
+    "divide": operator.truediv,
+    "power": operator.pow,
+    "maximum": max,
+    "minimum": min,
+    "ceil": math.ceil,
+    "where": lambda condition, yes, no: yes if condition else no,
+    "less": operator.lt,
+    "at_most": operator.le,
+    "both": lambda one, two: bool(one and two),
+    "log": math.log,
+    "exp": math.exp,
+    "equal": operator.eq,
+    "floor_divide": operator.floordiv,
+}
+
+
+class Known(Traced):
+    """A number that records the operations applied to it, and which way the program branches on it."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, book: Recording, place: int, value: Any) -> None:
+        super().__init__(book, place)
+        self.value = value
+
+    def __floordiv__(self, other: Any) -> Any:
+        return self.book.record("floor_divide", self, other)
+
+    def __rfloordiv__(self, other: Any) -> Any:
+        return self.book.record("floor_divide", other, self)
+
+    def __neg__(self) -> Any:
+        return self.book.record("multiply", self, -1)
+
+    def __eq__(self, other: object) -> Any:
+        return self.book.record("equal", self, other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __floor__(self) -> Any:
+        whole = self.book.record("floor_divide", self, 1)
+        whole.value = int(whole.value)
+        return whole
+
+    def __bool__(self) -> bool:
+        outcome: bool = self.book.branch(self)
+        return outcome
+
+    def __int__(self) -> int:
+        """The number itself: what follows is recorded for this one alone."""
+        self.book.specialise(self)
+        return int(self.value)
+
+
+class Recording:
+    """Steps that a function takes for the arguments seen so far: a tree that forks where it branches on a number.
+
+    A step is ``WIDTH`` numbers: an operation, the place of its result among ``values``, the source of a look-up, and
+    the places of operands. ``BRANCH`` holds (place of the condition, next step if it is not 0, next step if it is 0);
+    -1 stands for what was not recorded yet. ``END`` holds the place of the first result, and which of ``results`` has
+    the places of all.
+
+    Args:
+        function: of numbers; deterministic, its look-ups made by ``hwprofiles.formulas.look_up``.
+        arguments: how many.
+    """
+
+    def __init__(self, function: Callable[..., Any], arguments: int) -> None:
+        self._function = function
+        self._arguments = arguments
+        self._next = 0
+        """Index of the step that is recorded, or repeated, next."""
+        self._constants: dict[float, int] = {}
+        self._computed: dict[tuple[int, ...], int] = {}
+        """Places of the results of this way through the function, by operation, source and places of operands."""
+        self._branched: set[int] = set()
+        self._specialised: set[int] = set()
+        self.steps: list[list[int]] = []
+        self.values = [0.0] * arguments
+        self.sources: list[tuple[int, Any, int]] = []
+        """Operation, source of seconds, number of operands."""
+        self.results: list[list[int]] = []
+
+    def extend(self, arguments: Sequence[float]) -> None:
+        """Record the steps for some arguments."""
+        self._next = 0
+        self._computed, self._branched, self._specialised = {}, set(), set()
+        result = self._function(*(Known(self, place, value) for place, value in enumerate(arguments)))
+        places = [self._place(one) for one in (result if isinstance(result, list) else [result])]
+        if self._next == len(self.steps):
+            self._step(END, places[0], len(self.results))
+            self.results.append(places)
+
+    def record(self, operation: str, *operands: Any) -> Known:
+        """Record an operation of ``OPERATIONS``."""
+        value = COMPUTED[operation](*map(_value, operands))
+        return self._recorded(OPERATIONS.index(operation), 0, operands, value)
+
+    def look_up(self, source: Callable[..., Any], operands: tuple[Any, ...]) -> Known:
+        """Record the call of a source of seconds: a table or a formula."""
+        place = next((place for place, (_, known, _) in enumerate(self.sources) if known is source), None)
+        if place is None:
+            kind = BY_COUNT if isinstance(source, CostTable | ByCount) else BY_FORMULA
+            kind = BY_KEYS if isinstance(source, DecodeTable) else kind
+            place = len(self.sources)
+            self.sources.append((kind, source, len(operands)))
+        return self._recorded(self.sources[place][0], place, operands, source(*map(_value, operands)))
+
+    def branch(self, condition: Known) -> bool:
+        """Record which way the function goes, unless it follows from an earlier branch."""
+        if condition.place in self._branched:
+            return bool(condition.value)
+        self._branched.add(condition.place)
+        if self._next == len(self.steps):
+            self._step(BRANCH, condition.place, -1, -1)
+            self._next -= 1
+        step, way = self.steps[self._next], 2 if condition.value else 3
+        if step[way] < 0:
+            step[way] = len(self.steps)
+        self._next = step[way]
+        return bool(condition.value)
+
+    def specialise(self, known: Known) -> None:
+        """Branch on the numbers that ``known`` has had here, one after the other, up to its present one."""
+        if known.place in self._specialised:
+            return
+        self._specialised.add(known.place)
+        alike = False
+        while not alike and self._next < len(self.steps):
+            earlier = self.values[self.steps[self._next][4]]
+            alike = self.branch(self.record("equal", known, earlier))
+        if not alike:
+            self.branch(self.record("equal", known, known.value))
+
+    def _recorded(self, operation: int, source: int, operands: tuple[Any, ...], value: Any) -> Known:
+        key = (operation, source, *map(self._place, operands))
+        if key not in self._computed:
+            if self._next == len(self.steps):
+                self.values.append(0.0)
+                self._step(operation, len(self.values) - 1, *key[1:])
+            else:
+                self._next += 1
+            self._computed[key] = self.steps[self._next - 1][1]
+        return Known(self, self._computed[key], value)
+
+    def _step(self, *numbers: int) -> None:
+        self.steps.append([*numbers, *[0] * (WIDTH - len(numbers))])
+        self._next = len(self.steps)
+
+    def _place(self, number: Any) -> int:
+        """Place of an operand."""
+        if isinstance(number, Known):
+            return number.place
+        constant = float(number)
+        if constant not in self._constants:
+            self._constants[constant] = len(self.values)
+            self.values.append(constant)
+        return self._constants[constant]
+
+
+def numbers_of(work: StepWork[Any], draft: DraftStep[Any] | None) -> list[Any]:
+    """The fields of a step that a recorded function takes, in the order of ``work_of``."""
+    scalars = [work.prefill_seqs, work.prefill_tokens, work.sampled_prefills, work.decode_seqs, work.query_len]
+    scalars += [work.longest_kv, work.tail_kv, work.dp_imbalance]
+    by_window = (work.prefill_pairs, work.prefill_kv_tokens, work.sampled_kv_tokens, work.decode_kv_tokens)
+    drafted = () if draft is None else (*draft[:4], *draft.skipped_pairs, *draft.skipped_kv_tokens)
+    return [*scalars, *chain(*by_window), *drafted]
+
+
+def of_steps(function: Callable[..., Any], windows: int, drafting: bool) -> Recording:
+    """Recording of a function of a ``StepWork``, and of a ``DraftStep`` where a policy decides on the drafts."""
+
+    def of_numbers(*numbers: Any) -> Any:
+        scalars, rest = numbers[:SCALARS], numbers[SCALARS:]
+        columns = [rest[first : first + windows] for first in range(0, 4 * windows, windows)]
+        prefill_seqs, prefill_tokens, sampled, decode_seqs, query_len, *tail = scalars
+        prompts = (prefill_seqs, prefill_tokens, *columns[:2], sampled, columns[2])
+        work: StepWork[Any] = StepWork._make((*prompts, decode_seqs, query_len, columns[3], *tail))
+        if not drafting:
+            return function(work)
+        draft = rest[4 * windows :]
+        return function(work, DraftStep._make((*draft[:4], draft[4 : 4 + windows], draft[4 + windows :])))
+
+    return Recording(of_numbers, SCALARS + 4 * windows + (4 + 2 * windows if drafting else 0))
+
+
+def _value(number: Any) -> Any:
+    return number.value if isinstance(number, Known) else number
