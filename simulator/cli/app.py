@@ -50,6 +50,8 @@ COMMANDS = {
 """Panels of the help, their commands in order, and the module that registers each: of this package or, with a dot,
 of the checkout, which a wheel does not contain."""
 CHECKOUT = Path(__file__).resolve().parents[2]
+READ_TABLES = ("replay", "calibrate", "dash")
+"""Commands that, in a checkout, also read the published tables of ``validation.tables``."""
 
 
 class _PlainHelp(TyperCommand):
@@ -120,13 +122,22 @@ def application(command: str | None = None) -> typer.Typer:
     for module in [modules[command]] if command in modules else dict.fromkeys(modules.values()):
         if "." not in module:
             import_module(f"simulator.cli.{module}").register(app)
-        elif CHECKOUT.joinpath("validation").is_dir():
-            sys.path.append(str(CHECKOUT))
+        elif _in_checkout():
             import_module(module).register(app)
         elif command in modules:
             raise ForerunError(f"{command}: this command needs Forerun's checkout (pip install -e CHECKOUT)")
+    if command in READ_TABLES and _in_checkout():
+        import_module("validation.tables")
     _use_plain_help(app)
     return app
+
+
+def _in_checkout() -> bool:
+    """Whether this is a checkout; its ``validation`` can be imported from then on."""
+    checkout = CHECKOUT.joinpath("validation").is_dir()
+    if checkout and str(CHECKOUT) not in sys.path:
+        sys.path.append(str(CHECKOUT))
+    return checkout
 
 
 def _print_version(version: bool) -> None:
