@@ -150,9 +150,9 @@ RULES = {
     ),
     "shared blocks stay shared when one request ends": ("self.shared_blocks -= held.blocks[slot]", "pass"),
     "steps overlap": ("self.now = self.end\n", "self.now = 0.5 * (self.start + self.end)\n"),
-    "attention of a layer is left out": (
-        "total += kind.layers * kind.decode.at(",
-        "total += (kind.layers - 1) * kind.decode.at(",
+    "half of the keys are left out": (
+        "return cython.cast(DecodePrices, source).at(count, query_len, keys)",
+        "return cython.cast(DecodePrices, source).at(count, query_len, keys // 2)",
     ),
     "a draft is accepted too often": (
         "if table.values[row, place] <= bits:",
@@ -164,7 +164,7 @@ RULES = {
 
 def planted(monkeypatch, right="", wrong=""):
     """The engine with one rule written otherwise, beside the oracle as it is."""
-    source = compiled.engine_source()
+    source = compiled.engine_source().replace('SOURCE = "interpreted"', 'SOURCE = "planted"', 1)
     assert right in source, "the rule is written otherwise by now: plant the fault anew"
     module = ModuleType("planted")
     exec(compile(source.replace(right, wrong) if right else source, "planted", "exec"), module.__dict__)
@@ -185,7 +185,7 @@ def test_what_is_planted_without_a_fault_is_missing(monkeypatch):
     assert {judged(scenario_of(seed), oracle=True)[0] for seed in ROUND[:60]} == set(KNOWN)
 
 
-SEEN_BY_THE_ORACLE = ("attention of a layer is left out", "a draft is accepted too often")
+SEEN_BY_THE_ORACLE = ("half of the keys are left out", "a draft is accepted too often")
 
 
 def lost_wakeup(monkeypatch):

@@ -103,9 +103,9 @@ def test_tables_grow_as_far_as_they_are_requested(seqs):
 @pytest.mark.parametrize("window", [None, 1, 40, 64, 100])
 def test_a_fresh_prompt_is_priced_by_its_pairs(window):
     seconds = fresh_prompt_seconds(lambda n, tokens, pairs, keys: n + 10 * tokens + 100 * pairs + keys, window, 64)
-    assert seconds[0] == 0.0
+    assert seconds(0) == 0.0
     for tokens in range(1, 65):
-        assert seconds[tokens] == 1 + 11 * tokens + 100 * causal_pairs(tokens, 0, window)
+        assert seconds(tokens) == 1 + 11 * tokens + 100 * causal_pairs(tokens, 0, window)
 
 
 LINK = "infiniband-ndr"

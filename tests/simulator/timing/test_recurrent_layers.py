@@ -21,7 +21,7 @@ from simulator.serving.limits import EngineLimits
 from simulator.studies.plan.command import plan as plan_capacity
 from simulator.studies.tune.command import tune
 from simulator.timing import StepTimer, plan_memory, running
-from simulator.timing.kernels import price, recurrent_calls
+from simulator.timing.kernels import MixingKind, decode_calls, price
 from simulator.timing.memory import hybrid_pages
 from traces import PrefixHashes
 from traces.kernels import read_kernels
@@ -253,7 +253,7 @@ def test_a_convolution_serves_every_channel_of_a_sequence_by_itself():
     many, one = (kernels.elementwise(**convolution(shape, seqs, 1024, "scan")) for seqs in (512, 1))
     assert many.seconds - many.launch_s > 10 * (one.seconds - one.launch_s)
     assert kernels.basis("elementwise", "any@mamba2-scan") == "calibrated"
-    (step,) = [call for call in recurrent_calls(shape, arrays(decode(4, 100))) if "update" in call.name][:1]
+    step = next(decode_calls(MixingKind(shape, None, 0, 1, kernels), np.array([4]), np.array([1]), np.array([400])))
     assert price(step, kernels).fitted == ("elementwise", "any@mamba2-update")
 
 
