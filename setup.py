@@ -17,7 +17,7 @@ ENGINE = Path("simulator", "serving", "compiled.py")
 COMPILED = Path("build", "engine", "simulator", "serving", "_engine.py")
 RECORD = Path("docs", "validation", "errors.json")
 # No fused multiply-add: sums must round as the interpreter's do.
-OPTIONS = [] if os.name == "nt" else ["-O2", "-g0", "-ffp-contract=off"]
+OPTIONS = [] if os.name == "nt" else ["-O3", "-g0", "-ffp-contract=off"]
 DIRECTIVES = {
     "language_level": 3,
     "boundscheck": False,

@@ -11,7 +11,6 @@ from hwprofiles.errors import ProfileError as ProfileError
 from hwprofiles.formulas import AttentionShape as AttentionShape
 from hwprofiles.formulas import CollectiveTime as CollectiveTime
 from hwprofiles.formulas import KernelTime as KernelTime
-from hwprofiles.formulas import tape as tape
 from hwprofiles.library import KernelLibrary as KernelLibrary
 from hwprofiles.operations import operation_columns as operation_columns
 from hwprofiles.operations import operation_names as operation_names

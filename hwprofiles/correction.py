@@ -16,7 +16,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping
-from functools import lru_cache, reduce
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwprofiles.errors import ProfileError
-from hwprofiles.formulas import TRACED, KernelTime, Num, functions_of
+from hwprofiles.formulas import KernelTime, Num, functions_of, look_up
 from hwprofiles.parameters import FAMILIES
 
 FloatArray = NDArray[np.float64]
@@ -202,7 +202,7 @@ class Correction(NamedTuple):
         """Return a fast function for kernels that differ in a few sizes, called one by one: a fiftieth of the time.
 
         Every single hinge function is linear in the logarithms of the variable sizes. The function also accepts traced
-        numbers; evaluating the trace gives bit-identical results.
+        numbers.
 
         Args:
             family: kernel family; not GEMM, whose tile waves are not linear in the log sizes.
@@ -230,8 +230,8 @@ class Correction(NamedTuple):
             xp = functions_of(physics_s)
             log_s = xp.log(xp.maximum(1e-12, physics_s))
             logs = (log_s, *(xp.log(1.0 + size) for size in sizes))
-            risen = clipped.traced(logs) if xp is TRACED else clipped(logs)
-            corrected = hinges.base + xp.minimum(0.0, log_s - start) + xp.maximum(0.0, log_s - end) + risen
+            corrected = hinges.base + xp.minimum(0.0, log_s - start) + xp.maximum(0.0, log_s - end)
+            corrected += look_up(clipped, *logs)
             return xp.exp(xp.minimum(xp.maximum(corrected, log_s - LARGEST), log_s + LARGEST))
 
         return seconds
@@ -246,24 +246,13 @@ class Clipped(NamedTuple):
     high: FloatArray
     gain: FloatArray
 
-    def __call__(self, values: tuple[Num, ...]) -> float:
-        """Value of the sum for plain numbers, with terms added in order."""
+    def __call__(self, *values: float) -> float:
+        """Value of the sum, with terms added in order."""
         line = self.lines[:, :, 0]
         for place, value in enumerate(values, 1):
             line = line + self.lines[:, :, place] * value
         terms = self.gain * np.minimum(np.maximum(line.max(axis=1), self.low), self.high)
         return float(np.add.accumulate(terms)[-1]) if len(terms) else 0.0
-
-    def traced(self, values: tuple[Num, ...]) -> Num:
-        """Value of the sum for traced numbers."""
-        total: Num = 0.0
-        for lines, low, high, gain in zip(*(part.tolist() for part in self), strict=True):
-            traced_lines = []
-            for constant, *slopes in dict.fromkeys(map(tuple, lines)):
-                terms = (slope * value for slope, value in zip(slopes, values, strict=True) if slope)
-                traced_lines.append(sum(terms, constant))
-            total += gain * TRACED.minimum(TRACED.maximum(reduce(TRACED.maximum, traced_lines), low), high)
-        return total
 
 
 @lru_cache(maxsize=16)

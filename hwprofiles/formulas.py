@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -43,18 +42,9 @@ ARRAY = Functions(np.maximum, np.minimum, np.ceil, np.where, np.log2, np.log, np
 
 OPERATIONS = (
     "add", "subtract", "multiply", "divide", "power", "maximum", "minimum", "ceil", "where", "less", "at_most", "both",
-    "log", "exp", "equal", "floor_divide",
+    "log", "log2", "exp", "equal", "floor_divide",
 )  # fmt: skip
-"""Operations that a step of a ``Tape`` may perform; conditions evaluate to 1 or 0."""
-
-
-class Tape(NamedTuple):
-    """A formula as a list of steps on numbered values (arguments, constants, results), for use in compiled loops."""
-
-    values: list[float]
-    """Initial values: zeros for arguments, constants, zeros for the results of steps; the last is the output."""
-    steps: list[tuple[int, int, int, int]]
-    """Steps: index of the operation in ``OPERATIONS``, and indices of its operands in the values (0 if unused)."""
+"""Operations that may be recorded; conditions evaluate to 1 or 0."""
 
 
 class Traced:
@@ -125,14 +115,6 @@ def _traced(operation: str, *operands: Num) -> Traced:
     return traced
 
 
-class _Book(list[Any]):
-    """Steps recorded for a ``Tape``, behind a place for each argument."""
-
-    def record(self, operation: str, *operands: Num) -> Traced:
-        self.append((operation, *operands))
-        return Traced(self, len(self) - 1)
-
-
 def look_up(source: Callable[..., Num], *arguments: Num) -> Num:
     """``source(*arguments)``; where an argument is traced, the call is recorded as one step."""
     for argument in arguments:
@@ -169,39 +151,7 @@ def functions_of(value: Num) -> Functions:
     """Return the functions for the type of a value: number, array or traced number."""
     if value.__class__ in PLAIN:
         return SCALAR
-    return TRACED if value.__class__ is Traced else ARRAY
-
-
-@lru_cache(maxsize=256)  # every run of a study requests the tapes of its timing model
-def tape(formula: Callable[..., Num], arguments: int) -> Tape | None:
-    """Record a scalar formula as a list of steps with bit-identical results; None if the formula branches on its
-    arguments or uses an operation that is not in ``OPERATIONS``."""
-    book = _Book([None] * arguments)
-    try:
-        result = formula(*(Traced(book, place) for place in range(arguments)))
-    except TypeError:
-        return None
-    if not isinstance(result, Traced) or any(entry[0] not in OPERATIONS for entry in book[arguments:]):
-        return None
-    needed = {result.place}
-    for number in range(result.place, arguments - 1, -1):
-        if number in needed:
-            needed |= {one.place for one in book[number][1:] if isinstance(one, Traced)}
-    kept = [number for number in sorted(needed) if number >= arguments]
-    constants = list(dict.fromkeys(float(one) for n in kept for one in book[n][1:] if not isinstance(one, Traced)))
-    constant_places = {number: arguments + place for place, number in enumerate(constants)}
-    first = arguments + len(constants)
-    traced_places = {number: first + place for place, number in enumerate(kept)}
-
-    def place(one: Num) -> int:
-        return traced_places.get(one.place, one.place) if isinstance(one, Traced) else constant_places[float(one)]
-
-    steps = []
-    for number in kept:
-        operation, *operands = book[number]
-        one, two, three = [*map(place, operands), 0, 0][:3]
-        steps.append((OPERATIONS.index(operation), one, two, three))
-    return Tape([0.0] * arguments + constants + [0.0] * len(steps), steps)
+    return TRACED if isinstance(value, Traced) else ARRAY
 
 
 def smooth_maximum(xp: Functions, first: Num, second: Num, sharpness: Num) -> Num:

@@ -284,7 +284,7 @@ class KernelLibrary:
         if correction is None:
             return time
         if moving is None or isinstance(time.seconds, np.ndarray):
-            if time.seconds.__class__ is Traced:
+            if isinstance(time.seconds, Traced):
                 raise TypeError("learned corrections of all sizes are not traced")
             cores = float(self.chip.compute.usable_cores)
             seconds = correction.seconds(family, {**sizes, **(moving or {})}, time, cores)

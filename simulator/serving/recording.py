@@ -8,13 +8,16 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
 
+from hwprofiles.correction import Clipped
 from hwprofiles.formulas import OPERATIONS, Traced
 from simulator.timing import DraftStep, StepWork
 from simulator.timing.kernels import ByCount, CostTable
 from simulator.timing.step import DecodeTable
 
-BRANCH, END, BY_COUNT, BY_KEYS, BY_FORMULA = range(len(OPERATIONS), len(OPERATIONS) + 5)
-"""Operations of a step beyond those of formulas: the last three look up seconds, by the kind of their source."""
+BRANCH, END, BY_COUNT, BY_KEYS, BY_TERMS, BY_CALL = range(len(OPERATIONS), len(OPERATIONS) + 6)
+"""Operations of a step beyond those of formulas: the last four look up a number, by the kind of their source."""
+KINDS: tuple[tuple[Any, int], ...] = (((CostTable, ByCount), BY_COUNT), (DecodeTable, BY_KEYS), (Clipped, BY_TERMS))
+"""Types of the sources that the compiled engine looks up without Python."""
 MOST_OPERANDS = 7
 WIDTH = MOST_OPERANDS + 3
 """Numbers of a step: operation, place of its result, source of a look-up, places of operands (see ``Recording``)."""
@@ -34,6 +37,7 @@ COMPUTED: dict[str, Callable[..., Any]] = {
     "at_most": operator.le,
     "both": lambda one, two: bool(one and two),
     "log": math.log,
+    "log2": math.log2,
     "exp": math.exp,
     "equal": operator.eq,
     "floor_divide": operator.floordiv,
@@ -104,7 +108,7 @@ class Recording:
         self.steps: list[list[int]] = []
         self.values = [0.0] * arguments
         self.sources: list[tuple[int, Any, int]] = []
-        """Operation, source of seconds, number of operands."""
+        """Operation, source, number of operands."""
         self.results: list[list[int]] = []
 
     def extend(self, arguments: Sequence[float]) -> None:
@@ -123,11 +127,10 @@ class Recording:
         return self._recorded(OPERATIONS.index(operation), 0, operands, value)
 
     def look_up(self, source: Callable[..., Any], operands: tuple[Any, ...]) -> Known:
-        """Record the call of a source of seconds: a table or a formula."""
+        """Record the call of a source: a table, a correction, or a function that cannot be recorded itself."""
         place = next((place for place, (_, known, _) in enumerate(self.sources) if known is source), None)
         if place is None:
-            kind = BY_COUNT if isinstance(source, CostTable | ByCount) else BY_FORMULA
-            kind = BY_KEYS if isinstance(source, DecodeTable) else kind
+            kind = next((kind for types, kind in KINDS if isinstance(source, types)), BY_CALL)
             place = len(self.sources)
             self.sources.append((kind, source, len(operands)))
         return self._recorded(self.sources[place][0], place, operands, source(*map(_value, operands)))

@@ -513,7 +513,7 @@ class StepTimer:
                 chunks = (prefilling, prompt, work.prefill_pairs[kind.place], work.prefill_kv_tokens[kind.place])
                 longest = work.longest_kv if kind.window is None else 0
                 singles = (decoding, work.decode_kv_tokens[kind.place], longest)
-                total += kind.layers * look_up(one.mixed, *chunks, *singles)
+                total += kind.layers * one.mixed(*chunks, *singles)
         if self._overlap is not None and decoding and not prefilling:
             for one in prices:
                 assert one.overlapped is not None
@@ -533,7 +533,7 @@ class StepTimer:
                 if whole and work.prefill_pairs[window] == causal_pairs(prompt, 0, kind.window):
                     total += layers * look_up(fresh, prompt)
                 else:
-                    total += layers * look_up(prefill, prefilling, prompt, work.prefill_pairs[window], keys)
+                    total += layers * prefill(prefilling, prompt, work.prefill_pairs[window], keys)
         if prefilling and self.shares_prompts:
             total += sum(kind.layers * self._exchange_s(kind, prompt) for kind in self._kinds)
         return total

@@ -24,7 +24,7 @@ from simulator.serving.engine.prefix_cache import NoPrefixCache as NoPrefixCache
 from simulator.serving.engine.prefix_cache import PrefixCache as PrefixCache
 from simulator.serving.engine.prefix_index import HolderIndex as HolderIndex
 from simulator.serving.engine.prefix_index import SentPrefixes as SentPrefixes
-from simulator.serving.engine.prices import Formula as Formula
+from simulator.serving.engine.prices import Program as Program
 from simulator.serving.engine.prices import Prices as Prices
 from simulator.serving.engine.prices import RecordedPrices as RecordedPrices
 from simulator.serving.engine.prices import ScaledPrices as ScaledPrices

@@ -7,12 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from hwprofiles import tape
-from simulator.serving.engine.common import NAN, ceil, cython, exp, floor, isnan, log, pow
+from simulator.serving.engine.common import NAN, ceil, cython, exp, floor, isnan, log, log2, pow
 from simulator.serving.engine.work import Work
-from simulator.serving.recording import BY_COUNT, BY_KEYS, WIDTH, numbers_of, of_steps
+from simulator.serving.recording import BRANCH, BY_COUNT, BY_KEYS, BY_TERMS, END, WIDTH, numbers_of, of_steps
 from simulator.timing import StagedTimer
 from simulator.timing.kernels import CostTable
+
+BRANCH_STEP = cython.declare(cython.longlong, BRANCH)
+END_STEP = cython.declare(cython.longlong, END)
+COUNT_STEP = cython.declare(cython.longlong, BY_COUNT)
+KEYS_STEP = cython.declare(cython.longlong, BY_KEYS)
+TERMS_STEP = cython.declare(cython.longlong, BY_TERMS)
 
 
 @cython.cclass
@@ -80,8 +85,10 @@ def _computed(
     if operation == 12:
         return log(first)
     if operation == 13:
-        return exp(first)
+        return log2(first)
     if operation == 14:
+        return exp(first)
+    if operation == 15:
         return 1.0 if first == second else 0.0
     return floor(first / second)
 
@@ -163,41 +170,49 @@ class DecodePrices:
 
 @cython.final
 @cython.cclass
-class Formula:
-    """Seconds by a formula of a timing model: compiled as its steps (``hwprofiles.formulas.Tape``), which yield the
-    same to the bit; interpreted, or where it branches, as it stands."""
+class Terms:
+    """Sum of a learned correction for one kernel: ``hwprofiles.correction.Clipped``, to the bit."""
 
-    function: Any
-    arguments: cython.longlong
-    steps: cython.longlong[:, ::1]
-    values: cython.double[::1]
-    """The source of the seconds."""
+    lines: cython.double[:, ::1]
+    """Constant and slopes of the first line of every term, then of the second, and so on: lines x terms."""
+    low: cython.double[::1]
+    high: cython.double[::1]
+    gain: cython.double[::1]
+    line: cython.double[::1]
+    best: cython.double[::1]
 
-    def __init__(self, function: Any, arguments: int) -> None:
-        recorded = tape(function, arguments) if cython.compiled else None
-        self.function = function
-        self.arguments = arguments
-        self.values = array("d", [0.0] * arguments if recorded is None else recorded.values)
-        self.steps = np.array([] if recorded is None else recorded.steps, dtype=np.int64).reshape(-1, 4)
+    def __init__(self, clipped: Any) -> None:
+        terms, parts, width = clipped.lines.shape
+        self.lines = np.ascontiguousarray(clipped.lines.transpose(1, 2, 0)).reshape(parts * width, terms)
+        self.low, self.high, self.gain = map(np.ascontiguousarray, clipped[1:])
+        self.line, self.best = np.empty(terms), np.empty(terms)
 
     @cython.exceptval(-1, check=True)
     @cython.cfunc
-    def seconds(self) -> cython.double:
-        """For the arguments that stand in ``values``."""
-        step: cython.longlong
-        count: cython.longlong = len(self.steps)
-        if not count:
-            return self.function(*[self.values[place] for place in range(self.arguments)])
-        place: cython.longlong = len(self.values) - count
-        for step in range(count):
-            self.values[place] = _computed(
-                self.steps[step, 0],
-                self.values[self.steps[step, 1]],
-                self.values[self.steps[step, 2]],
-                self.values[self.steps[step, 3]],
-            )
-            place += 1
-        return self.values[place - 1]
+    def total(self, values: cython.double[::1], places: cython.longlong[::1], width: cython.longlong) -> cython.double:
+        """For the ``width - 1`` values that stand at ``places``."""
+        t: cython.longlong
+        row: cython.longlong
+        value: cython.double
+        total: cython.double = 0.0
+        terms: cython.longlong = len(self.gain)
+        lines: cython.double[:, ::1] = self.lines
+        line: cython.double[::1] = self.line
+        best: cython.double[::1] = self.best
+        for row in range(len(lines)):
+            if row % width == 0:
+                for t in range(terms):
+                    line[t] = lines[row, t]
+            else:
+                value = values[places[row % width - 1]]
+                for t in range(terms):
+                    line[t] = line[t] + lines[row, t] * value
+            if row % width == width - 1:
+                for t in range(terms):
+                    best[t] = line[t] if row < width or line[t] > best[t] else best[t]
+        for t in range(terms):
+            total += self.gain[t] * min(max(best[t], self.low[t]), self.high[t])
+        return total
 
 
 @cython.final
@@ -215,7 +230,9 @@ class Program:
     steps: cython.longlong[:, ::1]
     values: cython.double[::1]
     sources: list[Any]
-    """A ``Column``, ``DecodePrices`` or ``Formula`` for each source of the recording."""
+    """A ``Column``, ``DecodePrices``, ``Terms`` or function for each source of the recording."""
+    operands: cython.longlong[::1]
+    """How many numbers each of them takes."""
     drafting: cython.bint
 
     def __init__(self, function: Any, windows: int, drafting: bool) -> None:
@@ -259,13 +276,16 @@ class Program:
     def _load(self) -> None:
         """Take over what has been recorded."""
         recording = self.recording
-        for operation, source, operands in recording.sources[len(self.sources) :]:
+        for operation, source, _ in recording.sources[len(self.sources) :]:
             if operation == BY_COUNT:
                 self.sources.append(Column(source))
             elif operation == BY_KEYS:
                 self.sources.append(DecodePrices(source))
+            elif operation == BY_TERMS:
+                self.sources.append(Terms(source))
             else:
-                self.sources.append(Formula(source, operands))
+                self.sources.append(source)
+        self.operands = array("q", [operands for _, _, operands in recording.sources])
         self.steps = np.array(recording.steps, dtype=np.int64).reshape(-1, WIDTH)
         self.values = array("d", recording.values)
 
@@ -300,14 +320,14 @@ class Program:
         values: cython.double[::1] = self.values
         while 0 <= step < count:
             operation = steps[step, 0]
-            if operation < 16:
+            if operation < BRANCH_STEP:
                 values[steps[step, 1]] = _computed(
                     operation, values[steps[step, 3]], values[steps[step, 4]], values[steps[step, 5]]
                 )
-            elif operation == 16:
+            elif operation == BRANCH_STEP:
                 step = steps[step, 2] if values[steps[step, 1]] != 0.0 else steps[step, 3]
                 continue
-            elif operation == 17:
+            elif operation == END_STEP:
                 return step
             else:
                 values[steps[step, 1]] = self._looked_up(operation, step)
@@ -318,21 +338,20 @@ class Program:
     @cython.cfunc
     def _looked_up(self, operation: cython.longlong, step: cython.longlong) -> cython.double:
         place: cython.longlong
-        formula: Formula
         steps: cython.longlong[:, ::1] = self.steps
         values: cython.double[::1] = self.values
         source = self.sources[steps[step, 2]]
         count = cython.cast(cython.longlong, values[steps[step, 3]])
-        if operation == 18:
+        if operation == COUNT_STEP:
             return cython.cast(Column, source).at(count)
-        if operation == 19:
+        if operation == KEYS_STEP:
             query_len = cython.cast(cython.longlong, values[steps[step, 4]])
             keys = cython.cast(cython.longlong, values[steps[step, 5]])
             return cython.cast(DecodePrices, source).at(count, query_len, keys)
-        formula = cython.cast(Formula, source)
-        for place in range(formula.arguments):
-            formula.values[place] = values[steps[step, 3 + place]]
-        return formula.seconds()
+        operands: cython.longlong = self.operands[steps[step, 2]]
+        if operation == TERMS_STEP:
+            return cython.cast(Terms, source).total(values, steps[step, 3:], operands + 1)
+        return source(*[values[steps[step, 3 + place]] for place in range(operands)])
 
 
 @cython.final

@@ -24,7 +24,6 @@ from simulator.serving import (
     KvLink,
     Pool,
     RouterConfig,
-    recording,
 )
 from simulator.serving.compiled import engine_module
 from simulator.serving.fleet.fleet_config import FaultEvent
@@ -337,8 +336,3 @@ def test_the_source_runs_where_cython_is_not_installed():
     )
     result = subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.PIPE, text=True)
     assert result.stdout.split() == ["simulator.serving.plain", "4"]
-
-
-def test_the_compiled_engine_knows_operations_by_the_numbers_that_are_recorded():
-    """``Program._run`` compares with constants of the C compiler; a further operation of formulas moves them."""
-    assert (recording.BRANCH, recording.END, recording.BY_COUNT, recording.BY_KEYS) == (16, 17, 18, 19)
