@@ -43,7 +43,9 @@ def scheduler(name: str, **facts: Any) -> Callable[[Class], Class]:
         facts: fields of :class:`simulator.serving.rules.SchedulerFacts`, such as ``cuts_prompts=False``.
 
     The class builds on one of ``simulator.serving.engine``, such as ``UnifiedScheduler`` (vLLM V1's rule). A replica
-    that uses it runs interpreted.
+    that uses it runs interpreted. Most rules override ``add`` (a request joins ``waiting``) and ``_plan`` (the step);
+    a preempted request returns to the head of ``waiting``. State ``first_come=True`` if requests join the batch in
+    the order in which they came: every run is then checked for it.
     """
 
     def add(make: Class) -> Class:

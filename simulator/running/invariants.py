@@ -251,13 +251,13 @@ def order(outcome: FinishedRun) -> Iterator[str]:
 
 
 def first_come(outcome: FinishedRun) -> Iterator[str]:
-    """Where no rule looks at priorities, requests reach the batch of one replica in the order in which they came; what
+    """Under a rule that takes them as they come, requests reach the batch of one replica in that order; what
     was preempted or lost its replica came twice and is left out, as is what several workers handed over; attention
     groups have a queue each."""
     records, steady = outcome.requests, outcome.undisturbed
     computed_by = np.where(outcome.prompt_replica < 0, records.replica, outcome.prompt_replica)
     for pool, first in outcome.replicas_of():
-        if pool.rules.by_priority or pool.role == "decode" or pool.limits.groups > 1:
+        if not pool.rules.first_come or pool.role == "decode" or pool.limits.groups > 1:
             continue
         here = np.flatnonzero(steady & (computed_by >= first) & (computed_by < first + pool.replicas))
         row = here[np.lexsort((records.arrival_s[here], computed_by[here]))]

@@ -284,7 +284,7 @@ class RunLog:
     scaling: ScalingLog | None = None
     """History of the autoscaler; None without one."""
     shared: dict[Any, Any] = field(default_factory=dict)
-    """Objects shared by the replicas of a run: prices, random draws, step rows and gaps not yet written."""
+    """Objects shared by the replicas of a run: prices, random draws, and the output not yet written."""
     worker_gaps: list[GapCounts] = field(default_factory=list)
     """Token gaps counted by worker processes."""
 
@@ -345,7 +345,7 @@ class RunLog:
 
     def gaps(self) -> GapCounts:
         """Gaps between token deliveries, and how many requests saw each."""
-        counts = [GapCounts(*made.table()) for (what, *_), made in self.shared.items() if what == "gaps"]
+        counts = [GapCounts(*made.gaps.table()) for (what, *_), made in self.shared.items() if what == "output"]
         tables = [*counts, *self.worker_gaps]
         if len(tables) == 1:
             return tables[0]
@@ -354,5 +354,5 @@ class RunLog:
     def settle(self) -> None:
         """Write the step rows that are still buffered, at the end of a run."""
         for (what, *_), made in self.shared.items():
-            if what == "rows":
-                made.flush()
+            if what == "output":
+                made.rows.flush()

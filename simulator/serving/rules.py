@@ -35,18 +35,26 @@ class SchedulerFacts:
     """Whether the scheduler can keep several batches in flight in a pipeline."""
     by_priority: bool = False
     """Whether the scheduler takes request priorities into account."""
+    first_come: bool = False
+    """Whether requests of one replica join the batch in the order in which they came; every run is checked for it."""
     flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Command-line flags that select the scheduler, by engine; engines without such a scheduler are omitted."""
 
 
 SCHEDULERS: dict[str, SchedulerFacts] = {
-    "vllm-v1": SchedulerFacts("UnifiedScheduler", swaps=True, pipelines=True, flags={"vllm": (), "sglang": ()}),
+    "vllm-v1": SchedulerFacts(
+        "UnifiedScheduler", swaps=True, pipelines=True, first_come=True, flags={"vllm": (), "sglang": ()}
+    ),
     "priority": SchedulerFacts(
         "PriorityScheduler", by_priority=True, flags={"vllm": ("--scheduling-policy", "priority")}
     ),
-    "prefill-first": SchedulerFacts("PrefillFirstScheduler", mixes=False, cuts_prompts=False, budgets_decodes=False),
-    "sglang": SchedulerFacts("SglangScheduler", mixes=False, budgets_decodes=False, flags={"sglang": ()}),
-    "static": SchedulerFacts("StaticScheduler", mixes=False, budgets_decodes=False, continuous=False),
+    "prefill-first": SchedulerFacts(
+        "PrefillFirstScheduler", mixes=False, cuts_prompts=False, budgets_decodes=False, first_come=True
+    ),
+    "sglang": SchedulerFacts(
+        "SglangScheduler", mixes=False, budgets_decodes=False, first_come=True, flags={"sglang": ()}
+    ),
+    "static": SchedulerFacts("StaticScheduler", mixes=False, budgets_decodes=False, continuous=False, first_come=True),
 }
 ROUTING: dict[str, str | Callable[..., Any]] = {
     "round-robin": "simulator.serving.fleet.routing:RoundRobin",

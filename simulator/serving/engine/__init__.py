@@ -24,13 +24,12 @@ from simulator.serving.engine.prefix_cache import NoPrefixCache as NoPrefixCache
 from simulator.serving.engine.prefix_cache import PrefixCache as PrefixCache
 from simulator.serving.engine.prefix_index import HolderIndex as HolderIndex
 from simulator.serving.engine.prefix_index import SentPrefixes as SentPrefixes
-from simulator.serving.engine.prices import Program as Program
 from simulator.serving.engine.prices import Prices as Prices
+from simulator.serving.engine.prices import Program as Program
 from simulator.serving.engine.prices import RecordedPrices as RecordedPrices
 from simulator.serving.engine.prices import ScaledPrices as ScaledPrices
 from simulator.serving.engine.rows import Arrivals as Arrivals
-from simulator.serving.engine.rows import Gaps as Gaps
-from simulator.serving.engine.rows import RowBuffer as RowBuffer
+from simulator.serving.engine.rows import Output as Output
 from simulator.serving.engine.schedulers.grouped import GroupedScheduler as GroupedScheduler
 from simulator.serving.engine.schedulers.pipelined import PipelinedScheduler as PipelinedScheduler
 from simulator.serving.engine.schedulers.prefill_first import PrefillFirstScheduler as PrefillFirstScheduler

@@ -7,7 +7,7 @@ from typing import Any
 from simulator.serving.engine.acceptance import Draws
 from simulator.serving.engine.common import INFINITE, _by_clock, _on_grid, cython, isnan
 from simulator.serving.engine.prices import Prices
-from simulator.serving.engine.rows import Arrivals, Gaps, RowBuffer
+from simulator.serving.engine.rows import Arrivals, Output
 from simulator.serving.engine.schedulers.scheduler import Scheduler
 from simulator.serving.engine.sequence import Sequence, StepPlan
 from simulator.serving.engine.work import Work
@@ -29,18 +29,13 @@ class Engine:
         source: where its requests come from.
         scheduler: the batching rule, with empty caches.
         prices: seconds of a step.
-        limits: tokens, sequences, blocks.
+        output: where its results go.
         draws: accepted draft tokens, or None without speculation.
-        log: where results go.
-        rows: where its step rows go.
-        gaps: where the gaps between its tokens go.
-        longest: number of longest decoding sequences whose contexts are kept for timing.
         drafting: the policy that chooses the draft tokens of each step, or None where their number never changes.
         resumed: requests that start again after a failure, as they were in the replica that failed.
         kv_transfers: the transfer from prefill to decode replicas, where pools are disaggregated.
         prefill_only: whether finished prompts go to ``kv_transfers`` instead of being decoded here.
         offload: host memory behind the prefix cache, or None.
-        counted: whether its steps are counted in ``log.exact_steps``.
     """
 
     index = cython.declare(cython.longlong, visibility="public")
@@ -58,39 +53,22 @@ class Engine:
     """Whether a step is planned, to be committed at ``end``."""
     source: Any
     prices = cython.declare(Prices, visibility="public")
-    limits: Any
+    priorities: Any
     draws: Draws
+    output: Output
     log: Any
-    rows: RowBuffer
     longest: cython.longlong
+    """Number of longest decoding sequences whose contexts are kept for timing."""
     drafting: Any
     resumed: Any
     kv_transfers: Any
     prefill_only: cython.bint
     offload: Any
-    counted: cython.bint
     ahead: cython.bint
     arrivals: Arrivals | None
     """Where all requests are known in advance, in place of asking the source."""
     coming_s: cython.double[::1]
     """One number: when the next request is seen, where the source is polled."""
-    input_tokens: cython.longlong[::1]
-    output_tokens: cython.longlong[::1]
-    priorities: Any
-    arrival_s: cython.double[::1]
-    replica: cython.longlong[::1]
-    prompt_replica: cython.longlong[::1]
-    cached_tokens: cython.longlong[::1]
-    scheduled_s: cython.double[::1]
-    finished_s: cython.double[::1]
-    completed: cython.longlong[::1]
-    """Requests that have ended, in all of the run."""
-    first_token_s: cython.double[::1]
-    gaps: Gaps
-    drafts: cython.longlong[::1]
-    accepted_tokens: cython.longlong[::1]
-    draft_tokens: cython.longlong[::1]
-    accepted_counts: cython.longlong[::1]
     _plan: StepPlan
     _draft: Any
     _seconds: cython.double
@@ -116,48 +94,34 @@ class Engine:
         source: Any,
         scheduler: Scheduler,
         prices: Prices,
-        limits: Any,
-        draws: Any,
-        log: Any,
-        rows: RowBuffer,
-        gaps: Gaps,
-        longest: int,
-        drafting: Any,
-        resumed: Any,
-        kv_transfers: Any,
-        prefill_only: bool,
-        offload: Any,
-        counted: bool,
+        output: Output,
+        draws: Any = None,
+        drafting: Any = None,
+        resumed: Any = None,
+        kv_transfers: Any = None,
+        prefill_only: bool = False,
+        offload: Any = None,
     ) -> None:
         self.index = index
         self.source = source
         self.scheduler = scheduler
         self.prices = prices
-        self.limits = limits
+        self.output = output
+        self.log = output.log
         self.draws = draws
-        self.log = log
-        self.rows = rows
-        self.longest = longest
+        self.longest = 0 if draws is not None else prices.longest
         self.drafting = drafting
         self.resumed = resumed
         self.kv_transfers = kv_transfers
         self.prefill_only = prefill_only
         self.offload = offload
-        self.counted = counted
-        self.ahead = limits.schedules_ahead
+        self.ahead = scheduler.limits.schedules_ahead
         self.work = Work(prices.timer.windows)
         self.now = self.seen = self.start = self.end = 0.0
         self.planned = False
         self.coming_s = source.coming_s
         self.arrivals = Arrivals(*source.known) if source.known else None
-        self.input_tokens, self.output_tokens, self.arrival_s = log.input_tokens, log.output_tokens, log.arrival_s
-        self.replica, self.prompt_replica, self.cached_tokens = log.replica, log.prompt_replica, log.cached_tokens
-        self.priorities = log.stream.priorities
-        self.scheduled_s, self.first_token_s, self.finished_s = log.scheduled_s, log.first_token_s, log.finished_s
-        self.completed = log.ended
-        self.gaps = gaps
-        self.drafts, self.accepted_tokens, self.draft_tokens = log.drafts, log.accepted_tokens, log.draft_tokens
-        self.accepted_counts = log.accepted_counts
+        self.priorities = output.log.stream.priorities
         self._draft = None
         self._seconds = self._copies_s = 0.0
         self._blocks = self._running = self._waiting = self._gaps = 0
@@ -185,12 +149,12 @@ class Engine:
         if self.arrivals is None:
             if self.coming_s[0] <= seen:
                 for request in self.source.take(seen):
-                    self.replica[request] = self.index
+                    self.output.replica[request] = self.index
                     self.scheduler.add(self.sequence(request))
         else:
             while self.arrivals.due(seen):
                 request = self.arrivals.take()
-                self.replica[request] = self.index
+                self.output.replica[request] = self.index
                 self.scheduler.add(self.sequence(request))
         self.scheduler.seen_s = seen
 
@@ -201,8 +165,9 @@ class Engine:
         if resumed is not None:
             return self.again(resumed)
         priority: cython.longlong = 0 if self.priorities is None else self.priorities[request]
+        output: Output = self.output
         made: Sequence = Sequence(
-            request, self.input_tokens[request], self.output_tokens[request], priority, self.arrival_s[request]
+            request, output.input_tokens[request], output.output_tokens[request], priority, output.arrival_s[request]
         )
         return made
 
@@ -271,8 +236,8 @@ class Engine:
         self.seen = self.start if self.ahead else self.end
         self._record(self.deliver(self._plan, self.start, self.end))
         if self._gaps:
-            self.gaps.add(self._seconds, self._gaps)
-        if self.counted:
+            self.output.gaps.add(self._seconds, self._gaps)
+        if self.output.exact:
             self.log.exact_steps += 1
         if self.kv_transfers is not None and self.kv_transfers.full:
             self.kv_transfers.call()
@@ -292,11 +257,11 @@ class Engine:
         self._gaps = 0
         self._ended = False
         for sequence, tokens in plan.chunks:
-            if isnan(self.scheduled_s[sequence.index]):
-                self.scheduled_s[sequence.index] = start
-                self.prompt_replica[sequence.index] = self.index
+            if isnan(self.output.scheduled_s[sequence.index]):
+                self.output.scheduled_s[sequence.index] = start
+                self.output.prompt_replica[sequence.index] = self.index
                 if sequence.cached_tokens > 0:
-                    self.cached_tokens[sequence.index] = sequence.cached_tokens
+                    self.output.cached_tokens[sequence.index] = sequence.cached_tokens
                 if sequence.host_tokens:
                     self.log.host_hit_tokens += sequence.host_tokens
             sequence.computed_tokens += tokens
@@ -330,9 +295,9 @@ class Engine:
         index: cython.longlong = sequence.index
         taken: cython.longlong = self.draws.accepted(index, sequence.verify_steps, sequence.computed_tokens)
         taken = min(taken, most)
-        self.drafts[index] += 1
-        self.accepted_tokens[index] += taken
-        self.accepted_counts[taken] += 1
+        self.output.drafts[index] += 1
+        self.output.accepted_tokens[index] += taken
+        self.output.accepted_counts[taken] += 1
         sequence.verify_steps += 1
         return taken
 
@@ -349,7 +314,7 @@ class Engine:
             taken = 0
             if drafted:
                 taken = self._verify(sequence, drafted)
-                self.draft_tokens[sequence.index] += nodes
+                self.output.draft_tokens[sequence.index] += nodes
             else:
                 sequence.verify_steps += 1
             sequence.computed_tokens += taken + 1
@@ -392,18 +357,18 @@ class Engine:
     def _after_a_pause(self, sequence: Sequence, now: cython.double) -> None:
         """Tokens that are the first, or that did not follow within a step."""
         if isnan(sequence.last_token_s):
-            self.first_token_s[sequence.index] = now
+            self.output.first_token_s[sequence.index] = now
         else:
-            self.gaps.add(now - sequence.last_token_s, 1)
+            self.output.gaps.add(now - sequence.last_token_s, 1)
 
     @cython.cfunc
     def _finish(self, sequence: Sequence, now: cython.double) -> None:
         """A request has its last token."""
         self._ended = True
         self.scheduler.release(sequence)
-        self.finished_s[sequence.index] = now
-        self.completed[0] += 1
-        if not self.completed[0] % PROGRESS_EVERY:
+        self.output.finished_s[sequence.index] = now
+        self.output.completed[0] += 1
+        if not self.output.completed[0] % PROGRESS_EVERY:
             self.log.tell()
         if self.arrivals is None:
             self.source.finished(sequence.index, now)
@@ -455,8 +420,8 @@ class Engine:
         shares: cython.bint = not (plan.chunks or self.scheduler.preempted or self._copies_s or self._draft is not None)
         row: cython.longlong = self._row
         w: cython.longlong
-        table: cython.double[:, ::1] = self.rows.table
-        if row >= 0 and shares and self._round == self.rows.rounds and self._merged < MERGED_STEPS:
+        table: cython.double[:, ::1] = self.output.rows.table
+        if row >= 0 and shares and self._round == self.output.rows.rounds and self._merged < MERGED_STEPS:
             self._merged += 1
             self._merged_waiting += self._waiting
             table[row, 2] += self._seconds
@@ -467,14 +432,14 @@ class Engine:
             for w in range(work.kinds):
                 self._merged_keys[w] += work.decode_kv_tokens[w]
                 table[row, 16 + 3 * work.kinds + w] = self._merged_keys[w] // self._merged
-            if self.rows.grouped:
+            if self.output.rows.grouped:
                 self._write_slowest(row)
         else:
             row = self._new_row(delivered)
             self._merged, self._merged_waiting = 1, self._waiting
             self._merged_keys = [work.decode_kv_tokens[w] for w in range(work.kinds)]
-        self._row = row if shares and not self._ended and self.rows.used > self.rows.capacity else -1
-        self._round = self.rows.rounds
+        self._row = row if shares and not self._ended and self.output.rows.used > self.output.rows.capacity else -1
+        self._round = self.output.rows.rounds
 
     @cython.cfunc
     def _new_row(self, delivered: cython.longlong) -> cython.longlong:
@@ -482,8 +447,8 @@ class Engine:
         work: Work = self.work
         w: cython.longlong
         kinds: cython.longlong = work.kinds
-        row: cython.longlong = self.rows.new()
-        table: cython.double[:, ::1] = self.rows.table
+        row: cython.longlong = self.output.rows.new()
+        table: cython.double[:, ::1] = self.output.rows.table
         table[row, 0] = self.index
         table[row, 1] = self.start
         table[row, 2] = self._seconds
@@ -509,7 +474,7 @@ class Engine:
             draft = self._draft
             for w, value in enumerate((*draft[:4], *draft.skipped_pairs, *draft.skipped_kv_tokens)):
                 table[row, 16 + 4 * kinds + w] = value
-        if self.rows.grouped:
+        if self.output.rows.grouped:
             self._write_slowest(row)
         return row
 
@@ -519,8 +484,8 @@ class Engine:
         work: Work = self.work if self.work.slowest is None else self.work.slowest
         w: cython.longlong
         kinds: cython.longlong = work.kinds
-        at: cython.longlong = self.rows.group_at
-        table: cython.double[:, ::1] = self.rows.table
+        at: cython.longlong = self.output.rows.group_at
+        table: cython.double[:, ::1] = self.output.rows.table
         table[row, at] = work.prefill_seqs
         table[row, at + 1] = work.prefill_tokens
         table[row, at + 2] = work.sampled_prefills

@@ -98,10 +98,10 @@ class PipelinedEngine(Engine):
         batch: StagedBatch = StagedBatch(plan, self.prices.timer.windows, now)
         batch.work.measure(plan, scheduler.query_len, 0)
         for sequence, tokens in plan.chunks:
-            if isnan(self.scheduled_s[sequence.index]):
-                self.scheduled_s[sequence.index] = now
+            if isnan(self.output.scheduled_s[sequence.index]):
+                self.output.scheduled_s[sequence.index] = now
                 if sequence.cached_tokens > 0:
-                    self.cached_tokens[sequence.index] = sequence.cached_tokens
+                    self.output.cached_tokens[sequence.index] = sequence.cached_tokens
             sequence.computed_tokens += tokens
         sent: cython.double = now + _on_grid(self.prices.host_seconds(batch.work))
         batch.end = sent

@@ -10,7 +10,7 @@ import numpy as np
 from simulator.serving.engine.common import NAN, ceil, cython, exp, floor, isnan, log, log2, pow
 from simulator.serving.engine.work import Work
 from simulator.serving.recording import BRANCH, BY_COUNT, BY_KEYS, BY_TERMS, END, WIDTH, numbers_of, of_steps
-from simulator.timing import StagedTimer
+from simulator.timing import StagedTimer, tracked_longest
 from simulator.timing.kernels import CostTable
 
 BRANCH_STEP = cython.declare(cython.longlong, BRANCH)
@@ -25,9 +25,12 @@ class Prices:
     """Seconds of a step: here computed by the timing model for every step."""
 
     timer = cython.declare(object, visibility="public")
+    longest = cython.declare(cython.longlong, visibility="public")
+    """Number of longest decoding sequences whose contexts a step's time depends on."""
 
     def __init__(self, timer: Any) -> None:
         self.timer = timer
+        self.longest = tracked_longest(timer)
 
     @cython.exceptval(-1, check=True)
     @cython.ccall
@@ -337,7 +340,6 @@ class Program:
     @cython.exceptval(-1, check=True)
     @cython.cfunc
     def _looked_up(self, operation: cython.longlong, step: cython.longlong) -> cython.double:
-        place: cython.longlong
         steps: cython.longlong[:, ::1] = self.steps
         values: cython.double[::1] = self.values
         source = self.sources[steps[step, 2]]

@@ -129,3 +129,45 @@ class Gaps:
     def table(self) -> tuple[Any, Any]:
         """All of them."""
         return np.asarray(self.seconds)[: self.used], np.asarray(self.counts)[: self.used]
+
+
+@cython.final
+@cython.cclass
+class Output:
+    """What the replicas of a simulation write: columns of the run log by request, rows of steps, and gaps.
+
+    Args:
+        log: a ``RunLog``.
+        exact: whether steps are counted as computed by the timing model itself.
+    """
+
+    log: Any
+    exact: cython.bint
+    rows = cython.declare(RowBuffer, visibility="public")
+    gaps = cython.declare(Gaps, visibility="public")
+    input_tokens: cython.longlong[::1]
+    output_tokens: cython.longlong[::1]
+    arrival_s: cython.double[::1]
+    replica: cython.longlong[::1]
+    prompt_replica: cython.longlong[::1]
+    cached_tokens: cython.longlong[::1]
+    scheduled_s: cython.double[::1]
+    first_token_s: cython.double[::1]
+    finished_s: cython.double[::1]
+    completed: cython.longlong[::1]
+    """Requests that have ended, in all of the run."""
+    drafts: cython.longlong[::1]
+    accepted_tokens: cython.longlong[::1]
+    draft_tokens: cython.longlong[::1]
+    accepted_counts: cython.longlong[::1]
+
+    def __init__(self, log: Any, exact: bool) -> None:
+        self.log = log
+        self.exact = exact
+        self.rows, self.gaps = RowBuffer(log.steps), Gaps()
+        self.input_tokens, self.output_tokens, self.arrival_s = log.input_tokens, log.output_tokens, log.arrival_s
+        self.replica, self.prompt_replica, self.cached_tokens = log.replica, log.prompt_replica, log.cached_tokens
+        self.scheduled_s, self.first_token_s, self.finished_s = log.scheduled_s, log.first_token_s, log.finished_s
+        self.completed = log.ended
+        self.drafts, self.accepted_tokens, self.draft_tokens = log.drafts, log.accepted_tokens, log.draft_tokens
+        self.accepted_counts = log.accepted_counts

@@ -100,8 +100,8 @@ class Helper:
             file.seek(-8, os.SEEK_END)
             left = int.from_bytes(file.read(8), "little")
             for (what, *_), made in log.shared.items():
-                if what == "rows":
-                    made.flush()
+                if what == "output":
+                    made.rows.flush()
             file.seek(0)
             while left:
                 piece = file.read(min(left, 8 * log.steps.width * CONDENSED_AT))

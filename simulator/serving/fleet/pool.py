@@ -18,7 +18,7 @@ from simulator.serving.prices import prices_of
 from simulator.serving.request_source import RequestSource
 from simulator.serving.rules import SCHEDULERS, SchedulerFacts
 from simulator.speculation import AcceptanceSampler
-from simulator.timing import EngineTimer, ModelTimer, StagedTimer, tracked_longest
+from simulator.timing import EngineTimer, ModelTimer, StagedTimer
 
 if TYPE_CHECKING:
     from simulator.serving.engine import Engine, NoPrefixCache, Scheduler, Sequence
@@ -131,18 +131,13 @@ class Pool:
             source=source,
             scheduler=make_scheduler(),
             prices=shared("prices", replica_timer, make_prices),
-            limits=self.limits,
+            output=shared("output", log, lambda: engine.Output(log, oracle)),
             draws=shared("draws", self.sampler, lambda: self.sampler and engine.Draws(self.sampler)),
-            log=log,
-            rows=shared("rows", log.steps, lambda: engine.RowBuffer(log.steps)),
-            gaps=shared("gaps", log, engine.Gaps),
-            longest=0 if self.sampler is not None else tracked_longest(timer),
             drafting=None if self.rule is None else ReplicaDrafting(self.rule, self.limits, timer.windows),
             resumed=resumed,
             kv_transfers=kv_transfers,
             prefill_only=self.role == "prefill",
             offload=self.offload,
-            counted=oracle,
         )
         return ServingReplica(core, source, make_scheduler, engine.Lockstep)
 

@@ -5,7 +5,7 @@ import pytest
 from planned_steps import step
 from tiny_scenario import tiny_data
 
-from forerun.errors import ForerunError
+from forerun.errors import ForerunError, InvariantError
 from simulator.running.run import simulate
 from simulator.running.scenario import scenario_from
 from simulator.serving import EngineLimits, rules
@@ -50,12 +50,12 @@ def test_the_last_in_rank_is_preempted_in_any_order_of_arrival():
     assert scheduler.used_blocks == 3
 
 
-def run(scheduler="priority", priorities=(0, 5), seed=3, **changes):
+def run(scheduler="priority", priorities=(0, 5), seed=3, workload_changes=None, **changes):
     workload = {
         "arrivals": {"process": "poisson", "request_rate": 400.0},
         "num_requests": 120,
         "priorities": list(priorities),
-    }
+    } | (workload_changes or {})
     engine = {"scheduler": scheduler, "max_num_seqs": 8, "num_kv_blocks": 120, "stepping": "exact-steps"}
     data = tiny_data(**workload) | {"engine": engine} | changes
     return simulate(scenario_from(data, "tiny"), seed)
@@ -136,6 +136,20 @@ def test_rules_of_ones_own_stand_in_a_scenario_by_name(tables):
     for replica, shortest in enumerate(first):
         custom = np.flatnonzero(served & (result.requests.replica == replica))[:10]
         assert result.requests.scheduled_s[custom[shortest]] == result.requests.scheduled_s[custom].min()
+
+
+def test_a_rule_that_reorders_arrivals_need_not_be_first_come(tables):
+    """Requests that keep coming overtake one another; a rule that claims ``first_come`` is held to it."""
+    lengths = {"input_tokens": {"distribution": "uniform", "min": 8, "max": 400}}
+    rules.register_scheduler("mine", rules.SchedulerFacts(ShortestFirst))
+    result = run("mine", workload_changes=lengths)
+    waited = result.requests.scheduled_s - result.requests.arrival_s
+    short = result.requests.input_tokens < np.median(result.requests.input_tokens)
+    assert waited[short].mean() < waited[~short].mean()
+    rules.SCHEDULERS.pop("mine")
+    rules.register_scheduler("mine", rules.SchedulerFacts(ShortestFirst, first_come=True))
+    with pytest.raises(InvariantError, match="was scheduled before"):
+        run("mine", workload_changes=lengths)
 
 
 def test_an_unknown_rule_is_refused_with_those_there_are():
