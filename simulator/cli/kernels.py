@@ -51,11 +51,7 @@ def predict(
 
 
 def key_values(op: str, texts: list[str]) -> dict[str, str]:
-    """``KEY=VALUE`` texts as a mapping.
-
-    Raises:
-        ForerunError: a text without ``=``, or a key given twice.
-    """
+    """``KEY=VALUE`` texts as a mapping."""
     from forerun.errors import ForerunError
 
     pairs: dict[str, str] = {}

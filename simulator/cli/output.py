@@ -70,16 +70,7 @@ def set_options(context: typer.Context) -> dict[str, str]:
 
 
 def refuse_unused(context: typer.Context, mode: str, *unused: str) -> None:
-    """Refuse options that have no effect in a mode of a command.
-
-    Args:
-        context: click context of the command.
-        mode: what chooses it, for the message: ``without --out``.
-        unused: names of the parameters that it does not use.
-
-    Raises:
-        ArgumentError: one of them stands on the command line.
-    """
+    """Refuse options that have no effect in a mode of a command."""
     from forerun.errors import ArgumentError
 
     for name, option in set_options(context).items():
@@ -93,11 +84,7 @@ def out_to(files: str) -> Any:
 
 
 def mapping_of(text: str | None) -> dict[str, str] | None:
-    """``--map WORD=COLUMN,...`` as a mapping.
-
-    Raises:
-        ForerunError: a part without its ``=``.
-    """
+    """``--map WORD=COLUMN,...`` as a mapping."""
     from simulator.studies.study_file import parse_pairs
 
     return None if text is None else parse_pairs(text, "--map", "arrival=ts,input=prompt_toks,output=out", "COLUMN")
@@ -145,11 +132,7 @@ def silence_stdout() -> None:
 
 
 def emit(document: Any, json_file: str | None, human: Any) -> None:
-    """Write ``document`` where ``--json`` says, and print ``human`` unless stdout is taken by JSON.
-
-    Args:
-        human: a table, anything rich can print, or a sequence of such.
-    """
+    """Write ``document`` where ``--json`` says, and print ``human`` unless stdout is taken by JSON."""
     from simulator.running.metrics.document import json_text
     from simulator.running.metrics.files import write_text_atomically
 
@@ -203,11 +186,7 @@ def printed(
 
 @contextmanager
 def checked_outputs(folder: Path | None, json_file: str | None) -> Iterator[None]:
-    """Refuse outputs that cannot be written before long work starts.
-
-    Raises:
-        OSError: a folder that cannot be made or written.
-    """
+    """Refuse outputs that cannot be written before long work starts."""
     from simulator.running.metrics.files import writable_file, writable_folder
 
     with ExitStack() as stack:

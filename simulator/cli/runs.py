@@ -116,9 +116,6 @@ def replicate(
     Returns:
         The first result, the combined document of the runs that finished, and what is to be raised once they are
         written: Ctrl-C, a run over which its worker died, or what is wrong with a result that cannot be.
-
-    Raises:
-        KeyboardInterrupt: on Ctrl-C before the first run has finished.
     """
     from forerun.errors import InvariantError, WorkerDiedError
     from simulator.running.metrics import combine_replications, run_document

@@ -64,14 +64,7 @@ class Gain(NamedTuple):
 
 
 class StepPricer:
-    """Decode steps of a scenario, built once.
-
-    Args:
-        scenario: whose model, hardware, engine and speculation count; its workload does not.
-
-    Raises:
-        ForerunError: the model does not fit, or what the scenario requests is not modelled.
-    """
+    """Decode steps of a scenario, built once."""
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
@@ -126,11 +119,7 @@ class StepPricer:
 
 
 def layout(base: Mapping[str, Any], **sections: Any) -> Scenario:
-    """A scenario from plain data without a workload, with whole sections replaced; None takes one out.
-
-    Raises:
-        ForerunError: a field that is wrong.
-    """
+    """A scenario from plain data without a workload, with whole sections replaced; None takes one out."""
     data = {"workload": WORKLOAD, **base, **sections}
     return scenario_from({name: value for name, value in data.items() if value is not None}, "layout")
 
@@ -169,9 +158,6 @@ def lever_gains(
         batches: sequences of a step.
         contexts: tokens that each of them has in the cache.
         levers: fields of ``attention_speculation`` in place of the scenario's own, once for each list of gains.
-
-    Raises:
-        ForerunError: a model that does not fit, or something that is not modelled.
     """
     cases = list(product(batches, contexts))
     serial_steps = zip(*(each.steps(cases) for each in serial), strict=True)

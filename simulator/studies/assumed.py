@@ -66,11 +66,7 @@ class AssumedParameter:
 
 
 def assumed_parameters(scenario: Scenario) -> dict[str, AssumedParameter]:
-    """Every assumed parameter in play, by name.
-
-    Raises:
-        ForerunError, ProfileError: the scenario names something that does not exist.
-    """
+    """Every assumed parameter in play, by name."""
     parameters = [*_framework(scenario), *_kernels(scenario), *_link(scenario), *_speculation(scenario)]
     parameters += _attention_speculation(scenario)
     return {parameter.name: parameter for parameter in parameters}

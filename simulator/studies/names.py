@@ -18,9 +18,6 @@ def check_names(scenario: Scenario) -> None:
     """Look up chips, links, models, dtypes, frameworks and traces by the names that a scenario gives.
 
     Whether they go together, and fit, is checked when the scenario is built.
-
-    Raises:
-        ForerunError: a name is unknown; the message gives the field, the name and the nearest known name.
     """
     for field, look_up, name in _names(scenario):
         try:

@@ -32,11 +32,7 @@ HIGHER_IS_BETTER: Mapping[str, bool] = {
 
 
 def checked_metric(metric: str) -> str:
-    """``metric`` if it is one that results can be compared and ranked by.
-
-    Raises:
-        ForerunError: it is none.
-    """
+    """``metric`` if it is one that results can be compared and ranked by."""
     if metric not in HIGHER_IS_BETTER:
         hint = did_you_mean(metric, HIGHER_IS_BETTER)
         known = "a key of the summary, usd_per_million_output_tokens or energy_joules"

@@ -57,11 +57,7 @@ class RunPool:
         self._started = 0
 
     def document(self, run: SeededRun, name: str) -> Document:
-        """The document of a run.
-
-        Raises:
-            ForerunError: the run failed; with ``name`` in front.
-        """
+        """The document of a run."""
         (document,) = self.documents_if_any([run])
         if document is not None:
             return document

@@ -129,17 +129,7 @@ LOG_DEFAULTS: Mapping[str, Any] = {"model": "llama-3.1-8b", "hardware": {"chip":
 def study_of_log(
     path: str | Path, overrides: Sequence[str] = (), vary: Sequence[str] = (), columns: Mapping[str, str] | None = None
 ) -> StudyFile:
-    """A study of a request log alone: its arrivals and lengths, served by ``LOG_DEFAULTS`` but for the overrides.
-
-    Args:
-        path: a log, or the name of a sample.
-        overrides: ``PATH=VALUE`` texts.
-        vary: ``PATH=V1,V2,...`` texts.
-        columns: which column means what, where the log leaves that open.
-
-    Raises:
-        ForerunError: an override, or a name in one, that is wrong.
-    """
+    """A study of a request log alone: its arrivals and lengths, served by ``LOG_DEFAULTS`` but for the overrides."""
     workload = {"trace": str(path)} | ({"columns": dict(columns)} if columns else {})
     scenario = scenario_in({**deepcopy(dict(LOG_DEFAULTS)), "workload": workload}, Path(), str(path), overrides)
     varied = parse_vary(vary)
@@ -158,16 +148,7 @@ Source = ScenarioSource | StudyFile
 def study_of(
     source: Source, vary: Mapping[str, Sequence[Any] | Range] | None = None, overrides: Sequence[str] = ()
 ) -> StudyFile:
-    """Build a study from a scenario, a study or a file of either.
-
-    Args:
-        source: a scenario, a study, or the file of either.
-        vary: values or a ``Range`` by dotted path; they replace the study's own of the same path.
-        overrides: ``PATH=VALUE`` texts for a file's scenario.
-
-    Raises:
-        ForerunError: a file that is wrong, an empty list of values, or a value given twice.
-    """
+    """Build a study from a scenario, a study or a file of either."""
     if isinstance(source, StudyFile):
         study = source
     elif isinstance(source, str | Path):
@@ -182,17 +163,7 @@ def study_of(
 
 
 def parse_pairs(text: str, name: str, example: str, value: str = "VALUE") -> dict[str, str]:
-    """``WORD=VALUE,...`` as a mapping; nothing is an empty one.
-
-    Args:
-        text: the user's input.
-        name: name of the option or field, for error messages.
-        example: a valid input, for error messages.
-        value: description of a value, for error messages.
-
-    Raises:
-        ForerunError: a part without its ``=``, or a word twice.
-    """
+    """``WORD=VALUE,...`` as a mapping; nothing is an empty one."""
     parts = [part.partition("=") for part in text.split(",")] if text.strip() else []
     pairs = {word.strip(): text_value.strip() for word, _, text_value in parts}
     if len(pairs) < len(parts) or not all(pairs) or not all(pairs.values()):
@@ -204,9 +175,6 @@ def parse_vary(texts: Sequence[str]) -> dict[str, Values]:
     """``--vary`` options as values by path.
 
     ``PATH=V1,V2,...`` lists YAML values; ``PATH=LOW..HIGH`` is a range, ``PATH=LOW..HIGH:log`` one in logarithms.
-
-    Raises:
-        ForerunError: one line with the option and what would be right.
     """
     axes: dict[str, Values] = {}
     for text in texts:
@@ -221,11 +189,7 @@ def parse_vary(texts: Sequence[str]) -> dict[str, Values]:
 
 
 def checked_values(values: Any, place: str) -> tuple[Any, ...]:
-    """A list of values to vary over, each once.
-
-    Raises:
-        ForerunError: not a list, empty, or a value given twice.
-    """
+    """A list of values to vary over, each once."""
     if not isinstance(values, list | tuple):
         raise ForerunError(f"{place}: give a list of values, or a range with low and high")
     if not values:
@@ -237,11 +201,7 @@ def checked_values(values: Any, place: str) -> tuple[Any, ...]:
 
 
 def apply_settings(scenario: Scenario, settings: Settings, place: str, folder: Path | None = None) -> Scenario:
-    """``scenario`` with values set by dotted path; file names in them count from ``folder``, then from here.
-
-    Raises:
-        ForerunError: a path or a value that a scenario does not have, or a name that no catalogue and no file has.
-    """
+    """``scenario`` with values set by dotted path; file names in them count from ``folder``, then from here."""
     if not settings:
         return scenario
     data = with_settings(scenario.model_dump(exclude_unset=True), settings, place + ":")
@@ -281,11 +241,7 @@ def yaml_text(data: Mapping[str, Any]) -> str:
 
 
 def study_text(variants: Sequence[Mapping[str, Any]]) -> str:
-    """A study file that runs the given variants again.
-
-    Args:
-        variants: ``name`` and ``scenario`` (plain data) of each, the baseline first.
-    """
+    """A study file that runs the given variants again."""
     base = variants[0]["scenario"]
     listed = []
     for variant in variants:
@@ -344,11 +300,7 @@ def _file_vary(data: Any, file: Path) -> dict[str, Values]:
 
 
 def range_of(values: Mapping[str, Any], place: str) -> Range:
-    """A range from ``{low: ..., high: ..., log: ...}``.
-
-    Raises:
-        ForerunError: unknown or missing fields, ends that are no numbers or out of order.
-    """
+    """A range from ``{low: ..., high: ..., log: ...}``."""
     for key in values:
         if key not in RANGE_KEYS:
             raise ForerunError(f"{place}.{key}: unknown field{did_you_mean(str(key), RANGE_KEYS)} (low, high, log)")
@@ -405,11 +357,7 @@ MOST_ON_AXIS = 4_194_304
 
 
 def axis_values(values: Sequence[int | str], axis: str) -> tuple[int, ...]:
-    """Ascending values of an axis: whole numbers, or texts such as ``8``, ``1,8,64``, or ``1..64`` doubling from 1.
-
-    Raises:
-        ArgumentError: anything that is not a whole number from 1 on, or a range that does not ascend.
-    """
+    """Ascending values of an axis: whole numbers, or texts such as ``8``, ``1,8,64``, or ``1..64`` doubling from 1."""
     sizes: set[int] = set()
     for part in (part.strip() for value in values for part in str(value).split(",")):
         low, dots, high = part.partition("..")
@@ -440,11 +388,7 @@ LARGEST = 1_000_000
 
 
 def checked_design(design: str) -> Design:
-    """``design`` if it is one.
-
-    Raises:
-        ArgumentError: it is none.
-    """
+    """``design`` if it is one."""
     for known in DESIGNS:
         if known == design:
             return known
@@ -454,18 +398,7 @@ def checked_design(design: str) -> Design:
 def design_points(
     vary: Mapping[str, Values], design: Design = "grid", samples: int | None = None, seed: int = 0
 ) -> list[dict[str, Any]]:
-    """The settings of every point; the first path varies slowest in a grid.
-
-    Args:
-        vary: values or ranges by path.
-        design: ``grid`` takes every combination of values; ``random`` and ``latin-hypercube`` draw ``samples`` points,
-            from lists with equal chance.
-        samples: number of points drawn.
-        seed: seed of the random samples.
-
-    Raises:
-        ForerunError: a range in a grid, samples without a random design or the other way round, too many points.
-    """
+    """The settings of every point; the first path varies slowest in a grid."""
     if checked_design(design) == "grid":
         if samples is not None:
             raise ArgumentError("samples", "a grid runs every combination; ask for design random or latin-hypercube")

@@ -224,9 +224,6 @@ def _base_documents(
 ) -> tuple[dict[str, list[dict[str, Any]]], list[str]]:
     """The runs of every variant on the seeds that all of them finished, and notes on those that they did not; the first
     of each also looks for its model's error, where that is requested.
-
-    Raises:
-        ForerunError: a variant cannot be run, with its name; or no seed is left, as workers died over each.
     """
     documents: dict[str, list[dict[str, Any]]] = {variant.name: [] for variant in variants}
     runs = {variant.name: with_seeds(variant.scenario, seeds, notes=True) for variant in variants}

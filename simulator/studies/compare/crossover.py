@@ -104,11 +104,7 @@ def automatic_path(variants: Sequence[Variant]) -> str | None:
 
 
 def grid_values(values: Values | None, base: float | None, whole: bool, place: str) -> list[float]:
-    """Loads to try, ascending.
-
-    Raises:
-        ForerunError: values that are no numbers, fewer than two of them, or no value to start from.
-    """
+    """Loads to try, ascending."""
     if isinstance(values, Range):
         low, high = values.low, values.high
         geometric = values.log or low > 0
@@ -143,9 +139,6 @@ def load_curves(
 
     Values at which a run fails are left out, and so are crossings at loads that neither variant of a pair can serve
     (``served``, by variant).
-
-    Raises:
-        ForerunError: the path is none of the scenario's.
     """
     whole = all(value == round(value) for value in values) and path not in (REQUEST_RATE, RATE_SCALE)
     ratios = _ratios(variants, path, values, metric, seeds, pool)

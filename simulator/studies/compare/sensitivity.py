@@ -37,13 +37,6 @@ def swings(
 
     A parameter that appears in several variants moves in all of them at once. An end at which a run fails (the model no
     longer fits, say) has no ratio.
-
-    Args:
-        variants: the baseline first.
-        metric: whose ratio is the answer.
-        seeds: of the runs; the same ones at both ends.
-        answers: the ratio of each variant as assumed, to tell which verdicts turn over.
-        pool: where runs are made.
     """
     by_variant = {variant.name: assumed_parameters(variant.scenario) for variant in variants}
     parameters: dict[str, AssumedParameter] = {}

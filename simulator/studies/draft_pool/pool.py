@@ -63,15 +63,6 @@ def pool_prices(scenario: Scenario, batch: int, context_tokens: int) -> PoolPric
     """Prices of a scenario whose drafter has chips of its own.
 
     The next token is taken to be guessed as often as the last draft token is accepted after all before it.
-
-    Args:
-        scenario: model, hardware and speculation count; its workload does not.
-        batch: sequences of a verifier.
-        context_tokens: of each in the cache.
-
-    Raises:
-        ForerunError: no drafter on chips of its own, an overlap that this would count twice, or something that is not
-            modelled or does not fit.
     """
     speculation = scenario.speculation
     build = build_replica(scenario)

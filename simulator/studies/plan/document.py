@@ -35,13 +35,7 @@ J_PER_KWH = 3.6e6
 
 
 def plan_result(plan: Plan, intensity: tuple[float, float, float] | None, emit: str | None) -> PlanResult:
-    """The result of a plan.
-
-    Args:
-        plan: the finished search.
-        intensity: mean, least and greatest carbon intensity, g/kWh; None where carbon is not requested.
-        emit: name of an artefact of the best layout to put into the document; None for none.
-    """
+    """The result of a plan."""
     document = plan_document(plan)
     if intensity is not None:
         document["carbon_g_per_kwh"] = dict(zip(("mean", "low", "high"), intensity, strict=True))
@@ -55,11 +49,7 @@ def plan_result(plan: Plan, intensity: tuple[float, float, float] | None, emit: 
 
 
 def carbon_of(carbon: float | str | Path) -> tuple[float, float, float]:
-    """Mean, least and greatest carbon intensity, g/kWh: of a number, or of a CSV file over the day.
-
-    Raises:
-        ForerunError: neither a number nor such a file; with the line.
-    """
+    """Mean, least and greatest carbon intensity, g/kWh: of a number, or of a CSV file over the day."""
     try:
         one = float(str(carbon))
     except ValueError:
@@ -92,11 +82,7 @@ def carbon_of(carbon: float | str | Path) -> tuple[float, float, float]:
 
 
 def with_trace(study: StudyFile, trace: str, columns: Mapping[str, str] | None = None) -> StudyFile:
-    """The study with a trace as its workload.
-
-    Raises:
-        ForerunError: a trace that the scenario cannot take.
-    """
+    """The study with a trace as its workload."""
     data = study.scenario.model_dump(exclude_unset=True)
     data["workload"] = {"trace": trace} | ({"columns": dict(columns)} if columns else {})
     return replace(study, scenario=scenario_from(data, f"{study.place}: trace {trace}"))

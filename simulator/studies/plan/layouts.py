@@ -90,9 +90,6 @@ def search_axes(study: StudyFile) -> dict[str, tuple[Any, ...]]:
     What the study varies, and unless it does so itself: tensor parallelism 1, 2, 4, 8; a token budget of 2,048 and
     8,192; and the scenario's speculation, on and off. Of pools, the number of replicas of each; their other fields are
     their own.
-
-    Raises:
-        ForerunError: a range in place of values.
     """
     axes: dict[str, tuple[Any, ...]] = {}
     for path, values in study.vary.items():
@@ -117,11 +114,7 @@ def search_axes(study: StudyFile) -> dict[str, tuple[Any, ...]]:
 
 
 def replica_counts(study: StudyFile, most: int) -> tuple[int, ...]:
-    """Numbers of replicas to try, rising: those that the study varies, else 1 to ``most``.
-
-    Raises:
-        ForerunError: values that are no whole numbers from 1.
-    """
+    """Numbers of replicas to try, rising: those that the study varies, else 1 to ``most``."""
     if REPLICAS not in study.vary:
         return tuple(range(1, most + 1))
     counts = listed(REPLICAS, study.vary[REPLICAS])
@@ -132,22 +125,14 @@ def replica_counts(study: StudyFile, most: int) -> tuple[int, ...]:
 
 
 def listed(path: str, values: Values) -> tuple[Any, ...]:
-    """The values of an axis.
-
-    Raises:
-        ForerunError: a range: a plan tries values one by one.
-    """
+    """The values of an axis."""
     if isinstance(values, Range):
         raise ArgumentError("vary", f"{path}: a plan tries single values; list them, for example {path}=1,2,4")
     return values
 
 
 def layouts(study: StudyFile, axes: Mapping[str, Sequence[Any]], spare: int = 0) -> list[Layout]:
-    """Every combination of the axes (of each named variant, if the study has any), refused ones included.
-
-    Raises:
-        ForerunError: a field or value that no scenario has, or far too many combinations.
-    """
+    """Every combination of the axes (of each named variant, if the study has any), refused ones included."""
     bases = [(variant.name, variant.set) for variant in study.variants] or [("", {})]
     total = len(bases)
     for values in axes.values():

@@ -82,9 +82,6 @@ def objective_of(slo: Mapping[str, float], texts: Sequence[str] = ()) -> Objecti
 
     Keys are ``STATISTIC_LATENCY_ms`` (mean, median or any percentile of ttft, tpot, itl, e2el), or ``goodput`` with
     ``ttft_ms``, ``tpot_ms`` or ``e2el_ms`` as the limits of a single request.
-
-    Raises:
-        ForerunError: an unknown key, a value that is no positive number, or limits that would hold at any load.
     """
     values = {key: float(value) for key, value in slo.items()}
     for text in texts:

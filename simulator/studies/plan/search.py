@@ -160,12 +160,7 @@ class Plan:
 def make_plan(
     study: StudyFile, objective: Objective, options: PlanOptions, progress: ProgressCall | None = None
 ) -> Plan:
-    """Search the layouts of a study for those that hold an objective.
-
-    Raises:
-        ForerunError: an empty or oversized search space, a workload without a rate, or what the scenario itself has
-            wrong. Layouts that the model refuses are no error: they are listed with the reason.
-    """
+    """Search the layouts of a study for those that hold an objective."""
     load, rate = _load(study.scenario, options)
     candidates = layouts(study, search_axes(study), options.spare)
     counts = replica_counts(study, options.max_replicas)
@@ -361,15 +356,7 @@ class _Search:
     def _search(
         self, layout: Layout, replicas: int, guess: float, longest: float, chance: Chance | None = None
     ) -> tuple[Callable[[], Any], float] | None:
-        """Begin the search for a highest rate; None where a run is too short to tell even at the guess.
-
-        Args:
-            layout: the layout to search.
-            replicas: replicas of the layout.
-            guess: where to start.
-            longest: rate at which a run is long enough, where its length is not given.
-            chance: how sure the layout is at the rate of the plan; its margin is kept at every rate.
-        """
+        """Begin the search for a highest rate; None where a run is too short to tell even at the guess."""
         driven = layout.with_replicas(layout.scenario, replicas)
         load = self._load.long_enough(driven, longest, self._longest_wait_s)
         most = load.most_telling_rate(driven, self._longest_wait_s)

@@ -93,16 +93,7 @@ class PlannedLoad:
 
 
 def planned_load(scenario: Scenario, requests: int | None, *, own_arrivals: bool) -> PlannedLoad:
-    """The load of a scenario.
-
-    Args:
-        scenario: the scenario to plan.
-        requests: requests of each run, or None.
-        own_arrivals: keep a trace's own arrivals; else they are drawn (Poisson, unless the scenario says otherwise).
-
-    Raises:
-        ForerunError: own arrivals are required of a closed loop, or of a trace that has none.
-    """
+    """The load of a scenario."""
     workload = scenario.workload
     arrivals = workload.arrivals
     replayed = workload.trace is not None and (arrivals is None or arrivals.process == "trace")
@@ -253,15 +244,7 @@ class Chance(NamedTuple):
 
 
 def chance_to_hold(scenario: Scenario, seed: int, objective: Objective, verdict: Verdict, confidence: float) -> Chance:
-    """Probability that a candidate meets the objective, with the error of the model itself counted.
-
-    Args:
-        scenario: the scenario at the load of the verdict.
-        seed: seed of the run whose model error is used.
-        objective: the SLO.
-        verdict: the verdict whose mean values are varied.
-        confidence: probability that the margin stands for.
-    """
+    """Probability that a candidate meets the objective, with the error of the model itself counted."""
     from simulator.running.run import simulate
 
     error = simulate(scenario, seed, full_step_rows=0, intervals=partial(reached, objective)).model_error

@@ -93,11 +93,7 @@ class PatternTraffic:
 
 
 def read_traffic(text: str, place: str) -> PatternTraffic:
-    """The requests that ``Traffic.csv`` wrote.
-
-    Raises:
-        ForerunError: another header, or a value that is no number; with the line.
-    """
+    """The requests that ``Traffic.csv`` wrote."""
     rows = list(csv.reader(io.StringIO(text)))
     if not rows or tuple(rows[0]) != COLUMNS:
         raise ForerunError(f"{place}: line 1: a pattern's columns are {', '.join(COLUMNS)}")
@@ -154,12 +150,7 @@ def _stretch(rng: np.random.Generator, requests: int) -> Stretch:
 
 
 def traffic_of(pattern: Pattern, step_seconds: Callable[[int, int, int], float]) -> PatternTraffic:
-    """The requests of a pattern.
-
-    Args:
-        pattern: parameters of the traffic.
-        step_seconds: seconds of a decode step by (sequences, draft tokens, context), to set rates by.
-    """
+    """The requests of a pattern."""
     rng = np.random.default_rng(pattern.seed)
     columns: list[list[FloatArray]] = [[], [], [], []]
     now = 0.0

@@ -92,11 +92,7 @@ def searched_race(
 
 
 def drafting_scenario(scenario: Scenario) -> Scenario:
-    """The scenario with what a race needs: chain drafts of a fixed number, and a price on changing it.
-
-    Raises:
-        ForerunError: it has no drafter, a tree, or attention-level speculation.
-    """
+    """The scenario with what a race needs: chain drafts of a fixed number, and a price on changing it."""
     speculation = scenario.speculation
     if speculation is None or speculation.method == "none" or speculation.num_speculative_tokens is None:
         raise ForerunError("speculation: a race needs a drafter with num_speculative_tokens, the most it may draft")
@@ -106,11 +102,7 @@ def drafting_scenario(scenario: Scenario) -> Scenario:
 
 
 def checked_controllers(names: Sequence[str]) -> tuple[str, ...]:
-    """Policies by name, each once; what is neither one nor ``module:factory`` is refused.
-
-    Raises:
-        ForerunError: an unknown name.
-    """
+    """Policies by name, each once; what is neither one nor ``module:factory`` is refused."""
     known = [name for name in POLICY_FIELDS if name not in (FIXED, CONFIDENCE_THRESHOLD)]
     for name in names:
         if ":" not in name and name not in known:
@@ -148,11 +140,7 @@ def with_controller(scenario: Scenario, name: str) -> Scenario:
 
 
 def plug_in(name: str, most: int) -> Callable[[], DraftPolicy]:
-    """Load a user-defined policy ``module:factory``; the factory is called with the largest K.
-
-    Raises:
-        ForerunError: there is no such thing, or it breaks a rule of ``check_policy``.
-    """
+    """Load a user-defined policy ``module:factory``; the factory is called with the largest K."""
     module, _, attribute = name.partition(":")
     try:
         factory = getattr(importlib.import_module(module), attribute)

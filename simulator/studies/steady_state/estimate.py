@@ -183,11 +183,7 @@ def _own_load(scenario: Scenario) -> tuple[float | None, float | None]:
 
 
 def steady_parts(scenario: Scenario) -> tuple[Build, Lengths, SteadyReplica]:
-    """The parts of a scenario's replicas, its requests, and the averages of one replica; kept for the next question.
-
-    Raises:
-        ForerunError: as ``estimate``.
-    """
+    """The parts of a scenario's replicas, its requests, and the averages of one replica; kept for the next question."""
     _refuse(scenario)
     lengths = _lengths(scenario)
     build = kept_build(scenario)
@@ -212,11 +208,7 @@ def _refuse(scenario: Scenario) -> None:
 
 
 def kept_build(scenario: Scenario) -> Build:
-    """The parts of a scenario; kept for the next scenario that differs in workload or SLO alone.
-
-    Raises:
-        ForerunError: as ``build_run``.
-    """
+    """The parts of a scenario; kept for the next scenario that differs in workload or SLO alone."""
     key = _key(scenario.model_dump(exclude={"workload", "slo"}))
     return _BUILDS.get(key, lambda: build_run(scenario))
 

@@ -30,11 +30,7 @@ OTHERS_POLL_S = 0.2
 
 
 class SweepWorkers(Workers):
-    """Processes of this machine that run points.
-
-    Args:
-        jobs: processes; default: one per core.
-    """
+    """Processes of this machine that run points."""
 
     def __init__(self, jobs: int | None) -> None:
         super().__init__(jobs or cores())
@@ -46,15 +42,7 @@ class SweepWorkers(Workers):
 
 
 class DaskWorkers(SweepWorkers):
-    """Workers of a Dask cluster; the scheduler runs a task again on another worker when its worker dies.
-
-    Args:
-        address: ``local`` for a cluster started here, else that of a Dask scheduler such as ``tcp://10.0.0.1:8786``.
-        jobs: processes of a local one; default: one per core.
-
-    Raises:
-        ForerunError: Dask is not installed, or no scheduler answers at the address.
-    """
+    """Workers of a Dask cluster; the scheduler runs a task again on another worker when its worker dies."""
 
     def __init__(self, address: str, jobs: int | None) -> None:
         super().__init__(jobs)
@@ -75,11 +63,7 @@ class DaskWorkers(SweepWorkers):
 
     @property
     def slots(self) -> int:
-        """Two per thread of the cluster's workers.
-
-        Raises:
-            ForerunError: the cluster has been out of reach or without workers for too long.
-        """
+        """Two per thread of the cluster's workers."""
         threads = 0
         if self._client.status == "running":
             try:
@@ -121,11 +105,7 @@ class DaskWorkers(SweepWorkers):
 
 @contextmanager
 def _answering(address: str) -> Iterator[None]:
-    """Say in one line that no scheduler answers.
-
-    Raises:
-        ForerunError: naming the address.
-    """
+    """Say in one line that no scheduler answers."""
     try:
         yield
     except (OSError, TimeoutError):
@@ -141,18 +121,7 @@ def _answering(address: str) -> Iterator[None]:
 def execute(
     points: Mapping[str, Point], store: SweepStore, workers: SweepWorkers, progress: ProgressCall | None = None
 ) -> None:
-    """Run every open point of ``store``; returns when all are done or failed, by this process or another.
-
-    Args:
-        points: points by key.
-        store: the store that holds the points.
-        workers: run the points.
-        progress: called with (points finished, points in all).
-
-    Raises:
-        ForerunError: the store cannot be written, the cluster is gone, or its workers have another version. What has
-            finished is kept.
-    """
+    """Run every open point of ``store``; returns when all are done or failed, by this process or another."""
     under_way: dict[Future[Outcome], tuple[str, StartedWork[Outcome]]] = {}
     while store.unfinished:
         for key in store.claim(workers.slots - len(under_way)):

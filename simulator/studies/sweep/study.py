@@ -293,11 +293,7 @@ def _combined(
 def _points(
     settings: Sequence[tuple[str | None, dict[str, Any]]], source: StudyFile, seed: int, replications: int
 ) -> tuple[Point, ...]:
-    """The points; combinations that are no valid scenario are kept with their error.
-
-    Raises:
-        ForerunError: a value that is valid in no combination, or an unknown field.
-    """
+    """The points; combinations that are no valid scenario are kept with their error."""
     points: list[Point] = []
     valid: set[tuple[str, str]] = set()
     refused: dict[tuple[str, str], str] = {}

@@ -59,13 +59,6 @@ def draft_choices(scenario: Scenario, tokens: Sequence[int] | None = None) -> tu
     A chain is cut from the scenario's own acceptance: what the first positions accept does not depend on how many
     follow. It is made longer only where the acceptance says how it goes on. Trees are taken as they are; a grown tree
     whose acceptance is given by rates of the drafter is also tried with fewer nodes.
-
-    Args:
-        scenario: with a ``speculation`` section; its policy is replaced by ``fixed``.
-        tokens: draft tokens to try; default 1 to 8, as far as the acceptance is known, and the scenario's own.
-
-    Raises:
-        ForerunError: no drafter, or draft tokens that the acceptance says nothing about.
     """
     speculation = scenario.speculation
     if speculation is None or speculation.method == "none":

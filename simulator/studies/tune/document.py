@@ -32,11 +32,7 @@ PLACEHOLDER = "DRAFT_MODEL"
 
 
 def checked_engine(name: str) -> str:
-    """The engine of ``--emit``.
-
-    Raises:
-        ForerunError: none that flags are known for.
-    """
+    """The engine of ``--emit``."""
     if name not in ENGINES:
         raise ArgumentError("emit", f"{name}: no such engine{did_you_mean(name, ENGINES)} ({' or '.join(ENGINES)})")
     return name
@@ -48,11 +44,7 @@ def default_engine(scenario: Scenario) -> str:
 
 
 def flags(tuning: Tuning, engine: str) -> str:
-    """The flags for an engine, ready to be pasted; empty where nothing is to be drafted.
-
-    Raises:
-        ForerunError: the engine has no such drafter.
-    """
+    """The flags for an engine, ready to be pasted; empty where nothing is to be drafted."""
     if engine == "vllm":
         config = vllm_config(tuning)
         return "" if config is None else shlex.join(["--speculative-config", json.dumps(config)])
@@ -82,9 +74,6 @@ def vllm_config(tuning: Tuning) -> dict[str, Any] | None:
 
     Returns:
         None where no draft token pays at any batch: leave the flag out.
-
-    Raises:
-        ForerunError: a drafter or a tree that vLLM does not have.
     """
     speculation = tuning.scenario.speculation
     assert speculation is not None
@@ -110,11 +99,7 @@ def vllm_config(tuning: Tuning) -> dict[str, Any] | None:
 
 
 def sglang_words(tuning: Tuning) -> list[str]:
-    """SGLang's flags for one way to draft at every batch: it has no table by batch.
-
-    Raises:
-        ForerunError: a drafter that SGLang does not have.
-    """
+    """SGLang's flags for one way to draft at every batch: it has no table by batch."""
     speculation = tuning.scenario.speculation
     assert speculation is not None
     choice = sglang_choice(tuning)
@@ -279,17 +264,7 @@ def _span(ends: list[int]) -> str:
 
 
 def tune_document(tuning: Tuning, engine: str, seed: int = 0, strict: bool = True) -> Document:
-    """The contract's ``tune`` JSON.
-
-    Args:
-        tuning: the finished tuning.
-        engine: ``vllm`` or ``sglang``, whose flags ``emit`` holds.
-        seed: noted in it.
-        strict: refuse a drafter that the engine does not have; else ``emit`` is None and a note says why.
-
-    Raises:
-        ForerunError: the engine has no such drafter.
-    """
+    """The contract's ``tune`` JSON."""
     notes = list(tuning.notes)
     emitted: str | None = None
     try:

@@ -79,10 +79,6 @@ def speculation_grid(
         batch: of ``by_context``.
         prompt_tokens, output_tokens: mean request; half the output is added to the prompt for the context of
             ``by_batch``, and both say what a batch means in requests per second.
-
-    Raises:
-        ForerunError: no speculation, a tree, acceptance that is not known as deep, or a scenario that does not fit.
-        hwprofiles.ProfileError: unknown chip or link.
     """
     speculation = scenario.speculation
     if speculation is None or speculation.method == "none":

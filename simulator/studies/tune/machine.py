@@ -97,11 +97,7 @@ class Machine:
 
 
 def fit_machine(measured: Sequence[tuple[float, float, float]]) -> Machine:
-    """The likeliest factors, by Gauss-Newton steps from untouched machines.
-
-    Args:
-        measured: of every rate the priced step of one row, the priced step itself, and its measured seconds.
-    """
+    """The likeliest factors, by Gauss-Newton steps from untouched machines."""
     machine = Machine(np.zeros(2), np.diag([SPEED_SPREAD**2, ROW_SPREAD**2]))
     weights = np.diag([SPEED_SPREAD**-2, ROW_SPREAD**-2])
     for _ in range(20):

@@ -48,11 +48,7 @@ class MeanRequest:
 
 
 def mean_request(scenario: Scenario, build: Build) -> MeanRequest:
-    """Mean request of the scenario's workload on a replica.
-
-    Raises:
-        ForerunError: no request can be served.
-    """
+    """Mean request of the scenario's workload on a replica."""
     lengths = population(scenario.workload)
     new_share = 1.0
     if lengths.stream is not None and build.main.prefix_caching:

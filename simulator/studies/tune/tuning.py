@@ -141,18 +141,7 @@ def find_drafts(
     tokens: Sequence[int] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Tuning:
-    """Find the best way to draft in every cell of batches and contexts.
-
-    Args:
-        scenario: with a ``speculation`` section.
-        batches, contexts: ascending; default: doubling to ``max_num_seqs``, and 512 to 32768 tokens by fours.
-        tokens: draft tokens to try; see ``draft_choices``.
-        progress: called with (done, total).
-
-    Raises:
-        ForerunError: no drafter, or a scenario that cannot be built.
-        hwprofiles.ProfileError: unknown chip or link.
-    """
+    """Find the best way to draft in every cell of batches and contexts."""
     engine = scenario.engine
     axis = tuple(batches) if batches else usual_batches(engine.max_num_seqs)
     lengths = tuple(contexts) if contexts else usual_contexts(engine.max_model_len)
