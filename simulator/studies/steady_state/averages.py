@@ -197,8 +197,8 @@ class SteadyReplica:
         return arriving, first * share * (1.0 - share**steps) / ((1.0 - share) * steps)
 
     def _batch_distribution(self, rate: float, step: FloatArray, seen: FloatArray) -> tuple[FloatArray, float]:
-        """Chance of each number of decoding requests, and the mean number of those that wait for a place: a full batch is
-        served at the last mean ``step``, requests see steps of ``seen``."""
+        """Chance of each number of decoding requests, and the mean number of those that wait for a place; a full batch
+        is served at the last ``step``, requests see steps of ``seen``."""
         count = np.arange(1, self.most + 1)
         weights = np.concatenate(([0.0], np.cumsum(np.log(rate * self.work.decode_steps * seen[1:] / count + 1e-300))))
         chances = np.exp(weights - weights.max())
@@ -216,8 +216,8 @@ class SteadyReplica:
         return (self.traffic.arrival_cv2 + (float(steps.var()) / mean**2 if mean else 0.0)) / 2
 
     def _rate_with(self, batch: float, others: float = 1.0) -> float:
-        """Requests per second that a mean batch (> 0; below 1, one request for part of the time) completes, where a prompt
-        finds the share ``others`` of the other prompts in its way."""
+        """Requests per second that a mean batch (> 0; below 1, one request for part of the time) completes, where a
+        prompt finds the share ``others`` of the other prompts in its way."""
         steps = self.work.decode_steps
         share = float(self._at(np.array([batch]), self.prices.budget_share)[0])
         joining = min(others * batch / steps, 1.0 / share)
