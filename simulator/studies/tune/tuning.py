@@ -21,7 +21,7 @@ from simulator.running.build import Build, build_replica
 from simulator.running.scenario import Scenario
 from simulator.studies.assumed import ACCEPTANCE, assumed_parameters
 from simulator.studies.tune.choices import DraftChoice, draft_choices
-from simulator.studies.tune.grid import busy_rate, crossover, roomy
+from simulator.studies.tune.grid import crossover, crossover_rate, roomy
 from simulator.studies.tune.spread import (
     Factors,
     PricedKernels,
@@ -183,12 +183,11 @@ def find_drafts(
     split = len(axis) * len(lengths)
     chosen_cells = tuple(cells[split:])
 
+    at_mean = TokenTime(without.step_s[split:], without.prompt_s[split:], without.prompts[split:])
+
     def load(values: Sequence[float]) -> TunedLoad:
-        at = crossover(np.asarray(axis, np.int64), np.asarray(values))
-        if not at:
-            return TunedLoad(at, None)
-        step_s, prompt_s = (float(np.interp(at, axis, part[split:])) for part in (without.step_s, without.prompt_s))
-        return TunedLoad(at, busy_rate(at, step_s, prompt_s, request.decoded_tokens))
+        at = crossover(grid.seqs[split:], np.asarray(values))
+        return TunedLoad(at, crossover_rate(at, grid.seqs[split:], at_mean, request))
 
     if progress is not None:
         progress(len(choices) + 1, len(choices) + 1)
