@@ -47,7 +47,6 @@ def chip_row(chip: Chip) -> dict[str, Any]:
 
 
 def chips_table(rows: Sequence[Row]) -> Table:
-    """All chips, one line each."""
     lines: list[list[Value]] = []
     for row in rows:
         peaks = row["peak_flops_per_s"]
@@ -104,7 +103,6 @@ def model_row(architecture: Architecture) -> dict[str, Any]:
 
 
 def models_table(rows: Sequence[Row]) -> Table:
-    """All models, one line each."""
     lines = [
         [
             row["name"],
@@ -192,12 +190,10 @@ def model_check_tables(file: str, summary: Row) -> list[Any]:
 
 
 def workloads_tables(samples: Sequence[Row], formats: Sequence[str]) -> list[Any]:
-    """The shipped traces and the readable formats."""
     rows = [[row["name"], row["title"], row["licence"]] for row in samples]
     return [Table("Sample traces", ("name", "what", "licence"), rows), Text("Formats read: " + ", ".join(formats))]
 
 
 def workload_tables(statistics: RequestStatistics) -> list[Any]:
-    """One trace: arrivals, token counts, prefix sharing, what was skipped."""
     parts: list[Any] = [Text(statistics.source, style="bold"), *statistics_tables(statistics)]
     return parts + [Text(f"note: {note}", style="dim") for note in statistics.notes]

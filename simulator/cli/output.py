@@ -60,12 +60,12 @@ NoProgressOption = Annotated[bool, typer.Option("--no-progress", help="Never sho
 
 def set_options(context: typer.Context) -> dict[str, str]:
     """Options and arguments that stand on the command line: parameter -> how it is written."""
-    params = [param for param in context.command.params if param.name is not None]
-    source = context.get_parameter_source
     return {
-        str(param.name): param.opts[-1]
-        for param in params
-        if (where := source(str(param.name))) is not None and where.name == "COMMANDLINE"
+        param.name: param.opts[-1]
+        for param in context.command.params
+        if param.name is not None
+        and (where := context.get_parameter_source(param.name)) is not None
+        and where.name == "COMMANDLINE"
     }
 
 
@@ -106,15 +106,6 @@ def console() -> Console:
     return PipedConsole(highlight=False, width=width)
 
 
-def encodable(text: str) -> bool:
-    """Whether stdout can take ``text`` as it is."""
-    try:
-        text.encode(sys.stdout.encoding or "utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def ready_streams() -> None:
     """Let stdout and stderr take any text: closed ones lose it, and what an ASCII terminal cannot show is escaped."""
     for name in ("stdout", "stderr"):
@@ -138,7 +129,9 @@ def emit(document: Any, json_file: str | None, human: Any) -> None:
 
     if json_file == STDOUT:
         text = json_text(document)
-        if not encodable(text):  # as escapes: what a terminal that knows no more would make of it is no JSON
+        try:
+            text.encode(sys.stdout.encoding or "utf-8")
+        except UnicodeEncodeError:  # as escapes: what a terminal that knows no more would make of it is no JSON
             text = json.dumps(json.loads(text), indent=2) + "\n"
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -156,9 +149,8 @@ def show(result: StudyResult, json_file: str | None, out: Path | None, last: str
     """Save a result where ``--out`` says, write its document where ``--json`` says, and print it."""
     if out is not None:
         result.save(out)
-    emit(
-        result.document, json_file, printed(result.title, result.facts, result.tables(), result.document, result.legend)
-    )
+    human = printed(result.title, result.facts, result.tables(), result.document, result.legend)
+    emit(result.document, json_file, human)
     if out is not None:
         page = f"; a one-page summary: {out / 'summary.html'}" if result.document.get("plan_summary") else ""
         print(f"Wrote {out}: open {out / 'report.html'}{page}", file=sys.stderr if json_file == STDOUT else sys.stdout)
@@ -172,8 +164,7 @@ def printed(
     """A result for the terminal: its title, its conclusion, its tables, what their terms mean, its notes."""
     from rich.text import Text
 
-    heading = Text(title, style="bold").append(f"  {facts}", style="dim not bold")
-    parts: list[Any] = [heading]
+    parts: list[Any] = [Text(title, style="bold").append(f"  {facts}", style="dim not bold")]
     if document.get("conclusion"):
         parts.append(Text(document["conclusion"], style="bold"))
     parts += [table for table in tables if table.rows]

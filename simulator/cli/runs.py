@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands to ``app``."""
     app.command("run", epilog="Example: forerun run chat.yaml --set engine.max_num_seqs=128 --out out/chat")(run)
     app.command("report", epilog="Example: forerun report out/chat")(report)
 

@@ -256,7 +256,6 @@ def _parts(scenario: Scenario) -> list[tuple[str, str, Scenario]]:
 
 
 def _own_remarks(scenario: Scenario) -> list[str]:
-    """Distinct remarks behind ``#`` in the launch commands of all parts."""
     remarks = (replica_command("vllm", part).partition("  # ")[2] for _, _, part in _parts(scenario))
     parts = (part for remark in remarks for part in remark.split("; ") if part and " copies behind a " not in part)
     return list(dict.fromkeys(parts))

@@ -41,7 +41,6 @@ class SeededRun(NamedTuple):
 def with_seeds(
     scenario: Scenario, seeds: Iterable[int], factors: Factors | None = None, notes: bool = False
 ) -> list[SeededRun]:
-    """The runs of one scenario."""
     pairs = tuple(sorted((factors or {}).items()))
     return [SeededRun(scenario, seed, pairs, notes=notes) for seed in seeds]
 

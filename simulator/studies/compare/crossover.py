@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from math import exp, inf, log
 from types import MappingProxyType
@@ -53,6 +53,10 @@ class LoadCurve:
     variant: str
     points: tuple[CurvePoint, ...]
     crossings: tuple[Crossing, ...]
+
+    def document(self) -> dict[str, Any]:
+        points = [{"value": point.value, **point.speedup._asdict()} for point in self.points]
+        return {"variant": self.variant, "points": points}
 
 
 def load_path(scenario: Scenario) -> str | None:
@@ -185,14 +189,12 @@ def crossings_of(points: Sequence[CurvePoint]) -> tuple[Crossing, ...]:
             continue
         section = points[first : last + 1]
         middle = _zero([(p.value, log(p.speedup.ratio)) for p in section], after)
-        ends: list[float | None] = [None, None]
+        low = high = None
         if all(p.speedup.low is not None and p.speedup.high is not None for p in section):
-            bounds = [
-                _zero([(p.value, log(p.speedup.low or 1.0)) for p in section], after),
-                _zero([(p.value, log(p.speedup.high or 1.0)) for p in section], after),
-            ]
-            ends = [min(bounds), max(bounds)]
-        crossings.append(Crossing(middle, ends[0], ends[1], "below" if before > 0 else "above"))
+            lows = [(p.value, log(p.speedup.low or 1.0)) for p in section]
+            highs = [(p.value, log(p.speedup.high or 1.0)) for p in section]
+            low, high = sorted(_zero(ends, after) for ends in (lows, highs))
+        crossings.append(Crossing(middle, low, high, "below" if before > 0 else "above"))
     return tuple(crossings)
 
 
@@ -249,14 +251,16 @@ def _ratios(
     }
 
 
-def nearest_crossing(curves: Sequence[LoadCurve], base: float | None) -> tuple[LoadCurve, Crossing] | None:
-    """The crossing nearest to the scenario's own load."""
-    crossings = [(curve, crossing) for curve in curves for crossing in curve.crossings]
+def crossing_rows(curves: Sequence[LoadCurve]) -> list[dict[str, Any]]:
+    return [{"variant": curve.variant, **asdict(crossing)} for curve in curves for crossing in curve.crossings]
 
-    def distance(item: tuple[LoadCurve, Crossing]) -> float:
-        value = item[1].value
+
+def nearest_crossing(curves: Sequence[LoadCurve], base: float | None) -> dict[str, Any] | None:
+    """The crossing nearest to the scenario's own load."""
+
+    def distance(row: dict[str, Any]) -> float:
         if base is None:
             return 0.0
-        return abs(log(value / base)) if value > 0 and base > 0 else inf
+        return abs(log(row["value"] / base)) if row["value"] > 0 and base > 0 else inf
 
-    return min(crossings, key=distance, default=None)
+    return min(crossing_rows(curves), key=distance, default=None)

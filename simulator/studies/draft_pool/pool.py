@@ -485,24 +485,22 @@ class DraftPoolResult(StudyResult):
         return [{"drafting": way, **row} for way, one in self.document["ways"].items() for row in one["gains"]]
 
     def tables(self) -> list[Table]:
-        rows: list[list[Value]] = []
-        for row in self.records():
-            tone = "good" if row["gain"] >= 1.0 else "bad"
-            rows.append(
-                [
-                    WAYS[row["drafting"]],
-                    row["verifiers_per_drafter"],
-                    Cell(f"{row['gain']:.2f}x", value=row["gain"], tone=tone),  # type: ignore[arg-type]
-                    Cell(f"{row['low']:.2f} to {row['high']:.2f}"),
-                    Cell(percent(row["use"]), value=row["use"]),
-                    Cell(f"{1e3 * row['step_s']:.2f}", value=row["step_s"]),
-                ]
-            )
+        rows: list[list[Value]] = [
+            [
+                WAYS[row["drafting"]],
+                row["verifiers_per_drafter"],
+                Cell(f"{row['gain']:.2f}x", value=row["gain"], tone="good" if row["gain"] >= 1.0 else "bad"),
+                f"{row['low']:.2f} to {row['high']:.2f}",
+                Cell(percent(row["use"]), value=row["use"]),
+                Cell(f"{1e3 * row['step_s']:.2f}", value=row["step_s"]),
+            ]
+            for row in self.records()
+        ]
         columns = ("drafting", "verifiers", "gain", "range", "drafter at work", "step (ms)")
         names = {"verify_s": "verification", "plain_s": "step without drafts", "draft_s": "drafts of one verifier"}
         names |= {"prefill_s": "contexts read anew", "there_s": "tokens sent", "back_s": "drafts sent"}
         prices = self.document["prices"]
-        parts: list[list[Value]] = [[says, Cell(f"{1e3 * prices[key]:.2f}")] for key, says in names.items()]
+        parts = [(says, f"{1e3 * prices[key]:.2f}") for key, says in names.items()]
         return [
             Table("Tokens per second over the same verifiers without drafts", columns, rows, name="gains"),
             Table("What it is made of", ("", "ms"), parts, name="prices"),

@@ -79,7 +79,6 @@ class PlannedLoad:
         return count / max(LEAST_SPAN_S, LEAST_SPAN_LIMITS * longest_wait_s)
 
     def limited(self, scenario: Scenario) -> Scenario:
-        """The scenario with the requests of a run."""
         part = {f"workload.{name}": value for name, value in self._part().items()}
         return scenario.with_values(part) if part else scenario
 

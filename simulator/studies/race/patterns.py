@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,19 +42,13 @@ class Pattern:
     """A stream of requests by its parameters."""
 
     seed: int
-    stretches: tuple[Stretch, ...]
     hard_share: float
     """Share of requests, chosen at random, whose drafts are accepted less often."""
     hard_factor: float
-
-    def document(self) -> dict[str, Any]:
-        """The pattern as plain JSON values."""
-        rows = [{name: getattr(one, name) for name in Stretch.__slots__} for one in self.stretches]
-        return {"seed": self.seed, "hard_share": self.hard_share, "hard_factor": self.hard_factor, "stretches": rows}
+    stretches: tuple[Stretch, ...]
 
     @property
     def words(self) -> str:
-        """Short description of the pattern."""
         batches = " -> ".join(f"{one.batch:.0f}" for one in self.stretches)
         factors = " -> ".join(f"{one.acceptance:.2f}" for one in self.stretches)
         return f"{batches} at once, acceptance x {factors}, {self.hard_share:.0%} hard"
@@ -72,7 +65,6 @@ class PatternTraffic:
 
     @property
     def stream(self) -> RequestStream:
-        """The requests."""
         return RequestStream(self.arrival_s, self.input_tokens, self.output_tokens, None)
 
     @property
@@ -122,7 +114,7 @@ def drawn(rng: np.random.Generator, requests: int) -> Pattern:
     count = int(rng.integers(1, 6))
     stretches = tuple(_stretch(rng, max(4, requests // count)) for _ in range(count))
     hard_share = float(rng.uniform(0.0, 0.8)) if rng.random() < 0.5 else 0.0
-    return Pattern(int(rng.integers(2**31)), stretches, hard_share, float(rng.uniform(0.1, 0.6)))
+    return Pattern(int(rng.integers(2**31)), hard_share, float(rng.uniform(0.1, 0.6)), stretches)
 
 
 def changed(rng: np.random.Generator, pattern: Pattern) -> Pattern:
@@ -168,8 +160,3 @@ def traffic_of(pattern: Pattern, step_seconds: Callable[[int, int, int], float])
     arrival_s, prompts, outputs, factors = map(np.concatenate, columns)
     kept = np.clip(factors, LEVELS[0], LEVELS[-1])
     return PatternTraffic(arrival_s, prompts.astype(np.int64), outputs.astype(np.int64), kept)
-
-
-def worst_of(scores: Mapping[Pattern, float], count: int) -> list[Pattern]:
-    """The patterns with the highest scores."""
-    return sorted(scores, key=lambda pattern: -scores[pattern])[:count]

@@ -6,8 +6,8 @@ import importlib
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import lru_cache
+from dataclasses import asdict, replace
+from functools import lru_cache, partial
 from math import fsum
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,7 +35,6 @@ from simulator.studies.race.patterns import (
     read_traffic,
     survival_by_level,
     traffic_of,
-    worst_of,
 )
 from simulator.studies.study_file import yaml_text
 from simulator.timing import ModelTimer, decode_step
@@ -50,8 +49,6 @@ PARENTS = 4
 """Worst patterns of a round from which the next are made."""
 SWITCH_S = 0.02
 """Host seconds of a change of K where the scenario does not say: another set of captured graphs; assumed."""
-
-
 TABLE_CONTEXT, TABLE_GAIN = 1024, 1.01
 """Context of an emitted table; what a smaller K must gain to replace a larger one as batches grow: a table that went up
 and down with the sizes of captured graphs would change K all the time."""
@@ -111,12 +108,6 @@ def checked_controllers(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def most_tokens(scenario: Scenario) -> int:
-    """The largest K."""
-    assert scenario.speculation is not None
-    return scenario.speculation.depth
-
-
 def with_controller(scenario: Scenario, name: str) -> Scenario:
     """The scenario with the controller ``name``: ``off``, ``fixed-K`` or a policy that changes K.
 
@@ -143,14 +134,9 @@ def plug_in(name: str, most: int) -> Callable[[], DraftPolicy]:
     """Load a user-defined policy ``module:factory``; the factory is called with the largest K."""
     module, _, attribute = name.partition(":")
     try:
-        factory = getattr(importlib.import_module(module), attribute)
+        make = partial(getattr(importlib.import_module(module), attribute), most)
     except (ImportError, AttributeError) as error:
         raise ArgumentError("controller", f"{name}: {error}") from None
-
-    def make() -> DraftPolicy:
-        made: DraftPolicy = factory(most)
-        return made
-
     check_policy(make, most)
     return make
 
@@ -170,7 +156,8 @@ def run_pattern(
     scenario: Scenario, names: Sequence[str], traffic: PatternTraffic, seed: int = 0
 ) -> dict[str, RaceOutcome]:
     """Run every controller, off and every fixed K on one stream of requests; called in a worker process."""
-    fixed = [f"{FIXED}-{tokens}" for tokens in range(1, most_tokens(scenario) + 1)]
+    assert scenario.speculation is not None
+    fixed = [f"{FIXED}-{tokens}" for tokens in range(1, scenario.speculation.depth + 1)]
     return {name: run_controller(scenario, name, traffic, seed) for name in (OFF, *fixed, *names)}
 
 
@@ -182,9 +169,8 @@ def run_controller(scenario: Scenario, name: str, traffic: PatternTraffic, seed:
     if requests.failed.any():
         raise ForerunError(f"{name}: {int(requests.failed.sum())} requests are longer than can be served")
     latency = requests.finished_s - requests.arrival_s
-    draft = log.steps.draft(slice(None)) if build.main.rule is not None else None
     span = float(requests.finished_s.max() - requests.arrival_s.min())
-    switches = 0 if draft is None else int(draft.switched.sum())
+    switches = 0 if build.main.rule is None else int(log.steps.draft(slice(None)).switched.sum())
     return RaceOutcome(float(latency.mean()), switches, float(traffic.output_tokens.sum()) / span)
 
 
@@ -205,7 +191,7 @@ def controlled(scenario: Scenario, name: str, traffic: PatternTraffic, seed: int
 @lru_cache(maxsize=64)
 def _built(text: str, name: str, seed: int) -> Build:
     scenario = Scenario.model_validate_json(text)
-    custom = plug_in(name, most_tokens(scenario)) if ":" in name else None
+    custom = plug_in(name, scenario.speculation.depth) if scenario.speculation is not None and ":" in name else None
     return build_replica(with_controller(scenario, name), seed, make_policy=custom)
 
 
@@ -218,11 +204,6 @@ def regret_of(outcomes: Mapping[str, RaceOutcome], name: str) -> float:
     """Share by which a controller's latency exceeds that of the best fixed K, off included."""
     best = min(one.latency_s for other, one in outcomes.items() if is_fixed(other))
     return outcomes[name].latency_s / best - 1.0
-
-
-def speed_over_off(outcomes: Mapping[str, RaceOutcome], name: str) -> float:
-    """Latency without drafts over that of a controller."""
-    return outcomes[OFF].latency_s / outcomes[name].latency_s
 
 
 def _searched(
@@ -240,12 +221,9 @@ def _searched(
     wanted = [first, *(len(part) for part in np.array_split(np.arange(count - first), ROUNDS) if len(part))]
     seconds = steps_of(scenario)
     outcomes: list[tuple[Pattern, dict[str, RaceOutcome]]] = []
-    for number, size in enumerate(wanted):
-        if number == 0:
-            generation = [drawn(rng, requests) for _ in range(size)]
-        else:
-            parents = _hurt(outcomes, names)
-            generation = [changed(rng, parents[n % len(parents)]) for n in range(size)]
+    for size in wanted:
+        parents = _hurt(outcomes, names)
+        generation = [changed(rng, parents[n % len(parents)]) if parents else drawn(rng, requests) for n in range(size)]
         started = [workers.start(run_pattern, scenario, names, traffic_of(one, seconds)) for one in generation]
         for pattern, outcome in zip(generation, started, strict=True):
             outcomes.append((pattern, outcome()))
@@ -256,11 +234,12 @@ def _searched(
 
 def _hurt(outcomes: Sequence[tuple[Pattern, Mapping[str, RaceOutcome]]], names: Sequence[str]) -> list[Pattern]:
     """Patterns on which some controller falls furthest behind: of our own first, then of any."""
-    aimed = [name for name in names if name == OWN] or list(names)
-    chosen = worst_of({pattern: max(regret_of(o, name) for name in aimed) for pattern, o in outcomes}, PARENTS)
-    return chosen + worst_of(
-        {pattern: max(regret_of(o, name) for name in names) for pattern, o in outcomes}, PARENTS // 2
-    )
+
+    def worst(aimed: Sequence[str], count: int) -> list[Pattern]:
+        scores = {pattern: max(regret_of(o, name) for name in aimed) for pattern, o in outcomes}
+        return sorted(scores, key=lambda pattern: -scores[pattern])[:count]
+
+    return worst([OWN] if OWN in names else names, PARENTS) + worst(names, PARENTS // 2)
 
 
 def _result(
@@ -279,7 +258,7 @@ def _result(
         "winner": winner["name"],
         "patterns": [
             {
-                "pattern": None if pattern is None else pattern.document(),
+                "pattern": None if pattern is None else asdict(pattern),
                 "says": None if pattern is None else pattern.words,
                 "latency_s": {name: one.latency_s for name, one in outcomes.items()},
                 "switches": {name: one.switches for name, one in outcomes.items() if one.switches},
@@ -308,7 +287,7 @@ def _result(
 
 def _controller_row(name: str, runs: Sequence[Mapping[str, RaceOutcome]]) -> dict[str, Any]:
     regrets = [regret_of(outcomes, name) for outcomes in runs]
-    speeds = [speed_over_off(outcomes, name) for outcomes in runs]
+    speeds = [outcomes[OFF].latency_s / outcomes[name].latency_s for outcomes in runs]
     return {
         "name": name,
         "regret_mean": fsum(regrets) / len(regrets),
@@ -394,25 +373,25 @@ class RaceResult(StudyResult):
         return list(self.document["controllers"])
 
     def tables(self) -> list[Table]:
-        return [_controller_table(self.document), _pattern_table(self.document), _emit_table(self.document)]
+        commands = [["vllm", self.document["emit"]["vllm"]]]
+        emitted = Table("To paste", ("engine", "speculative config"), commands, shown=2, name="commands")
+        return [_controller_table(self.document), _pattern_table(self.document), emitted]
 
 
 def _controller_table(document: Mapping[str, Any]) -> Table:
-    rows: list[list[Value]] = []
-    for row in document["controllers"]:
-        tone = "good" if row["name"] == document["winner"] else ""
-        rows.append(
-            [
-                Cell(row["name"], tone=tone),  # type: ignore[arg-type]
-                Cell(f"{row['regret_mean']:+.1%}", value=row["regret_mean"]),
-                Cell(f"{row['regret_worst']:+.1%}", value=row["regret_worst"]),
-                Cell(f"{row['speed_over_off_mean']:.2f}x", value=row["speed_over_off_mean"]),
-                Cell(percent(row["speed_over_off_worst"]), value=row["speed_over_off_worst"]),
-                Cell(f"{row['switches']:.1f}", value=row["switches"]),
-            ]
-        )
-    columns = ("", "mean regret", "worst", "over off", "worst of off", "changes of K")
-    return Table("Latency against the best fixed K in hindsight", columns, rows, name="controllers")
+    columns: dict[str, tuple[str, Callable[[float], str]]] = {
+        "mean regret": ("regret_mean", "{:+.1%}".format),
+        "worst": ("regret_worst", "{:+.1%}".format),
+        "over off": ("speed_over_off_mean", "{:.2f}x".format),
+        "worst of off": ("speed_over_off_worst", percent),
+        "changes of K": ("switches", "{:.1f}".format),
+    }
+    rows = [
+        [Cell(row["name"], tone="good" if row["name"] == document["winner"] else "")]
+        + [Cell(words(row[key]), value=row[key]) for key, words in columns.values()]
+        for row in document["controllers"]
+    ]
+    return Table("Latency against the best fixed K in hindsight", ["", *columns], rows, name="controllers")
 
 
 def _pattern_table(document: Mapping[str, Any]) -> Table:
@@ -430,8 +409,3 @@ def _pattern_table(document: Mapping[str, Any]) -> Table:
     columns = ("", "traffic", "best fixed", "regret", "of off")
     ranked = [row for _, row in sorted(rows, key=lambda one: one[0])]
     return Table(title, columns, ranked, shown=5, name="patterns")
-
-
-def _emit_table(document: Mapping[str, Any]) -> Table:
-    rows: list[list[Value]] = [["vllm", document["emit"]["vllm"]]]
-    return Table("To paste", ("engine", "speculative config"), rows, shown=2, name="commands")

@@ -80,7 +80,6 @@ class SteadyReplica:
 
     @property
     def most(self) -> int:
-        """Most decoding requests."""
         return max(1, round(self.places))
 
     @cached_property

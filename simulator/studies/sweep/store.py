@@ -106,7 +106,6 @@ class SweepStore:
         return claimed
 
     def release(self, key: str) -> None:
-        """Open a claimed point again."""
         self._unlock(key)
         self._open.append(key)
 

@@ -32,12 +32,10 @@ class Spread(NamedTuple):
     up: FloatArray
 
     def ends(self, ratio: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Lower and upper end of the interval around ``ratio``."""
         return ratio * np.exp(-self.down), ratio * np.exp(self.up)
 
 
 def no_spread(cells: int) -> Spread:
-    """Nothing is uncertain."""
     return Spread(np.zeros(cells), np.zeros(cells))
 
 

@@ -83,7 +83,6 @@ class GridCell:
 
     @property
     def sure(self) -> bool:
-        """Whether drafting pays over its whole interval."""
         return self.choice is not None and self.best_low > 1.0
 
 
