@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from forerun.tables import ABSENT, Table, Value, duration, number, pairs, scaled
+from forerun.tables import ABSENT, Table, duration, number, pairs, scaled
 from simulator.llm.architecture import architecture_summary
 from simulator.workload.workload_tables import statistics_tables
 
@@ -47,20 +47,19 @@ def chip_row(chip: Chip) -> dict[str, Any]:
 
 
 def chips_table(rows: Sequence[Row]) -> Table:
-    lines: list[list[Value]] = []
-    for row in rows:
-        peaks = row["peak_flops_per_s"]
-        peak = next((peaks[dtype] for dtype in ("bf16", "fp16", "bfp8", "fp32") if dtype in peaks), None)
-        lines.append(
-            [
-                row["name"],
-                scaled(row["memory_bytes"], "B"),
-                scaled(row["bandwidth_bytes_per_s"], "B/s"),
-                scaled(peak, "FLOP/s"),
-                f"{number(row['tdp_w'])} W",
-                ", ".join(row["calibrated"]) or ABSENT,
-            ]
-        )
+    lines = [
+        [
+            row["name"],
+            scaled(row["memory_bytes"], "B"),
+            scaled(row["bandwidth_bytes_per_s"], "B/s"),
+            scaled(
+                next(filter(None, map(row["peak_flops_per_s"].get, ("bf16", "fp16", "bfp8", "fp32"))), None), "FLOP/s"
+            ),
+            f"{number(row['tdp_w'])} W",
+            ", ".join(row["calibrated"]) or ABSENT,
+        ]
+        for row in rows
+    ]
     return Table("", ("chip", "memory", "bandwidth", "dense 16-bit", "TDP", "fitted for"), lines)
 
 

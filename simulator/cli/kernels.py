@@ -16,15 +16,13 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    app.command("predict", epilog="Example: forerun predict --chip h100-sxm gemm m=16 n=4096 k=4096 dtype=bf16")(
-        predict
-    )
-    app.command("measure", epilog="Example: forerun measure --quick --output mine.csv --profile this-machine.yaml")(
-        measure
-    )
-    app.command("calibrate", epilog="Example: forerun calibrate measured.csv --chip rtx-4090 --output my-4090.yaml")(
-        calibrate
-    )
+    examples = {
+        predict: "--chip h100-sxm gemm m=16 n=4096 k=4096 dtype=bf16",
+        measure: "--quick --output mine.csv --profile this-machine.yaml",
+        calibrate: "measured.csv --chip rtx-4090 --output my-4090.yaml",
+    }
+    for command, example in examples.items():
+        app.command(command.__name__, epilog=f"Example: forerun {command.__name__} {example}")(command)
 
 
 def predict(

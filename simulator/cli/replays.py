@@ -29,10 +29,12 @@ replay = typer.Typer(
 
 def register(app: typer.Typer) -> None:
     app.add_typer(replay, name="replay")
-    example = "gemm_perf.parquet --chip h100-sxm --library trtllm --out out/gemm"
-    replay.command("kernels", epilog=f"Example: forerun replay kernels {example}")(kernels)
-    for command, example in ((requests, "result.json --scenario base.yaml --out out/served"),
-                             (steps, "steps.csv --scenario base.yaml --out out/steps")):
+    examples = {
+        kernels: "gemm_perf.parquet --chip h100-sxm --library trtllm --out out/gemm",
+        requests: "result.json --scenario base.yaml --out out/served",
+        steps: "steps.csv --scenario base.yaml --out out/steps",
+    }
+    for command, example in examples.items():
         replay.command(command.__name__, epilog=f"Example: forerun replay {command.__name__} {example}")(command)
 
 
@@ -119,9 +121,7 @@ def requests(
     jobs: JobsOption = None,
     fail_above: Annotated[
         Texts,
-        _gate_option(
-            "[METRIC.]FIGURE", "a figure (mape, median_ape, p90_ape, |bias|) exceeds VALUE, e.g. tpot.mape=7"
-        ),
+        _gate_option("[METRIC.]FIGURE", "a figure (mape, median_ape, p90_ape, |bias|) exceeds VALUE, e.g. tpot.mape=7"),
     ] = None,
     json_file: JsonOption = None,
     out: OutOption = None,
@@ -159,7 +159,8 @@ def steps(
     format: FormatOption = "auto",
     set_values: SetOption = None,
     fail_above: Annotated[
-        Texts, _gate_option("[KIND.]FIGURE", "mape, median_ape, p90_ape or |bias|, of all or of one kind, exceeds VALUE")
+        Texts,
+        _gate_option("[KIND.]FIGURE", "mape, median_ape, p90_ape or |bias|, of all or of one kind, exceeds VALUE"),
     ] = None,
     json_file: JsonOption = None,
     out: OutOption = None,

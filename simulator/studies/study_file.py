@@ -143,12 +143,10 @@ Source = ScenarioSource | StudyFile
 """A scenario (also as a dict), a study, or the file of either."""
 
 
-def study_of(
-    source: Source, vary: Mapping[str, Sequence[Any] | Range] | None = None, overrides: Sequence[str] = ()
-) -> StudyFile:
+def study_of(source: Source, vary: Mapping[str, Sequence[Any] | Range] | None = None) -> StudyFile:
     """Build a study from a scenario, a study or a file of either."""
     if isinstance(source, str | Path):
-        source = load_study(source, overrides)
+        source = load_study(source)
     study = source if isinstance(source, StudyFile) else StudyFile("scenario", as_scenario(source), {}, ())
     values = {
         path: each if isinstance(each, Range) else checked_values(list(each), f"vary {path}")
@@ -368,7 +366,6 @@ def axis_values(values: Sequence[int | str], axis: str) -> tuple[int, ...]:
 Design = Literal["grid", "random", "latin-hypercube"]
 DESIGNS: tuple[Design, ...] = ("grid", "random", "latin-hypercube")
 LARGEST = 1_000_000
-"""Most points of one study."""
 
 
 def design_points(

@@ -64,7 +64,6 @@ AUTOMATIC, NONE = "auto", "none"
 SAMPLING, MODELLED, ASSUMED = "sampling", "model error and sampling", "assumed costs and sampling"
 """Sources of error that the interval of a ratio may cover."""
 TORNADO_ROWS = 8
-"""Assumed parameters that a terminal shows."""
 
 
 def variants_of(study: StudyFile) -> list[Variant]:
@@ -346,7 +345,6 @@ OF_THE_RUN = (
     "usd_per_million_output_tokens",
     "scenario",
 )
-"""Parts of a run's document that a variant has."""
 
 
 def _variant_document(variant: Variant, run: dict[str, Any], ratios: dict[str, Ratio | None]) -> dict[str, Any]:
@@ -388,7 +386,7 @@ def compare_sentence(document: dict[str, Any]) -> str:
     verdict, reached = Ratio(**speedup).verdict, times(speedup["ratio"])
     where = f" in {metric_words(metric)}"
     interval = _interval(speedup, winner["interval_of"])
-    good = [(v.get("slo") or {}).get("good_share") for v in document["variants"]]
+    good: list[Any] = [(v.get("slo") or {}).get("good_share") for v in document["variants"]]
     lead = ""
     if metric != GOODPUT and None not in good:
         low, high = min(good), max(good)
@@ -462,7 +460,7 @@ def _points_of(document: dict[str, Any], variant: str) -> list[dict[str, Any]]:
 def _everywhere_words(document: dict[str, Any], best: str) -> str:
     """That a variant pays at every load tried that can be served; empty where it does not, or no load was tried."""
     served = document.get("served_load") or {}
-    pair = served.get(best), served.get(document["baseline"])
+    pair: list[Any] = [served.get(best), served.get(document["baseline"])]
     if document.get("load_curves") is None or None in pair:
         return ""
     most = max(pair)

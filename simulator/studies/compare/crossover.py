@@ -19,7 +19,6 @@ REQUEST_RATE = "workload.arrivals.request_rate"
 MAX_CONCURRENCY = "workload.arrivals.max_concurrency"
 RATE_SCALE = "workload.arrivals.rate_scale"
 LOAD_FACTORS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
-"""Loads that are tried, over the scenario's own."""
 RANGE_POINTS = 7
 REFINEMENTS = 3
 """How often the interval around a crossing is halved."""

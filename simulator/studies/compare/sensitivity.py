@@ -73,7 +73,7 @@ def swings(
             for name, answer in answers.items()
             if answer is not None and any((end.get(name, 1.0) - 1.0) * answer.verdict < 0 for end in ends)
         )
-        all_swings.append(Swing(parameter, *ends, tuple(flipped)))
+        all_swings.append(Swing(parameter, ends[0], ends[1], tuple(flipped)))
     return sorted(all_swings, key=lambda swing: -max((swing.width(v.name) for v in variants[1:]), default=0.0))
 
 

@@ -39,7 +39,6 @@ class PoolPrices(NamedTuple):
     """Seconds of each action of verifiers and drafters; all verifiers have the same batch size."""
 
     batch: int
-    """Sequences in the batch of a verifier."""
     verify_s: float
     """Seconds of a step that verifies drafts."""
     plain_s: float
@@ -341,7 +340,6 @@ class PoolGain(NamedTuple):
     gain: float
     step_s: float
     use: float
-    """Share of time at which the drafters draft."""
 
 
 def pool_gains(

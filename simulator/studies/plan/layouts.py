@@ -39,7 +39,6 @@ class Layout:
     """The scenario of this layout with one replica."""
     name: str
     chips: int
-    """Number of chips of one replica."""
     usd_per_hour: float | None
     """Price of one replica, US dollars per hour; None where neither scenario nor chip profile has one."""
     refused: str | None = None

@@ -88,7 +88,7 @@ def objective_of(slo: Mapping[str, float], texts: Sequence[str] = ()) -> Objecti
         key, equals, value = text.partition("=")
         if not equals:
             raise ArgumentError("slo", f"{text}: write KEY=VALUE, for example p99_ttft_ms=1000 or goodput=0.95")
-        values[key.strip()] = _number(text, value)
+        values[key.strip()] = positive_number("slo", text, value)
     if not values:
         raise ForerunError(f"slo: give at least one limit to plan for, for example {EXAMPLE}")
     goodput = values.pop(GOODPUT, None)
@@ -176,13 +176,14 @@ def _sample(latencies_ms: FloatArray) -> WeightedSample:
     return WeightedSample.of(latencies_ms[~np.isnan(latencies_ms)])
 
 
-def _number(place: str, text: str) -> float:
+def positive_number(argument: str, place: str, text: str) -> float:
+    """The number of an option's text; anything but a finite one above 0 is refused by the option's name."""
     try:
         value = float(text)
     except ValueError:
         value = -1.0
     if not (value > 0 and isfinite(value)):
-        raise ArgumentError("slo", f"{place}: the value must be a positive number (got '{text}')")
+        raise ArgumentError(argument, f"{place}: the value must be a positive number (got '{text}')")
     return value
 
 

@@ -73,7 +73,6 @@ class Candidate:
     layout: Layout
     replicas: int
     status: str
-    """One of ``RANKS``."""
     reason: str | None = None
     verdict: Verdict | None = None
     max_rate: float | None = None
@@ -136,7 +135,6 @@ class Plan:
     notes: list[str] = field(default_factory=list)
     runs: int = 0
     load: PlannedLoad | None = None
-    """The load that the candidates are simulated under."""
     headroom_cases: HeadroomCases | None = None
     """How the best does when things change; None without ``headroom``, or where nothing holds."""
 

@@ -144,7 +144,6 @@ class Observation:
     """What a plan keeps of one run."""
 
     values: dict[str, float | None]
-    """Values of the run by the names of the objective."""
     failed: int
     completed: int
     output_throughput: float | None
@@ -166,7 +165,6 @@ class Verdict:
     slo_ratio: float
     """Largest slo_ratio of the mean values; at most 1 when met. Infinite when requests fail."""
     binding: str | None
-    """Name of the limit with the largest SLO ratio."""
     values: dict[str, float | None]
     """Means over the runs."""
     interval: tuple[float, float] | None
@@ -298,18 +296,15 @@ def judge(objective: Objective, observations: Sequence[Observation], confidence:
     )
 
 
-def highest_rate(
-    slo_ratio_at: Callable[[float], float], guess: float, tolerance: float = TOLERANCE, most: float = inf
-) -> tuple[float, int]:
+def highest_rate(slo_ratio_at: Callable[[float], float], guess: float, most: float = inf) -> tuple[float, int]:
     """The highest load at which ``slo_ratio_at`` is at most 1, by bisection in the logarithm of the load.
 
-    The result holds, and ``(1 + tolerance)`` times it does not. Runs at different loads share their random numbers, so
+    The result holds, and ``(1 + TOLERANCE)`` times it does not. Runs at different loads share their random numbers, so
     what is searched rises but for the granularity of batching.
 
     Args:
         slo_ratio_at: largest slo_ratio of the SLO at a load.
         guess: where to start, > 0.
-        tolerance: relative width of the bracket at the end.
         most: highest load to try.
 
     Returns:
@@ -328,7 +323,7 @@ def highest_rate(
                 return low, tried
             rate = min(low * step, most) if high == inf else high / step
             step = min(step * 1.5, 4.0)
-        elif high / low > 1.0 + tolerance:
+        elif high / low > 1.0 + TOLERANCE:
             rate = sqrt(low * high)
         else:
             return low, tried

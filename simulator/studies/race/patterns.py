@@ -32,7 +32,6 @@ class Stretch:
     batch: float
     """Requests at once, had they no drafts: sets the rate of arrivals (Little's law)."""
     acceptance: float
-    """Factor on every conditional acceptance rate."""
     prompt: int
     output: int
 

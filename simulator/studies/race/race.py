@@ -60,7 +60,6 @@ class RaceOutcome(NamedTuple):
     latency_s: float
     """Mean end-to-end latency."""
     switches: int
-    """Steps in which K changed."""
     tokens_per_s: float
 
 
@@ -79,12 +78,26 @@ def searched_race(
     jobs: int | None,
     progress: ProgressCall | None,
 ) -> RaceResult:
-    """A race on patterns that are drawn and searched for."""
+    """A race on patterns of which the first are drawn, the others made of what hurt the controllers most so far."""
+    rng = np.random.default_rng([seed, 0xACE])
+    first = max(1, round(patterns * (1 - SEARCHED)))
+    sizes = [first, *(len(part) for part in np.array_split(np.arange(patterns - first), ROUNDS) if len(part))]
+    seconds = steps_of(base)
+    outcomes: dict[Pattern, dict[str, RaceOutcome]] = {}
     with Workers(jobs or cores() if jobs != 1 else 0) as workers:
-        outcomes = dict(_searched(base, names, patterns, requests, seed, workers, progress))
+        for size in sizes:
+            parents = _hurt(outcomes, names)
+            generation = [
+                changed(rng, parents[n % len(parents)]) if parents else drawn(rng, requests) for n in range(size)
+            ]
+            started = [workers.start(run_pattern, base, names, traffic_of(one, seconds)) for one in generation]
+            for pattern, outcome in zip(generation, started, strict=True):
+                outcomes[pattern] = outcome()
+                if progress is not None:
+                    progress(len(outcomes), patterns)
     result = _result(base, names, outcomes, seed)
     closest = list(outcomes)[result.document["certificate"]["pattern"]]
-    result.files["closest.csv"] = traffic_of(closest, steps_of(base)).csv
+    result.files["closest.csv"] = traffic_of(closest, seconds).csv
     return result
 
 
@@ -152,47 +165,46 @@ def steps_of(scenario: Scenario) -> Callable[[int, int, int], float]:
     return seconds
 
 
-def run_pattern(
-    scenario: Scenario, names: Sequence[str], traffic: PatternTraffic, seed: int = 0
-) -> dict[str, RaceOutcome]:
+def run_pattern(scenario: Scenario, names: Sequence[str], traffic: PatternTraffic) -> dict[str, RaceOutcome]:
     """Run every controller, off and every fixed K on one stream of requests; called in a worker process."""
     assert scenario.speculation is not None
     fixed = [f"{FIXED}-{tokens}" for tokens in range(1, scenario.speculation.depth + 1)]
-    return {name: run_controller(scenario, name, traffic, seed) for name in (OFF, *fixed, *names)}
+    return {name: run_controller(scenario, name, traffic) for name in (OFF, *fixed, *names)}
 
 
-def run_controller(scenario: Scenario, name: str, traffic: PatternTraffic, seed: int = 0) -> RaceOutcome:
+def run_controller(scenario: Scenario, name: str, traffic: PatternTraffic) -> RaceOutcome:
     """One controller on one stream of requests."""
-    build = controlled(scenario, name, traffic, seed)
+    build = controlled(scenario, name, traffic)
     log = build.fleet.run(traffic.stream)
     requests = request_records(log, build.main)
     if requests.failed.any():
         raise ForerunError(f"{name}: {int(requests.failed.sum())} requests are longer than can be served")
     latency = requests.finished_s - requests.arrival_s
     span = float(requests.finished_s.max() - requests.arrival_s.min())
-    switches = 0 if build.main.rule is None else int(log.steps.draft(slice(None)).switched.sum())
+    draft = log.steps.draft(slice(None)) if build.main.rule is not None else None
+    switches = 0 if draft is None else int(draft.switched.sum())
     return RaceOutcome(float(latency.mean()), switches, float(traffic.output_tokens.sum()) / span)
 
 
-def controlled(scenario: Scenario, name: str, traffic: PatternTraffic, seed: int = 0) -> Build:
+def controlled(scenario: Scenario, name: str, traffic: PatternTraffic) -> Build:
     """The replicas under a controller, with the acceptance of each request as the traffic has it."""
-    build = _built(scenario.model_dump_json(exclude_unset=True), name, seed)
+    build = _built(scenario.model_dump_json(exclude_unset=True), name)
     if build.main.sampler is None:
         return build
     assert scenario.speculation is not None
     # All controllers draw from the thresholds of the longest drafts, so that their first positions agree.
     rates = survival_by_level([float(rate) for rate in draft_survival(scenario.speculation)])
     depth = build.main.sampler.num_speculative_tokens
-    sampler = AcceptanceSampler(rates[:, :depth], seed, class_of=traffic.level)
+    sampler = AcceptanceSampler(rates[:, :depth], 0, class_of=traffic.level)
     pools = tuple(replace(pool, sampler=sampler) for pool in build.pools)
     return replace(build, pools=pools, fleet=replace(build.fleet, pools=pools))
 
 
 @lru_cache(maxsize=64)
-def _built(text: str, name: str, seed: int) -> Build:
+def _built(text: str, name: str) -> Build:
     scenario = Scenario.model_validate_json(text)
     custom = plug_in(name, scenario.speculation.depth) if scenario.speculation is not None and ":" in name else None
-    return build_replica(with_controller(scenario, name), seed, make_policy=custom)
+    return build_replica(with_controller(scenario, name), make_policy=custom)
 
 
 def is_fixed(name: str) -> bool:
@@ -206,37 +218,11 @@ def regret_of(outcomes: Mapping[str, RaceOutcome], name: str) -> float:
     return outcomes[name].latency_s / best - 1.0
 
 
-def _searched(
-    scenario: Scenario,
-    names: Sequence[str],
-    count: int,
-    requests: int,
-    seed: int,
-    workers: Workers,
-    progress: ProgressCall | None,
-) -> list[tuple[Pattern, dict[str, RaceOutcome]]]:
-    """Patterns and outcomes: the first drawn, the others from what hurt the controllers most so far."""
-    rng = np.random.default_rng([seed, 0xACE])
-    first = max(1, round(count * (1 - SEARCHED)))
-    wanted = [first, *(len(part) for part in np.array_split(np.arange(count - first), ROUNDS) if len(part))]
-    seconds = steps_of(scenario)
-    outcomes: list[tuple[Pattern, dict[str, RaceOutcome]]] = []
-    for size in wanted:
-        parents = _hurt(outcomes, names)
-        generation = [changed(rng, parents[n % len(parents)]) if parents else drawn(rng, requests) for n in range(size)]
-        started = [workers.start(run_pattern, scenario, names, traffic_of(one, seconds)) for one in generation]
-        for pattern, outcome in zip(generation, started, strict=True):
-            outcomes.append((pattern, outcome()))
-            if progress is not None:
-                progress(len(outcomes), count)
-    return outcomes
-
-
-def _hurt(outcomes: Sequence[tuple[Pattern, Mapping[str, RaceOutcome]]], names: Sequence[str]) -> list[Pattern]:
+def _hurt(outcomes: Mapping[Pattern, Mapping[str, RaceOutcome]], names: Sequence[str]) -> list[Pattern]:
     """Patterns on which some controller falls furthest behind: of our own first, then of any."""
 
     def worst(aimed: Sequence[str], count: int) -> list[Pattern]:
-        scores = {pattern: max(regret_of(o, name) for name in aimed) for pattern, o in outcomes}
+        scores = {pattern: max(regret_of(o, name) for name in aimed) for pattern, o in outcomes.items()}
         return sorted(scores, key=lambda pattern: -scores[pattern])[:count]
 
     return worst([OWN] if OWN in names else names, PARENTS) + worst(names, PARENTS // 2)

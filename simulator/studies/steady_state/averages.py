@@ -318,10 +318,8 @@ def make_replica(
 ) -> SteadyReplica:
     """Price a replica's steps and find how many requests it holds."""
     work = request_work(traffic, limits, timer.windows, survival)
-    places, limited_by = (
-        float(min(limits.max_num_seqs, max(1, limits.max_num_batched_tokens // limits.query_len))),
-        "places",
-    )
+    places = float(min(limits.max_num_seqs, max(1, limits.max_num_batched_tokens // limits.query_len)))
+    limited_by = "places"
     in_memory = (limits.num_blocks - limits.watermark_blocks) * limits.block_size / work.kv_tokens
     if in_memory < places:
         places, limited_by = max(1.0, in_memory), "kv"

@@ -218,15 +218,11 @@ def _lengths(scenario: Scenario) -> Lengths:
 
 
 def _replica(scenario: Scenario, build: Build, lengths: Lengths) -> SteadyReplica:
-    cluster, speculation = build.main, scenario.speculation
+    pool, speculation = build.main, scenario.speculation
     survival = None if speculation is None or speculation.method == "none" else draft_survival(speculation)
-    return make_replica(
-        cluster.timer,
-        cluster.limits.together,
-        traffic(lengths, cluster.limits, cluster.replicas, cluster.prefix_caching),
-        survival,
-        prefill_first=not scenario.engine.rules.mixes,
-    )
+    served = traffic(lengths, pool.limits, pool.replicas, pool.prefix_caching)
+    prefill_first = not scenario.engine.rules.mixes
+    return make_replica(pool.timer, pool.limits.together, served, survival, prefill_first=prefill_first)
 
 
 def _notes(build: Build, lengths: Lengths, replica: SteadyReplica, averages: Averages) -> Iterator[str]:

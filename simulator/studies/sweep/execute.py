@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
-from contextlib import contextmanager
 from importlib import import_module
 from types import TracebackType
 from typing import Any, TypeVar
@@ -52,13 +51,21 @@ class DaskWorkers(SweepWorkers):
             raise ArgumentError("cluster", f"Dask is not installed here; {install_hint('cluster')}") from None
         self.address = address
         self._absent_since: float | None = None
-        with _answering(address):
-            self._cluster: Any = None
+        self._cluster: Any = None
+        try:
             if address == LOCAL:
                 self._cluster = self._distributed.LocalCluster(
                     n_workers=self._count, threads_per_worker=1, dashboard_address=None, silence_logs=50
                 )
             self._client = self._distributed.Client(self._cluster or address, timeout=CONNECT_S)
+        except (OSError, TimeoutError):
+            raise ArgumentError(
+                "cluster", f"{address}: no Dask scheduler answers there; start one with 'dask scheduler', or use local"
+            ) from None
+        except ValueError as error:
+            raise ArgumentError(
+                "cluster", f"{address}: not the address of a Dask scheduler ({error}); write tcp://HOST:8786, or local"
+            ) from None
         self._executor = self._client.get_executor(pure=False, retries=2)
 
     @property
@@ -101,21 +108,6 @@ class DaskWorkers(SweepWorkers):
         self._client.close(timeout=CONNECT_S)
         if self._cluster is not None:
             self._cluster.close(timeout=CONNECT_S)
-
-
-@contextmanager
-def _answering(address: str) -> Iterator[None]:
-    """Say in one line that no scheduler answers."""
-    try:
-        yield
-    except (OSError, TimeoutError):
-        raise ArgumentError(
-            "cluster", f"{address}: no Dask scheduler answers there; start one with 'dask scheduler', or use local"
-        ) from None
-    except ValueError as error:
-        raise ArgumentError(
-            "cluster", f"{address}: not the address of a Dask scheduler ({error}); write tcp://HOST:8786, or local"
-        ) from None
 
 
 def execute(

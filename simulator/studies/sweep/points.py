@@ -30,7 +30,6 @@ class Point:
 
     name: str
     set: Mapping[str, Any]
-    """Values by dotted scenario path."""
     scenario: Scenario | None
     """None where the combination is no valid scenario; ``error`` says why."""
     seed: int

@@ -250,26 +250,20 @@ class Study:
             f"{damaged:,} results in the store were not as they had been recorded, and were run again": damaged,
         }
         notes = [note for note, count in counted.items() if count]
-        document = self._document(results, None if store is None else str(store), notes, metric)
-        words = ["forerun", "sweep", "study.yaml", "--store", "again.sweep", "--seed", str(self.seed)]
-        words += ["--replications", str(self.replications), "--metric", metric]
-        return SweepResult(document, results, shlex.join(words))
-
-    def _document(
-        self, points: Sequence[PointResult], store: str | None, notes: list[str], metric: str
-    ) -> dict[str, Any]:
-        bases = [point.document["basis"] for point in points if point.document is not None]
-        failed = sum(point.status == "failed" for point in points)
+        bases = [point.document["basis"] for point in results if point.document is not None]
         body = {
-            "store": store,
-            "points": [_point_document(point) for point in points],
-            "counts": {"done": len(points) - failed, "failed": failed},
+            "store": None if store is None else str(store),
+            "points": [_point_document(point) for point in results],
+            "counts": {status: sum(point.status == status for point in results) for status in ("done", "failed")},
             "design": self.design,
             "replications": self.replications,
             "metric": metric,
         }
         document = study_document(body, self.scenario, self.seed, weakest(bases) if bases else None, notes)
-        return document | {"conclusion": sweep_sentence(document, metric)}
+        document["conclusion"] = sweep_sentence(document, metric)
+        words = ["forerun", "sweep", "study.yaml", "--store", "again.sweep", "--seed", str(self.seed)]
+        words += ["--replications", str(self.replications), "--metric", metric]
+        return SweepResult(document, results, shlex.join(words))
 
 
 def _combined(

@@ -131,7 +131,7 @@ def tuned_machine(
     prices = MachinePrices(base)
     rows = [_priced(prices, rate, around) for rate in decoding]
     machine = fit_machine([row[1:] for row in rows])
-    accepted, accepted_spread, source = _acceptance(base, decoding)
+    accepted, accepted_spread, source = _acceptance(decoding)
     tried, lanes = tokens or tuple(range(1, 9)), batch or (1,)
     thresholds = P_MINS if p_min is None else _thresholds(p_min)
     survival = _survival(base, accepted, max(tried))
@@ -140,7 +140,44 @@ def tuned_machine(
         for streams in lanes
         for cell in _cells(prices, machine, survival, accepted_spread, streams, around, tried, thresholds)
     ]
-    document = _document(base, machine, rows, cells, (accepted, source), around, prices.build(1, 0))
+    alternatives = [cell for cell in cells if cell["batch"] == cells[0]["batch"]]
+    sure = [cell for cell in alternatives if not cell["num_speculative_tokens"] or cell["low"] > 1.0]
+    best = max(sure, key=lambda cell: cell["tokens_per_s"])
+    flags = llama_flags(base, best["num_speculative_tokens"], best["p_min"])
+    ends = LEVEL * np.sqrt(np.diag(machine.covariance))
+    factors = [
+        {"factor": float(np.exp(m)), "low": float(np.exp(m - e)), "high": float(np.exp(m + e))}
+        for m, e in zip(machine.mean, ends, strict=True)
+    ]
+    measured_rows = [
+        {
+            "where": rate.place,
+            "streams": rate.streams,
+            "num_speculative_tokens": round(rate.draft_tokens) if rate.accepted >= 0 else rate.drafted,
+            "step_ms": seconds * 1e3,
+            "priced_ms": step * 1e3,
+            "fitted_ms": machine.seconds(plain, step) * 1e3,
+            "tokens_per_s": rate.tokens_per_s,
+        }
+        for rate, plain, step, seconds in rows
+    ]
+    body = {
+        "table": [cell | {"context": [around, around]} for cell in cells],
+        "best": best,
+        "machine": {"every_step": factors[0], "further_rows": factors[1]},
+        "measured": measured_rows,
+        "acceptance": {"from": source, "lengths": {str(k): v for k, v in accepted.items()}},
+        "engine": "llama.cpp",
+        "emit": flags,
+        "conclusion": _conclusion(cells, best, len(rows)),
+    }
+    unmeasured = "nothing was measured here: give --measured 43 (tokens per second without drafting) or --from-log"
+    notes = [
+        f"acceptance is that of {source}",
+        *([] if rows else [unmeasured]),
+        "a confidence threshold is priced for each request alone; confidences are taken to be calibrated",
+    ]
+    document = study_document(body, base, 0, prices.build(1, 0).basis, notes)
     return MachineResult(document, files={"scenario.yaml": yaml_text(document["scenario"])})
 
 
@@ -192,7 +229,7 @@ def _priced(prices: MachinePrices, rate: LocalRate, around: int) -> _Priced:
     return _Priced(rate, plain, step, rate.streams * length / rate.tokens_per_s)
 
 
-def _acceptance(scenario: Scenario, rates: Sequence[LocalRate]) -> tuple[dict[int, float], float, str]:
+def _acceptance(rates: Sequence[LocalRate]) -> tuple[dict[int, float], float, str]:
     """Acceptance lengths by draft tokens, pooled over the rates; the spread of a rate; where they come from."""
     pooled: dict[int, list[int]] = {}
     for rate in rates:
@@ -293,55 +330,6 @@ def llama_flags(scenario: Scenario, tokens: int, p_min: float) -> str:
         )
     split = " --split-mode tensor" if scenario.hardware.tensor_parallel > 1 else ""
     return f"{known} --spec-draft-n-max {tokens} --spec-draft-p-min {p_min:g}{split}" if tokens else ""
-
-
-def _document(
-    scenario: Scenario,
-    machine: Machine,
-    rows: Sequence[_Priced],
-    cells: list[dict[str, Any]],
-    acceptance: tuple[dict[int, float], str],
-    context: int,
-    build: Build,
-) -> dict[str, Any]:
-    alternatives = [cell for cell in cells if cell["batch"] == cells[0]["batch"]]
-    sure = [cell for cell in alternatives if not cell["num_speculative_tokens"] or cell["low"] > 1.0]
-    best = max(sure, key=lambda cell: cell["tokens_per_s"])
-    flags = llama_flags(scenario, best["num_speculative_tokens"], best["p_min"])
-    ends = LEVEL * np.sqrt(np.diag(machine.covariance))
-    factors = [
-        {"factor": float(np.exp(m)), "low": float(np.exp(m - e)), "high": float(np.exp(m + e))}
-        for m, e in zip(machine.mean, ends, strict=True)
-    ]
-    measured = [
-        {
-            "where": rate.place,
-            "streams": rate.streams,
-            "num_speculative_tokens": round(rate.draft_tokens) if rate.accepted >= 0 else rate.drafted,
-            "step_ms": seconds * 1e3,
-            "priced_ms": step * 1e3,
-            "fitted_ms": machine.seconds(plain, step) * 1e3,
-            "tokens_per_s": rate.tokens_per_s,
-        }
-        for rate, plain, step, seconds in rows
-    ]
-    body = {
-        "table": [cell | {"context": [context, context]} for cell in cells],
-        "best": best,
-        "machine": {"every_step": factors[0], "further_rows": factors[1]},
-        "measured": measured,
-        "acceptance": {"from": acceptance[1], "lengths": {str(k): v for k, v in acceptance[0].items()}},
-        "engine": "llama.cpp",
-        "emit": flags,
-        "conclusion": _conclusion(cells, best, len(rows)),
-    }
-    unmeasured = "nothing was measured here: give --measured 43 (tokens per second without drafting) or --from-log"
-    notes = [
-        f"acceptance is that of {acceptance[1]}",
-        *([] if rows else [unmeasured]),
-        "a confidence threshold is priced for each request alone; confidences are taken to be calibrated",
-    ]
-    return study_document(body, scenario, 0, build.basis, notes)
 
 
 def _conclusion(cells: list[dict[str, Any]], best: dict[str, Any], measured: int) -> str:

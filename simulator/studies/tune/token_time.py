@@ -63,7 +63,6 @@ class TokenTime:
     """The parts of a token's time, seconds; one entry per batch and context."""
 
     step_s: FloatArray
-    """Seconds of a step that only decodes."""
     prompt_s: FloatArray
     """Seconds that a prompt adds to the steps that it joins."""
     prompts: FloatArray

@@ -177,8 +177,8 @@ def find_drafts(
     cells = []
     for index in range(len(grid.seqs)):
         choice, values = choices[winners[index]], speedups[winners[index]]
-        ends = [float(end[index]) for end in (values, *spreads[choice.name].all.ends(values))]
-        cells.append(GridCell(*grid.places(index), choice, *ends, bool(fits[index])))
+        speedup, low, high = (float(end[index]) for end in (values, *spreads[choice.name].all.ends(values)))
+        cells.append(GridCell(*grid.places(index), choice, speedup, low, high, bool(fits[index])))
     split = len(axis) * len(lengths)
     chosen_cells = tuple(cells[split:])
 
