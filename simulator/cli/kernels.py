@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    examples = {
+    examples: dict[Callable[..., int], str] = {
         predict: "--chip h100-sxm gemm m=16 n=4096 k=4096 dtype=bf16",
         measure: "--quick --output mine.csv --profile this-machine.yaml",
         calibrate: "measured.csv --chip rtx-4090 --output my-4090.yaml",

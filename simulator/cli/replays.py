@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,7 +30,7 @@ replay = typer.Typer(
 
 def register(app: typer.Typer) -> None:
     app.add_typer(replay, name="replay")
-    examples = {
+    examples: dict[Callable[..., int], str] = {
         kernels: "gemm_perf.parquet --chip h100-sxm --library trtllm --out out/gemm",
         requests: "result.json --scenario base.yaml --out out/served",
         steps: "steps.csv --scenario base.yaml --out out/steps",
