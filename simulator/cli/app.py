@@ -162,9 +162,6 @@ def frame(
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code.
 
-    Args:
-        argv: arguments without the program's name; default: those of the process.
-
     Returns:
         0 on success, 1 when a gate fails, 2 on bad input (one line on stderr), 3 on a fault of Forerun: a crash, or a
         result that breaks physics or conservation (its scenario is kept); 130 on Ctrl-C.
@@ -225,11 +222,7 @@ def unwound_by_sigterm() -> Iterator[None]:
 
 
 def refuse_empty(words: Sequence[str]) -> None:
-    """Refuse an argument without text: as a folder it would be the one that the command happens to run in.
-
-    Raises:
-        ForerunError: naming the word before it.
-    """
+    """Refuse an argument without text: as a folder it would be the one that the command happens to run in."""
     for before, word in pairwise(["forerun", *words]):
         if not word.strip():
             raise ForerunError(f"{before}: an empty argument follows; give a value, or leave it out")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from forerun.tables import ABSENT, Table, Value, duration, number, pairs, scaled
+from forerun.tables import ABSENT, Table, duration, number, pairs, scaled
 from simulator.llm.architecture import architecture_summary
 from simulator.workload.workload_tables import statistics_tables
 
@@ -47,21 +47,19 @@ def chip_row(chip: Chip) -> dict[str, Any]:
 
 
 def chips_table(rows: Sequence[Row]) -> Table:
-    """All chips, one line each."""
-    lines: list[list[Value]] = []
-    for row in rows:
-        peaks = row["peak_flops_per_s"]
-        peak = next((peaks[dtype] for dtype in ("bf16", "fp16", "bfp8", "fp32") if dtype in peaks), None)
-        lines.append(
-            [
-                row["name"],
-                scaled(row["memory_bytes"], "B"),
-                scaled(row["bandwidth_bytes_per_s"], "B/s"),
-                scaled(peak, "FLOP/s"),
-                f"{number(row['tdp_w'])} W",
-                ", ".join(row["calibrated"]) or ABSENT,
-            ]
-        )
+    lines = [
+        [
+            row["name"],
+            scaled(row["memory_bytes"], "B"),
+            scaled(row["bandwidth_bytes_per_s"], "B/s"),
+            scaled(
+                next(filter(None, map(row["peak_flops_per_s"].get, ("bf16", "fp16", "bfp8", "fp32"))), None), "FLOP/s"
+            ),
+            f"{number(row['tdp_w'])} W",
+            ", ".join(row["calibrated"]) or ABSENT,
+        ]
+        for row in rows
+    ]
     return Table("", ("chip", "memory", "bandwidth", "dense 16-bit", "TDP", "fitted for"), lines)
 
 
@@ -104,7 +102,6 @@ def model_row(architecture: Architecture) -> dict[str, Any]:
 
 
 def models_table(rows: Sequence[Row]) -> Table:
-    """All models, one line each."""
     lines = [
         [
             row["name"],
@@ -192,12 +189,10 @@ def model_check_tables(file: str, summary: Row) -> list[Any]:
 
 
 def workloads_tables(samples: Sequence[Row], formats: Sequence[str]) -> list[Any]:
-    """The shipped traces and the readable formats."""
     rows = [[row["name"], row["title"], row["licence"]] for row in samples]
     return [Table("Sample traces", ("name", "what", "licence"), rows), Text("Formats read: " + ", ".join(formats))]
 
 
 def workload_tables(statistics: RequestStatistics) -> list[Any]:
-    """One trace: arrivals, token counts, prefix sharing, what was skipped."""
     parts: list[Any] = [Text(statistics.source, style="bold"), *statistics_tables(statistics)]
     return parts + [Text(f"note: {note}", style="dim") for note in statistics.notes]

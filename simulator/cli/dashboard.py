@@ -14,7 +14,6 @@ DEFAULT_FOLDER = Path("out")
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to ``app``."""
     app.command("dash", epilog="Example: forerun dash out --port 8050")(dash)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,16 +17,13 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands to ``app``."""
-    app.command("predict", epilog="Example: forerun predict --chip h100-sxm gemm m=16 n=4096 k=4096 dtype=bf16")(
-        predict
-    )
-    app.command("measure", epilog="Example: forerun measure --quick --output mine.csv --profile this-machine.yaml")(
-        measure
-    )
-    app.command("calibrate", epilog="Example: forerun calibrate measured.csv --chip rtx-4090 --output my-4090.yaml")(
-        calibrate
-    )
+    examples: dict[Callable[..., int], str] = {
+        predict: "--chip h100-sxm gemm m=16 n=4096 k=4096 dtype=bf16",
+        measure: "--quick --output mine.csv --profile this-machine.yaml",
+        calibrate: "measured.csv --chip rtx-4090 --output my-4090.yaml",
+    }
+    for command, example in examples.items():
+        app.command(command.__name__, epilog=f"Example: forerun {command.__name__} {example}")(command)
 
 
 def predict(
@@ -51,11 +49,7 @@ def predict(
 
 
 def key_values(op: str, texts: list[str]) -> dict[str, str]:
-    """``KEY=VALUE`` texts as a mapping.
-
-    Raises:
-        ForerunError: a text without ``=``, or a key given twice.
-    """
+    """``KEY=VALUE`` texts as a mapping."""
     from forerun.errors import ForerunError
 
     pairs: dict[str, str] = {}

@@ -60,26 +60,17 @@ NoProgressOption = Annotated[bool, typer.Option("--no-progress", help="Never sho
 
 def set_options(context: typer.Context) -> dict[str, str]:
     """Options and arguments that stand on the command line: parameter -> how it is written."""
-    params = [param for param in context.command.params if param.name is not None]
-    source = context.get_parameter_source
     return {
-        str(param.name): param.opts[-1]
-        for param in params
-        if (where := source(str(param.name))) is not None and where.name == "COMMANDLINE"
+        param.name: param.opts[-1]
+        for param in context.command.params
+        if param.name is not None
+        and (where := context.get_parameter_source(param.name)) is not None
+        and where.name == "COMMANDLINE"
     }
 
 
 def refuse_unused(context: typer.Context, mode: str, *unused: str) -> None:
-    """Refuse options that have no effect in a mode of a command.
-
-    Args:
-        context: click context of the command.
-        mode: what chooses it, for the message: ``without --out``.
-        unused: names of the parameters that it does not use.
-
-    Raises:
-        ArgumentError: one of them stands on the command line.
-    """
+    """Refuse options that have no effect in a mode of a command."""
     from forerun.errors import ArgumentError
 
     for name, option in set_options(context).items():
@@ -93,11 +84,7 @@ def out_to(files: str) -> Any:
 
 
 def mapping_of(text: str | None) -> dict[str, str] | None:
-    """``--map WORD=COLUMN,...`` as a mapping.
-
-    Raises:
-        ForerunError: a part without its ``=``.
-    """
+    """``--map WORD=COLUMN,...`` as a mapping."""
     from simulator.studies.study_file import parse_pairs
 
     return None if text is None else parse_pairs(text, "--map", "arrival=ts,input=prompt_toks,output=out", "COLUMN")
@@ -119,15 +106,6 @@ def console() -> Console:
     return PipedConsole(highlight=False, width=width)
 
 
-def encodable(text: str) -> bool:
-    """Whether stdout can take ``text`` as it is."""
-    try:
-        text.encode(sys.stdout.encoding or "utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def ready_streams() -> None:
     """Let stdout and stderr take any text: closed ones lose it, and what an ASCII terminal cannot show is escaped."""
     for name in ("stdout", "stderr"):
@@ -145,17 +123,15 @@ def silence_stdout() -> None:
 
 
 def emit(document: Any, json_file: str | None, human: Any) -> None:
-    """Write ``document`` where ``--json`` says, and print ``human`` unless stdout is taken by JSON.
-
-    Args:
-        human: a table, anything rich can print, or a sequence of such.
-    """
+    """Write ``document`` where ``--json`` says, and print ``human`` unless stdout is taken by JSON."""
     from simulator.running.metrics.document import json_text
     from simulator.running.metrics.files import write_text_atomically
 
     if json_file == STDOUT:
         text = json_text(document)
-        if not encodable(text):  # as escapes: what a terminal that knows no more would make of it is no JSON
+        try:
+            text.encode(sys.stdout.encoding or "utf-8")
+        except UnicodeEncodeError:  # as escapes: what a terminal that knows no more would make of it is no JSON
             text = json.dumps(json.loads(text), indent=2) + "\n"
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -173,9 +149,8 @@ def show(result: StudyResult, json_file: str | None, out: Path | None, last: str
     """Save a result where ``--out`` says, write its document where ``--json`` says, and print it."""
     if out is not None:
         result.save(out)
-    emit(
-        result.document, json_file, printed(result.title, result.facts, result.tables(), result.document, result.legend)
-    )
+    human = printed(result.title, result.facts, result.tables(), result.document, result.legend)
+    emit(result.document, json_file, human)
     if out is not None:
         page = f"; a one-page summary: {out / 'summary.html'}" if result.document.get("plan_summary") else ""
         print(f"Wrote {out}: open {out / 'report.html'}{page}", file=sys.stderr if json_file == STDOUT else sys.stdout)
@@ -189,8 +164,7 @@ def printed(
     """A result for the terminal: its title, its conclusion, its tables, what their terms mean, its notes."""
     from rich.text import Text
 
-    heading = Text(title, style="bold").append(f"  {facts}", style="dim not bold")
-    parts: list[Any] = [heading]
+    parts: list[Any] = [Text(title, style="bold").append(f"  {facts}", style="dim not bold")]
     if document.get("conclusion"):
         parts.append(Text(document["conclusion"], style="bold"))
     parts += [table for table in tables if table.rows]
@@ -203,11 +177,7 @@ def printed(
 
 @contextmanager
 def checked_outputs(folder: Path | None, json_file: str | None) -> Iterator[None]:
-    """Refuse outputs that cannot be written before long work starts.
-
-    Raises:
-        OSError: a folder that cannot be made or written.
-    """
+    """Refuse outputs that cannot be written before long work starts."""
     from simulator.running.metrics.files import writable_file, writable_folder
 
     with ExitStack() as stack:

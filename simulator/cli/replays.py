@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from simulator.cli.output import (
+    JobsOption,
     JsonOption,
     OutOption,
     Progress,
@@ -27,19 +29,14 @@ replay = typer.Typer(
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands to ``app``."""
     app.add_typer(replay, name="replay")
-    replay.command(
-        "kernels",
-        epilog="Example: forerun replay kernels gemm_perf.parquet --chip h100-sxm --library trtllm --out out/gemm",
-    )(kernels)
-    replay.command(
-        "requests",
-        epilog="Example: forerun replay requests result.json --scenario base.yaml --out out/served",
-    )(requests)
-    replay.command("steps", epilog="Example: forerun replay steps steps.csv --scenario base.yaml --out out/steps")(
-        steps
-    )
+    examples: dict[Callable[..., int], str] = {
+        kernels: "gemm_perf.parquet --chip h100-sxm --library trtllm --out out/gemm",
+        requests: "result.json --scenario base.yaml --out out/served",
+        steps: "steps.csv --scenario base.yaml --out out/steps",
+    }
+    for command, example in examples.items():
+        replay.command(command.__name__, epilog=f"Example: forerun replay {command.__name__} {example}")(command)
 
 
 FilesArgument = Annotated[
@@ -48,10 +45,19 @@ FilesArgument = Annotated[
 ]
 FormatOption = Annotated[str, typer.Option("--format", help="Format of the files; auto recognises it.")]
 DeviceOption = Annotated[str | None, typer.Option("--device", help="Only rows of the device with this in its name.")]
-WhereOption = Annotated[
-    list[str] | None,
-    typer.Option("--where", metavar="CONDITION", help="Only rows with COLUMN>=N, COLUMN<=N or COLUMN=VALUE."),
-]
+Texts = list[str] | None
+
+
+def _gate_option(metavar: str, words: str) -> Any:
+    return typer.Option("--fail-above", metavar=f"{metavar}=VALUE", help=f"Exit 1 when {words}.")
+
+
+def _where_option(conditions: str) -> Any:
+    return typer.Option("--where", metavar="CONDITION", help=f"Only {conditions}.")
+
+
+def _split_option(what: str) -> Any:
+    return typer.Option("--split", metavar="train=SHARE,seed=N", help=f"Score only {what} this split holds out.")
 
 
 def kernels(
@@ -61,17 +67,12 @@ def kernels(
         str, typer.Option(help="Kernel library: generic, vllm, sglang, trtllm, portable (older than the chip) ...")
     ] = "generic",
     format: FormatOption = "auto",
-    split: Annotated[
-        str | None, typer.Option(metavar="train=SHARE,seed=N", help="Score only shapes this split holds out.")
-    ] = None,
-    where: WhereOption = None,
+    split: Annotated[str | None, _split_option("shapes")] = None,
+    where: Annotated[Texts, _where_option("rows with COLUMN>=N, COLUMN<=N or COLUMN=VALUE")] = None,
     device: DeviceOption = None,
     residual: ResidualOption = None,
     fail_above: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="[OP.]METRIC=VALUE", help="Exit 1 when mape, median_ape, p90_ape or |bias| exceeds VALUE."
-        ),
+        Texts, _gate_option("[OP.]METRIC", "mape, median_ape, p90_ape or |bias| exceeds VALUE")
     ] = None,
     json_file: JsonOption = None,
     out: Annotated[
@@ -114,22 +115,14 @@ def requests(
     ],
     format: FormatOption = "auto",
     set_values: SetOption = None,
-    where: Annotated[
-        list[str] | None,
-        typer.Option(metavar="CONDITION", help="Only runs with FACT=VALUE, FACT~PART, FACT>=N or FACT<=N."),
-    ] = None,
-    split: Annotated[
-        str | None, typer.Option(metavar="train=SHARE,seed=N", help="Score only configurations this split holds out.")
-    ] = None,
+    where: Annotated[Texts, _where_option("runs with FACT=VALUE, FACT~PART, FACT>=N or FACT<=N")] = None,
+    split: Annotated[str | None, _split_option("configurations")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="At most so many runs, evenly chosen.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the simulations.")] = 0,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Processes; default: every core.")] = None,
+    jobs: JobsOption = None,
     fail_above: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="[METRIC.]FIGURE=VALUE",
-            help="Exit 1 when a figure (mape, median_ape, p90_ape, |bias|) exceeds VALUE, e.g. tpot.mape=7.",
-        ),
+        Texts,
+        _gate_option("[METRIC.]FIGURE", "a figure (mape, median_ape, p90_ape, |bias|) exceeds VALUE, e.g. tpot.mape=7"),
     ] = None,
     json_file: JsonOption = None,
     out: OutOption = None,
@@ -167,11 +160,8 @@ def steps(
     format: FormatOption = "auto",
     set_values: SetOption = None,
     fail_above: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="[KIND.]FIGURE=VALUE",
-            help="Exit 1 when mape, median_ape, p90_ape or |bias|, of all or of one kind, exceeds VALUE.",
-        ),
+        Texts,
+        _gate_option("[KIND.]FIGURE", "mape, median_ape, p90_ape or |bias|, of all or of one kind, exceeds VALUE"),
     ] = None,
     json_file: JsonOption = None,
     out: OutOption = None,

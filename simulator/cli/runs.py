@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands to ``app``."""
     app.command("run", epilog="Example: forerun run chat.yaml --set engine.max_num_seqs=128 --out out/chat")(run)
     app.command("report", epilog="Example: forerun report out/chat")(report)
 
@@ -116,9 +115,6 @@ def replicate(
     Returns:
         The first result, the combined document of the runs that finished, and what is to be raised once they are
         written: Ctrl-C, a run over which its worker died, or what is wrong with a result that cannot be.
-
-    Raises:
-        KeyboardInterrupt: on Ctrl-C before the first run has finished.
     """
     from forerun.errors import InvariantError, WorkerDiedError
     from simulator.running.metrics import combine_replications, run_document

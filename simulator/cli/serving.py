@@ -15,7 +15,6 @@ EXIT_OFF = 1
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands to ``app``."""
     app.command("serve", epilog="Example: forerun serve chat.yaml --port 8000 --trace-out came.jsonl")(serve)
     app.command(
         "twin",

@@ -60,18 +60,10 @@ class Gain(NamedTuple):
     """The speedup with every assumed cost of the mechanism at the slow end of its range."""
     high: float
     fits: bool
-    """Whether both layouts hold the KV."""
 
 
 class StepPricer:
-    """Decode steps of a scenario, built once.
-
-    Args:
-        scenario: whose model, hardware, engine and speculation count; its workload does not.
-
-    Raises:
-        ForerunError: the model does not fit, or what the scenario requests is not modelled.
-    """
+    """Decode steps of a scenario, built once."""
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
@@ -126,11 +118,7 @@ class StepPricer:
 
 
 def layout(base: Mapping[str, Any], **sections: Any) -> Scenario:
-    """A scenario from plain data without a workload, with whole sections replaced; None takes one out.
-
-    Raises:
-        ForerunError: a field that is wrong.
-    """
+    """A scenario from plain data without a workload, with whole sections replaced; None takes one out."""
     data = {"workload": WORKLOAD, **base, **sections}
     return scenario_from({name: value for name, value in data.items() if value is not None}, "layout")
 
@@ -169,9 +157,6 @@ def lever_gains(
         batches: sequences of a step.
         contexts: tokens that each of them has in the cache.
         levers: fields of ``attention_speculation`` in place of the scenario's own, once for each list of gains.
-
-    Raises:
-        ForerunError: a model that does not fit, or something that is not modelled.
     """
     cases = list(product(batches, contexts))
     serial_steps = zip(*(each.steps(cases) for each in serial), strict=True)
@@ -192,16 +177,11 @@ def lever_gains(
     return gains
 
 
-def atlas_layouts(
-    chips: Iterable[str],
-    models: Iterable[str],
-    groups: Iterable[int],
-    levers: Sequence[tuple[float, int]] = ATLAS_LEVERS,
-) -> Iterator[list[dict[str, Any]]]:
+def atlas_layouts(chips: Iterable[str], models: Iterable[str], groups: Iterable[int]) -> Iterator[list[dict[str, Any]]]:
     """Layouts of the atlas, those together that share chips, model and drafter; levers vary where nothing drafts."""
     for chip, model, count, drafter in product(chips, models, groups, (None, "eagle3")):
         case = {"chip": chip, "model": model, "chips": count}
-        chosen = levers if drafter is None else levers[:1]
+        chosen = ATLAS_LEVERS if drafter is None else ATLAS_LEVERS[:1]
         yield [case | {"lambda": x, "window_tokens": s, "speculation": drafter} for x, s in chosen]
 
 
@@ -230,14 +210,6 @@ def atlas_gains(
     ]
 
 
-def _atlas_base(chip: str, model: str, speculation: str | None) -> dict[str, Any]:
-    """Fields that all scenarios of a layout share; Tensix chips use their usual block format."""
-    base: dict[str, Any] = {"model": model, "engine": {"max_num_seqs": 16, "max_num_batched_tokens": 256}}
-    if load_chip(chip).kind == "tensix":
-        base |= {"weights_dtype": "bfp8", "kv_cache_dtype": "bfp8"}
-    return base | ({"speculation": EAGLE3} if speculation else {})
-
-
 @lru_cache(maxsize=512)
 def _groups(chip: str, model: str, speculation: str | None, chips: int, groups: int) -> StepPricer | str:
     """One group of chips, or two that speculate at gsm8k's hit rates; in words why not where it is refused. Kept: a map
@@ -245,7 +217,10 @@ def _groups(chip: str, model: str, speculation: str | None, chips: int, groups: 
     hardware = {"chip": chip, "tensor_parallel": chips} | ({"speculative_parallel": groups} if groups > 1 else {})
     attention = {"task": "gsm8k"} if groups > 1 else None
     try:
-        base = _atlas_base(chip, model, speculation)
-        return StepPricer(layout(base, hardware=hardware, attention_speculation=attention))
+        base: dict[str, Any] = {"model": model, "engine": {"max_num_seqs": 16, "max_num_batched_tokens": 256}}
+        if load_chip(chip).kind == "tensix":  # their usual block format
+            base |= {"weights_dtype": "bfp8", "kv_cache_dtype": "bfp8"}
+        base |= {"hardware": hardware, "attention_speculation": attention}
+        return StepPricer(layout(base, speculation=EAGLE3 if speculation else None))
     except ForerunError as error:
         return str(error)

@@ -36,11 +36,7 @@ URL = "http://localhost:8000"
 
 
 def artefact(name: str, scenario: Scenario) -> str:
-    """An artefact by its name, ready to be pasted.
-
-    Raises:
-        ForerunError: no such artefact, or a scenario that its consumer cannot express.
-    """
+    """An artefact by its name, ready to be pasted."""
     if name not in ARTEFACTS:
         raise ArgumentError("emit", f"{name}: no such artefact{did_you_mean(name, ARTEFACTS)} ({', '.join(ARTEFACTS)})")
     return ARTEFACTS[name](scenario)
@@ -82,10 +78,6 @@ def _trtllm_speculation(scenario: Scenario) -> Document | None:
 def vllm_schedule(scenario: Scenario, table: Sequence[Mapping[str, Any]] = ()) -> str:
     """``speculative_token_schedule`` by batch and context, as vLLM's pull request 48944 proposes it: entries of
     [first batch, last batch, first context, last context, draft tokens].
-
-    Args:
-        scenario: a scenario with speculation.
-        table: cells of a tuning, ``batch``, ``context`` and ``num_speculative_tokens`` each.
     """
     if not table:
         raise ForerunError("emit: vllm-schedule: forerun tune finds the draft tokens by batch and context")
@@ -264,7 +256,6 @@ def _parts(scenario: Scenario) -> list[tuple[str, str, Scenario]]:
 
 
 def _own_remarks(scenario: Scenario) -> list[str]:
-    """Distinct remarks behind ``#`` in the launch commands of all parts."""
     remarks = (replica_command("vllm", part).partition("  # ")[2] for _, _, part in _parts(scenario))
     parts = (part for remark in remarks for part in remark.split("; ") if part and " copies behind a " not in part)
     return list(dict.fromkeys(parts))

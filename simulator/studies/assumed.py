@@ -66,11 +66,7 @@ class AssumedParameter:
 
 
 def assumed_parameters(scenario: Scenario) -> dict[str, AssumedParameter]:
-    """Every assumed parameter in play, by name.
-
-    Raises:
-        ForerunError, ProfileError: the scenario names something that does not exist.
-    """
+    """Every assumed parameter in play, by name."""
     parameters = [*_framework(scenario), *_kernels(scenario), *_link(scenario), *_speculation(scenario)]
     parameters += _attention_speculation(scenario)
     return {parameter.name: parameter for parameter in parameters}
@@ -165,9 +161,6 @@ def _speculation(scenario: Scenario) -> list[AssumedParameter]:
         return parameters
     draft, method, uncaptured = speculation.draft, speculation.method, load_draft_overhead(VLLM_2025, "eagle")
 
-    def drafts_alike(scenario: Scenario) -> bool:
-        return scenario.speculation is not None and scenario.speculation.method == method
-
     for name, says, most in (
         ("step_s", "host time per step that drafts", uncaptured.step_s),
         ("pass_s", "host time per draft pass", uncaptured.pass_s),
@@ -181,9 +174,11 @@ def _speculation(scenario: Scenario) -> list[AssumedParameter]:
         if set_value is not None or (value == 0.0 and most == 0.0) or (name == "pass_s" and known.per_sequence_s > 0):
             continue
         low, high = (value / 2, value * 2) if value else (0.0, most)
-        name_of, says_of = f"{method}.{name}", f"{says} ({method})"
-        change = _field("speculation.draft", name, drafts_alike)
-        parameters.append(AssumedParameter(name_of, says_of, low, high, "s", known.source.reference, change=change))
+        change = _field(f"speculation.draft.{name}", method)
+        reference = known.source.reference
+        parameters.append(
+            AssumedParameter(f"{method}.{name}", f"{says} ({method})", low, high, "s", reference, change=change)
+        )
     return parameters
 
 
@@ -195,26 +190,29 @@ def _attention_speculation(scenario: Scenario) -> list[AssumedParameter]:
         HIT_RATE, "share of layers that pass", *ACCEPTANCE_FACTORS, "factor", "the scenario's figure", with_hits_scaled
     )
     costs = mechanism_costs(load_chip(scenario.hardware.chip).kind)
-
-    section = "attention_speculation"
-
-    def speculates(scenario: Scenario) -> bool:
-        return scenario.attention_speculation is not None
-
     return [rate] + [
         AssumedParameter(
-            f"attention.{name}", cost.what, cost.low, cost.high, "s", cost.source, _field(section, name, speculates)
+            f"attention.{name}",
+            cost.what,
+            cost.low,
+            cost.high,
+            "s",
+            cost.source,
+            _field(f"attention_speculation.{name}"),
         )
         for name, cost in costs.items()
         if getattr(config, name) is None
     ]
 
 
-def _field(section: str, name: str, applies: Callable[[Scenario], bool]) -> Callable[[Scenario, float], Scenario]:
-    """Sets a field where it applies, and leaves other scenarios as they are."""
+def _field(path: str, method: str | None = None) -> Callable[[Scenario, float], Scenario]:
+    """Sets a field of a scenario that has its section, and drafts by ``method``; leaves others as they are."""
 
     def change(scenario: Scenario, value: float) -> Scenario:
-        return apply_settings(scenario, {f"{section}.{name}": value}, "sensitivity") if applies(scenario) else scenario
+        section = getattr(scenario, path.partition(".")[0])
+        if section is None or (method is not None and section.method != method):
+            return scenario
+        return apply_settings(scenario, {path: value}, "sensitivity")
 
     return change
 

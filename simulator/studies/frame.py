@@ -142,10 +142,6 @@ def study(name: str, **declared: Any) -> Callable[[Callable[Arguments, Result]],
 
     The function's first parameter is the scenario; a parameter annotated with an :class:`Option` is an option of the
     command. The result gets the command that repeats it. A call with an option that has no effect is refused.
-
-    Args:
-        name: of the command.
-        declared: fields of :class:`StudyCommand`.
     """
 
     def declare(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from os.path import isfile
+from pathlib import Path
 from typing import Any
 
 from forerun.errors import ForerunError
@@ -18,9 +20,6 @@ def check_names(scenario: Scenario) -> None:
     """Look up chips, links, models, dtypes, frameworks and traces by the names that a scenario gives.
 
     Whether they go together, and fit, is checked when the scenario is built.
-
-    Raises:
-        ForerunError: a name is unknown; the message gives the field, the name and the nearest known name.
     """
     for field, look_up, name in _names(scenario):
         try:
@@ -28,6 +27,16 @@ def check_names(scenario: Scenario) -> None:
         except ForerunError as error:
             text = str(error)
             raise ForerunError(text if text.startswith(f"{field}:") else f"{field}: {text}") from None
+
+
+def file_fields(data: Any) -> Iterator[tuple[Any, Any, Path]]:
+    """Every text of plain data that names an existing file: its mapping or list, its place there, and the path."""
+    entries = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list | tuple) else ()
+    for place, value in entries:
+        if not isinstance(value, str):
+            yield from file_fields(value)
+        elif ("/" in value or "." in value) and isfile(value):
+            yield data, place, Path(value)
 
 
 def _names(scenario: Scenario) -> Iterator[tuple[str, Callable[[Any], object], Any]]:
@@ -47,10 +56,8 @@ def _names(scenario: Scenario) -> Iterator[tuple[str, Callable[[Any], object], A
     names += [(f"hardware.layers_on.{i}.chip", load_chip, share.chip) for i, share in enumerate(hardware.layers_on)]
     names += [(f"hardware.tensor_chips.{i}", load_chip, name) for i, name in enumerate(hardware.tensor_chips)]
     dtypes = scenario.weights_dtype
-    if isinstance(dtypes, dict):
-        names += [(f"weights_dtype.{part}", dtype_bytes, dtype) for part, dtype in dtypes.items()]
-    else:
-        names.append(("weights_dtype", dtype_bytes, dtypes))
+    by_part = {f".{part}": dtype for part, dtype in dtypes.items()} if isinstance(dtypes, dict) else {"": dtypes}
+    names += [(f"weights_dtype{part}", dtype_bytes, dtype) for part, dtype in by_part.items()]
     if scenario.kv_transfer is not None:
         names.append(("kv_transfer.link", load_link, scenario.kv_transfer.link))
     draft = scenario.speculation.draft if scenario.speculation is not None else None

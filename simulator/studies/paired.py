@@ -16,7 +16,6 @@ from simulator.running.metrics.uncertainty import metric_draws, sampling_draws
 from simulator.running.records import ModelError
 
 LEVEL = 0.95
-"""Coverage of the intervals."""
 NORMAL_95 = 1.959963984540054
 """Standard deviations from the mean to either end of a 95 % interval of a normal distribution."""
 
@@ -32,11 +31,7 @@ HIGHER_IS_BETTER: Mapping[str, bool] = {
 
 
 def checked_metric(metric: str) -> str:
-    """``metric`` if it is one that results can be compared and ranked by.
-
-    Raises:
-        ForerunError: it is none.
-    """
+    """``metric`` if it is one that results can be compared and ranked by."""
     if metric not in HIGHER_IS_BETTER:
         hint = did_you_mean(metric, HIGHER_IS_BETTER)
         known = "a key of the summary, usd_per_million_output_tokens or energy_joules"
@@ -68,16 +63,13 @@ def metric_values(document: Mapping[str, Any] | None) -> dict[str, float | None]
     return {name: document.get(name) if name in COSTS else summary.get(name) for name in HIGHER_IS_BETTER}
 
 
-def paired_ratio(
-    base: Sequence[float | None], other: Sequence[float | None], higher_is_better: bool, level: float = LEVEL
-) -> Ratio | None:
+def paired_ratio(base: Sequence[float | None], other: Sequence[float | None], higher_is_better: bool) -> Ratio | None:
     """Geometric mean of the ratios of runs that share their random numbers, with a Student-t interval on logarithms.
 
     Args:
         base: the metric of each run of the baseline.
         other: the metric of each run of the variant, in the same order of seeds.
         higher_is_better: False turns the ratio over, so that above 1 is better.
-        level: coverage of the interval; without a second pair there is none.
 
     Returns:
         None where a run did not measure the metric or measured 0, of which no ratio can be taken.
@@ -95,12 +87,12 @@ def paired_ratio(
     centre = sum(logs) / len(logs)
     if len(logs) < 2:
         return Ratio(exp(centre), None, None)
-    low, high = mean_interval(logs, level)
+    low, high = mean_interval(logs, LEVEL)
     centre = min(max(centre, low), high)  # the mean of equal numbers may be one digit off them
     return Ratio(exp(centre), exp(low), exp(high))
 
 
-def with_model_error(ratio: Ratio, base: ModelError, other: ModelError, metric: str, level: float = LEVEL) -> Ratio:
+def with_model_error(ratio: Ratio, base: ModelError, other: ModelError, metric: str) -> Ratio:
     """A ratio with the error of the model in its interval, and the chance that it lies above 1.
 
     Shared error sources move both runs in every draw: kernels that are 10 % slower than predicted are so in both.
@@ -109,7 +101,6 @@ def with_model_error(ratio: Ratio, base: ModelError, other: ModelError, metric: 
         ratio: with its interval of chance.
         base, other: model error of either run.
         metric: whose ratio it is.
-        level: coverage of the interval.
     """
     error_draws = [metric_draws(error, metric) for error in (base, other)]
     if any(draws is None for draws in error_draws):
@@ -118,7 +109,7 @@ def with_model_error(ratio: Ratio, base: ModelError, other: ModelError, metric: 
     draws = sign * (np.asarray(error_draws[1]) - np.asarray(error_draws[0]))
     if ratio.low is not None and ratio.high is not None and ratio.low > 0:
         draws = draws + sampling_draws(metric, log(ratio.high / ratio.low) / 2 / NORMAL_95)
-    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(draws, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     tie = float(np.mean(np.abs(log(ratio.ratio) + draws) < EQUAL))
     above = float(np.mean(log(ratio.ratio) + draws > EQUAL)) + tie / 2
     return Ratio(ratio.ratio, ratio.ratio * min(1.0, exp(low)), ratio.ratio * max(1.0, exp(high)), above)

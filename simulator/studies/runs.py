@@ -41,7 +41,6 @@ class SeededRun(NamedTuple):
 def with_seeds(
     scenario: Scenario, seeds: Iterable[int], factors: Factors | None = None, notes: bool = False
 ) -> list[SeededRun]:
-    """The runs of one scenario."""
     pairs = tuple(sorted((factors or {}).items()))
     return [SeededRun(scenario, seed, pairs, notes=notes) for seed in seeds]
 
@@ -57,11 +56,7 @@ class RunPool:
         self._started = 0
 
     def document(self, run: SeededRun, name: str) -> Document:
-        """The document of a run.
-
-        Raises:
-            ForerunError: the run failed; with ``name`` in front.
-        """
+        """The document of a run."""
         (document,) = self.documents_if_any([run])
         if document is not None:
             return document

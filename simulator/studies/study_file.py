@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import product
-from math import exp, floor, log
+from math import exp, floor, inf, log, prod
 from pathlib import Path
 from typing import Any, Literal
 
@@ -103,23 +105,19 @@ def load_study(path: str | Path, overrides: Sequence[str] = (), vary: Sequence[s
     """
     file = Path(path)
     data = read_mapping(file)
-    inner_vary: dict[str, Values] = {}
-    specs: list[Any] = []
-    metric: str | None = None
-    if any(key in data for key in STUDY_KEYS):
-        scenario = _inner_scenario(data, file, overrides)
-        inner_vary = _file_vary(data.get("vary"), file)
-        specs = [] if data.get("variants") is None else data["variants"]
-        if not isinstance(specs, list) or not (specs or data.get("variants") is None):
-            raise ForerunError(f"{file}: variants: write a list of {{name: ..., set: {{PATH: VALUE}}}}")
-        metric = data.get("metric")
-        if metric is not None and not isinstance(metric, str):
-            raise ForerunError(f"{file}: metric: name a key of the summary, such as mean_tpot_ms (got {metric!r})")
-    else:
+    if not any(key in data for key in STUDY_KEYS):
         scenario = scenario_in(data, file.parent, str(file), overrides)
-    inner_vary |= parse_vary(vary)
-    bare = StudyFile(str(file), scenario, inner_vary, (), file.parent)
-    return StudyFile(str(file), scenario, inner_vary, _variants(specs, bare), file.parent, metric)
+        return StudyFile(str(file), scenario, parse_vary(vary), (), file.parent)
+    scenario = _inner_scenario(data, file, overrides)
+    axes = _file_vary(data.get("vary"), file)
+    specs = data.get("variants")
+    if specs is not None and not (specs and isinstance(specs, list)):
+        raise ForerunError(f"{file}: variants: write a list of {{name: ..., set: {{PATH: VALUE}}}}")
+    metric = data.get("metric")
+    if metric is not None and not isinstance(metric, str):
+        raise ForerunError(f"{file}: metric: name a key of the summary, such as mean_tpot_ms (got {metric!r})")
+    study = StudyFile(str(file), scenario, axes | parse_vary(vary), (), file.parent, metric)
+    return replace(study, variants=_variants(specs or (), study))
 
 
 LOG_DEFAULTS: Mapping[str, Any] = {"model": "llama-3.1-8b", "hardware": {"chip": "h100-sxm"}}
@@ -129,17 +127,7 @@ LOG_DEFAULTS: Mapping[str, Any] = {"model": "llama-3.1-8b", "hardware": {"chip":
 def study_of_log(
     path: str | Path, overrides: Sequence[str] = (), vary: Sequence[str] = (), columns: Mapping[str, str] | None = None
 ) -> StudyFile:
-    """A study of a request log alone: its arrivals and lengths, served by ``LOG_DEFAULTS`` but for the overrides.
-
-    Args:
-        path: a log, or the name of a sample.
-        overrides: ``PATH=VALUE`` texts.
-        vary: ``PATH=V1,V2,...`` texts.
-        columns: which column means what, where the log leaves that open.
-
-    Raises:
-        ForerunError: an override, or a name in one, that is wrong.
-    """
+    """A study of a request log alone: its arrivals and lengths, served by ``LOG_DEFAULTS`` but for the overrides."""
     workload = {"trace": str(path)} | ({"columns": dict(columns)} if columns else {})
     scenario = scenario_in({**deepcopy(dict(LOG_DEFAULTS)), "workload": workload}, Path(), str(path), overrides)
     varied = parse_vary(vary)
@@ -155,25 +143,11 @@ Source = ScenarioSource | StudyFile
 """A scenario (also as a dict), a study, or the file of either."""
 
 
-def study_of(
-    source: Source, vary: Mapping[str, Sequence[Any] | Range] | None = None, overrides: Sequence[str] = ()
-) -> StudyFile:
-    """Build a study from a scenario, a study or a file of either.
-
-    Args:
-        source: a scenario, a study, or the file of either.
-        vary: values or a ``Range`` by dotted path; they replace the study's own of the same path.
-        overrides: ``PATH=VALUE`` texts for a file's scenario.
-
-    Raises:
-        ForerunError: a file that is wrong, an empty list of values, or a value given twice.
-    """
-    if isinstance(source, StudyFile):
-        study = source
-    elif isinstance(source, str | Path):
-        study = load_study(source, overrides)
-    else:
-        study = StudyFile("scenario", as_scenario(source), {}, ())
+def study_of(source: Source, vary: Mapping[str, Sequence[Any] | Range] | None = None) -> StudyFile:
+    """Build a study from a scenario, a study or a file of either."""
+    if isinstance(source, str | Path):
+        source = load_study(source)
+    study = source if isinstance(source, StudyFile) else StudyFile("scenario", as_scenario(source), {}, ())
     values = {
         path: each if isinstance(each, Range) else checked_values(list(each), f"vary {path}")
         for path, each in (vary or {}).items()
@@ -182,17 +156,7 @@ def study_of(
 
 
 def parse_pairs(text: str, name: str, example: str, value: str = "VALUE") -> dict[str, str]:
-    """``WORD=VALUE,...`` as a mapping; nothing is an empty one.
-
-    Args:
-        text: the user's input.
-        name: name of the option or field, for error messages.
-        example: a valid input, for error messages.
-        value: description of a value, for error messages.
-
-    Raises:
-        ForerunError: a part without its ``=``, or a word twice.
-    """
+    """``WORD=VALUE,...`` as a mapping; nothing is an empty one."""
     parts = [part.partition("=") for part in text.split(",")] if text.strip() else []
     pairs = {word.strip(): text_value.strip() for word, _, text_value in parts}
     if len(pairs) < len(parts) or not all(pairs) or not all(pairs.values()):
@@ -204,9 +168,6 @@ def parse_vary(texts: Sequence[str]) -> dict[str, Values]:
     """``--vary`` options as values by path.
 
     ``PATH=V1,V2,...`` lists YAML values; ``PATH=LOW..HIGH`` is a range, ``PATH=LOW..HIGH:log`` one in logarithms.
-
-    Raises:
-        ForerunError: one line with the option and what would be right.
     """
     axes: dict[str, Values] = {}
     for text in texts:
@@ -221,11 +182,7 @@ def parse_vary(texts: Sequence[str]) -> dict[str, Values]:
 
 
 def checked_values(values: Any, place: str) -> tuple[Any, ...]:
-    """A list of values to vary over, each once.
-
-    Raises:
-        ForerunError: not a list, empty, or a value given twice.
-    """
+    """A list of values to vary over, each once."""
     if not isinstance(values, list | tuple):
         raise ForerunError(f"{place}: give a list of values, or a range with low and high")
     if not values:
@@ -237,11 +194,7 @@ def checked_values(values: Any, place: str) -> tuple[Any, ...]:
 
 
 def apply_settings(scenario: Scenario, settings: Settings, place: str, folder: Path | None = None) -> Scenario:
-    """``scenario`` with values set by dotted path; file names in them count from ``folder``, then from here.
-
-    Raises:
-        ForerunError: a path or a value that a scenario does not have, or a name that no catalogue and no file has.
-    """
+    """``scenario`` with values set by dotted path; file names in them count from ``folder``, then from here."""
     if not settings:
         return scenario
     data = with_settings(scenario.model_dump(exclude_unset=True), settings, place + ":")
@@ -281,11 +234,7 @@ def yaml_text(data: Mapping[str, Any]) -> str:
 
 
 def study_text(variants: Sequence[Mapping[str, Any]]) -> str:
-    """A study file that runs the given variants again.
-
-    Args:
-        variants: ``name`` and ``scenario`` (plain data) of each, the baseline first.
-    """
+    """A study file that runs the given variants again."""
     base = variants[0]["scenario"]
     listed = []
     for variant in variants:
@@ -304,7 +253,7 @@ def sweep_file_text(scenario: Mapping[str, Any], points: Sequence[Settings]) -> 
 
 def _short(value: Any) -> str:
     if isinstance(value, bool) or value is None:
-        return {True: "true", False: "false", None: "null"}[value]
+        return json.dumps(value)
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, Mapping):
@@ -331,24 +280,17 @@ def _inner_scenario(data: dict[str, Any], file: Path, overrides: Sequence[str]) 
 
 
 def _file_vary(data: Any, file: Path) -> dict[str, Values]:
-    place = f"{file}: vary"
-    if data is None:
-        return {}
-    if not isinstance(data, dict):
-        raise ForerunError(f"{place}: write PATH: [V1, V2, ...] lines")
+    if not isinstance(data, dict | None):
+        raise ForerunError(f"{file}: vary: write PATH: [V1, V2, ...] lines")
     axes: dict[str, Values] = {}
-    for path, values in data.items():
-        here = f"{place}.{path}"
-        axes[str(path)] = range_of(values, here) if isinstance(values, dict) else checked_values(values, here)
+    for path, values in (data or {}).items():
+        place = f"{file}: vary.{path}"
+        axes[str(path)] = range_of(values, place) if isinstance(values, dict) else checked_values(values, place)
     return axes
 
 
 def range_of(values: Mapping[str, Any], place: str) -> Range:
-    """A range from ``{low: ..., high: ..., log: ...}``.
-
-    Raises:
-        ForerunError: unknown or missing fields, ends that are no numbers or out of order.
-    """
+    """A range from ``{low: ..., high: ..., log: ...}``."""
     for key in values:
         if key not in RANGE_KEYS:
             raise ForerunError(f"{place}.{key}: unknown field{did_you_mean(str(key), RANGE_KEYS)} (low, high, log)")
@@ -360,7 +302,7 @@ def range_of(values: Mapping[str, Any], place: str) -> Range:
     assert high is not None
     if not isinstance(log, bool):
         raise ForerunError(f"{place}.log: must be true or false (got {log!r})")
-    if not float("-inf") < low < high < float("inf"):
+    if not -inf < low < high < inf:
         raise ForerunError(f"{place}: low {low} must lie below high {high}, both finite")
     if log and low <= 0:
         raise ForerunError(f"{place}: a range in logarithms starts above 0 (got {low})")
@@ -394,7 +336,7 @@ def _variants(specs: Sequence[Any], study: StudyFile) -> tuple[Variant, ...]:
             raise ForerunError(f"{place}.set: write PATH: VALUE lines")
         settings = {str(path): value for path, value in settings.items()}
         name = str(spec.get("name") or settings_name(settings))
-        if any(name == other.name for other in variants):
+        if name in (other.name for other in variants):
             raise ForerunError(f"{place}.name: '{name}' is given twice")
         variants.append(Variant(name, settings, apply_settings(study.scenario, settings, place, study.folder)))
     return tuple(variants)
@@ -405,68 +347,34 @@ MOST_ON_AXIS = 4_194_304
 
 
 def axis_values(values: Sequence[int | str], axis: str) -> tuple[int, ...]:
-    """Ascending values of an axis: whole numbers, or texts such as ``8``, ``1,8,64``, or ``1..64`` doubling from 1.
-
-    Raises:
-        ArgumentError: anything that is not a whole number from 1 on, or a range that does not ascend.
-    """
+    """Ascending values of an axis: whole numbers, or texts such as ``8``, ``1,8,64``, or ``1..64`` doubling from 1."""
     sizes: set[int] = set()
     for part in (part.strip() for value in values for part in str(value).split(",")):
-        low, dots, high = part.partition("..")
-        first = _whole(low, axis, part)
-        sizes.add(first)
-        if dots:
-            last = _whole(high, axis, part)
-            if last < first:
-                raise ArgumentError(axis, f"{part}: the range must ascend")
-            while first < last:
-                sizes.add(first)
-                first *= 2
-            sizes.add(last)
+        ends = [end.strip() for end in part.split("..", 1)]
+        if not all(re.fullmatch("[0-9]{1,7}", end) and 1 <= int(end) <= MOST_ON_AXIS for end in ends):
+            raise ArgumentError(axis, f"{part}: write whole numbers from 1 to {MOST_ON_AXIS}, such as 1,8,64 or 1..256")
+        first, last = int(ends[0]), int(ends[-1])
+        if last < first:
+            raise ArgumentError(axis, f"{part}: the range must ascend")
+        while first < last:
+            sizes.add(first)
+            first *= 2
+        sizes.add(last)
     return tuple(sorted(sizes))
-
-
-def _whole(text: str, axis: str, part: str) -> int:
-    text = text.strip()
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:9] or 0) <= MOST_ON_AXIS or len(text) > 7:
-        raise ArgumentError(axis, f"{part}: write whole numbers from 1 to {MOST_ON_AXIS}, such as 1,8,64 or 1..256")
-    return int(text)
 
 
 Design = Literal["grid", "random", "latin-hypercube"]
 DESIGNS: tuple[Design, ...] = ("grid", "random", "latin-hypercube")
 LARGEST = 1_000_000
-"""Most points of one study."""
-
-
-def checked_design(design: str) -> Design:
-    """``design`` if it is one.
-
-    Raises:
-        ArgumentError: it is none.
-    """
-    for known in DESIGNS:
-        if known == design:
-            return known
-    raise ArgumentError("design", f"{design}: one of {', '.join(DESIGNS)}")
 
 
 def design_points(
     vary: Mapping[str, Values], design: Design = "grid", samples: int | None = None, seed: int = 0
 ) -> list[dict[str, Any]]:
-    """The settings of every point; the first path varies slowest in a grid.
-
-    Args:
-        vary: values or ranges by path.
-        design: ``grid`` takes every combination of values; ``random`` and ``latin-hypercube`` draw ``samples`` points,
-            from lists with equal chance.
-        samples: number of points drawn.
-        seed: seed of the random samples.
-
-    Raises:
-        ForerunError: a range in a grid, samples without a random design or the other way round, too many points.
-    """
-    if checked_design(design) == "grid":
+    """The settings of every point; the first path varies slowest in a grid."""
+    if design not in DESIGNS:
+        raise ArgumentError("design", f"{design}: one of {', '.join(DESIGNS)}")
+    if design == "grid":
         if samples is not None:
             raise ArgumentError("samples", "a grid runs every combination; ask for design random or latin-hypercube")
         return _grid(vary)
@@ -503,28 +411,20 @@ def at(values: Values, share: float) -> Any:
 
 def unique_points(points: Sequence[Settings]) -> list[Settings]:
     """Points in order without repetitions (draws of whole numbers or from lists may repeat)."""
-    seen: set[str] = set()
-    kept = []
+    kept: dict[str, Settings] = {}
     for point in points:
-        mark = repr(sorted(point.items()))
-        if mark not in seen:
-            seen.add(mark)
-            kept.append(point)
-    return kept
+        kept.setdefault(repr(sorted(point.items())), point)
+    return list(kept.values())
 
 
 def _grid(vary: Mapping[str, Values]) -> list[dict[str, Any]]:
     lists: list[tuple[Any, ...]] = []
-    count = 1
     for path, values in vary.items():
         if isinstance(values, Range):
-            raise ArgumentError(
-                "vary",
-                f"{path}: a grid needs values, not a range; list them, or draw from the range with design "
-                f"latin-hypercube and samples",
-            )
-        count *= len(values)
+            way = "list them, or draw from the range with design latin-hypercube and samples"
+            raise ArgumentError("vary", f"{path}: a grid needs values, not a range; {way}")
         lists.append(values)
+    count = prod(map(len, lists))
     if count > LARGEST:
         raise ArgumentError("vary", f"{count:,} combinations; at most {LARGEST:,} points")
     return [dict(zip(vary, combination, strict=True)) for combination in product(*lists)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 from typing import Any, cast
@@ -19,16 +18,16 @@ from simulator.speculation import borrowed_acceptance
 from simulator.studies.alspec import at_range_end
 from simulator.studies.compare.crossover import (
     MAX_CONCURRENCY,
-    LoadCurve,
     at_value,
     automatic_path,
+    crossing_rows,
     grid_values,
     load_curves,
     nearest_crossing,
     scenario_load,
     served_load,
 )
-from simulator.studies.compare.sensitivity import Swing, swings
+from simulator.studies.compare.sensitivity import swings
 from simulator.studies.frame import ProgressCall, study_document
 from simulator.studies.paired import (
     COSTS,
@@ -45,7 +44,7 @@ from simulator.studies.paired import (
     with_model_error,
 )
 from simulator.studies.plan.objectives import latency_words
-from simulator.studies.runs import RunPool, nested_value, with_seeds
+from simulator.studies.runs import RunPool, SeededRun, nested_value, with_seeds
 from simulator.studies.study_file import (
     Source,
     StudyFile,
@@ -65,7 +64,6 @@ AUTOMATIC, NONE = "auto", "none"
 SAMPLING, MODELLED, ASSUMED = "sampling", "model error and sampling", "assumed costs and sampling"
 """Sources of error that the interval of a ratio may cover."""
 TORNADO_ROWS = 8
-"""Assumed parameters that a terminal shows."""
 
 
 def variants_of(study: StudyFile) -> list[Variant]:
@@ -145,28 +143,31 @@ def compare_variants(
         tornado = swings(variants, metric, side, answers, pool) if sensitivity and differ else []
     combined = {name: combine_replications(runs) for name, runs in documents.items()}
     runs = len(next(iter(documents.values())))
-    notes = _notes(combined, runs, fixed_note, variants) + lost + _alike_notes(alike, variants[0].name, differ)
+    notes = _notes(combined, runs, fixed_note, variants) + lost
+    if alike:
+        untried = "" if differ else "; assumed parameters were not tried"
+        same = f"runs exactly as {variants[0].name}: what it changes has no effect on this load"
+        notes.append(f"{', '.join(alike)}: {same}{untried}")
+    nearest = nearest_crossing(curves, scenario_load(variants[0].scenario, path) if path else None)
+    along = {"path": path, "metric": metric}
     body = {
         "variants": [_variant_document(variant, combined[variant.name], ratios[variant.name]) for variant in variants],
         "baseline": variants[0].name,
         "metric": metric,
         "level": LEVEL,
-        "crossover": _crossover_document(path, metric, curves, variants[0]),
-        "load_curves": _curves_document(path, metric, curves),
+        "crossover": None if nearest is None else {**along, **nearest, "all": crossing_rows(curves)},
+        "load_curves": None if path is None else {**along, "curves": [curve.document() for curve in curves]},
         "served_load": served,
-        "sensitivity": [_swing_document(swing) for swing in tornado],
+        "sensitivity": [swing.document() for swing in tornado],
         "conclusion": "",
         "replications": runs,
     }
     basis = weakest(run["basis"] for run in combined.values())
     document = study_document(body, variants[0].scenario, seeds[0], basis, notes)
-    document["conclusion"] = compare_sentence(document) + _borrowed_words(variants)
-    return CompareResult(document)
-
-
-def _borrowed_words(variants: Sequence[Variant]) -> str:
     borrowed = [(v.name, borrowed_acceptance(v.scenario.speculation, v.scenario.model)) for v in variants]
-    return "".join(f" {name}: {words}." for name, words in borrowed if words is not None)
+    remarks = "".join(f" {name}: {words}." for name, words in borrowed if words is not None)
+    document["conclusion"] = compare_sentence(document) + remarks
+    return CompareResult(document)
 
 
 GOODPUT = "request_goodput"
@@ -224,9 +225,6 @@ def _base_documents(
 ) -> tuple[dict[str, list[dict[str, Any]]], list[str]]:
     """The runs of every variant on the seeds that all of them finished, and notes on those that they did not; the first
     of each also looks for its model's error, where that is requested.
-
-    Raises:
-        ForerunError: a variant cannot be run, with its name; or no seed is left, as workers died over each.
     """
     documents: dict[str, list[dict[str, Any]]] = {variant.name: [] for variant in variants}
     runs = {variant.name: with_seeds(variant.scenario, seeds, notes=True) for variant in variants}
@@ -262,14 +260,14 @@ def _with_model_error(
 ) -> dict[str, dict[str, Ratio | None]]:
     """Ratios with the error of the model in their intervals, for variants that know it."""
     errors = {name: runs[0]["model_error"] for name, runs in documents.items()}
-    base = errors[variants[0].name]
+    base = errors.pop(variants[0].name)
     return {
-        variant.name: {
-            metric: None if ratio is None else with_model_error(ratio, base, errors[variant.name], metric)
-            for metric, ratio in ratios[variant.name].items()
+        name: {
+            metric: None if ratio is None else with_model_error(ratio, base, error, metric)
+            for metric, ratio in ratios[name].items()
         }
-        for variant in variants[1:]
-        if base is not None and errors[variant.name] is not None
+        for name, error in errors.items()
+        if base is not None and error is not None
     }
 
 
@@ -284,10 +282,10 @@ def _model_ranges(
 
     Such runs are often deterministic: the interval of sampling alone would have no width and mean nothing.
     """
-    speculating = [variant for variant in variants[1:] if variant.scenario.attention_speculation is not None]
     ends = {
-        variant.name: [with_seeds(at_range_end(variant.scenario, end), [seed])[0] for end in ("low", "high")]
-        for variant in speculating
+        variant.name: [SeededRun(at_range_end(variant.scenario, end), seed, notes=False) for end in ("low", "high")]
+        for variant in variants[1:]
+        if variant.scenario.attention_speculation is not None
     }
     pool.documents_if_any([run for runs in ends.values() for run in runs])
     ranges = {}
@@ -321,11 +319,8 @@ def _crossover_plan(variants: Sequence[Variant], requested: str) -> tuple[str | 
         requests = max((variant.scenario.workload.num_requests or grid[-1]) for variant in variants)
         grid = [value for value in grid if value <= requests]
         if len(grid) < 2:
-            return (
-                None,
-                [],
-                f"no crossover along the load: the workload has only {requests:g} request{'s' * (requests > 1)}",
-            )
+            few = f"the workload has only {requests:g} request{'s' * (requests > 1)}"
+            return None, [], f"no crossover along the load: {few}"
         return path, grid, None
     path, equals, _ = requested.partition("=")
     values: Values | None = parse_vary([requested])[path] if equals else None
@@ -350,7 +345,6 @@ OF_THE_RUN = (
     "usd_per_million_output_tokens",
     "scenario",
 )
-"""Parts of a run's document that a variant has."""
 
 
 def _variant_document(variant: Variant, run: dict[str, Any], ratios: dict[str, Ratio | None]) -> dict[str, Any]:
@@ -362,37 +356,6 @@ def _variant_document(variant: Variant, run: dict[str, Any], ratios: dict[str, R
         "interval_of": ASSUMED if attention is not None else MODELLED if run["model_error"] else SAMPLING,
         "ideal": attention is not None and attention.reading == "pipelined",
         **{key: run[key] for key in OF_THE_RUN},
-    }
-
-
-def _crossover_document(
-    path: str | None, metric: str, curves: Sequence[LoadCurve], base: Variant
-) -> dict[str, Any] | None:
-    nearest = nearest_crossing(curves, scenario_load(base.scenario, path) if path else None)
-    if nearest is None:
-        return None
-    crossings = [{"variant": curve.variant, **asdict(crossing)} for curve in curves for crossing in curve.crossings]
-    at_nearest = {"variant": nearest[0].variant, **asdict(nearest[1])}
-    return {"path": path, "metric": metric, **at_nearest, "all": crossings}
-
-
-def _curves_document(path: str | None, metric: str, curves: Sequence[LoadCurve]) -> dict[str, Any] | None:
-    if path is None:
-        return None
-    rows = [
-        {"variant": curve.variant, "points": [{"value": p.value, **p.speedup._asdict()} for p in curve.points]}
-        for curve in curves
-    ]
-    return {"path": path, "metric": metric, "curves": rows}
-
-
-def _swing_document(swing: Swing) -> dict[str, Any]:
-    parameter, names = swing.parameter, dict.fromkeys([*swing.at_low, *swing.at_high])
-    return {
-        "parameter": parameter.name,
-        **{key: getattr(parameter, key) for key in ("says", "unit", "low", "high", "source")},
-        "ratios": {name: {"at_low": swing.at_low.get(name), "at_high": swing.at_high.get(name)} for name in names},
-        "flips": list(swing.flips),
     }
 
 
@@ -411,14 +374,6 @@ def _notes(combined: dict[str, dict[str, Any]], runs: int, fixed: str | None, va
     return result
 
 
-def _alike_notes(alike: Sequence[str], base: str, differ: bool) -> list[str]:
-    """A note on variants whose runs equal the baseline's, and on what was left out where no other ``differ``."""
-    if not alike:
-        return []
-    same = f"{', '.join(alike)}: runs exactly as {base}: what it changes has no effect on this load"
-    return [same if differ else f"{same}; assumed parameters were not tried"]
-
-
 def compare_sentence(document: dict[str, Any]) -> str:
     """The verdict on the baseline, the crossover, and whether an assumption could turn it over."""
     metric, base = document["metric"], document["baseline"]
@@ -428,24 +383,24 @@ def compare_sentence(document: dict[str, Any]) -> str:
     rows = [v for v in measuring if not v["ideal"]] or measuring  # a bound that nothing can reach wins no comparison
     winner = max(rows, key=lambda variant: variant["speedup"][metric]["ratio"])
     best, speedup = winner["name"], winner["speedup"][metric]
-    verdict = Ratio(**speedup).verdict
+    verdict, reached = Ratio(**speedup).verdict, times(speedup["ratio"])
     where = f" in {metric_words(metric)}"
     interval = _interval(speedup, winner["interval_of"])
-    good = [v["slo"]["good_share"] for v in document["variants"] if v.get("slo") and v["slo"]["good_share"] is not None]
+    good: list[Any] = [(v.get("slo") or {}).get("good_share") for v in document["variants"]]
     lead = ""
-    if metric != GOODPUT and len(good) == len(document["variants"]):
+    if metric != GOODPUT and None not in good:
         low, high = min(good), max(good)
         shares = f"{low:.1%}" if high - low < SAME_GOODPUT else f"{low:.1%} to {high:.1%}"
         lead = f"Within the SLO are {shares} of the requests of every variant. "
     if verdict > 0:
-        text = f"{best} improves {metric_words(metric)} {times(speedup['ratio'])} over {base}{interval}"
+        text = f"{best} improves {metric_words(metric)} {reached} over {base}{interval}"
     elif verdict < 0:
         others = "" if len(rows) == 1 else " and the others worse still"
-        text = f"{base} stays ahead: {best} reaches {times(speedup['ratio'])}{where}{interval}{others}"
+        text = f"{base} stays ahead: {best} reaches {reached}{where}{interval}{others}"
     elif len(rows) == 1:
-        text = f"{best} does not differ surely from {base}{where}: {times(speedup['ratio'])}{interval}"
+        text = f"{best} does not differ surely from {base}{where}: {reached}{interval}"
     else:
-        text = f"no variant beats {base} surely{where}; the best, {best}, reaches {times(speedup['ratio'])}{interval}"
+        text = f"no variant beats {base} surely{where}; the best, {best}, reaches {reached}{interval}"
     text += _crossover_words(document, best) + _sensitivity_words(document, best, verdict)
     return lead + text + _overload_words(document) + _slo_words(document)
 
@@ -470,7 +425,7 @@ def _slo_words(document: dict[str, Any]) -> str:
     """Sentence on the SLO limits that variants miss."""
     words = []
     for variant in document["variants"]:
-        limits = variant["slo"]["limits"] if variant.get("slo") else {}
+        limits = (variant.get("slo") or {}).get("limits", {})
         missed = [
             f"{latency_words(key, limit['value'])} (limit {limit['limit']:,.4g})"
             for key, limit in limits.items()
@@ -491,31 +446,28 @@ def _crossover_words(document: dict[str, Any], best: str) -> str:
     text = f"; {subject} {crossing['better']} about {load_words(path, crossing['value'])}"
     if crossing["low"] is not None and crossing["high"] is not None:
         text += f" ({crossing['low']:.3g} to {crossing['high']:.3g})"
-    worst = _worst_beyond(document, crossing)
-    other = "above" if crossing["better"] == "below" else "below"
-    return text + (f"; {other} it costs up to {worst:.0%}" if worst is not None and worst >= 0.005 else "")
+    below = crossing["better"] == "below"
+    points = _points_of(document, crossing["variant"])
+    worst = 1.0 - min((p["ratio"] for p in points if (p["value"] > crossing["value"]) == below), default=1.0)
+    return text + (f"; {'above' if below else 'below'} it costs up to {worst:.0%}" if worst >= 0.005 else "")
+
+
+def _points_of(document: dict[str, Any], variant: str) -> list[dict[str, Any]]:
+    curves: list[dict[str, Any]] = document["load_curves"]["curves"]
+    return next((curve["points"] for curve in curves if curve["variant"] == variant), [])
 
 
 def _everywhere_words(document: dict[str, Any], best: str) -> str:
     """That a variant pays at every load tried that can be served; empty where it does not, or no load was tried."""
-    served, curves = document.get("served_load"), document.get("load_curves")
-    if served is None or curves is None or None in (served.get(best), served.get(document["baseline"])):
+    served = document.get("served_load") or {}
+    pair: list[Any] = [served.get(best), served.get(document["baseline"])]
+    if document.get("load_curves") is None or None in pair:
         return ""
-    most = max(served[best], served[document["baseline"]])
-    points: list[dict[str, Any]] = next((curve["points"] for curve in curves["curves"] if curve["variant"] == best), [])
-    ratios = [point["ratio"] for point in points if point["value"] <= most]
+    most = max(pair)
+    ratios = [point["ratio"] for point in _points_of(document, best) if point["value"] <= most]
     if len(ratios) < 2 or min(ratios) <= 1.0:
         return ""
     return f"; it pays at every load that can be served, up to about {load_words(served['path'], most)}"
-
-
-def _worst_beyond(document: dict[str, Any], crossing: dict[str, Any]) -> float | None:
-    """Largest loss on the side of a crossing where the variant does not pay, as a share."""
-    curves = document["load_curves"]["curves"]
-    points = next(curve["points"] for curve in curves if curve["variant"] == crossing["variant"])
-    below = crossing["better"] == "below"
-    beyond = [p["ratio"] for p in points if (p["value"] > crossing["value"]) == below]
-    return 1.0 - min(beyond) if beyond else None
 
 
 def _sensitivity_words(document: dict[str, Any], best: str, verdict: int) -> str:
@@ -622,8 +574,8 @@ class CompareResult(StudyResult):
 
     def tables(self) -> list[Table]:
         document = self.document
-        tables = [_speedup_table(document), _value_table(document), _sensitivity_table(document)]
-        return [*tables[:2], *(table for table in (*tables[2:], _crossover_table(document)) if table.rows)]
+        others = _sensitivity_table(document), _crossover_table(document)
+        return [_speedup_table(document), _value_table(document), *(table for table in others if table.rows)]
 
 
 def _speedup_table(document: dict[str, Any]) -> Table:

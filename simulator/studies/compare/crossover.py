@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from math import exp, inf, log
 from types import MappingProxyType
@@ -19,7 +19,6 @@ REQUEST_RATE = "workload.arrivals.request_rate"
 MAX_CONCURRENCY = "workload.arrivals.max_concurrency"
 RATE_SCALE = "workload.arrivals.rate_scale"
 LOAD_FACTORS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
-"""Loads that are tried, over the scenario's own."""
 RANGE_POINTS = 7
 REFINEMENTS = 3
 """How often the interval around a crossing is halved."""
@@ -53,6 +52,10 @@ class LoadCurve:
     variant: str
     points: tuple[CurvePoint, ...]
     crossings: tuple[Crossing, ...]
+
+    def document(self) -> dict[str, Any]:
+        points = [{"value": point.value, **point.speedup._asdict()} for point in self.points]
+        return {"variant": self.variant, "points": points}
 
 
 def load_path(scenario: Scenario) -> str | None:
@@ -104,11 +107,7 @@ def automatic_path(variants: Sequence[Variant]) -> str | None:
 
 
 def grid_values(values: Values | None, base: float | None, whole: bool, place: str) -> list[float]:
-    """Loads to try, ascending.
-
-    Raises:
-        ForerunError: values that are no numbers, fewer than two of them, or no value to start from.
-    """
+    """Loads to try, ascending."""
     if isinstance(values, Range):
         low, high = values.low, values.high
         geometric = values.log or low > 0
@@ -143,9 +142,6 @@ def load_curves(
 
     Values at which a run fails are left out, and so are crossings at loads that neither variant of a pair can serve
     (``served``, by variant).
-
-    Raises:
-        ForerunError: the path is none of the scenario's.
     """
     whole = all(value == round(value) for value in values) and path not in (REQUEST_RATE, RATE_SCALE)
     ratios = _ratios(variants, path, values, metric, seeds, pool)
@@ -192,14 +188,12 @@ def crossings_of(points: Sequence[CurvePoint]) -> tuple[Crossing, ...]:
             continue
         section = points[first : last + 1]
         middle = _zero([(p.value, log(p.speedup.ratio)) for p in section], after)
-        ends: list[float | None] = [None, None]
+        low = high = None
         if all(p.speedup.low is not None and p.speedup.high is not None for p in section):
-            bounds = [
-                _zero([(p.value, log(p.speedup.low or 1.0)) for p in section], after),
-                _zero([(p.value, log(p.speedup.high or 1.0)) for p in section], after),
-            ]
-            ends = [min(bounds), max(bounds)]
-        crossings.append(Crossing(middle, ends[0], ends[1], "below" if before > 0 else "above"))
+            lows = [(p.value, log(p.speedup.low or 1.0)) for p in section]
+            highs = [(p.value, log(p.speedup.high or 1.0)) for p in section]
+            low, high = sorted(_zero(ends, after) for ends in (lows, highs))
+        crossings.append(Crossing(middle, low, high, "below" if before > 0 else "above"))
     return tuple(crossings)
 
 
@@ -256,14 +250,16 @@ def _ratios(
     }
 
 
-def nearest_crossing(curves: Sequence[LoadCurve], base: float | None) -> tuple[LoadCurve, Crossing] | None:
-    """The crossing nearest to the scenario's own load."""
-    crossings = [(curve, crossing) for curve in curves for crossing in curve.crossings]
+def crossing_rows(curves: Sequence[LoadCurve]) -> list[dict[str, Any]]:
+    return [{"variant": curve.variant, **asdict(crossing)} for curve in curves for crossing in curve.crossings]
 
-    def distance(item: tuple[LoadCurve, Crossing]) -> float:
-        value = item[1].value
+
+def nearest_crossing(curves: Sequence[LoadCurve], base: float | None) -> dict[str, Any] | None:
+    """The crossing nearest to the scenario's own load."""
+
+    def distance(row: dict[str, Any]) -> float:
         if base is None:
             return 0.0
-        return abs(log(value / base)) if value > 0 and base > 0 else inf
+        return abs(log(row["value"] / base)) if row["value"] > 0 and base > 0 else inf
 
-    return min(crossings, key=distance, default=None)
+    return min(crossing_rows(curves), key=distance, default=None)

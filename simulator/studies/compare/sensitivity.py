@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log
+from typing import Any
 
 from simulator.studies.assumed import AssumedParameter, assumed_parameters
 from simulator.studies.paired import HIGHER_IS_BETTER, Ratio, metric_values, paired_ratio
@@ -29,6 +30,15 @@ class Swing:
             return 0.0
         return abs(log(self.at_high[variant]) - log(self.at_low[variant]))
 
+    def document(self) -> dict[str, Any]:
+        names = dict.fromkeys([*self.at_low, *self.at_high])
+        return {
+            "parameter": self.parameter.name,
+            **{key: getattr(self.parameter, key) for key in ("says", "unit", "low", "high", "source")},
+            "ratios": {name: {"at_low": self.at_low.get(name), "at_high": self.at_high.get(name)} for name in names},
+            "flips": list(self.flips),
+        }
+
 
 def swings(
     variants: Sequence[Variant], metric: str, seeds: Sequence[int], answers: dict[str, Ratio | None], pool: RunPool
@@ -37,13 +47,6 @@ def swings(
 
     A parameter that appears in several variants moves in all of them at once. An end at which a run fails (the model no
     longer fits, say) has no ratio.
-
-    Args:
-        variants: the baseline first.
-        metric: whose ratio is the answer.
-        seeds: of the runs; the same ones at both ends.
-        answers: the ratio of each variant as assumed, to tell which verdicts turn over.
-        pool: where runs are made.
     """
     by_variant = {variant.name: assumed_parameters(variant.scenario) for variant in variants}
     parameters: dict[str, AssumedParameter] = {}
@@ -65,7 +68,12 @@ def swings(
             base = measured[variants[0].name]
             ratios = {v.name: paired_ratio(base, measured[v.name], HIGHER_IS_BETTER[metric]) for v in variants[1:]}
             ends.append({name: ratio.ratio for name, ratio in ratios.items() if ratio is not None})
-        all_swings.append(Swing(parameter, ends[0], ends[1], _flipped(answers, ends)))
+        flipped = (
+            name
+            for name, answer in answers.items()
+            if answer is not None and any((end.get(name, 1.0) - 1.0) * answer.verdict < 0 for end in ends)
+        )
+        all_swings.append(Swing(parameter, ends[0], ends[1], tuple(flipped)))
     return sorted(all_swings, key=lambda swing: -max((swing.width(v.name) for v in variants[1:]), default=0.0))
 
 
@@ -75,13 +83,3 @@ def _moved(variant: Variant, parameter: AssumedParameter | None, value: float, s
         return with_seeds(variant.scenario, seeds)
     scenario, factors = parameter.applied(variant.scenario, value)
     return with_seeds(scenario, seeds, factors)
-
-
-def _flipped(answers: dict[str, Ratio | None], ends: Sequence[dict[str, float]]) -> tuple[str, ...]:
-    flipped = []
-    for name, answer in answers.items():
-        if answer is None or not answer.verdict:
-            continue
-        if any(name in end and (end[name] - 1.0) * answer.verdict < 0 for end in ends):
-            flipped.append(name)
-    return tuple(flipped)

@@ -39,7 +39,6 @@ class PoolPrices(NamedTuple):
     """Seconds of each action of verifiers and drafters; all verifiers have the same batch size."""
 
     batch: int
-    """Sequences in the batch of a verifier."""
     verify_s: float
     """Seconds of a step that verifies drafts."""
     plain_s: float
@@ -63,15 +62,6 @@ def pool_prices(scenario: Scenario, batch: int, context_tokens: int) -> PoolPric
     """Prices of a scenario whose drafter has chips of its own.
 
     The next token is taken to be guessed as often as the last draft token is accepted after all before it.
-
-    Args:
-        scenario: model, hardware and speculation count; its workload does not.
-        batch: sequences of a verifier.
-        context_tokens: of each in the cache.
-
-    Raises:
-        ForerunError: no drafter on chips of its own, an overlap that this would count twice, or something that is not
-            modelled or does not fit.
     """
     speculation = scenario.speculation
     build = build_replica(scenario)
@@ -350,7 +340,6 @@ class PoolGain(NamedTuple):
     gain: float
     step_s: float
     use: float
-    """Share of time at which the drafters draft."""
 
 
 def pool_gains(
@@ -494,24 +483,22 @@ class DraftPoolResult(StudyResult):
         return [{"drafting": way, **row} for way, one in self.document["ways"].items() for row in one["gains"]]
 
     def tables(self) -> list[Table]:
-        rows: list[list[Value]] = []
-        for row in self.records():
-            tone = "good" if row["gain"] >= 1.0 else "bad"
-            rows.append(
-                [
-                    WAYS[row["drafting"]],
-                    row["verifiers_per_drafter"],
-                    Cell(f"{row['gain']:.2f}x", value=row["gain"], tone=tone),  # type: ignore[arg-type]
-                    Cell(f"{row['low']:.2f} to {row['high']:.2f}"),
-                    Cell(percent(row["use"]), value=row["use"]),
-                    Cell(f"{1e3 * row['step_s']:.2f}", value=row["step_s"]),
-                ]
-            )
+        rows: list[list[Value]] = [
+            [
+                WAYS[row["drafting"]],
+                row["verifiers_per_drafter"],
+                Cell(f"{row['gain']:.2f}x", value=row["gain"], tone="good" if row["gain"] >= 1.0 else "bad"),
+                f"{row['low']:.2f} to {row['high']:.2f}",
+                Cell(percent(row["use"]), value=row["use"]),
+                Cell(f"{1e3 * row['step_s']:.2f}", value=row["step_s"]),
+            ]
+            for row in self.records()
+        ]
         columns = ("drafting", "verifiers", "gain", "range", "drafter at work", "step (ms)")
         names = {"verify_s": "verification", "plain_s": "step without drafts", "draft_s": "drafts of one verifier"}
         names |= {"prefill_s": "contexts read anew", "there_s": "tokens sent", "back_s": "drafts sent"}
         prices = self.document["prices"]
-        parts: list[list[Value]] = [[says, Cell(f"{1e3 * prices[key]:.2f}")] for key, says in names.items()]
+        parts = [(says, f"{1e3 * prices[key]:.2f}") for key, says in names.items()]
         return [
             Table("Tokens per second over the same verifiers without drafts", columns, rows, name="gains"),
             Table("What it is made of", ("", "ms"), parts, name="prices"),

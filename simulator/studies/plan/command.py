@@ -225,24 +225,15 @@ def thresholds(
     Raises:
         ForerunError: no autoscaler, no SLO, or a scenario that cannot run.
     """
+    from simulator.studies.plan.objectives import positive_number
     from simulator.studies.plan.thresholds import best_thresholds
     from simulator.studies.study_file import study_of
 
     _check_artefact(emit)
     words = [word for one in targets or () for word in str(one).split(",")]
-    values = [_positive(word, "target") for word in words] or None
+    values = [positive_number("target", word, word) for word in words] or None
     seeds = range(seed, seed + replications)
     return best_thresholds(study_of(scenario).scenario, values, seeds, emit, jobs, progress)
-
-
-def _positive(word: str, option: str) -> float:
-    try:
-        value = float(word)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1e12:
-        raise ArgumentError(option, f"'{word}' is no positive number")
-    return value
 
 
 def _check_artefact(name: str | None) -> None:

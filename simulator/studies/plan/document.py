@@ -35,13 +35,7 @@ J_PER_KWH = 3.6e6
 
 
 def plan_result(plan: Plan, intensity: tuple[float, float, float] | None, emit: str | None) -> PlanResult:
-    """The result of a plan.
-
-    Args:
-        plan: the finished search.
-        intensity: mean, least and greatest carbon intensity, g/kWh; None where carbon is not requested.
-        emit: name of an artefact of the best layout to put into the document; None for none.
-    """
+    """The result of a plan."""
     document = plan_document(plan)
     if intensity is not None:
         document["carbon_g_per_kwh"] = dict(zip(("mean", "low", "high"), intensity, strict=True))
@@ -55,11 +49,7 @@ def plan_result(plan: Plan, intensity: tuple[float, float, float] | None, emit: 
 
 
 def carbon_of(carbon: float | str | Path) -> tuple[float, float, float]:
-    """Mean, least and greatest carbon intensity, g/kWh: of a number, or of a CSV file over the day.
-
-    Raises:
-        ForerunError: neither a number nor such a file; with the line.
-    """
+    """Mean, least and greatest carbon intensity, g/kWh: of a number, or of a CSV file over the day."""
     try:
         one = float(str(carbon))
     except ValueError:
@@ -92,11 +82,7 @@ def carbon_of(carbon: float | str | Path) -> tuple[float, float, float]:
 
 
 def with_trace(study: StudyFile, trace: str, columns: Mapping[str, str] | None = None) -> StudyFile:
-    """The study with a trace as its workload.
-
-    Raises:
-        ForerunError: a trace that the scenario cannot take.
-    """
+    """The study with a trace as its workload."""
     data = study.scenario.model_dump(exclude_unset=True)
     data["workload"] = {"trace": trace} | ({"columns": dict(columns)} if columns else {})
     return replace(study, scenario=scenario_from(data, f"{study.place}: trace {trace}"))
@@ -201,7 +187,9 @@ class PlanResult(StudyResult):
         tables = [_holding_table(self.document), _power_table(self.document)]
         for status, words in FAILING.items():
             tables.append(_failing_table(words, [row for row in rows if row["status"] == status], status))
-        tables.append(_command_table(rows))
+        commands = [[row["layout"], *command] for row in rows for command in (row["flags"] or {}).items()]
+        columns = ("layout", "engine", "command")
+        tables.append(Table("Launch commands of one replica", columns, commands, shown=2, name="commands"))
         if self.document["plan_summary"] is not None:
             tables += [plan_summary_table(self.document["plan_summary"]), hours_table(self.document.get("hours") or [])]
         return [table for table in tables if table.rows] or tables[:1]
@@ -290,11 +278,6 @@ def _failing_table(title: str, rows: list[Document], name: str) -> Table:
     return Table(title, ("layout", "reason"), lines, shown=SHOWN, name=name)
 
 
-def _command_table(rows: list[Document]) -> Table:
-    lines = [[row["layout"], engine, command] for row in rows for engine, command in (row["flags"] or {}).items()]
-    return Table("Launch commands of one replica", ("layout", "engine", "command"), lines, shown=2, name="commands")
-
-
 def plan_document(plan: Plan) -> Document:
     """The contract's ``plan`` JSON."""
     candidates = [candidate_document(plan, candidate) for candidate in plan.candidates]
@@ -303,6 +286,7 @@ def plan_document(plan: Plan) -> Document:
     notes = [note for c in plan.candidates if c.verdict is not None for note in c.verdict.observation.notes]
     hours = plan.headroom_cases.hours if plan.headroom_cases is not None else ()
     cheaper = next_cheaper(plan)
+    rate = plan.rate if plan.rate is not None or plan.best is None else plan.best.max_rate
     body = {
         "mode": plan.options.mode,
         "request_rate": plan.rate,
@@ -310,7 +294,7 @@ def plan_document(plan: Plan) -> Document:
         "power_budget_w": plan.options.power_budget_w,
         "slo": plan.objective.document(),
         "ranked_by": "max_rate" if plan.rate is None else "usd_per_hour" if plan.by_price else "chips",
-        "load": _load_values(plan),
+        "load": None if rate is None or plan.load is None else plan.load.values_at(plan.study.scenario, rate),
         "candidates": candidates,
         "best": candidates[0] if plan.best is not None else None,
         "next_cheaper": None if cheaper is None else {"layout": cheaper.name, "reason": cheaper.reason},
@@ -323,11 +307,6 @@ def plan_document(plan: Plan) -> Document:
     }
     shown = dict.fromkeys([*plan.notes, *(note for note in notes if "requests refused" not in note)])
     return study_document(body, plan.study.scenario, plan.options.seed, basis, list(shown))
-
-
-def _load_values(plan: Plan) -> Document | None:
-    rate = plan.rate if plan.rate is not None or plan.best is None else plan.best.max_rate
-    return None if rate is None or plan.load is None else plan.load.values_at(plan.study.scenario, rate)
 
 
 def candidate_document(plan: Plan, candidate: Candidate) -> Document:
@@ -369,9 +348,10 @@ def candidate_document(plan: Plan, candidate: Candidate) -> Document:
         "required": plan.options.confidence,
         "sure": None if verdict.runs == 1 and verdict.method == "replications" else share >= SURE,
     }
+    tokens_per_h = (seen.output_throughput or 0.0) * candidate.copies * 3600
     values = (
-        _per_million(usd, _times(seen.output_throughput, candidate.copies)),
-        _times(seen.power_w, candidate.copies),
+        None if usd is None or tokens_per_h < 1 else usd_per_million_tokens(usd, round(tokens_per_h)),
+        None if seen.power_w is None else seen.power_w * candidate.copies,
         tokens_per_joule(seen.output_throughput, seen.power_w),
         verdict.binding,
         verdict.values,
@@ -438,7 +418,7 @@ def plan_sentence(plan: Plan) -> str:
     words += binds
     if best.max_rate is not None:
         words += f"; its highest rate is {reach} {best.max_rate:.3g} req/s ({headroom_words(best.max_rate, plan.rate)})"
-    words += "".join(f"; {part}" for part in [_sure_words(best)] if part)
+    words += f"; {sure}" if (sure := _sure_words(best)) else ""
     cheaper = next_cheaper(plan)
     if cheaper is not None:
         words += f". The next cheaper, {cheaper.name}, fails: {cheaper.reason}"
@@ -469,15 +449,5 @@ def _nothing_holds(plan: Plan, limits: str) -> str:
     return f"No layout holds {limits} {at}: {reasons[0] if reasons else 'none was tried'}."
 
 
-def _times(value: float | None, factor: float) -> float | None:
-    return None if value is None else value * factor
-
-
 def _slo_ratio(candidate: Candidate) -> float:
     return candidate.verdict.slo_ratio if candidate.verdict is not None else inf
-
-
-def _per_million(usd_per_hour: float | None, tokens_per_s: float | None) -> float | None:
-    if usd_per_hour is None or not tokens_per_s:
-        return None
-    return usd_per_million_tokens(usd_per_hour, round(tokens_per_s * 3600)) if tokens_per_s * 3600 >= 1 else None

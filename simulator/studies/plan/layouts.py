@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
+from math import prod
 from typing import Any
 
 from forerun.errors import ArgumentError, ForerunError, NothingServedError
@@ -38,7 +39,6 @@ class Layout:
     """The scenario of this layout with one replica."""
     name: str
     chips: int
-    """Number of chips of one replica."""
     usd_per_hour: float | None
     """Price of one replica, US dollars per hour; None where neither scenario nor chip profile has one."""
     refused: str | None = None
@@ -54,9 +54,9 @@ class Layout:
     def board_w(self) -> float:
         """What the boards of one replica may draw together, watts: their power limit, else their TDP."""
         total = 0.0
-        for hardware, replicas in _parts(self.scenario):
+        for pool, hardware in _parts(self.scenario):
             limit = hardware.power_limit_w
-            chips = hardware.chips_per_replica * hardware.speculative_parallel * replicas
+            chips = hardware.chips_per_replica * hardware.speculative_parallel * (hardware.replicas if pool else 1)
             total += chips * (load_chip(hardware.chip).power.tdp_w if limit is None else limit)
         return total
 
@@ -70,18 +70,14 @@ class Layout:
         return f"{replicas}{spare} x {self.name}" if self.scalable else self.name
 
     def with_replicas(self, scenario: Scenario, replicas: int) -> Scenario:
-        """A scenario under load, in this layout and with the given number of replicas."""
         return scenario.with_values({REPLICAS: replicas}) if self.scalable else scenario
 
 
-def _parts(scenario: Scenario) -> Iterator[tuple[HardwareConfig, int]]:
-    """Hardware and replicas of every pool; of the scenario's own where there are none, once."""
+def _parts(scenario: Scenario) -> list[tuple[str, HardwareConfig]]:
+    """Name and hardware of every pool; of the scenario's own, without a name, where there are none."""
     if scenario.pools is None:
-        yield scenario.hardware, 1
-        return
-    for name in scenario.pools:
-        hardware = scenario.pool_section(name, "hardware")
-        yield hardware, hardware.replicas
+        return [("", scenario.hardware)]
+    return [(name, scenario.pool_section(name, "hardware")) for name in scenario.pools]
 
 
 def search_axes(study: StudyFile) -> dict[str, tuple[Any, ...]]:
@@ -90,14 +86,8 @@ def search_axes(study: StudyFile) -> dict[str, tuple[Any, ...]]:
     What the study varies, and unless it does so itself: tensor parallelism 1, 2, 4, 8; a token budget of 2,048 and
     8,192; and the scenario's speculation, on and off. Of pools, the number of replicas of each; their other fields are
     their own.
-
-    Raises:
-        ForerunError: a range in place of values.
     """
-    axes: dict[str, tuple[Any, ...]] = {}
-    for path, values in study.vary.items():
-        if path != REPLICAS:
-            axes[path] = listed(path, values)
+    axes = {path: listed(path, values) for path, values in study.vary.items() if path != REPLICAS}
     scenario = study.scenario
     defaults: dict[str, tuple[int, Sequence[int]]] = {
         TENSOR_PARALLEL: (scenario.hardware.tensor_parallel, DEFAULT_TENSOR_PARALLEL),
@@ -105,8 +95,7 @@ def search_axes(study: StudyFile) -> dict[str, tuple[Any, ...]]:
     }
     if scenario.pools is not None:
         defaults = {
-            f"pools.{name}.{REPLICAS}": (scenario.pool_section(name, "hardware").replicas, POOL_REPLICAS)
-            for name in scenario.pools
+            f"pools.{name}.{REPLICAS}": (hardware.replicas, POOL_REPLICAS) for name, hardware in _parts(scenario)
         }
     for path, (value, others) in defaults.items():
         axes.setdefault(path, tuple(sorted({value, *others})))
@@ -117,11 +106,7 @@ def search_axes(study: StudyFile) -> dict[str, tuple[Any, ...]]:
 
 
 def replica_counts(study: StudyFile, most: int) -> tuple[int, ...]:
-    """Numbers of replicas to try, rising: those that the study varies, else 1 to ``most``.
-
-    Raises:
-        ForerunError: values that are no whole numbers from 1.
-    """
+    """Numbers of replicas to try, rising: those that the study varies, else 1 to ``most``."""
     if REPLICAS not in study.vary:
         return tuple(range(1, most + 1))
     counts = listed(REPLICAS, study.vary[REPLICAS])
@@ -132,26 +117,16 @@ def replica_counts(study: StudyFile, most: int) -> tuple[int, ...]:
 
 
 def listed(path: str, values: Values) -> tuple[Any, ...]:
-    """The values of an axis.
-
-    Raises:
-        ForerunError: a range: a plan tries values one by one.
-    """
+    """The values of an axis."""
     if isinstance(values, Range):
         raise ArgumentError("vary", f"{path}: a plan tries single values; list them, for example {path}=1,2,4")
     return values
 
 
 def layouts(study: StudyFile, axes: Mapping[str, Sequence[Any]], spare: int = 0) -> list[Layout]:
-    """Every combination of the axes (of each named variant, if the study has any), refused ones included.
-
-    Raises:
-        ForerunError: a field or value that no scenario has, or far too many combinations.
-    """
+    """Every combination of the axes (of each named variant, if the study has any), refused ones included."""
     bases = [(variant.name, variant.set) for variant in study.variants] or [("", {})]
-    total = len(bases)
-    for values in axes.values():
-        total *= len(values)
+    total = len(bases) * prod(map(len, axes.values()))
     if total > MOST_LAYOUTS:
         raise ForerunError(f"{study.place}: {total:,} layouts are too many to plan over (at most {MOST_LAYOUTS:,})")
     several = [path for path, values in axes.items() if len(values) > 1]
@@ -162,25 +137,25 @@ def layouts(study: StudyFile, axes: Mapping[str, Sequence[Any]], spare: int = 0)
             settings = {path: value for path, value in chosen.items() if not path.endswith(NAMED_BY_LAYOUT)}
             if BATCHED_TOKENS not in several:
                 settings.pop(BATCHED_TOKENS, None)
-            all_layouts.append(replace(_layout(study, {**base, **chosen}, variant, settings), spare=spare))
+            all_layouts.append(_layout(study, {**base, **chosen}, variant, settings, spare))
     return all_layouts
 
 
-def _layout(study: StudyFile, settings: dict[str, Any], variant: str, named: Settings) -> Layout:
+def _layout(study: StudyFile, settings: dict[str, Any], variant: str, named: Settings, spare: int) -> Layout:
     scenario = study.with_settings({**settings, REPLICAS: 1})
-    scalable = not getattr(scenario, "pools", None)
+    name = _name(scenario, variant, named)
     refused, steady = None, None
     try:
         chips, usd = _bill(study, scenario, settings)
     except ForerunError as error:
-        return Layout(settings, scenario, _name(scenario, variant, named), 0, None, str(error))
+        return Layout(settings, scenario, name, 0, None, str(error), spare=spare)
     try:
         steady = steady_parts(scenario)[2]
     except NothingServedError as error:
         refused = str(error)
     except ForerunError:
-        steady = None  # no steady state in closed form: only the event simulation can tell
-    return Layout(settings, scenario, _name(scenario, variant, named), chips, usd, refused, steady, scalable)
+        pass  # no steady state in closed form: only the event simulation can tell
+    return Layout(settings, scenario, name, chips, usd, refused, steady, not scenario.pools, spare)
 
 
 def _bill(study: StudyFile, scenario: Scenario, settings: Settings) -> tuple[int, float | None]:
@@ -191,22 +166,21 @@ def _bill(study: StudyFile, scenario: Scenario, settings: Settings) -> tuple[int
     if scenario.pools is not None:
         own = [(pool, pool.usd_per_chip_hour) for pool in build.pools]
         rents = [(pool.replicas * pool.chips, _hourly(pool.chip) if usd is None else usd) for pool, usd in own]
-    draft = scenario.speculation.draft if scenario.speculation is not None else None
-    drafter_chip = getattr(draft, "chip", None)
-    if draft is not None and drafter_chip is not None and getattr(scenario.speculation, "method", "none") != "none":
-        rents.append((scenario.hardware.replicas * (draft.tensor_parallel or 1), _hourly(load_chip(drafter_chip))))
-    chips = sum(count for count, _ in rents)
-    prices = [None if price is None else count * price for count, price in rents]
-    return chips, None if any(price is None for price in prices) else sum(p for p in prices if p is not None)
+    speculation = scenario.speculation
+    draft = None if speculation is None or speculation.method == "none" else speculation.draft
+    if draft is not None and draft.chip is not None:
+        rents.append((scenario.hardware.replicas * (draft.tensor_parallel or 1), _hourly(load_chip(draft.chip))))
+    prices = [count * price for count, price in rents if price is not None]
+    return sum(count for count, _ in rents), sum(prices) if len(prices) == len(rents) else None
 
 
 def _name(scenario: Scenario, variant: str, settings: Settings) -> str:
-    if scenario.pools is None:
-        parts = [_hardware_name(scenario.hardware)]
-    else:
-        pools = ((name, scenario.pool_section(name, "hardware")) for name in scenario.pools)
-        split = (f"{name} {hardware.replicas} x {_hardware_name(hardware)}" for name, hardware in pools)
-        parts = [" + ".join(split)]
+    pools = []
+    for pool, hardware in _parts(scenario):
+        pipeline = f", PP{hardware.pipeline_parallel}" if hardware.pipeline_parallel > 1 else ""
+        count = f"{pool} {hardware.replicas} x " if pool else ""
+        pools.append(f"{count}{hardware.chip} TP{hardware.tensor_parallel}{pipeline}")
+    parts = [" + ".join(pools)]
     if BATCHED_TOKENS in settings:
         parts.append(f"{settings[BATCHED_TOKENS]}-token steps")
     if variant:
@@ -215,11 +189,6 @@ def _name(scenario: Scenario, variant: str, settings: Settings) -> str:
     if others:
         parts.append(settings_name(others))
     return ", ".join(parts)
-
-
-def _hardware_name(hardware: HardwareConfig) -> str:
-    pipeline = f", PP{hardware.pipeline_parallel}" if hardware.pipeline_parallel > 1 else ""
-    return f"{hardware.chip} TP{hardware.tensor_parallel}{pipeline}"
 
 
 def _usd_per_chip(study: StudyFile, scenario: Scenario, settings: Settings) -> float | None:

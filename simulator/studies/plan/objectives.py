@@ -82,16 +82,13 @@ def objective_of(slo: Mapping[str, float], texts: Sequence[str] = ()) -> Objecti
 
     Keys are ``STATISTIC_LATENCY_ms`` (mean, median or any percentile of ttft, tpot, itl, e2el), or ``goodput`` with
     ``ttft_ms``, ``tpot_ms`` or ``e2el_ms`` as the limits of a single request.
-
-    Raises:
-        ForerunError: an unknown key, a value that is no positive number, or limits that would hold at any load.
     """
     values = {key: float(value) for key, value in slo.items()}
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals:
             raise ArgumentError("slo", f"{text}: write KEY=VALUE, for example p99_ttft_ms=1000 or goodput=0.95")
-        values[key.strip()] = _number(text, value)
+        values[key.strip()] = positive_number("slo", text, value)
     if not values:
         raise ForerunError(f"slo: give at least one limit to plan for, for example {EXAMPLE}")
     goodput = values.pop(GOODPUT, None)
@@ -117,14 +114,13 @@ def objective_of(slo: Mapping[str, float], texts: Sequence[str] = ()) -> Objecti
 
 def reached(objective: Objective, result: Served) -> dict[str, float | None]:
     """Value of everything that the objective names, in milliseconds or as a share; None where nothing was measured."""
-    latencies = request_latencies_ms(result.requests)
-    values: dict[str, float | None] = {}
+    latencies, values = request_latencies_ms(result.requests), {}
     for limit in objective.limits:
         if limit.latency == "itl":
             sample = WeightedSample.of(result.gaps.gap_s * 1e3, result.gaps.count)
-            values[limit.key] = statistic(limit.statistic, sample) if sample.size else None
         else:
-            values[limit.key] = _statistic_of(limit, latencies[limit.latency])
+            sample = _sample(latencies[limit.latency])
+        values[limit.key] = statistic(limit.statistic, sample)
     if objective.goodput is not None:
         values[GOODPUT] = float(good(objective, result).mean())
     return values
@@ -139,8 +135,10 @@ def good(objective: Objective, result: Served) -> NDArray[np.bool_]:
     return np.asarray(within, dtype=np.bool_)
 
 
-def statistic(name: str, sample: WeightedSample) -> float:
-    """``mean``, ``median``, ``std`` or a percentile such as ``p99.9`` of a sample."""
+def statistic(name: str, sample: WeightedSample) -> float | None:
+    """``mean``, ``median``, ``std`` or a percentile such as ``p99.9`` of a sample; None where it is empty."""
+    if not sample.size:
+        return None
     if name in ("mean", "median", "std"):
         value: float = getattr(sample, name)()
         return value
@@ -155,9 +153,9 @@ def resampled(objective: Objective, result: RunResult, seed: int = 0) -> list[di
 
     Source: D. N. Politis and J. P. Romano, "A circular block-resampling procedure for stationary data" (1992).
     """
-    if any(limit.latency not in request_latencies_ms(result.requests) for limit in objective.limits):
-        return None
     latencies = request_latencies_ms(result.requests)
+    if any(limit.latency not in latencies for limit in objective.limits):
+        return None
     fine = good(objective, result) if objective.goodput is not None else None
     count = len(result.requests)
     block = min(count, max(1, round(10 * count ** (1 / 3))))
@@ -166,23 +164,26 @@ def resampled(objective: Objective, result: RunResult, seed: int = 0) -> list[di
     for _ in range(RESAMPLES):
         starts = generator.integers(0, count, -(-count // block))
         chosen = ((starts[:, None] + np.arange(block)) % count).ravel()[:count]
-        row = {limit.key: _statistic_of(limit, latencies[limit.latency][chosen]) for limit in objective.limits}
+        row = {
+            limit.key: statistic(limit.statistic, _sample(latencies[limit.latency][chosen]))
+            for limit in objective.limits
+        }
         rows.append(row | ({} if fine is None else {GOODPUT: float(fine[chosen].mean())}))
     return rows
 
 
-def _statistic_of(limit: Limit, latencies_ms: FloatArray) -> float | None:
-    sample = WeightedSample.of(latencies_ms[~np.isnan(latencies_ms)])
-    return statistic(limit.statistic, sample) if sample.size else None
+def _sample(latencies_ms: FloatArray) -> WeightedSample:
+    return WeightedSample.of(latencies_ms[~np.isnan(latencies_ms)])
 
 
-def _number(place: str, text: str) -> float:
+def positive_number(argument: str, place: str, text: str) -> float:
+    """The number of an option's text; anything but a finite one above 0 is refused by the option's name."""
     try:
         value = float(text)
     except ValueError:
         value = -1.0
     if not (value > 0 and isfinite(value)):
-        raise ArgumentError("slo", f"{place}: the value must be a positive number (got '{text}')")
+        raise ArgumentError(argument, f"{place}: the value must be a positive number (got '{text}')")
     return value
 
 

@@ -73,14 +73,11 @@ class Candidate:
     layout: Layout
     replicas: int
     status: str
-    """One of ``RANKS``."""
     reason: str | None = None
     verdict: Verdict | None = None
     max_rate: float | None = None
     at_least: bool = False
     """Whether ``max_rate`` is as far as the requests allow to look, and still holds."""
-    rate: float | None = None
-    """Load, in requests per second, at which the candidate was judged."""
     searched: int = 0
     """Replicas that were simulated, where a power budget allows more: ``copies`` of them serve as many times more."""
     chance: Chance | None = None
@@ -88,7 +85,6 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """Layout and replicas."""
         return self.layout.named(self.replicas)
 
     @property
@@ -98,12 +94,10 @@ class Candidate:
 
     @property
     def chips(self) -> int:
-        """Of all replicas."""
         return self.layout.chips * self.layout.rented(self.replicas)
 
     @property
     def usd_per_hour(self) -> float | None:
-        """Of all replicas."""
         usd = self.layout.usd_per_hour
         return None if usd is None else usd * self.layout.rented(self.replicas)
 
@@ -141,7 +135,6 @@ class Plan:
     notes: list[str] = field(default_factory=list)
     runs: int = 0
     load: PlannedLoad | None = None
-    """The load that the candidates are simulated under."""
     headroom_cases: HeadroomCases | None = None
     """How the best does when things change; None without ``headroom``, or where nothing holds."""
 
@@ -160,28 +153,19 @@ class Plan:
 def make_plan(
     study: StudyFile, objective: Objective, options: PlanOptions, progress: ProgressCall | None = None
 ) -> Plan:
-    """Search the layouts of a study for those that hold an objective.
-
-    Raises:
-        ForerunError: an empty or oversized search space, a workload without a rate, or what the scenario itself has
-            wrong. Layouts that the model refuses are no error: they are listed with the reason.
-    """
+    """Search the layouts of a study for those that hold an objective."""
     load, rate = _load(study.scenario, options)
     candidates = layouts(study, search_axes(study), options.spare)
     counts = replica_counts(study, options.max_replicas)
     usable = [layout for layout in candidates if layout.refused is None]
     by_price = bool(usable) and all(layout.usd_per_hour is not None for layout in usable)
-    plan = Plan(study, objective, options, rate, by_price)
-    plan.notes += _notes(study, usable, by_price)
+    plan = Plan(study, objective, options, rate, by_price, notes=_notes(study, usable, by_price), load=load)
     if load.window:
         plan.notes.append(f"{study.scenario.workload.trace}: every run plays {load.window}")
-    plan.load = load
     refused = [Candidate(layout, counts[0], "refused", layout.refused) for layout in candidates if layout.refused]
     with Workers(options.jobs or cores() if options.jobs != 1 else 0) as workers:
-        if rate is None:
-            searched = HighestRates(plan, load, usable, counts, workers, progress).run()
-        else:
-            searched = CheapestFirst(plan, load, rate, usable, counts, workers, progress).run()
+        search = HighestRates if rate is None else CheapestFirst
+        searched = search(plan, load, usable, counts, workers, progress).run()
     plan.candidates = [*searched, *refused]
     return plan
 
@@ -295,9 +279,8 @@ def wait_budgets(objective: Objective) -> list[tuple[float | None, float]]:
     waits: list[tuple[float | None, float]] = []
     for limit in objective.limits:
         if limit.latency in WAITING and limit.statistic != "std":
-            quantile = {"mean": None, "median": 0.5}.get(limit.statistic, 0.0)
-            if quantile == 0.0:
-                quantile = float(limit.statistic[1:]) / 100
+            known = {"mean": None, "median": 0.5}
+            quantile = known[limit.statistic] if limit.statistic in known else float(limit.statistic[1:]) / 100
             waits.append((quantile, limit.limit_ms / 1e3))
     if objective.goodput is not None:
         waits += [(objective.goodput, ms / 1e3) for name, ms in objective.per_request_ms if name in WAITING]
@@ -322,28 +305,22 @@ def fault_words(error: Exception) -> tuple[str, str]:
     return "error", f"internal error, please report: {invariant}"
 
 
+@dataclass(eq=False)
 class _Search:
     """Base of both searches: worker processes judge each candidate once."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        load: PlannedLoad,
-        usable: Sequence[Layout],
-        counts: Sequence[int],
-        workers: Workers,
-        progress: ProgressCall | None,
-    ) -> None:
-        self._plan = plan
-        self._load = load
-        self._layouts = usable
-        self._counts = counts
-        self._workers = workers
-        self._progress = progress
+    _plan: Plan
+    _load: PlannedLoad
+    _layouts: Sequence[Layout]
+    _counts: Sequence[int]
+    _workers: Workers
+    _progress: ProgressCall | None
+
+    def __post_init__(self) -> None:
         self._started: dict[tuple[int, int, float], Callable[[], Any]] = {}
-        options = plan.options
+        options = self._plan.options
         self._seeds = [options.seed + n for n in range(options.replications)]
-        self._longest_wait_s = max((wait for _, wait in wait_budgets(plan.objective)), default=0.0)
+        self._longest_wait_s = max((wait for _, wait in wait_budgets(self._plan.objective)), default=0.0)
 
     def _seeds_of(self, scenario: Scenario) -> list[int]:
         return self._seeds if scenario.random else self._seeds[:1]
@@ -361,15 +338,7 @@ class _Search:
     def _search(
         self, layout: Layout, replicas: int, guess: float, longest: float, chance: Chance | None = None
     ) -> tuple[Callable[[], Any], float] | None:
-        """Begin the search for a highest rate; None where a run is too short to tell even at the guess.
-
-        Args:
-            layout: the layout to search.
-            replicas: replicas of the layout.
-            guess: where to start.
-            longest: rate at which a run is long enough, where its length is not given.
-            chance: how sure the layout is at the rate of the plan; its margin is kept at every rate.
-        """
+        """Begin the search for a highest rate; None where a run is too short to tell even at the guess."""
         driven = layout.with_replicas(layout.scenario, replicas)
         load = self._load.long_enough(driven, longest, self._longest_wait_s)
         most = load.most_telling_rate(driven, self._longest_wait_s)
@@ -391,16 +360,18 @@ class _Search:
 class CheapestFirst(_Search):
     """Candidates in order of cost until enough layouts hold the objective."""
 
-    def __init__(self, plan: Plan, load: PlannedLoad, rate: float, *rest: Any) -> None:
-        super().__init__(plan, load, *rest)
-        self._rate = rate
-        self._run_load = load.long_enough(plan.study.scenario, rate, self._longest_wait_s)
-        driven = self._run_load.at(plan.study.scenario, rate)
-        self._arrival_s = generate_requests(driven.workload, plan.options.seed).arrival_s
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        assert self._plan.rate is not None
+        self._rate: float = self._plan.rate
+        scenario = self._plan.study.scenario
+        self._run_load = self._load.long_enough(scenario, self._rate, self._longest_wait_s)
+        driven = self._run_load.at(scenario, self._rate)
+        self._arrival_s = generate_requests(driven.workload, self._plan.options.seed).arrival_s
         self._queue: list[tuple[float, int, int]] = []
         """(cost, layout, position in the replica counts)"""
         self._tried: list[Candidate] = []
-        self._hopeful: dict[int, str | None] = {}
+        self._unloaded_miss: dict[int, str | None] = {}
         """Why a layout misses even without load, by layout; None where it holds then."""
 
     def run(self) -> list[Candidate]:
@@ -418,7 +389,7 @@ class CheapestFirst(_Search):
                 break
             cost, index, place = heapq.heappop(self._queue)
             candidate = self._try(index, place)
-            self._count_model_error(candidate, self._run_load)
+            self._count_model_error(candidate, self._rate)
             self._tried.append(candidate)
             self._tick(len(self._tried), len(self._tried) + min(len(self._queue), TRIED_AT_ONCE))
             if candidate.status == "meets":
@@ -471,14 +442,13 @@ class CheapestFirst(_Search):
         if verdict is not None and verdict.failed:
             missed.reason = f"{missed.reason}; more replicas would not help"
             return
-        if index not in self._hopeful:
-            self._hopeful[index] = self._miss_without_load(self._layouts[index])
-        if self._hopeful[index] is None:
+        if index not in self._unloaded_miss:
+            self._unloaded_miss[index] = self._miss_without_load(self._layouts[index])
+        unloaded = self._unloaded_miss[index]
+        if unloaded is None:
             self._push(index, place + 1)
         else:
-            missed.reason = (
-                f"{missed.reason}; without load still {self._hopeful[index]}, so no number of replicas helps"
-            )
+            missed.reason = f"{missed.reason}; without load still {unloaded}, so no number of replicas helps"
 
     def _miss_without_load(self, layout: Layout) -> str | None:
         """How a replica misses that has hardly anything to do; None where it holds, or cannot be run."""
@@ -487,19 +457,18 @@ class CheapestFirst(_Search):
         self._plan.runs += 1
         if holds_unloaded(driven, self._seeds_of(driven), self._plan.objective):
             return None
-        verdict, status, reason = self._verdict(self._judged(layout, 1, self._run_load, rate))
-        unloaded = Candidate(layout, 1, status, reason, verdict, rate=rate)
-        self._count_model_error(unloaded, self._run_load)
+        unloaded = self._candidate(layout, 1, self._run_load, rate)
+        self._count_model_error(unloaded, rate)
         return unloaded.reason if unloaded.status == "misses" else None
 
-    def _count_model_error(self, candidate: Candidate, load: PlannedLoad) -> None:
+    def _count_model_error(self, candidate: Candidate, rate: float) -> None:
         """Let a candidate miss that is not sure enough to meet the objective with the model's error counted."""
         plan = self._plan
         if candidate.status != "meets" or not plan.options.interval:
             return
         assert candidate.verdict is not None
-        assert candidate.rate is not None
-        driven = candidate.layout.with_replicas(load.at(candidate.layout.scenario, candidate.rate), candidate.replicas)
+        layout = candidate.layout
+        driven = layout.with_replicas(self._run_load.at(layout.scenario, rate), candidate.replicas)
         arguments = (driven, plan.options.seed, plan.objective, candidate.verdict, plan.options.confidence)
         try:
             candidate.chance = self._workers.start(chance_to_hold, *arguments)()
@@ -517,20 +486,21 @@ class CheapestFirst(_Search):
     def _try(self, index: int, place: int) -> Candidate:
         """Judge a candidate, with the next in the queue already begun."""
         layout, replicas = self._layouts[index], self._counts[place]
-        judged = self._judged(layout, replicas, self._run_load, self._rate)
+        self._judged(layout, replicas, self._run_load, self._rate)
         for _, other, at in heapq.nsmallest(TRIED_AT_ONCE - 1, self._queue):
             self._judged(self._layouts[other], self._counts[at], self._run_load, self._rate)
-        verdict, status, reason = self._verdict(judged)
-        return Candidate(layout, replicas, status, reason, verdict, rate=None if verdict is None else self._rate)
+        return self._candidate(layout, replicas, self._run_load, self._rate)
 
-    def _verdict(self, judged: Callable[[], Verdict]) -> tuple[Verdict | None, str, str | None]:
-        """Verdict, status and reason of a candidate; one that cannot be run is a row of the plan, not its end."""
+    def _candidate(self, layout: Layout, replicas: int, load: PlannedLoad, rate: float) -> Candidate:
+        """The judged candidate; one that cannot be run is a row of the plan, not its end."""
         try:
-            verdict = judged()
+            verdict = self._judged(layout, replicas, load, rate)()
         except FAULTS as error:
-            return None, *fault_words(error)
+            return Candidate(layout, replicas, *fault_words(error))
         self._plan.runs += verdict.runs
-        return (verdict, "meets", None) if verdict.meets else (verdict, "misses", _miss_words(verdict))
+        if verdict.meets:
+            return Candidate(layout, replicas, "meets", verdict=verdict)
+        return Candidate(layout, replicas, "misses", _miss_words(verdict), verdict)
 
     def _leave_rest(self, cheapest: float) -> None:
         """List what is left in the queue: it costs more than the winner."""
@@ -573,11 +543,9 @@ class CheapestFirst(_Search):
         grown = self._rate * GROWTH
         reach = best.max_rate or self._rate
         first = max(best.replicas, ceil(best.replicas * grown / reach - 1e-9))
-        for replicas in range(first, first + MORE_TRIED + 1):
-            doubled = self._tried_at(layout, replicas, grown)
-            if doubled.status == "meets":
-                break
-        return HeadroomCases(one_less, doubled if doubled.status == "meets" else None, self._hours(best))
+        tried = (self._tried_at(layout, replicas, grown) for replicas in range(first, first + MORE_TRIED + 1))
+        doubled = next((candidate for candidate in tried if candidate.status == "meets"), None)
+        return HeadroomCases(one_less, doubled, self._hours(best))
 
     def _hours(self, best: Candidate) -> tuple[tuple[float, float, int], ...]:
         """The fewest replicas of the best layout that hold the highest rate of each hour of a profile."""
@@ -597,8 +565,7 @@ class CheapestFirst(_Search):
 
     def _tried_at(self, layout: Layout, replicas: int, rate: float) -> Candidate:
         load = self._load.long_enough(self._plan.study.scenario, rate, self._longest_wait_s)
-        verdict, status, reason = self._verdict(self._judged(layout, replicas, load, rate))
-        return Candidate(layout, replicas, status, reason, verdict, rate=rate)
+        return self._candidate(layout, replicas, load, rate)
 
 
 class HighestRates(_Search):
@@ -643,11 +610,9 @@ class HighestRates(_Search):
         except FAULTS as error:
             candidate.status, candidate.reason = fault_words(error)
             return
-        rate, tried, verdict = result[:3]
-        candidate.chance = result[3] if len(result) > 3 else None
+        rate, tried, candidate.verdict, candidate.chance = (*result, None)[:4]
         self._plan.runs += tried
-        candidate.verdict, candidate.rate = verdict, rate or None
-        if rate > 0 and verdict is not None:
+        if rate > 0 and candidate.verdict is not None:
             candidate.status, candidate.max_rate = "meets", rate * candidate.copies
             candidate.at_least = rate >= most
         else:

@@ -38,14 +38,16 @@ def plan_summary(plan: Plan) -> dict[str, Any] | None:
         "a replica fails": _failure(plan, best),
         "twice the load": _growth(plan, best),
         **_by_hour(plan, best),
-        "how sure": _chance(best),
+        "how sure": "not tried"
+        if best.chance is None
+        else f"every limit is met as predicted, and with {chance_words(best.chance.probability)} probability if the "
+        "model's own error is counted",
         "what would change it": _changes(plan, best),
         "rests on": BASIS[verdict.observation.basis],
     }
 
 
 def plan_summary_table(summary: dict[str, Any]) -> Table:
-    """The sentences as a table."""
     rows = [(key[0].upper() + key[1:], text) for key, text in summary.items() if key not in ("answer", "usd_per_month")]
     return pairs("Summary", rows, name="plan_summary")
 
@@ -71,7 +73,6 @@ def _headroom(plan: Plan, best: Candidate) -> str:
 
 
 def headroom_words(highest: float, rate: float) -> str:
-    """Headroom of a highest rate over the planned one."""
     return f"{highest / rate - 1:.0%} headroom" if highest > 1.005 * rate else "no headroom"
 
 
@@ -81,10 +82,8 @@ def _failure(plan: Plan, best: Candidate) -> str:
     if best.layout.spare:
         down, rented = best.layout.spare, best.layout.rented(best.replicas)
         return f"{down} of the {rented} may be down and, as predicted, every limit still holds"
-    price = (
-        "" if best.layout.usd_per_hour is None else f" for ${best.layout.usd_per_hour * HOURS_PER_MONTH:,.0f} a month"
-    )
-    spare = f"--spare 1 adds one{price}"
+    usd = best.layout.usd_per_hour
+    spare = "--spare 1 adds one" + ("" if usd is None else f" for ${usd * HOURS_PER_MONTH:,.0f} a month")
     if best.replicas == 1:
         return f"there is one replica: while it is down nothing is served; {spare}"
     if plan.headroom_cases is None or plan.headroom_cases.one_less is None:
@@ -93,13 +92,6 @@ def _failure(plan: Plan, best: Candidate) -> str:
     if left.status == "meets":
         return f"with {left.replicas} of {best.replicas} replicas left, as predicted, every limit still holds"
     return f"with {left.replicas} of {best.replicas} replicas left a limit breaks ({left.reason}); {spare}"
-
-
-def _chance(best: Candidate) -> str:
-    if best.chance is None:
-        return "not tried"
-    chance = chance_words(best.chance.probability)
-    return f"every limit is met as predicted, and with {chance} probability if the model's own error is counted"
 
 
 def _growth(plan: Plan, best: Candidate) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 from forerun.errors import ForerunError
@@ -48,7 +49,18 @@ def best_thresholds(
     names: list[Document] = [{"threshold": value, "replicas": None} for value in tried]
     names += [{"threshold": None, "replicas": count} for count in fixed]
     rows = [name | _row(documents) for name, documents in zip(names, by_one, strict=True) if all(documents)]
-    document = _document(base, path, rows, seeds[0])
+    holding = sorted((row for row in rows if row["holds"]), key=itemgetter("mean_replicas"))
+    scaled = next((row for row in holding if row["threshold"] is not None), None)
+    fixed_row = next((row for row in holding if row["threshold"] is None), None)
+    body = {
+        "field": path,
+        "slo": base.slo,
+        "candidates": rows,
+        "best": scaled,
+        "fixed": fixed_row,
+        "conclusion": _conclusion(path, scaled, fixed_row),
+    }
+    document = study_document(body, base, seeds[0], rows[0]["basis"] if rows else None)
     result = ThresholdsResult(document, files={"scenario.yaml": yaml_text(document["scenario"])})
     if emit is not None and result.best is not None:
         document["artefact"] = artefact(emit, result.scenario)
@@ -87,7 +99,7 @@ class ThresholdsResult(StudyResult):
         limits = list(self.document["slo"])
         columns = (self.document["field"].partition(".")[2], "replicas", "rented", "cost ($)", *limits, "SLO")
         rows = []
-        for row in sorted(self.document["candidates"], key=_rented):
+        for row in sorted(self.document["candidates"], key=itemgetter("mean_replicas")):
             name: Value = "fixed" if row["threshold"] is None else f"{row['threshold']:g}"
             mean, peak = row["mean_replicas"], row["peak_replicas"]
             values: list[Value] = [name, peak, f"{mean:.2f}", row["cost_usd"], *(row["values"][key] for key in limits)]
@@ -127,24 +139,6 @@ def _row(documents: Sequence[Document | None]) -> Document:
         },
         "basis": known[0]["basis"],
     }
-
-
-def _rented(row: Document) -> float:
-    return float(row["mean_replicas"])
-
-
-def _document(scenario: Scenario, path: str, rows: list[Document], seed: int) -> Document:
-    scaled = min((row for row in rows if row["holds"] and row["threshold"] is not None), key=_rented, default=None)
-    fixed = min((row for row in rows if row["holds"] and row["threshold"] is None), key=_rented, default=None)
-    body = {
-        "field": path,
-        "slo": scenario.slo,
-        "candidates": rows,
-        "best": scaled,
-        "fixed": fixed,
-        "conclusion": _conclusion(path, scaled, fixed),
-    }
-    return study_document(body, scenario, seed, rows[0]["basis"] if rows else None)
 
 
 def _conclusion(path: str, scaled: Document | None, fixed: Document | None) -> str:

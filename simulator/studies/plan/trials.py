@@ -79,7 +79,6 @@ class PlannedLoad:
         return count / max(LEAST_SPAN_S, LEAST_SPAN_LIMITS * longest_wait_s)
 
     def limited(self, scenario: Scenario) -> Scenario:
-        """The scenario with the requests of a run."""
         part = {f"workload.{name}": value for name, value in self._part().items()}
         return scenario.with_values(part) if part else scenario
 
@@ -93,16 +92,7 @@ class PlannedLoad:
 
 
 def planned_load(scenario: Scenario, requests: int | None, *, own_arrivals: bool) -> PlannedLoad:
-    """The load of a scenario.
-
-    Args:
-        scenario: the scenario to plan.
-        requests: requests of each run, or None.
-        own_arrivals: keep a trace's own arrivals; else they are drawn (Poisson, unless the scenario says otherwise).
-
-    Raises:
-        ForerunError: own arrivals are required of a closed loop, or of a trace that has none.
-    """
+    """The load of a scenario."""
     workload = scenario.workload
     arrivals = workload.arrivals
     replayed = workload.trace is not None and (arrivals is None or arrivals.process == "trace")
@@ -154,7 +144,6 @@ class Observation:
     """What a plan keeps of one run."""
 
     values: dict[str, float | None]
-    """Values of the run by the names of the objective."""
     failed: int
     completed: int
     output_throughput: float | None
@@ -176,7 +165,6 @@ class Verdict:
     slo_ratio: float
     """Largest slo_ratio of the mean values; at most 1 when met. Infinite when requests fail."""
     binding: str | None
-    """Name of the limit with the largest SLO ratio."""
     values: dict[str, float | None]
     """Means over the runs."""
     interval: tuple[float, float] | None
@@ -253,15 +241,7 @@ class Chance(NamedTuple):
 
 
 def chance_to_hold(scenario: Scenario, seed: int, objective: Objective, verdict: Verdict, confidence: float) -> Chance:
-    """Probability that a candidate meets the objective, with the error of the model itself counted.
-
-    Args:
-        scenario: the scenario at the load of the verdict.
-        seed: seed of the run whose model error is used.
-        objective: the SLO.
-        verdict: the verdict whose mean values are varied.
-        confidence: probability that the margin stands for.
-    """
+    """Probability that a candidate meets the objective, with the error of the model itself counted."""
     from simulator.running.run import simulate
 
     error = simulate(scenario, seed, full_step_rows=0, intervals=partial(reached, objective)).model_error
@@ -316,18 +296,15 @@ def judge(objective: Objective, observations: Sequence[Observation], confidence:
     )
 
 
-def highest_rate(
-    slo_ratio_at: Callable[[float], float], guess: float, tolerance: float = TOLERANCE, most: float = inf
-) -> tuple[float, int]:
+def highest_rate(slo_ratio_at: Callable[[float], float], guess: float, most: float = inf) -> tuple[float, int]:
     """The highest load at which ``slo_ratio_at`` is at most 1, by bisection in the logarithm of the load.
 
-    The result holds, and ``(1 + tolerance)`` times it does not. Runs at different loads share their random numbers, so
+    The result holds, and ``(1 + TOLERANCE)`` times it does not. Runs at different loads share their random numbers, so
     what is searched rises but for the granularity of batching.
 
     Args:
         slo_ratio_at: largest slo_ratio of the SLO at a load.
         guess: where to start, > 0.
-        tolerance: relative width of the bracket at the end.
         most: highest load to try.
 
     Returns:
@@ -346,7 +323,7 @@ def highest_rate(
                 return low, tried
             rate = min(low * step, most) if high == inf else high / step
             step = min(step * 1.5, 4.0)
-        elif high / low > 1.0 + tolerance:
+        elif high / low > 1.0 + TOLERANCE:
             rate = sqrt(low * high)
         else:
             return low, tried

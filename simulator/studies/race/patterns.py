@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +32,6 @@ class Stretch:
     batch: float
     """Requests at once, had they no drafts: sets the rate of arrivals (Little's law)."""
     acceptance: float
-    """Factor on every conditional acceptance rate."""
     prompt: int
     output: int
 
@@ -43,19 +41,13 @@ class Pattern:
     """A stream of requests by its parameters."""
 
     seed: int
-    stretches: tuple[Stretch, ...]
     hard_share: float
     """Share of requests, chosen at random, whose drafts are accepted less often."""
     hard_factor: float
-
-    def document(self) -> dict[str, Any]:
-        """The pattern as plain JSON values."""
-        rows = [{name: getattr(one, name) for name in Stretch.__slots__} for one in self.stretches]
-        return {"seed": self.seed, "hard_share": self.hard_share, "hard_factor": self.hard_factor, "stretches": rows}
+    stretches: tuple[Stretch, ...]
 
     @property
     def words(self) -> str:
-        """Short description of the pattern."""
         batches = " -> ".join(f"{one.batch:.0f}" for one in self.stretches)
         factors = " -> ".join(f"{one.acceptance:.2f}" for one in self.stretches)
         return f"{batches} at once, acceptance x {factors}, {self.hard_share:.0%} hard"
@@ -72,7 +64,6 @@ class PatternTraffic:
 
     @property
     def stream(self) -> RequestStream:
-        """The requests."""
         return RequestStream(self.arrival_s, self.input_tokens, self.output_tokens, None)
 
     @property
@@ -93,11 +84,7 @@ class PatternTraffic:
 
 
 def read_traffic(text: str, place: str) -> PatternTraffic:
-    """The requests that ``Traffic.csv`` wrote.
-
-    Raises:
-        ForerunError: another header, or a value that is no number; with the line.
-    """
+    """The requests that ``Traffic.csv`` wrote."""
     rows = list(csv.reader(io.StringIO(text)))
     if not rows or tuple(rows[0]) != COLUMNS:
         raise ForerunError(f"{place}: line 1: a pattern's columns are {', '.join(COLUMNS)}")
@@ -126,7 +113,7 @@ def drawn(rng: np.random.Generator, requests: int) -> Pattern:
     count = int(rng.integers(1, 6))
     stretches = tuple(_stretch(rng, max(4, requests // count)) for _ in range(count))
     hard_share = float(rng.uniform(0.0, 0.8)) if rng.random() < 0.5 else 0.0
-    return Pattern(int(rng.integers(2**31)), stretches, hard_share, float(rng.uniform(0.1, 0.6)))
+    return Pattern(int(rng.integers(2**31)), hard_share, float(rng.uniform(0.1, 0.6)), stretches)
 
 
 def changed(rng: np.random.Generator, pattern: Pattern) -> Pattern:
@@ -154,12 +141,7 @@ def _stretch(rng: np.random.Generator, requests: int) -> Stretch:
 
 
 def traffic_of(pattern: Pattern, step_seconds: Callable[[int, int, int], float]) -> PatternTraffic:
-    """The requests of a pattern.
-
-    Args:
-        pattern: parameters of the traffic.
-        step_seconds: seconds of a decode step by (sequences, draft tokens, context), to set rates by.
-    """
+    """The requests of a pattern."""
     rng = np.random.default_rng(pattern.seed)
     columns: list[list[FloatArray]] = [[], [], [], []]
     now = 0.0
@@ -177,8 +159,3 @@ def traffic_of(pattern: Pattern, step_seconds: Callable[[int, int, int], float])
     arrival_s, prompts, outputs, factors = map(np.concatenate, columns)
     kept = np.clip(factors, LEVELS[0], LEVELS[-1])
     return PatternTraffic(arrival_s, prompts.astype(np.int64), outputs.astype(np.int64), kept)
-
-
-def worst_of(scores: Mapping[Pattern, float], count: int) -> list[Pattern]:
-    """The patterns with the highest scores."""
-    return sorted(scores, key=lambda pattern: -scores[pattern])[:count]

@@ -6,8 +6,8 @@ import importlib
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import lru_cache
+from dataclasses import asdict, replace
+from functools import lru_cache, partial
 from math import fsum
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,7 +35,6 @@ from simulator.studies.race.patterns import (
     read_traffic,
     survival_by_level,
     traffic_of,
-    worst_of,
 )
 from simulator.studies.study_file import yaml_text
 from simulator.timing import ModelTimer, decode_step
@@ -50,8 +49,6 @@ PARENTS = 4
 """Worst patterns of a round from which the next are made."""
 SWITCH_S = 0.02
 """Host seconds of a change of K where the scenario does not say: another set of captured graphs; assumed."""
-
-
 TABLE_CONTEXT, TABLE_GAIN = 1024, 1.01
 """Context of an emitted table; what a smaller K must gain to replace a larger one as batches grow: a table that went up
 and down with the sizes of captured graphs would change K all the time."""
@@ -63,7 +60,6 @@ class RaceOutcome(NamedTuple):
     latency_s: float
     """Mean end-to-end latency."""
     switches: int
-    """Steps in which K changed."""
     tokens_per_s: float
 
 
@@ -82,21 +78,31 @@ def searched_race(
     jobs: int | None,
     progress: ProgressCall | None,
 ) -> RaceResult:
-    """A race on patterns that are drawn and searched for."""
+    """A race on patterns of which the first are drawn, the others made of what hurt the controllers most so far."""
+    rng = np.random.default_rng([seed, 0xACE])
+    first = max(1, round(patterns * (1 - SEARCHED)))
+    sizes = [first, *(len(part) for part in np.array_split(np.arange(patterns - first), ROUNDS) if len(part))]
+    seconds = steps_of(base)
+    outcomes: dict[Pattern, dict[str, RaceOutcome]] = {}
     with Workers(jobs or cores() if jobs != 1 else 0) as workers:
-        outcomes = dict(_searched(base, names, patterns, requests, seed, workers, progress))
+        for size in sizes:
+            parents = _hurt(outcomes, names)
+            generation = [
+                changed(rng, parents[n % len(parents)]) if parents else drawn(rng, requests) for n in range(size)
+            ]
+            started = [workers.start(run_pattern, base, names, traffic_of(one, seconds)) for one in generation]
+            for pattern, outcome in zip(generation, started, strict=True):
+                outcomes[pattern] = outcome()
+                if progress is not None:
+                    progress(len(outcomes), patterns)
     result = _result(base, names, outcomes, seed)
     closest = list(outcomes)[result.document["certificate"]["pattern"]]
-    result.files["closest.csv"] = traffic_of(closest, steps_of(base)).csv
+    result.files["closest.csv"] = traffic_of(closest, seconds).csv
     return result
 
 
 def drafting_scenario(scenario: Scenario) -> Scenario:
-    """The scenario with what a race needs: chain drafts of a fixed number, and a price on changing it.
-
-    Raises:
-        ForerunError: it has no drafter, a tree, or attention-level speculation.
-    """
+    """The scenario with what a race needs: chain drafts of a fixed number, and a price on changing it."""
     speculation = scenario.speculation
     if speculation is None or speculation.method == "none" or speculation.num_speculative_tokens is None:
         raise ForerunError("speculation: a race needs a drafter with num_speculative_tokens, the most it may draft")
@@ -106,23 +112,13 @@ def drafting_scenario(scenario: Scenario) -> Scenario:
 
 
 def checked_controllers(names: Sequence[str]) -> tuple[str, ...]:
-    """Policies by name, each once; what is neither one nor ``module:factory`` is refused.
-
-    Raises:
-        ForerunError: an unknown name.
-    """
+    """Policies by name, each once; what is neither one nor ``module:factory`` is refused."""
     known = [name for name in POLICY_FIELDS if name not in (FIXED, CONFIDENCE_THRESHOLD)]
     for name in names:
         if ":" not in name and name not in known:
             hint = did_you_mean(name, known)
             raise ArgumentError("controller", f"no controller '{name}'{hint} ({', '.join(known)}, or module:factory)")
     return tuple(dict.fromkeys(names))
-
-
-def most_tokens(scenario: Scenario) -> int:
-    """The largest K."""
-    assert scenario.speculation is not None
-    return scenario.speculation.depth
 
 
 def with_controller(scenario: Scenario, name: str) -> Scenario:
@@ -148,21 +144,12 @@ def with_controller(scenario: Scenario, name: str) -> Scenario:
 
 
 def plug_in(name: str, most: int) -> Callable[[], DraftPolicy]:
-    """Load a user-defined policy ``module:factory``; the factory is called with the largest K.
-
-    Raises:
-        ForerunError: there is no such thing, or it breaks a rule of ``check_policy``.
-    """
+    """Load a user-defined policy ``module:factory``; the factory is called with the largest K."""
     module, _, attribute = name.partition(":")
     try:
-        factory = getattr(importlib.import_module(module), attribute)
+        make = partial(getattr(importlib.import_module(module), attribute), most)
     except (ImportError, AttributeError) as error:
         raise ArgumentError("controller", f"{name}: {error}") from None
-
-    def make() -> DraftPolicy:
-        made: DraftPolicy = factory(most)
-        return made
-
     check_policy(make, most)
     return make
 
@@ -178,47 +165,46 @@ def steps_of(scenario: Scenario) -> Callable[[int, int, int], float]:
     return seconds
 
 
-def run_pattern(
-    scenario: Scenario, names: Sequence[str], traffic: PatternTraffic, seed: int = 0
-) -> dict[str, RaceOutcome]:
+def run_pattern(scenario: Scenario, names: Sequence[str], traffic: PatternTraffic) -> dict[str, RaceOutcome]:
     """Run every controller, off and every fixed K on one stream of requests; called in a worker process."""
-    fixed = [f"{FIXED}-{tokens}" for tokens in range(1, most_tokens(scenario) + 1)]
-    return {name: run_controller(scenario, name, traffic, seed) for name in (OFF, *fixed, *names)}
+    assert scenario.speculation is not None
+    fixed = [f"{FIXED}-{tokens}" for tokens in range(1, scenario.speculation.depth + 1)]
+    return {name: run_controller(scenario, name, traffic) for name in (OFF, *fixed, *names)}
 
 
-def run_controller(scenario: Scenario, name: str, traffic: PatternTraffic, seed: int = 0) -> RaceOutcome:
+def run_controller(scenario: Scenario, name: str, traffic: PatternTraffic) -> RaceOutcome:
     """One controller on one stream of requests."""
-    build = controlled(scenario, name, traffic, seed)
+    build = controlled(scenario, name, traffic)
     log = build.fleet.run(traffic.stream)
     requests = request_records(log, build.main)
     if requests.failed.any():
         raise ForerunError(f"{name}: {int(requests.failed.sum())} requests are longer than can be served")
     latency = requests.finished_s - requests.arrival_s
-    draft = log.steps.draft(slice(None)) if build.main.rule is not None else None
     span = float(requests.finished_s.max() - requests.arrival_s.min())
+    draft = log.steps.draft(slice(None)) if build.main.rule is not None else None
     switches = 0 if draft is None else int(draft.switched.sum())
     return RaceOutcome(float(latency.mean()), switches, float(traffic.output_tokens.sum()) / span)
 
 
-def controlled(scenario: Scenario, name: str, traffic: PatternTraffic, seed: int = 0) -> Build:
+def controlled(scenario: Scenario, name: str, traffic: PatternTraffic) -> Build:
     """The replicas under a controller, with the acceptance of each request as the traffic has it."""
-    build = _built(scenario.model_dump_json(exclude_unset=True), name, seed)
+    build = _built(scenario.model_dump_json(exclude_unset=True), name)
     if build.main.sampler is None:
         return build
     assert scenario.speculation is not None
     # All controllers draw from the thresholds of the longest drafts, so that their first positions agree.
     rates = survival_by_level([float(rate) for rate in draft_survival(scenario.speculation)])
     depth = build.main.sampler.num_speculative_tokens
-    sampler = AcceptanceSampler(rates[:, :depth], seed, class_of=traffic.level)
+    sampler = AcceptanceSampler(rates[:, :depth], 0, class_of=traffic.level)
     pools = tuple(replace(pool, sampler=sampler) for pool in build.pools)
     return replace(build, pools=pools, fleet=replace(build.fleet, pools=pools))
 
 
 @lru_cache(maxsize=64)
-def _built(text: str, name: str, seed: int) -> Build:
+def _built(text: str, name: str) -> Build:
     scenario = Scenario.model_validate_json(text)
-    custom = plug_in(name, most_tokens(scenario)) if ":" in name else None
-    return build_replica(with_controller(scenario, name), seed, make_policy=custom)
+    custom = plug_in(name, scenario.speculation.depth) if scenario.speculation is not None and ":" in name else None
+    return build_replica(with_controller(scenario, name), make_policy=custom)
 
 
 def is_fixed(name: str) -> bool:
@@ -232,47 +218,14 @@ def regret_of(outcomes: Mapping[str, RaceOutcome], name: str) -> float:
     return outcomes[name].latency_s / best - 1.0
 
 
-def speed_over_off(outcomes: Mapping[str, RaceOutcome], name: str) -> float:
-    """Latency without drafts over that of a controller."""
-    return outcomes[OFF].latency_s / outcomes[name].latency_s
-
-
-def _searched(
-    scenario: Scenario,
-    names: Sequence[str],
-    count: int,
-    requests: int,
-    seed: int,
-    workers: Workers,
-    progress: ProgressCall | None,
-) -> list[tuple[Pattern, dict[str, RaceOutcome]]]:
-    """Patterns and outcomes: the first drawn, the others from what hurt the controllers most so far."""
-    rng = np.random.default_rng([seed, 0xACE])
-    first = max(1, round(count * (1 - SEARCHED)))
-    wanted = [first, *(len(part) for part in np.array_split(np.arange(count - first), ROUNDS) if len(part))]
-    seconds = steps_of(scenario)
-    outcomes: list[tuple[Pattern, dict[str, RaceOutcome]]] = []
-    for number, size in enumerate(wanted):
-        if number == 0:
-            generation = [drawn(rng, requests) for _ in range(size)]
-        else:
-            parents = _hurt(outcomes, names)
-            generation = [changed(rng, parents[n % len(parents)]) for n in range(size)]
-        started = [workers.start(run_pattern, scenario, names, traffic_of(one, seconds)) for one in generation]
-        for pattern, outcome in zip(generation, started, strict=True):
-            outcomes.append((pattern, outcome()))
-            if progress is not None:
-                progress(len(outcomes), count)
-    return outcomes
-
-
-def _hurt(outcomes: Sequence[tuple[Pattern, Mapping[str, RaceOutcome]]], names: Sequence[str]) -> list[Pattern]:
+def _hurt(outcomes: Mapping[Pattern, Mapping[str, RaceOutcome]], names: Sequence[str]) -> list[Pattern]:
     """Patterns on which some controller falls furthest behind: of our own first, then of any."""
-    aimed = [name for name in names if name == OWN] or list(names)
-    chosen = worst_of({pattern: max(regret_of(o, name) for name in aimed) for pattern, o in outcomes}, PARENTS)
-    return chosen + worst_of(
-        {pattern: max(regret_of(o, name) for name in names) for pattern, o in outcomes}, PARENTS // 2
-    )
+
+    def worst(aimed: Sequence[str], count: int) -> list[Pattern]:
+        scores = {pattern: max(regret_of(o, name) for name in aimed) for pattern, o in outcomes.items()}
+        return sorted(scores, key=lambda pattern: -scores[pattern])[:count]
+
+    return worst([OWN] if OWN in names else names, PARENTS) + worst(names, PARENTS // 2)
 
 
 def _result(
@@ -291,7 +244,7 @@ def _result(
         "winner": winner["name"],
         "patterns": [
             {
-                "pattern": None if pattern is None else pattern.document(),
+                "pattern": None if pattern is None else asdict(pattern),
                 "says": None if pattern is None else pattern.words,
                 "latency_s": {name: one.latency_s for name, one in outcomes.items()},
                 "switches": {name: one.switches for name, one in outcomes.items() if one.switches},
@@ -320,7 +273,7 @@ def _result(
 
 def _controller_row(name: str, runs: Sequence[Mapping[str, RaceOutcome]]) -> dict[str, Any]:
     regrets = [regret_of(outcomes, name) for outcomes in runs]
-    speeds = [speed_over_off(outcomes, name) for outcomes in runs]
+    speeds = [outcomes[OFF].latency_s / outcomes[name].latency_s for outcomes in runs]
     return {
         "name": name,
         "regret_mean": fsum(regrets) / len(regrets),
@@ -406,25 +359,25 @@ class RaceResult(StudyResult):
         return list(self.document["controllers"])
 
     def tables(self) -> list[Table]:
-        return [_controller_table(self.document), _pattern_table(self.document), _emit_table(self.document)]
+        commands = [["vllm", self.document["emit"]["vllm"]]]
+        emitted = Table("To paste", ("engine", "speculative config"), commands, shown=2, name="commands")
+        return [_controller_table(self.document), _pattern_table(self.document), emitted]
 
 
 def _controller_table(document: Mapping[str, Any]) -> Table:
-    rows: list[list[Value]] = []
-    for row in document["controllers"]:
-        tone = "good" if row["name"] == document["winner"] else ""
-        rows.append(
-            [
-                Cell(row["name"], tone=tone),  # type: ignore[arg-type]
-                Cell(f"{row['regret_mean']:+.1%}", value=row["regret_mean"]),
-                Cell(f"{row['regret_worst']:+.1%}", value=row["regret_worst"]),
-                Cell(f"{row['speed_over_off_mean']:.2f}x", value=row["speed_over_off_mean"]),
-                Cell(percent(row["speed_over_off_worst"]), value=row["speed_over_off_worst"]),
-                Cell(f"{row['switches']:.1f}", value=row["switches"]),
-            ]
-        )
-    columns = ("", "mean regret", "worst", "over off", "worst of off", "changes of K")
-    return Table("Latency against the best fixed K in hindsight", columns, rows, name="controllers")
+    columns: dict[str, tuple[str, Callable[[float], str]]] = {
+        "mean regret": ("regret_mean", "{:+.1%}".format),
+        "worst": ("regret_worst", "{:+.1%}".format),
+        "over off": ("speed_over_off_mean", "{:.2f}x".format),
+        "worst of off": ("speed_over_off_worst", percent),
+        "changes of K": ("switches", "{:.1f}".format),
+    }
+    rows = [
+        [Cell(row["name"], tone="good" if row["name"] == document["winner"] else "")]
+        + [Cell(words(row[key]), value=row[key]) for key, words in columns.values()]
+        for row in document["controllers"]
+    ]
+    return Table("Latency against the best fixed K in hindsight", ["", *columns], rows, name="controllers")
 
 
 def _pattern_table(document: Mapping[str, Any]) -> Table:
@@ -442,8 +395,3 @@ def _pattern_table(document: Mapping[str, Any]) -> Table:
     columns = ("", "traffic", "best fixed", "regret", "of off")
     ranked = [row for _, row in sorted(rows, key=lambda one: one[0])]
     return Table(title, columns, ranked, shown=5, name="patterns")
-
-
-def _emit_table(document: Mapping[str, Any]) -> Table:
-    rows: list[list[Value]] = [["vllm", document["emit"]["vllm"]]]
-    return Table("To paste", ("engine", "speculative config"), rows, shown=2, name="commands")

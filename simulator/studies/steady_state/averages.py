@@ -80,7 +80,6 @@ class SteadyReplica:
 
     @property
     def most(self) -> int:
-        """Most decoding requests."""
         return max(1, round(self.places))
 
     @cached_property
@@ -197,13 +196,8 @@ class SteadyReplica:
         return arriving, first * share * (1.0 - share**steps) / ((1.0 - share) * steps)
 
     def _batch_distribution(self, rate: float, step: FloatArray, seen: FloatArray) -> tuple[FloatArray, float]:
-        """Chance of each number of decoding requests, and the mean number of those that wait for a place.
-
-        Args:
-            rate: requests per second.
-            step: mean step, per number of decoding requests; what a full batch is served at.
-            seen: mean step as the requests see it.
-        """
+        """Chance of each number of decoding requests, and the mean number of those that wait for a place; a full batch
+        is served at the last ``step``, requests see steps of ``seen``."""
         count = np.arange(1, self.most + 1)
         weights = np.concatenate(([0.0], np.cumsum(np.log(rate * self.work.decode_steps * seen[1:] / count + 1e-300))))
         chances = np.exp(weights - weights.max())
@@ -221,12 +215,8 @@ class SteadyReplica:
         return (self.traffic.arrival_cv2 + (float(steps.var()) / mean**2 if mean else 0.0)) / 2
 
     def _rate_with(self, batch: float, others: float = 1.0) -> float:
-        """Requests per second that a constant mean batch, > 0, completes.
-
-        Args:
-            batch: decoding requests, averaged over time; below 1, a single one for part of the time.
-            others: share of the prompts that a request finds in its way.
-        """
+        """Requests per second that a mean batch (> 0; below 1, one request for part of the time) completes, where a
+        prompt finds the share ``others`` of the other prompts in its way."""
         steps = self.work.decode_steps
         share = float(self._at(np.array([batch]), self.prices.budget_share)[0])
         joining = min(others * batch / steps, 1.0 / share)
@@ -273,12 +263,7 @@ class SteadyReplica:
         return np.stack(rows) * np.where(counts > largest, counts / largest, 1.0)
 
     def _own_steps_s(self, batch: FloatArray, joining: FloatArray) -> FloatArray:
-        """Seconds of the steps that hold one's own prompt, with the others that join them.
-
-        Args:
-            batch: decoding requests.
-            joining: mean number of other prompts, per priced batch.
-        """
+        """Seconds of the steps that hold one's own prompt, with the others that join them."""
         others = np.minimum(np.minimum(joining, 1.0 / self.prices.budget_share), MOST_JOINING / 2)
         chances = _poisson(others, MOST_JOINING)[:, :-1]
         chances = chances / chances.sum(axis=1, keepdims=True)
@@ -331,20 +316,10 @@ class SteadyReplica:
 def make_replica(
     timer: EngineTimer, limits: EngineLimits, traffic: Traffic, survival: FloatArray | None, *, prefill_first: bool
 ) -> SteadyReplica:
-    """Price a replica's steps and find how many requests it holds.
-
-    Args:
-        timer: seconds of a step.
-        limits: tokens, sequences, blocks.
-        traffic: the requests.
-        survival: chance that at least i draft tokens are accepted, or None without speculation.
-        prefill_first: prompts run in steps of their own.
-    """
+    """Price a replica's steps and find how many requests it holds."""
     work = request_work(traffic, limits, timer.windows, survival)
-    places, limited_by = (
-        float(min(limits.max_num_seqs, max(1, limits.max_num_batched_tokens // limits.query_len))),
-        "places",
-    )
+    places = float(min(limits.max_num_seqs, max(1, limits.max_num_batched_tokens // limits.query_len)))
+    limited_by = "places"
     in_memory = (limits.num_blocks - limits.watermark_blocks) * limits.block_size / work.kv_tokens
     if in_memory < places:
         places, limited_by = max(1.0, in_memory), "kv"

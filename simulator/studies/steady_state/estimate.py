@@ -34,8 +34,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf
-from os.path import isfile
-from pathlib import Path
 from typing import Any
 
 from forerun.errors import ForerunError
@@ -43,6 +41,8 @@ from forerun.recent import RecentResults
 from simulator.running.build import Build, build_run
 from simulator.running.scenario import Scenario, ScenarioSource, as_scenario
 from simulator.speculation import draft_survival
+from simulator.speculation.speculation_config import named
+from simulator.studies.names import file_fields
 from simulator.studies.steady_state.averages import Averages, SteadyReplica, make_replica
 from simulator.studies.steady_state.traffic import Lengths, population, traffic
 
@@ -183,27 +183,22 @@ def _own_load(scenario: Scenario) -> tuple[float | None, float | None]:
 
 
 def steady_parts(scenario: Scenario) -> tuple[Build, Lengths, SteadyReplica]:
-    """The parts of a scenario's replicas, its requests, and the averages of one replica; kept for the next question.
-
-    Raises:
-        ForerunError: as ``estimate``.
-    """
+    """The parts of a scenario's replicas, its requests, and the averages of one replica; kept for the next question."""
     _refuse(scenario)
     lengths = _lengths(scenario)
     build = kept_build(scenario)
-    key = (*_key(scenario.model_dump(exclude={"slo", "prices"})),)
+    key = _key(scenario.model_dump(exclude={"slo", "prices"}))
     return build, lengths, _REPLICAS.get(key, lambda: _replica(scenario, build, lengths))
 
 
 def _refuse(scenario: Scenario) -> None:
     """Refuse what the formulas above do not describe; the event simulation takes all of it."""
-    policy = getattr(scenario.speculation, "policy", "fixed")
-    policy = getattr(policy, "name", policy)
+    policy = "fixed" if scenario.speculation is None else named(scenario.speculation.policy).name
     reasons = {
         f"engine.scheduler: {scenario.engine.scheduler} batching has": not scenario.engine.rules.continuous,
         "hardware.pipeline_parallel: several batches in flight have": scenario.hardware.pipeline_parallel > 1,
-        "pools: replicas of several kinds have": bool(getattr(scenario, "pools", None)),
-        "faults: failing replicas have": getattr(scenario, "faults", None) is not None,
+        "pools: replicas of several kinds have": bool(scenario.pools),
+        "faults: failing replicas have": scenario.faults is not None,
         f"speculation.policy: '{policy}' changes K with the load, which has": policy != "fixed",
     }
     for words, present in reasons.items():
@@ -212,11 +207,7 @@ def _refuse(scenario: Scenario) -> None:
 
 
 def kept_build(scenario: Scenario) -> Build:
-    """The parts of a scenario; kept for the next scenario that differs in workload or SLO alone.
-
-    Raises:
-        ForerunError: as ``build_run``.
-    """
+    """The parts of a scenario; kept for the next scenario that differs in workload or SLO alone."""
     key = _key(scenario.model_dump(exclude={"workload", "slo"}))
     return _BUILDS.get(key, lambda: build_run(scenario))
 
@@ -227,15 +218,11 @@ def _lengths(scenario: Scenario) -> Lengths:
 
 
 def _replica(scenario: Scenario, build: Build, lengths: Lengths) -> SteadyReplica:
-    cluster, speculation = build.main, scenario.speculation
+    pool, speculation = build.main, scenario.speculation
     survival = None if speculation is None or speculation.method == "none" else draft_survival(speculation)
-    return make_replica(
-        cluster.timer,
-        cluster.limits.together,
-        traffic(lengths, cluster.limits, cluster.replicas, cluster.prefix_caching),
-        survival,
-        prefill_first=not scenario.engine.rules.mixes,
-    )
+    served = traffic(lengths, pool.limits, pool.replicas, pool.prefix_caching)
+    prefill_first = not scenario.engine.rules.mixes
+    return make_replica(pool.timer, pool.limits.together, served, survival, prefill_first=prefill_first)
 
 
 def _notes(build: Build, lengths: Lengths, replica: SteadyReplica, averages: Averages) -> Iterator[str]:
@@ -251,17 +238,5 @@ def _notes(build: Build, lengths: Lengths, replica: SteadyReplica, averages: Ave
 
 def _key(data: Any) -> tuple[str, ...]:
     """``data`` as text, and the state of every file it names: a changed profile or trace is read anew."""
-    files = sorted({text for text in _texts(data) if ("/" in text or "." in text) and isfile(text)})
-    stamps = [f"{name} {status.st_mtime_ns} {status.st_size}" for name in files for status in [Path(name).stat()]]
-    return (repr(data), *stamps)
-
-
-def _texts(data: Any) -> Iterator[str]:
-    if isinstance(data, str):
-        yield data
-    elif isinstance(data, dict):
-        for value in data.values():
-            yield from _texts(value)
-    elif isinstance(data, list | tuple):
-        for value in data:
-            yield from _texts(value)
+    stats = {path: path.stat() for _, _, path in file_fields(data)}
+    return (repr(data), *sorted(f"{path} {status.st_mtime_ns} {status.st_size}" for path, status in stats.items()))

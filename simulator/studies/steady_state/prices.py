@@ -75,7 +75,6 @@ class RequestWork:
     """Work of an average request on a replica."""
 
     decode_steps: float
-    """Verify (or decode) steps."""
     steps_of: FloatArray
     """Verify (or decode) steps of each request of the population."""
     kv_tokens: float
@@ -90,7 +89,6 @@ class StepPrices:
 
     batches: FloatArray
     decode_s: FloatArray
-    """A step that only decodes."""
     chunk_s: FloatArray
     """What decoding takes of a step that prompts join: all of it, or nothing where prompts have steps of their own."""
     joined_s: FloatArray

@@ -55,11 +55,7 @@ class Traffic:
 
 
 def population(workload: WorkloadConfig) -> Lengths:
-    """All requests of a trace, or draws that stand for a synthetic workload.
-
-    Raises:
-        ForerunError, traces.TraceError: as ``generate_requests``.
-    """
+    """All requests of a trace, or draws that stand for a synthetic workload."""
     if workload.trace is None:
         assert workload.arrivals is not None
         assert workload.input_tokens is not None
@@ -98,11 +94,7 @@ def _measured_cv2(arrival_s: FloatArray) -> float:
 
 
 def traffic(lengths: Lengths, limits: EngineLimits, replicas: int, prefix_caching: bool) -> Traffic:
-    """The part of a population that one of ``replicas`` replicas accepts.
-
-    Raises:
-        ForerunError: no request can be served.
-    """
+    """The part of a population that one of ``replicas`` replicas accepts."""
     prompts, outputs = lengths.input_tokens, lengths.output_tokens
     reasons = [limits.refusal(p, o) for p, o in zip(prompts.tolist(), outputs.tolist(), strict=True)]
     served = np.array([reason is None for reason in reasons])

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
-from contextlib import contextmanager
 from importlib import import_module
 from types import TracebackType
 from typing import Any, TypeVar
@@ -30,11 +29,7 @@ OTHERS_POLL_S = 0.2
 
 
 class SweepWorkers(Workers):
-    """Processes of this machine that run points.
-
-    Args:
-        jobs: processes; default: one per core.
-    """
+    """Processes of this machine that run points."""
 
     def __init__(self, jobs: int | None) -> None:
         super().__init__(jobs or cores())
@@ -46,15 +41,7 @@ class SweepWorkers(Workers):
 
 
 class DaskWorkers(SweepWorkers):
-    """Workers of a Dask cluster; the scheduler runs a task again on another worker when its worker dies.
-
-    Args:
-        address: ``local`` for a cluster started here, else that of a Dask scheduler such as ``tcp://10.0.0.1:8786``.
-        jobs: processes of a local one; default: one per core.
-
-    Raises:
-        ForerunError: Dask is not installed, or no scheduler answers at the address.
-    """
+    """Workers of a Dask cluster; the scheduler runs a task again on another worker when its worker dies."""
 
     def __init__(self, address: str, jobs: int | None) -> None:
         super().__init__(jobs)
@@ -64,22 +51,26 @@ class DaskWorkers(SweepWorkers):
             raise ArgumentError("cluster", f"Dask is not installed here; {install_hint('cluster')}") from None
         self.address = address
         self._absent_since: float | None = None
-        with _answering(address):
-            self._cluster: Any = None
+        self._cluster: Any = None
+        try:
             if address == LOCAL:
                 self._cluster = self._distributed.LocalCluster(
                     n_workers=self._count, threads_per_worker=1, dashboard_address=None, silence_logs=50
                 )
             self._client = self._distributed.Client(self._cluster or address, timeout=CONNECT_S)
+        except (OSError, TimeoutError):
+            raise ArgumentError(
+                "cluster", f"{address}: no Dask scheduler answers there; start one with 'dask scheduler', or use local"
+            ) from None
+        except ValueError as error:
+            raise ArgumentError(
+                "cluster", f"{address}: not the address of a Dask scheduler ({error}); write tcp://HOST:8786, or local"
+            ) from None
         self._executor = self._client.get_executor(pure=False, retries=2)
 
     @property
     def slots(self) -> int:
-        """Two per thread of the cluster's workers.
-
-        Raises:
-            ForerunError: the cluster has been out of reach or without workers for too long.
-        """
+        """Two per thread of the cluster's workers."""
         threads = 0
         if self._client.status == "running":
             try:
@@ -119,40 +110,10 @@ class DaskWorkers(SweepWorkers):
             self._cluster.close(timeout=CONNECT_S)
 
 
-@contextmanager
-def _answering(address: str) -> Iterator[None]:
-    """Say in one line that no scheduler answers.
-
-    Raises:
-        ForerunError: naming the address.
-    """
-    try:
-        yield
-    except (OSError, TimeoutError):
-        raise ArgumentError(
-            "cluster", f"{address}: no Dask scheduler answers there; start one with 'dask scheduler', or use local"
-        ) from None
-    except ValueError as error:
-        raise ArgumentError(
-            "cluster", f"{address}: not the address of a Dask scheduler ({error}); write tcp://HOST:8786, or local"
-        ) from None
-
-
 def execute(
     points: Mapping[str, Point], store: SweepStore, workers: SweepWorkers, progress: ProgressCall | None = None
 ) -> None:
-    """Run every open point of ``store``; returns when all are done or failed, by this process or another.
-
-    Args:
-        points: points by key.
-        store: the store that holds the points.
-        workers: run the points.
-        progress: called with (points finished, points in all).
-
-    Raises:
-        ForerunError: the store cannot be written, the cluster is gone, or its workers have another version. What has
-            finished is kept.
-    """
+    """Run every open point of ``store``; returns when all are done or failed, by this process or another."""
     under_way: dict[Future[Outcome], tuple[str, StartedWork[Outcome]]] = {}
     while store.unfinished:
         for key in store.claim(workers.slots - len(under_way)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -14,6 +14,7 @@ from typing import Any
 
 from forerun.errors import ForerunError
 from simulator.running.scenario import Scenario
+from simulator.studies.names import file_fields
 
 PACKAGES = ("simulator", "hwprofiles", "traces")
 """Packages whose source and data a result depends on, besides its scenario."""
@@ -29,7 +30,6 @@ class Point:
 
     name: str
     set: Mapping[str, Any]
-    """Values by dotted scenario path."""
     scenario: Scenario | None
     """None where the combination is no valid scenario; ``error`` says why."""
     seed: int
@@ -47,14 +47,12 @@ class Point:
 
 
 def make_point(name: str, settings: Mapping[str, Any], scenario: Scenario, seed: int, replications: int) -> Point:
-    """Create a point from a valid scenario."""
     return Point(name, dict(settings), scenario, seed, replications, point_key(scenario, seed, replications))
 
 
 def refused_point(
     name: str, settings: Mapping[str, Any], base: Scenario, seed: int, replications: int, error: str
 ) -> Point:
-    """Create a point whose combination is not a valid scenario."""
     mark = [base.model_dump(mode="json"), dict(settings), seed, replications, build_mark(), error]
     return Point(name, dict(settings), None, seed, replications, _digest(mark), error)
 
@@ -86,21 +84,6 @@ def build_mark() -> str:
     return f"{forerun_version()}+{mark.hexdigest()[:12]}"
 
 
-def file_fields(data: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, Path]]:
-    """Every text of plain scenario data that names an existing file: its mapping, key and path."""
-    for key, value in data.items():
-        if isinstance(value, dict):
-            yield from file_fields(value)
-        elif isinstance(value, str) and ("/" in value or "." in value):
-            path = Path(value)
-            try:
-                known = path.is_file()
-            except (OSError, ValueError):
-                known = False
-            if known:
-                yield data, key, path
-
-
 def run_point(task: Mapping[str, Any]) -> dict[str, Any]:
     """Run a point; made to be called in a worker process on any machine.
 
@@ -110,6 +93,7 @@ def run_point(task: Mapping[str, Any]) -> dict[str, Any]:
     """
     if task["build"] != build_mark():
         return {"build": build_mark()}
+    from simulator.running.metrics import combine_replications
     from simulator.running.scenario import scenario_from
     from simulator.studies.runs import run_document_of
 
@@ -117,26 +101,13 @@ def run_point(task: Mapping[str, Any]) -> dict[str, Any]:
         with ONE_AT_A_TIME:
             scenario = scenario_from(task["scenario"], "scenario")
             seeds = range(task["seed"], task["seed"] + task["replications"])
-            return {"document": kept_part([run_document_of(scenario, seed) for seed in seeds])}
+            combined = combine_replications([run_document_of(scenario, seed) for seed in seeds])
     except Exception as error:
-        return {"error": error_text(error)}
-
-
-def error_text(error: Exception) -> str:
-    """An error in one line; faults of ours name their kind."""
-    text = " ".join(str(error).split())
-    if isinstance(error, ForerunError | OSError):
-        return text
-    return f"internal error: {type(error).__name__}: {text}"
-
-
-def kept_part(documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The document of a point from those of its replications: everything that does not differ between machines."""
-    from simulator.running.metrics import combine_replications
-
-    combined = combine_replications(documents)
-    engine = {name: combined["engine"][name] for name in ("steps", "simulated_s")}
-    return {name: value for name, value in combined.items() if name not in DROPPED} | {"engine": engine}
+        text = " ".join(str(error).split())
+        kind = "" if isinstance(error, ForerunError | OSError) else f"internal error: {type(error).__name__}: "
+        return {"error": f"{kind}{text}"}
+    engine = {name: combined["engine"][name] for name in ("steps", "simulated_s")}  # not what differs between machines
+    return {"document": {name: value for name, value in combined.items() if name not in DROPPED} | {"engine": engine}}
 
 
 @cache

@@ -32,15 +32,7 @@ Outcome = dict[str, Any]
 
 
 class SweepStore:
-    """Results of a study's points in a store; use it as a context manager.
-
-    Args:
-        path: the file; None keeps everything in memory.
-        points: of the study, in order. Others that the store holds are left alone.
-
-    Raises:
-        ForerunError: not a store, a store of another version, or a file that cannot be written; one line.
-    """
+    """Results of a study's points in a store; use it as a context manager."""
 
     def __init__(self, path: Path | None, points: Sequence[Point]) -> None:
         self.place = "the store" if path is None else str(path)
@@ -114,7 +106,6 @@ class SweepStore:
         return claimed
 
     def release(self, key: str) -> None:
-        """Open a claimed point again."""
         self._unlock(key)
         self._open.append(key)
 

@@ -6,16 +6,15 @@ import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from forerun.errors import ForerunError, UnknownFieldError
 from forerun.result import StudyResult, Summary
 from forerun.tables import ABSENT, Table, Value
-from forerun.version import forerun_version
 from hwprofiles import weakest
-from simulator.running.metrics import jsonable, scenario_document
-from simulator.studies.frame import ProgressCall
+from simulator.studies.frame import ProgressCall, study_document
 from simulator.studies.paired import COSTS, HIGHER_IS_BETTER, metric_words
 from simulator.studies.study_file import (
     Design,
@@ -144,7 +143,7 @@ class SweepResult(StudyResult):
         reasons = Counter(point["error"] for point in points if point["status"] == "failed")
         failed = [[reason, count] for reason, count in reasons.most_common()]
         tables = [Table("Points, best first", columns, rows, shown=SWEEP_ROWS, name="points")]
-        return [*tables, *([Table("Failed", ("reason", "points"), failed, shown=5, name="failed")] if failed else ())]
+        return tables + [Table("Failed", ("reason", "points"), failed, shown=5, name="failed")] * bool(failed)
 
 
 SHOWN = ("output_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_tpot_ms", "mean_e2el_ms")
@@ -234,46 +233,37 @@ class Study:
             if retry_failed:
                 kept.retry_failed()
             execute(keys, kept, workers, progress)
-        results = tuple(_result(point, kept) for point in self.points)
+        results = tuple(
+            PointResult(
+                point.name,
+                point.set,
+                "failed" if "error" in (outcome := kept.outcomes[point.key]) else "done",
+                outcome.get("document"),
+                outcome.get("error"),
+                kept.runs[point.key],
+            )
+            for point in self.points
+        )
         others, damaged = kept.others, kept.damaged
         counted = {
             f"{others:,} points of other scenarios, seeds or versions in the store were left alone": others,
             f"{damaged:,} results in the store were not as they had been recorded, and were run again": damaged,
         }
         notes = [note for note, count in counted.items() if count]
-        document = self._document(results, None if store is None else str(store), notes, metric)
+        bases = [point.document["basis"] for point in results if point.document is not None]
+        body = {
+            "store": None if store is None else str(store),
+            "points": [_point_document(point) for point in results],
+            "counts": {status: sum(point.status == status for point in results) for status in ("done", "failed")},
+            "design": self.design,
+            "replications": self.replications,
+            "metric": metric,
+        }
+        document = study_document(body, self.scenario, self.seed, weakest(bases) if bases else None, notes)
+        document["conclusion"] = sweep_sentence(document, metric)
         words = ["forerun", "sweep", "study.yaml", "--store", "again.sweep", "--seed", str(self.seed)]
         words += ["--replications", str(self.replications), "--metric", metric]
         return SweepResult(document, results, shlex.join(words))
-
-    def _document(
-        self, points: Sequence[PointResult], store: str | None, notes: list[str], metric: str
-    ) -> dict[str, Any]:
-        bases = [point.document["basis"] for point in points if point.document is not None]
-        failed = sum(point.status == "failed" for point in points)
-        document: dict[str, Any] = jsonable(
-            {
-                "store": store,
-                "points": [_point_document(point) for point in points],
-                "counts": {"done": len(points) - failed, "failed": failed},
-                "design": self.design,
-                "scenario": scenario_document(self.scenario),
-                "seed": self.seed,
-                "replications": self.replications,
-                "version": forerun_version(),
-                "basis": weakest(bases) if bases else None,
-                "notes": notes,
-                "metric": metric,
-            }
-        )
-        return document | {"conclusion": sweep_sentence(document, metric)}
-
-
-def _result(point: Point, kept: SweepStore) -> PointResult:
-    outcome = kept.outcomes[point.key]
-    status = "failed" if "error" in outcome else "done"
-    error, runs = outcome.get("error"), kept.runs[point.key]
-    return PointResult(point.name, point.set, status, outcome.get("document"), error, runs)
 
 
 def _combined(
@@ -293,11 +283,7 @@ def _combined(
 def _points(
     settings: Sequence[tuple[str | None, dict[str, Any]]], source: StudyFile, seed: int, replications: int
 ) -> tuple[Point, ...]:
-    """The points; combinations that are no valid scenario are kept with their error.
-
-    Raises:
-        ForerunError: a value that is valid in no combination, or an unknown field.
-    """
+    """The points; combinations that are no valid scenario are kept with their error."""
     points: list[Point] = []
     valid: set[tuple[str, str]] = set()
     refused: dict[tuple[str, str], str] = {}
@@ -343,9 +329,9 @@ def sweep_sentence(document: dict[str, Any], metric: str) -> str:
     lost = f"; {failed} of {len(document['points'])} points failed" if failed else ""
     if not known:
         return f"No point measures {metric_words(metric)}{lost}."
-    better = max if HIGHER_IS_BETTER[metric] else min
-    worse = min if HIGHER_IS_BETTER[metric] else max
-    best, worst = better(known, key=lambda item: item[1]), worse(known, key=lambda item: item[1])
+    best, worst = max(known, key=itemgetter(1)), min(known, key=itemgetter(1))
+    if not HIGHER_IS_BETTER[metric]:
+        best, worst = worst, best
     unit = " ms" if metric.endswith("_ms") else ""
     text = f"Best {metric_words(metric)}: {best[0]} with {best[1]:.4g}{unit}"
     if worst[1] != best[1] and min(abs(worst[1]), abs(best[1])) > 0:

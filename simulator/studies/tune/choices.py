@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from forerun.errors import ArgumentError, ForerunError
 from simulator.running.scenario import Scenario
-from simulator.speculation import AcceptanceConfig, LevelDecay, SpeculationConfig, draft_survival
+from simulator.speculation import LevelDecay, SpeculationConfig, draft_survival
 from simulator.speculation.acceptance import TRAINED_CONTEXT, ContextDrift
 from simulator.speculation.proposal import proposal
 from simulator.speculation.provenance import measured_with
@@ -59,13 +59,6 @@ def draft_choices(scenario: Scenario, tokens: Sequence[int] | None = None) -> tu
     A chain is cut from the scenario's own acceptance: what the first positions accept does not depend on how many
     follow. It is made longer only where the acceptance says how it goes on. Trees are taken as they are; a grown tree
     whose acceptance is given by rates of the drafter is also tried with fewer nodes.
-
-    Args:
-        scenario: with a ``speculation`` section; its policy is replaced by ``fixed``.
-        tokens: draft tokens to try; default 1 to 8, as far as the acceptance is known, and the scenario's own.
-
-    Raises:
-        ForerunError: no drafter, or draft tokens that the acceptance says nothing about.
     """
     speculation = scenario.speculation
     if speculation is None or speculation.method == "none":
@@ -93,7 +86,7 @@ def _chains(
             f"speculation.acceptance another position, or extrapolate: true",
         )
     survival = _deep_survival(speculation, deepest)
-    return tuple(_choice(f"K={k}", _with_chain(scenario, k, survival[:k]), survival[:k]) for k in sorted(set(lengths)))
+    return tuple(_choice(_with_chain(scenario, survival[:k]), survival[:k]) for k in sorted(set(lengths)))
 
 
 def _known_positions(speculation: SpeculationConfig) -> int:
@@ -120,23 +113,17 @@ def _deep_survival(speculation: SpeculationConfig, deepest: int) -> FloatArray:
     return draft_survival(SpeculationConfig.model_validate(deep))[:deepest]
 
 
-def _with_chain(scenario: Scenario, tokens: int, survival: FloatArray) -> Scenario:
-    """The scenario with a fixed chain of ``tokens`` and just these rates."""
+def _with_chain(scenario: Scenario, survival: FloatArray) -> Scenario:
+    """The scenario with a fixed chain of just these rates."""
     speculation = scenario.speculation
     assert speculation is not None
     assert speculation.acceptance is not None
-    rates = _same_spread(speculation.acceptance) | {"per_position": np.minimum.accumulate(survival).tolist()}
-    return scenario.with_values(
-        {"speculation.num_speculative_tokens": tokens, "speculation.acceptance": rates, "speculation.policy": "fixed"}
-    )
-
-
-def _same_spread(acceptance: AcceptanceConfig) -> dict[str, object]:
-    """The fields of an acceptance section that say nothing about the rates at short context."""
-    left_out = {*ACCEPTANCE_SOURCES, "decay", "extrapolate", "other_ranks", "spread"}
-    kept = {name: value for name, value in acceptance.model_dump(exclude_unset=True).items() if name not in left_out}
-    method, model = measured_with(acceptance)
-    return kept | {"method": method, "model": model}
+    of_the_rates = {*ACCEPTANCE_SOURCES, "decay", "extrapolate", "other_ranks", "spread"}
+    method, model = measured_with(speculation.acceptance)
+    acceptance = speculation.acceptance.model_dump(exclude_unset=True, exclude=of_the_rates)
+    acceptance |= {"method": method, "model": model, "per_position": np.minimum.accumulate(survival).tolist()}
+    chain = {"num_speculative_tokens": len(survival), "acceptance": acceptance, "policy": "fixed"}
+    return scenario.with_values({f"speculation.{name}": value for name, value in chain.items()})
 
 
 def _trees(scenario: Scenario, speculation: SpeculationConfig) -> tuple[DraftChoice, ...]:
@@ -144,27 +131,25 @@ def _trees(scenario: Scenario, speculation: SpeculationConfig) -> tuple[DraftCho
     tree, acceptance = speculation.tree, speculation.acceptance
     assert tree is not None
     assert acceptance is not None
-    kept = [scenario]
+    trees = [_choice(scenario)]
     of_this_tree = any(getattr(acceptance, name) is not None for name in OF_THIS_TREE)
     if tree.growth is not None and not of_this_tree:
         nodes = tree.growth.nodes // 2
         while nodes >= max(SMALLEST_TREE, tree.growth.depth):
-            kept.insert(0, scenario.with_values({"speculation.tree.nodes": nodes}))
+            trees.insert(0, _choice(scenario.with_values({"speculation.tree.nodes": nodes})))
             nodes //= 2
-    trees = []
-    for one in kept:
-        assert one.speculation is not None
-        nodes = proposal(one.speculation).nodes
-        trees.append(_choice(f"tree of {nodes}", one, draft_survival(one.speculation)))
     return tuple(trees)
 
 
-def _choice(name: str, scenario: Scenario, survival: FloatArray) -> DraftChoice:
+def _choice(scenario: Scenario, survival: FloatArray | None = None) -> DraftChoice:
+    """What a scenario drafts: a chain of this survival, or its tree."""
     speculation = scenario.speculation
     assert speculation is not None
     assert speculation.acceptance is not None
-    acceptance = speculation.acceptance
+    acceptance, nodes = speculation.acceptance, proposal(speculation).nodes
     drift = None
     if acceptance.context_decay is not None and acceptance.context_decay < 1.0:
         drift = ContextDrift(acceptance.context_decay, acceptance.context_from or TRAINED_CONTEXT)
-    return DraftChoice(name, proposal(speculation).nodes, scenario, survival, drift)
+    if survival is None:
+        return DraftChoice(f"tree of {nodes}", nodes, scenario, draft_survival(speculation), drift)
+    return DraftChoice(f"K={nodes}", nodes, scenario, survival, drift)

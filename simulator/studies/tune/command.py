@@ -75,7 +75,7 @@ def tune(
         raise ForerunError(f"{base.place}: vary, variants: tune takes one scenario; compare takes several")
     axes = _axes(batch, context, tokens)
     flags_of = None if emit in documents.ARTEFACTS_OF_TUNE else emit
-    engine = documents.checked_engine(flags_of) if flags_of else documents.default_engine(base.scenario)
+    engine = documents.engine_of(flags_of, base.scenario)
     tuning = find_drafts(base.scenario, axes["batch"], axes["context"], axes["tokens"], progress)
     document = documents.tune_document(tuning, engine, seed, strict=flags_of is not None)
     if emit is not None and flags_of is None:

@@ -15,44 +15,30 @@ from simulator.running.metrics.tables import memory_rows
 from simulator.running.metrics.usage import split_section
 from simulator.running.scenario import Scenario
 from simulator.speculation import borrowed_acceptance, iid_alpha
-from simulator.speculation.methods import METHODS, names_in
+from simulator.speculation.methods import names_in
 from simulator.speculation.speculation_config import TABLE_NAME_IN_VLLM, check_table
-from simulator.studies.artefacts import artefact, vllm_schedule
+from simulator.studies.artefacts import ARTEFACTS, artefact, vllm_schedule
 from simulator.studies.compare.crossover import REQUEST_RATE, scenario_load, served_load
-from simulator.studies.engine_flags import published_name
+from simulator.studies.engine_flags import ENGINES, drafter_name
 from simulator.studies.frame import study_document
 from simulator.studies.tune.choices import DraftChoice
 from simulator.studies.tune.tuning import BreakEven, GridCell, TunedLoad, Tuning
 
-ENGINES = ("vllm", "sglang")
 WIDE = 4
 """Times its first batch from which a range is too wide to be judged at one batch in silence."""
-PLACEHOLDER = "DRAFT_MODEL"
-"""Placeholder for a drafter's checkpoint where the scenario names none."""
 
 
-def checked_engine(name: str) -> str:
-    """The engine of ``--emit``.
-
-    Raises:
-        ForerunError: none that flags are known for.
-    """
+def engine_of(name: str | None, scenario: Scenario) -> str:
+    """The engine of ``--emit``; by default the scenario's own where its flags are known, else vLLM."""
+    if name is None:
+        return scenario.engine.framework if scenario.engine.framework in ENGINES else "vllm"
     if name not in ENGINES:
         raise ArgumentError("emit", f"{name}: no such engine{did_you_mean(name, ENGINES)} ({' or '.join(ENGINES)})")
     return name
 
 
-def default_engine(scenario: Scenario) -> str:
-    """The scenario's own engine where its flags are known, else vLLM."""
-    return scenario.engine.framework if scenario.engine.framework in ENGINES else "vllm"
-
-
 def flags(tuning: Tuning, engine: str) -> str:
-    """The flags for an engine, ready to be pasted; empty where nothing is to be drafted.
-
-    Raises:
-        ForerunError: the engine has no such drafter.
-    """
+    """The flags for an engine, ready to be pasted; empty where nothing is to be drafted."""
     if engine == "vllm":
         config = vllm_config(tuning)
         return "" if config is None else shlex.join(["--speculative-config", json.dumps(config)])
@@ -82,9 +68,6 @@ def vllm_config(tuning: Tuning) -> dict[str, Any] | None:
 
     Returns:
         None where no draft token pays at any batch: leave the flag out.
-
-    Raises:
-        ForerunError: a drafter or a tree that vLLM does not have.
     """
     speculation = tuning.scenario.speculation
     assert speculation is not None
@@ -100,7 +83,7 @@ def vllm_config(tuning: Tuning) -> dict[str, Any] | None:
             f"({', '.join(sorted(names_in('vllm')))}) with num_speculative_tokens"
         )
     config: dict[str, Any] = {"method": method}
-    drafter = _checkpoint(tuning.scenario)
+    drafter = drafter_name(tuning.scenario)
     if drafter is not None:
         config["model"] = drafter
     config["num_speculative_tokens"] = most
@@ -110,11 +93,7 @@ def vllm_config(tuning: Tuning) -> dict[str, Any] | None:
 
 
 def sglang_words(tuning: Tuning) -> list[str]:
-    """SGLang's flags for one way to draft at every batch: it has no table by batch.
-
-    Raises:
-        ForerunError: a drafter that SGLang does not have.
-    """
+    """SGLang's flags for one way to draft at every batch: it has no table by batch."""
     speculation = tuning.scenario.speculation
     assert speculation is not None
     choice = sglang_choice(tuning)
@@ -127,7 +106,7 @@ def sglang_words(tuning: Tuning) -> list[str]:
             f"speculation.method ({', '.join(sorted(names_in('sglang')))})"
         )
     words = ["--speculative-algorithm", algorithm]
-    drafter = _checkpoint(tuning.scenario)
+    drafter = drafter_name(tuning.scenario)
     if drafter is not None:
         words += ["--speculative-draft-model-path", drafter]
     if algorithm == "NGRAM":
@@ -151,17 +130,7 @@ def sglang_choice(tuning: Tuning) -> DraftChoice | None:
 
 def surely_pays(tuning: Tuning) -> bool:
     """Whether the interval of the speedup lies above 1 at any batch size, at the mean request's context."""
-    return any(cell.choice is not None and cell.low > 1.0 for cell in tuning.mean)
-
-
-def _checkpoint(scenario: Scenario) -> str | None:
-    """The drafter's checkpoint, a placeholder where the scenario names none, None where the method has none."""
-    speculation = scenario.speculation
-    assert speculation is not None
-    named = speculation.draft.model if speculation.draft is not None else None
-    if named is not None:
-        return published_name(named)
-    return PLACEHOLDER if METHODS[speculation.method].checkpoint else None
+    return any(cell.sure for cell in tuning.mean)
 
 
 Document = dict[str, Any]
@@ -170,9 +139,7 @@ SGLANG_REMARK = (
     "--speculative-adaptive lets it move the steps by what is accepted"
 )
 PLACEHOLDER_REMARK = "DRAFT_MODEL stands for the drafter's checkpoint; speculation.draft.model names it"
-
-
-ARTEFACTS_OF_TUNE = ("vllm-schedule", "trtllm", "dynamo", "llm-d", "keda", "hpa", "guidellm", "aiperf", "vllm-bench")
+ARTEFACTS_OF_TUNE = ("vllm-schedule", *(name for name in ARTEFACTS if name not in ENGINES))
 """What ``tune --emit`` writes beside the flags by batch of an engine."""
 
 
@@ -250,12 +217,13 @@ def _grid_table(document: Document) -> Table:
 
 def _mean_table(document: Document) -> Table:
     """Table at the mean request's context: the best choice and the break-even acceptance length per batch."""
+    ends = ("acceptance_length", "low", "high")
     rows: list[list[Value]] = [
         [
             _span(cell["batch"]),
             cell["draft"],
             _interval(cell["if_on"]),
-            f"{_length(even['acceptance_length'])} ({_length(even['low'])} to {_length(even['high'])})",
+            "{} ({} to {})".format(*("never" if (end := even[key]) is None else f"{end:.2f}" for key in ends)),
             None if even["alpha"] is None else f"{even['alpha']:.2f}",
             f"{even['expected_acceptance_length']:.2f}",
         ]
@@ -270,26 +238,12 @@ def _interval(cell: Document) -> str:
     return f"{cell['speedup']:.2f} ({cell['low']:.2f}-{cell['high']:.2f})"
 
 
-def _length(value: float | None) -> str:
-    return "never" if value is None else f"{value:.2f}"
-
-
 def _span(ends: list[int]) -> str:
     return f"{ends[0]:,}" if ends[0] == ends[1] else f"{ends[0]:,} to {ends[1]:,}"
 
 
 def tune_document(tuning: Tuning, engine: str, seed: int = 0, strict: bool = True) -> Document:
-    """The contract's ``tune`` JSON.
-
-    Args:
-        tuning: the finished tuning.
-        engine: ``vllm`` or ``sglang``, whose flags ``emit`` holds.
-        seed: noted in it.
-        strict: refuse a drafter that the engine does not have; else ``emit`` is None and a note says why.
-
-    Raises:
-        ForerunError: the engine has no such drafter.
-    """
+    """The contract's ``tune`` JSON."""
     notes = list(tuning.notes)
     emitted: str | None = None
     try:
@@ -304,12 +258,16 @@ def tune_document(tuning: Tuning, engine: str, seed: int = 0, strict: bool = Tru
         notes.append(SGLANG_REMARK)
     if "DRAFT_MODEL" in (emitted or ""):
         notes.append(PLACEHOLDER_REMARK)
-    wide = dict.fromkeys(cell.batch for cell in tuning.mean if cell.batch[1] > WIDE * cell.batch[0])
+    wide = {cell.batch: cell.at_batch for cell in tuning.mean if cell.batch[1] > WIDE * cell.batch[0]}
     if wide:
-        at = {cell.batch: cell.at_batch for cell in tuning.mean}
-        ranges = ", ".join(f"{low:,} to {high:,} at {at[low, high]:,}" for low, high in wide)
+        ranges = ", ".join(f"{low:,} to {high:,} at {batch:,}" for (low, high), batch in wide.items())
         notes.append(f"wide ranges of batches are judged at one of them alone ({ranges}); give more, such as 1..256")
-    notes += _switch_note(tuning)
+    at, off = tuning.crossover.batch, next((cell for cell in tuning.mean if cell.choice is None), None)
+    if at and off is not None and off.batch[0] != round(at) + 1:
+        notes.append(
+            f"flags switch drafting off from batch {off.batch[0]:,} on, where the stretch judged at {off.at_batch:,} "
+            f"begins; that it pays up to {at:.0f} is interpolated (--batch with more values brings the two together)"
+        )
     if not all(cell.fits for cell in tuning.cells):
         notes.append(
             f"cells marked with * need more KV cache than there is ({tuning.kv_tokens:,} tokens): not all of so many "
@@ -317,13 +275,21 @@ def tune_document(tuning: Tuning, engine: str, seed: int = 0, strict: bool = Tru
         )
     speculation = tuning.scenario.speculation
     assert speculation is not None
+    borrowed = borrowed_acceptance(speculation, tuning.scenario.model)
     body = {
         "table": [cell_document(cell) for cell in tuning.cells],
         **split_section(tuning.memory),
         "at_mean_context": [cell_document(cell) for cell in tuning.mean],
         "method": speculation.method,
         "mean_request": {"input_tokens": tuning.prompt_tokens, "output_tokens": tuning.output_tokens},
-        "choices": [_choice_document(choice) for choice in tuning.choices],
+        "choices": [
+            {
+                "name": choice.name,
+                "num_speculative_tokens": choice.tokens,
+                "acceptance_length": 1.0 + float(choice.survival.sum()),
+            }
+            for choice in tuning.choices
+        ],
         "crossover": {
             "context": tuning.mean_context,
             **_load_document(tuning.crossover),
@@ -336,61 +302,24 @@ def tune_document(tuning: Tuning, engine: str, seed: int = 0, strict: bool = Tru
         "emit": emitted,
         "speculative_config": vllm_config(tuning) if engine == "vllm" and emitted else None,
         "sglang_tokens": _tokens(sglang_choice(tuning)) if engine == "sglang" else None,
-        "conclusion": tune_sentence(tuning) + _borrowed_words(tuning.scenario),
+        "conclusion": tune_sentence(tuning) + (f" {borrowed[0].upper()}{borrowed[1:]}." if borrowed else ""),
     }
     return study_document(body, tuning.scenario, seed, tuning.basis, notes)
 
 
-def _switch_note(tuning: Tuning) -> list[str]:
-    """Why flags turn drafting off at another batch than the one below which it pays."""
-    at, off = tuning.crossover.batch, [cell for cell in tuning.mean if cell.choice is None]
-    if not at or not off or off[0].batch[0] == round(at) + 1:
-        return []
-    first = off[0]
-    return [
-        f"flags switch drafting off from batch {first.batch[0]:,} on, where the stretch judged at {first.at_batch:,} "
-        f"begins; that it pays up to {at:.0f} is interpolated (--batch with more values brings the two together)"
-    ]
-
-
 def cell_document(cell: GridCell) -> Document:
     """One row of the table; ``if_on`` is the best way to draft even where not to draft is better."""
+    ends = {"speedup": cell.best_speedup, "low": cell.best_low, "high": cell.best_high}
     return {
         "batch": list(cell.batch),
         "context": list(cell.context),
         "num_speculative_tokens": _tokens(cell.choice),
         "draft": "off" if cell.choice is None else cell.choice.name,
-        "speedup": cell.speedup,
-        "low": cell.low,
-        "high": cell.high,
+        **(dict.fromkeys(ends, 1.0) if cell.choice is None else ends),
         "judged_at": {"batch": cell.at_batch, "context": cell.at_context},
-        "if_on": {
-            "num_speculative_tokens": cell.best.tokens,
-            "speedup": cell.best_speedup,
-            "low": cell.best_low,
-            "high": cell.best_high,
-        },
+        "if_on": {"num_speculative_tokens": cell.best.tokens, **ends},
         "fits_kv_cache": cell.fits,
     }
-
-
-def _borrowed_words(scenario: Scenario) -> str:
-    words = borrowed_acceptance(scenario.speculation, scenario.model)
-    return "" if words is None else f" {words[0].upper()}{words[1:]}."
-
-
-def _served_rate(scenario: Scenario) -> float | None:
-    rates = [served_load(one, REQUEST_RATE) for one in (scenario, scenario.with_values({"speculation": None}))]
-    known = [rate for rate in rates if rate is not None]
-    return max(known) / scenario.hardware.replicas if known else None
-
-
-def _overload_words(scenario: Scenario, served: float | None) -> str:
-    """That the scenario requests more than its replicas can serve; empty where it does not."""
-    load, replicas = scenario_load(scenario, REQUEST_RATE), scenario.hardware.replicas
-    if served is None or load is None or load <= served * replicas:
-        return ""
-    return f" {load:.3g} req/s cannot be served: at most about {served * replicas:.3g} req/s can."
 
 
 def tune_sentence(tuning: Tuning) -> str:
@@ -409,14 +338,19 @@ def tune_sentence(tuning: Tuning) -> str:
     if not surely_pays(tuning):
         return (
             f"{speculation.method} is not sure to pay at any batch {where}: at best {best.speedup:.2f}x "
-            f"({best.low:.2f} to {best.high:.2f}) with {best.best.name} at batch {best.at_batch}."
+            f"({best.best_low:.2f} to {best.best_high:.2f}) with {best.best.name} at batch {best.at_batch}."
         )
     words = (
-        f"{speculation.method} is best at {best.speedup:.2f}x ({best.low:.2f} to {best.high:.2f}) with "
+        f"{speculation.method} is best at {best.speedup:.2f}x ({best.best_low:.2f} to {best.best_high:.2f}) with "
         f"{best.best.name} at batch {best.at_batch} {where}"
     )
-    served = _served_rate(tuning.scenario)
-    over = _overload_words(tuning.scenario, served)
+    scenario, replicas = tuning.scenario, tuning.scenario.hardware.replicas
+    rates = [served_load(one, REQUEST_RATE) for one in (scenario, scenario.with_values({"speculation": None}))]
+    most_rate = max((rate for rate in rates if rate is not None), default=None)
+    served = None if most_rate is None else most_rate / replicas
+    load, over = scenario_load(scenario, REQUEST_RATE), ""
+    if served is not None and load is not None and load > served * replicas:
+        over = f" {load:.3g} req/s cannot be served: at most about {served * replicas:.3g} req/s can."
     if served is not None and (at.request_rate is None or at.request_rate >= served) and at.batch != 0.0:
         return f"{words}; it pays at every load that can be served, up to {served:.3g} req/s per replica.{over}"
     if at.batch is None:
@@ -436,14 +370,6 @@ def _tokens(choice: DraftChoice | None) -> int:
     return 0 if choice is None else choice.tokens
 
 
-def _choice_document(choice: DraftChoice) -> Document:
-    return {
-        "name": choice.name,
-        "num_speculative_tokens": choice.tokens,
-        "acceptance_length": 1.0 + float(choice.survival.sum()),
-    }
-
-
 def _load_document(load: TunedLoad) -> Document:
     pays = "always" if load.batch is None else "never" if load.batch == 0.0 else "below"
     return {"pays": pays, "batch": load.batch or None, "request_rate": load.request_rate}
@@ -459,13 +385,9 @@ def _break_even_document(one: BreakEven) -> Document:
     return {
         "batch": one.batch,
         "num_speculative_tokens": one.choice.tokens,
-        "acceptance_length": _finite(one.acceptance_length),
-        "low": _finite(one.low),
-        "high": _finite(one.high),
+        **{
+            key: value if isfinite(value := getattr(one, key)) else None for key in ("acceptance_length", "low", "high")
+        },
         "alpha": iid_alpha(max(1.0, one.acceptance_length), depth) if possible else None,
         "expected_acceptance_length": one.expected_length,
     }
-
-
-def _finite(value: float) -> float | None:
-    return value if isfinite(value) else None

@@ -31,18 +31,12 @@ class SpeculationGrid:
     """Batch of ``by_context``."""
     context_tokens: int
     """Context of ``by_batch``, in tokens."""
-    prompt_tokens: int
-    output_tokens: int
     acceptance_length: FloatArray
     """[K] Tokens per verify step, bonus token included."""
     by_batch: FloatArray
     """[K, batch] Decoding speed of a request over that without speculation."""
     by_context: FloatArray
     """[K, context] Decoding speed of a request over that without speculation."""
-    plain_step_s: FloatArray
-    """[batch] Seconds of a step without speculation."""
-    verify_step_s: FloatArray
-    """[K, batch] Seconds of a step that verifies and drafts K tokens."""
     crossover_batch: tuple[float | None, ...]
     """[K] Batch at which the speed-up falls below 1; None where it does not within ``batches``; 0 where it never pays.
     """
@@ -79,10 +73,6 @@ def speculation_grid(
         batch: of ``by_context``.
         prompt_tokens, output_tokens: mean request; half the output is added to the prompt for the context of
             ``by_batch``, and both say what a batch means in requests per second.
-
-    Raises:
-        ForerunError: no speculation, a tree, acceptance that is not known as deep, or a scenario that does not fit.
-        hwprofiles.ProfileError: unknown chip or link.
     """
     speculation = scenario.speculation
     if speculation is None or speculation.method == "none":
@@ -91,25 +81,22 @@ def speculation_grid(
         raise ForerunError("speculation.tree: a grid over K drafts chains; give num_speculative_tokens instead")
     context = prompt_tokens + output_tokens // 2
     axis, lengths = np.asarray(batches, np.int64), np.asarray(contexts, np.int64)
-    most = max(int(axis.max()), batch)
-    cells = np.concatenate((axis, np.full_like(lengths, batch))), np.concatenate((np.full_like(axis, context), lengths))
+    seqs = np.concatenate((axis, np.full_like(lengths, batch)))
+    cells = seqs, np.concatenate((np.full_like(axis, context), lengths))
     request = MeanRequest(prompt_tokens, output_tokens, 1.0)
-    room = most, max(draft_tokens)
+    room = int(seqs.max()), max(draft_tokens)
     plain, without = _priced(roomy(scenario, *room, method="none"), request, *cells, 1.0)
-    accepted, verify_step, speedups, notes, last = [], [], [], list(plain.notes), plain
+    accepted, speedups, notes, last = [], [], list(plain.notes), plain
     for k in draft_tokens:
         drafting = roomy(scenario, *room, num_speculative_tokens=k)
         assert drafting.speculation is not None
         length = 1.0 + float(draft_survival(drafting.speculation).sum())
         last, time = _priced(drafting, request, *cells, length)
         accepted.append(length)
-        verify_step.append(time.step_s[: len(axis)])
         speedups.append(without.seconds(1.0) / time.seconds(length))
         notes += [note for note in last.notes if note not in notes]
     by_batch, by_context = np.split(np.array(speedups), [len(axis)], axis=1)
-    plain_step, prompt_s = without.step_s[: len(axis)], without.prompt_s[: len(axis)]
-    decoded = request.decoded_tokens
-    crossings = tuple(crossover(axis, speedups) for speedups in by_batch)
+    crossings = [crossover(axis, speedups) for speedups in by_batch]
     return SpeculationGrid(
         method=speculation.method,
         draft_tokens=tuple(draft_tokens),
@@ -117,20 +104,11 @@ def speculation_grid(
         contexts=tuple(contexts),
         batch=batch,
         context_tokens=context,
-        prompt_tokens=prompt_tokens,
-        output_tokens=output_tokens,
         acceptance_length=np.array(accepted),
         by_batch=by_batch,
         by_context=by_context,
-        plain_step_s=plain_step,
-        verify_step_s=np.array(verify_step),
-        crossover_batch=crossings,
-        crossover_rate=tuple(
-            busy_rate(at, float(np.interp(at, axis, plain_step)), float(np.interp(at, axis, prompt_s)), decoded)
-            if at
-            else None
-            for at in crossings
-        ),
+        crossover_batch=tuple(crossings),
+        crossover_rate=tuple(crossover_rate(at, axis, without, request) for at in crossings),
         basis=last.basis,
         notes=tuple(notes),
     )
@@ -150,6 +128,14 @@ def crossover(batches: IntArray, speedups: FloatArray) -> float | None:
             share = (above - 1.0) / (above - below)
             return float(np.exp((1 - share) * np.log(low) + share * np.log(high)))
     return 0.0
+
+
+def crossover_rate(at: float | None, batches: IntArray, plain: TokenTime, request: MeanRequest) -> float | None:
+    """``busy_rate`` at a crossover, by interpolation between the first cells of a grid; None without one."""
+    if not at:
+        return None
+    step_s, prompt_s = (float(np.interp(at, batches, part[: len(batches)])) for part in (plain.step_s, plain.prompt_s))
+    return busy_rate(at, step_s, prompt_s, request.decoded_tokens)
 
 
 def busy_rate(batch: float, step_s: float, prompt_s: float, decoded_tokens: int) -> float:

@@ -18,18 +18,17 @@ from numpy.typing import NDArray
 from forerun.errors import ArgumentError, ForerunError
 from forerun.result import Summary
 from forerun.tables import Cell, Table, Value, number
-from hwprofiles import weakest
 from simulator.running.build import Build, build_replica
 from simulator.running.drafting import method_overhead
 from simulator.running.scenario import Scenario
-from simulator.speculation import draft_survival
 from simulator.speculation.confidence import threshold_chain
 from simulator.speculation.level_decay import LevelDecay, conditional_rates, fit_acceptance_lengths
 from simulator.speculation.methods import names_in
 from simulator.studies.frame import study_document
 from simulator.studies.steady_state.prices import decode_steps
+from simulator.studies.steady_state.traffic import population
 from simulator.studies.study_file import yaml_text
-from simulator.studies.tune.choices import DraftChoice, draft_choices
+from simulator.studies.tune.choices import draft_choices
 from simulator.studies.tune.document import TunedResult
 from traces.llama_cpp import LocalRate, read_llama_cpp
 
@@ -97,11 +96,7 @@ class Machine:
 
 
 def fit_machine(measured: Sequence[tuple[float, float, float]]) -> Machine:
-    """The likeliest factors, by Gauss-Newton steps from untouched machines.
-
-    Args:
-        measured: of every rate the priced step of one row, the priced step itself, and its measured seconds.
-    """
+    """The likeliest factors, by Gauss-Newton steps from untouched machines."""
     machine = Machine(np.zeros(2), np.diag([SPEED_SPREAD**2, ROW_SPREAD**2]))
     weights = np.diag([SPEED_SPREAD**-2, ROW_SPREAD**-2])
     for _ in range(20):
@@ -130,11 +125,13 @@ def tuned_machine(
     decoding = [rate for rate in seen if rate.kind == "decode"]
     if context is not None and len(context) > 1:
         raise ArgumentError("context", f"one length on one machine (got {', '.join(map(str, context))})")
-    around = (context or (_mean_context(base),))[0]
+    requests = population(base.workload)
+    half_way = int(np.mean(requests.input_tokens) + np.mean(requests.output_tokens) / 2)
+    around = half_way if context is None else context[0]
     prices = MachinePrices(base)
     rows = [_priced(prices, rate, around) for rate in decoding]
     machine = fit_machine([row[1:] for row in rows])
-    accepted, accepted_spread, source = _acceptance(base, decoding)
+    accepted, accepted_spread, source = _acceptance(decoding)
     tried, lanes = tokens or tuple(range(1, 9)), batch or (1,)
     thresholds = P_MINS if p_min is None else _thresholds(p_min)
     survival = _survival(base, accepted, max(tried))
@@ -143,7 +140,44 @@ def tuned_machine(
         for streams in lanes
         for cell in _cells(prices, machine, survival, accepted_spread, streams, around, tried, thresholds)
     ]
-    document = _document(base, machine, rows, cells, (accepted, source), around, prices.build(1, 0))
+    alternatives = [cell for cell in cells if cell["batch"] == cells[0]["batch"]]
+    sure = [cell for cell in alternatives if not cell["num_speculative_tokens"] or cell["low"] > 1.0]
+    best = max(sure, key=lambda cell: cell["tokens_per_s"])
+    flags = llama_flags(base, best["num_speculative_tokens"], best["p_min"])
+    ends = LEVEL * np.sqrt(np.diag(machine.covariance))
+    factors = [
+        {"factor": float(np.exp(m)), "low": float(np.exp(m - e)), "high": float(np.exp(m + e))}
+        for m, e in zip(machine.mean, ends, strict=True)
+    ]
+    measured_rows = [
+        {
+            "where": rate.place,
+            "streams": rate.streams,
+            "num_speculative_tokens": round(rate.draft_tokens) if rate.accepted >= 0 else rate.drafted,
+            "step_ms": seconds * 1e3,
+            "priced_ms": step * 1e3,
+            "fitted_ms": machine.seconds(plain, step) * 1e3,
+            "tokens_per_s": rate.tokens_per_s,
+        }
+        for rate, plain, step, seconds in rows
+    ]
+    body = {
+        "table": [cell | {"context": [around, around]} for cell in cells],
+        "best": best,
+        "machine": {"every_step": factors[0], "further_rows": factors[1]},
+        "measured": measured_rows,
+        "acceptance": {"from": source, "lengths": {str(k): v for k, v in accepted.items()}},
+        "engine": "llama.cpp",
+        "emit": flags,
+        "conclusion": _conclusion(cells, best, len(rows)),
+    }
+    unmeasured = "nothing was measured here: give --measured 43 (tokens per second without drafting) or --from-log"
+    notes = [
+        f"acceptance is that of {source}",
+        *([] if rows else [unmeasured]),
+        "a confidence threshold is priced for each request alone; confidences are taken to be calibrated",
+    ]
+    document = study_document(body, base, 0, prices.build(1, 0).basis, notes)
     return MachineResult(document, files={"scenario.yaml": yaml_text(document["scenario"])})
 
 
@@ -172,16 +206,16 @@ def _given_rate(text: str) -> LocalRate:
     return LocalRate("decode", tokens_per_s, 1, 0, None, count, -1 if count else 0, f"--measured {text}")
 
 
-def _mean_context(scenario: Scenario) -> int:
-    """Tokens in the cache of a mean request, half-way through its answer."""
-    from simulator.studies.steady_state.traffic import population
+class _Priced(NamedTuple):
+    """A measured rate with the seconds of its priced step and of one row in it, and the seconds that its step took."""
 
-    requests = population(scenario.workload)
-    return int(np.mean(requests.input_tokens) + np.mean(requests.output_tokens) / 2)
+    rate: LocalRate
+    plain: float
+    step: float
+    seconds: float
 
 
-def _priced(prices: MachinePrices, rate: LocalRate, around: int) -> tuple[LocalRate, float, float, float]:
-    """A rate with its priced step of one row, its priced step, and the seconds that its step took."""
+def _priced(prices: MachinePrices, rate: LocalRate, around: int) -> _Priced:
     context = rate.context or around
     if rate.accepted < 0:
         drafted = rate.drafted
@@ -192,10 +226,10 @@ def _priced(prices: MachinePrices, rate: LocalRate, around: int) -> tuple[LocalR
         length = rate.tokens / rate.cycles if drafted else 1.0
     plain = prices.seconds(1, context, 0)[0]
     step = prices.seconds(rate.streams, context, drafted)[1]
-    return rate, plain, step, rate.streams * length / rate.tokens_per_s
+    return _Priced(rate, plain, step, rate.streams * length / rate.tokens_per_s)
 
 
-def _acceptance(scenario: Scenario, rates: Sequence[LocalRate]) -> tuple[dict[int, float], float, str]:
+def _acceptance(rates: Sequence[LocalRate]) -> tuple[dict[int, float], float, str]:
     """Acceptance lengths by draft tokens, pooled over the rates; the spread of a rate; where they come from."""
     pooled: dict[int, list[int]] = {}
     for rate in rates:
@@ -217,10 +251,7 @@ def _survival(scenario: Scenario, lengths: dict[int, float], deepest: int) -> Fl
         bounded = {drafted: min(length, drafted + 0.98) for drafted, length in lengths.items()}
         model = fit_acceptance_lengths(bounded).model
         return LevelDecay(model.level, min(model.decay, 1.0)).survival(deepest)
-    assert scenario.speculation is not None
-    known = next(iter(draft_choices(scenario, [deepest])), None)
-    assert isinstance(known, DraftChoice)
-    return known.survival if known is not None else draft_survival(scenario.speculation)
+    return draft_choices(scenario, [deepest])[0].survival
 
 
 def _cells(
@@ -301,60 +332,6 @@ def llama_flags(scenario: Scenario, tokens: int, p_min: float) -> str:
     return f"{known} --spec-draft-n-max {tokens} --spec-draft-p-min {p_min:g}{split}" if tokens else ""
 
 
-def _document(
-    scenario: Scenario,
-    machine: Machine,
-    rows: Sequence[tuple[LocalRate, float, float, float]],
-    cells: list[dict[str, Any]],
-    acceptance: tuple[dict[int, float], str],
-    context: int,
-    build: Build,
-) -> dict[str, Any]:
-    alternatives = [cell for cell in cells if cell["batch"] == cells[0]["batch"]]
-    best = max(filter(_surely_pays, alternatives), key=lambda cell: cell["tokens_per_s"])
-    flags = llama_flags(scenario, best["num_speculative_tokens"], best["p_min"])
-    ends = LEVEL * np.sqrt(np.diag(machine.covariance))
-    factors = [
-        {"factor": float(np.exp(m)), "low": float(np.exp(m - e)), "high": float(np.exp(m + e))}
-        for m, e in zip(machine.mean, ends, strict=True)
-    ]
-    measured = [
-        {
-            "where": rate.place,
-            "streams": rate.streams,
-            "num_speculative_tokens": round(rate.draft_tokens) if rate.accepted >= 0 else rate.drafted,
-            "step_ms": seconds * 1e3,
-            "priced_ms": step * 1e3,
-            "fitted_ms": machine.seconds(plain, step) * 1e3,
-            "tokens_per_s": rate.tokens_per_s,
-        }
-        for rate, plain, step, seconds in rows
-    ]
-    body = {
-        "table": [cell | {"context": [context, context]} for cell in cells],
-        "best": best,
-        "machine": {"every_step": factors[0], "further_rows": factors[1]},
-        "measured": measured,
-        "acceptance": {"from": acceptance[1], "lengths": {str(k): v for k, v in acceptance[0].items()}},
-        "engine": "llama.cpp",
-        "emit": flags,
-        "conclusion": _conclusion(cells, best, len(rows)),
-    }
-    return study_document(body, scenario, 0, weakest([build.basis]), _notes(rows, acceptance[1]))
-
-
-def _notes(rows: Sequence[Any], source: str) -> list[str]:
-    notes = [f"acceptance is that of {source}"]
-    if not rows:
-        notes.append("nothing was measured here: give --measured 43 (tokens per second without drafting) or --from-log")
-    notes.append("a confidence threshold is priced for each request alone; confidences are taken to be calibrated")
-    return notes
-
-
-def _surely_pays(cell: dict[str, Any]) -> bool:
-    return not cell["num_speculative_tokens"] or bool(cell["low"] > 1.0)
-
-
 def _conclusion(cells: list[dict[str, Any]], best: dict[str, Any], measured: int) -> str:
     plain_rate = f"{_rate_words(cells[0])} without drafting"
     basis = f"from {measured} measured rate{'s' if measured != 1 else ''}" if measured else "from class defaults alone"
@@ -394,12 +371,9 @@ class MachineResult(TunedResult):
         return [{**row, "batch": row["batch"][0], "context": row["context"][0]} for row in self.document["table"]]
 
     def tables(self) -> list[Table]:
-        tables = [_rates_table(self.document)]
-        if self.document["measured"]:
-            tables.append(_measured_table(self.document))
-        if self.flags:
-            tables.append(Table("Flags", ("engine", "flags"), [["llama.cpp", self.flags]], name="flags"))
-        return tables
+        flags = Table("Flags", ("engine", "flags"), [["llama.cpp", self.flags]] if self.flags else [], name="flags")
+        others = (_measured_table(self.document), flags)
+        return [_rates_table(self.document), *(table for table in others if table.rows)]
 
 
 def _rates_table(document: dict[str, Any]) -> Table:
@@ -414,13 +388,9 @@ def _rates_table(document: dict[str, Any]) -> Table:
             value=row["tokens_per_s"],
         )
         lines.setdefault(key, []).append(words)
-    columns = [
-        "streams",
-        "n-max",
-        *(f"p-min {threshold:g}" if threshold else "no threshold" for threshold in thresholds),
-    ]
+    named = (f"p-min {threshold:g}" if threshold else "no threshold" for threshold in thresholds)
     padded = [[*key, *cells, *[None] * (len(thresholds) - len(cells))] for key, cells in lines.items()]
-    return Table("Tokens per second (90 % interval, speed-up)", columns, padded, name="rates")
+    return Table("Tokens per second (90 % interval, speed-up)", ["streams", "n-max", *named], padded, name="rates")
 
 
 def _measured_table(document: dict[str, Any]) -> Table:

@@ -32,12 +32,10 @@ class Spread(NamedTuple):
     up: FloatArray
 
     def ends(self, ratio: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Lower and upper end of the interval around ``ratio``."""
         return ratio * np.exp(-self.down), ratio * np.exp(self.up)
 
 
 def no_spread(cells: int) -> Spread:
-    """Nothing is uncertain."""
     return Spread(np.zeros(cells), np.zeros(cells))
 
 
@@ -57,12 +55,7 @@ def moved(base: FloatArray, *ends: FloatArray) -> Spread:
 def assumed_spread(
     plain: tuple[Scenario, TokenSeconds], drafted: tuple[Scenario, TokenSeconds], parameters: Sequence[AssumedParameter]
 ) -> Spread:
-    """Spread of the speed-up due to assumed parameters, each moved over its range by itself.
-
-    Args:
-        plain, drafted: the scenarios that are compared, and what prices them; a parameter moves in both at once.
-        parameters: acceptance is left out: it moves no step time.
-    """
+    """Spread of the speed-up due to assumed parameters, each moved over its range by itself."""
     sides = (plain, drafted)
     before, after = (seconds(scenario, {}) for scenario, seconds in sides)
     spreads = [no_spread(len(before))]
@@ -98,9 +91,6 @@ def kernel_spread(*sides: Sequence[PricedKernels]) -> Spread:
     Every kernel has the interval of its own shape and bound. All kernels of one family in a time err alike; families
     err independently, and so do the two times, whose kernels have different shapes. A kernel that was not fitted on
     this chip adds nothing here: its parameters are assumed.
-
-    Args:
-        sides: the kinds of steps that either time is made of.
     """
     squares = [0.0, 0.0]
     for side in sides:

@@ -48,11 +48,7 @@ class MeanRequest:
 
 
 def mean_request(scenario: Scenario, build: Build) -> MeanRequest:
-    """Mean request of the scenario's workload on a replica.
-
-    Raises:
-        ForerunError: no request can be served.
-    """
+    """Mean request of the scenario's workload on a replica."""
     lengths = population(scenario.workload)
     new_share = 1.0
     if lengths.stream is not None and build.main.prefix_caching:
@@ -67,7 +63,6 @@ class TokenTime:
     """The parts of a token's time, seconds; one entry per batch and context."""
 
     step_s: FloatArray
-    """Seconds of a step that only decodes."""
     prompt_s: FloatArray
     """Seconds that a prompt adds to the steps that it joins."""
     prompts: FloatArray

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import isqrt
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +19,9 @@ from forerun.errors import ArgumentError
 from hwprofiles import weakest
 from simulator.running.build import Build, build_replica
 from simulator.running.scenario import Scenario
-from simulator.studies.assumed import ACCEPTANCE, AssumedParameter, assumed_parameters
+from simulator.studies.assumed import ACCEPTANCE, assumed_parameters
 from simulator.studies.tune.choices import DraftChoice, draft_choices
-from simulator.studies.tune.grid import busy_rate, crossover, roomy
+from simulator.studies.tune.grid import crossover, crossover_rate, roomy
 from simulator.studies.tune.spread import (
     Factors,
     PricedKernels,
@@ -29,7 +30,6 @@ from simulator.studies.tune.spread import (
     assumed_spread,
     kernel_spread,
     moved,
-    no_spread,
 )
 from simulator.studies.tune.token_time import BusySteps, MeanRequest, TokenTime, busy_steps, mean_request
 from simulator.timing import ModelTimer
@@ -39,23 +39,13 @@ CONTEXTS = (512, 2048, 8192, 32768)
 USUAL_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
-def usual_batches(most: int) -> tuple[int, ...]:
-    """Doubling batch sizes up to ``most``, that one included."""
-    return tuple(sorted({*(batch for batch in USUAL_BATCHES if batch < most), most}))
-
-
-def usual_contexts(most: int | None) -> tuple[int, ...]:
-    """The usual contexts that a request may reach; ``most`` is the longest, or None."""
-    if most is None or most >= CONTEXTS[-1]:
-        return CONTEXTS
-    return tuple(sorted({*(context for context in CONTEXTS if context < most), most}))
+def _up_to(most: int, usual: Sequence[int]) -> tuple[int, ...]:
+    """The usual values below ``most``, and that one."""
+    return (*(value for value in usual if value < most), most)
 
 
 def stretches(values: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """For each of ascending values the whole numbers nearest to it in logarithms: first and last, both included.
-
-    The first stretch begins at the first value and the last ends at the last, and together they leave no gap.
-    """
+    """For each of ascending values the whole numbers nearest to it in logarithms: first and last, without a gap."""
     ends = [isqrt(low * high) for low, high in pairwise(values)]
     starts = [values[0], *(end + 1 for end in ends)]
     return tuple(zip(starts, [*ends, values[-1]], strict=True))
@@ -73,11 +63,6 @@ class GridCell:
     context: tuple[int, int]
     at_batch: int
     at_context: int
-    choice: DraftChoice | None
-    """Best way to draft; None where no way to draft pays."""
-    speedup: float
-    low: float
-    high: float
     best: DraftChoice
     """The best way to draft, whether or not it pays, with its speed-up and interval."""
     best_speedup: float
@@ -85,6 +70,20 @@ class GridCell:
     best_high: float
     fits: bool
     """Whether the KV cache holds so many sequences of that context."""
+
+    @property
+    def choice(self) -> DraftChoice | None:
+        """Best way to draft; None where no way to draft pays."""
+        return self.best if self.best_speedup > 1.0 else None
+
+    @property
+    def speedup(self) -> float:
+        """Speed-up of the choice; 1 where no way to draft pays."""
+        return max(self.best_speedup, 1.0)
+
+    @property
+    def sure(self) -> bool:
+        return self.choice is not None and self.best_low > 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,24 +140,20 @@ def find_drafts(
     tokens: Sequence[int] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Tuning:
-    """Find the best way to draft in every cell of batches and contexts.
-
-    Args:
-        scenario: with a ``speculation`` section.
-        batches, contexts: ascending; default: doubling to ``max_num_seqs``, and 512 to 32768 tokens by fours.
-        tokens: draft tokens to try; see ``draft_choices``.
-        progress: called with (done, total).
-
-    Raises:
-        ForerunError: no drafter, or a scenario that cannot be built.
-        hwprofiles.ProfileError: unknown chip or link.
-    """
-    engine = scenario.engine
-    axis = tuple(batches) if batches else usual_batches(engine.max_num_seqs)
-    lengths = tuple(contexts) if contexts else usual_contexts(engine.max_model_len)
-    _check(scenario, axis, lengths)
+    """Find the best way to draft in every cell of batches and contexts."""
+    most_seqs, limit = scenario.engine.max_num_seqs, scenario.engine.max_model_len
+    axis = tuple(batches or _up_to(most_seqs, USUAL_BATCHES))
+    lengths = tuple(contexts or _up_to(min(limit or CONTEXTS[-1], CONTEXTS[-1]), CONTEXTS))
+    if limit is not None and max(lengths) > limit:
+        raise ArgumentError("context", f"{max(lengths)}: engine.max_model_len is {limit}; choose contexts up to that")
+    if max(axis) > most_seqs:
+        raise ArgumentError(
+            "batch",
+            f"{max(axis)}: engine.max_num_seqs is {most_seqs}; choose batches up to that, or "
+            f"raise it (engine.max_num_seqs={max(axis)})",
+        )
     choices = draft_choices(scenario, tokens)
-    plain = _plain(scenario)
+    plain = scenario.with_values({"speculation.method": "none"})
     built = build_replica(plain, 0)
     request = mean_request(plain, built)
     mean = request.context_tokens
@@ -166,7 +161,11 @@ def find_drafts(
     notes, basis = list(built.notes), built.basis
     without = grid.token_time(plain, np.ones(len(grid.seqs)), {})
     before = without.seconds(1.0)
-    times = _drafted_times(choices, grid, progress)
+    times = []
+    for done, choice in enumerate(choices):
+        if progress is not None:
+            progress(done, len(choices) + 1)
+        times.append(grid.token_time(choice.scenario, choice.length(grid.contexts), {}))
     speedups = [before / time.seconds(one.length(grid.contexts)) for time, one in zip(times, choices, strict=True)]
     winners = np.argmax(speedups, axis=0)
     spreads = _spreads(scenario, plain, [choices[i] for i in sorted(set(winners.tolist()))], grid)
@@ -174,20 +173,20 @@ def find_drafts(
     basis = weakest((basis, drafted.basis))
     notes += [note for note in drafted.notes if note not in notes]
     capacity = drafted.memory.num_blocks * drafted.memory.block_size
+    fits = grid.seqs * grid.contexts <= capacity
     cells = []
     for index in range(len(grid.seqs)):
         choice, values = choices[winners[index]], speedups[winners[index]]
-        low, high = (float(end[index]) for end in spreads[choice.name].all.ends(values))
-        cells.append(grid.cell(index, choice, float(values[index]), low, high, capacity))
+        speedup, low, high = (float(end[index]) for end in (values, *spreads[choice.name].all.ends(values)))
+        cells.append(GridCell(*grid.places(index), choice, speedup, low, high, bool(fits[index])))
     split = len(axis) * len(lengths)
     chosen_cells = tuple(cells[split:])
 
+    at_mean = TokenTime(without.step_s[split:], without.prompt_s[split:], without.prompts[split:])
+
     def load(values: Sequence[float]) -> TunedLoad:
-        at = crossover(np.asarray(axis, np.int64), np.asarray(values))
-        if not at:
-            return TunedLoad(at, None)
-        step_s, prompt_s = (float(np.interp(at, axis, part[split:])) for part in (without.step_s, without.prompt_s))
-        return TunedLoad(at, busy_rate(at, step_s, prompt_s, request.decoded_tokens))
+        at = crossover(grid.seqs[split:], np.asarray(values))
+        return TunedLoad(at, crossover_rate(at, grid.seqs[split:], at_mean, request))
 
     if progress is not None:
         progress(len(choices) + 1, len(choices) + 1)
@@ -213,17 +212,6 @@ def find_drafts(
     )
 
 
-def _drafted_times(
-    choices: Sequence[DraftChoice], grid: _Grid, progress: Callable[[int, int], None] | None
-) -> list[TokenTime]:
-    times = []
-    for done, choice in enumerate(choices):
-        if progress is not None:
-            progress(done, len(choices) + 1)
-        times.append(grid.token_time(choice.scenario, choice.length(grid.contexts), {}))
-    return times
-
-
 def _break_even(cell: GridCell, drafted: TokenTime, plain_s: FloatArray, timing: Spread, index: int) -> BreakEven:
     """The acceptance length at which a token takes as long with drafting as without, and what timing makes of it."""
     expected = float(cell.best.length(np.array([cell.at_context]))[0])
@@ -232,8 +220,7 @@ def _break_even(cell: GridCell, drafted: TokenTime, plain_s: FloatArray, timing:
     return BreakEven(cell.at_batch, cell.best, needed, low, high, expected)
 
 
-@dataclass(frozen=True, slots=True)
-class _Spreads:
+class _Spreads(NamedTuple):
     timing: Spread
     all: Spread
 
@@ -260,18 +247,13 @@ def _spreads(scenario: Scenario, plain: Scenario, choices: Sequence[DraftChoice]
         sides = ((plain, token_seconds(ones)), (choice.scenario, token_seconds(length)))
         kernels = kernel_spread(without, grid.kernels(choice.scenario, length))
         timing = added([kernels, assumed_spread(*sides, parameters)])
-        accepting = _acceptance_spread(choice, grid, priced(choice.scenario, {}, length), accepted)
-        spreads[choice.name] = _Spreads(timing, added([timing, accepting]))
+        both = [timing]
+        if accepted is not None:
+            time = priced(choice.scenario, {}, length)
+            lengths = (choice.length(grid.contexts, factor) for factor in (1.0, accepted.low, accepted.high))
+            both.append(moved(*(1.0 / time.seconds(one) for one in lengths)))
+        spreads[choice.name] = _Spreads(timing, added(both))
     return spreads
-
-
-def _acceptance_spread(choice: DraftChoice, grid: _Grid, time: TokenTime, parameter: AssumedParameter | None) -> Spread:
-    if parameter is None:
-        return no_spread(len(grid.seqs))
-    base, *ends = (
-        1.0 / time.seconds(choice.length(grid.contexts, factor)) for factor in (1.0, parameter.low, parameter.high)
-    )
-    return moved(base, *ends)
 
 
 class _Grid:
@@ -287,26 +269,10 @@ class _Grid:
         self._most = most_seqs, most_tokens
         self._request = request
 
-    def cell(self, index: int, choice: DraftChoice, speedup: float, low: float, high: float, capacity: int) -> GridCell:
-        """The cell at ``index`` with its best choice; no draft tokens where that does not pay."""
+    def places(self, index: int) -> tuple[tuple[int, int], tuple[int, int], int, int]:
+        """Ranges of batches and contexts of a cell, and the batch and context at which it is judged."""
         row, column = divmod(index, len(self._batches))
-        pays = speedup > 1.0
-        batch, context = int(self.seqs[index]), int(self.contexts[index])
-        return GridCell(
-            batch=self._batches[column],
-            context=self._contexts[row],
-            at_batch=batch,
-            at_context=context,
-            choice=choice if pays else None,
-            speedup=speedup if pays else 1.0,
-            low=low if pays else 1.0,
-            high=high if pays else 1.0,
-            best=choice,
-            best_speedup=speedup,
-            best_low=low,
-            best_high=high,
-            fits=batch * context <= capacity,
-        )
+        return self._batches[column], self._contexts[row], int(self.seqs[index]), int(self.contexts[index])
 
     def token_time(self, scenario: Scenario, length: FloatArray, factors: Factors) -> TokenTime:
         build = build_replica(roomy(scenario, *self._most), 0, factors=factors)
@@ -325,19 +291,3 @@ class _Grid:
 
     def _steps(self, scenario: Scenario, build: Build, length: FloatArray) -> BusySteps:
         return busy_steps(scenario, build, self._request, self.seqs, self.contexts, length)
-
-
-def _check(scenario: Scenario, batches: Sequence[int], contexts: Sequence[int]) -> None:
-    limit = scenario.engine.max_model_len
-    if limit is not None and max(contexts) > limit:
-        raise ArgumentError("context", f"{max(contexts)}: engine.max_model_len is {limit}; choose contexts up to that")
-    if max(batches) > max(scenario.engine.max_num_seqs, 1):
-        raise ArgumentError(
-            "batch",
-            f"{max(batches)}: engine.max_num_seqs is {scenario.engine.max_num_seqs}; choose batches up to that, or "
-            f"raise it (engine.max_num_seqs={max(batches)})",
-        )
-
-
-def _plain(scenario: Scenario) -> Scenario:
-    return scenario.with_values({"speculation.method": "none"})

@@ -164,7 +164,7 @@ def test_a_table_collapses_where_load_hovers_about_its_threshold_and_our_control
         assert result[OWN].tokens_per_s > 0.97 * max(result["fixed-2"].tokens_per_s, result[OFF].tokens_per_s)
     assert 24 / 232 < shares[1.0] < 157 / 232
     assert shares[30.0] < 24 / 232
-    pattern = Pattern(1, (Stretch(60, 6.0, 1.0, 512, 180),), 0.0, 1.0)
+    pattern = Pattern(1, 0.0, 1.0, (Stretch(60, 6.0, 1.0, 512, 180),))
     moderate = traffic_of(pattern, lambda seqs, tokens, context: 0.0195)
     hovering = outcomes(moderate, 0.3)
     assert hovering["batch-table"].latency_s > 1.5 * hovering["fixed-2"].latency_s
@@ -308,7 +308,7 @@ def test_patterns_survive_their_file():
 
 def test_a_changed_pattern_is_near_and_not_the_same():
     rng = np.random.default_rng(1)
-    first = Pattern(1, (Stretch(20, 8.0, 0.7, 512, 64),) * 3, 0.2, 0.5)
+    first = Pattern(1, 0.2, 0.5, (Stretch(20, 8.0, 0.7, 512, 64),) * 3)
     second = changed(rng, first)
     assert second != first
     assert len(second.stretches) == 3
