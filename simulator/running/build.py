@@ -118,11 +118,7 @@ def build_replica(
     make_policy: PolicyFactory | None = None,
     factors: Factors | None = None,
 ) -> Build:
-    """``build_run`` for callers that need a single kind of replica and no failures.
-
-    Raises:
-        ForerunError: also where the scenario has pools or failures.
-    """
+    """``build_run`` for callers that need a single kind of replica and no failures."""
     for name in ("pools", "faults"):
         if getattr(scenario, name) is not None:
             raise ForerunError(f"{name}: this looks at equal replicas that never fail; remove {name}")
@@ -144,10 +140,6 @@ def build_run(
         make_drafter: replaces the drafter that the scenario names.
         make_policy: replaces the draft policy that the scenario names.
         factors: multiply assumed parameters (see ``simulator.running.assumptions``).
-
-    Raises:
-        ForerunError: something does not fit or is not modelled.
-        hwprofiles.ProfileError: unknown or faulty chip or link.
     """
     assumed = Assumptions(factors or {})
     parts = {name: _of_one_group(part) for name, part in _parts(scenario).items()}
@@ -343,11 +335,7 @@ class _Replica:
         return _Drafting(drafter, sampler, proposed.nodes, lookahead_tokens(speculation, proposed))
 
     def _other_devices(self, target: timing.Deployment) -> tuple[OtherDevice, ...]:
-        """What other chips of the machine run. llama.cpp runs a step through equal cards one after the other too.
-
-        Raises:
-            ForerunError: more layers than the model has, or no link.
-        """
+        """What other chips of the machine run. llama.cpp runs a step through equal cards one after the other too."""
         hardware = self.hardware
         shares = list(hardware.layers_on) or [LayerShare(chip=hardware.chip)] * (chained_cards(self.scenario) - 1)
         if not shares:
@@ -369,11 +357,7 @@ class _Replica:
         return tuple(devices)
 
     def _layer_counts(self, shares: Sequence[LayerShare], capacities: Sequence[float], chip: Chip) -> list[int]:
-        """Number of layers of every share: as configured, else in proportion to the memory that is left.
-
-        Raises:
-            ForerunError: more than there are.
-        """
+        """Number of layers of every share: as configured, else in proportion to the memory that is left."""
         layers = self.architecture.num_layers
         free = [place for place, share in enumerate(shares) if share.layers is None]
         requested = sum(share.layers or 0 for share in shares if share.part == "layers")
@@ -475,9 +459,6 @@ class _Replica:
         """Host memory of each attention group, behind the link between its chips and the host.
 
         Attention groups copy beside one another, each over its own chips' links.
-
-        Raises:
-            ForerunError: no such link is known.
         """
         name, groups = self.engine.host_link or chip.links.host, self.hardware.attention_data_parallel
         if name is None:

@@ -167,9 +167,6 @@ def drafting_rule(
         timer: prices the steps that a policy weighs against each other.
         make_policy: makes a user-defined policy.
         seed: seed of the random draws of a confidence threshold.
-
-    Raises:
-        ForerunError: a confidence threshold for a drafter without sequential passes.
     """
     policy, most = named(config.policy), config.depth
     if policy.name == CONFIDENCE_THRESHOLD and make_policy is None:
@@ -229,11 +226,7 @@ def verified_survival(config: SpeculationConfig) -> FloatArray:
 
 
 def build_drafter(request: DraftRequest) -> timing.Drafter:
-    """The drafter of a method.
-
-    Raises:
-        ForerunError: a model that is not in the catalogue, that lacks MTP layers, or that does not divide over chips.
-    """
+    """The drafter of a method."""
     return BUILDERS.get(request.config.method, trained_head)(request)
 
 
@@ -340,9 +333,6 @@ def placed(
         request: the request that the drafter is built for.
         drafter: the drafter, priced on the chips that it runs on.
         hidden_states: states of the target that it reads for each token.
-
-    Raises:
-        ForerunError: no link leads from the target's chips.
     """
     draft, target = request.draft, request.target
     if draft.chip is None:

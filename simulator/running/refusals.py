@@ -25,11 +25,7 @@ Scenario = Any
 
 
 def check_sections(scenario: Scenario) -> None:
-    """Check what the sections of a scenario say of each other, pools with their overrides first.
-
-    Raises:
-        ValueError: naming the field, and what would be right.
-    """
+    """Check what the sections of a scenario say of each other, pools with their overrides first."""
     _check_pools(scenario)
     _check_autoscaler(scenario)
     if scenario.pools is None:
@@ -88,9 +84,6 @@ def refuse_unmodelled(scenario: Scenario, parts: Mapping[str, Scenario]) -> None
     Args:
         scenario: the whole.
         parts: by pool name, a scenario of one kind of replica; under any name where there are no pools.
-
-    Raises:
-        ForerunError: naming the field, and what would be right.
     """
     failures, pools = scenario.faults, scenario.pools
     for name, part in parts.items():

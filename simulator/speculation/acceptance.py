@@ -84,9 +84,6 @@ def request_classes(survival: FloatArray, spread: float) -> FloatArray:
     Args:
         survival: chance that at least i tokens are accepted, i = 1..K, pooled over drafts.
         spread: standard deviation of the first position's rate across requests, >= 0.
-
-    Raises:
-        ForerunError: wider than a beta distribution with this mean can be.
     """
     if spread == 0.0:
         return np.tile(survival, (CLASSES, 1))
@@ -180,11 +177,7 @@ def sampler_of(acceptance: AcceptanceConfig, survival: FloatArray, seed: int) ->
 
 
 def _measured(acceptance: AcceptanceConfig, positions: int) -> tuple[str, list[float]]:
-    """Name of the acceptance field, and its share of drafts in which each measured position is accepted.
-
-    Raises:
-        ForerunError: a log of one acceptance length, at another number of draft tokens.
-    """
+    """Name of the acceptance field, and its share of drafts in which each measured position is accepted."""
     if acceptance.per_position is not None:
         return "per_position", acceptance.per_position
     if acceptance.conditional is not None:

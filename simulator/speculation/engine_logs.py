@@ -334,11 +334,7 @@ def _checked(log: AcceptanceLog) -> AcceptanceLog:
 
 
 def lengths_by_tokens(logs: Iterable[AcceptanceLog]) -> dict[int, float]:
-    """Acceptance length of each log by its number of draft tokens, for ``fit_lengths``.
-
-    Raises:
-        ForerunError: a log that does not say how many tokens it drafts, or two of the same number.
-    """
+    """Acceptance length of each log by its number of draft tokens, for ``fit_lengths``."""
     lengths: dict[int, float] = {}
     for log in logs:
         tokens = log.num_speculative_tokens
@@ -366,9 +362,6 @@ def fit_acceptance(files: Sequence[str | Path]) -> Document:
         ``logs``: statistics of each file; ``fit``: level, decay and goodness; ``acceptance``: measured block for a
         scenario of the same number of draft tokens; ``acceptance_by_decay``: the block for any number;
         ``predicted_lengths``: acceptance length for K = 1, 2, ... Values that the files do not determine are None.
-
-    Raises:
-        ForerunError: a file that cannot be read, or that does not say enough.
     """
     if not files:
         raise ForerunError("give the file of an engine: a log, its Prometheus counters or its benchmark JSON")

@@ -206,11 +206,7 @@ def conditional_rates(marginal: Sequence[float]) -> list[float]:
 
 
 def extended(conditional: Sequence[float], positions: int) -> FloatArray:
-    """Measured conditional rates, continued to ``positions`` by the level and decay fitted to them.
-
-    Raises:
-        ForerunError: fewer than two measured positions, which show no decay.
-    """
+    """Measured conditional rates, continued to ``positions`` by the level and decay fitted to them."""
     if len(conditional) >= positions:
         return np.asarray(conditional[:positions], dtype=np.float64)
     if conditional and conditional[-1] == 0.0:

@@ -118,9 +118,6 @@ def batch_table(table: Sequence[Sequence[int]], most: int) -> BatchTable:
     A gap between two ranges takes the K of the range before it, and so do batches beyond the last; no K exceeds
     ``most``.
 
-    Raises:
-        ValueError: a table that vLLM refuses.
-
     Source: ``build_dynamic_sd_schedule_lookup`` in ``vllm/v1/spec_decode/dynamic/utils.py``, vLLM 0.25 to 0.28.
     """
     check_table(table)

@@ -83,11 +83,7 @@ def chain(num_speculative_tokens: int) -> DraftTree:
 
 
 def tree_from_choices(choices: Iterable[Sequence[int]]) -> DraftTree:
-    """A static tree given as Medusa gives it: each node as the ranks along its path, such as ``[[0], [1], [0, 0]]``.
-
-    Raises:
-        ForerunError: a node whose parent is not in the list, or one given twice.
-    """
+    """A static tree given as Medusa gives it: each node as the ranks along its path, such as ``[[0], [1], [0, 0]]``."""
     paths = sorted({tuple(path) for path in choices}, key=lambda path: (len(path), path))
     index: dict[tuple[int, ...], int] = {(): ROOT}
     parents: list[int] = []
@@ -104,11 +100,7 @@ def tree_from_choices(choices: Iterable[Sequence[int]]) -> DraftTree:
 
 
 def load_tree(name: str) -> DraftTree:
-    """A published static tree by name.
-
-    Raises:
-        ForerunError: no such tree; with the nearest name.
-    """
+    """A published static tree by name."""
     trees = _trees()
     if name not in trees:
         raise ForerunError(f"no tree '{name[:80]}'{did_you_mean(name, trees)} (trees: {', '.join(trees)})")
@@ -123,11 +115,7 @@ def _trees() -> dict[str, Any]:
 
 
 def checked_rates(rates: RankRates) -> RankRates:
-    """Return the rates after checking them.
-
-    Raises:
-        ForerunError: a chance outside 0 to 1, or candidates of one parent that are accepted more often than always.
-    """
+    """Return the rates after checking them."""
     for depth, row in enumerate(rates, start=1):
         if any(not 0.0 <= rate <= 1.0 for rate in row) or sum(row) > 1.0 + 1e-9:
             raise ForerunError(

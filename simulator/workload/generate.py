@@ -207,11 +207,7 @@ def _trace_table(workload: WorkloadConfig, trace: str) -> RequestTable:
 
 
 def _refuse_trace_larger_than_memory(file: Path, read_rows: Callable[[int], RequestTable]) -> None:
-    """Refuse a large trace that is to be read whole and does not fit into memory, estimated from its first requests.
-
-    Raises:
-        ForerunError: naming the field that bounds it.
-    """
+    """Refuse a large trace that is to be read whole and does not fit into memory, estimated from its first requests."""
     if not file.is_file() or file.stat().st_size < LARGE_FILE or file.suffix in (".gz", ".zst", ".parquet", ".json"):
         return
     first = read_rows(FIRST_ROWS)
@@ -355,11 +351,7 @@ def draw_lengths(lengths: int | LengthConfig, count: int, rng: np.random.Generat
 
 
 def read_lengths(file: str) -> list[int]:
-    """Token counts of a text file: whole numbers from 1 to 1e12 between spaces, commas or line ends.
-
-    Raises:
-        ForerunError: no such file, no number in it, or something else than a count; with the line.
-    """
+    """Token counts of a text file: whole numbers from 1 to 1e12 between spaces, commas or line ends."""
     try:
         text = Path(file).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:

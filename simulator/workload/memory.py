@@ -38,9 +38,6 @@ def refuse_if_larger_than_memory(needed_bytes: float, what: str) -> None:
     Args:
         needed_bytes: size of the allocation.
         what: scenario field and amount, for the error message.
-
-    Raises:
-        ForerunError: it does not fit.
     """
     free = free_bytes()
     if free is not None and needed_bytes > free:

@@ -95,9 +95,6 @@ class SpeculativeAttention:
     def under(self, *configs: AttentionSpeculationConfig) -> SpeculativeAttention:
         """The same layers under other hit rates, lambda, S or costs; under several, the steps that it prices
         come in as many equal parts, one for each.
-
-        Raises:
-            ForerunError: hit rates for another number of layers.
         """
         other = copy(self)
         other._set(*configs)
