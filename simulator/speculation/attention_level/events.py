@@ -1,4 +1,4 @@
-"""One pass of attention-level speculation as a timeline: what two device groups and the link between them do, and when."""
+"""A pass of attention-level speculation as a timeline: what two device groups and their link do, and when."""
 
 from __future__ import annotations
 
