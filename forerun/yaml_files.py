@@ -71,11 +71,9 @@ class _Reader:
         return value
 
     def close(self) -> None:
-        """Release the parser."""
         self._parser.dispose()
 
     def _part(self, event: Any) -> _Part:
-        """The value that begins with ``event``."""
         kind = type(event)
         if kind is yaml.ScalarEvent:
             part = _Part(_scalar(event), 1, event.value, event.start_mark)
@@ -109,7 +107,6 @@ class _Reader:
         return _Part(values, size, None, start.start_mark)
 
     def _mapping(self, start: Any) -> _Part:
-        """A mapping whose keys are words, each given once."""
         _check_tag(start, "map", "mapping")
         values: dict[Any, Any] = {}
         lent: dict[Any, Any] = {}
@@ -132,7 +129,6 @@ class _Reader:
 
 
 def refuse(problem: str, event: Any) -> NoReturn:
-    """Refuse what stands at ``event``."""
     raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
 
 

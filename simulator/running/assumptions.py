@@ -33,7 +33,6 @@ class Assumptions:
     factors: Factors = field(default_factory=dict)
 
     def framework(self, framework: Framework) -> Framework:
-        """Host costs of an engine under the factors named ``FRAMEWORK.FIELD``."""
         scaled = self._scaled(framework.name, {name: getattr(framework, name) for name in HOST_COSTS})
         return framework.model_copy(update=scaled) if scaled else framework
 

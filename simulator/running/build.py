@@ -87,27 +87,22 @@ class Build:
 
     @property
     def main(self) -> PoolBuild:
-        """The first pool that generates."""
         return next(pool for pool in self.pools if pool.role != "prefill")
 
     def with_pools(self, change: Callable[[PoolBuild], PoolBuild]) -> Build:
-        """The build with every pool changed."""
         pools = tuple(map(change, self.pools))
         return replace(self, pools=pools, fleet=replace(self.fleet, pools=pools))
 
     @property
     def memory(self) -> timing.MemoryPlan:
-        """Memory plan of a replica of the main pool."""
         return self.main.memory
 
     @property
     def basis(self) -> str:
-        """Weakest evidence level of the kernels of usual steps over all pools."""
         return weakest(pool.basis for pool in self.pools)
 
     @property
     def chips(self) -> int:
-        """Number of chips of all replicas together."""
         return sum(pool.replicas * pool.chips for pool in self.pools)
 
 
@@ -174,7 +169,6 @@ def _parts(scenario: Scenario) -> dict[str, Scenario]:
 
 
 def _as_pool(scenario: Scenario, name: str, pool: PoolBuild) -> PoolBuild:
-    """Replicas under the name, role and price of their pool; as many as an autoscaler may start."""
     usd = scenario.prices.of(pool.chip.name) if scenario.prices is not None else None
     if scenario.pools is not None:
         config = scenario.pools[name]
@@ -251,7 +245,6 @@ class _Replica:
         return replace(pool, notes=tuple(self._notes(pool, drafting.drafter, borrowed)))
 
     def _target(self) -> timing.Deployment:
-        """The model on the chips of a replica."""
         scenario, hardware, engine = self.scenario, self.hardware, self.engine
         with at_field("hardware.chip"):
             chip = self.assumed.chip(load_chip(hardware.chip))
@@ -291,7 +284,6 @@ class _Replica:
         )
 
     def _framework(self, chip: Chip) -> Framework:
-        """Host costs and graphs of the engine on a chip."""
         engine = self.engine
         framework = self.assumed.framework(timing.load_framework(engine.framework)).on(
             chip, self.hardware.tensor_parallel
@@ -304,7 +296,6 @@ class _Replica:
         return framework.scheduled(engine.async_scheduling)
 
     def _kernels(self, chip: Chip, framework: Framework) -> KernelLibrary:
-        """The engine's kernels on a chip."""
         engine = self.engine
         marlin = engine.moe_backend == "marlin"
         if engine.moe_backend == "auto" and engine.framework == "vllm":
@@ -418,7 +409,6 @@ class _Replica:
         return timing.PipelineTimer(first, drafter, later=tuple(later), link=link)
 
     def _limits(self, memory: timing.MemoryPlan, drafting: _Drafting, framework: Framework) -> EngineLimits:
-        """Limits of each attention group."""
         engine, groups = self.engine, self.hardware.attention_data_parallel
         num_blocks = memory.num_blocks // groups
         return EngineLimits(
@@ -484,7 +474,6 @@ class _Replica:
         return space
 
     def _notes(self, pool: PoolBuild, drafter: timing.Drafter | None, borrowed: str | None) -> Iterator[str]:
-        """Notes on replicas before they run."""
         architecture, hardware = self.architecture, self.hardware
         yield from (f"{architecture.name}: {note}" for note in architecture.notes)
         if architecture.expert_routing is not None and hardware.expert_routing is None:
@@ -544,7 +533,6 @@ def _of_one_group(scenario: Scenario) -> Scenario:
 
 
 def _links(scenario: Scenario, pools: Iterable[PoolBuild], assumed: Assumptions) -> dict[tuple[str, str], KvLink]:
-    """Links that carry KV between each prefill pool and each decode pool."""
     config = scenario.kv_transfer or KvTransferConfig()
     samples_first = HANDS_ON_FIRST_TOKEN.get(scenario.engine.framework, True)
     if config.first_token is not None:

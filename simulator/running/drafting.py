@@ -73,12 +73,10 @@ class DraftRequest:
 
     @property
     def draft(self) -> DraftConfig:
-        """The ``draft`` block, empty where the scenario has none."""
         return self.config.draft or DraftConfig()
 
     @property
     def measured(self) -> DraftOverhead:
-        """Host times of the method as measured in this engine, else in any engine."""
         return method_overhead(self.target.framework.name, self.config.method)
 
     @property
@@ -134,7 +132,6 @@ def method_overhead(framework: str, method: str) -> DraftOverhead:
 
 
 def lookahead_tokens(config: SpeculationConfig, proposal: Proposal) -> int:
-    """KV slots per sequence reserved for the next step's drafts."""
     return proposal.nodes if METHODS[config.method].draft_slots else 0
 
 
@@ -226,7 +223,6 @@ def verified_survival(config: SpeculationConfig) -> FloatArray:
 
 
 def build_drafter(request: DraftRequest) -> timing.Drafter:
-    """The drafter of a method."""
     return BUILDERS.get(request.config.method, trained_head)(request)
 
 

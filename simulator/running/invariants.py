@@ -46,7 +46,6 @@ class PoolSteps(NamedTuple):
 
     @property
     def staged(self) -> bool:
-        """Whether batches overlap in a pipeline."""
         return isinstance(self.pool.timer, StagedTimer)
 
     def name(self, row: int) -> str:
@@ -494,6 +493,5 @@ def _limits(pool: PoolBuild) -> tuple[float, float]:
 
 
 def _first(wrong: BoolArray) -> list[int]:
-    """Index of the first row that is marked as wrong, if any."""
     rows: list[int] = np.flatnonzero(wrong)[:1].tolist()
     return rows

@@ -89,7 +89,6 @@ class PoolFacts:
 
     @classmethod
     def of(cls, pool: PoolBuild) -> PoolFacts:
-        """The facts of a pool that are kept after the run."""
         return cls(*(getattr(pool, field.name) for field in fields(cls)))
 
 
@@ -198,7 +197,6 @@ def kv_report(build: Build, totals: StepTotals, requests: RequestRecords, log: R
 
 
 def _host_report(build: Build, log: RunLog, cached: bool) -> HostCacheReport | None:
-    """Host memory behind the prefix caches, where any replica has some."""
     capacities = [pool.offload.num_blocks for pool in build.pools if pool.offload is not None]
     if not capacities:
         return None
@@ -240,6 +238,5 @@ def replica_use(log: RunLog, totals: StepTotals, kinds: Sequence[PoolBuild]) -> 
 
 
 def transfer_report(log: RunLog) -> TransferReport:
-    """KV transfers of a run."""
     mean_s = log.transfer_s / log.transfers if log.transfers else None
     return TransferReport(log.transfers, log.transferred_tokens, mean_s)

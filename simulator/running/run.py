@@ -280,7 +280,6 @@ def _cpu_s() -> float:
 
 
 def _refuse_unserved(log: RunLog, totals: StepTotals) -> None:
-    """Refuse a run in which no request could be served, or that lasts beyond what simulated time can resolve."""
     if np.sum(log.failed) == len(log.stream):
         raise NothingServedError("; ".join(f"{count} x {reason}" for reason, count in sorted(log.refusals.items())))
     simulated_s = float(totals.end_s.max())
@@ -292,7 +291,6 @@ def _refuse_unserved(log: RunLog, totals: StepTotals) -> None:
 
 
 def _notes(build: Build, log: RunLog, decoding: DecodeSample, kv: KvCacheReport) -> Iterator[str]:
-    """Notes on what happened during a run."""
     if log.stream.prefix_hashes is None and any(pool.offload is not None for pool in build.pools):
         yield "engine.kv_offloading_bytes changes nothing: no prompts of this workload are known to repeat"
     if log.stream.priorities is not None and not any(pool.rules.by_priority for pool in build.pools):

@@ -349,7 +349,6 @@ def _wrong_branch(kind: str, value: Any) -> bool:
 
 
 def _fields(location: Iterable[int | str]) -> list[str]:
-    """The dotted path of a complaint without the names of union branches that pydantic adds."""
     words = [str(part) for part in location if isinstance(part, int) or re.fullmatch(r"[a-z_][a-z0-9_]*", part)]
     return [word for word in words if word not in ("str", "int", "float", "none", "constrained")]
 
@@ -365,7 +364,6 @@ def _known_fields(model: type[BaseModel], path: Sequence[str]) -> list[str]:
 
 
 def _paths_of(model: type[BaseModel], place: str = "") -> list[str]:
-    """Dotted paths of all fields, those near the top first."""
     names = {field.alias or name: field.annotation for name, field in model.model_fields.items()}
     paths = [f"{place}{name}" for name in names]
     for name, annotation in names.items():
@@ -449,5 +447,4 @@ def _is_there(path: Path) -> bool:
 
 
 def scenario_schema() -> str:
-    """JSON Schema of a scenario, for editors."""
     return json.dumps(Scenario.model_json_schema(), indent=2)

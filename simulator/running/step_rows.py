@@ -105,7 +105,6 @@ class StepTotals:
         np.fmax.at(self.end_s, replica, steps.start_s + seconds)
 
     def of_replicas(self, first: int, count: int) -> StepTotals:
-        """Those of ``count`` replicas from number ``first`` on."""
         return StepTotals(**{field.name: getattr(self, field.name)[first : first + count] for field in fields(self)})
 
 
@@ -145,7 +144,6 @@ class StepRows:
             self.parts = [summed(joined(self.parts), 2)]
 
     def steps(self) -> StepRecords:
-        """What was kept, sums in the order of replicas and time."""
         return joined(self.parts)
 
 
@@ -257,7 +255,6 @@ def step_detail(log: RunLog, timer: EngineTimer) -> StepDetail | None:
 
 
 def step_kernels(timer: ModelTimer, work: StepWork[Any], row: int) -> tuple[Kernel, ...]:
-    """The kernels of the target in one of many steps."""
     one = timer.scored(some_steps(work, np.array([row])))
     return tuple(running(timer.target.kernels(one)))
 
@@ -297,5 +294,4 @@ class DecodeSample:
 
     @property
     def steps(self) -> StepRecords:
-        """The sampled steps."""
         return joined(self.parts)

@@ -23,7 +23,6 @@ GOLDEN = 0x9E3779B97F4A7C15
 
 
 def counter_uniforms(key: int, stream: int, first: int, count: int) -> FloatArray:
-    """``count`` uniform draws in [0, 1) from position ``first`` of a stream, 53 bits each."""
     return (counter_bits(key, stream, first, count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
@@ -298,7 +297,6 @@ class AcceptanceSampler:
         return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
 
     def _path(self, request: int, tokens: int, first_step: int, most: int | None, cell: int) -> IntArray:
-        """Path as in ``path``, within one cell of the drift."""
         if not tokens:
             return np.empty(0, dtype=np.int64)
         if most == 0:
@@ -331,7 +329,6 @@ class AcceptanceSampler:
         return thresholds
 
     def _of(self, request: int, cell: int) -> NDArray[np.uint64]:
-        """Thresholds of one request."""
         thresholds = self.thresholds(cell)
         if self.class_of is None and not self._spread:
             return thresholds

@@ -79,6 +79,5 @@ class ConfidenceThreshold:
 
 
 def threshold_policies(chain: ThresholdChain, seed: int) -> PolicyFactory:
-    """Returns a factory of one policy per replica, each with its own random draws."""
     replicas = count()
     return lambda: ConfidenceThreshold(chain.chances, np.random.default_rng((seed, next(replicas))))

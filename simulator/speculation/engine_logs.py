@@ -321,7 +321,6 @@ def _never_rising(rates: list[float], source: str) -> tuple[float, ...]:
 
 
 def _checked(log: AcceptanceLog) -> AcceptanceLog:
-    """Check that the acceptance length of a log is possible with its draft tokens."""
     positions = log.num_speculative_tokens
     most = None if positions is None else positions + 1.01
     length = log.acceptance_length

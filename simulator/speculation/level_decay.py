@@ -218,7 +218,6 @@ def extended(conditional: Sequence[float], positions: int) -> FloatArray:
 
 
 def _solve(residuals: Callable[[LevelDecay], FloatArray], level: float, decay: float) -> LevelDecay:
-    """The level and decay of least squared residuals."""
     from scipy.optimize import least_squares  # slow to import, and most runs do without
 
     def of(point: FloatArray) -> FloatArray:

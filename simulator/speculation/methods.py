@@ -49,5 +49,4 @@ METHODS = _read_methods()
 
 
 def names_in(engine: str) -> dict[str, str]:
-    """Names of the methods that an engine supports, as the engine spells them."""
     return {method: facts.names[engine] for method, facts in METHODS.items() if engine in facts.names}

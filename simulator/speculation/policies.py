@@ -166,7 +166,6 @@ class Goodput:
 
     @property
     def _prior_weight(self) -> float:
-        """Tried tokens that the prior counts for: a tenth of a window of one sequence."""
         return max(1.0, self.window / 10)
 
     @property
@@ -437,7 +436,6 @@ class MovingAverageSlot:
 
     @staticmethod
     def _floor(tokens: int) -> float:
-        """Average of accepted tokens at or below which ``tokens`` draft tokens suffice."""
         return 0.5 if tokens == 0 else tokens - 0.5
 
 

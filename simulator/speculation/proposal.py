@@ -119,7 +119,6 @@ def _static_chain(tree: TreeConfig) -> bool:
 
 
 def _rank_rates(acceptance: AcceptanceConfig, depth: int) -> RankRates:
-    """Rates by depth and rank."""
     if acceptance.curve is not None and acceptance.other_ranks is None:
         curve = load_curve(acceptance.curve)
         if curve.heads is not None and len(curve.heads) >= depth:

@@ -118,7 +118,6 @@ def model_name(model: str | Mapping[str, Any]) -> str:
 
 
 def _origin(acceptance: Mapping[str, Any], method: Any) -> str | None:
-    """Method that acceptance was measured with; None if it is not recorded."""
     name = acceptance.get("curve")
     if isinstance(name, str) and name in curve_names():
         return load_curve(name).method

@@ -219,7 +219,6 @@ def check_table(table: Sequence[Sequence[int]]) -> None:
 
 
 def named(policy: PolicyName | PolicyConfig) -> PolicyConfig:
-    """Policy with its parameters, also from a plain name."""
     return PolicyConfig(name=policy) if isinstance(policy, str) else policy
 
 

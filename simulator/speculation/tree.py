@@ -68,7 +68,6 @@ class DraftTree:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Nodes at each depth, from 1."""
         return tuple(np.bincount(self.depths, minlength=1)[1:].tolist())
 
     @property
@@ -181,7 +180,6 @@ class GrowthPlan:
 
     @property
     def drafted_nodes(self) -> int:
-        """Nodes that the drafter scores before the choice."""
         return self.top_k + (self.depth - 1) * self.top_k**2
 
 

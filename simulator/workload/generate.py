@@ -57,7 +57,6 @@ class RequestStream:
     the recorded time."""
 
     def __len__(self) -> int:
-        """Number of requests."""
         return len(self.arrival_s)
 
 
@@ -106,7 +105,6 @@ def _generate(workload: WorkloadConfig, seed: int) -> RequestStream:
 
 
 def _priorities(priorities: tuple[int, ...], stream: RequestStream, seed: int) -> IntArray:
-    """A priority for each request, the same for all turns of a session."""
     drawn = np.random.default_rng([seed, 0x9107]).choice(np.asarray(priorities, dtype=np.int64), len(stream))
     for before, waiting in () if stream.follows is None else stream.follows.tolist():
         drawn[waiting] = drawn[before]
@@ -271,7 +269,6 @@ def _waits_s(table: RequestTable, follows: IntArray) -> FloatArray:
 
 
 def _goes_on_through_answers(table: RequestTable) -> bool:
-    """Whether a trace's prefix hashes are those of prompts and answers: some reach beyond the prompt."""
     if table.prefix_hashes is None:
         return False
     blocks = np.diff(table.prefix_hashes.offsets)

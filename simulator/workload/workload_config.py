@@ -17,7 +17,6 @@ RatePoint = Annotated[tuple[float, float], Field(strict=False)]
 
 
 def _pairs(points: Any) -> Any:
-    """Refuse a value that is not a list of pairs, with a message that describes a point."""
     if isinstance(points, list | tuple) and all(isinstance(p, list | tuple) and len(p) == 2 for p in points):
         return points
     raise ValueError("a list of points [seconds, factor on request_rate] expected, such as [[0, 0.5], [3600, 2]]")
@@ -71,7 +70,6 @@ class ArrivalsConfig(Section):
 
 
 def _check_profile(points: Sequence[tuple[float, float]]) -> None:
-    """Refuse points that do not define a rate at every time."""
     times, factors = [at_s for at_s, _ in points], [factor for _, factor in points]
     if len(points) < 2 or times[0] != 0 or any(later <= before for before, later in pairwise(times)):
         raise ValueError("profile: at least two points, the first at 0 s, the others later and later, expected")

@@ -40,7 +40,6 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
 
 
 def write_text_atomically(path: Path, text: str) -> None:
-    """:func:`write_atomically` for text in UTF-8."""
     write_atomically(path, lambda temporary: _write_text(temporary, text))
 
 
@@ -74,7 +73,6 @@ class StagedFiles:
         self._names.append(name)
 
     def add_text(self, name: str, text: str) -> None:
-        """Stage file ``name`` with ``text`` in UTF-8."""
         self.add(name, lambda temporary: _write_text(temporary, text))
 
     def __exit__(

@@ -132,7 +132,6 @@ def write_parquet(path: Path, table: pa.Table, run: str = "") -> None:
 
 
 def checksum(path: Path) -> str:
-    """SHA-256 of a file, as it stands in ``summary.json``."""
     with path.open("rb") as stream:
         return "sha256:" + hashlib.file_digest(stream, "sha256").hexdigest()
 
@@ -148,7 +147,6 @@ class RunFolder:
 
     @property
     def basis(self) -> str:
-        """Evidence basis of the predictions: datasheet, calibrated or extrapolated."""
         return str(self.document["basis"])
 
     @property

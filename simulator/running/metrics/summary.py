@@ -50,7 +50,6 @@ class Served(Protocol):
 
 
 def completed_requests(requests: RequestRecords) -> NDArray[np.bool_]:
-    """Which requests received all their tokens."""
     return np.asarray(~requests.failed & np.isfinite(requests.finished_s), dtype=np.bool_)
 
 

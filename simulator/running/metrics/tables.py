@@ -47,7 +47,6 @@ def run_title(document: Document) -> str:
 
 
 def interval_words(document: Document) -> str:
-    """Level of a run's intervals, and the errors that they cover."""
     return f"{document['interval_level']:.0%} intervals of {document['intervals_of']}"
 
 

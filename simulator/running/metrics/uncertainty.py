@@ -199,7 +199,6 @@ def _acceptance_ends(scenario: Scenario) -> list[FloatArray]:
 
 
 def _api_server_ms(build: Build, stream: RequestStream) -> float:
-    """Mean time from sending a request until the scheduler can see it, milliseconds."""
     limits, tokens = build.pools[0].limits, float(np.mean(stream.input_tokens))
     return 1e3 * (limits.api_server_s + limits.api_server_work_s + limits.tokenisation_per_token_s * tokens)
 
@@ -233,7 +232,6 @@ def step_sources(build: Build, log: RunLog) -> list[ErrorSource]:
 def _split_by_source(
     sources: dict[str, ErrorSource], kind: str, timer: ModelTimer, log: RunLog, rows: NDArray[np.int64]
 ) -> None:
-    """Add what some steps of one kind consist of, all of them weighing the same."""
     work, draft = log.steps.work(rows), log.steps.draft(rows)
     costs = timer.costs(work) if draft is None else timer.costs(work, draft)
     total, deployment = costs.device_s + costs.host_s, timer.target.deployment
@@ -298,7 +296,6 @@ def _add(
 
 
 def _evenly_in_time(rows: NDArray[np.int64], seconds: FloatArray) -> NDArray[np.int64]:
-    """Rows of steps at even distances in the time that they take together."""
     reached = np.cumsum(seconds[rows])
     places = (np.arange(SAMPLED_STEPS) + 0.5) / SAMPLED_STEPS * reached[-1]
     chosen: NDArray[np.int64] = rows[np.searchsorted(reached, places)]
@@ -335,14 +332,12 @@ def step_draws(sources: Sequence[ErrorSource]) -> FloatArray:
 
 
 def _directions(sources: Sequence[ErrorSource]) -> list[tuple[FloatArray, float]]:
-    """Principal directions of the draws over the kinds of steps, and the standard deviation along each."""
     values, vectors = np.linalg.eigh(np.cov(step_draws(sources)))
     deviations = np.sqrt(np.maximum(values, 0.0))
     return [(vectors[:, i], float(deviations[i])) for i in (1, 0) if deviations[i] > NEGLIGIBLE]
 
 
 def _response(base: Mapping[str, Any], ends: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
-    """Logarithm of the factor on every figure at both ends."""
     return {
         key: [log(end[key] / value) for end in ends]
         for key, value in base.items()
@@ -369,7 +364,6 @@ def metric_draws(error: ModelError, metric: str) -> FloatArray | None:
 
 
 def sampling_draws(metric: str, deviation: float) -> FloatArray:
-    """Draws of the error of chance in a figure, in logarithms."""
     return deviation * standard_draws(f"chance {metric}")
 
 

@@ -154,7 +154,6 @@ def _timer(chip_name: str, model: str, dtype: str, chips: int) -> StepTimer:
 
 
 def _layer(timer: StepTimer, context_tokens: int) -> LayerTimes:
-    """A layer of one group with the mechanism's default costs."""
     attention = SpeculativeAttention(AttentionSpeculationConfig(hit_rate=1.0), timer)
     return attention.layer_times(attention.full_attention[0], 1, 1, context_tokens)
 

@@ -69,7 +69,6 @@ class OutcomeDraws:
         return failures
 
     def _step(self) -> FloatArray:
-        """The numbers of the next step, [layers, 1 + requests]."""
         state = self._state
         fresh = self._mixing @ self._generator.standard_normal(self._shape)
         self._state = self._kept * state + self._new * fresh
@@ -103,7 +102,6 @@ class DrawnTimer:
         return total + self._attention.outcome_change(*step, self._failing(*step))
 
     def _failing(self, seqs: int, query_len: int, keys: int) -> IntArray:
-        """Sequences that fail in each layer: all or none where they pass as one."""
         if self._config.verification != "per-request":
             return np.where(self._draws.next(self._attention.rates(seqs, query_len, keys)), 0, seqs)
         rates = self._config.layer_hit_rates(self._attention.layers, keys / seqs)

@@ -111,7 +111,6 @@ class SpeculativeAttention:
         self._costs = [{name: cost.value for name, cost in chosen_costs(one, kind).items()} for one in configs]
 
     def _each(self, values: Sequence[Any], like: Any) -> Any:
-        """A value of each section for every step of ``like``."""
         return values[0] if len(values) == 1 else np.repeat(values, len(like) // len(values))
 
     def _cost(self, name: str, like: Any) -> Any:
@@ -134,7 +133,6 @@ class SpeculativeAttention:
 
     @property
     def prompt_groups(self) -> int:
-        """Groups that compute each prompt together."""
         return GROUPS if self._config.prefill == "context-parallel" else 1
 
     def exchange_s(self, shape: AttentionShape, tokens: Any) -> Any:
@@ -145,7 +143,6 @@ class SpeculativeAttention:
 
     @property
     def full_attention(self) -> tuple[AttentionShape, ...]:
-        """Shapes of the layers that speculate."""
         return tuple(shape for shape, window in self._kinds if window is None)
 
     def exposed(self, shape: AttentionShape, window: int | None) -> Callable[[Any, Any, Any], Any]:
@@ -175,7 +172,6 @@ class SpeculativeAttention:
         return self._parts(shape, seqs, query_len, keys, exact)
 
     def layer_times(self, shape: AttentionShape, seqs: Any, query_len: Any, keys: Any) -> LayerTimes:
-        """The parts of one full-attention layer in a step of ``seqs`` sequences with ``keys`` keys in all."""
         exact = self._deployment.kernels.attention_decode(shape, seqs=seqs, q_len=query_len, kv_tokens=keys).seconds
         return self._times(shape, seqs, query_len, keys, exact)
 
@@ -229,7 +225,6 @@ class SpeculativeAttention:
         return expected_pass_seconds(times, rates, config.reading, some)
 
     def _rolled_back(self, shape: AttentionShape, times: LayerTimes, rows: Any) -> LayerTimes:
-        """The layer where so many queries fail by themselves."""
         other, pre = self._kinds[shape, None].rest(rows)
         return times.rolled_back(pre, other - pre)
 
@@ -268,7 +263,6 @@ class SpeculativeAttention:
         )
 
     def _collect(self, timer: StepTimer) -> dict[tuple[AttentionShape, int | None], _Kind]:
-        """The kinds of attention, each with the mean of what surrounds it."""
         deployment = self._deployment
         tokens = np.arange(timer.max_tokens + 1, dtype=np.int64)
         padded = deployment.framework.padded_tokens(tokens, deployment.cuda_graphs)

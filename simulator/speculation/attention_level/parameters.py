@@ -57,5 +57,4 @@ def mechanism_costs(chip_kind: str) -> dict[str, Parameter]:
 
 
 def source_words(source: Mapping[str, Any]) -> str:
-    """Kind and reference of a source."""
     return f"{source['kind']}: {source['reference']}"
