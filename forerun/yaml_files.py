@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from functools import cache
+from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -203,6 +205,13 @@ def bounded_text(path: Path) -> str:
     if len(data) > LARGEST_FILE_BYTES:
         raise TooLargeError(f"{path}: larger than {LARGEST_FILE_BYTES >> 20} MiB")
     return data.decode("utf-8-sig")
+
+
+@cache
+def packaged(package: str, name: str) -> dict[str, Any]:
+    """The mapping in a YAML file of a package, read once; not to be changed."""
+    text = resources.files(package).joinpath(name).read_text(encoding="utf-8")
+    return parse(text)  # type: ignore[no-any-return]
 
 
 def parse(text: str) -> Any:

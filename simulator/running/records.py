@@ -136,16 +136,14 @@ class RunRecords(Result):
 
 def request_records(log: RunLog, pool: PoolBuild) -> RequestRecords:
     """One row per request; the pool tells how many tokens are drafted where that never changes."""
-    times = ("arrival_s", "scheduled_s", "first_token_s", "finished_s")
-    counts = ("replica", "preemptions", "cached_tokens", "drafts", "accepted_tokens")
-    columns: dict[str, Any] = {name: np.asarray(getattr(log, name)) for name in times}
-    columns |= {name: np.asarray(getattr(log, name), dtype=np.int64) for name in counts}
+    kinds: dict[str, Any] = dict.fromkeys(("arrival_s", "scheduled_s", "first_token_s", "finished_s"))
+    kinds |= dict.fromkeys(("replica", "preemptions", "cached_tokens", "drafts", "accepted_tokens"), np.int64)
+    kinds["failed"] = np.bool_
     return RequestRecords(
-        **columns,
+        **{name: np.asarray(getattr(log, name), dtype=kind) for name, kind in kinds.items()},
         input_tokens=log.stream.input_tokens,
         output_tokens=log.stream.output_tokens,
         draft_tokens=_draft_tokens(log, pool),
-        failed=np.asarray(log.failed, dtype=bool),
     )
 
 
@@ -213,12 +211,10 @@ def replica_use(log: RunLog, totals: StepTotals, kinds: Sequence[PoolBuild]) -> 
     """One row per replica: a prompt counts where it was computed first, a request where it was finished."""
     pools = [pool for pool in kinds for _ in range(pool.replicas)]
     count = len(pools)
-    finished = np.isfinite(np.asarray(log.finished_s))
     scheduled = np.isfinite(np.asarray(log.scheduled_s))
-    served_by = np.asarray(log.replica, dtype=np.int64)
-    first = np.asarray(log.prompt_replica, dtype=np.int64)
+    served_by, first = (np.asarray(column, dtype=np.int64) for column in (log.replica, log.prompt_replica))
     prompt_by = np.where(first >= 0, first, served_by)[scheduled]
-    requests = np.bincount(served_by[finished], minlength=count)
+    requests = np.bincount(served_by[np.isfinite(np.asarray(log.finished_s))], minlength=count)
     prompts = np.bincount(prompt_by, weights=log.stream.input_tokens[scheduled], minlength=count)
     hits = np.bincount(prompt_by, weights=np.asarray(log.cached_tokens)[scheduled], minlength=count)
     return tuple(

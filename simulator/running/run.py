@@ -31,14 +31,8 @@ from simulator.running.records import (
     transfer_report,
 )
 from simulator.running.scenario import ScenarioSource, as_scenario
-from simulator.running.step_rows import DecodeSample, StepRows, StepTotals, step_detail
-from simulator.serving import (
-    FULL_ROWS,
-    EngineCounters,
-    KvCacheReport,
-    RunLog,
-    StepRecords,
-)
+from simulator.running.step_rows import DecodeSample, StepRows, step_detail
+from simulator.serving import FULL_ROWS, EngineCounters, KvCacheReport, RunLog, StepRecords
 from simulator.serving.rules import SCHEDULERS
 from simulator.speculation import PolicyFactory
 from simulator.timing import Evidence, ModelTimer
@@ -59,7 +53,6 @@ class RunResult(RunRecords):
     @cached_property
     def document(self) -> dict[str, Any]:
         """What ``--json`` writes: the contract's ``run`` JSON for one seed."""
-
         return metrics.run_document(self)
 
     @property
@@ -148,12 +141,10 @@ class RunResult(RunRecords):
     @property
     def title(self) -> str:
         """Model and hardware."""
-
         return metrics.run_title(self.document)
 
     def tables(self) -> list[Table]:
         """Serving, latency, speculation, SLO, engine, pools: those that apply."""
-
         return metrics.run_tables(self.document)
 
     def records(self) -> list[dict[str, Any]]:
@@ -162,7 +153,6 @@ class RunResult(RunRecords):
 
     def to_arrow(self, name: str = "requests") -> pa.Table:
         """``requests`` or ``steps`` as ``requests.parquet`` and ``steps.parquet`` hold them, or a table by its name."""
-
         return metrics.run_columns(self, name) if name in ("requests", "steps") else super().to_arrow(name)
 
 
@@ -232,7 +222,14 @@ def simulate(
         raise broken_run(str(error)) from None
     rows.take(log.steps)
     totals = audit.totals
-    _refuse_unserved(log, totals)
+    if np.sum(log.failed) == len(stream):
+        raise NothingServedError("; ".join(f"{count} x {reason}" for reason, count in sorted(log.refusals.items())))
+    simulated_s = float(totals.end_s.max())
+    if simulated_s > LONGEST_S:
+        raise ForerunError(
+            f"the run lasts {simulated_s:.3g} s of simulated time, of which {LONGEST_S:.0e} s can be resolved; fewer "
+            f"requests, shorter pauses or failures"
+        )
     requests, steps = request_records(log, build.main), rows.steps()
     kv, evidence = kv_report(build, totals, requests, log), Evidence.of(totals)
     result = RunResult(
@@ -247,7 +244,7 @@ def simulate(
         engine=EngineCounters(
             steps=int(totals.steps.sum()),
             exact_steps=log.exact_steps,
-            simulated_s=float(totals.end_s.max()),
+            simulated_s=simulated_s,
             cpu_s=_cpu_s() - cpu,
             wall_s=time.perf_counter() - wall,
         ),
@@ -279,17 +276,6 @@ def _cpu_s() -> float:
     return time.process_time() + times.children_user + times.children_system
 
 
-def _refuse_unserved(log: RunLog, totals: StepTotals) -> None:
-    if np.sum(log.failed) == len(log.stream):
-        raise NothingServedError("; ".join(f"{count} x {reason}" for reason, count in sorted(log.refusals.items())))
-    simulated_s = float(totals.end_s.max())
-    if simulated_s > LONGEST_S:
-        raise ForerunError(
-            f"the run lasts {simulated_s:.3g} s of simulated time, of which {LONGEST_S:.0e} s can be resolved; fewer "
-            f"requests, shorter pauses or failures"
-        )
-
-
 def _notes(build: Build, log: RunLog, decoding: DecodeSample, kv: KvCacheReport) -> Iterator[str]:
     if log.stream.prefix_hashes is None and any(pool.offload is not None for pool in build.pools):
         yield "engine.kv_offloading_bytes changes nothing: no prompts of this workload are known to repeat"
@@ -318,8 +304,7 @@ def _notes(build: Build, log: RunLog, decoding: DecodeSample, kv: KvCacheReport)
 
 def _in_step(stream: RequestStream, drafting: bool) -> Iterator[str]:
     """A word where a closed loop requests equally long answers: what starts together ends and comes back together."""
-    most = stream.max_concurrency
-    outputs = stream.output_tokens
+    most, outputs = stream.max_concurrency, stream.output_tokens
     if drafting or most is None or not 1 < most < len(stream) or outputs.min() != outputs.max() or outputs[0] < 2:
         return
     low, high = (round(share * outputs[0]) for share in (0.9, 1.1))

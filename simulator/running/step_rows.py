@@ -77,28 +77,26 @@ class StepTotals:
     @classmethod
     def none(cls, peak_flops_per_s: Sequence[float], bandwidth_bytes_per_s: Sequence[float]) -> StepTotals:
         """Of replicas with these peaks that have done nothing yet."""
-        count = len(peak_flops_per_s)
-        rest = [field.name for field in fields(cls)][2:]
-        columns: dict[str, Any] = {
-            name: np.zeros(count, dtype=np.int64 if name in COUNTS else np.float64) for name in rest
-        }
-        totals = cls(np.asarray(peak_flops_per_s), np.asarray(bandwidth_bytes_per_s), **columns)
+        kinds = [np.int64 if field.name in COUNTS else np.float64 for field in fields(cls)[2:]]
+        columns: list[Any] = [np.zeros(len(peak_flops_per_s), dtype=kind) for kind in kinds]
+        totals = cls(np.asarray(peak_flops_per_s), np.asarray(bandwidth_bytes_per_s), *columns)
         totals.first_s += np.inf
         return totals
 
     def add(self, steps: StepRecords) -> None:
         """Count further steps."""
         replica, seconds = steps.replica, steps.seconds
-        needed_s = np.maximum(
-            steps.flops / self.peak_flops_per_s[replica], steps.bytes / self.bandwidth_bytes_per_s[replica]
+        compute_s, memory_s = (
+            steps.flops / self.peak_flops_per_s[replica],
+            steps.bytes / self.bandwidth_bytes_per_s[replica],
         )
-        derived = {
-            "active_s": np.minimum(needed_s, seconds),
+        summed = {name: getattr(steps, name) for name in STEP_SUMS} | {
+            "active_s": np.minimum(np.maximum(compute_s, memory_s), seconds),
             "block_s": steps.kv_blocks * seconds,
             "held_s": (steps.running + steps.waiting) * seconds,
         }
-        for name in (*STEP_SUMS, *derived):
-            sums, values = getattr(self, name), derived[name] if name in derived else getattr(steps, name)
+        for name, values in summed.items():
+            sums = getattr(self, name)
             sums += np.bincount(replica, weights=values, minlength=len(sums)).astype(sums.dtype)
         np.maximum.at(self.peak_blocks, replica, steps.kv_blocks)
         np.fmin.at(self.first_s, replica, steps.start_s)
@@ -108,10 +106,7 @@ class StepTotals:
         return StepTotals(**{field.name: getattr(self, field.name)[first : first + count] for field in fields(self)})
 
 
-STEP_SUMS = (
-    "steps", "seconds", "prefill_tokens", "output_tokens", "compute_s", "memory_s", "interconnect_s", "latency_s",
-    "host_s", "calibrated_s", "extrapolated_s", "datasheet_s", "flops", "bytes",
-)  # fmt: skip
+STEP_SUMS = tuple(field.name for field in fields(StepTotals) if field.name in StepRecords.__dataclass_fields__)
 """Totals that are sums of the column of their name."""
 COUNTS = ("steps", "prefill_tokens", "output_tokens", "peak_blocks")
 
@@ -247,16 +242,12 @@ def step_detail(log: RunLog, timer: EngineTimer) -> StepDetail | None:
     single = np.where(steps.column("copies_s") > 0, 0.0, steps.column("steps"))
     sampled = []
     for row in [] if isinstance(timer, StagedTimer) else median_rows(work, steps.column("seconds"), single):
-        kernels = step_kernels(timer, work, row)
+        one_step = timer.scored(some_steps(work, np.array([row])))
+        kernels = tuple(running(timer.target.kernels(one_step)))
         host_s = float(steps.column("seconds")[row]) - sum(one.step_s for one in kernels)
         drafting_s = 0.0 if draft_s is None else float(draft_s[row])
         sampled.append(SampledStep(row, max(0.0, host_s), drafting_s, kernels))
     return StepDetail(draft_s, tuple(sampled), timer.target.deployment.group_chips)
-
-
-def step_kernels(timer: ModelTimer, work: StepWork[Any], row: int) -> tuple[Kernel, ...]:
-    one = timer.scored(some_steps(work, np.array([row])))
-    return tuple(running(timer.target.kernels(one)))
 
 
 def median_rows(work: StepWork[Any], seconds: FloatArray, steps: FloatArray) -> list[int]:

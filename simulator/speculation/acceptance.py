@@ -32,14 +32,14 @@ def counter_bits(key: int, stream: int, first: int, count: int) -> NDArray[np.ui
     Source: the finaliser of SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014,
     with Stafford's mix 13), applied to a Weyl sequence started at a mixed (key, stream).
     """
-    start = _mix_scalar((key + (stream + 1) * GOLDEN) & 0xFFFFFFFFFFFFFFFF)
-    state = _weyl(first + count)[first:] + np.uint64(start)
-    state ^= state >> np.uint64(30)
-    state *= np.uint64(0xBF58476D1CE4E5B9)
-    state ^= state >> np.uint64(27)
-    state *= np.uint64(0x94D049BB133111EB)
-    state ^= state >> np.uint64(31)
-    return state
+    start = _mixed(np.array([(key + (stream + 1) * GOLDEN) & 0xFFFFFFFFFFFFFFFF], dtype=np.uint64))
+    return _mixed(_weyl(first + count)[first:] + start)
+
+
+def _mixed(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return state ^ (state >> np.uint64(31))
 
 
 _weyl_steps = np.empty(0, dtype=np.uint64)
@@ -52,13 +52,6 @@ def _weyl(count: int) -> NDArray[np.uint64]:
     if len(steps) < count:
         _weyl_steps = steps = np.arange(1, max(count, 2 * len(steps), 4096) + 1, dtype=np.uint64) * np.uint64(GOLDEN)
     return steps[:count]
-
-
-def _mix_scalar(value: int) -> int:
-    mask = 0xFFFFFFFFFFFFFFFF
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & mask
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & mask
-    return value ^ (value >> 31)
 
 
 CLASSES = 128
@@ -330,14 +323,11 @@ class AcceptanceSampler:
 
     def _of(self, request: int, cell: int) -> NDArray[np.uint64]:
         thresholds = self.thresholds(cell)
-        if self.class_of is None and not self._spread:
-            return thresholds
         if self.class_of is not None:
-            row = int(self.class_of[request])
-        else:
-            row = int(counter_uniforms(self.class_key, request, 0, 1)[0] * CLASSES)
-        own: NDArray[np.uint64] = thresholds[row]
-        return own
+            thresholds = thresholds[int(self.class_of[request])]
+        elif self._spread:
+            thresholds = thresholds[int(counter_uniforms(self.class_key, request, 0, 1)[0] * CLASSES)]
+        return thresholds
 
 
 def _shares_of_range(rates: FloatArray) -> NDArray[np.uint64]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache, cached_property
-from importlib import resources
 from typing import Annotated
 
 import numpy as np
@@ -12,7 +11,7 @@ from pydantic import Field, model_validator
 
 from forerun.errors import ForerunError, did_you_mean
 from forerun.types import PositiveInt, Section, Share
-from forerun.yaml_files import parse
+from forerun.yaml_files import packaged
 from simulator.speculation.level_decay import (
     AcceptanceFit,
     LevelDecay,
@@ -141,8 +140,7 @@ def load_curve(name: str) -> Curve:
 
 @cache
 def _curves() -> dict[str, Curve]:
-    text = (resources.files("simulator.speculation") / "curves.yaml").read_text(encoding="utf-8")
-    data = parse(text)
+    data = packaged("simulator.speculation", "curves.yaml")
     return {
         name: Curve.model_validate({"name": name, **row, "source": data["sources"][row["source"]]})
         for name, row in data["curves"].items()

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
-from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from forerun.errors import ForerunError, did_you_mean
-from forerun.yaml_files import parse
+from forerun.yaml_files import packaged
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -66,15 +63,6 @@ class DraftTree:
         """Longest path: most draft tokens that one step can accept."""
         return int(self.depths.max(initial=0))
 
-    @property
-    def widths(self) -> tuple[int, ...]:
-        return tuple(np.bincount(self.depths, minlength=1)[1:].tolist())
-
-    @property
-    def attended_pairs(self) -> int:
-        """(query, key) pairs among the draft tokens that the tree mask admits: each node sees its path and itself."""
-        return int(self.depths.sum())
-
 
 def chain(num_speculative_tokens: int) -> DraftTree:
     """A chain: one draft token per depth, each the drafter's first candidate."""
@@ -100,17 +88,10 @@ def tree_from_choices(choices: Iterable[Sequence[int]]) -> DraftTree:
 
 def load_tree(name: str) -> DraftTree:
     """A published static tree by name."""
-    trees = _trees()
+    trees = packaged("simulator.speculation", "trees.yaml")
     if name not in trees:
         raise ForerunError(f"no tree '{name[:80]}'{did_you_mean(name, trees)} (trees: {', '.join(trees)})")
     return tree_from_choices([int(digit) for digit in word] for word in str(trees[name]["choices"]).split())
-
-
-@cache
-def _trees() -> dict[str, Any]:
-    text = (resources.files("simulator.speculation") / "trees.yaml").read_text(encoding="utf-8")
-    trees: dict[str, Any] = parse(text)
-    return trees
 
 
 def checked_rates(rates: RankRates) -> RankRates:
@@ -183,24 +164,10 @@ class GrowthPlan:
         return self.top_k + (self.depth - 1) * self.top_k**2
 
 
-class GrownAcceptance(NamedTuple):
-    """Averages over trees grown at many steps."""
-
-    acceptance_length: float
-    """Tokens per verify step, bonus token included."""
-    standard_error: float
-    survival: FloatArray
-    """Chance that at least d draft tokens are accepted: what ``AcceptanceSampler`` takes."""
-    nodes: float
-    """Draft tokens verified per step."""
-    attended_pairs: float
-    """(query, key) pairs among them that the tree mask admits."""
-
-
-def grown_acceptance(
+def grown_survival(
     plan: GrowthPlan, rates: RankRates, concentration: float, steps: int = 400, seed: int = 0
-) -> GrownAcceptance:
-    """Mean acceptance of trees grown anew at each of ``steps`` steps; the same seed gives the same numbers.
+) -> FloatArray:
+    """Chance that at least d draft tokens of trees grown anew at each of ``steps`` steps are accepted, d = 1..depth.
 
     A layer's ``top_k`` likeliest nodes are expanded, then the ``nodes`` likeliest of all are kept; of equals the
     shallower, and no node is likelier than its parent, so that they form a tree. The drafter's confidence differs from
@@ -221,22 +188,15 @@ def grown_acceptance(
     layers = _layers(plan, rates)
     most = max(1, CANDIDATES_AT_ONCE // sum(parents * len(row) for parents, row in layers))
     depths = np.repeat(np.arange(1, plan.depth + 1), [parents * len(row[: plan.top_k]) for parents, row in layers])
-    lengths, sizes, depth_sums, survivals = [], 0, 0, []
+    survivals = []
     for first in range(0, steps, most):
         chances = _drawn_chances(layers, plan.top_k, concentration, min(most, steps - first), generator)
         kept = np.sort(np.argsort(-chances, axis=1, kind="stable")[:, : plan.nodes], axis=1)
         scores, at = np.take_along_axis(chances, kept, axis=1), depths[kept]
-        lengths.append(1.0 + scores.sum(axis=1))
-        sizes += int((scores > 0.0).sum())
-        depth_sums += int(at[scores > 0.0].sum())
         cells = (np.arange(len(at))[:, None] * plan.depth + at - 1).ravel()
-        survivals.append(
-            np.bincount(cells, weights=scores.ravel(), minlength=len(at) * plan.depth).reshape(len(at), -1)
-        )
-    length = np.concatenate(lengths)
-    error = float(length.std(ddof=1) / np.sqrt(steps)) if steps > 1 else float("nan")
-    survival = np.concatenate(survivals).sum(axis=0)
-    return GrownAcceptance(float(length.mean()), error, survival / steps, sizes / steps, depth_sums / steps)
+        by_depth = np.bincount(cells, weights=scores.ravel(), minlength=len(at) * plan.depth)
+        survivals.append(by_depth.reshape(len(at), -1))
+    return np.asarray(np.concatenate(survivals).sum(axis=0) / steps, dtype=np.float64)
 
 
 CANDIDATES_AT_ONCE = 1_000_000

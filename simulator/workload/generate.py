@@ -119,16 +119,7 @@ def make_sessions(
     count: int,
     seed: int,
 ) -> RequestStream:
-    """``count`` turns of conversations, session after session, with the hashes of the conversation so far.
-
-    Args:
-        sessions: turns, think time, system prompts.
-        arrivals: starts of the sessions.
-        new_tokens: prompt tokens that a turn adds to its conversation.
-        output_tokens: output tokens of a turn.
-        count: turns of all sessions; the last session may be cut short.
-        seed: of six independent streams: starts, new tokens, outputs, turns, think times, system prompts.
-    """
+    """``count`` turns of conversations, session after session, with the hashes of the conversation so far."""
     rngs = [np.random.default_rng(s) for s in np.random.SeedSequence(seed).spawn(6)]
     turns = np.minimum(draw_lengths(sessions.turns, count, rngs[3]), count)
     firsts = np.cumsum(turns) - turns
@@ -243,13 +234,17 @@ def _from_trace(workload: WorkloadConfig, trace: str, rng: np.random.Generator) 
         begins[[] if follows is None else follows[:, 1]] = False
         arrival_s = arrival_times(arrivals, int(begins.sum()), rng)[np.cumsum(begins) - 1]
         max_concurrency = arrivals.max_concurrency
+    hashes, answers_hashed = table.prefix_hashes, False
+    if hashes is not None:  # those of prompts and answers reach beyond the prompt
+        prompt_blocks = -(-np.asarray(table.input_tokens) // hashes.block_tokens)
+        answers_hashed = bool(np.any(np.diff(hashes.offsets) > prompt_blocks))
     return RequestStream(
         arrival_s=arrival_s,
         input_tokens=np.asarray(table.input_tokens, dtype=np.int64),
         output_tokens=np.asarray(table.output_tokens, dtype=np.int64),
         max_concurrency=max_concurrency,
-        prefix_hashes=table.prefix_hashes,
-        answers_hashed=_goes_on_through_answers(table),
+        prefix_hashes=hashes,
+        answers_hashed=answers_hashed,
         notes=tuple(notes),
         follows=follows,
         think_s=None if follows is None else _waits_s(table, follows),
@@ -266,13 +261,6 @@ def _waits_s(table: RequestTable, follows: IntArray) -> FloatArray:
     ends = np.full(len(table), -np.inf)
     np.maximum.at(ends, waiting, (table.arrival_s + table.measured_e2e_s)[before])  # NaN where one is not known
     return np.where(np.isfinite(ends), np.maximum(table.arrival_s - ends, 0.0), think_s)
-
-
-def _goes_on_through_answers(table: RequestTable) -> bool:
-    if table.prefix_hashes is None:
-        return False
-    blocks = np.diff(table.prefix_hashes.offsets)
-    return bool(np.any(blocks > -(-np.asarray(table.input_tokens) // table.prefix_hashes.block_tokens)))
 
 
 def _trace_notes(trace: str, table: RequestTable, workload: int | None) -> list[str]:
@@ -309,10 +297,6 @@ def varied(times: FloatArray, profile: Sequence[tuple[float, float]]) -> FloatAr
 
     The integral of the factor up to the n-th arrival is the time at which it would come at factor 1 (time rescaling;
     E. Cinlar, "Introduction to Stochastic Processes", 1975, section 4.7).
-
-    Args:
-        times: seconds, non-decreasing.
-        profile: (seconds, factor), straight lines between, repeated after the last.
     """
     at_s, factor = (np.array(column, dtype=np.float64) for column in zip(*profile, strict=True))
     width, rise = np.diff(at_s), np.diff(factor)

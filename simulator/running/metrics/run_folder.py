@@ -158,19 +158,13 @@ class RunFolder:
 
 
 def load_run(folder: Path) -> RunFolder:
-    """Read the run in ``folder``.
-
-    Raises:
-        ForerunError: when it is not a folder that ``forerun run --out`` wrote, or its files are not of one run, naming
-            the file and what is wrong.
-        OSError: when a file cannot be read.
-    """
+    """Read the run in ``folder``."""
     document = load_summary(folder)
     for name in (REQUESTS_FILE, STEPS_FILE, TIMELINE_FILE):
         path = folder / name
+        if name == TIMELINE_FILE and not path.is_file():
+            continue
         if not path.is_file():
-            if name == TIMELINE_FILE:
-                continue
             raise ForerunError(f"{path}: missing from the run folder; run the scenario again with --out")
         if checksum(path) != document["files"].get(name):
             raise ForerunError(
@@ -185,12 +179,7 @@ def load_run(folder: Path) -> RunFolder:
 
 
 def load_summary(folder: Path) -> dict[str, Any]:
-    """``summary.json`` of the run in ``folder``, as it was written.
-
-    Raises:
-        ForerunError: there is none, or it was changed.
-        OSError: it cannot be read.
-    """
+    """``summary.json`` of the run in ``folder``, as it was written."""
     path = folder / SUMMARY_FILE
     if not path.is_file():
         raise ForerunError(
@@ -240,11 +229,9 @@ class LazyColumns(Mapping[str, Column]):
     def __getitem__(self, name: str) -> Column:
         if name not in self._names:
             raise KeyError(name)
-        column = self._kept.get(name)
-        if column is None:
-            column = self._read(name)
-            if self.rows <= MOST_KEPT_ROWS:
-                self._kept[name] = column
+        column = self._kept[name] if name in self._kept else self._read(name)
+        if self.rows <= MOST_KEPT_ROWS:
+            self._kept[name] = column
         return column
 
     def __iter__(self) -> Iterator[str]:

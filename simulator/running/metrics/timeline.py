@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import product
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,16 +60,12 @@ def write_timeline(
     Its ``otherData`` says what is left out, and the name of the run (see :mod:`simulator.running.metrics.run_folder`).
     """
     remarks = thinning_remarks(len(result.steps), len(result.requests), max_slices, max_requests)
-    head = {
-        "displayTimeUnit": "ms",
-        "otherData": {"run": run, "basis": result.basis, "seed": result.seed, "notes": remarks},
-    }
+    about = {"run": run, "basis": result.basis, "seed": result.seed, "notes": remarks}
+    head = {"displayTimeUnit": "ms", "otherData": about}
     with path.open("w", encoding="utf-8") as file:
         file.write(json.dumps(head, allow_nan=False)[:-1] + ', "traceEvents": [')
-        separator = "\n"
-        for event in timeline_events(result, max_slices, max_requests):
-            file.write(separator + json.dumps(event, allow_nan=False, separators=(",", ":")))
-            separator = ",\n"
+        for number, event in enumerate(timeline_events(result, max_slices, max_requests)):
+            file.write((",\n" if number else "\n") + json.dumps(event, allow_nan=False, separators=(",", ":")))
         file.write("\n]}\n")
 
 
@@ -171,10 +167,7 @@ def track_numbers(start_ns: NDArray[np.int64], end_ns: NDArray[np.int64]) -> lis
 
 
 def request_events(requests: RequestRecords, max_requests: int) -> Iterator[Event]:
-    """The life of the first ``max_requests`` requests as nested asynchronous slices: queued, prefill, decode.
-
-    Requests that never finished are left out.
-    """
+    """The life of the first ``max_requests`` finished requests as nested slices: queued, prefill, decode."""
     done = completed_requests(requests)
     facts = ("input_tokens", "output_tokens", "cached_tokens", "preemptions", "replica", "accepted_tokens")
     moments = (requests.arrival_s, requests.scheduled_s, requests.first_token_s, requests.finished_s)
@@ -241,10 +234,7 @@ def _kernels(sample: SampledStep, pid: int, track: int, start_s: float, end_s: f
 
 
 def kernel_layer_order(kernels: Sequence[Kernel]) -> list[Kernel]:
-    """Kernels one after the other, layer by layer: those of equal layers take turns.
-
-    Where that would be too many slices, equal kernels stay together.
-    """
+    """Kernels one after the other, layer by layer; where that would be too many slices, equal ones stay together."""
     if sum(kernel.times for kernel in kernels) > MOST_KERNELS:
         return list(kernels)
     groups: list[list[Kernel]] = []
@@ -255,15 +245,13 @@ def kernel_layer_order(kernels: Sequence[Kernel]) -> list[Kernel]:
             last.append(kernel)
         else:
             groups.append([kernel])
-    return list(chain.from_iterable(_turns(group) for group in groups))
-
-
-def _turns(group: list[Kernel]) -> Iterator[Kernel]:
-    layers = min(kernel.times for kernel in group)
-    for layer in range(layers):
-        for kernel in group:
+    ordered = []
+    for group in groups:
+        layers = min(kernel.times for kernel in group)
+        for layer, kernel in product(range(layers), group):
             times = kernel.times * (layer + 1) // layers - kernel.times * layer // layers
-            yield kernel._replace(times=times)
+            ordered.append(kernel._replace(times=times))
+    return ordered
 
 
 def _part(name: str, kind: str, pid: int, track: int, start_s: float, seconds: float, about: Event) -> Event:

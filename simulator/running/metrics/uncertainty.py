@@ -31,14 +31,7 @@ from simulator.running.metrics.summary import (
     request_latencies_ms,
     summarise,
 )
-from simulator.running.records import (
-    Axis,
-    ErrorSource,
-    ModelError,
-    RunRecords,
-    request_records,
-    speculation_counters,
-)
+from simulator.running.records import Axis, ErrorSource, ModelError, RunRecords, request_records, speculation_counters
 from simulator.running.scenario import Scenario
 from simulator.serving import FULL_ROWS, GapCounts, RequestRecords, RunLog, SpeculationCounters
 from simulator.speculation import draft_survival, sampler_of, scaled_survival
@@ -116,12 +109,7 @@ def model_error(
     result: RunRecords,
     figures: Figures = summarise,
 ) -> ModelError:
-    """How far off the figures of a finished run may be.
-
-    Args:
-        scenario, seed, build, stream, result: inputs and result of the run.
-        figures: figures to compute; default: its summary.
-    """
+    """How far off the figures of a finished run may be."""
 
     requests = first_requests(scenario, seed, stream, requests_again(build, stream))
 
@@ -261,32 +249,20 @@ def measured_as(chip: Chip) -> str:
     and one that is ``like`` it without fits of its own."""
     while not chip.kernels and chip.like is not None:
         chip = load_chip(chip.like)
-    numbers = (
-        sorted(chip.compute.dense_flops_per_s.items()),
-        chip.compute.cores,
-        chip.memory.bandwidth_bytes_per_s,
-        chip.on_chip.bandwidth_bytes_per_s,
-    )
+    bandwidths = (chip.memory.bandwidth_bytes_per_s, chip.on_chip.bandwidth_bytes_per_s)
+    numbers = (sorted(chip.compute.dense_flops_per_s.items()), chip.compute.cores, *bandwidths)
     return f"{zlib.crc32(repr(numbers).encode()):08x}"
 
 
 def _add(
-    sources: dict[str, ErrorSource],
-    name: str,
-    kind: str,
-    share: FloatArray,
-    low: Any,
-    high: Any,
-    draws: str | None = None,
+    sources: dict[str, ErrorSource], name: str, kind: str, share: FloatArray, low: Any, high: Any, draws: str = ""
 ) -> None:
     """Count a share of some steps under a source, its ends weighted with it in logarithms."""
     weight = float(np.mean(share))
     if weight <= 0.0:
         return
-    family = name.partition(":")[0]
-    source = sources.setdefault(
-        name, ErrorSource(name=name, family=family, draws=draws or name, share={}, low={}, high={})
-    )
+    new = ErrorSource(name=name, family=name.partition(":")[0], draws=draws or name, share={}, low={}, high={})
+    source = sources.setdefault(name, new)
     before = source["share"].get(kind, 0.0)
     for end, value in (("low", low), ("high", high)):
         mean = float(np.mean(share * np.log(value))) / weight
@@ -297,9 +273,7 @@ def _add(
 
 def _evenly_in_time(rows: NDArray[np.int64], seconds: FloatArray) -> NDArray[np.int64]:
     reached = np.cumsum(seconds[rows])
-    places = (np.arange(SAMPLED_STEPS) + 0.5) / SAMPLED_STEPS * reached[-1]
-    chosen: NDArray[np.int64] = rows[np.searchsorted(reached, places)]
-    return chosen
+    return rows[np.searchsorted(reached, (np.arange(SAMPLED_STEPS) + 0.5) / SAMPLED_STEPS * reached[-1])]
 
 
 @lru_cache(maxsize=1024)
@@ -370,13 +344,7 @@ def sampling_draws(metric: str, deviation: float) -> FloatArray:
 def intervals_of(
     summary: Mapping[str, Any], error: ModelError, sampling: Mapping[str, float]
 ) -> dict[str, list[float]]:
-    """Ends of the 90 % interval of every figure that has one: model error and chance together.
-
-    Args:
-        summary: of a run, or the mean over several.
-        error: of the model.
-        sampling: standard error of each figure in logarithms.
-    """
+    """Ends of the 90 % interval of every figure that has one: model error and chance together."""
     intervals = {}
     for key, value in summary.items():
         draws = metric_draws(error, key) if isinstance(value, int | float) and value > 0 else None

@@ -66,7 +66,7 @@ def simulate_pass(
     return PassTrace(seconds, tuple(groups.bars), tuple(groups.senders))
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Groups:
     """Two device groups that hold the same layers, and the link between them. Methods return when their work ends."""
 

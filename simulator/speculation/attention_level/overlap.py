@@ -123,13 +123,11 @@ class SpeculativeAttention:
         parts = np.split(contexts, len(self._configs))
         by_section = [one.layer_hit_rates(self.layers, own) for one, own in zip(self._configs, parts, strict=True)]
         known: dict[tuple[int, ...], FloatArray] = {}
-        layer_rates = []
         for rates in zip(*by_section, strict=True):
             key = tuple(map(id, rates))
             if key not in known:
                 known[key] = np.concatenate([np.broadcast_to(rate, len(parts[0])) for rate in rates])
-            layer_rates.append(known[key])
-        return layer_rates
+        return [known[tuple(map(id, rates))] for rates in zip(*by_section, strict=True)]
 
     @property
     def prompt_groups(self) -> int:
@@ -147,42 +145,33 @@ class SpeculativeAttention:
 
     def exposed(self, shape: AttentionShape, window: int | None) -> Callable[[Any, Any, Any], Any]:
         """Seconds that all layers of that kind add to a step, as a function of (sequences, queries, keys)."""
-        count = self._kinds[shape, window].layers
-
-        def decode(seqs: Any, query_len: Any, keys: Any) -> Any:
-            kernels = self._deployment.kernels
-            return kernels.attention_decode(shape, seqs=seqs, q_len=query_len, kv_tokens=keys).seconds
-
-        if window is not None:
-            return lambda seqs, query_len, keys: count * decode(seqs, query_len, keys)
-
-        def seconds(seqs: Any, query_len: Any, keys: Any) -> Any:
-            attention_s, link_s = self._parts(shape, seqs, query_len, keys, decode(seqs, query_len, keys))
-            return attention_s + link_s
-
-        return seconds
+        return lambda seqs, query_len, keys: sum(self.exposed_parts(shape, window, seqs, query_len, keys))
 
     def exposed_parts(
-        self, shape: AttentionShape, window: int | None, seqs: IntArray, query_len: IntArray, keys: IntArray
-    ) -> tuple[FloatArray, FloatArray]:
-        """The same for many steps: seconds in attention, seconds on the link."""
-        exact = self._deployment.kernels.attention_decode(shape, seqs=seqs, q_len=query_len, kv_tokens=keys).seconds
+        self, shape: AttentionShape, window: int | None, seqs: Any, query_len: Any, keys: Any
+    ) -> tuple[Any, Any]:
+        """The same in two parts: seconds in attention, seconds on the link."""
         if window is not None:
-            return self._kinds[shape, window].layers * np.asarray(exact), np.zeros(len(keys))
-        return self._parts(shape, seqs, query_len, keys, exact)
+            return self._kinds[shape, window].layers * self._decode(shape, seqs, query_len, keys), 0.0 * keys
+        kind, times = self._kinds[shape, None], self.layer_times(shape, seqs, query_len, keys)
+        rates = self.rates(seqs, query_len, keys)
+        mean = self._mean_pass(shape, times, rates, (seqs, query_len, keys)) / self.layers
+        exposed = mean - times.other_s
+        link = np.minimum(times.sync_s + sum(rates) / self.layers * times.send_s, exposed)
+        return kind.layers * (exposed - link), kind.layers * link
 
-    def layer_times(self, shape: AttentionShape, seqs: Any, query_len: Any, keys: Any) -> LayerTimes:
-        exact = self._deployment.kernels.attention_decode(shape, seqs=seqs, q_len=query_len, kv_tokens=keys).seconds
-        return self._times(shape, seqs, query_len, keys, exact)
+    def _decode(self, shape: AttentionShape, seqs: Any, query_len: Any, keys: Any) -> Any:
+        kernels = self._deployment.kernels
+        return kernels.attention_decode(shape, seqs=seqs, q_len=query_len, kv_tokens=keys).seconds
 
     def rates(self, seqs: Any, query_len: Any, keys: Any) -> list[Any]:
         """Chance of each layer to pass verification with the whole batch."""
-        config, one = self._config, self._layer_rates(keys / seqs)
-        whole = {
-            id(rate): batch_hit_rate(rate, seqs * query_len, config.verification, config.batch_correlation)
-            for rate in {id(rate): rate for rate in one}.values()
-        }
-        return [whole[id(rate)] for rate in one]
+        config, queries = self._config, seqs * query_len
+
+        def whole(rate: Any) -> Any:
+            return batch_hit_rate(rate, queries, config.verification, config.batch_correlation)
+
+        return _of_each(self._layer_rates(keys / seqs), whole)
 
     def outcome_change(self, seqs: int, query_len: int, keys: int, failing: NDArray[np.int64]) -> float:
         """Seconds by which a step in whose layers so many sequences fail differs from the mean step; where they do not
@@ -213,13 +202,10 @@ class SpeculativeAttention:
         one = self._layer_rates(keys / seqs)
 
         def partial(failing: int) -> tuple[LayerTimes, list[Any]]:
-            chances = {id(rate): rate for rate in one}
-            times_by_rate = {
-                key: failing_chance(failing, rate, seqs, query_len, config.batch_correlation)
-                for key, rate in chances.items()
-            }
-            rows = np.minimum(failing, seqs) * query_len
-            return self._rolled_back(shape, times, rows), [times_by_rate[id(rate)] for rate in one]
+            chances = _of_each(
+                one, lambda rate: failing_chance(failing, rate, seqs, query_len, config.batch_correlation)
+            )
+            return self._rolled_back(shape, times, np.minimum(failing, seqs) * query_len), chances
 
         some = (partial(failing) for failing in range(1, int(np.max(seqs, initial=1))))
         return expected_pass_seconds(times, rates, config.reading, some)
@@ -228,23 +214,13 @@ class SpeculativeAttention:
         other, pre = self._kinds[shape, None].rest(rows)
         return times.rolled_back(pre, other - pre)
 
-    def _parts(self, shape: AttentionShape, seqs: Any, query_len: Any, keys: Any, exact: Any) -> tuple[Any, Any]:
-        """Seconds beyond the rest of the layers, over all layers of a kind: in attention, on the link."""
-        kind = self._kinds[shape, None]
-        times = self._times(shape, seqs, query_len, keys, exact)
-        rates = self.rates(seqs, query_len, keys)
-        mean = self._mean_pass(shape, times, rates, (seqs, query_len, keys)) / self.layers
-        link = times.sync_s + sum(rates) / self.layers * times.send_s
-        exposed = mean - times.other_s
-        link = np.minimum(link, exposed)
-        return kind.layers * (exposed - link), kind.layers * link
-
-    def _times(self, shape: AttentionShape, seqs: Any, query_len: Any, keys: Any, exact: Any) -> LayerTimes:
+    def layer_times(self, shape: AttentionShape, seqs: Any, query_len: Any, keys: Any) -> LayerTimes:
+        """Times of one full-attention layer in a step of ``seqs`` sequences with ``keys`` keys in all."""
         kernels, kind = self._deployment.kernels, self._kinds[shape, None]
         rows = seqs * query_len
+        exact = self._decode(shape, seqs, query_len, keys)
         window_tokens = self._each([config.window_tokens for config in self._configs], keys)
-        window_keys = np.minimum(2.0 * window_tokens * seqs, keys)
-        window = kernels.attention_decode(shape, seqs=seqs, q_len=query_len, kv_tokens=window_keys).seconds
+        window = self._decode(shape, seqs, query_len, np.minimum(2.0 * window_tokens * seqs, keys))
         output_bytes = rows * shape.num_heads * shape.v_dim * ACTIVATION_BYTES
         handed_over = rows * (self._hidden * ACTIVATION_BYTES + kind.kv_bytes)
         other, pre = kind.rest(rows)
@@ -288,12 +264,17 @@ class SpeculativeAttention:
         kernels, attention = deployment.kernels, layer.attention
         total = np.zeros(len(tokens))
         for gemm in deployment.gemms(layer):
-            if gemm.name not in INPUT_PROJECTIONS:
-                continue
-            total += np.asarray(kernels.gemm(tokens, gemm.n, gemm.k, gemm.dtype).seconds)
+            if gemm.name in INPUT_PROJECTIONS:
+                total += np.asarray(kernels.gemm(tokens, gemm.n, gemm.k, gemm.dtype).seconds)
         moved = tokens * (4 * self._hidden + 2 * rotated_width(attention, deployment.tensor_parallel))
         total += np.asarray(kernels.elementwise(moved * ACTIVATION_BYTES, launches=2 * np.minimum(tokens, 1)).seconds)
         return total
+
+
+def _of_each(rates: Sequence[Any], chance: Callable[[Any], Any]) -> list[Any]:
+    """``chance`` of every layer's rate, computed once for those that are the same object."""
+    known = {key: chance(rate) for key, rate in {id(rate): rate for rate in rates}.items()}
+    return [known[id(rate)] for rate in rates]
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,15 +303,7 @@ class DeviceGroups:
     def range_note(
         self, timer: StepTimer, seqs: IntArray, query_len: IntArray, keys: IntArray, seconds: FloatArray
     ) -> str:
-        """How much longer or shorter decoding takes with every assumed cost at the ends of its range.
-
-        Args:
-            timer: of one group.
-            seqs: decoding sequences of each step (any number of steps, prompts in none of them).
-            query_len: queries per sequence.
-            keys: keys read in full attention, over the batch.
-            seconds: what the steps took.
-        """
+        """How much longer or shorter decoding takes with every assumed cost at the ends of its range."""
         low, high = (seconds_change(self.config, end, timer, seqs, query_len, keys) for end in ("low", "high"))
         total = float(seconds.sum())
         return (

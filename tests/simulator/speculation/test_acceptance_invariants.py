@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 from scipy.optimize import brentq
-from trees import drawn_confidences, full_tree, grow_tree, steady
+from trees import drawn_confidences, full_tree, grow_tree, nodes_by_depth, steady
 
 from forerun.errors import ForerunError
 from simulator.speculation import AcceptanceSampler, LevelDecay, SpeculationConfig, fit_acceptance_lengths, fit_survival
@@ -20,7 +20,7 @@ from simulator.speculation.tree import (
     GrowthPlan,
     chain,
     checked_rates,
-    grown_acceptance,
+    grown_survival,
     load_tree,
     rates_by_rank,
 )
@@ -127,7 +127,7 @@ class TestGrowth:
         row = [0.3, 0.25, 0.2][:top_k]
         grown = grow_tree(plan, steady([row] * depth))
         assert grown.tree.num_nodes == plan.drafted_nodes == top_k + (depth - 1) * top_k * top_k
-        assert grown.tree.widths == (top_k, *[top_k * top_k] * (depth - 1))
+        assert nodes_by_depth(grown.tree) == [top_k, *[top_k * top_k] * (depth - 1)]
         arguments = {"method": "eagle2", "acceptance": {"alpha": 0.5}}
         config = SpeculationConfig.model_validate(
             {**arguments, "tree": {"depth": depth, "top_k": top_k, "nodes": 4000}}
@@ -154,20 +154,8 @@ class TestGrowth:
             assert drawn.mean() == pytest.approx(mean, abs=4 * (variance / 50_000) ** 0.5)
             assert drawn.var() == pytest.approx(variance, rel=0.03)
 
-    def test_averages_of_sure_trees_have_no_error(self):
-        """Rates of 1: a chain, accepted in full."""
-        result = grown_acceptance(GrowthPlan(3, 2, 9), [[1.0]] * 3, 3.0, steps=5)
-        assert (result.acceptance_length, result.standard_error, result.nodes) == (4.0, 0.0, 3.0)
-        assert result.attended_pairs == 1 + 2 + 3
-        assert result.survival.tolist() == [1.0, 1.0, 1.0]
-        assert np.isnan(grown_acceptance(GrowthPlan(3, 2, 9), [[1.0]] * 3, 3.0, steps=1).standard_error)
-
-    def test_the_error_is_that_of_a_mean(self):
-        """Over seeds, means spread by the error that each states."""
-        rates = rates_by_rank([0.7, 0.6, 0.5], OTHER_RANKS)
-        result = [grown_acceptance(GrowthPlan(3, 3, 8), rates, 2.0, steps=60, seed=seed) for seed in range(24)]
-        spread = np.std([one.acceptance_length for one in result], ddof=1)
-        assert spread == pytest.approx(np.mean([one.standard_error for one in result]), rel=0.45)
+    def test_sure_trees_are_chains_accepted_in_full(self):
+        assert grown_survival(GrowthPlan(3, 2, 9), [[1.0]] * 3, 3.0, steps=5).tolist() == [1.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize(
