@@ -15,7 +15,6 @@ LONGEST_MESSAGE = 1000
 
 
 MOST_NEAR = 3
-"""Largest number of words that a hint suggests."""
 
 
 class ForerunError(ValueError):

@@ -18,7 +18,6 @@ LARGEST_FILE_BYTES = 4 * 1024**2
 """No description of a chip, a model or a scenario is longer; traces and weights given by mistake are."""
 BRACKETS = re.compile(r"[\[\]{}]")
 DEEPEST = 200
-"""Most brackets open at once."""
 LARGEST_VALUES = 1_000_000
 """Values that a file may stand for once its aliases are written out."""
 
@@ -194,12 +193,7 @@ def problem_of(error: yaml.YAMLError) -> tuple[str, int | None]:
 
 
 def bounded_text(path: Path) -> str:
-    """The text of a file that describes something; a device or pipe is read no further than any description goes.
-
-    Raises:
-        TooLargeError: it is longer than ``LARGEST_FILE_BYTES``.
-        OSError, UnicodeDecodeError: it cannot be read, or is no text.
-    """
+    """The text of a file that describes something; a device or pipe is read no further than any description goes."""
     with path.open("rb") as file:
         data = file.read(LARGEST_FILE_BYTES + 1)
     if len(data) > LARGEST_FILE_BYTES:
@@ -215,11 +209,7 @@ def packaged(package: str, name: str) -> dict[str, Any]:
 
 
 def parse(text: str) -> Any:
-    """YAML or JSON text as plain data.
-
-    Raises:
-        yaml.YAMLError: it is not, or not within bounds.
-    """
+    """YAML or JSON text as plain data."""
     if _brackets_deep(text) > DEEPEST:
         raise yaml.YAMLError("nested too deeply")
     reader = _Reader(text)

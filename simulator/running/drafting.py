@@ -191,7 +191,6 @@ def drafting_rule(
 
 
 def adjusted_drafter(config: SpeculationConfig, drafter: timing.Drafter, framework: str) -> timing.AdjustedDrafter:
-    """The drafter under the scenario's policy."""
     policy = named(config.policy)
     look_s = method_overhead(framework, config.method).gate_s if policy.name == CONFIDENCE_THRESHOLD else None
     return timing.AdjustedDrafter(drafter, config.depth, policy.while_off == "follow", policy.switch_s or 0.0, look_s)
@@ -217,7 +216,6 @@ def build_drafter(request: DraftRequest) -> timing.Drafter:
 
 
 def draft_model(request: DraftRequest) -> timing.Drafter:
-    """A smaller language model of its own."""
     draft = request.draft
     assert draft.model is not None
     architecture = load_architecture(draft.model)
@@ -232,7 +230,6 @@ def draft_model(request: DraftRequest) -> timing.Drafter:
 
 
 def _windowed(architecture: Architecture, kv_tokens: int) -> Architecture:
-    """The model with every attention layer reading at most ``kv_tokens`` keys."""
     groups = []
     for group in architecture.layer_groups:
         attention = group.layer.attention
@@ -252,7 +249,6 @@ def lookup(request: DraftRequest) -> timing.Drafter:
 
 
 def medusa(request: DraftRequest) -> timing.Drafter:
-    """One Medusa head per draft position."""
     draft = request.draft
     dtypes = timing.resolve_weight_dtypes(request.target.architecture, draft.weights_dtype or "bf16")
     depth, seqs, layers = request.proposal.depth, request.max_drafting_seqs, draft.num_layers or 1

@@ -39,7 +39,6 @@ class PoolSteps(NamedTuple):
     rows: IntArray
     """Indices of these steps among all steps of the run."""
     alone: bool
-    """Whether the run has only this pool."""
     steps: StepRecords
 
     def name(self, row: int) -> str:
@@ -48,12 +47,7 @@ class PoolSteps(NamedTuple):
 
 
 class StepAudit:
-    """Checks every engine step of a run once, and accumulates the sums that the final checks need.
-
-    Args:
-        pools: in the order of their replicas' numbers.
-        hashes: prefix hashes of the requests; None means that no two requests share KV blocks.
-    """
+    """Checks every engine step of a run once, and accumulates the sums that the final checks need."""
 
     def __init__(self, pools: tuple[PoolBuild, ...], hashes: PrefixHashes | None = None) -> None:
         kinds = [pool for pool in pools for _ in range(pool.replicas)]
@@ -128,11 +122,8 @@ class FinishedRun:
     requests: RequestRecords
     steps: StepAudit
     speculation: SpeculationCounters | None
-    """Counters of draft tokens, where there were any."""
     offered: int
-    """Requests of the workload."""
     max_concurrency: int | None
-    """Concurrency limit of a closed loop; None for open-loop arrivals."""
     restarts: IntArray
     """Times that each request started again because its replica failed."""
     prompt_replica: IntArray
@@ -142,7 +133,6 @@ class FinishedRun:
     blocks_left: int
     """KV blocks that requests still held after the last of them had ended, all replicas together."""
     refused: int
-    """Requests that were turned away, with a reason."""
     stage_busy_s: float = 0.0
     """Seconds that pipeline stages worked, over all stages."""
     stage_open_s: float = 0.0
@@ -392,7 +382,6 @@ INVARIANTS = (
     busy_time,
     peak_utilisation,
 )
-"""Checks of a finished run; each describes the violations that it finds, if any."""
 
 
 def step_tokens(part: PoolSteps) -> Iterator[str]:

@@ -27,7 +27,6 @@ COUNTED = (
     "replica", "prefill_seqs", "prefill_tokens", "decode_seqs", "query_len", "output_tokens", "running", "waiting",
     "kv_blocks", "steps",
 )  # fmt: skip
-"""Columns that a run has counted."""
 SCALED = ("compute_s", "memory_s", "latency_s", "host_s", "calibrated_s", "extrapolated_s", "datasheet_s")
 MEANS = ("decode_seqs", "decode_kv_tokens", "running", "waiting", "kv_blocks")
 FIRSTS = ("replica", "start_s")
@@ -46,10 +45,8 @@ class StepTotals:
     peak_flops_per_s: FloatArray
     """Of the replica, dense, in the dtype of its weight matrices."""
     bandwidth_bytes_per_s: FloatArray
-    """Of the replica."""
     steps: IntArray
     seconds: FloatArray
-    """At work."""
     prefill_tokens: IntArray
     output_tokens: IntArray
     compute_s: FloatArray
@@ -65,14 +62,10 @@ class StepTotals:
     active_s: FloatArray
     """Seconds that the FLOPs or the bytes of each step, whichever take longer, need at the peak."""
     block_s: FloatArray
-    """KV blocks in use times seconds."""
     held_s: FloatArray
-    """Requests running and waiting times seconds."""
     peak_blocks: IntArray
     first_s: FloatArray
-    """Start of the first step; inf for none."""
     end_s: FloatArray
-    """End of the last step; 0 for none."""
 
     @classmethod
     def none(cls, peak_flops_per_s: Sequence[float], bandwidth_bytes_per_s: Sequence[float]) -> StepTotals:
@@ -113,13 +106,7 @@ COUNTS = ("steps", "prefill_tokens", "output_tokens", "peak_blocks")
 
 @dataclass(slots=True)
 class StepRows:
-    """Prices the rows of a ``StepLog``, shows each of them to ``look``, and keeps all of them or sums over neighbours.
-
-    Args:
-        build: what was run.
-        look: called with all steps, once, before any of them are joined.
-        keep: whether every row is kept; if not, the log is to be taken whenever it is long.
-    """
+    """Prices the rows of a ``StepLog``, shows each of them to ``look``, and keeps all of them or sums over neighbours."""
 
     build: Build
     look: Callable[[StepRecords], None]
@@ -200,7 +187,6 @@ def summed(steps: StepRecords, size: int) -> StepRecords:
 
 
 def joined(parts: list[StepRecords]) -> StepRecords:
-    """The rows of several tables, one after the other."""
     if len(parts) == 1:
         return parts[0]
     columns = [part.columns() for part in parts]

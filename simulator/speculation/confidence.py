@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 FloatArray = NDArray[np.float64]
 CONFIDENCE_THRESHOLD = "confidence-threshold"
-"""Name of the policy that ends drafts below a confidence threshold."""
 DEFAULT_THRESHOLD = 0.75
 """llama.cpp's default of ``--draft-p-min``."""
 
@@ -38,10 +37,6 @@ def threshold_chain(rates: Sequence[float], threshold: float) -> ThresholdChain:
     """Chain of draft tokens that ends at the first one whose confidence is below ``threshold``.
 
     The drafter's confidence is calibrated and beta-distributed around each position's acceptance, as in grown trees.
-
-    Args:
-        rates: conditional acceptance of each position.
-        threshold: in [0, 1); 0 = the chain is never cut.
     """
     if threshold <= 0.0:
         chances = np.zeros(len(rates) + 1)

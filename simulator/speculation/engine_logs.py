@@ -346,11 +346,6 @@ def fit_acceptance(files: Sequence[str | Path]) -> Document:
 
     One file is fitted by its rates per position where it has them, else by its acceptance length alone, which shows a
     level and no decay. Several files, one for each number of draft tokens, are fitted together by acceptance length.
-
-    Returns:
-        ``logs``: statistics of each file; ``fit``: level, decay and goodness; ``acceptance``: measured block for a
-        scenario of the same number of draft tokens; ``acceptance_by_decay``: the block for any number;
-        ``predicted_lengths``: acceptance length for K = 1, 2, ... Values that the files do not determine are None.
     """
     if not files:
         raise ForerunError("give the file of an engine: a log, its Prometheus counters or its benchmark JSON")

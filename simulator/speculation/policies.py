@@ -10,7 +10,7 @@ from math import exp, inf, log, log2, sqrt
 from typing import Any, Protocol, runtime_checkable
 
 from forerun.errors import ForerunError
-from simulator.speculation.speculation_config import PolicyConfig, check_table
+from simulator.speculation.speculation_config import PolicyConfig
 
 DISABLE_ABOVE = 32
 """Default ``batch`` of the policy ``disable-above-batch``: largest batch that drafts; assumed."""
@@ -41,7 +41,6 @@ MIX_TOKENS = 100.0
 """Decoded tokens added to the recent ones when prompts are related to them; matters at start and at light load. Set on
 searched patterns of two seeds, and kept over 30 on those that are quoted."""
 PRIOR_DRAFTS = 2.0
-"""Weight of the prior, in drafts."""
 ENTROPY_WEIGHT = 0.4
 SWITCH_SHARE = 0.2
 """Share of the cost of a switch by which the present K must lie behind before it is replaced."""
@@ -112,7 +111,6 @@ def batch_table(table: Sequence[Sequence[int]], most: int) -> BatchTable:
 
     Source: ``build_dynamic_sd_schedule_lookup`` in ``vllm/v1/spec_decode/dynamic/utils.py``, vLLM 0.25 to 0.28.
     """
-    check_table(table)
     tokens = [min(most, sorted(map(tuple, table))[0][2])]
     for first, last, drafted in sorted(map(tuple, table)):
         tokens += [tokens[-1]] * (first - len(tokens))
@@ -438,7 +436,6 @@ class MovingAverage:
     """
 
     slots: Mapping[int, MovingAverageSlot]
-    """Slots by their smallest batch size."""
     by_batch_alone: bool = field(init=False, default=False)
     _sizes: list[int] = field(init=False)
 

@@ -38,7 +38,6 @@ OTHER_RANKS = (0.2533, 0.1692, 0.1202, 0.0833, 0.05, 0.05, 0.05, 0.05, 0.05)
 (curve ``medusa-vicuna-7b``: 0.5604, 0.6717, 0.7271, 0.7599, 0.7799 of tokens among 1 to 5 candidates); assumed beyond
 the fifth."""
 LENGTH_STEPS = 200
-"""Number of grown trees averaged in the search for the level that gives a measured acceptance length."""
 LEVEL_ERROR = 1e-9
 GROWN_LEVEL_ERROR = 1e-3
 """Tolerance of the search for the level; a grown tree's average is not smooth on finer scales."""

@@ -34,17 +34,6 @@ class DraftTree:
     ranks: tuple[int, ...]
     """Rank of each node among the drafter's candidates at its parent, 0 = the likeliest."""
 
-    def __post_init__(self) -> None:
-        if len(self.parents) != len(self.ranks):
-            raise ForerunError(f"a tree of {len(self.parents)} parents and {len(self.ranks)} ranks")
-        seen: set[tuple[int, int]] = set()
-        for node, (parent, rank) in enumerate(zip(self.parents, self.ranks, strict=True)):
-            if not ROOT <= parent < node or rank < 0:
-                raise ForerunError(f"tree node {node}: parent {parent} must come before it, and rank {rank} be >= 0")
-            if (parent, rank) in seen:
-                raise ForerunError(f"tree node {node}: node {parent} already has a child of rank {rank}")
-            seen.add((parent, rank))
-
     @property
     def num_nodes(self) -> int:
         """Draft tokens that the target verifies, beside the last certain token."""
@@ -76,8 +65,6 @@ def tree_from_choices(choices: Iterable[Sequence[int]]) -> DraftTree:
     parents: list[int] = []
     ranks: list[int] = []
     for path in paths:
-        if not path:
-            raise ForerunError("tree choices: an empty path; the root is implied")
         if path[:-1] not in index:
             raise ForerunError(f"tree choices: {list(path)} hangs on {list(path[:-1])}, which is not in the tree")
         index[path] = len(parents)
@@ -148,16 +135,8 @@ class GrowthPlan:
     """
 
     depth: int
-    """Sequential draft passes."""
     top_k: int
-    """Nodes of a layer that are expanded, and candidates that each gets."""
     nodes: int
-    """Draft tokens that are verified: the likeliest of all that were drafted."""
-
-    def __post_init__(self) -> None:
-        for name in ("depth", "top_k", "nodes"):
-            if getattr(self, name) < 1:
-                raise ForerunError(f"tree.{name}: must be >= 1 (got {getattr(self, name)})")
 
     @property
     def drafted_nodes(self) -> int:
@@ -200,7 +179,6 @@ def grown_survival(
 
 
 CANDIDATES_AT_ONCE = 1_000_000
-"""Candidates that are held in memory together."""
 
 
 def _layers(plan: GrowthPlan, rates: RankRates) -> list[tuple[int, FloatArray]]:

@@ -282,8 +282,7 @@ def arrival_times(arrivals: ArrivalsConfig, count: int, rng: np.random.Generator
     if arrivals.process in ("burst", "closed-loop"):
         return np.zeros(count)
     rate = arrivals.request_rate
-    if rate is None:
-        raise ForerunError(f"workload.arrivals: process '{arrivals.process}' has no rate to draw from")
+    assert rate is not None
     if arrivals.process == "constant":
         times: FloatArray = np.arange(count, dtype=np.float64) / rate
     else:

@@ -201,11 +201,7 @@ def _proven_folder(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def writable_file(path: Path) -> Iterator[Path]:
-    """:func:`writable_folder` for the folder of ``path``, which others may write at the same time.
-
-    Raises:
-        OSError: also when ``path`` is a folder.
-    """
+    """:func:`writable_folder` for the folder of ``path``, which others may write at the same time."""
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, "is a folder, name a file", str(path))
     if path.exists() and not path.is_file():

@@ -61,19 +61,6 @@ def write_run(
     ``requests.parquet`` and ``steps.parquet`` hold the columns of the records (seconds, tokens, FLOPs, bytes), the
     former also ``ttft_ms``, ``tpot_ms`` and ``e2el_ms``; null where something never happened. ``trace.json`` opens in
     ui.perfetto.dev and chrome://tracing.
-
-    Args:
-        folder: made if need be; a run that lies there is replaced.
-        result: the finished run.
-        document: what it says, see :func:`simulator.running.metrics.run_document`.
-        also: further files by name; each is made from the folder in which those of the run are staged.
-
-    Returns:
-        The document as written: its notes also say which seed the tables are of, where there are several, and what
-        the timeline leaves out.
-
-    Raises:
-        OSError: when the folder cannot be written, or another process writes it; no file of the run is half-written.
     """
     kept = getattr(result, "steps_kept", True)
     if not kept:
@@ -203,11 +190,7 @@ def load_summary(folder: Path) -> dict[str, Any]:
 
 
 class LazyColumns(Mapping[str, Column]):
-    """Columns of a Parquet file as floats, each read when it is requested; those of smaller tables are kept.
-
-    Raises:
-        ForerunError: the file is no Parquet file, or lacks one of ``names``.
-    """
+    """Columns of a Parquet file as floats, each read when it is requested; those of smaller tables are kept."""
 
     def __init__(self, path: Path, names: tuple[str, ...]) -> None:
         import pyarrow as pa

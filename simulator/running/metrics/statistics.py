@@ -30,7 +30,7 @@ class WeightedSample:
         """Sort ``values`` with their ``counts`` (default: one each); entries with count 0 drop out.
 
         Raises:
-            ValueError: when the two differ in length, a count is negative or a value is NaN.
+            ValueError: when a value is NaN.
         """
         value = np.asarray(values, dtype=np.float64).ravel()
         if counts is None:
@@ -38,10 +38,6 @@ class WeightedSample:
             cumulative = None
         else:
             count = np.asarray(counts, dtype=np.int64).ravel()
-            if len(value) != len(count):
-                raise ValueError(f"{len(value)} values but {len(count)} counts")
-            if np.any(count < 0):
-                raise ValueError("a count is negative")
             if not count.all():
                 kept = count > 0
                 value, count = value[kept], count[kept]

@@ -17,7 +17,6 @@ RUN_LEGEND = (
     "low..high: interval of the figure before it. Bottleneck: share of time by what limits it. MFU, MBU: share of the "
     "peak FLOP/s and of the memory bandwidth used. basis: evidence for the kernel prices (see the glossary)."
 )
-"""Definitions of the terms in a run's tables."""
 STATISTICS = ("mean", "median", "p90", "p95", "p99", "std")
 
 
@@ -61,7 +60,6 @@ def run_facts(document: Document) -> str:
 
 
 def serving_table(document: Document) -> Table:
-    """Requests, tokens and rates, under vLLM's labels."""
     summary, intervals = document["summary"], document["intervals"]
     rows = [
         ("Successful requests", "completed"),
@@ -80,7 +78,6 @@ def serving_table(document: Document) -> Table:
 
 
 def latency_table(document: Document) -> Table:
-    """Latencies in milliseconds, one row each."""
     summary, intervals = document["summary"], document["intervals"]
     rows = [
         [name.upper(), *(with_interval(f"{statistic}_{name}_ms", summary, intervals) for statistic in STATISTICS)]
@@ -98,7 +95,6 @@ def with_interval(key: str, summary: Document, intervals: Document) -> Value:
 
 
 def speculation_table(document: Document) -> Table:
-    """vLLM's speculative-decoding results."""
     summary = document["summary"]
     rows: list[tuple[str, Value]] = [
         ("Acceptance rate (%)", summary["spec_decode_acceptance_rate"]),
@@ -113,7 +109,6 @@ def speculation_table(document: Document) -> Table:
 
 
 def slo_table(document: Document) -> Table:
-    """Every limit, the value reached and the verdict."""
     slo = document["slo"]
     share = "" if slo["good_share"] is None else f", {percent(slo['good_share'])} of requests good"
     words = {True: Cell("met", tone="good"), False: Cell("missed", tone="bad"), None: Cell("not measured")}
@@ -163,7 +158,6 @@ def engine_table(document: Document) -> Table:
 
 
 def pool_table(document: Document) -> Table:
-    """Every pool: its chips, how busy it was, and what its KV cache held."""
     columns = ("", "role", "replicas", "chips", "busy", "peak KV", "prefix hits", "MFU / MBU")
     rows: list[list[Value]] = []
     for pool in document["pools"]:
@@ -183,7 +177,6 @@ def memory_rows(split: Mapping[str, float] | None) -> list[tuple[str, Value]]:
 
 
 def memory_table(document: Document) -> Table:
-    """Table of the memory of one chip, by use."""
     kv = document["kv_cache"]
     rows = (
         ("Memory per chip", "capacity_bytes"),

@@ -31,7 +31,6 @@ MAX_SLICES = 50_000
 """Engine-step slices in one trace; runs of more steps merge neighbours."""
 
 MAX_REQUESTS = 300
-"""Requests whose life is drawn."""
 
 REQUESTS_PID = 1
 FIRST_REPLICA_PID = 2
@@ -55,10 +54,7 @@ Event = dict[str, Any]
 def write_timeline(
     path: Path, result: RunRecords, max_slices: int = MAX_SLICES, max_requests: int = MAX_REQUESTS, run: str = ""
 ) -> None:
-    """Write the trace of ``result`` to ``path`` as one JSON object.
-
-    Its ``otherData`` says what is left out, and the name of the run (see :mod:`simulator.running.metrics.run_folder`).
-    """
+    """Write the trace of ``result`` to ``path`` as one JSON object."""
     remarks = thinning_remarks(len(result.steps), len(result.requests), max_slices, max_requests)
     about = {"run": run, "basis": result.basis, "seed": result.seed, "notes": remarks}
     head = {"displayTimeUnit": "ms", "otherData": about}
@@ -102,7 +98,6 @@ def timeline_events(
 
 
 def span_events(spans: Iterable[Span]) -> Iterator[Event]:
-    """KV transfers to a replica and its failures as asynchronous slices of its process."""
     for number, span in enumerate(spans):
         common = {"cat": span.name, "name": span.name, "id": number, "pid": FIRST_REPLICA_PID + span.replica, "tid": 0}
         for phase, at_s in (("b", span.start_s), ("e", span.end_s)):
@@ -199,10 +194,7 @@ def lane_events(steps: StepRecords, detail: StepDetail, replica: int, pid: int) 
 
 
 def kernel_events(steps: StepRecords, detail: StepDetail, replica: int, pid: int) -> Iterator[Event]:
-    """The sampled steps of ``replica``: host work, then the kernels of every chip in the order in which they run.
-
-    Layers of one kind follow each other; a drafter's part comes last. Kernels are laid on the device time of the step.
-    """
+    """The sampled steps of ``replica``: host work, then the kernels of every chip in the order in which they run."""
     samples = [sample for sample in detail.sampled if int(steps.replica[sample.row]) == replica]
     if not samples:
         return

@@ -41,7 +41,6 @@ from simulator.workload import RequestStream, generate_requests
 
 FloatArray = NDArray[np.float64]
 LEVEL = 0.90
-"""Coverage of the intervals."""
 Z90 = 1.6448536269514722
 """Standard deviations from the median to either end of a 90 % interval of a normal distribution."""
 DRAWS = 512
@@ -151,7 +150,6 @@ def requests_again(build: Build, stream: RequestStream) -> int:
 
 
 def first_requests(scenario: Scenario, seed: int, stream: RequestStream, most: int) -> RequestStream:
-    """The first ``most`` requests of a run."""
     if len(stream) <= most:
         return stream
     if stream.prefix_hashes is None and stream.follows is None:
@@ -199,10 +197,7 @@ def _with_api_server(figures: Mapping[str, Any], more_ms: float) -> dict[str, An
 
 
 def step_sources(build: Build, log: RunLog) -> list[ErrorSource]:
-    """What the steps of a run are made of, by kernel family, format and chip, with the interval of each.
-
-    The steps of the main pool are split into their kernels; shares of pools with other chips are taken to be alike.
-    """
+    """What the steps of a run are made of, by kernel family, format and chip, with the interval of each."""
     steps, timer = log.steps, build.main.timer
     if not isinstance(timer, ModelTimer):
         return []
@@ -359,13 +354,7 @@ def intervals_of(
 def interval_section(
     summary: Mapping[str, Any], error: ModelError | None, sampling: Mapping[str, float] | None
 ) -> dict[str, Any]:
-    """``intervals``, their level, what is in them and what they were made of, as a run's document holds them.
-
-    Args:
-        summary: of a run, or the mean over several.
-        error: error of the model; None where it was not estimated.
-        sampling: standard error of each figure in logarithms; None where there is nothing to tell it by.
-    """
+    """``intervals``, their level, what is in them and what they were made of, as a run's document holds them."""
     if error is None:
         return {"intervals": {}, "interval_level": None, "intervals_of": None, "model_error": None}
     return {

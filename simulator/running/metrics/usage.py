@@ -20,7 +20,6 @@ BOUNDS = ("compute", "memory", "interconnect", "latency", "host")
 KV_FACTS = (
     *("bytes_per_token", "weights_bytes", "draft_weights_bytes", "activation_bytes", "capacity_bytes", "overridden"),
 )
-"""Facts on the KV cache that a document states as they are."""
 SECONDS_PER_HOUR = 3600.0
 TOKENS_PER_MILLION = 1e6
 
@@ -112,11 +111,7 @@ def usd_per_million_tokens(usd: float | None, tokens: int) -> float | None:
 
 
 def kv_cache_section(kv: KvCacheReport, requests: RequestRecords) -> dict[str, Any]:
-    """KV capacity and use for the JSON: blocks, shares of them in use, preemptions, prefix hits, bytes per chip.
-
-    ``prefix_hit_rate`` is prompt tokens found in the cache over all prompt tokens of requests that were scheduled; None
-    where no prefix cache is modelled.
-    """
+    """KV capacity and use for the JSON: blocks, shares of them in use, preemptions, prefix hits, bytes per chip."""
     scheduled = np.isfinite(requests.scheduled_s)
     prompt_tokens = int(requests.input_tokens[scheduled].sum())
     hits, host = kv.prefix_hit_tokens, kv.host
@@ -217,10 +212,7 @@ def scaling_section(result: RunRecords) -> dict[str, Any]:
 
 
 def fleet_section(result: RunRecords, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Utilisation and energy over all pools, what moved between them, and each pool's part where there are several.
-
-    MFU and MBU are useful work over the sum of the pools' peaks. None where a pool's figure is not known.
-    """
+    """Utilisation and energy over all pools, what moved between them, and each pool's part where there are several."""
     energies = [row["energy_joules"] for row in rows]
     section: dict[str, Any] = {
         "utilisation": {

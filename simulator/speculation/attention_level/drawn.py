@@ -26,14 +26,6 @@ class OutcomeDraws:
     A layer passes where a standard normal number falls below the quantile of its hit rate; those numbers follow a
     first-order autoregression over layers and another over steps (a Gaussian copula), so every layer keeps its rate.
     Requests that pass or fail by themselves have numbers of their own beside the one that they share.
-
-    Args:
-        layers: those that speculate.
-        layer_correlation: between neighbouring layers of a step.
-        token_correlation: between a layer in one step and in the next.
-        seed: of the stream; a replica draws from its own.
-        replica: its number.
-        requests: most of them in a step that fail by themselves; 0: a batch passes or fails as one.
     """
 
     def __init__(
@@ -115,7 +107,6 @@ class DrawnHits:
     config: AttentionSpeculationConfig
     seed: int
     most_seqs: int
-    """Sequences of a step."""
 
     def timer(self, timer: ModelTimer, replica: int) -> DrawnTimer:
         """The timing model of one replica."""

@@ -63,7 +63,7 @@ def simulate_pass(
         raise ForerunError("a pass has at least one layer")
     groups = _Groups(times, list(hits), reading == "next-attention", sync_parts or SyncParts())
     seconds = groups.pipeline() if reading == "pipelined" else groups.layers()
-    return PassTrace(seconds, tuple(groups.bars), tuple(groups.senders))
+    return PassTrace(float(seconds), tuple(groups.bars), tuple(groups.senders))
 
 
 @dataclass(frozen=True, slots=True)

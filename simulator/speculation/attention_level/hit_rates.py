@@ -151,13 +151,7 @@ class ErrorModel(NamedTuple):
         return ndtr(ndtri(rate) + self._shift(tolerance, window_tokens))
 
     def error_let_through(self, rate: float, tolerance: float, window_tokens: int) -> float:
-        """Mean relative error over all layers of what passes; a layer that fails is exact.
-
-        Args:
-            rate: hit rate at ``TOLERANCE`` and ``WINDOW_TOKENS``, in (0, 1).
-            tolerance: lambda.
-            window_tokens: S.
-        """
+        """Mean relative error over all layers of what passes; a layer that fails is exact."""
         from scipy.special import ndtr, ndtri
 
         middle = np.log(tolerance) - self.spread * (ndtri(rate) + self._shift(tolerance, window_tokens))

@@ -31,7 +31,6 @@ FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 GROUPS = 2
-"""Device groups of a replica."""
 VERIFY_KERNELS = 2.0
 """The comparison reads both outputs once."""
 
@@ -62,13 +61,6 @@ class SpeculativeAttention:
     Layers with a sliding window run one kernel after the other on both groups: there is little to hide. Decodes that
     share a step with prompt chunks do so too. Both groups need the prompt's KV: they compute half of each chunk and
     exchange its keys and values layer by layer (``prefill: context-parallel``), or all of it each (``replicated``).
-
-    Args:
-        config: hit rates, window, reading, costs.
-        timer: prices the rest of the layer on one group.
-
-    Raises:
-        ForerunError: a single group without a link, or hit rates for another number of layers.
     """
 
     def __init__(self, config: AttentionSpeculationConfig, timer: StepTimer) -> None:
@@ -337,7 +329,6 @@ def seconds_change(
 
 
 def rotated_width(attention: Attention, tensor_parallel: int) -> float:
-    """Values per token that rotary embedding turns, on one chip."""
     return (attention.num_heads + attention.num_kv_heads) * attention.head_dim / tensor_parallel
 
 
