@@ -12,8 +12,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from forerun.arrays import BoolArray, FloatArray, IntArray
 from simulator.running.build import PoolBuild
 from simulator.running.step_rows import StepTotals
 from simulator.serving import RequestRecords, RunLog, SpeculationCounters, StepRecords
@@ -22,9 +22,6 @@ from simulator.timing import StagedTimer
 if TYPE_CHECKING:
     from traces import PrefixHashes
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
-BoolArray = NDArray[np.bool_]
 
 TIME_TOLERANCE_S = 1e-9
 """Sums of seconds over long runs may differ by rounding."""
@@ -168,7 +165,7 @@ class FinishedRun:
 
     @property
     def undisturbed(self) -> BoolArray:
-        return self.done & (self.requests.preemptions == 0) & (self.restarts == 0)
+        return np.asarray(self.done & (self.requests.preemptions == 0) & (self.restarts == 0), dtype=np.bool_)
 
     @property
     def elapsed_s(self) -> float:

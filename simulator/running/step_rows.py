@@ -8,14 +8,11 @@ from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from forerun.arrays import FloatArray, IntArray
 from simulator.running.build import Build
 from simulator.serving import RunLog, StepLog, StepRecords
 from simulator.timing import Costs, EngineTimer, Kernel, ModelTimer, StagedTimer, StepWork, running, some_steps
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 PRICED_TOGETHER = 1 << 14
 """Steps whose bounds are computed at once: what is computed of them stays in a processor's cache."""
@@ -106,7 +103,7 @@ COUNTS = ("steps", "prefill_tokens", "output_tokens", "peak_blocks")
 
 @dataclass(slots=True)
 class StepRows:
-    """Prices the rows of a ``StepLog``, shows each of them to ``look``, and keeps all of them or sums over neighbours."""
+    """Prices the rows of a ``StepLog``, shows each of them to ``look``, and keeps all of them or sums of neighbours."""
 
     build: Build
     look: Callable[[StepRecords], None]

@@ -8,14 +8,13 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
+from forerun.arrays import FloatArray
 from simulator.speculation.speculation_config import CONCENTRATION
 
 if TYPE_CHECKING:
     from simulator.speculation.policies import Batch, PolicyFactory
 
-FloatArray = NDArray[np.float64]
 CONFIDENCE_THRESHOLD = "confidence-threshold"
 DEFAULT_THRESHOLD = 0.75
 """llama.cpp's default of ``--draft-p-min``."""

@@ -6,9 +6,9 @@ from functools import cache, cached_property
 from typing import Annotated
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from forerun.arrays import FloatArray
 from forerun.errors import ForerunError, did_you_mean
 from forerun.types import PositiveInt, Section, Share
 from forerun.yaml_files import packaged
@@ -21,7 +21,6 @@ from simulator.speculation.level_decay import (
     fit_survival,
 )
 
-FloatArray = NDArray[np.float64]
 Length = Annotated[float, Field(ge=1, allow_inf_nan=False)]
 Rates = Annotated[list[Share], Field(min_length=1)]
 UNLIMITED = 1024

@@ -19,12 +19,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from forerun.arrays import FloatArray
 from forerun.errors import ForerunError
 from simulator.speculation.closed_form import check_length, expected_length
-
-FloatArray = NDArray[np.float64]
 
 MOST_DECAY = 1.25
 """Largest factor per doubling of the position that a fit returns; above 1 rates rise with depth (n-gram drafters)."""

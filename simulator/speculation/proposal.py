@@ -7,8 +7,8 @@ from itertools import accumulate, pairwise
 from operator import mul
 
 import numpy as np
-from numpy.typing import NDArray
 
+from forerun.arrays import FloatArray
 from forerun.errors import ForerunError
 from simulator.speculation.acceptance import survival_rates
 from simulator.speculation.curves import load_curve
@@ -30,8 +30,6 @@ from simulator.speculation.tree import (
     rates_by_rank,
     survival_by_depth,
 )
-
-FloatArray = NDArray[np.float64]
 
 OTHER_RANKS = (0.2533, 0.1692, 0.1202, 0.0833, 0.05, 0.05, 0.05, 0.05, 0.05)
 """Share of what the candidates before it missed that rank 1, 2, ... catches: the first head of Medusa on Vicuna-7B
@@ -62,7 +60,8 @@ def proposal(config: SpeculationConfig) -> Proposal:
     if growth is not None:
         nodes = min(growth.nodes, growth.drafted_nodes)
         return Proposal(nodes, min(growth.depth, nodes), (growth.top_k,) * (growth.depth - 1))
-    tree = (config.tree and config.tree.static) or chain(config.num_speculative_tokens or 0)
+    static = None if config.tree is None else config.tree.static
+    tree = static or chain(config.num_speculative_tokens or 0)
     return Proposal(tree.num_nodes, tree.depth, expanded_nodes(tree))
 
 
@@ -84,7 +83,8 @@ def draft_survival(config: SpeculationConfig) -> FloatArray:
     """
     acceptance = config.acceptance
     assert acceptance is not None
-    tree, static = config.tree, config.tree and config.tree.static
+    tree = config.tree
+    static = None if tree is None else tree.static
     if tree is None or (static is not None and static == chain(static.num_nodes)):
         return survival_rates(acceptance, config.depth)
     if acceptance.acceptance_length is not None:

@@ -6,13 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from forerun.arrays import FloatArray, IntArray
 from forerun.errors import ForerunError, did_you_mean
 from forerun.yaml_files import packaged
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 RankRates = Sequence[Sequence[float]]
 """Per depth, chance that the candidate of rank 0, 1, 2 ... is the accepted one when its parent was accepted. The

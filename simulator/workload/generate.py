@@ -9,17 +9,14 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from forerun.arrays import FloatArray, IntArray
 from forerun.errors import ForerunError
 from forerun.recent import RecentResults
 from forerun.types import LONGEST_S
 from simulator.workload.memory import refuse_if_larger_than_memory
 from simulator.workload.workload_config import ArrivalsConfig, LengthConfig, SessionsConfig, WorkloadConfig
 from traces import PrefixHashes, RequestTable
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 BYTES_PER_REQUEST = 450
 """Bytes of memory per request, from trace row to record; measured on four million requests."""
@@ -93,9 +90,7 @@ def _generate(workload: WorkloadConfig, seed: int) -> RequestStream:
     count = workload.num_requests
     refuse_if_larger_than_memory(count * BYTES_PER_REQUEST, f"workload.num_requests: {count} requests")
     if workload.sessions is not None:
-        return make_sessions(
-            workload.sessions, workload.arrivals, workload.input_tokens, workload.output_tokens, count, seed
-        )
+        return _sessions(workload, workload.sessions, count, seed)
     return RequestStream(
         arrival_s=arrival_times(workload.arrivals, count, arrivals_rng),
         input_tokens=draw_lengths(workload.input_tokens, count, input_rng),
@@ -111,23 +106,20 @@ def _priorities(priorities: tuple[int, ...], stream: RequestStream, seed: int) -
     return drawn
 
 
-def make_sessions(
-    sessions: SessionsConfig,
-    arrivals: ArrivalsConfig,
-    new_tokens: int | LengthConfig,
-    output_tokens: int | LengthConfig,
-    count: int,
-    seed: int,
-) -> RequestStream:
+def _sessions(workload: WorkloadConfig, sessions: SessionsConfig, count: int, seed: int) -> RequestStream:
     """``count`` turns of conversations, session after session, with the hashes of the conversation so far."""
+    assert workload.arrivals is not None
+    assert workload.input_tokens is not None
+    assert workload.output_tokens is not None
     rngs = [np.random.default_rng(s) for s in np.random.SeedSequence(seed).spawn(6)]
     turns = np.minimum(draw_lengths(sessions.turns, count, rngs[3]), count)
     firsts = np.cumsum(turns) - turns
     turns = np.minimum(turns, count - firsts)[firsts < count]
     firsts = firsts[: len(turns)]
-    starts = arrival_times(arrivals, len(turns), rngs[0])
+    starts = arrival_times(workload.arrivals, len(turns), rngs[0])
     session = np.repeat(np.arange(len(turns)), turns)
-    new, output = draw_lengths(new_tokens, count, rngs[1]), draw_lengths(output_tokens, count, rngs[2])
+    new = draw_lengths(workload.input_tokens, count, rngs[1])
+    output = draw_lengths(workload.output_tokens, count, rngs[2])
     turn_tokens = np.cumsum(new + output)
     before = turn_tokens - new - output
     prompts = sessions.system_prompt_tokens + before - before[firsts][session] + new

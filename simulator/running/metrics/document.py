@@ -66,6 +66,7 @@ def run_document(result: RunRecords) -> dict[str, Any]:
 
 
 def scenario_document(scenario: Any) -> dict[str, Any]:
+    """The scenario as it can be read back: JSON values under the names of the scenario file."""
     return jsonable(scenario.model_dump(mode="python", by_alias=True, exclude_none=True))  # type: ignore[no-any-return]
 
 

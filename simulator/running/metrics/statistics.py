@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from math import floor, nan, sqrt
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-FloatArray = NDArray[np.float64]
+from forerun.arrays import FloatArray, IntArray
+
 EQUAL = 1e-12
 """Relative spread up to which values are one value, rounded here and there."""
 
@@ -23,7 +24,7 @@ class WeightedSample:
     """
 
     values: FloatArray
-    cumulative: NDArray[np.int64]
+    cumulative: IntArray
 
     @classmethod
     def of(cls, values: ArrayLike, counts: ArrayLike | None = None) -> WeightedSample:
@@ -57,7 +58,7 @@ class WeightedSample:
         return int(self.cumulative[-1]) if len(self.cumulative) else 0
 
     @property
-    def counts(self) -> NDArray[np.int64]:
+    def counts(self) -> IntArray:
         """How often each value occurs."""
         counts = self.cumulative.copy()
         counts[1:] -= self.cumulative[:-1]

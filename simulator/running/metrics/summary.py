@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from forerun.arrays import BoolArray, FloatArray
 from forerun.errors import ForerunError
 from simulator.running.metrics.statistics import WeightedSample
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from simulator.running.scenario import Scenario
     from simulator.serving.records import GapCounts, RequestRecords, SpeculationCounters
 
-FloatArray = NDArray[np.float64]
 MS_PER_S = 1e3
 LATENCIES = ("ttft", "tpot", "itl", "e2el")
 """Latencies of vLLM's serving benchmark: time to first token, time per output token, inter-token, end to end."""
@@ -45,7 +44,7 @@ class Served(Protocol):
     def speculation(self) -> SpeculationCounters | None: ...
 
 
-def completed_requests(requests: RequestRecords) -> NDArray[np.bool_]:
+def completed_requests(requests: RequestRecords) -> BoolArray:
     return np.asarray(~requests.failed & np.isfinite(requests.finished_s), dtype=np.bool_)
 
 
@@ -171,9 +170,7 @@ def slo_limits(slo: Mapping[str, float]) -> tuple[Limit, ...]:
     return tuple(limits)
 
 
-def good_requests(
-    limits: tuple[Limit, ...], latencies_ms: Mapping[str, NDArray[np.float64]]
-) -> NDArray[np.bool_] | None:
+def good_requests(limits: tuple[Limit, ...], latencies_ms: Mapping[str, FloatArray]) -> BoolArray | None:
     """Which completed requests are within every limit that applies to a single request; None without such limits.
 
     A request is good when its own TTFT, TPOT and end-to-end latency are within the limits set on any aggregate of

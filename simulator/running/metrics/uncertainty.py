@@ -18,8 +18,8 @@ from math import exp, log, sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from forerun.arrays import BoolArray, FloatArray, IntArray
 from hwprofiles import Chip, load_chip
 from simulator.running.build import Build
 from simulator.running.metrics.statistics import WeightedSample
@@ -39,7 +39,6 @@ from simulator.speculation.acceptance import widest_spread
 from simulator.timing import ModelTimer, StagedTimer
 from simulator.workload import RequestStream, generate_requests
 
-FloatArray = NDArray[np.float64]
 LEVEL = 0.90
 Z90 = 1.6448536269514722
 """Standard deviations from the median to either end of a 90 % interval of a normal distribution."""
@@ -213,7 +212,7 @@ def step_sources(build: Build, log: RunLog) -> list[ErrorSource]:
 
 
 def _split_by_source(
-    sources: dict[str, ErrorSource], kind: str, timer: ModelTimer, log: RunLog, rows: NDArray[np.int64]
+    sources: dict[str, ErrorSource], kind: str, timer: ModelTimer, log: RunLog, rows: IntArray
 ) -> None:
     work, draft = log.steps.work(rows), log.steps.draft(rows)
     costs = timer.costs(work) if draft is None else timer.costs(work, draft)
@@ -266,9 +265,10 @@ def _add(
     source["share"][kind] = before + weight
 
 
-def _evenly_in_time(rows: NDArray[np.int64], seconds: FloatArray) -> NDArray[np.int64]:
+def _evenly_in_time(rows: IntArray, seconds: FloatArray) -> IntArray:
     reached = np.cumsum(seconds[rows])
-    return rows[np.searchsorted(reached, (np.arange(SAMPLED_STEPS) + 0.5) / SAMPLED_STEPS * reached[-1])]
+    places = (np.arange(SAMPLED_STEPS) + 0.5) / SAMPLED_STEPS * reached[-1]
+    return rows.take(np.searchsorted(reached, places))
 
 
 @lru_cache(maxsize=1024)
@@ -389,7 +389,7 @@ def sampling_errors(result: RunRecords) -> dict[str, float]:
     return errors | dict.fromkeys(throughputs, _rate_error(result.requests, done))
 
 
-def _rate_error(requests: RequestRecords, done: NDArray[np.bool_]) -> float:
+def _rate_error(requests: RequestRecords, done: BoolArray) -> float:
     """Standard error of a run's rates in logarithms: its duration, one gap and one latency more or less.
 
     Whether a benchmark counts until the last request is sent, is due or is answered, and what its client takes to

@@ -12,8 +12,8 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from forerun.arrays import FloatArray
 from forerun.errors import ForerunError, did_you_mean
 from hwprofiles import AttentionShape, KernelLibrary, load_chip, load_link
 from simulator.llm import load_architecture
@@ -28,7 +28,6 @@ from simulator.speculation.attention_level.parameters import (
 )
 from simulator.timing import Deployment, ModelTimer, StepTimer, decode_work, load_framework, resolve_weight_dtypes
 
-FloatArray = NDArray[np.float64]
 MOST_TOKENS = 16
 """Tokens of a step that the set's timers price; only decode steps of one sequence are priced."""
 

@@ -7,16 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from forerun.arrays import BoolArray, FloatArray, IntArray
 from simulator.speculation.attention_level.alspec_config import AttentionSpeculationConfig
 from simulator.speculation.attention_level.hit_rates import rate_at_factor
 from simulator.speculation.attention_level.overlap import DeviceGroups, SpeculativeAttention
 from simulator.timing import DraftStep, ModelTimer, StepWork
 
-FloatArray = NDArray[np.float64]
-BoolArray = NDArray[np.bool_]
-IntArray = NDArray[np.int64]
 STREAM = 0xA77E
 
 

@@ -7,13 +7,12 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from forerun.arrays import FloatArray
 from forerun.errors import ForerunError, did_you_mean
 from forerun.yaml_files import packaged
 from simulator.speculation.attention_level.parameters import Parameter, source_words
 
-FloatArray = NDArray[np.float64]
 TOLERANCE = 0.10
 """The tolerance lambda that the paper recommends, and the default of a hit rate."""
 WINDOW_TOKENS = 128

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from forerun.arrays import FloatArray, IntArray
 from forerun.errors import ForerunError
 from hwprofiles import AttentionShape
 from simulator.llm.layers import Attention, Layer
@@ -26,9 +26,6 @@ from simulator.speculation.attention_level.layer import LayerTimes, Outcome, exp
 from simulator.speculation.attention_level.parameters import Parameter, mechanism_costs
 from simulator.timing import Deployment, StepTimer
 from simulator.timing.deployment import ACTIVATION_BYTES
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 GROUPS = 2
 VERIFY_KERNELS = 2.0
@@ -165,7 +162,7 @@ class SpeculativeAttention:
 
         return _of_each(self._layer_rates(keys / seqs), whole)
 
-    def outcome_change(self, seqs: int, query_len: int, keys: int, failing: NDArray[np.int64]) -> float:
+    def outcome_change(self, seqs: int, query_len: int, keys: int, failing: IntArray) -> float:
         """Seconds by which a step in whose layers so many sequences fail differs from the mean step; where they do not
         roll back by themselves, all fail or none."""
         change = 0.0
