@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 import simulator.timing as timing
+from forerun.arrays import FloatArray
 from forerun.errors import ForerunError
 from hwprofiles import load_chip, load_link
 from simulator.llm import (
@@ -37,7 +38,6 @@ from simulator.speculation import (
 from simulator.speculation.confidence import (
     CONFIDENCE_THRESHOLD,
     DEFAULT_THRESHOLD,
-    FloatArray,
     ThresholdChain,
     threshold_chain,
     threshold_policies,

@@ -268,7 +268,8 @@ def _add(
 def _evenly_in_time(rows: IntArray, seconds: FloatArray) -> IntArray:
     reached = np.cumsum(seconds[rows])
     places = (np.arange(SAMPLED_STEPS) + 0.5) / SAMPLED_STEPS * reached[-1]
-    return rows.take(np.searchsorted(reached, places))
+    chosen: IntArray = rows[np.searchsorted(reached, places)]
+    return chosen
 
 
 @lru_cache(maxsize=1024)
