@@ -418,10 +418,8 @@ def speed_of_light(part: PoolSteps) -> Iterator[str]:
 
 
 def least_seconds(part: PoolSteps) -> Iterator[tuple[str, FloatArray]]:
-    """The bounding resource of each step of a pool, and the least seconds that the step needs.
-
-    Of all kernels together: FLOPs at the chip's fastest dense dtype, and bytes; one by one: at the peak of its dtype.
-    """
+    """Least seconds of each step by resource: all FLOPs at the chip's fastest dense dtype, all bytes, and the kernels
+    one by one, each at the peak of its dtype."""
     pool, rows = part.pool, part.steps
     peak, bandwidth = _limits(pool)
     chips = f"of {pool.chips} x {pool.chip.name}"

@@ -105,12 +105,8 @@ def span_events(spans: Iterable[Span]) -> Iterator[Event]:
 
 
 def step_events(steps: StepRecords, replica: int, group: int) -> Iterator[Event]:
-    """The steps of one replica as slices of ``group`` steps each, with counters at the start of each.
-
-    A slice of several steps gives sums of tokens, work and time, and the largest batch, queue and KV use; between its
-    steps the engine may have been idle (``busy_ms`` against the slice's length). Steps that overlap (pipeline
-    parallelism) go on separate tracks.
-    """
+    """Slices of ``group`` steps of a replica (sums, and the largest batch, queue and KV use), with counters at their
+    starts; steps that overlap (pipeline parallelism) go on separate tracks."""
     rows = np.flatnonzero(steps.replica == replica)
     rows = rows[np.argsort(steps.start_s[rows], kind="stable")]
     firsts = np.arange(0, len(rows), group)

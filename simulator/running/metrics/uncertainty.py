@@ -137,11 +137,8 @@ def model_error(
 
 
 def requests_again(build: Build, stream: RequestStream) -> int:
-    """Requests that are served again for every direction.
-
-    All of a short run and a sixth of a long one. Where every step is decided or priced in Python (drawn hits, policies,
-    exact steps, custom schedulers) a sixth of a short run too, but twice what runs at once, so that the load stays.
-    """
+    """Requests that are served again for every direction: where every step is decided or priced in Python, a sixth of
+    a short run too, but twice what runs at once, so that the load stays."""
     share = len(stream) // SHARE
     if any(pool.interpreted or pool.hits is not None or pool.rule is not None for pool in build.pools):
         return min(max(2 * (stream.max_concurrency or LEAST_AT_ONCE), share), MOST_REQUESTS)

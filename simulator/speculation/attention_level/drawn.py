@@ -67,8 +67,7 @@ class OutcomeDraws:
 class DrawnTimer:
     """The timing model of one replica, each step that only decodes with outcomes of its own.
 
-    Its mean over steps is what ``timer`` says, in readings whose pass is linear in the hits (all but ``pipelined``,
-    where correlated outcomes also change how often a group waits).
+    Its mean is what ``timer`` says, but for ``pipelined``: correlated outcomes change how often a group waits.
     """
 
     def __init__(
