@@ -14,13 +14,11 @@ from __future__ import annotations
 
 import argparse
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-
-from simulator.speculation.attention_level.numeric import attention_outputs, relative_errors
 
 Array = np.ndarray[Any, np.dtype[np.float32]]
 WINDOWS = (16, 32, 64, 128, 256, 512, 1024, 2048)
@@ -129,6 +127,42 @@ def run(model: Model, ids: list[int]) -> Iterator[tuple[int, Array, Array, Array
     chosen = logits[np.arange(len(last)), ids[1::16][: len(last)]]
     loss = np.log(np.exp(logits - logits.max(axis=1, keepdims=True)).sum(axis=1)) + logits.max(axis=1) - chosen
     print(f"mean loss of the text: {loss.mean():.2f} nats per token (chance: {np.log(len(table)):.1f})")
+
+
+def window_mask(context: int, window: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Which of ``context`` keys lie in the first or the last chunk of ``window`` tokens."""
+    position = np.arange(context)
+    return (position < window) | (position >= context - window)
+
+
+def attention_outputs(query: Any, keys: Any, values: Any, windows: Iterable[int]) -> tuple[Any, Any]:
+    """Attention output of one decoded token over all keys, and over the first and last chunk alone for each window S.
+
+    Args:
+        query: [heads, head_dim].
+        keys: [context, kv_heads, head_dim]; heads must be a multiple of kv_heads.
+        values: [context, kv_heads, value_dim].
+        windows: chunk lengths S to try.
+    """
+    heads, head_dim = query.shape
+    context, kv_heads = keys.shape[:2]
+    grouped = query.reshape(kv_heads, heads // kv_heads, head_dim)
+    logits = np.einsum("kgd,ckd->kgc", grouped, keys).reshape(heads, context) / np.sqrt(head_dim)
+    weights = np.exp(logits - logits.max(axis=1, keepdims=True)).reshape(kv_heads, heads // kv_heads, context)
+
+    def output(kept: Any) -> Any:
+        share = weights * kept
+        return np.einsum("kgc,ckd->kgd", share / share.sum(axis=2, keepdims=True), values).reshape(heads, -1)
+
+    return output(np.ones(context, dtype=bool)), np.stack([output(window_mask(context, window)) for window in windows])
+
+
+def relative_errors(exact: Any, speculative: Any) -> Any:
+    """``||A_spec - A|| / ||A||`` over the last two axes: a layer passes at every lambda above it.
+
+    Source: verification rule of Cai et al., "Attention-Level Speculation" (ICML 2025); 2-norms over all heads.
+    """
+    return np.linalg.norm(speculative - exact, axis=(-2, -1)) / np.linalg.norm(exact, axis=(-2, -1))
 
 
 def errors_of(model: Model, ids: list[int], samples: int, generator: np.random.Generator) -> dict[int, Array]:

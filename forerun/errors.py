@@ -15,7 +15,6 @@ LONGEST_MESSAGE = 1000
 
 
 MOST_NEAR = 3
-"""Largest number of words that a hint suggests."""
 
 
 class ForerunError(ValueError):
@@ -89,7 +88,6 @@ class InvariantError(RuntimeError):
         self.invariant, self.scenario, self.seed, self.options, self.result = invariant, scenario, seed, options, result
 
     def __reduce__(self) -> tuple[type[InvariantError], tuple[str, str, int, str]]:
-        """Pickle everything except the result."""
         return type(self), (self.invariant, self.scenario, self.seed, self.options)
 
     @property
@@ -98,7 +96,6 @@ class InvariantError(RuntimeError):
         return f"{zlib.crc32(f'{self.seed} {self.scenario}'.encode()):08x}"
 
     def __str__(self) -> str:
-        """The broken invariant and the command that reproduces it."""
         return f"{self.invariant}; reproduce it with seed {self.seed} and the scenario {self.scenario}"
 
 

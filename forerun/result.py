@@ -190,7 +190,6 @@ class Result:
 
     @property
     def _notes(self) -> Sequence[str]:
-        """Caveats that a reader of the figures must know."""
         return self.document["notes"]  # type: ignore[no-any-return]
 
     def __eq__(self, other: object) -> bool:
@@ -225,12 +224,10 @@ class StudyResult(Result):
 
     @property
     def document(self) -> dict[str, Any]:
-        """What ``--json`` writes."""
         return self._document
 
     @property
     def files(self) -> dict[str, str]:
-        """Texts by file name that ``save`` writes beside document and report."""
         return self._files
 
     @property
@@ -240,12 +237,10 @@ class StudyResult(Result):
 
     @property
     def model(self) -> str:
-        """The model of its scenario."""
         return model_words(self.document["scenario"])
 
 
 def model_words(scenario: Mapping[str, Any]) -> str:
-    """Name of the model of a scenario document."""
     return scenario["model"] if isinstance(scenario["model"], str) else "inline model"
 
 

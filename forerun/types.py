@@ -16,9 +16,7 @@ Replicas = Annotated[int, Field(gt=0, le=10_000)]
 LONGEST_S = 1e9
 """Longest simulated time, seconds (30 years): a clock in double precision still resolves microseconds there."""
 PositiveSeconds = Annotated[float, Field(gt=0, le=LONGEST_S)]
-"""A time that simulated time can resolve."""
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
-"""A probability or a fraction of a whole."""
 
 
 class Section(BaseModel):

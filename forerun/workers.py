@@ -85,11 +85,7 @@ class Workers:
 
 
 def _alone(task: Callable[[], T]) -> T:
-    """What ``task`` returns, from a process of its own.
-
-    Raises:
-        WorkerDiedError: the process died as well.
-    """
+    """What ``task`` returns, from a process of its own."""
     from concurrent.futures.process import BrokenProcessPool
 
     pool = _process_pool(1)

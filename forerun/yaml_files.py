@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from functools import cache
+from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -16,7 +18,6 @@ LARGEST_FILE_BYTES = 4 * 1024**2
 """No description of a chip, a model or a scenario is longer; traces and weights given by mistake are."""
 BRACKETS = re.compile(r"[\[\]{}]")
 DEEPEST = 200
-"""Most brackets open at once."""
 LARGEST_VALUES = 1_000_000
 """Values that a file may stand for once its aliases are written out."""
 
@@ -71,11 +72,9 @@ class _Reader:
         return value
 
     def close(self) -> None:
-        """Release the parser."""
         self._parser.dispose()
 
     def _part(self, event: Any) -> _Part:
-        """The value that begins with ``event``."""
         kind = type(event)
         if kind is yaml.ScalarEvent:
             part = _Part(_scalar(event), 1, event.value, event.start_mark)
@@ -109,7 +108,6 @@ class _Reader:
         return _Part(values, size, None, start.start_mark)
 
     def _mapping(self, start: Any) -> _Part:
-        """A mapping whose keys are words, each given once."""
         _check_tag(start, "map", "mapping")
         values: dict[Any, Any] = {}
         lent: dict[Any, Any] = {}
@@ -132,7 +130,6 @@ class _Reader:
 
 
 def refuse(problem: str, event: Any) -> NoReturn:
-    """Refuse what stands at ``event``."""
     raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
 
 
@@ -196,12 +193,7 @@ def problem_of(error: yaml.YAMLError) -> tuple[str, int | None]:
 
 
 def bounded_text(path: Path) -> str:
-    """The text of a file that describes something; a device or pipe is read no further than any description goes.
-
-    Raises:
-        TooLargeError: it is longer than ``LARGEST_FILE_BYTES``.
-        OSError, UnicodeDecodeError: it cannot be read, or is no text.
-    """
+    """The text of a file that describes something; a device or pipe is read no further than any description goes."""
     with path.open("rb") as file:
         data = file.read(LARGEST_FILE_BYTES + 1)
     if len(data) > LARGEST_FILE_BYTES:
@@ -209,12 +201,15 @@ def bounded_text(path: Path) -> str:
     return data.decode("utf-8-sig")
 
 
-def parse(text: str) -> Any:
-    """YAML or JSON text as plain data.
+@cache
+def packaged(package: str, name: str) -> dict[str, Any]:
+    """The mapping in a YAML file of a package, read once; not to be changed."""
+    text = resources.files(package).joinpath(name).read_text(encoding="utf-8")
+    return parse(text)  # type: ignore[no-any-return]
 
-    Raises:
-        yaml.YAMLError: it is not, or not within bounds.
-    """
+
+def parse(text: str) -> Any:
+    """YAML or JSON text as plain data."""
     if _brackets_deep(text) > DEEPEST:
         raise yaml.YAMLError("nested too deeply")
     reader = _Reader(text)

@@ -14,7 +14,6 @@ from numpy.testing import assert_allclose
 
 from simulator.running.run import simulate
 from simulator.running.scenario import load_scenario, parse_yaml
-from simulator.speculation.attention_level.numeric import attention_outputs
 from simulator.studies.alspec import ATLAS_CHIPS, atlas_gains
 from simulator.studies.compare.command import compare
 
@@ -161,7 +160,9 @@ def test_hit_rates_of_a_model_s_own_attention():
     assert (errors[1024][:, :, recipe.WINDOWS.index(512) :] == 0).all()
     assert (errors[1024][:, :, 0] > 0).all()
     q, k, v = drawn(70, 4, 8), drawn(70, 2, 8), drawn(70, 2, 8)
-    assert_allclose(recipe.attended(q, k, v, block=16)[40], attention_outputs(q[40], k[:41], v[:41], [1])[0], rtol=1e-4)
+    assert_allclose(
+        recipe.attended(q, k, v, block=16)[40], recipe.attention_outputs(q[40], k[:41], v[:41], [1])[0], rtol=1e-4
+    )
     assert_allclose(np.linalg.norm(recipe.rotated(q, 1e4), axis=-1), np.linalg.norm(q, axis=-1), rtol=1e-5)
 
 

@@ -35,7 +35,15 @@ LAYERS = (
     ("hwprofiles",),
     ("forerun.result",),
     ("forerun.tables",),
-    ("forerun.lazy", "forerun.recent", "forerun.types", "forerun.version", "forerun.workers", "forerun.yaml_files"),
+    (
+        "forerun.arrays",
+        "forerun.lazy",
+        "forerun.recent",
+        "forerun.types",
+        "forerun.version",
+        "forerun.workers",
+        "forerun.yaml_files",
+    ),
     ("forerun.renderer", "forerun.errors"),
 )
 """From the top: a package imports only from the layers below it. ``forerun`` and ``simulator`` are the public faces."""

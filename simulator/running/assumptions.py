@@ -33,7 +33,6 @@ class Assumptions:
     factors: Factors = field(default_factory=dict)
 
     def framework(self, framework: Framework) -> Framework:
-        """Host costs of an engine under the factors named ``FRAMEWORK.FIELD``."""
         scaled = self._scaled(framework.name, {name: getattr(framework, name) for name in HOST_COSTS})
         return framework.model_copy(update=scaled) if scaled else framework
 
@@ -50,13 +49,7 @@ class Assumptions:
         return _once(_with_on_chip, chip, *scaled.values()) if scaled else chip
 
     def kernels(self, chip: Chip, library: str, *choices: Any) -> KernelLibrary:
-        """Kernel times of a chip under the factors ``CHIP.kernels.PARAMETER``; calibrated values are kept.
-
-        Args:
-            chip: the chip whose kernels are timed.
-            library: name of the kernel library.
-            choices: further positional arguments of ``KernelLibrary``.
-        """
+        """Kernel times of a chip under the factors ``CHIP.kernels.PARAMETER``; calibrated values are kept."""
         factors = {name: self.factors.get(f"{chip.name}.kernels.{name}", 1.0) for name in KERNEL_FIELDS}
         moved = {name: factor for name, factor in factors.items() if factor != 1.0}
         if moved:
@@ -95,19 +88,14 @@ class _ScaledKernels(KernelLibrary):
 
     def parameters(self, family: str, dtype: str = "bf16") -> FamilyParameters:
         """The family's set, scaled; efficiencies stay at most 1."""
-        key = (family, dtype)
-        if key not in self._scaled:
-            self._scaled[key] = self._scale(family, dtype)
-        return self._scaled[key]
-
-    def _scale(self, family: str, dtype: str) -> FamilyParameters:
-        parameters = super().parameters(family, dtype)
-        if self.basis(family, dtype) == "calibrated":
-            return parameters
-        update: dict[str, float] = {}
-        for name, factor in self._factors.items():
-            for part in KERNEL_FIELDS[name]:
-                if part in type(parameters).model_fields:
-                    value = getattr(parameters, part) * factor
-                    update[part] = value if part.endswith("_s") else min(value, LARGEST_EFFICIENCY)
-        return parameters.model_copy(update=update)
+        scaled = self._scaled.get((family, dtype))
+        if scaled is None:
+            scaled = super().parameters(family, dtype)
+            update: dict[str, float] = {}
+            for name, factor in self._factors.items() if self.basis(family, dtype) != "calibrated" else ():
+                for part in KERNEL_FIELDS[name]:
+                    if part in type(scaled).model_fields:
+                        value = getattr(scaled, part) * factor
+                        update[part] = value if part.endswith("_s") else min(value, LARGEST_EFFICIENCY)
+            scaled = self._scaled[family, dtype] = scaled.model_copy(update=update) if update else scaled
+        return scaled

@@ -51,7 +51,6 @@ class PoolBuild(Pool):
     """A pool of identical replicas and the parts that they are built from."""
 
     chips_per_stage: int
-    """Chips of a replica that share the work of one pipeline stage."""
     chip: Chip
     memory: timing.MemoryPlan
     usd_per_chip_hour: float | None
@@ -63,15 +62,12 @@ class PoolBuild(Pool):
     other_chips: tuple[Chip, ...] = ()
     """Chips that run some of the layers, before or after ``chip``."""
     groups: attention_level.DeviceGroups | None = None
-    """Device groups of attention-level speculation; None without it."""
 
     @property
     def basis(self) -> str:
         """Evidence level of the kernels of usual steps: a prompt, and a decode or verify batch."""
-        limits = self.limits
-        work = timing.usual_steps(
-            self.timer.windows, limits.query_len, limits.max_num_seqs, limits.max_num_batched_tokens
-        )
+        limits, windows = self.limits, self.timer.windows
+        work = timing.usual_steps(windows, limits.query_len, limits.max_num_seqs, limits.max_num_batched_tokens)
         basis = self.timer.costs(work).evidence.basis
         return weakest((basis, EXTRAPOLATED)) if self.assumed else basis
 
@@ -87,46 +83,31 @@ class Build:
 
     @property
     def main(self) -> PoolBuild:
-        """The first pool that generates."""
         return next(pool for pool in self.pools if pool.role != "prefill")
 
     def with_pools(self, change: Callable[[PoolBuild], PoolBuild]) -> Build:
-        """The build with every pool changed."""
         pools = tuple(map(change, self.pools))
         return replace(self, pools=pools, fleet=replace(self.fleet, pools=pools))
 
     @property
     def memory(self) -> timing.MemoryPlan:
-        """Memory plan of a replica of the main pool."""
         return self.main.memory
 
     @property
     def basis(self) -> str:
-        """Weakest evidence level of the kernels of usual steps over all pools."""
         return weakest(pool.basis for pool in self.pools)
 
     @property
     def chips(self) -> int:
-        """Number of chips of all replicas together."""
         return sum(pool.replicas * pool.chips for pool in self.pools)
 
 
-def build_replica(
-    scenario: Scenario,
-    seed: int = 0,
-    make_drafter: DrafterFactory | None = None,
-    make_policy: PolicyFactory | None = None,
-    factors: Factors | None = None,
-) -> Build:
-    """``build_run`` for callers that need a single kind of replica and no failures.
-
-    Raises:
-        ForerunError: also where the scenario has pools or failures.
-    """
+def build_replica(scenario: Scenario, seed: int = 0, **choices: Any) -> Build:
+    """``build_run`` for callers that need a single kind of replica and no failures."""
     for name in ("pools", "faults"):
         if getattr(scenario, name) is not None:
             raise ForerunError(f"{name}: this looks at equal replicas that never fail; remove {name}")
-    return build_run(scenario, seed, make_drafter, make_policy, factors)
+    return build_run(scenario, seed, **choices)
 
 
 def build_run(
@@ -136,19 +117,7 @@ def build_run(
     make_policy: PolicyFactory | None = None,
     factors: Factors | None = None,
 ) -> Build:
-    """The fleet that a scenario describes, its memory laid out.
-
-    Args:
-        scenario: what to build.
-        seed: seed of acceptance draws and of random failures.
-        make_drafter: replaces the drafter that the scenario names.
-        make_policy: replaces the draft policy that the scenario names.
-        factors: multiply assumed parameters (see ``simulator.running.assumptions``).
-
-    Raises:
-        ForerunError: something does not fit or is not modelled.
-        hwprofiles.ProfileError: unknown or faulty chip or link.
-    """
+    """The fleet that a scenario describes, its memory laid out."""
     assumed = Assumptions(factors or {})
     parts = {name: _of_one_group(part) for name, part in _parts(scenario).items()}
     refuse_unmodelled(scenario, parts)
@@ -182,7 +151,6 @@ def _parts(scenario: Scenario) -> dict[str, Scenario]:
 
 
 def _as_pool(scenario: Scenario, name: str, pool: PoolBuild) -> PoolBuild:
-    """Replicas under the name, role and price of their pool; as many as an autoscaler may start."""
     usd = scenario.prices.of(pool.chip.name) if scenario.prices is not None else None
     if scenario.pools is not None:
         config = scenario.pools[name]
@@ -215,7 +183,9 @@ class _Replica:
         hardware, engine, speculation = self.hardware, self.engine, self.speculation
         target = self._target()
         chip, framework = target.chip, target.framework
-        most_seqs = min(engine.max_num_seqs, engine.measured_pages or _most_blocks(target, engine.page_tokens))
+        page_bytes = target.cached_kv_bytes_per_token * engine.page_tokens
+        most_blocks = max(1, int(chip.memory.capacity_bytes // page_bytes))
+        most_seqs = min(engine.max_num_seqs, engine.measured_pages or most_blocks)
         drafting = self._drafting(target, most_seqs, make_drafter)
         target = replace(target, other_devices=self._other_devices(target))
         if drafting.drafted:
@@ -259,7 +229,6 @@ class _Replica:
         return replace(pool, notes=tuple(self._notes(pool, drafting.drafter, borrowed)))
 
     def _target(self) -> timing.Deployment:
-        """The model on the chips of a replica."""
         scenario, hardware, engine = self.scenario, self.hardware, self.engine
         with at_field("hardware.chip"):
             chip = self.assumed.chip(load_chip(hardware.chip))
@@ -267,7 +236,6 @@ class _Replica:
             with at_field("hardware.power_limit_w"):
                 chip = chip.at_power_limit(hardware.power_limit_w)
         link_name = hardware.link or chip.links.scale_up
-        link = self.assumed.link(link_name, "hardware.link") if link_name else None
         framework = self._framework(chip)
         kernels = self._kernels(chip, framework)
         others = []
@@ -287,7 +255,7 @@ class _Replica:
             architecture=self.architecture,
             chip=chip,
             kernels=kernels,
-            link=link,
+            link=self.assumed.link(link_name, "hardware.link") if link_name else None,
             framework=framework,
             tensor_parallel=hardware.tensor_parallel,
             weight_dtypes=self.weight_dtypes,
@@ -299,11 +267,9 @@ class _Replica:
         )
 
     def _framework(self, chip: Chip) -> Framework:
-        """Host costs and graphs of the engine on a chip."""
         engine = self.engine
-        framework = self.assumed.framework(timing.load_framework(engine.framework)).on(
-            chip, self.hardware.tensor_parallel
-        )
+        framework = self.assumed.framework(timing.load_framework(engine.framework))
+        framework = framework.on(chip, self.hardware.tensor_parallel)
         if engine.entry_point == "offline":
             framework = framework.without_api_server()
         if engine.sampling == "top-p":
@@ -312,7 +278,6 @@ class _Replica:
         return framework.scheduled(engine.async_scheduling)
 
     def _kernels(self, chip: Chip, framework: Framework) -> KernelLibrary:
-        """The engine's kernels on a chip."""
         engine = self.engine
         marlin = engine.moe_backend == "marlin"
         if engine.moe_backend == "auto" and engine.framework == "vllm":
@@ -343,11 +308,7 @@ class _Replica:
         return _Drafting(drafter, sampler, proposed.nodes, lookahead_tokens(speculation, proposed))
 
     def _other_devices(self, target: timing.Deployment) -> tuple[OtherDevice, ...]:
-        """What other chips of the machine run. llama.cpp runs a step through equal cards one after the other too.
-
-        Raises:
-            ForerunError: more layers than the model has, or no link.
-        """
+        """What other chips of the machine run. llama.cpp runs a step through equal cards one after the other too."""
         hardware = self.hardware
         shares = list(hardware.layers_on) or [LayerShare(chip=hardware.chip)] * (chained_cards(self.scenario) - 1)
         if not shares:
@@ -357,9 +318,8 @@ class _Replica:
             with at_field(f"hardware.layers_on.{number}.chip"):
                 chips.append(target.chip if share.chip == hardware.chip else self.assumed.chip(load_chip(share.chip)))
         counts = self._layer_counts(shares, [chip.memory.capacity_bytes for chip in chips], target.chip)
-        link = self.assumed.link(
-            hardware.pipeline_link or hardware.link or target.chip.links.host or "pcie4-x16", "hardware.pipeline_link"
-        )
+        name = hardware.pipeline_link or hardware.link or target.chip.links.host or "pcie4-x16"
+        link = self.assumed.link(name, "hardware.pipeline_link")
         devices = []
         for share, chip, layers in zip(shares, chips, counts, strict=True):
             kernels = target.kernels if chip is target.chip else self._kernels(chip, target.framework)
@@ -369,11 +329,7 @@ class _Replica:
         return tuple(devices)
 
     def _layer_counts(self, shares: Sequence[LayerShare], capacities: Sequence[float], chip: Chip) -> list[int]:
-        """Number of layers of every share: as configured, else in proportion to the memory that is left.
-
-        Raises:
-            ForerunError: more than there are.
-        """
+        """Number of layers of every share: as configured, else in proportion to the memory that is left."""
         layers = self.architecture.num_layers
         free = [place for place, share in enumerate(shares) if share.layers is None]
         requested = sum(share.layers or 0 for share in shares if share.part == "layers")
@@ -421,20 +377,16 @@ class _Replica:
         largest_step: int,
     ) -> timing.ModelTimer:
         stages, between = self.hardware.pipeline_parallel, self.hardware.pipeline_link
+        if groups:
+            return timing.ModelTimer(timing.StepTimer(target, largest_step, groups.of_timer), drafter)
         if stages == 1 or target.other_devices:
-            timer = (
-                timing.StepTimer(target, largest_step, groups.of_timer)
-                if groups
-                else timing.step_timer(target, largest_step)
-            )
-            return timing.ModelTimer(timer, drafter)
+            return timing.ModelTimer(timing.step_timer(target, largest_step), drafter)
         with at_field("hardware.pipeline_link"):
             link = load_link(between) if between else target.link
         first, *later = timing.stage_timers(target, stages, largest_step)
         return timing.PipelineTimer(first, drafter, later=tuple(later), link=link)
 
     def _limits(self, memory: timing.MemoryPlan, drafting: _Drafting, framework: Framework) -> EngineLimits:
-        """Limits of each attention group."""
         engine, groups = self.engine, self.hardware.attention_data_parallel
         num_blocks = memory.num_blocks // groups
         return EngineLimits(
@@ -458,12 +410,8 @@ class _Replica:
         )
 
     def _largest_step(self, most_seqs: int, query_len: int) -> int:
-        """Most tokens of one step, of one attention group.
-
-        The last sequence that the budget admits verifies all of its tokens; schedulers that do not budget decodes
-        decode their whole batch, whatever the budget. What groups wait for may be the prompts of one and the batch of
-        another.
-        """
+        """Most tokens of one step, of one attention group: schedulers that do not budget decodes decode their whole
+        batch; what groups wait for may be the prompts of one and the batch of another."""
         budget, batch = self.engine.max_num_batched_tokens, most_seqs * query_len
         if self.hardware.attention_data_parallel > 1:
             return budget + batch
@@ -472,13 +420,7 @@ class _Replica:
         return max(budget, batch)
 
     def _host_space(self, chip: Chip, memory: timing.MemoryPlan, capacity_bytes: float) -> HostSpace:
-        """Host memory of each attention group, behind the link between its chips and the host.
-
-        Attention groups copy beside one another, each over its own chips' links.
-
-        Raises:
-            ForerunError: no such link is known.
-        """
+        """Host memory of each attention group; groups copy beside one another, each over its own chips' links."""
         name, groups = self.engine.host_link or chip.links.host, self.hardware.attention_data_parallel
         if name is None:
             raise ForerunError(
@@ -503,7 +445,6 @@ class _Replica:
         return space
 
     def _notes(self, pool: PoolBuild, drafter: timing.Drafter | None, borrowed: str | None) -> Iterator[str]:
-        """Notes on replicas before they run."""
         architecture, hardware = self.architecture, self.hardware
         yield from (f"{architecture.name}: {note}" for note in architecture.notes)
         if architecture.expert_routing is not None and hardware.expert_routing is None:
@@ -548,11 +489,6 @@ class _Replica:
             )
 
 
-def _most_blocks(target: timing.Deployment, block_size: int) -> int:
-    """Upper bound on the KV blocks of any memory plan: the number that fills a chip's whole memory."""
-    return max(1, int(target.chip.memory.capacity_bytes // (target.cached_kv_bytes_per_token * block_size)))
-
-
 def _of_one_group(scenario: Scenario) -> Scenario:
     """The scenario with the engine's limits as one attention group has them."""
     engine, groups = scenario.engine, scenario.hardware.attention_data_parallel
@@ -563,19 +499,17 @@ def _of_one_group(scenario: Scenario) -> Scenario:
 
 
 def _links(scenario: Scenario, pools: Iterable[PoolBuild], assumed: Assumptions) -> dict[tuple[str, str], KvLink]:
-    """Links that carry KV between each prefill pool and each decode pool."""
     config = scenario.kv_transfer or KvTransferConfig()
     samples_first = HANDS_ON_FIRST_TOKEN.get(scenario.engine.framework, True)
     if config.first_token is not None:
         samples_first = config.first_token == "prefill"
-    by_role = {role: [pool for pool in pools if pool.role == role] for role in ("prefill", "decode")}
     pool_links: dict[tuple[str, str], KvLink] = {}
-    for source in by_role["prefill"]:
+    for source in (pool for pool in pools if pool.role == "prefill"):
         name = config.link or source.chip.links.scale_out
         if name is None:
             raise ForerunError(f"kv_transfer.link: {source.chip.name} names no scale-out link; give one")
         link = assumed.link(name, "kv_transfer.link")
-        for target in by_role["decode"]:
+        for target in (pool for pool in pools if pool.role == "decode"):
             links = config.links or min(source.chips, target.chips)
             pool_links[source.name, target.name] = KvLink(
                 latency_s=link.latency_s,

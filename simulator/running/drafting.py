@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 import simulator.timing as timing
+from forerun.arrays import FloatArray
 from forerun.errors import ForerunError
 from hwprofiles import load_chip, load_link
 from simulator.llm import (
@@ -37,7 +38,6 @@ from simulator.speculation import (
 from simulator.speculation.confidence import (
     CONFIDENCE_THRESHOLD,
     DEFAULT_THRESHOLD,
-    FloatArray,
     ThresholdChain,
     threshold_chain,
     threshold_policies,
@@ -73,12 +73,10 @@ class DraftRequest:
 
     @property
     def draft(self) -> DraftConfig:
-        """The ``draft`` block, empty where the scenario has none."""
         return self.config.draft or DraftConfig()
 
     @property
     def measured(self) -> DraftOverhead:
-        """Host times of the method as measured in this engine, else in any engine."""
         return method_overhead(self.target.framework.name, self.config.method)
 
     @property
@@ -102,20 +100,15 @@ class DraftRequest:
     def deployment(self, architecture: Architecture, dtypes: dict[str, str]) -> timing.Deployment:
         """A drafter's model on the chips that the scenario gives it."""
         draft, target = self.draft, self.target
+        chips = draft.tensor_parallel or (target.tensor_parallel if draft.chip is None else 1)
+        target = replace(target, architecture=architecture, weight_dtypes=dtypes, tensor_parallel=chips)
         if draft.chip is None:
-            tensor_parallel = draft.tensor_parallel or target.tensor_parallel
-            return replace(target, architecture=architecture, weight_dtypes=dtypes, tensor_parallel=tensor_parallel)
+            return target
         chip, framework = load_chip(draft.chip), target.framework
         scales, corrected = framework.static_activation_scales, bool(target.kernels.corrected)
-        return replace(
-            target,
-            architecture=architecture,
-            weight_dtypes=dtypes,
-            tensor_parallel=draft.tensor_parallel or 1,
-            chip=chip,
-            kernels=Assumptions().kernels(chip, framework.kernel_library, True, scales, False, corrected),
-            link=load_link(chip.links.scale_up) if chip.links.scale_up else None,
-        )
+        kernels = Assumptions().kernels(chip, framework.kernel_library, True, scales, False, corrected)
+        link = load_link(chip.links.scale_up) if chip.links.scale_up else None
+        return replace(target, chip=chip, kernels=kernels, link=link)
 
     @property
     def max_drafting_seqs(self) -> int:
@@ -134,16 +127,17 @@ def method_overhead(framework: str, method: str) -> DraftOverhead:
 
 
 def lookahead_tokens(config: SpeculationConfig, proposal: Proposal) -> int:
-    """KV slots per sequence reserved for the next step's drafts."""
     return proposal.nodes if METHODS[config.method].draft_slots else 0
 
 
 def drafting_notes(config: SpeculationConfig) -> Iterator[str]:
     """Notes for readers of results on how a speculation method is described."""
     policy = named(config.policy)
-    if policy.name == CONFIDENCE_THRESHOLD and config.method != "none":
+    if config.method == "none":
+        return
+    if policy.name == CONFIDENCE_THRESHOLD:
         yield "the drafter's confidences are taken to be calibrated; the drafts of a batch end at the same position"
-    elif policy.name != "fixed" and config.method != "none":
+    elif policy.name != "fixed":
         follows = policy.while_off == "follow"
         idle = "keeps up with one pass per step" if follows else "catches up on what it skipped once K > 0"
         yield (
@@ -160,17 +154,7 @@ def drafting_notes(config: SpeculationConfig) -> Iterator[str]:
 def drafting_rule(
     config: SpeculationConfig, timer: timing.ModelTimer, make_policy: PolicyFactory | None = None, seed: int = 0
 ) -> DraftingRule | None:
-    """The draft policy of a scenario; None where K, the number of draft tokens, never changes.
-
-    Args:
-        config: the ``speculation`` section.
-        timer: prices the steps that a policy weighs against each other.
-        make_policy: makes a user-defined policy.
-        seed: seed of the random draws of a confidence threshold.
-
-    Raises:
-        ForerunError: a confidence threshold for a drafter without sequential passes.
-    """
+    """The draft policy of a scenario; None where K, the number of draft tokens, never changes."""
     policy, most = named(config.policy), config.depth
     if policy.name == CONFIDENCE_THRESHOLD and make_policy is None:
         if not isinstance(timer.drafter, timing.SequentialDrafter):
@@ -207,7 +191,6 @@ def drafting_rule(
 
 
 def adjusted_drafter(config: SpeculationConfig, drafter: timing.Drafter, framework: str) -> timing.AdjustedDrafter:
-    """The drafter under the scenario's policy."""
     policy = named(config.policy)
     look_s = method_overhead(framework, config.method).gate_s if policy.name == CONFIDENCE_THRESHOLD else None
     return timing.AdjustedDrafter(drafter, config.depth, policy.while_off == "follow", policy.switch_s or 0.0, look_s)
@@ -229,16 +212,10 @@ def verified_survival(config: SpeculationConfig) -> FloatArray:
 
 
 def build_drafter(request: DraftRequest) -> timing.Drafter:
-    """The drafter of a method.
-
-    Raises:
-        ForerunError: a model that is not in the catalogue, that lacks MTP layers, or that does not divide over chips.
-    """
     return BUILDERS.get(request.config.method, trained_head)(request)
 
 
 def draft_model(request: DraftRequest) -> timing.Drafter:
-    """A smaller language model of its own."""
     draft = request.draft
     assert draft.model is not None
     architecture = load_architecture(draft.model)
@@ -253,7 +230,6 @@ def draft_model(request: DraftRequest) -> timing.Drafter:
 
 
 def _windowed(architecture: Architecture, kv_tokens: int) -> Architecture:
-    """The model with every attention layer reading at most ``kv_tokens`` keys."""
     groups = []
     for group in architecture.layer_groups:
         attention = group.layer.attention
@@ -273,7 +249,6 @@ def lookup(request: DraftRequest) -> timing.Drafter:
 
 
 def medusa(request: DraftRequest) -> timing.Drafter:
-    """One Medusa head per draft position."""
     draft = request.draft
     dtypes = timing.resolve_weight_dtypes(request.target.architecture, draft.weights_dtype or "bf16")
     depth, seqs, layers = request.proposal.depth, request.max_drafting_seqs, draft.num_layers or 1
@@ -313,10 +288,8 @@ def trained_head(request: DraftRequest) -> timing.Drafter:
     if head.fused_hidden_states:
         fusion = timing.fusion_table(deployment, head.fused_hidden_states, request.max_num_batched_tokens)
     if request.config.method == "parallel-draft":
-        most = request.max_num_batched_tokens + request.max_num_seqs * proposal.depth
-        parallel = timing.ParallelDrafter(
-            timing.step_timer(deployment, most), proposal.depth, weights, kv, request.overhead, fusion
-        )
+        timer = timing.step_timer(deployment, request.max_num_batched_tokens + request.max_num_seqs * proposal.depth)
+        parallel = timing.ParallelDrafter(timer, proposal.depth, weights, kv, request.overhead, fusion)
         return placed(request, parallel, states)
     return placed(request, request.sequential(deployment, weights, kv, fusion=fusion), states)
 
@@ -334,16 +307,7 @@ BUILDERS: dict[str, Callable[[DraftRequest], timing.Drafter]] = {
 def placed(
     request: DraftRequest, drafter: timing.SequentialDrafter | timing.ParallelDrafter, hidden_states: int
 ) -> timing.Drafter:
-    """The drafter where the scenario puts it: on the target's chips, or on its own over a link.
-
-    Args:
-        request: the request that the drafter is built for.
-        drafter: the drafter, priced on the chips that it runs on.
-        hidden_states: states of the target that it reads for each token.
-
-    Raises:
-        ForerunError: no link leads from the target's chips.
-    """
+    """The drafter where the scenario puts it: on the target's chips, or on its own over a link."""
     draft, target = request.draft, request.target
     if draft.chip is None:
         return drafter
@@ -357,11 +321,12 @@ def placed(
 def _head_sizes(request: DraftRequest) -> HeadSizes:
     """Sizes as the scenario gives them, else those of the public head it names; the rest follows from the target."""
     draft = request.draft
-    sizes = HeadSizes()
+    method, architecture = request.config.method, request.target.architecture
     if draft.model is not None:
-        sizes = published_head(draft.model, request.config.method, request.target.architecture).sizes
-    elif (usual := usual_head(request.config.method, request.target.architecture)) is not None:
-        sizes = usual.sizes
+        sizes = published_head(draft.model, method, architecture).sizes
+    else:
+        usual = usual_head(method, architecture)
+        sizes = HeadSizes() if usual is None else usual.sizes
     known = {field.name: getattr(draft, field.name) for field in fields(HeadSizes)}
     return replace(sizes, **{name: value for name, value in known.items() if value is not None})
 

@@ -7,13 +7,13 @@ broken invariant is a fault of the simulator, never of its input.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from forerun.arrays import BoolArray, FloatArray, IntArray
 from simulator.running.build import PoolBuild
 from simulator.running.step_rows import StepTotals
 from simulator.serving import RequestRecords, RunLog, SpeculationCounters, StepRecords
@@ -22,9 +22,6 @@ from simulator.timing import StagedTimer
 if TYPE_CHECKING:
     from traces import PrefixHashes
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
-BoolArray = NDArray[np.bool_]
 
 TIME_TOLERANCE_S = 1e-9
 """Sums of seconds over long runs may differ by rounding."""
@@ -36,18 +33,10 @@ class PoolSteps(NamedTuple):
     """Some engine steps of one pool."""
 
     pool: PoolBuild
-    first: int
-    """Number of the pool's first replica."""
     rows: IntArray
     """Indices of these steps among all steps of the run."""
     alone: bool
-    """Whether the run has only this pool."""
     steps: StepRecords
-
-    @property
-    def staged(self) -> bool:
-        """Whether batches overlap in a pipeline."""
-        return isinstance(self.pool.timer, StagedTimer)
 
     def name(self, row: int) -> str:
         """A step in words, by its number among all steps."""
@@ -55,12 +44,7 @@ class PoolSteps(NamedTuple):
 
 
 class StepAudit:
-    """Checks every engine step of a run once, and accumulates the sums that the final checks need.
-
-    Args:
-        pools: in the order of their replicas' numbers.
-        hashes: prefix hashes of the requests; None means that no two requests share KV blocks.
-    """
+    """Checks every engine step of a run once, and accumulates the sums that the final checks need."""
 
     def __init__(self, pools: tuple[PoolBuild, ...], hashes: PrefixHashes | None = None) -> None:
         kinds = [pool for pool in pools for _ in range(pool.replicas)]
@@ -90,10 +74,9 @@ class StepAudit:
         first = 0
         for pool in self.pools:
             rows = np.flatnonzero((steps.replica >= first) & (steps.replica < first + pool.replicas))
-            pool_steps = steps if len(rows) == len(steps) else steps.take(rows)
-            part = PoolSteps(pool, first, rows + self._seen, len(self.pools) == 1, pool_steps)
             if len(rows):
-                self._look(part)
+                pool_steps = steps if len(rows) == len(steps) else steps.take(rows)
+                self._look(PoolSteps(pool, rows + self._seen, len(self.pools) == 1, pool_steps))
             first += pool.replicas
         self._seen += len(steps)
 
@@ -105,13 +88,13 @@ class StepAudit:
         elif part.pool.role != "decode" and part.pool.name not in self.unshared:
             for problem in keys_in_blocks(part):
                 self.unshared[part.pool.name] = problem
-        if part.staged:
+        if part.pool.staged:
             # Batches in a pipeline overlap: the steps of a replica together are held against the time that they took.
             for what, least in least_seconds(part):
                 needed = self._staged.setdefault(what, np.zeros(len(self.totals.seconds)))
                 needed += np.bincount(part.steps.replica, weights=least, minlength=len(needed))
-            return
-        self._note(speed_of_light(part))
+        else:
+            self._note(speed_of_light(part))
 
     def _note(self, problems: Iterator[str]) -> None:
         self.problems += problems if not self.problems else ()
@@ -133,15 +116,11 @@ class FinishedRun:
     """The records and counters of a finished run that the invariants are checked on."""
 
     pools: tuple[PoolBuild, ...]
-    """In the order of their replicas' numbers."""
     requests: RequestRecords
     steps: StepAudit
     speculation: SpeculationCounters | None
-    """Counters of draft tokens, where there were any."""
     offered: int
-    """Requests of the workload."""
     max_concurrency: int | None
-    """Concurrency limit of a closed loop; None for open-loop arrivals."""
     restarts: IntArray
     """Times that each request started again because its replica failed."""
     prompt_replica: IntArray
@@ -151,16 +130,10 @@ class FinishedRun:
     blocks_left: int
     """KV blocks that requests still held after the last of them had ended, all replicas together."""
     refused: int
-    """Requests that were turned away, with a reason."""
     stage_busy_s: float = 0.0
     """Seconds that pipeline stages worked, over all stages."""
     stage_open_s: float = 0.0
     """Seconds of all pipeline stages while any batch was in flight."""
-    done: BoolArray = field(init=False)
-    """Requests that were served."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "done", ~self.requests.failed)
 
     @classmethod
     def of(
@@ -187,10 +160,12 @@ class FinishedRun:
         )
 
     @property
+    def done(self) -> BoolArray:
+        return ~self.requests.failed
+
+    @property
     def undisturbed(self) -> BoolArray:
-        """Requests that were served without preemption or failure."""
-        undisturbed: BoolArray = self.done & (self.requests.preemptions == 0) & (self.restarts == 0)
-        return undisturbed
+        return np.asarray(self.done & (self.requests.preemptions == 0) & (self.restarts == 0), dtype=np.bool_)
 
     @property
     def elapsed_s(self) -> float:
@@ -227,15 +202,13 @@ def request_times(outcome: FinishedRun) -> Iterator[str]:
     if outcome.refused != int(records.failed.sum()):
         yield f"{outcome.refused} requests were refused with a reason, {int(records.failed.sum())} have failed"
     count = sum(pool.replicas for pool in outcome.pools)
-    lost = done & ((records.replica < 0) | (records.replica >= count))
-    for row in _first(lost):
+    for row in _first(done & ((records.replica < 0) | (records.replica >= count))):
         yield f"request {row} ended at replica {records.replica[row]}, there are {count}"
     for pool, first in outcome.replicas_of():
         if pool.role != "prefill":
             continue
         here = (records.replica >= first) & (records.replica < first + pool.replicas)
-        wrong = done & here & (records.output_tokens > 1) & (outcome.restarts == 0)
-        for row in _first(wrong):
+        for row in _first(done & here & (records.output_tokens > 1) & (outcome.restarts == 0)):
             yield f"request {row} ended in pool {pool.name}, which only computes prompts"
 
 
@@ -245,8 +218,7 @@ def order(outcome: FinishedRun) -> Iterator[str]:
     done = np.isfinite(records.finished_s)
     for earlier, later in pairwise(("arrival_s", "scheduled_s", "first_token_s", "finished_s")):
         before, after = getattr(records, earlier)[done], getattr(records, later)[done]
-        wrong = ~(after >= before - TIME_TOLERANCE_S)
-        for row in _first(wrong):
+        for row in _first(~(after >= before - TIME_TOLERANCE_S)):
             yield f"request {np.flatnonzero(done)[row]}: {later} {after[row]:.9g} is before {earlier} {before[row]:.9g}"
 
 
@@ -263,8 +235,7 @@ def first_come(outcome: FinishedRun) -> Iterator[str]:
         row = here[np.lexsort((records.arrival_s[here], computed_by[here]))]
         same = computed_by[row[1:]] == computed_by[row[:-1]]
         later = records.arrival_s[row[1:]] > records.arrival_s[row[:-1]]
-        wrong = same & later & (records.scheduled_s[row[1:]] < records.scheduled_s[row[:-1]])
-        for at in _first(wrong):
+        for at in _first(same & later & (records.scheduled_s[row[1:]] < records.scheduled_s[row[:-1]])):
             yield f"request {row[at + 1]} was scheduled before request {row[at]}, which had come before it"
 
 
@@ -284,7 +255,7 @@ def little(outcome: FinishedRun) -> Iterator[str]:
     held_s = sum(
         float(outcome.steps.totals.held_s[first : first + pool.replicas].sum())
         for pool, first in outcome.replicas_of()
-        if not isinstance(pool.timer, StagedTimer)
+        if not pool.staged
     )
     if held_s > latencies_s * (1.0 + 1e-9) + TIME_TOLERANCE_S:
         yield f"engines held requests for {held_s:.9g} s in all, requests were in the system for {latencies_s:.9g} s"
@@ -294,8 +265,8 @@ def little(outcome: FinishedRun) -> Iterator[str]:
     duration_s = float(finished.max() - arrival.min())
     if latencies_s > most * duration_s * (1.0 + 1e-9) + TIME_TOLERANCE_S:
         yield f"throughput times latency is {latencies_s / duration_s:.6g} requests in a closed loop of {most}"
-    early = np.sort(arrival)[most:] < np.sort(finished)[: max(0, len(finished) - most)] - TIME_TOLERANCE_S
-    for row in _first(early):
+    left_s = np.sort(finished)[: max(0, len(finished) - most)]
+    for row in _first(np.sort(arrival)[most:] < left_s - TIME_TOLERANCE_S):
         yield f"request {row + most} was sent while a closed loop of {most} was full"
 
 
@@ -325,8 +296,7 @@ def token_counts(outcome: FinishedRun) -> Iterator[str]:
             f"steps computed {computed} prompt tokens, requests without preemption need {needed}, and "
             f"{outcome.transfers} that were handed over one more each"
         )
-    wrong = (records.cached_tokens < 0) | (records.cached_tokens > records.input_tokens)
-    for row in _first(wrong):
+    for row in _first((records.cached_tokens < 0) | (records.cached_tokens > records.input_tokens)):
         yield (
             f"request {row} found {records.cached_tokens[row]} of its {records.input_tokens[row]} prompt tokens cached"
         )
@@ -353,8 +323,7 @@ def draft_counts(outcome: FinishedRun) -> Iterator[str]:
         ("draft tokens accepted", records.accepted_tokens, records.draft_tokens),
         ("verify steps", records.drafts, most),
     ):
-        wrong = count > limit
-        for row in _first(wrong):
+        for row in _first(count > limit):
             yield f"request {row} has {count[row]} {what}, there can be {limit[row]}"
 
 
@@ -410,15 +379,13 @@ INVARIANTS = (
     busy_time,
     peak_utilisation,
 )
-"""Checks of a finished run; each describes the violations that it finds, if any."""
 
 
 def step_tokens(part: PoolSteps) -> Iterator[str]:
     """No step hands out more tokens than it computed."""
     rows = part.steps
     most = rows.prefill_seqs + rows.decode_seqs * rows.query_len * rows.steps
-    wrong = (rows.output_tokens > most) | (rows.output_tokens < 0)
-    for row in _first(wrong):
+    for row in _first((rows.output_tokens > most) | (rows.output_tokens < 0)):
         yield f"{part.name(row)} handed out {rows.output_tokens[row]} tokens, it computed {most[row]}"
 
 
@@ -429,37 +396,30 @@ def capacity(part: PoolSteps) -> Iterator[str]:
         ("KV blocks", rows.kv_blocks, limits.num_blocks),
         ("sequences", rows.running, limits.max_num_seqs),
     ):
-        wrong = (used > limit) | (used < 0)
-        for row in _first(wrong):
+        for row in _first((used > limit) | (used < 0)):
             yield f"{part.name(row)} holds {used[row]} {what}, there are {limit}"
 
 
 def keys_in_blocks(part: PoolSteps) -> Iterator[str]:
     """Sequences without shared blocks read at most as many keys as their KV blocks hold."""
     rows, size = part.steps, part.pool.limits.block_size
-    wrong = rows.decode_kv_tokens > rows.kv_blocks * size
-    for row in _first(wrong):
+    for row in _first(rows.decode_kv_tokens > rows.kv_blocks * size):
         yield f"{part.name(row)} reads {rows.decode_kv_tokens[row]} keys from {rows.kv_blocks[row]} blocks of {size}"
 
 
 def speed_of_light(part: PoolSteps) -> Iterator[str]:
     """No step is faster than its work allows at the peak of its chips."""
     seconds = part.steps.seconds
-    idle = ~((seconds > 0.0) | (part.steps.prefill_tokens + part.steps.decode_seqs == 0))
-    for row in _first(idle):
+    for row in _first(~((seconds > 0.0) | (part.steps.prefill_tokens + part.steps.decode_seqs == 0))):
         yield f"{part.name(row)} takes no time"
     for what, least in least_seconds(part):
-        wrong = ~(seconds * (1.0 + SOL_TOLERANCE) >= least)
-        for row in _first(wrong):
+        for row in _first(~(seconds * (1.0 + SOL_TOLERANCE) >= least)):
             yield f"{part.name(row)} takes {seconds[row]:.6g} s, its {what} need {least[row]:.6g} s at the peak"
 
 
 def least_seconds(part: PoolSteps) -> Iterator[tuple[str, FloatArray]]:
-    """The bounding resource of each step of a pool, and the least seconds that the step needs.
-
-    Of all kernels together: their FLOPs at the chip's fastest dense dtype, and their bytes; one after the other: each
-    at the peak of its own dtype.
-    """
+    """Least seconds of each step by resource: all FLOPs at the chip's fastest dense dtype, all bytes, and the kernels
+    one by one, each at the peak of its dtype."""
     pool, rows = part.pool, part.steps
     peak, bandwidth = _limits(pool)
     chips = f"of {pool.chips} x {pool.chip.name}"
@@ -470,18 +430,12 @@ def least_seconds(part: PoolSteps) -> Iterator[tuple[str, FloatArray]]:
 
 
 def one_step_at_a_time(rows: StepRecords, end_s: FloatArray) -> Iterator[str]:
-    """Steps of one replica follow each other; they do not overlap.
-
-    Args:
-        rows: steps.
-        end_s: of the latest step of each replica before these.
-    """
+    """Steps of one replica do not overlap; ``end_s`` is that of the latest step of each replica before these."""
     by_replica = np.argsort(rows.replica, kind="stable") if rows.replica.max() else slice(None)
     replica, start, end = rows.replica[by_replica], rows.start_s[by_replica], (rows.start_s + rows.seconds)[by_replica]
     before = np.where(np.append(True, replica[1:] != replica[:-1]), end_s[replica], np.append(0.0, end[:-1]))
     # Far out the spacing of doubles is larger than the tolerance.
-    overlap = start < before - TIME_TOLERANCE_S - 4.0 * np.spacing(before)
-    for row in _first(overlap):
+    for row in _first(start < before - TIME_TOLERANCE_S - 4.0 * np.spacing(before)):
         yield f"replica {replica[row]}: a step starts at {start[row]:.12g} s, but one ends at {before[row]:.12g} s"
 
 
@@ -494,6 +448,5 @@ def _limits(pool: PoolBuild) -> tuple[float, float]:
 
 
 def _first(wrong: BoolArray) -> list[int]:
-    """Index of the first row that is marked as wrong, if any."""
     rows: list[int] = np.flatnonzero(wrong)[:1].tolist()
     return rows

@@ -89,7 +89,6 @@ class PoolFacts:
 
     @classmethod
     def of(cls, pool: PoolBuild) -> PoolFacts:
-        """The facts of a pool that are kept after the run."""
         return cls(*(getattr(pool, field.name) for field in fields(cls)))
 
 
@@ -137,16 +136,14 @@ class RunRecords(Result):
 
 def request_records(log: RunLog, pool: PoolBuild) -> RequestRecords:
     """One row per request; the pool tells how many tokens are drafted where that never changes."""
-    times = ("arrival_s", "scheduled_s", "first_token_s", "finished_s")
-    counts = ("replica", "preemptions", "cached_tokens", "drafts", "accepted_tokens")
-    columns: dict[str, Any] = {name: np.asarray(getattr(log, name)) for name in times}
-    columns |= {name: np.asarray(getattr(log, name), dtype=np.int64) for name in counts}
+    kinds: dict[str, Any] = dict.fromkeys(("arrival_s", "scheduled_s", "first_token_s", "finished_s"))
+    kinds |= dict.fromkeys(("replica", "preemptions", "cached_tokens", "drafts", "accepted_tokens"), np.int64)
+    kinds["failed"] = np.bool_
     return RequestRecords(
-        **columns,
+        **{name: np.asarray(getattr(log, name), dtype=kind) for name, kind in kinds.items()},
         input_tokens=log.stream.input_tokens,
         output_tokens=log.stream.output_tokens,
         draft_tokens=_draft_tokens(log, pool),
-        failed=np.asarray(log.failed, dtype=bool),
     )
 
 
@@ -198,7 +195,6 @@ def kv_report(build: Build, totals: StepTotals, requests: RequestRecords, log: R
 
 
 def _host_report(build: Build, log: RunLog, cached: bool) -> HostCacheReport | None:
-    """Host memory behind the prefix caches, where any replica has some."""
     capacities = [pool.offload.num_blocks for pool in build.pools if pool.offload is not None]
     if not capacities:
         return None
@@ -215,12 +211,10 @@ def replica_use(log: RunLog, totals: StepTotals, kinds: Sequence[PoolBuild]) -> 
     """One row per replica: a prompt counts where it was computed first, a request where it was finished."""
     pools = [pool for pool in kinds for _ in range(pool.replicas)]
     count = len(pools)
-    finished = np.isfinite(np.asarray(log.finished_s))
     scheduled = np.isfinite(np.asarray(log.scheduled_s))
-    served_by = np.asarray(log.replica, dtype=np.int64)
-    first = np.asarray(log.prompt_replica, dtype=np.int64)
+    served_by, first = (np.asarray(column, dtype=np.int64) for column in (log.replica, log.prompt_replica))
     prompt_by = np.where(first >= 0, first, served_by)[scheduled]
-    requests = np.bincount(served_by[finished], minlength=count)
+    requests = np.bincount(served_by[np.isfinite(np.asarray(log.finished_s))], minlength=count)
     prompts = np.bincount(prompt_by, weights=log.stream.input_tokens[scheduled], minlength=count)
     hits = np.bincount(prompt_by, weights=np.asarray(log.cached_tokens)[scheduled], minlength=count)
     return tuple(
@@ -240,6 +234,5 @@ def replica_use(log: RunLog, totals: StepTotals, kinds: Sequence[PoolBuild]) -> 
 
 
 def transfer_report(log: RunLog) -> TransferReport:
-    """KV transfers of a run."""
     mean_s = log.transfer_s / log.transfers if log.transfers else None
     return TransferReport(log.transfers, log.transferred_tokens, mean_s)

@@ -12,7 +12,7 @@ from typing import Any
 
 from forerun.errors import ForerunError, at_field
 from hwprofiles.dtypes import GGUF_BLOCKS
-from simulator.llm import Architecture, MoeMlp, load_architecture
+from simulator.llm import MoeMlp, load_architecture
 from simulator.serving.fleet.fleet_config import Role
 from simulator.serving.rules import SCHEDULERS
 from simulator.speculation.attention_level.alspec_config import check_groups
@@ -25,11 +25,7 @@ Scenario = Any
 
 
 def check_sections(scenario: Scenario) -> None:
-    """Check what the sections of a scenario say of each other, pools with their overrides first.
-
-    Raises:
-        ValueError: naming the field, and what would be right.
-    """
+    """Check what the sections of a scenario say of each other, pools with their overrides first."""
     _check_pools(scenario)
     _check_autoscaler(scenario)
     if scenario.pools is None:
@@ -83,21 +79,14 @@ def _check_autoscaler(scenario: Scenario) -> None:
 
 
 def refuse_unmodelled(scenario: Scenario, parts: Mapping[str, Scenario]) -> None:
-    """Refuse what no run can do, pool by pool and then for the fleet.
-
-    Args:
-        scenario: the whole.
-        parts: by pool name, a scenario of one kind of replica; under any name where there are no pools.
-
-    Raises:
-        ForerunError: naming the field, and what would be right.
-    """
+    """Refuse what no run can do, pool by pool and then for the fleet."""
     failures, pools = scenario.faults, scenario.pools
     for name, part in parts.items():
         role: Role = "both" if pools is None else pools[name].role
         with at_field("" if pools is None else f"pools.{name}"):
             _refuse_pipeline(part.hardware.pipeline_parallel, role, failures is not None)
-            _refuse_replica(part)
+            for refuse in (_refuse_experts, _refuse_framework, _refuse_layout, _refuse_budget, _refuse_host_memory):
+                refuse(part)
         if role == "both":
             continue
         if part.engine.kv_offloading_bytes is not None:
@@ -130,17 +119,8 @@ def _refuse_pipeline(pipeline_parallel: int, role: Role, failures: bool) -> None
         )
 
 
-def _refuse_replica(scenario: Scenario) -> None:
-    architecture = load_architecture(scenario.model)
-    _refuse_experts(scenario, architecture)
-    _refuse_framework(scenario)
-    _refuse_layout(scenario)
-    _refuse_budget(scenario)
-    _refuse_host_memory(scenario)
-
-
-def _refuse_experts(scenario: Scenario, architecture: Architecture) -> None:
-    hardware = scenario.hardware
+def _refuse_experts(scenario: Scenario) -> None:
+    hardware, architecture = scenario.hardware, load_architecture(scenario.model)
     experts = any(isinstance(group.layer.feed_forward, MoeMlp) for group in architecture.layer_groups)
     if not experts and hardware.expert_parallel > 1:
         raise ForerunError(f"hardware.expert_parallel: {architecture.name} has no experts to spread; leave it at 1")
@@ -216,19 +196,22 @@ def _refuse_budget(scenario: Scenario) -> None:
 
 def _refuse_host_memory(scenario: Scenario) -> None:
     engine, staged = scenario.engine, scenario.hardware.pipeline_parallel > 1
-    if engine.preemption != "recompute" and not engine.rules.swaps:
-        raise ForerunError(f"engine.preemption: the {engine.scheduler} scheduler only recomputes; remove swap")
-    if engine.preemption != "recompute" and staged:
-        raise ForerunError(
-            "engine.preemption: replicas with pipeline stages only recompute; remove swap, or leave "
-            "hardware.pipeline_parallel at 1"
-        )
-    if engine.kv_offloading_bytes is not None and not engine.enable_prefix_caching:
+    if engine.preemption != "recompute":
+        if not engine.rules.swaps:
+            raise ForerunError(f"engine.preemption: the {engine.scheduler} scheduler only recomputes; remove swap")
+        if staged:
+            raise ForerunError(
+                "engine.preemption: replicas with pipeline stages only recompute; remove swap, or leave "
+                "hardware.pipeline_parallel at 1"
+            )
+    if engine.kv_offloading_bytes is None:
+        return
+    if not engine.enable_prefix_caching:
         raise ForerunError(
             "engine.kv_offloading_bytes: it keeps what the prefix cache evicts, and enable_prefix_caching is false; "
             "set that to true, or remove kv_offloading_bytes"
         )
-    if engine.kv_offloading_bytes is not None and staged:
+    if staged:
         raise ForerunError(
             "engine.kv_offloading_bytes: not modelled for replicas with pipeline stages; remove it, or leave "
             "hardware.pipeline_parallel at 1"

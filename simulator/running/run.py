@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
@@ -31,14 +31,8 @@ from simulator.running.records import (
     transfer_report,
 )
 from simulator.running.scenario import ScenarioSource, as_scenario
-from simulator.running.step_rows import DecodeSample, StepRows, StepTotals, step_detail
-from simulator.serving import (
-    FULL_ROWS,
-    EngineCounters,
-    KvCacheReport,
-    RunLog,
-    StepRecords,
-)
+from simulator.running.step_rows import DecodeSample, StepRows, step_detail
+from simulator.serving import FULL_ROWS, EngineCounters, KvCacheReport, RunLog, StepRecords
 from simulator.serving.rules import SCHEDULERS
 from simulator.speculation import PolicyFactory
 from simulator.timing import Evidence, ModelTimer
@@ -49,8 +43,28 @@ if TYPE_CHECKING:
 
     from simulator.running.metrics.uncertainty import Figures
 
+T = TypeVar("T")
 NEARLY_GONE = 0.98
 """Share of KV blocks in use from which a run adds a note."""
+
+
+class Figure(Generic[T]):
+    """A figure of a run's document, as an attribute of its result."""
+
+    def __init__(self, read: Callable[[dict[str, Any]], T]) -> None:
+        self._read = read
+
+    def __get__(self, run: RunResult | None, owner: type[RunResult]) -> T:
+        return self if run is None else self._read(run.document)  # type: ignore[return-value]
+
+
+def _latency(name: str) -> Figure[LatencyStatistics]:
+    keys = [f"{field}_{name}_ms" for field in LatencyStatistics._fields]
+    return Figure(lambda document: LatencyStatistics(*map(document["summary"].get, keys)))
+
+
+def _of_summary(key: str) -> Figure[float | None]:
+    return Figure(lambda document: document["summary"].get(key))
 
 
 class RunResult(RunRecords):
@@ -59,7 +73,6 @@ class RunResult(RunRecords):
     @cached_property
     def document(self) -> dict[str, Any]:
         """What ``--json`` writes: the contract's ``run`` JSON for one seed."""
-
         return metrics.run_document(self)
 
     @property
@@ -67,93 +80,42 @@ class RunResult(RunRecords):
         """The figures of vLLM's serving benchmark, by its names."""
         return Summary(self.document["summary"])
 
-    def _latency(self, name: str) -> LatencyStatistics:
-        summary = self.document["summary"]
-        return LatencyStatistics(*(summary[f"{field}_{name}_ms"] for field in LatencyStatistics._fields))
-
-    @property
-    def ttft_ms(self) -> LatencyStatistics:
-        """Time to first token, from arrival, in milliseconds."""
-        return self._latency("ttft")
-
-    @property
-    def tpot_ms(self) -> LatencyStatistics:
-        """Time per output token after the first, in milliseconds."""
-        return self._latency("tpot")
-
-    @property
-    def itl_ms(self) -> LatencyStatistics:
-        """Gaps between deliveries of tokens, in milliseconds."""
-        return self._latency("itl")
-
-    @property
-    def e2el_ms(self) -> LatencyStatistics:
-        """End-to-end latency, from arrival, in milliseconds."""
-        return self._latency("e2el")
-
-    @property
-    def completed(self) -> int:
-        """Requests that received all their tokens."""
-        return int(self.document["summary"]["completed"])
-
-    @property
-    def failed(self) -> int:
-        """Requests that did not complete."""
-        return int(self.document["summary"]["failed"])
-
-    @property
-    def duration_s(self) -> float | None:
-        """Seconds from the first arrival to the last finish; None if nothing finished."""
-        return self._figure("duration")
-
-    @property
-    def request_throughput(self) -> float | None:
-        """Completed requests per second."""
-        return self._figure("request_throughput")
-
-    @property
-    def request_goodput(self) -> float | None:
-        """Requests per second within the SLO; None without an SLO."""
-        return self._figure("request_goodput")
-
-    @property
-    def output_throughput(self) -> float | None:
-        """Output tokens per second."""
-        return self._figure("output_throughput")
-
-    @property
-    def acceptance_length(self) -> float | None:
-        """Tokens per verify step, the bonus token included; None without speculation."""
-        return self._figure("spec_decode_acceptance_length")
-
-    @property
-    def bottleneck(self) -> dict[str, float]:
-        """Share of engine time bound by compute, memory, interconnect, latency, host and idle."""
-        return dict(self.document["bottleneck"])
-
-    @property
-    def cost_usd(self) -> float | None:
-        """Cost of the run in US dollars; None without prices."""
-        return self.document["cost_usd"]  # type: ignore[no-any-return]
-
-    @property
-    def meets_slo(self) -> bool | None:
-        """Whether the run meets the scenario's SLO; None without one."""
-        slo = self.document["slo"]
-        return None if slo is None else bool(slo["met"])
-
-    def _figure(self, key: str) -> float | None:
-        return self.document["summary"].get(key)  # type: ignore[no-any-return]
+    ttft_ms = _latency("ttft")
+    """Time to first token, from arrival, in milliseconds."""
+    tpot_ms = _latency("tpot")
+    """Time per output token after the first, in milliseconds."""
+    itl_ms = _latency("itl")
+    """Gaps between deliveries of tokens, in milliseconds."""
+    e2el_ms = _latency("e2el")
+    """End-to-end latency, from arrival, in milliseconds."""
+    completed = Figure(lambda document: int(document["summary"]["completed"]))
+    """Requests that received all their tokens."""
+    failed = Figure(lambda document: int(document["summary"]["failed"]))
+    """Requests that did not complete."""
+    duration_s = _of_summary("duration")
+    """Seconds from the first arrival to the last finish; None if nothing finished."""
+    request_throughput = _of_summary("request_throughput")
+    """Completed requests per second."""
+    request_goodput = _of_summary("request_goodput")
+    """Requests per second within the SLO; None without an SLO."""
+    output_throughput = _of_summary("output_throughput")
+    """Output tokens per second."""
+    acceptance_length = _of_summary("spec_decode_acceptance_length")
+    """Tokens per verify step, the bonus token included; None without speculation."""
+    bottleneck: Figure[dict[str, float]] = Figure(lambda document: dict(document["bottleneck"]))
+    """Share of engine time bound by compute, memory, interconnect, latency, host and idle."""
+    cost_usd: Figure[float | None] = Figure(lambda document: document["cost_usd"])
+    """Cost of the run in US dollars; None without prices."""
+    meets_slo: Figure[bool | None] = Figure(lambda document: document["slo"] and bool(document["slo"]["met"]))
+    """Whether the run meets the scenario's SLO; None without one."""
 
     @property
     def title(self) -> str:
         """Model and hardware."""
-
         return metrics.run_title(self.document)
 
     def tables(self) -> list[Table]:
         """Serving, latency, speculation, SLO, engine, pools: those that apply."""
-
         return metrics.run_tables(self.document)
 
     def records(self) -> list[dict[str, Any]]:
@@ -162,7 +124,6 @@ class RunResult(RunRecords):
 
     def to_arrow(self, name: str = "requests") -> pa.Table:
         """``requests`` or ``steps`` as ``requests.parquet`` and ``steps.parquet`` hold them, or a table by its name."""
-
         return metrics.run_columns(self, name) if name in ("requests", "steps") else super().to_arrow(name)
 
 
@@ -232,7 +193,14 @@ def simulate(
         raise broken_run(str(error)) from None
     rows.take(log.steps)
     totals = audit.totals
-    _refuse_unserved(log, totals)
+    if np.sum(log.failed) == len(stream):
+        raise NothingServedError("; ".join(f"{count} x {reason}" for reason, count in sorted(log.refusals.items())))
+    simulated_s = float(totals.end_s.max())
+    if simulated_s > LONGEST_S:
+        raise ForerunError(
+            f"the run lasts {simulated_s:.3g} s of simulated time, of which {LONGEST_S:.0e} s can be resolved; fewer "
+            f"requests, shorter pauses or failures"
+        )
     requests, steps = request_records(log, build.main), rows.steps()
     kv, evidence = kv_report(build, totals, requests, log), Evidence.of(totals)
     result = RunResult(
@@ -247,7 +215,7 @@ def simulate(
         engine=EngineCounters(
             steps=int(totals.steps.sum()),
             exact_steps=log.exact_steps,
-            simulated_s=float(totals.end_s.max()),
+            simulated_s=simulated_s,
             cpu_s=_cpu_s() - cpu,
             wall_s=time.perf_counter() - wall,
         ),
@@ -279,20 +247,7 @@ def _cpu_s() -> float:
     return time.process_time() + times.children_user + times.children_system
 
 
-def _refuse_unserved(log: RunLog, totals: StepTotals) -> None:
-    """Refuse a run in which no request could be served, or that lasts beyond what simulated time can resolve."""
-    if np.sum(log.failed) == len(log.stream):
-        raise NothingServedError("; ".join(f"{count} x {reason}" for reason, count in sorted(log.refusals.items())))
-    simulated_s = float(totals.end_s.max())
-    if simulated_s > LONGEST_S:
-        raise ForerunError(
-            f"the run lasts {simulated_s:.3g} s of simulated time, of which {LONGEST_S:.0e} s can be resolved; fewer "
-            f"requests, shorter pauses or failures"
-        )
-
-
 def _notes(build: Build, log: RunLog, decoding: DecodeSample, kv: KvCacheReport) -> Iterator[str]:
-    """Notes on what happened during a run."""
     if log.stream.prefix_hashes is None and any(pool.offload is not None for pool in build.pools):
         yield "engine.kv_offloading_bytes changes nothing: no prompts of this workload are known to repeat"
     if log.stream.priorities is not None and not any(pool.rules.by_priority for pool in build.pools):
@@ -320,8 +275,7 @@ def _notes(build: Build, log: RunLog, decoding: DecodeSample, kv: KvCacheReport)
 
 def _in_step(stream: RequestStream, drafting: bool) -> Iterator[str]:
     """A word where a closed loop requests equally long answers: what starts together ends and comes back together."""
-    most = stream.max_concurrency
-    outputs = stream.output_tokens
+    most, outputs = stream.max_concurrency, stream.output_tokens
     if drafting or most is None or not 1 < most < len(stream) or outputs.min() != outputs.max() or outputs[0] < 2:
         return
     low, high = (round(share * outputs[0]) for share in (0.9, 1.1))

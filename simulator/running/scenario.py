@@ -179,11 +179,7 @@ ScenarioSource = Scenario | Mapping[str, Any] | str | Path
 
 
 def as_scenario(source: ScenarioSource) -> Scenario:
-    """The scenario of ``source``.
-
-    Raises:
-        ForerunError: a file, field or value that is wrong, in one line that names it.
-    """
+    """The scenario of ``source``."""
     if isinstance(source, Scenario):
         return source
     if isinstance(source, str | Path):
@@ -194,11 +190,7 @@ def as_scenario(source: ScenarioSource) -> Scenario:
 
 
 def _expanded(fields: Mapping[str, Any], shortcuts: Mapping[str, Any]) -> dict[str, Any]:
-    """``fields`` with the value of each shortcut that is not None set at its dotted path.
-
-    Raises:
-        ForerunError: a shortcut beside the field that it sets.
-    """
+    """``fields`` with the value of each shortcut that is not None set at its dotted path."""
     data = dict(fields)
     for path, value in shortcuts.items():
         if value is None:
@@ -229,11 +221,7 @@ def load_scenario(path: str | Path, overrides: Sequence[str] = ()) -> Scenario:
 
 
 def read_mapping(file: Path) -> dict[str, Any]:
-    """The mapping at the top of a YAML or JSON file.
-
-    Raises:
-        ForerunError: no such file, not YAML, or no mapping; one line that names it.
-    """
+    """The mapping at the top of a YAML or JSON file."""
     if is_log(file):
         raise ForerunError(
             f"{file}: is a log of requests, not a scenario; forerun plan {file} --slo p99_ttft_ms=1000 takes it by "
@@ -277,11 +265,7 @@ def _file_near(file: Path) -> str:
 
 
 def scenario_in(data: dict[str, Any], folder: Path, place: str, overrides: Sequence[str] = ()) -> Scenario:
-    """The scenario of plain data whose relative file names count from ``folder``, with ``a.b=value`` overrides.
-
-    Raises:
-        ForerunError: a field or an override is wrong; one line that starts with ``place`` or the override.
-    """
+    """The scenario of plain data whose relative file names count from ``folder``, with ``a.b=value`` overrides."""
     resolve_paths(data, folder)
     settings = {}
     for override in overrides:
@@ -293,11 +277,7 @@ def scenario_in(data: dict[str, Any], folder: Path, place: str, overrides: Seque
 
 
 def scenario_from(data: Mapping[str, Any], place: str) -> Scenario:
-    """The scenario described by plain data.
-
-    Raises:
-        ForerunError: the first thing wrong with it, in one line that starts with ``place``.
-    """
+    """The scenario described by plain data."""
     try:
         return Scenario.model_validate(data)
     except ValidationError as error:
@@ -352,11 +332,7 @@ def _unknown_field(model: type[BaseModel], location: Sequence[int | str]) -> str
 
 
 def parse_yaml(text: str, place: str) -> Any:
-    """YAML or JSON text as plain data; numbers such as 1e3 are numbers, keys may not repeat.
-
-    Raises:
-        ForerunError: not YAML; with the line.
-    """
+    """YAML or JSON text as plain data; numbers such as 1e3 are numbers, keys may not repeat."""
     try:
         return parse(text)
     except yaml.YAMLError as error:
@@ -373,7 +349,6 @@ def _wrong_branch(kind: str, value: Any) -> bool:
 
 
 def _fields(location: Iterable[int | str]) -> list[str]:
-    """The dotted path of a complaint without the names of union branches that pydantic adds."""
     words = [str(part) for part in location if isinstance(part, int) or re.fullmatch(r"[a-z_][a-z0-9_]*", part)]
     return [word for word in words if word not in ("str", "int", "float", "none", "constrained")]
 
@@ -389,7 +364,6 @@ def _known_fields(model: type[BaseModel], path: Sequence[str]) -> list[str]:
 
 
 def _paths_of(model: type[BaseModel], place: str = "") -> list[str]:
-    """Dotted paths of all fields, those near the top first."""
     names = {field.alias or name: field.annotation for name, field in model.model_fields.items()}
     paths = [f"{place}{name}" for name in names]
     for name, annotation in names.items():
@@ -407,11 +381,7 @@ def _models_in(annotation: Any, depth: int = 2) -> list[type[BaseModel]]:
 
 
 def with_settings(data: dict[str, Any], settings: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """Plain scenario data with values set by dotted path, acceptance kept with its method and target.
-
-    Raises:
-        ForerunError: a single value stands on the way, or a method that the acceptance does not hold for.
-    """
+    """Plain scenario data with values set by dotted path, acceptance kept with its method and target."""
     changed = deepcopy(data)
     for path, value in settings.items():
         *parents, last = path.split(".")
@@ -477,5 +447,4 @@ def _is_there(path: Path) -> bool:
 
 
 def scenario_schema() -> str:
-    """JSON Schema of a scenario, for editors."""
     return json.dumps(Scenario.model_json_schema(), indent=2)

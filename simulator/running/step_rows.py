@@ -8,14 +8,11 @@ from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from forerun.arrays import FloatArray, IntArray
 from simulator.running.build import Build
 from simulator.serving import RunLog, StepLog, StepRecords
 from simulator.timing import Costs, EngineTimer, Kernel, ModelTimer, StagedTimer, StepWork, running, some_steps
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 PRICED_TOGETHER = 1 << 14
 """Steps whose bounds are computed at once: what is computed of them stays in a processor's cache."""
@@ -27,7 +24,6 @@ COUNTED = (
     "replica", "prefill_seqs", "prefill_tokens", "decode_seqs", "query_len", "output_tokens", "running", "waiting",
     "kv_blocks", "steps",
 )  # fmt: skip
-"""Columns that a run has counted."""
 SCALED = ("compute_s", "memory_s", "latency_s", "host_s", "calibrated_s", "extrapolated_s", "datasheet_s")
 MEANS = ("decode_seqs", "decode_kv_tokens", "running", "waiting", "kv_blocks")
 FIRSTS = ("replica", "start_s")
@@ -46,10 +42,8 @@ class StepTotals:
     peak_flops_per_s: FloatArray
     """Of the replica, dense, in the dtype of its weight matrices."""
     bandwidth_bytes_per_s: FloatArray
-    """Of the replica."""
     steps: IntArray
     seconds: FloatArray
-    """At work."""
     prefill_tokens: IntArray
     output_tokens: IntArray
     compute_s: FloatArray
@@ -65,67 +59,51 @@ class StepTotals:
     active_s: FloatArray
     """Seconds that the FLOPs or the bytes of each step, whichever take longer, need at the peak."""
     block_s: FloatArray
-    """KV blocks in use times seconds."""
     held_s: FloatArray
-    """Requests running and waiting times seconds."""
     peak_blocks: IntArray
     first_s: FloatArray
-    """Start of the first step; inf for none."""
     end_s: FloatArray
-    """End of the last step; 0 for none."""
 
     @classmethod
     def none(cls, peak_flops_per_s: Sequence[float], bandwidth_bytes_per_s: Sequence[float]) -> StepTotals:
         """Of replicas with these peaks that have done nothing yet."""
-        count = len(peak_flops_per_s)
-        rest = [field.name for field in fields(cls)][2:]
-        columns: dict[str, Any] = {
-            name: np.zeros(count, dtype=np.int64 if name in COUNTS else np.float64) for name in rest
-        }
-        totals = cls(np.asarray(peak_flops_per_s), np.asarray(bandwidth_bytes_per_s), **columns)
+        kinds = [np.int64 if field.name in COUNTS else np.float64 for field in fields(cls)[2:]]
+        columns: list[Any] = [np.zeros(len(peak_flops_per_s), dtype=kind) for kind in kinds]
+        totals = cls(np.asarray(peak_flops_per_s), np.asarray(bandwidth_bytes_per_s), *columns)
         totals.first_s += np.inf
         return totals
 
     def add(self, steps: StepRecords) -> None:
         """Count further steps."""
         replica, seconds = steps.replica, steps.seconds
-        needed_s = np.maximum(
-            steps.flops / self.peak_flops_per_s[replica], steps.bytes / self.bandwidth_bytes_per_s[replica]
+        compute_s, memory_s = (
+            steps.flops / self.peak_flops_per_s[replica],
+            steps.bytes / self.bandwidth_bytes_per_s[replica],
         )
-        derived = {
-            "active_s": np.minimum(needed_s, seconds),
+        summed = {name: getattr(steps, name) for name in STEP_SUMS} | {
+            "active_s": np.minimum(np.maximum(compute_s, memory_s), seconds),
             "block_s": steps.kv_blocks * seconds,
             "held_s": (steps.running + steps.waiting) * seconds,
         }
-        for name in (*STEP_SUMS, *derived):
-            sums, values = getattr(self, name), derived[name] if name in derived else getattr(steps, name)
+        for name, values in summed.items():
+            sums = getattr(self, name)
             sums += np.bincount(replica, weights=values, minlength=len(sums)).astype(sums.dtype)
         np.maximum.at(self.peak_blocks, replica, steps.kv_blocks)
         np.fmin.at(self.first_s, replica, steps.start_s)
         np.fmax.at(self.end_s, replica, steps.start_s + seconds)
 
     def of_replicas(self, first: int, count: int) -> StepTotals:
-        """Those of ``count`` replicas from number ``first`` on."""
         return StepTotals(**{field.name: getattr(self, field.name)[first : first + count] for field in fields(self)})
 
 
-STEP_SUMS = (
-    "steps", "seconds", "prefill_tokens", "output_tokens", "compute_s", "memory_s", "interconnect_s", "latency_s",
-    "host_s", "calibrated_s", "extrapolated_s", "datasheet_s", "flops", "bytes",
-)  # fmt: skip
+STEP_SUMS = tuple(field.name for field in fields(StepTotals) if field.name in StepRecords.__dataclass_fields__)
 """Totals that are sums of the column of their name."""
 COUNTS = ("steps", "prefill_tokens", "output_tokens", "peak_blocks")
 
 
 @dataclass(slots=True)
 class StepRows:
-    """Prices the rows of a ``StepLog``, shows each of them to ``look``, and keeps all of them or sums over neighbours.
-
-    Args:
-        build: what was run.
-        look: called with all steps, once, before any of them are joined.
-        keep: whether every row is kept; if not, the log is to be taken whenever it is long.
-    """
+    """Prices the rows of a ``StepLog``, shows each of them to ``look``, and keeps all of them or sums of neighbours."""
 
     build: Build
     look: Callable[[StepRecords], None]
@@ -145,7 +123,6 @@ class StepRows:
             self.parts = [summed(joined(self.parts), 2)]
 
     def steps(self) -> StepRecords:
-        """What was kept, sums in the order of replicas and time."""
         return joined(self.parts)
 
 
@@ -207,7 +184,6 @@ def summed(steps: StepRecords, size: int) -> StepRecords:
 
 
 def joined(parts: list[StepRecords]) -> StepRecords:
-    """The rows of several tables, one after the other."""
     if len(parts) == 1:
         return parts[0]
     columns = [part.columns() for part in parts]
@@ -249,17 +225,12 @@ def step_detail(log: RunLog, timer: EngineTimer) -> StepDetail | None:
     single = np.where(steps.column("copies_s") > 0, 0.0, steps.column("steps"))
     sampled = []
     for row in [] if isinstance(timer, StagedTimer) else median_rows(work, steps.column("seconds"), single):
-        kernels = step_kernels(timer, work, row)
+        one_step = timer.scored(some_steps(work, np.array([row])))
+        kernels = tuple(running(timer.target.kernels(one_step)))
         host_s = float(steps.column("seconds")[row]) - sum(one.step_s for one in kernels)
         drafting_s = 0.0 if draft_s is None else float(draft_s[row])
         sampled.append(SampledStep(row, max(0.0, host_s), drafting_s, kernels))
     return StepDetail(draft_s, tuple(sampled), timer.target.deployment.group_chips)
-
-
-def step_kernels(timer: ModelTimer, work: StepWork[Any], row: int) -> tuple[Kernel, ...]:
-    """The kernels of the target in one of many steps."""
-    one = timer.scored(some_steps(work, np.array([row])))
-    return tuple(running(timer.target.kernels(one)))
 
 
 def median_rows(work: StepWork[Any], seconds: FloatArray, steps: FloatArray) -> list[int]:
@@ -297,5 +268,4 @@ class DecodeSample:
 
     @property
     def steps(self) -> StepRecords:
-        """The sampled steps."""
         return joined(self.parts)

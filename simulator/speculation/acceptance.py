@@ -1,4 +1,4 @@
-"""Random acceptance of draft tokens in each verify step, sampled per request and reproducible from the seed."""
+"""Acceptance of draft tokens in each verify step: chances by position, class of request and context."""
 
 from __future__ import annotations
 
@@ -9,58 +9,11 @@ from math import log2
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.arrays import FloatArray, IntArray
 from forerun.errors import ForerunError
 from simulator.speculation.curves import load_curve
 from simulator.speculation.level_decay import LevelDecay, conditional_rates, extended
 from simulator.speculation.speculation_config import AcceptanceConfig
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
-
-
-GOLDEN = 0x9E3779B97F4A7C15
-"""2^64 over the golden ratio: the step of the Weyl sequence."""
-
-
-def counter_uniforms(key: int, stream: int, first: int, count: int) -> FloatArray:
-    """``count`` uniform draws in [0, 1) from position ``first`` of a stream, 53 bits each."""
-    return (counter_bits(key, stream, first, count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
-
-
-def counter_bits(key: int, stream: int, first: int, count: int) -> NDArray[np.uint64]:
-    """64 random bits for each of ``count`` positions of a stream: a hash, so any part can be drawn alone.
-
-    Source: the finaliser of SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014,
-    with Stafford's mix 13), applied to a Weyl sequence started at a mixed (key, stream).
-    """
-    start = _mix_scalar((key + (stream + 1) * GOLDEN) & 0xFFFFFFFFFFFFFFFF)
-    state = _weyl(first + count)[first:] + np.uint64(start)
-    state ^= state >> np.uint64(30)
-    state *= np.uint64(0xBF58476D1CE4E5B9)
-    state ^= state >> np.uint64(27)
-    state *= np.uint64(0x94D049BB133111EB)
-    state ^= state >> np.uint64(31)
-    return state
-
-
-_weyl_steps = np.empty(0, dtype=np.uint64)
-
-
-def _weyl(count: int) -> NDArray[np.uint64]:
-    """The first ``count`` multiples of the golden ratio; kept, as every stream uses them."""
-    global _weyl_steps
-    steps = _weyl_steps  # another thread may put a shorter array in its place
-    if len(steps) < count:
-        _weyl_steps = steps = np.arange(1, max(count, 2 * len(steps), 4096) + 1, dtype=np.uint64) * np.uint64(GOLDEN)
-    return steps[:count]
-
-
-def _mix_scalar(value: int) -> int:
-    mask = 0xFFFFFFFFFFFFFFFF
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & mask
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & mask
-    return value ^ (value >> 31)
-
 
 CLASSES = 128
 """Equally likely classes of requests that stand for the beta distribution."""
@@ -84,9 +37,6 @@ def request_classes(survival: FloatArray, spread: float) -> FloatArray:
     Args:
         survival: chance that at least i tokens are accepted, i = 1..K, pooled over drafts.
         spread: standard deviation of the first position's rate across requests, >= 0.
-
-    Raises:
-        ForerunError: wider than a beta distribution with this mean can be.
     """
     if spread == 0.0:
         return np.tile(survival, (CLASSES, 1))
@@ -180,11 +130,7 @@ def sampler_of(acceptance: AcceptanceConfig, survival: FloatArray, seed: int) ->
 
 
 def _measured(acceptance: AcceptanceConfig, positions: int) -> tuple[str, list[float]]:
-    """Name of the acceptance field, and its share of drafts in which each measured position is accepted.
-
-    Raises:
-        ForerunError: a log of one acceptance length, at another number of draft tokens.
-    """
+    """Name of the acceptance field, and its share of drafts in which each measured position is accepted."""
     if acceptance.per_position is not None:
         return "per_position", acceptance.per_position
     if acceptance.conditional is not None:
@@ -214,7 +160,7 @@ CELLS_PER_DOUBLING = 4
 class ContextDrift:
     """Acceptance that falls as the context grows beyond what the drafter was trained on.
 
-    The factor is constant within cells of a quarter doubling, so that a run of verify steps is drawn at once.
+    The factor is constant within cells of a quarter doubling.
     """
 
     decay: float
@@ -228,25 +174,17 @@ class ContextDrift:
             return -1
         return int(CELLS_PER_DOUBLING * log2(context_tokens / self.start))
 
-    def end(self, cell: int) -> int:
-        """First context beyond a cell, in tokens; cell -1 includes ``start`` itself."""
-        if cell < 0:
-            return self.start + 1
-        end = int(self.start * 2.0 ** ((cell + 1) / CELLS_PER_DOUBLING))
-        while self.cell(end) <= cell:
-            end += 1
-        return end
-
     def factor(self, cell: int) -> float:
         """Factor on conditional rates in a cell: that of the cell's middle."""
         return 1.0 if cell < 0 else float(self.decay ** ((cell + 0.5) / CELLS_PER_DOUBLING))
 
 
 class AcceptanceSampler:
-    """Accepted draft tokens of every verify step of every request.
+    """Chances of the accepted draft tokens of every verify step of every request, from which engines draw.
 
     The draw of step j of request i depends on the seed, i and j alone: it does not matter when, in which order or on
-    which replica it is requested.
+    which replica it is requested. It is output j of SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom
+    number generators", 2014), seeded with output i of SplitMix64 seeded with ``key``; ``class_key`` draws the class.
 
     Args:
         survival: chance that at least i tokens are accepted, i = 1..K, pooled over all drafts.
@@ -271,61 +209,7 @@ class AcceptanceSampler:
         self._rates = request_classes(survival, spread) if spread else survival
         self._cells = {-1: _shares_of_range(self._rates)}
         """Acceptance thresholds by cell of the drift; one row per class of requests where they differ."""
-        self._spread = bool(spread)
-        self._steps_per_token = 1.15 / (1.0 + float(np.mean(np.sum(survival, axis=-1))))
-        """Verify steps drawn initially per token to generate: somewhat more than the mean."""
         self.class_key = int(np.random.SeedSequence([seed, 0xC1A55]).generate_state(1, np.uint64)[0])
-
-    def path(
-        self, request: int, tokens: int, first_step: int = 0, most: int | None = None, context: int = 0
-    ) -> IntArray:
-        """Accepted tokens of each verify step that request ``request`` needs to generate ``tokens`` more tokens.
-
-        Each step yields its accepted tokens and one more, so the path ends at the first step whose running total of
-        ``accepted + 1`` reaches ``tokens`` (the last step may overshoot).
-
-        Args:
-            request: index of the request, >= 0.
-            tokens: tokens to generate by decoding, >= 0.
-            first_step: verify steps that the request has already had.
-            most: draft tokens of each step; smaller numbers truncate the draws.
-            context: tokens in the cache before the first of these steps.
-        """
-        if self.drift is None:
-            return self._path(request, tokens, first_step, most, -1)
-        parts = []
-        while tokens > 0:
-            cell = self.drift.cell(context)
-            part = self._path(request, min(tokens, self.drift.end(cell) - context), first_step, most, cell)
-            delivered = len(part) + int(part.sum())
-            parts.append(part)
-            first_step += len(part)
-            context += delivered
-            tokens -= delivered
-        return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
-
-    def _path(self, request: int, tokens: int, first_step: int, most: int | None, cell: int) -> IntArray:
-        """Path as in ``path``, within one cell of the drift."""
-        if not tokens:
-            return np.empty(0, dtype=np.int64)
-        if most == 0:
-            return np.zeros(tokens, dtype=np.int64)
-        steps = min(tokens, int(tokens * self._steps_per_token) + 8)
-        while True:
-            bits = counter_bits(self.key, request, first_step, steps)
-            accepted = self.num_speculative_tokens - np.searchsorted(self._of(request, cell), bits, side="right")
-            if most is not None:
-                accepted = np.minimum(accepted, most)
-            delivered = np.cumsum(accepted + 1)
-            if delivered[-1] >= tokens:
-                return accepted[: int(np.searchsorted(delivered, tokens)) + 1]
-            steps = min(tokens, 2 * steps)
-
-    def draws(self, request: int, first_step: int, steps: int, context: int = 0) -> IntArray:
-        """Tokens accepted in ``steps`` verify steps of a request at one context, with full-length drafts."""
-        cell = -1 if self.drift is None else self.drift.cell(context)
-        bits = counter_bits(self.key, request, first_step, steps)
-        return self.num_speculative_tokens - np.searchsorted(self._of(request, cell), bits, side="right")
 
     def thresholds(self, cell: int) -> NDArray[np.uint64]:
         """Ascending acceptance thresholds as shares of 2^64, in a cell of the drift (-1: the usual ones); one row per
@@ -336,18 +220,6 @@ class AcceptanceSampler:
             falls = self.drift.factor(cell) ** np.arange(1, self.num_speculative_tokens + 1)
             thresholds = self._cells[cell] = _shares_of_range(self._rates * falls)
         return thresholds
-
-    def _of(self, request: int, cell: int) -> NDArray[np.uint64]:
-        """Thresholds of one request."""
-        thresholds = self.thresholds(cell)
-        if self.class_of is None and not self._spread:
-            return thresholds
-        if self.class_of is not None:
-            row = int(self.class_of[request])
-        else:
-            row = int(counter_uniforms(self.class_key, request, 0, 1)[0] * CLASSES)
-        own: NDArray[np.uint64] = thresholds[row]
-        return own
 
 
 def _shares_of_range(rates: FloatArray) -> NDArray[np.uint64]:

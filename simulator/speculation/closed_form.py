@@ -67,11 +67,7 @@ def iid_alpha(acceptance_length: float, num_speculative_tokens: int) -> float:
 
 
 def check_length(acceptance_length: float, num_speculative_tokens: int) -> None:
-    """Refuse an acceptance length (bonus token included) that no verify step of so many draft tokens yields.
-
-    Raises:
-        ForerunError: it lies outside [1, g + 1], or there are no draft tokens.
-    """
+    """Refuse an acceptance length (bonus token included) that no verify step of so many draft tokens yields."""
     longest = num_speculative_tokens + 1
     if num_speculative_tokens < 1 or not 1.0 <= acceptance_length <= longest:
         raise ForerunError(

@@ -8,16 +8,14 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
+from forerun.arrays import FloatArray
 from simulator.speculation.speculation_config import CONCENTRATION
 
 if TYPE_CHECKING:
     from simulator.speculation.policies import Batch, PolicyFactory
 
-FloatArray = NDArray[np.float64]
 CONFIDENCE_THRESHOLD = "confidence-threshold"
-"""Name of the policy that ends drafts below a confidence threshold."""
 DEFAULT_THRESHOLD = 0.75
 """llama.cpp's default of ``--draft-p-min``."""
 
@@ -38,10 +36,6 @@ def threshold_chain(rates: Sequence[float], threshold: float) -> ThresholdChain:
     """Chain of draft tokens that ends at the first one whose confidence is below ``threshold``.
 
     The drafter's confidence is calibrated and beta-distributed around each position's acceptance, as in grown trees.
-
-    Args:
-        rates: conditional acceptance of each position.
-        threshold: in [0, 1); 0 = the chain is never cut.
     """
     if threshold <= 0.0:
         chances = np.zeros(len(rates) + 1)
@@ -79,6 +73,5 @@ class ConfidenceThreshold:
 
 
 def threshold_policies(chain: ThresholdChain, seed: int) -> PolicyFactory:
-    """Returns a factory of one policy per replica, each with its own random draws."""
     replicas = count()
     return lambda: ConfidenceThreshold(chain.chances, np.random.default_rng((seed, next(replicas))))

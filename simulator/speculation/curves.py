@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from functools import cache, cached_property
-from importlib import resources
 from typing import Annotated
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from forerun.arrays import FloatArray
 from forerun.errors import ForerunError, did_you_mean
 from forerun.types import PositiveInt, Section, Share
-from forerun.yaml_files import parse
+from forerun.yaml_files import packaged
 from simulator.speculation.level_decay import (
     AcceptanceFit,
     LevelDecay,
@@ -22,7 +21,6 @@ from simulator.speculation.level_decay import (
     fit_survival,
 )
 
-FloatArray = NDArray[np.float64]
 Length = Annotated[float, Field(ge=1, allow_inf_nan=False)]
 Rates = Annotated[list[Share], Field(min_length=1)]
 UNLIMITED = 1024
@@ -141,8 +139,7 @@ def load_curve(name: str) -> Curve:
 
 @cache
 def _curves() -> dict[str, Curve]:
-    text = (resources.files("simulator.speculation") / "curves.yaml").read_text(encoding="utf-8")
-    data = parse(text)
+    data = packaged("simulator.speculation", "curves.yaml")
     return {
         name: Curve.model_validate({"name": name, **row, "source": data["sources"][row["source"]]})
         for name, row in data["curves"].items()

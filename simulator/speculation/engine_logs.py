@@ -28,7 +28,6 @@ WANTED = (
 )
 _WHOLE = r"(\d{1,15})"
 _NUMBER = r"(\d{1,15}(?:\.\d{0,30})?(?:[eE][-+]?\d{1,2})?)"
-_VLLM = re.compile(r"SpecDecoding metrics:(.*)", re.DOTALL)
 _VLLM_LENGTH = re.compile(rf"Mean acceptance length: {_NUMBER}")
 _VLLM_ACCEPTED = re.compile(rf"Accepted: {_WHOLE} tokens")
 _VLLM_DRAFTED = re.compile(rf"Drafted: {_WHOLE} tokens")
@@ -51,12 +50,12 @@ class AcceptanceLog:
     num_speculative_tokens: int | None
     acceptance_length: float
     """Mean tokens of a verify step, bonus token included."""
-    per_position: tuple[float, ...] | None
+    per_position: tuple[float, ...] | None = None
     """Share of drafts in which position i is accepted."""
-    num_drafts: float | None
+    num_drafts: float | None = None
     """Verify steps; from vLLM's log lines to the rounding of their rates."""
-    draft_tokens: float | None
-    accepted_tokens: float | None
+    draft_tokens: float | None = None
+    accepted_tokens: float | None = None
 
 
 def read_acceptance(path: str | Path) -> AcceptanceLog:
@@ -113,18 +112,17 @@ def _from_bench(document: Any, source: str) -> AcceptanceLog:
         length = 1.0 + accepted / drafts
     if length is None:
         raise ForerunError(f"{source}: has no spec_decode_acceptance_length; was speculation on? Wanted: {WANTED}")
-    rates = document.get("spec_decode_per_position_acceptance_rates") or None
-    if rates is not None and not (isinstance(rates, list) and all(map(_is_rate, rates))):
-        raise ForerunError(f"{source}: spec_decode_per_position_acceptance_rates: must be a list of shares of drafts")
-    per_position = None if rates is None else _never_rising([float(r) for r in rates], source)
+    rates, per_position = document.get("spec_decode_per_position_acceptance_rates"), None
+    if rates:
+        if not isinstance(rates, list) or not all(isinstance(r, int | float) and abs(r) < 1e18 for r in rates):
+            raise ForerunError(
+                f"{source}: spec_decode_per_position_acceptance_rates: must be a list of shares of drafts"
+            )
+        per_position = _never_rising([float(rate) for rate in rates], source)
     positions = len(per_position) if per_position else None
     if positions is None and drafts and drafted and drafted % drafts == 0:
         positions = int(drafted // drafts)
     return _checked(AcceptanceLog(source, "vllm-bench", 1, positions, length, per_position, drafts, drafted, accepted))
-
-
-def _is_rate(value: Any) -> bool:
-    return isinstance(value, int | float) and abs(value) < 1e18
 
 
 def _from_lines(lines: Iterable[str], source: str) -> AcceptanceLog:
@@ -158,14 +156,12 @@ class _VllmLines:
         """First line that counts no tokens."""
 
     def add(self, line: str, number: int) -> None:
-        match = _VLLM.search(line)
-        text = match[1] if match else ""
+        text = line.partition("SpecDecoding metrics:")[2]
         accepted, drafted = _VLLM_ACCEPTED.search(text), _VLLM_DRAFTED.search(text)
         if accepted is None or drafted is None:
             self.incomplete = self.incomplete or number
             return
-        rates = _VLLM_RATES.search(text)
-        length = _VLLM_LENGTH.search(text)
+        rates, length = _VLLM_RATES.search(text), _VLLM_LENGTH.search(text)
         shares = [float(r) for r in rates[1].split(", ")] if rates else None
         if shares is not None and self.records and (self.at_position is None or len(shares) != len(self.at_position)):
             raise ForerunError(
@@ -297,10 +293,6 @@ class _SglangLines:
             records=self.records,
             num_speculative_tokens=None if tree or not steps else steps,
             acceptance_length=self.total / self.weight,
-            per_position=None,
-            num_drafts=None,
-            draft_tokens=None,
-            accepted_tokens=None,
         )
 
 
@@ -321,24 +313,17 @@ def _never_rising(rates: list[float], source: str) -> tuple[float, ...]:
 
 
 def _checked(log: AcceptanceLog) -> AcceptanceLog:
-    """Check that the acceptance length of a log is possible with its draft tokens."""
-    positions = log.num_speculative_tokens
-    most = None if positions is None else positions + 1.01
-    length = log.acceptance_length
-    if not isfinite(length) or length < 1.0 or (most is not None and length > most):
+    positions, length = log.num_speculative_tokens, log.acceptance_length
+    if not isfinite(length) or not 1.0 <= length <= (length if positions is None else positions + 1.01):
         raise ForerunError(
-            f"{log.source}: acceptance length {log.acceptance_length:.3f} is impossible with "
-            f"{positions} draft tokens (it counts the bonus token)"
+            f"{log.source}: acceptance length {length:.3f} is impossible with {positions} draft tokens (it counts the "
+            f"bonus token)"
         )
     return log
 
 
 def lengths_by_tokens(logs: Iterable[AcceptanceLog]) -> dict[int, float]:
-    """Acceptance length of each log by its number of draft tokens, for ``fit_lengths``.
-
-    Raises:
-        ForerunError: a log that does not say how many tokens it drafts, or two of the same number.
-    """
+    """Acceptance length of each log by its number of draft tokens, for ``fit_lengths``."""
     lengths: dict[int, float] = {}
     for log in logs:
         tokens = log.num_speculative_tokens
@@ -361,33 +346,27 @@ def fit_acceptance(files: Sequence[str | Path]) -> Document:
 
     One file is fitted by its rates per position where it has them, else by its acceptance length alone, which shows a
     level and no decay. Several files, one for each number of draft tokens, are fitted together by acceptance length.
-
-    Returns:
-        ``logs``: statistics of each file; ``fit``: level, decay and goodness; ``acceptance``: measured block for a
-        scenario of the same number of draft tokens; ``acceptance_by_decay``: the block for any number;
-        ``predicted_lengths``: acceptance length for K = 1, 2, ... Values that the files do not determine are None.
-
-    Raises:
-        ForerunError: a file that cannot be read, or that does not say enough.
     """
     if not files:
         raise ForerunError("give the file of an engine: a log, its Prometheus counters or its benchmark JSON")
     logs = [read_acceptance(file) for file in files]
     fit = _fit(logs)
-    identified = fit is not None and fit.decay_identified
+    measured: Document | None = None
+    if len(logs) == 1:
+        measured = {"acceptance_length": round(logs[0].acceptance_length, 4)}
+        if logs[0].per_position is not None:
+            measured = {"per_position": [round(rate, 4) for rate in logs[0].per_position]}
+    by_decay, predicted = None, None
+    if fit is not None and fit.decay_identified:
+        by_decay = {"alpha": round(fit.model.level, 4), "decay": round(fit.model.decay, 4)}
+        lengths = {tokens: fit.model.acceptance_length(tokens) for tokens in range(1, PREDICTED + 1)}
+        predicted = [{"num_speculative_tokens": k, "acceptance_length": length} for k, length in lengths.items()]
     return {
         "logs": [_log(log) for log in logs],
         "fit": None if fit is None else _goodness(fit),
-        "acceptance": _measured_block(logs[0]) if len(logs) == 1 else None,
-        "acceptance_by_decay": {"alpha": round(fit.model.level, 4), "decay": round(fit.model.decay, 4)}
-        if fit is not None and identified
-        else None,
-        "predicted_lengths": [
-            {"num_speculative_tokens": k, "acceptance_length": fit.model.acceptance_length(k)}
-            for k in range(1, PREDICTED + 1)
-        ]
-        if fit is not None and identified
-        else None,
+        "acceptance": measured,
+        "acceptance_by_decay": by_decay,
+        "predicted_lengths": predicted,
     }
 
 
@@ -403,13 +382,8 @@ def _fit(logs: Sequence[AcceptanceLog]) -> AcceptanceFit | None:
 
 
 def _log(log: AcceptanceLog) -> Document:
-    document: Document = asdict(log)
-    if log.per_position is not None:
-        document["per_position"] = list(log.per_position)
-        document["conditional"] = conditional_rates(log.per_position)
-    else:
-        document["conditional"] = None
-    return document
+    rates = None if log.per_position is None else list(log.per_position)
+    return asdict(log) | {"per_position": rates, "conditional": None if rates is None else conditional_rates(rates)}
 
 
 def _goodness(fit: AcceptanceFit) -> Document:
@@ -419,17 +393,7 @@ def _goodness(fit: AcceptanceFit) -> Document:
         "level_error": fit.level_error,
         "decay_error": fit.decay_error,
         "quantity": fit.quantity,
-        "at": list(fit.at),
-        "observed": list(fit.observed),
-        "predicted": list(fit.predicted),
+        **{name: list(getattr(fit, name)) for name in ("at", "observed", "predicted")},
         "length_error_percent": 100.0 * fit.length_error,
-        "rate_error": fit.rate_error,
-        "deviance": fit.deviance,
-        "degrees": fit.degrees,
+        **{name: getattr(fit, name) for name in ("rate_error", "deviance", "degrees")},
     }
-
-
-def _measured_block(log: AcceptanceLog) -> Document:
-    if log.per_position is not None:
-        return {"per_position": [round(rate, 4) for rate in log.per_position]}
-    return {"acceptance_length": round(log.acceptance_length, 4)}

@@ -19,12 +19,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from forerun.arrays import FloatArray
 from forerun.errors import ForerunError
 from simulator.speculation.closed_form import check_length, expected_length
-
-FloatArray = NDArray[np.float64]
 
 MOST_DECAY = 1.25
 """Largest factor per doubling of the position that a fit returns; above 1 rates rise with depth (n-gram drafters)."""
@@ -206,11 +204,7 @@ def conditional_rates(marginal: Sequence[float]) -> list[float]:
 
 
 def extended(conditional: Sequence[float], positions: int) -> FloatArray:
-    """Measured conditional rates, continued to ``positions`` by the level and decay fitted to them.
-
-    Raises:
-        ForerunError: fewer than two measured positions, which show no decay.
-    """
+    """Measured conditional rates, continued to ``positions`` by the level and decay fitted to them."""
     if len(conditional) >= positions:
         return np.asarray(conditional[:positions], dtype=np.float64)
     if conditional and conditional[-1] == 0.0:
@@ -222,7 +216,6 @@ def extended(conditional: Sequence[float], positions: int) -> FloatArray:
 
 
 def _solve(residuals: Callable[[LevelDecay], FloatArray], level: float, decay: float) -> LevelDecay:
-    """The level and decay of least squared residuals."""
     from scipy.optimize import least_squares  # slow to import, and most runs do without
 
     def of(point: FloatArray) -> FloatArray:

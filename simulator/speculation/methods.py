@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import resources
 
-from forerun.yaml_files import parse
+from forerun.yaml_files import packaged
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +35,12 @@ class MethodFacts:
 
 
 def _read_methods() -> dict[str, MethodFacts]:
-    tables = parse(resources.files("simulator.speculation").joinpath("methods.yaml").read_text(encoding="utf-8"))
+    tables = packaged("simulator.speculation", "methods.yaml")
     methods = {}
     for name, facts in tables["methods"].items():
-        grouped = [field for group in facts.pop("uses", ()) for field in tables["groups"][group]]
-        methods[name] = MethodFacts(**facts | {"fields": (*grouped, *facts.get("fields", ()))})
+        grouped = [field for group in facts.get("uses", ()) for field in tables["groups"][group]]
+        known = {key: value for key, value in facts.items() if key != "uses"}
+        methods[name] = MethodFacts(**known | {"fields": (*grouped, *facts.get("fields", ()))})
     return methods
 
 
@@ -49,5 +49,4 @@ METHODS = _read_methods()
 
 
 def names_in(engine: str) -> dict[str, str]:
-    """Names of the methods that an engine supports, as the engine spells them."""
     return {method: facts.names[engine] for method, facts in METHODS.items() if engine in facts.names}

@@ -10,7 +10,7 @@ from math import exp, inf, log, log2, sqrt
 from typing import Any, Protocol, runtime_checkable
 
 from forerun.errors import ForerunError
-from simulator.speculation.speculation_config import PolicyConfig, check_table
+from simulator.speculation.speculation_config import PolicyConfig
 
 DISABLE_ABOVE = 32
 """Default ``batch`` of the policy ``disable-above-batch``: largest batch that drafts; assumed."""
@@ -41,7 +41,6 @@ MIX_TOKENS = 100.0
 """Decoded tokens added to the recent ones when prompts are related to them; matters at start and at light load. Set on
 searched patterns of two seeds, and kept over 30 on those that are quoted."""
 PRIOR_DRAFTS = 2.0
-"""Weight of the prior, in drafts."""
 ENTROPY_WEIGHT = 0.4
 SWITCH_SHARE = 0.2
 """Share of the cost of a switch by which the present K must lie behind before it is replaced."""
@@ -104,26 +103,14 @@ class BatchTable:
         """Nothing is learnt."""
 
 
-def disable_above(batch: int, most: int) -> BatchTable:
-    """``most`` draft tokens in steps of at most ``batch`` requests, none in larger ones.
-
-    Source: vLLM's ``speculative_disable_by_batch_size`` (vllm-project/vllm#4592), by the requests in the step.
-    """
-    return BatchTable((most,) * (batch + 1) + (0,))
-
-
 def batch_table(table: Sequence[Sequence[int]], most: int) -> BatchTable:
     """vLLM's ``num_speculative_tokens_per_batch_size``: [first batch, last batch, draft tokens], both ends included.
 
     A gap between two ranges takes the K of the range before it, and so do batches beyond the last; no K exceeds
     ``most``.
 
-    Raises:
-        ValueError: a table that vLLM refuses.
-
     Source: ``build_dynamic_sd_schedule_lookup`` in ``vllm/v1/spec_decode/dynamic/utils.py``, vLLM 0.25 to 0.28.
     """
-    check_table(table)
     tokens = [min(most, sorted(map(tuple, table))[0][2])]
     for first, last, drafted in sorted(map(tuple, table)):
         tokens += [tokens[-1]] * (first - len(tokens))
@@ -169,7 +156,6 @@ class Goodput:
 
     @property
     def _prior_weight(self) -> float:
-        """Tried tokens that the prior counts for: a tenth of a window of one sequence."""
         return max(1.0, self.window / 10)
 
     @property
@@ -181,7 +167,7 @@ class Goodput:
         self._decisions += 1
         if batch.seqs and self._decisions % self.interval == 0:
             rates = [self._goodput(batch, tokens) for tokens in range(self.most + 1)]
-            best = max(range(self.most + 1), key=lambda tokens: rates[tokens])
+            best = rates.index(max(rates))
             if rates[best] > rates[self._present] * (1.0 + self.hysteresis):
                 self._present = best
         return self._present
@@ -430,18 +416,13 @@ class MovingAverageSlot:
             if self.average < 0.0:
                 self.average = self.present - 1.0
             return
-        lower = place
-        while lower and self.average <= self._floor(self.candidates[lower - 1]) + self.down:
+        lower = place  # fewer suffice up to half a token below their number, or half a token for none
+        while lower and self.average <= abs(self.candidates[lower - 1] - 0.5) + self.down:
             lower -= 1
         if lower == place:
             while lower < len(self.candidates) - 1 and self.average > self.candidates[lower] - 0.5 + self.up:
                 lower += 1
         self.present = self.candidates[lower]
-
-    @staticmethod
-    def _floor(tokens: int) -> float:
-        """Average of accepted tokens at or below which ``tokens`` draft tokens suffice."""
-        return 0.5 if tokens == 0 else tokens - 0.5
 
 
 @dataclass(slots=True)
@@ -455,7 +436,6 @@ class MovingAverage:
     """
 
     slots: Mapping[int, MovingAverageSlot]
-    """Slots by their smallest batch size."""
     by_batch_alone: bool = field(init=False, default=False)
     _sizes: list[int] = field(init=False)
 
@@ -498,7 +478,8 @@ def policy_factory(
     if config.name in POLICIES:
         return partial(POLICIES[config.name], most)
     if config.name == "disable-above-batch":
-        above = disable_above(DISABLE_ABOVE if config.batch is None else config.batch, most)
+        # vLLM's speculative_disable_by_batch_size (vllm-project/vllm#4592), by the requests in the step.
+        above = BatchTable((most,) * ((DISABLE_ABOVE if config.batch is None else config.batch) + 1) + (0,))
         return lambda: above
     if config.name == "batch-table":
         documented = [[first, last, most if tokens is None else tokens] for first, last, tokens in DOCUMENTED_TABLE]
@@ -526,27 +507,26 @@ def _slots(config: PolicyConfig, most: int) -> Callable[[], dict[int, MovingAver
     by_batch: Mapping[int, Sequence[int]] = SGLANG_CANDIDATES
     if config.candidates is not None:
         by_batch = config.candidates if isinstance(config.candidates, dict) else {1: config.candidates}
-    candidates = {size: tuple(sorted({k for k in tokens if k <= most})) for size, tokens in by_batch.items()}
-    for size, tokens in candidates.items():
-        if not tokens:
+    slots = {}
+    for size, tokens in by_batch.items():
+        candidates = tuple(sorted({k for k in tokens if k <= most}))
+        if not candidates:
             raise ForerunError(
-                f"speculation.policy.candidates: none of {list(by_batch[size])} for batches from {size} is at most the "
-                f"{most} draft tokens of the scenario"
+                f"speculation.policy.candidates: none of {list(tokens)} for batches from {size} is at most the {most} "
+                f"draft tokens of the scenario"
             )
-
-    def down(size: int) -> float:
-        usual = SGLANG_DOWN_HYSTERESIS if size < SGLANG_SMALL_BATCH else 0.0
-        return usual if config.down_hysteresis is None else config.down_hysteresis
-
-    given: dict[str, Any] = {
-        "alpha": 0.2 if config.ema_alpha is None else config.ema_alpha,
-        "update_interval": config.update_interval or 5,
-        "warmup": 10 if config.warmup_batches is None else config.warmup_batches,
-        "up": config.up_hysteresis or 0.0,
-    }
-    return lambda: {
-        size: MovingAverageSlot(tokens, most, down=down(size), **given) for size, tokens in candidates.items()
-    }
+        down = SGLANG_DOWN_HYSTERESIS if size < SGLANG_SMALL_BATCH else 0.0
+        slots[size] = partial(
+            MovingAverageSlot,
+            candidates,
+            most,
+            alpha=0.2 if config.ema_alpha is None else config.ema_alpha,
+            update_interval=config.update_interval or 5,
+            warmup=10 if config.warmup_batches is None else config.warmup_batches,
+            up=config.up_hysteresis or 0.0,
+            down=down if config.down_hysteresis is None else config.down_hysteresis,
+        )
+    return lambda: {size: make() for size, make in slots.items()}
 
 
 def check_policy(make_policy: PolicyFactory, most: int, max_seqs: int = 64) -> None:

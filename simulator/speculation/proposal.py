@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from operator import mul
 
 import numpy as np
-from numpy.typing import NDArray
 
+from forerun.arrays import FloatArray
 from forerun.errors import ForerunError
 from simulator.speculation.acceptance import survival_rates
 from simulator.speculation.curves import load_curve
@@ -21,24 +22,20 @@ from simulator.speculation.speculation_config import (
 )
 from simulator.speculation.tree import (
     DraftTree,
-    GrowthPlan,
     RankRates,
     chain,
     checked_rates,
-    grown_acceptance,
+    grown_survival,
     node_chances,
     rates_by_rank,
     survival_by_depth,
 )
-
-FloatArray = NDArray[np.float64]
 
 OTHER_RANKS = (0.2533, 0.1692, 0.1202, 0.0833, 0.05, 0.05, 0.05, 0.05, 0.05)
 """Share of what the candidates before it missed that rank 1, 2, ... catches: the first head of Medusa on Vicuna-7B
 (curve ``medusa-vicuna-7b``: 0.5604, 0.6717, 0.7271, 0.7599, 0.7799 of tokens among 1 to 5 candidates); assumed beyond
 the fifth."""
 LENGTH_STEPS = 200
-"""Number of grown trees averaged in the search for the level that gives a measured acceptance length."""
 LEVEL_ERROR = 1e-9
 GROWN_LEVEL_ERROR = 1e-3
 """Tolerance of the search for the level; a grown tree's average is not smooth on finer scales."""
@@ -63,15 +60,15 @@ def proposal(config: SpeculationConfig) -> Proposal:
     if growth is not None:
         nodes = min(growth.nodes, growth.drafted_nodes)
         return Proposal(nodes, min(growth.depth, nodes), (growth.top_k,) * (growth.depth - 1))
-    tree = _static(config)
+    static = None if config.tree is None else config.tree.static
+    tree = static or chain(config.num_speculative_tokens or 0)
     return Proposal(tree.num_nodes, tree.depth, expanded_nodes(tree))
 
 
 def expanded_nodes(tree: DraftTree) -> tuple[int, ...]:
     """Nodes with children at each depth from 1: what a drafter computes to propose the next depth."""
-    depths = tree.depths
     inner = sorted({parent for parent in tree.parents if parent >= 0})
-    return tuple(np.bincount(depths[inner], minlength=tree.depth)[1:].tolist()) if inner else ()
+    return tuple(np.bincount(tree.depths[inner], minlength=tree.depth)[1:].tolist()) if inner else ()
 
 
 def draft_survival(config: SpeculationConfig) -> FloatArray:
@@ -87,7 +84,8 @@ def draft_survival(config: SpeculationConfig) -> FloatArray:
     acceptance = config.acceptance
     assert acceptance is not None
     tree = config.tree
-    if tree is None or _static_chain(tree):
+    static = None if tree is None else tree.static
+    if tree is None or (static is not None and static == chain(static.num_nodes)):
         return survival_rates(acceptance, config.depth)
     if acceptance.acceptance_length is not None:
         return _with_length(tree, acceptance, config.depth)
@@ -96,30 +94,17 @@ def draft_survival(config: SpeculationConfig) -> FloatArray:
     return tree_survival(tree, _rank_rates(acceptance, config.depth))
 
 
-def tree_survival(tree: TreeConfig, rates: RankRates) -> FloatArray:
-    """Chance that at least d draft tokens are accepted, for rates by depth and rank."""
-    static = tree.static
-    checked = checked_rates(rates)
+def tree_survival(tree: TreeConfig, rates: RankRates, steps: int = 400) -> FloatArray:
+    """Chance that at least d draft tokens are accepted, for rates by depth and rank; of a grown tree over ``steps``."""
+    static, growth, checked = tree.static, tree.growth, checked_rates(rates)
     if static is not None:
         return survival_by_depth(static, node_chances(static, checked))
-    return _grown(tree, checked, 400)
-
-
-def _static(config: SpeculationConfig) -> DraftTree:
-    if config.tree is None:
-        return chain(config.num_speculative_tokens or 0)
-    tree = config.tree.static
-    assert tree is not None
-    return tree
-
-
-def _static_chain(tree: TreeConfig) -> bool:
-    static = tree.static
-    return static is not None and static == chain(static.num_nodes)
+    assert growth is not None
+    concentration = CONCENTRATION if tree.concentration is None else tree.concentration
+    return grown_survival(growth, checked, concentration, steps)[: tree.longest_path]
 
 
 def _rank_rates(acceptance: AcceptanceConfig, depth: int) -> RankRates:
-    """Rates by depth and rank."""
     if acceptance.curve is not None and acceptance.other_ranks is None:
         curve = load_curve(acceptance.curve)
         if curve.heads is not None and len(curve.heads) >= depth:
@@ -143,9 +128,7 @@ def _with_length(tree: TreeConfig, acceptance: AcceptanceConfig, depth: int) -> 
 
     def survival(level: float) -> FloatArray:
         rates = _with_ranks(LevelDecay(level, decay).conditional(depth), acceptance)
-        if tree.static is not None:
-            return tree_survival(tree, rates)
-        return _grown(tree, rates, LENGTH_STEPS)
+        return tree_survival(tree, rates, LENGTH_STEPS)
 
     most = 1.0 + float(survival(1.0).sum())
     if not 1.0 <= length <= most:
@@ -168,19 +151,7 @@ def _with_length(tree: TreeConfig, acceptance: AcceptanceConfig, depth: int) -> 
     return np.minimum(highest * ((length - 1.0) / float(highest.sum())), 1.0) if highest.sum() > 0.0 else highest
 
 
-def _grown(tree: TreeConfig, rates: RankRates, steps: int) -> FloatArray:
-    growth = tree.growth
-    assert growth is not None
-    plan = GrowthPlan(growth.depth, growth.top_k, growth.nodes)
-    concentration = CONCENTRATION if tree.concentration is None else tree.concentration
-    return grown_acceptance(plan, rates, concentration, steps).survival[: tree.longest_path]
-
-
 def scaled_survival(survival: list[float], factor: float) -> list[float]:
     """Chances that at least i tokens are accepted when each conditional rate is multiplied, to at most 1."""
-    reached, result = 1.0, []
-    for before, here in pairwise([1.0, *survival]):
-        rate = here / before if before > 0 else 0.0
-        reached *= min(1.0, rate * factor)
-        result.append(reached)
-    return result
+    rates = [here / before if before > 0 else 0.0 for before, here in pairwise([1.0, *survival])]
+    return list(accumulate((min(1.0, rate * factor) for rate in rates), mul))

@@ -15,12 +15,7 @@ SAME_DRAFTER = {"eagle2": "eagle"}
 
 
 def borrowed_acceptance(config: SpeculationConfig | None, model: str | Mapping[str, Any]) -> str | None:
-    """Note on acceptance that was measured with another method or on another model; None otherwise.
-
-    Args:
-        config: the ``speculation`` section.
-        model: the scenario's ``model``.
-    """
+    """Note on acceptance that was measured with another method or on another model; None otherwise."""
     if config is None or config.method == "none" or config.acceptance is None:
         return None
     acceptance = config.acceptance
@@ -55,14 +50,6 @@ def carry_acceptance(before: Mapping[str, Any], data: dict[str, Any], paths: Ite
 
     Another method takes the catalogue's own curve, on the same target where there is one, and gets its former
     acceptance back when it is set again; rates carried to another model say whose they are.
-
-    Args:
-        before: plain data of a scenario.
-        data: the same with values set; its acceptance is replaced or stamped.
-        paths: paths of the fields that were set.
-
-    Raises:
-        ForerunError: a method of which the catalogue has no curve.
     """
     old, new = before.get("speculation"), data.get("speculation")
     if not (isinstance(old, Mapping) and isinstance(new, dict) and isinstance(new.get("acceptance"), Mapping)):
@@ -96,7 +83,7 @@ def _own_acceptance(method: str, model: Any, depth: int, origin: str, acceptance
             f"speculation.acceptance: was given for another method, and the catalogue has no curve of {method}; set "
             f"speculation.acceptance together with speculation.method"
         )
-    return {"curve": _middle(ranked)[1], "extrapolate": True, "instead_of": former}
+    return {"curve": _middle(ranked), "extrapolate": True, "instead_of": former}
 
 
 def same_model(model: str | Mapping[str, Any], target: str) -> bool:
@@ -118,7 +105,6 @@ def model_name(model: str | Mapping[str, Any]) -> str:
 
 
 def _origin(acceptance: Mapping[str, Any], method: Any) -> str | None:
-    """Method that acceptance was measured with; None if it is not recorded."""
     name = acceptance.get("curve")
     if isinstance(name, str) and name in curve_names():
         return load_curve(name).method
@@ -137,23 +123,20 @@ def _depth(speculation: Mapping[str, Any]) -> int:
 
 
 def _own_curves(method: str, model: Any, depth: int) -> list[tuple[float, str]]:
-    """Acceptance length at ``depth`` draft tokens and name of the method's curves in the catalogue, ascending.
-
-    Curves of the model alone, where there are any.
-    """
+    """Acceptance length and name of the method's curves, ascending; of the model alone, where there are any."""
     curves = [curve for curve in map(load_curve, curve_names()) if _drafter(curve.method) == _drafter(method)]
     same = [c for c in curves if isinstance(model, str | Mapping) and same_model(model, c.target)]
     return sorted((1.0 + float(curve.survival(depth).sum()), curve.name) for curve in same or curves)
 
 
-def _middle(ranked: list[tuple[float, str]]) -> tuple[float, str]:
-    """The median; the lower of the middle two."""
-    return ranked[(len(ranked) - 1) // 2]
+def _middle(ranked: list[tuple[float, str]]) -> str:
+    """Name of the median; the lower of the middle two."""
+    return ranked[(len(ranked) - 1) // 2][1]
 
 
 def _choice_words(method: str, model: Any, depth: int) -> str:
     ranked = _own_curves(method, model, depth)
-    name = _middle(ranked)[1]
+    name = _middle(ranked)
     if len(ranked) == 1:
         return f"the catalogue's only curve of it, {name},"
     return (

@@ -198,9 +198,6 @@ class PolicyConfig(Section):
 def check_table(table: Sequence[Sequence[int]]) -> None:
     """Check a table of [first batch, last batch, draft tokens] as vLLM does.
 
-    Raises:
-        ValueError: empty, an empty or overlapping range, a first range that does not start at 1, or K < 0.
-
     Source: ``vllm/v1/spec_decode/dynamic/utils.py``, vLLM 0.25 to 0.28.
     """
     if not table:
@@ -222,7 +219,6 @@ def check_table(table: Sequence[Sequence[int]]) -> None:
 
 
 def named(policy: PolicyName | PolicyConfig) -> PolicyConfig:
-    """Policy with its parameters, also from a plain name."""
     return PolicyConfig(name=policy) if isinstance(policy, str) else policy
 
 

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
-from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from forerun.arrays import FloatArray, IntArray
 from forerun.errors import ForerunError, did_you_mean
-from forerun.yaml_files import parse
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
+from forerun.yaml_files import packaged
 
 RankRates = Sequence[Sequence[float]]
 """Per depth, chance that the candidate of rank 0, 1, 2 ... is the accepted one when its parent was accepted. The
@@ -37,17 +31,6 @@ class DraftTree:
     ranks: tuple[int, ...]
     """Rank of each node among the drafter's candidates at its parent, 0 = the likeliest."""
 
-    def __post_init__(self) -> None:
-        if len(self.parents) != len(self.ranks):
-            raise ForerunError(f"a tree of {len(self.parents)} parents and {len(self.ranks)} ranks")
-        seen: set[tuple[int, int]] = set()
-        for node, (parent, rank) in enumerate(zip(self.parents, self.ranks, strict=True)):
-            if not ROOT <= parent < node or rank < 0:
-                raise ForerunError(f"tree node {node}: parent {parent} must come before it, and rank {rank} be >= 0")
-            if (parent, rank) in seen:
-                raise ForerunError(f"tree node {node}: node {parent} already has a child of rank {rank}")
-            seen.add((parent, rank))
-
     @property
     def num_nodes(self) -> int:
         """Draft tokens that the target verifies, beside the last certain token."""
@@ -66,16 +49,6 @@ class DraftTree:
         """Longest path: most draft tokens that one step can accept."""
         return int(self.depths.max(initial=0))
 
-    @property
-    def widths(self) -> tuple[int, ...]:
-        """Nodes at each depth, from 1."""
-        return tuple(np.bincount(self.depths, minlength=1)[1:].tolist())
-
-    @property
-    def attended_pairs(self) -> int:
-        """(query, key) pairs among the draft tokens that the tree mask admits: each node sees its path and itself."""
-        return int(self.depths.sum())
-
 
 def chain(num_speculative_tokens: int) -> DraftTree:
     """A chain: one draft token per depth, each the drafter's first candidate."""
@@ -83,18 +56,12 @@ def chain(num_speculative_tokens: int) -> DraftTree:
 
 
 def tree_from_choices(choices: Iterable[Sequence[int]]) -> DraftTree:
-    """A static tree given as Medusa gives it: each node as the ranks along its path, such as ``[[0], [1], [0, 0]]``.
-
-    Raises:
-        ForerunError: a node whose parent is not in the list, or one given twice.
-    """
+    """A static tree given as Medusa gives it: each node as the ranks along its path, such as ``[[0], [1], [0, 0]]``."""
     paths = sorted({tuple(path) for path in choices}, key=lambda path: (len(path), path))
     index: dict[tuple[int, ...], int] = {(): ROOT}
     parents: list[int] = []
     ranks: list[int] = []
     for path in paths:
-        if not path:
-            raise ForerunError("tree choices: an empty path; the root is implied")
         if path[:-1] not in index:
             raise ForerunError(f"tree choices: {list(path)} hangs on {list(path[:-1])}, which is not in the tree")
         index[path] = len(parents)
@@ -104,30 +71,15 @@ def tree_from_choices(choices: Iterable[Sequence[int]]) -> DraftTree:
 
 
 def load_tree(name: str) -> DraftTree:
-    """A published static tree by name.
-
-    Raises:
-        ForerunError: no such tree; with the nearest name.
-    """
-    trees = _trees()
+    """A published static tree by name."""
+    trees = packaged("simulator.speculation", "trees.yaml")
     if name not in trees:
         raise ForerunError(f"no tree '{name[:80]}'{did_you_mean(name, trees)} (trees: {', '.join(trees)})")
     return tree_from_choices([int(digit) for digit in word] for word in str(trees[name]["choices"]).split())
 
 
-@cache
-def _trees() -> dict[str, Any]:
-    text = (resources.files("simulator.speculation") / "trees.yaml").read_text(encoding="utf-8")
-    trees: dict[str, Any] = parse(text)
-    return trees
-
-
 def checked_rates(rates: RankRates) -> RankRates:
-    """Return the rates after checking them.
-
-    Raises:
-        ForerunError: a chance outside 0 to 1, or candidates of one parent that are accepted more often than always.
-    """
+    """Return the rates after checking them."""
     for depth, row in enumerate(rates, start=1):
         if any(not 0.0 <= rate <= 1.0 for rate in row) or sum(row) > 1.0 + 1e-9:
             raise ForerunError(
@@ -180,41 +132,18 @@ class GrowthPlan:
     """
 
     depth: int
-    """Sequential draft passes."""
     top_k: int
-    """Nodes of a layer that are expanded, and candidates that each gets."""
     nodes: int
-    """Draft tokens that are verified: the likeliest of all that were drafted."""
-
-    def __post_init__(self) -> None:
-        for name in ("depth", "top_k", "nodes"):
-            if getattr(self, name) < 1:
-                raise ForerunError(f"tree.{name}: must be >= 1 (got {getattr(self, name)})")
 
     @property
     def drafted_nodes(self) -> int:
-        """Nodes that the drafter scores before the choice."""
         return self.top_k + (self.depth - 1) * self.top_k**2
 
 
-class GrownAcceptance(NamedTuple):
-    """Averages over trees grown at many steps."""
-
-    acceptance_length: float
-    """Tokens per verify step, bonus token included."""
-    standard_error: float
-    survival: FloatArray
-    """Chance that at least d draft tokens are accepted: what ``AcceptanceSampler`` takes."""
-    nodes: float
-    """Draft tokens verified per step."""
-    attended_pairs: float
-    """(query, key) pairs among them that the tree mask admits."""
-
-
-def grown_acceptance(
+def grown_survival(
     plan: GrowthPlan, rates: RankRates, concentration: float, steps: int = 400, seed: int = 0
-) -> GrownAcceptance:
-    """Mean acceptance of trees grown anew at each of ``steps`` steps; the same seed gives the same numbers.
+) -> FloatArray:
+    """Chance that at least d draft tokens of trees grown anew at each of ``steps`` steps are accepted, d = 1..depth.
 
     A layer's ``top_k`` likeliest nodes are expanded, then the ``nodes`` likeliest of all are kept; of equals the
     shallower, and no node is likelier than its parent, so that they form a tree. The drafter's confidence differs from
@@ -235,26 +164,18 @@ def grown_acceptance(
     layers = _layers(plan, rates)
     most = max(1, CANDIDATES_AT_ONCE // sum(parents * len(row) for parents, row in layers))
     depths = np.repeat(np.arange(1, plan.depth + 1), [parents * len(row[: plan.top_k]) for parents, row in layers])
-    lengths, sizes, depth_sums, survivals = [], 0, 0, []
+    survivals = []
     for first in range(0, steps, most):
         chances = _drawn_chances(layers, plan.top_k, concentration, min(most, steps - first), generator)
         kept = np.sort(np.argsort(-chances, axis=1, kind="stable")[:, : plan.nodes], axis=1)
         scores, at = np.take_along_axis(chances, kept, axis=1), depths[kept]
-        lengths.append(1.0 + scores.sum(axis=1))
-        sizes += int((scores > 0.0).sum())
-        depth_sums += int(at[scores > 0.0].sum())
         cells = (np.arange(len(at))[:, None] * plan.depth + at - 1).ravel()
-        survivals.append(
-            np.bincount(cells, weights=scores.ravel(), minlength=len(at) * plan.depth).reshape(len(at), -1)
-        )
-    length = np.concatenate(lengths)
-    error = float(length.std(ddof=1) / np.sqrt(steps)) if steps > 1 else float("nan")
-    survival = np.concatenate(survivals).sum(axis=0)
-    return GrownAcceptance(float(length.mean()), error, survival / steps, sizes / steps, depth_sums / steps)
+        by_depth = np.bincount(cells, weights=scores.ravel(), minlength=len(at) * plan.depth)
+        survivals.append(by_depth.reshape(len(at), -1))
+    return np.asarray(np.concatenate(survivals).sum(axis=0) / steps, dtype=np.float64)
 
 
 CANDIDATES_AT_ONCE = 1_000_000
-"""Candidates that are held in memory together."""
 
 
 def _layers(plan: GrowthPlan, rates: RankRates) -> list[tuple[int, FloatArray]]:

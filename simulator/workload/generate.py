@@ -9,17 +9,14 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from forerun.arrays import FloatArray, IntArray
 from forerun.errors import ForerunError
 from forerun.recent import RecentResults
 from forerun.types import LONGEST_S
 from simulator.workload.memory import refuse_if_larger_than_memory
 from simulator.workload.workload_config import ArrivalsConfig, LengthConfig, SessionsConfig, WorkloadConfig
 from traces import PrefixHashes, RequestTable
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 BYTES_PER_REQUEST = 450
 """Bytes of memory per request, from trace row to record; measured on four million requests."""
@@ -57,7 +54,6 @@ class RequestStream:
     the recorded time."""
 
     def __len__(self) -> int:
-        """Number of requests."""
         return len(self.arrival_s)
 
 
@@ -94,9 +90,7 @@ def _generate(workload: WorkloadConfig, seed: int) -> RequestStream:
     count = workload.num_requests
     refuse_if_larger_than_memory(count * BYTES_PER_REQUEST, f"workload.num_requests: {count} requests")
     if workload.sessions is not None:
-        return make_sessions(
-            workload.sessions, workload.arrivals, workload.input_tokens, workload.output_tokens, count, seed
-        )
+        return _sessions(workload, workload.sessions, count, seed)
     return RequestStream(
         arrival_s=arrival_times(workload.arrivals, count, arrivals_rng),
         input_tokens=draw_lengths(workload.input_tokens, count, input_rng),
@@ -106,39 +100,26 @@ def _generate(workload: WorkloadConfig, seed: int) -> RequestStream:
 
 
 def _priorities(priorities: tuple[int, ...], stream: RequestStream, seed: int) -> IntArray:
-    """A priority for each request, the same for all turns of a session."""
     drawn = np.random.default_rng([seed, 0x9107]).choice(np.asarray(priorities, dtype=np.int64), len(stream))
     for before, waiting in () if stream.follows is None else stream.follows.tolist():
         drawn[waiting] = drawn[before]
     return drawn
 
 
-def make_sessions(
-    sessions: SessionsConfig,
-    arrivals: ArrivalsConfig,
-    new_tokens: int | LengthConfig,
-    output_tokens: int | LengthConfig,
-    count: int,
-    seed: int,
-) -> RequestStream:
-    """``count`` turns of conversations, session after session, with the hashes of the conversation so far.
-
-    Args:
-        sessions: turns, think time, system prompts.
-        arrivals: starts of the sessions.
-        new_tokens: prompt tokens that a turn adds to its conversation.
-        output_tokens: output tokens of a turn.
-        count: turns of all sessions; the last session may be cut short.
-        seed: of six independent streams: starts, new tokens, outputs, turns, think times, system prompts.
-    """
+def _sessions(workload: WorkloadConfig, sessions: SessionsConfig, count: int, seed: int) -> RequestStream:
+    """``count`` turns of conversations, session after session, with the hashes of the conversation so far."""
+    assert workload.arrivals is not None
+    assert workload.input_tokens is not None
+    assert workload.output_tokens is not None
     rngs = [np.random.default_rng(s) for s in np.random.SeedSequence(seed).spawn(6)]
     turns = np.minimum(draw_lengths(sessions.turns, count, rngs[3]), count)
     firsts = np.cumsum(turns) - turns
     turns = np.minimum(turns, count - firsts)[firsts < count]
     firsts = firsts[: len(turns)]
-    starts = arrival_times(arrivals, len(turns), rngs[0])
+    starts = arrival_times(workload.arrivals, len(turns), rngs[0])
     session = np.repeat(np.arange(len(turns)), turns)
-    new, output = draw_lengths(new_tokens, count, rngs[1]), draw_lengths(output_tokens, count, rngs[2])
+    new = draw_lengths(workload.input_tokens, count, rngs[1])
+    output = draw_lengths(workload.output_tokens, count, rngs[2])
     turn_tokens = np.cumsum(new + output)
     before = turn_tokens - new - output
     prompts = sessions.system_prompt_tokens + before - before[firsts][session] + new
@@ -207,11 +188,7 @@ def _trace_table(workload: WorkloadConfig, trace: str) -> RequestTable:
 
 
 def _refuse_trace_larger_than_memory(file: Path, read_rows: Callable[[int], RequestTable]) -> None:
-    """Refuse a large trace that is to be read whole and does not fit into memory, estimated from its first requests.
-
-    Raises:
-        ForerunError: naming the field that bounds it.
-    """
+    """Refuse a large trace that is to be read whole and does not fit into memory, estimated from its first requests."""
     if not file.is_file() or file.stat().st_size < LARGE_FILE or file.suffix in (".gz", ".zst", ".parquet", ".json"):
         return
     first = read_rows(FIRST_ROWS)
@@ -249,13 +226,17 @@ def _from_trace(workload: WorkloadConfig, trace: str, rng: np.random.Generator) 
         begins[[] if follows is None else follows[:, 1]] = False
         arrival_s = arrival_times(arrivals, int(begins.sum()), rng)[np.cumsum(begins) - 1]
         max_concurrency = arrivals.max_concurrency
+    hashes, answers_hashed = table.prefix_hashes, False
+    if hashes is not None:  # those of prompts and answers reach beyond the prompt
+        prompt_blocks = -(-np.asarray(table.input_tokens) // hashes.block_tokens)
+        answers_hashed = bool(np.any(np.diff(hashes.offsets) > prompt_blocks))
     return RequestStream(
         arrival_s=arrival_s,
         input_tokens=np.asarray(table.input_tokens, dtype=np.int64),
         output_tokens=np.asarray(table.output_tokens, dtype=np.int64),
         max_concurrency=max_concurrency,
-        prefix_hashes=table.prefix_hashes,
-        answers_hashed=_goes_on_through_answers(table),
+        prefix_hashes=hashes,
+        answers_hashed=answers_hashed,
         notes=tuple(notes),
         follows=follows,
         think_s=None if follows is None else _waits_s(table, follows),
@@ -272,14 +253,6 @@ def _waits_s(table: RequestTable, follows: IntArray) -> FloatArray:
     ends = np.full(len(table), -np.inf)
     np.maximum.at(ends, waiting, (table.arrival_s + table.measured_e2e_s)[before])  # NaN where one is not known
     return np.where(np.isfinite(ends), np.maximum(table.arrival_s - ends, 0.0), think_s)
-
-
-def _goes_on_through_answers(table: RequestTable) -> bool:
-    """Whether a trace's prefix hashes are those of prompts and answers: some reach beyond the prompt."""
-    if table.prefix_hashes is None:
-        return False
-    blocks = np.diff(table.prefix_hashes.offsets)
-    return bool(np.any(blocks > -(-np.asarray(table.input_tokens) // table.prefix_hashes.block_tokens)))
 
 
 def _trace_notes(trace: str, table: RequestTable, workload: int | None) -> list[str]:
@@ -301,8 +274,7 @@ def arrival_times(arrivals: ArrivalsConfig, count: int, rng: np.random.Generator
     if arrivals.process in ("burst", "closed-loop"):
         return np.zeros(count)
     rate = arrivals.request_rate
-    if rate is None:
-        raise ForerunError(f"workload.arrivals: process '{arrivals.process}' has no rate to draw from")
+    assert rate is not None
     if arrivals.process == "constant":
         times: FloatArray = np.arange(count, dtype=np.float64) / rate
     else:
@@ -316,10 +288,6 @@ def varied(times: FloatArray, profile: Sequence[tuple[float, float]]) -> FloatAr
 
     The integral of the factor up to the n-th arrival is the time at which it would come at factor 1 (time rescaling;
     E. Cinlar, "Introduction to Stochastic Processes", 1975, section 4.7).
-
-    Args:
-        times: seconds, non-decreasing.
-        profile: (seconds, factor), straight lines between, repeated after the last.
     """
     at_s, factor = (np.array(column, dtype=np.float64) for column in zip(*profile, strict=True))
     width, rise = np.diff(at_s), np.diff(factor)
@@ -355,11 +323,7 @@ def draw_lengths(lengths: int | LengthConfig, count: int, rng: np.random.Generat
 
 
 def read_lengths(file: str) -> list[int]:
-    """Token counts of a text file: whole numbers from 1 to 1e12 between spaces, commas or line ends.
-
-    Raises:
-        ForerunError: no such file, no number in it, or something else than a count; with the line.
-    """
+    """Token counts of a text file: whole numbers from 1 to 1e12 between spaces, commas or line ends."""
     try:
         text = Path(file).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:

@@ -33,15 +33,7 @@ def free_bytes() -> int | None:
 
 
 def refuse_if_larger_than_memory(needed_bytes: float, what: str) -> None:
-    """Refuse an allocation larger than the available memory before it is made.
-
-    Args:
-        needed_bytes: size of the allocation.
-        what: scenario field and amount, for the error message.
-
-    Raises:
-        ForerunError: it does not fit.
-    """
+    """Refuse an allocation larger than the available memory before it is made."""
     free = free_bytes()
     if free is not None and needed_bytes > free:
         raise ForerunError(

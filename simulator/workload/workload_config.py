@@ -17,11 +17,6 @@ RatePoint = Annotated[tuple[float, float], Field(strict=False)]
 
 
 def _pairs(points: Any) -> Any:
-    """Refuse a value that is not a list of pairs, with a message that describes a point.
-
-    Raises:
-        ValueError: it is none.
-    """
     if isinstance(points, list | tuple) and all(isinstance(p, list | tuple) and len(p) == 2 for p in points):
         return points
     raise ValueError("a list of points [seconds, factor on request_rate] expected, such as [[0, 0.5], [3600, 2]]")
@@ -58,28 +53,27 @@ class ArrivalsConfig(Section):
             "poisson": {"request_rate"},
             "gamma": {"request_rate", "burstiness"},
             "constant": {"request_rate"},
-            "burst": set[str](),
             "closed-loop": {"max_concurrency"},
-            "trace": set[str](),
-        }[self.process]
-        for name in ("request_rate", "burstiness", "max_concurrency"):
-            is_set = getattr(self, name) is not None
-            if name in wanted and not is_set:
-                raise ValueError(f"process '{self.process}' needs {name}")
-            if is_set and name not in wanted:
-                raise ValueError(f"process '{self.process}' has no use for {name}; remove it")
+        }.get(self.process, set())
+        fields = ("request_rate", "burstiness", "max_concurrency")
+        _check_fields(self, f"process '{self.process}'", fields, wanted, wanted)
         if self.rate_scale != 1.0 and self.process != "trace":
             instead = " and set request_rate instead" if "request_rate" in wanted else ""
             raise ValueError(f"process '{self.process}' has no use for rate_scale; remove it{instead}")
         return self
 
 
-def _check_profile(points: Sequence[tuple[float, float]]) -> None:
-    """Refuse points that do not define a rate at every time.
+def _check_fields(section: Section, kind: str, fields: Sequence[str], needed: set[str], allowed: set[str]) -> None:
+    """Refuse a field that is needed and missing, or set and not allowed."""
+    for name in fields:
+        is_set = getattr(section, name) is not None
+        if name in needed and not is_set:
+            raise ValueError(f"{kind} needs {name}")
+        if is_set and name not in allowed:
+            raise ValueError(f"{kind} has no use for {name}; remove it")
 
-    Raises:
-        ValueError: with what would be right.
-    """
+
+def _check_profile(points: Sequence[tuple[float, float]]) -> None:
     times, factors = [at_s for at_s, _ in points], [factor for _, factor in points]
     if len(points) < 2 or times[0] != 0 or any(later <= before for before, later in pairwise(times)):
         raise ValueError("profile: at least two points, the first at 0 s, the others later and later, expected")
@@ -109,18 +103,15 @@ class LengthConfig(Section):
 
     @model_validator(mode="after")
     def _fields_fit_distribution(self) -> LengthConfig:
-        needed, allowed = {
-            "constant": ({"value"}, set[str]()),
-            "uniform": ({"min", "max"}, set[str]()),
-            "lognormal": ({"mean", "cv"}, {"max"}),
-            "empirical": ({"values"} if self.file is None else {"file"}, set[str]()),
+        needed = {
+            "constant": {"value"},
+            "uniform": {"min", "max"},
+            "lognormal": {"mean", "cv"},
+            "empirical": {"values"} if self.file is None else {"file"},
         }[self.distribution]
-        for name in ("value", "min", "max", "mean", "cv", "values", "file"):
-            is_set = getattr(self, name) is not None
-            if name in needed and not is_set:
-                raise ValueError(f"distribution '{self.distribution}' needs {name}")
-            if is_set and name not in needed | allowed:
-                raise ValueError(f"distribution '{self.distribution}' has no use for {name}; remove it")
+        allowed = needed | {"max"} if self.distribution == "lognormal" else needed
+        fields = ("value", "min", "max", "mean", "cv", "values", "file")
+        _check_fields(self, f"distribution '{self.distribution}'", fields, needed, allowed)
         if self.min is not None and self.max is not None and self.min > self.max:
             raise ValueError(f"min {self.min} is larger than max {self.max}")
         return self

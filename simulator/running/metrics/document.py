@@ -62,16 +62,12 @@ def run_document(result: RunRecords) -> dict[str, Any]:
         "version": forerun_version(),
         "notes": list(result.notes),
     }
-    plain = jsonable(document)
-    assert isinstance(plain, dict)
-    return plain
+    return jsonable(document)  # type: ignore[no-any-return]
 
 
 def scenario_document(scenario: Any) -> dict[str, Any]:
     """The scenario as it can be read back: JSON values under the names of the scenario file."""
-    plain = jsonable(scenario.model_dump(mode="python", by_alias=True, exclude_none=True))
-    assert isinstance(plain, dict)
-    return plain
+    return jsonable(scenario.model_dump(mode="python", by_alias=True, exclude_none=True))  # type: ignore[no-any-return]
 
 
 def jsonable(value: Any) -> Any:
@@ -85,9 +81,7 @@ def jsonable(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
-        if isfinite(value):
-            return value
-        return ("inf" if value > 0 else "-inf") if isinf(value) else None
+        return value if isfinite(value) else str(value) if isinf(value) else None
     if isinstance(value, Mapping):
         return {str(key): jsonable(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset | np.ndarray):

@@ -40,7 +40,6 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
 
 
 def write_text_atomically(path: Path, text: str) -> None:
-    """:func:`write_atomically` for text in UTF-8."""
     write_atomically(path, lambda temporary: _write_text(temporary, text))
 
 
@@ -74,7 +73,6 @@ class StagedFiles:
         self._names.append(name)
 
     def add_text(self, name: str, text: str) -> None:
-        """Stage file ``name`` with ``text`` in UTF-8."""
         self.add(name, lambda temporary: _write_text(temporary, text))
 
     def __exit__(
@@ -203,11 +201,7 @@ def _proven_folder(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def writable_file(path: Path) -> Iterator[Path]:
-    """:func:`writable_folder` for the folder of ``path``, which others may write at the same time.
-
-    Raises:
-        OSError: also when ``path`` is a folder.
-    """
+    """:func:`writable_folder` for the folder of ``path``, which others may write at the same time."""
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, "is a folder, name a file", str(path))
     if path.exists() and not path.is_file():

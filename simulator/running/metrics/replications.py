@@ -73,11 +73,11 @@ def _mean(values: Sequence[Any]) -> Any:
 
 def _interval_section(summaries: Sequence[dict[str, Any]], first: dict[str, Any], level: float) -> dict[str, Any]:
     """``intervals`` of the means and what is in them; with the model's error where the first run tells it."""
-    measured = {
-        key: [summary[key] for summary in summaries if isinstance(summary.get(key), int | float)]
-        for key in summaries[0]
-    }
-    measured = {key: known for key, known in measured.items() if len(known) >= 2}
+    measured = {}
+    for key in summaries[0]:
+        known = [summary[key] for summary in summaries if isinstance(summary.get(key), int | float)]
+        if len(known) >= 2:
+            measured[key] = known
     error = first.get("model_error")
     if error is None:
         chance = {key: list(mean_interval(known, level)) for key, known in measured.items()}

@@ -61,19 +61,6 @@ def write_run(
     ``requests.parquet`` and ``steps.parquet`` hold the columns of the records (seconds, tokens, FLOPs, bytes), the
     former also ``ttft_ms``, ``tpot_ms`` and ``e2el_ms``; null where something never happened. ``trace.json`` opens in
     ui.perfetto.dev and chrome://tracing.
-
-    Args:
-        folder: made if need be; a run that lies there is replaced.
-        result: the finished run.
-        document: what it says, see :func:`simulator.running.metrics.run_document`.
-        also: further files by name; each is made from the folder in which those of the run are staged.
-
-    Returns:
-        The document as written: its notes also say which seed the tables are of, where there are several, and what
-        the timeline leaves out.
-
-    Raises:
-        OSError: when the folder cannot be written, or another process writes it; no file of the run is half-written.
     """
     kept = getattr(result, "steps_kept", True)
     if not kept:
@@ -132,7 +119,6 @@ def write_parquet(path: Path, table: pa.Table, run: str = "") -> None:
 
 
 def checksum(path: Path) -> str:
-    """SHA-256 of a file, as it stands in ``summary.json``."""
     with path.open("rb") as stream:
         return "sha256:" + hashlib.file_digest(stream, "sha256").hexdigest()
 
@@ -148,7 +134,6 @@ class RunFolder:
 
     @property
     def basis(self) -> str:
-        """Evidence basis of the predictions: datasheet, calibrated or extrapolated."""
         return str(self.document["basis"])
 
     @property
@@ -160,19 +145,13 @@ class RunFolder:
 
 
 def load_run(folder: Path) -> RunFolder:
-    """Read the run in ``folder``.
-
-    Raises:
-        ForerunError: when it is not a folder that ``forerun run --out`` wrote, or its files are not of one run, naming
-            the file and what is wrong.
-        OSError: when a file cannot be read.
-    """
+    """Read the run in ``folder``."""
     document = load_summary(folder)
     for name in (REQUESTS_FILE, STEPS_FILE, TIMELINE_FILE):
         path = folder / name
+        if name == TIMELINE_FILE and not path.is_file():
+            continue
         if not path.is_file():
-            if name == TIMELINE_FILE:
-                continue
             raise ForerunError(f"{path}: missing from the run folder; run the scenario again with --out")
         if checksum(path) != document["files"].get(name):
             raise ForerunError(
@@ -187,12 +166,7 @@ def load_run(folder: Path) -> RunFolder:
 
 
 def load_summary(folder: Path) -> dict[str, Any]:
-    """``summary.json`` of the run in ``folder``, as it was written.
-
-    Raises:
-        ForerunError: there is none, or it was changed.
-        OSError: it cannot be read.
-    """
+    """``summary.json`` of the run in ``folder``, as it was written."""
     path = folder / SUMMARY_FILE
     if not path.is_file():
         raise ForerunError(
@@ -216,11 +190,7 @@ def load_summary(folder: Path) -> dict[str, Any]:
 
 
 class LazyColumns(Mapping[str, Column]):
-    """Columns of a Parquet file as floats, each read when it is requested; those of smaller tables are kept.
-
-    Raises:
-        ForerunError: the file is no Parquet file, or lacks one of ``names``.
-    """
+    """Columns of a Parquet file as floats, each read when it is requested; those of smaller tables are kept."""
 
     def __init__(self, path: Path, names: tuple[str, ...]) -> None:
         import pyarrow as pa
@@ -242,11 +212,9 @@ class LazyColumns(Mapping[str, Column]):
     def __getitem__(self, name: str) -> Column:
         if name not in self._names:
             raise KeyError(name)
-        column = self._kept.get(name)
-        if column is None:
-            column = self._read(name)
-            if self.rows <= MOST_KEPT_ROWS:
-                self._kept[name] = column
+        column = self._kept[name] if name in self._kept else self._read(name)
+        if self.rows <= MOST_KEPT_ROWS:
+            self._kept[name] = column
         return column
 
     def __iter__(self) -> Iterator[str]:

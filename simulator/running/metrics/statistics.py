@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from math import floor, nan, sqrt
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-FloatArray = NDArray[np.float64]
+from forerun.arrays import FloatArray, IntArray
+
 EQUAL = 1e-12
 """Relative spread up to which values are one value, rounded here and there."""
 
@@ -23,14 +24,14 @@ class WeightedSample:
     """
 
     values: FloatArray
-    cumulative: NDArray[np.int64]
+    cumulative: IntArray
 
     @classmethod
     def of(cls, values: ArrayLike, counts: ArrayLike | None = None) -> WeightedSample:
         """Sort ``values`` with their ``counts`` (default: one each); entries with count 0 drop out.
 
         Raises:
-            ValueError: when the two differ in length, a count is negative or a value is NaN.
+            ValueError: when a value is NaN.
         """
         value = np.asarray(values, dtype=np.float64).ravel()
         if counts is None:
@@ -38,10 +39,6 @@ class WeightedSample:
             cumulative = None
         else:
             count = np.asarray(counts, dtype=np.int64).ravel()
-            if len(value) != len(count):
-                raise ValueError(f"{len(value)} values but {len(count)} counts")
-            if np.any(count < 0):
-                raise ValueError("a count is negative")
             if not count.all():
                 kept = count > 0
                 value, count = value[kept], count[kept]
@@ -61,7 +58,7 @@ class WeightedSample:
         return int(self.cumulative[-1]) if len(self.cumulative) else 0
 
     @property
-    def counts(self) -> NDArray[np.int64]:
+    def counts(self) -> IntArray:
         """How often each value occurs."""
         counts = self.cumulative.copy()
         counts[1:] -= self.cumulative[:-1]

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from forerun.arrays import BoolArray, FloatArray
 from forerun.errors import ForerunError
 from simulator.running.metrics.statistics import WeightedSample
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from simulator.running.scenario import Scenario
     from simulator.serving.records import GapCounts, RequestRecords, SpeculationCounters
 
-FloatArray = NDArray[np.float64]
 MS_PER_S = 1e3
 LATENCIES = ("ttft", "tpot", "itl", "e2el")
 """Latencies of vLLM's serving benchmark: time to first token, time per output token, inter-token, end to end."""
@@ -33,24 +32,19 @@ class Served(Protocol):
     """Inputs of a summary: a finished run, or the parts of one that a summary needs."""
 
     @property
-    def scenario(self) -> Scenario:
-        """The scenario that was run."""
+    def scenario(self) -> Scenario: ...
 
     @property
-    def requests(self) -> RequestRecords:
-        """Records of the requests."""
+    def requests(self) -> RequestRecords: ...
 
     @property
-    def gaps(self) -> GapCounts:
-        """Gaps between token deliveries."""
+    def gaps(self) -> GapCounts: ...
 
     @property
-    def speculation(self) -> SpeculationCounters | None:
-        """Drafts and what was accepted; None where nothing drafts."""
+    def speculation(self) -> SpeculationCounters | None: ...
 
 
-def completed_requests(requests: RequestRecords) -> NDArray[np.bool_]:
-    """Which requests received all their tokens."""
+def completed_requests(requests: RequestRecords) -> BoolArray:
     return np.asarray(~requests.failed & np.isfinite(requests.finished_s), dtype=np.bool_)
 
 
@@ -176,18 +170,12 @@ def slo_limits(slo: Mapping[str, float]) -> tuple[Limit, ...]:
     return tuple(limits)
 
 
-def good_requests(
-    limits: tuple[Limit, ...], latencies_ms: Mapping[str, NDArray[np.float64]]
-) -> NDArray[np.bool_] | None:
+def good_requests(limits: tuple[Limit, ...], latencies_ms: Mapping[str, FloatArray]) -> BoolArray | None:
     """Which completed requests are within every limit that applies to a single request; None without such limits.
 
     A request is good when its own TTFT, TPOT and end-to-end latency are within the limits set on any aggregate of
     that latency (the strictest counts). A request without a TPOT (one output token) cannot break a TPOT limit, as
     in vLLM's ``--goodput``. Limits on the inter-token latency have no per-request value and are left out.
-
-    Args:
-        limits: from :func:`slo_limits`.
-        latencies_ms: per completed request, milliseconds, NaN where a request has none.
     """
     applied = [limit for limit in limits if limit.latency in latencies_ms and limit.statistic != "std"]
     if not applied:
@@ -209,11 +197,8 @@ def slo_report(result: Served, summary: dict[str, Any]) -> dict[str, Any] | None
     rows = {}
     for limit in limits:
         value = summary[limit.key]
-        rows[limit.key] = {
-            "limit": limit.limit_ms,
-            "value": value,
-            "met": None if value is None else value <= limit.limit_ms,
-        }
+        met = None if value is None else value <= limit.limit_ms
+        rows[limit.key] = {"limit": limit.limit_ms, "value": value, "met": met}
     done = completed_requests(result.requests)
     good = good_requests(limits, {name: values[done] for name, values in request_latencies_ms(result.requests).items()})
     share = None if good is None or not len(done) else float(good.sum()) / len(done)

@@ -17,7 +17,6 @@ RUN_LEGEND = (
     "low..high: interval of the figure before it. Bottleneck: share of time by what limits it. MFU, MBU: share of the "
     "peak FLOP/s and of the memory bandwidth used. basis: evidence for the kernel prices (see the glossary)."
 )
-"""Definitions of the terms in a run's tables."""
 STATISTICS = ("mean", "median", "p90", "p95", "p99", "std")
 
 
@@ -47,7 +46,6 @@ def run_title(document: Document) -> str:
 
 
 def interval_words(document: Document) -> str:
-    """Level of a run's intervals, and the errors that they cover."""
     return f"{document['interval_level']:.0%} intervals of {document['intervals_of']}"
 
 
@@ -62,7 +60,6 @@ def run_facts(document: Document) -> str:
 
 
 def serving_table(document: Document) -> Table:
-    """Requests, tokens and rates, under vLLM's labels."""
     summary, intervals = document["summary"], document["intervals"]
     rows = [
         ("Successful requests", "completed"),
@@ -81,7 +78,6 @@ def serving_table(document: Document) -> Table:
 
 
 def latency_table(document: Document) -> Table:
-    """Latencies in milliseconds, one row each."""
     summary, intervals = document["summary"], document["intervals"]
     rows = [
         [name.upper(), *(with_interval(f"{statistic}_{name}_ms", summary, intervals) for statistic in STATISTICS)]
@@ -99,22 +95,20 @@ def with_interval(key: str, summary: Document, intervals: Document) -> Value:
 
 
 def speculation_table(document: Document) -> Table:
-    """vLLM's speculative-decoding results."""
     summary = document["summary"]
-    positions = summary["spec_decode_per_position_acceptance_rates"] or []
     rows: list[tuple[str, Value]] = [
         ("Acceptance rate (%)", summary["spec_decode_acceptance_rate"]),
         ("Acceptance length", summary["spec_decode_acceptance_length"]),
         ("Drafts", summary["spec_decode_num_drafts"]),
         ("Draft tokens", summary["spec_decode_draft_tokens"]),
         ("Accepted tokens", summary["spec_decode_accepted_tokens"]),
-        ("Per-position acceptance (%)", "  ".join(f"{share * 100:.1f}" for share in positions) or ABSENT),
     ]
+    shares = [f"{share * 100:.1f}" for share in summary["spec_decode_per_position_acceptance_rates"] or []]
+    rows.append(("Per-position acceptance (%)", "  ".join(shares) or ABSENT))
     return pairs("Speculative decoding", rows, name="speculation")
 
 
 def slo_table(document: Document) -> Table:
-    """Every limit, the value reached and the verdict."""
     slo = document["slo"]
     share = "" if slo["good_share"] is None else f", {percent(slo['good_share'])} of requests good"
     words = {True: Cell("met", tone="good"), False: Cell("missed", tone="bad"), None: Cell("not measured")}
@@ -164,21 +158,12 @@ def engine_table(document: Document) -> Table:
 
 
 def pool_table(document: Document) -> Table:
-    """Every pool: its chips, how busy it was, and what its KV cache held."""
     columns = ("", "role", "replicas", "chips", "busy", "peak KV", "prefix hits", "MFU / MBU")
-    rows = [
-        [
-            pool["name"],
-            pool["role"],
-            pool["replicas"],
-            f"{pool['chips']} x {pool['chip']}",
-            percent(pool["busy"]),
-            percent(pool["peak_use"]),
-            percent(pool["prefix_hit_rate"]),
-            f"{percent(pool['utilisation']['mfu'])} / {percent(pool['utilisation']['mbu'])}",
-        ]
-        for pool in document["pools"]
-    ]
+    rows: list[list[Value]] = []
+    for pool in document["pools"]:
+        shares = [percent(pool[key]) for key in ("busy", "peak_use", "prefix_hit_rate")]
+        use = " / ".join(percent(pool["utilisation"][key]) for key in ("mfu", "mbu"))
+        rows.append([pool["name"], pool["role"], pool["replicas"], f"{pool['chips']} x {pool['chip']}", *shares, use])
     return Table("Pools", columns, rows, name="pools")
 
 
@@ -192,7 +177,6 @@ def memory_rows(split: Mapping[str, float] | None) -> list[tuple[str, Value]]:
 
 
 def memory_table(document: Document) -> Table:
-    """Table of the memory of one chip, by use."""
     kv = document["kv_cache"]
     rows = (
         ("Memory per chip", "capacity_bytes"),
@@ -207,18 +191,11 @@ def memory_table(document: Document) -> Table:
 
 def replica_table(document: Document) -> Table:
     """Every replica; empty where there is one, or more than can be read."""
-    replicas = document.get("replicas") or []
-    rows = [
-        [
-            f"{row['replica']} ({row['pool']})" if document.get("pools") else str(row["replica"]),
-            row["requests"],
-            row["prompt_tokens"],
-            percent(row["prefix_hit_rate"]),
-            percent(row["peak_use"]),
-            percent(row["busy"]),
-        ]
-        for row in replicas
-    ]
+    rows: list[list[Value]] = []
+    for row in document.get("replicas") or []:
+        name = f"{row['replica']} ({row['pool']})" if document.get("pools") else str(row["replica"])
+        shares = [percent(row[key]) for key in ("prefix_hit_rate", "peak_use", "busy")]
+        rows.append([name, row["requests"], row["prompt_tokens"], *shares])
     columns = ("replica", "requests", "prompt tokens", "prefix hits", "peak KV", "busy")
     shown = rows if 1 < len(rows) <= MOST_REPLICAS else []
     return Table("Replicas", columns, shown, shown=16, name="replicas")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import product
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,7 +31,6 @@ MAX_SLICES = 50_000
 """Engine-step slices in one trace; runs of more steps merge neighbours."""
 
 MAX_REQUESTS = 300
-"""Requests whose life is drawn."""
 
 REQUESTS_PID = 1
 FIRST_REPLICA_PID = 2
@@ -55,21 +54,14 @@ Event = dict[str, Any]
 def write_timeline(
     path: Path, result: RunRecords, max_slices: int = MAX_SLICES, max_requests: int = MAX_REQUESTS, run: str = ""
 ) -> None:
-    """Write the trace of ``result`` to ``path`` as one JSON object.
-
-    Its ``otherData`` says what is left out, and the name of the run (see :mod:`simulator.running.metrics.run_folder`).
-    """
+    """Write the trace of ``result`` to ``path`` as one JSON object."""
     remarks = thinning_remarks(len(result.steps), len(result.requests), max_slices, max_requests)
-    head = {
-        "displayTimeUnit": "ms",
-        "otherData": {"run": run, "basis": result.basis, "seed": result.seed, "notes": remarks},
-    }
+    about = {"run": run, "basis": result.basis, "seed": result.seed, "notes": remarks}
+    head = {"displayTimeUnit": "ms", "otherData": about}
     with path.open("w", encoding="utf-8") as file:
         file.write(json.dumps(head, allow_nan=False)[:-1] + ', "traceEvents": [')
-        separator = "\n"
-        for event in timeline_events(result, max_slices, max_requests):
-            file.write(separator + json.dumps(event, allow_nan=False, separators=(",", ":")))
-            separator = ",\n"
+        for number, event in enumerate(timeline_events(result, max_slices, max_requests)):
+            file.write((",\n" if number else "\n") + json.dumps(event, allow_nan=False, separators=(",", ":")))
         file.write("\n]}\n")
 
 
@@ -106,7 +98,6 @@ def timeline_events(
 
 
 def span_events(spans: Iterable[Span]) -> Iterator[Event]:
-    """KV transfers to a replica and its failures as asynchronous slices of its process."""
     for number, span in enumerate(spans):
         common = {"cat": span.name, "name": span.name, "id": number, "pid": FIRST_REPLICA_PID + span.replica, "tid": 0}
         for phase, at_s in (("b", span.start_s), ("e", span.end_s)):
@@ -114,12 +105,8 @@ def span_events(spans: Iterable[Span]) -> Iterator[Event]:
 
 
 def step_events(steps: StepRecords, replica: int, group: int) -> Iterator[Event]:
-    """The steps of one replica as slices of ``group`` steps each, with counters at the start of each.
-
-    A slice of several steps gives sums of tokens, work and time, and the largest batch, queue and KV use; between its
-    steps the engine may have been idle (``busy_ms`` against the slice's length). Steps that overlap (pipeline
-    parallelism) go on separate tracks.
-    """
+    """Slices of ``group`` steps of a replica (sums, and the largest batch, queue and KV use), with counters at their
+    starts; steps that overlap (pipeline parallelism) go on separate tracks."""
     rows = np.flatnonzero(steps.replica == replica)
     rows = rows[np.argsort(steps.start_s[rows], kind="stable")]
     firsts = np.arange(0, len(rows), group)
@@ -171,10 +158,7 @@ def track_numbers(start_ns: NDArray[np.int64], end_ns: NDArray[np.int64]) -> lis
 
 
 def request_events(requests: RequestRecords, max_requests: int) -> Iterator[Event]:
-    """The life of the first ``max_requests`` requests as nested asynchronous slices: queued, prefill, decode.
-
-    Requests that never finished are left out.
-    """
+    """The life of the first ``max_requests`` finished requests as nested slices: queued, prefill, decode."""
     done = completed_requests(requests)
     facts = ("input_tokens", "output_tokens", "cached_tokens", "preemptions", "replica", "accepted_tokens")
     moments = (requests.arrival_s, requests.scheduled_s, requests.first_token_s, requests.finished_s)
@@ -206,10 +190,7 @@ def lane_events(steps: StepRecords, detail: StepDetail, replica: int, pid: int) 
 
 
 def kernel_events(steps: StepRecords, detail: StepDetail, replica: int, pid: int) -> Iterator[Event]:
-    """The sampled steps of ``replica``: host work, then the kernels of every chip in the order in which they run.
-
-    Layers of one kind follow each other; a drafter's part comes last. Kernels are laid on the device time of the step.
-    """
+    """The sampled steps of ``replica``: host work, then the kernels of every chip in the order in which they run."""
     samples = [sample for sample in detail.sampled if int(steps.replica[sample.row]) == replica]
     if not samples:
         return
@@ -241,10 +222,7 @@ def _kernels(sample: SampledStep, pid: int, track: int, start_s: float, end_s: f
 
 
 def kernel_layer_order(kernels: Sequence[Kernel]) -> list[Kernel]:
-    """Kernels one after the other, layer by layer: those of equal layers take turns.
-
-    Where that would be too many slices, equal kernels stay together.
-    """
+    """Kernels one after the other, layer by layer; where that would be too many slices, equal ones stay together."""
     if sum(kernel.times for kernel in kernels) > MOST_KERNELS:
         return list(kernels)
     groups: list[list[Kernel]] = []
@@ -255,15 +233,13 @@ def kernel_layer_order(kernels: Sequence[Kernel]) -> list[Kernel]:
             last.append(kernel)
         else:
             groups.append([kernel])
-    return list(chain.from_iterable(_turns(group) for group in groups))
-
-
-def _turns(group: list[Kernel]) -> Iterator[Kernel]:
-    layers = min(kernel.times for kernel in group)
-    for layer in range(layers):
-        for kernel in group:
+    ordered = []
+    for group in groups:
+        layers = min(kernel.times for kernel in group)
+        for layer, kernel in product(range(layers), group):
             times = kernel.times * (layer + 1) // layers - kernel.times * layer // layers
-            yield kernel._replace(times=times)
+            ordered.append(kernel._replace(times=times))
+    return ordered
 
 
 def _part(name: str, kind: str, pid: int, track: int, start_s: float, seconds: float, about: Event) -> Event:

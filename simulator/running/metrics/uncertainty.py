@@ -18,8 +18,8 @@ from math import exp, log, sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from forerun.arrays import BoolArray, FloatArray, IntArray
 from hwprofiles import Chip, load_chip
 from simulator.running.build import Build
 from simulator.running.metrics.statistics import WeightedSample
@@ -31,14 +31,7 @@ from simulator.running.metrics.summary import (
     request_latencies_ms,
     summarise,
 )
-from simulator.running.records import (
-    Axis,
-    ErrorSource,
-    ModelError,
-    RunRecords,
-    request_records,
-    speculation_counters,
-)
+from simulator.running.records import Axis, ErrorSource, ModelError, RunRecords, request_records, speculation_counters
 from simulator.running.scenario import Scenario
 from simulator.serving import FULL_ROWS, GapCounts, RequestRecords, RunLog, SpeculationCounters
 from simulator.speculation import draft_survival, sampler_of, scaled_survival
@@ -46,9 +39,7 @@ from simulator.speculation.acceptance import widest_spread
 from simulator.timing import ModelTimer, StagedTimer
 from simulator.workload import RequestStream, generate_requests
 
-FloatArray = NDArray[np.float64]
 LEVEL = 0.90
-"""Coverage of the intervals."""
 Z90 = 1.6448536269514722
 """Standard deviations from the median to either end of a 90 % interval of a normal distribution."""
 DRAWS = 512
@@ -116,12 +107,7 @@ def model_error(
     result: RunRecords,
     figures: Figures = summarise,
 ) -> ModelError:
-    """How far off the figures of a finished run may be.
-
-    Args:
-        scenario, seed, build, stream, result: inputs and result of the run.
-        figures: figures to compute; default: its summary.
-    """
+    """How far off the figures of a finished run may be."""
 
     requests = first_requests(scenario, seed, stream, requests_again(build, stream))
 
@@ -151,11 +137,8 @@ def model_error(
 
 
 def requests_again(build: Build, stream: RequestStream) -> int:
-    """Requests that are served again for every direction.
-
-    All of a short run and a sixth of a long one. Where every step is decided or priced in Python (drawn hits, policies,
-    exact steps, custom schedulers) a sixth of a short run too, but twice what runs at once, so that the load stays.
-    """
+    """Requests that are served again for every direction: where every step is decided or priced in Python, a sixth of
+    a short run too, but twice what runs at once, so that the load stays."""
     share = len(stream) // SHARE
     if any(pool.interpreted or pool.hits is not None or pool.rule is not None for pool in build.pools):
         return min(max(2 * (stream.max_concurrency or LEAST_AT_ONCE), share), MOST_REQUESTS)
@@ -163,7 +146,6 @@ def requests_again(build: Build, stream: RequestStream) -> int:
 
 
 def first_requests(scenario: Scenario, seed: int, stream: RequestStream, most: int) -> RequestStream:
-    """The first ``most`` requests of a run."""
     if len(stream) <= most:
         return stream
     if stream.prefix_hashes is None and stream.follows is None:
@@ -199,7 +181,6 @@ def _acceptance_ends(scenario: Scenario) -> list[FloatArray]:
 
 
 def _api_server_ms(build: Build, stream: RequestStream) -> float:
-    """Mean time from sending a request until the scheduler can see it, milliseconds."""
     limits, tokens = build.pools[0].limits, float(np.mean(stream.input_tokens))
     return 1e3 * (limits.api_server_s + limits.api_server_work_s + limits.tokenisation_per_token_s * tokens)
 
@@ -212,10 +193,7 @@ def _with_api_server(figures: Mapping[str, Any], more_ms: float) -> dict[str, An
 
 
 def step_sources(build: Build, log: RunLog) -> list[ErrorSource]:
-    """What the steps of a run are made of, by kernel family, format and chip, with the interval of each.
-
-    The steps of the main pool are split into their kernels; shares of pools with other chips are taken to be alike.
-    """
+    """What the steps of a run are made of, by kernel family, format and chip, with the interval of each."""
     steps, timer = log.steps, build.main.timer
     if not isinstance(timer, ModelTimer):
         return []
@@ -231,9 +209,8 @@ def step_sources(build: Build, log: RunLog) -> list[ErrorSource]:
 
 
 def _split_by_source(
-    sources: dict[str, ErrorSource], kind: str, timer: ModelTimer, log: RunLog, rows: NDArray[np.int64]
+    sources: dict[str, ErrorSource], kind: str, timer: ModelTimer, log: RunLog, rows: IntArray
 ) -> None:
-    """Add what some steps of one kind consist of, all of them weighing the same."""
     work, draft = log.steps.work(rows), log.steps.draft(rows)
     costs = timer.costs(work) if draft is None else timer.costs(work, draft)
     total, deployment = costs.device_s + costs.host_s, timer.target.deployment
@@ -263,32 +240,20 @@ def measured_as(chip: Chip) -> str:
     and one that is ``like`` it without fits of its own."""
     while not chip.kernels and chip.like is not None:
         chip = load_chip(chip.like)
-    numbers = (
-        sorted(chip.compute.dense_flops_per_s.items()),
-        chip.compute.cores,
-        chip.memory.bandwidth_bytes_per_s,
-        chip.on_chip.bandwidth_bytes_per_s,
-    )
+    bandwidths = (chip.memory.bandwidth_bytes_per_s, chip.on_chip.bandwidth_bytes_per_s)
+    numbers = (sorted(chip.compute.dense_flops_per_s.items()), chip.compute.cores, *bandwidths)
     return f"{zlib.crc32(repr(numbers).encode()):08x}"
 
 
 def _add(
-    sources: dict[str, ErrorSource],
-    name: str,
-    kind: str,
-    share: FloatArray,
-    low: Any,
-    high: Any,
-    draws: str | None = None,
+    sources: dict[str, ErrorSource], name: str, kind: str, share: FloatArray, low: Any, high: Any, draws: str = ""
 ) -> None:
     """Count a share of some steps under a source, its ends weighted with it in logarithms."""
     weight = float(np.mean(share))
     if weight <= 0.0:
         return
-    family = name.partition(":")[0]
-    source = sources.setdefault(
-        name, ErrorSource(name=name, family=family, draws=draws or name, share={}, low={}, high={})
-    )
+    new = ErrorSource(name=name, family=name.partition(":")[0], draws=draws or name, share={}, low={}, high={})
+    source = sources.setdefault(name, new)
     before = source["share"].get(kind, 0.0)
     for end, value in (("low", low), ("high", high)):
         mean = float(np.mean(share * np.log(value))) / weight
@@ -297,11 +262,10 @@ def _add(
     source["share"][kind] = before + weight
 
 
-def _evenly_in_time(rows: NDArray[np.int64], seconds: FloatArray) -> NDArray[np.int64]:
-    """Rows of steps at even distances in the time that they take together."""
+def _evenly_in_time(rows: IntArray, seconds: FloatArray) -> IntArray:
     reached = np.cumsum(seconds[rows])
     places = (np.arange(SAMPLED_STEPS) + 0.5) / SAMPLED_STEPS * reached[-1]
-    chosen: NDArray[np.int64] = rows[np.searchsorted(reached, places)]
+    chosen: IntArray = rows[np.searchsorted(reached, places)]
     return chosen
 
 
@@ -335,14 +299,12 @@ def step_draws(sources: Sequence[ErrorSource]) -> FloatArray:
 
 
 def _directions(sources: Sequence[ErrorSource]) -> list[tuple[FloatArray, float]]:
-    """Principal directions of the draws over the kinds of steps, and the standard deviation along each."""
     values, vectors = np.linalg.eigh(np.cov(step_draws(sources)))
     deviations = np.sqrt(np.maximum(values, 0.0))
     return [(vectors[:, i], float(deviations[i])) for i in (1, 0) if deviations[i] > NEGLIGIBLE]
 
 
 def _response(base: Mapping[str, Any], ends: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
-    """Logarithm of the factor on every figure at both ends."""
     return {
         key: [log(end[key] / value) for end in ends]
         for key, value in base.items()
@@ -369,20 +331,13 @@ def metric_draws(error: ModelError, metric: str) -> FloatArray | None:
 
 
 def sampling_draws(metric: str, deviation: float) -> FloatArray:
-    """Draws of the error of chance in a figure, in logarithms."""
     return deviation * standard_draws(f"chance {metric}")
 
 
 def intervals_of(
     summary: Mapping[str, Any], error: ModelError, sampling: Mapping[str, float]
 ) -> dict[str, list[float]]:
-    """Ends of the 90 % interval of every figure that has one: model error and chance together.
-
-    Args:
-        summary: of a run, or the mean over several.
-        error: of the model.
-        sampling: standard error of each figure in logarithms.
-    """
+    """Ends of the 90 % interval of every figure that has one: model error and chance together."""
     intervals = {}
     for key, value in summary.items():
         draws = metric_draws(error, key) if isinstance(value, int | float) and value > 0 else None
@@ -397,13 +352,7 @@ def intervals_of(
 def interval_section(
     summary: Mapping[str, Any], error: ModelError | None, sampling: Mapping[str, float] | None
 ) -> dict[str, Any]:
-    """``intervals``, their level, what is in them and what they were made of, as a run's document holds them.
-
-    Args:
-        summary: of a run, or the mean over several.
-        error: error of the model; None where it was not estimated.
-        sampling: standard error of each figure in logarithms; None where there is nothing to tell it by.
-    """
+    """``intervals``, their level, what is in them and what they were made of, as a run's document holds them."""
     if error is None:
         return {"intervals": {}, "interval_level": None, "intervals_of": None, "model_error": None}
     return {
@@ -438,7 +387,7 @@ def sampling_errors(result: RunRecords) -> dict[str, float]:
     return errors | dict.fromkeys(throughputs, _rate_error(result.requests, done))
 
 
-def _rate_error(requests: RequestRecords, done: NDArray[np.bool_]) -> float:
+def _rate_error(requests: RequestRecords, done: BoolArray) -> float:
     """Standard error of a run's rates in logarithms: its duration, one gap and one latency more or less.
 
     Whether a benchmark counts until the last request is sent, is due or is answered, and what its client takes to

@@ -18,10 +18,8 @@ BOUNDS = ("compute", "memory", "interconnect", "latency", "host")
 """What can bound a busy engine; ``idle`` is the time without work."""
 
 KV_FACTS = (
-    *("bytes_per_token", "weights_bytes", "draft_weights_bytes", "activation_bytes"),
-    *("capacity_bytes", "overridden"),
+    *("bytes_per_token", "weights_bytes", "draft_weights_bytes", "activation_bytes", "capacity_bytes", "overridden"),
 )
-"""Facts on the KV cache that a document states as they are."""
 SECONDS_PER_HOUR = 3600.0
 TOKENS_PER_MILLION = 1e6
 
@@ -113,11 +111,7 @@ def usd_per_million_tokens(usd: float | None, tokens: int) -> float | None:
 
 
 def kv_cache_section(kv: KvCacheReport, requests: RequestRecords) -> dict[str, Any]:
-    """KV capacity and use for the JSON: blocks, shares of them in use, preemptions, prefix hits, bytes per chip.
-
-    ``prefix_hit_rate`` is prompt tokens found in the cache over all prompt tokens of requests that were scheduled; None
-    where no prefix cache is modelled.
-    """
+    """KV capacity and use for the JSON: blocks, shares of them in use, preemptions, prefix hits, bytes per chip."""
     scheduled = np.isfinite(requests.scheduled_s)
     prompt_tokens = int(requests.input_tokens[scheduled].sum())
     hits, host = kv.prefix_hit_tokens, kv.host
@@ -128,21 +122,20 @@ def kv_cache_section(kv: KvCacheReport, requests: RequestRecords) -> dict[str, A
         "capacity_tokens": kv.num_blocks * kv.block_size,
         "peak_blocks": kv.peak_blocks,
         "mean_blocks": kv.mean_blocks,
-        "peak_use": kv.peak_blocks / kv.num_blocks if kv.num_blocks else None,
-        "mean_use": kv.mean_blocks / kv.num_blocks if kv.num_blocks else None,
+        "peak_use": _ratio(kv.peak_blocks, kv.num_blocks),
+        "mean_use": _ratio(kv.mean_blocks, kv.num_blocks),
         "preemptions": kv.preemptions,
         "swapped_blocks": kv.swapped_blocks,
         "prefix_hit_tokens": hits,
-        "prefix_hit_rate": _hit_rate(hits, prompt_tokens),
-        **({"host": asdict(host) | {"hit_rate": _hit_rate(host.hit_tokens, prompt_tokens)}} if host else {}),
+        "prefix_hit_rate": _ratio(hits, prompt_tokens),
+        **({"host": asdict(host) | {"hit_rate": _ratio(host.hit_tokens, prompt_tokens)}} if host else {}),
         **{name: getattr(kv, name) for name in KV_FACTS},
         **split_section(kv.split_bytes),
     }
 
 
-def _hit_rate(hits: int | None, prompt_tokens: int) -> float | None:
-    """Share of prompt tokens that were found; None where nothing is looked for or no prompt was computed."""
-    return None if hits is None or not prompt_tokens else hits / prompt_tokens
+def _ratio(part: float | None, whole: float) -> float | None:
+    return None if part is None or not whole else part / whole
 
 
 def split_section(split: Mapping[str, float]) -> dict[str, Any]:
@@ -154,9 +147,9 @@ def replica_section(use: ReplicaUse, duration_s: float) -> dict[str, Any]:
     """One replica: requests, prompt tokens and hits among them, peak share of its KV blocks, share of time at work."""
     return {
         **{key: value for key, value in asdict(use).items() if key not in ("num_blocks", "peak_blocks", "busy_s")},
-        "prefix_hit_rate": _hit_rate(use.prefix_hit_tokens, use.prompt_tokens),
-        "peak_use": use.peak_blocks / use.num_blocks if use.num_blocks else None,
-        "busy": use.busy_s / duration_s if duration_s > 0 else None,
+        "prefix_hit_rate": _ratio(use.prefix_hit_tokens, use.prompt_tokens),
+        "peak_use": _ratio(use.peak_blocks, use.num_blocks),
+        "busy": _ratio(use.busy_s, duration_s),
     }
 
 
@@ -180,7 +173,7 @@ def pool_sections(result: RunRecords, duration_s: float) -> list[dict[str, Any]]
                 "num_blocks": pool.memory.num_blocks,
                 "peak_use": max(use.peak_blocks for use in uses) / pool.memory.num_blocks,
                 "prefix_hit_rate": sum(hits) / prompts if hits and prompts else None,
-                "busy": sum(use.busy_s for use in uses) / (pool.replicas * duration_s) if duration_s > 0 else None,
+                "busy": _ratio(sum(use.busy_s for use in uses), pool.replicas * duration_s),
                 "utilisation": {"mfu": None, "mbu": None} if used is None else {"mfu": used.mfu, "mbu": used.mbu},
                 "peak_flops": chips * pool.peak_flops_per_s,
                 "bandwidth_bytes_per_s": chips * chip.memory.bandwidth_bytes_per_s,
@@ -213,19 +206,13 @@ def scaling_section(result: RunRecords) -> dict[str, Any]:
             "peak_replicas": max(sum(counts) for _, *counts in scaling.changes),
             "scale_ups": scaling.scale_ups,
             "scale_downs": scaling.scale_downs,
-            "changes": [
-                {"at_s": at_s, "starting": starting, "on": on, "draining": draining}
-                for at_s, starting, on, draining in scaling.changes
-            ],
+            "changes": [dict(zip(("at_s", "starting", "on", "draining"), row, strict=True)) for row in scaling.changes],
         }
     }
 
 
 def fleet_section(result: RunRecords, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Utilisation and energy over all pools, what moved between them, and each pool's part where there are several.
-
-    MFU and MBU are useful work over the sum of the pools' peaks. None where a pool's figure is not known.
-    """
+    """Utilisation and energy over all pools, what moved between them, and each pool's part where there are several."""
     energies = [row["energy_joules"] for row in rows]
     section: dict[str, Any] = {
         "utilisation": {
@@ -254,9 +241,8 @@ def _weighted(shares: Sequence[tuple[float | None, float]]) -> float | None:
 def fleet_cost_usd(result: RunRecords, duration_s: float) -> float | None:
     """Rent of all pools, US dollars; None when the price of one is not known."""
     rented = rented_share(result)
-    known = [cost_usd(pool.usd_per_chip_hour, rented * pool.replicas * pool.chips, duration_s) for pool in result.pools]
-    costs = [usd for usd in known if usd is not None]
-    return sum(costs) if len(costs) == len(known) else None
+    costs = [cost_usd(pool.usd_per_chip_hour, rented * pool.replicas * pool.chips, duration_s) for pool in result.pools]
+    return None if None in costs else sum(filter(None, costs))
 
 
 def chips_words(document: dict[str, Any]) -> str:

@@ -134,11 +134,7 @@ class AttentionSpeculationConfig(Section):
 
 
 def check_groups(config: AttentionSpeculationConfig | None, hardware: HardwareConfig) -> None:
-    """Whether the hardware has the two device groups that speculation needs, and no layout it does not compose with.
-
-    Raises:
-        ValueError: it has not; the message begins with the field to change.
-    """
+    """Whether the hardware has the two device groups that speculation needs, and no layout it does not compose with."""
     groups = hardware.speculative_parallel
     if config is None:
         if groups != 1:

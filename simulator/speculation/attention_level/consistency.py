@@ -6,22 +6,21 @@ known about them has a range, and named alternatives change one of them at a tim
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from forerun.arrays import FloatArray
 from forerun.errors import ForerunError, did_you_mean
-from hwprofiles import KernelLibrary, load_chip, load_link
+from hwprofiles import AttentionShape, KernelLibrary, load_chip, load_link
 from simulator.llm import load_architecture
 from simulator.speculation.attention_level.alspec_config import AttentionSpeculationConfig
 from simulator.speculation.attention_level.layer import LayerTimes, Reading, expected_pass_seconds
 from simulator.speculation.attention_level.overlap import SpeculativeAttention
 from simulator.speculation.attention_level.parameters import (
-    MECHANISM,
     Parameter,
     mechanism_costs,
     parameter_file,
@@ -29,7 +28,6 @@ from simulator.speculation.attention_level.parameters import (
 )
 from simulator.timing import Deployment, ModelTimer, StepTimer, decode_work, load_framework, resolve_weight_dtypes
 
-FloatArray = NDArray[np.float64]
 MOST_TOKENS = 16
 """Tokens of a step that the set's timers price; only decode steps of one sequence are priced."""
 
@@ -61,11 +59,8 @@ class ConsistencySet:
             ForerunError: a parameter that the set does not have.
         """
         known = {name: parameter.value for name, parameter in self.parameters.items()}
-        for name in changes or {}:
-            if name not in known:
-                raise ForerunError(
-                    f"{self.name}: no parameter '{name}'{did_you_mean(name, known)} ({', '.join(known)})"
-                )
+        for name in (changes or {}).keys() - known.keys():
+            raise ForerunError(f"{self.name}: no parameter '{name}'{did_you_mean(name, known)} ({', '.join(known)})")
         return {**known, **(changes or {})}
 
 
@@ -88,7 +83,7 @@ def consistency_set(name: str) -> ConsistencySet:
     ranges, dtype = entry.pop("ranges"), entry.pop("dtype")
     alone, group = (_timer(entry["chip"], entry["model"], dtype, chips) for chips in (8, 4))
     mechanism = mechanism_costs(group.deployment.chip.kind)
-    shape = group.deployment.attention_shape(group.deployment.architecture.layer_groups[0].layer.attention)
+    shape = _shape(group)
     context, layers = entry["published"]["context_tokens"], group.deployment.architecture.num_layers
     serial, both = _layer(alone, context), _layer(group, context)
     head_bytes = context * shape.kv_bytes_per_token / shape.num_kv_heads
@@ -102,27 +97,20 @@ def consistency_set(name: str) -> ConsistencySet:
         "group_head_bytes_per_s": head_bytes / float(both.exact_s),
         "window_s": float(both.window_s),
     }
-    parameters = {key: mechanism[key] for key in MECHANISM}
-    for key, value in of_engine.items():
-        fields = ranges[key]
+    dram = ranges["dram_bytes_per_s"]
+    dram = dram | {"high": min(group.deployment.chip.memory.bandwidth_bytes_per_s, dram["high"])}
+    parameters = dict(mechanism)
+    for key, value in (of_engine | {"dram_bytes_per_s": dram["value"]}).items():
+        fields = dram if key == "dram_bytes_per_s" else ranges[key]
         low, high = min(fields.get("low", value), value), max(fields.get("high", value), value)
         parameters[key] = Parameter(key, value, low, high, fields["what"], source_words(fields["source"]))
-    dram, dram_fields = group.deployment.chip.memory.bandwidth_bytes_per_s, ranges["dram_bytes_per_s"]
-    parameters["dram_bytes_per_s"] = Parameter(
-        "dram_bytes_per_s",
-        what=dram_fields["what"],
-        value=dram_fields["value"],
-        low=dram_fields["low"],
-        high=min(dram, dram_fields["high"]),
-        source=source_words(dram_fields["source"]),
-    )
 
     def attention_s(chips: int, context_tokens: Any, values: Mapping[str, float]) -> Any:
         timer = alone if chips == 8 else group
         field = "serial_head_bytes_per_s" if chips == 8 else "group_head_bytes_per_s"
-        exact = _decode(timer, context_tokens) * of_engine[field] / values[field]
-        heads = timer.deployment.attention_shape(timer.deployment.architecture.layer_groups[0].layer.attention)
-        return np.maximum(exact, context_tokens * heads.kv_bytes_per_token / values["dram_bytes_per_s"])
+        decode = timer.deployment.kernels.attention_decode(_shape(timer), seqs=1, q_len=1, kv_tokens=context_tokens)
+        exact = decode.seconds * of_engine[field] / values[field]
+        return np.maximum(exact, context_tokens * _shape(timer).kv_bytes_per_token / values["dram_bytes_per_s"])
 
     cases = tuple((case["name"], case["set"]) for case in entry.pop("cases"))
     return ConsistencySet(
@@ -154,15 +142,12 @@ def _timer(chip_name: str, model: str, dtype: str, chips: int) -> StepTimer:
 
 
 def _layer(timer: StepTimer, context_tokens: int) -> LayerTimes:
-    """A layer of one group with the mechanism's default costs."""
     attention = SpeculativeAttention(AttentionSpeculationConfig(hit_rate=1.0), timer)
     return attention.layer_times(attention.full_attention[0], 1, 1, context_tokens)
 
 
-def _decode(timer: StepTimer, context_tokens: Any) -> Any:
-    deployment = timer.deployment
-    shape = deployment.attention_shape(deployment.architecture.layer_groups[0].layer.attention)
-    return deployment.kernels.attention_decode(shape, seqs=1, q_len=1, kv_tokens=context_tokens).seconds
+def _shape(timer: StepTimer) -> AttentionShape:
+    return timer.deployment.attention_shape(timer.deployment.architecture.layer_groups[0].layer.attention)
 
 
 def _rest(timer: StepTimer, context_tokens: int, layers: int) -> float:
@@ -253,12 +238,8 @@ def speedup_band(
     parameters: ConsistencySet, context_tokens: FloatArray, hit_rate: float, reading: Reading = "next-attention"
 ) -> tuple[FloatArray, FloatArray]:
     """Lowest and highest speedup over the set's named alternatives, at each context."""
-    curves = np.array(
-        [
-            compare_layouts(parameters, context_tokens, hit_rate, reading, changes).speedup
-            for _, changes in parameters.cases
-        ]
-    )
+    cases = [compare_layouts(parameters, context_tokens, hit_rate, reading, changes) for _, changes in parameters.cases]
+    curves = np.array([case.speedup for case in cases])
     return curves.min(axis=0), curves.max(axis=0)
 
 
@@ -286,8 +267,6 @@ def crossover_range(
     parameters: ConsistencySet, hit_rate: float, reading: Reading = "next-attention"
 ) -> tuple[float | None, float | None, float | None]:
     """Crossover context of the set, and the lowest and highest over its alternatives (None: one of them never pays)."""
-    every: Sequence[float | None] = [
-        crossover_context(parameters, hit_rate, reading, changes) for _, changes in parameters.cases
-    ]
+    every = [crossover_context(parameters, hit_rate, reading, changes) for _, changes in parameters.cases]
     crossovers = [context for context in every if context is not None]
     return every[0], min(crossovers, default=None), None if None in every else max(crossovers)

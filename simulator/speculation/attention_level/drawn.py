@@ -7,16 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from forerun.arrays import BoolArray, FloatArray, IntArray
 from simulator.speculation.attention_level.alspec_config import AttentionSpeculationConfig
 from simulator.speculation.attention_level.hit_rates import rate_at_factor
 from simulator.speculation.attention_level.overlap import DeviceGroups, SpeculativeAttention
 from simulator.timing import DraftStep, ModelTimer, StepWork
 
-FloatArray = NDArray[np.float64]
-BoolArray = NDArray[np.bool_]
-IntArray = NDArray[np.int64]
 STREAM = 0xA77E
 
 
@@ -26,14 +23,6 @@ class OutcomeDraws:
     A layer passes where a standard normal number falls below the quantile of its hit rate; those numbers follow a
     first-order autoregression over layers and another over steps (a Gaussian copula), so every layer keeps its rate.
     Requests that pass or fail by themselves have numbers of their own beside the one that they share.
-
-    Args:
-        layers: those that speculate.
-        layer_correlation: between neighbouring layers of a step.
-        token_correlation: between a layer in one step and in the next.
-        seed: of the stream; a replica draws from its own.
-        replica: its number.
-        requests: most of them in a step that fail by themselves; 0: a batch passes or fails as one.
     """
 
     def __init__(
@@ -69,7 +58,6 @@ class OutcomeDraws:
         return failures
 
     def _step(self) -> FloatArray:
-        """The numbers of the next step, [layers, 1 + requests]."""
         state = self._state
         fresh = self._mixing @ self._generator.standard_normal(self._shape)
         self._state = self._kept * state + self._new * fresh
@@ -79,8 +67,7 @@ class OutcomeDraws:
 class DrawnTimer:
     """The timing model of one replica, each step that only decodes with outcomes of its own.
 
-    Its mean over steps is what ``timer`` says, in readings whose pass is linear in the hits (all but ``pipelined``,
-    where correlated outcomes also change how often a group waits).
+    Its mean is what ``timer`` says, but for ``pipelined``: correlated outcomes change how often a group waits.
     """
 
     def __init__(
@@ -103,7 +90,6 @@ class DrawnTimer:
         return total + self._attention.outcome_change(*step, self._failing(*step))
 
     def _failing(self, seqs: int, query_len: int, keys: int) -> IntArray:
-        """Sequences that fail in each layer: all or none where they pass as one."""
         if self._config.verification != "per-request":
             return np.where(self._draws.next(self._attention.rates(seqs, query_len, keys)), 0, seqs)
         rates = self._config.layer_hit_rates(self._attention.layers, keys / seqs)
@@ -117,7 +103,6 @@ class DrawnHits:
     config: AttentionSpeculationConfig
     seed: int
     most_seqs: int
-    """Sequences of a step."""
 
     def timer(self, timer: ModelTimer, replica: int) -> DrawnTimer:
         """The timing model of one replica."""

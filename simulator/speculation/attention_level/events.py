@@ -1,17 +1,13 @@
-"""The mechanism in simulated time: two device groups, a link between them, one process for each role of a layer."""
+"""A pass of attention-level speculation as a timeline: what two device groups and their link do, and when."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
-
-import simpy
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from forerun.errors import ForerunError
 from simulator.speculation.attention_level.layer import LayerTimes, Outcome, Reading
-
-Process = Generator[simpy.Event, Any, None]
 
 
 class Bar(NamedTuple):
@@ -52,7 +48,7 @@ class PassTrace:
 def simulate_pass(
     times: LayerTimes, hits: Sequence[Outcome], reading: Reading, sync_parts: SyncParts | None = None
 ) -> PassTrace:
-    """Run one pass through ``len(hits)`` layers, event by event; ``pass_seconds`` is its closed form.
+    """Run one pass through ``len(hits)`` layers, kernel by kernel; ``pass_seconds`` is its closed form.
 
     Args:
         times: plain floats.
@@ -65,96 +61,67 @@ def simulate_pass(
     """
     if not len(hits):
         raise ForerunError("a pass has at least one layer")
-    model = _Groups(simpy.Environment(), times, list(hits), reading, sync_parts or SyncParts())
-    model.env.run(until=model.env.process(model.pipeline() if reading == "pipelined" else model.layers()))
-    return PassTrace(float(model.env.now), tuple(model.bars), tuple(model.senders))
+    groups = _Groups(times, list(hits), reading == "next-attention", sync_parts or SyncParts())
+    seconds = groups.pipeline() if reading == "pipelined" else groups.layers()
+    return PassTrace(float(seconds), tuple(groups.bars), tuple(groups.senders))
 
 
+@dataclass(frozen=True, slots=True)
 class _Groups:
-    """Two device groups that hold the same layers, and the link between them."""
+    """Two device groups that hold the same layers, and the link between them. Methods return when their work ends."""
 
-    def __init__(
-        self, env: simpy.Environment, times: LayerTimes, hits: list[Outcome], reading: Reading, parts: SyncParts
-    ) -> None:
-        self.env = env
-        self.times = times
-        self.hits = hits
-        self.ahead = reading == "next-attention"
-        """Whether a receiver goes on with the next layer's kernels before the verdict."""
-        self.parts = parts
-        self.bars: list[Bar] = []
-        self.senders: list[int] = []
-        self.link = simpy.Resource(env)
-        self.groups = (simpy.Resource(env), simpy.Resource(env))
+    times: LayerTimes
+    hits: list[Outcome]
+    ahead: bool
+    """Whether a receiver goes on with the next layer's kernels before the verdict."""
+    sync_parts: SyncParts
+    bars: list[Bar] = field(default_factory=list)
+    senders: list[int] = field(default_factory=list)
 
-    def layers(self) -> Process:
+    def layers(self) -> float:
         """Layer after layer, both groups meeting at each synchronisation; a hit swaps their roles."""
-        env, sender = self.env, 0
+        now, sender = 0.0, 0
         for layer, hit in enumerate(self.hits):
             if layer == 0 or not self.ahead:
-                yield env.process(self.both(layer, "pre", self.times.pre_s))
+                now = self.both(layer, now)
             self.senders.append(sender)
-            output, refused = env.event(), env.event()
-            passed = bool(hit)
-            yield env.process(self.send_side(layer, sender, passed, output, refused)) & env.process(
-                self.receive_side(layer, 1 - sender, passed, output, refused)
-            )
-            yield env.process(self.synchronise(layer))
+            output_s, verdict_s, sent_s = self.send(layer, sender, now)
+            now = max(sent_s, self.receive(layer, 1 - sender, output_s, verdict_s))
+            for name, share in zip(SyncParts._fields, self.sync_parts, strict=True):
+                now = self.spend(layer, "link", name.replace("_", " "), now, share * self.times.sync_s)
             sender = 1 - sender if hit else sender
+        return now
 
-    def send_side(self, layer: int, group: int, hit: bool, output: simpy.Event, refused: simpy.Event) -> Process:
-        """First and last chunk, off with them; the rest of attention, the verdict; then skip, or run, what follows."""
-        times = self.times
-        yield from self.work(layer, group, "first and last chunk", times.window_s)
-        self.env.process(self.offer(layer, hit, output, refused))
-        yield from self.work(layer, group, "rest of attention", times.exact_s - times.window_s)
-        yield from self.work(layer, group, "verify", times.verify_s)
-        if not hit:
-            refused.succeed()
+    def send(self, layer: int, group: int, start_s: float) -> tuple[float, float, float]:
+        """Attention, the verdict, then skip, or run, what follows: when the output arrives, the verdict, the end."""
+        times, lane, hit = self.times, f"group {group}", bool(self.hits[layer])
+        window_s = self.spend(layer, lane, "first and last chunk", start_s, times.window_s)
+        rest_s = self.spend(layer, lane, "rest of attention", window_s, times.exact_s - times.window_s)
+        now = verdict_s = self.spend(layer, lane, "verify", rest_s, times.verify_s)
+        output_s = window_s + times.send_s
+        arrived_s = output_s if hit else min(output_s, verdict_s)
+        self.bars.append(Bar(layer, "link", "speculative output", window_s, arrived_s, hit))
         skips = "again" if isinstance(self.hits[layer], LayerTimes) else "skip"
         for name, seconds, skip_s in self.following(layer):
-            if hit:
-                yield from self.work(layer, group, f"{skips} {name}", skip_s)
-            else:
-                yield from self.work(layer, group, name, seconds)
+            now = (
+                self.spend(layer, lane, f"{skips} {name}", now, skip_s)
+                if hit
+                else self.spend(layer, lane, name, now, seconds)
+            )
+        return output_s, verdict_s, now
 
-    def receive_side(self, layer: int, group: int, hit: bool, output: simpy.Event, refused: simpy.Event) -> Process:
+    def receive(self, layer: int, group: int, output_s: float, verdict_s: float) -> float:
         """Go on with the speculative output until done, or until the verdict says that it was for nothing."""
-        yield output | refused
+        hit, lane = bool(self.hits[layer]), f"group {group}"
+        now = output_s if hit else min(output_s, verdict_s)
         for name, seconds, skip_s in self.following(layer):
-            if not refused.triggered:
-                start = self.env.now
-                yield self.env.timeout(seconds) | refused
-                self.bars.append(Bar(layer, f"group {group}", name, start, self.env.now, hit))
+            if hit or now < verdict_s:
+                end_s = now + seconds if hit else min(now + seconds, verdict_s)
+                self.bars.append(Bar(layer, lane, name, now, end_s, hit))
+                now = end_s
             else:
-                yield from self.work(layer, group, f"skip {name}", skip_s, kept=False)
-
-    def synchronise(self, layer: int) -> Process:
-        """Who has priority, the residual stream, the new KV rows: one message after the other."""
-        for name, share in zip(SyncParts._fields, self.parts, strict=True):
-            yield self.env.process(self.send(layer, name.replace("_", " "), share * self.times.sync_s))
-
-    def offer(self, layer: int, hit: bool, output: simpy.Event, refused: simpy.Event) -> Process:
-        """The speculative output over the link; what is still under way when it is refused is dropped."""
-        with self.link.request() as turn:
-            yield turn
-            start = self.env.now
-            yield self.env.timeout(self.times.send_s) | refused
-        self.bars.append(Bar(layer, "link", "speculative output", start, self.env.now, hit))
-        if not refused.triggered:
-            output.succeed()
-
-    def send(self, layer: int, what: str, seconds: float) -> Process:
-        """One message over the link, after those before it."""
-        with self.link.request() as turn:
-            yield turn
-            yield from self.spend(layer, "link", what, seconds)
-
-    def both(self, layer: int, what: str, seconds: float) -> Process:
-        """The same work on both groups."""
-        yield self.env.process(self.work(layer, 0, what, seconds)) & self.env.process(
-            self.work(layer, 1, what, seconds)
-        )
+                now = self.spend(layer, lane, f"skip {name}", now, skip_s, kept=False)
+        return now
 
     def following(self, layer: int) -> list[tuple[str, float, float]]:
         """What follows attention before the groups meet: name, seconds, seconds where skipped for those that passed."""
@@ -165,41 +132,37 @@ class _Groups:
             after.append(("next pre", times.pre_s, times.skip_pre_s))
         return after
 
-    def work(self, layer: int, group: int, what: str, seconds: float, kept: bool = True) -> Process:
-        """Kernels on one group."""
-        yield from self.spend(layer, f"group {group}", what, seconds, kept)
-
-    def spend(self, layer: int, lane: str, what: str, seconds: float, kept: bool = True) -> Process:
-        """Let ``seconds`` pass and note what for."""
-        start = self.env.now
-        yield self.env.timeout(seconds)
-        if seconds:
-            self.bars.append(Bar(layer, lane, what, start, self.env.now, kept))
-
-    def pipeline(self) -> Process:
+    def pipeline(self) -> float:
         """The ideal: a receiver starts the next attention at once, while its sender is still busy with the last."""
-        env, times, sender = self.env, self.times, 0
-        busy: list[simpy.Event] = []
-        yield env.process(self.both(0, "pre", times.pre_s))
+        times, now, sender = self.times, self.both(0, 0.0), 0
+        free_s = [now, now]
+
+        def occupy(layer: int, group: int, what: str, start_s: float, seconds: float) -> float:
+            end_s = self.spend(layer, f"group {group}", what, max(start_s, free_s[group]), seconds)
+            free_s[group] = self.spend(layer, f"group {group}", "synchronise", end_s, times.sync_s)
+            return free_s[group]
+
         for layer, hit in enumerate(self.hits):
             self.senders.append(sender)
-            last = layer + 1 == len(self.hits)
-            after_s = times.post_s if last else times.other_s
-            if not hit:
-                yield from self.work(layer, sender, "attention", times.exact_s)
-                yield from self.work(layer, sender, "verify", times.verify_s)
-                yield from self.work(layer, sender, "post" if last else "post, next pre", after_s)
-                yield from self.work(layer, sender, "synchronise", times.sync_s)
-                continue
-            busy.append(env.process(self.occupy(layer, sender, "attention", times.exact_s)))
-            yield env.timeout(times.window_s + times.send_s)
-            sender = 1 - sender
-            yield env.process(self.occupy(layer, sender, "post" if last else "post, next pre", after_s))
-        yield env.all_of(busy)
+            after, after_s = "post, next pre", times.other_s
+            if layer + 1 == len(self.hits):
+                after, after_s = "post", times.post_s
+            if hit:
+                occupy(layer, sender, "attention", now, times.exact_s)
+                sender = 1 - sender
+                now = occupy(layer, sender, after, now + (times.window_s + times.send_s), after_s)
+            else:
+                lane = f"group {sender}"
+                now = self.spend(layer, lane, "attention", now, times.exact_s)
+                now = self.spend(layer, lane, "verify", now, times.verify_s)
+                now = self.spend(layer, lane, after, now, after_s)
+                now = self.spend(layer, lane, "synchronise", now, times.sync_s)
+        return max(now, *free_s)
 
-    def occupy(self, layer: int, group: int, what: str, seconds: float) -> Process:
-        """Work on a group that may still be busy with the layer before, and its part in the synchronisation."""
-        with self.groups[group].request() as turn:
-            yield turn
-            yield from self.work(layer, group, what, seconds)
-            yield from self.work(layer, group, "synchronise", self.times.sync_s)
+    def both(self, layer: int, start_s: float) -> float:
+        return max(self.spend(layer, f"group {group}", "pre", start_s, self.times.pre_s) for group in (0, 1))
+
+    def spend(self, layer: int, lane: str, what: str, start_s: float, seconds: float, kept: bool = True) -> float:
+        if seconds:
+            self.bars.append(Bar(layer, lane, what, start_s, start_s + seconds, kept))
+        return start_s + seconds

@@ -4,28 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from importlib import resources
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from forerun.arrays import FloatArray
 from forerun.errors import ForerunError, did_you_mean
-from forerun.yaml_files import parse
+from forerun.yaml_files import packaged
 from simulator.speculation.attention_level.parameters import Parameter, source_words
 
-FloatArray = NDArray[np.float64]
 TOLERANCE = 0.10
 """The tolerance lambda that the paper recommends, and the default of a hit rate."""
 WINDOW_TOKENS = 128
 """S of the published kernel, likewise."""
-
-
-@cache
-def _published() -> dict[str, Any]:
-    text = resources.files("simulator.speculation.attention_level").joinpath("hit_rates.yaml").read_text("utf-8")
-    data: dict[str, Any] = parse(text)
-    return data
 
 
 def published_hit_rates(task: str) -> dict[float, float | None]:
@@ -34,7 +25,7 @@ def published_hit_rates(task: str) -> dict[float, float | None]:
     Raises:
         ForerunError: no such task.
     """
-    tasks = _published()["tasks"]
+    tasks = packaged("simulator.speculation.attention_level", "hit_rates.yaml")["tasks"]
     if task not in tasks:
         raise ForerunError(f"task: no hit rates of '{task}'{did_you_mean(task, tasks)} (one of {', '.join(tasks)})")
     return {float(tolerance): rate for tolerance, rate in tasks[task].items()}
@@ -159,13 +150,7 @@ class ErrorModel(NamedTuple):
         return ndtr(ndtri(rate) + self._shift(tolerance, window_tokens))
 
     def error_let_through(self, rate: float, tolerance: float, window_tokens: int) -> float:
-        """Mean relative error over all layers of what passes; a layer that fails is exact.
-
-        Args:
-            rate: hit rate at ``TOLERANCE`` and ``WINDOW_TOKENS``, in (0, 1).
-            tolerance: lambda.
-            window_tokens: S.
-        """
+        """Mean relative error over all layers of what passes; a layer that fails is exact."""
         from scipy.special import ndtr, ndtri
 
         middle = np.log(tolerance) - self.spread * (ndtri(rate) + self._shift(tolerance, window_tokens))
@@ -189,7 +174,7 @@ class ErrorModel(NamedTuple):
 @cache
 def error_model_parameters() -> dict[str, Parameter]:
     """The two numbers of ``ErrorModel`` with their ranges and what they were fitted on."""
-    entry = _published()["error_model"]
+    entry = packaged("simulator.speculation.attention_level", "hit_rates.yaml")["error_model"]
     source = source_words(entry["source"])
     return {name: Parameter(name, source=source, **entry[name]) for name in ErrorModel._fields}
 

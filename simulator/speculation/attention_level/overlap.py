@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from forerun.arrays import FloatArray, IntArray
 from forerun.errors import ForerunError
 from hwprofiles import AttentionShape
 from simulator.llm.layers import Attention, Layer
@@ -27,11 +27,7 @@ from simulator.speculation.attention_level.parameters import Parameter, mechanis
 from simulator.timing import Deployment, StepTimer
 from simulator.timing.deployment import ACTIVATION_BYTES
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
-
 GROUPS = 2
-"""Device groups of a replica."""
 VERIFY_KERNELS = 2.0
 """The comparison reads both outputs once."""
 
@@ -62,13 +58,6 @@ class SpeculativeAttention:
     Layers with a sliding window run one kernel after the other on both groups: there is little to hide. Decodes that
     share a step with prompt chunks do so too. Both groups need the prompt's KV: they compute half of each chunk and
     exchange its keys and values layer by layer (``prefill: context-parallel``), or all of it each (``replicated``).
-
-    Args:
-        config: hit rates, window, reading, costs.
-        timer: prices the rest of the layer on one group.
-
-    Raises:
-        ForerunError: a single group without a link, or hit rates for another number of layers.
     """
 
     def __init__(self, config: AttentionSpeculationConfig, timer: StepTimer) -> None:
@@ -95,9 +84,6 @@ class SpeculativeAttention:
     def under(self, *configs: AttentionSpeculationConfig) -> SpeculativeAttention:
         """The same layers under other hit rates, lambda, S or costs; under several, the steps that it prices
         come in as many equal parts, one for each.
-
-        Raises:
-            ForerunError: hit rates for another number of layers.
         """
         other = copy(self)
         other._set(*configs)
@@ -114,7 +100,6 @@ class SpeculativeAttention:
         self._costs = [{name: cost.value for name, cost in chosen_costs(one, kind).items()} for one in configs]
 
     def _each(self, values: Sequence[Any], like: Any) -> Any:
-        """A value of each section for every step of ``like``."""
         return values[0] if len(values) == 1 else np.repeat(values, len(like) // len(values))
 
     def _cost(self, name: str, like: Any) -> Any:
@@ -127,17 +112,14 @@ class SpeculativeAttention:
         parts = np.split(contexts, len(self._configs))
         by_section = [one.layer_hit_rates(self.layers, own) for one, own in zip(self._configs, parts, strict=True)]
         known: dict[tuple[int, ...], FloatArray] = {}
-        layer_rates = []
         for rates in zip(*by_section, strict=True):
             key = tuple(map(id, rates))
             if key not in known:
                 known[key] = np.concatenate([np.broadcast_to(rate, len(parts[0])) for rate in rates])
-            layer_rates.append(known[key])
-        return layer_rates
+        return [known[tuple(map(id, rates))] for rates in zip(*by_section, strict=True)]
 
     @property
     def prompt_groups(self) -> int:
-        """Groups that compute each prompt together."""
         return GROUPS if self._config.prefill == "context-parallel" else 1
 
     def exchange_s(self, shape: AttentionShape, tokens: Any) -> Any:
@@ -148,50 +130,39 @@ class SpeculativeAttention:
 
     @property
     def full_attention(self) -> tuple[AttentionShape, ...]:
-        """Shapes of the layers that speculate."""
         return tuple(shape for shape, window in self._kinds if window is None)
 
     def exposed(self, shape: AttentionShape, window: int | None) -> Callable[[Any, Any, Any], Any]:
         """Seconds that all layers of that kind add to a step, as a function of (sequences, queries, keys)."""
-        count = self._kinds[shape, window].layers
-
-        def decode(seqs: Any, query_len: Any, keys: Any) -> Any:
-            kernels = self._deployment.kernels
-            return kernels.attention_decode(shape, seqs=seqs, q_len=query_len, kv_tokens=keys).seconds
-
-        if window is not None:
-            return lambda seqs, query_len, keys: count * decode(seqs, query_len, keys)
-
-        def seconds(seqs: Any, query_len: Any, keys: Any) -> Any:
-            attention_s, link_s = self._parts(shape, seqs, query_len, keys, decode(seqs, query_len, keys))
-            return attention_s + link_s
-
-        return seconds
+        return lambda seqs, query_len, keys: sum(self.exposed_parts(shape, window, seqs, query_len, keys))
 
     def exposed_parts(
-        self, shape: AttentionShape, window: int | None, seqs: IntArray, query_len: IntArray, keys: IntArray
-    ) -> tuple[FloatArray, FloatArray]:
-        """The same for many steps: seconds in attention, seconds on the link."""
-        exact = self._deployment.kernels.attention_decode(shape, seqs=seqs, q_len=query_len, kv_tokens=keys).seconds
+        self, shape: AttentionShape, window: int | None, seqs: Any, query_len: Any, keys: Any
+    ) -> tuple[Any, Any]:
+        """The same in two parts: seconds in attention, seconds on the link."""
         if window is not None:
-            return self._kinds[shape, window].layers * np.asarray(exact), np.zeros(len(keys))
-        return self._parts(shape, seqs, query_len, keys, exact)
+            return self._kinds[shape, window].layers * self._decode(shape, seqs, query_len, keys), 0.0 * keys
+        kind, times = self._kinds[shape, None], self.layer_times(shape, seqs, query_len, keys)
+        rates = self.rates(seqs, query_len, keys)
+        mean = self._mean_pass(shape, times, rates, (seqs, query_len, keys)) / self.layers
+        exposed = mean - times.other_s
+        link = np.minimum(times.sync_s + sum(rates) / self.layers * times.send_s, exposed)
+        return kind.layers * (exposed - link), kind.layers * link
 
-    def layer_times(self, shape: AttentionShape, seqs: Any, query_len: Any, keys: Any) -> LayerTimes:
-        """The parts of one full-attention layer in a step of ``seqs`` sequences with ``keys`` keys in all."""
-        exact = self._deployment.kernels.attention_decode(shape, seqs=seqs, q_len=query_len, kv_tokens=keys).seconds
-        return self._times(shape, seqs, query_len, keys, exact)
+    def _decode(self, shape: AttentionShape, seqs: Any, query_len: Any, keys: Any) -> Any:
+        kernels = self._deployment.kernels
+        return kernels.attention_decode(shape, seqs=seqs, q_len=query_len, kv_tokens=keys).seconds
 
     def rates(self, seqs: Any, query_len: Any, keys: Any) -> list[Any]:
         """Chance of each layer to pass verification with the whole batch."""
-        config, one = self._config, self._layer_rates(keys / seqs)
-        whole = {
-            id(rate): batch_hit_rate(rate, seqs * query_len, config.verification, config.batch_correlation)
-            for rate in {id(rate): rate for rate in one}.values()
-        }
-        return [whole[id(rate)] for rate in one]
+        config, queries = self._config, seqs * query_len
 
-    def outcome_change(self, seqs: int, query_len: int, keys: int, failing: NDArray[np.int64]) -> float:
+        def whole(rate: Any) -> Any:
+            return batch_hit_rate(rate, queries, config.verification, config.batch_correlation)
+
+        return _of_each(self._layer_rates(keys / seqs), whole)
+
+    def outcome_change(self, seqs: int, query_len: int, keys: int, failing: IntArray) -> float:
         """Seconds by which a step in whose layers so many sequences fail differs from the mean step; where they do not
         roll back by themselves, all fail or none."""
         change = 0.0
@@ -220,39 +191,25 @@ class SpeculativeAttention:
         one = self._layer_rates(keys / seqs)
 
         def partial(failing: int) -> tuple[LayerTimes, list[Any]]:
-            chances = {id(rate): rate for rate in one}
-            times_by_rate = {
-                key: failing_chance(failing, rate, seqs, query_len, config.batch_correlation)
-                for key, rate in chances.items()
-            }
-            rows = np.minimum(failing, seqs) * query_len
-            return self._rolled_back(shape, times, rows), [times_by_rate[id(rate)] for rate in one]
+            chances = _of_each(
+                one, lambda rate: failing_chance(failing, rate, seqs, query_len, config.batch_correlation)
+            )
+            return self._rolled_back(shape, times, np.minimum(failing, seqs) * query_len), chances
 
         some = (partial(failing) for failing in range(1, int(np.max(seqs, initial=1))))
         return expected_pass_seconds(times, rates, config.reading, some)
 
     def _rolled_back(self, shape: AttentionShape, times: LayerTimes, rows: Any) -> LayerTimes:
-        """The layer where so many queries fail by themselves."""
         other, pre = self._kinds[shape, None].rest(rows)
         return times.rolled_back(pre, other - pre)
 
-    def _parts(self, shape: AttentionShape, seqs: Any, query_len: Any, keys: Any, exact: Any) -> tuple[Any, Any]:
-        """Seconds beyond the rest of the layers, over all layers of a kind: in attention, on the link."""
-        kind = self._kinds[shape, None]
-        times = self._times(shape, seqs, query_len, keys, exact)
-        rates = self.rates(seqs, query_len, keys)
-        mean = self._mean_pass(shape, times, rates, (seqs, query_len, keys)) / self.layers
-        link = times.sync_s + sum(rates) / self.layers * times.send_s
-        exposed = mean - times.other_s
-        link = np.minimum(link, exposed)
-        return kind.layers * (exposed - link), kind.layers * link
-
-    def _times(self, shape: AttentionShape, seqs: Any, query_len: Any, keys: Any, exact: Any) -> LayerTimes:
+    def layer_times(self, shape: AttentionShape, seqs: Any, query_len: Any, keys: Any) -> LayerTimes:
+        """Times of one full-attention layer in a step of ``seqs`` sequences with ``keys`` keys in all."""
         kernels, kind = self._deployment.kernels, self._kinds[shape, None]
         rows = seqs * query_len
+        exact = self._decode(shape, seqs, query_len, keys)
         window_tokens = self._each([config.window_tokens for config in self._configs], keys)
-        window_keys = np.minimum(2.0 * window_tokens * seqs, keys)
-        window = kernels.attention_decode(shape, seqs=seqs, q_len=query_len, kv_tokens=window_keys).seconds
+        window = self._decode(shape, seqs, query_len, np.minimum(2.0 * window_tokens * seqs, keys))
         output_bytes = rows * shape.num_heads * shape.v_dim * ACTIVATION_BYTES
         handed_over = rows * (self._hidden * ACTIVATION_BYTES + kind.kv_bytes)
         other, pre = kind.rest(rows)
@@ -271,7 +228,6 @@ class SpeculativeAttention:
         )
 
     def _collect(self, timer: StepTimer) -> dict[tuple[AttentionShape, int | None], _Kind]:
-        """The kinds of attention, each with the mean of what surrounds it."""
         deployment = self._deployment
         tokens = np.arange(timer.max_tokens + 1, dtype=np.int64)
         padded = deployment.framework.padded_tokens(tokens, deployment.cuda_graphs)
@@ -297,12 +253,17 @@ class SpeculativeAttention:
         kernels, attention = deployment.kernels, layer.attention
         total = np.zeros(len(tokens))
         for gemm in deployment.gemms(layer):
-            if gemm.name not in INPUT_PROJECTIONS:
-                continue
-            total += np.asarray(kernels.gemm(tokens, gemm.n, gemm.k, gemm.dtype).seconds)
+            if gemm.name in INPUT_PROJECTIONS:
+                total += np.asarray(kernels.gemm(tokens, gemm.n, gemm.k, gemm.dtype).seconds)
         moved = tokens * (4 * self._hidden + 2 * rotated_width(attention, deployment.tensor_parallel))
         total += np.asarray(kernels.elementwise(moved * ACTIVATION_BYTES, launches=2 * np.minimum(tokens, 1)).seconds)
         return total
+
+
+def _of_each(rates: Sequence[Any], chance: Callable[[Any], Any]) -> list[Any]:
+    """``chance`` of every layer's rate, computed once for those that are the same object."""
+    known = {key: chance(rate) for key, rate in {id(rate): rate for rate in rates}.items()}
+    return [known[id(rate)] for rate in rates]
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,15 +292,7 @@ class DeviceGroups:
     def range_note(
         self, timer: StepTimer, seqs: IntArray, query_len: IntArray, keys: IntArray, seconds: FloatArray
     ) -> str:
-        """How much longer or shorter decoding takes with every assumed cost at the ends of its range.
-
-        Args:
-            timer: of one group.
-            seqs: decoding sequences of each step (any number of steps, prompts in none of them).
-            query_len: queries per sequence.
-            keys: keys read in full attention, over the batch.
-            seconds: what the steps took.
-        """
+        """How much longer or shorter decoding takes with every assumed cost at the ends of its range."""
         low, high = (seconds_change(self.config, end, timer, seqs, query_len, keys) for end in ("low", "high"))
         total = float(seconds.sum())
         return (
@@ -373,7 +326,6 @@ def seconds_change(
 
 
 def rotated_width(attention: Attention, tensor_parallel: int) -> float:
-    """Values per token that rotary embedding turns, on one chip."""
     return (attention.num_heads + attention.num_kv_heads) * attention.head_dim / tensor_parallel
 
 

@@ -45,13 +45,9 @@ def test_nothing_has_no_statistics():
     assert all(np.isnan(value) for value in (sample.mean(), sample.std(), sample.median(), sample.percentile(50)))
 
 
-@pytest.mark.parametrize(
-    ("values", "counts", "complaint"),
-    [([1.0], [1, 2], "counts"), ([1.0], [-1], "negative"), ([np.nan], [1], "NaN")],
-)
-def test_a_broken_multiset_is_refused(values, counts, complaint):
-    with pytest.raises(ValueError, match=complaint):
-        WeightedSample.of(values, counts)
+def test_a_multiset_with_nan_is_refused():
+    with pytest.raises(ValueError, match="NaN"):
+        WeightedSample.of([np.nan], [1])
 
 
 @given(st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=12).filter(lambda xs: np.std(xs) > 1e-6))

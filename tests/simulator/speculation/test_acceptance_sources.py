@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from acceptance_draws import path
 from numpy.testing import assert_allclose, assert_array_equal
 from pydantic import ValidationError
 
@@ -120,7 +121,7 @@ def test_a_fit_can_be_pasted():
 
 def drawn(spread, requests=400, tokens=3000, seed=5):
     sampler = acceptance_sampler(section(per_position=[0.73, 0.52, 0.35], spread=spread), 3, seed)
-    return [sampler.path(request, tokens) for request in range(requests)]
+    return [path(sampler, request, tokens) for request in range(requests)]
 
 
 @pytest.mark.parametrize("spread", [None, 0.05, 0.15, 0.25])
@@ -128,8 +129,8 @@ def test_pooled_counters_do_not_move_with_spread(spread):
     """Requests of equal output: drafts pooled over requests accept position i as often as the section says."""
     paths = drawn(spread)
     drafts = sum(map(len, paths))
-    pooled = np.array([sum((path >= i).sum() for path in paths) for i in (1, 2, 3)]) / drafts
-    by_request = np.array([[(path >= i).sum(), len(path)] for path in paths for i in (1,)])
+    pooled = np.array([sum((steps >= i).sum() for steps in paths) for i in (1, 2, 3)]) / drafts
+    by_request = np.array([[(steps >= i).sum(), len(steps)] for steps in paths for i in (1,)])
     residual = by_request[:, 0] - pooled[0] * by_request[:, 1]
     error = np.sqrt((residual**2).sum()) / drafts
     assert abs(pooled[0] - 0.73) < 4 * error + 1e-4
@@ -139,11 +140,11 @@ def test_pooled_counters_do_not_move_with_spread(spread):
 def test_spread_is_the_standard_deviation_across_requests():
     """Weighted by drafts, the rate of the first position varies by the spread, beyond the noise of the draws."""
     for spread in (0.1, 0.2):
-        rates, weights = np.array([[(path >= 1).mean(), len(path)] for path in drawn(spread, requests=1500)]).T
+        rates, weights = np.array([[(steps >= 1).mean(), len(steps)] for steps in drawn(spread, requests=1500)]).T
         mean = (rates * weights).sum() / weights.sum()
         deviation = np.sqrt((weights * (rates - mean) ** 2).sum() / weights.sum())
         assert deviation == pytest.approx(spread, rel=0.15)
-    alike = np.std([(path >= 1).mean() for path in drawn(None)])
+    alike = np.std([(steps >= 1).mean() for steps in drawn(None)])
     assert alike < 0.02
 
 
@@ -151,15 +152,15 @@ def test_a_request_stays_itself():
     """The same request, drawn again or from a later step, is of the same class and makes the same draws."""
     sampler = acceptance_sampler(section(alpha=0.7, spread=0.2), 4, 3)
     for request in (0, 7, 123):
-        whole = sampler.path(request, 200)
-        assert_array_equal(whole, sampler.path(request, 200))
+        whole = path(sampler, request, 200)
+        assert_array_equal(whole, path(sampler, request, 200))
         rest = 200 - int((whole[:10] + 1).sum())
-        assert_array_equal(whole[10:], sampler.path(request, rest, 10))
+        assert_array_equal(whole[10:], path(sampler, request, rest, 10))
 
 
 def test_spread_of_zero_draws_what_no_spread_draws():
     plain, zero = (acceptance_sampler(section(alpha=0.7, spread=spread), 4, 3) for spread in (None, 0.0))
-    assert_array_equal(plain.path(5, 300), zero.path(5, 300))
+    assert_array_equal(path(plain, 5, 300), path(zero, 5, 300))
 
 
 def test_too_wide_a_spread_is_refused():

@@ -6,6 +6,7 @@ from importlib import resources
 
 import numpy as np
 import pytest
+from example_modules import load_example
 from numpy.testing import assert_allclose, assert_array_equal
 from pydantic import ValidationError
 from scipy.special import ndtri
@@ -28,14 +29,11 @@ from simulator.speculation.attention_level.hit_rates import (
     error_model_parameters,
     rate_range,
 )
-from simulator.speculation.attention_level.numeric import (
-    attention_outputs,
-    relative_errors,
-)
 from simulator.studies.alspec import StepPricer, layout
 
 SET = consistency_set("n150-llama-3.1-8b")
 CONTEXT = 256
+HIT_RATES = load_example("alspec_hit_rates")
 
 
 def layer(generator):
@@ -191,7 +189,7 @@ def test_rates_by_task_layer_and_context():
 def test_exact_attention_is_the_textbook_one():
     generator = np.random.default_rng(3)
     query, keys, values = layer(generator)
-    exact, _ = attention_outputs(query, keys, values, [16])
+    exact, _ = HIT_RATES.attention_outputs(query, keys, values, [16])
     for head in range(4):
         logits = keys[:, head // 2] @ query[head] / np.sqrt(16)
         weights = np.exp(logits) / np.exp(logits).sum()
@@ -201,21 +199,21 @@ def test_exact_attention_is_the_textbook_one():
 def test_the_window_is_attention_over_its_keys_alone():
     generator = np.random.default_rng(4)
     query, keys, values = layer(generator)
-    bias = generator.standard_normal((4, CONTEXT))
-    _, speculative = attention_outputs(query, keys, values, [16], bias)
+    _, speculative = HIT_RATES.attention_outputs(query, keys, values, [16])
     kept = np.r_[0:16, CONTEXT - 16 : CONTEXT]
-    single, _ = attention_outputs(query, keys[kept], values[kept], [16], bias[:, kept])
+    single, _ = HIT_RATES.attention_outputs(query, keys[kept], values[kept], [16])
     assert_allclose(speculative[0], single, rtol=1e-10)
 
 
 def test_a_window_of_the_whole_context_is_exact():
-    exact, speculative = attention_outputs(*layer(np.random.default_rng(5)), [128, 256, 10_000])
-    assert_array_equal(relative_errors(exact, speculative), 0.0)
+    exact, speculative = HIT_RATES.attention_outputs(*layer(np.random.default_rng(5)), [128, 256, 10_000])
+    assert_array_equal(HIT_RATES.relative_errors(exact, speculative), 0.0)
 
 
-def test_shapes_that_do_not_fit_are_refused():
-    with pytest.raises(ForerunError, match="do not fit"):
-        attention_outputs(np.ones((3, 8)), np.ones((5, 2, 8)), np.ones((5, 2, 8)), [1])
+@pytest.mark.parametrize(("context", "window"), [(10, 3), (10, 5), (10, 6), (7, 1), (3, 9)])
+def test_the_window_is_the_first_and_the_last_chunk(context, window):
+    expected = [i < window or i >= context - window for i in range(context)]
+    assert HIT_RATES.window_mask(context, window).tolist() == expected
 
 
 def test_published_maxima_from_one_parameter_set():

@@ -27,7 +27,6 @@ from simulator.speculation.attention_level.consistency import (
     sensitivity,
     speedup_band,
 )
-from simulator.speculation.attention_level.numeric import window_mask
 from simulator.speculation.attention_level.overlap import SpeculativeAttention, rotated_width
 from simulator.speculation.attention_level.parameters import Parameter
 from simulator.timing import StepTimer
@@ -248,11 +247,3 @@ class TestTheDocumentedSet:
         for value in (0.9, 2.1):
             with pytest.raises(ForerunError, match="lies outside its range 1 to 2"):
                 Parameter("x", value, 1.0, 2.0, "what", "made")
-
-
-class TestChunks:
-    @pytest.mark.parametrize(("context", "window"), [(10, 3), (10, 5), (10, 6), (7, 1), (3, 9)])
-    def test_the_window_is_the_first_and_the_last_chunk(self, context, window):
-        expected = [i < window or i >= context - window for i in range(context)]
-        assert window_mask(context, window).tolist() == expected
-        assert window_mask(context, window).sum() == min(context, 2 * window)

@@ -8,7 +8,7 @@ from simulator.speculation import SpeculationConfig, draft_survival, survival_ra
 from simulator.speculation.proposal import OTHER_RANKS, proposal
 from simulator.speculation.tree import (
     GrowthPlan,
-    grown_acceptance,
+    grown_survival,
     load_tree,
     node_chances,
     rates_by_rank,
@@ -88,5 +88,5 @@ def test_what_the_engine_printed_of_a_tree_is_not_improved_by_siblings():
 def test_a_grown_tree_averages_over_steps():
     tree = {"depth": 5, "top_k": 4, "nodes": 20, "concentration": 2.0}
     rates = rates_by_rank([0.7] * 5, OTHER_RANKS)
-    expected = grown_acceptance(GrowthPlan(5, 4, 20), rates, 2.0).survival
+    expected = grown_survival(GrowthPlan(5, 4, 20), rates, 2.0)
     assert_allclose(draft_survival(config("eagle2", tree=tree)), expected)

@@ -2,33 +2,22 @@
 
 import numpy as np
 import pytest
+from example_modules import load_example
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 from scipy.stats import chisquare
 
-from forerun.errors import ForerunError
 from simulator.speculation import expected_tokens
-from simulator.speculation.sampling import (
-    acceptance_chance,
-    chain_step,
-    draw,
-    draw_candidates,
-    generate,
-    residual,
-    token_distribution,
-    total_variation,
-    tree_step,
-    verify_candidates,
-)
 
+SAMPLING = load_example("lossless_sampling")
 VOCABULARY = 4
 
 
 def model(seed, scale=1.5):
     """A model whose next token hangs on the last one."""
     logits = np.random.default_rng(seed).normal(scale=scale, size=(VOCABULARY, VOCABULARY))
-    table = [token_distribution(row) for row in logits]
+    table = [SAMPLING.token_distribution(row) for row in logits]
     return lambda context: table[context[-1]]
 
 
@@ -45,21 +34,25 @@ def distributions(draw_value):
 
 @given(distributions(), distributions())
 def test_acceptance_is_one_minus_total_variation(target, draft):
-    assert acceptance_chance(target, draft) == pytest.approx(1 - total_variation(target, draft), abs=1e-12)
+    assert SAMPLING.acceptance_chance(target, draft) == pytest.approx(
+        1 - SAMPLING.total_variation(target, draft), abs=1e-12
+    )
 
 
 @given(distributions(), distributions())
 def test_accepted_and_residual_parts_add_up_to_the_target(target, draft):
     """min(p, q) + (1 - sum min(p, q)) * residual = p: the proof of losslessness, in numbers."""
     accepted = np.minimum(target, draft)
-    assert_allclose(accepted + (1 - accepted.sum()) * residual(target, draft), target, atol=1e-12)
+    assert_allclose(accepted + (1 - accepted.sum()) * SAMPLING.residual(target, draft), target, atol=1e-12)
 
 
 def test_single_tokens_are_accepted_at_that_rate():
     target, draft, generator = model(1)((0,)), model(2)((0,)), np.random.default_rng(3)
-    expected, draws = acceptance_chance(target, draft), 20_000
+    expected, draws = SAMPLING.acceptance_chance(target, draft), 20_000
     assert 0.2 < expected < 0.8
-    hits = sum(verify_candidates([draw(draft, generator)], target, draft, generator)[1] for _ in range(draws))
+    hits = sum(
+        SAMPLING.verify_candidates([SAMPLING.draw(draft, generator)], target, draft, generator)[1] for _ in range(draws)
+    )
     assert abs(hits / draws - expected) < 3 * np.sqrt(expected * (1 - expected) / draws)
 
 
@@ -69,8 +62,8 @@ def test_candidates_leave_the_target_unchanged(count, replacement):
     target, draft, generator = model(5)((1,)), model(6)((1,)), np.random.default_rng(7)
     counts = np.zeros(VOCABULARY)
     for _ in range(8_000):
-        candidates = draw_candidates(draft, count, generator, replacement)
-        counts[verify_candidates(candidates, target, draft, generator, replacement)[0]] += 1
+        candidates = SAMPLING.draw_candidates(draft, count, generator, replacement)
+        counts[SAMPLING.verify_candidates(candidates, target, draft, generator, replacement)[0]] += 1
     assert chisquare(counts, target * 8_000).pvalue > 1e-4
 
 
@@ -79,10 +72,10 @@ def test_the_test_would_notice_a_lossy_verification():
     target, draft, generator = model(5)((1,)), model(6)((1,)), np.random.default_rng(7)
     outright, unchanged = np.zeros(VOCABULARY), np.zeros(VOCABULARY)
     for _ in range(8_000):
-        token = draw(draft, generator)
+        token = SAMPLING.draw(draft, generator)
         outright[token] += 1
         accepted = generator.random() * draft[token] < target[token]
-        unchanged[token if accepted else draw(target, generator)] += 1
+        unchanged[token if accepted else SAMPLING.draw(target, generator)] += 1
     assert chisquare(outright, target * 8_000).pvalue < 1e-6
     assert chisquare(unchanged, target * 8_000).pvalue < 1e-6
 
@@ -95,8 +88,8 @@ def test_pairs_of_tokens_have_the_targets_joint_distribution(widths, replacement
     target, drafter, generator = model(11), model(12), np.random.default_rng(13)
     counts, draws = np.zeros((VOCABULARY, VOCABULARY)), 6_000
     for _ in range(draws):
-        tokens, _ = generate(
-            lambda context: tree_step(target, drafter, context, widths, generator, replacement), (0,), 2
+        tokens, _ = SAMPLING.generate(
+            lambda context: SAMPLING.tree_step(target, drafter, context, widths, generator, replacement), (0,), 2
         )
         counts[tokens] += 1
     expected = np.array([target((0,))[first] * target((first,)) for first in range(VOCABULARY)])
@@ -107,8 +100,8 @@ def test_pairs_of_tokens_have_the_targets_joint_distribution(widths, replacement
 def test_a_chain_of_equal_acceptance_gives_leviathans_length(tokens):
     """The same p and q in every context: 1 - TV is alpha, and steps yield (1 - a^(g+1)) / (1 - a) tokens."""
     target, drafter = constant([0.4, 0.3, 0.2, 0.1]), constant([0.1, 0.3, 0.3, 0.3])
-    alpha, generator = acceptance_chance(target(()), drafter(())), np.random.default_rng(17)
-    lengths = np.array([len(chain_step(target, drafter, (), tokens, generator)) for _ in range(6_000)])
+    alpha, generator = SAMPLING.acceptance_chance(target(()), drafter(())), np.random.default_rng(17)
+    lengths = np.array([len(SAMPLING.chain_step(target, drafter, (), tokens, generator)) for _ in range(6_000)])
     error = lengths.std() / np.sqrt(len(lengths))
     assert abs(lengths.mean() - expected_tokens(alpha, tokens)) < 3 * error
 
@@ -118,7 +111,7 @@ def test_more_candidates_are_accepted_more_often():
     rates = []
     for count in (1, 2, 3):
         hits = sum(
-            verify_candidates(draw_candidates(draft, count, generator), target, draft, generator)[1]
+            SAMPLING.verify_candidates(SAMPLING.draw_candidates(draft, count, generator), target, draft, generator)[1]
             for _ in range(4_000)
         )
         rates.append(hits / 4_000)
@@ -127,8 +120,8 @@ def test_more_candidates_are_accepted_more_often():
 
 def test_candidates_without_replacement_are_distinct():
     generator = np.random.default_rng(29)
-    assert sorted(draw_candidates(np.array([0.5, 0.5, 0.0, 0.0]), 4, generator)) == [0, 1]
-    assert len(draw_candidates(np.array([0.5, 0.5, 0.0, 0.0]), 4, generator, replacement=True)) == 4
+    assert sorted(SAMPLING.draw_candidates(np.array([0.5, 0.5, 0.0, 0.0]), 4, generator)) == [0, 1]
+    assert len(SAMPLING.draw_candidates(np.array([0.5, 0.5, 0.0, 0.0]), 4, generator, replacement=True)) == 4
 
 
 @settings(max_examples=60)
@@ -137,10 +130,12 @@ def test_greedy_speculation_writes_what_greedy_decoding_writes(target_seed, draf
     logits = np.random.default_rng(target_seed).normal(size=(VOCABULARY, VOCABULARY))
 
     def target(context):
-        return token_distribution(logits[context[-1]], temperature=0.0)
+        return SAMPLING.token_distribution(logits[context[-1]], temperature=0.0)
 
     drafter, generator = model(draft_seed), np.random.default_rng(41)
-    tokens, steps = generate(lambda context: tree_step(target, drafter, context, widths, generator), (0,), 10)
+    tokens, steps = SAMPLING.generate(
+        lambda context: SAMPLING.tree_step(target, drafter, context, widths, generator), (0,), 10
+    )
     plain = [0]
     for _ in range(10):
         plain.append(int(np.argmax(logits[plain[-1]])))
@@ -151,12 +146,10 @@ def test_greedy_speculation_writes_what_greedy_decoding_writes(target_seed, draf
 def test_a_perfect_drafter_is_never_rejected_and_earns_the_bonus_token():
     target, generator = model(43), np.random.default_rng(47)
     for _ in range(200):
-        assert len(chain_step(target, target, (0,), 4, generator)) == 5
+        assert len(SAMPLING.chain_step(target, target, (0,), 4, generator)) == 5
 
 
 def test_temperature():
     logits = np.array([1.0, 3.0, 3.0, 0.0])
-    assert_allclose(token_distribution(logits, 0.0), [0, 1, 0, 0])
-    assert_allclose(token_distribution(logits, 1e-3), [0, 0.5, 0.5, 0], atol=1e-12)
-    with pytest.raises(ForerunError, match="temperature"):
-        token_distribution(logits, -1.0)
+    assert_allclose(SAMPLING.token_distribution(logits, 0.0), [0, 1, 0, 0])
+    assert_allclose(SAMPLING.token_distribution(logits, 1e-3), [0, 0.5, 0.5, 0], atol=1e-12)

@@ -1,4 +1,4 @@
-"""Trees and confidences that only tests need, and trees grown one at a time: the oracle of ``grown_acceptance``."""
+"""Trees and confidences that only tests need, and trees grown one at a time: the oracle of ``grown_survival``."""
 
 from typing import NamedTuple
 
@@ -77,12 +77,15 @@ def drawn_confidences(rates, concentration, generator):
 
 
 def grown_one_by_one(plan, rates, concentration, steps, seed=0):
-    """Means over trees grown one at a time: (acceptance length, survival by depth, nodes, attended pairs)."""
+    """Survival by depth, the mean over trees grown one at a time."""
     confidences = drawn_confidences(rates, concentration, np.random.default_rng([seed, 0xD7EE]))
     grown = [grow_tree(plan, confidences) for _ in range(steps)]
     survival = np.zeros(plan.depth)
     for tree, chances in grown:
         by_depth = survival_by_depth(tree, chances)
         survival[: len(by_depth)] += by_depth
-    means = [sum(values) / steps for values in zip(*((t.num_nodes, t.attended_pairs) for t, _ in grown), strict=True)]
-    return np.mean([1.0 + chances.sum() for _, chances in grown]), survival / steps, *means
+    return survival / steps
+
+
+def nodes_by_depth(tree):
+    return np.bincount(tree.depths)[1:].tolist()
