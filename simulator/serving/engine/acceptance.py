@@ -84,7 +84,7 @@ class Draws:
     @cython.exceptval(-1, check=True)
     @cython.cfunc
     def _bits(self, key: cython.ulonglong, stream: cython.ulonglong, position: cython.ulonglong) -> cython.ulonglong:
-        """64 random bits at one position of a stream; see ``simulator.speculation.draws``."""
+        """64 random bits at one position of a stream."""
         state: cython.ulonglong = (key + (stream + 1) * GOLDEN) & ALL_BITS
         state = self._mixed(state)
         return self._mixed((state + (position + 1) * GOLDEN) & ALL_BITS)
