@@ -248,7 +248,7 @@ def job_panel(page: str) -> Any:
             dcc.Store(id=job_id(page, "token")),
             dcc.Store(id=job_id(page, "done")),
             dcc.Interval(id=job_id(page, "poll"), interval=POLL_MS, disabled=True),
-            area(page, "started"),
+            area("started")(page),
             dmc.Group(
                 [
                     dmc.Progress(id=job_id(page, "bar"), value=0, animated=True, style={"flex": 1}, size="lg", **named),

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from secrets import token_hex
 from typing import Any, NamedTuple
 
-import plotly.graph_objects as go
 from dash import ClientsideFunction, Dash, Input, Output, State, no_update
 from dash.exceptions import PreventUpdate
 from flask import has_request_context, session
@@ -18,8 +17,8 @@ from dashboards.app.jobs import Jobs, Task, job_id
 from dashboards.app.messages import sentence
 from dashboards.app.served import ServedFolders
 
-Shown = tuple[Mapping[str, Any], Mapping[str, go.Figure | None]]
-"""Components by area, and figures by name; what is left out stays empty."""
+Shown = Mapping[str, Any]
+"""Components by area, figures and stored data by name; what is left out stays empty."""
 LOCAL = "local"
 """The session of code outside any request."""
 
@@ -83,15 +82,16 @@ class Page:
     """Path in the address, without the slash; also the prefix in the ids of its components."""
     name: str
     """Label of the page in the menu."""
-    title: str
     says: str
-    controls: Sequence[Control | Component | Callable[[str, ServedFolders], Component]]
+    controls: Sequence[Control | Component | parts.Part]
     """Beside the content, in order; what is no control is shown as it is."""
-    content: Callable[[str, ServedFolders], list[Component]]
-    views: Sequence[View]
+    content: Sequence[Component | parts.Part]
+    views: Sequence[View] = ()
     starts: Sequence[Start] = ()
     more: Callable[[Dash, Context], None] | None = None
     """Function that registers additional callbacks; None without any."""
+    title: str = ""
+    """Heading; the name where it is empty."""
 
     @property
     def fields(self) -> dict[str, Control]:
@@ -106,14 +106,12 @@ class Page:
         def shown(part: Any) -> Component:
             if isinstance(part, Control):
                 return part.place(self.path, values[part.name], served)
-            return part(self.path, served) if callable(part) else part
+            return part(self.path) if callable(part) else part
 
-        content = [parts.warning_area(changed), parts.message_area(self.path), *self.content(self.path, served)]
-        if not self.controls:
-            return parts.page_frame(self.title, self.says, *content)
-        return parts.page_frame(
-            self.title, self.says, parts.with_controls([shown(part) for part in self.controls], content)
-        )
+        content = [parts.warning_area(changed), *map(shown, (parts.message_area(), *self.content))]
+        if self.controls:
+            content = [parts.with_controls(list(map(shown, self.controls)), content)]
+        return parts.page_frame(self.title or self.name, self.says, *content)
 
     def register(self, app: Dash, context: Context) -> None:
         """Add its callbacks to ``app``."""
@@ -155,13 +153,13 @@ def _register_view(app: Dash, context: Context, page: Page, view: View) -> None:
     def answer(*values: Any) -> list[Any]:
         try:
             by_name = dict(zip(names, values, strict=True))
-            shown, drawn = view.compute(context, checked_fields(fields, by_name, context.served))
+            shown = view.compute(context, checked_fields(fields, by_name, context.served))
         except PreventUpdate:
             raise
         except Exception as error:
             return [*(parts.message(sentence(error)) for _ in at), *[None] * (len(outputs) - len(at))]
         filled = (shown.get(name) for name in (*view.areas, *view.tells))
-        return [*(None for _ in at), *filled, *(parts.spec(drawn.get(name)) for name in view.figures)]
+        return [*(None for _ in at), *filled, *(parts.spec(shown.get(name)) for name in view.figures)]
 
     app.callback(outputs, [*inputs, *view.others.values()])(answer)
 

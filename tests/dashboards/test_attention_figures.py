@@ -89,7 +89,7 @@ def test_tokens_and_ticks_are_powers_of_two():
         "19.2K",
         "1M",
     ]
-    assert attention.context_ticks(1024, 131072)["ticktext"] == ["1K", "2K", "4K", "8K", "16K", "32K", "64K", "128K"]
+    assert attention.context_axis(1024, 131072)["ticktext"] == ["1K", "2K", "4K", "8K", "16K", "32K", "64K", "128K"]
 
 
 def test_the_page_holds_figures_sentences_and_sources():

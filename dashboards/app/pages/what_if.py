@@ -15,7 +15,6 @@ from dashboards.app.controls import ChoiceField, Number, Values
 from dashboards.app.jobs import RunTask, Task, job_id, job_panel
 from dashboards.app.page import Context, Page, Shown, Start, View
 from dashboards.app.parts import area, counted, figure_card, output_id, panel, remark, rests_on, tiles
-from dashboards.app.served import ServedFolders
 from dashboards.app.uploads import checked_size
 from dashboards.figures.load import BoundsData, LoadData, LoadFigure, SimulatedPoint, bounds_figure, load_figure
 from dashboards.page import Tile, scenario_yaml
@@ -57,19 +56,6 @@ CONTROLS = [
 NAMES = tuple(control.name for control in CONTROLS)
 
 
-def content(page: str, _served: ServedFolders) -> list[Any]:
-    return [
-        dcc.Store(id=output_id(page, ANSWERED)),
-        area(page, "lead"),
-        area(page, "tiles"),
-        job_panel(page),
-        figure_card(page, "load", 560, "Mean TTFT, TPOT and throughput over the load"),
-        figure_card(page, "bounds", 260, "What limits the engine at this load"),
-        area(page, "scenario"),
-        area(page, "basis"),
-    ]
-
-
 def what_if_scenario(values: Values) -> dict[str, Any]:
     """The scenario that the controls describe, as plain data."""
     data = controls.deployment(values, workload=controls.poisson_workload(values, values["rate"], values["requests"]))
@@ -96,7 +82,7 @@ def compute(context: Context, values: Values) -> Shown:
     ]
     text = scenario_yaml(data)
     copy = dmc.CopyButton(value=text, children="Copy", copiedChildren="Copied", size="compact-xs")
-    shown = {
+    return {
         "lead": remark(estimate_sentence(answer, rate)),
         "tiles": tiles(_tiles(answer, here)),
         "scenario": panel(
@@ -104,14 +90,14 @@ def compute(context: Context, values: Values) -> Shown:
         ),
         "basis": rests_on(answer.basis, notes),
         ANSWERED: {name: values[name] for name in NAMES},
+        "bounds": bounds_figure(BoundsData(bounds, answer.basis)),
     }
-    return shown, {"bounds": bounds_figure(BoundsData(bounds, answer.basis))}
 
 
 def compute_load(context: Context, values: Values) -> Shown:
     """The curves over the load, of the deployment that was answered last."""
     if not values[ANSWERED]:
-        return {}, {}
+        return {}
     # What was answered comes back from the browser, which may say anything.
     fields = {control.name: control for control in CONTROLS}
     answers = {name: values[ANSWERED].get(name) for name in NAMES}
@@ -125,7 +111,7 @@ def compute_load(context: Context, values: Values) -> Shown:
     )
     points = tuple(simulated_point(run) for run in simulated_runs(context, scenario))
     rate = float(data["workload"]["arrivals"]["request_rate"])
-    return {}, {"load": load_figure(LoadData(curves, points, rate, estimate(scenario).basis))}
+    return {"load": load_figure(LoadData(curves, points, rate, estimate(scenario).basis))}
 
 
 @lru_cache(maxsize=64)
@@ -224,13 +210,19 @@ def _tiles(answer: Estimate, run: dict[str, Any] | None) -> list[Tile]:
 PAGE = Page(
     "what-if",
     "What if",
-    "What if",
     "Another chip, model, format, drafter or load: the analytic model answers at once, a simulated run refines it.",
     [
         *CONTROLS,
         dmc.Button("Simulate this load", id={"kind": "simulate", "page": "what-if"}, fullWidth=True, className="start"),
     ],
-    content,
+    [
+        dcc.Store(id=output_id("what-if", ANSWERED)),
+        *map(area, ("lead", "tiles")),
+        job_panel,
+        figure_card("load", 560, "Mean TTFT, TPOT and throughput over the load"),
+        figure_card("bounds", 260, "What limits the engine at this load"),
+        *map(area, ("scenario", "basis")),
+    ],
     [
         View(
             compute,
