@@ -84,11 +84,7 @@ def merged(recorded: Sequence[ErrorRow], computed: Sequence[ErrorRow]) -> list[E
 
 
 def read_errors(path: Path) -> list[ErrorRow]:
-    """The errors in a file that ``forerun validate`` wrote.
-
-    Raises:
-        ForerunError: no such file, or another file; one line.
-    """
+    """The errors in a file that ``forerun validate`` wrote."""
     try:
         document = json.loads(path.read_text(encoding="utf-8-sig"))
         rows = [ErrorRow(**row) for row in document["errors"]]

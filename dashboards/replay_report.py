@@ -36,9 +36,6 @@ def write_replay(folder: Path, document: Document, report: Replay | None = None)
         folder: made if need be.
         document: JSON document of the replay.
         report: of a replay of kernels, whose document holds only the rows furthest off.
-
-    Raises:
-        OSError: a file cannot be written.
     """
     with StagedFiles(folder) as staged:
         staged.add_text(REPLAY_FILE, json_text(document))

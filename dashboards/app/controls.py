@@ -62,19 +62,11 @@ class Control:
         raise NotImplementedError
 
     def read(self, text: str, served: ServedFolders) -> Any:
-        """The value encoded in an address.
-
-        Raises:
-            ForerunError: this control cannot take it.
-        """
+        """The value encoded in an address."""
         return self.checked(text, served)
 
     def checked(self, value: Any, served: ServedFolders) -> Any:
-        """A value as a page computes with it; whatever a browser sends passes through here.
-
-        Raises:
-            ForerunError: this control cannot have it.
-        """
+        """A value as a page computes with it; whatever a browser sends passes through here."""
         raise NotImplementedError
 
     def widget(self, page: str, value: Any, served: ServedFolders) -> Component:
@@ -259,11 +251,7 @@ class Pairs(Control):
         return value
 
     def read_pairs(self, text: str) -> dict[str, str]:
-        """The parsed pairs of the text.
-
-        Raises:
-            ForerunError: it is not made of pairs.
-        """
+        """The parsed pairs of the text."""
         return parse_pairs(text, f"{self.label}:", self.example)
 
     def widget(self, page: str, value: Any, served: ServedFolders) -> Component:
@@ -279,11 +267,7 @@ class Pairs(Control):
 
 
 def number_in(text: str) -> float:
-    """The number that a text says: ``12``, ``1,000``, ``2.5`` or ``1e3``.
-
-    Raises:
-        ValueError: it says none, or has a comma that does not separate thousands.
-    """
+    """The number that a text says: ``12``, ``1,000``, ``2.5`` or ``1e3``."""
     return float(text.replace(",", "") if GROUPED.fullmatch(text.strip()) else text)
 
 
@@ -319,11 +303,7 @@ def values_of(controls: Sequence[Control], search: str | None, served: ServedFol
 
 
 def checked_fields(controls: Mapping[str, Control], values: Values, served: ServedFolders) -> Values:
-    """Values that a browser sent, each as its control may have it; what is no control's stays as it is.
-
-    Raises:
-        ForerunError: one that its control cannot have.
-    """
+    """Values that a browser sent, each as its control may have it; what is no control's stays as it is."""
     return {
         name: controls[name].checked(value, served) if name in controls else value for name, value in values.items()
     }

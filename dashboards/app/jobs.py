@@ -113,9 +113,6 @@ class Jobs:
             task: what to do in a process of its own.
             name: beginning of the folder's name; letters, digits and hyphens are kept.
             place: where the run gets a folder of its own.
-
-        Raises:
-            ForerunError: as many runs of this session, or of all, are under way as may be.
         """
         with self._lock:
             running = [job for job in self._jobs.values() if self._look(job).state == "running"]

@@ -50,12 +50,7 @@ def _recorded(path: Path, _modified_ns: int) -> list[ErrorRow]:
 
 
 def devices(served: ServedFolders, trace: str) -> list[str]:
-    """Names of the devices in a served trace; empty where it does not say.
-
-    Raises:
-        ForerunError: no such trace.
-        TraceError: it cannot be read.
-    """
+    """Names of the devices in a served trace; empty where it does not say."""
     table = _table(*_file(served, trace))
     word = table.word("device")
     return sorted({str(word.names[code]) for code in np.unique(word.codes)} - {""})
@@ -64,13 +59,7 @@ def devices(served: ServedFolders, trace: str) -> list[str]:
 def replayed(
     served: ServedFolders, trace: str, chip: str, library: str, device: str | None = None, layer: str = PHYSICS
 ) -> ReplayReport:
-    """A served trace replayed on a chip.
-
-    Raises:
-        ForerunError: no such trace, no rows to score, or no learned residual.
-        ProfileError: no such chip or library.
-        TraceError: the trace cannot be read.
-    """
+    """A served trace replayed on a chip."""
     return _replayed(*_file(served, trace), served.chip(chip), library, device, layer)
 
 
@@ -139,11 +128,7 @@ class ReplayTask:
 def replay_task(
     served: ServedFolders, label: str, model: str, chip: str, framework: str, tensor_parallel: int
 ) -> ReplayTask:
-    """The replay of a served file with this model, chip and engine where the file names none.
-
-    Raises:
-        ForerunError: no such file, or no such deployment.
-    """
+    """The replay of a served file with this model, chip and engine where the file names none."""
     from simulator.running.scenario import scenario_from
 
     file, steps = served.measured_file(label)
@@ -157,12 +142,7 @@ def replay_task(
 
 
 def replay_document(served: ServedFolders, label: str) -> Document:
-    """The ``replay.json`` with this label.
-
-    Raises:
-        ForerunError: no such replay, or not one of benchmark results or steps.
-        OSError: it cannot be read.
-    """
+    """The ``replay.json`` with this label."""
     path = served.replays().get(label)
     if path is None:
         raise ForerunError(f"replay: no replay '{label[:120]}' in the served folders")

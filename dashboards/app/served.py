@@ -55,11 +55,7 @@ class ServedFolders:
 
     @classmethod
     def of(cls, folders: Iterable[Path], place: Path) -> ServedFolders:
-        """Serve folders, with ``place`` for the runs that the app makes.
-
-        Raises:
-            ForerunError: a folder that is not there.
-        """
+        """Serve folders, with ``place`` for the runs that the app makes."""
         paths = tuple(Path(folder).resolve() for folder in folders)
         for folder in paths:
             if not folder.is_dir():
@@ -76,12 +72,7 @@ class ServedFolders:
         return {label: at for label, at in folders.items() if all((at / name).is_file() for name in RUN_FILES)}
 
     def run(self, label: str) -> RunFolder:
-        """The run with this label.
-
-        Raises:
-            ForerunError: no such run, or a faulty one.
-            OSError: it cannot be read.
-        """
+        """The run with this label."""
         folder = _labelled(self.runs(), "run", "run", label)
         return _load(folder, (folder / "summary.json").stat().st_mtime_ns)
 
@@ -90,12 +81,7 @@ class ServedFolders:
         return self._documents("plan.json")
 
     def plan(self, label: str) -> dict[str, Any]:
-        """The document of the plan with this label.
-
-        Raises:
-            ForerunError: no such plan, or not one.
-            OSError: it cannot be read.
-        """
+        """The document of the plan with this label."""
         path = _labelled(self.plans(), "plan", "capacity plan", label)
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
@@ -115,11 +101,7 @@ class ServedFolders:
         return {name: (path, _measured_kind(path, path.stat().st_mtime_ns) == "steps") for name, path in tables.items()}
 
     def measured_file(self, label: str) -> tuple[Path, bool]:
-        """The file of measured runs or steps with this label, and whether it holds steps.
-
-        Raises:
-            ForerunError: no such file.
-        """
+        """The file of measured runs or steps with this label, and whether it holds steps."""
         return _labelled(self.measured(), "file", "measured runs or steps", label)
 
     def traces(self) -> dict[str, Path]:
@@ -128,11 +110,7 @@ class ServedFolders:
         return traces | self._tables(TRACE_SUFFIXES, LARGEST_TRACE_BYTES, _recognised)
 
     def trace(self, label: str) -> Path:
-        """The kernel trace with this label.
-
-        Raises:
-            ForerunError: no such trace.
-        """
+        """The kernel trace with this label."""
         return _labelled(self.traces(), "trace", "kernel trace", label)
 
     def logs(self) -> dict[str, Path]:
@@ -143,11 +121,7 @@ class ServedFolders:
         return logs | self._tables(LOG_SUFFIXES, LARGEST_LOG_BYTES, _is_log)
 
     def log(self, label: str) -> Path:
-        """The log of requests with this label.
-
-        Raises:
-            ForerunError: no such log.
-        """
+        """The log of requests with this label."""
         return _labelled(self.logs(), "log", "log of requests", label)
 
     def chip(self, name: str) -> str:

@@ -145,11 +145,7 @@ def crossover_figure(grid: SpeculationGrid) -> go.Figure:
 
 
 def acceptance_data(names: Sequence[str], most: int, chosen: str | None = None) -> AcceptanceData:
-    """Published curves up to ``most`` draft tokens, never beyond what was measured.
-
-    Raises:
-        ForerunError: no such curve.
-    """
+    """Published curves up to ``most`` draft tokens, never beyond what was measured."""
     return AcceptanceData(tuple(_curve(name, most) for name in names), chosen)
 
 

@@ -67,11 +67,7 @@ class Message(_Body):
 
     @property
     def text(self) -> str:
-        """The message's text, tool calls included.
-
-        Raises:
-            BadRequestError: something else than text.
-        """
+        """The message's text, tool calls included."""
         if isinstance(self.content, str):
             return self.content
         parts = []
@@ -126,11 +122,7 @@ class CompletionBody(_Generation):
         return super().most_tokens or COMPLETION_TOKENS
 
     def prompts(self, most_tokens: int) -> list[list[Token]]:
-        """Each prompt, cut after ``most_tokens``; token numbers are taken as they are.
-
-        Raises:
-            BadRequestError: a prompt without a token, or too many prompts.
-        """
+        """Each prompt, cut after ``most_tokens``; token numbers are taken as they are."""
         prompt: Any = self.prompt
         many = isinstance(prompt, list) and not (prompt and isinstance(prompt[0], int))
         texts = prompt if many else [prompt]
@@ -157,9 +149,6 @@ def body_of(kind: type[ChatBody] | type[CompletionBody], raw: bytes, model: str)
         kind: body type that the endpoint accepts.
         raw: bytes of the body.
         model: name of the served model.
-
-    Raises:
-        BadRequestError: naming the field.
     """
     try:
         data = json.loads(raw)

@@ -289,9 +289,6 @@ def dag_chunks(path: Path, options: Options) -> Iterator[RawChunk]:
     A turn follows the one before it; a forked conversation goes on from the messages that its parent's turn has sent
     and been answered, a spawned one begins afresh, and the parent's turn ``join_at`` waits for it.
 
-    Raises:
-        TraceError: what is called is not there, or calls itself; an orchestrator, which sends no requests of its own.
-
     Source: AIPerf v0.13, ``dataset/loader/dag_jsonl_models.py``.
     """
     conversations: dict[str, dict[str, Any]] = {}
@@ -369,11 +366,7 @@ def _value(value: Any) -> float | None:
 
 
 def otel_chunks(path: Path, options: Options) -> Iterator[RawChunk]:
-    """Requests of OTLP spans; those of one trace wait for each other by ``interval_order``.
-
-    Raises:
-        TraceError: no span of a request.
-    """
+    """Requests of OTLP spans; those of one trace wait for each other by ``interval_order``."""
     text = read_text(path)
     try:
         documents = [json.loads(text)]

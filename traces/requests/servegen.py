@@ -199,11 +199,7 @@ def _input_tokens(dataset: Dataset, times_s: FloatArray, rng: np.random.Generato
 
 
 def servegen_chunks(path: Path, options: Options) -> Iterator[RawChunk]:
-    """One chunk per client, its name as session; each client draws from its own stream, whatever the others are.
-
-    Raises:
-        TraceError: no client files, a window or distribution that is none, no load in the window of time requested.
-    """
+    """One chunk per client, its name as session; each client draws from its own stream, whatever the others are."""
     files = pool_files(path)
     start, end = options.start_s, options.start_s + options.duration_s
     loads: Mapping[Path, list[Window]] = {file: read_load_windows(file) for file in files}

@@ -62,11 +62,7 @@ class PlanTask:
 
 
 def plan_task(values: Values, served: ServedFolders) -> PlanTask:
-    """The plan that the controls ask for.
-
-    Raises:
-        ForerunError: a price of a chip that is not requested, or that is no number.
-    """
+    """The plan that the controls ask for."""
     chips, rate = tuple(values["chips"]), float(values["rate"]) if values["log"] == NO_LOG else None
     if rate is not None:
         workload = controls.poisson_workload(values, rate, SIMULATED_REQUESTS)
@@ -82,11 +78,7 @@ def plan_task(values: Values, served: ServedFolders) -> PlanTask:
 
 
 def chip_prices(text: str, chips: Sequence[str]) -> dict[str, float]:
-    """US dollars for an hour of some chips, as the field says them.
-
-    Raises:
-        ForerunError: a chip that is none of ``chips``, or a price that is no positive number.
-    """
+    """US dollars for an hour of some chips, as the field says them."""
     prices = {}
     for chip, price in PRICES.read_pairs(text).items():
         if chip not in chips:

@@ -36,11 +36,7 @@ class Priced(NamedTuple):
 
 @lru_cache(maxsize=16)
 def priced_kernels(model: str, chip: str, tensor_parallel: int, dtype: str | None) -> Priced:
-    """The step timer of a deployment.
-
-    Raises:
-        ForerunError: unknown model or chip, it does not fit, or the chip cannot compute in ``dtype``.
-    """
+    """The step timer of a deployment."""
     data: dict[str, Any] = {
         "model": model,
         "hardware": {"chip": chip, "tensor_parallel": tensor_parallel},
