@@ -154,16 +154,20 @@ class Several(ChoiceField):
 
 @dataclass(frozen=True, slots=True)
 class Number(Control):
-    """A number, typed or drawn: the slider stops at ``stops``, the field takes all from ``low`` to ``high``."""
+    """A number, typed or drawn: the slider stops at ``stops``, the field takes all from ``low`` to ``high``.
+
+    Without stops there is no slider, and the number may be left out.
+    """
 
     stops: Sequence[float] = ()
-    default: float | None = 0.0
+    default: float | None = None
     unit: str = ""
     low: float = 0.0
     high: float = 0.0
     whole: bool = True
     live: bool = True
     """Answer while the knob moves, not only when it is let go."""
+    says: str = ""
 
     def default_in(self, served: ServedFolders) -> float | None:
         return self.default
@@ -187,6 +191,8 @@ class Number(Control):
         return f"{'a whole number' if self.whole else 'a number'} from {self.low:,g} to {self.high:,g}"
 
     def widget(self, page: str, value: Any, served: ServedFolders) -> Component:
+        if not self.stops:
+            return self._field(page, value, {"label": self.label, "description": self.says, "size": "sm"})
         field = self._field(page, value, {"aria-label": self.label, "size": "xs", "w": 132})
         shown = sorted({0, len(self.stops) // 2, len(self.stops) - 1})
         slider = dmc.Slider(
@@ -218,17 +224,6 @@ class Number(Control):
             **(unit if self.unit else {}),
             **more,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Field(Number):
-    """A number without a slider, which may be left out."""
-
-    default: float | None = None
-    says: str = ""
-
-    def widget(self, page: str, value: Any, served: ServedFolders) -> Component:
-        return self._field(page, value, {"label": self.label, "description": self.says, "size": "sm"})
 
 
 @dataclass(frozen=True, slots=True)

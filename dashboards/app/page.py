@@ -12,7 +12,16 @@ from dash.exceptions import PreventUpdate
 from flask import has_request_context, session
 
 from dashboards.app import parts
-from dashboards.app.controls import Component, Control, Values, checked_fields, control_id, state_id, values_of
+from dashboards.app.controls import (
+    ChoiceField,
+    Component,
+    Control,
+    Values,
+    checked_fields,
+    control_id,
+    state_id,
+    values_of,
+)
 from dashboards.app.jobs import Jobs, Task, job_id
 from dashboards.app.messages import sentence
 from dashboards.app.served import ServedFolders
@@ -69,9 +78,7 @@ class Start(NamedTuple):
     make: Callable[[Context, Values], tuple[Task, str]]
     """The task, and what to call it."""
     field: str | None = None
-    """The list that shows the run once it is done."""
-    known: Callable[[ServedFolders], Mapping[str, Any]] | None = None
-    """The labels that this list offers then."""
+    """The choice that shows the run once it is done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,12 +191,13 @@ def _register_start(app: Dash, context: Context, page: Page, start: Start) -> No
         *(State(state_id(page.path, name), "value") for name in start.controls),
         prevent_initial_call=True,
     )(begin)
-    known = start.known
-    if start.field is None or known is None:
+    if start.field is None:
         return
+    choice = fields[start.field]
+    assert isinstance(choice, ChoiceField)
 
     def show(label: str | None) -> tuple[Any, Any]:
-        labels = list(known(context.served))
+        labels = choice.offered(context.served)
         return (labels, label) if label in labels else (no_update, no_update)
 
     app.callback(

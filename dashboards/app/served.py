@@ -11,6 +11,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
 
+from dashboards.replay_report import kind_of
+from dashboards.result_figures import KERNELS
 from forerun.errors import ForerunError
 from simulator.running.metrics.run_folder import RunFolder, load_run
 from simulator.running.scenario import LOG_SUFFIXES
@@ -82,18 +84,23 @@ class ServedFolders:
 
     def plan(self, label: str) -> dict[str, Any]:
         """The document of the plan with this label."""
-        path = _labelled(self.plans(), "plan", "capacity plan", label)
-        try:
-            document = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError:
-            raise ForerunError(f"plan: {label[:120]}: plan.json is not JSON") from None
-        if not isinstance(document, dict) or not {"candidates", "conclusion", "pareto"} <= document.keys():
+        document = _read(_labelled(self.plans(), "plan", "capacity plan", label), label)
+        if not {"candidates", "conclusion", "pareto"} <= document.keys():
             raise ForerunError(f"plan: {label[:120]}: plan.json is not what forerun plan --out writes")
         return document
 
     def replays(self) -> dict[str, Path]:
         """``replay.json`` of replays of benchmark results or steps by label, those of this session first."""
         return self._documents("replay.json")
+
+    def replay(self, label: str) -> dict[str, Any]:
+        """The document of the replay of benchmark results or steps with this label."""
+        document = _read(_labelled(self.replays(), "replay", "replay", label), label)
+        if kind_of(document) in (None, KERNELS):
+            raise ForerunError(
+                f"replay: {label[:120]}: replay.json is not what forerun replay requests or steps --out writes"
+            )
+        return document
 
     def measured(self) -> dict[str, tuple[Path, bool]]:
         """Files of measured serving runs or engine steps by label, and whether they hold steps."""
@@ -187,6 +194,14 @@ def _labelled(known: Mapping[str, T], field: str, what: str, label: str) -> T:
 
 def _sample(name: str) -> Path:
     return Path(str(files("traces") / "samples" / name))
+
+
+def _read(path: Path, label: str) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        raise ForerunError(f"{path.stem}: {label[:120]}: {path.name} is not JSON") from None
+    return document if isinstance(document, dict) else {}
 
 
 @lru_cache(maxsize=4)

@@ -155,7 +155,6 @@ PAGE = Page(
             ("log", "columns", "model", "chips", "rate", "growth", "at", "ttft", "tpot", "prompt", "output", "prices"),
             planned_result,
             "plan",
-            lambda served: served.plans(),
         )
     ],
 )

@@ -119,7 +119,7 @@ def compute_served(context: Context, values: Values) -> Shown:
     if not values["replay"]:
         words = "There is no replay here yet: forerun replay requests FILE --scenario SCENARIO --out DIR makes one, "
         return {"lead": remark(words + "or press Replay this file."), "basis": rests_on(None)}
-    document = replays.replay_document(context.served, values["replay"])
+    document = context.served.replay(values["replay"])
     scenario = document["scenario"]
     sources = ", ".join(str(source).rpartition("/")[2] for source in document["sources"])
     notes = [
@@ -219,6 +219,6 @@ PAGE = Page(
             ("record", "parity", "errors", "scores", "coverage", *METRIC_WORDS),
         )
     ],
-    [Start("replay", FIELDS, make_replay, "replay", lambda served: served.replays())],
+    [Start("replay", FIELDS, make_replay, "replay")],
     replay_details,
 )

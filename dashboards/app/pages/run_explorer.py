@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from dash import Dash, Input, Output, State, dcc, no_update
 
 from dashboards.app import parts
-from dashboards.app.controls import ChoiceField, Component, Field, Values, state_id
+from dashboards.app.controls import ChoiceField, Component, Number, Values, state_id
 from dashboards.app.jobs import job_id, job_panel
 from dashboards.app.messages import sentence
 from dashboards.app.page import Context, Page, Shown, View
@@ -202,7 +202,7 @@ PAGE = Page(
         ChoiceField(
             "run", "Run", options=lambda served: list(served.runs()), placeholder="no run in the served folders"
         ),
-        Field("request", "Single request", high=1e8, says="its number in order of arrival; else the longest TTFT"),
+        Number("request", "Single request", high=1e8, says="its number in order of arrival; else the longest TTFT"),
         ChoiceField("beside", "Compare with", options=lambda served: [NOTHING, *served.runs()]),
         ChoiceField("latency", "Latency compared", options=("ttft", "tpot", "e2el")),
         buttons,
