@@ -58,7 +58,6 @@ def replay_figures(document: Document, report: Replay | None = None) -> dict[str
 
 
 def replay_tables(document: Document) -> list[Table]:
-    """Every table of a replay."""
     tables = {KERNELS: kernel_replay_tables, RUNS: run_replay_tables, STEPS: step_replay_tables}
     return tables[kind_of(document) or KERNELS](document)
 

@@ -58,11 +58,9 @@ class Control:
     """Shown only while the control of this name has a wanted value."""
 
     def default_in(self, served: ServedFolders) -> Any:
-        """The value without an address."""
         raise NotImplementedError
 
     def read(self, text: str, served: ServedFolders) -> Any:
-        """The value encoded in an address."""
         return self.checked(text, served)
 
     def checked(self, value: Any, served: ServedFolders) -> Any:
@@ -70,11 +68,9 @@ class Control:
         raise NotImplementedError
 
     def widget(self, page: str, value: Any, served: ServedFolders) -> Component:
-        """The control showing ``value``."""
         raise NotImplementedError
 
     def place(self, page: str, value: Any, served: ServedFolders) -> Component:
-        """The widget in its place."""
         return html.Div(self.widget(page, value, served), id=control_id(page, self.name))
 
 
@@ -246,7 +242,6 @@ class Pairs(Control):
         return value
 
     def read_pairs(self, text: str) -> dict[str, str]:
-        """The parsed pairs of the text."""
         return parse_pairs(text, f"{self.label}:", self.example)
 
     def widget(self, page: str, value: Any, served: ServedFolders) -> Component:
@@ -267,7 +262,6 @@ def number_in(text: str) -> float:
 
 
 def nearest(stops: Sequence[float], value: Any) -> int:
-    """The place of the stop nearest to ``value``."""
     return min(range(len(stops)), key=lambda index: abs(stops[index] - float(value or 0.0)))
 
 

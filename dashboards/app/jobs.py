@@ -58,7 +58,6 @@ class RunTask:
     seed: int = 0
 
     def __call__(self, folder: Path, tell: ProgressCallback) -> None:
-        """Run, and write the run's files."""
         from simulator.running.metrics import run_document
         from simulator.running.metrics.run_folder import write_run
         from simulator.running.run import simulate
@@ -147,7 +146,6 @@ class Jobs:
             _end(job, "cancelled", "cancelled")
 
     def close(self) -> None:
-        """End all runs."""
         for token in list(self._jobs):
             self.cancel(token)
 
@@ -166,7 +164,6 @@ class Jobs:
 
 
 def _listen(job: _Job) -> None:
-    """Read the messages of the process."""
     try:
         while job.receiver.poll():
             kind, *rest = job.receiver.recv()

@@ -106,17 +106,14 @@ def figure_card(name: str, height: int, label: str, wide: bool = False, least: i
 
 
 def counted(count: int, noun: str) -> str:
-    """``1 chip``, ``2 chips``."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def message(text: str) -> Component:
-    """One sentence about what is wrong."""
     return dmc.Alert(text, color="red", variant="light", radius="md", className="message", title=None)
 
 
 def remark(text: str) -> Component:
-    """A remark of one sentence."""
     return dmc.Alert(text, color="gray", variant="light", radius="md", className="remark")
 
 

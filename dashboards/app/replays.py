@@ -61,7 +61,6 @@ def devices(served: ServedFolders, trace: str) -> list[str]:
 def replayed(
     served: ServedFolders, trace: str, chip: str, library: str, device: str | None = None, layer: str = PHYSICS
 ) -> ReplayReport:
-    """A served trace replayed on a chip."""
     return _replayed(*_file(served, trace), served.chip(chip), library, device, layer)
 
 
@@ -106,7 +105,6 @@ class ReplayTask:
     scenario: Scenario
 
     def __call__(self, folder: Path, tell: ProgressCallback) -> None:
-        """Replay, and write ``replay.json`` as the command does."""
         if self.steps:
             document = steps_document(replay_steps([read_steps(self.file)], self.scenario))
         else:

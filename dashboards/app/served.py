@@ -74,7 +74,6 @@ class ServedFolders:
         return {label: at for label, at in folders.items() if all((at / name).is_file() for name in RUN_FILES)}
 
     def run(self, label: str) -> RunFolder:
-        """The run with this label."""
         folder = _labelled(self.runs(), "run", "run", label)
         return _load(folder, (folder / "summary.json").stat().st_mtime_ns)
 
@@ -108,7 +107,6 @@ class ServedFolders:
         return {name: (path, _measured_kind(path, path.stat().st_mtime_ns) == "steps") for name, path in tables.items()}
 
     def measured_file(self, label: str) -> tuple[Path, bool]:
-        """The file of measured runs or steps with this label, and whether it holds steps."""
         return _labelled(self.measured(), "file", "measured runs or steps", label)
 
     def traces(self) -> dict[str, Path]:
@@ -117,7 +115,6 @@ class ServedFolders:
         return traces | self._tables(TRACE_SUFFIXES, LARGEST_TRACE_BYTES, _recognised)
 
     def trace(self, label: str) -> Path:
-        """The kernel trace with this label."""
         return _labelled(self.traces(), "trace", "kernel trace", label)
 
     def logs(self) -> dict[str, Path]:
@@ -128,7 +125,6 @@ class ServedFolders:
         return logs | self._tables(LOG_SUFFIXES, LARGEST_LOG_BYTES, _is_log)
 
     def log(self, label: str) -> Path:
-        """The log of requests with this label."""
         return _labelled(self.logs(), "log", "log of requests", label)
 
     def chip(self, name: str) -> str:

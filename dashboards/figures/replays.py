@@ -143,7 +143,6 @@ class ScoresData(NamedTuple):
 
     @property
     def labels(self) -> list[str]:
-        """Name of each group."""
         return [_label(group) for group in self.groups]
 
 

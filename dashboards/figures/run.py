@@ -218,12 +218,10 @@ class Spans:
 
     @property
     def middle_s(self) -> FloatArray:
-        """Middle of every bin."""
         return (self.edges[:-1] + self.edges[1:]) / 2
 
     @property
     def bin_s(self) -> float:
-        """Length of the first bin."""
         return float(self.edges[1] - self.edges[0])
 
     def mean(self, value: FloatArray) -> FloatArray:

@@ -93,7 +93,6 @@ class _Generation(_Body):
 
     @property
     def most_tokens(self) -> int | None:
-        """The limit of the request."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 
@@ -118,7 +117,6 @@ class CompletionBody(_Generation):
 
     @property
     def most_tokens(self) -> int | None:
-        """The limit that is requested, or the interface's own."""
         return super().most_tokens or COMPLETION_TOKENS
 
     def prompts(self, most_tokens: int) -> list[list[Token]]:
@@ -208,7 +206,6 @@ class Answer:
         return opening, before, after
 
     def whole(self, choices: list[dict[str, Any]], usage: dict[str, Any]) -> bytes:
-        """The complete answer as one JSON document."""
         return self._json("chat.completion", choices, usage)
 
     def _json(self, chat_object: str, choices: list[dict[str, Any]], usage: dict[str, Any] | None) -> bytes:

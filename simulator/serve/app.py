@@ -80,7 +80,6 @@ class PendingAnswer:
 
     @property
     def finish(self) -> str:
-        """Finish reason of the answer."""
         return "length" if self.full else "stop"
 
 
@@ -115,7 +114,6 @@ class Exchange:
 
     @property
     def usage(self) -> dict[str, Any]:
-        """OpenAI's usage so far."""
         return usage_of(self.prompt_tokens, sum(choice.tokens for choice in self.choices), self.cached_tokens)
 
     def connect(self, connection: asyncio.WriteTransport) -> None:
@@ -156,7 +154,6 @@ class Exchange:
             self.news.set_result(None)
 
     def finish(self) -> None:
-        """Mark the exchange as finished."""
         self.over = True
         self.tell()
 
@@ -479,7 +476,6 @@ class _Endpoint:
         await send({"type": "http.response.body", "body": DONE, "more_body": False})
 
     def _whole(self, exchange: Exchange) -> Response:
-        """The answer in one piece."""
         if exchange.error is not None:
             raise exchange.error
         answer = exchange.answer

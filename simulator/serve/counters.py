@@ -29,7 +29,6 @@ class Histogram:
         self.sum = 0.0
 
     def observe(self, value: float, count: int = 1) -> None:
-        """``count`` times the same value."""
         self.counts[bisect_left(self.bounds, value)] += count
         self.sum += value * count
 

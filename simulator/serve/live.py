@@ -67,7 +67,6 @@ class _Hashes(PrefixHashes):
         object.__setattr__(self, "slots", slots)
 
     def of(self, row: int) -> NDArray[np.int64]:
-        """Hashes of one request."""
         return self.slots[row]
 
 
@@ -79,7 +78,6 @@ class _Log(RunLog):
         self.refused: list[tuple[int, str]] = []
 
     def refuse(self, request: int, reason: str) -> None:
-        """The router turns a request away."""
         self.refused.append((request, reason))
 
     def clear(self, slot: int) -> None:
@@ -104,7 +102,6 @@ def _groups(scheduler: Any) -> Sequence[Any]:
 
 
 def running_requests(scheduler: Any) -> int:
-    """Requests in the batches of a replica."""
     return sum(len(group.running) for group in _groups(scheduler))
 
 
@@ -145,7 +142,6 @@ class LiveFleet:
 
     @property
     def now(self) -> float:
-        """Simulated time."""
         return float(self._env.now)
 
     @property

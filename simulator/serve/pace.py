@@ -44,20 +44,17 @@ class Pace:
         self._origin_s = 0.0
 
     def start(self) -> None:
-        """Start the clock; call within the event loop."""
         self._loop = asyncio.get_running_loop()
         self._origin_s = self._loop.time()
         self._aim()
 
     def stop(self) -> None:
-        """Stop the clock."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The event loop that drives the fleet."""
         assert self._loop is not None
         return self._loop
 
@@ -67,7 +64,6 @@ class Pace:
 
     @property
     def now(self) -> float:
-        """Simulated time by the clock."""
         return (self.loop.time() - self._origin_s) * self._speed
 
     def submit(self, input_tokens: int, output_tokens: int, hashes: Sequence[int], at_s: float) -> int | None:

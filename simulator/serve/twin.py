@@ -70,7 +70,6 @@ class Check(NamedTuple):
 
     @property
     def gap_percent(self) -> float:
-        """Measured over expected, less one."""
         return 100.0 * (self.measured / self.expected - 1.0) if self.expected else float("nan")
 
 
@@ -114,7 +113,6 @@ class Twin:
 
     @property
     def count(self) -> int:
-        """Requests of a simulated run."""
         seen = self.seen.arrivals
         return len(seen) if seen else int(min(max(self.seen.requests or 0.0, REQUESTS[0]), REQUESTS[1]))
 
@@ -307,7 +305,6 @@ def _latency_checks(plain: NDArray[np.float64], seen: Observed, count: int, tole
 
 
 def _with_acceptance(scenario: Scenario, seen: Observed) -> Scenario:
-    """The scenario with the acceptance that was seen."""
     if scenario.speculation is None or seen.acceptance_length is None or not seen.drafts:
         return scenario
     if seen.accepted_per_position:
@@ -396,7 +393,6 @@ def what_if_rows(
 
 
 def _what_ifs(scenario: Scenario) -> dict[str, Document]:
-    """Candidate changes to simulate on the observed traffic."""
     changes: dict[str, Document] = {}
     speculation, engine = scenario.speculation, scenario.engine
     if speculation is not None and speculation.num_speculative_tokens:

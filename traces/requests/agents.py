@@ -64,7 +64,6 @@ def interval_order(spans: Sequence[tuple[float, float]]) -> list[list[int]]:
 
 
 def session_files(folder: Path) -> list[Path]:
-    """Session files of a folder, sorted by name."""
     return sorted(path for path in folder.iterdir() if path.name.endswith((".json", ".json.gz")))
 
 

@@ -40,7 +40,6 @@ def sharegpt_chunks(path: Path, options: Options) -> Iterator[RawChunk]:
 
 
 def _exchanges(path: Path, number: int, name: object, turns: list[Any], options: Options) -> list[dict[str, Any]]:
-    """The exchanges of one conversation as flat records."""
     exchanges: list[dict[str, Any]] = []
     context = 0
     prompted = False

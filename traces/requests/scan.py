@@ -72,7 +72,6 @@ class Report:
     session_codes: dict[str, int] = field(default_factory=dict)
 
     def note(self, text: str) -> None:
-        """Add a note, unless it is already present."""
         self.notes[text] = None
 
     def bad_rows(self, chunk: RawChunk, bad: dict[int, Problem], last: int | None = None) -> None:

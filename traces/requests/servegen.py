@@ -131,7 +131,6 @@ class Dataset:
         self._cache: dict[tuple[int, str], Pmf | None] = {}
 
     def fields(self) -> set[str]:
-        """Names of all distributions."""
         return {name for _, window in self._windows for name in window}
 
     def pmf(self, time_s: float, field: str, minimum: int) -> Pmf:

@@ -41,7 +41,6 @@ def devices_of(served: ServedFolders, trace: Any) -> list[str]:
 
 
 def known_devices(served: ServedFolders) -> list[str]:
-    """Devices of all traces that the app may read."""
     return sorted({device for trace in served.traces() for device in devices_of(served, trace)})
 
 

@@ -62,7 +62,6 @@ def compute(context: Context, values: Values) -> Shown:
 
 
 def compute_steps(context: Context, values: Values) -> Shown:
-    """The engine steps of the chosen run over time."""
     return _step_figures(context.served.run(values["run"])) if values["run"] else {}
 
 
@@ -137,7 +136,6 @@ def request_table(run: RunFolder, row: int) -> Table:
 
 
 def change_table(data: ComparisonData) -> Table:
-    """Figures of two runs."""
     rows = [(change.label, change.first, change.second, f"{change.percent:+.1f} %") for change in data.changes]
     return Table("Both runs", ("", *data.names, "change"), rows)
 

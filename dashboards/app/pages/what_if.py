@@ -33,7 +33,6 @@ ANSWERED = "answered"
 
 
 def draft_options(method: Any) -> bool:
-    """Whether a method of speculation drafts."""
     return bool(method != "none")
 
 
