@@ -10,11 +10,10 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from dashboards.figures.run import add_bounds
-from dashboards.theme import COLOURS, GREY, FloatArray, captioned, method_line
+from dashboards.theme import COLOURS, GREY, FloatArray, add_line, captioned, method_line
 from traces import RequestTable
 
 TIME_BINS = 120
-PANELS = ("mean TTFT (ms)", "mean TPOT (ms)", "output tokens/s")
 
 
 class LoadFigure(NamedTuple):
@@ -26,6 +25,14 @@ class LoadFigure(NamedTuple):
     ttft_ms: FloatArray
     tpot_ms: FloatArray
     output_tokens_per_s: FloatArray
+
+
+METRICS = {
+    "ttft_ms": "mean TTFT (ms)",
+    "tpot_ms": "mean TPOT (ms)",
+    "output_tokens_per_s": "output tokens/s",
+}
+"""Fields of curves and points with a panel of their own, and what it is called."""
 
 
 class SimulatedPoint(NamedTuple):
@@ -87,28 +94,12 @@ def traffic_data(requests: RequestTable) -> TrafficData:
 def traffic_figure(data: TrafficData) -> go.Figure:
     """Requests over time above, lengths below."""
     figure = make_subplots(rows=2, cols=1, vertical_spacing=0.2)
-    figure.add_scatter(
-        x=data.time_s,
-        y=data.requests_per_s,
-        name="requests",
-        showlegend=False,
-        mode="lines",
-        line={"color": COLOURS["waiting"], "width": 1.5, "shape": "hv"},
-        hovertemplate="%{y:.3g} req/s from %{x:.4s} s<extra></extra>",
-        row=1,
-        col=1,
-    )
+    colour, hover = COLOURS["waiting"], "%{y:.3g} req/s from %{x:.4s} s<extra></extra>"
+    look = {"line": {"color": colour, "width": 1.5, "shape": "hv"}, "showlegend": False, "row": 1, "col": 1}
+    add_line(figure, data.time_s, data.requests_per_s, "requests", colour, hover, **look)
     for (name, shares), colour in zip(data.lengths.items(), (COLOURS["prefill"], COLOURS["decode"]), strict=True):
-        figure.add_scatter(
-            x=data.tokens,
-            y=shares,
-            name=name,
-            mode="lines",
-            line={"color": colour, "width": 2, "shape": "hv"},
-            hovertemplate="%{y:.1%} from %{x:.4s} tokens on",
-            row=2,
-            col=1,
-        )
+        look = {"line": {"color": colour, "width": 2, "shape": "hv"}, "row": 2, "col": 1}
+        add_line(figure, data.tokens, shares, name, colour, "%{y:.1%} from %{x:.4s} tokens on", **look)
     figure.update_yaxes(title="requests/s", rangemode="tozero", row=1, col=1)
     figure.update_xaxes(title="seconds since the first request", row=1, col=1)
     figure.update_yaxes(title="share of requests", tickformat=".0%", row=2, col=1)
@@ -121,25 +112,17 @@ def load_figure(data: LoadData) -> go.Figure:
     figure = make_subplots(rows=3, cols=1, shared_xaxes=True, vertical_spacing=0.06)
     for curve in data.curves:
         colour, dash = method_line(curve.method)
-        for row, values in enumerate((curve.ttft_ms, curve.tpot_ms, curve.output_tokens_per_s), start=1):
-            figure.add_scatter(
-                x=curve.request_rate,
-                y=values,
-                mode="lines",
-                name=curve.name,
-                legendgroup=curve.name,
-                showlegend=row == 1,
-                line={"color": colour, "width": 2.5, "dash": dash},
-                hovertemplate="%{y:.4s} at %{x:.3g} req/s",
-                row=row,
-                col=1,
-            )
-    for row, name in enumerate(("ttft_ms", "tpot_ms", "output_tokens_per_s"), start=1):
-        shown = [point for point in data.simulated if getattr(point, name) is not None]
+        look = {"legendgroup": curve.name, "line": {"color": colour, "width": 2.5, "dash": dash}}
+        for row, metric in enumerate(METRICS, start=1):
+            place = {"showlegend": row == 1, "row": row, "col": 1}
+            values, hover = getattr(curve, metric), "%{y:.4s} at %{x:.3g} req/s"
+            add_line(figure, curve.request_rate, values, curve.name, colour, hover, **look, **place)
+    for row, (metric, title) in enumerate(METRICS.items(), start=1):
+        shown = [point for point in data.simulated if getattr(point, metric) is not None]
         if shown:
             figure.add_scatter(
                 x=[point.request_rate for point in shown],
-                y=[getattr(point, name) for point in shown],
+                y=[getattr(point, metric) for point in shown],
                 mode="markers",
                 name="simulated",
                 legendgroup="simulated",
@@ -151,12 +134,11 @@ def load_figure(data: LoadData) -> go.Figure:
                 col=1,
             )
         figure.add_vline(x=data.request_rate, line={"color": GREY, "width": 1.5, "dash": "dot"}, row=row, col=1)
-        figure.update_yaxes(title=PANELS[row - 1], rangemode="tozero", row=row, col=1)
-    for row in (1, 2):
-        figure.update_yaxes(type="log", dtick="D2", tickformat="~s", row=row, col=1)
+        logarithmic = {"type": "log", "dtick": "D2", "tickformat": "~s"} if row < len(METRICS) else {}
+        figure.update_yaxes(title=title, rangemode="tozero", row=row, col=1, **logarithmic)
     figure.update_xaxes(title="requests/s", row=3, col=1)
-    figure.update_layout(hovermode="closest")
-    return captioned(figure, "Over the load", "lines: analytic means; diamonds: simulated", data.basis, 560)
+    caption = "lines: analytic means; diamonds: simulated"
+    return captioned(figure, "Over the load", caption, data.basis, 560, hovermode="closest")
 
 
 def bounds_figure(data: BoundsData) -> go.Figure:
@@ -165,5 +147,5 @@ def bounds_figure(data: BoundsData) -> go.Figure:
     names = list(data.rows)
     bounds = dict.fromkeys(bound for shares in data.rows.values() for bound in shares)
     add_bounds(figure, names, {bound: [data.rows[name].get(bound, 0.0) for name in names] for bound in bounds})
-    figure.update_yaxes(ticks="", autorange="reversed")
-    return captioned(figure, "Bottleneck", "what limits the engine at this load", data.basis, 260)
+    y = {"ticks": "", "autorange": "reversed"}
+    return captioned(figure, "Bottleneck", "what limits the engine at this load", data.basis, 260, y=y)
