@@ -101,13 +101,7 @@ def read_errors(path: Path) -> list[ErrorRow]:
 
 
 def grown_errors(now: Sequence[ErrorRow], recorded: Sequence[ErrorRow], margin: float) -> list[str]:
-    """One line for each recorded error that has grown by more than ``margin`` percentage points, or is no longer there.
-
-    Args:
-        now: computed anew.
-        recorded: those on record that ``now`` should hold.
-        margin: allowed growth of the mean absolute error, >= 0.
-    """
+    """One line for each recorded error that has grown by over ``margin`` percentage points, or is no longer there."""
     current = {row.key: row for row in now}
     lines = []
     for old in recorded:

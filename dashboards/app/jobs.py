@@ -92,12 +92,7 @@ class _Job:
 
 
 class Jobs:
-    """Background runs of one app.
-
-    Args:
-        most_running: at once, of a session.
-        most_together: at once, of all sessions.
-    """
+    """Background runs of one app."""
 
     def __init__(self, most_running: int = MOST_RUNNING, most_together: int = MOST_TOGETHER) -> None:
         self._most_running, self._most_together = most_running, most_together
@@ -106,13 +101,7 @@ class Jobs:
         self._context = multiprocessing.get_context("spawn")
 
     def start(self, task: Task, name: str, place: Path) -> str:
-        """Begin a task and return its id, which cannot be guessed.
-
-        Args:
-            task: what to do in a process of its own.
-            name: beginning of the folder's name; letters, digits and hyphens are kept.
-            place: where the run gets a folder of its own.
-        """
+        """Begin a task and return its id, which cannot be guessed."""
         with self._lock:
             running = [job for job in self._jobs.values() if self._look(job).state == "running"]
             mine = sum(job.folder.parent == place for job in running)

@@ -33,11 +33,7 @@ LOCAL = "local"
 
 
 class Context:
-    """State shared by all pages: the served folders, and the background runs of each session.
-
-    Args:
-        served: the folders, and where the folders of sessions are made.
-    """
+    """State shared by all pages: the served folders, and the background runs of each session."""
 
     def __init__(self, served: ServedFolders) -> None:
         self._served = served

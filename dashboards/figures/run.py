@@ -47,13 +47,7 @@ def bottleneck_figure(data: BottleneckData) -> go.Figure:
 
 
 def add_bounds(figure: go.Figure, names: Sequence[str], shares: Mapping[str, Sequence[float]]) -> None:
-    """One bar per name, divided by what limits the engine.
-
-    Args:
-        figure: to draw in.
-        names: of the bars.
-        shares: of engine time, 0 to 1, by bound and then by bar.
-    """
+    """One bar per name, divided by what limits the engine."""
     for bound, values in shares.items():
         figure.add_bar(
             y=list(names),
@@ -162,11 +156,7 @@ class TimelineData(NamedTuple):
 
 
 def timeline_data(run: RunFolder, bins: int = BINS, spans: Spans | None = None) -> TimelineData:
-    """Average the engine steps of ``run`` over ``bins`` equal parts of the time from the first to the last of them.
-
-    Args:
-        spans: those of ``spans_of``, where they are known already.
-    """
+    """Average the engine steps of ``run`` over ``bins`` equal parts of the time from the first to the last of them."""
     steps = run.steps
     spans = spans or request_spans(run, bins)
     if spans is None:
@@ -198,12 +188,6 @@ class Spans:
     """Engine steps in time, ready to average many of their quantities over the same bins.
 
     Where steps of a replica overlap, a step counts until the next one starts.
-
-    Args:
-        replica: of every step.
-        start_s: of every step, in seconds.
-        end_s: not before the start.
-        edges: ascending bin edges in seconds, one more than bins; bins of no length give 0.
     """
 
     def __init__(self, replica: FloatArray, start_s: FloatArray, end_s: FloatArray, edges: FloatArray) -> None:

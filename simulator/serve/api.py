@@ -22,14 +22,7 @@ PositiveInt = Annotated[int, Field(ge=1)]
 
 
 class BadRequestError(Exception):
-    """A request that is answered with an error of OpenAI's shape.
-
-    Args:
-        message: what is wrong and what would be right.
-        status: HTTP status code.
-        param: the field that is wrong, if a single one is.
-        code: machine-readable error code.
-    """
+    """A request that is answered with an error of OpenAI's shape."""
 
     def __init__(self, message: str, status: int = 400, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -141,13 +134,7 @@ Body = ChatBody | CompletionBody
 
 
 def body_of(kind: type[ChatBody] | type[CompletionBody], raw: bytes, model: str) -> Body:
-    """The request in a body.
-
-    Args:
-        kind: body type that the endpoint accepts.
-        raw: bytes of the body.
-        model: name of the served model.
-    """
+    """The request in a body."""
     try:
         data = json.loads(raw)
     except (ValueError, RecursionError) as error:

@@ -116,12 +116,7 @@ class Totals:
 
 
 class LiveFleet:
-    """The fleet of a scenario, fed while its time goes by.
-
-    Args:
-        build: the parts of the scenario.
-        slots: requests that can be under way at once.
-    """
+    """The fleet of a scenario, fed while its time goes by."""
 
     def __init__(self, build: Build, slots: int = SLOTS) -> None:
         self.build = build
@@ -258,9 +253,6 @@ class LiveFleet:
 def rehearse(build: Build) -> None:
     """Serve made-up requests, so that the tables in which prices are looked up stand before anybody waits for a token:
     making them on demand would hold streams up for up to a tenth of a second at a time.
-
-    Args:
-        build: whose tables; runs of it are the same after as before.
     """
     limits = build.main.limits
     fleet = LiveFleet(build, slots=limits.max_num_seqs + 1)

@@ -26,11 +26,6 @@ class Pace:
     """Drives a fleet by the event loop's clock.
 
     The engine is one step ahead: when a step begins its end is known, and its tokens are let out then.
-
-    Args:
-        fleet: the fleet to drive.
-        speed: simulated seconds in a second.
-        deliver: makes ready what leaves the engine and sends it when ``send`` lets it.
     """
 
     def __init__(self, fleet: LiveFleet, speed: float, deliver: Callable[[Sequence[Delivery]], None]) -> None:

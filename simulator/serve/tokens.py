@@ -38,10 +38,6 @@ def chat_tokens(messages: Sequence[tuple[str, str]], most: int | None = None) ->
     """Tokens of a conversation: role, text and end of each message, and the role of the answer to come.
 
     The answer's filler text, sent back as a message, has the tokens that it had when it was generated.
-
-    Args:
-        messages: roles and texts.
-        most: tokens after which no further message is read.
     """
     tokens: list[Token] = []
     for role, text in messages:

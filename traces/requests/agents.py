@@ -157,14 +157,7 @@ Part = tuple[object, int]
 
 @dataclass
 class _Dag:
-    """State of the traversal of a DAG file, conversation by conversation, turn by turn.
-
-    Args:
-        path: the file.
-        conversations: by session id.
-        characters_per_token: characters per token; about 4 for English text.
-        block_tokens: tokens per block of a prefix hash.
-    """
+    """State of the traversal of a DAG file, conversation by conversation, turn by turn."""
 
     path: Path
     conversations: Mapping[str, dict[str, Any]]
@@ -174,14 +167,7 @@ class _Dag:
     blocks: dict[tuple[object, ...], int] = field(default_factory=dict)
 
     def walk(self, name: str, after: list[int], history: list[Part], path: tuple[str, ...] = ()) -> list[int]:
-        """Add the requests of a conversation and of those it calls; return the requests that complete all of it.
-
-        Args:
-            name: name of the conversation.
-            after: requests that its first turn waits for.
-            history: parts that its prompts begin with.
-            path: conversations that led here.
-        """
+        """Add the requests of a conversation and of those it calls; return the requests that complete all of it."""
         if name in path:
             raise TraceError(f"{self.path}: session {name!r} calls itself ({' > '.join((*path, name))})")
         if name not in self.conversations:
