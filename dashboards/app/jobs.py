@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import dash_mantine_components as dmc
 from dash import MATCH, Dash, Input, Output, State, dcc, no_update
@@ -66,28 +66,20 @@ class RunTask:
         write_run(folder, result, run_document(result))
 
 
-class JobView(NamedTuple):
-    """Status of a background run."""
-
-    state: str
-    """running, finished, failed or cancelled."""
-    done: int
-    total: int
-    message: str
-    """Error message in one sentence; empty without an error."""
-    folder: Path
-
-
 @dataclass(slots=True)
-class _Job:
+class Job:
+    """A background run and its status."""
+
     process: SpawnProcess
     receiver: Connection
     folder: Path
     started: float
     state: str = "running"
+    """running, finished, failed or cancelled."""
     done: int = 0
     total: int = 0
     message: str = ""
+    """Error message in one sentence; empty without an error."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -96,7 +88,7 @@ class Jobs:
 
     def __init__(self, most_running: int = MOST_RUNNING, most_together: int = MOST_TOGETHER) -> None:
         self._most_running, self._most_together = most_running, most_together
-        self._jobs: dict[str, _Job] = {}
+        self._jobs: dict[str, Job] = {}
         self._lock = threading.Lock()
         self._context = multiprocessing.get_context("spawn")
 
@@ -120,10 +112,10 @@ class Jobs:
             process = self._context.Process(target=work, args=arguments, name=f"forerun {kept}")
             process.start()
             sender.close()
-            self._jobs[token] = _Job(process, receiver, folder, time.monotonic())
+            self._jobs[token] = Job(process, receiver, folder, time.monotonic())
             return token
 
-    def look(self, token: str) -> JobView | None:
+    def look(self, token: str) -> Job | None:
         """Status of the run; None for an unknown id."""
         job = self._jobs.get(token)
         return None if job is None else self._look(job)
@@ -138,13 +130,13 @@ class Jobs:
         for token in list(self._jobs):
             self.cancel(token)
 
-    def _look(self, job: _Job) -> JobView:
+    def _look(self, job: Job) -> Job:
         with job.lock:
             if job.state == "running":
                 _listen(job)
         if job.state == "running" and time.monotonic() - job.started > LONGEST_S:
             _end(job, "failed", f"the run took longer than {LONGEST_S / 60:.0f} minutes and was ended")
-        return JobView(job.state, job.done, job.total, job.message, job.folder)
+        return job
 
     def _forget_old(self, place: Path) -> None:
         ended = [token for token, job in self._jobs.items() if job.state != "running" and job.folder.parent == place]
@@ -152,7 +144,7 @@ class Jobs:
             shutil.rmtree(self._jobs.pop(token).folder, ignore_errors=True)
 
 
-def _listen(job: _Job) -> None:
+def _listen(job: Job) -> None:
     try:
         while job.receiver.poll():
             kind, *rest = job.receiver.recv()
@@ -166,7 +158,7 @@ def _listen(job: _Job) -> None:
         job.state, job.message = "failed", f"the run ended before it was done; perhaps {NO_MEMORY}"
 
 
-def _end(job: _Job, state: str, words: str) -> None:
+def _end(job: Job, state: str, words: str) -> None:
     with job.lock:
         job.process.terminate()
         job.process.join(timeout=5)

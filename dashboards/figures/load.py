@@ -9,7 +9,6 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from dashboards.figures.run import add_bounds
 from dashboards.theme import COLOURS, GREY, FloatArray, add_line, captioned, method_line
 from traces import RequestTable
 
@@ -51,13 +50,6 @@ class LoadData(NamedTuple):
     curves: tuple[LoadFigure, ...]
     simulated: tuple[SimulatedPoint, ...]
     request_rate: float
-    basis: str
-
-
-class BoundsData(NamedTuple):
-    """Shares of engine time by bound, for each of several ways to know them."""
-
-    rows: Mapping[str, Mapping[str, float]]
     basis: str
 
 
@@ -139,13 +131,3 @@ def load_figure(data: LoadData) -> go.Figure:
     figure.update_xaxes(title="requests/s", row=3, col=1)
     caption = "lines: analytic means; diamonds: simulated"
     return captioned(figure, "Over the load", caption, data.basis, 560, hovermode="closest")
-
-
-def bounds_figure(data: BoundsData) -> go.Figure:
-    """One stacked bar of 100 % for each way."""
-    figure = go.Figure()
-    names = list(data.rows)
-    bounds = dict.fromkeys(bound for shares in data.rows.values() for bound in shares)
-    add_bounds(figure, names, {bound: [data.rows[name].get(bound, 0.0) for name in names] for bound in bounds})
-    y = {"ticks": "", "autorange": "reversed"}
-    return captioned(figure, "Bottleneck", "what limits the engine at this load", data.basis, 260, y=y)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,30 +27,25 @@ from simulator.running.metrics.usage import BOUNDS
 
 
 class BottleneckData(NamedTuple):
-    """Shares of engine time by bound, in the fixed order of the legend."""
+    """Shares of engine time by bound, for each of several ways to know them; one without a name stands alone."""
 
-    shares: dict[str, float]
+    rows: Mapping[str, Mapping[str, float]]
     basis: str
 
 
 def bottleneck_data(run: RunFolder) -> BottleneckData:
     """The ``bottleneck`` section of a run; empty when nothing ran."""
-    return BottleneckData(dict(run.document["bottleneck"] or {}), run.basis)
+    shares = run.document["bottleneck"]
+    return BottleneckData({"": shares} if shares else {}, run.basis)
 
 
 def bottleneck_figure(data: BottleneckData) -> go.Figure:
-    """One stacked bar of 100 %."""
-    figure = go.Figure()
-    add_bounds(figure, [""], {bound: [share] for bound, share in data.shares.items()})
-    y = {"showticklabels": False, "ticks": ""}
-    return captioned(figure, "Bottleneck", "what limits the engine", data.basis, 230, y=y)
-
-
-def add_bounds(figure: go.Figure, names: Sequence[str], shares: Mapping[str, Sequence[float]]) -> None:
-    """One bar per name, divided by what limits the engine."""
-    for bound, values in shares.items():
+    """One stacked bar of 100 % for each way."""
+    figure, names = go.Figure(), list(data.rows)
+    for bound in dict.fromkeys(bound for shares in data.rows.values() for bound in shares):
+        values = [shares.get(bound, 0.0) for shares in data.rows.values()]
         figure.add_bar(
-            y=list(names),
+            y=names,
             x=[share * 100 for share in values],
             orientation="h",
             name=bound,
@@ -63,8 +58,12 @@ def add_bounds(figure: go.Figure, names: Sequence[str], shares: Mapping[str, Seq
             textfont={"color": "#101418" if bound in ("memory", "idle", "latency") else "#ffffff"},
             hovertemplate=f"{bound}: %{{x:.2f}} %<extra></extra>",
         )
-    figure.update_layout(barmode="stack", legend={"traceorder": "normal"})
-    figure.update_xaxes(title="share of engine time (%)", range=[0, 100], showgrid=False)
+    look = {"barmode": "stack", "legend": {"traceorder": "normal"}}
+    x = {"title": "share of engine time (%)", "range": [0, 100], "showgrid": False}
+    caption, height, y = "what limits the engine at this load", 260, {"ticks": "", "autorange": "reversed"}
+    if names == [""]:
+        caption, height, y = "what limits the engine", 230, {"showticklabels": False, "ticks": ""}
+    return captioned(figure, "Bottleneck", caption, data.basis, height, x, y, **look)
 
 
 NAMES = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2E latency"}

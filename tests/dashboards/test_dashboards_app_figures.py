@@ -6,7 +6,7 @@ import pytest
 from dashboards.figures import run as of_run
 from dashboards.figures import speculation
 from dashboards.figures.attention import attention_map_data, attention_map_figure
-from dashboards.figures.load import BoundsData, LoadData, LoadFigure, SimulatedPoint, bounds_figure, load_figure
+from dashboards.figures.load import LoadData, LoadFigure, SimulatedPoint, load_figure
 from dashboards.figures.replays import coverage_figure, scores_data, scores_figure
 from dashboards.figures.roofline import measured_points, roofline_data, roofline_figure
 from dashboards.figures.speculation import SpeedupData
@@ -184,7 +184,8 @@ def test_load_figure_marks_simulated_means():
     assert [(trace.x[0], trace.y[0]) for trace in simulated] == [(1.5, 5.5), (1.5, 90.0)]
     assert "basis: calibrated" in caption(figure)
     shares = {"compute": 0.25, "memory": 0.75}
-    bars = bounds_figure(BoundsData({"analytic": shares, "simulated": shares}, "datasheet"))
+    rows = {"analytic": shares, "simulated": shares}
+    bars = of_run.bottleneck_figure(of_run.BottleneckData(rows, "datasheet"))
     assert [list(trace.x) for trace in bars.data] == [[25.0, 25.0], [75.0, 75.0]]
 
 

@@ -57,7 +57,7 @@ def compute(context: Context, values: Values) -> Shown:
         "tiles": parts.tiles(run_tiles(document)),
         "tables": parts.table_stack((*run_tables(document), *more_run_tables(document))),
         "notes": parts.rests_on(run.basis, [*document.get("notes", ()), made]),
-        "bottleneck": of_run.bottleneck_figure(bottleneck) if bottleneck.shares else None,
+        "bottleneck": of_run.bottleneck_figure(bottleneck) if bottleneck.rows else None,
     }
 
 

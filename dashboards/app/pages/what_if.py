@@ -16,7 +16,8 @@ from dashboards.app.jobs import RunTask, Task, job_id, job_panel
 from dashboards.app.page import Context, Page, Shown, Start, View
 from dashboards.app.parts import area, counted, figure_card, output_id, panel, remark, rests_on, tiles
 from dashboards.app.uploads import checked_size
-from dashboards.figures.load import BoundsData, LoadData, LoadFigure, SimulatedPoint, bounds_figure, load_figure
+from dashboards.figures.load import LoadData, LoadFigure, SimulatedPoint, load_figure
+from dashboards.figures.run import BottleneckData, bottleneck_figure
 from dashboards.page import Tile, scenario_yaml
 from forerun.tables import number
 from simulator.running.metrics.document import scenario_document
@@ -89,7 +90,7 @@ def compute(context: Context, values: Values) -> Shown:
         ),
         "basis": rests_on(answer.basis, notes),
         ANSWERED: {name: values[name] for name in NAMES},
-        "bounds": bounds_figure(BoundsData(bounds, answer.basis)),
+        "bounds": bottleneck_figure(BottleneckData(bounds, answer.basis)),
     }
 
 
@@ -127,8 +128,8 @@ def latency_by_load(scenario: str) -> LoadFigure:
         f"{method}, K={speculation['num_speculative_tokens']}" if speculation else "without speculation",
         method,
         np.array([answer.request_rate for answer in answers]),
-        _ms([answer.mean_ttft_s for answer in answers]),
-        _ms([answer.mean_tpot_s for answer in answers]),
+        1e3 * np.array([answer.mean_ttft_s for answer in answers], dtype=np.float64),
+        1e3 * np.array([answer.mean_tpot_s for answer in answers], dtype=np.float64),
         np.array([answer.output_throughput for answer in answers]),
     )
 
@@ -180,10 +181,6 @@ def _without_load(document: dict[str, Any]) -> dict[str, Any]:
 
 def _rate(document: dict[str, Any]) -> float:
     return float(document["scenario"]["workload"]["arrivals"].get("request_rate") or 0.0)
-
-
-def _ms(seconds: list[float | None]) -> Any:
-    return np.array([np.nan if value is None else value * 1e3 for value in seconds])
 
 
 def _tiles(answer: Estimate, run: dict[str, Any] | None) -> list[Tile]:
