@@ -62,7 +62,7 @@ def spec(figure: go.Figure | None) -> dict[str, Any] | None:
 
 def upload(page: str, words: str) -> Component:
     """Takes one file; the browser refuses others in words, and a view gets ``{name, contents}`` from the store."""
-    classes = {"className": "upload", "className_active": "upload active"}
+    classes: Any = {"className": "upload", "className_active": "upload active"}
     box = dcc.Upload(dmc.Text(words, size="sm"), id={"kind": "upload", "page": page}, multiple=True, **classes)
     return html.Div([box, dcc.Store(id=output_id(page, UPLOADED))])
 

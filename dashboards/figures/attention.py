@@ -251,7 +251,7 @@ def lever_figure(data: LeverData) -> go.Figure:
     rows = zip(data.window_tokens, data.speedup, data.error, HIT_COLOURS, strict=False)
     for window, speedup, error, colour in rows:
         hover = "lambda %{customdata}: %{y:.2f}x, error %{x:.1%}"
-        look = {"mode": "lines+markers", "customdata": data.tolerances}
+        look: dict[str, Any] = {"mode": "lines+markers", "customdata": data.tolerances}
         add_line(figure, error, speedup, f"S = {window}", colour, hover, **look)
     marker = {"symbol": "x", "size": 9, "color": GREY}
     hover = "S = %{customdata}, never checked: %{y:.2f}x, error %{x:.1%}<extra></extra>"
@@ -353,7 +353,8 @@ def region_words(case: Mapping[str, Any], batch: int) -> str:
 def atlas_figure(data: ContextMapData) -> go.Figure:
     """A heat map with the gain of every layout at every context; 1 is neutral."""
     hover = "%{y}, %{x} tokens: %{z:.3f} x (%{customdata[0]:.2f} to %{customdata[1]:.2f})<extra></extra>"
-    figure = _context_map(data, hover).update_traces(customdata=np.dstack((data.low, data.high)))
+    ends: Any = (data.low, data.high)
+    figure = _context_map(data, hover).update_traces(customdata=np.dstack(ends))
     height = 140 + 24 * len(data.rows)
     return captioned(figure, data.title, data.caption, data.basis, height, y={"autorange": "reversed"})
 
@@ -436,7 +437,7 @@ def gantt_figure(data: GanttData) -> go.Figure:
     figure.update_xaxes(title="microseconds", row=2, col=1)
     caption = f"two layers; hatched: thrown away<br>{data.reading}"
     axes = ({"range": [0, width * 1.02e6]}, {"categoryorder": "array", "categoryarray": list(LANES)})
-    look = {"barmode": "overlay", "bargap": 0.35, "margin": {"t": 118, "b": 96}}
+    look: dict[str, Any] = {"barmode": "overlay", "bargap": 0.35, "margin": {"t": 118, "b": 96}}
     return captioned(figure, "A hit and a miss", caption, data.basis, 540, *axes, **look)
 
 

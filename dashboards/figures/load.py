@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import plotly.graph_objects as go
@@ -87,7 +87,12 @@ def traffic_figure(data: TrafficData) -> go.Figure:
     """Requests over time above, lengths below."""
     figure = make_subplots(rows=2, cols=1, vertical_spacing=0.2)
     colour, hover = COLOURS["waiting"], "%{y:.3g} req/s from %{x:.4s} s<extra></extra>"
-    look = {"line": {"color": colour, "width": 1.5, "shape": "hv"}, "showlegend": False, "row": 1, "col": 1}
+    look: dict[str, Any] = {
+        "line": {"color": colour, "width": 1.5, "shape": "hv"},
+        "showlegend": False,
+        "row": 1,
+        "col": 1,
+    }
     add_line(figure, data.time_s, data.requests_per_s, "requests", colour, hover, **look)
     for (name, shares), colour in zip(data.lengths.items(), (COLOURS["prefill"], COLOURS["decode"]), strict=True):
         look = {"line": {"color": colour, "width": 2, "shape": "hv"}, "row": 2, "col": 1}
@@ -102,6 +107,7 @@ def traffic_figure(data: TrafficData) -> go.Figure:
 def load_figure(data: LoadData) -> go.Figure:
     """Three panels over one axis of load; diamonds are simulated, the dotted line is the load in question."""
     figure = make_subplots(rows=3, cols=1, shared_xaxes=True, vertical_spacing=0.06)
+    look: dict[str, Any]
     for curve in data.curves:
         colour, dash = method_line(curve.method)
         look = {"legendgroup": curve.name, "line": {"color": colour, "width": 2.5, "dash": dash}}

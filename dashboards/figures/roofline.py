@@ -28,12 +28,12 @@ class RooflinePoint(NamedTuple):
     @property
     def intensity(self) -> float:
         """FLOP per byte."""
-        return self.kernel.flops / self.kernel.bytes
+        return float(self.kernel.flops / self.kernel.bytes)
 
     @property
     def flops_per_s(self) -> float:
         """Rate of one kernel."""
-        return self.kernel.flops / self.kernel.seconds
+        return float(self.kernel.flops / self.kernel.seconds)
 
 
 class MeasuredPoints(NamedTuple):

@@ -58,9 +58,10 @@ def bottleneck_figure(data: BottleneckData) -> go.Figure:
             textfont={"color": "#101418" if bound in ("memory", "idle", "latency") else "#ffffff"},
             hovertemplate=f"{bound}: %{{x:.2f}} %<extra></extra>",
         )
-    look = {"barmode": "stack", "legend": {"traceorder": "normal"}}
+    look: dict[str, Any] = {"barmode": "stack", "legend": {"traceorder": "normal"}}
     x = {"title": "share of engine time (%)", "range": [0, 100], "showgrid": False}
-    caption, height, y = "what limits the engine at this load", 260, {"ticks": "", "autorange": "reversed"}
+    y: dict[str, Any] = {"ticks": "", "autorange": "reversed"}
+    caption, height = "what limits the engine at this load", 260
     if names == [""]:
         caption, height, y = "what limits the engine", 230, {"showticklabels": False, "ticks": ""}
     return captioned(figure, "Bottleneck", caption, data.basis, height, x, y, **look)
@@ -298,7 +299,7 @@ def bound_time_figure(data: BoundTimeData) -> go.Figure:
             hovertemplate="%{y:.1f} %",
         )
     axes = ("simulated seconds", {"title": "share of engine time (%)", "range": [0, 100]})
-    look = {"hovermode": "x unified", "legend": {"traceorder": "normal"}}
+    look: dict[str, Any] = {"hovermode": "x unified", "legend": {"traceorder": "normal"}}
     return captioned(figure, "Bottleneck over time", f"means of {data.bin_s:.3g} s", data.basis, 420, *axes, **look)
 
 

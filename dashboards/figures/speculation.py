@@ -214,7 +214,7 @@ def pool_figure(data: PoolData) -> go.Figure:
         add_band(figure, shares, low, high, mode="lines", fillcolor=colour, opacity=0.2, showlegend=False)
         use = [(row["use"], 1e3 * row["step_s"]) for row in rows]
         hover = "%{x} verifiers: %{y:.2f}x, drafter at work %{customdata[0]:.0%}, step %{customdata[1]:.1f} ms"
-        look = {"mode": "lines+markers", "customdata": use}
+        look: dict[str, Any] = {"mode": "lines+markers", "customdata": use}
         add_line(figure, shares, [row["gain"] for row in rows], f"drafting {WAYS[way]}", colour, hover, **look)
     figure.add_hline(y=1.0, line={"color": GREY, "width": 1, "dash": "dot"})
     ticks = {"tickvals": shares, "ticktext": [f"{share:g}" for share in shares]}

@@ -140,7 +140,7 @@ def forest_figure(data: ForestData) -> go.Figure:
     figure.update_xaxes(type="log", title="speedup (right of 1 is better)", tickformat=".3~g", nticks=6, tickangle=0)
     ticks = {"tickvals": list(range(len(metrics))), "ticktext": [metric_words(metric) for metric in metrics]}
     y = {**ticks, "range": [len(metrics) - 0.5, -0.5], "showgrid": False}
-    look = {"showlegend": len(names) > 1, "hovermode": "closest"}
+    look: dict[str, Any] = {"showlegend": len(names) > 1, "hovermode": "closest"}
     height = 210 + max(26, 16 * len(names)) * len(metrics)
     caption = "95 % intervals of paired runs"
     return captioned(figure, "Speedup over the baseline", caption, data.basis, height, y=y, **look)
@@ -312,7 +312,7 @@ def load_curve_figure(data: LoadCurveData) -> go.Figure:
     title = LOAD_WORDS.get(data.path, data.path)
     x = {"type": "log" if positive else "linear", "title": title, "tickformat": ".3~g"}
     axes = (x | {"dtick": "D2" if decades else None}, f"speedup of {metric_words(data.metric)}")
-    legend = {"hovermode": "closest", "showlegend": len(data.curves) > 1}
+    legend: dict[str, Any] = {"hovermode": "closest", "showlegend": len(data.curves) > 1}
     return captioned(figure, "Speedup over load", "above 1 the variant pays", data.basis, 460, *axes, **legend)
 
 

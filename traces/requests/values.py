@@ -111,9 +111,10 @@ def _number(value: object) -> int | float:
     return value
 
 
-def _converted(values: Values, convert: Callable[[object], T], instead: T) -> tuple[list[T], dict[int, Problem]]:
+def _converted(values: Values, convert: Callable[[object], T], instead: Any) -> tuple[list[T], dict[int, Problem]]:
     """Values one by one, ``instead`` of those that have a problem."""
-    converted, problems = [], {}
+    converted: list[T] = []
+    problems = {}
     for row, value in enumerate(values):
         try:
             converted.append(convert(value))

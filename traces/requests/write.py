@@ -64,7 +64,9 @@ def _arrow_table(table: RequestTable) -> pa.Table:
             arrays[name] = pa.array(values, mask=absent if absent.any() else None)
     hashes = table.prefix_hashes
     if hashes is not None:
-        arrays["prefix_hashes"] = pa.LargeListArray.from_arrays(pa.array(hashes.offsets), pa.array(hashes.ids))
+        arrays["prefix_hashes"] = pa.LargeListArray.from_arrays(
+            pa.array(hashes.offsets, pa.int64()), pa.array(hashes.ids, pa.int64())
+        )
         arrays["block_tokens"] = pa.array(np.full(len(table), hashes.block_tokens, dtype=np.int64))
     if table.follows is not None:
         after: list[list[int]] = [[] for _ in range(len(table))]
