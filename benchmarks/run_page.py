@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import plotly.graph_objects as go
 
 from dashboards.app.page import Context
 from dashboards.app.pages import run_explorer
@@ -60,8 +61,8 @@ def measure(folder: Path) -> list[dict[str, Any]]:
         for look in ("first", "second"):
             for name, view in VIEWS.items():
                 cpu, wall = time.process_time(), time.perf_counter()
-                _, figures = view(context, values)
-                sent = json.dumps([spec(figure) for figure in figures.values()], default=_plain)
+                figures = [part for part in view(context, values).values() if isinstance(part, go.Figure)]
+                sent = json.dumps([spec(figure) for figure in figures], default=_plain)
                 rows.append(
                     {
                         "view": name,

@@ -21,14 +21,7 @@ class Finding(NamedTuple):
 
 
 def attention_report_html(title: str, lead: str, findings: Mapping[str, Finding], notes: Mapping[str, str]) -> str:
-    """The whole page as text.
-
-    Args:
-        title: plain text.
-        lead: main statement of the page, in one sentence.
-        findings: by an id of letters and dashes.
-        notes: further facts by name.
-    """
+    """The whole page as text."""
     figures = {name: finding.figure for name, finding in findings.items()}
     plots = figure_cards(figures)
     sections = [

@@ -78,7 +78,6 @@ def footer(*facts: str) -> str:
 
 
 def basis_words(basis: str | None) -> str:
-    """Explanation of an evidence basis."""
     return BASIS_WORDS.get(basis or "datasheet", str(basis))
 
 
@@ -177,7 +176,6 @@ def scenario_yaml(scenario: Mapping[str, Any]) -> str:
 
 
 def asset(name: str) -> str:
-    """A style sheet or script of the package."""
     return _file(name).decode("utf-8")
 
 

@@ -84,11 +84,7 @@ def merged(recorded: Sequence[ErrorRow], computed: Sequence[ErrorRow]) -> list[E
 
 
 def read_errors(path: Path) -> list[ErrorRow]:
-    """The errors in a file that ``forerun validate`` wrote.
-
-    Raises:
-        ForerunError: no such file, or another file; one line.
-    """
+    """The errors in a file that ``forerun validate`` wrote."""
     try:
         document = json.loads(path.read_text(encoding="utf-8-sig"))
         rows = [ErrorRow(**row) for row in document["errors"]]
@@ -105,13 +101,7 @@ def read_errors(path: Path) -> list[ErrorRow]:
 
 
 def grown_errors(now: Sequence[ErrorRow], recorded: Sequence[ErrorRow], margin: float) -> list[str]:
-    """One line for each recorded error that has grown by more than ``margin`` percentage points, or is no longer there.
-
-    Args:
-        now: computed anew.
-        recorded: those on record that ``now`` should hold.
-        margin: allowed growth of the mean absolute error, >= 0.
-    """
+    """One line for each recorded error that has grown by over ``margin`` percentage points, or is no longer there."""
     current = {row.key: row for row in now}
     lines = []
     for old in recorded:

@@ -30,16 +30,7 @@ REPLAY_FILE = "replay.json"
 
 
 def write_replay(folder: Path, document: Document, report: Replay | None = None) -> None:
-    """Write ``replay.json`` and ``report.html`` into ``folder``, both or neither.
-
-    Args:
-        folder: made if need be.
-        document: JSON document of the replay.
-        report: of a replay of kernels, whose document holds only the rows furthest off.
-
-    Raises:
-        OSError: a file cannot be written.
-    """
+    """Write ``replay.json`` and ``report.html`` into ``folder``, both or neither."""
     with StagedFiles(folder) as staged:
         staged.add_text(REPLAY_FILE, json_text(document))
         staged.add_text("report.html", replay_html(document, report))
@@ -61,7 +52,6 @@ def replay_figures(document: Document, report: Replay | None = None) -> dict[str
 
 
 def replay_tables(document: Document) -> list[Table]:
-    """Every table of a replay."""
     tables = {KERNELS: kernel_replay_tables, RUNS: run_replay_tables, STEPS: step_replay_tables}
     return tables[kind_of(document) or KERNELS](document)
 

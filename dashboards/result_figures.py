@@ -57,11 +57,7 @@ FIGURES = (
 
 
 def figure_data(kind: str, source: Any) -> dict[str, tuple[ResultFigure, Any]]:
-    """The figures of a result with their data, by name; those without a row of data are left out.
-
-    Raises:
-        ForerunError: there are none of this kind of result.
-    """
+    """The figures of a result with their data, by name; those without a row of data are left out."""
     declared = [figure for figure in FIGURES if figure.kind == kind]
     if not declared:
         raise ForerunError(f"{kind}: no figures and no report of such a result")

@@ -6,7 +6,7 @@ are distinct for readers with any colour vision; each reads on both backgrounds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -138,12 +138,35 @@ def _template(ink: str, muted: str, paper: str, grid: str) -> go.layout.Template
     )
 
 
-def captioned(figure: go.Figure, title: str, caption: str, basis: str, height: int) -> go.Figure:
-    """Give ``figure`` its title, a caption that ends with the basis, its height in pixels and the light template."""
+Axis = str | Mapping[str, Any]
+"""Title of an axis, or its settings."""
+
+
+def captioned(
+    figure: go.Figure, title: str, caption: str, basis: str, height: int, x: Axis = "", y: Axis = "", **layout: Any
+) -> go.Figure:
+    """Give ``figure`` its title, a caption that ends with the basis, its height in pixels, axes and light template."""
     text = f"<b>{title}</b><br><span style='font-size:12px'>{caption} · basis: {basis}</span>"
-    return figure.update_layout(
-        template=light_template(), title={"text": text, "pad": {"t": 26, "l": 16}, "font": {"size": 16}}, height=height
-    )
+    for update, axis in ((figure.update_xaxes, x), (figure.update_yaxes, y)):
+        if axis:
+            update({"title": axis} if isinstance(axis, str) else axis)
+    heading = {"text": text, "pad": {"t": 26, "l": 16}, "font": {"size": 16}}
+    return figure.update_layout(template=light_template(), title=heading, height=height, **layout)
+
+
+def add_line(
+    figure: go.Figure, x: Any, y: Any, name: str, colour: str, hover: str, width: float = 2.5, **more: Any
+) -> None:
+    """A line; ``more`` are settings of Plotly's scatter."""
+    look: dict[str, Any] = {"mode": "lines", "line": {"color": colour, "width": width}}
+    figure.add_scatter(x=x, y=y, name=name, hovertemplate=hover, **(look | more))
+
+
+def add_points(
+    figure: go.Figure, x: Any, y: Any, name: str, marker: Mapping[str, Any], hover: str, **more: Any
+) -> None:
+    """Points; ``more`` are settings of Plotly's scatter."""
+    figure.add_scatter(x=x, y=y, name=name, mode="markers", marker=marker, hovertemplate=hover, **more)
 
 
 def whiskers(rows: Sequence[tuple[float | None, float, float | None]], **look: Any) -> dict[str, Any]:

@@ -58,31 +58,19 @@ class Control:
     """Shown only while the control of this name has a wanted value."""
 
     def default_in(self, served: ServedFolders) -> Any:
-        """The value without an address."""
         raise NotImplementedError
 
     def read(self, text: str, served: ServedFolders) -> Any:
-        """The value encoded in an address.
-
-        Raises:
-            ForerunError: this control cannot take it.
-        """
         return self.checked(text, served)
 
     def checked(self, value: Any, served: ServedFolders) -> Any:
-        """A value as a page computes with it; whatever a browser sends passes through here.
-
-        Raises:
-            ForerunError: this control cannot have it.
-        """
+        """A value as a page computes with it; whatever a browser sends passes through here."""
         raise NotImplementedError
 
     def widget(self, page: str, value: Any, served: ServedFolders) -> Component:
-        """The control showing ``value``."""
         raise NotImplementedError
 
     def place(self, page: str, value: Any, served: ServedFolders) -> Component:
-        """The widget in its place."""
         return html.Div(self.widget(page, value, served), id=control_id(page, self.name))
 
 
@@ -162,16 +150,20 @@ class Several(ChoiceField):
 
 @dataclass(frozen=True, slots=True)
 class Number(Control):
-    """A number, typed or drawn: the slider stops at ``stops``, the field takes all from ``low`` to ``high``."""
+    """A number, typed or drawn: the slider stops at ``stops``, the field takes all from ``low`` to ``high``.
+
+    Without stops there is no slider, and the number may be left out.
+    """
 
     stops: Sequence[float] = ()
-    default: float | None = 0.0
+    default: float | None = None
     unit: str = ""
     low: float = 0.0
     high: float = 0.0
     whole: bool = True
     live: bool = True
     """Answer while the knob moves, not only when it is let go."""
+    says: str = ""
 
     def default_in(self, served: ServedFolders) -> float | None:
         return self.default
@@ -195,6 +187,8 @@ class Number(Control):
         return f"{'a whole number' if self.whole else 'a number'} from {self.low:,g} to {self.high:,g}"
 
     def widget(self, page: str, value: Any, served: ServedFolders) -> Component:
+        if not self.stops:
+            return self._field(page, value, {"label": self.label, "description": self.says, "size": "sm"})
         field = self._field(page, value, {"aria-label": self.label, "size": "xs", "w": 132})
         shown = sorted({0, len(self.stops) // 2, len(self.stops) - 1})
         slider = dmc.Slider(
@@ -229,17 +223,6 @@ class Number(Control):
 
 
 @dataclass(frozen=True, slots=True)
-class Field(Number):
-    """A number without a slider, which may be left out."""
-
-    default: float | None = None
-    says: str = ""
-
-    def widget(self, page: str, value: Any, served: ServedFolders) -> Component:
-        return self._field(page, value, {"label": self.label, "description": self.says, "size": "sm"})
-
-
-@dataclass(frozen=True, slots=True)
 class Pairs(Control):
     """A short text ``word=value,...``, which may be left out."""
 
@@ -259,11 +242,6 @@ class Pairs(Control):
         return value
 
     def read_pairs(self, text: str) -> dict[str, str]:
-        """The parsed pairs of the text.
-
-        Raises:
-            ForerunError: it is not made of pairs.
-        """
         return parse_pairs(text, f"{self.label}:", self.example)
 
     def widget(self, page: str, value: Any, served: ServedFolders) -> Component:
@@ -279,16 +257,11 @@ class Pairs(Control):
 
 
 def number_in(text: str) -> float:
-    """The number that a text says: ``12``, ``1,000``, ``2.5`` or ``1e3``.
-
-    Raises:
-        ValueError: it says none, or has a comma that does not separate thousands.
-    """
+    """The number that a text says: ``12``, ``1,000``, ``2.5`` or ``1e3``."""
     return float(text.replace(",", "") if GROUPED.fullmatch(text.strip()) else text)
 
 
 def nearest(stops: Sequence[float], value: Any) -> int:
-    """The place of the stop nearest to ``value``."""
     return min(range(len(stops)), key=lambda index: abs(stops[index] - float(value or 0.0)))
 
 
@@ -319,11 +292,7 @@ def values_of(controls: Sequence[Control], search: str | None, served: ServedFol
 
 
 def checked_fields(controls: Mapping[str, Control], values: Values, served: ServedFolders) -> Values:
-    """Values that a browser sent, each as its control may have it; what is no control's stays as it is.
-
-    Raises:
-        ForerunError: one that its control cannot have.
-    """
+    """Values that a browser sent, each as its control may have it; what is no control's stays as it is."""
     return {
         name: controls[name].checked(value, served) if name in controls else value for name, value in values.items()
     }

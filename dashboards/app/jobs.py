@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import dash_mantine_components as dmc
 from dash import MATCH, Dash, Input, Output, State, dcc, no_update
@@ -58,7 +58,6 @@ class RunTask:
     seed: int = 0
 
     def __call__(self, folder: Path, tell: ProgressCallback) -> None:
-        """Run, and write the run's files."""
         from simulator.running.metrics import run_document
         from simulator.running.metrics.run_folder import write_run
         from simulator.running.run import simulate
@@ -67,56 +66,34 @@ class RunTask:
         write_run(folder, result, run_document(result))
 
 
-class JobView(NamedTuple):
-    """Status of a background run."""
-
-    state: str
-    """running, finished, failed or cancelled."""
-    done: int
-    total: int
-    message: str
-    """Error message in one sentence; empty without an error."""
-    folder: Path
-
-
 @dataclass(slots=True)
-class _Job:
+class Job:
+    """A background run and its status."""
+
     process: SpawnProcess
     receiver: Connection
     folder: Path
     started: float
     state: str = "running"
+    """running, finished, failed or cancelled."""
     done: int = 0
     total: int = 0
     message: str = ""
+    """Error message in one sentence; empty without an error."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class Jobs:
-    """Background runs of one app.
-
-    Args:
-        most_running: at once, of a session.
-        most_together: at once, of all sessions.
-    """
+    """Background runs of one app."""
 
     def __init__(self, most_running: int = MOST_RUNNING, most_together: int = MOST_TOGETHER) -> None:
         self._most_running, self._most_together = most_running, most_together
-        self._jobs: dict[str, _Job] = {}
+        self._jobs: dict[str, Job] = {}
         self._lock = threading.Lock()
         self._context = multiprocessing.get_context("spawn")
 
     def start(self, task: Task, name: str, place: Path) -> str:
-        """Begin a task and return its id, which cannot be guessed.
-
-        Args:
-            task: what to do in a process of its own.
-            name: beginning of the folder's name; letters, digits and hyphens are kept.
-            place: where the run gets a folder of its own.
-
-        Raises:
-            ForerunError: as many runs of this session, or of all, are under way as may be.
-        """
+        """Begin a task and return its id, which cannot be guessed."""
         with self._lock:
             running = [job for job in self._jobs.values() if self._look(job).state == "running"]
             mine = sum(job.folder.parent == place for job in running)
@@ -135,10 +112,10 @@ class Jobs:
             process = self._context.Process(target=work, args=arguments, name=f"forerun {kept}")
             process.start()
             sender.close()
-            self._jobs[token] = _Job(process, receiver, folder, time.monotonic())
+            self._jobs[token] = Job(process, receiver, folder, time.monotonic())
             return token
 
-    def look(self, token: str) -> JobView | None:
+    def look(self, token: str) -> Job | None:
         """Status of the run; None for an unknown id."""
         job = self._jobs.get(token)
         return None if job is None else self._look(job)
@@ -150,17 +127,16 @@ class Jobs:
             _end(job, "cancelled", "cancelled")
 
     def close(self) -> None:
-        """End all runs."""
         for token in list(self._jobs):
             self.cancel(token)
 
-    def _look(self, job: _Job) -> JobView:
+    def _look(self, job: Job) -> Job:
         with job.lock:
             if job.state == "running":
                 _listen(job)
         if job.state == "running" and time.monotonic() - job.started > LONGEST_S:
             _end(job, "failed", f"the run took longer than {LONGEST_S / 60:.0f} minutes and was ended")
-        return JobView(job.state, job.done, job.total, job.message, job.folder)
+        return job
 
     def _forget_old(self, place: Path) -> None:
         ended = [token for token, job in self._jobs.items() if job.state != "running" and job.folder.parent == place]
@@ -168,8 +144,7 @@ class Jobs:
             shutil.rmtree(self._jobs.pop(token).folder, ignore_errors=True)
 
 
-def _listen(job: _Job) -> None:
-    """Read the messages of the process."""
+def _listen(job: Job) -> None:
     try:
         while job.receiver.poll():
             kind, *rest = job.receiver.recv()
@@ -183,7 +158,7 @@ def _listen(job: _Job) -> None:
         job.state, job.message = "failed", f"the run ended before it was done; perhaps {NO_MEMORY}"
 
 
-def _end(job: _Job, state: str, words: str) -> None:
+def _end(job: Job, state: str, words: str) -> None:
     with job.lock:
         job.process.terminate()
         job.process.join(timeout=5)
@@ -248,7 +223,7 @@ def job_panel(page: str) -> Any:
             dcc.Store(id=job_id(page, "token")),
             dcc.Store(id=job_id(page, "done")),
             dcc.Interval(id=job_id(page, "poll"), interval=POLL_MS, disabled=True),
-            area(page, "started"),
+            area("started")(page),
             dmc.Group(
                 [
                     dmc.Progress(id=job_id(page, "bar"), value=0, animated=True, style={"flex": 1}, size="lg", **named),

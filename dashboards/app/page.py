@@ -7,29 +7,33 @@ from dataclasses import dataclass
 from secrets import token_hex
 from typing import Any, NamedTuple
 
-import plotly.graph_objects as go
 from dash import ClientsideFunction, Dash, Input, Output, State, no_update
 from dash.exceptions import PreventUpdate
 from flask import has_request_context, session
 
 from dashboards.app import parts
-from dashboards.app.controls import Component, Control, Values, checked_fields, control_id, state_id, values_of
+from dashboards.app.controls import (
+    ChoiceField,
+    Component,
+    Control,
+    Values,
+    checked_fields,
+    control_id,
+    state_id,
+    values_of,
+)
 from dashboards.app.jobs import Jobs, Task, job_id
 from dashboards.app.messages import sentence
 from dashboards.app.served import ServedFolders
 
-Shown = tuple[Mapping[str, Any], Mapping[str, go.Figure | None]]
-"""Components by area, and figures by name; what is left out stays empty."""
+Shown = Mapping[str, Any]
+"""Components by area, figures and stored data by name; what is left out stays empty."""
 LOCAL = "local"
 """The session of code outside any request."""
 
 
 class Context:
-    """State shared by all pages: the served folders, and the background runs of each session.
-
-    Args:
-        served: the folders, and where the folders of sessions are made.
-    """
+    """State shared by all pages: the served folders, and the background runs of each session."""
 
     def __init__(self, served: ServedFolders) -> None:
         self._served = served
@@ -70,9 +74,7 @@ class Start(NamedTuple):
     make: Callable[[Context, Values], tuple[Task, str]]
     """The task, and what to call it."""
     field: str | None = None
-    """The list that shows the run once it is done."""
-    known: Callable[[ServedFolders], Mapping[str, Any]] | None = None
-    """The labels that this list offers then."""
+    """The choice that shows the run once it is done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +85,16 @@ class Page:
     """Path in the address, without the slash; also the prefix in the ids of its components."""
     name: str
     """Label of the page in the menu."""
-    title: str
     says: str
-    controls: Sequence[Control | Component | Callable[[str, ServedFolders], Component]]
+    controls: Sequence[Control | Component | parts.Part]
     """Beside the content, in order; what is no control is shown as it is."""
-    content: Callable[[str, ServedFolders], list[Component]]
-    views: Sequence[View]
+    content: Sequence[Component | parts.Part]
+    views: Sequence[View] = ()
     starts: Sequence[Start] = ()
     more: Callable[[Dash, Context], None] | None = None
     """Function that registers additional callbacks; None without any."""
+    title: str = ""
+    """Heading; the name where it is empty."""
 
     @property
     def fields(self) -> dict[str, Control]:
@@ -106,14 +109,12 @@ class Page:
         def shown(part: Any) -> Component:
             if isinstance(part, Control):
                 return part.place(self.path, values[part.name], served)
-            return part(self.path, served) if callable(part) else part
+            return part(self.path) if callable(part) else part
 
-        content = [parts.warning_area(changed), parts.message_area(self.path), *self.content(self.path, served)]
-        if not self.controls:
-            return parts.page_frame(self.title, self.says, *content)
-        return parts.page_frame(
-            self.title, self.says, parts.with_controls([shown(part) for part in self.controls], content)
-        )
+        content = [parts.warning_area(changed), *map(shown, (parts.message_area(), *self.content))]
+        if self.controls:
+            content = [parts.with_controls(list(map(shown, self.controls)), content)]
+        return parts.page_frame(self.title or self.name, self.says, *content)
 
     def register(self, app: Dash, context: Context) -> None:
         """Add its callbacks to ``app``."""
@@ -155,13 +156,13 @@ def _register_view(app: Dash, context: Context, page: Page, view: View) -> None:
     def answer(*values: Any) -> list[Any]:
         try:
             by_name = dict(zip(names, values, strict=True))
-            shown, drawn = view.compute(context, checked_fields(fields, by_name, context.served))
+            shown = view.compute(context, checked_fields(fields, by_name, context.served))
         except PreventUpdate:
             raise
         except Exception as error:
             return [*(parts.message(sentence(error)) for _ in at), *[None] * (len(outputs) - len(at))]
         filled = (shown.get(name) for name in (*view.areas, *view.tells))
-        return [*(None for _ in at), *filled, *(parts.spec(drawn.get(name)) for name in view.figures)]
+        return [*(None for _ in at), *filled, *(parts.spec(shown.get(name)) for name in view.figures)]
 
     app.callback(outputs, [*inputs, *view.others.values()])(answer)
 
@@ -186,12 +187,13 @@ def _register_start(app: Dash, context: Context, page: Page, start: Start) -> No
         *(State(state_id(page.path, name), "value") for name in start.controls),
         prevent_initial_call=True,
     )(begin)
-    known = start.known
-    if start.field is None or known is None:
+    if start.field is None:
         return
+    choice = fields[start.field]
+    assert isinstance(choice, ChoiceField)
 
     def show(label: str | None) -> tuple[Any, Any]:
-        labels = list(known(context.served))
+        labels = choice.offered(context.served)
         return (labels, label) if label in labels else (no_update, no_update)
 
     app.callback(

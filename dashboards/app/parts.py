@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,8 @@ from dashboards.page import Tile
 from dashboards.theme import BASIS_WORDS
 from forerun.tables import Table
 
+Part = Callable[[str], Component]
+"""A part of a page, made for the page of this path."""
 EXPORTS = ("png", "svg", "csv", "html")
 GRAPH_CONFIG: Any = {"displaylogo": False, "responsive": True, "modeBarButtonsToRemove": ["select2d", "lasso2d"]}
 NOT_YET = {"paper_bgcolor": "#0000", "plot_bgcolor": "#0000", "xaxis": {"visible": False}, "yaxis": {"visible": False}}
@@ -33,14 +35,19 @@ output_id = partial(part_id, "message")
 """Id of a store by which one view starts another."""
 
 
-def area(page: str, name: str) -> Component:
+def area(name: str) -> Part:
     """A place that a view fills."""
-    return html.Div(id=area_id(page, name), className="area")
+    return lambda page: html.Div(id=area_id(page, name), className="area")
 
 
-def message_area(page: str, name: str = MESSAGE) -> Component:
+def message_area(name: str = MESSAGE) -> Part:
     """Where a view says what is wrong."""
-    return dmc.Box(id=area_id(page, name), className="area", **{"aria-live": "polite"})
+    return lambda page: dmc.Box(id=area_id(page, name), className="area", **{"aria-live": "polite"})
+
+
+def side_by_side(*content: Part) -> Part:
+    """Parts beside each other; below each other on a narrow screen."""
+    return lambda page: in_columns(*(part(page) for part in content))
 
 
 def spec(figure: go.Figure | None) -> dict[str, Any] | None:
@@ -55,17 +62,12 @@ def spec(figure: go.Figure | None) -> dict[str, Any] | None:
 
 def upload(page: str, words: str) -> Component:
     """Takes one file; the browser refuses others in words, and a view gets ``{name, contents}`` from the store."""
-    box = dcc.Upload(
-        dmc.Text(words, size="sm"),
-        id={"kind": "upload", "page": page},
-        className="upload",
-        className_active="upload active",
-        multiple=True,
-    )
+    classes: Any = {"className": "upload", "className_active": "upload active"}
+    box = dcc.Upload(dmc.Text(words, size="sm"), id={"kind": "upload", "page": page}, multiple=True, **classes)
     return html.Div([box, dcc.Store(id=output_id(page, UPLOADED))])
 
 
-def figure_card(page: str, name: str, height: int, label: str, wide: bool = False, least: int = 0) -> Component:
+def figure_card(name: str, height: int, label: str, wide: bool = False, least: int = 0) -> Part:
     """The place of one figure of ``height`` pixels, with its downloads.
 
     Args:
@@ -73,50 +75,45 @@ def figure_card(page: str, name: str, height: int, label: str, wide: bool = Fals
         wide: scrolls sideways on a narrow screen, so that its numbers stay readable.
         least: pixels below which it scrolls on any screen.
     """
-
-    def export(kind: str) -> Component:
-        named: Any = {"aria-label": f"Save {label} as {kind.upper()}"}
-        place = part_id(f"export-{kind}", page, name)
-        return dmc.Button(kind.upper(), id=place, size="compact-xs", variant="subtle", className="export", **named)
-
-    graph = dcc.Graph(
-        id=part_id("graph", page, name),
-        config=GRAPH_CONFIG,
-        responsive=True,
-        style={"height": f"{height}px"},
-        figure={"data": [], "layout": NOT_YET},
-    )
     aria: Any = {"aria-label": label}
     style = {"minWidth": f"{least}px"} if least else {}
     kind = "figure wide" if wide or least else "figure"
-    save = [dmc.Text("Save as", size="xs", className="muted"), *map(export, EXPORTS)]
-    return dmc.Paper(
-        [
+
+    def card(page: str) -> Component:
+        def export(kind: str) -> Component:
+            named: Any = {"aria-label": f"Save {label} as {kind.upper()}"}
+            place = part_id(f"export-{kind}", page, name)
+            return dmc.Button(kind.upper(), id=place, size="compact-xs", variant="subtle", className="export", **named)
+
+        graph = dcc.Graph(
+            id=part_id("graph", page, name),
+            config=GRAPH_CONFIG,
+            responsive=True,
+            style={"height": f"{height}px"},
+            figure={"data": [], "layout": NOT_YET},
+        )
+        save = [dmc.Text("Save as", size="xs", className="muted"), *map(export, EXPORTS)]
+        content = [
             dcc.Store(id=spec_id(page, name)),
             dcc.Download(id=part_id("download", page, name)),
             html.Div(html.Div(graph, role="group", className=kind, style=style, **aria), className="figure-scroll"),
             dmc.Group(save, gap=2, justify="flex-end"),
-        ],
-        id=part_id("card", page, name),
-        withBorder=True,
-        radius="md",
-        p="xs",
-        className="figure-card",
-    )
+        ]
+        place = part_id("card", page, name)
+        return dmc.Paper(content, id=place, withBorder=True, radius="md", p="xs", className="figure-card")
+
+    return card
 
 
 def counted(count: int, noun: str) -> str:
-    """``1 chip``, ``2 chips``."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def message(text: str) -> Component:
-    """One sentence about what is wrong."""
     return dmc.Alert(text, color="red", variant="light", radius="md", className="message", title=None)
 
 
 def remark(text: str) -> Component:
-    """A remark of one sentence."""
     return dmc.Alert(text, color="gray", variant="light", radius="md", className="remark")
 
 

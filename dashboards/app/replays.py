@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
@@ -14,14 +13,18 @@ import numpy as np
 from dashboards.app.jobs import ProgressCallback
 from dashboards.app.served import ServedFolders
 from dashboards.recorded_errors import ErrorRow, read_errors
-from dashboards.replay_report import kind_of
-from dashboards.result_figures import KERNELS
+from dashboards.replay_report import write_replay
 from forerun.errors import ForerunError
+from forerun.workers import Workers, cores
 from hwprofiles import KernelLibrary, load_chip
 from simulator.replay import ReplayReport, Split, replay_kernels
 from simulator.replay.calibrate import calibrate
-from simulator.running.scenario import Scenario
+from simulator.replay.requests import replay_requests
+from simulator.replay.steps import replay_steps, steps_document
+from simulator.running.scenario import Scenario, scenario_from
+from traces.benchmark_results import read_runs
 from traces.kernels import KernelTable, read_kernels
+from traces.steps import read_steps
 
 PHYSICS = "the profile as it is"
 LEARNED = "the profile with its learned residual"
@@ -33,7 +36,6 @@ MOST_FITTED = 5000
 """Rows of a trace that is fitted while someone waits."""
 MOST_RUNS = 40
 """Measured runs of one file that are served again here, evenly chosen; the command takes them all."""
-Document = dict[str, Any]
 
 
 def record() -> list[ErrorRow]:
@@ -50,12 +52,7 @@ def _recorded(path: Path, _modified_ns: int) -> list[ErrorRow]:
 
 
 def devices(served: ServedFolders, trace: str) -> list[str]:
-    """Names of the devices in a served trace; empty where it does not say.
-
-    Raises:
-        ForerunError: no such trace.
-        TraceError: it cannot be read.
-    """
+    """Names of the devices in a served trace; empty where it does not say."""
     table = _table(*_file(served, trace))
     word = table.word("device")
     return sorted({str(word.names[code]) for code in np.unique(word.codes)} - {""})
@@ -64,13 +61,6 @@ def devices(served: ServedFolders, trace: str) -> list[str]:
 def replayed(
     served: ServedFolders, trace: str, chip: str, library: str, device: str | None = None, layer: str = PHYSICS
 ) -> ReplayReport:
-    """A served trace replayed on a chip.
-
-    Raises:
-        ForerunError: no such trace, no rows to score, or no learned residual.
-        ProfileError: no such chip or library.
-        TraceError: the trace cannot be read.
-    """
     return _replayed(*_file(served, trace), served.chip(chip), library, device, layer)
 
 
@@ -115,37 +105,21 @@ class ReplayTask:
     scenario: Scenario
 
     def __call__(self, folder: Path, tell: ProgressCallback) -> None:
-        """Replay, and write ``replay.json`` as the command does."""
-        from dashboards.replay_report import write_replay
-        from forerun.workers import Workers, cores
-        from simulator.replay.requests import replay_requests
-        from simulator.replay.steps import replay_steps, steps_document
-        from traces.benchmark_results import read_runs
-        from traces.steps import read_steps
-
         if self.steps:
             document = steps_document(replay_steps([read_steps(self.file)], self.scenario))
         else:
-            runs = read_runs(self.file)
-            with Workers(cores() if cores() > 1 else 0) as workers:
-                start = workers.start if cores() > 1 else None
-                report = replay_requests(
-                    runs, self.scenario, (self.file.name,), limit=MOST_RUNS, start=start, progress=tell
-                )
-            document = report.document
+            runs, several = read_runs(self.file), cores() > 1
+            with Workers(cores() if several else 0) as workers:
+                options: dict[str, Any] = {"limit": MOST_RUNS, "progress": tell}
+                start = workers.start if several else None
+                document = replay_requests(runs, self.scenario, (self.file.name,), start=start, **options).document
         write_replay(folder, document)
 
 
 def replay_task(
     served: ServedFolders, label: str, model: str, chip: str, framework: str, tensor_parallel: int
 ) -> ReplayTask:
-    """The replay of a served file with this model, chip and engine where the file names none.
-
-    Raises:
-        ForerunError: no such file, or no such deployment.
-    """
-    from simulator.running.scenario import scenario_from
-
+    """The replay of a served file with this model, chip and engine where the file names none."""
     file, steps = served.measured_file(label)
     data = {
         "model": model,
@@ -154,30 +128,3 @@ def replay_task(
         "workload": {"arrivals": {"process": "burst"}, "input_tokens": 512, "output_tokens": 128, "num_requests": 100},
     }
     return ReplayTask(file, steps, scenario_from(data, "replay"))
-
-
-def replay_document(served: ServedFolders, label: str) -> Document:
-    """The ``replay.json`` with this label.
-
-    Raises:
-        ForerunError: no such replay, or not one of benchmark results or steps.
-        OSError: it cannot be read.
-    """
-    path = served.replays().get(label)
-    if path is None:
-        raise ForerunError(f"replay: no replay '{label[:120]}' in the served folders")
-    document = _read(path, path.stat().st_mtime_ns)
-    if kind_of(document) in (None, KERNELS):
-        raise ForerunError(
-            f"replay: {label[:120]}: replay.json is not what forerun replay requests or steps --out writes"
-        )
-    return document
-
-
-@lru_cache(maxsize=8)
-def _read(path: Path, _modified_ns: int) -> Document:
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        raise ForerunError(f"replay: {path.parent.name}: replay.json is not JSON") from None
-    return document if isinstance(document, dict) else {}

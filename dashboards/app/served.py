@@ -11,6 +11,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
 
+from dashboards.replay_report import kind_of
+from dashboards.result_figures import KERNELS
 from forerun.errors import ForerunError
 from simulator.running.metrics.run_folder import RunFolder, load_run
 from simulator.running.scenario import LOG_SUFFIXES
@@ -55,11 +57,7 @@ class ServedFolders:
 
     @classmethod
     def of(cls, folders: Iterable[Path], place: Path) -> ServedFolders:
-        """Serve folders, with ``place`` for the runs that the app makes.
-
-        Raises:
-            ForerunError: a folder that is not there.
-        """
+        """Serve folders, with ``place`` for the runs that the app makes."""
         paths = tuple(Path(folder).resolve() for folder in folders)
         for folder in paths:
             if not folder.is_dir():
@@ -76,12 +74,6 @@ class ServedFolders:
         return {label: at for label, at in folders.items() if all((at / name).is_file() for name in RUN_FILES)}
 
     def run(self, label: str) -> RunFolder:
-        """The run with this label.
-
-        Raises:
-            ForerunError: no such run, or a faulty one.
-            OSError: it cannot be read.
-        """
         folder = _labelled(self.runs(), "run", "run", label)
         return _load(folder, (folder / "summary.json").stat().st_mtime_ns)
 
@@ -90,18 +82,9 @@ class ServedFolders:
         return self._documents("plan.json")
 
     def plan(self, label: str) -> dict[str, Any]:
-        """The document of the plan with this label.
-
-        Raises:
-            ForerunError: no such plan, or not one.
-            OSError: it cannot be read.
-        """
-        path = _labelled(self.plans(), "plan", "capacity plan", label)
-        try:
-            document = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError:
-            raise ForerunError(f"plan: {label[:120]}: plan.json is not JSON") from None
-        if not isinstance(document, dict) or not {"candidates", "conclusion", "pareto"} <= document.keys():
+        """The document of the plan with this label."""
+        document = _read(_labelled(self.plans(), "plan", "capacity plan", label), label)
+        if not {"candidates", "conclusion", "pareto"} <= document.keys():
             raise ForerunError(f"plan: {label[:120]}: plan.json is not what forerun plan --out writes")
         return document
 
@@ -109,17 +92,21 @@ class ServedFolders:
         """``replay.json`` of replays of benchmark results or steps by label, those of this session first."""
         return self._documents("replay.json")
 
+    def replay(self, label: str) -> dict[str, Any]:
+        """The document of the replay of benchmark results or steps with this label."""
+        document = _read(_labelled(self.replays(), "replay", "replay", label), label)
+        if kind_of(document) in (None, KERNELS):
+            raise ForerunError(
+                f"replay: {label[:120]}: replay.json is not what forerun replay requests or steps --out writes"
+            )
+        return document
+
     def measured(self) -> dict[str, tuple[Path, bool]]:
         """Files of measured serving runs or engine steps by label, and whether they hold steps."""
         tables = self._tables(MEASURED_SUFFIXES, LARGEST_MEASURED_BYTES, _measured_kind)
         return {name: (path, _measured_kind(path, path.stat().st_mtime_ns) == "steps") for name, path in tables.items()}
 
     def measured_file(self, label: str) -> tuple[Path, bool]:
-        """The file of measured runs or steps with this label, and whether it holds steps.
-
-        Raises:
-            ForerunError: no such file.
-        """
         return _labelled(self.measured(), "file", "measured runs or steps", label)
 
     def traces(self) -> dict[str, Path]:
@@ -128,11 +115,6 @@ class ServedFolders:
         return traces | self._tables(TRACE_SUFFIXES, LARGEST_TRACE_BYTES, _recognised)
 
     def trace(self, label: str) -> Path:
-        """The kernel trace with this label.
-
-        Raises:
-            ForerunError: no such trace.
-        """
         return _labelled(self.traces(), "trace", "kernel trace", label)
 
     def logs(self) -> dict[str, Path]:
@@ -143,11 +125,6 @@ class ServedFolders:
         return logs | self._tables(LOG_SUFFIXES, LARGEST_LOG_BYTES, _is_log)
 
     def log(self, label: str) -> Path:
-        """The log of requests with this label.
-
-        Raises:
-            ForerunError: no such log.
-        """
         return _labelled(self.logs(), "log", "log of requests", label)
 
     def chip(self, name: str) -> str:
@@ -213,6 +190,14 @@ def _labelled(known: Mapping[str, T], field: str, what: str, label: str) -> T:
 
 def _sample(name: str) -> Path:
     return Path(str(files("traces") / "samples" / name))
+
+
+def _read(path: Path, label: str) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        raise ForerunError(f"{path.stem}: {label[:120]}: {path.name} is not JSON") from None
+    return document if isinstance(document, dict) else {}
 
 
 @lru_cache(maxsize=4)

@@ -137,11 +137,7 @@ def serve_dashboard(folders: Sequence[Path], host: str, port: int, with_token: b
 
 
 def check_free(host: str, port: int) -> None:
-    """Check that the address can be served.
-
-    Raises:
-        ForerunError: it cannot, and why.
-    """
+    """Check that the address can be served."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.socket(family) as trial:

@@ -48,11 +48,7 @@ class UploadTask:
 
 
 def uploaded_text(contents: str, name: str) -> str:
-    """The text of an upload as the browser sends it (``data:...;base64,...``).
-
-    Raises:
-        ForerunError: too large, or nothing that could be a scenario.
-    """
+    """The text of an upload as the browser sends it (``data:...;base64,...``)."""
     encoded = contents.partition(",")[2]
     if not name.lower().endswith((".yaml", ".yml", ".json")):
         raise ForerunError(f"{name[:80]}: a scenario is YAML or JSON; the page Your traffic takes logs of requests")
@@ -69,11 +65,7 @@ def _decoded(encoded: str, complaint: str) -> str:
 
 
 def keep_log(contents: str, name: str, served: ServedFolders) -> str:
-    """Keep an uploaded log of requests for this session, and give the label under which it is served.
-
-    Raises:
-        ForerunError: no text, too large, or no kind of log that may be uploaded.
-    """
+    """Keep an uploaded log of requests for this session, and give the label under which it is served."""
     file = re.sub(r"[^A-Za-z0-9._-]+", "-", name).lstrip(".-")[-60:] or "log"
     encoded = contents.partition(",")[2]
     if not file.lower().endswith(LOG_ENDINGS):
@@ -96,11 +88,7 @@ def keep_log(contents: str, name: str, served: ServedFolders) -> str:
 
 
 def uploaded_scenario(text: str, name: str, served: ServedFolders) -> Scenario:
-    """The scenario in an uploaded file.
-
-    Raises:
-        ForerunError: not a scenario, one that names files outside the served folders, or one too large for the app.
-    """
+    """The scenario in an uploaded file."""
     place = Path(name.replace("\\", "/")).name[:80] or "upload"
     data = parse_yaml(text, place)
     if not isinstance(data, dict):
@@ -114,9 +102,6 @@ def confined(data: dict[str, Any], served: ServedFolders, place: str) -> dict[st
     Any text could be taken for a path by one field or another, now or later, so all are looked at, whatever their
     field: one that has the form of a path, or that happens to name a file from here, must lie in a served folder.
     Fields of an inline model are data and stay as they are.
-
-    Raises:
-        ForerunError: a path outside; with its field.
     """
     result: dict[str, Any] = deepcopy(data)
     inline = isinstance(result.get("model"), dict)
@@ -137,11 +122,7 @@ def confined(data: dict[str, Any], served: ServedFolders, place: str) -> dict[st
 
 
 def checked_size(scenario: Scenario, place: str) -> Scenario:
-    """``scenario`` if the app may run it; one with a trace takes as many of its rows as may be.
-
-    Raises:
-        ForerunError: too many requests or replicas, or too long prompts or answers.
-    """
+    """``scenario`` if the app may run it; one with a trace takes as many of its rows as may be."""
     data = scenario.model_dump(mode="json", exclude_none=True, include={"workload", "hardware", "pools"})
     for holder, key, path in _leaves(data, ()):
         most, value = _most_of(path), holder[key]

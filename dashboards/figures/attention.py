@@ -10,12 +10,27 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from dashboards.figures.speculation import gain_map
-from dashboards.theme import BLUE, GREEN, GREY, ORANGE, PINK, SKY, VERMILLION, FloatArray, add_band, captioned, whiskers
+from dashboards.theme import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PINK,
+    SKY,
+    VERMILLION,
+    FloatArray,
+    add_band,
+    add_line,
+    add_points,
+    captioned,
+    whiskers,
+)
 from hwprofiles import weakest
 from simulator.speculation.attention_level import (
     Bar,
     ConsistencySet,
     LayerTimes,
+    PassTrace,
     Reading,
     SensitivityCase,
     compare_layouts,
@@ -72,30 +87,18 @@ def context_gain_figure(data: ContextGainData) -> go.Figure:
     words = f"{best} hits, other plausible parameters"
     add_band(figure, data.contexts, data.low, data.high, fillcolor="rgba(140, 148, 158, 0.25)", name=words)
     for rate, row, colour in zip(data.hit_rates, data.speedup, HIT_COLOURS[: len(data.hit_rates)], strict=False):
-        figure.add_scatter(
-            x=data.contexts,
-            y=row,
-            mode="lines",
-            name=f"{rate:.1%} hits",
-            line={"color": colour, "width": 2.5},
-            hovertemplate="%{x:,.0f} tokens: %{y:.2f}x",
-        )
-    figure.add_scatter(
-        x=[data.published[0]],
-        y=[data.published[1]],
-        mode="markers",
-        name=f"published maximum, {data.published[1]:g}x",
-        marker={"symbol": "diamond-open", "size": 11, "color": GREY, "line": {"width": 2.5}},
-        hovertemplate="published: %{y:.2f}x at %{x:,.0f} tokens<extra></extra>",
-    )
+        add_line(figure, data.contexts, row, f"{rate:.1%} hits", colour, "%{x:,.0f} tokens: %{y:.2f}x")
+    context, speedup = data.published
+    marker = {"symbol": "diamond-open", "size": 11, "color": GREY, "line": {"width": 2.5}}
+    hover = "published: %{y:.2f}x at %{x:,.0f} tokens<extra></extra>"
+    add_points(figure, [context], [speedup], f"published maximum, {speedup:g}x", marker, hover)
     figure.add_hline(y=1.0, line={"color": GREY, "width": 1, "dash": "dot"})
-    figure.update_xaxes(type="log", title="context (tokens)", **context_ticks(data.contexts[0], data.contexts[-1]))
-    figure.update_yaxes(title="speedup over TP 8")
     cross, low, high = data.crossover
     pays = f"pays from {token_grid(cross)} at {best} ({token_grid(low)} to {token_grid(high)})"
-    where = "no crossover" if cross is None else pays
-    figure = captioned(figure, "TP 4 x SP 2 against TP 8", f"{where}<br>eight n150", data.label, 560)
-    return figure.update_layout(margin={"t": 88})
+    caption = f"{'no crossover' if cross is None else pays}<br>eight n150"
+    axis = context_axis(data.contexts[0], data.contexts[-1])
+    title, y = "TP 4 x SP 2 against TP 8", "speedup over TP 8"
+    return captioned(figure, title, caption, data.label, 560, axis, y, margin={"t": 88})
 
 
 class SensitivityData(NamedTuple):
@@ -161,11 +164,10 @@ def sensitivity_figure(data: SensitivityData) -> go.Figure:
     )
     figure.add_vline(x=data.published, line={"color": GREY, "width": 1.5, "dash": "dash"})
     title = f"speedup over TP 8 (dashed: published {data.published:g}x)"
-    figure.update_xaxes(title=title, range=[start, high + 0.05 * (high - low)])
+    x = {"title": title, "range": [start, high + 0.05 * (high - low)]}
     figure.update_yaxes(range=[len(rows) - 0.5, -0.8], showticklabels=False, ticks="", showgrid=False, zeroline=False)
     caption = f"{low:.2f}x to {max(case.speedup for case in data.cases):.2f}x<br>{data.where}"
-    figure = captioned(figure, "Other plausible parameters", caption, data.label, 520)
-    return figure.update_layout(margin={"t": 88})
+    return captioned(figure, "Other plausible parameters", caption, data.label, 520, x, margin={"t": 88})
 
 
 class GainData(NamedTuple):
@@ -196,10 +198,8 @@ def gain_figure(data: GainData) -> go.Figure:
         )
     figure.add_hline(y=1.0, line={"color": GREY, "width": 1, "dash": "dot"})
     contexts = [gain.context_tokens for gain in data.gains]
-    figure.update_xaxes(type="log", title="context (tokens)", **context_ticks(min(contexts), max(contexts)))
-    figure.update_yaxes(title="speedup")
-    caption = f"{data.model}<br>hollow: KV does not fit"
-    return captioned(figure, data.title, caption, data.basis, 500).update_layout(margin={"t": 88})
+    caption, axis = f"{data.model}<br>hollow: KV does not fit", context_axis(min(contexts), max(contexts))
+    return captioned(figure, data.title, caption, data.basis, 500, axis, "speedup", margin={"t": 88})
 
 
 class RateData(NamedTuple):
@@ -226,9 +226,8 @@ def rate_figure(data: RateData) -> go.Figure:
             textposition="outside",
             hovertemplate="%{y:.1f} tokens/s",
         )
-    figure.update_xaxes(title="context (tokens)")
-    figure.update_yaxes(title="tokens/s of one user")
-    return captioned(figure, data.title, "batch 1, by layout", data.basis, 480)
+    axes = ("context (tokens)", "tokens/s of one user")
+    return captioned(figure, data.title, "batch 1, by layout", data.basis, 480, *axes)
 
 
 class LeverData(NamedTuple):
@@ -251,35 +250,17 @@ def lever_figure(data: LeverData) -> go.Figure:
     figure = go.Figure()
     rows = zip(data.window_tokens, data.speedup, data.error, HIT_COLOURS, strict=False)
     for window, speedup, error, colour in rows:
-        figure.add_scatter(
-            x=error,
-            y=speedup,
-            mode="lines+markers",
-            name=f"S = {window}",
-            line={"color": colour, "width": 2.5},
-            customdata=data.tolerances,
-            hovertemplate="lambda %{customdata}: %{y:.2f}x, error %{x:.1%}",
-        )
-    figure.add_scatter(
-        x=data.static_error,
-        y=data.static_speedup,
-        mode="markers",
-        name="never checked",
-        marker={"symbol": "x", "size": 9, "color": GREY},
-        customdata=data.window_tokens,
-        hovertemplate="S = %{customdata}, never checked: %{y:.2f}x, error %{x:.1%}<extra></extra>",
-    )
-    figure.add_scatter(
-        x=[0.0],
-        y=[1.0],
-        mode="markers",
-        name="exact attention",
-        marker={"symbol": "diamond-open", "size": 10, "color": GREY, "line": {"width": 2}},
-        hovertemplate="exact: 1x, no error<extra></extra>",
-    )
-    figure.update_xaxes(title="relative error let through, mean over layers", tickformat=".0%")
-    figure.update_yaxes(title="speedup over TP 8")
-    return captioned(figure, "Lambda and S", data.where, "extrapolated", 480)
+        hover = "lambda %{customdata}: %{y:.2f}x, error %{x:.1%}"
+        look: dict[str, Any] = {"mode": "lines+markers", "customdata": data.tolerances}
+        add_line(figure, error, speedup, f"S = {window}", colour, hover, **look)
+    marker = {"symbol": "x", "size": 9, "color": GREY}
+    hover = "S = %{customdata}, never checked: %{y:.2f}x, error %{x:.1%}<extra></extra>"
+    unchecked = (data.static_error, data.static_speedup, "never checked", marker, hover)
+    add_points(figure, *unchecked, customdata=data.window_tokens)
+    marker = {"symbol": "diamond-open", "size": 10, "color": GREY, "line": {"width": 2}}
+    add_points(figure, [0.0], [1.0], "exact attention", marker, "exact: 1x, no error<extra></extra>")
+    x = {"title": "relative error let through, mean over layers", "tickformat": ".0%"}
+    return captioned(figure, "Lambda and S", data.where, "extrapolated", 480, x, "speedup over TP 8")
 
 
 def token_grid(count: float | None) -> str:
@@ -291,78 +272,70 @@ def token_grid(count: float | None) -> str:
     return f"{count / 1024:.3g}K" if count >= 1024 else f"{count:.0f}"
 
 
-def context_ticks(low: float, high: float) -> dict[str, Sequence[float] | Sequence[str]]:
-    """Ticks at powers of two (every other one where they would be many)."""
+def context_axis(low: float, high: float) -> dict[str, Any]:
+    """A logarithmic axis of contexts with ticks at powers of two."""
     first, last = int(np.ceil(np.log2(low) - 1e-9)), int(np.floor(np.log2(high) + 1e-9))
     values = [float(1 << power) for power in range(first, last + 1)]
-    return {"tickvals": values, "ticktext": [token_grid(value) for value in values]}
+    ticks = {"tickvals": values, "ticktext": [token_grid(value) for value in values]}
+    return {"type": "log", "title": "context (tokens)", **ticks}
 
 
 HIT_RATES = (0.0, 0.25, 0.5, 0.625, 0.75, 0.875, 0.95, 1.0)
 
 
-class AttentionMapData(NamedTuple):
-    """``speedup[rate, context]`` of two groups over one."""
+class ContextMapData(NamedTuple):
+    """``speedup[row, context]`` of two groups over one; NaN where the KV does not fit."""
 
+    rows: tuple[str, ...]
+    """Hit rates, or layouts."""
     contexts: tuple[int, ...]
-    hit_rates: tuple[float, ...]
     speedup: FloatArray
-    reading: str
+    title: str
+    caption: str
     basis: str
+    low: FloatArray | None = None
+    high: FloatArray | None = None
+    """With every assumed cost at the ends of its range."""
 
 
 def attention_map_data(
     parameters: ConsistencySet, contexts: Sequence[int], reading: Reading, hit_rates: Sequence[float] = HIT_RATES
-) -> AttentionMapData:
+) -> ContextMapData:
     """Every hit rate at every context, from one parameter set."""
-    axis = np.array(contexts, dtype=np.float64)
-    rows = [compare_layouts(parameters, axis, rate, reading).speedup for rate in hit_rates]
-    return AttentionMapData(tuple(contexts), tuple(hit_rates), np.array(rows), reading, parameters.label.split(":")[0])
+    axis, rates = np.array(contexts, dtype=np.float64), tuple(f"{rate:.1%}" for rate in hit_rates)
+    speedup = np.array([compare_layouts(parameters, axis, rate, reading).speedup for rate in hit_rates])
+    title, basis = "TP 4 x SP 2 over TP 8", parameters.label.split(":")[0]
+    return ContextMapData(rates, tuple(contexts), speedup, title, f"reading: {reading}", basis)
 
 
-def attention_map_figure(data: AttentionMapData) -> go.Figure:
-    """A heat map with the speedup in every cell; 1 is neutral."""
-    hover = "%{x} tokens, %{y} hits: %{z:.3f} x<extra></extra>"
-    figure = _context_map(data.contexts, [f"{rate:.1%}" for rate in data.hit_rates], data.speedup, hover)
-    figure.update_yaxes(title="hit rate")
-    return captioned(figure, "TP 4 x SP 2 over TP 8", f"reading: {data.reading}", data.basis, 420)
+def attention_map_figure(data: ContextMapData) -> go.Figure:
+    """A heat map with the speedup at every hit rate and context; 1 is neutral."""
+    figure = _context_map(data, "%{x} tokens, %{y} hits: %{z:.3f} x<extra></extra>")
+    return captioned(figure, data.title, data.caption, data.basis, 420, y="hit rate")
 
 
-def _context_map(contexts: Sequence[int], rows: Sequence[str], gain: FloatArray, hover: str) -> go.Figure:
-    figure = gain_map([token_grid(context) for context in contexts], rows, gain, "speedup", hover)
-    return figure.update_xaxes(title="context (tokens)")
+def _context_map(data: ContextMapData, hover: str) -> go.Figure:
+    contexts = [token_grid(context) for context in data.contexts]
+    return gain_map(contexts, data.rows, data.speedup, "speedup", hover).update_xaxes(title="context (tokens)")
 
 
 PAYS = 1.02
 """Gain from which on a layout pays."""
 
 
-class AtlasData(NamedTuple):
-    """``speedup[layout, context]`` of two groups over the fastest single one; NaN where the KV does not fit."""
-
-    layouts: tuple[str, ...]
-    contexts: tuple[int, ...]
-    speedup: FloatArray
-    low: FloatArray
-    high: FloatArray
-    """With every assumed cost at the ends of its range."""
-    title: str
-    caption: str
-    basis: str
-
-
 def atlas_data(
     cases: Sequence[Mapping[str, Any]], names: Sequence[str], batch: int, title: str, caption: str
-) -> AtlasData:
+) -> ContextMapData:
     """The gains of cases that were priced (``simulator.studies.alspec.atlas_gains``), a row each."""
     rows = [{row["context_tokens"]: row for row in case["gains"] if row["batch"] == batch} for case in cases]
     contexts = tuple(sorted(rows[0]))
 
-    def part(name: str) -> FloatArray:
-        return np.array([[row[at][name] if row[at]["fits"] else np.nan for at in contexts] for row in rows])
-
+    speedup, low, high = (
+        np.array([[row[at][name] if row[at]["fits"] else np.nan for at in contexts] for row in rows])
+        for name in ("speedup", "low", "high")
+    )
     basis = weakest(case["basis"] for case in cases)
-    return AtlasData(tuple(names), contexts, part("speedup"), part("low"), part("high"), title, caption, basis)
+    return ContextMapData(tuple(names), contexts, speedup, title, caption, basis, low, high)
 
 
 def region_words(case: Mapping[str, Any], batch: int) -> str:
@@ -377,13 +350,13 @@ def region_words(case: Mapping[str, Any], batch: int) -> str:
     return f"{where}, at most {range_words} at {best['context_tokens'] // 1024}K"
 
 
-def atlas_figure(data: AtlasData) -> go.Figure:
+def atlas_figure(data: ContextMapData) -> go.Figure:
     """A heat map with the gain of every layout at every context; 1 is neutral."""
     hover = "%{y}, %{x} tokens: %{z:.3f} x (%{customdata[0]:.2f} to %{customdata[1]:.2f})<extra></extra>"
-    figure = _context_map(data.contexts, data.layouts, data.speedup, hover)
-    figure.update_traces(customdata=np.dstack((data.low, data.high)))
-    figure.update_yaxes(autorange="reversed")
-    return captioned(figure, data.title, data.caption, data.basis, 140 + 24 * len(data.layouts))
+    ends: Any = (data.low, data.high)
+    figure = _context_map(data, hover).update_traces(customdata=np.dstack(ends))
+    height = 140 + 24 * len(data.rows)
+    return captioned(figure, data.title, data.caption, data.basis, height, y={"autorange": "reversed"})
 
 
 LANES = ("link", "group 1", "group 0")
@@ -404,31 +377,30 @@ LABEL_SHARE = 0.19
 class GanttData(NamedTuple):
     """What two groups and their link did, for a pass that hits and for one that misses its first layer."""
 
-    hit: tuple[Bar, ...]
-    miss: tuple[Bar, ...]
-    hit_s: float
-    miss_s: float
+    hit: PassTrace
+    miss: PassTrace
     reading: str
     basis: str
 
 
 def gantt_data(times: LayerTimes, reading: Reading, basis: str) -> GanttData:
     """Two layers each: both pass; and the first fails, the second passes."""
-    hit, miss = (simulate_pass(times, outcomes, reading) for outcomes in ((True, True), (False, True)))
-    return GanttData(hit.bars, miss.bars, hit.seconds, miss.seconds, reading, basis)
+    return GanttData(
+        simulate_pass(times, (True, True), reading), simulate_pass(times, (False, True), reading), reading, basis
+    )
 
 
 def gantt_figure(data: GanttData) -> go.Figure:
     """Hit above, miss below, on one axis of microseconds; hatched work is thrown away."""
-    panels = (("both layers pass", data.hit_s), ("the first layer fails", data.miss_s))
-    names = [f"{name} · two layers in {seconds * 1e6:,.0f} us" for name, seconds in panels]
+    panels = {"both layers pass": data.hit, "the first layer fails": data.miss}
+    names = [f"{name} · two layers in {one.seconds * 1e6:,.0f} us" for name, one in panels.items()]
     figure = make_subplots(rows=2, cols=1, shared_xaxes=True, subplot_titles=names, vertical_spacing=0.14)
     figure.update_annotations(x=0, xanchor="left", font_size=13)
-    width = max(data.hit_s, data.miss_s)
+    width = max(data.hit.seconds, data.miss.seconds)
     shown: set[str] = set()
-    for row, bars in enumerate((data.hit, data.miss), start=1):
+    for row, one in enumerate(panels.values(), start=1):
         for kind, colour in WORK_COLOURS.items():
-            part = [bar for bar in bars if work_of(bar) == kind]
+            part = [bar for bar in one.bars if work_of(bar) == kind]
             if not part:
                 continue
             figure.add_bar(
@@ -462,13 +434,11 @@ def gantt_figure(data: GanttData) -> go.Figure:
                 hovertemplate="%{customdata[0]}, layer %{customdata[1]}%{customdata[2]}: %{x:.1f} us<extra></extra>",
             )
             shown.add(kind)
-    figure.update_layout(barmode="overlay", bargap=0.35)
-    figure.update_xaxes(range=[0, width * 1.02e6])
     figure.update_xaxes(title="microseconds", row=2, col=1)
-    figure.update_yaxes(categoryorder="array", categoryarray=list(LANES))
     caption = f"two layers; hatched: thrown away<br>{data.reading}"
-    figure = captioned(figure, "A hit and a miss", caption, data.basis, 540)
-    return figure.update_layout(margin={"t": 118, "b": 96})
+    axes = ({"range": [0, width * 1.02e6]}, {"categoryorder": "array", "categoryarray": list(LANES)})
+    look: dict[str, Any] = {"barmode": "overlay", "bargap": 0.35, "margin": {"t": 118, "b": 96}}
+    return captioned(figure, "A hit and a miss", caption, data.basis, 540, *axes, **look)
 
 
 def _wide(bar: Bar, width_s: float) -> bool:

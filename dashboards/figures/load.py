@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from dashboards.figures.run import add_bounds
-from dashboards.theme import COLOURS, GREY, FloatArray, captioned, method_line
+from dashboards.theme import COLOURS, GREY, FloatArray, add_line, captioned, method_line
 from traces import RequestTable
 
 TIME_BINS = 120
-PANELS = ("mean TTFT (ms)", "mean TPOT (ms)", "output tokens/s")
 
 
 class LoadFigure(NamedTuple):
@@ -26,6 +24,14 @@ class LoadFigure(NamedTuple):
     ttft_ms: FloatArray
     tpot_ms: FloatArray
     output_tokens_per_s: FloatArray
+
+
+METRICS = {
+    "ttft_ms": "mean TTFT (ms)",
+    "tpot_ms": "mean TPOT (ms)",
+    "output_tokens_per_s": "output tokens/s",
+}
+"""Fields of curves and points with a panel of their own, and what it is called."""
 
 
 class SimulatedPoint(NamedTuple):
@@ -44,13 +50,6 @@ class LoadData(NamedTuple):
     curves: tuple[LoadFigure, ...]
     simulated: tuple[SimulatedPoint, ...]
     request_rate: float
-    basis: str
-
-
-class BoundsData(NamedTuple):
-    """Shares of engine time by bound, for each of several ways to know them."""
-
-    rows: Mapping[str, Mapping[str, float]]
     basis: str
 
 
@@ -87,28 +86,17 @@ def traffic_data(requests: RequestTable) -> TrafficData:
 def traffic_figure(data: TrafficData) -> go.Figure:
     """Requests over time above, lengths below."""
     figure = make_subplots(rows=2, cols=1, vertical_spacing=0.2)
-    figure.add_scatter(
-        x=data.time_s,
-        y=data.requests_per_s,
-        name="requests",
-        showlegend=False,
-        mode="lines",
-        line={"color": COLOURS["waiting"], "width": 1.5, "shape": "hv"},
-        hovertemplate="%{y:.3g} req/s from %{x:.4s} s<extra></extra>",
-        row=1,
-        col=1,
-    )
+    colour, hover = COLOURS["waiting"], "%{y:.3g} req/s from %{x:.4s} s<extra></extra>"
+    look: dict[str, Any] = {
+        "line": {"color": colour, "width": 1.5, "shape": "hv"},
+        "showlegend": False,
+        "row": 1,
+        "col": 1,
+    }
+    add_line(figure, data.time_s, data.requests_per_s, "requests", colour, hover, **look)
     for (name, shares), colour in zip(data.lengths.items(), (COLOURS["prefill"], COLOURS["decode"]), strict=True):
-        figure.add_scatter(
-            x=data.tokens,
-            y=shares,
-            name=name,
-            mode="lines",
-            line={"color": colour, "width": 2, "shape": "hv"},
-            hovertemplate="%{y:.1%} from %{x:.4s} tokens on",
-            row=2,
-            col=1,
-        )
+        look = {"line": {"color": colour, "width": 2, "shape": "hv"}, "row": 2, "col": 1}
+        add_line(figure, data.tokens, shares, name, colour, "%{y:.1%} from %{x:.4s} tokens on", **look)
     figure.update_yaxes(title="requests/s", rangemode="tozero", row=1, col=1)
     figure.update_xaxes(title="seconds since the first request", row=1, col=1)
     figure.update_yaxes(title="share of requests", tickformat=".0%", row=2, col=1)
@@ -119,27 +107,20 @@ def traffic_figure(data: TrafficData) -> go.Figure:
 def load_figure(data: LoadData) -> go.Figure:
     """Three panels over one axis of load; diamonds are simulated, the dotted line is the load in question."""
     figure = make_subplots(rows=3, cols=1, shared_xaxes=True, vertical_spacing=0.06)
+    look: dict[str, Any]
     for curve in data.curves:
         colour, dash = method_line(curve.method)
-        for row, values in enumerate((curve.ttft_ms, curve.tpot_ms, curve.output_tokens_per_s), start=1):
-            figure.add_scatter(
-                x=curve.request_rate,
-                y=values,
-                mode="lines",
-                name=curve.name,
-                legendgroup=curve.name,
-                showlegend=row == 1,
-                line={"color": colour, "width": 2.5, "dash": dash},
-                hovertemplate="%{y:.4s} at %{x:.3g} req/s",
-                row=row,
-                col=1,
-            )
-    for row, name in enumerate(("ttft_ms", "tpot_ms", "output_tokens_per_s"), start=1):
-        shown = [point for point in data.simulated if getattr(point, name) is not None]
+        look = {"legendgroup": curve.name, "line": {"color": colour, "width": 2.5, "dash": dash}}
+        for row, metric in enumerate(METRICS, start=1):
+            place = {"showlegend": row == 1, "row": row, "col": 1}
+            values, hover = getattr(curve, metric), "%{y:.4s} at %{x:.3g} req/s"
+            add_line(figure, curve.request_rate, values, curve.name, colour, hover, **look, **place)
+    for row, (metric, title) in enumerate(METRICS.items(), start=1):
+        shown = [point for point in data.simulated if getattr(point, metric) is not None]
         if shown:
             figure.add_scatter(
                 x=[point.request_rate for point in shown],
-                y=[getattr(point, name) for point in shown],
+                y=[getattr(point, metric) for point in shown],
                 mode="markers",
                 name="simulated",
                 legendgroup="simulated",
@@ -151,19 +132,8 @@ def load_figure(data: LoadData) -> go.Figure:
                 col=1,
             )
         figure.add_vline(x=data.request_rate, line={"color": GREY, "width": 1.5, "dash": "dot"}, row=row, col=1)
-        figure.update_yaxes(title=PANELS[row - 1], rangemode="tozero", row=row, col=1)
-    for row in (1, 2):
-        figure.update_yaxes(type="log", dtick="D2", tickformat="~s", row=row, col=1)
+        logarithmic = {"type": "log", "dtick": "D2", "tickformat": "~s"} if row < len(METRICS) else {}
+        figure.update_yaxes(title=title, rangemode="tozero", row=row, col=1, **logarithmic)
     figure.update_xaxes(title="requests/s", row=3, col=1)
-    figure.update_layout(hovermode="closest")
-    return captioned(figure, "Over the load", "lines: analytic means; diamonds: simulated", data.basis, 560)
-
-
-def bounds_figure(data: BoundsData) -> go.Figure:
-    """One stacked bar of 100 % for each way."""
-    figure = go.Figure()
-    names = list(data.rows)
-    bounds = dict.fromkeys(bound for shares in data.rows.values() for bound in shares)
-    add_bounds(figure, names, {bound: [data.rows[name].get(bound, 0.0) for name in names] for bound in bounds})
-    figure.update_yaxes(ticks="", autorange="reversed")
-    return captioned(figure, "Bottleneck", "what limits the engine at this load", data.basis, 260)
+    caption = "lines: analytic means; diamonds: simulated"
+    return captioned(figure, "Over the load", caption, data.basis, 560, hovermode="closest")

@@ -21,6 +21,7 @@ from dashboards.theme import (
     VERMILLION,
     FloatArray,
     add_distribution,
+    add_points,
     captioned,
     whiskers,
 )
@@ -83,24 +84,19 @@ def parity_figure(data: ParityData) -> go.Figure:
     for regime in REGIMES:
         part = regimes == regime
         if part.any():
-            figure.add_scatter(
-                x=data.measured_s[part] * 1e6,
-                y=data.predicted_s[part] * 1e6,
-                mode="markers",
-                name=f"{regime}-bound",
-                marker={"color": COLOURS[regime], "size": 4, "opacity": 0.55},
-                hovertemplate="measured %{x:.4s} us, predicted %{y:.4s} us",
-            )
-    add_guides(figure, low, high)
-    ticks = {"dtick": 1, "tickformat": "~s"} if high > 100 * low else {}
-    figure.update_xaxes(type="log", title="measured (us)", **ticks)
-    figure.update_yaxes(type="log", title="predicted (us)", **ticks)
-    figure.update_layout(legend_itemsizing="constant")
-    return captioned(figure, "Parity", f"{data.rows:,} kernels, MAPE {data.mape:.1f} %", data.basis, 560)
+            measured, predicted = data.measured_s[part] * 1e6, data.predicted_s[part] * 1e6
+            marker = {"color": COLOURS[regime], "size": 4, "opacity": 0.55}
+            hover = "measured %{x:.4s} us, predicted %{y:.4s} us"
+            add_points(figure, measured, predicted, f"{regime}-bound", marker, hover)
+    axes = _parity_axes(figure, low, high, "us", {"dtick": 1, "tickformat": "~s"} if high > 100 * low else {})
+    caption = f"{data.rows:,} kernels, MAPE {data.mape:.1f} %"
+    return captioned(figure, "Parity", caption, data.basis, 560, *axes, legend_itemsizing="constant")
 
 
-def add_guides(figure: go.Figure, low: float, high: float) -> None:
-    """The diagonal from ``low`` to ``high``, and the lines 20 % off it."""
+def _parity_axes(
+    figure: go.Figure, low: float, high: float, unit: str, ticks: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Axes of measured and predicted values; draws the diagonal from ``low`` to ``high``, and the lines 20 % off it."""
     for factor, dash in ((1.0, "solid"), (1.2, "dot"), (1 / 1.2, "dot")):
         figure.add_scatter(
             x=[low, high],
@@ -110,6 +106,8 @@ def add_guides(figure: go.Figure, low: float, high: float) -> None:
             hoverinfo="skip",
             showlegend=False,
         )
+    x, y = ({"type": "log", "title": f"{what} ({unit})", **ticks} for what in ("measured", "predicted"))
+    return x, y
 
 
 def error_data(report: ReplayReport) -> ErrorData:
@@ -130,9 +128,11 @@ def error_figure(data: ErrorData) -> go.Figure:
     for curve in data.curves:
         look = {"line": {"width": 2.5, "shape": "hv"}, "hovertemplate": "%{y:.1f} % of rows within %{x:.3g} %"}
         add_distribution(figure, curve.ape, curve.share, name=curve.op, **look)
-    figure.update_xaxes(type="log", title="absolute error (%)", dtick=1)
-    figure.update_yaxes(title="share of rows (%)", range=[0, 102])
-    return captioned(figure, "Error distribution", f"{data.rows:,} kernels", data.basis, 560)
+    axes = (
+        {"type": "log", "title": "absolute error (%)", "dtick": 1},
+        {"title": "share of rows (%)", "range": [0, 102]},
+    )
+    return captioned(figure, "Error distribution", f"{data.rows:,} kernels", data.basis, 560, *axes)
 
 
 class ScoresData(NamedTuple):
@@ -143,7 +143,6 @@ class ScoresData(NamedTuple):
 
     @property
     def labels(self) -> list[str]:
-        """Name of each group."""
         return [_label(group) for group in self.groups]
 
 
@@ -175,11 +174,10 @@ def scores_figure(data: ScoresData) -> go.Figure:
             hovertemplate="%{y}: median %{x:.1f} %, p90 %{customdata[1]:.1f} %, bias %{customdata[2]:+.1f} %, "
             "%{customdata[0]:,} rows<extra></extra>",
         )
-    order = data.labels
-    figure.update_yaxes(categoryorder="array", categoryarray=order, autorange="reversed", ticks="")
-    figure.update_xaxes(title="absolute error (%)", rangemode="tozero")
-    height = 160 + 30 * max(3, len(order))
-    return captioned(figure, "By operation and regime", "bar: median, whisker: 90th percentile", data.basis, height)
+    y = {"categoryorder": "array", "categoryarray": data.labels, "autorange": "reversed", "ticks": ""}
+    x, height = {"title": "absolute error (%)", "rangemode": "tozero"}, 160 + 30 * max(3, len(data.groups))
+    caption = "bar: median, whisker: 90th percentile"
+    return captioned(figure, "By operation and regime", caption, data.basis, height, x, y)
 
 
 def coverage_figure(data: ScoresData) -> go.Figure:
@@ -196,10 +194,8 @@ def coverage_figure(data: ScoresData) -> go.Figure:
         showlegend=False,
     )
     figure.add_vline(x=90, line={"color": GREY, "width": 1.5, "dash": "dot"})
-    figure.update_yaxes(autorange="reversed", ticks="")
-    figure.update_xaxes(title="inside the 90 % interval (%)", range=[0, 100])
-    height = 160 + 30 * max(3, len(part))
-    return captioned(figure, "Coverage", "90 % would be right", data.basis, height)
+    axes = ({"title": "inside the 90 % interval (%)", "range": [0, 100]}, {"autorange": "reversed", "ticks": ""})
+    return captioned(figure, "Coverage", "90 % would be right", data.basis, 160 + 30 * max(3, len(part)), *axes)
 
 
 MOST_GROUPS = 6
@@ -264,30 +260,17 @@ def serving_parity_figure(data: ServingParity) -> go.Figure:
     names = np.array(data.name)
     for index, (label, part) in enumerate(parts):
         colour = GREY if index >= len(named) else _GROUP_COLOURS[index]
-        figure.add_scatter(
-            x=data.measured[part],
-            y=data.predicted[part],
-            mode="markers",
-            name=label,
-            text=names[part],
-            marker={"color": colour, "size": 6, "opacity": 0.7},
-            hovertemplate=f"%{{text}}<br>measured %{{x:.4g}} {unit}, predicted %{{y:.4g}} {unit}<extra></extra>",
-        )
+        marker = {"color": colour, "size": 6, "opacity": 0.7}
+        hover = f"%{{text}}<br>measured %{{x:.4g}} {unit}, predicted %{{y:.4g}} {unit}<extra></extra>"
+        add_points(figure, data.measured[part], data.predicted[part], label, marker, hover, text=names[part])
     low = float(min(data.measured.min(), data.predicted.min()))
     high = float(max(data.measured.max(), data.predicted.max()))
-    add_guides(figure, low, high)
     ticks: dict[str, Any] = {"tickformat": "~s"}
     if high > 4 * low:
         ticks["dtick"] = 1 if high > 40 * low else "D2"
-    figure.update_xaxes(type="log", title=f"measured ({unit})", **ticks)
-    figure.update_yaxes(type="log", title=f"predicted ({unit})", **ticks)
-    return captioned(
-        figure,
-        title,
-        f"{len(data.measured):,} {'steps' if data.metric == 'step_ms' else 'runs'}, MAPE {data.mape:.1f} %",
-        data.basis,
-        520,
-    )
+    axes = _parity_axes(figure, low, high, unit, ticks)
+    what = "steps" if data.metric == "step_ms" else "runs"
+    return captioned(figure, title, f"{len(data.measured):,} {what}, MAPE {data.mape:.1f} %", data.basis, 520, *axes)
 
 
 def _group(run: Mapping[str, Any]) -> str:
@@ -319,26 +302,15 @@ def errors_figure(data: ErrorsData) -> go.Figure:
     for basis, colour in BASIS_COLOURS.items():
         part = [point for point in points if point[2] == basis]
         if part:
-            figure.add_scatter(
-                x=[error for _, error, _, _ in part],
-                y=[words for words, *_ in part],
-                mode="markers",
-                name=basis,
-                text=[name for *_, name in part],
-                marker={"color": colour, "size": 8, "opacity": 0.65},
-                hovertemplate="%{text}: %{x:.1f} %<extra></extra>",
-            )
-    figure.add_scatter(
-        x=[float(np.median([error for error, _, _ in group])) for group in data.groups.values()],
-        y=list(data.groups),
-        mode="markers",
-        name="half are below",
-        marker={"symbol": "line-ns-open", "size": 18, "color": GREY, "line": {"width": 3}},
-        hovertemplate="half within %{x:.1f} %<extra></extra>",
-    )
-    figure.update_xaxes(title="mean absolute error (%)", type="log", dtick="D2", tickformat="~g")
-    figure.update_yaxes(
-        categoryorder="array", categoryarray=list(data.groups)[::-1], ticks="", automargin=True, dtick=1
-    )
-    height = 170 + 28 * max(3, len(data.groups))
-    return captioned(figure, "How far off", f"{len(points):,} comparisons with measurements", "by colour", height)
+            words, errors, _, names = zip(*part, strict=True)
+            marker = {"color": colour, "size": 8, "opacity": 0.65}
+            add_points(figure, errors, words, basis, marker, "%{text}: %{x:.1f} %<extra></extra>", text=names)
+    middles = [float(np.median([error for error, _, _ in group])) for group in data.groups.values()]
+    marker = {"symbol": "line-ns-open", "size": 18, "color": GREY, "line": {"width": 3}}
+    hover = "half within %{x:.1f} %<extra></extra>"
+    add_points(figure, middles, list(data.groups), "half are below", marker, hover)
+    x = {"title": "mean absolute error (%)", "type": "log", "dtick": "D2", "tickformat": "~g"}
+    order = {"categoryorder": "array", "categoryarray": list(data.groups)[::-1]}
+    y = {**order, "ticks": "", "automargin": True, "dtick": 1}
+    caption, height = f"{len(points):,} comparisons with measurements", 170 + 28 * max(3, len(data.groups))
+    return captioned(figure, "How far off", caption, "by colour", height, x, y)

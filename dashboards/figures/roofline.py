@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import plotly.graph_objects as go
 
-from dashboards.theme import BLUE, COLOURS, FloatArray, captioned
+from dashboards.theme import BLUE, COLOURS, FloatArray, add_points, captioned
 from hwprofiles import Chip
 from simulator.replay import ReplayReport
 from simulator.timing import Kernel
@@ -22,15 +22,18 @@ class RooflinePoint(NamedTuple):
     """One kind of kernel of a step; kernels of a layer count once, ``share`` is of the whole step's device time."""
 
     phase: str
-    name: str
-    family: str
-    intensity: float
-    """FLOP per byte."""
-    flops_per_s: float
-    seconds: float
-    """Device seconds of all kernels of this kind in the step."""
+    kernel: Kernel
     share: float
-    bound: str
+
+    @property
+    def intensity(self) -> float:
+        """FLOP per byte."""
+        return float(self.kernel.flops / self.kernel.bytes)
+
+    @property
+    def flops_per_s(self) -> float:
+        """Rate of one kernel."""
+        return float(self.kernel.flops / self.kernel.seconds)
 
 
 class MeasuredPoints(NamedTuple):
@@ -62,20 +65,12 @@ def roofline_data(
     points, formats = [], set()
     for phase, kernels in phases.items():
         total_s = sum(kernel.step_s for kernel in kernels)
-        for kernel in kernels:
-            formats.add(chip.math_dtype(kernel.dtype or "bf16"))
-            if kernel.flops > 0 and kernel.bytes > 0 and kernel.seconds > 0:
-                point = RooflinePoint(
-                    phase=phase,
-                    name=kernel.name,
-                    family=kernel.family,
-                    intensity=kernel.flops / kernel.bytes,
-                    flops_per_s=kernel.flops / kernel.seconds,
-                    seconds=kernel.step_s,
-                    share=kernel.step_s / total_s,
-                    bound=kernel.bound,
-                )
-                points.append(point)
+        formats |= {chip.math_dtype(kernel.dtype or "bf16") for kernel in kernels}
+        points += [
+            RooflinePoint(phase, kernel, kernel.step_s / total_s)
+            for kernel in kernels
+            if kernel.flops > 0 and kernel.bytes > 0 and kernel.seconds > 0
+        ]
     peaks = {dtype: chip.peak_flops(dtype) for dtype in sorted(formats)}
     return RooflineData(chip.name, chip.memory.bandwidth_bytes_per_s, peaks, tuple(points), measured, basis)
 
@@ -123,22 +118,21 @@ def roofline_figure(data: RooflineData) -> go.Figure:
             name=phase,
             marker={
                 "color": COLOURS.get(phase, BLUE),
-                "symbol": [SYMBOLS.get(point.family, "circle") for point in part],
+                "symbol": [SYMBOLS.get(point.kernel.family, "circle") for point in part],
                 "size": [9 + 24 * point.share**0.5 for point in part],
                 "opacity": 0.85,
                 "line": {"width": 1, "color": "rgba(128,128,128,0.6)"},
             },
-            customdata=[[point.name, point.seconds * 1e6, point.share * 100, point.bound] for point in part],
+            customdata=[[kernel.name, kernel.step_s * 1e6, share * 100, kernel.bound] for _, kernel, share in part],
             hovertemplate=(
                 "<b>%{customdata[0]}</b><br>%{x:.3s} FLOP/byte, %{y:.3s}FLOP/s<br>"
                 "%{customdata[1]:.4s} us, %{customdata[2]:.1f} % of the step, bound: %{customdata[3]}"
             ),
         )
-    axis = {"type": "log", "tickformat": "~s", "dtick": 1}
-    figure.update_xaxes(title="arithmetic intensity (FLOP/byte)", **axis)
-    figure.update_yaxes(title="FLOP/s", **axis)
-    figure.update_layout(hovermode="closest")
-    return captioned(figure, "Roofline", "circle GEMM, diamond attention; size: share of the step", data.basis, 540)
+    titles = ("arithmetic intensity (FLOP/byte)", "FLOP/s")
+    axes = ({"title": title, "type": "log", "tickformat": "~s", "dtick": 1} for title in titles)
+    caption = "circle GEMM, diamond attention; size: share of the step"
+    return captioned(figure, "Roofline", caption, data.basis, 540, *axes, hovermode="closest")
 
 
 def _add_measured(figure: go.Figure, measured: MeasuredPoints) -> None:
@@ -147,14 +141,9 @@ def _add_measured(figure: go.Figure, measured: MeasuredPoints) -> None:
         ("predicted for it", measured.predicted_flops_per_s, "cross-thin-open", COLOURS["idle"]),
     ]
     for name, values, symbol, colour in shown:
-        figure.add_scatter(
-            x=measured.intensity,
-            y=values,
-            mode="markers",
-            name=name,
-            marker={"symbol": symbol, "color": colour, "size": 6},
-            hovertemplate=f"{name}: %{{x:.3s}} FLOP/byte, %{{y:.3s}}FLOP/s<extra></extra>",
-        )
+        marker = {"symbol": symbol, "color": colour, "size": 6}
+        hover = f"{name}: %{{x:.3s}} FLOP/byte, %{{y:.3s}}FLOP/s<extra></extra>"
+        add_points(figure, measured.intensity, values, name, marker, hover)
 
 
 def _span(data: RooflineData) -> tuple[float, float]:

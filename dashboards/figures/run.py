@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,43 +11,41 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
-from dashboards.theme import COLOURS, GREY, RUN_COLOURS, FloatArray, add_distribution, captioned
+from dashboards.theme import (
+    COLOURS,
+    GREY,
+    RUN_COLOURS,
+    FloatArray,
+    add_distribution,
+    add_line,
+    add_points,
+    captioned,
+)
 from hwprofiles import weakest
 from simulator.running.metrics.run_folder import RunFolder
 from simulator.running.metrics.usage import BOUNDS
 
 
 class BottleneckData(NamedTuple):
-    """Shares of engine time by bound, in the fixed order of the legend."""
+    """Shares of engine time by bound, for each of several ways to know them; one without a name stands alone."""
 
-    shares: dict[str, float]
+    rows: Mapping[str, Mapping[str, float]]
     basis: str
 
 
 def bottleneck_data(run: RunFolder) -> BottleneckData:
     """The ``bottleneck`` section of a run; empty when nothing ran."""
-    return BottleneckData(dict(run.document["bottleneck"] or {}), run.basis)
+    shares = run.document["bottleneck"]
+    return BottleneckData({"": shares} if shares else {}, run.basis)
 
 
 def bottleneck_figure(data: BottleneckData) -> go.Figure:
-    """One stacked bar of 100 %."""
-    figure = go.Figure()
-    add_bounds(figure, [""], {bound: [share] for bound, share in data.shares.items()})
-    figure.update_yaxes(showticklabels=False, ticks="")
-    return captioned(figure, "Bottleneck", "what limits the engine", data.basis, 230)
-
-
-def add_bounds(figure: go.Figure, names: Sequence[str], shares: Mapping[str, Sequence[float]]) -> None:
-    """One bar per name, divided by what limits the engine.
-
-    Args:
-        figure: to draw in.
-        names: of the bars.
-        shares: of engine time, 0 to 1, by bound and then by bar.
-    """
-    for bound, values in shares.items():
+    """One stacked bar of 100 % for each way."""
+    figure, names = go.Figure(), list(data.rows)
+    for bound in dict.fromkeys(bound for shares in data.rows.values() for bound in shares):
+        values = [shares.get(bound, 0.0) for shares in data.rows.values()]
         figure.add_bar(
-            y=list(names),
+            y=names,
             x=[share * 100 for share in values],
             orientation="h",
             name=bound,
@@ -60,12 +58,19 @@ def add_bounds(figure: go.Figure, names: Sequence[str], shares: Mapping[str, Seq
             textfont={"color": "#101418" if bound in ("memory", "idle", "latency") else "#ffffff"},
             hovertemplate=f"{bound}: %{{x:.2f}} %<extra></extra>",
         )
-    figure.update_layout(barmode="stack", legend={"traceorder": "normal"})
-    figure.update_xaxes(title="share of engine time (%)", range=[0, 100], showgrid=False)
+    look: dict[str, Any] = {"barmode": "stack", "legend": {"traceorder": "normal"}}
+    x = {"title": "share of engine time (%)", "range": [0, 100], "showgrid": False}
+    y: dict[str, Any] = {"ticks": "", "autorange": "reversed"}
+    caption, height = "what limits the engine at this load", 260
+    if names == [""]:
+        caption, height, y = "what limits the engine", 230, {"showticklabels": False, "ticks": ""}
+    return captioned(figure, "Bottleneck", caption, data.basis, height, x, y, **look)
 
 
 NAMES = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2E latency"}
 WITHIN = "%{y:.1f} % within %{x:.4s} ms"
+MILLISECONDS: dict[str, Any] = {"type": "log", "title": "milliseconds", "dtick": 1}
+REQUEST_SHARE = {"title": "share of requests (%)", "range": [0, 102]}
 MOST_CURVE_POINTS = 400
 """Points of one curve; longer ones keep every quantile step and the whole extreme."""
 
@@ -127,18 +132,11 @@ def latency_figure(data: LatencyData) -> go.Figure:
         add_distribution(figure, curve.ms, curve.share, name=NAMES[curve.name], line=line, hovertemplate=WITHIN)
     for curve in data.curves:
         if curve.limits:
-            figure.add_scatter(
-                x=[limit for limit, _ in curve.limits],
-                y=[share * 100 for _, share in curve.limits],
-                mode="markers",
-                name=f"SLO {NAMES[curve.name]}",
-                marker={"symbol": "diamond-open", "size": 11, "color": COLOURS[curve.name], "line": {"width": 2.5}},
-                hovertemplate="limit: %{y} % within %{x} ms",
-            )
-    figure.update_xaxes(type="log", title="milliseconds", dtick=1, minor={"ticks": "outside", "ticklen": 2})
-    figure.update_yaxes(title="share of requests (%)", range=[0, 102])
-    figure.update_layout(hovermode="closest")
-    return captioned(figure, "Latency", f"{data.requests:,} requests", data.basis, 480)
+            limits, shares = [limit for limit, _ in curve.limits], [share * 100 for _, share in curve.limits]
+            marker = {"symbol": "diamond-open", "size": 11, "color": COLOURS[curve.name], "line": {"width": 2.5}}
+            add_points(figure, limits, shares, f"SLO {NAMES[curve.name]}", marker, "limit: %{y} % within %{x} ms")
+    axes = (MILLISECONDS | {"minor": {"ticks": "outside", "ticklen": 2}}, REQUEST_SHARE)
+    return captioned(figure, "Latency", f"{data.requests:,} requests", data.basis, 480, *axes, hovermode="closest")
 
 
 BINS = 300
@@ -158,11 +156,7 @@ class TimelineData(NamedTuple):
 
 
 def timeline_data(run: RunFolder, bins: int = BINS, spans: Spans | None = None) -> TimelineData:
-    """Average the engine steps of ``run`` over ``bins`` equal parts of the time from the first to the last of them.
-
-    Args:
-        spans: those of ``spans_of``, where they are known already.
-    """
+    """Average the engine steps of ``run`` over ``bins`` equal parts of the time from the first to the last of them."""
     steps = run.steps
     spans = spans or request_spans(run, bins)
     if spans is None:
@@ -194,12 +188,6 @@ class Spans:
     """Engine steps in time, ready to average many of their quantities over the same bins.
 
     Where steps of a replica overlap, a step counts until the next one starts.
-
-    Args:
-        replica: of every step.
-        start_s: of every step, in seconds.
-        end_s: not before the start.
-        edges: ascending bin edges in seconds, one more than bins; bins of no length give 0.
     """
 
     def __init__(self, replica: FloatArray, start_s: FloatArray, end_s: FloatArray, edges: FloatArray) -> None:
@@ -218,12 +206,10 @@ class Spans:
 
     @property
     def middle_s(self) -> FloatArray:
-        """Middle of every bin."""
         return (self.edges[:-1] + self.edges[1:]) / 2
 
     @property
     def bin_s(self) -> float:
-        """Length of the first bin."""
         return float(self.edges[1] - self.edges[0])
 
     def mean(self, value: FloatArray) -> FloatArray:
@@ -263,24 +249,14 @@ def timeline_figure(data: TimelineData) -> go.Figure:
     ]
     for name, values, colour, row in lines:
         if values is not None:
-            figure.add_scatter(
-                x=data.time_s,
-                y=values,
-                name=name,
-                mode="lines",
-                line={"color": COLOURS[colour], "width": 2},
-                hovertemplate="%{y:.4~s}",
-                showlegend=row == 1,
-                row=row,
-                col=1,
-            )
+            place = {"showlegend": row == 1, "row": row, "col": 1}
+            add_line(figure, data.time_s, values, name, COLOURS[colour], "%{y:.4~s}", width=2, **place)
     for row, title in enumerate(panels, start=1):
         figure.update_yaxes(title=title, rangemode="tozero", row=row, col=1)
     if data.kv_use is not None:
         figure.update_yaxes(range=[0, 102], row=2, col=1)
     figure.update_xaxes(title="simulated seconds", row=3, col=1)
-    figure.update_layout(hovermode="x unified")
-    return captioned(figure, "Over time", f"means of {data.bin_s:.3g} s", data.basis, 620)
+    return captioned(figure, "Over time", f"means of {data.bin_s:.3g} s", data.basis, 620, hovermode="x unified")
 
 
 class BoundTimeData(NamedTuple):
@@ -322,10 +298,9 @@ def bound_time_figure(data: BoundTimeData) -> go.Figure:
             stackgroup="bounds",
             hovertemplate="%{y:.1f} %",
         )
-    figure.update_xaxes(title="simulated seconds")
-    figure.update_yaxes(title="share of engine time (%)", range=[0, 100])
-    figure.update_layout(hovermode="x unified", legend={"traceorder": "normal"})
-    return captioned(figure, "Bottleneck over time", f"means of {data.bin_s:.3g} s", data.basis, 420)
+    axes = ("simulated seconds", {"title": "share of engine time (%)", "range": [0, 100]})
+    look: dict[str, Any] = {"hovermode": "x unified", "legend": {"traceorder": "normal"}}
+    return captioned(figure, "Bottleneck over time", f"means of {data.bin_s:.3g} s", data.basis, 420, *axes, **look)
 
 
 MAX_REQUESTS = 60
@@ -392,23 +367,15 @@ def waterfall_figure(data: WaterfallData) -> go.Figure:
             customdata=np.column_stack([data.row, (end - begin) * 1e3]),
             hovertemplate="request %{customdata[0]}: %{customdata[1]:.4~s} ms",
         )
-    figure.update_layout(barmode="overlay", bargap=0.2, hovermode="closest")
-    figure.update_xaxes(title="simulated seconds")
-    figure.update_yaxes(title="request, in order of arrival", autorange="reversed", showticklabels=False, ticks="")
+    y = {"title": "request, in order of arrival", "autorange": "reversed", "showticklabels": False, "ticks": ""}
     if data.marked is not None:
         place = int(np.flatnonzero(data.row == data.marked)[0])
         figure.add_hrect(y0=place - 0.5, y1=place + 0.5, fillcolor=COLOURS["tokens"], opacity=0.25, line_width=0)
-        figure.add_annotation(
-            x=1,
-            xref="paper",
-            y=place,
-            text=f"request {data.marked}",
-            showarrow=False,
-            xanchor="right",
-            yanchor="bottom",
-        )
+        at = {"x": 1, "xref": "paper", "y": place, "xanchor": "right", "yanchor": "bottom"}
+        figure.add_annotation(text=f"request {data.marked}", showarrow=False, **at)
     shown = f"{len(data.row)} of {data.completed:,}" if len(data.row) < data.completed else f"all {data.completed:,}"
-    return captioned(figure, "Requests", f"{shown} completed", data.basis, 480)
+    look = {"barmode": "overlay", "bargap": 0.2, "hovermode": "closest"}
+    return captioned(figure, "Requests", f"{shown} completed", data.basis, 480, "simulated seconds", y, **look)
 
 
 PAIR_METRICS = {
@@ -483,10 +450,9 @@ def change_figure(data: ComparisonData) -> go.Figure:
         showlegend=False,
     )
     figure.add_vline(x=0, line={"color": GREY, "width": 1})
-    figure.update_yaxes(autorange="reversed", ticks="")
-    figure.update_xaxes(title="change (%)", range=_wide([change.percent for change in data.changes]))
-    caption = "second over first; hatched: worse"
-    return captioned(figure, "Change", caption, data.basis, 420)
+    x = {"title": "change (%)", "range": _wide([change.percent for change in data.changes])}
+    caption, y = "second over first; hatched: worse", {"autorange": "reversed", "ticks": ""}
+    return captioned(figure, "Change", caption, data.basis, 420, x, y)
 
 
 def _wide(percents: list[float]) -> list[float]:
@@ -503,7 +469,5 @@ def curves_figure(data: ComparisonData) -> go.Figure:
         if curve is not None:
             line = {"color": colour, "width": 2.5, "shape": "hv", "dash": dash}
             add_distribution(figure, curve.ms, curve.share, name=name, line=line, hovertemplate=WITHIN)
-    figure.update_xaxes(type="log", title="milliseconds", dtick=1)
-    figure.update_yaxes(title="share of requests (%)", range=[0, 102])
-    figure.update_layout(hovermode="closest")
-    return captioned(figure, f"{NAMES[data.latency]} in both runs", "cumulative", data.basis, 420)
+    title, axes = f"{NAMES[data.latency]} in both runs", (MILLISECONDS, REQUEST_SHARE)
+    return captioned(figure, title, "cumulative", data.basis, 420, *axes, hovermode="closest")

@@ -9,8 +9,20 @@ from typing import Any, NamedTuple
 import numpy as np
 import plotly.graph_objects as go
 
-from dashboards.theme import BLUE, GREY, VERMILLION, FloatArray, add_band, captioned, gain_scale, method_line
+from dashboards.theme import (
+    BLUE,
+    GREY,
+    VERMILLION,
+    FloatArray,
+    add_band,
+    add_line,
+    add_points,
+    captioned,
+    gain_scale,
+    method_line,
+)
 from simulator.speculation import load_curve
+from simulator.speculation.curves import Curve
 from simulator.studies.draft_pool.pool import WAYS
 from simulator.studies.tune.grid import SpeculationGrid
 
@@ -56,7 +68,6 @@ class SpeedupData(NamedTuple):
     values: tuple[int, ...]
     draft_tokens: tuple[int, ...]
     speedup: FloatArray
-    method: str
     caption: str
     basis: str
 
@@ -65,15 +76,12 @@ class AcceptanceCurve(NamedTuple):
     """Acceptance length of one published curve by number of draft tokens."""
 
     name: str
-    method: str
-    target: str
-    task: str
+    published: Curve
     draft_tokens: tuple[int, ...]
     length: tuple[float, ...]
     """Bonus token included, by level and decay or as published."""
     measured_tokens: tuple[int, ...]
     measured_length: tuple[float, ...]
-    source: str
 
 
 class AcceptanceData(NamedTuple):
@@ -86,17 +94,13 @@ class AcceptanceData(NamedTuple):
 def speedup_by_batch(grid: SpeculationGrid) -> SpeedupData:
     """Speed-up by number of draft tokens K and batch size."""
     caption = f"{grid.method}, context {grid.context_tokens:,} tokens"
-    return SpeedupData(
-        "batch (sequences)", grid.batches, grid.draft_tokens, grid.by_batch, grid.method, caption, grid.basis
-    )
+    return SpeedupData("batch (sequences)", grid.batches, grid.draft_tokens, grid.by_batch, caption, grid.basis)
 
 
 def speedup_by_context(grid: SpeculationGrid) -> SpeedupData:
     """Speed-up by number of draft tokens K and context length."""
     caption = f"{grid.method}, batch {grid.batch}"
-    return SpeedupData(
-        "context (tokens)", grid.contexts, grid.draft_tokens, grid.by_context, grid.method, caption, grid.basis
-    )
+    return SpeedupData("context (tokens)", grid.contexts, grid.draft_tokens, grid.by_context, caption, grid.basis)
 
 
 def speedup_figure(data: SpeedupData) -> go.Figure:
@@ -108,9 +112,8 @@ def speedup_figure(data: SpeedupData) -> go.Figure:
         "speed-up",
         f"K=%{{y}}, {data.axis} %{{x}}: %{{z:.3f}} x<extra></extra>",
     )
-    figure.update_xaxes(title=data.axis)
-    figure.update_yaxes(title="draft tokens K", dtick=1)
-    return captioned(figure, "Speed-up of decoding", data.caption, data.basis, 420)
+    y = {"title": "draft tokens K", "dtick": 1}
+    return captioned(figure, "Speed-up of decoding", data.caption, data.basis, 420, data.axis, y)
 
 
 def crossover_figure(grid: SpeculationGrid) -> go.Figure:
@@ -119,37 +122,24 @@ def crossover_figure(grid: SpeculationGrid) -> go.Figure:
     colour = method_line(grid.method)[0]
     count = len(grid.draft_tokens)
     for index, tokens in enumerate(grid.draft_tokens):
-        figure.add_scatter(
-            x=grid.batches,
-            y=grid.by_batch[index],
-            mode="lines",
-            name=f"K={tokens}",
-            line={"color": colour, "width": 1.2 + 2.6 * index / max(1, count - 1)},
-            opacity=0.45 + 0.55 * index / max(1, count - 1),
-            hovertemplate="batch %{x}: %{y:.3f} x",
-        )
+        thick = {
+            "width": 1.2 + 2.6 * index / max(1, count - 1),
+            "opacity": 0.45 + 0.55 * index / max(1, count - 1),
+        }
+        hover = "batch %{x}: %{y:.3f} x"
+        add_line(figure, grid.batches, grid.by_batch[index], f"K={tokens}", colour, hover, **thick)
     crossed = [at for at in grid.crossover_batch if at]
     if crossed:
-        figure.add_scatter(
-            x=crossed,
-            y=[1.0] * len(crossed),
-            mode="markers",
-            name="crossover",
-            marker={"symbol": "diamond", "size": 10, "color": method_line("mtp")[0]},
-            hovertemplate="pays below a batch of %{x:.0f}",
-        )
+        marker = {"symbol": "diamond", "size": 10, "color": method_line("mtp")[0]}
+        add_points(figure, crossed, [1.0] * len(crossed), "crossover", marker, "pays below a batch of %{x:.0f}")
     figure.add_hline(y=1.0, line={"color": method_line("none")[0], "width": 1, "dash": "dot"})
-    figure.update_xaxes(title="batch (sequences)", type="log", tickvals=list(grid.batches))
-    figure.update_yaxes(title="speed-up of decoding")
-    return captioned(figure, "Where it stops paying", "thicker lines draft more tokens", grid.basis, 420)
+    x = {"title": "batch (sequences)", "type": "log", "tickvals": list(grid.batches)}
+    title, y = "Where it stops paying", "speed-up of decoding"
+    return captioned(figure, title, "thicker lines draft more tokens", grid.basis, 420, x, y)
 
 
 def acceptance_data(names: Sequence[str], most: int, chosen: str | None = None) -> AcceptanceData:
-    """Published curves up to ``most`` draft tokens, never beyond what was measured.
-
-    Raises:
-        ForerunError: no such curve.
-    """
+    """Published curves up to ``most`` draft tokens, never beyond what was measured."""
     return AcceptanceData(tuple(_curve(name, most) for name in names), chosen)
 
 
@@ -161,17 +151,16 @@ def _curve(name: str, most: int) -> AcceptanceCurve:
     measured = {k: length for k, length in (curve.lengths or {}).items() if k <= most}
     if curve.lengths is None and curve.alpha is None:
         measured = dict(zip(tokens, lengths, strict=True))
-    published = (tuple(measured), tuple(measured.values()))
-    return AcceptanceCurve(
-        name, curve.method, curve.target, curve.task, tokens, lengths, *published, source=curve.source
-    )
+    return AcceptanceCurve(name, curve, tokens, lengths, tuple(measured), tuple(measured.values()))
 
 
 def acceptance_figure(data: AcceptanceData) -> go.Figure:
     """Acceptance length by K; lines are level and decay, dots are published figures; the chosen curve is thick."""
     figure = go.Figure()
     for curve in data.curves:
-        colour, dash = method_line(curve.method)
+        published = curve.published
+        colour, dash = method_line(published.method)
+        name = f"<b>{curve.name}</b><br>"
         chosen = curve.name == data.chosen
         figure.add_scatter(
             x=curve.draft_tokens,
@@ -182,7 +171,7 @@ def acceptance_figure(data: AcceptanceData) -> go.Figure:
             opacity=1.0 if chosen or data.chosen is None else 0.5,
             legendgroup=curve.name,
             showlegend=chosen,
-            hovertemplate=f"<b>{curve.name}</b><br>{curve.target}, {curve.task}<br>K=%{{x}}: %{{y:.2f}}<extra></extra>",
+            hovertemplate=f"{name}{published.target}, {published.task}<br>K=%{{x}}: %{{y:.2f}}<extra></extra>",
         )
         figure.add_scatter(
             x=curve.measured_tokens,
@@ -193,13 +182,12 @@ def acceptance_figure(data: AcceptanceData) -> go.Figure:
             opacity=1.0 if chosen or data.chosen is None else 0.5,
             legendgroup=curve.name,
             showlegend=False,
-            hovertemplate=f"<b>{curve.name}</b><br>published at K=%{{x}}: %{{y:.2f}}<br>{curve.source}<extra></extra>",
+            hovertemplate=f"{name}published at K=%{{x}}: %{{y:.2f}}<br>{published.source}<extra></extra>",
         )
-    figure.update_xaxes(title="draft tokens K", dtick=1)
-    figure.update_yaxes(title="acceptance length (tokens per verify step)", rangemode="tozero")
-    figure.update_layout(hovermode="closest")
+    x = {"title": "draft tokens K", "dtick": 1}
+    y = {"title": "acceptance length (tokens per verify step)", "rangemode": "tozero"}
     caption = f"{len(data.curves)} curves, bonus token included"
-    return captioned(figure, "Acceptance", caption, "published", 420)
+    return captioned(figure, "Acceptance", caption, "published", 420, x, y, hovermode="closest")
 
 
 class PoolData(NamedTuple):
@@ -224,19 +212,13 @@ def pool_figure(data: PoolData) -> go.Figure:
         shares = [row["verifiers_per_drafter"] for row in rows]
         low, high = ([row[end] for row in rows] for end in ("low", "high"))
         add_band(figure, shares, low, high, mode="lines", fillcolor=colour, opacity=0.2, showlegend=False)
-        figure.add_scatter(
-            x=shares,
-            y=[row["gain"] for row in rows],
-            mode="lines+markers",
-            name=f"drafting {WAYS[way]}",
-            line={"color": colour, "width": 2.5},
-            customdata=[(row["use"], 1e3 * row["step_s"]) for row in rows],
-            hovertemplate="%{x} verifiers: %{y:.2f}x, drafter at work %{customdata[0]:.0%}, "
-            "step %{customdata[1]:.1f} ms",
-        )
+        use = [(row["use"], 1e3 * row["step_s"]) for row in rows]
+        hover = "%{x} verifiers: %{y:.2f}x, drafter at work %{customdata[0]:.0%}, step %{customdata[1]:.1f} ms"
+        look: dict[str, Any] = {"mode": "lines+markers", "customdata": use}
+        add_line(figure, shares, [row["gain"] for row in rows], f"drafting {WAYS[way]}", colour, hover, **look)
     figure.add_hline(y=1.0, line={"color": GREY, "width": 1, "dash": "dot"})
-    figure.update_xaxes(type="log", title="verifiers per drafter", tickvals=shares, ticktext=[f"{x:g}" for x in shares])
-    figure.update_yaxes(title="gain", rangemode="tozero")
+    ticks = {"tickvals": shares, "ticktext": [f"{share:g}" for share in shares]}
+    axes = ({"type": "log", "title": "verifiers per drafter", **ticks}, {"title": "gain", "rangemode": "tozero"})
     least, most = data.acceptance_factors
     caption = f"{data.batch} sequences each; bands: acceptance times {least:g} to {most:g}"
-    return captioned(figure, "Drafters that verifiers share", caption, data.basis, 480)
+    return captioned(figure, "Drafters that verifiers share", caption, data.basis, 480, *axes)

@@ -10,7 +10,20 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from dashboards.figures.speculation import gain_map
-from dashboards.theme import BLUE, GREEN, GREY, ORANGE, PINK, SKY, VERMILLION, add_band, captioned, whiskers
+from dashboards.theme import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PINK,
+    SKY,
+    VERMILLION,
+    add_band,
+    add_line,
+    add_points,
+    captioned,
+    whiskers,
+)
 from simulator.studies.paired import HIGHER_IS_BETTER, load_words, metric_words
 from simulator.studies.race.race import is_fixed
 from simulator.studies.sweep.study import point_value
@@ -32,6 +45,8 @@ TORNADO_ROWS = 12
 NO_EFFECT = 0.005
 """Swing of a speedup that no bar would show."""
 CAPTION = "each assumed parameter alone"
+REVERSED = {"autorange": "reversed", "showgrid": False}
+"""An axis of names, the first on top."""
 
 
 class ForestRow(NamedTuple):
@@ -123,15 +138,12 @@ def forest_figure(data: ForestData) -> go.Figure:
         )
     figure.add_vline(x=1.0, line={"color": GREY, "width": 1.5, "dash": "dot"})
     figure.update_xaxes(type="log", title="speedup (right of 1 is better)", tickformat=".3~g", nticks=6, tickangle=0)
-    figure.update_yaxes(
-        tickvals=list(range(len(metrics))),
-        ticktext=[metric_words(metric) for metric in metrics],
-        range=[len(metrics) - 0.5, -0.5],
-        showgrid=False,
-    )
-    figure.update_layout(showlegend=len(names) > 1, hovermode="closest")
+    ticks = {"tickvals": list(range(len(metrics))), "ticktext": [metric_words(metric) for metric in metrics]}
+    y = {**ticks, "range": [len(metrics) - 0.5, -0.5], "showgrid": False}
+    look: dict[str, Any] = {"showlegend": len(names) > 1, "hovermode": "closest"}
     height = 210 + max(26, 16 * len(names)) * len(metrics)
-    return captioned(figure, "Speedup over the baseline", "95 % intervals of paired runs", data.basis, height)
+    caption = "95 % intervals of paired runs"
+    return captioned(figure, "Speedup over the baseline", caption, data.basis, height, y=y, **look)
 
 
 class RaceData(NamedTuple):
@@ -174,11 +186,9 @@ def race_figure(data: RaceData) -> go.Figure:
             hovertemplate="pattern: %{x:.1f} %",
         )
     figure.add_vline(x=0.0, line={"color": GREY, "width": 1.5, "dash": "dot"})
-    figure.update_xaxes(title="latency over the best fixed K (%)")
-    figure.update_yaxes(autorange="reversed", showgrid=False)
-    figure.update_layout(showlegend=False)
-    caption = "one dot a traffic pattern; left of 0 beats every fixed K"
-    return captioned(figure, "Regret of each controller", caption, data.basis, 220 + 34 * len(data.controllers))
+    caption, height = "one dot a traffic pattern; left of 0 beats every fixed K", 220 + 34 * len(data.controllers)
+    axes = ("latency over the best fixed K (%)", REVERSED)
+    return captioned(figure, "Regret of each controller", caption, data.basis, height, *axes, showlegend=False)
 
 
 class BarsData(NamedTuple):
@@ -187,43 +197,41 @@ class BarsData(NamedTuple):
     title: str
     caption: str
     unit: str
-    names: tuple[str, ...]
-    values: tuple[float, ...]
-    good: tuple[bool, ...]
+    bars: Sequence[tuple[str, float, bool]]
+    """Name, value, and whether it is within."""
     basis: str
 
 
 def thresholds_data(document: dict[str, Any]) -> BarsData:
     """Mean replicas that each threshold and each fixed number of replicas rents, and whether it meets the SLO."""
-    rows = document["candidates"]
-    names = [
-        f"{row['peak_replicas']} fixed" if row["threshold"] is None else f"threshold {row['threshold']:g}"
-        for row in rows
+    bars = [
+        (
+            f"{row['peak_replicas']} fixed" if row["threshold"] is None else f"threshold {row['threshold']:g}",
+            float(row["mean_replicas"]),
+            bool(row["holds"]),
+        )
+        for row in document["candidates"]
     ]
-    values = tuple(float(row["mean_replicas"]) for row in rows)
-    good = tuple(bool(row["holds"]) for row in rows)
     caption = "green meets the SLO, orange-red misses it"
-    return BarsData("Rent of each threshold", caption, "replicas (mean)", tuple(names), values, good, document["basis"])
+    return BarsData("Rent of each threshold", caption, "replicas (mean)", bars, document["basis"])
 
 
 def twin_data(document: dict[str, Any]) -> BarsData:
     """How far each metric of a live engine lies from its simulation, percent."""
-    rows = [row for row in document["checks"] if row["gap_percent"] is not None]
-    values = tuple(float(row["gap_percent"]) for row in rows)
-    good = tuple(not row["alarm"] for row in rows)
-    names = tuple(row["metric"] for row in rows)
-    return BarsData(
-        "Live engine over simulation", "orange-red raises an alarm", "gap (%)", names, values, good, document["basis"]
-    )
+    bars = [
+        (row["metric"], float(row["gap_percent"]), not row["alarm"])
+        for row in document["checks"]
+        if row["gap_percent"] is not None
+    ]
+    return BarsData("Live engine over simulation", "orange-red raises an alarm", "gap (%)", bars, document["basis"])
 
 
 def bars_figure(data: BarsData) -> go.Figure:
     """A horizontal bar per name."""
-    colours = [GREEN if good else VERMILLION for good in data.good]
-    figure = go.Figure(go.Bar(x=data.values, y=data.names, orientation="h", marker={"color": colours}))
-    figure.update_xaxes(title=data.unit)
-    figure.update_yaxes(autorange="reversed", showgrid=False)
-    return captioned(figure, data.title, data.caption, data.basis, 200 + 26 * len(data.names))
+    names, values, good = zip(*data.bars, strict=True) if data.bars else ((), (), ())
+    colours = [GREEN if within else VERMILLION for within in good]
+    figure = go.Figure(go.Bar(x=values, y=names, orientation="h", marker={"color": colours}))
+    return captioned(figure, data.title, data.caption, data.basis, 200 + 26 * len(names), data.unit, REVERSED)
 
 
 def tornado_data(document: dict[str, Any], variant: str | None = None) -> TornadoData | None:
@@ -250,27 +258,23 @@ def tornado_figure(data: TornadoData) -> go.Figure:
     """A bar per parameter from the speedup at its low end to that at its high end, around the answer."""
     figure = go.Figure()
     labels = [row.parameter.replace(" ", "<br>", 1) for row in data.rows]
-    for name, colour, ends in (
-        ("at the low end", SKY, [row.at_low for row in data.rows]),
-        ("at the high end", VERMILLION, [row.at_high for row in data.rows]),
-    ):
+    for end, colour in (("low", SKY), ("high", VERMILLION)):
+        speedups = [getattr(row, f"at_{end}") for row in data.rows]
         figure.add_bar(
             y=labels,
-            x=[end - data.ratio for end in ends],
+            x=[speedup - data.ratio for speedup in speedups],
             base=data.ratio,
             orientation="h",
-            name=name,
+            name=f"at the {end} end",
             marker={"color": colour},
-            customdata=ends,
+            customdata=speedups,
             hovertemplate="%{y}: %{customdata:.3f}",
         )
     figure.add_vline(x=data.ratio, line={"color": GREY, "width": 1.5})
     if any(row.flips for row in data.rows) or 0.8 < data.ratio < 1.25:
         figure.add_vline(x=1.0, line={"color": GREY, "width": 1.5, "dash": "dot"})
-    figure.update_layout(barmode="overlay", hovermode="closest")
-    figure.update_xaxes(title=f"speedup of {data.variant}")
-    figure.update_yaxes(autorange="reversed", showgrid=False)
-    return captioned(figure, "What the answer rests on", CAPTION, data.basis, 200 + 36 * len(labels))
+    axes, look = (f"speedup of {data.variant}", REVERSED), {"barmode": "overlay", "hovermode": "closest"}
+    return captioned(figure, "What the answer rests on", CAPTION, data.basis, 200 + 36 * len(labels), *axes, **look)
 
 
 def load_curve_data(document: dict[str, Any]) -> LoadCurveData | None:
@@ -296,43 +300,27 @@ def load_curve_figure(data: LoadCurveData) -> go.Figure:
         colour = VARIANT_COLOURS[index % len(VARIANT_COLOURS)]
         if all(end is not None for end in (*lows, *highs)):
             add_band(figure, loads, lows, highs, fillcolor=colour, opacity=0.18, showlegend=False)
-        figure.add_scatter(
-            x=loads,
-            y=ratios,
-            mode="lines+markers",
-            name=name,
-            line={"color": colour, "width": 2.5},
-            hovertemplate="%{y:.3f} at %{x:.4g}",
-        )
+        add_line(figure, loads, ratios, name, colour, "%{y:.3f} at %{x:.4g}", mode="lines+markers")
     for crossing in data.crossings:
         figure.add_vline(x=crossing, line={"color": GREY, "width": 1.5, "dash": "dash"})
-        figure.add_annotation(
-            x=log10(crossing) if positive else crossing,
-            y=0.0,
-            yref="paper",
-            xanchor="right",
-            yanchor="bottom",
-            textangle=-90,
-            showarrow=False,
-            text=load_words(data.path, crossing),
-            font={"size": 12},
-        )
+        at = {"x": log10(crossing) if positive else crossing, "y": 0.0, "yref": "paper"}
+        look = {"xanchor": "right", "yanchor": "bottom", "textangle": -90, "showarrow": False, "font": {"size": 12}}
+        figure.add_annotation(text=load_words(data.path, crossing), **at, **look)
     figure.add_hline(y=1.0, line={"color": GREY, "width": 1.5, "dash": "dot"})
     all_loads = [load for curve in data.curves for load in curve.loads]
     decades = positive and max(all_loads) > 10 * min(all_loads)
-    figure.update_xaxes(type="log" if positive else "linear", title=_axis(data.path), tickformat=".3~g")
-    figure.update_xaxes(dtick="D2" if decades else None)
-    figure.update_yaxes(title=f"speedup of {metric_words(data.metric)}")
-    figure.update_layout(hovermode="closest", showlegend=len(data.curves) > 1)
-    return captioned(figure, "Speedup over load", "above 1 the variant pays", data.basis, 460)
+    title = LOAD_WORDS.get(data.path, data.path)
+    x = {"type": "log" if positive else "linear", "title": title, "tickformat": ".3~g"}
+    axes = (x | {"dtick": "D2" if decades else None}, f"speedup of {metric_words(data.metric)}")
+    legend: dict[str, Any] = {"hovermode": "closest", "showlegend": len(data.curves) > 1}
+    return captioned(figure, "Speedup over load", "above 1 the variant pays", data.basis, 460, *axes, **legend)
 
 
-def _axis(path: str) -> str:
-    return {
-        "workload.arrivals.request_rate": "request rate (req/s)",
-        "workload.arrivals.max_concurrency": "concurrent requests",
-        "workload.arrivals.rate_scale": "arrival rate over the trace's own",
-    }.get(path, path)
+LOAD_WORDS = {
+    "workload.arrivals.request_rate": "request rate (req/s)",
+    "workload.arrivals.max_concurrency": "concurrent requests",
+    "workload.arrivals.rate_scale": "arrival rate over the trace's own",
+}
 
 
 def _labelled(row: dict[str, Any]) -> str:
@@ -405,10 +393,9 @@ def slo_ratio_figure(data: ParetoData) -> go.Figure:
             hover = "%{customdata[0]}<br>%{y:.2f} of the limit<extra></extra>"
             _add_layouts(figure, points, [p.slo_ratio for p in points], name, colour, hover)
     figure.add_hline(y=1.0, line={"color": GREY, "dash": "dash"}, annotation_text="SLO")
-    figure.update_xaxes(title=data.cost_label, rangemode="tozero")
-    figure.update_yaxes(title="binding value over its limit", rangemode="tozero")
+    x, y = ({"title": title, "rangemode": "tozero"} for title in (data.cost_label, "binding value over its limit"))
     caption = "each point a simulated layout; below the line it holds"
-    return captioned(figure, "Cost against the SLO", caption, data.basis, HEIGHT)
+    return captioned(figure, "Cost against the SLO", caption, data.basis, HEIGHT, x, y)
 
 
 def max_rate_data(document: dict[str, Any]) -> ParetoData | None:
@@ -435,24 +422,17 @@ def pareto_figure(data: ParetoData) -> go.Figure:
     _add_layouts(figure, points, [p.max_rate for p in points], "layout", BLUE, hover)
     if data.request_rate is not None:
         figure.add_hline(y=data.request_rate, line={"color": GREY, "dash": "dash"}, annotation_text="requested")
-    figure.update_xaxes(title=data.cost_label, rangemode="tozero")
-    figure.update_yaxes(title="highest rate that holds, req/s", rangemode="tozero")
-    return captioned(figure, "Cost against headroom", "stars: no layout beats them in both", data.basis, HEIGHT)
+    x, y = ({"title": title, "rangemode": "tozero"} for title in (data.cost_label, "highest rate that holds, req/s"))
+    return captioned(figure, "Cost against headroom", "stars: no layout beats them in both", data.basis, HEIGHT, x, y)
 
 
 def _add_layouts(
     figure: go.Figure, points: Sequence[ParetoPoint], y: Sequence[float | None], name: str, colour: str, hover: str
 ) -> None:
     """Layouts over their cost; those on the Pareto front are stars."""
-    figure.add_scatter(
-        x=[p.cost for p in points],
-        y=y,
-        mode="markers",
-        name=name,
-        marker={"color": colour, "size": 11, "symbol": ["star" if p.on_front else "circle" for p in points]},
-        customdata=[[p.layout] for p in points],
-        hovertemplate=hover,
-    )
+    marker = {"color": colour, "size": 11, "symbol": ["star" if p.on_front else "circle" for p in points]}
+    layouts = [[p.layout] for p in points]
+    add_points(figure, [p.cost for p in points], y, name, marker, hover, customdata=layouts)
 
 
 MOST_FIELDS = 6
@@ -560,17 +540,25 @@ def _explained(panel: SweepPanel) -> float:
 
 
 class TuningData(NamedTuple):
-    """``speedup[context][batch]`` of the best way to draft, and what is drafted there."""
+    """Cells of a ``tune`` document by context and batch."""
 
-    batches: tuple[str, ...]
-    contexts: tuple[str, ...]
-    speedup: list[list[float]]
-    drafts: list[list[str]]
-    fits: list[list[bool]]
-    """Whether the KV cache of the cell fits."""
-    hover: list[list[str]]
+    cells: dict[int, list[dict[str, Any]]]
     method: str
     basis: str
+
+    @property
+    def batches(self) -> list[str]:
+        return [f"{cell['judged_at']['batch']:,}" for cell in next(iter(self.cells.values()))]
+
+    @property
+    def drafts(self) -> list[list[str]]:
+        """What is drafted in each cell."""
+        return [[cell["draft"].replace("tree of ", "T") for cell in row] for row in self.cells.values()]
+
+    @property
+    def speedup(self) -> list[list[float]]:
+        """Speed-up of the best way to draft in each cell."""
+        return [[cell["if_on"]["speedup"] for cell in row] for row in self.cells.values()]
 
 
 def tuning_data(document: dict[str, Any]) -> TuningData | None:
@@ -580,17 +568,7 @@ def tuning_data(document: dict[str, Any]) -> TuningData | None:
     rows: dict[int, list[dict[str, Any]]] = {}
     for cell in document["table"]:
         rows.setdefault(cell["judged_at"]["context"], []).append(cell)
-    first = next(iter(rows.values()))
-    return TuningData(
-        tuple(f"{cell['judged_at']['batch']:,}" for cell in first),
-        tuple(f"{context:,}" for context in rows),
-        [[cell["if_on"]["speedup"] for cell in row] for row in rows.values()],
-        [[cell["draft"].replace("tree of ", "T") for cell in row] for row in rows.values()],
-        [[cell["fits_kv_cache"] for cell in row] for row in rows.values()],
-        [[_hover(cell) for cell in row] for row in rows.values()],
-        document["method"],
-        document["basis"],
-    )
+    return TuningData(rows, document["method"], document["basis"])
 
 
 def _hover(cell: dict[str, Any]) -> str:
@@ -602,30 +580,29 @@ def _hover(cell: dict[str, Any]) -> str:
 
 def tuning_figure(data: TuningData) -> go.Figure:
     """A heat map: what to draft in every cell, and the speed-up of the best way to draft; 1 is neutral."""
-    rows = zip(data.drafts, data.speedup, data.fits, strict=True)
     words = [
         [
-            f"<b>{draft.removeprefix('K=')}</b><br>{speedup:.2f}{'' if fits else '*'}"
-            for draft, speedup, fits in zip(*row, strict=True)
+            f"<b>{draft.removeprefix('K=')}</b><br>{cell['if_on']['speedup']:.2f}{'' if cell['fits_kv_cache'] else '*'}"
+            for draft, cell in zip(*row, strict=True)
         ]
-        for row in rows
+        for row in zip(data.drafts, data.cells.values(), strict=True)
     ]
-    figure = gain_map(data.batches, data.contexts, data.speedup, "", "%{customdata}<extra></extra>")
-    figure.update_traces(text=words, textfont_size=10, customdata=data.hover, showscale=False)
-    figure.update_xaxes(title="batch (sequences)")
-    figure.update_yaxes(title="context (tokens)")
-    caption = f"{data.method}: draft tokens, speed-up"
-    return captioned(figure, "What to draft", caption, data.basis, 160 + 64 * max(3, len(data.contexts)))
+    contexts, hover = (
+        [f"{context:,}" for context in data.cells],
+        [list(map(_hover, row)) for row in data.cells.values()],
+    )
+    figure = gain_map(data.batches, contexts, data.speedup, "", "%{customdata}<extra></extra>")
+    figure.update_traces(text=words, textfont_size=10, customdata=hover, showscale=False)
+    caption, height = f"{data.method}: draft tokens, speed-up", 160 + 64 * max(3, len(contexts))
+    axes = ("batch (sequences)", "context (tokens)")
+    return captioned(figure, "What to draft", caption, data.basis, height, *axes)
 
 
 class DraftingData(NamedTuple):
     """Tokens per second by draft tokens on one machine, a line for each confidence threshold (or number of streams)."""
 
-    names: list[str]
-    draft_tokens: list[list[int]]
-    rates: list[list[float]]
-    low: list[list[float]]
-    high: list[list[float]]
+    lines: dict[str, list[dict[str, Any]]]
+    """Rows of the document by the line's name."""
     basis: str
 
 
@@ -644,19 +621,17 @@ def drafting_data(document: dict[str, Any]) -> DraftingData | None:
         threshold = f"p-min {row['p_min']:g}" if row["p_min"] else "no threshold"
         name = f"{threshold}, {streams} stream{'s' if streams > 1 else ''}" if several else threshold
         lines.setdefault(name, [plain[streams]]).append(row)
-    columns = ("num_speculative_tokens", "tokens_per_s", "tokens_per_s_low", "tokens_per_s_high")
-    tokens, rates, low, high = ([[row[key] for row in line] for line in lines.values()] for key in columns)
-    return DraftingData(list(lines), tokens, rates, low, high, document["basis"])
+    return DraftingData(lines, document["basis"])
 
 
 def drafting_figure(data: DraftingData) -> go.Figure:
     """Rates over the longest draft, with 90 % intervals."""
     figure = go.Figure()
-    for name, tokens, rates, low, high in zip(
-        data.names, data.draft_tokens, data.rates, data.low, data.high, strict=True
-    ):
-        spread = whiskers(list(zip(low, rates, high, strict=True)), thickness=1)
+    for name, rows in data.lines.items():
+        tokens, rates = ([row[key] for row in rows] for key in ("num_speculative_tokens", "tokens_per_s"))
+        spread = whiskers(
+            [(row["tokens_per_s_low"], row["tokens_per_s"], row["tokens_per_s_high"]) for row in rows], thickness=1
+        )
         figure.add_trace(go.Scatter(x=tokens, y=rates, name=name, mode="lines+markers", error_y=spread))
-    figure.update_xaxes(title="longest draft (n-max)", dtick=1)
-    figure.update_yaxes(title="tokens per second", rangemode="tozero")
-    return captioned(figure, "What drafting brings", "90 % intervals", data.basis, 420)
+    axes = ({"title": "longest draft (n-max)", "dtick": 1}, {"title": "tokens per second", "rangemode": "tozero"})
+    return captioned(figure, "What drafting brings", "90 % intervals", data.basis, 420, *axes)

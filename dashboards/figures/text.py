@@ -98,9 +98,9 @@ def pool_text(data: PoolData) -> str:
 def tuning_text(data: studies.TuningData) -> str:
     """What to draft as a grid of text, contexts down and batches across."""
     lines = [f"{'context':>9} | " + " ".join(f"{text:>10}" for text in data.batches)]
-    for context, drafts, speedups in zip(data.contexts, data.drafts, data.speedup, strict=True):
+    for context, drafts, speedups in zip(data.cells, data.drafts, data.speedup, strict=True):
         words = [f"{draft} {speedup:.2f}" for draft, speedup in zip(drafts, speedups, strict=True)]
-        lines.append(f"{context:>9} | " + " ".join(f"{text:>10}" for text in words))
+        lines.append(f"{context:>9,} | " + " ".join(f"{text:>10}" for text in words))
     return "\n".join(lines)
 
 
@@ -141,15 +141,14 @@ def text_intervals(rows: Sequence[tuple[str, float | None, float, float | None]]
 
 def bars_text(data: studies.BarsData) -> str:
     """The bars as text."""
-    width = max(map(len, data.names), default=0)
-    rows = zip(data.names, data.values, data.good, strict=True)
-    lines = [f"{name:<{width}}  {value:8.2f}{'' if good else '  !'}" for name, value, good in rows]
+    width = max((len(name) for name, *_ in data.bars), default=0)
+    lines = [f"{name:<{width}}  {value:8.2f}{'' if good else '  !'}" for name, value, good in data.bars]
     return "\n".join([f"{data.unit}; ! = {'misses the SLO' if 'SLO' in data.caption else 'alarm'}", *lines])
 
 
 def drafting_text(data: studies.DraftingData) -> str:
     """The rates as lines of text."""
     return "\n".join(
-        f"{name}: " + ", ".join(f"{k}: {rate:.1f}" for k, rate in zip(tokens, rates, strict=True))
-        for name, tokens, rates in zip(data.names, data.draft_tokens, data.rates, strict=True)
+        f"{name}: " + ", ".join(f"{row['num_speculative_tokens']}: {row['tokens_per_s']:.1f}" for row in rows)
+        for name, rows in data.lines.items()
     )

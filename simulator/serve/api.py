@@ -22,14 +22,7 @@ PositiveInt = Annotated[int, Field(ge=1)]
 
 
 class BadRequestError(Exception):
-    """A request that is answered with an error of OpenAI's shape.
-
-    Args:
-        message: what is wrong and what would be right.
-        status: HTTP status code.
-        param: the field that is wrong, if a single one is.
-        code: machine-readable error code.
-    """
+    """A request that is answered with an error of OpenAI's shape."""
 
     def __init__(self, message: str, status: int = 400, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -67,11 +60,7 @@ class Message(_Body):
 
     @property
     def text(self) -> str:
-        """The message's text, tool calls included.
-
-        Raises:
-            BadRequestError: something else than text.
-        """
+        """The message's text, tool calls included."""
         if isinstance(self.content, str):
             return self.content
         parts = []
@@ -97,7 +86,6 @@ class _Generation(_Body):
 
     @property
     def most_tokens(self) -> int | None:
-        """The limit of the request."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 
@@ -122,15 +110,10 @@ class CompletionBody(_Generation):
 
     @property
     def most_tokens(self) -> int | None:
-        """The limit that is requested, or the interface's own."""
         return super().most_tokens or COMPLETION_TOKENS
 
     def prompts(self, most_tokens: int) -> list[list[Token]]:
-        """Each prompt, cut after ``most_tokens``; token numbers are taken as they are.
-
-        Raises:
-            BadRequestError: a prompt without a token, or too many prompts.
-        """
+        """Each prompt, cut after ``most_tokens``; token numbers are taken as they are."""
         prompt: Any = self.prompt
         many = isinstance(prompt, list) and not (prompt and isinstance(prompt[0], int))
         texts = prompt if many else [prompt]
@@ -151,16 +134,7 @@ Body = ChatBody | CompletionBody
 
 
 def body_of(kind: type[ChatBody] | type[CompletionBody], raw: bytes, model: str) -> Body:
-    """The request in a body.
-
-    Args:
-        kind: body type that the endpoint accepts.
-        raw: bytes of the body.
-        model: name of the served model.
-
-    Raises:
-        BadRequestError: naming the field.
-    """
+    """The request in a body."""
     try:
         data = json.loads(raw)
     except (ValueError, RecursionError) as error:
@@ -219,7 +193,6 @@ class Answer:
         return opening, before, after
 
     def whole(self, choices: list[dict[str, Any]], usage: dict[str, Any]) -> bytes:
-        """The complete answer as one JSON document."""
         return self._json("chat.completion", choices, usage)
 
     def _json(self, chat_object: str, choices: list[dict[str, Any]], usage: dict[str, Any] | None) -> bytes:

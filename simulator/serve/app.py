@@ -80,7 +80,6 @@ class PendingAnswer:
 
     @property
     def finish(self) -> str:
-        """Finish reason of the answer."""
         return "length" if self.full else "stop"
 
 
@@ -115,7 +114,6 @@ class Exchange:
 
     @property
     def usage(self) -> dict[str, Any]:
-        """OpenAI's usage so far."""
         return usage_of(self.prompt_tokens, sum(choice.tokens for choice in self.choices), self.cached_tokens)
 
     def connect(self, connection: asyncio.WriteTransport) -> None:
@@ -156,7 +154,6 @@ class Exchange:
             self.news.set_result(None)
 
     def finish(self) -> None:
-        """Mark the exchange as finished."""
         self.over = True
         self.tell()
 
@@ -239,11 +236,7 @@ class Server:
         return Response(self.counters.exposition(), headers={"content-type": CONTENT_TYPE_LATEST})
 
     def prepare(self, body: Body) -> list[PendingAnswer]:
-        """The answers that a body requests; touches nothing that the event loop changes.
-
-        Raises:
-            BadRequestError: it is too long, or requests too many answers.
-        """
+        """The answers that a body requests; touches nothing that the event loop changes."""
         prompts = (tokens for tokens in body.prompts(self._longest + 1) for _ in range(body.n))
         return [
             PendingAnswer(index, tokens, next(self._number), *self._length(body, len(tokens)), body.most_tokens)
@@ -264,9 +257,6 @@ class Server:
             body: the parsed request.
             choices: of ``prepare``.
             at_s: when it came, before it was read: the work of a server's API server is simulated.
-
-        Raises:
-            BadRequestError: too many are under way.
         """
         if len(choices) > self.fleet.free:
             raise BadRequestError("too many requests are under way", 503, code="overloaded")
@@ -308,11 +298,7 @@ class Server:
             exchange.finish()
 
     def _length(self, body: Body, prompt_tokens: int) -> tuple[int, bool]:
-        """Tokens of an answer, and whether it then is as long as it may be.
-
-        Raises:
-            BadRequestError: prompt and answer do not fit.
-        """
+        """Tokens of an answer, and whether it then is as long as it may be."""
         remaining = self._longest - prompt_tokens
         max_tokens = body.most_tokens
         most = remaining if max_tokens is None else max_tokens
@@ -490,7 +476,6 @@ class _Endpoint:
         await send({"type": "http.response.body", "body": DONE, "more_body": False})
 
     def _whole(self, exchange: Exchange) -> Response:
-        """The answer in one piece."""
         if exchange.error is not None:
             raise exchange.error
         answer = exchange.answer

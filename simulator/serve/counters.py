@@ -15,6 +15,7 @@ from simulator.serving import StepLog
 MOST_ROWS = 4096
 """Step records that wait for the next look at the metrics."""
 FINISHES = ("stop", "length", "abort")
+LABELS = ("model_name", "engine")
 
 
 class Histogram:
@@ -29,7 +30,6 @@ class Histogram:
         self.sum = 0.0
 
     def observe(self, value: float, count: int = 1) -> None:
-        """``count`` times the same value."""
         self.counts[bisect_left(self.bounds, value)] += count
         self.sum += value * count
 
@@ -47,13 +47,7 @@ def token_bounds(most: int) -> list[float]:
 
 
 class Counters:
-    """Counters and histograms over the requests of a fleet.
-
-    Args:
-        fleet: the fleet that serves the requests.
-        model: name of the served model.
-        most_tokens: longest request.
-    """
+    """Counters and histograms over the requests of a fleet."""
 
     def __init__(self, fleet: LiveFleet, model: str, most_tokens: int) -> None:
         self._fleet = fleet
@@ -115,27 +109,25 @@ class Counters:
         steps.forget()
 
     def _gauges(self) -> Iterator[Any]:
-        from prometheus_client.core import GaugeMetricFamily
+        from prometheus_client.core import GaugeMetricFamily as Gauge
 
-        fleet, names = self._fleet, ("model_name", "engine")
-        in_batch = GaugeMetricFamily("vllm:num_requests_running", "Requests in the batch.", labels=names)
-        waiting = GaugeMetricFamily("vllm:num_requests_waiting", "Requests that wait.", labels=names)
-        usage = GaugeMetricFamily("vllm:kv_cache_usage_perc", "Share of the KV blocks in use.", labels=names)
-        for index, (scheduler, pool) in enumerate(zip(fleet.schedulers, fleet.build.fleet.replicas, strict=True)):
-            labels = (self._model, str(index))
-            in_batch.add_metric(labels, running_requests(scheduler))
-            usage.add_metric(labels, scheduler.used_blocks / (pool.limits.groups * pool.limits.num_blocks))
-        waiting.add_metric(self._labels, fleet.queued)
-        yield from (in_batch, waiting, usage)
-        limits, caches = fleet.build.main.limits, fleet.build.main.prefix_caching
+        fleet, limits = self._fleet, self._fleet.build.main.limits
+        replicas = [((self._model, str(index)), scheduler) for index, scheduler in enumerate(fleet.schedulers)]
+        blocks = [pool.limits.groups * pool.limits.num_blocks for pool in fleet.build.fleet.replicas]
+        shares = [(labels, one.used_blocks / most) for (labels, one), most in zip(replicas, blocks, strict=True)]
+        running = [(labels, running_requests(scheduler)) for labels, scheduler in replicas]
+        waiting = [(self._labels, fleet.queued)]
+        yield _family(Gauge, "vllm:num_requests_running", "Requests in the batch.", LABELS, running)
+        yield _family(Gauge, "vllm:num_requests_waiting", "Requests that wait.", LABELS, waiting)
+        yield _family(Gauge, "vllm:kv_cache_usage_perc", "Share of the KV blocks in use.", LABELS, shares)
+        caches = fleet.build.main.prefix_caching
         config = {"block_size": limits.block_size, "num_gpu_blocks": limits.num_blocks, "enable_prefix_caching": caches}
-        info = GaugeMetricFamily("vllm:cache_config_info", "The KV cache.", labels=[*config, "engine"])
-        info.add_metric([*map(str, config.values()), self._labels[1]], 1)
-        yield info
-        yield GaugeMetricFamily("forerun:simulated_seconds", "Simulated time since the start.", value=fleet.now)
+        info = [((*map(str, config.values()), self._labels[1]), 1)]
+        yield _family(Gauge, "vllm:cache_config_info", "The KV cache.", (*config, "engine"), info)
+        yield Gauge("forerun:simulated_seconds", "Simulated time since the start.", value=fleet.now)
 
     def _counts(self) -> Iterator[Any]:
-        from prometheus_client.core import CounterMetricFamily
+        from prometheus_client.core import CounterMetricFamily as Counter
 
         fleet, totals = self._fleet, self._fleet.totals
         counts = {
@@ -156,32 +148,28 @@ class Counters:
                 "vllm:spec_decode_num_draft_tokens": ("Tokens drafted.", drafted),
                 "vllm:spec_decode_num_accepted_tokens": ("Of them accepted.", int(at_least[1:].sum())),
             }
-            by_position = CounterMetricFamily(
-                "vllm:spec_decode_num_accepted_tokens_per_pos",
-                "Accepted tokens by draft position.",
-                labels=("model_name", "engine", "position"),
-            )
-            for position, accepted in enumerate(at_least[1:].tolist()):
-                by_position.add_metric((*self._labels, str(position)), accepted)
-            yield by_position
+            accepted = [((*self._labels, str(at)), count) for at, count in enumerate(at_least[1:].tolist())]
+            name = "vllm:spec_decode_num_accepted_tokens_per_pos"
+            yield _family(Counter, name, "Accepted tokens by draft position.", (*LABELS, "position"), accepted)
         for name, (help_text, value) in counts.items():
-            family = CounterMetricFamily(name, help_text, labels=("model_name", "engine"))
-            family.add_metric(self._labels, value)
-            yield family
-        success = CounterMetricFamily(
-            "vllm:request_success", "Requests that have ended.", labels=("model_name", "engine", "finished_reason")
-        )
-        for finish, count in self.finished.items():
-            success.add_metric((*self._labels, finish), count)
-        yield success
+            yield _family(Counter, name, help_text, LABELS, [(self._labels, value)])
+        ended = [((*self._labels, finish), count) for finish, count in self.finished.items()]
+        labels = (*LABELS, "finished_reason")
+        yield _family(Counter, "vllm:request_success", "Requests that have ended.", labels, ended)
 
     def _histograms(self) -> Iterator[Any]:
         from prometheus_client.core import HistogramMetricFamily
 
         for what, (name, _) in metric_tables()["served"].items():
             histogram = self._seen[what]
-            family = HistogramMetricFamily(
-                name, name.partition(":")[2].replace("_", " "), labels=("model_name", "engine")
-            )
+            family = HistogramMetricFamily(name, name.partition(":")[2].replace("_", " "), labels=LABELS)
             family.add_metric(self._labels, histogram.buckets(), histogram.sum)
             yield family
+
+
+def _family(kind: Any, name: str, help_text: str, labels: Sequence[str], rows: Sequence[tuple[Any, float]]) -> Any:
+    """A metric family with a value for each of the label values."""
+    family = kind(name, help_text, labels=labels)
+    for values, value in rows:
+        family.add_metric(values, value)
+    return family

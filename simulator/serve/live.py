@@ -67,7 +67,6 @@ class _Hashes(PrefixHashes):
         object.__setattr__(self, "slots", slots)
 
     def of(self, row: int) -> NDArray[np.int64]:
-        """Hashes of one request."""
         return self.slots[row]
 
 
@@ -79,7 +78,6 @@ class _Log(RunLog):
         self.refused: list[tuple[int, str]] = []
 
     def refuse(self, request: int, reason: str) -> None:
-        """The router turns a request away."""
         self.refused.append((request, reason))
 
     def clear(self, slot: int) -> None:
@@ -104,7 +102,6 @@ def _groups(scheduler: Any) -> Sequence[Any]:
 
 
 def running_requests(scheduler: Any) -> int:
-    """Requests in the batches of a replica."""
     return sum(len(group.running) for group in _groups(scheduler))
 
 
@@ -119,12 +116,7 @@ class Totals:
 
 
 class LiveFleet:
-    """The fleet of a scenario, fed while its time goes by.
-
-    Args:
-        build: the parts of the scenario.
-        slots: requests that can be under way at once.
-    """
+    """The fleet of a scenario, fed while its time goes by."""
 
     def __init__(self, build: Build, slots: int = SLOTS) -> None:
         self.build = build
@@ -145,7 +137,6 @@ class LiveFleet:
 
     @property
     def now(self) -> float:
-        """Simulated time."""
         return float(self._env.now)
 
     @property
@@ -262,9 +253,6 @@ class LiveFleet:
 def rehearse(build: Build) -> None:
     """Serve made-up requests, so that the tables in which prices are looked up stand before anybody waits for a token:
     making them on demand would hold streams up for up to a tenth of a second at a time.
-
-    Args:
-        build: whose tables; runs of it are the same after as before.
     """
     limits = build.main.limits
     fleet = LiveFleet(build, slots=limits.max_num_seqs + 1)

@@ -85,11 +85,7 @@ class Observed:
 
 
 def observe_url(url: str, seconds: float) -> Observed:
-    """Scrape a ``/metrics`` address twice.
-
-    Raises:
-        ForerunError: it does not answer, or not with metrics.
-    """
+    """Scrape a ``/metrics`` address twice."""
     import time
 
     first, began = _scraped(url), time.monotonic()
@@ -113,9 +109,6 @@ def observe_files(files: Sequence[Path], seconds: float | None) -> Observed:
     Args:
         files: a Prometheus text, two of them (earlier, later), a range query's JSON, OTLP JSON, or a benchmark result.
         seconds: that the text covers or that lie between the two, where they do not say.
-
-    Raises:
-        ForerunError: none of these; with the file.
     """
     texts = [(file, _text(file)) for file in files]
     if len(texts) == 2:
@@ -161,11 +154,7 @@ def _lines(text: str) -> list[Any]:
 
 
 def samples_of(text: str, place: str) -> dict[Sample, float]:
-    """Every sample of a Prometheus text.
-
-    Raises:
-        ForerunError: it is none, or holds nothing of a known engine.
-    """
+    """Every sample of a Prometheus text."""
     try:
         from prometheus_client.parser import text_string_to_metric_families
     except ImportError:
@@ -185,11 +174,7 @@ def samples_of(text: str, place: str) -> dict[Sample, float]:
 
 
 def between(first: Mapping[Sample, float], last: Mapping[Sample, float], place: str, seconds: float | None) -> Observed:
-    """Metrics between two scrapes; a counter that decreased is taken to have restarted from zero.
-
-    Raises:
-        ForerunError: nothing says how long that was, or nothing happened.
-    """
+    """Metrics between two scrapes; a counter that decreased is taken to have restarted from zero."""
     grown = {key: value - first.get(key, 0.0) if value >= first.get(key, 0.0) else value for key, value in last.items()}
     clock = next((value for (name, _), value in grown.items() if name == CLOCK), None)
     duration = clock if clock is not None else seconds

@@ -26,11 +26,6 @@ class Pace:
     """Drives a fleet by the event loop's clock.
 
     The engine is one step ahead: when a step begins its end is known, and its tokens are let out then.
-
-    Args:
-        fleet: the fleet to drive.
-        speed: simulated seconds in a second.
-        deliver: makes ready what leaves the engine and sends it when ``send`` lets it.
     """
 
     def __init__(self, fleet: LiveFleet, speed: float, deliver: Callable[[Sequence[Delivery]], None]) -> None:
@@ -44,20 +39,17 @@ class Pace:
         self._origin_s = 0.0
 
     def start(self) -> None:
-        """Start the clock; call within the event loop."""
         self._loop = asyncio.get_running_loop()
         self._origin_s = self._loop.time()
         self._aim()
 
     def stop(self) -> None:
-        """Stop the clock."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The event loop that drives the fleet."""
         assert self._loop is not None
         return self._loop
 
@@ -67,7 +59,6 @@ class Pace:
 
     @property
     def now(self) -> float:
-        """Simulated time by the clock."""
         return (self.loop.time() - self._origin_s) * self._speed
 
     def submit(self, input_tokens: int, output_tokens: int, hashes: Sequence[int], at_s: float) -> int | None:

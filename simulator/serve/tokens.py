@@ -9,20 +9,18 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, islice
 
 PIECES = re.compile(r" ?[^\W\d_]{1,8}|\d{1,3}| ?[^\w\s]{1,2}|_|\s+")
-WORDS = tuple(
+LINE = (
     " the of and to in is that it was for on are with as his they be at one have this from or had by but what some we "
     "can out other were all there when up use your how said an each she which do their time if will way about many "
     "then them write would like so these her long make thing see him two has look more day could go come did number "
-    "sound no most people my over know water than call first who may down side been now find".replace(" ", "\0 ")
-    .strip("\0")
-    .split("\0")
+    "sound no most people my over know water than call first who may down side been now find"
 )
+WORDS = tuple(f" {word}" for word in LINE.split())
 """Words that are one token each under the pattern above and in nearly every tokenizer."""
-LINE = "".join(WORDS)
 ENDS = (0, *accumulate(map(len, WORDS)))
 """Where the first n words end."""
 
@@ -38,10 +36,6 @@ def chat_tokens(messages: Sequence[tuple[str, str]], most: int | None = None) ->
     """Tokens of a conversation: role, text and end of each message, and the role of the answer to come.
 
     The answer's filler text, sent back as a message, has the tokens that it had when it was generated.
-
-    Args:
-        messages: roles and texts.
-        most: tokens after which no further message is read.
     """
     tokens: list[Token] = []
     for role, text in messages:
@@ -66,12 +60,9 @@ def filler(number: int, first: int, count: int) -> str:
 
 def block_hashes(tokens: Sequence[Token], block_tokens: int) -> list[int]:
     """A hash of each whole block and all before it: equal where everything up to there is equal."""
-    return list(_chained(tokens, block_tokens))
-
-
-def _chained(tokens: Sequence[Token], block_tokens: int) -> Iterator[int]:
-    before = b""
+    hashes, before = [], b""
     for end in range(block_tokens, len(tokens) + 1, block_tokens):
         block = "\0".join(map(str, tokens[end - block_tokens : end]))
         before = hashlib.blake2b(before + block.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-        yield int.from_bytes(before, "big") >> 1
+        hashes.append(int.from_bytes(before, "big") >> 1)
+    return hashes

@@ -70,19 +70,12 @@ class Check(NamedTuple):
 
     @property
     def gap_percent(self) -> float:
-        """Measured over expected, less one."""
         return 100.0 * (self.measured / self.expected - 1.0) if self.expected else float("nan")
 
 
 @dataclass(frozen=True, slots=True)
 class Twin:
-    """A scenario under the traffic that was seen.
-
-    Args:
-        scenario: the expected deployment.
-        seen: metrics observed on the engine.
-        seed: the first seed.
-    """
+    """A scenario under the traffic that was seen."""
 
     scenario: Scenario
     seen: Observed
@@ -114,7 +107,6 @@ class Twin:
 
     @property
     def count(self) -> int:
-        """Requests of a simulated run."""
         seen = self.seen.arrivals
         return len(seen) if seen else int(min(max(self.seen.requests or 0.0, REQUESTS[0]), REQUESTS[1]))
 
@@ -245,9 +237,8 @@ def _load_checks(scenario: Scenario, seen: Observed) -> list[Check]:
     if arrivals is not None and arrivals.request_rate is not None and arrivals.profile is None and seen.duration_s:
         shape = arrivals.burstiness or 1.0
         rate = seen.requests / seen.duration_s
-        checks.append(
-            _check("request_rate", "load", rate, arrivals.request_rate, _sd(1.0 / shape, seen.requests), 0.05)
-        )
+        spread = _sd(1.0 / shape, seen.requests)
+        checks.append(_check("request_rate", "load", rate, arrivals.request_rate, spread, 0.05))
     for metric, total, assumed in (
         ("prompt_tokens", seen.prompt_tokens, stream.input_tokens),
         ("output_tokens", seen.output_tokens, stream.output_tokens),
@@ -307,7 +298,6 @@ def _latency_checks(plain: NDArray[np.float64], seen: Observed, count: int, tole
 
 
 def _with_acceptance(scenario: Scenario, seen: Observed) -> Scenario:
-    """The scenario with the acceptance that was seen."""
     if scenario.speculation is None or seen.acceptance_length is None or not seen.drafts:
         return scenario
     if seen.accepted_per_position:
@@ -385,18 +375,14 @@ def what_if_rows(
         row: Document = {"name": name, "set": changes}
         for at, latency in enumerate(LATENCIES):
             if latency != "prefill":
-                centre = float(ratios[:, at].mean())
-                row[latency] = {
-                    "change_percent": 100 * (exp(centre) - 1),
-                    "low": 100 * (exp(centre - float(half[at])) - 1),
-                    "high": 100 * (exp(centre + float(half[at])) - 1),
-                }
+                centre, spread = float(ratios[:, at].mean()), float(half[at])
+                ends = {"change_percent": centre, "low": centre - spread, "high": centre + spread}
+                row[latency] = {key: 100 * (exp(value) - 1) for key, value in ends.items()}
         rows.append(row)
     return rows
 
 
 def _what_ifs(scenario: Scenario) -> dict[str, Document]:
-    """Candidate changes to simulate on the observed traffic."""
     changes: dict[str, Document] = {}
     speculation, engine = scenario.speculation, scenario.engine
     if speculation is not None and speculation.num_speculative_tokens:
@@ -469,7 +455,7 @@ class TwinResult(StudyResult):
         ]
 
 
-def _change(row: Document) -> Cell:
+def _change(row: Mapping[str, float]) -> Cell:
     return Cell(f"{row['change_percent']:+.1f} %", aside=f"{row['low']:+.1f}..{row['high']:+.1f}")
 
 
@@ -484,11 +470,10 @@ def _document(
 ) -> Document:
     blamed = list(dict.fromkeys(culprits))
     worst = max((abs(check.gap_percent) for check in checks if check.metric in LATENCIES), default=0.0)
+    text = f"The engine does what it should; its latencies lie within {worst:.1f} % of its twin's."
     if blamed:
         text = f"To blame: {blamed[0]} ({CAUSES[blamed[0]]})"
         text += f"; then {', '.join(blamed[1:])}." if blamed[1:] else "."
-    else:
-        text = f"The engine does what it should; its latencies lie within {worst:.1f} % of its twin's."
     document = {
         "source": seen.source,
         "observed": {

@@ -19,17 +19,17 @@ TIMES = group_layer(SET, 131072, SET.values())
 @pytest.mark.parametrize("reading", ["next-attention", "same-layer", "pipelined"])
 def test_gantt_shows_every_bar_of_a_hit_and_of_a_miss(reading):
     data = attention.gantt_data(TIMES, reading, "a basis")
-    assert data.hit_s == pytest.approx(pass_seconds(TIMES, [True, True], reading))
-    assert data.miss_s == pytest.approx(pass_seconds(TIMES, [False, True], reading))
+    assert data.hit.seconds == pytest.approx(pass_seconds(TIMES, [True, True], reading))
+    assert data.miss.seconds == pytest.approx(pass_seconds(TIMES, [False, True], reading))
     figure = attention.gantt_figure(data)
-    assert sum(len(trace.x) for trace in figure.data) == len(data.hit) + len(data.miss)
+    assert sum(len(trace.x) for trace in figure.data) == len(data.hit.bars) + len(data.miss.bars)
     assert {trace.name for trace in figure.data} <= set(attention.WORK_COLOURS)
     for trace in figure.data:
         for width, start in zip(trace.x, trace.base, strict=True):
-            assert 0 < width <= max(data.hit_s, data.miss_s) * 1e6 - start + 1e-6
+            assert 0 < width <= max(data.hit.seconds, data.miss.seconds) * 1e6 - start + 1e-6
     shapes = [shape for trace in figure.data for shape in trace.marker.pattern.shape]
-    assert shapes.count("/") == sum(not bar.kept for bar in (*data.hit, *data.miss))
-    assert all(bar.kept for bar in data.hit)
+    assert shapes.count("/") == sum(not bar.kept for bar in (*data.hit.bars, *data.miss.bars))
+    assert all(bar.kept for bar in data.hit.bars)
     assert "basis: a basis" in figure.layout.title.text
 
 
@@ -89,7 +89,7 @@ def test_tokens_and_ticks_are_powers_of_two():
         "19.2K",
         "1M",
     ]
-    assert attention.context_ticks(1024, 131072)["ticktext"] == ["1K", "2K", "4K", "8K", "16K", "32K", "64K", "128K"]
+    assert attention.context_axis(1024, 131072)["ticktext"] == ["1K", "2K", "4K", "8K", "16K", "32K", "64K", "128K"]
 
 
 def test_the_page_holds_figures_sentences_and_sources():

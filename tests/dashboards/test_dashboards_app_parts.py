@@ -336,12 +336,12 @@ def test_capacity_page_says_what_the_plan_says(tmp_path, write_plan):
     (tmp_path / "served" / "broken" / "plan.json").write_text("{}")
     context = Context(ServedFolders.of([tmp_path / "served"], tmp_path / "session"))
     assert list(context.served.plans()) == ["azure", "broken"]
-    shown, figures = capacity.compute(context, {"plan": "azure"})
+    shown = capacity.compute(context, {"plan": "azure"})
     assert document["conclusion"] in str(shown["lead"])
-    costs = sorted(x for trace in figures["slo_ratio"].data for x in trace.x)
+    costs = sorted(x for trace in shown["slo_ratio"].data for x in trace.x)
     assert costs == sorted(row["usd_per_hour"] for row in document["candidates"] if row["binding"] is not None)
-    nothing, none_drawn = capacity.compute(context, {"plan": None})
-    assert none_drawn == {}
+    nothing = capacity.compute(context, {"plan": None})
+    assert set(nothing) == {"lead", "basis"}
     assert "basis: nothing yet" in str(nothing["basis"])
     for label, complaint in (("../azure", "no capacity plan"), ("broken", "is not what forerun plan")):
         with pytest.raises(ForerunError, match=complaint):
@@ -383,12 +383,12 @@ def test_a_plan_of_an_uploaded_log_has_its_requests_and_prices_of_ones_own(serve
 def test_an_uploaded_log_shows_what_it_holds_and_leads_to_a_plan(served, tmp_path):
     context = Context(ServedFolders.of([], tmp_path / "session"))
     label = keep_log(encoded(LOG.encode()), "mine.csv", context.served)
-    shown, figures = traffic.compute(context, {"log": label, "columns": ""})
+    shown = traffic.compute(context, {"log": label, "columns": ""})
     assert "200 requests" in str(shown["lead"])
     assert "guessed from the columns' names" in str(shown["basis"])
     assert "/capacity?log=this+session%2Fmine.csv" in str(shown["onward"])
     assert "/what-if?rate=4&prompt=200&output=23" in str(shown["onward"])
-    rates, prompts, answers = figures["traffic"].data
+    rates, prompts, answers = shown["traffic"].data
     span = 199 * 0.25
     assert np.sum(rates.y) * span / len(rates.y) == pytest.approx(200)
     assert np.sum(prompts.y) == pytest.approx(1)

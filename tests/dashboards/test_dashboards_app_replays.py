@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 
+import plotly.graph_objects as go
 import pytest
 
 pytest.importorskip("dash")
@@ -11,7 +12,7 @@ from dashboards.app.controls import values_of
 from dashboards.app.page import Context
 from dashboards.app.pages import replay
 from dashboards.app.pages.replay import PAGE, VIEWS, compute
-from dashboards.app.replays import record, replay_document, replay_task
+from dashboards.app.replays import record, replay_task
 from dashboards.app.served import ServedFolders
 from dashboards.checks import write_errors
 from dashboards.recorded_errors import ErrorRow, read_errors
@@ -51,6 +52,10 @@ def shown(context):
     return compute(context, {"view": VIEWS[2], "replay": "this session/made"})
 
 
+def figures_in(parts):
+    return {name: part for name, part in parts.items() if isinstance(part, go.Figure)}
+
+
 def test_measured_files_are_detected_by_content(context):
     assert {label: steps for label, (_, steps) in context.served.measured().items()} == {
         "bench.csv": False,
@@ -60,20 +65,20 @@ def test_measured_files_are_detected_by_content(context):
 
 def test_a_replay_of_runs_shows_every_measured_metric(context):
     assert made(context, "bench.csv")[-1] == (2, 2)
-    _, figures = shown(context)
+    figures = figures_in(shown(context))
     assert set(figures) == {"mean_ttft_ms", "mean_tpot_ms", "output_throughput"}
     points = figures["mean_tpot_ms"].data[0]
     assert list(points.x) == [8.0, 9.0]
-    document = replay_document(context.served, "this session/made")
+    document = context.served.replay("this session/made")
     assert list(points.y) == [run["predicted"]["mean_tpot_ms"] for run in document["runs"]]
     assert document["sources"] == ["bench.csv"]
 
 
 def test_a_replay_of_steps_shows_every_step(context):
     made(context, "steps.csv")
-    parts, figures = shown(context)
-    assert set(figures) == {"step_ms"}
-    assert list(figures["step_ms"].data[0].x) == [10.0, 20.0]
+    parts = shown(context)
+    assert set(figures_in(parts)) == {"step_ms"}
+    assert list(parts["step_ms"].data[0].x) == [10.0, 20.0]
     assert parts["basis"] is not None
 
 
@@ -90,9 +95,9 @@ def test_a_faulty_replay_is_one_sentence(context, text, message):
     (folder / "replay.json").write_text(text)
     with pytest.raises(ForerunError, match=message):
         shown(context)
-    parts, figures = compute(context, {"view": VIEWS[2], "replay": None})
+    parts = compute(context, {"view": VIEWS[2], "replay": None})
     assert "no replay here yet" in str(parts["lead"])
-    assert figures == {}
+    assert figures_in(parts) == {}
 
 
 def test_a_background_task_may_use_processes_of_its_own(context):
@@ -107,9 +112,9 @@ def test_a_background_task_may_use_processes_of_its_own(context):
 def test_replay_opens_on_the_errors_on_record_and_names_the_worst(context):
     values, _ = values_of(list(PAGE.fields.values()), None, context.served)
     assert values["view"] == VIEWS[0]
-    shown, figures = compute(context, values)
+    shown = compute(context, values)
     rows = record()
-    dots = sum(len(trace.x) for trace in figures["record"].data[:-1])
+    dots = sum(len(trace.x) for trace in shown["record"].data[:-1])
     assert dots == len(rows) > 100
     tpot = max((row for row in rows if row.metric == "mean_tpot_ms"), key=lambda row: row.mape)
     assert tpot.name in str(shown["tables"])

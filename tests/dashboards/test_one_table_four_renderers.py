@@ -52,7 +52,7 @@ def test_a_new_metric_shows_in_all_four(with_new_metric, run, run_folder, tmp_pa
     page = report_html(load_run(run_folder))
     assert re.search(rf"<td>{LABEL}</td><td>12.6", page)
     context = Context(ServedFolders.of([run_folder.parent], tmp_path))
-    parts, _ = run_explorer.compute(context, {"run": run_folder.name})
+    parts = run_explorer.compute(context, {"run": run_folder.name})
     assert LABEL in str(parts["tables"].to_plotly_json())
     assert "12.6" in str(parts["tables"].to_plotly_json())
 

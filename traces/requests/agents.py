@@ -64,7 +64,6 @@ def interval_order(spans: Sequence[tuple[float, float]]) -> list[list[int]]:
 
 
 def session_files(folder: Path) -> list[Path]:
-    """Session files of a folder, sorted by name."""
     return sorted(path for path in folder.iterdir() if path.name.endswith((".json", ".json.gz")))
 
 
@@ -158,14 +157,7 @@ Part = tuple[object, int]
 
 @dataclass
 class _Dag:
-    """State of the traversal of a DAG file, conversation by conversation, turn by turn.
-
-    Args:
-        path: the file.
-        conversations: by session id.
-        characters_per_token: characters per token; about 4 for English text.
-        block_tokens: tokens per block of a prefix hash.
-    """
+    """State of the traversal of a DAG file, conversation by conversation, turn by turn."""
 
     path: Path
     conversations: Mapping[str, dict[str, Any]]
@@ -175,14 +167,7 @@ class _Dag:
     blocks: dict[tuple[object, ...], int] = field(default_factory=dict)
 
     def walk(self, name: str, after: list[int], history: list[Part], path: tuple[str, ...] = ()) -> list[int]:
-        """Add the requests of a conversation and of those it calls; return the requests that complete all of it.
-
-        Args:
-            name: name of the conversation.
-            after: requests that its first turn waits for.
-            history: parts that its prompts begin with.
-            path: conversations that led here.
-        """
+        """Add the requests of a conversation and of those it calls; return the requests that complete all of it."""
         if name in path:
             raise TraceError(f"{self.path}: session {name!r} calls itself ({' > '.join((*path, name))})")
         if name not in self.conversations:
@@ -289,9 +274,6 @@ def dag_chunks(path: Path, options: Options) -> Iterator[RawChunk]:
     A turn follows the one before it; a forked conversation goes on from the messages that its parent's turn has sent
     and been answered, a spawned one begins afresh, and the parent's turn ``join_at`` waits for it.
 
-    Raises:
-        TraceError: what is called is not there, or calls itself; an orchestrator, which sends no requests of its own.
-
     Source: AIPerf v0.13, ``dataset/loader/dag_jsonl_models.py``.
     """
     conversations: dict[str, dict[str, Any]] = {}
@@ -369,11 +351,7 @@ def _value(value: Any) -> float | None:
 
 
 def otel_chunks(path: Path, options: Options) -> Iterator[RawChunk]:
-    """Requests of OTLP spans; those of one trace wait for each other by ``interval_order``.
-
-    Raises:
-        TraceError: no span of a request.
-    """
+    """Requests of OTLP spans; those of one trace wait for each other by ``interval_order``."""
     text = read_text(path)
     try:
         documents = [json.loads(text)]

@@ -25,9 +25,6 @@ def sharegpt_chunks(path: Path, options: Options) -> Iterator[RawChunk]:
 
     The input of an exchange is the conversation before the answer. ``turns="first"`` takes the first exchange, as
     vLLM's benchmark does; ``"all"`` takes every one, as a session.
-
-    Raises:
-        TraceError: no list of conversations, or text without token counts and no ``characters_per_token``.
     """
     document = load_document(path)
     if not isinstance(document, list):
@@ -43,7 +40,6 @@ def sharegpt_chunks(path: Path, options: Options) -> Iterator[RawChunk]:
 
 
 def _exchanges(path: Path, number: int, name: object, turns: list[Any], options: Options) -> list[dict[str, Any]]:
-    """The exchanges of one conversation as flat records."""
     exchanges: list[dict[str, Any]] = []
     context = 0
     prompted = False
@@ -83,11 +79,7 @@ _ARRAYS = ("input_lens", "output_lens", "start_times", "ttfts", "itls", "errors"
 
 
 def vllm_bench_chunks(path: Path, options: Options) -> Iterator[RawChunk]:
-    """The per-request arrays of one result file; end-to-end latency is TTFT plus the sum of the inter-token gaps.
-
-    Raises:
-        TraceError: no JSON object, saved without details, arrays of different lengths.
-    """
+    """The per-request arrays of one result file; end-to-end latency is TTFT plus the sum of the inter-token gaps."""
     result = load_document(path)
     if not isinstance(result, dict):
         raise TraceError(f"{path}: one JSON object expected, as vllm bench serve --save-result writes it")

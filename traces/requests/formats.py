@@ -79,7 +79,6 @@ def _metric(record: Record, name: str) -> Any:
 
 
 def _flat_aiperf(record: Record) -> Record:
-    """Fields of one AIPerf record that a request table needs."""
     metadata = record.get("metadata")
     metadata = metadata if isinstance(metadata, dict) else {}
     phase = metadata.get("benchmark_phase", metadata.get("phase_kind"))

@@ -209,9 +209,6 @@ def mapped_layout(
         names: columns that are there.
         where: how an error names the file.
         sample: values of one row, where there is one to look at.
-
-    Raises:
-        TraceError: a word that is none of ``MAPPED``, a column that is not there, or no column for a token count.
     """
     chosen: dict[str, TraceColumn] = {}
     for word, text in mapping.items():

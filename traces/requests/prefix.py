@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from traces.errors import TraceError
@@ -51,12 +50,9 @@ class PrefixCounter:
     def add(self, hashes: PrefixHashes, input_tokens: IntArray) -> None:
         """Look up each request's prefix, then remember its blocks."""
         uses = self._uses
-        for ids, tokens in _requests(hashes, input_tokens):
-            cached = 0
-            for block in ids:
-                if block not in uses:
-                    break
-                cached += 1
+        for request, tokens in enumerate(input_tokens.tolist()):
+            ids = hashes.of(request).tolist()
+            cached = next((at for at, block in enumerate(ids) if block not in uses), len(ids))
             uses.update(ids)
             hit = min(cached * self.block_tokens, tokens)
             self._requests += 1
@@ -81,9 +77,3 @@ class PrefixCounter:
             total_blocks=total,
             blocks_used_once=sum(1 for uses in self._uses.values() if uses == 1) / max(len(self._uses), 1),
         )
-
-
-def _requests(hashes: PrefixHashes, input_tokens: IntArray) -> Iterator[tuple[list[int], int]]:
-    ids, offsets = hashes.ids.tolist(), hashes.offsets.tolist()
-    for index, tokens in enumerate(input_tokens.tolist()):
-        yield ids[offsets[index] : offsets[index + 1]], tokens

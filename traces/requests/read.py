@@ -159,30 +159,42 @@ def _follows(numbers: IntArray, after: PrefixHashes) -> IntArray:
 def _stream(
     source: OpenedTrace, options: Options, report: Report, limit: int | None, chunk_rows: int
 ) -> Iterator[RequestTable]:
-    """Chunks in order of arrival; one chunk is always held back so that late rows can still find their place."""
     pieces = _pieces(source, options, report, limit)
     if not source.streams:
         pieces = iter([Piece.concatenate(whole)]) if (whole := list(pieces)) else iter([])
+    reported: Counter[str] | None = None
+    origin = last = None
+    for chunk in _ordered(pieces, source, report, chunk_rows):
+        if (arrival := chunk.arrays.get("arrival_s")) is not None:
+            if last is None:
+                origin = last = float(arrival[0])
+            if arrival[0] < last:
+                raise TraceError(
+                    f"{source.path}: rows stand more than {chunk_rows} rows away from their place in time; "
+                    "read_requests sorts the whole file, or take a larger chunk_rows"
+                )
+            last = float(arrival[-1])
+        yield _table(chunk, source, report, report.skipped - (reported or Counter()), origin)
+        reported = report.skipped.copy()
+    if reported is None:
+        raise TraceError(_nothing(source, report))
+
+
+def _ordered(pieces: Iterator[Piece], source: OpenedTrace, report: Report, chunk_rows: int) -> Iterator[Piece]:
+    """Chunks in order of arrival; one chunk is always held back so that late rows can still find their place."""
     held: Piece | None = None
-    reported: Counter[str] = Counter()
-    origin: float | None = None
-    last = -np.inf
     for piece in _regrouped(pieces, chunk_rows):
         held = piece if held is None else Piece.concatenate([held, piece])
-        held = _sorted(held, report, source)
-        if origin is None and "arrival_s" in held.arrays:
-            origin = float(held.arrays["arrival_s"][0])
+        arrival = held.arrays.get("arrival_s")
+        if arrival is not None and np.any(np.diff(arrival) < 0):
+            if not source.layout.merged:
+                report.note("rows not in order of arrival; sorted")
+            held = held.take(np.argsort(arrival, kind="stable"))
         while len(held) >= 2 * chunk_rows:
             chunk, held = held.take(slice(0, chunk_rows)), held.take(slice(chunk_rows, None))
-            last = _check_order(chunk, last, source, chunk_rows)
-            yield _table(chunk, source, report, report.skipped - reported, origin)
-            reported = report.skipped.copy()
-    if held is None:
-        raise TraceError(_nothing(source, report))
-    for chunk in _cut(held, chunk_rows):
-        last = _check_order(chunk, last, source, chunk_rows)
-        yield _table(chunk, source, report, report.skipped - reported, origin)
-        reported = report.skipped.copy()
+            yield chunk
+    if held is not None:
+        yield from _cut(held, chunk_rows)
 
 
 def _regrouped(pieces: Iterator[Piece], chunk_rows: int) -> Iterator[Piece]:
@@ -199,31 +211,5 @@ def _regrouped(pieces: Iterator[Piece], chunk_rows: int) -> Iterator[Piece]:
 
 def _cut(piece: Piece, chunk_rows: int) -> Iterator[Piece]:
     """Consecutive parts of at most ``chunk_rows`` rows."""
-    if len(piece) <= chunk_rows:
-        yield piece
-        return
     for start in range(0, len(piece), chunk_rows):
         yield piece.take(slice(start, start + chunk_rows))
-
-
-def _sorted(piece: Piece, report: Report, source: OpenedTrace) -> Piece:
-    """The piece by arrival (stable); a remark when that changed anything."""
-    arrival = piece.arrays.get("arrival_s")
-    if arrival is None or not np.any(np.diff(arrival) < 0):
-        return piece
-    if not source.layout.merged:
-        report.note("rows not in order of arrival; sorted")
-    return piece.take(np.argsort(arrival, kind="stable"))
-
-
-def _check_order(chunk: Piece, last: float, source: OpenedTrace, chunk_rows: int) -> float:
-    """The chunk's last arrival; raises TraceError when it begins before the chunk before it ended."""
-    arrival = chunk.arrays.get("arrival_s")
-    if arrival is None:
-        return last
-    if arrival[0] < last:
-        raise TraceError(
-            f"{source.path}: rows stand more than {chunk_rows} rows away from their place in time; "
-            "read_requests sorts the whole file, or take a larger chunk_rows"
-        )
-    return float(arrival[-1])

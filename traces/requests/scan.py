@@ -72,7 +72,6 @@ class Report:
     session_codes: dict[str, int] = field(default_factory=dict)
 
     def note(self, text: str) -> None:
-        """Add a note, unless it is already present."""
         self.notes[text] = None
 
     def bad_rows(self, chunk: RawChunk, bad: dict[int, Problem], last: int | None = None) -> None:
@@ -89,11 +88,9 @@ class Report:
     def codes_of(self, values: Values) -> NDArray[np.int64]:
         """Session codes; an empty name is no session."""
         codes = self.session_codes
-        codes_by_row = []
-        for value in values.tolist() if isinstance(values, np.ndarray) else values:
-            name = "" if value is None else str(value).strip()
-            codes_by_row.append(codes.setdefault(name, len(codes)) if name else -1)
-        return np.array(codes_by_row, dtype=np.int64)
+        plain = values.tolist() if isinstance(values, np.ndarray) else values
+        names = ("" if value is None else str(value).strip() for value in plain)
+        return np.array([codes.setdefault(name, len(codes)) if name else -1 for name in names], dtype=np.int64)
 
 
 def pieces_of(
@@ -105,17 +102,7 @@ def pieces_of(
     report: Report,
     limit: int | None = None,
 ) -> Iterator[Piece]:
-    """Validate the chunks of one trace.
-
-    Args:
-        layout: the format.
-        names: column names, or None to take those of the first chunk that has rows.
-        where: how errors about the columns name the file.
-        chunks: its rows.
-        options: of the reader.
-        report: collects skipped rows, notes and session names.
-        limit: maximum number of valid rows to read.
-    """
+    """Validate the chunks of one trace."""
     left = limit
     bound = None if names is None else layout.bind(names, where)
     clock = TimeColumn()
@@ -198,15 +185,13 @@ def _piece(
         refuse(canonical, parsed.problems)
         arrays[canonical] = parsed.values
     hashes = after = None
-    values = bound.values(chunk, "prefix_hashes")
-    if values is not None:
+    if (values := bound.values(chunk, "prefix_hashes")) is not None:
         lists, problems = parse_hash_lists(values)
-        refuse("prefix_hashes", problems)
         block = _block_tokens(bound, chunk, options)
+        refuse("prefix_hashes", problems)
         refuse("prefix_hashes", _misfits(lists, block, arrays["input_tokens"], arrays["output_tokens"]))
         hashes = PrefixHashes.from_lists(lists, block)
-    values = bound.values(chunk, "after") if "request" in arrays else None
-    if values is not None:
+    if "request" in arrays and (values := bound.values(chunk, "after")) is not None:
         lists, problems = parse_hash_lists(values)
         refuse("after", problems)
         after = PrefixHashes.from_lists(lists, 1)
@@ -222,13 +207,12 @@ def _piece(
         report.skipped[reason] += int(np.count_nonzero(mask if last is None else mask[: last + 1]))
     report.skipped += Counter()  # forget reasons counted 0 times
     sessions = derived.get("session_id", bound.values(chunk, "session_id"))
-    if sessions is not None:
-        picked = sessions if len(rows) == chunk.count else [sessions[row] for row in rows.tolist()]
     piece = Piece(arrays, hashes, after)
     if len(rows) < chunk.count:
         piece = piece.take(rows)
+        sessions = None if sessions is None else [sessions[row] for row in rows.tolist()]
     if sessions is not None:
-        piece.arrays["session_id"] = report.codes_of(picked)
+        piece.arrays["session_id"] = report.codes_of(sessions)
     return piece
 
 

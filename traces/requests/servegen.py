@@ -131,7 +131,6 @@ class Dataset:
         self._cache: dict[tuple[int, str], Pmf | None] = {}
 
     def fields(self) -> set[str]:
-        """Names of all distributions."""
         return {name for _, window in self._windows for name in window}
 
     def pmf(self, time_s: float, field: str, minimum: int) -> Pmf:
@@ -199,11 +198,7 @@ def _input_tokens(dataset: Dataset, times_s: FloatArray, rng: np.random.Generato
 
 
 def servegen_chunks(path: Path, options: Options) -> Iterator[RawChunk]:
-    """One chunk per client, its name as session; each client draws from its own stream, whatever the others are.
-
-    Raises:
-        TraceError: no client files, a window or distribution that is none, no load in the window of time requested.
-    """
+    """One chunk per client, its name as session; each client draws from its own stream, whatever the others are."""
     files = pool_files(path)
     start, end = options.start_s, options.start_s + options.duration_s
     loads: Mapping[Path, list[Window]] = {file: read_load_windows(file) for file in files}

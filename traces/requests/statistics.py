@@ -38,7 +38,6 @@ class TokenStatistics:
 
     @property
     def cv(self) -> float:
-        """Standard deviation over mean."""
         return self.std / self.mean
 
 
@@ -98,7 +97,6 @@ class _Lengths:
     counts: Counter[int] = field(default_factory=Counter)
 
     def add(self, values: IntArray) -> None:
-        """Count the values of one chunk."""
         distinct, times = np.unique(values, return_counts=True)
         self.counts.update(dict(zip(distinct.tolist(), times.tolist(), strict=True)))
 
@@ -140,7 +138,6 @@ class _Arrivals:
     bins: dict[int, IntArray] = field(default_factory=dict)
 
     def add(self, arrival_s: FloatArray) -> None:
-        """Take the arrivals of the next chunk."""
         if not len(arrival_s):
             return
         if self.first is None:
@@ -220,7 +217,6 @@ class _Correlation:
     xy: int = 0
 
     def add(self, x: IntArray, y: IntArray) -> None:
-        """Take one chunk; object arithmetic where products could leave int64."""
         if len(x) and int(max(x.max(), y.max())) ** 2 * len(x) >= 2**62:
             x, y = x.astype(object), y.astype(object)
         self.n += len(x)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from traces.errors import shown
 from traces.requests.table import FloatArray, IntArray
 
 Values: TypeAlias = Sequence[Any] | NDArray[Any]
+T = TypeVar("T")
 
 MAX_TOKENS = 1_000_000_000
 """Maximum tokens of one request; larger counts indicate a damaged file (the longest context windows have 1e7)."""
@@ -110,16 +111,22 @@ def _number(value: object) -> int | float:
     return value
 
 
-def _each(values: Values, convert: Callable[[object], int | float]) -> Parsed:
-    """Convert value by value; int64 when every good value is an int."""
-    converted: list[int | float] = []
+def _converted(values: Values, convert: Callable[[object], T], instead: Any) -> tuple[list[T], dict[int, Problem]]:
+    """Values one by one, ``instead`` of those that have a problem."""
+    converted: list[T] = []
     problems = {}
     for row, value in enumerate(values):
         try:
             converted.append(convert(value))
         except _Bad as bad:
-            converted.append(0)
+            converted.append(instead)
             problems[row] = bad.problem
+    return converted, problems
+
+
+def _each(values: Values, convert: Callable[[object], int | float]) -> Parsed:
+    """Convert value by value; int64 when every good value is an int."""
+    converted, problems = _converted(values, convert, 0)
     whole = all(type(number) is int and abs(number) < 2**63 for number in converted)
     return Parsed(np.array(converted, dtype=np.int64 if whole else np.float64), problems)
 
@@ -314,12 +321,4 @@ def parse_hash_list(value: object) -> list[int]:
 
 def parse_hash_lists(values: Values) -> tuple[list[list[int]], dict[int, Problem]]:
     """Block ids of every row; a row that has none usable gets an empty list and a problem."""
-    lists: list[list[int]] = []
-    problems = {}
-    for row, value in enumerate(values):
-        try:
-            lists.append(parse_hash_list(value))
-        except _Bad as bad:
-            lists.append([])
-            problems[row] = bad.problem
-    return lists, problems
+    return _converted(values, parse_hash_list, [])

@@ -13,8 +13,7 @@ import numpy as np
 from dashboards.app import controls
 from dashboards.app.controls import ChoiceField, Number, Values
 from dashboards.app.page import Context, Page, Shown, View
-from dashboards.app.parts import area, figure_card, in_columns, message_area, remark, rests_on
-from dashboards.app.served import ServedFolders
+from dashboards.app.parts import area, figure_card, message_area, remark, rests_on, side_by_side
 from dashboards.figures import attention
 from dashboards.figures.attention import GainData
 from forerun.errors import ForerunError
@@ -30,26 +29,6 @@ TOLERANCES = (0.02, 0.05, 0.1, 0.2, 0.3)
 WINDOWS = (64, 128, 256, 512, 1024, 2048)
 LONG = (8192, 32768, 131072, 524288)
 ENGINE = {"max_num_seqs": 64, "max_num_batched_tokens": 2048}
-
-
-def content(page: str, _served: ServedFolders) -> list[Any]:
-    return [
-        area(page, "lead"),
-        figure_card(page, "map", 420, "Speedup by context and hit rate", wide=True),
-        figure_card(page, "gantt", 540, "What both groups do in a layer that hits and one that misses"),
-        in_columns(
-            figure_card(page, "speedup", 560, "Speedup by context, with the band of plausible parameters"),
-            figure_card(page, "sensitivity", 560, "Speedup under other plausible parameters"),
-        ),
-        message_area(page, "own"),
-        figure_card(page, "gain", 500, "Speedup on another chip by batch and context"),
-        message_area(page, "everywhere"),
-        figure_card(
-            page, "atlas", 780, "Where it pays on the other chip, by model, number of chips and context", least=760
-        ),
-        area(page, "regions"),
-        area(page, "basis"),
-    ]
 
 
 def compute(_context: Context, values: Values) -> Shown:
@@ -71,13 +50,14 @@ def compute(_context: Context, values: Values) -> Shown:
         ),
     ]
     gantt = attention.gantt_data(group_layer(parameters, context, parameters.values()), reading, label_start)
-    figures = {
+    return {
+        "lead": remark(lead),
+        "basis": rests_on(label_start, notes),
         "map": attention.attention_map_figure(attention.attention_map_data(parameters, MAP_CONTEXTS, reading)),
         "gantt": attention.gantt_figure(gantt),
         "speedup": attention.context_gain_figure(attention.context_gain_data(parameters, reading)),
         "sensitivity": attention.sensitivity_figure(attention.sensitivity_data(parameters, context, rate, reading)),
     }
-    return {"lead": remark(lead), "basis": rests_on(label_start, notes)}, figures
 
 
 def compute_own(_context: Context, values: Values) -> Shown:
@@ -94,7 +74,7 @@ def compute_own(_context: Context, values: Values) -> Shown:
     )
     (rows,) = lever_gains([unsplit], both, BATCHES, LONG)
     title = f"{chip}: TP {chips // 2} x SP 2 over TP {chips}"
-    return {}, {"gain": attention.gain_figure(GainData(title, values["model"], tuple(rows), both.basis))}
+    return {"gain": attention.gain_figure(GainData(title, values["model"], tuple(rows), both.basis))}
 
 
 @lru_cache(maxsize=64)
@@ -122,13 +102,12 @@ def compute_atlas(_context: Context, values: Values) -> Shown:
         f"It pays in {paying} of {len(fitting)} layouts (model · chips) of {chip} that hold their KV. The most gains "
         f"{names[best]} chips: {attention.region_words(fitting[best], batch)}."
     )
-    return {"regions": remark(words)}, {"atlas": attention.atlas_figure(data)}
+    return {"regions": remark(words), "atlas": attention.atlas_figure(data)}
 
 
 PAGE = Page(
     "attention",
     "Attention speculation",
-    "Attention-level speculation",
     "What a second group of chips gains by running ahead on approximate attention, and how far that is known.",
     [
         Number("rate", "Hit rate", stops=RATES, default=0.875, high=1.0, whole=False),
@@ -143,7 +122,20 @@ PAGE = Page(
         Number("window", "Map: S", stops=WINDOWS, default=128, unit="tokens", low=16, high=8192),
         Number("batch", "Map: batch", stops=BATCHES[:3], default=1, unit="sequences", low=1, high=16),
     ],
-    content,
+    [
+        area("lead"),
+        figure_card("map", 420, "Speedup by context and hit rate", wide=True),
+        figure_card("gantt", 540, "What both groups do in a layer that hits and one that misses"),
+        side_by_side(
+            figure_card("speedup", 560, "Speedup by context, with the band of plausible parameters"),
+            figure_card("sensitivity", 560, "Speedup under other plausible parameters"),
+        ),
+        message_area("own"),
+        figure_card("gain", 500, "Speedup on another chip by batch and context"),
+        message_area("everywhere"),
+        figure_card("atlas", 780, "Where it pays on the other chip, by model, number of chips and context", least=760),
+        *map(area, ("regions", "basis")),
+    ],
     [
         View(
             compute,
@@ -154,4 +146,5 @@ PAGE = Page(
         View(compute_own, ("rate", "chip", "model", "tp", "dtype"), figures=("gain",), message_at="own"),
         View(compute_atlas, ("chip", "lambda", "window", "batch"), ("regions",), ("atlas",), message_at="everywhere"),
     ],
+    title="Attention-level speculation",
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import dash_mantine_components as dmc
 
@@ -62,25 +61,8 @@ class PlanTask:
         result.save(folder)
 
 
-def content(page: str, _served: ServedFolders) -> list[Any]:
-    return [
-        job_panel(page),
-        area(page, "lead"),
-        area(page, "holding"),
-        area(page, "flags"),
-        figure_card(page, "slo_ratio", 420, "Cost of every layout against how near it is to the SLO"),
-        figure_card(page, "pareto", 420, "Cost against the highest load that holds, with the Pareto front"),
-        area(page, "others"),
-        area(page, "basis"),
-    ]
-
-
 def plan_task(values: Values, served: ServedFolders) -> PlanTask:
-    """The plan that the controls ask for.
-
-    Raises:
-        ForerunError: a price of a chip that is not requested, or that is no number.
-    """
+    """The plan that the controls ask for."""
     chips, rate = tuple(values["chips"]), float(values["rate"]) if values["log"] == NO_LOG else None
     if rate is not None:
         workload = controls.poisson_workload(values, rate, SIMULATED_REQUESTS)
@@ -96,11 +78,7 @@ def plan_task(values: Values, served: ServedFolders) -> PlanTask:
 
 
 def chip_prices(text: str, chips: Sequence[str]) -> dict[str, float]:
-    """US dollars for an hour of some chips, as the field says them.
-
-    Raises:
-        ForerunError: a chip that is none of ``chips``, or a price that is no positive number.
-    """
+    """US dollars for an hour of some chips, as the field says them."""
     prices = {}
     for chip, price in PRICES.read_pairs(text).items():
         if chip not in chips:
@@ -122,7 +100,7 @@ def planned_result(context: Context, values: Values) -> tuple[Task, str]:
 def compute(context: Context, values: Values) -> Shown:
     """Everything about the chosen plan."""
     if not values["plan"]:
-        return {"lead": remark("No plan yet: set the load and the SLO, and make one."), "basis": rests_on(None)}, {}
+        return {"lead": remark("No plan yet: set the load and the SLO, and make one."), "basis": rests_on(None)}
     document = context.served.plan(values["plan"])
     result = PlanResult(document)
     notes = [
@@ -132,19 +110,18 @@ def compute(context: Context, values: Values) -> Shown:
     ]
     best = document["best"]
     holding, *others = (table for table in result.tables() if table.name not in COMMANDS)
-    shown = {
+    return {
         "lead": remark(result.conclusion),
         "holding": table_panel(holding),
         "flags": commands_panel(f"One replica of {best['layout']}", best["flags"]) if best and best["flags"] else None,
         "others": table_stack(others) if others else None,
         "basis": rests_on(document["basis"], notes),
+        **drawn_figures(result.kind, document),
     }
-    return shown, drawn_figures(result.kind, document)
 
 
 PAGE = Page(
     "capacity",
-    "Capacity",
     "Capacity",
     "The fewest chips and the cheapest layout that hold an SLO, and how much head-room they have.",
     [
@@ -160,17 +137,17 @@ PAGE = Page(
         replace(controls.PROMPT, when=ON_RATE),
         replace(controls.OUTPUT, when=ON_RATE),
         controls.MODEL,
-        Several(
-            "chips",
-            "Chips to choose from",
-            options=controls.CHIP.options,
-            defaults=("h100-sxm", "a100-sxm-80gb"),
-            most=4,
-        ),
+        Several("chips", "Chips to choose from", options=controls.CHIP.options, defaults=("h100-sxm", "a100-sxm-80gb")),
         PRICES,
         dmc.Button("Make the plan", id={"kind": "plan", "page": "capacity"}, fullWidth=True, className="start"),
     ],
-    content,
+    [
+        job_panel,
+        *map(area, ("lead", "holding", "flags")),
+        figure_card("slo_ratio", 420, "Cost of every layout against how near it is to the SLO"),
+        figure_card("pareto", 420, "Cost against the highest load that holds, with the Pareto front"),
+        *map(area, ("others", "basis")),
+    ],
     [View(compute, ("plan",), ("lead", "holding", "flags", "others", "basis"), ("slo_ratio", "pareto"))],
     [
         Start(
@@ -178,7 +155,6 @@ PAGE = Page(
             ("log", "columns", "model", "chips", "rate", "growth", "at", "ttft", "tpot", "prompt", "output", "prices"),
             planned_result,
             "plan",
-            lambda served: served.plans(),
         )
     ],
 )

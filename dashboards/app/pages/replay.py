@@ -13,13 +13,14 @@ from dashboards.app import controls, replays
 from dashboards.app.controls import ChoiceField, Component, Values
 from dashboards.app.jobs import Task, job_panel
 from dashboards.app.page import Context, Page, Shown, Start, View, show_while
-from dashboards.app.parts import area, figure_card, in_columns, remark, rests_on, table_stack, tiles
+from dashboards.app.parts import area, figure_card, remark, rests_on, side_by_side, table_stack, tiles
 from dashboards.app.served import SAMPLE_CHIP, SAMPLE_TRACE, ServedFolders
 from dashboards.checks import error_tiles
 from dashboards.figures.replays import coverage_figure, errors_data, errors_figure, scores_data, scores_figure
 from dashboards.recorded_errors import error_tables, errors_sentence, summary_table
 from dashboards.replay_report import replay_figures, replay_tables, replay_tiles
 from forerun.errors import ForerunError
+from simulator.replay import ReplayReport
 from simulator.replay.replay_tables import METRIC_WORDS
 
 NAME = "replay"
@@ -40,45 +41,19 @@ def devices_of(served: ServedFolders, trace: Any) -> list[str]:
 
 
 def known_devices(served: ServedFolders) -> list[str]:
-    """Devices of all traces that the app may read."""
     return sorted({device for trace in served.traces() for device in devices_of(served, trace)})
 
 
-def made_here(page: str, _served: ServedFolders) -> Component:
+def made_here(page: str) -> Component:
     """Heading of the controls of a replay that the page makes."""
     legend = f"What the file does not tell; at most {replays.MOST_RUNS} of its runs."
     parts = [dmc.Divider(label="Make another", mb="sm"), dmc.Text(legend, size="xs", className="muted")]
     return dmc.Box(parts, id=controls.control_id(page, "make"))
 
 
-def button(page: str, _served: ServedFolders) -> Component:
+def button(page: str) -> Component:
     start = dmc.Button("Replay this file", id={"kind": "replay", "page": page}, fullWidth=True)
     return dmc.Box(start, id=controls.control_id(page, "begin"))
-
-
-def content(page: str, _served: ServedFolders) -> list[Any]:
-    return [
-        job_panel(page),
-        area(page, "lead"),
-        area(page, "tiles"),
-        figure_card(page, "record", 780, "Errors on record by what was predicted", wide=True),
-        in_columns(
-            figure_card(page, "parity", 560, "Predicted against measured seconds"),
-            figure_card(page, "errors", 560, "Distribution of errors by operation"),
-        ),
-        figure_card(page, "scores", 480, "Errors by operation and regime"),
-        figure_card(page, "coverage", 480, "Share of measurements inside their interval"),
-        in_columns(
-            *(
-                figure_card(page, metric, 480, f"{words[0]}, predicted against measured")
-                for metric, words in METRIC_WORDS.items()
-                if metric != STEP
-            )
-        ),
-        figure_card(page, STEP, 560, "Engine steps, predicted against measured"),
-        area(page, "tables"),
-        area(page, "basis"),
-    ]
 
 
 def compute(context: Context, values: Values) -> Shown:
@@ -96,13 +71,13 @@ def compute_record() -> Shown:
         "A dot is one comparison: a table of benchmark results or kernels, or a publication. Nothing is left out.",
         "datasheet, extrapolated: no kernel of that chip, format or shape had been measured when it was scored.",
     ]
-    shown = {
+    return {
         "lead": remark(errors_sentence(rows)),
         "tiles": tiles(error_tiles(rows)),
         "tables": table_stack((summary_table(rows), *error_tables(rows))),
         "basis": rests_on("measured", notes),
+        "record": errors_figure(errors_data(rows)),
     }
-    return shown, {"record": errors_figure(errors_data(rows))}
 
 
 def compute_kernels(context: Context, values: Values) -> Shown:
@@ -122,13 +97,12 @@ def compute_kernels(context: Context, values: Values) -> Shown:
         notes.append("Rows may be among those that the chip's efficiencies were fitted on; see forerun replay --split.")
     if not covered:
         notes.append("No prediction here has an interval, so there is no coverage to show.")
-    document = report.document
-    figures = {
-        **replay_figures(document, report),
+    shown = {
+        **_shown(report.document, report),
         "scores": scores_figure(scores),
         "coverage": coverage_figure(scores) if covered else None,
+        "basis": rests_on(report.basis, notes),
     }
-    shown = {**_shown(document), "basis": rests_on(report.basis, notes)}
     if values["layer"] == replays.PHYSICS and report.basis == "datasheet":
         words = (
             "This profile has no measurement behind it, so its kernels run at the datasheet's limits: predictions are"
@@ -136,15 +110,15 @@ def compute_kernels(context: Context, values: Values) -> Shown:
         shown["lead"] = remark(
             f"{words} too fast. Prediction: '{replays.FITTED}' shows what calibrating on a trace makes of it."
         )
-    return shown, figures
+    return shown
 
 
 def compute_served(context: Context, values: Values) -> Shown:
     """A replay of benchmark results or engine steps."""
     if not values["replay"]:
         words = "There is no replay here yet: forerun replay requests FILE --scenario SCENARIO --out DIR makes one, "
-        return {"lead": remark(words + "or press Replay this file."), "basis": rests_on(None)}, {}
-    document = replays.replay_document(context.served, values["replay"])
+        return {"lead": remark(words + "or press Replay this file."), "basis": rests_on(None)}
+    document = context.served.replay(values["replay"])
     scenario = document["scenario"]
     sources = ", ".join(str(source).rpartition("/")[2] for source in document["sources"])
     notes = [
@@ -153,11 +127,12 @@ def compute_served(context: Context, values: Values) -> Shown:
     ]
     if document.get("split"):
         notes.append("Only configurations held out from any fit are scored.")
-    return {**_shown(document), "basis": rests_on(document["basis"], notes)}, replay_figures(document)
+    return {**_shown(document), "basis": rests_on(document["basis"], notes)}
 
 
-def _shown(document: dict[str, Any]) -> dict[str, Any]:
-    return {"tiles": tiles(replay_tiles(document)), "tables": table_stack(replay_tables(document))}
+def _shown(document: dict[str, Any], report: ReplayReport | None = None) -> dict[str, Any]:
+    figures = replay_figures(document, report)
+    return {"tiles": tiles(replay_tiles(document)), "tables": table_stack(replay_tables(document)), **figures}
 
 
 def make_replay(context: Context, values: Values) -> tuple[Task, str]:
@@ -188,7 +163,6 @@ def replay_details(app: Dash, context: Context) -> None:
 PAGE = Page(
     NAME,
     "Replay",
-    "Replay",
     "How far predictions are from measurements: kernels, benchmark results and engine steps of the served folders.",
     [
         ChoiceField("view", "What is replayed", options=lambda _: VIEWS if replays.record() else VIEWS[1:]),
@@ -216,7 +190,26 @@ PAGE = Page(
         replace(controls.TENSOR_PARALLEL, when=ON_SERVED),
         button,
     ],
-    content,
+    [
+        job_panel,
+        *map(area, ("lead", "tiles")),
+        figure_card("record", 780, "Errors on record by what was predicted", wide=True),
+        side_by_side(
+            figure_card("parity", 560, "Predicted against measured seconds"),
+            figure_card("errors", 560, "Distribution of errors by operation"),
+        ),
+        figure_card("scores", 480, "Errors by operation and regime"),
+        figure_card("coverage", 480, "Share of measurements inside their interval"),
+        side_by_side(
+            *(
+                figure_card(metric, 480, f"{words[0]}, predicted against measured")
+                for metric, words in METRIC_WORDS.items()
+                if metric != STEP
+            )
+        ),
+        figure_card(STEP, 560, "Engine steps, predicted against measured"),
+        *map(area, ("tables", "basis")),
+    ],
     [
         View(
             compute,
@@ -225,6 +218,6 @@ PAGE = Page(
             ("record", "parity", "errors", "scores", "coverage", *METRIC_WORDS),
         )
     ],
-    [Start("replay", FIELDS, make_replay, "replay", lambda served: served.replays())],
+    [Start("replay", FIELDS, make_replay, "replay")],
     replay_details,
 )

@@ -12,7 +12,6 @@ from dashboards.app.controls import ChoiceField, Number, Values
 from dashboards.app.page import Context, Page, Shown, View
 from dashboards.app.parts import area, figure_card, rests_on, table_panel
 from dashboards.app.replays import replayed
-from dashboards.app.served import ServedFolders
 from dashboards.figures.roofline import measured_points, roofline_data, roofline_figure
 from forerun.errors import ForerunError
 from forerun.tables import Table, number, percent
@@ -37,11 +36,7 @@ class Priced(NamedTuple):
 
 @lru_cache(maxsize=16)
 def priced_kernels(model: str, chip: str, tensor_parallel: int, dtype: str | None) -> Priced:
-    """The step timer of a deployment.
-
-    Raises:
-        ForerunError: unknown model or chip, it does not fit, or the chip cannot compute in ``dtype``.
-    """
+    """The step timer of a deployment."""
     data: dict[str, Any] = {
         "model": model,
         "hardware": {"chip": chip, "tensor_parallel": tensor_parallel},
@@ -68,14 +63,6 @@ def phases(ready: Priced, batch: int, context: int, draft_tokens: int, prompt_to
     return {phase: running(ready.timer.kernels(some_steps(steps, slice(0, 1)))) for phase, steps in work.items()}
 
 
-def content(page: str, _served: ServedFolders) -> list[Any]:
-    return [
-        figure_card(page, "roofline", 540, "Kernels on the roofline of the chip"),
-        area(page, "kernels"),
-        area(page, "basis"),
-    ]
-
-
 def compute(context: Context, values: Values) -> Shown:
     """Kernels of the three phases, with measured ones where a trace is chosen."""
     served = context.served
@@ -89,10 +76,12 @@ def compute(context: Context, values: Values) -> Shown:
         device = report.rows.row(0).get("device") or "a device that the trace does not name"
         name = report.source.rpartition("/")[2]
         notes.append(f"Measured kernels: {measured.rows:,} of {name}, timed on {device}, predicted for {report.chip}.")
-    data = roofline_data(ready.chip, kernels, measured, ready.basis)
     notes.append("Times of one chip; host work and drafter are not on the roofline.")
-    shown = {"kernels": table_panel(kernel_table(kernels)), "basis": rests_on(ready.basis, notes)}
-    return shown, {"roofline": roofline_figure(data)}
+    return {
+        "kernels": table_panel(kernel_table(kernels)),
+        "basis": rests_on(ready.basis, notes),
+        "roofline": roofline_figure(roofline_data(ready.chip, kernels, measured, ready.basis)),
+    }
 
 
 def kernel_table(phase_kernels: dict[str, list[Kernel]]) -> Table:
@@ -110,7 +99,6 @@ def kernel_table(phase_kernels: dict[str, list[Kernel]]) -> Table:
 PAGE = Page(
     "roofline",
     "Roofline",
-    "Roofline",
     "What each kernel of a step is bound by, and how far it stays below its chip's limits.",
     [
         controls.ANY_CHIP,
@@ -125,7 +113,7 @@ PAGE = Page(
         ),
         ChoiceField("trace", "Measured kernels", options=lambda served: [NO_TRACE, *served.traces()], default=NO_TRACE),
     ],
-    content,
+    [figure_card("roofline", 540, "Kernels on the roofline of the chip"), area("kernels"), area("basis")],
     [
         View(
             compute,

@@ -11,11 +11,10 @@ import plotly.graph_objects as go
 from dash import Dash, Input, Output, State, dcc, no_update
 
 from dashboards.app import parts
-from dashboards.app.controls import ChoiceField, Component, Field, Values, state_id
+from dashboards.app.controls import ChoiceField, Component, Number, Values, state_id
 from dashboards.app.jobs import job_id, job_panel
 from dashboards.app.messages import sentence
 from dashboards.app.page import Context, Page, Shown, View
-from dashboards.app.served import ServedFolders
 from dashboards.app.uploads import UploadTask, uploaded_text
 from dashboards.figures import run as of_run
 from dashboards.figures.run import ComparisonData
@@ -31,7 +30,7 @@ NEIGHBOURS = 24
 """Requests shown around a chosen one."""
 
 
-def buttons(page: str, _served: ServedFolders) -> Component:
+def buttons(page: str) -> Component:
     """The report of the run, and a scenario of one's own."""
     return dmc.Stack(
         [
@@ -44,82 +43,54 @@ def buttons(page: str, _served: ServedFolders) -> Component:
     )
 
 
-def content(page: str, _served: ServedFolders) -> list[Any]:
-    return [
-        parts.message_area(page, parts.UPLOADED),
-        job_panel(page),
-        parts.area(page, "lead"),
-        parts.area(page, "tiles"),
-        parts.figure_card(page, "bottleneck", 230, "What limits the engine, as shares of its time"),
-        parts.figure_card(page, "timeline", 620, "Batch, queue, KV use and output rate over time"),
-        parts.in_columns(
-            parts.figure_card(page, "latency", 480, "Distribution of TTFT, TPOT and end-to-end latency"),
-            parts.figure_card(page, "waterfall", 480, "Phases of single requests"),
-        ),
-        parts.message_area(page, "no-request"),
-        parts.area(page, "request"),
-        parts.message_area(page, "no-steps"),
-        parts.figure_card(page, "bounds", 420, "What limits the engine over time"),
-        parts.message_area(page, "no-pair"),
-        parts.in_columns(
-            parts.figure_card(page, "change", 420, "Change from one run to the other"),
-            parts.figure_card(page, "curves", 420, "Latency in both runs"),
-        ),
-        parts.area(page, "changes"),
-        parts.area(page, "tables"),
-        parts.area(page, "notes"),
-    ]
-
-
 def compute(context: Context, values: Values) -> Shown:
     """What the summary of the chosen run says; the records are for the other views, which may take longer."""
     if not values["run"]:
         words = "There is no run here yet: forerun run SCENARIO --out DIR makes one, or upload a scenario."
-        return {"lead": parts.remark(words), "notes": parts.rests_on(None)}, {}
+        return {"lead": parts.remark(words), "notes": parts.rests_on(None)}
     run = context.served.run(values["run"])
     document = run.document
     made = f"Forerun {document.get('version')}, seed {document.get('seed')}; a prediction, not a measurement."
-    shown: dict[str, Any] = {
+    bottleneck = of_run.bottleneck_data(run)
+    return {
         "lead": parts.remark(f"{run.name}: {lead_sentence(document)}"),
         "tiles": parts.tiles(run_tiles(document)),
         "tables": parts.table_stack((*run_tables(document), *more_run_tables(document))),
         "notes": parts.rests_on(run.basis, [*document.get("notes", ()), made]),
+        "bottleneck": of_run.bottleneck_figure(bottleneck) if bottleneck.rows else None,
     }
-    bottleneck = of_run.bottleneck_data(run)
-    return shown, {"bottleneck": of_run.bottleneck_figure(bottleneck) if bottleneck.shares else None}
 
 
 def compute_steps(context: Context, values: Values) -> Shown:
-    """The engine steps of the chosen run over time."""
-    return ({}, _step_figures(context.served.run(values["run"]))) if values["run"] else ({}, {})
+    return _step_figures(context.served.run(values["run"])) if values["run"] else {}
 
 
 def compute_requests(context: Context, values: Values) -> Shown:
     """The requests of the chosen run: their latencies, and a few of them one by one."""
     if not values["run"]:
-        return {}, {}
+        return {}
     run = context.served.run(values["run"])
     count = len(run.requests["arrival_s"])
     around = of_run.slowest(run) if values["request"] is None else values["request"]
     if around is not None and around >= count:
         raise ForerunError(f"request: this run has {count:,} requests, numbered from 0")
     waterfall = of_run.waterfall_data(run, NEIGHBOURS, around)
-    figures = {
+    return {
+        "request": None if around is None else parts.table_panel(request_table(run, around)),
         "latency": _latency_figure(run),
         "waterfall": of_run.waterfall_figure(waterfall) if len(waterfall.row) else None,
     }
-    return {"request": None if around is None else parts.table_panel(request_table(run, around))}, figures
 
 
 def compute_pair(context: Context, values: Values) -> Shown:
     """The chosen run and the one beside it."""
     if not values["run"] or values["beside"] in (None, NOTHING):
-        return {}, {}
+        return {}
     names = (values["run"], values["beside"])
     first, second = (context.served.run(name) for name in names)
     data = of_run.comparison_data(first, second, names, values["latency"])
-    figures = {"change": of_run.change_figure(data), "curves": of_run.curves_figure(data)}
-    return {"changes": parts.table_panel(change_table(data))}, figures
+    table = parts.table_panel(change_table(data))
+    return {"changes": table, "change": of_run.change_figure(data), "curves": of_run.curves_figure(data)}
 
 
 @lru_cache(maxsize=8)
@@ -165,7 +136,6 @@ def request_table(run: RunFolder, row: int) -> Table:
 
 
 def change_table(data: ComparisonData) -> Table:
-    """Figures of two runs."""
     rows = [(change.label, change.first, change.second, f"{change.percent:+.1f} %") for change in data.changes]
     return Table("Both runs", ("", *data.names, "change"), rows)
 
@@ -225,18 +195,37 @@ def run_details(app: Dash, context: Context) -> None:
 PAGE = Page(
     NAME,
     "Run explorer",
-    "Run explorer",
     "What happened in a simulated run, and what another run did differently.",
     [
         ChoiceField(
             "run", "Run", options=lambda served: list(served.runs()), placeholder="no run in the served folders"
         ),
-        Field("request", "Single request", high=1e8, says="its number in order of arrival; else the longest TTFT"),
+        Number("request", "Single request", high=1e8, says="its number in order of arrival; else the longest TTFT"),
         ChoiceField("beside", "Compare with", options=lambda served: [NOTHING, *served.runs()]),
         ChoiceField("latency", "Latency compared", options=("ttft", "tpot", "e2el")),
         buttons,
     ],
-    content,
+    [
+        parts.message_area(parts.UPLOADED),
+        job_panel,
+        *map(parts.area, ("lead", "tiles")),
+        parts.figure_card("bottleneck", 230, "What limits the engine, as shares of its time"),
+        parts.figure_card("timeline", 620, "Batch, queue, KV use and output rate over time"),
+        parts.side_by_side(
+            parts.figure_card("latency", 480, "Distribution of TTFT, TPOT and end-to-end latency"),
+            parts.figure_card("waterfall", 480, "Phases of single requests"),
+        ),
+        parts.message_area("no-request"),
+        parts.area("request"),
+        parts.message_area("no-steps"),
+        parts.figure_card("bounds", 420, "What limits the engine over time"),
+        parts.message_area("no-pair"),
+        parts.side_by_side(
+            parts.figure_card("change", 420, "Change from one run to the other"),
+            parts.figure_card("curves", 420, "Latency in both runs"),
+        ),
+        *map(parts.area, ("changes", "tables", "notes")),
+    ],
     [
         View(compute, ("run",), ("lead", "tiles", "tables", "notes"), ("bottleneck",)),
         View(compute_requests, ("run", "request"), ("request",), ("latency", "waterfall"), message_at="no-request"),

@@ -47,16 +47,12 @@ class Address(Control):
 def side_by_side_page(others: Sequence[Page]) -> Page:
     """The page that shows two views of ``others``."""
     fields = [Address(name, f"View {name.upper()}", paths=[other.path for other in others]) for name in "ab"]
-
-    def content(_page: str, _served: ServedFolders) -> list[Any]:
-        words = "Pin a view above, turn to another, and press Beside pinned; or paste two addresses of this app."
-        views = [html.Iframe(title=one.label, name=one.name, className="view") for one in fields]
-        return [dcc.Store(id=output_id(NAME, FRAMES)), remark(words), html.Div(views, className="beside")]
+    words = "Pin a view above, turn to another, and press Beside pinned; or paste two addresses of this app."
+    views = [html.Iframe(title=one.label, name=one.name, className="view") for one in fields]
+    content = [dcc.Store(id=output_id(NAME, FRAMES)), remark(words), html.Div(views, className="beside")]
 
     def more(app: Dash, _context: Context) -> None:
         shown = [Input(state_id(NAME, one.name), "value") for one in fields]
         in_browser(app, "frames", Output(output_id(NAME, FRAMES), "data"), *shown)
 
-    return Page(
-        NAME, "Side by side", "Side by side", "Two views of this app beside each other.", fields, content, (), (), more
-    )
+    return Page(NAME, "Side by side", "Two views of this app beside each other.", fields, content, more=more)

@@ -10,8 +10,7 @@ from typing import Any
 from dashboards.app import controls
 from dashboards.app.controls import ChoiceField, Number, Values
 from dashboards.app.page import Context, Page, Shown, View
-from dashboards.app.parts import area, commands_panel, figure_card, in_columns, remark, rests_on, table_panel
-from dashboards.app.served import ServedFolders
+from dashboards.app.parts import area, commands_panel, figure_card, remark, rests_on, side_by_side, table_panel
 from dashboards.figures.speculation import (
     acceptance_data,
     acceptance_figure,
@@ -32,21 +31,6 @@ CONTEXTS = (512, 2048, 8192, 32768, 131072)
 CURVE = "eagle3-llama-3.1-8b-mt-bench"
 ALPHAS = tuple(round(0.05 * step, 2) for step in range(1, 20))
 ALPHA = Number("alpha", "Rate of the first position", stops=ALPHAS, default=0.7, low=0.01, high=0.99, whole=False)
-
-
-def content(page: str, _served: ServedFolders) -> list[Any]:
-    return [
-        area(page, "sentence"),
-        area(page, "flags"),
-        figure_card(page, "by-batch", 420, "Speed-up by draft tokens and batch", wide=True),
-        in_columns(
-            figure_card(page, "by-context", 420, "Speed-up by draft tokens and context", wide=True),
-            figure_card(page, "crossover", 420, "Speed-up over the batch, and where it falls below 1"),
-        ),
-        figure_card(page, "acceptance", 420, "Published acceptance curves"),
-        area(page, "best"),
-        area(page, "basis"),
-    ]
 
 
 def speculation_scenario(values: Values) -> dict[str, Any]:
@@ -81,26 +65,22 @@ def compute(_context: Context, values: Values) -> Shown:
         data["speculation"] |= {"num_speculative_tokens": k}
         title = f"Engine flags: K={k} is best at batch {batch}"
         flags = commands_panel(title, launch_flags(scenario_from(data, "speculation")))
-    shown = {
+    return {
         "sentence": remark(grid_sentence(grid)),
         "best": table_panel(crossover_table(grid)),
         "flags": flags,
         "basis": rests_on(grid.basis, notes),
-    }
-    figures = {
         "by-batch": speedup_figure(speedup_by_batch(grid)),
         "by-context": speedup_figure(speedup_by_context(grid)),
         "crossover": crossover_figure(grid),
     }
-    return shown, figures
 
 
 def compute_acceptance(_context: Context, values: Values) -> Shown:
     """Published curves of the method, which neither load nor hardware change."""
     chosen = None if values["curve"] == ONE_RATE else values["curve"]
     names = [name for name in curve_names() if name == chosen or load_curve(name).method == values["method"]]
-    figure = acceptance_figure(acceptance_data(names, max(DRAFT_TOKENS), chosen)) if names else None
-    return {}, {"acceptance": figure}
+    return {"acceptance": acceptance_figure(acceptance_data(names, max(DRAFT_TOKENS), chosen)) if names else None}
 
 
 @lru_cache(maxsize=16)
@@ -143,7 +123,6 @@ def crossover_table(grid: SpeculationGrid) -> Table:
 PAGE = Page(
     "speculation",
     "Speculation",
-    "Speculation",
     "How many draft tokens pay at which load, from the price of the verify step and measured acceptance.",
     [
         controls.CHIP,
@@ -158,7 +137,16 @@ PAGE = Page(
         replace(controls.PROMPT, live=False),
         replace(controls.OUTPUT, live=False),
     ],
-    content,
+    [
+        *map(area, ("sentence", "flags")),
+        figure_card("by-batch", 420, "Speed-up by draft tokens and batch", wide=True),
+        side_by_side(
+            figure_card("by-context", 420, "Speed-up by draft tokens and context", wide=True),
+            figure_card("crossover", 420, "Speed-up over the batch, and where it falls below 1"),
+        ),
+        figure_card("acceptance", 420, "Published acceptance curves"),
+        *map(area, ("best", "basis")),
+    ],
     [
         View(
             compute,

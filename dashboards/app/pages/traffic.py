@@ -15,7 +15,6 @@ from dashboards.app import parts
 from dashboards.app.controls import COLUMNS, ChoiceField, Component, Values, state_id
 from dashboards.app.messages import sentence
 from dashboards.app.page import Context, Page, Shown, View
-from dashboards.app.served import ServedFolders
 from dashboards.app.uploads import MOST_REQUESTS, keep_log
 from dashboards.figures.load import traffic_data, traffic_figure
 from forerun.errors import ForerunError
@@ -30,21 +29,9 @@ SLO = ("p99_ttft_ms=1000", "p99_tpot_ms=30")
 """SLO of the command shown on the page."""
 
 
-def taker(page: str, _served: ServedFolders) -> Component:
+def taker(page: str) -> Component:
     words = "A log of your own (CSV, JSONL): choose it, or drop it here"
     return dmc.Stack([parts.upload(page, words), dmc.Divider(label="What is shown")])
-
-
-def content(page: str, _served: ServedFolders) -> list[Any]:
-    return [
-        parts.message_area(page, parts.UPLOADED),
-        parts.area(page, "lead"),
-        parts.area(page, "onward"),
-        parts.figure_card(page, "traffic", 520, "Requests over time, and lengths of prompts and answers"),
-        parts.area(page, "tables"),
-        parts.area(page, "command"),
-        parts.area(page, "basis"),
-    ]
 
 
 @lru_cache(maxsize=2)
@@ -72,7 +59,7 @@ def compute(context: Context, values: Values) -> Shown:
         notes.append(f"Only the first {MOST_REQUESTS:,} requests are read here; forerun workloads show reads all.")
     words = ["forerun", "plan", Path(values[GIVEN]).name, *(word for limit in SLO for word in ("--slo", limit))]
     words += ["--map", values["columns"]] if values["columns"] else []
-    shown = {
+    return {
         "lead": parts.remark(trace_sentence(statistics)),
         "onward": dmc.Group(
             [dcc.Link(text, href=href, className="onward") for text, href in onward(values, statistics)]
@@ -80,8 +67,8 @@ def compute(context: Context, values: Values) -> Shown:
         "tables": parts.in_columns(*(parts.table_panel(one) for one in statistics_tables(statistics))),
         "command": parts.commands_panel("The same in a terminal", {"plan": shlex.join(words)}),
         "basis": parts.rests_on("measured", notes),
+        "traffic": traffic_figure(traffic_data(requests)),
     }
-    return shown, {"traffic": traffic_figure(traffic_data(requests))}
 
 
 def trace_sentence(statistics: RequestStatistics) -> str:
@@ -137,10 +124,15 @@ def trace_details(app: Dash, context: Context) -> None:
 PAGE = Page(
     NAME,
     "Your traffic",
-    "Your traffic",
     "What a log of your own requests looks like, and what would serve it.",
     [taker, ChoiceField(GIVEN, "Log of requests", options=lambda served: list(served.logs())), COLUMNS],
-    content,
+    [
+        parts.message_area(parts.UPLOADED),
+        parts.area("lead"),
+        parts.area("onward"),
+        parts.figure_card("traffic", 520, "Requests over time, and lengths of prompts and answers"),
+        *map(parts.area, ("tables", "command", "basis")),
+    ],
     [View(compute, (GIVEN, "columns"), ("lead", "onward", "tables", "command", "basis"), ("traffic",))],
     more=trace_details,
 )

@@ -15,9 +15,9 @@ from dashboards.app.controls import ChoiceField, Number, Values
 from dashboards.app.jobs import RunTask, Task, job_id, job_panel
 from dashboards.app.page import Context, Page, Shown, Start, View
 from dashboards.app.parts import area, counted, figure_card, output_id, panel, remark, rests_on, tiles
-from dashboards.app.served import ServedFolders
 from dashboards.app.uploads import checked_size
-from dashboards.figures.load import BoundsData, LoadData, LoadFigure, SimulatedPoint, bounds_figure, load_figure
+from dashboards.figures.load import LoadData, LoadFigure, SimulatedPoint, load_figure
+from dashboards.figures.run import BottleneckData, bottleneck_figure
 from dashboards.page import Tile, scenario_yaml
 from forerun.tables import number
 from simulator.running.metrics.document import scenario_document
@@ -34,7 +34,6 @@ ANSWERED = "answered"
 
 
 def draft_options(method: Any) -> bool:
-    """Whether a method of speculation drafts."""
     return bool(method != "none")
 
 
@@ -55,19 +54,6 @@ CONTROLS = [
     ChoiceField("requests", "Requests to simulate", options=("500", "2000", "10000", "50000"), default="2000"),
 ]
 NAMES = tuple(control.name for control in CONTROLS)
-
-
-def content(page: str, _served: ServedFolders) -> list[Any]:
-    return [
-        dcc.Store(id=output_id(page, ANSWERED)),
-        area(page, "lead"),
-        area(page, "tiles"),
-        job_panel(page),
-        figure_card(page, "load", 560, "Mean TTFT, TPOT and throughput over the load"),
-        figure_card(page, "bounds", 260, "What limits the engine at this load"),
-        area(page, "scenario"),
-        area(page, "basis"),
-    ]
 
 
 def what_if_scenario(values: Values) -> dict[str, Any]:
@@ -96,7 +82,7 @@ def compute(context: Context, values: Values) -> Shown:
     ]
     text = scenario_yaml(data)
     copy = dmc.CopyButton(value=text, children="Copy", copiedChildren="Copied", size="compact-xs")
-    shown = {
+    return {
         "lead": remark(estimate_sentence(answer, rate)),
         "tiles": tiles(_tiles(answer, here)),
         "scenario": panel(
@@ -104,14 +90,14 @@ def compute(context: Context, values: Values) -> Shown:
         ),
         "basis": rests_on(answer.basis, notes),
         ANSWERED: {name: values[name] for name in NAMES},
+        "bounds": bottleneck_figure(BottleneckData(bounds, answer.basis)),
     }
-    return shown, {"bounds": bounds_figure(BoundsData(bounds, answer.basis))}
 
 
 def compute_load(context: Context, values: Values) -> Shown:
     """The curves over the load, of the deployment that was answered last."""
     if not values[ANSWERED]:
-        return {}, {}
+        return {}
     # What was answered comes back from the browser, which may say anything.
     fields = {control.name: control for control in CONTROLS}
     answers = {name: values[ANSWERED].get(name) for name in NAMES}
@@ -125,7 +111,7 @@ def compute_load(context: Context, values: Values) -> Shown:
     )
     points = tuple(simulated_point(run) for run in simulated_runs(context, scenario))
     rate = float(data["workload"]["arrivals"]["request_rate"])
-    return {}, {"load": load_figure(LoadData(curves, points, rate, estimate(scenario).basis))}
+    return {"load": load_figure(LoadData(curves, points, rate, estimate(scenario).basis))}
 
 
 @lru_cache(maxsize=64)
@@ -142,8 +128,8 @@ def latency_by_load(scenario: str) -> LoadFigure:
         f"{method}, K={speculation['num_speculative_tokens']}" if speculation else "without speculation",
         method,
         np.array([answer.request_rate for answer in answers]),
-        _ms([answer.mean_ttft_s for answer in answers]),
-        _ms([answer.mean_tpot_s for answer in answers]),
+        1e3 * np.array([answer.mean_ttft_s for answer in answers], dtype=np.float64),
+        1e3 * np.array([answer.mean_tpot_s for answer in answers], dtype=np.float64),
         np.array([answer.output_throughput for answer in answers]),
     )
 
@@ -197,10 +183,6 @@ def _rate(document: dict[str, Any]) -> float:
     return float(document["scenario"]["workload"]["arrivals"].get("request_rate") or 0.0)
 
 
-def _ms(seconds: list[float | None]) -> Any:
-    return np.array([np.nan if value is None else value * 1e3 for value in seconds])
-
-
 def _tiles(answer: Estimate, run: dict[str, Any] | None) -> list[Tile]:
     summary = run["summary"] if run is not None else {}
 
@@ -224,13 +206,19 @@ def _tiles(answer: Estimate, run: dict[str, Any] | None) -> list[Tile]:
 PAGE = Page(
     "what-if",
     "What if",
-    "What if",
     "Another chip, model, format, drafter or load: the analytic model answers at once, a simulated run refines it.",
     [
         *CONTROLS,
         dmc.Button("Simulate this load", id={"kind": "simulate", "page": "what-if"}, fullWidth=True, className="start"),
     ],
-    content,
+    [
+        dcc.Store(id=output_id("what-if", ANSWERED)),
+        *map(area, ("lead", "tiles")),
+        job_panel,
+        figure_card("load", 560, "Mean TTFT, TPOT and throughput over the load"),
+        figure_card("bounds", 260, "What limits the engine at this load"),
+        *map(area, ("scenario", "basis")),
+    ],
     [
         View(
             compute,
