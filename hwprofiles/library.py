@@ -55,14 +55,11 @@ from hwprofiles.parameters import (
     PrefillParameters,
     RecurrentDecodeParameters,
     RecurrentPrefillParameters,
-    SparseParameters,
 )
 from hwprofiles.schema import Chip, Link
 
 MixingShape = AttentionShape | RecurrentShape | IndexShape | SparseShape
 """Shape of a layer's attention or recurrence on one chip."""
-NO_TIME = KernelTime(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-"""Kernel time of zero work."""
 
 _CACHE_ENTRIES = 100_000
 SCORE_BYTES, SCORE_KERNELS = 4.0, 4.0
@@ -99,6 +96,8 @@ class KernelLibrary:
     Parameters come from the chip's fit for that library, else its ``generic`` fit, else the defaults of its class;
     within a family, from the set of the operand's dtype, else the nearest one. All sizes may be numbers or numpy
     arrays; a number in gives plain floats out, any array in gives arrays out. Work of size zero takes zero seconds.
+    Every method raises ProfileError for an unknown family, dtype or routing, for a dtype that the chip cannot compute
+    with, and for a negative size.
 
     Args:
         chip: a profile, a catalogue name or a path.
@@ -155,11 +154,7 @@ class KernelLibrary:
             self.corrections = load_corrections(self._model.corrections_file)
 
     def parameters(self, family: str, dtype: str = "bf16") -> FamilyParameters:
-        """Return the parameter set used for a kernel family and the dtype of its stored operand.
-
-        Raises:
-            ProfileError: no such family or dtype.
-        """
+        """Return the parameter set used for a kernel family and the dtype of its stored operand."""
         return self._choose(family, dtype)[0]
 
     def basis(self, family: str, dtype: str = "bf16") -> str:
@@ -168,9 +163,6 @@ class KernelLibrary:
         Returns:
             ``"calibrated"`` when fitted on this chip's measured kernels of that dtype, ``"extrapolated"`` when
             fitted on this chip for another dtype, ``"datasheet"`` when the class defaults are used.
-
-        Raises:
-            ProfileError: no such family or dtype.
         """
         return self._choose(family, dtype)[1]
 
@@ -183,9 +175,6 @@ class KernelLibrary:
             family: of kernel parameters.
             dtype: of the stored operand.
             sizes: numbers by kernel-trace column name.
-
-        Raises:
-            ProfileError: no such family or dtype.
         """
         parameters, basis = self._choose(family, dtype)
         if basis != BASES[CALIBRATED] or parameters.fit is None:
@@ -205,9 +194,6 @@ class KernelLibrary:
             bound: limiting resource of the kernel, a string or an array of strings.
             assumed: whether a kernel without an interval of its own gets an assumed one: the spread of fits
                 applied to other chips, or of fitted chips around their class defaults (``unfitted_interval``).
-
-        Raises:
-            ProfileError: no such family or dtype.
         """
         parameters, basis = self._choose(family, dtype)
         trusted = basis == BASES[CALIBRATED] or (assumed and basis != BASES[EXTRAPOLATED])
@@ -324,9 +310,6 @@ class KernelLibrary:
             n: output features.
             k: input features.
             dtype: format of the weights; the formats that the chip supports determine the math format.
-
-        Raises:
-            ProfileError: unknown dtype, one the chip cannot compute with, or a negative size.
         """
         if MIXED in dtype:
             return by_format(dtype, lambda one: self.gemm(m, n, k, one))
@@ -367,9 +350,6 @@ class KernelLibrary:
             q_tokens: new tokens, total.
             pairs: (query, key) pairs the mask admits, total.
             kv_tokens: KV lengths (cached and new), total.
-
-        Raises:
-            ProfileError: unknown dtype or a negative size.
         """
         parameters = cast(PrefillParameters, self.parameters("attention_prefill", shape.kernel))
         limits = self._attention_limit(shape.dtype, parameters.native_math)
@@ -377,7 +357,7 @@ class KernelLibrary:
         def timed(pairs: Num, kv_tokens: Num) -> KernelTime:
             return evaluate_formula(
                 (seqs, q_tokens, pairs, kv_tokens),
-                lambda xp, s, q, p, kv: prefill_time(xp, limits, parameters, shape, s, q, p, kv),
+                lambda xp, *sizes: prefill_time(xp, limits, parameters, shape, *sizes),
             )
 
         time = timed(pairs, kv_tokens)
@@ -413,9 +393,6 @@ class KernelLibrary:
             kv_tokens: KV lengths (the new tokens included), total over the sequences.
             warm: the same KV was just read and may still be on the chip, as kernel benchmarks measure it.
             tail_kv: KV length of the longest sequence beyond the mean of the ``tail_sequences`` longest.
-
-        Raises:
-            ProfileError: unknown dtype or a negative size.
         """
         parameters = cast(DecodeParameters, self.parameters("attention_decode", shape.kernel))
         limits = self._attention_limit(shape.dtype, parameters.native_math)
@@ -439,9 +416,6 @@ class KernelLibrary:
     def tail_seconds(self, shape: AttentionShape, seqs: Num, q_len: Num = 1) -> Num:
         """Seconds per key by which the longest sequence of a decode batch exceeds the mean of the ``tail_sequences``
         longest; without KV splits, these sequences finish last.
-
-        Raises:
-            ProfileError: unknown dtype.
         """
         parameters = cast(DecodeParameters, self.parameters("attention_decode", shape.kernel))
         xp = SCALAR if all_plain(seqs, q_len, 0) else ARRAY
@@ -449,20 +423,12 @@ class KernelLibrary:
         return tail_time_per_key(xp, parameters, cores, shape, seqs, q_len)
 
     def tail_sequences(self, shape: AttentionShape) -> Num:
-        """Number of longest sequences of a decode batch that, once alone, no longer saturate the memory bandwidth.
-
-        Raises:
-            ProfileError: unknown dtype.
-        """
+        """Number of longest sequences of a decode batch that, once alone, no longer saturate the memory bandwidth."""
         parameters = cast(DecodeParameters, self.parameters("attention_decode", shape.kernel))
         return tail_sequences(self._attention_limit(shape.dtype, parameters.native_math), parameters, shape)
 
     def one_pass(self, shape: AttentionShape) -> bool:
-        """Whether a single kernel serves the prompt chunks and the single queries of a batch.
-
-        Raises:
-            ProfileError: unknown dtype.
-        """
+        """Whether a single kernel serves the prompt chunks and the single queries of a batch."""
         return cast(PrefillParameters, self.parameters("attention_prefill", shape.kernel)).mixed == "one-pass"
 
     def attention_mixed(
@@ -492,18 +458,13 @@ class KernelLibrary:
             warm: the same KV was just read and may still be on the chip.
             longest_kv: KV length of the longest single-token sequence (single-kernel libraries); 0 = all equal.
             tail_kv: excess of that length over the mean of the ``tail_sequences`` longest (separate kernels).
-
-        Raises:
-            ProfileError: unknown dtype or a negative size.
         """
         parameters = cast(PrefillParameters, self.parameters("attention_prefill", shape.kernel))
         if parameters.mixed == "one-pass":
             limits = self._attention_limit(shape.dtype, parameters.native_math)
             return evaluate_formula(
                 (seqs, q_tokens, pairs, kv_tokens, decode_seqs, decode_kv_tokens),
-                lambda xp, s, q, p, kv, ds, dkv: one_pass_time(
-                    xp, limits, parameters, shape, s, q, p, kv, ds, dkv, longest_kv
-                ),
+                lambda xp, *sizes: one_pass_time(xp, limits, parameters, shape, *sizes, longest_kv),
             )
         first = self.attention_prefill(shape, seqs=seqs, q_tokens=q_tokens, pairs=pairs, kv_tokens=kv_tokens)
         second = self.attention_decode(
@@ -551,9 +512,6 @@ class KernelLibrary:
             dispatched: whether an all-to-all sends each chip only the tokens of its own experts.
             kernel: name of the kernel if the library has several for a dtype; its own fit is used if available.
             mean_work: report flops and bytes of the average chip instead of the slowest, which sets the time.
-
-        Raises:
-            ProfileError: unknown dtype or routing, one the chip cannot compute with, or a negative size.
         """
         if not kernel and np.ndim(expert_parallel) == 0:
             kernel = self._kernel_of_spread(dtype, expert_parallel)
@@ -562,16 +520,10 @@ class KernelLibrary:
         spread = read_routing(routing)
         limits = self.limits(self._kernels_of("moe", dtype))
         weight = dtype_bytes(dtype)
-        sizes: tuple[Num, ...] = (
-            tokens,
-            num_experts,
-            experts_per_token,
-            hidden,
-            intermediate,
-            expert_parallel,
-            tensor_parallel,
-            alike,
-        )
+        layer = {"tokens": tokens, "num_experts": num_experts, "experts_per_token": experts_per_token, "hidden": hidden,
+                 "intermediate": intermediate, "expert_parallel": expert_parallel,
+                 "tensor_parallel": tensor_parallel}  # fmt: skip
+        sizes = (*layer.values(), alike)
         if active_experts is not None:
             sizes = (*sizes, active_experts)
         time = evaluate_formula(
@@ -580,10 +532,8 @@ class KernelLibrary:
                 xp, limits, parameters, n, e, k, h, i, weight, 2.0, ep, tp, gated, active, spread, same, dispatched
             ),
         )
-        routed = {"uneven": spread.alpha if spread.kind == "power-law" else 0.0, "expert_parallel": expert_parallel}
-        routed |= {"tensor_parallel": tensor_parallel, "tokens": tokens, "num_experts": num_experts}
-        routed |= {"experts_per_token": experts_per_token, "hidden": hidden, "intermediate": intermediate}
-        time = self._corrected("moe", named, time, **routed)
+        uneven = spread.alpha if spread.kind == "power-law" else 0.0
+        time = self._corrected("moe", named, time, uneven=uneven, **layer)
         if not mean_work or np.all(np.equal(expert_parallel, 1)):
             return time
         some = np.maximum(1.0, tokens)
@@ -624,9 +574,6 @@ class KernelLibrary:
             pieces: work items that a core processes one by one: channels of each sequence in a convolution.
             kernel: ``copy`` for plain copies, ``gdn-scan`` or similar for convolutions, which use their own fit
                 if available.
-
-        Raises:
-            ProfileError: a negative size.
         """
         name = f"any{VARIANT}{kernel}" if kernel else "any"
         parameters = cast(ElementwiseParameters, self.parameters("elementwise", name))
@@ -637,40 +584,24 @@ class KernelLibrary:
         )
 
     def recurrent_prefill(self, shape: RecurrentShape, *, seqs: Num, q_tokens: Num) -> KernelTime:
-        """Time of a recurrent layer's scan over prompts.
-
-        Args:
-            shape: heads and state of one layer on this chip.
-            seqs: prompt chunks.
-            q_tokens: total tokens of the chunks.
-
-        Raises:
-            ProfileError: unknown dtype or a negative size.
-        """
+        """Time of a recurrent layer's scan over the ``q_tokens`` of ``seqs`` prompt chunks."""
         parameters = cast(RecurrentPrefillParameters, self.parameters("recurrent_prefill", shape.dtype))
         limits = self.limits(format_of(shape.dtype))
         time = evaluate_formula(
-            (seqs, q_tokens), lambda xp, s, q: recurrent_prefill_time(xp, limits, parameters, shape, s, q)
+            (seqs, q_tokens), lambda xp, *sizes: recurrent_prefill_time(xp, limits, parameters, shape, *sizes)
         )
         each = q_tokens / functions_of(seqs).maximum(1, seqs)
         return self._corrected_recurrent("recurrent_prefill", shape, time, seqs, each)
 
     def recurrent_decode(self, shape: RecurrentShape, *, seqs: Num, q_len: Num, warm: bool = False) -> KernelTime:
-        """Time of a recurrent layer's update of the states of decoding sequences; ``q_len`` > 1 verifies tokens.
+        """Time of a recurrent layer's update of the states of ``seqs`` sequences; ``q_len`` > 1 verifies tokens.
 
-        Args:
-            shape: heads and state of one layer on this chip.
-            seqs: sequences.
-            q_len: tokens per sequence.
-            warm: the same states were just updated and may still be on the chip, as kernel benchmarks measure it.
-
-        Raises:
-            ProfileError: unknown dtype or a negative size.
+        ``warm``: the same states were just updated and may still be on the chip, as kernel benchmarks measure it.
         """
         parameters = cast(RecurrentDecodeParameters, self.parameters("recurrent_decode", shape.dtype))
         limits = self.limits(format_of(shape.dtype))
         time = evaluate_formula(
-            (seqs, q_len), lambda xp, s, q: recurrent_decode_time(xp, limits, parameters, shape, s, q, warm)
+            (seqs, q_len), lambda xp, *sizes: recurrent_decode_time(xp, limits, parameters, shape, *sizes, warm)
         )
         return self._corrected_recurrent("recurrent_decode", shape, time, seqs, q_len, warm)
 
@@ -681,58 +612,35 @@ class KernelLibrary:
         return self._corrected(family, shape.dtype, time, held, {"batch": seqs, "q_len": q_len}, **heads)
 
     def index_prefill(self, shape: IndexShape, *, seqs: Num, q_tokens: Num, pairs: Num, kv_tokens: Num) -> KernelTime:
-        """Time of scoring and selecting keys for prompts; sizes as ``attention_prefill`` takes them.
-
-        Raises:
-            ProfileError: unknown dtype or a negative size.
-        """
-        parameters = cast(SparseParameters, self.parameters("sparse_prefill", shape.dtype))
-        limits = self.limits(shape.math)
-        return evaluate_formula(
-            (seqs, q_tokens, pairs, kv_tokens),
-            lambda xp, s, q, p, kv: index_time(xp, limits, parameters, shape, s, q, p, kv),
-        )
+        """Time of scoring and selecting keys for prompts; sizes as ``attention_prefill`` takes them."""
+        return self._sparse("prefill", index_time, shape.math, shape, seqs, q_tokens, pairs, kv_tokens)
 
     def index_decode(self, shape: IndexShape, *, seqs: Num, q_len: Num, kv_tokens: Num) -> KernelTime:
-        """Time of scoring and selecting keys for decoding sequences; sizes as ``attention_decode`` takes them.
-
-        Raises:
-            ProfileError: unknown dtype or a negative size.
-        """
-        parameters = cast(SparseParameters, self.parameters("sparse_decode", shape.dtype))
-        limits = self.limits(shape.math)
-        return evaluate_formula(
-            (seqs, q_len, kv_tokens),
-            lambda xp, s, q, kv: index_time(xp, limits, parameters, shape, s, s * q, q * kv, kv),
-        )
+        """Time of scoring and selecting keys for decoding sequences; sizes as ``attention_decode`` takes them."""
+        return self._sparse("decode", index_time, shape.math, shape, seqs, q_len, kv_tokens)
 
     def sparse_prefill(self, shape: SparseShape, *, seqs: Num, q_tokens: Num, pairs: Num, kv_tokens: Num) -> KernelTime:
         """Time of attention over chosen or compressed entries for prompts; sizes as ``attention_prefill`` takes them,
-        counted over tokens that the readable entries represent.
-
-        Raises:
-            ProfileError: unknown dtype or a negative size.
-        """
-        parameters = cast(SparseParameters, self.parameters("sparse_prefill", shape.dtype))
-        limits = self.limits("bf16")
-        return evaluate_formula(
-            (seqs, q_tokens, pairs, kv_tokens),
-            lambda xp, s, q, p, kv: sparse_time(xp, limits, parameters, shape, s, q, p, kv),
-        )
+        counted over tokens that the readable entries represent."""
+        return self._sparse("prefill", sparse_time, "bf16", shape, seqs, q_tokens, pairs, kv_tokens)
 
     def sparse_decode(self, shape: SparseShape, *, seqs: Num, q_len: Num, kv_tokens: Num) -> KernelTime:
         """Time of attention over chosen or compressed entries for decoding sequences; sizes as ``attention_decode``
-        takes them, counted over tokens that the readable entries represent.
+        takes them, counted over tokens that the readable entries represent."""
+        return self._sparse("decode", sparse_time, "bf16", shape, seqs, q_len, kv_tokens)
 
-        Raises:
-            ProfileError: unknown dtype or a negative size.
-        """
-        parameters = cast(SparseParameters, self.parameters("sparse_decode", shape.dtype))
-        limits = self.limits("bf16")
-        return evaluate_formula(
-            (seqs, q_len, kv_tokens),
-            lambda xp, s, q, kv: sparse_time(xp, limits, parameters, shape, s, s * q, q * kv, kv),
-        )
+    def _sparse(
+        self, phase: str, formula: Callable[..., KernelTime], math: str, shape: IndexShape | SparseShape, *sizes: Num
+    ) -> KernelTime:
+        parameters, limits = self.parameters(f"sparse_{phase}", shape.dtype), self.limits(math)
+
+        def timed(xp: Functions, *sizes: Num) -> KernelTime:
+            if phase == "decode":
+                seqs, q_len, kv_tokens = sizes
+                sizes = (seqs, seqs * q_len, q_len * kv_tokens, kv_tokens)
+            return formula(xp, limits, parameters, shape, *sizes)
+
+        return evaluate_formula(sizes, timed)
 
     def collective(self, op: str, message_bytes: Num, world_size: int, link: Link | str) -> CollectiveTime:
         """Time of one collective between ``world_size`` chips.
@@ -772,11 +680,7 @@ class KernelLibrary:
         return "int4" if self._marlin and family == "moe" and dtype in ("mxfp4", "fp4") else dtype
 
     def limits(self, dtype: str) -> Limits:
-        """Return the limits the formulas use for weights of a dtype: peak of the usable cores, memory, on-chip store.
-
-        Raises:
-            ProfileError: unknown dtype, or one the chip cannot compute with.
-        """
+        """Limits that the formulas use for weights of a dtype: peak of the usable cores, memory, on-chip store."""
         if dtype not in self._limits:
             chip = self.chip
             peak = chip.peak_flops(dtype)

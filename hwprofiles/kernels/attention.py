@@ -27,13 +27,7 @@ def tail_time_per_key(
     xp: Functions, parameters: DecodeParameters, cores: float, shape: AttentionShape, seqs: Num, q_len: Num
 ) -> Num:
     """Seconds per key by which the longest sequence exceeds the mean of the tail; 0 if the batch is so small
-    that its KV axis is split.
-
-    Args:
-        cores: of the chip.
-        seqs: sequences.
-        q_len: queries per sequence.
-    """
+    that its KV axis is split."""
     items = seqs * shape.num_kv_heads * xp.ceil(q_len * (shape.num_heads / shape.num_kv_heads) / parameters.tile_rows)
     return xp.where(items >= UNSPLIT_LOAD * cores, parameters.tail_key_s, 0.0)
 
@@ -42,18 +36,11 @@ def attention_pairs(xp: Functions, q_len: Num, kv_len: Num, window: Num = 0) -> 
     """(query, key) pairs of one sequence: ``q_len`` new tokens at the end of ``kv_len``, each attends to itself and all
     previous tokens.
 
-    Args:
-        q_len: new tokens.
-        kv_len: cached and new tokens, >= q_len.
-        window: most keys a query sees, itself included; 0 = all.
-
-    Returns:
-        Number of attended keys, summed over the queries.
+    ``window`` is the most keys a query sees, itself included; 0 = all.
     """
     limit = xp.where(window > 0, window, kv_len)
 
     def below(length: Num) -> Num:
-        """Pairs of a full causal sequence of ``length`` tokens."""
         short = xp.minimum(length, limit)
         return short * (short + 1.0) / 2.0 + limit * xp.maximum(0.0, length - limit)
 
@@ -103,13 +90,6 @@ def prefill_time(
     steps of keys, so on the causal diagonal it computes half a tile and half a step more than the mask admits. Tiles
     spread over the cores; the longest may end alone. K and V are read once from memory; re-reads come from the
     on-chip store.
-
-    Args:
-        seqs: sequences in the launch, > 0.
-        q_tokens: new tokens, total, > 0.
-        pairs: (query, key) pairs the mask admits, total.
-        kv_tokens: KV lengths (cached and new), total.
-        activation_bytes: bytes per element of Q and of the output.
 
     Source: Dao, "FlashAttention-2" (2023), doi:10.48550/arXiv.2307.08691, work partitioning; the terms were chosen on
         NVIDIA's aiconfigurator measurements.
@@ -190,17 +170,8 @@ def decode_time(
     saturate the chip's bandwidth, and splitting the axis adds a combining pass. Further waves of items add
     their pipeline fill, partly hidden. A library with an ``unpacked`` kernel uses it for some batches (``packs``).
 
-    Args:
-        seqs: sequences, > 0.
-        q_len: queries per sequence, >= 1.
-        kv_tokens: KV lengths, total over the sequences, > 0.
-        warm: whether the same KV was just read and may still be in the on-chip store.
-        activation_bytes: bytes per element of Q and of the output.
-        tail_kv: KV length of the longest sequence beyond the mean of the ``tail_sequences`` longest.
-
     Source: Dao et al., "Flash-Decoding for long-context inference" (2023), https://pytorch.org/blog/flash-decoding/;
-    the terms
-        were chosen on NVIDIA's aiconfigurator measurements.
+        the terms were chosen on NVIDIA's aiconfigurator measurements.
     """
     packed = _split_time(xp, limits, parameters, shape, seqs, q_len, kv_tokens, warm, activation_bytes)
     if parameters.tail_key_s:
@@ -351,17 +322,8 @@ def one_pass_time(
     Every query head of every single query takes a tile of ``tile_rows`` and multiplies all of it, with no split of the
     KV axis. Heads are the slowest grid axis: heads that share a KV head reuse it from the chip only if one pass
     over all sequences fits there, else each reads it from memory. The grid is as wide as the longest chunk for
-    every sequence, and tiles past the end of a sequence are started and dropped one by one.
-
-    Args:
-        seqs: prompt chunks, > 0.
-        q_tokens: total new tokens of the chunks, > 0.
-        pairs: (query, key) pairs of the chunks, total.
-        kv_tokens: KV lengths of the chunks (cached and new), total.
-        decode_seqs: sequences with a single query, > 0.
-        decode_kv_tokens: total KV length of the single-query sequences.
-        longest_kv: KV length of the longest of them; 0 = all equal. The last tile of that sequence runs alone.
-        activation_bytes: bytes per element of Q and of the output.
+    every sequence, and tiles past the end of a sequence are started and dropped one by one. The last tile of the
+    longest single-query sequence runs alone.
 
     Source: the launch grid of FlashAttention-2 (Dao 2023, doi:10.48550/arXiv.2307.08691); checked on LLMServingSim's
         mixed batches (vLLM 0.19 on RTX 4090 and RTX PRO 6000).
