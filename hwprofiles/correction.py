@@ -325,8 +325,8 @@ def _unpacked(entry: Mapping[str, Any], stored: Mapping[str, FloatArray]) -> Cor
     if parts["feature"].size and not 0 <= parts["feature"].min() <= parts["feature"].max() < len(names):
         raise ValueError(f"{place}: hinge functions over features that are not there")
     low, high = (float(end) for end in parts["ends"])
-    whole_parts = parts | {"feature": parts["feature"].astype(np.int16), "greatest": parts["greatest"] > 0}
-    hinges = HingeBasis(**whole_parts | {"base": float(parts["base"]), "ends": (low, high)})
+    shaped: dict[str, Any] = {"feature": parts["feature"].astype(np.int16), "greatest": parts["greatest"] > 0}
+    hinges = HingeBasis(**parts | shaped | {"base": float(parts["base"]), "ends": (low, high)})
     pairs = ({key: (float(low), float(high)) for key, (low, high) in entry[name].items()}
              for name in ("ranges", "intervals"))  # fmt: skip
     return Correction(hinges, *pairs)

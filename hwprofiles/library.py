@@ -464,7 +464,9 @@ class KernelLibrary:
             limits = self._attention_limit(shape.dtype, parameters.native_math)
             return evaluate_formula(
                 (seqs, q_tokens, pairs, kv_tokens, decode_seqs, decode_kv_tokens),
-                lambda xp, *sizes: one_pass_time(xp, limits, parameters, shape, *sizes, longest_kv),
+                lambda xp, s, q, p, kv, ds, dkv: one_pass_time(
+                    xp, limits, parameters, shape, s, q, p, kv, ds, dkv, longest_kv
+                ),
             )
         first = self.attention_prefill(shape, seqs=seqs, q_tokens=q_tokens, pairs=pairs, kv_tokens=kv_tokens)
         second = self.attention_decode(
@@ -601,7 +603,7 @@ class KernelLibrary:
         parameters = cast(RecurrentDecodeParameters, self.parameters("recurrent_decode", shape.dtype))
         limits = self.limits(format_of(shape.dtype))
         time = evaluate_formula(
-            (seqs, q_len), lambda xp, *sizes: recurrent_decode_time(xp, limits, parameters, shape, *sizes, warm)
+            (seqs, q_len), lambda xp, s, q: recurrent_decode_time(xp, limits, parameters, shape, s, q, warm)
         )
         return self._corrected_recurrent("recurrent_decode", shape, time, seqs, q_len, warm)
 

@@ -119,12 +119,12 @@ class ReplayTask:
         from dashboards.replay_report import write_replay
         from forerun.workers import Workers, cores
         from simulator.replay.requests import replay_requests
-        from simulator.replay.steps import replay_steps, steps_document
+        from simulator.replay.steps import steps_document
         from traces.benchmark_results import read_runs
         from traces.steps import read_steps
 
         if self.steps:
-            document = steps_document(replay_steps([read_steps(self.file)], self.scenario))
+            document = steps_document([read_steps(self.file)], self.scenario)
         else:
             runs = read_runs(self.file)
             with Workers(cores() if cores() > 1 else 0) as workers:

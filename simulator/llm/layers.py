@@ -58,11 +58,13 @@ class Mixer:
     __slots__ = ()
     label: ClassVar[str]
     """Name of the kind in tables and error messages."""
+    num_heads: int
+    head_dim: int
 
     @property
     def heads(self) -> int:
         """Heads that tensor parallelism divides."""
-        raise NotImplementedError
+        return self.num_heads
 
     @property
     def kv_elements_per_token(self) -> float:
@@ -145,10 +147,6 @@ class Attention(Mixer):
     @property
     def softmax_attention(self) -> Attention:
         return self
-
-    @property
-    def heads(self) -> int:
-        return self.num_heads
 
     @property
     def value_dim(self) -> int:

@@ -130,13 +130,9 @@ def learn(
 def fit_hinges(
     features: FloatArray, target: FloatArray, generator: np.random.Generator, most: int = KEPT
 ) -> HingeBasis:
-    """Draw hinge functions round after round, solve for their gains, and keep those that matter.
+    """Draw hinge functions round after round, solve for their gains, and keep the ``most`` that matter.
 
-    Args:
-        features: features x rows, the logarithm of physics' seconds first.
-        target: logarithm of measured seconds.
-        generator: draws the hinge functions.
-        most: hinge functions to keep.
+    ``features`` are features x rows, the logarithm of physics' seconds first; ``target`` that of measured seconds.
     """
     places = np.quantile(features, np.linspace(0.0, 1.0, QUANTILES + 1), axis=1).T
     hinges = HingeBasis(*_physics(places[0]), np.zeros(0), 0.0, (float(places[0, 0]), float(places[0, -1])))

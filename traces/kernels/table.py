@@ -105,6 +105,11 @@ class KernelTable:
         column = self.words.get(name)
         return constant("", len(self)) if column is None else column
 
+    def text(self, name: str, row: Any) -> str:
+        """Text of a row in a column."""
+        column = self.word(name)
+        return str(column.names[column.codes[row]])
+
     @property
     def ops(self) -> tuple[str, ...]:
         """Operations that occur, in canonical order."""
