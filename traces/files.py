@@ -237,11 +237,7 @@ _NO = ("false", "0", "no", "off")
 class Cells:
     """Typed access to one row or mapping by key; a missing key, an empty cell and NaN all return None.
 
-    Every method raises TraceError, with the place and the key, where something else stands there.
-
-    Args:
-        values: cell values by key.
-        place: file and line, for messages.
+    Every method raises TraceError, with the place (file and line) and the key, where something else stands there.
     """
 
     def __init__(self, values: Mapping[str, Any], place: str) -> None:
