@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from traces.errors import TraceError
-from traces.kernels.frame import Frame, drop
+from traces.kernels.frame import Frame
 from traces.kernels.table import FloatArray, KernelTable, Words, concatenate, constant, make_table
 
 MILLISECONDS = 1e-3
@@ -106,13 +106,12 @@ def _attention(frame: Frame) -> KernelTable:
 
 def _collective(frame: Frame) -> KernelTable:
     frame.need("num_workers", "devices_per_node", "size")
-    skipped: dict[str, int] = {}
-    frame = drop(frame, frame.floats("devices_per_node") < frame.floats("num_workers"), SEVERAL_NODES, skipped)
+    frame = frame.drop(frame.floats("devices_per_node") < frame.floats("num_workers"), SEVERAL_NODES)
     name = frame.texts("collective").names[0] if frame.rows else "all_reduce"
     if not frame.has(f"time_stats.{name}.median"):
         raise TraceError(f"{frame.path}: no column 'time_stats.{name}.median'")
     sizes = {"message_bytes": frame.floats("size"), "world_size": frame.floats("num_workers")}
-    return _timed(frame, name, name, sizes, {"library": "nccl", "dtype": "fp16"}, skipped)
+    return _timed(frame, name, name, sizes, {"library": "nccl", "dtype": "fp16"})
 
 
 def _timed(
@@ -121,7 +120,6 @@ def _timed(
     op: str,
     sizes: Columns,
     texts: dict[str, str | Words] | None = None,
-    skipped: dict[str, int] | None = None,
 ) -> KernelTable:
     median = frame.floats(f"time_stats.{operation}.median") * MILLISECONDS
     spread = f"time_stats.{operation}.std"
@@ -129,7 +127,7 @@ def _timed(
         "dtype": "fp16", "library": LIBRARY, "name": constant(operation, frame.rows), **(texts or {})
     }  # fmt: skip
     std = frame.floats(spread) * MILLISECONDS if frame.has(spread) else None
-    return make_table(median, op, sizes, named, str(frame.path), FORMAT, std, skipped=skipped)
+    return make_table(median, op, sizes, named, str(frame.path), FORMAT, std, skipped=frame.skipped)
 
 
 def _is_true(text: str) -> bool:
