@@ -146,7 +146,6 @@ def _load_named(folder: str, name: str, model: type[_R], noun: str) -> _R:
 
 
 def _catalogue_data(folder: str, name: str) -> Any:
-    """Data of a catalogue file; a chip's hand-written file is merged over its generated kernel parameters."""
     place = f"{folder}/{name}.yaml"
     data, fits = _parse((_FOLDER / place).read_text("utf-8"), place), _FOLDER / "fits" / f"{name}.json"
     if folder == "chips" and fits.exists():
@@ -249,7 +248,6 @@ def first_problem(error: ValidationError, model: type[Record]) -> str:
 
 
 def _fields_at(model: type[Record], path: tuple[int | str, ...]) -> list[str]:
-    """Field names of the nested record at ``path``."""
     current: Any = model
     for part in path:
         annotation = getattr(getattr(current, "model_fields", {}).get(part), "annotation", None)

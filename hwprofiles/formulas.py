@@ -305,6 +305,20 @@ class Limits(NamedTuple):
     """Core count of the chip that the fits come from; libraries can always split their work for that many cores."""
 
 
+def warm_reads(
+    xp: Functions, limits: Limits, parameters: Any, size: Num, fade: float, bandwidth: float
+) -> tuple[Num, Num]:
+    """Cache hit rate of ``size`` bytes that were just read, and seconds per byte: hits come from the on-chip store.
+
+    Operands up to ``warm_share`` of the store hit completely; larger cyclic reads evict their own data, and at ``fade``
+    times that size nothing hits.
+    """
+    kept = parameters.warm_share * limits.on_chip_bytes
+    hit = xp.minimum(1.0, xp.maximum(0.0, (fade * kept - size) / ((fade - 1.0) * kept + 1e-9)))
+    fast = max(limits.on_chip_bandwidth * parameters.warm_efficiency, bandwidth)
+    return hit, hit / fast + (1.0 - hit) / bandwidth
+
+
 T = TypeVar("T", KernelTime, CollectiveTime)
 PLAIN = (int, float)
 """Types of a scalar size; other values are arrays, numpy scalars or traced numbers."""

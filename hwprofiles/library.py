@@ -75,7 +75,6 @@ CORRECTED = True
 
 
 def _heads(shape: AttentionShape) -> dict[str, Num]:
-    """Head counts and head size of an attention layer, by the names that corrections use."""
     return {"num_heads": shape.num_heads, "num_kv_heads": shape.num_kv_heads, "head_dim": shape.qk_dim}
 
 
@@ -158,24 +157,14 @@ class KernelLibrary:
         return self._choose(family, dtype)[0]
 
     def basis(self, family: str, dtype: str = "bf16") -> str:
-        """Return the evidence level of the times of a family.
-
-        Returns:
-            ``"calibrated"`` when fitted on this chip's measured kernels of that dtype, ``"extrapolated"`` when
-            fitted on this chip for another dtype, ``"datasheet"`` when the class defaults are used.
-        """
+        """Return the evidence level of the times of a family: ``"calibrated"`` when fitted on this chip's measured
+        kernels of that dtype, ``"extrapolated"`` when fitted on this chip for another dtype, ``"datasheet"`` when the
+        class defaults are used."""
         return self._choose(family, dtype)[1]
 
     def basis_code(self, family: str, dtype: str, sizes: Mapping[str, Num]) -> Num:
-        """Evidence level of a kernel of these sizes, as an index into ``BASES``; sizes may be arrays.
-
-        A fit covers the shapes inside its recorded ranges; a fit without ranges covers all shapes.
-
-        Args:
-            family: of kernel parameters.
-            dtype: of the stored operand.
-            sizes: numbers by kernel-trace column name.
-        """
+        """Evidence level of a kernel of these sizes (by kernel-trace column, numbers or arrays), as an index into
+        ``BASES``. A fit covers the shapes inside its recorded ranges; a fit without ranges covers all shapes."""
         parameters, basis = self._choose(family, dtype)
         if basis != BASES[CALIBRATED] or parameters.fit is None:
             return BASES.index(basis)
@@ -255,16 +244,10 @@ class KernelLibrary:
     ) -> KernelTime:
         """Corrected kernel time; the correction never takes it below the speed-of-light time in the format.
 
-        Args:
-            family: kernel family.
-            dtype: format of the stored operand, and the kernel's name if it has one.
-            time: analytical time.
-            held: whether operands may already be on the chip, so that memory bandwidth sets no lower bound.
-            moving: sizes that differ between calls for one layer, which are priced one by one in loops.
-            sizes: the other sizes of the kernel, by the names in ``hwprofiles.correction.SIZES``.
-
-        Raises:
-            TypeError: the time is traced, and hundreds of hinge functions of all sizes would make the formula too long.
+        ``held``: operands may already be on the chip, so that memory bandwidth sets no lower bound. ``moving`` are the
+        sizes (named as in ``hwprofiles.correction.SIZES``) that differ between calls for one layer, which are priced
+        one by one in loops; only these may be traced, because hundreds of hinge functions of all sizes would make the
+        formula too long.
         """
         correction = self.correction(family, dtype)
         if correction is None:
@@ -449,10 +432,7 @@ class KernelLibrary:
 
         Args:
             shape: heads, dimensions and KV format of one layer on this chip.
-            seqs: prompt chunks.
-            q_tokens: their new tokens, total.
-            pairs: their (query, key) pairs the mask admits, total.
-            kv_tokens: their KV lengths (cached and new), total.
+            seqs: prompt chunks; ``q_tokens``, ``pairs`` and ``kv_tokens`` as ``attention_prefill`` takes them.
             decode_seqs: sequences with one query each.
             decode_kv_tokens: their KV lengths, total.
             warm: the same KV was just read and may still be on the chip.
@@ -678,7 +658,6 @@ class KernelLibrary:
         return self._chosen[key]
 
     def _kernels_of(self, family: str, dtype: str) -> str:
-        """Format whose kernels process operands of a stored format."""
         return "int4" if self._marlin and family == "moe" and dtype in ("mxfp4", "fp4") else dtype
 
     def limits(self, dtype: str) -> Limits:

@@ -161,7 +161,6 @@ def _elementwise(row: KernelRow) -> PriceCall:
 
 
 def _recurrent_set(row: KernelRow) -> str:
-    """Parameter set of a recurrent layer: that of its rule, if it is not the gated delta net's."""
     return str(row["dtype"]) if row["name"] in ("", "gdn") else f"{row['dtype']}{VARIANT}{row['name']}"
 
 
@@ -191,11 +190,7 @@ def _collective(op: str) -> Callable[[KernelRow], PriceCall]:
 
 
 def link_of(op: str, row: KernelRow, chip: Chip) -> str:
-    """Name of the link of a collective: the given one, else the chip's own between chips.
-
-    Raises:
-        ProfileError: neither is there.
-    """
+    """Name of the link of a collective: the given one, else the chip's own between chips."""
     link: str | None = row["link"] or chip.links.scale_up
     if link is None:
         raise ProfileError(f"{op}: chip '{chip.name}' has no scale-up link; give link=NAME")
@@ -207,7 +202,6 @@ def _module(row: KernelRow) -> PriceCall:
 
 
 def _module_set(row: KernelRow) -> str:
-    """Parameter set of a sparse module: of its KV format and its kind."""
     return f"{row['kv_dtype']}{VARIANT}{row['name'].rpartition(' ')[2].removesuffix('-shared')}"
 
 
@@ -299,12 +293,8 @@ _PREDICTED = tuple(name for name, operation in OPERATIONS.items() if operation.c
 
 
 def row_call(op: str, row: KernelRow) -> PriceCall:
-    """PriceCall of a ``KernelLibrary`` that prices the columns of one operation.
-
-    Args:
-        op: an operation of a kernel trace.
-        row: its columns; absent optional ones count as 0 or empty. Sizes may be arrays if one kernel serves all rows.
-    """
+    """Call of a ``KernelLibrary`` that prices the columns of an operation of a kernel trace; absent optional ones count
+    as 0 or empty, and sizes may be arrays if one kernel serves all rows."""
     return OPERATIONS[op].call({**_ABSENT, **row})
 
 
@@ -394,7 +384,6 @@ def _find(op: str) -> _Operation:
 
 
 def _read(op: str, operation: _Operation, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Check the column names and convert text to numbers."""
     values, known = _with_new_columns(op, values, operation.columns), tuple(operation.columns)
     for key in values:
         if key not in known:

@@ -276,13 +276,8 @@ class Link(Group):
 
 
 def read_kernel_sets(value: Any) -> Any:
-    """Turn the ``kernels`` mapping of a profile into parameter objects.
-
-    Args:
-        value: library -> family -> dtype -> mapping of numbers plus ``source``.
-
-    Returns:
-        The same nesting with parameter objects of each family's class.
+    """Turn the ``kernels`` mapping of a profile (library -> family -> dtype -> numbers and ``source``) into parameter
+    objects of each family's class.
 
     Raises:
         ValueError: unknown family or dtype, or (from pydantic) a bad number; the message starts with the dotted place.

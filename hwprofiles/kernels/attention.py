@@ -1,8 +1,10 @@
 """Attention kernels: prefill (many queries per sequence), decode (one, or a few when verifying), both in one batch."""
 
-from hwprofiles.formulas import AttentionShape, Functions, KernelTime, Limits, Num, smooth_maximum
+from hwprofiles.formulas import AttentionShape, Functions, KernelTime, Limits, Num, smooth_maximum, warm_reads
 from hwprofiles.parameters import PASS_TOKENS, DecodeKernel, DecodeParameters, PrefillParameters, UnpackedKernel
 
+ACTIVATION_BYTES = 2.0
+"""Bytes per element of queries and of the output."""
 WARM_FADE = 1.25
 """Size of repeatedly read KV, as a multiple of the retained bytes, at which the cache hit rate reaches 0."""
 
@@ -82,7 +84,6 @@ def prefill_time(
     q_tokens: Num,
     pairs: Num,
     kv_tokens: Num,
-    activation_bytes: float = 2.0,
 ) -> KernelTime:
     """Time of one prefill attention launch over a ragged batch, including the write of new K and V.
 
@@ -101,7 +102,7 @@ def prefill_time(
     flops = 2.0 * shape.num_heads * width * pairs
     kv_bytes = shape.kv_bytes_per_token * kv_tokens
     new_bytes = shape.kv_bytes_per_token * q_tokens
-    query_bytes = activation_bytes * shape.num_heads * width * q_tokens
+    query_bytes = ACTIVATION_BYTES * shape.num_heads * width * q_tokens
     moved = query_bytes + kv_bytes
     rows, columns = parameters.tile_rows, parameters.tile_columns
     length = q_tokens / seqs
@@ -132,18 +133,6 @@ def prefill_time(
     return KernelTime(seconds, launch, busy, stream + write, flops, moved)
 
 
-def warm_bandwidth(xp: Functions, limits: Limits, parameters: DecodeKernel, kv_bytes: Num, bandwidth: float) -> Num:
-    """Effective bandwidth of KV that was just read: part comes from the on-chip store, the rest from memory.
-
-    KV up to ``warm_share`` of the store hits completely; larger cyclic reads evict their own data, and at ``WARM_FADE``
-    times that size nothing hits.
-    """
-    kept = parameters.warm_share * limits.on_chip_bytes
-    hit = xp.minimum(1.0, xp.maximum(0.0, (WARM_FADE * kept - kv_bytes) / ((WARM_FADE - 1.0) * kept + 1e-9)))
-    fast = max(limits.on_chip_bandwidth * parameters.warm_efficiency, bandwidth)
-    return 1.0 / (hit / fast + (1.0 - hit) / bandwidth)
-
-
 NARROW_ROWS = 16.0
 """Rows of the narrow tile of TensorRT-LLM's decode kernels for Blackwell (heads and keys swapped in the product).
 Groups of up to twice as many heads run as two such tiles, larger ones in one of 64 or 128 rows: 32 heads of MLA take
@@ -159,7 +148,6 @@ def decode_time(
     q_len: Num,
     kv_tokens: Num,
     warm: bool = False,
-    activation_bytes: float = 2.0,
     tail_kv: Num = 0.0,
 ) -> KernelTime:
     """Time of one decode attention launch: ``q_len`` queries per sequence against its whole KV.
@@ -173,7 +161,7 @@ def decode_time(
     Source: Dao et al., "Flash-Decoding for long-context inference" (2023), https://pytorch.org/blog/flash-decoding/;
         the terms were chosen on NVIDIA's aiconfigurator measurements.
     """
-    packed = _split_time(xp, limits, parameters, shape, seqs, q_len, kv_tokens, warm, activation_bytes)
+    packed = _split_time(xp, limits, parameters, shape, seqs, q_len, kv_tokens, warm)
     if parameters.tail_key_s:
         alone = tail_time_per_key(xp, parameters, limits.cores, shape, seqs, q_len) * tail_kv
         packed = packed._replace(seconds=packed.seconds + alone, launch_s=packed.launch_s + alone)
@@ -183,7 +171,7 @@ def decode_time(
     use = packs(xp, other, limits.cores, shape, seqs, q_len, kv_tokens)
     if use is True:
         return packed
-    single = _split_time(xp, limits, other, shape, seqs, q_len, kv_tokens, warm, activation_bytes)
+    single = _split_time(xp, limits, other, shape, seqs, q_len, kv_tokens, warm)
     return single if use is False else KernelTime(*(xp.where(use, a, b) for a, b in zip(packed, single, strict=True)))
 
 
@@ -236,7 +224,6 @@ def _kernel_time(
     q_len: Num,
     kv_tokens: Num,
     warm: bool,
-    activation_bytes: float,
 ) -> KernelTime:
     """Time of one decode attention kernel that splits the KV axis for ``split_cores`` cores; see ``decode_time``."""
     widening: Num = 0.0
@@ -247,7 +234,7 @@ def _kernel_time(
     cores = limits.cores
     flops = 2.0 * heads * width * q_len * kv_tokens
     kv_bytes = shape.kv_bytes_per_token * kv_tokens
-    moved = kv_bytes + activation_bytes * heads * width * seqs * q_len
+    moved = kv_bytes + ACTIVATION_BYTES * heads * width * seqs * q_len
     packed = q_len * (heads / kv_heads)
     if parameters.reread_share:
         # Observed with one query per sequence; the tiling of verified draft rows is not measured.
@@ -267,7 +254,8 @@ def _kernel_time(
     bandwidth = limits.bandwidth * parameters.memory_efficiency
     core_bandwidth = bandwidth * parameters.core_bandwidth_ratio * limits.memory_share / cores
     if warm:
-        ratio = warm_bandwidth(xp, limits, parameters, kv_bytes, bandwidth) / bandwidth
+        _, seconds_per_byte = warm_reads(xp, limits, parameters, kv_bytes, WARM_FADE, bandwidth)
+        ratio = 1.0 / seconds_per_byte / bandwidth
         bandwidth = bandwidth * ratio
         core_bandwidth = core_bandwidth * ratio
     stream = xp.maximum(moved / bandwidth, waves * moved / items * row_tiles / splits / core_bandwidth)
@@ -315,7 +303,6 @@ def one_pass_time(
     decode_seqs: Num,
     decode_kv_tokens: Num,
     longest_kv: Num = 0.0,
-    activation_bytes: float = 2.0,
 ) -> KernelTime:
     """Time of one prefill kernel that serves prompt chunks and single queries alike (FlashAttention-2, ragged batch).
 
@@ -348,7 +335,7 @@ def one_pass_time(
     kept = parameters.kept_share * limits.on_chip_bytes
     missed = xp.minimum(1.0, xp.maximum(0.0, (one_pass - kept) / ((KEPT_FADE - 1.0) * kept + 1e-9)))
     again = 1.0 + (heads / shape.num_kv_heads - 1.0) * missed
-    queries = activation_bytes * heads * width * (q_tokens + decode_seqs)
+    queries = ACTIVATION_BYTES * heads * width * (q_tokens + decode_seqs)
     moved = queries + shape.kv_bytes_per_token * (kv_tokens + decode_kv_tokens)
     bandwidth = limits.bandwidth * (parameters.mixed_efficiency or parameters.memory_efficiency)
     stream = (queries + shape.kv_bytes_per_token * (kv_tokens + again * decode_kv_tokens)) / bandwidth

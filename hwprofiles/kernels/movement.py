@@ -1,7 +1,7 @@
 """Kernels that only move bytes: elementwise kernels on one chip, collectives between chips."""
 
 from hwprofiles.errors import ProfileError, did_you_mean
-from hwprofiles.formulas import CollectiveTime, Functions, KernelTime, Limits, Num
+from hwprofiles.formulas import CollectiveTime, Functions, KernelTime, Limits, Num, warm_reads
 from hwprofiles.parameters import CollectiveParameters, ElementwiseParameters
 from hwprofiles.schema import Link
 
@@ -30,11 +30,8 @@ def elementwise_time(
     bandwidth = limits.bandwidth * parameters.memory_efficiency
     moved = bytes_moved * 1.0
     if warm or parameters.chained:
-        each = bytes_moved / launches
-        kept = parameters.warm_share * limits.on_chip_bytes
-        hit = xp.minimum(1.0, xp.maximum(0.0, (WARM_FADE * kept - each) / ((WARM_FADE - 1.0) * kept + 1e-9)))
-        fast = max(limits.on_chip_bandwidth * parameters.warm_efficiency, bandwidth)
-        memory = bytes_moved * (hit / fast + (1.0 - hit) / bandwidth)
+        hit, seconds_per_byte = warm_reads(xp, limits, parameters, bytes_moved / launches, WARM_FADE, bandwidth)
+        memory = bytes_moved * seconds_per_byte
         moved = moved if warm else bytes_moved * (1.0 - hit)
     else:
         memory = bytes_moved / bandwidth

@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 
 from hwprofiles.dtypes import VARIANT
-from hwprofiles.formulas import Functions, KernelTime, Limits, Num, smooth_maximum
+from hwprofiles.formulas import Functions, KernelTime, Limits, Num, smooth_maximum, warm_reads
 from hwprofiles.parameters import RecurrentDecodeParameters, RecurrentPrefillParameters
 
 CHUNK_TOKENS = 64
@@ -101,10 +101,8 @@ def recurrent_decode_time(
     bandwidth = limits.bandwidth * parameters.memory_efficiency
     reading = moved / bandwidth
     if warm:
-        kept = parameters.warm_share * limits.on_chip_bytes
-        hit = xp.minimum(1.0, xp.maximum(0.0, (WARM_FADE * kept - states) / ((WARM_FADE - 1.0) * kept + 1e-9)))
-        fast = max(limits.on_chip_bandwidth * parameters.warm_efficiency, bandwidth)
-        reading = moved * (hit / fast + (1.0 - hit) / bandwidth)
+        _, seconds_per_byte = warm_reads(xp, limits, parameters, states, WARM_FADE, bandwidth)
+        reading = moved * seconds_per_byte
     blocks = seqs * heads * STATE_TILES
     drawn = moved * limits.cores / (bandwidth * limits.memory_share * parameters.core_bandwidth_ratio * blocks)
     reading = smooth_maximum(xp, reading, drawn, parameters.overlap)

@@ -105,7 +105,6 @@ class Architecture:
 
     @property
     def _mixers(self) -> list[tuple[Mixer, int]]:
-        """Mixer and number of layers of every group that has one."""
         return [(group.layer.mixer, group.count) for group in self.layer_groups if group.layer.mixer is not None]
 
     @property
@@ -223,7 +222,10 @@ def architecture_summary(architecture: Architecture) -> dict[str, Any]:
         "vocab_size": architecture.vocab_size,
         "tie_word_embeddings": architecture.tie_word_embeddings,
         "max_position": architecture.max_position,
-        "layers": [{"count": group.count, **_layer_summary(group.layer)} for group in architecture.layer_groups],
+        "layers": [
+            {"count": group.count, **_mixer_summary(group.layer.mixer), **_mlp_summary(group.layer.feed_forward)}
+            for group in architecture.layer_groups
+        ],
         "kv_elements_per_token": architecture.kv_elements_per_token,
         "kv_cache_dtype": "bf16",
         "kv_bytes_per_token": _CACHE_BYTES * architecture.kv_elements_per_token,
@@ -249,10 +251,6 @@ def memory_per_sequence(architecture: Architecture) -> list[dict[str, Any]]:
         }
         for tokens in contexts
     ]
-
-
-def _layer_summary(layer: Layer) -> dict[str, Any]:
-    return {**_mixer_summary(layer.mixer), **_mlp_summary(layer.feed_forward)}
 
 
 def _mixer_summary(mixer: Mixer | None) -> dict[str, Any]:

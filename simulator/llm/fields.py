@@ -57,11 +57,7 @@ class Fields:
 
     @classmethod
     def of(cls, values: object, source: str, prefix: str = "") -> Fields:
-        """Wrap ``values``.
-
-        Raises:
-            ForerunError: it is not a mapping with text keys.
-        """
+        """Wrap ``values``, which must be a mapping with text keys."""
         place = f"{source}: {prefix.rstrip('.')}".rstrip(": ")
         if not isinstance(values, Mapping):
             raise ForerunError(f"{place}: must be an object of fields, not {_kind(values)}")
@@ -71,11 +67,7 @@ class Fields:
         return cls(values, source, prefix)
 
     def fail(self, key: str, message: str) -> NoReturn:
-        """Refuse a field.
-
-        Raises:
-            ForerunError: always; ``source: field message``.
-        """
+        """Refuse a field: raises ForerunError, ``source: field message``."""
         raise ForerunError(joined_lines(f"{self.source}: {self.prefix}{key[:80]} {message}"))
 
     def get(self, key: str) -> Any:

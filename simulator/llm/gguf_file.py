@@ -120,7 +120,6 @@ def _tensor(gguf: Any, parts: list[Any]) -> TensorInfo:
 
 
 def _other_parts(path: Path, header: Header) -> list[Path]:
-    """The further files of a split model (``-00001-of-00003.gguf``)."""
     count = header.fields.get("split.count")
     if not isinstance(count, int) or count <= 1:
         return []
@@ -151,7 +150,6 @@ def _part(tensor: TensorInfo) -> Part:
 
 
 def _dtypes(header: Header) -> dict[str, str]:
-    """Formats of each part's matrices, by how many of its weights are in each."""
     weights: dict[str, Counter[str]] = {}
     formats = packaged("gguf_names.yaml")["formats"]
     for tensor in header.tensors:

@@ -48,7 +48,6 @@ def state_dtype(fields: Fields, *keys: str) -> str:
 
 
 def _linear_kinds(config: Config, linear: str, period_key: str, period: int) -> list[bool]:
-    """Whether each layer is of the linear kind: by ``layer_types``, or all but every n-th."""
     fields, count = config.fields, config.num_layers
     if fields.has("layer_types"):
         fields.seen.add(period_key)
@@ -233,7 +232,6 @@ def _compressed(config: Config) -> Layers:
 
 
 def _ratios(fields: Fields, num_layers: int) -> list[int]:
-    """Tokens per compressed entry of each layer."""
     names = {"sliding_attention": 0, "compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
     if fields.has("layer_types"):
         return [names[kind] for kind in per_layer(fields, "layer_types", num_layers, names)]
@@ -309,7 +307,6 @@ def _convolution(config: Config) -> Layers:
 
 
 def _with_width(layer: Layer, change: Callable[[int], int]) -> Layer:
-    """The layer with another intermediate size, where it has a dense feed-forward."""
     mlp = layer.feed_forward
     if not isinstance(mlp, DenseMlp):
         return layer

@@ -201,7 +201,6 @@ class Attention(Mixer):
         yield Tensor("o_proj", hidden_size, out, "attention", "row")
 
     def vector_parameters(self, hidden_size: int) -> int:
-        """Biases and sinks."""
         total = hidden_size if self.output_bias else 0
         if self.qkv_bias:
             mla = (self.q_lora_rank or 0) + sum(self.latent_dims)
@@ -217,7 +216,6 @@ class Attention(Mixer):
 
     @property
     def norm_parameters(self) -> int:
-        """Weights of the norms inside attention: on queries and keys, and on MLA's compressed vectors."""
         latent = (self.q_lora_rank or 0) + (self.kv_lora_rank or 0) if self.kind == "mla" else 0
         if self.qk_norm == "head":
             return latent + 2 * self.head_dim

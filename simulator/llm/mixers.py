@@ -87,12 +87,10 @@ class GatedDeltaNet(Recurrent):
         yield Tensor("out_proj", hidden_size, self.value_width, "attention", "row")
 
     def vector_parameters(self, hidden_size: int) -> int:
-        """Convolution, decay rate and step bias per head."""
         return self.conv_channels * self.conv_kernel + 2 * self.num_value_heads
 
     @property
     def norm_parameters(self) -> int:
-        """The gated norm that all heads share."""
         return self.value_head_dim
 
 
@@ -131,12 +129,10 @@ class KimiDeltaAttention(Recurrent):
         yield Tensor("o_proj", hidden_size, self.width, "attention", "row")
 
     def vector_parameters(self, hidden_size: int) -> int:
-        """Convolutions, decay rate per head and step bias per channel."""
         return self.conv_channels * self.conv_kernel + self.num_heads + self.width
 
     @property
     def norm_parameters(self) -> int:
-        """The gated norm that all heads share."""
         return self.head_dim
 
 
@@ -171,7 +167,6 @@ class Mamba2(Recurrent):
         yield Tensor("out_proj", hidden_size, self.width, "attention", "row")
 
     def vector_parameters(self, hidden_size: int) -> int:
-        """Convolution; decay, skip and step bias per head; biases."""
         total = self.conv_channels * (self.conv_kernel + self.conv_bias) + 3 * self.num_heads
         if self.projection_bias:
             total += self.width + self.conv_channels + self.num_heads + hidden_size
@@ -179,7 +174,6 @@ class Mamba2(Recurrent):
 
     @property
     def norm_parameters(self) -> int:
-        """The gated norm before the output projection."""
         return self.width
 
 
@@ -210,7 +204,6 @@ class LightningAttention(Recurrent):
 
     @property
     def norm_parameters(self) -> int:
-        """The norm before the gate."""
         return self.width
 
 
@@ -239,7 +232,6 @@ class ShortConvolution(Recurrent):
         yield Tensor("out_proj", hidden_size, self.channels, "attention", "row")
 
     def vector_parameters(self, hidden_size: int) -> int:
-        """Weights of the convolution, and biases."""
         return self.channels * (self.conv_kernel + 4 * self.bias) + hidden_size * self.bias
 
 
@@ -278,7 +270,6 @@ class SharedKvAttention(AttentionVariant):
 
     @property
     def norm_parameters(self) -> int:
-        """The norm of the queries."""
         return self.attention.head_dim if self.attention.qk_norm == "head" else 0
 
 
@@ -291,7 +282,6 @@ class SelectiveAttention(AttentionVariant):
         return self.attention.kv_elements_per_token
 
     def vector_parameters(self, hidden_size: int) -> int:
-        """Biases and sinks of the attention itself."""
         return self.attention.vector_parameters(hidden_size)
 
 
@@ -338,7 +328,6 @@ class IndexedAttention(SelectiveAttention):
 
     @property
     def norm_parameters(self) -> int:
-        """Norm weights of the attention, and of the LayerNorm of the index key."""
         return self.attention.norm_parameters + (2 * self.index_head_dim if self.own_indexer else 0)
 
 
@@ -380,7 +369,6 @@ class BlockSparseAttention(SelectiveAttention):
 
     @property
     def norm_parameters(self) -> int:
-        """Norm weights of the attention, and of index queries and keys."""
         return self.attention.norm_parameters + 2 * self.index_head_dim
 
 
@@ -440,7 +428,6 @@ class CompressedAttention(Mixer):
 
     @property
     def states(self) -> tuple[State, ...]:
-        """Projections and gates of tokens whose entry is not finished, and of those before where entries overlap."""
         widths = (self.head_dim + (self.index_head_dim if self.top_k else 0)) * self.overlap
         return (State("compressor", 2 * widths * self.ratio * self.overlap, "fp32"),) if self.ratio else ()
 
@@ -461,13 +448,11 @@ class CompressedAttention(Mixer):
         yield Tensor("o_b_proj", hidden_size, groups * rank, "attention", "row")
 
     def vector_parameters(self, hidden_size: int) -> int:
-        """Sinks, and the biases of the positions inside an entry."""
         widths = self.head_dim + (self.index_head_dim if self.top_k else 0)
         return self.num_heads + self.ratio * self.overlap * widths
 
     @property
     def norm_parameters(self) -> int:
-        """Norms of the compressed query, the key, and the compressed entries."""
         entries = (self.head_dim if self.ratio else 0) + (self.index_head_dim if self.top_k else 0)
         return self.q_lora_rank + self.head_dim + entries
 

@@ -223,7 +223,6 @@ def calibrate(
 
 
 def _with_sets(chip: Chip, library: str, sets: dict[str, dict[str, FamilyParameters]]) -> Chip:
-    """The chip with fitted sets in place of its own."""
     own = {
         name: {family: dict(family_sets) for family, family_sets in families.items()}
         for name, families in chip.kernels.items()
@@ -315,14 +314,11 @@ def start_parameters(chip: Chip, family: str, dtype: str) -> list[FamilyParamete
 
 def best_fit(problem: FitProblem, starts: list[FamilyParameters], seed: int) -> FamilyParameters:
     """The best of the fits from several starting points."""
-    fits = [fit_parameters(problem, start, seed) for start in starts]
-    return min(fits, key=lambda parameters: loss(problem, parameters))
+    return min((fit_parameters(problem, start, seed) for start in starts), key=lambda fitted: loss(problem, fitted))
 
 
 @dataclass(frozen=True, slots=True)
 class _KernelFit:
-    """Fit of one kernel family and stored format."""
-
     chip: Chip
     library: str
     family: str
@@ -445,7 +441,6 @@ def _month() -> str:
 
 
 def _fitted_on(table: KernelTable, split: Split, few: bool) -> tuple[FittedOn, ...]:
-    """Files and rows that a fit was made on."""
     names = dict.fromkeys(Path(name).name.split(".")[0] for name in table.source.split(", "))
     words = "" if few else f"train={split.train:g},seed={split.seed}"
     return tuple(FittedOn(table=name, split=words) for name in names if name)
@@ -459,10 +454,7 @@ def _reference(table: KernelTable) -> str:
 
 def write_profile(calibration: Calibration, path: str | Path) -> list[Path]:
     """Write the profile as YAML, or the kernel parameters alone as JSON, as the catalogue keeps them beside a chip's
-    limits; and the corrections beside the file when there are any.
-
-    Returns:
-        The files written.
+    limits; and the corrections beside the file when there are any. Returns the files written.
 
     Raises:
         ForerunError: the name does not end in .yaml, .yml or .json.

@@ -3,7 +3,6 @@ measured."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -63,13 +62,7 @@ class _Probe(KernelLibrary):
     inputs: tuple[KernelTime, dict[str, Num]]
 
     def _corrected(
-        self,
-        family: str,
-        dtype: str,
-        time: KernelTime,
-        held: bool = False,
-        moving: Mapping[str, Num] | None = None,
-        **sizes: Num,
+        self, family: str, dtype: str, time: KernelTime, held: bool = False, moving: Any = None, **sizes: Num
     ) -> KernelTime:
         self.inputs = time, {**sizes, **(moving or {})}
         return time

@@ -59,7 +59,6 @@ def conformal_intervals(ratio: FloatArray, regime: NDArray[np.int8], inside: NDA
 
 
 def _interval(ratio: FloatArray) -> tuple[float, float]:
-    """Quantiles with the finite-sample correction of conformal prediction."""
     tail = (1.0 - COVERAGE) / 2.0
     reach = min(1.0, (1.0 - tail) * (1.0 + 1.0 / len(ratio)))
     low, high = np.quantile(ratio, [1.0 - reach, reach])

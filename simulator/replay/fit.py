@@ -303,7 +303,6 @@ def fit_parameters(problem: FitProblem, start: FamilyParameters, seed: int = 0) 
 
 
 def _applies(parameters: FamilyParameters, change: Mapping[str, Any]) -> bool:
-    """Whether a change is one: not yet so, and of a kernel the library has."""
     if getattr(parameters, NESTED[:-1], None) is None and any(name.startswith(NESTED) for name in change):
         return False
     return any(_field(parameters, name) != value for name, value in change.items())
@@ -329,7 +328,6 @@ def _field(parameters: FamilyParameters, name: str) -> Any:
 
 
 def _changed(parameters: FamilyParameters, values: Mapping[str, Any]) -> FamilyParameters:
-    """``parameters`` with other values by name."""
     own = {name: value for name, value in values.items() if not name.startswith(NESTED)}
     inner = {name.removeprefix(NESTED): value for name, value in values.items() if name.startswith(NESTED)}
     if inner:
@@ -448,7 +446,6 @@ def mixed_structure(
 
 
 def _spread(part: KernelTable, rows: int) -> KernelTable:
-    """At most so many rows, evenly chosen."""
     return part.where(np.linspace(0, len(part) - 1, min(len(part), rows)).astype(np.int64))
 
 
@@ -462,7 +459,6 @@ class _MixedProblem:
     decode: dict[str, FamilyParameters]
 
     def errors(self, prefill: FamilyParameters) -> FloatArray:
-        """Logarithm of predicted over measured."""
         own = {"generic": {"attention_prefill": {self.dtype: prefill}, "attention_decode": self.decode}}
         kernels = KernelLibrary(self.chip.model_copy(update={"kernels": own}), corrected=False)
         return np.log(predict_table(self.rows, kernels).seconds / self.rows.measured_s)

@@ -220,12 +220,12 @@ def cache_states(table: KernelTable) -> dict[str, dict[str, int]]:
     return states
 
 
-def worst_rows(report: ReplayReport, count: int = WORST_ROWS) -> list[dict[str, Any]]:
+def worst_rows(report: ReplayReport) -> list[dict[str, Any]]:
     """The rows with the largest errors, worst first, with shape, both times, APE in percent, regime and basis."""
     table, prediction = report.rows, report.prediction
     ape = np.abs(prediction.seconds / table.measured_s - 1.0) * 100.0
     labels = dtype_labels(table)
-    rows = np.argsort(-ape, kind="stable")[:count]
+    rows = np.argsort(-ape, kind="stable")[:WORST_ROWS]
     return [
         {
             **table.row(int(row)),

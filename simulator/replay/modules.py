@@ -49,11 +49,9 @@ def module_kinds(mixer: Mixer) -> tuple[str, ...]:
     """The words of a kernel trace for a kind of layer."""
     if isinstance(mixer, IndexedAttention):
         return ("dsa",) if mixer.own_indexer else ("dsa-shared",)
-    if isinstance(mixer, BlockSparseAttention):
-        return ("msa",)
     if isinstance(mixer, CompressedAttention):
         return ("csa",) if mixer.top_k else ("hca",) if mixer.ratio else ("window",)
-    return ()
+    return ("msa",) if isinstance(mixer, BlockSparseAttention) else ()
 
 
 class Modules:
@@ -149,7 +147,6 @@ class Modules:
 
 
 def _surroundings(deployment: Deployment, mixer: Mixer, tokens: FloatArray) -> Iterator[KernelTime]:
-    """Projections and elementwise passes."""
     for gemm in deployment.mixer_gemms(mixer):
         yield deployment.kernels.gemm(tokens, gemm.n, gemm.k, gemm.dtype)
     for _, elements, launches in mixer_elementwise(deployment, mixer):

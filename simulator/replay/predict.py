@@ -27,34 +27,27 @@ REGIMES = ("latency", "memory", "compute")
 
 @dataclass(slots=True)
 class Prediction:
-    """One value per row of a table; NaN or code -1 where a row cannot be predicted.
-
-    Attributes:
-        seconds: predicted.
-        regime: code into ``REGIMES``.
-        basis: code into ``BASES``.
-        flops: useful operations.
-        bytes: every operand moved once (a collective: what leaves one chip at least).
-        warm: whether operands may already be on the chip.
-        peak_flops: dense peak of the math, FLOP/s.
-        low, high: ends of the 90 % interval as factors on ``seconds``; NaN where none is known.
-        launch_s, compute_s, memory_s: the parts physics adds up.
-        refused: reason -> rows that cannot be predicted.
-    """
+    """One value per row of a table; NaN or code -1 where a row cannot be predicted."""
 
     seconds: FloatArray
     regime: NDArray[np.int8]
+    """Code into ``REGIMES``."""
     basis: NDArray[np.int8]
+    """Code into ``BASES``."""
     flops: FloatArray
     bytes: FloatArray
+    """Every operand moved once (a collective: what leaves one chip at least)."""
     warm: NDArray[np.bool_]
+    """Whether operands may already be on the chip."""
     peak_flops: FloatArray
     low: FloatArray
     high: FloatArray
+    """``low`` and ``high``: ends of the 90 % interval as factors on ``seconds``; NaN where none is known."""
     launch_s: FloatArray
     compute_s: FloatArray
     memory_s: FloatArray
     refused: Counter[str] = field(default_factory=Counter)
+    """Rows that cannot be predicted, by reason."""
 
     @classmethod
     def empty(cls, rows: int) -> Prediction:
@@ -120,7 +113,6 @@ def _refuse_others(table: KernelTable, rows: IndexArray, result: Prediction) -> 
 
 
 def _consistent(table: KernelTable, op: str, rows: IndexArray, result: Prediction) -> IndexArray:
-    """Rows whose sizes do not contradict each other; the others are refused."""
     bad = np.zeros(len(rows), dtype=bool)
     if op.startswith("attention"):
         reason = "query heads are no multiple of the KV heads"

@@ -357,7 +357,7 @@ def parse_condition(text: str) -> Callable[[MeasuredRun], bool]:
     return compared
 
 
-def worst_runs(replay: RequestReplay, count: int = WORST_RUNS) -> list[tuple[str, RunOutcome]]:
+def worst_runs(replay: RequestReplay) -> list[tuple[str, RunOutcome]]:
     """The runs whose mean latencies or throughput are furthest off, worst first, each under its worst metric."""
     errors_of_runs = []
     for outcome in replay.outcomes:
@@ -366,7 +366,7 @@ def worst_runs(replay: RequestReplay, count: int = WORST_RUNS) -> list[tuple[str
             metric = max(sorted(errors), key=lambda name: errors[name])
             errors_of_runs.append((errors[metric], metric, outcome))
     errors_of_runs.sort(key=lambda item: -item[0])
-    return [(metric, outcome) for _, metric, outcome in errors_of_runs[:count]]
+    return [(metric, outcome) for _, metric, outcome in errors_of_runs[:WORST_RUNS]]
 
 
 def _row(outcome: RunOutcome) -> dict[str, Any]:
@@ -389,7 +389,6 @@ def _row(outcome: RunOutcome) -> dict[str, Any]:
 
 
 def _spellings(run: MeasuredRun, name: str) -> set[str]:
-    """How a fact may be written in a condition: as published, and in the catalogue's words."""
     value: Any = getattr(run, name)
     if value is None:
         return {"none"}

@@ -93,7 +93,6 @@ def catalogue_model(text: str) -> str | None:
 
 
 def _model_spellings(word: str) -> list[str]:
-    """Ways to write a model, from the most to the least literal."""
     tail = word.rsplit("/", 1)[-1]
     spellings = [word, tail]
     changed = True
@@ -112,7 +111,6 @@ def _model_spellings(word: str) -> list[str]:
 
 @cache
 def _known_models() -> dict[str, str]:
-    """Catalogue names and aliases, and the part of an alias behind its owner, in lower case."""
     aliases = architecture_aliases()
     known = {alias.rsplit("/", 1)[-1]: name for alias, name in sorted(aliases.items(), reverse=True)}
     return {**known, **aliases, **{name: name for name in architecture_names()}}
@@ -219,7 +217,6 @@ def rerun(run: MeasuredRun, base: Scenario, seed: int = 0, intervals: bool = Fal
 
 
 def _known(key: str, text: str) -> str:
-    """What a name that is not known may mean, and where the known ones are listed."""
     if key == "model":
         return did_you_mean(text.rsplit("/", 1)[-1].lower(), architecture_names()) + " (forerun models list)"
     if key == "chip":

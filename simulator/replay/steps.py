@@ -116,7 +116,6 @@ def step_work(table: StepTable, windows: Sequence[int | None]) -> StepWork[IntAr
 
 
 def _rows(table: StepTable, predicted: FloatArray, costs: Costs) -> list[dict[str, Any]]:
-    """Every step with its composition, both times, the error in percent and what bounds it."""
     shares = np.array([getattr(costs, name) for name in BOUNDS])
     bound = [BOUNDS[i].removesuffix("_s") for i in shares.argmax(axis=0)]
     kinds = step_kinds(table)

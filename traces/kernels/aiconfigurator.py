@@ -56,11 +56,7 @@ def is_aiconfigurator(names: tuple[str, ...]) -> bool:
 
 
 def read_aiconfigurator(frame: Frame) -> KernelTable:
-    """Kernels of one AIConfigurator table.
-
-    Raises:
-        TraceError: a column is missing or holds no numbers.
-    """
+    """Kernels of one AIConfigurator table."""
     for column, read in _TABLES.items():
         if column in frame.names:
             frame.need("latency")
@@ -250,7 +246,6 @@ def _whole_steps(frame: Frame) -> NDArray[np.bool_]:
 
 
 def _mamba2_channels(frame: Frame) -> IntArray:
-    """Channels of Mamba-2's convolution: its heads' inputs, and the key and the query of every group."""
     heads, width, groups, state = (whole(frame.floats(n)) for n in ("nheads", "head_dim", "n_groups", "d_state"))
     return heads * width + 2 * groups * state
 
@@ -329,7 +324,6 @@ def _sizes(frame: Frame, *same: str, **renamed: str) -> dict[str, IntArray]:
 
 
 def _priced(frame: Frame, column: str, also: dict[str, str] | None = None) -> tuple[Frame, Words]:
-    """Exclude rows in formats that are not modelled."""
     known = DTYPES | (also or {})
     for name in frame.texts(column).names:
         if name not in known:

@@ -65,11 +65,7 @@ def is_llmservingsim(names: tuple[str, ...]) -> bool:
 
 
 def read_llmservingsim(frame: Frame) -> KernelTable:
-    """Kernels of ``dense``, ``per_sequence``, ``attention``, ``moe``, ``skew`` or ``layers``.
-
-    Raises:
-        TraceError: the folder's name (``<device>_<model>_tp<n>``) tells no known model, or a column is missing.
-    """
+    """Kernels of ``dense``, ``per_sequence``, ``attention``, ``moe``, ``skew`` or ``layers``."""
     place = _place(frame)
     if frame.has("latency(ns)"):
         return _layers(frame, place, "layer_name", "input", frame.floats("latency(ns)") * NANOSECONDS)
@@ -209,7 +205,6 @@ def _mixed(
 
 
 def _experts(frame: Frame, place: Place, seconds: FloatArray) -> KernelTable:
-    """Rows of a whole MoE block, by tokens and distinct experts reached."""
     model = place.model
     same = np.ones(frame.rows)
     sizes = {

@@ -30,9 +30,6 @@ def read_torch_profiler(path: Path) -> KernelTable:
 
     All kernels one operator call launched (a GEMM and its split-K reduction) are one row when the operator tells the
     shape, else every kernel is a row with its name. Only events are read: the file's metadata may hold secrets.
-
-    Raises:
-        TraceError: not a Chrome trace, or one without GPU kernels.
     """
     events, device = _events(path)
     operators, launches, kernels = _sorted(path, events)
@@ -62,7 +59,6 @@ def read_torch_profiler(path: Path) -> KernelTable:
 
 
 def _events(path: Path) -> tuple[list[Any], str]:
-    """The events of a trace, and the name of its device."""
     data = load_document(path)
     trace = data if isinstance(data, dict) else {"traceEvents": data}
     events, devices = trace.get("traceEvents"), trace.get("deviceProperties")
@@ -96,7 +92,6 @@ def _sorted(path: Path, events: list[Any]) -> tuple[dict[Any, Any], dict[Any, An
 
 
 def _key(identity: Any) -> str | None:
-    """An external id or a correlation as something to look up; None where it is neither number nor word."""
     return str(identity) if isinstance(identity, int | str) else None
 
 

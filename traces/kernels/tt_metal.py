@@ -30,9 +30,6 @@ def read_tt_metal(frame: Frame) -> KernelTable:
     """Operations of an ops_perf file: matrix products with their shape, everything else by name.
 
     On several chips a call has one row per chip; the slowest is kept.
-
-    Raises:
-        TraceError: a column is missing.
     """
     frame.need("OP CODE", "OP TYPE", DURATION)
     frame = frame.drop(frame.texts("OP TYPE").equals("signpost"), MARKER)

@@ -28,11 +28,7 @@ def is_vidur(names: tuple[str, ...]) -> bool:
 
 
 def read_vidur(frame: Frame) -> KernelTable:
-    """Kernels of ``mlp.csv``, ``attention.csv``, ``all_reduce.csv`` or ``send_recv.csv``.
-
-    Raises:
-        TraceError: none of these layouts, or a column is missing.
-    """
+    """Kernels of ``mlp.csv``, ``attention.csv``, ``all_reduce.csv`` or ``send_recv.csv``."""
     if frame.has("is_prefill"):
         return _attention(frame)
     if frame.has("collective"):

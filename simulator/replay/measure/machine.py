@@ -8,6 +8,7 @@ import re
 import subprocess
 from collections.abc import Callable, Iterable
 from datetime import date
+from math import ceil, floor, log10
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -205,8 +206,6 @@ def machine_profile(limits: MachineLimits, method: str) -> str:
 
 def _figure(value: float) -> float:
     """Three digits, rounded up: a limit is not below what was seen."""
-    from math import ceil, floor, log10
-
     step = 10.0 ** (floor(log10(value)) - 2)
     return float(f"{ceil(value / step) * step:.3g}")
 
