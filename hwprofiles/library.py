@@ -79,12 +79,7 @@ def _heads(shape: AttentionShape) -> dict[str, Num]:
 
 
 def by_format(dtype: str, timed: Callable[[str], KernelTime]) -> KernelTime:
-    """Mean time of equal matrices stored in several formats, each computed by the kernels of its format.
-
-    Args:
-        dtype: formats, with the share of the matrices stored in each.
-        timed: function from a format to the time of a matrix stored in it.
-    """
+    """Mean time of equal matrices stored in several formats, each computed by the kernels of its format."""
     parts = [(share, timed(name)) for name, share in shares_of(dtype).items()]
     return KernelTime(*(sum(share * time[i] for share, time in parts) for i in range(len(KernelTime._fields))))
 
@@ -275,12 +270,8 @@ class KernelLibrary:
         return time._replace(seconds=seconds, launch_s=xp.minimum(time.launch_s, seconds))
 
     def sol_seconds(self, time: KernelTime, dtype: str = "") -> Num:
-        """Lower bound of a kernel's time in seconds, at the chip's peak FLOP/s and memory bandwidth.
-
-        Args:
-            time: kernel time with the useful operations and bytes.
-            dtype: format of the stored operand; empty = the chip's fastest format.
-        """
+        """Lower bound of a kernel's time in seconds, at the chip's memory bandwidth and peak FLOP/s (of the stored
+        operand's format, or of the fastest one)."""
         bandwidth = self.chip.memory.bandwidth_bytes_per_s
         peak = self.chip.peak_flops(dtype) if dtype else max(self.chip.compute.dense_flops_per_s.values())
         return functions_of(time.flops).maximum(time.flops / peak, time.bytes / bandwidth)

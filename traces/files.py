@@ -61,12 +61,7 @@ def unpacked_bytes(path: Path) -> bytes:
 
 
 def check_table_size(path: Path) -> None:
-    """Refuse a Parquet file that has to be read whole and is too large for that.
-
-    Raises:
-        TraceError: more than ``LARGEST_TABLE_VALUES`` values.
-        pyarrow.ArrowException, OSError: not readable as Parquet.
-    """
+    """Refuse a Parquet file that has to be read whole and has more than ``LARGEST_TABLE_VALUES`` values."""
     import pyarrow.parquet as pq
 
     about: Any = pq.read_metadata(path)

@@ -58,10 +58,7 @@ def widened(
     xp: Functions, parameters: DecodeKernel | PrefillParameters, shape: AttentionShape, kv_tokens: Num
 ) -> tuple[AttentionShape, Num]:
     """Shape of a layer whose kernel cannot compute in the format of the KV cache, and the seconds of the pass
-    that first converts the cache to 16 bits.
-
-    Args:
-        kv_tokens: total KV length that the pass converts; in a server, the whole KV pool.
+    that first converts the cache to 16 bits (``kv_tokens`` in all; in a server, the whole KV pool).
 
     Source: SGLang's ``FlashAttentionBackend`` under MLA (``get_key_buffer(..).to(q.dtype)``); of one layer over 131,072
         tokens NVIDIA's aiconfigurator tables give 227 us, a server on 8 H200 226 (sgl-project/sglang#35291).

@@ -70,13 +70,6 @@ def expert_loads(
 ) -> ExpertLoads:
     """Expected loads of the experts on the slowest of ``ranks`` ranks, each with ``num_experts / ranks`` experts.
 
-    Args:
-        routing: distribution of tokens over experts.
-        tokens: tokens of the whole expert-parallel group, > 0.
-        num_experts: experts of the layer, over all ranks.
-        experts_per_token: chosen per token.
-        ranks: number of expert-parallel ranks; 1 = one rank has all experts.
-
     Source: power law as NVIDIA's aiconfigurator draws it for its measurements (``power_law_logits_v3``: loads on
         [1, 0.8 n] scaled to n k and rounded, the slowest rank measured; on [0.01, 2] where n k <= E); random routing is
         the binomial distribution, distinct experts ``E (1 - (1 - k/E)^n)``.

@@ -159,11 +159,7 @@ class Architecture:
         return self.parameters().active + beside[self.active_counts]
 
     def weight_bytes(self, dtypes: Mapping[str, str] | str, dtype_bytes: Callable[[str], float]) -> dict[str, float]:
-        """Bytes of the weights by part, on all chips together.
-
-        Args:
-            dtypes: dtype of each part, or one dtype for all of them.
-            dtype_bytes: bytes per element of a dtype, block scales included (``hwprofiles.dtype_bytes``).
+        """Bytes of the weights by part, on all chips together, with one dtype for all parts or one for each.
 
         Raises:
             ForerunError: ``dtypes`` leaves out a part of which the model has weights.

@@ -147,12 +147,7 @@ def published_head_names() -> tuple[str, ...]:
 
 
 def published_head(name: str, method: str, target: Architecture) -> PublishedHead:
-    """A public head, checked to fit its target.
-
-    Args:
-        name: repository of its weights.
-        method: ``speculation.method``; EAGLE-2 runs EAGLE's heads.
-        target: model that it drafts for.
+    """A public head by the repository of its weights, checked to fit its target; EAGLE-2 runs EAGLE's heads.
 
     Raises:
         ForerunError: no such head, of another method, or for a target of another hidden size.

@@ -337,11 +337,7 @@ class Layer:
     def tensors(self, hidden_size: int) -> tuple[Tensor, ...]:
         """Every weight matrix of the layer as the engine runs it (fused QKV, fused gate and up), in running order.
 
-        Args:
-            hidden_size: width of the residual stream.
-
-        Returns:
-            Matrices only: biases and norm vectors are counted in ``Architecture.parameters``.
+        Biases and norm vectors are counted in ``Architecture.parameters``.
         """
         parts = (part.tensors(hidden_size) for part in (self.mixer, self.feed_forward) if part is not None)
         return (*self.extra_tensors, *(tensor for part in parts for tensor in part))

@@ -95,13 +95,8 @@ def learn(
 ) -> Correction | None:
     """Learn the correction of one parameter set; None when there are too few rows or it does not help.
 
-    Args:
-        matrix: features of every row.
-        sizes: sizes of every row, by the names of ``SIZES``.
-        target: logarithm of measured over predicted seconds.
-        training: rows of the training split.
-        seed: seed of the sub-sampling and of the choice of validation rows.
-        kept: most hinge functions that it consists of.
+    ``matrix`` and ``sizes`` are those of every row (``correction_inputs``), ``target`` is the logarithm of measured
+    over predicted seconds, and at most ``kept`` hinge functions are kept.
     """
     chosen = np.flatnonzero(training)
     if len(chosen) < MIN_ROWS:

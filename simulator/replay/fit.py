@@ -414,19 +414,10 @@ def mixed_structure(
     split: Split,
     least_rows: int,
 ) -> dict[str, FamilyParameters]:
-    """How batches of prompt chunks and single queries run, for every fitted prefill set the trace has such batches of.
+    """Prefill sets, by format, with the structure that explains the mixed rows of the training split best: prompt
+    chunks and single queries in two kernels, or in one pass with its own bandwidth, overlap and time per idle tile.
 
-    Args:
-        table: measured kernels.
-        chip: whose limits they obey.
-        fitted: prefill sets by format.
-        decode: decode sets by format.
-        split: which shapes a fit may see.
-        least_rows: fewest mixed rows worth a fit.
-
-    Returns:
-        Prefill sets, by format, with the structure that explains the mixed rows of the training split best: two
-        kernels, or one pass with its own bandwidth, overlap and time per idle tile.
+    Only sets of ``fitted`` for which the trace has at least ``least_rows`` such batches are returned.
     """
     rows = table.where(table.word("op").equals("attention_mixed"))
     structures = {}

@@ -35,17 +35,13 @@ TokenCounts = int | tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class PromptPool:
-    """Prompts that a client sends repeatedly, in round-robin order.
-
-    Attributes:
-        prompts: number of different prompts; prompt ``i`` belongs to group ``i % groups``.
-        groups: number of system prompts; prompts of one group start with the same tokens.
-        shared_tokens: length of a system prompt.
-    """
+    """Prompts that a client sends repeatedly, in round-robin order; prompt ``i`` belongs to group ``i % groups``."""
 
     prompts: int
     groups: int
+    """Number of system prompts, with which the prompts of a group start."""
     shared_tokens: int
+    """Length of a system prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,14 +126,8 @@ class MeasuredRun:
 
 
 def closed_loop_throughput(concurrency: int, output_tokens: float, ttft_ms: float, tpot_ms: float) -> float:
-    """Output tokens per second of a closed loop that always has requests outstanding.
+    """Output tokens per second of a closed loop that always has ``concurrency`` requests outstanding.
 
-    Little's law: ``concurrency / (ttft + (output_tokens - 1) tpot)`` requests per second.
-
-    Args:
-        concurrency: number of outstanding requests.
-        output_tokens: output tokens of each request.
-        ttft_ms: mean time to first token.
-        tpot_ms: mean time per output token after the first.
+    Little's law: ``concurrency / (ttft + (output_tokens - 1) tpot)`` requests per second, of mean times.
     """
     return concurrency * output_tokens * 1e3 / (ttft_ms + (output_tokens - 1) * tpot_ms)
