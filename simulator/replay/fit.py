@@ -286,8 +286,8 @@ def fit_parameters(problem: FitProblem, start: FamilyParameters, seed: int = 0) 
         other = _changed(best, change)
         if np.array_equal(search.seconds(other), seconds):
             continue  # no row distinguishes the two
-        found = {"unpacked": best.unpacked} if isinstance(best, DecodeParameters) else {}
-        prior = _changed(start.model_copy(update=found), change)
+        unpacked = {"unpacked": best.unpacked} if isinstance(best, DecodeParameters) else {}
+        prior = _changed(start.model_copy(update=unpacked), change)
         candidate = _solve(search, other, prior, _concerned(best, change))
         now = loss(search, candidate)
         if now < error * (WORTH_FEW if few else WORTH):

@@ -253,8 +253,8 @@ def replay_requests(
         chosen = [chosen[int(i)] for i in np.linspace(0, len(chosen) - 1, limit).round()]
     pending: list[Callable[[], RunOutcome]] = []
     for run in chosen:
-        elsewhere = run.unusable is None and run.measured and start is not None
-        pending.append((start if start is not None and elsewhere else partial)(outcome_of, run, base, seed))
+        parallel = run.unusable is None and run.measured and start is not None
+        pending.append((start if start is not None and parallel else partial)(outcome_of, run, base, seed))
     outcomes = []
     for done, result in enumerate(pending, 1):
         outcomes.append(result())
