@@ -24,11 +24,13 @@ LOCAL_LIBRARY = "llama.cpp"
 """Kernel library of single machines. Its default parameters are grouped by the chip's vendor."""
 
 
+@cache
 def chip_names() -> tuple[str, ...]:
     """Return the names of all chips in the catalogue, sorted."""
     return _names("chips")
 
 
+@cache
 def link_names() -> tuple[str, ...]:
     """Return the names of all links in the catalogue, sorted."""
     return _names("links")
@@ -43,10 +45,9 @@ def load_chip(name_or_path: str | Path) -> Chip:
         ProfileError: no such chip or file, or a missing, unknown or out-of-range field; the message names file and
             field.
     """
-    text = str(name_or_path)
-    if not _is_path(text):
-        return _load_chip_by_name(text)
-    path = Path(text)
+    path = Path(name_or_path)
+    if not _is_path(str(name_or_path)):
+        return _load_chip_by_name(str(name_or_path))
     if path.resolve().parent == _FOLDER / "chips":
         return _load_chip_by_name(path.stem)
     chip = _load_file(path, Chip)
@@ -59,10 +60,9 @@ def load_link(name_or_path: str | Path) -> Link:
     Raises:
         ProfileError: no such link or file, or a bad field; the message names file and field.
     """
-    text = str(name_or_path)
-    if _is_path(text):
-        return _load_file(Path(text), Link)
-    return _load_link_by_name(text)
+    if _is_path(str(name_or_path)):
+        return _load_file(Path(name_or_path), Link)
+    return _load_link_by_name(str(name_or_path))
 
 
 @cache
@@ -120,7 +120,6 @@ def _is_path(text: str) -> bool:
     return text.endswith((".yaml", ".yml")) or "/" in text or "\\" in text
 
 
-@cache
 def _names(folder: str) -> tuple[str, ...]:
     return tuple(sorted(file.stem for file in (_FOLDER / folder).glob("*.yaml")))
 
@@ -147,7 +146,6 @@ def _load_named(folder: str, name: str, model: type[_R], noun: str) -> _R:
 
 
 def _catalogue_data(folder: str, name: str) -> Any:
-    """Data of a catalogue file; a chip's hand-written file is merged over its generated kernel parameters."""
     place = f"{folder}/{name}.yaml"
     data, fits = _parse((_FOLDER / place).read_text("utf-8"), place), _FOLDER / "fits" / f"{name}.json"
     if folder == "chips" and fits.exists():
@@ -183,9 +181,9 @@ def _extended(data: Any, place: str, model: type[Record]) -> Any:
     if model is not Chip or not isinstance(data, dict) or "extends" not in data:
         return data
     own = {key: value for key, value in data.items() if key != "extends"}
-    name, known = data["extends"], _names("chips")
-    if name not in known:
-        close = did_you_mean(str(name), known)
+    name = data["extends"]
+    if name not in chip_names():
+        close = did_you_mean(str(name), chip_names())
         raise ProfileError(f"{place}: extends: no chip '{name}'{close} (forerun chips list)")
     base = _catalogue_data("chips", name)
     merged = _overlaid(base, own)
@@ -250,11 +248,9 @@ def first_problem(error: ValidationError, model: type[Record]) -> str:
 
 
 def _fields_at(model: type[Record], path: tuple[int | str, ...]) -> list[str]:
-    """Field names of the nested record at ``path``."""
     current: Any = model
     for part in path:
-        field = getattr(current, "model_fields", {}).get(part)
-        annotation = getattr(field, "annotation", None)
+        annotation = getattr(getattr(current, "model_fields", {}).get(part), "annotation", None)
         options = [annotation, *getattr(annotation, "__args__", ())]
         current = next((item for item in options if isinstance(item, type) and issubclass(item, Record)), None)
     return list(getattr(current, "model_fields", {}))

@@ -60,12 +60,8 @@ def weakest(bases: Iterable[str]) -> str:
 
 
 def inside_ranges(ranges: Mapping[str, tuple[float, float]], sizes: Mapping[str, Num]) -> Num:
-    """Whether every size lies in its fitted range. Skips sizes that only one of the two tables contains.
-
-    Args:
-        ranges: smallest and largest fitted value of each size.
-        sizes: sizes of one kernel, or arrays over many kernels.
-    """
+    """Whether every size (a number or an array) lies in its fitted range. Skips sizes that only one of the two tables
+    contains."""
     inside: Num = True
     for name in ranges.keys() & sizes.keys():
         low, high = ranges[name]
@@ -182,7 +178,6 @@ def find_parameters(chip: Chip, library: str, family: str, dtype: str) -> tuple[
 
 
 def _carried_fit(family: str, fit: Fit | None) -> Fit:
-    """Fit applied to another chip: unchanged ranges, and intervals at least as wide as CARRIED_INTERVALS."""
     low, high = CARRIED_INTERVALS.get(family, unfitted_interval(family))
     own = (1.0, 1.0) if fit is None else fit.intervals.get("all", (1.0, 1.0))
     spread = {"all": (min(low, own[0]), max(high, own[1]))}
@@ -201,10 +196,5 @@ def _widening(
 
 
 def _first(chip: Chip, libraries: tuple[str, ...], family: str, dtypes: tuple[str, ...]) -> FamilyParameters | None:
-    """First parameter set of a chip, by library and then by dtype."""
-    for library in libraries:
-        sets = chip.kernels.get(library, {}).get(family, {})
-        for dtype in dtypes:
-            if dtype in sets:
-                return sets[dtype]
-    return None
+    own = (chip.kernels.get(library, {}).get(family, {}) for library in libraries)
+    return next((sets[dtype] for sets in own for dtype in dtypes if dtype in sets), None)

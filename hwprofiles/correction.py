@@ -86,11 +86,7 @@ def feature_names(family: str) -> tuple[str, ...]:
 def feature_matrix(family: str, sizes: Mapping[str, Num], time: KernelTime, cores: float) -> FloatArray:
     """Logarithmic input features of the hinge functions, ``feature_names`` x kernels; none decreases as a kernel grows.
 
-    Args:
-        family: kernel family.
-        sizes: numbers or arrays by size name; must contain those of ``SIZES``.
-        time: analytical kernel time.
-        cores: number of cores of the chip.
+    ``sizes`` are numbers or arrays and contain those of ``SIZES``; ``time`` is analytical.
     """
     known = {name: np.ravel(np.asarray(sizes[name], dtype=np.float64)) for name in SIZES[family]}
     logs = {name: np.log1p(size) * (-1.0 if name in FALLING else 1.0) for name, size in known.items()}
@@ -204,13 +200,8 @@ class Correction(NamedTuple):
         Every single hinge function is linear in the logarithms of the variable sizes. The function also accepts traced
         numbers.
 
-        Args:
-            family: kernel family; not GEMM, whose tile waves are not linear in the log sizes.
-            fixed: sizes common to all kernels, by name.
-            moving: names of the sizes that vary.
-
-        Returns:
-            Corrected seconds as a function of the analytical seconds (> 0) and the ``moving`` sizes, all scalars.
+        Not for GEMM, whose tile waves are not linear in the log sizes. The result takes the analytical seconds (> 0)
+        and the ``moving`` sizes, all scalars; ``fixed`` are the sizes common to all kernels.
         """
         one, physics, *units = np.eye(2 + len(moving))
         logs = {name: np.log1p(size) * one for name, size in fixed.items()} | dict(zip(moving, units, strict=True))
@@ -323,15 +314,8 @@ def _unpacked(entry: Mapping[str, Any], stored: Mapping[str, FloatArray]) -> Cor
     if parts["feature"].size and not 0 <= parts["feature"].min() <= parts["feature"].max() < len(names):
         raise ValueError(f"{place}: hinge functions over features that are not there")
     low, high = (float(end) for end in parts["ends"])
-    hinges = HingeBasis(
-        parts["feature"].astype(np.int16),
-        parts["low"],
-        parts["high"],
-        parts["greatest"] > 0,
-        parts["gain"],
-        float(parts["base"]),
-        (low, high),
-    )
+    shaped: dict[str, Any] = {"feature": parts["feature"].astype(np.int16), "greatest": parts["greatest"] > 0}
+    hinges = HingeBasis(**parts | shaped | {"base": float(parts["base"]), "ends": (low, high)})
     pairs = ({key: (float(low), float(high)) for key, (low, high) in entry[name].items()}
              for name in ("ranges", "intervals"))  # fmt: skip
     return Correction(hinges, *pairs)

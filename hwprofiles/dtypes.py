@@ -81,11 +81,7 @@ def shares_of(dtype: str) -> dict[str, float]:
 
 
 def math_dtype(dtype: str, supported: Collection[str]) -> str:
-    """Return the format in which a chip multiplies weights stored as ``dtype``.
-
-    Args:
-        dtype: format of the stored weights.
-        supported: formats with a dense FLOP/s limit on the chip.
+    """Return the format in which a chip multiplies weights stored as ``dtype``, one of those it supports.
 
     Raises:
         ProfileError: no such dtype, or the chip supports none of its math formats.

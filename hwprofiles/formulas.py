@@ -47,6 +47,15 @@ OPERATIONS = (
 """Operations that may be recorded; conditions evaluate to 1 or 0."""
 
 
+def _operator(operation: str, reflected: bool = False) -> Callable[[Any, Num], Any]:
+    """Method of ``Traced`` that records an operation, with its operands exchanged where ``reflected``."""
+
+    def applied(self: Traced, other: Num) -> Traced:
+        return _traced(operation, other, self) if reflected else _traced(operation, self, other)
+
+    return applied
+
+
 class Traced:
     """A symbolic number that records the operations applied to it."""
 
@@ -56,49 +65,14 @@ class Traced:
         self.book = book
         self.place = place
 
-    def __add__(self, other: Num) -> Traced:
-        return _traced("add", self, other)
-
-    def __radd__(self, other: Num) -> Traced:
-        return _traced("add", other, self)
-
-    def __sub__(self, other: Num) -> Traced:
-        return _traced("subtract", self, other)
-
-    def __rsub__(self, other: Num) -> Traced:
-        return _traced("subtract", other, self)
-
-    def __mul__(self, other: Num) -> Traced:
-        return _traced("multiply", self, other)
-
-    def __rmul__(self, other: Num) -> Traced:
-        return _traced("multiply", other, self)
-
-    def __truediv__(self, other: Num) -> Traced:
-        return _traced("divide", self, other)
-
-    def __rtruediv__(self, other: Num) -> Traced:
-        return _traced("divide", other, self)
-
-    def __pow__(self, other: Num) -> Traced:
-        return _traced("power", self, other)
-
-    def __lt__(self, other: Num) -> Traced:
-        return _traced("less", self, other)
-
-    def __gt__(self, other: Num) -> Traced:
-        return _traced("less", other, self)
-
-    def __le__(self, other: Num) -> Traced:
-        return _traced("at_most", self, other)
-
-    def __ge__(self, other: Num) -> Traced:
-        return _traced("at_most", other, self)
-
-    def __and__(self, other: Num) -> Traced:
-        return _traced("both", self, other)
-
-    __rand__ = __and__
+    __add__, __radd__ = _operator("add"), _operator("add", reflected=True)
+    __sub__, __rsub__ = _operator("subtract"), _operator("subtract", reflected=True)
+    __mul__, __rmul__ = _operator("multiply"), _operator("multiply", reflected=True)
+    __truediv__, __rtruediv__ = _operator("divide"), _operator("divide", reflected=True)
+    __pow__ = _operator("power")
+    __lt__, __gt__ = _operator("less"), _operator("less", reflected=True)
+    __le__, __ge__ = _operator("at_most"), _operator("at_most", reflected=True)
+    __and__ = __rand__ = _operator("both")
 
     def __array_ufunc__(self, function: Any, method: str, *operands: Num, **_: Any) -> Num:
         return self.book.record(function.__name__, *operands) if method == "__call__" else operands[0]
@@ -109,10 +83,8 @@ class Traced:
 
 def _traced(operation: str, *operands: Num) -> Traced:
     """Record a step and return its symbolic result; operands are numbers or results of earlier steps."""
-    traced: Traced = next(operand.book for operand in operands if isinstance(operand, Traced)).record(
-        operation, *operands
-    )
-    return traced
+    book: _Book = next(operand.book for operand in operands if isinstance(operand, Traced))
+    return book.record(operation, *operands)
 
 
 def look_up(source: Callable[..., Num], *arguments: Num) -> Num:
@@ -157,14 +129,8 @@ def functions_of(value: Num) -> Functions:
 def smooth_maximum(xp: Functions, first: Num, second: Num, sharpness: Num) -> Num:
     """Return ``(first^p + second^p)^(1/p)``: close to the larger if the two differ, above it if they are similar.
 
-    Args:
-        xp: scalar or array functions.
-        first: a time in seconds, >= 0.
-        second: another time in seconds, >= 0; not both zero.
-        sharpness: p >= 1; 1 = no overlap at all (the sum), infinity = perfect overlap (the maximum).
-
-    Returns:
-        Seconds, never below the larger argument. Imperfect overlap of computation and data movement.
+    Imperfect overlap of computation and data movement, two times in seconds that are not both 0. ``sharpness`` p >= 1:
+    1 = no overlap at all (the sum), infinity = perfect overlap (the maximum).
     """
     high = xp.maximum(first, second)
     low = xp.minimum(first, second)
@@ -287,6 +253,20 @@ class Limits(NamedTuple):
     """On-chip bandwidth of one core relative to an equal share, >= 1."""
     fitted_cores: float = math.inf
     """Core count of the chip that the fits come from; libraries can always split their work for that many cores."""
+
+
+def warm_reads(
+    xp: Functions, limits: Limits, parameters: Any, size: Num, fade: float, bandwidth: float
+) -> tuple[Num, Num]:
+    """Cache hit rate of ``size`` bytes that were just read, and seconds per byte: hits come from the on-chip store.
+
+    Operands up to ``warm_share`` of the store hit completely; larger cyclic reads evict their own data, and at ``fade``
+    times that size nothing hits.
+    """
+    kept = parameters.warm_share * limits.on_chip_bytes
+    hit = xp.minimum(1.0, xp.maximum(0.0, (fade * kept - size) / ((fade - 1.0) * kept + 1e-9)))
+    fast = max(limits.on_chip_bandwidth * parameters.warm_efficiency, bandwidth)
+    return hit, hit / fast + (1.0 - hit) / bandwidth
 
 
 T = TypeVar("T", KernelTime, CollectiveTime)

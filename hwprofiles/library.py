@@ -55,14 +55,11 @@ from hwprofiles.parameters import (
     PrefillParameters,
     RecurrentDecodeParameters,
     RecurrentPrefillParameters,
-    SparseParameters,
 )
 from hwprofiles.schema import Chip, Link
 
 MixingShape = AttentionShape | RecurrentShape | IndexShape | SparseShape
 """Shape of a layer's attention or recurrence on one chip."""
-NO_TIME = KernelTime(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-"""Kernel time of zero work."""
 
 _CACHE_ENTRIES = 100_000
 SCORE_BYTES, SCORE_KERNELS = 4.0, 4.0
@@ -78,17 +75,11 @@ CORRECTED = True
 
 
 def _heads(shape: AttentionShape) -> dict[str, Num]:
-    """Head counts and head size of an attention layer, by the names that corrections use."""
     return {"num_heads": shape.num_heads, "num_kv_heads": shape.num_kv_heads, "head_dim": shape.qk_dim}
 
 
 def by_format(dtype: str, timed: Callable[[str], KernelTime]) -> KernelTime:
-    """Mean time of equal matrices stored in several formats, each computed by the kernels of its format.
-
-    Args:
-        dtype: formats, with the share of the matrices stored in each.
-        timed: function from a format to the time of a matrix stored in it.
-    """
+    """Mean time of equal matrices stored in several formats, each computed by the kernels of its format."""
     parts = [(share, timed(name)) for name, share in shares_of(dtype).items()]
     return KernelTime(*(sum(share * time[i] for share, time in parts) for i in range(len(KernelTime._fields))))
 
@@ -99,6 +90,8 @@ class KernelLibrary:
     Parameters come from the chip's fit for that library, else its ``generic`` fit, else the defaults of its class;
     within a family, from the set of the operand's dtype, else the nearest one. All sizes may be numbers or numpy
     arrays; a number in gives plain floats out, any array in gives arrays out. Work of size zero takes zero seconds.
+    Every method raises ProfileError for an unknown family, dtype or routing, for a dtype that the chip cannot compute
+    with, and for a negative size.
 
     Args:
         chip: a profile, a catalogue name or a path.
@@ -155,38 +148,18 @@ class KernelLibrary:
             self.corrections = load_corrections(self._model.corrections_file)
 
     def parameters(self, family: str, dtype: str = "bf16") -> FamilyParameters:
-        """Return the parameter set used for a kernel family and the dtype of its stored operand.
-
-        Raises:
-            ProfileError: no such family or dtype.
-        """
+        """Return the parameter set used for a kernel family and the dtype of its stored operand."""
         return self._choose(family, dtype)[0]
 
     def basis(self, family: str, dtype: str = "bf16") -> str:
-        """Return the evidence level of the times of a family.
-
-        Returns:
-            ``"calibrated"`` when fitted on this chip's measured kernels of that dtype, ``"extrapolated"`` when
-            fitted on this chip for another dtype, ``"datasheet"`` when the class defaults are used.
-
-        Raises:
-            ProfileError: no such family or dtype.
-        """
+        """Return the evidence level of the times of a family: ``"calibrated"`` when fitted on this chip's measured
+        kernels of that dtype, ``"extrapolated"`` when fitted on this chip for another dtype, ``"datasheet"`` when the
+        class defaults are used."""
         return self._choose(family, dtype)[1]
 
     def basis_code(self, family: str, dtype: str, sizes: Mapping[str, Num]) -> Num:
-        """Evidence level of a kernel of these sizes, as an index into ``BASES``; sizes may be arrays.
-
-        A fit covers the shapes inside its recorded ranges; a fit without ranges covers all shapes.
-
-        Args:
-            family: of kernel parameters.
-            dtype: of the stored operand.
-            sizes: numbers by kernel-trace column name.
-
-        Raises:
-            ProfileError: no such family or dtype.
-        """
+        """Evidence level of a kernel of these sizes (by kernel-trace column, numbers or arrays), as an index into
+        ``BASES``. A fit covers the shapes inside its recorded ranges; a fit without ranges covers all shapes."""
         parameters, basis = self._choose(family, dtype)
         if basis != BASES[CALIBRATED] or parameters.fit is None:
             return BASES.index(basis)
@@ -205,9 +178,6 @@ class KernelLibrary:
             bound: limiting resource of the kernel, a string or an array of strings.
             assumed: whether a kernel without an interval of its own gets an assumed one: the spread of fits
                 applied to other chips, or of fitted chips around their class defaults (``unfitted_interval``).
-
-        Raises:
-            ProfileError: no such family or dtype.
         """
         parameters, basis = self._choose(family, dtype)
         trusted = basis == BASES[CALIBRATED] or (assumed and basis != BASES[EXTRAPOLATED])
@@ -269,16 +239,10 @@ class KernelLibrary:
     ) -> KernelTime:
         """Corrected kernel time; the correction never takes it below the speed-of-light time in the format.
 
-        Args:
-            family: kernel family.
-            dtype: format of the stored operand, and the kernel's name if it has one.
-            time: analytical time.
-            held: whether operands may already be on the chip, so that memory bandwidth sets no lower bound.
-            moving: sizes that differ between calls for one layer, which are priced one by one in loops.
-            sizes: the other sizes of the kernel, by the names in ``hwprofiles.correction.SIZES``.
-
-        Raises:
-            TypeError: the time is traced, and hundreds of hinge functions of all sizes would make the formula too long.
+        ``held``: operands may already be on the chip, so that memory bandwidth sets no lower bound. ``moving`` are the
+        sizes (named as in ``hwprofiles.correction.SIZES``) that differ between calls for one layer, which are priced
+        one by one in loops; only these may be traced, because hundreds of hinge functions of all sizes would make the
+        formula too long.
         """
         correction = self.correction(family, dtype)
         if correction is None:
@@ -306,12 +270,8 @@ class KernelLibrary:
         return time._replace(seconds=seconds, launch_s=xp.minimum(time.launch_s, seconds))
 
     def sol_seconds(self, time: KernelTime, dtype: str = "") -> Num:
-        """Lower bound of a kernel's time in seconds, at the chip's peak FLOP/s and memory bandwidth.
-
-        Args:
-            time: kernel time with the useful operations and bytes.
-            dtype: format of the stored operand; empty = the chip's fastest format.
-        """
+        """Lower bound of a kernel's time in seconds, at the chip's memory bandwidth and peak FLOP/s (of the stored
+        operand's format, or of the fastest one)."""
         bandwidth = self.chip.memory.bandwidth_bytes_per_s
         peak = self.chip.peak_flops(dtype) if dtype else max(self.chip.compute.dense_flops_per_s.values())
         return functions_of(time.flops).maximum(time.flops / peak, time.bytes / bandwidth)
@@ -324,9 +284,6 @@ class KernelLibrary:
             n: output features.
             k: input features.
             dtype: format of the weights; the formats that the chip supports determine the math format.
-
-        Raises:
-            ProfileError: unknown dtype, one the chip cannot compute with, or a negative size.
         """
         if MIXED in dtype:
             return by_format(dtype, lambda one: self.gemm(m, n, k, one))
@@ -367,9 +324,6 @@ class KernelLibrary:
             q_tokens: new tokens, total.
             pairs: (query, key) pairs the mask admits, total.
             kv_tokens: KV lengths (cached and new), total.
-
-        Raises:
-            ProfileError: unknown dtype or a negative size.
         """
         parameters = cast(PrefillParameters, self.parameters("attention_prefill", shape.kernel))
         limits = self._attention_limit(shape.dtype, parameters.native_math)
@@ -377,7 +331,7 @@ class KernelLibrary:
         def timed(pairs: Num, kv_tokens: Num) -> KernelTime:
             return evaluate_formula(
                 (seqs, q_tokens, pairs, kv_tokens),
-                lambda xp, s, q, p, kv: prefill_time(xp, limits, parameters, shape, s, q, p, kv),
+                lambda xp, *sizes: prefill_time(xp, limits, parameters, shape, *sizes),
             )
 
         time = timed(pairs, kv_tokens)
@@ -413,9 +367,6 @@ class KernelLibrary:
             kv_tokens: KV lengths (the new tokens included), total over the sequences.
             warm: the same KV was just read and may still be on the chip, as kernel benchmarks measure it.
             tail_kv: KV length of the longest sequence beyond the mean of the ``tail_sequences`` longest.
-
-        Raises:
-            ProfileError: unknown dtype or a negative size.
         """
         parameters = cast(DecodeParameters, self.parameters("attention_decode", shape.kernel))
         limits = self._attention_limit(shape.dtype, parameters.native_math)
@@ -439,9 +390,6 @@ class KernelLibrary:
     def tail_seconds(self, shape: AttentionShape, seqs: Num, q_len: Num = 1) -> Num:
         """Seconds per key by which the longest sequence of a decode batch exceeds the mean of the ``tail_sequences``
         longest; without KV splits, these sequences finish last.
-
-        Raises:
-            ProfileError: unknown dtype.
         """
         parameters = cast(DecodeParameters, self.parameters("attention_decode", shape.kernel))
         xp = SCALAR if all_plain(seqs, q_len, 0) else ARRAY
@@ -449,20 +397,12 @@ class KernelLibrary:
         return tail_time_per_key(xp, parameters, cores, shape, seqs, q_len)
 
     def tail_sequences(self, shape: AttentionShape) -> Num:
-        """Number of longest sequences of a decode batch that, once alone, no longer saturate the memory bandwidth.
-
-        Raises:
-            ProfileError: unknown dtype.
-        """
+        """Number of longest sequences of a decode batch that, once alone, no longer saturate the memory bandwidth."""
         parameters = cast(DecodeParameters, self.parameters("attention_decode", shape.kernel))
         return tail_sequences(self._attention_limit(shape.dtype, parameters.native_math), parameters, shape)
 
     def one_pass(self, shape: AttentionShape) -> bool:
-        """Whether a single kernel serves the prompt chunks and the single queries of a batch.
-
-        Raises:
-            ProfileError: unknown dtype.
-        """
+        """Whether a single kernel serves the prompt chunks and the single queries of a batch."""
         return cast(PrefillParameters, self.parameters("attention_prefill", shape.kernel)).mixed == "one-pass"
 
     def attention_mixed(
@@ -483,18 +423,12 @@ class KernelLibrary:
 
         Args:
             shape: heads, dimensions and KV format of one layer on this chip.
-            seqs: prompt chunks.
-            q_tokens: their new tokens, total.
-            pairs: their (query, key) pairs the mask admits, total.
-            kv_tokens: their KV lengths (cached and new), total.
+            seqs: prompt chunks; ``q_tokens``, ``pairs`` and ``kv_tokens`` as ``attention_prefill`` takes them.
             decode_seqs: sequences with one query each.
             decode_kv_tokens: their KV lengths, total.
             warm: the same KV was just read and may still be on the chip.
             longest_kv: KV length of the longest single-token sequence (single-kernel libraries); 0 = all equal.
             tail_kv: excess of that length over the mean of the ``tail_sequences`` longest (separate kernels).
-
-        Raises:
-            ProfileError: unknown dtype or a negative size.
         """
         parameters = cast(PrefillParameters, self.parameters("attention_prefill", shape.kernel))
         if parameters.mixed == "one-pass":
@@ -551,9 +485,6 @@ class KernelLibrary:
             dispatched: whether an all-to-all sends each chip only the tokens of its own experts.
             kernel: name of the kernel if the library has several for a dtype; its own fit is used if available.
             mean_work: report flops and bytes of the average chip instead of the slowest, which sets the time.
-
-        Raises:
-            ProfileError: unknown dtype or routing, one the chip cannot compute with, or a negative size.
         """
         if not kernel and np.ndim(expert_parallel) == 0:
             kernel = self._kernel_of_spread(dtype, expert_parallel)
@@ -562,16 +493,10 @@ class KernelLibrary:
         spread = read_routing(routing)
         limits = self.limits(self._kernels_of("moe", dtype))
         weight = dtype_bytes(dtype)
-        sizes: tuple[Num, ...] = (
-            tokens,
-            num_experts,
-            experts_per_token,
-            hidden,
-            intermediate,
-            expert_parallel,
-            tensor_parallel,
-            alike,
-        )
+        layer = {"tokens": tokens, "num_experts": num_experts, "experts_per_token": experts_per_token, "hidden": hidden,
+                 "intermediate": intermediate, "expert_parallel": expert_parallel,
+                 "tensor_parallel": tensor_parallel}  # fmt: skip
+        sizes = (*layer.values(), alike)
         if active_experts is not None:
             sizes = (*sizes, active_experts)
         time = evaluate_formula(
@@ -580,10 +505,8 @@ class KernelLibrary:
                 xp, limits, parameters, n, e, k, h, i, weight, 2.0, ep, tp, gated, active, spread, same, dispatched
             ),
         )
-        routed = {"uneven": spread.alpha if spread.kind == "power-law" else 0.0, "expert_parallel": expert_parallel}
-        routed |= {"tensor_parallel": tensor_parallel, "tokens": tokens, "num_experts": num_experts}
-        routed |= {"experts_per_token": experts_per_token, "hidden": hidden, "intermediate": intermediate}
-        time = self._corrected("moe", named, time, **routed)
+        uneven = spread.alpha if spread.kind == "power-law" else 0.0
+        time = self._corrected("moe", named, time, uneven=uneven, **layer)
         if not mean_work or np.all(np.equal(expert_parallel, 1)):
             return time
         some = np.maximum(1.0, tokens)
@@ -624,9 +547,6 @@ class KernelLibrary:
             pieces: work items that a core processes one by one: channels of each sequence in a convolution.
             kernel: ``copy`` for plain copies, ``gdn-scan`` or similar for convolutions, which use their own fit
                 if available.
-
-        Raises:
-            ProfileError: a negative size.
         """
         name = f"any{VARIANT}{kernel}" if kernel else "any"
         parameters = cast(ElementwiseParameters, self.parameters("elementwise", name))
@@ -637,35 +557,19 @@ class KernelLibrary:
         )
 
     def recurrent_prefill(self, shape: RecurrentShape, *, seqs: Num, q_tokens: Num) -> KernelTime:
-        """Time of a recurrent layer's scan over prompts.
-
-        Args:
-            shape: heads and state of one layer on this chip.
-            seqs: prompt chunks.
-            q_tokens: total tokens of the chunks.
-
-        Raises:
-            ProfileError: unknown dtype or a negative size.
-        """
+        """Time of a recurrent layer's scan over the ``q_tokens`` of ``seqs`` prompt chunks."""
         parameters = cast(RecurrentPrefillParameters, self.parameters("recurrent_prefill", shape.dtype))
         limits = self.limits(format_of(shape.dtype))
         time = evaluate_formula(
-            (seqs, q_tokens), lambda xp, s, q: recurrent_prefill_time(xp, limits, parameters, shape, s, q)
+            (seqs, q_tokens), lambda xp, *sizes: recurrent_prefill_time(xp, limits, parameters, shape, *sizes)
         )
         each = q_tokens / functions_of(seqs).maximum(1, seqs)
         return self._corrected_recurrent("recurrent_prefill", shape, time, seqs, each)
 
     def recurrent_decode(self, shape: RecurrentShape, *, seqs: Num, q_len: Num, warm: bool = False) -> KernelTime:
-        """Time of a recurrent layer's update of the states of decoding sequences; ``q_len`` > 1 verifies tokens.
+        """Time of a recurrent layer's update of the states of ``seqs`` sequences; ``q_len`` > 1 verifies tokens.
 
-        Args:
-            shape: heads and state of one layer on this chip.
-            seqs: sequences.
-            q_len: tokens per sequence.
-            warm: the same states were just updated and may still be on the chip, as kernel benchmarks measure it.
-
-        Raises:
-            ProfileError: unknown dtype or a negative size.
+        ``warm``: the same states were just updated and may still be on the chip, as kernel benchmarks measure it.
         """
         parameters = cast(RecurrentDecodeParameters, self.parameters("recurrent_decode", shape.dtype))
         limits = self.limits(format_of(shape.dtype))
@@ -681,58 +585,35 @@ class KernelLibrary:
         return self._corrected(family, shape.dtype, time, held, {"batch": seqs, "q_len": q_len}, **heads)
 
     def index_prefill(self, shape: IndexShape, *, seqs: Num, q_tokens: Num, pairs: Num, kv_tokens: Num) -> KernelTime:
-        """Time of scoring and selecting keys for prompts; sizes as ``attention_prefill`` takes them.
-
-        Raises:
-            ProfileError: unknown dtype or a negative size.
-        """
-        parameters = cast(SparseParameters, self.parameters("sparse_prefill", shape.dtype))
-        limits = self.limits(shape.math)
-        return evaluate_formula(
-            (seqs, q_tokens, pairs, kv_tokens),
-            lambda xp, s, q, p, kv: index_time(xp, limits, parameters, shape, s, q, p, kv),
-        )
+        """Time of scoring and selecting keys for prompts; sizes as ``attention_prefill`` takes them."""
+        return self._sparse("prefill", index_time, shape.math, shape, seqs, q_tokens, pairs, kv_tokens)
 
     def index_decode(self, shape: IndexShape, *, seqs: Num, q_len: Num, kv_tokens: Num) -> KernelTime:
-        """Time of scoring and selecting keys for decoding sequences; sizes as ``attention_decode`` takes them.
-
-        Raises:
-            ProfileError: unknown dtype or a negative size.
-        """
-        parameters = cast(SparseParameters, self.parameters("sparse_decode", shape.dtype))
-        limits = self.limits(shape.math)
-        return evaluate_formula(
-            (seqs, q_len, kv_tokens),
-            lambda xp, s, q, kv: index_time(xp, limits, parameters, shape, s, s * q, q * kv, kv),
-        )
+        """Time of scoring and selecting keys for decoding sequences; sizes as ``attention_decode`` takes them."""
+        return self._sparse("decode", index_time, shape.math, shape, seqs, q_len, kv_tokens)
 
     def sparse_prefill(self, shape: SparseShape, *, seqs: Num, q_tokens: Num, pairs: Num, kv_tokens: Num) -> KernelTime:
         """Time of attention over chosen or compressed entries for prompts; sizes as ``attention_prefill`` takes them,
-        counted over tokens that the readable entries represent.
-
-        Raises:
-            ProfileError: unknown dtype or a negative size.
-        """
-        parameters = cast(SparseParameters, self.parameters("sparse_prefill", shape.dtype))
-        limits = self.limits("bf16")
-        return evaluate_formula(
-            (seqs, q_tokens, pairs, kv_tokens),
-            lambda xp, s, q, p, kv: sparse_time(xp, limits, parameters, shape, s, q, p, kv),
-        )
+        counted over tokens that the readable entries represent."""
+        return self._sparse("prefill", sparse_time, "bf16", shape, seqs, q_tokens, pairs, kv_tokens)
 
     def sparse_decode(self, shape: SparseShape, *, seqs: Num, q_len: Num, kv_tokens: Num) -> KernelTime:
         """Time of attention over chosen or compressed entries for decoding sequences; sizes as ``attention_decode``
-        takes them, counted over tokens that the readable entries represent.
+        takes them, counted over tokens that the readable entries represent."""
+        return self._sparse("decode", sparse_time, "bf16", shape, seqs, q_len, kv_tokens)
 
-        Raises:
-            ProfileError: unknown dtype or a negative size.
-        """
-        parameters = cast(SparseParameters, self.parameters("sparse_decode", shape.dtype))
-        limits = self.limits("bf16")
-        return evaluate_formula(
-            (seqs, q_len, kv_tokens),
-            lambda xp, s, q, kv: sparse_time(xp, limits, parameters, shape, s, s * q, q * kv, kv),
-        )
+    def _sparse(
+        self, phase: str, formula: Callable[..., KernelTime], math: str, shape: IndexShape | SparseShape, *sizes: Num
+    ) -> KernelTime:
+        parameters, limits = self.parameters(f"sparse_{phase}", shape.dtype), self.limits(math)
+
+        def timed(xp: Functions, *sizes: Num) -> KernelTime:
+            if phase == "decode":
+                seqs, q_len, kv_tokens = sizes
+                sizes = (seqs, seqs * q_len, q_len * kv_tokens, kv_tokens)
+            return formula(xp, limits, parameters, shape, *sizes)
+
+        return evaluate_formula(sizes, timed)
 
     def collective(self, op: str, message_bytes: Num, world_size: int, link: Link | str) -> CollectiveTime:
         """Time of one collective between ``world_size`` chips.
@@ -768,15 +649,10 @@ class KernelLibrary:
         return self._chosen[key]
 
     def _kernels_of(self, family: str, dtype: str) -> str:
-        """Format whose kernels process operands of a stored format."""
         return "int4" if self._marlin and family == "moe" and dtype in ("mxfp4", "fp4") else dtype
 
     def limits(self, dtype: str) -> Limits:
-        """Return the limits the formulas use for weights of a dtype: peak of the usable cores, memory, on-chip store.
-
-        Raises:
-            ProfileError: unknown dtype, or one the chip cannot compute with.
-        """
+        """Limits that the formulas use for weights of a dtype: peak of the usable cores, memory, on-chip store."""
         if dtype not in self._limits:
             chip = self.chip
             peak = chip.peak_flops(dtype)

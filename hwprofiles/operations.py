@@ -60,14 +60,6 @@ class _Operation(NamedTuple):
     """Refuses sizes that contradict each other."""
 
 
-def _format(row: KernelRow) -> str:
-    return str(row["dtype"])
-
-
-def _gemm(row: KernelRow) -> PriceCall:
-    return lambda kernels: kernels.gemm(row["m"], row["n"], row["k"], row["dtype"])
-
-
 def attention_shape(row: KernelRow) -> AttentionShape:
     """Layer of some rows that one attention kernel serves; each number may be an array."""
     xp, kv_heads, head_dim, v_dim = functions_of(row["batch"]), row["num_kv_heads"], row["head_dim"], row["v_head_dim"]
@@ -108,26 +100,13 @@ def _attention(op: str) -> Callable[[KernelRow], PriceCall]:
 
 
 def _tail_keys(kernels: KernelLibrary, shape: AttentionShape, longest: Num, many: Num, seqs: Num, tokens: Num) -> Num:
-    """KV length of the longest sequence beyond the mean of those that end alone, in batches of two lengths.
-
-    Args:
-        kernels: kernel library of the chip.
-        shape: attention shape of the layers.
-        longest: the larger length; 0 = all alike.
-        many: sequences that long.
-        seqs: sequences.
-        tokens: their KV lengths, total.
-    """
+    """Length of the ``many`` longest sequences (0 = all alike) beyond the mean of those that end alone."""
     if not np.any(longest):
         return 0.0 * longest
     alone = np.maximum(1e-9, kernels.tail_sequences(shape))
     short = (tokens - many * longest) / np.maximum(1.0, seqs - many)
     difference = np.where((longest > 0) & (many < seqs), np.maximum(0.0, longest - short), 0.0)
     return difference * np.maximum(0.0, alone - many) / alone
-
-
-def _attention_set(row: KernelRow) -> str:
-    return attention_shape(row).kernel
 
 
 def _check_attention(op: str, row: KernelRow) -> None:
@@ -159,10 +138,6 @@ def _moe(row: KernelRow) -> PriceCall:
     )
 
 
-def _expert_set(row: KernelRow) -> str:
-    return VARIANT.join(filter(None, (row["dtype"], row["source"])))
-
-
 def _check_moe(op: str, row: KernelRow) -> None:
     experts, chosen, parallel = row["num_experts"], row["experts_per_token"], row["expert_parallel"]
     if chosen > experts:
@@ -179,10 +154,6 @@ def _pass_kernel(row: KernelRow) -> str:
     return name.removeprefix(CONVOLUTION) if name.startswith(CONVOLUTION) or name == COPY else ""
 
 
-def _pass_set(row: KernelRow) -> str:
-    return VARIANT.join(filter(None, ("any", _pass_kernel(row))))
-
-
 def _elementwise(row: KernelRow) -> PriceCall:
     rest: dict[str, Any] = {"warm": row["cache"] == "warm", "element_bytes": dtype_bytes(row["dtype"] or "bf16")}
     rest |= {"pieces": row["pieces"], "kernel": _pass_kernel(row)}
@@ -190,26 +161,19 @@ def _elementwise(row: KernelRow) -> PriceCall:
 
 
 def _recurrent_set(row: KernelRow) -> str:
-    """Parameter set of a recurrent layer: that of its rule, if it is not the gated delta net's."""
     return str(row["dtype"]) if row["name"] in ("", "gdn") else f"{row['dtype']}{VARIANT}{row['name']}"
 
 
-def _recurrent(row: KernelRow) -> tuple[RecurrentShape, Num, Num]:
-    xp, key, value = functions_of(row["batch"]), row["head_dim"], row["v_head_dim"]
-    width = xp.where(value > 0, value, key)
-    shape = RecurrentShape(row["num_kv_heads"], row["num_heads"], key, width, _recurrent_set(row))
-    return shape, row["batch"], row["q_len"]
+def _recurrent(op: str) -> Callable[[KernelRow], PriceCall]:
+    def call(row: KernelRow) -> PriceCall:
+        batch, q_len, key, value = row["batch"], row["q_len"], row["head_dim"], row["v_head_dim"]
+        width = functions_of(batch).where(value > 0, value, key)
+        shape = RecurrentShape(row["num_kv_heads"], row["num_heads"], key, width, _recurrent_set(row))
+        if op == "prefill":
+            return lambda kernels: kernels.recurrent_prefill(shape, seqs=batch, q_tokens=batch * q_len)
+        return lambda kernels: kernels.recurrent_decode(shape, seqs=batch, q_len=q_len, warm=row["cache"] == "warm")
 
-
-def _scan(row: KernelRow) -> PriceCall:
-    shape, batch, q_len = _recurrent(row)
-    return lambda kernels: kernels.recurrent_prefill(shape, seqs=batch, q_tokens=batch * q_len)
-
-
-def _update(row: KernelRow) -> PriceCall:
-    shape, batch, q_len = _recurrent(row)
-    warm = row["cache"] == "warm"
-    return lambda kernels: kernels.recurrent_decode(shape, seqs=batch, q_len=q_len, warm=warm)
+    return call
 
 
 def _collective(op: str) -> Callable[[KernelRow], PriceCall]:
@@ -226,11 +190,7 @@ def _collective(op: str) -> Callable[[KernelRow], PriceCall]:
 
 
 def link_of(op: str, row: KernelRow, chip: Chip) -> str:
-    """Name of the link of a collective: the given one, else the chip's own between chips.
-
-    Raises:
-        ProfileError: neither is there.
-    """
+    """Name of the link of a collective: the given one, else the chip's own between chips."""
     link: str | None = row["link"] or chip.links.scale_up
     if link is None:
         raise ProfileError(f"{op}: chip '{chip.name}' has no scale-up link; give link=NAME")
@@ -242,12 +202,10 @@ def _module(row: KernelRow) -> PriceCall:
 
 
 def _module_set(row: KernelRow) -> str:
-    """Parameter set of a sparse module: of its KV format and its kind."""
     return f"{row['kv_dtype']}{VARIANT}{row['name'].rpartition(' ')[2].removesuffix('-shared')}"
 
 
 _SIZE, _SIZE_OR_ZERO, _DTYPE = (_Column(), _Column(0, lowest=0), _Column("bf16", allowed=DTYPES, noun="dtype"))
-_CACHE = _Column("", allowed=("", "warm", "cold"), noun="cache state")
 _ATTENTION = {
     **dict.fromkeys(("batch", "q_len", "kv_len", "num_heads", "num_kv_heads", "head_dim"), _SIZE),
     "dtype": _DTYPE, "kv_dtype": _DTYPE._replace(default=None), "window": _SIZE_OR_ZERO,
@@ -267,32 +225,47 @@ _COLLECTIVE = {
     "world_size": _Column(lowest=2),
     "link": _Column(None, noun="link"),
 }
-_ATTENTION_CALL = (_attention_set, ("dtype", "kv_dtype", "cache", "source"), ("warm",))
+_ATTENTION_CALL = (lambda row: attention_shape(row).kernel, ("dtype", "kv_dtype", "cache", "source"), ("warm",))
 _RECURRENT_CALL = (_recurrent_set, ("dtype", "cache", "name"), ("warm",), _check_heads)
 _STATES = ("", "warm", "cold")
 OPERATIONS: dict[str, _Operation] = {
     "gemm": _Operation(
-        "gemm", dict.fromkeys("mnk", _SIZE) | {"dtype": _DTYPE}, _gemm, _format, ("dtype", "cache"), ("", "warm")
+        "gemm",
+        dict.fromkeys("mnk", _SIZE) | {"dtype": _DTYPE},
+        lambda row: lambda kernels: kernels.gemm(row["m"], row["n"], row["k"], row["dtype"]),
+        lambda row: str(row["dtype"]),
+        ("dtype", "cache"),
+        ("", "warm"),
     ),
     "attention_prefill": _Operation(
         "attention_prefill", _ATTENTION, _attention("prefill"), *_ATTENTION_CALL, _check_attention
     ),
     "attention_decode": _Operation(
         "attention_decode",
-        {**_ATTENTION, "q_len": _Column(1), "cache": _CACHE},
+        {**_ATTENTION, "q_len": _Column(1), "cache": _Column("", allowed=("", "warm", "cold"), noun="cache state")},
         _attention("decode"),
         *_ATTENTION_CALL,
         _check_attention,
     ),
     "attention_mixed": _Operation("attention_prefill", {}, _attention("mixed"), *_ATTENTION_CALL),
-    "moe": _Operation("moe", _MOE, _moe, _expert_set, ("dtype", "routing", "source"), _STATES, _check_moe),
-    "recurrent_prefill": _Operation("recurrent_prefill", _RECURRENT, _scan, *_RECURRENT_CALL),
-    "recurrent_decode": _Operation("recurrent_decode", {**_RECURRENT, "q_len": _Column(1)}, _update, *_RECURRENT_CALL),
+    "moe": _Operation(
+        "moe",
+        _MOE,
+        _moe,
+        lambda row: VARIANT.join(filter(None, (row["dtype"], row["source"]))),
+        ("dtype", "routing", "source"),
+        _STATES,
+        _check_moe,
+    ),
+    "recurrent_prefill": _Operation("recurrent_prefill", _RECURRENT, _recurrent("prefill"), *_RECURRENT_CALL),
+    "recurrent_decode": _Operation(
+        "recurrent_decode", {**_RECURRENT, "q_len": _Column(1)}, _recurrent("decode"), *_RECURRENT_CALL
+    ),
     "elementwise": _Operation(
         "elementwise",
         {"bytes_moved": _Column(whole=False), "launches": _Column(1)},
         _elementwise,
-        _pass_set,
+        lambda row: VARIANT.join(filter(None, ("any", _pass_kernel(row)))),
         ("cache", "dtype", "name"),
         ("", "warm"),
     ),
@@ -320,12 +293,8 @@ _PREDICTED = tuple(name for name, operation in OPERATIONS.items() if operation.c
 
 
 def row_call(op: str, row: KernelRow) -> PriceCall:
-    """PriceCall of a ``KernelLibrary`` that prices the columns of one operation.
-
-    Args:
-        op: an operation of a kernel trace.
-        row: its columns; absent optional ones count as 0 or empty. Sizes may be arrays if one kernel serves all rows.
-    """
+    """Call of a ``KernelLibrary`` that prices the columns of an operation of a kernel trace; absent optional ones count
+    as 0 or empty, and sizes may be arrays if one kernel serves all rows."""
     return OPERATIONS[op].call({**_ABSENT, **row})
 
 
@@ -415,7 +384,6 @@ def _find(op: str) -> _Operation:
 
 
 def _read(op: str, operation: _Operation, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Check the column names and convert text to numbers."""
     values, known = _with_new_columns(op, values, operation.columns), tuple(operation.columns)
     for key in values:
         if key not in known:

@@ -1,6 +1,17 @@
-"""Kernel parameters: for every family a few physical numbers with bounds and units, fitted per chip and library."""
+"""Kernel parameters: for every family a few physical numbers with bounds and units, fitted per chip and library.
 
-from typing import Any, ClassVar, Literal
+Fields that families share, without a description of their own below: ``launch_s``, fixed time inside a captured graph;
+``compute_efficiency``, share of the dense peak that full tiles reach; ``memory_efficiency``, share of the memory
+bandwidth that a saturating stream reaches; ``on_chip_efficiency``, share of the on-chip bandwidth (times multicast) at
+which tiles re-read operands; ``core_bandwidth_ratio``, bandwidth that one core (or work item) can draw, over one core's
+equal share of the chip's; ``overlap``, sharpness p >= 1 of the smooth maximum of compute and memory time;
+``warm_share``, share of the on-chip store that still holds operands when the same call is repeated;
+``warm_efficiency``, share of the on-chip bandwidth at which retained operands are read and written; ``wave_s``, filling
+and draining the pipeline once per wave; ``sequence_s``, metadata and page-table time per sequence. Fields in ``_s`` are
+seconds.
+"""
+
+from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import model_validator
 
@@ -17,9 +28,7 @@ class DecodeKernel(Record):
     launch_s: NonNegative
     """Fixed time inside a captured graph, including the pipeline fill of the first wave, in seconds."""
     memory_efficiency: Share
-    """Share of the memory bandwidth a saturating stream of KV reaches."""
     core_bandwidth_ratio: Positive
-    """Bandwidth one work item can draw, over one core's equal share of the chip's."""
     combine_s: NonNegative
     """Fixed time of combining the parts of a split KV axis, in seconds."""
     split_s: NonNegative
@@ -27,13 +36,10 @@ class DecodeKernel(Record):
     wave_s: NonNegative
     """Filling and draining per further wave of work items, in seconds."""
     sequence_s: NonNegative
-    """Metadata and page-table time per sequence, in seconds."""
     overlap: Positive
     """Sharpness p >= 1 of the smooth maximum of the above overheads and the KV read."""
     warm_share: NonNegative = 0.7
-    """Share of the on-chip store that still holds KV when the same call is repeated."""
     warm_efficiency: Share = 0.6
-    """Share of the on-chip bandwidth at which KV retained on the chip is read."""
     regroup_s: NonNegative = 0.0
     """Extra kernel that regroups query heads by KV head (several sequences, several KV heads), in seconds; 0 = none."""
     compute_efficiency: Share = 0.5
@@ -108,6 +114,21 @@ class UnpackedKernel(DecodeKernel):
     """KV tokens per packed work item in that rule."""
 
 
+_R = TypeVar("_R", bound=Record)
+
+
+def _with_times(record: _R, ratio: float) -> _R:
+    """Copy of a record with its times, and those of the kernels in it, multiplied by ``ratio``."""
+    values = {name: getattr(record, name) for name in type(record).model_fields}
+    scaled = {name: value * ratio for name, value in values.items() if name.endswith("_s")}
+    kernels = {
+        name: _with_times(kernel, ratio)
+        for name, kernel in values.items()
+        if isinstance(kernel, FewRowsKernel | UnpackedKernel)
+    }
+    return record.model_copy(update=scaled | kernels)
+
+
 class FamilyParameters(Record):
     """Base class of the parameter sets of kernel families, with the ``source`` of the numbers."""
 
@@ -129,12 +150,8 @@ class FamilyParameters(Record):
         """Return the set with its times scaled to a chip's clock, if both clocks are known."""
         if self.reference_clock_hz is None or clock_hz is None:
             return self
-        ratio = self.reference_clock_hz / clock_hz
-        times = {name: getattr(self, name) * ratio for name in type(self).model_fields if name.endswith("_s")}
-        few_rows: FewRowsKernel | None = getattr(self, "few_rows", None)
-        if few_rows is not None:
-            times["few_rows"] = few_rows.model_copy(update={"launch_s": few_rows.launch_s * ratio})
-        return self.model_copy(update={**times, "reference_clock_hz": clock_hz})
+        scaled = _with_times(self, self.reference_clock_hz / clock_hz)
+        return scaled.model_copy(update={"reference_clock_hz": clock_hz})
 
     def slowed(self, ratio: float) -> "FamilyParameters":
         """Return a chip's own set at ``ratio`` of its measured clock, without its fit, which does not cover another
@@ -159,7 +176,6 @@ class FewRowsKernel(Record):
     launch_s: NonNegative
     """Fixed time of one product, including the quantisation of its activations, in seconds."""
     memory_efficiency: Share
-    """Share of the memory bandwidth a saturating stream of weights reaches."""
     overlap: Positive
     """Sharpness p >= 1 of the smooth maximum of arithmetic and the stream."""
     unpack: NonNegative
@@ -180,19 +196,13 @@ class GemmParameters(FamilyParameters):
     family: ClassVar[str] = "gemm"
 
     launch_s: NonNegative
-    """Fixed time of one kernel inside a captured graph, in seconds."""
     compute_efficiency: Share
-    """Share of the dense peak that full tiles reach."""
     memory_efficiency: Share
-    """Share of the memory bandwidth a saturating stream reaches."""
     on_chip_efficiency: Share
-    """Share of the on-chip bandwidth (times multicast) at which tiles re-read operands."""
     wave_s: NonNegative
-    """Filling and draining the pipeline once per wave of tiles, in seconds."""
     wave_share: Fraction
     """Share of the idle cores in the last wave that is lost: 1 = whole waves, 0 = stream-K."""
     overlap: Positive
-    """Sharpness p >= 1 of the smooth maximum of compute and memory time."""
     core_bandwidth_ratio: Positive = 2.0
     """Achievable bandwidth of one core, relative to an equal share: few busy cores cannot saturate the memory."""
     quantise_s: NonNegative = 0.0
@@ -251,15 +261,12 @@ class PrefillParameters(FamilyParameters):
     compute_efficiency: Share
     """Share of the dense peak that full tiles reach, softmax included."""
     memory_efficiency: Share
-    """Share of the memory bandwidth a saturating stream reaches."""
     tile_s: NonNegative
     """Filling and draining the pipeline per tile of queries, in seconds."""
     tail_share: NonNegative
     """Share of the longest tile's time during which the other cores are idle."""
     sequence_s: NonNegative
-    """Metadata and page-table time per sequence, in seconds."""
     overlap: Positive
-    """Sharpness p >= 1 of the smooth maximum of compute and memory time."""
     tile_rows: float = 128.0
     """Query rows per tile."""
     tile_columns: float = 64.0
@@ -312,15 +319,6 @@ class DecodeParameters(DecodeKernel, FamilyParameters):
         other = None if self.unpacked is None else self.unpacked.model_copy(update=whole)
         return self.model_copy(update={**whole, "unpacked": other})
 
-    def at_clock(self, clock_hz: float | None) -> "FamilyParameters":
-        """Return the set with its times, including those of the unpacked kernel, scaled to a chip's clock."""
-        scaled = super().at_clock(clock_hz)
-        if self.unpacked is None or self.reference_clock_hz is None or clock_hz is None:
-            return scaled
-        ratio = self.reference_clock_hz / clock_hz
-        times = {name: getattr(self.unpacked, name) * ratio for name in UNPACKED_TIMES}
-        return scaled.model_copy(update={"unpacked": self.unpacked.model_copy(update=times)})
-
     def carried(self, had_asynchronous: bool, has_asynchronous: bool) -> "FamilyParameters":
         """Return the set for a chip of another generation.
 
@@ -345,8 +343,6 @@ class DecodeParameters(DecodeKernel, FamilyParameters):
         return self.model_copy(update=changes)
 
 
-UNPACKED_TIMES = ("launch_s", "combine_s", "split_s", "wave_s", "pass_s", "hidden_s")
-"""Times of the unpacked kernel that scale with the clock."""
 ASYNCHRONOUS_LOSS, ASYNCHRONOUS_DRAW, ASYNCHRONOUS_COMBINE, ASYNCHRONOUS_LAUNCH = 2.3, 2.7, 3.3, 1.12
 """Factors of asynchronous copies in decode attention: bandwidth lost (divided), bandwidth per core (multiplied),
 the time of combining splits and the launch (divided by)."""
@@ -360,20 +356,15 @@ class MoeParameters(FamilyParameters):
     launch_s: NonNegative
     """Fixed time of all kernels of the layer inside a captured graph, in seconds."""
     compute_efficiency: Share
-    """Share of the dense peak that full tiles reach."""
     memory_efficiency: Share
-    """Share of the memory bandwidth at which expert weights stream."""
     on_chip_efficiency: Share
-    """Share of the on-chip bandwidth (times multicast) at which tiles re-read operands."""
     scatter_efficiency: Share
     """Share of the memory bandwidth at which activations are gathered and scattered."""
     overlap: Positive
-    """Sharpness p >= 1 of the smooth maximum of compute and memory time."""
     local_only: bool = False
     """Whether only assignments to this chip's experts are gathered and combined, not all tokens' (expert
     parallelism)."""
     wave_s: NonNegative = 0.0
-    """Filling and draining the pipeline once per wave of tiles, in seconds."""
     core_bandwidth_ratio: NonNegative = 0.0
     """Achievable bandwidth of one core, relative to an equal share: the tiles of few experts cannot saturate the
     memory; 0 = they can."""
@@ -389,13 +380,9 @@ class ElementwiseParameters(FamilyParameters):
     family: ClassVar[str] = "elementwise"
 
     launch_s: NonNegative
-    """Fixed time of one pass, in seconds."""
     memory_efficiency: Share
-    """Share of the memory bandwidth a long pass reaches."""
     warm_share: NonNegative = 0.6
-    """Share of the on-chip store that still holds operands when the same pass is repeated."""
     warm_efficiency: Share = 0.45
-    """Share of the on-chip bandwidth at which retained operands are read and written."""
     element_s: NonNegative = 0.0
     """Time of arithmetic per element that does not overlap with memory accesses (norms on a CPU core), in seconds."""
     piece_s: NonNegative = 0.0
@@ -416,7 +403,6 @@ class RecurrentPrefillParameters(FamilyParameters):
     compute_efficiency: Share
     """Share of the 16-bit peak that the small products of the scan reach."""
     memory_efficiency: Share
-    """Share of the memory bandwidth that the scan reaches."""
     chunk_s: NonNegative
     """Time by which a chunk waits for the one before it, in seconds."""
     overlap: Positive
@@ -429,17 +415,12 @@ class RecurrentDecodeParameters(FamilyParameters):
     family: ClassVar[str] = "recurrent_decode"
 
     launch_s: NonNegative
-    """Fixed time of one update, in seconds."""
     memory_efficiency: Share
-    """Share of the memory bandwidth at which states are read and written."""
     core_bandwidth_ratio: Positive
-    """Bandwidth one core can draw, over its equal share of the chip's."""
     overlap: Positive
     """Sharpness p >= 1 of the smooth maximum of memory time at the chip's and at the cores' bandwidth."""
     warm_share: NonNegative = 0.6
-    """Share of the on-chip store that still holds states when the same update is repeated."""
     warm_efficiency: Share = 0.5
-    """Share of the on-chip bandwidth at which retained states are read and written."""
     verify_s: NonNegative = 0.0
     """Core time of one head's update by several tokens, in seconds: of a kernel that verifies head by head, the state
     of each held by one core; 0 = verification waits for the memory alone."""
@@ -453,11 +434,9 @@ class SparseParameters(FamilyParameters):
     compute_efficiency: Share
     """Share of the 16-bit peak that full tiles of rows reach."""
     memory_efficiency: Share
-    """Share of the memory bandwidth at which entries are read."""
     gather_efficiency: Share
     """Share of the on-chip bandwidth at which queries gather their separate entries."""
     core_bandwidth_ratio: Positive
-    """Bandwidth one work item can draw, over one core's equal share of the chip's."""
     max_splits: Positive
     """Maximum number of splits of one query's entries."""
     overlap: Positive

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import Field, PrivateAttr, SerializeAsAny, ValidationError, field_validator, model_validator
 
@@ -21,10 +21,9 @@ UNCORE_SHARE = 0.25
 CORRECTIONS = ".residual.npz"
 """Suffix of a profile's file of learned corrections, in place of .yaml."""
 
-KINDS = ("gpu-datacenter", "gpu-consumer", "tensix", "apple-gpu", "cpu")
-"""Classes of chips; each has a file of default kernel parameters."""
-
 ChipKind = Literal["gpu-datacenter", "gpu-consumer", "tensix", "apple-gpu", "cpu"]
+KINDS: tuple[ChipKind, ...] = get_args(ChipKind)
+"""Classes of chips; each has a file of default kernel parameters."""
 Topology = Literal["switch", "ring", "mesh", "line"]
 
 
@@ -276,23 +275,9 @@ class Link(Group):
     """Whether the switch can add (NVLink SHARP)."""
 
 
-def _parameters(family: type[FamilyParameters], value: Any, place: str) -> FamilyParameters:
-    try:
-        return family.model_validate(value)
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
-        raise ValueError(f"{place}.{field}: {first['msg']}") from None
-
-
 def read_kernel_sets(value: Any) -> Any:
-    """Turn the ``kernels`` mapping of a profile into parameter objects.
-
-    Args:
-        value: library -> family -> dtype -> mapping of numbers plus ``source``.
-
-    Returns:
-        The same nesting with parameter objects of each family's class.
+    """Turn the ``kernels`` mapping of a profile (library -> family -> dtype -> numbers and ``source``) into parameter
+    objects of each family's class.
 
     Raises:
         ValueError: unknown family or dtype, or (from pydantic) a bad number; the message starts with the dotted place.
@@ -305,14 +290,19 @@ def read_kernel_sets(value: Any) -> Any:
             raise ValueError(f"{library}: a mapping family -> dtype is needed")
         result[str(library)] = {}
         for family, sets in families.items():
+            place = f"{library}.{family}"
             if family not in FAMILIES:
-                raise ValueError(f"{library}.{family}: no such kernel family{did_you_mean(str(family), FAMILIES)}")
+                raise ValueError(f"{place}: no such kernel family{did_you_mean(str(family), FAMILIES)}")
             if not isinstance(sets, Mapping):
-                raise ValueError(f"{library}.{family}: a mapping dtype -> parameters is needed")
+                raise ValueError(f"{place}: a mapping dtype -> parameters is needed")
             result[str(library)][family] = {}
             for dtype, parameters in sets.items():
                 if format_of(str(dtype)) not in ("any", *DTYPES):
-                    raise ValueError(f"{library}.{family}: no dtype '{dtype}'{did_you_mean(str(dtype), DTYPES)}")
-                place = f"{library}.{family}.{dtype}"
-                result[str(library)][family][str(dtype)] = _parameters(FAMILIES[family], parameters, place)
+                    raise ValueError(f"{place}: no dtype '{dtype}'{did_you_mean(str(dtype), DTYPES)}")
+                try:
+                    result[str(library)][family][str(dtype)] = FAMILIES[family].model_validate(parameters)
+                except ValidationError as error:
+                    first = error.errors()[0]
+                    field = ".".join(str(part) for part in first["loc"])
+                    raise ValueError(f"{place}.{dtype}.{field}: {first['msg']}") from None
     return result

@@ -57,7 +57,7 @@ def resolve(path: str | Path) -> Path:
             return resolved
     except (OSError, ValueError) as problem:
         raise TraceError(f"{str(path)[:80]!r}: not a usable path ({problem})") from None
-    if str(resolved) not in _SAMPLES:
-        hint = did_you_mean(str(path), _SAMPLES)
-        raise TraceError(f"{path}: no such file, folder or sample{hint} (samples: {', '.join(_SAMPLES)})")
-    return sample_path(str(resolved))
+    if str(resolved) in _SAMPLES:
+        return sample_path(str(resolved))
+    hint = did_you_mean(str(path), _SAMPLES)
+    raise TraceError(f"{path}: no such file, folder or sample{hint} (samples: {', '.join(_SAMPLES)})")

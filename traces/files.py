@@ -47,27 +47,21 @@ def head(path: Path, count: int = HEAD_BYTES) -> bytes:
         return stream.read(count)
 
 
-def unpacked_bytes(path: Path, largest: int | None = None) -> bytes:
+def unpacked_bytes(path: Path) -> bytes:
     """Return the bytes of a file, decompressed if it is gzip.
 
     Raises:
-        TraceError: unreadable, damaged, or more than ``largest`` bytes (default: ``LARGEST_DOCUMENT_BYTES``).
+        TraceError: unreadable, damaged, or more than ``LARGEST_DOCUMENT_BYTES``.
     """
-    most = LARGEST_DOCUMENT_BYTES if largest is None else largest
     with reading(path), open_bytes(path) as stream:
-        data = stream.read(most + 1)
-    if len(data) > most:
-        raise TraceError(f"{path}: holds more than {most >> 20} MiB (unpacked); is this a trace?")
+        data = stream.read(LARGEST_DOCUMENT_BYTES + 1)
+    if len(data) > LARGEST_DOCUMENT_BYTES:
+        raise TraceError(f"{path}: holds more than {LARGEST_DOCUMENT_BYTES >> 20} MiB (unpacked); is this a trace?")
     return data
 
 
 def check_table_size(path: Path) -> None:
-    """Refuse a Parquet file that has to be read whole and is too large for that.
-
-    Raises:
-        TraceError: more than ``LARGEST_TABLE_VALUES`` values.
-        pyarrow.ArrowException, OSError: not readable as Parquet.
-    """
+    """Refuse a Parquet file that has to be read whole and has more than ``LARGEST_TABLE_VALUES`` values."""
     import pyarrow.parquet as pq
 
     about: Any = pq.read_metadata(path)
@@ -89,19 +83,6 @@ def reading(path: Path) -> Iterator[None]:
         raise TraceError(f"{path}: no such file") from None
     except OSError as problem:
         raise TraceError(f"{path}: cannot be read ({problem.strerror or problem})") from problem
-
-
-def text_head(path: Path, count: int = HEAD_BYTES) -> bytes:
-    """The first decompressed bytes of a file; raises TraceError when it cannot be read, is empty or is binary."""
-    start = head(path, count)
-    if not start:
-        raise TraceError(f"{path}: the file is empty; a trace needs at least one request")
-    for magic, name in _MAGIC.items():
-        if start.startswith(magic):
-            raise TraceError(f"{path}: {name}-compressed; decompress it first (gzip is read directly)")
-    if not start.startswith((b"PAR1", b"\xff\xfe", b"\xfe\xff")) and b"\0" in start:
-        raise TraceError(f"{path}: binary data; a text table (CSV, JSONL, JSON) or Parquet expected")
-    return start
 
 
 @contextmanager
@@ -172,7 +153,6 @@ def text_blocks(path: Path, on_error: OnError = "stop", quoted: bool = False) ->
 
 
 def _utf16_as_utf8(path: Path, data: bytes) -> IO[bytes]:
-    """UTF-16 text (as some spreadsheets export it) as a UTF-8 stream."""
     try:
         return io.BytesIO(data.decode("utf-16").encode())
     except UnicodeError as problem:
@@ -191,10 +171,22 @@ def _decoded(path: Path, data: bytes, first_line: int, on_error: OnError) -> Blo
         return Block(data.decode("utf-8", errors="surrogateescape"), first_line, False)
 
 
-def first_text(path: Path, limit: int = HEAD_BYTES) -> str:
-    """The first ``limit`` bytes as text for recognising the format, undecodable bytes replaced; no byte order mark."""
-    start = text_head(path, limit)
-    if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
+def first_text(path: Path) -> str:
+    """The first bytes as text for recognising the format, undecodable bytes replaced; no byte order mark.
+
+    Raises:
+        TraceError: a file that cannot be read, is empty or is binary.
+    """
+    start = head(path)
+    if not start:
+        raise TraceError(f"{path}: the file is empty; a trace needs at least one request")
+    for magic, name in _MAGIC.items():
+        if start.startswith(magic):
+            raise TraceError(f"{path}: {name}-compressed; decompress it first (gzip is read directly)")
+    wide = start[:2] in (b"\xff\xfe", b"\xfe\xff")
+    if not wide and not start.startswith(b"PAR1") and b"\0" in start:
+        raise TraceError(f"{path}: binary data; a text table (CSV, JSONL, JSON) or Parquet expected")
+    if wide:
         return start[: len(start) // 2 * 2].decode("utf-16", errors="replace")
     return start.decode("utf-8-sig", errors="replace")
 
@@ -237,11 +229,7 @@ _NO = ("false", "0", "no", "off")
 class Cells:
     """Typed access to one row or mapping by key; a missing key, an empty cell and NaN all return None.
 
-    Every method raises TraceError, with the place and the key, where something else stands there.
-
-    Args:
-        values: cell values by key.
-        place: file and line, for messages.
+    Every method raises TraceError, with the place (file and line) and the key, where something else stands there.
     """
 
     def __init__(self, values: Mapping[str, Any], place: str) -> None:

@@ -163,7 +163,6 @@ def _batched_row(row: dict[str, str], place: str) -> Iterator[LocalRate]:
 
 
 def _bench_json(path: Path, text: str) -> Iterator[LocalRate]:
-    """``llama-bench -o json``, and timings of a server's answer."""
     try:
         data = json.loads(text)
     except (ValueError, RecursionError):  # no JSON, or whole numbers of more than 4,300 digits

@@ -20,7 +20,7 @@ from hwprofiles import KernelLibrary, load_chip
 from simulator.replay import ReplayReport, Split, replay_kernels
 from simulator.replay.calibrate import calibrate
 from simulator.replay.requests import replay_requests
-from simulator.replay.steps import replay_steps, steps_document
+from simulator.replay.steps import steps_document
 from simulator.running.scenario import Scenario, scenario_from
 from traces.benchmark_results import read_runs
 from traces.kernels import KernelTable, read_kernels
@@ -106,7 +106,7 @@ class ReplayTask:
 
     def __call__(self, folder: Path, tell: ProgressCallback) -> None:
         if self.steps:
-            document = steps_document(replay_steps([read_steps(self.file)], self.scenario))
+            document = steps_document([read_steps(self.file)], self.scenario)
         else:
             runs, several = read_runs(self.file), cores() > 1
             with Workers(cores() if several else 0) as workers:

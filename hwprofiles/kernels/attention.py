@@ -1,8 +1,10 @@
 """Attention kernels: prefill (many queries per sequence), decode (one, or a few when verifying), both in one batch."""
 
-from hwprofiles.formulas import AttentionShape, Functions, KernelTime, Limits, Num, smooth_maximum
+from hwprofiles.formulas import AttentionShape, Functions, KernelTime, Limits, Num, smooth_maximum, warm_reads
 from hwprofiles.parameters import PASS_TOKENS, DecodeKernel, DecodeParameters, PrefillParameters, UnpackedKernel
 
+ACTIVATION_BYTES = 2.0
+"""Bytes per element of queries and of the output."""
 WARM_FADE = 1.25
 """Size of repeatedly read KV, as a multiple of the retained bytes, at which the cache hit rate reaches 0."""
 
@@ -27,13 +29,7 @@ def tail_time_per_key(
     xp: Functions, parameters: DecodeParameters, cores: float, shape: AttentionShape, seqs: Num, q_len: Num
 ) -> Num:
     """Seconds per key by which the longest sequence exceeds the mean of the tail; 0 if the batch is so small
-    that its KV axis is split.
-
-    Args:
-        cores: of the chip.
-        seqs: sequences.
-        q_len: queries per sequence.
-    """
+    that its KV axis is split."""
     items = seqs * shape.num_kv_heads * xp.ceil(q_len * (shape.num_heads / shape.num_kv_heads) / parameters.tile_rows)
     return xp.where(items >= UNSPLIT_LOAD * cores, parameters.tail_key_s, 0.0)
 
@@ -42,18 +38,11 @@ def attention_pairs(xp: Functions, q_len: Num, kv_len: Num, window: Num = 0) -> 
     """(query, key) pairs of one sequence: ``q_len`` new tokens at the end of ``kv_len``, each attends to itself and all
     previous tokens.
 
-    Args:
-        q_len: new tokens.
-        kv_len: cached and new tokens, >= q_len.
-        window: most keys a query sees, itself included; 0 = all.
-
-    Returns:
-        Number of attended keys, summed over the queries.
+    ``window`` is the most keys a query sees, itself included; 0 = all.
     """
     limit = xp.where(window > 0, window, kv_len)
 
     def below(length: Num) -> Num:
-        """Pairs of a full causal sequence of ``length`` tokens."""
         short = xp.minimum(length, limit)
         return short * (short + 1.0) / 2.0 + limit * xp.maximum(0.0, length - limit)
 
@@ -69,10 +58,7 @@ def widened(
     xp: Functions, parameters: DecodeKernel | PrefillParameters, shape: AttentionShape, kv_tokens: Num
 ) -> tuple[AttentionShape, Num]:
     """Shape of a layer whose kernel cannot compute in the format of the KV cache, and the seconds of the pass
-    that first converts the cache to 16 bits.
-
-    Args:
-        kv_tokens: total KV length that the pass converts; in a server, the whole KV pool.
+    that first converts the cache to 16 bits (``kv_tokens`` in all; in a server, the whole KV pool).
 
     Source: SGLang's ``FlashAttentionBackend`` under MLA (``get_key_buffer(..).to(q.dtype)``); of one layer over 131,072
         tokens NVIDIA's aiconfigurator tables give 227 us, a server on 8 H200 226 (sgl-project/sglang#35291).
@@ -95,7 +81,6 @@ def prefill_time(
     q_tokens: Num,
     pairs: Num,
     kv_tokens: Num,
-    activation_bytes: float = 2.0,
 ) -> KernelTime:
     """Time of one prefill attention launch over a ragged batch, including the write of new K and V.
 
@@ -103,13 +88,6 @@ def prefill_time(
     steps of keys, so on the causal diagonal it computes half a tile and half a step more than the mask admits. Tiles
     spread over the cores; the longest may end alone. K and V are read once from memory; re-reads come from the
     on-chip store.
-
-    Args:
-        seqs: sequences in the launch, > 0.
-        q_tokens: new tokens, total, > 0.
-        pairs: (query, key) pairs the mask admits, total.
-        kv_tokens: KV lengths (cached and new), total.
-        activation_bytes: bytes per element of Q and of the output.
 
     Source: Dao, "FlashAttention-2" (2023), doi:10.48550/arXiv.2307.08691, work partitioning; the terms were chosen on
         NVIDIA's aiconfigurator measurements.
@@ -121,7 +99,7 @@ def prefill_time(
     flops = 2.0 * shape.num_heads * width * pairs
     kv_bytes = shape.kv_bytes_per_token * kv_tokens
     new_bytes = shape.kv_bytes_per_token * q_tokens
-    query_bytes = activation_bytes * shape.num_heads * width * q_tokens
+    query_bytes = ACTIVATION_BYTES * shape.num_heads * width * q_tokens
     moved = query_bytes + kv_bytes
     rows, columns = parameters.tile_rows, parameters.tile_columns
     length = q_tokens / seqs
@@ -152,18 +130,6 @@ def prefill_time(
     return KernelTime(seconds, launch, busy, stream + write, flops, moved)
 
 
-def warm_bandwidth(xp: Functions, limits: Limits, parameters: DecodeKernel, kv_bytes: Num, bandwidth: float) -> Num:
-    """Effective bandwidth of KV that was just read: part comes from the on-chip store, the rest from memory.
-
-    KV up to ``warm_share`` of the store hits completely; larger cyclic reads evict their own data, and at ``WARM_FADE``
-    times that size nothing hits.
-    """
-    kept = parameters.warm_share * limits.on_chip_bytes
-    hit = xp.minimum(1.0, xp.maximum(0.0, (WARM_FADE * kept - kv_bytes) / ((WARM_FADE - 1.0) * kept + 1e-9)))
-    fast = max(limits.on_chip_bandwidth * parameters.warm_efficiency, bandwidth)
-    return 1.0 / (hit / fast + (1.0 - hit) / bandwidth)
-
-
 NARROW_ROWS = 16.0
 """Rows of the narrow tile of TensorRT-LLM's decode kernels for Blackwell (heads and keys swapped in the product).
 Groups of up to twice as many heads run as two such tiles, larger ones in one of 64 or 128 rows: 32 heads of MLA take
@@ -179,7 +145,6 @@ def decode_time(
     q_len: Num,
     kv_tokens: Num,
     warm: bool = False,
-    activation_bytes: float = 2.0,
     tail_kv: Num = 0.0,
 ) -> KernelTime:
     """Time of one decode attention launch: ``q_len`` queries per sequence against its whole KV.
@@ -190,19 +155,10 @@ def decode_time(
     saturate the chip's bandwidth, and splitting the axis adds a combining pass. Further waves of items add
     their pipeline fill, partly hidden. A library with an ``unpacked`` kernel uses it for some batches (``packs``).
 
-    Args:
-        seqs: sequences, > 0.
-        q_len: queries per sequence, >= 1.
-        kv_tokens: KV lengths, total over the sequences, > 0.
-        warm: whether the same KV was just read and may still be in the on-chip store.
-        activation_bytes: bytes per element of Q and of the output.
-        tail_kv: KV length of the longest sequence beyond the mean of the ``tail_sequences`` longest.
-
     Source: Dao et al., "Flash-Decoding for long-context inference" (2023), https://pytorch.org/blog/flash-decoding/;
-    the terms
-        were chosen on NVIDIA's aiconfigurator measurements.
+        the terms were chosen on NVIDIA's aiconfigurator measurements.
     """
-    packed = _split_time(xp, limits, parameters, shape, seqs, q_len, kv_tokens, warm, activation_bytes)
+    packed = _split_time(xp, limits, parameters, shape, seqs, q_len, kv_tokens, warm)
     if parameters.tail_key_s:
         alone = tail_time_per_key(xp, parameters, limits.cores, shape, seqs, q_len) * tail_kv
         packed = packed._replace(seconds=packed.seconds + alone, launch_s=packed.launch_s + alone)
@@ -212,7 +168,7 @@ def decode_time(
     use = packs(xp, other, limits.cores, shape, seqs, q_len, kv_tokens)
     if use is True:
         return packed
-    single = _split_time(xp, limits, other, shape, seqs, q_len, kv_tokens, warm, activation_bytes)
+    single = _split_time(xp, limits, other, shape, seqs, q_len, kv_tokens, warm)
     return single if use is False else KernelTime(*(xp.where(use, a, b) for a, b in zip(packed, single, strict=True)))
 
 
@@ -265,7 +221,6 @@ def _kernel_time(
     q_len: Num,
     kv_tokens: Num,
     warm: bool,
-    activation_bytes: float,
 ) -> KernelTime:
     """Time of one decode attention kernel that splits the KV axis for ``split_cores`` cores; see ``decode_time``."""
     widening: Num = 0.0
@@ -276,7 +231,7 @@ def _kernel_time(
     cores = limits.cores
     flops = 2.0 * heads * width * q_len * kv_tokens
     kv_bytes = shape.kv_bytes_per_token * kv_tokens
-    moved = kv_bytes + activation_bytes * heads * width * seqs * q_len
+    moved = kv_bytes + ACTIVATION_BYTES * heads * width * seqs * q_len
     packed = q_len * (heads / kv_heads)
     if parameters.reread_share:
         # Observed with one query per sequence; the tiling of verified draft rows is not measured.
@@ -296,7 +251,8 @@ def _kernel_time(
     bandwidth = limits.bandwidth * parameters.memory_efficiency
     core_bandwidth = bandwidth * parameters.core_bandwidth_ratio * limits.memory_share / cores
     if warm:
-        ratio = warm_bandwidth(xp, limits, parameters, kv_bytes, bandwidth) / bandwidth
+        _, seconds_per_byte = warm_reads(xp, limits, parameters, kv_bytes, WARM_FADE, bandwidth)
+        ratio = 1.0 / seconds_per_byte / bandwidth
         bandwidth = bandwidth * ratio
         core_bandwidth = core_bandwidth * ratio
     stream = xp.maximum(moved / bandwidth, waves * moved / items * row_tiles / splits / core_bandwidth)
@@ -344,24 +300,14 @@ def one_pass_time(
     decode_seqs: Num,
     decode_kv_tokens: Num,
     longest_kv: Num = 0.0,
-    activation_bytes: float = 2.0,
 ) -> KernelTime:
     """Time of one prefill kernel that serves prompt chunks and single queries alike (FlashAttention-2, ragged batch).
 
     Every query head of every single query takes a tile of ``tile_rows`` and multiplies all of it, with no split of the
     KV axis. Heads are the slowest grid axis: heads that share a KV head reuse it from the chip only if one pass
     over all sequences fits there, else each reads it from memory. The grid is as wide as the longest chunk for
-    every sequence, and tiles past the end of a sequence are started and dropped one by one.
-
-    Args:
-        seqs: prompt chunks, > 0.
-        q_tokens: total new tokens of the chunks, > 0.
-        pairs: (query, key) pairs of the chunks, total.
-        kv_tokens: KV lengths of the chunks (cached and new), total.
-        decode_seqs: sequences with a single query, > 0.
-        decode_kv_tokens: total KV length of the single-query sequences.
-        longest_kv: KV length of the longest of them; 0 = all equal. The last tile of that sequence runs alone.
-        activation_bytes: bytes per element of Q and of the output.
+    every sequence, and tiles past the end of a sequence are started and dropped one by one. The last tile of the
+    longest single-query sequence runs alone.
 
     Source: the launch grid of FlashAttention-2 (Dao 2023, doi:10.48550/arXiv.2307.08691); checked on LLMServingSim's
         mixed batches (vLLM 0.19 on RTX 4090 and RTX PRO 6000).
@@ -386,7 +332,7 @@ def one_pass_time(
     kept = parameters.kept_share * limits.on_chip_bytes
     missed = xp.minimum(1.0, xp.maximum(0.0, (one_pass - kept) / ((KEPT_FADE - 1.0) * kept + 1e-9)))
     again = 1.0 + (heads / shape.num_kv_heads - 1.0) * missed
-    queries = activation_bytes * heads * width * (q_tokens + decode_seqs)
+    queries = ACTIVATION_BYTES * heads * width * (q_tokens + decode_seqs)
     moved = queries + shape.kv_bytes_per_token * (kv_tokens + decode_kv_tokens)
     bandwidth = limits.bandwidth * (parameters.mixed_efficiency or parameters.memory_efficiency)
     stream = (queries + shape.kv_bytes_per_token * (kv_tokens + again * decode_kv_tokens)) / bandwidth

@@ -57,17 +57,8 @@ def gemm_time(
     arithmetic hides is added: the write of the last outputs, and the pipeline fill at the start of each wave,
     but only of the first and last wave on chips with asynchronous copies, which prefetch the next tile.
 
-    Args:
-        m: rows (tokens), > 0.
-        n: output features, > 0.
-        k: input features, > 0.
-        weight_bytes: bytes per weight.
-        activation_bytes: bytes per input activation as the kernel reads it.
-        output_bytes: bytes per output element.
-
-    Source: tiles and waves as in NVIDIA, "Matrix Multiplication Background User's Guide" (2023); the terms were
-    chosen on
-        NVIDIA's aiconfigurator measurements.
+    Source: tiles and waves as in NVIDIA, "Matrix Multiplication Background User's Guide" (2023); the terms were chosen
+        on NVIDIA's aiconfigurator measurements.
     """
     flops = 2.0 * m * n * k
     moved = weight_bytes * n * k + activation_bytes * m * k + output_bytes * m * n
@@ -101,15 +92,7 @@ def _fastest_tiles(
     moved: Num,
     bandwidth: float,
 ) -> tuple[Num, Num, Num]:
-    """Seconds of the tile shape that is fastest; and what its cores and the memory would take, each alone.
-
-    Args:
-        sizes: rows, output features, input features.
-        weight_bytes: bytes per weight.
-        activation_bytes: bytes per input activation as the kernel reads it.
-        moved: bytes of all operands.
-        bandwidth: of the memory as the kernel reaches it, byte/s.
-    """
+    """Seconds of the tile shape that is fastest; and what its cores and the memory would take, each alone."""
     m, n, k = sizes
     core_flops = limits.peak_flops * parameters.compute_efficiency / limits.cores
     on_chip = limits.on_chip_bandwidth * limits.multicast * parameters.on_chip_efficiency
@@ -165,14 +148,6 @@ def grouped_rows_time(
     Kernels have a fixed number of rows: seven rows run as two groups of four. Each group unpacks the weights
     again, and rereads them from memory if the matrix is larger than the on-chip store.
 
-    Args:
-        kernel: the library's parameters for the format.
-        m: rows, > 0.
-        weights: number of weights in the matrix.
-        weight_bytes: bytes per weight.
-        moved: bytes of all operands, each once.
-        flops: useful operations.
-
     Source: ``mul_mv_ext`` of llama.cpp's Metal back end (ggml-metal-ops.cpp, ``r1ptg`` by ``ne11``).
     """
     if kernel.group_rows >= kernel.most_rows:
@@ -193,12 +168,7 @@ def few_rows_time(
     Weights are read once; the vector units unpack each once and multiply it by every row. If memory time dominates,
     further rows are almost free; if unpacking dominates (narrow formats on slow units), each row adds time.
 
-    Args:
-        kernel: the library's parameters for the format.
-        weights: number of weights read, each once.
-        products: multiply-adds: weights times rows per weight.
-        moved: bytes, weights and activations.
-        flops: useful operations.
+    ``weights`` are read once each; ``products`` are multiply-adds: weights times rows per weight.
     """
     busy = (kernel.unpack * weights + kernel.row * products) / limits.vector_flops
     drawn = kernel.core_bytes * limits.cores * limits.clock_hz
@@ -227,11 +197,7 @@ def with_static_scales(
     every layer's activations (NVIDIA ModelOpt's FP8) skips it: one launch less, and one pass over the
     activations instead of ``quantise_bytes``.
 
-    Args:
-        parameters: parameter set of the product; no change if the fit included no quantisation kernel.
-        time: time with the search.
-        m: rows, > 0.
-        k: input features, > 0.
+    No change if the fit included no quantisation kernel.
     """
     if not parameters.quantise_s:
         return time

@@ -70,13 +70,6 @@ def expert_loads(
 ) -> ExpertLoads:
     """Expected loads of the experts on the slowest of ``ranks`` ranks, each with ``num_experts / ranks`` experts.
 
-    Args:
-        routing: distribution of tokens over experts.
-        tokens: tokens of the whole expert-parallel group, > 0.
-        num_experts: experts of the layer, over all ranks.
-        experts_per_token: chosen per token.
-        ranks: number of expert-parallel ranks; 1 = one rank has all experts.
-
     Source: power law as NVIDIA's aiconfigurator draws it for its measurements (``power_law_logits_v3``: loads on
         [1, 0.8 n] scaled to n k and rounded, the slowest rank measured; on [0.01, 2] where n k <= E); random routing is
         the binomial distribution, distinct experts ``E (1 - (1 - k/E)^n)``.
@@ -214,22 +207,6 @@ def moe_time(
     and the result is the time of the most loaded one. Weights of each active expert are read once; the tokens of
     each expert are padded to whole tiles (of the fastest shape), and few tiles reach less
     than the memory's bandwidth; activations are gathered and scattered around the products.
-
-    Args:
-        tokens: routed over all experts, > 0.
-        num_experts: in the layer, over all chips.
-        experts_per_token: chosen per token.
-        hidden: model width.
-        intermediate: width of one expert before tensor parallelism.
-        weight_bytes: bytes per weight.
-        activation_bytes: bytes per activation.
-        expert_parallel: chips that share the experts.
-        tensor_parallel: chips that share each expert.
-        gated: gate and up projections (SwiGLU) instead of up alone.
-        active_experts: number of distinct experts reached, equally loaded; None = expected value of the routing.
-        routing: how tokens spread over the experts.
-        alike: size of groups of tokens with the same experts, >= 1: n tokens reach as many as n / alike.
-        dispatched: whether an all-to-all sends each chip only the tokens of its own experts.
     """
     width = intermediate / tensor_parallel
     first = 2.0 * width if gated else width
@@ -272,12 +249,8 @@ def _fastest_tiles(
 ) -> tuple[Num, Num, Num]:
     """Seconds of the tile shape that is fastest; and what its cores and the memory would take, each alone.
 
-    Args:
-        reached: active experts of the slowest chip and their tokens.
-        phases: output and input features of each product.
-        weight_bytes: bytes per weight.
-        activation_bytes: bytes per activation.
-        edge: bytes of the activations that the first product reads and the second writes.
+    ``phases`` are output and input features of each product; ``edge`` is the bytes of the activations that the first
+    product reads and the second writes.
     """
     core_flops = limits.peak_flops * parameters.compute_efficiency / limits.cores
     core_on_chip = limits.on_chip_bandwidth * limits.multicast * parameters.on_chip_efficiency / limits.cores

@@ -1,7 +1,7 @@
 """Kernels that only move bytes: elementwise kernels on one chip, collectives between chips."""
 
 from hwprofiles.errors import ProfileError, did_you_mean
-from hwprofiles.formulas import CollectiveTime, Functions, KernelTime, Limits, Num
+from hwprofiles.formulas import CollectiveTime, Functions, KernelTime, Limits, Num, warm_reads
 from hwprofiles.parameters import CollectiveParameters, ElementwiseParameters
 from hwprofiles.schema import Link
 
@@ -26,22 +26,12 @@ def elementwise_time(
     The sum of launch latency, memory time (at the achievable bandwidth, or bound by pieces that cores process one by
     one) and arithmetic that the chip does not overlap. If the kernels are ``chained``, bytes that stay on the chip do
     not count as moved.
-
-    Args:
-        bytes_moved: bytes read and written over all launches.
-        launches: number of kernels.
-        warm: whether the operands may still be on the chip, as in benchmarks that repeat a call.
-        element_bytes: bytes per element.
-        pieces: number of work items, each processed by one core at a time.
     """
     bandwidth = limits.bandwidth * parameters.memory_efficiency
     moved = bytes_moved * 1.0
     if warm or parameters.chained:
-        each = bytes_moved / launches
-        kept = parameters.warm_share * limits.on_chip_bytes
-        hit = xp.minimum(1.0, xp.maximum(0.0, (WARM_FADE * kept - each) / ((WARM_FADE - 1.0) * kept + 1e-9)))
-        fast = max(limits.on_chip_bandwidth * parameters.warm_efficiency, bandwidth)
-        memory = bytes_moved * (hit / fast + (1.0 - hit) / bandwidth)
+        hit, seconds_per_byte = warm_reads(xp, limits, parameters, bytes_moved / launches, WARM_FADE, bandwidth)
+        memory = bytes_moved * seconds_per_byte
         moved = moved if warm else bytes_moved * (1.0 - hit)
     else:
         memory = bytes_moved / bandwidth
@@ -67,13 +57,6 @@ def collective_time(
     all_reduce, (n-1)/n for all_gather, reduce_scatter and all_to_all, all of it for send_recv. Filling the pipeline
     of chunks costs up to ``fill_s``. In-network: every chip sends the message once and the switch adds. Direct:
     every chip reads its peers' memory, whole (one shot) or its own share and then the others' sums (two shots).
-
-    Args:
-        link: link between the chips.
-        operation: one of ``OPERATIONS``.
-        message_bytes: the whole tensor: input of all_reduce and reduce_scatter, output of all_gather, what one chip
-            sends in all_to_all (its own part included) and in send_recv; > 0.
-        world_size: chips taking part, >= 2.
 
     Raises:
         ProfileError: unknown operation.

@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 
 from hwprofiles.dtypes import VARIANT
-from hwprofiles.formulas import Functions, KernelTime, Limits, Num, smooth_maximum
+from hwprofiles.formulas import Functions, KernelTime, Limits, Num, smooth_maximum, warm_reads
 from hwprofiles.parameters import RecurrentDecodeParameters, RecurrentPrefillParameters
 
 CHUNK_TOKENS = 64
@@ -43,10 +43,7 @@ def convolution(shape: RecurrentShape, seqs: Num, tokens: Num, phase: str) -> di
 
     It reads and writes its channels and the convolution state of each sequence; verification writes a longer state.
 
-    Args:
-        seqs: number of sequences.
-        tokens: tokens of all sequences together.
-        phase: ``scan`` (prompts) or ``update`` (decode).
+    ``phase`` is ``scan`` (prompts) or ``update`` (decode).
     """
     moved = 2.0 * (tokens + (shape.conv_kernel - 1.0) * seqs)
     if phase == "update":
@@ -62,11 +59,7 @@ def recurrent_prefill_time(
     """Time of the scan over ``tokens`` prompt tokens of ``seqs`` sequences.
 
     Inside a chunk of C tokens the products are C x C as in attention; between chunks the state is read and updated.
-    Chunks of one sequence are sequential; heads and sequences run in parallel over the cores.
-
-    Args:
-        seqs: number of sequences.
-        tokens: tokens of all sequences together; sequences are assumed equally long.
+    Chunks of one sequence are sequential; heads and sequences, assumed equally long, run in parallel over the cores.
 
     Source: Yang et al., "Parallelizing Linear Transformers with the Delta Rule", arXiv:2406.06484, section 3.
     """
@@ -100,11 +93,6 @@ def recurrent_decode_time(
     The state is read once. Verification writes the state after every token, to roll back to the last accepted one. Few
     heads and sequences cannot saturate the memory bandwidth. A kernel that verifies head by head takes at least
     ``verify_s`` per head.
-
-    Args:
-        seqs: number of sequences.
-        q_len: tokens per sequence: 1, or the tokens that a step verifies.
-        warm: whether the states may still be on the chip, as in kernel benchmarks.
     """
     key, value, heads = shape.key_dim, shape.value_dim, shape.value_heads
     states = seqs * heads * key * value * STATE_BYTES
@@ -113,10 +101,8 @@ def recurrent_decode_time(
     bandwidth = limits.bandwidth * parameters.memory_efficiency
     reading = moved / bandwidth
     if warm:
-        kept = parameters.warm_share * limits.on_chip_bytes
-        hit = xp.minimum(1.0, xp.maximum(0.0, (WARM_FADE * kept - states) / ((WARM_FADE - 1.0) * kept + 1e-9)))
-        fast = max(limits.on_chip_bandwidth * parameters.warm_efficiency, bandwidth)
-        reading = moved * (hit / fast + (1.0 - hit) / bandwidth)
+        _, seconds_per_byte = warm_reads(xp, limits, parameters, states, WARM_FADE, bandwidth)
+        reading = moved * seconds_per_byte
     blocks = seqs * heads * STATE_TILES
     drawn = moved * limits.cores / (bandwidth * limits.memory_share * parameters.core_bandwidth_ratio * blocks)
     reading = smooth_maximum(xp, reading, drawn, parameters.overlap)

@@ -68,12 +68,6 @@ def index_time(
     One small product per (query, key) pair. Few sequences cannot saturate the memory bandwidth, because each streams
     its keys through few cores. Scores are written to memory; the selection reads them, one query per core at a time.
 
-    Args:
-        seqs: number of sequences.
-        q_tokens: total queries.
-        pairs: total (query, key) token pairs that the mask permits.
-        kv_tokens: total context length in tokens.
-
     Source: DeepSeek-AI, "DeepSeek-V3.2", 2025, arXiv:2512.02556, equation 1; ``fp8_paged_mqa_logits`` of DeepGEMM.
     """
     scores, stored = pairs / shape.ratio, kv_tokens / shape.ratio
@@ -122,12 +116,6 @@ def sparse_time(
     Each query gathers its entries separately, so queries share only what the on-chip cache holds. Rows (heads that
     share an entry) are padded to ``row_tile``; work items run in whole waves. If a library uses dense attention for
     prompts whose entries would all be selected, it recomputes the keys and values of cached tokens.
-
-    Args:
-        seqs: number of sequences.
-        q_tokens: total queries.
-        pairs: total (query, key) pairs over tokens that entries represent.
-        kv_tokens: total keys over those tokens.
 
     Source: DeepSeek-AI, "DeepSeek-V3.2", 2025, arXiv:2512.02556, section 2.1; FlashMLA's sparse kernels.
     """

@@ -171,14 +171,14 @@ def steps(
 
     from simulator.replay.replay_tables import replay_heading, step_replay_tables
     from simulator.replay.scores import exceeded, parse_limit
-    from simulator.replay.steps import replay_steps, steps_document
+    from simulator.replay.steps import steps_document
     from simulator.running.scenario import load_scenario
     from traces.steps import read_steps
 
     limits = [parse_limit(text) for text in fail_above or []]
     with checked_outputs(out, json_file):
         base = load_scenario(scenario, set_values or [])
-        document = steps_document(replay_steps([read_steps(file, format) for file in files], base))
+        document = steps_document([read_steps(file, format) for file in files], base)
         groups = (*document["groups"], document["overall"])
         lines = exceeded(limits, [(group["kind"], group["kind"], SimpleNamespace(**group)) for group in groups])
         if out is not None:

@@ -105,7 +105,6 @@ class Architecture:
 
     @property
     def _mixers(self) -> list[tuple[Mixer, int]]:
-        """Mixer and number of layers of every group that has one."""
         return [(group.layer.mixer, group.count) for group in self.layer_groups if group.layer.mixer is not None]
 
     @property
@@ -160,11 +159,7 @@ class Architecture:
         return self.parameters().active + beside[self.active_counts]
 
     def weight_bytes(self, dtypes: Mapping[str, str] | str, dtype_bytes: Callable[[str], float]) -> dict[str, float]:
-        """Bytes of the weights by part, on all chips together.
-
-        Args:
-            dtypes: dtype of each part, or one dtype for all of them.
-            dtype_bytes: bytes per element of a dtype, block scales included (``hwprofiles.dtype_bytes``).
+        """Bytes of the weights by part, on all chips together, with one dtype for all parts or one for each.
 
         Raises:
             ForerunError: ``dtypes`` leaves out a part of which the model has weights.
@@ -223,7 +218,10 @@ def architecture_summary(architecture: Architecture) -> dict[str, Any]:
         "vocab_size": architecture.vocab_size,
         "tie_word_embeddings": architecture.tie_word_embeddings,
         "max_position": architecture.max_position,
-        "layers": [{"count": group.count, **_layer_summary(group.layer)} for group in architecture.layer_groups],
+        "layers": [
+            {"count": group.count, **_mixer_summary(group.layer.mixer), **_mlp_summary(group.layer.feed_forward)}
+            for group in architecture.layer_groups
+        ],
         "kv_elements_per_token": architecture.kv_elements_per_token,
         "kv_cache_dtype": "bf16",
         "kv_bytes_per_token": _CACHE_BYTES * architecture.kv_elements_per_token,
@@ -249,10 +247,6 @@ def memory_per_sequence(architecture: Architecture) -> list[dict[str, Any]]:
         }
         for tokens in contexts
     ]
-
-
-def _layer_summary(layer: Layer) -> dict[str, Any]:
-    return {**_mixer_summary(layer.mixer), **_mlp_summary(layer.feed_forward)}
 
 
 def _mixer_summary(mixer: Mixer | None) -> dict[str, Any]:

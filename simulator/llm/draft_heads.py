@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from importlib import resources
 from typing import Any, NamedTuple
 
 from forerun.errors import ForerunError, did_you_mean
-from forerun.yaml_files import parse
 from simulator.llm.architecture import Architecture
+from simulator.llm.fields import packaged
 from simulator.llm.layers import Attention, DenseMlp, Layer, LayerGroup, Tensor
 
 MOE_INTERMEDIATE_RATIO = 6
@@ -57,7 +56,7 @@ def eagle_head(target: Architecture, sizes: HeadSizes) -> DraftHead:
     """
     hidden = target.hidden_size
     entry = Tensor("fc", hidden, 2 * hidden, "attention", "replicated")
-    layers = _layers(target, sizes, 1, (entry,))
+    layers = _layers(target, sizes, 1, entry)
     return DraftHead(_model(f"{target.name}-eagle", target, layers, target.vocab_size), False, 0)
 
 
@@ -68,7 +67,7 @@ def eagle3_head(target: Architecture, sizes: HeadSizes) -> DraftHead:
     Source: Li et al., "EAGLE-3", 2025, arXiv:2503.01840, section 3.1.
     """
     vocabulary = sizes.draft_vocab_size or min(EAGLE3_VOCABULARY, target.vocab_size)
-    layers = _layers(target, sizes, 1, (), doubled_input=True)
+    layers = _layers(target, sizes, 1)
     return DraftHead(_model(f"{target.name}-eagle3", target, layers, vocabulary), True, EAGLE3_HIDDEN_STATES)
 
 
@@ -78,21 +77,19 @@ def parallel_head(target: Architecture, sizes: HeadSizes) -> DraftHead:
     Source: "P-EAGLE" as in SpecForge's and vLLM's configs: 4 layers, LM head of its own over the whole vocabulary.
     """
     vocabulary = sizes.draft_vocab_size or target.vocab_size
-    layers = _layers(target, sizes, PARALLEL_LAYERS, (), doubled_input=True)
+    layers = _layers(target, sizes, PARALLEL_LAYERS)
     return DraftHead(_model(f"{target.name}-parallel", target, layers, vocabulary), True, EAGLE3_HIDDEN_STATES)
 
 
-def _layers(
-    target: Architecture, sizes: HeadSizes, count: int, entry: tuple[Tensor, ...], doubled_input: bool = False
-) -> tuple[LayerGroup, ...]:
-    """The head's layers: the first with its entry, then equal ones."""
+def _layers(target: Architecture, sizes: HeadSizes, count: int, entry: Tensor | None = None) -> tuple[LayerGroup, ...]:
+    """The head's layers: the first with its entry, then equal ones. Without an entry the first layer's attention reads
+    embedding and hidden state side by side."""
     first = Layer(_attention(target, sizes), _mlp(target, sizes))
     others = (sizes.num_layers or count) - 1
-    extra = entry
-    if doubled_input:
-        attention = first.attention
-        queries = attention.num_heads * attention.head_dim + attention.kv_elements_per_token
-        extra = (Tensor("qkv_proj (embedding half)", queries, target.hidden_size, "attention", "column"),)
+    attention = first.attention
+    queries = attention.num_heads * attention.head_dim + attention.kv_elements_per_token
+    doubled = Tensor("qkv_proj (embedding half)", queries, target.hidden_size, "attention", "column")
+    extra = (entry or doubled,)
     groups = (LayerGroup(replace(first, extra_tensors=extra), 1),)
     return groups + ((LayerGroup(first, others),) if others else ())
 
@@ -150,12 +147,7 @@ def published_head_names() -> tuple[str, ...]:
 
 
 def published_head(name: str, method: str, target: Architecture) -> PublishedHead:
-    """A public head, checked to fit its target.
-
-    Args:
-        name: repository of its weights.
-        method: ``speculation.method``; EAGLE-2 runs EAGLE's heads.
-        target: model that it drafts for.
+    """A public head by the repository of its weights, checked to fit its target; EAGLE-2 runs EAGLE's heads.
 
     Raises:
         ForerunError: no such head, of another method, or for a target of another hidden size.
@@ -183,16 +175,10 @@ def usual_head(method: str, target: Architecture) -> PublishedHead | None:
 
 @cache
 def _heads() -> dict[str, PublishedHead]:
-    text = (resources.files("simulator.llm") / "draft_heads.yaml").read_text(encoding="utf-8")
-    rows: dict[str, dict[str, Any]] = parse(text)["heads"]
+    rows: dict[str, dict[str, Any]] = packaged("draft_heads.yaml")["heads"]
     known = [field.name for field in fields(HeadSizes)]
+    sizes = {name: HeadSizes(**{key: row[key] for key in known if key in row}) for name, row in rows.items()}
     return {
-        name: PublishedHead(
-            row["method"],
-            row["hidden_size"],
-            HeadSizes(**{k: row[k] for k in known if k in row}),
-            row["source"],
-            row.get("default_for"),
-        )
+        name: PublishedHead(row["method"], row["hidden_size"], sizes[name], row["source"], row.get("default_for"))
         for name, row in rows.items()
     }

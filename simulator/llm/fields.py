@@ -5,14 +5,24 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
 from typing import Any, NoReturn, TypeVar
 
 from forerun.errors import ForerunError, did_you_mean
+from forerun.yaml_files import parse
 
 LARGEST = 10**9
 """Largest width or count accepted; anything above is taken for a typing error."""
 
 Default = TypeVar("Default")
+
+
+@cache
+def packaged(name: str) -> Any:
+    """Content of a YAML file of this package."""
+    return parse((resources.files("simulator.llm") / name).read_text(encoding="utf-8"))
+
 
 _short = reprlib.Repr()
 _short.maxstring = _short.maxother = _short.maxlong = 60
@@ -47,11 +57,7 @@ class Fields:
 
     @classmethod
     def of(cls, values: object, source: str, prefix: str = "") -> Fields:
-        """Wrap ``values``.
-
-        Raises:
-            ForerunError: it is not a mapping with text keys.
-        """
+        """Wrap ``values``, which must be a mapping with text keys."""
         place = f"{source}: {prefix.rstrip('.')}".rstrip(": ")
         if not isinstance(values, Mapping):
             raise ForerunError(f"{place}: must be an object of fields, not {_kind(values)}")
@@ -61,11 +67,7 @@ class Fields:
         return cls(values, source, prefix)
 
     def fail(self, key: str, message: str) -> NoReturn:
-        """Refuse a field.
-
-        Raises:
-            ForerunError: always; ``source: field message``.
-        """
+        """Refuse a field: raises ForerunError, ``source: field message``."""
         raise ForerunError(joined_lines(f"{self.source}: {self.prefix}{key[:80]} {message}"))
 
     def get(self, key: str) -> Any:

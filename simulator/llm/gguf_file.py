@@ -6,16 +6,14 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cache
-from importlib import resources
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from forerun.errors import ForerunError, install_hint
-from forerun.yaml_files import parse
 from hwprofiles.dtypes import mixed_dtype, shares_of
 from simulator.llm.architecture import Architecture
-from simulator.llm.fields import joined_lines
+from simulator.llm.fields import joined_lines, packaged
 from simulator.llm.hf_config import from_hf_config
 from simulator.llm.layers import PARTS, Attention, Mixer, Part, Tensor
 
@@ -54,7 +52,7 @@ def from_gguf(path: Path) -> Architecture:
     for part in _other_parts(path, header):
         header = Header(header.fields, header.tensors + read_header(part).tensors)
     name = header.fields.get("general.architecture")
-    families = _tables()["families"]
+    families = packaged("gguf_names.yaml")["families"]
     if name not in families:
         _fail(path, f"general.architecture '{name}' is not read here (one of {', '.join(sorted(families))})")
     config = _config(str(name), header)
@@ -117,14 +115,11 @@ def _tensor(gguf: Any, parts: list[Any]) -> TensorInfo:
     _, name, _, dims, kind, _ = parts
     known = gguf.GGMLQuantizationType(kind[0])
     weights, size = gguf.GGML_QUANT_SIZES[known]
-    elements = 1
-    for dim in dims:
-        elements *= int(dim)
+    elements = prod(map(int, dims))
     return TensorInfo(bytes(name).decode(), known.name, elements, 8 * size / weights, int(dims[-1]) if len(dims) else 1)
 
 
 def _other_parts(path: Path, header: Header) -> list[Path]:
-    """The further files of a split model (``-00001-of-00003.gguf``)."""
     count = header.fields.get("split.count")
     if not isinstance(count, int) or count <= 1:
         return []
@@ -148,16 +143,18 @@ def _extra(tensor: TensorInfo, architecture: Architecture) -> bool:
 
 
 def _part(tensor: TensorInfo) -> Part:
-    return next((part for part, pattern in _tables()["parts"].items() if re.search(pattern, tensor.name)), "attention")
+    return next(
+        (part for part, pattern in packaged("gguf_names.yaml")["parts"].items() if re.search(pattern, tensor.name)),
+        "attention",
+    )
 
 
 def _dtypes(header: Header) -> dict[str, str]:
-    """Formats of each part's matrices, by how many of its weights are in each."""
     weights: dict[str, Counter[str]] = {}
+    formats = packaged("gguf_names.yaml")["formats"]
     for tensor in header.tensors:
-        weights.setdefault(_part(tensor), Counter())[_tables()["formats"].get(tensor.kind, tensor.kind.lower())] += (
-            tensor.elements
-        )
+        kind = formats.get(tensor.kind, tensor.kind.lower())
+        weights.setdefault(_part(tensor), Counter())[kind] += tensor.elements
     return {part: mixed_dtype(weights[part]) if part in weights else "fp32" for part in PARTS}
 
 
@@ -169,28 +166,15 @@ def _kinds_in_words(header: Header) -> str:
     return ", ".join(f"{kind} ({bits:g}) {count / total:.1%}" for (kind, bits), count in weights.most_common())
 
 
-@cache
-def _yaml(name: str) -> dict[str, Any]:
-    document: dict[str, Any] = parse((resources.files("simulator.llm") / name).read_text("utf-8"))
-    return document
-
-
-def _tables() -> dict[str, Any]:
-    return _yaml("gguf_names.yaml")
-
-
-def _recipes() -> dict[str, dict[str, str]]:
-    return _yaml("gguf_recipes.yaml")
-
-
 def recipe_names() -> tuple[str, ...]:
     """File types of llama.cpp's quantiser by name."""
-    return tuple(_recipes())
+    return tuple(packaged("gguf_recipes.yaml"))
 
 
 def recipe_dtypes(architecture: Architecture, name: str) -> dict[str, str] | None:
     """Format of every part of a model in a GGUF file of a type (``q4_k_m``); None where there is no such type."""
-    recipe = _recipes().get(name.lower()) or _recipes().get(f"{name.lower()}_m")  # Q4_K is short for Q4_K_M
+    recipes: dict[str, dict[str, str]] = packaged("gguf_recipes.yaml")
+    recipe = recipes.get(name.lower()) or recipes.get(f"{name.lower()}_m")  # Q4_K is short for Q4_K_M
     if recipe is None:
         return None
     weights: dict[str, dict[str, float]] = {part: defaultdict(float) for part in PARTS}
@@ -274,9 +258,9 @@ _ADAPT: Mapping[str, Callable[[Config, Header, str], None]] = {
 
 def _config(name: str, header: Header) -> Config:
     """The metadata as the fields of a config.json; what its class implies is read off the tensors."""
-    family = dict(_tables()["families"][name])
+    family = dict(packaged("gguf_names.yaml")["families"][name])
     config: Config = {"model_type": family.pop("model_type"), "torch_dtype": "float16"}
-    for field, key in {**_tables()["common"], **family}.items():
+    for field, key in {**packaged("gguf_names.yaml")["common"], **family}.items():
         value = header.fields.get(f"{name}.{key}")
         config[field] = value[0] if isinstance(value, list) and len(set(value)) == 1 else value
     tensors = {tensor.name: tensor for tensor in header.tensors}
@@ -287,12 +271,9 @@ def _config(name: str, header: Header) -> Config:
     config["use_qk_norm"] = "blk.0.attn_q_norm.weight" in tensors
     if name == "gpt-oss":
         config["attention_bias"] = True
-    if config["num_hidden_layers"] is not None and isinstance(drafts := _draft_layers(config), int):
+    drafts = config.get("num_nextn_predict_layers") or config.get("mtp_num_hidden_layers") or 0
+    if config["num_hidden_layers"] is not None and isinstance(drafts, int):
         config["num_hidden_layers"] -= drafts  # llama.cpp counts MTP layers among the blocks
     if name in _ADAPT:
         _ADAPT[name](config, header, name)
     return {field: value for field, value in config.items() if value is not None}
-
-
-def _draft_layers(config: Config) -> Any:
-    return config.get("num_nextn_predict_layers") or config.get("mtp_num_hidden_layers") or 0

@@ -152,5 +152,4 @@ def _may_shape(key: str) -> bool:
 
 
 def _says_nothing(value: object) -> bool:
-    """Whether a value is null, off, zero or empty, so that the feature of the field is not used."""
     return value is None or value is False or (not isinstance(value, bool) and value in (0, "", [], {}))

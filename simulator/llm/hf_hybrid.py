@@ -48,7 +48,6 @@ def state_dtype(fields: Fields, *keys: str) -> str:
 
 
 def _linear_kinds(config: Config, linear: str, period_key: str, period: int) -> list[bool]:
-    """Whether each layer is of the linear kind: by ``layer_types``, or all but every n-th."""
     fields, count = config.fields, config.num_layers
     if fields.has("layer_types"):
         fields.seen.add(period_key)
@@ -233,7 +232,6 @@ def _compressed(config: Config) -> Layers:
 
 
 def _ratios(fields: Fields, num_layers: int) -> list[int]:
-    """Tokens per compressed entry of each layer."""
     names = {"sliding_attention": 0, "compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
     if fields.has("layer_types"):
         return [names[kind] for kind in per_layer(fields, "layer_types", num_layers, names)]
@@ -301,21 +299,18 @@ def _convolution(config: Config) -> Layers:
     multiple = fields.whole_or("block_multiple_of", 256)
     stated = fields.get("block_ffn_dim_multiplier")
     scale = stated if isinstance(stated, int | float) and not isinstance(stated, bool) else 1.0
-    return Layers([_adjusted(layer, float(scale), multiple) for layer in layers])
+
+    def adjusted(width: int) -> int:  # stated before Llama's two thirds and rounding (``Lfm2MLP``)
+        return -(-int(float(scale) * int(2 * width / 3)) // multiple) * multiple
+
+    return Layers([_with_width(layer, adjusted) for layer in layers])
 
 
-def _adjusted(layer: Layer, scale: float, multiple: int) -> Layer:
-    """LFM2 states the width before Llama's two thirds and rounding (``Lfm2MLP``)."""
+def _with_width(layer: Layer, change: Callable[[int], int]) -> Layer:
     mlp = layer.feed_forward
     if not isinstance(mlp, DenseMlp):
         return layer
-    width = int(scale * int(2 * mlp.intermediate_size / 3))
-    return replace(layer, feed_forward=replace(mlp, intermediate_size=-(-width // multiple) * multiple))
-
-
-def _gemma_kinds(config: Config) -> list[int | None]:
-    windows, _ = read_windows(config.fields, config.family, config.num_layers, config.max_position)
-    return windows
+    return replace(layer, feed_forward=replace(mlp, intermediate_size=change(mlp.intermediate_size)))
 
 
 def _shared_after(config: Config, mixers: list[Attention]) -> list[Mixer]:
@@ -354,20 +349,18 @@ def _gemma4(config: Config) -> Layers:
         shared_key_value=equal,
     )
     fields.seen.update(("num_global_key_value_heads", "expert_intermediate_size"))
-    mixers = [replace(far if window is None else local, window=window) for window in _gemma_kinds(config)]
+    windows, _ = read_windows(fields, family, config.num_layers, config.max_position)
+    mixers = [replace(far if window is None else local, window=window) for window in windows]
     moe = fields.flag("enable_moe_block", False)
     layers = layers_of(config, _shared_after(config, mixers))
     if moe:  # three norms around the experts, and the router's scale
         layers = [replace(layer, norms=layer.norms + 4) for layer in layers]
     if fields.flag("use_double_wide_mlp", False):
-        layers = [_double_wide(layer) if isinstance(layer.mixer, SharedKvAttention) else layer for layer in layers]
+        layers = [
+            _with_width(layer, lambda width: 2 * width) if isinstance(layer.mixer, SharedKvAttention) else layer
+            for layer in layers
+        ]
     return _per_layer_inputs(config, layers)
-
-
-def _double_wide(layer: Layer) -> Layer:
-    mlp = layer.feed_forward
-    assert isinstance(mlp, DenseMlp)
-    return replace(layer, feed_forward=replace(mlp, intermediate_size=2 * mlp.intermediate_size))
 
 
 def _gemma3n(config: Config) -> Layers:
@@ -380,7 +373,8 @@ def _gemma3n(config: Config) -> Layers:
     else:
         mlps = read_layer_mlps(config)
     local = read_attention(fields, config.family, hidden)
-    mixers = _shared_after(config, [replace(local, window=window) for window in _gemma_kinds(config)])
+    windows, _ = read_windows(fields, config.family, config.num_layers, config.max_position)
+    mixers = _shared_after(config, [replace(local, window=window) for window in windows])
     rank, streams = fields.whole_or("laurel_rank", 64), fields.whole_or("altup_num_inputs", 4)
     extra = (
         Tensor("laurel_left", rank, hidden, "mlp", "replicated"),

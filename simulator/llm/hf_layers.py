@@ -1,4 +1,7 @@
-"""Attention, windows and feed-forward of each layer, as a Hugging Face config states them."""
+"""Attention, windows and feed-forward of each layer, as a Hugging Face config states them.
+
+Every reader raises ForerunError, naming source and field, where a field is missing, wrong or not modelled.
+"""
 
 from __future__ import annotations
 
@@ -74,11 +77,7 @@ def stated(fields: Fields, flag: Flag | bool) -> bool:
 
 
 def read_attention(fields: Fields, family: Family, hidden: int) -> Attention:
-    """Attention that all layers share, except their windows.
-
-    Raises:
-        ForerunError: heads that do not divide, or a field missing or wrong.
-    """
+    """Attention that all layers share, except their windows."""
     heads = fields.whole("num_attention_heads")
     qkv_bias, output_bias = stated(fields, family.qkv_bias), stated(fields, family.output_bias)
     if family.mla:
@@ -110,11 +109,7 @@ def read_attention(fields: Fields, family: Family, hidden: int) -> Attention:
 
 
 def kv_heads_of(fields: Fields, key: str, heads: int) -> int:
-    """Number of KV heads under ``key``; as many as heads where absent.
-
-    Raises:
-        ForerunError: it does not divide the heads.
-    """
+    """Number of KV heads under ``key``; as many as heads where absent."""
     kv_heads = fields.whole_or(key, heads)
     if heads % kv_heads:
         fields.fail(key, f"{kv_heads} does not divide num_attention_heads {heads}")
@@ -122,11 +117,7 @@ def kv_heads_of(fields: Fields, key: str, heads: int) -> int:
 
 
 def per_layer(fields: Fields, key: str, num_layers: int, allowed: Iterable[Any]) -> list[Any]:
-    """A list with one of ``allowed`` for each layer; further entries, for MTP layers, are accepted.
-
-    Raises:
-        ForerunError: too short, or another value.
-    """
+    """A list with one of ``allowed`` for each layer; further entries, for MTP layers, are accepted."""
     values, known = fields.items(key), list(allowed)
     if len(values) < num_layers:
         fields.fail(key, f"lists {len(values)} layers, but num_hidden_layers is {num_layers}")
@@ -154,9 +145,6 @@ def read_windows(
     """Attention window of each layer in tokens (None: full), and remarks.
 
     A window that covers the longest context is none.
-
-    Raises:
-        ForerunError: ``layer_types`` of another length or with an unknown kind, or a window without a size.
     """
     kinds = fields.texts("layer_types")
     if kinds and len(kinds) != num_layers:
@@ -174,7 +162,6 @@ def read_windows(
 
 
 def _implied_kinds(fields: Fields, family: Family, num_layers: int) -> list[str]:
-    """Kind of each layer by the family's rule, where the config has no ``layer_types``."""
     full, sliding = "full_attention", "sliding_attention"
     layers = range(num_layers)
     if family.windows == "chunked":
@@ -206,23 +193,14 @@ def _rotary_layers(fields: Fields, num_layers: int) -> list[bool]:
 
 
 def read_layer_mlps(config: Config) -> list[FeedForward]:
-    """Feed-forward of each layer.
-
-    Raises:
-        ForerunError: a field missing or wrong, or more experts per token than experts.
-    """
+    """Feed-forward of each layer."""
     fields, family = config.fields, config.family
     sparse = _sparse_layers(fields, family, config.num_layers)
     moe = read_moe(fields, family) if any(sparse) else None
     dense = None if all(sparse) else read_dense(fields, family)
     if moe is not None:
         fields.seen.update(("intermediate_size", "intermediate_size_mlp"))  # of dense layers, where there are none
-    mlps: list[FeedForward] = []
-    for is_sparse in sparse:
-        mlp = moe if is_sparse else dense
-        assert mlp is not None
-        mlps.append(mlp)
-    return mlps
+    return [mlp for is_sparse in sparse if (mlp := moe if is_sparse else dense) is not None]
 
 
 def read_dense(fields: Fields, family: Family) -> DenseMlp:
@@ -233,7 +211,6 @@ def read_dense(fields: Fields, family: Family) -> DenseMlp:
 
 
 def _sparse_layers(fields: Fields, family: Family, num_layers: int) -> list[bool]:
-    """Whether each layer has experts."""
     layers = range(num_layers)
     if family.moe is None:
         return [False] * num_layers

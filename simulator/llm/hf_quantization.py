@@ -7,12 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from fnmatch import translate
-from functools import cache
-from importlib import resources
-from typing import Any
 
-from forerun.yaml_files import parse
-from simulator.llm.fields import Fields, shown_value
+from simulator.llm.fields import Fields, packaged, shown_value
 from simulator.llm.layers import PARTS, Part
 
 QUANTISABLE: tuple[Part, ...] = ("attention", "mlp", "expert", "shared_expert")
@@ -22,13 +18,6 @@ _TORCH_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32
 _FP8 = ("fp8", "fp8_block")
 _BLOCK = [128, 128]
 """Weights that share a scale in ``fp8_block``."""
-
-
-@cache
-def _tables() -> dict[str, Any]:
-    """Methods of quantisation and module names of published checkpoints."""
-    tables: dict[str, Any] = parse((resources.files("simulator.llm") / "hf_quantization.yaml").read_text("utf-8"))
-    return tables
 
 
 def checkpoint_dtypes(config: Fields, num_layers: int) -> tuple[dict[str, str], tuple[str, ...]]:
@@ -68,7 +57,10 @@ def checkpoint_dtypes(config: Fields, num_layers: int) -> tuple[dict[str, str], 
 def _listed_dtypes(layers: Fields) -> dict[str, str]:
     """Dtype of each part where every converted module is listed with its algorithm; the commonest of a part counts."""
     counts_by_part: dict[str, Counter[str]] = {}
-    algorithms, patterns = _tables()["modelopt"], _tables()["part_patterns"]
+    algorithms, patterns = (
+        packaged("hf_quantization.yaml")["modelopt"],
+        packaged("hf_quantization.yaml")["part_patterns"],
+    )
     for name in layers.values:
         algorithm = layers.section(name).choice("quant_algo", algorithms, None)
         part = next((part for part, pattern in patterns.items() if re.search(pattern, name)), None)
@@ -89,7 +81,7 @@ def _base_dtype(config: Fields) -> tuple[str, tuple[str, ...]]:
 
 
 def _converted_dtype(quantization: Fields) -> str:
-    methods, algorithms = _tables()["methods"], _tables()["modelopt"]
+    methods, algorithms = packaged("hf_quantization.yaml")["methods"], packaged("hf_quantization.yaml")["modelopt"]
     quantization.require("quant_method", f"one of {', '.join(sorted(methods))}")
     method = quantization.choice("quant_method", methods, "")
     if method == "fp8":
@@ -140,7 +132,7 @@ def _grouped_dtype(quantization: Fields) -> str:
 def _is_excluded(part: Part, layer: int, excluded: Callable[[str], bool]) -> bool:
     """Whether every module of a part in a layer is excluded; each family names its modules in one of the ways."""
     groups: dict[str, list[str]] = {}
-    for module in _tables()["modules"][part]:
+    for module in packaged("hf_quantization.yaml")["modules"][part]:
         name = f"model.layers.{layer}.{module}"
         groups.setdefault(name.rsplit(".", 1)[0] if name.endswith("_proj") else name, []).append(name)
     return any(all(map(excluded, names)) for names in groups.values())

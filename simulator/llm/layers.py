@@ -58,11 +58,13 @@ class Mixer:
     __slots__ = ()
     label: ClassVar[str]
     """Name of the kind in tables and error messages."""
+    num_heads: int
+    head_dim: int
 
     @property
     def heads(self) -> int:
         """Heads that tensor parallelism divides."""
-        raise NotImplementedError
+        return self.num_heads
 
     @property
     def kv_elements_per_token(self) -> float:
@@ -147,10 +149,6 @@ class Attention(Mixer):
         return self
 
     @property
-    def heads(self) -> int:
-        return self.num_heads
-
-    @property
     def value_dim(self) -> int:
         """Width of one value head."""
         return self.head_dim if self.v_head_dim is None else self.v_head_dim
@@ -203,7 +201,6 @@ class Attention(Mixer):
         yield Tensor("o_proj", hidden_size, out, "attention", "row")
 
     def vector_parameters(self, hidden_size: int) -> int:
-        """Biases and sinks."""
         total = hidden_size if self.output_bias else 0
         if self.qkv_bias:
             mla = (self.q_lora_rank or 0) + sum(self.latent_dims)
@@ -219,7 +216,6 @@ class Attention(Mixer):
 
     @property
     def norm_parameters(self) -> int:
-        """Weights of the norms inside attention: on queries and keys, and on MLA's compressed vectors."""
         latent = (self.q_lora_rank or 0) + (self.kv_lora_rank or 0) if self.kind == "mla" else 0
         if self.qk_norm == "head":
             return latent + 2 * self.head_dim
@@ -341,11 +337,7 @@ class Layer:
     def tensors(self, hidden_size: int) -> tuple[Tensor, ...]:
         """Every weight matrix of the layer as the engine runs it (fused QKV, fused gate and up), in running order.
 
-        Args:
-            hidden_size: width of the residual stream.
-
-        Returns:
-            Matrices only: biases and norm vectors are counted in ``Architecture.parameters``.
+        Biases and norm vectors are counted in ``Architecture.parameters``.
         """
         parts = (part.tensors(hidden_size) for part in (self.mixer, self.feed_forward) if part is not None)
         return (*self.extra_tensors, *(tensor for part in parts for tensor in part))

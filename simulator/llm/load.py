@@ -9,7 +9,7 @@ from functools import cache, lru_cache
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import yaml
 
@@ -51,13 +51,11 @@ def architecture_names() -> tuple[str, ...]:
     return tuple(sorted(_catalogue_files()))
 
 
-def architecture_aliases() -> dict[str, str]:
+@cache
+def architecture_aliases() -> Mapping[str, str]:
     """Other names (Hugging Face repositories, in lower case) and the catalogue name that each stands for."""
-    aliases = {}
-    for name in architecture_names():
-        for alias in _catalogue_entry(name).texts("aliases"):
-            aliases[alias.lower()] = name
-    return aliases
+    names = architecture_names()
+    return {alias.lower(): name for name in names for alias in _catalogue_entry(name).texts("aliases")}
 
 
 def published_repositories(model: str) -> tuple[str, ...]:
@@ -87,7 +85,7 @@ def load_architecture(model: str | Path | Mapping[str, Any]) -> Architecture:
         return _from_file(path)
     if isinstance(model, Path) or path.suffix.lower() in (*_SUFFIXES, _GGUF):
         raise ForerunError(f"{model}: no such file")
-    hint = did_you_mean(model.lower(), [*architecture_names(), *_aliases()])
+    hint = did_you_mean(model.lower(), [*architecture_names(), *architecture_aliases()])
     raise ForerunError(
         joined_lines(f"model: no model '{model[:120]}'{hint} (forerun models list, or a path to a config.json)")
     )
@@ -113,17 +111,12 @@ def _published(entry: Fields) -> PublishedParameters | None:
     return PublishedParameters(
         total=fields.whole("total", high=10**14),
         active=fields.whole_or("active", None, high=10**14),
-        active_counts=_active_counts(fields),
+        active_counts=cast(ActiveCounts, fields.choice("active_counts", get_args(ActiveCounts), "with-embedding")),
         exact=fields.flag("exact", False),
         other_parameters=fields.whole_or("other_parameters", 0, high=10**14),
         includes_mtp=fields.flag("includes_mtp", False),
         source=str(fields.require("source")),
     )
-
-
-def _active_counts(fields: Fields) -> ActiveCounts:
-    stated = fields.choice("active_counts", get_args(ActiveCounts), None)
-    return next((counts for counts in get_args(ActiveCounts) if counts == stated), "with-embedding")
 
 
 @cache
@@ -143,17 +136,12 @@ def _from_catalogue(name: str) -> Architecture:
     return _from_entry(_catalogue_entry(name), name)
 
 
-@cache
-def _aliases() -> dict[str, str]:
-    return architecture_aliases()
-
-
 def _catalogue_name(model: str) -> str | None:
     """Catalogue name of a name in any case, or of a repository; the other files are read for repositories only."""
     lowered = model.lower()
     if lowered in _catalogue_files():
         return lowered
-    return _aliases().get(lowered) if "/" in model and not model.endswith((*_SUFFIXES, _GGUF)) else None
+    return architecture_aliases().get(lowered) if "/" in model and not model.endswith((*_SUFFIXES, _GGUF)) else None
 
 
 def _from_entry(entry: Fields, name: str | None) -> Architecture:
@@ -228,13 +216,6 @@ def _states_no_quantisation(values: Mapping[str, Any]) -> bool:
     return not any("quantization_config" in section for section in sections)
 
 
-def _object(path: Path, text: str) -> Mapping[str, Any]:
-    values = _parse(path, text)
-    if not isinstance(values, Mapping):
-        raise ForerunError(f"{path}: must be an object of fields, not a {type(values).__name__}")
-    return values
-
-
 def _text(path: Path) -> str:
     if path.suffix.lower() not in _SUFFIXES:
         raise ForerunError(f"{path}: a model file ends in {', '.join((*_SUFFIXES, _GGUF))}")
@@ -246,11 +227,9 @@ def _text(path: Path) -> str:
         raise ForerunError(f"{path}: cannot be read as text: {getattr(error, 'strerror', None) or error}") from None
 
 
-def _parse(path: Path, text: str) -> Any:
+def _object(path: Path, text: str) -> Mapping[str, Any]:
     try:
-        if path.suffix.lower() == ".json":
-            return json.loads(text)
-        return parse(text)
+        values = json.loads(text) if path.suffix.lower() == ".json" else parse(text)
     except yaml.MarkedYAMLError as error:
         line = f" line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise ForerunError(f"{path}:{line} is not valid YAML: {error.problem}") from None
@@ -258,6 +237,9 @@ def _parse(path: Path, text: str) -> Any:
         raise ForerunError(f"{path}: line {error.lineno} is not valid JSON: {error.msg}") from None
     except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise ForerunError(f"{path}: cannot be parsed: {str(error).splitlines()[0][:120]}") from None
+    if not isinstance(values, Mapping):
+        raise ForerunError(f"{path}: must be an object of fields, not a {type(values).__name__}")
+    return values
 
 
 Model = Architecture

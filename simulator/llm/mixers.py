@@ -20,14 +20,29 @@ class Recurrent(Mixer):
     """Tokens that the causal depthwise convolution before the recurrence sees; a sequence keeps all but the newest."""
 
     @property
+    def width(self) -> int:
+        """Width of all heads together."""
+        return self.num_heads * self.head_dim
+
+    @property
     def conv_channels(self) -> int:
         """Channels of that convolution."""
         raise NotImplementedError
 
     @property
-    def _conv_state(self) -> State:
-        """Source: ``MambaStateShapeCalculator`` in ``vllm/model_executor/layers/mamba/mamba_utils.py``."""
-        return State("convolution", self.conv_channels * (self.conv_kernel - 1), None)
+    def state_elements(self) -> int:
+        """Elements of the matrices of all heads."""
+        raise NotImplementedError
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        """The matrices, and the convolution's tail.
+
+        Source: ``MambaStateShapeCalculator`` in ``vllm/model_executor/layers/mamba/mamba_utils.py``.
+        """
+        matrices = State("recurrent", self.state_elements, getattr(self, "state_dtype", None))
+        tail = State("convolution", self.conv_channels * (self.conv_kernel - 1), None)
+        return (*(matrices,) * bool(self.state_elements), *(tail,) * bool(self.conv_channels))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +78,8 @@ class GatedDeltaNet(Recurrent):
         return 2 * self.key_width + self.value_width
 
     @property
-    def states(self) -> tuple[State, ...]:
-        """One key x value matrix per value head, and the convolution's tail."""
-        matrix = self.num_value_heads * self.key_head_dim * self.value_head_dim
-        return (State("recurrent", matrix, self.state_dtype), self._conv_state)
+    def state_elements(self) -> int:
+        return self.num_value_heads * self.key_head_dim * self.value_head_dim
 
     def tensors(self, hidden_size: int) -> Iterator[Tensor]:
         yield Tensor("in_proj_qkvz", self.conv_channels + self.value_width, hidden_size, "attention", "column")
@@ -74,12 +87,10 @@ class GatedDeltaNet(Recurrent):
         yield Tensor("out_proj", hidden_size, self.value_width, "attention", "row")
 
     def vector_parameters(self, hidden_size: int) -> int:
-        """Convolution, decay rate and step bias per head."""
         return self.conv_channels * self.conv_kernel + 2 * self.num_value_heads
 
     @property
     def norm_parameters(self) -> int:
-        """The gated norm that all heads share."""
         return self.value_head_dim
 
 
@@ -98,22 +109,12 @@ class KimiDeltaAttention(Recurrent):
     label: ClassVar[str] = "Kimi delta attention"
 
     @property
-    def heads(self) -> int:
-        return self.num_heads
-
-    @property
-    def width(self) -> int:
-        """Width of all heads together."""
-        return self.num_heads * self.head_dim
-
-    @property
     def conv_channels(self) -> int:
         return 3 * self.width
 
     @property
-    def states(self) -> tuple[State, ...]:
-        """One square matrix per head, and the tails of three convolutions."""
-        return (State("recurrent", self.width * self.head_dim, self.state_dtype), self._conv_state)
+    def state_elements(self) -> int:
+        return self.width * self.head_dim
 
     def tensors(self, hidden_size: int) -> Iterator[Tensor]:
         yield Tensor("qkv_proj", 3 * self.width, hidden_size, "attention", "column")
@@ -128,12 +129,10 @@ class KimiDeltaAttention(Recurrent):
         yield Tensor("o_proj", hidden_size, self.width, "attention", "row")
 
     def vector_parameters(self, hidden_size: int) -> int:
-        """Convolutions, decay rate per head and step bias per channel."""
         return self.conv_channels * self.conv_kernel + self.num_heads + self.width
 
     @property
     def norm_parameters(self) -> int:
-        """The gated norm that all heads share."""
         return self.head_dim
 
 
@@ -155,39 +154,27 @@ class Mamba2(Recurrent):
     label: ClassVar[str] = "Mamba-2"
 
     @property
-    def heads(self) -> int:
-        return self.num_heads
-
-    @property
-    def inner_width(self) -> int:
-        """Width of all heads together."""
-        return self.num_heads * self.head_dim
-
-    @property
     def conv_channels(self) -> int:
-        return self.inner_width + 2 * self.num_groups * self.state_size
+        return self.width + 2 * self.num_groups * self.state_size
 
     @property
-    def states(self) -> tuple[State, ...]:
-        """``state_size`` numbers per channel, and the convolution's tail."""
-        return (State("recurrent", self.inner_width * self.state_size, self.state_dtype), self._conv_state)
+    def state_elements(self) -> int:
+        return self.width * self.state_size
 
     def tensors(self, hidden_size: int) -> Iterator[Tensor]:
-        outputs = self.inner_width + self.conv_channels + self.num_heads
+        outputs = self.width + self.conv_channels + self.num_heads
         yield Tensor("in_proj", outputs, hidden_size, "attention", "column")
-        yield Tensor("out_proj", hidden_size, self.inner_width, "attention", "row")
+        yield Tensor("out_proj", hidden_size, self.width, "attention", "row")
 
     def vector_parameters(self, hidden_size: int) -> int:
-        """Convolution; decay, skip and step bias per head; biases."""
         total = self.conv_channels * (self.conv_kernel + self.conv_bias) + 3 * self.num_heads
         if self.projection_bias:
-            total += self.inner_width + self.conv_channels + self.num_heads + hidden_size
+            total += self.width + self.conv_channels + self.num_heads + hidden_size
         return total
 
     @property
     def norm_parameters(self) -> int:
-        """The gated norm before the output projection."""
-        return self.inner_width
+        return self.width
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,28 +190,21 @@ class LightningAttention(Recurrent):
     label: ClassVar[str] = "lightning attention"
 
     @property
-    def heads(self) -> int:
-        return self.num_heads
-
-    @property
     def conv_channels(self) -> int:
         return 0
 
     @property
-    def states(self) -> tuple[State, ...]:
-        """One square matrix per head."""
-        return (State("recurrent", self.num_heads * self.head_dim**2, self.state_dtype),)
+    def state_elements(self) -> int:
+        return self.width * self.head_dim
 
     def tensors(self, hidden_size: int) -> Iterator[Tensor]:
-        width = self.num_heads * self.head_dim
-        yield Tensor("qkv_proj", 3 * width, hidden_size, "attention", "column")
-        yield Tensor("output_gate", width, hidden_size, "attention", "column")
-        yield Tensor("out_proj", hidden_size, width, "attention", "row")
+        yield Tensor("qkv_proj", 3 * self.width, hidden_size, "attention", "column")
+        yield Tensor("output_gate", self.width, hidden_size, "attention", "column")
+        yield Tensor("out_proj", hidden_size, self.width, "attention", "row")
 
     @property
     def norm_parameters(self) -> int:
-        """The norm before the gate."""
-        return self.num_heads * self.head_dim
+        return self.width
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,26 +224,22 @@ class ShortConvolution(Recurrent):
         return self.channels
 
     @property
-    def states(self) -> tuple[State, ...]:
-        """Tail of the convolution's input."""
-        return (self._conv_state,)
+    def state_elements(self) -> int:
+        return 0
 
     def tensors(self, hidden_size: int) -> Iterator[Tensor]:
         yield Tensor("in_proj", 3 * self.channels, hidden_size, "attention", "column")
         yield Tensor("out_proj", hidden_size, self.channels, "attention", "row")
 
     def vector_parameters(self, hidden_size: int) -> int:
-        """Weights of the convolution, and biases."""
         return self.channels * (self.conv_kernel + 4 * self.bias) + hidden_size * self.bias
 
 
 @dataclass(frozen=True, slots=True)
-class SharedKvAttention(Mixer):
-    """Attention over the keys and values of an earlier layer (Gemma 3n, Gemma 4 E2B and E4B): no cache of its own."""
+class AttentionVariant(Mixer):
+    """Attention of which the kernels read other keys than its own, or some of them."""
 
     attention: Attention
-    """Attention of the layer whose KV cache is read; the query and output projections are this layer's own."""
-    label: ClassVar[str] = "shared-KV attention"
 
     @property
     def softmax_attention(self) -> Attention:
@@ -272,6 +248,16 @@ class SharedKvAttention(Mixer):
     @property
     def heads(self) -> int:
         return self.attention.num_heads
+
+
+@dataclass(frozen=True, slots=True)
+class SharedKvAttention(AttentionVariant):
+    """Attention over the keys and values of an earlier layer (Gemma 3n, Gemma 4 E2B and E4B): no cache of its own.
+
+    ``attention`` is that of the layer whose KV cache is read; the query and output projections are this layer's own.
+    """
+
+    label: ClassVar[str] = "shared-KV attention"
 
     @property
     def windows(self) -> tuple[int | None, ...]:
@@ -284,30 +270,18 @@ class SharedKvAttention(Mixer):
 
     @property
     def norm_parameters(self) -> int:
-        """The norm of the queries."""
         return self.attention.head_dim if self.attention.qk_norm == "head" else 0
 
 
 @dataclass(frozen=True, slots=True)
-class SelectiveAttention(Mixer):
+class SelectiveAttention(AttentionVariant):
     """Attention that reads the keys which an index of their own chooses; every key stays in the cache all the same."""
-
-    attention: Attention
-
-    @property
-    def softmax_attention(self) -> Attention:
-        return self.attention
-
-    @property
-    def heads(self) -> int:
-        return self.attention.num_heads
 
     @property
     def kv_elements_per_token(self) -> float:
         return self.attention.kv_elements_per_token
 
     def vector_parameters(self, hidden_size: int) -> int:
-        """Biases and sinks of the attention itself."""
         return self.attention.vector_parameters(hidden_size)
 
 
@@ -354,7 +328,6 @@ class IndexedAttention(SelectiveAttention):
 
     @property
     def norm_parameters(self) -> int:
-        """Norm weights of the attention, and of the LayerNorm of the index key."""
         return self.attention.norm_parameters + (2 * self.index_head_dim if self.own_indexer else 0)
 
 
@@ -396,7 +369,6 @@ class BlockSparseAttention(SelectiveAttention):
 
     @property
     def norm_parameters(self) -> int:
-        """Norm weights of the attention, and of index queries and keys."""
         return self.attention.norm_parameters + 2 * self.index_head_dim
 
 
@@ -425,10 +397,6 @@ class CompressedAttention(Mixer):
     @property
     def softmax_attention(self) -> Attention:
         return Attention(self.num_heads, 1, self.head_dim)
-
-    @property
-    def heads(self) -> int:
-        return self.num_heads
 
     @property
     def overlap(self) -> int:
@@ -460,7 +428,6 @@ class CompressedAttention(Mixer):
 
     @property
     def states(self) -> tuple[State, ...]:
-        """Projections and gates of tokens whose entry is not finished, and of those before where entries overlap."""
         widths = (self.head_dim + (self.index_head_dim if self.top_k else 0)) * self.overlap
         return (State("compressor", 2 * widths * self.ratio * self.overlap, "fp32"),) if self.ratio else ()
 
@@ -481,13 +448,11 @@ class CompressedAttention(Mixer):
         yield Tensor("o_b_proj", hidden_size, groups * rank, "attention", "row")
 
     def vector_parameters(self, hidden_size: int) -> int:
-        """Sinks, and the biases of the positions inside an entry."""
         widths = self.head_dim + (self.index_head_dim if self.top_k else 0)
         return self.num_heads + self.ratio * self.overlap * widths
 
     @property
     def norm_parameters(self) -> int:
-        """Norms of the compressed query, the key, and the compressed entries."""
         entries = (self.head_dim if self.ratio else 0) + (self.index_head_dim if self.top_k else 0)
         return self.q_lora_rank + self.head_dim + entries
 

@@ -34,7 +34,7 @@ def is_own_format(values: Mapping[str, Any]) -> bool:
     return "layers" in values and "num_hidden_layers" not in values and "model_type" not in values
 
 
-def from_own_fields(values: Mapping[str, Any], *, name: str | None = None, source: str = "model") -> Architecture:
+def from_own_fields(values: Mapping[str, Any], *, source: str = "model") -> Architecture:
     """Read a model in Forerun's own fields; unknown fields are refused.
 
     Raises:
@@ -46,7 +46,7 @@ def from_own_fields(values: Mapping[str, Any], *, name: str | None = None, sourc
     if not entries:
         fields.fail("layers", "must list at least one group of layers")
     return Architecture(
-        name=name or fields.text("name", "") or "custom",
+        name=fields.text("name", "") or "custom",
         hidden_size=fields.whole("hidden_size"),
         vocab_size=fields.whole("vocab_size"),
         layer_groups=tuple(
@@ -60,7 +60,6 @@ def from_own_fields(values: Mapping[str, Any], *, name: str | None = None, sourc
 
 
 def _dtypes(fields: Fields, key: str) -> dict[str, str]:
-    """One dtype for all parts, or one of each part; bf16 by default."""
     value = fields.get(key)
     if value is None or isinstance(value, str):
         return dict.fromkeys(PARTS, value or "bf16")

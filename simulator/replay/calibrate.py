@@ -180,13 +180,13 @@ def calibrate(
     split, table = split or Split(), as_table(table)
     chip = chip if isinstance(chip, Chip) else load_chip(chip)
     check_devices(table)
-    skipped = dict(table.skipped)
+    skipped = Counter(table.skipped)
     table = _of_library(table, library, skipped)
     known = library if library in (*LIBRARIES, *chip.kernels) else "generic"
     prediction = predict_table(table, KernelLibrary(chip, known, corrected=False))
     out, reasons = impossible_rows(table, prediction, chip)
-    for reason, number in (prediction.refused | reasons).items():
-        skipped[reason] = skipped.get(reason, 0) + number
+    skipped.update(prediction.refused)
+    skipped.update(reasons)
     table = table.where(np.isfinite(prediction.seconds) & ~out)
     rows_by_kernel = _plain_where_single(family_rows(table))
     sets: dict[str, dict[str, FamilyParameters]] = {}
@@ -202,11 +202,10 @@ def calibrate(
         alike = _same_kernel(table, rows_by_kernel, dtype) if family == "elementwise" else rows
         task = _KernelFit(chip, library, family, dtype, split, seed)
         parameters, seen, few = task.fit(alike)
-        source = reference or _reference(table)
+        source = Source(kind="fitted", reference=reference or _reference(table), date=_month(), rows=len(seen))
         if not judge:
-            source_only = Source(kind="fitted", reference=source, date=_month(), rows=len(seen))
-            source_and_ranges = {"source": source_only, "fit": Fit(ranges=seen_ranges(seen))}
-            sets.setdefault(family, {})[dtype] = parameters.model_copy(update=source_and_ranges)
+            fitted_set = {"source": source, "fit": Fit(ranges=seen_ranges(seen))}
+            sets.setdefault(family, {})[dtype] = parameters.model_copy(update=fitted_set)
             continue
         one, correction = task.judged(rows, seen, parameters, few, source, residual)
         sets.setdefault(family, {})[dtype] = one.parameters
@@ -214,19 +213,16 @@ def calibrate(
         if correction is not None:
             corrections[library, family, dtype] = correction
     _plain_sets(library, sets, corrections, fits)
-    mixed = mixed_structure(
-        table, chip, sets.get("attention_prefill", {}), sets.get("attention_decode", {}), split, MIN_ROWS
-    )
-    for dtype, one_pass in mixed.items():
+    attention = (sets.get("attention_prefill", {}), sets.get("attention_decode", {}))
+    for dtype, one_pass in mixed_structure(table, chip, *attention, split, MIN_ROWS).items():
         sets["attention_prefill"][dtype] = one_pass
     if not sets:
         raise ForerunError(f"{table.source}: no kernel family has the {MIN_ROWS} rows a fit needs")
     fitted = _with_sets(chip, library, sets)
-    return Calibration(fitted, library, tuple(fits), corrections, skipped, table.source, split)
+    return Calibration(fitted, library, tuple(fits), corrections, dict(skipped), table.source, split)
 
 
 def _with_sets(chip: Chip, library: str, sets: dict[str, dict[str, FamilyParameters]]) -> Chip:
-    """The chip with fitted sets in place of its own."""
     own = {
         name: {family: dict(family_sets) for family, family_sets in families.items()}
         for name, families in chip.kernels.items()
@@ -318,14 +314,11 @@ def start_parameters(chip: Chip, family: str, dtype: str) -> list[FamilyParamete
 
 def best_fit(problem: FitProblem, starts: list[FamilyParameters], seed: int) -> FamilyParameters:
     """The best of the fits from several starting points."""
-    fits = [fit_parameters(problem, start, seed) for start in starts]
-    return min(fits, key=lambda parameters: loss(problem, parameters))
+    return min((fit_parameters(problem, start, seed) for start in starts), key=lambda fitted: loss(problem, fitted))
 
 
 @dataclass(frozen=True, slots=True)
 class _KernelFit:
-    """Fit of one kernel family and stored format."""
-
     chip: Chip
     library: str
     family: str
@@ -341,14 +334,12 @@ class _KernelFit:
         few = len(rows) < FEW_ROWS
         seen = rows if few else rows.where(training_rows(rows, self.split))
         problem = self.problem(seen if few else seen.where(core_rows(self.family, seen)))
-        starts = start_parameters(self.chip, self.family, self.dtype) + ([] if few else self._earlier())
-        return best_fit(problem, starts, self.seed), problem.table, few
-
-    def _earlier(self) -> list[FamilyParameters]:
-        """The parameter set that the chip already has, if any: a second starting point."""
+        starts = start_parameters(self.chip, self.family, self.dtype)
         own = self.chip.kernels.get(self.library, {}).get(self.family, {})
-        name = next((name for name in (self.dtype, format_of(self.dtype)) if name in own), None)
-        return [] if name is None else [own[name].model_copy(update={"fit": None})]
+        earlier = next((own[name] for name in (self.dtype, format_of(self.dtype)) if name in own), None)
+        if earlier is not None and not few:
+            starts.append(earlier.model_copy(update={"fit": None}))
+        return best_fit(problem, starts, self.seed), problem.table, few
 
     def judged(
         self,
@@ -356,7 +347,7 @@ class _KernelFit:
         seen: KernelTable,
         parameters: FamilyParameters,
         few: bool,
-        reference: str,
+        source: Source,
         residual: bool,
     ) -> tuple[FamilyFit, Correction | None]:
         """Errors on ``rows`` that a fit on ``seen`` has not seen, and the parameters with that; the correction, if
@@ -382,13 +373,8 @@ class _KernelFit:
             intervals = conformal_intervals(ratio[calibration], codes[calibration], inside[calibration])
         error = np.abs(1.0 / ratio - 1.0)[held_out & core] * 100.0
         mape, median = float(error.mean()), float(np.median(error))
-        source = Source(
-            kind="fitted",
-            reference=reference,
-            date=_month(),
-            rows=len(seen),
-            held_out_mape=round(mape, 2),
-            fitted_on=_fitted_on(seen, self.split, few),
+        source = source.model_copy(
+            update={"held_out_mape": round(mape, 2), "fitted_on": _fitted_on(seen, self.split, few)}
         )
         kept = parameters.model_copy(update={"source": source, "fit": Fit(ranges=ranges, intervals=intervals)})
         correction, residual_mape = None, None
@@ -438,7 +424,7 @@ class _KernelFit:
         return predicted
 
 
-def _of_library(table: KernelTable, library: str, skipped: dict[str, int]) -> KernelTable:
+def _of_library(table: KernelTable, library: str, skipped: Counter[str]) -> KernelTable:
     """Only rows of ``library``, where the trace has some; collectives of NCCL serve every library."""
     names = table.word("library")
     wanted = names.equals(library)
@@ -455,7 +441,6 @@ def _month() -> str:
 
 
 def _fitted_on(table: KernelTable, split: Split, few: bool) -> tuple[FittedOn, ...]:
-    """Files and rows that a fit was made on."""
     names = dict.fromkeys(Path(name).name.split(".")[0] for name in table.source.split(", "))
     words = "" if few else f"train={split.train:g},seed={split.seed}"
     return tuple(FittedOn(table=name, split=words) for name in names if name)
@@ -469,10 +454,7 @@ def _reference(table: KernelTable) -> str:
 
 def write_profile(calibration: Calibration, path: str | Path) -> list[Path]:
     """Write the profile as YAML, or the kernel parameters alone as JSON, as the catalogue keeps them beside a chip's
-    limits; and the corrections beside the file when there are any.
-
-    Returns:
-        The files written.
+    limits; and the corrections beside the file when there are any. Returns the files written.
 
     Raises:
         ForerunError: the name does not end in .yaml, .yml or .json.
@@ -501,17 +483,20 @@ def profile_text(calibration: Calibration, output: str) -> str:
     """The profile as YAML: the chip as given, with the fitted parameter sets."""
     import yaml
 
-    data = calibration.chip.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
     head = f"# Kernel parameters of library '{calibration.library}' fitted by\n# "
     command = calibration_command(calibration, output)
-    return f"{head}{command}\n" + yaml.safe_dump(_rounded(data), sort_keys=False, width=120, default_flow_style=None)
+    data = yaml.safe_dump(_plain_data(calibration.chip), sort_keys=False, width=120, default_flow_style=None)
+    return f"{head}{command}\n{data}"
 
 
 def fits_text(calibration: Calibration, output: str) -> str:
     """The chip's fitted parameter sets as JSON, one a line, with the command that wrote them."""
-    data = _rounded(calibration.chip.model_dump(mode="json", exclude_none=True, exclude_defaults=True)["kernels"])
     command = json.dumps(calibration_command(calibration, output))
-    return f'{{\n  "command": {command},\n  "kernels": {_nested(data, 3)}\n}}\n'
+    return f'{{\n  "command": {command},\n  "kernels": {_nested(_plain_data(calibration.chip)["kernels"], 3)}\n}}\n'
+
+
+def _plain_data(chip: Chip) -> Any:
+    return _rounded(chip.model_dump(mode="json", exclude_none=True, exclude_defaults=True))
 
 
 def _nested(data: dict[str, Any], levels: int, indent: str = "    ") -> str:

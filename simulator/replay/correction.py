@@ -3,7 +3,6 @@ measured."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -63,13 +62,7 @@ class _Probe(KernelLibrary):
     inputs: tuple[KernelTime, dict[str, Num]]
 
     def _corrected(
-        self,
-        family: str,
-        dtype: str,
-        time: KernelTime,
-        held: bool = False,
-        moving: Mapping[str, Num] | None = None,
-        **sizes: Num,
+        self, family: str, dtype: str, time: KernelTime, held: bool = False, moving: Any = None, **sizes: Num
     ) -> KernelTime:
         self.inputs = time, {**sizes, **(moving or {})}
         return time
@@ -102,13 +95,8 @@ def learn(
 ) -> Correction | None:
     """Learn the correction of one parameter set; None when there are too few rows or it does not help.
 
-    Args:
-        matrix: features of every row.
-        sizes: sizes of every row, by the names of ``SIZES``.
-        target: logarithm of measured over predicted seconds.
-        training: rows of the training split.
-        seed: seed of the sub-sampling and of the choice of validation rows.
-        kept: most hinge functions that it consists of.
+    ``matrix`` and ``sizes`` are those of every row (``correction_inputs``), ``target`` is the logarithm of measured
+    over predicted seconds, and at most ``kept`` hinge functions are kept.
     """
     chosen = np.flatnonzero(training)
     if len(chosen) < MIN_ROWS:
@@ -130,13 +118,9 @@ def learn(
 def fit_hinges(
     features: FloatArray, target: FloatArray, generator: np.random.Generator, most: int = KEPT
 ) -> HingeBasis:
-    """Draw hinge functions round after round, solve for their gains, and keep those that matter.
+    """Draw hinge functions round after round, solve for their gains, and keep the ``most`` that matter.
 
-    Args:
-        features: features x rows, the logarithm of physics' seconds first.
-        target: logarithm of measured seconds.
-        generator: draws the hinge functions.
-        most: hinge functions to keep.
+    ``features`` are features x rows, the logarithm of physics' seconds first; ``target`` that of measured seconds.
     """
     places = np.quantile(features, np.linspace(0.0, 1.0, QUANTILES + 1), axis=1).T
     hinges = HingeBasis(*_physics(places[0]), np.zeros(0), 0.0, (float(places[0, 0]), float(places[0, -1])))

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from hwprofiles import BASES, KernelLibrary
-from hwprofiles.choice import inside_ranges, unfitted_interval
+from hwprofiles import KernelLibrary
+from hwprofiles.choice import CALIBRATED, EXTRAPOLATED, inside_ranges, unfitted_interval
 from simulator.replay.predict import REGIMES, Prediction
 from traces.kernels import OPS, KernelTable
 
@@ -38,12 +38,8 @@ def rows_inside(ranges: Mapping[str, tuple[float, float]], table: KernelTable) -
 
 
 def conformal_intervals(ratio: FloatArray, regime: NDArray[np.int8], inside: NDArray[np.bool_]) -> Intervals:
-    """Ends of the 90 % interval, as factors on a prediction, by regime.
-
-    Args:
-        ratio: measured over predicted seconds of rows no fit has seen.
-        regime: code into ``REGIMES`` per row.
-        inside: rows inside the fitted range; the others get an interval of their own.
+    """Ends of the 90 % interval, as factors on a prediction, by regime: from the ratio of measured to predicted seconds
+    of rows no fit has seen. Rows that are not ``inside`` the fitted range get an interval of their own.
 
     Source: Papadopoulos et al., "Inductive confidence machines for regression" (2002), doi:10.1007/3-540-36755-1_29
         (split conformal prediction), with two-sided quantiles of the ratio.
@@ -63,7 +59,6 @@ def conformal_intervals(ratio: FloatArray, regime: NDArray[np.int8], inside: NDA
 
 
 def _interval(ratio: FloatArray) -> tuple[float, float]:
-    """Quantiles with the finite-sample correction of conformal prediction."""
     tail = (1.0 - COVERAGE) / 2.0
     reach = min(1.0, (1.0 - tail) * (1.0 + 1.0 / len(ratio)))
     low, high = np.quantile(ratio, [1.0 - reach, reach])
@@ -75,30 +70,29 @@ def apply_evidence(
 ) -> None:
     """Mark rows outside the fitted shapes as extrapolated, and put the 90 % interval beside every row that has one:
     the correction's where it has moved a row that lies inside the fitted shapes, else that of physics."""
-    for (family, dtype), rows in stored_rows(table, prediction).items():
+    from simulator.replay.fit import family_rows
+
+    def put(rows: NDArray[np.intp], intervals: Mapping[str, tuple[float, float]], inside: NDArray[np.bool_]) -> None:
+        if "all" in intervals:
+            ends = interval_ends(intervals, prediction.regime[rows], inside)
+            prediction.low[rows], prediction.high[rows] = ends
+
+    known = np.isfinite(prediction.seconds)
+    for (family, dtype), every_row in family_rows(table).items():
+        rows = every_row[known[every_row]]
+        if not len(rows):
+            continue
         fit = kernels.parameters(family, dtype).fit
         if fit is None:
-            put_intervals(prediction, rows, {"all": unfitted_interval(family)}, np.ones(len(rows), dtype=bool))
+            put(rows, {"all": unfitted_interval(family)}, np.ones(len(rows), dtype=bool))
             continue
         inside = rows_inside(fit.ranges, table.where(rows))
-        weaker = ~inside & (prediction.basis[rows] == BASES.index("calibrated"))
-        prediction.basis[rows[weaker]] = BASES.index("extrapolated")
-        put_intervals(prediction, rows, fit.intervals, inside)
+        weaker = ~inside & (prediction.basis[rows] == CALIBRATED)
+        prediction.basis[rows[weaker]] = EXTRAPOLATED
+        put(rows, fit.intervals, inside)
         correction, moved = kernels.correction(family, dtype), corrected[rows] & inside
         if correction is not None:
-            put_intervals(prediction, rows[moved], correction.intervals, inside[moved])
-
-
-def put_intervals(
-    prediction: Prediction,
-    rows: NDArray[np.intp],
-    intervals: Mapping[str, tuple[float, float]],
-    inside: NDArray[np.bool_],
-) -> None:
-    """Set the ends of the interval of ``rows``."""
-    if "all" not in intervals:
-        return
-    prediction.low[rows], prediction.high[rows] = interval_ends(intervals, prediction.regime[rows], inside)
+            put(rows[moved], correction.intervals, inside[moved])
 
 
 def interval_ends(
@@ -109,11 +103,3 @@ def interval_ends(
     outside = np.array(intervals.get(OUTSIDE, intervals["all"]))
     ends = np.where(inside[:, None], by_regime[regime], outside)
     return ends[:, 0], ends[:, 1]
-
-
-def stored_rows(table: KernelTable, prediction: Prediction) -> dict[tuple[str, str], NDArray[np.intp]]:
-    """Predicted rows by family and format of the stored operand."""
-    from simulator.replay.fit import family_rows
-
-    known = np.isfinite(prediction.seconds)
-    return {key: rows[known[rows]] for key, rows in family_rows(table).items() if known[rows].any()}

@@ -17,7 +17,7 @@ from hwprofiles import Chip, KernelLibrary, KernelTime
 from hwprofiles.dtypes import format_of
 from hwprofiles.operations import OPERATIONS, row_call, stored_set
 from hwprofiles.parameters import DecodeParameters, FamilyParameters, UnpackedKernel
-from simulator.replay.modules import Modules, text_of
+from simulator.replay.modules import Modules
 from simulator.replay.predict import attention_kernels, kernel_groups, predict_table, priced_columns
 from simulator.replay.split import Split, training_rows
 from traces.kernels import OTHER, KernelTable
@@ -35,15 +35,7 @@ MIN_CORE_ROWS = 16
 
 @dataclass(frozen=True, slots=True)
 class FitProblem:
-    """Rows of one family and stored format on one chip.
-
-    Attributes:
-        chip: whose limits bound the physics.
-        family: family of kernel parameters.
-        dtype: of the stored operand; ``any`` for families that have none.
-        table: the rows.
-        parts: rows that one call of the library predicts, each with its call.
-    """
+    """Rows of one family and stored format on one chip, in parts that one call of the library predicts each."""
 
     chip: Chip
     family: str
@@ -93,7 +85,7 @@ def make_problem(chip: Chip, family: str, dtype: str, table: KernelTable) -> Fit
 def _call(chip: Chip, op: str, table: KernelTable, rows: IndexArray) -> Callable[[KernelLibrary], KernelTime]:
     if not op.startswith("sparse"):
         return row_call(op, priced_columns(table, rows))
-    library = text_of(table, "library", rows[0])
+    library = table.text("library", rows[0])
     return Modules(table, rows, KernelLibrary(chip, library if library in chip.kernels else "generic")).times
 
 
@@ -103,7 +95,7 @@ def family_rows(table: KernelTable) -> dict[tuple[str, str], IndexArray]:
     columns = [table.word(name).codes for name in ("op", "dtype", "kv_dtype", "name", "source")]
     parts_by_kernel: dict[tuple[str, str], list[IndexArray]] = {}
     for rows in equal_rows([*columns, attention_kernels(table)]):
-        op = text_of(table, "op", rows[0])
+        op = table.text("op", rows[0])
         if op not in (OTHER, "attention_mixed"):
             stored = stored_set(op, priced_columns(table, rows[:1])).replace("fp16", "bf16", 1)
             parts_by_kernel.setdefault((OPERATIONS[op].family, stored), []).append(rows)
@@ -273,15 +265,9 @@ def unpacked_start(parameters: FamilyParameters, least_fill: float) -> UnpackedK
 
 
 def fit_parameters(problem: FitProblem, start: FamilyParameters, seed: int = 0) -> FamilyParameters:
-    """Fit the parameters of one family.
+    """Fit the parameters of one family on the rows that a fit may see.
 
-    Args:
-        problem: the rows a fit may see.
-        start: values to start from, and the prior: class defaults, or an earlier fit.
-        seed: seed of the sub-sampling.
-
-    Returns:
-        Parameters with ``start``'s source.
+    ``start`` is both where the search starts and the prior: class defaults, or an earlier fit. Its source stays.
     """
     generator = np.random.default_rng(seed)
     search = sampled(problem, SEARCH_ROWS, generator)
@@ -300,7 +286,8 @@ def fit_parameters(problem: FitProblem, start: FamilyParameters, seed: int = 0) 
         other = _changed(best, change)
         if np.array_equal(search.seconds(other), seconds):
             continue  # no row distinguishes the two
-        prior = _changed(start.model_copy(update=_structure(best)), change)
+        unpacked = {"unpacked": best.unpacked} if isinstance(best, DecodeParameters) else {}
+        prior = _changed(start.model_copy(update=unpacked), change)
         candidate = _solve(search, other, prior, _concerned(best, change))
         now = loss(search, candidate)
         if now < error * (WORTH_FEW if few else WORTH):
@@ -316,15 +303,9 @@ def fit_parameters(problem: FitProblem, start: FamilyParameters, seed: int = 0) 
 
 
 def _applies(parameters: FamilyParameters, change: Mapping[str, Any]) -> bool:
-    """Whether a change is one: not yet so, and of a kernel the library has."""
     if getattr(parameters, NESTED[:-1], None) is None and any(name.startswith(NESTED) for name in change):
         return False
     return any(_field(parameters, name) != value for name, value in change.items())
-
-
-def _structure(parameters: FamilyParameters) -> dict[str, Any]:
-    """The kernel a library falls back to, where a fit has found one."""
-    return {"unpacked": parameters.unpacked} if isinstance(parameters, DecodeParameters) else {}
 
 
 def loss(problem: FitProblem, parameters: FamilyParameters) -> float:
@@ -337,8 +318,7 @@ def sampled(problem: FitProblem, rows: int, generator: np.random.Generator) -> F
     """At most ``rows`` rows, drawn without replacement."""
     if len(problem) <= rows:
         return problem
-    chosen = np.sort(generator.choice(len(problem), rows, replace=False))
-    return problem.where(chosen)
+    return problem.where(np.sort(generator.choice(len(problem), rows, replace=False)))
 
 
 def _field(parameters: FamilyParameters, name: str) -> Any:
@@ -348,7 +328,6 @@ def _field(parameters: FamilyParameters, name: str) -> Any:
 
 
 def _changed(parameters: FamilyParameters, values: Mapping[str, Any]) -> FamilyParameters:
-    """``parameters`` with other values by name."""
     own = {name: value for name, value in values.items() if not name.startswith(NESTED)}
     inner = {name.removeprefix(NESTED): value for name, value in values.items() if name.startswith(NESTED)}
     if inner:
@@ -372,36 +351,45 @@ def _solve(
     if nested is not None:
         moved = tuple(coordinate for coordinate in moved if coordinate.name.startswith(NESTED) is nested)
     measured = np.log(problem.table.measured_s)
-    centre = np.array([coordinate.scaled(float(_field(prior, coordinate.name))) for coordinate in moved])
+    centre = np.array(_positions(prior, moved))
 
-    def parameters_at(position: FloatArray) -> FamilyParameters:
-        values = {coordinate.name: coordinate.value(float(x)) for coordinate, x in zip(moved, position, strict=True)}
-        return _changed(start, values)
+    def errors(parameters: FamilyParameters, position: FloatArray) -> FloatArray:
+        return np.concatenate([np.log(problem.seconds(parameters)) - measured, PRIOR * (position - centre)])
 
-    def errors(position: FloatArray) -> FloatArray:
-        predicted = np.log(problem.seconds(parameters_at(position)))
-        return np.concatenate([predicted - measured, PRIOR * (position - centre)])
-
-    first = [coordinate.scaled(float(_field(start, coordinate.name))) for coordinate in moved]
-    return parameters_at(_least_squares(errors, first, _EVALUATIONS))
+    return _least_squares(errors, start, moved, _EVALUATIONS)
 
 
-def _least_squares(errors: Callable[[FloatArray], FloatArray], first: Sequence[float], evaluations: int) -> FloatArray:
-    """The position between 0 and 1 in every coordinate at which the robust sum of squared errors is least."""
+def _positions(parameters: FamilyParameters, moved: Sequence[Coordinate]) -> list[float]:
+    return [coordinate.scaled(float(_field(parameters, coordinate.name))) for coordinate in moved]
+
+
+def _least_squares(
+    errors: Callable[[FamilyParameters, FloatArray], FloatArray],
+    start: FamilyParameters,
+    moved: Sequence[Coordinate],
+    evaluations: int,
+) -> FamilyParameters:
+    """``start`` with the values of ``moved`` at which the robust sum of squared errors is least."""
     from scipy.optimize import least_squares
 
+    def parameters_at(position: FloatArray) -> FamilyParameters:
+        return _changed(start, {one.name: one.value(float(x)) for one, x in zip(moved, position, strict=True)})
+
+    def residuals(position: FloatArray) -> FloatArray:
+        return errors(parameters_at(position), position)
+
     solution = least_squares(
-        errors,
-        np.clip(np.array(first), 1e-3, 1.0 - 1e-3),
+        residuals,
+        np.clip(np.array(_positions(start, moved)), 1e-3, 1.0 - 1e-3),
         bounds=(0.0, 1.0),
         loss="soft_l1",
         f_scale=ROBUST_SCALE,
-        diff_step=np.full(len(first), 1e-3),
+        diff_step=np.full(len(moved), 1e-3),
         max_nfev=evaluations,
         ftol=_TOLERANCE,
         xtol=_TOLERANCE,
     )
-    return np.asarray(solution.x, dtype=np.float64)
+    return parameters_at(np.asarray(solution.x, dtype=np.float64))
 
 
 MIXED_ROWS = 2000
@@ -426,19 +414,10 @@ def mixed_structure(
     split: Split,
     least_rows: int,
 ) -> dict[str, FamilyParameters]:
-    """How batches of prompt chunks and single queries run, for every fitted prefill set the trace has such batches of.
+    """Prefill sets, by format, with the structure that explains the mixed rows of the training split best: prompt
+    chunks and single queries in two kernels, or in one pass with its own bandwidth, overlap and time per idle tile.
 
-    Args:
-        table: measured kernels.
-        chip: whose limits they obey.
-        fitted: prefill sets by format.
-        decode: decode sets by format.
-        split: which shapes a fit may see.
-        least_rows: fewest mixed rows worth a fit.
-
-    Returns:
-        Prefill sets, by format, with the structure that explains the mixed rows of the training split best: two
-        kernels, or one pass with its own bandwidth, overlap and time per idle tile.
+    Only sets of ``fitted`` for which the trace has at least ``least_rows`` such batches are returned.
     """
     rows = table.where(table.word("op").equals("attention_mixed"))
     structures = {}
@@ -458,7 +437,6 @@ def mixed_structure(
 
 
 def _spread(part: KernelTable, rows: int) -> KernelTable:
-    """At most so many rows, evenly chosen."""
     return part.where(np.linspace(0, len(part) - 1, min(len(part), rows)).astype(np.int64))
 
 
@@ -472,7 +450,6 @@ class _MixedProblem:
     decode: dict[str, FamilyParameters]
 
     def errors(self, prefill: FamilyParameters) -> FloatArray:
-        """Logarithm of predicted over measured."""
         own = {"generic": {"attention_prefill": {self.dtype: prefill}, "attention_decode": self.decode}}
         kernels = KernelLibrary(self.chip.model_copy(update={"kernels": own}), corrected=False)
         return np.log(predict_table(self.rows, kernels).seconds / self.rows.measured_s)
@@ -481,9 +458,7 @@ class _MixedProblem:
         return float(np.mean(np.abs(self.errors(prefill))))
 
     def solved(self, start: FamilyParameters) -> FamilyParameters:
-        def parameters_at(position: FloatArray) -> FamilyParameters:
-            values = {one.name: one.value(float(x)) for one, x in zip(MIXED_MOVED, position, strict=True)}
-            return start.model_copy(update=values)
+        def errors(prefill: FamilyParameters, _: FloatArray) -> FloatArray:
+            return self.errors(prefill)
 
-        first = [one.scaled(float(getattr(start, one.name))) for one in MIXED_MOVED]
-        return parameters_at(_least_squares(lambda position: self.errors(parameters_at(position)), first, 30))
+        return _least_squares(errors, start, MIXED_MOVED, 30)

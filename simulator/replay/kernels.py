@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -32,20 +33,7 @@ TRAINING = "part of the training split"
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ReplayReport(Replay):
-    """Measured kernels beside predicted ones.
-
-    Attributes:
-        chip, library: whose kernels were predicted.
-        source: name of the trace.
-        rows: the scored rows.
-        prediction: prediction of the scored rows.
-        groups: scores by operation, regime and format.
-        overall: score over all rows.
-        skipped: reason -> rows that are not scored.
-        split: the split whose held-out part is scored; None = every row.
-        residual: whether the learned correction is on.
-        beside: score over all rows of the other reading (physics alone, or with the correction); None = there is none.
-    """
+    """Measured kernels beside predicted ones: the scored rows, their predictions, and scores by group and over all."""
 
     chip: str
     library: str
@@ -55,9 +43,13 @@ class ReplayReport(Replay):
     groups: tuple[Score, ...]
     overall: Score
     skipped: dict[str, int]
+    """Rows that are not scored, by reason."""
     split: Split | None
+    """The split whose held-out part is scored; None = every row."""
     residual: bool
+    """Whether the learned correction is on."""
     beside: Score | None = None
+    """Score over all rows of the other reading (physics alone, or with the correction); None = there is none."""
 
     @property
     def basis(self) -> str:
@@ -125,24 +117,26 @@ def replay_kernels(
     table = as_table(table)
     if not isinstance(kernels, KernelLibrary):
         kernels = KernelLibrary(kernels, trace_library(table, library))
-    skipped = dict(table.skipped)
+    skipped = Counter(table.skipped)
     check_devices(table)
     prediction = predict_table(table, kernels)
-    _add(skipped, prediction.refused)
+    skipped.update(prediction.refused)
     out, reasons = impossible_rows(table, prediction, kernels.chip)
     on = bool(kernels.corrections)
     other = kernels.reading(not on)
     beside = predict_table(table, other) if on or other.corrections else prediction
     moved = (prediction.seconds != beside.seconds) & on
     apply_evidence(table, prediction, kernels, moved)
-    _add(skipped, reasons)
+    skipped.update(reasons)
     keep = np.isfinite(prediction.seconds) & ~out
-    if split is not None:
-        keep = _leave_out(keep, training_rows(table, split), TRAINING, skipped)
-    for condition in where:
-        keep = _leave_out(keep, ~condition_rows(table, condition), f"not {condition}", skipped)
+    left_out = [] if split is None else [(TRAINING, training_rows(table, split))]
+    left_out += [(f"not {condition}", ~condition_rows(table, condition)) for condition in where]
+    for reason, rows in left_out:
+        if (keep & rows).any():
+            skipped[reason] += int((keep & rows).sum())
+        keep = keep & ~rows
     if not keep.any():
-        reasons_text = "; ".join(f"{rows} {reason}" for reason, rows in skipped.items()) or "the trace has none"
+        reasons_text = "; ".join(f"{count} {reason}" for reason, count in skipped.items()) or "the trace has none"
         raise ForerunError(f"{table.source}: no row left to score ({reasons_text})")
     scored, predicted = table.where(keep), prediction.where(keep)
     return ReplayReport(
@@ -153,7 +147,7 @@ def replay_kernels(
         predicted,
         tuple(all_scores(scored, predicted)),
         overall_score(scored, predicted),
-        skipped,
+        dict(skipped),
         split,
         on,
         overall_score(scored, beside.where(keep)) if beside is not prediction else None,
@@ -226,12 +220,12 @@ def cache_states(table: KernelTable) -> dict[str, dict[str, int]]:
     return states
 
 
-def worst_rows(report: ReplayReport, count: int = WORST_ROWS) -> list[dict[str, Any]]:
+def worst_rows(report: ReplayReport) -> list[dict[str, Any]]:
     """The rows with the largest errors, worst first, with shape, both times, APE in percent, regime and basis."""
     table, prediction = report.rows, report.prediction
     ape = np.abs(prediction.seconds / table.measured_s - 1.0) * 100.0
     labels = dtype_labels(table)
-    rows = np.argsort(-ape, kind="stable")[:count]
+    rows = np.argsort(-ape, kind="stable")[:WORST_ROWS]
     return [
         {
             **table.row(int(row)),
@@ -244,17 +238,3 @@ def worst_rows(report: ReplayReport, count: int = WORST_ROWS) -> list[dict[str, 
         }
         for row in rows
     ]
-
-
-def _leave_out(
-    keep: NDArray[np.bool_], out: NDArray[np.bool_], reason: str, skipped: dict[str, int]
-) -> NDArray[np.bool_]:
-    rows = int((keep & out).sum())
-    if rows:
-        _add(skipped, {reason: rows})
-    return keep & ~out
-
-
-def _add(counts: dict[str, int], more: dict[str, int]) -> None:
-    for reason, rows in more.items():
-        counts[reason] = counts.get(reason, 0) + rows

@@ -32,11 +32,7 @@ PUBLISHED_FORMATS = ("-fp8", "-nvfp4")
 
 @cache
 def module_layer(name: str) -> tuple[Architecture, Mixer]:
-    """The model and the layer that a module's name means.
-
-    Raises:
-        ForerunError: the catalogue has no such model, or the model no such layer.
-    """
+    """The model and the layer that a module's name means."""
     repository, _, kind = name.partition(" ")
     model = repository.rpartition("/")[2].lower()
     for ending in PUBLISHED_FORMATS:
@@ -53,24 +49,19 @@ def module_kinds(mixer: Mixer) -> tuple[str, ...]:
     """The words of a kernel trace for a kind of layer."""
     if isinstance(mixer, IndexedAttention):
         return ("dsa",) if mixer.own_indexer else ("dsa-shared",)
-    if isinstance(mixer, BlockSparseAttention):
-        return ("msa",)
     if isinstance(mixer, CompressedAttention):
         return ("csa",) if mixer.top_k else ("hca",) if mixer.ratio else ("window",)
-    return ()
+    return ("msa",) if isinstance(mixer, BlockSparseAttention) else ()
 
 
 class Modules:
     """Modules of one phase and format, every size an array: what surrounds their sparse kernels is priced once.
 
-    Args:
-        table: the trace.
-        rows: rows of the trace with the same operation, KV format and library.
-        library: prices projections and passes.
+    All ``rows`` of the trace have the same operation, KV format and library; ``library`` prices projections and passes.
     """
 
     def __init__(self, table: KernelTable, rows: IndexArray, library: KernelLibrary) -> None:
-        self.phase = text_of(table, "op", rows[0]).removeprefix("sparse_")
+        self.phase = table.text("op", rows[0]).removeprefix("sparse_")
         try:
             self.framework = load_framework(library.library).on(library.chip)
         except ForerunError:  # a library that no engine is named after
@@ -91,7 +82,7 @@ class Modules:
     def _add(self, table: KernelTable, rows: IndexArray, part: IndexArray, library: KernelLibrary) -> None:
         """The modules of one model, format of weights and number of heads."""
         chosen = rows[part]
-        architecture, mixer = module_layer(text_of(table, "name", chosen[0]))
+        architecture, mixer = module_layer(table.text("name", chosen[0]))
         heads = int(table.size("num_heads")[chosen[0]])
         if heads > mixer.heads and isinstance(mixer, SelectiveAttention):  # measured with more than the model has
             mixer = replace(mixer, attention=replace(mixer.attention, num_heads=heads))
@@ -105,14 +96,14 @@ class Modules:
             link=load_link(name) if name else None,
             framework=self.framework,
             tensor_parallel=mixer.heads // heads,
-            weight_dtypes=resolve_weight_dtypes(architecture, text_of(table, "dtype", chosen[0])),
-            kv_dtype=text_of(table, "kv_dtype", chosen[0]),
+            weight_dtypes=resolve_weight_dtypes(architecture, table.text("dtype", chosen[0])),
+            kv_dtype=table.text("kv_dtype", chosen[0]),
         )
         tokens = self.tokens[part].astype(np.float64)
         gemms = deployment.mixer_gemms(mixer)
         self.narrow[part] = sum(dtype_bytes(gemm.dtype) < ACTIVATION_BYTES for gemm in gemms)
         different, place = np.unique(tokens, return_inverse=True)  # thousands of modules have a few hundred sizes
-        for time in self._surroundings(deployment, mixer, different):
+        for time in _surroundings(deployment, mixer, different):
             self.around[:, part] += np.array([np.broadcast_to(value, len(different)) for value in time])[:, place]
         batch, q_len, kv_len = (table.size(size)[chosen].astype(np.float64) for size in ("batch", "q_len", "kv_len"))
         held = batch * kv_len * deployment.kv_bytes_per_token
@@ -130,13 +121,6 @@ class Modules:
             for store, values in ((self._shapes[op], numbers), (self._sizes[op], sizes)):
                 for field, value in values.items():
                     store.setdefault(field, np.zeros(len(self.tokens)))[part] = value
-
-    def _surroundings(self, deployment: Deployment, mixer: Mixer, tokens: FloatArray) -> Iterator[KernelTime]:
-        """Projections and elementwise passes."""
-        for gemm in deployment.mixer_gemms(mixer):
-            yield deployment.kernels.gemm(tokens, gemm.n, gemm.k, gemm.dtype)
-        for _, elements, launches in mixer_elementwise(deployment, mixer):
-            yield deployment.kernels.elementwise(tokens * elements * deployment.activation_bytes, launches)
 
     def times(self, library: KernelLibrary) -> KernelTime:
         """Whole modules, their sparse kernels by ``library``; never below the host's launches where no graph is
@@ -162,7 +146,8 @@ class Modules:
         return KernelTime(*total)
 
 
-def text_of(table: KernelTable, name: str, row: Any) -> str:
-    """Text of a row in a column."""
-    column = table.word(name)
-    return str(column.names[column.codes[row]])
+def _surroundings(deployment: Deployment, mixer: Mixer, tokens: FloatArray) -> Iterator[KernelTime]:
+    for gemm in deployment.mixer_gemms(mixer):
+        yield deployment.kernels.gemm(tokens, gemm.n, gemm.k, gemm.dtype)
+    for _, elements, launches in mixer_elementwise(deployment, mixer):
+        yield deployment.kernels.elementwise(tokens * elements * deployment.activation_bytes, launches)

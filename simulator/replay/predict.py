@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from hwprofiles import BASES, KernelLibrary, KernelTime, ProfileError, load_link
 from hwprofiles.dtypes import format_of
 from hwprofiles.formulas import HEAD_SIZES
 from hwprofiles.operations import COPY, OPERATIONS, row_call, stored_set
-from simulator.replay.modules import Modules, text_of
+from simulator.replay.modules import Modules
 from traces.kernels import COLLECTIVES, OPS, OTHER, WORDS, KernelTable, kernel_class
 from traces.kernels.table import IndexArray, equal_rows
 
@@ -27,34 +27,27 @@ REGIMES = ("latency", "memory", "compute")
 
 @dataclass(slots=True)
 class Prediction:
-    """One value per row of a table; NaN or code -1 where a row cannot be predicted.
-
-    Attributes:
-        seconds: predicted.
-        regime: code into ``REGIMES``.
-        basis: code into ``BASES``.
-        flops: useful operations.
-        bytes: every operand moved once (a collective: what leaves one chip at least).
-        warm: whether operands may already be on the chip.
-        peak_flops: dense peak of the math, FLOP/s.
-        low, high: ends of the 90 % interval as factors on ``seconds``; NaN where none is known.
-        launch_s, compute_s, memory_s: the parts physics adds up.
-        refused: reason -> rows that cannot be predicted.
-    """
+    """One value per row of a table; NaN or code -1 where a row cannot be predicted."""
 
     seconds: FloatArray
     regime: NDArray[np.int8]
+    """Code into ``REGIMES``."""
     basis: NDArray[np.int8]
+    """Code into ``BASES``."""
     flops: FloatArray
     bytes: FloatArray
+    """Every operand moved once (a collective: what leaves one chip at least)."""
     warm: NDArray[np.bool_]
+    """Whether operands may already be on the chip."""
     peak_flops: FloatArray
     low: FloatArray
     high: FloatArray
+    """``low`` and ``high``: ends of the 90 % interval as factors on ``seconds``; NaN where none is known."""
     launch_s: FloatArray
     compute_s: FloatArray
     memory_s: FloatArray
-    refused: dict[str, int] = field(default_factory=dict)
+    refused: Counter[str] = field(default_factory=Counter)
+    """Rows that cannot be predicted, by reason."""
 
     @classmethod
     def empty(cls, rows: int) -> Prediction:
@@ -80,11 +73,7 @@ class Prediction:
     def where(self, rows: NDArray[Any]) -> Prediction:
         """The prediction of some rows."""
         parts = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "refused"}
-        return Prediction(**{name: values[rows] for name, values in parts.items()}, refused=dict(self.refused))
-
-    def refuse(self, reason: str, rows: int) -> None:
-        """Count rows that cannot be predicted."""
-        self.refused[reason] = self.refused.get(reason, 0) + rows
+        return Prediction(**{name: values[rows] for name, values in parts.items()}, refused=Counter(self.refused))
 
 
 def predict_table(table: KernelTable, kernels: KernelLibrary) -> Prediction:
@@ -108,15 +97,10 @@ def predict_table(table: KernelTable, kernels: KernelLibrary) -> Prediction:
         else:
             rows = _consistent(table, name, rows, result)
             for part in kernel_groups(table, name, rows):
-                call = partial(_timed, table, name, part, kernels)
-                _guarded(table, name, part, call, kernels, result)
-                if name == "moe" and text_of(table, "routing", part[0]) not in ("balanced", ""):
+                _guarded(table, name, part, kernels, result)
+                if name == "moe" and table.text("routing", part[0]) not in ("balanced", ""):
                     result.bytes[part] = 0.0  # uneven routing may touch fewer experts than expected: no lower bound
     return result
-
-
-def _timed(table: KernelTable, op: str, rows: IndexArray, kernels: KernelLibrary) -> KernelTime:
-    return row_call(op, priced_columns(table, rows))(kernels)
 
 
 def _refuse_others(table: KernelTable, rows: IndexArray, result: Prediction) -> None:
@@ -125,11 +109,10 @@ def _refuse_others(table: KernelTable, rows: IndexArray, result: Prediction) -> 
     for kind in sorted(set(kinds)):
         count = int(np.isin(names.codes[rows], [code for code, other in enumerate(kinds) if other == kind]).sum())
         if count:
-            result.refuse(f"{kind} kernel without a shape", count)
+            result.refused[f"{kind} kernel without a shape"] += count
 
 
 def _consistent(table: KernelTable, op: str, rows: IndexArray, result: Prediction) -> IndexArray:
-    """Rows whose sizes do not contradict each other; the others are refused."""
     bad = np.zeros(len(rows), dtype=bool)
     if op.startswith("attention"):
         reason = "query heads are no multiple of the KV heads"
@@ -138,7 +121,7 @@ def _consistent(table: KernelTable, op: str, rows: IndexArray, result: Predictio
         reason = "more experts per token than experts"
         bad = table.size("experts_per_token")[rows] > table.size("num_experts")[rows]
     if bad.any():
-        result.refuse(reason, int(bad.sum()))
+        result.refused[reason] += int(bad.sum())
     return rows[~bad]
 
 
@@ -157,9 +140,9 @@ def kernel_groups(table: KernelTable, op: str, rows: IndexArray) -> Iterator[Ind
 
 def priced_columns(table: KernelTable, rows: IndexArray) -> dict[str, Any]:
     """Columns of some rows that one call prices: sizes as arrays, texts of the first row."""
-    columns = OPS[text_of(table, "op", rows[0])]
+    columns = OPS[table.text("op", rows[0])]
     row: dict[str, Any] = {name: table.size(name)[rows].astype(float) for name in columns.needed + columns.optional}
-    row |= {name: text_of(table, name, rows[0]) for name in WORDS}
+    row |= {name: table.text(name, rows[0]) for name in WORDS}
     if row["op"] == "elementwise" and kernel_class(row["name"]) == COPY:
         row["name"] = COPY
     return row
@@ -176,16 +159,17 @@ def attention_kernels(table: KernelTable) -> NDArray[np.int64]:
 def _sparse(table: KernelTable, kernels: KernelLibrary, op: str, rows: IndexArray, result: Prediction) -> None:
     for part in kernel_groups(table, op, rows):
         try:
-            beyond = Modules(table, part, kernels).beyond_memory
-            if beyond.any():
-                result.refuse("more KV than the chip's memory holds in all layers of the model", int(beyond.sum()))
-                part = part[~beyond]
-            modules = Modules(table, part, kernels) if len(part) else None
+            modules = Modules(table, part, kernels)
+            if modules.beyond_memory.any():
+                beyond = int(modules.beyond_memory.sum())
+                result.refused["more KV than the chip's memory holds in all layers of the model"] += beyond
+                part = part[~modules.beyond_memory]
+                modules = Modules(table, part, kernels) if len(part) else modules
         except ForerunError as error:
-            result.refuse(str(error), len(part))
+            result.refused[str(error)] += len(part)
             continue
-        if modules is not None:
-            _guarded(table, op, part, partial(modules.times, kernels), kernels, result)
+        if len(part):
+            _guarded(table, op, part, kernels, result, modules.times)
 
 
 def _collective(table: KernelTable, kernels: KernelLibrary, op: str, rows: IndexArray, result: Prediction) -> None:
@@ -195,9 +179,9 @@ def _collective(table: KernelTable, kernels: KernelLibrary, op: str, rows: Index
     for part in kernel_groups(table, op, rows):
         world = int(table.size("world_size")[part[0]])
         if world < 2:
-            result.refuse("collective of one chip", len(part))
+            result.refused["collective of one chip"] += len(part)
             continue
-        time = _timed(table, op, part, kernels)
+        time = row_call(op, priced_columns(table, part))(kernels)
         share = 1.0 if op == "send_recv" else (world - 1) / world
         light = time.bytes * share * kernels.chip.memory.bandwidth_bytes_per_s / load_link(name).bandwidth_bytes_per_s
         result.put(part, time._replace(bytes=light), kernels.basis("collective", "any"), 1.0, False)
@@ -207,17 +191,18 @@ def _guarded(
     table: KernelTable,
     op: str,
     rows: IndexArray,
-    run: Callable[[], KernelTime],
     kernels: KernelLibrary,
     result: Prediction,
+    call: Callable[[KernelLibrary], KernelTime] | None = None,
 ) -> None:
     """Predict ``rows``; a format that this chip cannot compute with is a reason to refuse them, not an error."""
-    math = "bf16" if op == "elementwise" else text_of(table, "dtype", rows[0])
+    math = "bf16" if op == "elementwise" else table.text("dtype", rows[0])
     try:
-        time, stored = run(), stored_set(op, priced_columns(table, rows[:1]))
+        time = (call or row_call(op, priced_columns(table, rows)))(kernels)
+        stored = stored_set(op, priced_columns(table, rows[:1]))
         peak = max(kernels.chip.peak_flops(name) for name in {math, format_of(stored)} - {"any"})
         basis = kernels.basis(OPERATIONS[op].family, stored)
     except ProfileError:
-        result.refuse(f"{kernels.chip.name} cannot compute in {math}", len(rows))
+        result.refused[f"{kernels.chip.name} cannot compute in {math}"] += len(rows)
         return
-    result.put(rows, time, basis, peak, text_of(table, "cache", rows[0]) in OPERATIONS[op].held)
+    result.put(rows, time, basis, peak, table.text("cache", rows[0]) in OPERATIONS[op].held)

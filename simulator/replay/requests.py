@@ -20,7 +20,7 @@ from hwprofiles import ProfileError, weakest
 from simulator.replay.replay_tables import ERRORS, run_replay_tables
 from simulator.replay.rerun import catalogue_model, chip_name, framework_name, rerun
 from simulator.replay.result import Replay
-from simulator.replay.scores import ALL
+from simulator.replay.scores import ALL, error_figures
 from simulator.replay.split import Split
 from simulator.running.scenario import Scenario, as_scenario
 from traces import TraceError
@@ -40,10 +40,6 @@ def run_intervals(runs: Sequence[MeasuredRun], predicted: Sequence[dict[str, flo
     What a simulation gets wrong about a configuration (model, chip, engine, lengths) it gets wrong at every load of it:
     such errors are shared, and the runs of one configuration are no independent evidence about each other. So a run's
     interval comes from the ratios of measured to predicted of all other configurations, each of which counts once.
-
-    Args:
-        runs: measured runs.
-        predicted: predicted metrics of each run.
 
     Source: split conformal prediction (Papadopoulos et al. 2002, doi:10.1007/3-540-36755-1_29) with groups held out
         whole (Dunn, Wasserman, Ramdas, "Distribution-free prediction sets for two-layer hierarchical models", 2022,
@@ -162,6 +158,7 @@ class RequestReplay(Replay):
         from forerun.version import forerun_version
         from simulator.running.metrics.document import scenario_document
 
+        bases = [outcome.basis for outcome in self.outcomes if outcome.basis is not None]
         return {
             "sources": list(self.sources),
             "split": None if self.split is None else self.split._asdict(),
@@ -181,7 +178,7 @@ class RequestReplay(Replay):
                 {"metric": metric, **_row(outcome), "ape": abs(outcome.error(metric) or 0.0)}
                 for metric, outcome in worst_runs(self)
             ],
-            "basis": _weakest(self),
+            "basis": weakest(bases) if bases else None,
             "scenario": scenario_document(self.scenario),
             "seed": self.seed,
             "version": forerun_version(),
@@ -206,7 +203,7 @@ class RequestReplay(Replay):
         """Scores over all runs by the names that limits have for them: a metric, its short name, ``all`` of them."""
         overall = [score for score in self.scores if score.group == ALL]
         short = [(name, score) for score in overall for name, metric in SHORT_NAMES.items() if metric == score.metric]
-        named = [(name, s) for s in overall for name in (ALL, s.metric)] + short
+        named = [(name, score) for score in overall for name in (ALL, score.metric)] + short
         return [(name, score.metric, score) for name, score in named]
 
 
@@ -256,10 +253,8 @@ def replay_requests(
         chosen = [chosen[int(i)] for i in np.linspace(0, len(chosen) - 1, limit).round()]
     pending: list[Callable[[], RunOutcome]] = []
     for run in chosen:
-        if run.unusable is None and run.measured and start is not None:
-            pending.append(start(outcome_of, run, base, seed))
-        else:
-            pending.append(partial(outcome_of, run, base, seed))
+        parallel = run.unusable is None and run.measured and start is not None
+        pending.append((start if start is not None and parallel else partial)(outcome_of, run, base, seed))
     outcomes = []
     for done, result in enumerate(pending, 1):
         outcomes.append(result())
@@ -276,22 +271,21 @@ def replay_requests(
 
 def outcome_of(run: MeasuredRun, base: Scenario, seed: int) -> RunOutcome:
     """Simulate one run; an error becomes the reason for which the run is skipped."""
-    if run.unusable is not None:
-        return RunOutcome(run, {}, None, (), run.unusable)
-    if not run.measured:
-        return RunOutcome(run, {}, None, (), "nothing was measured")
-    try:
-        result = rerun(run, base, seed)
-    except (ForerunError, ProfileError, TraceError) as error:
-        return RunOutcome(run, {}, None, (), str(error).removeprefix(f"{run.place}: "))
-    return RunOutcome(run, result["predicted"], result["basis"], tuple(result["notes"]), None)
+    skipped = run.unusable if run.unusable is not None or run.measured else "nothing was measured"
+    if skipped is None:
+        try:
+            result = rerun(run, base, seed)
+            return RunOutcome(run, result["predicted"], result["basis"], tuple(result["notes"]), None)
+        except (ForerunError, ProfileError, TraceError) as error:
+            skipped = str(error).removeprefix(f"{run.place}: ")
+    return RunOutcome(run, {}, None, (), skipped)
 
 
 def run_scores(outcomes: Sequence[RunOutcome]) -> list[RunScore]:
     """Figures of every metric over all runs, then by model, chip, engine and tensor parallelism."""
     groups: dict[str, list[RunOutcome]] = {"all": list(outcomes)}
-    runs, intervals = [outcome.run for outcome in outcomes], outcome_intervals(outcomes)
-    inside = {id(run): interval for run, interval in zip(runs, intervals, strict=True)}
+    intervals = zip(outcomes, outcome_intervals(outcomes), strict=True)
+    inside = {id(outcome.run): interval for outcome, interval in intervals}
     for outcome in outcomes:
         groups.setdefault(group_label(outcome.run), []).append(outcome)
     if len(groups) == 2:
@@ -302,12 +296,11 @@ def run_scores(outcomes: Sequence[RunOutcome]) -> list[RunScore]:
             of = sum(metric in outcome.run.measured for outcome in members)
             errors = np.array([e for o in members if (e := o.error(metric)) is not None])
             if len(errors):
-                ape = np.abs(errors)
-                mean, median, p90 = float(ape.mean()), float(np.median(ape)), float(np.percentile(ape, 90))
-                bias, simulated = float(errors.mean()), 100.0 * len(errors) / of
                 own = [outcome.run for outcome in members]
                 covered = coverage90(metric, own, [inside[id(run)] for run in own])
-                scores.append(RunScore(metric, label, len(errors), of, mean, median, p90, bias, simulated, covered))
+                share = 100.0 * len(errors) / of
+                figures = error_figures(errors)
+                scores.append(RunScore(metric, label, len(errors), of, **figures, coverage=share, coverage90=covered))
     return scores
 
 
@@ -346,7 +339,7 @@ def parse_condition(text: str) -> Callable[[MeasuredRun], bool]:
             f"--where: '{text}' is not FACT=VALUE, FACT~PART, FACT>=N or FACT<=N{hint} (facts: {', '.join(_FACTS)})"
         )
     if sign == "~":
-        return lambda run: value.lower() in str(_fact(run, name) or "").lower()
+        return lambda run: value.lower() in str(getattr(run, name) or "").lower()
     if sign == "=":
         return lambda run: value.lower() in _spellings(run, name)
     try:
@@ -355,7 +348,7 @@ def parse_condition(text: str) -> Callable[[MeasuredRun], bool]:
         raise ForerunError(f"--where: '{text}': '{value}' is no number") from None
 
     def compared(run: MeasuredRun) -> bool:
-        fact = _fact(run, name)
+        fact = getattr(run, name)
         fact = fact[1] if isinstance(fact, tuple) else fact
         if not isinstance(fact, int | float):
             return False
@@ -364,7 +357,7 @@ def parse_condition(text: str) -> Callable[[MeasuredRun], bool]:
     return compared
 
 
-def worst_runs(replay: RequestReplay, count: int = WORST_RUNS) -> list[tuple[str, RunOutcome]]:
+def worst_runs(replay: RequestReplay) -> list[tuple[str, RunOutcome]]:
     """The runs whose mean latencies or throughput are furthest off, worst first, each under its worst metric."""
     errors_of_runs = []
     for outcome in replay.outcomes:
@@ -373,7 +366,7 @@ def worst_runs(replay: RequestReplay, count: int = WORST_RUNS) -> list[tuple[str
             metric = max(sorted(errors), key=lambda name: errors[name])
             errors_of_runs.append((errors[metric], metric, outcome))
     errors_of_runs.sort(key=lambda item: -item[0])
-    return [(metric, outcome) for _, metric, outcome in errors_of_runs[:count]]
+    return [(metric, outcome) for _, metric, outcome in errors_of_runs[:WORST_RUNS]]
 
 
 def _row(outcome: RunOutcome) -> dict[str, Any]:
@@ -395,25 +388,16 @@ def _row(outcome: RunOutcome) -> dict[str, Any]:
     }
 
 
-def _weakest(replay: RequestReplay) -> str | None:
-    bases = [outcome.basis for outcome in replay.outcomes if outcome.basis is not None]
-    return weakest(bases) if bases else None
-
-
-def _fact(run: MeasuredRun, name: str) -> Any:
-    return getattr(run, name)
-
-
 def _spellings(run: MeasuredRun, name: str) -> set[str]:
-    """How a fact may be written in a condition: as published, and in the catalogue's words."""
-    value = _fact(run, name)
-    known = {"model": _known_model, "chip": _known_chip}.get(name)
-    words = {str(value).lower()} if value is not None else {"none"}
-    if known is not None and value is not None:
-        words.add(str(known(run)).lower())
-    if name == "framework" and value is not None:
-        words.add(str(framework_name(value)).lower())
-    return words
+    value: Any = getattr(run, name)
+    if value is None:
+        return {"none"}
+    known: dict[str, Callable[[Any], Any]] = {
+        "model": _known_model,
+        "chip": _known_chip,
+        "framework": lambda run: framework_name(run.framework),
+    }
+    return {str(word).lower() for word in (value, known[name](run) if name in known else value)}
 
 
 def _known_model(run: MeasuredRun) -> str | None:

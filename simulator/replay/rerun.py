@@ -29,12 +29,7 @@ _FORMATS = {text: name for name, texts in _NAMES["formats"].items() for text in 
 
 
 def chip_name(text: str, known: tuple[str, ...]) -> str | None:
-    """The chip that a published name means, such as ``h100-sxm`` for "NVIDIA H100 80GB HBM3"; None if unknown.
-
-    Args:
-        text: as published.
-        known: names of the catalogue, taken as they are.
-    """
+    """The chip that a published name means, such as ``h100-sxm`` for "NVIDIA H100 80GB HBM3"; None if unknown."""
     word = text.strip().lower().replace("_", "-")
     if word in known:
         return word
@@ -94,14 +89,10 @@ def catalogue_model(text: str) -> str | None:
     """The catalogue's model that a published name means, whatever its owner, tuning or format suffix; None if none."""
     word = re.sub(r"\s+", "-", text.strip().lower())
     names = _known_models()
-    for candidate in _model_spellings(word):
-        if candidate in names:
-            return names[candidate]
-    return None
+    return next((names[candidate] for candidate in _model_spellings(word) if candidate in names), None)
 
 
 def _model_spellings(word: str) -> list[str]:
-    """Ways to write a model, from the most to the least literal."""
     tail = word.rsplit("/", 1)[-1]
     spellings = [word, tail]
     changed = True
@@ -120,7 +111,6 @@ def _model_spellings(word: str) -> list[str]:
 
 @cache
 def _known_models() -> dict[str, str]:
-    """Catalogue names and aliases, and the part of an alias behind its owner, in lower case."""
     aliases = architecture_aliases()
     known = {alias.rsplit("/", 1)[-1]: name for alias, name in sorted(aliases.items(), reverse=True)}
     return {**known, **aliases, **{name: name for name in architecture_names()}}
@@ -131,12 +121,9 @@ LEAST_WAVES = 10
 
 
 def run_scenario(run: MeasuredRun, base: Scenario) -> Scenario:
-    """The scenario that repeats a measured run.
+    """The scenario that repeats a measured run: everything it states overrides ``base``.
 
-    Args:
-        run: what was measured; everything it states overrides ``base``. A profile file of the very chip that the run
-            names stays.
-        base: the rest.
+    A profile file of the very chip that the run names stays.
 
     Raises:
         ForerunError: a name that the catalogue does not know, or values that make no scenario; the text says which.
@@ -191,13 +178,8 @@ def run_scenario(run: MeasuredRun, base: Scenario) -> Scenario:
 
 
 def sglang_memory_share(capacity_bytes: float, groups: int) -> float:
-    """Share of a chip's memory that SGLang gives weights and KV under data-parallel attention, by default.
-
-    Without it the rule comes out near the default of scenarios, which stands.
-
-    Args:
-        capacity_bytes: of a chip of 60 GB and more.
-        groups: attention groups, of one chip each.
+    """Share of the memory of a chip of 60 GB and more that SGLang gives weights and KV by default, under data-parallel
+    attention in ``groups`` of one chip each. Without it the rule comes out near the default of scenarios, which stands.
 
     Source: SGLang 0.5, ``server_args.py``: MiB kept for 8,192 tokens at once, captured graphs of 512 sequences (256
         under four chips) and their padding in each group.
@@ -209,13 +191,7 @@ def sglang_memory_share(capacity_bytes: float, groups: int) -> float:
 
 
 def rerun(run: MeasuredRun, base: Scenario, seed: int = 0, intervals: bool = False) -> dict[str, Any]:
-    """Simulate a measured run again.
-
-    Args:
-        run: the measured run.
-        base: the rest.
-        seed: seed of the simulation.
-        intervals: also look for the model's error.
+    """Simulate a measured run again; with ``intervals``, also look for the model's error.
 
     Returns:
         ``{"predicted": {metric: value}, "basis", "notes", "model_error"}`` with the metrics of
@@ -241,13 +217,11 @@ def rerun(run: MeasuredRun, base: Scenario, seed: int = 0, intervals: bool = Fal
 
 
 def _known(key: str, text: str) -> str:
-    """What a name that is not known may mean, and where the known ones are listed."""
     if key == "model":
         return did_you_mean(text.rsplit("/", 1)[-1].lower(), architecture_names()) + " (forerun models list)"
     if key == "chip":
         return did_you_mean(text.lower(), chip_names()) + " (forerun chips list)"
-    known = {"framework": "vllm, sglang, trtllm or generic"}.get(key)
-    return f" (one of {known})" if known else ""
+    return " (one of vllm, sglang, trtllm or generic)" if key == "framework" else ""
 
 
 def _own_format(model: Any, dtype: str) -> bool:
@@ -344,10 +318,6 @@ def _never_evicting(scenario: Scenario, stream: RequestStream) -> Scenario:
 def unshared_hashes(input_tokens: np.ndarray[Any, Any], block_tokens: int) -> PrefixHashes:
     """Block ids of prompts that share nothing: a preempted request may still find blocks of its own when it comes back.
 
-    Args:
-        input_tokens: of every request.
-        block_tokens: tokens of a block.
-
     Source: vLLM V1 frees a preempted request's blocks with their hashes, the last first (``Scheduler._preempt_request``
         and ``KVCacheManager.free``, v0.9 to v0.11), so that it finds what nobody has taken meanwhile.
     """
@@ -357,13 +327,7 @@ def unshared_hashes(input_tokens: np.ndarray[Any, Any], block_tokens: int) -> Pr
 
 
 def pool_hashes(pool: PromptPool, input_tokens: np.ndarray[Any, Any], block_tokens: int) -> PrefixHashes:
-    """Block ids of requests that take their prompts round robin from a pool.
-
-    Args:
-        pool: prompts, groups and the tokens that a group shares.
-        input_tokens: of every request.
-        block_tokens: tokens of a block.
-    """
+    """Block ids of requests that take their prompts round robin from a pool."""
     blocks = -(-np.asarray(input_tokens, dtype=np.int64) // block_tokens)
     shared = pool.shared_tokens // block_tokens
     offsets = np.concatenate(([0], np.cumsum(blocks)))

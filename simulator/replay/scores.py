@@ -30,37 +30,31 @@ class Score(NamedTuple):
     coverage90: float | None
 
 
-def score(op: str, regime: str, dtype: str, measured: FloatArray, predicted: FloatArray, inside: FloatArray) -> Score:
-    """Figures of some rows.
-
-    Args:
-        op: name of the group's operation.
-        regime: what bounds its kernels.
-        dtype: its format.
-        measured: seconds.
-        predicted: seconds.
-        inside: 1 where the measurement is in the 90 % interval, 0 where not, NaN where there is none.
-    """
-    signed = (predicted - measured) / measured * 100.0
+def error_figures(signed: FloatArray) -> dict[str, float]:
+    """Mean, median and 90th percentile of the magnitudes of errors in percent, and their bias."""
     ape = np.abs(signed)
-    known = np.isfinite(inside)
-    coverage = float(inside[known].mean() * 100.0) if known.any() else None
-    return Score(
-        op,
-        regime,
-        dtype,
-        len(measured),
-        float(ape.mean()),
-        float(np.median(ape)),
-        float(np.percentile(ape, 90)),
-        float(signed.mean()),
-        coverage,
-    )
+    return {
+        "mape": float(ape.mean()),
+        "median_ape": float(np.median(ape)),
+        "p90_ape": float(np.percentile(ape, 90)),
+        "bias": float(signed.mean()),
+    }
+
+
+def _score(
+    op: str, regime: str, dtype: str, table: KernelTable, prediction: Prediction, rows: NDArray[np.bool_]
+) -> Score:
+    ratio = (table.measured_s / prediction.seconds)[rows]
+    low, high, measured = prediction.low[rows], prediction.high[rows], table.measured_s[rows]
+    known = np.isfinite(low) & np.isfinite(high)
+    inside = ((ratio >= low) & (ratio <= high))[known]
+    coverage = float(inside.mean() * 100.0) if known.any() else None
+    signed = (prediction.seconds[rows] - measured) / measured * 100.0
+    return Score(op, regime, dtype, len(measured), **error_figures(signed), coverage90=coverage)
 
 
 def all_scores(table: KernelTable, prediction: Prediction) -> Iterator[Score]:
     """Scores by operation and format, for all rows and for each regime that occurs."""
-    inside = inside_interval(table, prediction)
     op, labels = table.word("op"), dtype_labels(table)
     names, label_codes = np.unique(labels, return_inverse=True)
     for code, name in enumerate(op.names):
@@ -69,21 +63,12 @@ def all_scores(table: KernelTable, prediction: Prediction) -> Iterator[Score]:
             for regime_code, regime in ((-1, "all"), *enumerate(REGIMES)):
                 part = rows if regime_code < 0 else rows & (prediction.regime == regime_code)
                 if part.any():
-                    yield score(
-                        name, regime, str(label), table.measured_s[part], prediction.seconds[part], inside[part]
-                    )
+                    yield _score(name, regime, str(label), table, prediction, part)
 
 
 def overall_score(table: KernelTable, prediction: Prediction) -> Score:
     """The figures over all rows."""
-    return score("all", "all", "all", table.measured_s, prediction.seconds, inside_interval(table, prediction))
-
-
-def inside_interval(table: KernelTable, prediction: Prediction) -> FloatArray:
-    """1 where the measurement lies in the row's 90 % interval, 0 where not, NaN where no interval is known."""
-    ratio = table.measured_s / prediction.seconds
-    known = np.isfinite(prediction.low) & np.isfinite(prediction.high)
-    return np.where(known, (ratio >= prediction.low) & (ratio <= prediction.high), np.nan)
+    return _score("all", "all", "all", table, prediction, np.ones(len(table), dtype=bool))
 
 
 def dtype_labels(table: KernelTable) -> NDArray[np.str_]:
@@ -106,12 +91,7 @@ class ErrorLimit(NamedTuple):
 
 
 def parse_limit(text: str, metrics: Sequence[str] = METRICS, groups: Sequence[str] | None = None) -> ErrorLimit:
-    """Read ``mape=12`` (all rows) or ``gemm.mape=8`` (one group); percent.
-
-    Args:
-        text: the limit as written by the user.
-        metrics: what may be limited.
-        groups: names before the dot, where they are known beforehand.
+    """Read ``mape=12`` (all rows) or ``gemm.mape=8`` (one group, one of ``groups`` where given); percent.
 
     Raises:
         ForerunError: no such metric or group, or no number >= 0.
@@ -138,9 +118,7 @@ def parse_limit(text: str, metrics: Sequence[str] = METRICS, groups: Sequence[st
 def exceeded(limits: Iterable[ErrorLimit], scores: Iterable[tuple[str, str, Any]]) -> list[str]:
     """One line per score that exceeds a limit.
 
-    Args:
-        limits: by group.
-        scores: (group, what it is called in a line, object that has the metrics); a group may have several.
+    A score is (group, what it is called in a line, object that has the metrics); a group may have several.
 
     Raises:
         ForerunError: a limit on a group that was not scored.

@@ -82,6 +82,5 @@ def check_unit(
 
 
 def _unit(factor: float) -> str:
-    """The unit in which a time was probably written when it is ``factor`` times too large as seconds."""
     power = round(np.log10(factor) / 3)
     return {1: "milliseconds", 2: "microseconds", 3: "nanoseconds"}.get(power, "seconds")

@@ -32,11 +32,8 @@ _TABLES: dict[str, tuple[frozenset[str], TableReader]] = {}
 def register_table(format: str, title: str, signature: frozenset[str], reader: TableReader) -> None:
     """Register a reader for a kind of table of measured runs, tried before the general one.
 
-    Args:
-        format: name of the format, as passed to ``format=``.
-        title: short description, for lists of formats.
-        signature: columns whose presence means this table (keys of the first record of JSON lines).
-        reader: function that returns the runs of a CSV table's rows (none for JSON lines) and file.
+    ``signature`` are columns whose presence means this table (keys of the first record of JSON lines); the reader gets
+    a CSV table's rows (none for JSON lines) and the file.
     """
     FORMATS[format] = title
     _TABLES[format] = (signature, reader)

@@ -1,4 +1,7 @@
-"""Result files of benchmark clients: vLLM and SGLang, AIPerf and GenAI-Perf, inference-perf, GuideLLM."""
+"""Result files of benchmark clients: vLLM and SGLang, AIPerf and GenAI-Perf, inference-perf, GuideLLM.
+
+Every reader raises TraceError for a field of another kind or in an unknown unit.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +32,6 @@ def vllm_run(result: Mapping[str, Any], place: str, file: Path) -> MeasuredRun:
 
     With per-request arrays in it (``--save-detailed``) the requests themselves are replayed; otherwise every request
     has the mean lengths. SGLang divides its ITL by the tokens of a chunk, so that is left out.
-
-    Raises:
-        TraceError: a field of another kind.
     """
     cells = Cells(result, place)
     sglang = "mean_e2e_latency_ms" in result
@@ -74,24 +74,16 @@ def aiperf_run(result: Mapping[str, Any], place: str, file: Path) -> MeasuredRun
     """Read the aggregate export of AIPerf or GenAI-Perf (``profile_export_*.json``).
 
     Its inter-token latency is vLLM's TPOT, its inter-chunk latency vLLM's ITL.
-
-    Raises:
-        TraceError: a metric that is no number, or in an unknown unit.
     """
     measured: dict[str, float] = {}
     for key, name in _AIPERF.items():
         metric = result.get(key)
         if isinstance(metric, Mapping):
+            keys = {f"{ours}_{name}_ms": theirs for theirs, ours in _AIPERF_STATISTICS.items()}
             scale = _scale(metric, f"{place}: {key}")
-            cells = Cells(metric, f"{place}: {key}")
-            for theirs, ours in _AIPERF_STATISTICS.items():
-                value = cells.positive(theirs)
-                if value is not None:
-                    measured[f"{ours}_{name}_ms"] = value * scale
-    for key, name in _AIPERF_RATES.items():
-        value = _average(result, key, place)
-        if value:
-            measured[name] = value
+            measured |= latencies_ms(Cells(metric, f"{place}: {key}"), keys, scale)
+    rates = {name: _average(result, key, place) for key, name in _AIPERF_RATES.items()}
+    measured |= {name: value for name, value in rates.items() if value}
     setup = result.get("input_config", result.get("config"))
     options = _flat(setup) if isinstance(setup, Mapping) else {}
     cells = Cells(options, f"{place}: input_config")
@@ -99,16 +91,17 @@ def aiperf_run(result: Mapping[str, Any], place: str, file: Path) -> MeasuredRun
     inputs, outputs = (_average(result, f"{side}_sequence_length", place) for side in ("input", "output"))
     count = _average(result, "request_count", place)
     models = options.get("model_names", options.get("model"))
-    mode = cells.text("request_rate_mode") or cells.text("arrival_pattern") or "poisson"
+    stated = cells.text("request_rate_mode") or cells.text("arrival_pattern") or ""
+    mode = "constant" if stated.lower() == "constant" else "poisson"
     return MeasuredRun(
         name=file.stem,
         place=place,
         model=str(models[0]) if isinstance(models, list) and models else (str(models) if models else None),
-        process="closed-loop" if concurrency and rate is None else (None if rate is None else _open(mode)),
+        process="closed-loop" if concurrency and rate is None else (None if rate is None else mode),
         request_rate=rate,
         max_concurrency=concurrency if rate is None else None,
-        input_tokens=round(inputs) if inputs else None,
-        output_tokens=round(outputs) if outputs else None,
+        input_tokens=_rounded(inputs),
+        output_tokens=_rounded(outputs),
         num_requests=int(count) if count else None,
         measured=measured,
     )
@@ -119,9 +112,6 @@ def inference_perf_run(result: Mapping[str, Any], place: str, file: Path) -> Mea
 
     Its TPOT and ITL count two stream events for each token, so TPOT is derived here: (latency - TTFT) / (tokens - 1).
     ``config.yaml`` beside the file gives load, lengths and prompts; ``exp-config.yaml`` above it the server's limits.
-
-    Raises:
-        TraceError: a field of another kind.
     """
     good = result["successes"]
     cells = Cells(good, place)
@@ -142,8 +132,7 @@ def inference_perf_run(result: Mapping[str, Any], place: str, file: Path) -> Mea
     inputs = Cells(_map(good, "prompt_len"), place).positive("mean")
     outputs = prefix.count("output_len")
     if outputs is None:
-        mean = Cells(_map(good, "output_len"), place).positive("mean")
-        outputs = round(mean) if mean else None
+        outputs = _rounded(Cells(_map(good, "output_len"), place).positive("mean"))
     if outputs and outputs > 1 and "mean_e2el_ms" in measured and "mean_ttft_ms" in measured:
         measured["mean_tpot_ms"] = (measured["mean_e2el_ms"] - measured["mean_ttft_ms"]) / (outputs - 1)
     groups, each = prefix.count("num_groups"), prefix.count("num_prompts_per_group")
@@ -159,7 +148,7 @@ def inference_perf_run(result: Mapping[str, Any], place: str, file: Path) -> Mea
         tensor_parallel=engine.count("tensor_parallelism"),
         process="poisson" if load.get("type") == "poisson" else "constant",
         stages=tuple(stages),
-        input_tokens=round(inputs) if inputs else None,
+        input_tokens=_rounded(inputs),
         output_tokens=outputs,
         num_requests=completed if not stages else None,
         pool=PromptPool(groups * each, groups, shared) if groups and each and shared else None,
@@ -172,11 +161,7 @@ def inference_perf_run(result: Mapping[str, Any], place: str, file: Path) -> Mea
 
 
 def guidellm_runs(result: Mapping[str, Any], place: str, file: Path) -> Iterator[MeasuredRun]:
-    """Benchmarks of a GuideLLM report; its "time per output token" counts the first one and is left out.
-
-    Raises:
-        TraceError: a field of another kind.
-    """
+    """Benchmarks of a GuideLLM report; its "time per output token" counts the first one and is left out."""
     names = {"time_to_first_token_ms": ("ttft", 1.0), "inter_token_latency_ms": ("itl", 1.0),
              "request_latency": ("e2el", MS_PER_S)}  # fmt: skip
     for number, benchmark in enumerate(result["benchmarks"]):
@@ -215,8 +200,8 @@ def guidellm_runs(result: Mapping[str, Any], place: str, file: Path) -> Iterator
             process=process,
             request_rate=rate,
             max_concurrency=streams if process == "closed-loop" else None,
-            input_tokens=round(inputs) if inputs else None,
-            output_tokens=round(outputs) if outputs else None,
+            input_tokens=_rounded(inputs),
+            output_tokens=_rounded(outputs),
             num_requests=totals.count("successful"),
             measured=measured,
         )
@@ -233,8 +218,8 @@ def _stages(listed: Any, place: str) -> list[tuple[float, float]]:
     return stages
 
 
-def _open(mode: str) -> str:
-    return "constant" if mode.lower() == "constant" else "poisson"
+def _rounded(mean: float | None) -> int | None:
+    return round(mean) if mean else None
 
 
 def _mean(cells: Cells, key: str, count: int | None) -> int | None:

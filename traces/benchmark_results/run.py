@@ -35,52 +35,20 @@ TokenCounts = int | tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class PromptPool:
-    """Prompts that a client sends repeatedly, in round-robin order.
-
-    Attributes:
-        prompts: number of different prompts; prompt ``i`` belongs to group ``i % groups``.
-        groups: number of system prompts; prompts of one group start with the same tokens.
-        shared_tokens: length of a system prompt.
-    """
+    """Prompts that a client sends repeatedly, in round-robin order; prompt ``i`` belongs to group ``i % groups``."""
 
     prompts: int
     groups: int
+    """Number of system prompts, with which the prompts of a group start."""
     shared_tokens: int
+    """Length of a system prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRun:
     """A row of a table of measured serving runs; values that the source does not state are None.
 
-    Attributes:
-        name: name of the run in the source.
-        place: file and line or key, for messages.
-        model, chip, framework: as the source writes them.
-        framework_version: as the source writes it.
-        tensor_parallel, pipeline_parallel, expert_parallel: chips over which one replica is spread.
-        data_parallel_attention: replicas of attention in an expert-parallel deployment.
-        replicas: independent engines behind one address.
-        weights_dtype, kv_cache_dtype: as the source writes them.
-        process: how requests arrive, one of ``PROCESSES``.
-        request_rate: requests per second.
-        burstiness: shape of gamma inter-arrival times.
-        max_concurrency: maximum number of outstanding requests in a closed loop.
-        stages: (requests per second, seconds) of consecutive load stages.
-        input_tokens, output_tokens: token counts of the requests.
-        num_requests: number of requests sent.
-        lengths: tokens of every prompt and answer, in the order sent, if the client's random lengths are known.
-        pool: prompts that repeat; None = all prompts differ.
-        trace, trace_format: file with the requests themselves, and its format.
-        max_num_seqs, max_num_batched_tokens, max_model_len, num_kv_blocks, block_size: limits of the engine; tokens.
-        gpu_memory_utilization: share of the memory that the engine may use.
-        prefix_caching, chunked_prefill: whether the feature was enabled.
-        speculation: method, or None for none.
-        num_speculative_tokens, acceptance_length: draft tokens, and tokens per verify step, bonus token included.
-        settings: further scenario values by dotted path.
-        measured: metric (``METRICS``) -> value; latencies in milliseconds, throughputs per second.
-        derived: metrics that the source does not state and that follow from the others by Little's law.
-        unusable: why the run cannot be compared; None = it can.
-        notes: known details of the measurement.
+    Names (``model``, ``chip``, ``framework``, dtypes) are as the source writes them; limits of the engine are tokens.
     """
 
     name: str
@@ -93,20 +61,28 @@ class MeasuredRun:
     pipeline_parallel: int | None = None
     expert_parallel: int | None = None
     data_parallel_attention: int | None = None
+    """Replicas of attention in an expert-parallel deployment."""
     replicas: int | None = None
+    """Independent engines behind one address."""
     weights_dtype: str | None = None
     kv_cache_dtype: str | None = None
     process: str | None = None
+    """How requests arrive, one of ``PROCESSES``."""
     request_rate: float | None = None
     burstiness: float | None = None
+    """Shape of gamma inter-arrival times."""
     max_concurrency: int | None = None
     stages: tuple[tuple[float, float], ...] = ()
+    """(requests per second, seconds) of consecutive load stages."""
     input_tokens: TokenCounts | None = None
     output_tokens: TokenCounts | None = None
     num_requests: int | None = None
     lengths: tuple[IntArray, IntArray] | None = None
+    """Tokens of every prompt and answer, in the order sent, if the client's random lengths are known."""
     pool: PromptPool | None = None
+    """Prompts that repeat; None = all prompts differ."""
     trace: str | None = None
+    """File with the requests themselves, in ``trace_format``."""
     trace_format: str = "auto"
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
@@ -119,10 +95,15 @@ class MeasuredRun:
     speculation: str | None = None
     num_speculative_tokens: int | None = None
     acceptance_length: float | None = None
+    """Tokens per verify step, bonus token included."""
     settings: Mapping[str, object] = field(default_factory=dict)
+    """Further scenario values by dotted path."""
     measured: Mapping[str, float] = field(default_factory=dict)
+    """Metric (``METRICS``) -> value; latencies in milliseconds, throughputs per second."""
     derived: tuple[str, ...] = ()
+    """Metrics that the source does not state and that follow from the others by Little's law."""
     unusable: str | None = None
+    """Why the run cannot be compared; None = it can."""
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -145,14 +126,8 @@ class MeasuredRun:
 
 
 def closed_loop_throughput(concurrency: int, output_tokens: float, ttft_ms: float, tpot_ms: float) -> float:
-    """Output tokens per second of a closed loop that always has requests outstanding.
+    """Output tokens per second of a closed loop that always has ``concurrency`` requests outstanding.
 
-    Little's law: ``concurrency / (ttft + (output_tokens - 1) tpot)`` requests per second.
-
-    Args:
-        concurrency: number of outstanding requests.
-        output_tokens: output tokens of each request.
-        ttft_ms: mean time to first token.
-        tpot_ms: mean time per output token after the first.
+    Little's law: ``concurrency / (ttft + (output_tokens - 1) tpot)`` requests per second, of mean times.
     """
     return concurrency * output_tokens * 1e3 / (ttft_ms + (output_tokens - 1) * tpot_ms)

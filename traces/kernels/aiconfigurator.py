@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from traces.kernels.frame import Frame, drop
+from traces.kernels.frame import Frame
 from traces.kernels.table import IntArray, KernelTable, Words, constant, make_table, whole, words
 
 MILLISECONDS = 1e-3
@@ -56,24 +56,20 @@ def is_aiconfigurator(names: tuple[str, ...]) -> bool:
 
 
 def read_aiconfigurator(frame: Frame) -> KernelTable:
-    """Kernels of one AIConfigurator table.
-
-    Raises:
-        TraceError: a column is missing or holds no numbers.
-    """
+    """Kernels of one AIConfigurator table."""
     for column, read in _TABLES.items():
         if column in frame.names:
             frame.need("latency")
-            return read(frame, {})
-    return _unpredicted(frame, frame.path.stem.removesuffix("_perf"), {})
+            return read(frame)
+    return _unpredicted(frame, frame.path.stem.removesuffix("_perf"))
 
 
-def _gemm(frame: Frame, skipped: dict[str, int]) -> KernelTable:
+def _gemm(frame: Frame) -> KernelTable:
     frame.need("m", "n", "k")
     if frame.has("framework", "version", "kernel_source"):
-        frame = drop(frame, _eager_gemm(frame), EAGER, skipped)
-    frame, dtype = _priced(frame, "gemm_dtype", skipped)
-    return _table(frame, "gemm", _sizes(frame, "m", "n", "k"), {"dtype": dtype}, skipped)
+        frame = frame.drop(_eager_gemm(frame), EAGER)
+    frame, dtype = _priced(frame, "gemm_dtype")
+    return _table(frame, "gemm", _sizes(frame, "m", "n", "k"), {"dtype": dtype})
 
 
 def _eager_gemm(frame: Frame) -> NDArray[np.bool_]:
@@ -82,7 +78,7 @@ def _eager_gemm(frame: Frame) -> NDArray[np.bool_]:
     return frame.texts("kernel_source").matching(lambda name: name.endswith("Fp8BlockScaledMMKernel"))
 
 
-def _attention(frame: Frame, skipped: dict[str, int]) -> KernelTable:
+def _attention(frame: Frame) -> KernelTable:
     """Self-attention: prefill rows have ``isl`` new tokens, decode rows one token on ``step`` cached ones.
 
     A bf16 call on an fp8 cache that TensorRT-LLM's prefill serves is fp8 arithmetic (it reaches fp8 rates).
@@ -90,12 +86,12 @@ def _attention(frame: Frame, skipped: dict[str, int]) -> KernelTable:
     frame.need("op_name")
     operation = frame.texts("op_name")
     if not {"context_attention", "generation_attention"} & set(operation.names):
-        return _unpredicted(frame, operation.names[0], skipped)
+        return _unpredicted(frame, operation.names[0])
     frame.need("batch_size", "isl", "num_heads", "num_key_value_heads", "head_dim", "kv_cache_dtype", "step")
     known = operation.equals("context_attention") | operation.equals("generation_attention")
-    frame = drop(frame, ~known, "no prediction for this attention (not causal)", skipped)
-    frame, dtype = _priced(frame, "attn_dtype", skipped)
-    frame, kv_dtype = _priced(frame, "kv_cache_dtype", skipped)
+    frame = frame.drop(~known, "no prediction for this attention (not causal)")
+    frame, dtype = _priced(frame, "attn_dtype")
+    frame, kv_dtype = _priced(frame, "kv_cache_dtype")
     dtype = frame.texts("attn_dtype").mapped(DTYPES.__getitem__)
     decode = frame.texts("op_name").equals("generation_attention")
     sizes = _attention_sizes(frame) | _sizes(frame, num_kv_heads="num_key_value_heads", head_dim="head_dim")
@@ -106,20 +102,20 @@ def _attention(frame: Frame, skipped: dict[str, int]) -> KernelTable:
         native = kv_dtype.equals("fp8") & ~decode
         dtype = Words(np.where(native, len(dtype.names), dtype.codes).astype(np.int32), (*dtype.names, "fp8"))
     op = Words(decode.astype(np.int32), ("attention_prefill", "attention_decode"))
-    return _table(frame, op, sizes, {"dtype": dtype, "kv_dtype": kv_dtype, "cache": "warm"}, skipped)
+    return _table(frame, op, sizes, {"dtype": dtype, "kv_dtype": kv_dtype, "cache": "warm"})
 
 
-def _mla(frame: Frame, skipped: dict[str, int]) -> KernelTable:
+def _mla(frame: Frame) -> KernelTable:
     """DeepSeek's MLA core attention: whole keys and values for a prompt, the shared latent for a decode step and for
     prompts that were timed so (``ABSORBED_PROMPTS``)."""
     frame.need("batch_size", "isl", "num_heads", "kv_cache_dtype", "step", "op_name")
     operation = frame.texts("op_name")
     if frame.has("gemm_type") and any(name in _SPARSE_MODULES for name in operation.names):
-        return _sparse_module(frame, skipped)
+        return _sparse_module(frame)
     whole = frame.has("gemm_type") or "fp8_block" in frame.texts("mla_dtype").names  # with the layer's projections
     if whole or not {"mla_context", "mla_generation"} & set(operation.names):
-        return _unpredicted(frame, frame.path.stem.removesuffix("_perf"), skipped)
-    frame, kv_dtype = _priced(frame, "kv_cache_dtype", skipped)
+        return _unpredicted(frame, frame.path.stem.removesuffix("_perf"))
+    frame, kv_dtype = _priced(frame, "kv_cache_dtype")
     decode = frame.texts("op_name").equals("mla_generation")
     shared = decode | frame.texts("kernel_source").equals(ABSORBED_PROMPTS) if frame.has("kernel_source") else decode
     sizes = _attention_sizes(frame)
@@ -128,7 +124,7 @@ def _mla(frame: Frame, skipped: dict[str, int]) -> KernelTable:
     sizes["v_head_dim"] = np.where(shared, _MLA_LATENT, _MLA_VALUE)
     sizes["latent"] = shared.astype(np.int64)
     op = Words(decode.astype(np.int32), ("attention_prefill", "attention_decode"))
-    return _table(frame, op, sizes, {"dtype": "bf16", "kv_dtype": kv_dtype, "cache": "warm"}, skipped)
+    return _table(frame, op, sizes, {"dtype": "bf16", "kv_dtype": kv_dtype, "cache": "warm"})
 
 
 _SPARSE_MODULES = {
@@ -145,24 +141,24 @@ _SPARSE_MODULES = {
 """Tables of whole attention modules -> canonical operation and kind of layer."""
 
 
-def _sparse_module(frame: Frame, skipped: dict[str, int]) -> KernelTable:
+def _sparse_module(frame: Frame) -> KernelTable:
     """Attention modules that read chosen or compressed keys: DeepSeek-V3.2's, V4's, GLM-5's and MiniMax-M3's."""
     frame.need("batch_size", "isl", "num_heads", "kv_cache_dtype", "step", "model")
     names = frame.texts("op_name").names
     for name in names:
         if name not in _SPARSE_MODULES:
-            frame = drop(frame, frame.texts("op_name").equals(name), f"no prediction for '{name}'", skipped)
-    frame = drop(frame, _beyond_grid(frame), "more prompt tokens than the kernel's grid takes", skipped)
-    frame = drop(frame, _slower_without(frame), "slower without an index than with one", skipped)
-    frame, dtype = _priced(frame, "gemm_type", skipped)
-    frame, kv_dtype = _priced(frame, "kv_cache_dtype", skipped, {"fp8_e4m3": "fp8"})
+            frame = frame.drop(frame.texts("op_name").equals(name), f"no prediction for '{name}'")
+    frame = frame.drop(_beyond_grid(frame), "more prompt tokens than the kernel's grid takes")
+    frame = frame.drop(_slower_without(frame), "slower without an index than with one")
+    frame, dtype = _priced(frame, "gemm_type")
+    frame, kv_dtype = _priced(frame, "kv_cache_dtype", {"fp8_e4m3": "fp8"})
     dtype = frame.texts("gemm_type").mapped(DTYPES.__getitem__)
     operation, model = frame.texts("op_name"), frame.texts("model")
     op = operation.mapped(lambda name: _SPARSE_MODULES[name][0])
     kinds = [_SPARSE_MODULES[name][1] for name in operation.names]
     layer = words([f"{model.names[m]} {kinds[k]}" for m, k in zip(model.codes, operation.codes, strict=True)])
     texts: dict[str, str | Words] = {"dtype": dtype, "kv_dtype": kv_dtype, "cache": "warm", "name": layer}
-    return _table(frame, op, _attention_sizes(frame), texts, skipped)
+    return _table(frame, op, _attention_sizes(frame), texts)
 
 
 MOST_BLOCKS = 65535
@@ -190,9 +186,9 @@ def _measured(frame: Frame, operation: str, device: str, framework: str) -> NDAr
     return np.asarray(here & frame.texts("op_name").equals(operation) & _framework(frame).equals(framework))
 
 
-def _moe(frame: Frame, skipped: dict[str, int]) -> KernelTable:
+def _moe(frame: Frame) -> KernelTable:
     frame.need("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
-    frame, dtype = _priced(frame, "moe_dtype", skipped)
+    frame, dtype = _priced(frame, "moe_dtype")
     sizes = _sizes(
         frame, tokens="num_tokens", hidden="hidden_size", intermediate="inter_size", experts_per_token="topk",
         num_experts="num_experts", tensor_parallel="moe_tp_size", expert_parallel="moe_ep_size",
@@ -203,16 +199,16 @@ def _moe(frame: Frame, skipped: dict[str, int]) -> KernelTable:
     if frame.has("kernel_source"):
         plain = frame.texts("kernel_source").matching(lambda name: "nongated" in name)
         sizes["projections"] = np.where(plain, 2, 0)
-    return _table(frame, "moe", sizes, texts, skipped)
+    return _table(frame, "moe", sizes, texts)
 
 
-def _recurrent(frame: Frame, skipped: dict[str, int]) -> KernelTable:
+def _recurrent(frame: Frame) -> KernelTable:
     """Gated delta nets, Kimi delta attention and Mamba-2: the scan over prompts, the update for decoded or verified
     tokens, and the short convolution before either, a pass over memory whose rows stand by themselves.
     """
     frame.need("batch_size", "seq_len", "kernel_source", "phase", "op_name", "d_conv")
-    frame = drop(frame, _eager_convolution(frame), EAGER, skipped)
-    frame = drop(frame, _whole_steps(frame), "no prediction for convolution, update and norm in one kernel", skipped)
+    frame = frame.drop(_eager_convolution(frame), EAGER)
+    frame = frame.drop(_whole_steps(frame), "no prediction for convolution, update and norm in one kernel")
     rule = frame.texts("op_name")
     convolving = frame.texts("kernel_source").matching(lambda name: "conv1d" in name)
     prompt = frame.texts("phase").equals("context")
@@ -221,7 +217,7 @@ def _recurrent(frame: Frame, skipped: dict[str, int]) -> KernelTable:
     phases = [f"convolution {name}-{phase}" for name in rule.names for phase in ("scan", "update")]
     codes = np.where(convolving, len(rule.names) + 2 * rule.codes + ~prompt, rule.codes).astype(np.int32)
     if frame.has("d_state"):
-        frame = drop(frame, ~convolving, "no prediction for Mamba-2's scans", skipped)
+        frame = frame.drop(~convolving, "no prediction for Mamba-2's scans")
         op, codes = Words(op.codes[convolving], operations), codes[convolving]
         sizes = _convolution(frame, _mamba2_channels(frame))
     else:
@@ -232,7 +228,7 @@ def _recurrent(frame: Frame, skipped: dict[str, int]) -> KernelTable:
         sizes = {name: np.where(convolving, 0, values) for name, values in sizes.items()}
         sizes |= {name: np.where(convolving, values, 0) for name, values in moved.items()}
     names = Words(codes, (*rule.names, *phases))
-    return _table(frame, op, sizes, {"dtype": "bf16", "cache": "warm", "name": names}, skipped)
+    return _table(frame, op, sizes, {"dtype": "bf16", "cache": "warm", "name": names})
 
 
 def _eager_convolution(frame: Frame) -> NDArray[np.bool_]:
@@ -250,7 +246,6 @@ def _whole_steps(frame: Frame) -> NDArray[np.bool_]:
 
 
 def _mamba2_channels(frame: Frame) -> IntArray:
-    """Channels of Mamba-2's convolution: its heads' inputs, and the key and the query of every group."""
     heads, width, groups, state = (whole(frame.floats(n)) for n in ("nheads", "head_dim", "n_groups", "d_state"))
     return heads * width + 2 * groups * state
 
@@ -276,18 +271,18 @@ def _convolution(frame: Frame, channels: IntArray) -> dict[str, IntArray]:
     return {"bytes_moved": 2 * (2 * (tokens + kept * batch) + further) * channels, "pieces": batch * channels}
 
 
-def _collective(frame: Frame, skipped: dict[str, int], dtype_column: str) -> KernelTable:
+def _collective(frame: Frame, dtype_column: str) -> KernelTable:
     """Collectives: ``message_size`` counts elements; rows that include host launches (eager) are left out."""
     frame.need("num_gpus", "message_size")
     for column in ("backend", "kernel_source"):
         if frame.has(column):
-            frame = drop(frame, frame.texts(column).matching(lambda name: name.endswith("_eager")), EAGER, skipped)
+            frame = frame.drop(frame.texts(column).matching(lambda name: name.endswith("_eager")), EAGER)
     if not frame.rows:
-        return _unpredicted(frame, "", skipped)
+        return _unpredicted(frame, "")
     unknown = frame.texts(dtype_column).matching(lambda name: name not in ELEMENT_BYTES)
-    frame = drop(frame, unknown, "message format of unknown width", skipped)
+    frame = frame.drop(unknown, "message format of unknown width")
     foreign = frame.texts("op_name").matching(lambda name: name not in OPERATIONS)
-    frame = drop(frame, foreign, "no prediction for this collective", skipped)
+    frame = frame.drop(foreign, "no prediction for this collective")
     width, operation = frame.texts(dtype_column), frame.texts("op_name")
     sizes = _sizes(frame, world_size="num_gpus", message_bytes="message_size")
     sizes["message_bytes"] = (
@@ -295,10 +290,10 @@ def _collective(frame: Frame, skipped: dict[str, int], dtype_column: str) -> Ker
     )
     op = operation.mapped(OPERATIONS.__getitem__)
     texts: dict[str, str | Words] = {"library": "nccl"} if dtype_column == "nccl_dtype" else {}
-    return _table(frame, op, sizes, texts, skipped)
+    return _table(frame, op, sizes, texts)
 
 
-_TABLES: dict[str, Callable[[Frame, dict[str, int]], KernelTable]] = {
+_TABLES: dict[str, Callable[[Frame], KernelTable]] = {
     "gemm_dtype": _gemm,
     "mla_dtype": _mla,
     "moe_dtype": _moe,
@@ -310,10 +305,10 @@ _TABLES: dict[str, Callable[[Frame, dict[str, int]], KernelTable]] = {
 """The column that identifies a table, and its reader."""
 
 
-def _unpredicted(frame: Frame, operation: str, skipped: dict[str, int]) -> KernelTable:
+def _unpredicted(frame: Frame, operation: str) -> KernelTable:
     if frame.rows:
-        skipped[f"no prediction for '{operation}'"] = frame.rows
-    return make_table(np.zeros(0), "other", {}, {}, str(frame.path), "aiconfigurator", skipped=skipped)
+        frame.skipped[f"no prediction for '{operation}'"] = frame.rows
+    return make_table(np.zeros(0), "other", {}, {}, str(frame.path), "aiconfigurator", skipped=frame.skipped)
 
 
 def _attention_sizes(frame: Frame) -> dict[str, IntArray]:
@@ -328,14 +323,11 @@ def _sizes(frame: Frame, *same: str, **renamed: str) -> dict[str, IntArray]:
     return {ours: whole(frame.floats(theirs)) for ours, theirs in columns.items()}
 
 
-def _priced(
-    frame: Frame, column: str, skipped: dict[str, int], also: dict[str, str] | None = None
-) -> tuple[Frame, Words]:
-    """Exclude rows in formats that are not modelled."""
+def _priced(frame: Frame, column: str, also: dict[str, str] | None = None) -> tuple[Frame, Words]:
     known = DTYPES | (also or {})
     for name in frame.texts(column).names:
         if name not in known:
-            frame = drop(frame, frame.texts(column).equals(name), f"format '{name}' is not priced", skipped)
+            frame = frame.drop(frame.texts(column).equals(name), f"format '{name}' is not priced")
     return frame, frame.texts(column).mapped(known.__getitem__)
 
 
@@ -345,11 +337,9 @@ def _framework(frame: Frame) -> Words:
     return frame.texts("framework").mapped(str.lower)
 
 
-def _table(
-    frame: Frame, op: str | Words, sizes: dict[str, IntArray], texts: dict[str, str | Words], skipped: dict[str, int]
-) -> KernelTable:
+def _table(frame: Frame, op: str | Words, sizes: dict[str, IntArray], texts: dict[str, str | Words]) -> KernelTable:
     named = {"library": _framework(frame), **texts}
     if frame.has("kernel_source"):
         named["source"] = frame.texts("kernel_source")
     seconds = frame.floats("latency") * MILLISECONDS
-    return make_table(seconds, op, sizes, named, str(frame.path), "aiconfigurator", skipped=skipped)
+    return make_table(seconds, op, sizes, named, str(frame.path), "aiconfigurator", skipped=frame.skipped)

@@ -75,16 +75,8 @@ def _with_new_names(frame: Frame) -> Frame:
 
 
 def write_kernels(table: KernelTable, path: str | Path, parquet: bool | None = None) -> Path:
-    """Write a table in the canonical format, Parquet when the name ends in ``.parquet``, else CSV.
-
-    Args:
-        table: the rows.
-        path: of the file.
-        parquet: decide the format, whatever the name.
-
-    Returns:
-        The path written.
-    """
+    """Write a table in the canonical format: as ``parquet`` says, else Parquet when the name ends in ``.parquet``, else
+    CSV. Returns the path written."""
     target = Path(path)
     columns: dict[str, Any] = {}
     for name in WORDS:

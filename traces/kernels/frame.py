@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +24,8 @@ class Frame(NamedTuple):
 
     path: Path
     table: Any
+    skipped: Counter[str]
+    """Rows that were dropped, by reason."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -87,9 +90,12 @@ class Frame(NamedTuple):
             raise TraceError(f"{self.path}: column '{name}': bytes that are not UTF-8 text") from None
         return Words(np.asarray(encoded.indices.to_numpy(zero_copy_only=False), dtype=np.int32), names)
 
-    def where(self, mask: NDArray[np.bool_]) -> Frame:
-        """Only the rows of ``mask``."""
-        return Frame(self.path, self.table.filter(pa.array(mask)))
+    def drop(self, bad: NDArray[np.bool_], reason: str) -> Frame:
+        """Drop the rows that ``bad`` marks and count them under ``reason``."""
+        if not bad.any():
+            return self
+        self.skipped[reason] += int(bad.sum())
+        return self._replace(table=self.table.filter(pa.array(~bad)))
 
     def _first(self, name: str) -> Any:
         return next((value.as_py() for value in self.table[name].drop_null()), None)
@@ -126,7 +132,7 @@ def read_frame(path: Path, skip_lines: int = 0) -> Frame:
         raise TraceError(f"{path}: not a readable {kind} file, damaged or cut short? ({detail[:120]})") from None
     if table.num_rows == 0:
         raise TraceError(f"{path}: no rows; a kernel trace needs at least one measurement")
-    return Frame(path, table)
+    return Frame(path, table, Counter())
 
 
 def _read_parquet(path: Path) -> Any:
@@ -143,12 +149,3 @@ def _read_csv(path: Path, skip_lines: int) -> Any:
         convert_options=pacsv.ConvertOptions(strings_can_be_null=False),
         parse_options=pacsv.ParseOptions(newlines_in_values=True),
     )
-
-
-def drop(frame: Frame, bad: NDArray[np.bool_], reason: str, skipped: dict[str, int]) -> Frame:
-    """Drop the rows that ``bad`` marks and count them under ``reason``."""
-    rows = int(bad.sum())
-    if not rows:
-        return frame
-    skipped[reason] = skipped.get(reason, 0) + rows
-    return frame.where(~bad)

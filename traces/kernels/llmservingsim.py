@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -64,11 +65,7 @@ def is_llmservingsim(names: tuple[str, ...]) -> bool:
 
 
 def read_llmservingsim(frame: Frame) -> KernelTable:
-    """Kernels of ``dense``, ``per_sequence``, ``attention``, ``moe``, ``skew`` or ``layers``.
-
-    Raises:
-        TraceError: the folder's name (``<device>_<model>_tp<n>``) tells no known model, or a column is missing.
-    """
+    """Kernels of ``dense``, ``per_sequence``, ``attention``, ``moe``, ``skew`` or ``layers``."""
     place = _place(frame)
     if frame.has("latency(ns)"):
         return _layers(frame, place, "layer_name", "input", frame.floats("latency(ns)") * NANOSECONDS)
@@ -105,15 +102,14 @@ def _layers(frame: Frame, place: Place, layer_column: str, rows_column: str, sec
         "k_proj": (kv_heads, model.hidden),
         "v_proj": (kv_heads, model.hidden),
         "o_proj": (model.hidden, heads),
-        "gate_up_proj": (2 * wide, model.hidden),
-        "gate_proj": (wide, model.hidden),
-        "up_proj": (wide, model.hidden),
-        "down_proj": (model.hidden, wide),
         "lm_head": (model.vocab / tp, model.hidden),
     }
-    if model.num_experts:
-        gemms = {
-            name: size for name, size in gemms.items() if "gate" not in name and name not in ("up_proj", "down_proj")
+    if not model.num_experts:
+        gemms |= {
+            "gate_up_proj": (2 * wide, model.hidden),
+            "gate_proj": (wide, model.hidden),
+            "up_proj": (wide, model.hidden),
+            "down_proj": (model.hidden, wide),
         }
     passes: dict[str, float] = {
         "layernorm": 4 * model.hidden,
@@ -125,20 +121,18 @@ def _layers(frame: Frame, place: Place, layer_column: str, rows_column: str, sec
     }
     layers = frame.texts(layer_column)
     count = frame.floats(rows_column)
-    ops = ["gemm" if name in gemms else "elementwise" if name in passes else "other" for name in layers.names]
     choice = ("gemm", "elementwise", "other")
-    op = Words(np.array([choice.index(name) for name in ops], dtype=np.int32)[layers.codes], choice)
+    codes = [0 if name in gemms else 1 if name in passes else 2 for name in layers.names]
+    op = Words(np.array(codes, dtype=np.int32)[layers.codes], choice)
 
-    def by_layer(values: dict[str, Any], index: int | None) -> FloatArray:
-        picked = [values.get(name, (0.0, 0.0) if index is not None else 0.0) for name in layers.names]
-        numbers = [float(value if index is None else value[index]) for value in picked]
-        return np.array(numbers)[layers.codes]
+    def by_layer(values: Mapping[str, float]) -> FloatArray:
+        return np.array([float(values.get(name, 0.0)) for name in layers.names])[layers.codes]
 
     sizes = {
         "m": count,
-        "n": by_layer(gemms, 0),
-        "k": by_layer(gemms, 1),
-        "bytes_moved": count * by_layer(passes, None) * ACTIVATION_BYTES,
+        "n": by_layer({name: outputs for name, (outputs, _) in gemms.items()}),
+        "k": by_layer({name: inputs for name, (_, inputs) in gemms.items()}),
+        "bytes_moved": count * by_layer(passes) * ACTIVATION_BYTES,
     }
     # The profiler calls one layer again and again: what a pass moves is still in the card's large cache.
     warm = (op.equals("elementwise") & (layer_column == "layer")).astype(np.int32)
@@ -147,9 +141,11 @@ def _layers(frame: Frame, place: Place, layer_column: str, rows_column: str, sec
 
 def _attention(frame: Frame, place: Place, seconds: FloatArray) -> KernelTable:
     """One kernel over a prompt chunk, over single-token sequences, or over both."""
-    new, cached = frame.floats("prefill_chunk"), frame.floats("kv_prefill")
-    seqs, context = frame.floats("n_decode"), frame.floats("kv_decode")
-    return _mixed(frame, place, seconds, new, cached, seqs, context, seqs * context, *2 * [np.zeros(frame.rows)])
+    new, cached, seqs, context = (
+        frame.floats(name) for name in ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
+    )
+    none = np.zeros(frame.rows)
+    return _mixed(frame, place, seconds, new, cached, seqs, context, seqs * context, none, none)
 
 
 def _skewed(frame: Frame, place: Place) -> KernelTable:
@@ -157,17 +153,15 @@ def _skewed(frame: Frame, place: Place) -> KernelTable:
 
     The file's times are sums over the profiler's iterations.
     """
-    new, cached = frame.floats("pc"), frame.floats("kp")
-    seqs, big = frame.floats("n"), frame.floats("nb")
-    short, long, mean = frame.floats("kvs"), frame.floats("kv_big"), frame.floats("kv_mean")
+    new, cached, seqs, big = (frame.floats(name) for name in ("pc", "kp", "n", "nb"))
+    short, long, mean = (frame.floats(name) for name in ("kvs", "kv_big", "kv_mean"))
     total = big * long + (seqs - big) * short
     none = np.zeros(frame.rows)
-    uneven = np.maximum(1.0, np.rint(total / seqs))
     parts = []
     for column, length, tokens, longest in (
         ("t_mean_us", mean, seqs * mean, none),
         ("t_max_us", long, seqs * long, none),
-        ("t_skew_us", uneven, total, long),
+        ("t_skew_us", np.maximum(1.0, np.rint(total / seqs)), total, long),
     ):
         seconds = frame.floats(column) * MICROSECONDS / SKEW_REPEATS
         parts.append(_mixed(frame, place, seconds, new, cached, seqs, length, tokens, longest, big))
@@ -211,7 +205,6 @@ def _mixed(
 
 
 def _experts(frame: Frame, place: Place, seconds: FloatArray) -> KernelTable:
-    """Rows of a whole MoE block, by tokens and distinct experts reached."""
     model = place.model
     same = np.ones(frame.rows)
     sizes = {
@@ -227,12 +220,7 @@ def _experts(frame: Frame, place: Place, seconds: FloatArray) -> KernelTable:
 
 
 def _table(
-    frame: Frame,
-    place: Place,
-    seconds: FloatArray,
-    op: str | Words,
-    sizes: dict[str, Any],
-    texts: dict[str, str | Words],
+    frame: Frame, place: Place, seconds: FloatArray, op: str | Words, sizes: dict[str, Any], texts: dict[str, Any]
 ) -> KernelTable:
-    named: dict[str, str | Words] = {"dtype": "bf16", "device": place.device, "library": "vllm", **texts}
+    named = {"dtype": "bf16", "device": place.device, "library": "vllm", **texts}
     return make_table(seconds, op, sizes, named, str(frame.path), FORMAT)

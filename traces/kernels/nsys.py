@@ -27,11 +27,7 @@ def header_line(start: bytes) -> int | None:
 
 
 def read_nsys(path: Path) -> KernelTable:
-    """Kernels, copies and fills of a CSV or SQLite export.
-
-    Raises:
-        TraceError: neither, or no kernel was recorded.
-    """
+    """Kernels, copies and fills of a CSV or SQLite export."""
     if head(path, 16).startswith(b"SQLite format 3"):
         return _read_sqlite(path)
     return _read_csv(path)

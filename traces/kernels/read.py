@@ -1,4 +1,7 @@
-"""Reads any supported kernel trace into the canonical table."""
+"""Reads any supported kernel trace into the canonical table.
+
+Every reader raises TraceError, naming the file, where it is damaged, of another layout, or lacks a column.
+"""
 
 from __future__ import annotations
 

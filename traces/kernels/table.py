@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
@@ -58,52 +59,44 @@ def words(texts: Sequence[str] | NDArray[Any]) -> Words:
 
 @dataclass(frozen=True, slots=True)
 class KernelTable:
-    """Measured kernels in the canonical columns.
-
-    Attributes:
-        sizes: whole-number columns that occur here; absent ones count as 0. See ``traces.kernels.columns``.
-        words: text columns that occur here; absent ones count as empty.
-        measured_s: seconds of one call on one chip.
-        std_s: spread of the repeats in seconds, NaN where not measured.
-        count: repeats behind a row, 0 where unknown.
-        source: the file or files.
-        format: of the file.
-        skipped: reason -> rows of the file that are not here.
-    """
+    """Measured kernels in the canonical columns (``traces.kernels.columns``)."""
 
     sizes: Mapping[str, IntArray]
+    """Whole-number columns that occur here; absent ones count as 0."""
     words: Mapping[str, Words]
+    """Text columns that occur here; absent ones count as empty."""
     measured_s: FloatArray
+    """Seconds of one call on one chip."""
     std_s: FloatArray
+    """Spread of the repeats in seconds, NaN where not measured."""
     count: IntArray
+    """Repeats behind a row, 0 where unknown."""
     source: str
     format: str
     skipped: Mapping[str, int] = field(default_factory=dict)
+    """Rows of the file that are not here, by reason."""
 
     def __len__(self) -> int:
         return len(self.measured_s)
 
     def size(self, name: str) -> IntArray:
-        """A size column; zeros where this table has none.
-
-        Raises:
-            KeyError: no such column in the canonical trace.
-        """
+        """A size column; zeros where this table has none."""
         if name not in SIZES:
             raise KeyError(name)
         column = self.sizes.get(name)
         return np.zeros(len(self), dtype=np.int64) if column is None else column
 
     def word(self, name: str) -> Words:
-        """A text column; empty texts where this table has none.
-
-        Raises:
-            KeyError: no such column in the canonical trace.
-        """
+        """A text column; empty texts where this table has none."""
         if name not in WORDS:
             raise KeyError(name)
         column = self.words.get(name)
         return constant("", len(self)) if column is None else column
+
+    def text(self, name: str, row: Any) -> str:
+        """Text of a row in a column."""
+        column = self.word(name)
+        return str(column.names[column.codes[row]])
 
     @property
     def ops(self) -> tuple[str, ...]:
@@ -162,17 +155,16 @@ def make_table(
     for name, text in texts.items():
         columns[name] = constant(text, rows) if isinstance(text, str) else text
     whole_sizes = {name: whole(values) for name, values in sizes.items()}
-    dropped = dict(skipped or {})
+    dropped = Counter(skipped or {})
     keep = np.isfinite(measured_s) & (measured_s > 0)
     if not keep.all():
-        dropped[NO_TIME] = dropped.get(NO_TIME, 0) + int((~keep).sum())
+        dropped[NO_TIME] += int((~keep).sum())
     for code, name in enumerate(operations.names):
         ours = operations.codes == code
         for column in OPS[name].needed:
             bad = keep & ours & (whole_sizes[column] < 1 if column in whole_sizes else np.True_)
             if bad.any():
-                reason = f"{name}: {column} is not a whole number >= 1"
-                dropped[reason] = dropped.get(reason, 0) + int(bad.sum())
+                dropped[f"{name}: {column} is not a whole number >= 1"] += int(bad.sum())
                 keep &= ~bad
     table = KernelTable(
         whole_sizes,
@@ -182,7 +174,7 @@ def make_table(
         np.zeros(rows, dtype=np.int64) if count is None else count.astype(np.int64),
         source,
         format,
-        dropped,
+        dict(dropped),
     )
     return table if keep.all() else table.where(keep)
 
@@ -209,10 +201,9 @@ def concatenate(tables: Sequence[KernelTable]) -> KernelTable:
         return tables[0]
     names = tuple(dict.fromkeys(name for table in tables for name in table.sizes))
     texts = tuple(dict.fromkeys(name for table in tables for name in table.words))
-    skipped: dict[str, int] = {}
+    skipped = Counter[str]()
     for table in tables:
-        for reason, rows in table.skipped.items():
-            skipped[reason] = skipped.get(reason, 0) + rows
+        skipped.update(table.skipped)
     return KernelTable(
         {name: np.concatenate([table.size(name) for table in tables]) for name in names},
         {name: _joined([table.word(name) for table in tables]) for name in texts},
@@ -221,7 +212,7 @@ def concatenate(tables: Sequence[KernelTable]) -> KernelTable:
         np.concatenate([table.count for table in tables]),
         ", ".join(dict.fromkeys(table.source for table in tables)),
         ", ".join(dict.fromkeys(table.format for table in tables)),
-        skipped,
+        dict(skipped),
     )
 
 
@@ -250,12 +241,11 @@ def table_of_rows(rows: Sequence[ShapedKernel], source: str, format: str) -> Ker
         values = [row.sizes.get(name, 0) for row in rows]
         return np.array([value if abs(value) <= LARGEST_SIZE else 0 for value in values], dtype=np.int64)
 
-    sizes = dict.fromkeys(name for row in rows for name in row.sizes)
+    sizes = {name: column(name) for name in dict.fromkeys(name for row in rows for name in row.sizes)}
     names = dict.fromkeys(name for row in rows for name in row.texts)
     texts: dict[str, str | Words] = {name: words([row.texts.get(name, "") for row in rows]) for name in names}
     seconds = np.array([row.seconds for row in rows], dtype=np.float64)
-    op = words([row.op for row in rows])
-    return make_table(seconds, op, {name: column(name) for name in sizes}, texts, source, format)
+    return make_table(seconds, words([row.op for row in rows]), sizes, texts, source, format)
 
 
 def equal_rows(columns: Sequence[NDArray[np.integer | np.bool_]]) -> Iterator[IndexArray]:

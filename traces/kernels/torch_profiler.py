@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from traces.errors import TraceError, shown
 from traces.files import load_document
@@ -13,6 +13,7 @@ from traces.kernels.table import KernelTable, ShapedKernel, table_of_rows
 
 FORMAT = "torch-profiler"
 MICROSECONDS = 1e-6
+_Reader = Callable[[list[Any], list[str], list[Any]], ShapedKernel | None]
 
 _DTYPES = {
     "c10::BFloat16": "bf16",
@@ -24,29 +25,18 @@ _DTYPES = {
 }
 
 
-class Shaped(NamedTuple):
-    """Kernel shape derived from an operator's recorded inputs."""
-
-    op: str
-    sizes: dict[str, int]
-    texts: dict[str, str]
-
-
 def read_torch_profiler(path: Path) -> KernelTable:
     """Kernels of a Chrome trace; ``ts`` and ``dur`` are microseconds.
 
     All kernels one operator call launched (a GEMM and its split-K reduction) are one row when the operator tells the
     shape, else every kernel is a row with its name. Only events are read: the file's metadata may hold secrets.
-
-    Raises:
-        TraceError: not a Chrome trace, or one without GPU kernels.
     """
     events, device = _events(path)
     operators, launches, kernels = _sorted(path, events)
     if not kernels:
         raise TraceError(f"{path}: no GPU kernels (events of category 'kernel'); profile with ProfilerActivity.CUDA")
     rows: list[ShapedKernel] = []
-    calls: dict[int, tuple[Shaped, float, str]] = {}
+    calls: dict[int, ShapedKernel] = {}
     for event in kernels:
         arguments = event.get("args") or {}
         seconds = _seconds(path, event)
@@ -57,17 +47,18 @@ def read_torch_profiler(path: Path) -> KernelTable:
         if shaped is None or operator is None:
             rows.append(ShapedKernel("other", seconds, {}, {"name": name, "device": device}))
             continue
-        key = id(operator)
-        before = calls.get(key)
-        calls[key] = (shaped, seconds + (before[1] if before else 0.0), before[2] if before else name)
-    for shaped, seconds, name in calls.values():
-        texts = {**shaped.texts, "name": name, "device": device}
-        rows.append(ShapedKernel(shaped.op, seconds, shaped.sizes, texts))
+        known = calls.get(id(operator))
+        if known is None:
+            calls[id(operator)] = shaped._replace(
+                seconds=seconds, texts={**shaped.texts, "name": name, "device": device}
+            )
+        else:
+            calls[id(operator)] = known._replace(seconds=seconds + known.seconds)
+    rows += calls.values()
     return table_of_rows(rows, str(path), FORMAT)
 
 
 def _events(path: Path) -> tuple[list[Any], str]:
-    """The events of a trace, and the name of its device."""
     data = load_document(path)
     trace = data if isinstance(data, dict) else {"traceEvents": data}
     events, devices = trace.get("traceEvents"), trace.get("deviceProperties")
@@ -101,7 +92,6 @@ def _sorted(path: Path, events: list[Any]) -> tuple[dict[Any, Any], dict[Any, An
 
 
 def _key(identity: Any) -> str | None:
-    """An external id or a correlation as something to look up; None where it is neither number nor word."""
     return str(identity) if isinstance(identity, int | str) else None
 
 
@@ -114,7 +104,7 @@ def _seconds(path: Path, event: Any) -> float:
     return float(duration) * MICROSECONDS
 
 
-def _shaped(operator: Any) -> Shaped | None:
+def _shaped(operator: Any) -> ShapedKernel | None:
     arguments = operator["args"]
     dims, kinds = arguments.get("Input Dims"), arguments.get("Input type")
     read = _OPERATORS.get(str(operator.get("name")))
@@ -127,25 +117,21 @@ def _shaped(operator: Any) -> Shaped | None:
         return None
 
 
-def _product(first: list[int], second: list[int], dtype: str) -> Shaped | None:
-    if not dtype:
-        return None
-    (m, k), (inner, n) = first, second
-    return Shaped("gemm", {"m": m, "n": n, "k": k}, {"dtype": dtype}) if k == inner else None
+def _product(first: int) -> _Reader:
+    """Reader of a matrix product whose inputs are the operator's arguments ``first`` and ``first`` + 1."""
+
+    def read(dims: list[Any], dtypes: list[str], _: list[Any]) -> ShapedKernel | None:
+        (m, k), (inner, n), dtype = dims[first], dims[first + 1], dtypes[first + 1]
+        known = dtype and k == inner
+        return ShapedKernel("gemm", 0.0, {"m": m, "n": n, "k": k}, {"dtype": dtype}) if known else None
+
+    return read
 
 
-def _mm(dims: list[Any], dtypes: list[str], _: list[Any]) -> Shaped | None:
-    return _product(dims[0], dims[1], dtypes[1])
-
-
-def _addmm(dims: list[Any], dtypes: list[str], _: list[Any]) -> Shaped | None:
-    return _product(dims[1], dims[2], dtypes[2])
-
-
-def _attention(heads_axis: int) -> Callable[[list[Any], list[str], list[Any]], Shaped | None]:
+def _attention(heads_axis: int) -> _Reader:
     """Reader of a fused attention operator whose head axis is ``heads_axis`` (1 or 2) of four."""
 
-    def read(dims: list[Any], dtypes: list[str], concrete: list[Any]) -> Shaped | None:
+    def read(dims: list[Any], dtypes: list[str], concrete: list[Any]) -> ShapedKernel | None:
         query, key = dims[0], dims[1]
         length_axis = 3 - heads_axis
         causal = next((text == "True" for text in concrete if text in ("True", "False")), False)
@@ -161,14 +147,14 @@ def _attention(heads_axis: int) -> Callable[[list[Any], list[str], list[Any]], S
             "head_dim": query[3],
         }
         texts = {"dtype": dtypes[0], "kv_dtype": dtypes[1]}
-        return Shaped("attention_decode" if q_len == 1 else "attention_prefill", sizes, texts)
+        return ShapedKernel("attention_decode" if q_len == 1 else "attention_prefill", 0.0, sizes, texts)
 
     return read
 
 
-_OPERATORS: dict[str, Callable[[list[Any], list[str], list[Any]], Shaped | None]] = {
-    "aten::mm": _mm,
-    "aten::addmm": _addmm,
+_OPERATORS: dict[str, _Reader] = {
+    "aten::mm": _product(0),
+    "aten::addmm": _product(1),
     "aten::_flash_attention_forward": _attention(2),
     "aten::_scaled_dot_product_flash_attention": _attention(1),
     "aten::_scaled_dot_product_efficient_attention": _attention(1),

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from traces.errors import TraceError
-from traces.kernels.frame import Frame, drop
+from traces.kernels.frame import Frame
 from traces.kernels.table import FloatArray, KernelTable, Words, constant, make_table
 
 FORMAT = "tt-metal"
@@ -30,17 +30,13 @@ def read_tt_metal(frame: Frame) -> KernelTable:
     """Operations of an ops_perf file: matrix products with their shape, everything else by name.
 
     On several chips a call has one row per chip; the slowest is kept.
-
-    Raises:
-        TraceError: a column is missing.
     """
     frame.need("OP CODE", "OP TYPE", DURATION)
-    skipped: dict[str, int] = {}
-    frame = drop(frame, frame.texts("OP TYPE").equals("signpost"), MARKER, skipped)
-    frame = drop(frame, ~(np.nan_to_num(frame.floats(DURATION)) > 0), NO_DURATION, skipped)
+    frame = frame.drop(frame.texts("OP TYPE").equals("signpost"), MARKER)
+    frame = frame.drop(~(np.nan_to_num(frame.floats(DURATION)) > 0), NO_DURATION)
     if not frame.rows:
         raise TraceError(f"{frame.path}: no operation with a device duration")
-    frame = _slowest(frame, skipped)
+    frame = _slowest(frame)
     code = frame.texts("OP CODE")
     product = code.matching(lambda name: "matmul" in name.lower())
     sizes: dict[str, NDArray[Any]] = {}
@@ -59,10 +55,12 @@ def read_tt_metal(frame: Frame) -> KernelTable:
     if frame.has("MATH FIDELITY"):
         texts["source"] = frame.texts("MATH FIDELITY")
     op = Words(product.astype(np.int32), ("other", "gemm"))
-    return make_table(frame.floats(DURATION) * NANOSECONDS, op, sizes, texts, str(frame.path), FORMAT, skipped=skipped)
+    return make_table(
+        frame.floats(DURATION) * NANOSECONDS, op, sizes, texts, str(frame.path), FORMAT, skipped=frame.skipped
+    )
 
 
-def _slowest(frame: Frame, skipped: dict[str, int]) -> Frame:
+def _slowest(frame: Frame) -> Frame:
     """Of the rows with one GLOBAL CALL COUNT (one per chip) only the slowest."""
     if not frame.has("GLOBAL CALL COUNT", "DEVICE ID") or len(frame.texts("DEVICE ID").names) < 2:
         return frame
@@ -71,7 +69,7 @@ def _slowest(frame: Frame, skipped: dict[str, int]) -> Frame:
     last = np.r_[call[order][1:] != call[order][:-1], True]
     keep = np.zeros(frame.rows, dtype=bool)
     keep[order[last]] = True
-    return drop(frame, ~keep, OTHER_CHIP, skipped)
+    return frame.drop(~keep, OTHER_CHIP)
 
 
 def _axis(frame: Frame, tensor: int, axis: str) -> FloatArray:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from traces.errors import TraceError
-from traces.kernels.frame import Frame, drop
+from traces.kernels.frame import Frame
 from traces.kernels.table import FloatArray, KernelTable, Words, concatenate, constant, make_table
 
 MILLISECONDS = 1e-3
@@ -28,11 +28,7 @@ def is_vidur(names: tuple[str, ...]) -> bool:
 
 
 def read_vidur(frame: Frame) -> KernelTable:
-    """Kernels of ``mlp.csv``, ``attention.csv``, ``all_reduce.csv`` or ``send_recv.csv``.
-
-    Raises:
-        TraceError: none of these layouts, or a column is missing.
-    """
+    """Kernels of ``mlp.csv``, ``attention.csv``, ``all_reduce.csv`` or ``send_recv.csv``."""
     if frame.has("is_prefill"):
         return _attention(frame)
     if frame.has("collective"):
@@ -50,11 +46,7 @@ def _layer(frame: Frame) -> KernelTable:
     tokens, tp = frame.floats("num_tokens"), frame.floats("num_tensor_parallel_workers")
     hidden, heads, kv_heads = frame.floats("n_embd"), frame.floats("n_head"), frame.floats("n_kv_head")
     wide = frame.floats("n_expanded_embd")
-    gated = (
-        frame.texts("use_gated_mlp").matching(_is_true)
-        if frame.has("use_gated_mlp")
-        else np.ones(frame.rows, dtype=bool)
-    )
+    gated = frame.texts("use_gated_mlp").matching(_is_true) if frame.has("use_gated_mlp") else True
     head_dim = hidden / heads
     factor = np.where(gated, 2.0, 1.0)
     gemms = {
@@ -70,15 +62,11 @@ def _layer(frame: Frame) -> KernelTable:
         "mlp_act": (factor + 1.0) * wide / tp,
         "attn_rope": 2 * (heads + kv_heads) * head_dim / tp,
     }
-    parts = [
-        _timed(frame, name, "gemm", {"m": tokens, "n": n, "k": k})
-        for name, (n, k) in gemms.items()
-        if _has(frame, name)
-    ]
+    calls: list[tuple[str, str, Columns]]
+    calls = [(name, "gemm", {"m": tokens, "n": n, "k": k}) for name, (n, k) in gemms.items()]
     for name, width in passes.items():
-        if _has(frame, name):
-            moved = np.rint(ACTIVATION_BYTES * tokens * width)
-            parts.append(_timed(frame, name, "elementwise", {"bytes_moved": moved}))
+        calls.append((name, "elementwise", {"bytes_moved": np.rint(ACTIVATION_BYTES * tokens * width)}))
+    parts = [_timed(frame, *call) for call in calls if frame.has(f"time_stats.{call[0]}.median")]
     if not parts:
         raise TraceError(f"{frame.path}: no timed operation (columns time_stats.<operation>.median)")
     return concatenate(parts)
@@ -86,18 +74,10 @@ def _layer(frame: Frame) -> KernelTable:
 
 def _attention(frame: Frame) -> KernelTable:
     """``attention.csv``: one prompt chunk on cached tokens, or a batch of single queries."""
-    frame.need(
-        "n_embd",
-        "n_q_head",
-        "n_kv_head",
-        "num_tensor_parallel_workers",
-        "batch_size",
-        "prefill_chunk_size",
-        "kv_cache_size",
-    )
+    frame.need("n_embd", "n_q_head", "n_kv_head", "num_tensor_parallel_workers", "batch_size", "prefill_chunk_size",
+               "kv_cache_size")  # fmt: skip
     prefill = frame.texts("is_prefill").matching(_is_true)
-    tp = frame.floats("num_tensor_parallel_workers")
-    heads = frame.floats("n_q_head")
+    tp, heads = frame.floats("num_tensor_parallel_workers"), frame.floats("n_q_head")
     cached = frame.floats("kv_cache_size")
     new = np.where(prefill, frame.floats("prefill_chunk_size"), 1.0)
     sizes = {
@@ -110,34 +90,24 @@ def _attention(frame: Frame) -> KernelTable:
     }
 
     def picked(statistic: str) -> FloatArray:
-        return np.where(
-            prefill,
-            frame.floats(f"time_stats.attn_prefill.{statistic}"),
-            frame.floats(f"time_stats.attn_decode.{statistic}"),
-        )
+        prompts, decodes = (frame.floats(f"time_stats.attn_{phase}.{statistic}") for phase in ("prefill", "decode"))
+        return np.where(prefill, prompts, decodes) * MILLISECONDS
 
     op = Words(np.where(prefill, 0, 1).astype(np.int32), ("attention_prefill", "attention_decode"))
     texts: dict[str, str | Words] = {"dtype": "fp16", "kv_dtype": "fp16", "cache": "warm", "library": LIBRARY}
     if frame.has("attention_backend"):
         texts["source"] = frame.texts("attention_backend")
-    return make_table(
-        picked("median") * MILLISECONDS, op, sizes, texts, str(frame.path), FORMAT, picked("std") * MILLISECONDS
-    )
+    return make_table(picked("median"), op, sizes, texts, str(frame.path), FORMAT, picked("std"))
 
 
 def _collective(frame: Frame) -> KernelTable:
     frame.need("num_workers", "devices_per_node", "size")
-    skipped: dict[str, int] = {}
-    frame = drop(frame, frame.floats("devices_per_node") < frame.floats("num_workers"), SEVERAL_NODES, skipped)
+    frame = frame.drop(frame.floats("devices_per_node") < frame.floats("num_workers"), SEVERAL_NODES)
     name = frame.texts("collective").names[0] if frame.rows else "all_reduce"
-    if f"time_stats.{name}.median" not in frame.names:
+    if not frame.has(f"time_stats.{name}.median"):
         raise TraceError(f"{frame.path}: no column 'time_stats.{name}.median'")
     sizes = {"message_bytes": frame.floats("size"), "world_size": frame.floats("num_workers")}
-    return _timed(frame, name, name, sizes, {"library": "nccl", "dtype": "fp16"}, skipped)
-
-
-def _has(frame: Frame, operation: str) -> bool:
-    return f"time_stats.{operation}.median" in frame.names
+    return _timed(frame, name, name, sizes, {"library": "nccl", "dtype": "fp16"})
 
 
 def _timed(
@@ -146,7 +116,6 @@ def _timed(
     op: str,
     sizes: Columns,
     texts: dict[str, str | Words] | None = None,
-    skipped: dict[str, int] | None = None,
 ) -> KernelTable:
     median = frame.floats(f"time_stats.{operation}.median") * MILLISECONDS
     spread = f"time_stats.{operation}.std"
@@ -154,7 +123,7 @@ def _timed(
         "dtype": "fp16", "library": LIBRARY, "name": constant(operation, frame.rows), **(texts or {})
     }  # fmt: skip
     std = frame.floats(spread) * MILLISECONDS if frame.has(spread) else None
-    return make_table(median, op, sizes, named, str(frame.path), FORMAT, std, skipped=skipped)
+    return make_table(median, op, sizes, named, str(frame.path), FORMAT, std, skipped=frame.skipped)
 
 
 def _is_true(text: str) -> bool:

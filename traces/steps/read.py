@@ -142,7 +142,6 @@ def _number(event: Mapping[str, Any], key: str, file: Path) -> float:
 
 
 def _busy_us(kernels: Sequence[Mapping[str, Any]], file: Path) -> float:
-    """Time in microseconds during which at least one kernel runs."""
     busy = end = 0.0
     spans = [(_number(event, "ts", file), _number(event, "dur", file)) for event in kernels]
     for start, stop in sorted((start, start + lasts) for start, lasts in spans):

@@ -24,35 +24,27 @@ SCOPES = ("step", "device")
 
 @dataclass(frozen=True, slots=True)
 class StepTable:
-    """Measured engine steps; arrays of equal length.
-
-    Attributes:
-        prefill_seqs: sequences with a prompt chunk.
-        prefill_tokens: tokens of all chunks.
-        prefill_kv_tokens: keys that the chunks read, cached and new.
-        prefill_pairs: (query, key) pairs that the causal mask admits.
-        sampled_prefills: chunks that complete their prompt.
-        decode_seqs: decoding sequences.
-        query_len: tokens per decoding sequence: 1, or K+1 in a verify step.
-        decode_kv_tokens: keys that the decoding sequences read, own tokens included.
-        measured_s: seconds.
-        device: whether ``measured_s`` is the device's time alone.
-        place: file and line of each row, for messages.
-        source: the file.
-        skipped: reason -> rows left out.
-    """
+    """Measured engine steps; arrays of equal length."""
 
     prefill_seqs: IntArray
+    """Sequences with a prompt chunk."""
     prefill_tokens: IntArray
     prefill_kv_tokens: IntArray
+    """Keys that the chunks read, cached and new."""
     prefill_pairs: IntArray
+    """(query, key) pairs that the causal mask admits."""
     sampled_prefills: IntArray
+    """Chunks that complete their prompt."""
     decode_seqs: IntArray
     query_len: IntArray
+    """Tokens per decoding sequence: 1, or K+1 in a verify step."""
     decode_kv_tokens: IntArray
+    """Keys that the decoding sequences read, own tokens included."""
     measured_s: FloatArray
     device: NDArray[np.bool_]
+    """Whether ``measured_s`` is the device's time alone."""
     place: tuple[str, ...]
+    """File and line of each row, for messages."""
     source: str
     skipped: Mapping[str, int] = field(default_factory=dict)
 
@@ -64,17 +56,10 @@ class StepTable:
         """Number of tokens computed in each step."""
         return self.prefill_tokens + self.decode_seqs * self.query_len
 
-    def where(self, keep: NDArray[np.bool_]) -> StepTable:
-        """Return the rows selected by the mask ``keep``."""
-        columns = {name: getattr(self, name)[keep] for name in _ARRAYS}
-        place = tuple(text for text, kept in zip(self.place, keep.tolist(), strict=True) if kept)
-        return StepTable(**columns, place=place, source=self.source, skipped=self.skipped)
-
 
 LARGEST_COUNT, LARGEST_PAIRS = 10**9, 10**18
 """Maximum tokens and maximum token pairs of a step; larger values indicate a damaged file."""
-_ARRAYS = ("prefill_seqs", "prefill_tokens", "prefill_kv_tokens", "prefill_pairs", "sampled_prefills", "decode_seqs",
-           "query_len", "decode_kv_tokens", "measured_s", "device")  # fmt: skip
+_ARRAYS = (*COLUMNS[:-1], "device")
 
 
 def step_table(rows: Sequence[Mapping[str, Any]], source: str, skipped: Mapping[str, int] | None = None) -> StepTable:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from traces.kernels.frame import Frame, drop
+from traces.kernels.frame import Frame
 from traces.kernels.read import register_kernel_table
 from traces.kernels.table import KernelTable, Words, make_table
 
@@ -19,7 +19,6 @@ def read_blis(frame: Frame) -> KernelTable:
     Raises:
         TraceError: a column is missing.
     """
-    skipped: dict[str, int] = {}
     if frame.has("m", "n", "k"):
         sizes = {name: frame.floats(name) for name in ("m", "n", "k")}
         return make_table(
@@ -27,7 +26,7 @@ def read_blis(frame: Frame) -> KernelTable:
         )
     frame.need("model_heads", "model_kv_heads", "head_dim", "dtype")
     if frame.has("source_file"):
-        frame = drop(frame, _warm_up(frame), WARM_UP, skipped)
+        frame = frame.drop(_warm_up(frame), WARM_UP)
     decode = frame.has("kv_len")
     same = np.ones(frame.rows)
     tp = frame.floats("tp") if frame.has("tp") else same
@@ -49,7 +48,7 @@ def read_blis(frame: Frame) -> KernelTable:
         texts["device"] = frame.texts("gpu")
     op = "attention_decode" if decode else "attention_prefill"
     return make_table(
-        frame.floats("latency_us") * MICROSECONDS, op, sizes, texts, str(frame.path), FORMAT, skipped=skipped
+        frame.floats("latency_us") * MICROSECONDS, op, sizes, texts, str(frame.path), FORMAT, skipped=frame.skipped
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from traces.kernels.frame import Frame, drop
+from traces.kernels.frame import Frame
 from traces.kernels.read import register_kernel_table
 from traces.kernels.table import KernelTable, Words, make_table
 from traces.kernels.vidur import FORMAT, LIBRARY, MILLISECONDS, SEVERAL_NODES
@@ -10,7 +10,6 @@ from traces.kernels.vidur import FORMAT, LIBRARY, MILLISECONDS, SEVERAL_NODES
 
 def read_vidur_flat(frame: Frame) -> KernelTable:
     """Kernels of one flat table: products, attention or collectives."""
-    skipped: dict[str, int] = {}
     texts: dict[str, str | Words] = {"dtype": "fp16", "library": LIBRARY}
     if frame.has("M", "N", "K"):
         op: str | Words = "gemm"
@@ -31,13 +30,13 @@ def read_vidur_flat(frame: Frame) -> KernelTable:
         texts |= {"kv_dtype": "fp16", "cache": "warm", "source": frame.texts("backend")}
     else:
         frame.need("op", "world", "devices_per_node", "bytes")
-        frame = drop(frame, frame.floats("devices_per_node") < frame.floats("world"), SEVERAL_NODES, skipped)
+        frame = frame.drop(frame.floats("devices_per_node") < frame.floats("world"), SEVERAL_NODES)
         op = frame.texts("op")
         sizes = {"message_bytes": frame.floats("bytes"), "world_size": frame.floats("world")}
         texts |= {"library": "nccl", "source": frame.texts("node")}
     texts["device"] = frame.texts("device")
     return make_table(
-        frame.floats("median_ms") * MILLISECONDS, op, sizes, texts, str(frame.path), FORMAT, skipped=skipped
+        frame.floats("median_ms") * MILLISECONDS, op, sizes, texts, str(frame.path), FORMAT, skipped=frame.skipped
     )
 
 

@@ -43,13 +43,10 @@ class Clock(Protocol):
     device: str
 
     def time(self, make: Callable[[], Call], operand_bytes: int, warm: bool, budget_s: float) -> Timing | None:
-        """Time the kernel that ``make`` prepares; None where this cache state cannot be had for its size.
+        """Time the kernel that ``make`` prepares, on operands of its own; None where this cache state cannot be had.
 
-        Args:
-            make: gives a call on operands of its own.
-            operand_bytes: bytes of all operands of one call.
-            warm: repeat on the same operands, or have them come from memory.
-            budget_s: seconds that the repeats may take; ``MIN_REPEATS`` are made in any case.
+        ``operand_bytes`` are those of one call. A ``warm`` call repeats on the same operands, else they come from
+        memory. The repeats may take ``budget_s``; ``MIN_REPEATS`` are made in any case.
         """
         ...
 
@@ -83,7 +80,6 @@ class CpuClock:
         self._eviction = torch.ones(CACHE_MULTIPLE * cache_bytes // 4, dtype=torch.float32)
 
     def time(self, make: Callable[[], Call], operand_bytes: int, warm: bool, budget_s: float) -> Timing:
-        """See :class:`Clock`."""
         call = make()
         call()
         once = self._seconds(call, 1)
@@ -133,7 +129,6 @@ class CudaClock:
             self._cache_bytes = max(self._cache_bytes, INFINITY_CACHE_BYTES)
 
     def time(self, make: Callable[[], Call], operand_bytes: int, warm: bool, budget_s: float) -> Timing | None:
-        """See :class:`Clock`."""
         copies = 1 if warm else -(-CACHE_MULTIPLE * self._cache_bytes // operand_bytes) + 1
         if copies > MOST_COPIES:
             return None

@@ -8,6 +8,7 @@ import re
 import subprocess
 from collections.abc import Callable, Iterable
 from datetime import date
+from math import ceil, floor, log10
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,27 +31,21 @@ _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 
 class MachineLimits(NamedTuple):
-    """Limits measured on a CPU.
-
-    Attributes:
-        device: model name.
-        cores: cores used, one per thread.
-        flops_per_s: format -> fastest matrix product, FLOP/s.
-        bandwidth_bytes_per_s: fastest pass over memory.
-        memory_bytes: main memory of the machine.
-        cache_bytes: size of the last-level cache.
-        cache_bandwidth_bytes_per_s: fastest pass over operands in a cache.
-        launch_s: duration of the smallest torch call.
-    """
+    """Limits measured on a CPU."""
 
     device: str
     cores: int
+    """Cores used, one per thread."""
     flops_per_s: dict[str, float]
+    """Fastest matrix product by format."""
     bandwidth_bytes_per_s: float
     memory_bytes: float
     cache_bytes: int
+    """Size of the last-level cache."""
     cache_bandwidth_bytes_per_s: float
+    """Fastest pass over operands in a cache."""
     launch_s: float
+    """Duration of the smallest torch call."""
 
 
 def load_torch() -> Any:
@@ -79,11 +74,8 @@ def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
         match = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(encoding="utf-8"), re.MULTILINE)
     except OSError:
         match = None
-    return (
-        " ".join(match.group(1).split())
-        if match
-        else _sysctl_brand() or platform.processor() or platform.machine() or "CPU"
-    )
+    stated = " ".join(match.group(1).split()) if match else _sysctl_brand()
+    return stated or platform.processor() or platform.machine() or "CPU"
 
 
 def _sysctl_brand() -> str:
@@ -121,11 +113,7 @@ def memory_bytes() -> float:
 def probe(torch: Any, clock: Clock, seen: Iterable[tuple[KernelShape, float]], seed: int) -> MachineLimits:
     """Measure the limits of this CPU: large matrix products, passes over memory and over the caches.
 
-    Args:
-        torch: the module.
-        clock: clock that times kernels on the CPU.
-        seen: kernels timed already, with their seconds: none of them may be faster than the limits.
-        seed: seed of the operands' values.
+    None of the kernels ``seen`` before, each with its seconds, may be faster than the limits.
     """
     generator = torch.Generator().manual_seed(seed)
     cache = last_cache_bytes()
@@ -162,11 +150,7 @@ def probe(torch: Any, clock: Clock, seen: Iterable[tuple[KernelShape, float]], s
 
 
 def _reader(torch: Any, size: int) -> Callable[[], Call]:
-    def make() -> Call:
-        values = torch.ones(size // 4, dtype=torch.float32)
-        return lambda: values.sum()
-
-    return make
+    return lambda: torch.ones(size // 4, dtype=torch.float32).sum
 
 
 def _fastest(clock: Clock, make: Callable[[], Call], warm: bool) -> float:
@@ -176,12 +160,7 @@ def _fastest(clock: Clock, make: Callable[[], Call], warm: bool) -> float:
 
 
 def machine_profile(limits: MachineLimits, method: str) -> str:
-    """A chip profile of this CPU as YAML, for ``--chip FILE``; what cannot be measured is named as assumed.
-
-    Args:
-        limits: probed limits of the CPU.
-        method: how, for the sources.
-    """
+    """A chip profile of this CPU as YAML, for ``--chip FILE``; what cannot be measured is named as assumed."""
     import yaml
 
     server = load_chip("cpu")
@@ -227,8 +206,6 @@ def machine_profile(limits: MachineLimits, method: str) -> str:
 
 def _figure(value: float) -> float:
     """Three digits, rounded up: a limit is not below what was seen."""
-    from math import ceil, floor, log10
-
     step = 10.0 ** (floor(log10(value)) - 2)
     return float(f"{ceil(value / step) * step:.3g}")
 

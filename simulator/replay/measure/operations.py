@@ -25,12 +25,6 @@ def make_call(torch: Any, shape: KernelShape, device: str, generator: Any) -> Ca
 
     Weights lie as engines keep them, ``[n, k]``. Query heads that share a KV head are packed into rows, as in decode
     kernels of engines, so that K and V are read once; a verify step masks what its first queries may not see.
-
-    Args:
-        torch: the module.
-        shape: shape of the kernel.
-        device: torch's name of it: ``cpu``, ``cuda`` or ``mps``.
-        generator: a torch generator on that device, for the operands' values.
     """
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[shape.dtype]
 

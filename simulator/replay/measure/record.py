@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -39,22 +40,15 @@ METHODS = {
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """Kernels timed on one device.
-
-    Attributes:
-        rows: each kernel with its timing.
-        device_name: model of the device.
-        provenance: torch version, threads, date, method.
-        skipped: reason -> kernels that were not timed.
-        complete: False after Ctrl-C.
-        limits: measured limits of this CPU; None where not requested.
-    """
+    """Kernels timed on one device, with the torch version, threads, date and method (``provenance``)."""
 
     rows: tuple[tuple[KernelShape, Timing], ...]
     device_name: str
     provenance: dict[str, Any]
     skipped: dict[str, int]
+    """Kernels that were not timed, by reason."""
     complete: bool
+    """False after Ctrl-C."""
     limits: MachineLimits | None
 
     def table(self) -> KernelTable:
@@ -125,7 +119,7 @@ def measure(
         "seed": seed,
     }
     rows: list[tuple[KernelShape, Timing]] = []
-    skipped: dict[str, int] = {}
+    skipped = Counter[str]()
     complete, machine_limits = True, None
     with torch.inference_mode():
         try:
@@ -138,7 +132,7 @@ def measure(
                 machine_limits = probe(torch, clock, [(shape, timing.median_s) for shape, timing in rows], seed)
         except KeyboardInterrupt:
             complete = False
-    return Measurement(tuple(rows), name, provenance, skipped, complete, machine_limits)
+    return Measurement(tuple(rows), name, provenance, dict(skipped), complete, machine_limits)
 
 
 def _time_one(
@@ -148,7 +142,7 @@ def _time_one(
     budget_s: float,
     seed: int,
     rows: list[tuple[KernelShape, Timing]],
-    skipped: dict[str, int],
+    skipped: Counter[str],
 ) -> None:
     generator = torch.Generator(device=clock.device).manual_seed(seed)
     reason = f"{shape.family}: too small for cold operands"
@@ -159,7 +153,7 @@ def _time_one(
     except (MemoryError, torch.OutOfMemoryError):
         timing, reason = None, f"{shape.family}: not enough memory"
     if timing is None:
-        skipped[reason] = skipped.get(reason, 0) + 1
+        skipped[reason] += 1
     else:
         rows.append((shape, timing))
 
@@ -175,9 +169,7 @@ def _warm_up(torch: Any, device: str) -> None:
 
 def measurement_document(measurement: Measurement) -> dict[str, Any]:
     """What ``forerun measure --json`` writes."""
-    counts: dict[str, int] = {}
-    for shape, _ in measurement.rows:
-        counts[shape.family] = counts.get(shape.family, 0) + 1
+    counts = Counter(shape.family for shape, _ in measurement.rows)
     limits = measurement.limits
     return {
         "rows": len(measurement.rows),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,20 +26,15 @@ NORM_WIDTH = 4096
 
 
 class KernelShape(NamedTuple):
-    """One kernel to time.
-
-    Attributes:
-        family: one of ``FAMILIES``.
-        op: operation of the canonical trace.
-        dtype: format of all operands.
-        warm: whether the same operands are read again and again, or come from memory each time.
-        sizes: size column -> whole number.
-    """
+    """One kernel to time."""
 
     family: str
+    """One of ``FAMILIES``."""
     op: str
+    """Operation of the canonical trace."""
     dtype: str
     warm: bool
+    """Whether the same operands are read again and again, or come from memory each time."""
     sizes: Mapping[str, int]
 
     @property
@@ -125,9 +121,8 @@ def check_options(option: str, given: Sequence[str], known: Sequence[str]) -> No
 
 
 def _gemm(grid: Grid, dtype: str) -> Iterator[KernelShape]:
-    for n, k in grid.weights:
-        for m in grid.rows:
-            yield KernelShape("gemm", "gemm", dtype, False, {"m": m, "n": n, "k": k})
+    for (n, k), m in product(grid.weights, grid.rows):
+        yield KernelShape("gemm", "gemm", dtype, False, {"m": m, "n": n, "k": k})
 
 
 def _attention(
@@ -139,32 +134,23 @@ def _attention(
 
 
 def _prefill(grid: Grid, dtype: str) -> Iterator[KernelShape]:
-    for heads in grid.heads:
-        for batch in (1, 2):
-            for tokens in grid.prompts:
-                yield _attention("attention_prefill", dtype, False, batch, tokens, tokens, heads)
+    for heads, batch, tokens in product(grid.heads, (1, 2), grid.prompts):
+        yield _attention("attention_prefill", dtype, False, batch, tokens, tokens, heads)
 
 
 def _decode(grid: Grid, dtype: str) -> Iterator[KernelShape]:
-    for heads in grid.heads:
-        for batch in grid.batches:
-            for context in grid.contexts:
-                for warm in (False, True):
-                    yield _attention("attention_decode", dtype, warm, batch, 1, context, heads)
+    for heads, batch, context, warm in product(grid.heads, grid.batches, grid.contexts, (False, True)):
+        yield _attention("attention_decode", dtype, warm, batch, 1, context, heads)
 
 
 def _verify(grid: Grid, dtype: str) -> Iterator[KernelShape]:
-    for heads in grid.heads[:2]:
-        for batch in grid.batches[:2]:
-            for context in grid.contexts[1::2]:
-                for q_len in VERIFY_LENGTHS:
-                    yield _attention("attention_verify", dtype, False, batch, q_len, context, heads)
+    for heads, batch, context, q_len in product(grid.heads[:2], grid.batches[:2], grid.contexts[1::2], VERIFY_LENGTHS):
+        yield _attention("attention_verify", dtype, False, batch, q_len, context, heads)
 
 
 def _passes(family: str, grid: Grid, dtype: str) -> Iterator[KernelShape]:
-    for moved in grid.passes:
-        yield KernelShape(family, "elementwise", dtype, False, {"bytes_moved": moved})
-        yield KernelShape(family, "elementwise", dtype, True, {"bytes_moved": moved})
+    for moved, warm in product(grid.passes, (False, True)):
+        yield KernelShape(family, "elementwise", dtype, warm, {"bytes_moved": moved})
 
 
 _FAMILY_SHAPES: Mapping[str, Callable[[Grid, str], Iterator[KernelShape]]] = {
@@ -172,6 +158,6 @@ _FAMILY_SHAPES: Mapping[str, Callable[[Grid, str], Iterator[KernelShape]]] = {
     "attention_prefill": _prefill,
     "attention_decode": _decode,
     "attention_verify": _verify,
-    "norm": lambda grid, dtype: _passes("norm", grid, dtype),
-    "memcpy": lambda grid, dtype: _passes("memcpy", grid, dtype),
+    "norm": partial(_passes, "norm"),
+    "memcpy": partial(_passes, "memcpy"),
 }
