@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from scenario_parts import drafts
 
 LINE = (
     "INFO SpecDecoding metrics: Mean acceptance length: 2.60, Accepted: 1600 tokens, Drafted: 3000 tokens, "
@@ -22,20 +23,13 @@ def test_a_log_is_fitted_and_its_block_runs(forerun, log, scenario_file):
     assert printed.code == 0
     assert "acceptance: {per_position: [0.73, 0.52, 0.35]}" in printed.out
     assert "acceptance: {alpha: 0.7" in printed.out
-    document = json.loads(forerun("workloads", "fit-acceptance", log, "--json", "-").out)
+    document = forerun("workloads", "fit-acceptance", log, "--json", "-").document
     assert document["logs"][0]["num_drafts"] == 3000
     assert 0.9 < document["fit"]["decay"] < 1.0
-    block = json.dumps(
-        {
-            "method": "draft-model",
-            "num_speculative_tokens": 5,
-            "draft": {"model": "llama-3.2-1b"},
-            "acceptance": document["acceptance_by_decay"],
-        }
-    )
-    ran = forerun("run", scenario_file, "--set", f"speculation={block}", "--json", "-")
-    assert ran.code == 0
-    length = json.loads(ran.out)["summary"]["spec_decode_acceptance_length"]
+    draft = {"draft": {"model": "llama-3.2-1b"}, "acceptance": document["acceptance_by_decay"]}
+    block = json.dumps(drafts("draft-model", 5, **draft))
+    ran = forerun("run", scenario_file, "--set", f"speculation={block}", "--json", "-").document
+    length = ran["summary"]["spec_decode_acceptance_length"]
     assert length == pytest.approx(document["predicted_lengths"][4]["acceptance_length"], abs=0.15)
 
 
@@ -46,7 +40,7 @@ def test_one_length_says_what_is_missing(forerun, tmp_path):
 
 
 def test_curves_are_listed_with_their_sources(forerun):
-    rows = json.loads(forerun("workloads", "curves", "--json", "-").out)
+    rows = forerun("workloads", "curves", "--json", "-").document
     assert len(rows) > 40
     assert all(row["source"] and 0 < row["level"] <= 1 for row in rows)
     assert "eagle3-llama-3.1-8b-mt-bench" in forerun("workloads", "curves").out

@@ -11,56 +11,44 @@ from hwprofiles import predict_kernel
 
 
 def test_every_chip_is_listed_and_shown(forerun):
-    rows = json.loads(forerun("chips", "list", "--json", "-").out)
-    names = [row["name"] for row in rows]
+    names = [row["name"] for row in forerun("chips", "list", "--json", "-").document]
     assert {"h100-sxm", "a100-sxm-80gb", "mi300x"} <= set(names)
     assert "h100-sxm" in forerun("chips", "list").out
-    shown = forerun("chips", "show", "h100-sxm")
-    assert "TB/s" in shown.out
-    assert "datasheet" in shown.out
-    assert (
-        json.loads(forerun("chips", "show", "h100-sxm", "--json", "-").out)["memory"]["bandwidth_bytes_per_s"]
-        == 3.35e12
-    )
+    shown = forerun("chips", "show", "h100-sxm").out
+    assert all(words in shown for words in ("TB/s", "datasheet"))
+    profile = forerun("chips", "show", "h100-sxm", "--json", "-").document
+    assert profile["memory"]["bandwidth_bytes_per_s"] == 3.35e12
 
 
 def test_a_users_chip_is_checked(forerun, tmp_path):
-    import yaml
-
-    profile = json.loads(forerun("chips", "show", "h100-sxm", "--json", "-").out)
+    profile = forerun("chips", "show", "h100-sxm", "--json", "-").document
     file = tmp_path / "mine.yaml"
-    file.write_text(yaml.safe_dump(profile | {"name": "mine"}))
+    file.write_text(json.dumps(profile | {"name": "mine"}))
     assert "valid chip profile: mine" in forerun("chips", "check", file).out
-    file.write_text(yaml.safe_dump(profile | {"colour": "green"}))
-    outcome = forerun("chips", "check", file)
-    assert outcome.code == 2
-    assert "colour" in outcome.error_line
+    file.write_text(json.dumps(profile | {"colour": "green"}))
+    assert "colour" in forerun("chips", "check", file).error_line
 
 
 def test_models_are_listed_shown_and_checked(forerun, tmp_path):
-    rows = {row["name"]: row for row in json.loads(forerun("models", "list", "--json", "-").out)}
+    rows = {row["name"]: row for row in forerun("models", "list", "--json", "-").document}
     assert rows["llama-3.1-8b"]["parameters"] == 8_030_261_248
     assert rows["nemotron-3-nano-30b-a3b"]["attention"] == ["Mamba-2", "gqa"]  # and layers with neither
     assert "8.03 B" in forerun("models", "show", "llama-3.1-8b").out
     config = tmp_path / "config.json"
     config.write_text('{"model_type": "llama"}')
-    outcome = forerun("models", "check", config)
-    assert outcome.code == 2
-    assert "config.json" in outcome.error_line
+    assert "config.json" in forerun("models", "check", config).error_line
 
 
 def test_workloads_are_listed_shown_checked_and_fitted(forerun, tmp_path):
-    listing = json.loads(forerun("workloads", "list", "--json", "-").out)
+    listing = forerun("workloads", "list", "--json", "-").document
     assert "azure-conv-2023" in [row["name"] for row in listing["samples"]]
-    assert json.loads(forerun("workloads", "show", "azure-conv-2023", "--json", "-").out)["requests"] == 1000
+    assert forerun("workloads", "show", "azure-conv-2023", "--json", "-").document["requests"] == 1000
     assert "Mean rate" in forerun("workloads", "show", "azure-conv-2023").out
-    fitted = json.loads(forerun("workloads", "fit", "azure-conv-2023", "--json", "-").out)
+    fitted = forerun("workloads", "fit", "azure-conv-2023", "--json", "-").document
     assert fitted["workload"]["num_requests"] == 1000
     trace = tmp_path / "trace.csv"
     trace.write_text("arrival_s,input_tokens,output_tokens\n0,5,5\n1,six,5\n")
-    outcome = forerun("workloads", "check", trace)
-    assert outcome.code == 2
-    assert "trace.csv" in outcome.error_line
+    assert "trace.csv" in forerun("workloads", "check", trace).error_line
 
 
 @pytest.mark.parametrize(
@@ -74,8 +62,7 @@ def test_workloads_are_listed_shown_checked_and_fitted(forerun, tmp_path):
     ],
 )
 def test_predict_says_time_bound_work_and_basis(forerun, arguments):
-    outcome = forerun("predict", "--chip", "h100-sxm", *arguments.split(), "--json", "-")
-    document = json.loads(outcome.out)
+    document = forerun("predict", "--chip", "h100-sxm", *arguments.split(), "--json", "-").document
     op, *values = arguments.split()
     predicted = predict_kernel("h100-sxm", op, dict(value.split("=") for value in values))
     assert {key: document[key] for key in predicted} == predicted
@@ -84,13 +71,6 @@ def test_predict_says_time_bound_work_and_basis(forerun, arguments):
     assert document["bound"] in ("compute", "memory", "latency", "interconnect")
     assert document["basis"] in ("datasheet", "calibrated", "extrapolated")
     assert "basis" in forerun("predict", "--chip", "h100-sxm", *arguments.split()).out.lower()
-
-
-def test_predict_counts_the_flops_of_a_gemm(forerun):
-    document = json.loads(
-        forerun("predict", "--chip", "h100-sxm", "gemm", "m=16", "n=4096", "k=1024", "--json", "-").out
-    )
-    assert document["flops"] == 2 * 16 * 4096 * 1024
 
 
 def test_every_command_has_help_with_an_example(forerun):

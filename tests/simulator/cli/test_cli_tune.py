@@ -24,9 +24,7 @@ def chat(tmp_path):
 
 def test_json_and_report(chat, forerun, tmp_path):
     out = tmp_path / "out"
-    outcome = forerun("tune", chat, *QUICK, "--emit", "vllm", "--seed", 7, "--json", "-", "--out", out)
-    assert outcome.code == 0, outcome.err
-    document = json.loads(outcome.out)
+    document = forerun("tune", chat, *QUICK, "--emit", "vllm", "--seed", 7, "--json", "-", "--out", out).document
     assert {"table", "emit", "conclusion", "scenario", "seed", "version", "basis"} <= set(document)
     assert document["seed"] == 7
     for row in document["table"]:
@@ -39,7 +37,7 @@ def test_json_and_report(chat, forerun, tmp_path):
     assert "<script src" not in page
     assert document["version"] in page
     again = forerun("tune", out / "scenario.yaml", *QUICK, "--emit", "vllm", "--json", "-")
-    assert json.loads(again.out)["table"] == document["table"]
+    assert again.document["table"] == document["table"]
 
 
 def test_the_flags_are_the_last_line(chat, forerun):
