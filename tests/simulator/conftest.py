@@ -37,9 +37,11 @@ def _refuse(word: str) -> None:
 
 @pytest.fixture
 def forerun(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
-    def call(*argv: object) -> Outcome:
+    """The command of some words in one text, and of further words that are each a text or a path."""
+
+    def call(words: str = "", *more: object) -> Outcome:
         capsys.readouterr()
-        code = main([str(argument) for argument in argv])
+        code = main([*words.split(), *map(str, more)])
         captured = capsys.readouterr()
         return Outcome(code, captured.out, captured.err)
 

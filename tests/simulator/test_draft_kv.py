@@ -3,8 +3,9 @@
 import csv
 
 import pytest
+from both_engines import both_engines
 from drafter_prices import seconds as seconds_of
-from numpy.testing import assert_allclose
+from scenario_parts import burst, drafts
 from test_drafting import scenario
 
 from simulator.running.build import build_replica
@@ -24,7 +25,7 @@ def step_s(model, chip, batch, context, speculation, tensor_parallel=8):
         "weights_dtype": "bf16",
         "engine": {"framework": "generic", "max_num_seqs": batch, "num_kv_blocks": 10**6, "max_model_len": 10**6},
         "speculation": speculation,
-        "workload": {"arrivals": {"process": "burst"}, "input_tokens": 9, "output_tokens": 9, "num_requests": 1},
+        "workload": burst(1, 9, 9),
     }
     timer = build_replica(Scenario.model_validate(data), 0).main.timer
     query_len = 1 if speculation is None else speculation["num_speculative_tokens"] + 1
@@ -34,12 +35,7 @@ def step_s(model, chip, batch, context, speculation, tensor_parallel=8):
 
 
 def gain(model, chip, batch, context, k, alpha, draft):
-    speculation = {
-        "method": "draft-model",
-        "num_speculative_tokens": k,
-        "draft": draft,
-        "acceptance": {"alpha": alpha},
-    }
+    speculation = drafts("draft-model", k, alpha, draft=draft)
     plain, spec = (step_s(model, chip, batch, context, s) for s in (None, speculation))
     return expected_tokens(alpha, k) * plain / spec
 
@@ -113,13 +109,7 @@ def test_the_target_itself_on_chips_of_its_own_leaves_the_target_all_blocks():
 @pytest.mark.parametrize("draft", [ITSELF, {"model": "llama-3.2-1b", "kv_tokens": 64}])
 @pytest.mark.parametrize("policy", ["fixed", {"name": "disable-above-batch", "batch": 6}])
 def test_fast_and_exact_stepping_agree(draft, policy):
-    fast, exact = (
-        simulate(scenario("draft-model", draft=draft, policy=policy, engine={"stepping": stepping}))
-        for stepping in ("fast", "exact-steps")
-    )
-    assert_allclose(fast.requests.finished_s, exact.requests.finished_s, rtol=1e-9)
-    bounds = ("compute", "memory", "interconnect", "latency", "host")
-    assert_allclose(fast.steps.seconds, sum(getattr(fast.steps, f"{bound}_s") for bound in bounds), rtol=1e-9)
+    both_engines(scenario("draft-model", draft=draft, policy=policy))
 
 
 def test_they_keep_the_rules_and_skip_the_prompt():

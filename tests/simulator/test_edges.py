@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scenario_parts import closed_loop, constant, drafts, uniform
 from tiny_scenario import tiny_data
 
 from forerun.errors import ForerunError, InvariantError, StalledError
-from simulator.cli import main
 from simulator.running.metrics import combine_replications, run_document
 from simulator.running.run import simulate
 from simulator.running.scenario import scenario_from
@@ -20,7 +20,7 @@ from simulator.serving.engine.common import EXACT_S, _by_clock
 from simulator.workload import generate_requests
 
 BURST = {"process": "burst"}
-NGRAM = {"method": "ngram", "num_speculative_tokens": 10, "acceptance": {"alpha": 0.5}}
+NGRAM = drafts("ngram", 10, 0.5)
 
 
 def tiny(workload=None, **changes):
@@ -50,7 +50,7 @@ def test_a_run_that_stands_still_is_a_fault_and_says_so(monkeypatch):
 def test_a_static_batch_with_speculation_stays_in_its_blocks(block_size, speculation, seed):
     """Padding repeats the step of its last token, whatever the drafts went past."""
     engine = {"scheduler": "static", "block_size": block_size, "max_num_seqs": 3}
-    lengths = {"distribution": "uniform", "min": 1, "max": 30}
+    lengths = uniform(1, 30)
     workload = {"arrivals": BURST, "input_tokens": 2, "output_tokens": lengths, "num_requests": 9}
     result = simulate(tiny(workload, engine=engine, speculation=speculation), seed)
     assert not result.requests.failed.any()
@@ -117,12 +117,7 @@ def test_many_short_steps_far_out_keep_the_clock(tmp_path, start_s):
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_twelve_days_of_traffic_keep_the_invariants(rows, replicas):
     """Beyond 2**20 s the spacing of doubles is larger than the ticks of the grid."""
-    workload = {
-        "arrivals": {"process": "constant", "request_rate": 2e-5},
-        "input_tokens": 100,
-        "output_tokens": 900,
-        "num_requests": 24,
-    }
+    workload = constant(2e-5, 24, 100, 900)
     hardware = {"chip": "h100-sxm", "replicas": replicas}
     engine = {"routing": "least-outstanding" if replicas > 1 else "round-robin"}
     result = simulate(tiny(workload, hardware=hardware, engine=engine), full_step_rows=rows)
@@ -181,15 +176,16 @@ def test_replications_that_chance_has_no_part_in_have_no_spread():
         assert low == high == combined["summary"][key], key
 
 
-def test_an_alarm_keeps_the_result(tmp_path, monkeypatch, capsys):
+def test_an_alarm_keeps_the_result(tmp_path, monkeypatch, forerun):
     """It ends with exit 3, but what was computed is written, with a word of what is wrong, and is found again."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny.json").write_text(json.dumps(tiny_data()))
     with monkeypatch.context() as patched:
         patched.setattr("simulator.running.invariants.SOL_TOLERANCE", -0.9999)
         arguments = ["--no-steps", "--out", "out", "--json", "run.json", "--replications", "2", "--jobs", "1"]
-        assert main(["run", "tiny.json", *arguments]) == 3
-    assert capsys.readouterr().err.strip().endswith("--seed 0 --no-steps")
+        outcome = forerun("run", "tiny.json", *arguments)
+    assert outcome.code == 3
+    assert outcome.err.strip().endswith("--seed 0 --no-steps")
     for file in (tmp_path / "out" / "summary.json", tmp_path / "run.json"):
         document = json.loads(file.read_text())
         assert document["summary"]["completed"] == 12
@@ -232,7 +228,7 @@ def test_an_answer_of_no_token_is_no_request_and_of_one_ends_with_its_first(tmp_
 def test_a_cache_smaller_than_a_request_refuses_that_one(stepping):
     """A request of at most 20 blocks of 16 tokens is served, any other is not; where none can be, nothing runs."""
     engine = {"num_kv_blocks": 20, "stepping": stepping}
-    lengths = {"distribution": "uniform", "min": 1, "max": 600}
+    lengths = uniform(1, 600)
     requests = simulate(tiny({"arrivals": BURST, "input_tokens": lengths, "output_tokens": 50}, engine=engine)).requests
     fits = requests.input_tokens + requests.output_tokens <= 20 * 16
     assert 0 < fits.sum() < len(fits)
@@ -246,12 +242,7 @@ def run_of(data):
     return simulate(scenario_from(data, "test"), intervals=True)
 
 
-LITTLE = {
-    "arrivals": {"process": "closed-loop", "max_concurrency": 4},
-    "input_tokens": 60,
-    "output_tokens": 10,
-    "num_requests": 8,
-}
+LITTLE = closed_loop(4, 8, 60, 10)
 
 
 @pytest.mark.parametrize("cached", [("prefill",), ("decode",), ()])
@@ -280,7 +271,7 @@ def test_heads_of_attention_groups_draft_for_one_groups_batch_and_anothers_promp
         "model": "qwen3-30b-a3b",
         "hardware": {"chip": "h100-sxm", "tensor_parallel": 2, "expert_parallel": 2, "attention_data_parallel": 2},
         "engine": {"framework": framework, "max_num_seqs": max_num_seqs},
-        "speculation": {"method": "medusa", "num_speculative_tokens": 3, "acceptance": {"alpha": 0.7}},
+        "speculation": drafts("medusa", 3),
         "workload": LITTLE,
     }
     assert run_of(data).summary["completed"] == 8

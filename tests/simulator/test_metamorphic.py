@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import yaml
 from numpy.testing import assert_allclose, assert_array_equal
+from scenario_parts import burst, uniform
 from tiny_scenario import tiny_data
 
 from hwprofiles import load_chip
@@ -21,7 +22,7 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 4}
 LOADED = {
     "arrivals": {"process": "poisson", "request_rate": 150.0},
     "num_requests": 60,
-    "output_tokens": {"distribution": "uniform", "min": 1, "max": 60},
+    "output_tokens": uniform(1, 60),
 }
 TIGHT = {"max_num_seqs": 16, "num_kv_blocks": 150, "max_num_batched_tokens": 512}
 SCHEDULERS = ["vllm-v1", "priority", "prefill-first", "sglang", "static"]
@@ -184,12 +185,7 @@ def test_equal_requests_of_one_moment_in_any_order(routing, seed):
 def random_burst(seed):
     """A chip, and all but the chip of a scenario in which requests come at once."""
     rng = random.Random(seed)
-    workload = {
-        "arrivals": {"process": "burst"},
-        "num_requests": rng.randint(1, 24),
-        "input_tokens": {"distribution": "uniform", "min": 1, "max": rng.choice([40, 600, 4000])},
-        "output_tokens": {"distribution": "uniform", "min": 1, "max": rng.choice([2, 40, 120])},
-    }
+    workload = burst(rng.randint(1, 24), uniform(1, rng.choice([40, 600, 4000])), uniform(1, rng.choice([2, 40, 120])))
     engine = {
         "framework": rng.choice(["vllm", "sglang", "trtllm"]),
         "max_num_seqs": rng.choice([1, 4, 16, 256]),
@@ -265,7 +261,7 @@ def test_a_trace_in_seconds_and_in_milliseconds(tmp_path, unit, scale, seed):
 
 
 FIXED = {"arrivals": {"process": "burst"}, "input_tokens": 100, "output_tokens": 20}
-UNIFORM = {"distribution": "uniform", "min": 1, "max": 60}
+UNIFORM = uniform(1, 60)
 
 
 @pytest.mark.parametrize(

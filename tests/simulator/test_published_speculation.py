@@ -4,6 +4,7 @@ import csv
 
 import numpy as np
 import pytest
+from scenario_parts import closed_loop, constant, drafts
 
 from simulator.running.metrics import summarise
 from simulator.running.run import simulate
@@ -49,12 +50,7 @@ def test_vllm_k_sweep_on_one_h100(shared_data, method):
         if row["method"] != method:
             continue
         k, length = int(row["k"]), float(row["accept_len"])
-        speculation = {
-            "method": method,
-            "num_speculative_tokens": k,
-            "draft": vllm_2025(method),
-            "acceptance": {"acceptance_length": length},
-        }
+        speculation = drafts(method, k, acceptance={"acceptance_length": length}, draft=vllm_2025(method))
         measured[k] = float(row["spec"]) / 1e3
         predicted[k] = step_s("llama-3.1-8b", "h100-sxm", speculation, 128, 256, engine=engine) / length
         other[k] = plain_s / predicted[k] / float(row["speedup"]) - 1
@@ -86,11 +82,7 @@ def test_deepseek_r1_mtp_on_eight_b200(shared_data):
     unexplained = base_s - predicted(None)
     for row in result:
         k, length = int(row["k"]), float(row["accept_len"])
-        speculation = {
-            "method": "mtp",
-            "num_speculative_tokens": k,
-            "acceptance": {"acceptance_length": length},
-        }
+        speculation = drafts("mtp", k, acceptance={"acceptance_length": length})
         measured[k] = (float(row["spec"]), length)
         verify[k] = predicted(speculation) + unexplained
     speed, length = measured[5]
@@ -152,12 +144,7 @@ def test_gains_under_sglang_fall_with_the_batch(shared_data):
             "hardware": {"chip": "h100-sxm"},
             "engine": {"framework": "sglang"},
             "speculation": speculation,
-            "workload": {
-                "arrivals": {"process": "closed-loop", "max_concurrency": batch},
-                "input_tokens": 128,
-                "output_tokens": 128,
-                "num_requests": batch,
-            },
+            "workload": closed_loop(batch, batch, 128, 128),
         }
         steps = simulate(Scenario.model_validate(data)).steps
         full = (steps.decode_seqs == batch) & (steps.prefill_seqs == 0)
@@ -167,7 +154,7 @@ def test_gains_under_sglang_fall_with_the_batch(shared_data):
     for row in rows(shared_data, "eagle3_t3"):
         method, batch = row["method"], int(row["load"])
         length = CHAIN_OF_3[method]
-        speculation = {"method": method, "num_speculative_tokens": 3, "acceptance": {"acceptance_length": length}}
+        speculation = drafts(method, 3, acceptance={"acceptance_length": length})
         gains[method, batch] = length * seconds(None, batch) / seconds(speculation, batch)
         errors[method, batch] = gains[method, batch] / float(row["speedup"]) - 1
     for method in CHAIN_OF_3:
@@ -193,12 +180,7 @@ def test_vllm_v0_under_open_loop(shared_data):
             "model": "llama-3.1-8b",
             "hardware": {"chip": "h100-sxm"},
             "engine": {"framework": "vllm-2024", "scheduler": "prefill-first", "enable_prefix_caching": False},
-            "workload": {
-                "arrivals": {"process": "constant", "request_rate": rate},
-                "input_tokens": 201,
-                "output_tokens": 62,
-                "num_requests": max(40, round(30 * rate)),
-            },
+            "workload": constant(rate, max(40, round(30 * rate)), 201, 62),
         }
         seconds = summarise(simulate(Scenario.model_validate(data)))["mean_tpot_ms"]
         assert seconds == pytest.approx(float(row["mean_tpot_derived_ms"]), rel=bound)

@@ -7,6 +7,7 @@ from typing import get_args, get_origin
 
 import pytest
 from pydantic import BaseModel
+from refused import refused
 
 from forerun.errors import ForerunError
 from hwprofiles import load_chip
@@ -71,10 +72,8 @@ def test_overrides_reach_any_depth(scenario_file):
 @pytest.mark.parametrize("row", REFUSALS, ids=lambda row: row["says"][:60])
 def test_one_line_names_the_field_and_the_way_out(row):
     """Of a single field, of sections that contradict each other, and of what does not fit the chip."""
-    with pytest.raises(ForerunError) as caught:
+    with refused(row["says"]):
         build_run(Scenario.model_validate(parse_yaml(GOOD, "good")).with_values(row["set"]))
-    assert row["says"] in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -60,8 +60,7 @@ def test_compare_writes_a_report_that_runs_again(compared, forerun):
         assert "llama-3.2-1b" in text
     assert document["basis"] in markdown
     assert "<script src" not in page
-    again = forerun("compare", out / "study.yaml", "--seed", 0, "--replications", 2, "--jobs", 2, "--json", "-")
-    repeated = json.loads(again.out)
+    repeated = forerun("compare", out / "study.yaml", "--replications", 2, "--jobs", 2, "--json", "-").document
     assert repeated["conclusion"] == document["conclusion"]
     assert [v["speedup"] for v in repeated["variants"]] == [v["speedup"] for v in document["variants"]]
     assert repeated["sensitivity"] == document["sensitivity"]
@@ -77,8 +76,8 @@ def test_compare_prints_a_table(forerun, scenario_file):
 def test_compare_files(forerun, scenario_file, tmp_path):
     other = tmp_path / "other.yaml"
     other.write_text(scenario_file.read_text().replace("h100-sxm", "a100-sxm-80gb"))
-    outcome = forerun("compare", scenario_file, other, *QUICK, "--crossover", "none", "--no-sensitivity", "--json", "-")
-    document = json.loads(outcome.out)
+    command = ("compare", scenario_file, other, *QUICK, "--crossover", "none", "--no-sensitivity", "--json", "-")
+    document = forerun(*command).document
     assert [variant["name"] for variant in document["variants"]] == ["chat", "other"]
     assert document["variants"][1]["speedup"]["mean_tpot_ms"]["ratio"] < 1
     assert document["variants"][1]["scenario"]["hardware"]["chip"] == "a100-sxm-80gb"
@@ -97,9 +96,7 @@ real_document_of = runs.run_document_of
 def test_a_dead_worker_costs_a_comparison_its_seed_alone(forerun, scenario_file, monkeypatch):
     monkeypatch.setattr(runs, "run_document_of", killed)
     options = ("--replications", "3", "--jobs", "2", "--no-progress", "--crossover", "none", "--no-sensitivity")
-    outcome = forerun("compare", scenario_file, *VARY, *options, "--no-interval", "--json", "-")
-    assert outcome.code == 0
-    notes = json.loads(outcome.out)["notes"]
+    notes = forerun("compare", scenario_file, *VARY, *options, "--no-interval", "--json", "-").document["notes"]
     assert any("seed 1 is left out of every variant" in note for note in notes)
 
 
@@ -126,8 +123,7 @@ def test_sweep_json_keeps_the_contract(forerun, scenario_file, tmp_path):
         *("sweep", scenario_file, *VARY, "--vary", "hardware.tensor_parallel=1,3", "--store", store, "--jobs", 2),
         *("--json", "-", "--out", out),
     )
-    assert outcome.code == 0, outcome.err
-    document = json.loads(outcome.out)
+    document = outcome.document
     assert {"store", "points", "scenario", "seed", "version", "basis"} <= set(document)
     assert document["store"] == str(store)
     assert [point["status"] for point in document["points"]] == ["done", "failed", "done", "failed"]
@@ -148,7 +144,5 @@ def test_sweep_of_nothing_but_failures_is_an_error(forerun, scenario_file, tmp_p
 
 def test_sweep_refuses_a_file_that_is_no_store(forerun, scenario_file):
     before = scenario_file.read_text()
-    outcome = forerun("sweep", scenario_file, *VARY, "--store", scenario_file)
-    assert outcome.code == 2
-    assert "not a store of Forerun" in outcome.error_line
+    assert "not a store of Forerun" in forerun("sweep", scenario_file, *VARY, "--store", scenario_file).error_line
     assert scenario_file.read_text() == before

@@ -5,15 +5,16 @@ import shlex
 
 import pytest
 import yaml
+from scenario_parts import burst, drafts
 from tiny_scenario import tiny_data
 
-DRAFTS = {"method": "eagle3", "num_speculative_tokens": 2, "acceptance": {"alpha": 0.6}}
+DRAFTS = drafts("eagle3", 2, 0.6)
 LOCAL = {
     "model": "qwen3-8b",
     "hardware": {"chip": "rtx-4090"},
     "engine": {"framework": "llama.cpp"},
-    "speculation": {"method": "mtp", "num_speculative_tokens": 2, "acceptance": {"alpha": 0.8}},
-    "workload": {"arrivals": {"process": "burst"}, "input_tokens": 200, "output_tokens": 40, "num_requests": 1},
+    "speculation": drafts("mtp", 2, 0.8),
+    "workload": burst(1, 200, 40),
 }
 COMPARE = "compare chat.yaml --jobs 1 --replications 2"
 FILES = "--jobs 1 --crossover none --no-sensitivity"

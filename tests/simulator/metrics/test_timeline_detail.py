@@ -4,6 +4,7 @@ from collections import Counter, defaultdict
 from itertools import pairwise
 
 import pytest
+from scenario_parts import drafts, poisson
 
 from hwprofiles import KernelTime
 from simulator.running.metrics.timeline import (
@@ -22,10 +23,9 @@ from simulator.timing import Kernel
 BASE = {
     "model": "llama-3.2-1b",
     "hardware": {"chip": "h100-sxm", "tensor_parallel": 2},
-    "workload": {"arrivals": {"process": "poisson", "request_rate": 20.0}, "input_tokens": 200, "output_tokens": 20,
-                 "num_requests": 12},
+    "workload": poisson(20.0, 12, 200, 20),
 }  # fmt: skip
-SPECULATION = {"method": "eagle3", "num_speculative_tokens": 3, "acceptance": {"alpha": 0.6}}
+SPECULATION = drafts("eagle3", 3, 0.6)
 
 
 @pytest.fixture(scope="module")

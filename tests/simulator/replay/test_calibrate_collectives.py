@@ -1,21 +1,16 @@
 """Collectives are fitted like every other family, on messages of a megabyte and more: a truth put in is found."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from made_kernels import rows_of
 
-from forerun.errors import ForerunError
 from hwprofiles import KernelLibrary, load_chip
 from simulator.replay import predict_table
 from simulator.replay.calibrate import calibrate
-from traces.kernels import KernelTable, concatenate, make_table
 
 BARE = load_chip("h100-sxm").model_copy(update={"kernels": {}})
-
-
-def rows(op, world):
-    size = 2 ** np.arange(20, 31)
-    sizes = {"message_bytes": size, "world_size": np.full(len(size), world)}
-    return make_table(np.ones(len(size)), op, sizes, {}, "made", "forerun")
 
 
 @pytest.mark.parametrize("op", ["all_reduce", "all_gather"])
@@ -24,12 +19,10 @@ def test_the_truth_behind_collectives_is_detected(op):
     known = KernelLibrary(BARE).parameters("collective", "any")
     slow = known.model_copy(update={"bandwidth_efficiency": 0.5, "launch_s": 2 * known.launch_s})
     truth = KernelLibrary(BARE.model_copy(update={"kernels": {"generic": {"collective": {"any": slow}}}}))
-    requested = concatenate([rows(op, world) for world in (2, 4)])
+    sizes = {"message_bytes": np.tile(2 ** np.arange(20, 31), 2), "world_size": np.repeat((2, 4), 11)}
+    requested = rows_of(op, sizes)
     noise = np.exp(np.random.default_rng(0).normal(0.0, 0.02, len(requested)))
-    seconds = predict_table(requested, truth).seconds * noise
-    table = KernelTable(
-        requested.sizes, requested.words, seconds, requested.std_s, requested.count, requested.source, requested.format
-    )
+    table = replace(requested, measured_s=predict_table(requested, truth).seconds * noise)
     calibration = calibrate(table, BARE, residual=False)
     (fit,) = calibration.fits
     assert (fit.family, fit.rows) == ("collective", 22)
@@ -40,9 +33,3 @@ def test_the_truth_behind_collectives_is_detected(op):
     )
     assert error.mean() < 0.03
     assert before.mean() > 0.2
-
-
-def test_a_chip_without_a_link_of_its_own_predicts_no_collectives():
-    single = BARE.model_copy(update={"links": BARE.links.model_copy(update={"scale_up": None})})
-    with pytest.raises(ForerunError, match="chip 'h100-sxm' has no scale-up link"):
-        predict_table(rows("all_reduce", 2), KernelLibrary(single))

@@ -3,6 +3,7 @@ format."""
 
 import numpy as np
 import pytest
+from made_kernels import rows_of
 
 from hwprofiles import KernelLibrary, load_chip
 from hwprofiles.choice import find_parameters
@@ -10,7 +11,7 @@ from hwprofiles.dtypes import DTYPES, dtype_bytes, format_of
 from simulator.replay import replay_kernels
 from simulator.replay.calibrate import calibrate
 from simulator.replay.fit import family_rows
-from traces.kernels.table import concatenate, make_table
+from traces.kernels.table import concatenate
 
 FAST, SLOW = "fast_experts", "slow_experts"
 
@@ -18,14 +19,10 @@ FAST, SLOW = "fast_experts", "slow_experts"
 def rows(kernel, factor, dtype="fp8", count=90):
     """Times of one kernel, ``factor`` times those the H100's own set for the format gives."""
     generator = np.random.default_rng(3)
-    same = np.ones(count, dtype=np.int64)
-    sizes = {
-        "tokens": generator.integers(1, 4096, count), "num_experts": 64 * same, "experts_per_token": 8 * same,
-        "hidden": 2048 * same, "intermediate": 1024 * same, "tensor_parallel": same, "expert_parallel": same,
-    }  # fmt: skip
-    floats = {name: values.astype(np.float64) for name, values in sizes.items()}
-    seconds = factor * KernelLibrary("h100-sxm").moe(**floats, dtype=dtype).seconds
-    return make_table(seconds, "moe", sizes, {"dtype": dtype, "source": kernel}, "made", "canonical")
+    sizes = {"tokens": generator.integers(1, 4096, count), "num_experts": 64, "experts_per_token": 8, "hidden": 2048,
+             "intermediate": 1024, "tensor_parallel": 1, "expert_parallel": 1}  # fmt: skip
+    seconds = factor * KernelLibrary("h100-sxm").moe(**sizes, dtype=dtype).seconds
+    return rows_of("moe", sizes, seconds, dtype=dtype, source=kernel)
 
 
 @pytest.fixture(scope="module")

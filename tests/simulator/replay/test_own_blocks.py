@@ -1,6 +1,7 @@
 """A preempted request that comes back finds blocks of its own that nobody took."""
 
 import numpy as np
+from scenario_parts import burst
 
 from simulator.replay.rerun import unshared_hashes
 from simulator.running.run import simulate
@@ -20,7 +21,7 @@ def test_coming_back_computes_less_and_only_after_preemption():
         "model": "llama-3.2-1b",
         "hardware": {"chip": "h100-sxm"},
         "engine": {"num_kv_blocks": 400},
-        "workload": {"arrivals": {"process": "burst"}, "input_tokens": 1, "output_tokens": 1, "num_requests": 1},
+        "workload": burst(1, 1, 1),
     }
     scenario = scenario_from(base, "test")
     prompts, answers = np.full(40, 500), np.full(40, 300)

@@ -1,8 +1,5 @@
 """Published speculation speedups: the table itself, its predictions, the page."""
 
-import json
-
-from simulator.cli import main
 from validation.speculation import Comparison, Unpredicted, case_of, compare_row, curve_scores, load_published
 
 ROWS = load_published()
@@ -82,15 +79,7 @@ def test_curves_beyond_their_fit():
     assert errors[len(errors) // 2] < 0.05
 
 
-def test_command_scores_one_table(capsys):
-    assert main(["validate", "speculation", "--group", "trtllm_blog02", "--json", "-"]) == 0
-    document = json.loads(capsys.readouterr().out)
+def test_command_scores_one_table(forerun):
+    document = forerun("validate", "speculation", "--group", "trtllm_blog02", "--json", "-").document
     assert [group["group"] for group in document["groups"]] == ["trtllm_blog02"]
     assert all("frameworks.yaml: trtllm" in row["constants"] for row in document["rows"])
-
-
-def test_command_refuses_an_unknown_table(capsys):
-    assert main(["validate", "speculation", "--group", "trtllm_blog03"]) == 2
-    error = capsys.readouterr().err
-    assert "did you mean" in error
-    assert error.count("\n") == 1

@@ -1,22 +1,20 @@
 """Requests handed in one by one run as they would in a run that knows all of them from the start."""
 
-from collections import deque
 from itertools import count
 from math import inf
 
 import numpy as np
 import pytest
+from scenario_parts import drafts
 from tiny_scenario import tiny_data
 
 from simulator.running.build import build_run
 from simulator.running.run import simulate
 from simulator.running.scenario import Scenario
 from simulator.serve.live import LiveFleet, rehearse
-from simulator.timing import step as step_module
-from simulator.timing.kernels import CostTable
 from simulator.workload import generate_requests
 
-SPECULATION = {"method": "eagle3", "num_speculative_tokens": 3, "acceptance": {"alpha": 0.6}}
+SPECULATION = drafts("eagle3", 3, 0.6)
 KINDS = {
     "plain": {},
     "speculation": {"speculation": SPECULATION},
@@ -117,17 +115,3 @@ def test_a_request_still_in_the_queue_leaves_it():
     fleet.cancel(waiting)
     assert fleet.advance(100.0)[-1].slot == 0
     assert fleet.under_way == 0
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_after_a_rehearsal_nothing_is_priced_while_streams_wait(monkeypatch, kind):
-    monkeypatch.setattr(step_module, "_LATELY", deque())  # no tables of other tests
-    build, fill, filled = build_run(scenario_of(kind), 0), CostTable._fill, []
-    rehearse(build)
-    monkeypatch.setattr(CostTable, "_fill", lambda table, counts: (filled.append(counts), fill(table, counts)))
-    fleet = LiveFleet(build, 64)
-    for one in range(60):
-        fleet.submit(300 + one, 20, (), one * 1e-3)
-    fleet.advance(60.0)
-    assert not fleet.under_way
-    assert not filled

@@ -11,6 +11,7 @@ import httpx
 import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from scenario_parts import drafts
 from tiny_scenario import tiny_data
 
 from simulator.running.run import simulate
@@ -18,7 +19,7 @@ from simulator.running.scenario import Scenario
 from simulator.serve.app import MOST_BODY_BYTES, UNREAD_BYTES, Server
 from simulator.serve.tokens import block_hashes, chat_tokens, filler, tokens_of
 
-SPECULATION = {"method": "eagle3", "num_speculative_tokens": 3, "acceptance": {"alpha": 0.6}}
+SPECULATION = drafts("eagle3", 3, 0.6)
 
 
 def scenario_of(**changes) -> Scenario:

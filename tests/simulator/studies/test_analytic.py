@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scenario_parts import drafts, lognormal
 
 from forerun.errors import ForerunError
 from simulator.running.metrics import summarise
@@ -15,8 +16,8 @@ from simulator.serving import Fleet
 from simulator.studies.steady_state.estimate import estimate, max_request_rate
 from simulator.studies.steady_state.prices import verify_steps
 
-PROMPTS = {"distribution": "lognormal", "mean": 700, "cv": 0.8, "max": 4096}
-EAGLE = {"method": "eagle3", "num_speculative_tokens": 3, "acceptance": {"per_position": [0.73, 0.52, 0.35]}}
+PROMPTS = lognormal(700, 0.8, 4096)
+EAGLE = drafts("eagle3", 3, acceptance={"per_position": [0.73, 0.52, 0.35]})
 GRID = {
     "chat": {},
     "speculation": {"speculation": EAGLE},
@@ -96,7 +97,7 @@ def test_closed_loop_keeps_its_concurrency_and_never_beats_the_highest_rate():
     budget=st.sampled_from([64, 256, 2048]),
 )
 def test_invariants_that_hold_for_any_load(load, cv, output, seqs, budget):
-    prompts = {"distribution": "lognormal", "mean": 300, "cv": cv, "max": 4000}
+    prompts = lognormal(300, cv, 4000)
     engine = {"max_num_seqs": seqs, "max_num_batched_tokens": budget}
     requested = scenario(input_tokens=prompts, output_tokens=output, engine=engine)
     top = max_request_rate(requested)

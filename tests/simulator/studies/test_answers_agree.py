@@ -1,8 +1,10 @@
 """Commands that answer the same question agree: what tune and compare say of a scenario is what run gives."""
 
 import pytest
+import scenario_parts as parts
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scenario_parts import uniform
 
 import simulator
 from simulator.running.scenario import Scenario
@@ -21,14 +23,14 @@ def drafting(draw):
         model=model,
         hardware={"chip": draw(st.sampled_from(chips)), "tensor_parallel": MODELS[model]},
         engine={"framework": draw(st.sampled_from(["vllm", "sglang"]))},
-        speculation={
-            "method": draw(st.sampled_from(["eagle3", "ngram", "medusa"])),
-            "num_speculative_tokens": draw(st.integers(2, 4)),
-            "acceptance": {"alpha": draw(st.sampled_from([0.5, 0.7, 0.85]))},
-        },
+        speculation=parts.drafts(
+            draw(st.sampled_from(["eagle3", "ngram", "medusa"])),
+            draw(st.integers(2, 4)),
+            draw(st.sampled_from([0.5, 0.7, 0.85])),
+        ),
         max_concurrency=1,
         input_tokens=draw(st.sampled_from([128, 1000, 3000])),
-        output_tokens={"distribution": "uniform", "min": 150, "max": draw(st.sampled_from([160, 400]))},
+        output_tokens=uniform(150, draw(st.sampled_from([160, 400]))),
         num_requests=1,
     )
 
@@ -54,8 +56,8 @@ def test_tune_promises_what_a_closed_loop_of_that_batch_gives(scenario, batch):
 def test_tune_counts_the_prompts_of_the_other_requests(batch, before):
     """70B on 4 H100 with prompts of 1,000 tokens; ``before`` is the speed-up of steps that only decode."""
     hardware = {"chip": "h100-sxm", "tensor_parallel": 4}
-    drafts = {"method": "eagle3", "num_speculative_tokens": 3, "acceptance": {"alpha": 0.7}}
-    answers = {"distribution": "uniform", "min": 150, "max": 250}
+    drafts = parts.drafts("eagle3", 3)
+    answers = uniform(150, 250)
     scenario = Scenario(model="llama-3.3-70b", hardware=hardware, speculation=drafts, max_concurrency=batch,
                         input_tokens=1000, output_tokens=answers, num_requests=1)  # fmt: skip
     (cell,) = find_drafts(scenario, (batch,), (1024,), (3,)).mean

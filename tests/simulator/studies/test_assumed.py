@@ -1,6 +1,7 @@
 """Assumed parameters: all that are in play, none that was measured; factors move what they name and nothing else."""
 
 import pytest
+from scenario_parts import drafts
 from tiny_scenario import tiny_data
 
 from simulator.running.assumptions import Assumptions
@@ -38,13 +39,13 @@ def test_a_datasheet_chip_rests_on_its_efficiencies_and_several_chips_on_their_l
 
 
 def test_speculation_rests_on_acceptance_and_the_hosts_part_of_drafting():
-    speculation = {"method": "eagle3", "num_speculative_tokens": 3, "acceptance": {"per_position": [0.7, 0.5, 0.3]}}
+    speculation = drafts("eagle3", 3, acceptance={"per_position": [0.7, 0.5, 0.3]})
     trtllm = scenario(speculation=speculation, engine={"framework": "trtllm"})
     assert {"acceptance", "eagle3.step_s", "eagle3.pass_s"} <= set(assumed_parameters(trtllm))
     names = set(assumed_parameters(scenario(speculation=speculation)))
     assert "acceptance" in names
     assert "eagle3.step_s" not in names, "fitted under vLLM"
-    ngram = {"method": "ngram", "num_speculative_tokens": 3, "acceptance": {"alpha": 0.4}}
+    ngram = drafts("ngram", 3, 0.4)
     names = set(assumed_parameters(scenario(speculation=ngram)))
     assert {"ngram.step_s", "ngram.per_sequence_s", "ngram.per_context_token_s"} <= names
     assert "ngram.pass_s" not in names
@@ -83,7 +84,7 @@ def test_efficiencies_stay_below_one():
     ],
 )
 def test_scaled_acceptance_scales_every_conditional_rate(acceptance):
-    speculation = {"method": "eagle3", "num_speculative_tokens": 3, "acceptance": acceptance}
+    speculation = drafts("eagle3", 3, acceptance=acceptance)
     chosen = scenario(speculation=speculation)
     for factor in (0.9, 1.1):
         before, after = (draft_survival(s.speculation) for s in (chosen, with_acceptance_scaled(chosen, factor)))

@@ -2,12 +2,13 @@
 
 import pytest
 import yaml
+from scenario_parts import uniform
 
 from hwprofiles.catalogue import load_chip
 from simulator.running.scenario import Scenario
 from simulator.studies.compare.command import compare
 
-ANSWERS = {"distribution": "uniform", "min": 50, "max": 150}
+ANSWERS = uniform(50, 150)
 RUN = Scenario(model="llama-3.1-8b", chip="h100-sxm", request_rate=8.0, input_tokens=500, output_tokens=ANSWERS,
                num_requests=120)  # fmt: skip
 SLOWER_MEMORY = """

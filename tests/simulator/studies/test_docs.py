@@ -3,6 +3,7 @@
 import re
 
 import yaml
+from scenario_parts import drafts
 from tiny_scenario import tiny_data
 
 from simulator.studies import Range, load_study
@@ -11,7 +12,7 @@ from simulator.studies import Range, load_study
 def test_the_documented_study_file(project_root, tmp_path):
     text = (project_root / "docs" / "sweeps.md").read_text()
     block = re.search(r"```yaml title=\"study.yaml\"\n(.*?)```", text, re.DOTALL)[1]
-    speculation = {"method": "ngram", "num_speculative_tokens": 3, "acceptance": {"per_position": [0.5, 0.3, 0.2]}}
+    speculation = drafts("ngram", 3, acceptance={"per_position": [0.5, 0.3, 0.2]})
     (tmp_path / "chat.yaml").write_text(yaml.safe_dump(tiny_data() | {"speculation": speculation}))
     (tmp_path / "study.yaml").write_text(block)
     study = load_study(tmp_path / "study.yaml")

@@ -2,7 +2,10 @@
 
 import numpy as np
 import pytest
+import scenario_parts as parts
 from numpy.testing import assert_allclose
+from results import checked_result
+from scenario_parts import burst
 
 from forerun.errors import ForerunError
 from simulator.running.build import build_replica
@@ -23,17 +26,12 @@ CONTEXT = 1024
 
 
 def scenario(**speculation):
-    arguments = {
-        "method": "draft-model",
-        "num_speculative_tokens": 4,
-        "draft": {"model": "llama-3.2-1b", "chip": "n150", "link": "pcie4-x16"},
-        "acceptance": {"alpha": 0.7},
-    }
+    arguments = parts.drafts("draft-model", 4, draft={"model": "llama-3.2-1b", "chip": "n150", "link": "pcie4-x16"})
     data = {
         "model": "llama-3.1-8b",
         "hardware": {"chip": "h100-sxm"},
         "speculation": arguments | speculation,
-        "workload": {"arrivals": {"process": "burst"}, "input_tokens": 8, "output_tokens": 8, "num_requests": 1},
+        "workload": burst(1, 8, 8),
     }
     return scenario_from(data, "test")
 
@@ -142,8 +140,8 @@ def test_the_study_says_what_its_pools_did(tmp_path):
     assert all(row["low"] < row["gain"] < row["high"] for row in result.records())
     assert document["ways"]["after"]["break_even"]["value"] == break_even(again)
     assert document["target_chips_gain"] > 1.0
-    assert result.conclusion in (result.save(tmp_path) / "report.md").read_text()
-    assert {path.name for path in tmp_path.iterdir()} >= {"draft-pool.json", "report.html", "study.yaml"}
+    checked_result(result, tmp_path, "draft-pool.json", "report.html", "study.yaml")
+    assert result.conclusion in (tmp_path / "report.md").read_text()
     assert len(result.figure().data) == 4, "a line and a band for each way"
 
 

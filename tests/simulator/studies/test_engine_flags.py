@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scenario_parts import burst, drafts
 from tiny_scenario import tiny_data
 
 from simulator.running.scenario import scenario_from
@@ -131,13 +132,8 @@ def test_a_local_engine_has_the_command_of_llama_server():
         "kv_cache_dtype": "q8_0",
         "hardware": {"chip": "rtx-4090", "tensor_parallel": 2},
         "engine": {"framework": "llama.cpp", "max_num_seqs": 4, "max_num_batched_tokens": 512, "max_model_len": 8192},
-        "speculation": {
-            "method": "draft-model",
-            "num_speculative_tokens": 3,
-            "draft": {"model": "qwen2.5-0.5b"},
-            "acceptance": {"alpha": 0.7},
-        },
-        "workload": {"arrivals": {"process": "burst"}, "input_tokens": 9, "output_tokens": 9, "num_requests": 1},
+        "speculation": drafts("draft-model", 3, draft={"model": "qwen2.5-0.5b"}),
+        "workload": burst(1, 9, 9),
     }
     result = launch_flags(scenario_from(data, "test"))
     assert list(result) == ["llama.cpp"]

@@ -4,6 +4,7 @@ import re
 
 import numpy as np
 import pytest
+from scenario_parts import lognormal
 
 from forerun.errors import ForerunError
 from simulator.running.run import simulate
@@ -70,19 +71,12 @@ def test_skipped_rows_begin_at_time_zero(day):
     assert part.input_tokens.tolist() == whole.input_tokens[1990:2010].tolist()
     with pytest.raises(ForerunError, match=r"workload.skip_requests: 5000 skipped, .* has 5000 requests"):
         stream(skip_requests=5000)
-    with pytest.raises(ForerunError, match="skip_requests is about a trace"):
-        scenario_from(
-            CHAT
-            | {"workload": {"arrivals": {"process": "burst"}, "input_tokens": 1, "output_tokens": 1, "num_requests": 1,
-                            "skip_requests": 1}},
-            "none",
-        )  # fmt: skip
 
 
 LOAD = Scenario(
     model="llama-3.1-8b", chip="h100-sxm", request_rate=10.0, num_requests=200, prices={"usd_per_chip_hour": 2.0},
-    input_tokens={"distribution": "lognormal", "mean": 600, "cv": 0.8, "max": 4000},
-    output_tokens={"distribution": "lognormal", "mean": 120, "cv": 0.6, "max": 1000},
+    input_tokens=lognormal(600, 0.8, 4000),
+    output_tokens=lognormal(120, 0.6, 1000),
 )  # fmt: skip
 SLO = {"p99_ttft_ms": 400, "p99_tpot_ms": 25}
 FEW = {"vary": {"hardware.tensor_parallel": [1]}, "replications": 2, "requests": 200, "jobs": 1}

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+import scenario_parts as parts
 
 from forerun.errors import ForerunError
 from simulator.running.scenario import Scenario, scenario_from
@@ -36,7 +37,7 @@ from simulator.studies.race.race import (
     steps_of,
 )
 
-SPECULATION = {"method": "eagle3", "num_speculative_tokens": 3, "acceptance": {"per_position": [0.8, 0.6, 0.45]}}
+SPECULATION = parts.drafts("eagle3", 3, acceptance={"per_position": [0.8, 0.6, 0.45]})
 
 
 def chat(**speculation):
@@ -144,7 +145,7 @@ def test_a_table_collapses_where_load_hovers_about_its_threshold_and_our_control
 
     def outcomes(requests, switch_s):
         policy = {"name": "batch-table", "table": [[1, 4, 2], [5, 512, 0]], "switch_s": switch_s}
-        drafts = {"method": "mtp", "num_speculative_tokens": 2, "acceptance": {"per_position": [0.8, 0.6]}}
+        drafts = parts.drafts("mtp", 2, acceptance={"per_position": [0.8, 0.6]})
         sections = {
             "model": "glm-4.5-air",
             "weights_dtype": "fp8",
@@ -313,14 +314,3 @@ def test_a_changed_pattern_is_near_and_not_the_same():
     assert second != first
     assert len(second.stretches) == 3
     assert (second.hard_share, second.hard_factor) == (first.hard_share, first.hard_factor)
-
-
-def test_a_step_is_priced_once_for_all_policies_of_a_run():
-    rule = controlled(drafting_scenario(chat()), OWN, traffic()[1]).main.rule
-    first, second = rule.make_policy(), rule.make_policy()
-    first.choose(Batch(5, 4321))
-    before = first.step_seconds.cache_info()
-    second.choose(Batch(5, 4321))
-    after = second.step_seconds.cache_info()
-    assert after.misses == before.misses, "equal deployments share what was priced, runs before this one too"
-    assert after.hits >= before.hits + 4, "K from 0 to 3"

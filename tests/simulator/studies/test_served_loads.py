@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from scenario_parts import drafts, lognormal, poisson, uniform
 
 from simulator.running.scenario import scenario_from
 from simulator.studies.compare.command import compare
@@ -12,13 +13,8 @@ from simulator.studies.tune.command import tune
 BIG = {
     "model": "llama-3.3-70b",
     "hardware": {"chip": "h100-sxm", "tensor_parallel": 4},
-    "speculation": {"method": "eagle3", "num_speculative_tokens": 3, "acceptance": {"conditional": [0.75, 0.7, 0.65]}},
-    "workload": {
-        "arrivals": {"process": "poisson", "request_rate": 4.0},
-        "input_tokens": 1000,
-        "output_tokens": {"distribution": "uniform", "min": 150, "max": 250},
-        "num_requests": 120,
-    },
+    "speculation": drafts("eagle3", 3, acceptance={"conditional": [0.75, 0.7, 0.65]}),
+    "workload": poisson(4.0, 120, 1000, uniform(150, 250)),
 }
 FEW = {"replications": 2, "sensitivity": False, "interval": False, "jobs": 1}
 
@@ -44,13 +40,12 @@ def test_compare_and_tune_name_no_load_that_cannot_be_served(rate):
 
 def test_a_crossover_that_can_be_served_stays():
     """Two chips against one: slower at no load. Prompts alone: a drafter that costs more than it gives."""
-    small = {"input_tokens": 300, "output_tokens": {"distribution": "uniform", "min": 100, "max": 300}}
+    small = {"input_tokens": 300, "output_tokens": uniform(100, 300)}
     data = BIG | {
         "model": "llama-3.1-8b",
         "hardware": {"chip": "h100-sxm"},
         "engine": {"max_num_seqs": 64},
-        "speculation": {"method": "draft-model", "draft": {"model": "llama-3.2-1b"}, "num_speculative_tokens": 6,
-                        "acceptance": {"alpha": 0.6}},
+        "speculation": drafts("draft-model", 6, 0.6, draft={"model": "llama-3.2-1b"}),
         "workload": BIG["workload"] | small | {"num_requests": 200},
     }  # fmt: skip
     compared = compare(scenario_from(data, "small"), vary={"speculation.method": ["none", "draft-model"]}, **FEW)
@@ -62,12 +57,7 @@ def test_a_crossover_that_can_be_served_stays():
 RAG = {
     "model": "llama-3.1-8b",
     "hardware": {"chip": "h100-sxm"},
-    "workload": {
-        "arrivals": {"process": "poisson", "request_rate": 3.0},
-        "input_tokens": {"distribution": "lognormal", "mean": 6000, "cv": 0.6, "max": 16000},
-        "output_tokens": 200,
-        "num_requests": 150,
-    },
+    "workload": poisson(3.0, 150, lognormal(6000, 0.6, 16000), 200),
 }
 
 

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+from scenario_parts import burst, drafts
 
 from forerun.errors import ForerunError
-from hwprofiles import KernelLibrary
 from simulator.running.metrics import summarise
 from simulator.running.run import simulate
 from simulator.running.scenario import scenario_from
@@ -14,13 +14,13 @@ BATCHES = (1, 8, 64, 512)
 
 
 def scenario(**speculation):
-    block = {"method": "eagle3", "num_speculative_tokens": 3, "acceptance": {"alpha": 0.7}} | speculation
+    block = drafts("eagle3", 3) | speculation
     return scenario_from(
         {
             "model": "llama-3.1-8b",
             "hardware": {"chip": "h100-sxm"},
             "speculation": block,
-            "workload": {"arrivals": {"process": "burst"}, "input_tokens": 1, "output_tokens": 1, "num_requests": 1},
+            "workload": burst(1, 1, 1),
         },
         "test",
     )
@@ -58,16 +58,6 @@ def test_grid_agrees_with_a_simulated_batch():
     )
     result = speculation_grid(run, (3,), (64,), (516,), 64, 16, 1000)
     assert plain / drafted == pytest.approx(result.by_batch[0, 0], rel=0.04)
-
-
-def test_another_prompt_prices_no_matrix_again(monkeypatch):
-    """Layers, heads and the drafter's projection depend on tokens alone, which a prompt does not change."""
-    grid(scenario())
-    requested = []
-    gemm = KernelLibrary.gemm
-    monkeypatch.setattr(KernelLibrary, "gemm", lambda *sizes, **named: requested.append(named) or gemm(*sizes, **named))
-    speculation_grid(scenario(), (1, 3, 6), BATCHES, (512, 8192), 8, 300, 256)
-    assert requested == []
 
 
 def test_crossover_is_where_the_line_passes_one():

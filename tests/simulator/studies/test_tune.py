@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scenario_parts import burst, drafts
 
 import simulator
 from forerun.errors import ForerunError
@@ -24,18 +25,13 @@ BATCHES, CONTEXTS = (1, 8, 64, 256), (512, 8192)
 
 
 def scenario(model="llama-3.1-8b", prompt=512, **speculation):
-    block = {"method": "eagle3", "num_speculative_tokens": 3, "acceptance": {"alpha": 0.7}} | speculation
+    block = drafts("eagle3", 3) | speculation
     return scenario_from(
         {
             "model": model,
             "hardware": {"chip": "h100-sxm"},
             "speculation": block,
-            "workload": {
-                "arrivals": {"process": "burst"},
-                "input_tokens": prompt,
-                "output_tokens": 256,
-                "num_requests": 1,
-            },
+            "workload": burst(1, prompt, 256),
         },
         "test",
     )

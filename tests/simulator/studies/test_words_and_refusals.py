@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import scenario_parts as parts
 from tiny_scenario import tiny_data
 
 import simulator
@@ -93,30 +94,6 @@ def test_hit_rates_are_scaled_and_never_pass_one(config):
     assert with_hits_scaled(plain, 1.5) is plain
 
 
-@pytest.mark.parametrize(
-    ("sections", "message"),
-    [
-        ({"pools": {}}, "pools: must not be empty"),
-        (
-            {"pools": {"all": {"role": "both"}}, "attention_speculation": {"hit_rate": 0.9},
-             "hardware": {"chip": "n300", "speculative_parallel": 2}},
-            "attention_speculation is modelled with equal replicas only",
-        ),
-        (
-            {"pools": {"all": {"role": "both", "hardware": {"speculative_parallel": 2}}}},
-            "pools.all.hardware.speculative_parallel",
-        ),
-        ({"pools": {"all": {"role": "both", "engine": {"routing": "round-robin"}}}}, "pools.all.engine.routing"),
-        ({"slo": {"p99_ttft": 100}}, "'p99_ttft' is no latency limit"),
-    ],
-)  # fmt: skip
-def test_sections_that_contradict_each_other(sections, message):
-    with pytest.raises(ForerunError) as caught:
-        scenario_from(tiny_data() | sections, "chat.yaml")
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
 def written(path, data):
     path.write_text(json.dumps(data))
     return str(path)
@@ -141,7 +118,7 @@ def test_a_comparison_on_a_trace_says_what_is_left_to_chance(tmp_path, drafts, w
     trace.write_text("arrival_s,input_tokens,output_tokens\n" + "".join(f"{i},64,8\n" for i in range(6)))
     data = {"model": "llama-3.2-1b", "hardware": {"chip": "h100-sxm"}, "workload": {"trace": str(trace)}}
     if drafts:
-        data["speculation"] = {"method": "ngram", "num_speculative_tokens": 2, "acceptance": {"alpha": 0.5}}
+        data["speculation"] = parts.drafts("ngram", 2, 0.5)
     scenario = simulator.Scenario.model_validate(data)
     result = simulator.compare(
         scenario, vary={"engine.max_num_seqs": [2, 8]}, replications=2, crossover="none", sensitivity=False, jobs=1
