@@ -1,5 +1,7 @@
 """Parts of scenarios as plain data, each in one line."""
 
+from simulator.running.scenario import scenario_from
+
 
 def uniform(low, high):
     return {"distribution": "uniform", "min": low, "max": high}
@@ -37,3 +39,13 @@ def _workload(arrivals, requests, prompts, answers, more):
 def drafts(method="eagle3", tokens=3, alpha=0.7, **more):
     """A ``speculation`` block; ``more`` may hold another ``acceptance``."""
     return {"method": method, "num_speculative_tokens": tokens, "acceptance": {"alpha": alpha}} | more
+
+
+def h100_data(workload, **sections):
+    """Llama 3.1 8B on one H100, with other sections or some of these replaced."""
+    return {"model": "llama-3.1-8b", "hardware": {"chip": "h100-sxm"}, "workload": workload} | sections
+
+
+def on_h100(workload, **sections):
+    """The scenario of ``h100_data``."""
+    return scenario_from(h100_data(workload, **sections), "test")

@@ -1,10 +1,9 @@
 """Commands that answer the same question agree: what tune and compare say of a scenario is what run gives."""
 
 import pytest
-import scenario_parts as parts
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scenario_parts import uniform
+from scenario_parts import closed_loop, drafts, on_h100, uniform
 
 import simulator
 from simulator.running.scenario import Scenario
@@ -23,7 +22,7 @@ def drafting(draw):
         model=model,
         hardware={"chip": draw(st.sampled_from(chips)), "tensor_parallel": MODELS[model]},
         engine={"framework": draw(st.sampled_from(["vllm", "sglang"]))},
-        speculation=parts.drafts(
+        speculation=drafts(
             draw(st.sampled_from(["eagle3", "ngram", "medusa"])),
             draw(st.integers(2, 4)),
             draw(st.sampled_from([0.5, 0.7, 0.85])),
@@ -55,11 +54,9 @@ def test_tune_promises_what_a_closed_loop_of_that_batch_gives(scenario, batch):
 @pytest.mark.parametrize(("batch", "before"), [(8, 2.14), (32, 1.83), (128, 1.12)])
 def test_tune_counts_the_prompts_of_the_other_requests(batch, before):
     """70B on 4 H100 with prompts of 1,000 tokens; ``before`` is the speed-up of steps that only decode."""
-    hardware = {"chip": "h100-sxm", "tensor_parallel": 4}
-    drafts = parts.drafts("eagle3", 3)
-    answers = uniform(150, 250)
-    scenario = Scenario(model="llama-3.3-70b", hardware=hardware, speculation=drafts, max_concurrency=batch,
-                        input_tokens=1000, output_tokens=answers, num_requests=1)  # fmt: skip
+    four = {"chip": "h100-sxm", "tensor_parallel": 4}
+    workload = closed_loop(batch, 1, 1000, uniform(150, 250))
+    scenario = on_h100(workload, model="llama-3.3-70b", hardware=four, speculation=drafts("eagle3", 3))
     (cell,) = find_drafts(scenario, (batch,), (1024,), (3,)).mean
     gained = tpot_ms(without_drafting(scenario), batch) / tpot_ms(scenario, batch)
     assert cell.best_speedup == pytest.approx(gained, rel=0.05)

@@ -2,28 +2,17 @@
 
 import numpy as np
 import pytest
-from scenario_parts import burst, drafts
+from refused import refused
+from scenario_parts import burst, drafts, on_h100
 
-from forerun.errors import ForerunError
-from simulator.running.metrics import summarise
 from simulator.running.run import simulate
-from simulator.running.scenario import scenario_from
 from simulator.studies.tune.grid import busy_rate, crossover, speculation_grid
 
 BATCHES = (1, 8, 64, 512)
 
 
 def scenario(**speculation):
-    block = drafts("eagle3", 3) | speculation
-    return scenario_from(
-        {
-            "model": "llama-3.1-8b",
-            "hardware": {"chip": "h100-sxm"},
-            "speculation": block,
-            "workload": burst(1, 1, 1),
-        },
-        "test",
-    )
+    return on_h100(burst(1, 1, 1), speculation=drafts("eagle3", 3) | speculation)
 
 
 def grid(chosen, ks=(1, 3, 6)):
@@ -49,11 +38,9 @@ def test_nothing_accepted_never_pays():
 
 def test_grid_agrees_with_a_simulated_batch():
     """64 equal requests at once, long outputs: decoding dominates, and the batch stays full until near the end."""
-    run = scenario().with_values(
-        {"workload.input_tokens": 16, "workload.output_tokens": 1000, "workload.num_requests": 64}
-    )
+    run = scenario().with_values({"workload": burst(64, 16, 1000)})
     drafted, plain = (
-        summarise(simulate(run.with_values({"speculation.method": method})))["mean_tpot_ms"]
+        simulate(run.with_values({"speculation.method": method})).summary["mean_tpot_ms"]
         for method in ("eagle3", "none")
     )
     result = speculation_grid(run, (3,), (64,), (516,), 64, 16, 1000)
@@ -73,7 +60,7 @@ def test_busy_rate_without_prompts_is_the_batch_over_its_time():
 
 
 def test_grid_needs_a_chain():
-    with pytest.raises(ForerunError, match=r"speculation\.tree"):
+    with refused("speculation.tree"):
         grid(scenario(num_speculative_tokens=None, tree="eagle-25"))
-    with pytest.raises(ForerunError, match="speculation: the scenario has none"):
+    with refused("speculation: the scenario has none"):
         grid(scenario(method="none"))
