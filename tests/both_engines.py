@@ -26,3 +26,12 @@ def both_engines(scenario, seed=0, **arguments):
         assert run.steps.output_tokens.sum() == run.requests.output_tokens[~run.requests.failed].sum()
         assert_allclose(sum(getattr(run.steps, bound) for bound in BOUNDS), run.steps.seconds, rtol=1e-9, atol=1e-12)
     return fast, exact
+
+
+def assert_same_bytes(one, other):
+    """Two runs agree in every column of their requests and steps, to the last bit."""
+    for part in ("requests", "steps"):
+        for column, values in getattr(one, part).columns().items():
+            assert values.tobytes() == getattr(other, part).columns()[column].tobytes(), column
+    assert one.speculation == other.speculation
+    assert one.kv == other.kv

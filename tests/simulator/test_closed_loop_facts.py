@@ -4,17 +4,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scenario_parts import closed_loop, drafts, uniform
+from scenario_parts import closed_loop, drafts, on_h100, uniform
 
-from simulator.running.metrics import summarise
 from simulator.running.run import simulate
-from simulator.running.scenario import scenario_from
 
 
 def summary(concurrency, requests, seed=0, prompt=(10, 600), output=(2, 150), **changes):
-    workload = closed_loop(concurrency, requests, uniform(prompt[0], prompt[1]), uniform(output[0], output[1]))
-    data = {"model": "llama-3.2-1b", "hardware": {"chip": "h100-sxm"}, "workload": workload, **changes}
-    return summarise(simulate(scenario_from(data, "test"), seed))
+    workload = closed_loop(concurrency, requests, uniform(*prompt), uniform(*output))
+    return simulate(on_h100(workload, model="llama-3.2-1b", **changes), seed).summary
 
 
 @settings(max_examples=25, deadline=None)

@@ -2,13 +2,12 @@
 
 import numpy as np
 import pytest
-from both_engines import both_engines
+from both_engines import assert_same_bytes, both_engines
 from numpy.testing import assert_allclose, assert_array_equal
-from scenario_parts import burst, closed_loop, lognormal, poisson, uniform
+from scenario_parts import burst, closed_loop, lognormal, on_h100, poisson, uniform
 
 from simulator.running.drafting import build_drafter
 from simulator.running.run import simulate
-from simulator.running.scenario import Scenario
 from simulator.speculation import draft_survival
 from simulator.speculation.proposal import proposal
 from simulator.timing import HostDrafter, check_drafter
@@ -32,16 +31,10 @@ def scenario(name=None, engine=None, workload=None, **fields):
     speculation = None
     if name is not None:
         speculation = {"method": name.split()[0], "acceptance": ALPHA} | METHODS.get(name, {}) | fields
-    large = name is not None and name.startswith("mtp")
-    return Scenario.model_validate(
-        {
-            "model": "deepseek-v3" if large else "llama-3.1-8b",
-            "hardware": {"chip": "h200-sxm", "tensor_parallel": 8} if large else {"chip": "h100-sxm"},
-            "engine": engine or {},
-            "speculation": speculation,
-            "workload": workload or poisson(40.0, 60, lognormal(300, 1.0, 2048), uniform(1, 150)),
-        }
-    )
+    large = {"model": "deepseek-v3", "hardware": {"chip": "h200-sxm", "tensor_parallel": 8}}
+    workload = workload or poisson(40.0, 60, lognormal(300, 1.0, 2048), uniform(1, 150))
+    sections = {"engine": engine or {}, "speculation": speculation}
+    return on_h100(workload, **sections, **(large if name == "mtp" else {}))
 
 
 @pytest.mark.parametrize("name", [None, *METHODS])
@@ -71,11 +64,7 @@ def test_a_chain_given_as_a_tree_is_the_same_run(method):
     chain = simulate(scenario(method, num_speculative_tokens=3, tree=None, **draft, acceptance=ALPHA))
     choices = {"choices": [[0], [0, 0], [0, 0, 0]]}
     tree = simulate(scenario(method, num_speculative_tokens=None, tree=choices, **draft, acceptance=ALPHA))
-    for part in ("requests", "steps"):
-        for column, values in getattr(chain, part).columns().items():
-            assert values.tobytes() == getattr(tree, part).columns()[column].tobytes(), column
-    assert chain.speculation == tree.speculation
-    assert chain.kv == tree.kv
+    assert_same_bytes(chain, tree)
 
 
 def test_kv_slots_of_all_nodes_are_held_and_rejected_ones_given_back():

@@ -4,14 +4,13 @@ import json
 
 import numpy as np
 import pytest
-from scenario_parts import burst, poisson
+from scenario_parts import burst, on_h100, poisson
 
 from forerun.errors import ForerunError
 from hwprofiles import load_link
 from simulator.running.build import build_replica, build_run
 from simulator.running.metrics.document import run_document
 from simulator.running.run import simulate
-from simulator.running.scenario import scenario_from
 from simulator.timing import StepWork, load_framework
 from simulator.workload import RequestStream
 
@@ -24,9 +23,8 @@ DISAGGREGATED = {
 STAGED = {"chip": "h100-sxm", "pipeline_parallel": 2}
 
 
-def scenario(**changes):
-    data = {"model": "llama-3.1-8b", "hardware": {"chip": "h100-sxm"}, "workload": WORKLOAD} | changes
-    return scenario_from(data, "scenario")
+def scenario(**sections):
+    return on_h100(**{"workload": WORKLOAD} | sections)
 
 
 def test_chips_and_cost_are_counted_over_pools():

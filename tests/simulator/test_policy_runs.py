@@ -4,9 +4,9 @@ import dataclasses
 import re
 
 import pytest
-from both_engines import both_engines
+from both_engines import assert_same_bytes, both_engines
 from numpy.testing import assert_allclose
-from scenario_parts import closed_loop, drafts
+from scenario_parts import closed_loop, drafts, on_h100
 from test_drafting import METHODS, scenario
 
 from forerun.errors import ForerunError
@@ -73,10 +73,7 @@ def test_a_policy_is_reported_how_many_requests_wait(stepping):
 def test_a_policy_that_never_switches_is_the_fixed_run():
     fixed = simulate(scenario("eagle3"))
     same = simulate(scenario("eagle3", policy={"name": "disable-above-batch", "batch": 1000}))
-    for part in ("requests", "steps"):
-        for column, values in getattr(fixed, part).columns().items():
-            assert values.tobytes() == getattr(same, part).columns()[column].tobytes(), column
-    assert fixed.speculation == same.speculation
+    assert_same_bytes(fixed, same)
     assert run_document(same)["summary"] == run_document(fixed)["summary"]
 
 
@@ -133,18 +130,11 @@ def test_a_drafter_that_cannot_be_shortened_is_refused():
 @pytest.mark.parametrize(("model", "noted"), [("qwen3-30b-a3b", True), ("llama-3.1-8b", False)])
 def test_padding_of_steps_without_draft_tokens_is_noted(model, noted):
     """Experts are routed for padded tokens too: the note's factor is that of a run which never drafts."""
-    data = {
-        "model": model,
-        "hardware": {"chip": "h100-sxm"},
-        "workload": closed_loop(1, 2, 300, 60),
-    }
-    block = drafts("ngram", 4, 0.5)
-    never = simulate(
-        scenario_from(
-            data | {"speculation": block | {"policy": {"name": "batch-table", "table": [[1, 512, 0]]}}}, "test"
-        )
+    policy = {"name": "batch-table", "table": [[1, 512, 0]]}
+    never, plain = (
+        simulate(on_h100(closed_loop(1, 2, 300, 60), model=model, speculation=block))
+        for block in (drafts("ngram", 4, 0.5, policy=policy), None)
     )
-    plain = simulate(scenario_from(data, "test"))
     slower = never.summary["mean_tpot_ms"] / plain.summary["mean_tpot_ms"]
     (note,) = [note for note in never.notes if "padded" in note] or [""]
     assert bool(note) == noted == (slower > 1.05)

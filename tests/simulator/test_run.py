@@ -2,25 +2,20 @@
 
 import numpy as np
 import pytest
+from both_engines import assert_same_bytes
 from numpy.testing import assert_array_equal
 from refused import refused
-from scenario_parts import burst, closed_loop, drafts, lognormal, poisson, uniform
+from scenario_parts import burst, closed_loop, drafts, lognormal, on_h100, poisson, uniform
 
 from simulator.running.run import simulate
-from simulator.running.scenario import Scenario
 from simulator.serving import compiled as engine_choice
 from simulator.speculation import expected_tokens
 
 SPECULATION = drafts("draft-model", 4, draft={"model": "llama-3.2-1b"})
 
 
-def scenario(**changes):
-    data = {
-        "model": "llama-3.1-8b",
-        "hardware": {"chip": "h100-sxm"},
-        "workload": poisson(20.0, 120, lognormal(400, 1.0, 4096), uniform(1, 200)),
-    }
-    return Scenario.model_validate(data | changes)
+def scenario(workload=None, **sections):
+    return on_h100(workload or poisson(20.0, 120, lognormal(400, 1.0, 4096), uniform(1, 200)), **sections)
 
 
 def tpot_s(**changes):
@@ -32,9 +27,7 @@ def tpot_s(**changes):
 @pytest.mark.parametrize("speculation", [None, SPECULATION])
 def test_the_same_seed_gives_the_same_bytes(speculation):
     first, second = (simulate(scenario(speculation=speculation), seed=7) for _ in range(2))
-    for part in ("requests", "steps"):
-        for name, column in getattr(first, part).columns().items():
-            assert column.tobytes() == getattr(second, part).columns()[name].tobytes(), name
+    assert_same_bytes(first, second)
     assert not np.array_equal(first.requests.arrival_s, simulate(scenario(), seed=8).requests.arrival_s)
 
 
@@ -112,8 +105,7 @@ def test_the_whole_azure_trace_is_served(shared_data, speculation):
     assert np.isfinite(result.requests.finished_s).all()
     assert result.steps.output_tokens.sum() == result.requests.output_tokens.sum()
     if speculation is not None:
-        counters = result.speculation
-        length = 1 + counters.accepted_tokens / counters.num_drafts
+        length = 1 + result.speculation.accepted_tokens / result.speculation.num_drafts
         assert abs(length - expected_tokens(0.7, 4)) < 0.02
 
 

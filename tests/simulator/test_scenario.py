@@ -133,13 +133,6 @@ def test_schema_is_json_and_names_the_sections():
     assert {"model", "hardware", "engine", "workload", "speculation", "slo", "prices"} <= set(schema["properties"])
 
 
-def test_speculation_is_switched_off_by_one_field(scenario_file):
-    block = "{method: draft-model, num_speculative_tokens: 2, draft: {model: llama-3.2-1b}, acceptance: {alpha: 0.7}}"
-    off = load_scenario(scenario_file, [f"speculation={block}", "speculation.method=none"])
-    assert off.speculation is not None
-    assert (off.speculation.method, off.speculation.num_speculative_tokens) == ("none", 2)
-
-
 @pytest.mark.parametrize(
     ("text", "value"),
     [

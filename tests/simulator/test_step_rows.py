@@ -5,14 +5,13 @@ import json
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from scenario_parts import burst, drafts, poisson, uniform
+from scenario_parts import burst, drafts, h100_data, on_h100, poisson, uniform
 
 import simulator.running.run
 import simulator.running.step_rows
 import simulator.serving.log
 from simulator.running.metrics import run_document
 from simulator.running.run import simulate
-from simulator.running.scenario import scenario_from
 from simulator.running.step_rows import joined, summed
 
 SPECULATION = drafts("ngram", 3, 0.6)
@@ -20,8 +19,8 @@ SPECULATION = drafts("ngram", 3, 0.6)
 
 def scenario(**changes):
     workload = poisson(60, 600, uniform(20, 600), uniform(2, 200))
-    data = {"model": "llama-3.2-1b", "hardware": {"chip": "h100-sxm", "replicas": 3}, "workload": workload}
-    return scenario_from({**data, **changes}, "test")
+    three = {"model": "llama-3.2-1b", "hardware": {"chip": "h100-sxm", "replicas": 3}}
+    return on_h100(workload, **three | changes)
 
 
 @pytest.mark.parametrize("changes", [{}, {"engine": {"stepping": "exact-steps"}}, {"speculation": SPECULATION}])
@@ -42,8 +41,7 @@ def test_a_large_plain_run_without_step_records_ends_well(tmp_path, forerun, mon
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(simulator.running.run, "FULL_ROWS", 10)
     monkeypatch.setattr(simulator.serving.log, "CONDENSED_AT", 64)
-    data = {"model": "llama-3.1-8b", "hardware": {"chip": "h100-sxm"}, "workload": poisson(40, 100, 512, 256)}
-    (tmp_path / "a.json").write_text(json.dumps(data))
+    (tmp_path / "a.json").write_text(json.dumps(h100_data(poisson(40, 100, 512, 256))))
     outcome = forerun("run", "a.json", "--no-steps", "--no-interval", "--no-progress")
     assert outcome.code == 0, outcome.err
 
@@ -62,8 +60,7 @@ def test_joining_rows_keeps_sums_replicas_and_time():
 
 
 def test_no_step_records_means_none_in_the_files(tmp_path, forerun):
-    data = {"model": "llama-3.2-1b", "hardware": {"chip": "h100-sxm"}, "workload": burst(3, 9, 9)}
-    (tmp_path / "a.json").write_text(json.dumps(data))
+    (tmp_path / "a.json").write_text(json.dumps(h100_data(burst(3, 9, 9))))
     assert forerun("run", tmp_path / "a.json", "--no-steps", "--out", tmp_path / "o", "--no-progress").code == 0
     table = pq.read_table(tmp_path / "o" / "steps.parquet")
     assert table.num_rows == 0

@@ -140,9 +140,3 @@ def test_sweep_of_nothing_but_failures_is_an_error(forerun, scenario_file, tmp_p
     )
     assert outcome.code == 2
     assert "every point failed" in outcome.err.splitlines()[-1]
-
-
-def test_sweep_refuses_a_file_that_is_no_store(forerun, scenario_file):
-    before = scenario_file.read_text()
-    assert "not a store of Forerun" in forerun("sweep", scenario_file, *VARY, "--store", scenario_file).error_line
-    assert scenario_file.read_text() == before

@@ -38,8 +38,3 @@ def test_json_and_report(chat, forerun, tmp_path):
     assert document["version"] in page
     again = forerun("tune", out / "scenario.yaml", *QUICK, "--emit", "vllm", "--json", "-")
     assert again.document["table"] == document["table"]
-
-
-def test_the_flags_are_the_last_line(chat, forerun):
-    outcome = forerun("tune", chat, *QUICK, "--emit", "sglang")
-    assert outcome.out.splitlines()[-1].startswith("--speculative-algorithm EAGLE3 ")

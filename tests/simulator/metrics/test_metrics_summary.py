@@ -9,19 +9,10 @@ from simulator.running.metrics.summary import slo_report
 from simulator.serving.records import GapCounts
 
 CONTRACT_KEYS = {
-    "completed",
-    "failed",
-    "duration",
-    "total_input_tokens",
-    "total_output_tokens",
-    "request_throughput",
-    "request_goodput",
-    "output_throughput",
-    "total_token_throughput",
-} | {
-    f"{statistic}_{name}_ms"
-    for name in LATENCIES
-    for statistic in ("mean", "median", "std", *(f"p{q}" for q in PERCENTILES))
+    *("completed", "failed", "duration", "total_input_tokens", "total_output_tokens", "request_throughput"),
+    *("request_goodput", "output_throughput", "total_token_throughput"),
+    *(f"{statistic}_{name}_ms" for name in LATENCIES for statistic in ("mean", "median", "std")),
+    *(f"p{percent}_{name}_ms" for name in LATENCIES for percent in PERCENTILES),
 }
 
 
@@ -35,20 +26,14 @@ def test_keys_are_those_of_the_contract(make_result, two):
 
 
 def test_definitions(make_result, two):
+    expected = {
+        "duration": 4.0, "completed": 2, "failed": 0, "total_input_tokens": 200, "total_output_tokens": 16,
+        "request_throughput": 0.5, "output_throughput": 4.0, "total_token_throughput": 54.0, "mean_ttft_ms": 750.0,
+        "std_ttft_ms": 250.0, "p90_ttft_ms": 950.0, "mean_tpot_ms": 300.0, "mean_e2el_ms": 2250.0,
+        "mean_itl_ms": 12.5, "p50_itl_ms": 10.0,
+    }  # fmt: skip
     summary = summarise(make_result(two))
-    assert summary["duration"] == 4.0
-    assert (summary["completed"], summary["failed"]) == (2, 0)
-    assert (summary["total_input_tokens"], summary["total_output_tokens"]) == (200, 16)
-    assert summary["request_throughput"] == 0.5
-    assert summary["output_throughput"] == 4.0
-    assert summary["total_token_throughput"] == 54.0
-    assert summary["mean_ttft_ms"] == pytest.approx(750.0)
-    assert summary["std_ttft_ms"] == pytest.approx(250.0)
-    assert summary["p90_ttft_ms"] == pytest.approx(950.0)
-    assert summary["mean_tpot_ms"] == pytest.approx(300.0)
-    assert summary["mean_e2el_ms"] == pytest.approx(2250.0)
-    assert summary["mean_itl_ms"] == pytest.approx(12.5)
-    assert summary["p50_itl_ms"] == pytest.approx(10.0)
+    assert {key: summary[key] for key in expected} == pytest.approx(expected)
     assert summary["request_goodput"] is None
 
 
@@ -78,11 +63,17 @@ def test_nothing_finished_leaves_rates_unknown(make_result, make_requests):
         assert summary[key] is None
 
 
-def test_goodput_counts_requests_within_every_limit(make_result, two):
-    assert summarise(make_result(two, slo={"p99_ttft_ms": 600}))["request_goodput"] == 0.25
-    assert summarise(make_result(two, slo={"p99_ttft_ms": 1000, "p99_tpot_ms": 500}))["request_goodput"] == 0.5
-    assert summarise(make_result(two, slo={"p99_ttft_ms": 600, "mean_tpot_ms": 99}))["request_goodput"] == 0.0
-    assert summarise(make_result(two, slo={"p99_itl_ms": 5}))["request_goodput"] is None
+@pytest.mark.parametrize(
+    ("slo", "goodput"),
+    [
+        ({"p99_ttft_ms": 600}, 0.25),
+        ({"p99_ttft_ms": 1000, "p99_tpot_ms": 500}, 0.5),
+        ({"p99_ttft_ms": 600, "mean_tpot_ms": 99}, 0.0),
+        ({"p99_itl_ms": 5}, None),
+    ],
+)
+def test_goodput_counts_requests_within_every_limit(make_result, two, slo, goodput):
+    assert summarise(make_result(two, slo=slo))["request_goodput"] == goodput
 
 
 def test_a_request_without_tpot_cannot_break_its_limit(make_result, make_requests):
@@ -113,16 +104,14 @@ def test_an_unknown_limit_is_refused_by_name(key):
         slo_limits({key: 1.0})
 
 
-def test_speculation_counters_as_vllm_prints_them(make_result, two, counters):
-    summary = summarise(make_result(two, speculation=counters(10, 30, 18, (9, 6, 3))))
-    assert summary["spec_decode_acceptance_rate"] == pytest.approx(60.0)
-    assert summary["spec_decode_acceptance_length"] == pytest.approx(2.8)
-    assert summary["spec_decode_per_position_acceptance_rates"] == [0.9, 0.6, 0.3]
-    assert summary["spec_decode_num_drafts"] == 10
-
-
-def test_speculation_that_never_drafted_has_no_rate(make_result, two, counters):
-    summary = summarise(make_result(two, speculation=counters(0, 0, 0, (0, 0))))
-    assert summary["spec_decode_acceptance_rate"] is None
-    assert summary["spec_decode_acceptance_length"] is None
-    assert summary["spec_decode_num_drafts"] == 0
+@pytest.mark.parametrize(
+    ("counted", "rate", "length", "by_position"),
+    [((10, 30, 18, (9, 6, 3)), 60.0, 2.8, [0.9, 0.6, 0.3]), ((0, 0, 0, (0, 0)), None, None, None)],
+)
+def test_speculation_counters_as_vllm_prints_them(make_result, two, counters, counted, rate, length, by_position):
+    summary = summarise(make_result(two, speculation=counters(*counted)))
+    assert summary["spec_decode_num_drafts"] == counted[0]
+    assert summary["spec_decode_acceptance_rate"] == pytest.approx(rate)
+    assert summary["spec_decode_acceptance_length"] == pytest.approx(length)
+    if by_position is not None:
+        assert summary["spec_decode_per_position_acceptance_rates"] == by_position

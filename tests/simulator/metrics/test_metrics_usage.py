@@ -61,23 +61,23 @@ def test_utilisation_over_the_whole_run(make_steps):
     assert used.power_share == pytest.approx(1.5 / 8)
 
 
-def test_energy_lies_between_idle_and_tdp():
-    assert energy_joules(100.0, 700.0, 2, 10.0, 0.0) == 2000.0
-    assert energy_joules(100.0, 700.0, 2, 10.0, 1.0) == 14000.0
-    assert energy_joules(100.0, 700.0, 2, 10.0, 0.5) == 8000.0
-
-
-def test_what_is_not_known_is_none_not_zero():
-    assert energy_joules(None, 700.0, 1, 1.0, 0.5) is None
-    assert energy_joules(50.0, None, 1, 1.0, 0.5) is None
-    assert cost_usd(None, 1, 1.0) is None
-    assert usd_per_million_tokens(None, 10) is None
-    assert usd_per_million_tokens(1.0, 0) is None
-
-
-def test_cost():
-    assert cost_usd(2.5, 8, 1800.0) == 10.0
-    assert usd_per_million_tokens(10.0, 4_000_000) == 2.5
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (energy_joules(100.0, 700.0, 2, 10.0, 0.0), 2000.0),
+        (energy_joules(100.0, 700.0, 2, 10.0, 0.5), 8000.0),
+        (energy_joules(100.0, 700.0, 2, 10.0, 1.0), 14000.0),
+        (energy_joules(None, 700.0, 1, 1.0, 0.5), None),
+        (energy_joules(50.0, None, 1, 1.0, 0.5), None),
+        (cost_usd(2.5, 8, 1800.0), 10.0),
+        (cost_usd(None, 1, 1.0), None),
+        (usd_per_million_tokens(10.0, 4_000_000), 2.5),
+        (usd_per_million_tokens(None, 10), None),
+        (usd_per_million_tokens(1.0, 0), None),
+    ],
+)
+def test_energy_and_cost_are_none_where_they_are_not_known(value, expected):
+    assert value == expected
 
 
 def test_kv_section_shares_and_hits(make_requests):

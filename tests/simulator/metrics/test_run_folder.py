@@ -1,6 +1,5 @@
 """A run folder is of one run: written in one transaction, read only where everything in it belongs together."""
 
-import errno
 import json
 import os
 import shutil
@@ -22,7 +21,6 @@ from simulator.running.metrics.files import (
     locked_folder,
     scratch_folder,
     writable_folder,
-    write_atomically,
 )
 from simulator.running.metrics.run_folder import load_run
 
@@ -217,19 +215,6 @@ def test_one_process_may_lock_twice(tmp_path):
         pass
     with locked_folder(tmp_path):
         pass
-
-
-def full(path):
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-@pytest.mark.parametrize("folder", [".", "deep/down"])
-def test_a_full_disk_names_the_file(tmp_path, folder):
-    target = tmp_path / folder / "summary.json"
-    with pytest.raises(OSError, match="No space") as error:
-        write_atomically(target, full)
-    assert error.value.filename == str(target.resolve())
-    assert not target.exists()
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")

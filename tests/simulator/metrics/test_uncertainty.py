@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from scenario_parts import constant, drafts, poisson
+from scenario_parts import constant, drafts, on_h100, poisson
 
 from hwprofiles import predict_kernel
 from simulator.running.build import build_run
@@ -15,15 +15,13 @@ from simulator.running.metrics.uncertainty import (
     step_draws,
 )
 from simulator.running.run import simulate
-from simulator.running.scenario import scenario_from
 from simulator.studies.compare.command import compare
 from simulator.studies.paired import Ratio, with_model_error
 from simulator.workload import generate_requests
 
 
-def chat(rate=2.0, **changes):
-    data = {"model": "llama-3.1-8b", "hardware": {"chip": "h100-sxm"}, "workload": poisson(rate, 60, 512, 48)}
-    return scenario_from(data | changes, "test")
+def chat(rate=2.0, **sections):
+    return on_h100(**{"workload": poisson(rate, 60, 512, 48)} | sections)
 
 
 EAGLE = {"speculation": drafts("eagle3", 3, acceptance={"per_position": [0.7, 0.5, 0.3]})}

@@ -1,11 +1,10 @@
 """A preempted request that comes back finds blocks of its own that nobody took."""
 
 import numpy as np
-from scenario_parts import burst
+from scenario_parts import burst, on_h100
 
 from simulator.replay.rerun import unshared_hashes
 from simulator.running.run import simulate
-from simulator.running.scenario import scenario_from
 from simulator.workload import RequestStream
 
 
@@ -17,13 +16,7 @@ def test_prompts_share_no_block():
 
 
 def test_coming_back_computes_less_and_only_after_preemption():
-    base = {
-        "model": "llama-3.2-1b",
-        "hardware": {"chip": "h100-sxm"},
-        "engine": {"num_kv_blocks": 400},
-        "workload": burst(1, 1, 1),
-    }
-    scenario = scenario_from(base, "test")
+    scenario = on_h100(burst(1, 1, 1), model="llama-3.2-1b", engine={"num_kv_blocks": 400})
     prompts, answers = np.full(40, 500), np.full(40, 300)
     plain = RequestStream(np.zeros(40), prompts, answers, None)
     custom = RequestStream(np.zeros(40), prompts, answers, None, prefix_hashes=unshared_hashes(prompts, 16))

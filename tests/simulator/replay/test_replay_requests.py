@@ -9,7 +9,6 @@ import pytest
 from refused import refused
 from scenario_parts import drafts
 
-from forerun.errors import ForerunError
 from hwprofiles import chip_names
 from simulator.replay.requests import in_training, parse_condition, replay_requests
 from simulator.replay.rerun import (
@@ -21,7 +20,6 @@ from simulator.replay.rerun import (
     rerun,
     run_scenario,
 )
-from simulator.replay.scores import exceeded, parse_limit
 from simulator.replay.split import Split
 from simulator.running.metrics.summary import summarise
 from simulator.running.run import simulate
@@ -147,14 +145,6 @@ def test_conditions():
         assert parse_condition(text)(run), text
     for text in ("model=llama-3.1-70b", "request_rate>=1", "output_tokens<=99"):
         assert not parse_condition(text)(run), text
-
-
-def test_a_limit_without_metric_holds_for_all():
-    scores = replay_requests([closed_loop(2)], BASE).gated
-    assert exceeded([parse_limit("mape=0")], scores)
-    assert not exceeded([parse_limit("mape=1000")], scores)
-    with pytest.raises(ForerunError, match="no 'ttft' rows were scored"):
-        exceeded([parse_limit("ttft.mape=5")], scores)
 
 
 @pytest.mark.parametrize(

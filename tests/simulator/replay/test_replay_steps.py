@@ -3,19 +3,13 @@
 import json
 
 import pytest
-from scenario_parts import closed_loop, uniform
-
-SCENARIO = {
-    "model": "llama-3.1-8b",
-    "hardware": {"chip": "h100-sxm"},
-    "workload": closed_loop(4, 16, uniform(200, 900), 32),
-}
+from scenario_parts import closed_loop, h100_data, uniform
 
 
 @pytest.fixture
 def scenario(tmp_path):
     file = tmp_path / "scenario.yaml"
-    file.write_text(json.dumps(SCENARIO))
+    file.write_text(json.dumps(h100_data(closed_loop(4, 16, uniform(200, 900), 32))))
     return file
 
 

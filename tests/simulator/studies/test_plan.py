@@ -139,10 +139,7 @@ def test_bisection_brackets_any_threshold(threshold, guess):
     result, tried = highest_rate(lambda rate: rate / threshold, guess)
     assert threshold / 1.01 <= result <= threshold
     assert tried <= 40
-
-
-def test_no_rate_holds():
-    assert highest_rate(lambda rate: 2.0, 1.0)[0] == 0.0
+    assert highest_rate(lambda rate: 2.0, guess)[0] == 0.0, "none holds"
 
 
 def test_trace_is_replayed_and_growth_presses_it_together(project_root):

@@ -29,13 +29,6 @@ def test_speedup_is_below_the_acceptance_length_and_acceptance_is_the_closed_for
     assert result.by_context.shape == (3, 2)
 
 
-def test_nothing_accepted_never_pays():
-    result = grid(scenario(acceptance={"alpha": 0.0}))
-    assert (result.by_batch < 1).all()
-    assert result.crossover_batch == (0.0, 0.0, 0.0)
-    assert result.best == (0, 0, 0, 0)
-
-
 def test_grid_agrees_with_a_simulated_batch():
     """64 equal requests at once, long outputs: decoding dominates, and the batch stays full until near the end."""
     run = scenario().with_values({"workload": burst(64, 16, 1000)})

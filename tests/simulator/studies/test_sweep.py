@@ -17,7 +17,7 @@ import yaml
 from refused import refused
 from tiny_scenario import tiny_data
 
-from simulator.studies import Range, Study
+from simulator.studies import Study
 from simulator.studies.sweep import execute
 from simulator.studies.sweep.points import run_point
 
@@ -91,11 +91,6 @@ def test_a_combination_that_is_no_scenario_is_a_failed_point(tiny):
 def test_bad_studies_are_refused_before_anything_runs(tiny, vary, words):
     with refused(words):
         Study(tiny, vary)
-
-
-def test_latin_hypercube_through_the_study(tiny):
-    study = Study(tiny, {PATH: Range(1, 8)}, design="latin-hypercube", samples=8, seed=2)
-    assert sorted(point.set[PATH] for point in study.points) == list(range(1, 9))
 
 
 def test_a_killed_worker_process_loses_nothing(study, tmp_path, monkeypatch):

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scenario_parts import burst, drafts
+from scenario_parts import burst, drafts, on_h100
 
 import simulator
 from forerun.errors import ForerunError
-from simulator.running.scenario import scenario_from
 from simulator.speculation import Batch
 from simulator.speculation.policies import batch_table as lookup
 from simulator.studies.study_file import axis_values
@@ -25,16 +24,7 @@ BATCHES, CONTEXTS = (1, 8, 64, 256), (512, 8192)
 
 
 def scenario(model="llama-3.1-8b", prompt=512, **speculation):
-    block = drafts("eagle3", 3) | speculation
-    return scenario_from(
-        {
-            "model": model,
-            "hardware": {"chip": "h100-sxm"},
-            "speculation": block,
-            "workload": burst(1, prompt, 256),
-        },
-        "test",
-    )
+    return on_h100(burst(1, prompt, 256), model=model, speculation=drafts("eagle3", 3) | speculation)
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +69,7 @@ def test_nothing_accepted_never_pays():
     assert [row["speedup"] for row in document["table"]] == [1.0, 1.0]
     assert document["emit"] == ""
     assert document["crossover"]["pays"] == "never"
+    assert result.crossover.batch in (None, 0.0)
     assert "pays at no batch" in document["conclusion"]
 
 
@@ -129,11 +120,7 @@ def test_vllm_takes_the_table_and_drafts_what_the_map_says(tuned):
         ({}, "--speculative-algorithm EAGLE3"),
         ({"method": "ngram"}, "--speculative-algorithm NGRAM --speculative-num-draft-tokens"),
         (
-            {
-                "num_speculative_tokens": None,
-                "tree": {"depth": 4, "top_k": 4, "nodes": 16},
-                "acceptance": {"alpha": 0.7},
-            },
+            {"num_speculative_tokens": None, "tree": {"depth": 4, "top_k": 4, "nodes": 16}},
             "--speculative-num-steps 4 --speculative-eagle-topk 4 --speculative-num-draft-tokens",
         ),
     ],
