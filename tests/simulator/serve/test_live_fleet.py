@@ -39,6 +39,10 @@ def scenario_of(kind: str) -> Scenario:
     return Scenario(**(tiny_data(num_requests=60) | KINDS[kind]))
 
 
+def plain_fleet(**fields) -> LiveFleet:
+    return LiveFleet(build_run(scenario_of("plain"), 0), **fields)
+
+
 def served(scenario: Scenario, stream) -> tuple[LiveFleet, list]:
     build = build_run(scenario, 0)
     rehearse(build)  # which changes nothing
@@ -74,7 +78,7 @@ def test_tokens_leave_when_a_run_that_knows_all_requests_says(kind):
 
 
 def test_slots_are_used_again_and_nothing_grows():
-    fleet = LiveFleet(build_run(scenario_of("plain"), 0), slots=8)
+    fleet = plain_fleet(slots=8)
     for number in range(200):
         assert fleet.submit(50, 5, at_s=float(number)) == number % 8
         assert sum(delivery.tokens for delivery in fleet.advance(number + 0.9)) == 5
@@ -83,7 +87,7 @@ def test_slots_are_used_again_and_nothing_grows():
 
 
 def test_a_prompt_heard_before_comes_from_the_cache_with_its_answer():
-    fleet = LiveFleet(build_run(scenario_of("plain"), 0))
+    fleet = plain_fleet()
     fleet.submit(64, 33, hashes=range(6), at_s=0.0)
     fleet.advance(10.0)
     fleet.submit(128, 5, hashes=[*range(6), 100, 101], at_s=10.0)
@@ -93,7 +97,7 @@ def test_a_prompt_heard_before_comes_from_the_cache_with_its_answer():
 
 @pytest.mark.parametrize("tokens_before", [0, 7])
 def test_a_request_that_nobody_waits_for_ends(tokens_before):
-    fleet = LiveFleet(build_run(scenario_of("plain"), 0))
+    fleet = plain_fleet()
     slot = fleet.submit(2000, 10_000, at_s=0.0)
     got = 0
     for step in count():

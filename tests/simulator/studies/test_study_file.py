@@ -17,18 +17,20 @@ def scenario_path(tmp_path):
     return path
 
 
-def test_values_are_yaml():
-    result = parse_vary(["a.b=1,2.5,null,true,fp8", "c={x: [1, 2]},{x: [3]}", "d=1e3,2e3"])
-    assert result["a.b"] == (1, 2.5, None, True, "fp8")
-    assert result["c"] == ({"x": [1, 2]}, {"x": [3]})
-    assert result["d"] == (1000.0, 2000.0)
-
-
-def test_ranges():
-    assert parse_vary(["a=1..64"])["a"] == Range(1, 64)
-    assert parse_vary(["a=0.5..8:log"])["a"] == Range(0.5, 8, log=True)
-    assert parse_vary(["a=-2..-1"])["a"] == Range(-2, -1)
-    assert parse_vary(["model=../x/config.json,b"])["model"] == ("../x/config.json", "b")
+@pytest.mark.parametrize(
+    ("text", "path", "values"),
+    [
+        ("a.b=1,2.5,null,true,fp8", "a.b", (1, 2.5, None, True, "fp8")),
+        ("c={x: [1, 2]},{x: [3]}", "c", ({"x": [1, 2]}, {"x": [3]})),
+        ("d=1e3,2e3", "d", (1000.0, 2000.0)),
+        ("a=1..64", "a", Range(1, 64)),
+        ("a=0.5..8:log", "a", Range(0.5, 8, log=True)),
+        ("a=-2..-1", "a", Range(-2, -1)),
+        ("model=../x/config.json,b", "model", ("../x/config.json", "b")),
+    ],
+)
+def test_values_are_yaml_and_ranges(text, path, values):
+    assert parse_vary([text]) == {path: values}
 
 
 @pytest.mark.parametrize(
