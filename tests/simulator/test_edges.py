@@ -9,7 +9,7 @@ import pytest
 from both_engines import both_engines
 from hypothesis import given
 from hypothesis import strategies as st
-from scenario_parts import burst, closed_loop, constant, drafts, on_h100, uniform
+from scenario_parts import burst, closed_loop, drafts, on_h100, uniform
 from tiny_scenario import tiny_data
 
 from forerun.errors import ForerunError, InvariantError, StalledError
@@ -92,18 +92,6 @@ def test_many_short_steps_far_out_keep_the_clock(tmp_path, start_s):
     assert result.steps.steps[far].sum() > 250_000
     end_s = math.fsum([result.steps.start_s[far][0], *result.steps.seconds[far]])
     assert end_s == result.requests.finished_s.max()
-
-
-@pytest.mark.parametrize("rows", [0, 10, None])
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_twelve_days_of_traffic_keep_the_invariants(rows, replicas):
-    """Beyond 2**20 s the spacing of doubles is larger than the ticks of the grid."""
-    hardware = {"chip": "h100-sxm", "replicas": replicas}
-    engine = {"routing": "least-outstanding" if replicas > 1 else "round-robin"}
-    result = simulate(tiny(constant(2e-5, 24, 100, 900), hardware=hardware, engine=engine), full_step_rows=rows)
-    assert result.requests.arrival_s[-1] > 2**20
-    latency = result.requests.finished_s - result.requests.arrival_s
-    assert np.allclose(latency, latency[0], rtol=1e-6)
 
 
 def test_a_run_that_outlasts_the_clock_is_refused():

@@ -79,12 +79,6 @@ def test_errors_of_the_library_name_arguments(scenario, call, message):
     assert "--" not in str(caught.value)
 
 
-def test_scenarios_can_be_compared_by_name(scenario):
-    wide = scenario.with_values({"engine.max_num_seqs": 64})
-    result = fr.compare({"narrow": scenario, "wide": wide}, replications=1, crossover="none", sensitivity=False, jobs=1)
-    assert [variant["name"] for variant in result.document["variants"]] == ["narrow", "wide"]
-
-
 def test_variants_that_run_alike_cost_no_sensitivity_runs(scenario):
     """Two policies that never act here: the answer is 1 whatever is assumed, and takes no run to tell."""
     drafting = scenario.with_values({"speculation": CURVE})

@@ -102,17 +102,6 @@ def test_drafts_that_are_never_accepted_never_help(seed):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_policy_that_drafts_nothing_is_no_speculation(seed):
-    """K = 0 throughout: the same work; graphs are captured for other sizes, and room is kept for drafts."""
-    policy = {"name": "batch-table", "table": [[1, 10_000, 0]]}
-    idle = NGRAM | {"acceptance": {"alpha": 0.5}, "policy": policy}
-    roomy = {"max_num_seqs": 16}
-    plain, resting = simulate(scenario(engine=roomy), seed), simulate(scenario(engine=roomy, speculation=idle), seed)
-    assert resting.speculation.draft_tokens == 0
-    assert_allclose(latencies(resting).mean(axis=1), latencies(plain).mean(axis=1), rtol=0.02)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("first_token", ["prefill", "decode"])
 def test_an_endless_link_between_prefill_and_decode_takes_no_time(tmp_path, first_token, seed):
     """Ever faster links come to an end: nothing waits for one, and a slower one is never better for a burst's end."""

@@ -45,16 +45,6 @@ def test_70b_on_four_h100_shows_its_communication():
     assert result.chips == 4
 
 
-def test_replicas_share_the_load():
-    one = simulate(scenario())
-    for routing in ("round-robin", "least-outstanding"):
-        hardware = {"chip": "h100-sxm", "replicas": 3}
-        three = simulate(scenario(hardware=hardware, engine={"routing": routing}))
-        assert set(three.requests.replica) == {0, 1, 2}
-        assert three.requests.first_token_s.sum() < one.requests.first_token_s.sum()
-        assert three.chips == 3
-
-
 def test_preemption_under_a_small_measured_cache_loses_nothing():
     result = simulate(scenario(workload=burst(40, 200, 200), engine={"num_kv_blocks": 300}))
     assert result.requests.preemptions.sum() > 0

@@ -13,12 +13,14 @@ from results import checked_result
 
 from forerun.errors import ForerunError
 from hwprofiles import BASES, KernelLibrary, load_chip
+from hwprofiles.choice import find_parameters
+from hwprofiles.dtypes import DTYPES, dtype_bytes, format_of
 from hwprofiles.schema import read_kernel_sets
 from simulator.replay import Split, predict_table, replay_kernels, write_profile
 from simulator.replay.calibrate import _plain_sets, calibrate
 from simulator.replay.correction import fit_hinges
 from simulator.replay.evidence import conformal_intervals
-from simulator.replay.fit import free_values
+from simulator.replay.fit import family_rows, free_values
 from simulator.replay.speed_of_light import sol_seconds
 from traces.kernels import concatenate, words
 
@@ -304,3 +306,75 @@ def test_replays_and_calibrations_are_results_as_runs_are(calibration, kernels, 
     assert replay.figures == ("parity", "errors")
     assert set(calibration.summary) == {"gemm bf16", "attention_decode bf16"}
     assert calibration.figures == ()
+
+
+FAST, SLOW = "fast_experts", "slow_experts"
+
+
+def rows(kernel, factor, dtype="fp8", count=90):
+    """Times of one kernel, ``factor`` times those the H100's own set for the format gives."""
+    generator = np.random.default_rng(3)
+    sizes = {"tokens": generator.integers(1, 4096, count), "num_experts": 64, "experts_per_token": 8, "hidden": 2048,
+             "intermediate": 1024, "tensor_parallel": 1, "expert_parallel": 1}  # fmt: skip
+    seconds = factor * KernelLibrary("h100-sxm").moe(**sizes, dtype=dtype).seconds
+    return rows_of("moe", sizes, seconds, dtype=dtype, source=kernel)
+
+
+@pytest.fixture(scope="module")
+def both():
+    return concatenate([rows(FAST, 1.0), rows(SLOW, 4.0, count=60)])
+
+
+def test_kernels_are_distinguished_by_the_name_a_trace_gives(both):
+    assert set(family_rows(both)) == {("moe", f"fp8@{FAST}"), ("moe", f"fp8@{SLOW}")}
+
+
+def test_each_is_predicted_by_its_own_fit_and_the_larger_stands_for_the_format(both):
+    calibration = calibrate(both, load_chip("h100-sxm"), residual=False)
+    assert {one.dtype for one in calibration.fits} == {f"fp8@{FAST}", f"fp8@{SLOW}"}
+    assert replay_kernels(both, KernelLibrary(calibration.chip)).overall.mape < 6
+    sets = calibration.chip.kernels["generic"]["moe"]
+    assert sets["fp8"] == sets[f"fp8@{FAST}"]
+
+
+def test_a_kernel_alone_is_its_format_and_comes_before_an_earlier_fit_of_it(both):
+    first = calibrate(both, load_chip("h100-sxm"), residual=False)
+    again = calibrate(rows(SLOW, 2.0), first.chip, residual=False)
+    assert f"fp8@{SLOW}" not in again.chip.kernels["generic"]["moe"]
+    assert replay_kernels(rows(SLOW, 2.0), KernelLibrary(again.chip)).overall.mape < 6
+
+
+def test_an_unknown_kernel_has_the_set_of_its_format():
+    chip = load_chip("h100-sxm")
+    assert find_parameters(chip, "vllm", "moe", "fp8@never_heard_of") == find_parameters(chip, "vllm", "moe", "fp8")
+
+
+def test_block_scaled_fp8_multiplies_in_fp8_and_reads_its_scales():
+    assert format_of("fp8_block@name") == "fp8_block"
+    assert DTYPES["fp8"] < dtype_bytes("fp8_block") < 1.001
+    chip = load_chip("h100-sxm")
+    assert chip.peak_flops("fp8_block") == chip.peak_flops("fp8")
+    wide = KernelLibrary("a100-sxm-80gb").gemm(4096, 8192, 8192, "fp8_block").seconds
+    assert wide > KernelLibrary(chip).gemm(4096, 8192, 8192, "fp8_block").seconds
+
+
+@pytest.mark.parametrize("op", ["all_reduce", "all_gather"])
+def test_the_truth_behind_collectives_is_detected(op):
+    """A machine whose links reach half of their rate where those of the class reach four fifths."""
+    known = KernelLibrary(BARE).parameters("collective", "any")
+    slow = known.model_copy(update={"bandwidth_efficiency": 0.5, "launch_s": 2 * known.launch_s})
+    truth = KernelLibrary(BARE.model_copy(update={"kernels": {"generic": {"collective": {"any": slow}}}}))
+    sizes = {"message_bytes": np.tile(2 ** np.arange(20, 31), 2), "world_size": np.repeat((2, 4), 11)}
+    requested = rows_of(op, sizes)
+    noise = np.exp(np.random.default_rng(0).normal(0.0, 0.02, len(requested)))
+    table = replace(requested, measured_s=predict_table(requested, truth).seconds * noise)
+    calibration = calibrate(table, BARE, residual=False)
+    (fit,) = calibration.fits
+    assert (fit.family, fit.rows) == ("collective", 22)
+    assert fit.parameters.bandwidth_efficiency == pytest.approx(0.5, rel=0.05)
+    error, before = (
+        np.abs(predict_table(table, KernelLibrary(chip)).seconds / table.measured_s - 1)
+        for chip in (calibration.chip, BARE)
+    )
+    assert error.mean() < 0.03
+    assert before.mean() > 0.2

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from refused import refused
-from scenario_parts import drafts
+from scenario_parts import burst, drafts, on_h100
 
 from hwprofiles import chip_names
 from simulator.replay.requests import in_training, parse_condition, replay_requests
@@ -19,11 +19,13 @@ from simulator.replay.rerun import (
     pool_hashes,
     rerun,
     run_scenario,
+    unshared_hashes,
 )
 from simulator.replay.split import Split
 from simulator.running.metrics.summary import summarise
 from simulator.running.run import simulate
 from simulator.running.scenario import Scenario
+from simulator.workload import RequestStream
 from traces.benchmark_results import MeasuredRun, PromptPool, read_runs
 from validation import tables as tables  # lets read_runs read them
 
@@ -243,28 +245,6 @@ def test_rates_that_follow_one_another():
     assert predicted["request_throughput"] == pytest.approx(30 / 5.95, rel=0.02)
 
 
-@pytest.mark.parametrize("concurrency", [1, 3, 16])
-def test_little_bounds_every_closed_loop(concurrency):
-    predicted = rerun(closed_loop(concurrency), BASE)["predicted"]
-    outstanding = predicted["request_throughput"] * predicted["mean_e2el_ms"] / 1e3
-    assert 0.5 * concurrency < outstanding <= concurrency * (1 + 1e-9)
-
-
-def test_itl_is_acceptance_length_times_tpot():
-    speculation = drafts("eagle3", 3, acceptance={"acceptance_length": 2.4})
-    base = BASE.with_values({"speculation": speculation, "workload.output_tokens": 400})
-    run = MeasuredRun("s", "here", speculation="eagle3", measured={"mean_itl_ms": 1.0})
-    predicted = rerun(run, base)["predicted"]
-    assert predicted["mean_itl_ms"] / predicted["mean_tpot_ms"] == pytest.approx(2.4, rel=0.03)
-
-
-def test_longer_runs_have_the_longer_tpot():
-    """A loop's first wave decodes beside few prefills: 64 requests at concurrency 64 show a lower TPOT than 640."""
-    tokens = {"input_tokens": (1600, 2000), "output_tokens": (160, 200)}
-    short, long = (rerun(closed_loop(64, **{**tokens, "num_requests": n}), BASE)["predicted"] for n in (64, 640))
-    assert short["mean_tpot_ms"] < 0.97 * long["mean_tpot_ms"]
-
-
 def test_served_8b_on_h100(shared_data):
     """Twelve of the TensorRT-LLM runs on one chip and on two, whatever the fit saw."""
     runs = [
@@ -292,3 +272,25 @@ def test_served_by_vllm(shared_data):
     scores = {s.metric: s for s in replay_requests(runs, BASE).scores if s.group == "all"}
     assert scores["mean_e2el_ms"].median_ape < 6
     assert scores["mean_ttft_ms"].median_ape < 20
+
+
+def test_prompts_share_no_block():
+    hashes = unshared_hashes(np.array([1, 16, 17, 100]), 16)
+    result = [hashes.of(request).tolist() for request in range(4)]
+    assert [len(one) for one in result] == [1, 1, 2, 7]
+    assert len({unit for one in result for unit in one}) == 11
+
+
+def test_coming_back_computes_less_and_only_after_preemption():
+    scenario = on_h100(burst(1, 1, 1), model="llama-3.2-1b", engine={"num_kv_blocks": 400})
+    prompts, answers = np.full(40, 500), np.full(40, 300)
+    plain = RequestStream(np.zeros(40), prompts, answers, None)
+    custom = RequestStream(np.zeros(40), prompts, answers, None, prefix_hashes=unshared_hashes(prompts, 16))
+    without, run = (simulate(scenario, stream=stream) for stream in (plain, custom))
+    assert without.requests.preemptions.sum() > 0
+    assert run.steps.prefill_tokens.sum() < without.steps.prefill_tokens.sum()
+    assert run.steps.prefill_tokens.sum() >= prompts.sum()
+    roomy = scenario.with_values({"engine.num_kv_blocks": 10_000})
+    one, other = (simulate(roomy, stream=stream) for stream in (plain, custom))
+    assert np.array_equal(one.requests.finished_s, other.requests.finished_s)
+    assert other.requests.cached_tokens.sum() == 0

@@ -48,12 +48,6 @@ def test_a_table_served_anew_leaves_the_others():
     assert merged([one, other], [again]) == [again, other], "tables in one order, whichever was served last"
 
 
-def test_record_survives_its_file(tmp_path):
-    path = tmp_path / "errors.json"
-    path.write_text(json.dumps(errors_document([ROW], "1")))
-    assert read_errors(path) == [ROW]
-
-
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"errors": [{"section": 1}]}', '{"errors": 3}', "\x00"])
 def test_another_file_is_refused(tmp_path, text):
     path = tmp_path / "errors.json"
