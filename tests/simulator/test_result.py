@@ -1,7 +1,6 @@
 """What a result hands out: documents, tables, frames, figures; and the one base of all errors."""
 
 import sys
-from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -112,19 +111,6 @@ def test_without_pandas_the_way_out_is_reported(result, monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ForerunError, match=r"pandas is not installed.*to_arrow"):
         result.to_pandas()
-
-
-def test_the_face_lends_what_its_stub_names():
-    for package in ("simulator", "hwprofiles", "traces", "dashboards"):
-        module = __import__(package)
-        assert module.__all__, package
-        for name in module.__all__:
-            assert getattr(module, name) is not None
-        assert set(module.__all__) <= set(dir(module))
-        with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-            _ = module.nothing
-        submodules = {path.stem for path in Path(module.__file__).parent.iterdir()}
-        assert not submodules & set(module.__all__), "a submodule of that name would take the name's place"
 
 
 def test_forerun_is_a_name_over_the_face():

@@ -5,7 +5,6 @@ from scenario_parts import drafts
 from tiny_scenario import tiny_data
 
 from simulator.running.assumptions import Assumptions
-from simulator.running.build import build_run
 from simulator.running.run import simulate
 from simulator.running.scenario import scenario_from
 from simulator.speculation import draft_survival, scaled_survival
@@ -122,30 +121,3 @@ def test_attention_level_speculation_rests_on_its_hit_rate_and_the_costs_of_its_
     assert factors == {}
     slower, _ = parameters["attention.verify_s"].applied(chosen, 1e-3)
     assert duration(slower) > duration(chosen)
-
-
-def test_runs_under_the_same_factors_share_their_kernels():
-    parts = scenario()
-    moved = {"h100-sxm.on_chip.bandwidth_bytes_per_s": 0.7, "h100-sxm.kernels.launch_s": 2.0}
-    one, again, other = (
-        build_run(parts, seed, factors=moved | more).main.timer.target
-        for seed, more in ((0, {}), (1, {}), (0, {"h100-sxm.kernels.launch_s": 0.5}))
-    )
-    assert one is again
-    assert one is not other
-    assert one.deployment.chip.on_chip.bandwidth_bytes_per_s == pytest.approx(
-        0.7 * build_run(parts).main.chip.on_chip.bandwidth_bytes_per_s
-    )
-
-
-@pytest.mark.parametrize("draft", [None, {"model": "llama-3.2-1b", "chip": "a100-sxm-80gb"}])
-def test_runs_share_the_prices_of_their_drafter(draft):
-    method = {"method": "draft-model", "draft": draft} if draft else {"method": "eagle3"}
-    speculation = method | {"num_speculative_tokens": 2, "acceptance": {"alpha": 0.6}}
-    parts = scenario(model="llama-3.1-8b", speculation=speculation)
-    one, other = (build_run(parts, seed).main.timer.drafter for seed in (0, 1))
-    if draft:
-        one, other = one.inner, other.inner
-    else:
-        assert one.fusion is other.fusion
-    assert one.step is other.step
