@@ -70,10 +70,10 @@ def test_other_chips_of_the_machine_and_traces_are_looked_up_too(sections, words
         check_names(wrong)
 
 
-@pytest.mark.parametrize(
-    "command", ["sweep --store kept.sweep", "sweep --store kept.sweep --jobs 2", "compare", "plan --rate 2 --slo "
-                "p99_ttft_ms=500"]
-)  # fmt: skip
+COMMANDS = ["sweep --store s", "sweep --store s --jobs 2", "compare", "plan --rate 2 --slo p99_ttft_ms=5"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("vary", ["hardware.chip=h100-sxm,h10-sxm", "model=llama-3.2-1b,llama-3.2-1"])
 def test_the_commands_end_before_anything_runs(command, vary, tmp_path, monkeypatch, forerun):
     monkeypatch.chdir(tmp_path)

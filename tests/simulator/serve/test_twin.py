@@ -142,27 +142,23 @@ def test_what_tells_nothing_is_refused_with_the_file(tmp_path, forerun, text, me
 
 
 @pytest.mark.parametrize(
-    ("values", "expected"),
+    ("prefix", "values", "expected"),
     [
         (
-            {
-                "sglang:prompt_tokens_total": 500, "sglang:generation_tokens_total": 90,
-                "sglang:num_requests_total": 10, "sglang:time_to_first_token_seconds_sum": 2,
-                "sglang:time_to_first_token_seconds_count": 10,
-            },
+            "sglang:",
+            {"prompt_tokens_total": 500, "generation_tokens_total": 90, "num_requests_total": 10},
             (10.0, ((50, 1.0),), 90.0),
         ),
         (
-            {
-                "dynamo_frontend_input_sequence_tokens_sum": 700, "dynamo_frontend_input_sequence_tokens_count": 7,
-                "dynamo_frontend_output_sequence_tokens_sum": 70, "dynamo_frontend_output_sequence_tokens_count": 7,
-            },
+            "dynamo_frontend_",
+            {f"{side}_sequence_tokens_{part}": value for side, tokens in (("input", 700), ("output", 70))
+             for part, value in (("sum", tokens), ("count", 7))},
             (7.0, ((100, 1.0),), 70.0),
         ),
     ],
 )  # fmt: skip
-def test_other_engines_names_are_known(values, expected):
-    text = "".join(f"{name} {value}\n" for name, value in values.items())
+def test_other_engines_names_are_known(prefix, values, expected):
+    text = "".join(f"{prefix}{name} {value}\n" for name, value in values.items())
     seen = with_lengths(between({}, samples_of(text, "x"), "x", 30.0))
     assert (seen.requests, seen.prompt_lengths, seen.output_tokens) == expected
 

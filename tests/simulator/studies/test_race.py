@@ -110,10 +110,8 @@ def test_the_result_does_not_depend_on_processes_and_has_a_figure(finished):
 
 def test_all_controllers_see_the_same_requests_and_draws():
     base, result = traffic()
-    outcomes = run_pattern(base, ("fixed-2",), result)
-    assert run_controller(base, "fixed-2", result) == outcomes["fixed-2"]
-    one = controlled(base, "fixed-1", result).main.sampler
-    three = controlled(base, OWN, result).main.sampler
+    assert run_controller(base, "fixed-2", result) == run_pattern(base, ("fixed-2",), result)["fixed-2"]
+    one, three = (controlled(base, name, result).main.sampler for name in ("fixed-1", OWN))
     for request in range(4):
         assert (one.draws(request, 0, 20) == np.minimum(three.draws(request, 0, 20), 1)).all()
 
@@ -129,11 +127,11 @@ def test_acceptance_by_request_is_the_one_that_was_requested():
 
 def test_the_compiled_loop_draws_by_request_as_the_oracle_does():
     base, result = traffic()
-    latencies = [
+    fast, exact = (
         run_controller(base.with_values({"engine.stepping": stepping}), "fixed-3", result).latency_s
         for stepping in ("fast", "exact-steps")
-    ]
-    assert latencies[0] == latencies[1]
+    )
+    assert fast == exact
 
 
 def test_a_table_collapses_where_load_hovers_about_its_threshold_and_our_controller_does_not():
@@ -216,53 +214,48 @@ def test_a_controller_counts_the_prompts_of_requests_to_come(batch, expected):
     assert last == expected or (len(batch) == 2 and 1 in last)
 
 
+def observed(rates, *rounds):
+    """Rates after rounds of: how often, draft tokens, accepted ones of each sequence."""
+    for times, tokens, accepted in rounds:
+        for _ in range(times):
+            rates.observe(tokens, accepted)
+    return rates.conditional()
+
+
 def test_an_untried_position_is_taken_to_be_as_the_one_before():
-    disaggregated, carried = PositionRates(3), PositionRates(3, carried=True)
-    for _ in range(100):
-        disaggregated.observe(1, [1, 1, 1, 1, 0])
-        carried.observe(1, [1, 1, 1, 1, 0])
-    assert carried.conditional() == pytest.approx([0.8] * 3, abs=0.02)
-    assert disaggregated.conditional()[2] < 0.7
+    rounds = (100, 1, [1, 1, 1, 1, 0])
+    assert observed(PositionRates(3, carried=True), rounds) == pytest.approx([0.8] * 3, abs=0.02)
+    assert observed(PositionRates(3), rounds)[2] < 0.7
 
 
 def test_a_controller_at_rest_looks_again():
     """Acceptance that was nil, and of which nothing is seen any more, is no reason to rest for good."""
     rates = PositionRates(2, prior=0.5)
-    for _ in range(300):
-        rates.observe(1, [0] * 8)
-    assert rates.conditional()[0] < 0.05
-    for _ in range(150):
-        rates.observe(0, [0] * 8)
-    assert rates.conditional()[0] > 0.4
+    assert observed(rates, (300, 1, [0] * 8))[0] < 0.05
+    assert observed(rates, (150, 0, [0] * 8))[0] > 0.4
 
 
 def test_rates_follow_a_change_of_acceptance_at_every_position():
     rates = PositionRates(3)
-    for _ in range(200):
-        rates.observe(3, [3, 3, 2, 3])
-    before = rates.conditional()
-    for _ in range(60):
-        rates.observe(1, [0, 1, 0, 0])
-    assert rates.conditional()[0] == pytest.approx(0.25, abs=0.12)
-    assert rates.conditional()[2] < 0.5 * before[2], "positions that are not drafted now fall with the level"
-    assert rates.tokens() == pytest.approx(1 + np.concatenate(([0], np.cumsum(np.cumprod(rates.conditional())))))
+    before = observed(rates, (200, 3, [3, 3, 2, 3]))
+    after = observed(rates, (60, 1, [0, 1, 0, 0]))
+    assert after[0] == pytest.approx(0.25, abs=0.12)
+    assert after[2] < 0.5 * before[2], "positions that are not drafted now fall with the level"
+    assert rates.tokens() == pytest.approx(1 + np.concatenate(([0], np.cumsum(np.cumprod(after)))))
 
 
 @pytest.mark.parametrize("name", ["p-min", "entropy", OWN])
 def test_policies_keep_the_rules(name):
-    base = drafting_scenario(chat(policy=name))
-    check_policy(controlled(base, name, traffic()[1]).main.rule.make_policy, 3)
+    check_policy(controlled(drafting_scenario(chat(policy=name)), name, traffic()[1]).main.rule.make_policy, 3)
 
 
-def test_gates_close_as_acceptance_falls():
-    for name in ("p-min", "entropy"):
-        policy = controlled(drafting_scenario(chat()), name, traffic()[1]).main.rule.make_policy()
-        depths = []
-        for accepted in ([3] * 8, [0] * 8):
-            for _ in range(100):
-                policy.observe(3, accepted)
-            depths.append(policy.choose(Batch(8, 8000)))
-        assert depths == [3, 1]
+@pytest.mark.parametrize("name", ["p-min", "entropy"])
+def test_gates_close_as_acceptance_falls(name):
+    policy = controlled(drafting_scenario(chat()), name, traffic()[1]).main.rule.make_policy()
+    for accepted, depth in (([3] * 8, 3), ([0] * 8, 1)):
+        for _ in range(100):
+            policy.observe(3, accepted)
+        assert policy.choose(Batch(8, 8000)) == depth
 
 
 def test_a_controller_of_ones_own(tmp_path, monkeypatch):
