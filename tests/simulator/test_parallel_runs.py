@@ -100,13 +100,3 @@ def test_replicas_of_a_process_that_dies_are_run_by_the_first(monkeypatch):
     one = outcome(run_forked(scenario, monkeypatch, 1))
     monkeypatch.setattr(forked.Helper, "_work", lambda self: os._exit(9))
     assert outcome(run_forked(scenario, monkeypatch, 2)) == one
-
-
-def test_few_requests_and_kept_step_rows_stay_in_one_process(monkeypatch):
-    monkeypatch.setattr(forked, "cores", lambda: 8)
-    monkeypatch.setattr(forked.threading, "active_count", lambda: 1)
-    monkeypatch.setattr(os, "fork", None)
-    scenario = scenario_from(tiny_data(**MANY) | {"hardware": {"chip": "h100-sxm", "replicas": 4}}, "forked")
-    simulate(scenario, 3, full_step_rows=0)
-    monkeypatch.setattr(forked, "WORTH_FORKING", 1)
-    simulate(scenario, 3)

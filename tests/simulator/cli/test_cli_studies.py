@@ -6,6 +6,7 @@ import shlex
 import signal
 
 import pytest
+from scenario_parts import burst, drafts, h100_data, lognormal, poisson
 
 from simulator.studies import runs
 
@@ -19,12 +20,8 @@ def compared(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("compare")
     scenario = folder / "chat.yaml"
-    scenario.write_text(
-        "model: llama-3.2-1b\nhardware: {chip: h100-sxm}\nworkload:\n  num_requests: 12\n  input_tokens: 200\n"
-        "  arrivals: {process: poisson, request_rate: 50.0}\n"
-        "  output_tokens: {distribution: lognormal, mean: 20, cv: 0.5, max: 60}\n"
-        "prices: {usd_per_chip_hour: 2.0}\n"
-    )
+    workload = poisson(50.0, 12, 200, lognormal(20, 0.5, 60))
+    scenario.write_text(json.dumps(h100_data(workload, model="llama-3.2-1b", prices={"usd_per_chip_hour": 2.0})))
     out = folder / "out"
     assert main(["compare", str(scenario), *VARY, *QUICK, "--out", str(out), "--json", str(folder / "c.json")]) == 0
     return folder, json.loads((folder / "c.json").read_text())
@@ -33,10 +30,7 @@ def compared(tmp_path_factory):
 def test_compare_json_keeps_the_contract(compared):
     _, document = compared
     assert {"variants", "crossover", "conclusion", "scenario", "seed", "version", "basis"} <= set(document)
-    assert [variant["set"] for variant in document["variants"]] == [
-        {"engine.max_num_seqs": 2},
-        {"engine.max_num_seqs": 64},
-    ]
+    assert [variant["set"] for variant in document["variants"]] == [{"engine.max_num_seqs": n} for n in (2, 64)]
     for variant in document["variants"]:
         assert {"name", "set", "summary", "speedup"} <= set(variant)
     custom = document["variants"][0]["speedup"]["mean_e2el_ms"]
@@ -120,11 +114,8 @@ def test_compare_finds_the_acceptance_at_which_drafting_pays(forerun, scenario_f
 
 def test_sweep_json_keeps_the_contract(forerun, scenario_file, tmp_path):
     store, out = tmp_path / "s.sweep", tmp_path / "out"
-    outcome = forerun(
-        *("sweep", scenario_file, *VARY, "--vary", "hardware.tensor_parallel=1,3", "--store", store, "--jobs", 2),
-        *("--json", "-", "--out", out),
-    )
-    document = outcome.document
+    vary = (*VARY, "--vary", "hardware.tensor_parallel=1,3", "--store", store, "--jobs", 2)
+    document = forerun("sweep", scenario_file, *vary, "--json", "-", "--out", out).document
     assert {"store", "points", "scenario", "seed", "version", "basis"} <= set(document)
     assert document["store"] == str(store)
     assert [point["status"] for point in document["points"]] == ["done", "failed", "done", "failed"]
@@ -136,27 +127,20 @@ def test_sweep_json_keeps_the_contract(forerun, scenario_file, tmp_path):
 
 
 def test_sweep_of_nothing_but_failures_is_an_error(forerun, scenario_file, tmp_path):
-    outcome = forerun(
-        "sweep", scenario_file, "--vary", "hardware.tensor_parallel=3,5", "--store", tmp_path / "s", "--jobs", 1
-    )
+    vary = ("--vary", "hardware.tensor_parallel=3,5", "--store", tmp_path / "s", "--jobs", 1)
+    outcome = forerun("sweep", scenario_file, *vary)
     assert outcome.code == 2
     assert "every point failed" in outcome.err.splitlines()[-1]
 
 
-DRAFTING = """\
-model: llama-3.2-1b
-hardware: {chip: h100-sxm}
-engine: {max_num_seqs: 64}
-speculation: {method: eagle3, num_speculative_tokens: 2, acceptance: {alpha: 0.6}}
-workload: {arrivals: {process: burst}, input_tokens: 200, output_tokens: 40, num_requests: 1}
-"""
 FEW = ("--batch", "1,32", "--context", "512", "--tokens", "1,2", "--no-progress")
 
 
 @pytest.fixture
 def chat(tmp_path):
     path = tmp_path / "chat.yaml"
-    path.write_text(DRAFTING)
+    sections = {"engine": {"max_num_seqs": 64}, "speculation": drafts("eagle3", 2, 0.6)}
+    path.write_text(json.dumps(h100_data(burst(1, 200, 40), model="llama-3.2-1b", **sections)))
     return path
 
 

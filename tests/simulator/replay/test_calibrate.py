@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from hwprofiles.choice import find_parameters
 from hwprofiles.dtypes import DTYPES, dtype_bytes, format_of
 from hwprofiles.schema import read_kernel_sets
 from simulator.replay import Split, predict_table, replay_kernels, write_profile
-from simulator.replay.calibrate import _plain_sets, calibrate
+from simulator.replay.calibrate import calibrate
 from simulator.replay.correction import fit_hinges
 from simulator.replay.evidence import conformal_intervals
 from simulator.replay.fit import family_rows, free_values
@@ -83,11 +82,16 @@ def test_twenty_rows_per_family_are_enough(seed):
 
 
 def test_a_written_profile_is_a_chip_like_any_other(calibration, tmp_path, kernels):
+    """Without corrections, unless there is a file of them, which is read with the profile."""
     (path,) = write_profile(calibration, tmp_path / "mine.yaml")
     chip = load_chip(path)
     assert chip.memory == CHIP.memory
     before = predict_table(kernels, KernelLibrary(calibration.chip, "sglang")).seconds
     assert predict_table(kernels, KernelLibrary(chip, "sglang")).seconds == pytest.approx(before, rel=1e-4)
+    assert not KernelLibrary(chip, corrected=True).corrections
+    (tmp_path / "mine.residual.npz").write_bytes(b"PK")
+    with pytest.raises(ForerunError, match="damaged"):
+        KernelLibrary(load_chip(path), corrected=True)
 
 
 def corrected_library(calibration):
@@ -141,14 +145,6 @@ def test_parameters_alone_are_written_as_json_with_the_command_that_repeats_them
     assert written["command"].endswith("--split train=0.7,seed=1 --output h100-sxm.json")
     with pytest.raises(ForerunError, match=r"mine\.txt: a profile is a \.yaml file"):
         write_profile(calibration, tmp_path / "mine.txt")
-
-
-def test_a_profile_without_corrections_says_so(calibration, tmp_path):
-    write_profile(calibration, tmp_path / "mine.yaml")
-    assert not KernelLibrary(load_chip(tmp_path / "mine.yaml"), corrected=True).corrections
-    (tmp_path / "mine.residual.npz").write_bytes(b"PK")
-    with pytest.raises(ForerunError, match="damaged"):
-        KernelLibrary(load_chip(tmp_path / "mine.yaml"), corrected=True)
 
 
 @pytest.fixture(scope="module")
@@ -269,18 +265,6 @@ def test_one_pass_over_single_queries_is_no_faster_than_a_kernel_for_them():
 def test_a_library_of_ones_own_can_be_fitted(kernels):
     calibration = calibrate(kernels, CHIP, "my-engine", residual=False)
     assert KernelLibrary(calibration.chip, "my-engine").parameters("gemm") == calibration.fits[0].parameters
-
-
-@pytest.mark.parametrize("corrected", [(), ("bf16@128@fa2",), ("bf16@128@fa3",), ("bf16@128@fa2", "bf16@128@fa3")])
-def test_the_kernel_that_stands_for_a_format_brings_its_correction_or_none(corrected):
-    fits = [SimpleNamespace(family="attention_decode", dtype=name, rows=rows, parameters=name)
-            for name, rows in (("bf16@128@fa3", 900), ("bf16@128@fa2", 70))]  # fmt: skip
-    sets = {"attention_decode": {one.dtype: one.parameters for one in fits}}
-    corrections = {("vllm", "attention_decode", name): name for name in corrected}
-    _plain_sets("vllm", sets, corrections, fits)
-    assert sets["attention_decode"]["bf16"] == "bf16@128@fa3"
-    wanted = "bf16@128@fa3" if "bf16@128@fa3" in corrected else None
-    assert corrections.get(("vllm", "attention_decode", "bf16")) == wanted
 
 
 def test_a_fit_without_error_estimate_is_the_same_and_lists_its_shapes():

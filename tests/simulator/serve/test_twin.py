@@ -147,20 +147,20 @@ def test_what_tells_nothing_is_refused_with_the_file(tmp_path, forerun, text, me
         (
             "sglang:",
             {"prompt_tokens_total": 500, "generation_tokens_total": 90, "num_requests_total": 10},
-            (10.0, ((50, 1.0),), 90.0),
+            (10.0, ((50, 1.0),), ((9, 1.0),)),
         ),
         (
             "dynamo_frontend_",
             {f"{side}_sequence_tokens_{part}": value for side, tokens in (("input", 700), ("output", 70))
              for part, value in (("sum", tokens), ("count", 7))},
-            (7.0, ((100, 1.0),), 70.0),
+            (7.0, ((100, 1.0),), ((10, 1.0),)),
         ),
     ],
 )  # fmt: skip
 def test_other_engines_names_are_known(prefix, values, expected):
     text = "".join(f"{prefix}{name} {value}\n" for name, value in values.items())
     seen = with_lengths(between({}, samples_of(text, "x"), "x", 30.0))
-    assert (seen.requests, seen.prompt_lengths, seen.output_tokens) == expected
+    assert (seen.requests, seen.prompt_lengths, seen.output_lengths) == expected
 
 
 def test_a_drafter_that_fell_behind_fails_a_canary_by_its_exit_code(tmp_path, forerun):
