@@ -1,4 +1,4 @@
-"""Catalogue commands, kernel prediction, help, version, and the process as a whole."""
+"""Catalogue commands, fitted acceptance, kernel prediction, help, version, and the process as a whole."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""``forerun compare`` and ``forerun sweep``: the contract's JSON, reports, and one line on bad input."""
+"""``forerun compare``, ``sweep`` and ``tune``: the contract's JSON, reports, and one line on bad input."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Weighted statistics equal numpy's on the expanded multiset; intervals equal scipy's."""
+"""Weighted statistics equal numpy's on the expanded multiset; intervals equal scipy's, over replications too."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""The summary reproduces vLLM's definitions on runs small enough to work out by hand."""
+"""Summary and use of a run: vLLM's definitions worked out by hand; shares, energy and cost by conservation."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Validation of speculation: gates, what was fitted, and rows that nothing was fitted to."""
+"""Published speed-ups of speculation: the table, its predictions, gates, and rows that nothing was fitted to."""
 
 import pytest
 

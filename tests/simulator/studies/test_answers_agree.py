@@ -1,4 +1,4 @@
-"""Commands that answer the same question agree: what tune and compare say of a scenario is what run gives."""
+"""Commands that answer the same question agree, and so do a chip and a copy of it."""
 
 import pytest
 import yaml

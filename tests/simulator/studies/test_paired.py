@@ -1,4 +1,4 @@
-"""Paired ratios: they cover a known difference, and sharing random numbers narrows them."""
+"""Paired ratios cover a known difference and are narrowed by shared random numbers; crossovers lie where they must."""
 
 from math import exp, log, sqrt
 

@@ -1,4 +1,4 @@
-"""Study files and --vary options: what they mean, and what is refused."""
+"""Study files, --vary options and designs: what they mean, and what is refused."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Tuning: invariants that tie the map to closed forms, to one axis, to vLLM's table and to its intervals."""
+"""Tuning: invariants that tie the map and its grid to closed forms, to runs, to vLLM's table and to intervals."""
 
 import json
 import shlex
