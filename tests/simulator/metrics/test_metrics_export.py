@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made_runs import make_requests, make_result, make_steps
 from tiny_scenario import tiny_data
 
 from simulator.running.metrics import json_text, jsonable
@@ -22,7 +23,7 @@ from simulator.running.scenario import Scenario
 
 
 @pytest.fixture
-def result(make_result, make_requests, make_steps):
+def result():
     requests = make_requests(
         arrival_s=[0.0, 0.25, 0.5],
         first_token_s=[1.0, 1.5, nan],

@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from made_runs import make_requests, make_result, make_steps
 
 from forerun.errors import ForerunError
 from simulator.running.metrics import (
@@ -18,7 +19,7 @@ from simulator.running.metrics import (
 from simulator.running.metrics.summary import slo_report
 from simulator.running.metrics.usage import BOUNDS, cost_usd, energy_joules, kv_cache_section, usd_per_million_tokens
 from simulator.running.step_rows import StepTotals
-from simulator.serving.records import GapCounts, KvCacheReport
+from simulator.serving.records import GapCounts, KvCacheReport, SpeculationCounters
 
 CONTRACT_KEYS = {
     *("completed", "failed", "duration", "total_input_tokens", "total_output_tokens", "request_throughput"),
@@ -29,15 +30,15 @@ CONTRACT_KEYS = {
 
 
 @pytest.fixture
-def two(make_requests):
+def two():
     return make_requests(arrival_s=[1.0, 2.0], first_token_s=[1.5, 3.0], finished_s=[2.5, 5.0], output_tokens=[11, 5])
 
 
-def test_keys_are_those_of_the_contract(make_result, two):
+def test_keys_are_those_of_the_contract(two):
     assert set(summarise(make_result(two))) == CONTRACT_KEYS
 
 
-def test_definitions(make_result, two):
+def test_definitions(two):
     expected = {
         "duration": 4.0, "completed": 2, "failed": 0, "total_input_tokens": 200, "total_output_tokens": 16,
         "request_throughput": 0.5, "output_throughput": 4.0, "total_token_throughput": 54.0, "mean_ttft_ms": 750.0,
@@ -49,7 +50,7 @@ def test_definitions(make_result, two):
     assert summary["request_goodput"] is None
 
 
-def test_single_token_outputs_have_no_tpot_and_no_itl(make_result, make_requests):
+def test_single_token_outputs_have_no_tpot_and_no_itl():
     requests = make_requests(arrival_s=[0.0], first_token_s=[1.0], finished_s=[1.0], output_tokens=[1])
     summary = summarise(make_result(requests, gaps=GapCounts(np.empty(0), np.empty(0, dtype=np.int64))))
     absent = [key for key in summary if "tpot" in key or "itl" in key]
@@ -58,7 +59,7 @@ def test_single_token_outputs_have_no_tpot_and_no_itl(make_result, make_requests
     assert summary["mean_ttft_ms"] == 1000.0
 
 
-def test_failed_requests_count_only_as_failed(make_result, make_requests):
+def test_failed_requests_count_only_as_failed():
     requests = make_requests(
         arrival_s=[0.0, 0.5], first_token_s=[1.0, np.nan], finished_s=[2.0, np.nan], input_tokens=[10, 99]
     )
@@ -67,7 +68,7 @@ def test_failed_requests_count_only_as_failed(make_result, make_requests):
     assert summary["p99_ttft_ms"] == 1000.0
 
 
-def test_nothing_finished_leaves_rates_unknown(make_result, make_requests):
+def test_nothing_finished_leaves_rates_unknown():
     requests = make_requests(arrival_s=[0.0], first_token_s=[np.nan], finished_s=[np.nan])
     summary = summarise(make_result(requests))
     assert summary["completed"] == 0
@@ -84,16 +85,16 @@ def test_nothing_finished_leaves_rates_unknown(make_result, make_requests):
         ({"p99_itl_ms": 5}, None),
     ],
 )
-def test_goodput_counts_requests_within_every_limit(make_result, two, slo, goodput):
+def test_goodput_counts_requests_within_every_limit(two, slo, goodput):
     assert summarise(make_result(two, slo=slo))["request_goodput"] == goodput
 
 
-def test_a_request_without_tpot_cannot_break_its_limit(make_result, make_requests):
+def test_a_request_without_tpot_cannot_break_its_limit():
     requests = make_requests(arrival_s=[0.0], first_token_s=[1.0], finished_s=[1.0], output_tokens=[1])
     assert summarise(make_result(requests, slo={"p99_tpot_ms": 1}))["request_goodput"] == 1.0
 
 
-def test_slo_report_names_value_and_verdict(make_result, two):
+def test_slo_report_names_value_and_verdict(two):
     result = make_result(two, slo={"p99_ttft_ms": 600, "p99_itl_ms": 20})
     report = slo_report(result, summarise(result))
     assert report["limits"]["p99_ttft_ms"]["met"] is False
@@ -102,7 +103,7 @@ def test_slo_report_names_value_and_verdict(make_result, two):
     assert (report["met"], report["good_share"]) == (False, 0.5)
 
 
-def test_a_failed_request_fails_the_slo(make_result, make_requests):
+def test_a_failed_request_fails_the_slo():
     requests = make_requests(arrival_s=[0.0, 0.5], first_token_s=[0.1, np.nan], finished_s=[2.0, np.nan])
     result = make_result(requests, slo={"p99_ttft_ms": 600})
     report = slo_report(result, summarise(result))
@@ -120,8 +121,8 @@ def test_an_unknown_limit_is_refused_by_name(key):
     ("counted", "rate", "length", "by_position"),
     [((10, 30, 18, (9, 6, 3)), 60.0, 2.8, [0.9, 0.6, 0.3]), ((0, 0, 0, (0, 0)), None, None, None)],
 )
-def test_speculation_counters_as_vllm_prints_them(make_result, two, counters, counted, rate, length, by_position):
-    summary = summarise(make_result(two, speculation=counters(*counted)))
+def test_speculation_counters_as_vllm_prints_them(two, counted, rate, length, by_position):
+    summary = summarise(make_result(two, speculation=SpeculationCounters(*counted)))
     assert summary["spec_decode_num_drafts"] == counted[0]
     assert summary["spec_decode_acceptance_rate"] == pytest.approx(rate)
     assert summary["spec_decode_acceptance_length"] == pytest.approx(length)
@@ -139,9 +140,8 @@ def totals(steps, replicas=1, peak_flops_per_s=1e15, bandwidth_bytes_per_s=1e12)
 times = st.lists(st.floats(0, 10), min_size=5, max_size=5)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(times, min_size=1, max_size=8), st.integers(1, 4), st.floats(0.001, 100))
-def test_shares_are_a_partition_of_engine_time(make_steps, rows, replicas, duration_s):
+def test_shares_are_a_partition_of_engine_time(rows, replicas, duration_s):
     parts = np.array(rows).T
     seconds = parts.sum(axis=0)
     steps = make_steps(np.arange(len(rows)).tolist(), seconds.tolist(), **_by_bound(parts))
@@ -156,20 +156,20 @@ def _by_bound(parts):
     return {f"{bound}_s": column for bound, column in zip(BOUNDS, parts, strict=True)}
 
 
-def test_idle_is_what_the_steps_leave(make_steps):
+def test_idle_is_what_the_steps_leave():
     shares = bottleneck_shares(totals(make_steps([0.0, 3.0], [1.0, 1.0])), replicas=2, duration_s=4.0)
     assert shares["memory"] == 0.25
     assert shares["idle"] == 0.75
     assert main_bottleneck(shares) == "memory"
 
 
-def test_no_engine_time_has_no_bottleneck(make_steps):
+def test_no_engine_time_has_no_bottleneck():
     assert bottleneck_shares(totals(make_steps([], [])), 1, 0.0) is None
     assert main_bottleneck(None) is None
     assert main_bottleneck(bottleneck_shares(totals(make_steps([], [])), 1, 5.0)) == "idle"
 
 
-def test_utilisation_over_the_whole_run(make_steps):
+def test_utilisation_over_the_whole_run():
     steps = make_steps([0.0, 1.0], [1.0, 1.0], flops=[4.0, 0.0], bytes=[1.0, 2.0])
     used = utilisation(totals(steps, 2, peak_flops_per_s=20.0, bandwidth_bytes_per_s=2.0), duration_s=4.0)
     # 4 FLOPs of 4 chips * 10 FLOP/s * 4 s; 3 bytes of 4 chips * 1 byte/s * 4 s.
@@ -198,7 +198,7 @@ def test_energy_and_cost_are_none_where_they_are_not_known(value, expected):
     assert value == expected
 
 
-def test_kv_section_shares_and_hits(make_requests):
+def test_kv_section_shares_and_hits():
     requests = make_requests(
         arrival_s=[0.0, 0.0], first_token_s=[1.0, np.nan], finished_s=[2.0, np.nan], scheduled_s=[0.1, np.nan]
     )
