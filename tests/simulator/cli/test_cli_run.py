@@ -78,6 +78,14 @@ def test_replications_give_intervals_around_the_mean(forerun, scenario_file):
     assert chance["intervals"]["mean_tpot_ms"][1] < document["intervals"]["mean_tpot_ms"][1]
 
 
+def test_single_token_outputs_have_no_tpot(forerun, scenario_file):
+    command = ("run", scenario_file, "--set", "workload.output_tokens=1")
+    summary = forerun(*command, "--json", "-").document["summary"]
+    assert summary["mean_tpot_ms"] is summary["p99_itl_ms"] is None
+    assert summary["mean_ttft_ms"] > 0.0
+    assert forerun(*command).code == 0
+
+
 def test_interrupt_keeps_the_finished_runs(forerun, scenario_file, tmp_path, monkeypatch):
     from simulator.running.run import simulate
 
