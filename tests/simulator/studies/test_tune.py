@@ -73,6 +73,9 @@ def test_nothing_accepted_never_pays():
     assert document["crossover"]["pays"] == "never"
     assert result.crossover.batch in (None, 0.0)
     assert "pays at no batch" in document["conclusion"]
+    nothing = grid(scenario(acceptance={"alpha": 0.0}))
+    assert (nothing.by_batch < 1).all()
+    assert (nothing.crossover_batch, nothing.best) == ((0.0,) * 3, (0,) * 4)
 
 
 def test_less_acceptance_moves_the_crossover_down():
