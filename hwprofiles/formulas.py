@@ -83,11 +83,12 @@ class Traced:
 
 def _traced(operation: str, *operands: Num) -> Traced:
     """Record a step and return its symbolic result; operands are numbers or results of earlier steps."""
-    book: _Book = next(operand.book for operand in operands if isinstance(operand, Traced))
-    return book.record(operation, *operands)
+    book = next(operand.book for operand in operands if isinstance(operand, Traced))
+    traced: Traced = book.record(operation, *operands)
+    return traced
 
 
-def look_up(source: Callable[..., Num], *arguments: Num) -> Num:
+def look_up(source: Any, *arguments: Num) -> Num:
     """``source(*arguments)``; where an argument is traced, the call is recorded as one step."""
     for argument in arguments:
         if isinstance(argument, Traced):

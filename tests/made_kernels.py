@@ -1,12 +1,21 @@
 """Measured kernels made up from the physics itself, so that a fit has a truth to find."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from hwprofiles import KernelLibrary, load_chip
 from simulator.replay import predict_table
-from traces.kernels import KernelTable, make_table
+from traces.kernels import make_table
 
 HEADS = np.array([(32, 8), (32, 32), (64, 8), (16, 2)])
+
+
+def rows_of(op, sizes, seconds=1.0, **texts):
+    """Rows of one operation; a size that is one number holds for all of them."""
+    columns = dict(zip(sizes, np.broadcast_arrays(*map(np.atleast_1d, sizes.values())), strict=True))
+    count = len(next(iter(columns.values())))
+    return make_table(np.full(count, seconds), op, columns, texts, "made", "forerun")
 
 
 def gemm_rows(count, generator, dtype="bf16"):
@@ -15,7 +24,7 @@ def gemm_rows(count, generator, dtype="bf16"):
         "n": 1024 * generator.integers(1, 20, count),
         "k": 1024 * generator.integers(1, 20, count),
     }
-    return make_table(np.ones(count), "gemm", sizes, {"dtype": dtype, "cache": "cold"}, "made", "forerun")
+    return rows_of("gemm", sizes, dtype=dtype, cache="cold")
 
 
 def attention_rows(count, generator, op="attention_decode"):
@@ -29,12 +38,11 @@ def attention_rows(count, generator, op="attention_decode"):
         "num_kv_heads": heads[:, 1],
         "head_dim": np.full(count, 128),
     }
-    texts = {"dtype": "bf16", "kv_dtype": "bf16", "cache": "cold"}
-    return make_table(np.ones(count), op, sizes, texts, "made", "forerun")
+    return rows_of(op, sizes, dtype="bf16", kv_dtype="bf16", cache="cold")
 
 
 def measured(table, chip, library, noise=0.0, seed=0):
     """``table`` with the times that ``chip`` predicts, times a random factor."""
     seconds = predict_table(table, KernelLibrary(load_chip(chip), library, corrected=False)).seconds
     factor = np.exp(np.random.default_rng(seed).normal(0.0, noise, len(table)))
-    return KernelTable(table.sizes, table.words, seconds * factor, table.std_s, table.count, table.source, table.format)
+    return replace(table, measured_s=seconds * factor)

@@ -1,25 +1,16 @@
 """Scenarios at random, over all that a scenario can combine: schedulers, layouts, speculation, pools, failures."""
 
 from hypothesis import strategies as st
+from scenario_parts import drafts, uniform
 from tiny_scenario import tiny_data
 
 DENSE = ("llama-3.2-1b", "llama-3.2-3b", "gemma-3-4b")
 EXPERTS = ("gpt-oss-20b", "qwen3-30b-a3b")
 TOKEN_SPECULATION = (
     None,
-    {"method": "ngram", "num_speculative_tokens": 3, "acceptance": {"alpha": 0.6}},
-    {
-        "method": "draft-model",
-        "num_speculative_tokens": 2,
-        "draft": {"model": "llama-3.2-1b"},
-        "acceptance": {"per_position": [0.7, 0.4]},
-    },
-    {
-        "method": "ngram",
-        "num_speculative_tokens": 4,
-        "acceptance": {"alpha": 0.9},
-        "policy": {"name": "disable-above-batch", "batch": 2},
-    },
+    drafts("ngram", 3, 0.6),
+    drafts("draft-model", 2, acceptance={"per_position": [0.7, 0.4]}, draft={"model": "llama-3.2-1b"}),
+    drafts("ngram", 4, 0.9, policy={"name": "disable-above-batch", "batch": 2}),
 )
 ARRIVALS = (
     {"process": "poisson", "request_rate": 20.0},
@@ -43,8 +34,8 @@ HIT_RATES = (
 def workloads(draw):
     return {
         "arrivals": draw(st.sampled_from(ARRIVALS)),
-        "input_tokens": draw(st.sampled_from([1, 90, {"distribution": "uniform", "min": 1, "max": 700}])),
-        "output_tokens": draw(st.sampled_from([1, 2, {"distribution": "uniform", "min": 1, "max": 60}])),
+        "input_tokens": draw(st.sampled_from([1, 90, uniform(1, 700)])),
+        "output_tokens": draw(st.sampled_from([1, 2, uniform(1, 60)])),
         "num_requests": draw(st.integers(1, 16)),
     }
 

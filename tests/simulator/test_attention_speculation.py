@@ -4,9 +4,11 @@ import csv
 
 import numpy as np
 import pytest
+from both_engines import both_engines
 from numpy.testing import assert_allclose, assert_array_equal
+from refused import refused
+from scenario_parts import burst, closed_loop, drafts, lognormal, poisson, uniform
 
-from forerun.errors import ForerunError
 from simulator.running.build import build_replica
 from simulator.running.run import simulate
 from simulator.running.scenario import scenario_from
@@ -20,32 +22,20 @@ from simulator.speculation.attention_level import (
 from simulator.speculation.attention_level.drawn import OutcomeDraws
 from simulator.speculation.attention_level.hit_rates import batch_hit_rate, failing_chance
 from simulator.speculation.attention_level.overlap import SpeculativeAttention
-from simulator.studies.alspec import StepPricer, at_range_end, gains, layout, lever_gains
-from simulator.timing import ModelTimer, StepWork
+from simulator.studies.alspec import StepPricer, at_range_end, gains, layout
+from simulator.timing import StepWork
 
 N150 = {"chip": "n150", "tensor_parallel": 4, "speculative_parallel": 2}
-EAGLE3 = {
-    "method": "eagle3",
-    "num_speculative_tokens": 3,
-    "acceptance": {"per_position": [0.73, 0.52, 0.35]},
-}
+EAGLE3 = drafts("eagle3", 3, acceptance={"per_position": [0.73, 0.52, 0.35]})
 ENGINE = {"max_num_seqs": 16, "max_num_batched_tokens": 1024}
+PAPER = {"model": "llama-3.1-8b", "weights_dtype": "bfp8", "kv_cache_dtype": "bfp8", "engine": ENGINE}
 
 
 def scenario(block=None, hardware=N150, **sections):
-    data = {
-        "model": "llama-3.1-8b",
-        "weights_dtype": "bfp8",
-        "kv_cache_dtype": "bfp8",
+    data = PAPER | {
         "hardware": hardware,
         "attention_speculation": {"hit_rate": 0.875} if block is None else block,
-        "engine": ENGINE,
-        "workload": {
-            "arrivals": {"process": "poisson", "request_rate": 3.0},
-            "input_tokens": {"distribution": "lognormal", "mean": 2000, "cv": 1.0, "max": 20000},
-            "output_tokens": 60,
-            "num_requests": 20,
-        },
+        "workload": poisson(3.0, 20, lognormal(2000, 1.0, 20000), 60),
     }
     return scenario_from({k: v for k, v in (data | sections).items() if v is not None}, "test")
 
@@ -54,19 +44,25 @@ def serial(**sections):
     return scenario(hardware={"chip": "n150", "tensor_parallel": 4}, attention_speculation=None, **sections)
 
 
-def target(built):
-    return built.main.timer.target
+def target(scenario):
+    """What prices the target's part of a step."""
+    return build_replica(scenario, 0).main.timer.target
 
 
 def decode_work(seqs, query_len, keys):
     return StepWork(0, 0, (0,), (0,), 0, (0,), seqs, query_len, (keys,))
 
 
+def as_arrays(work):
+    """The work of one step as arrays of one entry."""
+    return StepWork(*(tuple(np.array([n]) for n in p) if isinstance(p, tuple) else np.array([p]) for p in work[:9]))
+
+
 @pytest.mark.parametrize("reading", READINGS)
 @pytest.mark.parametrize("outcome", [True, False])
 def test_an_engine_step_takes_what_the_event_model_takes(reading, outcome):
-    step = target(build_replica(scenario({"hit_rate": float(outcome), "reading": reading}), 0))
-    plain = target(build_replica(serial(), 0))
+    step = target(scenario({"hit_rate": float(outcome), "reading": reading}))
+    plain = target(serial())
     attention = SpeculativeAttention(scenario({"hit_rate": 1.0, "reading": reading}).attention_speculation, plain)
     (kind,) = step._kinds
     shape, layers = kind.shape, kind.layers
@@ -80,34 +76,30 @@ def test_an_engine_step_takes_what_the_event_model_takes(reading, outcome):
 
 def test_mixed_hits_lie_between_and_every_layer_may_have_its_own():
     work = decode_work(2, 1, 131072)
-    never, half, always = (
-        target(build_replica(scenario({"hit_rate": rate}), 0)).seconds(work) for rate in (0.0, 0.5, 1.0)
-    )
+    never, half, always = (target(scenario({"hit_rate": rate})).seconds(work) for rate in (0.0, 0.5, 1.0))
     assert_allclose(half, (never + always) / 2, rtol=1e-9)
     by_layer = scenario({"hit_rate": [1.0] * 16 + [0.0] * 16}, engine=ENGINE)
-    assert always < target(build_replica(by_layer, 0)).seconds(work) < never
+    assert always < target(by_layer).seconds(work) < never
     by_context = scenario({"hit_rate_by_context": [[1024, 1.0], [65536, 0.5], [131072, 0.0]]})
-    assert_allclose(target(build_replica(by_context, 0)).seconds(work), half, rtol=1e-9)
+    assert_allclose(target(by_context).seconds(work), half, rtol=1e-9)
 
 
 def test_a_miss_costs_verification_and_synchronisation_alone():
     work = decode_work(1, 1, 32768)
     block = {"hit_rate": 0.0, "verify_s": 3e-6, "sync_s": 25e-6}
-    lost = target(build_replica(scenario(block), 0)).seconds(work) - target(build_replica(serial(), 0)).seconds(work)
+    lost = target(scenario(block)).seconds(work) - target(serial()).seconds(work)
     assert 32 * 28e-6 < lost < 32 * 29.5e-6, "fixed parts, and the bytes that change hands"
 
 
 def test_prompts_run_on_both_groups_one_kernel_after_the_other():
     whole = scenario({"hit_rate": 0.875, "prefill": "replicated"})
-    step, plain = (target(build_replica(s, 0)) for s in (whole, serial()))
+    step, plain = (target(s) for s in (whole, serial()))
     mixed = StepWork(1, 500, (125250,), (500,), 1, (501,), 3, 1, (30000,))
     assert step.seconds(mixed) == plain.seconds(mixed)
 
 
 def test_bounds_add_up_to_the_seconds_of_the_step():
-    step, plain = (
-        target(build_replica(s, 0)) for s in (scenario({"hit_rate": 0.875, "prefill": "replicated"}), serial())
-    )
+    step, plain = (target(s) for s in (scenario({"hit_rate": 0.875, "prefill": "replicated"}), serial()))
     seqs, keys = np.array([0, 1, 4, 3]), np.array([0, 65536, 32768, 3072])
     zero, one = np.zeros(4, dtype=np.int64), np.ones(4, dtype=np.int64)
     chunk = np.array([64, 0, 0, 128])
@@ -130,23 +122,8 @@ def test_bounds_add_up_to_the_seconds_of_the_step():
     "rule", [{"reading": "next-attention"}, {"reading": "pipelined"}, {"verification": "per-request"}]
 )
 def test_fast_and_exact_serving_agree(speculation, rule):
-    hardware = N150 | {"replicas": 2}
-    fast, exact = (
-        simulate(
-            scenario(
-                {"task": "gsm8k", "lambda": 0.1, **rule},
-                hardware=hardware,
-                speculation=speculation,
-                engine=ENGINE | {"stepping": stepping},
-            )
-        )
-        for stepping in ("fast", "exact-steps")
-    )
-    assert fast.engine.exact_steps == 0
-    assert exact.engine.exact_steps > 0
-    for name in ("first_token_s", "finished_s"):
-        assert_allclose(getattr(fast.requests, name), getattr(exact.requests, name), rtol=1e-9)
-    assert_array_equal(fast.requests.accepted_tokens, exact.requests.accepted_tokens)
+    block = {"task": "gsm8k", "lambda": 0.1, **rule}
+    fast, _ = both_engines(scenario(block, N150 | {"replicas": 2}, speculation=speculation))
     assert fast.chips == 16
     assert fast.basis == "extrapolated"
     assert any("attention speculation" in note and "15 to 50" in note for note in fast.notes)
@@ -158,23 +135,12 @@ def test_both_groups_hold_weights_and_kv():
     assert (groups.chips, single.chips) == (8, 4)
 
 
-def test_it_pays_under_load_where_contexts_are_long_and_not_where_they_are_short():
-    def mean_tpot(run):
-        requests = run.requests
-        return float(np.mean((requests.finished_s - requests.first_token_s) / (requests.output_tokens - 1)))
-
-    for tokens, wins in ((65536, True), (1024, False)):
-        workload = {
-            "arrivals": {"process": "closed-loop", "max_concurrency": 1},
-            "input_tokens": tokens,
-            "output_tokens": 20,
-            "num_requests": 2,
-        }
-        groups = simulate(scenario(workload=workload))
-        tp8 = simulate(
-            scenario(workload=workload, hardware={"chip": "n150", "tensor_parallel": 8}, attention_speculation=None)
-        )
-        assert (mean_tpot(groups) < mean_tpot(tp8)) == wins
+@pytest.mark.parametrize(("tokens", "wins"), [(65536, True), (1024, False)])
+def test_it_pays_under_load_where_contexts_are_long_and_not_where_they_are_short(tokens, wins):
+    workload, hardware = closed_loop(1, 2, tokens, 20), {"chip": "n150", "tensor_parallel": 8}
+    groups = simulate(scenario(workload=workload))
+    tp8 = simulate(scenario(workload=workload, hardware=hardware, attention_speculation=None))
+    assert (groups.summary["mean_tpot_ms"] < tp8.summary["mean_tpot_ms"]) == wins
 
 
 @pytest.mark.parametrize("reading", READINGS[:2])
@@ -183,7 +149,7 @@ def test_a_step_rolls_back_those_requests_that_fail(reading, correlation):
     """The engine's step: every number of failing requests with its chance, the kernels of their rows run again."""
     seqs, query_len, keys = 4, 2, 131072
     block = {"hit_rate": 0.9, "verification": "per-request", "batch_correlation": correlation, "reading": reading}
-    step, plain = target(build_replica(scenario(block), 0)), target(build_replica(serial(), 0))
+    step, plain = target(scenario(block)), target(serial())
     attention = SpeculativeAttention(scenario(block).attention_speculation, plain)
     (kind,) = step._kinds
     times = attention.layer_times(kind.shape, seqs, query_len, keys)
@@ -199,79 +165,44 @@ def test_a_step_rolls_back_those_requests_that_fail(reading, correlation):
     around = plain.seconds(decode_work(seqs, query_len, keys)) - layers * times.serial_s
     result = step.seconds(decode_work(seqs, query_len, keys))
     assert_allclose(result, around + expected, rtol=1e-9)
-    together = target(build_replica(scenario(block | {"verification": "every-query"}), 0))
+    together = target(scenario(block | {"verification": "every-query"}))
     assert result < together.seconds(decode_work(seqs, query_len, keys))
     single = decode_work(1, query_len, keys)
     assert_allclose(step.seconds(single), together.seconds(single), rtol=1e-12)
-    arrays = StepWork(*(tuple(np.array([n]) for n in p) if isinstance(p, tuple) else np.array([p])
-                        for p in decode_work(seqs, query_len, keys)[:9]))  # fmt: skip
-    assert_allclose(step.costs(arrays).device_s, result, rtol=1e-9)
+    assert_allclose(step.costs(as_arrays(decode_work(seqs, query_len, keys))).device_s, result, rtol=1e-9)
 
 
 def test_sliding_windows_do_not_speculate():
     hardware = {"chip": "h100-sxm", "tensor_parallel": 2, "speculative_parallel": 2}
-    sections = {"weights_dtype": None, "kv_cache_dtype": "bf16"}
-    mixed = build_replica(scenario(hardware=hardware, model="gemma-3-27b", **sections), 0)
-    assert mixed.main.timer.seconds(StepWork(0, 0, (0, 0), (0, 0), 0, (0, 0), 4, 1, (400000, 4096))) > 0
-    with pytest.raises(ForerunError, match=r"every layer of mistral-7b-v0.1 has a sliding window"):
-        build_replica(scenario(hardware=hardware, model="mistral-7b-v0.1", **sections), 0)
+    mixed = target(scenario(hardware=hardware, model="gemma-3-27b", weights_dtype=None, kv_cache_dtype="bf16"))
+    assert mixed.seconds(StepWork(0, 0, (0, 0), (0, 0), 0, (0, 0), 4, 1, (400000, 4096))) > 0
 
 
-@pytest.mark.parametrize(
-    ("sections", "message"),
-    [
-        ({"hardware": {"chip": "n150", "tensor_parallel": 4}}, "speculative_parallel: attention_speculation runs on 2"),
-        ({"hardware": N150 | {"speculative_parallel": 3}}, r"runs on 2 device groups .* \(got 3\)"),
-        ({"attention_speculation": None}, "hardware.speculative_parallel: 2 device groups do nothing without"),
-        (
-            {"hardware": N150 | {"pipeline_parallel": 2}},
-            "hardware.pipeline_parallel: attention_speculation is modelled",
-        ),
-        ({"attention_speculation": {}}, "attention_speculation: give one of hit_rate"),
-        (
-            {"attention_speculation": {"hit_rate": 2.0}},
-            "attention_speculation.hit_rate: must be less than or equal to 1",
-        ),
-        ({"attention_speculation": {"hit_rates": 0.5}}, "hit_rates: unknown field; did you mean 'hit_rate'"),
-        ({"attention_speculation": {"task": "gsm8k", "lambd": 0.1}}, "unknown field; did you mean 'lambda'"),
-        ({"attention_speculation": {"hit_rate": 0.5, "reading": "same"}}, "attention_speculation.reading: must be"),
-    ],
-)
-def test_bad_scenarios_give_one_line(sections, message):
-    with pytest.raises(ForerunError, match=message) as refused:
-        scenario(**sections)
-    assert "\n" not in str(refused.value)
-
-
-def test_wrong_number_of_layers_and_missing_links_are_refused(project_root, tmp_path):
-    with pytest.raises(ForerunError, match=r"attention_speculation.hit_rate: 3 rates for 32 layers"):
-        build_replica(scenario({"hit_rate": [0.5] * 3}), 0)
+def test_groups_without_a_link_are_refused(project_root, tmp_path):
     profile = (project_root / "hwprofiles" / "chips" / "n150.yaml").read_text()
     chip = tmp_path / "alone.yaml"
     chip.write_text(profile.replace("  scale_up: tenstorrent-ethernet\n", "").replace("name: n150", "name: alone"))
-    with pytest.raises(ForerunError, match=r"hardware.link: chip 'alone' has no scale-up link of its own"):
-        build_replica(scenario(hardware={"chip": str(chip), "speculative_parallel": 2}), 0)
+    with refused("hardware.link: chip 'alone' has no scale-up link of its own"):
+        target(scenario(hardware={"chip": str(chip), "speculative_parallel": 2}))
 
 
 def test_ranges_surround_the_answer():
-    base = {"model": "llama-3.1-8b", "weights_dtype": "bfp8", "kv_cache_dtype": "bfp8", "engine": ENGINE}
-    tp8 = layout(base, hardware={"chip": "n150", "tensor_parallel": 8})
-    groups = layout(base, hardware=N150, attention_speculation={"hit_rate": 0.875})
+    tp8 = layout(PAPER, hardware={"chip": "n150", "tensor_parallel": 8})
+    groups = layout(PAPER, hardware=N150, attention_speculation={"hit_rate": 0.875})
     short, long = gains(tp8, groups, [1], [1024, 131072])
     assert short.speedup < 1 < long.speedup
     for gain in (short, long):
         assert gain.low < gain.speedup < gain.high
     assert long.fits
     assert not gains(tp8, groups, [16], [131072])[0].fits
-    inputs = layout(base, hardware=N150, attention_speculation={"hit_rate": 0.875, "sync_s": 1e-6})
+    inputs = layout(PAPER, hardware=N150, attention_speculation={"hit_rate": 0.875, "sync_s": 1e-6})
     moved = at_range_end(inputs, "high").attention_speculation
     assert (moved.sync_s, moved.verify_s) == (1e-6, mechanism_costs("tensix")["verify_s"].high)
     assert at_range_end(tp8, "low") == tp8
 
 
 def test_a_run_says_how_far_its_assumed_costs_move_it():
-    workload = {"arrivals": {"process": "burst"}, "input_tokens": 30000, "output_tokens": 40, "num_requests": 1}
-    base = scenario(workload=workload)
+    base = scenario(workload=burst(1, 30000, 40))
     seconds = {}
     for end in ("low", "value", "high"):
         run = simulate(base if end == "value" else at_range_end(base, end))
@@ -284,11 +215,10 @@ def test_a_run_says_how_far_its_assumed_costs_move_it():
 
 
 def test_it_composes_with_token_speculation():
-    base = {"model": "llama-3.1-8b", "weights_dtype": "bfp8", "kv_cache_dtype": "bfp8", "engine": ENGINE}
     tp8 = {"hardware": {"chip": "n150", "tensor_parallel": 8}}
     groups = {"hardware": N150, "attention_speculation": {"hit_rate": 0.875}}
     plain, eagle, attention, both = (
-        StepPricer(layout(base, **hardware, speculation=method)).step(1, 131064).seconds_per_token
+        StepPricer(layout(PAPER, **hardware, speculation=method)).step(1, 131064).seconds_per_token
         for hardware in (tp8, groups)
         for method in (None, EAGLE3)
     )
@@ -305,34 +235,14 @@ def test_it_composes_with_token_speculation():
     ],
 )
 def test_levers_priced_together_are_those_priced_alone(custom):
-    base = {"model": "llama-3.1-8b", "weights_dtype": "bfp8", "kv_cache_dtype": "bfp8", "engine": ENGINE}
-    pricer = StepPricer(layout(base, hardware=N150, attention_speculation=custom))
     cases = [(1, 4096), (1, 131072), (4, 32768)]
     levers = [{}, {"lambda": 0.05}, {"lambda": 0.2, "window_tokens": 512}, {"send_s": 1e-4, "skip_launch_s": 2e-6}]
+    pricers = [StepPricer(layout(PAPER, hardware=N150, attention_speculation=custom | lever)) for lever in levers]
     configs = [AttentionSpeculationConfig.model_validate(custom | lever) for lever in levers]
-    together = pricer.steps_under(configs, cases)
-    disaggregated = [StepPricer(layout(base, hardware=N150, attention_speculation=custom | lever)) for lever in levers]
+    together = pricers[0].steps_under(configs, cases)
     assert len({steps[1].seconds for steps in together}) == len(levers)
-    for result, single in zip(together, disaggregated, strict=True):
+    for result, single in zip(together, pricers, strict=True):
         assert_allclose([step.seconds for step in result], [s.seconds for s in single.steps(cases)], rtol=1e-12)
-
-
-def test_a_lever_of_the_map_asks_for_prices_once(monkeypatch):
-    """The value and both ends of the costs' ranges are one call; layouts without it are not computed again."""
-    pricers = [
-        StepPricer(layout(PAPER, hardware=hardware, attention_speculation=block))
-        for hardware, block in (({"chip": "n150", "tensor_parallel": 8}, None), (N150, {"task": "gsm8k"}))
-    ]
-    single, both = pricers
-    lever_gains([single], both, (1,), CONTEXTS)
-    requested, costs = [], ModelTimer.costs
-    monkeypatch.setattr(ModelTimer, "costs", lambda *work: requested.append(work) or costs(*work))
-    lever_gains([single], both, (1,), CONTEXTS, [{"lambda": 0.05}, {"lambda": 0.2, "window_tokens": 256}])
-    assert len(requested) == 1
-
-
-PAPER = {"model": "llama-3.1-8b", "weights_dtype": "bfp8", "kv_cache_dtype": "bfp8", "engine": ENGINE}
-CONTEXTS = (1024, 32768, 65536, 98304, 131072)
 
 
 def gain_over_tp8(chip, context, hit_rate=0.875, **attention):
@@ -347,7 +257,7 @@ def gain_over_tp8(chip, context, hit_rate=0.875, **attention):
 
 def test_the_engine_gives_the_published_gain_with_the_kernels_of_its_time():
     """1.65x at 128K and 87.5 % hits, none at 1K, rising between (Cai et al. 2025): consistency, not validation."""
-    result = [gain_over_tp8("n150-v0.55", context) for context in CONTEXTS]
+    result = [gain_over_tp8("n150-v0.55", context) for context in (1024, 32768, 65536, 98304, 131072)]
     assert result[-1] == pytest.approx(1.65, rel=0.05)
     assert result[0] < 1.0
     assert result == sorted(result)
@@ -377,11 +287,14 @@ def test_kernels_of_v055_give_the_table_of_v055(shared_data):
     assert np.abs(errors).max() < 0.06
 
 
-def drawn(seed=0, engine=None, **block):
+def drawn_scenario(**block):
     """One request at 40K: steps differ by their draws alone."""
-    load = {"arrivals": {"process": "burst"}, "input_tokens": 40_000, "output_tokens": 400, "num_requests": 1}
-    engine = ENGINE | {"max_num_batched_tokens": 8192} | (engine or {})
-    return simulate(scenario({"hit_rate": 0.8, "hits": "drawn"} | block, engine=engine, workload=load), seed)
+    engine = ENGINE | {"max_num_batched_tokens": 8192}
+    return scenario({"hit_rate": 0.8, "hits": "drawn"} | block, engine=engine, workload=burst(1, 40_000, 400))
+
+
+def drawn(seed=0, **block):
+    return simulate(drawn_scenario(**block), seed)
 
 
 @pytest.mark.parametrize("reading", ["next-attention", "same-layer"])
@@ -400,17 +313,13 @@ def test_drawn_hits_have_the_mean_of_the_closed_form_and_tails(reading):
 
 
 def test_equal_draws_equal_runs_compiled_or_not():
-    runs = [drawn(seed=3, engine={"stepping": stepping}) for stepping in ("fast", "exact-steps")]
-    assert_allclose(runs[0].steps.seconds, runs[1].steps.seconds, rtol=1e-9)
-    assert drawn(seed=4).summary != runs[0].summary
-    parts = runs[0].steps
-    bounds = sum(getattr(parts, f"{name}_s") for name in ("compute", "memory", "interconnect", "latency", "host"))
-    assert_allclose(bounds, parts.seconds, rtol=1e-9)
+    run, _ = both_engines(drawn_scenario(), 3)
+    assert drawn(seed=4).summary != run.summary
 
 
 def test_requests_drawn_by_themselves_have_the_mean_of_the_closed_form():
     """Eight sequences that fail one by one, errors correlated over the batch; compiled or not."""
-    load = {"arrivals": {"process": "burst"}, "input_tokens": 8000, "output_tokens": 300, "num_requests": 8}
+    load = burst(8, 8000, 300)
     block = {"hit_rate": 0.9, "verification": "per-request", "batch_correlation": 0.4, "token_correlation": 0.0}
 
     def steps(hits, stepping="fast", **fewer):
@@ -463,33 +372,21 @@ def test_prompts_that_both_groups_share_are_as_fast_as_on_one_large_group(chip):
     if chip == "h100-sxm":
         custom |= {"weights_dtype": None, "kv_cache_dtype": None}
     both, whole = (
-        target(build_replica(scenario({"hit_rate": 0.9, "prefill": how}, N150 | {"chip": chip}, **custom), 0))
+        target(scenario({"hit_rate": 0.9, "prefill": how}, N150 | {"chip": chip}, **custom))
         for how in ("context-parallel", "replicated")
     )
     hardware = {"chip": chip, "tensor_parallel": 8}
-    wide = target(build_replica(scenario(None, hardware, attention_speculation=None, **custom), 0))
+    wide = target(scenario(None, hardware, attention_speculation=None, **custom))
     assert both.seconds(work) == pytest.approx(wide.seconds(work), rel=0.15)
     assert 1.7 < whole.seconds(work) / both.seconds(work) < 2.0
-    arrays = StepWork(*(tuple(np.array([n]) for n in p) if isinstance(p, tuple) else np.array([p]) for p in work[:9]))
-    assert_allclose(both.costs(arrays).device_s, both.seconds(work), rtol=1e-9)
-    names = [kernel.name for kernel in both.kernels(arrays)]
-    assert "KV exchange" in names
+    assert_allclose(both.costs(as_arrays(work)).device_s, both.seconds(work), rtol=1e-9)
+    assert "KV exchange" in [kernel.name for kernel in both.kernels(as_arrays(work))]
 
 
 def test_notes_do_not_depend_on_keeping_steps():
     """The range of decode steps in a note comes from the same steps, whether their rows are kept or summed."""
-    data = {
-        "model": "llama-3.1-8b",
-        "hardware": {"chip": "n150", "tensor_parallel": 4, "speculative_parallel": 2},
-        "attention_speculation": {"hit_rate": 0.8},
-        "workload": {
-            "arrivals": {"process": "poisson", "request_rate": 2.0},
-            "input_tokens": {"distribution": "uniform", "min": 100, "max": 30000},
-            "output_tokens": {"distribution": "uniform", "min": 20, "max": 200},
-            "num_requests": 600,
-        },
-    }
-    requested = scenario_from(data, "test")
+    workload = poisson(2.0, 600, uniform(100, 30000), uniform(20, 200))
+    requested = scenario({"hit_rate": 0.8}, weights_dtype=None, kv_cache_dtype=None, engine=None, workload=workload)
     kept, summed = simulate(requested), simulate(requested, full_step_rows=0)
     assert any("decode steps" in note for note in kept.notes)
     assert kept.notes == summed.notes

@@ -1,24 +1,16 @@
 """What any closed loop obeys, whatever the model and the chip."""
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scenario_parts import closed_loop, drafts, on_h100, uniform
 
-from simulator.running.metrics import summarise
 from simulator.running.run import simulate
-from simulator.running.scenario import scenario_from
 
 
 def summary(concurrency, requests, seed=0, prompt=(10, 600), output=(2, 150), **changes):
-    workload = {
-        "arrivals": {"process": "closed-loop", "max_concurrency": concurrency},
-        "input_tokens": {"distribution": "uniform", "min": prompt[0], "max": prompt[1]},
-        "output_tokens": {"distribution": "uniform", "min": output[0], "max": output[1]},
-        "num_requests": requests,
-    }
-    data = {"model": "llama-3.2-1b", "hardware": {"chip": "h100-sxm"}, "workload": workload, **changes}
-    return summarise(simulate(scenario_from(data, "test"), seed))
+    workload = closed_loop(concurrency, requests, uniform(*prompt), uniform(*output))
+    return simulate(on_h100(workload, model="llama-3.2-1b", **changes), seed).summary
 
 
 @settings(max_examples=25, deadline=None)
@@ -27,7 +19,7 @@ def summary(concurrency, requests, seed=0, prompt=(10, 600), output=(2, 150), **
     st.integers(1, 150),
     st.integers(0, 999),
     st.sampled_from([{}, {"engine": {"num_kv_blocks": 60}}, {"engine": {"stepping": "exact-steps"}}]),
-    st.sampled_from([None, {"method": "ngram", "num_speculative_tokens": 3, "acceptance": {"alpha": 0.5}}]),
+    st.sampled_from([None, drafts("ngram", 3, 0.5)]),
 )
 def test_throughput_times_latency_stays_within_the_loop(concurrency, requests, seed, changes, speculation):
     result = summary(concurrency, requests, seed, **changes, **({"speculation": speculation} if speculation else {}))
@@ -44,18 +36,6 @@ def test_a_long_run_fills_the_loop():
     assert gaps[0] > gaps[1] > gaps[2] > 0
     assert gaps[2] < 0.02
     assert gaps[0] / gaps[2] == pytest.approx(16, rel=0.6)
-
-
-@pytest.mark.parametrize("alpha", [0.3, 0.8])
-def test_gaps_are_as_many_times_longer_as_tokens_arrive_together(alpha):
-    """Mean ITL = acceptance length x TPOT where the tokens of a verify step are delivered at once."""
-    drafted = {"method": "ngram", "num_speculative_tokens": 4, "acceptance": {"alpha": alpha}}
-    result = summary(16, 200, output=(400, 600), speculation=drafted)
-    length = result["spec_decode_acceptance_length"]
-    assert length == pytest.approx(np.sum(alpha ** np.arange(5)), rel=0.03)
-    assert result["mean_itl_ms"] / result["mean_tpot_ms"] == pytest.approx(length, rel=0.03)
-    plain = summary(16, 200, output=(400, 600))
-    assert plain["mean_itl_ms"] == pytest.approx(plain["mean_tpot_ms"], rel=0.01)
 
 
 def test_decoding_is_slower_in_a_longer_run_where_prompts_are_long():

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
+from both_engines import assert_same_bytes, both_engines
 from numpy.testing import assert_allclose, assert_array_equal
+from scenario_parts import burst, closed_loop, lognormal, on_h100, poisson, uniform
 
-from forerun.errors import ForerunError
 from simulator.running.drafting import build_drafter
 from simulator.running.run import simulate
-from simulator.running.scenario import Scenario
 from simulator.speculation import draft_survival
 from simulator.speculation.proposal import proposal
 from simulator.timing import HostDrafter, check_drafter
@@ -31,40 +31,15 @@ def scenario(name=None, engine=None, workload=None, **fields):
     speculation = None
     if name is not None:
         speculation = {"method": name.split()[0], "acceptance": ALPHA} | METHODS.get(name, {}) | fields
-    large = name is not None and name.startswith("mtp")
-    return Scenario.model_validate(
-        {
-            "model": "deepseek-v3" if large else "llama-3.1-8b",
-            "hardware": {"chip": "h200-sxm", "tensor_parallel": 8} if large else {"chip": "h100-sxm"},
-            "engine": engine or {},
-            "speculation": speculation,
-            "workload": workload
-            or {
-                "arrivals": {"process": "poisson", "request_rate": 40.0},
-                "input_tokens": {"distribution": "lognormal", "mean": 300, "cv": 1.0, "max": 2048},
-                "output_tokens": {"distribution": "uniform", "min": 1, "max": 150},
-                "num_requests": 60,
-            },
-        }
-    )
+    large = {"model": "deepseek-v3", "hardware": {"chip": "h200-sxm", "tensor_parallel": 8}}
+    workload = workload or poisson(40.0, 60, lognormal(300, 1.0, 2048), uniform(1, 150))
+    sections = {"engine": engine or {}, "speculation": speculation}
+    return on_h100(workload, **sections, **(large if name == "mtp" else {}))
 
 
-def outcomes(result):
-    return result.requests.columns(), result.speculation
-
-
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [None, *METHODS])
 def test_fast_and_exact_stepping_agree_for_every_method(name):
-    limits = {"num_kv_blocks": 1200, "max_num_seqs": 24}
-    fast = simulate(scenario(name, engine=limits))
-    exact = simulate(scenario(name, engine=limits | {"stepping": "exact-steps"}))
-    assert (fast.engine.exact_steps, exact.engine.exact_steps) == (0, exact.engine.steps)
-    assert fast.engine.steps == exact.engine.steps
-    for column, values in fast.requests.columns().items():
-        assert_allclose(values, exact.requests.columns()[column], rtol=1e-9, err_msg=column)
-    assert fast.speculation == exact.speculation
-    assert fast.kv.preemptions == exact.kv.preemptions
-    assert fast.kv.peak_blocks == exact.kv.peak_blocks
+    both_engines(scenario(name, engine={"num_kv_blocks": 1200, "max_num_seqs": 24}))
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -89,16 +64,12 @@ def test_a_chain_given_as_a_tree_is_the_same_run(method):
     chain = simulate(scenario(method, num_speculative_tokens=3, tree=None, **draft, acceptance=ALPHA))
     choices = {"choices": [[0], [0, 0], [0, 0, 0]]}
     tree = simulate(scenario(method, num_speculative_tokens=None, tree=choices, **draft, acceptance=ALPHA))
-    for part in ("requests", "steps"):
-        for column, values in getattr(chain, part).columns().items():
-            assert values.tobytes() == getattr(tree, part).columns()[column].tobytes(), column
-    assert chain.speculation == tree.speculation
-    assert chain.kv == tree.kv
+    assert_same_bytes(chain, tree)
 
 
 def test_kv_slots_of_all_nodes_are_held_and_rejected_ones_given_back():
     """One request of 100 + 100 tokens: its last verify step holds its context, all nodes and the next step's slots."""
-    work = {"arrivals": {"process": "burst"}, "input_tokens": 100, "output_tokens": 100, "num_requests": 1}
+    work = burst(1, 100, 100)
     never = {"alpha": 0.0, "other_ranks": [0.0]}
     result = simulate(scenario("eagle", engine={"block_size": 1}, workload=work, acceptance=never))
     verify = result.steps.decode_seqs > 0
@@ -124,12 +95,7 @@ def test_drafters_leave_fewer_blocks_by_what_they_hold():
 
 def test_alone_speculation_pays_and_a_big_tree_does_not_in_a_crowd():
     def mean_e2e(name, concurrency, requests):
-        work = {
-            "arrivals": {"process": "closed-loop", "max_concurrency": concurrency},
-            "input_tokens": 128,
-            "output_tokens": 128,
-            "num_requests": requests,
-        }
+        work = closed_loop(concurrency, requests, 128, 128)
         requests = simulate(scenario(name, workload=work)).requests
         return (requests.finished_s - requests.arrival_s).mean()
 
@@ -160,7 +126,7 @@ def test_other_schedulers_serve_every_method(scheduler, name):
 @pytest.mark.parametrize("scheduler", ["vllm-v1", "prefill-first", "static"])
 @pytest.mark.parametrize(("name", "budget"), [("eagle2", 2000), ("eagle2", 61), ("eagle3", 101), ("medusa", 2000)])
 def test_a_budget_smaller_than_the_batch_is_served_step_by_step(scheduler, name, budget):
-    work = {"arrivals": {"process": "burst"}, "input_tokens": 10, "output_tokens": 50, "num_requests": 64}
+    work = burst(64, 10, 50)
     engine = {"max_num_batched_tokens": budget, "max_num_seqs": 64, "scheduler": scheduler}
     engine["enable_chunked_prefill"] = scheduler != "prefill-first"
     result = simulate(scenario(name, engine=engine, workload=work))
@@ -169,24 +135,3 @@ def test_a_budget_smaller_than_the_batch_is_served_step_by_step(scheduler, name,
     if scheduler == "vllm-v1":
         tokens = result.steps.decode_seqs * result.steps.query_len
         assert tokens.max() < budget + result.steps.query_len.max()
-
-
-def test_a_budget_smaller_than_one_tree_is_refused():
-    with pytest.raises(ForerunError, match="max_num_batched_tokens: 60 is less than the 61 tokens that one sequence"):
-        simulate(scenario("eagle2", engine={"max_num_batched_tokens": 60}))
-
-
-@pytest.mark.parametrize(
-    ("name", "fields", "expected"),
-    [
-        ("draft-model", {"draft": {"model": "llama-3.2-2b"}}, "speculation.draft: "),
-        ("eagle3", {"draft": {"model": "nobody/head"}}, "speculation.draft: model: no public draft head 'nobody/head'"),
-        ("eagle3", {"draft": {"weights_dtype": "fp7"}}, "speculation.draft: weights_dtype"),
-        ("eagle3", {"draft": {"num_attention_heads": 7, "tensor_parallel": 2}}, "7 heads of llama-3.1-8b-eagle3"),
-    ],
-)
-def test_what_a_drafter_cannot_be_built_from_is_named(name, fields, expected):
-    with pytest.raises(ForerunError) as caught:
-        simulate(scenario(name, **fields))
-    assert expected in str(caught.value)
-    assert "\n" not in str(caught.value)

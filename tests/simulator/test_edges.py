@@ -6,12 +6,13 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from both_engines import both_engines
 from hypothesis import given
 from hypothesis import strategies as st
+from scenario_parts import burst, closed_loop, drafts, on_h100, uniform
 from tiny_scenario import tiny_data
 
 from forerun.errors import ForerunError, InvariantError, StalledError
-from simulator.cli import main
 from simulator.running.metrics import combine_replications, run_document
 from simulator.running.run import simulate
 from simulator.running.scenario import scenario_from
@@ -19,8 +20,7 @@ from simulator.serving.clock import TICKS_PER_S, on_grid
 from simulator.serving.engine.common import EXACT_S, _by_clock
 from simulator.workload import generate_requests
 
-BURST = {"process": "burst"}
-NGRAM = {"method": "ngram", "num_speculative_tokens": 10, "acceptance": {"alpha": 0.5}}
+NGRAM = drafts("ngram", 10, 0.5)
 
 
 def tiny(workload=None, **changes):
@@ -32,15 +32,14 @@ def test_a_request_goes_where_it_can_be_held(roles):
     """Of two pools of one role the smaller cannot hold it: the router and the transfers know."""
     pools = {name: {"role": role} for name, role in zip("abc", roles, strict=True)}
     pools["b"]["engine"] = {"num_kv_blocks": 20}
-    workload = {"arrivals": BURST, "input_tokens": 500, "output_tokens": 50, "num_requests": 4}
-    result = simulate(tiny(workload, pools=pools))
+    result = simulate(tiny(burst(4, 500, 50), pools=pools))
     assert set(result.requests.replica.tolist()) == {roles.index("decode") if roles[0] == "decode" else 2}
 
 
 def test_a_run_that_stands_still_is_a_fault_and_says_so(monkeypatch):
     monkeypatch.setattr("simulator.serving.request_source.ReplicaEndpoint.put", lambda endpoint, request: None)
     with pytest.raises(InvariantError, match="stands still at 0 s with 4 requests unfinished"):
-        simulate(tiny({"arrivals": BURST, "num_requests": 4}, router={"max_outstanding": 3}))
+        simulate(tiny(burst(4, 100, 20), router={"max_outstanding": 3}))
     assert not issubclass(StalledError, ForerunError)
 
 
@@ -50,24 +49,8 @@ def test_a_run_that_stands_still_is_a_fault_and_says_so(monkeypatch):
 def test_a_static_batch_with_speculation_stays_in_its_blocks(block_size, speculation, seed):
     """Padding repeats the step of its last token, whatever the drafts went past."""
     engine = {"scheduler": "static", "block_size": block_size, "max_num_seqs": 3}
-    lengths = {"distribution": "uniform", "min": 1, "max": 30}
-    workload = {"arrivals": BURST, "input_tokens": 2, "output_tokens": lengths, "num_requests": 9}
-    result = simulate(tiny(workload, engine=engine, speculation=speculation), seed)
+    result = simulate(tiny(burst(9, 2, uniform(1, 30)), engine=engine, speculation=speculation), seed)
     assert not result.requests.failed.any()
-
-
-def test_far_out_steps_last_from_one_moment_to_the_next():
-    """Ten days out sums of the seconds of steps are the times between them, to the last bit; near the start, too."""
-    seconds = on_grid(np.random.default_rng(0).uniform(1e-4, 2e-2, 20_000))
-    for start in (0.0, 864_000.123456789, 9e8 + 1 / 3):
-        counted, end = [], start
-        for step in seconds.tolist():
-            counted.append(_by_clock(end, step))
-            end += counted[-1]
-        if end <= EXACT_S:
-            assert counted == seconds.tolist()
-        assert end - start == math.fsum(counted) == np.sum(counted)
-        assert np.abs(counted - seconds).max() <= 2 * np.spacing(start + 1.0)
 
 
 @given(st.floats(0.0, 1e9), st.integers(1, 2**52))
@@ -85,14 +68,12 @@ def test_a_step_ends_where_the_clock_can_say_to_the_last_bit(now, ticks):
 def test_ten_days_at_full_load_keep_the_grid():
     """An engine that never rests: the seconds of its 18,000 steps, of 0.6 s to 580 s, are the time they took, to the
     last bit where doubles hold the sum; compiled and interpreted, in single rows and in condensed ones."""
-    workload = {"arrivals": BURST, "input_tokens": 40_000, "output_tokens": 3000, "num_requests": 32}
+    workload = burst(32, 40_000, 3000)
     engine = {"max_num_seqs": 4, "num_kv_blocks": 12_000, "max_num_batched_tokens": 2048}
-    data = {"model": "llama-3.1-70b", "weights_dtype": "int4", "hardware": {"chip": "cpu-ddr4-2ch"}}
-    data |= {"workload": workload}
+    slow = {"model": "llama-3.1-70b", "weights_dtype": "int4", "hardware": {"chip": "cpu-ddr4-2ch"}}
     ends = {}
     for stepping, rows in (("fast", None), ("fast", 0), ("exact-steps", 0)):
-        scenario = scenario_from(data | {"engine": engine | {"stepping": stepping}}, "days")
-        result = simulate(scenario, full_step_rows=rows)
+        result = simulate(on_h100(workload, **slow, engine=engine | {"stepping": stepping}), full_step_rows=rows)
         steps, ends[stepping, rows] = result.steps, result.requests.finished_s
         assert ends[stepping, rows].max() > 10 * 86_400
         assert ends[stepping, rows].max() == math.fsum([steps.start_s[0], *steps.seconds])
@@ -111,24 +92,6 @@ def test_many_short_steps_far_out_keep_the_clock(tmp_path, start_s):
     assert result.steps.steps[far].sum() > 250_000
     end_s = math.fsum([result.steps.start_s[far][0], *result.steps.seconds[far]])
     assert end_s == result.requests.finished_s.max()
-
-
-@pytest.mark.parametrize("rows", [0, 10, None])
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_twelve_days_of_traffic_keep_the_invariants(rows, replicas):
-    """Beyond 2**20 s the spacing of doubles is larger than the ticks of the grid."""
-    workload = {
-        "arrivals": {"process": "constant", "request_rate": 2e-5},
-        "input_tokens": 100,
-        "output_tokens": 900,
-        "num_requests": 24,
-    }
-    hardware = {"chip": "h100-sxm", "replicas": replicas}
-    engine = {"routing": "least-outstanding" if replicas > 1 else "round-robin"}
-    result = simulate(tiny(workload, hardware=hardware, engine=engine), full_step_rows=rows)
-    assert result.requests.arrival_s[-1] > 2**20
-    latency = result.requests.finished_s - result.requests.arrival_s
-    assert np.allclose(latency, latency[0], rtol=1e-6)
 
 
 def test_a_run_that_outlasts_the_clock_is_refused():
@@ -181,15 +144,16 @@ def test_replications_that_chance_has_no_part_in_have_no_spread():
         assert low == high == combined["summary"][key], key
 
 
-def test_an_alarm_keeps_the_result(tmp_path, monkeypatch, capsys):
+def test_an_alarm_keeps_the_result(tmp_path, monkeypatch, forerun):
     """It ends with exit 3, but what was computed is written, with a word of what is wrong, and is found again."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny.json").write_text(json.dumps(tiny_data()))
     with monkeypatch.context() as patched:
         patched.setattr("simulator.running.invariants.SOL_TOLERANCE", -0.9999)
         arguments = ["--no-steps", "--out", "out", "--json", "run.json", "--replications", "2", "--jobs", "1"]
-        assert main(["run", "tiny.json", *arguments]) == 3
-    assert capsys.readouterr().err.strip().endswith("--seed 0 --no-steps")
+        outcome = forerun("run", "tiny.json", *arguments)
+    assert outcome.code == 3
+    assert outcome.err.strip().endswith("--seed 0 --no-steps")
     for file in (tmp_path / "out" / "summary.json", tmp_path / "run.json"):
         document = json.loads(file.read_text())
         assert document["summary"]["completed"] == 12
@@ -200,19 +164,11 @@ def test_an_alarm_keeps_the_result(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("model", ["llama-3.1-8b", "llama-4-scout"])
 def test_a_million_tokens_of_context(model):
     """Of full attention and of attention in chunks: each token is computed, and the fast way is the exact one."""
-    ends = []
-    for stepping in ("fast", "exact-steps"):
-        data = {
-            "model": model,
-            "hardware": {"chip": "b200-sxm", "tensor_parallel": 8},
-            "engine": {"stepping": stepping, "max_model_len": 2**20},
-            "workload": {"arrivals": BURST, "input_tokens": 1_000_000, "output_tokens": 20, "num_requests": 2},
-        }
-        result = simulate(scenario_from(data, "long"), full_step_rows=None)
+    hardware = {"chip": "b200-sxm", "tensor_parallel": 8}
+    long = on_h100(burst(2, 1_000_000, 20), model=model, hardware=hardware, engine={"max_model_len": 2**20})
+    for result in both_engines(long, full_step_rows=None):
         assert result.steps.prefill_tokens.sum() == 2_000_000
         assert result.kv.peak_blocks * result.kv.block_size >= 1_000_019
-        ends.append(result.requests.finished_s)
-    assert np.array_equal(*ends)
 
 
 def test_an_answer_of_no_token_is_no_request_and_of_one_ends_with_its_first(tmp_path):
@@ -232,26 +188,16 @@ def test_an_answer_of_no_token_is_no_request_and_of_one_ends_with_its_first(tmp_
 def test_a_cache_smaller_than_a_request_refuses_that_one(stepping):
     """A request of at most 20 blocks of 16 tokens is served, any other is not; where none can be, nothing runs."""
     engine = {"num_kv_blocks": 20, "stepping": stepping}
-    lengths = {"distribution": "uniform", "min": 1, "max": 600}
-    requests = simulate(tiny({"arrivals": BURST, "input_tokens": lengths, "output_tokens": 50}, engine=engine)).requests
+    requests = simulate(tiny(burst(12, uniform(1, 600), 50), engine=engine)).requests
     fits = requests.input_tokens + requests.output_tokens <= 20 * 16
     assert 0 < fits.sum() < len(fits)
     assert np.array_equal(requests.failed, ~fits)
     assert np.array_equal(np.isfinite(requests.finished_s), fits)
     with pytest.raises(ForerunError, match=r"no request can be served here .* needs 35 KV blocks, the replica has 20"):
-        simulate(tiny({"arrivals": BURST, "input_tokens": 500, "output_tokens": 50}, engine=engine))
+        simulate(tiny(burst(12, 500, 50), engine=engine))
 
 
-def run_of(data):
-    return simulate(scenario_from(data, "test"), intervals=True)
-
-
-LITTLE = {
-    "arrivals": {"process": "closed-loop", "max_concurrency": 4},
-    "input_tokens": 60,
-    "output_tokens": 10,
-    "num_requests": 8,
-}
+LITTLE = closed_loop(4, 8, 60, 10)
 
 
 @pytest.mark.parametrize("cached", [("prefill",), ("decode",), ()])
@@ -261,32 +207,27 @@ def test_pools_may_differ_in_prefix_caching(cached):
         name: {"role": name, "engine": {"enable_prefix_caching": name in cached}} for name in ("prefill", "decode")
     }
     workload = {"trace": "mooncake-conversation", "num_requests": 60}
-    data = {"model": "llama-3.1-8b", "hardware": {"chip": "h100-sxm"}, "workload": workload, "pools": pools}
-    result = run_of(data | {"kv_transfer": {"link": "infiniband-ndr"}})
+    result = simulate(on_h100(workload, pools=pools, kv_transfer={"link": "infiniband-ndr"}), intervals=True)
     assert bool(result.requests.cached_tokens.any()) == ("prefill" in cached)
 
 
 @pytest.mark.parametrize("layers", [1, 8, 15])
 def test_layers_on_a_faster_chip_are_held_against_its_limits(layers):
     hardware = {"chip": "cpu-ddr5-2ch", "layers_on": [{"chip": "rtx-4090", "layers": layers}]}
-    data = {"model": "llama-3.2-1b", "hardware": hardware, "engine": {"framework": "llama.cpp"}, "workload": LITTLE}
-    assert run_of(data).summary["completed"] == 8
+    run = on_h100(LITTLE, model="llama-3.2-1b", hardware=hardware, engine={"framework": "llama.cpp"})
+    assert simulate(run, intervals=True).summary["completed"] == 8
 
 
 @pytest.mark.parametrize("max_num_seqs", [1, 2, 4])
 @pytest.mark.parametrize("framework", ["vllm", "sglang"])
 def test_heads_of_attention_groups_draft_for_one_groups_batch_and_anothers_prompts(framework, max_num_seqs):
-    data = {
-        "model": "qwen3-30b-a3b",
-        "hardware": {"chip": "h100-sxm", "tensor_parallel": 2, "expert_parallel": 2, "attention_data_parallel": 2},
-        "engine": {"framework": framework, "max_num_seqs": max_num_seqs},
-        "speculation": {"method": "medusa", "num_speculative_tokens": 3, "acceptance": {"alpha": 0.7}},
-        "workload": LITTLE,
-    }
-    assert run_of(data).summary["completed"] == 8
+    groups = {"chip": "h100-sxm", "tensor_parallel": 2, "expert_parallel": 2, "attention_data_parallel": 2}
+    engine = {"framework": framework, "max_num_seqs": max_num_seqs}
+    run = on_h100(LITTLE, model="qwen3-30b-a3b", hardware=groups, engine=engine, speculation=drafts("medusa", 3))
+    assert simulate(run, intervals=True).summary["completed"] == 8
 
 
 def test_acceptance_without_a_method_has_no_part_in_the_intervals():
-    speculation = {"method": "none", "acceptance": {"alpha": 0.7, "spread": 0.2}}
-    data = {"model": "llama-3.1-8b", "hardware": {"chip": "h100-sxm"}, "speculation": speculation, "workload": LITTLE}
-    assert {axis["name"] for axis in run_of(data).model_error["axes"]} == {"steps", "api server"}
+    run = on_h100(LITTLE, speculation={"method": "none", "acceptance": {"alpha": 0.7, "spread": 0.2}})
+    error = simulate(run, intervals=True).model_error
+    assert {axis["name"] for axis in error["axes"]} == {"steps", "api server"}

@@ -8,7 +8,6 @@ import json
 import os
 import resource
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -29,40 +28,19 @@ KERNELS = "op,m,n,k,dtype,measured_s\n" + "".join(
     for m in (1, 16, 64, 256, 1024, 4096)
     for n in (1024, 2048, 4096, 8192, 14336)
 )
-PLAN = (
-    "--rate",
-    "5",
-    "--vary",
-    "hardware.tensor_parallel=1",
-    "--max-replicas",
-    "1",
-    "--no-headroom",
-    "--finalists",
-    "1",
-)
-PLAN += ("--finalists", "1", "--requests", "40", "--replications", "2")
+
 COMMANDS = {
-    "run": ("run", "SCENARIO", "--out", "OUT", "--no-progress"),
-    "run-json": ("run", "SCENARIO", "--json", "OUT/run.json", "--no-progress"),
-    "compare": (
-        "compare",
-        "SCENARIO",
-        "--vary",
-        "engine.max_num_seqs=4,8",
-        "--no-sensitivity",
-        "--replications",
-        "2",
-        "--jobs",
-        "1",
-        "--json",
-        "OUT/c.json",
-    ),
-    "plan": ("plan", "SCENARIO", *PLAN, "--jobs", "1", "--json", "OUT/p.json"),
-    "sweep": ("sweep", "SCENARIO", "--vary", "engine.max_num_seqs=4,8", "--jobs", "1", "--store", "OUT/store.sqlite"),
-    "replay": ("replay", "kernels", "KERNELS", "--chip", "h100-sxm", "--out", "OUT"),
-    "calibrate": ("calibrate", "KERNELS", "--chip", "h100-sxm", "--output", "OUT/profile.yaml"),
-    "report": ("report", "RUN", "--output", "OUT/page.html"),
-    "validate": ("validate", "speculation", "--group", "GROUP", "--json", "OUT/v.json"),
+    "run": "run SCENARIO --out OUT --no-progress",
+    "run-json": "run SCENARIO --json OUT/run.json --no-progress",
+    "compare": "compare SCENARIO --vary engine.max_num_seqs=4,8 --no-sensitivity --replications 2 --jobs 1 "
+    "--json OUT/c.json",
+    "plan": "plan SCENARIO --rate 5 --vary hardware.tensor_parallel=1 --max-replicas 1 --no-headroom --finalists 1 "
+    "--requests 40 --replications 2 --jobs 1 --json OUT/p.json",
+    "sweep": "sweep SCENARIO --vary engine.max_num_seqs=4,8 --jobs 1 --store OUT/store.sqlite",
+    "replay": "replay kernels KERNELS --chip h100-sxm --out OUT",
+    "calibrate": "calibrate KERNELS --chip h100-sxm --output OUT/profile.yaml",
+    "report": "report RUN --output OUT/page.html",
+    "validate": "validate speculation --group GROUP --json OUT/v.json",
 }
 
 
@@ -93,7 +71,7 @@ def words(name, place, out):
 
     names = {"SCENARIO": place / "scenario.json", "KERNELS": place / "kernels.csv", "RUN": place / "run"}
     names |= {"GROUP": sorted({row.group for row in load_published()})[0]}
-    return [str(names.get(word, word.replace("OUT", str(out)))) for word in COMMANDS[name]]
+    return [str(names.get(word, word.replace("OUT", str(out)))) for word in COMMANDS[name].split()]
 
 
 @contextmanager
@@ -125,35 +103,27 @@ def left(folder):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_full_disk_leaves_nothing_half_written(name, place, out, capsys):
+def test_a_full_disk_leaves_nothing_half_written(name, place, out, forerun):
     argv = words(name, place, out)
-    assert main(argv) == 0, capsys.readouterr().err
+    assert forerun(*argv).code == 0
     whole = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     assert len(whole) > 1, "the command writes something"
-    capsys.readouterr()
-    again = [word.replace("store.sqlite", "second.sqlite") for word in argv]
     with full_disk(300):
-        code = main(again)
-    lines = capsys.readouterr().err.splitlines()
-    assert code == 2
-    assert len(lines) == 1, lines
-    assert any(reason in lines[0] for reason in ("File too large", "disk is full", "No space")), lines
+        outcome = forerun(*(word.replace("store.sqlite", "second.sqlite") for word in argv))
+    assert any(reason in outcome.error_line for reason in ("File too large", "disk is full", "No space")), outcome
     now = {path: path.read_bytes() for path in out.rglob("*") if path.is_file() and "second" not in path.name}
     assert now == whole
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_locked_folder_is_one_line(name, place, out, capsys):
+def test_a_locked_folder_is_one_line(name, place, out, forerun):
     argv = words(name, place, out)
-    assert main(argv) == 0
-    capsys.readouterr()
+    assert forerun(*argv).code == 0
     locked = place / f"locked-{name}"
     locked.mkdir(mode=0o555)
     with as_anybody():
-        code = main([word.replace(str(out), str(locked)) for word in argv])
-    lines = capsys.readouterr().err.splitlines()
-    assert (code, len(lines)) == (2, 1), lines
-    assert any(reason in lines[0] for reason in ("Permission denied", "unable to open", "readonly", "cannot be")), lines
+        line = forerun(*(word.replace(str(out), str(locked)) for word in argv)).error_line
+    assert any(reason in line for reason in ("Permission denied", "unable to open", "readonly", "cannot be")), line
     assert left(locked) == []
 
 
@@ -163,22 +133,6 @@ def started(code, *argv, **options):
     return subprocess.Popen(
         [sys.executable, "-c", script, *map(str, argv)], cwd=ROOT, stderr=subprocess.PIPE, text=True, **options
     )
-
-
-def test_killed_while_it_writes_the_old_files_stay(place, out):
-    kill = (
-        "import os, signal, simulator.running.metrics.run_folder as export\n"
-        "export.write_timeline = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)"
-    )
-    target = out / "run"
-    shutil.copytree(place / "run", target)
-    before = {path.name: path.read_bytes() for path in target.iterdir()}
-    process = started(kill, "run", place / "scenario.json", "--seed", "9", "--out", target)
-    process.communicate(timeout=HANGS_S)
-    assert process.returncode == -signal.SIGKILL
-    assert {path.name: path.read_bytes() for path in target.iterdir() if not path.name.endswith(".tmp")} == before
-    assert main(["run", str(place / "scenario.json"), "--seed", "9", "--out", str(target)]) == 0
-    assert json.loads((target / "summary.json").read_text())["seed"] == 9
 
 
 def test_interrupted_the_command_ends_with_one_line(place, out):
@@ -196,10 +150,9 @@ def test_interrupted_the_command_ends_with_one_line(place, out):
     assert not (out / "run").exists()
 
 
-def test_a_clock_that_runs_backwards_changes_nothing(place, out, monkeypatch, capsys):
+def test_a_clock_that_runs_backwards_changes_nothing(place, out, monkeypatch, forerun):
     def figures(*argv):
-        assert main([*map(str, argv), "--json", "-"]) == 0
-        document = json.loads(capsys.readouterr().out)
+        document = forerun(*argv, "--json", "-").document
         document.pop("engine", None)
         return document
 
@@ -215,29 +168,27 @@ def test_a_clock_that_runs_backwards_changes_nothing(place, out, monkeypatch, ca
     monkeypatch.setattr(time, "time", backwards)
     assert figures(*run) == good[0]
     points = figures(*sweep, out / "backwards.sqlite")["points"]
-    assert [(point["set"], point["status"]) for point in points] == [(p["set"], p["status"]) for p in good[1]]
-    assert [point["summary"] for point in points] == [point["summary"] for point in good[1]]
+    for name in ("set", "status", "summary"):
+        assert [point[name] for point in points] == [point[name] for point in good[1]]
 
 
 @pytest.mark.parametrize(
     ("absent", "argv", "extra"),
     [
-        ("dash", ("dash", "--port", "0"), "-e '.[dashboard]'"),
-        ("dash_mantine_components", ("dash", "--port", "0"), "-e '.[dashboard]'"),
-        ("torch", ("measure", "--quick", "--output", "k.csv"), "-e '.[measure]'"),
-        ("distributed", ("sweep", "SCENARIO", "--vary", "weights_dtype=fp8", "--cluster", "local"), "-e '.[cluster]'"),
-        ("aiconfigurator_core", ("replay", "kernels", "silicon:h100_sxm", "--chip", "h100-sxm"), "-e '.[silicon]'"),
+        ("dash", "dash --port 0", "dashboard"),
+        ("dash_mantine_components", "dash --port 0", "dashboard"),
+        ("torch", "measure --quick --output k.csv", "measure"),
+        ("distributed", "sweep SCENARIO --vary weights_dtype=fp8 --cluster local", "cluster"),
+        ("aiconfigurator_core", "replay kernels silicon:h100_sxm --chip h100-sxm", "silicon"),
     ],
-)  # fmt: skip
-def test_a_missing_extra_is_one_line_that_names_it(absent, argv, extra, place, tmp_path, monkeypatch, capsys):
+)
+def test_a_missing_extra_is_one_line_that_names_it(absent, argv, extra, place, tmp_path, monkeypatch, forerun):
     result = importlib.util.find_spec
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, absent, None)
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, package=None: None if name == absent else result(name, package)
     )
-    code = main([str(place / "scenario.json") if word == "SCENARIO" else word for word in argv])
-    lines = capsys.readouterr().err.splitlines()
-    assert (code, len(lines)) == (2, 1), lines
-    assert lines[0].endswith(f"in Forerun's checkout: pip install {extra}")
+    line = forerun(*argv.replace("SCENARIO", str(place / "scenario.json")).split()).error_line
+    assert line.endswith(f"in Forerun's checkout: pip install -e '.[{extra}]'")
     assert left(tmp_path) == []

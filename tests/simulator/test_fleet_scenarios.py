@@ -4,22 +4,17 @@ import json
 
 import numpy as np
 import pytest
+from scenario_parts import burst, on_h100, poisson
 
 from forerun.errors import ForerunError
 from hwprofiles import load_link
 from simulator.running.build import build_replica, build_run
 from simulator.running.metrics.document import run_document
 from simulator.running.run import simulate
-from simulator.running.scenario import scenario_from
 from simulator.timing import StepWork, load_framework
 from simulator.workload import RequestStream
 
-WORKLOAD = {
-    "arrivals": {"process": "poisson", "request_rate": 20.0},
-    "num_requests": 60,
-    "input_tokens": 800,
-    "output_tokens": 20,
-}
+WORKLOAD = poisson(20.0, 60, 800, 20)
 DISAGGREGATED = {
     "prompts": {"role": "prefill", "hardware": {"chip": "h200-sxm", "replicas": 2}, "usd_per_chip_hour": 4.0},
     "answers": {"role": "decode", "hardware": {"tensor_parallel": 2}},
@@ -28,9 +23,8 @@ DISAGGREGATED = {
 STAGED = {"chip": "h100-sxm", "pipeline_parallel": 2}
 
 
-def scenario(**changes):
-    data = {"model": "llama-3.1-8b", "hardware": {"chip": "h100-sxm"}, "workload": WORKLOAD} | changes
-    return scenario_from(data, "scenario")
+def scenario(**sections):
+    return on_h100(**{"workload": WORKLOAD} | sections)
 
 
 def test_chips_and_cost_are_counted_over_pools():
@@ -105,17 +99,14 @@ def test_a_stream_is_served_by_a_fleet():
 
 def test_the_way_into_the_engine_counts_in_fleets():
     """vLLM's API server takes 6 ms, at a prefill and a decode replica; offline, there is none."""
-    workload = WORKLOAD | {"num_requests": 1}
-    server, offline = (
-        simulate(
-            scenario(pools=DISAGGREGATED, workload=workload, engine={"entry_point": front, "async_scheduling": False})
-        )
-        for front in ("server", "offline")
-    )
+    first_s = {}
+    for front in ("server", "offline"):
+        engine = {"entry_point": front, "async_scheduling": False}
+        run = simulate(scenario(pools=DISAGGREGATED, workload=WORKLOAD | {"num_requests": 1}, engine=engine))
+        first_s[front] = run.requests.first_token_s[0]
     framework = load_framework("vllm")
     way = framework.api_server_s + framework.api_server_work_s + 800 * framework.tokenisation_per_token_s
-    later = server.requests.first_token_s - offline.requests.first_token_s
-    assert later[0] == pytest.approx(2 * way, rel=1e-6)
+    assert first_s["server"] - first_s["offline"] == pytest.approx(2 * way, rel=1e-6)
 
 
 def test_first_token_follows_the_framework():
@@ -143,25 +134,21 @@ def test_the_link_is_as_wide_as_the_smaller_replica():
 
 def test_failures_restart_requests_and_lose_none():
     faults = {"events": [{"replica": 0, "at_s": 1.0, "down_s": 0.5}]}
-    document = run_document(simulate(scenario(faults=faults, hardware={"chip": "h100-sxm", "replicas": 2})))
-    assert document["summary"]["completed"] == 60
-    assert document["restarts"] > 0
-    again = run_document(simulate(scenario(faults=faults, hardware={"chip": "h100-sxm", "replicas": 2})))
-    for part in (document, again):
-        part["engine"] = None
-    assert json.dumps(document) == json.dumps(again)
+    failing = scenario(faults=faults, hardware={"chip": "h100-sxm", "replicas": 2})
+    first, again = (run_document(simulate(failing)) | {"engine": None} for _ in range(2))
+    assert first["summary"]["completed"] == 60
+    assert first["restarts"] > 0
+    assert json.dumps(first) == json.dumps(again)
 
 
 def test_swap_is_reported_and_bound_by_the_interconnect():
-    engine = {"num_kv_blocks": 70, "preemption": "swap"}
-    burst = WORKLOAD | {"arrivals": {"process": "burst"}, "input_tokens": 150, "output_tokens": 200}
-    result = simulate(scenario(engine=engine, workload=burst))
-    document = run_document(result)
-    assert document["kv_cache"]["swapped_blocks"] > 0
-    assert document["kv_cache"]["preemptions"] > 0
+    workload = burst(60, 150, 200)
+    result = simulate(scenario(engine={"num_kv_blocks": 70, "preemption": "swap"}, workload=workload))
+    swapped, plain = run_document(result), run_document(simulate(scenario(workload=workload)))
+    assert swapped["kv_cache"]["swapped_blocks"] > 0
+    assert swapped["kv_cache"]["preemptions"] > 0
     assert result.steps.interconnect_s.sum() > 0
     assert result.steps.prefill_tokens.sum() == 60 * 150
-    plain = run_document(simulate(scenario(workload=burst)))
     assert plain["kv_cache"]["swapped_blocks"] is None
     assert plain["bottleneck"]["interconnect"] == 0
 

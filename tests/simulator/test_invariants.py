@@ -10,16 +10,16 @@ import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from random_scenarios import fleet_scenarios, scenarios
+from scenario_parts import drafts
 from tiny_scenario import tiny_data
 
 from forerun.errors import ForerunError, InvariantError
 from hwprofiles import ProfileError, load_chip
-from simulator.cli import main
 from simulator.running.invariants import FinishedRun, StepAudit, broken
 from simulator.running.run import simulate
 from simulator.running.scenario import scenario_from
 
-SPECULATION = {"method": "ngram", "num_speculative_tokens": 3, "acceptance": {"alpha": 0.6}}
+SPECULATION = drafts("ngram", 3, 0.6)
 CLOSED = {"process": "closed-loop", "max_concurrency": 3}
 DISAGGREGATED = {
     "prompts": {"role": "prefill", "hardware": {"replicas": 2}},
@@ -80,6 +80,11 @@ def changed(records, column, row, value):
     return replace(records, **{column: values})
 
 
+def moved(records, column, amount):
+    """Records with an amount moved from one row to another: sums that still add up do not hide it."""
+    return changed(changed(records, column, 3, lambda n: n + amount), column, 4, lambda n: n - amount)
+
+
 def test_a_good_run_keeps_every_invariant(closed, disaggregated, staged):
     for outcome in (closed, disaggregated, staged):
         assert judged(outcome) is None
@@ -118,23 +123,6 @@ def test_a_later_request_is_not_scheduled_first(disaggregated):
     assert f"request {same[0]} was scheduled before request {same[1]}" in message
 
 
-def test_more_prompt_tokens_cached_than_there_are(closed):
-    """Sums that still add up do not hide it."""
-    records = changed(closed.requests, "cached_tokens", 3, lambda n: n + 10_000)
-    records = changed(records, "cached_tokens", 4, lambda n: n - 10_000)
-    assert "prompt tokens cached" in judged(closed, requests=records)
-
-
-def test_more_verify_steps_than_tokens(closed):
-    """Verify steps moved from one request to another: the sums hold, the request cannot be."""
-    records = changed(closed.requests, "drafts", 3, lambda n: n + 1000)
-    records = changed(records, "drafts", 4, lambda n: n - 1000)
-    assert "verify steps, there can be" in judged(closed, requests=records)
-    records = changed(closed.requests, "accepted_tokens", 3, lambda n: n + 1000)
-    records = changed(records, "accepted_tokens", 4, lambda n: n - 1000)
-    assert "draft tokens accepted, there can be" in judged(closed, requests=records)
-
-
 @pytest.mark.parametrize(
     ("column", "value", "message"),
     [
@@ -158,17 +146,50 @@ def test_a_broken_step_is_reported(closed, column, value, message):
     assert message in judged(closed, steps=changed(closed.steps, column, row, value))
 
 
-def test_a_step_hands_out_no_more_than_it_computed(closed):
-    """Tokens moved from one step to another: the sum holds, the step cannot be."""
-    steps = changed(closed.steps, "output_tokens", 3, lambda n: n + 50)
-    steps = changed(steps, "output_tokens", 4, lambda n: n - 50)
-    assert "handed out" in judged(closed, steps=steps)
+def rising(counters):
+    return (counters.num_drafts + 1, *counters.accepted_per_position[1:])
 
 
-def test_kernels_are_held_against_the_peak_of_their_own_dtype(closed):
-    """Kernels that would take a hundred times as long at the peak cannot have run so fast."""
-    steps = replace(closed.steps, sol_s=100 * closed.steps.sol_s)
-    assert "its kernels one by one need" in judged(closed, steps=steps)
+@pytest.mark.parametrize(
+    ("kind", "changes", "message"),
+    [
+        ("closed", lambda run: {"requests": moved(run.requests, "cached_tokens", 10_000)}, "prompt tokens cached"),
+        ("closed", lambda run: {"requests": moved(run.requests, "drafts", 1000)}, "verify steps, there can be"),
+        ("closed", lambda run: {"requests": moved(run.requests, "accepted_tokens", 1000)}, "accepted, there can be"),
+        ("closed", lambda run: {"steps": moved(run.steps, "output_tokens", 50)}, "handed out"),
+        ("closed", lambda run: {"steps": replace(run.steps, sol_s=100 * run.steps.sol_s)}, "kernels one by one need"),
+        ("closed", lambda run: {"steps": changed(run.steps, "waiting", 5, lambda n: n + 100_000)}, "held requests for"),
+        ("closed", lambda run: {"max_concurrency": 1}, "in a closed loop of 1"),
+        ("closed", lambda run: {"speculation": replace(run.speculation, accepted_tokens=10**9)}, "were accepted"),
+        (
+            "closed",
+            lambda run: {"speculation": replace(run.speculation, accepted_per_position=rising(run.speculation))},
+            "by position",
+        ),
+        ("disaggregated", lambda run: {"blocks_left": 3}, "still held 3 KV blocks"),
+        ("disaggregated", lambda run: {"transfers": run.transfers - 1}, "were sent between replicas"),
+        ("disaggregated", lambda run: {"transfers": run.transfers + 1}, "were sent between replicas"),
+        (
+            "disaggregated",
+            lambda run: {"requests": changed(run.requests, "replica", 3, lambda r: 0)},
+            "ended in pool prompts, which only computes prompts",
+        ),
+        (
+            "disaggregated",
+            lambda run: {"steps": changed(run.steps, "prefill_tokens", 0, lambda n: n + 1)},
+            "that were handed over one more each",
+        ),
+        ("staged", lambda run: {"stage_busy_s": 2.0 * run.stage_open_s}, "pipeline stages worked"),
+        (
+            "staged",
+            lambda run: {"steps": replace(run.steps, start_s=run.steps.start_s / 1e3, seconds=run.steps.seconds / 1e3)},
+            "the steps of replica 0 take",
+        ),
+    ],
+)
+def test_a_broken_run_is_reported(request, kind, changes, message):
+    run = request.getfixturevalue(kind)
+    assert message in judged(run, **changes(run))
 
 
 def test_no_step_may_pass_a_whole_machine(closed):
@@ -189,11 +210,6 @@ def test_no_step_may_pass_a_whole_machine(closed):
     assert "used 200.0% of the FLOP/s of 1 x h100-sxm" in broken(outcome)
 
 
-def test_more_requests_at_once_than_the_loop_holds(closed):
-    """Little's law: the same latencies within a loop of one client cannot be."""
-    assert "in a closed loop of 1" in judged(closed, max_concurrency=1)
-
-
 def test_a_request_sent_while_the_loop_was_full(closed):
     """On average there is room for it, at that moment there was none."""
     requests = closed.requests
@@ -202,37 +218,10 @@ def test_a_request_sent_while_the_loop_was_full(closed):
     assert "sent while a closed loop of 3 was full" in judged(closed, requests=earlier)
 
 
-def test_engines_hold_no_more_requests_than_there_are(closed):
-    steps = changed(closed.steps, "waiting", 5, lambda n: n + 100_000)
-    assert "engines held requests for" in judged(closed, steps=steps)
-
-
 def test_a_replica_is_not_busy_longer_than_the_run_lasts(staged):
-    """Pipeline stages, too."""
-    assert "pipeline stages worked" in judged(staged, stage_busy_s=2.0 * staged.stage_open_s)
     outcome = looked_at(staged)
     outcome.steps.totals.seconds[:] += 1e3
     assert "was busy for" in broken(outcome)
-
-
-def test_draft_tokens_accepted_beyond_those_drafted(closed):
-    counters = closed.speculation
-    assert "draft tokens were accepted" in judged(closed, speculation=replace(counters, accepted_tokens=10**9))
-    rising = (counters.num_drafts + 1, *counters.accepted_per_position[1:])
-    assert "by position" in judged(closed, speculation=replace(counters, accepted_per_position=rising))
-
-
-def test_blocks_that_nobody_gave_back(disaggregated):
-    assert "still held 3 KV blocks" in judged(disaggregated, blocks_left=3)
-
-
-def test_prompts_that_were_handed_over(disaggregated):
-    assert "were sent between replicas" in judged(disaggregated, transfers=disaggregated.transfers - 1)
-    assert "were sent between replicas" in judged(disaggregated, transfers=disaggregated.transfers + 1)
-    here = changed(disaggregated.requests, "replica", 3, lambda r: 0)
-    assert "ended in pool prompts, which only computes prompts" in judged(disaggregated, requests=here)
-    computed = changed(disaggregated.steps, "prefill_tokens", 0, lambda n: n + 1)
-    assert "that were handed over one more each" in judged(disaggregated, steps=computed)
 
 
 def test_each_pool_is_held_against_its_own_limits(disaggregated):
@@ -247,16 +236,14 @@ def test_each_pool_is_held_against_its_own_limits(disaggregated):
     assert "of pool answers holds" in judged(disaggregated, steps=changed(steps, "kv_blocks", first, lambda n: most))
 
 
-def test_batches_in_a_pipeline_are_held_against_light_together(staged):
-    seconds = staged.steps.seconds
-    fast = replace(staged.steps, start_s=staged.steps.start_s / 1e3, seconds=seconds / 1e3)
-    assert "the steps of replica 0 take" in judged(staged, steps=fast)
-
-
-def keeps_the_invariants(data, seed):
-    """Run what is not refused; ``simulate`` raises by itself if an invariant is broken."""
+@pytest.mark.parametrize("kind", [scenarios, fleet_scenarios])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data(), seed=st.integers(0, 99))
+def test_no_sound_run_is_accused(kind, data, seed):
+    """Schedulers, layouts, speculation, pools of unlike chips and failures at random: what is not refused runs, and
+    ``simulate`` raises by itself if an invariant is broken."""
     try:
-        result = simulate(scenario_from(data, "random"), seed)
+        result = simulate(scenario_from(data.draw(kind()), "random"), seed)
     except (ForerunError, ProfileError):
         event("refused")
         return
@@ -264,40 +251,21 @@ def keeps_the_invariants(data, seed):
     assert result.engine.steps > 0
 
 
-RANDOM = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-
-
-@RANDOM
-@given(scenarios(), st.integers(0, 99))
-def test_no_sound_run_is_accused(data, seed):
-    """Schedulers, layouts, pipelines, token and attention-level speculation at random."""
-    keeps_the_invariants(data, seed)
-
-
-@RANDOM
-@given(fleet_scenarios(), st.integers(0, 99))
-def test_no_sound_fleet_is_accused(data, seed):
-    """Pools of unlike chips, disaggregated prefill, failures, at random."""
-    keeps_the_invariants(data, seed)
-
-
-def test_the_command_keeps_the_scenario_of_a_broken_run(tmp_path, monkeypatch, capsys):
+def test_the_command_keeps_the_scenario_of_a_broken_run(tmp_path, monkeypatch, forerun):
     monkeypatch.chdir(tmp_path)
-    data = tiny_data()
-    (tmp_path / "tiny.json").write_text(json.dumps(data))
+    (tmp_path / "tiny.json").write_text(json.dumps(tiny_data()))
     with monkeypatch.context() as patched:
         patched.setattr("simulator.running.invariants.SOL_TOLERANCE", -0.9999)
-        assert main(["run", "tiny.json", "--seed", "5"]) == 3
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1
-    assert "fault of Forerun: step 0 takes" in lines[0]
+        outcome = forerun("run", "tiny.json", "--seed", 5)
+    (line,) = outcome.err.splitlines()
+    assert (outcome.code, "fault of Forerun: step 0 takes" in line) == (3, True)
     kept = next(tmp_path.glob("forerun-broken-invariant-*.json"))
-    assert lines[0].endswith(f"forerun run {kept.name} --seed 5 --no-steps"), "as it ran: nothing was to be kept"
-    assert json.loads(kept.read_text()) == data
-    assert main(["run", kept.name, "--seed", "5", "--no-steps"]) == 0
+    assert line.endswith(f"forerun run {kept.name} --seed 5 --no-steps"), "as it ran: nothing was to be kept"
+    assert json.loads(kept.read_text()) == tiny_data()
+    assert forerun("run", kept.name, "--seed", 5, "--no-steps").code == 0
 
 
-def test_where_nothing_can_be_written_the_scenario_stands_in_the_line(tmp_path, monkeypatch, capsys):
+def test_where_nothing_can_be_written_the_scenario_stands_in_the_line(tmp_path, monkeypatch, forerun):
     (tmp_path / "tiny.json").write_text(json.dumps(tiny_data()))
     monkeypatch.setattr("simulator.running.invariants.SOL_TOLERANCE", -0.9999)
 
@@ -305,8 +273,8 @@ def test_where_nothing_can_be_written_the_scenario_stands_in_the_line(tmp_path, 
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("simulator.running.metrics.files.write_text_atomically", full)
-    assert main(["run", str(tmp_path / "tiny.json")]) == 3
-    assert '"model":"llama-3.2-1b"' in capsys.readouterr().err
+    outcome = forerun("run", tmp_path / "tiny.json")
+    assert (outcome.code, '"model":"llama-3.2-1b"' in outcome.err) == (3, True)
 
 
 def test_the_error_survives_the_way_from_a_worker():

@@ -1,12 +1,13 @@
 """Runs that must come out alike, or in a known order, though nobody knows how any of them comes out."""
 
 import dataclasses
+import json
 import random
 
 import numpy as np
 import pytest
-import yaml
 from numpy.testing import assert_allclose, assert_array_equal
+from scenario_parts import burst, uniform
 from tiny_scenario import tiny_data
 
 from hwprofiles import load_chip
@@ -21,10 +22,11 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 4}
 LOADED = {
     "arrivals": {"process": "poisson", "request_rate": 150.0},
     "num_requests": 60,
-    "output_tokens": {"distribution": "uniform", "min": 1, "max": 60},
+    "output_tokens": uniform(1, 60),
 }
 TIGHT = {"max_num_seqs": 16, "num_kv_blocks": 150, "max_num_batched_tokens": 512}
 SCHEDULERS = ["vllm-v1", "priority", "prefill-first", "sglang", "static"]
+ASSUMED = {"kind": "assumed", "reference": "test", "date": "2026-01-01"}
 ROUTINGS = ["round-robin", "least-outstanding", "prefix-aware", "kv-aware"]
 
 
@@ -100,32 +102,15 @@ def test_drafts_that_are_never_accepted_never_help(seed):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_policy_that_drafts_nothing_is_no_speculation(seed):
-    """K = 0 throughout: the same work; graphs are captured for other sizes, and room is kept for drafts."""
-    policy = {"name": "batch-table", "table": [[1, 10_000, 0]]}
-    idle = NGRAM | {"acceptance": {"alpha": 0.5}, "policy": policy}
-    roomy = {"max_num_seqs": 16}
-    plain, resting = simulate(scenario(engine=roomy), seed), simulate(scenario(engine=roomy, speculation=idle), seed)
-    assert resting.speculation.draft_tokens == 0
-    assert_allclose(latencies(resting).mean(axis=1), latencies(plain).mean(axis=1), rtol=0.02)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("first_token", ["prefill", "decode"])
 def test_an_endless_link_between_prefill_and_decode_takes_no_time(tmp_path, first_token, seed):
     """Ever faster links come to an end: nothing waits for one, and a slower one is never better for a burst's end."""
     pools = {"p": {"role": "prefill"}, "d": {"role": "decode"}}
     ends = {}
     for bandwidth in (1e9, 1e12, 1e20, 1e22):
-        link = {
-            "name": "wire",
-            "description": "any",
-            "topology": "switch",
-            "latency_s": 1e-12,
-            "bandwidth_bytes_per_s": bandwidth,
-            "source": {"kind": "assumed", "reference": "test", "date": "2026-01-01"},
-        }
-        (tmp_path / "wire.yaml").write_text(yaml.safe_dump(link))
+        link = {"name": "wire", "description": "any", "topology": "switch", "source": ASSUMED}
+        link |= {"latency_s": 1e-12, "bandwidth_bytes_per_s": bandwidth}
+        (tmp_path / "wire.yaml").write_text(json.dumps(link))
         transfer = {"link": str(tmp_path / "wire.yaml"), "first_token": first_token}
         ends[bandwidth] = simulate(scenario(pools=pools, kv_transfer=transfer), seed)
     assert_array_equal(ends[1e20].requests.finished_s, ends[1e22].requests.finished_s)
@@ -147,17 +132,22 @@ def test_another_hour_of_the_day(later_s, speculation, seed):
     alike(now, later, atol=1e-9 if later_s < 8192 else 1e-6)
 
 
+def written(path, stream, times="arrival_s", unit=1.0):
+    """A trace file of a stream."""
+    rows = zip((stream.arrival_s * unit).tolist(), stream.input_tokens, stream.output_tokens, strict=True)
+    lines = [f"{arrival!r},{prompt},{output}" for arrival, prompt, output in rows]
+    path.write_text("\n".join([f"{times},input_tokens,output_tokens", *lines, ""]))
+    return path
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("replicas", [1, 3])
 def test_a_trace_written_and_read_again(tmp_path, replicas, seed):
     hardware = {"chip": "h100-sxm", "replicas": replicas}
     made = scenario(engine=TIGHT, hardware=hardware)
     stream = generate_requests(made.workload, seed)
-    rows = zip(stream.arrival_s.tolist(), stream.input_tokens, stream.output_tokens, strict=True)
-    lines = [f"{arrival!r},{prompt},{output}" for arrival, prompt, output in rows]
-    (tmp_path / "trace.csv").write_text("arrival_s,input_tokens,output_tokens\n" + "\n".join(lines) + "\n")
-    data = made.model_dump(exclude_unset=True) | {"workload": {"trace": str(tmp_path / "trace.csv")}}
-    read = simulate(scenario_from(data, "read"), seed)
+    trace = {"trace": str(written(tmp_path / "trace.csv", stream))}
+    read = simulate(scenario_from(made.model_dump(exclude_unset=True) | {"workload": trace}, "read"), seed)
     first = stream.arrival_s[0]
     alike(simulate(made, seed, stream=dataclasses.replace(stream, arrival_s=stream.arrival_s - first)), read)
 
@@ -184,12 +174,7 @@ def test_equal_requests_of_one_moment_in_any_order(routing, seed):
 def random_burst(seed):
     """A chip, and all but the chip of a scenario in which requests come at once."""
     rng = random.Random(seed)
-    workload = {
-        "arrivals": {"process": "burst"},
-        "num_requests": rng.randint(1, 24),
-        "input_tokens": {"distribution": "uniform", "min": 1, "max": rng.choice([40, 600, 4000])},
-        "output_tokens": {"distribution": "uniform", "min": 1, "max": rng.choice([2, 40, 120])},
-    }
+    workload = burst(rng.randint(1, 24), uniform(1, rng.choice([40, 600, 4000])), uniform(1, rng.choice([2, 40, 120])))
     engine = {
         "framework": rng.choice(["vllm", "sglang", "trtllm"]),
         "max_num_seqs": rng.choice([1, 4, 16, 256]),
@@ -209,20 +194,20 @@ def random_burst(seed):
 
 def more_of(name, what, factor):
     """The fields of a chip with ``factor`` times the cores (each as it was), the bandwidth or the capacity."""
-    chip, assumed = load_chip(name), {"kind": "assumed", "reference": "test", "date": "2026-01-01"}
+    chip = load_chip(name)
     compute, memory = chip.compute.model_dump(exclude_none=True), chip.memory.model_dump()
     store = chip.on_chip.model_dump()
     if what == "cores":
         cores = round(compute["cores"] * factor)
         rates = {dtype: rate * cores / compute["cores"] for dtype, rate in compute["dense_flops_per_s"].items()}
-        compute |= {"cores": cores, "dense_flops_per_s": rates, "source": assumed}
+        compute |= {"cores": cores, "dense_flops_per_s": rates, "source": ASSUMED}
         compute.pop("field_sources")
     else:
         field = {"bandwidth": "bandwidth_bytes_per_s", "capacity": "capacity_bytes"}[what]
-        memory |= {field: memory[field] * factor, "source": assumed}
+        memory |= {field: memory[field] * factor, "source": ASSUMED}
         memory.pop("field_sources")
         fastest = max(store["bandwidth_bytes_per_s"], memory["bandwidth_bytes_per_s"])
-        store |= {"bandwidth_bytes_per_s": fastest, "source": assumed}
+        store |= {"bandwidth_bytes_per_s": fastest, "source": ASSUMED}
         store.pop("field_sources")
     groups = {"compute": compute, "memory": memory, "on_chip": store}
     changed = {"cores": ["compute"], "bandwidth": ["memory", "on_chip"], "capacity": ["memory"]}[what]
@@ -239,7 +224,7 @@ def test_more_of_a_chip_is_never_slower_for_a_burst(tmp_path, seed):
     plain = simulate(scenario_from(data | {"hardware": data["hardware"] | {"chip": name}}, "burst"), seed)
     for what, factor in (("cores", 1.25), ("cores", 2.0), ("bandwidth", 2.0), ("capacity", 2.0)):
         file = tmp_path / f"{what}-{factor}.yaml"
-        file.write_text(yaml.safe_dump(more_of(name, what, factor)))
+        file.write_text(json.dumps(more_of(name, what, factor)))
         more = simulate(scenario_from(data | {"hardware": data["hardware"] | {"chip": str(file)}}, "burst"), seed)
         ends = [run.requests.finished_s.max() for run in (plain, more)]
         assert ends[1] <= ends[0] * (1 + 1e-9), (what, factor)
@@ -251,21 +236,17 @@ def test_more_of_a_chip_is_never_slower_for_a_burst(tmp_path, seed):
 def test_a_trace_in_seconds_and_in_milliseconds(tmp_path, unit, scale, seed):
     made = scenario(engine=TIGHT)
     stream = generate_requests(made.workload, seed)
-    runs, made_s = [], stream.arrival_s
+    stream = dataclasses.replace(stream, arrival_s=np.rint(stream.arrival_s * 1e3) / 1e3)
+    runs = []
     for name, per_s in (("s", 1.0), (unit, scale)):
-        ticks = np.rint(made_s * 1e3) * (per_s / 1e3)
-        rows = zip(ticks.tolist(), stream.input_tokens, stream.output_tokens, strict=True)
-        lines = [f"{arrival:.3f},{prompt},{output}" for arrival, prompt, output in rows]
-        file = tmp_path / f"trace-{name}.csv"
-        file.write_text("timestamp,input_tokens,output_tokens\n" + "\n".join(lines) + "\n")
-        table = read_requests(file, time_unit=name)
-        stream = dataclasses.replace(stream, arrival_s=table.arrival_s - table.arrival_s[0])
-        runs.append(simulate(made, seed, stream=stream))
+        table = read_requests(written(tmp_path / f"{name}.csv", stream, "timestamp", per_s), time_unit=name)
+        read = dataclasses.replace(stream, arrival_s=table.arrival_s - table.arrival_s[0])
+        runs.append(simulate(made, seed, stream=read))
     alike(*runs)
 
 
 FIXED = {"arrivals": {"process": "burst"}, "input_tokens": 100, "output_tokens": 20}
-UNIFORM = {"distribution": "uniform", "min": 1, "max": 60}
+UNIFORM = uniform(1, 60)
 
 
 @pytest.mark.parametrize(

@@ -3,19 +3,14 @@
 import json
 
 import pytest
+from refused import refused
+from scenario_parts import drafts
 from tiny_scenario import tiny_data
 
-from forerun.errors import ForerunError
-from simulator.cli import main
 from simulator.running.scenario import scenario_from
 from simulator.studies.names import check_names
 
-DRAFT = {
-    "method": "draft-model",
-    "num_speculative_tokens": 2,
-    "draft": {"model": "llama-3.2-1b", "chip": "l40s", "link": "pcie5-x16"},
-    "acceptance": {"alpha": 0.6},
-}
+DRAFT = drafts("draft-model", 2, 0.6, draft={"model": "llama-3.2-1b", "chip": "l40s", "link": "pcie5-x16"})
 FULL = {
     "weights_dtype": {"default": "bf16", "mlp": "fp8"},
     "speculation": DRAFT,
@@ -51,53 +46,48 @@ def test_a_full_scenario_has_names_that_are_known():
 @pytest.mark.parametrize(("path", "value", "meant"), MISSPELT)
 def test_each_misspelt_name_is_reported_with_its_field(path, value, meant):
     wrong = scenario_from(tiny_data() | FULL, "full").with_values({path: value})
-    with pytest.raises(ForerunError) as error:
+    with refused(f"{path}: ", f"'{value}'", meant):
         check_names(wrong)
-    text = str(error.value)
-    assert text.startswith(f"{path}: ")
-    assert f"'{value}'" in text
-    assert meant in text
-
-
-def test_other_chips_of_the_machine_are_looked_up_too():
-    for path, value in (("layers_on", [{"chip": "rtx-309"}]), ("tensor_chips", ["rtx-309"])):
-        ranks = {"hardware.tensor_parallel": 2} if path == "tensor_chips" else {}
-        wrong = scenario_from(tiny_data(), "unlike").with_values({f"hardware.{path}": value} | ranks)
-        with pytest.raises(ForerunError, match=rf"hardware\.{path}\.0.*'rtx-309'"):
-            check_names(wrong)
-
-
-def test_a_trace_that_is_not_there():
-    workload = {"trace": "azure-conv-202"}
-    with pytest.raises(ForerunError, match=r"workload\.trace: azure-conv-202: no such file.*azure-conv-2023"):
-        check_names(scenario_from(tiny_data() | {"workload": workload}, "trace"))
 
 
 @pytest.mark.parametrize(
-    "command",
+    ("sections", "words"),
     [
-        ["sweep", "--store", "kept.sweep"],
-        ["sweep", "--store", "kept.sweep", "--jobs", "2"],
-        ["compare"],
-        ["plan", "--rate", "2", "--slo", "p99_ttft_ms=500"],
+        ({"hardware.layers_on": [{"chip": "rtx-309"}]}, ["hardware.layers_on.0", "'rtx-309'"]),
+        (
+            {"hardware.tensor_chips": ["rtx-309"], "hardware.tensor_parallel": 2},
+            ["hardware.tensor_chips.0", "'rtx-309'"],
+        ),
+        (
+            {"workload": {"trace": "azure-conv-202"}},
+            ["workload.trace: azure-conv-202: no such file", "azure-conv-2023"],
+        ),
     ],
-    ids=lambda command: " ".join(command[:1] + command[3:]),
 )
+def test_other_chips_of_the_machine_and_traces_are_looked_up_too(sections, words):
+    wrong = scenario_from(tiny_data(), "unlike").with_values(sections)
+    with refused(*words):
+        check_names(wrong)
+
+
+COMMANDS = ["sweep --store s", "sweep --store s --jobs 2", "compare", "plan --rate 2 --slo p99_ttft_ms=5"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("vary", ["hardware.chip=h100-sxm,h10-sxm", "model=llama-3.2-1b,llama-3.2-1"])
-def test_the_commands_end_before_anything_runs(command, vary, tmp_path, monkeypatch, capsys):
+def test_the_commands_end_before_anything_runs(command, vary, tmp_path, monkeypatch, forerun):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("simulator.running.run.build_run", None)
     (tmp_path / "tiny.json").write_text(json.dumps(tiny_data()))
-    assert main([command[0], "tiny.json", "--vary", vary, *command[1:]]) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1
-    assert "tiny.json: " in lines[0]
-    assert "did you mean" in lines[0]
+    name, *rest = command.split()
+    line = forerun(name, "tiny.json", "--vary", vary, *rest).error_line
+    assert "tiny.json: " in line
+    assert "did you mean" in line
     assert [path.name for path in tmp_path.iterdir()] == ["tiny.json"]
 
 
-def test_a_variant_of_a_study_file_is_looked_up_too(tmp_path, capsys):
+def test_a_variant_of_a_study_file_is_looked_up_too(tmp_path, forerun):
     study = {"scenario": tiny_data(), "variants": [{"name": "new", "set": {"hardware.chip": "h10-sxm"}}]}
     (tmp_path / "study.json").write_text(json.dumps(study))
-    assert main(["compare", str(tmp_path / "study.json")]) == 2
-    assert "variants[1]: hardware.chip: no chip 'h10-sxm'; did you mean 'h100-sxm'?" in capsys.readouterr().err
+    line = forerun("compare", tmp_path / "study.json").error_line
+    assert "variants[1]: hardware.chip: no chip 'h10-sxm'; did you mean 'h100-sxm'?" in line

@@ -7,11 +7,10 @@ from dataclasses import fields
 
 import numpy as np
 import pytest
-from numpy.testing import assert_allclose
+from both_engines import both_engines
+from scenario_parts import burst, drafts, lognormal, poisson, uniform
 from tiny_scenario import tiny_data
 
-from forerun.errors import ForerunError
-from hwprofiles import ProfileError
 from simulator.running.run import simulate
 from simulator.running.scenario import scenario_from
 from simulator.serving import log
@@ -34,53 +33,18 @@ def test_fast_and_exact_steps_agree_on_every_layout(layout, seed):
         "model": "qwen3-30b-a3b",
         "hardware": {"chip": "h100-sxm", **layout},
         "engine": {"max_num_seqs": 48, "max_num_batched_tokens": 512, "num_kv_blocks": 700},
-        "workload": {
-            "arrivals": {"process": "poisson", "request_rate": 40.0},
-            "input_tokens": {"distribution": "lognormal", "mean": 200, "cv": 1.0, "max": 900},
-            "output_tokens": {"distribution": "uniform", "min": 1, "max": 60},
-            "num_requests": 60,
-        },
+        "workload": poisson(40.0, 60, lognormal(200, 1.0, 900), uniform(1, 60)),
     }
-    fast = simulate(scenario_from(data, "test"), seed)
-    exact = simulate(scenario_from({**data, "engine": {**data["engine"], "stepping": "exact-steps"}}, "test"), seed)
+    fast, _ = both_engines(scenario_from(data, "test"), seed)
     assert fast.chips == chips
-    assert_allclose(fast.requests.finished_s, exact.requests.finished_s, rtol=1e-9)
-    assert_allclose(fast.requests.first_token_s, exact.requests.first_token_s, rtol=1e-9)
-    assert fast.steps.flops.sum() == pytest.approx(exact.steps.flops.sum())
-    assert fast.steps.output_tokens.sum() == fast.requests.output_tokens.sum()
     assert any("bubbles" in note for note in fast.notes) == ("pipeline_parallel" in layout)
 
 
-def burst(hardware, **sections):
-    """Four short requests at once."""
-    workload = {"arrivals": {"process": "burst"}, "input_tokens": 10, "output_tokens": 4, "num_requests": 4}
-    return scenario_from({"model": "llama-3.1-8b", "hardware": hardware, "workload": workload} | sections, "test")
-
-
-@pytest.mark.parametrize(
-    ("hardware", "message"),
-    [
-        ({"expert_parallel": 2, "tensor_parallel": 2}, "hardware.expert_parallel: llama-3.1-8b has no experts"),
-        ({"attention_data_parallel": 2}, "hardware.attention_data_parallel: llama-3.1-8b has no experts"),
-        ({"pipeline_parallel": 40}, "hardware.pipeline_parallel: llama-3.1-8b has 32 layers"),
-        ({"pipeline_link": "nvlink4"}, "hardware.pipeline_link: there is one stage"),
-        ({"pipeline_parallel": 2, "pipeline_link": "nvlnk4"}, "hardware.pipeline_link: no link 'nvlnk4'"),
-    ],
-)
-def test_layouts_without_sense_are_refused(hardware, message):
-    with pytest.raises((ForerunError, ProfileError), match=message):
-        simulate(burst({"chip": "h100-sxm", **hardware}))
-
-
 def test_stages_without_a_scale_up_link_go_over_the_hosts():
-    run = simulate(burst({"chip": "rtx-4090", "pipeline_parallel": 2}))
+    hardware = {"chip": "rtx-4090", "pipeline_parallel": 2}
+    run = simulate(scenario_from({"model": "llama-3.1-8b", "hardware": hardware, "workload": burst(4, 10, 4)}, "test"))
     assert run.chips == 2
     assert run.requests.output_tokens.tolist() == [4] * 4
-
-
-def test_pipelines_need_a_scheduler_that_keeps_batches_in_flight():
-    with pytest.raises(ForerunError, match="several batches in flight need"):
-        simulate(burst({"chip": "h100-sxm", "pipeline_parallel": 2}, engine={"scheduler": "static"}))
 
 
 def run_forked(scenario, monkeypatch, processes):
@@ -101,7 +65,7 @@ def outcome(result):
 
 
 MANY = {"arrivals": {"process": "poisson", "request_rate": 200.0}, "num_requests": 300}
-NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "acceptance": {"alpha": 0.6, "spread": 0.1}}
+NGRAM = drafts("ngram", 3, acceptance={"alpha": 0.6, "spread": 0.1})
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are copied on Linux alone")
@@ -136,13 +100,3 @@ def test_replicas_of_a_process_that_dies_are_run_by_the_first(monkeypatch):
     one = outcome(run_forked(scenario, monkeypatch, 1))
     monkeypatch.setattr(forked.Helper, "_work", lambda self: os._exit(9))
     assert outcome(run_forked(scenario, monkeypatch, 2)) == one
-
-
-def test_few_requests_and_kept_step_rows_stay_in_one_process(monkeypatch):
-    monkeypatch.setattr(forked, "cores", lambda: 8)
-    monkeypatch.setattr(forked.threading, "active_count", lambda: 1)
-    monkeypatch.setattr(os, "fork", None)
-    scenario = scenario_from(tiny_data(**MANY) | {"hardware": {"chip": "h100-sxm", "replicas": 4}}, "forked")
-    simulate(scenario, 3, full_step_rows=0)
-    monkeypatch.setattr(forked, "WORTH_FORKING", 1)
-    simulate(scenario, 3)

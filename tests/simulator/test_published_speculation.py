@@ -4,10 +4,9 @@ import csv
 
 import numpy as np
 import pytest
+from scenario_parts import closed_loop, constant, drafts, on_h100
 
-from simulator.running.metrics import summarise
 from simulator.running.run import simulate
-from simulator.running.scenario import Scenario
 from simulator.speculation import curve_names, load_curve
 from simulator.timing import VLLM_2025, load_draft_overhead
 
@@ -23,17 +22,10 @@ def rows(shared_data, group):
         return [row for row in csv.DictReader(file) if row["group"] == group]
 
 
-def step_s(model, chip, speculation, prompt, output, engine=None, **fields):
+def step_s(model, chip, speculation, prompt, output, engine=None, hardware=None):
     """Mean seconds of a decode or verify step of one stream."""
-    work = {"arrivals": {"process": "closed-loop", "max_concurrency": 1}, "input_tokens": prompt}
-    data = {
-        "model": model,
-        "hardware": {"chip": chip} | fields.pop("hardware", {}),
-        "engine": engine or {},
-        "workload": work | {"output_tokens": output, "num_requests": 2},
-        "speculation": speculation,
-    }
-    steps = simulate(Scenario.model_validate(data | fields)).steps
+    sections = {"hardware": {"chip": chip} | (hardware or {}), "engine": engine or {}, "speculation": speculation}
+    steps = simulate(on_h100(closed_loop(1, 2, prompt, output), model=model, **sections)).steps
     decoding = steps.decode_seqs > 0
     return float(steps.seconds[decoding].sum() / steps.steps[decoding].sum())
 
@@ -49,12 +41,7 @@ def test_vllm_k_sweep_on_one_h100(shared_data, method):
         if row["method"] != method:
             continue
         k, length = int(row["k"]), float(row["accept_len"])
-        speculation = {
-            "method": method,
-            "num_speculative_tokens": k,
-            "draft": vllm_2025(method),
-            "acceptance": {"acceptance_length": length},
-        }
+        speculation = drafts(method, k, acceptance={"acceptance_length": length}, draft=vllm_2025(method))
         measured[k] = float(row["spec"]) / 1e3
         predicted[k] = step_s("llama-3.1-8b", "h100-sxm", speculation, 128, 256, engine=engine) / length
         other[k] = plain_s / predicted[k] / float(row["speedup"]) - 1
@@ -65,65 +52,27 @@ def test_vllm_k_sweep_on_one_h100(shared_data, method):
     assert min(predicted, key=predicted.get) == min(measured, key=measured.get)
 
 
-def test_deepseek_r1_mtp_on_eight_b200(shared_data):
-    """TensorRT-LLM, MTP 1 to 5: the engine's step time from the row without MTP, one constant per pass from K = 5."""
-    result = [row for row in rows(shared_data, "trtllm_dsr1_mtp") if row["method"] == "mtp_autoregressive"]
-    base_s = 1 / float(result[0]["baseline"])
-
-    def predicted(speculation):
-        return step_s(
-            "deepseek-r1",
-            "b200-sxm",
-            speculation,
-            1024,
-            2048,
-            engine={"framework": "trtllm"},
-            hardware={"tensor_parallel": 8},
-            weights_dtype={"default": "bf16", "expert": "fp4"},
-        )
-
-    measured, verify = {}, {}
-    unexplained = base_s - predicted(None)
-    for row in result:
-        k, length = int(row["k"]), float(row["accept_len"])
-        speculation = {
-            "method": "mtp",
-            "num_speculative_tokens": k,
-            "acceptance": {"acceptance_length": length},
-        }
-        measured[k] = (float(row["spec"]), length)
-        verify[k] = predicted(speculation) + unexplained
-    speed, length = measured[5]
-    per_pass = (length / speed - verify[5]) / 5
-    speeds = {k: length / (verify[k] + k * per_pass) for k, (_, length) in measured.items()}
-    errors = {k: speeds[k] / measured[k][0] - 1 for k in measured}
-    assert max(map(abs, errors.values())) < 0.05, errors
-    # Published: 250 tokens/s at K = 2, 245 at K = 4. The K chosen here must cost no more than that 2 %.
-    assert measured[max(speeds, key=speeds.get)][0] >= 0.98 * max(speed for speed, _ in measured.values())
-    assert 0.0 < per_pass < 0.5e-3
-
-
 @pytest.mark.parametrize(
-    ("model", "length", "speedup"), [("vicuna-7b", 3.47, 2.83), ("vicuna-13b", 3.51, 2.83), ("vicuna-33b", 3.01, 2.35)]
+    ("method", "tree", "model", "chips", "length", "speedup"),
+    [
+        ("medusa", "medusa-63", "vicuna-7b", 1, 3.47, 2.83),
+        ("medusa", "medusa-63", "vicuna-13b", 1, 3.51, 2.83),
+        ("medusa", "medusa-63", "vicuna-33b", 1, 3.01, 2.35),
+        ("eagle", "eagle-25", "llama-2-70b", 4, 3.81, 3.01),
+    ],
 )
-def test_medusa_2_on_one_a100(model, length, speedup):
-    """Medusa (arXiv:2401.10774), tree of 63 nodes, MT-bench: speedup within 20 %, always on the high side, because its
-    PyTorch loop spends host time between the kernels that is not modelled."""
-    speculation = {"method": "medusa", "tree": "medusa-63", "acceptance": {"acceptance_length": length}}
-    engine = {"framework": "generic"}
-    seconds = [step_s(model, "a100-sxm-80gb", s, 128, 256, engine=engine) for s in (None, speculation)]
-    assert 1.0 < length * seconds[0] / seconds[1] / speedup < 1.2
-
-
-def test_eagle_on_four_a100():
-    """EAGLE (arXiv:2401.15077), LLaMA2-Chat-70B, tree of 25 nodes, 3.81 tokens per step: 3.01 times as fast."""
-    speculation = {"method": "eagle", "tree": "eagle-25", "acceptance": {"acceptance_length": 3.81}}
-    engine = {"framework": "generic", "max_num_batched_tokens": 1024}
-    seconds = [
-        step_s("llama-2-70b", "a100-sxm-40gb", s, 128, 256, engine=engine, hardware={"tensor_parallel": 4})
-        for s in (None, speculation)
-    ]
-    assert 3.81 * seconds[0] / seconds[1] == pytest.approx(3.01, rel=0.12)
+def test_trees_on_a100s(method, tree, model, chips, length, speedup):
+    """MT-bench. Medusa 2 (arXiv:2401.10774): within 20 %, always on the high side, because its PyTorch loop spends host
+    time between the kernels that is not modelled. EAGLE (arXiv:2401.15077), LLaMA2-Chat-70B: within 12 %."""
+    speculation = {"method": method, "tree": tree, "acceptance": {"acceptance_length": length}}
+    chip = "a100-sxm-80gb" if method == "medusa" else "a100-sxm-40gb"
+    layout = {
+        "engine": {"framework": "generic", "max_num_batched_tokens": 1024},
+        "hardware": {"tensor_parallel": chips},
+    }
+    plain_s, spec_s = (step_s(model, chip, block, 128, 256, **layout) for block in (None, speculation))
+    low, high = (1.0, 1.2) if method == "medusa" else (0.88, 1.12)
+    assert low < length * plain_s / spec_s / speedup < high
 
 
 def test_public_drafters_of_the_catalogued_curves_are_known():
@@ -147,19 +96,8 @@ def test_gains_under_sglang_fall_with_the_batch(shared_data):
     """
 
     def seconds(speculation, batch):
-        data = {
-            "model": "llama-3.1-8b",
-            "hardware": {"chip": "h100-sxm"},
-            "engine": {"framework": "sglang"},
-            "speculation": speculation,
-            "workload": {
-                "arrivals": {"process": "closed-loop", "max_concurrency": batch},
-                "input_tokens": 128,
-                "output_tokens": 128,
-                "num_requests": batch,
-            },
-        }
-        steps = simulate(Scenario.model_validate(data)).steps
+        sections = {"engine": {"framework": "sglang"}, "speculation": speculation}
+        steps = simulate(on_h100(closed_loop(batch, batch, 128, 128), **sections)).steps
         full = (steps.decode_seqs == batch) & (steps.prefill_seqs == 0)
         return float(steps.seconds[full].sum() / steps.steps[full].sum())
 
@@ -167,7 +105,7 @@ def test_gains_under_sglang_fall_with_the_batch(shared_data):
     for row in rows(shared_data, "eagle3_t3"):
         method, batch = row["method"], int(row["load"])
         length = CHAIN_OF_3[method]
-        speculation = {"method": method, "num_speculative_tokens": 3, "acceptance": {"acceptance_length": length}}
+        speculation = drafts(method, 3, acceptance={"acceptance_length": length})
         gains[method, batch] = length * seconds(None, batch) / seconds(speculation, batch)
         errors[method, batch] = gains[method, batch] / float(row["speedup"]) - 1
     for method in CHAIN_OF_3:
@@ -189,16 +127,7 @@ def test_vllm_v0_under_open_loop(shared_data):
         result = [row for row in csv.DictReader(file) if row["config"] == "vllm+v0_engine"][:2]
     for row, bound in zip(result, (0.06, 0.10), strict=True):
         rate = float(row["achieved_send_rate_rps"])
-        data = {
-            "model": "llama-3.1-8b",
-            "hardware": {"chip": "h100-sxm"},
-            "engine": {"framework": "vllm-2024", "scheduler": "prefill-first", "enable_prefix_caching": False},
-            "workload": {
-                "arrivals": {"process": "constant", "request_rate": rate},
-                "input_tokens": 201,
-                "output_tokens": 62,
-                "num_requests": max(40, round(30 * rate)),
-            },
-        }
-        seconds = summarise(simulate(Scenario.model_validate(data)))["mean_tpot_ms"]
+        engine = {"framework": "vllm-2024", "scheduler": "prefill-first", "enable_prefix_caching": False}
+        served = on_h100(constant(rate, max(40, round(30 * rate)), 201, 62), engine=engine)
+        seconds = simulate(served).summary["mean_tpot_ms"]
         assert seconds == pytest.approx(float(row["mean_tpot_derived_ms"]), rel=bound)

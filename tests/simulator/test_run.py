@@ -2,126 +2,51 @@
 
 import numpy as np
 import pytest
-from numpy.testing import assert_allclose, assert_array_equal
+from both_engines import assert_same_bytes
+from numpy.testing import assert_array_equal
+from refused import refused
+from scenario_parts import burst, closed_loop, drafts, lognormal, on_h100, poisson, uniform
 
-from forerun.errors import ForerunError
 from simulator.running.run import simulate
-from simulator.running.scenario import Scenario
 from simulator.serving import compiled as engine_choice
 from simulator.speculation import expected_tokens
 
-SPECULATION = {
-    "method": "draft-model",
-    "num_speculative_tokens": 4,
-    "draft": {"model": "llama-3.2-1b"},
-    "acceptance": {"alpha": 0.7},
-}
+SPECULATION = drafts("draft-model", 4, draft={"model": "llama-3.2-1b"})
 
 
-def scenario(**changes):
-    data = {
-        "model": "llama-3.1-8b",
-        "hardware": {"chip": "h100-sxm"},
-        "workload": {
-            "arrivals": {"process": "poisson", "request_rate": 20.0},
-            "input_tokens": {"distribution": "lognormal", "mean": 400, "cv": 1.0, "max": 4096},
-            "output_tokens": {"distribution": "uniform", "min": 1, "max": 200},
-            "num_requests": 120,
-        },
-    }
-    return Scenario.model_validate(data | changes)
+def scenario(workload=None, **sections):
+    return on_h100(workload or poisson(20.0, 120, lognormal(400, 1.0, 4096), uniform(1, 200)), **sections)
 
 
-def closed_loop(concurrency, requests, prompt=512, output=256, **changes):
-    workload = {
-        "arrivals": {"process": "closed-loop", "max_concurrency": concurrency},
-        "input_tokens": prompt,
-        "output_tokens": output,
-        "num_requests": requests,
-    }
-    return simulate(scenario(workload=workload, **changes))
-
-
-def tpot_s(result):
-    requests = result.requests
+def tpot_s(**changes):
+    """Mean time per output token of one stream."""
+    requests = simulate(scenario(workload=closed_loop(1, 2, 128, 512), **changes)).requests
     return float(np.mean((requests.finished_s - requests.first_token_s) / (requests.output_tokens - 1)))
 
 
 @pytest.mark.parametrize("speculation", [None, SPECULATION])
 def test_the_same_seed_gives_the_same_bytes(speculation):
     first, second = (simulate(scenario(speculation=speculation), seed=7) for _ in range(2))
-    for part in ("requests", "steps"):
-        for name, column in getattr(first, part).columns().items():
-            assert column.tobytes() == getattr(second, part).columns()[name].tobytes(), name
+    assert_same_bytes(first, second)
     assert not np.array_equal(first.requests.arrival_s, simulate(scenario(), seed=8).requests.arrival_s)
-
-
-@pytest.mark.parametrize("speculation", [None, SPECULATION])
-def test_fast_and_exact_stepping_agree(speculation):
-    fast = simulate(scenario(speculation=speculation))
-    exact = simulate(scenario(speculation=speculation, engine={"stepping": "exact-steps"}))
-    for name, column in fast.requests.columns().items():
-        assert_allclose(column, exact.requests.columns()[name], rtol=1e-9, err_msg=name)
-    assert fast.speculation == exact.speculation
-    assert (fast.engine.steps, fast.engine.exact_steps) == (exact.engine.steps, 0)
-    assert exact.engine.exact_steps == exact.engine.steps
-
-
-def test_bounds_divide_every_step():
-    steps = simulate(scenario(speculation=SPECULATION)).steps
-    parts = steps.compute_s + steps.memory_s + steps.interconnect_s + steps.latency_s + steps.host_s
-    assert_allclose(parts, steps.seconds, rtol=1e-9, atol=1e-12)
-
-
-def test_no_step_is_faster_than_the_datasheet():
-    steps = simulate(scenario()).steps
-    assert (steps.flops <= 989.5e12 * steps.seconds).all()
-    assert (steps.bytes <= 3.36e12 * steps.seconds).all()
 
 
 def test_single_stream_8b_on_h100():
     """TPOT between the bandwidth bound with the LM head (4.8 ms) and 1.6 times it."""
-    assert 4.8e-3 < tpot_s(closed_loop(1, 2, 128, 512)) < 1.6 * 4.8e-3
+    assert 4.8e-3 < tpot_s() < 1.6 * 4.8e-3
 
 
 def test_70b_on_four_h100_shows_its_communication():
-    result = closed_loop(1, 2, 128, 512, model="llama-3.1-70b", hardware={"chip": "h100-sxm", "tensor_parallel": 4})
+    four = {"model": "llama-3.1-70b", "hardware": {"chip": "h100-sxm", "tensor_parallel": 4}}
     bound = (141.1 - 2.1) / 4 / 3350
-    assert bound < tpot_s(result) < 1.6 * bound
+    assert bound < tpot_s(**four) < 1.6 * bound
+    result = simulate(scenario(workload=closed_loop(1, 2, 128, 512), **four))
     assert result.steps.interconnect_s.sum() / result.steps.seconds.sum() > 0.03
     assert result.chips == 4
 
 
-def test_speculation_pays_alone_and_costs_in_a_crowd():
-    def gain(concurrency, requests):
-        seconds = [
-            closed_loop(concurrency, requests, speculation=block).requests.finished_s.max()
-            for block in (None, SPECULATION)
-        ]
-        return seconds[0] / seconds[1]
-
-    assert gain(1, 4) > 1.3
-    assert gain(256, 512) < 1.0
-
-
-def test_replicas_share_the_load():
-    one = simulate(scenario())
-    for routing in ("round-robin", "least-outstanding"):
-        hardware = {"chip": "h100-sxm", "replicas": 3}
-        three = simulate(scenario(hardware=hardware, engine={"routing": routing}))
-        assert set(three.requests.replica) == {0, 1, 2}
-        assert three.requests.first_token_s.sum() < one.requests.first_token_s.sum()
-        assert three.chips == 3
-
-
 def test_preemption_under_a_small_measured_cache_loses_nothing():
-    workload = {
-        "arrivals": {"process": "burst"},
-        "input_tokens": 200,
-        "output_tokens": 200,
-        "num_requests": 40,
-    }
-    result = simulate(scenario(workload=workload, engine={"num_kv_blocks": 300}))
+    result = simulate(scenario(workload=burst(40, 200, 200), engine={"num_kv_blocks": 300}))
     assert result.requests.preemptions.sum() > 0
     assert result.kv.preemptions == result.requests.preemptions.sum()
     assert (result.kv.num_blocks, result.kv.overridden) == (300, True)
@@ -130,13 +55,7 @@ def test_preemption_under_a_small_measured_cache_loses_nothing():
 
 
 def test_too_long_requests_are_counted_as_failed_with_a_note():
-    workload = {
-        "arrivals": {"process": "burst"},
-        "input_tokens": {"distribution": "uniform", "min": 1, "max": 300},
-        "output_tokens": 10,
-        "num_requests": 50,
-    }
-    result = simulate(scenario(workload=workload, engine={"max_model_len": 150}))
+    result = simulate(scenario(workload=burst(50, uniform(1, 300), 10), engine={"max_model_len": 150}))
     failed = int(result.requests.failed.sum())
     assert 0 < failed < 50
     assert result.notes == (f"{failed} requests refused: longer than max_model_len 150 tokens",)
@@ -159,14 +78,12 @@ def test_an_engine_that_is_not_compiled_says_so(monkeypatch):
 
 
 def test_continuous_batching_beats_static_batching():
-    burst = scenario().workload.model_dump(exclude_unset=True) | {"arrivals": {"process": "burst"}}
-    ends = {
-        rule: simulate(
-            scenario(workload=burst, engine={"scheduler": rule, "max_num_seqs": 16})
-        ).requests.finished_s.max()
+    workload = burst(120, lognormal(400, 1.0, 4096), uniform(1, 200))
+    continuous, static = (
+        simulate(scenario(workload=workload, engine={"scheduler": rule, "max_num_seqs": 16})).requests.finished_s.max()
         for rule in ("vllm-v1", "static")
-    }
-    assert ends["vllm-v1"] < 0.8 * ends["static"]
+    )
+    assert continuous < 0.8 * static
 
 
 @pytest.mark.parametrize("speculation", [None, SPECULATION])
@@ -178,22 +95,8 @@ def test_the_whole_azure_trace_is_served(shared_data, speculation):
     assert np.isfinite(result.requests.finished_s).all()
     assert result.steps.output_tokens.sum() == result.requests.output_tokens.sum()
     if speculation is not None:
-        counters = result.speculation
-        length = 1 + counters.accepted_tokens / counters.num_drafts
+        length = 1 + result.speculation.accepted_tokens / result.speculation.num_drafts
         assert abs(length - expected_tokens(0.7, 4)) < 0.02
-
-
-def test_shared_step_rows_keep_the_sums():
-    workload = {"arrivals": {"process": "burst"}, "input_tokens": 100, "output_tokens": 1000, "num_requests": 30}
-    full, thin = (simulate(scenario(workload=workload), full_step_rows=rows) for rows in (10**6, 10))
-    assert len(thin.steps) < len(full.steps) / 20
-    assert thin.engine.steps == full.engine.steps == thin.steps.steps.sum()
-    for name in ("seconds", "output_tokens", "compute_s", "memory_s", "host_s", "flops", "bytes"):
-        assert_allclose(getattr(thin.steps, name).sum(), getattr(full.steps, name).sum(), rtol=1e-3, err_msg=name)
-    assert thin.gaps.count.sum() == full.gaps.count.sum()
-    gaps = [np.repeat(part.gaps.gap_s, part.gaps.count) for part in (full, thin)]
-    assert_allclose(np.percentile(gaps[1], [1, 50, 99]), np.percentile(gaps[0], [1, 50, 99]), rtol=5e-3)
-    assert_array_equal(thin.requests.finished_s, full.requests.finished_s)
 
 
 @pytest.mark.parametrize(
@@ -207,8 +110,7 @@ def test_shared_step_rows_keep_the_sums():
     ],
 )
 def test_the_basis_is_that_of_the_kernels_in_use(changes, basis):
-    workload = {"arrivals": {"process": "burst"}, "input_tokens": 8, "output_tokens": 2, "num_requests": 2}
-    assert simulate(scenario(workload=workload, **changes)).basis == basis
+    assert simulate(scenario(workload=burst(2, 8, 2), **changes)).basis == basis
 
 
 @pytest.mark.parametrize("stepping", ["fast", "exact-steps"])
@@ -218,9 +120,7 @@ def test_static_batches_may_exceed_the_token_budget(stepping):
 
 
 def test_a_run_in_which_nothing_can_be_served_is_an_error():
-    with pytest.raises(
-        ForerunError, match=r"no request can be served here \(120 x longer than max_model_len 2 tokens\)"
-    ):
+    with refused("no request can be served here (120 x longer than max_model_len 2 tokens)"):
         simulate(scenario(engine={"max_model_len": 2}))
 
 
@@ -232,10 +132,7 @@ def test_speculation_switched_off_equals_none():
 
 
 def test_a_run_says_when_its_kv_memory_was_nearly_gone():
-    short = scenario(
-        engine={"num_kv_blocks": 40},
-        workload={"arrivals": {"process": "burst"}, "input_tokens": 200, "output_tokens": 40, "num_requests": 8},
-    )
+    short = scenario(engine={"num_kv_blocks": 40}, workload=burst(8, 200, 40))
     message = [note for note in simulate(short).notes if "KV memory was nearly gone" in note]
     assert len(message) == 1
     assert "of 40 blocks (640 tokens) in use at the peak" in message[0]

@@ -1,12 +1,12 @@
 """Scenario files: what is accepted, and the one line that says what is wrong."""
 
 import json
-import re
 from pathlib import Path
 from typing import get_args, get_origin
 
 import pytest
 from pydantic import BaseModel
+from refused import refused
 
 from forerun.errors import ForerunError
 from hwprofiles import load_chip
@@ -34,22 +34,10 @@ def scenario_file(tmp_path):
     return path
 
 
-def complaint(path, *overrides):
-    with pytest.raises(ForerunError) as caught:
-        load_scenario(path, overrides)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
-
-
 def test_defaults_are_those_of_the_contract(scenario_file):
     engine = load_scenario(scenario_file).engine
-    assert (engine.framework, engine.scheduler, engine.max_num_seqs, engine.max_num_batched_tokens) == (
-        "vllm",
-        "vllm-v1",
-        256,
-        8192,
-    )
+    assert (engine.framework, engine.scheduler) == ("vllm", "vllm-v1")
+    assert (engine.max_num_seqs, engine.max_num_batched_tokens) == (256, 8192)
     assert (engine.block_size, engine.gpu_memory_utilization, engine.num_kv_blocks) == (16, 0.9, None)
 
 
@@ -71,10 +59,8 @@ def test_overrides_reach_any_depth(scenario_file):
 @pytest.mark.parametrize("row", REFUSALS, ids=lambda row: row["says"][:60])
 def test_one_line_names_the_field_and_the_way_out(row):
     """Of a single field, of sections that contradict each other, and of what does not fit the chip."""
-    with pytest.raises(ForerunError) as caught:
+    with refused(row["says"]):
         build_run(Scenario.model_validate(parse_yaml(GOOD, "good")).with_values(row["set"]))
-    assert row["says"] in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -89,36 +75,32 @@ def test_one_line_names_the_field_and_the_way_out(row):
     ],
 )
 def test_a_wrong_override_is_refused_by_its_option(scenario_file, override, expected):
-    assert expected in complaint(scenario_file, override)
+    with refused(expected):
+        load_scenario(scenario_file, [override])
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("name", "text", "expected"),
     [
-        ("", "a scenario is a mapping"),
-        ("- 1", "a scenario is a mapping"),
-        ("model: [", "chat.yaml:1:"),
-        ("model: a\nmodel: b", "chat.yaml:2: 'model' is given twice"),
-        ("model: !!python/object/apply:os.system [ls]", "chat.yaml:1:"),
-        ("model: a", "missing"),
-        ("[1, 2]: 3", "chat.yaml:1: a key must be a word"),
-        ("model: a\n---\nmodel: b", "chat.yaml:2: expected a single document in the stream but found another"),
-        ("[" * 5000, "nested too deeply"),
+        ("chat.yaml", "", "a scenario is a mapping"),
+        ("chat.yaml", "- 1", "a scenario is a mapping"),
+        ("chat.yaml", "model: [", "chat.yaml:1:"),
+        ("chat.yaml", "model: a\nmodel: b", "chat.yaml:2: 'model' is given twice"),
+        ("chat.yaml", "model: !!python/object/apply:os.system [ls]", "chat.yaml:1:"),
+        ("chat.yaml", "model: a", "missing"),
+        ("chat.yaml", "[1, 2]: 3", "chat.yaml:1: a key must be a word"),
+        ("chat.yaml", "model: a\n---\nmodel: b", "chat.yaml:2: expected a single document in the stream but found"),
+        ("chat.yaml", "[" * 5000, "nested too deeply"),
+        ("chat.yaml", "\xff\xfe\x00\x01", "cannot be read as text"),
+        ("none.yaml", GOOD, "no such scenario file"),
+        ("chat.yml", GOOD, "chat.yaml'?"),
+        ("", GOOD, "is a folder"),
     ],
 )
-def test_broken_files_are_refused_with_the_line(tmp_path, text, expected):
-    path = tmp_path / "chat.yaml"
-    path.write_text(text)
-    assert expected in complaint(path)
-
-
-def test_missing_binary_and_folder(tmp_path):
-    assert "no such scenario file" in complaint(tmp_path / "none.yaml")
-    (tmp_path / "chat.yaml").write_text(GOOD)
-    assert re.search(r"did you mean '.*chat\.yaml'", complaint(tmp_path / "chat.yml"))
-    assert "is a folder" in complaint(tmp_path)
-    (tmp_path / "bin.yaml").write_bytes(b"\xff\xfe\x00\x01")
-    assert "cannot be read as text" in complaint(tmp_path / "bin.yaml")
+def test_broken_files_are_refused_with_the_line(tmp_path, name, text, expected):
+    (tmp_path / "chat.yaml").write_text(text, "latin-1")
+    with refused(expected):
+        load_scenario(tmp_path / name)
 
 
 def test_paths_are_relative_to_the_scenario(tmp_path, monkeypatch):
@@ -132,13 +114,6 @@ def test_paths_are_relative_to_the_scenario(tmp_path, monkeypatch):
 def test_schema_is_json_and_names_the_sections():
     schema = json.loads(scenario_schema())
     assert {"model", "hardware", "engine", "workload", "speculation", "slo", "prices"} <= set(schema["properties"])
-
-
-def test_speculation_is_switched_off_by_one_field(scenario_file):
-    block = "{method: draft-model, num_speculative_tokens: 2, draft: {model: llama-3.2-1b}, acceptance: {alpha: 0.7}}"
-    off = load_scenario(scenario_file, [f"speculation={block}", "speculation.method=none"])
-    assert off.speculation is not None
-    assert (off.speculation.method, off.speculation.num_speculative_tokens) == ("none", 2)
 
 
 @pytest.mark.parametrize(

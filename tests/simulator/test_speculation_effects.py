@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from drafter_prices import seconds as seconds_of
 from one_pool import one_pool
+from scenario_parts import burst, closed_loop
 from stub_timers import LinearTimer
 from test_drafting import scenario
 
@@ -27,12 +28,7 @@ def test_tokens_arrive_in_bursts_of_the_acceptance_length(concurrency):
 
     vLLM's benchmark takes a gap for every chunk that arrives; a verify step delivers all its tokens in one.
     """
-    work = {
-        "arrivals": {"process": "closed-loop", "max_concurrency": concurrency},
-        "input_tokens": 64,
-        "output_tokens": TOKENS,
-        "num_requests": concurrency,
-    }
+    work = closed_loop(concurrency, concurrency, 64, TOKENS)
     result = simulate(scenario("eagle3", workload=work))
     summary, drafts = summarise(result), result.requests.drafts
     per_delivery = (TOKENS - 1) * concurrency / drafts.sum()
@@ -86,7 +82,7 @@ def test_a_prompt_is_prefilled_by_the_drafter_too():
 
 def test_a_run_pays_for_the_passes_of_each_slot():
     """llama.cpp drafts for each slot by itself: a run's steps last what the timing model says, alone or not."""
-    workload = {"arrivals": {"process": "burst"}, "input_tokens": 64, "output_tokens": 60, "num_requests": 4}
+    workload = burst(4, 64, 60)
     requested = scenario("draft-model", {"framework": "llama.cpp"}, workload)
     timer = build_replica(requested, 0).main.timer
     steps = simulate(requested).steps

@@ -5,28 +5,22 @@ import json
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from scenario_parts import burst, drafts, h100_data, on_h100, poisson, uniform
 
 import simulator.running.run
 import simulator.running.step_rows
 import simulator.serving.log
-from simulator.cli.app import main
 from simulator.running.metrics import run_document
 from simulator.running.run import simulate
-from simulator.running.scenario import scenario_from
 from simulator.running.step_rows import joined, summed
 
-SPECULATION = {"method": "ngram", "num_speculative_tokens": 3, "acceptance": {"alpha": 0.6}}
+SPECULATION = drafts("ngram", 3, 0.6)
 
 
 def scenario(**changes):
-    workload = {
-        "arrivals": {"process": "poisson", "request_rate": 60},
-        "input_tokens": {"distribution": "uniform", "min": 20, "max": 600},
-        "output_tokens": {"distribution": "uniform", "min": 2, "max": 200},
-        "num_requests": 600,
-    }
-    data = {"model": "llama-3.2-1b", "hardware": {"chip": "h100-sxm", "replicas": 3}, "workload": workload}
-    return scenario_from({**data, **changes}, "test")
+    workload = poisson(60, 600, uniform(20, 600), uniform(2, 200))
+    three = {"model": "llama-3.2-1b", "hardware": {"chip": "h100-sxm", "replicas": 3}}
+    return on_h100(workload, **three | changes)
 
 
 @pytest.mark.parametrize("changes", [{}, {"engine": {"stepping": "exact-steps"}}, {"speculation": SPECULATION}])
@@ -42,17 +36,14 @@ def test_sums_on_the_way_say_what_all_rows_say(changes, monkeypatch):
     assert thin == whole
 
 
-def test_a_large_plain_run_without_step_records_ends_well(tmp_path, capsys, monkeypatch):
+def test_a_large_plain_run_without_step_records_ends_well(tmp_path, forerun, monkeypatch):
     """A row of many steps is not held against the peak as one step, nor is a sum of rows."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(simulator.running.run, "FULL_ROWS", 10)
     monkeypatch.setattr(simulator.serving.log, "CONDENSED_AT", 64)
-    data = {"model": "llama-3.1-8b", "hardware": {"chip": "h100-sxm"}}
-    data["workload"] = {"arrivals": {"process": "poisson", "request_rate": 40}, "input_tokens": 512}
-    data["workload"] |= {"output_tokens": 256, "num_requests": 100}
-    (tmp_path / "a.json").write_text(json.dumps(data))
-    code = main(["run", "a.json", "--no-steps", "--no-interval", "--no-progress"])
-    assert code == 0, capsys.readouterr().err
+    (tmp_path / "a.json").write_text(json.dumps(h100_data(poisson(40, 100, 512, 256))))
+    outcome = forerun("run", "a.json", "--no-steps", "--no-interval", "--no-progress")
+    assert outcome.code == 0, outcome.err
 
 
 def test_joining_rows_keeps_sums_replicas_and_time():
@@ -68,10 +59,9 @@ def test_joining_rows_keeps_sums_replicas_and_time():
     assert len(joined([steps, steps])) == 2 * len(steps)
 
 
-def test_no_step_records_means_none_in_the_files(tmp_path, capsys):
-    text = "model: llama-3.2-1b\nhardware: {chip: h100-sxm}\nworkload: {arrivals: {process: burst}, input_tokens: 9, "
-    (tmp_path / "a.yaml").write_text(text + "output_tokens: 9, num_requests: 3}\n")
-    assert main(["run", str(tmp_path / "a.yaml"), "--no-steps", "--out", str(tmp_path / "o"), "--no-progress"]) == 0
+def test_no_step_records_means_none_in_the_files(tmp_path, forerun):
+    (tmp_path / "a.json").write_text(json.dumps(h100_data(burst(3, 9, 9))))
+    assert forerun("run", tmp_path / "a.json", "--no-steps", "--out", tmp_path / "o", "--no-progress").code == 0
     table = pq.read_table(tmp_path / "o" / "steps.parquet")
     assert table.num_rows == 0
     assert "seconds" in table.column_names

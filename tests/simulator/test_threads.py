@@ -47,28 +47,29 @@ def test_threads_that_make_one_result_get_the_same():
 
 
 def test_traces_read_by_threads(tmp_path):
-    counts = (1, 2, 3)
-    for count in counts:
+    for count in (1, 2, 3):
         rows = "".join(f"{n},100,{10 + count}\n" for n in range(count))
         (tmp_path / f"{count}.csv").write_text(f"arrival_s,input_tokens,output_tokens\n{rows}")
 
     def read(number):
-        count = counts[number % len(counts)]
+        count = 1 + number % 3
         workload = WorkloadConfig.model_validate({"trace": str(tmp_path / f"{count}.csv")})
         return generate_requests(workload, 0).output_tokens.tolist() == [10 + count] * count
 
     assert all(at_once(read, 300))
 
 
-def test_kernels_priced_by_threads():
+def priced(library, number):
+    return _timed(library, "gemm", {"m": np.array([1 + number % 400]), "n": 64, "k": 64, "dtype": "bf16"})
+
+
+@pytest.mark.parametrize(
+    "price", [priced, lambda library, number: library.gemm(1 + number % 3, 64, 64, "bf16")], ids=["arrays", "gemm"]
+)
+def test_kernels_priced_by_threads_outlive_the_cache(monkeypatch, price):
+    monkeypatch.setattr("hwprofiles.library._CACHE_ENTRIES", 2)
     library = KernelLibrary(load_chip("h100-sxm"), "vllm")
-
-    def priced(number):
-        rows = np.array([1 + number % 400])
-        return _timed(library, "gemm", {"m": rows, "n": 64, "k": 64, "dtype": "bf16"})
-
-    prices = at_once(priced, 1500)
-    assert all(time.seconds > 0 for time in prices)
+    assert all(np.all(time.seconds > 0) for time in at_once(lambda number: price(library, number), 2000))
 
 
 def test_kernel_libraries_are_shared_by_threads():
@@ -76,12 +77,6 @@ def test_kernel_libraries_are_shared_by_threads():
     for factor in (2.0, 3.0):
         made = Assumptions({"h100-sxm.kernels.launch_s": factor})
         assert len({id(library) for library in at_once(lambda _, made=made: made.kernels(chip, "vllm"), 200)}) == 1
-
-
-def test_gemms_of_threads_outlive_the_cache(monkeypatch):
-    monkeypatch.setattr("hwprofiles.library._CACHE_ENTRIES", 2)
-    library = KernelLibrary(load_chip("h100-sxm"), "vllm")
-    assert all(time.seconds > 0 for time in at_once(lambda n: library.gemm(1 + n % 3, 64, 64, "bf16"), 2000))
 
 
 def test_a_shorter_row_of_another_thread_does_not_cut_a_decode_table():

@@ -5,6 +5,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 import pytest
+from scenario_parts import closed_loop, drafts
 from tiny_scenario import tiny_data
 
 from forerun.errors import ForerunError
@@ -38,8 +39,7 @@ def scenario(model, hardware, **fields):
     data = {"model": model, "hardware": hardware, "engine": {"max_num_seqs": 8}} | fields
     data.setdefault(
         "workload",
-        {"arrivals": {"process": "closed-loop", "max_concurrency": 2}, "input_tokens": 40, "output_tokens": 6,
-         "num_requests": 3},
+        closed_loop(2, 3, 40, 6),
     )  # fmt: skip
     return scenario_from(data, "test")
 
@@ -59,7 +59,7 @@ def test_it_runs_with_every_method(model):
     for hardware in LAYOUTS:
         for method in METHODS:
             draft = {"draft": {"model": "llama-3.2-1b"}} if method == "draft-model" else {}
-            block = {"method": method, "num_speculative_tokens": 3, "acceptance": {"alpha": 0.7}} | draft
+            block = drafts(method, 3) | draft
             with suppress(ForerunError):
                 one = scenario(model, hardware, speculation=block)
                 if hardware is LAYOUTS[0] and method not in ("eagle3", "medusa"):
@@ -102,7 +102,7 @@ def test_a_model_without_attention_layers_refuses_a_draft_head():
 @pytest.mark.parametrize("model", SPARSE)
 @pytest.mark.parametrize("method", ["eagle", "eagle2", "eagle3", "parallel-draft"])
 def test_sparse_models_draft_with_every_head(model, method):
-    speculation = {"method": method, "num_speculative_tokens": 2, "acceptance": {"alpha": 0.7}}
+    speculation = drafts(method, 2)
     run = tiny_data(num_requests=3) | {
         "model": model,
         "hardware": {"chip": "b300-sxm", "tensor_parallel": 8},

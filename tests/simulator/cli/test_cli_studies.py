@@ -1,10 +1,12 @@
-"""``forerun compare`` and ``forerun sweep``: the contract's JSON, reports, and one line on bad input."""
+"""``forerun compare``, ``sweep`` and ``tune``: the contract's JSON, reports, and one line on bad input."""
 
 import json
 import os
+import shlex
 import signal
 
 import pytest
+from scenario_parts import burst, drafts, h100_data, lognormal, poisson
 
 from simulator.studies import runs
 
@@ -18,12 +20,8 @@ def compared(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("compare")
     scenario = folder / "chat.yaml"
-    scenario.write_text(
-        "model: llama-3.2-1b\nhardware: {chip: h100-sxm}\nworkload:\n  num_requests: 12\n  input_tokens: 200\n"
-        "  arrivals: {process: poisson, request_rate: 50.0}\n"
-        "  output_tokens: {distribution: lognormal, mean: 20, cv: 0.5, max: 60}\n"
-        "prices: {usd_per_chip_hour: 2.0}\n"
-    )
+    workload = poisson(50.0, 12, 200, lognormal(20, 0.5, 60))
+    scenario.write_text(json.dumps(h100_data(workload, model="llama-3.2-1b", prices={"usd_per_chip_hour": 2.0})))
     out = folder / "out"
     assert main(["compare", str(scenario), *VARY, *QUICK, "--out", str(out), "--json", str(folder / "c.json")]) == 0
     return folder, json.loads((folder / "c.json").read_text())
@@ -32,10 +30,7 @@ def compared(tmp_path_factory):
 def test_compare_json_keeps_the_contract(compared):
     _, document = compared
     assert {"variants", "crossover", "conclusion", "scenario", "seed", "version", "basis"} <= set(document)
-    assert [variant["set"] for variant in document["variants"]] == [
-        {"engine.max_num_seqs": 2},
-        {"engine.max_num_seqs": 64},
-    ]
+    assert [variant["set"] for variant in document["variants"]] == [{"engine.max_num_seqs": n} for n in (2, 64)]
     for variant in document["variants"]:
         assert {"name", "set", "summary", "speedup"} <= set(variant)
     custom = document["variants"][0]["speedup"]["mean_e2el_ms"]
@@ -60,8 +55,7 @@ def test_compare_writes_a_report_that_runs_again(compared, forerun):
         assert "llama-3.2-1b" in text
     assert document["basis"] in markdown
     assert "<script src" not in page
-    again = forerun("compare", out / "study.yaml", "--seed", 0, "--replications", 2, "--jobs", 2, "--json", "-")
-    repeated = json.loads(again.out)
+    repeated = forerun("compare", out / "study.yaml", "--replications", 2, "--jobs", 2, "--json", "-").document
     assert repeated["conclusion"] == document["conclusion"]
     assert [v["speedup"] for v in repeated["variants"]] == [v["speedup"] for v in document["variants"]]
     assert repeated["sensitivity"] == document["sensitivity"]
@@ -77,8 +71,8 @@ def test_compare_prints_a_table(forerun, scenario_file):
 def test_compare_files(forerun, scenario_file, tmp_path):
     other = tmp_path / "other.yaml"
     other.write_text(scenario_file.read_text().replace("h100-sxm", "a100-sxm-80gb"))
-    outcome = forerun("compare", scenario_file, other, *QUICK, "--crossover", "none", "--no-sensitivity", "--json", "-")
-    document = json.loads(outcome.out)
+    command = ("compare", scenario_file, other, *QUICK, "--crossover", "none", "--no-sensitivity", "--json", "-")
+    document = forerun(*command).document
     assert [variant["name"] for variant in document["variants"]] == ["chat", "other"]
     assert document["variants"][1]["speedup"]["mean_tpot_ms"]["ratio"] < 1
     assert document["variants"][1]["scenario"]["hardware"]["chip"] == "a100-sxm-80gb"
@@ -97,9 +91,7 @@ real_document_of = runs.run_document_of
 def test_a_dead_worker_costs_a_comparison_its_seed_alone(forerun, scenario_file, monkeypatch):
     monkeypatch.setattr(runs, "run_document_of", killed)
     options = ("--replications", "3", "--jobs", "2", "--no-progress", "--crossover", "none", "--no-sensitivity")
-    outcome = forerun("compare", scenario_file, *VARY, *options, "--no-interval", "--json", "-")
-    assert outcome.code == 0
-    notes = json.loads(outcome.out)["notes"]
+    notes = forerun("compare", scenario_file, *VARY, *options, "--no-interval", "--json", "-").document["notes"]
     assert any("seed 1 is left out of every variant" in note for note in notes)
 
 
@@ -122,12 +114,8 @@ def test_compare_finds_the_acceptance_at_which_drafting_pays(forerun, scenario_f
 
 def test_sweep_json_keeps_the_contract(forerun, scenario_file, tmp_path):
     store, out = tmp_path / "s.sweep", tmp_path / "out"
-    outcome = forerun(
-        *("sweep", scenario_file, *VARY, "--vary", "hardware.tensor_parallel=1,3", "--store", store, "--jobs", 2),
-        *("--json", "-", "--out", out),
-    )
-    assert outcome.code == 0, outcome.err
-    document = json.loads(outcome.out)
+    vary = (*VARY, "--vary", "hardware.tensor_parallel=1,3", "--store", store, "--jobs", 2)
+    document = forerun("sweep", scenario_file, *vary, "--json", "-", "--out", out).document
     assert {"store", "points", "scenario", "seed", "version", "basis"} <= set(document)
     assert document["store"] == str(store)
     assert [point["status"] for point in document["points"]] == ["done", "failed", "done", "failed"]
@@ -139,16 +127,36 @@ def test_sweep_json_keeps_the_contract(forerun, scenario_file, tmp_path):
 
 
 def test_sweep_of_nothing_but_failures_is_an_error(forerun, scenario_file, tmp_path):
-    outcome = forerun(
-        "sweep", scenario_file, "--vary", "hardware.tensor_parallel=3,5", "--store", tmp_path / "s", "--jobs", 1
-    )
+    vary = ("--vary", "hardware.tensor_parallel=3,5", "--store", tmp_path / "s", "--jobs", 1)
+    outcome = forerun("sweep", scenario_file, *vary)
     assert outcome.code == 2
     assert "every point failed" in outcome.err.splitlines()[-1]
 
 
-def test_sweep_refuses_a_file_that_is_no_store(forerun, scenario_file):
-    before = scenario_file.read_text()
-    outcome = forerun("sweep", scenario_file, *VARY, "--store", scenario_file)
-    assert outcome.code == 2
-    assert "not a store of Forerun" in outcome.error_line
-    assert scenario_file.read_text() == before
+FEW = ("--batch", "1,32", "--context", "512", "--tokens", "1,2", "--no-progress")
+
+
+@pytest.fixture
+def chat(tmp_path):
+    path = tmp_path / "chat.yaml"
+    sections = {"engine": {"max_num_seqs": 64}, "speculation": drafts("eagle3", 2, 0.6)}
+    path.write_text(json.dumps(h100_data(burst(1, 200, 40), model="llama-3.2-1b", **sections)))
+    return path
+
+
+def test_tune_json_and_report(chat, forerun, tmp_path):
+    out = tmp_path / "out"
+    document = forerun("tune", chat, *FEW, "--emit", "vllm", "--seed", 7, "--json", "-", "--out", out).document
+    assert {"table", "emit", "conclusion", "scenario", "seed", "version", "basis"} <= set(document)
+    assert document["seed"] == 7
+    for row in document["table"]:
+        assert {"batch", "context", "num_speculative_tokens", "speedup", "low", "high"} <= set(row)
+        assert row["low"] <= row["speedup"] <= row["high"]
+    assert [row["batch"] for row in document["table"]] == [[1, 5], [6, 32]]
+    assert json.loads(shlex.split(document["emit"])[1])["method"] == "eagle3"
+    assert sorted(path.name for path in out.iterdir()) == ["report.html", "report.md", "scenario.yaml", "tune.json"]
+    page = (out / "report.html").read_text()
+    assert "<script src" not in page
+    assert document["version"] in page
+    again = forerun("tune", out / "scenario.yaml", *FEW, "--emit", "vllm", "--json", "-")
+    assert again.document["table"] == document["table"]

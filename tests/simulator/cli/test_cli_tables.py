@@ -5,6 +5,7 @@ import json
 import re
 
 import pytest
+from scenario_parts import burst, poisson, uniform
 
 from forerun.tables import percent
 from simulator.cli import output
@@ -14,6 +15,7 @@ POOLS = {
     "prompts": {"role": "prefill", "hardware": {"chip": "h100-sxm", "replicas": 2}},
     "answers": {"role": "decode", "hardware": {"tensor_parallel": 2}},
 }
+H100 = {"chip": "h100-sxm"}
 
 
 @pytest.fixture
@@ -21,18 +23,12 @@ def both(forerun, tmp_path):
     """The table and the document of one run of a scenario."""
 
     def run(**sections):
-        data = {
-            "model": "llama-3.2-1b",
-            "hardware": {"chip": "h100-sxm"},
-            "workload": {"arrivals": {"process": "poisson", "request_rate": 20.0}, "input_tokens": 300,
-                         "output_tokens": 16, "num_requests": 30},
-            **sections,
-        }  # fmt: skip
+        data = {"model": "llama-3.2-1b", "hardware": H100, "workload": poisson(20.0, 30, 300, 16)} | sections
         path = tmp_path / "scenario.json"
         path.write_text(json.dumps(data))
         printed = forerun("run", path)
         assert (printed.code, printed.err) == (0, "")
-        return printed.out, json.loads(forerun("run", path, "--json", "-").out)
+        return printed.out, forerun("run", path, "--json", "-").document
 
     return run
 
@@ -57,23 +53,18 @@ def test_pools_are_lines_of_their_own(both):
 
 def test_failures_and_swapped_blocks_are_reported(both):
     faults = {"events": [{"replica": 0, "at_s": 0.5, "down_s": 0.3}]}
-    burst = {"arrivals": {"process": "burst"}, "input_tokens": 300, "output_tokens": 900, "num_requests": 30}
-    text, document = both(faults=faults, hardware={"chip": "h100-sxm", "replicas": 2}, workload=burst)
+    text, document = both(faults=faults, hardware=H100 | {"replicas": 2}, workload=burst(30, 300, 900))
     assert document["restarts"] > 0
     assert row(text, "Restarts after failures").split()[0] == str(document["restarts"])
-    burst = {"arrivals": {"process": "burst"}, "input_tokens": 150, "output_tokens": 200, "num_requests": 60}
-    text, document = both(engine={"num_kv_blocks": 70, "preemption": "swap"}, workload=burst)
+    text, document = both(engine={"num_kv_blocks": 70, "preemption": "swap"}, workload=burst(60, 150, 200))
     assert document["kv_cache"]["swapped_blocks"] > 0
     assert f"{document['kv_cache']['swapped_blocks']:,} KV blocks" in text
 
 
 def test_prefix_hits_are_given_with_their_spread(both):
-    workload = {
-        "arrivals": {"process": "poisson", "request_rate": 20.0}, "input_tokens": {"distribution": "uniform", "min": 5,
-        "max": 60}, "output_tokens": 8, "num_requests": 30,
-        "sessions": {"turns": {"distribution": "uniform", "min": 2, "max": 5}, "think_time_s": 0.1},
-    }  # fmt: skip
-    text, document = both(workload=workload, hardware={"chip": "h100-sxm", "replicas": 2})
+    sessions = {"turns": uniform(2, 5), "think_time_s": 0.1}
+    workload = poisson(20.0, 30, uniform(5, 60), 8, sessions=sessions)
+    text, document = both(workload=workload, hardware=H100 | {"replicas": 2})
     rates = [replica["prefix_hit_rate"] for replica in document["replicas"]]
     whole = document["kv_cache"]["prefix_hit_rate"]
     assert min(rates) <= whole <= max(rates)
@@ -89,24 +80,16 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize(
-    ("shown", "long_s", "appears"), [(True, 0.0, True), (True, 3600.0, False), (False, 0.0, False)]
-)
-def test_a_bar_appears_for_long_work_on_a_terminal_only(monkeypatch, capsys, shown, long_s, appears):
-    terminal = Terminal()
+    ("stream", "shown", "long_s", "appears"),
+    [(Terminal, True, 0.0, True), (Terminal, True, 3600.0, False), (Terminal, False, 0.0, False),
+     (io.StringIO, True, 0.0, False)],
+)  # fmt: skip
+def test_a_bar_appears_for_long_work_on_a_terminal_only(monkeypatch, capsys, stream, shown, long_s, appears):
+    terminal = stream()
     monkeypatch.setattr("sys.stderr", terminal)
     monkeypatch.setattr(output, "LONG_RUN_S", long_s)
     with Progress(shown, "measuring") as bar:
         for done in range(5):
             bar.update(done, 5)
-    assert ("measuring" in terminal.getvalue()) == appears
-    assert ("4/5" in terminal.getvalue()) == appears
+    assert ("measuring" in terminal.getvalue()) == ("4/5" in terminal.getvalue()) == appears
     assert capsys.readouterr().out == ""
-
-
-def test_a_file_never_gets_a_bar(monkeypatch):
-    file = io.StringIO()
-    monkeypatch.setattr("sys.stderr", file)
-    monkeypatch.setattr(output, "LONG_RUN_S", 0.0)
-    with Progress(True, "measuring") as bar:
-        bar.update(1, 2)
-    assert file.getvalue() == ""

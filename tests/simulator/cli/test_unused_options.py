@@ -8,12 +8,13 @@ import json
 
 import pytest
 import typer.main
+from scenario_parts import drafts
 from tiny_scenario import tiny_data
 
 from simulator.cli.app import application, main
 
 SCALER = {"rule": "hpa", "metric": "outstanding", "target": 4, "max_replicas": 2, "start_up_s": 1.0}
-SPECULATION = {"method": "mtp", "num_speculative_tokens": 2, "acceptance": {"alpha": 0.7}}
+SPECULATION = drafts("mtp", 2)
 ALWAYS = {"scenario", "scenarios", "set_values", "json_file", "out", "no_progress", "no_steps", "no_interval",
           "no_sensitivity", "no_headroom", "no_what_ifs"}  # fmt: skip
 

@@ -1,6 +1,5 @@
 """A run folder is of one run: written in one transaction, read only where everything in it belongs together."""
 
-import errno
 import json
 import os
 import shutil
@@ -10,6 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from tiny_scenario import tiny_data
 
@@ -21,7 +21,6 @@ from simulator.running.metrics.files import (
     locked_folder,
     scratch_folder,
     writable_folder,
-    write_atomically,
 )
 from simulator.running.metrics.run_folder import load_run
 
@@ -40,23 +39,18 @@ def scenario(tmp_path_factory):
 def two_runs(scenario, tmp_path_factory):
     """Folders of runs that differ in their seed alone."""
     place = tmp_path_factory.mktemp("runs")
-    for seed in (0, 1):
-        assert main(["run", str(scenario), "--seed", str(seed), "--out", str(place / str(seed)), "--no-progress"]) == 0
+    for seed in ("0", "1"):
+        assert main(["run", str(scenario), "--seed", seed, "--out", str(place / seed), "--no-progress"]) == 0
     return place / "0", place / "1"
 
 
-def run_command(capsys, *argv):
-    """Exit code of the command, and its one line on stderr."""
-    capsys.readouterr()
-    code = main([str(word) for word in argv])
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == (code != 0), lines
-    return code, "".join(lines)
+@pytest.fixture
+def copied(two_runs, tmp_path):
+    """A copy of the first of two runs."""
+    return shutil.copytree(two_runs[0], tmp_path / "run")
 
 
 def test_every_file_names_the_run(two_runs):
-    import pyarrow.parquet as pq
-
     folder, other = two_runs
     run = load_run(folder).document["run"]
     assert run != load_run(other).document["run"]
@@ -74,20 +68,17 @@ def test_the_same_run_has_the_same_name(scenario, two_runs, tmp_path):
 
 
 @pytest.mark.parametrize("name", [*TABLES, "summary.json"])
-def test_files_of_two_runs_are_refused(two_runs, tmp_path, capsys, name):
-    folder = shutil.copytree(two_runs[0], tmp_path / "mixed")
-    shutil.copy(two_runs[1] / name, folder / name)
-    code, line = run_command(capsys, "report", folder)
-    assert code == 2
+def test_files_of_two_runs_are_refused(two_runs, copied, forerun, name):
+    shutil.copy(two_runs[1] / name, copied / name)
+    line = forerun("report", copied).error_line
     assert "summary.json" in line
     assert "run the scenario again" in line
 
 
 @pytest.mark.parametrize("moves", range(6))
-def test_ended_between_any_two_moves_the_folder_is_one_run_or_refused(two_runs, scenario, tmp_path, monkeypatch, moves):
+def test_ended_between_any_two_moves_the_folder_is_one_run_or_refused(copied, scenario, monkeypatch, moves):
     """What a kill leaves: the moves made so far."""
-    folder = shutil.copytree(two_runs[0], tmp_path / "run")
-    made = []
+    folder, made = copied, []
     replace = os.replace
 
     class KilledError(BaseException):
@@ -132,30 +123,27 @@ def changes(document):
                         yield document | {key: value | {inner: wrong}}
 
 
-def test_a_changed_summary_is_one_line(two_runs, tmp_path, capsys):
-    folder = shutil.copytree(two_runs[0], tmp_path / "run")
-    document = json.loads((folder / "summary.json").read_text())
+def test_a_changed_summary_is_one_line(copied, forerun):
+    summary = copied / "summary.json"
+    document = json.loads(summary.read_text())
     document["engine"] = {key: value for key, value in document["engine"].items() if key not in ("cpu_s", "wall_s")}
-    tried = 0
-    for changed in changes(document):
-        (folder / "summary.json").write_text(json.dumps(changed))
+    tried = list(changes(document))
+    assert len(tried) > 300
+    for number, changed in enumerate(tried):
+        summary.write_text(json.dumps(changed))
         with pytest.raises(ForerunError) as refused:
-            load_run(folder)
-        assert str(refused.value).startswith(f"{folder / 'summary.json'}: ")
-        if tried % 50 == 0:
-            assert run_command(capsys, "report", folder) == (2, f"forerun: {refused.value}")
-        tried += 1
-    assert tried > 300
+            load_run(copied)
+        assert str(refused.value).startswith(f"{summary}: ")
+        if number % 50 == 0:
+            assert forerun("report", copied).error_line == f"forerun: {refused.value}"
 
 
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "3", "null", "[" * 100_000, '{"summary": {}}', '{"files": 3}', "\udcff"]
 )
-def test_what_is_no_summary_is_one_line(two_runs, tmp_path, capsys, text):
-    folder = shutil.copytree(two_runs[0], tmp_path / "run")
-    (folder / "summary.json").write_bytes(text.encode("utf-8", "surrogateescape"))
-    code, line = run_command(capsys, "report", folder)
-    assert (code, line.startswith(f"forerun: {folder / 'summary.json'}: ")) == (2, True)
+def test_what_is_no_summary_is_one_line(copied, forerun, text):
+    (copied / "summary.json").write_bytes(text.encode("utf-8", "surrogateescape"))
+    assert forerun("report", copied).error_line.startswith(f"forerun: {copied / 'summary.json'}: ")
 
 
 def started(code, *argv):
@@ -177,27 +165,29 @@ run_folder.write_timeline = write
 """
 
 
-def test_while_one_process_writes_another_is_refused(scenario, tmp_path, capsys):
-    first = started(WAITS, "run", scenario, "--out", tmp_path / "run")
+def test_while_one_process_writes_another_is_refused(scenario, tmp_path, forerun):
+    out = tmp_path / "run"
+    first = started(WAITS, "run", scenario, "--out", out)
     assert first.stdout.readline() == "writing\n"
-    code, line = run_command(capsys, "run", scenario, "--out", tmp_path / "run")
-    assert code == 2
-    assert "another forerun is writing into it" in line
+    assert "another forerun is writing into it" in forerun("run", scenario, "--out", out).error_line
     first.communicate("\n", timeout=600)
     assert first.returncode == 0
-    assert load_run(tmp_path / "run").document["seed"] == 0
-    assert run_command(capsys, "run", scenario, "--out", tmp_path / "run")[0] == 0
+    assert load_run(out).document["seed"] == 0
+    assert forerun("run", scenario, "--out", out).code == 0
 
 
-def test_ended_by_the_system_nothing_half_written_stays(scenario, two_runs, tmp_path):
-    folder = shutil.copytree(two_runs[0], tmp_path / "run")
-    before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    process = started(WAITS, "run", scenario, "--seed", "1", "--out", folder)
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)])
+def test_ended_by_the_system_nothing_half_written_stays(scenario, copied, sent, code):
+    before = {path.name: path.read_bytes() for path in copied.iterdir()}
+    process = started(WAITS, "run", scenario, "--seed", "1", "--out", copied)
     assert process.stdout.readline() == "writing\n"
-    process.send_signal(signal.SIGTERM)
-    _, complaint = process.communicate(timeout=600)
-    assert (process.returncode, complaint) == (143, "")
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    process.send_signal(sent)
+    assert (process.communicate(timeout=600)[1], process.returncode) == ("", code)
+    left = {path.name: path.read_bytes() for path in copied.iterdir() if path.is_file()}
+    assert left == before
+    assert main(["run", str(scenario), "--seed", "1", "--out", str(copied)]) == 0
+    assert load_run(copied).document["seed"] == 1
+    assert not list(copied.glob(".forerun*"))
 
 
 def test_what_a_killed_process_left_is_removed(tmp_path, monkeypatch):
@@ -227,20 +217,7 @@ def test_one_process_may_lock_twice(tmp_path):
         pass
 
 
-def full(path):
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-@pytest.mark.parametrize("folder", [".", "deep/down"])
-def test_a_full_disk_names_the_file(tmp_path, folder):
-    target = tmp_path / folder / "summary.json"
-    with pytest.raises(OSError, match="No space") as error:
-        write_atomically(target, full)
-    assert error.value.filename == str(target.resolve())
-    assert not target.exists()
-
-
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
-def test_a_full_device_is_one_line_with_its_name(tmp_path, capsys):
-    assert main(["chips", "show", "h100-sxm", "--json", "/dev/full"]) == 2
-    assert capsys.readouterr().err == "forerun: /dev/full: No space left on device\n"
+def test_a_full_device_is_one_line_with_its_name(forerun):
+    line = forerun("chips show h100-sxm --json /dev/full").error_line
+    assert line == "forerun: /dev/full: No space left on device"

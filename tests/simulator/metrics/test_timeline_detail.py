@@ -4,33 +4,23 @@ from collections import Counter, defaultdict
 from itertools import pairwise
 
 import pytest
+from scenario_parts import drafts, on_h100, poisson
 
 from hwprofiles import KernelTime
-from simulator.running.metrics.timeline import (
-    DRAFT_TRACK,
-    FIRST_CHIP_TRACK,
-    FIRST_REPLICA_PID,
-    HOST_TRACK,
-    VERIFY_TRACK,
-    kernel_layer_order,
-    timeline_events,
-)
+from simulator.running.metrics import timeline
+from simulator.running.metrics.timeline import kernel_layer_order, timeline_events
 from simulator.running.run import simulate
-from simulator.running.scenario import scenario_from
 from simulator.timing import Kernel
 
-BASE = {
-    "model": "llama-3.2-1b",
-    "hardware": {"chip": "h100-sxm", "tensor_parallel": 2},
-    "workload": {"arrivals": {"process": "poisson", "request_rate": 20.0}, "input_tokens": 200, "output_tokens": 20,
-                 "num_requests": 12},
-}  # fmt: skip
-SPECULATION = {"method": "eagle3", "num_speculative_tokens": 3, "acceptance": {"alpha": 0.6}}
+
+def run_of(**sections):
+    two = {"model": "llama-3.2-1b", "hardware": {"chip": "h100-sxm", "tensor_parallel": 2}}
+    return simulate(on_h100(poisson(20.0, 12, 200, 20), **two | sections))
 
 
 @pytest.fixture(scope="module")
 def result():
-    return simulate(scenario_from(BASE | {"speculation": SPECULATION}, "test"))
+    return run_of(speculation=drafts("eagle3", 3, 0.6))
 
 
 def by_track(result):
@@ -54,8 +44,8 @@ def test_slices_of_a_track_never_cross(result):
 def test_drafting_and_verifying_fill_their_steps(result):
     tracks = by_track(result)
     drafted = result.detail.draft_s > 0
-    assert len(tracks[DRAFT_TRACK]) == len(tracks[VERIFY_TRACK]) == drafted.sum() > 0
-    lanes = sum(event["dur"] for lane in (DRAFT_TRACK, VERIFY_TRACK) for event in tracks[lane])
+    assert len(tracks[timeline.DRAFT_TRACK]) == len(tracks[timeline.VERIFY_TRACK]) == drafted.sum() > 0
+    lanes = sum(event["dur"] for lane in (timeline.DRAFT_TRACK, timeline.VERIFY_TRACK) for event in tracks[lane])
     assert lanes == pytest.approx(result.steps.seconds[drafted].sum() * 1e6, rel=1e-5)
 
 
@@ -63,14 +53,14 @@ def test_kernels_of_every_chip_fill_the_sampled_steps(result):
     tracks = by_track(result)
     assert len(result.detail.sampled) >= 2
     seconds = sum(result.steps.seconds[sample.row] for sample in result.detail.sampled)
-    chips = [[(e["name"], e["ts"], e["dur"]) for e in tracks[FIRST_CHIP_TRACK + chip]] for chip in range(2)]
+    chips = [[(e["name"], e["ts"], e["dur"]) for e in tracks[timeline.FIRST_CHIP_TRACK + chip]] for chip in range(2)]
     assert chips[0] == chips[1]
-    assert FIRST_CHIP_TRACK + 2 not in tracks
-    host = sum(event["dur"] for event in tracks[HOST_TRACK])
+    assert timeline.FIRST_CHIP_TRACK + 2 not in tracks
+    host = sum(event["dur"] for event in tracks[timeline.HOST_TRACK])
     kernels = sum(duration for _, _, duration in chips[0])
     assert host + kernels == pytest.approx(seconds * 1e6, rel=0.01)
     count = Counter()
-    for event in tracks[FIRST_CHIP_TRACK]:
+    for event in tracks[timeline.FIRST_CHIP_TRACK]:
         count[event["name"]] += event["args"].get("kernels", 0)
     layers = 16 * len(result.detail.sampled)
     assert count["qkv_proj"] == count["down_proj"] == layers
@@ -82,7 +72,7 @@ def test_kernels_of_every_chip_fill_the_sampled_steps(result):
 )
 def test_kernels_of_spread_experts_fill_their_steps_too(layout):
     """The host waits no longer than without the kernels' names: what kernels and host take is what the step took."""
-    run = simulate(scenario_from(BASE | {"model": "qwen3-30b-a3b", "hardware": {"chip": "h100-sxm", **layout}}, "test"))
+    run = run_of(model="qwen3-30b-a3b", hardware={"chip": "h100-sxm", **layout})
     assert run.detail.devices == 4
     assert len(run.detail.sampled) >= 2
     for sample in run.detail.sampled:
@@ -93,17 +83,16 @@ def test_kernels_of_spread_experts_fill_their_steps_too(layout):
 
 
 def test_without_drafter_there_is_no_draft_lane():
-    plain = simulate(scenario_from(BASE, "test"))
+    plain = run_of()
     assert plain.detail.draft_s is None
     names = [event["args"]["name"] for event in timeline_events(plain) if event["name"] == "thread_name"]
     assert "draft" not in names
     assert "chip 1: kernels of sampled steps" in names
-    assert all(event["pid"] in (1, FIRST_REPLICA_PID) for event in timeline_events(plain))
+    assert all(event["pid"] in (1, timeline.FIRST_REPLICA_PID) for event in timeline_events(plain))
 
 
 def test_steps_whose_stages_run_overlap_are_not_split():
-    layout = {"hardware": {"chip": "n300", "pipeline_parallel": 2}}
-    run = simulate(scenario_from(BASE | layout, "test"))
+    run = run_of(hardware={"chip": "n300", "pipeline_parallel": 2})
     assert run.detail.sampled == ()
     names = {event["args"]["name"] for event in timeline_events(run) if event["name"] == "thread_name"}
     assert not {name for name in names if "kernels of sampled steps" in name}
@@ -111,8 +100,7 @@ def test_steps_whose_stages_run_overlap_are_not_split():
 
 def test_what_is_hidden_of_attention_takes_no_place():
     """Under attention-level speculation the list holds what is exposed of it, and what crosses the link."""
-    layout = {"hardware": {"chip": "n300", "speculative_parallel": 2}, "attention_speculation": {"hit_rate": 0.9}}
-    run = simulate(scenario_from(BASE | layout, "test"))
+    run = run_of(hardware={"chip": "n300", "speculative_parallel": 2}, attention_speculation={"hit_rate": 0.9})
     decoding = next(sample for sample in run.detail.sampled if run.steps.prefill_seqs[sample.row] == 0)
     by_name = {kernel.name: kernel for kernel in decoding.kernels}
     assert by_name["decode attention"].exposed != 1.0

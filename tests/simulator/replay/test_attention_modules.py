@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from made_kernels import rows_of
 
 from forerun.errors import ForerunError
 from hwprofiles import KernelLibrary
@@ -11,14 +12,12 @@ from simulator.replay import Split, replay_kernels
 from simulator.replay.modules import module_layer
 from simulator.replay.predict import predict_table
 from traces.kernels import read_kernels
-from traces.kernels.table import make_table
 
 
 def modules(**columns):
     sizes = {"batch": 8, "q_len": 1, "kv_len": 4096, "num_heads": 16} | columns.pop("sizes", {})
     texts = {"dtype": "fp8_block", "kv_dtype": "fp8", "library": "sglang", "name": "deepseek-ai/DeepSeek-V3.2 dsa"}
-    arrays = {name: np.array([size]) for name, size in sizes.items()}
-    return make_table(np.array([1e-4]), "sparse_decode", arrays, texts | columns, "made up", "forerun")
+    return rows_of("sparse_decode", sizes, 1e-4, **texts | columns)
 
 
 def test_a_module_is_its_projections_passes_index_and_attention():
@@ -102,16 +101,8 @@ def test_a_library_without_a_kernel_scores_masked_pairs_too():
     growth = {}
     for library in ("trtllm", "vllm"):
         texts = {"dtype": "bf16", "kv_dtype": "bf16", "library": library, "name": "MiniMaxAI/MiniMax-M3 msa"}
-        sizes = {"batch": 1, "num_heads": 16}
-        rows = make_table(
-            np.full(2, 1.0),
-            "sparse_prefill",
-            {name: np.full(2, size) for name, size in sizes.items()}
-            | {name: np.array([8192, 16384]) for name in ("q_len", "kv_len")},
-            texts,
-            "made up",
-            "forerun",
-        )
+        sizes = {"batch": 1, "num_heads": 16, "q_len": [8192, 16384], "kv_len": [8192, 16384]}
+        rows = rows_of("sparse_prefill", sizes, **texts)
         short, long = predict_table(rows, KernelLibrary("h100-sxm", library)).seconds
         growth[library] = long / short
     assert growth["trtllm"] == pytest.approx(4, rel=0.05)

@@ -1,26 +1,27 @@
 """Calibration: it recovers known parameters, gives their uncertainty, and never makes anything faster than light."""
 
 import json
-import pickle
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from made_kernels import attention_rows, gemm_rows, measured
+from made_kernels import attention_rows, gemm_rows, measured, rows_of
+from results import checked_result
 
 from forerun.errors import ForerunError
 from hwprofiles import BASES, KernelLibrary, load_chip
+from hwprofiles.choice import find_parameters
+from hwprofiles.dtypes import DTYPES, dtype_bytes, format_of
 from hwprofiles.schema import read_kernel_sets
 from simulator.replay import Split, predict_table, replay_kernels, write_profile
-from simulator.replay.calibrate import _plain_sets, calibrate, start_parameters
+from simulator.replay.calibrate import calibrate
 from simulator.replay.correction import fit_hinges
 from simulator.replay.evidence import conformal_intervals
-from simulator.replay.fit import fit_parameters, free_values, make_problem
+from simulator.replay.fit import family_rows, free_values
 from simulator.replay.speed_of_light import sol_seconds
-from traces.kernels import KernelTable, concatenate, make_table
+from traces.kernels import concatenate, words
 
 CHIP = load_chip("h100-sxm")
 BARE = CHIP.model_copy(update={"kernels": {}})
@@ -60,15 +61,7 @@ def test_intervals_cover_nine_in_ten_held_out_rows(calibration, kernels):
 
 def test_shapes_outside_the_fit_are_extrapolated(calibration):
     rows = gemm_rows(4, np.random.default_rng(0))
-    wide = KernelTable(
-        {**rows.sizes, "n": rows.sizes["n"] * 100},
-        rows.words,
-        rows.measured_s,
-        rows.std_s,
-        rows.count,
-        "made",
-        "forerun",
-    )
+    wide = replace(rows, sizes={**rows.sizes, "n": rows.sizes["n"] * 100})
     table = measured(concatenate([rows, wide]), "h100-sxm", "sglang")
     report = replay_kernels(table, KernelLibrary(calibration.chip, "sglang"))
     assert report.basis == "extrapolated"
@@ -89,14 +82,19 @@ def test_twenty_rows_per_family_are_enough(seed):
 
 
 def test_a_written_profile_is_a_chip_like_any_other(calibration, tmp_path, kernels):
+    """Without corrections, unless there is a file of them, which is read with the profile."""
     (path,) = write_profile(calibration, tmp_path / "mine.yaml")
     chip = load_chip(path)
     assert chip.memory == CHIP.memory
     before = predict_table(kernels, KernelLibrary(calibration.chip, "sglang")).seconds
     assert predict_table(kernels, KernelLibrary(chip, "sglang")).seconds == pytest.approx(before, rel=1e-4)
+    assert not KernelLibrary(chip, corrected=True).corrections
+    (tmp_path / "mine.residual.npz").write_bytes(b"PK")
+    with pytest.raises(ForerunError, match="damaged"):
+        KernelLibrary(load_chip(path), corrected=True)
 
 
-def with_corrections(calibration):
+def corrected_library(calibration):
     """The kernels of a calibration that was not written yet, with what it learned."""
     library = KernelLibrary(calibration.chip)
     library.corrections = calibration.corrections
@@ -109,7 +107,7 @@ def bent():
     generator = np.random.default_rng(8)
     table = measured(gemm_rows(3000, generator), "h100-sxm", "sglang", 0.01)
     slow = np.where(table.size("k") > 12000, 1.4, 1.0)
-    return KernelTable(table.sizes, table.words, table.measured_s * slow, table.std_s, table.count, "made", "forerun")
+    return replace(table, measured_s=table.measured_s * slow)
 
 
 def test_the_residual_learns_what_physics_cannot_say_and_can_be_switched_off(bent, tmp_path):
@@ -130,7 +128,7 @@ def test_rows_beyond_what_a_correction_saw_keep_the_interval_of_physics(bent, tm
     """They are corrected as their nearest shape, lest a larger product be faster, but nothing vouches for it."""
     small = calibrate(bent.where(bent.size("n") <= 8192), BARE)
     physics = replay_kernels(bent, KernelLibrary(small.chip))
-    corrected = replay_kernels(bent, with_corrections(small))
+    corrected = replay_kernels(bent, corrected_library(small))
     outside = bent.size("n") > 8192
     assert outside.sum() > 100
     for name in ("low", "high"):
@@ -149,21 +147,12 @@ def test_parameters_alone_are_written_as_json_with_the_command_that_repeats_them
         write_profile(calibration, tmp_path / "mine.txt")
 
 
-def test_a_profile_without_corrections_says_so(calibration, tmp_path):
-    write_profile(calibration, tmp_path / "mine.yaml")
-    assert not KernelLibrary(load_chip(tmp_path / "mine.yaml"), corrected=True).corrections
-    (tmp_path / "mine.residual.npz").write_bytes(b"PK")
-    with pytest.raises(ForerunError, match="damaged"):
-        KernelLibrary(load_chip(tmp_path / "mine.yaml"), corrected=True)
-
-
 @pytest.fixture(scope="module")
 def too_fast(bent):
     """A calibration on kernels just at the edge of what the light-speed rule lets pass."""
     prediction = predict_table(bent, KernelLibrary(CHIP, "sglang"))
     seconds = np.maximum(sol_seconds(prediction, CHIP) / 1.09, 1e-6)
-    table = KernelTable(bent.sizes, bent.words, seconds, bent.std_s, bent.count, "made", "forerun")
-    return calibrate(table, BARE)
+    return calibrate(replace(bent, measured_s=seconds), BARE)
 
 
 @settings(max_examples=60, deadline=None)
@@ -175,15 +164,10 @@ def too_fast(bent):
 )
 @example(m=1960, n=1960, k=1957, dtype="bf16")  # a correction that only the peak of a faster format would stop
 def test_no_calibrated_prediction_is_faster_than_light(too_fast, m, n, k, dtype):
-    rows = gemm_rows(1, np.random.default_rng(0), dtype)
-    sizes = {"m": np.array([m]), "n": np.array([n]), "k": np.array([k])}
-    table = KernelTable(sizes, rows.words, rows.measured_s, rows.std_s, rows.count, "made", "forerun")
-    library = KernelLibrary(too_fast.chip)
-    prediction = predict_table(table, library)
-    light = sol_seconds(prediction, CHIP)
-    assert prediction.seconds[0] >= light[0] * (1 - 1e-12)
-    prediction = predict_table(table, with_corrections(too_fast))
-    assert prediction.seconds[0] >= light[0] * (1 - 1e-12)
+    table = rows_of("gemm", {"m": m, "n": n, "k": k}, dtype=dtype, cache="cold")
+    for library in (KernelLibrary(too_fast.chip), corrected_library(too_fast)):
+        prediction = predict_table(table, library)
+        assert prediction.seconds[0] >= sol_seconds(prediction, CHIP)[0] * (1 - 1e-12)
 
 
 def test_too_few_rows_are_no_calibration():
@@ -192,15 +176,10 @@ def test_too_few_rows_are_no_calibration():
 
 
 def test_other_libraries_rows_are_left_out(kernels):
-    kernels = kernels.where(np.arange(80))
-    half = len(kernels) // 2
-    words = dict(kernels.words)
-    words["library"] = type(words["op"])(
-        np.where(np.arange(len(kernels)) < half, 0, 1).astype(np.int32), ("sglang", "vllm")
-    )
-    table = KernelTable(kernels.sizes, words, kernels.measured_s, kernels.std_s, kernels.count, "made", "forerun")
-    calibration = calibrate(table, BARE, "vllm", residual=False)
-    assert calibration.skipped == {"another library than vllm": half}
+    half = kernels.where(np.arange(40))
+    others = [replace(half, words={**half.words, "library": words([name] * 40)}) for name in ("sglang", "vllm")]
+    calibration = calibrate(concatenate(others), BARE, "vllm", residual=False)
+    assert calibration.skipped == {"another library than vllm": 40}
     assert set(calibration.chip.kernels) == {"vllm"}
 
 
@@ -233,7 +212,7 @@ def test_a_row_is_corrected_alike_alone_and_beside_other_operations(bent):
     calibration = calibrate(
         concatenate([bent, measured(attention_rows(400, np.random.default_rng(1)), "h100-sxm", "trtllm")]), BARE
     )
-    library = with_corrections(calibration)
+    library = corrected_library(calibration)
     single = replay_kernels(bent, library).prediction.seconds
     both = concatenate([measured(attention_rows(50, np.random.default_rng(2)), "h100-sxm", "sglang"), bent])
     assert replay_kernels(both, library).prediction.seconds[50:] == pytest.approx(single)
@@ -244,97 +223,48 @@ def test_a_row_is_corrected_alike_alone_and_beside_other_operations(bent):
 
 def mixed_rows(count, generator):
     sizes = {
-        "batch": np.ones(count, dtype=np.int64),
         "q_len": generator.choice([64, 512, 2048], count),
         "kv_len": 4096 * generator.integers(1, 4, count),
-        "num_heads": np.full(count, 32),
-        "num_kv_heads": np.full(count, 8),
-        "head_dim": np.full(count, 128),
         "decode_batch": generator.choice([1, 16, 128], count),
         "decode_kv_len": generator.choice([256, 2048, 8192], count),
     }
-    return make_table(
-        np.ones(count),
-        "attention_mixed",
-        sizes,
-        {"dtype": "bf16", "kv_dtype": "bf16", "cache": "cold"},
-        "made",
-        "forerun",
-    )
+    one = {"batch": 1, "num_heads": 32, "num_kv_heads": 8, "head_dim": 128}
+    return rows_of("attention_mixed", one | sizes, dtype="bf16", kv_dtype="bf16", cache="cold")
+
+
+def with_mixed(**changes):
+    """The kernel sets of an H100 under SGLang, whose prompts are served beside decodes in another way."""
+    sets = {family: dict(values) for family, values in CHIP.kernels["sglang"].items()}
+    sets["attention_prefill"]["bf16"] = sets["attention_prefill"]["bf16"].model_copy(update=changes)
+    return sets
 
 
 @pytest.mark.parametrize("truth", ["separate", "one-pass"])
 def test_the_way_mixed_batches_run_is_detected(truth):
     generator = np.random.default_rng(4)
-    chip = load_chip("h100-sxm")
-    sets = {family: dict(calibration) for family, calibration in chip.kernels["sglang"].items()}
-    sets["attention_prefill"]["bf16"] = sets["attention_prefill"]["bf16"].model_copy(
-        update={"mixed": truth, "kept_share": 0.5}
-    )
-    table = concatenate(
-        [
-            attention_rows(200, generator, "attention_prefill"),
-            attention_rows(200, generator),
-            mixed_rows(200, generator),
-        ]
-    )
-    library = KernelLibrary(chip.model_copy(update={"kernels": {"generic": sets}}))
-    seconds = predict_table(table, library).seconds
-    message = KernelTable(table.sizes, table.words, seconds, table.std_s, table.count, "made", "forerun")
-    calibration = calibrate(message, BARE, residual=False).chip.kernels["generic"]["attention_prefill"]["bf16"]
-    assert calibration.mixed == truth
+    prompts = attention_rows(200, generator, "attention_prefill")
+    table = concatenate([prompts, attention_rows(200, generator), mixed_rows(200, generator)])
+    library = KernelLibrary(CHIP.model_copy(update={"kernels": {"generic": with_mixed(mixed=truth, kept_share=0.5)}}))
+    table = replace(table, measured_s=predict_table(table, library).seconds)
+    fitted = calibrate(table, BARE, residual=False).chip.kernels["generic"]["attention_prefill"]["bf16"]
+    assert fitted.mixed == truth
     if truth == "one-pass":
-        assert calibration.kept_share == 0.5
+        assert fitted.kept_share == 0.5
 
 
 def test_one_pass_over_single_queries_is_no_faster_than_a_kernel_for_them():
-    chip = load_chip("h100-sxm")
-    sets = {family: dict(values) for family, values in chip.kernels["sglang"].items()}
-    sets["attention_prefill"]["bf16"] = sets["attention_prefill"]["bf16"].model_copy(update={"mixed": "one-pass"})
-    one_pass = KernelLibrary(chip.model_copy(update={"kernels": {"sglang": sets}}), "sglang")
+    one_pass = CHIP.model_copy(update={"kernels": {"sglang": with_mixed(mixed="one-pass")}})
     table = mixed_rows(100, np.random.default_rng(0))
     table = table.where(table.size("decode_batch") == 128)
-    together = predict_table(table, one_pass)
-    assert (together.seconds >= sol_seconds(together, chip)).all()
-    disaggregated = predict_table(table, KernelLibrary(chip, "sglang"))
-    assert (together.flops == disaggregated.flops).all()
-    assert np.median(together.seconds / disaggregated.seconds) > 1.5
+    together, separate = (predict_table(table, KernelLibrary(chip, "sglang")) for chip in (one_pass, CHIP))
+    assert (together.seconds >= sol_seconds(together, CHIP)).all()
+    assert (together.flops == separate.flops).all()
+    assert np.median(together.seconds / separate.seconds) > 1.5
 
 
 def test_a_library_of_ones_own_can_be_fitted(kernels):
     calibration = calibrate(kernels, CHIP, "my-engine", residual=False)
     assert KernelLibrary(calibration.chip, "my-engine").parameters("gemm") == calibration.fits[0].parameters
-
-
-def test_a_fit_searches_only_what_its_rows_distinguish(monkeypatch):
-    """Where every query head has keys of its own, kernels that pack heads in other ways take the same time."""
-    rows = attention_rows(20, np.random.default_rng(0), "attention_prefill")
-    tried: list[set[str]] = []
-    for heads in (rows.size("num_heads"), rows.size("num_kv_heads")):
-        table = measured(replace(rows, sizes={**rows.sizes, "num_heads": heads}), "h100-sxm", "sglang", 0.03)
-        tried.append(set())
-        monkeypatch.setattr(
-            "simulator.replay.fit._solve",
-            lambda problem, start, prior, nested=None: tried[-1].add(start.packing) or start,
-        )
-        fit_parameters(
-            make_problem(BARE, "attention_prefill", "bf16", table),
-            start_parameters(BARE, "attention_prefill", "bf16")[0],
-        )
-    assert len(tried[0]) > 1
-    assert len(tried[1]) == 1
-
-
-@pytest.mark.parametrize("corrected", [(), ("bf16@128@fa2",), ("bf16@128@fa3",), ("bf16@128@fa2", "bf16@128@fa3")])
-def test_the_kernel_that_stands_for_a_format_brings_its_correction_or_none(corrected):
-    fits = [SimpleNamespace(family="attention_decode", dtype=name, rows=rows, parameters=name)
-            for name, rows in (("bf16@128@fa3", 900), ("bf16@128@fa2", 70))]  # fmt: skip
-    sets = {"attention_decode": {one.dtype: one.parameters for one in fits}}
-    corrections = {("vllm", "attention_decode", name): name for name in corrected}
-    _plain_sets("vllm", sets, corrections, fits)
-    assert sets["attention_decode"]["bf16"] == "bf16@128@fa3"
-    wanted = "bf16@128@fa3" if "bf16@128@fa3" in corrected else None
-    assert corrections.get(("vllm", "attention_decode", "bf16")) == wanted
 
 
 def test_a_fit_without_error_estimate_is_the_same_and_lists_its_shapes():
@@ -352,17 +282,83 @@ def test_a_fit_without_error_estimate_is_the_same_and_lists_its_shapes():
 def test_replays_and_calibrations_are_results_as_runs_are(calibration, kernels, tmp_path):
     replay = replay_kernels(kernels, KernelLibrary(calibration.chip, "sglang"))
     for result, file in ((replay, "replay.json"), (calibration, "h100-sxm.yaml")):
-        again = pickle.loads(pickle.dumps(result))
-        assert again == result
-        assert again.document == result.document
-        assert len(repr(result)) < 2000
+        checked_result(result, tmp_path, file)
         assert "h100-sxm" in repr(result)
-        assert "<table" in result._repr_html_()
         assert result.table("errors").rows
         assert result.to_arrow().num_rows == len(result.records()) > 0
-        assert (result.save(tmp_path) / file).exists()
     assert replay.summary["rows"] == len(kernels)
     assert replay.figures == ("parity", "errors")
-    assert replay.figure().data
     assert set(calibration.summary) == {"gemm bf16", "attention_decode bf16"}
     assert calibration.figures == ()
+
+
+FAST, SLOW = "fast_experts", "slow_experts"
+
+
+def rows(kernel, factor, dtype="fp8", count=90):
+    """Times of one kernel, ``factor`` times those the H100's own set for the format gives."""
+    generator = np.random.default_rng(3)
+    sizes = {"tokens": generator.integers(1, 4096, count), "num_experts": 64, "experts_per_token": 8, "hidden": 2048,
+             "intermediate": 1024, "tensor_parallel": 1, "expert_parallel": 1}  # fmt: skip
+    seconds = factor * KernelLibrary("h100-sxm").moe(**sizes, dtype=dtype).seconds
+    return rows_of("moe", sizes, seconds, dtype=dtype, source=kernel)
+
+
+@pytest.fixture(scope="module")
+def both():
+    return concatenate([rows(FAST, 1.0), rows(SLOW, 4.0, count=60)])
+
+
+def test_kernels_are_distinguished_by_the_name_a_trace_gives(both):
+    assert set(family_rows(both)) == {("moe", f"fp8@{FAST}"), ("moe", f"fp8@{SLOW}")}
+
+
+def test_each_is_predicted_by_its_own_fit_and_the_larger_stands_for_the_format(both):
+    calibration = calibrate(both, load_chip("h100-sxm"), residual=False)
+    assert {one.dtype for one in calibration.fits} == {f"fp8@{FAST}", f"fp8@{SLOW}"}
+    assert replay_kernels(both, KernelLibrary(calibration.chip)).overall.mape < 6
+    sets = calibration.chip.kernels["generic"]["moe"]
+    assert sets["fp8"] == sets[f"fp8@{FAST}"]
+
+
+def test_a_kernel_alone_is_its_format_and_comes_before_an_earlier_fit_of_it(both):
+    first = calibrate(both, load_chip("h100-sxm"), residual=False)
+    again = calibrate(rows(SLOW, 2.0), first.chip, residual=False)
+    assert f"fp8@{SLOW}" not in again.chip.kernels["generic"]["moe"]
+    assert replay_kernels(rows(SLOW, 2.0), KernelLibrary(again.chip)).overall.mape < 6
+
+
+def test_an_unknown_kernel_has_the_set_of_its_format():
+    chip = load_chip("h100-sxm")
+    assert find_parameters(chip, "vllm", "moe", "fp8@never_heard_of") == find_parameters(chip, "vllm", "moe", "fp8")
+
+
+def test_block_scaled_fp8_multiplies_in_fp8_and_reads_its_scales():
+    assert format_of("fp8_block@name") == "fp8_block"
+    assert DTYPES["fp8"] < dtype_bytes("fp8_block") < 1.001
+    chip = load_chip("h100-sxm")
+    assert chip.peak_flops("fp8_block") == chip.peak_flops("fp8")
+    wide = KernelLibrary("a100-sxm-80gb").gemm(4096, 8192, 8192, "fp8_block").seconds
+    assert wide > KernelLibrary(chip).gemm(4096, 8192, 8192, "fp8_block").seconds
+
+
+@pytest.mark.parametrize("op", ["all_reduce", "all_gather"])
+def test_the_truth_behind_collectives_is_detected(op):
+    """A machine whose links reach half of their rate where those of the class reach four fifths."""
+    known = KernelLibrary(BARE).parameters("collective", "any")
+    slow = known.model_copy(update={"bandwidth_efficiency": 0.5, "launch_s": 2 * known.launch_s})
+    truth = KernelLibrary(BARE.model_copy(update={"kernels": {"generic": {"collective": {"any": slow}}}}))
+    sizes = {"message_bytes": np.tile(2 ** np.arange(20, 31), 2), "world_size": np.repeat((2, 4), 11)}
+    requested = rows_of(op, sizes)
+    noise = np.exp(np.random.default_rng(0).normal(0.0, 0.02, len(requested)))
+    table = replace(requested, measured_s=predict_table(requested, truth).seconds * noise)
+    calibration = calibrate(table, BARE, residual=False)
+    (fit,) = calibration.fits
+    assert (fit.family, fit.rows) == ("collective", 22)
+    assert fit.parameters.bandwidth_efficiency == pytest.approx(0.5, rel=0.05)
+    error, before = (
+        np.abs(predict_table(table, KernelLibrary(chip)).seconds / table.measured_s - 1)
+        for chip in (calibration.chip, BARE)
+    )
+    assert error.mean() < 0.03
+    assert before.mean() > 0.2

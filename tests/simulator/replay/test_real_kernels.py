@@ -195,21 +195,6 @@ def test_aliased_key_value_pages_are_detected_by_rule(shared_data):
     assert sum(report.skipped.values()) > 2000
 
 
-def test_milliseconds_taken_for_seconds(shared_data, tmp_path):
-    import pyarrow.parquet as pq
-
-    from forerun.errors import ForerunError
-
-    path = next((shared_data / "kernels/aiconfigurator/h100_sxm/gemm/sglang").rglob("gemm_perf.parquet"))
-    table = pq.read_table(path).slice(0, 5000)
-    wrong = table.set_column(
-        table.column_names.index("latency"), "latency", [[v * 1000 for v in table["latency"].to_pylist()]]
-    )
-    pq.write_table(wrong, tmp_path / "gemm.parquet")
-    with pytest.raises(ForerunError, match="look like milliseconds"):
-        replay_kernels(read_kernels(tmp_path / "gemm.parquet"), KernelLibrary("h100-sxm"))
-
-
 @pytest.mark.parametrize(
     ("folder", "chip"), [("RTX4090_Llama-3.1-8B_tp1", "rtx-4090"), ("RTXPRO6000_Llama-3.1-8B_tp1", "rtx-pro-6000")]
 )

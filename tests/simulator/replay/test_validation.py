@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from dashboards.recorded_errors import ErrorRow, errors_document, grown_errors, merged, read_errors
 from forerun.errors import ForerunError
-from simulator.cli import main
 from simulator.replay.split import training_rows
 from validation import shipped
 from validation.facts import NOTHING, facts, fitted_words
@@ -47,12 +46,6 @@ def test_a_table_served_anew_leaves_the_others():
     one, other = (replace(ROW, section="requests", ships=False, name=f"serving/{name}.csv") for name in ("a", "b"))
     again = replace(one, name="a.csv", mape=1.0)
     assert merged([one, other], [again]) == [again, other], "tables in one order, whichever was served last"
-
-
-def test_record_survives_its_file(tmp_path):
-    path = tmp_path / "errors.json"
-    path.write_text(json.dumps(errors_document([ROW], "1")))
-    assert read_errors(path) == [ROW]
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"errors": [{"section": 1}]}', '{"errors": 3}', "\x00"])
@@ -99,25 +92,25 @@ def recorded(path, sections=("attention",)):
     return path
 
 
-def test_check_command(tmp_path, capsys, no_cache):
+def test_check_command(tmp_path, forerun, no_cache):
     record = recorded(tmp_path / "errors.json")
-    assert main(["validate", "--check", str(record), "--margin", "0.01"]) == 0
+    check = ("validate", "--check", record, "--margin")
+    assert forerun(*check, 0.01).code == 0
     document = json.loads(record.read_text())
     document["errors"][0]["mape"] -= 1.5
     record.write_text(json.dumps(document))
-    capsys.readouterr()
-    assert main(["validate", "--check", str(record), "--margin", "1"]) == 1
-    assert "exceeds" in capsys.readouterr().err
-    assert main(["validate", "--check", str(record), "--margin", "2"]) == 0
+    outcome = forerun(*check, 1)
+    assert (outcome.code, "exceeds" in outcome.err) == (1, True)
+    assert forerun(*check, 2).code == 0
 
 
-def test_what_did_not_change_is_not_computed_again(tmp_path, no_cache, monkeypatch):
-    record = recorded(tmp_path / "errors.json")
-    assert main(["validate", "--check", str(record), "--jobs", "1"]) == 0
+def test_what_did_not_change_is_not_computed_again(tmp_path, forerun, no_cache, monkeypatch):
+    check = ("validate", "--check", recorded(tmp_path / "errors.json"), "--jobs", 1)
+    assert forerun(*check).code == 0
     monkeypatch.setattr(shipped, "attention_errors", lambda: pytest.fail("computed again"))
-    assert main(["validate", "--check", str(record), "--jobs", "1"]) == 0
+    assert forerun(*check).code == 0
     with pytest.raises(pytest.fail.Exception):
-        main(["validate", "--check", str(record), "--jobs", "1", "--fresh"])
+        forerun(*check, "--fresh")
 
 
 def test_a_damaged_cache_is_none(no_cache):
@@ -160,17 +153,20 @@ def test_the_digest_follows_imports_faces_and_data(tmp_path):
     digest_of.cache_clear()
 
 
-def test_quick_says_what_it_left_out(tmp_path, capsys, no_cache, monkeypatch):
+def test_quick_says_what_it_left_out(tmp_path, forerun, no_cache, monkeypatch):
     monkeypatch.setattr(shipped, "load_published", lambda: ())
     row = replace(ROW, name="kernels-cpu, gemm bf16")
     document = errors_document([row, *shipped_errors(["attention"]).rows, replace(ROW, ships=False)], "1")
     record = tmp_path / "errors.json"
     record.write_text(json.dumps(document))
-    assert main(["validate", "--check", str(record), "--quick", "--jobs", "1"]) == 0
-    message = capsys.readouterr().out
-    assert "2 of 2 errors on record hold" in message
-    assert "Left out by --quick: 1 rows of kernels-cpu" in message
-    assert "Not checked: 1 rows on measured tables that do not ship" in message
+    outcome = forerun("validate", "--check", record, "--quick", "--jobs", 1)
+    assert outcome.code == 0
+    for words in (
+        "2 of 2 errors on record hold",
+        "Left out by --quick: 1 rows of kernels-cpu",
+        "Not checked: 1 rows on measured tables that do not ship",
+    ):
+        assert words in outcome.out
 
 
 def test_every_slow_part_is_a_fit_or_grows_trees():
@@ -207,18 +203,3 @@ def test_constants_carried_from_another_table_are_named():
     words = fitted_words("vllm16937", ["draft_overheads.yaml: vllm-2025.eagle", "frameworks.yaml: transformers"])
     assert words == "nothing of this table; draft_overheads.yaml: vllm-2025.eagle of vllm20780"
     assert fitted_words("nowhere", ["frameworks.yaml: transformers"]) == NOTHING
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--check", "nowhere.json"], "nowhere.json: no such file"),
-        (["--check", "errors.json", "kernels"], "leave out 'kernels'"),
-    ],
-)
-def test_bad_input_is_one_line(arguments, words, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert main(["validate", *arguments]) == 2
-    message = capsys.readouterr().err.strip()
-    assert words in message
-    assert "\n" not in message

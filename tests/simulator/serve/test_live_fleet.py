@@ -1,22 +1,20 @@
 """Requests handed in one by one run as they would in a run that knows all of them from the start."""
 
-from collections import deque
 from itertools import count
 from math import inf
 
 import numpy as np
 import pytest
+from scenario_parts import drafts
 from tiny_scenario import tiny_data
 
 from simulator.running.build import build_run
 from simulator.running.run import simulate
 from simulator.running.scenario import Scenario
 from simulator.serve.live import LiveFleet, rehearse
-from simulator.timing import step as step_module
-from simulator.timing.kernels import CostTable
 from simulator.workload import generate_requests
 
-SPECULATION = {"method": "eagle3", "num_speculative_tokens": 3, "acceptance": {"alpha": 0.6}}
+SPECULATION = drafts("eagle3", 3, 0.6)
 KINDS = {
     "plain": {},
     "speculation": {"speculation": SPECULATION},
@@ -39,6 +37,10 @@ KINDS = {
 
 def scenario_of(kind: str) -> Scenario:
     return Scenario(**(tiny_data(num_requests=60) | KINDS[kind]))
+
+
+def plain_fleet(**fields) -> LiveFleet:
+    return LiveFleet(build_run(scenario_of("plain"), 0), **fields)
 
 
 def served(scenario: Scenario, stream) -> tuple[LiveFleet, list]:
@@ -76,7 +78,7 @@ def test_tokens_leave_when_a_run_that_knows_all_requests_says(kind):
 
 
 def test_slots_are_used_again_and_nothing_grows():
-    fleet = LiveFleet(build_run(scenario_of("plain"), 0), slots=8)
+    fleet = plain_fleet(slots=8)
     for number in range(200):
         assert fleet.submit(50, 5, at_s=float(number)) == number % 8
         assert sum(delivery.tokens for delivery in fleet.advance(number + 0.9)) == 5
@@ -85,7 +87,7 @@ def test_slots_are_used_again_and_nothing_grows():
 
 
 def test_a_prompt_heard_before_comes_from_the_cache_with_its_answer():
-    fleet = LiveFleet(build_run(scenario_of("plain"), 0))
+    fleet = plain_fleet()
     fleet.submit(64, 33, hashes=range(6), at_s=0.0)
     fleet.advance(10.0)
     fleet.submit(128, 5, hashes=[*range(6), 100, 101], at_s=10.0)
@@ -95,7 +97,7 @@ def test_a_prompt_heard_before_comes_from_the_cache_with_its_answer():
 
 @pytest.mark.parametrize("tokens_before", [0, 7])
 def test_a_request_that_nobody_waits_for_ends(tokens_before):
-    fleet = LiveFleet(build_run(scenario_of("plain"), 0))
+    fleet = plain_fleet()
     slot = fleet.submit(2000, 10_000, at_s=0.0)
     got = 0
     for step in count():
@@ -117,17 +119,3 @@ def test_a_request_still_in_the_queue_leaves_it():
     fleet.cancel(waiting)
     assert fleet.advance(100.0)[-1].slot == 0
     assert fleet.under_way == 0
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_after_a_rehearsal_nothing_is_priced_while_streams_wait(monkeypatch, kind):
-    monkeypatch.setattr(step_module, "_LATELY", deque())  # no tables of other tests
-    build, fill, filled = build_run(scenario_of(kind), 0), CostTable._fill, []
-    rehearse(build)
-    monkeypatch.setattr(CostTable, "_fill", lambda table, counts: (filled.append(counts), fill(table, counts)))
-    fleet = LiveFleet(build, 64)
-    for one in range(60):
-        fleet.submit(300 + one, 20, (), one * 1e-3)
-    fleet.advance(60.0)
-    assert not fleet.under_way
-    assert not filled

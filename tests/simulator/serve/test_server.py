@@ -11,6 +11,7 @@ import httpx
 import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from scenario_parts import drafts
 from tiny_scenario import tiny_data
 
 from simulator.running.run import simulate
@@ -18,7 +19,7 @@ from simulator.running.scenario import Scenario
 from simulator.serve.app import MOST_BODY_BYTES, UNREAD_BYTES, Server
 from simulator.serve.tokens import block_hashes, chat_tokens, filler, tokens_of
 
-SPECULATION = {"method": "eagle3", "num_speculative_tokens": 3, "acceptance": {"alpha": 0.6}}
+SPECULATION = drafts("eagle3", 3, 0.6)
 
 
 def scenario_of(**changes) -> Scenario:
@@ -52,21 +53,21 @@ def events(text: str) -> list:
     return [json.loads(part) for part in parts[:-1]]
 
 
-def test_an_answer_in_one_piece_has_the_tokens_requested():
-    answer = posted({"prompt": "one two three", "max_tokens": 20, "ignore_eos": True}).json()
-    assert answer["usage"]["prompt_tokens"] == 3
-    assert answer["usage"]["completion_tokens"] == 20
-    (choice,) = answer["choices"]
-    assert choice["finish_reason"] == "length"
-    assert len(tokens_of(choice["text"])) == 20
-
-
-def test_an_answer_ends_by_itself_as_the_scenario_says():
+@pytest.mark.parametrize(
+    ("fields", "tokens", "reason"),
+    [
+        ({"max_tokens": 20, "ignore_eos": True}, 20, "length"),
+        ({"max_tokens": 50}, 7, "stop"),  # by itself, as the scenario says
+        ({"max_tokens": 50, "min_tokens": 30}, 30, "stop"),
+    ],
+)
+def test_an_answer_in_one_piece_has_the_tokens_requested(fields, tokens, reason):
     workload = tiny_data()["workload"] | {"output_tokens": 7}
-    answer = posted({"prompt": "a", "max_tokens": 50}, workload=workload).json()
-    assert (answer["usage"]["completion_tokens"], answer["choices"][0]["finish_reason"]) == (7, "stop")
-    answer = posted({"prompt": "a", "max_tokens": 50, "min_tokens": 30}, workload=workload).json()
-    assert answer["usage"]["completion_tokens"] == 30
+    answer = posted({"prompt": "one two three"} | fields, workload=workload).json()
+    assert (answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]) == (3, tokens)
+    (choice,) = answer["choices"]
+    assert choice["finish_reason"] == reason
+    assert len(tokens_of(choice["text"])) == tokens
 
 
 @pytest.mark.parametrize("speculation", [None, SPECULATION])
@@ -344,20 +345,23 @@ def test_counters_agree_with_a_run_of_the_saved_trace_to_the_unit(tmp_path, poli
     file = tmp_path / "came.jsonl"
     file.write_text(trace.getvalue(), encoding="utf-8")
     run = simulate(scenario_of(speculation=speculation, workload={"trace": str(file)}), 0)
-    expected = run.document["summary"]
-    assert result["vllm:request_success_total"] == expected["completed"] == 30
-    assert result["vllm:prompt_tokens_total"] == expected["total_input_tokens"]
-    assert result["vllm:generation_tokens_total"] == expected["total_output_tokens"]
-    assert result["vllm:spec_decode_num_drafts_total"] == expected["spec_decode_num_drafts"]
-    assert result["vllm:spec_decode_num_draft_tokens_total"] == expected["spec_decode_draft_tokens"]
-    assert result["vllm:spec_decode_num_accepted_tokens_total"] == expected["spec_decode_accepted_tokens"]
-    assert result["vllm:prefix_cache_hits_total"] == run.kv.prefix_hit_tokens > 0
-    assert result["vllm:iteration_tokens_total_count"] == run.engine.steps
-    assert result["vllm:num_requests_running"] == 0
-    ttft = result["vllm:time_to_first_token_seconds_sum"] / result["vllm:time_to_first_token_seconds_count"]
-    assert ttft == pytest.approx(expected["mean_ttft_ms"] / 1e3, rel=1e-9)
-    tpot = result["vllm:request_time_per_output_token_seconds_sum"] / 30
-    assert tpot == pytest.approx(expected["mean_tpot_ms"] / 1e3, rel=1e-9)
+    summary = run.document["summary"]
+    expected = {
+        "request_success_total": 30,
+        "prompt_tokens_total": summary["total_input_tokens"],
+        "generation_tokens_total": summary["total_output_tokens"],
+        "spec_decode_num_drafts_total": summary["spec_decode_num_drafts"],
+        "spec_decode_num_draft_tokens_total": summary["spec_decode_draft_tokens"],
+        "spec_decode_num_accepted_tokens_total": summary["spec_decode_accepted_tokens"],
+        "prefix_cache_hits_total": run.kv.prefix_hit_tokens,
+        "iteration_tokens_total_count": run.engine.steps,
+        "num_requests_running": 0,
+    }
+    assert {name: result[f"vllm:{name}"] for name in expected} == expected
+    assert run.kv.prefix_hit_tokens > 0
+    for name, metric in (("time_to_first_token", "ttft"), ("request_time_per_output_token", "tpot")):
+        mean_s = result[f"vllm:{name}_seconds_sum"] / 30
+        assert mean_s == pytest.approx(summary[f"mean_{metric}_ms"] / 1e3, rel=1e-9)
 
 
 def test_a_client_that_leaves_frees_its_request():

@@ -4,10 +4,11 @@ import json
 import sys
 
 import pytest
+from results import checked_result
+from scenario_parts import drafts
 from tiny_scenario import tiny_data
 
 from forerun.errors import ForerunError
-from simulator.cli import main
 from simulator.running.build import build_run
 from simulator.running.scenario import Scenario
 from simulator.serve.counters import Counters
@@ -16,7 +17,7 @@ from simulator.serve.observed import between, observe_files, samples_of
 from simulator.serve.twin import HOST_FIELDS, TwinResult, twin, with_lengths
 from simulator.workload import generate_requests
 
-SPECULATION = {"method": "eagle3", "num_speculative_tokens": 3, "acceptance": {"alpha": 0.7}}
+SPECULATION = drafts("eagle3", 3)
 HOST = {f"vllm.{name}": 1.3 for name in HOST_FIELDS}
 SESSIONS = {"turns": 3, "think_time_s": 0.5, "system_prompt_tokens": 256, "system_prompts": 2}
 
@@ -63,8 +64,7 @@ def watched(scenario: Scenario, hidden: Scenario, seed: int = 5, factors=None) -
 
 def test_a_healthy_engine_raises_no_alarm(tmp_path):
     result = watched(scenario_of(), scenario_of())
-    result.save(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} >= {"twin.json", "report.html", "report.md"}
+    checked_result(result, tmp_path, "twin.json", "report.html", "report.md")
     (bar,) = result.figure("gaps").data
     assert len(bar.x) == sum(row["gap_percent"] is not None for row in result.document["checks"])
     assert result.document["blame"] == []
@@ -134,44 +134,49 @@ def test_a_range_query_is_what_grew(tmp_path):
         ("llamacpp:prompt_tokens_total 5\n", "--seconds"),
     ],
 )
-def test_what_tells_nothing_is_refused_with_the_file(tmp_path, capsys, text, message):
+def test_what_tells_nothing_is_refused_with_the_file(tmp_path, forerun, text, message):
     file, scenario = tmp_path / "metrics.txt", tmp_path / "own.json"
     file.write_text(text)
     scenario.write_text(json.dumps(tiny_data()))
-    assert main(["twin", str(file), "--scenario", str(scenario)]) == 2
-    assert message in capsys.readouterr().err
+    assert message in forerun("twin", file, "--scenario", scenario).error_line
 
 
-def test_other_engines_names_are_known():
-    text = (
-        "sglang:prompt_tokens_total 500\nsglang:generation_tokens_total 90\nsglang:num_requests_total 10\n"
-        "sglang:time_to_first_token_seconds_sum 2\nsglang:time_to_first_token_seconds_count 10\n"
-    )
+@pytest.mark.parametrize(
+    ("prefix", "values", "expected"),
+    [
+        (
+            "sglang:",
+            {"prompt_tokens_total": 500, "generation_tokens_total": 90, "num_requests_total": 10},
+            (10.0, ((50, 1.0),), ((9, 1.0),)),
+        ),
+        (
+            "dynamo_frontend_",
+            {f"{side}_sequence_tokens_{part}": value for side, tokens in (("input", 700), ("output", 70))
+             for part, value in (("sum", tokens), ("count", 7))},
+            (7.0, ((100, 1.0),), ((10, 1.0),)),
+        ),
+    ],
+)  # fmt: skip
+def test_other_engines_names_are_known(prefix, values, expected):
+    text = "".join(f"{prefix}{name} {value}\n" for name, value in values.items())
     seen = with_lengths(between({}, samples_of(text, "x"), "x", 30.0))
-    assert (seen.requests, seen.prompt_lengths, seen.output_lengths) == (10.0, ((50, 1.0),), ((9, 1.0),))
-    text = (
-        "dynamo_frontend_input_sequence_tokens_sum 700\ndynamo_frontend_input_sequence_tokens_count 7\n"
-        "dynamo_frontend_output_sequence_tokens_sum 70\ndynamo_frontend_output_sequence_tokens_count 7\n"
-    )
-    seen = between({}, samples_of(text, "x"), "x", 30.0)
-    assert (seen.requests, seen.prompt_lengths, seen.output_tokens) == (7.0, ((100, 1.0),), 70.0)
+    assert (seen.requests, seen.prompt_lengths, seen.output_lengths) == expected
 
 
-def test_a_drafter_that_fell_behind_fails_a_canary_by_its_exit_code(tmp_path, capsys):
+def test_a_drafter_that_fell_behind_fails_a_canary_by_its_exit_code(tmp_path, forerun):
     custom = scenario_of()
     file, scenario = tmp_path / "metrics.txt", tmp_path / "own.json"
     file.write_text(scraped(custom.with_values({"speculation.acceptance": {"alpha": 0.55}}), 5))
     scenario.write_text(custom.model_dump_json(exclude_unset=True))
-    seconds = str(float(generate_requests(custom.workload, 5).arrival_s[-1]))
-    command = ["twin", str(file), "--scenario", str(scenario), "--seconds", seconds, "--no-what-ifs"]
-    assert main([*command, "--fail-above", "acceptance_length=5"]) == 1
-    assert "drafter" in capsys.readouterr().out
-    assert main([*command, "--fail-above", "acceptance_length=50", "--json", str(tmp_path / "twin.json")]) == 0
-    document = json.loads((tmp_path / "twin.json").read_text())
+    seconds = float(generate_requests(custom.workload, 5).arrival_s[-1])
+    command = ("twin", file, "--scenario", scenario, "--seconds", seconds, "--no-what-ifs", "--fail-above")
+    outcome = forerun(*command, "acceptance_length=5")
+    assert (outcome.code, "drafter" in outcome.out) == (1, True)
+    document = forerun(*command, "acceptance_length=50", "--json", "-").document
     assert document["culprit"] == "drafter"
     assert document["observed"]["acceptance_length"] == pytest.approx(1 + 0.55 + 0.55**2 + 0.55**3, rel=0.03)
     with pytest.raises(ForerunError, match="was not seen"):
-        twin(custom, with_lengths(observe_files([file], float(seconds))), what_ifs=False).gap("prefix_hit_rate")
+        twin(custom, with_lengths(observe_files([file], seconds)), what_ifs=False).gap("prefix_hit_rate")
 
 
 def test_a_missing_package_is_installed_from_the_checkout(monkeypatch):

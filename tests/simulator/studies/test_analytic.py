@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scenario_parts import drafts, lognormal, on_h100, poisson
 
 from forerun.errors import ForerunError
-from simulator.running.metrics import summarise
 from simulator.running.run import simulate
-from simulator.running.scenario import Scenario, load_scenario
+from simulator.running.scenario import load_scenario
 from simulator.serving import Fleet
 from simulator.studies.steady_state.estimate import estimate, max_request_rate
 from simulator.studies.steady_state.prices import verify_steps
 
-PROMPTS = {"distribution": "lognormal", "mean": 700, "cv": 0.8, "max": 4096}
-EAGLE = {"method": "eagle3", "num_speculative_tokens": 3, "acceptance": {"per_position": [0.73, 0.52, 0.35]}}
+PROMPTS = lognormal(700, 0.8, 4096)
+EAGLE = drafts("eagle3", 3, acceptance={"per_position": [0.73, 0.52, 0.35]})
 GRID = {
     "chat": {},
     "speculation": {"speculation": EAGLE},
@@ -31,19 +31,8 @@ GRID = {
 
 
 def scenario(arrivals=None, requests=100, input_tokens=PROMPTS, output_tokens=150, **parts):
-    return Scenario.model_validate(
-        {
-            "model": "llama-3.1-8b",
-            "hardware": {"chip": "h100-sxm"},
-            "workload": {
-                "arrivals": arrivals or {"process": "poisson", "request_rate": 1.0},
-                "input_tokens": input_tokens,
-                "output_tokens": output_tokens,
-                "num_requests": requests,
-            },
-            **parts,
-        }
-    )
+    workload = poisson(1.0, requests, input_tokens, output_tokens)
+    return on_h100(workload | ({"arrivals": arrivals} if arrivals else {}), **parts)
 
 
 @pytest.mark.parametrize("name", GRID)
@@ -51,12 +40,10 @@ def test_averages_are_those_of_the_simulation_away_from_saturation(name):
     top = max_request_rate(scenario(**GRID[name]))
     for load in (0.2, 0.6):
         requested = scenario({"process": "poisson", "request_rate": load * top}, 1500, **GRID[name])
-        model, run = estimate(requested), summarise(simulate(requested, 1))
+        model, run = estimate(requested), simulate(requested, 1).summary
         assert model.mean_tpot_s * 1e3 == pytest.approx(run["mean_tpot_ms"], rel=0.15)
         assert model.mean_ttft_s * 1e3 == pytest.approx(run["mean_ttft_ms"], rel=0.25)
-        assert model.output_throughput == pytest.approx(
-            load * top * 150 if name != "short outputs" else load * top * 16
-        )
+        assert model.output_throughput == pytest.approx(load * top * GRID[name].get("output_tokens", 150))
 
 
 @pytest.mark.parametrize("name", ["chat", "speculation", "narrow budget", "short outputs"])
@@ -71,7 +58,7 @@ def test_highest_rate_is_what_an_overloaded_engine_completes(name):
 @pytest.mark.parametrize("parts", [{}, {"speculation": EAGLE}, {"input_tokens": 12_000, "output_tokens": 40}])
 def test_one_user_waits_for_nobody(parts):
     single = scenario({"process": "closed-loop", "max_concurrency": 1}, 40, **{"input_tokens": 512} | parts)
-    model, run = estimate(single), summarise(simulate(single, 3))
+    model, run = estimate(single), simulate(single, 3).summary
     assert model.mean_e2e_s * 1e3 == pytest.approx(run["mean_e2el_ms"], rel=0.03)
     assert model.mean_tpot_s * 1e3 == pytest.approx(run["mean_tpot_ms"], rel=0.05)
 
@@ -96,7 +83,7 @@ def test_closed_loop_keeps_its_concurrency_and_never_beats_the_highest_rate():
     budget=st.sampled_from([64, 256, 2048]),
 )
 def test_invariants_that_hold_for_any_load(load, cv, output, seqs, budget):
-    prompts = {"distribution": "lognormal", "mean": 300, "cv": cv, "max": 4000}
+    prompts = lognormal(300, cv, 4000)
     engine = {"max_num_seqs": seqs, "max_num_batched_tokens": budget}
     requested = scenario(input_tokens=prompts, output_tokens=output, engine=engine)
     top = max_request_rate(requested)
@@ -160,38 +147,26 @@ def test_scenario_says_its_own_load(project_root):
 
 def test_shared_prefixes_are_detected_as_the_engine_finds_them(tmp_path):
     times_ms = np.random.default_rng(4).exponential(400, 600).cumsum().astype(int).tolist()
-    rows = [
-        {
-            "timestamp": times_ms[i],
-            "input_length": 2560,
-            "output_length": 60,
-            "hash_ids": [*range(i % 3 * 4, i % 3 * 4 + 4), 99 + i],
-        }
-        for i in range(600)
-    ]
     trace = tmp_path / "shared.jsonl"
-    trace.write_text("\n".join(map(json.dumps, rows)))
-    plain = scenario().model_dump(exclude_unset=True)
-    shared = Scenario.model_validate({**plain, "workload": {"trace": str(trace)}})
-    run = simulate(shared, 0)
-    assert run.kv.prefix_hit_tokens == 597 * 2048
+    with trace.open("w") as file:
+        for i, time_ms in enumerate(times_ms):
+            hashes = [*range(i % 3 * 4, i % 3 * 4 + 4), 99 + i]
+            row = {"timestamp": time_ms, "input_length": 2560, "output_length": 60, "hash_ids": hashes}
+            file.write(json.dumps(row) + "\n")
+    shared = on_h100({"trace": str(trace)})
+    assert simulate(shared, 0).kv.prefix_hit_tokens == 597 * 2048
     disaggregated = shared.with_values({"engine.enable_prefix_caching": False})
     for requested in (shared, disaggregated):
-        assert estimate(requested).mean_ttft_s * 1e3 == pytest.approx(
-            summarise(simulate(requested))["mean_ttft_ms"], rel=0.1
-        )
+        mean_ttft_ms = simulate(requested).summary["mean_ttft_ms"]
+        assert estimate(requested).mean_ttft_s * 1e3 == pytest.approx(mean_ttft_ms, rel=0.1)
     assert estimate(shared).mean_ttft_s < 0.6 * estimate(disaggregated).mean_ttft_s
 
 
 def test_a_changed_file_is_read_anew(tmp_path):
     trace = tmp_path / "trace.csv"
-    trace.write_text("arrival_s,input_tokens,output_tokens\n0,10,5\n1,10,5\n2,10,5\n")
-    requested = Scenario.model_validate(
-        {**scenario().model_dump(exclude_unset=True), "workload": {"trace": str(trace)}}
-    )
-    assert estimate(requested).request_rate == pytest.approx(1.0)
-    trace.write_text("arrival_s,input_tokens,output_tokens\n0,10,5\n0.5,10,5\n")
-    assert estimate(requested).request_rate == pytest.approx(2.0)
+    for times, rate in (((0, 1, 2), 1.0), ((0, 0.5), 2.0)):
+        trace.write_text("arrival_s,input_tokens,output_tokens\n" + "".join(f"{at},10,5\n" for at in times))
+        assert estimate(on_h100({"trace": str(trace)})).request_rate == pytest.approx(rate)
 
 
 @pytest.mark.parametrize(

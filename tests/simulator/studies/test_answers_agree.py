@@ -1,11 +1,15 @@
-"""Commands that answer the same question agree: what tune and compare say of a scenario is what run gives."""
+"""Commands that answer the same question agree, and so do a chip and a copy of it."""
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scenario_parts import closed_loop, drafts, on_h100, uniform
 
 import simulator
+from hwprofiles.catalogue import load_chip
 from simulator.running.scenario import Scenario
+from simulator.studies.compare.command import compare
 from simulator.studies.tune.tuning import find_drafts
 
 MODELS = {"llama-3.1-8b": 1, "qwen3-14b": 1, "qwen3-32b": 2, "llama-3.3-70b": 4}
@@ -21,14 +25,14 @@ def drafting(draw):
         model=model,
         hardware={"chip": draw(st.sampled_from(chips)), "tensor_parallel": MODELS[model]},
         engine={"framework": draw(st.sampled_from(["vllm", "sglang"]))},
-        speculation={
-            "method": draw(st.sampled_from(["eagle3", "ngram", "medusa"])),
-            "num_speculative_tokens": draw(st.integers(2, 4)),
-            "acceptance": {"alpha": draw(st.sampled_from([0.5, 0.7, 0.85]))},
-        },
+        speculation=drafts(
+            draw(st.sampled_from(["eagle3", "ngram", "medusa"])),
+            draw(st.integers(2, 4)),
+            draw(st.sampled_from([0.5, 0.7, 0.85])),
+        ),
         max_concurrency=1,
         input_tokens=draw(st.sampled_from([128, 1000, 3000])),
-        output_tokens={"distribution": "uniform", "min": 150, "max": draw(st.sampled_from([160, 400]))},
+        output_tokens=uniform(150, draw(st.sampled_from([160, 400]))),
         num_requests=1,
     )
 
@@ -53,11 +57,9 @@ def test_tune_promises_what_a_closed_loop_of_that_batch_gives(scenario, batch):
 @pytest.mark.parametrize(("batch", "before"), [(8, 2.14), (32, 1.83), (128, 1.12)])
 def test_tune_counts_the_prompts_of_the_other_requests(batch, before):
     """70B on 4 H100 with prompts of 1,000 tokens; ``before`` is the speed-up of steps that only decode."""
-    hardware = {"chip": "h100-sxm", "tensor_parallel": 4}
-    drafts = {"method": "eagle3", "num_speculative_tokens": 3, "acceptance": {"alpha": 0.7}}
-    answers = {"distribution": "uniform", "min": 150, "max": 250}
-    scenario = Scenario(model="llama-3.3-70b", hardware=hardware, speculation=drafts, max_concurrency=batch,
-                        input_tokens=1000, output_tokens=answers, num_requests=1)  # fmt: skip
+    four = {"chip": "h100-sxm", "tensor_parallel": 4}
+    workload = closed_loop(batch, 1, 1000, uniform(150, 250))
+    scenario = on_h100(workload, model="llama-3.3-70b", hardware=four, speculation=drafts("eagle3", 3))
     (cell,) = find_drafts(scenario, (batch,), (1024,), (3,)).mean
     gained = tpot_ms(without_drafting(scenario), batch) / tpot_ms(scenario, batch)
     assert cell.best_speedup == pytest.approx(gained, rel=0.05)
@@ -75,3 +77,41 @@ def test_compare_shows_the_figures_of_run(scenario, batch):
     for variant in compared.document["variants"]:
         alone = scenario.with_values(variant["set"])
         assert variant["summary"] == simulator.simulate(alone, seed=3).document["summary"]
+
+
+ANSWERS = uniform(50, 150)
+RUN = Scenario(model="llama-3.1-8b", chip="h100-sxm", request_rate=8.0, input_tokens=500, output_tokens=ANSWERS,
+               num_requests=120)  # fmt: skip
+SLOWER_MEMORY = """
+memory: {bandwidth_bytes_per_s: 3.0e12, capacity_bytes: 8.494e10,
+         source: {kind: assumed, reference: a slower part, date: 2026-11}}
+"""
+
+
+def compared(*chips):
+    few = {"replications": 2, "crossover": "none", "sensitivity": False, "jobs": 1}
+    result = compare(RUN, vary={"hardware.chip": [str(chip) for chip in chips]}, **few)
+    return [variant["speedup"]["mean_tpot_ms"] for variant in result.document["variants"][1:]]
+
+
+@pytest.mark.parametrize("how", ["extends", "file"])
+def test_an_identical_copy_is_exactly_as_fast(how, tmp_path):
+    copy = tmp_path / "copy.yaml"
+    if how == "extends":
+        copy.write_text("extends: h100-sxm\nname: copy\ndescription: an identical copy\n")
+    else:
+        data = load_chip("h100-sxm").model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+        copy.write_text(yaml.safe_dump(data | {"name": "copy"}), encoding="utf-8")
+    assert load_chip(copy).kernels == load_chip("h100-sxm").kernels
+    (speedup,) = compared("h100-sxm", copy)
+    assert speedup["ratio"] == 1.0
+    assert speedup["low"] is None or 0.999 < speedup["low"] <= speedup["high"] < 1.001
+
+
+def test_a_chip_that_extends_another_shares_its_errors(tmp_path):
+    """The ratio is far surer than either figure, whose intervals are some 20 % wide."""
+    child = tmp_path / "child.yaml"
+    child.write_text("extends: h100-sxm\nname: child\ndescription: with slower memory\n" + SLOWER_MEMORY)
+    shared, other = compared("h100-sxm", child, "a100-sxm-80gb")
+    assert shared["ratio"] < 1.0
+    assert shared["high"] / shared["low"] < 0.7 * other["high"] / other["low"] or shared["high"] / shared["low"] < 1.25

@@ -8,17 +8,18 @@ from pathlib import Path
 import jsonschema
 import pytest
 import yaml
+from results import checked_result
+from scenario_parts import drafts
 from tiny_scenario import tiny_data
 
 from forerun.errors import ForerunError
-from simulator.cli import main
 from simulator.running.scenario import Scenario
 from simulator.studies.artefacts import ARTEFACTS, artefact, vllm_schedule
 from simulator.studies.plan.command import thresholds
 
 CONSUMERS = Path(__file__).with_name("consumers")
 SCHEMAS = {file.stem: yaml.safe_load(file.read_text(encoding="utf-8")) for file in sorted(CONSUMERS.glob("*.yaml"))}
-EAGLE3 = {"method": "eagle3", "num_speculative_tokens": 3, "acceptance": {"alpha": 0.7}}
+EAGLE3 = drafts("eagle3", 3)
 SCALER = {"target": 12.5, "max_replicas": 4, "start_up_s": 90, "window_s": 60}
 DISAGGREGATED = {
     "pools": {
@@ -115,12 +116,11 @@ def test_numbers_of_the_scenario_arrive():
     assert (values["prefill"]["replicas"], values["decode"]["parallelism"]["tensor"]) == (2, 2)
 
 
-def test_draft_tokens_by_batch_and_context_cover_the_grid(tmp_path, capsys):
+def test_draft_tokens_by_batch_and_context_cover_the_grid(tmp_path, forerun):
     file = tmp_path / "spec.json"
     file.write_text(json.dumps(tiny_data() | {"speculation": EAGLE3}))
-    command = ["tune", str(file), "--batch", "1,8", "--context", "512,4096", "--emit", "vllm-schedule"]
-    assert main(command) == 0
-    words = shlex.split(capsys.readouterr().out.splitlines()[-1])
+    outcome = forerun("tune", file, "--batch", "1,8", "--context", "512,4096", "--emit", "vllm-schedule")
+    words = shlex.split(outcome.out.splitlines()[-1])
     schedule = json.loads(words[words.index("--speculative-config") + 1])["speculative_token_schedule"]
     assert {len(entry) for entry in schedule} == {5}
     assert {entry[2] for entry in schedule} == {0, min(entry[2] for entry in schedule if entry[2])}
@@ -132,16 +132,14 @@ def test_draft_tokens_by_batch_and_context_cover_the_grid(tmp_path, capsys):
         vllm_schedule(scenario_of(speculation=EAGLE3))
 
 
-def test_an_unknown_artefact_is_refused_before_any_work(tmp_path, capsys):
+@pytest.mark.parametrize(("option", "words"), [("--emit helm", "no such artefact"), ("--thresholds", "autoscaler")])
+def test_an_unknown_artefact_is_refused_before_any_work(tmp_path, forerun, option, words):
     file = tmp_path / "plain.json"
     file.write_text(json.dumps(tiny_data() | {"slo": {"p99_ttft_ms": 500}}))
-    assert main(["plan", str(file), "--emit", "helm"]) == 2
-    assert "no such artefact" in capsys.readouterr().err
-    assert main(["plan", str(file), "--thresholds"]) == 2
-    assert "autoscaler" in capsys.readouterr().err
+    assert words in forerun("plan", file, *option.split()).error_line
 
 
-def test_the_cheapest_threshold_that_holds_is_detected_and_emitted(tmp_path, capsys):
+def test_the_cheapest_threshold_that_holds_is_detected_and_emitted(tmp_path, forerun):
     data = tiny_data(
         arrivals={"process": "poisson", "request_rate": 60.0, "profile": [[0, 0.1], [3, 2.0], [6, 0.1]]},
         num_requests=300,
@@ -150,8 +148,7 @@ def test_the_cheapest_threshold_that_holds_is_detected_and_emitted(tmp_path, cap
     data |= {"autoscaler": scaler, "slo": {"p99_ttft_ms": 60}}
     data["engine"]["routing"] = "least-outstanding"
     result = thresholds(Scenario(**data), targets=[2, 4, 8, 16], jobs=1)
-    result.save(tmp_path / "out")
-    assert {path.name for path in (tmp_path / "out").iterdir()} >= {"thresholds.json", "report.html", "report.md"}
+    checked_result(result, tmp_path / "out", "thresholds.json", "report.html", "report.md")
     (bar,) = result.figure(result.figures[0]).data
     assert list(bar.x) == [row["mean_replicas"] for row in result.document["candidates"]]
     rows = result.document["candidates"]
@@ -162,9 +159,8 @@ def test_the_cheapest_threshold_that_holds_is_detected_and_emitted(tmp_path, cap
     assert result.scenario.autoscaler.target == result.best["threshold"]
     file = tmp_path / "waves.json"
     file.write_text(json.dumps(data))
-    tried = "2,4,8,16"
-    assert main(["plan", str(file), "--thresholds", "--target", tried, "--jobs", "1", "--emit", "keda"]) == 0
-    assert f"threshold: '{result.best['threshold']:g}'" in capsys.readouterr().out
+    outcome = forerun("plan", file, "--thresholds", "--target", "2,4,8,16", "--jobs", 1, "--emit", "keda")
+    assert f"threshold: '{result.best['threshold']:g}'" in outcome.out
 
 
 def test_every_name_of_the_contract_is_there():

@@ -1,10 +1,10 @@
 """Assumed parameters: all that are in play, none that was measured; factors move what they name and nothing else."""
 
 import pytest
+from scenario_parts import drafts
 from tiny_scenario import tiny_data
 
 from simulator.running.assumptions import Assumptions
-from simulator.running.build import build_run
 from simulator.running.run import simulate
 from simulator.running.scenario import scenario_from
 from simulator.speculation import draft_survival, scaled_survival
@@ -19,35 +19,42 @@ def duration(scenario, **factors):
     return float(simulate(scenario, 0, factors=factors).requests.finished_s.max())
 
 
-def test_host_costs_are_assumed_and_calibrated_kernels_are_not():
-    names = set(assumed_parameters(scenario(engine={"framework": "generic"})))
-    assert {"generic.step_s", "generic.per_sequence_s", "generic.reserved_bytes"} <= names
-    for framework in ("vllm", "sglang"):
-        fitted = set(assumed_parameters(scenario(engine={"framework": framework})))
-        assert {f"{framework}.eager_launch_s", f"{framework}.reserved_bytes"} <= fitted
-        assert f"{framework}.per_sequence_s" not in fitted  # fitted on benchmark results
-    assert not any(name.startswith("h100-sxm.kernels.") for name in names)
+EAGLE3 = {"speculation": drafts("eagle3", 3, acceptance={"per_position": [0.7, 0.5, 0.3]})}
+GROUPS = {"hardware": {"chip": "h100-sxm", "speculative_parallel": 2}}
+HITS = GROUPS | {"attention_speculation": {"task": "gsm8k", "lambda": 0.1, "sync_s": 1e-5}}
+MI300X = "mi300x.kernels.launch_s mi300x.kernels.compute_efficiency mi300x.kernels.memory_efficiency"
 
 
-def test_a_datasheet_chip_rests_on_its_efficiencies_and_several_chips_on_their_link():
-    names = set(assumed_parameters(scenario(hardware={"chip": "mi300x"})))
-    assert {"mi300x.kernels.launch_s", "mi300x.kernels.compute_efficiency", "mi300x.kernels.memory_efficiency"} <= names
-    assert not any("latency" in name for name in names)
-    pair = scenario(hardware={"chip": "h100-sxm", "tensor_parallel": 2, "link": "ethernet-100g"})
-    assert "ethernet-100g.latency_s" in assumed_parameters(pair)
-
-
-def test_speculation_rests_on_acceptance_and_the_hosts_part_of_drafting():
-    speculation = {"method": "eagle3", "num_speculative_tokens": 3, "acceptance": {"per_position": [0.7, 0.5, 0.3]}}
-    trtllm = scenario(speculation=speculation, engine={"framework": "trtllm"})
-    assert {"acceptance", "eagle3.step_s", "eagle3.pass_s"} <= set(assumed_parameters(trtllm))
-    names = set(assumed_parameters(scenario(speculation=speculation)))
-    assert "acceptance" in names
-    assert "eagle3.step_s" not in names, "fitted under vLLM"
-    ngram = {"method": "ngram", "num_speculative_tokens": 3, "acceptance": {"alpha": 0.4}}
-    names = set(assumed_parameters(scenario(speculation=ngram)))
-    assert {"ngram.step_s", "ngram.per_sequence_s", "ngram.per_context_token_s"} <= names
-    assert "ngram.pass_s" not in names
+@pytest.mark.parametrize(
+    ("sections", "assumed", "measured"),
+    [
+        (
+            {"engine": {"framework": "generic"}},
+            "generic.step_s generic.per_sequence_s generic.reserved_bytes",
+            "h100-sxm.kernels",
+        ),
+        ({"engine": {"framework": "vllm"}}, "vllm.eager_launch_s vllm.reserved_bytes", "vllm.per_sequence_s"),
+        ({"engine": {"framework": "sglang"}}, "sglang.eager_launch_s sglang.reserved_bytes", "sglang.per_sequence_s"),
+        ({"hardware": {"chip": "mi300x"}}, MI300X, "latency"),
+        (
+            {"hardware": {"chip": "h100-sxm", "tensor_parallel": 2, "link": "ethernet-100g"}},
+            "ethernet-100g.latency_s",
+            "h100-sxm.kernels",
+        ),
+        (EAGLE3, "acceptance", "eagle3.step_s"),  # fitted under vLLM
+        (EAGLE3 | {"engine": {"framework": "trtllm"}}, "acceptance eagle3.step_s eagle3.pass_s", "vllm"),
+        (
+            {"speculation": drafts("ngram", 3, 0.4)},
+            "ngram.step_s ngram.per_sequence_s ngram.per_context_token_s",
+            "ngram.pass_s",
+        ),
+        (HITS, "attention.hit_rate attention.verify_s attention.skip_launch_s", "attention.sync_s"),
+    ],
+)
+def test_what_was_not_measured_is_assumed(sections, assumed, measured):
+    names = set(assumed_parameters(scenario(**sections)))
+    assert set(assumed.split()) <= names
+    assert not any(measured in name for name in names)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +90,7 @@ def test_efficiencies_stay_below_one():
     ],
 )
 def test_scaled_acceptance_scales_every_conditional_rate(acceptance):
-    speculation = {"method": "eagle3", "num_speculative_tokens": 3, "acceptance": acceptance}
+    speculation = drafts("eagle3", 3, acceptance=acceptance)
     chosen = scenario(speculation=speculation)
     for factor in (0.9, 1.1):
         before, after = (draft_survival(s.speculation) for s in (chosen, with_acceptance_scaled(chosen, factor)))
@@ -110,41 +117,11 @@ def test_an_end_at_which_the_model_no_longer_fits_has_no_ratio():
 
 
 def test_attention_level_speculation_rests_on_its_hit_rate_and_the_costs_of_its_mechanism():
-    pair = {"chip": "h100-sxm", "speculative_parallel": 2}
-    chosen = scenario(hardware=pair, attention_speculation={"task": "gsm8k", "lambda": 0.1, "sync_s": 1e-5})
+    chosen = scenario(**HITS)
     parameters = assumed_parameters(chosen)
-    assert {"attention.hit_rate", "attention.verify_s", "attention.skip_launch_s"} <= set(parameters)
-    assert "attention.sync_s" not in parameters
     before = chosen.attention_speculation.layer_hit_rates(1, 1)[0]
     moved, factors = parameters["attention.hit_rate"].applied(chosen, 0.9)
     assert moved.attention_speculation.layer_hit_rates(1, 1)[0] == pytest.approx(0.9 * before)
     assert factors == {}
     slower, _ = parameters["attention.verify_s"].applied(chosen, 1e-3)
     assert duration(slower) > duration(chosen)
-
-
-def test_runs_under_the_same_factors_share_their_kernels():
-    parts = scenario()
-    moved = {"h100-sxm.on_chip.bandwidth_bytes_per_s": 0.7, "h100-sxm.kernels.launch_s": 2.0}
-    one, again, other = (
-        build_run(parts, seed, factors=moved | more).main.timer.target
-        for seed, more in ((0, {}), (1, {}), (0, {"h100-sxm.kernels.launch_s": 0.5}))
-    )
-    assert one is again
-    assert one is not other
-    assert one.deployment.chip.on_chip.bandwidth_bytes_per_s == pytest.approx(
-        0.7 * build_run(parts).main.chip.on_chip.bandwidth_bytes_per_s
-    )
-
-
-@pytest.mark.parametrize("draft", [None, {"model": "llama-3.2-1b", "chip": "a100-sxm-80gb"}])
-def test_runs_share_the_prices_of_their_drafter(draft):
-    method = {"method": "draft-model", "draft": draft} if draft else {"method": "eagle3"}
-    speculation = method | {"num_speculative_tokens": 2, "acceptance": {"alpha": 0.6}}
-    parts = scenario(model="llama-3.1-8b", speculation=speculation)
-    one, other = (build_run(parts, seed).main.timer.drafter for seed in (0, 1))
-    if draft:
-        one, other = one.inner, other.inner
-    else:
-        assert one.fusion is other.fusion
-    assert one.step is other.step

@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
+from refused import refused
+from results import checked_result
+from scenario_parts import burst, drafts, on_h100
 
-from forerun.errors import ForerunError
 from simulator.running.build import build_replica
-from simulator.running.scenario import scenario_from
 from simulator.studies.draft_pool.command import draft_pool
 from simulator.studies.draft_pool.pool import (
     PoolGain,
@@ -23,19 +24,8 @@ CONTEXT = 1024
 
 
 def scenario(**speculation):
-    arguments = {
-        "method": "draft-model",
-        "num_speculative_tokens": 4,
-        "draft": {"model": "llama-3.2-1b", "chip": "n150", "link": "pcie4-x16"},
-        "acceptance": {"alpha": 0.7},
-    }
-    data = {
-        "model": "llama-3.1-8b",
-        "hardware": {"chip": "h100-sxm"},
-        "speculation": arguments | speculation,
-        "workload": {"arrivals": {"process": "burst"}, "input_tokens": 8, "output_tokens": 8, "num_requests": 1},
-    }
-    return scenario_from(data, "test")
+    draft = {"model": "llama-3.2-1b", "chip": "n150", "link": "pcie4-x16"}
+    return on_h100(burst(1, 8, 8), speculation=drafts("draft-model", 4, draft=draft) | speculation)
 
 
 def made(batch=4, verify_s=10.0, plain_s=8.0, draft=3.0, prefill_s=50.0, there_s=0.5, back_s=0.25, ahead=0.5):
@@ -118,8 +108,7 @@ def test_random_pools_keep_every_job_and_every_token(seed):
     assert run.tokens_per_s <= 1.5 * most
     if lost_s is None:
         assert run.lost == run.plain_steps == 0
-        drafts = sum(len(ends) for ends in run.ends)
-        assert run.done + run.waiting + run.dropped >= drafts
+        assert run.done + run.waiting + run.dropped >= sum(len(ends) for ends in run.ends)
     assert run_pool(prices, shape, steps=20, seed=seed) == run
 
 
@@ -142,8 +131,8 @@ def test_the_study_says_what_its_pools_did(tmp_path):
     assert all(row["low"] < row["gain"] < row["high"] for row in result.records())
     assert document["ways"]["after"]["break_even"]["value"] == break_even(again)
     assert document["target_chips_gain"] > 1.0
-    assert result.conclusion in (result.save(tmp_path) / "report.md").read_text()
-    assert {path.name for path in tmp_path.iterdir()} >= {"draft-pool.json", "report.html", "study.yaml"}
+    checked_result(result, tmp_path, "draft-pool.json", "report.html", "study.yaml")
+    assert result.conclusion in (tmp_path / "report.md").read_text()
     assert len(result.figure().data) == 4, "a line and a band for each way"
 
 
@@ -155,23 +144,21 @@ def test_the_loss_of_one_drafter_costs_what_is_stated():
     assert loss["plain_steps"] > 0
 
 
-@pytest.mark.parametrize(("name", "value"), [("batch", 0), ("context_tokens", 0), ("verifiers", (0, 1))])
-def test_a_pool_of_none_is_refused(name, value):
-    with pytest.raises(ForerunError, match=f"{name}: at least one"):
-        draft_pool(scenario(), **{name: value})
-
-
 @pytest.mark.parametrize(
-    ("speculation", "message"),
+    ("call", "message"),
     [
-        ({"draft": {"model": "llama-3.2-1b"}}, "speculation.draft.chip: a pool of drafters needs"),
-        ({"draft": {"model": "llama-3.2-1b", "chip": "n150", "overlap": 0.5}}, "speculation.draft.overlap"),
+        (lambda: draft_pool(scenario(), batch=0), "batch: at least one"),
+        (lambda: draft_pool(scenario(), context_tokens=0), "context_tokens: at least one"),
+        (lambda: draft_pool(scenario(), verifiers=(0, 1)), "verifiers: at least one"),
+        (lambda: pool_prices(scenario(draft={"model": "llama-3.2-1b"}), 1, CONTEXT), "speculation.draft.chip: a pool"),
+        (
+            lambda: pool_prices(scenario(draft={"model": "llama-3.2-1b", "chip": "n150", "overlap": 0.5}), 1, CONTEXT),
+            "speculation.draft.overlap",
+        ),
+        (lambda: pool_prices(scenario(), 100_000, CONTEXT), "batch: 100000 sequences"),
+        (lambda: PoolShape(1, 0), "drafters: at least one"),
     ],
 )
-def test_what_a_pool_cannot_be_made_of(speculation, message):
-    with pytest.raises(ForerunError, match=message):
-        pool_prices(scenario(**speculation), 1, CONTEXT)
-    with pytest.raises(ForerunError, match="batch: 100000 sequences"):
-        pool_prices(scenario(), 100_000, CONTEXT)
-    with pytest.raises(ForerunError, match="drafters: at least one"):
-        PoolShape(1, 0)
+def test_what_a_pool_cannot_be_made_of(call, message):
+    with refused(message):
+        call()

@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scenario_parts import burst, drafts
 from tiny_scenario import tiny_data
 
 from simulator.running.scenario import scenario_from
@@ -31,11 +32,26 @@ DEEPSEEK = {"model": "deepseek-r1", "hardware": {"chip": "h200-sxm", "tensor_par
 A100 = {"hardware": {"chip": "a100-sxm-80gb"}}
 MIXED = {"weights_dtype": {"default": "bf16", "mlp": "fp8"}, "kv_cache_dtype": "fp32"}
 UNSAID = f"# load a checkpoint with weights_dtype {MIXED['weights_dtype']}; no flag is known for kv_cache_dtype fp32"
-STEPS = "--speculative-num-steps {} --speculative-eagle-topk 1 --speculative-num-draft-tokens {}"
+ROUTED = {"hardware": {"replicas": 3}, "engine": {"routing": "least-outstanding"}}
+TREE = {"method": "eagle", "tree": "eagle-25", "acceptance": {"alpha": 0.6}}
 
 
-def drafting(method, **fields):
-    return {"speculation": {"method": method, "acceptance": {"alpha": 0.6}} | fields}
+def scheduled(name):
+    return {"engine": {"scheduler": name}}
+
+
+def drafting(method, tokens, **draft):
+    return {"speculation": drafts(method, tokens, **draft)}
+
+
+def vllm_drafts(method, tokens, **model):
+    return f"--speculative-config {json.dumps({'method': method, 'num_speculative_tokens': tokens, **model})}"
+
+
+def sglang_drafts(algorithm, tokens, model=None):
+    path = f" --speculative-draft-model-path {model}" if model else ""
+    steps = f"--speculative-num-steps {tokens} --speculative-eagle-topk 1 --speculative-num-draft-tokens {tokens + 1}"
+    return f"--speculative-algorithm {algorithm} {steps}{path}"
 
 
 @pytest.mark.parametrize(
@@ -45,22 +61,11 @@ def drafting(method, **fields):
         ({"engine": {"enable_prefix_caching": False}}, "--no-enable-prefix-caching", "--disable-radix-cache"),
         ({"engine": {"cuda_graphs": False}}, "--enforce-eager", "--disable-cuda-graph"),
         ({"engine": {"max_num_batched_tokens": 4096}}, "4096", "4096"),
-        ({"engine": {"scheduler": "vllm-v1"}}, "", ""),
-        (
-            {"engine": {"scheduler": "priority"}},
-            "--scheduling-policy priority",
-            "# SGLang has no scheduler like priority",
-        ),
-        (
-            {"engine": {"scheduler": "static"}},
-            "# vLLM has no scheduler like static",
-            "# SGLang has no scheduler like static",
-        ),
-        ({"engine": {"scheduler": "sglang"}}, "# vLLM has no scheduler like sglang", ""),
-        (
-            {"hardware": {"replicas": 3}, "engine": {"routing": "least-outstanding"}},
-            *["# 3 copies behind a least-outstanding router"] * 2,
-        ),
+        (scheduled("vllm-v1"), "", ""),
+        (scheduled("priority"), "--scheduling-policy priority", "# SGLang has no scheduler like priority"),
+        (scheduled("static"), "# vLLM has no scheduler like static", "# SGLang has no scheduler like static"),
+        (scheduled("sglang"), "# vLLM has no scheduler like sglang", ""),
+        (ROUTED, *["# 3 copies behind a least-outstanding router"] * 2),
         ({"hardware": {"tensor_parallel": 2}}, "--tensor-parallel-size 2", "--tp-size 2"),
         (
             {"model": "qwen3-30b-a3b", "hardware": GROUPS},  # vLLM counts the chips of a group, SGLang all of them
@@ -76,29 +81,19 @@ def drafting(method, **fields):
         (DEEPSEEK | {"weights_dtype": "fp8_block"}, "", ""),  # a quantised checkpoint is not quantised again
         (DEEPSEEK | {"weights_dtype": "fp8"}, *["# load a checkpoint with weights_dtype fp8"] * 2),
         (
-            drafting("draft-model", num_speculative_tokens=4, draft={"model": "llama-3.2-1b"}),
-            '--speculative-config {"method": "draft_model", "num_speculative_tokens": 4, '
-            '"model": "meta-llama/Llama-3.2-1B"}',
-            f"--speculative-algorithm STANDALONE {STEPS.format(4, 5)} "
-            "--speculative-draft-model-path meta-llama/Llama-3.2-1B",
+            drafting("draft-model", 4, draft={"model": "llama-3.2-1b"}),
+            vllm_drafts("draft_model", 4, model="meta-llama/Llama-3.2-1B"),
+            sglang_drafts("STANDALONE", 4, "meta-llama/Llama-3.2-1B"),
         ),
         (
-            drafting("eagle3", num_speculative_tokens=2),
-            '--speculative-config {"method": "eagle3", "num_speculative_tokens": 2, "model": "DRAFT_MODEL"}',
-            f"--speculative-algorithm EAGLE3 {STEPS.format(2, 3)} --speculative-draft-model-path DRAFT_MODEL",
+            drafting("eagle3", 2),
+            vllm_drafts("eagle3", 2, model="DRAFT_MODEL"),
+            sglang_drafts("EAGLE3", 2, "DRAFT_MODEL"),
         ),
+        (drafting("ngram", 5), vllm_drafts("ngram", 5), sglang_drafts("NGRAM", 5)),
+        ({"speculation": TREE}, "# vLLM has no eagle tree", "# flags of eagle in SGLang are not known here"),
         (
-            drafting("ngram", num_speculative_tokens=5),
-            '--speculative-config {"method": "ngram", "num_speculative_tokens": 5}',
-            f"--speculative-algorithm NGRAM {STEPS.format(5, 6)}",
-        ),
-        (
-            drafting("eagle", tree="eagle-25"),
-            "# vLLM has no eagle tree",
-            "# flags of eagle in SGLang are not known here",
-        ),
-        (
-            drafting("parallel-draft", num_speculative_tokens=3),
+            drafting("parallel-draft", 3),
             "# vLLM has no parallel-draft",
             "# flags of parallel-draft in SGLang are not known here",
         ),
@@ -131,13 +126,8 @@ def test_a_local_engine_has_the_command_of_llama_server():
         "kv_cache_dtype": "q8_0",
         "hardware": {"chip": "rtx-4090", "tensor_parallel": 2},
         "engine": {"framework": "llama.cpp", "max_num_seqs": 4, "max_num_batched_tokens": 512, "max_model_len": 8192},
-        "speculation": {
-            "method": "draft-model",
-            "num_speculative_tokens": 3,
-            "draft": {"model": "qwen2.5-0.5b"},
-            "acceptance": {"alpha": 0.7},
-        },
-        "workload": {"arrivals": {"process": "burst"}, "input_tokens": 9, "output_tokens": 9, "num_requests": 1},
+        "speculation": drafts("draft-model", 3, draft={"model": "qwen2.5-0.5b"}),
+        "workload": burst(1, 9, 9),
     }
     result = launch_flags(scenario_from(data, "test"))
     assert list(result) == ["llama.cpp"]

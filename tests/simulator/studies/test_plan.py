@@ -2,25 +2,23 @@
 
 import json
 from dataclasses import replace
-from types import SimpleNamespace
+from math import inf
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scenario_parts import drafts, on_h100, poisson
+from tiny_scenario import tiny_data
 
 from forerun.errors import ForerunError, InvariantError
-from simulator.cli.app import main
 from simulator.running.run import simulate
-from simulator.running.scenario import Scenario, load_scenario
+from simulator.running.scenario import load_scenario, scenario_from
 from simulator.studies.plan.command import plan
 from simulator.studies.plan.document import plan_document
 from simulator.studies.plan.layouts import layouts, search_axes
-from simulator.studies.plan.objectives import objective_of
+from simulator.studies.plan.objectives import GOODPUT, latency_words, limits_words, objective_of, reached, resampled
 from simulator.studies.plan.search import (
-    Candidate,
-    CheapestFirst,
-    Plan,
     PlanOptions,
     highest_by_hour,
     infeasible_reason,
@@ -55,8 +53,10 @@ def study(file, *vary):
     return StudyFile(str(file), load_scenario(file), parse_vary(vary), ())
 
 
-def quick(**changes):
-    return PlanOptions(**{"replications": 2, "requests": 200, "headroom": False, "jobs": 1} | changes)
+def planned_for(file, *vary, slo=SLO, **options):
+    """A plan with few runs of few requests."""
+    few = {"replications": 2, "requests": 200, "headroom": False, "jobs": 1}
+    return make_plan(study(file, *vary), objective_of({}, slo), PlanOptions(**few | options))
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def quick(**changes):
 )
 def test_winner_is_that_of_the_whole_grid(chat, slo, rate):
     objective = objective_of({}, slo)
-    planned = make_plan(study(chat, *VARY), objective, quick(mode="rate", rate=rate, interval=False))
+    planned = planned_for(chat, *VARY, slo=slo, mode="rate", rate=rate, interval=False)
     load = planned_load(planned.study.scenario, 200, own_arrivals=False)
     holding = []
     for layout in layouts(planned.study, search_axes(planned.study)):
@@ -72,16 +72,15 @@ def test_winner_is_that_of_the_whole_grid(chat, slo, rate):
             driven = layout.with_replicas(load.at(layout.scenario, rate), replicas)
             verdict = judge(objective, trial(driven, objective, [0, 1]))
             if verdict.meets:
-                holding.append(
-                    (layout.usd_per_hour * replicas, verdict.slo_ratio, len(holding), layout.named(replicas))
-                )
+                cost = layout.usd_per_hour * replicas
+                holding.append((cost, verdict.slo_ratio, len(holding), layout.named(replicas)))
     assert (planned.best.name if planned.best is not None else None) == (min(holding)[-1] if holding else None)
     assert len(holding) < 12
 
 
 def test_pruned_layouts_miss_when_they_are_simulated(chat):
     objective = objective_of({}, SLO)
-    planned = make_plan(study(chat, *VARY), objective, quick(mode="rate", rate=60.0, requests=1500))
+    planned = planned_for(chat, *VARY, mode="rate", rate=60.0, requests=1500)
     load = planned_load(planned.study.scenario, 1500, own_arrivals=False)
     pruned = [candidate for candidate in planned.candidates if candidate.status == "pruned"]
     assert pruned
@@ -90,9 +89,7 @@ def test_pruned_layouts_miss_when_they_are_simulated(chat):
         assert not judge(objective, trial(driven, objective, [0])).meets
 
 
-@pytest.mark.parametrize(
-    "values", [{}, {"speculation": {"method": "ngram", "num_speculative_tokens": 3, "acceptance": {"alpha": 0.6}}}]
-)
+@pytest.mark.parametrize("values", [{}, {"speculation": drafts("ngram", 3, 0.6)}])
 @pytest.mark.parametrize("key", ["p99_ttft_ms", "mean_tpot_ms", "p99_itl_ms", "std_e2el_ms"])
 def test_what_the_longest_request_alone_holds_every_request_holds_without_load(chat, values, key):
     scenario = load_scenario(chat).with_values({"workload.num_requests": 60, **values})
@@ -106,23 +103,6 @@ def test_what_the_longest_request_alone_holds_every_request_holds_without_load(c
     assert message == sorted(message)
     assert message[-1]
     assert not message[0]
-
-
-def test_more_replicas_are_tried_without_serving_every_request_alone(chat, monkeypatch):
-    lasted = []
-
-    def timed(*rest, **more):
-        result = simulate(*rest, **more)
-        lasted.append(result.requests.arrival_s.max())
-        return result
-
-    monkeypatch.setattr("simulator.running.run.simulate", timed)
-    options = quick(mode="rate", rate=60.0, interval=False)
-    planned = make_plan(study(chat, "hardware.tensor_parallel=1"), objective_of({}, SLO), options)
-    assert planned.best is not None
-    assert planned.best.replicas > 1
-    assert max(lasted) < 60.0  # a thousandth of 60 requests per second would take an hour
-    assert planned.runs == len(lasted)
 
 
 def test_bisection_agrees_with_a_fine_sweep(chat):
@@ -142,20 +122,15 @@ def test_bisection_brackets_any_threshold(threshold, guess):
     result, tried = highest_rate(lambda rate: rate / threshold, guess)
     assert threshold / 1.01 <= result <= threshold
     assert tried <= 40
-
-
-def test_no_rate_holds():
-    assert highest_rate(lambda rate: 2.0, 1.0)[0] == 0.0
+    assert highest_rate(lambda rate: 2.0, guess)[0] == 0.0, "none holds"
 
 
 def test_trace_is_replayed_and_growth_presses_it_together(project_root):
-    chat_trace = project_root / "examples" / "chat-h100.yaml"
-    objective = objective_of({}, ("p99_ttft_ms=1000", "p99_tpot_ms=60"))
-    narrow = study(chat_trace, "hardware.tensor_parallel=1", "engine.max_num_batched_tokens=2048")
-    options = quick(mode="own", growth=8.0, requests=600, headroom=True)
-    planned = make_plan(narrow, objective, options)
+    vary = ("hardware.tensor_parallel=1", "engine.max_num_batched_tokens=2048")
+    options = {"slo": ("p99_ttft_ms=1000", "p99_tpot_ms=60"), "growth": 8.0, "requests": 600, "headroom": True}
+    planned = planned_for(project_root / "examples" / "chat-h100.yaml", *vary, mode="own", **options)
     document = plan_document(planned)
-    custom = planned_load(narrow.scenario, 600, own_arrivals=True).recorded_rate
+    custom = planned_load(planned.study.scenario, 600, own_arrivals=True).recorded_rate
     assert document["request_rate"] == pytest.approx(8 * custom)
     best = document["best"]
     assert best["replicas"] == 2
@@ -166,57 +141,49 @@ def test_trace_is_replayed_and_growth_presses_it_together(project_root):
 
 
 def test_refused_layouts_are_listed_with_their_reason(chat):
-    varied = study(chat, "model=llama-3.1-8b,llama-3.1-405b", "hardware.tensor_parallel=1,3", "hardware.replicas=1")
-    planned = make_plan(varied, objective_of({}, SLO), quick(mode="rate", rate=2.0))
+    vary = ("model=llama-3.1-8b,llama-3.1-405b", "hardware.tensor_parallel=1,3", "hardware.replicas=1")
+    planned = planned_for(chat, *vary, mode="rate", rate=2.0)
     reasons = {candidate.name: candidate.reason for candidate in planned.candidates if candidate.status == "refused"}
     assert len(reasons) == 6
-    assert any("do not divide by 3" in reason for reason in reasons.values())
-    assert any("does not fit" in reason for reason in reasons.values())
+    for words in ("do not divide by 3", "does not fit"):
+        assert any(words in reason for reason in reasons.values())
     assert planned.best is not None
 
 
 def test_same_seed_same_plan_whatever_the_processes(chat):
-    objective = objective_of({}, SLO)
-    single, shared = (
-        plan_document(make_plan(study(chat, *VARY), objective, quick(mode="rate", rate=20.0, jobs=jobs)))
-        for jobs in (1, 2)
-    )
-    assert json.dumps(single) == json.dumps(shared)
+    single, shared = (planned_for(chat, *VARY, mode="rate", rate=20.0, jobs=jobs) for jobs in (1, 2))
+    assert json.dumps(plan_document(single)) == json.dumps(plan_document(shared))
 
 
 def test_highest_rate_of_every_layout(chat):
-    objective = objective_of({}, SLO)
-    varied = study(chat, "hardware.tensor_parallel=1,2", "engine.max_num_batched_tokens=2048", "hardware.replicas=1")
-    document = plan_document(make_plan(varied, objective, quick(mode="max-rate")))
-    rates = [row["max_rate"] for row in document["candidates"]]
+    vary = ("hardware.tensor_parallel=1,2", "engine.max_num_batched_tokens=2048", "hardware.replicas=1")
+    rows = plan_document(planned_for(chat, *vary, mode="max-rate"))["candidates"]
+    rates = [row["max_rate"] for row in rows]
     assert rates == sorted(rates, reverse=True)
-    assert [row["set"]["hardware.tensor_parallel"] for row in document["candidates"]] == [2, 1]
-    assert all(
-        row["values"]["p99_ttft_ms"] <= 400 and row["values"]["p99_tpot_ms"] <= 25 for row in document["candidates"]
-    )
-    assert document["candidates"][0]["flags"]["vllm"].startswith("vllm serve meta-llama/Llama-3.1-8B --tensor-parallel")
+    assert [row["set"]["hardware.tensor_parallel"] for row in rows] == [2, 1]
+    assert all(row["values"]["p99_ttft_ms"] <= 400 and row["values"]["p99_tpot_ms"] <= 25 for row in rows)
+    assert rows[0]["flags"]["vllm"].startswith("vllm serve meta-llama/Llama-3.1-8B --tensor-parallel")
 
 
 def test_prices_of_other_chips_come_from_their_profiles(chat):
-    varied = study(
-        chat, "hardware.chip=a100-sxm-80gb,h100-sxm", "hardware.tensor_parallel=1", "hardware.replicas=1,2,3"
-    )
-    planned = make_plan(varied, objective_of({}, SLO), quick(mode="rate", rate=8.0))
+    vary = ("hardware.chip=a100-sxm-80gb,h100-sxm", "hardware.tensor_parallel=1", "hardware.replicas=1,2,3")
+    planned = planned_for(chat, *vary, mode="rate", rate=8.0)
     prices = {c.layout.scenario.hardware.chip: c.layout.usd_per_hour for c in planned.candidates}
     assert prices == {"a100-sxm-80gb": 2.0, "h100-sxm": 2.65}
     assert planned.by_price
     assert any("price of a100-sxm-80gb" in note for note in planned.notes)
 
 
-def test_bounds_know_what_they_do_not_know(chat):
-    steady = layouts(study(chat), {})[0].steady
-    arrivals = np.arange(4000) / 400.0
-    assert overload(steady, objective_of({}, ("p99_ttft_ms=1000",)), 1, arrivals) is not None
-    assert overload(steady, objective_of({}, ("p99_ttft_ms=1e7",)), 1, arrivals) is None
-    assert overload(steady, objective_of({}, ("p99_ttft_ms=1000",)), 40, arrivals) is None
+@pytest.mark.parametrize(
+    ("limit", "replicas", "overloaded"),
+    [("p99_ttft_ms=1000", 1, True), ("p99_ttft_ms=1e7", 1, False), ("p99_ttft_ms=1000", 40, False)],
+)
+def test_bounds_know_what_they_do_not_know(chat, limit, replicas, overloaded):
+    steady, arrivals = layouts(study(chat), {})[0].steady, np.arange(4000) / 400.0
+    assert bool(overload(steady, objective_of({}, (limit,)), replicas, arrivals)) == overloaded
+    assert overload(None, objective_of({}, SLO), 1, arrivals) is None
     assert infeasible_reason(steady, objective_of({}, ("p99_ttft_ms=1",))) is not None
     assert infeasible_reason(steady, objective_of({}, ("p50_ttft_ms=1",))) is None
-    assert overload(None, objective_of({}, SLO), 1, arrivals) is None
 
 
 @pytest.mark.parametrize(
@@ -225,7 +192,7 @@ def test_bounds_know_what_they_do_not_know(chat):
         ((), "at least one limit"),
         (("p99_ttft=5",), "not a latency limit"),
         (("p99_ttft_ms",), "write KEY=VALUE"),
-        (("p99_ttft_ms=-3",), "positive number"),
+        *(((f"p99_ttft_ms={limit}",), "the value must be a positive number") for limit in (-3, "soon", "nan", "inf")),
         (("goodput=0.9",), "what a good request is"),
         (("goodput=1.5", "ttft_ms=9"), r"\(0, 1\]"),
         (("ttft_ms=9",), "needs the share"),
@@ -244,45 +211,32 @@ def test_objectives_that_are_none(texts, words):
         (["p99_ttft_ms=9", "--set", "model=deepseek-v3"], "No layout can be built"),
     ],
 )
-def test_nothing_that_holds_is_a_verdict(chat, capsys, arguments, words):
-    assert main(["plan", str(chat), "--rate", "2", "--slo", *arguments, "--jobs", "1", "--requests", "50"]) == 1
-    assert words in " ".join(capsys.readouterr().out.split())
+def test_nothing_that_holds_is_a_verdict(chat, forerun, arguments, words):
+    outcome = forerun("plan", chat, "--rate", 2, "--slo", *arguments, "--jobs", 1, "--requests", 50)
+    assert outcome.code == 1
+    assert words in " ".join(outcome.out.split())
 
 
-def test_command_writes_what_it_says(chat, capsys, tmp_path):
+def test_command_writes_what_it_says(chat, forerun, tmp_path):
     out = tmp_path / "out"
-    arguments = ["plan", str(chat), "--rate", "3", "--requests", "60", "--jobs", "1", "--replications", "1"]
-    arguments += ["--slo", "p99_ttft_ms=2000", "--vary", "hardware.tensor_parallel=1,2", "--json", "-"]
-    assert main([*arguments, "--out", str(out)]) == 0
-    document = json.loads(capsys.readouterr().out)
+    arguments = "--rate 3 --requests 60 --jobs 1 --replications 1 --slo p99_ttft_ms=2000"
+    vary = "--vary hardware.tensor_parallel=1,2 --json -"
+    document = forerun("plan", chat, *arguments.split(), *vary.split(), "--out", out).document
     assert document["best"]["chips"] == 1
     needed = "layout chips usd_per_hour usd_per_million_output_tokens max_rate meets_slo binding bottleneck basis flags"
     assert all(set(needed.split()) <= set(row) for row in document["candidates"])
-    assert {path.name for path in out.iterdir()} == {
-        "plan.json",
-        "study.yaml",
-        "report.html",
-        "report.md",
-        "summary.html",
-    }
-    assert document["conclusion"].split(" is the cheapest")[0] in (out / "report.md").read_text()
-    rerun = (out / "report.md").read_text().split("```sh\nforerun ")[1].split("\n")[0].split()
+    names = sorted(path.name for path in out.iterdir())
+    assert names == ["plan.json", "report.html", "report.md", "study.yaml", "summary.html"]
+    report = (out / "report.md").read_text()
+    assert document["conclusion"].split(" is the cheapest")[0] in report
+    rerun = report.split("```sh\nforerun ")[1].split("\n")[0].split()
     rerun[1] = str(out / "study.yaml")
-    assert main([*rerun, "--json", "-", "--jobs", "1"]) == 0
-    assert json.loads(capsys.readouterr().out)["candidates"] == document["candidates"]
+    assert forerun(*rerun, "--json", "-", "--jobs", 1).document["candidates"] == document["candidates"]
 
 
-def test_scenarios_own_speculation_is_tried_on_and_off():
-    scenario = Scenario.model_validate(
-        {
-            "model": "llama-3.1-8b",
-            "hardware": {"chip": "h100-sxm"},
-            "speculation": {"method": "ngram", "num_speculative_tokens": 3, "acceptance": {"alpha": 0.5}},
-            "workload": {"arrivals": {"process": "burst"}, "input_tokens": 9, "output_tokens": 9, "num_requests": 9},
-        }
-    )
-    axes = search_axes(StudyFile("here", scenario, {}, ()))
-    assert axes["speculation.method"] == ("ngram", "none")
+def test_scenarios_own_speculation_is_tried_on_and_off(chat):
+    scenario = load_scenario(chat).with_values({"speculation": drafts("ngram", 3, 0.5)})
+    assert search_axes(StudyFile("here", scenario, {}, ()))["speculation.method"] == ("ngram", "none")
 
 
 def test_a_fault_of_one_layout_is_a_row_and_not_the_end(chat, monkeypatch):
@@ -305,18 +259,6 @@ def test_a_fault_of_one_layout_is_a_row_and_not_the_end(chat, monkeypatch):
     assert "Internal errors; please report them" in [table.title for table in result.tables()]
 
 
-def test_at_equal_cost_the_layout_that_reaches_further_wins(chat):
-    """Two layouts cost the same; the one nearer to its SLO at the rate requested holds the higher rate."""
-    objective, options = objective_of({}, SLO), quick(mode="rate", rate=12.0)
-    ranked = Plan(study(chat), objective, options, 12.0, True)
-    layout = layouts(study(chat, "hardware.tensor_parallel=1", "engine.max_num_batched_tokens=512"), {})[0]
-    relaxed = Candidate(layout, 2, "meets", max_rate=19.0, verdict=SimpleNamespace(slo_ratio=0.4))
-    reaching = Candidate(layout, 2, "meets", max_rate=21.0, verdict=SimpleNamespace(slo_ratio=0.6))
-    search = CheapestFirst.__new__(CheapestFirst)
-    search._plan = ranked
-    assert sorted([relaxed, reaching], key=search._rank) == [reaching, relaxed]
-
-
 def test_a_spare_replica_is_rented_and_the_brief_says_what_it_is_for(chat):
     arguments = {"rate": 3.0, "slo": {"p99_ttft_ms": 2000.0}, "vary": {"hardware.tensor_parallel": [1]}}
     bare, spare = (plan(chat, **arguments, requests=60, replications=1, jobs=1, spare=spare) for spare in (0, 1))
@@ -325,12 +267,10 @@ def test_a_spare_replica_is_rented_and_the_brief_says_what_it_is_for(chat):
     assert spare.best["set"]["hardware.replicas"] == 2
     assert spare.best["layout"].startswith("1+1 x a100-sxm-80gb")
     assert spare.best["max_rate"] == bare.best["max_rate"], "what holds with the spare one down"
-    assert (
-        "while it is down nothing is served; --spare 1 adds one for $1,460"
-        in bare.document["plan_summary"]["a replica fails"]
-    )
-    assert "1 of the 2 may be down and, as predicted," in spare.document["plan_summary"]["a replica fails"]
-    assert spare.document["plan_summary"]["how sure"].startswith("every limit is met as predicted, and with")
+    without, brief = (result.document["plan_summary"] for result in (bare, spare))
+    assert "while it is down nothing is served; --spare 1 adds one for $1,460" in without["a replica fails"]
+    assert "1 of the 2 may be down and, as predicted," in brief["a replica fails"]
+    assert brief["how sure"].startswith("every limit is met as predicted, and with")
     assert "--spare 1" in spare.command
 
 
@@ -340,17 +280,16 @@ def test_the_brief_tells_cost_failure_growth_and_what_would_change_it(chat):
     result = plan(chat, **arguments)
     brief, best = result.document["plan_summary"], result.best
     unsearched = plan(chat, **arguments, headroom=False).document["plan_summary"]
-    assert unsearched["a replica fails"].startswith(
-        f"not tried with {best['replicas'] - 1} of {best['replicas']} replicas;"
-    )
+    fewer = f"{best['replicas'] - 1} of {best['replicas']} replicas"
+    assert unsearched["a replica fails"].startswith(f"not tried with {fewer};")
     assert brief["usd_per_month"] == 730 * best["usd_per_hour"]
-    assert f"{best['replicas'] - 1} of {best['replicas']} replicas left" in brief["a replica fails"]
+    assert f"{fewer} left" in brief["a replica fails"]
     replicas = int(brief["twice the load"].split()[0])
     assert best["replicas"] < replicas <= 2 * best["replicas"] + 1
     assert f"{best['headroom']:.0%} more traffic" in brief["what would change it"]
     assert result.table("plan_summary").rows
-    assert plan(chat, max_rate=True, slo={"p99_ttft_ms": 2000.0}, vary={"hardware.tensor_parallel": [1]}, requests=60,
-                replications=1, jobs=1).document["plan_summary"] is None  # fmt: skip
+    highest = plan(chat, max_rate=True, slo=slo, vary=vary, requests=60, replications=1, jobs=1)
+    assert highest.document["plan_summary"] is None
 
 
 def test_variants_keep_their_names_and_sections_are_spelled_out(chat):
@@ -373,47 +312,34 @@ def test_prices_by_chip(chat):
     assert run.document["cost_usd"] == pytest.approx(1.5 * run.summary["duration"] / 3600)
 
 
-def test_from_a_log_to_a_plan(tmp_path, capsys):
+def test_from_a_log_to_a_plan(tmp_path, forerun):
     rows = [f"2024-05-01 10:00:{second:02d},{300 + 10 * second},{40 + second}" for second in range(60)]
     log = tmp_path / "my.csv"
     log.write_text("\n".join(["when,prompt_toks,gen_toks", *rows, ""]))
-    quick_plan = ["--slo", "p99_ttft_ms=2000", "--vary", "hardware.tensor_parallel=1", "--jobs", "1", "--no-headroom"]
-    assert main(["plan", str(log), *quick_plan, "--json", "-"]) == 0
-    document = json.loads(capsys.readouterr().out)
+    words = "--slo p99_ttft_ms=2000 --vary hardware.tensor_parallel=1 --jobs 1 --no-headroom --json -"
+    command = ("plan", log, *words.split())
+    document = forerun(*command).document
     message = " ".join(document["notes"])
     assert "taken: model llama-3.1-8b, hardware.chip h100-sxm (--set model=NAME --set hardware.chip=NAME" in message
     assert "arrival = 'when', input = 'prompt_toks', output = 'gen_toks'" in message
     assert document["request_rate"] == pytest.approx(60 / 59, rel=0.05)
     other = ["--map", "arrival=when,input=gen_toks,output=prompt_toks", "--set", "model=llama-3.2-1b"]
-    assert main(["plan", str(log), *quick_plan, *other, "--json", "-"]) == 0
-    turned = json.loads(capsys.readouterr().out)
-    assert turned["scenario"]["workload"]["columns"] == {
-        "arrival": "when",
-        "input": "gen_toks",
-        "output": "prompt_toks",
-    }
+    turned = forerun(*command, *other).document
+    columns = {"arrival": "when", "input": "gen_toks", "output": "prompt_toks"}
+    assert turned["scenario"]["workload"]["columns"] == columns
     assert not any("guessed" in note or "model" in note for note in turned["notes"])
-    assert main(["run", str(log)]) == 2
-    assert "is a log of requests, not a scenario; forerun plan" in capsys.readouterr().err
-    assert main(["plan", str(log), *quick_plan, "--map", "arrival"]) == 2
-    assert "--map arrival: write WORD=COLUMN" in capsys.readouterr().err
+    assert "is a log of requests, not a scenario; forerun plan" in forerun("run", log).error_line
+    assert "--map arrival: write WORD=COLUMN" in forerun(*command, "--map", "arrival").error_line
 
 
 def test_a_profile_is_planned_for_its_busiest_moment_and_by_the_hour():
     profile = [(0, 0.2), (28_800, 0.3), (43_200, 2.0), (72_000, 1.6), (86_400, 0.2)]
-    workload = {
-        "arrivals": {"process": "poisson", "request_rate": 20.0, "profile": profile},
-        "input_tokens": 512,
-        "output_tokens": 64,
-        "num_requests": 200,
-    }
-    scenario = Scenario.model_validate(
-        {"model": "llama-3.1-8b", "hardware": {"chip": "h100-sxm"}, "workload": workload}
-    )
+    workload = poisson(20.0, 200, 512, 64)
+    workload["arrivals"]["profile"] = profile
     axes = {"hardware.tensor_parallel": (1,), "engine.max_num_batched_tokens": (2048,)}
     slo = {"p99_ttft_ms": 300, "p99_tpot_ms": 12}
     few = {"replications": 1, "requests": 200, "finalists": 1, "max_replicas": 8, "jobs": 1, "interval": False}
-    result = plan(scenario, slo=slo, vary=axes, **few)
+    result = plan(on_h100(workload), slo=slo, vary=axes, **few)
     hours, most = result.document["hours"], result.best["replicas"]
     assert result.document["request_rate"] == 40
     assert [hour["start_s"] for hour in hours] == [3600 * n for n in range(24)]
@@ -437,3 +363,55 @@ def test_a_plan_of_pools_finds_how_many_replicas_each_needs():
     assert len(document["candidates"]) == 36
     assert document["candidates"][0]["layout"] == "prefill 2 x h200-sxm TP1 + decode 1 x h100-sxm TP1"
     assert document["candidates"][0]["flags"]["vllm"].count("vllm serve") == 2
+
+
+SHARE = ("goodput=0.9", "ttft_ms=500", "tpot_ms=50")
+
+
+@pytest.fixture(scope="module")
+def result():
+    return simulate(scenario_from(tiny_data(num_requests=80), "test"))
+
+
+def test_slo_ratio_is_a_share_of_the_limit_or_of_the_bad_requests_allowed():
+    latency, share = objective_of({}, ("p99_ttft_ms=200",)), objective_of({}, SHARE)
+    assert latency.slo_ratio("p99_ttft_ms", 50.0) == 0.25
+    assert latency.slo_ratio("p99_ttft_ms", None) == 0.0, "what was never measured breaks no limit"
+    assert share.slo_ratio(GOODPUT, 0.95) == pytest.approx(0.5)
+    assert share.slo_ratio(GOODPUT, 0.8) == pytest.approx(2.0)
+    all_of_them = objective_of({}, ("goodput=1", "ttft_ms=500"))
+    assert [all_of_them.slo_ratio(GOODPUT, value) for value in (1.0, 0.999)] == [0.0, inf]
+
+
+def test_what_was_reached_is_what_the_requests_say(result):
+    requests = result.requests
+    ttft = 1e3 * (requests.first_token_s - requests.arrival_s)
+    tpot = 1e3 * (requests.finished_s - requests.first_token_s) / (requests.output_tokens - 1)
+    values = reached(objective_of({}, ("mean_ttft_ms=900", "p99_itl_ms=900", *SHARE)), result)
+    assert values["mean_ttft_ms"] == pytest.approx(ttft.mean())
+    gaps = np.repeat(result.gaps.gap_s, result.gaps.count) * 1e3
+    assert gaps.min() <= values["p99_itl_ms"] <= gaps.max()
+    assert values["p99_itl_ms"] >= np.quantile(gaps, 0.98)
+    fine = (ttft <= 500) & ~(tpot > 50)
+    assert values[GOODPUT] == pytest.approx(fine.mean())
+
+
+def test_resamples_scatter_about_the_run(result):
+    objective = objective_of({}, ("mean_ttft_ms=900", *SHARE))
+    values = reached(objective, result)
+    rows = resampled(objective, result, seed=1)
+    assert rows == resampled(objective, result, seed=1) != resampled(objective, result, seed=2)
+    for key, value in values.items():
+        drawn = np.array([row[key] for row in rows])
+        assert abs(drawn.mean() - value) <= 4 * drawn.std() / np.sqrt(len(rows)) + 0.02 * value
+    assert np.std([row["mean_ttft_ms"] for row in rows]) > 0
+    assert resampled(objective_of({}, ("p99_itl_ms=9", "p99_ttft_ms=9")), result) is None
+
+
+def test_objectives_read_as_sentences():
+    objective = objective_of({}, ("p99_ttft_ms=1000", *SHARE))
+    assert limits_words(objective) == "p99 TTFT <= 1,000 ms and 0.9 of requests within TTFT <= 500 ms, TPOT <= 50 ms"
+    assert latency_words(GOODPUT, 0.875) == "goodput 87.5%"
+    assert latency_words(GOODPUT, None) == "goodput unknown"
+    assert latency_words("p99_ttft_ms", 812.0) == "p99 TTFT 812 ms"
+    assert latency_words("p99_ttft_ms", None) == "p99 TTFT unknown"

@@ -1,10 +1,10 @@
 """Plans within a budget of watts: what it supplies, what needs more for it, and carbon over the day."""
 
 import pytest
+from scenario_parts import on_h100, poisson
 
 from forerun.errors import ForerunError
 from hwprofiles import load_chip
-from simulator.running.scenario import Scenario
 from simulator.studies.plan.command import plan
 from simulator.studies.plan.document import carbon_of
 from simulator.studies.study_file import study_of
@@ -13,8 +13,7 @@ SLO = {"p99_ttft_ms": 2000, "p99_tpot_ms": 60}
 
 
 def chat():
-    load = {"request_rate": 4, "input_tokens": 256, "output_tokens": 32, "num_requests": 60}
-    return Scenario(model="llama-3.2-1b", chip="h100-sxm", engine={"max_num_seqs": 16}, **load)
+    return on_h100(poisson(4, 60, 256, 32), model="llama-3.2-1b", engine={"max_num_seqs": 16})
 
 
 def planned(budget, **options):
@@ -41,10 +40,8 @@ def test_every_layout_gets_the_replicas_that_the_budget_supplies(capped):
 
 def test_the_rate_is_that_of_one_replica_times_as_many(capped):
     row = capped["candidates"][0]
-    solo = planned(
-        row["board_w"] / row["replicas"], vary={"hardware.power_limit_w": [row["set"]["hardware.power_limit_w"]]}
-    )
-    (single,) = solo["candidates"]
+    vary = {"hardware.power_limit_w": [row["set"]["hardware.power_limit_w"]]}
+    (single,) = planned(row["board_w"] / row["replicas"], vary=vary)["candidates"]
     assert single["replicas"] == 1
     assert row["max_rate"] == pytest.approx(row["replicas"] * single["max_rate"])
     assert row["power_w"] == pytest.approx(row["replicas"] * single["power_w"])

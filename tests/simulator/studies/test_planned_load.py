@@ -4,15 +4,14 @@ import re
 
 import numpy as np
 import pytest
+from scenario_parts import lognormal, on_h100, poisson
 
 from forerun.errors import ForerunError
 from simulator.running.run import simulate
-from simulator.running.scenario import Scenario, scenario_from
 from simulator.studies.artefacts import artefact
 from simulator.studies.plan.command import plan
 from simulator.workload import generate_requests
 
-CHAT = {"model": "llama-3.1-8b", "hardware": {"chip": "h100-sxm"}, "workload": {"trace": "azure-conv-2023"}}
 QUICK = {
     "slo": {"p99_ttft_ms": 2000, "p99_tpot_ms": 80},
     "vary": {"hardware.tensor_parallel": [1], "engine.max_num_batched_tokens": [8192]},
@@ -28,7 +27,7 @@ RATE = {"vllm-bench": r"--request-rate (\S+)", "guidellm": r"rate=([\d.]+)", "ai
 @pytest.mark.parametrize("name", RATE)
 @pytest.mark.parametrize("load", [{"rate": 40.0}, {"growth": 8.0}, {"max_rate": True}])
 def test_benchmark_commands_offer_the_planned_rate(name, load):
-    planned = plan(scenario_from(CHAT, "chat"), **QUICK | load)
+    planned = plan(on_h100({"trace": "azure-conv-2023"}), **QUICK | load)
     text = artefact(name, planned.scenario)
     rate = planned.document["request_rate"] or planned.best["max_rate"]
     assert float(re.search(RATE[name], text)[1]) == pytest.approx(rate, rel=5e-3)
@@ -52,8 +51,7 @@ def day(tmp_path):
 
 @pytest.mark.parametrize("load", [{}, {"growth": 3.0}])
 def test_a_part_of_a_trace_is_its_busiest(day, load):
-    data = CHAT | {"workload": {"trace": str(day)}}
-    planned = plan(scenario_from(data, "day"), **QUICK | load | {"requests": 1000})
+    planned = plan(on_h100({"trace": str(day)}), **QUICK | load | {"requests": 1000})
     assert planned.document["request_rate"] == pytest.approx(load.get("growth", 1.0), rel=0.01)
     assert any("busiest 1,000 requests in a row, from 5:33:10 to 5:49:49" in note for note in planned.document["notes"])
     played = generate_requests(planned.scenario.workload, 0)
@@ -63,27 +61,18 @@ def test_a_part_of_a_trace_is_its_busiest(day, load):
 
 def test_skipped_rows_begin_at_time_zero(day):
     def stream(**part):
-        return generate_requests(scenario_from(CHAT | {"workload": {"trace": str(day)} | part}, "day").workload, 0)
+        return generate_requests(on_h100({"trace": str(day)} | part).workload, 0)
 
     whole, part = stream(), stream(skip_requests=1990, num_requests=20)
     assert part.arrival_s.tolist() == (whole.arrival_s[1990:2010] - whole.arrival_s[1990]).tolist()
     assert part.input_tokens.tolist() == whole.input_tokens[1990:2010].tolist()
     with pytest.raises(ForerunError, match=r"workload.skip_requests: 5000 skipped, .* has 5000 requests"):
         stream(skip_requests=5000)
-    with pytest.raises(ForerunError, match="skip_requests is about a trace"):
-        scenario_from(
-            CHAT
-            | {"workload": {"arrivals": {"process": "burst"}, "input_tokens": 1, "output_tokens": 1, "num_requests": 1,
-                            "skip_requests": 1}},
-            "none",
-        )  # fmt: skip
 
 
-LOAD = Scenario(
-    model="llama-3.1-8b", chip="h100-sxm", request_rate=10.0, num_requests=200, prices={"usd_per_chip_hour": 2.0},
-    input_tokens={"distribution": "lognormal", "mean": 600, "cv": 0.8, "max": 4000},
-    output_tokens={"distribution": "lognormal", "mean": 120, "cv": 0.6, "max": 1000},
-)  # fmt: skip
+LOAD = on_h100(
+    poisson(10.0, 200, lognormal(600, 0.8, 4000), lognormal(120, 0.6, 1000)), prices={"usd_per_chip_hour": 2.0}
+)
 SLO = {"p99_ttft_ms": 400, "p99_tpot_ms": 25}
 FEW = {"vary": {"hardware.tensor_parallel": [1]}, "replications": 2, "requests": 200, "jobs": 1}
 

@@ -8,9 +8,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from acceptance_draws import draws
+from scenario_parts import drafts, on_h100, poisson
 
 from forerun.errors import ForerunError
-from simulator.running.scenario import Scenario, scenario_from
 from simulator.speculation import AcceptanceSampler, Batch, check_policy
 from simulator.speculation.policies import Forerun, PositionRates
 from simulator.studies.race.command import race
@@ -37,12 +37,11 @@ from simulator.studies.race.race import (
     steps_of,
 )
 
-SPECULATION = {"method": "eagle3", "num_speculative_tokens": 3, "acceptance": {"per_position": [0.8, 0.6, 0.45]}}
+SPECULATION = drafts("eagle3", 3, acceptance={"per_position": [0.8, 0.6, 0.45]})
 
 
 def chat(**speculation):
-    load = {"request_rate": 4, "input_tokens": 512, "output_tokens": 128, "num_requests": 50}
-    return Scenario(model="llama-3.1-8b", chip="h100-sxm", speculation=SPECULATION | speculation, **load)
+    return on_h100(poisson(4, 50, 512, 128), speculation=SPECULATION | speculation)
 
 
 def traffic(seed=3, requests=40):
@@ -112,10 +111,8 @@ def test_the_result_does_not_depend_on_processes_and_has_a_figure(finished):
 
 def test_all_controllers_see_the_same_requests_and_draws():
     base, result = traffic()
-    outcomes = run_pattern(base, ("fixed-2",), result)
-    assert run_controller(base, "fixed-2", result) == outcomes["fixed-2"]
-    one = controlled(base, "fixed-1", result).main.sampler
-    three = controlled(base, OWN, result).main.sampler
+    assert run_controller(base, "fixed-2", result) == run_pattern(base, ("fixed-2",), result)["fixed-2"]
+    one, three = (controlled(base, name, result).main.sampler for name in ("fixed-1", OWN))
     for request in range(4):
         assert (draws(one, request, 0, 20) == np.minimum(draws(three, request, 0, 20), 1)).all()
 
@@ -131,11 +128,11 @@ def test_acceptance_by_request_is_the_one_that_was_requested():
 
 def test_the_compiled_loop_draws_by_request_as_the_oracle_does():
     base, result = traffic()
-    latencies = [
+    fast, exact = (
         run_controller(base.with_values({"engine.stepping": stepping}), "fixed-3", result).latency_s
         for stepping in ("fast", "exact-steps")
-    ]
-    assert latencies[0] == latencies[1]
+    )
+    assert fast == exact
 
 
 def test_a_table_collapses_where_load_hovers_about_its_threshold_and_our_controller_does_not():
@@ -145,14 +142,13 @@ def test_a_table_collapses_where_load_hovers_about_its_threshold_and_our_control
 
     def outcomes(requests, switch_s):
         policy = {"name": "batch-table", "table": [[1, 4, 2], [5, 512, 0]], "switch_s": switch_s}
-        drafts = {"method": "mtp", "num_speculative_tokens": 2, "acceptance": {"per_position": [0.8, 0.6]}}
         sections = {
             "model": "glm-4.5-air",
             "weights_dtype": "fp8",
             "hardware": {"chip": "rtx-pro-6000", "tensor_parallel": 2},
-            "speculation": drafts | {"policy": policy},
+            "speculation": drafts("mtp", 2, acceptance={"per_position": [0.8, 0.6]}, policy=policy),
         }
-        base = drafting_scenario(scenario_from(chat().model_dump(exclude_unset=True) | sections, "report"))
+        base = drafting_scenario(on_h100(poisson(4, 50, 512, 128), **sections))
         return {name: run_controller(base, name, requests) for name in (OFF, "fixed-2", "batch-table", OWN)}
 
     eight = PatternTraffic(np.zeros(8), np.full(8, 512), np.full(8, 180), np.ones(8))
@@ -188,91 +184,79 @@ def test_changes_never_cost_more_than_staying_has():
     assert len({cheap.choose(Batch(3 + 3 * (step // 5 % 2), 1000)) for step in range(40)}) == 2
 
 
-def test_drafts_must_be_worth_their_drafter_s_pass_over_prompts():
+def drafted(policy, steps, *batch):
+    """Draft tokens of each step of a policy, of which every second sequence accepts all."""
+    choices = []
+    for _ in range(steps):
+        choices.append(policy.choose(Batch(32, 8000, *batch)))
+        policy.observe(choices[-1], [choices[-1], 0] * 16)
+    return choices
+
+
+def own_policy(**rates):
     """A draft token gains half a token for a fifth of a step; in a step of prompts the drafter reads those too."""
 
     def seconds(seqs, tokens, context, prompt=0):
         return 1.0 + 0.2 * tokens + prompt * (1.1e-3 if tokens else 1e-3)
 
-    def chosen(prompt, steps):
-        for _ in range(steps):
-            drafted = policy.choose(Batch(32, 8000, prompt))
-            policy.observe(drafted, [drafted, 0] * 16)
-        return drafted
-
-    policy = Forerun(PositionRates(1, prior=0.5), seconds, lambda seqs, skipped: 1.0)
-    assert chosen(0, 20) == 1
-    assert chosen(8192, 30) == 0
-    assert chosen(0, 150) == 1
+    return Forerun(PositionRates(1, prior=0.5, **rates), seconds, lambda seqs, skipped: 1.0)
 
 
-def test_a_controller_counts_the_prompts_of_requests_to_come():
+def test_drafts_must_be_worth_their_drafter_s_pass_over_prompts():
+    policy = own_policy()
+    assert [drafted(policy, steps, prompt)[-1] for prompt, steps in ((0, 20), (8192, 30), (0, 150))] == [1, 0, 1]
+
+
+@pytest.mark.parametrize(("batch", "expected"), [((40,), {1}), ((8192,), {0}), ((8192, 9), {0, 1})])
+def test_a_controller_counts_the_prompts_of_requests_to_come(batch, expected):
     """Drafts end requests sooner: where a token of an answer comes with 250 of prompts, the prompts of those that take
-    their place cost more than was saved; with one, they do not."""
+    their place cost more than was saved; with one, they do not, nor while requests wait and steps are full anyway."""
+    last = set(drafted(own_policy(carried=True), 200, *batch)[-20:])
+    assert last == expected or (len(batch) == 2 and 1 in last)
 
-    def seconds(seqs, tokens, context, prompt=0):
-        return 1.0 + 0.2 * tokens + prompt * (1.1e-3 if tokens else 1e-3)
 
-    def last(prompt, waiting=0):
-        policy = Forerun(PositionRates(1, prior=0.5, carried=True), seconds, lambda seqs, skipped: 1.0)
-        chosen = []
-        for _ in range(200):
-            chosen.append(policy.choose(Batch(32, 8000, prompt, waiting)))
-            policy.observe(chosen[-1], [chosen[-1], 0] * 16)
-        return set(chosen[-20:])
-
-    assert last(40) == {1}, "a token of prompt for each that is decoded pays for its drafter"
-    assert last(8192) == {0}
-    assert 1 in last(8192, waiting=9), "while requests wait, steps are full of prompts whatever is drafted"
+def observed(rates, *rounds):
+    """Rates after rounds of: how often, draft tokens, accepted ones of each sequence."""
+    for times, tokens, accepted in rounds:
+        for _ in range(times):
+            rates.observe(tokens, accepted)
+    return rates.conditional()
 
 
 def test_an_untried_position_is_taken_to_be_as_the_one_before():
-    disaggregated, carried = PositionRates(3), PositionRates(3, carried=True)
-    for _ in range(100):
-        disaggregated.observe(1, [1, 1, 1, 1, 0])
-        carried.observe(1, [1, 1, 1, 1, 0])
-    assert carried.conditional() == pytest.approx([0.8] * 3, abs=0.02)
-    assert disaggregated.conditional()[2] < 0.7
+    rounds = (100, 1, [1, 1, 1, 1, 0])
+    assert observed(PositionRates(3, carried=True), rounds) == pytest.approx([0.8] * 3, abs=0.02)
+    assert observed(PositionRates(3), rounds)[2] < 0.7
 
 
 def test_a_controller_at_rest_looks_again():
     """Acceptance that was nil, and of which nothing is seen any more, is no reason to rest for good."""
     rates = PositionRates(2, prior=0.5)
-    for _ in range(300):
-        rates.observe(1, [0] * 8)
-    assert rates.conditional()[0] < 0.05
-    for _ in range(150):
-        rates.observe(0, [0] * 8)
-    assert rates.conditional()[0] > 0.4
+    assert observed(rates, (300, 1, [0] * 8))[0] < 0.05
+    assert observed(rates, (150, 0, [0] * 8))[0] > 0.4
 
 
 def test_rates_follow_a_change_of_acceptance_at_every_position():
     rates = PositionRates(3)
-    for _ in range(200):
-        rates.observe(3, [3, 3, 2, 3])
-    before = rates.conditional()
-    for _ in range(60):
-        rates.observe(1, [0, 1, 0, 0])
-    assert rates.conditional()[0] == pytest.approx(0.25, abs=0.12)
-    assert rates.conditional()[2] < 0.5 * before[2], "positions that are not drafted now fall with the level"
-    assert rates.tokens() == pytest.approx(1 + np.concatenate(([0], np.cumsum(np.cumprod(rates.conditional())))))
+    before = observed(rates, (200, 3, [3, 3, 2, 3]))
+    after = observed(rates, (60, 1, [0, 1, 0, 0]))
+    assert after[0] == pytest.approx(0.25, abs=0.12)
+    assert after[2] < 0.5 * before[2], "positions that are not drafted now fall with the level"
+    assert rates.tokens() == pytest.approx(1 + np.concatenate(([0], np.cumsum(np.cumprod(after)))))
 
 
 @pytest.mark.parametrize("name", ["p-min", "entropy", OWN])
 def test_policies_keep_the_rules(name):
-    base = drafting_scenario(chat(policy=name))
-    check_policy(controlled(base, name, traffic()[1]).main.rule.make_policy, 3)
+    check_policy(controlled(drafting_scenario(chat(policy=name)), name, traffic()[1]).main.rule.make_policy, 3)
 
 
-def test_gates_close_as_acceptance_falls():
-    for name in ("p-min", "entropy"):
-        policy = controlled(drafting_scenario(chat()), name, traffic()[1]).main.rule.make_policy()
-        depths = []
-        for accepted in ([3] * 8, [0] * 8):
-            for _ in range(100):
-                policy.observe(3, accepted)
-            depths.append(policy.choose(Batch(8, 8000)))
-        assert depths == [3, 1]
+@pytest.mark.parametrize("name", ["p-min", "entropy"])
+def test_gates_close_as_acceptance_falls(name):
+    policy = controlled(drafting_scenario(chat()), name, traffic()[1]).main.rule.make_policy()
+    for accepted, depth in (([3] * 8, 3), ([0] * 8, 1)):
+        for _ in range(100):
+            policy.observe(3, accepted)
+        assert policy.choose(Batch(8, 8000)) == depth
 
 
 def test_a_controller_of_ones_own(tmp_path, monkeypatch):
@@ -314,14 +298,3 @@ def test_a_changed_pattern_is_near_and_not_the_same():
     assert second != first
     assert len(second.stretches) == 3
     assert (second.hard_share, second.hard_factor) == (first.hard_share, first.hard_factor)
-
-
-def test_a_step_is_priced_once_for_all_policies_of_a_run():
-    rule = controlled(drafting_scenario(chat()), OWN, traffic()[1]).main.rule
-    first, second = rule.make_policy(), rule.make_policy()
-    first.choose(Batch(5, 4321))
-    before = first.step_seconds.cache_info()
-    second.choose(Batch(5, 4321))
-    after = second.step_seconds.cache_info()
-    assert after.misses == before.misses, "equal deployments share what was priced, runs before this one too"
-    assert after.hits >= before.hits + 4, "K from 0 to 3"

@@ -3,37 +3,24 @@
 import re
 
 import pytest
+from scenario_parts import drafts, lognormal, on_h100, poisson, uniform
 
-from simulator.running.scenario import scenario_from
 from simulator.studies.compare.command import compare
 from simulator.studies.steady_state.estimate import max_request_rate
 from simulator.studies.tune.command import tune
 
-BIG = {
-    "model": "llama-3.3-70b",
-    "hardware": {"chip": "h100-sxm", "tensor_parallel": 4},
-    "speculation": {"method": "eagle3", "num_speculative_tokens": 3, "acceptance": {"conditional": [0.75, 0.7, 0.65]}},
-    "workload": {
-        "arrivals": {"process": "poisson", "request_rate": 4.0},
-        "input_tokens": 1000,
-        "output_tokens": {"distribution": "uniform", "min": 150, "max": 250},
-        "num_requests": 120,
-    },
-}
 FEW = {"replications": 2, "sensitivity": False, "interval": False, "jobs": 1}
-
-
-def capacity():
-    drafted = scenario_from(BIG, "big")
-    return max(map(max_request_rate, (drafted, drafted.with_values({"speculation": None}))))
 
 
 @pytest.mark.parametrize("rate", [4.0, 20.0])
 def test_compare_and_tune_name_no_load_that_cannot_be_served(rate):
-    loaded = scenario_from(BIG, "big").with_values({"workload.arrivals.request_rate": rate})
+    four = {"chip": "h100-sxm", "tensor_parallel": 4}
+    speculation = drafts("eagle3", 3, acceptance={"conditional": [0.75, 0.7, 0.65]})
+    workload = poisson(rate, 120, 1000, uniform(150, 250))
+    loaded = on_h100(workload, model="llama-3.3-70b", hardware=four, speculation=speculation)
     compared = compare(loaded, vary={"speculation.method": ["none", "eagle3"]}, **FEW)
     tuned = tune(loaded, batch=[1, 16, 64, 256], context=[1024], tokens=[3])
-    most = capacity()
+    most = max(map(max_request_rate, (loaded, loaded.with_values({"speculation": None}))))
     for crossing in (compared.document["crossover"] or {}).get("all", []):
         assert crossing["value"] <= most
     for text in (compared.conclusion, tuned.conclusion):
@@ -44,35 +31,20 @@ def test_compare_and_tune_name_no_load_that_cannot_be_served(rate):
 
 def test_a_crossover_that_can_be_served_stays():
     """Two chips against one: slower at no load. Prompts alone: a drafter that costs more than it gives."""
-    small = {"input_tokens": 300, "output_tokens": {"distribution": "uniform", "min": 100, "max": 300}}
-    data = BIG | {
-        "model": "llama-3.1-8b",
-        "hardware": {"chip": "h100-sxm"},
-        "engine": {"max_num_seqs": 64},
-        "speculation": {"method": "draft-model", "draft": {"model": "llama-3.2-1b"}, "num_speculative_tokens": 6,
-                        "acceptance": {"alpha": 0.6}},
-        "workload": BIG["workload"] | small | {"num_requests": 200},
-    }  # fmt: skip
-    compared = compare(scenario_from(data, "small"), vary={"speculation.method": ["none", "draft-model"]}, **FEW)
+    speculation = drafts("draft-model", 6, 0.6, draft={"model": "llama-3.2-1b"})
+    workload = poisson(4.0, 200, 300, uniform(100, 300))
+    small = on_h100(workload, engine={"max_num_seqs": 64}, speculation=speculation)
+    compared = compare(small, vary={"speculation.method": ["none", "draft-model"]}, **FEW)
     served = compared.document["served_load"]
     for crossing in (compared.document["crossover"] or {"all": []})["all"]:
         assert crossing["value"] <= max(served["method=none"], served["method=draft-model"])
 
 
-RAG = {
-    "model": "llama-3.1-8b",
-    "hardware": {"chip": "h100-sxm"},
-    "workload": {
-        "arrivals": {"process": "poisson", "request_rate": 3.0},
-        "input_tokens": {"distribution": "lognormal", "mean": 6000, "cv": 0.6, "max": 16000},
-        "output_tokens": 200,
-        "num_requests": 150,
-    },
-}
+RAG = poisson(3.0, 150, lognormal(6000, 0.6, 16000), 200)
 
 
 def test_goodput_leads_where_an_slo_is_missed():
-    fast = scenario_from(RAG | {"slo": {"p99_ttft_ms": 700, "p99_tpot_ms": 60}}, "fast")
+    fast = on_h100(RAG, slo={"p99_ttft_ms": 700, "p99_tpot_ms": 60})
     slow = fast.with_values({"engine.max_num_batched_tokens": 512})
     compared = compare({"fast": fast, "slow": slow}, crossover="none", **FEW)
     assert compared.document["metric"] == "request_goodput"
@@ -83,7 +55,7 @@ def test_goodput_leads_where_an_slo_is_missed():
 
 
 def test_latency_decides_where_goodput_is_the_same():
-    plain = scenario_from(RAG | {"slo": {"p99_ttft_ms": 60_000, "p99_tpot_ms": 6_000}}, "plain")
+    plain = on_h100(RAG, slo={"p99_ttft_ms": 60_000, "p99_tpot_ms": 6_000})
     compared = compare(plain, vary={"hardware.tensor_parallel": [1, 2]}, crossover="none", **FEW)
     assert compared.document["metric"] == "mean_e2el_ms"
     assert compared.conclusion.startswith("Within the SLO are 100.0% of the requests of every variant.")

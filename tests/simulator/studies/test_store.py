@@ -7,9 +7,9 @@ import subprocess
 import sys
 
 import pytest
+from refused import refused
 from tiny_scenario import tiny_data
 
-from forerun.errors import ForerunError
 from simulator.running.scenario import scenario_from
 from simulator.studies.sweep.points import make_point, point_key
 from simulator.studies.sweep.store import SweepStore
@@ -99,13 +99,6 @@ def test_the_key_depends_on_all_that_the_result_depends_on(tmp_path):
     assert point_key(scenario, 0, 1) not in keys
 
 
-def one_line(action):
-    with pytest.raises(ForerunError) as caught:
-        action()
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -123,15 +116,15 @@ def test_other_files_are_refused_and_kept(tmp_path, content, message):
     else:
         path.write_bytes(content)
     before = path.read_bytes()
-    line = one_line(lambda: SweepStore(path, points(1)))
-    assert message in line
-    assert str(path) in line
+    with refused(message, str(path)):
+        SweepStore(path, points(1))
     assert path.read_bytes() == before
 
 
 def test_places_that_hold_no_file_are_refused(tmp_path):
-    assert "is a folder" in one_line(lambda: SweepStore(tmp_path, points(1)))
-    assert "no folder" in one_line(lambda: SweepStore(tmp_path / "gone" / "s", points(1)))
+    for path, words in ((tmp_path, "is a folder"), (tmp_path / "gone" / "s", "no folder")):
+        with refused(words):
+            SweepStore(path, points(1))
 
 
 def test_a_full_disk_is_one_line_and_what_was_recorded_stays(tmp_path):
@@ -143,11 +136,10 @@ def test_a_full_disk_is_one_line_and_what_was_recorded_stays(tmp_path):
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 100, limits[1]))
         try:
-            line = one_line(lambda: store.record(key, {"document": {"text": "x" * 100_000}}))
+            with refused("disk is full", str(path)):
+                store.record(key, {"document": {"text": "x" * 100_000}})
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        assert "disk is full" in line
-        assert str(path) in line
     with SweepStore(path, custom) as store:
         assert (store.unfinished, store.damaged) == (3, 0)
         finish(store, 3)
@@ -185,14 +177,3 @@ def test_a_line_that_is_being_written_is_read_when_it_is_whole(tmp_path):
             file.write(whole[-20:])
         store.refresh()
         assert (store.unfinished, store.damaged) == (0, 0)
-
-
-def test_work_per_point_does_not_grow_with_the_number_of_points(tmp_path, monkeypatch):
-    """Claiming and recording a point reads what was recorded since, however many points are done."""
-    custom = points(200)
-    with SweepStore(tmp_path / "s", custom) as store:
-        taken = []
-        monkeypatch.setattr(store, "_take", lambda line, take=store._take: taken.append(line) or take(line))
-        while store.unfinished:
-            finish(store, 2)
-    assert len(taken) == 200

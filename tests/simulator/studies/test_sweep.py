@@ -14,10 +14,10 @@ from dataclasses import replace
 
 import pytest
 import yaml
+from refused import refused
 from tiny_scenario import tiny_data
 
-from forerun.errors import ForerunError
-from simulator.studies import Range, Study
+from simulator.studies import Study
 from simulator.studies.sweep import execute
 from simulator.studies.sweep.points import run_point
 
@@ -86,22 +86,11 @@ def test_a_combination_that_is_no_scenario_is_a_failed_point(tiny):
 
 
 @pytest.mark.parametrize(
-    ("vary", "words"),
-    [
-        ({PATH: [0, 4]}, "max_num_seqs=0 fits in no combination"),
-        ({PATH: []}, "empty"),
-        ({PATH: Range(1, 4)}, "a grid needs values"),
-    ],
+    ("vary", "words"), [({PATH: [0, 4]}, "max_num_seqs=0 fits in no combination"), ({PATH: []}, "empty")]
 )
 def test_bad_studies_are_refused_before_anything_runs(tiny, vary, words):
-    with pytest.raises(ForerunError) as caught:
+    with refused(words):
         Study(tiny, vary)
-    assert words in str(caught.value)
-
-
-def test_latin_hypercube_through_the_study(tiny):
-    study = Study(tiny, {PATH: Range(1, 8)}, design="latin-hypercube", samples=8, seed=2)
-    assert sorted(point.set[PATH] for point in study.points) == list(range(1, 9))
 
 
 def test_a_killed_worker_process_loses_nothing(study, tmp_path, monkeypatch):
@@ -227,10 +216,8 @@ def test_an_address_where_nothing_answers_is_one_line_and_leaves_no_store(study,
     pytest.importorskip("distributed")
     monkeypatch.setattr("simulator.studies.sweep.execute.CONNECT_S", 0.3)
     for address, words in (("tcp://127.0.0.1:9", "no Dask scheduler answers"), ("nonsense", "tcp://HOST:8786")):
-        with pytest.raises(ForerunError) as caught:
+        with refused(words):
             study.run(tmp_path / "kept", cluster=address)
-        assert words in str(caught.value)
-        assert "\n" not in str(caught.value)
     assert not list(tmp_path.glob("kept*"))
 
 

@@ -1,4 +1,4 @@
-"""Tuning: invariants that tie the map to closed forms, to one axis, to vLLM's table and to its intervals."""
+"""Tuning: invariants that tie the map and its grid to closed forms, to runs, to vLLM's table and to intervals."""
 
 import json
 import shlex
@@ -8,37 +8,25 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refused import refused
+from scenario_parts import burst, drafts, on_h100
 
 import simulator
 from forerun.errors import ForerunError
-from simulator.running.scenario import scenario_from
+from simulator.running.run import simulate
 from simulator.speculation import Batch
 from simulator.speculation.policies import batch_table as lookup
 from simulator.studies.study_file import axis_values
 from simulator.studies.tune.choices import draft_choices
 from simulator.studies.tune.document import tune_document, tuned_batches
-from simulator.studies.tune.grid import speculation_grid
+from simulator.studies.tune.grid import busy_rate, crossover, speculation_grid
 from simulator.studies.tune.tuning import find_drafts, stretches
 
 BATCHES, CONTEXTS = (1, 8, 64, 256), (512, 8192)
 
 
 def scenario(model="llama-3.1-8b", prompt=512, **speculation):
-    block = {"method": "eagle3", "num_speculative_tokens": 3, "acceptance": {"alpha": 0.7}} | speculation
-    return scenario_from(
-        {
-            "model": model,
-            "hardware": {"chip": "h100-sxm"},
-            "speculation": block,
-            "workload": {
-                "arrivals": {"process": "burst"},
-                "input_tokens": prompt,
-                "output_tokens": 256,
-                "num_requests": 1,
-            },
-        },
-        "test",
-    )
+    return on_h100(burst(1, prompt, 256), model=model, speculation=drafts("eagle3", 3) | speculation)
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +71,11 @@ def test_nothing_accepted_never_pays():
     assert [row["speedup"] for row in document["table"]] == [1.0, 1.0]
     assert document["emit"] == ""
     assert document["crossover"]["pays"] == "never"
+    assert result.crossover.batch in (None, 0.0)
     assert "pays at no batch" in document["conclusion"]
+    nothing = grid(scenario(acceptance={"alpha": 0.0}))
+    assert (nothing.by_batch < 1).all()
+    assert (nothing.crossover_batch, nothing.best) == ((0.0,) * 3, (0,) * 4)
 
 
 def test_less_acceptance_moves_the_crossover_down():
@@ -133,11 +125,7 @@ def test_vllm_takes_the_table_and_drafts_what_the_map_says(tuned):
         ({}, "--speculative-algorithm EAGLE3"),
         ({"method": "ngram"}, "--speculative-algorithm NGRAM --speculative-num-draft-tokens"),
         (
-            {
-                "num_speculative_tokens": None,
-                "tree": {"depth": 4, "top_k": 4, "nodes": 16},
-                "acceptance": {"alpha": 0.7},
-            },
+            {"num_speculative_tokens": None, "tree": {"depth": 4, "top_k": 4, "nodes": 16}},
             "--speculative-num-steps 4 --speculative-eagle-topk 4 --speculative-num-draft-tokens",
         ),
     ],
@@ -210,3 +198,47 @@ def test_a_wide_range_of_batches_is_reported(tmp_path):
     assert "6 to 90 at 32" in note
     close = simulator.tune(scenario(), batch=["1..256"], context=[512], tokens=[1, 3])
     assert not any("wide ranges of batches" in note for note in close.document["notes"])
+
+
+def grid(chosen, ks=(1, 3, 6)):
+    return speculation_grid(chosen, ks, (1, 8, 64, 512), CONTEXTS, 8, 512, 256)
+
+
+def test_speedup_is_below_the_acceptance_length_and_acceptance_is_the_closed_form():
+    result = grid(scenario())
+    expected = [(1 - 0.7 ** (k + 1)) / (1 - 0.7) for k in (1, 3, 6)]
+    np.testing.assert_allclose(result.acceptance_length, expected, rtol=1e-12)
+    assert (result.by_batch < result.acceptance_length[:, None]).all()
+    assert (result.by_context < result.acceptance_length[:, None]).all()
+    assert result.by_batch.shape == (3, 4)
+    assert result.by_context.shape == (3, 2)
+
+
+def test_grid_agrees_with_a_simulated_batch():
+    """64 equal requests at once, long outputs: decoding dominates, and the batch stays full until near the end."""
+    run = scenario().with_values({"workload": burst(64, 16, 1000)})
+    drafted, plain = (
+        simulate(run.with_values({"speculation.method": method})).summary["mean_tpot_ms"]
+        for method in ("eagle3", "none")
+    )
+    result = speculation_grid(run, (3,), (64,), (516,), 64, 16, 1000)
+    assert plain / drafted == pytest.approx(result.by_batch[0, 0], rel=0.04)
+
+
+def test_crossover_is_where_the_line_passes_one():
+    batches = np.array([1, 4, 16, 64])
+    assert crossover(batches, np.array([1.5, 1.25, 0.75, 0.5])) == pytest.approx(8.0)
+    assert crossover(batches, np.array([1.5, 1.4, 1.3, 1.0])) is None
+    assert crossover(batches, np.array([0.9, 0.8, 0.7, 0.6])) == 0.0
+
+
+def test_busy_rate_without_prompts_is_the_batch_over_its_time():
+    assert busy_rate(32, 0.01, 0.0, 100) == pytest.approx(32 / (100 * 0.01))
+    assert busy_rate(1e9, 0.01, 0.02, 100) == pytest.approx(1 / 0.02, rel=1e-6)
+
+
+def test_grid_needs_a_chain():
+    with refused("speculation.tree"):
+        grid(scenario(num_speculative_tokens=None, tree="eagle-25"))
+    with refused("speculation: the scenario has none"):
+        grid(scenario(method="none"))

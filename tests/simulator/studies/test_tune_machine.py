@@ -4,9 +4,10 @@ import json
 
 import numpy as np
 import pytest
+import scenario_parts as parts
+from scenario_parts import burst
 
 import simulator as fr
-from simulator.cli import main
 from simulator.running.scenario import scenario_from
 from simulator.speculation.confidence import threshold_chain
 from simulator.studies.tune.command import tune_machine
@@ -17,13 +18,8 @@ DATA = {
     "weights_dtype": "q4_k_m",
     "hardware": {"chip": "rtx-4090"},
     "engine": {"framework": "llama.cpp", "max_num_seqs": 4, "max_num_batched_tokens": 512, "max_model_len": 8192},
-    "speculation": {
-        "method": "draft-model",
-        "num_speculative_tokens": 3,
-        "draft": {"model": "qwen2.5-0.5b", "weights_dtype": "q8_0"},
-        "acceptance": {"alpha": 0.75},
-    },
-    "workload": {"arrivals": {"process": "burst"}, "input_tokens": 100, "output_tokens": 100, "num_requests": 1},
+    "speculation": parts.drafts("draft-model", 3, 0.75, draft={"model": "qwen2.5-0.5b", "weights_dtype": "q8_0"}),
+    "workload": burst(1, 100, 100),
 }
 
 
@@ -54,10 +50,7 @@ def test_without_measurements_a_machine_is_as_priced():
 
 
 def test_one_rate_moves_every_step_and_narrows_the_answer():
-    before, after = (
-        tune_machine(local(), tokens=[2], p_min=[0.0]),
-        tune_machine(local(), measured=["100"], tokens=[2], p_min=[0.0]),
-    )
+    before, after = (tune_machine(local(), measured=rates, tokens=[2], p_min=[0.0]) for rates in ((), ["100"]))
     (plain,) = rows(after, num_speculative_tokens=0)
     assert plain["tokens_per_s"] == pytest.approx(100, rel=0.03)
     for one, other in zip(before.document["table"], after.document["table"], strict=True):
@@ -77,7 +70,7 @@ def test_a_rate_with_drafts_says_what_rows_cost():
     assert result.document["machine"]["further_rows"]["factor"] > 1.5
 
 
-def test_a_log_gives_rates_and_acceptance(tmp_path, capsys):
+def test_a_log_gives_rates_and_acceptance(tmp_path, forerun):
     log = tmp_path / "server.log"
     log.write_text(
         "prompt eval time = 100.00 ms / 50 tokens\n"
@@ -86,20 +79,8 @@ def test_a_log_gives_rates_and_acceptance(tmp_path, capsys):
     )
     path = tmp_path / "local.yaml"
     path.write_text(json.dumps(DATA))
-    words = [
-        "tune",
-        str(path),
-        "--from-log",
-        str(log),
-        "--tokens",
-        "1,2,3",
-        "--json",
-        "-",
-        "--out",
-        str(tmp_path / "out"),
-    ]
-    assert main(words) == 0
-    document = json.loads(capsys.readouterr().out)
+    command = ("tune", path, "--from-log", log, "--tokens", "1,2,3", "--json", "-", "--out", tmp_path / "out")
+    document = forerun(*command).document
     assert document["acceptance"] == {"from": "the log", "lengths": {"2": 2.5}}
     assert document["measured"][0]["step_ms"] == pytest.approx(9.0)
     assert document["emit"].startswith("--model-draft DRAFT.gguf --spec-draft-n-max ")

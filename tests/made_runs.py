@@ -1,23 +1,14 @@
 """Run results made by hand, so that every expected number can be worked out on paper."""
 
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pytest
 
-from simulator.serving.records import (
-    EngineCounters,
-    GapCounts,
-    KvCacheReport,
-    RequestRecords,
-    SpeculationCounters,
-    StepRecords,
-)
+from simulator.serving.records import EngineCounters, GapCounts, KvCacheReport, RequestRecords, StepRecords
 
 
-def requests_of(**columns: Any) -> RequestRecords:
+def make_requests(**columns: Any) -> RequestRecords:
     """Requests from arrival_s, first_token_s, finished_s and whatever else differs from the defaults."""
     n = len(columns["arrival_s"])
     defaults: dict[str, Any] = {
@@ -31,19 +22,13 @@ def requests_of(**columns: Any) -> RequestRecords:
     return RequestRecords(**{name: np.asarray(values) for name, values in (defaults | columns).items()})
 
 
-def steps_of(start_s: list[float], seconds: list[float], **columns: Any) -> StepRecords:
+def make_steps(start_s: list[float], seconds: list[float], **columns: Any) -> StepRecords:
     """Steps, by default pure memory-bound decode of two sequences on replica 0."""
     n = len(start_s)
-    values: dict[str, Any] = {
-        name: np.zeros(n, dtype=np.int64) for name in ("replica", "prefill_seqs", "prefill_tokens", "waiting")
-    }
-    values |= {name: np.full(n, 2) for name in ("decode_seqs", "output_tokens", "running")}
-    values |= {
-        "query_len": np.ones(n, dtype=np.int64),
-        "decode_kv_tokens": np.full(n, 200),
-        "kv_blocks": np.full(n, 14),
-        "steps": np.ones(n, dtype=np.int64),
-    }
+    whole = {"decode_seqs": 2, "output_tokens": 2, "running": 2, "query_len": 1, "decode_kv_tokens": 200}
+    whole |= {"kv_blocks": 14, "steps": 1}
+    whole |= dict.fromkeys(("replica", "prefill_seqs", "prefill_tokens", "waiting"), 0)
+    values: dict[str, Any] = {name: np.full(n, value) for name, value in whole.items()}
     values |= {name: np.zeros(n) for name in ("compute_s", "interconnect_s", "latency_s", "host_s")}
     values |= {name: np.zeros(n) for name in ("calibrated_s", "extrapolated_s", "datasheet_s", "sol_s")}
     values |= {"memory_s": np.asarray(seconds), "flops": np.full(n, 1e9), "bytes": np.full(n, 1e6)}
@@ -55,7 +40,7 @@ def steps_of(start_s: list[float], seconds: list[float], **columns: Any) -> Step
     )
 
 
-def result_of(requests: RequestRecords, **parts: Any) -> Any:
+def make_result(requests: RequestRecords, **parts: Any) -> Any:
     """A run result without a real scenario."""
     scenario = SimpleNamespace(
         slo=parts.pop("slo", {}), prices=None, hardware=SimpleNamespace(replicas=parts.pop("replicas", 1), chip="x")
@@ -65,7 +50,7 @@ def result_of(requests: RequestRecords, **parts: Any) -> Any:
         "scenario": scenario,
         "seed": 7,
         "requests": requests,
-        "steps": steps_of([0.0, 1.0], [1.0, 1.0]),
+        "steps": make_steps([0.0, 1.0], [1.0, 1.0]),
         "gaps": GapCounts(np.array([0.01, 0.02]), np.array([3, 1])),
         "kv": kv,
         "speculation": None,
@@ -78,23 +63,3 @@ def result_of(requests: RequestRecords, **parts: Any) -> Any:
         "detail": None,
     }
     return SimpleNamespace(**(defaults | parts))
-
-
-@pytest.fixture
-def make_requests() -> Callable[..., RequestRecords]:
-    return requests_of
-
-
-@pytest.fixture
-def make_steps() -> Callable[..., StepRecords]:
-    return steps_of
-
-
-@pytest.fixture
-def make_result() -> Callable[..., Any]:
-    return result_of
-
-
-@pytest.fixture
-def counters() -> type[SpeculationCounters]:
-    return SpeculationCounters
