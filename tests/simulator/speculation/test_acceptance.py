@@ -17,12 +17,6 @@ from simulator.speculation import (
 from simulator.speculation.acceptance import counter_uniforms
 
 
-@given(st.floats(0, 1), st.integers(1, 12))
-def test_expected_tokens_is_one_plus_the_survival_rates(alpha, drafted):
-    survival = survival_rates(AcceptanceConfig(alpha=alpha), drafted)
-    assert math.isclose(expected_tokens(alpha, drafted), 1 + survival.sum(), rel_tol=1e-9)
-
-
 def test_marginal_and_conditional_rates_describe_the_same_drafter():
     marginal = survival_rates(AcceptanceConfig(per_position=[0.73, 0.52, 0.35]), 3)
     conditional = survival_rates(AcceptanceConfig(conditional=[0.73, 0.52 / 0.73, 0.35 / 0.52]), 3)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forerun.errors import ForerunError
-from simulator.speculation import fit_survival, read_acceptance
+from simulator.speculation import LevelDecay, fit_survival, read_acceptance
 from simulator.speculation.engine_logs import fit_acceptance, lengths_by_tokens
 
 VLLM_LINE = (
@@ -177,8 +177,12 @@ def test_a_fit_reports_level_decay_and_the_block_to_paste(written):
     assert fit["rate_error"] < 1e-3
     assert document["acceptance"] == {"per_position": [0.8, 0.576]}
     assert document["acceptance_by_decay"] == {"alpha": 0.8, "decay": 0.9}
-    assert document["predicted_lengths"][1]["acceptance_length"] == pytest.approx(1 + 0.8 + 0.576, abs=1e-3)
+    assert document["logs"][0]["conditional"] == pytest.approx([0.8, 0.72])
+    lengths = {row["num_speculative_tokens"]: row["acceptance_length"] for row in document["predicted_lengths"]}
+    assert lengths == {k: pytest.approx(LevelDecay(0.8, 0.9).acceptance_length(k), abs=2e-3) for k in range(1, 9)}
     json.dumps(document, allow_nan=False)
+    with pytest.raises(ForerunError, match="give the file of an engine"):
+        fit_acceptance([])
 
 
 def test_one_length_is_no_decay(written):
@@ -200,8 +204,10 @@ def test_runs_of_different_depths_are_fitted_together(written):
     assert document["fit"]["at"] == [3, 6]
     assert document["fit"]["length_error_percent"] < 1e-4
     assert document["acceptance"] is None
-    with pytest.raises(ForerunError, match="a second file with 3"):
-        lengths_by_tokens([read_acceptance(files[0]), read_acceptance(files[0])])
+    logs = read_acceptance(files[0]), read_acceptance(written(SGLANG_LINES))
+    for others, message in ((logs[:1], "a second file with 3"), (logs[1:], "does not say how many draft tokens")):
+        with pytest.raises(ForerunError, match=message):
+            lengths_by_tokens([logs[0], *others])
 
 
 def test_measured_counters_are_fitted(shared_data):

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 from test_drafters import made
-from test_parallel_layouts import mixed
-from test_step import arrays, decode, deployment
+from timing_steps import arrays, decode, deployment, mixed
 
 from hwprofiles import load_link
 from simulator.timing import HostDrafter, ModelTimer, PipelineTimer, StepTimer, causal_pairs, stage_timers
@@ -119,13 +118,15 @@ def pipeline(stages, model="llama-3.1-8b", tensor_parallel=1, drafter=None, **co
 
 class TestPipelines:
     @pytest.mark.parametrize("stages", [1, 2, 4])
-    @pytest.mark.parametrize("tensor_parallel", [1, 4])
-    def test_stages_and_sends_make_up_the_whole(self, stages, tensor_parallel):
+    @pytest.mark.parametrize(
+        ("model", "tensor_parallel"), [("llama-3.1-8b", 1), ("llama-3.1-8b", 4), ("gpt-oss-20b", 2), ("deepseek-v3", 2)]
+    )
+    def test_stages_and_sends_make_up_the_whole(self, model, stages, tensor_parallel):
         """The same layers in pieces, and between two pieces one message; without a link's worth of work none."""
-        whole = ModelTimer(StepTimer(hosted("llama-3.1-8b", tensor_parallel), 2048))
-        timer = pipeline(stages, tensor_parallel=tensor_parallel)
-        work = decode(16, 700)
-        send = float(send_kernel(timer.target.deployment, timer.link, np.array([16])).seconds[0])
+        whole = ModelTimer(StepTimer(hosted(model, tensor_parallel), 2048))
+        timer = pipeline(stages, model, tensor_parallel)
+        work = mixed(7, 900, 2, 100, whole.windows)
+        send = float(send_kernel(timer.target.deployment, timer.link, np.array([207])).seconds[0])
         assert send > 0
         assert timer.stages == stages
         parts = timer.stage_seconds(work)
