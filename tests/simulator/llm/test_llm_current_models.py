@@ -245,21 +245,9 @@ PUBLISHED_BESIDES = {
     "opt": {"do_layer_norm_before": True, "ffn_dim": 512, "layerdrop": 0.1, "activation_function": "relu"},
     "starcoder2": {"embedding_dropout": 0.1, "scale_attention_softmax_in_fp32": True, "mlp_type": "default"},
     "qwen2": {"use_mrope": True, "max_window_layers": 28, "vision_start_token_id": 1, "image_token_id": 2},
-    "llama": {
-        "pretraining_tp": 1,
-        "num_labels": 2,
-        "mm_hidden_size": 1024,
-        "use_mm_proj": True,
-        "mm_vision_select_layer": -2,
-    },
+    "llama": {"pretraining_tp": 1, "num_labels": 2, "mm_hidden_size": 1024, "mm_vision_select_layer": -2},
     "mistral": {"rope_theta": 1e6, "rope_scaling": {"type": "yarn", "factor": 4.0}, "initializer_range": 0.02},
-    "falcon": {
-        "alibi": False,
-        "parallel_attn": True,
-        "multi_query": True,
-        "hidden_dropout": 0.1,
-        "attention_dropout": 0.1,
-    },
+    "falcon": {"alibi": False, "parallel_attn": True, "multi_query": True, "hidden_dropout": 0.1},
     "gpt_neox": {
         "rotary_pct": 0.25,
         "rotary_emb_base": 10000,
@@ -358,108 +346,27 @@ def test_own_fields_describe_every_kind_of_layer():
         load_architecture(model | {"layers": [{"count": 2}]})
 
 
-WRAPPED = {
-    "thinker of Qwen3-Omni": {
-        "model_type": "qwen3_omni_moe",
-        "talker_config": {"text_config": {"num_hidden_layers": 20, "hidden_size": 1024}},
-        "thinker_config": {
-            "model_type": "qwen3_omni_moe_thinker",
-            "audio_config": {"d_model": 1280},
-            "text_config": {
-                "decoder_sparse_step": 1,
-                "head_dim": 128,
-                "hidden_size": 2048,
-                "intermediate_size": 768,
-                "mlp_only_layers": [],
-                "model_type": "qwen3_omni_moe_text",
-                "moe_intermediate_size": 768,
-                "num_attention_heads": 32,
-                "num_experts": 128,
-                "num_experts_per_tok": 8,
-                "num_hidden_layers": 48,
-                "num_key_value_heads": 4,
-                "shared_expert_intermediate_size": 0,
-                "use_qk_norm": True,
-                "vocab_size": 151936,
-            },
-        },
-    },
-    "text part of GLM-4.5V": {
-        "model_type": "glm4v_moe",
-        "vision_config": {"depth": 24, "hidden_size": 1536},
-        "text_config": {
-            "attention_bias": True,
-            "first_k_dense_replace": 1,
-            "head_dim": 128,
-            "hidden_size": 4096,
-            "intermediate_size": 10944,
-            "moe_intermediate_size": 1408,
-            "n_routed_experts": 128,
-            "n_shared_experts": 1,
-            "num_attention_heads": 96,
-            "num_experts_per_tok": 8,
-            "num_hidden_layers": 46,
-            "num_key_value_heads": 8,
-            "rope_scaling": {"rope_type": "default", "mrope_section": [8, 12, 12]},
-            "vocab_size": 151552,
-        },
-    },
-    "text part of Mistral-Small-3.2": {
-        "model_type": "mistral3",
-        "spatial_merge_size": 2,
-        "multimodal_projector_bias": False,
-        "vision_config": {"hidden_size": 1024},
-        "text_config": {
-            "head_dim": 128,
-            "hidden_size": 5120,
-            "intermediate_size": 32768,
-            "model_type": "mistral",
-            "num_attention_heads": 32,
-            "num_hidden_layers": 40,
-            "num_key_value_heads": 8,
-            "sliding_window": None,
-            "vocab_size": 131072,
-        },
-    },
-}
-LIKE_LLAMA = {"tie_word_embeddings": False, "num_key_value_heads": 8, "num_attention_heads": 64}
-UNUSUAL = {
-    "Apertus-70B": LIKE_LLAMA
-    | {"model_type": "apertus", "hidden_act": "xielu", "hidden_size": 8192, "intermediate_size": 43008, "qk_norm": True}
-    | {"num_hidden_layers": 80, "vocab_size": 131072},
-    "AFM-4.5B": LIKE_LLAMA
-    | {"model_type": "arcee", "hidden_act": "relu2", "hidden_size": 2560, "intermediate_size": 18432, "head_dim": 128}
-    | {"num_attention_heads": 20, "num_key_value_heads": 4, "num_hidden_layers": 36, "vocab_size": 128004},
-    "EXAONE-4.0-32B": LIKE_LLAMA
-    | {"model_type": "exaone4", "sliding_window": 4096, "sliding_window_pattern": "LLLG", "head_dim": 128}
-    | {"layer_types": ["sliding_attention"] * 3 * 16 + ["full_attention"] * 16, "num_hidden_layers": 64}
-    | {"hidden_size": 5120, "intermediate_size": 27392, "num_attention_heads": 40, "vocab_size": 102400},
-    "dots.llm1": {"model_type": "dots1", "hidden_size": 4096, "intermediate_size": 10944, "moe_intermediate_size": 1408}
-    | {"first_k_dense_replace": 1, "n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6}
-    | {"num_attention_heads": 32, "num_key_value_heads": 32, "num_hidden_layers": 62, "vocab_size": 152064}
-    | {"tie_word_embeddings": False},
-}
+WRAPPED = yaml.safe_load((Path(__file__).parent / "wrapped_models.yaml").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize(
-    ("config", "total"),
+    ("name", "total"),
     [
-        (WRAPPED["thinker of Qwen3-Omni"], 30.5e9),
-        (WRAPPED["text part of GLM-4.5V"], 106e9),
-        (WRAPPED["text part of Mistral-Small-3.2"], 23.6e9),
-        (UNUSUAL["Apertus-70B"], 70.6e9),
-        (UNUSUAL["AFM-4.5B"], 4.6e9),
-        (UNUSUAL["EXAONE-4.0-32B"], 32e9),
-        (UNUSUAL["dots.llm1"], 142e9),
+        ("thinker of Qwen3-Omni", 30.5e9),
+        ("text part of GLM-4.5V", 106e9),
+        ("text part of Mistral-Small-3.2", 23.6e9),
+        ("Apertus-70B", 70.6e9),
+        ("AFM-4.5B", 4.6e9),
+        ("EXAONE-4.0-32B", 32e9),
+        ("dots.llm1", 142e9),
     ],
-    ids=[*WRAPPED, *UNUSUAL],
 )
-def test_wrappers_and_feed_forwards_without_a_gate(config, total):
+def test_wrappers_and_feed_forwards_without_a_gate(name, total):
     """Totals of the model cards; a layer of two matrices read as Llama's three would be a third too large."""
-    assert from_hf_config(config).parameters().total == pytest.approx(total, rel=0.03)
+    assert from_hf_config(WRAPPED[name]).parameters().total == pytest.approx(total, rel=0.03)
 
 
 def test_an_unknown_type_with_an_activation_of_ungated_layers_is_refused():
-    config = UNUSUAL["AFM-4.5B"] | {"model_type": "somebody", "architectures": ["SomebodyForCausalLM"]}
+    config = WRAPPED["AFM-4.5B"] | {"model_type": "somebody", "architectures": ["SomebodyForCausalLM"]}
     with pytest.raises(ForerunError, match="hidden_act 'relu2' mostly has no gate"):
         from_hf_config(config)

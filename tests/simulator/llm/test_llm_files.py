@@ -5,19 +5,12 @@ import json
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from test_llm_hf_config import LLAMA
 
 from forerun.errors import ForerunError
 from simulator.llm import load_architecture
 
-CONFIG = {
-    "model_type": "llama",
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 8,
-    "vocab_size": 1000,
-    "torch_dtype": "bfloat16",
-}
+CONFIG = {name: value for name, value in LLAMA.items() if name not in ("architectures", "num_key_value_heads")}
 OWN = {
     "name": "mine",
     "hidden_size": 256,

@@ -51,11 +51,8 @@ def test_the_last_in_rank_is_preempted_in_any_order_of_arrival():
 
 
 def run(scheduler="priority", priorities=(0, 5), seed=3, **changes):
-    workload = {
-        "arrivals": {"process": "poisson", "request_rate": 400.0},
-        "num_requests": 120,
-        "priorities": list(priorities),
-    }
+    workload = {"arrivals": {"process": "poisson", "request_rate": 400.0}, "num_requests": 120}
+    workload |= {"priorities": list(priorities)}
     engine = {"scheduler": scheduler, "max_num_seqs": 8, "num_kv_blocks": 120, "stepping": "exact-steps"}
     data = tiny_data(**workload) | {"engine": engine} | changes
     return simulate(scenario_from(data, "tiny"), seed)
@@ -88,11 +85,7 @@ def test_without_priorities_it_is_the_plain_rule():
 @pytest.fixture
 def tables(monkeypatch):
     for name in ("SCHEDULERS", "ROUTING", "ADMISSION"):
-        for key in ("mine",):
-            monkeypatch.delitem(getattr(rules, name), key, raising=False)
-    yield
-    for name in ("SCHEDULERS", "ROUTING", "ADMISSION"):
-        getattr(rules, name).pop("mine", None)
+        monkeypatch.setattr(rules, name, dict(getattr(rules, name)))
 
 
 class ShortestFirst(UnifiedScheduler):
