@@ -119,7 +119,7 @@ def test_aliases_name_one_model_each():
     ("word", "message"),
     [
         *((word, "did you mean") for word in ("lama-3.1-8b", "llama3.1-8b", "Qwen/Qwen3-8")),
-        *((word, "") for word in ("", " ", "nothing-like-it", "a/b/c", "\0", "x" * 5000, None, 3)),
+        *((word, "model") for word in ("", " ", "nothing-like-it", "a/b/c", "\0", "x" * 5000, None, 3)),
     ],
 )
 def test_no_such_model_is_one_line_with_the_nearest(word, message):

@@ -83,9 +83,10 @@ def test_without_priorities_it_is_the_plain_rule():
 
 
 @pytest.fixture
-def tables(monkeypatch):
-    for name in ("SCHEDULERS", "ROUTING", "ADMISSION"):
-        monkeypatch.setattr(rules, name, dict(getattr(rules, name)))
+def tables():
+    yield
+    for table in (rules.SCHEDULERS, rules.ROUTING, rules.ADMISSION):
+        table.pop("mine", None)
 
 
 class ShortestFirst(UnifiedScheduler):

@@ -60,7 +60,7 @@ class TestBatchExpansion:
         32 prompt tokens and half of 128 generated.
         """
         measured = {4: 15.4, 8: 17.7, 16: 23.9, 32: 36.4, 64: 54.5, 128: 96.2}
-        timer = StepTimer(deployment("llama-2-7b", "a100-sxm-80gb", "vllm-2024"), 2048)
+        timer = StepTimer(deployment("llama-2-7b", "a100-sxm-80gb", framework="vllm-2024"), 2048)
         host, verification_s = load_framework("vllm-2024"), 1.3e-3
         once = host.step_s + load_draft_overhead("vllm-2024", "draft-model").step_s - verification_s
         for batch, milliseconds in measured.items():
