@@ -22,7 +22,7 @@ from traces.kernels import read_kernels
 from traces.requests import read_requests
 from traces.steps import read_steps
 
-ROUNDS = 50
+ROUNDS = 100
 FEWER = {
     "command-run": 6,
     "command-models-check": 15,

@@ -2,11 +2,10 @@
 
 import csv
 import json
-from contextlib import suppress
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.errors import ForerunError
@@ -130,30 +129,6 @@ def test_missing_files_and_folders_are_named(tmp_path):
         read_acceptance(tmp_path / "absent.log")
     with pytest.raises(ForerunError, match="is a folder"):
         read_acceptance(tmp_path)
-
-
-WORDS = """SpecDecoding metrics: Accepted: tokens Drafted: 0 -1 1e400 nan inf 0.5, 99999999999999999999
-#running-req: 8, accept len: 2.5, accept len: 0, speculative_num_steps=3 speculative_eagle_topk=x
-{ } [ ] "spec_decode_acceptance_length": 2.5 , NaN "summary": null true"""
-PIECES = st.sampled_from(
-    [
-        *VLLM_LINE.split(" "),
-        *WORDS.split(),
-        *"\n\n\n",
-        *SCRAPE.replace("%d", "7").splitlines(keepends=True),
-        'vllm:spec_decode_num_accepted_tokens_per_pos_total{position="x"} 3\n',
-        'vllm:spec_decode_num_accepted_tokens_per_pos_total{position="9"} 3\n',
-    ]
-)
-
-
-@settings(max_examples=300)
-@given(st.lists(PIECES, max_size=60), st.sampled_from([" ", ""]))
-def test_any_file_is_read_or_refused(tmp_path_factory, pieces, between):
-    path = tmp_path_factory.getbasetemp() / "any.log"
-    path.write_text(between.join(pieces))
-    with suppress(ForerunError):
-        json.dumps(fit_acceptance([path]), allow_nan=False)
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8), st.sampled_from([None, 1.0, 50.0, 1e6]))
