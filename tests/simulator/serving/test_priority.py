@@ -1,29 +1,21 @@
 """Priority scheduling as vLLM's ``--scheduling-policy priority``, and rules of a user's own."""
 
+from functools import partial
+
 import numpy as np
 import pytest
-from planned_steps import step
+from planned_steps import add, scheduler_of, step
 from tiny_scenario import tiny_data
 
 from forerun.errors import ForerunError
 from simulator.running.run import simulate
 from simulator.running.scenario import scenario_from
-from simulator.serving import EngineLimits, rules
-from simulator.serving.engine import NoPrefixCache, PriorityScheduler, Sequence, UnifiedScheduler
+from simulator.serving import rules
+from simulator.serving.engine import PriorityScheduler, Sequence, UnifiedScheduler
 from simulator.serving.fleet.router import QueueWhenFull
 from simulator.serving.fleet.routing import LeastOutstanding
 
-
-def engine(**changes):
-    values = {"max_num_seqs": 8, "max_num_batched_tokens": 32, "block_size": 4, "num_blocks": 1000}
-    values |= {"watermark_blocks": 0, "max_model_len": None, "chunked_prefill": True}
-    return PriorityScheduler(EngineLimits(**(values | changes)), NoPrefixCache())
-
-
-def add(scheduler, *requests):
-    """Queue requests of (prompt, output, priority, arrival)."""
-    for index, request in enumerate(requests):
-        scheduler.add(Sequence(index, *request))
+engine = partial(scheduler_of, PriorityScheduler)
 
 
 def test_the_lowest_value_goes_first_then_the_first_to_arrive():
