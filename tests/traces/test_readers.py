@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from traces import FORMATS, TraceError, iter_requests, read_requests, sample_names
+from traces import TraceError, iter_requests, read_requests, sample_names
 
 AZURE = (
     "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
@@ -366,11 +366,6 @@ def test_samples_are_read_by_name():
     assert len(read_requests(Path("azure-conv-2023"))) == 1000
     with pytest.raises(TraceError, match=r"did you mean 'azure-conv-2023'"):
         read_requests("azure-conv-2032")
-
-
-def test_every_format_is_described():
-    assert len(FORMATS) == 19
-    assert all(FORMATS.values())
 
 
 REAL = {

@@ -85,6 +85,7 @@ def test_wrong_value_is_refused_by_name(key, value):
         ({"quantization_config": {"quant_method": "gptq", "bits": 3}}, "bits must be 4 or 8"),
         ({"quantization_config": []}, "quantization_config"),
         ({"num_nextn_predict_layers": -1}, "num_nextn_predict_layers"),
+        ({"word_embed_proj_dim": 8}, "differs from hidden_size, which is not modelled"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused(change, message):

@@ -57,18 +57,6 @@ def test_work_of_all_chips_together_is_that_of_one(groups, seqs):
     assert groups * part.flops == pytest.approx(whole.flops, rel=1e-6)
 
 
-def test_the_slowest_group_sets_the_pace():
-    """Nine to twelve sequences over four groups are three for the slowest: all but the experts takes equally long."""
-    timer = StepTimer(spread(4), 512)
-    for slowest, batches in ((2, range(5, 9)), (3, range(9, 13))):
-        single = [
-            timer.seconds(decode(seqs, 700)) - timer._experts.seconds(max(seqs, timer._padded(slowest)))
-            for seqs in batches
-        ]
-        assert_allclose(single, single[0], rtol=1e-9)
-    assert timer.seconds(decode(9, 700)) > timer.seconds(decode(8, 700))
-
-
 def test_rows_of_logits_are_dealt_out_too():
     """Four groups: five to eight rows are two for the slowest group, four rows are one."""
     timer = StepTimer(spread(4), 512)

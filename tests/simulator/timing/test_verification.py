@@ -88,13 +88,6 @@ class TestExpertsOfOneSequence:
         )
         assert one < verify < disaggregated
 
-    def test_dense_models_and_steps_with_prompts_know_no_difference(self):
-        dense, routed = (StepTimer(deployment(model), 1024) for model in ("llama-3.1-8b", "gpt-oss-120b"))
-        assert dense._together(arrays(decode(4, 64, 4))) == [1]
-        beside_a_prompt = mixed(4, 64, 1, 300, routed.windows)._replace(query_len=4)
-        assert routed._together(arrays(beside_a_prompt)) == [1]
-        assert routed._together(arrays(decode(4, 64, 4, routed.windows))) == [4]
-
     @pytest.mark.parametrize("prompts", [0, 1])
     def test_one_step_and_many_agree(self, prompts):
         timer = StepTimer(deployment("gpt-oss-120b"), 2048)
