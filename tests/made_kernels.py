@@ -1,10 +1,12 @@
 """Measured kernels made up from the physics itself, so that a fit has a truth to find."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from hwprofiles import KernelLibrary, load_chip
 from simulator.replay import predict_table
-from traces.kernels import KernelTable, make_table
+from traces.kernels import make_table
 
 HEADS = np.array([(32, 8), (32, 32), (64, 8), (16, 2)])
 
@@ -37,4 +39,4 @@ def measured(table, chip, library, noise=0.0, seed=0):
     """``table`` with the times that ``chip`` predicts, times a random factor."""
     seconds = predict_table(table, KernelLibrary(load_chip(chip), library, corrected=False)).seconds
     factor = np.exp(np.random.default_rng(seed).normal(0.0, noise, len(table)))
-    return KernelTable(table.sizes, table.words, seconds * factor, table.std_s, table.count, table.source, table.format)
+    return replace(table, measured_s=seconds * factor)

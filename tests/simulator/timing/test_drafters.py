@@ -177,13 +177,8 @@ class TestTime:
         assert seconds_of(drafter, decode(8, 1000, 6)) == pytest.approx(1e-4 + 8e-5 + 8e-6)
         assert costs_of(drafter, arrays(decode(8, 1000, 6))).host_s == pytest.approx(1e-4 + 8e-5 + 8e-6)
 
-    def test_host_overhead_counts_steps_and_passes(self):
+    def test_given_host_times_replace_the_known_ones(self):
         arguments = {"step_s": 1e-3, "pass_s": 1e-4}
-        work = decode(4, 500, 4)
-        for name, forwards in (("eagle3", 3), ("parallel-draft", 1)):
-            plain = seconds_of(made(name, num_speculative_tokens=3, draft={"step_s": 0.0, "pass_s": 0.0}), work)
-            slow = seconds_of(made(name, num_speculative_tokens=3, draft=arguments), work)
-            assert slow - plain == pytest.approx(1e-3 + forwards * 1e-4)
         known = request("eagle3").overhead
         assert known.per_sequence_s > 0 < known.sequence_pass_s
         assert request("eagle3", draft=arguments).overhead == replace(known, step_s=1e-3, pass_s=1e-4)
@@ -206,13 +201,6 @@ class TestTime:
         crowd = seconds_of(tree, decode(64, 500, 26)) / seconds_of(chain, decode(64, 500, 6))
         assert 1.0 <= single < 1.04
         assert crowd > 1.1
-
-    def test_rejected_nodes_are_not_drafted_from(self):
-        """After a tree of 63 nodes and depth 4 a drafter catches up on 5 tokens per sequence, not on 64."""
-        tree = made("draft-model tree", tree="medusa-63")
-        assert tree.pass_tokens[0] == 5
-        chain = made("draft-model", num_speculative_tokens=4, draft={"model": "llama-3.2-1b"})
-        assert seconds_of(tree, decode(1, 500 + 64, 64)) < 1.15 * seconds_of(chain, decode(1, 500 + 5, 5))
 
     def test_prompts_are_prefilled_by_drafters_too(self):
         prompt = StepWork(1, 1000, (500_500,), (1000,), 1, (1001,), 0, 4, (0,))
