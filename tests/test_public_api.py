@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from plain_scenario import plain_data
 from tiny_scenario import tiny_data
 
 import forerun as fr
@@ -74,17 +75,8 @@ def test_a_user_script_passes_strict_type_checks(tmp_path):
 
 
 def test_shortcuts_set_the_nested_fields(chat):
-    nested = {
-        "model": "llama-3.1-8b",
-        "hardware": {"chip": "h100-sxm"},
-        "workload": {
-            "arrivals": {"process": "poisson", "request_rate": 4.0},
-            "input_tokens": 64,
-            "output_tokens": 8,
-            "num_requests": 20,
-        },
-        "slo": {"p99_ttft_ms": 500},
-    }
+    arrivals = {"arrivals": {"process": "poisson", "request_rate": 4.0}}
+    nested = plain_data("llama-3.1-8b", "h100-sxm", 64, 8, 20, workload=arrivals, slo={"p99_ttft_ms": 500})
     assert chat == fr.Scenario.model_validate(nested)
     assert chat == fr.Scenario(**nested)
 

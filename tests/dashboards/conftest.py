@@ -1,16 +1,17 @@
-"""A run folder made by hand: a queue in front of two replicas, with speculation, an SLO and one failed request."""
+"""A run folder with all there is to show: a queue before two replicas that draft, a missed SLO, a failed request."""
 
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from made_kernels import attention_rows, gemm_rows, measured
+from plain_scenario import plain_data
 
 import simulator
 from dashboards.attention_report import atlas_html
@@ -20,159 +21,63 @@ from dashboards.report import write_report
 from dashboards.study_report import study_html
 from hwprofiles import KernelLibrary
 from simulator.cli import main
+from simulator.running.metrics import run_document
 from simulator.running.metrics.files import write_text_atomically
 from simulator.running.metrics.replications import combine_replications
 from simulator.running.metrics.run_folder import RunFolder, load_run, write_run
-from simulator.running.metrics.summary import slo_limits, slo_report, summarise
-from simulator.running.metrics.usage import bottleneck_shares, kv_cache_section
-from simulator.running.step_rows import StepTotals
-from simulator.serving.records import (
-    EngineCounters,
-    GapCounts,
-    KvCacheReport,
-    RequestRecords,
-    SpeculationCounters,
-    StepRecords,
-)
+from simulator.running.run import simulate
+from simulator.running.scenario import Scenario, scenario_from
 from simulator.studies.alspec import atlas_gains, atlas_layouts
 from simulator.studies.compare.comparison import CompareResult
 from simulator.studies.paired import HIGHER_IS_BETTER
+from simulator.workload import generate_requests
 from traces.kernels import concatenate
 from validation.selfcheck.command import LABELS, METHODS, page_of
 
-SCENARIO: dict[str, Any] = {
-    "model": "llama-3.1-8b",
-    "hardware": {"chip": "h100-sxm", "replicas": 2},
-    "engine": {"max_num_seqs": 64},
-    "workload": {"arrivals": {"process": "poisson", "request_rate": 8.0}, "num_requests": 240},
-    "slo": {"p99_ttft_ms": 500.0, "p99_tpot_ms": 50.0},
-}
+SCENARIO: dict[str, Any] = plain_data(
+    "llama-3.1-8b",
+    "l4",
+    {"distribution": "uniform", "min": 10, "max": 2000},
+    {"distribution": "uniform", "min": 1, "max": 300},
+    240,
+    hardware={"replicas": 2},
+    engine={"max_num_seqs": 24, "max_model_len": 8192},
+    speculation={"method": "eagle3", "num_speculative_tokens": 3, "acceptance": {"per_position": [0.73, 0.52, 0.35]}},
+    workload={"arrivals": {"process": "poisson", "request_rate": 8.0}},
+    slo={"p99_ttft_ms": 500.0, "p99_tpot_ms": 50.0},
+    prices={"usd_per_chip_hour": 1.5},
+)
 
 
-def hand_made_result(seed: int, n: int = 240) -> Any:
-    """Plausible records; nothing here is a prediction."""
-    rng = np.random.default_rng(seed)
-    arrival = np.cumsum(rng.exponential(1 / 8, n))
-    scheduled = arrival + rng.exponential(0.03, n)
-    output = rng.integers(1, 300, n)
-    first = scheduled + rng.gamma(4, 0.02, n)
-    finished = first + (output - 1) * rng.gamma(40, 0.0003, n)
-    finished[5] = first[5] = np.nan
-    zeros = np.zeros(n, dtype=np.int64)
-    requests = RequestRecords(
-        arrival_s=arrival,
-        input_tokens=rng.integers(10, 2000, n),
-        output_tokens=output,
-        scheduled_s=scheduled,
-        first_token_s=first,
-        finished_s=finished,
-        replica=rng.integers(0, 2, n),
-        preemptions=zeros,
-        cached_tokens=zeros,
-        drafts=zeros,
-        draft_tokens=zeros,
-        accepted_tokens=zeros,
-        failed=np.isnan(finished),
-    )
-    steps = _steps(rng, float(np.nanmax(finished)))
-    totals = StepTotals.none([1e15] * 2, [1e12] * 2)
-    totals.add(steps)
-    return SimpleNamespace(
-        scenario=SimpleNamespace(slo=SCENARIO["slo"]),
-        seed=seed,
-        requests=requests,
-        steps=steps,
-        gaps=GapCounts(np.array([0.010, 0.012, 0.03]), np.array([20000, 9000, 120])),
-        kv=KvCacheReport(27000, 16, 9800, 6100.5, 3, None, 131072.0, 16.06e9, 0.0, 2.4e9, 80e9, False),
-        speculation=SpeculationCounters(1000, 3000, 1600, (730, 520, 350)),
-        engine=EngineCounters(4000, 12, 32.0, 0.21, 0.22),
-        basis="datasheet",
-        notes=("a remark with <markup> in it",),
-        chips=2,
-        totals=totals,
-        detail=None,
-        spans=(),
-        pools=(),
-    )
-
-
-def _steps(rng: np.random.Generator, end_s: float) -> StepRecords:
-    per_replica = 2000
-    seconds = rng.gamma(30, end_s / per_replica / 30 * 0.9, (2, per_replica))
-    start = np.cumsum(np.concatenate([np.zeros((2, 1)), seconds], axis=1), axis=1)[:, :-1] * 1.05
-    n = 2 * per_replica
-    flat = seconds.ravel()
-    wave = (20 + 12 * np.sin(start / 3)).astype(np.int64).ravel()
-    prefill = np.where(rng.random(n) < 0.06, rng.integers(64, 2048, n), 0)
-    return StepRecords(
-        replica=np.repeat([0, 1], per_replica),
-        start_s=start.ravel(),
-        seconds=flat,
-        prefill_seqs=(prefill > 0).astype(np.int64),
-        prefill_tokens=prefill,
-        decode_seqs=wave,
-        query_len=np.full(n, 4),
-        decode_kv_tokens=wave * 900,
-        output_tokens=wave * 2,
-        running=wave + 1,
-        waiting=np.maximum(wave - 28, 0),
-        kv_blocks=wave * 57 * 5,
-        compute_s=flat * 0.17,
-        memory_s=flat * 0.6,
-        interconnect_s=flat * 0.04,
-        latency_s=flat * 0.08,
-        host_s=flat * 0.11,
-        calibrated_s=flat * 0.79,
-        extrapolated_s=flat * 0.1,
-        datasheet_s=flat * 0.0,
-        sol_s=flat * 0.5,
-        flops=flat * 1e14,
-        bytes=flat * 2e12,
-        steps=np.ones(n, dtype=np.int64),
-    )
-
-
-def hand_made_document(result: Any) -> dict[str, Any]:
-    """The run document without a chip catalogue."""
-    summary = summarise(result)
-    assert slo_limits(result.scenario.slo)
-    return {
-        "summary": summary,
-        "intervals": {},
-        "interval_level": None,
-        "slo": slo_report(result, summary),
-        "basis": result.basis,
-        "bottleneck": bottleneck_shares(result.totals, 2, summary["duration"]),
-        "kv_cache": kv_cache_section(result.kv, result.requests),
-        "utilisation": {"mfu": 0.11, "mbu": 0.43},
-        "energy_joules": 31234.5,
-        "chips": 2,
-        "cost_usd": 0.05,
-        "usd_per_million_output_tokens": 1.37,
-        "engine": {"steps": 4000, "exact_steps": 12, "simulated_s": 32.0, "cpu_s": 0.21, "wall_s": 0.22},
-        "scenario": SCENARIO,
-        "seed": result.seed,
-        "replications": 1,
-        "version": "0.1.0",
-        "notes": list(result.notes),
-    }
-
-
-def write_hand_made_run(folder: Path, replications: int = 1) -> Path:
-    """Write a run folder and return it."""
-    results = [hand_made_result(seed) for seed in range(replications)]
-    document = combine_replications([hand_made_document(result) for result in results])
-    write_run(folder, results[0], document)
+def write_busy_run(folder: Path, replications: int = 1) -> Path:
+    """Write a run folder and return it; of the requests the sixth is longer than the model allows."""
+    scenario = scenario_from(SCENARIO, "busy")
+    results = []
+    for seed in range(replications):
+        stream = generate_requests(scenario.workload, seed)
+        prompts = np.where(np.arange(240) == 5, 10**6, stream.input_tokens)
+        results.append(simulate(scenario, seed, stream=replace(stream, input_tokens=prompts)))
+    documents = [run_document(result) for result in results]
+    documents[0]["notes"].append("a remark with <markup> in it")
+    write_run(folder, results[0], combine_replications(documents))
     return folder
+
+
+def service(inputs: int = 256, outputs: int = 24, requests: int = 24, rate: float = 4.0, **changes: Any) -> Scenario:
+    """A trickle of short requests to one replica that drafts."""
+    chain = {"method": "eagle3", "num_speculative_tokens": 3, "acceptance": {"alpha": 0.7}}
+    arrivals = {"arrivals": {"process": "poisson", "request_rate": rate}}
+    sections = {"speculation": chain, "workload": arrivals} | changes
+    chip = sections.get("hardware", {}).get("chip", "h100-sxm")
+    model = sections.pop("model", "llama-3.1-8b")
+    return Scenario.model_validate(plain_data(model, chip, inputs, outputs, requests, **sections))
 
 
 def write_small_plan(folder: Path) -> Path:
     """Plan for a trickle of short requests, and write what ``forerun plan --out`` writes."""
-    workload = {"arrivals": {"process": "poisson", "request_rate": 2.0}, "input_tokens": 64, "output_tokens": 16}
-    data = {"model": "llama-3.1-8b", "hardware": {"chip": "h100-sxm"}, "workload": {**workload, "num_requests": 20}}
     axes = {"hardware.tensor_parallel": (1, 2), "engine.max_num_batched_tokens": (2048,)}
     few = {"replications": 1, "requests": 20, "finalists": 2, "max_replicas": 2, "jobs": 1, "headroom": False}
-    scenario = simulator.Scenario.model_validate(data)
+    scenario = service(64, 16, 20, 2.0, speculation=None)
     return simulator.plan(scenario, rate=2.0, slo={"p99_ttft_ms": 1000}, vary=axes, **few).save(folder)
 
 
@@ -183,12 +88,12 @@ def write_plan() -> Callable[[Path], Path]:
 
 @pytest.fixture(scope="session")
 def write_one() -> Callable[..., Path]:
-    return write_hand_made_run
+    return write_busy_run
 
 
 @pytest.fixture(scope="session")
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_hand_made_run(tmp_path_factory.mktemp("runs") / "one")
+    return write_busy_run(tmp_path_factory.mktemp("runs") / "one")
 
 
 @pytest.fixture(scope="session")
@@ -263,22 +168,6 @@ LLAMA_CPP: dict[str, Any] = {
 }
 
 
-def service(**changes: Any) -> simulator.Scenario:
-    """A trickle of short requests to one replica that drafts."""
-    data = {
-        "model": "llama-3.1-8b",
-        "hardware": {"chip": "h100-sxm"},
-        "speculation": {"method": "eagle3", "num_speculative_tokens": 3, "acceptance": {"alpha": 0.7}},
-        "workload": {
-            "arrivals": {"process": "poisson", "request_rate": 4.0},
-            "input_tokens": 256,
-            "output_tokens": 24,
-            "num_requests": 24,
-        },
-    }
-    return simulator.Scenario.model_validate(data | changes)
-
-
 def write_alspec(folder: Path) -> None:
     """A run with attention-level speculation, and the page of its atlas."""
     n150 = service(
@@ -339,7 +228,7 @@ def write_checks(folder: Path) -> None:
 def every_report(tmp_path_factory: pytest.TempPathFactory, comparison: dict[str, Any]) -> dict[str, Path]:
     """A page of every kind that commands and studies write, by name."""
     folder = tmp_path_factory.mktemp("reports")
-    write_report(write_hand_made_run(folder / "run", replications=2))
+    write_report(write_busy_run(folder / "run", replications=2))
     write_small_plan(folder / "plan")
     folder.joinpath("compare").mkdir()
     folder.joinpath("compare", "report.html").write_text(study_html(CompareResult(comparison)))

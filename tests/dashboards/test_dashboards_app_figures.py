@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from plain_scenario import plain_scenario
 
 from dashboards.figures import run as of_run
 from dashboards.figures import speculation
@@ -14,7 +15,6 @@ from dashboards.theme import METHOD_LINES, gain_scale
 from hwprofiles import KernelLibrary, KernelTime, load_chip
 from simulator.replay import replay_kernels
 from simulator.running.metrics.usage import BOUNDS
-from simulator.running.scenario import scenario_from
 from simulator.speculation import load_curve
 from simulator.speculation.attention_level import compare_layouts, consistency_set
 from simulator.studies.tune.grid import speculation_grid
@@ -40,15 +40,8 @@ def sample_replay(project_root):
 
 @pytest.fixture(scope="module")
 def grid():
-    scenario = scenario_from(
-        {
-            "model": "llama-3.1-8b",
-            "hardware": {"chip": "h100-sxm"},
-            "speculation": {"method": "eagle3", "num_speculative_tokens": 1, "acceptance": {"alpha": 0.7}},
-            "workload": {"arrivals": {"process": "burst"}, "input_tokens": 1, "output_tokens": 1, "num_requests": 1},
-        },
-        "test",
-    )
+    eagle3 = {"method": "eagle3", "num_speculative_tokens": 1, "acceptance": {"alpha": 0.7}}
+    scenario = plain_scenario(speculation=eagle3)
     return speculation_grid(scenario, (1, 4), (1, 32, 512), (512, 4096), 8, 512, 128)
 
 

@@ -10,6 +10,7 @@ import time
 import numpy as np
 import plotly.graph_objects as go
 import pytest
+from plain_scenario import plain_scenario
 
 pytest.importorskip("dash")
 
@@ -36,7 +37,6 @@ from dashboards.app.uploads import LARGEST_UPLOAD_BYTES, MOST_LOGS, keep_log, up
 from forerun.errors import ForerunError
 from simulator.cli import main
 from simulator.running.build import build_replica
-from simulator.running.scenario import scenario_from
 
 GOOD = """
 model: llama-3.1-8b
@@ -260,20 +260,7 @@ def waited(jobs, token, states, seconds=600):
 
 def long_run():
     """A scenario that takes minutes."""
-    return scenario_from(
-        {
-            "model": "llama-3.1-8b",
-            "hardware": {"chip": "h100-sxm"},
-            "engine": {"stepping": "exact-steps"},
-            "workload": {
-                "arrivals": {"process": "burst"},
-                "input_tokens": 64,
-                "output_tokens": 4000,
-                "num_requests": 20_000,
-            },
-        },
-        "long",
-    )
+    return plain_scenario("llama-3.1-8b", "h100-sxm", 64, 4000, 20_000, engine={"stepping": "exact-steps"})
 
 
 def test_one_session_does_not_take_the_runs_of_another(tmp_path):

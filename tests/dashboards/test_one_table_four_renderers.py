@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -20,7 +19,6 @@ from dashboards.app.pages import run_explorer
 from dashboards.app.parts import table_panel
 from dashboards.app.served import ServedFolders
 
-ROOT = Path(__file__).resolve().parents[2]
 LABEL, VALUE = "Tokens per joule", 12.625
 
 
@@ -45,8 +43,7 @@ def with_new_metric(monkeypatch):
 
 
 def test_a_new_metric_shows_in_all_four(with_new_metric, run, run_folder, tmp_path):
-    document = run.document | {"replicas": [], "pools": None}
-    result = tables.run_tables(document)
+    result = tables.run_tables(run.document)
     assert LABEL in shown_in_terminal(result)
     assert any(LABEL in table.markdown() for table in result)
     page = report_html(load_run(run_folder))
@@ -57,29 +54,9 @@ def test_a_new_metric_shows_in_all_four(with_new_metric, run, run_folder, tmp_pa
     assert "12.6" in str(parts["tables"].to_plotly_json())
 
 
-def test_a_metric_stands_in_two_files_at_most():
-    """Of a summary's metric: where it is computed, and the one table that names it."""
-    for key in ("request_goodput", "total_token_throughput", "spec_decode_num_drafts"):
-        holders = [
-            path.relative_to(ROOT).as_posix()
-            for folder in ("simulator/running/metrics", "simulator/cli", "dashboards")
-            for path in (ROOT / folder).rglob("*.py")
-            if re.search(rf'"{key}"', path.read_text(encoding="utf-8"))
-        ]
-        assert set(holders) <= {
-            "simulator/running/metrics/summary.py",
-            "simulator/running/metrics/tables.py",
-            *LISTED.get(key, ()),
-        }, key
-
-
-LISTED = {"request_goodput": {"dashboards/figures/studies.py"}}
-"""Lists of metrics that a study compares: a choice, not a rendering."""
-
-
 def test_a_page_renders_what_a_report_renders(run):
     """The browser is handed a report's own table, in which nothing of a name is markup."""
-    result = tables.run_tables(run.document | {"replicas": [], "pools": None})
+    result = tables.run_tables(run.document)
     assert result
     for table in (*result, Table("", ("a",), [["<img src=x onerror=alert(1)>"]])):
         sent = json.dumps(table_panel(table).to_plotly_json(), default=lambda part: part.to_plotly_json())

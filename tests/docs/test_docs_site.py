@@ -84,28 +84,19 @@ def test_reference_is_whole(site):
 
 def test_every_metric_is_defined():
     """Keys of a run with everything in it, and columns of its tables, against the page of definitions."""
-    from simulator.running.run import simulate
-    from simulator.running.scenario import Scenario
+    from plain_scenario import plain_scenario
 
-    run = simulate(
-        Scenario.model_validate(
-            {
-                "model": "llama-3.1-8b",
-                "hardware": {"chip": "h100-sxm"},
-                "pools": {"prefill": {"role": "prefill"}, "decode": {"role": "decode"}},
-                "faults": {"events": [{"replica": 0, "at_s": 100.0, "down_s": 1.0}]},
-                "speculation": {"method": "ngram", "num_speculative_tokens": 2, "acceptance": {"alpha": 0.5}},
-                "workload": {
-                    "arrivals": {"process": "burst"},
-                    "input_tokens": 8,
-                    "output_tokens": 4,
-                    "num_requests": 2,
-                },
-                "slo": {"p99_ttft_ms": 500.0},
-                "prices": {"usd_per_chip_hour": 2.0},
-            }
-        )
+    from simulator.running.run import simulate
+
+    scenario = plain_scenario(
+        *("llama-3.1-8b", "h100-sxm", 8, 4, 2),
+        pools={"prefill": {"role": "prefill"}, "decode": {"role": "decode"}},
+        faults={"events": [{"replica": 0, "at_s": 100.0, "down_s": 1.0}]},
+        speculation={"method": "ngram", "num_speculative_tokens": 2, "acceptance": {"alpha": 0.5}},
+        slo={"p99_ttft_ms": 500.0},
+        prices={"usd_per_chip_hour": 2.0},
     )
+    run = simulate(scenario)
     page = (ROOT / "docs/reference/metrics.md").read_text(encoding="utf-8")
     defined = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`[^|]+) \|", page, re.M))))
     latency = re.compile(r"(?:mean|median|std|p\d+)_(\w+_ms)")

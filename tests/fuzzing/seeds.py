@@ -1,4 +1,4 @@
-"""Small well-formed files of every kind that the project reads: where mutation starts from."""
+"""Small well-formed files of every kind that the project reads, many of them those of the readers' own tests."""
 
 import gzip
 import io
@@ -8,6 +8,10 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+
+from tests.simulator.llm import test_llm_current_models, test_llm_hf_config
+from tests.simulator.speculation import test_engine_logs
+from tests.traces import test_llama_cpp, test_readers, test_serving_runs
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -42,15 +46,10 @@ variants: [{{name: fp8, set: {{weights_dtype: fp8}}}}, {{name: two, set: {{hardw
 """
 REQUESTS = [
     "arrival_s,input_tokens,output_tokens,session_id,turn,measured_ttft_s\n0,10,5,a,0,0.1\n0.5,20,2,b,0,0.2\n1.5,9,1,a,1,\n",
-    "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9951690,396,109\n",
-    "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:00.009930+00:00,2162,5\n2024-05-10T00:00:01Z,2399,6\n",
-    "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,ChatGPT,472,18,490,Conversation log\n",
-    '{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}\n'
-    '{"timestamp": 3000, "input_length": 512, "output_length": 7, "hash_ids": [1]}\n',
+    *(test_readers.AZURE, test_readers.AZURE_2024, test_readers.BURST_1, test_readers.MOONCAKE, test_readers.BAILIAN),
+    *map(json.dumps, (test_readers.VLLM, test_readers.AIPERF, test_readers.SESSION)),
     '[{"timestamp": 1.5, "prompt_tokens": 3, "completion_tokens": 4}, '
     '{"timestamp": 2, "prompt_tokens": 3, "completion_tokens": 4}]',
-    json.dumps({"input_lens": [5, 6], "output_lens": [2, 3], "ttfts": [0.1, 0.2], "itls": [[0.01], [0.02, 0.01]],
-                "request_throughput": 2.0, "total_input_tokens": 11, "completed": 2, "start_times": [1.0, 2.5]}),
     json.dumps([{"id": "1", "conversations": [{"from": "human", "value": "hi there"}, {"from": "gpt", "value": "yes"}],
                  "input_tokens": 4, "output_tokens": 2}]),
     json.dumps({"session_id": "a", "turns": [
@@ -62,8 +61,6 @@ REQUESTS = [
         {"traceId": "t", "startTimeUnixNano": "1000000000", "endTimeUnixNano": "3000000000", "attributes": [
             {"key": "gen_ai.usage.input_tokens", "value": {"intValue": "9"}},
             {"key": "gen_ai.usage.output_tokens", "value": {"doubleValue": 4}}]}] * 2}]}]}),
-    json.dumps({"id": "s", "block_size": 64, "models": ["m"],
-                "requests": [{"t": 0.0, "type": "n", "model": "m", "in": 130, "out": 5, "hash_ids": [1, 2, 3]}]}),
     "0,10,3,Gamma,1.0,0.5\n600,20,1,Weibull,2.0,0.7\n",
     "num_prefill_tokens,num_decode_tokens,arrived_at\n10,3,0.5\n20,4,0.7\n",
     "input_toks,output_toks,arrival_time_ns\n10,3,500\n20,4,900\n",
@@ -118,75 +115,31 @@ BENCHMARK_RESULTS = [
     "request_rate_rps,output_tput_tok_s,mean_ttft_ms\n1,m,h100,vllm,fp8,2,2,1024,128,fixed,4,,512,80\n",
     "exp_id,experiment,stage_index,model,hw,tp,e2e_mean_ms,ttft_mean_ms,itl_mean_ms,rate,input_mean,output_mean\n"
     "1,a,0,m,H100,1,900,40,9,2,512,128\n",
-    json.dumps({"model_id": "meta-llama/Llama-3.1-8B-Instruct", "backend": "vllm", "num_prompts": 100, "completed": 100,
-                "request_rate": "inf", "burstiness": 1.0, "max_concurrency": 16, "total_input_tokens": 51200,
-                "total_output_tokens": 12800, "output_throughput": 512.0, "mean_ttft_ms": 80.0, "p99_tpot_ms": 9.0}),
-    json.dumps({"request_latency": {"unit": "ms", "avg": 1300.0, "p99": 1400.0},
-                "time_to_first_token": {"unit": "ms", "avg": 80.0}, "request_count": {"unit": "requests", "avg": 100.0},
-                "output_token_throughput": {"unit": "tokens/sec", "avg": 512.0},
-                "input_sequence_length": {"unit": "tokens", "avg": 512.0},
-                "output_sequence_length": {"unit": "tokens", "avg": 128.0},
-                "input_config": {"endpoint": {"model_names": ["m"]}, "loadgen": {"concurrency": 16}}}),
-    json.dumps({"benchmarks": [{"config": {"strategy": {"type_": "concurrent", "streams": 16}}, "metrics": {
-        "time_to_first_token_ms": {"successful": {"mean": 80.0, "percentiles": {"p99": 200.0}}},
-        "request_latency": {"successful": {"mean": 1.3}}, "prompt_token_count": {"successful": {"mean": 512.0}},
-        "output_token_count": {"successful": {"mean": 128.0}}}}]}),
-    json.dumps({"load_summary": {"count": 100}, "successes": {
-        "count": 100, "latency": {"request_latency": {"mean": 1.3, "median": 1.2}, "time_to_first_token": {"mean": 0.1}},
-        "throughput": {"output_tokens_per_sec": 512.0, "requests_per_sec": 4.0}, "prompt_len": {"mean": 512.0},
-        "output_len": {"mean": 128.0}}, "failures": {"count": 0}}),
+    *map(json.dumps, (test_serving_runs.VLLM, test_serving_runs.AIPERF, test_serving_runs.GUIDELLM)),
+    json.dumps(test_serving_runs.INFERENCE_PERF),
     json.dumps({"queued_ts": 1.0, "input_toks": 10, "output_toks": 4, "scheduled_ts": 1.1, "first_token_ts": 1.2,
                 "last_token_ts": 1.5, "arrival_time_ns": 10}),
 ]  # fmt: skip
 LLAMA_CPP = [
-    "prompt eval time = 900.22 ms / 30 tokens\n eval time = 14323.78 ms / 192 tokens\n"
-    "draft acceptance rate = 0.81944 (  118 accepted /   144 generated)\n",
-    "| model | test | t/s |\n| --- | --- | --- |\n| llama 7B | pp512 | 14771 |\n| llama 7B | tg128 @ d4096 | 189.0 |\n",
-    "| PP | TG | B | N_KV | T_PP s | S_PP t/s | T_TG s | S_TG t/s | T s | S t/s |\n"
-    "| 512 | 32 | 8 | 4352 | 1.2 | 3413.3 | 1.31 | 195.4 | 2.51 | 1733.0 |\n",
-    "llamacpp:tokens_predicted_total 1000\nllamacpp:tokens_predicted_seconds_total 2.05e+1\n",
-    '[{"n_prompt": 0, "n_gen": 128, "n_depth": 512, "avg_ts": 43.5}]',
-    '{"timings": {"prompt_n": 10, "predicted_n": 100, "predicted_ms": 2000.0, "draft_n": 90, "draft_n_accepted": 60}}',
+    *(test_llama_cpp.SERVER, test_llama_cpp.BENCH, test_llama_cpp.BATCHED, test_llama_cpp.METRICS),
+    *(test_llama_cpp.JSON, test_llama_cpp.TIMINGS),
 ]
 LOGS = [
-    "INFO 05-30 07:21:10 SpecDecoding metrics: Mean acceptance length: 2.89, Accepted: 104 tokens, Drafted: 330 tokens, "
-    "Per-position acceptance rate: 0.691, 0.491, 0.291, 0.182, 0.164, 0.073, Avg Draft acceptance rate: 31.5%\n",
-    "ServerArgs(speculative_num_steps=3, speculative_eagle_topk=1, speculative_num_draft_tokens=4)\n"
-    "Decode batch, #running-req: 8, #token: 900, accept len: 2.00, accept rate: 0.33\n",
-    'vllm:spec_decode_num_drafts_total{model_name="m"} 100\nvllm:spec_decode_num_draft_tokens_total{model_name="m"} 200\n'
-    'vllm:spec_decode_num_accepted_tokens_total{model_name="m"} 90\n'
-    'vllm:spec_decode_num_accepted_tokens_per_pos_total{model_name="m",position="0"} 60\n',
+    f"{test_engine_logs.VLLM_LINE}\n",
+    "\n".join([test_engine_logs.SGLANG_ARGUMENTS, *test_engine_logs.SGLANG_LINES]),
+    test_engine_logs.SCRAPE % (1000, 2000, 1100, 700, 400),
     json.dumps({"spec_decode_acceptance_length": 2.5, "spec_decode_num_drafts": 10, "spec_decode_draft_tokens": 30,
                 "spec_decode_per_position_acceptance_rates": [0.8, 0.5, 0.2]}),
 ]  # fmt: skip
 HF_CONFIGS = [
-    json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "num_hidden_layers": 2,
-                "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 1000,
-                "max_position_embeddings": 4096, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
-                "rope_scaling": {"type": "yarn", "factor": 4.0}}),
-    json.dumps({"model_type": "qwen3_moe", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-                "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 128, "moe_intermediate_size": 32,
-                "num_experts": 8, "num_experts_per_tok": 2, "vocab_size": 1000, "decoder_sparse_step": 1,
-                "mlp_only_layers": [], "max_position_embeddings": 4096,
-                "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}),
-    json.dumps({"model_type": "deepseek_v3", "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
-                "num_key_value_heads": 4, "intermediate_size": 128, "moe_intermediate_size": 32, "n_routed_experts": 8,
-                "n_shared_experts": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1, "kv_lora_rank": 32,
-                "q_lora_rank": 48, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16, "vocab_size": 1000,
-                "num_nextn_predict_layers": 1, "max_position_embeddings": 4096}),
-]  # fmt: skip
+    *map(json.dumps, (test_llm_hf_config.LLAMA, test_llm_hf_config.MOE, test_llm_hf_config.DEEPSEEK)),
+    *(json.dumps(config | {"torch_dtype": "bfloat16"}) for config in test_llm_current_models.FAMILIES.values()),
+]
 
 
-ERRORS = json.dumps(
-    {
-        "errors": [
-            {
-                "section": "kernels", "name": "gemm", "metric": "seconds", "n": 10, "mape": 5.0, "median_ape": 4.0,
-                "bias": 1.0, "basis": "calibrated", "fitted": "nothing", "ships": True, "date": "2026-11-21",
-            }
-        ]
-    }
-)  # fmt: skip
+ERRORS = json.dumps({"errors": [
+    {"section": "kernels", "name": "gemm", "metric": "seconds", "n": 10, "mape": 5.0, "median_ape": 4.0, "bias": 1.0,
+     "basis": "calibrated", "fitted": "nothing", "ships": True, "date": "2026-11-21"}]})  # fmt: skip
 
 
 @cache

@@ -1,6 +1,7 @@
 """Every reader of the project as a target: seeds, and a call that may refuse a file but never break on it."""
 
 import io
+import json
 import os
 import signal
 import tempfile
@@ -20,9 +21,10 @@ from hwprofiles import ProfileError, load_chip, load_link
 from hwprofiles.correction import feature_names, load_corrections
 from hwprofiles.schema import CORRECTIONS
 from simulator.cli import main
-from simulator.llm import load_architecture
+from simulator.llm import architecture_summary, load_architecture
 from simulator.running.scenario import load_scenario
 from simulator.speculation import read_acceptance
+from simulator.speculation.engine_logs import fit_acceptance
 from simulator.studies.study_file import load_study
 from traces import TraceError
 from traces.benchmark_results import read_runs
@@ -95,6 +97,13 @@ def _corrections(path: Path) -> None:
 def _acceptance(path: Path) -> None:
     log = read_acceptance(path)
     assert 1 <= log.acceptance_length < np.inf
+    json.dumps(fit_acceptance([path]), allow_nan=False)
+
+
+def _model(path: Path) -> None:
+    summary = architecture_summary(load_architecture(path))
+    json.dumps(summary, allow_nan=False)
+    assert summary["parameters_total"] >= summary["parameters_active"] > 0
 
 
 def _command(*words: str) -> Callable[[Path], None]:
@@ -138,8 +147,8 @@ def _targets() -> Iterator[Target]:
     yield Target("engine-log", ".log", texts(*seeds.LOGS), _acceptance)
     yield Target("scenario", ".yaml", texts(seeds.SCENARIO, seeds.PLAIN_SCENARIO), load_scenario)
     yield Target("study", ".yaml", texts(seeds.STUDY, seeds.SCENARIO), load_study)
-    yield Target("model-json", ".json", texts(*seeds.HF_CONFIGS), load_architecture)
-    yield Target("model-yaml", ".yaml", texts(*seeds.files("simulator", "llm", "catalogue")[::4]), load_architecture)
+    yield Target("model-json", ".json", texts(*seeds.HF_CONFIGS), _model)
+    yield Target("model-yaml", ".yaml", texts(*seeds.files("simulator", "llm", "catalogue")[::4]), _model)
     yield Target("chip", ".yaml", texts(*seeds.files("hwprofiles", "chips")[::3]), load_chip)
     yield Target("link", ".yaml", texts(*seeds.files("hwprofiles", "links")[::3]), load_link)
     small = texts(seeds.PLAIN_SCENARIO)

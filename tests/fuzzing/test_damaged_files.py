@@ -1,10 +1,11 @@
 """No file, however damaged, makes a reader do anything but read it or refuse it in one line: a short seeded round.
 
-``tests/fuzzing/long_run.py`` does the same for hundreds of thousands of files, ``coverage_guided.py`` with atheris.
+``FORERUN_FUZZ=20000 FORERUN_FUZZ_SEED=1`` give each reader so many other files; ``coverage_guided.py`` uses atheris.
 """
 
 import gzip
 import json
+import os
 import random
 
 import pyarrow as pa
@@ -22,7 +23,8 @@ from traces.kernels import read_kernels
 from traces.requests import read_requests
 from traces.steps import read_steps
 
-ROUNDS = 50
+ROUNDS = int(os.environ.get("FORERUN_FUZZ", "0"))
+SEED = os.environ.get("FORERUN_FUZZ_SEED", "short")
 FEWER = {
     "command-run": 6,
     "command-models-check": 15,
@@ -34,9 +36,9 @@ FEWER = {
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_damage_is_read_or_refused(name):
-    target, rng = TARGETS[name], random.Random(f"short {name}")
+    target, rng = TARGETS[name], random.Random(f"{SEED} {name}")
     with quick_folder() as folder:
-        for _ in range(FEWER.get(name, ROUNDS)):
+        for _ in range(ROUNDS or FEWER.get(name, 100)):
             data = mutated(rng.choice(target.seeds), rng, target.seeds)
             try:
                 attempt(target, data, folder)

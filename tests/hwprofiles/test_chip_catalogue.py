@@ -1,8 +1,6 @@
 """The catalogue: every profile is valid and sourced, bad ones are refused in one line that names file and field."""
 
 import csv
-import subprocess
-import sys
 from importlib import resources
 
 import pytest
@@ -106,29 +104,13 @@ def test_dense_figures_never_sparse():
 def test_catalogue_agrees_with_published_figures(shared_data):
     text = (shared_data / "published" / "hardware.csv").read_text(encoding="utf-8")
     rows = csv.DictReader(text.splitlines())
-    names = {
-        "A100-SXM-80GB": "a100-sxm-80gb",
-        "A100-SXM-40GB": "a100-sxm-40gb",
-        "A100-PCIe-80GB": "a100-pcie-80gb",
-        "H100-SXM": "h100-sxm",
-        "H100-PCIe": "h100-pcie",
-        "H100-NVL": "h100-nvl",
-        "H200-SXM": "h200-sxm",
-        "B200-SXM": "b200-sxm",
-        "L40S": "l40s",
-        "L4": "l4",
-        "RTX-PRO-6000-Server": "rtx-pro-6000",
-        "RTX4090": "rtx-4090",
-        "MI300X": "mi300x",
-        "N150": "n150",
-        "N300": "n300",
-        "P150a": "p150",
-    }
+    others = {"RTX-PRO-6000-Server": "rtx-pro-6000", "RTX4090": "rtx-4090", "P150a": "p150"}
     checked = 0
     for row in rows:
-        if row["device"] not in names:
+        name = others.get(row["device"], row["device"].lower())
+        if name not in chip_names():
             continue
-        chip = load_chip(names[row["device"]])
+        chip = load_chip(name)
         if row["field"] == "mem_bw":
             assert chip.memory.bandwidth_bytes_per_s == pytest.approx(float(row["value"]) * 1e9, rel=0.01), row
         elif row["field"] in {"bf16", "fp8", "fp4"} and row["unit"].startswith("TFLOPS"):
@@ -247,14 +229,6 @@ def test_profiles_survive_being_written_and_read(tmp_path, name):
     path = tmp_path / "copy.yaml"
     path.write_text(yaml.safe_dump(chip.model_dump(mode="json")), encoding="utf-8")
     assert load_chip(path) == chip
-
-
-def test_loading_is_light():
-    code = (
-        "import sys; from hwprofiles import load_chip; load_chip('h100-sxm'); "
-        "sys.exit(any(m in sys.modules for m in ('scipy', 'pyarrow', 'plotly', 'simpy')))"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_kernels_fall_back_by_library_then_dtype_then_class():

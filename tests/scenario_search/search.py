@@ -78,13 +78,9 @@ def _catalogue() -> list[str]:
     return list(architecture_names())
 
 
-def _placed(data: Any) -> Any:
+def _placed(data: dict[str, Any]) -> Any:
     """A scenario with the folder of the files that it names."""
-    if isinstance(data, dict):
-        return {name: _placed(value) for name, value in data.items()}
-    if isinstance(data, list):
-        return [_placed(value) for value in data]
-    return data.replace("FILES/", f"{FOLDER}/files/") if isinstance(data, str) else data
+    return json.loads(json.dumps(data).replace('"FILES/', f'"{FOLDER}/files/'))
 
 
 def _nodes(data: Any, described: dict[str, Any], rng: random.Random) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
@@ -203,6 +199,8 @@ def judged(
 
 def _run(data: dict[str, Any], seed: int, oracle: bool, intervals: bool) -> tuple[str, str]:
     """Run a scenario as it is, without step records as its own document reads back, and interpreted."""
+    from golden.golden import differences
+
     from simulator.running.metrics import run_document
     from simulator.running.metrics.document import json_text
     from simulator.running.run import simulate
@@ -216,7 +214,7 @@ def _run(data: dict[str, Any], seed: int, oracle: bool, intervals: bool) -> tupl
     for key in ("summary", "kv_cache", "basis", "chips"):
         if thin[key] != document[key]:
             return "differs", f"{key} without step records, or from the document's own scenario"
-    if not _close(thin["energy_joules"], document["energy_joules"]):
+    if any(differences(thin["energy_joules"], document["energy_joules"])):
         return "differs", "energy without step records"
     summary = document["summary"]
     if summary["completed"] + summary["failed"] != len(generate_requests(scenario.workload, seed)):
@@ -224,20 +222,9 @@ def _run(data: dict[str, Any], seed: int, oracle: bool, intervals: bool) -> tupl
     if oracle:
         plain = run_document(simulate(scenario.with_values({"engine.stepping": "exact-steps"}), seed))
         for key in ("summary", "kv_cache"):
-            if not _close(plain[key], document[key]):
+            if any(differences(plain[key], document[key])):
                 return "differs", f"{key} of the interpreted engine"
     return "ok", ""
-
-
-def _close(one: Any, other: Any) -> bool:
-    """Whether two parts of documents hold the same, numbers to rounding."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_close(one[key], other[key]) for key in one)
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_close, one, other))
-    if isinstance(one, float) and isinstance(other, float):
-        return math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-9)
-    return bool(one == other)
 
 
 def _out_of_time(number: int, frame: Any) -> None:
@@ -342,5 +329,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(FOLDER.parent.parent))
+    sys.path[:0] = [str(FOLDER.parent.parent), str(FOLDER.parent)]
     sys.exit(main())

@@ -9,16 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import traces.files as files
+from tests.traces.written_file import written
 from traces import TraceError, iter_requests, read_requests
 
 HEADER = "arrival_s,input_tokens,output_tokens\n"
 GOOD = HEADER + "0,10,2\n1,20,3\n"
-
-
-def write(tmp_path: Path, text: str | bytes, name: str = "t.csv") -> Path:
-    path = tmp_path / name
-    path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return path
 
 
 @pytest.mark.parametrize(
@@ -43,8 +38,8 @@ def write(tmp_path: Path, text: str | bytes, name: str = "t.csv") -> Path:
     ],
 )
 def test_a_bad_row_stops_at_its_line_or_is_counted(tmp_path, row, message, reason):
-    path = write(tmp_path, HEADER + "0,10,2\n\n2,20,3\n" + row + "\n3,30,4\n")
-    with pytest.raises(TraceError, match=rf"t\.csv:5: {message}"):
+    path = written(tmp_path, HEADER + "0,10,2\n\n2,20,3\n" + row + "\n3,30,4\n")
+    with pytest.raises(TraceError, match=rf"trace:5: {message}"):
         read_requests(path)
     table = read_requests(path, on_error="skip")
     assert dict(table.skipped) == {reason: 1}
@@ -68,7 +63,7 @@ def test_a_bad_row_stops_at_its_line_or_is_counted(tmp_path, row, message, reaso
 )
 def test_bad_json_lines(tmp_path, line, message, reason):
     good = '{"timestamp": %d, "input_length": 5, "output_length": 2, "hash_ids": [1]}'
-    path = write(tmp_path, "\n".join([good % 0, good % 9, line, good % 10]), "t.jsonl")
+    path = written(tmp_path, "\n".join([good % 0, good % 9, line, good % 10]), "t.jsonl")
     with pytest.raises(TraceError, match=rf"t\.jsonl:3: .*{message}"):
         read_requests(path)
     table = read_requests(path, on_error="skip")
@@ -81,18 +76,18 @@ def test_line_numbers_hold_across_blocks_and_quotes(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "BLOCK_BYTES", 64)
     rows = [f'{i},10,2,"a ""b"" {i}\nc"\n' for i in range(100)]
     rows[60] = '60,10,zero,"x\ny"\n'
-    path = write(tmp_path, "arrival_s,input_tokens,output_tokens,text\n" + "".join(rows))
-    with pytest.raises(TraceError, match=r"t\.csv:122: output_tokens: 'zero'"):
+    path = written(tmp_path, "arrival_s,input_tokens,output_tokens,text\n" + "".join(rows))
+    with pytest.raises(TraceError, match=r"trace:122: output_tokens: 'zero'"):
         read_requests(path)
     assert len(read_requests(path, on_error="skip")) == 99
-    plain = write(tmp_path, HEADER + "".join(f"{i},10,{0 if i == 77 else 2}\r\n" for i in range(100)), "plain.csv")
+    plain = written(tmp_path, HEADER + "".join(f"{i},10,{0 if i == 77 else 2}\r\n" for i in range(100)), "plain.csv")
     with pytest.raises(TraceError, match=r"plain\.csv:79: output_tokens: 0 tokens"):
         read_requests(plain)
 
 
 def test_the_first_bad_row_is_reported_whatever_its_kind(tmp_path):
-    path = write(tmp_path, HEADER + "0,10,2\n1,x,2\n1,2\n-1,2,2\n")
-    with pytest.raises(TraceError, match=r"t\.csv:3: input_tokens"):
+    path = written(tmp_path, HEADER + "0,10,2\n1,x,2\n1,2\n-1,2,2\n")
+    with pytest.raises(TraceError, match=r"trace:3: input_tokens"):
         read_requests(path)
 
 
@@ -125,7 +120,7 @@ def test_the_first_bad_row_is_reported_whatever_its_kind(tmp_path):
     ],
 )
 def test_files_that_are_no_trace(tmp_path, data, message):
-    path = write(tmp_path, data)
+    path = written(tmp_path, data)
     with pytest.raises(TraceError, match=message) as caught:
         read_requests(path)
     assert str(path) in str(caught.value)
@@ -133,7 +128,7 @@ def test_files_that_are_no_trace(tmp_path, data, message):
 
 
 def test_wrong_arguments_name_what_is_right(tmp_path):
-    path = write(tmp_path, GOOD)
+    path = written(tmp_path, GOOD)
     for keywords, message in [
         ({"format": "azure"}, r"no trace format 'azure'; did you mean 'azure-ll?mm?'"),
         ({"format": "mooncake"}, r"no column for arrival_s in format 'mooncake' \(accepted: timestamp\)"),
@@ -152,14 +147,14 @@ def test_wrong_arguments_name_what_is_right(tmp_path):
 
 
 def test_undecodable_bytes_can_be_skipped(tmp_path):
-    path = write(tmp_path, HEADER.encode() + b"0,10,2\n1,1\xe9,3\n2,30,4\n")
+    path = written(tmp_path, HEADER.encode() + b"0,10,2\n1,1\xe9,3\n2,30,4\n")
     table = read_requests(path, on_error="skip")
     assert dict(table.skipped) == {"not UTF-8": 1}
     assert table.input_tokens.tolist() == [10, 30]
 
 
 def test_nothing_usable_says_why(tmp_path):
-    path = write(tmp_path, HEADER + "0,0,2\n1,0,3\n")
+    path = written(tmp_path, HEADER + "0,0,2\n1,0,3\n")
     for reader in (read_requests, lambda *a, **k: list(iter_requests(*a, **k))):
         with pytest.raises(TraceError, match=r"no usable request; 2 rows left out \(input_tokens: zero: 2\)"):
             reader(path, on_error="skip")
@@ -168,13 +163,13 @@ def test_nothing_usable_says_why(tmp_path):
 def test_a_quote_that_never_closes_is_not_read_to_the_end(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "BLOCK_BYTES", 100)
     monkeypatch.setattr(files, "MAX_LINE_BYTES", 1000)
-    path = write(tmp_path, HEADER + '0,10,2\n1,"20,3\n' + "2,30,4\n" * 1000)
-    with pytest.raises(TraceError, match=r"t\.csv:3: a quoted field that never closes"):
+    path = written(tmp_path, HEADER + '0,10,2\n1,"20,3\n' + "2,30,4\n" * 1000)
+    with pytest.raises(TraceError, match=r"trace:3: a quoted field that never closes"):
         read_requests(path)
 
 
 def test_order_is_mended_stably_and_reported(tmp_path):
-    path = write(tmp_path, HEADER + "5,1,1\n3,2,2\n5,3,3\n3,4,4\n")
+    path = written(tmp_path, HEADER + "5,1,1\n3,2,2\n5,3,3\n3,4,4\n")
     table = read_requests(path)
     assert table.arrival_s.tolist() == [0, 0, 2, 2]
     assert table.input_tokens.tolist() == [2, 4, 1, 3]
@@ -192,13 +187,13 @@ def test_order_is_mended_stably_and_reported(tmp_path):
     ],
 )
 def test_epoch_and_relative_times_start_at_zero(tmp_path, first, second, seconds):
-    path = write(tmp_path, f"timestamp,prompt_tokens,completion_tokens\n{first},1,1\n{second},1,1\n")
+    path = written(tmp_path, f"timestamp,prompt_tokens,completion_tokens\n{first},1,1\n{second},1,1\n")
     assert read_requests(path).arrival_s.tolist() == [0, seconds]
 
 
 def test_one_bad_epoch_does_not_blur_the_others(tmp_path):
     rows = ["1700000000000000000", "", "1700000000000000001"]
-    path = write(tmp_path, "timestamp_ns,prompt_tokens,completion_tokens\n" + "".join(f"{row},1,1\n" for row in rows))
+    path = written(tmp_path, "timestamp_ns,prompt_tokens,completion_tokens\n" + "".join(f"{row},1,1\n" for row in rows))
     assert read_requests(path, on_error="skip").arrival_s.tolist() == [0, 1e-9]
 
 
@@ -211,14 +206,14 @@ AZURE_ROW = "2023-11-16 18:17:0%d.9799600,4808,10"
 )
 def test_bad_dates(tmp_path, stamp):
     rows = [AZURE_ROW % 1, f"{stamp},5,5", AZURE_ROW % 3]
-    path = write(tmp_path, "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "\n".join(rows))
-    with pytest.raises(TraceError, match=r"t\.csv:3: TIMESTAMP: "):
+    path = written(tmp_path, "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "\n".join(rows))
+    with pytest.raises(TraceError, match=r"trace:3: TIMESTAMP: "):
         read_requests(path)
     assert read_requests(path, on_error="skip").arrival_s.tolist() == [0, 2]
 
 
 def test_the_limit_stops_before_later_damage(tmp_path):
-    path = write(tmp_path, HEADER + "0,10,2\n1,0,3\n2,30,3\nbroken\n3,0,3\n")
+    path = written(tmp_path, HEADER + "0,10,2\n1,0,3\n2,30,3\nbroken\n3,0,3\n")
     assert len(read_requests(path, limit=1)) == 1
     table = read_requests(path, limit=2, on_error="skip")
     assert (table.input_tokens.tolist(), dict(table.skipped)) == ([10, 30], {"input_tokens: zero": 1})
@@ -236,5 +231,5 @@ def test_every_row_is_kept_or_counted(rows):
 
 
 def test_a_damaged_header_does_not_lose_its_columns(tmp_path):
-    path = write(tmp_path, b"\x80,arrival_s,input_tokens,output_tokens\n9,0,10,2\n")
+    path = written(tmp_path, b"\x80,arrival_s,input_tokens,output_tokens\n9,0,10,2\n")
     assert read_requests(path, on_error="skip").input_tokens.tolist() == [10]

@@ -1,5 +1,6 @@
 """Every request format on tiny inline files: what is read, in which unit, and which notes there are."""
 
+import copy
 import gzip
 import json
 from pathlib import Path
@@ -8,7 +9,8 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from traces import FORMATS, TraceError, iter_requests, read_requests, sample_names
+from tests.traces.written_file import written
+from traces import TraceError, iter_requests, read_requests, sample_names
 
 AZURE = (
     "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
@@ -94,12 +96,6 @@ VLLM = {
 }
 
 
-def write(tmp_path: Path, text: str | bytes, name: str = "trace") -> Path:
-    path = tmp_path / name
-    path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return path
-
-
 @pytest.mark.parametrize(
     ("text", "format", "arrival", "tokens_in", "tokens_out"),
     [
@@ -150,7 +146,7 @@ def write(tmp_path: Path, text: str | bytes, name: str = "trace") -> Path:
     ],
 )
 def test_content_is_recognised_and_read(tmp_path, text, format, arrival, tokens_in, tokens_out):
-    path = write(tmp_path, text, "no-telling-name.txt")
+    path = written(tmp_path, text, "no-telling-name.txt")
     for table in (read_requests(path), read_requests(path, format)):
         assert table.format == format
         assert_allclose(table.arrival_s, arrival, rtol=0, atol=1e-12)
@@ -172,7 +168,7 @@ def test_quirks_of_files_change_nothing(tmp_path, text, quirk):
         "blank lines": plain.replace("\n", "\n\n").encode(),
         "utf-16": plain.encode("utf-16"),
     }[quirk]
-    expected, result = read_requests(write(tmp_path, plain, "a")), read_requests(write(tmp_path, changed, "b"))
+    expected, result = read_requests(written(tmp_path, plain, "a")), read_requests(written(tmp_path, changed, "b"))
     assert result.format == expected.format
     for name, values in expected.columns().items():
         assert_array_equal(getattr(result, name), values)
@@ -182,18 +178,18 @@ def test_quirks_of_files_change_nothing(tmp_path, text, quirk):
 
 def test_quoted_fields_and_columns_in_any_order(tmp_path):
     text = 'note,output_tokens,"arrival_s",input_tokens\n"two\nlines, ""quoted""",2,0,"10"\nplain,3,1.5,20\n'
-    table = read_requests(write(tmp_path, text))
+    table = read_requests(written(tmp_path, text))
     assert_array_equal(table.input_tokens, [10, 20])
     assert any("note" in note for note in table.notes)
 
 
 def test_burstgpt_failures_models_and_sessions(tmp_path):
-    path = write(tmp_path, BURST_1)
+    path = written(tmp_path, BURST_1)
     assert dict(read_requests(path).skipped) == {"failed request (0 response tokens)": 1}
     with pytest.raises(TraceError, match=r":3: .*0 tokens"):
         read_requests(path, drop_failures=False)
     assert len(read_requests(path, model="GPT-4")) == 1
-    table = read_requests(write(tmp_path, BURST_3, "v3"))
+    table = read_requests(written(tmp_path, BURST_3, "v3"))
     assert_array_equal(table.session_id, [0, -1, 0])
     assert table.session_names == ("1722ac82",)
     assert_array_equal(table.measured_e2e_s, [43, np.nan, 8])
@@ -201,7 +197,7 @@ def test_burstgpt_failures_models_and_sessions(tmp_path):
 
 
 def test_mooncake_blocks_and_units(tmp_path):
-    path = write(tmp_path, MOONCAKE)
+    path = written(tmp_path, MOONCAKE)
     table = read_requests(path)
     assert table.prefix_hashes.block_tokens == 512
     assert_array_equal(table.prefix_hashes.of(0), [0, 1, 2])
@@ -212,7 +208,7 @@ def test_mooncake_blocks_and_units(tmp_path):
 
 
 def test_bailian_follows_parents_into_sessions(tmp_path):
-    table = read_requests(write(tmp_path, BAILIAN))
+    table = read_requests(written(tmp_path, BAILIAN))
     assert_array_equal(table.session_id, [0, 1, 0])
     assert_array_equal(table.turn, [0, 0, 1])
     assert table.prefix_hashes.block_tokens == 16
@@ -222,7 +218,7 @@ def test_agent_sessions_keep_separate_blocks(tmp_path):
     folder = tmp_path / "sessions"
     folder.mkdir()
     for name in ("one", "two"):
-        write(folder, json.dumps({**SESSION, "id": name}), f"{name}.json")
+        written(folder, {**SESSION, "id": name}, f"{name}.json")
     table = read_requests(folder, session_interval_s=10)
     assert table.format == "agentic"
     assert_array_equal(np.sort(table.arrival_s), [0, 10, 50, 60, 102, 112])
@@ -246,25 +242,25 @@ def test_agent_sessions_keep_separate_blocks(tmp_path):
 
 
 def test_vllm_details_become_measurements_and_totals_alone_are_refused(tmp_path):
-    table = read_requests(write(tmp_path, json.dumps(VLLM)))
+    table = read_requests(written(tmp_path, VLLM))
     assert_allclose(table.measured_ttft_s, [0.5, 0.25])
     assert_allclose(table.measured_e2e_s, [0.75, 0.75])
     assert dict(table.skipped) == {"failed request": 1}
     totals = {key: value for key, value in VLLM.items() if not isinstance(value, list)}
     with pytest.raises(TraceError, match="--save-detailed"):
-        read_requests(write(tmp_path, json.dumps(totals), "totals"))
+        read_requests(written(tmp_path, totals, "totals"))
     with pytest.raises(TraceError, match=r"ttfts: a list of 3 values"):
-        read_requests(write(tmp_path, json.dumps({**VLLM, "ttfts": [1]}), "short"))
+        read_requests(written(tmp_path, {**VLLM, "ttfts": [1]}, "short"))
 
 
 def test_aiperf_measurements_warm_up_and_failures(tmp_path):
-    other = json.loads(json.dumps(AIPERF))
+    other = copy.deepcopy(AIPERF)
     other["metadata"] |= {"request_start_ns": 1_700_000_000_123_456_790, "turn_index": 1}
-    warm = json.loads(json.dumps(AIPERF))
+    warm = copy.deepcopy(AIPERF)
     warm["metadata"]["benchmark_phase"] = "warmup"
     failed = {**AIPERF, "metrics": {}, "error": {"code": 500}}
     text = "\n".join(map(json.dumps, (AIPERF, warm, failed, other)))
-    table = read_requests(write(tmp_path, text))
+    table = read_requests(written(tmp_path, text))
     assert_array_equal(table.arrival_s, [0, 1e-9])  # nanoseconds of a Unix time are not lost
     assert_allclose(table.measured_ttft_s, 0.25)
     assert_allclose(table.measured_e2e_s, 2.0)
@@ -278,7 +274,7 @@ def test_sharegpt_needs_token_counts_or_an_explicit_estimate(tmp_path):
         {"id": "x", "conversations": [{"from": who, "value": text} for who, text in talk]},
         {"id": "y", "conversations": [{"from": "gpt", "value": "no question"}]},
     ]
-    path = write(tmp_path, json.dumps(document))
+    path = written(tmp_path, document)
     with pytest.raises(TraceError, match=r"conversation 1: text without token counts.*characters_per_token"):
         read_requests(path)
     table = read_requests(path, characters_per_token=4)
@@ -288,7 +284,7 @@ def test_sharegpt_needs_token_counts_or_an_explicit_estimate(tmp_path):
     assert (table.input_tokens.tolist(), table.output_tokens.tolist()) == ([10, 17], [2, 3])
     assert_array_equal(table.turn, [0, 1])
     counted = [{"conversations": [{"from": "human", "value": "?", "tokens": 9}, {"from": "gpt", "tokens": 4}]}]
-    table = read_requests(write(tmp_path, json.dumps(counted), "counted"))
+    table = read_requests(written(tmp_path, counted, "counted"))
     assert (table.input_tokens.tolist(), table.output_tokens.tolist()) == ([9], [4])
 
 
@@ -299,8 +295,8 @@ def pool(tmp_path: Path) -> Path:
                "21600": {"input_tokens": "{10: 0.25, 30: 0.75}", "output_tokens": "{0: 0.5, 7: 0.5}"}}  # fmt: skip
     for client, shape in ((1, 0.5), (2, 4.0)):
         rows = [f"{600 * i},{2.0 if i != 1 else 0},1.4,{'Gamma' if i != 1 else ''},{shape},1" for i in range(40)]
-        write(folder, "\n".join(rows), f"chunk-{client}-trace.csv")
-        write(folder, json.dumps(dataset), f"chunk-{client}-dataset.json")
+        written(folder, "\n".join(rows), f"chunk-{client}-trace.csv")
+        written(folder, dataset, f"chunk-{client}-dataset.json")
     return folder
 
 
@@ -366,11 +362,6 @@ def test_samples_are_read_by_name():
     assert len(read_requests(Path("azure-conv-2023"))) == 1000
     with pytest.raises(TraceError, match=r"did you mean 'azure-conv-2023'"):
         read_requests("azure-conv-2032")
-
-
-def test_every_format_is_described():
-    assert len(FORMATS) == 19
-    assert all(FORMATS.values())
 
 
 REAL = {
@@ -452,7 +443,7 @@ def test_real_servegen_pools(shared_data, name, start):
 def test_dates_of_every_style(tmp_path, stamp, seconds, company):
     other = "2023-11-16 18:17:03.75 UTC,1,1\n" if company else ""
     text = f"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,1,1\n{other}{stamp},2,1\n"
-    table = read_requests(write(tmp_path, text))
+    table = read_requests(written(tmp_path, text))
     assert table.arrival_s[table.input_tokens == 2] == [seconds]
 
 
@@ -467,7 +458,7 @@ def test_dates_of_every_style(tmp_path, stamp, seconds, company):
 def test_columns_of_one_s_own_are_guessed_and_reported(tmp_path, header, message):
     names = header.split(",")
     rows = [",".join(str(1000 * row + place) for place in range(len(names))) for row in (1, 2, 3)]
-    table = read_requests(write(tmp_path, "\n".join([header, *rows, ""])))
+    table = read_requests(written(tmp_path, "\n".join([header, *rows, ""])))
     assert any(message in note for note in table.notes), table.notes
     scale = 1e3 if "ms" in header else 1.0
     assert table.arrival_s.tolist() == [0.0, 1000.0 / scale, 2000.0 / scale]
@@ -475,13 +466,13 @@ def test_columns_of_one_s_own_are_guessed_and_reported(tmp_path, header, message
 
 def test_a_text_is_no_count_and_two_equals_are_requested_about(tmp_path):
     with pytest.raises(TraceError, match=r"--map arrival=COLUMN,input=COLUMN,output=COLUMN"):
-        read_requests(write(tmp_path, "ts,prompt,reply\n1,hello there,fine\n2,a,b\n"))
+        read_requests(written(tmp_path, "ts,prompt,reply\n1,hello there,fine\n2,a,b\n"))
     with pytest.raises(TraceError, match="no trace format fits"):
-        read_requests(write(tmp_path, "ts,prompt_a,prompt_b,reply_len\n1,2,3,4\n"))
+        read_requests(written(tmp_path, "ts,prompt_a,prompt_b,reply_len\n1,2,3,4\n"))
 
 
 def test_a_mapping_says_which_column_is_which(tmp_path):
-    path = write(tmp_path, "a,b,c,gen\n5000,10,3,7\n6000,20,4,8\n")
+    path = written(tmp_path, "a,b,c,gen\n5000,10,3,7\n6000,20,4,8\n")
     table = read_requests(path, columns={"arrival": "a:ms", "input": "c", "output": "b"})
     assert table.arrival_s.tolist() == [0.0, 1.0]
     assert (table.input_tokens.tolist(), table.output_tokens.tolist()) == ([3, 4], [10, 20])
@@ -494,4 +485,4 @@ def test_a_mapping_says_which_column_is_which(tmp_path):
 
 def test_dates_stand_under_any_name_of_the_arrival(tmp_path):
     text = "arrival_s,input_tokens,output_tokens\n2024-05-01 10:00:00.5,1,2\n2024-05-01T10:00:02Z,1,2\n"
-    assert read_requests(write(tmp_path, text)).arrival_s.tolist() == [0.0, 1.5]
+    assert read_requests(written(tmp_path, text)).arrival_s.tolist() == [0.0, 1.5]

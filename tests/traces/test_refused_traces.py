@@ -1,20 +1,14 @@
 """What readers of request and kernel traces refuse: one line with file, place and what is expected there."""
 
-import json
 import sqlite3
 
 import pytest
 from test_readers import SESSION, pool
 
+from tests.traces.written_file import written
 from traces import TraceError
 from traces.kernels import read_kernels
 from traces.requests import read_requests
-
-
-def written(tmp_path, value, name="trace.json"):
-    path = tmp_path / name
-    path.write_text(value if isinstance(value, str) else json.dumps(value))
-    return path
 
 
 def refused(call):

@@ -5,6 +5,7 @@ import json
 import pytest
 from numpy.testing import assert_allclose
 
+from tests.traces.written_file import written
 from traces import TraceError
 from traces.benchmark_results import METRICS, closed_loop_throughput, read_runs
 from validation import tables as tables  # lets read_runs read them
@@ -71,12 +72,6 @@ INFERENCE_PERF = {
     },
     "failures": {"count": 0},
 }
-
-
-def written(tmp_path, document, name="result.json"):
-    file = tmp_path / name
-    file.write_text(document if isinstance(document, str) else json.dumps(document))
-    return file
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import gzip
 import json
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -179,10 +178,3 @@ def test_other_json_is_no_trace(tmp_path, data, message):
     path.write_bytes(data)
     with pytest.raises(TraceError, match=message):
         read_steps(path)
-
-
-def test_a_step_table_is_whole():
-    table = step_table([{"place": "a", "decode_seqs": 2, "decode_kv_tokens": 30, "measured_s": 0.5}], "made", {"x": 1})
-    assert all(len(getattr(table, name)) == 1 for name in (*COLUMNS[:-1], "device", "place"))
-    assert np.issubdtype(table.decode_kv_tokens.dtype, np.integer)
-    assert (table.source, table.skipped) == ("made", {"x": 1})

@@ -1,6 +1,7 @@
 """Rows of the validation page: what a table's error is, and what of a folder of measurements is left out, counted."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from forerun.errors import ForerunError
 from hwprofiles import KernelLibrary, KernelTime, load_chip
 from hwprofiles.correction import feature_matrix, feature_names
 from hwprofiles.library import LIBRARIES
-from traces.kernels import KernelTable, words, write_kernels
+from traces.kernels import words, write_kernels
 from validation.kernels import _evidence, measured_kernel_errors
 from validation.shipped import curve_errors, table_errors
 from validation.speculation import CurveScore, compare_published, load_published
@@ -41,17 +42,14 @@ def test_curves_are_one_row_of_signed_errors():
 
 def named(table, device):
     """The table as measured on a device of that name."""
-    texts = {**table.words, "device": words([device] * len(table))}
-    return KernelTable(table.sizes, texts, table.measured_s, table.std_s, table.count, table.source, table.format)
+    return replace(table, words={**table.words, "device": words([device] * len(table))})
 
 
 def test_a_folder_is_scored_by_chip_and_what_is_left_out_is_counted(tmp_path):
     """Tables name their device, or the folder does; an error that was put in comes out."""
     generator = np.random.default_rng(0)
     table = measured(gemm_rows(60, generator), H100, "generic")
-    slower = KernelTable(
-        table.sizes, table.words, table.measured_s * 1.25, table.std_s, table.count, table.source, table.format
-    )
+    slower = replace(table, measured_s=table.measured_s * 1.25)
     (tmp_path / "NVIDIA H200").mkdir()
     write_kernels(named(slower, "NVIDIA H100 80GB HBM3"), tmp_path / "a.csv")
     write_kernels(measured(gemm_rows(40, generator), "h200-sxm", "generic"), tmp_path / "NVIDIA H200" / "b.csv")
@@ -77,9 +75,7 @@ def test_a_folder_is_scored_by_chip_and_what_is_left_out_is_counted(tmp_path):
 
 def test_rows_faster_than_light_are_left_out_with_that_reason(tmp_path):
     table = measured(gemm_rows(60, np.random.default_rng(0)), H100, "generic")
-    fast = KernelTable(
-        table.sizes, table.words, table.measured_s / 100, table.std_s, table.count, table.source, table.format
-    )
+    fast = replace(table, measured_s=table.measured_s / 100)
     write_kernels(named(fast, "NVIDIA H100 80GB HBM3"), tmp_path / "a.csv")
     rows, left = measured_kernel_errors(tmp_path)
     assert rows == []

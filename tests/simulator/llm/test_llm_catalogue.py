@@ -1,8 +1,6 @@
 """The catalogue: every published count is reproduced, every name loads, every entry says where it comes from."""
 
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -25,18 +23,6 @@ CONTRACT_NAMES = [
     "qwen3-235b-a22b", "mistral-7b", "mixtral-8x7b", "gemma-3-27b", "gpt-oss-20b", "gpt-oss-120b",
     "deepseek-v3", "deepseek-r1", "glm-4.5-air", "vicuna-7b", "vicuna-13b", "vicuna-33b",
 ]  # fmt: skip
-
-EXACT_TOTALS = {
-    "llama-3.1-8b": 8_030_261_248,
-    "llama-3.1-70b": 70_553_706_496,
-    "llama-3.1-405b": 405_853_388_800,
-    "llama-3.2-1b": 1_235_814_400,
-    "llama-3.2-3b": 3_212_749_824,
-    "qwen2.5-7b": 7_615_616_512,
-    "qwen3-8b": 8_190_735_360,
-    "mixtral-8x7b": 46_702_792_704,
-    "deepseek-v3": 671_026_419_200,
-}
 
 
 def total_as_published(name: str) -> int:
@@ -63,11 +49,6 @@ def test_published_active_count_is_reproduced_to_its_last_digit(name):
     ours = counts.active + {"with-embedding": table, "without-embedding": 0, "layers": -table}[published.active_counts]
     last_digit = 10 ** (math.floor(math.log10(published.active)) - 1)
     assert abs(ours - published.active) <= max(0.01 * published.active, last_digit)
-
-
-@pytest.mark.parametrize(("name", "total"), EXACT_TOTALS.items())
-def test_totals_known_to_the_last_digit(name, total):
-    assert load_architecture(name).parameters().total == total
 
 
 def test_catalogue_has_every_name_of_the_contract():
@@ -127,28 +108,22 @@ def test_repository_names_find_their_model():
 
 
 def test_aliases_name_one_model_each():
+    entries = (Path(simulator.llm.__file__).parent / "catalogue").glob("*.yaml")
     declared = [
-        alias.lower()
-        for name in architecture_names()
-        for alias in _entry(name)["aliases"]
-    ]  # fmt: skip
-    assert len(declared) == len(set(declared))
+        name.lower() for path in entries for name in yaml.safe_load(path.read_text(encoding="utf-8"))["aliases"]
+    ]
+    assert len(declared) == len(set(declared)) > 0
 
 
-def _entry(name):
-    path = Path(simulator.llm.__file__).parent / "catalogue" / f"{name}.yaml"
-    return yaml.safe_load(path.read_text(encoding="utf-8"))
-
-
-@pytest.mark.parametrize("word", ["lama-3.1-8b", "llama3.1-8b", "Qwen/Qwen3-8"])
-def test_unknown_model_suggests_the_nearest(word):
-    with pytest.raises(ForerunError, match="did you mean"):
-        load_architecture(word)
-
-
-@pytest.mark.parametrize("word", ["", " ", "nothing-like-it", "a/b/c", "\0", "x" * 5000, None, 3])
-def test_no_such_model_is_one_line(word):
-    with pytest.raises(ForerunError) as error:
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        *((word, "did you mean") for word in ("lama-3.1-8b", "llama3.1-8b", "Qwen/Qwen3-8")),
+        *((word, "model") for word in ("", " ", "nothing-like-it", "a/b/c", "\0", "x" * 5000, None, 3)),
+    ],
+)
+def test_no_such_model_is_one_line_with_the_nearest(word, message):
+    with pytest.raises(ForerunError, match=message) as error:
         load_architecture(word)
     assert len(str(error.value).splitlines()) == 1
 
@@ -173,12 +148,3 @@ def test_every_sparse_model_states_an_active_count():
     for name in architecture_names():
         sparse = load_architecture(name).parameters().expert > 0
         assert sparse == (published_parameters(name).active is not None), name
-
-
-def test_reading_one_model_does_not_read_the_others():
-    code = (
-        "import simulator.llm.load as load; load.load_architecture('qwen3-8b');"
-        "assert load._catalogue_entry.cache_info().currsize == 1;"
-        "import sys; assert not {'numpy', 'scipy', 'simpy', 'pydantic'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])

@@ -3,21 +3,12 @@
 import json
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from test_llm_hf_config import LLAMA
 
 from forerun.errors import ForerunError
 from simulator.llm import load_architecture
 
-CONFIG = {
-    "model_type": "llama",
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 8,
-    "vocab_size": 1000,
-    "torch_dtype": "bfloat16",
-}
+CONFIG = {name: value for name, value in LLAMA.items() if name not in ("architectures", "num_key_value_heads")}
 OWN = {
     "name": "mine",
     "hidden_size": 256,
@@ -145,13 +136,3 @@ def test_missing_file_and_folder_without_config(tmp_path):
         load_architecture(str(tmp_path / "config.json"))
     with pytest.raises(ForerunError, match=r"config\.json: no such file"):
         load_architecture(tmp_path)
-
-
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.binary(max_size=60), st.sampled_from([".json", ".yaml"]))
-def test_any_bytes_are_refused_in_one_line(tmp_path, content, suffix):
-    path = tmp_path / f"any{suffix}"
-    path.write_bytes(content)
-    with pytest.raises(ForerunError) as error:
-        load_architecture(path)
-    assert len(str(error.value).splitlines()) == 1

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from plain_scenario import plain_scenario
 
 from forerun.errors import ForerunError
 from simulator import simulate
 from simulator.running.build import build_replica
-from simulator.running.scenario import scenario_from
 from simulator.serving.compiled import engine_module
 from simulator.serving.log import RunLog, StepLog
 from simulator.serving.request_source import OpenLoopSource
@@ -16,21 +16,10 @@ from simulator.workload.generate import generate_requests
 
 def grouped(groups=4, engine=None, workload=None, **hardware):
     """Qwen3-30B-A3B on H100, experts spread over all groups."""
-    return scenario_from(
-        {
-            "model": "qwen3-30b-a3b",
-            "hardware": {"chip": "h100-sxm", "attention_data_parallel": groups, "expert_parallel": groups} | hardware,
-            "engine": {"max_num_seqs": 16, "max_num_batched_tokens": 1024, "entry_point": "offline"} | (engine or {}),
-            "workload": {
-                "arrivals": {"process": "burst"},
-                "input_tokens": 1000,
-                "output_tokens": 4,
-                "num_requests": groups,
-            }
-            | (workload or {}),
-        },
-        "groups",
-    )
+    hardware = {"attention_data_parallel": groups, "expert_parallel": groups} | hardware
+    limits = {"max_num_seqs": 16, "max_num_batched_tokens": 1024, "entry_point": "offline"}
+    sections = {"hardware": hardware, "engine": limits | (engine or {}), "workload": workload or {}}
+    return plain_scenario("qwen3-30b-a3b", "h100-sxm", 1000, 4, groups, **sections)
 
 
 def test_every_group_has_a_token_budget_of_its_own():

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from one_pool import one_pool
+from plain_scenario import plain_scenario
 from stub_timers import LinearTimer
 
 from forerun.errors import ForerunError
 from hwprofiles import ProfileError
 from simulator.running.metrics import run_document
 from simulator.running.run import simulate
-from simulator.running.scenario import scenario_from
 from simulator.serving import EngineLimits, HostSpace
 from simulator.serving.engine import HostCache
 from simulator.workload import RequestStream
@@ -110,12 +110,11 @@ def test_a_hit_in_host_memory_costs_its_copy_beside_the_step(block_s, waits):
     assert log.first_token_s[2] - log.finished_s[1] == pytest.approx(max(step_s, copy_s), abs=1e-9)
 
 
-BASE = {
-    "model": "llama-3.1-8b",
-    "hardware": {"chip": "h100-sxm"},
-    "engine": {"enable_prefix_caching": True, "num_kv_blocks": 1500, "kv_offloading_bytes": 64e9},
-    "workload": {"arrivals": {"process": "burst"}, "input_tokens": 100, "output_tokens": 10, "num_requests": 4},
-}
+ENGINE = {"enable_prefix_caching": True, "num_kv_blocks": 1500, "kv_offloading_bytes": 64e9}
+
+
+def offloading(inputs=100, outputs=10, requests=4, **sections):
+    return plain_scenario("llama-3.1-8b", "h100-sxm", inputs, outputs, requests, engine=ENGINE, **sections)
 
 
 @pytest.mark.parametrize(
@@ -130,26 +129,21 @@ BASE = {
 )
 def test_what_cannot_be_kept_is_refused_by_name(path, value, message):
     with pytest.raises((ForerunError, ProfileError), match=message):
-        simulate(scenario_from(BASE, "test").with_values({path: value}))
+        simulate(offloading().with_values({path: value}))
 
 
 def test_disaggregated_pools_are_refused():
     pools = {"a": {"role": "prefill"}, "b": {"role": "decode"}}
     with pytest.raises(ForerunError, match=r"pools\.a\.engine\.kv_offloading_bytes: not modelled"):
-        simulate(scenario_from({**BASE, "pools": pools}, "test"))
+        simulate(offloading(pools=pools))
 
 
 def test_the_summary_tells_hits_by_tier():
-    scenario = scenario_from(BASE, "test")
-    single = run_document(simulate(scenario))
+    single = run_document(simulate(offloading()))
     assert single["kv_cache"]["host"]["hit_tokens"] is None
     assert any("kv_offloading_bytes changes nothing" in note for note in single["notes"])
-    turns = {"turns": 6, "think_time_s": 5.0}
-    sessions = {
-        "arrivals": {"process": "poisson", "request_rate": 3}, "input_tokens": 600, "output_tokens": 100,
-        "num_requests": 200, "sessions": turns,
-    }  # fmt: skip
-    scenario = scenario_from({**BASE, "workload": sessions}, "test")
+    sessions = {"arrivals": {"process": "poisson", "request_rate": 3}, "sessions": {"turns": 6, "think_time_s": 5.0}}
+    scenario = offloading(600, 100, 200, workload=sessions)
     run = run_document(simulate(scenario))["kv_cache"]
     without = run_document(simulate(scenario.with_values({"engine.kv_offloading_bytes": None})))["kv_cache"]
     assert "host" not in without

@@ -11,7 +11,7 @@ from forerun.errors import ForerunError
 from simulator.serving import EngineLimits
 from simulator.serving.engine import HolderIndex, HostCache, PrefixCache
 from simulator.workload import RequestStream
-from traces import PrefixHashes, read_requests, sample_path
+from traces import PrefixHashes
 
 
 def cache_of(lists, per_block=32, block_size=16, prompts=None):
@@ -27,47 +27,11 @@ def serve(cache, request, tokens):
     return spared
 
 
-def test_the_last_token_is_always_computed():
-    cache = cache_of([[1, 2], [1, 2]])
-    assert serve(cache, 0, 64) == 0
-    assert serve(cache, 1, 64) == 48, "the block that holds the last token is computed again"
-
-
-def test_a_longer_prompt_finds_the_whole_earlier_one():
-    cache = cache_of([[1, 2], [1, 2, 3]])
-    serve(cache, 0, 64)
-    assert serve(cache, 1, 96) == 64
-
-
 def test_a_partial_last_unit_is_cached_in_whole_blocks():
     cache = cache_of([[1, 2], [1, 2, 3]], prompts=[50, 96])
     serve(cache, 0, 50)
     assert cache.idle_blocks == 3
     assert serve(cache, 1, 96) == 48
-
-
-def test_shared_blocks_are_counted_once():
-    cache = cache_of([[1, 2], [1, 2]])
-    first = cache.add(0, 0, 64)
-    second, _, in_use = cache.match(1, 64)
-    assert in_use == 4
-    cache.hold(1, second)
-    assert cache.shared_blocks == 4
-    cache.release(0, first)
-    assert (cache.shared_blocks, cache.idle_blocks) == (0, 0)
-    cache.release(1, second)
-    assert (cache.shared_blocks, cache.idle_blocks) == (0, 4)
-
-
-def test_oldest_leave_first_and_of_a_prompt_its_end():
-    cache = cache_of([[1, 2], [3, 4], [1, 2, 9], [3, 4, 9]])
-    serve(cache, 0, 64)
-    serve(cache, 1, 64)
-    cache.shrink(6)
-    assert cache.match(2, 96)[0] == 1, "of the older prompt the end is gone, the start is kept"
-    assert cache.match(3, 96)[0] == 2
-    cache.shrink(0)
-    assert cache.match(3, 96)[0] == 0
 
 
 @given(st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=5), min_size=1, max_size=25), st.integers(0, 12))
@@ -89,27 +53,6 @@ def test_blocks_never_go_negative_and_end_idle(lists, capacity):
     for request, mine in held:
         cache.release(request, mine)
     assert cache.shared_blocks == 0
-
-
-@pytest.mark.parametrize("replicas", [1])
-def test_endless_cache_hits_what_the_hashes_say(replicas):
-    """Longest prefix of hashes seen before, counted without the engine, on a real trace served one by one."""
-    table = read_requests(sample_path("mooncake-conversation"))
-    stream = RequestStream(
-        np.zeros(len(table.input_tokens)), table.input_tokens, np.ones_like(table.output_tokens), 1, table.prefix_hashes
-    )
-    limits = EngineLimits(1, 8192, 16, 10**7, 0, None, True)
-    log = one_pool(replicas, "round-robin", "vllm-v1", "fast", limits, LinearTimer(), prefix_caching=True).run(stream)
-    seen: set[int] = set()
-    expected = []
-    for request, prompt in enumerate(table.input_tokens.tolist()):
-        hashes = table.prefix_hashes.of(request).tolist()
-        result = next((i for i, block in enumerate(hashes) if block not in seen), len(hashes))
-        tokens = min(result * table.prefix_hashes.block_tokens, prompt) // 16 * 16
-        expected.append(min(tokens, (prompt - 1) // 16 * 16))
-        seen.update(hashes)
-    assert list(log.cached_tokens) == expected
-    assert sum(expected) > 0
 
 
 def test_block_size_must_divide_the_hashes():

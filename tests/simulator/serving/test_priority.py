@@ -1,29 +1,21 @@
 """Priority scheduling as vLLM's ``--scheduling-policy priority``, and rules of a user's own."""
 
+from functools import partial
+
 import numpy as np
 import pytest
-from planned_steps import step
+from planned_steps import add, scheduler_of, step
 from tiny_scenario import tiny_data
 
 from forerun.errors import ForerunError, InvariantError
 from simulator.running.run import simulate
 from simulator.running.scenario import scenario_from
-from simulator.serving import EngineLimits, rules
-from simulator.serving.engine import NoPrefixCache, PriorityScheduler, Sequence, UnifiedScheduler
+from simulator.serving import rules
+from simulator.serving.engine import PriorityScheduler, Sequence, UnifiedScheduler
 from simulator.serving.fleet.router import QueueWhenFull
 from simulator.serving.fleet.routing import LeastOutstanding
 
-
-def engine(**changes):
-    values = {"max_num_seqs": 8, "max_num_batched_tokens": 32, "block_size": 4, "num_blocks": 1000}
-    values |= {"watermark_blocks": 0, "max_model_len": None, "chunked_prefill": True}
-    return PriorityScheduler(EngineLimits(**(values | changes)), NoPrefixCache())
-
-
-def add(scheduler, *requests):
-    """Queue requests of (prompt, output, priority, arrival)."""
-    for index, request in enumerate(requests):
-        scheduler.add(Sequence(index, *request))
+engine = partial(scheduler_of, PriorityScheduler)
 
 
 def test_the_lowest_value_goes_first_then_the_first_to_arrive():
@@ -51,11 +43,8 @@ def test_the_last_in_rank_is_preempted_in_any_order_of_arrival():
 
 
 def run(scheduler="priority", priorities=(0, 5), seed=3, workload_changes=None, **changes):
-    workload = {
-        "arrivals": {"process": "poisson", "request_rate": 400.0},
-        "num_requests": 120,
-        "priorities": list(priorities),
-    } | (workload_changes or {})
+    workload = {"arrivals": {"process": "poisson", "request_rate": 400.0}, "num_requests": 120}
+    workload |= {"priorities": list(priorities)} | (workload_changes or {})
     engine = {"scheduler": scheduler, "max_num_seqs": 8, "num_kv_blocks": 120, "stepping": "exact-steps"}
     data = tiny_data(**workload) | {"engine": engine} | changes
     return simulate(scenario_from(data, "tiny"), seed)
@@ -86,13 +75,10 @@ def test_without_priorities_it_is_the_plain_rule():
 
 
 @pytest.fixture
-def tables(monkeypatch):
-    for name in ("SCHEDULERS", "ROUTING", "ADMISSION"):
-        for key in ("mine",):
-            monkeypatch.delitem(getattr(rules, name), key, raising=False)
+def tables():
     yield
-    for name in ("SCHEDULERS", "ROUTING", "ADMISSION"):
-        getattr(rules, name).pop("mine", None)
+    for table in (rules.SCHEDULERS, rules.ROUTING, rules.ADMISSION):
+        table.pop("mine", None)
 
 
 class ShortestFirst(UnifiedScheduler):

@@ -3,11 +3,9 @@
 from types import SimpleNamespace
 
 import numpy as np
-from hypothesis import HealthCheck, event, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, settings
 from one_pool import one_pool
 from stub_timers import LinearTimer
-from test_fast_equals_exact import TIMER, assert_same, conversations, limits, run_both
 
 from simulator.serving import EngineLimits, RouterConfig, RunLog
 from simulator.serving.fleet.routing import KvAware, PrefixAware
@@ -97,18 +95,6 @@ def test_prefix_aware_forgets_the_oldest():
         router.choose(request, [small])
     router.choose(1, [other])
     assert router.choose(3, [small, other]) is other, "no match anywhere: the smaller table"
-
-
-@SETTINGS
-@given(st.data(), conversations(), st.integers(2, 4), st.sampled_from(ROUTINGS), st.sampled_from([None, 1, 4]))
-def test_fast_and_exact_route_alike(data, stream, replicas, routing, most):
-    router = RouterConfig(max_outstanding=most, balance_abs_threshold=2)
-    limit = data.draw(limits(stream, 1))
-    cluster = one_pool(replicas, routing, "vllm-v1", "fast", limit, TIMER, prefix_caching=True, router=router)
-    fast, exact = run_both(cluster, stream)
-    event("hits" if sum(fast.cached_tokens) else "no hits")
-    event("preempted" if sum(fast.preemptions) else "not preempted")
-    assert_same(fast, exact)
 
 
 def mooncake(path, count, stretch=1.0):

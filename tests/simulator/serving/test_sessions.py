@@ -6,12 +6,12 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from one_pool import one_pool
+from plain_scenario import plain_scenario
 from stub_timers import LinearTimer
 from test_fast_equals_exact import TIMER, assert_same, limits, run_both
 
 from forerun.errors import ForerunError
 from simulator.running.run import simulate
-from simulator.running.scenario import scenario_from
 from simulator.serving import EngineLimits, RouterConfig
 from simulator.speculation import AcceptanceSampler
 from simulator.workload import WorkloadConfig, generate_requests
@@ -123,14 +123,9 @@ def test_turns_after_one_that_can_never_be_served_are_refused_too():
 
 
 def scenario(**changes):
-    workload = {
-        "arrivals": {"process": "poisson", "request_rate": 2.0},
-        "input_tokens": 100,
-        "output_tokens": 50,
-        "num_requests": 40,
-        "sessions": {"turns": 4, "think_time_s": 2.0, "system_prompt_tokens": 512},
-    } | changes
-    return scenario_from({"model": "llama-3.1-8b", "hardware": {"chip": "h100-sxm"}, "workload": workload}, "s.yaml")
+    workload = {"arrivals": {"process": "poisson", "request_rate": 2.0}}
+    workload |= {"sessions": {"turns": 4, "think_time_s": 2.0, "system_prompt_tokens": 512}} | changes
+    return plain_scenario("llama-3.1-8b", "h100-sxm", 100, 50, 40, workload=workload)
 
 
 def test_sessions_from_a_scenario():

@@ -1,21 +1,13 @@
 """SGLang's batching rules as its scheduler has them (python/sglang/srt/managers/scheduler.py, v0.5), one test each."""
 
+from functools import partial
+
 import pytest
-from planned_steps import step
+from planned_steps import add, scheduler_of, step
 
-from simulator.serving import EngineLimits
-from simulator.serving.engine import NoPrefixCache, Sequence, SglangScheduler
+from simulator.serving.engine import SglangScheduler
 
-
-def scheduler(**changes):
-    values = {"max_num_seqs": 8, "max_num_batched_tokens": 32, "block_size": 4, "num_blocks": 1000,
-              "watermark_blocks": 0, "max_model_len": None, "chunked_prefill": True}  # fmt: skip
-    return SglangScheduler(EngineLimits(**(values | changes)), NoPrefixCache())
-
-
-def add(engine, *requests, first=0):
-    for index, (prompt, output) in enumerate(requests, start=first):
-        engine.add(Sequence(index, prompt, output))
+scheduler = partial(scheduler_of, SglangScheduler)
 
 
 def test_prompts_go_first_and_alone():

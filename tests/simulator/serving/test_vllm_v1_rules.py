@@ -9,37 +9,15 @@ Known differences: only prompts are cached, as traces carry no hashes of generat
 are used before cached ones are evicted, where vLLM takes both in one LRU order.
 """
 
-import pytest
-from planned_steps import step
+from functools import partial
 
-from simulator.serving import EngineLimits
-from simulator.serving.engine import HostCache, NoPrefixCache, PrefixCache, Sequence, UnifiedScheduler
+import pytest
+from planned_steps import add, limits, scheduler_of, step
+
+from simulator.serving.engine import HostCache, PrefixCache, Sequence, UnifiedScheduler
 from traces import PrefixHashes
 
-
-def limits(**changes):
-    values = {
-        "max_num_seqs": 8,
-        "max_num_batched_tokens": 32,
-        "block_size": 4,
-        "num_blocks": 1000,
-        "watermark_blocks": 0,
-        "max_model_len": None,
-        "chunked_prefill": True,
-    }
-    return EngineLimits(**(values | changes))
-
-
-def scheduler(cache=None, **changes):
-    return UnifiedScheduler(limits(**changes), cache or NoPrefixCache())
-
-
-def add(engine, *requests):
-    """Queue requests of (prompt, output) tokens, numbered from 0."""
-    sequences = [Sequence(index, prompt, output) for index, (prompt, output) in enumerate(requests)]
-    for sequence in sequences:
-        engine.add(sequence)
-    return sequences
+scheduler = partial(scheduler_of, UnifiedScheduler)
 
 
 def test_rule_running_requests_come_before_waiting_ones():

@@ -5,8 +5,6 @@ import math
 import numpy as np
 import pytest
 from acceptance_draws import draws, path
-from hypothesis import given
-from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
 from simulator.speculation import (
@@ -15,12 +13,6 @@ from simulator.speculation import (
     expected_tokens,
     survival_rates,
 )
-
-
-@given(st.floats(0, 1), st.integers(1, 12))
-def test_expected_tokens_is_one_plus_the_survival_rates(alpha, drafted):
-    survival = survival_rates(AcceptanceConfig(alpha=alpha), drafted)
-    assert math.isclose(expected_tokens(alpha, drafted), 1 + survival.sum(), rel_tol=1e-9)
 
 
 def test_marginal_and_conditional_rates_describe_the_same_drafter():

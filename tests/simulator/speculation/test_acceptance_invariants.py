@@ -1,5 +1,7 @@
 """Acceptance invariants: beta spread, grown trees, extended curves, bounds and limits of every formula."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 from acceptance_draws import draws, path
@@ -23,6 +25,10 @@ from simulator.speculation.tree import (
     load_tree,
     rates_by_rank,
 )
+
+
+def speculation(method, acceptance, **fields):
+    return SpeculationConfig.model_validate({"method": method, "acceptance": acceptance, **fields})
 
 
 class TestSpread:
@@ -60,11 +66,6 @@ class TestSpread:
             ForerunError, match=r"too wide for a first position accepted in 70\.0 % of drafts: at most 0\.437"
         ):
             request_classes(np.array([0.7]), widest_spread(0.7) + 1e-6)
-
-    def test_what_is_handed_out_can_be_changed_without_harm(self):
-        one = request_classes(np.array([0.7]), 0.1)
-        one[:] = 0
-        assert request_classes(np.array([0.7]), 0.1).mean() > 0.5
 
 
 class TestDrift:
@@ -107,23 +108,10 @@ class TestGrowth:
         grown = grow_tree(plan, steady([row] * depth))
         assert grown.tree.num_nodes == plan.drafted_nodes == top_k + (depth - 1) * top_k * top_k
         assert nodes_by_depth(grown.tree) == [top_k, *[top_k * top_k] * (depth - 1)]
-        arguments = {"method": "eagle2", "acceptance": {"alpha": 0.5}}
-        config = SpeculationConfig.model_validate(
-            {**arguments, "tree": {"depth": depth, "top_k": top_k, "nodes": 4000}}
-        )
-        result = proposal(config)
-        assert (result.nodes, result.depth) == (plan.drafted_nodes, depth)
-        assert result.pass_widths == (top_k,) * (depth - 1)
-        few = SpeculationConfig.model_validate({**arguments, "tree": {"depth": depth, "top_k": top_k, "nodes": 1}})
-        assert (proposal(few).nodes, proposal(few).depth) == (1, 1)
-
-    def test_beyond_the_rates_nothing_has_a_chance(self):
-        grown = grow_tree(GrowthPlan(3, 2, 50), steady([[0.5, 0.3]]))
-        assert (grown.tree.depth, grown.tree.num_nodes) == (1, 2)
-        drawn = drawn_confidences([[0.5, 0.3]], 3.0, np.random.default_rng(0))
-        assert drawn(1, 4).tolist() == [[0.0]] * 4
-        assert drawn_confidences([[1.0]], 3.0, np.random.default_rng(0))(0, 2).tolist() == [[1.0], [1.0]]
-        assert drawn_confidences([[0.0, 0.4]], 3.0, np.random.default_rng(0))(0, 2).tolist() == [[0.0, 0.4]] * 2
+        for nodes, due in ((4000, (plan.drafted_nodes, depth)), (1, (1, 1))):
+            tree = {"depth": depth, "top_k": top_k, "nodes": nodes}
+            result = proposal(speculation("eagle2", {"alpha": 0.5}, tree=tree))
+            assert (result.nodes, result.depth, result.pass_widths) == (*due, (top_k,) * (depth - 1))
 
     def test_first_candidates_are_beta_distributed(self):
         """Mean m, variance m (1 - m) / (1 + concentration)."""
@@ -157,16 +145,10 @@ class TestProposals:
 
     def test_siblings_add_what_the_first_candidate_missed(self):
         """Depth 1 of two candidates: first + (1 - first) x catch, as Medusa's own heads."""
-        tree = TreeConfig(choices=[[0], [1]])
-        config = {
-            "method": "medusa",
-            "tree": {"choices": [[0], [1]]},
-            "acceptance": {"alpha": 0.6, "other_ranks": [0.5]},
-        }
-        assert draft_survival(SpeculationConfig.model_validate(config)).tolist() == pytest.approx([0.8])
-        config["acceptance"] = {"alpha": 0.6}
-        assert draft_survival(SpeculationConfig.model_validate(config))[0] == pytest.approx(0.6 + 0.4 * OTHER_RANKS[0])
-        assert tree_survival(tree, [[0.6, 0.3]]).tolist() == pytest.approx([0.9])
+        for ranks, due in (({"other_ranks": [0.5]}, 0.8), ({}, 0.6 + 0.4 * OTHER_RANKS[0])):
+            config = speculation("medusa", {"alpha": 0.6, **ranks}, tree={"choices": [[0], [1]]})
+            assert draft_survival(config).tolist() == pytest.approx([due])
+        assert tree_survival(TreeConfig(choices=[[0], [1]]), [[0.6, 0.3]]).tolist() == pytest.approx([0.9])
 
     def test_the_catches_are_medusas(self):
         """0.5604, 0.6717, 0.7271, 0.7599 and 0.7799 of tokens are among one to five candidates."""
@@ -184,19 +166,14 @@ class TestProposals:
             return tree_survival(tree, rates_by_rank(LevelDecay(level, decay).conditional(4).tolist(), OTHER_RANKS))
 
         level = brentq(lambda level: 1 + survival(level).sum() - requested, 0.0, 1.0, xtol=1e-12)
-        config = {
-            "method": "medusa",
-            "tree": "medusa-63",
-            "acceptance": {"acceptance_length": requested, "decay": decay},
-        }
-        assert_allclose(draft_survival(SpeculationConfig.model_validate(config)), survival(level), rtol=1e-6)
+        config = speculation("medusa", {"acceptance_length": requested, "decay": decay}, tree="medusa-63")
+        assert_allclose(draft_survival(config), survival(level), rtol=1e-6)
 
     @pytest.mark.parametrize("rest", [{"tree": "medusa-63"}, {"num_speculative_tokens": 4}])
     @pytest.mark.parametrize("level", [{"alpha": 0.6}, {"acceptance_length": 2.4}])
     def test_rates_do_not_decay_unless_requested(self, rest, level):
         def survival(**decay):
-            config = {"method": "medusa", **rest, "acceptance": {**level, **decay}}
-            return draft_survival(SpeculationConfig.model_validate(config)).tolist()
+            return draft_survival(speculation("medusa", level | decay, **rest)).tolist()
 
         assert survival() == survival(decay=1.0)
         assert survival() != survival(decay=0.8)
@@ -206,11 +183,12 @@ class TestProposals:
             load_tree("x" * 500)
 
     def test_lengths_no_tree_of_this_depth_can_give(self):
-        config = {"method": "medusa", "tree": {"choices": [[0], [1]]}, "acceptance": {"acceptance_length": 2.1}}
+        less, most = (
+            speculation("medusa", {"acceptance_length": length}, tree={"choices": [[0], [1]]}) for length in (2.1, 2.0)
+        )
         with pytest.raises(ForerunError, match=r"lies between 1 and 2\.00; change decay or the tree"):
-            draft_survival(SpeculationConfig.model_validate(config))
-        config["acceptance"] = {"acceptance_length": 2.0}
-        assert draft_survival(SpeculationConfig.model_validate(config)).tolist() == [1.0]
+            draft_survival(less)
+        assert draft_survival(most).tolist() == [1.0]
 
 
 CURVE = {"name": "made", "method": "eagle", "target": "t", "task": "made", "source": "made"}
@@ -281,19 +259,11 @@ class TestFits:
     def test_the_deviance_is_twice_the_loss_of_likelihood(self):
         survival, drafts = [0.6, 0.5, 0.1], 1000
         fit = fit_survival(survival, drafts)
-        due = 0.0
-        for i, rate in enumerate(fit.model.conditional(3)):
-            trials = drafts * ([1.0, *survival][i])
-            seen = survival[i] / [1.0, *survival][i]
-            due += 2 * trials * (seen * np.log(seen / rate) + (1 - seen) * np.log((1 - seen) / (1 - rate)))
+        due = _loss(survival, drafts, fit.model.level, fit.model.decay)
         assert fit.deviance == pytest.approx(due, rel=1e-6)
         assert (fit.degrees, fit.at) == (1, (1, 2, 3))
-        least = [
-            _loss(survival, drafts, fit.model.level + a, fit.model.decay + b)
-            for a in (-0.01, 0.01)
-            for b in (-0.01, 0.01)
-        ]
-        assert due < min(least)
+        for a, b in product((-0.01, 0.01), repeat=2):
+            assert due < _loss(survival, drafts, fit.model.level + a, fit.model.decay + b)
 
     def test_errors_are_relative_to_what_was_measured(self):
         usual = {"model": LevelDecay(0.5), "decay_identified": True, "at": (1, 2)}
@@ -309,9 +279,6 @@ class TestFits:
         assert fit_acceptance_lengths({2: 3.0}).model.level == pytest.approx(1.0, abs=1e-9)
         assert fit_acceptance_lengths({1: 1.5}).at == (1,)
         assert fit_acceptance_lengths({1: 1.5, 3: 2.0}).decay_identified
-        for lengths in ({2: 3.0 + 1e-9}, {2: 1.0 - 1e-9}, {0: 1.0}):
-            with pytest.raises(ForerunError, match="is impossible with"):
-                fit_acceptance_lengths(lengths)
 
     def test_what_ends_in_never_goes_on_as_never(self):
         assert extended([0.5, 0.0], 4).tolist() == [0.5, 0.0, 0.0, 0.0]

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
+from plain_scenario import plain_scenario
 
 from forerun.errors import ForerunError
 from simulator import simulate
 from simulator.running.metrics import summarise
-from simulator.running.scenario import scenario_from
 from simulator.speculation.confidence import threshold_chain
 from simulator.studies.engine_flags import launch_flags
 
@@ -15,27 +15,19 @@ RATES = [0.8, 0.7, 0.6]
 
 def scenario(chip="rtx-4090", threshold=0.6, model="llama-3.1-8b", method="draft-model", **changes):
     draft = {"draft": {"model": "llama-3.2-1b", "weights_dtype": "q8_0"}} if method == "draft-model" else {}
-    speculation = {
-        "method": method,
-        "num_speculative_tokens": 3,
-        "acceptance": {"conditional": RATES},
-        "policy": {"name": "confidence-threshold", "confidence_threshold": threshold} if threshold else "fixed",
-        **draft,
-    }
-    data = {
-        "model": model,
-        "weights_dtype": "q4_k_m",
-        "hardware": {"chip": chip},
-        "engine": {"framework": "llama.cpp", "max_num_seqs": 2, "max_num_batched_tokens": 512, "max_model_len": 8192},
-        "speculation": speculation,
-        "workload": {
-            "arrivals": {"process": "closed-loop", "max_concurrency": 1},
-            "input_tokens": 20,
-            "output_tokens": 1500,
-            "num_requests": 2,
-        },
-    }
-    return scenario_from(data, "threshold").with_values(changes)
+    policy = {"name": "confidence-threshold", "confidence_threshold": threshold} if threshold else "fixed"
+    chain = {"method": method, "num_speculative_tokens": 3, "acceptance": {"conditional": RATES}, "policy": policy}
+    return plain_scenario(
+        model,
+        chip,
+        20,
+        1500,
+        2,
+        weights_dtype="q4_k_m",
+        engine={"framework": "llama.cpp", "max_num_seqs": 2, "max_num_batched_tokens": 512, "max_model_len": 8192},
+        speculation=chain | draft,
+        workload={"arrivals": {"process": "closed-loop", "max_concurrency": 1}},
+    ).with_values(changes)
 
 
 def test_drafts_and_what_is_kept_of_them_are_those_of_the_closed_form():

@@ -2,15 +2,14 @@
 
 import csv
 import json
-from contextlib import suppress
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.errors import ForerunError
-from simulator.speculation import fit_survival, read_acceptance
+from simulator.speculation import LevelDecay, fit_survival, read_acceptance
 from simulator.speculation.engine_logs import fit_acceptance, lengths_by_tokens
 
 VLLM_LINE = (
@@ -132,30 +131,6 @@ def test_missing_files_and_folders_are_named(tmp_path):
         read_acceptance(tmp_path)
 
 
-WORDS = """SpecDecoding metrics: Accepted: tokens Drafted: 0 -1 1e400 nan inf 0.5, 99999999999999999999
-#running-req: 8, accept len: 2.5, accept len: 0, speculative_num_steps=3 speculative_eagle_topk=x
-{ } [ ] "spec_decode_acceptance_length": 2.5 , NaN "summary": null true"""
-PIECES = st.sampled_from(
-    [
-        *VLLM_LINE.split(" "),
-        *WORDS.split(),
-        *"\n\n\n",
-        *SCRAPE.replace("%d", "7").splitlines(keepends=True),
-        'vllm:spec_decode_num_accepted_tokens_per_pos_total{position="x"} 3\n',
-        'vllm:spec_decode_num_accepted_tokens_per_pos_total{position="9"} 3\n',
-    ]
-)
-
-
-@settings(max_examples=300)
-@given(st.lists(PIECES, max_size=60), st.sampled_from([" ", ""]))
-def test_any_file_is_read_or_refused(tmp_path_factory, pieces, between):
-    path = tmp_path_factory.getbasetemp() / "any.log"
-    path.write_text(between.join(pieces))
-    with suppress(ForerunError):
-        json.dumps(fit_acceptance([path]), allow_nan=False)
-
-
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8), st.sampled_from([None, 1.0, 50.0, 1e6]))
 def test_any_shares_are_fitted(rates, drafts):
     survival = np.cumprod(rates).tolist()
@@ -177,8 +152,12 @@ def test_a_fit_reports_level_decay_and_the_block_to_paste(written):
     assert fit["rate_error"] < 1e-3
     assert document["acceptance"] == {"per_position": [0.8, 0.576]}
     assert document["acceptance_by_decay"] == {"alpha": 0.8, "decay": 0.9}
-    assert document["predicted_lengths"][1]["acceptance_length"] == pytest.approx(1 + 0.8 + 0.576, abs=1e-3)
+    assert document["logs"][0]["conditional"] == pytest.approx([0.8, 0.72])
+    lengths = {row["num_speculative_tokens"]: row["acceptance_length"] for row in document["predicted_lengths"]}
+    assert lengths == {k: pytest.approx(LevelDecay(0.8, 0.9).acceptance_length(k), abs=2e-3) for k in range(1, 9)}
     json.dumps(document, allow_nan=False)
+    with pytest.raises(ForerunError, match="give the file of an engine"):
+        fit_acceptance([])
 
 
 def test_one_length_is_no_decay(written):
@@ -200,8 +179,10 @@ def test_runs_of_different_depths_are_fitted_together(written):
     assert document["fit"]["at"] == [3, 6]
     assert document["fit"]["length_error_percent"] < 1e-4
     assert document["acceptance"] is None
-    with pytest.raises(ForerunError, match="a second file with 3"):
-        lengths_by_tokens([read_acceptance(files[0]), read_acceptance(files[0])])
+    logs = read_acceptance(files[0]), read_acceptance(written(SGLANG_LINES))
+    for others, message in ((logs[:1], "a second file with 3"), (logs[1:], "does not say how many draft tokens")):
+        with pytest.raises(ForerunError, match=message):
+            lengths_by_tokens([logs[0], *others])
 
 
 def test_measured_counters_are_fitted(shared_data):

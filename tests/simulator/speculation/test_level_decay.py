@@ -72,7 +72,8 @@ def test_one_length_shows_no_decay():
     [
         ({}, "no acceptance length"),
         ({3: 4.1}, "4.1 is impossible with 3 draft tokens: .* between 1 and 4"),
-        ({3: 0.9}, "0.9 is impossible with 3 draft tokens"),
+        ({3: 4.0 + 1e-9}, "is impossible with 3 draft tokens"),
+        ({3: 1.0 - 1e-9}, "is impossible with 3 draft tokens"),
         ({0: 1.0}, "1 is impossible with 0 draft tokens"),
     ],
 )

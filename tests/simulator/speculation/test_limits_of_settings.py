@@ -3,10 +3,8 @@
 import math
 
 import pytest
-from described_classes import check_described, classes_of
 from pydantic import ValidationError
 
-import simulator.speculation
 from simulator.speculation import SpeculationConfig
 from simulator.speculation.attention_level import AttentionSpeculationConfig
 from simulator.speculation.curves import Curve
@@ -78,17 +76,6 @@ LIMITS = [
     (AttentionSpeculationConfig, {"task": "gsm8k"}, "lambda", [0.1], [0.0, -0.1]),
     (AttentionSpeculationConfig, {"hit_rate": 0.5}, "window_tokens", [1], [0]),
 ]
-
-
-CLASSES = classes_of(simulator.speculation)
-WITH_STATE = {"Goodput", "MovingAverageSlot", "MovingAverage", "PositionRates", "Gate", "EntropyGate", "Forerun"}
-"""Policies, and what they have seen."""
-
-
-@pytest.mark.parametrize("name", CLASSES)
-def test_described_things_are_complete_and_do_not_change(name):
-    """Policies that learn keep state; all else is as it was given."""
-    check_described(CLASSES[name], WITH_STATE)
 
 
 @pytest.mark.parametrize(
@@ -225,12 +212,3 @@ def test_every_policy_that_changes_k_has_a_cost_of_doing_so():
     for name in ("disable-above-batch", "batch-table", "goodput", "ema"):
         assert PolicyConfig(name=name, while_off="follow", switch_s=1e-3).while_off == "follow"
     assert PolicyConfig.model_validate({"name": "ema", "candidates": {"8": [0, 1]}}).candidates == {8: [0, 1]}
-
-
-def test_trees_of_one_kind():
-    assert AcceptanceConfig(alpha=0.5).positions is None
-    assert TreeConfig(name="medusa-63").growth is None
-    assert TreeConfig(**TREE).static is None
-    assert TreeConfig(choices=[[0], [0, 0], [0, 0, 0]]).longest_path == 3
-    wide = TreeConfig(choices=[[i] for i in range(64)])
-    assert (wide.longest_path, wide.static.num_nodes) == (1, 64)

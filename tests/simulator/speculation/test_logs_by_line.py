@@ -1,13 +1,11 @@
 """Engine logs read line by line: which counts each line holds, and where a file stops making sense."""
 
 import json
-from math import log2
 
 import pytest
 
 from forerun.errors import ForerunError
 from simulator.speculation import engine_logs, read_acceptance
-from simulator.speculation.engine_logs import AcceptanceLog, fit_acceptance, lengths_by_tokens
 
 
 @pytest.fixture
@@ -136,27 +134,12 @@ class TestBenchmark:
         fitting = {**small, "filler": "x" * ((3 << 20) - 100)}
         assert read(fitting).acceptance_length == 2.0
 
-    def test_limits_are_what_the_words_say(self):
-        assert (engine_logs.LARGEST_JSON_BYTES, engine_logs.LONGEST_LINE) == (512 * 2**20, 2**20)
-
 
 def counter(name, value, labels=""):
     return f"vllm:spec_decode_num_{name}_total{{{labels}}} {value}\n"
 
 
 class TestCounters:
-    def test_engines_and_positions_add_up(self, read):
-        text = ""
-        for engine in ("0", "1"):
-            labels = f'engine="{engine}",model_name="m"'
-            text += counter("drafts", 50, labels) + counter("draft_tokens", 100, labels)
-            text += counter("accepted_tokens_per_pos", 40, labels + ',position="0"')
-            text += counter("accepted_tokens_per_pos", 10, labels + ',position="1"')
-        log = read(text)
-        assert (log.num_drafts, log.draft_tokens, log.accepted_tokens) == (100, 200, 100)
-        assert log.per_position == (0.8, 0.2)
-        assert log.acceptance_length == 2.0
-
     def test_without_positions_the_counts_say_how_deep(self, read):
         log = read(counter("drafts", 50) + counter("draft_tokens", 150) + counter("accepted_tokens", 75))
         assert (log.num_speculative_tokens, log.acceptance_length, log.per_position) == (3, 2.5, None)
@@ -195,50 +178,3 @@ class TestSglang:
     )
     def test_draft_tokens_from_the_servers_arguments(self, read, arguments, tokens):
         assert read(f"server_args=ServerArgs({arguments})\n" + self.line(4, 2.0)).num_speculative_tokens == tokens
-
-
-def test_logs_of_one_number_of_tokens_each():
-    def log(tokens, length):
-        return AcceptanceLog("f", "sglang-log", 1, tokens, length, None, None, None, None)
-
-    assert lengths_by_tokens([log(3, 2.0), log(1, 1.5)]) == {3: 2.0, 1: 1.5}
-    with pytest.raises(ForerunError, match="does not say how many draft tokens"):
-        lengths_by_tokens([log(None, 2.0)])
-    with pytest.raises(ForerunError, match="a second file with 3"):
-        lengths_by_tokens([log(3, 2.0), log(3, 2.1)])
-
-
-def test_the_report_rounds_and_predicts_up_to_eight(tmp_path):
-    """Rates 0.8 and 0.8 x 0.72: level 0.8, decay 0.9; lengths by their formula; errors in percent."""
-    path = tmp_path / "bench.json"
-    conditional = [0.8 * 0.9 ** log2(i) for i in range(1, 9)]
-    rates = _products(conditional[:3])
-    path.write_text(
-        json.dumps({"spec_decode_acceptance_length": 2.749, "spec_decode_per_position_acceptance_rates": rates})
-    )
-    document = fit_acceptance([path])
-    assert document["acceptance"] == {"per_position": [0.8, 0.576, round(rates[2], 4)]}
-    assert document["acceptance_by_decay"] == {"alpha": pytest.approx(0.8), "decay": pytest.approx(0.9)}
-    lengths = document["predicted_lengths"]
-    assert [row["num_speculative_tokens"] for row in lengths] == list(range(1, 9))
-    alive, length = 1.0, 1.0
-    for rate, row in zip(conditional, lengths, strict=True):
-        alive *= rate
-        length += alive
-        assert row["acceptance_length"] == pytest.approx(length, rel=1e-4)
-    assert document["logs"][0]["conditional"] == pytest.approx(conditional[:3])
-    off = {"spec_decode_acceptance_length": 1.9, "spec_decode_per_position_acceptance_rates": [0.6, 0.2, 0.16]}
-    path.write_text(json.dumps(off))
-    fit = fit_acceptance([path])["fit"]
-    predicted = 1 + sum(_products(fit["predicted"]))
-    assert fit["length_error_percent"] == pytest.approx(100 * abs(predicted / 1.96 - 1))
-    with pytest.raises(ForerunError, match="give the file of an engine"):
-        fit_acceptance([])
-
-
-def _products(rates):
-    alive, result = 1.0, []
-    for rate in rates:
-        alive *= rate
-        result.append(alive)
-    return result

@@ -10,7 +10,6 @@ from pydantic import ValidationError
 from forerun.errors import ForerunError
 from simulator.speculation import Batch, PolicyConfig, check_policy, expected_tokens, policy_factory
 from simulator.speculation.policies import Goodput, MovingAverage, MovingAverageSlot, batch_table
-from simulator.speculation.speculation_config import check_table
 
 
 def linear_step(seqs, tokens, context):
@@ -260,13 +259,6 @@ class TestGoodput:
             PolicyConfig(name="goodput", prior=0.0, window=7, hysteresis=0.0, interval=2), 5, seconds
         )()
         assert (requested.prior, requested.window, requested.hysteresis, requested.interval) == (0.0, 7, 0.0, 2)
-
-
-class TestTables:
-    def test_what_vllm_takes(self):
-        check_table([[1, 1, 0]])
-        check_table([[5, 9, 1], [1, 4, 2]])
-        check_table([[1, 4, 2], [7, 7, 1]])
 
 
 class Own:

@@ -1,10 +1,10 @@
 """Acceptance goes with its method and its target model; borrowed rates have a note."""
 
 import pytest
+from plain_scenario import plain_scenario
 
 from forerun.errors import ForerunError
 from simulator.running.build import build_replica
-from simulator.running.scenario import scenario_from
 from simulator.speculation import borrowed_acceptance, curve_names, load_curve
 from simulator.speculation.provenance import same_model
 from simulator.studies.compare.command import compare
@@ -16,22 +16,10 @@ QWEN_235B = "eagle3-qwen3-235b-a22b-specforge-mt-bench"
 
 
 def chat(acceptance=None, method="eagle3", model="llama-3.1-8b", tokens=3, **sections):
-    data = {
-        "model": model,
-        "hardware": {"chip": "h100-sxm"},
-        "speculation": {
-            "method": method,
-            "num_speculative_tokens": tokens,
-            "acceptance": {"curve": EAGLE3} if acceptance is None else acceptance,
-        },
-        "workload": {
-            "arrivals": {"process": "closed-loop", "max_concurrency": 1},
-            "input_tokens": 256,
-            "output_tokens": 64,
-            "num_requests": 2,
-        },
-    }
-    return scenario_from(data | sections, "chat.yaml")
+    acceptance = {"curve": EAGLE3} if acceptance is None else acceptance
+    sections |= {"workload": {"arrivals": {"process": "closed-loop", "max_concurrency": 1}}}
+    sections |= {"speculation": {"method": method, "num_speculative_tokens": tokens, "acceptance": acceptance}}
+    return plain_scenario(model, "h100-sxm", 256, 64, 2, **sections)
 
 
 def note_of(scenario):

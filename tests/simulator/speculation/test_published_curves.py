@@ -5,10 +5,9 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
-from scipy.optimize import least_squares
 
 from forerun.errors import ForerunError
-from simulator.speculation import LevelDecay, curve_names, fit_acceptance_lengths, load_curve
+from simulator.speculation import curve_names, fit_acceptance_lengths, load_curve
 
 QWEN = {1: 1.93, 2: 2.73, 3: 3.39, 4: 3.97, 5: 4.41, 6: 4.8, 7: 5.04, 8: 5.21}
 """Qwen3.5-397B MTP, thinking on (InferenceX golden_al_distribution @843c625)."""
@@ -25,27 +24,13 @@ def golden(shared_data):
     return curves
 
 
-def by_step(points, positions):
-    """The form before: one factor from each position to the next, fitted like ``fit_lengths``."""
-    depths, lengths = np.array(sorted(points)), np.array([points[k] for k in sorted(points)])
-
-    def predicted(p):
-        return 1 + np.cumsum(np.cumprod(np.minimum(p[0] * p[1] ** np.arange(positions), 1.0)))
-
-    result = least_squares(lambda p: predicted(p)[depths - 1] / lengths - 1, (0.8, 0.9), bounds=((0, 1e-3), (1, 1.25)))
-    return predicted(result.x)
-
-
-def errors(curve, fitted_up_to, step_by_step=False):
+def errors(curve, fitted_up_to):
     """Percentage error of the acceptance length at K = 5..8 when fitted on K = 1..fitted_up_to.
 
     Lengths below that of a shorter draft are left out: no drafts of one stream are accepted less for being longer.
     """
     points = {k: length for k, length in curve.items() if k <= fitted_up_to}
-    if step_by_step:
-        result = by_step(points, max(curve))
-    else:
-        result = 1 + np.cumsum(fit_acceptance_lengths(points).model.survival(max(curve)))
+    result = 1 + np.cumsum(fit_acceptance_lengths(points).model.survival(max(curve)))
     deep = [k for k in curve if k > 4 and curve[k] >= max(curve[j] for j in curve if j < k)]
     return {k: 100 * (result[k - 1] / curve[k] - 1) for k in deep}
 
@@ -60,26 +45,6 @@ def test_golden_curves_at_five_to_eight(shared_data, fitted_up_to, median, bias,
     assert np.median(abs(pooled)) < median
     assert abs(pooled.mean()) < bias
     assert abs(pooled).max() < worst
-
-
-def test_drafters_that_are_sure_at_first_lose_less_with_depth_than_step_by_step(shared_data):
-    """Curves that begin above 0.9 live long enough for the tail to show: one factor per step is 3.5 % low on them."""
-    curves = [curve for curve in golden(shared_data).values() if curve[1] > 1.9]
-    now, before = (np.concatenate([[*errors(c, 3, old).values()] for c in curves]) for old in (False, True))
-    assert len(curves) >= 3
-    assert abs(now.mean()) < 2.0 < 3.0 < -before.mean()
-    assert np.median(abs(now)) < np.median(abs(before))
-
-
-def test_one_rate_for_all_positions_does_not_do(shared_data):
-    """Fitted at K = 1, the i.i.d. formula over-predicts K = 8 on every golden curve, by a fifth on the middle one."""
-    off = [
-        100 * (LevelDecay(curve[1] - 1).acceptance_length(8) / curve[8] - 1) for curve in golden(shared_data).values()
-    ]
-    print(f"i.i.d. from K = 1, error at K = 8: {min(off):.0f} to {max(off):.0f} %")
-    assert min(off) > 5
-    assert np.median(off) > 20
-    assert max(off) > 80
 
 
 def test_deep_drafts_of_specforge_follow_from_shallower_ones(shared_data):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
-from trees import drawn_confidences, full_tree, grow_tree, grown_one_by_one, length, nodes_by_depth, steady
+from trees import full_tree, grow_tree, grown_one_by_one, length, steady
 
 from forerun.errors import ForerunError
 from simulator.speculation import expected_length, load_curve
@@ -73,13 +73,6 @@ def test_siblings_never_hurt(rates):
     assert wide >= narrow - 1e-12
 
 
-def test_full_trees_have_the_product_of_their_widths():
-    tree = full_tree([3, 2, 2])
-    assert nodes_by_depth(tree) == [3, 6, 12]
-    assert (tree.num_nodes, tree.depth) == (21, 3)
-    assert full_tree([1, 1, 1]) == chain(3)
-
-
 def test_choices_are_read_in_any_order_and_checked():
     tree = tree_from_choices([[0, 0], [1], [0]])
     assert tree == tree_from_choices([[0], [0, 0], [1]])
@@ -128,23 +121,6 @@ def test_growth_with_fixed_confidence_is_the_best_tree_within_its_limits(rates, 
     every = np.sort(node_chances(full_tree([len(row) for row in short]), short))[::-1]
     grown = grow_tree(GrowthPlan(len(short), 200, nodes), steady(short))
     assert length(grown.chances) == pytest.approx(1 + every[:nodes].sum(), rel=1e-12)
-
-
-@given(rank_rates(), st.floats(0.5, 20.0), st.integers(0, 1000))
-def test_grown_trees_are_trees_of_likely_nodes(rates, concentration, seed):
-    confidences = drawn_confidences(rates, concentration, np.random.default_rng(seed))
-    tree, chances = grow_tree(GrowthPlan(4, 3, 15), confidences)
-    assert tree.num_nodes <= 15
-    for node, parent in enumerate(tree.parents):
-        assert chances[node] <= (1.0 if parent == ROOT else chances[parent]) + 1e-12
-    assert survival_by_depth(tree, chances).max(initial=0.0) <= 1 + 1e-9
-
-
-def test_drawn_confidence_keeps_the_mean_of_every_rank():
-    rates = rates_by_rank([0.7], [0.4, 0.3])
-    drawn = drawn_confidences(rates, 2.0, np.random.default_rng(1))(0, 40_000)
-    errors = (drawn.mean(axis=0) - rates[0]) / (drawn.std(axis=0) / 200)
-    assert np.abs(errors).max() < 4
 
 
 def test_a_tree_that_follows_confidence_beats_the_best_static_one():

@@ -6,11 +6,12 @@ import pytest
 from drafter_prices import caught_up
 from drafter_prices import seconds as seconds_of
 from numpy.testing import assert_allclose
-from test_drafters import arrays, decode, made
+from test_drafters import made
+from timing_steps import arrays, decode, stacked
 
 from forerun.errors import ForerunError
 from hwprofiles import load_link
-from simulator.timing import AdjustedDrafter, Costs, DraftStep, RemoteDrafter, StepWork, host_part
+from simulator.timing import AdjustedDrafter, Costs, DraftStep, RemoteDrafter, host_part
 
 LINK = load_link("pcie5-x16")
 STATE_BYTES = 8192.0
@@ -43,18 +44,6 @@ def drafted(tokens, switched=0, skipped=0, windows=1, seqs=2):
     return DraftStep(tokens, switched, seqs if skipped else 0, skipped, (pairs,) * windows, (keys,) * windows)
 
 
-def stacked(steps):
-    parts = zip(*steps, strict=True)
-    return DraftStep(
-        *(
-            tuple(np.array(column) for column in zip(*part, strict=True))
-            if isinstance(part[0], tuple)
-            else np.array(part)
-            for part in parts
-        )
-    )
-
-
 ALL = [*CHAINS, "remote draft-model", "remote eagle3", "remote parallel-draft"]
 
 
@@ -76,15 +65,7 @@ def test_one_step_costs_what_it_costs_among_many(name, follows):
     adjusted = AdjustedDrafter(chain(name), most(name), follows, switch_s=1e-4)
     works = [decode(2, 400 + 10 * row, most(name) + 1) for row in range(most(name) + 3)]
     drafts = [drafted(min(row, most(name)), row % 2, 0 if row < most(name) else 20 * row) for row in range(len(works))]
-    many = StepWork(
-        *(
-            tuple(np.array(column) for column in zip(*part, strict=True))
-            if isinstance(part[0], tuple)
-            else np.array(part)
-            for part in zip(*works, strict=True)
-        )
-    )
-    costs = adjusted.costs(many, stacked(drafts))
+    costs = adjusted.costs(stacked(works), stacked(drafts))
     singly = [adjusted.seconds(work, draft) for work, draft in zip(works, drafts, strict=True)]
     assert_allclose(singly, costs.device_s + costs.host_s, rtol=1e-9)
     assert singly[1] - AdjustedDrafter(chain(name), most(name)).seconds(works[1], drafts[1]) == pytest.approx(1e-4)

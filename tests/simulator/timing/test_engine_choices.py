@@ -6,8 +6,7 @@ from importlib import resources
 import numpy as np
 import pytest
 import yaml
-from test_parallel_layouts import mixed
-from test_step import arrays, decode, deployment
+from timing_steps import arrays, decode, deployment, mixed
 
 from hwprofiles import AttentionShape, KernelLibrary, load_chip
 from simulator.llm import PARTS
@@ -39,6 +38,8 @@ def test_every_framework_pads_to_its_next_graph(name):
         ("trtllm", 10, 4, None, (4, 8, 16, 32, 40)),
         ("trtllm", 256, 1, (1, 64), (1, 64)),
         ("vllm", 256, 1, (64, 1, 64), (1, 64)),
+        ("vllm", 256, 1, (), (0,)),
+        ("trtllm", 5, 2, (9,), (0,)),
         ("transformers", 256, 1, None, (0,)),
     ],
 )

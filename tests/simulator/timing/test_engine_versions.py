@@ -2,44 +2,29 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from numpy.testing import assert_allclose
+from plain_scenario import plain_scenario
+from timing_steps import arrays, decode, deployment, memory_plan
 
-from hwprofiles import KernelLibrary, dtype_bytes, load_chip, load_link
-from simulator.llm import load_architecture
+from hwprofiles import dtype_bytes
 from simulator.replay.rerun import catalogue_model, dtype_name, framework_of_version
 from simulator.running.build import build_replica
-from simulator.running.scenario import scenario_from
-from simulator.timing import Deployment, StepTimer, StepWork, load_framework, plan_memory, resolve_weight_dtypes
+from simulator.timing import StepTimer, load_framework
 
 
-def deployment(framework, tensor_parallel=4, **changes):
-    chip, architecture = load_chip("h100-sxm"), load_architecture("llama-3.1-70b")
-    engine = load_framework(framework).model_copy(update=changes)
-    return Deployment(
-        architecture=architecture,
-        chip=chip,
-        kernels=KernelLibrary(chip, engine.kernel_library, static_scales=engine.static_activation_scales),
-        link=load_link(chip.links.scale_up),
-        framework=engine,
-        tensor_parallel=tensor_parallel,
-        weight_dtypes=resolve_weight_dtypes(architecture, "fp8"),
-        kv_dtype="fp8",
-    )
-
-
-def blocks(model):
-    return plan_memory(model, None, gpu_memory_utilization=0.9, block_size=16, max_tokens=2048, max_sampled=64,
-                       num_kv_blocks=None)  # fmt: skip
+def llama_70b(framework, tensor_parallel=4, **changes):
+    layout = {"tensor_parallel": tensor_parallel, "weights": "fp8", "framework": framework, "kv_dtype": "fp8"}
+    one = deployment("llama-3.1-70b", **layout)
+    return replace(one, framework=one.framework.model_copy(update=changes))
 
 
 def test_kv_takes_its_share_of_what_is_free():
-    model = deployment("trtllm")
-    plan = blocks(model)
+    model = llama_70b("trtllm")
+    plan = memory_plan(model)
     free = plan.capacity_bytes - plan.weight_bytes - plan.activation_bytes
     assert plan.num_blocks == int(0.9 * free // (plan.kv_bytes_per_token * 16))
-    whole = blocks(replace(model, framework=model.framework.model_copy(update={"kv_share_of": "all"})))
+    whole = memory_plan(replace(model, framework=model.framework.model_copy(update={"kv_share_of": "all"})))
     assert_allclose(
         plan.num_blocks - whole.num_blocks,
         0.1 * (plan.weight_bytes + plan.activation_bytes) / (plan.kv_bytes_per_token * 16),
@@ -49,16 +34,16 @@ def test_kv_takes_its_share_of_what_is_free():
 
 @pytest.mark.parametrize("tensor_parallel", [1, 2, 8])
 def test_every_collective_waits_for_the_last_rank(tensor_parallel):
-    work = StepWork(0, 0, (0,), (0,), 0, (0,), 32, 1, (32 * 1000,))
-    even = StepTimer(deployment("trtllm-0.14", tensor_parallel, rank_skew_s=0.0), 256)
-    late = StepTimer(deployment("trtllm-0.14", tensor_parallel, rank_skew_s=1e-5), 256)
+    work = decode(32, 1000)
+    even = StepTimer(llama_70b("trtllm-0.14", tensor_parallel, rank_skew_s=0.0), 256)
+    late = StepTimer(llama_70b("trtllm-0.14", tensor_parallel, rank_skew_s=1e-5), 256)
     collectives = 2 * 80 + 2 if tensor_parallel > 1 else 0  # two per layer, embedding and logits
     expected = collectives * (tensor_parallel - 1) * 1e-5
     assert_allclose(late.seconds(work) - even.seconds(work), expected, rtol=1e-6, atol=1e-12)
-    arrays = StepWork(*(tuple(np.array([e]) for e in f) if isinstance(f, tuple) else np.array([f]) for f in work))
-    assert_allclose(late.costs(arrays).device_s - even.costs(arrays).device_s, expected, rtol=1e-6, atol=1e-12)
-    total = sum(kernel.step_s for kernel in late.kernels(arrays))
-    assert_allclose(total[0], late.costs(arrays).device_s[0], rtol=1e-9)
+    steps = arrays(work)
+    assert_allclose(late.costs(steps).device_s - even.costs(steps).device_s, expected, rtol=1e-6, atol=1e-12)
+    total = sum(kernel.step_s for kernel in late.kernels(steps))
+    assert_allclose(total[0], late.costs(steps).device_s[0], rtol=1e-9)
 
 
 @pytest.mark.parametrize(("framework", "version", "expected"), [
@@ -90,18 +75,8 @@ def test_older_sglang_reduces_by_vllms_kernels():
     """In NVIDIA's table of SGLang 0.5.9, 128 KB between eight H100 take 8 us; in that of 0.5.14, 6.4."""
     seconds, products = [], []
     for name in ("sglang", "sglang-0.5.10", "vllm"):
-        document = {
-            "model": "qwen3-32b",
-            "hardware": {"chip": "h100-sxm", "tensor_parallel": 8},
-            "engine": {"framework": name},
-            "workload": {
-                "arrivals": {"process": "closed-loop", "max_concurrency": 8},
-                "input_tokens": 512,
-                "output_tokens": 128,
-                "num_requests": 64,
-            },
-        }
-        kernels = build_replica(scenario_from(document, "test")).main.timer.target.deployment.kernels
+        scenario = plain_scenario("qwen3-32b", hardware={"tensor_parallel": 8}, engine={"framework": name})
+        kernels = build_replica(scenario).main.timer.target.deployment.kernels
         seconds.append(kernels.collective("all_reduce", 131072, 8, "nvlink4").seconds)
         products.append(kernels.gemm(64, 5120, 5120).seconds)
     assert seconds[0] < 0.85 * seconds[1]

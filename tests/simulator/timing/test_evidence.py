@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_step import arrays, decode, deployment
+from plain_scenario import plain_scenario
+from timing_steps import arrays, decode, deployment
 
 from hwprofiles import BASES, KernelLibrary, chip_names, load_chip, predict_kernel, weakest
 from simulator.replay import replay_kernels
 from simulator.running.metrics import run_document
 from simulator.running.run import simulate
-from simulator.running.scenario import scenario_from
 from simulator.timing import Costs, Evidence, StepTimer, StepWork, causal_pairs, running
 from traces.kernels import read_kernels
 
@@ -55,7 +55,9 @@ def test_each_kernel_has_its_own_ground():
     assert kernels(timer, prompt(4096))["prefill attention"].basis == CALIBRATED
     assert kernels(timer, prompt(4096, 896_000))["prefill attention"].basis == EXTRAPOLATED
     narrow = StepTimer(deployment("gpt-oss-20b"), 512)
-    assert kernels(narrow, decode(8, 900, narrow.windows))["decode attention"].basis == CALIBRATED, "heads of 64"
+    assert kernels(narrow, decode(8, 900, windows=narrow.windows))["decode attention"].basis == CALIBRATED, (
+        "heads of 64"
+    )
     assert kernels(StepTimer(deployment("llama-3.1-8b", "l4"), 512), decode(8, 900))["qkv_proj"].basis == DATASHEET
 
 
@@ -88,26 +90,20 @@ def test_a_twentieth_decides():
     assert Evidence.of(Costs.zeros(3)).basis == "calibrated"
 
 
-def burst(input_tokens, output_tokens, count):
-    arrivals = {"arrivals": {"process": "burst"}, "num_requests": count}
-    return {"workload": arrivals | {"input_tokens": input_tokens, "output_tokens": output_tokens}}
-
-
 VERIFYING = {"speculation": {"method": "ngram", "num_speculative_tokens": 7, "acceptance": {"alpha": 0.6}}}
 
 
 @pytest.mark.parametrize(
-    ("changes", "basis"),
+    ("chip", "load", "sections", "basis"),
     [
-        ({}, None),
-        ({"hardware": {"chip": "l4"}}, "datasheet"),
-        (burst(120_000, 2, 2), "extrapolated"),
-        (burst(20_000, 64, 4) | VERIFYING, "extrapolated"),
+        ("h100-sxm", (1000, 30, 4), {}, None),
+        ("l4", (1000, 30, 4), {}, "datasheet"),
+        ("h100-sxm", (120_000, 2, 2), {}, "extrapolated"),
+        ("h100-sxm", (20_000, 64, 4), VERIFYING, "extrapolated"),
     ],
 )
-def test_a_run_says_what_it_rests_on(changes, basis):
-    data = {"model": "llama-3.1-8b", "hardware": {"chip": "h100-sxm"}} | burst(1000, 30, 4) | changes
-    document = run_document(simulate(scenario_from(data, "test")))
+def test_a_run_says_what_it_rests_on(chip, load, sections, basis):
+    document = run_document(simulate(plain_scenario("llama-3.1-8b", chip, *load, **sections)))
     shares = document["evidence"]
     assert set(shares) == set(BASES)
     assert sum(shares.values()) == pytest.approx(1.0)

@@ -2,28 +2,22 @@
 
 import numpy as np
 import pytest
+from plain_scenario import plain_scenario
 
 from forerun.errors import ForerunError
 from hwprofiles import KernelLibrary, load_chip
 from simulator.running.build import build_replica
 from simulator.running.run import simulate
-from simulator.running.scenario import scenario_from
 
 
 def scenario(**engine):
-    return scenario_from(
-        {
-            "model": "gpt-oss-120b",
-            "hardware": {"chip": "h200-sxm", "expert_routing": "zipf-1.0"},
-            "engine": engine,
-            "workload": {
-                "arrivals": {"process": "closed-loop", "max_concurrency": 64},
-                "input_tokens": {"distribution": "uniform", "min": 6554, "max": 8192},
-                "output_tokens": {"distribution": "uniform", "min": 820, "max": 1024},
-                "num_requests": 64,
-            },
-        },
-        "test",
+    inputs, outputs = (
+        {"distribution": "uniform", "min": low, "max": high} for low, high in ((6554, 8192), (820, 1024))
+    )
+    workload = {"arrivals": {"process": "closed-loop", "max_concurrency": 64}}
+    hardware = {"expert_routing": "zipf-1.0"}
+    return plain_scenario(
+        "gpt-oss-120b", "h200-sxm", inputs, outputs, 64, hardware=hardware, engine=engine, workload=workload
     )
 
 

@@ -2,27 +2,22 @@
 
 import numpy as np
 import pytest
+from plain_scenario import plain_scenario
 
 from forerun.errors import ForerunError
 from hwprofiles import AttentionShape, KernelLibrary
 from simulator import simulate
 from simulator.running.build import build_replica
-from simulator.running.scenario import scenario_from
 from simulator.studies.engine_flags import launch_flags
 
 SHAPE = AttentionShape(32, 8, 128, 128, 4096.0, "bf16")
 
 
 def scenario(flash=True, **changes):
-    data = {
-        "model": "llama-3.1-8b",
-        "weights_dtype": "q4_k_m",
-        "hardware": {"chip": "rtx-4090"},
-        "engine": {"framework": "llama.cpp", "max_num_seqs": 2, "max_num_batched_tokens": 512, "max_model_len": 8192}
-        | {"flash_attention": flash},
-        "workload": {"arrivals": {"process": "burst"}, "input_tokens": 3000, "output_tokens": 8, "num_requests": 2},
-    }
-    return scenario_from(data, "flash").with_values(changes)
+    engine = {"framework": "llama.cpp", "max_num_seqs": 2, "max_num_batched_tokens": 512, "max_model_len": 8192}
+    engine |= {"flash_attention": flash}
+    sections = {"weights_dtype": "q4_k_m", "engine": engine}
+    return plain_scenario("llama-3.1-8b", "rtx-4090", 3000, 8, 2, **sections).with_values(changes)
 
 
 @pytest.mark.parametrize("context", [512, 4096, 32768])

@@ -9,13 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 from test_drafters import made
-from test_parallel_layouts import mixed
-from test_step import arrays, decode, deployment
+from timing_steps import arrays, decode, deployment, mixed
 
 from hwprofiles import load_link
-from simulator.timing import HostDrafter, ModelTimer, PipelineTimer, StepTimer, causal_pairs, stage_timers
+from simulator.timing import HostDrafter, ModelTimer, PipelineTimer, StepTimer, stage_timers
 from simulator.timing.engine import send_kernel
-from simulator.timing.step import DecodeTable, fresh_prompt_seconds
 
 PLAIN = {
     "step_s": 0.0,
@@ -79,35 +77,6 @@ class TestHostWork:
         assert ModelTimer(target).exposed_drafting_s(work) is None
 
 
-@pytest.mark.parametrize("seqs", [1, 3, 40])
-def test_tables_grow_as_far_as_they_are_requested(seqs):
-    """Linear formulas are exact everywhere, at the ends of cells and of the table too, in any order of asking."""
-    width = min(16 * seqs, 256)
-    requested = []
-
-    def formula(n, queries, keys):
-        requested.append(float(np.max(keys)))
-        return 1e-6 * n + 1e-9 * queries * keys
-
-    edges = [cells * width + off for cells in (2, 127, 128, 129, 256, 257, 900) for off in (-1, 0, 1)]
-    for order in (edges, edges[::-1]):
-        table = DecodeTable(formula)
-        for keys in order:
-            assert table(seqs, 2, keys) == pytest.approx(1e-6 * seqs + 2e-9 * keys, rel=1e-9)
-        assert_allclose(table(seqs, 2, np.array(edges)), 1e-6 * seqs + 2e-9 * np.array(edges), rtol=1e-9)
-    together = DecodeTable(formula)
-    for keys in edges:
-        assert together(seqs, 2, np.array([width, keys]))[1] == pytest.approx(1e-6 * seqs + 2e-9 * keys, rel=1e-9)
-
-
-@pytest.mark.parametrize("window", [None, 1, 40, 64, 100])
-def test_a_fresh_prompt_is_priced_by_its_pairs(window):
-    seconds = fresh_prompt_seconds(lambda n, tokens, pairs, keys: n + 10 * tokens + 100 * pairs + keys, window, 64)
-    assert seconds(0) == 0.0
-    for tokens in range(1, 65):
-        assert seconds(tokens) == 1 + 11 * tokens + 100 * causal_pairs(tokens, 0, window)
-
-
 LINK = "infiniband-ndr"
 
 
@@ -119,13 +88,15 @@ def pipeline(stages, model="llama-3.1-8b", tensor_parallel=1, drafter=None, **co
 
 class TestPipelines:
     @pytest.mark.parametrize("stages", [1, 2, 4])
-    @pytest.mark.parametrize("tensor_parallel", [1, 4])
-    def test_stages_and_sends_make_up_the_whole(self, stages, tensor_parallel):
+    @pytest.mark.parametrize(
+        ("model", "tensor_parallel"), [("llama-3.1-8b", 1), ("llama-3.1-8b", 4), ("gpt-oss-20b", 2), ("deepseek-v3", 2)]
+    )
+    def test_stages_and_sends_make_up_the_whole(self, model, stages, tensor_parallel):
         """The same layers in pieces, and between two pieces one message; without a link's worth of work none."""
-        whole = ModelTimer(StepTimer(hosted("llama-3.1-8b", tensor_parallel), 2048))
-        timer = pipeline(stages, tensor_parallel=tensor_parallel)
-        work = decode(16, 700)
-        send = float(send_kernel(timer.target.deployment, timer.link, np.array([16])).seconds[0])
+        whole = ModelTimer(StepTimer(hosted(model, tensor_parallel), 2048))
+        timer = pipeline(stages, model, tensor_parallel)
+        work = mixed(7, 900, 2, 100, whole.windows)
+        send = float(send_kernel(timer.target.deployment, timer.link, np.array([207])).seconds[0])
         assert send > 0
         assert timer.stages == stages
         parts = timer.stage_seconds(work)

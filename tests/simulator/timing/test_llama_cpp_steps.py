@@ -2,22 +2,16 @@
 
 import numpy as np
 import pytest
+from plain_scenario import plain_scenario
 
 from simulator.running.build import build_replica
-from simulator.running.scenario import scenario_from
 from simulator.studies.steady_state.prices import decode_steps
 
 
 def step_s(chip, model, weights, streams=1, context=64):
     """Seconds of a step that decodes one token of each stream."""
-    data = {
-        "model": model,
-        "weights_dtype": weights,
-        "hardware": {"chip": chip},
-        "engine": {"framework": "llama.cpp", "max_num_seqs": 8, "max_num_batched_tokens": 512, "num_kv_blocks": 4096},
-        "workload": {"arrivals": {"process": "burst"}, "input_tokens": 64, "output_tokens": 8, "num_requests": 1},
-    }
-    timer = build_replica(scenario_from(data, "local")).main.timer
+    engine = {"framework": "llama.cpp", "max_num_seqs": 8, "max_num_batched_tokens": 512, "num_kv_blocks": 4096}
+    timer = build_replica(plain_scenario(model, chip, weights_dtype=weights, engine=engine)).main.timer
     work = decode_steps(timer.windows, np.array([streams]), 1, np.array([context + 1]))
     costs = timer.costs(work)
     return float((costs.device_s + costs.host_s)[0])

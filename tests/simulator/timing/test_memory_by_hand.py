@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_step import deployment
+from timing_steps import deployment, memory_plan
 
 from forerun.errors import ForerunError
 from hwprofiles import load_link
-from simulator.timing import RemoteDrafter, SequentialDrafter, StepTimer, fit_separate_processes, plan_memory
+from simulator.timing import RemoteDrafter, SequentialDrafter, StepTimer, fit_separate_processes
 from simulator.timing.memory import activation_bytes, window_bytes
 
 GB = 1e9
@@ -58,11 +58,6 @@ class TestActivations:
         assert activation_bytes(last, 8, 9) > activation_bytes(last, 8, 0)
 
 
-def planned(one, draft=None, blocks=None, **changes):
-    limits = {"gpu_memory_utilization": 0.9, "block_size": 16, "max_tokens": 2048, "max_sampled": 64} | changes
-    return plan_memory(one, draft, num_kv_blocks=blocks, **limits)
-
-
 class TestBlocks:
     @settings(max_examples=40, deadline=None)
     @given(st.floats(0.3, 1.0), st.integers(1, 64), st.integers(1, 16384), st.integers(1, 512))
@@ -70,7 +65,7 @@ class TestBlocks:
         """weights + activations + blocks fit the budget, and one block more would not."""
         one = bare()
         limits = {"block_size": block_size, "max_tokens": max_tokens, "max_sampled": sampled}
-        plan = planned(one, gpu_memory_utilization=share, **limits)
+        plan = memory_plan(one, gpu_memory_utilization=share, **limits)
         block = plan.kv_bytes_per_token * block_size
         used = plan.weight_bytes + plan.activation_bytes + plan.num_blocks * block
         assert used <= share * H100 < used + block
@@ -79,7 +74,7 @@ class TestBlocks:
 
     def test_a_drafter_beside_it_takes_its_weights_and_its_keys(self):
         one, draft = bare(), deployment("llama-3.2-1b")
-        plan = planned(one, draft)
+        plan = memory_plan(one, draft)
         left = 0.9 * H100 - one.weight_bytes - draft.weight_bytes - activation_bytes(one, 2048, 64)
         assert plan.num_blocks == int(left // (16 * (one.kv_bytes_per_token + draft.kv_bytes_per_token)))
         assert plan.draft_weight_bytes == draft.weight_bytes
@@ -89,14 +84,14 @@ class TestBlocks:
         one = bare("llama-3.2-1b")
         need = one.weight_bytes + activation_bytes(one, 16, 1) + 16 * one.kv_bytes_per_token
         limits = {"max_tokens": 16, "max_sampled": 1}
-        assert planned(one, gpu_memory_utilization=(need + 1) / H100, **limits).num_blocks == 1
+        assert memory_plan(one, gpu_memory_utilization=(need + 1) / H100, **limits).num_blocks == 1
         with pytest.raises(ForerunError, match=r"does not fit 1 x h100-sxm: per chip 2\.5 GB weights \+ \d\.\d GB act"):
-            planned(one, gpu_memory_utilization=(need - 1) / H100, **limits)
+            memory_plan(one, gpu_memory_utilization=(need - 1) / H100, **limits)
 
     def test_the_refusal_adds_up(self):
         """Weights 141.1 GB of 76.4 GB, which is 90 % of 85 GB."""
         with pytest.raises(ForerunError) as caught:
-            planned(bare("llama-3.1-70b"), deployment("llama-3.2-1b"))
+            memory_plan(bare("llama-3.1-70b"), deployment("llama-3.2-1b"))
         activations = activation_bytes(bare("llama-3.1-70b"), 2048, 64) / GB
         assert (
             f"per chip 141.1 GB weights + 2.5 GB drafter + {activations:.1f} GB activations against "
@@ -106,20 +101,20 @@ class TestBlocks:
     def test_a_measured_count_overrides_where_the_weights_fit_at_all(self):
         one = bare()
         tight = {"gpu_memory_utilization": 0.1, "blocks": 50}
-        plan = planned(one, **tight)
+        plan = memory_plan(one, **tight)
         assert (plan.num_blocks, plan.overridden) == (50, True)
         with pytest.raises(ForerunError, match="does not fit"):
-            planned(bare("llama-3.1-70b"), **tight)
+            memory_plan(bare("llama-3.1-70b"), **tight)
 
     def test_stages_and_groups_count_together(self):
         """Keys of a token lie on every chip of every stage; each attention group has blocks of its own."""
         one = bare(tensor_parallel=2)
         for stages in (1, 2, 4):
-            plan = planned(one, pipeline_parallel=stages)
+            plan = memory_plan(one, pipeline_parallel=stages)
             assert plan.replica_kv_bytes_per_token == pytest.approx(2 * one.kv_bytes_per_token)
             assert plan.kv_bytes_per_token == pytest.approx(one.kv_bytes_per_token / stages)
         groups = replace(bare("mixtral-8x7b", "h200-sxm"), attention_data_parallel=4, expert_parallel=4)
-        plan = planned(groups)
+        plan = memory_plan(groups)
         left = 0.9 * H200 - groups.weight_bytes - activation_bytes(groups, 2048, 64)
         assert plan.num_blocks == 4 * int(left // (16 * groups.kv_bytes_per_token))
 
@@ -131,12 +126,12 @@ class TestBlocks:
                 stage.weight_bytes + (draft.weight_bytes if draft and stage.last_stage else 0.0)
                 for stage in one.stages(3)
             )
-            plan = planned(one, draft, blocks=100, pipeline_parallel=3)
+            plan = memory_plan(one, draft, blocks=100, pipeline_parallel=3)
             assert plan.weight_bytes + plan.draft_weight_bytes == heaviest
 
     def test_the_stage_that_cannot_hold_its_part_is_named(self):
         with pytest.raises(ForerunError, match=r"\(a pipeline stage of 40 layers\)"):
-            planned(bare("llama-3.1-70b", "rtx-4090"), pipeline_parallel=2)
+            memory_plan(bare("llama-3.1-70b", "rtx-4090"), pipeline_parallel=2)
 
 
 class TestApart:
@@ -149,7 +144,7 @@ class TestApart:
 
     def test_the_smaller_of_both_counts(self):
         """On an L4 the 1B drafter has fewer blocks than an 8B target on an H200; on an H100 more."""
-        target = planned(bare("llama-3.1-8b", "h200-sxm"))
+        target = memory_plan(bare("llama-3.1-8b", "h200-sxm"))
         for chip, shorter in (("l4", True), ("h100-sxm", False)):
             drafter = self.drafter(chip=chip)
             one = drafter.deployment
@@ -162,7 +157,7 @@ class TestApart:
 
     def test_a_cache_of_fixed_size_never_limits_the_blocks(self):
         """It is held with the weights, and no token takes more: any plan of the target stands."""
-        target, drafter = planned(bare()), self.drafter()
+        target, drafter = memory_plan(bare()), self.drafter()
         fixed = replace(drafter, inner=replace(drafter.inner, kv_bytes_per_token=0.0))
         fitted = fit_separate_processes(target, fixed, gpu_memory_utilization=0.8, max_tokens=64)
         assert fitted.num_blocks == target.num_blocks
@@ -170,7 +165,7 @@ class TestApart:
             fit_separate_processes(target, fixed, gpu_memory_utilization=0.001, max_tokens=64)
 
     def test_one_block_is_enough_and_none_is_refused(self):
-        target, drafter = planned(bare()), self.drafter()
+        target, drafter = memory_plan(bare()), self.drafter()
         one = drafter.deployment
         need = one.weight_bytes + activation_bytes(one, 64, 0) + 16 * one.kv_bytes_per_token
         capacity = one.chip.memory.capacity_bytes
@@ -204,7 +199,7 @@ class TestWindows:
     def test_short_contexts_have_the_blocks_that_they_would_have_without_windows(self, seqs):
         """Of gemma-3-27b 52 layers of 62 keep 1,024 tokens: 20 GB hold 2,500 blocks of all layers, not 80."""
         one = deployment("gemma-3-27b", "h100-sxm")
-        plan = planned(one, max_tokens=8192, max_sampled=seqs)
+        plan = memory_plan(one, max_tokens=8192, max_sampled=seqs)
         left = 0.9 * H100 - plan.weight_bytes - plan.activation_bytes
         assert left > 19 * GB
         assert plan.num_blocks >= int(left // (16 * one.kv_bytes_per_token)) > 2000

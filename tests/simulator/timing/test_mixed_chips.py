@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from plain_scenario import plain_scenario
 
 from forerun.errors import ForerunError
 from hwprofiles import KernelLibrary, load_link
@@ -9,7 +10,6 @@ from hwprofiles.kernels.sparse import SparseShape
 from hwprofiles.parameters import FAMILIES
 from simulator import simulate
 from simulator.running.build import build_replica
-from simulator.running.scenario import scenario_from
 from simulator.studies.engine_flags import launch_flags
 from simulator.studies.steady_state.prices import decode_steps
 from simulator.timing.kernels import PARAMETERS
@@ -20,22 +20,9 @@ CPU = "cpu-ddr5-2ch"
 
 
 def scenario(model=DENSE, hardware=None, **engine):
-    return scenario_from(
-        {
-            "model": model,
-            "weights_dtype": "q4_k_m" if model == DENSE else "mxfp4",
-            "hardware": {"chip": "rtx-4090"} | (hardware or {}),
-            "engine": {
-                "framework": "llama.cpp",
-                "max_num_seqs": 2,
-                "max_num_batched_tokens": 512,
-                "max_model_len": 4096,
-            }
-            | engine,
-            "workload": {"arrivals": {"process": "burst"}, "input_tokens": 40, "output_tokens": 12, "num_requests": 3},
-        },
-        "mixed",
-    )
+    llama_cpp = {"framework": "llama.cpp", "max_num_seqs": 2, "max_num_batched_tokens": 512, "max_model_len": 4096}
+    sections = {"weights_dtype": "q4_k_m" if model == DENSE else "mxfp4", "engine": llama_cpp | engine}
+    return plain_scenario(model, "rtx-4090", 40, 12, 3, hardware=hardware or {}, **sections)
 
 
 def on(chip, layers=None, **more):
@@ -49,7 +36,6 @@ def decode_s(inputs):
     return float((costs.device_s + costs.host_s)[0])
 
 
-NO_FLASH = {"flash_attention": False}
 WAYS = [
     (DENSE, on(CPU, 10)),
     (DENSE, on("rtx-3060", 8)),

@@ -1,10 +1,10 @@
 """Of two chips the one with more memory, bandwidth and arithmetic is no slower, unless a measurement says so."""
 
 import pytest
+from plain_scenario import plain_scenario
+from timing_steps import decode
 
 from simulator.running.build import build_replica
-from simulator.running.scenario import scenario_from
-from simulator.timing import StepWork, keys_read
 
 CHIPS = ("a100-sxm-80gb", "h100-sxm", "h200-sxm", "b200-sxm")
 MODELS = {"llama-3.1-8b": 1, "llama-3.3-70b": 4, "gpt-oss-120b": 2, "deepseek-v3": 8}
@@ -12,30 +12,17 @@ MODELS = {"llama-3.1-8b": 1, "llama-3.3-70b": 4, "gpt-oss-120b": 2, "deepseek-v3
 EXCEPTIONS = {
     ("gpt-oss-120b", "sglang", "a100-sxm-80gb", "h100-sxm"): "H100 alone has SGLang's MXFP4 kernels measured (0.5.14, "
     "fused_moe_triton, which widens weights on the way); the others stand on sets of other kernels",
-    (
-        "gpt-oss-120b",
-        "trtllm",
-        "a100-sxm-80gb",
-        "h100-sxm",
-    ): "H100 alone has TensorRT-LLM's MXFP4 kernels measured (1.3.0): 40 us of launch each, which a batch of one shows",
+    ("gpt-oss-120b", "trtllm", "a100-sxm-80gb", "h100-sxm"): "H100 alone has TensorRT-LLM's MXFP4 kernels measured "
+    "(1.3.0): 40 us of launch each, which a batch of one shows",
 }
 
 
 def step_s(model, chip, framework, batch):
-    """Seconds of a decode step at 1,024 tokens of context; None where the model does not fit."""
-    scenario = scenario_from(
-        {
-            "model": model,
-            "hardware": {"chip": chip, "tensor_parallel": MODELS[model]},
-            "engine": {"framework": framework, "num_kv_blocks": 10**6},
-            "workload": {"arrivals": {"process": "burst"}, "input_tokens": 8, "output_tokens": 8, "num_requests": 1},
-        },
-        "ordering",
-    )
+    """Seconds of a decode step at 1,024 tokens of context."""
+    engine = {"framework": framework, "num_kv_blocks": 10**6}
+    scenario = plain_scenario(model, chip, hardware={"tensor_parallel": MODELS[model]}, engine=engine)
     timer = build_replica(scenario, 0).main.timer
-    keys = tuple(batch * keys_read(1024, 1, window) for window in timer.windows)
-    none = (0,) * len(keys)
-    return float(timer.seconds(StepWork(0, 0, none, none, 0, none, batch, 1, keys)))
+    return float(timer.seconds(decode(batch, 1024, windows=timer.windows)))
 
 
 @pytest.mark.parametrize("framework", ["vllm", "sglang", "trtllm"])

@@ -3,10 +3,10 @@
 import csv
 
 import pytest
+from plain_scenario import plain_scenario
+from timing_steps import decode
 
 from simulator.running.build import build_replica
-from simulator.running.scenario import Scenario
-from simulator.timing import StepWork
 
 MODELS = {
     "Llama-3.2-1B": "llama-3.2-1b",
@@ -22,16 +22,15 @@ one chip than its bytes and launches say; the 70B pays for collectives beyond th
 
 def tokens_per_second(model: str, device: str, config: str, context: int) -> float:
     chip, tensor_parallel = DEVICES[device]
-    scenario = Scenario(
-        model=MODELS[model],
+    scenario = plain_scenario(
+        MODELS[model],
+        chip,
         weights_dtype={"default": "bfp8", "mlp": "bfp4"} if "bfp4" in config else "bfp8",
         kv_cache_dtype="bfp8",
-        hardware={"chip": chip, "tensor_parallel": tensor_parallel},
+        hardware={"tensor_parallel": tensor_parallel},
         engine={"num_kv_blocks": 10**6, "max_num_seqs": 32, "max_num_batched_tokens": 256},
-        workload={"arrivals": {"process": "burst"}, "input_tokens": 8, "output_tokens": 8, "num_requests": 1},
     )
-    timer = build_replica(scenario, seed=0).main.timer
-    return 1.0 / timer.seconds(StepWork(0, 0, (0,), (0,), 0, (0,), 1, 1, (context,)))
+    return 1.0 / build_replica(scenario, seed=0).main.timer.seconds(decode(1, context))
 
 
 def test_decode_speed_of_one_user(shared_data):
@@ -39,12 +38,8 @@ def test_decode_speed_of_one_user(shared_data):
     seen = 0
     for row in csv.DictReader(text.splitlines()):
         key = (row["model"], row["device"])
-        if (
-            row["batch"] != "1"
-            or key[0] not in MODELS
-            or key[1] not in DEVICES
-            or "tt_transformers" not in row["source"]
-        ):
+        known = key[0] in MODELS and key[1] in DEVICES and "tt_transformers" in row["source"]
+        if row["batch"] != "1" or not known:
             continue
         context = int(row["context"].split()[0])
         predicted = tokens_per_second(*key, row["config"], context)

@@ -7,20 +7,20 @@ import numpy as np
 import pytest
 import yaml
 from hypothesis import given, settings
-from test_step import arrays, decode, deployment
+from plain_scenario import plain_scenario
 from test_step_kernels import batches, one_price
+from timing_steps import arrays, decode, deployment, memory_plan
 
 from forerun.errors import ForerunError
 from hwprofiles import KernelLibrary, load_chip
 from hwprofiles.kernels.recurrent import RecurrentShape, convolution
 from simulator.replay import Split, replay_kernels
 from simulator.running.run import simulate
-from simulator.running.scenario import scenario_from
 from simulator.serving.engine import PrefixCache
 from simulator.serving.limits import EngineLimits
 from simulator.studies.plan.command import plan as plan_capacity
 from simulator.studies.tune.command import tune
-from simulator.timing import StepTimer, plan_memory, running
+from simulator.timing import StepTimer, running
 from simulator.timing.kernels import MixingKind, decode_calls, price
 from simulator.timing.memory import hybrid_pages
 from traces import PrefixHashes
@@ -74,38 +74,25 @@ def test_list_costs_and_seconds_of_hybrids_are_one_price(config, name, layout):
 def test_a_decoded_token_reads_and_writes_every_state_once(config):
     """Qwen3-Next, 36 of 48 layers: 32 heads of 128 x 128 in fp32, in and out, and the vectors of the token."""
     timer = StepTimer(deployment(config("qwen3-next-80b-a3b")), 2048)
-    work = decode(8, 1000, timer.windows)
+    work = decode(8, 1000, windows=timer.windows)
     updates = [k for k in running(timer.kernels(arrays(work))) if k.name == "recurrent update"]
     vectors = 2 * (2 * 16 * 128 + 2 * 32 * 128)
     assert sum(kernel.times for kernel in updates) == 36
     assert {kernel.bytes for kernel in updates} == {8 * (2 * 32 * 128 * 128 * 4 + vectors)}
-    later = running(timer.kernels(arrays(decode(8, 100_000, timer.windows))))
+    later = running(timer.kernels(arrays(decode(8, 100_000, windows=timer.windows))))
     assert [k.seconds for k in later if k.name == "recurrent update"] == [k.seconds for k in updates]
-
-
-def plan(model, sequences):
-    return plan_memory(
-        model,
-        None,
-        gpu_memory_utilization=0.9,
-        block_size=16,
-        max_tokens=2048,
-        max_sampled=64,
-        max_num_seqs=sequences,
-        num_kv_blocks=None,
-    )
 
 
 def test_states_are_set_aside_for_every_sequence_that_may_run(config):
     """36 x (32 x 128 x 128 x 4 B + 3 x 8192 x 2 B) = 77.3 MB a sequence; a chip of two holds half."""
     one = 36 * (32 * 128 * 128 * 4 + 3 * (2 * 16 * 128 + 32 * 128) * 2)
     hybrid = deployment(config("qwen3-next-80b-a3b"), "h200-sxm", tensor_parallel=2, framework="sglang")
-    plans = [plan(hybrid, seqs) for seqs in (64, 128)]
+    plans = [memory_plan(hybrid, max_num_seqs=seqs) for seqs in (64, 128)]
     assert [plan.state_bytes for plan in plans] == [64 * one / 2, 128 * one / 2]
     blocks = plans[0].num_blocks - plans[1].num_blocks
     assert blocks * 16 * hybrid.kv_bytes_per_token == pytest.approx(64 * one / 2, rel=0.02)
     with pytest.raises(ForerunError, match=r"GB state of 4096 sequences \(engine.max_num_seqs\)"):
-        plan(hybrid, 4096)
+        memory_plan(hybrid, max_num_seqs=4096)
 
 
 def test_vllm_has_one_page_size_for_keys_and_states_by_hand(config):
@@ -114,7 +101,7 @@ def test_vllm_has_one_page_size_for_keys_and_states_by_hand(config):
     as there are attention layers, 12: a sequence of 1,057 tokens takes two pages of keys and three of states.
     With states in bf16 on one chip a page has 544 tokens, as vLLM prints."""
     model = deployment(config("qwen3-next-80b-a3b"), "h200-sxm", tensor_parallel=2)
-    result = plan(model, 64)
+    result = memory_plan(model, max_num_seqs=64)
     group = 12 * 1056 * 1024
     assert result.page_tokens == 1056
     assert result.state_bytes == 64 * 3 * group
@@ -126,19 +113,15 @@ def test_vllm_has_one_page_size_for_keys_and_states_by_hand(config):
     assert [limits.blocks(tokens) for tokens in (1, 1056, 1057)] == [66, 66, 132]
     short = deployment(config("qwen3-next-80b-a3b", mamba_ssm_dtype="bfloat16"), "h200-sxm")
     assert hybrid_pages(short, 16).tokens == 544
-    assert plan(deployment(), 64).page_tokens == 16
+    assert memory_plan(deployment(), max_num_seqs=64).page_tokens == 16
 
 
 def test_short_requests_of_a_hybrid_take_whole_pages(config):
     """40 requests of 100 + 8 tokens against 3 pages of 66 blocks: three at a time, where 28 would fit in blocks; a
     common start of 1,024 tokens is no hit, as no state is kept there, one of 2,048 spares 1,056."""
-    scenario = {
-        "model": config("qwen3-next-80b-a3b"),
-        "hardware": {"chip": "h200-sxm", "tensor_parallel": 2},
-        "engine": {"num_kv_blocks": 198, "enable_prefix_caching": False, "kv_watermark": 0.0},
-        "workload": {"arrivals": {"process": "burst"}, "input_tokens": 100, "output_tokens": 8, "num_requests": 40},
-    }
-    result = simulate(scenario_from(scenario, "test"))
+    engine = {"num_kv_blocks": 198, "enable_prefix_caching": False, "kv_watermark": 0.0}
+    model = config("qwen3-next-80b-a3b")
+    result = simulate(plain_scenario(model, "h200-sxm", 100, 8, 40, hardware={"tensor_parallel": 2}, engine=engine))
     assert result.steps.decode_seqs.max() == 3
     hashes = PrefixHashes.from_lists([[1, 2, 3, 4], [1, 2, 5, 6], [1, 2, 3, 7]], 512)
     cache = PrefixCache(hashes, 16, np.full(3, 2048), page_tokens=1056)
@@ -146,38 +129,17 @@ def test_short_requests_of_a_hybrid_take_whole_pages(config):
     assert [cache.match(request, 2048)[1] for request in (1, 2)] == [0, 1056]
 
 
-@pytest.mark.parametrize(("name", "chips"), [("nemotron-h", 2), ("kimi-linear-48b-a3b", 4)])
-def test_a_hybrid_runs(config, name, chips):
-    scenario = {
-        "model": config(name),
-        "hardware": {"chip": "h100-sxm", "tensor_parallel": chips},
-        "workload": {"arrivals": {"process": "burst"}, "input_tokens": 700, "output_tokens": 8, "num_requests": 20},
-    }
-    result = simulate(scenario_from(scenario, "test"))
-    assert not result.requests.failed.any()
-    assert result.steps.output_tokens.sum() == 20 * 8
-
-
 def test_plan_and_tune_say_what_holds_the_memory_of_a_chip():
     """Of a model that keeps states, in numbers and in words; weights, keys and states fill what an engine may use."""
-    scenario = {
-        "model": "qwen3.5-27b",
-        "hardware": {"chip": "h200-sxm", "tensor_parallel": 2},
+    sections = {
+        "hardware": {"tensor_parallel": 2},
         "speculation": {"method": "mtp", "num_speculative_tokens": 1, "acceptance": {"alpha": 0.8}},
-        "workload": {"arrivals": {"process": "poisson", "request_rate": 1.0}, "input_tokens": 512, "output_tokens": 32,
-                     "num_requests": 20},
-    }  # fmt: skip
-    arguments = {
-        "slo": {"p99_ttft_ms": 5000.0},
-        "vary": {"hardware.tensor_parallel": [2]},
-        "replications": 1,
-        "jobs": 1,
+        "workload": {"arrivals": {"process": "poisson", "request_rate": 1.0}},
     }
-    assert (
-        "state"
-        in plan_capacity(scenario_from(scenario, "test"), **arguments).document["plan_summary"]["memory per chip"]
-    )
-    tuned = tune(scenario_from(scenario, "test"), batch=[1, 16], context=[512], tokens=[1])
+    scenario = plain_scenario("qwen3.5-27b", "h200-sxm", 512, 32, 20, **sections)
+    options = {"slo": {"p99_ttft_ms": 5000.0}, "vary": {"hardware.tensor_parallel": [2]}, "replications": 1, "jobs": 1}
+    assert "state" in plan_capacity(scenario, **options).document["plan_summary"]["memory per chip"]
+    tuned = tune(scenario, batch=[1, 16], context=[512], tokens=[1])
     held = tuned.document["per_chip_bytes"]
     assert min(held["weights"], held["kv"], held["state"]) > 1e9
     assert sum(held.values()) < load_chip("h200-sxm").memory.capacity_bytes

@@ -4,11 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
-from test_parallel_layouts import mixed
-from test_step import arrays, decode, deployment
+from timing_steps import arrays, decode, deployment, mixed
 
 from hwprofiles.kernels.moe import read_routing
 from simulator.timing import StepTimer, StepWork
@@ -58,18 +57,6 @@ def test_work_of_all_chips_together_is_that_of_one(groups, seqs):
     assert groups * part.flops == pytest.approx(whole.flops, rel=1e-6)
 
 
-def test_the_slowest_group_sets_the_pace():
-    """Nine to twelve sequences over four groups are three for the slowest: all but the experts takes equally long."""
-    timer = StepTimer(spread(4), 512)
-    for slowest, batches in ((2, range(5, 9)), (3, range(9, 13))):
-        single = [
-            timer.seconds(decode(seqs, 700)) - timer._experts.seconds(max(seqs, timer._padded(slowest)))
-            for seqs in batches
-        ]
-        assert_allclose(single, single[0], rtol=1e-9)
-    assert timer.seconds(decode(9, 700)) > timer.seconds(decode(8, 700))
-
-
 def test_rows_of_logits_are_dealt_out_too():
     """Four groups: five to eight rows are two for the slowest group, four rows are one."""
     timer = StepTimer(spread(4), 512)
@@ -79,18 +66,6 @@ def test_rows_of_logits_are_dealt_out_too():
     priced = [timer.costs(arrays(work), np.array([rows])).device_s.item() for rows in (4, 5, 8, 9)]
     assert_allclose(priced, (four, five, eight, nine), rtol=0.02)
     assert priced[1] == priced[2]
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.integers(0, 30), st.integers(0, 5), st.sampled_from([(2, 1, 2), (4, 1, 4), (2, 2, 1), (2, 2, 4)]))
-def test_groups_cost_the_same_alone_and_among_many(seqs, prompts, layout):
-    timer = TIMERS.setdefault(layout, StepTimer(spread(layout[0], layout[1], layout[2], model="mixtral-8x7b"), 512))
-    work = mixed(seqs, 300, prompts, 40)
-    costs = timer.costs(arrays(work))
-    assert timer.seconds(work) == pytest.approx(float((costs.device_s + costs.host_s)[0]), rel=0.01)
-
-
-TIMERS = {}
 
 
 class TestExchange:

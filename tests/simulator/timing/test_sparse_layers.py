@@ -3,14 +3,14 @@
 from dataclasses import replace
 
 import pytest
+from plain_scenario import plain_scenario
 from test_recurrent_layers import config as config  # a fixture
-from test_step import arrays, decode, deployment
+from timing_steps import arrays, decode, deployment
 
 from forerun.errors import ForerunError
 from hwprofiles import KernelLibrary
 from hwprofiles.kernels.sparse import IndexShape, SparseShape
 from simulator.running.run import simulate
-from simulator.running.scenario import scenario_from
 from simulator.timing import StepTimer, running
 
 
@@ -23,7 +23,7 @@ def listed(timer, work):
 def test_deepseek_v3_2_scores_every_key_and_reads_2048(config):
     """64 index heads of 128 on one key of 128 bytes and a scale; 16 of 128 heads over 2,048 latents of 512 + 64."""
     timer = StepTimer(deployment(config("deepseek-v3.2"), tensor_parallel=8), 2048)
-    near, far = (listed(timer, decode(8, tokens, timer.windows)) for tokens in (50_000, 100_000))
+    near, far = (listed(timer, decode(8, tokens, windows=timer.windows)) for tokens in (50_000, 100_000))
     scores = 8 * 100_000
     index = far["decode sparse index"]
     assert index.flops == 2 * scores * 64 * 128
@@ -38,7 +38,9 @@ def test_deepseek_v3_2_scores_every_key_and_reads_2048(config):
 def test_deepseek_v4_reads_its_window_and_compressed_entries(config):
     """At 100,000 tokens: 128 of the window and 1,024 chosen entries of four tokens, or all 781 of 128 tokens."""
     timer = StepTimer(deployment(config("deepseek-v4"), tensor_parallel=4), 2048)
-    kernels = [k for k in running(timer.kernels(arrays(decode(8, 100_000, timer.windows)))) if "attention" in k.name]
+    kernels = [
+        k for k in running(timer.kernels(arrays(decode(8, 100_000, windows=timer.windows)))) if "attention" in k.name
+    ]
     per_entry = 2 * 8 * (128 / 4) * 2 * 512
     assert sorted({round(kernel.flops / per_entry, 2) for kernel in kernels}) == [781.25 + 128, 1024 + 128]
     grouped = [gemm for gemm in timer.deployment.gemms(timer.deployment.architecture.layer_groups[0].layer)
@@ -111,25 +113,12 @@ def test_a_recurrent_state_is_kept_after_every_draft_token(config):
 
 
 RUNS = [("deepseek-v3.2", 16), ("deepseek-v4", 32), ("minimax-m3", 8), ("minimax-text-01", 16), ("gemma-3n-e4b", 1),
-        ("lfm2-1.2b", 1)]  # fmt: skip
+        ("lfm2-1.2b", 1), ("nemotron-h", 2), ("kimi-linear-48b-a3b", 4)]  # fmt: skip
 
 
 def scenario(model, chips, **more):
-    return scenario_from(
-        {
-            "model": model,
-            "hardware": {"chip": "b200-sxm", "tensor_parallel": chips},
-            "engine": {"max_num_seqs": 32},
-            "workload": {
-                "arrivals": {"process": "burst"},
-                "input_tokens": 3000,
-                "output_tokens": 16,
-                "num_requests": 12,
-            },
-            **more,
-        },
-        "test",
-    )
+    sections = {"hardware": {"tensor_parallel": chips}, "engine": {"max_num_seqs": 32}} | more
+    return plain_scenario(model, "b200-sxm", 3000, 16, 12, **sections)
 
 
 @pytest.mark.parametrize(("name", "chips"), RUNS)

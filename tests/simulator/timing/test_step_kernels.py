@@ -8,7 +8,8 @@ import pytest
 from golden.golden import scenarios
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from test_step import arrays, decode, deployment
+from plain_scenario import plain_data
+from timing_steps import arrays, decode, deployment
 
 from forerun.errors import ForerunError
 from simulator.llm import architecture_names
@@ -17,54 +18,6 @@ from simulator.running.scenario import scenario_from
 from simulator.serving.compiled import engine_module
 from simulator.studies.steady_state.prices import decode_steps, prompt_chunks
 from simulator.timing import Costs, StepTimer, StepWork, causal_pairs, keys_read, running
-
-
-def timer_of(model, **hardware):
-    data = {
-        "model": model,
-        "hardware": {"chip": "h100-sxm", **hardware},
-        "workload": {"arrivals": {"process": "burst"}, "input_tokens": 1, "output_tokens": 1, "num_requests": 1},
-    }
-    return build_replica(scenario_from(data, "test"), 0).main.timer.target
-
-
-@pytest.mark.parametrize(
-    ("model", "hardware"),
-    [
-        ("llama-3.1-8b", {}),
-        ("llama-3.1-8b", {"tensor_parallel": 4}),
-        ("llama-3.1-8b", {"pipeline_parallel": 2}),
-        ("llama-3.1-8b", {"chip": "rtx-4090", "tensor_parallel": 2}),
-        ("qwen3-30b-a3b", {"tensor_parallel": 2}),
-        ("qwen3-30b-a3b", {"tensor_parallel": 4, "expert_parallel": 4}),
-        ("qwen3-30b-a3b", {"attention_data_parallel": 4, "expert_parallel": 4}),
-        ("qwen3-30b-a3b", {"tensor_parallel": 2, "attention_data_parallel": 2, "expert_parallel": 2}),
-        ("deepseek-v2-lite", {"attention_data_parallel": 4, "expert_parallel": 4}),
-        ("gemma-2-9b", {}),
-        ("deepseek-v2-lite", {}),
-    ],
-)
-def test_kernels_add_up_to_the_step(model, hardware):
-    timer = timer_of(model, **hardware)
-    decoding = decode_steps(timer.windows, np.array([7]), 1, np.array([900]))
-    prompts = prompt_chunks(timer.windows, 3001, 8192)
-    both = prompts._replace(
-        decode_seqs=decoding.decode_seqs, query_len=decoding.query_len, decode_kv_tokens=decoding.decode_kv_tokens
-    )
-    assert len(prompts.prefill_tokens) == 1
-    for steps in (
-        decode_steps(timer.windows, np.array([7]), 1, np.array([9000])),
-        decode_steps(timer.windows, np.array([33]), 4, np.array([700])),
-        prompts,
-        both,
-    ):
-        kernels = running(timer.kernels(steps))
-        costs = timer.costs(steps)
-        assert sum(kernel.step_s for kernel in kernels) == pytest.approx(costs.device_s[0], rel=1e-12)
-        assert sum(kernel.times * kernel.flops for kernel in kernels) == pytest.approx(costs.flops[0], rel=1e-12)
-        assert len({kernel.name for kernel in kernels}) > 5
-        assert min(kernel.times for kernel in kernels) >= 1
-
 
 LAYOUTS = {
     "fp32": lambda: deployment("llama-3.2-1b", weights="fp32"),
@@ -83,6 +36,9 @@ LAYOUTS = {
         "deepseek-v2-lite", "h200-sxm", attention_data_parallel=4, expert_parallel=1
     ),
     "no gate": lambda: deployment("opt-6.7b"),
+    "windows": lambda: deployment("gemma-2-9b"),
+    "latent": lambda: deployment("deepseek-v2-lite"),
+    "consumer cards": lambda: deployment("llama-3.1-8b", "rtx-4090", tensor_parallel=2),
     "first stage": lambda: deployment("llama-3.1-8b").stages(2)[0],
     "last stage": lambda: deployment("llama-3.1-8b").stages(2)[1],
 }
@@ -91,10 +47,10 @@ LAYOUTS = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_kernels_add_up_however_the_model_is_spread(layout):
     timer = StepTimer(LAYOUTS[layout](), 1024)
-    for seqs, query_len in ((8, 1), (9, 1), (33, 4), (0, 1)):
-        steps = decode_steps(timer.windows, np.array([seqs]), query_len, np.array([900]))
-        if not seqs:
-            steps = prompt_chunks(timer.windows, 700, 1024)
+    prompts = prompt_chunks(timer.windows, 700, 1024)
+    decoding = [arrays(decode(seqs, 900, q, timer.windows)) for seqs, q in ((8, 1), (9, 1), (33, 4))]
+    decoded = {name: getattr(decoding[0], name) for name in ("decode_seqs", "query_len", "decode_kv_tokens")}
+    for steps in (*decoding, prompts, prompts._replace(**decoded)):
         kernels = running(timer.kernels(steps))
         costs = timer.costs(steps)
         assert sum(kernel.step_s for kernel in kernels) == pytest.approx(costs.device_s[0], rel=1e-12)
@@ -206,17 +162,13 @@ def test_list_costs_and_seconds_are_one_price_over_the_catalogue(data):
     """Random steps of random models, chips, libraries, layouts and drafters."""
     spread = data.draw(st.sampled_from(SPREADS), "spread")
     method = data.draw(st.sampled_from(DRAFTS), "method")
-    fields = {
-        "model": data.draw(st.sampled_from(architecture_names()), "model"),
-        "hardware": {"chip": data.draw(st.sampled_from(["gb300", "h200-sxm", "a100-sxm-80gb", "n150"]), "chip")}
-        | spread,
-        "engine": {
-            "framework": data.draw(st.sampled_from(["vllm", "sglang", "trtllm", "generic"]), "framework"),
-            "max_num_seqs": 128,
-            "cuda_graphs": data.draw(st.booleans(), "graphs"),
-        },
-        "workload": {"arrivals": {"process": "burst"}, "input_tokens": 9, "output_tokens": 9, "num_requests": 1},
-    }
+    framework = data.draw(st.sampled_from(["vllm", "sglang", "trtllm", "generic"]), "framework")
+    fields = plain_data(
+        data.draw(st.sampled_from(architecture_names()), "model"),
+        data.draw(st.sampled_from(["gb300", "h200-sxm", "a100-sxm-80gb", "n150"]), "chip"),
+        hardware=spread,
+        engine={"framework": framework, "max_num_seqs": 128, "cuda_graphs": data.draw(st.booleans(), "graphs")},
+    )
     if "speculative_parallel" in spread:
         prefill = data.draw(st.sampled_from(["context-parallel", "replicated"]), "prefill")
         fields["attention_speculation"] = {"hit_rate": 0.8, "prefill": prefill}
@@ -237,12 +189,8 @@ def test_list_costs_and_seconds_are_one_price_over_the_catalogue(data):
 @pytest.mark.parametrize("model", architecture_names())
 def test_groups_that_compute_prompts_together_exchange_the_keys_of_every_kind_of_attention(model):
     """Gemma-4-31B has layers of two shapes; each is exchanged with its own."""
-    fields = {
-        "model": model,
-        "hardware": {"chip": "gb300", "tensor_parallel": 2, "speculative_parallel": 2},
-        "attention_speculation": {"hit_rate": 0.8},
-        "workload": {"arrivals": {"process": "burst"}, "input_tokens": 9, "output_tokens": 9, "num_requests": 1},
-    }
+    hardware = {"tensor_parallel": 2, "speculative_parallel": 2}
+    fields = plain_data(model, "gb300", hardware=hardware, attention_speculation={"hit_rate": 0.8})
     with suppress(ForerunError):
         timer = build_replica(scenario_from(fields, "test"), 0).main.timer
         chunk = prompt_chunks(timer.windows, 2048, 8192)
@@ -254,7 +202,7 @@ def test_groups_that_compute_prompts_together_exchange_the_keys_of_every_kind_of
 @pytest.mark.parametrize("context", [30_000, 100_000])
 def test_one_long_sequence_among_many_on_a_consumer_card(context):
     """The longest of 64 sequences ends alone: the list says so too, not only the sum."""
-    timer = timer_of("llama-3.1-8b", chip="rtx-4090")
+    timer = StepTimer(deployment(chip="rtx-4090"), 8192)
     work = StepWork(0, 0, (0,), (0,), 0, (0,), 64, 1, (63 * 500 + context,), context, float(context - 500))
     listed = sum(kernel.step_s for kernel in running(timer.kernels(arrays(work))))
     assert timer.seconds(work) == pytest.approx(listed, rel=1e-9)

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from test_step import arrays, decode, deployment
+from plain_scenario import plain_scenario
+from timing_steps import arrays, decode, deployment
 
 from simulator.running.run import simulate
-from simulator.running.scenario import scenario_from
 from simulator.timing import ModelTimer, StepTimer, some_steps, tracked_longest
 from simulator.workload import RequestStream
 
@@ -45,18 +45,13 @@ def test_some_steps_take_what_is_there():
 
 def test_a_mixture_of_lengths_takes_longer_than_its_mean():
     """The same tokens in all, once in equal lengths and once with a few long sequences among short ones."""
-    base = {
-        "model": "llama-3.1-8b",
-        "hardware": {"chip": "rtx-pro-6000"},
-        "workload": {"arrivals": {"process": "burst"}, "output_tokens": 400, "num_requests": 64, "input_tokens": 1000},
-    }
-    even = simulate(scenario_from(base, "test"))
+    base = plain_scenario("llama-3.1-8b", "rtx-pro-6000", 1000, 400, 64)
+    even = simulate(base)
     stream_inputs = np.where(np.arange(64) % 16 == 0, 8500, 500)
     stream = RequestStream(np.zeros(64), stream_inputs, np.full(64, 400), None)
-    uneven = simulate(scenario_from(base, "test"), stream=stream)
+    uneven = simulate(base, stream=stream)
     assert stream_inputs.sum() == 64 * 1000
     mean = [(r.requests.finished_s - r.requests.first_token_s).min() for r in (even, uneven)]
     assert mean[1] > 1.05 * mean[0]
-    exact = scenario_from(base, "test").with_values({"engine.stepping": "exact-steps"})
-    stepped = simulate(exact, stream=stream)
+    stepped = simulate(base.with_values({"engine.stepping": "exact-steps"}), stream=stream)
     assert np.allclose(stepped.requests.finished_s, uneven.requests.finished_s, rtol=1e-9)

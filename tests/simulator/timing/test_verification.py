@@ -2,59 +2,22 @@
 
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
-from drafter_prices import costs as costs_of
-from drafter_prices import seconds as seconds_of
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
+from timing_steps import arrays, decode, deployment, mixed
 
 from hwprofiles import AttentionShape, KernelLibrary, load_chip
-from simulator.llm import load_architecture
-from simulator.running.drafting import DraftRequest, build_drafter
-from simulator.speculation import SpeculationConfig
-from simulator.speculation.proposal import proposal
 from simulator.timing import (
-    Deployment,
     ModelTimer,
     StepTimer,
     StepWork,
     load_draft_overhead,
     load_framework,
-    resolve_weight_dtypes,
 )
 from simulator.timing.kernels import alike_tokens
 from simulator.timing.work import expanded
-
-
-def deployment(model, chip="h100-sxm", framework="vllm"):
-    profile, architecture, engine = load_chip(chip), load_architecture(model), load_framework(framework)
-    return Deployment(
-        architecture=architecture,
-        chip=profile,
-        kernels=KernelLibrary(profile, engine.kernel_library),
-        link=None,
-        framework=engine.for_engine(256),
-        tensor_parallel=1,
-        weight_dtypes=resolve_weight_dtypes(architecture, None),
-        kv_dtype="bf16",
-        cuda_graphs=True,
-    )
-
-
-def decode(seqs, context, query_len, windows=(None,), prompts=0):
-    """One step of equally long sequences, and of 300-token prompts from their start."""
-    keys = tuple(seqs * (context + query_len if w is None else min(context, w) + query_len - 1) for w in windows)
-    chunk = (300 * prompts,) * len(keys)
-    pairs = tuple(prompts * sum(min(place, w or 300) for place in range(1, 301)) for w in windows)
-    return StepWork(prompts, 300 * prompts, pairs, chunk, 0, (0,) * len(keys), seqs, query_len, keys)
-
-
-def many(work):
-    """The same step as arrays of one."""
-    one = lambda x: tuple(np.array([v]) for v in x) if isinstance(x, tuple) else np.array([x])  # noqa: E731
-    return StepWork(*(one(field) for field in work))
 
 
 class TestBatchExpansion:
@@ -87,7 +50,7 @@ class TestBatchExpansion:
         assert plain.seconds(verify) == pytest.approx(plain.seconds(rows) - fewer, rel=1e-12)
         today = ModelTimer(StepTimer(deployment("llama-3.1-8b"), 2048))
         assert plain.seconds(verify) > 1.2 * today.seconds(verify)
-        costs = plain.costs(many(verify))
+        costs = plain.costs(arrays(verify))
         assert_allclose(costs.device_s + costs.host_s, plain.seconds(verify), rtol=2e-3)
 
     def test_scoring_of_llama_7b_on_one_a100_as_measured(self):
@@ -97,11 +60,11 @@ class TestBatchExpansion:
         32 prompt tokens and half of 128 generated.
         """
         measured = {4: 15.4, 8: 17.7, 16: 23.9, 32: 36.4, 64: 54.5, 128: 96.2}
-        timer = StepTimer(deployment("llama-2-7b", "a100-sxm-80gb", "vllm-2024"), 2048)
+        timer = StepTimer(deployment("llama-2-7b", "a100-sxm-80gb", framework="vllm-2024"), 2048)
         host, verification_s = load_framework("vllm-2024"), 1.3e-3
         once = host.step_s + load_draft_overhead("vllm-2024", "draft-model").step_s - verification_s
         for batch, milliseconds in measured.items():
-            device = timer.seconds(expanded(decode(batch, 96, 6), (None,)))
+            device = timer.seconds(expanded(decode(batch, 96 + 6, 6), (None,)))
             assert device + once + 6 * batch * host.scored_row_s == pytest.approx(milliseconds / 1e3, rel=0.12), batch
 
 
@@ -125,18 +88,12 @@ class TestExpertsOfOneSequence:
         )
         assert one < verify < disaggregated
 
-    def test_dense_models_and_steps_with_prompts_know_no_difference(self):
-        dense, routed = (StepTimer(deployment(model), 1024) for model in ("llama-3.1-8b", "gpt-oss-120b"))
-        assert dense._together(many(decode(4, 64, 4))) == [1]
-        assert routed._together(many(decode(4, 64, 4, routed.windows, prompts=1))) == [1]
-        assert routed._together(many(decode(4, 64, 4, routed.windows))) == [4]
-
     @pytest.mark.parametrize("prompts", [0, 1])
     def test_one_step_and_many_agree(self, prompts):
         timer = StepTimer(deployment("gpt-oss-120b"), 2048)
         for query_len in (1, 2, 8):
-            work = decode(16, 1500, query_len, timer.windows, prompts)
-            costs = timer.costs(many(work))
+            work = mixed(16, 1500, prompts, 300, timer.windows)._replace(query_len=query_len)
+            costs = timer.costs(arrays(work))
             assert_allclose(costs.device_s + costs.host_s, timer.seconds(work), rtol=1e-12)
 
 
@@ -157,38 +114,6 @@ def test_verify_attention_may_cost_more_with_every_query():
 
     assert busy(dearer.kernels, 1) == busy(usual, 1)
     assert busy(dearer.kernels, 4) == pytest.approx(1.6 * busy(usual, 4), rel=0.02)
-
-
-@pytest.mark.parametrize(
-    ("method", "extra"),
-    [
-        ("draft-model", {"num_speculative_tokens": 3, "draft": {"model": "llama-3.2-1b"}}),
-        ("eagle3", {"num_speculative_tokens": 3}),
-        ("medusa", {"num_speculative_tokens": 3}),
-        ("parallel-draft", {"num_speculative_tokens": 7}),
-    ],
-)
-def test_host_work_per_drafting_sequence(method, extra):
-    """Seconds per sequence come on top of those per step, in single steps and in many, and for no one who rests."""
-    target = deployment("llama-3.1-8b")
-
-    def made(per_sequence_s):
-        draft = extra.get("draft", {}) | {"per_sequence_s": per_sequence_s}
-        config = SpeculationConfig.model_validate(
-            {"method": method, "acceptance": {"alpha": 0.7}} | extra | {"draft": draft}
-        )
-        return build_drafter(DraftRequest(config, proposal(config), target, 64, 2048))
-
-    free, paid = made(0.0), made(1e-4)
-    work = decode(24, 700, 4)
-    assert seconds_of(paid, work) - seconds_of(free, work) == pytest.approx(24e-4, rel=1e-9)
-    assert costs_of(paid, many(work)).host_s - costs_of(free, many(work)).host_s == pytest.approx(24e-4, rel=1e-9)
-    idle = replace_decoding(work, 0)
-    assert costs_of(paid, many(idle)).host_s == costs_of(free, many(idle)).host_s
-
-
-def replace_decoding(work, seqs):
-    return work._replace(decode_seqs=seqs, decode_kv_tokens=tuple(0 * keys for keys in work.decode_kv_tokens))
 
 
 def test_kernels_of_another_name():

@@ -53,19 +53,12 @@ def test_the_longest_spread_of_lengths_still_draws_counts():
     assert lengths.input_tokens.min() >= 1
 
 
-def test_a_trace_is_read_once_until_it_changes(tmp_path, monkeypatch):
-    import traces
-
-    read = traces.read_requests
-    times = []
-    monkeypatch.setattr(traces, "read_requests", lambda *rest, **more: times.append(rest) or read(*rest, **more))
-    trace = tmp_path / "log.csv"
-    trace.write_text("arrival_s,input_tokens,output_tokens\n0,10,5\n1,20,5\n")
-    requested = WorkloadConfig.model_validate({"trace": str(trace)})
-    fewer = WorkloadConfig.model_validate({"trace": str(trace), "num_requests": 1})
-    assert [generate_requests(requested, seed).input_tokens.tolist() for seed in (0, 1)] == [[10, 20]] * 2
-    assert len(times) == 1
-    assert generate_requests(fewer, 0).input_tokens.tolist() == [10]
-    trace.write_text("arrival_s,input_tokens,output_tokens\n0,10,5\n1,20,5\n2,30,5\n")
-    assert generate_requests(requested, 0).input_tokens.tolist() == [10, 20, 30]
-    assert len(times) == 3
+def test_a_trace_is_read_again_when_it_changes(tmp_path):
+    trace, text = tmp_path / "log.csv", "arrival_s,input_tokens,output_tokens\n0,10,5\n1,20,5\n"
+    requested, fewer = (
+        WorkloadConfig.model_validate({"trace": str(trace), **few}) for few in ({}, {"num_requests": 1})
+    )
+    for more, prompts in (("", [10, 20]), ("2,30,5\n", [10, 20, 30])):
+        trace.write_text(text + more)
+        assert [generate_requests(requested, seed).input_tokens.tolist() for seed in (0, 1)] == [prompts] * 2
+        assert generate_requests(fewer, 0).input_tokens.tolist() == [10]
