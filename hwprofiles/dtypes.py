@@ -1,13 +1,12 @@
 """Number formats: bytes per element in memory, and the math formats that kernels may use for each."""
 
 from collections.abc import Collection, Mapping
-from pathlib import Path
 from typing import Any
 
-from forerun.yaml_files import parse
+from forerun.yaml_files import packaged
 from hwprofiles.errors import ProfileError, did_you_mean
 
-_FORMATS: dict[str, dict[str, Any]] = parse(Path(__file__).with_name("formats.yaml").read_text(encoding="utf-8"))
+_FORMATS: dict[str, dict[str, Any]] = packaged("hwprofiles", "formats.yaml")
 GGUF_BLOCKS: dict[str, tuple[int, int]] = {name: tuple(f["block"]) for name, f in _FORMATS.items() if "block" in f}
 """GGUF formats: weights per block, and bytes per block with scales and minima."""
 DTYPES: dict[str, float] = {

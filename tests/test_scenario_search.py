@@ -139,8 +139,8 @@ RULES = {
         "sequence.computed_tokens = sequence.drafter_tokens = cached + 1",
     ),
     "accepted drafts are counted twice": (
-        "self.accepted_tokens[index] += taken",
-        "self.accepted_tokens[index] += 2 * taken",
+        "self.output.accepted_tokens[index] += taken",
+        "self.output.accepted_tokens[index] += 2 * taken",
     ),
     "KV that was handed over stays": (
         "_drop(self.held, sequence)\n        self._free(sequence)",

@@ -7,8 +7,8 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from forerun.errors import ForerunError, did_you_mean
+from forerun.yaml_files import packaged
 from simulator.llm.architecture import Architecture
-from simulator.llm.fields import packaged
 from simulator.llm.layers import Attention, DenseMlp, Layer, LayerGroup, Tensor
 
 MOE_INTERMEDIATE_RATIO = 6
@@ -175,7 +175,7 @@ def usual_head(method: str, target: Architecture) -> PublishedHead | None:
 
 @cache
 def _heads() -> dict[str, PublishedHead]:
-    rows: dict[str, dict[str, Any]] = packaged("draft_heads.yaml")["heads"]
+    rows: dict[str, dict[str, Any]] = packaged("simulator.llm", "draft_heads.yaml")["heads"]
     known = [field.name for field in fields(HeadSizes)]
     sizes = {name: HeadSizes(**{key: row[key] for key in known if key in row}) for name, row in rows.items()}
     return {

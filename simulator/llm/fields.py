@@ -5,23 +5,14 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
-from importlib import resources
 from typing import Any, NoReturn, TypeVar
 
 from forerun.errors import ForerunError, did_you_mean
-from forerun.yaml_files import parse
 
 LARGEST = 10**9
 """Largest width or count accepted; anything above is taken for a typing error."""
 
 Default = TypeVar("Default")
-
-
-@cache
-def packaged(name: str) -> Any:
-    """Content of a YAML file of this package."""
-    return parse((resources.files("simulator.llm") / name).read_text(encoding="utf-8"))
 
 
 _short = reprlib.Repr()

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from forerun.errors import ForerunError, install_hint
+from forerun.yaml_files import packaged
 from hwprofiles.dtypes import mixed_dtype, shares_of
 from simulator.llm.architecture import Architecture
-from simulator.llm.fields import joined_lines, packaged
+from simulator.llm.fields import joined_lines
 from simulator.llm.hf_config import from_hf_config
 from simulator.llm.layers import PARTS, Attention, Mixer, Part, Tensor
 
@@ -52,7 +53,7 @@ def from_gguf(path: Path) -> Architecture:
     for part in _other_parts(path, header):
         header = Header(header.fields, header.tensors + read_header(part).tensors)
     name = header.fields.get("general.architecture")
-    families = packaged("gguf_names.yaml")["families"]
+    families = packaged("simulator.llm", "gguf_names.yaml")["families"]
     if name not in families:
         _fail(path, f"general.architecture '{name}' is not read here (one of {', '.join(sorted(families))})")
     config = _config(str(name), header)
@@ -144,14 +145,18 @@ def _extra(tensor: TensorInfo, architecture: Architecture) -> bool:
 
 def _part(tensor: TensorInfo) -> Part:
     return next(
-        (part for part, pattern in packaged("gguf_names.yaml")["parts"].items() if re.search(pattern, tensor.name)),
+        (
+            part
+            for part, pattern in packaged("simulator.llm", "gguf_names.yaml")["parts"].items()
+            if re.search(pattern, tensor.name)
+        ),
         "attention",
     )
 
 
 def _dtypes(header: Header) -> dict[str, str]:
     weights: dict[str, Counter[str]] = {}
-    formats = packaged("gguf_names.yaml")["formats"]
+    formats = packaged("simulator.llm", "gguf_names.yaml")["formats"]
     for tensor in header.tensors:
         kind = formats.get(tensor.kind, tensor.kind.lower())
         weights.setdefault(_part(tensor), Counter())[kind] += tensor.elements
@@ -168,12 +173,12 @@ def _kinds_in_words(header: Header) -> str:
 
 def recipe_names() -> tuple[str, ...]:
     """File types of llama.cpp's quantiser by name."""
-    return tuple(packaged("gguf_recipes.yaml"))
+    return tuple(packaged("simulator.llm", "gguf_recipes.yaml"))
 
 
 def recipe_dtypes(architecture: Architecture, name: str) -> dict[str, str] | None:
     """Format of every part of a model in a GGUF file of a type (``q4_k_m``); None where there is no such type."""
-    recipes: dict[str, dict[str, str]] = packaged("gguf_recipes.yaml")
+    recipes: dict[str, dict[str, str]] = packaged("simulator.llm", "gguf_recipes.yaml")
     recipe = recipes.get(name.lower()) or recipes.get(f"{name.lower()}_m")  # Q4_K is short for Q4_K_M
     if recipe is None:
         return None
@@ -258,9 +263,9 @@ _ADAPT: Mapping[str, Callable[[Config, Header, str], None]] = {
 
 def _config(name: str, header: Header) -> Config:
     """The metadata as the fields of a config.json; what its class implies is read off the tensors."""
-    family = dict(packaged("gguf_names.yaml")["families"][name])
+    family = dict(packaged("simulator.llm", "gguf_names.yaml")["families"][name])
     config: Config = {"model_type": family.pop("model_type"), "torch_dtype": "float16"}
-    for field, key in {**packaged("gguf_names.yaml")["common"], **family}.items():
+    for field, key in {**packaged("simulator.llm", "gguf_names.yaml")["common"], **family}.items():
         value = header.fields.get(f"{name}.{key}")
         config[field] = value[0] if isinstance(value, list) and len(set(value)) == 1 else value
     tensors = {tensor.name: tensor for tensor in header.tensors}

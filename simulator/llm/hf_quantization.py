@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from fnmatch import translate
 
-from simulator.llm.fields import Fields, packaged, shown_value
+from forerun.yaml_files import packaged
+from simulator.llm.fields import Fields, shown_value
 from simulator.llm.layers import PARTS, Part
 
 QUANTISABLE: tuple[Part, ...] = ("attention", "mlp", "expert", "shared_expert")
@@ -58,8 +59,8 @@ def _listed_dtypes(layers: Fields) -> dict[str, str]:
     """Dtype of each part where every converted module is listed with its algorithm; the commonest of a part counts."""
     counts_by_part: dict[str, Counter[str]] = {}
     algorithms, patterns = (
-        packaged("hf_quantization.yaml")["modelopt"],
-        packaged("hf_quantization.yaml")["part_patterns"],
+        packaged("simulator.llm", "hf_quantization.yaml")["modelopt"],
+        packaged("simulator.llm", "hf_quantization.yaml")["part_patterns"],
     )
     for name in layers.values:
         algorithm = layers.section(name).choice("quant_algo", algorithms, None)
@@ -81,7 +82,10 @@ def _base_dtype(config: Fields) -> tuple[str, tuple[str, ...]]:
 
 
 def _converted_dtype(quantization: Fields) -> str:
-    methods, algorithms = packaged("hf_quantization.yaml")["methods"], packaged("hf_quantization.yaml")["modelopt"]
+    methods, algorithms = (
+        packaged("simulator.llm", "hf_quantization.yaml")["methods"],
+        packaged("simulator.llm", "hf_quantization.yaml")["modelopt"],
+    )
     quantization.require("quant_method", f"one of {', '.join(sorted(methods))}")
     method = quantization.choice("quant_method", methods, "")
     if method == "fp8":
@@ -132,7 +136,7 @@ def _grouped_dtype(quantization: Fields) -> str:
 def _is_excluded(part: Part, layer: int, excluded: Callable[[str], bool]) -> bool:
     """Whether every module of a part in a layer is excluded; each family names its modules in one of the ways."""
     groups: dict[str, list[str]] = {}
-    for module in packaged("hf_quantization.yaml")["modules"][part]:
+    for module in packaged("simulator.llm", "hf_quantization.yaml")["modules"][part]:
         name = f"model.layers.{layer}.{module}"
         groups.setdefault(name.rsplit(".", 1)[0] if name.endswith("_proj") else name, []).append(name)
     return any(all(map(excluded, names)) for names in groups.values())

@@ -6,13 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from forerun.yaml_files import parse
+from forerun.yaml_files import packaged
 from hwprofiles import Chip, KernelLibrary, KernelTime
 from hwprofiles.dtypes import format_of
 from hwprofiles.operations import OPERATIONS, row_call, stored_set
@@ -168,7 +167,7 @@ CPU_TIMES = 10.0
 @cache
 def search_bounds() -> dict[str, Any]:
     """Content of ``search_bounds.yaml``: intervals of the parameters that a calibration moves."""
-    bounds: dict[str, Any] = parse((Path(__file__).parent / "search_bounds.yaml").read_text(encoding="utf-8"))
+    bounds: dict[str, Any] = packaged("simulator.replay", "search_bounds.yaml")
     return bounds
 
 

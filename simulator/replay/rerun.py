@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from forerun.errors import ForerunError, did_you_mean
-from forerun.yaml_files import parse
+from forerun.yaml_files import packaged
 from hwprofiles import chip_names, load_chip
 from simulator.llm.load import architecture_aliases, architecture_names, load_architecture
 from simulator.running.build import build_replica
@@ -23,7 +22,7 @@ from simulator.workload.generate import RequestStream, generate_requests
 from traces import PrefixHashes
 from traces.benchmark_results import METRICS, MeasuredRun, PromptPool, closed_loop_throughput
 
-_NAMES: dict[str, Any] = parse((Path(__file__).parent / "published_names.yaml").read_text(encoding="utf-8"))
+_NAMES: dict[str, Any] = packaged("simulator.replay", "published_names.yaml")
 """Content of ``published_names.yaml``: published names in the catalogue's words, and limits of engines."""
 _FORMATS = {text: name for name, texts in _NAMES["formats"].items() for text in texts}
 

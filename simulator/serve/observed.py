@@ -7,13 +7,11 @@ import math
 import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from forerun.errors import ArgumentError, ForerunError, install_hint
-from forerun.yaml_files import parse
+from forerun.yaml_files import packaged
 from traces.requests.agents import request_of, spans_of
 
 PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos"
@@ -25,12 +23,9 @@ Sample = tuple[str, tuple[tuple[str, str], ...]]
 """Name and labels."""
 
 
-@cache
 def metric_tables() -> dict[str, Any]:
     """Names and buckets of metrics, from ``metrics.yaml``."""
-    text = resources.files("simulator.serve").joinpath("metrics.yaml").read_text("utf-8")
-    tables: dict[str, Any] = parse(text)
-    return tables
+    return packaged("simulator.serve", "metrics.yaml")
 
 
 @dataclass(frozen=True, slots=True)

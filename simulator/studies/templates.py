@@ -5,22 +5,17 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping
-from functools import cache
-from importlib import resources
 from typing import Any
 
-from forerun.yaml_files import parse
+from forerun.yaml_files import packaged
 from simulator.running.scenario import Scenario
 
 FIELD = re.compile(r"\$(?:\{(\w+)\}|([a-z_]+(?:\.[a-z_]+)*))")
 
 
-@cache
 def templates() -> dict[str, Any]:
     """The templates by name."""
-    text = resources.files("simulator.studies").joinpath("artefacts.yaml").read_text("utf-8")
-    parsed: dict[str, Any] = parse(text)
-    return parsed
+    return packaged("simulator.studies", "artefacts.yaml")
 
 
 def command_words(name: str, scenario: Scenario, values: Mapping[str, Any]) -> list[str]:

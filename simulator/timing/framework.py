@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from importlib import resources
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from forerun.errors import ForerunError, did_you_mean
-from forerun.yaml_files import parse
+from forerun.yaml_files import packaged
 from hwprofiles import Chip, Source
 from simulator.llm.architecture import Architecture
 from simulator.llm.layers import MoeMlp
@@ -241,19 +240,12 @@ def load_framework(name: str) -> Framework:
     Raises:
         ForerunError: no such framework.
     """
-    known = _catalogue("frameworks.yaml")
+    known = packaged("simulator.timing", "frameworks.yaml")
     if name not in known:
         raise ForerunError(
             f"engine.framework: no framework '{name}'{did_you_mean(name, known)} (one of {', '.join(known)})"
         )
     return Framework(name=name, **known[name])
-
-
-@cache
-def _catalogue(file: str) -> dict[str, Any]:
-    """Parsed YAML file of this package."""
-    catalogue: dict[str, Any] = parse(resources.files("simulator.timing").joinpath(file).read_text("utf-8"))
-    return catalogue
 
 
 class DraftOverhead(BaseModel):
@@ -288,7 +280,7 @@ def load_draft_overhead(framework: str, method: str) -> DraftOverhead:
     Raises:
         ForerunError: no such method.
     """
-    entries = _catalogue("draft_overheads.yaml")
+    entries = packaged("simulator.timing", "draft_overheads.yaml")
     row = entries.get(framework, {}).get(method, entries["default"].get(method))
     if row is None:
         known = list(entries["default"])

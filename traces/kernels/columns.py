@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import NamedTuple
 
-from forerun.yaml_files import parse
+from forerun.yaml_files import packaged
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
 """Operations between chips."""
@@ -21,7 +20,7 @@ class Columns(NamedTuple):
     optional: tuple[str, ...] = ()
 
 
-_DESCRIBED = parse(Path(__file__).with_name("columns.yaml").read_text(encoding="utf-8"))
+_DESCRIBED = packaged("traces.kernels", "columns.yaml")
 OPS = {op: Columns(tuple(sizes["needed"]), tuple(sizes.get("optional", ()))) for op, sizes in _DESCRIBED.items()}
 """Columns by operation; ``columns.yaml`` says what each means."""
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from forerun.yaml_files import parse
+from forerun.yaml_files import packaged
 from traces.errors import TraceError
 from traces.requests.layout import BoolArray, Bound, Options, TraceColumn, TraceLayout
 from traces.requests.rows import RawChunk, Record
@@ -134,7 +133,7 @@ def _candidates(names: str | list[str]) -> tuple[TraceColumn, ...]:
 
 def _layouts() -> dict[str, TraceLayout]:
     layouts = {}
-    described = parse(Path(__file__).with_name("formats.yaml").read_text(encoding="utf-8"))
+    described = packaged("traces.requests", "formats.yaml")
     for name, fields in described.items():
         fields["columns"] = {canonical: _candidates(names) for canonical, names in fields["columns"].items()}
         for key, kind in (("signature", tuple), ("required", tuple), ("options", frozenset)):

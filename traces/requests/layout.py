@@ -6,13 +6,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from forerun.yaml_files import parse
+from forerun.yaml_files import packaged
 from traces.errors import TraceError, did_you_mean
 from traces.requests.rows import Flatten, RawChunk
 from traces.requests.values import UNITS_PER_SECOND, Values
@@ -195,7 +194,7 @@ _UNITS = {"s": "s", "sec": "s", "seconds": "s", "ms": "ms", "millis": "ms", "us"
 @cache
 def _role_words() -> dict[str, dict[str, Any]]:
     """Words in a column's name that indicate a role (``for``, strongest first) or speak against it (``against``)."""
-    words: dict[str, dict[str, Any]] = parse(Path(__file__).with_name("guesses.yaml").read_text(encoding="utf-8"))
+    words: dict[str, dict[str, Any]] = packaged("traces.requests", "guesses.yaml")
     return words
 
 

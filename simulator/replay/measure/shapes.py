@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from itertools import product
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from forerun.errors import ForerunError, did_you_mean
-from forerun.yaml_files import parse
+from forerun.yaml_files import packaged
 
 FAMILIES = ("gemm", "attention_prefill", "attention_decode", "attention_verify", "norm", "memcpy")
 """What ``forerun measure`` can time. ``attention_verify`` gives ``attention_decode`` rows with ``q_len`` above 1;
@@ -77,7 +76,7 @@ class Grid(NamedTuple):
 @cache
 def grid_of(device: str, quick: bool) -> Grid:
     """Grid of a device and effort; of Apple's GPUs the smallest has a thirtieth of an H100's memory."""
-    grids = parse((Path(__file__).parent / "shapes.yaml").read_text(encoding="utf-8"))
+    grids = packaged("simulator.replay.measure", "shapes.yaml")
     grid = Grid(**grids["cpu" if device == "cpu" else "cuda"]["quick" if quick else "full"])
     return grid._replace(most_flops=1e12, most_bytes=2e9) if device == "mps" else grid
 

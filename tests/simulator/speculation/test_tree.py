@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
-from trees import full_tree, grow_tree, grown_one_by_one, length, steady
+from trees import full_tree, grow_tree, grown_one_by_one, length, nodes_by_depth, steady
 
 from forerun.errors import ForerunError
 from simulator.speculation import expected_length, load_curve
