@@ -48,7 +48,7 @@ COMMANDS = {
     "Research": {"race": "studies", "draft-pool": "studies"},
 }
 """Panels of the help, their commands in order, and the module that registers each: of this package or, with a dot,
-of the checkout, which a wheel does not contain."""
+of the checkout, which a wheel does not contain. A study that is not listed is under "Research", and imported last."""
 CHECKOUT = Path(__file__).resolve().parents[2]
 READ_TABLES = ("replay", "calibrate", "dash")
 """Commands that, in a checkout, also read the published tables of ``validation.tables``."""
@@ -74,12 +74,14 @@ class _PanelHelp(_PlainGroupHelp):
     """The whole command line: its help lists the commands in the panels and in the order of :data:`COMMANDS`."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return [name for panel in COMMANDS.values() for name in panel if name in self.commands]
+        listed = [name for panel in COMMANDS.values() for name in panel if name in self.commands]
+        return [*listed, *sorted(set(self.commands) - set(listed))]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         command: Any = super().get_command(ctx, cmd_name)
         if command is not None:
-            command.rich_help_panel = next(panel for panel, names in COMMANDS.items() if cmd_name in names)
+            panels = (panel for panel, names in COMMANDS.items() if cmd_name in names)
+            command.rich_help_panel = next(panels, "Research")
         return command
 
 

@@ -84,10 +84,11 @@ def _command(main: StudyCommand, others: list[StudyCommand]) -> Callable[..., in
     argument = typer.Argument(metavar="SCENARIO..." if several else "SCENARIO", help=main.source, show_default=False)
     shown.append(_parameter(source, list[Path] if several else Path, argument))
     last: list[Parameter] = []
-    for name, one in options.items():
+    for name in [*options, *({"seed"} - set(options))]:  # --set stands before --seed, or last
         if name == "seed":
             shown.append(_parameter("set_values", SetOption, default=None))
-        (last if name == "jobs" else shown).append(_typed(one))
+        if name in options:
+            (last if name == "jobs" else shown).append(_typed(options[name]))
     for study in others:
         if study.switch_help:
             option = typer.Option(f"--{study.switch}", help=study.switch_help)
