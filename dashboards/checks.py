@@ -12,7 +12,7 @@ from dashboards.figures.replays import errors_data, errors_figure
 from dashboards.page import Tile, figure_cards, footer, header, page_html, table_card, tiles_html
 from dashboards.recorded_errors import ErrorRow, error_tables, errors_document, errors_sentence, spread, summary_table
 from forerun.tables import Table
-from forerun.version import forerun_version
+from forerun.version import VERSION
 from simulator.running.metrics.document import json_text
 from simulator.running.metrics.files import StagedFiles
 
@@ -40,7 +40,7 @@ def write_errors(folder: Path, rows: Sequence[ErrorRow]) -> None:
         {"errors": errors_figure(errors_data(rows))},
         error_tiles(rows),
     )
-    write_check(folder, "errors.json", errors_document(rows, forerun_version()), page)
+    write_check(folder, "errors.json", errors_document(rows, VERSION), page)
 
 
 def write_check(folder: Path, name: str, document: Mapping[str, Any], page: str) -> None:
@@ -65,6 +65,6 @@ def check_html(
         tiles_html(tiles) if tiles else "",
         *figure_cards(drawn).values(),
         *map(table_card, tables),
-        footer(f"Forerun {forerun_version()}", "predictions beside measurements"),
+        footer(f"Forerun {VERSION}", "predictions beside measurements"),
     ]
     return page_html(title, sections, drawn)

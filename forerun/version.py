@@ -1,13 +1,3 @@
-"""The version of the installed package."""
+"""The version of Forerun; ``pyproject.toml`` reads it from here."""
 
-from __future__ import annotations
-
-
-def forerun_version() -> str:
-    """Version of the installed package; ``unknown`` in a bare checkout."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("forerun")
-    except PackageNotFoundError:
-        return "unknown"
+VERSION = "0.2.0"

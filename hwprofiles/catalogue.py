@@ -1,14 +1,17 @@
 """Load and validate profiles, from the catalogue or from a user's YAML file; results are cached."""
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pydantic
 import yaml
 from pydantic import ValidationError
 
+from forerun.disk_cache import kept
 from forerun.yaml_files import TooLargeError, bounded_text, parse, problem_of
 from hwprofiles.errors import ProfileError, did_you_mean
 from hwprofiles.parameters import FAMILIES, FamilyParameters
@@ -16,6 +19,8 @@ from hwprofiles.records import Record
 from hwprofiles.schema import CORRECTIONS, KINDS, Chip, Link, read_kernel_sets
 
 _R = TypeVar("_R", bound=Record)
+_K = TypeVar("_K")
+_EXTENDS = re.compile(r"^extends: *([\w.-]+)", re.MULTILINE)
 _FOLDER = Path(__file__).parent
 SOURCES = ("source", "field_sources")
 TENSOR_GAIN = 3.0
@@ -103,6 +108,10 @@ def _default_sets(name: str) -> dict[str, dict[str, dict[str, FamilyParameters]]
     A set without a source overrides fields of the first set of its family.
     """
     place = f"defaults/{name}.yaml"
+    return _kept(place, [_FOLDER / place], lambda: _read_default_sets(name, place))
+
+
+def _read_default_sets(name: str, place: str) -> dict[str, dict[str, dict[str, FamilyParameters]]]:
     data = _parse((_FOLDER / place).read_text("utf-8"), place)
     grouped: dict[str, Any] = data if name == LOCAL_LIBRARY else {"": data}
     for families in grouped.values():
@@ -142,7 +151,24 @@ def _load_named(folder: str, name: str, model: type[_R], noun: str) -> _R:
             f"no {noun} '{name}'{did_you_mean(name, names)} (forerun {noun}s list, or a path to a .yaml file)"
         )
     place = f"{folder}/{name}.yaml"
-    return _validate(_extended(_catalogue_data(folder, name), place, model), place, model)
+    return _kept(
+        place,
+        _files(folder, name),
+        lambda: _validate(_extended(_catalogue_data(folder, name), place, model), place, model),
+    )
+
+
+def _files(folder: str, name: str) -> list[Path]:
+    """Files of a catalogue entry: its own, and those of the chip that it extends."""
+    own = _FOLDER / folder / f"{name}.yaml"
+    base = _EXTENDS.search(own.read_text("utf-8"))
+    files = [own, _FOLDER / "fits" / f"{name}.json"]
+    return [file for file in files if file.exists()] + (_files(folder, base[1]) if base else [])
+
+
+def _kept(place: str, files: list[Path], make: Callable[[], _K]) -> _K:
+    """A validated entry of the catalogue, read from the user's cache folder where it has not changed."""
+    return kept(f"{place} {pydantic.VERSION}", [*files, *sorted(_FOLDER.glob("*.py"))], make)
 
 
 def _catalogue_data(folder: str, name: str) -> Any:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from dashboards.recorded_errors import ErrorRow, error_tables, errors_document, merged, read_errors
 from forerun.errors import ForerunError
-from forerun.version import forerun_version
+from forerun.version import VERSION
 from forerun.workers import Workers, cores
 from simulator.cli.output import Progress, console
 from simulator.running.metrics.document import json_text
@@ -84,11 +84,11 @@ def run_part(part: str, data: Path | None, out: Path | None, limit: int, jobs: i
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         with StagedFiles(out) as staged:
-            staged.add_text(ERRORS_FILE, json_text(errors_document(rows, forerun_version())))
-            staged.add_text(PAGE_FILE, trust_page(rows, forerun_version()))
+            staged.add_text(ERRORS_FILE, json_text(errors_document(rows, VERSION)))
+            staged.add_text(PAGE_FILE, trust_page(rows, VERSION))
             if section in ("speculation", ""):
                 compared, refused = compare_published()
-                page = speculation_page(compared, refused, curve_scores(), forerun_version())
+                page = speculation_page(compared, refused, curve_scores(), VERSION)
                 staged.add_text(SPECULATION_FILE, page)
     for table in error_tables(computed):
         console().print(table.rich())
@@ -110,7 +110,7 @@ def covered(data: Path | None, out: Path | None, limit: int) -> int:
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         with StagedFiles(out) as staged:
-            staged.add_text(COVERAGE_FILE, coverage_page(rows, forerun_version()))
+            staged.add_text(COVERAGE_FILE, coverage_page(rows, VERSION))
     held = [row for row in rows if not row.trained]
     console().print(coverage_table(held, lambda row: row.source, "Configurations held out").rich())
     print(causes_of(rows))

@@ -123,7 +123,7 @@ def speculation(
 ) -> int:
     """Predict every published speculation speedup and show how far off the predictions are."""
     from forerun.errors import ForerunError, did_you_mean
-    from forerun.version import forerun_version
+    from forerun.version import VERSION
     from simulator.replay.scores import exceeded, parse_limit
     from validation import speculation as published
 
@@ -141,7 +141,7 @@ def speculation(
         scores += [published.group_score(published.ALL, compared)] if compared else []
         broken = exceeded(limits, [(score.group, score.group, score) for score in scores])
         document = published.speculation_document(compared, left, [] if group else published.curve_scores())
-        emit(document | {"version": forerun_version(), "broken": broken}, json_file, [_groups(document)])
+        emit(document | {"version": VERSION, "broken": broken}, json_file, [_groups(document)])
     for words in broken:
         print(f"forerun: {words}", file=sys.stderr)
     return EXIT_GATE_FAILED if broken else 0
@@ -159,7 +159,7 @@ def _shipped(sections: Sequence[str], bar: bool, quick: bool, fresh: bool, jobs:
 
 def _show(sections: Sequence[str], fresh: bool, jobs: int | None, out: Path | None, json_file: str | None) -> int:
     from dashboards.recorded_errors import error_tables, errors_document
-    from forerun.version import forerun_version
+    from forerun.version import VERSION
 
     with checked_outputs(out, json_file):
         rows = _shipped(sections, json_file != "-", False, fresh, jobs).rows
@@ -167,7 +167,7 @@ def _show(sections: Sequence[str], fresh: bool, jobs: int | None, out: Path | No
             from dashboards.checks import write_errors
 
             write_errors(out, rows)
-        emit(errors_document(rows, forerun_version()), json_file, error_tables(rows))
+        emit(errors_document(rows, VERSION), json_file, error_tables(rows))
     return 0
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forerun.errors import ForerunError
-from forerun.version import forerun_version
+from forerun.version import VERSION
 from hwprofiles import chip_names, load_chip
 from hwprofiles.dtypes import dtype_bytes, shares_of
 from simulator import simulate
@@ -543,7 +543,7 @@ def page(folders: Sequence[Path], model: str) -> str:
             ("Several streams", stream_lines(folder, model)),
         ]
     parts.append(("Every step", step_lines(short)))
-    lines = [HEAD.replace("VERSION", forerun_version())]
+    lines = [HEAD.replace("VERSION", VERSION)]
     for title, made in parts:
         lines += [f"## {title}", "", *made, ""]
     if refused:

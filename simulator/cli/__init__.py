@@ -1,5 +1,17 @@
 """The ``forerun`` command: parses, calls one function, prints."""
 
-from simulator.cli.app import main
+import sys
+from collections.abc import Sequence
 
-__all__ = ["main"]
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code, as ``simulator.cli.app.run_command`` says."""
+    words = sys.argv[1:] if argv is None else list(argv)
+    if words == ["--version"]:
+        from forerun.version import VERSION
+
+        print(f"forerun {VERSION}")
+        return 0
+    from simulator.cli.app import run_command
+
+    return run_command(words)

@@ -144,9 +144,9 @@ def _in_checkout() -> bool:
 
 def _print_version(version: bool) -> None:
     if version:
-        from forerun.version import forerun_version
+        from forerun.version import VERSION
 
-        print(f"forerun {forerun_version()}")
+        print(f"forerun {VERSION}")
         raise typer.Exit
 
 
@@ -161,14 +161,13 @@ def frame(
         print(context.get_help())
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def run_command(words: Sequence[str]) -> int:
     """Run the command and return its exit code.
 
     Returns:
         0 on success, 1 when a gate fails, 2 on bad input (one line on stderr), 3 on a fault of Forerun: a crash, or a
         result that breaks physics or conservation (its scenario is kept); 130 on Ctrl-C.
     """
-    words = sys.argv[1:] if argv is None else list(argv)
     ready_streams()
     gc.set_threshold(COLLECT_AFTER)
     warnings.filterwarnings("ignore", "the engine runs interpreted")  # run and serve have a note of their own
@@ -176,7 +175,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         refuse_empty(words)
         with unwound_by_sigterm():
             app = application(words[0] if words else None)
-            code = app(args=words, prog_name="forerun", standalone_mode=False)
+            code = app(args=list(words), prog_name="forerun", standalone_mode=False)
         sys.stdout.flush()
     except (typer.Abort, KeyboardInterrupt):
         code = EXIT_INTERRUPTED

@@ -100,7 +100,7 @@ class Calibration(Replay):
     @cached_property
     def document(self) -> dict[str, Any]:
         """What ``forerun calibrate --json`` writes; errors in percent."""
-        from forerun.version import forerun_version
+        from forerun.version import VERSION
 
         families = [one._asdict() | {"parameters": free_values(one.parameters)} for one in self.fits]
         return {
@@ -110,7 +110,7 @@ class Calibration(Replay):
             "split": self.split._asdict(),
             "families": families,
             "skipped": self.skipped,
-            "version": forerun_version(),
+            "version": VERSION,
         }
 
     @property

@@ -59,7 +59,7 @@ class ReplayReport(Replay):
     @cached_property
     def document(self) -> dict[str, Any]:
         """The JSON of ``forerun replay kernels``; percentages are numbers such as 7.3."""
-        from forerun.version import forerun_version
+        from forerun.version import VERSION
 
         return {
             "chip": self.chip,
@@ -75,7 +75,7 @@ class ReplayReport(Replay):
             "cache": cache_states(self.rows),
             "skipped": self.skipped,
             "worst": worst_rows(self),
-            "version": forerun_version(),
+            "version": VERSION,
         }
 
     def tables(self) -> list[Table]:

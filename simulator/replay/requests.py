@@ -155,7 +155,7 @@ class RequestReplay(Replay):
     @cached_property
     def document(self) -> dict[str, Any]:
         """The JSON of ``forerun replay requests``; errors are percentages such as 7.3, latencies milliseconds."""
-        from forerun.version import forerun_version
+        from forerun.version import VERSION
         from simulator.running.metrics.document import scenario_document
 
         bases = [outcome.basis for outcome in self.outcomes if outcome.basis is not None]
@@ -181,7 +181,7 @@ class RequestReplay(Replay):
             "basis": weakest(bases) if bases else None,
             "scenario": scenario_document(self.scenario),
             "seed": self.seed,
-            "version": forerun_version(),
+            "version": VERSION,
         }
 
     @property

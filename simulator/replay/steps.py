@@ -32,7 +32,7 @@ def steps_document(tables: Sequence[StepTable], scenario: Scenario) -> dict[str,
         ForerunError: there is no step, the scenario requests something that is not modelled, or a step cannot be one
             of its steps.
     """
-    from forerun.version import forerun_version
+    from forerun.version import VERSION
     from simulator.running.metrics.document import scenario_document
 
     if not tables:
@@ -59,7 +59,7 @@ def steps_document(tables: Sequence[StepTable], scenario: Scenario) -> dict[str,
         "skipped": dict(sum((Counter(table.skipped) for table in tables), Counter())),
         "basis": weakest(costs.evidence.basis for _, costs in predictions),
         "scenario": scenario_document(scenario),
-        "version": forerun_version(),
+        "version": VERSION,
     }
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import simulator.timing as timing
 from forerun.errors import ForerunError, at_field
+from forerun.recent import RecentResults
 from hwprofiles import Chip, KernelLibrary, dtype_bytes, load_chip, load_link, weakest
 from simulator.llm import load_architecture
 from simulator.running.assumptions import Assumptions, Factors
@@ -38,6 +39,8 @@ from simulator.timing.framework import Framework
 from simulator.timing.hardware_config import LayerShare
 from simulator.timing.mixed_chips import HostKernels, OtherDevice, SlowestKernels
 
+_WITHOUT_DRAFTER: RecentResults[timing.ModelTimer] = RecentResults(64)
+"""Timing models by step timer, so that the runs of a study share what the engine records of them."""
 EXTRAPOLATED = "extrapolated"
 HANDS_ON_FIRST_TOKEN = {"sglang": True, "trtllm": True, "vllm": False, "generic": True}
 """Whether a framework's prefill engine delivers the first token. vLLM's does not: its decode engine computes the last
@@ -380,7 +383,10 @@ class _Replica:
         if groups:
             return timing.ModelTimer(timing.StepTimer(target, largest_step, groups.of_timer), drafter)
         if stages == 1 or target.other_devices:
-            return timing.ModelTimer(timing.step_timer(target, largest_step), drafter)
+            timer = timing.step_timer(target, largest_step)
+            if drafter is not None:
+                return timing.ModelTimer(timer, drafter)
+            return _WITHOUT_DRAFTER.get(id(timer), lambda: timing.ModelTimer(timer))
         with at_field("hardware.pipeline_link"):
             link = load_link(between) if between else target.link
         first, *later = timing.stage_timers(target, stages, largest_step)

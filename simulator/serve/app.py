@@ -550,9 +550,9 @@ async def _nothing(request: Request) -> Response:
 
 
 async def _version(request: Request) -> Response:
-    from forerun.version import forerun_version
+    from forerun.version import VERSION
 
-    return JSONResponse({"version": f"forerun {forerun_version()}"})
+    return JSONResponse({"version": f"forerun {VERSION}"})
 
 
 def _protocol() -> Any:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from forerun.errors import ForerunError
 from forerun.result import StudyResult, Summary
 from forerun.tables import Cell, Table, Value
-from forerun.version import forerun_version
+from forerun.version import VERSION
 from simulator.running.metrics.document import jsonable, scenario_document
 from simulator.running.run import RunResult, simulate
 from simulator.running.scenario import Scenario
@@ -489,7 +489,7 @@ def _document(
         "conclusion": text,
         "scenario": scenario_document(scenario),
         "seed": seed,
-        "version": forerun_version(),
+        "version": VERSION,
         "basis": None,
         "notes": [f"a healthy engine raises an alarm in {FALSE_ALARM:.0%} of such looks", *seen.notes],
     }

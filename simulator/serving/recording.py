@@ -6,11 +6,12 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 from itertools import chain
+from threading import Lock
 from typing import Any
 
 from hwprofiles.correction import Clipped
 from hwprofiles.formulas import OPERATIONS, Traced
-from simulator.timing import DraftStep, StepWork
+from simulator.timing import DraftStep, ModelTimer, StepWork
 from simulator.timing.kernels import ByCount, CostTable
 from simulator.timing.step import DecodeTable
 
@@ -23,6 +24,8 @@ WIDTH = MOST_OPERANDS + 3
 """Numbers of a step: operation, place of its result, source of a look-up, places of operands (see ``Recording``)."""
 SCALARS = 8
 """Numbers of a step that have no windows."""
+EXTENDING = Lock()
+"""Held while a recording grows or is read: threads may run engines on one timing model."""
 COMPUTED: dict[str, Callable[..., Any]] = {
     "add": operator.add,
     "subtract": operator.sub,
@@ -196,8 +199,17 @@ def numbers_of(work: StepWork[Any], draft: DraftStep[Any] | None) -> list[Any]:
     return [*scalars, *chain(*by_window), *drafted]
 
 
-def of_steps(function: Callable[..., Any], windows: int, drafting: bool) -> Recording:
-    """Recording of a function of a ``StepWork``, and of a ``DraftStep`` where a policy decides on the drafts."""
+def recorded(timer: ModelTimer, name: str, drafting: bool = False) -> Recording:
+    """Recording of a timing model's method: of a ``StepWork``, and of a ``DraftStep`` where a policy decides on the
+    drafts. All engines that use the model share it; extend and read it while holding ``EXTENDING``."""
+    with EXTENDING:
+        if (name, drafting) not in timer.recordings:
+            timer.recordings[name, drafting] = _of_steps(getattr(timer, name), len(timer.windows), drafting)
+        known: Recording = timer.recordings[name, drafting]
+    return known
+
+
+def _of_steps(function: Callable[..., Any], windows: int, drafting: bool) -> Recording:
 
     def of_numbers(*numbers: Any) -> Any:
         scalars, rest = numbers[:SCALARS], numbers[SCALARS:]

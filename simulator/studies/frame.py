@@ -10,7 +10,7 @@ from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, ParamSpec, TypeVar
 
 from forerun.errors import ArgumentError
-from forerun.version import forerun_version
+from forerun.version import VERSION
 
 if TYPE_CHECKING:
     from forerun.result import StudyResult
@@ -172,6 +172,6 @@ def study_document(
     """``body`` as plain JSON values, with what the document of every study has."""
     from simulator.running import metrics
 
-    header = {"scenario": metrics.scenario_document(scenario), "seed": seed, "version": forerun_version()}
+    header = {"scenario": metrics.scenario_document(scenario), "seed": seed, "version": VERSION}
     document: dict[str, Any] = metrics.jsonable({**body, **header, "basis": basis, "notes": list(notes)})
     return document

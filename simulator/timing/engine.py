@@ -65,6 +65,8 @@ class ModelTimer:
 
     windows: tuple[int | None, ...] = field(init=False)
     """Attention windows of the target, then those that only the drafter has."""
+    recordings: dict[Any, Any] = field(init=False, default_factory=dict, repr=False, compare=False)
+    """What the compiled engine has recorded of it (``simulator.serving.recording.recorded``)."""
     _draft_order: tuple[int, ...] | None = field(init=False, default=None)
     """Index of each of the drafter's windows in ``windows``; None if both are equal."""
 

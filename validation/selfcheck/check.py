@@ -246,7 +246,7 @@ class Selfcheck:
         host: HostCosts,
         limits: MachineLimits,
     ) -> dict[str, Any]:
-        from forerun.version import forerun_version
+        from forerun.version import VERSION
 
         sizes = self.sizes
         steps = [step for served in runs.values() for run in served for step in run.steps]
@@ -286,7 +286,7 @@ class Selfcheck:
             "basis": self._basis,
             "seed": self.seed,
             "folder": str(self.folder),
-            "version": forerun_version(),
+            "version": VERSION,
         }
 
     def _step(self) -> None:

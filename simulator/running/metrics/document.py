@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from forerun.version import forerun_version
+from forerun.version import VERSION
 from simulator.running.metrics.summary import run_window_s, slo_report, summarise
 from simulator.running.metrics.uncertainty import interval_section
 from simulator.running.metrics.usage import (
@@ -59,7 +59,7 @@ def run_document(result: RunRecords) -> dict[str, Any]:
         "scenario": scenario_document(scenario),
         "seed": result.seed,
         "replications": 1,
-        "version": forerun_version(),
+        "version": VERSION,
         "notes": list(result.notes),
     }
     return jsonable(document)  # type: ignore[no-any-return]

@@ -9,7 +9,7 @@ import numpy as np
 
 from simulator.serving.engine.common import NAN, ceil, cython, exp, floor, isnan, log, log2, pow
 from simulator.serving.engine.work import Work
-from simulator.serving.recording import BRANCH, BY_COUNT, BY_KEYS, BY_TERMS, END, WIDTH, numbers_of, of_steps
+from simulator.serving.recording import BRANCH, BY_COUNT, BY_KEYS, BY_TERMS, END, EXTENDING, WIDTH, numbers_of, recorded
 from simulator.timing import StagedTimer, tracked_longest
 from simulator.timing.kernels import CostTable
 
@@ -224,8 +224,8 @@ class Program:
     """A function of a timing model, repeated as it was recorded (``simulator.serving.recording``), bit for bit.
 
     Args:
-        function: of a ``StepWork``, and of a ``DraftStep`` where a policy decides on the drafts.
-        windows: number of attention windows.
+        recording: of a function of a ``StepWork``, and of a ``DraftStep`` where a policy decides on the drafts;
+            shared by all programs of a timing model.
         drafting: whether a policy decides.
     """
 
@@ -238,11 +238,12 @@ class Program:
     """How many numbers each of them takes."""
     drafting: cython.bint
 
-    def __init__(self, function: Any, windows: int, drafting: bool) -> None:
-        self.recording = of_steps(function, windows, drafting)
+    def __init__(self, recording: Any, drafting: bool) -> None:
+        self.recording = recording
         self.drafting = drafting
         self.sources = []
-        self._load()
+        with EXTENDING:
+            self._load()
 
     @cython.exceptval(-1, check=True)
     @cython.cfunc
@@ -272,8 +273,10 @@ class Program:
             end = self._run()
             if end >= 0:
                 return end
-            self.recording.extend(numbers_of(work.step_work(), draft))
-            self._load()
+            with EXTENDING:
+                if len(self.recording.steps) == len(self.steps):
+                    self.recording.extend(numbers_of(work.step_work(), draft))
+                self._load()
 
     @cython.cfunc
     def _load(self) -> None:
@@ -369,11 +372,11 @@ class RecordedPrices(Prices):
 
     def __init__(self, timer: Any) -> None:
         Prices.__init__(self, timer)
-        windows = len(timer.windows)
-        self.step, self.drafted = Program(timer.seconds, windows, False), Program(timer.seconds, windows, True)
+        self.step = Program(recorded(timer, "seconds"), False)
+        self.drafted = Program(recorded(timer, "seconds", drafting=True), True)
         if isinstance(timer, StagedTimer):
-            self.stages = Program(timer.stage_seconds, windows, False)
-            self.host = Program(timer.host_seconds, windows, False)
+            self.stages = Program(recorded(timer, "stage_seconds"), False)
+            self.host = Program(recorded(timer, "host_seconds"), False)
 
     @cython.exceptval(-1, check=True)
     @cython.ccall

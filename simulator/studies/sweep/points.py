@@ -72,7 +72,7 @@ def point_key(scenario: Scenario, seed: int, replications: int) -> str:
 @cache
 def build_mark() -> str:
     """Version and a hash of the source and catalogues, e.g. ``0.1.0+3f2a9c01d4e5``."""
-    from forerun.version import forerun_version
+    from forerun.version import VERSION
 
     mark = hashlib.sha256()
     for package in PACKAGES:
@@ -81,7 +81,7 @@ def build_mark() -> str:
             if path.suffix in (".py", ".yaml", ".npz") and path.is_file():
                 mark.update(path.relative_to(root).as_posix().encode())
                 mark.update(path.read_bytes())
-    return f"{forerun_version()}+{mark.hexdigest()[:12]}"
+    return f"{VERSION}+{mark.hexdigest()[:12]}"
 
 
 def run_point(task: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,8 @@ import typer.main
 from scenario_parts import drafts
 from tiny_scenario import tiny_data
 
-from simulator.cli.app import application, main
+from simulator.cli import main
+from simulator.cli.app import application
 
 SCALER = {"rule": "hpa", "metric": "outstanding", "target": 4, "max_replicas": 2, "start_up_s": 1.0}
 SPECULATION = drafts("mtp", 2)
