@@ -37,14 +37,14 @@ LAYERS = (
     ("forerun.tables",),
     (
         "forerun.arrays",
+        "forerun.disk_cache",
         "forerun.lazy",
         "forerun.recent",
         "forerun.types",
-        "forerun.version",
         "forerun.workers",
         "forerun.yaml_files",
     ),
-    ("forerun.renderer", "forerun.errors"),
+    ("forerun.renderer", "forerun.errors", "forerun.version"),
 )
 """From the top: a package imports only from the layers below it. ``forerun`` and ``simulator`` are the public faces."""
 INDEPENDENT = {("hwprofiles", "traces"), ("traces", "hwprofiles")}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
-import os
 import platform
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -18,7 +17,6 @@ from dashboards.recorded_errors import ErrorRow
 ROOT = Path(__file__).resolve().parents[3]
 """Folder that holds the packages."""
 LIBRARIES = ("numpy", "scipy", "simpy", "pydantic", "PyYAML", "pyarrow")
-FOLDER = "forerun"
 
 
 def modules_below(module: str, root: Path = ROOT) -> set[Path]:
@@ -69,11 +67,6 @@ def _version(library: str) -> str:
         return f"{library} {version(library)}"
     except PackageNotFoundError:
         return library
-
-
-def cache_folder() -> Path:
-    """Where results of earlier runs are kept: ``forerun`` in the user's cache folder (XDG_CACHE_HOME)."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / FOLDER / "validation"
 
 
 class Cache:

@@ -11,7 +11,7 @@ from typing import Any
 
 from hwprofiles.correction import Clipped
 from hwprofiles.formulas import OPERATIONS, Traced
-from simulator.timing import DraftStep, ModelTimer, StepWork
+from simulator.timing import DraftStep, StepWork
 from simulator.timing.kernels import ByCount, CostTable
 from simulator.timing.step import DecodeTable
 
@@ -199,7 +199,7 @@ def numbers_of(work: StepWork[Any], draft: DraftStep[Any] | None) -> list[Any]:
     return [*scalars, *chain(*by_window), *drafted]
 
 
-def recorded(timer: ModelTimer, name: str, drafting: bool = False) -> Recording:
+def recorded(timer: Any, name: str, drafting: bool = False) -> Recording:
     """Recording of a timing model's method: of a ``StepWork``, and of a ``DraftStep`` where a policy decides on the
     drafts. All engines that use the model share it; extend and read it while holding ``EXTENDING``."""
     with EXTENDING:

@@ -9,7 +9,6 @@ import pytest
 from forerun.recent import RecentResults
 from hwprofiles import KernelLibrary, load_chip
 from simulator.running.assumptions import Assumptions
-from simulator.speculation import acceptance
 from simulator.timing.kernels import _timed
 from simulator.timing.step import DecodeTable
 from simulator.workload import WorkloadConfig, generate_requests
@@ -92,9 +91,3 @@ def test_a_shorter_row_of_another_thread_does_not_cut_a_decode_table():
     table = DecodeTable(lambda seqs, query_len, keys: keys * 1e-9)
     table._rows = Shortening()
     assert table(4, 1, 100_000) == pytest.approx(1e-4)
-
-
-def test_draws_of_threads_are_whole(monkeypatch):
-    monkeypatch.setattr(acceptance, "_weyl_steps", np.empty(0, dtype=np.uint64))
-    sizes = [5000 + 1000 * (n % 7) for n in range(400)]
-    assert [len(steps) for steps in at_once(lambda n: acceptance._weyl(sizes[n]), len(sizes))] == sizes
