@@ -14,7 +14,7 @@ from pathlib import Path
 
 from dashboards.recorded_errors import ErrorRow
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[1]
 """Folder that holds the packages."""
 LIBRARIES = ("numpy", "scipy", "simpy", "pydantic", "PyYAML", "pyarrow")
 

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -9,10 +10,11 @@ from hypothesis import strategies as st
 
 from dashboards.recorded_errors import ErrorRow, errors_document, grown_errors, merged, read_errors
 from forerun.errors import ForerunError
+from hwprofiles import library
 from simulator.replay.split import training_rows
 from validation import shipped
 from validation.facts import NOTHING, facts, fitted_words
-from validation.inputs import Cache, digest_of
+from validation.inputs import Cache, digest_of, modules_below
 from validation.shipped import SPLIT, parts, sample_errors, shipped_errors
 
 ROW = ErrorRow("kernels", "gemm", "seconds", 10, 5.0, 4.0, 1.0, "calibrated", "nothing", True)
@@ -143,6 +145,8 @@ def test_the_digest_follows_imports_faces_and_data(tmp_path):
     write("deep/below.py", "thing = 1\n")
     write("deep/table.yaml", "a: 1\n")
     write("separate/__init__.py", "x = 1\n")
+    digest_of.cache_clear()
+    assert Path(library.__file__) in modules_below("validation.shipped"), "what the record is kept by"
     first = digest()
     for name, text in (("deep/below.py", "thing = 2\n"), ("deep/table.yaml", "a: 2\n")):
         write(name, text)
