@@ -265,7 +265,7 @@ def price(call: Call, library: KernelLibrary) -> Kernel:
     if between:
         priced = decode_attention(library, call.op, **sizes)
     else:
-        priced = _timed(library, call.op, sizes) if shape is None else getattr(library, call.op)(**sizes)
+        priced = recent_time(library, call.op, sizes) if shape is None else getattr(library, call.op)(**sizes)
     dtype = shape.dtype if shape is not None else sizes.get("dtype", "")
     family = PARAMETERS.get(call.op, call.op)
     kernel = shape.kernel if isinstance(shape, AttentionShape) else dtype
@@ -285,7 +285,7 @@ _LONGEST_KEPT = 4096
 """Most elements of a size array whose kernel times are memoised."""
 
 
-def _timed(library: KernelLibrary, op: str, sizes: Mapping[str, Num]) -> KernelTime:
+def recent_time(library: KernelLibrary, op: str, sizes: Mapping[str, Num]) -> KernelTime:
     """Memoised kernel time, keyed by library, operation and sizes.
 
     Tables of engines that differ only in captured graphs have equal counts beyond the graphs' sizes.

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from forerun.errors import ForerunError
 from hwprofiles import AttentionShape
 from hwprofiles.formulas import look_up
+from hwprofiles.library import MixingShape
 from simulator.llm import Architecture
 from simulator.llm.layers import Layer, MoeMlp
 from simulator.timing.deployment import Deployment
@@ -156,7 +156,7 @@ class AttentionPrices(NamedTuple):
     window: int
     """Index of the attention window among those of a step's work."""
     layers: int
-    overlapped: DecodeTable | None
+    overlapped: DecodeTable | None = None
     """Exposed seconds of decode attention in steps without prompts, all layers; None if nothing is overlapped."""
 
 
@@ -179,8 +179,6 @@ class StepTimer:
     deployment: Deployment
     max_tokens: int
     """Largest number of tokens in a step."""
-    make_overlap: Callable[[StepTimer], DecodeOverlap] | None = None
-    """Prices decode attention that runs beside the rest of its layer; None: one kernel after the other."""
     windows: tuple[int | None, ...] = ()
     """Attention windows of the work to price; default: those of the model (a pipeline stage may lack some)."""
     like: StepTimer | None = None
@@ -206,6 +204,8 @@ class StepTimer:
     _tail_s: Callable[[int, int], float] = field(init=False)
     """Seconds of all layers per key of ``StepWork.tail_kv``, by sequences and queries of each."""
     _overlap: DecodeOverlap | None = field(init=False, default=None)
+    _plain: StepTimer | None = field(init=False, default=None)
+    """The timer without overlap that this is a copy of."""
     _eager: ByCount = field(init=False)
     """Whether a step of so many tokens runs outside captured graphs."""
     _decode_graphs: bool = field(init=False)
@@ -231,13 +231,6 @@ class StepTimer:
             if has_tail
             else int(any(kind.one_pass for kind in self._kinds))
         )
-        if self.make_overlap is not None:
-            if not all(isinstance(kind.shape, AttentionShape) for kind in self._kinds):
-                raise ForerunError(
-                    f"attention_speculation: {architecture.name} has layers that are no softmax attention over cached "
-                    "keys, and nobody has described how two groups would speculate on those; leave it out"
-                )
-            self._overlap = self.make_overlap(self)
         tokens = np.arange(self.max_tokens + 1, dtype=np.int64)
         captured = (tokens <= framework.max_captured_tokens) & deployment.cuda_graphs
         self._eager = ByCount((~captured).tolist())
@@ -371,8 +364,19 @@ class StepTimer:
     def beside(self, overlap: DecodeOverlap) -> StepTimer:
         """Copy of the timer with another overlap of decode attention; unaffected tables are shared."""
         other = copy(self)
-        other._overlap, other._attention = overlap, []
+        other._overlap, other._attention, other._plain = overlap, [], self._plain or self
         return other
+
+    @property
+    def shapes(self) -> list[MixingShape]:
+        """Shapes of the model's token-mixing kernels."""
+        return [kind.shape for kind in self._kinds]
+
+    @property
+    def origin(self) -> StepTimer:
+        """The timer of the same kernels whose tables this one reuses; itself where it reuses none."""
+        plain = self._plain or self
+        return plain.like or plain
 
     @property
     def overlap(self) -> DecodeOverlap | None:
@@ -488,17 +492,19 @@ class StepTimer:
 
     def _attention_prices(self) -> list[AttentionPrices]:
         """Functions and tables of every kind of attention."""
-        if not self._attention:
+        if self._overlap is not None and self._plain is not None and not self._attention:
+            for kind, one in zip(self._kinds, self._plain._attention_prices(), strict=True):
+                assert isinstance(kind.shape, AttentionShape)
+                overlapped = DecodeTable(self._overlap.exposed(kind.shape, kind.window))
+                self._attention.append(one._replace(overlapped=overlapped))
+        elif not self._attention:
             known = [] if self.like is None else self.like._attention
             for place, kind in enumerate(self._kinds):
                 prefill = seconds_of(prompt_calls, kind)
-                overlapped = None
-                if self._overlap is not None and isinstance(kind.shape, AttentionShape):
-                    overlapped = DecodeTable(self._overlap.exposed(kind.shape, kind.window))
                 fresh = fresh_prompt_seconds(prefill, kind.window, self.max_tokens)
                 decode = known[place].decode if known else DecodeTable(seconds_of(decode_calls, kind))
                 mixed = seconds_of(mixed_calls, kind) if kind.one_pass else None
-                priced = AttentionPrices(decode, prefill, mixed, fresh, kind.place, kind.layers, overlapped)
+                priced = AttentionPrices(decode, prefill, mixed, fresh, kind.place, kind.layers)
                 self._attention.append(priced)
         return self._attention
 
