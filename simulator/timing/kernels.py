@@ -265,7 +265,7 @@ def price(call: Call, library: KernelLibrary) -> Kernel:
     if between:
         priced = decode_attention(library, call.op, **sizes)
     else:
-        priced = recent_time(library, call.op, sizes) if shape is None else getattr(library, call.op)(**sizes)
+        priced = _timed(library, call.op, sizes) if shape is None else getattr(library, call.op)(**sizes)
     dtype = shape.dtype if shape is not None else sizes.get("dtype", "")
     family = PARAMETERS.get(call.op, call.op)
     kernel = shape.kernel if isinstance(shape, AttentionShape) else dtype
@@ -285,7 +285,7 @@ _LONGEST_KEPT = 4096
 """Most elements of a size array whose kernel times are memoised."""
 
 
-def recent_time(library: KernelLibrary, op: str, sizes: Mapping[str, Num]) -> KernelTime:
+def _timed(library: KernelLibrary, op: str, sizes: Mapping[str, Num]) -> KernelTime:
     """Memoised kernel time, keyed by library, operation and sizes.
 
     Tables of engines that differ only in captured graphs have equal counts beyond the graphs' sizes.
@@ -305,8 +305,12 @@ def recent_time(library: KernelLibrary, op: str, sizes: Mapping[str, Num]) -> Ke
 
     if not arrays or max(value.size for value in arrays) > _LONGEST_KEPT:
         return timed()
-    values = ((v.dtype, v.shape, v.tobytes()) if isinstance(v, np.ndarray) else v for v in sizes.values())
-    return _RECENT_TIMES.get((library, op, *sizes, *values), kept)
+    return _RECENT_TIMES.get((library, op, *sizes, *sizes_key(*sizes.values())), kept)
+
+
+def sizes_key(*sizes: Any) -> tuple[Any, ...]:
+    """The sizes of a kernel as part of a cache key; equal arrays have equal keys."""
+    return tuple((v.dtype, v.shape, v.tobytes()) if isinstance(v, np.ndarray) else v for v in sizes)
 
 
 def kernel_sizes(call: Call) -> dict[str, Num]:

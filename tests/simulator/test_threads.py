@@ -10,7 +10,7 @@ from forerun.recent import RecentResults
 from hwprofiles import KernelLibrary, load_chip
 from simulator.running.assumptions import Assumptions
 from simulator.speculation import acceptance
-from simulator.timing.kernels import recent_time
+from simulator.timing.kernels import _timed
 from simulator.timing.step import DecodeTable
 from simulator.workload import WorkloadConfig, generate_requests
 
@@ -60,7 +60,7 @@ def test_traces_read_by_threads(tmp_path):
 
 
 def priced(library, number):
-    return recent_time(library, "gemm", {"m": np.array([1 + number % 400]), "n": 64, "k": 64, "dtype": "bf16"})
+    return _timed(library, "gemm", {"m": np.array([1 + number % 400]), "n": 64, "k": 64, "dtype": "bf16"})
 
 
 @pytest.mark.parametrize(

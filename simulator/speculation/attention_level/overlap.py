@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -27,7 +28,7 @@ from simulator.speculation.attention_level.layer import LayerTimes, Outcome, exp
 from simulator.speculation.attention_level.parameters import Parameter, mechanism_costs
 from simulator.timing import Deployment, StepTimer
 from simulator.timing.deployment import ACTIVATION_BYTES
-from simulator.timing.kernels import recent_time
+from simulator.timing.kernels import sizes_key
 
 GROUPS = 2
 VERIFY_KERNELS = 2.0
@@ -56,6 +57,9 @@ class _Kind(NamedTuple):
 
 _RECENT_KINDS: RecentResults[tuple[StepTimer, dict[tuple[AttentionShape, int | None], _Kind]]] = RecentResults(32)
 """Each entry keeps its timer, so that the id in the key stays valid."""
+
+_RECENT_DECODES: RecentResults[Any] = RecentResults(32)
+"""Seconds of decode attention, which hit rates and the mechanism's costs leave as they are."""
 
 
 class SpeculativeAttention:
@@ -163,8 +167,8 @@ class SpeculativeAttention:
 
     def _decode(self, shape: AttentionShape, seqs: Any, query_len: Any, keys: Any) -> Any:
         kernels = self._deployment.kernels
-        sizes = {"shape": shape, "seqs": seqs, "q_len": query_len, "kv_tokens": keys}
-        return recent_time(kernels, "attention_decode", sizes).seconds
+        priced = partial(kernels.attention_decode, shape, seqs=seqs, q_len=query_len, kv_tokens=keys)
+        return _RECENT_DECODES.get((kernels, shape, *sizes_key(seqs, query_len, keys)), lambda: priced().seconds)
 
     def rates(self, seqs: Any, query_len: Any, keys: Any) -> list[Any]:
         """Chance of each layer to pass verification with the whole batch."""
