@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from forerun.arrays import FloatArray, IntArray
 from forerun.errors import ForerunError
+from forerun.roots import root
 from simulator.speculation.curves import load_curve
 from simulator.speculation.level_decay import LevelDecay, conditional_rates, extended
 from simulator.speculation.speculation_config import AcceptanceConfig
@@ -74,8 +75,7 @@ def _rates(weights: FloatArray, pooled: float, concentration: float, ranks: Floa
         return np.zeros(len(ranks))
     if pooled >= weights.sum() * (1.0 - 1e-12):
         return np.ones(len(ranks))
-    from scipy.optimize import brentq  # slow to import, and most runs do without
-    from scipy.special import betaincinv
+    from scipy.special import betaincinv  # slow to import, and most runs do without
 
     def rates(mean: float) -> FloatArray:
         drawn = betaincinv(mean * concentration, (1.0 - mean) * concentration, ranks)
@@ -87,7 +87,7 @@ def _rates(weights: FloatArray, pooled: float, concentration: float, ranks: Floa
     low, high = 1e-7, 1.0 - 1e-7
     if excess(low) >= 0.0 or excess(high) <= 0.0:
         return np.full(len(ranks), pooled / weights.sum())
-    return rates(float(brentq(excess, low, high, xtol=1e-13)))
+    return rates(root(excess, low, high, xtol=1e-13))
 
 
 def survival_rates(acceptance: AcceptanceConfig, num_speculative_tokens: int) -> FloatArray:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forerun.errors import ForerunError
+from forerun.roots import root
 
 
 def expected_tokens(alpha: float, num_speculative_tokens: int) -> float:
@@ -61,9 +62,7 @@ def iid_alpha(acceptance_length: float, num_speculative_tokens: int) -> float:
     check_length(acceptance_length, num_speculative_tokens)
     if acceptance_length == num_speculative_tokens + 1:
         return 1.0
-    from scipy.optimize import brentq  # slow to import, and most runs do without
-
-    return float(brentq(lambda a: expected_tokens(a, num_speculative_tokens) - acceptance_length, 0.0, 1.0))
+    return root(lambda a: expected_tokens(a, num_speculative_tokens) - acceptance_length, 0.0, 1.0)
 
 
 def check_length(acceptance_length: float, num_speculative_tokens: int) -> None:

@@ -22,6 +22,7 @@ import numpy as np
 
 from forerun.arrays import FloatArray
 from forerun.errors import ForerunError
+from forerun.roots import root
 from simulator.speculation.closed_form import check_length, expected_length
 
 MOST_DECAY = 1.25
@@ -68,15 +69,13 @@ class LevelDecay:
             )
         if acceptance_length == most:
             return LevelDecay(1.0, self.decay)
-        from scipy.optimize import brentq  # slow to import, and most runs do without
-
-        level = brentq(
+        level = root(
             lambda level: LevelDecay(level, self.decay).acceptance_length(num_speculative_tokens) - acceptance_length,
             0.0,
             1.0,
             xtol=1e-14,
         )
-        return LevelDecay(float(level), self.decay)
+        return LevelDecay(level, self.decay)
 
 
 @dataclass(frozen=True, slots=True)

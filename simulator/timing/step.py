@@ -498,10 +498,13 @@ class StepTimer:
                 overlapped = DecodeTable(self._overlap.exposed(kind.shape, kind.window))
                 self._attention.append(one._replace(overlapped=overlapped))
         elif not self._attention:
-            known = [] if self.like is None else self.like._attention
+            known = [] if self.like is None else self.like._attention_prices()
             for place, kind in enumerate(self._kinds):
                 prefill = seconds_of(prompt_calls, kind)
-                fresh = fresh_prompt_seconds(prefill, kind.window, self.max_tokens)
+                if known and len(known[place].fresh.values) == self.max_tokens + 1:
+                    fresh = known[place].fresh
+                else:
+                    fresh = fresh_prompt_seconds(prefill, kind.window, self.max_tokens)
                 decode = known[place].decode if known else DecodeTable(seconds_of(decode_calls, kind))
                 mixed = seconds_of(mixed_calls, kind) if kind.one_pass else None
                 priced = AttentionPrices(decode, prefill, mixed, fresh, kind.place, kind.layers)

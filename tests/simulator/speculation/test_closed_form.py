@@ -5,7 +5,9 @@ import csv
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.optimize import brentq
 
+from forerun.roots import root
 from simulator.speculation import chain_speedup, expected_length, expected_tokens, iid_alpha
 from simulator.speculation.closed_form import (
     break_even_length,
@@ -91,3 +93,16 @@ def test_near_one_no_digits_are_lost(tokens, short):
 def test_at_break_even_speculation_costs_what_it_saves(tokens, draft_s, verify_s, target_s):
     even = break_even_length(tokens, draft_s, verify_s, target_s)
     assert time_ratio(even, tokens, draft_s, verify_s, target_s) == pytest.approx(1.0, rel=1e-12)
+
+
+@given(st.integers(1, 12), st.floats(0.0, 1.0), st.sampled_from([2e-12, 1e-13, 1e-14]))
+def test_the_root_has_every_digit_of_scipy(tokens, share, xtol):
+    def excess(alpha):
+        return expected_tokens(alpha, tokens) - 1.0 - share * tokens
+
+    assert root(excess, 0.0, 1.0, xtol) == brentq(excess, 0.0, 1.0, xtol=xtol)
+
+
+def test_a_bracket_without_a_change_of_sign_is_refused():
+    with pytest.raises(ValueError, match="one sign at 1 and 2"):
+        root(lambda x: x, 1.0, 2.0)
