@@ -242,11 +242,14 @@ class StepTimer:
         self._routed = routed and groups == 1
         self._layers = {}
         self._layer_table(1)
-        self._head = CostTable(
-            lambda rows: _sum(head_calls(deployment, rows), deployment, len(rows)),
-            self.max_tokens,
-            None if self.like is None else self.like._head,
-        )
+        if self._same_tables is not None:
+            self._head = self._same_tables._head
+        else:
+            self._head = CostTable(
+                lambda rows: _sum(head_calls(deployment, rows), deployment, len(rows)),
+                self.max_tokens,
+                None if self.like is None else self.like._head,
+            )
         self._padded = ByCount([])
         if groups > 1:
             padded = np.where(captured, groups * framework.padded_tokens(tokens, deployment.cuda_graphs), 0)
@@ -368,6 +371,11 @@ class StepTimer:
         return other
 
     @property
+    def _same_tables(self) -> StepTimer | None:
+        """The timer whose tables are as long as this one's, and so are shared whole."""
+        return self.like if self.like is not None and self.like.max_tokens == self.max_tokens else None
+
+    @property
     def shapes(self) -> list[MixingShape]:
         """Shapes of the model's token-mixing kernels."""
         return [kind.shape for kind in self._kinds]
@@ -437,8 +445,9 @@ class StepTimer:
 
     def _layer_table(self, query_len: int) -> CostTable:
         if query_len not in self._layers:
-            like = None if self.like is None else self.like._layers.get(query_len)
-            self._layers[query_len] = CostTable(self._layer_costs(query_len), self.max_tokens, like)
+            like = None if self.like is None else self.like._layer_table(query_len)
+            own = self._same_tables is None or like is None
+            self._layers[query_len] = CostTable(self._layer_costs(query_len), self.max_tokens, like) if own else like
         return self._layers[query_len]
 
     def _together(self, work: StepWork[IntArray]) -> IntArray:
