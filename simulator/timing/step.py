@@ -446,8 +446,9 @@ class StepTimer:
     def _layer_table(self, query_len: int) -> CostTable:
         if query_len not in self._layers:
             like = None if self.like is None else self.like._layer_table(query_len)
-            own = self._same_tables is None or like is None
-            self._layers[query_len] = CostTable(self._layer_costs(query_len), self.max_tokens, like) if own else like
+            if like is None or self._same_tables is None:
+                like = CostTable(self._layer_costs(query_len), self.max_tokens, like)
+            self._layers[query_len] = like
         return self._layers[query_len]
 
     def _together(self, work: StepWork[IntArray]) -> IntArray:
