@@ -502,24 +502,29 @@ class StepTimer:
 
     def _attention_prices(self) -> list[AttentionPrices]:
         """Functions and tables of every kind of attention."""
-        if self._overlap is not None and self._plain is not None and not self._attention:
-            for kind, one in zip(self._kinds, self._plain._attention_prices(), strict=True):
-                assert isinstance(kind.shape, AttentionShape)
-                overlapped = DecodeTable(self._overlap.exposed(kind.shape, kind.window))
-                self._attention.append(one._replace(overlapped=overlapped))
-        elif not self._attention:
-            known = [] if self.like is None else self.like._attention_prices()
-            for place, kind in enumerate(self._kinds):
-                prefill = seconds_of(prompt_calls, kind)
-                if known and len(known[place].fresh.values) == self.max_tokens + 1:
-                    fresh = known[place].fresh
-                else:
-                    fresh = fresh_prompt_seconds(prefill, kind.window, self.max_tokens)
-                decode = known[place].decode if known else DecodeTable(seconds_of(decode_calls, kind))
-                mixed = seconds_of(mixed_calls, kind) if kind.one_pass else None
-                priced = AttentionPrices(decode, prefill, mixed, fresh, kind.place, kind.layers)
-                self._attention.append(priced)
+        if not self._attention:
+            self._attention = list(self._overlapped() if self._plain is not None else self._serial())
         return self._attention
+
+    def _overlapped(self) -> Iterator[AttentionPrices]:
+        assert self._plain is not None
+        assert self._overlap is not None
+        for kind, one in zip(self._kinds, self._plain._attention_prices(), strict=True):
+            assert isinstance(kind.shape, AttentionShape)
+            yield one._replace(overlapped=DecodeTable(self._overlap.exposed(kind.shape, kind.window)))
+
+    def _serial(self) -> Iterator[AttentionPrices]:
+        """Attention prices without overlap; those of the timer whose tables are reused where it has them."""
+        known = [] if self.like is None else self.like._attention_prices()
+        for place, kind in enumerate(self._kinds):
+            if known and self._same_tables is not None:
+                yield known[place]
+                continue
+            prefill = seconds_of(prompt_calls, kind)
+            fresh = fresh_prompt_seconds(prefill, kind.window, self.max_tokens)
+            decode = known[place].decode if known else DecodeTable(seconds_of(decode_calls, kind))
+            mixed = seconds_of(mixed_calls, kind) if kind.one_pass else None
+            yield AttentionPrices(decode, prefill, mixed, fresh, kind.place, kind.layers)
 
     def _attention_seconds(self, work: StepWork[Any]) -> Any:
         """Seconds of attention in all layers of one step."""
