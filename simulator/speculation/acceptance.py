@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from forerun.arrays import FloatArray, IntArray
 from forerun.errors import ForerunError
-from forerun.roots import root
 from simulator.speculation.curves import load_curve
 from simulator.speculation.level_decay import LevelDecay, conditional_rates, extended
+from simulator.speculation.roots import root
 from simulator.speculation.speculation_config import AcceptanceConfig
 
 CLASSES = 128

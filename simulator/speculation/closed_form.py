@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forerun.errors import ForerunError
-from forerun.roots import root
+from simulator.speculation.roots import root
 
 
 def expected_tokens(alpha: float, num_speculative_tokens: int) -> float:

@@ -22,8 +22,8 @@ import numpy as np
 
 from forerun.arrays import FloatArray
 from forerun.errors import ForerunError
-from forerun.roots import root
 from simulator.speculation.closed_form import check_length, expected_length
+from simulator.speculation.roots import root
 
 MOST_DECAY = 1.25
 """Largest factor per doubling of the position that a fit returns; above 1 rates rise with depth (n-gram drafters)."""

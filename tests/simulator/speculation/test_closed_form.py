@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import brentq
 
-from forerun.roots import root
 from simulator.speculation import chain_speedup, expected_length, expected_tokens, iid_alpha
 from simulator.speculation.closed_form import (
     break_even_length,
     time_ratio,
 )
+from simulator.speculation.roots import root
 
 LEVIATHAN_TABLE_1 = [
     (0.6, 2, 1.96, 1.53),
