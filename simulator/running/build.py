@@ -381,7 +381,7 @@ class _Replica:
     ) -> timing.ModelTimer:
         stages, between = self.hardware.pipeline_parallel, self.hardware.pipeline_link
         if groups:
-            return timing.ModelTimer(timing.StepTimer(target, largest_step, groups.of_timer), drafter)
+            return timing.ModelTimer(groups.timer(timing.step_timer(target, largest_step)), drafter)
         if stages == 1 or target.other_devices:
             timer = timing.step_timer(target, largest_step)
             if drafter is not None:

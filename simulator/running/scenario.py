@@ -148,8 +148,8 @@ class Scenario(Section):
     def random(self) -> bool:
         """Whether two seeds give two different runs: something is drawn."""
         drafts = self.speculation is not None and self.speculation.method != "none"
-        chances = drafts or self.attention_speculation is not None or self.faults is not None
-        return chances or self.workload.random
+        hits = self.attention_speculation is not None and self.attention_speculation.hits == "drawn"
+        return drafts or hits or self.faults is not None or self.workload.random
 
     def pool_section(self, pool: str, section: str) -> Any:
         """The ``hardware`` or ``engine`` of a pool: the scenario's own with the pool's fields on top.

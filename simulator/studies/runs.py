@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -95,7 +96,10 @@ def run_document_of(
     from simulator.running.run import simulate
 
     result = simulate(scenario, seed, full_step_rows=0, factors=dict(factors), intervals=intervals, cost_notes=notes)
-    return run_document(result)
+    document = run_document(result)
+    del result
+    gc.collect(1)  # a run leaves reference cycles, which hold large arrays but are too few to start the collector
+    return document
 
 
 def nested_value(data: Mapping[str, Any], path: str) -> Any:

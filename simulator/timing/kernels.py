@@ -262,10 +262,7 @@ def price(call: Call, library: KernelLibrary) -> Kernel:
         return Kernel(call.name, "collective", "", call.times, time, basis)
     shape = sizes.get("shape")
     between = call.op.endswith("_decode") and not isinstance(shape, RecurrentShape)
-    if between:
-        priced = decode_attention(library, call.op, **sizes)
-    else:
-        priced = _timed(library, call.op, sizes) if shape is None else getattr(library, call.op)(**sizes)
+    priced = decode_attention(library, call.op, **sizes) if between else _timed(library, call.op, sizes)
     dtype = shape.dtype if shape is not None else sizes.get("dtype", "")
     family = PARAMETERS.get(call.op, call.op)
     kernel = shape.kernel if isinstance(shape, AttentionShape) else dtype
@@ -305,8 +302,12 @@ def _timed(library: KernelLibrary, op: str, sizes: Mapping[str, Num]) -> KernelT
 
     if not arrays or max(value.size for value in arrays) > _LONGEST_KEPT:
         return timed()
-    values = ((v.dtype, v.shape, v.tobytes()) if isinstance(v, np.ndarray) else v for v in sizes.values())
-    return _RECENT_TIMES.get((library, op, *sizes, *values), kept)
+    return _RECENT_TIMES.get((library, op, *sizes, *sizes_key(*sizes.values())), kept)
+
+
+def sizes_key(*sizes: Any) -> tuple[Any, ...]:
+    """The sizes of a kernel as part of a cache key; equal arrays have equal keys."""
+    return tuple((v.dtype, v.shape, v.tobytes()) if isinstance(v, np.ndarray) else v for v in sizes)
 
 
 def kernel_sizes(call: Call) -> dict[str, Num]:
@@ -373,7 +374,6 @@ def decode_attention(
         kv_tokens: keys they read, total.
         tail_kv: context of the longest beyond the mean of those that end alone (``StepWork.tail_kv``).
     """
-    formula = getattr(library, op)
     # Work and launch are physics', whatever was learned of the seconds.
     exact: KernelTime = getattr(library.reading(False), op)(shape, seqs=seqs, q_len=q_len, kv_tokens=kv_tokens)
 
@@ -385,7 +385,8 @@ def decode_attention(
             places, strides = places + strides * size, strides * (int(size.max(initial=0)) + 1)
         _, first, inverse = np.unique(places, return_index=True, return_inverse=True)
         distinct = (size[first] for size in sizes)
-        return formula(shape, **dict(zip(("seqs", "q_len", "kv_tokens"), distinct, strict=True))).seconds[inverse]
+        named = dict(zip(("seqs", "q_len", "kv_tokens"), distinct, strict=True))
+        return _timed(library, op, {"shape": shape, **named}).seconds[inverse]
 
     tail_s = library.tail_seconds(shape, seqs, q_len) * tail_kv if isinstance(shape, AttentionShape) else 0.0
     total_s = between_cells(seconds, seqs, kv_tokens) + tail_s
@@ -827,7 +828,9 @@ class CostTable:
         first, like = int(counts[0]), self.like
         # Only blocks that are alike as a whole: the last bit of a sum may depend on what is priced beside it.
         shared = like is not None and first <= like.most and len(like._block(first)) == len(counts)
-        if like is not None and shared and like.known[first] is not None:
+        if like is not None and shared:
+            if like.known[first] is None:
+                like._fill(counts)
             rows = like.costs.rows(counts)
         else:
             rows = self.price(counts)

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from forerun.errors import ForerunError
 from hwprofiles import AttentionShape
 from hwprofiles.formulas import look_up
+from hwprofiles.library import MixingShape
 from simulator.llm import Architecture
 from simulator.llm.layers import Layer, MoeMlp
 from simulator.timing.deployment import Deployment
@@ -156,7 +156,7 @@ class AttentionPrices(NamedTuple):
     window: int
     """Index of the attention window among those of a step's work."""
     layers: int
-    overlapped: DecodeTable | None
+    overlapped: DecodeTable | None = None
     """Exposed seconds of decode attention in steps without prompts, all layers; None if nothing is overlapped."""
 
 
@@ -179,8 +179,6 @@ class StepTimer:
     deployment: Deployment
     max_tokens: int
     """Largest number of tokens in a step."""
-    make_overlap: Callable[[StepTimer], DecodeOverlap] | None = None
-    """Prices decode attention that runs beside the rest of its layer; None: one kernel after the other."""
     windows: tuple[int | None, ...] = ()
     """Attention windows of the work to price; default: those of the model (a pipeline stage may lack some)."""
     like: StepTimer | None = None
@@ -206,6 +204,8 @@ class StepTimer:
     _tail_s: Callable[[int, int], float] = field(init=False)
     """Seconds of all layers per key of ``StepWork.tail_kv``, by sequences and queries of each."""
     _overlap: DecodeOverlap | None = field(init=False, default=None)
+    _plain: StepTimer | None = field(init=False, default=None)
+    """The timer without overlap that this is a copy of."""
     _eager: ByCount = field(init=False)
     """Whether a step of so many tokens runs outside captured graphs."""
     _decode_graphs: bool = field(init=False)
@@ -231,13 +231,6 @@ class StepTimer:
             if has_tail
             else int(any(kind.one_pass for kind in self._kinds))
         )
-        if self.make_overlap is not None:
-            if not all(isinstance(kind.shape, AttentionShape) for kind in self._kinds):
-                raise ForerunError(
-                    f"attention_speculation: {architecture.name} has layers that are no softmax attention over cached "
-                    "keys, and nobody has described how two groups would speculate on those; leave it out"
-                )
-            self._overlap = self.make_overlap(self)
         tokens = np.arange(self.max_tokens + 1, dtype=np.int64)
         captured = (tokens <= framework.max_captured_tokens) & deployment.cuda_graphs
         self._eager = ByCount((~captured).tolist())
@@ -249,11 +242,14 @@ class StepTimer:
         self._routed = routed and groups == 1
         self._layers = {}
         self._layer_table(1)
-        self._head = CostTable(
-            lambda rows: _sum(head_calls(deployment, rows), deployment, len(rows)),
-            self.max_tokens,
-            None if self.like is None else self.like._head,
-        )
+        if self._same_tables is not None:
+            self._head = self._same_tables._head
+        else:
+            self._head = CostTable(
+                lambda rows: _sum(head_calls(deployment, rows), deployment, len(rows)),
+                self.max_tokens,
+                None if self.like is None else self.like._head,
+            )
         self._padded = ByCount([])
         if groups > 1:
             padded = np.where(captured, groups * framework.padded_tokens(tokens, deployment.cuda_graphs), 0)
@@ -371,8 +367,24 @@ class StepTimer:
     def beside(self, overlap: DecodeOverlap) -> StepTimer:
         """Copy of the timer with another overlap of decode attention; unaffected tables are shared."""
         other = copy(self)
-        other._overlap, other._attention = overlap, []
+        other._overlap, other._attention, other._plain = overlap, [], self._plain or self
         return other
+
+    @property
+    def _same_tables(self) -> StepTimer | None:
+        """The timer whose tables are as long as this one's, and so are shared whole."""
+        return self.like if self.like is not None and self.like.max_tokens == self.max_tokens else None
+
+    @property
+    def shapes(self) -> list[MixingShape]:
+        """Shapes of the model's token-mixing kernels."""
+        return [kind.shape for kind in self._kinds]
+
+    @property
+    def origin(self) -> StepTimer:
+        """The timer of the same kernels whose tables this one reuses; itself where it reuses none."""
+        plain = self._plain or self
+        return plain.like or plain
 
     @property
     def overlap(self) -> DecodeOverlap | None:
@@ -433,8 +445,10 @@ class StepTimer:
 
     def _layer_table(self, query_len: int) -> CostTable:
         if query_len not in self._layers:
-            like = None if self.like is None else self.like._layers.get(query_len)
-            self._layers[query_len] = CostTable(self._layer_costs(query_len), self.max_tokens, like)
+            like = None if self.like is None else self.like._layer_table(query_len)
+            if like is None or self._same_tables is None:
+                like = CostTable(self._layer_costs(query_len), self.max_tokens, like)
+            self._layers[query_len] = like
         return self._layers[query_len]
 
     def _together(self, work: StepWork[IntArray]) -> IntArray:
@@ -489,18 +503,28 @@ class StepTimer:
     def _attention_prices(self) -> list[AttentionPrices]:
         """Functions and tables of every kind of attention."""
         if not self._attention:
-            known = [] if self.like is None else self.like._attention
-            for place, kind in enumerate(self._kinds):
-                prefill = seconds_of(prompt_calls, kind)
-                overlapped = None
-                if self._overlap is not None and isinstance(kind.shape, AttentionShape):
-                    overlapped = DecodeTable(self._overlap.exposed(kind.shape, kind.window))
-                fresh = fresh_prompt_seconds(prefill, kind.window, self.max_tokens)
-                decode = known[place].decode if known else DecodeTable(seconds_of(decode_calls, kind))
-                mixed = seconds_of(mixed_calls, kind) if kind.one_pass else None
-                priced = AttentionPrices(decode, prefill, mixed, fresh, kind.place, kind.layers, overlapped)
-                self._attention.append(priced)
+            self._attention = list(self._overlapped() if self._plain is not None else self._serial())
         return self._attention
+
+    def _overlapped(self) -> Iterator[AttentionPrices]:
+        assert self._plain is not None
+        assert self._overlap is not None
+        for kind, one in zip(self._kinds, self._plain._attention_prices(), strict=True):
+            assert isinstance(kind.shape, AttentionShape)
+            yield one._replace(overlapped=DecodeTable(self._overlap.exposed(kind.shape, kind.window)))
+
+    def _serial(self) -> Iterator[AttentionPrices]:
+        """Attention prices without overlap; those of the timer whose tables are reused where it has them."""
+        known = [] if self.like is None else self.like._attention_prices()
+        for place, kind in enumerate(self._kinds):
+            if known and self._same_tables is not None:
+                yield known[place]
+                continue
+            prefill = seconds_of(prompt_calls, kind)
+            fresh = fresh_prompt_seconds(prefill, kind.window, self.max_tokens)
+            decode = known[place].decode if known else DecodeTable(seconds_of(decode_calls, kind))
+            mixed = seconds_of(mixed_calls, kind) if kind.one_pass else None
+            yield AttentionPrices(decode, prefill, mixed, fresh, kind.place, kind.layers)
 
     def _attention_seconds(self, work: StepWork[Any]) -> Any:
         """Seconds of attention in all layers of one step."""

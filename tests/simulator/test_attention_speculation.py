@@ -390,3 +390,11 @@ def test_notes_do_not_depend_on_keeping_steps():
     kept, summed = simulate(requested), simulate(requested, full_step_rows=0)
     assert any("decode steps" in note for note in kept.notes)
     assert kept.notes == summed.notes
+
+
+def test_scenarios_that_differ_in_hit_rates_share_the_prices_of_kernels():
+    one, other = (target(scenario({"hit_rate": rate})) for rate in (0.5, 0.75))
+    assert one is not other
+    assert one._head is other._head
+    assert one._layers is other._layers
+    assert one.overlap._kinds is other.overlap._kinds

@@ -247,6 +247,7 @@ def test_a_trace_in_seconds_and_in_milliseconds(tmp_path, unit, scale, seed):
 
 FIXED = {"arrivals": {"process": "burst"}, "input_tokens": 100, "output_tokens": 20}
 UNIFORM = uniform(1, 60)
+GROUPS = {"chip": "h100-sxm", "speculative_parallel": 2}
 
 
 @pytest.mark.parametrize(
@@ -261,6 +262,8 @@ UNIFORM = uniform(1, 60)
         (FIXED | {"priorities": (0, 1)}, {"engine": {"scheduler": "priority", "max_num_seqs": 2}}, True),
         (FIXED, {"speculation": NGRAM | {"acceptance": {"alpha": 0.6}}}, True),
         (FIXED, {"speculation": {"method": "none"}}, False),
+        (FIXED, {"hardware": GROUPS, "attention_speculation": {"hit_rate": 0.5}}, False),
+        (FIXED, {"hardware": GROUPS, "attention_speculation": {"hit_rate": 0.5, "hits": "drawn"}}, True),
         (FIXED, {"hardware": {"chip": "h100-sxm", "replicas": 2}, "faults": {"mtbf_s": 0.1, "mttr_s": 0.1}}, True),
     ],
 )

@@ -119,13 +119,13 @@ def mean_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, 
 
     Source: A. M. Law, "Simulation Modeling and Analysis" (5th ed., 2015), section 4.5, equation 4.12.
     """
-    from scipy.special import stdtrit
-
     count = len(values)
     if count < 2:
         raise ValueError("an interval needs at least two values")
     if max(values) - min(values) <= EQUAL * abs(max(values)):
         return min(values), max(values)  # runs that chance has no part in: no spread but that of rounding
+    from scipy.special import stdtrit  # slow to import
+
     centre = float(np.mean(values))
     half = float(stdtrit(count - 1, 0.5 + level / 2.0)) * float(np.std(values, ddof=1)) / sqrt(count)
     return centre - half, centre + half

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from forerun.arrays import FloatArray, IntArray
 from forerun.errors import ForerunError
+from forerun.recent import RecentResults
 from hwprofiles import AttentionShape
 from simulator.llm.layers import Attention, Layer
 from simulator.speculation.attention_level.alspec_config import AttentionSpeculationConfig
@@ -26,6 +28,7 @@ from simulator.speculation.attention_level.layer import LayerTimes, Outcome, exp
 from simulator.speculation.attention_level.parameters import Parameter, mechanism_costs
 from simulator.timing import Deployment, StepTimer
 from simulator.timing.deployment import ACTIVATION_BYTES
+from simulator.timing.kernels import sizes_key
 
 GROUPS = 2
 VERIFY_KERNELS = 2.0
@@ -52,6 +55,13 @@ class _Kind(NamedTuple):
         return self.other_s[held], self.pre_s[held]
 
 
+_RECENT_KINDS: RecentResults[tuple[StepTimer, dict[tuple[AttentionShape, int | None], _Kind]]] = RecentResults(32)
+"""Each entry keeps its timer, so that the id in the key stays valid."""
+
+_RECENT_DECODES: RecentResults[Any] = RecentResults(32)
+"""Seconds of decode attention, which hit rates and the mechanism's costs leave as they are."""
+
+
 class SpeculativeAttention:
     """Prices decode attention under attention-level speculation for one model on two groups of chips.
 
@@ -70,7 +80,13 @@ class SpeculativeAttention:
         self._deployment = deployment
         self._link = deployment.link
         self._hidden = deployment.architecture.hidden_size
-        self._kinds = self._collect(timer)
+        if not all(isinstance(shape, AttentionShape) for shape in timer.shapes):
+            raise ForerunError(
+                f"attention_speculation: {deployment.architecture.name} has layers that are no softmax attention over "
+                "cached keys, and nobody has described how two groups would speculate on those; leave it out"
+            )
+        key = (id(timer.origin), timer.max_tokens)
+        _, self._kinds = _RECENT_KINDS.get(key, lambda: (timer.origin, self._collect(timer)))
         layers = sum(kind.layers for (_, window), kind in self._kinds.items() if window is None)
         if not layers:
             raise ForerunError(
@@ -151,7 +167,8 @@ class SpeculativeAttention:
 
     def _decode(self, shape: AttentionShape, seqs: Any, query_len: Any, keys: Any) -> Any:
         kernels = self._deployment.kernels
-        return kernels.attention_decode(shape, seqs=seqs, q_len=query_len, kv_tokens=keys).seconds
+        priced = partial(kernels.attention_decode, shape, seqs=seqs, q_len=query_len, kv_tokens=keys)
+        return _RECENT_DECODES.get((kernels, shape, *sizes_key(seqs, query_len, keys)), lambda: priced().seconds)
 
     def rates(self, seqs: Any, query_len: Any, keys: Any) -> list[Any]:
         """Chance of each layer to pass verification with the whole batch."""
@@ -274,9 +291,9 @@ class DeviceGroups:
     deployment: Deployment
     """The model on one of the two groups."""
 
-    def of_timer(self, timer: StepTimer) -> SpeculativeAttention:
-        """What a ``StepTimer`` of one group asks while it is made."""
-        return SpeculativeAttention(self.config, timer)
+    def timer(self, plain: StepTimer) -> StepTimer:
+        """The timer of one group whose decode attention overlaps that of the other."""
+        return plain.beside(SpeculativeAttention(self.config, plain))
 
     @property
     def notes(self) -> tuple[str, ...]:
