@@ -203,9 +203,10 @@ def recorded(timer: Any, name: str, drafting: bool = False) -> Recording:
     """Recording of a timing model's method: of a ``StepWork``, and of a ``DraftStep`` where a policy decides on the
     drafts. All engines that use the model share it; extend and read it while holding ``EXTENDING``."""
     with EXTENDING:
-        if (name, drafting) not in timer.recordings:
-            timer.recordings[name, drafting] = _of_steps(getattr(timer, name), len(timer.windows), drafting)
-        known: Recording = timer.recordings[name, drafting]
+        recordings: dict[Any, Recording] = getattr(timer, "recordings", {})
+        if (name, drafting) not in recordings:
+            recordings[name, drafting] = _of_steps(getattr(timer, name), len(timer.windows), drafting)
+        known = recordings[name, drafting]
     return known
 
 

@@ -8,6 +8,8 @@ import pytest
 from floors import floors
 from licences import closure, licence, verdict
 
+from forerun.version import VERSION
+
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
@@ -47,5 +49,5 @@ def test_every_package_is_typed_and_shipped():
 
 def test_one_version():
     citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
-    assert re.search(r"^version: (\S+)$", citation, re.M)[1] == PROJECT["version"]
-    assert f"## {PROJECT['version']}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert re.search(r"^version: (\S+)$", citation, re.M)[1] == VERSION
+    assert f"## {VERSION}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
