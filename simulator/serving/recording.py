@@ -206,8 +206,7 @@ def recorded(timer: Any, name: str, drafting: bool = False) -> Recording:
         recordings: dict[Any, Recording] = getattr(timer, "recordings", {})
         if (name, drafting) not in recordings:
             recordings[name, drafting] = _of_steps(getattr(timer, name), len(timer.windows), drafting)
-        known = recordings[name, drafting]
-    return known
+        return recordings[name, drafting]
 
 
 def _of_steps(function: Callable[..., Any], windows: int, drafting: bool) -> Recording:
