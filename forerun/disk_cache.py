@@ -42,8 +42,8 @@ def kept(name: str, files: Iterable[Path], make: Callable[[], V]) -> V:
     not used. Writers replace whole files, so several processes may share the folder, and any file may be deleted.
 
     Args:
-        name: of the result; whatever else it depends on besides ``files`` must be in it.
-        files: all files that the result depends on, code included.
+        name: of the result; whatever else it depends on, such as the code, must be in it.
+        files: data files that the result depends on.
         make: makes the result; it must be picklable.
     """
     folder = cache_folder()

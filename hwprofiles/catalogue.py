@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -163,12 +164,19 @@ def _files(folder: str, name: str) -> list[Path]:
     own = _FOLDER / folder / f"{name}.yaml"
     base = _EXTENDS.search(own.read_text("utf-8"))
     files = [own, _FOLDER / "fits" / f"{name}.json"]
-    return [file for file in files if file.exists()] + (_files(folder, base[1]) if base else [])
+    known = base is not None and base[1] in _names(folder)
+    return [file for file in files if file.exists()] + (_files(folder, base[1]) if base and known else [])
+
+
+@cache
+def _code_digest() -> str:
+    """Checksum of the code that reads and validates profiles."""
+    return sha256(b"".join(file.read_bytes() for file in sorted(_FOLDER.rglob("*.py")))).hexdigest()
 
 
 def _kept(place: str, files: list[Path], make: Callable[[], _K]) -> _K:
     """A validated entry of the catalogue, read from the user's cache folder where it has not changed."""
-    return kept(f"{place} {pydantic.VERSION}", [*files, *sorted(_FOLDER.glob("*.py"))], make)
+    return kept(f"{place} {pydantic.VERSION} {_code_digest()}", files, make)
 
 
 def _catalogue_data(folder: str, name: str) -> Any:

@@ -201,7 +201,7 @@ def numbers_of(work: StepWork[Any], draft: DraftStep[Any] | None) -> list[Any]:
 
 def recorded(timer: Any, name: str, drafting: bool = False) -> Recording:
     """Recording of a timing model's method: of a ``StepWork``, and of a ``DraftStep`` where a policy decides on the
-    drafts. All engines that use the model share it; extend and read it while holding ``EXTENDING``."""
+    drafts. All engines share it if the model has a field ``recordings``; extend and read it holding ``EXTENDING``."""
     with EXTENDING:
         recordings: dict[Any, Recording] = getattr(timer, "recordings", {})
         if (name, drafting) not in recordings:
