@@ -68,11 +68,13 @@ def method_line(method: str) -> tuple[str, str]:
     return METHOD_LINES.get(method, (GREEN, "dot"))
 
 
-RUN_COLOURS = (BLUE, VERMILLION)
-"""Colours of the first and the second of two compared items."""
+RUN_COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, PINK, SKY)
+"""Colours of compared items, in order."""
 
-LOSS, LITTLE_LOSS, NEUTRAL, LITTLE_GAIN, GAIN = VERMILLION, "#eca36f", "#f4f4f1", "#6fb3d9", BLUE
-"""Ends of a scale from loss to gain; they are distinct for readers with any colour vision."""
+LOSS, LITTLE_LOSS, NEUTRAL, LITTLE_GAIN, GAIN = "#e0702a", "#f0b48a", "#f4f4f1", "#a3cfe9", "#4aa3d8"
+"""A scale from loss to gain that readers with any colour vision tell apart; dark text is readable on all of it."""
+ON_SCALE = "#101418"
+"""Text on that scale."""
 
 
 def gain_scale(low: float, neutral: float, high: float) -> list[list[float | str]]:

@@ -118,9 +118,10 @@ class ChoiceField(Control):
 
 @dataclass(frozen=True, slots=True)
 class Several(ChoiceField):
-    """Some of several texts, at least one, between commas in an address."""
+    """Some of several texts, between commas in an address."""
 
     defaults: Sequence[str] = ()
+    least: int = 1
     most: int = 4
 
     def default_in(self, served: ServedFolders) -> Any:
@@ -130,8 +131,8 @@ class Several(ChoiceField):
         return self.checked([word for word in text.split(",") if word], served)
 
     def checked(self, value: Any, served: ServedFolders) -> Any:
-        if not isinstance(value, list) or not 0 < len(value) <= self.most:
-            raise ForerunError(f"{self.label}: choose 1 to {self.most}")
+        if not isinstance(value, list) or not self.least <= len(value) <= self.most:
+            raise ForerunError(f"{self.label}: choose {self.least} to {self.most}")
         for one in value:
             ChoiceField.checked(self, one, served)
         return value

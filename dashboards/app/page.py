@@ -95,11 +95,13 @@ class Page:
     """Function that registers additional callbacks; None without any."""
     title: str = ""
     """Heading; the name where it is empty."""
+    folded: Sequence[Control] = ()
+    """Controls below the others that a click unfolds."""
 
     @property
     def fields(self) -> dict[str, Control]:
         """Its controls by name, also those in the content."""
-        return {control.name: control for control in self.controls if isinstance(control, Control)}
+        return {control.name: control for control in (*self.controls, *self.folded) if isinstance(control, Control)}
 
     def layout(self, search: str | None, context: Context) -> Component:
         """Layout of the page, with the controls restored from an address."""
@@ -113,7 +115,10 @@ class Page:
 
         content = [parts.warning_area(changed), *map(shown, (parts.message_area(), *self.content))]
         if self.controls:
-            content = [parts.with_controls(list(map(shown, self.controls)), content)]
+            beside = list(map(shown, self.controls))
+            if self.folded:
+                beside.append(parts.fold("More parameters", list(map(shown, self.folded))))
+            content = [parts.with_controls(beside, content)]
         return parts.page_frame(self.title or self.name, self.says, *content)
 
     def register(self, app: Dash, context: Context) -> None:

@@ -23,6 +23,8 @@ NOT_YET = {"paper_bgcolor": "#0000", "plot_bgcolor": "#0000", "xaxis": {"visible
 """A figure before it is drawn: its place, and nothing of the wrong colour in it."""
 MESSAGE = "message"
 """The area in which a page says what is wrong."""
+MOST_NOTES = 6
+"""Notes below a page's numbers; more of them are folded."""
 UPLOADED = "uploaded"
 """The store of a page's uploaded file, and the area that says what became of it."""
 
@@ -129,7 +131,9 @@ def warning_area(lines: Sequence[str]) -> Component:
 
 def rests_on(basis: str | None, notes: Iterable[str] = ()) -> Component:
     """Evidence basis of the numbers of a page; None where nothing was computed."""
-    lines = [dmc.Text(note, size="xs", className="muted") for note in dict.fromkeys(notes)]
+    lines: list[Component] = [dmc.Text(note, size="xs", className="muted") for note in dict.fromkeys(notes)]
+    if len(lines) > MOST_NOTES:
+        lines = [fold(f"{len(lines)} notes on these numbers", lines)]
     words = "" if basis is None else BASIS_WORDS.get(basis, "")
     sentence = f"These numbers rest on: {words}." if words else "What numbers rest on stands here when there are any."
     head = [
@@ -137,6 +141,11 @@ def rests_on(basis: str | None, notes: Iterable[str] = ()) -> Component:
         dmc.Text(sentence if words or basis is None else "", size="sm", className="muted"),
     ]
     return dmc.Stack([dmc.Group(head, gap="xs"), *lines], gap=4, className="basis")
+
+
+def fold(title: str, content: Sequence[Component]) -> Component:
+    """Content behind a line that unfolds it."""
+    return html.Details([html.Summary(title), dmc.Stack(list(content), gap="sm")])
 
 
 def tiles(rows: Iterable[Tile]) -> Component:

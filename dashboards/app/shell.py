@@ -17,8 +17,7 @@ from dashboards.app.parts import UPLOADED, page_frame
 from dashboards.app.uploads import LARGEST_MESSAGE_BYTES
 from dashboards.theme import FONT, dark_template, light_template
 
-PIN = "Keep the address of this view, to put another beside it"
-SHOW_SIDE_BY_SIDE = "Show the pinned view and this one side by side"
+SHARE = "Copy the address, which restores this view with all its choices"
 
 
 def _schemes() -> Any:
@@ -40,13 +39,11 @@ def app_frame(pages: Sequence[Page]) -> Any:
         dmc.NavLink(label=page.name, href=f"/{page.path}", active="exact", id={"kind": "link", "path": page.path})
         for page in pages
     ]
-    pins = [
-        dmc.Button(words, id=name, size="compact-sm", variant="default", attributes={"root": {"title": title}})
-        for words, name, title in (("Pin view", "pin", PIN), ("Beside pinned", "put-beside", SHOW_SIDE_BY_SIDE))
-    ]
+    hint: Any = {"root": {"title": SHARE}}
+    share = dmc.Button("Copy link", id="share", size="compact-sm", variant="default", visibleFrom="xs", attributes=hint)
     menu = dmc.Burger(id="burger", opened=False, size="sm", hiddenFrom="sm", **{"aria-label": "menu"})
     left = dmc.Group([menu, dcc.Link("Forerun", href="/", className="brand")], gap="sm")
-    right = dmc.Group([*pins, _schemes()], gap="xs", wrap="nowrap")
+    right = dmc.Group([share, _schemes()], gap="xs", wrap="nowrap")
     header = dmc.Group([left, right], justify="space-between", h="100%", px="md", wrap="nowrap")
     templates = {"light": light_template().to_plotly_json(), "dark": dark_template().to_plotly_json()}
     stops = {
@@ -64,7 +61,7 @@ def app_frame(pages: Sequence[Page]) -> Any:
             dcc.Store(id="address"),
             dcc.Store(id="picture"),
             dcc.Store(id="largest", data=LARGEST_MESSAGE_BYTES),
-            dcc.Store(id="pinned", storage_type="session"),
+            dcc.Store(id="names", data={page.path: page.name for page in pages}),
             dmc.AppShell(
                 [
                     dmc.AppShellHeader(header),
@@ -124,9 +121,8 @@ def register(app: Dash, pages: Sequence[Page], context: Context) -> None:
         State("largest", "data"),
         on_opening=False,
     )
-    pinned = State("pinned", "data")
-    in_browser(app, "pin", Output("pinned", "data"), Output("put-beside", "style"), Input("pin", "n_clicks"), pinned)
-    in_browser(app, "beside", Output("url", "href"), Input("put-beside", "n_clicks"), pinned, on_opening=False)
+    in_browser(app, "heading", Output("names", "data"), Input("url", "pathname"), State("names", "data"))
+    in_browser(app, "share", Output("share", "children"), Input("share", "n_clicks"), on_opening=False)
     clicks = [Input(_any(f"export-{kind}", ALL), "n_clicks") for kind in ("png", "svg")]
     in_browser(app, "picture", Output("picture", "data"), *clicks, on_opening=False)
     app.callback(

@@ -1,4 +1,4 @@
-"""One run: what bound the engine, latencies, batch and queue over time, single requests, two runs side by side."""
+"""One run: what bound the engine, latencies, batch and queue over time, single requests, several runs compared."""
 
 from __future__ import annotations
 
@@ -391,67 +391,70 @@ PAIR_METRICS = {
 """Keys of ``summary``: their words, and whether more is better."""
 
 
-class Change(NamedTuple):
-    """One figure in two runs."""
+class MetricValues(NamedTuple):
+    """One figure in every compared run."""
 
     key: str
     label: str
-    first: float
-    second: float
+    values: tuple[float, ...]
     more_is_better: bool
 
     @property
-    def percent(self) -> float:
-        """Change from the first to the second run."""
-        return (self.second / self.first - 1.0) * 100.0
+    def percents(self) -> tuple[float, ...]:
+        """Change of each later run from the first one, percent."""
+        return tuple((value / self.values[0] - 1.0) * 100.0 for value in self.values[1:])
 
 
 class ComparisonData(NamedTuple):
-    """Two runs: names, changes of every figure that both have, and curves of one latency in each."""
+    """Several runs: names, every figure that all have, and the curve of one latency in each."""
 
-    names: tuple[str, str]
-    changes: tuple[Change, ...]
+    names: tuple[str, ...]
+    metrics: tuple[MetricValues, ...]
     latency: str
-    curves: tuple[LatencyCurve | None, LatencyCurve | None]
+    curves: tuple[LatencyCurve | None, ...]
     basis: str
 
 
-def comparison_data(
-    first: RunFolder, second: RunFolder, names: tuple[str, str], latency: str = "ttft"
-) -> ComparisonData:
-    """The figures of both ``summary.json`` and the distribution of ``latency`` (ttft, tpot or e2el) in both."""
-    changes = []
+def comparison_data(runs: Mapping[str, RunFolder], latency: str = "ttft") -> ComparisonData:
+    """Figures of each run's ``summary.json`` and the distribution of ``latency`` (ttft, tpot or e2el).
+
+    Args:
+        runs: at least two, by name; the first is what the others are compared with.
+    """
+    metrics = []
     for key, (label, better) in PAIR_METRICS.items():
-        one, two = (run.document["summary"].get(key) for run in (first, second))
-        if one and two is not None:
-            changes.append(Change(key, label, one, two, better))
-    curves = [{curve.name: curve for curve in latency_data(run).curves}.get(latency) for run in (first, second)]
-    basis = weakest((first.basis, second.basis))
-    return ComparisonData(names, tuple(changes), latency, (curves[0], curves[1]), basis)
+        values = [run.document["summary"].get(key) for run in runs.values()]
+        if values[0] and None not in values:
+            metrics.append(MetricValues(key, label, tuple(values), better))
+    curves = ({curve.name: curve for curve in latency_data(run).curves}.get(latency) for run in runs.values())
+    basis = weakest(run.basis for run in runs.values())
+    return ComparisonData(tuple(runs), tuple(metrics), latency, tuple(curves), basis)
 
 
 def change_figure(data: ComparisonData) -> go.Figure:
-    """Bars of change in percent; hatched bars are for the worse."""
+    """Bars of change from the first run in percent; hatched bars are for the worse."""
     figure = go.Figure()
-    worse = [(change.percent > 0) != change.more_is_better and change.percent != 0 for change in data.changes]
-    figure.add_bar(
-        y=[change.label for change in data.changes],
-        x=[change.percent for change in data.changes],
-        orientation="h",
-        marker={
-            "color": [RUN_COLOURS[int(bad)] for bad in worse],
-            "pattern": {"shape": ["/" if bad else "" for bad in worse]},
-        },
-        customdata=[[change.first, change.second] for change in data.changes],
-        text=[f"{change.percent:+.1f} %" for change in data.changes],
-        textposition="outside",
-        cliponaxis=False,
-        hovertemplate="%{y}: %{customdata[0]:.4s} to %{customdata[1]:.4s}, %{x:+.2f} %<extra></extra>",
-        showlegend=False,
-    )
+    one, rows = len(data.names) == 2, [metric.percents for metric in data.metrics]
+    for number, name in enumerate(data.names[1:]):
+        percents = [row[number] for row in rows]
+        worse = [x != 0 and (x > 0) != m.more_is_better for x, m in zip(percents, data.metrics, strict=True)]
+        colours = [RUN_COLOURS[int(bad)] if one else RUN_COLOURS[number + 1] for bad in worse]
+        figure.add_bar(
+            y=[metric.label for metric in data.metrics],
+            x=percents,
+            orientation="h",
+            name=name,
+            marker={"color": colours, "pattern": {"shape": ["/" if bad else "" for bad in worse]}},
+            customdata=[[metric.values[0], metric.values[number + 1]] for metric in data.metrics],
+            text=[f"{percent:+.1f} %" for percent in percents],
+            textposition="outside",
+            cliponaxis=False,
+            hovertemplate="%{y}: %{customdata[0]:.4s} to %{customdata[1]:.4s}, %{x:+.2f} %",
+            showlegend=not one,
+        )
     figure.add_vline(x=0, line={"color": GREY, "width": 1})
-    x = {"title": "change (%)", "range": _wide([change.percent for change in data.changes])}
-    caption, y = "second over first; hatched: worse", {"autorange": "reversed", "ticks": ""}
+    x = {"title": "change (%)", "range": _wide([percent for row in rows for percent in row])}
+    caption, y = f"against {data.names[0]}; hatched: worse", {"autorange": "reversed", "ticks": ""}
     return captioned(figure, "Change", caption, data.basis, 420, x, y)
 
 
@@ -463,11 +466,14 @@ def _wide(percents: list[float]) -> list[float]:
 
 
 def curves_figure(data: ComparisonData) -> go.Figure:
-    """The distribution of one latency in both runs."""
+    """The distribution of one latency in every run."""
     figure = go.Figure()
-    for name, curve, colour, dash in zip(data.names, data.curves, RUN_COLOURS, ("solid", "dash"), strict=True):
+    for number, (name, curve) in enumerate(zip(data.names, data.curves, strict=True)):
         if curve is not None:
-            line = {"color": colour, "width": 2.5, "shape": "hv", "dash": dash}
+            line = {"color": RUN_COLOURS[number], "width": 2.5, "shape": "hv", "dash": "dash" if number else "solid"}
             add_distribution(figure, curve.ms, curve.share, name=name, line=line, hovertemplate=WITHIN)
-    title, axes = f"{NAMES[data.latency]} in both runs", (MILLISECONDS, REQUEST_SHARE)
+    title, axes = (
+        f"{NAMES[data.latency]} in {'both' if len(data.names) == 2 else 'all'} runs",
+        (MILLISECONDS, REQUEST_SHARE),
+    )
     return captioned(figure, title, "cumulative", data.basis, 420, *axes, hovermode="closest")

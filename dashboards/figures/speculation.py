@@ -12,6 +12,7 @@ import plotly.graph_objects as go
 from dashboards.theme import (
     BLUE,
     GREY,
+    ON_SCALE,
     VERMILLION,
     FloatArray,
     add_band,
@@ -50,7 +51,7 @@ def gain_map(x: Sequence[Any], y: Sequence[Any], gain: Any, title: str, hover: s
             zmax=high,
             text=[["" if np.isnan(cell) else f"{cell:.2f}" for cell in row] for row in gain],
             texttemplate="%{text}",
-            textfont={"size": 11},
+            textfont={"size": 11, "color": ON_SCALE},
             xgap=1,
             ygap=1,
             colorbar={"title": {"text": title, "font": {"size": 12}}, "thickness": 12, "tickfont": {"size": 11}},

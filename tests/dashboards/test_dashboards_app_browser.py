@@ -33,7 +33,6 @@ PAGES = {
     "roofline": 1,
     "runs": 5,
     "replay": 1,
-    "beside": 0,
 }
 """Figures that each page draws as it opens."""
 SCENARIO = """
@@ -166,10 +165,8 @@ def test_every_page_opens_and_fits(browser, address, barriers_of):
         visit.page.set_viewport_size({"width": 390, "height": 900})
         visit.choose("dark")
         visit.turn_to(name, figures)
-        if name != "beside":
-            visit.page.wait_for_function(
-                "() => document.querySelector('.page').innerText.toLowerCase().includes('basis:')"
-            )
+        visit.page.wait_for_function("() => document.querySelector('.page').innerText.toLowerCase().includes('basis:')")
+        assert visit.page.title().endswith("Forerun")
         assert visit.page.locator("h1:visible").count() == 1, name
         assert visit.page.locator("html").get_attribute("lang") == "en"
         for scheme, widths in LOOKS.items():
@@ -307,28 +304,10 @@ def test_a_log_of_ones_own_is_taken_shown_and_planned_for(visit):
     page.get_by_role("textbox", name="Mean prompt").wait_for(state="hidden")
 
 
-def test_two_views_stand_beside_each_other_and_in_one_link(visit, browser, address):
-    visit.open("what-if?rate=4", 2)
-    page = visit.page
-    page.get_by_role("button", name="Pin view").click()
-    page.get_by_role("textbox", name="Load").fill("24")
-    page.wait_for_function("() => location.search.includes('rate=24')")
-    page.get_by_role("button", name="Beside pinned").click()
-    for name, rate in (("a", "4"), ("b", "24")):
-        frame = page.frame_locator(f"iframe[name={name}]")
-        assert frame.get_by_role("textbox", name="Load").input_value() == f"{rate}"
-        assert frame.locator("nav").is_hidden()
-    page.frame_locator("iframe[name=b]").get_by_role("textbox", name="Load").fill("12")
-    page.wait_for_function("() => new URLSearchParams(location.search).get('b').includes('rate=12')")
-    again = Visit(browser, address[0])
-    again.page.goto(page.url)
-    assert again.page.frame_locator("iframe[name=b]").get_by_role("textbox", name="Load").input_value() == "12"
-    again.close()
-
-
 def test_run_explorer_shows_what_the_summary_says(visit, address):
-    visit.open("runs?run=first&beside=second&request=7", 7)
+    visit.open("runs?run=first&others=second&request=7", 7)
     page = visit.page
+    assert page.title() == "Runs \u00b7 Forerun"
     document = address[1].served.run("first").document
     shares = {trace["name"]: trace["x"][0] for trace in visit.figure("bottleneck")}
     assert shares == pytest.approx({name: share * 100 for name, share in document["bottleneck"].items()})

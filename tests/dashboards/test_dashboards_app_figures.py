@@ -75,18 +75,16 @@ def test_comparison_is_of_the_summaries(run, write_one, tmp_path):
     from simulator.running.metrics.run_folder import load_run
 
     other = load_run(write_one(tmp_path / "two", replications=2))
-    data = of_run.comparison_data(run, other, ("one", "two"))
-    assert {"mean_ttft_ms", "output_throughput"} <= {change.key for change in data.changes}
-    for change in data.changes:
-        assert (change.first, change.second) == (
-            run.document["summary"][change.key],
-            other.document["summary"][change.key],
-        )
-    bars = of_run.change_figure(data).data[0]
-    assert list(bars.x) == [change.percent for change in data.changes]
-    assert [trace.name for trace in of_run.curves_figure(data).data] == ["one", "two"]
-    same = of_run.comparison_data(run, run, ("a", "b"))
-    assert [change.percent for change in same.changes] == [0.0] * len(same.changes)
+    runs = {"one": run, "two": other, "again": run}
+    data = of_run.comparison_data(runs)
+    assert {"mean_ttft_ms", "output_throughput"} <= {metric.key for metric in data.metrics}
+    for metric in data.metrics:
+        assert metric.values == tuple(each.document["summary"][metric.key] for each in runs.values())
+        assert metric.percents[1] == 0.0
+    bars = of_run.change_figure(data).data
+    assert [trace.name for trace in bars] == ["two", "again"]
+    assert list(bars[0].x) == [metric.percents[0] for metric in data.metrics]
+    assert [trace.name for trace in of_run.curves_figure(data).data] == list(runs)
 
 
 def test_roofline_points_lie_where_the_kernels_are():

@@ -406,14 +406,6 @@ def test_windows_of_a_generator_are_no_log_of_requests(served, tmp_path):
         traffic.compute(context, {"log": label, "columns": ""})
 
 
-def test_two_views_are_two_addresses_of_pages(served):
-    fields = {page.path: page for page in PAGES}["beside"].fields
-    assert fields["a"].checked("/what-if?rate=4&model=qwen3-8b", served) == "/what-if?rate=4&model=qwen3-8b"
-    for foreign in ("//other.org/what-if", "https://other.org/what-if", "javascript:alert(1)", "/beside?a=/what-if"):
-        with pytest.raises(ForerunError, match="no address of a page"):
-            fields["a"].checked(foreign, served)
-
-
 def test_a_trace_is_fitted_and_scored_on_the_rest(served, run_folder, tmp_path):
     """On the shipped sample's prompts: all of it is fitted by the documentation's own commands."""
     head, *rows = served.traces()[SAMPLE_TRACE].read_text(encoding="utf-8").splitlines(keepends=True)

@@ -15,8 +15,6 @@
     place.innerHTML = place.filled = place.dataset.html;
     place.querySelectorAll("details").forEach(function (rest) { rest.open = unfolded; });
   }
-  var BESIDE = "/beside";
-  if (window.parent !== window) { document.documentElement.classList.add("framed"); }
   function narrow() { return window.innerWidth < 560; }
 
   places.forerun = {
@@ -33,9 +31,25 @@
       var id = places.callback_context.outputs_list[0].id;
       var card = document.getElementById(JSON.stringify({ kind: "card", name: id.name, page: id.page }));
       var figure = card && card.querySelector(".figure");
-      if (narrow()) { layout.margin = Object.assign({ r: 10 }, layout.margin); }
+      if (narrow()) {
+        layout.margin = Object.assign({ r: 10 }, layout.margin);
+        data = data.map(function (trace) {
+          if (trace.type !== "heatmap") { return trace; }
+          return Object.assign({}, trace, { showscale: false, textfont: Object.assign({}, trace.textfont, { size: 9 }) });
+        });
+      }
       window.forerunTitle(layout, figure ? figure.getBoundingClientRect().width : 0);
       return [{ data: data, layout: layout }, {}];
+    },
+    heading: function (path, names) {
+      var name = names[path.replace(/\//g, "")];
+      document.title = name ? name + " \u00b7 Forerun" : "Forerun";
+      return places.no_update;
+    },
+    share: function (clicks) {
+      if (!clicks) { return places.no_update; }
+      if (navigator.clipboard) { navigator.clipboard.writeText(window.location.href); }
+      return navigator.clipboard ? "Link copied" : "Copy the address above";
     },
     address: function (values) {
       var ids = places.callback_context.inputs_list[0];
@@ -48,10 +62,6 @@
       });
       var address = window.location.pathname + "?" + query.toString();
       window.history.replaceState(window.history.state, "", address);
-      if (window.parent !== window && window.name) {
-        var field = { kind: "state", page: BESIDE.slice(1), name: window.name };
-        window.parent.dash_clientside.set_props(field, { value: address });
-      }
       return address;
     },
     pair: function (value, place, known) {
@@ -86,26 +96,6 @@
       if (!refused) { return [{ name: names[0], contents: contents[0], at: Date.now() }, null]; }
       var alert = { color: "red", variant: "light", radius: "md", className: "message", children: refused };
       return [places.no_update, { namespace: "dash_mantine_components", type: "Alert", props: alert }];
-    },
-    pin: function (clicks, pinned) {
-      var trigger = places.callback_context.triggered.length && clicks;
-      var view = trigger && window.location.pathname !== BESIDE ? window.location.pathname + window.location.search : pinned;
-      return [view || null, view ? {} : { display: "none" }];
-    },
-    beside: function (clicks, pinned) {
-      if (!clicks || !pinned || window.location.pathname === BESIDE) { return places.no_update; }
-      var here = window.location.pathname + window.location.search;
-      return BESIDE + "?" + new URLSearchParams({ a: pinned, b: here });
-    },
-    frames: function (first, second) {
-      [first, second].forEach(function (view, index) {
-        var frame = document.querySelectorAll("iframe.view")[index];
-        var at = frame && frame.contentWindow ? frame.contentWindow.location : null;
-        var wanted = new URL(view || "about:blank", window.location.origin);
-        if (!at || (wanted.origin !== window.location.origin && view)) { return; }
-        if (at.href === "about:blank" || at.pathname + at.search !== wanted.pathname + wanted.search) { at.replace(wanted.href); }
-      });
-      return places.no_update;
     },
     picture: function (png, svg) {
       var trigger = places.callback_context.triggered_id;

@@ -10,7 +10,6 @@ from dashboards.app.pages import (
     traffic,
     what_if,
 )
-from dashboards.app.pages.side_by_side import side_by_side_page
 from dashboards.app.pages.start import start_page
 
 ANSWERS = (
@@ -23,4 +22,4 @@ ANSWERS = (
     run_explorer.PAGE,
     replay.PAGE,
 )
-PAGES = (start_page(ANSWERS), *ANSWERS, side_by_side_page(ANSWERS))
+PAGES = (start_page(ANSWERS), *ANSWERS)

@@ -74,7 +74,10 @@ def compute_own(_context: Context, values: Values) -> Shown:
     )
     (rows,) = lever_gains([unsplit], both, BATCHES, LONG)
     title = f"{chip}: TP {chips // 2} x SP 2 over TP {chips}"
-    return {"gain": attention.gain_figure(GainData(title, values["model"], tuple(rows), both.basis))}
+    words = attention.region_words({"gains": [row._asdict() for row in rows]}, BATCHES[0])
+    sentence = f"{values['model']} on {chips} {chip}: a second group {words} tokens (batch {BATCHES[0]})."
+    figure = attention.gain_figure(GainData(title, values["model"], tuple(rows), both.basis))
+    return {"own-lead": remark(sentence), "gain": figure}
 
 
 @lru_cache(maxsize=64)
@@ -110,31 +113,26 @@ PAGE = Page(
     "Attention speculation",
     "What a second group of chips gains by running ahead on approximate attention, and how far that is known.",
     [
-        Number("rate", "Hit rate", stops=RATES, default=0.875, high=1.0, whole=False),
-        Number("context", "Context", stops=MAP_CONTEXTS, default=131072, unit="tokens", low=256, high=2**20),
-        ChoiceField("set", "Documented parameters", options=lambda _: list(consistency_sets())),
-        ChoiceField("reading", "What waits for the check", options=READINGS),
-        replace(controls.CHIP, label="Other chip"),
+        replace(controls.CHIP, default="n150"),
         controls.MODEL,
         replace(controls.TENSOR_PARALLEL, label="Chips", options=("2", "4", "8", "16"), default="8"),
-        controls.WEIGHTS,
-        Number("lambda", "Map: lambda", stops=TOLERANCES, default=0.1, low=0.01, high=1.0, whole=False),
-        Number("window", "Map: S", stops=WINDOWS, default=128, unit="tokens", low=16, high=8192),
-        Number("batch", "Map: batch", stops=BATCHES[:3], default=1, unit="sequences", low=1, high=16),
+        Number("rate", "Hit rate", stops=RATES, default=0.875, high=1.0, whole=False),
     ],
     [
+        message_area("own"),
+        area("own-lead"),
+        figure_card("gain", 500, "Speedup on this chip by batch and context"),
+        message_area("everywhere"),
+        area("regions"),
+        figure_card("atlas", 780, "Where it pays on this chip, by model, number of chips and context", least=760),
         area("lead"),
-        figure_card("map", 420, "Speedup by context and hit rate", wide=True),
+        figure_card("map", 420, "Speedup by context and hit rate"),
         figure_card("gantt", 540, "What both groups do in a layer that hits and one that misses"),
         side_by_side(
             figure_card("speedup", 560, "Speedup by context, with the band of plausible parameters"),
             figure_card("sensitivity", 560, "Speedup under other plausible parameters"),
         ),
-        message_area("own"),
-        figure_card("gain", 500, "Speedup on another chip by batch and context"),
-        message_area("everywhere"),
-        figure_card("atlas", 780, "Where it pays on the other chip, by model, number of chips and context", least=760),
-        *map(area, ("regions", "basis")),
+        area("basis"),
     ],
     [
         View(
@@ -143,8 +141,17 @@ PAGE = Page(
             ("lead", "basis"),
             ("map", "gantt", "speedup", "sensitivity"),
         ),
-        View(compute_own, ("rate", "chip", "model", "tp", "dtype"), figures=("gain",), message_at="own"),
+        View(compute_own, ("rate", "chip", "model", "tp", "dtype"), ("own-lead",), ("gain",), message_at="own"),
         View(compute_atlas, ("chip", "lambda", "window", "batch"), ("regions",), ("atlas",), message_at="everywhere"),
     ],
     title="Attention-level speculation",
+    folded=[
+        controls.WEIGHTS,
+        Number("lambda", "Map: lambda", stops=TOLERANCES, default=0.1, low=0.01, high=1.0, whole=False),
+        Number("window", "Map: S", stops=WINDOWS, default=128, unit="tokens", low=16, high=8192),
+        Number("batch", "Map: batch", stops=BATCHES[:3], default=1, unit="sequences", low=1, high=16),
+        Number("context", "Context", stops=MAP_CONTEXTS, default=131072, unit="tokens", low=256, high=2**20),
+        ChoiceField("set", "Documented parameters", options=lambda _: list(consistency_sets())),
+        ChoiceField("reading", "What waits for the check", options=READINGS),
+    ],
 )

@@ -1,4 +1,4 @@
-"""Run explorer: one run in all its figures, a second beside it, and scenarios of one's own."""
+"""Runs: one run in all its figures, others compared with it, and scenarios uploaded by the user."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from dash import Dash, Input, Output, State, dcc, no_update
 
 from dashboards.app import parts
-from dashboards.app.controls import ChoiceField, Component, Number, Values, state_id
+from dashboards.app.controls import ChoiceField, Component, Number, Several, Values, state_id
 from dashboards.app.jobs import job_id, job_panel
 from dashboards.app.messages import sentence
 from dashboards.app.page import Context, Page, Shown, View
@@ -19,13 +19,14 @@ from dashboards.app.uploads import UploadTask, uploaded_text
 from dashboards.figures import run as of_run
 from dashboards.figures.run import ComparisonData
 from dashboards.report import lead_sentence, report_html, run_tiles
+from dashboards.theme import RUN_COLOURS
 from forerun.errors import ForerunError
 from forerun.tables import ABSENT, Table, number, pairs
 from simulator.running.metrics.run_folder import RunFolder
 from simulator.running.metrics.tables import more_run_tables, run_tables
 
 NAME = "runs"
-NOTHING = "none"
+MOST_OTHERS = len(RUN_COLOURS) - 1
 NEIGHBOURS = 24
 """Requests shown around a chosen one."""
 
@@ -82,14 +83,13 @@ def compute_requests(context: Context, values: Values) -> Shown:
     }
 
 
-def compute_pair(context: Context, values: Values) -> Shown:
-    """The chosen run and the one beside it."""
-    if not values["run"] or values["beside"] in (None, NOTHING):
+def compute_comparison(context: Context, values: Values) -> Shown:
+    """The chosen run and the ones compared with it."""
+    names = dict.fromkeys((values["run"], *values["others"]))
+    if len(names) < 2:
         return {}
-    names = (values["run"], values["beside"])
-    first, second = (context.served.run(name) for name in names)
-    data = of_run.comparison_data(first, second, names, values["latency"])
-    table = parts.table_panel(change_table(data))
+    data = of_run.comparison_data({name: context.served.run(name) for name in names}, values["latency"])
+    table = parts.table_panel(comparison_table(data))
     return {"changes": table, "change": of_run.change_figure(data), "curves": of_run.curves_figure(data)}
 
 
@@ -135,9 +135,18 @@ def request_table(run: RunFolder, row: int) -> Table:
     return pairs(f"Request {row}", rows)
 
 
-def change_table(data: ComparisonData) -> Table:
-    rows = [(change.label, change.first, change.second, f"{change.percent:+.1f} %") for change in data.changes]
-    return Table("Both runs", ("", *data.names, "change"), rows)
+def comparison_table(data: ComparisonData) -> Table:
+    """Every figure in every run, and the change of each later run from the first."""
+    header = ["", data.names[0]]
+    for name in data.names[1:]:
+        header += [name, "change"]
+    rows = []
+    for metric in data.metrics:
+        row: list[Any] = [metric.label, metric.values[0]]
+        for value, percent in zip(metric.values[1:], metric.percents, strict=True):
+            row += [value, f"{percent:+.1f} %"]
+        rows.append(row)
+    return Table(f"Compared with {data.names[0]}", header, rows)
 
 
 def run_details(app: Dash, context: Context) -> None:
@@ -158,8 +167,7 @@ def run_details(app: Dash, context: Context) -> None:
         runs = list(context.served.runs())
         if not label or label not in runs:
             return no_update, no_update, no_update, no_update, no_update
-        compared = [NOTHING, *runs]
-        return runs, label, compared, before if before in runs and before != label else NOTHING, None
+        return runs, label, runs, [before] if before in runs and before != label else [], None
 
     def save_report(clicks: int | None, label: str | None) -> Any:
         served = context.served
@@ -177,8 +185,8 @@ def run_details(app: Dash, context: Context) -> None:
     app.callback(
         Output(state_id(NAME, "run"), "data"),
         Output(state_id(NAME, "run"), "value"),
-        Output(state_id(NAME, "beside"), "data"),
-        Output(state_id(NAME, "beside"), "value"),
+        Output(state_id(NAME, "others"), "data"),
+        Output(state_id(NAME, "others"), "value"),
         Output(parts.area_id(NAME, parts.UPLOADED), "children", allow_duplicate=True),
         Input(job_id(NAME, "done"), "data"),
         State(state_id(NAME, "run"), "value"),
@@ -194,14 +202,14 @@ def run_details(app: Dash, context: Context) -> None:
 
 PAGE = Page(
     NAME,
-    "Run explorer",
-    "What happened in a simulated run, and what another run did differently.",
+    "Runs",
+    "What happened in a simulated run, and what other runs did differently.",
     [
         ChoiceField(
             "run", "Run", options=lambda served: list(served.runs()), placeholder="no run in the served folders"
         ),
         Number("request", "Single request", high=1e8, says="its number in order of arrival; else the longest TTFT"),
-        ChoiceField("beside", "Compare with", options=lambda served: [NOTHING, *served.runs()]),
+        Several("others", "Compare with", options=lambda served: list(served.runs()), least=0, most=MOST_OTHERS),
         ChoiceField("latency", "Latency compared", options=("ttft", "tpot", "e2el")),
         buttons,
     ],
@@ -219,10 +227,10 @@ PAGE = Page(
         parts.area("request"),
         parts.message_area("no-steps"),
         parts.figure_card("bounds", 420, "What limits the engine over time"),
-        parts.message_area("no-pair"),
+        parts.message_area("no-others"),
         parts.side_by_side(
-            parts.figure_card("change", 420, "Change from one run to the other"),
-            parts.figure_card("curves", 420, "Latency in both runs"),
+            parts.figure_card("change", 420, "Change from the run to each other one"),
+            parts.figure_card("curves", 420, "Latency in every run"),
         ),
         *map(parts.area, ("changes", "tables", "notes")),
     ],
@@ -230,7 +238,13 @@ PAGE = Page(
         View(compute, ("run",), ("lead", "tiles", "tables", "notes"), ("bottleneck",)),
         View(compute_requests, ("run", "request"), ("request",), ("latency", "waterfall"), message_at="no-request"),
         View(compute_steps, ("run",), figures=("timeline", "bounds"), message_at="no-steps"),
-        View(compute_pair, ("run", "beside", "latency"), ("changes",), ("change", "curves"), message_at="no-pair"),
+        View(
+            compute_comparison,
+            ("run", "others", "latency"),
+            ("changes",),
+            ("change", "curves"),
+            message_at="no-others",
+        ),
     ],
     more=run_details,
 )

@@ -139,9 +139,9 @@ PAGE = Page(
     ],
     [
         *map(area, ("sentence", "flags")),
-        figure_card("by-batch", 420, "Speed-up by draft tokens and batch", wide=True),
+        figure_card("by-batch", 420, "Speed-up by draft tokens and batch"),
         side_by_side(
-            figure_card("by-context", 420, "Speed-up by draft tokens and context", wide=True),
+            figure_card("by-context", 420, "Speed-up by draft tokens and context"),
             figure_card("crossover", 420, "Speed-up over the batch, and where it falls below 1"),
         ),
         figure_card("acceptance", 420, "Published acceptance curves"),
