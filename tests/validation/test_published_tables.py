@@ -87,6 +87,27 @@ def test_rows_that_cannot_be_run_again_say_why(tmp_path, changes, why):
     assert unified(tmp_path, **changes).unusable == why
 
 
+def test_what_a_row_leaves_open_is_assumed_and_noted(tmp_path):
+    source = {
+        "source": "sglang cookbook v2",
+        "model": "Qwen3.6-27B",
+        "spec_method": "EAGLE MTP",
+        "max_concurrency": "64",
+    }
+    run = unified(tmp_path, **source, spec_num_steps="3", spec_num_draft_tokens="4", num_requests="")
+    assert (run.num_speculative_tokens, run.num_requests, run.unusable) == (3, 256, None)
+    assert 2.5 < run.acceptance_length < 3.5
+    assert [note.partition(" not recorded")[0] for note in run.notes] == ["number of requests", "acceptance"]
+    other = unified(tmp_path, **{**source, "source": "another"}, spec_num_steps="3")
+    assert other.acceptance_length is None, "no speculation is assumed for other tables"
+
+
+def test_chips_that_no_column_states_are_those_of_the_row_of_one_stream(tmp_path):
+    run = unified(tmp_path, n_gpus="", tp="", n_gpus_implied="8.4", max_concurrency="1", output_tput_per_gpu_tok_s="10")
+    assert run.tensor_parallel == 8
+    assert any("8 by the row of one stream" in note for note in run.notes)
+
+
 def test_normal_dispatch_by_deepep_captures_no_graphs(tmp_path):
     for mode, result in (("normal", {"engine.cuda_graphs": False}), ("low_latency", {})):
         args = f"sglang --tp-size=8 --moe-a2a-backend=deepep --deepep-mode={mode} --max-running-requests=256"
