@@ -15,12 +15,13 @@ from hwprofiles import chip_names, load_chip
 from simulator.llm.load import architecture_aliases, architecture_names, load_architecture
 from simulator.running.build import build_replica
 from simulator.running.metrics.summary import summarise
+from simulator.running.metrics.usage import mean_power_w
 from simulator.running.run import simulate
 from simulator.running.scenario import Scenario, scenario_from
 from simulator.timing import load_framework
 from simulator.workload.generate import RequestStream, generate_requests
 from traces import PrefixHashes
-from traces.benchmark_results import METRICS, MeasuredRun, PromptPool, closed_loop_throughput
+from traces.benchmark_results import METRICS, POWER, MeasuredRun, PromptPool, closed_loop_throughput
 
 _NAMES: dict[str, Any] = packaged("simulator.replay", "published_names.yaml")
 """Content of ``published_names.yaml``: published names in the catalogue's words, and limits of engines."""
@@ -216,6 +217,8 @@ def rerun(run: MeasuredRun, base: Scenario, seed: int = 0, intervals: bool = Fal
     result = simulate(scenario, seed, stream=stream, intervals=intervals)
     summary = summarise(result)
     predicted = {name: float(summary[name]) for name in METRICS if summary.get(name) is not None}
+    if POWER in run.measured and (watts := mean_power_w(result)) is not None:
+        predicted[POWER] = watts
     if "output_throughput" in run.derived and run.max_concurrency and run.output_tokens is not None:
         tokens = np.mean(run.output_tokens)
         predicted["output_throughput"] = closed_loop_throughput(
