@@ -236,6 +236,10 @@ class Cells:
         self._values = values
         self.place = place
 
+    def with_values(self, values: Mapping[str, Any]) -> Cells:
+        """Return the row with some values replaced."""
+        return Cells({**self._values, **values}, self.place)
+
     def text(self, key: str) -> str | None:
         """Return the text under ``key``."""
         value = self._values.get(key)

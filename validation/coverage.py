@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from math import exp, log
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +19,8 @@ from simulator.replay.rerun import catalogue_model, chip_name, rerun
 from simulator.running.metrics.uncertainty import LEVEL, intervals_of
 from traces import TraceError
 from traces.benchmark_results import MeasuredRun, read_runs
-from validation.requests import METRICS, SPLIT, SUFFIXES, base_scenario
+from validation.halves import RULE, rows_by_hash
+from validation.requests import SPLIT, SUFFIXES, base_scenario, scored_metrics
 
 SOURCES = ("dense, H100", "dense, other chips", "FP8", "mixtures of experts")
 
@@ -36,6 +38,10 @@ class Banded(NamedTuple):
     """Ends of the band over the prediction."""
     trained: bool
     """Whether its configuration is on the side of the split that fits may see."""
+    build: str = ""
+    """Engine and release, as the table writes them."""
+    chip: str = ""
+    """Chip in the catalogue's words."""
 
     @property
     def inside(self) -> bool:
@@ -64,16 +70,18 @@ def bands(run: MeasuredRun, table: str) -> list[Banded]:
     error, predicted = predicted_run["model_error"], predicted_run["predicted"]
     ends = intervals_of(predicted, error, error["sampling"])
     source, trained = source_of(run), in_training(run, SPLIT)
+    build = f"{run.framework} {(run.framework_version or '').partition(' (')[0]}".strip()
+    chip = chip_name(run.chip or "", tuple(chip_names())) or ""
     return [
-        Banded(source, table, metric, run.measured[metric] / value, low / value, high / value, trained)
-        for metric in METRICS
-        if metric in ends and (value := predicted[metric]) > 0 and run.measured.get(metric, 0) > 0
-        for low, high in [ends[metric]]
+        Banded(source, table, metric, run.measured[metric] / value, low / value, high / value, trained, build, chip)
+        for metric in scored_metrics([run])
+        if (value := predicted.get(metric, 0.0)) > 0
+        for low, high in [ends.get(metric, (np.nan, np.nan))]
     ]
 
 
 def measured_bands(folder: Path, limit: int, progress: Callable[[int, int], None] | None = None) -> list[Banded]:
-    """Bands of the measured runs below a folder, at most ``limit`` of a table, evenly chosen.
+    """Bands of the measured runs below a folder, at most ``limit`` of a table, chosen by a hash of their names.
 
     Raises:
         ForerunError: none can be simulated.
@@ -98,14 +106,13 @@ def _chosen(path: Path, limit: int) -> Iterable[MeasuredRun]:
         runs = [run for run in read_runs(str(path)) if run.model and run.chip and run.framework]
     except TraceError:
         return []
-    usable = [run for run in runs if run.unusable is None and run.measured and not run.speculation]
-    if len(usable) <= limit:
-        return usable
-    return [usable[int(place)] for place in np.linspace(0, len(usable) - 1, limit).round()]
+    usable = [run for run in runs if run.unusable is None and run.measured]
+    return rows_by_hash(usable, lambda run: f"{path.name} {run.place}", limit)
 
 
 def coverage_table(rows: Iterable[Banded], by: Callable[[Banded], str], title: str) -> Table:
-    """Share inside, and the median width of the band, by a property of the rows and by metric."""
+    """Errors, share inside and the median width of the band, by a property of the rows and by metric; a metric without
+    bands has errors alone."""
     groups: dict[tuple[str, str], list[Banded]] = {}
     for row in rows:
         groups.setdefault((by(row), row.metric), []).append(row)
@@ -114,14 +121,28 @@ def coverage_table(rows: Iterable[Banded], by: Callable[[Banded], str], title: s
             name,
             metric,
             len(own),
-            f"{100 * np.mean([row.inside for row in own]):.0f} %",
-            f"{100 * (exp(float(np.median([log(row.high / row.low) for row in own]))) - 1):.0f} %",
+            *_shares([row for row in own if row.low > 0]),
             f"{100 * (exp(float(np.median([log(row.ratio) for row in own]))) - 1):+.0f} %",
+            f"{float(np.mean(errors)):.1f} %",
+            f"{float(np.median(errors)):.1f} %",
         ]
         for (name, metric), own in sorted(groups.items())
+        for errors in [[100 * abs(1 / row.ratio - 1) for row in own]]
     ]
-    columns = ("runs", "figure", "n", "inside", "width (median)", "measured over predicted (median)")
+    columns = (
+        *("runs", "figure", "n", "inside", "width (median)", "measured over predicted (median)"),
+        *("error: mean", "error: median"),
+    )
     return Table(title, columns, lines, name="coverage")
+
+
+def _shares(rows: list[Banded]) -> tuple[str, str]:
+    """Share inside and median width of rows with bands."""
+    if not rows:
+        return "", ""
+    inside = float(np.mean([row.inside for row in rows]))
+    width = exp(float(np.median([log(row.high / row.low) for row in rows]))) - 1
+    return f"{inside:.0%}", f"{width:.0%}"
 
 
 def coverage_page(rows: list[Banded], version: str) -> str:
@@ -131,11 +152,15 @@ def coverage_page(rows: list[Banded], version: str) -> str:
         "# Do the intervals hold what was measured?",
         f"Written by `python -m validation coverage` of Forerun {version}. A {LEVEL:.0%} band should hold nine of ten "
         f"measurements of engines that are what they say. Scored are configurations that the split "
-        f"train={SPLIT.train:g},seed={SPLIT.seed} holds out of the fits of host costs and of engines as served.",
+        f"train={SPLIT.train:g},seed={SPLIT.seed} holds out of the fits of host costs and of engines as served. "
+        f"Of constants fitted after November 2026, {RULE}.",
         coverage_table(held, lambda row: row.source, "").markdown(),
         causes_of(rows),
         "## By table",
-        coverage_table(held, lambda row: row.table, "").markdown(),
+        coverage_table(held, attrgetter("table"), "").markdown(),
+        "## By table, engine build and chip",
+        "Every row that can be simulated, whichever side it is on.",
+        coverage_table(rows, lambda row: f"{row.table}, {row.build}, {row.chip}", "").markdown(),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -146,6 +171,7 @@ def causes_of(rows: Iterable[Banded]) -> str:
     for row in rows:
         if not row.trained:
             groups.setdefault(row.table, []).append(row)
+    groups = {name: banded for name, own in groups.items() if (banded := [row for row in own if row.low > 0])}
     poor = {name: own for name, own in groups.items() if np.mean([row.inside for row in own]) < 0.6}
     if not poor:
         return "No table lies outside as a whole."

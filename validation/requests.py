@@ -14,11 +14,18 @@ from simulator.replay.rerun import catalogue_model, framework_name, framework_of
 from simulator.replay.split import Split
 from simulator.running.scenario import Scenario, scenario_from
 from traces import TraceError
-from traces.benchmark_results import MeasuredRun, read_runs
+from traces.benchmark_results import POWER, MeasuredRun, read_runs
 from validation import tables as tables  # lets read_runs read them
 from validation.facts import fitted_words
 
-METRICS = ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "output_throughput")
+FIGURES = (
+    ("mean_ttft_ms", "median_ttft_ms"),
+    ("mean_tpot_ms", "median_tpot_ms", "median_itl_ms"),
+    ("mean_e2el_ms", "median_e2el_ms"),
+    ("output_throughput", "total_token_throughput"),
+    (POWER,),
+)
+"""Figures that are scored, each under the first of its metrics that was measured."""
 SUFFIXES = (".csv", ".json", ".jsonl")
 SPLIT = Split(0.5, 1)
 """The split under which host costs were fitted: configurations on its training side are left out."""
@@ -107,8 +114,15 @@ def engine_constants(runs: Sequence[MeasuredRun]) -> set[str]:
     return engines | {f"{catalogue_model(run.model or '')}.yaml: expert_routing" for run in runs}
 
 
+def scored_metrics(runs: Sequence[MeasuredRun]) -> list[str]:
+    """The metric of each of ``FIGURES`` that some of the runs measured: means, where there is none medians."""
+    measured = {metric for run in runs for metric in run.measured}
+    return [next(metric for metric in names if metric in measured) for names in FIGURES if measured & set(names)]
+
+
 def _rows(name: str, replay: RequestReplay) -> Sequence[ErrorRow]:
     stem = Path(name).name.split(".")[0]
+    metrics = scored_metrics([outcome.run for outcome in replay.outcomes if outcome.skipped is None])
     engines = engine_constants([outcome.run for outcome in replay.outcomes if outcome.skipped is None])
     bases = [outcome.basis for outcome in replay.outcomes if outcome.basis is not None]
     basis = weakest(bases) if bases else None
@@ -126,5 +140,5 @@ def _rows(name: str, replay: RequestReplay) -> Sequence[ErrorRow]:
             False,
         )
         for score in replay.scores
-        if score.group == "all" and score.metric in METRICS
+        if score.group == "all" and score.metric in metrics
     ]

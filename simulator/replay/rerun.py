@@ -15,12 +15,13 @@ from hwprofiles import chip_names, load_chip
 from simulator.llm.load import architecture_aliases, architecture_names, load_architecture
 from simulator.running.build import build_replica
 from simulator.running.metrics.summary import summarise
+from simulator.running.metrics.usage import mean_power_w
 from simulator.running.run import simulate
 from simulator.running.scenario import Scenario, scenario_from
 from simulator.timing import load_framework
 from simulator.workload.generate import RequestStream, generate_requests
 from traces import PrefixHashes
-from traces.benchmark_results import METRICS, MeasuredRun, PromptPool, closed_loop_throughput
+from traces.benchmark_results import METRICS, POWER, MeasuredRun, PromptPool, closed_loop_throughput
 
 _NAMES: dict[str, Any] = packaged("simulator.replay", "published_names.yaml")
 """Content of ``published_names.yaml``: published names in the catalogue's words, and limits of engines."""
@@ -80,13 +81,19 @@ def framework_of_version(framework: str, version: str | None) -> str:
 
 
 def dtype_name(text: str) -> str | None:
-    """A weight format in the catalogue's words; None for one that is not known."""
-    return _FORMATS.get(text.strip().lower())
+    """A weight format in the catalogue's words, whatever is added in parentheses; None for one that is not known."""
+    return _FORMATS.get(text.partition("(")[0].strip().lower())
+
+
+def named_dtype(model: str) -> str | None:
+    """The one weight format that a model's name contains, such as ``fp4`` for "Kimi-K2.6-NVFP4", or None."""
+    formats = {_FORMATS[word] for word in re.split(r"[-\s()]+", model.lower()) if word in _FORMATS}
+    return formats.pop() if len(formats) == 1 else None
 
 
 def catalogue_model(text: str) -> str | None:
     """The catalogue's model that a published name means, whatever its owner, tuning or format suffix; None if none."""
-    word = re.sub(r"\s+", "-", text.strip().lower())
+    word = re.sub(r"[\s()]+", "-", text.lower()).strip("-")
     names = _known_models()
     return next((names[candidate] for candidate in _model_spellings(word) if candidate in names), None)
 
@@ -97,7 +104,8 @@ def _model_spellings(word: str) -> list[str]:
     changed = True
     while changed:
         changed = False
-        for suffix in _NAMES["model_suffixes"]:
+        dated = re.search(_NAMES["release_date"], tail)
+        for suffix in [*_NAMES["model_suffixes"], *([dated[0]] if dated else [])]:
             if tail.endswith(suffix):
                 tail, changed = tail.removesuffix(suffix), True
                 spellings.append(tail)
@@ -148,6 +156,8 @@ def run_scenario(run: MeasuredRun, base: Scenario) -> Scenario:
     if "model" in names:
         data["model"] = names["model"]
         data.pop("weights_dtype", None)
+    if "weights" not in names and (stated := named_dtype(run.model or "")):
+        names["weights"] = stated
     if "weights" in names and not _own_format(data["model"], names["weights"]):
         data["weights_dtype"] = names["weights"]
     if "kv" in names:
@@ -165,8 +175,9 @@ def run_scenario(run: MeasuredRun, base: Scenario) -> Scenario:
          enable_chunked_prefill=run.chunked_prefill)  # fmt: skip
     framework = load_framework(engine.get("framework", "vllm"))
     limits = _NAMES["engine_limits"].get(framework.name) or _NAMES["engine_limits"].get(framework.kernel_library, {})
-    for limit, value in limits.items():
-        engine.setdefault(limit, value)
+    streams = run.max_concurrency if framework.kernel_library == "sglang" and not run.data_parallel_attention else None
+    for limit, value in limits.items():  # SGLang's limit follows from the memory that its states of sequences take
+        engine.setdefault(limit, min(value, streams) if streams and limit == "max_num_seqs" else value)
     if engine.get("framework", "").startswith("sglang") and run.data_parallel_attention:
         memory_bytes = load_chip(hardware["chip"]).memory.capacity_bytes
         engine.setdefault("gpu_memory_utilization", sglang_memory_share(memory_bytes, run.data_parallel_attention))
@@ -206,13 +217,28 @@ def rerun(run: MeasuredRun, base: Scenario, seed: int = 0, intervals: bool = Fal
     result = simulate(scenario, seed, stream=stream, intervals=intervals)
     summary = summarise(result)
     predicted = {name: float(summary[name]) for name in METRICS if summary.get(name) is not None}
+    if POWER in run.measured and (watts := mean_power_w(result)) is not None:
+        predicted[POWER] = watts
     if "output_throughput" in run.derived and run.max_concurrency and run.output_tokens is not None:
         tokens = np.mean(run.output_tokens)
         predicted["output_throughput"] = closed_loop_throughput(
             run.max_concurrency, float(tokens), predicted["mean_ttft_ms"], predicted["mean_tpot_ms"]
         )
-    about = {"basis": result.basis, "notes": list(result.notes), "model_error": result.model_error}
+    notes = [*readings(run), *result.notes]
+    about = {"basis": result.basis, "notes": notes, "model_error": result.model_error}
     return {"predicted": predicted, **about}
+
+
+def readings(run: MeasuredRun) -> list[str]:
+    """What names of a run were read as, where the catalogue's name is not contained in the published one."""
+    chip = (chip_name(run.chip or "", tuple(chip_names())) or "").removesuffix("-sxm")
+    read = [("model", run.model, catalogue_model(run.model or "")), ("chip", run.chip, chip)]
+    plain = re.compile(r"[^a-z0-9]+")
+    return [
+        f"{what} '{text}' read as {name}"
+        for what, text, name in read
+        if text and name and plain.sub("", name) not in plain.sub("", text.lower())
+    ]
 
 
 def _known(key: str, text: str) -> str:
@@ -227,7 +253,7 @@ def _own_format(model: Any, dtype: str) -> bool:
     """Whether a format is that of the published checkpoint, of which the catalogue's own entry knows each part: tables
     call gpt-oss, whose experts alone are in MXFP4, FP4, and FP8 what DeepSeek published in blocks."""
     own = load_architecture(model).checkpoint_dtypes.get("expert")
-    return dtype == "mxfp4" or [dtype, own] in _NAMES["checkpoint_formats"]
+    return [dtype, own] in _NAMES["checkpoint_formats"]
 
 
 def _put(section: dict[str, Any], **values: object) -> None:
@@ -235,13 +261,23 @@ def _put(section: dict[str, Any], **values: object) -> None:
 
 
 def _set_speculation(data: dict[str, Any], run: MeasuredRun) -> None:
-    """A run without speculation drops the base's; one with it needs the base's drafter and its own acceptance."""
+    """A run without speculation drops the base's; one with it needs the base's drafter and its own acceptance.
+
+    Without the base's drafter a method that drafts with the model's own heads needs its depth and acceptance alone.
+    """
     if run.speculation is None or run.speculation.lower() in ("none", "off"):
         data.pop("speculation", None)
         return
     section = data.get("speculation")
     if not isinstance(section, dict):
-        raise ForerunError(f"speculation '{run.speculation}': the scenario has no speculation block that describes it")
+        patterns: dict[str, str] = _NAMES["speculation"]
+        named = [method for method, pattern in patterns.items() if re.search(pattern, run.speculation.lower())]
+        if not named or run.num_speculative_tokens is None or run.acceptance_length is None:
+            lacks = "" if not named else ", and the run does not tell its depth and acceptance"
+            raise ForerunError(
+                f"speculation '{run.speculation}': the scenario has no speculation block that describes it{lacks}"
+            )
+        section = data["speculation"] = {"method": named[0]}
     _put(section, num_speculative_tokens=run.num_speculative_tokens)
     if run.acceptance_length is not None:
         section["acceptance"] = {"acceptance_length": run.acceptance_length}

@@ -16,7 +16,11 @@ def test_a_measurement_at_the_end_of_its_band_lies_inside():
 
 def test_shares_and_widths_are_those_of_the_rows():
     (line,) = coverage_table([row(1.0), row(1.1), row(2.0), row(0.9)], lambda one: one.source, "").rows
-    assert line[2:5] == [4, "75 %", "56 %"]
+    assert line[2:5] == [4, "75%", "56%"]
+    (unbanded,) = coverage_table(
+        [row(2.0)._replace(low=float("nan"), high=float("nan"))], lambda one: one.source, ""
+    ).rows
+    assert unbanded[2:] == [1, "", "", "+100 %", "50.0 %", "50.0 %"], "a metric without bands has errors alone"
 
 
 def test_tables_that_lie_outside_as_a_whole_are_named():

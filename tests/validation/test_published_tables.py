@@ -2,11 +2,13 @@
 
 import csv
 
+import numpy as np
 import pytest
 
 from traces import TraceError, files
 from traces.benchmark_results import MeasuredRun, latencies_ms, read, read_runs, register_table
 from traces.files import Cells, read_text
+from validation.halves import held_out, rows_by_hash
 from validation.tables.blis import KUBECON_SIGNATURE
 from validation.tables.unified import SIGNATURE
 
@@ -85,6 +87,27 @@ def test_figures_that_mean_something_else_are_left_out(tmp_path, changes, absent
 )
 def test_rows_that_cannot_be_run_again_say_why(tmp_path, changes, why):
     assert unified(tmp_path, **changes).unusable == why
+
+
+def test_what_a_row_leaves_open_is_assumed_and_noted(tmp_path):
+    source = {
+        "source": "sglang cookbook v2",
+        "model": "Qwen3.6-27B",
+        "spec_method": "EAGLE MTP",
+        "max_concurrency": "64",
+    }
+    run = unified(tmp_path, **source, spec_num_steps="3", spec_num_draft_tokens="4", num_requests="")
+    assert (run.num_speculative_tokens, run.num_requests, run.unusable) == (3, 256, None)
+    assert 2.5 < run.acceptance_length < 3.5
+    assert [note.partition(" not recorded")[0] for note in run.notes] == ["number of requests", "acceptance"]
+    other = unified(tmp_path, **{**source, "source": "another"}, spec_num_steps="3")
+    assert other.acceptance_length is None, "no speculation is assumed for other tables"
+
+
+def test_chips_that_no_column_states_are_those_of_the_row_of_one_stream(tmp_path):
+    run = unified(tmp_path, n_gpus="", tp="", n_gpus_implied="8.4", max_concurrency="1", output_tput_per_gpu_tok_s="10")
+    assert run.tensor_parallel == 8
+    assert any("8 by the row of one stream" in note for note in run.notes)
 
 
 def test_normal_dispatch_by_deepep_captures_no_graphs(tmp_path):
@@ -257,3 +280,26 @@ def test_tables_of_another_kind_are_refused(tmp_path, name, text, format, messag
     with pytest.raises(TraceError, match=message) as caught:
         read_runs(path, format)
     assert "\n" not in str(caught.value)
+
+
+def test_a_table_with_columns_of_its_own_is_read_as_the_file_says(tmp_path):
+    row = {"row_id": "m1", "model": "Qwen/Qwen3-8B", "gpu": "H100", "framework": "vllm", "n_gpus": "1", "ep": "1",
+           "weight_precision": "bfloat16", "max_num_seqs": "8", "median_itl_ms": "7.5", "output_tput_tok_s": "900",
+           "avg_power_w": "600", "energy_per_request_j": "4", "dataset": "gpqa", "output_len_hist": "1;0;1",
+           "output_len_hist_min": "0", "output_len_hist_max": "300"}  # fmt: skip
+    (run,) = read_runs(table(tmp_path, row))
+    assert run.measured == {"median_itl_ms": 7.5, "output_throughput": 900.0, "avg_power_w": 600.0}
+    assert (run.max_num_seqs, run.max_concurrency, run.input_tokens, run.num_requests) == (8, 8, 300, 32)
+    prompts, answers = run.lengths
+    assert set(prompts) == {300}
+    assert answers.mean() == pytest.approx(150, abs=2)
+    assert not ((answers > 100) & (answers < 200)).any(), "no answer of an empty bin"
+
+
+def test_halves_are_even_and_a_larger_sample_holds_the_smaller_one():
+    keys = [f"table/{number}" for number in range(2000)]
+    assert 0.45 < np.mean([held_out(key) for key in keys]) < 0.55
+    few, more = rows_by_hash(keys, str, 40), rows_by_hash(keys, str, 80)
+    assert (len(few), len(more)) == (40, 80)
+    assert set(few) < set(more)
+    assert few == sorted(few, key=keys.index)

@@ -4,6 +4,7 @@ from traces.benchmark_results.read import read_runs as read_runs
 from traces.benchmark_results.read import register_table as register_table
 from traces.benchmark_results.run import LATENCIES as LATENCIES
 from traces.benchmark_results.run import METRICS as METRICS
+from traces.benchmark_results.run import POWER as POWER
 from traces.benchmark_results.run import PROCESSES as PROCESSES
 from traces.benchmark_results.run import THROUGHPUTS as THROUGHPUTS
 from traces.benchmark_results.run import MeasuredRun as MeasuredRun

@@ -17,8 +17,10 @@ STATISTICS = ("mean", "median", "p90", "p95", "p99")
 LATENCIES = ("ttft", "tpot", "itl", "e2el")
 THROUGHPUTS = ("request_throughput", "output_throughput", "total_token_throughput")
 """Requests, output tokens, and input and output tokens per second of the whole deployment."""
-METRICS = (*(f"{s}_{name}_ms" for name in LATENCIES for s in STATISTICS), *THROUGHPUTS)
-"""Names of the metrics of a run, as in vLLM's serving benchmark; latencies in milliseconds."""
+POWER = "avg_power_w"
+"""Mean power of all chips of a run, in watts."""
+METRICS = (*(f"{s}_{name}_ms" for name in LATENCIES for s in STATISTICS), *THROUGHPUTS, POWER)
+"""Names of the metrics of a run, as in vLLM's serving benchmark, and its power; latencies in milliseconds."""
 
 
 def latencies_ms(cells: Cells, keys: Mapping[str, str], scale: float = 1.0) -> dict[str, float]:
@@ -99,7 +101,7 @@ class MeasuredRun:
     settings: Mapping[str, object] = field(default_factory=dict)
     """Further scenario values by dotted path."""
     measured: Mapping[str, float] = field(default_factory=dict)
-    """Metric (``METRICS``) -> value; latencies in milliseconds, throughputs per second."""
+    """Metric (``METRICS``) -> value; latencies in milliseconds, throughputs per second, power in watts."""
     derived: tuple[str, ...] = ()
     """Metrics that the source does not state and that follow from the others by Little's law."""
     unusable: str | None = None

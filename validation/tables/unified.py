@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
 
-from traces.benchmark_results import LATENCIES, THROUGHPUTS, MeasuredRun, TokenCounts, latencies_ms, register_table
+from forerun.yaml_files import packaged
+from simulator.replay.rerun import catalogue_model
+from simulator.speculation import curve_names, load_curve
+from traces.benchmark_results import (
+    LATENCIES,
+    THROUGHPUTS,
+    MeasuredRun,
+    PromptPool,
+    TokenCounts,
+    latencies_ms,
+    register_table,
+)
 from traces.benchmark_results.run import STATISTICS, IntArray
 from traces.errors import TraceError
 from traces.files import Cells
@@ -29,6 +42,8 @@ _FROM_ONE = "uniform[1.."
 """How SGLang's client draws lengths by default: evenly from one token up to the length named."""
 CLIENT_SEED = 1
 """Seed of that client by default (``bench_serving.py`` of SGLang); prompts are drawn first, then answers."""
+OF_DATA_SET = "lengths are those of a data set"
+AVERAGES_NOTE = "turns of agents by their mean lengths and the measured share of cached tokens, without think times"
 LENGTHS_NOTE = "lengths of a data set of which only totals are known, drawn by their means"
 HELD_UP = 10
 """Ratio of mean to median TTFT of sequential requests above which one of them waited for kernel compilation."""
@@ -44,8 +59,111 @@ SPREADING = ("deepep", "mooncake")
 _WORKERS = re.compile(r"(prefill|decode) tp(\d+)/ep(\d+)/dpattn=(\w+) workers=(\d+)")
 
 
+_SERVED: Mapping[str, Any] = packaged("validation.tables", "served.yaml")
+"""What is assumed where a table leaves something open."""
+
+
 def unified_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
-    """Runs of the unified table.
+    """Runs of the unified table, with what its rows leave open filled by assumptions that are among their notes.
+
+    Raises:
+        TraceError: a cell that is no number.
+    """
+    listed = list(_speculation_recalled(list(rows)))
+    chips: dict[tuple[str | None, ...], int] = {}
+    for cells in listed:
+        implied = cells.positive("n_gpus_implied")
+        if implied is not None and not cells.count("n_gpus"):
+            chips[_cell(cells)] = 2 ** round(np.log2(implied))
+    for run, cells in zip(_stated_runs(listed), listed, strict=True):
+        yield _completed(run, cells, chips.get(_cell(cells)))
+
+
+def _speculation_recalled(rows: list[Cells]) -> Iterator[Cells]:
+    """Rows, where their speculation is not carried over with that of the rows of the same model and strategy."""
+    names = ("spec_method", "spec_num_steps", "spec_topk", "spec_num_draft_tokens")
+    known: dict[tuple[str | None, str | None], dict[str, str | None]] = {}
+    for cells in rows:
+        if cells.text("tp"):
+            known.setdefault((cells.text("model"), cells.text("strategy")), {name: cells.text(name) for name in names})
+    for cells in rows:
+        same = known.get((cells.text("model"), cells.text("strategy")))
+        elsewhere = _SERVED["speculation_elsewhere"] in (cells.text("notes") or "")
+        yield cells.with_values(same) if elsewhere and same else cells
+
+
+def _cell(cells: Cells) -> tuple[str | None, ...]:
+    return tuple(cells.text(name) for name in ("model", "gpu", "weight_precision"))
+
+
+def _completed(run: MeasuredRun, cells: Cells, implied_chips: int | None) -> MeasuredRun:
+    """A run with assumptions in place of what its row does not tell."""
+    values: dict[str, Any] = {}
+    notes = list(run.notes)
+    engine = next((name for name in _SERVED["engines"] if name in (run.framework or "").lower()), None)
+    if engine is not None:
+        values["framework"] = _SERVED["engines"][engine]
+        notes.append(f"engine '{run.framework}' has no parameter set; simulated as {values['framework']}")
+    if run.tensor_parallel is None and not cells.count("n_gpus") and "pools" not in run.settings:
+        if implied_chips is not None:
+            values["tensor_parallel"] = implied_chips
+            notes.append(f"number of chips not recorded; {implied_chips} by the row of one stream")
+        else:
+            values["unusable"] = run.unusable or "its number of chips was not recorded"
+    if run.input_tokens is None and run.unusable == OF_DATA_SET:
+        averages = _average_lengths(run, cells)
+        values |= averages
+        notes += [AVERAGES_NOTE] if averages else []
+    streams = run.max_concurrency
+    if streams and run.num_requests is None and run.lengths is None:
+        waves = max((least, count) for least, count in _SERVED["requests_per_stream"].items() if least <= streams)[1]
+        values["num_requests"] = waves * streams
+        notes.append(f"number of requests not recorded; {waves} per stream")
+    if run.speculation and not any(cells.count(name) for name in ("spec_num_steps", "spec_num_draft_tokens")):
+        notes.append(f"draft depth not recorded; {run.num_speculative_tokens}")
+    assumed = run.acceptance_length is None and _speculation_assumed(cells)
+    if run.speculation and run.num_speculative_tokens and assumed:
+        method = "parallel-draft" if "dspark" in run.speculation.lower() else "mtp"
+        length, curves = assumed_acceptance(run.model or "", method, run.num_speculative_tokens)
+        values["acceptance_length"] = length
+        notes.append(f"acceptance not recorded; {length:.2f} tokens, the mean of published {curves}")
+    per_chip, count = cells.positive("output_tput_per_gpu_tok_s"), cells.count("n_gpus") or implied_chips
+    if "output_throughput" not in run.measured and per_chip and count:
+        values["measured"] = {**run.measured, "output_throughput": per_chip * count}
+    return replace(run, notes=tuple(notes), **values) if values else run
+
+
+def _average_lengths(run: MeasuredRun, cells: Cells) -> dict[str, Any]:
+    """Lengths and shared prefixes of agents' turns by their means; empty where the row has none."""
+    count = run.num_requests
+    means = [
+        cells.positive(f"mean_{kind}_tokens")
+        or (total / count if (total := cells.positive(f"total_{kind}_tokens")) and count else None)
+        for kind in ("input", "output")
+    ]
+    if None in means or count is None:
+        return {}
+    prompt, answer = (max(1, round(mean or 0)) for mean in means)
+    hits = [cells.positive(name) or 0.0 for name in ("gpu_cache_hit", "cpu_or_external_cache_hit")]
+    shared = int(min(0.99, cells.positive("overall_cache_hit") or sum(hits)) * prompt)
+    pool = PromptPool(count, run.max_concurrency or 1, shared) if shared else None
+    return {"input_tokens": prompt, "output_tokens": answer, "pool": pool, "prefix_caching": True, "unusable": None}
+
+
+@cache
+def assumed_acceptance(model: str, method: str, depth: int) -> tuple[float, str]:
+    """Tokens per step of a drafter of some method at a depth, and where they come from.
+
+    The mean over published curves of the model; over those of all models where it has none.
+    """
+    curves = [curve for curve in map(load_curve, curve_names()) if curve.method == method]
+    own = [curve for curve in curves if catalogue_model(curve.target) == catalogue_model(model)]
+    lengths = [1.0 + float(curve.survival(depth).sum()) for curve in own or curves]
+    return float(np.mean(lengths)), "curves of the model" if own else f"{method} curves of other models"
+
+
+def _stated_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
+    """Runs of the unified table as far as its rows tell.
 
     A rate of ``inf`` with a concurrency is a closed loop, and so is one that would send everything ``SOON``; ``inf``
     without a concurrency sends everything at once; a finite rate is Poisson, as the clients behind these tables draw
@@ -100,7 +218,7 @@ def unified_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
             lengths=_drawn(cells),
             prefix_caching=False if cells.text("dataset") == "random" else None,
             speculation=cells.text("spec_method"),
-            num_speculative_tokens=cells.count("spec_num_draft_tokens") or cells.count("spec_num_steps"),
+            num_speculative_tokens=_depth(cells),
             acceptance_length=cells.positive("accept_length"),
             settings=_settings(cells, flags) | ({"pools": pools} if pools else {}),
             measured=measured,
@@ -121,7 +239,8 @@ def _limits(cells: Cells, flags: dict[str, str]) -> dict[str, Any]:
         if flag in flags:
             whole = name != "gpu_memory_utilization"
             try:
-                limits[name] = int(flags[flag]) if whole else float(flags[flag])
+                text = re.sub(r"[kK]$", "000", flags[flag])
+                limits[name] = int(text) if whole else float(text)
             except ValueError:
                 limits[name] = 0
             if not 0 < limits[name] <= (10**9 if whole else 1):
@@ -140,6 +259,18 @@ def _settings(cells: Cells, flags: dict[str, str]) -> dict[str, object]:
     return {"engine.entry_point": "offline"} if tool in OFFLINE_TOOLS else {}
 
 
+def _speculation_assumed(cells: Cells) -> bool:
+    return re.search(_SERVED["speculation_assumed"], (cells.text("source") or "").lower()) is not None
+
+
+def _depth(cells: Cells) -> int | None:
+    """Draft tokens of a step: SGLang counts the token before a chain of them among its draft tokens."""
+    steps, drafted = cells.count("spec_num_steps"), cells.count("spec_num_draft_tokens")
+    stated = steps if steps and cells.count("spec_topk") in (None, 1) else drafted or steps
+    depths = _SERVED["draft_depth"] if _speculation_assumed(cells) else {}
+    return stated or next((depths[name] for name in depths if name in (cells.text("spec_method") or "").lower()), None)
+
+
 def _one_token_chunks(cells: Cells) -> bool:
     """Whether the measured inter-token latency is per token: clients time chunks, which may contain several tokens."""
     ratio = cells.number("itl_over_tpot")
@@ -149,7 +280,7 @@ def _one_token_chunks(cells: Cells) -> bool:
 def _arrivals(cells: Cells) -> tuple[str | None, float | None]:
     word = cells.text("request_rate_rps")
     concurrency = cells.text("max_concurrency")
-    if word is None or word.lower() == "inf":
+    if word is None or word.lower() == "inf" or word.lower().startswith("closed loop"):
         if concurrency is not None:
             return "closed-loop", None
         return (None, None) if word is None else ("burst", None)
@@ -232,9 +363,11 @@ def _attention_groups(cells: Cells, flags: dict[str, str]) -> int | None:
     """
     if "enable-expert-parallel" in flags and flags.get("data-parallel-size") == str(cells.count("n_gpus")):
         return cells.count("n_gpus")
-    dp_attention = (cells.text("dp_attention") or "false").lower()
+    dp_attention = (cells.text("dp_attention") or "").lower()
+    if not dp_attention and (cells.several("dp") or 0) == (cells.count("n_gpus") or 1) > 1:
+        return cells.count("dp")
     alone = "enable-dp-attention" in flags and not cells.count("dp")
-    return None if alone or dp_attention in ("false", "0", "off", "no") else cells.count("dp") or cells.count("tp")
+    return None if alone or dp_attention in ("", "false", "0", "off", "no") else cells.count("dp") or cells.count("tp")
 
 
 def _from_one(cells: Cells) -> bool:
@@ -267,17 +400,17 @@ def _pools(cells: Cells) -> dict[str, object] | None:
 def _unusable(cells: Cells) -> str | None:
     if _is_disaggregated(cells) and _pools(cells) is None:
         return "disaggregated prefill and decode, whose workers do not add up to its chips"
-    drafts = ("spec_num_draft_tokens", "spec_num_steps")
-    if cells.text("spec_method") is not None and not any(cells.count(name) for name in drafts):
+    if cells.text("spec_method") is not None and _depth(cells) is None:
         return "speculation whose draft depth is not recorded"
     if cells.text("spec_method") is None and cells.positive("accept_length") is not None:
         return "speculation of which only the acceptance length is recorded"
     if _of_data_set(cells):
         return None
     if any(_tokens(cells, kind, None) is None for kind in ("input", "output")):
-        return "lengths are those of a data set"
+        return OF_DATA_SET
     mode = (cells.text("length_mode") or "").lower()
-    if not mode.startswith(("fixed", "uniform[0.", _FROM_ONE)):
+    equal = cells.text("dataset") == "random" and re.search(_SERVED["equal_lengths"], mode)
+    if not equal and not mode.startswith(("fixed", "uniform[0.", _FROM_ONE)):
         return f"how lengths were drawn is not known ({mode or 'not stated'})"
     return None
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from simulator.running.metrics.summary import run_window_s
+
 if TYPE_CHECKING:
     from simulator.running.records import RunRecords
     from simulator.running.step_rows import StepTotals
@@ -228,6 +230,14 @@ def fleet_section(result: RunRecords, rows: Sequence[dict[str, Any]]) -> dict[st
     if result.scenario.pools is not None:
         section["pools"] = rows
     return section
+
+
+def mean_power_w(result: RunRecords) -> float | None:
+    """Mean power of all chips from the first arrival to the last finish, in watts; None without a chip's power."""
+    window = run_window_s(result.requests)
+    duration_s = 0.0 if window is None else window[1] - window[0]
+    joules = fleet_section(result, pool_sections(result, duration_s))["energy_joules"]
+    return None if joules is None or not duration_s else float(joules / duration_s)
 
 
 def _weighted(shares: Sequence[tuple[float | None, float]]) -> float | None:

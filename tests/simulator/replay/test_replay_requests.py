@@ -9,6 +9,7 @@ import pytest
 from refused import refused
 from scenario_parts import burst, drafts, on_h100
 
+from forerun.errors import ForerunError
 from hwprofiles import chip_names
 from simulator.replay.requests import in_training, parse_condition, replay_requests
 from simulator.replay.rerun import (
@@ -16,7 +17,9 @@ from simulator.replay.rerun import (
     chip_name,
     dtype_name,
     framework_name,
+    named_dtype,
     pool_hashes,
+    readings,
     rerun,
     run_scenario,
     unshared_hashes,
@@ -160,6 +163,15 @@ def test_conditions():
         (framework_name, "NIM (TensorRT-LLM)", "trtllm"),
         (framework_name, "dynamo-trt", "trtllm"),
         (framework_name, "atom", None),
+        (catalogue_model, "DeepSeek-V4 (pro-official (0813))", "deepseek-v4-pro"),
+        (catalogue_model, "Qwen3.8-27B (dense)", "qwen3.5-27b"),
+        (catalogue_model, "amd/Kimi-K2.7-Code-MXFP4", "kimi-k2.5"),
+        (catalogue_model, "Qwen3-235B-A22B-Instruct-2507", "qwen3-235b-a22b-2507"),
+        (named_dtype, "amd/GLM-5.2-MXFP4", "mxfp4"),
+        (named_dtype, "DeepSeek-V4 (pro)", None),
+        (dtype_name, "fp4 (NVFP4)", "fp4"),
+        (catalogue_chip, "MI350X", "mi350x"),
+        (catalogue_chip, "GH200", "gh200"),
         (dtype_name, "FP16", "bf16"),
         (dtype_name, "nonsense", None),
         (catalogue_chip, "NVIDIA H100 80GB HBM3", "h100-sxm"),
@@ -179,6 +191,24 @@ def test_conditions():
 )
 def test_published_names(read, text, meant):
     assert read(text) == meant
+
+
+def test_names_that_are_read_as_another_are_reported():
+    (words,) = readings(closed_loop(1, model="Qwen3.6-27B", chip="H100"))
+    assert words == "model 'Qwen3.6-27B' read as qwen3.5-27b", "H100 holds the catalogue's name less its form"
+
+
+def test_a_run_with_its_models_own_draft_heads_needs_depth_and_acceptance_alone():
+    facts = {"model": "deepseek-r1", "speculation": "EAGLE MTP", "num_speculative_tokens": 3, "acceptance_length": 2.5}
+    scenario = run_scenario(closed_loop(1, **facts), BASE)
+    assert (scenario.speculation.method, scenario.speculation.num_speculative_tokens) == ("mtp", 3)
+    with pytest.raises(ForerunError, match="does not tell its depth and acceptance"):
+        run_scenario(closed_loop(1, **{**facts, "acceptance_length": None}), BASE)
+
+
+def test_a_format_in_a_models_name_is_its_weights():
+    assert run_scenario(closed_loop(1, model="Qwen3-8B-NVFP4"), BASE).weights_dtype == "fp4"
+    assert run_scenario(closed_loop(1, model="Qwen3-8B-NVFP4", weights_dtype="fp8"), BASE).weights_dtype == "fp8"
 
 
 def test_requests_have_the_lengths_that_their_client_drew():
