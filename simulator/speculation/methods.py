@@ -28,6 +28,8 @@ class MethodFacts:
     """Whether an engine needs the path of its weights."""
     looks_up: bool = False
     """Whether it drafts by looking up repeated text in the context, and drafts nothing without a match."""
+    trained_window: int = 0
+    """Longest context that its public drafters are trained on, in tokens; 0 where no source states one."""
     times_of: str = ""
     """Method whose measured host times stand in for its own (``timing/draft_overheads.yaml``)."""
     names: Mapping[str, str] = field(default_factory=dict)

@@ -8,13 +8,15 @@ from collections.abc import Sequence
 from math import isfinite
 from typing import Any
 
+import numpy as np
+
 from forerun.errors import ArgumentError, ForerunError, did_you_mean
 from forerun.result import StudyResult, Summary
 from forerun.tables import Cell, Table, Tone, Value, pairs
 from simulator.running.metrics.tables import memory_rows
 from simulator.running.metrics.usage import split_section
 from simulator.running.scenario import Scenario
-from simulator.speculation import borrowed_acceptance, iid_alpha
+from simulator.speculation import borrowed_acceptance, iid_alpha, window_note
 from simulator.speculation.methods import names_in
 from simulator.speculation.speculation_config import TABLE_NAME_IN_VLLM, check_table
 from simulator.studies.artefacts import ARTEFACTS, artefact, vllm_schedule
@@ -275,6 +277,9 @@ def tune_document(tuning: Tuning, engine: str, seed: int = 0, strict: bool = Tru
         )
     speculation = tuning.scenario.speculation
     assert speculation is not None
+    beyond = window_note(speculation, np.array([tuning.prompt_tokens]))
+    if beyond is not None:
+        notes.append(beyond)
     borrowed = borrowed_acceptance(speculation, tuning.scenario.model)
     body = {
         "table": [cell_document(cell) for cell in tuning.cells],
