@@ -198,8 +198,18 @@ def drafting_rule(
 
 def adjusted_drafter(config: SpeculationConfig, drafter: timing.Drafter, framework: str) -> timing.AdjustedDrafter:
     policy = named(config.policy)
-    look_s = method_overhead(framework, config.method).gate_s if policy.name == CONFIDENCE_THRESHOLD else None
-    return timing.AdjustedDrafter(drafter, config.depth, policy.while_off == "follow", policy.switch_s or 0.0, look_s)
+    known = method_overhead(framework, config.method)
+    ends_drafts = policy.name == CONFIDENCE_THRESHOLD
+    free = ends_drafts or policy.name == "fixed"  # a policy in Python, or drafts that end by themselves
+    return timing.AdjustedDrafter(
+        drafter,
+        config.depth,
+        policy.while_off == "follow",
+        policy.switch_s or 0.0,
+        _given(policy.step_s, 0.0 if free else known.policy_step_s),
+        _given(policy.per_sequence_s, 0.0 if free else known.policy_sequence_s),
+        known.gate_s if ends_drafts else None,
+    )
 
 
 def chain_behind(config: SpeculationConfig) -> ThresholdChain:

@@ -77,7 +77,7 @@ class TreeConfig(Section):
 
 
 TABLE_NAME_IN_VLLM = "num_speculative_tokens_per_batch_size"
-COMMON_FIELDS = ("name", "while_off", "switch_s")
+COMMON_FIELDS = ("name", "while_off", "switch_s", "step_s", "per_sequence_s")
 POLICY_FIELDS: dict[str, tuple[str, ...]] = {
     "fixed": (),
     "disable-above-batch": ("batch",),
@@ -156,6 +156,11 @@ class PolicyConfig(Section):
     tokens into its cache; or ``follow``, one pass in every step, as vLLM does to keep both caches in sync."""
     switch_s: Annotated[float, Field(ge=0, lt=60, allow_inf_nan=False)] | None = None
     """Host seconds of each change of K beside the drafter's catching up; default 0 (assumed)."""
+    step_s: Annotated[float, Field(ge=0, lt=60, allow_inf_nan=False)] | None = None
+    """Host seconds that the policy adds to every step, whether or not it drafts; default of vLLM 0.775 ms (0.27, V1
+    runner, whose schedule by batch replaces full graphs: vllm-project/vllm#49548), of other engines 0."""
+    per_sequence_s: Annotated[float, Field(ge=0, lt=60, allow_inf_nan=False)] | None = None
+    """The same per sequence; default of vLLM 84 us, of other engines 0."""
 
     @model_validator(mode="before")
     @classmethod

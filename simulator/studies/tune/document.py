@@ -13,6 +13,7 @@ import numpy as np
 from forerun.errors import ArgumentError, ForerunError, did_you_mean
 from forerun.result import StudyResult, Summary
 from forerun.tables import Cell, Table, Tone, Value, pairs
+from simulator.running.drafting import method_overhead
 from simulator.running.metrics.tables import memory_rows
 from simulator.running.metrics.usage import split_section
 from simulator.running.scenario import Scenario
@@ -277,6 +278,13 @@ def tune_document(tuning: Tuning, engine: str, seed: int = 0, strict: bool = Tru
         )
     speculation = tuning.scenario.speculation
     assert speculation is not None
+    if engine == "vllm" and TABLE_NAME_IN_VLLM in (emitted or ""):
+        cost = method_overhead(engine, speculation.method)
+        notes.append(
+            f"the schedule by batch costs {1e3 * cost.policy_step_s:.2f} ms per step and "
+            f"{1e6 * cost.policy_sequence_s:.0f} us per sequence in vLLM 0.27, drafts or none, which the speed-ups "
+            "leave out; forerun compare sets it against one K for all batches"
+        )
     beyond = window_note(speculation, np.array([tuning.prompt_tokens]))
     if beyond is not None:
         notes.append(beyond)

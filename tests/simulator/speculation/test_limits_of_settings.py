@@ -56,7 +56,10 @@ LIMITS = [
     (PolicyConfig, {"name": "ema"}, "warmup_batches", [0, 50], [-1]),
     (PolicyConfig, {"name": "ema"}, "up_hysteresis", [-100.0, 0.0, 100.0], [-100.1, 100.1, math.inf]),
     (PolicyConfig, {"name": "ema"}, "down_hysteresis", [-100.0, 0.0, 100.0], [-100.1, 100.1]),
-    (PolicyConfig, {"name": "ema"}, "switch_s", [0.0, 59.9], [-1e-9, 60.0, math.inf]),
+    *(
+        (PolicyConfig, {"name": "ema"}, field, [0.0, 59.9], [-1e-9, 60.0, math.inf])
+        for field in ("switch_s", "step_s", "per_sequence_s")
+    ),
     (Curve, CURVE, "lengths", [{1: 1.0, 3: 2.5}], [{1: 0.99}, {0: 1.0}, {1: math.inf}]),
     (Curve, CURVE, "per_position", [[1.0, 0.5]], [[], [1.1]]),
     (Curve, CURVE, "alpha", [0.0, 1.0], [-0.1, 1.1]),
