@@ -123,6 +123,7 @@ EXAMPLES = {
     "speculation.draft.link": "pcie5-x16",
     "speculation.draft.tensor_parallel": "1",
     "speculation.draft.kv_tokens": "2048",
+    "speculation.draft.trained_window": "2048",
     "speculation.draft.num_layers": "1",
     "speculation.draft.intermediate_size": "14336",
     "speculation.draft.num_attention_heads": "32",

@@ -307,7 +307,8 @@ class _Replica:
         with at_field("speculation.draft"):
             drafter = (make_drafter or build_drafter)(request)
         assert speculation.acceptance is not None
-        sampler = sampler_of(speculation.acceptance, verified_survival(speculation), self.seed)
+        survival = verified_survival(speculation)
+        sampler = sampler_of(speculation.acceptance, survival, self.seed, speculation.draft)
         return _Drafting(drafter, sampler, proposed.nodes, lookahead_tokens(speculation, proposed))
 
     def _other_devices(self, target: timing.Deployment) -> tuple[OtherDevice, ...]:

@@ -97,9 +97,15 @@ class DraftRequest:
         timer, proposal = timing.step_timer(deployment, self.max_pass_tokens), self.proposal
         return timing.SequentialDrafter(timer, proposal.depth, proposal.pass_widths, weights, kv, self.overhead, **more)
 
+    def seen(self, architecture: Architecture) -> Architecture:
+        """The drafter's model as its attention sees the context: all of it, or a sliding window."""
+        window = self.draft.trained_window if self.draft.windowed else None
+        return architecture if window is None else _windowed(architecture, window)
+
     def deployment(self, architecture: Architecture, dtypes: dict[str, str]) -> timing.Deployment:
         """A drafter's model on the chips that the scenario gives it."""
         draft, target = self.draft, self.target
+        architecture = self.seen(architecture)
         chips = draft.tensor_parallel or (target.tensor_parallel if draft.chip is None else 1)
         target = replace(target, architecture=architecture, weight_dtypes=dtypes, tensor_parallel=chips)
         if draft.chip is None:
@@ -192,8 +198,18 @@ def drafting_rule(
 
 def adjusted_drafter(config: SpeculationConfig, drafter: timing.Drafter, framework: str) -> timing.AdjustedDrafter:
     policy = named(config.policy)
-    look_s = method_overhead(framework, config.method).gate_s if policy.name == CONFIDENCE_THRESHOLD else None
-    return timing.AdjustedDrafter(drafter, config.depth, policy.while_off == "follow", policy.switch_s or 0.0, look_s)
+    known = method_overhead(framework, config.method)
+    ends_drafts = policy.name == CONFIDENCE_THRESHOLD
+    free = ends_drafts or policy.name == "fixed"  # a policy in Python, or drafts that end by themselves
+    return timing.AdjustedDrafter(
+        drafter,
+        config.depth,
+        policy.while_off == "follow",
+        policy.switch_s or 0.0,
+        _given(policy.step_s, 0.0 if free else known.policy_step_s),
+        _given(policy.per_sequence_s, 0.0 if free else known.policy_sequence_s),
+        known.gate_s if ends_drafts else None,
+    )
 
 
 def chain_behind(config: SpeculationConfig) -> ThresholdChain:
@@ -258,7 +274,7 @@ def medusa(request: DraftRequest) -> timing.Drafter:
 def mtp(request: DraftRequest) -> timing.Drafter:
     """The target's own multi-token-prediction module, run for every depth, or one module per depth."""
     target, draft = request.target, request.draft
-    architecture = mtp_architecture(target.architecture)
+    architecture = request.seen(mtp_architecture(target.architecture))
     dtypes = dict(target.weight_dtypes)
     if draft.weights_dtype is not None:
         dtypes = timing.resolve_weight_dtypes(architecture, draft.weights_dtype)

@@ -30,11 +30,11 @@ from simulator.running.records import (
     speculation_counters,
     transfer_report,
 )
-from simulator.running.scenario import ScenarioSource, as_scenario
+from simulator.running.scenario import Scenario, ScenarioSource, as_scenario
 from simulator.running.step_rows import DecodeSample, StepRows, step_detail
 from simulator.serving import FULL_ROWS, EngineCounters, KvCacheReport, RunLog, StepRecords
 from simulator.serving.rules import SCHEDULERS
-from simulator.speculation import PolicyFactory
+from simulator.speculation import PolicyFactory, window_note
 from simulator.timing import Evidence, ModelTimer
 from simulator.workload import RequestStream, generate_requests
 
@@ -221,7 +221,7 @@ def simulate(
         ),
         basis=weakest((evidence.basis, *(EXTRAPOLATED for pool in build.pools if pool.assumed))),
         evidence=evidence,
-        notes=(*build.notes, *log.stream.notes, *_notes(build, log, decoding, kv)),
+        notes=(*build.notes, *log.stream.notes, *_notes(scenario, build, log, decoding, kv)),
         chips=build.chips,
         pools=tuple(map(PoolFacts.of, build.pools)),
         replicas=replica_use(log, totals, build.pools),
@@ -247,7 +247,7 @@ def _cpu_s() -> float:
     return time.process_time() + times.children_user + times.children_system
 
 
-def _notes(build: Build, log: RunLog, decoding: DecodeSample, kv: KvCacheReport) -> Iterator[str]:
+def _notes(scenario: Scenario, build: Build, log: RunLog, decoding: DecodeSample, kv: KvCacheReport) -> Iterator[str]:
     if log.stream.prefix_hashes is None and any(pool.offload is not None for pool in build.pools):
         yield "engine.kv_offloading_bytes changes nothing: no prompts of this workload are known to repeat"
     if log.stream.priorities is not None and not any(pool.rules.by_priority for pool in build.pools):
@@ -265,6 +265,9 @@ def _notes(build: Build, log: RunLog, decoding: DecodeSample, kv: KvCacheReport)
         steps = decoding.steps
         work = (steps.decode_seqs, steps.query_len, steps.decode_kv_tokens)
         yield groups.range_note(timer.target, *work, steps.seconds / steps.steps)
+    beyond = window_note(scenario.speculation, log.stream.input_tokens)
+    if beyond is not None:
+        yield beyond
     yield from _in_step(log.stream, build.main.sampler is not None)
     if kv.peak_blocks >= NEARLY_GONE * kv.num_blocks:
         yield (

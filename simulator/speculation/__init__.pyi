@@ -1,11 +1,13 @@
 from simulator.speculation.acceptance import AcceptanceSampler as AcceptanceSampler
-from simulator.speculation.acceptance import ContextDrift as ContextDrift
 from simulator.speculation.acceptance import sampler_of as sampler_of
 from simulator.speculation.acceptance import survival_rates as survival_rates
 from simulator.speculation.closed_form import chain_speedup as chain_speedup
 from simulator.speculation.closed_form import expected_length as expected_length
 from simulator.speculation.closed_form import expected_tokens as expected_tokens
 from simulator.speculation.closed_form import iid_alpha as iid_alpha
+from simulator.speculation.context import ContextDrift as ContextDrift
+from simulator.speculation.context import WindowFall as WindowFall
+from simulator.speculation.context import context_drift as context_drift
 from simulator.speculation.curves import Curve as Curve
 from simulator.speculation.curves import curve_names as curve_names
 from simulator.speculation.curves import load_curve as load_curve
@@ -26,6 +28,7 @@ from simulator.speculation.proposal import scaled_survival as scaled_survival
 from simulator.speculation.proposal import tree_survival as tree_survival
 from simulator.speculation.provenance import borrowed_acceptance as borrowed_acceptance
 from simulator.speculation.provenance import carry_acceptance as carry_acceptance
+from simulator.speculation.provenance import window_note as window_note
 from simulator.speculation.speculation_config import AcceptanceConfig as AcceptanceConfig
 from simulator.speculation.speculation_config import DraftConfig as DraftConfig
 from simulator.speculation.speculation_config import PolicyConfig as PolicyConfig

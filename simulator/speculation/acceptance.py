@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
-from math import log2
 
 import numpy as np
 from numpy.typing import NDArray
 
 from forerun.arrays import FloatArray, IntArray
 from forerun.errors import ForerunError
+from simulator.speculation.context import ContextFall, context_drift
 from simulator.speculation.curves import load_curve
 from simulator.speculation.level_decay import LevelDecay, conditional_rates, extended
-from simulator.speculation.speculation_config import AcceptanceConfig
+from simulator.speculation.speculation_config import AcceptanceConfig, DraftConfig
 
 CLASSES = 128
 """Equally likely classes of requests that stand for the beta distribution."""
@@ -121,12 +120,11 @@ def survival_rates(acceptance: AcceptanceConfig, num_speculative_tokens: int) ->
     return np.asarray(np.cumprod(extended(conditional_rates(marginal), num_speculative_tokens)), dtype=np.float64)
 
 
-def sampler_of(acceptance: AcceptanceConfig, survival: FloatArray, seed: int) -> AcceptanceSampler:
-    """The sampler of these survival rates with the spread and the drift of an acceptance section."""
-    drift = None
-    if acceptance.context_decay is not None and acceptance.context_decay < 1.0:
-        drift = ContextDrift(acceptance.context_decay, acceptance.context_from or TRAINED_CONTEXT)
-    return AcceptanceSampler(survival, seed, acceptance.spread or 0.0, drift)
+def sampler_of(
+    acceptance: AcceptanceConfig, survival: FloatArray, seed: int, draft: DraftConfig | None = None
+) -> AcceptanceSampler:
+    """The sampler of these survival rates, with the spread of an acceptance section and its fall along the context."""
+    return AcceptanceSampler(survival, seed, acceptance.spread or 0.0, context_drift(acceptance, draft))
 
 
 def _measured(acceptance: AcceptanceConfig, positions: int) -> tuple[str, list[float]]:
@@ -151,34 +149,6 @@ def _measured(acceptance: AcceptanceConfig, positions: int) -> tuple[str, list[f
     return "log", LevelDecay(1.0).with_length(log.acceptance_length, positions).survival(positions).tolist()
 
 
-TRAINED_CONTEXT = 2048
-"""Default context up to which rates hold: what EAGLE heads see in training (released code of arXiv:2401.15077)."""
-CELLS_PER_DOUBLING = 4
-
-
-@dataclass(frozen=True, slots=True)
-class ContextDrift:
-    """Acceptance that falls as the context grows beyond what the drafter was trained on.
-
-    The factor is constant within cells of a quarter doubling.
-    """
-
-    decay: float
-    """Factor of every conditional rate per doubling of the context."""
-    start: int
-    """Context in tokens up to which the rates apply unchanged."""
-
-    def cell(self, context_tokens: int) -> int:
-        """Index of the cell that holds a context; -1 up to ``start``."""
-        if context_tokens <= self.start:
-            return -1
-        return int(CELLS_PER_DOUBLING * log2(context_tokens / self.start))
-
-    def factor(self, cell: int) -> float:
-        """Factor on conditional rates in a cell: that of the cell's middle."""
-        return 1.0 if cell < 0 else float(self.decay ** ((cell + 0.5) / CELLS_PER_DOUBLING))
-
-
 class AcceptanceSampler:
     """Chances of the accepted draft tokens of every verify step of every request, from which engines draw.
 
@@ -199,7 +169,7 @@ class AcceptanceSampler:
         survival: FloatArray,
         seed: int,
         spread: float = 0.0,
-        drift: ContextDrift | None = None,
+        drift: ContextFall | None = None,
         class_of: IntArray | None = None,
     ) -> None:
         self.num_speculative_tokens = int(np.shape(survival)[-1])

@@ -7,8 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from forerun.yaml_files import packaged
+
+
+@dataclass(frozen=True, slots=True)
+class EngineName:
+    """An engine's name of a method, and the release that it is known from."""
+
+    name: str
+    since: str
+    date: str
+    source: str
+    options: Mapping[str, object] = field(default_factory=dict)
+    """Further keys of the engine's speculative config that the method needs."""
+    other: str = ""
+    """Remark on names that relatives of the method have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +43,11 @@ class MethodFacts:
     """Whether an engine needs the path of its weights."""
     looks_up: bool = False
     """Whether it drafts by looking up repeated text in the context, and drafts nothing without a match."""
+    trained_window: int = 0
+    """Longest context that its public drafters are trained on, in tokens; 0 where no source states one."""
     times_of: str = ""
     """Method whose measured host times stand in for its own (``timing/draft_overheads.yaml``)."""
-    names: Mapping[str, str] = field(default_factory=dict)
+    names: Mapping[str, EngineName] = field(default_factory=dict)
     """What engines call it, by engine."""
 
 
@@ -40,8 +57,16 @@ def _read_methods() -> dict[str, MethodFacts]:
     for name, facts in tables["methods"].items():
         grouped = [field for group in facts.get("uses", ()) for field in tables["groups"][group]]
         known = {key: value for key, value in facts.items() if key != "uses"}
+        known["names"] = {
+            engine: _engine_name(tables["engines"][engine], text) for engine, text in facts.get("names", {}).items()
+        }
         methods[name] = MethodFacts(**known | {"fields": (*grouped, *facts.get("fields", ()))})
     return methods
+
+
+def _engine_name(release: Mapping[str, Any], text: str | Mapping[str, Any]) -> EngineName:
+    facts = {**release, "name": text} if isinstance(text, str) else dict(text)
+    return EngineName(**facts | {"since": str(facts["since"]), "date": str(facts["date"])})
 
 
 METHODS = _read_methods()
@@ -49,4 +74,4 @@ METHODS = _read_methods()
 
 
 def names_in(engine: str) -> dict[str, str]:
-    return {method: facts.names[engine] for method, facts in METHODS.items() if engine in facts.names}
+    return {method: facts.names[engine].name for method, facts in METHODS.items() if engine in facts.names}

@@ -5,10 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
+
+from forerun.arrays import IntArray
 from forerun.errors import ForerunError
 from simulator.llm import published_repositories
+from simulator.speculation.closed_form import expected_length
+from simulator.speculation.context import context_drift
 from simulator.speculation.curves import curve_names, load_curve
-from simulator.speculation.speculation_config import ACCEPTANCE_SOURCES, AcceptanceConfig, SpeculationConfig
+from simulator.speculation.level_decay import conditional_rates
+from simulator.speculation.methods import METHODS
+from simulator.speculation.proposal import draft_survival
+from simulator.speculation.speculation_config import (
+    ACCEPTANCE_SOURCES,
+    AcceptanceConfig,
+    DraftConfig,
+    SpeculationConfig,
+)
 
 SAME_DRAFTER = {"eagle2": "eagle"}
 """Methods that draft with another's weights: EAGLE-2 grows its trees from the heads of EAGLE."""
@@ -43,6 +56,43 @@ def measured_with(acceptance: AcceptanceConfig) -> tuple[str | None, str | None]
         return acceptance.method, acceptance.model
     curve = load_curve(acceptance.curve)
     return curve.method, curve.target
+
+
+def window_note(config: SpeculationConfig | None, prompts: IntArray) -> str | None:
+    """Warning that prompts are longer than what the drafter was trained on.
+
+    Args:
+        config: the scenario's speculation.
+        prompts: tokens of each prompt.
+
+    Returns:
+        None where all prompts lie within the window, or where a sliding window or a log of the engine covers them.
+    """
+    if config is None or config.acceptance is None or not len(prompts):
+        return None
+    draft = config.draft or DraftConfig()
+    usual, own = METHODS[config.method].trained_window, draft.trained_window
+    window = own or usual
+    longest = int(np.max(prompts))
+    if not window or draft.windowed or draft.kv_tokens is not None or longest <= window:
+        return None
+    share = float(np.mean(np.asarray(prompts) > window))
+    beyond = f"speculation: {share:.0%} of the prompts are longer than the {window:,} tokens that "
+    if own is not None:
+        fall = context_drift(config.acceptance, draft)
+        assert fall is not None
+        rates = np.asarray(conditional_rates(draft_survival(config).tolist()))
+        lengths = expected_length(rates), expected_length(rates * fall.factor(fall.cell(longest)))
+        return (
+            f"{beyond}the drafter was trained on: tokens per step fall from {lengths[0]:.2f} to {lengths[1]:.2f} at "
+            f"{longest:,} tokens (speculation.draft.trained_window)"
+        )
+    if config.acceptance.log is not None or config.acceptance.context_decay is not None:
+        return None
+    return (
+        f"{beyond}{config.method} heads are usually trained on, where acceptance falls; it is taken to hold as given "
+        f"(speculation.draft.trained_window lets it fall, with windowed: true it holds)"
+    )
 
 
 def carry_acceptance(before: Mapping[str, Any], data: dict[str, Any], paths: Iterable[str]) -> None:

@@ -77,7 +77,7 @@ class TreeConfig(Section):
 
 
 TABLE_NAME_IN_VLLM = "num_speculative_tokens_per_batch_size"
-COMMON_FIELDS = ("name", "while_off", "switch_s")
+COMMON_FIELDS = ("name", "while_off", "switch_s", "step_s", "per_sequence_s")
 POLICY_FIELDS: dict[str, tuple[str, ...]] = {
     "fixed": (),
     "disable-above-batch": ("batch",),
@@ -156,6 +156,11 @@ class PolicyConfig(Section):
     tokens into its cache; or ``follow``, one pass in every step, as vLLM does to keep both caches in sync."""
     switch_s: Annotated[float, Field(ge=0, lt=60, allow_inf_nan=False)] | None = None
     """Host seconds of each change of K beside the drafter's catching up; default 0 (assumed)."""
+    step_s: Annotated[float, Field(ge=0, lt=60, allow_inf_nan=False)] | None = None
+    """Host seconds that the policy adds to every step, whether or not it drafts; default of vLLM 0.775 ms (0.27, V1
+    runner, whose schedule by batch replaces full graphs: vllm-project/vllm#49548), of other engines 0."""
+    per_sequence_s: Annotated[float, Field(ge=0, lt=60, allow_inf_nan=False)] | None = None
+    """The same per sequence; default of vLLM 84 us, of other engines 0."""
 
     @model_validator(mode="before")
     @classmethod
@@ -254,6 +259,14 @@ class DraftConfig(Section):
     kv_tokens: PositiveInt | None = None
     """Draft model: tokens of KV that it keeps of each sequence (StreamingLLM: the first and the latest), as MagicDec.
     The target's own model then drafts for itself: no weights and no prefill of its own."""
+    trained_window: PositiveInt | None = None
+    """Longest context of the drafter's training, in tokens (``max_length`` of its training run). Beyond it acceptance
+    falls (``acceptance.window_half``) unless the drafter is ``windowed``. Default: acceptance holds at any context,
+    with a warning where prompts leave the 2048 tokens that EAGLE heads are usually trained on."""
+    windowed: bool | None = None
+    """Whether the drafter's attention slides over the last ``trained_window`` tokens (``sliding_window`` of its
+    config.json, SGLang's ``--speculative-draft-window-size``): acceptance then holds at any context, and a pass reads
+    so many tokens of KV. Default false."""
     num_layers: PositiveInt | None = None
     """Layers of a head (default 1; parallel drafter 4), or residual blocks of each Medusa head (default 1)."""
     intermediate_size: PositiveInt | None = None
@@ -282,6 +295,10 @@ class DraftConfig(Section):
         for name in ("link", "overlap"):
             if self.chip is None and getattr(self, name) is not None:
                 raise ValueError(f"{name} goes with chip: a drafter on the target's own chips sends nothing")
+        if self.windowed is not None and self.trained_window is None:
+            raise ValueError("windowed goes with trained_window: the tokens that attention slides over")
+        if self.trained_window is not None and self.kv_tokens is not None:
+            raise ValueError("give one of trained_window and kv_tokens: a drafter that keeps kv_tokens sees no more")
         return self
 
 
@@ -323,6 +340,10 @@ class AcceptanceConfig(Section):
     (LLaMA-3.1-8B on PG-19, 0.84 at 4k to 0.79 at 100k tokens: Infini-AI-Lab/MagicDec)."""
     context_from: PositiveInt | None = None
     """Context up to which the rates hold as given; default 2048, the length that EAGLE heads were trained at."""
+
+    window_half: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """With ``draft.trained_window``: windows beyond the first after which half of every conditional rate is left, rates
+    being given within the window; default 4, fitted on EAGLE-3 at 2k to 20k tokens (vllm-project/speculators#684)."""
 
     @model_validator(mode="after")
     def _exactly_one(self) -> AcceptanceConfig:
@@ -405,6 +426,7 @@ class SpeculationConfig(Section):
                 "{conditional: [0.75, 0.7, 0.65]}"
             )
         self._check_draft()
+        self._check_window(self.acceptance)
         self._check_depth(self.acceptance)
         if self.tree is not None and named(self.policy).name not in TREE_POLICIES:
             raise ValueError(
@@ -427,6 +449,16 @@ class SpeculationConfig(Section):
                 raise ValueError(f"method '{self.method}' has no use for draft.{name} (it takes {', '.join(fields)})")
         if self.tree is not None and self.draft is not None and self.draft.modules == "separate":
             raise ValueError("draft.modules: separate modules draft a chain; give num_speculative_tokens, not tree")
+
+    def _check_window(self, acceptance: AcceptanceConfig) -> None:
+        window = None if self.draft is None else self.draft.trained_window
+        falls = window is not None and self.draft is not None and not self.draft.windowed
+        if acceptance.window_half is not None and not falls:
+            raise ValueError("acceptance.window_half goes with draft.trained_window of a drafter that is not windowed")
+        if acceptance.context_decay is not None and window is not None:
+            raise ValueError(
+                "give one of acceptance.context_decay and draft.trained_window: both say how acceptance falls"
+            )
 
     def _check_depth(self, acceptance: AcceptanceConfig) -> None:
         if acceptance.other_ranks is not None:

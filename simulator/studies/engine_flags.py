@@ -12,7 +12,7 @@ from hwprofiles import dtype_bytes, load_chip
 from simulator.llm import load_architecture, published_repositories
 from simulator.running.scenario import Scenario
 from simulator.speculation.confidence import CONFIDENCE_THRESHOLD, DEFAULT_THRESHOLD
-from simulator.speculation.methods import METHODS
+from simulator.speculation.methods import METHODS, names_in
 from simulator.speculation.speculation_config import named
 from simulator.studies.templates import command_words, templates
 from simulator.timing.deployment import resolve_weight_dtypes
@@ -76,12 +76,12 @@ def replica_command(engine: str, scenario: Scenario, role: str = "both") -> str:
 
 def _speculation(scenario: Scenario, engine: str, remarks: list[str]) -> dict[str, Any]:
     """Values of the speculation's flags; a remark where the engine has none."""
-    values = dict.fromkeys(("speculation", "algorithm", "drafted", "verified", "drafter"))
+    values = dict.fromkeys(("speculation", "algorithm", "steps", "verified", "drafter"))
     speculation = scenario.speculation
     if speculation is None or speculation.method == "none":
         return values
-    method, drafted = METHODS[speculation.method].names.get(engine), speculation.num_speculative_tokens
-    if method is None or speculation.tree is not None:
+    known, drafted = METHODS[speculation.method].names.get(engine), speculation.num_speculative_tokens
+    if known is None or speculation.tree is not None:
         tree = " tree" if speculation.tree is not None else ""
         unknown = {
             "vllm": f"vLLM has no {speculation.method}{tree}",
@@ -90,9 +90,13 @@ def _speculation(scenario: Scenario, engine: str, remarks: list[str]) -> dict[st
         remarks.append(unknown[engine])
         return values
     model = drafter_name(scenario)
-    config = {"method": method, "num_speculative_tokens": drafted} | ({"model": model} if model else {})
-    count = drafted or 0
-    flags = {"algorithm": method, "drafted": count, "verified": count + 1, "drafter": model}
+    config = {"method": known.name, **known.options, "num_speculative_tokens": drafted}
+    config |= {"model": model} if model else {}
+    if known.other:
+        remarks.append(known.other)
+    count, method = drafted or 0, known.name
+    steps = None if method == "DFLASH" else count
+    flags = {"algorithm": method, "steps": steps, "verified": count + 1, "drafter": model}
     return values | flags | {"speculation": json.dumps(config)}
 
 
@@ -108,7 +112,7 @@ def _llama_command(scenario: Scenario) -> str:
         **_layers(scenario),
     }
     if speculation is not None and speculation.method != "none":
-        method = METHODS[speculation.method].names.get("llama.cpp")
+        method = names_in("llama.cpp").get(speculation.method)
         policy = named(speculation.policy)
         if method is None:
             remarks.append(f"llama.cpp has no {speculation.method}")

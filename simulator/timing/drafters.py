@@ -665,6 +665,8 @@ class AdjustedDrafter:
         most: draft tokens of its full proposal (the depth, of a tree).
         follows: whether it runs one pass over the tokens of steps that draft nothing, so that its cache never lags.
         switch_s: host seconds of each change of the number of draft tokens.
+        step_s: host seconds of every step that the policy governs, whether or not it drafts.
+        per_sequence_s: the same for each sequence of the step.
         look_s: host seconds to compare the confidence of one pass with a threshold, of which the last may have ended
             the draft; None: there is no threshold.
     """
@@ -673,6 +675,8 @@ class AdjustedDrafter:
     most: int
     follows: bool = False
     switch_s: float = 0.0
+    step_s: float = 0.0
+    per_sequence_s: float = 0.0
     look_s: float | None = None
     _by_tokens: dict[int, Drafter | None] = field(init=False, default_factory=dict)
 
@@ -688,6 +692,9 @@ class AdjustedDrafter:
         if np.any(draft.skipped_tokens):
             yield from self._adjustable().catch_up(draft)
         yield host_part(self.switch_s, draft.switched)
+        if self.step_s or self.per_sequence_s:
+            drafting = drafting_sequences(work)
+            yield host_part(self.step_s + self.per_sequence_s * drafting, drafting > 0)
 
     def seconds(self, work: StepWork[Any], draft: DraftStep[int]) -> Any:
         """Seconds that drafting adds to one step, or to each of many alike; windows in the drafter's order."""

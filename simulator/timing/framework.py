@@ -266,6 +266,10 @@ class DraftOverhead(BaseModel):
     gate_s: float = Field(default=0.0, ge=0)
     """Per sequential pass whose confidence is looked at, where a confidence threshold may end the draft (llama.cpp's
     p-min)."""
+    policy_step_s: float = Field(default=0.0, ge=0)
+    """Per step under a policy that may change K, whether or not the step drafts."""
+    policy_sequence_s: float = Field(default=0.0, ge=0)
+    """The same per sequence of such a step."""
     source: Source
 
 

@@ -167,7 +167,7 @@ def _with_acceptance(scenario: Scenario, build: Build, seed: int, survival: Floa
     acceptance = scenario.speculation.acceptance
     if acceptance.spread:
         acceptance = acceptance.model_copy(update={"spread": min(acceptance.spread, widest_spread(float(survival[0])))})
-    sampler = sampler_of(acceptance, survival, seed)
+    sampler = sampler_of(acceptance, survival, seed, scenario.speculation.draft)
     return build.with_pools(lambda pool: pool if pool.sampler is None else replace(pool, sampler=sampler))
 
 

@@ -25,7 +25,7 @@ from simulator.speculation import DraftPolicy, check_policy, draft_survival
 from simulator.speculation.acceptance import AcceptanceSampler
 from simulator.speculation.confidence import CONFIDENCE_THRESHOLD
 from simulator.speculation.policies import MARGIN, Forerun
-from simulator.speculation.speculation_config import POLICY_FIELDS, named
+from simulator.speculation.speculation_config import COMMON_FIELDS, POLICY_FIELDS, named
 from simulator.studies.frame import ProgressCall, study_document
 from simulator.studies.race.patterns import (
     Pattern,
@@ -139,7 +139,7 @@ def with_controller(scenario: Scenario, name: str) -> Scenario:
     policy = named(scenario.speculation.policy)
     if name == policy.name:
         return scenario
-    kept = {key: getattr(policy, key) for key in ("switch_s", "while_off") if getattr(policy, key) is not None}
+    kept = {key: getattr(policy, key) for key in COMMON_FIELDS[1:] if getattr(policy, key) is not None}
     return scenario.with_values({"speculation.policy": {"name": name, **kept}})
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from forerun.errors import ArgumentError, ForerunError
 from simulator.running.scenario import Scenario
 from simulator.speculation import LevelDecay, SpeculationConfig, draft_survival
-from simulator.speculation.acceptance import TRAINED_CONTEXT, ContextDrift
+from simulator.speculation.context import ContextFall, context_drift
 from simulator.speculation.proposal import proposal
 from simulator.speculation.provenance import measured_with
 from simulator.speculation.speculation_config import ACCEPTANCE_SOURCES, OF_THIS_TREE
@@ -33,7 +33,7 @@ class DraftChoice:
     scenario: Scenario
     survival: FloatArray
     """Chance that at least 1, 2, ... draft tokens are accepted."""
-    drift: ContextDrift | None
+    drift: ContextFall | None
 
     def length(self, contexts: NDArray[np.int64], factor: float = 1.0) -> FloatArray:
         """Tokens per verify step, the bonus token included, at each context.
@@ -146,10 +146,7 @@ def _choice(scenario: Scenario, survival: FloatArray | None = None) -> DraftChoi
     speculation = scenario.speculation
     assert speculation is not None
     assert speculation.acceptance is not None
-    acceptance, nodes = speculation.acceptance, proposal(speculation).nodes
-    drift = None
-    if acceptance.context_decay is not None and acceptance.context_decay < 1.0:
-        drift = ContextDrift(acceptance.context_decay, acceptance.context_from or TRAINED_CONTEXT)
+    nodes, drift = proposal(speculation).nodes, context_drift(speculation.acceptance, speculation.draft)
     if survival is None:
         return DraftChoice(f"tree of {nodes}", nodes, scenario, draft_survival(speculation), drift)
     return DraftChoice(f"K={nodes}", nodes, scenario, survival, drift)

@@ -8,14 +8,17 @@ from collections.abc import Sequence
 from math import isfinite
 from typing import Any
 
+import numpy as np
+
 from forerun.errors import ArgumentError, ForerunError, did_you_mean
 from forerun.result import StudyResult, Summary
 from forerun.tables import Cell, Table, Tone, Value, pairs
+from simulator.running.drafting import method_overhead
 from simulator.running.metrics.tables import memory_rows
 from simulator.running.metrics.usage import split_section
 from simulator.running.scenario import Scenario
-from simulator.speculation import borrowed_acceptance, iid_alpha
-from simulator.speculation.methods import names_in
+from simulator.speculation import borrowed_acceptance, iid_alpha, window_note
+from simulator.speculation.methods import METHODS, names_in
 from simulator.speculation.speculation_config import TABLE_NAME_IN_VLLM, check_table
 from simulator.studies.artefacts import ARTEFACTS, artefact, vllm_schedule
 from simulator.studies.compare.crossover import REQUEST_RATE, scenario_load, served_load
@@ -82,7 +85,7 @@ def vllm_config(tuning: Tuning) -> dict[str, Any] | None:
             f"emit: vLLM has no {what}; use sglang, or another speculation.method "
             f"({', '.join(sorted(names_in('vllm')))}) with num_speculative_tokens"
         )
-    config: dict[str, Any] = {"method": method}
+    config: dict[str, Any] = {"method": method, **METHODS[speculation.method].names["vllm"].options}
     drafter = drafter_name(tuning.scenario)
     if drafter is not None:
         config["model"] = drafter
@@ -109,8 +112,9 @@ def sglang_words(tuning: Tuning) -> list[str]:
     drafter = drafter_name(tuning.scenario)
     if drafter is not None:
         words += ["--speculative-draft-model-path", drafter]
-    if algorithm == "NGRAM":
-        return [*words, "--speculative-num-draft-tokens", str(choice.tokens)]
+    if algorithm in ("NGRAM", "DFLASH"):
+        verified = choice.tokens + (algorithm == "DFLASH")
+        return [*words, "--speculative-num-draft-tokens", str(verified)]
     steps, top_k = len(choice.survival), 1
     drafted = choice.scenario.speculation
     assert drafted is not None
@@ -256,6 +260,9 @@ def tune_document(tuning: Tuning, engine: str, seed: int = 0, strict: bool = Tru
         notes.append("nothing to emit: leave the engine's speculation flags out")
     if engine == "sglang" and emitted and len(tuned_batches(tuning.mean)) > 1:
         notes.append(SGLANG_REMARK)
+    method = tuning.scenario.speculation.method if tuning.scenario.speculation else "none"
+    if emitted and engine in METHODS[method].names and METHODS[method].names[engine].other:
+        notes.append(METHODS[method].names[engine].other)
     if "DRAFT_MODEL" in (emitted or ""):
         notes.append(PLACEHOLDER_REMARK)
     wide = {cell.batch: cell.at_batch for cell in tuning.mean if cell.batch[1] > WIDE * cell.batch[0]}
@@ -275,6 +282,16 @@ def tune_document(tuning: Tuning, engine: str, seed: int = 0, strict: bool = Tru
         )
     speculation = tuning.scenario.speculation
     assert speculation is not None
+    if engine == "vllm" and TABLE_NAME_IN_VLLM in (emitted or ""):
+        cost = method_overhead(engine, speculation.method)
+        notes.append(
+            f"the schedule by batch costs {1e3 * cost.policy_step_s:.2f} ms per step and "
+            f"{1e6 * cost.policy_sequence_s:.0f} us per sequence in vLLM 0.27, drafts or none, which the speed-ups "
+            "leave out; forerun compare sets it against one K for all batches"
+        )
+    beyond = window_note(speculation, np.array([tuning.prompt_tokens]))
+    if beyond is not None:
+        notes.append(beyond)
     borrowed = borrowed_acceptance(speculation, tuning.scenario.model)
     body = {
         "table": [cell_document(cell) for cell in tuning.cells],

@@ -80,7 +80,7 @@ REFUSED = [
     ("tune tune.yaml --emit vlm", "--emit: vlm: no such engine; did you mean 'vllm'?"),
     ("tune tune.yaml --tokens 2000", "--tokens: 2000"),
     ("tune tune.yaml --set speculation.method=none", "there is no drafter to tune"),
-    ("tune tune.yaml --set speculation.method=parallel-draft --emit vllm", "vLLM has no parallel-draft"),
+    ("tune tune.yaml --set speculation.method=eagle2 --emit vllm", "vLLM has no eagle2"),
     ("tune study.yaml", "tune takes one scenario"),
     ("tune local.yaml --measured fast", "--measured: fast: write tokens per second, or DRAFT_TOKENS:TOKENS_PER_S"),
     ("tune local.yaml --p-min 2", "--p-min: 2: write numbers from 0 to below 1"),

@@ -29,7 +29,7 @@ from simulator.serving.compiled import engine_module
 from simulator.serving.fleet.fleet_config import FaultEvent
 from simulator.serving.log import RunLog
 from simulator.serving.rules import SCHEDULERS, SchedulerFacts
-from simulator.speculation import AcceptanceSampler, ContextDrift
+from simulator.speculation import AcceptanceSampler, ContextDrift, WindowFall
 from simulator.workload import RequestStream
 from traces import PrefixHashes
 
@@ -133,7 +133,7 @@ def test_without_speculation(data, stream, windows, longest):
 def test_with_speculation(data, stream, drafted, alpha, windows):
     """Verify steps of chains, and of trees, which carry more tokens than they can accept."""
     siblings = data.draw(st.sampled_from([0, 0, 1, 7, 40]))
-    drift = data.draw(st.sampled_from([None, None, ContextDrift(0.7, 20)]))
+    drift = data.draw(st.sampled_from([None, None, ContextDrift(0.7, 20), WindowFall(20, 1.0)]))
     sampler = AcceptanceSampler(np.cumprod(np.full(drafted, alpha)), seed=3, drift=drift)
     timer = dataclasses.replace(TIMER, windows=windows)
     limit = data.draw(limits(stream, drafted + siblings + 1))
@@ -237,7 +237,7 @@ def test_with_swapping(data, stream, host_blocks, drafted):
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.1])
-@pytest.mark.parametrize("drift", [None, ContextDrift(0.7, 20)])
+@pytest.mark.parametrize("drift", [None, ContextDrift(0.7, 20), WindowFall(20, 1.0)])
 def test_the_source_draws_what_the_compiled_engine_draws(spread, drift):
     """What a verify step accepts depends on seed, request, step and context alone."""
     sampler = AcceptanceSampler(np.cumprod([0.8, 0.6, 0.5]), seed=11, spread=spread, drift=drift)

@@ -10,8 +10,15 @@ from scipy.optimize import brentq
 from trees import drawn_confidences, full_tree, grow_tree, nodes_by_depth, steady
 
 from forerun.errors import ForerunError
-from simulator.speculation import AcceptanceSampler, LevelDecay, SpeculationConfig, fit_acceptance_lengths, fit_survival
-from simulator.speculation.acceptance import CLASSES, ContextDrift, request_classes, sampler_of, widest_spread
+from simulator.speculation import (
+    AcceptanceSampler,
+    ContextDrift,
+    LevelDecay,
+    SpeculationConfig,
+    fit_acceptance_lengths,
+    fit_survival,
+)
+from simulator.speculation.acceptance import CLASSES, request_classes, sampler_of, widest_spread
 from simulator.speculation.closed_form import iid_alpha
 from simulator.speculation.curves import Curve
 from simulator.speculation.level_decay import AcceptanceFit, extended

@@ -13,6 +13,7 @@ from simulator.speculation.speculation_config import AcceptanceConfig, DraftConf
 CURVE = {"name": "made", "method": "eagle", "target": "t", "task": "made", "source": "made"}
 TREE = {"depth": 4, "top_k": 3, "nodes": 15}
 EAGLE3 = "eagle3-llama-3.1-8b-mt-bench"
+EAGLE3_CHAIN = {"method": "eagle3", "num_speculative_tokens": 1}
 CHAIN = {"method": "ngram", "acceptance": {"alpha": 0.5}}
 LIMITS = [
     # section, the rest of it, field, taken, refused
@@ -24,6 +25,8 @@ LIMITS = [
     (AcceptanceConfig, {"alpha": 0.5}, "spread", [0.0, 0.4999], [-1e-9, 0.5, 1.0]),
     (AcceptanceConfig, {"alpha": 0.5}, "context_decay", [1e-9, 1.0], [0.0, -0.1, 1.0 + 1e-9]),
     (AcceptanceConfig, {"alpha": 0.5, "context_decay": 0.9}, "context_from", [1, 4096], [0, -1]),
+    (AcceptanceConfig, {"alpha": 0.5}, "window_half", [1e-3, 4.0], [0.0, -1.0, math.inf]),
+    (DraftConfig, {}, "trained_window", [1, 2048], [0, -1]),
     (AcceptanceConfig, {"alpha": 0.5}, "other_ranks", [[0.0, 1.0], []], [[1.1], [-0.1]]),
     (SpeculationConfig, CHAIN, "num_speculative_tokens", [1, 1024], [0, -1, 1025]),
     *(
@@ -53,7 +56,10 @@ LIMITS = [
     (PolicyConfig, {"name": "ema"}, "warmup_batches", [0, 50], [-1]),
     (PolicyConfig, {"name": "ema"}, "up_hysteresis", [-100.0, 0.0, 100.0], [-100.1, 100.1, math.inf]),
     (PolicyConfig, {"name": "ema"}, "down_hysteresis", [-100.0, 0.0, 100.0], [-100.1, 100.1]),
-    (PolicyConfig, {"name": "ema"}, "switch_s", [0.0, 59.9], [-1e-9, 60.0, math.inf]),
+    *(
+        (PolicyConfig, {"name": "ema"}, field, [0.0, 59.9], [-1e-9, 60.0, math.inf])
+        for field in ("switch_s", "step_s", "per_sequence_s")
+    ),
     (Curve, CURVE, "lengths", [{1: 1.0, 3: 2.5}], [{1: 0.99}, {0: 1.0}, {1: math.inf}]),
     (Curve, CURVE, "per_position", [[1.0, 0.5]], [[], [1.1]]),
     (Curve, CURVE, "alpha", [0.0, 1.0], [-0.1, 1.1]),
@@ -179,6 +185,18 @@ def test_parts_that_fit_draft_so_deep(method, fields, depth):
         (AcceptanceConfig, {"conditional": [0.5], "alpha": 0.9}, "exactly one of .* .got conditional, alpha"),
         (AcceptanceConfig, {"decay": 0.9}, "got none"),
         (AcceptanceConfig, {"alpha": 0.5, "context_from": 10}, "context_from goes with context_decay"),
+        (DraftConfig, {"windowed": True}, "windowed goes with trained_window"),
+        (DraftConfig, {"trained_window": 9, "kv_tokens": 9}, "give one of trained_window and kv_tokens"),
+        (
+            SpeculationConfig,
+            {**EAGLE3_CHAIN, "acceptance": {"alpha": 0.5, "window_half": 2.0}},
+            "window_half goes with",
+        ),
+        (
+            SpeculationConfig,
+            {**EAGLE3_CHAIN, "acceptance": {"alpha": 0.5, "context_decay": 0.9}, "draft": {"trained_window": 9}},
+            "give one of acceptance.context_decay and draft.trained_window",
+        ),
         (
             AcceptanceConfig,
             {"alpha": 0.5, "extrapolate": True},

@@ -11,6 +11,7 @@ from scenario_parts import burst, drafts
 from tiny_scenario import tiny_data
 
 from simulator.running.scenario import scenario_from
+from simulator.speculation.methods import METHODS
 from simulator.studies.engine_flags import launch_flags
 
 
@@ -44,8 +45,9 @@ def drafting(method, tokens, **draft):
     return {"speculation": drafts(method, tokens, **draft)}
 
 
-def vllm_drafts(method, tokens, **model):
-    return f"--speculative-config {json.dumps({'method': method, 'num_speculative_tokens': tokens, **model})}"
+def vllm_drafts(method, tokens, model=None, **options):
+    config = {"method": method, **options, "num_speculative_tokens": tokens}
+    return f"--speculative-config {json.dumps(config | ({'model': model} if model else {}))}"
 
 
 def sglang_drafts(algorithm, tokens, model=None):
@@ -94,8 +96,10 @@ def sglang_drafts(algorithm, tokens, model=None):
         ({"speculation": TREE}, "# vLLM has no eagle tree", "# flags of eagle in SGLang are not known here"),
         (
             drafting("parallel-draft", 3),
-            "# vLLM has no parallel-draft",
-            "# flags of parallel-draft in SGLang are not known here",
+            vllm_drafts("eagle3", 3, model="DRAFT_MODEL", parallel_drafting=True)
+            + f" # {METHODS['parallel-draft'].names['vllm'].other}",
+            "--speculative-algorithm DFLASH --speculative-num-draft-tokens 4 --speculative-draft-model-path DRAFT_MODEL"
+            f" # {METHODS['parallel-draft'].names['sglang'].other}",
         ),
     ],
 )
