@@ -1,4 +1,4 @@
-"""Processes that share independent runs; without any, the work is done here, later."""
+"""Processes that share independent runs; without any, or as long as there is little to do, the work is done here."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from types import TracebackType
-from typing import TYPE_CHECKING, Generic, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar
 
 from forerun.errors import WorkerDiedError
 
@@ -22,6 +23,9 @@ T = TypeVar("T")
 
 ORPHAN_CHECK_S = 1.0
 """How often a worker looks whether the process that it works for still lives."""
+PATIENCE_S = 2.0
+"""CPU seconds of work that a study does by itself before it starts processes: each of them prices kernels anew that
+this one has not priced yet."""
 
 
 def cores() -> int:
@@ -35,7 +39,7 @@ class StartedWork(Generic[T]):
 
     result: Callable[[], T]
     future: Future[T] | None = None
-    """Tells when the result is there; None where the call does the work."""
+    """Tells when the result is there; None where the first call does the work."""
 
     def __call__(self) -> T:
         return self.result()
@@ -46,17 +50,48 @@ class Workers:
 
     The processes end with the one that started them, however that ends. Where one of them dies, whatever was under way
     is tried once more, one at a time, so that only the work that killed it is lost.
+
+    Args:
+        count: processes.
+        patience_s: CPU seconds of work that the caller does by itself before processes are started for the rest.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, patience_s: float = 0.0) -> None:
         self._count = count
+        self._patience_s = patience_s if count else inf
+        self._waiting: dict[int, tuple[Callable[[], Any], list[StartedWork[Any]]]] = {}
+        """Work that waits for its caller, in order, and the list that takes what it became: a result, or a future."""
         self._pool: ProcessPoolExecutor | None = None
 
     def start(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> StartedWork[T]:
         """Begin ``work``. Its result raises a ``WorkerDiedError`` where two processes died over it."""
         task = partial(work, *args, **kwargs)
-        if not self._count:
-            return StartedWork(task)
+        return self._wait(task) if self._patience_s > 0 else self._sent(task)
+
+    def _wait(self, task: Callable[[], T]) -> StartedWork[T]:
+        """Let ``task`` wait until its result is requested, or processes are started."""
+        sent: list[StartedWork[T]] = []
+        key = id(sent)
+        self._waiting[key] = task, sent
+
+        def result() -> T:
+            if sent:
+                return sent[0]()
+            self._waiting.pop(key, None)
+            begin = time.process_time()
+            value = task()
+            sent.append(StartedWork(lambda: value))
+            self._patience_s -= time.process_time() - begin
+            if self._patience_s <= 0:
+                waiting, self._waiting = self._waiting, {}
+                for other, place in waiting.values():
+                    place.append(self._sent(other))
+            return value
+
+        return StartedWork(result)
+
+    def _sent(self, task: Callable[[], T]) -> StartedWork[T]:
+        """Send ``task`` to the processes, which inherit the prices that this one has computed where they are forked."""
         from concurrent.futures.process import BrokenProcessPool
 
         self._pool = self._pool or _process_pool(self._count)
@@ -82,6 +117,13 @@ class Workers:
     ) -> None:
         if self._pool is not None:
             _end(self._pool)
+
+
+def study_workers(jobs: int | None) -> Workers:
+    """Workers of a study with the option ``jobs``; by default one process per core, as far as the work is worth it."""
+    if jobs is not None:
+        return Workers(jobs if jobs > 1 else 0)
+    return Workers(cores() if cores() > 1 else 0, PATIENCE_S)
 
 
 def _alone(task: Callable[[], T]) -> T:

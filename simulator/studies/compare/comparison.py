@@ -10,7 +10,7 @@ from typing import Any, cast
 from forerun.errors import ArgumentError, ForerunError, WorkerDiedError
 from forerun.result import NamedFields, StudyResult, Summary
 from forerun.tables import ABSENT, Cell, Table, Tone, Value, number
-from forerun.workers import Workers, cores
+from forerun.workers import study_workers
 from hwprofiles import weakest
 from simulator.running.metrics import combine_replications
 from simulator.running.scenario import Scenario, load_scenario
@@ -123,7 +123,7 @@ def compare_variants(
 ) -> CompareResult:
     """The comparison of ``variants``, the baseline first; see ``compare``."""
     path, values, fixed_note = _crossover_plan(variants, crossover)
-    with Workers(jobs or cores() if (jobs or cores()) > 1 else 0) as workers:
+    with study_workers(jobs) as workers:
         pool = RunPool(workers, progress)
         documents, lost = _base_documents(variants, seeds, pool, interval)
         measured = {name: [metric_values(run) for run in runs] for name, runs in documents.items()}

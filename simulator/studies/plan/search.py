@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forerun.errors import ForerunError, InvariantError
-from forerun.workers import Workers, cores
+from forerun.workers import Workers, study_workers
 from simulator.running.scenario import Scenario
 from simulator.studies.frame import ProgressCall
 from simulator.studies.plan.layouts import REPLICAS, Layout, layouts, replica_counts, search_axes
@@ -163,7 +163,7 @@ def make_plan(
     if load.window:
         plan.notes.append(f"{study.scenario.workload.trace}: every run plays {load.window}")
     refused = [Candidate(layout, counts[0], "refused", layout.refused) for layout in candidates if layout.refused]
-    with Workers(options.jobs or cores() if options.jobs != 1 else 0) as workers:
+    with study_workers(options.jobs) as workers:
         search = HighestRates if rate is None else CheapestFirst
         searched = search(plan, load, usable, counts, workers, progress).run()
     plan.candidates = [*searched, *refused]

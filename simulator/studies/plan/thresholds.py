@@ -9,7 +9,7 @@ from typing import Any
 from forerun.errors import ForerunError
 from forerun.result import StudyResult, Summary
 from forerun.tables import Cell, Table, Value, number
-from forerun.workers import Workers, cores
+from forerun.workers import study_workers
 from simulator.running.scenario import Scenario
 from simulator.studies.artefacts import artefact
 from simulator.studies.frame import ProgressCall, study_document
@@ -40,7 +40,7 @@ def best_thresholds(
     bare = base.model_copy(update={"autoscaler": None})
     fixed = {n: bare.with_values({"hardware.replicas": n}) for n in range(1, base.autoscaler.max_replicas + 1)}
     everything = [*tried.values(), *fixed.values()]
-    with Workers(min(jobs or cores(), len(everything) * len(seeds))) as workers:
+    with study_workers(jobs) as workers:
         pool = RunPool(workers, progress)
         run_documents = pool.documents_if_any([SeededRun(one, number) for one in everything for number in seeds])
         if not any(run_documents):

@@ -17,7 +17,7 @@ import numpy as np
 from forerun.errors import ArgumentError, ForerunError, did_you_mean
 from forerun.result import StudyResult, Summary
 from forerun.tables import Cell, Table, Value, percent
-from forerun.workers import Workers, cores
+from forerun.workers import study_workers
 from simulator.running.build import Build, build_replica
 from simulator.running.records import request_records
 from simulator.running.scenario import Scenario
@@ -84,7 +84,7 @@ def searched_race(
     sizes = [first, *(len(part) for part in np.array_split(np.arange(patterns - first), ROUNDS) if len(part))]
     seconds = steps_of(base)
     outcomes: dict[Pattern, dict[str, RaceOutcome]] = {}
-    with Workers(jobs or cores() if jobs != 1 else 0) as workers:
+    with study_workers(jobs) as workers:
         for size in sizes:
             parents = _hurt(outcomes, names)
             generation = [
