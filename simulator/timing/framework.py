@@ -132,6 +132,9 @@ class Framework(BaseModel):
     """Bytes of an element on its way to other chips in an all-reduce; 0 = as it is computed."""
     eager_rank_s: float = Field(default=0.0, ge=0)
     """Host time of a launch outside captured graphs for each further tensor-parallel rank."""
+    eager_read_share: float = Field(default=0.0, ge=0, le=1)
+    """Share of the memory bandwidth at which a step outside captured graphs reads the layers' weights, after its
+    launches; 0 = as its kernels do."""
     samples_on: Literal["host", "device"] = "host"
     """Where tokens are sampled on chips whose logits would otherwise go to the host (``Host.sequence_s``)."""
     prefill_chunk_tokens: int = Field(default=0, ge=0)

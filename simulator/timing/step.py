@@ -213,7 +213,8 @@ class StepTimer:
     _prompt_sizes: ByCount | None = field(init=False, default=None)
     """Tokens computed for a prompt, by its length, where prompts are computed in turn."""
     _floor_s: float = field(init=False)
-    """Host time to launch every kernel of a step one by one, which an uncaptured step cannot beat."""
+    """Host time to launch every kernel of a step one by one, and to read the weights where that is slower than in a
+    captured step; an uncaptured step cannot beat it."""
 
     def __post_init__(self) -> None:
         deployment, framework = self.deployment, self.deployment.framework
@@ -243,6 +244,9 @@ class StepTimer:
         self._floor_s = framework.launches_s(
             architecture, deployment.weight_dtypes["expert"], deployment.tensor_parallel
         )
+        if framework.eager_read_share:
+            bandwidth = framework.eager_read_share * deployment.chip.memory.bandwidth_bytes_per_s
+            self._floor_s += deployment.layer_weight_bytes / bandwidth
         routed = any(isinstance(group.layer.feed_forward, MoeMlp) for group in architecture.layer_groups)
         groups = deployment.attention_data_parallel
         self._routed = routed and groups == 1
