@@ -57,7 +57,7 @@ EVERY_HEAD_DIVIDES = (
     "Its 8 KV heads divide over 8 chips and a split KV axis fills each of them, so TP 8 halves attention by itself."
 )
 HEADS_RUN_OUT = "Its 4 KV heads do not divide over 8 chips: TP 8 reads every key twice, and halves nothing."
-ENGINE = {"max_num_seqs": 64, "max_num_batched_tokens": 2048}
+ENGINE = {"framework": "vllm", "max_num_seqs": 64, "max_num_batched_tokens": 2048}
 
 
 def consistency_findings(parameters: ConsistencySet) -> dict[str, Finding]:

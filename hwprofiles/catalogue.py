@@ -13,7 +13,7 @@ import yaml
 from pydantic import ValidationError
 
 from forerun.disk_cache import kept
-from forerun.yaml_files import TooLargeError, bounded_text, parse, problem_of
+from forerun.yaml_files import TooLargeError, bounded_text, packaged, parse, problem_of
 from hwprofiles.errors import ProfileError, did_you_mean
 from hwprofiles.parameters import FAMILIES, FamilyParameters
 from hwprofiles.records import Record
@@ -40,6 +40,12 @@ def chip_names() -> tuple[str, ...]:
 def link_names() -> tuple[str, ...]:
     """Return the names of all links in the catalogue, sorted."""
     return _names("links")
+
+
+def systems() -> Mapping[str, Mapping[str, Any]]:
+    """Machines of several chips by name: fields of a scenario's ``hardware`` that the name stands for."""
+    known: Mapping[str, Mapping[str, Any]] = packaged("hwprofiles", "systems.yaml")
+    return known
 
 
 def load_chip(name_or_path: str | Path) -> Chip:

@@ -197,6 +197,8 @@ class AttentionShape(NamedTuple):
     """Whether the layer uses sliding-window attention."""
     source: str = ""
     """Kernel name if a library has several for a head size; empty = the library's default."""
+    slots: int = 0
+    """Sequences among which a decode kernel divides the cores, however many of them run; 0 = those that run."""
     expanded: tuple[int, int] | None = None
     """Absorbed MLA: key and value width per head after expanding the latent; None = the latent is never expanded."""
 

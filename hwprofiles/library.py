@@ -66,7 +66,9 @@ SCORE_BYTES, SCORE_KERNELS = 4.0, 4.0
 """Without FlashAttention: bytes per score, and passes (write, softmax read and write, read; ``build_attn_mha``)."""
 LANE_FLOPS = 256.0
 """Operations per core and clock cycle: two in each of 128 lanes."""
-LIBRARIES = ("generic", "vllm", "sglang", "trtllm", "transformers", "reference", "nccl", PORTABLE, LOCAL_LIBRARY)
+LIBRARIES = (
+    "generic", "vllm", "sglang", "trtllm", "tt-metal", "transformers", "reference", "nccl", PORTABLE, LOCAL_LIBRARY
+)  # fmt: skip
 """Kernel libraries that a chip may have a fit for (fallback: the generic fit); a profile may add its own."""
 
 

@@ -80,6 +80,9 @@ class DecodeKernel(Record):
     seconds; 0 = there is none."""
     widen_byte_s: NonNegative = 0.0
     """Time of that pass per byte of cached KV, in seconds."""
+    whole_head_speed: Positive = 1.0
+    """Speed of a core that computes whole KV heads of a slot (``AttentionShape.slots``) over that of cores that share
+    one head."""
     key_s: NonNegative = 0.0
     """Time of vector work (softmax) per work item and key, independent of the head width, in seconds."""
     reread_share: NonNegative = 0.0

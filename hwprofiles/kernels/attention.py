@@ -200,6 +200,19 @@ def _most_splits(xp: Functions, parameters: DecodeKernel, length: Num) -> Num:
     return xp.minimum(whole, xp.ceil((parameters.split_root * whole) ** 0.5 - 0.5))
 
 
+def slot_cores(xp: Functions, cores: float, slots: Num, heads: Num, most: Num) -> tuple[Num, Num]:
+    """Cores that share one KV head, and KV heads that one core computes in turn, where each slot has equal cores.
+
+    A core takes a power of two of the heads of one slot. With 64 cores, 32 slots and 8 heads that is four heads on
+    each of two cores, also where a single sequence runs.
+
+    Source: tt-metal, ``sdpa_decode_program_factory.cpp`` (pull request 42591): ``num_cores_per_head`` and
+        ``num_heads_per_core``.
+    """
+    each = xp.maximum(1.0, cores // slots)
+    return xp.maximum(1.0, xp.minimum(each // heads, most)), 2.0 ** xp.ceil(xp.log2(xp.maximum(1.0, heads / each)))
+
+
 def _split_time(xp: Functions, limits: Limits, parameters: DecodeKernel, *sizes: Num) -> KernelTime:
     """Time of one decode attention kernel with its KV axis split for all cores or, if faster, for the core count
     of the chip that the fits come from."""
@@ -245,11 +258,16 @@ def _kernel_time(
     most = xp.where(heads >= parameters.min_group_to_split * kv_heads, most, 1.0)
     if parameters.split_seqs:
         most = xp.where(seqs <= parameters.split_seqs, most, 1.0)
-    splits = xp.maximum(1.0, xp.minimum(parameters.split_fill * split_cores // items, most))
+    faster: Num = 1.0
+    if shape.slots:
+        splits, waves = slot_cores(xp, cores, xp.maximum(seqs, shape.slots), kv_heads * row_tiles, most)
+        faster = xp.where(splits > 1.0, 1.0, parameters.whole_head_speed)
+    else:
+        splits = xp.maximum(1.0, xp.minimum(parameters.split_fill * split_cores // items, most))
+        waves = xp.ceil(items * splits / cores)
     pieces = items * splits
-    waves = xp.ceil(pieces / cores)
     bandwidth = limits.bandwidth * parameters.memory_efficiency
-    core_bandwidth = bandwidth * parameters.core_bandwidth_ratio * limits.memory_share / cores
+    core_bandwidth = bandwidth * parameters.core_bandwidth_ratio * limits.memory_share / cores * faster
     if warm:
         _, seconds_per_byte = warm_reads(xp, limits, parameters, kv_bytes, WARM_FADE, bandwidth)
         ratio = 1.0 / seconds_per_byte / bandwidth
@@ -260,7 +278,7 @@ def _kernel_time(
     keys = length / splits
     if parameters.key_step > 1.0:
         keys = xp.ceil(keys / parameters.key_step) * parameters.key_step
-    busy = waves * keys * (2.0 * rows * width / core_flops + parameters.key_s)
+    busy = waves * keys * (2.0 * rows * width / core_flops + parameters.key_s / faster)
     if parameters.pair_share:
         last = pieces - cores * (waves - 1.0)
         paired = waves - xp.where(last > 0.5 * cores, 0.0, 1.0)

@@ -21,6 +21,9 @@ class Flag(NamedTuple):
     default: bool
 
 
+NORM_FLAG = Flag("use_qk_norm", True)
+
+
 class MoeNames(NamedTuple):
     """Fields in which a family states its experts."""
 
@@ -53,8 +56,8 @@ class Family:
     qkv_bias: Flag | bool = False
     output_bias: Flag | bool = False
     qk_norm: QkNorm | None = None
-    qk_norm_flag: Flag | None = None
-    """Field that switches ``qk_norm``; None is always on."""
+    qk_norm_flag: Flag = NORM_FLAG
+    """Field that switches ``qk_norm`` in a family that has one."""
     sinks: bool = False
     norms: int = 2
     norm_bias: bool = False

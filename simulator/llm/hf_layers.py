@@ -135,8 +135,7 @@ def _head_dim(fields: Fields, family: Family, hidden: int, heads: int) -> int:
 
 
 def _qk_norm(fields: Fields, family: Family) -> QkNorm | None:
-    on = family.qk_norm_flag is None or stated(fields, family.qk_norm_flag)
-    return family.qk_norm if on else None
+    return family.qk_norm if family.qk_norm and stated(fields, family.qk_norm_flag) else None
 
 
 def read_windows(

@@ -86,8 +86,9 @@ def _converted_dtype(quantization: Fields) -> str:
         packaged("simulator.llm", "hf_quantization.yaml")["methods"],
         packaged("simulator.llm", "hf_quantization.yaml")["modelopt"],
     )
-    quantization.require("quant_method", f"one of {', '.join(sorted(methods))}")
-    method = quantization.choice("quant_method", methods, "")
+    if not quantization.has("quant_algo"):
+        quantization.require("quant_method", f"one of {', '.join(sorted(methods))}")
+    method = quantization.choice("quant_method", methods, "modelopt")  # whose word quant_algo is
     if method == "fp8":
         return _fp8(quantization)
     if methods[method] == "bits":

@@ -200,9 +200,11 @@ def _from_file(path: Path) -> Architecture:
 @lru_cache(maxsize=64)  # of what was in the files: a study requests its model at every run
 def _from_texts(path: Path, text: str, separate: Path, quantisation: str | None) -> Architecture:
     values = _object(path, text)
-    if quantisation is not None and _states_no_quantisation(values):
+    own = values.get("quantization_config", {})
+    unnamed = isinstance(own, Mapping) and bool(own) and "quant_method" not in own
+    if quantisation is not None and (unnamed or _states_no_quantisation(values)):
         stated = Fields.of(_object(separate, quantisation), str(separate)).section("quantization")
-        values = {**values, "quantization_config": {"quant_method": "modelopt", **stated.values}}
+        values = {**values, "quantization_config": {"quant_method": "modelopt", **stated.values, **own}}
     name = path.resolve().parent.name if path.name == "config.json" else path.stem.removesuffix("_config")
     return _from_values(values, str(path), name or None)
 

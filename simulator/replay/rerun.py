@@ -11,7 +11,7 @@ import numpy as np
 
 from forerun.errors import ForerunError, did_you_mean
 from forerun.yaml_files import packaged
-from hwprofiles import chip_names, load_chip
+from hwprofiles import chip_names, load_chip, systems
 from simulator.llm.load import architecture_aliases, architecture_names, load_architecture
 from simulator.running.build import build_replica
 from simulator.running.metrics.summary import summarise
@@ -49,7 +49,7 @@ def _chip_pattern(chip: str) -> str:
 
 
 def framework_name(text: str) -> str | None:
-    """``vllm``, ``sglang`` or ``trtllm``, also under an orchestrator such as dynamo; None for another engine."""
+    """``vllm``, ``sglang``, ``trtllm`` or ``tt-metal``, also under an orchestrator such as dynamo; None for another."""
     word = text.strip().lower()
     if word == "generic":
         return word
@@ -68,11 +68,11 @@ def framework_of_version(framework: str, version: str | None) -> str:
 
     TensorRT-LLM of 2024 (up to v0.16) ran another runtime; vLLM up to v0.13 schedules a step after the one before it,
     and its engine V0, where a version names it, did so in Python between all steps. SGLang up to v0.5.10 ran vLLM's
-    all-reduces.
+    all-reduces. tt-metal up to v0.56 sampled all places of its batch.
     """
     if framework == "vllm" and re.search(r"\bv0(?!\.\d)", version or "", re.IGNORECASE):
         return "vllm-2024"
-    match = re.match(r"v?0\.(\d+)(?:\.(\d+))?", version or "")
+    match = re.match(r"(?:tt-metal )?v?0\.(\d+)(?:\.(\d+))?", version or "")
     older = _NAMES["older"].get(framework)
     if older is None or match is None:
         return framework
@@ -139,7 +139,7 @@ def run_scenario(run: MeasuredRun, base: Scenario) -> Scenario:
     hardware, engine = data.setdefault("hardware", {}), data.setdefault("engine", {})
     named = {
         "model": (run.model, catalogue_model, "model"),
-        "chip": (run.chip, lambda text: chip_name(text, tuple(chip_names())), "chip"),
+        "chip": (run.chip, lambda text: chip_name(text, (*chip_names(), *systems())), "chip"),
         "framework": (run.framework, framework_name, "engine"),
         "weights": (run.weights_dtype, dtype_name, "weight format"),
         "kv": (run.kv_cache_dtype, dtype_name, "KV cache format"),
@@ -246,7 +246,7 @@ def _known(key: str, text: str) -> str:
         return did_you_mean(text.rsplit("/", 1)[-1].lower(), architecture_names()) + " (forerun models list)"
     if key == "chip":
         return did_you_mean(text.lower(), chip_names()) + " (forerun chips list)"
-    return " (one of vllm, sglang, trtllm or generic)" if key == "framework" else ""
+    return " (one of vllm, sglang, trtllm, tt-metal or generic)" if key == "framework" else ""
 
 
 def _own_format(model: Any, dtype: str) -> bool:

@@ -272,6 +272,8 @@ class _Replica:
     def _framework(self, chip: Chip) -> Framework:
         engine = self.engine
         framework = self.assumed.framework(timing.load_framework(engine.framework))
+        if engine.samples_on is not None:
+            framework = framework.model_copy(update={"samples_on": engine.samples_on})
         framework = framework.on(chip, self.hardware.tensor_parallel)
         if engine.entry_point == "offline":
             framework = framework.without_api_server()
@@ -414,6 +416,7 @@ class _Replica:
             round_robin=framework.group_choice == "in-turn",
             dp_wait_limit_steps=framework.dp_wait_limit_steps,
             schedules_ahead=framework.schedules_ahead,
+            scheduler_steps=engine.num_scheduler_steps,
         )
 
     def _largest_step(self, most_seqs: int, query_len: int) -> int:

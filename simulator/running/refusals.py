@@ -18,7 +18,7 @@ from simulator.serving.rules import SCHEDULERS
 from simulator.speculation.attention_level.alspec_config import check_groups
 from simulator.speculation.proposal import proposal
 from simulator.timing import resolve_weight_dtypes
-from simulator.timing.framework import LOCAL_FRAMEWORKS
+from simulator.timing.framework import LOCAL_FRAMEWORKS, load_framework
 
 Scenario = Any
 """A ``simulator.running.scenario.Scenario``, whose module imports this one."""
@@ -148,7 +148,13 @@ def _refuse_framework(scenario: Scenario) -> None:
         raise ForerunError(
             f"hardware.{field}: unlike chips share a model under engine.framework: llama.cpp (got {framework})"
         )
-    if scenario.engine.flash_attention:
+    engine = scenario.engine
+    if engine.rules.mixes and load_framework(framework).prompts == "in-turn":
+        raise ForerunError(
+            f"engine.scheduler: {framework} computes no prompts beside decoding sequences; leave it at prefill-first "
+            f"(got {engine.scheduler})"
+        )
+    if engine.flash_attention:
         return
     if not local:
         raise ForerunError(
@@ -175,6 +181,14 @@ def _refuse_layout(scenario: Scenario) -> None:
             f"hardware.pipeline_parallel: several batches in flight need engine.scheduler: {able} "
             f"(got {engine.scheduler})"
         )
+    if engine.num_scheduler_steps > 1 and not engine.rules.multi_step:
+        able = " or ".join(name for name, facts in SCHEDULERS.items() if facts.multi_step)
+        raise ForerunError(
+            f"engine.num_scheduler_steps: several steps between two looks at the queue need engine.scheduler: {able} "
+            f"(got {engine.scheduler})"
+        )
+    if engine.num_scheduler_steps > 1 and hardware.attention_data_parallel > 1:
+        raise ForerunError("engine.num_scheduler_steps: not modelled for attention groups; leave it at 1")
     if hardware.speculative_parallel > 1 and hardware.chips_per_replica > hardware.tensor_parallel:
         raise ForerunError(
             "hardware.speculative_parallel: two device groups hold whole layers; leave pipeline_parallel and "

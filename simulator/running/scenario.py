@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 from forerun.errors import ForerunError, UnknownFieldError, did_you_mean
 from forerun.types import PositiveFloat, Section
 from forerun.yaml_files import TooLargeError, bounded_text, parse, problem_of
+from simulator.running.engine_defaults import default_formats, with_defaults
 from simulator.running.refusals import check_sections
 from simulator.serving.engine_config import EngineConfig
 from simulator.serving.fleet.fleet_config import (
@@ -141,6 +142,11 @@ class Scenario(Section):
 
     @model_validator(mode="after")
     def _sections_fit_together(self) -> Scenario:
+        if self.attention_speculation is None:
+            known = self.model_fields_set
+            engine = with_defaults(self.engine, self.hardware.chip)
+            formats = {name: value for name, value in default_formats(engine).items() if name not in known}
+            self.__dict__.update(formats, engine=engine)
         check_sections(self)
         return self
 
@@ -161,7 +167,8 @@ class Scenario(Section):
         assert self.pools is not None
         try:
             fields = base.model_dump(exclude_unset=True) | getattr(self.pools[pool], section)
-            return type(base).model_validate(fields)
+            made = type(base).model_validate(fields)
+            return with_defaults(made, self.pool_section(pool, "hardware").chip) if section == "engine" else made
         except ValidationError as error:
             raise ValueError(f"pools.{pool}.{section}.{explain(error, type(base))}") from None
 

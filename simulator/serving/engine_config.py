@@ -16,7 +16,8 @@ class EngineConfig(Section):
     """The serving engine: its kernels and host costs, its scheduler and its limits."""
 
     framework: str = "vllm"
-    """Kernel library and host costs: vllm, sglang, trtllm, llama.cpp, mlx or generic."""
+    """Kernel library and host costs: vllm, sglang, trtllm, tt-metal, llama.cpp, mlx or generic; default: tt-metal on
+    Tenstorrent chips, with its own limits and formats (``forerun catalogue``), else vllm."""
     scheduler: SchedulerName = "vllm-v1"
     """``vllm-v1``: one token budget shared by decoding and chunked prefill. ``prefill-first``: whole prompts before any
     decoding. ``sglang``: prompts first, cut where a step's budget ends. ``static``: a batch runs until all of its
@@ -24,6 +25,9 @@ class EngineConfig(Section):
     stepping: Literal["fast", "exact-steps"] = "fast"
     """``fast`` runs the compiled engine if it is built; ``exact-steps`` the interpreted one, every step priced by
     formula (the oracle). Results are the same."""
+    num_scheduler_steps: PositiveInt = 1
+    """Decode steps that run between two looks at the queue (vLLM V0's ``--num-scheduler-steps``): sequences that end
+    before the last of them are computed on, and arrivals wait for it."""
     max_num_seqs: PositiveInt = 256
     """Most requests in a step."""
     max_num_batched_tokens: PositiveInt = 8192
@@ -69,6 +73,8 @@ class EngineConfig(Section):
     sampling: Literal["greedy", "top-p"] = "greedy"
     """``top-p``: every sequence's logits are sorted (top-p or top-k sampling), as many checkpoints' generation
     settings ask for and servers do by default."""
+    samples_on: Literal["host", "device"] | None = None
+    """Where tokens are sampled on chips whose logits go to the host by default; default: as the framework does."""
     entry_point: Literal["server", "offline"] = "server"
     """``server``: requests come over HTTP and tokens are streamed back. ``offline``: a program calls the engine itself,
     as throughput benchmarks do."""

@@ -38,6 +38,8 @@ class EngineLimits:
     page_tokens: int = 0
     """Tokens for which whole blocks are allotted together, and after which a recurrent state is kept for the prefix
     cache; 0 = one block's."""
+    scheduler_steps: int = 1
+    """Decode steps of a batch that run before requests are admitted again."""
     schedules_ahead: bool = False
     """Whether a step is scheduled while the one before it still runs: an arrival then waits one step longer."""
 

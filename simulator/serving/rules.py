@@ -33,6 +33,8 @@ class SchedulerFacts:
     """Whether the scheduler can swap preempted sequences to host memory."""
     pipelines: bool = False
     """Whether the scheduler can keep several batches in flight in a pipeline."""
+    multi_step: bool = False
+    """Whether several decode steps may run between two looks at the queue (``num_scheduler_steps``)."""
     by_priority: bool = False
     """Whether the scheduler takes request priorities into account."""
     first_come: bool = False
@@ -49,7 +51,12 @@ SCHEDULERS: dict[str, SchedulerFacts] = {
         "PriorityScheduler", by_priority=True, flags={"vllm": ("--scheduling-policy", "priority")}
     ),
     "prefill-first": SchedulerFacts(
-        "PrefillFirstScheduler", mixes=False, cuts_prompts=False, budgets_decodes=False, first_come=True
+        "PrefillFirstScheduler",
+        mixes=False,
+        cuts_prompts=False,
+        budgets_decodes=False,
+        multi_step=True,
+        first_come=True,
     ),
     "sglang": SchedulerFacts(
         "SglangScheduler", mixes=False, budgets_decodes=False, first_come=True, flags={"sglang": ()}

@@ -210,6 +210,10 @@ def atlas_gains(
     ]
 
 
+ENGINE = {"framework": "vllm", "max_num_seqs": 16, "max_num_batched_tokens": 256}
+"""Engine of both layouts: no engine of a vendor's own runs groups that speculate."""
+
+
 @lru_cache(maxsize=512)
 def _groups(chip: str, model: str, speculation: str | None, chips: int, groups: int) -> StepPricer | str:
     """One group of chips, or two that speculate at gsm8k's hit rates; in words why not where it is refused. Kept: a map
@@ -217,7 +221,7 @@ def _groups(chip: str, model: str, speculation: str | None, chips: int, groups: 
     hardware = {"chip": chip, "tensor_parallel": chips} | ({"speculative_parallel": groups} if groups > 1 else {})
     attention = {"task": "gsm8k"} if groups > 1 else None
     try:
-        base: dict[str, Any] = {"model": model, "engine": {"max_num_seqs": 16, "max_num_batched_tokens": 256}}
+        base: dict[str, Any] = {"model": model, "engine": ENGINE}
         if load_chip(chip).kind == "tensix":  # their usual block format
             base |= {"weights_dtype": "bfp8", "kv_cache_dtype": "bfp8"}
         base |= {"hardware": hardware, "attention_speculation": attention}

@@ -107,8 +107,9 @@ class Deployment:
 
     @property
     def passes(self) -> ElementwiseKernels:
-        """Memory-bound kernels of a layer: those of the engine on GPUs; other chips were fitted without them."""
-        return self.framework.passes if self._on_gpu else ElementwiseKernels()
+        """Memory-bound kernels of a layer: those of the engine on GPUs, or of the engine that the chip is fitted for;
+        other chips were fitted without them."""
+        return self.framework.passes if self._on_gpu or self.framework.fixed_batch else ElementwiseKernels()
 
     @property
     def _on_gpu(self) -> bool:
@@ -275,6 +276,7 @@ class Deployment:
             * dtype_bytes(self.kv_dtype),
             dtype=self._cache_kernels,
             windowed=attention.window is not None,
+            slots=self.framework.slots,
         )
 
     def mixing(self, mixer: Mixer) -> tuple[tuple[MixingShape, int | None], ...]:

@@ -75,6 +75,8 @@ class ModelTimer:
     _step_s: float = field(init=False)
     _per_sequence_s: float = field(init=False)
     _per_prompt_s: float = field(init=False)
+    _slots: int = field(init=False)
+    """Places of a fixed batch, where each costs the host as much as a sequence; 0 = sequences alone do."""
     _row_s: float = field(init=False)
     """Host seconds per draft token that is verified as a sequence of its own."""
     _expands: bool = field(init=False)
@@ -92,7 +94,7 @@ class ModelTimer:
         host = self.target.deployment.framework
         ranks = self.target.deployment.tensor_parallel - 1
         self._step_s, self._per_sequence_s = host.step_s + ranks * host.rank_s, host.per_sequence_s
-        self._per_prompt_s = host.per_prompt_s
+        self._per_prompt_s, self._slots = host.per_prompt_s, host.slots if host.host_rows == "slots" else 0
         self._row_s, self._expands = host.scored_row_s, host.scores == "sequences"
         self._overlapped_s, self._overlapped_per_sequence_s = host.overlapped_s, host.overlapped_per_sequence_s
         self.windows = self.target.windows
@@ -108,6 +110,8 @@ class ModelTimer:
         work = self.slowest(work)
         target_s = self.target.seconds(self.scored(work))
         sequences = work.decode_seqs + work.prefill_seqs
+        if self._slots and work.decode_seqs:
+            sequences = self._slots + work.prefill_seqs
         exposed = self._step_s + self._per_sequence_s * sequences + self._per_prompt_s * work.prefill_seqs
         if self._expands:
             exposed += self._row_s * work.decode_seqs * (work.query_len - 1)
@@ -132,6 +136,8 @@ class ModelTimer:
         total = self.target.costs(self.scored(work))
         target_s = total.device_s
         sequences = work.decode_seqs + work.prefill_seqs
+        if self._slots:
+            sequences = np.where(work.decode_seqs > 0, self._slots, 0) + work.prefill_seqs
         total.host_s += self._step_s + self._per_sequence_s * sequences + self._per_prompt_s * work.prefill_seqs
         if self._expands:
             total.host_s += self._row_s * work.decode_seqs * (work.query_len - 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,8 @@ class ElementwiseKernels(BaseModel):
     kv_write: int = Field(default=0, ge=0)
     expert_choice: int = Field(default=0, ge=0)
     shared_sum: int = Field(default=0, ge=0)
+    every_norm: bool = False
+    """Whether each norm of a layer is a kernel of its own, not one for the mixer and one for the feed-forward."""
 
 
 HOST_COSTS = ("step_s", "per_sequence_s", "eager_launch_s", "reserved_bytes")
@@ -41,6 +43,12 @@ HOST_COSTS = ("step_s", "per_sequence_s", "eager_launch_s", "reserved_bytes")
 
 WIDE = 4
 """Tensor-parallel size from which SGLang captures larger graphs."""
+
+
+NORMS = 2
+"""Norms of a layer that ``kernels_per_layer`` counts."""
+TILE = 32
+"""Rows that a product, and an activation on its way to other chips, has at least on chips with matrix tiles."""
 
 
 class Framework(BaseModel):
@@ -112,6 +120,33 @@ class Framework(BaseModel):
     the whole context again (vLLM's batch expansion of 2024)."""
     drafts: Literal["batched", "per-sequence"] = "batched"
     """Whether a draft pass serves all sequences, or each sequence has passes of its own (slots of llama.cpp)."""
+    fixed_batch: bool = False
+    """Whether a decode step computes every one of ``max_num_seqs`` places of the batch, whichever are taken."""
+    slots: int = Field(default=0, ge=0)
+    """Places of a fixed batch under an engine's limits (``for_engine``)."""
+    prompts: Literal["together", "in-turn"] = "together"
+    """Whether the prompts of a step are computed together, or one after the other, padded to whole sizes."""
+    host_rows: Literal["running", "slots"] = "running"
+    """What the host handles after a decode step: sequences that run, or all places of a fixed batch."""
+    reduced_bytes: float = Field(default=0.0, ge=0)
+    """Bytes of an element on its way to other chips in an all-reduce; 0 = as it is computed."""
+    eager_rank_s: float = Field(default=0.0, ge=0)
+    """Host time of a launch outside captured graphs for each further tensor-parallel rank."""
+    eager_read_share: float = Field(default=0.0, ge=0, le=1)
+    """Share of the memory bandwidth at which a step outside captured graphs reads the layers' weights, after its
+    launches; 0 = as its kernels do."""
+    samples_on: Literal["host", "device"] = "host"
+    """Where tokens are sampled on chips whose logits would otherwise go to the host (``Host.sequence_s``)."""
+    prefill_chunk_tokens: int = Field(default=0, ge=0)
+    """Tokens of a prompt that lie in activations at once; 0 = all of a step's."""
+    max_kv_tokens: int = Field(default=0, ge=0)
+    """Most tokens of all sequences for which KV is allotted, per replica; 0 = as many as fit."""
+    engine_defaults: dict[str, Any] = Field(default_factory=dict)
+    """Fields of ``engine`` that differ from a scenario's defaults where they are not set."""
+    weights_dtype: dict[str, str] | None = None
+    """Format of each part in which it stores weights where ``weights_dtype`` is not set; None: the checkpoint's."""
+    kv_cache_dtype: str | None = None
+    """Format of its KV cache where ``kv_cache_dtype`` is not set."""
     scored_row_s: float = Field(default=0.0, ge=0)
     """Host time for each verified draft token that is a sequence of its own."""
     source: Source
@@ -137,15 +172,21 @@ class Framework(BaseModel):
             }
         )
 
-    def launches_s(self, architecture: Architecture, experts: str) -> float:
+    def launches_s(self, architecture: Architecture, experts: str, ranks: int = 1) -> float:
         """Host time to launch every kernel of a step one by one, which a step outside captured graphs cannot beat.
 
         Args:
             architecture: the model.
             experts: dtype of its routed experts.
+            ranks: tensor-parallel chips that the host launches each kernel on.
         """
         routed = sum(group.count for group in architecture.layer_groups if isinstance(group.layer.feed_forward, MoeMlp))
-        dense = self.eager_launch_s * self.kernels_per_layer * architecture.num_layers
+        launch_s = self.eager_launch_s + self.eager_rank_s * (ranks - 1)
+        kernels = self.kernels_per_layer * architecture.num_layers
+        if self.passes.every_norm:
+            layers = ((group.layer, group.count) for group in architecture.layer_groups)
+            kernels += sum(count * (layer.norms - NORMS) for layer, count in layers)
+        dense = launch_s * kernels
         return dense + routed * (self.eager_mxfp4_experts_s if experts == "mxfp4" else self.eager_experts_s)
 
     def sorting(self, vocabulary: int) -> Framework:
@@ -188,6 +229,9 @@ class Framework(BaseModel):
             query_len: tokens per decoding sequence.
             sizes: what the user requests in place of the defaults; empty captures none.
         """
+        if self.fixed_batch:
+            rows = -(-max_num_seqs * query_len // TILE) * TILE
+            return self.model_copy(update={"captured": (rows,), "slots": max_num_seqs})
         wanted = self._default_sizes() if sizes is None else sorted(set(sizes))
         if self.scores == "sequences":
             query_len = 1
@@ -214,6 +258,18 @@ class Framework(BaseModel):
         sizes = np.array([0, *self._sizes()])
         return np.where(tokens <= sizes[-1], sizes[np.minimum(np.searchsorted(sizes, tokens), len(sizes) - 1)], tokens)
 
+    def padded_prompts(self, most: int) -> NDArray[np.int64]:
+        """Tokens computed for a prompt alone, by its length up to ``most``: 128, else a power of two, or a multiple of
+        2,048 where that is less.
+
+        Source: tt-metal, ``get_padded_prefill_len`` of models/tt_transformers/tt/common.py.
+        """
+        lengths = np.maximum(1, np.arange(most + 1))
+        powers = 1 << np.ceil(np.log2(lengths)).astype(np.int64)
+        sizes = np.maximum(128, np.minimum(powers, -(-lengths // 2048) * 2048))
+        padded: NDArray[np.int64] = np.maximum(lengths, np.minimum(sizes, most))
+        return padded
+
     def _sizes(self) -> tuple[int, ...]:
         return self.captured or tuple(self._default_sizes())
 
@@ -229,7 +285,10 @@ class Framework(BaseModel):
         if most is not None:
             limit = most[tensor_parallel >= WIDE]
             sizes = tuple((first, min(last, limit), step) for first, last, step in sizes if first <= limit)
-        times = {"step_s": self.step_s + host.step_s, "per_sequence_s": self.per_sequence_s + host.sequence_s}
+        sampled = host.sequence_s if self.samples_on == "host" else 0.0
+        times = {"step_s": self.step_s + host.step_s, "per_sequence_s": self.per_sequence_s + sampled}
+        if self.prompts == "in-turn":
+            times["eager_launch_s"] = self.eager_launch_s + host.launch_s
         return self.model_copy(update={"captured_sizes": sizes, **times})
 
 

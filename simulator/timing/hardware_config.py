@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from forerun.types import PositiveInt, Replicas, Section
+from hwprofiles import systems
 
 Chips = Annotated[int, Field(gt=0, le=4096)]
 """Number of chips along one dimension of parallelism; bounded because tables grow with it."""
@@ -28,7 +29,8 @@ class HardwareConfig(Section):
     """The chips that serve the model and how the model is spread over them."""
 
     chip: str
-    """Catalogue name or path of a chip profile."""
+    """Catalogue name or path of a chip profile; or a system of several chips (t3000, quietbox, quietbox-blackhole,
+    galaxy), which sets the chip, ``tensor_parallel`` and ``link`` where they are not set."""
     tensor_parallel: Chips = 1
     """Chips that share every layer's attention and dense matrices."""
     pipeline_parallel: Chips = 1
@@ -62,6 +64,13 @@ class HardwareConfig(Section):
     """Link between the chips of a replica: catalogue name or path; default: the chip's own scale-up link."""
     pipeline_link: str | None = None
     """Link between pipeline stages: catalogue name or path; default: the link between the chips of a stage."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_system(cls, data: Any) -> Any:
+        name = data.get("chip") if isinstance(data, dict) else None
+        system = systems().get(name) if isinstance(name, str) else None
+        return data if system is None else {**system, **data, "chip": system["chip"]}
 
     @model_validator(mode="after")
     def _one_way_to_split(self) -> HardwareConfig:

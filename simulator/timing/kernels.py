@@ -462,7 +462,8 @@ def layer_elementwise(deployment: Deployment, layer: Layer, hidden: int) -> list
         hidden: width of the residual stream.
     """
     mlp, parts = layer.feed_forward, layer_parts(layer)
-    kernels = [("norms", parts * NORM_KERNELS * hidden, 0 if deployment.norms_in_reductions else parts)]
+    norms = layer.norms if deployment.passes.every_norm else parts
+    kernels = [("norms", norms * NORM_KERNELS * hidden, 0 if deployment.norms_in_reductions else norms)]
     streams = sum(tensor.in_features for tensor in layer.extra_tensors if tensor.name == "hyper_connection")
     if streams:  # read to mix what goes in, read and written to add what comes out, at mixer and feed-forward
         kernels.append(("residual streams", 2 * 3 * streams, 4))
@@ -538,7 +539,8 @@ def reduction_calls(deployment: Deployment, layer: Layer, tokens: IntArray) -> I
     if isinstance(layer.mixer, Attention) and layer.mixer.qk_norm == "vector":
         yield from collective("query and key norms all-reduce", deployment, "all_reduce", 8 * tokens)
     once = groups > 1 and isinstance(mlp, MoeMlp) and not mlp.shared_intermediate_size
-    message = tokens * deployment.architecture.hidden_size * deployment.activation_bytes
+    element = deployment.framework.reduced_bytes or deployment.activation_bytes
+    message = tokens * deployment.architecture.hidden_size * element
     yield from collective("layer all-reduce", deployment, "all_reduce", message, layer_parts(layer) - once)
 
 

@@ -124,7 +124,8 @@ def activation_bytes(deployment: Deployment, max_tokens: int, max_sampled: int, 
         mixers = [group.layer.mixer for group in architecture.layer_groups]
         heads = max((mixer.heads for mixer in mixers if mixer and not isinstance(mixer, Recurrent)), default=0)
         activations = max(activations, SCORE_BYTES * max_context * heads / deployment.tensor_parallel)
-    stream = max_tokens * (4 * architecture.hidden_size * ACTIVATION_BYTES + activations)
+    at_once = min(max_tokens, deployment.framework.prefill_chunk_tokens or max_tokens)
+    stream = at_once * (4 * architecture.hidden_size * ACTIVATION_BYTES + activations)
     logits = 2 * (max_sampled if deployment.last_stage else 0) * architecture.vocab_size * LOGIT_BYTES
     return stream + logits + deployment.framework.reserved_bytes
 
@@ -270,6 +271,8 @@ def _plan_stage(
     pages = (int(left // page) if page else ANY) if left > 0 else 0
     if num_kv_blocks is not None and weights + draft_weights < deployment.chip.memory.capacity_bytes:
         pages = num_kv_blocks * block_size // page_tokens
+    elif deployment.framework.max_kv_tokens:
+        pages = min(pages, deployment.framework.max_kv_tokens // page_tokens)
     blocks = deployment.attention_data_parallel * pages * (page_tokens // block_size)
     if blocks < 1:
         raise ForerunError(

@@ -210,8 +210,11 @@ class StepTimer:
     """Whether a step of so many tokens runs outside captured graphs."""
     _decode_graphs: bool = field(init=False)
     """Whether steps with prompt chunks run outside captured graphs, whatever their size."""
+    _prompt_sizes: ByCount | None = field(init=False, default=None)
+    """Tokens computed for a prompt, by its length, where prompts are computed in turn."""
     _floor_s: float = field(init=False)
-    """Host time to launch every kernel of a step one by one, which an uncaptured step cannot beat."""
+    """Host time to launch every kernel of a step one by one, and to read the weights where that is slower than in a
+    captured step; an uncaptured step cannot beat it."""
 
     def __post_init__(self) -> None:
         deployment, framework = self.deployment, self.deployment.framework
@@ -236,7 +239,14 @@ class StepTimer:
         self._eager = ByCount((~captured).tolist())
         self._tail_s = cache(self._seconds_per_tail_key)
         self._decode_graphs = framework.captured_steps == "decode"
-        self._floor_s = framework.launches_s(architecture, deployment.weight_dtypes["expert"])
+        if framework.prompts == "in-turn":
+            self._prompt_sizes = ByCount(framework.padded_prompts(self.max_tokens).tolist())
+        self._floor_s = framework.launches_s(
+            architecture, deployment.weight_dtypes["expert"], deployment.tensor_parallel
+        )
+        if framework.eager_read_share:
+            bandwidth = framework.eager_read_share * deployment.chip.memory.bandwidth_bytes_per_s
+            self._floor_s += deployment.layer_weight_bytes / bandwidth
         routed = any(isinstance(group.layer.feed_forward, MoeMlp) for group in architecture.layer_groups)
         groups = deployment.attention_data_parallel
         self._routed = routed and groups == 1
@@ -267,6 +277,7 @@ class StepTimer:
             logit_rows: rows of logits computed; default: every verified token and every completed prompt.
         """
         deployment = self.deployment
+        turns, work = self._in_turn(work)
         seen, all_group_tokens, logit_rows = self._seen(work, logit_rows)
         tokens = seen.tokens
         padded = deployment.framework.padded_tokens(tokens, deployment.cuda_graphs)
@@ -274,7 +285,7 @@ class StepTimer:
 
         def priced(calls: Iterable[Call], home: Deployment, times: int = 1) -> Iterator[Kernel]:
             for call in calls:
-                yield price(call, home.kernels)._replace(times=times * call.times)
+                yield price(call, home.kernels)._replace(times=times * turns * call.times)
 
         def listed() -> Iterator[Kernel]:
             for home in self._homes:
@@ -286,7 +297,7 @@ class StepTimer:
                     yield from priced(layer_calls(home, layer, padded, together), home, group.count)
                     for kind in () if layer.mixer is None else home.mixing(layer.mixer):
                         for kernel in mixing[kind]:
-                            yield kernel._replace(times=group.count)
+                            yield kernel._replace(times=group.count * turns)
                     yield from priced(reduction_calls(home, layer, padded), home, group.count)
                 yield from priced(self._leaving(home, padded), home)
             yield from priced(head_calls(deployment, logit_rows), deployment)
@@ -311,6 +322,7 @@ class StepTimer:
             work: the steps, as arrays of equal length.
             logit_rows: as ``kernels`` takes them.
         """
+        turns, work = self._in_turn(work)
         seen, all_group_tokens, logit_rows = self._seen(work, logit_rows)
         tokens = seen.tokens
         total = self._layer_rows(seen, tokens)
@@ -325,7 +337,11 @@ class StepTimer:
             total.add(self._experts.rows(np.maximum(all_group_tokens, np.asarray(self._padded.values)[tokens])))
         uncaptured = np.asarray(self._eager.values)[tokens] | ((seen.prefill_seqs > 0) & self._decode_graphs)
         total.host_s += np.where(uncaptured, np.maximum(0.0, self._floor_s - total.device_s), 0.0)
-        return total
+        if self._prompt_sizes is None:
+            return total
+        every = Costs.zeros(len(tokens))
+        every.add(total, turns)
+        return every
 
     def seconds(self, work: StepWork[Any], logit_rows: int | None = None) -> Any:
         """Device seconds of one step, and the wait for launches outside captured graphs.
@@ -334,6 +350,7 @@ class StepTimer:
             work: one step; where nothing is prefilled ``decode_kv_tokens`` may hold arrays, and so does the result.
             logit_rows: as ``kernels`` takes them.
         """
+        turns, work = self._in_turn(work)
         seen, all_group_tokens = work, 0
         if self._experts is not None or self.shares_prompts:
             seen, all_group_tokens, logit_rows = self._seen(work, logit_rows)
@@ -349,7 +366,8 @@ class StepTimer:
             total += self._experts.seconds(max(all_group_tokens, look_up(self._padded, tokens)))
         if not (look_up(self._eager, tokens) or (prefilling and self._decode_graphs)):
             return total
-        return np.maximum(total, self._floor_s) if isinstance(total, np.ndarray) else max(total, self._floor_s)
+        longest = np.maximum(total, self._floor_s) if isinstance(total, np.ndarray) else max(total, self._floor_s)
+        return turns * longest
 
     def layer_costs(self, layer: Layer, tokens: IntArray, query_len: int = 1, home: Deployment | None = None) -> Costs:
         """One layer without attention itself, for each token count in ``tokens``, collectives included; no experts
@@ -395,6 +413,28 @@ class StepTimer:
     def shares_prompts(self) -> bool:
         """Whether groups compute prompts together."""
         return self._overlap is not None and self._overlap.prompt_groups > 1
+
+    def _in_turn(self, work: StepWork[Any]) -> tuple[Any, StepWork[Any]]:
+        """How many prompts of a step are computed one after the other, and the work of the mean one, padded; the step
+        as it is where prompts are computed together."""
+        count, tokens = work.prefill_seqs, work.prefill_tokens
+        if self._prompt_sizes is None or (not isinstance(count, np.ndarray) and not count):
+            return 1, work
+        many = np.maximum(1, count) if isinstance(count, np.ndarray) else count
+        mean = tokens // many
+        if isinstance(count, np.ndarray):
+            padded = np.where(count > 0, np.asarray(self._prompt_sizes.values)[mean], 0)
+        else:
+            padded = look_up(self._prompt_sizes, mean)
+        ratio = padded / np.maximum(1, mean) if isinstance(count, np.ndarray) else padded / mean
+        windows = zip(self.windows, work.prefill_pairs, strict=True)
+        return many, work._replace(
+            prefill_seqs=np.minimum(1, count) if isinstance(count, np.ndarray) else 1,
+            prefill_tokens=padded,
+            prefill_pairs=tuple(pairs * ratio * (ratio if window is None else 1.0) / many for window, pairs in windows),
+            prefill_kv_tokens=tuple(keys * ratio / many for keys in work.prefill_kv_tokens),
+            sampled_prefills=work.sampled_prefills // many,
+        )
 
     def _seen(self, work: StepWork[Any], logit_rows: Any) -> tuple[StepWork[Any], Any, Any]:
         """The part of a step that the slowest attention group does, the tokens of all groups, its rows of logits."""

@@ -27,7 +27,7 @@ from simulator.timing import StepWork
 
 N150 = {"chip": "n150", "tensor_parallel": 4, "speculative_parallel": 2}
 EAGLE3 = drafts("eagle3", 3, acceptance={"per_position": [0.73, 0.52, 0.35]})
-ENGINE = {"max_num_seqs": 16, "max_num_batched_tokens": 1024}
+ENGINE = {"framework": "vllm", "max_num_seqs": 16, "max_num_batched_tokens": 1024}
 PAPER = {"model": "llama-3.1-8b", "weights_dtype": "bfp8", "kv_cache_dtype": "bfp8", "engine": ENGINE}
 
 

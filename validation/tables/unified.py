@@ -185,8 +185,14 @@ def _stated_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
         measured = {name: value for name, value in measured.items() if "_itl_" not in name or _one_token_chunks(cells)}
         if _held_up(cells):
             measured = {name: value for name, value in measured.items() if "median" in name or "_tpot_" in name}
+        if _tt_demo(cells):
+            # Prompts run in turn: the demo divides their time by their number, and its throughput is that of decoding.
+            several = (cells.count("max_concurrency") or 1) > 1
+            measured = {name: value for name, value in measured.items() if not several or "_ttft_" not in name}
+            measured = {name: value for name, value in measured.items() if not name.endswith("throughput")}
         static = cells.text("tool") in STATIC_TOOLS
         chips, tensor, pipeline = cells.count("n_gpus"), cells.several("tp"), cells.several("pp")
+        tensor = cells.count("tp") if _tt_demo(cells) else tensor
         per_replica = (tensor or 1) * (pipeline or 1)
         expert = tensor if (cells.text("ep") or "").lower() in ("on", "true") else cells.several("ep")
         flags = dict(_FLAG.findall(cells.text("server_args") or ""))
@@ -201,19 +207,19 @@ def _stated_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
             model=cells.text("model"),
             chip=cells.text("gpu"),
             framework=cells.text("framework"),
-            framework_version=cells.text("framework_version"),
+            framework_version=cells.text("framework_version") or (TT_EARLY if _tt_served(cells) else None),
             tensor_parallel=None if pools else max(1, (tensor or 1) // groups) if groups else tensor or chips,
             pipeline_parallel=pipeline,
             expert_parallel=None if pools else expert,
             data_parallel_attention=None if pools else groups,
             replicas=replicas if tensor and replicas and replicas > 1 and not pools else None,
-            weights_dtype=cells.text("weight_precision"),
+            weights_dtype=_weights(cells),
             kv_cache_dtype=_kv_dtype(cells) or flags.get("kv-cache-dtype", "auto").removeprefix("auto") or None,
             process=process,
             request_rate=rate,
             max_concurrency=cells.count("max_concurrency") if process == "closed-loop" else None,
             input_tokens=_tokens(cells, "input", share),
-            output_tokens=_tokens(cells, "output", share),
+            output_tokens=_tokens(cells, "output", share) or (TT_DEMO_TOKENS if _tt_demo(cells) else None),
             num_requests=cells.count("max_concurrency") if static else cells.count("num_requests"),
             lengths=_drawn(cells),
             prefix_caching=False if cells.text("dataset") == "random" else None,
@@ -252,6 +258,13 @@ def _settings(cells: Cells, flags: dict[str, str]) -> dict[str, object]:
     """Engine settings implied by the tool and the start command: the host must read the size of DeepEP's normal
     dispatch, so that SGLang captures no graphs with it."""
     tool = cells.text("tool")
+    if _tt_served(cells):
+        return {"engine.num_scheduler_steps": TT_STEPS} if (cells.text("measured_date") or "") < TT_SINGLE_STEPS else {}
+    if _tt_demo(cells):
+        release = "models/README" in (cells.text("source_ref") or "")
+        on_device = {"engine.samples_on": "device"} if release else {}
+        seats = -(-(cells.count("max_concurrency") or 1) // (cells.count("dp") or 1))
+        return {"engine.entry_point": "offline", "engine.max_num_seqs": seats, **on_device}
     if flags.get("deepep-mode") == "normal":
         return {"engine.cuda_graphs": False}
     if tool in STATIC_TOOLS:
@@ -269,6 +282,35 @@ def _depth(cells: Cells) -> int | None:
     stated = steps if steps and cells.count("spec_topk") in (None, 1) else drafted or steps
     depths = _SERVED["draft_depth"] if _speculation_assumed(cells) else {}
     return stated or next((depths[name] for name in depths if name in (cells.text("spec_method") or "").lower()), None)
+
+
+TT_STEPS, TT_SINGLE_STEPS = 10, "2025-08"
+"""Decode steps between two looks at the queue that Tenstorrent's server runs, and when it stopped doing so: the
+``--num_scheduler_steps`` of examples/server_example_tt.py in tenstorrent/vllm, a flag of engine V0."""
+
+
+TT_EARLY = "0.56"
+"""Version of tt-metal in the reports of Tenstorrent's server that name none: those of early 2025."""
+
+
+def _tt_served(cells: Cells) -> bool:
+    return "tt fork" in (cells.text("framework") or "")
+
+
+TT_DEMO_TOKENS = 200
+"""Tokens that tt_transformers' demo generates (``max_generated_tokens`` of simple_text_demo.py)."""
+
+
+def _tt_demo(cells: Cells) -> bool:
+    return (cells.text("framework") or "").startswith("tt-metal")
+
+
+def _weights(cells: Cells) -> str | None:
+    """Weight format; None where it is the checkpoint's, or for tt-metal the shipped mix of 4 and 8 bits."""
+    text = cells.text("weight_precision")
+    if text is None or not _tt_demo(cells):
+        return text
+    return "bfp8" if text.startswith("bfp8 MLP") and "70B" not in (cells.text("model") or "") else None
 
 
 def _one_token_chunks(cells: Cells) -> bool:
@@ -405,6 +447,8 @@ def _unusable(cells: Cells) -> str | None:
     if cells.text("spec_method") is None and cells.positive("accept_length") is not None:
         return "speculation of which only the acceptance length is recorded"
     if _of_data_set(cells):
+        return None
+    if _tt_demo(cells):
         return None
     if any(_tokens(cells, kind, None) is None for kind in ("input", "output")):
         return OF_DATA_SET

@@ -28,7 +28,7 @@ BATCHES = (1, 4, 16, 64)
 TOLERANCES = (0.02, 0.05, 0.1, 0.2, 0.3)
 WINDOWS = (64, 128, 256, 512, 1024, 2048)
 LONG = (8192, 32768, 131072, 524288)
-ENGINE = {"max_num_seqs": 64, "max_num_batched_tokens": 2048}
+ENGINE = {"framework": "vllm", "max_num_seqs": 64, "max_num_batched_tokens": 2048}
 
 
 def compute(_context: Context, values: Values) -> Shown:

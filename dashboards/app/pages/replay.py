@@ -186,7 +186,7 @@ PAGE = Page(
         ),
         replace(controls.MODEL, when=ON_SERVED),
         replace(controls.CHIP, name="runs-chip", when=ON_SERVED),
-        ChoiceField("framework", "Engine", ON_SERVED, options=("vllm", "sglang", "trtllm", "generic")),
+        ChoiceField("framework", "Engine", ON_SERVED, options=("vllm", "sglang", "trtllm", "tt-metal", "generic")),
         replace(controls.TENSOR_PARALLEL, when=ON_SERVED),
         button,
     ],

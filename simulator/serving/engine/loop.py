@@ -198,7 +198,7 @@ class Engine:
         if drafting is not None:
             scheduler.query_len = drafting.query_len
         plan = scheduler.plan()
-        works: cython.bint = len(plan.chunks) > 0 or len(plan.decodes) > 0
+        works: cython.bint = len(plan.chunks) > 0 or len(plan.decodes) > 0 or len(plan.padding) > 0
         if not works and not scheduler.preempted:
             return False
         for victim in scheduler.preempted:

@@ -289,6 +289,34 @@ def test_quantisation_stated_beside_the_config_counts(tmp_path):
         load_architecture(tmp_path / "hf_quant_config.json")
 
 
+def test_algorithm_without_a_method_is_modelopts(tmp_path):
+    unnamed = {"quant_algo": "NVFP4", "exclude_modules": ["*self_attn*"]}
+    config = FAMILIES["llama"] | {"torch_dtype": "bfloat16", "quantization_config": unnamed}
+    alone = from_hf_config(config).checkpoint_dtypes
+    assert (alone["mlp"], alone["attention"], alone["lm_head"]) == ("fp4", "bf16", "bf16")
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_algo": "NVFP4"}}))
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": unnamed}))
+    assert load_architecture(tmp_path).checkpoint_dtypes == alone
+
+
+def test_flag_of_norms_counts_where_a_family_has_them():
+    shape = FAMILIES["llama"] | {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+    shape |= {"model_type": "qwen3_moe"}
+    with_norms, without = (from_hf_config(shape | {"use_qk_norm": on}) for on in (True, False))
+    assert with_norms.layer_groups == from_hf_config(shape).layer_groups
+    assert with_norms.parameters().total > without.parameters().total
+    with pytest.raises(ForerunError, match="use_qk_norm"):
+        read("llama", use_qk_norm=True)
+
+
+def test_text_part_of_minimax_m3_is_read_whatever_its_place():
+    flat = read("minimax-m3")
+    nested = {"model_type": "minimax_m3_vl", "vision_config": {"hidden_size": 64}, "torch_dtype": "bfloat16"}
+    text = {key: value for key, value in FAMILIES["minimax-m3"].items() if key != "model_type"}
+    for config in (nested | {"text_config": text}, nested | text):
+        assert from_hf_config(config).layer_groups == flat.layer_groups
+
+
 def test_mixed_quantisation_counts_by_part():
     layers = {
         "model.layers.0.linear_attn.in_proj_qkv": {"quant_algo": "FP8"},

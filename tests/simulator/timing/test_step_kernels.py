@@ -162,7 +162,7 @@ def test_list_costs_and_seconds_are_one_price_over_the_catalogue(data):
     """Random steps of random models, chips, libraries, layouts and drafters."""
     spread = data.draw(st.sampled_from(SPREADS), "spread")
     method = data.draw(st.sampled_from(DRAFTS), "method")
-    framework = data.draw(st.sampled_from(["vllm", "sglang", "trtllm", "generic"]), "framework")
+    framework = data.draw(st.sampled_from(["vllm", "sglang", "trtllm", "tt-metal", "generic"]), "framework")
     fields = plain_data(
         data.draw(st.sampled_from(architecture_names()), "model"),
         data.draw(st.sampled_from(["gb300", "h200-sxm", "a100-sxm-80gb", "n150"]), "chip"),

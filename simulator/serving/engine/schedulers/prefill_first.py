@@ -2,21 +2,67 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from simulator.serving.engine.common import MANY, cython
 from simulator.serving.engine.schedulers.scheduler import Scheduler
-from simulator.serving.engine.sequence import Sequence, StepPlan
+from simulator.serving.engine.sequence import Sequence, StepPlan, _drop
 
 
 @cython.cclass
 class PrefillFirstScheduler(Scheduler):
-    """vLLM V0's rule: a step either prefills whole prompts or decodes the batch; prompts go first."""
+    """vLLM V0's rule: a step either prefills whole prompts or decodes the batch; prompts go first.
+
+    With ``limits.scheduler_steps`` above 1 a batch decodes so many steps before prompts get a turn; sequences that end
+    meanwhile stay as padding (multi-step scheduling).
+    """
+
+    _left: cython.longlong
+    """Decode steps that come before the next look at the queue."""
+    _ended: list[Any]
+
+    def __init__(self, limits: Any, cache: Any, swap: Any = None) -> None:
+        Scheduler.__init__(self, limits, cache, swap)
+        self._left = 0
+        self._ended = []
 
     @cython.ccall
     def _plan(self) -> StepPlan:
         """New prompts if any fit, else one decode step of the whole batch."""
+        sequence: Sequence
         plan: StepPlan = StepPlan()
+        if self._left:
+            self._left -= 1
+            self._decode(plan)
+            plan.padding = list(self._ended)
+            if plan.decodes or plan.padding:
+                return plan
+        self._left = 0
+        for sequence in self._ended:
+            self._end(sequence)
+        self._ended = []
         self._admit(plan, self._budget, True)
-        return plan if plan.chunks else self._decode(plan)
+        if not plan.chunks:
+            self._decode(plan)
+            if plan.decodes:
+                self._left = self.limits.scheduler_steps - 1
+        return plan
+
+    @cython.ccall
+    def release(self, sequence: Sequence) -> None:
+        """A finished sequence is computed on, its last step again, until the batch is looked at; then its blocks are
+        free."""
+        _drop(self.running, sequence)
+        if self._left:
+            sequence.computed_tokens -= 1
+            self._ended.append(sequence)
+        else:
+            self._end(sequence)
+
+    @cython.cfunc
+    def _works(self) -> cython.bint:
+        """Whether there is anything to plan: requests, or sequences that have ended and are still in the batch."""
+        return bool(Scheduler._works(self) or self._ended)
 
     @cython.cfunc
     def _decode(self, plan: StepPlan) -> StepPlan:

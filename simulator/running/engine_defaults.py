@@ -1,0 +1,40 @@
+"""What an engine sets by itself where a scenario does not: its limits, its batching rule, its formats."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hwprofiles import ProfileError, load_chip
+from simulator.serving.engine_config import EngineConfig
+from simulator.timing import load_framework
+
+FRAMEWORKS = {"tenstorrent": "tt-metal"}
+"""Engine of the chips of a vendor that no other engine serves."""
+
+
+def with_defaults(engine: EngineConfig, chip: str) -> EngineConfig:
+    """The section with the framework of the chip, and the framework's own values, in fields that are not set.
+
+    Fields that count as set stay the same, so that a copy with another chip gets that chip's defaults.
+    """
+    known = engine.model_fields_set
+    if "framework" not in known:
+        try:
+            framework = FRAMEWORKS.get(load_chip(chip).vendor)
+        except ProfileError:  # refused where the chip is needed
+            framework = None
+    else:
+        framework = engine.framework if engine.framework.startswith(tuple(FRAMEWORKS.values())) else None
+    if framework is None:
+        return engine
+    defaults = load_framework(framework).engine_defaults | {"framework": framework}
+    own = {name: value for name, value in defaults.items() if name not in known}
+    return EngineConfig.model_construct(known, **{**dict(engine), **own})
+
+
+def default_formats(engine: EngineConfig) -> dict[str, Any]:
+    """Formats of weights and KV cache in which an engine stores them where a scenario names none."""
+    if not engine.framework.startswith(tuple(FRAMEWORKS.values())):
+        return {}
+    framework = load_framework(engine.framework)
+    return {"weights_dtype": framework.weights_dtype, "kv_cache_dtype": framework.kv_cache_dtype}
