@@ -1,4 +1,4 @@
-"""The half of measured rows that a fit may see, and the rows of a long table that are scored, by a hash of their keys."""
+"""The half of measured rows that a fit may see, and the rows of a long table that are scored, by hash of their keys."""
 
 from __future__ import annotations
 
