@@ -256,6 +256,9 @@ def _speculation(row: PublishedSpeedup, model: str) -> dict[str, Any] | str:
         return {"method": name, "tree": {"depth": depth, "top_k": branches, "nodes": row.nodes or size}}
     if method == "eagle" and research:
         return {"method": "eagle", "tree": {"name": "eagle-25"}}
+    grown = re.fullmatch(r"(\d+) steps of top-(\d+)", row.tokens)
+    if method == "eagle3" and grown and row.nodes:
+        return {"method": method, "tree": {"depth": int(grown[1]), "top_k": int(grown[2]), "nodes": row.nodes}}
     if method in ("eagle", "eagle3") and tokens:
         return {"method": method, "num_speculative_tokens": int(row.tokens)}
     if method == "eagle3" and row.nodes:
