@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ from traces.kernels.frame import Frame
 from traces.kernels.table import KernelTable, Words, constant, make_table, whole
 
 DEFAULT_DTYPE = "bf16"
+SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+TIME = re.compile(rf"(?:measured|time|latency|duration|median)_({'|'.join(SECONDS)})")
+"""Names of the column of times, with its unit; ``measured_s`` is the canonical one."""
 
 
 def is_canonical(names: tuple[str, ...]) -> bool:
@@ -28,11 +32,16 @@ def read_canonical(frame: Frame) -> KernelTable:
     """Kernels of a file in the canonical format; unknown columns are refused, not ignored.
 
     Raises:
-        TraceError: no ``op`` or ``measured_s``, an unknown column or operation, or an operation without its columns.
+        TraceError: no ``op``, no or several columns of times, an unknown column or operation, or a column missing.
     """
     frame = _with_new_names(frame)
-    frame.need("op", "measured_s")
-    known = (*SIZES, *WORDS, "measured_s", "std_s", "count")
+    times = [match for name in frame.names if (match := TIME.fullmatch(name))]
+    frame.need("op", *([] if times else ["measured_s"]))
+    if len(times) > 1:
+        columns = ", ".join(match[0] for match in times)
+        raise TraceError(f"{frame.path}: {len(times)} columns of times ({columns}); keep one")
+    time = times[0]
+    known = (*SIZES, *WORDS, time[0], "std_s", "count")
     for name in frame.names:
         if name not in known:
             raise TraceError(
@@ -54,7 +63,7 @@ def read_canonical(frame: Frame) -> KernelTable:
     dtype = frame.texts("dtype") if frame.has("dtype") else constant("", frame.rows)
     texts["dtype"] = dtype.mapped(lambda name: name or DEFAULT_DTYPE)
     return make_table(
-        frame.floats("measured_s"),
+        frame.floats(time[0]) * SECONDS[time[1]],
         op,
         sizes,
         texts,

@@ -75,7 +75,8 @@ def test_what_is_written_is_read_back(tmp_path, name):
         ("op,m,n,measured_s\ngemm,1,2,0.1\n", "needs the column k"),
         ("op,m,n,k\ngemm,1,2,3\n", "no column 'measured_s'"),
         ("op,m,n,k,measured_s\ngem,1,2,3,0.1\n", "did you mean 'gemm'"),
-        ("op,m,n,k,measured_ms\ngemm,1,2,3,0.1\n", "measured_s"),
+        ("op,m,n,k,measured_days\ngemm,1,2,3,0.1\n", "measured_s"),
+        ("op,m,n,k,time_us,time_ms\ngemm,1,2,3,1,1\n", "2 columns of times (time_us, time_ms); keep one"),
         ("op,m,n,k,measured_s,colour\ngemm,1,2,3,0.1,red\n", "unknown column 'colour'"),
         ("op,m,m,n,k,measured_s\ngemm,1,1,1,1,1\n", "column 'm' appears 2 times; keep one"),
         ("op,m,n,k,measured_s\ngemm,1,2,3,fast\n", "column 'measured_s': 'fast' is not a number"),
@@ -96,6 +97,15 @@ def test_a_bad_file_gives_one_clear_line(tmp_path, text, message):
     assert message in str(error.value)
     assert str(path) in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("column", "factor"), [("measured_s", 1.0), ("latency_ms", 1e-3), ("time_us", 1e-6), ("duration_ns", 1e-9)]
+)
+def test_the_column_of_times_ends_in_its_unit(tmp_path, column, factor):
+    path = tmp_path / "trace.csv"
+    path.write_text(f"op,m,n,k,{column}\ngemm,1,2,3,25\n")
+    assert read_kernels(path).measured_s.tolist() == [25 * factor]
 
 
 def test_a_truncated_parquet_file_gives_one_clear_line(tmp_path):
