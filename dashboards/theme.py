@@ -72,7 +72,7 @@ RUN_COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, PINK, SKY)
 """Colours of compared items, in order."""
 
 LOSS, LITTLE_LOSS, NEUTRAL, LITTLE_GAIN, GAIN = "#e0702a", "#f0b48a", "#f4f4f1", "#a3cfe9", "#4aa3d8"
-"""A scale from loss to gain that readers with any colour vision tell apart; dark text is readable on all of it."""
+"""A scale from loss to gain, distinct for any colour vision; dark text is readable on all of it."""
 ON_SCALE = "#101418"
 """Text on that scale."""
 

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 ORPHAN_CHECK_S = 1.0
 """How often a worker looks whether the process that it works for still lives."""
-PATIENCE_S = 2.0
+OWN_WORK_S = 2.0
 """CPU seconds of work that a study does by itself before it starts processes: each of them prices kernels anew that
 this one has not priced yet."""
 
@@ -53,12 +53,12 @@ class Workers:
 
     Args:
         count: processes.
-        patience_s: CPU seconds of work that the caller does by itself before processes are started for the rest.
+        own_work_s: CPU seconds of work that the caller does by itself before processes are started for the rest.
     """
 
-    def __init__(self, count: int, patience_s: float = 0.0) -> None:
+    def __init__(self, count: int, own_work_s: float = 0.0) -> None:
         self._count = count
-        self._patience_s = patience_s if count else inf
+        self._own_work_s = own_work_s if count else inf
         self._waiting: dict[int, tuple[Callable[[], Any], list[StartedWork[Any]]]] = {}
         """Work that waits for its caller, in order, and the list that takes what it became: a result, or a future."""
         self._pool: ProcessPoolExecutor | None = None
@@ -66,7 +66,7 @@ class Workers:
     def start(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> StartedWork[T]:
         """Begin ``work``. Its result raises a ``WorkerDiedError`` where two processes died over it."""
         task = partial(work, *args, **kwargs)
-        return self._wait(task) if self._patience_s > 0 else self._sent(task)
+        return self._wait(task) if self._own_work_s > 0 else self._sent(task)
 
     def _wait(self, task: Callable[[], T]) -> StartedWork[T]:
         """Let ``task`` wait until its result is requested, or processes are started."""
@@ -81,8 +81,8 @@ class Workers:
             begin = time.process_time()
             value = task()
             sent.append(StartedWork(lambda: value))
-            self._patience_s -= time.process_time() - begin
-            if self._patience_s <= 0:
+            self._own_work_s -= time.process_time() - begin
+            if self._own_work_s <= 0:
                 waiting, self._waiting = self._waiting, {}
                 for other, place in waiting.values():
                     place.append(self._sent(other))
@@ -123,7 +123,7 @@ def study_workers(jobs: int | None) -> Workers:
     """Workers of a study with the option ``jobs``; by default one process per core, as far as the work is worth it."""
     if jobs is not None:
         return Workers(jobs if jobs > 1 else 0)
-    return Workers(cores() if cores() > 1 else 0, PATIENCE_S)
+    return Workers(cores() if cores() > 1 else 0, OWN_WORK_S)
 
 
 def _alone(task: Callable[[], T]) -> T:

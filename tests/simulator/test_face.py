@@ -79,7 +79,7 @@ def test_errors_of_the_library_name_arguments(scenario, call, message):
 
 def test_variants_that_run_alike_cost_no_sensitivity_runs(scenario):
     """Two policies that never act here: the answer is 1 whatever is assumed, and takes no run to tell."""
-    drafting = scenario.with_values({"speculation": CURVE})
+    drafting = scenario.with_values({"speculation": CURVE, "engine.framework": "generic"})
     calls = []
     result = fr.compare(
         drafting,

@@ -92,7 +92,7 @@ def test_without_drafter_there_is_no_draft_lane():
 
 
 def test_steps_whose_stages_run_overlap_are_not_split():
-    run = run_of(hardware={"chip": "n300", "pipeline_parallel": 2})
+    run = run_of(hardware={"chip": "n300", "pipeline_parallel": 2}, engine={"framework": "vllm"})
     assert run.detail.sampled == ()
     names = {event["args"]["name"] for event in timeline_events(run) if event["name"] == "thread_name"}
     assert not {name for name in names if "kernels of sampled steps" in name}

@@ -254,7 +254,12 @@ def test_attention_is_limited_per_kv_head():
 
 def test_the_set_is_what_the_engine_gives():
     """One answer: the closed form of the published case and the engine's decode steps, in every module."""
-    base = {"model": SET.model, "weights_dtype": "bfp8", "kv_cache_dtype": "bfp8", "engine": {"max_num_seqs": 16}}
+    base = {
+        "model": SET.model,
+        "weights_dtype": "bfp8",
+        "kv_cache_dtype": "bfp8",
+        "engine": {"framework": "vllm", "max_num_seqs": 16},
+    }
     serial = StepPricer(layout(base, hardware={"chip": SET.chip, "tensor_parallel": 8}))
     for rate in (0.5, 0.875):
         groups = layout(

@@ -26,7 +26,8 @@ def test_times_and_sizes_are_not_negative(model):
     for name, field in model.model_fields.items():
         if field.annotation in (float, int):
             kind = TypeAdapter(field.rebuild_annotation())
-            for good in (0, 1) if field.annotation is int else (0.0, 1e-9, 0.5, 3.0):
+            largest = 1.0 if any(getattr(limit, "le", None) == 1 for limit in field.metadata) else 3.0
+            for good in (0, 1) if field.annotation is int else (0.0, 1e-9, 0.5, largest):
                 kind.validate_python(good)
             with pytest.raises(ValidationError):
                 kind.validate_python(-1 if field.annotation is int else -1e-9)
