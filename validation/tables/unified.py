@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from forerun.yaml_files import packaged
 from traces.benchmark_results import LATENCIES, THROUGHPUTS, MeasuredRun, TokenCounts, latencies_ms, register_table
 from traces.benchmark_results.run import STATISTICS, IntArray
 from traces.errors import TraceError
@@ -39,6 +40,9 @@ _LIMITS = {"max-running-requests": "max_num_seqs", "max-num-seqs": "max_num_seqs
            "mem-fraction-static": "gpu_memory_utilization",
            "gpu-memory-utilization": "gpu_memory_utilization"}  # fmt: skip
 """Options of vLLM and SGLang -> limit of a run; SGLang's options cover all attention groups together."""
+_INTERVALS = {"stream-interval": "engine.stream_interval",
+              "scheduler-recv-interval": "engine.scheduler_recv_interval"}  # fmt: skip
+_WITHOUT_PREFIX_CACHE = {"disable-radix-cache", "no-enable-prefix-caching"}
 SPREADING = ("deepep", "mooncake")
 """SGLang's ``--moe-a2a-backend`` for which every chip has experts of its own, whatever ``--ep-size`` says."""
 _WORKERS = re.compile(r"(prefill|decode) tp(\d+)/ep(\d+)/dpattn=(\w+) workers=(\d+)")
@@ -71,7 +75,7 @@ def unified_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
         chips, tensor, pipeline = cells.count("n_gpus"), cells.several("tp"), cells.several("pp")
         per_replica = (tensor or 1) * (pipeline or 1)
         expert = tensor if (cells.text("ep") or "").lower() in ("on", "true") else cells.several("ep")
-        flags = dict(_FLAG.findall(cells.text("server_args") or ""))
+        flags = _recipe(cells) | dict(_FLAG.findall(cells.text("server_args") or ""))
         groups = _attention_groups(cells, flags)
         expert = groups if groups and "enable-expert-parallel" in flags else expert
         expert = tensor if flags.get("moe-a2a-backend") in SPREADING else expert
@@ -98,7 +102,7 @@ def unified_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
             output_tokens=_tokens(cells, "output", share),
             num_requests=cells.count("max_concurrency") if static else cells.count("num_requests"),
             lengths=_drawn(cells),
-            prefix_caching=False if cells.text("dataset") == "random" else None,
+            prefix_caching=False if _WITHOUT_PREFIX_CACHE & flags.keys() else None,
             speculation=cells.text("spec_method"),
             num_speculative_tokens=cells.count("spec_num_draft_tokens") or cells.count("spec_num_steps"),
             acceptance_length=cells.positive("accept_length"),
@@ -133,11 +137,24 @@ def _settings(cells: Cells, flags: dict[str, str]) -> dict[str, object]:
     """Engine settings implied by the tool and the start command: the host must read the size of DeepEP's normal
     dispatch, so that SGLang captures no graphs with it."""
     tool = cells.text("tool")
+    intervals: dict[str, object] = {name: int(flags[flag]) for flag, name in _INTERVALS.items() if flag in flags}
     if flags.get("deepep-mode") == "normal":
-        return {"engine.cuda_graphs": False}
+        return {"engine.cuda_graphs": False} | intervals
     if tool in STATIC_TOOLS:
         return {"engine.entry_point": "offline", "engine.scheduler": "static"}
-    return {"engine.entry_point": "offline"} if tool in OFFLINE_TOOLS else {}
+    return {"engine.entry_point": "offline"} if tool in OFFLINE_TOOLS else intervals
+
+
+def _recipe(cells: Cells) -> dict[str, str]:
+    """Options of the launch script that a benchmark publishes apart from its results."""
+    flags: dict[str, str] = {}
+    if cells.text("source") == "inferencex" and not _is_disaggregated(cells):
+        concurrency = cells.count("max_concurrency") or 0
+        for recipe in packaged("validation.tables", "inferencex_recipes.yaml")["recipes"]:
+            applies = all(cells.text(name) in values for name, values in recipe["of"].items())
+            if applies and concurrency >= recipe.get("from_concurrency", 0):
+                flags = recipe["flags"]
+    return flags
 
 
 def _one_token_chunks(cells: Cells) -> bool:
