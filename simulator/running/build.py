@@ -279,6 +279,10 @@ class _Replica:
             framework = framework.without_api_server()
         if engine.sampling == "top-p":
             framework = framework.sorting(self.architecture.vocab_size)
+        if framework.kv_share_of == "static" and "gpu_memory_utilization" not in engine.model_fields_set:
+            # SGLang sets aside what it computes with before it chooses its own share.
+            framework = framework.model_copy(update={"kv_share_of": "all"})
+        framework = framework.streaming_every(engine.stream_interval)
         framework = framework.for_engine(engine.max_num_seqs, sizes=engine.cuda_graph_sizes)
         return framework.scheduled(engine.async_scheduling)
 
@@ -417,6 +421,7 @@ class _Replica:
             dp_wait_limit_steps=framework.dp_wait_limit_steps,
             schedules_ahead=framework.schedules_ahead,
             scheduler_steps=engine.num_scheduler_steps,
+            recv_interval=engine.scheduler_recv_interval,
         )
 
     def _largest_step(self, most_seqs: int, query_len: int) -> int:
@@ -504,7 +509,8 @@ def _of_one_group(scenario: Scenario) -> Scenario:
     engine, groups = scenario.engine, scenario.hardware.attention_data_parallel
     if groups == 1 or not timing.load_framework(engine.framework).divides_limits:
         return scenario
-    limits = {name: max(1, getattr(engine, name) // groups) for name in ("max_num_seqs", "max_num_batched_tokens")}
+    stated = ["max_num_batched_tokens", *{"max_num_seqs"} & engine.model_fields_set]
+    limits = {name: max(1, getattr(engine, name) // groups) for name in stated}
     return scenario.model_copy(update={"engine": engine.model_copy(update=limits)})
 
 

@@ -269,10 +269,28 @@ def _notes(scenario: Scenario, build: Build, log: RunLog, decoding: DecodeSample
     if beyond is not None:
         yield beyond
     yield from _in_step(log.stream, build.main.sampler is not None)
+    yield from _few_streams(log.stream, build)
     if kv.peak_blocks >= NEARLY_GONE * kv.num_blocks:
         yield (
             f"KV memory was nearly gone: {kv.peak_blocks / kv.num_blocks:.0%} of {kv.num_blocks:,} blocks "
             f"({kv.num_blocks * kv.block_size:,} tokens) in use at the peak, {kv.preemptions:,} preemptions"
+        )
+
+
+def _few_streams(stream: RequestStream, build: Build) -> Iterator[str]:
+    """A word where a closed loop has more requests outstanding than the KV caches hold to their last token."""
+    if stream.max_concurrency is None or stream.prefix_hashes is not None:
+        return
+    decoding = [pool for pool in build.pools if pool.role != "prefill"]
+    blocks = sum(pool.replicas * pool.limits.together.num_blocks for pool in decoding)
+    tokens = blocks * decoding[0].limits.block_size
+    mean = float((stream.input_tokens + stream.output_tokens).mean())
+    outstanding = min(stream.max_concurrency, len(stream))
+    if tokens < outstanding * mean:
+        yield (
+            f"KV memory holds {tokens / mean:,.1f} requests of {mean:,.0f} tokens and {outstanding:,} are outstanding: "
+            "the others wait or are preempted. A larger engine.gpu_memory_utilization, a narrower kv_cache_dtype or "
+            "more chips hold more"
         )
 
 
