@@ -181,9 +181,14 @@ def run_scenario(run: MeasuredRun, base: Scenario) -> Scenario:
     for limit, value in limits.items():
         # SGLang's limit of sequences follows from the memory that their states take
         engine.setdefault(limit, min(value, streams) if streams and limit == "max_num_seqs" else value)
-    if engine.get("framework", "").startswith("sglang") and run.data_parallel_attention:
-        memory_bytes = load_chip(hardware["chip"]).memory.capacity_bytes
-        engine.setdefault("gpu_memory_utilization", sglang_memory_share(memory_bytes, run.data_parallel_attention))
+    if framework.kv_share_of == "static":
+        share = sglang_memory_share(
+            load_chip(hardware.get("chip", base.hardware.chip)).memory.capacity_bytes,
+            engine["max_num_batched_tokens"],
+            run.tensor_parallel or 1,
+            run.data_parallel_attention or 1,
+        )
+        engine.setdefault("gpu_memory_utilization", share)
     _set_speculation(data, run)
     data["workload"] = _workload(run, data["workload"])
     scenario = scenario_from(data, run.place)
@@ -217,16 +222,22 @@ def engine_limits(framework: Framework, chip: str) -> dict[str, Any]:
     return limits
 
 
-def sglang_memory_share(capacity_bytes: float, groups: int) -> float:
-    """Share of the memory of a chip of 60 GB and more that SGLang gives weights and KV by default, under data-parallel
-    attention in ``groups`` of one chip each. Without it the rule comes out near the default of scenarios, which stands.
+def sglang_memory_share(capacity_bytes: float, max_tokens: int, tensor_parallel: int, groups: int) -> float:
+    """Share of a chip's memory that SGLang gives weights and KV by default.
 
-    Source: SGLang 0.5, ``server_args.py``: MiB kept for 8,192 tokens at once, captured graphs of 512 sequences (256
-        under four chips) and their padding in each group.
+    Args:
+        capacity_bytes: of the chip, 60 GB and more.
+        max_tokens: prompt tokens of a step, of all groups.
+        tensor_parallel: chips of an attention group.
+        groups: attention groups.
+
+    Source: SGLang 0.5, ``server_args.py``: MiB kept for a step's prompts, captured graphs of 512 sequences (256 under
+        four chips) and their padding in each attention group.
     """
-    graphs = 256 if groups < 4 else 512
-    padding = (4.5 if graphs > 300 else 3.0) * graphs * groups
-    kept = max(512 + 1.5 * 8192 + 2 * graphs + groups / 8 * 1024 + padding, 10 * 1024)
+    chips = tensor_parallel * groups
+    graphs = 256 if chips < 4 else 512
+    padding = (4.5 if graphs > 300 else 3.0) * graphs * groups if groups > 1 else 0.0
+    kept = max(512 + 1.5 * max_tokens + 2 * graphs + chips / 8 * 1024 + padding, 10 * 1024)
     return 1.0 - kept * 2**20 / capacity_bytes
 
 

@@ -279,9 +279,6 @@ class _Replica:
             framework = framework.without_api_server()
         if engine.sampling == "top-p":
             framework = framework.sorting(self.architecture.vocab_size)
-        if framework.kv_share_of == "static" and "gpu_memory_utilization" not in engine.model_fields_set:
-            # SGLang sets aside what it computes with before it chooses its own share.
-            framework = framework.model_copy(update={"kv_share_of": "all"})
         framework = framework.streaming_every(engine.stream_interval)
         framework = framework.for_engine(engine.max_num_seqs, sizes=engine.cuda_graph_sizes)
         return framework.scheduled(engine.async_scheduling)
@@ -509,8 +506,7 @@ def _of_one_group(scenario: Scenario) -> Scenario:
     engine, groups = scenario.engine, scenario.hardware.attention_data_parallel
     if groups == 1 or not timing.load_framework(engine.framework).divides_limits:
         return scenario
-    stated = ["max_num_batched_tokens", *{"max_num_seqs"} & engine.model_fields_set]
-    limits = {name: max(1, getattr(engine, name) // groups) for name in stated}
+    limits = {name: max(1, getattr(engine, name) // groups) for name in ("max_num_seqs", "max_num_batched_tokens")}
     return scenario.model_copy(update={"engine": engine.model_copy(update=limits)})
 
 

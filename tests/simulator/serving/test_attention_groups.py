@@ -122,9 +122,3 @@ def test_prompts_wait_for_prompts_of_the_other_groups():
     assert step() == [2, 3], "every group has one"
     scheduler.add(sequences[4])
     assert [step() for _ in range(51)] == [[]] * 50 + [[4]]
-
-
-def test_only_a_limit_that_is_given_is_divided():
-    """SGLang divides max_running_requests if it is set; what it takes by itself holds for each group."""
-    plain = {"hardware": {"attention_data_parallel": 4, "expert_parallel": 4}, "engine": {"framework": "sglang"}}
-    assert build_replica(plain_scenario("qwen3-30b-a3b", **plain), 0).main.limits.max_num_seqs == 256
