@@ -19,6 +19,8 @@ from simulator.running.metrics.usage import mean_power_w
 from simulator.running.run import simulate
 from simulator.running.scenario import Scenario, scenario_from
 from simulator.timing import load_framework
+from simulator.timing.framework import Framework
+from simulator.timing.memory import MOST_OF_MEMORY, DoesNotFit
 from simulator.workload.generate import RequestStream, generate_requests
 from traces import PrefixHashes
 from traces.benchmark_results import METRICS, POWER, MeasuredRun, PromptPool, closed_loop_throughput
@@ -174,29 +176,68 @@ def run_scenario(run: MeasuredRun, base: Scenario) -> Scenario:
          gpu_memory_utilization=run.gpu_memory_utilization, enable_prefix_caching=run.prefix_caching,
          enable_chunked_prefill=run.chunked_prefill)  # fmt: skip
     framework = load_framework(engine.get("framework", "vllm"))
-    limits = _NAMES["engine_limits"].get(framework.name) or _NAMES["engine_limits"].get(framework.kernel_library, {})
     streams = run.max_concurrency if framework.kernel_library == "sglang" and not run.data_parallel_attention else None
-    for limit, value in limits.items():  # SGLang's limit follows from the memory that its states of sequences take
+    limits = engine_limits(framework, hardware.get("chip", base.hardware.chip))
+    for limit, value in limits.items():
+        # SGLang's limit of sequences follows from the memory that their states take
         engine.setdefault(limit, min(value, streams) if streams and limit == "max_num_seqs" else value)
-    if engine.get("framework", "").startswith("sglang") and run.data_parallel_attention:
-        memory_bytes = load_chip(hardware["chip"]).memory.capacity_bytes
-        engine.setdefault("gpu_memory_utilization", sglang_memory_share(memory_bytes, run.data_parallel_attention))
+    if framework.kv_share_of == "static":
+        share = sglang_memory_share(
+            load_chip(hardware.get("chip", base.hardware.chip)).memory.capacity_bytes,
+            engine["max_num_batched_tokens"],
+            run.tensor_parallel or 1,
+            run.data_parallel_attention or 1,
+        )
+        engine.setdefault("gpu_memory_utilization", share)
     _set_speculation(data, run)
     data["workload"] = _workload(run, data["workload"])
     scenario = scenario_from(data, run.place)
-    return scenario.with_values(dict(run.settings)) if run.settings else scenario
+    scenario = scenario.with_values(dict(run.settings)) if run.settings else scenario
+    if run.max_num_seqs is None and framework.divides_limits:
+        scenario = _each_group_whole(scenario, limits["max_num_seqs"])
+    return scenario
 
 
-def sglang_memory_share(capacity_bytes: float, groups: int) -> float:
-    """Share of the memory of a chip of 60 GB and more that SGLang gives weights and KV by default, under data-parallel
-    attention in ``groups`` of one chip each. Without it the rule comes out near the default of scenarios, which stands.
+def _each_group_whole(scenario: Scenario, max_num_seqs: int) -> Scenario:
+    """The scenario with SGLang's default limit on sequences, which holds for every attention group: only a limit that
+    is given is divided (``max_running_requests`` in tp_worker.py, v0.5)."""
+    sections = {"": scenario.hardware}
+    if scenario.pools is not None:
+        sections = {f"pools.{name}.": scenario.pool_section(name, "hardware") for name in scenario.pools}
+    groups = {place: hardware.attention_data_parallel for place, hardware in sections.items()}
+    return scenario.with_values({f"{place}engine.max_num_seqs": max_num_seqs * n for place, n in groups.items()})
 
-    Source: SGLang 0.5, ``server_args.py``: MiB kept for 8,192 tokens at once, captured graphs of 512 sequences (256
-        under four chips) and their padding in each group.
+
+def engine_limits(framework: Framework, chip: str) -> dict[str, Any]:
+    """Scenario fields of the engine's own limits on the chip of this name."""
+    known = _NAMES["engine_limits"]
+    limits = dict(known.get(framework.name) or known.get(framework.kernel_library, {}))
+    large = dict(limits.pop("large", {}))
+    if (
+        large
+        and large.pop("but") not in chip
+        and load_chip(chip).memory.capacity_bytes >= large.pop("from_gib") * 2**30
+    ):
+        limits |= large
+    return limits
+
+
+def sglang_memory_share(capacity_bytes: float, max_tokens: int, tensor_parallel: int, groups: int) -> float:
+    """Share of a chip's memory that SGLang gives weights and KV by default.
+
+    Args:
+        capacity_bytes: of the chip, 60 GB and more.
+        max_tokens: prompt tokens of a step, of all groups.
+        tensor_parallel: chips of an attention group.
+        groups: attention groups.
+
+    Source: SGLang 0.5, ``server_args.py``: MiB kept for a step's prompts, captured graphs of 512 sequences (256 under
+        four chips) and their padding in each attention group.
     """
-    graphs = 256 if groups < 4 else 512
-    padding = (4.5 if graphs > 300 else 3.0) * graphs * groups
-    kept = max(512 + 1.5 * 8192 + 2 * graphs + groups / 8 * 1024 + padding, 10 * 1024)
+    chips = tensor_parallel * groups
+    graphs = 256 if chips < 4 else 512
+    padding = (4.5 if graphs > 300 else 3.0) * graphs * groups if groups > 1 else 0.0
+    kept = max(512 + 1.5 * max_tokens + 2 * graphs + chips / 8 * 1024 + padding, 10 * 1024)
     return 1.0 - kept * 2**20 / capacity_bytes
 
 
@@ -214,7 +255,15 @@ def rerun(run: MeasuredRun, base: Scenario, seed: int = 0, intervals: bool = Fal
     stream = _stream(run, scenario, seed)
     if load_framework(scenario.engine.framework).kernel_library == "trtllm" and not scenario.pools:
         scenario = _never_evicting(scenario, stream)
-    result = simulate(scenario, seed, stream=stream, intervals=intervals)
+    notes: list[str] = []
+    try:
+        result = simulate(scenario, seed, stream=stream, intervals=intervals)
+    except DoesNotFit:
+        if run.gpu_memory_utilization is not None or run.num_kv_blocks is not None:
+            raise
+        scenario = scenario.with_values({"engine.gpu_memory_utilization": MOST_OF_MEMORY})
+        notes.append(f"the model fits with {MOST_OF_MEMORY:.0%} of the memory, which the run is taken to have set")
+        result = simulate(scenario, seed, stream=stream, intervals=intervals)
     summary = summarise(result)
     predicted = {name: float(summary[name]) for name in METRICS if summary.get(name) is not None}
     if POWER in run.measured and (watts := mean_power_w(result)) is not None:
@@ -224,8 +273,7 @@ def rerun(run: MeasuredRun, base: Scenario, seed: int = 0, intervals: bool = Fal
         predicted["output_throughput"] = closed_loop_throughput(
             run.max_concurrency, float(tokens), predicted["mean_ttft_ms"], predicted["mean_tpot_ms"]
         )
-    notes = [*readings(run), *result.notes]
-    about = {"basis": result.basis, "notes": notes, "model_error": result.model_error}
+    about = {"basis": result.basis, "notes": [*readings(run), *notes, *result.notes], "model_error": result.model_error}
     return {"predicted": predicted, **about}
 
 
@@ -339,14 +387,14 @@ def _stream(run: MeasuredRun, scenario: Scenario, seed: int) -> RequestStream:
 
 
 def _never_evicting(scenario: Scenario, stream: RequestStream) -> Scenario:
-    """The scenario with no more sequences at once than the KV cache holds to their last token.
+    """The scenario with no more sequences at once than the KV cache holds to their last token, as long as the mean.
 
     Source: TensorRT-LLM's default capacity scheduler, ``GUARANTEED_NO_EVICT``.
     """
-    longest = int((stream.input_tokens + stream.output_tokens).max())
     engine = scenario.engine
+    each = float((-(-(stream.input_tokens + stream.output_tokens) // engine.page_tokens)).mean())
     blocks = build_replica(scenario, seed=0).main.limits.num_blocks
-    places = max(1, blocks // -(-longest // engine.page_tokens))
+    places = max(1, int(blocks / each))
     return scenario if places >= engine.max_num_seqs else scenario.with_values({"engine.max_num_seqs": places})
 
 

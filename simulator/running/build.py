@@ -279,6 +279,7 @@ class _Replica:
             framework = framework.without_api_server()
         if engine.sampling == "top-p":
             framework = framework.sorting(self.architecture.vocab_size)
+        framework = framework.streaming_every(engine.stream_interval)
         framework = framework.for_engine(engine.max_num_seqs, sizes=engine.cuda_graph_sizes)
         return framework.scheduled(engine.async_scheduling)
 
@@ -417,6 +418,7 @@ class _Replica:
             dp_wait_limit_steps=framework.dp_wait_limit_steps,
             schedules_ahead=framework.schedules_ahead,
             scheduler_steps=engine.num_scheduler_steps,
+            recv_interval=engine.scheduler_recv_interval,
         )
 
     def _largest_step(self, most_seqs: int, query_len: int) -> int:

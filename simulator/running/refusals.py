@@ -154,6 +154,21 @@ def _refuse_framework(scenario: Scenario) -> None:
             f"engine.scheduler: {framework} computes no prompts beside decoding sequences; leave it at prefill-first "
             f"(got {engine.scheduler})"
         )
+    if engine.scheduler_recv_interval > 1:
+        if not framework.startswith("sglang"):
+            raise ForerunError(
+                f"engine.scheduler_recv_interval: a flag of SGLang (got engine.framework: {framework}); remove it"
+            )
+        if hardware.pipeline_parallel > 1 or hardware.attention_data_parallel > 1:
+            raise ForerunError(
+                "engine.scheduler_recv_interval: SGLang looks for requests before every step with pipeline stages and "
+                "attention groups; remove it"
+            )
+    if engine.stream_interval > 1 and (local or engine.entry_point == "offline"):
+        raise ForerunError(
+            "engine.stream_interval: only servers of vLLM, SGLang and TensorRT-LLM stream several tokens at once; "
+            "remove it"
+        )
     if engine.flash_attention:
         return
     if not local:

@@ -269,10 +269,33 @@ def _notes(scenario: Scenario, build: Build, log: RunLog, decoding: DecodeSample
     if beyond is not None:
         yield beyond
     yield from _in_step(log.stream, build.main.sampler is not None)
+    yield from _few_streams(log.stream, build)
     if kv.peak_blocks >= NEARLY_GONE * kv.num_blocks:
         yield (
             f"KV memory was nearly gone: {kv.peak_blocks / kv.num_blocks:.0%} of {kv.num_blocks:,} blocks "
             f"({kv.num_blocks * kv.block_size:,} tokens) in use at the peak, {kv.preemptions:,} preemptions"
+        )
+
+
+def _few_streams(stream: RequestStream, build: Build) -> Iterator[str]:
+    """A word where a closed loop has more requests outstanding than may run, or than the KV caches hold to the end."""
+    if stream.max_concurrency is None:
+        return
+    decoding = [(pool.replicas, pool.limits.together) for pool in build.pools if pool.role != "prefill"]
+    places = sum(replicas * limits.max_num_seqs for replicas, limits in decoding)
+    tokens = sum(replicas * limits.num_blocks * limits.block_size for replicas, limits in decoding)
+    mean = float((stream.input_tokens + stream.output_tokens).mean())
+    outstanding = min(stream.max_concurrency, len(stream))
+    if places < outstanding:
+        yield (
+            f"engine.max_num_seqs lets {places:,} requests run at once (SGLang divides it among attention groups) and "
+            f"{outstanding:,} are outstanding: the others wait"
+        )
+    if tokens < outstanding * mean and stream.prefix_hashes is None:
+        yield (
+            f"KV memory holds {tokens / mean:,.1f} requests of {mean:,.0f} tokens and {outstanding:,} are outstanding: "
+            "the others wait or are preempted. A larger engine.gpu_memory_utilization, a narrower kv_cache_dtype or "
+            "more chips hold more"
         )
 
 

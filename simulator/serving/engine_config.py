@@ -52,6 +52,12 @@ class EngineConfig(Section):
     async_scheduling: bool | None = None
     """Whether a step is scheduled while the one before it runs (an arrival then waits one step longer), or after it;
     default: as the framework does by itself."""
+    scheduler_recv_interval: PositiveInt = 1
+    """SGLang: decode steps after which the scheduler looks for new requests again (``--scheduler-recv-interval``). It
+    also does after every step with prompts and whenever it has nothing to do."""
+    stream_interval: PositiveInt = 1
+    """Tokens that a server sends at once (``--stream-interval`` of SGLang and vLLM, ``stream_interval`` of
+    TensorRT-LLM); the first token of an answer is sent alone. Divides the host's work per streamed token."""
     cuda_graphs: bool = True
     """Whether steps of decoding are captured and launched as one; off, every kernel is launched by the host."""
     cuda_graph_sizes: tuple[PositiveInt, ...] | None = Field(default=None, strict=False)

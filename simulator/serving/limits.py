@@ -42,6 +42,8 @@ class EngineLimits:
     """Decode steps of a batch that run before requests are admitted again."""
     schedules_ahead: bool = False
     """Whether a step is scheduled while the one before it still runs: an arrival then waits one step longer."""
+    recv_interval: int = 1
+    """Decode steps from one look at the queue of new requests to the next; a step with prompts ends the interval."""
 
     @property
     def together(self) -> EngineLimits:

@@ -93,8 +93,9 @@ class Framework(BaseModel):
     """Seconds that every all-reduce waits for each further rank."""
     static_activation_scales: bool = False
     """Whether its 8-bit checkpoints contain activation scales, so that no kernel computes them at run time."""
-    kv_share_of: Literal["all", "free"] = "all"
-    """Base of ``engine.gpu_memory_utilization``: a chip's memory, or the memory that weights and activations leave."""
+    kv_share_of: Literal["all", "free", "static"] = "all"
+    """Base of ``engine.gpu_memory_utilization``: a chip's memory, of which activations are part or which they are
+    outside of (static: SGLang's ``--mem-fraction-static``), or the memory that weights and activations leave."""
     per_prompt_s: float = Field(default=0.0, ge=0)
     rank_s: float = Field(default=0.0, ge=0)
     sorted_logit_s: float = Field(default=0.0, ge=0)
@@ -171,6 +172,12 @@ class Framework(BaseModel):
                 "overlapped_per_sequence_s": 0.0,
             }
         )
+
+    def streaming_every(self, tokens: int) -> Framework:
+        """The same engine when it streams so many tokens at once."""
+        if tokens == 1:
+            return self
+        return self.model_copy(update={"overlapped_per_sequence_s": self.overlapped_per_sequence_s / tokens})
 
     def launches_s(self, architecture: Architecture, experts: str, ranks: int = 1) -> float:
         """Host time to launch every kernel of a step one by one, which a step outside captured graphs cannot beat.

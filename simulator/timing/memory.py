@@ -189,7 +189,7 @@ def plan_memory(
         max_context: longest context, for scores that attention does not keep on the chip.
 
     Raises:
-        ForerunError: weights and activations leave no room for a single block.
+        DoesNotFit: weights and activations leave no room for a single block.
     """
     stages = [
         _plan_stage(
@@ -209,6 +209,10 @@ def plan_memory(
     tightest = min(stages, key=lambda plan: (plan.num_blocks, -plan.weight_bytes - plan.draft_weight_bytes))
     per_token = sum(plan.replica_kv_bytes_per_token for plan in stages)
     return replace(tightest, replica_kv_bytes_per_token=per_token)
+
+
+class DoesNotFit(ForerunError):
+    """A model leaves no room for KV on its chips."""
 
 
 MOST_OF_MEMORY = 0.95
@@ -258,6 +262,8 @@ def _plan_stage(
     left = budget - weights - draft_weights - activations
     if deployment.framework.kv_share_of == "free":
         left = (deployment.chip.memory.capacity_bytes - weights - draft_weights - activations) * gpu_memory_utilization
+    elif deployment.framework.kv_share_of == "static":
+        left = min(budget, deployment.chip.memory.capacity_bytes - activations) - weights - draft_weights
     states = max_num_seqs * deployment.state_bytes_per_sequence(drafted)
     page_tokens, page = block_size, per_token * block_size
     hybrid = hybrid_pages(deployment, block_size)
@@ -275,7 +281,7 @@ def _plan_stage(
         pages = min(pages, deployment.framework.max_kv_tokens // page_tokens)
     blocks = deployment.attention_data_parallel * pages * (page_tokens // block_size)
     if blocks < 1:
-        raise ForerunError(
+        raise DoesNotFit(
             f"model: {deployment.architecture.name} does not fit {deployment.group_chips} x "
             f"{deployment.chip.name}{_stage_words(deployment)}: "
             f"per chip {weights / 1e9:.1f} GB weights + "

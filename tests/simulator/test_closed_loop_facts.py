@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plain_scenario import plain_scenario
 from scenario_parts import closed_loop, drafts, on_h100, uniform
 
 from simulator.running.run import simulate
@@ -45,3 +46,16 @@ def test_decoding_is_slower_in_a_longer_run_where_prompts_are_long():
     assert tpot[3] == pytest.approx(tpot[2], rel=0.05), "a steady state in the end"
     flat = [summary(32, n, prompt=(6, 8), output=(200, 300))["mean_tpot_ms"] for n in (32, 1280)]
     assert flat[0] == pytest.approx(flat[1], rel=0.06)
+
+
+@pytest.mark.parametrize(("blocks", "says"), [(100, True), (4000, False)])
+def test_a_closed_loop_that_memory_cannot_hold_is_named(blocks, says):
+    """32 requests of 300 tokens take 600 blocks of 16."""
+    loop = {"arrivals": {"process": "closed-loop", "max_concurrency": 32}}
+    run = simulate(
+        plain_scenario(inputs=200, outputs=100, requests=40, engine={"num_kv_blocks": blocks}, workload=loop)
+    )
+    notes = [note for note in run.notes if "and 32 are outstanding" in note]
+    assert [note.split(" and 32")[0] for note in notes] == (
+        ["KV memory holds 5.3 requests of 300 tokens"] if says else []
+    )

@@ -176,3 +176,13 @@ def test_a_radix_cache_shares_token_by_token():
     assert list(blocks.requests.cached_tokens) == [0, 144, 288]
     assert list(radix.requests.cached_tokens) == [0, 149, 299]
     assert (radix.kv.num_blocks, radix.kv.block_size) == (3200, 1)
+
+
+def test_what_arrives_in_a_decode_pool_is_a_row_of_a_decode_step():
+    """SGLang's decode pool captures its steps: no step of it may hold a prompt, so that each replays a graph."""
+    engine = {"framework": "sglang", "scheduler": "sglang"}
+    steps = simulate(scenario(pools=DISAGGREGATED, engine=engine), 0).steps
+    answers = steps.replica >= 2
+    assert answers.sum() > 20
+    assert (steps.prefill_seqs[answers] == 0).all()
+    assert (steps.decode_seqs[answers].sum(), steps.prefill_tokens[~answers].sum()) == (60 * 19, 60 * 800)

@@ -54,6 +54,9 @@ _LIMITS = {"max-running-requests": "max_num_seqs", "max-num-seqs": "max_num_seqs
            "mem-fraction-static": "gpu_memory_utilization",
            "gpu-memory-utilization": "gpu_memory_utilization"}  # fmt: skip
 """Options of vLLM and SGLang -> limit of a run; SGLang's options cover all attention groups together."""
+_INTERVALS = {"stream-interval": "engine.stream_interval",
+              "scheduler-recv-interval": "engine.scheduler_recv_interval"}  # fmt: skip
+_WITHOUT_PREFIX_CACHE = {"disable-radix-cache", "no-enable-prefix-caching"}
 SPREADING = ("deepep", "mooncake")
 """SGLang's ``--moe-a2a-backend`` for which every chip has experts of its own, whatever ``--ep-size`` says."""
 _WORKERS = re.compile(r"(prefill|decode) tp(\d+)/ep(\d+)/dpattn=(\w+) workers=(\d+)")
@@ -195,7 +198,7 @@ def _stated_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
         tensor = cells.count("tp") if _tt_demo(cells) else tensor
         per_replica = (tensor or 1) * (pipeline or 1)
         expert = tensor if (cells.text("ep") or "").lower() in ("on", "true") else cells.several("ep")
-        flags = dict(_FLAG.findall(cells.text("server_args") or ""))
+        flags = _recipe(cells) | dict(_FLAG.findall(cells.text("server_args") or ""))
         groups = _attention_groups(cells, flags)
         expert = groups if groups and "enable-expert-parallel" in flags else expert
         expert = tensor if flags.get("moe-a2a-backend") in SPREADING else expert
@@ -222,7 +225,7 @@ def _stated_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
             output_tokens=_tokens(cells, "output", share) or (TT_DEMO_TOKENS if _tt_demo(cells) else None),
             num_requests=cells.count("max_concurrency") if static else cells.count("num_requests"),
             lengths=_drawn(cells),
-            prefix_caching=False if cells.text("dataset") == "random" else None,
+            prefix_caching=False if _WITHOUT_PREFIX_CACHE & flags.keys() else None,
             speculation=cells.text("spec_method"),
             num_speculative_tokens=_depth(cells),
             acceptance_length=cells.positive("accept_length"),
@@ -265,11 +268,24 @@ def _settings(cells: Cells, flags: dict[str, str]) -> dict[str, object]:
         on_device = {"engine.samples_on": "device"} if release else {}
         seats = -(-(cells.count("max_concurrency") or 1) // (cells.count("dp") or 1))
         return {"engine.entry_point": "offline", "engine.max_num_seqs": seats, **on_device}
+    intervals: dict[str, object] = {name: int(flags[flag]) for flag, name in _INTERVALS.items() if flag in flags}
     if flags.get("deepep-mode") == "normal":
-        return {"engine.cuda_graphs": False}
+        return {"engine.cuda_graphs": False} | intervals
     if tool in STATIC_TOOLS:
         return {"engine.entry_point": "offline", "engine.scheduler": "static"}
-    return {"engine.entry_point": "offline"} if tool in OFFLINE_TOOLS else {}
+    return {"engine.entry_point": "offline"} if tool in OFFLINE_TOOLS else intervals
+
+
+def _recipe(cells: Cells) -> dict[str, str]:
+    """Options of the launch script that a benchmark publishes apart from its results."""
+    flags: dict[str, str] = {}
+    if cells.text("source") == "inferencex" and not _is_disaggregated(cells):
+        concurrency = cells.count("max_concurrency") or 0
+        for recipe in packaged("validation.tables", "inferencex_recipes.yaml")["recipes"]:
+            applies = all(cells.text(name) in values for name, values in recipe["of"].items())
+            if applies and concurrency >= recipe.get("from_concurrency", 0):
+                flags = recipe["flags"]
+    return flags
 
 
 def _speculation_assumed(cells: Cells) -> bool:

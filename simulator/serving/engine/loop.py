@@ -65,6 +65,9 @@ class Engine:
     prefill_only: cython.bint
     offload: Any
     ahead: cython.bint
+    _recv_interval: cython.longlong
+    _unseen_steps: cython.longlong
+    """Decode steps since it last looked for requests; no fewer than the interval after a prompt or a pause."""
     arrivals: Arrivals | None
     """Where all requests are known in advance, in place of asking the source."""
     coming_s: cython.double[::1]
@@ -116,6 +119,7 @@ class Engine:
         self.prefill_only = prefill_only
         self.offload = offload
         self.ahead = scheduler.limits.schedules_ahead
+        self._recv_interval = self._unseen_steps = scheduler.limits.recv_interval
         self.work = Work(prices.timer.windows)
         self.now = self.seen = self.start = self.end = 0.0
         self.planned = False
@@ -144,8 +148,13 @@ class Engine:
 
     @cython.ccall
     def collect(self, seen: cython.double) -> None:
-        """Take in what arrived by ``seen``, when the step to come is decided."""
+        """Take in what arrived by ``seen``, when the step to come is decided, if it is time to look for requests."""
         request: cython.longlong
+        self.scheduler.seen_s = seen
+        if self._recv_interval > 1:
+            if self._unseen_steps < self._recv_interval:
+                return
+            self._unseen_steps = 0
         if self.arrivals is None:
             if self.coming_s[0] <= seen:
                 for request in self.source.take(seen):
@@ -156,7 +165,6 @@ class Engine:
                 request = self.arrivals.take()
                 self.output.replica[request] = self.index
                 self.scheduler.add(self.sequence(request))
-        self.scheduler.seen_s = seen
 
     @cython.ccall
     def sequence(self, request: cython.longlong) -> Sequence:
@@ -193,6 +201,7 @@ class Engine:
         copies_s: cython.double = 0.0
         self.planned = False
         if not scheduler._works():
+            self._unseen_steps = self._recv_interval
             return False
         drafting = self.drafting
         if drafting is not None:
@@ -200,6 +209,7 @@ class Engine:
         plan = scheduler.plan()
         works: cython.bint = len(plan.chunks) > 0 or len(plan.decodes) > 0 or len(plan.padding) > 0
         if not works and not scheduler.preempted:
+            self._unseen_steps = self._recv_interval
             return False
         for victim in scheduler.preempted:
             self.log.preemptions[victim.index] += 1
@@ -234,6 +244,7 @@ class Engine:
         self.planned = False
         self.now = self.end
         self.seen = self.start if self.ahead else self.end
+        self._unseen_steps += self._recv_interval if self._plan.chunks else 1
         self._record(self.deliver(self._plan, self.start, self.end))
         if self._gaps:
             self.output.gaps.add(self._seconds, self._gaps)

@@ -3,8 +3,10 @@
 from functools import partial
 
 import pytest
+from plain_scenario import plain_scenario
 from planned_steps import add, scheduler_of, step
 
+from simulator import simulate
 from simulator.serving.engine import SglangScheduler
 
 scheduler = partial(scheduler_of, SglangScheduler)
@@ -46,3 +48,19 @@ def test_a_prompt_that_would_not_end_beside_the_batch_waits(blocks):
     assert not engine.preempted
     assert not engine.has_work, "everything ends"
     assert engine.used_blocks == 0
+
+
+def test_requests_are_looked_for_every_so_many_decode_steps():
+    """A request that comes while others decode waits for the rest of the interval; beside nobody it does not."""
+
+    def first_tokens_s(interval, rate):
+        engine = {"framework": "sglang", "scheduler": "sglang", "scheduler_recv_interval": interval}
+        arrivals = {"arrivals": {"process": "constant", "request_rate": rate}}
+        run = simulate(plain_scenario(inputs=64, outputs=400, requests=2, engine=engine, workload=arrivals), 0)
+        return run.steps.seconds[run.steps.prefill_seqs == 0].min(), run.requests.first_token_s - run.requests.arrival_s
+
+    step_s, plain = first_tokens_s(1, 2.0)
+    _, late = first_tokens_s(200, 2.0)
+    assert late[0] == plain[0]
+    assert 5 * step_s < late[1] - plain[1] <= 200 * step_s
+    assert first_tokens_s(200, 0.1)[1].tolist() == first_tokens_s(1, 0.1)[1].tolist()

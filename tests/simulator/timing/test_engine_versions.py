@@ -32,6 +32,17 @@ def test_kv_takes_its_share_of_what_is_free():
     )
 
 
+def test_activations_lie_outside_of_a_static_share():
+    model = llama_70b("sglang")
+    plan = memory_plan(model)
+    left = 0.9 * plan.capacity_bytes - plan.weight_bytes
+    assert plan.num_blocks == int(left // (plan.kv_bytes_per_token * 16))
+    whole = memory_plan(replace(model, framework=model.framework.model_copy(update={"kv_share_of": "all"})))
+    assert_allclose(
+        plan.num_blocks - whole.num_blocks, plan.activation_bytes / (plan.kv_bytes_per_token * 16), atol=1.0
+    )
+
+
 @pytest.mark.parametrize("tensor_parallel", [1, 2, 8])
 def test_every_collective_waits_for_the_last_rank(tensor_parallel):
     work = decode(32, 1000)

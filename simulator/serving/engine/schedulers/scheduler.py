@@ -351,8 +351,13 @@ class Scheduler:
                 break
             self.ready.popleft()
             self.running.append(sequence)
-            plan.chunks.append((sequence, 1))
-            budget -= 1
+            sequence.decoding = self._decodes_at_once(sequence)
+            if sequence.decoding:
+                plan.decodes.append(sequence)
+                budget -= self.query_len
+            else:
+                plan.chunks.append((sequence, 1))
+                budget -= 1
         while self.swapped and budget > 0 and len(self.running) < self._max_num_seqs:
             sequence = self.swapped[0]
             self._evict_idle()
@@ -377,6 +382,19 @@ class Scheduler:
                 plan.chunks.append((sequence, tokens))
             budget -= tokens
         return budget
+
+    @cython.cfunc
+    def _decodes_at_once(self, sequence: Sequence) -> cython.bint:
+        """Whether the last token of a sequence that has arrived with its KV is a row of a decode step.
+
+        A verify step needs drafts, which follow from a first token, and blocks for them; else the token is a chunk.
+
+        Source: python/sglang/srt/disaggregation/decode.py (v0.5), "skip the prefill forward"; to vLLM V1 any step of
+            one token per sequence is a uniform decode.
+        """
+        if self.query_len > 1 and not sequence.generated_tokens:
+            return False
+        return self._grow(sequence, self._blocks(sequence.computed_tokens + self._reserved))
 
     @cython.cfunc
     def _start(
