@@ -282,7 +282,7 @@ def transfers(outcome: FinishedRun) -> Iterator[str]:
 
 def token_counts(outcome: FinishedRun) -> Iterator[str]:
     """Steps hand out exactly the tokens that requests receive, and each prompt token that was not cached is computed:
-    once, and once more at the end of each prompt that was handed over."""
+    once, and at most once more at the end of each prompt whose KV was transferred."""
     records, totals, done = outcome.requests, outcome.steps.totals, outcome.done
     handed, received = int(totals.output_tokens.sum()), int(records.output_tokens[done].sum())
     if handed != received:
