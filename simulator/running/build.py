@@ -273,6 +273,11 @@ class _Replica:
         engine = self.engine
         framework = self.assumed.framework(timing.load_framework(engine.framework))
         if engine.samples_on is not None:
+            if not (framework.fixed_batch or chip.host.sequence_s):
+                raise ForerunError(
+                    f"engine.samples_on: only Tenstorrent's software chooses between host and device, {chip.name} "
+                    f"under {engine.framework} does not; remove it"
+                )
             framework = framework.model_copy(update={"samples_on": engine.samples_on})
         framework = framework.on(chip, self.hardware.tensor_parallel)
         if engine.entry_point == "offline":
@@ -414,7 +419,7 @@ class _Replica:
             api_server_work_s=framework.api_server_work_s,
             tokenisation_per_token_s=framework.tokenisation_per_token_s,
             groups=groups,
-            round_robin=framework.group_choice == "in-turn",
+            round_robin=framework.group_choice == "round-robin",
             dp_wait_limit_steps=framework.dp_wait_limit_steps,
             schedules_ahead=framework.schedules_ahead,
             scheduler_steps=engine.num_scheduler_steps,

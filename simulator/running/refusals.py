@@ -149,7 +149,7 @@ def _refuse_framework(scenario: Scenario) -> None:
             f"hardware.{field}: unlike chips share a model under engine.framework: llama.cpp (got {framework})"
         )
     engine = scenario.engine
-    if engine.rules.mixes and load_framework(framework).prompts == "in-turn":
+    if engine.rules.mixes and load_framework(framework).prompts == "sequential":
         raise ForerunError(
             f"engine.scheduler: {framework} computes no prompts beside decoding sequences; leave it at prefill-first "
             f"(got {engine.scheduler})"
@@ -164,7 +164,8 @@ def _refuse_framework(scenario: Scenario) -> None:
                 "engine.scheduler_recv_interval: SGLang looks for requests before every step with pipeline stages and "
                 "attention groups; remove it"
             )
-    if engine.stream_interval > 1 and (local or engine.entry_point == "offline"):
+    streams = framework.startswith(("vllm", "sglang", "trtllm")) and engine.entry_point == "server"
+    if engine.stream_interval > 1 and not streams:
         raise ForerunError(
             "engine.stream_interval: only servers of vLLM, SGLang and TensorRT-LLM stream several tokens at once; "
             "remove it"

@@ -35,7 +35,7 @@ from simulator.running.step_rows import DecodeSample, StepRows, step_detail
 from simulator.serving import FULL_ROWS, EngineCounters, KvCacheReport, RunLog, StepRecords
 from simulator.serving.rules import SCHEDULERS
 from simulator.speculation import PolicyFactory, window_note
-from simulator.timing import Evidence, ModelTimer
+from simulator.timing import Evidence, ModelTimer, load_framework
 from simulator.workload import RequestStream, generate_requests
 
 if TYPE_CHECKING:
@@ -253,6 +253,9 @@ def _notes(scenario: Scenario, build: Build, log: RunLog, decoding: DecodeSample
     if log.stream.priorities is not None and not any(pool.rules.by_priority for pool in build.pools):
         able = " or ".join(name for name, facts in SCHEDULERS.items() if facts.by_priority)
         yield f"workload.priorities change nothing: only engine.scheduler {able} looks at them"
+    engine = scenario.engine
+    if engine.stream_interval > 1 and not load_framework(engine.framework).overlapped_per_sequence_s:
+        yield f"engine.stream_interval changes nothing: under {engine.framework} steps do not wait for the server"
     if log.stage_open_s:
         idle = 1.0 - log.stage_busy_s / log.stage_open_s
         yield f"pipeline: stages stood idle {idle:.1%} of the time in which batches were in flight (bubbles)"

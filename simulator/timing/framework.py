@@ -105,7 +105,7 @@ class Framework(BaseModel):
     api_server_work_s: float = Field(default=0.0, ge=0)
     tokenisation_per_token_s: float = Field(default=0.0, ge=0)
     schedules_ahead: bool = False
-    group_choice: Literal["fewest", "in-turn"] = "fewest"
+    group_choice: Literal["fewest", "round-robin"] = "fewest"
     """Attention group that a request goes to: the one with the fewest waiting (four times) and running, or the next."""
     dp_wait_limit_steps: int = Field(default=0, ge=0)
     """Most steps that a prompt waits until every attention group has one."""
@@ -125,7 +125,7 @@ class Framework(BaseModel):
     """Whether a decode step computes every one of ``max_num_seqs`` places of the batch, whichever are taken."""
     slots: int = Field(default=0, ge=0)
     """Places of a fixed batch under an engine's limits (``for_engine``)."""
-    prompts: Literal["together", "in-turn"] = "together"
+    prompts: Literal["together", "sequential"] = "together"
     """Whether the prompts of a step are computed together, or one after the other, padded to whole sizes."""
     host_rows: Literal["running", "slots"] = "running"
     """What the host handles after a decode step: sequences that run, or all places of a fixed batch."""
@@ -294,7 +294,7 @@ class Framework(BaseModel):
             sizes = tuple((first, min(last, limit), step) for first, last, step in sizes if first <= limit)
         sampled = host.sequence_s if self.samples_on == "host" else 0.0
         times = {"step_s": self.step_s + host.step_s, "per_sequence_s": self.per_sequence_s + sampled}
-        if self.prompts == "in-turn":
+        if self.prompts == "sequential":
             times["eager_launch_s"] = self.eager_launch_s + host.launch_s
         return self.model_copy(update={"captured_sizes": sizes, **times})
 

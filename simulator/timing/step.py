@@ -211,7 +211,7 @@ class StepTimer:
     _decode_graphs: bool = field(init=False)
     """Whether steps with prompt chunks run outside captured graphs, whatever their size."""
     _prompt_sizes: ByCount | None = field(init=False, default=None)
-    """Tokens computed for a prompt, by its length, where prompts are computed in turn."""
+    """Tokens computed for a prompt, by its length, where they are computed one after the other."""
     _floor_s: float = field(init=False)
     """Host time to launch every kernel of a step one by one, and to read the weights where that is slower than in a
     captured step; an uncaptured step cannot beat it."""
@@ -239,7 +239,7 @@ class StepTimer:
         self._eager = ByCount((~captured).tolist())
         self._tail_s = cache(self._seconds_per_tail_key)
         self._decode_graphs = framework.captured_steps == "decode"
-        if framework.prompts == "in-turn":
+        if framework.prompts == "sequential":
             self._prompt_sizes = ByCount(framework.padded_prompts(self.max_tokens).tolist())
         self._floor_s = framework.launches_s(
             architecture, deployment.weight_dtypes["expert"], deployment.tensor_parallel
@@ -277,7 +277,7 @@ class StepTimer:
             logit_rows: rows of logits computed; default: every verified token and every completed prompt.
         """
         deployment = self.deployment
-        turns, work = self._in_turn(work)
+        turns, work = self._one_prompt(work)
         seen, all_group_tokens, logit_rows = self._seen(work, logit_rows)
         tokens = seen.tokens
         padded = deployment.framework.padded_tokens(tokens, deployment.cuda_graphs)
@@ -322,7 +322,7 @@ class StepTimer:
             work: the steps, as arrays of equal length.
             logit_rows: as ``kernels`` takes them.
         """
-        turns, work = self._in_turn(work)
+        turns, work = self._one_prompt(work)
         seen, all_group_tokens, logit_rows = self._seen(work, logit_rows)
         tokens = seen.tokens
         total = self._layer_rows(seen, tokens)
@@ -350,7 +350,7 @@ class StepTimer:
             work: one step; where nothing is prefilled ``decode_kv_tokens`` may hold arrays, and so does the result.
             logit_rows: as ``kernels`` takes them.
         """
-        turns, work = self._in_turn(work)
+        turns, work = self._one_prompt(work)
         seen, all_group_tokens = work, 0
         if self._experts is not None or self.shares_prompts:
             seen, all_group_tokens, logit_rows = self._seen(work, logit_rows)
@@ -414,7 +414,7 @@ class StepTimer:
         """Whether groups compute prompts together."""
         return self._overlap is not None and self._overlap.prompt_groups > 1
 
-    def _in_turn(self, work: StepWork[Any]) -> tuple[Any, StepWork[Any]]:
+    def _one_prompt(self, work: StepWork[Any]) -> tuple[Any, StepWork[Any]]:
         """How many prompts of a step are computed one after the other, and the work of the mean one, padded; the step
         as it is where prompts are computed together."""
         count, tokens = work.prefill_seqs, work.prefill_tokens

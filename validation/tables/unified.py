@@ -189,7 +189,7 @@ def _stated_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
         if _held_up(cells):
             measured = {name: value for name, value in measured.items() if "median" in name or "_tpot_" in name}
         if _tt_demo(cells):
-            # Prompts run in turn: the demo divides their time by their number, and its throughput is that of decoding.
+            # Prompts run one by one: the demo divides their time by their number; its throughput is that of decoding.
             several = (cells.count("max_concurrency") or 1) > 1
             measured = {name: value for name, value in measured.items() if not several or "_ttft_" not in name}
             measured = {name: value for name, value in measured.items() if not name.endswith("throughput")}

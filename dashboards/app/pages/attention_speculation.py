@@ -75,7 +75,7 @@ def compute_own(_context: Context, values: Values) -> Shown:
     (rows,) = lever_gains([unsplit], both, BATCHES, LONG)
     title = f"{chip}: TP {chips // 2} x SP 2 over TP {chips}"
     words = attention.region_words({"gains": [row._asdict() for row in rows]}, BATCHES[0])
-    sentence = f"{values['model']} on {chips} {chip}: a second group {words} tokens (batch {BATCHES[0]})."
+    sentence = f"Two groups on {chips} {chip} ({values['model']}, batch {BATCHES[0]}, by context in tokens): {words}."
     figure = attention.gain_figure(GainData(title, values["model"], tuple(rows), both.basis))
     return {"own-lead": remark(sentence), "gain": figure}
 

@@ -64,3 +64,10 @@ def test_requests_are_looked_for_every_so_many_decode_steps():
     assert late[0] == plain[0]
     assert 5 * step_s < late[1] - plain[1] <= 200 * step_s
     assert first_tokens_s(200, 0.1)[1].tolist() == first_tokens_s(1, 0.1)[1].tolist()
+
+
+@pytest.mark.parametrize(("framework", "silent"), [("sglang", True), ("vllm", False)])
+def test_a_stream_interval_that_changes_nothing_is_noted(framework, silent):
+    engine = {"framework": framework, "stream_interval": 10}
+    notes = simulate(plain_scenario(inputs=64, outputs=20, requests=2, engine=engine), 0).notes
+    assert silent != any("engine.stream_interval changes nothing" in note for note in notes)
