@@ -316,7 +316,8 @@ def load_framework(name: str) -> Framework:
 
 def engine_defaults(name: str) -> dict[str, Any]:
     """Fields of ``engine`` in which a framework's defaults differ from a scenario's; empty for an unknown framework."""
-    return packaged("simulator.timing", "frameworks.yaml").get(name, {}).get("engine_defaults", {})
+    fields: dict[str, Any] = packaged("simulator.timing", "frameworks.yaml").get(name, {}).get("engine_defaults", {})
+    return fields
 
 
 class DraftOverhead(BaseModel):
