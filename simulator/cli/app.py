@@ -45,7 +45,7 @@ COMMANDS = {
         "twin": "serving",
     },
     "Catalogue": {"chips": "catalogues", "models": "catalogues", "workloads": "catalogues"},
-    "Research": {"race": "studies", "draft-pool": "studies"},
+    "Research": {"race": "studies", "draft-pool": "studies", "rollouts": "studies"},
 }
 """Panels of the help, their commands in order, and the module that registers each: of this package or, with a dot,
 of the checkout, which a wheel does not contain. A study that is not listed is under "Research", and imported last."""
