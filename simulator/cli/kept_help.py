@@ -59,8 +59,8 @@ def _width() -> int | None:
 
 def _installed() -> list[str]:
     """Names of the files and folders of the libraries, which contain their versions."""
-    found = (PathFinder.find_spec(name) for name in PRINTERS)
-    folders = {os.path.dirname(os.path.dirname(spec.origin)) for spec in found if spec is not None and spec.origin}
+    specs = map(PathFinder.find_spec, PRINTERS)
+    folders = {os.path.dirname(os.path.dirname(spec.origin)) for spec in specs if spec is not None and spec.origin}
     return [name for folder in sorted(folders) for name in sorted(os.listdir(folder)) if name.startswith(PRINTERS)]
 
 
