@@ -72,7 +72,7 @@ def new_responses(scenario: Scenario, count: int, group: int, rng: np.random.Gen
     return Responses(prompts[prompt], first + prompt, np.zeros(count, dtype=np.int64), output)
 
 
-class Step(NamedTuple):
+class GeneratedStep(NamedTuple):
     """Generation of one training step."""
 
     seconds: float
@@ -86,7 +86,7 @@ class Step(NamedTuple):
     """Mean tokens per sequence and verification, the bonus token included; 1 without drafts."""
 
 
-def generate_step(scenario: Scenario, responses: Responses, needed: int, seed: int, block_tokens: int) -> Step:
+def generate_step(scenario: Scenario, responses: Responses, needed: int, seed: int, block_tokens: int) -> GeneratedStep:
     """Simulate the responses until ``needed`` of them have ended."""
     run = simulate(scenario, seed, full_step_rows=0, stream=responses.stream(block_tokens), cost_notes=False)
     requests = run.requests
@@ -104,7 +104,7 @@ def generate_step(scenario: Scenario, responses: Responses, needed: int, seed: i
     left = responses.after(generated)
     drafts = int(requests.drafts.sum())
     accepted = 1.0 + float(requests.accepted_tokens.sum()) / drafts if drafts else 1.0
-    return Step(seconds, int(generated.sum()), ends[:needed], left, accepted)
+    return GeneratedStep(seconds, int(generated.sum()), ends[:needed], left, accepted)
 
 
 def tail_batch(scenario: Scenario, build: Build, responses: Responses) -> int:
@@ -207,7 +207,7 @@ class _Rollouts:
         new = new_responses(self.ways[NO_DRAFTS], missing, self.options["group"], rng, step * self.started)
         return new if left is None else Responses(*map(np.concatenate, zip(left, new, strict=True)))
 
-    def steps(self, scenario: Scenario, ages: Sequence[int]) -> list[Step]:
+    def steps(self, scenario: Scenario, ages: Sequence[int]) -> list[GeneratedStep]:
         """A step of a long training at each age of the drafter."""
         responses = self._responses(None, 0)
         for number in range(1, FIRST_STEPS if self.options["oversample"] > 1 else 1):
@@ -267,7 +267,7 @@ class _Rollouts:
         }
 
 
-def _curve(step: Step, started: int) -> list[list[float]]:
+def _curve(step: GeneratedStep, started: int) -> list[list[float]]:
     """Responses in progress over time, as (seconds, responses) at evenly spaced times."""
     at_s = np.linspace(0.0, step.seconds, CURVE_POINTS + 1)
     running = started - np.searchsorted(step.ends_s, at_s, side="right")
