@@ -35,7 +35,7 @@ from simulator.serving import (
     Pool,
 )
 from simulator.speculation import AcceptanceSampler, PolicyFactory, attention_level, borrowed_acceptance, sampler_of
-from simulator.speculation.confidence import varied
+from simulator.speculation.confidence import drafts_that_vary
 from simulator.speculation.proposal import proposal
 from simulator.speculation.speculation_config import CONFIDENCE_BUDGET, named
 from simulator.timing.framework import Framework
@@ -328,7 +328,7 @@ class _Replica:
         with at_field("speculation.draft"):
             drafter = (make_drafter or build_drafter)(request)
         survival = verified_survival(speculation)
-        acceptance = varied(speculation, float(survival[0]))
+        acceptance = drafts_that_vary(speculation, float(survival[0]))
         sampler = sampler_of(acceptance, survival, self.seed, speculation.draft)
         return _Drafting(drafter, sampler, proposed.nodes, lookahead_tokens(speculation, proposed))
 

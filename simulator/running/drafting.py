@@ -240,7 +240,8 @@ def verify_budget(
 
     def step_seconds(batch: int) -> FloatArray:
         if policy.rule != "sglang":
-            return by_tokens[: batch * each + 1] + around[batch]
+            by_batch: FloatArray = by_tokens[: batch * each + 1] + around[batch]
+            return by_batch
         verified = np.arange(batch, batch * each + 1)
         priced = seconds(verify(np.full(len(verified), batch), verified)) + around[batch]
         return np.concatenate((np.full(batch, priced[0]), priced))

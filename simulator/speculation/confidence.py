@@ -92,7 +92,7 @@ PROFILED_CONTEXT = 8192
 SEEN_CLASSES: Mapping[str, int] = {"calibrated": 0, "constant": 1, "perfect": 2}
 
 
-def varied(config: SpeculationConfig, first_rate: float) -> AcceptanceConfig:
+def drafts_that_vary(config: SpeculationConfig, first_rate: float) -> AcceptanceConfig:
     """The scenario's acceptance, with the variation that ``confidence-budget`` assumes where none is given."""
     acceptance = config.acceptance
     assert acceptance is not None
