@@ -39,6 +39,7 @@ def register(app: typer.Typer) -> None:
         ("alspec", alspec, "alspec"),
         ("all", everything, "all --json errors.json"),
         ("speculation", speculation, "speculation --fail-above all.mape=25"),
+        ("adaptive", adaptive, "adaptive --json -"),
     ):
         validations.command(name, epilog=f"Example: forerun validate {example}")(command)
 
@@ -145,6 +146,18 @@ def speculation(
     for words in broken:
         print(f"forerun: {words}", file=sys.stderr)
     return EXIT_GATE_FAILED if broken else 0
+
+
+def adaptive(json_file: JsonOption = None) -> int:
+    """Score confidence-scheduled verification on published tables: every cell, its sign, where it overtakes fixed K."""
+    from forerun.version import VERSION
+    from validation import speculation as published
+
+    with checked_outputs(None, json_file):
+        with Progress(json_file != "-", "published tables") as bar:
+            document = published.compare_adaptive(bar.update)
+        emit(document | {"version": VERSION}, json_file, list(published.adaptive_tables_of(document)))
+    return 0
 
 
 def _shipped(sections: Sequence[str], bar: bool, quick: bool, fresh: bool, jobs: int | None) -> ShippedErrors:

@@ -342,6 +342,8 @@ class DraftOverhead(BaseModel):
     """Per step under a policy that may change K, whether or not the step drafts."""
     policy_sequence_s: float = Field(default=0.0, ge=0)
     """The same per sequence of such a step."""
+    budget_step_s: float = Field(default=0.0, ge=0)
+    """Per step whose draft tokens are chosen by their confidence."""
     source: Source
 
 
