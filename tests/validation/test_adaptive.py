@@ -10,7 +10,7 @@ def document():
     return compare_adaptive()
 
 
-def test_every_published_cell_is_scored_or_said_to_be_fitted(document):
+def test_every_published_cell_is_scored_or_marked_as_fitted(document):
     for name, table in adaptive_tables().items():
         cells = sum(len(by_streams) for mode, by_streams in table["cells"].items() if mode != "none")
         rows = [row for row in document["rows"] if row["table"] == name]

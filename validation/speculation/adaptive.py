@@ -1,4 +1,4 @@
-"""Confidence-scheduled verification as published, beside simulated runs: speed-ups by streams, and where it overtakes."""
+"""Confidence-scheduled verification as published, beside simulated runs: speed-ups by streams, and where it wins."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from forerun.tables import Cell, Table, percent
+from forerun.tables import Table, Value, percent
 from forerun.yaml_files import parse
 from simulator.running.metrics import summarise
 from simulator.running.run import simulate
@@ -43,7 +43,7 @@ class AdaptiveRow(NamedTuple):
         return (self.published > 1.0) == (self.predicted > 1.0)
 
 
-class Crossing(NamedTuple):
+class Overtaking(NamedTuple):
     """Loads between which adaptive verification overtakes the best fixed K; None at an end of the ladder."""
 
     table: str
@@ -79,18 +79,18 @@ def compare_adaptive(advance: Callable[[int, int], None] = lambda done, total: N
 
 def adaptive_tables_of(document: Mapping[str, Any]) -> Iterator[Table]:
     """The document as tables."""
-    cells: list[list[Cell]] = []
+    cells: list[list[Value]] = []
     for row in document["rows"]:
         error = "fitted" if row["fitted"] else f"{100 * row['error']:+.1f} %"
         speeds = (f"{row['published']:.2f}x", f"{row['predicted']:.2f}x")
         cells.append([row["table"], row["mode"], row["streams"], *speeds, error, "" if row["right_sign"] else "wrong"])
     yield Table("Over no speculation", ("table", "mode", "streams", "published", "predicted", "error", "sign"), cells)
-    scores: list[list[Cell]] = [
+    scores: list[list[Value]] = [
         [s["table"], s["rows"], percent(s["median"]), percent(s["worst"]), f"{s['right_sign']} of {s['rows']}"]
         for s in document["scores"]
     ]
     yield Table(document["note"], ("table", "rows", "median error", "worst", "side of 1 right"), scores)
-    found: list[list[Cell]] = [
+    found: list[list[Value]] = [
         [c["table"], _words(c["published"]), _words(c["predicted"])] for c in document["crossings"]
     ]
     yield Table("Adaptive overtakes the best fixed K", ("table", "published", "predicted"), found)
@@ -151,7 +151,7 @@ class _Runs:
         return 1.0 + float(LevelDecay(self._acceptance["alpha"]).survival(tokens).sum())
 
     def _scenario(self, mode: Any, streams: int) -> dict[str, Any]:
-        base = self._table["scenario"]
+        base: dict[str, Any] = self._table["scenario"]
         engine = {key: value for key, value in base["engine"].items() if key != "graphs_to"}
         engine["cuda_graph_sizes"] = _graphs(base["engine"]["graphs_to"])
         arrivals = {"process": "closed-loop", "max_concurrency": streams}
@@ -191,7 +191,7 @@ def _rows(name: str, table: Mapping[str, Any], runs: _Runs) -> Iterator[Adaptive
             yield AdaptiveRow(name, str(mode), streams, published, runs.speedup(mode, streams), fitted)
 
 
-def _crossing(name: str, table: Mapping[str, Any], runs: _Runs) -> Crossing:
+def _crossing(name: str, table: Mapping[str, Any], runs: _Runs) -> Overtaking:
     cells = table["cells"]
     adaptive = next(mode for mode in cells if str(mode).startswith(ADAPTIVE))
     fixed = [mode for mode in cells if mode not in (NONE, adaptive)]
@@ -202,7 +202,7 @@ def _crossing(name: str, table: Mapping[str, Any], runs: _Runs) -> Crossing:
     else:
         published = _between(ladder, [cells[adaptive][n] > max(cells[k][n] for k in fixed) for n in ladder])
     ahead = [runs.throughput(adaptive, n) > max(runs.throughput(k, n) for k in fixed) for n in ladder]
-    return Crossing(name, published, _between(ladder, ahead))
+    return Overtaking(name, published, _between(ladder, ahead))
 
 
 def _between(ladder: list[int], ahead: list[bool]) -> tuple[int | None, int | None]:
