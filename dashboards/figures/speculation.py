@@ -244,14 +244,15 @@ def rollouts_data(document: dict[str, Any]) -> RolloutsData:
 
 
 def rollouts_figure(data: RolloutsData) -> go.Figure:
-    """Responses in progress over time; under the dotted line drafts pay."""
+    """Responses in progress over time, on a log axis that shows the tail; under the dotted line drafts pay."""
     figure = go.Figure()
     for (way, points), colour in zip(data.curves.items(), (GREY, BLUE, VERMILLION, GREEN), strict=False):
         seconds, running = zip(*((at_s, count) for at_s, count in points if count), strict=True)
         add_line(figure, seconds, running, way, colour, "%{x:.1f} s: %{y:,} in progress", mode="lines")
     if 0 < data.tail_responses < data.responses:
-        words = "drafts pay below"
-        figure.add_hline(y=data.tail_responses, line={"color": GREY, "width": 1, "dash": "dot"}, annotation_text=words)
+        line = {"color": GREY, "width": 1, "dash": "dot"}
+        seconds = [0.0, max(points[-1][0] for points in data.curves.values())]
+        add_line(figure, seconds, [data.tail_responses] * 2, "drafts pay below", GREY, "%{y:,}", line=line)
     axes = ({"title": "time (s)", "rangemode": "tozero"}, {"title": "responses in progress", "type": "log", "dtick": 1})
     caption = f"{data.responses:,} responses; the step waits for the last of them"
     return captioned(figure, "Responses of a training step", caption, data.basis, 420, *axes)

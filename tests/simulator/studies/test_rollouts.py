@@ -86,7 +86,7 @@ def test_the_study_compares_ways_on_equal_lengths(tmp_path):
     for row in ways.values():
         assert row["generation_interval_s"][0] < row["generation_s"] < row["generation_interval_s"][1]
     checked_result(result, tmp_path, "rollouts.json", "report.html", "study.yaml")
-    assert len(result.figure().data) == len(ways)
+    assert {line.name for line in result.figure().data} >= set(ways)
 
 
 def test_weights_are_sent_at_the_given_rate():
