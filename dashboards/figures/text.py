@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dashboards.figures import studies
-from dashboards.figures.speculation import PoolData
+from dashboards.figures.speculation import PoolData, RolloutsData
 from simulator.studies.paired import HIGHER_IS_BETTER, load_words, metric_words
 
 TEXT_WIDTH = 56
@@ -93,6 +93,12 @@ def pool_text(data: PoolData) -> str:
     ]
     text = "gain over the same verifiers without drafts, by verifiers per drafter, | = 1\n"
     return text + text_intervals(rows, 1.0)
+
+
+def rollouts_text(data: RolloutsData) -> str:
+    """Time of generation of each way to draft."""
+    rows = [(way, points[-1][0], f"{points[-1][0]:.4g} s") for way, points in data.curves.items()]
+    return "seconds until the step has its responses\n" + _bars(rows, max(seconds for _, seconds, _ in rows), None)
 
 
 def tuning_text(data: studies.TuningData) -> str:

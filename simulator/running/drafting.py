@@ -38,13 +38,16 @@ from simulator.speculation import (
 from simulator.speculation.confidence import (
     CONFIDENCE_THRESHOLD,
     DEFAULT_THRESHOLD,
+    PROFILED_CONTEXT,
     ThresholdChain,
+    VerifyBudget,
+    seen_worth,
     threshold_chain,
     threshold_policies,
 )
 from simulator.speculation.level_decay import conditional_rates
 from simulator.speculation.methods import METHODS
-from simulator.speculation.speculation_config import named
+from simulator.speculation.speculation_config import CONFIDENCE_BUDGET, named
 from simulator.timing.framework import DraftOverhead
 
 PRICED_STEPS = 100_000
@@ -141,7 +144,9 @@ def drafting_notes(config: SpeculationConfig) -> Iterator[str]:
     policy = named(config.policy)
     if config.method == "none":
         return
-    if policy.name == CONFIDENCE_THRESHOLD:
+    if policy.name == CONFIDENCE_BUDGET:
+        yield "the drafter proposes in full; each step verifies the draft tokens worth most, as their confidence says"
+    elif policy.name == CONFIDENCE_THRESHOLD:
         yield "the drafter's confidences are taken to be calibrated; the drafts of a batch end at the same position"
     elif policy.name != "fixed":
         follows = policy.while_off == "follow"
@@ -162,6 +167,8 @@ def drafting_rule(
 ) -> DraftingRule | None:
     """The draft policy of a scenario; None where K, the number of draft tokens, never changes."""
     policy, most = named(config.policy), config.depth
+    if policy.name == CONFIDENCE_BUDGET and make_policy is None:
+        return None
     if policy.name == CONFIDENCE_THRESHOLD and make_policy is None:
         if not isinstance(timer.drafter, timing.SequentialDrafter):
             raise ForerunError(
@@ -194,6 +201,60 @@ def drafting_rule(
 
     factory = make_policy or policy_factory(policy, most, step_seconds, switch_seconds)
     return None if factory is None else DraftingRule(factory, most, policy.while_off == "follow")
+
+
+def verify_budget(
+    config: SpeculationConfig, timer: timing.ModelTimer, rates: FloatArray, most_seqs: int
+) -> VerifyBudget | None:
+    """The rule by which a step verifies some of the draft tokens; None where it verifies all.
+
+    Args:
+        config: speculation section of the scenario.
+        timer: prices of the target and the drafter.
+        rates: chance that at least i tokens are accepted, by class of draft.
+        most_seqs: most sequences of a step.
+    """
+    policy, each = named(config.policy), config.depth + 1
+    if policy.name != CONFIDENCE_BUDGET:
+        return None
+    target, windows = timer.target, timer.windows
+    most_seqs = min(most_seqs, target.max_tokens // each)
+
+    def verify(seqs: Any, tokens: Any) -> timing.StepWork[Any]:
+        """Steps in which sequences verify so many tokens together."""
+        longest = -(-tokens // np.maximum(1, seqs))
+        kept = tuple(PROFILED_CONTEXT if w is None else min(PROFILED_CONTEXT, w - 1) for w in windows)
+        keys = tuple(seqs * one + tokens for one in kept)
+        return timing.decode_work(seqs, longest, keys)._replace(trimmed=seqs * longest - tokens)
+
+    def seconds(work: timing.StepWork[Any]) -> FloatArray:
+        costs = target.costs(timer.scored(work))
+        total: FloatArray = costs.device_s + costs.host_s
+        return total
+
+    seqs = np.arange(most_seqs + 1)
+    whole = timer.costs(verify(seqs, seqs * each))
+    around = whole.device_s + whole.host_s - seconds(verify(seqs, seqs * each))
+    tokens = np.arange(most_seqs * each + 1)
+    by_tokens = seconds(verify(-(-tokens // each), tokens))
+
+    def step_seconds(batch: int) -> FloatArray:
+        if policy.rule != "sglang":
+            by_batch: FloatArray = by_tokens[: batch * each + 1] + around[batch]
+            return by_batch
+        verified = np.arange(batch, batch * each + 1)
+        priced = seconds(verify(np.full(len(verified), batch), verified)) + around[batch]
+        return np.concatenate((np.full(batch, priced[0]), priced))
+
+    prompt = timing.usual_steps(windows, each, 1, target.max_tokens)
+    prompt_s = float(seconds(prompt)[0]) / float(prompt.prefill_tokens[0])
+    confidence = policy.confidence or "calibrated"
+    worth = seen_worth(rates, confidence, policy.calibration_error or 0.0)
+    deployment = target.deployment
+    padded = deployment.framework.padded_tokens(tokens, deployment.cuda_graphs)
+    captured = tokens[(padded == tokens) & (tokens <= deployment.framework.max_captured_tokens)]
+    sizes = captured if deployment.cuda_graphs else tokens[:0]
+    return VerifyBudget(worth, confidence, step_seconds, sizes, prompt_s)
 
 
 def adjusted_drafter(config: SpeculationConfig, drafter: timing.Drafter, framework: str) -> timing.AdjustedDrafter:

@@ -357,7 +357,7 @@ class StepTimer:
         decoding, prefilling = seen.decode_seqs, seen.prefill_seqs
         tokens = seen.tokens
         if logit_rows is None:
-            logit_rows = decoding * seen.query_len + seen.sampled_prefills
+            logit_rows = seen.decode_tokens + seen.sampled_prefills
         together = self._routed and decoding and not prefilling and seen.query_len > 1
         layers = self._layer_table(int(seen.query_len)) if together else self._layers[1]
         total: Any = layers.seconds(tokens) + self._head.seconds(logit_rows)
@@ -440,7 +440,7 @@ class StepTimer:
         """The part of a step that the slowest attention group does, the tokens of all groups, its rows of logits."""
         seen = slowest_group(work, self.deployment.attention_data_parallel)
         if logit_rows is None:
-            logit_rows = seen.decode_seqs * seen.query_len + seen.sampled_prefills
+            logit_rows = seen.decode_tokens + seen.sampled_prefills
         elif seen is not work:
             logit_rows = -(-logit_rows // self.deployment.attention_data_parallel)
         all_group_tokens = seen.all_group_tokens

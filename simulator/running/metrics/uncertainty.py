@@ -36,6 +36,7 @@ from simulator.running.scenario import Scenario
 from simulator.serving import FULL_ROWS, GapCounts, RequestRecords, RunLog, SpeculationCounters
 from simulator.speculation import draft_survival, sampler_of, scaled_survival
 from simulator.speculation.acceptance import widest_spread
+from simulator.speculation.confidence import drafts_that_vary
 from simulator.timing import ModelTimer, StagedTimer
 from simulator.workload import RequestStream, generate_requests
 
@@ -163,8 +164,7 @@ def _with_factors(build: Build, factors: FloatArray) -> Build:
 
 def _with_acceptance(scenario: Scenario, build: Build, seed: int, survival: FloatArray) -> Build:
     assert scenario.speculation is not None
-    assert scenario.speculation.acceptance is not None
-    acceptance = scenario.speculation.acceptance
+    acceptance = drafts_that_vary(scenario.speculation, float(survival[0]))
     if acceptance.spread:
         acceptance = acceptance.model_copy(update={"spread": min(acceptance.spread, widest_spread(float(survival[0])))})
     sampler = sampler_of(acceptance, survival, seed, scenario.speculation.draft)
