@@ -184,7 +184,7 @@ def loop_errors() -> list[ErrorRow]:
     results = [(run, rerun(run, base_scenario())) for run in loop_runs()]
     signed = [result["predicted"][metric] / run.measured[metric] - 1.0 for run, result in results]
     basis = weakest(result["basis"] for _, result in results)
-    return [_signed_row("requests", LOOPS, metric, signed, basis, fitted_words("silicon_sample", ()))]
+    return [_signed_row("requests", LOOPS, metric, signed, basis, fitted_words(LOOPS, {"frameworks.yaml: trtllm"}))]
 
 
 def table_errors(comparisons: Sequence[Comparison]) -> list[ErrorRow]:
