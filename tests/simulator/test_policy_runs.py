@@ -177,8 +177,8 @@ def test_a_drafter_that_never_rests_never_starves():
 
 def test_a_starved_drafter_computes_nothing_anew():
     idle, starve = (simulate(starving(one, 60), seed=1) for one in ("idle", "starve"))
-    first = [int(((run.steps.query_len > 1) & (run.steps.decode_seqs > 0)).argmax()) - 1 for run in (idle, starve)]
-    assert idle.steps.seconds[first[0]] > starve.steps.seconds[first[1]]
+    resumed = [int(np.flatnonzero(np.diff(run.steps.query_len) > 0)[-1]) for run in (idle, starve)]
+    assert idle.steps.seconds[resumed[0]] > starve.steps.seconds[resumed[1]]
 
 
 @pytest.mark.parametrize("blocks", [None, 40])
