@@ -86,10 +86,16 @@ class DraftRequest:
     def overhead(self) -> timing.HostOverhead:
         """Host time per step and pass: as the scenario says, else as the method costs in this engine."""
         draft, known = self.draft, self.measured
+        step_s = _given(draft.step_s, known.step_s)
+        per_sequence_s = _given(draft.per_sequence_s, known.per_sequence_s)
+        policy = named(self.config.policy)
+        if policy.name == CONFIDENCE_BUDGET:
+            step_s += _given(policy.step_s, known.budget_step_s)
+            per_sequence_s += policy.per_sequence_s or 0.0
         return timing.HostOverhead(
-            _given(draft.step_s, known.step_s),
+            step_s,
             _given(draft.pass_s, known.pass_s),
-            _given(draft.per_sequence_s, known.per_sequence_s),
+            per_sequence_s,
             known.sequence_pass_s if draft.per_sequence_s is None else 0.0,
         )
 

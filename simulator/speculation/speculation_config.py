@@ -88,7 +88,7 @@ POLICY_FIELDS: dict[str, tuple[str, ...]] = {
     "entropy": ("least", "prior", "window"),
     "forerun": ("prior", "window"),
     "confidence-threshold": ("confidence_threshold",),
-    "confidence-budget": ("rule", "confidence", "calibration_error"),
+    "confidence-budget": ("rule", "confidence", "calibration_error", "step_s", "per_sequence_s"),
 }
 """Policies by name, each with its own parameters; ``while_off`` and ``switch_s`` apply to all that change K."""
 CONFIDENCE_BUDGET = "confidence-budget"
@@ -169,9 +169,10 @@ class PolicyConfig(Section):
     """Host seconds of each change of K beside the drafter's catching up; default 0 (assumed)."""
     step_s: Annotated[float, Field(ge=0, lt=60, allow_inf_nan=False)] | None = None
     """Host seconds that the policy adds to every step, whether or not it drafts; default of vLLM 0.775 ms (0.27, V1
-    runner, whose schedule by batch replaces full graphs: vllm-project/vllm#49548), of other engines 0."""
+    runner, whose schedule by batch replaces full graphs: vllm-project/vllm#49548), of other engines 0; of
+    confidence-budget 0.4 ms in SGLang (sgl-project/sglang#36136), else 0."""
     per_sequence_s: Annotated[float, Field(ge=0, lt=60, allow_inf_nan=False)] | None = None
-    """The same per sequence; default of vLLM 84 us, of other engines 0."""
+    """The same per sequence; default of vLLM 84 us, of other engines and of confidence-budget 0."""
 
     @model_validator(mode="before")
     @classmethod
