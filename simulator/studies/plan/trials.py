@@ -351,10 +351,12 @@ def find_highest_rate(
     most: float = inf,
     confidence: float = CONFIDENCE,
     margin: float = 1.0,
+    shown: bool = True,
 ) -> tuple[float, int, Verdict | None]:
     """``highest_rate`` of a scenario over common seeds, with the verdict there; what a worker process does.
 
-    A rate passes if enough runs meet the objective and SLO ratio times ``margin`` is at most 1 (see ``Chance``).
+    A rate passes if enough runs meet the objective and SLO ratio times ``margin`` is at most 1 (see ``Chance``). Only
+    the run at the highest rate is observed as one that is ``shown``.
     """
     verdicts: dict[float, Verdict] = {}
 
@@ -365,7 +367,10 @@ def find_highest_rate(
         return ratio if verdicts[rate].meets else max(ratio, JUST_MISSED)
 
     rate, tried = highest_rate(slo_ratio_at, guess, most=most)
-    return rate, tried, verdicts.get(rate)
+    verdict = verdicts.get(rate)
+    if shown and verdict is not None:
+        verdict = judge(objective, trial(load.at(scenario, rate), objective, seeds), confidence)
+    return rate, tried, verdict
 
 
 def find_sure_rate(
@@ -381,7 +386,7 @@ def find_sure_rate(
 
     Searches without that error, then again with the margin that covers it where the first search ended.
     """
-    rate, runs, verdict = find_highest_rate(scenario, load, objective, seeds, guess, most, confidence)
+    rate, runs, verdict = find_highest_rate(scenario, load, objective, seeds, guess, most, confidence, shown=False)
     chance, margin = None, 1.0
     for _ in range(MOST_MARGINS):
         if verdict is None or not rate:
@@ -392,10 +397,12 @@ def find_sure_rate(
             break
         margin = max(margin * WIDER, chance.margin)
         rate, tried, verdict = find_highest_rate(
-            scenario, load, objective, seeds, rate / margin, most, confidence, margin
+            scenario, load, objective, seeds, rate / margin, most, confidence, margin, shown=False
         )
         runs += tried
     sure = chance is not None and chance.probability >= confidence
+    if verdict is not None:
+        verdict = judge(objective, trial(load.at(scenario, rate), objective, seeds), confidence)
     return (rate if sure else 0.0), runs, verdict, chance
 
 
