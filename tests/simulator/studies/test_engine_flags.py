@@ -226,7 +226,7 @@ def test_every_option_of_a_command_is_in_the_table_of_releases(method, policy):
         return
     draft = {"draft": {"model": "llama-3.2-1b"}} if method == "draft-model" else {}
     chain = drafts(method, 3, 0.7, policy=policy, **draft)
-    found = 0
+    options = 0
     for framework in ("vllm", "llama.cpp"):
         data = {"model": "deepseek-v3" if method == "mtp" else "llama-3.1-8b", "speculation": chain,
                 "engine": {"framework": framework}}  # fmt: skip
@@ -236,8 +236,8 @@ def test_every_option_of_a_command_is_in_the_table_of_releases(method, policy):
             for name in names:
                 if name != "--speculative-config":
                     assert option_release(engine, name).date[:4] in ("2025", "2026")
-                    found += 1
-    assert found or policy == "confidence-budget"
+                    options += 1
+    assert options or policy == "confidence-budget"
 
 
 def test_an_unknown_option_has_no_release():
