@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from html import escape
 from typing import TYPE_CHECKING, Any, Literal
+
+from forerun.dataclass import dataclass
 
 if TYPE_CHECKING:
     import pyarrow as pa

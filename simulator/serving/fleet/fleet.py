@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from forerun.dataclass import dataclass
 from forerun.errors import ForerunError, StalledError
 from simulator.serving.clock import PLAN
 from simulator.serving.fleet.autoscaler import Autoscaler
