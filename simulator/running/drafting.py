@@ -51,6 +51,8 @@ from simulator.speculation.methods import METHODS
 from simulator.speculation.speculation_config import CONFIDENCE_BUDGET, named
 from simulator.timing.framework import DraftOverhead
 
+RECOVERY_TOKENS = 64
+"""Default of the policy's ``recovery_tokens``; assumed."""
 PRICED_STEPS = 100_000
 """Size of the caches of step times that policies request."""
 DrafterFactory = Callable[["DraftRequest"], timing.Drafter]
@@ -156,8 +158,10 @@ def drafting_notes(config: SpeculationConfig) -> Iterator[str]:
     elif policy.name == CONFIDENCE_THRESHOLD:
         yield "the drafter's confidences are taken to be calibrated; the drafts of a batch end at the same position"
     elif policy.name != "fixed":
-        follows = policy.while_off == "follow"
-        idle = "keeps up with one pass per step" if follows else "catches up on what it skipped once K > 0"
+        idle = {
+            "follow": "keeps up with one pass per step",
+            "starve": "never sees what it skipped and is accepted less often until that lies far back (assumed)",
+        }.get(policy.while_off or "", "catches up on what it skipped once K > 0")
         yield (
             f"policy {policy.name}: the requests of a step decide what is drafted at its end and verified in the next; "
             f"a drafter at K = 0 {idle}; KV slots are kept for {config.depth} draft tokens throughout"
@@ -199,6 +203,8 @@ def drafting_rule(
     @lru_cache(maxsize=PRICED_STEPS)
     def switch_seconds(seqs: int, skipped: int) -> float:
         """Seconds that a decode step lasts longer where K has changed and the drafter has that much to catch up on."""
+        if policy.while_off == "starve":
+            skipped = 0
         each = max(1, skipped // seqs)
         pairs = tuple(seqs * timing.causal_pairs(each, 0, w) if skipped else 0 for w in timer.windows)
         keys = tuple(seqs * timing.keys_read(each, each, w) if skipped else 0 for w in timer.windows)
@@ -207,7 +213,10 @@ def drafting_rule(
         return float(timer.seconds(work, changed) - timer.seconds(work, timing.DraftStep(1, 0, 0, 0, none, none)))
 
     factory = make_policy or policy_factory(policy, most, step_seconds, switch_seconds)
-    return None if factory is None else DraftingRule(factory, most, policy.while_off == "follow")
+    if factory is None:
+        return None
+    recovery = policy.recovery_tokens or RECOVERY_TOKENS if policy.while_off == "starve" else 0
+    return DraftingRule(factory, most, policy.while_off == "follow", recovery)
 
 
 def verify_budget(

@@ -77,7 +77,7 @@ class TreeConfig(Section):
 
 
 TABLE_NAME_IN_VLLM = "num_speculative_tokens_per_batch_size"
-COMMON_FIELDS = ("name", "while_off", "switch_s", "step_s", "per_sequence_s")
+COMMON_FIELDS = ("name", "while_off", "recovery_tokens", "switch_s", "step_s", "per_sequence_s")
 POLICY_FIELDS: dict[str, tuple[str, ...]] = {
     "fixed": (),
     "disable-above-batch": ("batch",),
@@ -162,9 +162,13 @@ class PolicyConfig(Section):
     down_hysteresis: Signed | None = None
     """ema: accepted tokens added to the threshold under which fewer are drafted; default as SGLang's, -0.25 for
     batches below 8 and 0 from there on."""
-    while_off: Literal["idle", "follow"] | None = None
+    while_off: Literal["idle", "follow", "starve"] | None = None
     """Drafter in steps without drafts: ``idle`` (default), which on resuming first computes the skipped
-    tokens into its cache; or ``follow``, one pass in every step, as vLLM does to keep both caches in sync."""
+    tokens into its cache; ``follow``, one pass in every step, as vLLM does to keep both caches in sync; or ``starve``,
+    which never sees the skipped tokens, so that acceptance falls until they lie far back (what TensorRT-LLM avoids by
+    drafting one token at least)."""
+    recovery_tokens: PositiveInt | None = None
+    """while_off: starve: tokens after which a skipped one weighs 1/e; default 64 (assumed)."""
     switch_s: Annotated[float, Field(ge=0, lt=60, allow_inf_nan=False)] | None = None
     """Host seconds of each change of K beside the drafter's catching up; default 0 (assumed)."""
     step_s: Annotated[float, Field(ge=0, lt=60, allow_inf_nan=False)] | None = None
@@ -205,6 +209,8 @@ class PolicyConfig(Section):
     @model_validator(mode="after")
     def _only_its_own(self) -> PolicyConfig:
         fields = POLICY_FIELDS[self.name] + (() if self.name in ("fixed", CONFIDENCE_BUDGET) else COMMON_FIELDS[1:])
+        if self.recovery_tokens is not None and self.while_off != "starve":
+            raise ValueError("recovery_tokens goes with while_off: starve")
         for name in sorted(self.model_fields_set - {"name"}):
             if name not in fields and getattr(self, name) is not None:
                 takes = f"it takes {', '.join(fields)}" if fields else "it takes no parameters"

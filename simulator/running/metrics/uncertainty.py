@@ -31,7 +31,7 @@ from simulator.running.metrics.summary import (
     request_latencies_ms,
     summarise,
 )
-from simulator.running.records import Axis, ErrorSource, ModelError, RunRecords, request_records, speculation_counters
+from simulator.running.records import Axis, ErrorSource, ModelError, request_records, speculation_counters
 from simulator.running.scenario import Scenario
 from simulator.serving import FULL_ROWS, GapCounts, RequestRecords, RunLog, SpeculationCounters
 from simulator.speculation import draft_survival, sampler_of, scaled_survival
@@ -105,7 +105,7 @@ def model_error(
     seed: int,
     build: Build,
     stream: RequestStream,
-    result: RunRecords,
+    result: Served,
     figures: Figures = summarise,
 ) -> ModelError:
     """How far off the figures of a finished run may be."""
@@ -364,7 +364,7 @@ def interval_section(
     }
 
 
-def sampling_errors(result: RunRecords) -> dict[str, float]:
+def sampling_errors(result: Served) -> dict[str, float]:
     """Standard error of the figures of one run in logarithms: latencies from stretches of its requests in order of
     arrival, rates from where a clock starts and stops. ITL takes that of TPOT.
 

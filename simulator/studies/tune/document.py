@@ -26,7 +26,9 @@ from simulator.studies.engine_flags import ENGINES, drafter_name
 from simulator.studies.frame import study_document
 from simulator.studies.tune.choices import DraftChoice
 from simulator.studies.tune.tuning import BreakEven, GridCell, TunedLoad, Tuning
+from simulator.studies.tune.worth import draft_worth
 
+LENGTH_ENDS = ("acceptance_length", "low", "high")
 WIDE = 4
 """Times its first batch from which a range is too wide to be judged at one batch in silence."""
 
@@ -202,6 +204,7 @@ class TuneResult(TunedResult):
         tables = [_grid_table(self.document), _mean_table(self.document)]
         flags = [[self.document["engine"], self.flags]] if self.flags else []
         held = memory_rows(self.document.get("per_chip_bytes"))
+        tables += _worth_tables(self.document) if "worth" in self.document else []
         tables += [pairs("Memory", held, name="memory")] if held else []
         return [*tables, *([Table("Flags", ("engine", "flags"), flags, name="flags")] if flags else ())]
 
@@ -221,13 +224,12 @@ def _grid_table(document: Document) -> Table:
 
 def _mean_table(document: Document) -> Table:
     """Table at the mean request's context: the best choice and the break-even acceptance length per batch."""
-    ends = ("acceptance_length", "low", "high")
     rows: list[list[Value]] = [
         [
             _span(cell["batch"]),
             cell["draft"],
             _interval(cell["if_on"]),
-            "{} ({} to {})".format(*("never" if (end := even[key]) is None else f"{end:.2f}" for key in ends)),
+            "{} ({} to {})".format(*("never" if (end := even[key]) is None else f"{end:.2f}" for key in LENGTH_ENDS)),
             None if even["alpha"] is None else f"{even['alpha']:.2f}",
             f"{even['expected_acceptance_length']:.2f}",
         ]
@@ -236,6 +238,28 @@ def _mean_table(document: Document) -> Table:
     columns = ("batch", "draft", "speed-up if on", "breaks even at", "as alpha", "expected")
     context = document["crossover"]["context"]
     return Table(f"At the mean context of {context:,} tokens: acceptance length", columns, rows, name="break even")
+
+
+def _worth_tables(document: Document) -> list[Table]:
+    """What improvements are worth by batch, and the acceptance length that pays by batch and context."""
+    batches = list(dict.fromkeys(one["batch"] for one in document["worth"]))
+    lines: dict[str, list[Value]] = {}
+    for one in document["worth"]:
+        gain, low, high = (100 * (one[key] - 1) for key in ("gain", "low", "high"))
+        usd = "" if one["usd_per_month"] is None else f"${one['usd_per_month']:,.0f}"
+        cell = Cell(f"{gain:.1f} % ({low:.1f}-{high:.1f})", aside=usd, value=one["gain"] - 1)
+        lines.setdefault(one["improvement"], []).append(cell)
+    rows = [[name, *cells] for name, cells in lines.items()]
+    title = "What a better drafter is worth: tokens per second, and dollars a month per busy replica"
+    worth = Table(title, ("improvement", *(f"batch {batch}" for batch in batches)), rows, name="worth")
+    pays: dict[str, list[Value]] = {}
+    for cell in document["table"]:
+        ends = ("never" if (end := cell["breaks_even_at"][key]) is None else f"{end:.2f}" for key in LENGTH_ENDS)
+        pays.setdefault(_span(cell["batch"]), []).append("{} ({}-{})".format(*ends))
+    contexts = dict.fromkeys(_span(cell["context"]) for cell in document["table"])
+    columns = ("batch", *(f"context {context}" for context in contexts))
+    title = "Smallest acceptance length that pays, with the K of the table above (90 % interval)"
+    return [worth, Table(title, columns, [[batch, *cells] for batch, cells in pays.items()], name="pays")]
 
 
 def _interval(cell: Document) -> str:
@@ -294,7 +318,10 @@ def tune_document(tuning: Tuning, engine: str, seed: int = 0, strict: bool = Tru
         notes.append(beyond)
     borrowed = borrowed_acceptance(speculation, tuning.scenario.model)
     body = {
-        "table": [cell_document(cell) for cell in tuning.cells],
+        "table": [
+            cell_document(cell) | {"breaks_even_at": _ends_of(even)}
+            for cell, even in zip(tuning.cells, tuning.break_even, strict=False)
+        ],
         **split_section(tuning.memory),
         "at_mean_context": [cell_document(cell) for cell in tuning.mean],
         "method": speculation.method,
@@ -313,7 +340,7 @@ def tune_document(tuning: Tuning, engine: str, seed: int = 0, strict: bool = Tru
             "low": _load_document(tuning.crossover_low),
             "high": _load_document(tuning.crossover_high),
         },
-        "break_even": [_break_even_document(one) for one in tuning.break_even],
+        "break_even": [_break_even_document(one) for one in tuning.break_even[len(tuning.cells) :]],
         "kv_tokens": tuning.kv_tokens,
         "engine": engine,
         "emit": emitted,
@@ -392,6 +419,23 @@ def _load_document(load: TunedLoad) -> Document:
     return {"pays": pays, "batch": load.batch or None, "request_rate": load.request_rate}
 
 
+def _ends_of(one: BreakEven) -> Document:
+    """A break-even length with its interval; None where prompts alone take too long."""
+    return {key: value if isfinite(value := getattr(one, key)) else None for key in LENGTH_ENDS}
+
+
+def worth_section(tuning: Tuning, conclusion: str) -> Document:
+    """What a better drafter is worth, and the conclusion with the sentence that says it."""
+    worths = draft_worth(tuning)
+    best = max(worths, key=lambda one: one.gain)
+    usd = "" if best.usd_per_month is None else f", ${best.usd_per_month:,.0f} a month per busy replica"
+    sentence = (
+        f"Of the drafter's improvements most is gained by {best.improvement} at batch {best.batch}: "
+        f"{100 * (best.gain - 1):.1f} % ({100 * (best.low - 1):.1f} to {100 * (best.high - 1):.1f}){usd}."
+    )
+    return {"worth": [one._asdict() for one in worths], "conclusion": f"{conclusion} {sentence}"}
+
+
 def _break_even_document(one: BreakEven) -> Document:
     """``alpha`` is the chance, alike at every position of the chain, that gives the length; None where none can.
 
@@ -402,9 +446,7 @@ def _break_even_document(one: BreakEven) -> Document:
     return {
         "batch": one.batch,
         "num_speculative_tokens": one.choice.tokens,
-        **{
-            key: value if isfinite(value := getattr(one, key)) else None for key in ("acceptance_length", "low", "high")
-        },
+        **_ends_of(one),
         "alpha": iid_alpha(max(1.0, one.acceptance_length), depth) if possible else None,
         "expected_acceptance_length": one.expected_length,
     }
