@@ -54,7 +54,7 @@ def declared(decorator):
 OURS, THEIRS = declared(dataclass), declared(dataclasses.dataclass)
 
 
-def said(call):
+def outcome(call):
     """What a call returns, as text without the memory address, or the error it raises."""
     try:
         return repr(call()).partition(" object at ")[0]
@@ -96,8 +96,8 @@ def said(call):
         lambda base, derived, loose, identity: dataclasses.is_dataclass(identity),
     ],
 )
-def test_both_say_the_same(call):
-    assert said(lambda: call(*OURS)) == said(lambda: call(*THEIRS))
+def test_both_do_the_same(call):
+    assert outcome(lambda: call(*OURS)) == outcome(lambda: call(*THEIRS))
 
 
 @dataclass(frozen=True, slots=True)
