@@ -147,6 +147,7 @@ class Observation:
     failed: int
     completed: int
     output_throughput: float | None
+    median_tpot_ms: float | None
     power_w: float | None
     bottleneck: dict[str, float] | None
     basis: str
@@ -154,6 +155,15 @@ class Observation:
     resamples: tuple[dict[str, float | None], ...] | None = None
     memory: dict[str, float] = field(default_factory=dict)
     """Bytes on one chip by what holds them, of models that keep more than KV."""
+
+
+class LoadPoint(NamedTuple):
+    """What the first run of a candidate reaches at one load."""
+
+    request_rate: float
+    output_throughput: float
+    median_tpot_ms: float
+    meets: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +186,15 @@ class Verdict:
     """Where share and interval come from: ``replications`` or ``block bootstrap``."""
     failed: int
     observation: Observation
+    tried: tuple[LoadPoint, ...] = ()
+    """The loads of the search for a highest rate that ended here, lowest first."""
+
+    def at(self, request_rate: float) -> tuple[LoadPoint, ...]:
+        """The verdict as a point of throughput over speed; none where no answer has a second token."""
+        seen = self.observation
+        if not seen.output_throughput or not seen.median_tpot_ms:
+            return ()
+        return (LoadPoint(request_rate, seen.output_throughput, seen.median_tpot_ms, self.meets),)
 
 
 def observe(scenario: Scenario, seed: int, objective: Objective, resample: bool = False) -> Observation:
@@ -193,6 +212,7 @@ def observe(scenario: Scenario, seed: int, objective: Objective, resample: bool 
         failed=summary["failed"],
         completed=summary["completed"],
         output_throughput=summary["output_throughput"],
+        median_tpot_ms=summary["median_tpot_ms"],
         power_w=energy / duration if energy is not None and duration else None,
         bottleneck=document["bottleneck"],
         basis=result.basis,
@@ -352,7 +372,12 @@ def find_highest_rate(
         return ratio if verdicts[rate].meets else max(ratio, JUST_MISSED)
 
     rate, tried = highest_rate(slo_ratio_at, guess, most=most)
-    return rate, tried, verdicts.get(rate)
+    found = verdicts.get(rate)
+    if found is not None:
+        found = replace(
+            found, tried=tuple(point for load_rate in sorted(verdicts) for point in verdicts[load_rate].at(load_rate))
+        )
+    return rate, tried, found
 
 
 def find_sure_rate(
