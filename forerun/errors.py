@@ -68,6 +68,10 @@ class NothingServedError(ForerunError):
         return type(self), (self.reasons,)
 
 
+class UsageError(ForerunError):
+    """A command line that cannot be parsed; its message begins with the command."""
+
+
 class WorkerDiedError(ForerunError):
     """A worker process crashed twice on the same run, probably because memory ran out."""
 

@@ -435,12 +435,14 @@ class KernelLibrary:
         parameters = cast(PrefillParameters, self.parameters("attention_prefill", shape.kernel))
         if parameters.mixed == "one-pass":
             limits = self._attention_limit(shape.dtype, parameters.native_math)
-            return evaluate_formula(
+            time = evaluate_formula(
                 (seqs, q_tokens, pairs, kv_tokens, decode_seqs, decode_kv_tokens),
                 lambda xp, s, q, p, kv, ds, dkv: one_pass_time(
                     xp, limits, parameters, shape, s, q, p, kv, ds, dkv, longest_kv
                 ),
             )
+            scores = q_tokens * kv_tokens / np.maximum(1, seqs) + decode_kv_tokens
+            return time if self.flash else self._with_scores(shape, time, scores)
         first = self.attention_prefill(shape, seqs=seqs, q_tokens=q_tokens, pairs=pairs, kv_tokens=kv_tokens)
         second = self.attention_decode(
             shape, seqs=decode_seqs, q_len=1, kv_tokens=decode_kv_tokens, warm=warm, tail_kv=tail_kv

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code, as ``simulator.cli.app.run_command`` says."""
+    """Run the command and return its exit code, as ``simulator.cli.command.run_command`` says."""
     words = sys.argv[1:] if argv is None else list(argv)
     if words == ["--version"]:
         from forerun.version import VERSION
 
         print(f"forerun {VERSION}")
         return 0
-    from simulator.cli.app import run_command
+    from simulator.cli.command import run_command
 
     return run_command(words)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forerun.tables import Table
+from simulator.cli.command import silence_stdout
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -104,22 +105,6 @@ def console() -> Console:
             silence_stdout()
 
     return PipedConsole(highlight=False, width=width)
-
-
-def ready_streams() -> None:
-    """Let stdout and stderr take any text: closed ones lose it, and what an ASCII terminal cannot show is escaped."""
-    for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if stream is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
-        elif hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
-
-
-def silence_stdout() -> None:
-    """Send what is still to be written nowhere, once stdout proved full or closed; else Python complains at exit."""
-    with open(os.devnull, "wb") as nowhere:
-        os.dup2(nowhere.fileno(), sys.__stdout__.fileno() if sys.__stdout__ is not None else 1)
 
 
 def emit(document: Any, json_file: str | None, human: Any) -> None:

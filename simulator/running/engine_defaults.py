@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from hwprofiles import ProfileError, load_chip
 from simulator.serving.engine_config import EngineConfig
 from simulator.timing import load_framework
+from simulator.timing.framework import engine_defaults
 
 FRAMEWORKS = {"tenstorrent": "tt-metal"}
 """Engine of the chips of a vendor that no other engine serves."""
@@ -18,16 +20,14 @@ def with_defaults(engine: EngineConfig, chip: str) -> EngineConfig:
     Fields that count as set stay the same, so that a copy with another chip gets that chip's defaults.
     """
     known = engine.model_fields_set
+    framework = engine.framework
     if "framework" not in known:
-        try:
-            framework = FRAMEWORKS.get(load_chip(chip).vendor)
-        except ProfileError:  # refused where the chip is needed
-            framework = None
-    else:
-        framework = engine.framework if engine.framework.startswith(tuple(FRAMEWORKS.values())) else None
-    if framework is None:
+        with suppress(ProfileError):  # refused where the chip is needed
+            framework = FRAMEWORKS.get(load_chip(chip).vendor, framework)
+    defaults = engine_defaults(framework)
+    if not defaults and framework == engine.framework:
         return engine
-    defaults = load_framework(framework).engine_defaults | {"framework": framework}
+    defaults = {**defaults, "framework": framework}
     own = {name: value for name, value in defaults.items() if name not in known}
     return EngineConfig.model_construct(known, **{**dict(engine), **own})
 

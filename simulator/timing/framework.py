@@ -314,6 +314,12 @@ def load_framework(name: str) -> Framework:
     return Framework(name=name, **known[name])
 
 
+def engine_defaults(name: str) -> dict[str, Any]:
+    """Fields of ``engine`` in which a framework's defaults differ from a scenario's; empty for an unknown framework."""
+    fields: dict[str, Any] = packaged("simulator.timing", "frameworks.yaml").get(name, {}).get("engine_defaults", {})
+    return fields
+
+
 class DraftOverhead(BaseModel):
     """Host seconds of one method in one engine that no kernel hides."""
 

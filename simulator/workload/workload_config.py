@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from forerun.types import LONGEST_S, PositiveFloat, PositiveInt, PositiveSeconds, Section
 
 LARGEST_MEAN = 1e9
 LARGEST_CV = 1e3
+IMPLIED = {"max_concurrency": "closed-loop", "burstiness": "gamma", "request_rate": "poisson"}
+"""Arrival process that a field implies where none is named; the first field that is set decides."""
 NonEmptyTokens = Annotated[list[PositiveInt], Field(min_length=1)]
 RatePoint = Annotated[tuple[float, float], Field(strict=False)]
 
@@ -29,8 +31,11 @@ class ArrivalsConfig(Section):
     ``closed-loop`` keeps ``max_concurrency`` requests outstanding; ``trace`` replays the trace's own times.
     """
 
+    model_config = ConfigDict(json_schema_extra=lambda schema: schema.pop("required"))  # `process` may be implied
+
     process: Literal["poisson", "gamma", "constant", "burst", "closed-loop", "trace"]
-    """Arrival process."""
+    """Arrival process; default: ``closed-loop`` where ``max_concurrency`` is set, ``gamma`` where ``burstiness`` is,
+    ``poisson`` where ``request_rate`` is."""
     request_rate: PositiveFloat | None = None
     """Mean arrival rate, requests per second."""
     burstiness: Annotated[float, Field(ge=1e-3, le=1e6)] | None = None
@@ -42,6 +47,14 @@ class ArrivalsConfig(Section):
     after the last point."""
     rate_scale: PositiveFloat = 1.0
     """Trace arrivals are replayed this many times faster."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _implied_process(cls, data: Any) -> Any:
+        if isinstance(data, dict) and "process" not in data:
+            implied = next((IMPLIED[name] for name in IMPLIED if data.get(name) is not None), None)
+            return data if implied is None else {"process": implied, **data}
+        return data
 
     @model_validator(mode="after")
     def _fields_fit_process(self) -> ArrivalsConfig:

@@ -1,6 +1,7 @@
 """What a command imports: its own module and what its work needs, so that a short run is mostly the run."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -10,9 +11,10 @@ import typer
 from tiny_scenario import tiny_data
 from typer.testing import CliRunner
 
+from simulator.cli import kept_help
 from simulator.cli.app import COMMANDS, application
 
-MOST_MODULES = 132
+MOST_MODULES = 134
 """Of Forerun itself in a plain run; how many a library has is its own affair and changes with its releases."""
 OWN = ("forerun", "hwprofiles", "simulator", "traces")
 LIBRARIES = {"annotated_doc", "annotated_types", "numpy", "pydantic", "pydantic_core", "pygments", "rich"} | {
@@ -68,6 +70,74 @@ def test_a_plain_run_imports_what_it_needs(modules):
 def test_a_plain_run_imports_few_libraries(modules):
     roots = {name.partition(".")[0] for name in modules} - set(sys.stdlib_module_names) - set(OWN)
     assert {name for name in roots if not name.startswith(INSTALLER)} <= LIBRARIES
+
+
+PRINT_HELP = (
+    "import sys; from simulator.cli import main; code = main(sys.argv[1:]); "
+    "print('typer' in sys.modules, file=sys.stderr); sys.exit(code)"
+)
+
+
+@pytest.fixture
+def printed_help(tmp_path):
+    """What a command line prints, and whether it imported typer for that."""
+
+    def run(*words, **environment):
+        settings = {**os.environ, "FORERUN_CACHE": str(tmp_path), "COLUMNS": "80", **environment}
+        done = subprocess.run(
+            [sys.executable, "-c", PRINT_HELP, *words], capture_output=True, text=True, check=True, env=settings
+        )
+        return done.stdout, done.stderr.split()[-1] == "True"
+
+    return run
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["run", "-h"], ["chips", "list", "--help"]])
+def test_help_is_laid_out_once(printed_help, words):
+    text, laid_out = printed_help(*words)
+    assert laid_out
+    assert "Example: forerun" in text
+    assert printed_help(*words) == (text, False)
+
+
+def test_help_is_laid_out_again_for_another_width_or_colours(printed_help):
+    text, _ = printed_help("run", "--help")
+    for setting in ({"COLUMNS": "100"}, {"FORCE_COLOR": "1"}):
+        other, laid_out = printed_help("run", "--help", **setting)
+        assert laid_out
+        assert other != text
+
+
+def test_damaged_help_is_laid_out_again(printed_help, tmp_path):
+    expected, _ = printed_help("run", "--help")
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(file.read_bytes().replace(b"SCENARIO", b"SCENERY_"))
+    assert printed_help("run", "--help") == (expected, True)
+
+
+def test_help_is_not_kept_where_the_cache_is_off(printed_help, tmp_path):
+    texts = [printed_help("run", "--help", FORERUN_CACHE="off") for _ in range(2)]
+    assert texts[0] == texts[1]
+    assert texts[1][1]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_follows_the_code_and_the_libraries(monkeypatch, tmp_path):
+    monkeypatch.setenv("FORERUN_CACHE", str(tmp_path))
+    printed = []
+
+    def show():
+        return kept_help.help_text(["run", "--help"], lambda words: printed.append(words))
+
+    show()
+    show()
+    assert len(printed) == 1
+    monkeypatch.setattr(kept_help, "_installed", lambda: ["typer-99.dist-info"])
+    show()
+    assert len(printed) == 2
+    monkeypatch.setattr(kept_help, "_code", lambda: [("runs.py", 1, 1)])
+    show()
+    assert len(printed) == 3
 
 
 MODULES = {name: module for panel in COMMANDS.values() for name, module in panel.items()}

@@ -32,6 +32,16 @@ def test_scores_pass_four_times_in_two_further_kernels(context):
     assert disaggregated.attention_prefill(SHAPE, **prompt).seconds > fused.attention_prefill(SHAPE, **prompt).seconds
 
 
+def test_scores_of_prompt_chunks_and_decoding_sequences_of_one_step_are_added():
+    fused, disaggregated = (KernelLibrary("rtx-4090", "llama.cpp", flash=flash) for flash in (True, False))
+    forwards = disaggregated.elementwise(4 * 4 * 32 * (256 * 2048 + 15000), 2)
+    sizes = {"seqs": 1, "q_tokens": 256, "pairs": 256 * 1920, "kv_tokens": 2048}
+    sizes |= {"decode_seqs": 5, "decode_kv_tokens": 15000}
+    one, more = (kernels.attention_mixed(SHAPE, **sizes) for kernels in (fused, disaggregated))
+    assert more.bytes - one.bytes == forwards.bytes
+    assert more.seconds - one.seconds == pytest.approx(forwards.seconds)
+
+
 def test_a_run_without_it_is_slower_and_equal_in_both_engines():
     fast, exact = (simulate(scenario(False, **{"engine.stepping": one})) for one in ("fast", "exact-steps"))
     assert np.array_equal(fast.requests.finished_s, exact.requests.finished_s)

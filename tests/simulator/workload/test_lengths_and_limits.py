@@ -6,7 +6,7 @@ from forerun.errors import ForerunError
 from simulator.running.scenario import load_scenario
 from simulator.workload import generate_requests
 from simulator.workload.generate import read_lengths
-from simulator.workload.workload_config import WorkloadConfig
+from simulator.workload.workload_config import ArrivalsConfig, WorkloadConfig
 
 
 def workload(**changes):
@@ -62,3 +62,19 @@ def test_a_trace_is_read_again_when_it_changes(tmp_path):
         trace.write_text(text + more)
         assert [generate_requests(requested, seed).input_tokens.tolist() for seed in (0, 1)] == [prompts] * 2
         assert generate_requests(fewer, 0).input_tokens.tolist() == [10]
+
+
+@pytest.mark.parametrize(
+    ("fields", "process"),
+    [
+        ({"request_rate": 2.0}, "poisson"),
+        ({"request_rate": 2.0, "burstiness": 0.5}, "gamma"),
+        ({"max_concurrency": 4}, "closed-loop"),
+        ({"process": "constant", "request_rate": 2.0}, "constant"),
+    ],
+)
+def test_fields_imply_the_arrival_process(fields, process):
+    arrivals = ArrivalsConfig(**fields)
+    assert arrivals.process == process
+    assert arrivals.model_dump(exclude_none=True, exclude_defaults=True) == fields | {"process": process}
+    assert "required" not in ArrivalsConfig.model_json_schema()
