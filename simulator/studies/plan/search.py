@@ -525,12 +525,12 @@ class CheapestFirst(_Search):
                 searches.append((winner, *search))
         for winner, search_of, most in searches:
             try:
-                rate, tried, found = search_of()
+                rate, tried, highest = search_of()
             except FAULTS as error:
                 self._plan.notes.append(f"{winner.name}: its highest rate is not known: {fault_words(error)[1]}")
                 continue
             self._plan.runs += tried
-            winner.points += found.tried if found is not None else ()
+            winner.points += highest.tried if highest is not None else ()
             # Fewer seeds than the verdict had may disagree with it: the rate requested is held whatever they say.
             winner.max_rate, winner.at_least = max(rate, self._rate), rate >= most
         if len(searches) < len(winners):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from math import ceil, inf, isfinite, sqrt
 from typing import Any, NamedTuple
 
@@ -372,12 +373,10 @@ def find_highest_rate(
         return ratio if verdicts[rate].meets else max(ratio, JUST_MISSED)
 
     rate, tried = highest_rate(slo_ratio_at, guess, most=most)
-    found = verdicts.get(rate)
-    if found is not None:
-        found = replace(
-            found, tried=tuple(point for load_rate in sorted(verdicts) for point in verdicts[load_rate].at(load_rate))
-        )
-    return rate, tried, found
+    highest, points = verdicts.get(rate), [verdicts[one].at(one) for one in sorted(verdicts)]
+    if highest is not None:
+        highest = replace(highest, tried=tuple(chain.from_iterable(points)))
+    return rate, tried, highest
 
 
 def find_sure_rate(
