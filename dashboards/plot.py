@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from simulator.studies.draft_pool.pool import DraftPoolResult
     from simulator.studies.plan.document import PlanResult
     from simulator.studies.race.race import RaceResult
+    from simulator.studies.rollouts.rollouts import RolloutsResult
     from simulator.studies.sweep.study import SweepResult
     from simulator.studies.tune.document import TunedResult
 
@@ -84,6 +85,11 @@ def points(sweep: SweepResult) -> go.Figure:
 def regret(race: RaceResult) -> go.Figure:
     """Regret of each controller over the patterns of load."""
     return race.figure("regret")
+
+
+def in_progress(rollouts: RolloutsResult) -> go.Figure:
+    """Responses in progress over the time of a training step, for each way to draft."""
+    return rollouts.figure("in_progress")
 
 
 def gain(pool: DraftPoolResult) -> go.Figure:

@@ -41,6 +41,7 @@ FIGURES = (
         "plan", "cost", partial(studies.pareto_data, y=studies.PER_MILLION), studies.pareto_figure, text.pareto_text
     ),
     ResultFigure("race", "regret", studies.race_data, studies.race_figure, text.race_text),
+    ResultFigure("rollouts", "in_progress", speculation.rollouts_data, speculation.rollouts_figure, text.rollouts_text),
     ResultFigure("sweep", "points", studies.sweep_data, studies.sweep_figure, text.points_text),
     ResultFigure("thresholds", "rent", studies.thresholds_data, studies.bars_figure, text.bars_text),
     ResultFigure("tune", "rates", studies.drafting_data, studies.drafting_figure, text.drafting_text),

@@ -4,6 +4,7 @@ python -m validation all --out docs/validation                # what ships, and 
 python -m validation all --data DIR --out docs/validation     # and every measured table in DIR
 python -m validation requests --data DIR --out docs/validation --limit 40
 python -m validation coverage --data DIR --limit 14           # whether intervals hold what was measured
+python -m validation refit --data DIR --write                 # fit every constant above kernel prices again
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from dashboards.recorded_errors import ErrorRow, error_tables, errors_document, merged, read_errors
+from dashboards.recorded_errors import SECTIONS, ErrorRow, error_tables, errors_document, merged, read_errors
 from forerun.errors import ForerunError
 from forerun.version import VERSION
 from forerun.workers import Workers, cores
@@ -26,6 +27,7 @@ from simulator.running.metrics.files import StagedFiles
 from validation.coverage import causes_of, coverage_page, coverage_table, measured_bands
 from validation.kernels import measured_kernel_errors
 from validation.page import trust_page
+from validation.refit import refit, refit_tables, refits, write_constants
 from validation.requests import LIMIT, measured_request_errors
 from validation.shipped import shipped_errors
 from validation.speculation import compare_published, curve_scores
@@ -39,6 +41,7 @@ PARTS = {
     "speculation": "speculation",
     "alspec": "attention",
     "coverage": "coverage",
+    "refit": "refit",
     "all": "",
 }
 
@@ -51,8 +54,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, metavar="DIR", help=f"update {PAGE_FILE} and {ERRORS_FILE}; the rest stays")
     parser.add_argument("--limit", type=int, default=LIMIT, help="measured runs of a table that are served again")
     parser.add_argument("--jobs", type=int, default=cores(), help="processes")
+    parser.add_argument("--set", action="append", metavar="NAME", help="refit: constants of this set alone; repeatable")
+    parser.add_argument("--write", action="store_true", help="refit: put what was fitted into frameworks.yaml")
     options = parser.parse_args(argv)
+    if options.part != "refit" and (options.set or options.write):
+        parser.error("--set and --write apply to refit alone")
     try:
+        if options.part == "refit":
+            return refitted(options.data, options.set, options.write, options.jobs)
         return run_part(options.part, options.data, options.out, options.limit, options.jobs)
     except ForerunError as error:
         print(f"validation: {error}", file=sys.stderr)
@@ -74,7 +83,7 @@ def run_part(part: str, data: Path | None, out: Path | None, limit: int, jobs: i
     whole = part == "all" and data is not None
     recorded = read_errors(out / ERRORS_FILE) if out is not None and not whole and (out / ERRORS_FILE).exists() else []
     section = PARTS[part]
-    computed = shipped_errors([section] if section else ["kernels", "speculation", "attention"], jobs).rows
+    computed = shipped_errors([section] if section else SECTIONS, jobs).rows
     left: Counter[str] = Counter()
     if data is not None:
         more, left = measured_errors(section, data, limit, jobs)
@@ -95,6 +104,25 @@ def run_part(part: str, data: Path | None, out: Path | None, limit: int, jobs: i
     if left:
         print("Left out: " + "; ".join(f"{count:,} {reason}" for reason, count in left.most_common()))
     return 0
+
+
+def refitted(data: Path | None, names: Sequence[str] | None, write: bool, jobs: int) -> int:
+    """Fit constants again, print what moved, and write it; 1 where a held-out error grows.
+
+    Raises:
+        ForerunError: no folder, no such set, or no runs of it.
+    """
+    if data is None or not data.is_dir():
+        raise ForerunError("refit: --data names the folder of measured runs")
+    fits = [refit(name, data, jobs) for name in names or refits()]
+    for table in refit_tables(fits):
+        console().print(table.rich())
+    if write:
+        write_constants(fits)
+    refused = [fit.name for fit in fits if fit.refused]
+    for name in refused:
+        print(f"validation: {name}: the held-out error grows; its constants stay", file=sys.stderr)
+    return 1 if refused else 0
 
 
 def covered(data: Path | None, out: Path | None, limit: int) -> int:

@@ -1,7 +1,8 @@
-"""Comparisons that anyone can compute from the package alone: the kernels of a CPU core, published speedups, ALSpec."""
+"""Comparisons that anyone can compute: the kernels of a CPU core, closed loops, published speedups, ALSpec."""
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable, Sequence
 from importlib.resources import as_file, files
 from typing import NamedTuple
@@ -13,12 +14,15 @@ from forerun.workers import Workers
 from hwprofiles import KernelLibrary, load_chip, weakest
 from simulator.replay.calibrate import calibrate
 from simulator.replay.kernels import replay_kernels
+from simulator.replay.rerun import rerun
 from simulator.replay.scores import Score
 from simulator.replay.split import Split, training_rows
 from simulator.speculation.attention_level import compare_layouts, consistency_set, consistency_sets
+from traces.benchmark_results import MeasuredRun
 from traces.kernels import read_kernels
 from validation.facts import NOTHING, fitted_words
 from validation.inputs import Cache
+from validation.requests import base_scenario
 from validation.speculation import (
     FITTED_DEPTH,
     Comparison,
@@ -32,6 +36,10 @@ from validation.speculation import (
 SPLIT = Split(0.7, 1)
 """The split of ``forerun calibrate``: only what it holds out is scored."""
 SAMPLE = "kernels-cpu"
+LOOPS, LOOPS_FILE = "closed loops of equal lengths", "equal_loops.csv"
+"""Llama-3.1-8B under TensorRT-LLM 1.0.0rc3 on H100, from the table of served runs in aiconfigurator-core 0.12.0
+(NVIDIA, Apache-2.0; ``id`` is the end of its own): rows that no fit sees, as one
+writes them who knows no more than these columns."""
 CURVES = "acceptance curves, deepest K"
 ROWS_AT_ONCE = 8
 """Published rows that a process compares before it takes others: neighbours share the parts of a run."""
@@ -60,6 +68,7 @@ def parts(sections: Sequence[str] = SECTIONS) -> list[ValidationPart]:
         groups[row.group] = groups.get(row.group, False) or grows_trees(row)
     every_part = [
         ValidationPart("kernels", SAMPLE, True),
+        ValidationPart("requests", LOOPS, False),
         *(ValidationPart("speculation", name, slow) for name, slow in groups.items()),
     ]
     every_part += [ValidationPart("speculation", CURVES, False), ValidationPart("attention", "published maxima", False)]
@@ -107,6 +116,8 @@ def _started(part: ValidationPart, workers: Workers) -> Callable[[], list[ErrorR
     """Begin a part on the workers; what is returned gives its rows."""
     if part.section == "kernels":
         return workers.start(sample_errors)
+    if part.section == "requests":
+        return workers.start(loop_errors)
     if part.section == "attention":
         return workers.start(attention_errors)
     if part.name == CURVES:
@@ -141,6 +152,39 @@ def sample_errors() -> list[ErrorRow]:
 def kernel_error_row(name: str, score: Score, basis: str, fitted: str, ships: bool) -> ErrorRow:
     """A score of kernels as a row of the record."""
     return ErrorRow("kernels", name, "seconds", score.n, score.mape, score.median_ape, score.bias, basis, fitted, ships)
+
+
+def loop_runs() -> list[MeasuredRun]:
+    """The closed loops of ``LOOPS_FILE`` as measured runs."""
+    with files("validation").joinpath(LOOPS_FILE).open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    return [
+        MeasuredRun(
+            name=row["id"],
+            place=f"{LOOPS_FILE}: {row['id']}",
+            model="llama-3.1-8b",
+            chip="h100-sxm",
+            framework="trtllm",
+            process="closed-loop",
+            prefix_caching=False,
+            max_num_seqs=int(row["max_concurrency"]),
+            measured={"mean_tpot_ms": float(row["mean_tpot_ms"])},
+            tensor_parallel=int(row["tensor_parallel"]),
+            max_concurrency=int(row["max_concurrency"]),
+            input_tokens=int(row["input_tokens"]),
+            output_tokens=int(row["output_tokens"]),
+        )
+        for row in rows
+    ]
+
+
+def loop_errors() -> list[ErrorRow]:
+    """Error of TPOT on ``LOOPS_FILE``."""
+    metric = "mean_tpot_ms"
+    results = [(run, rerun(run, base_scenario())) for run in loop_runs()]
+    signed = [result["predicted"][metric] / run.measured[metric] - 1.0 for run, result in results]
+    basis = weakest(result["basis"] for _, result in results)
+    return [_signed_row("requests", LOOPS, metric, signed, basis, fitted_words(LOOPS, {"frameworks.yaml: trtllm"}))]
 
 
 def table_errors(comparisons: Sequence[Comparison]) -> list[ErrorRow]:

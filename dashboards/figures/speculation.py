@@ -11,6 +11,7 @@ import plotly.graph_objects as go
 
 from dashboards.theme import (
     BLUE,
+    GREEN,
     GREY,
     ON_SCALE,
     VERMILLION,
@@ -223,3 +224,35 @@ def pool_figure(data: PoolData) -> go.Figure:
     least, most = data.acceptance_factors
     caption = f"{data.batch} sequences each; bands: acceptance times {least:g} to {most:g}"
     return captioned(figure, "Drafters that verifiers share", caption, data.basis, 480, *axes)
+
+
+class RolloutsData(NamedTuple):
+    """Responses in progress over the time of a training step: a curve of (seconds, responses) for each way to draft."""
+
+    curves: dict[str, list[list[float]]]
+    responses: int
+    tail_responses: int
+    """Responses in progress, over all replicas, up to which drafts pay; 0: none."""
+    basis: str
+
+
+def rollouts_data(document: dict[str, Any]) -> RolloutsData:
+    """Curves of a ``rollouts`` document."""
+    curves = {row["drafting"]: row["curve"] for row in document["ways"]}
+    tail = document["tail_batch"] * document["scenario"]["hardware"].get("replicas", 1)
+    return RolloutsData(curves, document["responses"], tail, document["basis"])
+
+
+def rollouts_figure(data: RolloutsData) -> go.Figure:
+    """Responses in progress over time, on a log axis that shows the tail; under the dotted line drafts pay."""
+    figure = go.Figure()
+    for (way, points), colour in zip(data.curves.items(), (GREY, BLUE, VERMILLION, GREEN), strict=False):
+        seconds, running = zip(*((at_s, count) for at_s, count in points if count), strict=True)
+        add_line(figure, seconds, running, way, colour, "%{x:.1f} s: %{y:,} in progress", mode="lines")
+    if 0 < data.tail_responses < data.responses:
+        line = {"color": GREY, "width": 1, "dash": "dot"}
+        ends = [0.0, max(points[-1][0] for points in data.curves.values())]
+        add_line(figure, ends, [data.tail_responses] * 2, "drafts pay below", GREY, "%{y:,}", line=line)
+    axes = ({"title": "time (s)", "rangemode": "tozero"}, {"title": "responses in progress", "type": "log", "dtick": 1})
+    caption = f"{data.responses:,} responses; the step waits for the last of them"
+    return captioned(figure, "Responses of a training step", caption, data.basis, 420, *axes)

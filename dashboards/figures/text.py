@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dashboards.figures import studies
-from dashboards.figures.speculation import PoolData
+from dashboards.figures.speculation import PoolData, RolloutsData
 from simulator.studies.paired import HIGHER_IS_BETTER, load_words, metric_words
 
 TEXT_WIDTH = 56
 """Characters of a text figure's axis."""
+BAR = 40
+"""Characters of the longest bar of a text figure."""
 TEXT_ROWS = 20
 
 
@@ -60,6 +62,12 @@ def pareto_text(data: studies.ParetoData) -> str:
     return "\n".join(lines)
 
 
+def _bars(rows: list[tuple[str, float, str]], longest: float) -> str:
+    width = max(len(label) for label, *_ in rows)
+    bars = [f"{'#' * round(value / longest * BAR):<{BAR + 1}}" for _, value, _ in rows]
+    return "\n".join(f"{label:<{width}}  {bar}  {words}" for (label, _, words), bar in zip(rows, bars, strict=True))
+
+
 def race_text(data: studies.RaceData) -> str:
     """Least, mean and greatest regret of each controller."""
     rows = [
@@ -79,6 +87,12 @@ def pool_text(data: PoolData) -> str:
     ]
     text = "gain over the same verifiers without drafts, by verifiers per drafter, | = 1\n"
     return text + text_intervals(rows, 1.0)
+
+
+def rollouts_text(data: RolloutsData) -> str:
+    """Time of generation of each way to draft."""
+    rows = [(way, points[-1][0], f"{points[-1][0]:.4g} s") for way, points in data.curves.items()]
+    return "seconds until the step has its responses\n" + _bars(rows, max(seconds for _, seconds, _ in rows))
 
 
 def tuning_text(data: studies.TuningData) -> str:

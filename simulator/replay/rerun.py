@@ -13,6 +13,7 @@ from forerun.errors import ForerunError, did_you_mean
 from forerun.yaml_files import packaged
 from hwprofiles import chip_names, load_chip, systems
 from simulator.llm.load import architecture_aliases, architecture_names, load_architecture
+from simulator.running.assumptions import Factors
 from simulator.running.build import build_replica
 from simulator.running.metrics.summary import summarise
 from simulator.running.metrics.usage import mean_power_w
@@ -241,8 +242,17 @@ def sglang_memory_share(capacity_bytes: float, max_tokens: int, tensor_parallel:
     return 1.0 - kept * 2**20 / capacity_bytes
 
 
-def rerun(run: MeasuredRun, base: Scenario, seed: int = 0, intervals: bool = False) -> dict[str, Any]:
+def rerun(
+    run: MeasuredRun, base: Scenario, seed: int = 0, intervals: bool = False, factors: Factors | None = None
+) -> dict[str, Any]:
     """Simulate a measured run again; with ``intervals``, also look for the model's error.
+
+    Args:
+        run: to be repeated.
+        base: of all that the run does not state.
+        seed: of the simulation.
+        intervals: whether to look for the model's error.
+        factors: on constants, for fits of them.
 
     Returns:
         ``{"predicted": {metric: value}, "basis", "notes", "model_error"}`` with the metrics of
@@ -257,13 +267,13 @@ def rerun(run: MeasuredRun, base: Scenario, seed: int = 0, intervals: bool = Fal
         scenario = _never_evicting(scenario, stream)
     notes: list[str] = []
     try:
-        result = simulate(scenario, seed, stream=stream, intervals=intervals)
+        result = simulate(scenario, seed, stream=stream, intervals=intervals, factors=factors)
     except DoesNotFit:
         if run.gpu_memory_utilization is not None or run.num_kv_blocks is not None:
             raise
         scenario = scenario.with_values({"engine.gpu_memory_utilization": MOST_OF_MEMORY})
         notes.append(f"the model fits with {MOST_OF_MEMORY:.0%} of the memory, which the run is taken to have set")
-        result = simulate(scenario, seed, stream=stream, intervals=intervals)
+        result = simulate(scenario, seed, stream=stream, intervals=intervals, factors=factors)
     summary = summarise(result)
     predicted = {name: float(summary[name]) for name in METRICS if summary.get(name) is not None}
     if POWER in run.measured and (watts := mean_power_w(result)) is not None:

@@ -10,7 +10,7 @@ from forerun.errors import at_field
 from forerun.recent import RecentResults
 from hwprofiles import Chip, KernelLibrary, Link, load_link
 from hwprofiles.parameters import FamilyParameters
-from simulator.timing.framework import HOST_COSTS, Framework
+from simulator.timing.framework import Framework
 
 T = TypeVar("T")
 Factors = Mapping[str, float]
@@ -33,7 +33,7 @@ class Assumptions:
     factors: Factors = field(default_factory=dict)
 
     def framework(self, framework: Framework) -> Framework:
-        scaled = self._scaled(framework.name, {name: getattr(framework, name) for name in HOST_COSTS})
+        scaled = self._scaled(framework.name, {name: value for name, value in framework if isinstance(value, float)})
         return framework.model_copy(update=scaled) if scaled else framework
 
     def link(self, name: str, field: str) -> Link:

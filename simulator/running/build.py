@@ -21,6 +21,7 @@ from simulator.running.drafting import (
     drafting_rule,
     lookahead_tokens,
     verified_survival,
+    verify_budget,
 )
 from simulator.running.refusals import chained_cards, refuse_unmodelled
 from simulator.running.scenario import Scenario
@@ -34,7 +35,9 @@ from simulator.serving import (
     Pool,
 )
 from simulator.speculation import AcceptanceSampler, PolicyFactory, attention_level, borrowed_acceptance, sampler_of
+from simulator.speculation.confidence import drafts_that_vary
 from simulator.speculation.proposal import proposal
+from simulator.speculation.speculation_config import CONFIDENCE_BUDGET, named
 from simulator.timing.framework import Framework
 from simulator.timing.hardware_config import LayerShare
 from simulator.timing.mixed_chips import HostKernels, OtherDevice, SlowestKernels
@@ -192,17 +195,21 @@ class _Replica:
         drafting = self._drafting(target, most_seqs, make_drafter)
         target = replace(target, other_devices=self._other_devices(target))
         if drafting.drafted:
-            graphs = framework.for_engine(engine.max_num_seqs, drafting.drafted + 1, engine.cuda_graph_sizes)
+            each = drafting.drafted + 1
+            limits = (engine.max_num_seqs * each, 1) if self._trims else (engine.max_num_seqs, each)
+            graphs = framework.for_engine(*limits, engine.cuda_graph_sizes)
             target = replace(target, framework=graphs)
         memory = self._memory(target, drafting)
         attention = self.scenario.attention_speculation
         groups = None if attention is None else attention_level.DeviceGroups(attention, target)
         timer = self._timer(target, drafting.drafter, groups, self._largest_step(most_seqs, drafting.drafted + 1))
-        rule = None
+        rule = budget = None
         if speculation is not None and drafting.drafter is not None:
+            assert drafting.sampler is not None
+            budget = verify_budget(speculation, timer, drafting.sampler.rates, most_seqs) if self._trims else None
             rule = drafting_rule(speculation, timer, make_policy, self.seed)
             timer.adjusted = None if rule is None else adjusted_drafter(speculation, drafting.drafter, framework.name)
-        if rule is not None and hardware.pipeline_parallel > 1:
+        if (rule is not None or budget is not None) and hardware.pipeline_parallel > 1:
             raise ForerunError("speculation.policy: with pipeline_parallel above 1 only 'fixed' is modelled")
         borrowed = borrowed_acceptance(speculation, self.scenario.model)
         matrices = "expert" if self.architecture.parameters().expert else "mlp"
@@ -216,6 +223,7 @@ class _Replica:
             prefix_caching=engine.enable_prefix_caching,
             swap=None if engine.preemption == "recompute" else self._host_space(chip, memory, engine.swap_space_bytes),
             rule=rule,
+            budget=budget,
             offload=self._offload_space(chip, memory),
             chips=hardware.chips_per_replica * hardware.speculative_parallel,
             chips_per_stage=hardware.chips_per_stage,
@@ -230,6 +238,11 @@ class _Replica:
             hits=None if groups is None else attention_level.drawn_hits(groups, self.seed, most_seqs),
         )
         return replace(pool, notes=tuple(self._notes(pool, drafting.drafter, borrowed)))
+
+    @property
+    def _trims(self) -> bool:
+        """Whether a step verifies some of the draft tokens only."""
+        return self.speculation is not None and named(self.speculation.policy).name == CONFIDENCE_BUDGET
 
     def _target(self) -> timing.Deployment:
         scenario, hardware, engine = self.scenario, self.hardware, self.engine
@@ -314,9 +327,9 @@ class _Replica:
         request = DraftRequest(speculation, proposed, target, most_seqs, largest_step)
         with at_field("speculation.draft"):
             drafter = (make_drafter or build_drafter)(request)
-        assert speculation.acceptance is not None
         survival = verified_survival(speculation)
-        sampler = sampler_of(speculation.acceptance, survival, self.seed, speculation.draft)
+        acceptance = drafts_that_vary(speculation, float(survival[0]))
+        sampler = sampler_of(acceptance, survival, self.seed, speculation.draft)
         return _Drafting(drafter, sampler, proposed.nodes, lookahead_tokens(speculation, proposed))
 
     def _other_devices(self, target: timing.Deployment) -> tuple[OtherDevice, ...]:

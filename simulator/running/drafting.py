@@ -38,15 +38,20 @@ from simulator.speculation import (
 from simulator.speculation.confidence import (
     CONFIDENCE_THRESHOLD,
     DEFAULT_THRESHOLD,
+    PROFILED_CONTEXT,
     ThresholdChain,
+    VerifyBudget,
+    seen_worth,
     threshold_chain,
     threshold_policies,
 )
 from simulator.speculation.level_decay import conditional_rates
 from simulator.speculation.methods import METHODS
-from simulator.speculation.speculation_config import named
+from simulator.speculation.speculation_config import CONFIDENCE_BUDGET, named
 from simulator.timing.framework import DraftOverhead
 
+RECOVERY_TOKENS = 64
+"""Default of the policy's ``recovery_tokens``; assumed."""
 PRICED_STEPS = 100_000
 """Size of the caches of step times that policies request."""
 DrafterFactory = Callable[["DraftRequest"], timing.Drafter]
@@ -83,10 +88,16 @@ class DraftRequest:
     def overhead(self) -> timing.HostOverhead:
         """Host time per step and pass: as the scenario says, else as the method costs in this engine."""
         draft, known = self.draft, self.measured
+        step_s = _given(draft.step_s, known.step_s)
+        per_sequence_s = _given(draft.per_sequence_s, known.per_sequence_s)
+        policy = named(self.config.policy)
+        if policy.name == CONFIDENCE_BUDGET:
+            step_s += _given(policy.step_s, known.budget_step_s)
+            per_sequence_s += policy.per_sequence_s or 0.0
         return timing.HostOverhead(
-            _given(draft.step_s, known.step_s),
+            step_s,
             _given(draft.pass_s, known.pass_s),
-            _given(draft.per_sequence_s, known.per_sequence_s),
+            per_sequence_s,
             known.sequence_pass_s if draft.per_sequence_s is None else 0.0,
         )
 
@@ -141,11 +152,15 @@ def drafting_notes(config: SpeculationConfig) -> Iterator[str]:
     policy = named(config.policy)
     if config.method == "none":
         return
-    if policy.name == CONFIDENCE_THRESHOLD:
+    if policy.name == CONFIDENCE_BUDGET:
+        yield "the drafter proposes in full; each step verifies the draft tokens worth most, as their confidence says"
+    elif policy.name == CONFIDENCE_THRESHOLD:
         yield "the drafter's confidences are taken to be calibrated; the drafts of a batch end at the same position"
     elif policy.name != "fixed":
-        follows = policy.while_off == "follow"
-        idle = "keeps up with one pass per step" if follows else "catches up on what it skipped once K > 0"
+        idle = {
+            "follow": "keeps up with one pass per step",
+            "starve": "never sees what it skipped and is accepted less often until that lies far back (assumed)",
+        }.get(policy.while_off or "", "catches up on what it skipped once K > 0")
         yield (
             f"policy {policy.name}: the requests of a step decide what is drafted at its end and verified in the next; "
             f"a drafter at K = 0 {idle}; KV slots are kept for {config.depth} draft tokens throughout"
@@ -162,6 +177,8 @@ def drafting_rule(
 ) -> DraftingRule | None:
     """The draft policy of a scenario; None where K, the number of draft tokens, never changes."""
     policy, most = named(config.policy), config.depth
+    if policy.name == CONFIDENCE_BUDGET and make_policy is None:
+        return None
     if policy.name == CONFIDENCE_THRESHOLD and make_policy is None:
         if not isinstance(timer.drafter, timing.SequentialDrafter):
             raise ForerunError(
@@ -185,6 +202,8 @@ def drafting_rule(
     @lru_cache(maxsize=PRICED_STEPS)
     def switch_seconds(seqs: int, skipped: int) -> float:
         """Seconds that a decode step lasts longer where K has changed and the drafter has that much to catch up on."""
+        if policy.while_off == "starve":
+            skipped = 0
         each = max(1, skipped // seqs)
         pairs = tuple(seqs * timing.causal_pairs(each, 0, w) if skipped else 0 for w in timer.windows)
         keys = tuple(seqs * timing.keys_read(each, each, w) if skipped else 0 for w in timer.windows)
@@ -193,7 +212,64 @@ def drafting_rule(
         return float(timer.seconds(work, changed) - timer.seconds(work, timing.DraftStep(1, 0, 0, 0, none, none)))
 
     factory = make_policy or policy_factory(policy, most, step_seconds, switch_seconds)
-    return None if factory is None else DraftingRule(factory, most, policy.while_off == "follow")
+    if factory is None:
+        return None
+    recovery = policy.recovery_tokens or RECOVERY_TOKENS if policy.while_off == "starve" else 0
+    return DraftingRule(factory, most, policy.while_off == "follow", recovery)
+
+
+def verify_budget(
+    config: SpeculationConfig, timer: timing.ModelTimer, rates: FloatArray, most_seqs: int
+) -> VerifyBudget | None:
+    """The rule by which a step verifies some of the draft tokens; None where it verifies all.
+
+    Args:
+        config: speculation section of the scenario.
+        timer: prices of the target and the drafter.
+        rates: chance that at least i tokens are accepted, by class of draft.
+        most_seqs: most sequences of a step.
+    """
+    policy, each = named(config.policy), config.depth + 1
+    if policy.name != CONFIDENCE_BUDGET:
+        return None
+    target, windows = timer.target, timer.windows
+    most_seqs = min(most_seqs, target.max_tokens // each)
+
+    def verify(seqs: Any, tokens: Any) -> timing.StepWork[Any]:
+        """Steps in which sequences verify so many tokens together."""
+        longest = -(-tokens // np.maximum(1, seqs))
+        kept = tuple(PROFILED_CONTEXT if w is None else min(PROFILED_CONTEXT, w - 1) for w in windows)
+        keys = tuple(seqs * one + tokens for one in kept)
+        return timing.decode_work(seqs, longest, keys)._replace(trimmed=seqs * longest - tokens)
+
+    def seconds(work: timing.StepWork[Any]) -> FloatArray:
+        costs = target.costs(timer.scored(work))
+        total: FloatArray = costs.device_s + costs.host_s
+        return total
+
+    seqs = np.arange(most_seqs + 1)
+    whole = timer.costs(verify(seqs, seqs * each))
+    around = whole.device_s + whole.host_s - seconds(verify(seqs, seqs * each))
+    tokens = np.arange(most_seqs * each + 1)
+    by_tokens = seconds(verify(-(-tokens // each), tokens))
+
+    def step_seconds(batch: int) -> FloatArray:
+        if policy.rule != "sglang":
+            by_batch: FloatArray = by_tokens[: batch * each + 1] + around[batch]
+            return by_batch
+        verified = np.arange(batch, batch * each + 1)
+        priced = seconds(verify(np.full(len(verified), batch), verified)) + around[batch]
+        return np.concatenate((np.full(batch, priced[0]), priced))
+
+    prompt = timing.usual_steps(windows, each, 1, target.max_tokens)
+    prompt_s = float(seconds(prompt)[0]) / float(prompt.prefill_tokens[0])
+    confidence = policy.confidence or "calibrated"
+    worth = seen_worth(rates, confidence, policy.calibration_error or 0.0)
+    deployment = target.deployment
+    padded = deployment.framework.padded_tokens(tokens, deployment.cuda_graphs)
+    captured = tokens[(padded == tokens) & (tokens <= deployment.framework.max_captured_tokens)]
+    sizes = captured if deployment.cuda_graphs else tokens[:0]
+    return VerifyBudget(worth, confidence, step_seconds, sizes, prompt_s)
 
 
 def adjusted_drafter(config: SpeculationConfig, drafter: timing.Drafter, framework: str) -> timing.AdjustedDrafter:

@@ -149,7 +149,7 @@ def request_records(log: RunLog, pool: PoolBuild) -> RequestRecords:
 
 def _draft_tokens(log: RunLog, pool: PoolBuild) -> NDArray[np.int64]:
     """Tokens drafted for each request; computed from the number of drafts where K is fixed."""
-    if pool.rule is not None or pool.sampler is None:
+    if pool.rule is not None or pool.budget is not None or pool.sampler is None:
         return np.asarray(log.draft_tokens, dtype=np.int64)
     return np.asarray(log.drafts, dtype=np.int64) * (pool.limits.query_len - 1)
 

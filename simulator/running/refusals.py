@@ -17,6 +17,7 @@ from simulator.serving.fleet.fleet_config import Role
 from simulator.serving.rules import SCHEDULERS
 from simulator.speculation.attention_level.alspec_config import check_groups
 from simulator.speculation.proposal import proposal
+from simulator.speculation.speculation_config import CONFIDENCE_BUDGET, named
 from simulator.timing import resolve_weight_dtypes
 from simulator.timing.framework import LOCAL_FRAMEWORKS, load_framework
 
@@ -87,6 +88,7 @@ def refuse_unmodelled(scenario: Scenario, parts: Mapping[str, Scenario]) -> None
             _refuse_pipeline(part.hardware.pipeline_parallel, role, failures is not None)
             for refuse in (_refuse_experts, _refuse_framework, _refuse_layout, _refuse_budget, _refuse_host_memory):
                 refuse(part)
+            _refuse_confidence(part)
         if role == "both":
             continue
         if part.engine.kv_offloading_bytes is not None:
@@ -222,6 +224,21 @@ def _refuse_budget(scenario: Scenario) -> None:
             f"engine.max_num_batched_tokens: {budget} is less than the {drafted + 1} tokens that one sequence "
             f"verifies; raise it, or draft fewer"
         )
+
+
+def _refuse_confidence(scenario: Scenario) -> None:
+    speculation, hardware = scenario.speculation, scenario.hardware
+    if speculation is None or named(speculation.policy).name != CONFIDENCE_BUDGET:
+        return
+    where = None
+    if hardware.pipeline_parallel > 1 or hardware.attention_data_parallel > 1:
+        where = "pipeline stages or attention groups"
+    elif scenario.attention_speculation is not None:
+        where = "attention_speculation"
+    elif not scenario.engine.rules.continuous:
+        where = f"engine.scheduler: {scenario.engine.scheduler}"
+    if where is not None:
+        raise ForerunError(f"speculation.policy: {CONFIDENCE_BUDGET} is not modelled with {where}; choose fixed")
 
 
 def _refuse_host_memory(scenario: Scenario) -> None:

@@ -39,6 +39,7 @@ SCALARS = (
     "copies_s",
     "longest_kv",
     "tail_kv",
+    "trimmed",
 )
 """Columns of a step row; four more follow for each attention window."""
 
@@ -170,6 +171,7 @@ class StepLog:
             longest_kv=count["longest_kv"],
             tail_kv=table[first + names.index("tail_kv"), chosen],
             dp_imbalance=table[first + names.index("dp_imbalance"), chosen] if self.grouped else 0.0,
+            trimmed=0 if self.grouped else table[SCALARS.index("trimmed"), chosen].astype(np.int64),
         )
 
     def draft(self, chosen: slice | IntArray) -> DraftStep[IntArray] | None:

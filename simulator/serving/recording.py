@@ -22,7 +22,7 @@ KINDS: tuple[tuple[Any, int], ...] = (((CostTable, ByCount), BY_COUNT), (DecodeT
 MOST_OPERANDS = 7
 WIDTH = MOST_OPERANDS + 3
 """Numbers of a step: operation, place of its result, source of a look-up, places of operands (see ``Recording``)."""
-SCALARS = 8
+SCALARS = 9
 """Numbers of a step that have no windows."""
 EXTENDING = Lock()
 """Held while a recording grows or is read: threads may run engines on one timing model."""
@@ -193,7 +193,7 @@ class Recording:
 def numbers_of(work: StepWork[Any], draft: DraftStep[Any] | None) -> list[Any]:
     """The fields of a step that a recorded function takes, in the order of ``work_of``."""
     scalars = [work.prefill_seqs, work.prefill_tokens, work.sampled_prefills, work.decode_seqs, work.query_len]
-    scalars += [work.longest_kv, work.tail_kv, work.dp_imbalance]
+    scalars += [work.longest_kv, work.tail_kv, work.dp_imbalance, work.trimmed]
     by_window = (work.prefill_pairs, work.prefill_kv_tokens, work.sampled_kv_tokens, work.decode_kv_tokens)
     drafted = () if draft is None else (*draft[:4], *draft.skipped_pairs, *draft.skipped_kv_tokens)
     return [*scalars, *chain(*by_window), *drafted]

@@ -25,17 +25,20 @@ def widest_spread(first_rate: float) -> float:
     return float(np.sqrt(first_rate * (1.0 - first_rate) / (1.0 + LEAST_CONCENTRATION)))
 
 
-def request_classes(survival: FloatArray, spread: float) -> FloatArray:
-    """Chance that at least i draft tokens are accepted, by class of request: shape (CLASSES, K).
+def request_classes(survival: FloatArray, spread: float, autocorrelation: float = 1.0) -> FloatArray:
+    """Chance that at least i draft tokens are accepted, by class of request or of draft: shape (CLASSES, K).
 
-    The conditional rate of every position is beta-distributed across requests, with one concentration and with the same
-    requests good at every position. The means are set so that the *counters of the engine*, pooled over the drafts of
-    requests of equal output length, show ``survival`` again: a request accepted less often needs more drafts, so it
-    weighs more in the counters. Spread moves tails and burstiness, never the acceptance length.
+    The conditional rate of every position is beta-distributed, with one concentration. With ``autocorrelation`` 1 a
+    class is one of requests, and the same requests are good at every position; below 1 it is one of drafts, whose rates
+    follow one another as an autoregressive process (normal scores x' = rho x + sqrt(1 - rho^2) e), and each draft has a
+    class of its own. The means are set so that the *counters of the engine*, pooled over the drafts of requests of
+    equal output length, show ``survival`` again: a request accepted less often needs more drafts, so it weighs more in
+    the counters. Spread moves tails and burstiness, never the acceptance length.
 
     Args:
         survival: chance that at least i tokens are accepted, i = 1..K, pooled over drafts.
-        spread: standard deviation of the first position's rate across requests, >= 0.
+        spread: standard deviation of the first position's rate, >= 0.
+        autocorrelation: correlation of the rates of two neighbouring draft tokens, 0 to 1.
     """
     if spread == 0.0:
         return np.tile(survival, (CLASSES, 1))
@@ -45,26 +48,43 @@ def request_classes(survival: FloatArray, spread: float) -> FloatArray:
             f"speculation.acceptance.spread {spread:g} is too wide for a first position accepted in "
             f"{100 * survival[0]:.1f} % of drafts: at most {widest:.3f}"
         )
-    return _classes(tuple(float(s) for s in survival), spread).copy()
+    return _classes(tuple(float(s) for s in survival), spread, autocorrelation).copy()
 
 
 @lru_cache(maxsize=64)
-def _classes(survival: tuple[float, ...], spread: float) -> FloatArray:
+def _classes(survival: tuple[float, ...], spread: float, autocorrelation: float) -> FloatArray:
     concentration = survival[0] * (1.0 - survival[0]) / spread**2 - 1.0
-    ranks = (np.arange(CLASSES) + 0.5) / CLASSES
+    ranks = _ranks(len(survival), autocorrelation)
     weights = np.full(CLASSES, 1.0 / CLASSES)
     classes = np.empty((CLASSES, len(survival)))
     for _ in range(200):
         reached = np.ones(CLASSES)
         for i, pooled in enumerate(survival):
-            reached = reached * _rates(reached * weights, pooled, concentration, ranks)
+            reached = reached * _rates(reached * weights, pooled, concentration, ranks[i])
             classes[:, i] = reached
+        if autocorrelation < 1.0:
+            break  # every draft has a class of its own: all weigh the same
         drafts = 1.0 / (1.0 + classes.sum(axis=1))
         updated = drafts / drafts.sum()
         if np.abs(updated - weights).max() < 1e-13:
             break
         weights = updated
     return classes
+
+
+def _ranks(positions: int, autocorrelation: float) -> FloatArray:
+    """Rank of every class at every position, equally spaced in (0, 1)."""
+    order = np.arange(CLASSES)
+    if autocorrelation == 1.0:
+        places = np.tile(order, (positions, 1))
+    else:
+        noise = np.random.default_rng(0).standard_normal((positions, CLASSES))
+        scores = [noise[0]]
+        for fresh in noise[1:]:
+            scores.append(autocorrelation * scores[-1] + np.sqrt(1.0 - autocorrelation**2) * fresh)
+        places = np.argsort(np.argsort(scores, axis=1), axis=1)
+    ranks: FloatArray = (places + 0.5) / CLASSES
+    return ranks
 
 
 def _rates(weights: FloatArray, pooled: float, concentration: float, ranks: FloatArray) -> FloatArray:
@@ -124,7 +144,10 @@ def sampler_of(
     acceptance: AcceptanceConfig, survival: FloatArray, seed: int, draft: DraftConfig | None = None
 ) -> AcceptanceSampler:
     """The sampler of these survival rates, with the spread of an acceptance section and its fall along the context."""
-    return AcceptanceSampler(survival, seed, acceptance.spread or 0.0, context_drift(acceptance, draft))
+    correlation = 1.0 if acceptance.autocorrelation is None else acceptance.autocorrelation
+    return AcceptanceSampler(
+        survival, seed, acceptance.spread or 0.0, context_drift(acceptance, draft), autocorrelation=correlation
+    )
 
 
 def _measured(acceptance: AcceptanceConfig, positions: int) -> tuple[str, list[float]]:
@@ -162,6 +185,7 @@ class AcceptanceSampler:
         spread: standard deviation of the first position's rate across requests; see ``request_classes``.
         drift: how rates fall with the context of a verify step, or None.
         class_of: class of each request by its number, where ``survival`` has a row for each class; None: one for all.
+        autocorrelation: of the rates of neighbouring draft tokens; below 1 the class is that of a draft, not a request.
     """
 
     def __init__(
@@ -171,13 +195,16 @@ class AcceptanceSampler:
         spread: float = 0.0,
         drift: ContextFall | None = None,
         class_of: IntArray | None = None,
+        autocorrelation: float = 1.0,
     ) -> None:
         self.num_speculative_tokens = int(np.shape(survival)[-1])
         self.class_of = class_of
         self.key = int(np.random.SeedSequence([seed, 0x5EC]).generate_state(1, np.uint64)[0])
         self.drift = drift
-        self._rates = request_classes(survival, spread) if spread else survival
-        self._cells = {-1: _shares_of_range(self._rates)}
+        self.class_per_draft = bool(spread) and autocorrelation < 1.0
+        self.rates = request_classes(survival, spread, autocorrelation) if spread else survival
+        """Chance that at least i draft tokens are accepted; one row per class where they differ."""
+        self._cells = {-1: _shares_of_range(self.rates)}
         """Acceptance thresholds by cell of the drift; one row per class of requests where they differ."""
         self.class_key = int(np.random.SeedSequence([seed, 0xC1A55]).generate_state(1, np.uint64)[0])
 
@@ -188,7 +215,7 @@ class AcceptanceSampler:
         if thresholds is None:
             assert self.drift is not None
             falls = self.drift.factor(cell) ** np.arange(1, self.num_speculative_tokens + 1)
-            thresholds = self._cells[cell] = _shares_of_range(self._rates * falls)
+            thresholds = self._cells[cell] = _shares_of_range(self.rates * falls)
         return thresholds
 
 

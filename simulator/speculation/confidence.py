@@ -1,16 +1,23 @@
-"""Drafts that end at the first token below a confidence threshold (llama.cpp's ``p-min``)."""
+"""Confidence of draft tokens: drafts that end below a threshold, and tokens verified by their worth in a budget."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from math import sqrt
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from forerun.arrays import FloatArray
-from simulator.speculation.speculation_config import CONCENTRATION
+from forerun.arrays import FloatArray, IntArray
+from simulator.speculation.speculation_config import (
+    CONCENTRATION,
+    CONFIDENCE_BUDGET,
+    AcceptanceConfig,
+    SpeculationConfig,
+    named,
+)
 
 if TYPE_CHECKING:
     from simulator.speculation.policies import Batch, PolicyFactory
@@ -75,3 +82,67 @@ class ConfidenceThreshold:
 def threshold_policies(chain: ThresholdChain, seed: int) -> PolicyFactory:
     replicas = count()
     return lambda: ConfidenceThreshold(chain.chances, np.random.default_rng((seed, next(replicas))))
+
+
+AUTOCORRELATION = 0.8
+"""Default of ``acceptance.autocorrelation`` under ``confidence-budget``: chosen looking at the measurements of vLLM's
+adaptive verification that ``forerun validate adaptive`` scores, so their scores are no test of it."""
+PROFILED_CONTEXT = 8192
+"""Context at which step times are profiled; vLLM's default of ``VLLM_ADAPTIVE_VERIFICATION_PROFILE_CONTEXT_LEN``."""
+SEEN_CLASSES: Mapping[str, int] = {"calibrated": 0, "constant": 1, "perfect": 2}
+
+
+def drafts_that_vary(config: SpeculationConfig, first_rate: float) -> AcceptanceConfig:
+    """The scenario's acceptance, with the variation that ``confidence-budget`` assumes where none is given."""
+    acceptance = config.acceptance
+    assert acceptance is not None
+    if named(config.policy).name != CONFIDENCE_BUDGET:
+        return acceptance
+    spread = sqrt(first_rate * (1.0 - first_rate) / (1.0 + CONCENTRATION))
+    given = {"spread": acceptance.spread, "autocorrelation": acceptance.autocorrelation}
+    default = {"spread": min(spread, 0.4999), "autocorrelation": AUTOCORRELATION}
+    return acceptance.model_copy(update={k: default[k] if v is None else v for k, v in given.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyBudget:
+    """Rule of ``confidence-budget``: how many draft tokens of each sequence a step verifies.
+
+    Every draft token is worth its survival, the product of the confidences up to it. A step of B sequences verifies the
+    n tokens worth most, of whichever sequence, where n makes (B + their worth) / seconds(B, n) largest. The drafter
+    proposes in full. Ties go to fewer tokens, and to the sequence that joined the batch first.
+
+    Source: vllm-project/vllm#47808 and docs/features/speculative_decoding/adaptive_verification.md (vLLM 0.28), which
+    sizes the budget from the step before and smooths confidences; sgl-project/sglang#36136 and #30261, which take the
+    cost at the present batch size. Both keep the one token per sequence that needs no draft.
+    """
+
+    worth: FloatArray
+    """Worth of each position as the drafter sees it, by class of draft: shape (classes, K)."""
+    confidence: str
+    """What it knows of a draft: a key of ``SEEN_CLASSES``."""
+    seconds: Callable[[int], FloatArray]
+    """Seconds of a step without prompts by tokens verified, for a number of sequences: from 0 tokens to all drafts."""
+    sizes: IntArray
+    """Captured numbers of tokens, to which smaller steps are padded."""
+    prompt_token_s: float
+    """Seconds that a prompt token adds to a step."""
+
+
+def seen_worth(rates: FloatArray, confidence: str, calibration_error: float = 0.0) -> FloatArray:
+    """Survival of draft tokens as a drafter sees it, by class: shape (classes, K).
+
+    Args:
+        rates: chance that at least i tokens are accepted, by class; or of all alike.
+        confidence: ``calibrated``: a class for each of ``rates``; ``constant``: one, the mean; ``perfect``: one for
+            each number of accepted tokens.
+        calibration_error: added to each token's confidence.
+    """
+    rates = np.atleast_2d(rates)
+    if confidence == "perfect":
+        return np.tri(rates.shape[1] + 1, rates.shape[1], -1)
+    if confidence == "constant":
+        rates = rates.mean(axis=0, keepdims=True)
+    before = np.concatenate((np.ones((len(rates), 1)), rates[:, :-1]), axis=1)
+    tokens = np.divide(rates, before, out=np.zeros_like(rates), where=before > 0.0)
+    return np.asarray(np.cumprod(np.clip(tokens + calibration_error, 0.0, 1.0), axis=1), dtype=np.float64)

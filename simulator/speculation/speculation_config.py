@@ -77,7 +77,7 @@ class TreeConfig(Section):
 
 
 TABLE_NAME_IN_VLLM = "num_speculative_tokens_per_batch_size"
-COMMON_FIELDS = ("name", "while_off", "switch_s", "step_s", "per_sequence_s")
+COMMON_FIELDS = ("name", "while_off", "recovery_tokens", "switch_s", "step_s", "per_sequence_s")
 POLICY_FIELDS: dict[str, tuple[str, ...]] = {
     "fixed": (),
     "disable-above-batch": ("batch",),
@@ -88,8 +88,10 @@ POLICY_FIELDS: dict[str, tuple[str, ...]] = {
     "entropy": ("least", "prior", "window"),
     "forerun": ("prior", "window"),
     "confidence-threshold": ("confidence_threshold",),
+    "confidence-budget": ("rule", "confidence", "calibration_error", "step_s", "per_sequence_s"),
 }
 """Policies by name, each with its own parameters; ``while_off`` and ``switch_s`` apply to all that change K."""
+CONFIDENCE_BUDGET = "confidence-budget"
 OLD_POLICIES = {"draft-gate": "confidence-threshold"}
 
 
@@ -133,6 +135,15 @@ class PolicyConfig(Section):
     confidence_threshold: Annotated[float, Field(gt=0, lt=1)] | None = None
     """confidence-threshold: a draft ends at the first token with a lower confidence of the drafter (llama.cpp's
     ``--spec-draft-p-min``); default 0.75."""
+    rule: Literal["vllm", "sglang"] | None = None
+    """confidence-budget: what a step is taken to cost: ``vllm`` (default), a table by tokens; ``sglang``, one by
+    sequences and tokens."""
+    confidence: Literal["calibrated", "constant", "perfect"] | None = None
+    """confidence-budget: what the drafter knows of a draft. ``calibrated`` (default): the chance of each of its tokens;
+    ``constant``: only the mean over all drafts; ``perfect``: what will be accepted, a bound on any confidence head."""
+    calibration_error: Annotated[float, Field(ge=-0.5, le=0.5, allow_inf_nan=False)] | None = None
+    """confidence-budget: by how much a token's confidence exceeds its chance (expected calibration error, with a sign);
+    default 0."""
     hysteresis: Annotated[float, Field(ge=0, lt=10, allow_inf_nan=False)] | None = None
     """goodput: share by which another K must be better before it replaces the present one; default 0.02 (assumed)."""
     interval: PositiveInt | None = None
@@ -151,16 +162,21 @@ class PolicyConfig(Section):
     down_hysteresis: Signed | None = None
     """ema: accepted tokens added to the threshold under which fewer are drafted; default as SGLang's, -0.25 for
     batches below 8 and 0 from there on."""
-    while_off: Literal["idle", "follow"] | None = None
+    while_off: Literal["idle", "follow", "starve"] | None = None
     """Drafter in steps without drafts: ``idle`` (default), which on resuming first computes the skipped
-    tokens into its cache; or ``follow``, one pass in every step, as vLLM does to keep both caches in sync."""
+    tokens into its cache; ``follow``, one pass in every step, as vLLM does to keep both caches in sync; or ``starve``,
+    which never sees the skipped tokens, so that acceptance falls until they lie far back (what TensorRT-LLM avoids by
+    drafting one token at least)."""
+    recovery_tokens: PositiveInt | None = None
+    """while_off: starve: tokens after which a skipped one weighs 1/e; default 64 (assumed)."""
     switch_s: Annotated[float, Field(ge=0, lt=60, allow_inf_nan=False)] | None = None
     """Host seconds of each change of K beside the drafter's catching up; default 0 (assumed)."""
     step_s: Annotated[float, Field(ge=0, lt=60, allow_inf_nan=False)] | None = None
     """Host seconds that the policy adds to every step, whether or not it drafts; default of vLLM 0.775 ms (0.27, V1
-    runner, whose schedule by batch replaces full graphs: vllm-project/vllm#49548), of other engines 0."""
+    runner, whose schedule by batch replaces full graphs: vllm-project/vllm#49548), of other engines 0; of
+    confidence-budget 0.4 ms in SGLang (sgl-project/sglang#36136), else 0."""
     per_sequence_s: Annotated[float, Field(ge=0, lt=60, allow_inf_nan=False)] | None = None
-    """The same per sequence; default of vLLM 84 us, of other engines 0."""
+    """The same per sequence; default of vLLM 84 us, of other engines and of confidence-budget 0."""
 
     @model_validator(mode="before")
     @classmethod
@@ -192,7 +208,9 @@ class PolicyConfig(Section):
 
     @model_validator(mode="after")
     def _only_its_own(self) -> PolicyConfig:
-        fields = POLICY_FIELDS[self.name] + (COMMON_FIELDS[1:] if self.name != "fixed" else ())
+        fields = POLICY_FIELDS[self.name] + (() if self.name in ("fixed", CONFIDENCE_BUDGET) else COMMON_FIELDS[1:])
+        if self.recovery_tokens is not None and self.while_off != "starve":
+            raise ValueError("recovery_tokens goes with while_off: starve")
         for name in sorted(self.model_fields_set - {"name"}):
             if name not in fields and getattr(self, name) is not None:
                 takes = f"it takes {', '.join(fields)}" if fields else "it takes no parameters"
@@ -332,7 +350,12 @@ class AcceptanceConfig(Section):
     """Trees: share of what the candidates before it missed that the candidate of rank 1, 2, ... catches; default: as
     Medusa's first head on Vicuna-7B."""
     spread: Annotated[float, Field(ge=0, lt=0.5, allow_inf_nan=False)] | None = None
-    """Standard deviation of the first position's rate across requests (beta-distributed); default 0, all alike."""
+    """Standard deviation of the first position's rate across requests (beta-distributed); default 0, all alike; under
+    policy confidence-budget that of a beta distribution of concentration 3, as of grown trees."""
+    autocorrelation: Share | None = None
+    """With a spread: correlation of the rates of neighbouring draft tokens. 1, the default, keeps a request's rates for
+    all its tokens; below 1 they vary from token to token, and each draft is drawn on its own. Default under policy
+    confidence-budget 0.8, chosen looking at the measurements that ``forerun validate adaptive`` scores."""
 
     context_decay: Annotated[float, Field(gt=0, le=1)] | None = None
     """Factor of every conditional rate for each doubling of the context beyond ``context_from`` tokens, taken in steps
@@ -426,6 +449,7 @@ class SpeculationConfig(Section):
                 "{conditional: [0.75, 0.7, 0.65]}"
             )
         self._check_draft()
+        self._check_confidence(self.acceptance)
         self._check_window(self.acceptance)
         self._check_depth(self.acceptance)
         if self.tree is not None and named(self.policy).name not in TREE_POLICIES:
@@ -449,6 +473,13 @@ class SpeculationConfig(Section):
                 raise ValueError(f"method '{self.method}' has no use for draft.{name} (it takes {', '.join(fields)})")
         if self.tree is not None and self.draft is not None and self.draft.modules == "separate":
             raise ValueError("draft.modules: separate modules draft a chain; give num_speculative_tokens, not tree")
+
+    def _check_confidence(self, acceptance: AcceptanceConfig) -> None:
+        budget = named(self.policy).name == CONFIDENCE_BUDGET
+        if budget and METHODS[self.method].looks_up:
+            raise ValueError(f"policy '{CONFIDENCE_BUDGET}' needs a drafter with confidences; {self.method} has none")
+        if acceptance.autocorrelation is not None and acceptance.spread is None and not budget:
+            raise ValueError("acceptance.autocorrelation goes with acceptance.spread, which says how much rates vary")
 
     def _check_window(self, acceptance: AcceptanceConfig) -> None:
         window = None if self.draft is None else self.draft.trained_window

@@ -364,7 +364,7 @@ class SequentialDrafter:
         first = 1 + (self.modules - 1) * present
         yield Part(first, self.step, (seen, drafting if self.depth else 0 * drafting))
         if self.fusion is not None:
-            yield Part(first, self.fusion, (seen.prefill_tokens + seen.decode_seqs * seen.query_len,))
+            yield Part(first, self.fusion, (seen.tokens,))
         drafted_separately = self.step.deployment.framework.drafts == "per-sequence"
         if not self.separate_modules:
             for width, forwards, grown in self.pass_groups:
@@ -464,7 +464,7 @@ class ParallelDrafter:
         drafting = drafting_sequences(work)
         yield Part(1, self.step, (self._masked(work), drafting * self.num_speculative_tokens))
         if self.fusion is not None:
-            yield Part(1, self.fusion, (work.prefill_tokens + work.decode_seqs * work.query_len,))
+            yield Part(1, self.fusion, (work.tokens,))
         yield self.overhead.part(drafting, 1)
 
     def with_tokens(self, count: int) -> ParallelDrafter:
@@ -627,14 +627,14 @@ class RemoteDrafter:
 
     def parts(self, work: StepWork[Any]) -> Iterator[Part]:
         """Draft passes on the drafter's chips, and the message each way; before any overlap."""
-        tokens = work.prefill_tokens + work.decode_seqs * work.query_len
+        tokens = work.tokens
         for part in self.inner.parts(work):
             yield part._replace(times=part.times * (tokens > 0), on_other_device=True)
         yield Part(tokens > 0, None, (self.there_s(work) + self.back_s(work),), "link")
 
     def there_s(self, work: StepWork[Any]) -> Any:
         """Seconds of the message with a step's tokens."""
-        tokens = work.prefill_tokens + work.decode_seqs * work.query_len
+        tokens = work.tokens
         return self._message_s(tokens * (TOKEN_BYTES + self.state_bytes))
 
     def back_s(self, work: StepWork[Any]) -> Any:

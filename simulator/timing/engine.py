@@ -114,7 +114,7 @@ class ModelTimer:
             sequences = self._slots + work.prefill_seqs
         exposed = self._step_s + self._per_sequence_s * sequences + self._per_prompt_s * work.prefill_seqs
         if self._expands:
-            exposed += self._row_s * work.decode_seqs * (work.query_len - 1)
+            exposed += self._row_s * (work.decode_tokens - work.decode_seqs)
         total = target_s + exposed
         if self.drafter is not None:
             if draft is None:
@@ -140,7 +140,7 @@ class ModelTimer:
             sequences = np.where(work.decode_seqs > 0, self._slots, 0) + work.prefill_seqs
         total.host_s += self._step_s + self._per_sequence_s * sequences + self._per_prompt_s * work.prefill_seqs
         if self._expands:
-            total.host_s += self._row_s * work.decode_seqs * (work.query_len - 1)
+            total.host_s += self._row_s * (work.decode_tokens - work.decode_seqs)
         if self.drafter is not None:
             self._add_drafting(total, target_s, work, draft)
         overlapped_s = self._overlapped_s + self._overlapped_per_sequence_s * sequences

@@ -37,7 +37,11 @@ class ElementwiseKernels(BaseModel):
     """Whether each norm of a layer is a kernel of its own, not one for the mixer and one for the feed-forward."""
 
 
-HOST_COSTS = ("step_s", "per_sequence_s", "eager_launch_s", "reserved_bytes")
+HOST_COSTS = (
+    *("step_s", "per_sequence_s", "per_prompt_s", "rank_s", "overlapped_s", "overlapped_per_sequence_s"),
+    *("api_server_s", "api_server_work_s", "tokenisation_per_token_s"),
+    *("eager_launch_s", "eager_experts_s", "eager_mxfp4_experts_s", "reserved_bytes"),
+)
 """Fields with host costs, which are not part of any kernel's price."""
 
 
@@ -342,6 +346,8 @@ class DraftOverhead(BaseModel):
     """Per step under a policy that may change K, whether or not the step drafts."""
     policy_sequence_s: float = Field(default=0.0, ge=0)
     """The same per sequence of such a step."""
+    budget_step_s: float = Field(default=0.0, ge=0)
+    """Per step whose draft tokens are chosen by their confidence."""
     source: Source
 
 

@@ -42,12 +42,20 @@ class StepWork(NamedTuple, Generic[Number]):
     dp_imbalance: Any = 0.0
     """Tokens of all attention groups over those counted here, where the work is that of the slowest group alone; 0: it
     is the work of all groups together."""
+    trimmed: Any = 0
+    """Tokens by which ``decode_seqs * query_len`` exceeds what is verified, where sequences verify unequal numbers of
+    draft tokens; less than ``decode_seqs``."""
+
+    @property
+    def decode_tokens(self) -> Any:
+        """Tokens that the decoding sequences compute together."""
+        decoding: Any = self.decode_seqs
+        return decoding * self.query_len - self.trimmed
 
     @property
     def tokens(self) -> Any:
         """Tokens that the step computes."""
-        decoding: Any = self.decode_seqs
-        return self.prefill_tokens + decoding * self.query_len
+        return self.prefill_tokens + self.decode_tokens
 
     @property
     def all_group_tokens(self) -> Any:
@@ -178,13 +186,13 @@ def expanded(work: StepWork[Any], windows: tuple[int | None, ...]) -> StepWork[A
 
     Source: ``vllm/spec_decode/batch_expansion.py``, v0.6.
     """
-    rows = work.decode_seqs * work.query_len
+    rows = work.decode_tokens
     earlier = rows * (work.query_len - 1) // 2
     keys = []
     for total, window in zip(work.decode_kv_tokens, windows, strict=True):
         read = work.query_len * total - earlier
         keys.append(read if window is None else np.minimum(read, rows * window))
-    return work._replace(decode_seqs=rows, query_len=0 * work.query_len + 1, decode_kv_tokens=tuple(keys))
+    return work._replace(decode_seqs=rows, query_len=0 * work.query_len + 1, decode_kv_tokens=tuple(keys), trimmed=0)
 
 
 USUAL_BATCH, USUAL_TOKENS = 32, 1024

@@ -11,6 +11,7 @@ TOKEN_SPECULATION = (
     drafts("ngram", 3, 0.6),
     drafts("draft-model", 2, acceptance={"per_position": [0.7, 0.4]}, draft={"model": "llama-3.2-1b"}),
     drafts("ngram", 4, 0.9, policy={"name": "disable-above-batch", "batch": 2}),
+    drafts("draft-model", 3, 0.7, draft={"model": "llama-3.2-1b"}, policy={"name": "confidence-budget"}),
 )
 ARRIVALS = (
     {"process": "poisson", "request_rate": 20.0},

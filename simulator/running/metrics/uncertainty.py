@@ -31,11 +31,12 @@ from simulator.running.metrics.summary import (
     request_latencies_ms,
     summarise,
 )
-from simulator.running.records import Axis, ErrorSource, ModelError, RunRecords, request_records, speculation_counters
+from simulator.running.records import Axis, ErrorSource, ModelError, request_records, speculation_counters
 from simulator.running.scenario import Scenario
 from simulator.serving import FULL_ROWS, GapCounts, RequestRecords, RunLog, SpeculationCounters
 from simulator.speculation import draft_survival, sampler_of, scaled_survival
 from simulator.speculation.acceptance import widest_spread
+from simulator.speculation.confidence import drafts_that_vary
 from simulator.timing import ModelTimer, StagedTimer
 from simulator.workload import RequestStream, generate_requests
 
@@ -104,7 +105,7 @@ def model_error(
     seed: int,
     build: Build,
     stream: RequestStream,
-    result: RunRecords,
+    result: Served,
     figures: Figures = summarise,
 ) -> ModelError:
     """How far off the figures of a finished run may be."""
@@ -163,8 +164,7 @@ def _with_factors(build: Build, factors: FloatArray) -> Build:
 
 def _with_acceptance(scenario: Scenario, build: Build, seed: int, survival: FloatArray) -> Build:
     assert scenario.speculation is not None
-    assert scenario.speculation.acceptance is not None
-    acceptance = scenario.speculation.acceptance
+    acceptance = drafts_that_vary(scenario.speculation, float(survival[0]))
     if acceptance.spread:
         acceptance = acceptance.model_copy(update={"spread": min(acceptance.spread, widest_spread(float(survival[0])))})
     sampler = sampler_of(acceptance, survival, seed, scenario.speculation.draft)
@@ -363,7 +363,7 @@ def interval_section(
     }
 
 
-def sampling_errors(result: RunRecords) -> dict[str, float]:
+def sampling_errors(result: Served) -> dict[str, float]:
     """Standard error of the figures of one run in logarithms: latencies from stretches of its requests in order of
     arrival, rates from where a clock starts and stops. ITL takes that of TPOT.
 

@@ -8,6 +8,7 @@ The life of a request: ``Engine.collect`` puts it in the queue, ``Scheduler.plan
 ``Prices.seconds`` says how long the step lasts, ``Engine.commit`` hands out its tokens and lets it go at the last.
 """
 
+from simulator.serving.engine.acceptance import Budget as Budget
 from simulator.serving.engine.acceptance import Draws as Draws
 from simulator.serving.engine.acceptance import Thresholds as Thresholds
 from simulator.serving.engine.common import EXACT_S as EXACT_S

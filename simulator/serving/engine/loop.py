@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from simulator.serving.engine.acceptance import Draws
-from simulator.serving.engine.common import INFINITE, _by_clock, _on_grid, cython, isnan
+from simulator.serving.engine.acceptance import Budget, Draws
+from simulator.serving.engine.common import INFINITE, _by_clock, _on_grid, cython, exp, isnan
 from simulator.serving.engine.prices import Prices
 from simulator.serving.engine.rows import Arrivals, Output
 from simulator.serving.engine.schedulers.scheduler import Scheduler
@@ -31,6 +31,7 @@ class Engine:
         prices: seconds of a step.
         output: where its results go.
         draws: accepted draft tokens, or None without speculation.
+        budget: how many draft tokens of each sequence a step verifies, or None where all are.
         drafting: the policy that chooses the draft tokens of each step, or None where their number never changes.
         resumed: requests that start again after a failure, as they were in the replica that failed.
         kv_transfers: the transfer from prefill to decode replicas, where pools are disaggregated.
@@ -55,6 +56,7 @@ class Engine:
     prices = cython.declare(Prices, visibility="public")
     priorities: Any
     draws: Draws
+    budget: Budget
     output: Output
     log: Any
     longest: cython.longlong
@@ -99,6 +101,7 @@ class Engine:
         prices: Prices,
         output: Output,
         draws: Any = None,
+        budget: Any = None,
         drafting: Any = None,
         resumed: Any = None,
         kv_transfers: Any = None,
@@ -112,6 +115,7 @@ class Engine:
         self.output = output
         self.log = output.log
         self.draws = draws
+        self.budget = budget
         self.longest = 0 if draws is not None else prices.longest
         self.drafting = drafting
         self.resumed = resumed
@@ -214,6 +218,8 @@ class Engine:
         for victim in scheduler.preempted:
             self.log.preemptions[victim.index] += 1
         self.work.measure(plan, scheduler.query_len, self.longest)
+        if self.budget is not None and plan.decodes:
+            self.work.trim(self.budget.choose(plan.decodes, self.work.prefill_tokens))
         self._draft = None if drafting is None else self._choose(plan)
         if works and self._draft is None:
             seconds = _on_grid(self.prices.seconds(self.work))
@@ -254,9 +260,23 @@ class Engine:
             self.kv_transfers.call()
         if self._draft is not None:
             self.drafting.tokens = self._draft.tokens
-            if not self.drafting.rests(self._draft.tokens):
+            if self.drafting.recovery_tokens:
+                self._starve(self.drafting.rests(self._draft.tokens), self.drafting.recovery_tokens)
+            elif not self.drafting.rests(self._draft.tokens):
                 for sequence in self.scheduler.in_step(self._plan):
                     sequence.drafter_tokens = sequence.computed_tokens
+
+    @cython.cfunc
+    def _starve(self, rests: cython.bint, recovery_tokens: cython.double) -> None:
+        """Let the drafter see the tokens of the step, or miss them for good."""
+        sequence: Sequence
+        kept: cython.double
+        for sequence in self.scheduler.in_step(self._plan):
+            if sequence.drafter_tokens > sequence.computed_tokens:  # its cache was dropped in between
+                sequence.drafter_tokens, sequence.starved = 0, 0.0
+            kept = exp((sequence.drafter_tokens - sequence.computed_tokens) / recovery_tokens)
+            sequence.starved = sequence.starved * kept + (1.0 - kept if rests else 0.0)
+            sequence.drafter_tokens = sequence.computed_tokens
 
     @cython.ccall
     def deliver(self, plan: StepPlan, start: cython.double, now: cython.double) -> cython.longlong:
@@ -293,7 +313,11 @@ class Engine:
             return delivered + len(plan.decodes)
         for place in range(len(plan.decodes)):
             sequence = cython.cast(Sequence, plan.decodes[place])
-            tokens = 1 + self._verify(sequence, self.draws.positions)
+            tokens = self.draws.positions
+            if self.budget is not None:
+                tokens = sequence.verified
+                self.output.draft_tokens[sequence.index] += tokens
+            tokens = 1 + self._verify(sequence, tokens)
             sequence.computed_tokens += tokens
             tokens = min(tokens, sequence.output_tokens - sequence.generated_tokens)
             delivered += self._deliver(sequence, tokens, start, now)
@@ -306,6 +330,8 @@ class Engine:
         index: cython.longlong = sequence.index
         taken: cython.longlong = self.draws.accepted(index, sequence.verify_steps, sequence.computed_tokens)
         taken = min(taken, most)
+        if sequence.starved > 0.0:
+            taken = min(taken, self.draws.sustained(index, sequence.verify_steps, 1.0 - sequence.starved))
         self.output.drafts[index] += 1
         self.output.accepted_tokens[index] += taken
         self.output.accepted_counts[taken] += 1
@@ -418,7 +444,7 @@ class Engine:
         if drafting.rests(tokens):
             return drafting.step(tokens)
         behind = []
-        for sequence in batch:
+        for sequence in [] if drafting.recovery_tokens else batch:
             if sequence.drafter_tokens < sequence.computed_tokens:
                 behind.append((sequence.drafter_tokens, sequence.computed_tokens))
         return drafting.step(tokens, behind)
@@ -428,7 +454,8 @@ class Engine:
         """Write down the step; past a number of rows, one row for several steps of an unchanged batch."""
         plan: StepPlan = self._plan
         work: Work = self.work
-        shares: cython.bint = not (plan.chunks or self.scheduler.preempted or self._copies_s or self._draft is not None)
+        alike: cython.bint = self._draft is None and self.budget is None
+        shares: cython.bint = alike and not (plan.chunks or self.scheduler.preempted or self._copies_s)
         row: cython.longlong = self._row
         w: cython.longlong
         table: cython.double[:, ::1] = self.output.rows.table
@@ -442,7 +469,7 @@ class Engine:
             table[row, 7] = self._merged
             for w in range(work.kinds):
                 self._merged_keys[w] += work.decode_kv_tokens[w]
-                table[row, 16 + 3 * work.kinds + w] = self._merged_keys[w] // self._merged
+                table[row, 17 + 3 * work.kinds + w] = self._merged_keys[w] // self._merged
             if self.output.rows.grouped:
                 self._write_slowest(row)
         else:
@@ -476,15 +503,16 @@ class Engine:
         table[row, 13] = self._copies_s
         table[row, 14] = work.longest_kv
         table[row, 15] = work.tail_kv
+        table[row, 16] = work.trimmed
         for w in range(kinds):
-            table[row, 16 + w] = work.prefill_pairs[w]
-            table[row, 16 + kinds + w] = work.prefill_kv_tokens[w]
-            table[row, 16 + 2 * kinds + w] = work.sampled_kv_tokens[w]
-            table[row, 16 + 3 * kinds + w] = work.decode_kv_tokens[w]
+            table[row, 17 + w] = work.prefill_pairs[w]
+            table[row, 17 + kinds + w] = work.prefill_kv_tokens[w]
+            table[row, 17 + 2 * kinds + w] = work.sampled_kv_tokens[w]
+            table[row, 17 + 3 * kinds + w] = work.decode_kv_tokens[w]
         if self._draft is not None:
             draft = self._draft
             for w, value in enumerate((*draft[:4], *draft.skipped_pairs, *draft.skipped_kv_tokens)):
-                table[row, 16 + 4 * kinds + w] = value
+                table[row, 17 + 4 * kinds + w] = value
         if self.output.rows.grouped:
             self._write_slowest(row)
         return row

@@ -125,7 +125,8 @@ class Column:
 @cython.final
 @cython.cclass
 class DecodeRow:
-    """Decode attention of one batch size by keys: values at equally spaced contexts, as ``DecodeTable`` keeps them."""
+    """Decode attention of one batch size by keys: values at equally spaced contexts, as ``DecodeTable`` keeps them (NaN
+    where none was requested)."""
 
     width: cython.longlong
     reach: cython.longlong
@@ -167,6 +168,8 @@ class DecodePrices:
         if row is None or keys >= row.reach:
             row = of_length[seqs] = DecodeRow(*self.table.row(seqs, query_len, keys))
         cell = keys // row.width
+        if isnan(row.points[cell]) or isnan(row.points[cell + 1]):
+            row = of_length[seqs] = DecodeRow(*self.table.row(seqs, query_len, keys))
         low = row.points[cell]
         return low + (keys - cell * row.width) * ((row.points[cell + 1] - low) / row.width)
 
@@ -269,7 +272,7 @@ class Program:
             self._take(work)
             if self.drafting:
                 for place, value in enumerate((*draft[:4], *draft.skipped_pairs, *draft.skipped_kv_tokens)):
-                    self.values[8 + 4 * work.kinds + place] = value
+                    self.values[9 + 4 * work.kinds + place] = value
             end = self._run()
             if end >= 0:
                 return end
@@ -309,11 +312,12 @@ class Program:
         values[5] = work.longest_kv
         values[6] = work.tail_kv
         values[7] = work.dp_imbalance
+        values[8] = work.trimmed
         for w in range(kinds):
-            values[8 + w] = work.prefill_pairs[w]
-            values[8 + kinds + w] = work.prefill_kv_tokens[w]
-            values[8 + 2 * kinds + w] = work.sampled_kv_tokens[w]
-            values[8 + 3 * kinds + w] = work.decode_kv_tokens[w]
+            values[9 + w] = work.prefill_pairs[w]
+            values[9 + kinds + w] = work.prefill_kv_tokens[w]
+            values[9 + 2 * kinds + w] = work.sampled_kv_tokens[w]
+            values[9 + 3 * kinds + w] = work.decode_kv_tokens[w]
 
     @cython.exceptval(-2, check=True)
     @cython.cfunc

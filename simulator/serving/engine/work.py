@@ -36,6 +36,8 @@ class Work:
     tail_kv: cython.double
     dp_imbalance: cython.double
     """Tokens of all attention groups over those counted here; 0 where there is one group."""
+    trimmed: cython.longlong
+    """Tokens that are not verified of ``decode_seqs * query_len``."""
     slowest = cython.declare(object, visibility="public")
     """What the slowest attention group computes: the most of any group, of everything; None where there is one."""
     scratch: Any
@@ -50,6 +52,7 @@ class Work:
         self.sampled_kv_tokens = array("q", none)
         self.decode_kv_tokens = array("q", none)
         self.prefill_seqs = self.prefill_tokens = self.sampled_prefills = self.decode_seqs = self.longest_kv = 0
+        self.trimmed = 0
         self.query_len = 1
         self.tail_kv = self.dp_imbalance = 0.0
 
@@ -90,6 +93,7 @@ class Work:
                     self.prefill_kv_tokens[w] += min(after, window + tokens - 1)
                     self.sampled_kv_tokens[w] += min(after + 1, window) if sampled else 0
         self.query_len = query_len
+        self.trimmed = 0
         self.decode_seqs = len(plan.decodes) + len(plan.padding)
         plan.count()
         for w in range(self.kinds):
@@ -106,6 +110,16 @@ class Work:
             contexts = sorted(batch, reverse=True)[:longest]
             self.longest_kv = contexts[0]
             self.tail_kv = (len(contexts) * contexts[0] - sum(contexts)) / len(contexts)
+
+    @cython.ccall
+    def trim(self, tokens: cython.longlong) -> None:
+        """Let the decoding sequences verify ``tokens`` tokens together, in place of ``query_len`` each."""
+        w: cython.longlong
+        fewer: cython.longlong = self.decode_seqs * self.query_len - tokens
+        for w in range(self.kinds):
+            self.decode_kv_tokens[w] -= fewer
+        self.query_len = (tokens + self.decode_seqs - 1) // self.decode_seqs
+        self.trimmed = self.decode_seqs * self.query_len - tokens
 
     @cython.cfunc
     def _measure_slowest(self, plan: StepPlan, query_len: cython.longlong, longest: cython.longlong) -> None:
@@ -180,4 +194,5 @@ class Work:
             longest_kv=self.longest_kv,
             tail_kv=self.tail_kv,
             dp_imbalance=self.dp_imbalance,
+            trimmed=self.trimmed,
         )

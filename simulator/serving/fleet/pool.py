@@ -18,6 +18,7 @@ from simulator.serving.prices import prices_of
 from simulator.serving.request_source import RequestSource
 from simulator.serving.rules import SCHEDULERS, SchedulerFacts
 from simulator.speculation import AcceptanceSampler
+from simulator.speculation.confidence import VerifyBudget
 from simulator.timing import EngineTimer, ModelTimer, StagedTimer
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ class Pool:
     """On the seconds of steps with prompt chunks, and of the others: what if prices were off by so much."""
     hits: DrawnHits | None = None
     """How each replica draws what passes attention-level speculation; None: steps take the mean, or there is none."""
+    budget: VerifyBudget | None = None
+    """How many draft tokens of each sequence a step verifies; None: all."""
 
     @property
     def rules(self) -> SchedulerFacts:
@@ -125,6 +128,8 @@ class Pool:
             return engine.ScaledPrices(prices, *self.step_factors) if scaled else prices
 
         stages = {"stages": timer.stages} if isinstance(timer, StagedTimer) else {}
+        draws = shared("draws", self.sampler, lambda: self.sampler and engine.Draws(self.sampler))
+        most_tokens = self.limits.max_num_seqs * self.limits.query_len
         core: Engine = (engine.PipelinedEngine if staged else engine.Engine)(
             **stages,
             index=index,
@@ -132,7 +137,10 @@ class Pool:
             scheduler=make_scheduler(),
             prices=shared("prices", replica_timer, make_prices),
             output=shared("output", log, lambda: engine.Output(log, oracle)),
-            draws=shared("draws", self.sampler, lambda: self.sampler and engine.Draws(self.sampler)),
+            draws=draws,
+            budget=shared(
+                "budget", self.budget, lambda: self.budget and engine.Budget(self.budget, draws, most_tokens)
+            ),
             drafting=None if self.rule is None else ReplicaDrafting(self.rule, self.limits, timer.windows),
             resumed=resumed,
             kv_transfers=kv_transfers,

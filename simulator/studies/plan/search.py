@@ -353,7 +353,7 @@ class _Search:
         if self._plan.rate is None and options.interval:
             return self._workers.start(find_sure_rate, *arguments), most
         margin = 1.0 if chance is None else chance.margin
-        return self._workers.start(find_highest_rate, *arguments, margin), most
+        return self._workers.start(find_highest_rate, *arguments, margin, shown=self._plan.rate is None), most
 
     def _tick(self, done: int, total: int) -> None:
         if self._progress is not None:

@@ -6,6 +6,8 @@ from simulator.studies.plan.command import thresholds as thresholds
 from simulator.studies.plan.document import PlanResult as PlanResult
 from simulator.studies.race.command import race as race
 from simulator.studies.race.race import RaceResult as RaceResult
+from simulator.studies.rollouts.command import rollouts as rollouts
+from simulator.studies.rollouts.rollouts import RolloutsResult as RolloutsResult
 from simulator.studies.sweep.command import sweep as sweep
 from simulator.studies.sweep.study import SweepResult as SweepResult
 from simulator.studies.tune.command import tune as tune

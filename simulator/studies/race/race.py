@@ -25,7 +25,7 @@ from simulator.speculation import DraftPolicy, check_policy, draft_survival
 from simulator.speculation.acceptance import AcceptanceSampler
 from simulator.speculation.confidence import CONFIDENCE_THRESHOLD
 from simulator.speculation.policies import MARGIN, Forerun
-from simulator.speculation.speculation_config import COMMON_FIELDS, POLICY_FIELDS, named
+from simulator.speculation.speculation_config import COMMON_FIELDS, CONFIDENCE_BUDGET, POLICY_FIELDS, named
 from simulator.studies.frame import ProgressCall, study_document
 from simulator.studies.race.patterns import (
     Pattern,
@@ -113,7 +113,7 @@ def drafting_scenario(scenario: Scenario) -> Scenario:
 
 def checked_controllers(names: Sequence[str]) -> tuple[str, ...]:
     """Policies by name, each once; what is neither one nor ``module:factory`` is refused."""
-    known = [name for name in POLICY_FIELDS if name not in (FIXED, CONFIDENCE_THRESHOLD)]
+    known = [name for name in POLICY_FIELDS if name not in (FIXED, CONFIDENCE_THRESHOLD, CONFIDENCE_BUDGET)]
     for name in names:
         if ":" not in name and name not in known:
             hint = did_you_mean(name, known)

@@ -118,7 +118,7 @@ def _with_chain(scenario: Scenario, survival: FloatArray) -> Scenario:
     speculation = scenario.speculation
     assert speculation is not None
     assert speculation.acceptance is not None
-    of_the_rates = {*ACCEPTANCE_SOURCES, "decay", "extrapolate", "other_ranks", "spread"}
+    of_the_rates = {*ACCEPTANCE_SOURCES, "decay", "extrapolate", "other_ranks", "spread", "autocorrelation"}
     method, model = measured_with(speculation.acceptance)
     acceptance = speculation.acceptance.model_dump(exclude_unset=True, exclude=of_the_rates)
     acceptance |= {"method": method, "model": model, "per_position": np.minimum.accumulate(survival).tolist()}
