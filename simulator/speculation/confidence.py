@@ -112,8 +112,9 @@ class VerifyBudget:
     n tokens worth most, of whichever sequence, where n makes (B + their worth) / seconds(B, n) largest. The drafter
     proposes in full. Ties go to fewer tokens, and to the sequence that joined the batch first.
 
-    Source: vLLM 0.26, docs/features/speculative_decoding/adaptive_verification.md; sgl-project/sglang#36136 and #30261,
-    which take the cost at the present batch size. Both keep the one token per sequence that needs no draft.
+    Source: vllm-project/vllm#47808 and docs/features/speculative_decoding/adaptive_verification.md (vLLM 0.28), which
+    sizes the budget from the step before and smooths confidences; sgl-project/sglang#36136 and #30261, which take the
+    cost at the present batch size. Both keep the one token per sequence that needs no draft.
     """
 
     worth: FloatArray

@@ -90,10 +90,10 @@ def adaptive_tables_of(document: Mapping[str, Any]) -> Iterator[Table]:
         for s in document["scores"]
     ]
     yield Table(document["note"], ("table", "rows", "median error", "worst", "side of 1 right"), scores)
-    found: list[list[Value]] = [
+    loads: list[list[Value]] = [
         [c["table"], _words(c["published"]), _words(c["predicted"])] for c in document["crossings"]
     ]
-    yield Table("Adaptive overtakes the best fixed K", ("table", "published", "predicted"), found)
+    yield Table("Adaptive overtakes the best fixed K", ("table", "published", "predicted"), loads)
 
 
 def _words(between: tuple[int | None, int | None]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Sequence
 from math import isfinite
@@ -18,16 +19,18 @@ from simulator.running.metrics.tables import memory_rows
 from simulator.running.metrics.usage import split_section
 from simulator.running.scenario import Scenario
 from simulator.speculation import borrowed_acceptance, iid_alpha, window_note
-from simulator.speculation.methods import METHODS, names_in
+from simulator.speculation.methods import METHODS, names_in, option_release
 from simulator.speculation.speculation_config import TABLE_NAME_IN_VLLM, check_table
 from simulator.studies.artefacts import ARTEFACTS, artefact, vllm_schedule
 from simulator.studies.compare.crossover import REQUEST_RATE, scenario_load, served_load
-from simulator.studies.engine_flags import ENGINES, drafter_name
+from simulator.studies.engine_flags import ENGINES, drafter_name, sglang_counts
 from simulator.studies.frame import study_document
 from simulator.studies.tune.choices import DraftChoice
 from simulator.studies.tune.tuning import BreakEven, GridCell, TunedLoad, Tuning
 from simulator.studies.tune.worth import draft_worth
 
+OPTION = re.compile(r'(?<![\w-])--[a-z-]+|(?<=")[a-z_]+(?=":)')
+"""An option of a command, or a key of vLLM's speculative config."""
 LENGTH_ENDS = ("acceptance_length", "low", "high")
 WIDE = 4
 """Times its first batch from which a range is too wide to be judged at one batch in silence."""
@@ -114,18 +117,17 @@ def sglang_words(tuning: Tuning) -> list[str]:
     drafter = drafter_name(tuning.scenario)
     if drafter is not None:
         words += ["--speculative-draft-model-path", drafter]
-    if algorithm in ("NGRAM", "DFLASH"):
-        verified = choice.tokens + (algorithm == "DFLASH")
-        return [*words, "--speculative-num-draft-tokens", str(verified)]
-    steps, top_k = len(choice.survival), 1
+    depth, top_k = len(choice.survival), 1
     drafted = choice.scenario.speculation
     assert drafted is not None
     if drafted.tree is not None:
         if drafted.tree.growth is None:
             raise ForerunError("emit: SGLang grows its trees; give speculation.tree as {depth: 5, top_k: 4, nodes: 8}")
-        steps, top_k = drafted.tree.growth.depth, drafted.tree.growth.top_k
-    words += ["--speculative-num-steps", str(steps), "--speculative-eagle-topk", str(top_k)]
-    return [*words, "--speculative-num-draft-tokens", str(choice.tokens + 1)]
+        depth, top_k = drafted.tree.growth.depth, drafted.tree.growth.top_k
+    steps, verified = sglang_counts(algorithm, depth, choice.tokens)
+    if steps is not None:
+        words += ["--speculative-num-steps", str(steps), "--speculative-eagle-topk", str(top_k)]
+    return [*words, "--speculative-num-draft-tokens", str(verified)]
 
 
 def sglang_choice(tuning: Tuning) -> DraftChoice | None:
@@ -344,6 +346,7 @@ def tune_document(tuning: Tuning, engine: str, seed: int = 0, strict: bool = Tru
         "kv_tokens": tuning.kv_tokens,
         "engine": engine,
         "emit": emitted,
+        "emit_needs": _releases(engine, speculation.method, emitted or ""),
         "speculative_config": vllm_config(tuning) if engine == "vllm" and emitted else None,
         "sglang_tokens": _tokens(sglang_choice(tuning)) if engine == "sglang" else None,
         "conclusion": tune_sentence(tuning) + (f" {borrowed[0].upper()}{borrowed[1:]}." if borrowed else ""),
@@ -408,6 +411,14 @@ def tune_sentence(tuning: Tuning) -> str:
         f"{words}; it pays below {at.request_rate:.3g} req/s per replica ({low} to {high}), a batch of "
         f"{at.batch:.0f}, and costs above.{over}"
     )
+
+
+def _releases(engine: str, method: str, emitted: str) -> list[Document]:
+    """Releases from which the engine knows what is emitted: the method's name, and each option."""
+    words = dict.fromkeys(word for word in OPTION.findall(emitted) if word != "--speculative-config")
+    known = [METHODS[method].names[engine]] if words else []
+    known += [option_release(engine, word) for word in words]
+    return [{key: getattr(one, key) for key in ("name", "since", "date", "source")} for one in known]
 
 
 def _tokens(choice: DraftChoice | None) -> int:
