@@ -298,6 +298,8 @@ TRIED_AT_ONCE = 2
 """Candidates simulated ahead; what is reported does not depend on it."""
 SEARCH_SEEDS = 3
 """Most replications of each load in the search for a highest rate."""
+BEGIN_SHARE = 0.8
+"""Share of the steady-state rate at which that search begins."""
 
 
 def fault_words(error: Exception) -> tuple[str, str]:
@@ -349,7 +351,8 @@ class _Search:
             return None
         options = self._plan.options
         seeds = self._seeds_of(driven)[:SEARCH_SEEDS]
-        arguments = (driven, load, self._plan.objective, seeds, guess, most, options.confidence)
+        begin = max(guess, BEGIN_SHARE * longest)
+        arguments = (driven, load, self._plan.objective, seeds, begin, most, options.confidence)
         if self._plan.rate is None and options.interval:
             return self._workers.start(find_sure_rate, *arguments), most
         margin = 1.0 if chance is None else chance.margin
@@ -592,7 +595,7 @@ class HighestRates(_Search):
                 if plan.options.power_budget_w is not None:
                     candidate.searched = replicas = 1
                 guess = replicas * (layout.steady.most_rate if layout.steady is not None else 1.0)
-                search = None if reason is not None else self._search(layout, replicas, 0.8 * guess, guess)
+                search = None if reason is not None else self._search(layout, replicas, BEGIN_SHARE * guess, guess)
                 if search is not None:
                     searches.append((candidate, *search))
         for done, (candidate, search_of, most) in enumerate(searches):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -290,6 +291,7 @@ def chance_to_hold(scenario: Scenario, seed: int, objective: Objective, verdict:
     from simulator.running.run import error_of_run
 
     error = error_of_run(scenario, seed, partial(reached, objective))
+    gc.collect(1)
     ratios = np.zeros(DRAWS)
     for key, value in verdict.values.items():
         draws = metric_draws(error, key)
@@ -447,6 +449,7 @@ def trial(
     for seed in seeds:
         try:
             runs.append(observe(scenario, seed, objective, resample and len(seeds) == 1, shown))
+            gc.collect(1)  # the engine's objects refer to each other and hold the rows of a run
         except NothingServedError as error:
             raise ForerunError(f"no request can be served here ({error.reasons})") from None
         if len(runs) == 1 and judge(objective, runs).slo_ratio > CLEAR_MISS:
