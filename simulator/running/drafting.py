@@ -48,7 +48,7 @@ from simulator.speculation.confidence import (
 )
 from simulator.speculation.level_decay import conditional_rates
 from simulator.speculation.methods import METHODS
-from simulator.speculation.speculation_config import CONFIDENCE_BUDGET, named
+from simulator.speculation.speculation_config import CONFIDENCE_BUDGET, GRAMMAR, named
 from simulator.timing.framework import DraftOverhead
 
 RECOVERY_TOKENS = 64
@@ -95,6 +95,9 @@ class DraftRequest:
         if policy.name == CONFIDENCE_BUDGET:
             step_s += _given(policy.step_s, known.budget_step_s)
             per_sequence_s += policy.per_sequence_s or 0.0
+        if self.config.grammar is not None:
+            step_s += self.config.grammar.step_s or 0.0
+            per_sequence_s += self.config.grammar.per_sequence_s or 0.0
         return timing.HostOverhead(
             step_s,
             _given(draft.pass_s, known.pass_s),
@@ -166,6 +169,9 @@ def drafting_notes(config: SpeculationConfig) -> Iterator[str]:
             f"policy {policy.name}: the requests of a step decide what is drafted at its end and verified in the next; "
             f"a drafter at K = 0 {idle}; KV slots are kept for {config.depth} draft tokens throughout"
         )
+    if config.grammar is not None:
+        share, span = config.grammar.forced
+        yield f"grammar: {100 * share:.0f} % of the output tokens are forced, in spans of {span:.1f} tokens"
     if METHODS[config.method].looks_up:
         yield (
             f"{config.method}: every sequence verifies {config.num_speculative_tokens} draft tokens in every step, so "
@@ -219,6 +225,11 @@ def drafting_rule(
     return DraftingRule(factory, most, policy.while_off == "follow", recovery)
 
 
+def trims(config: SpeculationConfig | None) -> bool:
+    """Whether a step verifies some of the draft tokens only: those worth most, or those that a grammar forces."""
+    return config is not None and (config.method == GRAMMAR or named(config.policy).name == CONFIDENCE_BUDGET)
+
+
 def verify_budget(
     config: SpeculationConfig, timer: timing.ModelTimer, rates: FloatArray, most_seqs: int
 ) -> VerifyBudget | None:
@@ -231,7 +242,7 @@ def verify_budget(
         most_seqs: most sequences of a step.
     """
     policy, each = named(config.policy), config.depth + 1
-    if policy.name != CONFIDENCE_BUDGET:
+    if not trims(config):
         return None
     target, windows = timer.target, timer.windows
     most_seqs = min(most_seqs, target.max_tokens // each)
@@ -264,7 +275,7 @@ def verify_budget(
 
     prompt = timing.usual_steps(windows, each, 1, target.max_tokens)
     prompt_s = float(seconds(prompt)[0]) / float(prompt.prefill_tokens[0])
-    confidence = policy.confidence or "calibrated"
+    confidence = "perfect" if config.method == GRAMMAR else policy.confidence or "calibrated"
     worth = seen_worth(rates, confidence, policy.calibration_error or 0.0)
     deployment = target.deployment
     padded = deployment.framework.padded_tokens(tokens, deployment.cuda_graphs)
@@ -393,6 +404,7 @@ BUILDERS: dict[str, Callable[[DraftRequest], timing.Drafter]] = {
     "suffix": lookup,
     "medusa": medusa,
     "mtp": mtp,
+    "grammar": lambda request: timing.HostDrafter(request.overhead.step_s, request.overhead.per_sequence_s),
 }
 """Function that builds the drafter, by method; the methods not listed are trained heads."""
 

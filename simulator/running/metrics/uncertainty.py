@@ -33,7 +33,7 @@ from simulator.running.metrics.summary import (
 )
 from simulator.running.records import Axis, ErrorSource, ModelError, request_records, speculation_counters
 from simulator.running.scenario import Scenario
-from simulator.serving import FULL_ROWS, GapCounts, RequestRecords, RunLog, SpeculationCounters
+from simulator.serving import FULL_ROWS, GapCounts, RequestRecords, RunLog, SpeculationCounters, StepLog
 from simulator.speculation import draft_survival, sampler_of, scaled_survival
 from simulator.speculation.acceptance import widest_spread
 from simulator.speculation.confidence import drafts_that_vary
@@ -113,7 +113,7 @@ def model_error(
     requests = first_requests(scenario, seed, stream, requests_again(build, stream))
 
     def served(moved: Build, log: RunLog | None = None) -> Mapping[str, Any]:
-        log = log or moved.fleet.run(requests, None, FULL_ROWS)
+        log = log or moved.fleet.run(requests, None, FULL_ROWS, StepLog.forget)
         counters = speculation_counters(log, moved.main)
         return figures(Rerun(scenario, request_records(log, moved.main), log.gaps(), counters))
 
