@@ -33,7 +33,7 @@ from simulator.running.metrics.summary import (
 )
 from simulator.running.records import Axis, ErrorSource, ModelError, request_records, speculation_counters
 from simulator.running.scenario import Scenario
-from simulator.serving import FULL_ROWS, GapCounts, RequestRecords, RunLog, SpeculationCounters
+from simulator.serving import FULL_ROWS, GapCounts, RequestRecords, RunLog, SpeculationCounters, StepLog
 from simulator.speculation import draft_survival, sampler_of, scaled_survival
 from simulator.speculation.acceptance import widest_spread
 from simulator.speculation.confidence import drafts_that_vary
@@ -113,7 +113,7 @@ def model_error(
     requests = first_requests(scenario, seed, stream, requests_again(build, stream))
 
     def served(moved: Build, log: RunLog | None = None) -> Mapping[str, Any]:
-        log = log or moved.fleet.run(requests, None, FULL_ROWS)
+        log = log or moved.fleet.run(requests, None, FULL_ROWS, StepLog.forget)
         counters = speculation_counters(log, moved.main)
         return figures(Rerun(scenario, request_records(log, moved.main), log.gaps(), counters))
 
@@ -312,14 +312,15 @@ def _response(base: Mapping[str, Any], ends: Sequence[Mapping[str, Any]]) -> dic
     }
 
 
-def metric_draws(error: ModelError, metric: str) -> FloatArray | None:
+def metric_draws(error: ModelError, metric: str, steps: FloatArray | None = None) -> FloatArray | None:
     """Logarithm of the factor on a figure of the summary in every draw of the model's error; None where none is known.
 
     Between the ends that were served again, and beyond them, the figure moves linearly in logarithms on either side.
+    ``steps`` are the :func:`step_draws` of the error's sources, for callers with several figures.
     """
     if not error["axes"] or any(metric not in axis["response"] for axis in error["axes"]):
         return None
-    steps = step_draws(error["sources"])
+    steps = step_draws(error["sources"]) if steps is None else steps
     total = np.zeros(DRAWS)
     for axis in error["axes"]:
         along = standard_draws(axis["name"])
@@ -338,13 +339,13 @@ def intervals_of(
     summary: Mapping[str, Any], error: ModelError, sampling: Mapping[str, float]
 ) -> dict[str, list[float]]:
     """Ends of the 90 % interval of every figure that has one: model error and chance together."""
-    intervals = {}
+    intervals, steps = {}, step_draws(error["sources"])
     for key, value in summary.items():
-        draws = metric_draws(error, key) if isinstance(value, int | float) and value > 0 else None
+        draws = metric_draws(error, key, steps) if isinstance(value, int | float) and value > 0 else None
         if draws is None:
             continue
-        drawn = draws + sampling_draws(key, sampling.get(key, 0.0))
-        low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+        drawn = WeightedSample.of(draws + sampling_draws(key, sampling.get(key, 0.0)))
+        low, high = drawn.percentile(50 * (1 - LEVEL)), drawn.percentile(50 * (1 + LEVEL))
         intervals[key] = [value * min(1.0, exp(low)), value * max(1.0, exp(high))]
     return intervals
 
