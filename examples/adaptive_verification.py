@@ -1,9 +1,9 @@
-"""Does adaptive verification beat the best fixed K, and from which load? DeepSeek-V4-Pro on 8 x B300, beside what vLLM measured.
+"""Does adaptive verification beat the best fixed K, and from which load? DeepSeek-V4-Pro on 8 x B300, beside vLLM's.
 
 Run: python examples/adaptive_verification.py [--requests N]
 
-Measured: vLLM blog, 2026-08-14, "DSpark in vLLM: confidence-scheduled verification", figure 3 (output tokens/s). Acceptance is set by
-its cells at one stream; prompts and outputs are assumed, as the source leaves them open.
+Measured: vLLM blog, 2026-08-14, "DSpark in vLLM: confidence-scheduled verification", figure 3 (output tokens/s).
+Acceptance is set by its cells at one stream; prompts and outputs are assumed, as the source leaves them open.
 """
 
 from __future__ import annotations
