@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from html import escape
@@ -12,11 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     import pyarrow as pa
     from rich.table import Table as RichTable
-    from rich.text import Text
 
 ABSENT = "-"
-UNBROKEN = 16
-"""Characters up to which all cells of a column stand on one line in a terminal: no number is broken over two."""
 TEXT_COLUMNS = 1000
 """Width up to which ``print(table)`` breaks no line."""
 LONG_WORDS = 28
@@ -24,7 +20,6 @@ LONG_WORDS = 28
 _FIGURE = re.compile(r"[-+<>~]?\s*\$?[.\d]")
 """How a cell with a figure begins."""
 Tone = Literal["", "good", "bad", "faint", "strong"]
-_RICH_STYLES = {"": "", "good": "green", "bad": "red", "faint": "dim", "strong": "bold"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,42 +82,18 @@ class Table:
         words = bool(known) and not any(map(_FIGURE.match, known))
         return index == 0 or words or any(len(text) > LONG_WORDS for text in known)
 
-    def rich(self, width: int | None = None) -> RichTable:
-        """The table for a terminal; where it is wider than ``width`` characters, headings take several lines."""
-        from rich import box
-        from rich.table import Table as RichTable
+    def rich(self, width: int = TEXT_COLUMNS) -> RichTable:
+        """The table for a terminal of ``width`` characters; no figure and no word is cut (``forerun.text_layout``)."""
+        from forerun.text_layout import fitted
 
-        table = RichTable(
-            title=self.title or None,
-            title_justify="left",
-            title_style="bold",
-            box=box.SIMPLE_HEAD if self.headed else None,
-            show_edge=False,
-            pad_edge=False,
-            padding=(0, 2, 0, 0),
-            show_header=self.headed,
-            caption=f"and {self.hidden:,} more: --json FILE has them all" if self.hidden else None,
-            caption_justify="left",
-        )
-        widest = [max((len(cell_text(row[i])) for row in self.rows[: self.shown]), default=0)
-                  for i in range(len(self.columns))]  # fmt: skip
-        wide = width is not None and sum(max(len(c), w) + 2 for c, w in zip(self.columns, widest, strict=True)) > width
-        for index, column in enumerate(self.columns):
-            left = not self.headed or self.words(index)
-            longest = max([widest[index], *map(len, column.split())])
-            heading = "\n".join(textwrap.wrap(column, longest)) if wide else column
-            short = widest[index] <= UNBROKEN
-            table.add_column(_plain(heading), justify="left" if left else "right", overflow="fold", no_wrap=short)
-        for row in self.rows[: self.shown]:
-            table.add_row(*map(_rich_cell, row))
-        return table
+        return fitted(self, width)
 
     def __str__(self) -> str:
         from rich.console import Console
 
         console = Console(width=TEXT_COLUMNS, color_system=None)
         with console.capture() as captured:
-            console.print(self.rich(TEXT_COLUMNS))
+            console.print(self.rich())
         return captured.get()
 
     def _repr_html_(self) -> str:
@@ -210,21 +181,6 @@ def _value(cell: Value) -> Any:
     if not isinstance(cell, Cell):
         return cell
     return cell_text(cell) if cell.value is None else cell.value
-
-
-def _plain(text: str) -> Text:
-    from rich.text import Text
-
-    return Text(text)
-
-
-def _rich_cell(cell: Value) -> Text:
-    if not isinstance(cell, Cell):
-        return _plain(cell_text(cell))
-    from rich.text import Text
-
-    text = Text(cell.text, style=_RICH_STYLES[cell.tone])
-    return text.append(f" {cell.aside}", style="dim not bold") if cell.aside else text
 
 
 def cell_class(cell: Value, words: bool = False) -> str:
