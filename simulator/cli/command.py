@@ -50,6 +50,7 @@ def run_command(words: Sequence[str]) -> int:
     """
     gc.set_threshold(COLLECT_AFTER)
     ready_streams()
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")  # looking for some takes longer the more is installed
     warnings.filterwarnings("ignore", "the engine runs interpreted")  # run and serve have a note of their own
     try:
         refuse_empty(words)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import simulator.timing as timing
+from forerun.dataclass import dataclass
 from forerun.errors import ForerunError, at_field
 from forerun.recent import RecentResults
 from hwprofiles import Chip, KernelLibrary, dtype_bytes, load_chip, load_link, weakest

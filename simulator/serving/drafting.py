@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
+from forerun.dataclass import dataclass
 from simulator.serving.limits import EngineLimits
 from simulator.speculation import Batch, DraftPolicy
 from simulator.timing import DraftStep, causal_pairs, keys_read

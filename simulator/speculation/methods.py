@@ -6,9 +6,10 @@ A further one is an entry of ``methods.yaml`` and a builder of its drafter in ``
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from forerun.dataclass import dataclass
 from forerun.yaml_files import packaged
 
 

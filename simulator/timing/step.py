@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from math import isnan
 from typing import Any, NamedTuple, Protocol
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.dataclass import dataclass
 from hwprofiles import AttentionShape
 from hwprofiles.formulas import look_up
 from hwprofiles.library import MixingShape

@@ -312,14 +312,15 @@ def _response(base: Mapping[str, Any], ends: Sequence[Mapping[str, Any]]) -> dic
     }
 
 
-def metric_draws(error: ModelError, metric: str) -> FloatArray | None:
+def metric_draws(error: ModelError, metric: str, steps: FloatArray | None = None) -> FloatArray | None:
     """Logarithm of the factor on a figure of the summary in every draw of the model's error; None where none is known.
 
     Between the ends that were served again, and beyond them, the figure moves linearly in logarithms on either side.
+    ``steps`` are the :func:`step_draws` of the error's sources, for callers with several figures.
     """
     if not error["axes"] or any(metric not in axis["response"] for axis in error["axes"]):
         return None
-    steps = step_draws(error["sources"])
+    steps = step_draws(error["sources"]) if steps is None else steps
     total = np.zeros(DRAWS)
     for axis in error["axes"]:
         along = standard_draws(axis["name"])
@@ -338,13 +339,13 @@ def intervals_of(
     summary: Mapping[str, Any], error: ModelError, sampling: Mapping[str, float]
 ) -> dict[str, list[float]]:
     """Ends of the 90 % interval of every figure that has one: model error and chance together."""
-    intervals = {}
+    intervals, steps = {}, step_draws(error["sources"])
     for key, value in summary.items():
-        draws = metric_draws(error, key) if isinstance(value, int | float) and value > 0 else None
+        draws = metric_draws(error, key, steps) if isinstance(value, int | float) and value > 0 else None
         if draws is None:
             continue
-        drawn = draws + sampling_draws(key, sampling.get(key, 0.0))
-        low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+        drawn = WeightedSample.of(draws + sampling_draws(key, sampling.get(key, 0.0)))
+        low, high = drawn.percentile(50 * (1 - LEVEL)), drawn.percentile(50 * (1 + LEVEL))
         intervals[key] = [value * min(1.0, exp(low)), value * max(1.0, exp(high))]
     return intervals
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import ceil, inf
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.dataclass import dataclass
 from forerun.errors import ForerunError, InvariantError
 from forerun.workers import Workers, study_workers
 from simulator.running.scenario import Scenario
@@ -26,6 +27,7 @@ from simulator.studies.plan.trials import (
     CONFIDENCE,
     FAULTS,
     Chance,
+    LoadPoint,
     PlannedLoad,
     Verdict,
     chance_to_hold,
@@ -82,6 +84,8 @@ class Candidate:
     """Replicas that were simulated, where a power budget allows more: ``copies`` of them serve as many times more."""
     chance: Chance | None = None
     """Probability of meeting the SLO with the model's error counted; None where not computed."""
+    points: tuple[LoadPoint, ...] = ()
+    """Loads at which it was simulated."""
 
     @property
     def name(self) -> str:
@@ -501,9 +505,10 @@ class CheapestFirst(_Search):
         except FAULTS as error:
             return Candidate(layout, replicas, *fault_words(error))
         self._plan.runs += verdict.runs
+        points = verdict.at(rate)
         if verdict.meets:
-            return Candidate(layout, replicas, "meets", verdict=verdict)
-        return Candidate(layout, replicas, "misses", _miss_words(verdict), verdict)
+            return Candidate(layout, replicas, "meets", verdict=verdict, points=points)
+        return Candidate(layout, replicas, "misses", _miss_words(verdict), verdict, points=points)
 
     def _leave_rest(self, cheapest: float) -> None:
         """List what is left in the queue: it costs more than the winner."""
@@ -524,11 +529,12 @@ class CheapestFirst(_Search):
                 searches.append((winner, *search))
         for winner, search_of, most in searches:
             try:
-                rate, tried, _ = search_of()
+                rate, tried, highest = search_of()
             except FAULTS as error:
                 self._plan.notes.append(f"{winner.name}: its highest rate is not known: {fault_words(error)[1]}")
                 continue
             self._plan.runs += tried
+            winner.points += highest.tried if highest is not None else ()
             # Fewer seeds than the verdict had may disagree with it: the rate requested is held whatever they say.
             winner.max_rate, winner.at_least = max(rate, self._rate), rate >= most
         if len(searches) < len(winners):
@@ -615,6 +621,8 @@ class HighestRates(_Search):
             return
         rate, tried, candidate.verdict, candidate.chance = (*result, None)[:4]
         self._plan.runs += tried
+        if candidate.verdict is not None:
+            candidate.points = candidate.verdict.tried
         if rate > 0 and candidate.verdict is not None:
             candidate.status, candidate.max_rate = "meets", rate * candidate.copies
             candidate.at_least = rate >= most

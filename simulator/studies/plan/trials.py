@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
+from itertools import chain
 from math import ceil, inf, isfinite, sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from forerun.dataclass import dataclass
 from forerun.errors import ForerunError, InvariantError, NothingServedError, StalledError
 from simulator.running.metrics.statistics import mean_interval
 from simulator.running.metrics.summary import request_latencies_ms
@@ -148,6 +150,7 @@ class Observation:
     failed: int
     completed: int
     output_throughput: float | None
+    median_tpot_ms: float | None
     power_w: float | None = None
     bottleneck: dict[str, float] | None = None
     basis: str = ""
@@ -155,6 +158,15 @@ class Observation:
     resamples: tuple[dict[str, float | None], ...] | None = None
     memory: dict[str, float] = field(default_factory=dict)
     """Bytes on one chip by what holds them, of models that keep more than KV."""
+
+
+class LoadPoint(NamedTuple):
+    """What the first run of a candidate reaches at one load."""
+
+    request_rate: float
+    output_throughput: float
+    median_tpot_ms: float
+    meets: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +189,24 @@ class Verdict:
     """Where share and interval come from: ``replications`` or ``block bootstrap``."""
     failed: int
     observation: Observation
+    tried: tuple[LoadPoint, ...] = ()
+    """The loads of the search for a highest rate that ended here, lowest first."""
+
+    def at(self, request_rate: float, margin: float = 1.0) -> tuple[LoadPoint, ...]:
+        """The verdict as a point of throughput over speed; none where no answer has a second token.
+
+        Args:
+            request_rate: of the load, requests per second.
+            margin: factor on the SLO ratio that covers the model's error.
+        """
+        seen = self.observation
+        if not seen.output_throughput or not seen.median_tpot_ms:
+            return ()
+        return (
+            LoadPoint(
+                request_rate, seen.output_throughput, seen.median_tpot_ms, self.meets and self.slo_ratio * margin <= 1
+            ),
+        )
 
 
 def observe(
@@ -197,6 +227,7 @@ def observe(
             failed=summary["failed"],
             completed=summary["completed"],
             output_throughput=summary["output_throughput"],
+            median_tpot_ms=summary["median_tpot_ms"],
         )
     result = simulate(scenario, seed, full_step_rows=0)
     document = run_document(result)
@@ -208,6 +239,7 @@ def observe(
         failed=summary["failed"],
         completed=summary["completed"],
         output_throughput=summary["output_throughput"],
+        median_tpot_ms=summary["median_tpot_ms"],
         power_w=energy / duration if energy is not None and duration else None,
         bottleneck=document["bottleneck"],
         basis=result.basis,
@@ -369,9 +401,11 @@ def find_highest_rate(
         return ratio if verdicts[rate].meets else max(ratio, JUST_MISSED)
 
     rate, tried = highest_rate(slo_ratio_at, guess, most=most)
-    verdict = verdicts.get(rate)
+    verdict, points = verdicts.get(rate), [verdicts[one].at(one, margin) for one in sorted(verdicts)]
     if shown and verdict is not None:
         verdict = judge(objective, trial(load.at(scenario, rate), objective, seeds), confidence)
+    if verdict is not None:
+        verdict = replace(verdict, tried=tuple(chain.from_iterable(points)))
     return rate, tried, verdict
 
 

@@ -7,7 +7,6 @@ that decode sequences of equal context, and the prompts of the batch's other req
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from math import isqrt
 from typing import NamedTuple
@@ -15,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.dataclass import dataclass
 from forerun.errors import ArgumentError
 from hwprofiles import weakest
 from simulator.running.build import Build, build_replica
