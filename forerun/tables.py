@@ -9,12 +9,20 @@ from html import escape
 from typing import TYPE_CHECKING, Any, Literal
 
 from forerun.dataclass import dataclass
+from forerun.text_layout import lines_of, pieces, shared_widths
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from rich.table import Table as RichTable
+    from rich.text import Text
 
 ABSENT = "-"
+PADDING = 2
+"""Spaces after a column in a terminal; a table with headings has one more between two columns."""
+TALLEST = 5
+"""Lines of the tallest cell of a table that is broken over lines."""
+MOST_SIDE_BY_SIDE = 6
+"""Rows of a table up to which it may be turned."""
 TEXT_COLUMNS = 1000
 """Width up to which ``print(table)`` breaks no line."""
 CARD_COLUMNS = 5
@@ -23,6 +31,7 @@ LONG_WORDS = 28
 """Characters from which a cell may break its line on a page."""
 _FIGURE = re.compile(r"[-+<>~]?\s*\$?[.\d]")
 """How a cell with a figure begins."""
+_STYLES = {"": "", "good": "green", "bad": "red", "faint": "dim", "strong": "bold"}
 Tone = Literal["", "good", "bad", "faint", "strong"]
 
 
@@ -87,10 +96,37 @@ class Table:
         return index == 0 or words or any(len(text) > LONG_WORDS for text in known)
 
     def rich(self, width: int = TEXT_COLUMNS) -> RichTable:
-        """The table for a terminal of ``width`` characters; no figure and no word is cut (``forerun.text_layout``)."""
-        from forerun.text_layout import fitted
+        """The table for a terminal of ``width`` characters, in which no figure and no label is cut.
 
-        return fitted(self, width)
+        One that is too wide has its cells broken over lines; where that is not enough it is turned, so that its rows
+        stand side by side, and where that is not enough either, each row becomes a list of its cells.
+        """
+        shown = self.rows[: self.shown]
+        for layout in (self, self._turned()):
+            if layout is None:
+                continue
+            rows = shown if layout is self else layout.rows
+            texts = [
+                [_heading(column)] + [cell_text(row[i]) for row in rows] for i, column in enumerate(layout.columns)
+            ]
+            least = [max(len(piece) for text in column for piece in pieces(text) or [""]) for column in texts]
+            room = width - (PADDING + layout.headed) * (len(texts) - 1)
+            if sum(least) > room:
+                continue
+            widths = shared_widths(least, [max(map(len, column)) for column in texts], room)
+            lines = (len(lines_of(text, size)) for column, size in zip(texts, widths, strict=True) for text in column)
+            if max(lines) <= TALLEST or not layout.headed:
+                return _drawn(layout, rows, widths, self.hidden)
+        return _records(self, shown, width)
+
+    def _turned(self) -> Table | None:
+        """The table with a column for each of its rows; None where that makes no sense."""
+        rows = self.rows[: self.shown]
+        if not self.headed or not 0 < len(rows) <= MOST_SIDE_BY_SIDE:
+            return None
+        columns = (self.columns[0], *(cell_text(row[0]) for row in rows))
+        turned = [[column, *(row[index] for row in rows)] for index, column in enumerate(self.columns) if index]
+        return Table(self.title, columns, turned)
 
     def __str__(self) -> str:
         from rich.console import Console
@@ -244,3 +280,66 @@ def duration(seconds: float | None) -> str:
 def percent(share: float | None) -> str:
     """A share as a percentage; ``-`` for None."""
     return ABSENT if share is None else f"{share * 100:.1f} %"
+
+
+def _heading(column: str) -> str:
+    return " ".join(column.split())
+
+
+def _records(table: Table, rows: Sequence[Sequence[Value]], width: int) -> RichTable:
+    """Each row as a list of its cells, below its label."""
+    names = [_heading(column) for column in table.columns]
+    first = min(max(map(len, names)), width // 2)
+    drawn = _empty(table, False, table.hidden)
+    for size in (first, width - first - PADDING):
+        drawn.add_column(no_wrap=True, width=size)
+    for number, row in enumerate(rows):
+        if number:
+            drawn.add_row()
+        for index, (name, cell) in enumerate(zip(names, row, strict=True)):
+            label = Cell(cell_text(cell), tone="strong") if index == 0 else cell
+            drawn.add_row(_text(name, first), _text(label, width - first - PADDING))
+    return drawn
+
+
+def _drawn(table: Table, rows: Sequence[Sequence[Value]], widths: Sequence[int], hidden: int) -> RichTable:
+    drawn = _empty(table, table.headed, hidden)
+    for index, (column, size) in enumerate(zip(table.columns, widths, strict=True)):
+        left = not table.headed or table.words(index)
+        justify: Any = "left" if left else "right"
+        drawn.add_column(_text(_heading(column), size), justify=justify, no_wrap=True, width=size)
+    for row in rows:
+        drawn.add_row(*(_text(cell, size) for cell, size in zip(row, widths, strict=True)))
+    return drawn
+
+
+def _empty(table: Table, headed: bool, hidden: int) -> RichTable:
+    from rich import box
+    from rich.table import Table as RichTable
+
+    return RichTable(
+        title=table.title or None,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD if headed else None,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, PADDING, 0, 0),
+        show_header=headed,
+        caption=f"and {hidden:,} more: --json FILE has them all" if hidden else None,
+        caption_justify="left",
+    )
+
+
+def _text(cell: Value, width: int) -> Text:
+    """A cell in lines of at most ``width`` characters; its aside is dim."""
+    from rich.text import Text
+
+    style, strong = ("", len(cell_text(cell))) if not isinstance(cell, Cell) else (_STYLES[cell.tone], len(cell.text))
+    text, passed = Text(), 0
+    for number, line in enumerate(lines_of(cell_text(cell), width)):
+        text.append("\n" if number else "")
+        dim = max(0, min(len(line), strong - passed))
+        text.append(line[:dim], style=style).append(line[dim:], style="dim not bold" if isinstance(cell, Cell) else "")
+        passed += len(line) + 1
+    return text
