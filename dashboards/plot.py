@@ -57,14 +57,14 @@ def tornado(comparison: CompareResult) -> go.Figure:
     return comparison.figure("tornado")
 
 
-def slo_ratio(plan: PlanResult) -> go.Figure:
-    """Cost of each layout over its worst ratio of latency to limit."""
-    return plan.figure("slo_ratio")
-
-
 def pareto(plan: PlanResult) -> go.Figure:
-    """Cost of each layout over the highest rate that it holds, with the Pareto front."""
+    """Tokens per second per GPU of each layout over tokens per second per user, with the Pareto front."""
     return plan.figure("pareto")
+
+
+def cost(plan: PlanResult) -> go.Figure:
+    """US dollars per million output tokens of each layout over tokens per second per user, with the Pareto front."""
+    return plan.figure("cost")
 
 
 def tuning(tuned: TunedResult) -> go.Figure:

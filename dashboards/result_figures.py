@@ -36,8 +36,10 @@ FIGURES = (
     ResultFigure("compare", "load", studies.load_curve_data, studies.load_curve_figure, text.load_curve_text),
     ResultFigure("compare", "tornado", studies.tornado_data, studies.tornado_figure, text.tornado_text),
     ResultFigure("draft-pool", "gain", speculation.pool_data, speculation.pool_figure, text.pool_text),
-    ResultFigure("plan", "slo_ratio", studies.slo_ratio_data, studies.slo_ratio_figure, text.slo_ratio_text),
-    ResultFigure("plan", "pareto", studies.max_rate_data, studies.pareto_figure, text.pareto_text),
+    ResultFigure("plan", "pareto", studies.pareto_data, studies.pareto_figure, text.pareto_text),
+    ResultFigure(
+        "plan", "cost", partial(studies.pareto_data, y=studies.PER_MILLION), studies.pareto_figure, text.pareto_text
+    ),
     ResultFigure("race", "regret", studies.race_data, studies.race_figure, text.race_text),
     ResultFigure("rollouts", "in_progress", speculation.rollouts_data, speculation.rollouts_figure, text.rollouts_text),
     ResultFigure("sweep", "points", studies.sweep_data, studies.sweep_figure, text.points_text),

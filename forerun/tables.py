@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from html import escape
 from typing import TYPE_CHECKING, Any, Literal
+
+from forerun.dataclass import dataclass
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -19,6 +21,8 @@ UNBROKEN = 16
 """Characters up to which all cells of a column stand on one line in a terminal: no number is broken over two."""
 TEXT_COLUMNS = 1000
 """Width up to which ``print(table)`` breaks no line."""
+CARD_COLUMNS = 5
+"""Columns from which a page on a phone shows every row as a card, each value beside its heading."""
 LONG_WORDS = 28
 """Characters from which a cell may break its line on a page."""
 _FIGURE = re.compile(r"[-+<>~]?\s*\$?[.\d]")
@@ -139,11 +143,13 @@ class Table:
         """The table as HTML without its title; rows beyond ``shown`` are folded. Empty text without rows."""
         if not self.rows:
             return ""
-        kind = "" if self.headed else ' class="pairs"'
+        cards = self.headed and len(self.columns) >= CARD_COLUMNS
+        kind = _named("cards" if cards else "" if self.headed else "pairs")
+        labels = [column if cards else "" for column in self.columns]
         words = [index > 0 and self.words(index) for index in range(len(self.columns))]
         head = "".join(map(_html_heading, self.columns, words))
         head = f"<thead><tr>{head}</tr></thead>" if self.headed else ""
-        lines = ["<tr>" + "".join(map(_html_cell, row, words)) + "</tr>" for row in self.rows]
+        lines = ["<tr>" + "".join(map(_html_cell, row, words, labels)) + "</tr>" for row in self.rows]
         shown, more = lines[: self.shown], lines[len(lines) - self.hidden :]
 
         def part(rows: Sequence[str], which: str = "") -> str:
@@ -238,8 +244,8 @@ def _html_heading(name: str, words: bool) -> str:
     return f'<th scope="col"{_named("words" if words else "")}>{escape(name)}</th>' if name else "<td></td>"
 
 
-def _html_cell(cell: Value, words: bool) -> str:
-    named = _named(cell_class(cell, words))
+def _html_cell(cell: Value, words: bool, label: str) -> str:
+    named = _named(cell_class(cell, words)) + (f' data-label="{escape(label)}"' if label else "")
     if not isinstance(cell, Cell):
         return f"<td{named}>{escape(cell_text(cell))}</td>"
     aside = f' <span class="aside">{escape(cell.aside)}</span>' if cell.aside else ""

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import yaml
 
+from forerun.disk_cache import kept
 from forerun.errors import ForerunError
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -204,8 +205,14 @@ def bounded_text(path: Path) -> str:
 @cache
 def packaged(package: str, name: str) -> dict[str, Any]:
     """The mapping in a YAML file of a package, read once; not to be changed."""
-    text = resources.files(package).joinpath(name).read_text(encoding="utf-8")
-    return parse(text)  # type: ignore[no-any-return]
+    file = packaged_file(package, name)
+    mapping: dict[str, Any] = kept(str(file), [file, Path(__file__)], lambda: parse(file.read_text("utf-8")))
+    return mapping
+
+
+def packaged_file(package: str, name: str) -> Path:
+    """A data file of a package."""
+    return Path(str(resources.files(package).joinpath(name)))
 
 
 def parse(text: str) -> Any:

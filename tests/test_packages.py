@@ -37,13 +37,13 @@ LAYERS = (
     ("forerun.tables",),
     (
         "forerun.arrays",
-        "forerun.disk_cache",
         "forerun.lazy",
         "forerun.recent",
         "forerun.types",
         "forerun.workers",
         "forerun.yaml_files",
     ),
+    ("forerun.dataclass", "forerun.disk_cache"),
     ("forerun.renderer", "forerun.errors", "forerun.version"),
 )
 """From the top: a package imports only from the layers below it. ``forerun`` and ``simulator`` are the public faces."""

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from forerun.tables import Table
+from simulator.cli.commands import Command, CommandGroup, CommandLine, option
 from simulator.cli.output import JobsOption, JsonOption, OutOption, Progress, checked_outputs, emit, refuse_unused
 
 if TYPE_CHECKING:
@@ -19,38 +18,36 @@ EXIT_GATE_FAILED = 1
 MARGIN = 1.0
 GATES = ("mape", "bias", "wrong_sign")
 
-validations = typer.Typer(
-    help="Score predictions against published and shipped measurements; check that no error has grown."
-)
-
-QuickOption = Annotated[bool, typer.Option("--quick", help="Leave out fits and grown trees; says what it left out.")]
-FreshOption = Annotated[bool, typer.Option("--fresh", help="Compute everything anew, whatever earlier runs kept.")]
+QuickOption = Annotated[bool, option("--quick", help="Leave out fits and grown trees; says what it left out.")]
+FreshOption = Annotated[bool, option("--fresh", help="Compute everything anew, whatever earlier runs kept.")]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to ``app``."""
-    app.add_typer(validations, name="validate")
-    validations.callback(
-        invoke_without_command=True,
-        epilog="Example: forerun validate --check docs/validation/errors.json --margin 1.0",
-    )(check_errors)
+def register(commands: CommandGroup) -> None:
+    """Add the commands."""
+    check = {"epilog": "Example: forerun validate --check docs/validation/errors.json --margin 1.0"}
+    validations = commands.group(
+        "validate",
+        Command(check_errors, check),
+        help="Score predictions against published and shipped measurements; check that no error has grown.",
+    )
     for name, command, example in (
         ("kernels", kernels, "kernels --json -"),
         ("alspec", alspec, "alspec"),
         ("all", everything, "all --json errors.json"),
         ("speculation", speculation, "speculation --fail-above all.mape=25"),
+        ("adaptive", adaptive, "adaptive --json -"),
     ):
-        validations.command(name, epilog=f"Example: forerun validate {example}")(command)
+        validations.command(name, command, epilog=f"Example: forerun validate {example}")
 
 
 def check_errors(
-    context: typer.Context,
+    called: CommandLine,
     check: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Check what ships against the errors on record; 1 if one grew."),
+        option(metavar="FILE", help="Check what ships against the errors on record; 1 if one grew."),
     ] = None,
     margin: Annotated[
-        float, typer.Option(min=0.0, help="Growth of a mean absolute error that is allowed, in percentage points.")
+        float, option(min=0.0, help="Growth of a mean absolute error that is allowed, in percentage points.")
     ] = MARGIN,
     quick: QuickOption = False,
     fresh: FreshOption = False,
@@ -65,13 +62,13 @@ def check_errors(
     from forerun.errors import ForerunError
 
     if check is None:
-        mode = "without --check" if context.invoked_subcommand is None else f"before '{context.invoked_subcommand}'"
-        refuse_unused(context, mode, "margin", "quick", "fresh", "jobs")
-        if context.invoked_subcommand is None:
-            print(context.get_help())
+        mode = "without --check" if called.subcommand is None else f"before '{called.subcommand}'"
+        refuse_unused(called, mode, "margin", "quick", "fresh", "jobs")
+        if called.subcommand is None:
+            print(called.help())
         return 0
-    if context.invoked_subcommand is not None:
-        raise ForerunError(f"--check: checks everything that ships by itself; leave out '{context.invoked_subcommand}'")
+    if called.subcommand is not None:
+        raise ForerunError(f"--check: checks everything that ships by itself; leave out '{called.subcommand}'")
     record = read_errors(check)
     recorded = [row for row in record if row.ships]
     if not recorded:
@@ -111,10 +108,10 @@ def everything(
 
 
 def speculation(
-    group: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only rows of this published table.")] = None,
+    group: Annotated[list[str] | None, option(metavar="NAME", help="Only rows of this published table.")] = None,
     fail_above: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
             metavar="GROUP.METRIC=VALUE",
             help="Exit 1 if a table's mape, bias or wrong_sign (percent) exceeds the limit; GROUP all is every row.",
         ),
@@ -145,6 +142,18 @@ def speculation(
     for words in broken:
         print(f"forerun: {words}", file=sys.stderr)
     return EXIT_GATE_FAILED if broken else 0
+
+
+def adaptive(json_file: JsonOption = None) -> int:
+    """Score confidence-scheduled verification on published tables: every cell, its sign, where it overtakes fixed K."""
+    from forerun.version import VERSION
+    from validation import speculation as published
+
+    with checked_outputs(None, json_file):
+        with Progress(json_file != "-", "published tables") as bar:
+            document = published.compare_adaptive(bar.update)
+        emit(document | {"version": VERSION}, json_file, list(published.adaptive_tables_of(document)))
+    return 0
 
 
 def _shipped(sections: Sequence[str], bar: bool, quick: bool, fresh: bool, jobs: int | None) -> ShippedErrors:

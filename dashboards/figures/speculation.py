@@ -251,8 +251,8 @@ def rollouts_figure(data: RolloutsData) -> go.Figure:
         add_line(figure, seconds, running, way, colour, "%{x:.1f} s: %{y:,} in progress", mode="lines")
     if 0 < data.tail_responses < data.responses:
         line = {"color": GREY, "width": 1, "dash": "dot"}
-        seconds = [0.0, max(points[-1][0] for points in data.curves.values())]
-        add_line(figure, seconds, [data.tail_responses] * 2, "drafts pay below", GREY, "%{y:,}", line=line)
+        ends = [0.0, max(points[-1][0] for points in data.curves.values())]
+        add_line(figure, ends, [data.tail_responses] * 2, "drafts pay below", GREY, "%{y:,}", line=line)
     axes = ({"title": "time (s)", "rangemode": "tozero"}, {"title": "responses in progress", "type": "log", "dtick": 1})
     caption = f"{data.responses:,} responses; the step waits for the last of them"
     return captioned(figure, "Responses of a training step", caption, data.basis, 420, *axes)

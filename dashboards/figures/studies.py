@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import log10
+from itertools import cycle
+from math import inf, log10
 from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
@@ -334,105 +335,129 @@ def _interval(low: float | None, high: float | None) -> str:
     return "" if low is None or high is None else f"[{low:.3f}, {high:.3f}]"
 
 
-HOLDS, MISSES = "holds the SLO", "misses it"
-SLO_COLOURS = {HOLDS: BLUE, MISSES: VERMILLION}
-HEIGHT = 420
-MOST_SLO_RATIO = 10.0
-"""SLO ratio beyond which a point is drawn at the edge: far misses say no more than that."""
+HOLDS, MISSES = "meets the SLO", "misses it"
+PER_CHIP, PER_USER, PER_MILLION = (
+    "output_tokens_per_s_per_chip",
+    "output_tokens_per_s_per_user",
+    "usd_per_million_output_tokens",
+)
+AXIS_WORDS = {PER_CHIP: "tokens/s per GPU", PER_USER: "tokens/s per user", PER_MILLION: "$ per million output tokens"}
+SHORT_WORDS = {PER_CHIP: "throughput", PER_USER: "speed", PER_MILLION: "cost"}
+LABEL_SPACE = (0.20, 0.07)
+"""Width and height of a point's label, shares of the axes: labels nearer than this to another are left to the hover."""
 
 
-class ParetoPoint(NamedTuple):
-    """One simulated layout."""
+class LayoutPoint(NamedTuple):
+    """A layout simulated at one load."""
 
     layout: str
-    cost: float
-    slo_ratio: float
-    """Binding value over its limit, at most ``MOST_SLO_RATIO``; up to 1 holds."""
-    max_rate: float | None
-    holds: bool
+    group: str
+    """What its colour stands for: the chip, or the layout where there is one chip."""
+    request_rate: float
+    x: float
+    y: float
+    meets: bool
     on_front: bool
+    """Whether no layout that meets the SLO is better on both axes."""
 
 
 class ParetoData(NamedTuple):
-    """Simulated layouts of a plan."""
+    """Simulated layouts of a plan over two of throughput per GPU, speed per user and cost per token."""
 
-    points: tuple[ParetoPoint, ...]
-    cost_label: str
-    request_rate: float | None
+    points: tuple[LayoutPoint, ...]
+    x: str
+    y: str
     basis: str
 
 
-def pareto_data(document: dict[str, Any]) -> ParetoData:
-    """The simulated layouts of a ``plan`` document, in the order of their cost."""
-    by_price = all(row["usd_per_hour"] is not None for row in document["candidates"] if row["binding"] is not None)
-    points = []
-    for row in document["candidates"]:
-        if row["binding"] is None or row["chips"] is None:
-            continue
-        slo_ratio = MOST_SLO_RATIO if row["slo_ratio"] is None else min(row["slo_ratio"], MOST_SLO_RATIO)
-        cost = row["usd_per_hour"] if by_price else row["chips"]
-        holds = row["status"] == "meets"
-        on_front = row["layout"] in document["pareto"]
-        points.append(ParetoPoint(row["layout"], float(cost), slo_ratio, row["max_rate"], holds, on_front))
-    points.sort(key=lambda point: (point.cost, point.slo_ratio))
-    label = "cost, US dollars per hour" if by_price else "chips"
-    return ParetoData(tuple(points), label, document["request_rate"], document["basis"] or "")
+def pareto_data(document: dict[str, Any], x: str = PER_USER, y: str = PER_CHIP) -> ParetoData | None:
+    """Every simulated load of a ``plan`` document's layouts; None where none has both figures."""
+    home = document["scenario"]["hardware"]["chip"]
+    rows = [
+        (candidate, point)
+        for candidate in document["candidates"]
+        for point in candidate.get("load_points") or ()
+        if point[x] is not None and point[y] is not None
+    ]
+    chips = {candidate["set"].get("hardware.chip", home) for candidate, _ in rows}
+    names = dict(zip([c["layout"] for c, _ in rows], _short_names([c["layout"] for c, _ in rows]), strict=True))
+    cost = -1 if y == PER_MILLION else 1
+    front: set[tuple[float, float]] = set()
+    highest = -inf
+    for one in sorted((p for _, p in rows if p["meets_slo"]), key=lambda p: (-p[x], -cost * p[y])):
+        if cost * one[y] > highest:
+            highest = cost * one[y]
+            front.add((one[x], one[y]))
+    points = tuple(
+        LayoutPoint(
+            names[candidate["layout"]],
+            candidate["set"].get("hardware.chip", home) if len(chips) > 1 else names[candidate["layout"]],
+            point["request_rate"],
+            point[x],
+            point[y],
+            point["meets_slo"],
+            point["meets_slo"] and (point[x], point[y]) in front,
+        )
+        for candidate, point in sorted(rows, key=lambda row: row[1]["request_rate"])
+    )
+    return ParetoData(points, x, y, document["basis"] or "") if points else None
 
 
-def slo_ratio_data(document: dict[str, Any]) -> ParetoData | None:
-    """The points of a plan for one rate; None for a plan of the highest rates alone."""
-    return None if document["request_rate"] is None else pareto_data(document)
-
-
-def slo_ratio_figure(data: ParetoData) -> go.Figure:
-    """Cost against the binding value over its limit: below the line a layout holds."""
-    figure = go.Figure()
-    for name, colour in SLO_COLOURS.items():
-        points = [p for p in data.points if p.holds == (name == HOLDS)]
-        if points:
-            hover = "%{customdata[0]}<br>%{y:.2f} of the limit<extra></extra>"
-            _add_layouts(figure, points, [p.slo_ratio for p in points], name, colour, hover)
-    figure.add_hline(y=1.0, line={"color": GREY, "dash": "dash"}, annotation_text="SLO")
-    x, y = ({"title": title, "rangemode": "tozero"} for title in (data.cost_label, "binding value over its limit"))
-    caption = "each point a simulated layout; below the line it holds"
-    return captioned(figure, "Cost against the SLO", caption, data.basis, HEIGHT, x, y)
-
-
-def max_rate_data(document: dict[str, Any]) -> ParetoData | None:
-    """The points of a plan; None where none has a highest rate."""
-    data = pareto_data(document)
-    return data if any(point.max_rate is not None for point in data.points) else None
+def _short_names(layouts: Sequence[str]) -> list[str]:
+    """Names without the parts that all of them share."""
+    parts = [layout.split(", ") for layout in layouts]
+    shared = set.intersection(*map(set, parts)) if len(set(layouts)) > 1 else set()
+    return [", ".join(part for part in one if part not in shared) or one[0] for one in parts]
 
 
 def pareto_figure(data: ParetoData) -> go.Figure:
-    """Cost against the highest rate that holds, with the front that no layout beats in both."""
-    points = [p for p in data.points if p.max_rate is not None]
-    front = [p for p in points if p.on_front]
+    """A line for each layout over its loads, the front that none beats, and the names of its points."""
     figure = go.Figure()
-    if front:
-        figure.add_scatter(
-            x=[p.cost for p in front],
-            y=[p.max_rate for p in front],
-            mode="lines",
-            name="Pareto front",
-            line={"color": GREY, "shape": "hv", "width": 2},
-            hoverinfo="skip",
+    colours = dict(zip(dict.fromkeys(p.group for p in data.points), cycle(VARIANT_COLOURS), strict=False))
+    layouts = {p.layout: [q for q in data.points if q.layout == p.layout] for p in data.points}
+    for points in layouts.values():
+        group = points[0].group
+        marker = {
+            "color": colours[group],
+            "size": 8,
+            "symbol": ["circle" if p.meets else "circle-open" for p in points],
+        }
+        shown = [[p.layout, p.request_rate, HOLDS if p.meets else MISSES] for p in points]
+        hover = (
+            f"<b>%{{customdata[0]}}</b><br>%{{customdata[1]:.3g}} req/s: %{{customdata[2]}}<br>%{{y:.3~g}} "
+            f"{AXIS_WORDS[data.y]}<br>%{{x:.3~g}} {AXIS_WORDS[data.x]}<extra></extra>"
         )
-    hover = "%{customdata[0]}<br>up to %{y:.3g} req/s<extra></extra>"
-    _add_layouts(figure, points, [p.max_rate for p in points], "layout", BLUE, hover)
-    if data.request_rate is not None:
-        figure.add_hline(y=data.request_rate, line={"color": GREY, "dash": "dash"}, annotation_text="requested")
-    x, y = ({"title": title, "rangemode": "tozero"} for title in (data.cost_label, "highest rate that holds, req/s"))
-    return captioned(figure, "Cost against headroom", "stars: no layout beats them in both", data.basis, HEIGHT, x, y)
+        line = {"color": colours[group], "width": 1}
+        xy = ([p.x for p in points], [p.y for p in points])
+        add_points(figure, *xy, group, marker, hover, customdata=shown, line=line, legendgroup=group,
+                   showlegend=not any(trace.name == group for trace in figure.data))  # fmt: skip
+        figure.data[-1].mode = "lines+markers"
+    front = sorted({(p.x, p.y) for p in data.points if p.on_front})
+    if len(front) > 1:
+        line = {"color": GREY, "width": 2, "dash": "dot"}
+        figure.add_scatter(x=[x for x, _ in front], y=[y for _, y in front], mode="lines", name="Pareto front",
+                           line=line, hoverinfo="skip")  # fmt: skip
+    for point in _labelled_points(data.points):
+        figure.add_annotation(x=point.x, y=point.y, text=point.layout, showarrow=False, yshift=14, font={"size": 11})
+    axes = [{"title": AXIS_WORDS[name], "rangemode": "tozero"} for name in (data.x, data.y)]
+    title = f"{SHORT_WORDS[data.y]} over {SHORT_WORDS[data.x]}".capitalize()
+    caption = f"median speed of an answer's tokens; filled: {HOLDS}; dotted: none is better in both"
+    look: dict[str, Any] = {"hovermode": "closest", "showlegend": len(colours) > 1 or len(front) > 1}
+    return captioned(figure, title, caption, data.basis, 500, *axes, **look)
 
 
-def _add_layouts(
-    figure: go.Figure, points: Sequence[ParetoPoint], y: Sequence[float | None], name: str, colour: str, hover: str
-) -> None:
-    """Layouts over their cost; those on the Pareto front are stars."""
-    marker = {"color": colour, "size": 11, "symbol": ["star" if p.on_front else "circle" for p in points]}
-    layouts = [[p.layout] for p in points]
-    add_points(figure, [p.cost for p in points], y, name, marker, hover, customdata=layouts)
+def _labelled_points(points: Sequence[LayoutPoint]) -> list[LayoutPoint]:
+    """The points whose names do not overlap: of each layout the one with the most load, those on the front first."""
+    last = {p.layout: p for p in points if p.meets} or {p.layout: p for p in points}
+    wide, high = (max(getattr(p, axis) for p in points) or 1.0 for axis in "xy")
+    shown: list[LayoutPoint] = []
+    for point in sorted(last.values(), key=lambda p: not p.on_front):
+        near = (
+            abs(point.x - p.x) / wide < LABEL_SPACE[0] and abs(point.y - p.y) / high < LABEL_SPACE[1] for p in shown
+        )
+        if not any(near):
+            shown.append(point)
+    return shown
 
 
 MOST_FIELDS = 6

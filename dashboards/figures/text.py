@@ -50,28 +50,22 @@ def load_curve_text(data: studies.LoadCurveData) -> str:
     return "\n\n".join(parts)
 
 
-def slo_ratio_text(data: studies.ParetoData) -> str:
-    """Binding value over its limit as bars of text; ``|`` is the limit."""
-    longest = max([1.0, *(point.slo_ratio for point in data.points)])
-    return _bars([(p.layout, p.slo_ratio, f"{p.slo_ratio:.2f}") for p in data.points], longest, 1.0)
-
-
 def pareto_text(data: studies.ParetoData) -> str:
-    """Highest rates as bars of text; ``|`` is the rate requested."""
-    points = [(p.layout, p.max_rate, f"{p.max_rate:.3g} req/s") for p in data.points if p.max_rate is not None]
-    longest = max([data.request_rate or 0.0, *(rate for _, rate, _ in points)])
-    return _bars(points, longest, data.request_rate)
-
-
-def _bars(rows: list[tuple[str, float, str]], longest: float, mark: float | None) -> str:
-    width = max(len(label) for label, *_ in rows)
-    lines = []
-    for label, value, words in rows:
-        bar = list(f"{'#' * round(value / longest * BAR):<{BAR + 1}}")
-        if mark is not None:
-            bar[round(mark / longest * BAR)] = "|"
-        lines.append(f"{label:<{width}}  {''.join(bar)}  {words}")
+    """The two figures of every layout at the highest load simulated that meets the SLO, else at its highest."""
+    last = {p.layout: p for p in data.points} | {p.layout: p for p in data.points if p.meets}
+    heads = [studies.AXIS_WORDS[name] for name in (data.y, data.x)]
+    width = max(map(len, last))
+    lines = [f"{'':<{width}}  {'req/s':>8}  {heads[0]:>{len(heads[0])}}  {heads[1]}"]
+    for name, p in last.items():
+        values = "  ".join(f"{value:{len(head)}.3f}" for head, value in zip(heads, (p.y, p.x), strict=True))
+        lines.append(f"{name:<{width}}  {p.request_rate:8.3g}  {values}{'' if p.meets else '  misses the SLO'}")
     return "\n".join(lines)
+
+
+def _bars(rows: list[tuple[str, float, str]], longest: float) -> str:
+    width = max(len(label) for label, *_ in rows)
+    bars = [f"{'#' * round(value / longest * BAR):<{BAR + 1}}" for _, value, _ in rows]
+    return "\n".join(f"{label:<{width}}  {bar}  {words}" for (label, _, words), bar in zip(rows, bars, strict=True))
 
 
 def race_text(data: studies.RaceData) -> str:
@@ -98,7 +92,7 @@ def pool_text(data: PoolData) -> str:
 def rollouts_text(data: RolloutsData) -> str:
     """Time of generation of each way to draft."""
     rows = [(way, points[-1][0], f"{points[-1][0]:.4g} s") for way, points in data.curves.items()]
-    return "seconds until the step has its responses\n" + _bars(rows, max(seconds for _, seconds, _ in rows), None)
+    return "seconds until the step has its responses\n" + _bars(rows, max(seconds for _, seconds, _ in rows))
 
 
 def tuning_text(data: studies.TuningData) -> str:

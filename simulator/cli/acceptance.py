@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
+from simulator.cli.commands import CommandGroup, argument
 from simulator.cli.output import JsonOption, emit
 
 Logs = Annotated[
     list[Path],
-    typer.Argument(
+    argument(
         metavar="FILE...",
         help="vLLM or SGLang log, Prometheus counters, benchmark JSON; several: one for each number of draft tokens.",
         show_default=False,
@@ -19,12 +18,11 @@ Logs = Annotated[
 ]
 
 
-def register(workloads: typer.Typer) -> None:
+def register(workloads: CommandGroup) -> None:
     """Add the commands to the group ``workloads``."""
-    workloads.command(
-        "fit-acceptance", epilog="Example: forerun workloads fit-acceptance vllm.log --json acceptance.json"
-    )(workloads_fit_acceptance)
-    workloads.command("curves", epilog="Example: forerun workloads curves --json -")(workloads_curves)
+    fit_example = "Example: forerun workloads fit-acceptance vllm.log --json acceptance.json"
+    workloads.command("fit-acceptance", workloads_fit_acceptance, epilog=fit_example)
+    workloads.command("curves", workloads_curves, epilog="Example: forerun workloads curves --json -")
 
 
 def workloads_fit_acceptance(files: Logs, json_file: JsonOption = None) -> int:

@@ -3,47 +3,47 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-import typer
+from typing import Annotated, Literal
 
 from forerun.errors import ForerunError
 from simulator.cli import acceptance
+from simulator.cli.commands import CommandGroup, argument, option
 from simulator.cli.output import JsonOption, MapOption, emit, mapping_of
 
-Name = Annotated[str, typer.Argument(metavar="NAME_OR_FILE", help="Catalogue name or file.", show_default=False)]
-OwnFile = Annotated[Path, typer.Argument(metavar="FILE", help="Your own file.", show_default=False)]
-TraceFormat = Annotated[str, typer.Option("--format", help="Trace format; auto recognises it by content.")]
+Name = Annotated[str, argument(metavar="NAME_OR_FILE", help="Catalogue name or file.", show_default=False)]
+OwnFile = Annotated[Path, argument(metavar="FILE", help="Your own file.", show_default=False)]
+TraceFormat = Annotated[str, option("--format", help="Trace format; auto recognises it by content.")]
 OnError = Annotated[
-    Literal["stop", "skip"], typer.Option("--on-error", help="A bad row stops the reading, or is skipped and counted.")
+    Literal["stop", "skip"], option("--on-error", help="A bad row stops the reading, or is skipped and counted.")
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the three groups of commands to ``app``."""
-    app.add_typer(_group("chips", chips_list, chips_show, chips_check, "h100-sxm", "my-chip.yaml"))
-    app.add_typer(_group("models", models_list, models_show, models_check, "llama-3.1-8b", "config.json"))
-    workloads = _group(
-        "workloads", workloads_list, workloads_show, workloads_check, "azure-conv-2023", "trace.csv --format auto"
+def register(commands: CommandGroup) -> None:
+    """Add the three groups of commands."""
+    chips = commands.group(
+        "chips", help="List, show and check chip profiles.", epilog="Example: forerun chips show h100-sxm"
     )
-    workloads.command("fit", epilog="Example: forerun workloads fit trace.csv --json workload.json")(workloads_fit)
+    chips.command("list", chips_list, epilog="Example: forerun chips list --json -")
+    chips.command("show", chips_show, epilog="Example: forerun chips show h100-sxm")
+    chips.command("check", chips_check, epilog="Example: forerun chips check my-chip.yaml")
+    models = commands.group(
+        "models",
+        help="List, show and check models, your own config.json included.",
+        epilog="Example: forerun models show llama-3.1-8b",
+    )
+    models.command("list", models_list, epilog="Example: forerun models list --json -")
+    models.command("show", models_show, epilog="Example: forerun models show llama-3.1-8b")
+    models.command("check", models_check, epilog="Example: forerun models check config.json")
+    workloads = commands.group(
+        "workloads",
+        help="List sample traces; analyse, check and fit your own.",
+        epilog="Example: forerun workloads show azure-conv-2023",
+    )
+    workloads.command("list", workloads_list, epilog="Example: forerun workloads list --json -")
+    workloads.command("show", workloads_show, epilog="Example: forerun workloads show azure-conv-2023")
+    workloads.command("check", workloads_check, epilog="Example: forerun workloads check trace.csv --format auto")
+    workloads.command("fit", workloads_fit, epilog="Example: forerun workloads fit trace.csv --json workload.json")
     acceptance.register(workloads)
-    app.add_typer(workloads)
-
-
-def _group(name: str, list_all: Any, show: Any, check: Any, known: str, user_file: str) -> typer.Typer:
-    group = typer.Typer(name=name, help=_GROUP_HELP[name], epilog=f"Example: forerun {name} show {known}")
-    group.command("list", epilog=f"Example: forerun {name} list --json -")(list_all)
-    group.command("show", epilog=f"Example: forerun {name} show {known}")(show)
-    group.command("check", epilog=f"Example: forerun {name} check {user_file}")(check)
-    return group
-
-
-_GROUP_HELP = {
-    "chips": "List, show and check chip profiles.",
-    "models": "List, show and check models, your own config.json included.",
-    "workloads": "List sample traces; analyse, check and fit your own.",
-}
 
 
 def chips_list(json_file: JsonOption = None) -> int:

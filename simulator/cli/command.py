@@ -28,9 +28,17 @@ EXIT_INTERRUPTED = 130
 
 def call(words: Sequence[str]) -> int:
     """Parse a command line, call its command, and return its exit code."""
-    from simulator.cli.app import call_with_typer
+    from simulator.cli.commands import MODULES, declared_commands
+    from simulator.cli.plain import parsed
 
-    return call_with_typer(words)
+    plain = parsed(declared_commands(words[0]), words) if words and words[0] in MODULES else None
+    if plain is None:
+        from simulator.cli.app import call_with_typer
+
+        return call_with_typer(words)
+    function, arguments = plain
+    code = function(**arguments)
+    return code if isinstance(code, int) else 0
 
 
 def run_command(words: Sequence[str]) -> int:
@@ -42,6 +50,7 @@ def run_command(words: Sequence[str]) -> int:
     """
     gc.set_threshold(COLLECT_AFTER)
     ready_streams()
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")  # looking for some takes longer the more is installed
     warnings.filterwarnings("ignore", "the engine runs interpreted")  # run and serve have a note of their own
     try:
         refuse_empty(words)

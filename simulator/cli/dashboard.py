@@ -5,37 +5,36 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from simulator.cli.commands import CommandGroup, CommandLine, argument, option
 from simulator.cli.output import refuse_unused
 
 PARTS = ("dash", "dash_mantine_components")
 DEFAULT_FOLDER = Path("out")
 
 
-def register(app: typer.Typer) -> None:
-    app.command("dash", epilog="Example: forerun dash out --port 8050")(dash)
+def register(commands: CommandGroup) -> None:
+    commands.command("dash", dash, epilog="Example: forerun dash out --port 8050")
 
 
 def dash(
-    context: typer.Context,
+    line: CommandLine,
     folders: Annotated[
         list[Path] | None,
-        typer.Argument(
+        argument(
             metavar="[DIR]...",
             help="Folders whose runs and kernel traces are shown, read-only; default: out, where there is one.",
             show_default=False,
         ),
     ] = None,
-    host: Annotated[str, typer.Option(help="Address to serve on; other than this machine's own needs --expose.")] = (
+    host: Annotated[str, option(help="Address to serve on; other than this machine's own needs --expose.")] = (
         "127.0.0.1"
     ),
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to serve on; 0 picks a free one.")] = 8050,
+    port: Annotated[int, option(min=0, max=65535, help="Port to serve on; 0 picks a free one.")] = 8050,
     expose: Annotated[
-        bool, typer.Option("--expose", help="Allow a --host that others can reach; the token lets them in.")
+        bool, option("--expose", help="Allow a --host that others can reach; the token lets them in.")
     ] = False,
     token: Annotated[
-        bool, typer.Option("--token", help="Ask for a token, which the printed address has; --expose always does.")
+        bool, option("--token", help="Ask for a token, which the printed address has; --expose always does.")
     ] = False,
 ) -> None:
     """Open the interactive dashboard in a browser."""
@@ -51,7 +50,7 @@ def dash(
     from dashboards.app.server import is_loopback
 
     if is_loopback(host):
-        refuse_unused(context, f"with --host {host}, which only this machine reaches", "expose")
+        refuse_unused(line, f"with --host {host}, which only this machine reaches", "expose")
     else:
         if not expose:
             raise ForerunError(

@@ -11,10 +11,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from forerun.tables import Table
 from simulator.cli.command import silence_stdout
+from simulator.cli.commands import CommandLine, option
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,7 +27,7 @@ LONG_RUN_S = 1.0
 
 ResidualOption = Annotated[
     bool | None,
-    typer.Option(
+    option(
         "--residual/--no-residual",
         help="The profile's learned correction on top of the physics; default: as engine.kernel_correction.",
         show_default=False,
@@ -36,15 +35,15 @@ ResidualOption = Annotated[
 ]
 JsonOption = Annotated[
     str | None,
-    typer.Option("--json", metavar="FILE", help="Write JSON to FILE; - writes it to stdout and nothing else."),
+    option("--json", metavar="FILE", help="Write JSON to FILE; - writes it to stdout and nothing else."),
 ]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="PATH=VALUE", help="Override a field, e.g. engine.max_num_seqs=128; repeatable."),
+    option("--set", metavar="PATH=VALUE", help="Override a field, e.g. engine.max_num_seqs=128; repeatable."),
 ]
 MapOption = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--map",
         metavar="WORD=COLUMN,...",
         help="Which column means what: arrival=ts,input=prompt_toks,output=gen_toks (also session, ttft, e2e; a time "
@@ -52,36 +51,25 @@ MapOption = Annotated[
     ),
 ]
 OutOption = Annotated[
-    Path | None, typer.Option("--out", "--output", metavar="DIR", help="Write the JSON and the report here.")
+    Path | None, option("--out", "--output", metavar="DIR", help="Write the JSON and the report here.")
 ]
-JobsOption = Annotated[int | None, typer.Option(min=1, help="Processes; default: one per core.")]
-NoIntervalOption = Annotated[bool, typer.Option("--no-interval", help="Ignore the prediction error of the model.")]
-NoProgressOption = Annotated[bool, typer.Option("--no-progress", help="Never show a progress bar.")]
+JobsOption = Annotated[int | None, option(min=1, help="Processes; default: one per core.")]
+NoIntervalOption = Annotated[bool, option("--no-interval", help="Ignore the prediction error of the model.")]
+NoProgressOption = Annotated[bool, option("--no-progress", help="Never show a progress bar.")]
 
 
-def set_options(context: typer.Context) -> dict[str, str]:
-    """Options and arguments that stand on the command line: parameter -> how it is written."""
-    return {
-        param.name: param.opts[-1]
-        for param in context.command.params
-        if param.name is not None
-        and (where := context.get_parameter_source(param.name)) is not None
-        and where.name == "COMMANDLINE"
-    }
-
-
-def refuse_unused(context: typer.Context, mode: str, *unused: str) -> None:
+def refuse_unused(line: CommandLine, mode: str, *unused: str) -> None:
     """Refuse options that have no effect in a mode of a command."""
     from forerun.errors import ArgumentError
 
-    for name, option in set_options(context).items():
+    for name, written in line.written.items():
         if name in unused:
-            raise ArgumentError(option.lstrip("-").replace("-", "_"), f"has no effect {mode}; remove it")
+            raise ArgumentError(written.lstrip("-").replace("-", "_"), f"has no effect {mode}; remove it")
 
 
 def out_to(files: str) -> Any:
     """``--out`` of a command that writes ``files`` and a report."""
-    return typer.Option("--out", "--output", metavar="DIR", help=f"Write {files}, report.html and report.md.")
+    return option("--out", "--output", metavar="DIR", help=f"Write {files}, report.html and report.md.")
 
 
 def mapping_of(text: str | None) -> dict[str, str] | None:

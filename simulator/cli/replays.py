@@ -7,8 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
+from simulator.cli.commands import CommandGroup, argument, option
 from simulator.cli.output import (
     JobsOption,
     JsonOption,
@@ -23,48 +22,48 @@ from simulator.cli.output import (
 
 EXIT_GATE_FAILED = 1
 
-replay = typer.Typer(
-    help="Compare predictions with your measured kernels, engine steps or benchmark results.", no_args_is_help=True
-)
 
-
-def register(app: typer.Typer) -> None:
-    app.add_typer(replay, name="replay")
+def register(commands: CommandGroup) -> None:
+    replay = commands.group(
+        "replay",
+        help="Compare predictions with your measured kernels, engine steps or benchmark results.",
+        no_args_is_help=True,
+    )
     examples: dict[Callable[..., int], str] = {
         kernels: "gemm_perf.parquet --chip h100-sxm --library trtllm --out out/gemm",
         requests: "result.json --scenario base.yaml --out out/served",
         steps: "steps.csv --scenario base.yaml --out out/steps",
     }
     for command, example in examples.items():
-        replay.command(command.__name__, epilog=f"Example: forerun replay {command.__name__} {example}")(command)
+        replay.command(command.__name__, command, epilog=f"Example: forerun replay {command.__name__} {example}")
 
 
 FilesArgument = Annotated[
     list[str],
-    typer.Argument(metavar="FILE...", help="Kernel traces, folders of them, or silicon:FOLDER.", show_default=False),
+    argument(metavar="FILE...", help="Kernel traces, folders of them, or silicon:FOLDER.", show_default=False),
 ]
-FormatOption = Annotated[str, typer.Option("--format", help="Format of the files; auto recognises it.")]
-DeviceOption = Annotated[str | None, typer.Option("--device", help="Only rows of the device with this in its name.")]
+FormatOption = Annotated[str, option("--format", help="Format of the files; auto recognises it.")]
+DeviceOption = Annotated[str | None, option("--device", help="Only rows of the device with this in its name.")]
 Texts = list[str] | None
 
 
 def _gate_option(metavar: str, words: str) -> Any:
-    return typer.Option("--fail-above", metavar=f"{metavar}=VALUE", help=f"Exit 1 when {words}.")
+    return option("--fail-above", metavar=f"{metavar}=VALUE", help=f"Exit 1 when {words}.")
 
 
 def _where_option(conditions: str) -> Any:
-    return typer.Option("--where", metavar="CONDITION", help=f"Only {conditions}.")
+    return option("--where", metavar="CONDITION", help=f"Only {conditions}.")
 
 
 def _split_option(what: str) -> Any:
-    return typer.Option("--split", metavar="train=SHARE,seed=N", help=f"Score only {what} this split holds out.")
+    return option("--split", metavar="train=SHARE,seed=N", help=f"Score only {what} this split holds out.")
 
 
 def kernels(
     files: FilesArgument,
-    chip: Annotated[str, typer.Option(help="Catalogue name or profile file.", show_default=False)],
+    chip: Annotated[str, option(help="Catalogue name or profile file.", show_default=False)],
     library: Annotated[
-        str, typer.Option(help="Kernel library: generic, vllm, sglang, trtllm, portable (older than the chip) ...")
+        str, option(help="Kernel library: generic, vllm, sglang, trtllm, portable (older than the chip) ...")
     ] = "generic",
     format: FormatOption = "auto",
     split: Annotated[str | None, _split_option("shapes")] = None,
@@ -76,7 +75,7 @@ def kernels(
     ] = None,
     json_file: JsonOption = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "--output", metavar="DIR", help="Write replay.json and report.html here.")
+        Path | None, option("--out", "--output", metavar="DIR", help="Write replay.json and report.html here.")
     ] = None,
 ) -> int:
     """Predict every measured kernel of a trace and show how far off the predictions are."""
@@ -107,18 +106,18 @@ def kernels(
 
 def requests(
     files: Annotated[
-        list[str], typer.Argument(metavar="FILE...", help="Measured runs, or folders of them.", show_default=False)
+        list[str], argument(metavar="FILE...", help="Measured runs, or folders of them.", show_default=False)
     ],
     scenario: Annotated[
         Path,
-        typer.Option(metavar="SCENARIO", help="Scenario that gives what the runs do not tell.", show_default=False),
+        option(metavar="SCENARIO", help="Scenario that gives what the runs do not tell.", show_default=False),
     ],
     format: FormatOption = "auto",
     set_values: SetOption = None,
     where: Annotated[Texts, _where_option("runs with FACT=VALUE, FACT~PART, FACT>=N or FACT<=N")] = None,
     split: Annotated[str | None, _split_option("configurations")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="At most so many runs, evenly chosen.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the simulations.")] = 0,
+    limit: Annotated[int | None, option(min=1, help="At most so many runs, evenly chosen.")] = None,
+    seed: Annotated[int, option(min=0, help="Seed of the simulations.")] = 0,
     jobs: JobsOption = None,
     fail_above: Annotated[
         Texts,
@@ -153,9 +152,9 @@ def requests(
 
 
 def steps(
-    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Measured engine steps.", show_default=False)],
+    files: Annotated[list[str], argument(metavar="FILE...", help="Measured engine steps.", show_default=False)],
     scenario: Annotated[
-        Path, typer.Option(metavar="SCENARIO", help="Model, chips and engine of the steps.", show_default=False)
+        Path, option(metavar="SCENARIO", help="Model, chips and engine of the steps.", show_default=False)
     ],
     format: FormatOption = "auto",
     set_values: SetOption = None,

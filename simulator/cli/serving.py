@@ -7,35 +7,33 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from simulator.cli.commands import CommandGroup, argument, option
 from simulator.cli.output import JsonOption, NoProgressOption, Progress, SetOption, show
 
 EXIT_OFF = 1
 
 
-def register(app: typer.Typer) -> None:
-    app.command("serve", epilog="Example: forerun serve chat.yaml --port 8000 --trace-out came.jsonl")(serve)
-    app.command(
+def register(commands: CommandGroup) -> None:
+    commands.command("serve", serve, epilog="Example: forerun serve chat.yaml --port 8000 --trace-out came.jsonl")
+    commands.command(
         "twin",
+        twin,
         epilog="Examples: forerun twin http://localhost:8000/metrics --scenario chat.yaml --seconds 300  |  "
         "forerun twin early.txt late.txt --seconds 300 --scenario chat.yaml --tolerance 10 --fail-above itl=20",
-    )(twin)
+    )
 
 
 def serve(
-    scenario: Annotated[
-        Path, typer.Argument(metavar="SCENARIO", help="Scenario file, YAML or JSON.", show_default=False)
-    ],
-    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes any that is free.")] = 8000,
-    speed: Annotated[float, typer.Option(min=1e-3, max=1e3, help="Simulated seconds that go by in a second.")] = 1.0,
+    scenario: Annotated[Path, argument(metavar="SCENARIO", help="Scenario file, YAML or JSON.", show_default=False)],
+    host: Annotated[str, option(help="Address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, option(min=0, max=65535, help="Port; 0 takes any that is free.")] = 8000,
+    speed: Annotated[float, option(min=1e-3, max=1e3, help="Simulated seconds that go by in a second.")] = 1.0,
     trace_out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write what comes as a request trace (.jsonl), for workload.trace."),
+        option(metavar="FILE", help="Write what comes as a request trace (.jsonl), for workload.trace."),
     ] = None,
     set_values: SetOption = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of answer lengths, acceptance and failures.")] = 0,
+    seed: Annotated[int, option(min=0, help="Seed of answer lengths, acceptance and failures.")] = 0,
 ) -> int:
     """Serve OpenAI's API with the latencies of the simulated engine.
 
@@ -80,29 +78,27 @@ def serve(
 def twin(
     sources: Annotated[
         list[str],
-        typer.Argument(
+        argument(
             metavar="URL|FILE...",
             help="An engine's /metrics address; a scrape of it, or an earlier and a later one; a Prometheus range "
             "query's JSON; OTLP JSON spans; or a benchmark's result.",
             show_default=False,
         ),
     ],
-    scenario: Annotated[
-        Path, typer.Option(metavar="SCENARIO", help="What the engine should be and do.", show_default=False)
-    ],
+    scenario: Annotated[Path, option(metavar="SCENARIO", help="What the engine should be and do.", show_default=False)],
     seconds: Annotated[
         float | None,
-        typer.Option(
+        option(
             min=0.1,
             help="URL: time between two scrapes, default 60. Files: time that they cover, where they do not say.",
         ),
     ] = None,
     tolerance: Annotated[
-        float, typer.Option(min=0, max=100, metavar="PERCENT", help="Gap of a latency that is put down to the model.")
+        float, option(min=0, max=100, metavar="PERCENT", help="Gap of a latency that is put down to the model.")
     ] = 0.0,
     fail_above: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
             "--fail-above",
             metavar="METRIC=PERCENT",
             help="Exit code 1 where a metric lies further off: itl, ttft, prefill, acceptance_length, prefix_hit_rate, "
@@ -110,8 +106,8 @@ def twin(
         ),
     ] = None,
     set_values: SetOption = None,
-    seed: Annotated[int, typer.Option(min=0, help="First seed of the simulated runs.")] = 0,
-    no_what_ifs: Annotated[bool, typer.Option("--no-what-ifs", help="Look for no changes that would pay.")] = False,
+    seed: Annotated[int, option(min=0, help="First seed of the simulated runs.")] = 0,
+    no_what_ifs: Annotated[bool, option("--no-what-ifs", help="Look for no changes that would pay.")] = False,
     json_file: JsonOption = None,
     no_progress: NoProgressOption = False,
 ) -> int:

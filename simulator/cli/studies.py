@@ -9,9 +9,8 @@ from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
-import typer
-
 from forerun.errors import ArgumentError
+from simulator.cli.commands import CommandGroup, CommandLine, argument, option
 from simulator.cli.output import (
     STDOUT,
     JsonOption,
@@ -21,7 +20,6 @@ from simulator.cli.output import (
     checked_outputs,
     mapping_of,
     out_to,
-    set_options,
     show,
 )
 from simulator.studies import public
@@ -30,21 +28,21 @@ if TYPE_CHECKING:
     from simulator.studies.frame import Option, StudyCommand
 
 
-def register(app: typer.Typer) -> None:
-    """Add a command for each study of the public face to ``app``."""
-    commands: dict[str, list[StudyCommand]] = {}
+def register(commands: CommandGroup) -> None:
+    """Add a command for each study of the public face."""
+    studies_of: dict[str, list[StudyCommand]] = {}
     for name in dir(public):
         if name.islower():
             declared = getattr(public, name).declared
-            commands.setdefault(declared.name, []).append(declared)
-    for name, studies in commands.items():
+            studies_of.setdefault(declared.name, []).append(declared)
+    for name, studies in studies_of.items():
         main, *others = sorted(studies, key=lambda one: one.chosen is not None)
         summary = str(main.function.__doc__).partition("\n")[0]
-        app.command(name, epilog=main.examples, help=main.help or summary)(_command(main, others))
+        commands.command(name, _command(main, others), epilog=main.examples, help=main.help or summary)
 
 
 def _command(main: StudyCommand, others: list[StudyCommand]) -> Callable[..., int]:
-    """The function of a command, with the signature that typer reads: the options of all its studies."""
+    """The function of a command, with the signature that declares its command: the options of all its studies."""
     options = main.options
     for study in others:
         options |= {name: one for name, one in study.options.items() if name not in options}
@@ -52,7 +50,7 @@ def _command(main: StudyCommand, others: list[StudyCommand]) -> Callable[..., in
     several = source == "scenarios"
 
     def call(**values: Any) -> int:
-        typed = set_options(values["call"])
+        typed = values["line"].written
         arguments = {
             name: mapping_of(value) if name == "columns" else value is not True if one.default is True else value
             for name, one in options.items()
@@ -80,9 +78,9 @@ def _command(main: StudyCommand, others: list[StudyCommand]) -> Callable[..., in
             print(f"Results are kept in {store}", file=sys.stderr if values["json_file"] == STDOUT else sys.stdout)
         return study.finish(result)
 
-    shown = [Parameter("call", Parameter.KEYWORD_ONLY, annotation=typer.Context)]
-    argument = typer.Argument(metavar="SCENARIO..." if several else "SCENARIO", help=main.source, show_default=False)
-    shown.append(_parameter(source, list[Path] if several else Path, argument))
+    shown = [Parameter("line", Parameter.KEYWORD_ONLY, annotation=CommandLine)]
+    files = argument(metavar="SCENARIO..." if several else "SCENARIO", help=main.source, show_default=False)
+    shown.append(_parameter(source, list[Path] if several else Path, files))
     last: list[Parameter] = []
     for name in [*options, *({"seed"} - set(options))]:  # --set stands before --seed, or last
         if name == "seed":
@@ -91,8 +89,8 @@ def _command(main: StudyCommand, others: list[StudyCommand]) -> Callable[..., in
             (last if name == "jobs" else shown).append(_typed(options[name]))
     for study in others:
         if study.switch_help:
-            option = typer.Option(f"--{study.switch}", help=study.switch_help)
-            shown.append(_parameter(study.switch, bool, option, False))
+            switch = option(f"--{study.switch}", help=study.switch_help)
+            shown.append(_parameter(study.switch, bool, switch, False))
     shown.append(_parameter("out", Path | None, out_to(main.files), None))
     shown.append(_parameter("json_file", JsonOption, default=None))
     shown += [*last, _parameter("no_progress", NoProgressOption, default=False)]
@@ -129,8 +127,8 @@ def _options_named(options: dict[str, Parameter]) -> Iterator[None]:
 
 
 def _option(parameter: Parameter) -> Option:
-    option: Option = parameter.annotation.__metadata__[0]
-    return option
+    declared: Option = parameter.annotation.__metadata__[0]
+    return declared
 
 
 def _flag(parameter: Parameter) -> str:
@@ -142,12 +140,12 @@ def _key(parameter: Parameter) -> str:
 
 
 def _typed(parameter: Parameter) -> Parameter:
-    """The option of a study's parameter, as typer declares it."""
-    option, default = _option(parameter), parameter.default
-    kind = option.text or get_args(parameter.annotation)[0]
+    """The option of a study's parameter, as a command declares it."""
+    one, default = _option(parameter), parameter.default
+    kind = one.text or get_args(parameter.annotation)[0]
     if default is True or kind == list[str] or kind == list[Path]:
         default = False if default is True else None
-    declared = typer.Option(_flag(parameter), help=option.help, metavar=option.metavar, min=option.min, max=option.max)
+    declared = option(_flag(parameter), help=one.help, metavar=one.metavar, min=one.min, max=one.max)
     return _parameter(_key(parameter), kind | None if default is None else kind, declared, default)
 
 

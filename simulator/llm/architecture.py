@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NamedTuple
 
+from forerun.dataclass import dataclass
 from forerun.errors import ForerunError
 from simulator.llm.layers import PARTS, ActiveCounts, Attention, DenseMlp, Layer, LayerGroup, Mixer, MoeMlp, Tensor
 

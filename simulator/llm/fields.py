@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NoReturn, TypeVar
 
+from forerun.dataclass import dataclass
 from forerun.errors import ForerunError, did_you_mean
 
 LARGEST = 10**9

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache
 from importlib import resources
 from typing import Any, Literal, NamedTuple
 
+from forerun.dataclass import dataclass
 from forerun.yaml_files import parse
 from simulator.llm.fields import Fields, shown_value
 from simulator.llm.layers import ActiveCounts, QkNorm

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar, Literal, NamedTuple
 
+from forerun.dataclass import dataclass
 from forerun.errors import ForerunError
 
 Part = Literal["embedding", "lm_head", "attention", "mlp", "expert", "shared_expert", "router", "norm"]

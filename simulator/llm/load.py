@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, lru_cache
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -13,6 +13,7 @@ from typing import Any, cast, get_args
 
 import yaml
 
+from forerun.dataclass import dataclass
 from forerun.errors import ForerunError, did_you_mean
 from forerun.yaml_files import TooLargeError, bounded_text, parse
 from simulator.llm.architecture import Architecture

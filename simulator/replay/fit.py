@@ -4,13 +4,14 @@ batches are served."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.dataclass import dataclass
 from forerun.yaml_files import packaged
 from hwprofiles import Chip, KernelLibrary, KernelTime
 from hwprofiles.dtypes import format_of

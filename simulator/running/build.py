@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import simulator.timing as timing
+from forerun.dataclass import dataclass
 from forerun.errors import ForerunError, at_field
 from forerun.recent import RecentResults
 from hwprofiles import Chip, KernelLibrary, dtype_bytes, load_chip, load_link, weakest
@@ -20,6 +21,7 @@ from simulator.running.drafting import (
     drafting_notes,
     drafting_rule,
     lookahead_tokens,
+    trims,
     verified_survival,
     verify_budget,
 )
@@ -37,7 +39,6 @@ from simulator.serving import (
 from simulator.speculation import AcceptanceSampler, PolicyFactory, attention_level, borrowed_acceptance, sampler_of
 from simulator.speculation.confidence import drafts_that_vary
 from simulator.speculation.proposal import proposal
-from simulator.speculation.speculation_config import CONFIDENCE_BUDGET, named
 from simulator.timing.framework import Framework
 from simulator.timing.hardware_config import LayerShare
 from simulator.timing.mixed_chips import HostKernels, OtherDevice, SlowestKernels
@@ -242,7 +243,7 @@ class _Replica:
     @property
     def _trims(self) -> bool:
         """Whether a step verifies some of the draft tokens only."""
-        return self.speculation is not None and named(self.speculation.policy).name == CONFIDENCE_BUDGET
+        return trims(self.speculation)
 
     def _target(self) -> timing.Deployment:
         scenario, hardware, engine = self.scenario, self.hardware, self.engine

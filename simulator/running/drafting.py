@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import lru_cache
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 
 import simulator.timing as timing
 from forerun.arrays import FloatArray
+from forerun.dataclass import dataclass
 from forerun.errors import ForerunError
 from hwprofiles import load_chip, load_link
 from simulator.llm import (
@@ -47,9 +48,11 @@ from simulator.speculation.confidence import (
 )
 from simulator.speculation.level_decay import conditional_rates
 from simulator.speculation.methods import METHODS
-from simulator.speculation.speculation_config import CONFIDENCE_BUDGET, named
+from simulator.speculation.speculation_config import CONFIDENCE_BUDGET, GRAMMAR, named
 from simulator.timing.framework import DraftOverhead
 
+RECOVERY_TOKENS = 64
+"""Default of the policy's ``recovery_tokens``; assumed."""
 PRICED_STEPS = 100_000
 """Size of the caches of step times that policies request."""
 DrafterFactory = Callable[["DraftRequest"], timing.Drafter]
@@ -86,10 +89,19 @@ class DraftRequest:
     def overhead(self) -> timing.HostOverhead:
         """Host time per step and pass: as the scenario says, else as the method costs in this engine."""
         draft, known = self.draft, self.measured
+        step_s = _given(draft.step_s, known.step_s)
+        per_sequence_s = _given(draft.per_sequence_s, known.per_sequence_s)
+        policy = named(self.config.policy)
+        if policy.name == CONFIDENCE_BUDGET:
+            step_s += _given(policy.step_s, known.budget_step_s)
+            per_sequence_s += policy.per_sequence_s or 0.0
+        if self.config.grammar is not None:
+            step_s += self.config.grammar.step_s or 0.0
+            per_sequence_s += self.config.grammar.per_sequence_s or 0.0
         return timing.HostOverhead(
-            _given(draft.step_s, known.step_s),
+            step_s,
             _given(draft.pass_s, known.pass_s),
-            _given(draft.per_sequence_s, known.per_sequence_s),
+            per_sequence_s,
             known.sequence_pass_s if draft.per_sequence_s is None else 0.0,
         )
 
@@ -149,12 +161,17 @@ def drafting_notes(config: SpeculationConfig) -> Iterator[str]:
     elif policy.name == CONFIDENCE_THRESHOLD:
         yield "the drafter's confidences are taken to be calibrated; the drafts of a batch end at the same position"
     elif policy.name != "fixed":
-        follows = policy.while_off == "follow"
-        idle = "keeps up with one pass per step" if follows else "catches up on what it skipped once K > 0"
+        idle = {
+            "follow": "keeps up with one pass per step",
+            "starve": "never sees what it skipped and is accepted less often until that lies far back (assumed)",
+        }.get(policy.while_off or "", "catches up on what it skipped once K > 0")
         yield (
             f"policy {policy.name}: the requests of a step decide what is drafted at its end and verified in the next; "
             f"a drafter at K = 0 {idle}; KV slots are kept for {config.depth} draft tokens throughout"
         )
+    if config.grammar is not None:
+        share, span = config.grammar.forced
+        yield f"grammar: {100 * share:.0f} % of the output tokens are forced, in spans of {span:.1f} tokens"
     if METHODS[config.method].looks_up:
         yield (
             f"{config.method}: every sequence verifies {config.num_speculative_tokens} draft tokens in every step, so "
@@ -192,6 +209,8 @@ def drafting_rule(
     @lru_cache(maxsize=PRICED_STEPS)
     def switch_seconds(seqs: int, skipped: int) -> float:
         """Seconds that a decode step lasts longer where K has changed and the drafter has that much to catch up on."""
+        if policy.while_off == "starve":
+            skipped = 0
         each = max(1, skipped // seqs)
         pairs = tuple(seqs * timing.causal_pairs(each, 0, w) if skipped else 0 for w in timer.windows)
         keys = tuple(seqs * timing.keys_read(each, each, w) if skipped else 0 for w in timer.windows)
@@ -200,7 +219,15 @@ def drafting_rule(
         return float(timer.seconds(work, changed) - timer.seconds(work, timing.DraftStep(1, 0, 0, 0, none, none)))
 
     factory = make_policy or policy_factory(policy, most, step_seconds, switch_seconds)
-    return None if factory is None else DraftingRule(factory, most, policy.while_off == "follow")
+    if factory is None:
+        return None
+    recovery = policy.recovery_tokens or RECOVERY_TOKENS if policy.while_off == "starve" else 0
+    return DraftingRule(factory, most, policy.while_off == "follow", recovery)
+
+
+def trims(config: SpeculationConfig | None) -> bool:
+    """Whether a step verifies some of the draft tokens only: those worth most, or those that a grammar forces."""
+    return config is not None and (config.method == GRAMMAR or named(config.policy).name == CONFIDENCE_BUDGET)
 
 
 def verify_budget(
@@ -215,7 +242,7 @@ def verify_budget(
         most_seqs: most sequences of a step.
     """
     policy, each = named(config.policy), config.depth + 1
-    if policy.name != CONFIDENCE_BUDGET:
+    if not trims(config):
         return None
     target, windows = timer.target, timer.windows
     most_seqs = min(most_seqs, target.max_tokens // each)
@@ -248,7 +275,7 @@ def verify_budget(
 
     prompt = timing.usual_steps(windows, each, 1, target.max_tokens)
     prompt_s = float(seconds(prompt)[0]) / float(prompt.prefill_tokens[0])
-    confidence = policy.confidence or "calibrated"
+    confidence = "perfect" if config.method == GRAMMAR else policy.confidence or "calibrated"
     worth = seen_worth(rates, confidence, policy.calibration_error or 0.0)
     deployment = target.deployment
     padded = deployment.framework.padded_tokens(tokens, deployment.cuda_graphs)
@@ -377,6 +404,7 @@ BUILDERS: dict[str, Callable[[DraftRequest], timing.Drafter]] = {
     "suffix": lookup,
     "medusa": medusa,
     "mtp": mtp,
+    "grammar": lambda request: timing.HostDrafter(request.overhead.step_s, request.overhead.per_sequence_s),
 }
 """Function that builds the drafter, by method; the methods not listed are trained heads."""
 

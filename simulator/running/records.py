@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from itertools import takewhile
 from typing import Any, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.dataclass import dataclass
 from forerun.result import Result
 from hwprofiles import Chip
 from simulator.running.build import Build, PoolBuild

@@ -17,7 +17,7 @@ from simulator.serving.fleet.fleet_config import Role
 from simulator.serving.rules import SCHEDULERS
 from simulator.speculation.attention_level.alspec_config import check_groups
 from simulator.speculation.proposal import proposal
-from simulator.speculation.speculation_config import CONFIDENCE_BUDGET, named
+from simulator.speculation.speculation_config import CONFIDENCE_BUDGET, GRAMMAR, named
 from simulator.timing import resolve_weight_dtypes
 from simulator.timing.framework import LOCAL_FRAMEWORKS, load_framework
 
@@ -228,7 +228,7 @@ def _refuse_budget(scenario: Scenario) -> None:
 
 def _refuse_confidence(scenario: Scenario) -> None:
     speculation, hardware = scenario.speculation, scenario.hardware
-    if speculation is None or named(speculation.policy).name != CONFIDENCE_BUDGET:
+    if speculation is None or (named(speculation.policy).name != CONFIDENCE_BUDGET and speculation.method != GRAMMAR):
         return
     where = None
     if hardware.pipeline_parallel > 1 or hardware.attention_data_parallel > 1:
@@ -238,7 +238,8 @@ def _refuse_confidence(scenario: Scenario) -> None:
     elif not scenario.engine.rules.continuous:
         where = f"engine.scheduler: {scenario.engine.scheduler}"
     if where is not None:
-        raise ForerunError(f"speculation.policy: {CONFIDENCE_BUDGET} is not modelled with {where}; choose fixed")
+        field = "method: grammar" if speculation.method == GRAMMAR else f"policy: {CONFIDENCE_BUDGET}"
+        raise ForerunError(f"speculation.{field} is not modelled with {where}")
 
 
 def _refuse_host_memory(scenario: Scenario) -> None:

@@ -23,6 +23,7 @@ from simulator.running.build import EXTRAPOLATED, Build, build_run
 from simulator.running.drafting import DrafterFactory
 from simulator.running.invariants import FinishedRun, StepAudit, broken
 from simulator.running.records import (
+    ModelError,
     PoolFacts,
     RunRecords,
     kv_report,
@@ -33,7 +34,7 @@ from simulator.running.records import (
 )
 from simulator.running.scenario import Scenario, ScenarioSource, as_scenario
 from simulator.running.step_rows import DecodeSample, StepRows, step_detail
-from simulator.serving import FULL_ROWS, EngineCounters, KvCacheReport, RunLog, StepRecords
+from simulator.serving import FULL_ROWS, EngineCounters, KvCacheReport, RunLog, StepLog, StepRecords
 from simulator.serving.rules import SCHEDULERS
 from simulator.speculation import PolicyFactory, window_note
 from simulator.timing import Evidence, ModelTimer, load_framework
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     from simulator.running.metrics.uncertainty import Figures
 
 T = TypeVar("T")
+UNKEPT_ROWS = 1 << 17
+"""Rows of a run that keeps none up to which every step has a row; decode steps of one batch then share rows."""
 NEARLY_GONE = 0.98
 """Share of KV blocks in use from which a run adds a note."""
 
@@ -190,13 +193,12 @@ def simulate(
 
     rows = StepRows(build, look, keep_steps)
     try:
-        log = build.fleet.run(stream, progress, full_step_rows or FULL_ROWS, None if keep_steps else rows.take)
+        log = build.fleet.run(stream, progress, full_step_rows or UNKEPT_ROWS, None if keep_steps else rows.take)
     except StalledError as error:
         raise broken_run(str(error)) from None
     rows.take(log.steps)
     totals = audit.totals
-    if np.sum(log.failed) == len(stream):
-        raise NothingServedError("; ".join(f"{count} x {reason}" for reason, count in sorted(log.refusals.items())))
+    _refuse_nothing_served(log)
     simulated_s = float(totals.end_s.max())
     if simulated_s > LONGEST_S:
         raise ForerunError(
@@ -253,6 +255,38 @@ def _build_basis(scenario: Scenario) -> list[str]:
     library = load_framework(scenario.engine.framework).kernel_library
     age = build_age(library, scenario.engine.release, load_architecture(scenario.model).name)
     return [] if age == "fitted" else [EXTRAPOLATED]
+
+
+def serve(scenario: Scenario, seed: int = 0) -> metrics.Rerun:
+    """The requests of a run alone, for studies that compare latencies of many runs.
+
+    Each request has the times that ``simulate`` gives it. Steps are not kept, so bottlenecks, energy, evidence and
+    invariants of the run are not known.
+
+    Raises:
+        ForerunError: as ``simulate``.
+    """
+    return _served(scenario, build_run(scenario, seed), generate_requests(scenario.workload, seed))
+
+
+def error_of_run(scenario: Scenario, seed: int, figures: Figures) -> ModelError:
+    """Error of the model in figures of a run, as ``simulate`` finds it with ``intervals``, without the run's result."""
+    build, stream = build_run(scenario, seed), generate_requests(scenario.workload, seed)
+    return metrics.model_error(scenario, seed, build, stream, _served(scenario, build, stream), figures)
+
+
+def _served(scenario: Scenario, build: Build, stream: RequestStream) -> metrics.Rerun:
+    if not len(stream):
+        raise ForerunError("workload: there is no request to serve")
+    log = build.fleet.run(stream, None, FULL_ROWS, StepLog.forget)
+    _refuse_nothing_served(log)
+    requests = request_records(log, build.main)
+    return metrics.Rerun(scenario, requests, log.gaps(), speculation_counters(log, build.main))
+
+
+def _refuse_nothing_served(log: RunLog) -> None:
+    if np.sum(log.failed) == len(log.failed):
+        raise NothingServedError("; ".join(f"{count} x {reason}" for reason, count in sorted(log.refusals.items())))
 
 
 def _cpu_s() -> float:

@@ -4,12 +4,13 @@ kernels of one step of each kind."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from forerun.arrays import FloatArray, IntArray
+from forerun.dataclass import dataclass
 from simulator.running.build import Build
 from simulator.serving import RunLog, StepLog, StepRecords
 from simulator.timing import Costs, EngineTimer, Kernel, ModelTimer, StagedTimer, StepWork, running, some_steps

@@ -8,7 +8,6 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from itertools import count, cycle
 from pathlib import Path
 from typing import Any, TextIO
@@ -22,6 +21,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from forerun.dataclass import dataclass
 from forerun.errors import ForerunError
 from simulator.running.build import build_run
 from simulator.running.scenario import Scenario

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from simulator.running.build import Build
 from simulator.serving import RunLog
-from simulator.serving.clock import Timeline
 from simulator.serving.fleet.fleet import FleetRun
 from simulator.serving.log import COUNTED, StepLog
+from simulator.serving.timeline import Timeline
 from simulator.workload import RequestStream
 from traces import PrefixHashes
 

@@ -6,10 +6,11 @@ import json
 import math
 import urllib.request
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
+from forerun.dataclass import dataclass
 from forerun.errors import ArgumentError, ForerunError, install_hint
 from forerun.yaml_files import packaged
 from traces.requests.agents import request_of, spans_of

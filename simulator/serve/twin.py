@@ -8,13 +8,14 @@ host work between steps, or kernels.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import exp, log, sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.dataclass import dataclass
 from forerun.errors import ForerunError
 from forerun.result import StudyResult, Summary
 from forerun.tables import Cell, Table, Value

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
+from forerun.dataclass import dataclass
 from simulator.serving.limits import EngineLimits
 from simulator.speculation import Batch, DraftPolicy
 from simulator.timing import DraftStep, causal_pairs, keys_read
@@ -19,6 +19,8 @@ class DraftingRule:
     """Draft tokens of a full proposal that can be accepted: the policy's largest choice."""
     follows: bool = False
     """Whether the drafter keeps its cache up to date in steps that draft nothing, instead of catching up later."""
+    recovery_tokens: int = 0
+    """Tokens after which one that the drafter never saw weighs 1/e; 0: it catches up on what it skipped."""
 
 
 class ReplicaDrafting:
@@ -34,6 +36,7 @@ class ReplicaDrafting:
         self.policy = rule.make_policy()
         self.most = rule.most
         self._follows = rule.follows
+        self.recovery_tokens = rule.recovery_tokens
         self._limits = limits
         self.windows = windows
         self._none = (0,) * len(windows)

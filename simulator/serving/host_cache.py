@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from forerun.dataclass import dataclass
 from simulator.serving.clock import on_grid
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
+
+from forerun.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

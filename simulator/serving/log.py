@@ -6,12 +6,13 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.dataclass import dataclass
 from simulator.serving.records import GapCounts
 from simulator.timing import DraftStep, StepWork
 from simulator.workload import RequestStream

@@ -7,14 +7,17 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
 from math import inf
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.serving.clock import Timeline, on_grid
+from simulator.serving.clock import on_grid
 from simulator.serving.limits import EngineLimits
 from simulator.serving.log import RunLog
+
+if TYPE_CHECKING:
+    from simulator.serving.timeline import Timeline
 
 FloatArray = NDArray[np.float64]
 

@@ -7,10 +7,11 @@ one of your own, which a scenario may then name.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from importlib import import_module
 from typing import Annotated, Any
 
+from forerun.dataclass import dataclass
 from forerun.types import OneOf
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import count
 from math import sqrt
 from typing import TYPE_CHECKING
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from forerun.arrays import FloatArray, IntArray
+from forerun.dataclass import dataclass
 from simulator.speculation.speculation_config import (
     CONCENTRATION,
     CONFIDENCE_BUDGET,
@@ -112,8 +113,9 @@ class VerifyBudget:
     n tokens worth most, of whichever sequence, where n makes (B + their worth) / seconds(B, n) largest. The drafter
     proposes in full. Ties go to fewer tokens, and to the sequence that joined the batch first.
 
-    Source: vLLM 0.26, docs/features/speculative_decoding/adaptive_verification.md; sgl-project/sglang#36136 and #30261,
-    which take the cost at the present batch size. Both keep the one token per sequence that needs no draft.
+    Source: vllm-project/vllm#47808 and docs/features/speculative_decoding/adaptive_verification.md (vLLM 0.28), which
+    sizes the budget from the step before and smooths confidences; sgl-project/sglang#36136 and #30261, which take the
+    cost at the present batch size. Both keep the one token per sequence that needs no draft.
     """
 
     worth: FloatArray

@@ -6,9 +6,10 @@ A further one is an entry of ``methods.yaml`` and a builder of its drafter in ``
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from forerun.dataclass import dataclass
 from forerun.yaml_files import packaged
 
 
@@ -24,6 +25,9 @@ class EngineName:
     """Further keys of the engine's speculative config that the method needs."""
     other: str = ""
     """Remark on names that relatives of the method have."""
+    by_confidence: EngineName | None = None
+    """The method whose drafts are verified by confidence; None where the engine verifies all that such a drafter
+    proposes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +70,30 @@ def _read_methods() -> dict[str, MethodFacts]:
 
 def _engine_name(release: Mapping[str, Any], text: str | Mapping[str, Any]) -> EngineName:
     facts = {**release, "name": text} if isinstance(text, str) else dict(text)
+    if "by_confidence" in facts:
+        facts["by_confidence"] = _engine_name(release, facts["by_confidence"])
     return EngineName(**facts | {"since": str(facts["since"]), "date": str(facts["date"])})
 
 
 METHODS = _read_methods()
 """``none`` switches speculation off and leaves the rest of the block standing, to compare with."""
+
+
+def emitted_name(engine: str, method: str, by_confidence: bool = False) -> EngineName | None:
+    """An engine's name of a method, by whose confidence drafts are verified or not; None where it has none."""
+    known = METHODS[method].names.get(engine)
+    return known.by_confidence if by_confidence and known is not None else known
+
+
+def option_release(engine: str, option: str) -> EngineName:
+    """The release that an option of a command is known from.
+
+    Raises:
+        KeyError: no such option: an emitter may not write it.
+    """
+    tables = packaged("simulator.speculation", "methods.yaml")
+    facts = tables["engines"][engine] | (tables["options"][engine][option] or {})
+    return _engine_name(facts, {**facts, "name": option})
 
 
 def names_in(engine: str) -> dict[str, str]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from math import exp, inf, log, log2, sqrt
 from typing import Any, Protocol, runtime_checkable
 
+from forerun.dataclass import dataclass
 from forerun.errors import ForerunError
 from simulator.speculation.speculation_config import PolicyConfig
 

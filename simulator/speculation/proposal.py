@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from operator import mul
 
 import numpy as np
 
 from forerun.arrays import FloatArray
+from forerun.dataclass import dataclass
 from forerun.errors import ForerunError
 from simulator.speculation.acceptance import survival_rates
 from simulator.speculation.curves import load_curve
+from simulator.speculation.grammar import forced_survival
 from simulator.speculation.level_decay import LevelDecay
 from simulator.speculation.speculation_config import (
     CONCENTRATION,
@@ -73,6 +74,19 @@ def expanded_nodes(tree: DraftTree) -> tuple[int, ...]:
 
 def draft_survival(config: SpeculationConfig) -> FloatArray:
     """Chance that at least d draft tokens are accepted, d = 1..depth: what ``AcceptanceSampler`` takes.
+
+    That of the drafter (``drafter_survival``), and of what a grammar forces.
+    """
+    survival = drafter_survival(config)
+    if config.grammar is None:
+        return survival
+    before = np.concatenate(([1.0], survival[:-1]))
+    conditional = np.divide(survival, before, out=np.zeros_like(survival), where=before > 0.0)
+    return forced_survival(np.minimum(conditional, 1.0), config.grammar.forced)
+
+
+def drafter_survival(config: SpeculationConfig) -> FloatArray:
+    """Chance that at least d draft tokens of the drafter alone are accepted, d = 1..depth.
 
     ``per_position`` and ``log`` say it of the very tree that is drafted, and ``acceptance_length`` is met by it. Other
     sources are rates of the first candidate of each depth; in a tree the candidates beside it catch their share of

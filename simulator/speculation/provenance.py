@@ -18,6 +18,7 @@ from simulator.speculation.methods import METHODS
 from simulator.speculation.proposal import draft_survival
 from simulator.speculation.speculation_config import (
     ACCEPTANCE_SOURCES,
+    GRAMMAR,
     AcceptanceConfig,
     DraftConfig,
     SpeculationConfig,
@@ -127,6 +128,8 @@ def _own_acceptance(method: str, model: Any, depth: int, origin: str, acceptance
         former = {"method": origin, "acceptance": acceptance}
     elif _drafter(str(former.get("method"))) == _drafter(method):
         return dict(former["acceptance"])
+    if method == GRAMMAR:
+        return {"alpha": 0.0, "instead_of": former}
     ranked = _own_curves(method, model, depth)
     if not ranked:
         raise ForerunError(

@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from forerun.errors import warn_renamed, with_new_names
 from forerun.types import OneOf, PositiveFloat, PositiveInt, Section, Share
 from simulator.speculation.curves import load_curve
+from simulator.speculation.grammar import FORCED_SPAN, ForcedTokens, measured_forced
 from simulator.speculation.level_decay import MOST_DECAY
 from simulator.speculation.methods import METHODS
 from simulator.speculation.tree import DraftTree, GrowthPlan, load_tree, tree_from_choices
@@ -77,7 +78,7 @@ class TreeConfig(Section):
 
 
 TABLE_NAME_IN_VLLM = "num_speculative_tokens_per_batch_size"
-COMMON_FIELDS = ("name", "while_off", "switch_s", "step_s", "per_sequence_s")
+COMMON_FIELDS = ("name", "while_off", "recovery_tokens", "switch_s", "step_s", "per_sequence_s")
 POLICY_FIELDS: dict[str, tuple[str, ...]] = {
     "fixed": (),
     "disable-above-batch": ("batch",),
@@ -88,7 +89,7 @@ POLICY_FIELDS: dict[str, tuple[str, ...]] = {
     "entropy": ("least", "prior", "window"),
     "forerun": ("prior", "window"),
     "confidence-threshold": ("confidence_threshold",),
-    "confidence-budget": ("rule", "confidence", "calibration_error"),
+    "confidence-budget": ("rule", "confidence", "calibration_error", "step_s", "per_sequence_s"),
 }
 """Policies by name, each with its own parameters; ``while_off`` and ``switch_s`` apply to all that change K."""
 CONFIDENCE_BUDGET = "confidence-budget"
@@ -162,16 +163,21 @@ class PolicyConfig(Section):
     down_hysteresis: Signed | None = None
     """ema: accepted tokens added to the threshold under which fewer are drafted; default as SGLang's, -0.25 for
     batches below 8 and 0 from there on."""
-    while_off: Literal["idle", "follow"] | None = None
+    while_off: Literal["idle", "follow", "starve"] | None = None
     """Drafter in steps without drafts: ``idle`` (default), which on resuming first computes the skipped
-    tokens into its cache; or ``follow``, one pass in every step, as vLLM does to keep both caches in sync."""
+    tokens into its cache; ``follow``, one pass in every step, as vLLM does to keep both caches in sync; or ``starve``,
+    which never sees the skipped tokens, so that acceptance falls until they lie far back (what TensorRT-LLM avoids by
+    drafting one token at least)."""
+    recovery_tokens: PositiveInt | None = None
+    """while_off: starve: tokens after which a skipped one weighs 1/e; default 64 (assumed)."""
     switch_s: Annotated[float, Field(ge=0, lt=60, allow_inf_nan=False)] | None = None
     """Host seconds of each change of K beside the drafter's catching up; default 0 (assumed)."""
     step_s: Annotated[float, Field(ge=0, lt=60, allow_inf_nan=False)] | None = None
     """Host seconds that the policy adds to every step, whether or not it drafts; default of vLLM 0.775 ms (0.27, V1
-    runner, whose schedule by batch replaces full graphs: vllm-project/vllm#49548), of other engines 0."""
+    runner, whose schedule by batch replaces full graphs: vllm-project/vllm#49548), of other engines 0; of
+    confidence-budget 0.4 ms in SGLang (sgl-project/sglang#36136), else 0."""
     per_sequence_s: Annotated[float, Field(ge=0, lt=60, allow_inf_nan=False)] | None = None
-    """The same per sequence; default of vLLM 84 us, of other engines 0."""
+    """The same per sequence; default of vLLM 84 us, of other engines and of confidence-budget 0."""
 
     @model_validator(mode="before")
     @classmethod
@@ -204,6 +210,8 @@ class PolicyConfig(Section):
     @model_validator(mode="after")
     def _only_its_own(self) -> PolicyConfig:
         fields = POLICY_FIELDS[self.name] + (() if self.name in ("fixed", CONFIDENCE_BUDGET) else COMMON_FIELDS[1:])
+        if self.recovery_tokens is not None and self.while_off != "starve":
+            raise ValueError("recovery_tokens goes with while_off: starve")
         for name in sorted(self.model_fields_set - {"name"}):
             if name not in fields and getattr(self, name) is not None:
                 takes = f"it takes {', '.join(fields)}" if fields else "it takes no parameters"
@@ -399,6 +407,46 @@ class AcceptanceConfig(Section):
         return None if rates is None else len(rates)
 
 
+class GrammarConfig(Section):
+    """A grammar or JSON schema whose forced spans are draft tokens, accepted with certainty; beside a drafter or alone.
+
+    The forced share is given, or measured in outputs of one's own.
+    """
+
+    forced_share: Share | None = None
+    """Share of output tokens that the grammar leaves no choice of."""
+    forced_span: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
+    """Mean forced tokens in a row; default 8 (assumed), or as measured."""
+    outputs: str | None = None
+    """File of outputs, one JSON value a line, in which share and span are measured."""
+    json_schema: str | None = None
+    """File of the JSON schema that they follow."""
+    step_s: Seconds | None = None
+    """Host seconds of the grammar per step, hidden by no kernel, beyond those without drafting; default 0: masks are
+    made while the step runs, as XGrammar does (arXiv:2411.15100)."""
+    per_sequence_s: Seconds | None = None
+    """The same per sequence."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> GrammarConfig:
+        if (self.outputs is None) != (self.json_schema is None):
+            raise ValueError("outputs and json_schema go together")
+        if (self.forced_share is None) == (self.outputs is None):
+            raise ValueError("give one of forced_share, and outputs with json_schema")
+        if self.forced_span is not None and self.outputs is not None:
+            raise ValueError("forced_span is measured in outputs; remove it")
+        return self
+
+    @property
+    def forced(self) -> ForcedTokens:
+        """Share and span, as given or as measured."""
+        if self.outputs is not None and self.json_schema is not None:
+            return measured_forced(self.outputs, self.json_schema)
+        return ForcedTokens(self.forced_share or 0.0, self.forced_span or FORCED_SPAN)
+
+
+GRAMMAR = "grammar"
+"""Method of a grammar without a drafter beside it."""
 MOST_DRAFT_TOKENS = 1024
 
 
@@ -413,6 +461,8 @@ class SpeculationConfig(Section):
     """Draft tree, in place of a chain of ``num_speculative_tokens``."""
     draft: DraftConfig | None = None
     acceptance: AcceptanceConfig | None = None
+    grammar: GrammarConfig | None = None
+    """Forced spans of a grammar as draft tokens, in front of the drafter's own."""
     policy: PolicyName | PolicyConfig = "fixed"
     """How many of them each step drafts: a policy's name, or a mapping with its parameters."""
 
@@ -420,6 +470,15 @@ class SpeculationConfig(Section):
     @classmethod
     def _named_tree(cls, tree: object) -> object:
         return {"name": tree} if isinstance(tree, str) else tree
+
+    @model_validator(mode="before")
+    @classmethod
+    def _nothing_beside_the_grammar(cls, data: Any) -> Any:
+        if isinstance(data, Mapping) and data.get("method") == GRAMMAR:
+            if data.get("grammar") is None:
+                raise ValueError("method 'grammar' needs grammar: {forced_share: ...}, or outputs with json_schema")
+            return {**data, "acceptance": data.get("acceptance") or {"alpha": 0.0}}
+        return data
 
     @model_validator(mode="after")
     def _complete(self) -> SpeculationConfig:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import prod
 
+from forerun.dataclass import dataclass
 from forerun.errors import ForerunError
 from hwprofiles import KernelLibrary, load_chip, load_link
 from hwprofiles.parameters import FAMILIES
@@ -14,10 +14,11 @@ from simulator.llm.mixers import Recurrent
 from simulator.running.assumptions import KERNEL_FIELDS
 from simulator.running.drafting import method_overhead
 from simulator.running.scenario import Scenario
-from simulator.speculation import AcceptanceConfig, draft_survival, scaled_survival
+from simulator.speculation import AcceptanceConfig, scaled_survival
 from simulator.speculation.acceptance import widest_spread
 from simulator.speculation.attention_level.parameters import mechanism_costs
 from simulator.speculation.methods import METHODS
+from simulator.speculation.proposal import drafter_survival
 from simulator.studies.study_file import apply_settings
 from simulator.timing import VLLM_2025, load_draft_overhead, load_framework, resolve_weight_dtypes
 
@@ -249,7 +250,7 @@ def with_acceptance_scaled(scenario: Scenario, factor: float) -> Scenario:
         first = acceptance["conditional"][0]
     else:
         rates = base.per_position
-        survival = [float(s) for s in draft_survival(speculation)] if rates is None else rates
+        survival = [float(s) for s in drafter_survival(speculation)] if rates is None else rates
         acceptance = {"per_position": scaled_survival(survival, factor), "extrapolate": base.extrapolate}
         first = acceptance["per_position"][0]
     if base.spread:

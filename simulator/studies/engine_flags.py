@@ -12,8 +12,8 @@ from hwprofiles import dtype_bytes, load_chip
 from simulator.llm import load_architecture, published_repositories
 from simulator.running.scenario import Scenario
 from simulator.speculation.confidence import CONFIDENCE_THRESHOLD, DEFAULT_THRESHOLD
-from simulator.speculation.methods import METHODS, names_in
-from simulator.speculation.speculation_config import named
+from simulator.speculation.methods import METHODS, emitted_name, names_in
+from simulator.speculation.speculation_config import CONFIDENCE_BUDGET, named
 from simulator.studies.templates import command_words, templates
 from simulator.timing.deployment import resolve_weight_dtypes
 from simulator.timing.framework import LOCAL_FRAMEWORKS
@@ -21,6 +21,8 @@ from simulator.timing.framework import LOCAL_FRAMEWORKS
 KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 """What vLLM calls the two sides of a KV transfer."""
 ENGINES = {"vllm": "vLLM", "sglang": "SGLang"}
+SGLANG_BLOCKS = ("DFLASH", "DSPARK", "NGRAM")
+"""Methods of SGLang that are given the verified tokens alone (``speculative_hook.py``, sgl-project/sglang#30261)."""
 
 
 def launch_flags(scenario: Scenario) -> dict[str, str]:
@@ -80,7 +82,11 @@ def _speculation(scenario: Scenario, engine: str, remarks: list[str]) -> dict[st
     speculation = scenario.speculation
     if speculation is None or speculation.method == "none":
         return values
-    known, drafted = METHODS[speculation.method].names.get(engine), speculation.num_speculative_tokens
+    by_confidence = named(speculation.policy).name == CONFIDENCE_BUDGET
+    known, drafted = emitted_name(engine, speculation.method, by_confidence), speculation.num_speculative_tokens
+    if known is None and by_confidence:
+        remarks.append(f"{ENGINES[engine]} verifies by confidence with method: parallel-draft (DSpark) alone")
+        return values
     if known is None or speculation.tree is not None:
         tree = " tree" if speculation.tree is not None else ""
         unknown = {
@@ -94,10 +100,21 @@ def _speculation(scenario: Scenario, engine: str, remarks: list[str]) -> dict[st
     config |= {"model": model} if model else {}
     if known.other:
         remarks.append(known.other)
-    count, method = drafted or 0, known.name
-    steps = None if method == "DFLASH" else count
-    flags = {"algorithm": method, "steps": steps, "verified": count + 1, "drafter": model}
+    count = drafted or 0
+    steps, verified = sglang_counts(known.name, count, count)
+    flags = {"algorithm": known.name, "steps": steps, "verified": verified, "drafter": model}
     return values | flags | {"speculation": json.dumps(config)}
+
+
+def sglang_counts(algorithm: str, depth: int, tokens: int) -> tuple[int | None, int]:
+    """SGLang's numbers of draft steps and of verified tokens; no steps where it drafts in one block.
+
+    Args:
+        algorithm: its name of the method.
+        depth: sequential draft steps.
+        tokens: draft tokens.
+    """
+    return None if algorithm in SGLANG_BLOCKS else depth, tokens + 1
 
 
 def _llama_command(scenario: Scenario) -> str:

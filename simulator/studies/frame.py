@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import wraps
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, ParamSpec, TypeVar
 
+from forerun.dataclass import dataclass
 from forerun.errors import ArgumentError
 from forerun.version import VERSION
 

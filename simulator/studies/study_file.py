@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from math import exp, floor, inf, log, prod
 from pathlib import Path
@@ -16,6 +16,7 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
+from forerun.dataclass import dataclass
 from forerun.errors import ArgumentError, ForerunError, did_you_mean
 from simulator.running.scenario import (
     Scenario,

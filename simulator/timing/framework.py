@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import pydantic
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
+from forerun.disk_cache import kept
 from forerun.errors import ForerunError, did_you_mean
-from forerun.yaml_files import packaged
+from forerun.yaml_files import packaged, packaged_file
 from hwprofiles import Chip, Source
 from simulator.llm.architecture import Architecture
 from simulator.llm.layers import MoeMlp
@@ -23,7 +26,7 @@ LOCAL_FRAMEWORKS = ("llama.cpp", "mlx")
 class ElementwiseKernels(BaseModel):
     """Memory-bound kernels that an engine launches per layer and that the measured kernels do not include."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     rotary: int = Field(default=1, ge=0)
     qk_norm: int = Field(default=1, ge=0)
@@ -58,7 +61,7 @@ TILE = 32
 class Framework(BaseModel):
     """Host costs and graph capture of one engine; times in seconds, sizes in bytes or tokens."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     name: str
     step_s: float = Field(ge=0)
@@ -71,7 +74,7 @@ class Framework(BaseModel):
     eager_launch_s: float = Field(ge=0)
     captured_sizes: tuple[tuple[int, int, int], ...]
     """Default sizes of captured graphs as ascending (first, last, step) ranges; empty if none is captured."""
-    passes: ElementwiseKernels = ElementwiseKernels()
+    passes: ElementwiseKernels = Field(default_factory=ElementwiseKernels)
     norms_in_reductions: bool = False
     """Whether an all-reduce adds the residual and takes the norm behind it in its own kernel."""
     joins_index_keys: bool = False
@@ -315,7 +318,8 @@ def load_framework(name: str) -> Framework:
         raise ForerunError(
             f"engine.framework: no framework '{name}'{did_you_mean(name, known)} (one of {', '.join(known)})"
         )
-    return Framework(name=name, **known[name])
+    files = [packaged_file("simulator.timing", "frameworks.yaml"), Path(__file__)]
+    return kept(f"framework {name} {pydantic.VERSION}", files, lambda: Framework(name=name, **known[name]))
 
 
 def engine_defaults(name: str) -> dict[str, Any]:
@@ -327,7 +331,7 @@ def engine_defaults(name: str) -> dict[str, Any]:
 class DraftOverhead(BaseModel):
     """Host seconds of one method in one engine that no kernel hides."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     step_s: float = Field(default=0.0, ge=0)
     """Per step that drafts."""
@@ -346,6 +350,8 @@ class DraftOverhead(BaseModel):
     """Per step under a policy that may change K, whether or not the step drafts."""
     policy_sequence_s: float = Field(default=0.0, ge=0)
     """The same per sequence of such a step."""
+    budget_step_s: float = Field(default=0.0, ge=0)
+    """Per step whose draft tokens are chosen by their confidence."""
     source: Source
 
 

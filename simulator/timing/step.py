@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
+from math import isnan
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.dataclass import dataclass
 from hwprofiles import AttentionShape
 from hwprofiles.formulas import look_up
 from hwprofiles.library import MixingShape
@@ -46,8 +48,9 @@ from simulator.timing.work import StepWork, causal_pairs, context_parallel_part,
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
-FIRST_CELLS = 128
-ROWS_TOGETHER = 16
+BLOCK_CELLS = 64
+"""Cells of a ``DecodeTable`` that are priced together."""
+ROWS_TOGETHER = 32
 EXTRAPOLATED = 1
 
 
@@ -76,8 +79,8 @@ class DecodeOverlap(Protocol):
 class DecodeTable:
     """Seconds of one decode attention kernel by sequences, queries per sequence and total keys read.
 
-    For each pair (sequences, queries) the formula is evaluated at the ends of cells (``cell_tokens``), as far as has
-    been requested, and interpolated linearly, as ``between_cells`` does for many steps.
+    For each pair (sequences, queries) the formula is evaluated at the ends of cells (``cell_tokens``), a block of cells
+    when a key in it is first requested, and interpolated linearly, as ``between_cells`` does for many steps.
 
     Args:
         formula: seconds of (sequences, queries, keys); keys may be an array.
@@ -85,47 +88,59 @@ class DecodeTable:
 
     def __init__(self, formula: Callable[[Any, Any, Any], Any]) -> None:
         self._formula = formula
-        self._rows: dict[tuple[int, int], tuple[int, list[float], FloatArray]] = {}
-        """Cell width, values as a list for single look-ups, and as an array for many."""
+        self._rows: dict[tuple[int, int], tuple[int, FloatArray]] = {}
+        """Cell width, and values at the cell ends: NaN where none was requested."""
 
     def __call__(self, seqs: int, query_len: int, keys: Any) -> Any:
         """Seconds for ``keys`` total keys: a number, or an array for an array."""
-        row = self._rows.get((seqs, query_len))
         if isinstance(keys, np.ndarray):
-            width, values = self.row(seqs, query_len, int(keys.max()))
+            width = int(cell_tokens(seqs))
             cells = keys // width
-            lows = values[cells]
-            return lows + (keys - cells * width) * ((values[cells + 1] - lows) / width)
-        if row is None or keys >= (len(row[1]) - 1) * row[0]:
-            row = self._reach(seqs, query_len, keys)
-        width, points, _ = row
+            blocks, lows, highs = cells // BLOCK_CELLS, np.empty(keys.shape), np.empty(keys.shape)
+            for block in np.unique(blocks).tolist():
+                here = blocks == block
+                _, values = self.row(seqs, query_len, block * BLOCK_CELLS * width)
+                lows[here], highs[here] = values[cells[here]], values[cells[here] + 1]
+            return lows + (keys - cells * width) * ((highs - lows) / width)
+        width, values = self.row(seqs, query_len, keys)
         cell = keys // width
-        low = points[cell]
-        return low + (keys - cell * width) * ((points[cell + 1] - low) / width)
+        low = values.item(cell)
+        return low + (keys - cell * width) * ((values.item(cell + 1) - low) / width)
 
     def row(self, seqs: int, query_len: int, keys: int) -> tuple[int, FloatArray]:
-        """Cell width and values at the cell ends of a batch, up to one cell beyond ``keys``."""
-        width, _, values = self._reach(seqs, query_len, keys)
-        return width, values
+        """Cell width and values at the cell ends of a batch, known around ``keys`` and NaN where not requested.
 
-    def _reach(self, seqs: int, query_len: int, keys: int) -> tuple[int, list[float], FloatArray]:
+        Values requested later may be added to the same array.
+        """
         row = self._rows.get((seqs, query_len))
-        if row is not None and keys < (len(row[1]) - 1) * row[0]:
-            return row
-        cells = max(FIRST_CELLS, 2 * (keys // int(cell_tokens(seqs)) + 1))
+        if row is not None:
+            width, values = row
+            cell = keys // width
+            if cell + 1 < len(values) and not (isnan(values.item(cell)) or isnan(values.item(cell + 1))):
+                return row
         # Rows of like batches are soon requested too, and cost little more together than one of them alone.
         first = (seqs - 1) // ROWS_TOGETHER * ROWS_TOGETHER + 1
-        batches = np.arange(first, first + ROWS_TOGETHER) if row is None and cells == FIRST_CELLS else np.array([seqs])
-        points = np.arange(cells + 1, dtype=np.float64) * cell_tokens(batches)[:, None]
-        points[:, 0] = 1.0
-        values = np.broadcast_to(self._formula(batches[:, None], query_len, points), points.shape).copy()
-        made = {
-            (batch, query_len): (int(cell_tokens(batch)), costs.tolist(), costs)
-            for batch, costs in zip(batches.tolist(), values, strict=True)
-            if batch == seqs or (batch, query_len) not in self._rows
-        }
-        self._rows.update(made)
-        return made[seqs, query_len]  # the table may hold another thread's shorter row by now
+        batches = np.arange(first, first + ROWS_TOGETHER)
+        block = int(keys // int(cell_tokens(seqs))) // BLOCK_CELLS
+        ends = np.arange(block * BLOCK_CELLS, (block + 1) * BLOCK_CELLS + 1)
+        points = np.asarray(ends * cell_tokens(batches)[:, None], dtype=np.float64)
+        if block == 0:
+            points[:, 0] = 1.0
+        costs = np.broadcast_to(self._formula(batches[:, None], query_len, points), points.shape)
+        kept = [self._keep(batch, query_len, block, one) for batch, one in zip(batches.tolist(), costs, strict=True)]
+        return kept[seqs - first]
+
+    def _keep(self, seqs: int, query_len: int, block: int, costs: FloatArray) -> tuple[int, FloatArray]:
+        """The row with the values of a block added; the table may hold another thread's row, which lacks them."""
+        width, values = self._rows.get((seqs, query_len), (int(cell_tokens(seqs)), np.empty(0)))
+        begin, end = block * BLOCK_CELLS, (block + 1) * BLOCK_CELLS + 1
+        if len(values) < end:
+            longer = np.full(max(end, 2 * len(values)), np.nan)
+            longer[: len(values)] = values
+            self._rows[seqs, query_len] = width, longer
+            values = longer
+        values[begin:end] = costs
+        return width, values
 
 
 def fresh_prompt_seconds(formula: Callable[[Any, Any, Any, Any], Any], window: int | None, max_tokens: int) -> ByCount:

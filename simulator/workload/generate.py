@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
 from forerun.arrays import FloatArray, IntArray
+from forerun.dataclass import dataclass
 from forerun.errors import ForerunError
 from forerun.recent import RecentResults
 from forerun.types import LONGEST_S

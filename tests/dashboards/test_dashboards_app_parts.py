@@ -323,16 +323,22 @@ def test_capacity_page_says_what_the_plan_says(tmp_path, write_plan):
     (tmp_path / "served" / "broken" / "plan.json").write_text("{}")
     context = Context(ServedFolders.of([tmp_path / "served"], tmp_path / "session"))
     assert list(context.served.plans()) == ["azure", "broken"]
-    shown = capacity.compute(context, {"plan": "azure"})
+    by_speed, by_cost, _ = capacity.CHARTS
+    shown = capacity.compute(context, {"plan": "azure", "chart": by_speed})
     assert document["conclusion"] in str(shown["lead"])
-    costs = sorted(x for trace in shown["slo_ratio"].data for x in trace.x)
-    assert costs == sorted(row["usd_per_hour"] for row in document["candidates"] if row["binding"] is not None)
+    points = [point for row in document["candidates"] for point in row.get("load_points", ())]
+    assert len(points) >= 2
+    drawn = sorted(y for trace in shown["pareto"].data if trace.name != "Pareto front" for y in trace.y)
+    assert drawn == sorted(point["output_tokens_per_s_per_chip"] for point in points)
+    costs = capacity.compute(context, {"plan": "azure", "chart": by_cost})["pareto"]
+    drawn = sorted(y for trace in costs.data if trace.name != "Pareto front" for y in trace.y)
+    assert drawn == sorted(point["usd_per_million_output_tokens"] for point in points)
     nothing = capacity.compute(context, {"plan": None})
     assert set(nothing) == {"lead", "basis"}
     assert "basis: nothing yet" in str(nothing["basis"])
     for label, complaint in (("../azure", "no capacity plan"), ("broken", "is not what forerun plan")):
         with pytest.raises(ForerunError, match=complaint):
-            capacity.compute(context, {"plan": label})
+            capacity.compute(context, {"plan": label, "chart": by_speed})
 
 
 PLAN = {"model": "qwen3-8b", "chips": ["l4", "h100-sxm"], "rate": 10.5, "growth": 3, "ttft": 120, "tpot": 9.5,

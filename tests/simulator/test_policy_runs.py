@@ -3,10 +3,11 @@
 import dataclasses
 import re
 
+import numpy as np
 import pytest
 from both_engines import assert_same_bytes, both_engines
 from numpy.testing import assert_allclose
-from scenario_parts import closed_loop, drafts, on_h100
+from scenario_parts import burst, closed_loop, drafts, on_h100
 from test_drafting import METHODS, scenario
 
 from forerun.errors import ForerunError
@@ -14,6 +15,8 @@ from simulator.running.drafting import build_drafter
 from simulator.running.metrics.document import run_document
 from simulator.running.run import simulate
 from simulator.running.scenario import scenario_from
+from simulator.serving.compiled import engine_module
+from simulator.speculation.acceptance import AcceptanceSampler
 from simulator.speculation.policies import BatchTable
 
 OFTEN = {"name": "disable-above-batch", "batch": 8}
@@ -143,3 +146,49 @@ def test_padding_of_steps_without_draft_tokens_is_noted(model, noted):
     assert bool(note) == noted == (slower > 1.05)
     if noted:
         assert float(re.search(r"([\d.]+)x as long", note)[1]) == pytest.approx(slower, rel=0.15)
+
+
+def starving(while_off, outputs=200, batch=8, **policy):
+    """12 requests of unequal length at once: nothing is drafted until all but ``batch`` of them have ended."""
+    table = {"name": "disable-above-batch", "batch": batch, "while_off": while_off, **FREE, **policy}
+    lengths = {"distribution": "empirical", "values": [20, 20, outputs]}
+    speculation = drafts("eagle3", 3, 0.9, policy=table)
+    return on_h100(burst(12, 64, lengths), engine={"max_num_seqs": 16}, speculation=speculation)
+
+
+def accepted_share(scenario):
+    counters = simulate(scenario, seed=1).speculation
+    return counters.accepted_tokens / counters.num_drafts
+
+
+def test_a_starved_drafter_loses_acceptance_and_recovers():
+    whole, short, long = (accepted_share(starving(*one)) for one in (("idle", 200), ("starve", 40), ("starve", 2000)))
+    assert short < 0.75 * whole, "most of what it never saw lies near"
+    assert 0.9 * whole < long < whole, "and far back in the end"
+    assert accepted_share(starving("starve", recovery_tokens=4)) > accepted_share(
+        starving("starve", recovery_tokens=400)
+    )
+
+
+def test_a_drafter_that_never_rests_never_starves():
+    first, second = (simulate(starving(one, batch=99), seed=1) for one in ("idle", "starve"))
+    assert_same_bytes(first, second)
+
+
+def test_a_starved_drafter_computes_nothing_anew():
+    idle, starve = (simulate(starving(one, 60), seed=1) for one in ("idle", "starve"))
+    resumed = [int(np.flatnonzero(np.diff(run.steps.query_len) > 0)[-1]) for run in (idle, starve)]
+    assert idle.steps.seconds[resumed[0]] > starve.steps.seconds[resumed[1]]
+
+
+@pytest.mark.parametrize("blocks", [None, 40])
+def test_both_engines_starve_alike(blocks):
+    fast, _ = both_engines(starving("starve", 300).with_values({"engine.num_kv_blocks": blocks}), seed=2)
+    assert fast.speculation.num_drafts > 0
+
+
+def test_the_tokens_of_a_sustained_chance_are_geometric():
+    draws = engine_module().Draws(AcceptanceSampler(np.full(4, 0.9), 3))
+    drawn = np.array([draws.sustained(1, step, 0.6) for step in range(20_000)])
+    assert [np.mean(drawn >= place) for place in (1, 2, 3, 4)] == pytest.approx([0.6, 0.36, 0.216, 0.13], abs=0.012)
+    assert (draws.sustained(1, 5, 0.0), draws.sustained(1, 5, 1.0)) == (0, 4)

@@ -78,16 +78,14 @@ def test_kernel_libraries_are_shared_by_threads():
         assert len({id(library) for library in at_once(lambda _, made=made: made.kernels(chip, "vllm"), 200)}) == 1
 
 
-def test_a_shorter_row_of_another_thread_does_not_cut_a_decode_table():
-    """Another thread may store a shorter row of the same batch at any time; here it always does."""
+def test_a_row_of_another_thread_does_not_take_values_from_a_decode_table():
+    """Another thread may store a row of the same batch without them at any time; here it always does."""
 
-    class Shortening(dict):
+    class Emptying(dict):
         def __setitem__(self, key, row):
-            self.update({key: row})
-
-        def update(self, made):
-            super().update({key: (width, points[:2], costs[:2]) for key, (width, points, costs) in made.items()})
+            super().__setitem__(key, (row[0], np.full(2, np.nan)))
 
     table = DecodeTable(lambda seqs, query_len, keys: keys * 1e-9)
-    table._rows = Shortening()
+    table._rows = Emptying()
     assert table(4, 1, 100_000) == pytest.approx(1e-4)
+    assert table(4, 1, np.array([100_000, 200_000])) == pytest.approx([1e-4, 2e-4])

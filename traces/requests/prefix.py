@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from forerun.dataclass import dataclass
 from traces.errors import TraceError
 from traces.requests.table import IntArray, PrefixHashes
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.dataclass import dataclass
 from traces.errors import TraceError
 
 FloatArray: TypeAlias = NDArray[np.float64]

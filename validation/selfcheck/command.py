@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
+from simulator.cli.commands import CommandGroup, option
 from simulator.cli.output import JsonOption, Progress, checked_outputs, emit
 
 LABELS = {
@@ -18,18 +17,17 @@ LABELS = {
 METHODS = {"none": "no speculation", "draft-model": "draft model"}
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to ``app``."""
-    app.command(
-        "selfcheck",
-        epilog="Example: forerun selfcheck --out out/selfcheck --fail-above tpot=10",
-    )(selfcheck)
+def register(commands: CommandGroup) -> None:
+    """Add the command."""
+    commands.command(
+        "selfcheck", selfcheck, epilog="Example: forerun selfcheck --out out/selfcheck --fail-above tpot=10"
+    )
 
 
 def selfcheck(
     out: Annotated[
         Path | None,
-        typer.Option(
+        option(
             "--out",
             "--output",
             metavar="DIR",
@@ -38,24 +36,25 @@ def selfcheck(
     ] = None,
     threads: Annotated[
         int,
-        typer.Option(min=1, help="CPU threads; one is timed in processor seconds, which other work bends less."),
+        option(min=1, help="CPU threads; one is timed in processor seconds, which other work bends less."),
     ] = 1,
-    dtype: Annotated[str | None, typer.Option(help="bf16 or fp32; default: the faster one here.")] = None,
+    dtype: Annotated[str | None, option(help="bf16 or fp32; default: the faster one here.")] = None,
     fail_above: Annotated[
         list[str] | None,
-        typer.Option(metavar="FIGURE=PERCENT", help="Exit 1 above this error: tpot, ttft, throughput, acceptance."),
+        option(metavar="FIGURE=PERCENT", help="Exit 1 above this error: tpot, ttft, throughput, acceptance."),
     ] = None,
     tiny: Annotated[
         bool,
-        typer.Option("--tiny", hidden=True, help="Seconds only: tries the machinery; its errors mean nothing."),
+        option("--tiny", hidden=True, help="Seconds only: tries the machinery; its errors mean nothing."),
     ] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of weights, requests and sampling.")] = 0,
+    seed: Annotated[int, option(min=0, help="Seed of weights, requests and sampling.")] = 0,
     json_file: JsonOption = None,
 ) -> int:
     """Measure this machine, predict a small real engine on it, run it and compare (1 to 2 minutes).
 
     Needs torch (the extra named measure) and one CPU core; no GPU.
     """
+    from forerun.errors import ArgumentError
     from simulator.replay.measure.machine import load_torch, usable_cores
     from simulator.replay.measure.shapes import check_options
 
@@ -63,7 +62,7 @@ def selfcheck(
     limits = _limits(fail_above or [])
     check_options("--dtype", [dtype or "bf16"], ("bf16", "fp32"))
     if threads > usable_cores():
-        raise typer.BadParameter(f"{threads} is more than the {usable_cores()} cores here", param_hint="--threads")
+        raise ArgumentError("threads", f"{threads} is more than the {usable_cores()} cores here")
     from simulator.running.metrics.files import scratch_folder
     from validation.selfcheck.check import Selfcheck
     from validation.selfcheck.sizes import FULL, TINY

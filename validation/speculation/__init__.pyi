@@ -1,3 +1,5 @@
+from validation.speculation.adaptive import adaptive_tables_of as adaptive_tables_of
+from validation.speculation.adaptive import compare_adaptive as compare_adaptive
 from validation.speculation.cases import RESEARCH as RESEARCH
 from validation.speculation.cases import Case as Case
 from validation.speculation.cases import Unpredicted as Unpredicted

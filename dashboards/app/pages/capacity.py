@@ -15,7 +15,7 @@ from dashboards.app.page import Context, Page, Shown, Start, View
 from dashboards.app.parts import area, commands_panel, figure_card, remark, rests_on, table_panel, table_stack
 from dashboards.app.served import ServedFolders
 from dashboards.app.uploads import checked_size
-from dashboards.result_figures import drawn_figures
+from dashboards.figures.studies import AXIS_WORDS, PER_CHIP, PER_MILLION, PER_USER, pareto_data, pareto_figure
 from dashboards.study_report import COMMANDS
 from forerun.errors import ForerunError, did_you_mean
 from simulator.running.scenario import Scenario, scenario_from
@@ -29,6 +29,10 @@ NO_LOG = "at one rate, set below"
 PRICES = Pairs(
     "prices", "Own prices", says="US dollars an hour by chip; else the catalogue's", example="h100-sxm=2.5,l40s=0.9"
 )
+CHARTS = {
+    f"{AXIS_WORDS[y]} over {AXIS_WORDS[x]}": (x, y)
+    for x, y in ((PER_USER, PER_CHIP), (PER_USER, PER_MILLION), (PER_CHIP, PER_MILLION))
+}
 REPLICATIONS, FINALISTS, MOST_REPLICAS, SIMULATED_REQUESTS = 3, 4, 64, 500
 ON_LOG, ON_RATE = ("log", lambda log: log != NO_LOG), ("log", lambda log: log == NO_LOG)
 
@@ -109,6 +113,7 @@ def compute(context: Context, values: Values) -> Shown:
         f"seed {document['seed']}; a prediction, not a measurement.",
     ]
     best = document["best"]
+    points = pareto_data(document, *CHARTS[values["chart"]])
     holding, *others = (table for table in result.tables() if table.name not in COMMANDS)
     return {
         "lead": remark(result.conclusion),
@@ -116,7 +121,7 @@ def compute(context: Context, values: Values) -> Shown:
         "flags": commands_panel(f"One replica of {best['layout']}", best["flags"]) if best and best["flags"] else None,
         "others": table_stack(others) if others else None,
         "basis": rests_on(document["basis"], notes),
-        **drawn_figures(result.kind, document),
+        "pareto": pareto_figure(points) if points is not None else None,
     }
 
 
@@ -126,6 +131,7 @@ PAGE = Page(
     "The fewest chips and the cheapest layout that hold an SLO, and how much head-room they have.",
     [
         ChoiceField("plan", "Plan", options=lambda served: list(served.plans()), placeholder="none made yet"),
+        ChoiceField("chart", "Chart", options=tuple(CHARTS), default=next(iter(CHARTS))),
         dmc.Divider(label="Make another"),
         ChoiceField("log", "Traffic", options=lambda served: [NO_LOG, *served.logs()], default=NO_LOG),
         replace(controls.COLUMNS, when=ON_LOG),
@@ -143,12 +149,11 @@ PAGE = Page(
     ],
     [
         job_panel,
-        *map(area, ("lead", "holding", "flags")),
-        figure_card("slo_ratio", 420, "Cost of every layout against how near it is to the SLO"),
-        figure_card("pareto", 420, "Cost against the highest load that holds, with the Pareto front"),
-        *map(area, ("others", "basis")),
+        area("lead"),
+        figure_card("pareto", 500, "Throughput per GPU, speed per user or cost of every layout, with the Pareto front"),
+        *map(area, ("holding", "flags", "others", "basis")),
     ],
-    [View(compute, ("plan",), ("lead", "holding", "flags", "others", "basis"), ("slo_ratio", "pareto"))],
+    [View(compute, ("plan", "chart"), ("lead", "holding", "flags", "others", "basis"), ("pareto",))],
     [
         Start(
             "plan",

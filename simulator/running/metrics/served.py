@@ -17,8 +17,10 @@ from forerun.yaml_files import packaged
 from simulator.llm import load_architecture
 from simulator.llm.architecture import Architecture
 from simulator.llm.mixers import Recurrent, SelectiveAttention
-from simulator.running.records import Axis, ModelError, RunRecords
+from simulator.running.build import Build
+from simulator.running.records import Axis, ModelError
 from simulator.running.scenario import Scenario
+from simulator.serving import RequestRecords
 from simulator.timing import load_framework
 from simulator.timing.releases import build_age
 
@@ -33,7 +35,7 @@ CROWD = 256
 WIDE = 2.5
 """Factor on the mean TTFT, at either end, from which a run says how others of its class came out."""
 FULL = 0.95
-"""Share of the KV blocks in use, at the peak, from which a load counts as near capacity."""
+"""Share of the KV tokens from which requests that all have grown to their ends count as near capacity."""
 
 
 Factors = tuple[float, float, float, float]
@@ -60,28 +62,28 @@ class Stratum(NamedTuple):
         return [" / ".join(parts[:count]) for count in (4, 3, 2, 1)] + [ALL]
 
 
-def stratum_of(scenario: Scenario, result: RunRecords) -> Stratum:
-    """The evidence class of a finished run."""
+def stratum_of(scenario: Scenario, build: Build, requests: RequestRecords) -> Stratum:
+    """The evidence class of a run that has served some requests."""
     architecture = load_architecture(scenario.model)
     library = load_framework(scenario.engine.framework).kernel_library
-    measured = all(pool.chip.kernels.get(library) for pool in result.pools)
     return Stratum(
         layers_of(architecture),
         build_age(library, scenario.engine.release, architecture.name),
-        "near" if near_capacity(scenario, result) else "below",
-        "measured" if measured else "unmeasured",
+        "near" if near_capacity(scenario, build, requests) else "below",
+        "measured" if all(pool.chip.kernels.get(library) for pool in build.pools) else "unmeasured",
     )
 
 
-def near_capacity(scenario: Scenario, result: RunRecords) -> bool:
-    """Whether requests wait for one another: more at once than places or ``CROWD``, or hardly a KV block is free."""
-    requests, kv = result.requests, result.kv
+def near_capacity(scenario: Scenario, build: Build, requests: RequestRecords) -> bool:
+    """Whether requests wait for one another: more at once than places or ``CROWD``, or than the KV cache holds."""
     ended = np.where(np.isfinite(requests.finished_s), requests.finished_s, requests.arrival_s)
-    times = np.concatenate((requests.arrival_s, ended))
     changes = np.repeat([1, -1], len(ended))
-    present = np.cumsum(changes[np.lexsort((changes, times))]).max(initial=0)
-    places = min(CROWD, scenario.engine.max_num_seqs * scenario.hardware.attention_data_parallel) * len(result.replicas)
-    return bool(present > places or kv.peak_blocks >= FULL * kv.num_blocks or requests.preemptions.any())
+    order = np.lexsort((changes, np.concatenate((requests.arrival_s, ended))))
+    present = float(np.cumsum(changes[order]).max(initial=0)) / build.main.replicas
+    places = min(CROWD, scenario.engine.max_num_seqs * scenario.hardware.attention_data_parallel)
+    tokens = float(np.mean(requests.input_tokens + requests.output_tokens))
+    held = FULL * build.memory.num_blocks * build.memory.block_size
+    return present > places or present * tokens > held or bool(requests.preemptions.any())
 
 
 def layers_of(architecture: Architecture) -> str:

@@ -42,9 +42,9 @@ from simulator.running.metrics.summary import (
     request_latencies_ms,
     summarise,
 )
-from simulator.running.records import Axis, ErrorSource, ModelError, RunRecords, request_records, speculation_counters
+from simulator.running.records import Axis, ErrorSource, ModelError, request_records, speculation_counters
 from simulator.running.scenario import Scenario
-from simulator.serving import FULL_ROWS, GapCounts, RequestRecords, RunLog, SpeculationCounters
+from simulator.serving import FULL_ROWS, GapCounts, RequestRecords, RunLog, SpeculationCounters, StepLog
 from simulator.speculation import draft_survival, sampler_of, scaled_survival
 from simulator.speculation.acceptance import widest_spread
 from simulator.speculation.confidence import drafts_that_vary
@@ -105,7 +105,7 @@ def model_error(
     seed: int,
     build: Build,
     stream: RequestStream,
-    result: RunRecords,
+    result: Served,
     figures: Figures = summarise,
 ) -> ModelError:
     """How far off the figures of a finished run may be."""
@@ -113,7 +113,7 @@ def model_error(
     requests = first_requests(scenario, seed, stream, requests_again(build, stream))
 
     def served(moved: Build, log: RunLog | None = None) -> Mapping[str, Any]:
-        log = log or moved.fleet.run(requests, None, FULL_ROWS)
+        log = log or moved.fleet.run(requests, None, FULL_ROWS, StepLog.forget)
         counters = speculation_counters(log, moved.main)
         return figures(Rerun(scenario, request_records(log, moved.main), log.gaps(), counters))
 
@@ -134,7 +134,7 @@ def model_error(
     if api_server_ms > 0:
         moved_ms = [api_server_ms * (factor - 1.0) for factor in API_SERVER_ENDS]
         axes.append(axis(API_SERVER, [_with_api_server(base, more_ms) for more_ms in moved_ms]))
-    stratum = stratum_of(scenario, result)
+    stratum = stratum_of(scenario, build, result.requests)
     alike = served_as(stratum)
     factors = alike.factors | ({"throughput": UNMOVED} if serves_arrivals(scenario, stratum) else {})
     response = served_response(base, factors)
@@ -323,14 +323,15 @@ def _response(base: Mapping[str, Any], ends: Sequence[Mapping[str, Any]]) -> dic
     }
 
 
-def metric_draws(error: ModelError, metric: str) -> FloatArray | None:
+def metric_draws(error: ModelError, metric: str, steps: FloatArray | None = None) -> FloatArray | None:
     """Logarithm of the factor on a figure of the summary in every draw of the model's error; None where none is known.
 
     Between the ends that were served again, and beyond them, the figure moves linearly in logarithms on either side.
+    ``steps`` are the :func:`step_draws` of the error's sources, for callers with several figures.
     """
     if not error["axes"] or any(metric not in axis["response"] for axis in error["axes"]):
         return None
-    steps = step_draws(error["sources"])
+    steps = step_draws(error["sources"]) if steps is None else steps
     total = np.zeros(DRAWS)
     for axis in error["axes"]:
         along = standard_draws(axis["name"])
@@ -355,14 +356,14 @@ def intervals_of(
 ) -> dict[str, list[float]]:
     """Ends of the 90 % interval of every figure that has one: error of kernels and host, chance, and served runs, whose
     ends were fitted for this sum (``validation.bands``)."""
-    intervals = {}
+    intervals, steps = {}, step_draws(error["sources"])
     composed, served = without_served(error), [axis for axis in error["axes"] if is_served(axis)]
     for key, value in summary.items():
-        draws = metric_draws(composed, key) if isinstance(value, int | float) and value > 0 else None
+        draws = metric_draws(composed, key, steps) if isinstance(value, int | float) and value > 0 else None
         if draws is None:
             continue
-        drawn = draws + sampling_draws(key, sampling.get(key, 0.0))
-        low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+        drawn = WeightedSample.of(draws + sampling_draws(key, sampling.get(key, 0.0)))
+        low, high = drawn.percentile(50 * (1 - LEVEL)), drawn.percentile(50 * (1 + LEVEL))
         ends = [sorted((axis["response"][key][0], axis["response"][key][-1])) for axis in served]
         low = -hypot(min(0.0, low), *(end[0] for end in ends))
         high = hypot(max(0.0, high), *(end[1] for end in ends))
@@ -384,7 +385,7 @@ def interval_section(
     }
 
 
-def sampling_errors(result: RunRecords) -> dict[str, float]:
+def sampling_errors(result: Served) -> dict[str, float]:
     """Standard error of the figures of one run in logarithms: latencies from stretches of its requests in order of
     arrival, rates from where a clock starts and stops. ITL takes that of TPOT.
 

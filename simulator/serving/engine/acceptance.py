@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from simulator.serving.engine.common import ALL_BITS, GOLDEN, MANY, cython
+from simulator.serving.engine.common import ALL_BITS, GOLDEN, MANY, cython, log
 from simulator.serving.engine.sequence import Sequence
 from simulator.speculation.confidence import SEEN_CLASSES
 
@@ -73,6 +73,16 @@ class Draws:
             if table.values[row, place] <= bits:
                 taken -= 1
         return taken
+
+    @cython.exceptval(-1, check=True)
+    @cython.ccall
+    def sustained(self, request: cython.longlong, step: cython.longlong, chance: cython.double) -> cython.longlong:
+        """Tokens up to which a chance that each is accepted, given those before it, holds; beside ``accepted``."""
+        bits: cython.ulonglong = self._bits(self.class_key, request, ~step & ALL_BITS)
+        share: cython.double = ((bits >> 11) + 1) * 2.0**-53
+        if chance <= 0.0:
+            return 0
+        return self.positions if chance >= 1.0 else int(min(log(share) / log(chance), 1.0 * self.positions))
 
     @cython.exceptval(-1, check=True)
     @cython.cfunc

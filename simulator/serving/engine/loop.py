@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from simulator.serving.engine.acceptance import Budget, Draws
-from simulator.serving.engine.common import INFINITE, _by_clock, _on_grid, cython, isnan
+from simulator.serving.engine.common import INFINITE, _by_clock, _on_grid, cython, exp, isnan
 from simulator.serving.engine.prices import Prices
 from simulator.serving.engine.rows import Arrivals, Output
 from simulator.serving.engine.schedulers.scheduler import Scheduler
@@ -260,9 +260,23 @@ class Engine:
             self.kv_transfers.call()
         if self._draft is not None:
             self.drafting.tokens = self._draft.tokens
-            if not self.drafting.rests(self._draft.tokens):
+            if self.drafting.recovery_tokens:
+                self._starve(self.drafting.rests(self._draft.tokens), self.drafting.recovery_tokens)
+            elif not self.drafting.rests(self._draft.tokens):
                 for sequence in self.scheduler.in_step(self._plan):
                     sequence.drafter_tokens = sequence.computed_tokens
+
+    @cython.cfunc
+    def _starve(self, rests: cython.bint, recovery_tokens: cython.double) -> None:
+        """Let the drafter see the tokens of the step, or miss them for good."""
+        sequence: Sequence
+        kept: cython.double
+        for sequence in self.scheduler.in_step(self._plan):
+            if sequence.drafter_tokens > sequence.computed_tokens:  # its cache was dropped in between
+                sequence.drafter_tokens, sequence.starved = 0, 0.0
+            kept = exp((sequence.drafter_tokens - sequence.computed_tokens) / recovery_tokens)
+            sequence.starved = sequence.starved * kept + (1.0 - kept if rests else 0.0)
+            sequence.drafter_tokens = sequence.computed_tokens
 
     @cython.ccall
     def deliver(self, plan: StepPlan, start: cython.double, now: cython.double) -> cython.longlong:
@@ -316,6 +330,8 @@ class Engine:
         index: cython.longlong = sequence.index
         taken: cython.longlong = self.draws.accepted(index, sequence.verify_steps, sequence.computed_tokens)
         taken = min(taken, most)
+        if sequence.starved > 0.0:
+            taken = min(taken, self.draws.sustained(index, sequence.verify_steps, 1.0 - sequence.starved))
         self.output.drafts[index] += 1
         self.output.accepted_tokens[index] += taken
         self.output.accepted_counts[taken] += 1
@@ -428,7 +444,7 @@ class Engine:
         if drafting.rests(tokens):
             return drafting.step(tokens)
         behind = []
-        for sequence in batch:
+        for sequence in [] if drafting.recovery_tokens else batch:
             if sequence.drafter_tokens < sequence.computed_tokens:
                 behind.append((sequence.drafter_tokens, sequence.computed_tokens))
         return drafting.step(tokens, behind)

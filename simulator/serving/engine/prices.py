@@ -125,7 +125,8 @@ class Column:
 @cython.final
 @cython.cclass
 class DecodeRow:
-    """Decode attention of one batch size by keys: values at equally spaced contexts, as ``DecodeTable`` keeps them."""
+    """Decode attention of one batch size by keys: values at equally spaced contexts, as ``DecodeTable`` keeps them (NaN
+    where none was requested)."""
 
     width: cython.longlong
     reach: cython.longlong
@@ -167,6 +168,8 @@ class DecodePrices:
         if row is None or keys >= row.reach:
             row = of_length[seqs] = DecodeRow(*self.table.row(seqs, query_len, keys))
         cell = keys // row.width
+        if isnan(row.points[cell]) or isnan(row.points[cell + 1]):
+            row = of_length[seqs] = DecodeRow(*self.table.row(seqs, query_len, keys))
         low = row.points[cell]
         return low + (keys - cell * row.width) * ((row.points[cell + 1] - low) / row.width)
 

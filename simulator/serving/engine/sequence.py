@@ -44,6 +44,8 @@ class Sequence:
     """Draft tokens that the planned step verifies of it; kept only where a budget says how many."""
     drafter_tokens = cython.declare(cython.longlong, visibility="public")
     """Tokens whose KV is in the drafter's cache; kept only where a policy lets the drafter rest."""
+    starved = cython.declare(cython.double, visibility="public")
+    """Share of the context, the latest tokens weighing most, that the drafter never saw."""
     swapped_blocks = cython.declare(cython.longlong, visibility="public")
     """Blocks of it in host memory."""
     ready_s = cython.declare(cython.double, visibility="public")
@@ -76,6 +78,7 @@ class Sequence:
         self.verify_steps = 0
         self.verified = 0
         self.drafter_tokens = 0
+        self.starved = 0.0
         self.swapped_blocks = 0
         self.ready_s = 0.0
         self.group = 0

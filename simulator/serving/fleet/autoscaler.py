@@ -8,17 +8,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
 from math import ceil
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import simpy
-
-from simulator.serving.clock import ROUTE, Timeline
+from forerun.dataclass import dataclass
+from simulator.serving.clock import ROUTE
 from simulator.serving.fleet.fleet_config import AutoscalerConfig
 from simulator.serving.fleet.replica import ServingReplica
 from simulator.serving.log import ScalingLog
 from simulator.serving.request_source import ReplicaEndpoint
+
+if TYPE_CHECKING:
+    import simpy
+
+    from simulator.serving.timeline import Timeline
 
 PERIOD_S = 15.0
 """Time over which the HPA limits by how much it changes the replicas (``periodSeconds`` of its default policies)."""

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import simpy
 
-from simulator.serving.clock import ROUTE, Timeline
+from forerun.dataclass import dataclass
+from simulator.serving.clock import ROUTE
 from simulator.serving.fleet.fleet_config import FaultEvent, FaultsConfig
+
+if TYPE_CHECKING:
+    import simpy
+
+    from simulator.serving.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from forerun.dataclass import dataclass
 from forerun.errors import ForerunError, StalledError
-from simulator.serving.clock import PLAN, Timeline
+from simulator.serving.clock import PLAN
 from simulator.serving.fleet.autoscaler import Autoscaler
 from simulator.serving.fleet.faults import Faults, break_down
 from simulator.serving.fleet.fleet_config import AutoscalerConfig, Role, RouterConfig
@@ -27,6 +28,7 @@ from simulator.workload import RequestStream
 if TYPE_CHECKING:
     from simulator.serving.engine import Lockstep
     from simulator.serving.engine import Sequence as Request
+    from simulator.serving.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +146,11 @@ class FleetRun:
     def __init__(self, fleet: Fleet, log: RunLog, served: Sequence[int], env: Timeline | None = None) -> None:
         self.log = log
         self.replicas: list[ServingReplica] = []
-        self._env = env = env or Timeline()
+        if env is None:
+            from simulator.serving.timeline import Timeline
+
+            env = Timeline()
+        self._env = env
         self._resumed: dict[int, Request] = {}
         mixed = fleet.mixed("both", "prefill")
         self.router = Router(env, log, served, routing_policy(fleet.routing, fleet.router, log), fleet.router, mixed)

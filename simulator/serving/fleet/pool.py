@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeGuard
 
+from forerun.dataclass import dataclass
 from forerun.errors import ForerunError
 from simulator.serving.compiled import engine_module
 from simulator.serving.drafting import DraftingRule, ReplicaDrafting

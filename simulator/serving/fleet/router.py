@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from forerun.errors import ForerunError
-from simulator.serving.clock import ROUTE, Timeline
+from simulator.serving.clock import ROUTE
 from simulator.serving.fleet.fleet_config import RouterConfig
 from simulator.serving.fleet.routing import Policy
 from simulator.serving.log import RunLog
 from simulator.serving.request_source import ReplicaEndpoint
 from simulator.serving.rules import ADMISSION, made
+
+if TYPE_CHECKING:
+    from simulator.serving.timeline import Timeline
 
 MOST_RESTARTS = 10_000
 """Restarts of one request after which failures are taken for too frequent to ever let it end."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
-from simulator.serving.clock import ROUTE, Timeline, on_grid
+from forerun.dataclass import dataclass
+from simulator.serving.clock import ROUTE, on_grid
 from simulator.serving.fleet.routing import Policy
 from simulator.serving.log import RunLog
 from simulator.serving.request_source import ReplicaEndpoint
@@ -15,6 +16,7 @@ from simulator.serving.request_source import ReplicaEndpoint
 if TYPE_CHECKING:
     from simulator.serving.engine import Engine, Sequence
     from simulator.serving.fleet.replica import ServingReplica
+    from simulator.serving.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal, get_args
 
 import numpy as np
 
+from forerun.dataclass import dataclass
 from forerun.errors import ForerunError
 
 Reading = Literal["next-attention", "same-layer", "pipelined"]

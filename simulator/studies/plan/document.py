@@ -24,6 +24,7 @@ from simulator.studies.paired import chance_words
 from simulator.studies.plan.objectives import RESAMPLES, latency_words, limits_words
 from simulator.studies.plan.search import Candidate, Plan
 from simulator.studies.plan.summary import headroom_words, hours_table, plan_summary, plan_summary_table
+from simulator.studies.plan.trials import LoadPoint
 from simulator.studies.study_file import StudyFile, yaml_text
 
 Document = dict[str, Any]
@@ -335,6 +336,7 @@ def candidate_document(plan: Plan, candidate: Candidate) -> Document:
     if usable:
         row["board_w"] = layout.board_w * rented
         row["rate_per_kw"] = candidate.max_rate and 1e3 * candidate.max_rate / row["board_w"]
+        row["load_points"] = [_load_point(candidate, point) for point in candidate.points]
     if verdict is None:
         return row | dict.fromkeys(OF_A_VERDICT)
     seen = verdict.observation
@@ -348,9 +350,8 @@ def candidate_document(plan: Plan, candidate: Candidate) -> Document:
         "required": plan.options.confidence,
         "sure": None if verdict.runs == 1 and verdict.method == "replications" else share >= SURE,
     }
-    tokens_per_h = (seen.output_throughput or 0.0) * candidate.copies * 3600
     values = (
-        None if usd is None or tokens_per_h < 1 else usd_per_million_tokens(usd, round(tokens_per_h)),
+        _usd_per_million(candidate, seen.output_throughput),
         None if seen.power_w is None else seen.power_w * candidate.copies,
         tokens_per_joule(seen.output_throughput, seen.power_w),
         verdict.binding,
@@ -361,6 +362,22 @@ def candidate_document(plan: Plan, candidate: Candidate) -> Document:
         seen.basis,
     )
     return row | dict(zip(OF_A_VERDICT, values, strict=True))
+
+
+def _load_point(candidate: Candidate, point: LoadPoint) -> Document:
+    """Throughput, speed and cost of a candidate at one load."""
+    return {
+        "request_rate": point.request_rate * candidate.copies,
+        "output_tokens_per_s_per_chip": point.output_throughput * candidate.copies / candidate.chips,
+        "output_tokens_per_s_per_user": 1e3 / point.median_tpot_ms,
+        "usd_per_million_output_tokens": _usd_per_million(candidate, point.output_throughput),
+        "meets_slo": point.meets,
+    }
+
+
+def _usd_per_million(candidate: Candidate, output_throughput: float | None) -> float | None:
+    usd, tokens_per_h = candidate.usd_per_hour, (output_throughput or 0.0) * candidate.copies * 3600
+    return None if usd is None or tokens_per_h < 1 else usd_per_million_tokens(usd, round(tokens_per_h))
 
 
 OF_A_VERDICT = ("usd_per_million_output_tokens", "power_w", "output_tokens_per_joule", "binding", "values", "slo_ratio",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import inf, isfinite
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.dataclass import dataclass
 from forerun.errors import ArgumentError, ForerunError
 from simulator.running.metrics.statistics import WeightedSample
 from simulator.running.metrics.summary import (

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import ceil, inf
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.dataclass import dataclass
 from forerun.errors import ForerunError, InvariantError
 from forerun.workers import Workers, study_workers
 from simulator.running.scenario import Scenario
@@ -26,6 +27,7 @@ from simulator.studies.plan.trials import (
     CONFIDENCE,
     FAULTS,
     Chance,
+    LoadPoint,
     PlannedLoad,
     Verdict,
     chance_to_hold,
@@ -82,6 +84,8 @@ class Candidate:
     """Replicas that were simulated, where a power budget allows more: ``copies`` of them serve as many times more."""
     chance: Chance | None = None
     """Probability of meeting the SLO with the model's error counted; None where not computed."""
+    points: tuple[LoadPoint, ...] = ()
+    """Loads at which it was simulated."""
 
     @property
     def name(self) -> str:
@@ -295,6 +299,8 @@ TRIED_AT_ONCE = 2
 """Candidates simulated ahead; what is reported does not depend on it."""
 SEARCH_SEEDS = 3
 """Most replications of each load in the search for a highest rate."""
+BEGIN_SHARE = 0.8
+"""Share of the steady-state rate at which that search begins."""
 
 
 def fault_words(error: Exception) -> tuple[str, str]:
@@ -346,11 +352,12 @@ class _Search:
             return None
         options = self._plan.options
         seeds = self._seeds_of(driven)[:SEARCH_SEEDS]
-        arguments = (driven, load, self._plan.objective, seeds, guess, most, options.confidence)
+        begin = max(guess, BEGIN_SHARE * longest)
+        arguments = (driven, load, self._plan.objective, seeds, begin, most, options.confidence)
         if self._plan.rate is None and options.interval:
             return self._workers.start(find_sure_rate, *arguments), most
         margin = 1.0 if chance is None else chance.margin
-        return self._workers.start(find_highest_rate, *arguments, margin), most
+        return self._workers.start(find_highest_rate, *arguments, margin, shown=self._plan.rate is None), most
 
     def _tick(self, done: int, total: int) -> None:
         if self._progress is not None:
@@ -498,9 +505,10 @@ class CheapestFirst(_Search):
         except FAULTS as error:
             return Candidate(layout, replicas, *fault_words(error))
         self._plan.runs += verdict.runs
+        points = verdict.at(rate)
         if verdict.meets:
-            return Candidate(layout, replicas, "meets", verdict=verdict)
-        return Candidate(layout, replicas, "misses", _miss_words(verdict), verdict)
+            return Candidate(layout, replicas, "meets", verdict=verdict, points=points)
+        return Candidate(layout, replicas, "misses", _miss_words(verdict), verdict, points=points)
 
     def _leave_rest(self, cheapest: float) -> None:
         """List what is left in the queue: it costs more than the winner."""
@@ -521,11 +529,12 @@ class CheapestFirst(_Search):
                 searches.append((winner, *search))
         for winner, search_of, most in searches:
             try:
-                rate, tried, _ = search_of()
+                rate, tried, highest = search_of()
             except FAULTS as error:
                 self._plan.notes.append(f"{winner.name}: its highest rate is not known: {fault_words(error)[1]}")
                 continue
             self._plan.runs += tried
+            winner.points += highest.tried if highest is not None else ()
             # Fewer seeds than the verdict had may disagree with it: the rate requested is held whatever they say.
             winner.max_rate, winner.at_least = max(rate, self._rate), rate >= most
         if len(searches) < len(winners):
@@ -587,7 +596,7 @@ class HighestRates(_Search):
                 if plan.options.power_budget_w is not None:
                     candidate.searched = replicas = 1
                 guess = replicas * (layout.steady.most_rate if layout.steady is not None else 1.0)
-                search = None if reason is not None else self._search(layout, replicas, 0.8 * guess, guess)
+                search = None if reason is not None else self._search(layout, replicas, BEGIN_SHARE * guess, guess)
                 if search is not None:
                     searches.append((candidate, *search))
         for done, (candidate, search_of, most) in enumerate(searches):
@@ -612,6 +621,8 @@ class HighestRates(_Search):
             return
         rate, tried, candidate.verdict, candidate.chance = (*result, None)[:4]
         self._plan.runs += tried
+        if candidate.verdict is not None:
+            candidate.points = candidate.verdict.tried
         if rate > 0 and candidate.verdict is not None:
             candidate.status, candidate.max_rate = "meets", rate * candidate.copies
             candidate.at_least = rate >= most

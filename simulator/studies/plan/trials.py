@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
+from itertools import chain
 from math import ceil, inf, isfinite, sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from forerun.dataclass import dataclass
 from forerun.errors import ForerunError, InvariantError, NothingServedError, StalledError
 from simulator.running.metrics.statistics import mean_interval
 from simulator.running.metrics.summary import request_latencies_ms
@@ -147,13 +150,23 @@ class Observation:
     failed: int
     completed: int
     output_throughput: float | None
-    power_w: float | None
-    bottleneck: dict[str, float] | None
-    basis: str
-    notes: tuple[str, ...]
+    median_tpot_ms: float | None
+    power_w: float | None = None
+    bottleneck: dict[str, float] | None = None
+    basis: str = ""
+    notes: tuple[str, ...] = ()
     resamples: tuple[dict[str, float | None], ...] | None = None
     memory: dict[str, float] = field(default_factory=dict)
     """Bytes on one chip by what holds them, of models that keep more than KV."""
+
+
+class LoadPoint(NamedTuple):
+    """What the first run of a candidate reaches at one load."""
+
+    request_rate: float
+    output_throughput: float
+    median_tpot_ms: float
+    meets: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,13 +189,46 @@ class Verdict:
     """Where share and interval come from: ``replications`` or ``block bootstrap``."""
     failed: int
     observation: Observation
+    tried: tuple[LoadPoint, ...] = ()
+    """The loads of the search for a highest rate that ended here, lowest first."""
+
+    def at(self, request_rate: float, margin: float = 1.0) -> tuple[LoadPoint, ...]:
+        """The verdict as a point of throughput over speed; none where no answer has a second token.
+
+        Args:
+            request_rate: of the load, requests per second.
+            margin: factor on the SLO ratio that covers the model's error.
+        """
+        seen = self.observation
+        if not seen.output_throughput or not seen.median_tpot_ms:
+            return ()
+        return (
+            LoadPoint(
+                request_rate, seen.output_throughput, seen.median_tpot_ms, self.meets and self.slo_ratio * margin <= 1
+            ),
+        )
 
 
-def observe(scenario: Scenario, seed: int, objective: Objective, resample: bool = False) -> Observation:
-    """Simulate one run and return the values that a plan needs; called in a worker process."""
-    from simulator.running.metrics import run_document
-    from simulator.running.run import simulate
+def observe(
+    scenario: Scenario, seed: int, objective: Objective, resample: bool = False, shown: bool = True
+) -> Observation:
+    """Simulate one run and return the values that a plan needs; called in a worker process.
 
+    A run that is not ``shown`` has neither power, bottleneck nor notes, and its evidence is unknown.
+    """
+    from simulator.running.metrics import run_document, summarise
+    from simulator.running.run import serve, simulate
+
+    if not shown:
+        served = serve(scenario, seed)
+        summary = summarise(served)
+        return Observation(
+            values=reached(objective, served),
+            failed=summary["failed"],
+            completed=summary["completed"],
+            output_throughput=summary["output_throughput"],
+            median_tpot_ms=summary["median_tpot_ms"],
+        )
     result = simulate(scenario, seed, full_step_rows=0)
     document = run_document(result)
     summary = document["summary"]
@@ -193,6 +239,7 @@ def observe(scenario: Scenario, seed: int, objective: Objective, resample: bool 
         failed=summary["failed"],
         completed=summary["completed"],
         output_throughput=summary["output_throughput"],
+        median_tpot_ms=summary["median_tpot_ms"],
         power_w=energy / duration if energy is not None and duration else None,
         bottleneck=document["bottleneck"],
         basis=result.basis,
@@ -242,10 +289,10 @@ class Chance(NamedTuple):
 
 def chance_to_hold(scenario: Scenario, seed: int, objective: Objective, verdict: Verdict, confidence: float) -> Chance:
     """Probability that a candidate meets the objective, with the error of the model itself counted."""
-    from simulator.running.run import simulate
+    from simulator.running.run import error_of_run
 
-    error = simulate(scenario, seed, full_step_rows=0, intervals=partial(reached, objective)).model_error
-    assert error is not None
+    error = error_of_run(scenario, seed, partial(reached, objective))
+    gc.collect(1)
     ratios = np.zeros(DRAWS)
     for key, value in verdict.values.items():
         draws = metric_draws(error, key)
@@ -338,21 +385,28 @@ def find_highest_rate(
     most: float = inf,
     confidence: float = CONFIDENCE,
     margin: float = 1.0,
+    shown: bool = True,
 ) -> tuple[float, int, Verdict | None]:
     """``highest_rate`` of a scenario over common seeds, with the verdict there; what a worker process does.
 
-    A rate passes if enough runs meet the objective and SLO ratio times ``margin`` is at most 1 (see ``Chance``).
+    A rate passes if enough runs meet the objective and SLO ratio times ``margin`` is at most 1 (see ``Chance``). Only
+    the run at the highest rate is observed as one that is ``shown``.
     """
     verdicts: dict[float, Verdict] = {}
 
     def slo_ratio_at(rate: float) -> float:
         driven = load.at(scenario, rate)
-        verdicts[rate] = judge(objective, trial(driven, objective, seeds), confidence)
+        verdicts[rate] = judge(objective, trial(driven, objective, seeds, shown=False), confidence)
         ratio = verdicts[rate].slo_ratio * margin
         return ratio if verdicts[rate].meets else max(ratio, JUST_MISSED)
 
     rate, tried = highest_rate(slo_ratio_at, guess, most=most)
-    return rate, tried, verdicts.get(rate)
+    verdict, points = verdicts.get(rate), [verdicts[one].at(one, margin) for one in sorted(verdicts)]
+    if shown and verdict is not None:
+        verdict = judge(objective, trial(load.at(scenario, rate), objective, seeds), confidence)
+    if verdict is not None:
+        verdict = replace(verdict, tried=tuple(chain.from_iterable(points)))
+    return rate, tried, verdict
 
 
 def find_sure_rate(
@@ -368,7 +422,7 @@ def find_sure_rate(
 
     Searches without that error, then again with the margin that covers it where the first search ended.
     """
-    rate, runs, verdict = find_highest_rate(scenario, load, objective, seeds, guess, most, confidence)
+    rate, runs, verdict = find_highest_rate(scenario, load, objective, seeds, guess, most, confidence, shown=False)
     chance, margin = None, 1.0
     for _ in range(MOST_MARGINS):
         if verdict is None or not rate:
@@ -379,19 +433,24 @@ def find_sure_rate(
             break
         margin = max(margin * WIDER, chance.margin)
         rate, tried, verdict = find_highest_rate(
-            scenario, load, objective, seeds, rate / margin, most, confidence, margin
+            scenario, load, objective, seeds, rate / margin, most, confidence, margin, shown=False
         )
         runs += tried
     sure = chance is not None and chance.probability >= confidence
+    if verdict is not None:
+        verdict = judge(objective, trial(load.at(scenario, rate), objective, seeds), confidence)
     return (rate if sure else 0.0), runs, verdict, chance
 
 
-def trial(scenario: Scenario, objective: Objective, seeds: Sequence[int], resample: bool = False) -> list[Observation]:
+def trial(
+    scenario: Scenario, objective: Objective, seeds: Sequence[int], resample: bool = False, shown: bool = True
+) -> list[Observation]:
     """Runs of one candidate at one load, one after the other: the first alone where it misses by far."""
     runs: list[Observation] = []
     for seed in seeds:
         try:
-            runs.append(observe(scenario, seed, objective, resample and len(seeds) == 1))
+            runs.append(observe(scenario, seed, objective, resample and len(seeds) == 1, shown))
+            gc.collect(1)  # the engine's objects refer to each other and hold the rows of a run
         except NothingServedError as error:
             raise ForerunError(f"no request can be served here ({error.reasons})") from None
         if len(runs) == 1 and judge(objective, runs).slo_ratio > CLEAR_MISS:

@@ -32,16 +32,16 @@ where KV memory limits the batch preemption leaves less of it, much less with pr
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import inf
 from typing import Any
 
+from forerun.dataclass import dataclass
 from forerun.errors import ForerunError
 from forerun.recent import RecentResults
 from simulator.running.build import Build, build_run
 from simulator.running.scenario import Scenario, ScenarioSource, as_scenario
 from simulator.speculation import draft_survival
-from simulator.speculation.speculation_config import named
+from simulator.speculation.speculation_config import GRAMMAR, named
 from simulator.studies.names import file_fields
 from simulator.studies.steady_state.averages import Averages, SteadyReplica, make_replica
 from simulator.studies.steady_state.traffic import Lengths, population, traffic
@@ -200,6 +200,9 @@ def _refuse(scenario: Scenario) -> None:
         "pools: replicas of several kinds have": bool(scenario.pools),
         "faults: failing replicas have": scenario.faults is not None,
         f"speculation.policy: '{policy}' changes K with the load, which has": policy != "fixed",
+        "speculation.method: a grammar verifies what it forces, which has": (
+            scenario.speculation is not None and scenario.speculation.method == GRAMMAR
+        ),
     }
     for words, present in reasons.items():
         if present:

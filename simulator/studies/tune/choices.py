@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.dataclass import dataclass
 from forerun.errors import ArgumentError, ForerunError
 from simulator.running.scenario import Scenario
 from simulator.speculation import LevelDecay, SpeculationConfig, draft_survival
 from simulator.speculation.context import ContextFall, context_drift
-from simulator.speculation.proposal import proposal
+from simulator.speculation.proposal import drafter_survival, proposal
 from simulator.speculation.provenance import measured_with
-from simulator.speculation.speculation_config import ACCEPTANCE_SOURCES, OF_THIS_TREE
+from simulator.speculation.speculation_config import ACCEPTANCE_SOURCES, GRAMMAR, OF_THIS_TREE
 
 FloatArray = NDArray[np.float64]
 
@@ -66,6 +66,10 @@ def draft_choices(scenario: Scenario, tokens: Sequence[int] | None = None) -> tu
             "speculation: there is no drafter to tune; give a method and its acceptance, for example "
             "{method: eagle3, num_speculative_tokens: 3, acceptance: {alpha: 0.7}}"
         )
+    if speculation.method == GRAMMAR:
+        raise ForerunError(
+            "speculation.method: a grammar alone verifies what it forces and has nothing to tune; compare it with none"
+        )
     if speculation.tree is not None:
         if tokens is not None:
             raise ForerunError("--tokens: the scenario drafts a tree; --tokens goes with num_speculative_tokens")
@@ -86,7 +90,12 @@ def _chains(
             f"speculation.acceptance another position, or extrapolate: true",
         )
     survival = _deep_survival(speculation, deepest)
-    return tuple(_choice(_with_chain(scenario, survival[:k]), survival[:k]) for k in sorted(set(lengths)))
+    return tuple(_chain_choice(_with_chain(scenario, survival[:k])) for k in sorted(set(lengths)))
+
+
+def _chain_choice(scenario: Scenario) -> DraftChoice:
+    assert scenario.speculation is not None
+    return _choice(scenario, draft_survival(scenario.speculation))
 
 
 def _known_positions(speculation: SpeculationConfig) -> int:
@@ -103,14 +112,14 @@ def _deep_survival(speculation: SpeculationConfig, deepest: int) -> FloatArray:
     acceptance = speculation.acceptance
     assert acceptance is not None
     if acceptance.acceptance_length is not None:
-        survival = draft_survival(speculation)
+        survival = drafter_survival(speculation)
         if deepest <= len(survival):
             return survival
         rates = LevelDecay(float(survival[0]), acceptance.decay or 1.0).conditional(deepest)
         longer: FloatArray = np.concatenate((survival, survival[-1] * np.cumprod(rates[len(survival) :])))
         return longer
     deep = speculation.model_dump(exclude_unset=True) | {"num_speculative_tokens": max(deepest, speculation.depth)}
-    return draft_survival(SpeculationConfig.model_validate(deep))[:deepest]
+    return drafter_survival(SpeculationConfig.model_validate(deep))[:deepest]
 
 
 def _with_chain(scenario: Scenario, survival: FloatArray) -> Scenario:
@@ -118,7 +127,7 @@ def _with_chain(scenario: Scenario, survival: FloatArray) -> Scenario:
     speculation = scenario.speculation
     assert speculation is not None
     assert speculation.acceptance is not None
-    of_the_rates = {*ACCEPTANCE_SOURCES, "decay", "extrapolate", "other_ranks", "spread"}
+    of_the_rates = {*ACCEPTANCE_SOURCES, "decay", "extrapolate", "other_ranks", "spread", "autocorrelation"}
     method, model = measured_with(speculation.acceptance)
     acceptance = speculation.acceptance.model_dump(exclude_unset=True, exclude=of_the_rates)
     acceptance |= {"method": method, "model": model, "per_position": np.minimum.accumulate(survival).tolist()}

@@ -48,6 +48,10 @@ def tune(
     context: Contexts = None,
     tokens: Tokens = None,
     emit: Annotated[str | None, Option(EMITTED, "ENGINE")] = None,
+    worth: Annotated[
+        bool,
+        Option("Add what a better drafter is worth by load, and the acceptance length that pays in every cell."),
+    ] = False,
     seed: Annotated[int, Option("Recorded in the result; tune uses no random numbers.", min=0)] = 0,
     progress: ProgressCall | None = None,
 ) -> "TuneResult":
@@ -60,6 +64,7 @@ def tune(
         tokens: draft tokens to try; default: 1 to 8 as far as acceptance is known.
         emit: whose flags to write, ``vllm`` or ``sglang``; default: the scenario's engine, as far as it has such a
             drafter. Or an artefact with the result, as ``forerun tune --emit`` names them: ``document["artefact"]``.
+        worth: whether to add what a better drafter is worth: ``document["worth"]``.
         seed: noted in the result, which has nothing random.
         progress: called with (choices priced, choices in all).
 
@@ -78,6 +83,8 @@ def tune(
     engine = documents.engine_of(flags_of, base.scenario)
     tuning = find_drafts(base.scenario, axes["batch"], axes["context"], axes["tokens"], progress)
     document = documents.tune_document(tuning, engine, seed, strict=flags_of is not None)
+    if worth:
+        document |= documents.worth_section(tuning, document["conclusion"])
     if emit is not None and flags_of is None:
         document["artefact"] = documents.tuned_artefact(emit, base.scenario, document)
     return documents.TuneResult(document, files={"scenario.yaml": yaml_text(document["scenario"])})

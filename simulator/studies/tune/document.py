@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Sequence
 from math import isfinite
@@ -18,15 +19,19 @@ from simulator.running.metrics.tables import memory_rows
 from simulator.running.metrics.usage import split_section
 from simulator.running.scenario import Scenario
 from simulator.speculation import borrowed_acceptance, iid_alpha, window_note
-from simulator.speculation.methods import METHODS, names_in
+from simulator.speculation.methods import METHODS, names_in, option_release
 from simulator.speculation.speculation_config import TABLE_NAME_IN_VLLM, check_table
 from simulator.studies.artefacts import ARTEFACTS, artefact, vllm_schedule
 from simulator.studies.compare.crossover import REQUEST_RATE, scenario_load, served_load
-from simulator.studies.engine_flags import ENGINES, drafter_name
+from simulator.studies.engine_flags import ENGINES, drafter_name, sglang_counts
 from simulator.studies.frame import study_document
 from simulator.studies.tune.choices import DraftChoice
 from simulator.studies.tune.tuning import BreakEven, GridCell, TunedLoad, Tuning
+from simulator.studies.tune.worth import draft_worth
 
+OPTION = re.compile(r'(?<![\w-])--[a-z-]+|(?<=")[a-z_]+(?=":)')
+"""An option of a command, or a key of vLLM's speculative config."""
+LENGTH_ENDS = ("acceptance_length", "low", "high")
 WIDE = 4
 """Times its first batch from which a range is too wide to be judged at one batch in silence."""
 
@@ -112,18 +117,17 @@ def sglang_words(tuning: Tuning) -> list[str]:
     drafter = drafter_name(tuning.scenario)
     if drafter is not None:
         words += ["--speculative-draft-model-path", drafter]
-    if algorithm in ("NGRAM", "DFLASH"):
-        verified = choice.tokens + (algorithm == "DFLASH")
-        return [*words, "--speculative-num-draft-tokens", str(verified)]
-    steps, top_k = len(choice.survival), 1
+    depth, top_k = len(choice.survival), 1
     drafted = choice.scenario.speculation
     assert drafted is not None
     if drafted.tree is not None:
         if drafted.tree.growth is None:
             raise ForerunError("emit: SGLang grows its trees; give speculation.tree as {depth: 5, top_k: 4, nodes: 8}")
-        steps, top_k = drafted.tree.growth.depth, drafted.tree.growth.top_k
-    words += ["--speculative-num-steps", str(steps), "--speculative-eagle-topk", str(top_k)]
-    return [*words, "--speculative-num-draft-tokens", str(choice.tokens + 1)]
+        depth, top_k = drafted.tree.growth.depth, drafted.tree.growth.top_k
+    steps, verified = sglang_counts(algorithm, depth, choice.tokens)
+    if steps is not None:
+        words += ["--speculative-num-steps", str(steps), "--speculative-eagle-topk", str(top_k)]
+    return [*words, "--speculative-num-draft-tokens", str(verified)]
 
 
 def sglang_choice(tuning: Tuning) -> DraftChoice | None:
@@ -202,6 +206,7 @@ class TuneResult(TunedResult):
         tables = [_grid_table(self.document), _mean_table(self.document)]
         flags = [[self.document["engine"], self.flags]] if self.flags else []
         held = memory_rows(self.document.get("per_chip_bytes"))
+        tables += _worth_tables(self.document) if "worth" in self.document else []
         tables += [pairs("Memory", held, name="memory")] if held else []
         return [*tables, *([Table("Flags", ("engine", "flags"), flags, name="flags")] if flags else ())]
 
@@ -221,13 +226,12 @@ def _grid_table(document: Document) -> Table:
 
 def _mean_table(document: Document) -> Table:
     """Table at the mean request's context: the best choice and the break-even acceptance length per batch."""
-    ends = ("acceptance_length", "low", "high")
     rows: list[list[Value]] = [
         [
             _span(cell["batch"]),
             cell["draft"],
             _interval(cell["if_on"]),
-            "{} ({} to {})".format(*("never" if (end := even[key]) is None else f"{end:.2f}" for key in ends)),
+            "{} ({} to {})".format(*("never" if (end := even[key]) is None else f"{end:.2f}" for key in LENGTH_ENDS)),
             None if even["alpha"] is None else f"{even['alpha']:.2f}",
             f"{even['expected_acceptance_length']:.2f}",
         ]
@@ -236,6 +240,28 @@ def _mean_table(document: Document) -> Table:
     columns = ("batch", "draft", "speed-up if on", "breaks even at", "as alpha", "expected")
     context = document["crossover"]["context"]
     return Table(f"At the mean context of {context:,} tokens: acceptance length", columns, rows, name="break even")
+
+
+def _worth_tables(document: Document) -> list[Table]:
+    """What improvements are worth by batch, and the acceptance length that pays by batch and context."""
+    batches = list(dict.fromkeys(one["batch"] for one in document["worth"]))
+    lines: dict[str, list[Value]] = {}
+    for one in document["worth"]:
+        gain, low, high = (100 * (one[key] - 1) for key in ("gain", "low", "high"))
+        usd = "" if one["usd_per_month"] is None else f"${one['usd_per_month']:,.0f}"
+        cell = Cell(f"{gain:.1f} % ({low:.1f}-{high:.1f})", aside=usd, value=one["gain"] - 1)
+        lines.setdefault(one["improvement"], []).append(cell)
+    rows = [[name, *cells] for name, cells in lines.items()]
+    title = "What a better drafter is worth: tokens per second, and dollars a month per busy replica"
+    worth = Table(title, ("improvement", *(f"batch {batch}" for batch in batches)), rows, name="worth")
+    pays: dict[str, list[Value]] = {}
+    for cell in document["table"]:
+        ends = ("never" if (end := cell["breaks_even_at"][key]) is None else f"{end:.2f}" for key in LENGTH_ENDS)
+        pays.setdefault(_span(cell["batch"]), []).append("{} ({}-{})".format(*ends))
+    contexts = dict.fromkeys(_span(cell["context"]) for cell in document["table"])
+    columns = ("batch", *(f"context {context}" for context in contexts))
+    title = "Smallest acceptance length that pays, with the K of the table above (90 % interval)"
+    return [worth, Table(title, columns, [[batch, *cells] for batch, cells in pays.items()], name="pays")]
 
 
 def _interval(cell: Document) -> str:
@@ -294,7 +320,10 @@ def tune_document(tuning: Tuning, engine: str, seed: int = 0, strict: bool = Tru
         notes.append(beyond)
     borrowed = borrowed_acceptance(speculation, tuning.scenario.model)
     body = {
-        "table": [cell_document(cell) for cell in tuning.cells],
+        "table": [
+            cell_document(cell) | {"breaks_even_at": _ends_of(even)}
+            for cell, even in zip(tuning.cells, tuning.break_even, strict=False)
+        ],
         **split_section(tuning.memory),
         "at_mean_context": [cell_document(cell) for cell in tuning.mean],
         "method": speculation.method,
@@ -313,10 +342,11 @@ def tune_document(tuning: Tuning, engine: str, seed: int = 0, strict: bool = Tru
             "low": _load_document(tuning.crossover_low),
             "high": _load_document(tuning.crossover_high),
         },
-        "break_even": [_break_even_document(one) for one in tuning.break_even],
+        "break_even": [_break_even_document(one) for one in tuning.break_even[len(tuning.cells) :]],
         "kv_tokens": tuning.kv_tokens,
         "engine": engine,
         "emit": emitted,
+        "emit_needs": _releases(engine, speculation.method, emitted or ""),
         "speculative_config": vllm_config(tuning) if engine == "vllm" and emitted else None,
         "sglang_tokens": _tokens(sglang_choice(tuning)) if engine == "sglang" else None,
         "conclusion": tune_sentence(tuning) + (f" {borrowed[0].upper()}{borrowed[1:]}." if borrowed else ""),
@@ -383,6 +413,14 @@ def tune_sentence(tuning: Tuning) -> str:
     )
 
 
+def _releases(engine: str, method: str, emitted: str) -> list[Document]:
+    """Releases from which the engine knows what is emitted: the method's name, and each option."""
+    words = dict.fromkeys(word for word in OPTION.findall(emitted) if word != "--speculative-config")
+    known = [METHODS[method].names[engine]] if words else []
+    known += [option_release(engine, word) for word in words]
+    return [{key: getattr(one, key) for key in ("name", "since", "date", "source")} for one in known]
+
+
 def _tokens(choice: DraftChoice | None) -> int:
     return 0 if choice is None else choice.tokens
 
@@ -390,6 +428,23 @@ def _tokens(choice: DraftChoice | None) -> int:
 def _load_document(load: TunedLoad) -> Document:
     pays = "always" if load.batch is None else "never" if load.batch == 0.0 else "below"
     return {"pays": pays, "batch": load.batch or None, "request_rate": load.request_rate}
+
+
+def _ends_of(one: BreakEven) -> Document:
+    """A break-even length with its interval; None where prompts alone take too long."""
+    return {key: value if isfinite(value := getattr(one, key)) else None for key in LENGTH_ENDS}
+
+
+def worth_section(tuning: Tuning, conclusion: str) -> Document:
+    """What a better drafter is worth, and the conclusion with the sentence that says it."""
+    worths = draft_worth(tuning)
+    best = max(worths, key=lambda one: one.gain)
+    usd = "" if best.usd_per_month is None else f", ${best.usd_per_month:,.0f} a month per busy replica"
+    sentence = (
+        f"Of the drafter's improvements most is gained by {best.improvement} at batch {best.batch}: "
+        f"{100 * (best.gain - 1):.1f} % ({100 * (best.low - 1):.1f} to {100 * (best.high - 1):.1f}){usd}."
+    )
+    return {"worth": [one._asdict() for one in worths], "conclusion": f"{conclusion} {sentence}"}
 
 
 def _break_even_document(one: BreakEven) -> Document:
@@ -402,9 +457,7 @@ def _break_even_document(one: BreakEven) -> Document:
     return {
         "batch": one.batch,
         "num_speculative_tokens": one.choice.tokens,
-        **{
-            key: value if isfinite(value := getattr(one, key)) else None for key in ("acceptance_length", "low", "high")
-        },
+        **_ends_of(one),
         "alpha": iid_alpha(max(1.0, one.acceptance_length), depth) if possible else None,
         "expected_acceptance_length": one.expected_length,
     }

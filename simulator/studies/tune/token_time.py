@@ -7,16 +7,15 @@ only decodes and x what a prompt adds to the steps that it joins.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.dataclass import dataclass
 from simulator.running.build import Build
 from simulator.running.scenario import Scenario
 from simulator.studies.steady_state.prices import decode_steps, prompt_steps
 from simulator.studies.steady_state.traffic import population, traffic
-from simulator.timing import EngineTimer, StepWork
+from simulator.timing import EngineTimer, ModelTimer, StepWork
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -91,10 +90,14 @@ class BusySteps:
     mixed: bool
     prompts: FloatArray
 
-    def seconds(self, timer: EngineTimer) -> TokenTime:
-        """Price both kinds."""
+    def seconds(self, timer: EngineTimer, drafting: float = 1.0) -> TokenTime:
+        """Price both kinds; ``drafting`` is a factor on the drafter's share."""
         costs = [timer.costs(work) for work in (self.decoding, self.joined)]
         step_s, joined_s = (cost.device_s + cost.host_s for cost in costs)
+        if drafting != 1.0:
+            assert isinstance(timer, ModelTimer)
+            step_s = step_s - (1.0 - drafting) * timer.exposed_drafting_s(self.decoding)
+            joined_s = joined_s - (1.0 - drafting) * timer.exposed_drafting_s(self.joined)
         added = np.maximum(0.0, joined_s - step_s) if self.mixed else joined_s
         return TokenTime(step_s, self.joined_steps * added, self.prompts)
 

@@ -7,7 +7,6 @@ that decode sequences of equal context, and the prompts of the batch's other req
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from math import isqrt
 from typing import NamedTuple
@@ -15,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.dataclass import dataclass
 from forerun.errors import ArgumentError
 from hwprofiles import weakest
 from simulator.running.build import Build, build_replica
@@ -107,6 +107,16 @@ class TunedLoad:
     request_rate: float | None
 
 
+class PricedChoices(NamedTuple):
+    """Times of an output token behind a tuning, in every cell."""
+
+    grid: CellGrid
+    plain_s: FloatArray
+    """Seconds per output token without drafting."""
+    times: tuple[TokenTime, ...]
+    """Of each choice."""
+
+
 @dataclass(frozen=True, slots=True)
 class Tuning:
     """Result of a tuning: cells, break-evens and loads."""
@@ -126,6 +136,8 @@ class Tuning:
     """The crossover at the lower ends of the speed-ups' intervals."""
     crossover_high: TunedLoad
     break_even: tuple[BreakEven, ...]
+    """Of ``cells``, then of ``mean``."""
+    priced: PricedChoices
     kv_tokens: int
     basis: str
     notes: tuple[str, ...]
@@ -157,7 +169,7 @@ def find_drafts(
     built = build_replica(plain, 0)
     request = mean_request(plain, built)
     mean = request.context_tokens
-    grid = _Grid(axis, (*lengths, mean), max(axis), max(choice.tokens for choice in choices), request)
+    grid = CellGrid(axis, (*lengths, mean), max(axis), max(choice.tokens for choice in choices), request)
     notes, basis = list(built.notes), built.basis
     without = grid.token_time(plain, np.ones(len(grid.seqs)), {})
     before = without.seconds(1.0)
@@ -203,8 +215,9 @@ def find_drafts(
         crossover_high=load([cell.best_high for cell in chosen_cells]),
         break_even=tuple(
             _break_even(cell, times[winners[index]], before, spreads[cell.best.name].timing, index)
-            for index, cell in enumerate(chosen_cells, split)
+            for index, cell in enumerate(cells)
         ),
+        priced=PricedChoices(grid, before, tuple(times)),
         kv_tokens=capacity,
         basis=basis,
         notes=tuple(notes),
@@ -225,7 +238,9 @@ class _Spreads(NamedTuple):
     all: Spread
 
 
-def _spreads(scenario: Scenario, plain: Scenario, choices: Sequence[DraftChoice], grid: _Grid) -> dict[str, _Spreads]:
+def _spreads(
+    scenario: Scenario, plain: Scenario, choices: Sequence[DraftChoice], grid: CellGrid
+) -> dict[str, _Spreads]:
     """Intervals of every choice that is best somewhere."""
     parameters = list(assumed_parameters(scenario).values())
     accepted = next((p for p in parameters if p.name == ACCEPTANCE), None)
@@ -256,7 +271,7 @@ def _spreads(scenario: Scenario, plain: Scenario, choices: Sequence[DraftChoice]
     return spreads
 
 
-class _Grid:
+class CellGrid:
     """All cells of a tuning: contexts one after the other, batches within."""
 
     def __init__(
@@ -274,9 +289,9 @@ class _Grid:
         row, column = divmod(index, len(self._batches))
         return self._batches[column], self._contexts[row], int(self.seqs[index]), int(self.contexts[index])
 
-    def token_time(self, scenario: Scenario, length: FloatArray, factors: Factors) -> TokenTime:
+    def token_time(self, scenario: Scenario, length: FloatArray, factors: Factors, drafting: float = 1.0) -> TokenTime:
         build = build_replica(roomy(scenario, *self._most), 0, factors=factors)
-        return self._steps(scenario, build, length).seconds(build.main.timer)
+        return self._steps(scenario, build, length).seconds(build.main.timer, drafting)
 
     def kernels(self, scenario: Scenario, length: FloatArray) -> list[PricedKernels]:
         """The target's kernels in every cell's two kinds of steps, and what priced them."""

@@ -1,6 +1,7 @@
 """A scenario as the commands that start the engines: every field of it is a flag, or a remark says what no flag can."""
 
 import json
+import re
 import shlex
 from itertools import pairwise
 
@@ -11,8 +12,9 @@ from scenario_parts import burst, drafts
 from tiny_scenario import tiny_data
 
 from simulator.running.scenario import scenario_from
-from simulator.speculation.methods import METHODS
+from simulator.speculation.methods import METHODS, option_release
 from simulator.studies.engine_flags import launch_flags
+from simulator.studies.tune.command import tune
 
 
 def command(engine, sections):
@@ -92,7 +94,22 @@ def sglang_drafts(algorithm, tokens, model=None):
             vllm_drafts("eagle3", 2, model="DRAFT_MODEL"),
             sglang_drafts("EAGLE3", 2, "DRAFT_MODEL"),
         ),
-        (drafting("ngram", 5), vllm_drafts("ngram", 5), sglang_drafts("NGRAM", 5)),
+        (
+            drafting("ngram", 5),
+            vllm_drafts("ngram", 5),
+            "--speculative-algorithm NGRAM --speculative-num-draft-tokens 6",
+        ),
+        (
+            drafting("parallel-draft", 5, policy="confidence-budget"),
+            vllm_drafts("dspark", 5, model="DRAFT_MODEL", enable_adaptive_verification=True),
+            "--speculative-algorithm DSPARK --speculative-num-draft-tokens 6 "
+            "--speculative-draft-model-path DRAFT_MODEL",
+        ),
+        (
+            drafting("eagle3", 5, policy="confidence-budget"),
+            "# vLLM verifies by confidence with method: parallel-draft (DSpark) alone",
+            "# SGLang verifies by confidence with method: parallel-draft (DSpark) alone",
+        ),
         ({"speculation": TREE}, "# vLLM has no eagle tree", "# flags of eagle in SGLang are not known here"),
         (
             drafting("parallel-draft", 3),
@@ -199,3 +216,43 @@ def test_pools_that_serve_whole_requests_transfer_nothing():
     assert text.count("vllm serve") == 2
     assert "kv-transfer" not in text
     assert "in front" not in text
+
+
+@pytest.mark.parametrize("method", [method for method in METHODS if METHODS[method].names])
+@pytest.mark.parametrize("policy", ["fixed", "confidence-budget"])
+def test_every_option_of_a_command_is_in_the_table_of_releases(method, policy):
+    """An option that no release is known to have is not written."""
+    if policy == "confidence-budget" and METHODS[method].looks_up:
+        return
+    draft = {"draft": {"model": "llama-3.2-1b"}} if method == "draft-model" else {}
+    chain = drafts(method, 3, 0.7, policy=policy, **draft)
+    options = 0
+    for framework in ("vllm", "llama.cpp"):
+        data = {"model": "deepseek-v3" if method == "mtp" else "llama-3.1-8b", "speculation": chain,
+                "engine": {"framework": framework}}  # fmt: skip
+        for engine, line in launch_flags(scenario_from(tiny_data() | data, "test")).items():
+            words = line.partition("  # ")[0]
+            names = re.findall(r"--(?:spec[a-z]*|model-draft)[a-z-]*", words) + re.findall(r'"([a-z_]+)":', words)
+            for name in names:
+                if name != "--speculative-config":
+                    assert option_release(engine, name).date[:4] in ("2025", "2026")
+                    options += 1
+    assert options or policy == "confidence-budget"
+
+
+def test_an_unknown_option_has_no_release():
+    with pytest.raises(KeyError):
+        option_release("vllm", "num_draft_words")
+
+
+def test_a_tuning_tells_from_which_release_its_flags_are_known():
+    data = {"model": "llama-3.1-8b", "speculation": drafts("eagle3", 3, 0.7), "engine": {"max_num_seqs": 512}}
+    document = tune(scenario_from(tiny_data() | data, "test"), batch=[1, 512], context=[512]).document
+    known = {one["name"]: one["since"] for one in document["emit_needs"]}
+    assert known == {
+        "eagle3": "0.11",
+        "method": "0.11",
+        "model": "0.11",
+        "num_speculative_tokens": "0.11",
+        "num_speculative_tokens_per_batch_size": "0.25",
+    }

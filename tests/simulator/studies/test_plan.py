@@ -136,6 +136,12 @@ def test_trace_is_replayed_and_growth_presses_it_together(project_root):
     assert best["replicas"] == 2
     assert best["confidence"]["method"] == "block bootstrap"
     assert best["max_rate"] >= document["request_rate"]
+    points = best["load_points"]
+    assert points[0]["request_rate"] == document["request_rate"]
+    assert len(points) > 2, "every load of the search is a point"
+    assert max(p["request_rate"] for p in points if p["meets_slo"]) == pytest.approx(best["max_rate"])
+    cost = points[0]["usd_per_million_output_tokens"] * points[0]["output_tokens_per_s_per_chip"]
+    assert cost == pytest.approx(best["usd_per_hour"] / best["chips"] / 3600 * 1e6, rel=1e-3)
     assert document["next_cheaper"]["layout"].startswith("1 x h100-sxm")
     assert "The next cheaper, 1 x h100-sxm TP1, fails: p99" in document["conclusion"]
 

@@ -1,0 +1,38 @@
+"""``forerun validate adaptive``: published confidence-scheduled verification beside simulated runs."""
+
+import pytest
+
+from validation.speculation.adaptive import _between, adaptive_tables, compare_adaptive
+
+
+@pytest.fixture(scope="module")
+def document():
+    return compare_adaptive()
+
+
+def test_every_published_cell_is_scored_or_marked_as_fitted(document):
+    for name, table in adaptive_tables().items():
+        cells = sum(len(by_streams) for mode, by_streams in table["cells"].items() if mode != "none")
+        rows = [row for row in document["rows"] if row["table"] == name]
+        fitted = [row for row in rows if row["fitted"]]
+        assert len(rows) == cells
+        assert len(fitted) == len(table["fit"]["tokens"]) + bool(table["fit"].get("rule"))
+        assert all(abs(row["error"]) < 0.02 for row in fitted), "a fitted cell is met"
+
+
+def test_the_ladder_of_deepseek_v4_pro_is_within_its_tolerance(document):
+    score = document["scores"][0]
+    assert score["right_sign"] == score["rows"] == 16
+    assert score["median"] < 0.12
+    assert score["worst"] < 0.20
+
+
+def test_adaptive_verification_overtakes_fixed_k_where_it_was_published(document):
+    assert [crossing["predicted"] for crossing in document["crossings"]] == [(None, 1), (32, 64)]
+    assert "chosen looking at these rows" in document["note"]
+
+
+def test_a_crossing_lies_after_the_last_load_that_is_behind():
+    assert _between([1, 2, 4], [True, True, True]) == (None, 1)
+    assert _between([1, 2, 4], [False, True, True]) == (1, 2)
+    assert _between([1, 2, 4], [True, False, False]) == (4, None)
