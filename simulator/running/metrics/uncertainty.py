@@ -138,7 +138,7 @@ def model_error(
     alike = served_as(stratum)
     factors = alike.factors | ({"throughput": UNMOVED} if serves_arrivals(scenario, stratum) else {})
     response = served_response(base, factors)
-    axes.append(Axis(name=f"{SERVED} {alike.stratum}", deviation=1.0, direction=[], response=response))
+    axes.append(Axis(name=f"{SERVED} {scenario.engine.framework}", deviation=1.0, direction=[], response=response))
     return ModelError(
         level=LEVEL,
         sources=sources,
