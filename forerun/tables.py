@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from html import escape
 from typing import TYPE_CHECKING, Any, Literal
 
 from forerun.dataclass import dataclass
+from forerun.text_layout import lines_of, pieces, shared_widths
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -17,8 +17,12 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 ABSENT = "-"
-UNBROKEN = 16
-"""Characters up to which all cells of a column stand on one line in a terminal: no number is broken over two."""
+PADDING = 2
+"""Spaces after a column in a terminal; a table with headings has one more between two columns."""
+TALLEST = 5
+"""Lines of the tallest cell of a table that is broken over lines."""
+MOST_SIDE_BY_SIDE = 6
+"""Rows of a table up to which it may be turned."""
 TEXT_COLUMNS = 1000
 """Width up to which ``print(table)`` breaks no line."""
 CARD_COLUMNS = 5
@@ -27,8 +31,8 @@ LONG_WORDS = 28
 """Characters from which a cell may break its line on a page."""
 _FIGURE = re.compile(r"[-+<>~]?\s*\$?[.\d]")
 """How a cell with a figure begins."""
+_STYLES = {"": "", "good": "green", "bad": "red", "faint": "dim", "strong": "bold"}
 Tone = Literal["", "good", "bad", "faint", "strong"]
-_RICH_STYLES = {"": "", "good": "green", "bad": "red", "faint": "dim", "strong": "bold"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,42 +95,45 @@ class Table:
         words = bool(known) and not any(map(_FIGURE.match, known))
         return index == 0 or words or any(len(text) > LONG_WORDS for text in known)
 
-    def rich(self, width: int | None = None) -> RichTable:
-        """The table for a terminal; where it is wider than ``width`` characters, headings take several lines."""
-        from rich import box
-        from rich.table import Table as RichTable
+    def rich(self, width: int = TEXT_COLUMNS) -> RichTable:
+        """The table for a terminal of ``width`` characters, in which no figure and no label is cut.
 
-        table = RichTable(
-            title=self.title or None,
-            title_justify="left",
-            title_style="bold",
-            box=box.SIMPLE_HEAD if self.headed else None,
-            show_edge=False,
-            pad_edge=False,
-            padding=(0, 2, 0, 0),
-            show_header=self.headed,
-            caption=f"and {self.hidden:,} more: --json FILE has them all" if self.hidden else None,
-            caption_justify="left",
-        )
-        widest = [max((len(cell_text(row[i])) for row in self.rows[: self.shown]), default=0)
-                  for i in range(len(self.columns))]  # fmt: skip
-        wide = width is not None and sum(max(len(c), w) + 2 for c, w in zip(self.columns, widest, strict=True)) > width
-        for index, column in enumerate(self.columns):
-            left = not self.headed or self.words(index)
-            longest = max([widest[index], *map(len, column.split())])
-            heading = "\n".join(textwrap.wrap(column, longest)) if wide else column
-            short = widest[index] <= UNBROKEN
-            table.add_column(_plain(heading), justify="left" if left else "right", overflow="fold", no_wrap=short)
-        for row in self.rows[: self.shown]:
-            table.add_row(*map(_rich_cell, row))
-        return table
+        One that is too wide has its cells broken over lines; where that is not enough it is turned, so that its rows
+        stand side by side, and where that is not enough either, each row becomes a list of its cells.
+        """
+        shown = self.rows[: self.shown]
+        for layout in (self, self._turned()):
+            if layout is None:
+                continue
+            rows = shown if layout is self else layout.rows
+            texts = [
+                [_heading(column)] + [cell_text(row[i]) for row in rows] for i, column in enumerate(layout.columns)
+            ]
+            least = [max(len(piece) for text in column for piece in pieces(text) or [""]) for column in texts]
+            room = width - (PADDING + layout.headed) * (len(texts) - 1)
+            if sum(least) > room:
+                continue
+            widths = shared_widths(least, [max(map(len, column)) for column in texts], room)
+            lines = (len(lines_of(text, size)) for column, size in zip(texts, widths, strict=True) for text in column)
+            if max(lines) <= TALLEST or not layout.headed:
+                return _drawn(layout, rows, widths, self.hidden)
+        return _records(self, shown, width)
+
+    def _turned(self) -> Table | None:
+        """The table with a column for each of its rows; None where that makes no sense."""
+        rows = self.rows[: self.shown]
+        if not self.headed or not 0 < len(rows) <= MOST_SIDE_BY_SIDE:
+            return None
+        columns = (self.columns[0], *(cell_text(row[0]) for row in rows))
+        turned = [[column, *(row[index] for row in rows)] for index, column in enumerate(self.columns) if index]
+        return Table(self.title, columns, turned)
 
     def __str__(self) -> str:
         from rich.console import Console
 
         console = Console(width=TEXT_COLUMNS, color_system=None)
         with console.capture() as captured:
-            console.print(self.rich(TEXT_COLUMNS))
+            console.print(self.rich())
         return captured.get()
 
     def _repr_html_(self) -> str:
@@ -218,21 +225,6 @@ def _value(cell: Value) -> Any:
     return cell_text(cell) if cell.value is None else cell.value
 
 
-def _plain(text: str) -> Text:
-    from rich.text import Text
-
-    return Text(text)
-
-
-def _rich_cell(cell: Value) -> Text:
-    if not isinstance(cell, Cell):
-        return _plain(cell_text(cell))
-    from rich.text import Text
-
-    text = Text(cell.text, style=_RICH_STYLES[cell.tone])
-    return text.append(f" {cell.aside}", style="dim not bold") if cell.aside else text
-
-
 def cell_class(cell: Value, words: bool = False) -> str:
     """Names by which a style sheet finds a cell: its tone, ``long`` where its words may break the line, and ``words``
     in a column of them."""
@@ -288,3 +280,66 @@ def duration(seconds: float | None) -> str:
 def percent(share: float | None) -> str:
     """A share as a percentage; ``-`` for None."""
     return ABSENT if share is None else f"{share * 100:.1f} %"
+
+
+def _heading(column: str) -> str:
+    return " ".join(column.split())
+
+
+def _records(table: Table, rows: Sequence[Sequence[Value]], width: int) -> RichTable:
+    """Each row as a list of its cells, below its label."""
+    names = [_heading(column) for column in table.columns]
+    first = min(max(map(len, names)), width // 2)
+    drawn = _empty(table, False, table.hidden)
+    for size in (first, width - first - PADDING):
+        drawn.add_column(no_wrap=True, width=size)
+    for number, row in enumerate(rows):
+        if number:
+            drawn.add_row()
+        for index, (name, cell) in enumerate(zip(names, row, strict=True)):
+            label = Cell(cell_text(cell), tone="strong") if index == 0 else cell
+            drawn.add_row(_text(name, first), _text(label, width - first - PADDING))
+    return drawn
+
+
+def _drawn(table: Table, rows: Sequence[Sequence[Value]], widths: Sequence[int], hidden: int) -> RichTable:
+    drawn = _empty(table, table.headed, hidden)
+    for index, (column, size) in enumerate(zip(table.columns, widths, strict=True)):
+        left = not table.headed or table.words(index)
+        justify: Any = "left" if left else "right"
+        drawn.add_column(_text(_heading(column), size), justify=justify, no_wrap=True, width=size)
+    for row in rows:
+        drawn.add_row(*(_text(cell, size) for cell, size in zip(row, widths, strict=True)))
+    return drawn
+
+
+def _empty(table: Table, headed: bool, hidden: int) -> RichTable:
+    from rich import box
+    from rich.table import Table as RichTable
+
+    return RichTable(
+        title=table.title or None,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD if headed else None,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, PADDING, 0, 0),
+        show_header=headed,
+        caption=f"and {hidden:,} more: --json FILE has them all" if hidden else None,
+        caption_justify="left",
+    )
+
+
+def _text(cell: Value, width: int) -> Text:
+    """A cell in lines of at most ``width`` characters; its aside is dim."""
+    from rich.text import Text
+
+    style, strong = ("", len(cell_text(cell))) if not isinstance(cell, Cell) else (_STYLES[cell.tone], len(cell.text))
+    text, passed = Text(), 0
+    for number, line in enumerate(lines_of(cell_text(cell), width)):
+        text.append("\n" if number else "")
+        dim = max(0, min(len(line), strong - passed))
+        text.append(line[:dim], style=style).append(line[dim:], style="dim not bold" if isinstance(cell, Cell) else "")
+        passed += len(line) + 1
+    return text

@@ -44,7 +44,7 @@ LAYERS = (
         "forerun.yaml_files",
     ),
     ("forerun.dataclass", "forerun.disk_cache"),
-    ("forerun.renderer", "forerun.errors", "forerun.version"),
+    ("forerun.renderer", "forerun.errors", "forerun.text_layout", "forerun.version"),
 )
 """From the top: a package imports only from the layers below it. ``forerun`` and ``simulator`` are the public faces."""
 INDEPENDENT = {("hwprofiles", "traces"), ("traces", "hwprofiles")}

@@ -303,8 +303,8 @@ def checked_fields(controls: Mapping[str, Control], values: Values, served: Serv
 
 DTYPES = ("checkpoint", "bf16", "fp8", "int8", "int4", "fp4", "mxfp4")
 """Formats of weights; ``checkpoint`` is the model's own."""
-METHODS = tuple(method for method in SPECULATION if method != "eagle2")
-"""EAGLE-2 is for trees, which these pages have no control for."""
+METHODS = tuple(method for method in SPECULATION if method not in ("eagle2", "grammar"))
+"""EAGLE-2 is for trees and a grammar needs a share of forced tokens, which these pages have no control for."""
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 CONTEXTS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 DRAFT_TOKENS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16)

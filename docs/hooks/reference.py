@@ -165,6 +165,9 @@ EXAMPLES = {
     "workload.sessions": "{turns: 4, think_time_s: 5.0}",
     "workload.columns": "{arrival: ts, input: prompt_toks}",
     "workload.format": "mooncake",
+    "speculation.grammar": "{forced_share: 0.4}",
+    "speculation.grammar.outputs": "answers.jsonl",
+    "speculation.grammar.json_schema": "schema.json",
 }
 """Values of fields that no example of the repository has, or one that tells less."""
 

@@ -133,8 +133,8 @@ class DraftRequest:
 
     @property
     def max_drafting_seqs(self) -> int:
-        """Most sequences that draft in one step: of attention groups, the batch of one and the prompts of another."""
-        return self.max_num_seqs * (1 if self.target.attention_data_parallel == 1 else 2)
+        """Most sequences that draft in one step that is priced: a full batch, and prompts of a token beside it."""
+        return self.max_num_seqs + self.max_num_batched_tokens
 
     @property
     def max_pass_tokens(self) -> int:

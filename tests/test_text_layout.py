@@ -1,0 +1,108 @@
+"""Tables at every width of a terminal: what is printed can be read back."""
+
+import io
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from scenario_parts import burst, drafts
+
+from forerun.tables import Cell, Table, cell_text
+from forerun.text_layout import lines_of, pieces
+from simulator.cli import main
+
+WIDTHS = (60, 80, 100, 120, 160)
+WORD = st.text("abcdefgh-./%", min_size=1, max_size=20)
+FIGURE = st.from_regex(r"-?[0-9]{1,3}(,[0-9]{3})?(\.[0-9]{1,3})?( (ms|GB|req/s|%))?", fullmatch=True)
+TEXT = st.lists(WORD | FIGURE, min_size=1, max_size=6).map(" ".join)
+CELL = st.one_of(TEXT, st.floats(-1e7, 1e7), st.none(), st.builds(Cell, TEXT, TEXT))
+
+
+def printed(table, width):
+    console = Console(width=width, file=io.StringIO(), color_system=None)
+    console.print(table.rich(width))
+    return console.file.getvalue()
+
+
+@st.composite
+def made_tables(draw):
+    columns = draw(st.lists(TEXT | st.just(""), min_size=2, max_size=9))
+    rows = draw(st.lists(st.tuples(TEXT, *[CELL] * (len(columns) - 1)), min_size=1, max_size=8))
+    return Table(draw(WORD), columns, rows)
+
+
+@given(made_tables(), st.sampled_from(WIDTHS))
+def test_no_piece_of_a_cell_is_cut(table, width):
+    text = printed(table, width)
+    assert all(len(line) <= width for line in text.splitlines())
+    texts = [*table.columns, *(cell_text(cell) for row in table.rows for cell in row)]
+    assert all(piece in text for cell in texts for piece in pieces(cell))
+
+
+@given(TEXT, st.integers(24, 80))
+def test_lines_hold_the_text_in_order(text, width):
+    lines = lines_of(text, width)
+    assert " ".join(lines) == " ".join(text.split())
+    assert all(len(line) <= width for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("191.3 s 139.4 s..285.8 s", ["191.3 s", "139.4 s..285.8 s"]),
+        ("68.7 req/s +86%", ["68.7 req/s", "+86%"]),
+        ("2 of 3 replicas", ["2", "of", "3", "replicas"]),
+        ("", []),
+    ],
+)
+def test_a_figure_stays_with_its_unit(text, parts):
+    assert pieces(text) == parts
+
+
+SCENARIO = {
+    "model": "llama-3.1-8b",
+    "hardware": {"chip": "h100-sxm"},
+    "workload": burst(16, 300, 40),
+    "speculation": drafts("draft-model", 2, draft={"model": "llama-3.2-1b", "chip": "h100-sxm", "link": "pcie5-x16"}),
+}
+COMMANDS = (
+    "run s.json",
+    "run s.json --set attention_speculation=null --replications 2 --no-interval",
+    "compare s.json --vary speculation.num_speculative_tokens=1,2,3 --jobs 1",
+    "tune t.json --batch 1,8,64 --context 512,4096",
+    "plan t.json --rate 5 --slo p99_ttft_ms=500 --slo p99_tpot_ms=30 --jobs 1 --vary hardware.tensor_parallel=1,2",
+    "draft-pool s.json --verifiers 1,2,4",
+    "rollouts t.json --group 4",
+    "sweep t.json --vary engine.max_num_seqs=2,8 --jobs 1",
+    "predict --chip h100-sxm gemm m=512 n=4096 k=4096 dtype=bf16",
+    "chips show h100-sxm",
+    "chips list",
+    "models show deepseek-v3",
+    "workloads show t.csv",
+    "workloads curves",
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_prints_the_same_figures_at_every_width(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "s.json").write_text(json.dumps(SCENARIO))
+    own = SCENARIO["speculation"] | {"draft": {"model": "llama-3.2-1b"}}
+    (tmp_path / "t.json").write_text(json.dumps(SCENARIO | {"speculation": own}))
+    (tmp_path / "t.csv").write_text(
+        "timestamp,input_tokens,output_tokens\n" + "".join(f"{i},400,30\n" for i in range(50))
+    )
+    tables, rich = [], Table.rich
+    monkeypatch.setattr(Table, "rich", lambda table, *width: (tables.append(table), rich(table, *width))[1])
+    assert main(command.split()) in (0, 1), capsys.readouterr().err
+    monkeypatch.undo()
+    assert tables
+    for table in tables:
+        texts = [cell_text(cell) for row in table.rows[: table.shown] for cell in row] + list(table.columns)
+        for width in WIDTHS:
+            text = printed(table, width)
+            assert all(len(line) <= width for line in text.splitlines()), (command, width)
+            parts = {piece for one in texts for piece in pieces(one) if len(piece) <= width // 2}
+            assert all(piece in text for piece in parts), (command, width, text)
