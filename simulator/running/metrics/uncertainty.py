@@ -354,7 +354,7 @@ def sampling_draws(metric: str, deviation: float) -> FloatArray:
 def intervals_of(
     summary: Mapping[str, Any], error: ModelError, sampling: Mapping[str, float]
 ) -> dict[str, list[float]]:
-    """Ends of the 90 % interval of every figure that has one: error of kernels and host, chance, and measured runs, whose
+    """Ends of the 90 % interval of every figure that has one: error of kernels and host, chance, measured runs, whose
     ends were fitted for this sum (``validation.bands``)."""
     intervals, steps = {}, step_draws(error["sources"])
     composed, served = without_served(error), [axis for axis in error["axes"] if is_served(axis)]
