@@ -68,6 +68,18 @@ def test_a_plain_run_imports_what_it_needs(modules):
     assert len(own) <= MOST_MODULES
 
 
+def test_a_run_whose_json_goes_to_stdout_lays_out_no_tables(tmp_path):
+    scenario = tmp_path / "plain.json"
+    scenario.write_text(json.dumps(tiny_data()))
+    code = (
+        "import sys; from simulator.cli import main; code = main(['run', sys.argv[1], '--json', '-']); "
+        "print('rich' in sys.modules, file=sys.stderr); sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, scenario], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["summary"]["completed"]
+    assert done.stderr.split()[-1] == "False"
+
+
 def test_a_plain_run_imports_few_libraries(modules):
     roots = {name.partition(".")[0] for name in modules} - set(sys.stdlib_module_names) - set(OWN)
     assert {name for name in roots if not name.startswith(INSTALLER)} <= LIBRARIES
