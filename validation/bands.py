@@ -43,7 +43,7 @@ END, MIDDLE = (1 + LEVEL) / 2, 0.75
 """Share of the runs below the upper end of a band, and of their middle half."""
 STRATA_HEAD = """\
 # How measured runs came out, by stratum (simulator/running/metrics/served.py). `python -m validation bands --data DIR
-# --write` writes this file anew; docs/validation/notes.md says how its ends came about. Ends are factors on a prediction
+# --write` writes this file anew; docs/validation/notes.md has how its ends came about. Ends: factors on a prediction
 # beside the band of its kernels, host work and chance: of nine in ten runs, and of the middle half; half: quartiles of
 # measured over predicted.
 strata:
