@@ -58,6 +58,7 @@ def test_lossless_sampling(seed, output_of):
         ("agents_mooncake.py", ("--requests", 40), "On this traffic the prefix cache"),
         ("equal_cost_chips.py", ("--requests", 60, "--usd-per-hour", 2.7), "For $2.70 an hour"),
         ("eagle3_on_or_off.py", ("--requests", 60), "EAGLE-3 pays"),
+        ("adaptive_verification.py", ("--requests", 256), "Adaptive verification beats the best fixed K at 16, 64"),
         ("mtp_deepseek_v3.py", ("--requests", 1), "Best MTP depth of DeepSeek-V3"),
         ("draft_n150_verify_h100.py", ("--requests", 1), "Drafting on an N150"),
         ("reasoning_outputs.py", ("--requests", 8, "--longest", 9000), "serves"),

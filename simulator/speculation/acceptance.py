@@ -16,6 +16,8 @@ from simulator.speculation.speculation_config import AcceptanceConfig, DraftConf
 
 CLASSES = 128
 """Equally likely classes of requests that stand for the beta distribution."""
+DRAFT_CLASSES = 32
+"""The same of drafts, where each has a class of its own: a step under a budget goes through all of them."""
 LEAST_CONCENTRATION = 0.1
 """Least concentration of the beta distribution; below it nearly every request accepts all drafts or none."""
 
@@ -26,7 +28,7 @@ def widest_spread(first_rate: float) -> float:
 
 
 def request_classes(survival: FloatArray, spread: float, autocorrelation: float = 1.0) -> FloatArray:
-    """Chance that at least i draft tokens are accepted, by class of request or of draft: shape (CLASSES, K).
+    """Chance that at least i draft tokens are accepted, by class of request or of draft: shape (classes, K).
 
     The conditional rate of every position is beta-distributed, with one concentration. With ``autocorrelation`` 1 a
     class is one of requests, and the same requests are good at every position; below 1 it is one of drafts, whose rates
@@ -55,10 +57,11 @@ def request_classes(survival: FloatArray, spread: float, autocorrelation: float 
 def _classes(survival: tuple[float, ...], spread: float, autocorrelation: float) -> FloatArray:
     concentration = survival[0] * (1.0 - survival[0]) / spread**2 - 1.0
     ranks = _ranks(len(survival), autocorrelation)
-    weights = np.full(CLASSES, 1.0 / CLASSES)
-    classes = np.empty((CLASSES, len(survival)))
+    count = ranks.shape[1]
+    weights = np.full(count, 1.0 / count)
+    classes = np.empty((count, len(survival)))
     for _ in range(200):
-        reached = np.ones(CLASSES)
+        reached = np.ones(count)
         for i, pooled in enumerate(survival):
             reached = reached * _rates(reached * weights, pooled, concentration, ranks[i])
             classes[:, i] = reached
@@ -74,16 +77,15 @@ def _classes(survival: tuple[float, ...], spread: float, autocorrelation: float)
 
 def _ranks(positions: int, autocorrelation: float) -> FloatArray:
     """Rank of every class at every position, equally spaced in (0, 1)."""
-    order = np.arange(CLASSES)
     if autocorrelation == 1.0:
-        places = np.tile(order, (positions, 1))
+        places = np.tile(np.arange(CLASSES), (positions, 1))
     else:
-        noise = np.random.default_rng(0).standard_normal((positions, CLASSES))
+        noise = np.random.default_rng(0).standard_normal((positions, DRAFT_CLASSES))
         scores = [noise[0]]
         for fresh in noise[1:]:
             scores.append(autocorrelation * scores[-1] + np.sqrt(1.0 - autocorrelation**2) * fresh)
         places = np.argsort(np.argsort(scores, axis=1), axis=1)
-    ranks: FloatArray = (places + 0.5) / CLASSES
+    ranks: FloatArray = (places + 0.5) / places.shape[1]
     return ranks
 
 

@@ -188,6 +188,10 @@ class Budget:
         best: cython.double = expected / (seconds[tokens] + more_s)
         counts: cython.longlong[::1] = self.counts
         lengths: cython.longlong[::1] = self.lengths
+        classes: cython.longlong[::1] = self.classes
+        worths: cython.double[::1] = self.worth
+        next_size: cython.longlong[::1] = self.next_size
+        worth: cython.double
         for row in range(len(counts)):
             counts[row] = lengths[row] = 0
         for place in range(seqs):
@@ -195,19 +199,20 @@ class Budget:
             sequence.verified = self._class(sequence)
             counts[sequence.verified] += 1
         for place in range(entries):
-            count = counts[self.classes[place]]
+            count = counts[classes[place]]
             if not count:
                 continue
-            if self.worth[place] <= 0.0:
+            worth = worths[place]
+            if worth <= 0.0:
                 break
-            size = self.next_size[tokens + 1]
+            size = next_size[tokens + 1]
             while size < tokens + count:  # a graph is padded to its size, whatever it holds
-                rate = (expected + (size - tokens) * self.worth[place]) / (seconds[size] + more_s)
+                rate = (expected + (size - tokens) * worth) / (seconds[size] + more_s)
                 if rate > best:
                     best, chosen = rate, size
-                size = self.next_size[size + 1]
+                size = next_size[size + 1]
             tokens += count
-            expected += count * self.worth[place]
+            expected += count * worth
             rate = expected / (seconds[tokens] + more_s)
             if rate > best:
                 best, chosen = rate, tokens
@@ -216,12 +221,12 @@ class Budget:
         for place in range(entries):
             if not tokens:
                 break
-            count = counts[self.classes[place]]
+            count = counts[classes[place]]
             if count > tokens:
-                row = self.classes[place]
+                row = classes[place]
                 break
             if count:
-                lengths[self.classes[place]] += 1
+                lengths[classes[place]] += 1
                 tokens -= count
         for place in range(seqs):
             sequence = cython.cast(Sequence, batch[place])
