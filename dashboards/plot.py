@@ -92,6 +92,11 @@ def in_progress(rollouts: RolloutsResult) -> go.Figure:
     return rollouts.figure("in_progress")
 
 
+def adaptive(comparison: CompareResult) -> go.Figure:
+    """Adaptive verification against the best fixed K over the load, of a comparison that varied both."""
+    return comparison.figure("adaptive")
+
+
 def gain(pool: DraftPoolResult) -> go.Figure:
     """Gain of a shared pool of drafters by verifiers per drafter."""
     return pool.figure("gain")

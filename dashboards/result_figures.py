@@ -34,6 +34,7 @@ FIGURES = (
     ResultFigure("run", "waterfall", run.requests_data, run.waterfall_figure),
     ResultFigure("compare", "speedup", studies.forest_data, studies.forest_figure, text.forest_text),
     ResultFigure("compare", "load", studies.load_curve_data, studies.load_curve_figure, text.load_curve_text),
+    ResultFigure("compare", "adaptive", speculation.adaptive_data, speculation.adaptive_figure, text.adaptive_text),
     ResultFigure("compare", "tornado", studies.tornado_data, studies.tornado_figure, text.tornado_text),
     ResultFigure("draft-pool", "gain", speculation.pool_data, speculation.pool_figure, text.pool_text),
     ResultFigure("plan", "pareto", studies.pareto_data, studies.pareto_figure, text.pareto_text),

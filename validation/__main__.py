@@ -4,6 +4,7 @@ python -m validation all --out docs/validation                # what ships, and 
 python -m validation all --data DIR --out docs/validation     # and every measured table in DIR
 python -m validation requests --data DIR --out docs/validation --limit 40
 python -m validation coverage --data DIR --limit 14           # whether intervals hold what was measured
+python -m validation bands --data DIR --write                 # fit the bands of served figures by stratum again
 python -m validation refit --data DIR --write                 # fit every constant above kernel prices again
 """
 
@@ -24,6 +25,7 @@ from forerun.workers import Workers, cores
 from simulator.cli.output import Progress, console
 from simulator.running.metrics.document import json_text
 from simulator.running.metrics.files import StagedFiles
+from validation.bands import coverage_of_tables, served_figures, write_strata
 from validation.coverage import causes_of, coverage_page, coverage_table, measured_bands
 from validation.kernels import measured_kernel_errors
 from validation.page import trust_page
@@ -41,6 +43,7 @@ PARTS = {
     "speculation": "speculation",
     "alspec": "attention",
     "coverage": "coverage",
+    "bands": "bands",
     "refit": "refit",
     "all": "",
 }
@@ -55,13 +58,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--limit", type=int, default=LIMIT, help="measured runs of a table that are served again")
     parser.add_argument("--jobs", type=int, default=cores(), help="processes")
     parser.add_argument("--set", action="append", metavar="NAME", help="refit: constants of this set alone; repeatable")
-    parser.add_argument("--write", action="store_true", help="refit: put what was fitted into frameworks.yaml")
+    parser.add_argument("--write", action="store_true", help="refit, bands: put what was fitted into its YAML file")
     options = parser.parse_args(argv)
-    if options.part != "refit" and (options.set or options.write):
-        parser.error("--set and --write apply to refit alone")
+    if options.set and options.part != "refit":
+        parser.error("--set applies to refit alone")
+    if options.write and options.part not in ("refit", "bands"):
+        parser.error("--write applies to refit and bands alone")
     try:
         if options.part == "refit":
             return refitted(options.data, options.set, options.write, options.jobs)
+        if options.part == "bands":
+            return banded(options.data, options.limit, options.write, options.jobs)
         return run_part(options.part, options.data, options.out, options.limit, options.jobs)
     except ForerunError as error:
         print(f"validation: {error}", file=sys.stderr)
@@ -123,6 +130,24 @@ def refitted(data: Path | None, names: Sequence[str] | None, write: bool, jobs: 
     for name in refused:
         print(f"validation: {name}: the held-out error grows; its constants stay", file=sys.stderr)
     return 1 if refused else 0
+
+
+def banded(data: Path | None, limit: int, write: bool, jobs: int) -> int:
+    """Fit the bands of served figures on the tables of a folder, print what lies inside, and write them.
+
+    Raises:
+        ForerunError: no folder, or nothing in it that can be simulated.
+    """
+    if data is None or not data.is_dir():
+        raise ForerunError("bands: --data names the folder of measured runs")
+    with Progress(True, "runs") as bar:
+        figures = served_figures(data, limit, jobs, bar.update)
+    if not figures:
+        raise ForerunError(f"{data}: no measured serving run in this folder can be simulated")
+    console().print(coverage_of_tables(figures).rich())
+    if write:
+        write_strata(figures)
+    return 0
 
 
 def covered(data: Path | None, out: Path | None, limit: int) -> int:

@@ -35,7 +35,7 @@ def register(commands: CommandGroup) -> None:
         ("alspec", alspec, "alspec"),
         ("all", everything, "all --json errors.json"),
         ("speculation", speculation, "speculation --fail-above all.mape=25"),
-        ("adaptive", adaptive, "adaptive --json -"),
+        ("adaptive", adaptive_verification, "adaptive --json -"),
     ):
         validations.command(name, command, epilog=f"Example: forerun validate {example}")
 
@@ -144,7 +144,7 @@ def speculation(
     return EXIT_GATE_FAILED if broken else 0
 
 
-def adaptive(json_file: JsonOption = None) -> int:
+def adaptive_verification(json_file: JsonOption = None) -> int:
     """Score confidence-scheduled verification on published tables: every cell, its sign, where it overtakes fixed K."""
     from forerun.version import VERSION
     from validation import speculation as published

@@ -87,9 +87,9 @@ def measured_bands(folder: Path, limit: int, progress: Callable[[int, int], None
         ForerunError: none can be simulated.
     """
     banded: list[Banded] = []
-    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name.endswith(SUFFIXES))
+    paths = measured_tables(folder)
     for done, path in enumerate(paths, 1):
-        for run in _chosen(path, limit):
+        for run in chosen_runs(path, limit):
             try:
                 banded += bands(run, path.name.split(".")[0])
             except (ForerunError, ProfileError, TraceError):
@@ -101,7 +101,13 @@ def measured_bands(folder: Path, limit: int, progress: Callable[[int, int], None
     return banded
 
 
-def _chosen(path: Path, limit: int) -> Iterable[MeasuredRun]:
+def measured_tables(folder: Path) -> list[Path]:
+    """Files below a folder that may hold measured runs."""
+    return sorted(path for path in folder.rglob("*") if path.is_file() and path.name.endswith(SUFFIXES))
+
+
+def chosen_runs(path: Path, limit: int) -> list[MeasuredRun]:
+    """At most ``limit`` runs of a table that can be compared, chosen by a hash of their names."""
     try:
         runs = [run for run in read_runs(str(path)) if run.model and run.chip and run.framework]
     except TraceError:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from forerun.errors import ForerunError
 from forerun.version import VERSION
-from hwprofiles import chip_names, load_chip
+from hwprofiles import ProfileError, chip_names, load_chip
 from hwprofiles.dtypes import dtype_bytes, shares_of
 from simulator import simulate
 from simulator.running.build import build_replica
@@ -57,7 +57,7 @@ MODELS = (
     (r"qwen3-coder 30b|qwen3[ -]?(moe )?30b", "qwen3-30b-a3b"),
 )  # fmt: skip
 """Catalogue models by what the tables call them; others (pruned, merged, unnamed) are left out."""
-QUANTS = {"q4_k_xl": "ud-q4_k_xl", "q3_k_xl": "ud-q3_k_xl", "mxfp4": "mxfp4_moe"}
+QUANTS = {"mxfp4": "mxfp4_moe"} | {f"q{bits}_k_xl": f"ud-q{bits}_k_xl" for bits in (2, 3, 4, 5, 6, 8)}
 OLD = ("master of 2024", "10491", "4239", "PR 5351")
 """Builds before today's kernels for few rows: Metal's of November 2024, ROCm's of mid-2024."""
 SERIAL = ("8e672efe", "May 2024", "2023-08", "10581", "discussion 4167")
@@ -361,7 +361,7 @@ RIG_QUANTS = {
 
 
 def rigs(folder: Path, model: str) -> Iterator[Rig]:
-    """Rigs whose weights lie on their cards whole; of unlike cards the one with the least memory stands first."""
+    """Rigs that can be built and hold all weights; of unlike cards the one with the least memory stands first."""
     for row in rows_of(folder, "qwen38_mtp_configs.csv"):
         chips = [card_chip(card) for card in row["chips"].split("+")]
         cards = sorted((name for name in chips if name), key=lambda name: load_chip(name).memory.capacity_bytes)
@@ -378,13 +378,24 @@ def rigs(folder: Path, model: str) -> Iterator[Rig]:
         if row["power_limit_w"]:
             hardware["power_limit_w"] = float(row["power_limit_w"])
         kv = {"q4_0": "q4_0", "q8_0": "q8_0"}.get(row["kv_type"], "bf16")
-        plain = local_scenario(cards[0], model, RIG_QUANTS.get(row["quant"], row["quant"].lower()), **hardware)
+        plain = local_scenario(cards[0], model, RIG_QUANTS.get(row["quant"], _quant(row["quant"])), **hardware)
         values = {
             "kv_cache_dtype": kv,
             "engine.max_model_len": 8192,
             "speculation": {"method": "mtp", "num_speculative_tokens": 2, "acceptance": {"alpha": 0.8}},
         }
-        yield Rig(row["config_id"], row["chips"], plain.with_values(values), baseline)
+        scenario = plain.with_values(values)
+        if _runs(scenario):
+            yield Rig(row["config_id"], row["chips"], scenario, baseline)
+
+
+def _runs(scenario: Scenario) -> bool:
+    """Whether a rig can be built: no unknown format, and heads that divide evenly among its cards."""
+    try:
+        build_replica(scenario)
+    except (ForerunError, ProfileError):
+        return False
+    return True
 
 
 def stream_lines(folder: Path, model: str) -> Iterator[str]:
@@ -528,7 +539,7 @@ def page(folders: Sequence[Path], model: str) -> str:
     for rate in dict.fromkeys(rates):
         try:
             steps.append(step_of(rate))
-        except ForerunError:
+        except (ForerunError, ProfileError):
             refused += 1
     short = [step for step in steps if step.maker in START and step.rate.context <= SHORT]
     parts: list[tuple[str, Iterator[str]]] = [

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.resources import as_file, files
 from math import exp, log
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +28,7 @@ from traces.benchmark_results import MeasuredRun, read_runs
 from validation.halves import rows_by_hash
 from validation.requests import SPLIT, base_scenario
 
+AS_READ = "as-read"
 SMALL_ERROR = 0.1
 """Error, in logarithms, above which a figure pulls no harder: a few wrong rows do not carry a fit."""
 HOLD = 0.01
@@ -48,7 +51,7 @@ class RefitCase(NamedTuple):
     @property
     def figures(self) -> list[str]:
         """Names of its figures, in a loop that is not as the table reads with the loop's."""
-        return [metric if self.loop == "as-read" else f"{metric} ({self.loop})" for metric in self.metrics]
+        return [metric if self.loop == AS_READ else f"{metric} ({self.loop})" for metric in self.metrics]
 
 
 class Refit(NamedTuple):
@@ -75,21 +78,21 @@ def refit_cases(name: str, data: Path) -> list[RefitCase]:
         ForerunError: a file that the folder does not hold, or no run of the set.
     """
     entry = refits()[name]
-    runs: list[tuple[str, MeasuredRun]] = []
+    cases = []
     for chosen in entry["runs"]:
         words = dict(chosen)
+        loops, limit = words.pop("loops", [AS_READ]), words.pop("limit", sys.maxsize)
         paths = sorted(data.rglob(words.pop("file")))
         if not paths:
             raise ForerunError(f"--data {data}: no file {chosen['file']}, which {name} is fitted on")
-        runs += [(f"{paths[0].name} {run.place}", run) for run in read_runs(str(paths[0])) if _meets(run, words)]
-    cases = []
-    for trained in (True, False):
-        side = [(key, run) for key, run in runs if in_training(run, SPLIT) is trained]
-        for _, run in rows_by_hash(side, lambda pair: pair[0], entry.get("limit", len(side))):
-            for loop in entry["loops"]:
-                equal = loop == "equal"
-                figures = ["mean_tpot_ms"] if equal else [name for name in entry["metrics"] if name in run.measured]
-                cases.append(RefitCase(equal_loop(run) if equal else run, tuple(figures), loop, trained))
+        runs = [run for run in read_runs(str(paths[0])) if _meets(run, words)]
+        for trained in (True, False):
+            side = [run for run in runs if in_training(run, SPLIT) is trained]
+            for run in rows_by_hash(side, attrgetter("place"), limit):
+                for loop in loops:
+                    equal = loop != AS_READ
+                    figures = ["mean_tpot_ms"] if equal else [m for m in entry["metrics"] if m in run.measured]
+                    cases.append(RefitCase(equal_loop(run) if equal else run, tuple(figures), loop, trained))
     if not any(case.trained for case in cases):
         raise ForerunError(f"{name}: no measured run of it in {data}")
     return cases
@@ -100,9 +103,10 @@ def refits() -> dict[str, Any]:
     return packaged("validation", "refits.yaml")
 
 
-def _meets(run: MeasuredRun, words: Mapping[str, str]) -> bool:
+def _meets(run: MeasuredRun, patterns: Mapping[str, str]) -> bool:
     usable = run.unusable is None and bool(run.measured) and bool(run.model and run.chip and run.framework)
-    return usable and all(word.lower() in str(getattr(run, field) or "").lower() for field, word in words.items())
+    fields = ((pattern, str(getattr(run, name) or "")) for name, pattern in patterns.items())
+    return usable and all(re.search(pattern, text, re.IGNORECASE) for pattern, text in fields)
 
 
 def equal_loop(run: MeasuredRun) -> MeasuredRun:

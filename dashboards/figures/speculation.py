@@ -25,6 +25,7 @@ from dashboards.theme import (
 )
 from simulator.speculation import load_curve
 from simulator.speculation.curves import Curve
+from simulator.speculation.speculation_config import CONFIDENCE_BUDGET
 from simulator.studies.draft_pool.pool import WAYS
 from simulator.studies.tune.grid import SpeculationGrid
 
@@ -256,3 +257,46 @@ def rollouts_figure(data: RolloutsData) -> go.Figure:
     axes = ({"title": "time (s)", "rangemode": "tozero"}, {"title": "responses in progress", "type": "log", "dtick": 1})
     caption = f"{data.responses:,} responses; the step waits for the last of them"
     return captioned(figure, "Responses of a training step", caption, data.basis, 420, *axes)
+
+
+class AdaptiveData(NamedTuple):
+    """Output tokens per second by load: the best fixed number of draft tokens, and verification by confidence."""
+
+    axis: str
+    loads: tuple[float, ...]
+    fixed: tuple[float, ...]
+    adaptive: tuple[float, ...]
+    basis: str
+
+
+def adaptive_data(document: dict[str, Any]) -> AdaptiveData | None:
+    """From a comparison that varied a load and the policy; None from any other."""
+    rates: dict[str, dict[float, float]] = {"fixed": {}, "adaptive": {}}
+    axes: set[str] = set()
+    for variant in document["variants"]:
+        changes = variant.get("set", {})
+        policy = changes.get("speculation.policy")
+        name = policy.get("name") if isinstance(policy, dict) else policy
+        load = [(path, value) for path, value in changes.items() if path.startswith("workload.arrivals.")]
+        if name is None or len(load) != 1 or not isinstance(load[0][1], int | float):
+            return None
+        axes.add(load[0][0].rpartition(".")[2])
+        side = rates["adaptive" if name == CONFIDENCE_BUDGET else "fixed"]
+        side[load[0][1]] = max(side.get(load[0][1], 0.0), variant["summary"]["output_throughput"])
+    loads = tuple(sorted(set(rates["fixed"]) & set(rates["adaptive"])))
+    if len(loads) < 2 or len(axes) != 1:
+        return None
+    fixed, adaptive = (tuple(rates[side][load] for load in loads) for side in ("fixed", "adaptive"))
+    return AdaptiveData(axes.pop(), loads, fixed, adaptive, document["basis"])
+
+
+def adaptive_figure(data: AdaptiveData) -> go.Figure:
+    """Two lines over the load: the best fixed K, and adaptive verification."""
+    figure = go.Figure()
+    for rates, name, colour in (
+        (data.fixed, "best fixed K", BLUE),
+        (data.adaptive, "adaptive verification", VERMILLION),
+    ):
+        add_line(figure, data.loads, rates, name, colour, "%{x}: %{y:,.0f} tokens/s")
+    axes = ({"title": data.axis, "type": "log"}, {"title": "output tokens per second", "rangemode": "tozero"})
+    return captioned(figure, "Adaptive verification against the best fixed K", "", data.basis, 420, *axes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dashboards.figures import studies
-from dashboards.figures.speculation import PoolData, RolloutsData
+from dashboards.figures.speculation import AdaptiveData, PoolData, RolloutsData
 from simulator.studies.paired import HIGHER_IS_BETTER, load_words, metric_words
 
 TEXT_WIDTH = 56
@@ -93,6 +93,13 @@ def rollouts_text(data: RolloutsData) -> str:
     """Time of generation of each way to draft."""
     rows = [(way, points[-1][0], f"{points[-1][0]:.4g} s") for way, points in data.curves.items()]
     return "seconds until the step has its responses\n" + _bars(rows, max(seconds for _, seconds, _ in rows))
+
+
+def adaptive_text(data: AdaptiveData) -> str:
+    """Throughput at each load, of the best fixed K and of adaptive verification."""
+    lines = [f"{data.axis:>16} | {'best fixed K':>12} {'adaptive':>12}"]
+    rows = zip(data.loads, data.fixed, data.adaptive, strict=True)
+    return "\n".join(lines + [f"{load:>16,} | {fixed:>12,.0f} {adaptive:>12,.0f}" for load, fixed, adaptive in rows])
 
 
 def tuning_text(data: studies.TuningData) -> str:

@@ -165,6 +165,7 @@ EXAMPLES = {
     "workload.sessions": "{turns: 4, think_time_s: 5.0}",
     "workload.columns": "{arrival: ts, input: prompt_toks}",
     "workload.format": "mooncake",
+    "engine.release": "0.11.0",
     "speculation.grammar": "{forced_share: 0.4}",
     "speculation.grammar.outputs": "answers.jsonl",
     "speculation.grammar.json_schema": "schema.json",

@@ -96,7 +96,7 @@ def console() -> Console:
 
 
 def emit(document: Any, json_file: str | None, human: Any) -> None:
-    """Write ``document`` where ``--json`` says, and print ``human`` unless stdout is taken by JSON."""
+    """Write ``document`` where ``--json`` says; print ``human``, or what it returns, unless stdout is taken by JSON."""
     from simulator.running.metrics.document import json_text
     from simulator.running.metrics.files import write_text_atomically
 
@@ -111,7 +111,7 @@ def emit(document: Any, json_file: str | None, human: Any) -> None:
         return
     if json_file is not None:
         write_text_atomically(Path(json_file), json_text(document))
-    printer = console()
+    human, printer = human() if callable(human) else human, console()
     for index, part in enumerate(human if isinstance(human, list | tuple) else (human,)):
         if index:
             printer.print()
@@ -122,8 +122,11 @@ def show(result: StudyResult, json_file: str | None, out: Path | None, last: str
     """Save a result where ``--out`` says, write its document where ``--json`` says, and print it."""
     if out is not None:
         result.save(out)
-    human = printed(result.title, result.facts, result.tables(), result.document, result.legend)
-    emit(result.document, json_file, human)
+    emit(
+        result.document,
+        json_file,
+        lambda: printed(result.title, result.facts, result.tables(), result.document, result.legend),
+    )
     if out is not None:
         page = f"; a one-page summary: {out / 'summary.html'}" if result.document.get("plan_summary") else ""
         print(f"Wrote {out}: open {out / 'report.html'}{page}", file=sys.stderr if json_file == STDOUT else sys.stdout)

@@ -83,8 +83,11 @@ def run(
             from simulator.running.metrics.run_folder import write_run
 
             document = write_run(out, first, document, {REPORT_FILE: write_report})
-    human = printed(run_title(document), run_facts(document), run_tables(document), document, RUN_LEGEND)
-    emit(document, json_file, human)
+    emit(
+        document,
+        json_file,
+        lambda: printed(run_title(document), run_facts(document), run_tables(document), document, RUN_LEGEND),
+    )
     slow = why_interpreted()
     if slow is not None:
         print(f"note: {slow}", file=sys.stderr)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwprofiles import KernelLibrary
-from hwprofiles.choice import CALIBRATED, EXTRAPOLATED, inside_ranges, unfitted_interval
+from hwprofiles.choice import CALIBRATED, EXTRAPOLATED, UNKNOWN_INTERVAL, inside_ranges, unfitted_interval
 from simulator.replay.predict import REGIMES, Prediction
 from traces.kernels import OPS, KernelTable
 
@@ -89,10 +89,12 @@ def apply_evidence(
         inside = rows_inside(fit.ranges, table.where(rows))
         weaker = ~inside & (prediction.basis[rows] == CALIBRATED)
         prediction.basis[rows[weaker]] = EXTRAPOLATED
-        put(rows, fit.intervals, inside)
+        put(rows, fit.intervals or {"all": unfitted_interval(family)}, inside)
         correction, moved = kernels.correction(family, dtype), corrected[rows] & inside
         if correction is not None:
             put(rows[moved], correction.intervals, inside[moved])
+    others = np.flatnonzero(known & np.isnan(prediction.low))
+    put(others, {"all": UNKNOWN_INTERVAL}, np.ones(len(others), dtype=bool))
 
 
 def interval_ends(

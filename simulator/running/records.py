@@ -59,7 +59,8 @@ class Axis(TypedDict):
     direction: list[float]
     """Unit vector over ``KINDS``; empty for what is no step's time."""
     response: dict[str, list[float]]
-    """Logarithm of each figure's factor at the lower and the upper end of the 90 % interval along it."""
+    """Logarithm of each figure's factor at the lower and the upper end of the 90 % interval along it; of served runs
+    also at the ends of their middle half, between those."""
 
 
 class ModelError(TypedDict):
@@ -72,6 +73,10 @@ class ModelError(TypedDict):
     """Standard error of each figure over stretches of its requests, in logarithms."""
     requests: int
     """Number of requests that were served again for every direction."""
+    stratum: dict[str, str]
+    """Evidence class of the run: ``layers``, ``build``, ``load``, ``chip``."""
+    served: str
+    """How measured runs of its class came out, in a sentence."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from forerun.result import LatencyStatistics, Summary
 from forerun.tables import Table
 from forerun.types import LONGEST_S
 from hwprofiles import weakest
+from simulator.llm import load_architecture
 from simulator.running import metrics
 from simulator.running.assumptions import Factors
 from simulator.running.build import EXTRAPOLATED, Build, build_run
@@ -37,6 +38,7 @@ from simulator.serving import FULL_ROWS, EngineCounters, KvCacheReport, RunLog, 
 from simulator.serving.rules import SCHEDULERS
 from simulator.speculation import PolicyFactory, window_note
 from simulator.timing import Evidence, ModelTimer, load_framework
+from simulator.timing.releases import build_age
 from simulator.workload import RequestStream, generate_requests
 
 if TYPE_CHECKING:
@@ -221,7 +223,9 @@ def simulate(
             cpu_s=_cpu_s() - cpu,
             wall_s=time.perf_counter() - wall,
         ),
-        basis=weakest((evidence.basis, *(EXTRAPOLATED for pool in build.pools if pool.assumed))),
+        basis=weakest(
+            (evidence.basis, *(EXTRAPOLATED for pool in build.pools if pool.assumed), *_build_basis(scenario))
+        ),
         evidence=evidence,
         notes=(*build.notes, *log.stream.notes, *_notes(scenario, build, log, decoding, kv)),
         chips=build.chips,
@@ -239,8 +243,18 @@ def simulate(
         raise broken_run(problem, result)
     if intervals:
         figures = metrics.summarise if intervals is True else intervals
-        result = replace(result, model_error=metrics.model_error(scenario, seed, build, stream, result, figures))
+        off = metrics.model_error(scenario, seed, build, stream, result, figures)
+        wide = [f"evidence: {off['served']}"] if metrics.widely_served(off) else []
+        result = replace(result, model_error=off, notes=(*result.notes, *wide))
     return result
+
+
+def _build_basis(scenario: Scenario) -> list[str]:
+    """``extrapolated`` where the engine's release is none of those that constants were fitted on, or too young a build
+    for the model."""
+    library = load_framework(scenario.engine.framework).kernel_library
+    age = build_age(library, scenario.engine.release, load_architecture(scenario.model).name)
+    return [] if age == "fitted" else [EXTRAPOLATED]
 
 
 def serve(scenario: Scenario, seed: int = 0) -> metrics.Rerun:

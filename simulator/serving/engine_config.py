@@ -18,6 +18,9 @@ class EngineConfig(Section):
     framework: str = "vllm"
     """Kernel library and host costs: vllm, sglang, trtllm, tt-metal, llama.cpp, mlx or generic; default: tt-metal on
     Tenstorrent chips, with its own limits and formats (``forerun catalogue``), else vllm."""
+    release: str | None = None
+    """Release that runs, such as ``0.11.0``: widens the intervals where the fits do not know it, or where it came out
+    too soon after the model; default: one of those that the constants were fitted on."""
     scheduler: SchedulerName = "vllm-v1"
     """``vllm-v1``: one token budget shared by decoding and chunked prefill. ``prefill-first``: whole prompts before any
     decoding. ``sglang``: prompts first, cut where a step's budget ends. ``static``: a batch runs until all of its

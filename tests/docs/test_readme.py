@@ -7,6 +7,7 @@ import pytest
 from doc_blocks import SHELLS, blocks, run_block
 
 from dashboards.recorded_errors import read_errors
+from forerun.yaml_files import packaged
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
@@ -58,7 +59,8 @@ def test_errors_shown_are_those_on_record():
     speedups = [row for row in rows.values() if row.section == "speculation" and row.metric == "speedup"]
     mean = sum(row.n * row.mape for row in speedups) / sum(row.n for row in speedups)
     served = {(row.name, row.metric): row for row in read_errors(ROOT / "docs" / "validation" / "errors.json")}
-    in_part = [served[f"serving/{name}.csv", "output_throughput"].mape for name in KNOWN_IN_PART]
+    classes = packaged("simulator.running.metrics", "strata.yaml")["strata"]
+    tpot = [classes[name]["tpot"] for name in ("dense / fitted", "mixture / fitted", "mixture / unknown")]
     shown = re.findall(r"^\|[^|]+\| ([^|]+?) \| ([^|]+?) \|$", README.read_text(encoding="utf-8"), re.M)[1:]
     assert [error for error, _ in shown] == [
         f"{min(rows[name].mape for name in usual):.0f} to {max(rows[name].mape for name in usual):.0f} %",
@@ -66,15 +68,7 @@ def test_errors_shown_are_those_on_record():
         f"{rows['acceptance curves, deepest K'].median_ape:.1f} %",
         f"{mean:.0f} %",
         f"{served['serving/blis/eval38_ground_truth.csv', 'mean_e2el_ms'].mape:.0f} % (too low)",
-        f"{min(in_part):.0f} to {max(in_part):.0f} %",
+        *("half {:.2f} to {:.2f}x predicted".format(*one["half"]) for one in tpot),
     ]
     assert shown[3][1] == f"{sum(row.n for row in speedups)} published results"
-
-
-KNOWN_IN_PART = (
-    "gpustack-performance-lab",
-    "inferencex",
-    "nebius-h200-heyram74",
-    "vllm-benchmark-simonmo",
-    "vllm-ci-perf",
-)
+    assert [runs for _, runs in shown[5:]] == [f"{one['runs']} served runs" for one in tpot]

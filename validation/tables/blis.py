@@ -86,6 +86,7 @@ def blis_runs(rows: Iterable[Cells], file: Path) -> Iterator[MeasuredRun]:
             model=cells.text("model"),
             chip=cells.text("hardware"),
             framework="vllm",
+            framework_version="0.15.1",
             tensor_parallel=cells.count("tp"),
             replicas=cells.count("dp"),
             weights_dtype=precision,

@@ -4,7 +4,8 @@ Every step of an engine is a sum of kernels and host work, each known to within 
 draws move all of them at once: kernels of one family and format err partly alike, families err independently. What a
 draw does to steps with prompt chunks and to the others is the sum over their shares of time; what that does to the
 figures of a run comes from the engine itself, which serves the first requests again with steps stretched along the two
-directions in which they vary most. So queueing near saturation is in it, and no draw costs a run of its own.
+directions in which they vary most. So queueing near saturation is in it, and no draw costs a run of its own. What
+kernels timed alone do not tell about an engine comes from served runs of the same evidence class (``served``).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from math import exp, log, sqrt
+from math import exp, hypot, log, sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +23,16 @@ import numpy as np
 from forerun.arrays import BoolArray, FloatArray, IntArray
 from hwprofiles import Chip, load_chip
 from simulator.running.build import Build
+from simulator.running.metrics.served import (
+    SERVED,
+    UNMOVED,
+    is_served,
+    served_as,
+    served_response,
+    serves_arrivals,
+    stratum_of,
+    without_served,
+)
 from simulator.running.metrics.statistics import WeightedSample
 from simulator.running.metrics.summary import (
     RATES,
@@ -41,8 +52,8 @@ from simulator.timing import ModelTimer, StagedTimer
 from simulator.workload import RequestStream, generate_requests
 
 LEVEL = 0.90
-Z90 = 1.6448536269514722
-"""Standard deviations from the median to either end of a 90 % interval of a normal distribution."""
+Z90, Z50 = 1.6448536269514722, 0.6744897501960817
+"""Standard deviations from the median to either end of a 90 % and of a 50 % interval of a normal distribution."""
 DRAWS = 512
 """Number of random draws over all error sources together; draws need no further runs."""
 LEAST_REQUESTS, SHARE, MOST_REQUESTS = 256, 6, 20_000
@@ -63,17 +74,6 @@ NEGLIGIBLE = 0.002
 BATCHES = 10
 KINDS = ("prompts", "decode")
 """Steps with prompt chunks, and the others."""
-SERVED = "engine as served"
-"""Source that stands for what kernels timed alone, one after the other, do not tell about a step of an engine."""
-SERVED_ENDS = {
-    "dense": {"prompts": (0.9, 1.2), "decode": (0.92, 1.18)},
-    "mixture": {"prompts": (0.75, 2.0), "decode": (0.75, 1.6)},
-}
-"""90 % ends of that factor, by what the layers are and by kind of step.
-
-Set by hand from benchmark results of 17 public tables (BLIS, inference-perf, InferenceX, Nebius, NIM, TensorRT-LLM and
-others), all of them in view: measured over predicted TTFT and TPOT beyond what kernels, host and chance explain.
-Mixtures launch kernels that no table of kernels has."""
 FITTED_HOST_ENDS = (0.8, 1.25)
 """Host costs per step were fitted to within some 5 % of E2E latencies of which they are a fifth (frameworks.yaml)."""
 ASSUMED_HOST_ENDS = (0.5, 2.0)
@@ -134,7 +134,20 @@ def model_error(
     if api_server_ms > 0:
         moved_ms = [api_server_ms * (factor - 1.0) for factor in API_SERVER_ENDS]
         axes.append(axis(API_SERVER, [_with_api_server(base, more_ms) for more_ms in moved_ms]))
-    return ModelError(level=LEVEL, sources=sources, axes=axes, sampling=sampling_errors(result), requests=len(requests))
+    stratum = stratum_of(scenario, build, result.requests)
+    alike = served_as(stratum)
+    factors = alike.factors | ({"throughput": UNMOVED} if serves_arrivals(scenario, stratum) else {})
+    response = served_response(base, factors)
+    axes.append(Axis(name=f"{SERVED} {scenario.engine.framework}", deviation=1.0, direction=[], response=response))
+    return ModelError(
+        level=LEVEL,
+        sources=sources,
+        axes=axes,
+        sampling=sampling_errors(result),
+        requests=len(requests),
+        stratum=stratum._asdict(),
+        served=alike.words,
+    )
 
 
 def requests_again(build: Build, stream: RequestStream) -> int:
@@ -231,8 +244,6 @@ def _split_by_source(
         _add(sources, f"{framework.name} drafting", kind, drafting / total, *DRAFTING_ENDS)
     host = ASSUMED_HOST_ENDS if framework.source.kind == "assumed" else FITTED_HOST_ENDS
     _add(sources, f"{framework.name} host", kind, np.maximum(left, 0.0), *host)
-    layers = "mixture" if deployment.architecture.parameters().expert else "dense"
-    _add(sources, f"{framework.name} {SERVED}", kind, np.ones(len(rows)), *SERVED_ENDS[layers][kind])
 
 
 def measured_as(chip: Chip) -> str:
@@ -326,8 +337,13 @@ def metric_draws(error: ModelError, metric: str, steps: FloatArray | None = None
         along = standard_draws(axis["name"])
         if axis["direction"]:
             along = np.asarray(axis["direction"]) @ steps / axis["deviation"]
-        low, high = axis["response"][metric]
-        total += np.where(along < 0, -low, high) * along / Z90
+        response = axis["response"][metric]
+        if len(response) > 2:  # middle half and both ends, and nothing known beyond
+            low, middle_low, middle_high, high = response
+            total += np.interp(along, [-Z90, -Z50, 0.0, Z50, Z90], [low, middle_low, 0.0, middle_high, high])
+        else:
+            low, high = response
+            total += np.where(along < 0, -low, high) * along / Z90
     return total
 
 
@@ -338,15 +354,20 @@ def sampling_draws(metric: str, deviation: float) -> FloatArray:
 def intervals_of(
     summary: Mapping[str, Any], error: ModelError, sampling: Mapping[str, float]
 ) -> dict[str, list[float]]:
-    """Ends of the 90 % interval of every figure that has one: model error and chance together."""
+    """Ends of the 90 % interval of every figure that has one: error of kernels and host, chance, and served runs, whose
+    ends were fitted for this sum (``validation.bands``)."""
     intervals, steps = {}, step_draws(error["sources"])
+    composed, served = without_served(error), [axis for axis in error["axes"] if is_served(axis)]
     for key, value in summary.items():
-        draws = metric_draws(error, key, steps) if isinstance(value, int | float) and value > 0 else None
+        draws = metric_draws(composed, key, steps) if isinstance(value, int | float) and value > 0 else None
         if draws is None:
             continue
         drawn = WeightedSample.of(draws + sampling_draws(key, sampling.get(key, 0.0)))
         low, high = drawn.percentile(50 * (1 - LEVEL)), drawn.percentile(50 * (1 + LEVEL))
-        intervals[key] = [value * min(1.0, exp(low)), value * max(1.0, exp(high))]
+        ends = [sorted((axis["response"][key][0], axis["response"][key][-1])) for axis in served]
+        low = -hypot(min(0.0, low), *(end[0] for end in ends))
+        high = hypot(max(0.0, high), *(end[1] for end in ends))
+        intervals[key] = [value * exp(low), value * exp(high)]
     return intervals
 
 

@@ -74,7 +74,6 @@ def test_one_value_has_no_interval():
 
 BASE = {
     "load": {"arrival_rate": 4.0, "keeps_up": True},
-    "bottleneck": None,
     "summary": {
         "completed": 10,
         "failed": 0,

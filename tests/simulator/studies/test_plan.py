@@ -133,7 +133,7 @@ def test_trace_is_replayed_and_growth_presses_it_together(project_root):
     custom = planned_load(planned.study.scenario, 600, own_arrivals=True).recorded_rate
     assert document["request_rate"] == pytest.approx(8 * custom)
     best = document["best"]
-    assert best["replicas"] == 2
+    assert best["replicas"] == 3
     assert best["confidence"]["method"] == "block bootstrap"
     assert best["max_rate"] >= document["request_rate"]
     points = best["load_points"]
@@ -142,8 +142,8 @@ def test_trace_is_replayed_and_growth_presses_it_together(project_root):
     assert max(p["request_rate"] for p in points if p["meets_slo"]) == pytest.approx(best["max_rate"])
     cost = points[0]["usd_per_million_output_tokens"] * points[0]["output_tokens_per_s_per_chip"]
     assert cost == pytest.approx(best["usd_per_hour"] / best["chips"] / 3600 * 1e6, rel=1e-3)
-    assert document["next_cheaper"]["layout"].startswith("1 x h100-sxm")
-    assert "The next cheaper, 1 x h100-sxm TP1, fails: p99" in document["conclusion"]
+    assert document["next_cheaper"]["layout"].startswith("2 x h100-sxm")
+    assert "The next cheaper, 2 x h100-sxm TP1, fails: p99" in document["conclusion"]
 
 
 def test_refused_layouts_are_listed_with_their_reason(chat):

@@ -1,0 +1,162 @@
+"""How served runs of one evidence class came out against predictions: ends of a factor by figure, and words for it.
+
+Runs are divided into strata that a user can see. The ends of each (``strata.yaml``) are conformal quantiles: what must
+be added to the band of kernels, host work and chance so that nine of ten measured runs of the stratum lie inside.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from math import log
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from forerun.yaml_files import packaged
+from simulator.llm import load_architecture
+from simulator.llm.architecture import Architecture
+from simulator.llm.mixers import Recurrent, SelectiveAttention
+from simulator.running.build import Build
+from simulator.running.records import Axis, ModelError
+from simulator.running.scenario import Scenario
+from simulator.serving import RequestRecords
+from simulator.timing import load_framework
+from simulator.timing.releases import build_age
+
+ALL = "all"
+"""Name of the stratum that holds every measured run."""
+SERVED = "served"
+"""How the name of the axis begins that stands for served runs."""
+KINDS = {"ttft": r"_ttft_ms$", "tpot": r"_(tpot|itl)_ms$", "e2el": r"_e2el_ms$", "throughput": r"(throughput|goodput)$"}
+"""Kind of figure by the end of its name."""
+CROWD = 256
+"""Requests at once on one replica above which its API server may be what limits it (runs of gpustack, ML.ENERGY)."""
+WIDE = 2.5
+"""Factor on the mean TTFT, at either end, from which a run says how others of its class came out."""
+FULL = 0.95
+"""Share of the KV tokens from which requests that all have grown to their ends count as near capacity."""
+
+
+Factors = tuple[float, float, float, float]
+"""On a prediction: lower end, ends of the middle half, upper end."""
+UNMOVED: Factors = (1.0, 1.0, 1.0, 1.0)
+
+
+class Stratum(NamedTuple):
+    """Evidence class of a run."""
+
+    layers: str
+    """``dense``, ``mixture`` (of experts) or ``hybrid`` (linear or sparse attention)."""
+    build: str
+    """How the fits know the engine's release (``simulator.timing.releases.BuildAge``)."""
+    load: str
+    """``below`` or ``near`` capacity."""
+    chip: str
+    """``measured`` where kernels of this chip and engine were fitted on measurements of it, else ``unmeasured``."""
+
+    @property
+    def wider(self) -> list[str]:
+        """Names of the stratum and of those that it is part of, the narrowest first."""
+        parts = [self.layers, self.build, self.load, self.chip]
+        return [" / ".join(parts[:count]) for count in (4, 3, 2, 1)] + [ALL]
+
+
+def stratum_of(scenario: Scenario, build: Build, requests: RequestRecords) -> Stratum:
+    """The evidence class of a run that has served some requests."""
+    architecture = load_architecture(scenario.model)
+    library = load_framework(scenario.engine.framework).kernel_library
+    return Stratum(
+        layers_of(architecture),
+        build_age(library, scenario.engine.release, architecture.name),
+        "near" if near_capacity(scenario, build, requests) else "below",
+        "measured" if all(pool.chip.kernels.get(library) for pool in build.pools) else "unmeasured",
+    )
+
+
+def near_capacity(scenario: Scenario, build: Build, requests: RequestRecords) -> bool:
+    """Whether requests wait for one another: more at once than places or ``CROWD``, or than the KV cache holds."""
+    ended = np.where(np.isfinite(requests.finished_s), requests.finished_s, requests.arrival_s)
+    changes = np.repeat([1, -1], len(ended))
+    order = np.lexsort((changes, np.concatenate((requests.arrival_s, ended))))
+    present = float(np.cumsum(changes[order]).max(initial=0)) / build.main.replicas
+    places = min(CROWD, scenario.engine.max_num_seqs * scenario.hardware.attention_data_parallel)
+    tokens = float(np.mean(requests.input_tokens + requests.output_tokens))
+    held = FULL * build.memory.num_blocks * build.memory.block_size
+    return present > places or present * tokens > held or bool(requests.preemptions.any())
+
+
+def layers_of(architecture: Architecture) -> str:
+    """``hybrid`` where layers mix tokens linearly or through an index, ``mixture`` of experts, else ``dense``."""
+    mixers = {type(group.layer.mixer) for group in architecture.layer_groups}
+    if any(issubclass(mixer, Recurrent | SelectiveAttention) for mixer in mixers):
+        return "hybrid"
+    return "mixture" if architecture.parameters().expert else "dense"
+
+
+class ServedAs(NamedTuple):
+    """How measured runs of a stratum came out."""
+
+    stratum: str
+    """Name of the narrowest with enough runs for any kind of figure."""
+    factors: dict[str, Factors]
+    """By kind of figure, each of the narrowest stratum with enough runs for it."""
+    words: str
+
+
+def served_as(stratum: Stratum) -> ServedAs:
+    """How measured runs like those of a stratum came out."""
+    known: dict[str, Any] = packaged("simulator.running.metrics", "strata.yaml")["strata"]
+    names = [name for name in stratum.wider if name in known]
+    entries = {kind: next(known[name][kind] for name in names if kind in known[name]) for kind in KINDS}
+    factors = {kind: (one["ends"][0], *one["middle"], one["ends"][1]) for kind, one in entries.items()}
+    return ServedAs(names[0], factors, served_words(names, known))
+
+
+def served_words(names: Sequence[str], known: Mapping[str, Any]) -> str:
+    """A sentence on measured runs: how far latencies of the narrowest strata lay from predictions."""
+    told = []
+    for kind, words in (("ttft", "to the first token"), ("tpot", "per token")):
+        name = next(name for name in names if kind in known[name])
+        entry = known[name][kind]
+        low, high = entry["half"]
+        told.append(f"half of {entry['runs']} ({name}) took {low:g} to {high:g} times as long {words}")
+    return f"of measured runs like this one {' and '.join(told)} as predicted"
+
+
+def is_served(axis: Axis) -> bool:
+    """Whether an axis of a model's error stands for served runs."""
+    return axis["name"].startswith(SERVED)
+
+
+def without_served(error: ModelError) -> ModelError:
+    """The error of kernels, host work and acceptance alone."""
+    return {**error, "axes": [axis for axis in error["axes"] if not is_served(axis)]}
+
+
+def widely_served(error: ModelError) -> bool:
+    """Whether the band of served runs reaches further than a factor ``WIDE`` in the mean TTFT."""
+    ends = (axis["response"].get("mean_ttft_ms", [0.0]) for axis in error["axes"] if is_served(axis))
+    return any(max(map(abs, one)) > log(WIDE) for one in ends)
+
+
+def kind_of(metric: str) -> str | None:
+    """Kind of a figure, one of ``KINDS``; None for others."""
+    return next((kind for kind, pattern in KINDS.items() if re.search(pattern, metric)), None)
+
+
+def serves_arrivals(scenario: Scenario, stratum: Stratum) -> bool:
+    """Whether throughput is that of the arrivals, however fast the engine is: an open loop below capacity."""
+    arrivals = scenario.workload.arrivals
+    return stratum.load == "below" and (arrivals is None or arrivals.max_concurrency is None)
+
+
+def served_response(figures: Mapping[str, Any], factors: Mapping[str, Factors]) -> dict[str, list[float]]:
+    """Logarithms of the factors on figures, those of a slower engine last; 0 where no kind is known."""
+    response = {}
+    for name, value in figures.items():
+        if isinstance(value, float) and value > 0:
+            kind = kind_of(name)
+            logs = [log(factor) for factor in (UNMOVED if kind is None else factors[kind])]
+            response[name] = logs[::-1] if kind == "throughput" else logs
+    return response

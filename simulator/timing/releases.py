@@ -1,0 +1,69 @@
+"""Releases of engines against what constants were fitted on and the age of a model: how well a build is known."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Any, Literal, get_args
+
+from forerun.yaml_files import packaged
+
+BuildAge = Literal["fitted", "older", "newer", "young model", "unknown"]
+"""How a build of an engine stands to the fits: among their releases, before or after them, out less than ``TUNING``
+months after the model that it serves, or not told."""
+BUILD_AGES: tuple[BuildAge, ...] = get_args(BuildAge)
+TUNING = 3
+"""Months from a model's weights to releases that have kernels, tiles and defaults for it. Of InferenceX's mixtures most
+gains in one engine fall into this time."""
+
+
+@cache
+def build_age(framework: str, release: str | None, model: str) -> BuildAge:
+    """How well the fits know a build that serves a model.
+
+    Args:
+        framework: kernel library of the engine, such as ``vllm``.
+        release: such as ``0.11.0`` or ``lmsysorg/sglang:v0.5.12-cu130``; None: those of the fits.
+        model: its name in the catalogue.
+
+    >>> build_age("vllm", "0.15.1", "llama-3.1-8b"), build_age("sglang", "0.5.9", "qwen3.5-397b-a17b")
+    ('fitted', 'young model')
+    >>> build_age("vllm", "nightly", "llama-3.1-8b"), build_age("vllm", None, "llama-3.1-8b")
+    ('unknown', 'fitted')
+    """
+    if release is None:
+        return "fitted"
+    releases: dict[str, Any] = packaged("simulator.timing", "releases.yaml")
+    engine, numbers = releases["engines"].get(framework), release_numbers(release)
+    if engine is None or numbers is None:
+        return "unknown"
+    first, last = (release_numbers(text) or () for text in engine["fitted"])
+    months = {release_numbers(text): month for text, month in engine["months"].items()}
+    appeared = max((known for known in months if known is not None and known <= numbers), default=None)
+    published = releases["models"].get(model)
+    if numbers[: len(last)] > last:
+        return "newer"
+    if published and appeared and _month(str(months[appeared])) < _month(str(published)) + TUNING:
+        return "young model"
+    return "older" if numbers < first else "fitted"
+
+
+def release_numbers(text: str) -> tuple[int, ...] | None:
+    """The numbers of a release in an engine's version or image tag; None for a branch, a commit or a nightly build.
+
+    >>> release_numbers("lmsysorg/sglang:v0.5.12.post1-cu130"), release_numbers("1.2.0rc6.post3")
+    ((0, 5, 12), (1, 2, 0))
+    >>> release_numbers("nightly-dev-20260216"), release_numbers("main @ 09ca4fc")
+    (None, None)
+    """
+    if "ai-dynamo" in text:  # numbered as Dynamo is
+        return None
+    if re.search(r"nightly|dev|main|branch|commit|PR #", text) and not re.search(r"v\d+\.\d+", text):
+        return None
+    match = re.search(r"(?<![\d.a-z])v?(\d+)\.(\d+)(?:\.(\d+))?", text.rpartition(":")[2])
+    return None if match is None else tuple(int(part) for part in match.groups() if part is not None)
+
+
+def _month(text: str) -> int:
+    year, month = text.split("-")
+    return 12 * int(year) + int(month)

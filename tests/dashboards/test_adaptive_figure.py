@@ -1,0 +1,43 @@
+"""The figure of adaptive verification against the best fixed K over the load."""
+
+import pytest
+from plain_scenario import plain_scenario
+
+import forerun as fr
+from dashboards.figures.speculation import adaptive_data
+from simulator.studies.compare.command import compare
+
+CHAIN = {"method": "eagle3", "num_speculative_tokens": 4, "acceptance": {"alpha": 0.7}}
+
+
+@pytest.fixture(scope="module")
+def comparison():
+    vary = {
+        "speculation.policy": ["fixed", "confidence-budget"],
+        "workload.arrivals.max_concurrency": [2, 64],
+    }
+    scenario = plain_scenario(
+        inputs=64,
+        outputs=60,
+        requests=96,
+        speculation=CHAIN,
+        workload={"arrivals": {"process": "closed-loop", "max_concurrency": 2}},
+    )
+    return compare(scenario, vary=vary)
+
+
+def test_both_lines_are_the_throughput_of_their_variants(comparison):
+    data = adaptive_data(comparison.document)
+    assert (data.axis, data.loads) == ("max_concurrency", (2, 64))
+    rates = [variant["summary"]["output_throughput"] for variant in comparison.document["variants"]]
+    assert sorted((*data.fixed, *data.adaptive)) == sorted(rates)
+    assert data.fixed == tuple(rates[:2]), "the first variants are those of fixed K"
+    figure = fr.plot.adaptive(comparison)
+    assert [line.name for line in figure.data] == ["best fixed K", "adaptive verification"]
+    assert list(figure.data[1].y) == list(data.adaptive)
+
+
+def test_a_comparison_of_policies_at_one_load_has_no_such_figure(comparison):
+    alone = {**comparison.document, "variants": comparison.document["variants"][:1]}
+    assert adaptive_data(alone) is None
+    assert adaptive_data({**alone, "variants": [{"set": {"speculation.policy": "fixed"}, "summary": {}}]}) is None
