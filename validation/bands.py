@@ -10,7 +10,6 @@ Source: Papadopoulos et al., "Inductive confidence machines for regression" (200
 
 from __future__ import annotations
 
-import csv
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +28,7 @@ from forerun.workers import Workers
 from hwprofiles import ProfileError
 from simulator.replay.rerun import rerun
 from simulator.running.metrics.files import write_text_atomically
-from simulator.running.metrics.served import ALL, KINDS, Stratum, kind_of, without_served
+from simulator.running.metrics.served import ALL, KINDS, Stratum, figure_kind, without_served
 from simulator.running.metrics.uncertainty import LEVEL, intervals_of
 from traces import TraceError
 from traces.benchmark_results import MeasuredRun
@@ -113,7 +112,7 @@ def figures_of(run: MeasuredRun, table: str) -> list[ServedFigure]:
             table, kind, **error["stratum"], ratio=run.measured[metric] / value, low=low / value, high=high / value
         )
         for metric in scored_metrics([run])
-        if (kind := kind_of(metric)) is not None
+        if (kind := figure_kind(metric)) is not None
         and (kind != "throughput" or run.process == "closed-loop" or error["stratum"]["load"] == "near")
         and (value := predicted.get(metric, 0.0)) > 0
         and metric in ends
@@ -191,7 +190,7 @@ def coverage_of_tables(figures: Sequence[ServedFigure]) -> Table:
                 ]
                 lines.append([table, kind, len(own), f"{inside:.0%}", f"{held:.0%}", f"{np.median(widths):.2f}x"])
     columns = ("table", "figure", "n", "inside", "inside, table left out", "width (median)")
-    return Table("Served runs inside their 90 % bands", columns, lines, name="coverage")
+    return Table("Measured runs inside their 90 % bands", columns, lines, name="coverage")
 
 
 @cache
@@ -213,18 +212,3 @@ def write_strata(figures: Sequence[ServedFigure]) -> None:
     """Put the ends of every stratum into the file that ships."""
     with as_file(files("simulator.running.metrics").joinpath("strata.yaml")) as path:
         write_text_atomically(path, strata_text(figures))
-
-
-def write_figures(figures: Sequence[ServedFigure], file: Path) -> None:
-    """Keep figures as CSV, so that ends can be computed again without serving the runs."""
-    with file.open("w", newline="", encoding="utf-8") as text:
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(ServedFigure._fields)
-        writer.writerows(figures)
-
-
-def read_figures(file: Path) -> list[ServedFigure]:
-    """Figures that ``write_figures`` kept."""
-    with file.open(newline="", encoding="utf-8") as text:
-        rows: list[dict[str, Any]] = list(csv.DictReader(text))
-    return [ServedFigure(**row | {name: float(row[name]) for name in ("ratio", "low", "high")}) for row in rows]

@@ -37,7 +37,7 @@ SPLIT = Split(0.7, 1)
 """The split of ``forerun calibrate``: only what it holds out is scored."""
 SAMPLE = "kernels-cpu"
 LOOPS, LOOPS_FILE = "closed loops of equal lengths", "equal_loops.csv"
-"""Llama-3.1-8B under TensorRT-LLM 1.0.0rc3 on H100, from the table of served runs in aiconfigurator-core 0.12.0
+"""Llama-3.1-8B under TensorRT-LLM 1.0.0rc3 on H100, from the table of measured runs in aiconfigurator-core 0.12.0
 (NVIDIA, Apache-2.0; ``id`` is the end of its own): rows that no fit sees, as one
 writes them who knows no more than these columns."""
 CURVES = "acceptance curves, deepest K"

@@ -126,8 +126,8 @@ def _known_models() -> dict[str, str]:
     return {**known, **aliases, **{name: name for name in architecture_names()}}
 
 
-NOT_TOLD = "not told"
-"""Release of an engine whose source does not tell it."""
+UNKNOWN_RELEASE = "unknown"
+"""Release of an engine whose source does not name it."""
 LEAST_WAVES = 10
 """Requests per outstanding request where the source does not say how many were sent."""
 
@@ -171,7 +171,7 @@ def run_scenario(run: MeasuredRun, base: Scenario) -> Scenario:
         hardware["chip"] = names["chip"]
     if "framework" in names:
         engine["framework"] = framework_of_version(names["framework"], run.framework_version)
-        engine["release"] = run.framework_version or NOT_TOLD
+        engine["release"] = run.framework_version or UNKNOWN_RELEASE
     _put(hardware, tensor_parallel=run.tensor_parallel, pipeline_parallel=run.pipeline_parallel,
          expert_parallel=run.expert_parallel, attention_data_parallel=run.data_parallel_attention,
          replicas=run.replicas)  # fmt: skip

@@ -59,7 +59,7 @@ class Axis(TypedDict):
     direction: list[float]
     """Unit vector over ``KINDS``; empty for what is no step's time."""
     response: dict[str, list[float]]
-    """Logarithm of each figure's factor at the lower and the upper end of the 90 % interval along it; of served runs
+    """Logarithm of each figure's factor at the lower and the upper end of the 90 % interval along it; of measured runs
     also at the ends of their middle half, between those."""
 
 

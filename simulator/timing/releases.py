@@ -10,7 +10,7 @@ from forerun.yaml_files import packaged
 
 BuildAge = Literal["fitted", "older", "newer", "young model", "unknown"]
 """How a build of an engine stands to the fits: among their releases, before or after them, out less than ``TUNING``
-months after the model that it serves, or not told."""
+months after the model that it serves, or unknown."""
 BUILD_AGES: tuple[BuildAge, ...] = get_args(BuildAge)
 TUNING = 3
 """Months from a model's weights to releases that have kernels, tiles and defaults for it. Of InferenceX's mixtures most

@@ -71,4 +71,4 @@ def test_errors_shown_are_those_on_record():
         *("half {:.2f} to {:.2f}x predicted".format(*one["half"]) for one in tpot),
     ]
     assert shown[3][1] == f"{sum(row.n for row in speedups)} published results"
-    assert [runs for _, runs in shown[5:]] == [f"{one['runs']} served runs" for one in tpot]
+    assert [runs for _, runs in shown[5:]] == [f"{one['runs']} measured runs" for one in tpot]

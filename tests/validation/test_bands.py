@@ -11,9 +11,7 @@ from validation.bands import (
     conformal_ends,
     coverage_of_tables,
     ends_for,
-    read_figures,
     strata,
-    write_figures,
 )
 
 RUN = {
@@ -61,11 +59,6 @@ def test_a_table_is_also_scored_with_ends_that_have_not_seen_it():
     own = figures(60) + [figure._replace(table="far", ratio=9.0) for figure in figures(20, spread=0.0)]
     rows = {(row[0], row[1]): row for row in coverage_of_tables(own).rows}
     assert rows["far", "ttft"][3:5] == ["100%", "0%"]
-
-
-def test_figures_come_back_from_their_file(tmp_path):
-    write_figures(figures(3), tmp_path / "f.csv")
-    assert read_figures(tmp_path / "f.csv") == figures(3)
 
 
 def test_every_stratum_of_a_run_has_ends_on_both_sides():

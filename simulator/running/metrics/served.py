@@ -1,4 +1,4 @@
-"""How served runs of one evidence class came out against predictions: ends of a factor by figure, and words for it.
+"""How measured runs of one evidence class came out against predictions: ends of a factor by figure, and words for it.
 
 Runs are divided into strata that a user can see. The ends of each (``strata.yaml``) are conformal quantiles: what must
 be added to the band of kernels, host work and chance so that nine of ten measured runs of the stratum lie inside.
@@ -27,7 +27,7 @@ from simulator.timing.releases import build_age
 ALL = "all"
 """Name of the stratum that holds every measured run."""
 SERVED = "served"
-"""How the name of the axis begins that stands for served runs."""
+"""How the name of the axis begins that stands for measured runs."""
 KINDS = {"ttft": r"_ttft_ms$", "tpot": r"_(tpot|itl)_ms$", "e2el": r"_e2el_ms$", "throughput": r"(throughput|goodput)$"}
 """Kind of figure by the end of its name."""
 CROWD = 256
@@ -67,7 +67,7 @@ def stratum_of(scenario: Scenario, build: Build, requests: RequestRecords) -> St
     architecture = load_architecture(scenario.model)
     library = load_framework(scenario.engine.framework).kernel_library
     return Stratum(
-        layers_of(architecture),
+        layer_class(architecture),
         build_age(library, scenario.engine.release, architecture.name),
         "near" if near_capacity(scenario, build, requests) else "below",
         "measured" if all(pool.chip.kernels.get(library) for pool in build.pools) else "unmeasured",
@@ -86,7 +86,7 @@ def near_capacity(scenario: Scenario, build: Build, requests: RequestRecords) ->
     return present > places or present * tokens > held or bool(requests.preemptions.any())
 
 
-def layers_of(architecture: Architecture) -> str:
+def layer_class(architecture: Architecture) -> str:
     """``hybrid`` where layers mix tokens linearly or through an index, ``mixture`` of experts, else ``dense``."""
     mixers = {type(group.layer.mixer) for group in architecture.layer_groups}
     if any(issubclass(mixer, Recurrent | SelectiveAttention) for mixer in mixers):
@@ -115,17 +115,17 @@ def served_as(stratum: Stratum) -> ServedAs:
 
 def served_words(names: Sequence[str], known: Mapping[str, Any]) -> str:
     """A sentence on measured runs: how far latencies of the narrowest strata lay from predictions."""
-    told = []
+    halves = []
     for kind, words in (("ttft", "to the first token"), ("tpot", "per token")):
         name = next(name for name in names if kind in known[name])
         entry = known[name][kind]
         low, high = entry["half"]
-        told.append(f"half of {entry['runs']} ({name}) took {low:g} to {high:g} times as long {words}")
-    return f"of measured runs like this one {' and '.join(told)} as predicted"
+        halves.append(f"half of {entry['runs']} ({name}) took {low:g} to {high:g} times as long {words}")
+    return f"of measured runs like this one {' and '.join(halves)} as predicted"
 
 
 def is_served(axis: Axis) -> bool:
-    """Whether an axis of a model's error stands for served runs."""
+    """Whether an axis of a model's error stands for measured runs."""
     return axis["name"].startswith(SERVED)
 
 
@@ -135,12 +135,12 @@ def without_served(error: ModelError) -> ModelError:
 
 
 def widely_served(error: ModelError) -> bool:
-    """Whether the band of served runs reaches further than a factor ``WIDE`` in the mean TTFT."""
+    """Whether the band of measured runs reaches further than a factor ``WIDE`` in the mean TTFT."""
     ends = (axis["response"].get("mean_ttft_ms", [0.0]) for axis in error["axes"] if is_served(axis))
     return any(max(map(abs, one)) > log(WIDE) for one in ends)
 
 
-def kind_of(metric: str) -> str | None:
+def figure_kind(metric: str) -> str | None:
     """Kind of a figure, one of ``KINDS``; None for others."""
     return next((kind for kind, pattern in KINDS.items() if re.search(pattern, metric)), None)
 
@@ -156,7 +156,7 @@ def served_response(figures: Mapping[str, Any], factors: Mapping[str, Factors]) 
     response = {}
     for name, value in figures.items():
         if isinstance(value, float) and value > 0:
-            kind = kind_of(name)
+            kind = figure_kind(name)
             logs = [log(factor) for factor in (UNMOVED if kind is None else factors[kind])]
             response[name] = logs[::-1] if kind == "throughput" else logs
     return response

@@ -5,7 +5,7 @@ draws move all of them at once: kernels of one family and format err partly alik
 draw does to steps with prompt chunks and to the others is the sum over their shares of time; what that does to the
 figures of a run comes from the engine itself, which serves the first requests again with steps stretched along the two
 directions in which they vary most. So queueing near saturation is in it, and no draw costs a run of its own. What
-kernels timed alone do not tell about an engine comes from served runs of the same evidence class (``served``).
+kernels timed alone do not tell about an engine comes from measured runs of the same evidence class (``served``).
 """
 
 from __future__ import annotations
@@ -354,7 +354,7 @@ def sampling_draws(metric: str, deviation: float) -> FloatArray:
 def intervals_of(
     summary: Mapping[str, Any], error: ModelError, sampling: Mapping[str, float]
 ) -> dict[str, list[float]]:
-    """Ends of the 90 % interval of every figure that has one: error of kernels and host, chance, and served runs, whose
+    """Ends of the 90 % interval of every figure that has one: error of kernels and host, chance, measured runs, whose
     ends were fitted for this sum (``validation.bands``)."""
     intervals, steps = {}, step_draws(error["sources"])
     composed, served = without_served(error), [axis for axis in error["axes"] if is_served(axis)]
