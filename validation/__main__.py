@@ -25,7 +25,7 @@ from forerun.workers import Workers, cores
 from simulator.cli.output import Progress, console
 from simulator.running.metrics.document import json_text
 from simulator.running.metrics.files import StagedFiles
-from validation.bands import coverage_of_tables, served_figures, write_strata
+from validation.bands import bands_page, coverage_of_tables, served_figures, write_strata
 from validation.coverage import causes_of, coverage_page, coverage_table, measured_bands
 from validation.kernels import measured_kernel_errors
 from validation.page import trust_page
@@ -36,7 +36,7 @@ from validation.speculation import compare_published, curve_scores
 from validation.speculation_page import speculation_page
 
 ERRORS_FILE, PAGE_FILE, SPECULATION_FILE = "errors.json", "index.md", "speculation.md"
-COVERAGE_FILE = "coverage.md"
+COVERAGE_FILE, BANDS_FILE = "coverage.md", "bands.md"
 PARTS = {
     "kernels": "kernels",
     "requests": "requests",
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.part == "refit":
             return refitted(options.data, options.set, options.write, options.jobs)
         if options.part == "bands":
-            return banded(options.data, options.limit, options.write, options.jobs)
+            return banded(options.data, options.out, options.limit, options.write, options.jobs)
         return run_part(options.part, options.data, options.out, options.limit, options.jobs)
     except ForerunError as error:
         print(f"validation: {error}", file=sys.stderr)
@@ -132,8 +132,8 @@ def refitted(data: Path | None, names: Sequence[str] | None, write: bool, jobs: 
     return 1 if refused else 0
 
 
-def banded(data: Path | None, limit: int, write: bool, jobs: int) -> int:
-    """Fit the bands of served figures on the tables of a folder, print what lies inside, and write them.
+def banded(data: Path | None, out: Path | None, limit: int, write: bool, jobs: int) -> int:
+    """Fit the bands of served figures on the tables of a folder, print what lies inside, and write page and ends.
 
     Raises:
         ForerunError: no folder, or nothing in it that can be simulated.
@@ -145,6 +145,10 @@ def banded(data: Path | None, limit: int, write: bool, jobs: int) -> int:
     if not figures:
         raise ForerunError(f"{data}: no measured serving run in this folder can be simulated")
     console().print(coverage_of_tables(figures).rich())
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        with StagedFiles(out) as staged:
+            staged.add_text(BANDS_FILE, bands_page(figures, VERSION))
     if write:
         write_strata(figures)
     return 0

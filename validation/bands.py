@@ -193,6 +193,18 @@ def coverage_of_tables(figures: Sequence[ServedFigure]) -> Table:
     return Table("Measured runs inside their 90 % bands", columns, lines, name="coverage")
 
 
+def bands_page(figures: Sequence[ServedFigure], version: str) -> str:
+    """``docs/validation/bands.md``."""
+    return (
+        "# Which measurements lie inside the intervals?\n\n"
+        f"Written by `python -m validation bands` of Forerun {version}; how the ends that ship came about is in the "
+        "[notes](notes.md). Runs of both sides of every split. *Inside*: with the ends that ship, for which all tables "
+        "were used; *table left out*: with ends that have not seen the row's table. The width is the upper end over "
+        "the lower.\n\n"
+        f"{coverage_of_tables(figures).markdown()}\n"
+    )
+
+
 @cache
 def without_table(figures: tuple[ServedFigure, ...], table: str) -> dict[str, dict[str, Any]]:
     """Strata of the figures of all tables but one."""

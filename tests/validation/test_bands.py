@@ -8,6 +8,7 @@ from simulator.running.run import simulate
 from simulator.timing.releases import BUILD_AGES, build_age
 from validation.bands import (
     ServedFigure,
+    bands_page,
     conformal_ends,
     coverage_of_tables,
     ends_for,
@@ -59,6 +60,7 @@ def test_a_table_is_also_scored_with_ends_that_have_not_seen_it():
     own = figures(60) + [figure._replace(table="far", ratio=9.0) for figure in figures(20, spread=0.0)]
     rows = {(row[0], row[1]): row for row in coverage_of_tables(own).rows}
     assert rows["far", "ttft"][3:5] == ["100%", "0%"]
+    assert "| far | ttft | 20 | 100% | 0% |" in bands_page(own, "1.0")
 
 
 def test_every_stratum_of_a_run_has_ends_on_both_sides():
