@@ -178,6 +178,12 @@ class WorkloadConfig(Section):
     """Handling of bad trace rows: stop with file and line, or count and skip them."""
 
     @property
+    def open_loop(self) -> bool:
+        """Whether requests arrive at times of their own, whatever the engine does."""
+        arrivals = self.arrivals
+        return self.sessions is None and (arrivals is None or arrivals.process not in ("burst", "closed-loop"))
+
+    @property
     def random(self) -> bool:
         """Whether any part of the requests is random: arrivals, lengths, sessions, priorities."""
         drawn = self.arrivals is not None and self.arrivals.process in ("poisson", "gamma")

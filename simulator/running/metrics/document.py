@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forerun.version import VERSION
+from simulator.running.metrics.conclusion import load_section, run_conclusion
 from simulator.running.metrics.summary import run_window_s, slo_report, summarise
 from simulator.running.metrics.uncertainty import interval_section
 from simulator.running.metrics.usage import (
@@ -42,6 +43,7 @@ def run_document(result: RunRecords) -> dict[str, Any]:
     usd = fleet_cost_usd(result, duration_s)
     error = result.model_error
     document = {
+        "load": load_section(result.requests, result.scenario.workload.open_loop),
         "summary": summary,
         **interval_section(summary, error, None if error is None else error["sampling"]),
         "slo": slo_report(result, summary),
@@ -62,6 +64,7 @@ def run_document(result: RunRecords) -> dict[str, Any]:
         "version": VERSION,
         "notes": list(result.notes),
     }
+    document = {"conclusion": run_conclusion(document), **document}
     return jsonable(document)  # type: ignore[no-any-return]
 
 

@@ -7,6 +7,7 @@ from math import fsum, log
 from typing import Any
 
 from hwprofiles import weakest
+from simulator.running.metrics.conclusion import run_conclusion
 from simulator.running.metrics.statistics import mean_interval
 from simulator.running.metrics.uncertainty import Z90, interval_section
 
@@ -45,7 +46,14 @@ def combine_replications(documents: Sequence[dict[str, Any]], level: float = LEV
         "notes": list(dict.fromkeys(note for document in documents for note in document["notes"])),
         "per_replication": [{"seed": document["seed"], "summary": document["summary"]} for document in documents],
     }
-    return combined
+    combined["load"]["keeps_up"] = _keeps_up(documents)
+    return combined | {"conclusion": run_conclusion(combined)}
+
+
+def _keeps_up(documents: Sequence[dict[str, Any]]) -> bool | None:
+    """Whether most of the runs do; None where all requests arrive at once."""
+    known = [document["load"]["keeps_up"] for document in documents if document["load"]["keeps_up"] is not None]
+    return sum(known) * 2 > len(known) if known else None
 
 
 def _mean(values: Sequence[Any]) -> Any:

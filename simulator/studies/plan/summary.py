@@ -6,6 +6,7 @@ from itertools import groupby
 from typing import Any
 
 from forerun.tables import Table, pairs
+from simulator.running.metrics.conclusion import EVIDENCE_WORDS
 from simulator.running.metrics.tables import memory_rows
 from simulator.studies.paired import chance_words
 from simulator.studies.plan.objectives import GOODPUT, latency_words, limits_words
@@ -13,11 +14,6 @@ from simulator.studies.plan.search import GROWTH, Candidate, Plan
 
 HOURS_PER_MONTH = 730
 """365 days of 24 hours in twelve months."""
-BASIS = {
-    "calibrated": "kernel times measured on this chip",
-    "datasheet": "the chip's datasheet alone: no kernel of it was measured",
-    "extrapolated": "shapes or costs outside what was measured",
-}
 
 
 def plan_summary(plan: Plan) -> dict[str, Any] | None:
@@ -43,7 +39,7 @@ def plan_summary(plan: Plan) -> dict[str, Any] | None:
         else f"every limit is met as predicted, and with {chance_words(best.chance.probability)} probability if the "
         "model's own error is counted",
         "what would change it": _changes(plan, best),
-        "rests on": BASIS[verdict.observation.basis],
+        "rests on": EVIDENCE_WORDS[verdict.observation.basis],
     }
 
 

@@ -73,7 +73,15 @@ def test_one_value_has_no_interval():
 
 
 BASE = {
-    "summary": {"completed": 10, "failed": 0, "mean_ttft_ms": 1.0, "mean_tpot_ms": None, "spec": [0.5, 0.25]},
+    "load": {"arrival_rate": 4.0, "keeps_up": True},
+    "summary": {
+        "completed": 10,
+        "failed": 0,
+        "request_throughput": 3.5,
+        "mean_ttft_ms": 1.0,
+        "mean_tpot_ms": None,
+        "spec": [0.5, 0.25],
+    },
     "intervals": {},
     "interval_level": None,
     "slo": {"met": True, "good_share": 1.0, "limits": {"p99_ttft_ms": {"limit": 2.0, "value": 1.0, "met": True}}},

@@ -1,0 +1,55 @@
+"""What a run says in a sentence: whether it keeps up with its arrivals, what limits it, and what that rests on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from forerun.tables import number
+from simulator.running.metrics.usage import main_bottleneck
+from simulator.serving import RequestRecords
+
+LEAST_WAITING, WAITING_SHARE, WAITING_GROWTH = 5, 0.05, 1.5
+"""Requests that wait when the last one arrives, at least, as a share of all, and over those at half of the time, from
+which a queue counts as one that grows without end."""
+EVIDENCE_WORDS = {
+    "calibrated": "kernel times measured on this chip",
+    "datasheet": "the chip's datasheet alone: no kernel of it was measured",
+    "extrapolated": "shapes or costs outside what was measured",
+}
+
+
+def load_section(requests: RequestRecords, open_loop: bool) -> dict[str, Any]:
+    """Requests per second that arrive, and whether the engine keeps up with them; None where arrivals wait for it."""
+    arrivals = np.sort(requests.arrival_s)
+    first, last = float(arrivals[0]), float(arrivals[-1])
+    if last <= first or not open_loop:
+        return {"arrival_rate": None, "keeps_up": None}
+
+    def waiting(at_s: float) -> int:
+        begun = int(np.sum(requests.scheduled_s <= at_s)) + int(np.sum(requests.failed))
+        return int(np.sum(requests.arrival_s <= at_s)) - begun
+
+    least = max(LEAST_WAITING, WAITING_SHARE * len(arrivals), WAITING_GROWTH * waiting((first + last) / 2))
+    return {"arrival_rate": (len(arrivals) - 1) / (last - first), "keeps_up": waiting(last) < least}
+
+
+def run_conclusion(document: Mapping[str, Any]) -> str:
+    """The conclusion of a run's document."""
+    load, summary = document["load"], document["summary"]
+    served, arriving = (number(rate, 3) for rate in (summary["request_throughput"], load["arrival_rate"]))
+    if load["keeps_up"] is None:
+        text = f"Serves {served} requests/s"
+    elif load["keeps_up"]:
+        text = f"Keeps up with {arriving} requests/s"
+    else:
+        text = f"Cannot keep up: serves {served} of {arriving} requests/s"
+    if summary["failed"]:
+        text += f", {summary['failed']:,} fail"
+    bound = main_bottleneck(document["bottleneck"])
+    text += "" if bound in (None, "idle") else f"; limited by {bound}"
+    if document["slo"] is not None:
+        text += f"; SLO {'met' if document['slo']['met'] else 'missed'}"
+    return f"{text}. Rests on {EVIDENCE_WORDS[document['basis']]}."
