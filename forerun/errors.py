@@ -126,6 +126,11 @@ def one_line(message: str) -> str:
     return text if len(text) <= LONGEST_MESSAGE else f"{text[:half]} ... {text[-half:]}"
 
 
+LEAST_ALIKE, LEAST_ALIKE_NUMBERED = 0.6, 0.7
+"""Least similarity (``difflib``) of a word that is suggested, and of one with a number: ``gpt-4`` does not mean
+``gpt2`` (0.67)."""
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """A hint such as ``; did you mean 'h100-sxm'?`` for the known words nearest to ``word``, or an empty string.
 
@@ -137,8 +142,9 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     whole = [other for other in words if parts and parts <= _parts(other)]
     near = [other for other in whole if _parts(other) == parts] or sorted(whole, key=lambda other: len(_parts(other)))
     if not near:
-        near = difflib.get_close_matches(word, words, n=1, cutoff=0.5)
-        near = near or difflib.get_close_matches(word.lower(), words, n=1, cutoff=0.5)
+        least = LEAST_ALIKE_NUMBERED if any(map(str.isdigit, word)) else LEAST_ALIKE
+        near = difflib.get_close_matches(word, words, n=1, cutoff=least)
+        near = near or difflib.get_close_matches(word.lower(), words, n=1, cutoff=least)
     shown_ = [f"'{other}'" for other in near[:MOST_NEAR]]
     if not shown_:
         return ""

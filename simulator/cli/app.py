@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from inspect import Signature, signature
 from typing import Annotated, Any, get_args, get_type_hints
@@ -157,6 +158,9 @@ def call_with_typer(words: Sequence[str]) -> int:
 def usage_line(error: Exception) -> str:
     """A command-line error in one line that starts with the command and ends with where its help is."""
     message = " ".join(error.format_message().split()) if hasattr(error, "format_message") else str(error)
+    message = re.sub(
+        r"Input should be a valid (number|integer), .* as an? \1", r"a \1 without a unit expected", message
+    )
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "forerun"
     return f"{command}: {message} ({command} --help)"

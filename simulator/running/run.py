@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -286,7 +287,25 @@ def _served(scenario: Scenario, build: Build, stream: RequestStream) -> metrics.
 
 def _refuse_nothing_served(log: RunLog) -> None:
     if np.sum(log.failed) == len(log.failed):
-        raise NothingServedError("; ".join(f"{count} x {reason}" for reason, count in sorted(log.refusals.items())))
+        raise NothingServedError("; ".join(refusal_words(log.refusals)))
+
+
+def refusal_words(refusals: Mapping[str, int]) -> list[str]:
+    """Reasons with their requests; those that differ in their first number share a line.
+
+    >>> refusal_words({"needs 11 KV blocks, the replica has 10": 2, "needs 30 KV blocks, the replica has 10": 1})
+    ['3 requests: needs 11 to 30 KV blocks, the replica has 10']
+    """
+    alike: dict[tuple[str, str], dict[int, int]] = {}
+    for reason, count in refusals.items():
+        begin, figure, rest = re.fullmatch(r"(\D*)(\d*)(.*)", reason, re.DOTALL).groups()  # type: ignore[union-attr]
+        alike.setdefault((begin, rest), {})[int(figure or 0)] = count
+    lines = []
+    for (begin, rest), counts in sorted(alike.items()):
+        least, most = min(counts), max(counts)
+        figure = "" if not most else f"{least}" if least == most else f"{least} to {most}"
+        lines.append(f"{sum(counts.values())} requests: {begin}{figure}{rest}")
+    return lines
 
 
 def _cpu_s() -> float:
@@ -307,7 +326,7 @@ def _notes(scenario: Scenario, build: Build, log: RunLog, decoding: DecodeSample
     if log.stage_open_s:
         idle = 1.0 - log.stage_busy_s / log.stage_open_s
         yield f"pipeline: stages stood idle {idle:.1%} of the time in which batches were in flight (bubbles)"
-    yield from (f"{count} requests refused: {reason}" for reason, count in sorted(log.refusals.items()))
+    yield from (words.replace(" requests: ", " requests refused: ", 1) for words in refusal_words(log.refusals))
     restarts = int(np.sum(log.restarts))
     if restarts:
         yield f"{restarts} requests started again on another replica because their replica failed"

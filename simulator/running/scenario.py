@@ -307,6 +307,18 @@ MESSAGES = {
 """Messages in place of pydantic's, by the type of a complaint."""
 
 
+def plain_number(text: str) -> str:
+    """The number that a text with a suffix such as ``10k`` or ``8rps`` means, as it is written; empty if it is none.
+
+    >>> plain_number("10k"), plain_number("8rps"), plain_number("many")
+    ('10000', '8', '')
+    """
+    known = re.fullmatch(r"([\d.]+) *([kKmM]?)[a-zA-Z/]*", text)
+    if known is None or not re.fullmatch(r"\d+(\.\d+)?", known[1]):
+        return ""
+    return f"{float(known[1]) * {'k': 1e3, 'm': 1e6}.get(known[2].lower(), 1):.12g}"
+
+
 def explain(error: ValidationError, model: type[BaseModel]) -> str:
     """One line for the most telling of a validation's complaints: unknown fields first, then the deepest."""
     problems = error.errors(include_url=False)
@@ -322,6 +334,8 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
         return f"{path}: {message}"
     if kind == "int_type" and isinstance(value, float) and value.is_integer():
         return f"{path}: must be a whole number; write {value:.0f} (got {value!r})"
+    if kind in ("int_type", "int_parsing", "float_type", "float_parsing") and isinstance(value, str):
+        return f"{path}: must be a number without a unit, such as {plain_number(value) or '10000'} (got '{value}')"
     if kind == "literal_error" and isinstance(value, str):
         return f"{path}: {message}{did_you_mean(value, re.findall(QUOTED, message))} (got '{value}')"
     shown = "" if isinstance(value, dict | list) else f" (got {value!r})"

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from forerun.arrays import IntArray
-from forerun.errors import ForerunError
+from forerun.errors import ForerunError, did_you_mean
 from simulator.llm import published_repositories
 from simulator.speculation.closed_form import expected_length
 from simulator.speculation.context import context_drift
@@ -128,6 +128,10 @@ def _own_acceptance(method: str, model: Any, depth: int, origin: str, acceptance
         former = {"method": origin, "acceptance": acceptance}
     elif _drafter(str(former.get("method"))) == _drafter(method):
         return dict(former["acceptance"])
+    if method not in METHODS:
+        raise ForerunError(
+            f"speculation.method: no method '{method}'{did_you_mean(method, METHODS)} (one of {', '.join(METHODS)})"
+        )
     if method == GRAMMAR:
         return {"alpha": 0.0, "instead_of": former}
     ranked = _own_curves(method, model, depth)

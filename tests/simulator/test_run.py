@@ -120,7 +120,7 @@ def test_static_batches_may_exceed_the_token_budget(stepping):
 
 
 def test_a_run_in_which_nothing_can_be_served_is_an_error():
-    with refused("no request can be served here (120 x longer than max_model_len 2 tokens)"):
+    with refused("no request can be served here (120 requests: longer than max_model_len 2 tokens)"):
         simulate(scenario(engine={"max_model_len": 2}))
 
 

@@ -47,7 +47,7 @@ def run_conclusion(document: Mapping[str, Any]) -> str:
     else:
         text = f"Cannot keep up: serves {served} of {arriving} requests/s"
     if summary["failed"]:
-        text += f", {summary['failed']:,} fail"
+        text += f"; {summary['failed']:,} of {summary['failed'] + summary['completed']:,} requests fail"
     bound = main_bottleneck(document["bottleneck"])
     text += "" if bound in (None, "idle") else f"; limited by {bound}"
     if document["slo"] is not None:

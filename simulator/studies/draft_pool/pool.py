@@ -68,7 +68,10 @@ def pool_prices(scenario: Scenario, batch: int, context_tokens: int) -> PoolPric
     build = build_replica(scenario)
     timer = build.main.timer
     if speculation is None or not isinstance(timer, ModelTimer) or not isinstance(timer.drafter, RemoteDrafter):
-        raise ForerunError("speculation.draft.chip: a pool of drafters needs a drafter on chips of its own; name them")
+        raise ForerunError(
+            "speculation.draft.chip: a pool of drafters needs a drafter on chips of its own, such as "
+            "speculation.draft: {model: llama-3.2-1b, chip: h100-sxm, link: infiniband-ndr} (examples/draft-pool.yaml)"
+        )
     drafter = timer.drafter
     if drafter.overlap:
         raise ForerunError("speculation.draft.overlap: draft-pool tests it both on and off; remove it")

@@ -183,7 +183,7 @@ def positive_number(argument: str, place: str, text: str) -> float:
     except ValueError:
         value = -1.0
     if not (value > 0 and isfinite(value)):
-        raise ArgumentError(argument, f"{place}: the value must be a positive number (got '{text}')")
+        raise ArgumentError(argument, f"{place}: the value must be a positive number without a unit (got '{text}')")
     return value
 
 

@@ -105,7 +105,10 @@ def drafting_scenario(scenario: Scenario) -> Scenario:
     """The scenario with what a race needs: chain drafts of a fixed number, and a price on changing it."""
     speculation = scenario.speculation
     if speculation is None or speculation.method == "none" or speculation.num_speculative_tokens is None:
-        raise ForerunError("speculation: a race needs a drafter with num_speculative_tokens, the most it may draft")
+        raise ForerunError(
+            "speculation: a race needs a drafter with num_speculative_tokens, the most it may draft, such as "
+            "--set speculation='{method: ngram, num_speculative_tokens: 4, acceptance: {alpha: 0.5}}'"
+        )
     policy = named(speculation.policy)
     settings = policy.model_dump(exclude_none=True) if policy.name != FIXED else {"name": OWN}
     return scenario.with_values({"speculation.policy": {"switch_s": SWITCH_S, **settings}})
