@@ -48,8 +48,6 @@ if TYPE_CHECKING:
     from simulator.running.metrics.uncertainty import Figures
 
 T = TypeVar("T")
-UNKEPT_ROWS = 1 << 17
-"""Rows of a run that keeps none up to which every step has a row; decode steps of one batch then share rows."""
 NEARLY_GONE = 0.98
 """Share of KV blocks in use from which a run adds a note."""
 
@@ -194,7 +192,7 @@ def simulate(
 
     rows = StepRows(build, look, keep_steps)
     try:
-        log = build.fleet.run(stream, progress, full_step_rows or UNKEPT_ROWS, None if keep_steps else rows.take)
+        log = build.fleet.run(stream, progress, full_step_rows or FULL_ROWS, None if keep_steps else rows.take)
     except StalledError as error:
         raise broken_run(str(error)) from None
     rows.take(log.steps)

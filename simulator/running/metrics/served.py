@@ -30,6 +30,21 @@ SERVED = "served"
 """How the name of the axis begins that stands for measured runs."""
 KINDS = {"ttft": r"_ttft_ms$", "tpot": r"_(tpot|itl)_ms$", "e2el": r"_e2el_ms$", "throughput": r"(throughput|goodput)$"}
 """Kind of figure by the end of its name."""
+PART_WORDS = {
+    "dense": "of dense models",
+    "mixture": "of mixtures of experts",
+    "hybrid": "of hybrid models",
+    "fitted": "on known releases",
+    "older": "on older releases",
+    "newer": "on newer releases",
+    "young model": "released soon after the model",
+    "unknown": "on unknown releases",
+    "below": "below capacity",
+    "near": "near capacity",
+    "measured": "on measured chips",
+    "unmeasured": "on chips without measurements",
+}
+"""Parts of a stratum's name in words."""
 CROWD = 256
 """Requests at once on one replica above which its API server may be what limits it (runs of gpustack, ML.ENERGY)."""
 WIDE = 2.5
@@ -116,12 +131,22 @@ def served_as(stratum: Stratum) -> ServedAs:
 def served_words(names: Sequence[str], known: Mapping[str, Any]) -> str:
     """A sentence on measured runs: how far latencies of the narrowest strata lay from predictions."""
     halves = []
-    for kind, words in (("ttft", "to the first token"), ("tpot", "per token")):
+    for kind, words in (("ttft", "time to the first token"), ("tpot", "time per token")):
         name = next(name for name in names if kind in known[name])
         entry = known[name][kind]
         low, high = entry["half"]
-        halves.append(f"half of {entry['runs']} ({name}) took {low:g} to {high:g} times as long {words}")
-    return f"of measured runs like this one {' and '.join(halves)} as predicted"
+        runs = f"the middle half of {entry['runs']} measured runs{_class_words(name)}"
+        halves.append(f"{runs} took {low:.2f} to {high:.2f} times the predicted {words}")
+    return "; ".join(halves)
+
+
+def _class_words(name: str) -> str:
+    """A stratum's name in words.
+
+    >>> _class_words("dense / fitted / near")
+    ' of dense models on known releases near capacity'
+    """
+    return "".join(f" {PART_WORDS[part]}" for part in name.split(" / ") if part != ALL)
 
 
 def is_served(axis: Axis) -> bool:

@@ -3,7 +3,10 @@
 import pytest
 from plain_scenario import plain_scenario
 
+from forerun.yaml_files import packaged
 from simulator import simulate
+from simulator.running.metrics.served import PART_WORDS, served_words
+from simulator.timing.releases import BUILD_AGES
 
 ARRIVALS = {
     "few": {"request_rate": 2.0},
@@ -32,3 +35,9 @@ def test_the_conclusion_says_whether_the_engine_keeps_up(arrivals, keeps_up, wor
     assert (load["arrival_rate"] is None) == (keeps_up is None)
     if keeps_up is False:
         assert run.summary["request_throughput"] < load["arrival_rate"] / 2
+
+
+def test_every_stratum_has_words():
+    known = packaged("simulator.running.metrics", "strata.yaml")["strata"]
+    assert all(served_words([name, "all"], known) for name in known)
+    assert set(BUILD_AGES) <= set(PART_WORDS)
