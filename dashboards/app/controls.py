@@ -216,7 +216,7 @@ class Number(Control):
         return dmc.TextInput(
             id=state_id(page, self.name),
             value="" if value is None else f"{value:.12g}",
-            debounce=350,
+            debounce=150,
             inputProps={"inputMode": "decimal"},
             **(unit if self.unit else {}),
             **more,

@@ -46,6 +46,8 @@ LONGEST_S = 1800.0
 MOST_MEMORY_BYTES = 6 * 2**30
 """Memory limit of one run, bytes; further limited to its share of the machine's memory if all run."""
 PROGRESS_EVERY_S = 0.1
+FIRST, FINISHED = "first answer", "finished"
+"""States of a run that has something to show."""
 POLL_MS = 400
 NO_MEMORY = "the run needs more memory than it may have here; ask for fewer requests or tokens, or use forerun run"
 
@@ -78,6 +80,8 @@ class Job:
     """running, finished, failed or cancelled."""
     done: int = 0
     total: int = 0
+    answered: bool = False
+    """Whether its files hold a first answer, which it is refining."""
     message: str = ""
     """Error message in one sentence; empty without an error."""
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -150,6 +154,8 @@ def _listen(job: Job) -> None:
             kind, *rest = job.receiver.recv()
             if kind == "progress":
                 job.done, job.total = rest
+            elif kind == "answered":
+                job.answered = True
             else:
                 job.state, job.message = kind, rest[0]
                 job.process.join(timeout=5)
@@ -175,7 +181,7 @@ def work(sender: Connection, task: Task, folder: Path, parent: int | None = None
         follow_parent(parent)
         limit_memory()
     try:
-        task(folder, _teller(sender))
+        task(folder, Teller(sender))
         answer: tuple[Any, ...] = ("finished", "")
     except MemoryError:
         answer = ("failed", NO_MEMORY)
@@ -197,21 +203,24 @@ def limit_memory() -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (most, most))
 
 
-def _teller(sender: Connection) -> ProgressCallback:
-    last = 0.0
+class Teller:
+    """What a task tells its server: how far it is, and that its folder holds a first answer."""
 
-    def tell(done: int, total: int) -> None:
-        nonlocal last
+    def __init__(self, sender: Connection) -> None:
+        self._sender, self._last = sender, 0.0
+
+    def __call__(self, done: int, total: int) -> None:
         now = time.monotonic()
-        if now - last >= PROGRESS_EVERY_S or done == total:
-            last = now
-            sender.send(("progress", done, total))
+        if now - self._last >= PROGRESS_EVERY_S or done == total:
+            self._last = now
+            self._sender.send(("progress", done, total))
 
-    return tell
+    def answered(self) -> None:
+        self._sender.send(("answered",))
 
 
 def job_id(page: str, part: str) -> dict[str, str]:
-    """Id of a part of a page's panel: ``token`` (the run under way), ``done`` (label of the finished run) ..."""
+    """Id of a part of a page's panel: ``token`` (the run under way), ``done`` (its label and state) ..."""
     return {"kind": f"job-{part}", "page": page}
 
 
@@ -242,20 +251,22 @@ def job_panel(page: str) -> Any:
 def register_panels(app: Dash, jobs: Jobs) -> None:
     """Add the callbacks of all panels."""
 
-    def follow(_ticks: int | None, token: str | None, shown: str | None) -> tuple[Any, ...]:
+    def follow(_ticks: int | None, token: str | None, shown: dict[str, str] | None) -> tuple[Any, ...]:
         hidden = {"display": "none"}
         view = jobs.look(token) if token else None
         if view is None:
             return 0, "", hidden, True, no_update, None
+        state = FIRST if view.state == "running" and view.answered else view.state
+        done: Any = {"state": state, "label": f"{SESSION}/{view.folder.name}" if state in (FIRST, FINISHED) else None}
+        done = done if done != shown else no_update
         if view.state == "running":
             share = 100.0 * view.done / view.total if view.total else 0.0
             words = f"{view.done:,} of {view.total:,}" if view.total else "starting"
-            return share, words, {"display": "flex"}, False, no_update, None
-        if view.state == "finished":
-            done = f"{SESSION}/{view.folder.name}"
-            return 100, "done", hidden, True, done if done != shown else no_update, None
+            return share, words, {"display": "flex"}, False, done, None
+        if view.state == FINISHED:
+            return 100, "done", hidden, True, done, None
         text = dmc.Text("Cancelled.", size="sm", className="muted")
-        return 0, view.state, hidden, True, no_update, text if view.state == "cancelled" else message(view.message)
+        return 0, view.state, hidden, True, done, text if view.state == "cancelled" else message(view.message)
 
     def cancel(clicks: int | None, token: str | None) -> Any:
         if clicks and token:

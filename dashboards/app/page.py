@@ -197,7 +197,8 @@ def _register_start(app: Dash, context: Context, page: Page, start: Start) -> No
     choice = fields[start.field]
     assert isinstance(choice, ChoiceField)
 
-    def show(label: str | None) -> tuple[Any, Any]:
+    def show(done: dict[str, str | None] | None) -> tuple[Any, Any]:
+        label = (done or {}).get("label")
         labels = choice.offered(context.served)
         return (labels, label) if label in labels else (no_update, no_update)
 

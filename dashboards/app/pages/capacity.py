@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import dash_mantine_components as dmc
+from dash import Input
 
 from dashboards.app import controls
-from dashboards.app.controls import ChoiceField, Number, Pairs, Several, Values
-from dashboards.app.jobs import ProgressCallback, Task, job_panel
+from dashboards.app.controls import ChoiceField, Component, Number, Pairs, Several, Values
+from dashboards.app.jobs import FIRST, ProgressCallback, Task, Teller, job_id, job_panel
 from dashboards.app.page import Context, Page, Shown, Start, View
 from dashboards.app.parts import area, commands_panel, figure_card, remark, rests_on, table_panel, table_stack
 from dashboards.app.served import ServedFolders
@@ -33,6 +36,15 @@ CHARTS = {
     f"{AXIS_WORDS[y]} over {AXIS_WORDS[x]}": (x, y)
     for x, y in ((PER_USER, PER_CHIP), (PER_USER, PER_MILLION), (PER_CHIP, PER_MILLION))
 }
+FIRST_ANSWER: dict[str, Any] = {
+    "requests": 2000,
+    "replications": 1,
+    "finalists": 2,
+    "headroom": False,
+    "interval": False,
+    "jobs": 1,
+}
+"""Options of a first answer: few requests, nothing that only refines it."""
 REPLICATIONS, FINALISTS, MOST_REPLICAS, SIMULATED_REQUESTS = 3, 4, 64, 500
 ON_LOG, ON_RATE = ("log", lambda log: log != NO_LOG), ("log", lambda log: log == NO_LOG)
 
@@ -51,18 +63,20 @@ class PlanTask:
     def __call__(self, folder: Path, tell: ProgressCallback) -> None:
         from simulator.studies.plan.command import plan
 
-        result = plan(
-            self.scenario,
-            rate=self.rate,
-            growth=self.growth,
-            slo=self.slo,
-            vary={"hardware.chip": self.chips},
-            replications=REPLICATIONS,
-            finalists=FINALISTS,
-            max_replicas=MOST_REPLICAS,
-            progress=tell,
-        )
-        result.save(folder)
+        wanted: dict[str, Any] = {
+            "rate": self.rate,
+            "growth": self.growth,
+            "slo": self.slo,
+            "vary": {"hardware.chip": self.chips},
+            "max_replicas": MOST_REPLICAS,
+            "progress": tell,
+        }
+        if self.rate is None:  # the busiest requests of a log answer at once, the whole log later
+            with suppress(ForerunError):
+                plan(self.scenario, **wanted, **FIRST_ANSWER).save(folder)
+                if isinstance(tell, Teller):
+                    tell.answered()
+        plan(self.scenario, **wanted, replications=REPLICATIONS, finalists=FINALISTS).save(folder)
 
 
 def plan_task(values: Values, served: ServedFolders) -> PlanTask:
@@ -103,6 +117,7 @@ def planned_result(context: Context, values: Values) -> tuple[Task, str]:
 
 def compute(context: Context, values: Values) -> Shown:
     """Everything about the chosen plan."""
+    state = (values.get("job") or {}).get("state")
     if not values["plan"]:
         return {"lead": remark("No plan yet: set the load and the SLO, and make one."), "basis": rests_on(None)}
     document = context.served.plan(values["plan"])
@@ -116,13 +131,27 @@ def compute(context: Context, values: Values) -> Shown:
     points = pareto_data(document, *CHARTS[values["chart"]])
     holding, *others = (table for table in result.tables() if table.name not in COMMANDS)
     return {
-        "lead": remark(result.conclusion),
+        "lead": [note, remark(result.conclusion)]
+        if (note := _state_note(state)) is not None
+        else remark(result.conclusion),
         "holding": table_panel(holding),
         "flags": commands_panel(f"One replica of {best['layout']}", best["flags"]) if best and best["flags"] else None,
         "others": table_stack(others) if others else None,
         "basis": rests_on(document["basis"], notes),
         "pareto": pareto_figure(points) if points is not None else None,
     }
+
+
+def _state_note(state: str | None) -> Component:
+    """What a plan is while another is being computed; None at other times."""
+    words = {
+        "running": "The old plan. The new one is being computed and takes its place.",
+        FIRST: f"First answer, from the log's busiest {FIRST_ANSWER['requests']:,} requests; all of it follows.",
+    }
+    if state not in words:
+        return None
+    kind = "old-plan" if state == "running" else "first-answer"
+    return dmc.Alert(words[state], color="yellow", variant="light", radius="md", className=kind)
 
 
 PAGE = Page(
@@ -153,7 +182,15 @@ PAGE = Page(
         figure_card("pareto", 500, "Throughput per GPU, speed per user or cost of every layout, with the Pareto front"),
         *map(area, ("holding", "flags", "others", "basis")),
     ],
-    [View(compute, ("plan", "chart"), ("lead", "holding", "flags", "others", "basis"), ("pareto",))],
+    [
+        View(
+            compute,
+            ("plan", "chart"),
+            ("lead", "holding", "flags", "others", "basis"),
+            ("pareto",),
+            {"job": Input(job_id("capacity", "done"), "data")},
+        )
+    ],
     [
         Start(
             "plan",

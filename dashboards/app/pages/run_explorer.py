@@ -163,7 +163,8 @@ def run_details(app: Dash, context: Context) -> None:
             return parts.message(sentence(error)), no_update
         return dmc.Text(f"{file}: taken, reading and simulating it.", size="sm", className="muted"), token
 
-    def show_finished(label: str | None, before: str | None) -> tuple[Any, ...]:
+    def show_finished(done: dict[str, str | None] | None, before: str | None) -> tuple[Any, ...]:
+        label = (done or {}).get("label")
         runs = list(context.served.runs())
         if not label or label not in runs:
             return no_update, no_update, no_update, no_update, no_update
