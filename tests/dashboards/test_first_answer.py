@@ -1,0 +1,27 @@
+"""A capacity plan of a log answers from its busiest requests first, and marks what is old."""
+
+import pytest
+
+from dashboards.app.jobs import FIRST
+from dashboards.app.pages.capacity import FIRST_ANSWER, PlanTask, _state_note
+from simulator.studies.plan import command
+
+
+class Saved:
+    def save(self, folder):
+        folder.joinpath("plan.json").write_text("{}")
+
+
+@pytest.mark.parametrize(("rate", "requests"), [(None, [FIRST_ANSWER["requests"], None]), (4.0, [None])])
+def test_only_a_log_is_planned_twice(rate, requests, tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr(command, "plan", lambda scenario, **options: (calls.append(options), Saved())[1])
+    PlanTask(scenario={}, rate=rate, growth=1.0, slo={}, chips=["h100-sxm"])(tmp_path, lambda *progress: None)
+    assert [options.get("requests") for options in calls] == requests
+    assert (tmp_path / "plan.json").exists()
+
+
+@pytest.mark.parametrize(("state", "named"), [("running", "old-plan"), (FIRST, "first-answer"), (None, None)])
+def test_a_plan_that_is_not_the_last_word_says_so(state, named):
+    note = _state_note(state)
+    assert (note is None) if named is None else note.className == named
