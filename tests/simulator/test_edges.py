@@ -231,3 +231,16 @@ def test_acceptance_without_a_method_has_no_part_in_the_intervals():
     run = on_h100(LITTLE, speculation={"method": "none", "acceptance": {"alpha": 0.7, "spread": 0.2}})
     error = simulate(run, intervals=True).model_error
     assert {axis["name"] for axis in error["axes"]} == {"steps", "api server", "served vllm"}
+
+
+def test_rows_that_decode_pools_share_hold_the_tokens_of_their_steps():
+    """A prompt that arrives joins the batch without a chunk: a row of several steps ends before it."""
+    pools = {"prompts": {"role": "prefill"}, "answers": {"role": "decode", "hardware": {"replicas": 2}}}
+    loop = {"arrivals": {"max_concurrency": 12}, "input_tokens": 300, "output_tokens": 40, "num_requests": 48}
+    scenario = scenario_from(
+        {"model": "llama-3.1-8b", "hardware": {"chip": "h100-sxm"}, "pools": pools, "workload": loop}, "pools"
+    )
+    whole, shared = (simulate(scenario, full_step_rows=rows) for rows in (None, 1))
+    assert len(shared.steps) < len(whole.steps)
+    assert shared.steps.output_tokens.sum() == whole.steps.output_tokens.sum()
+    assert np.array_equal(shared.requests.finished_s, whole.requests.finished_s)

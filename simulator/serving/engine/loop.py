@@ -459,7 +459,9 @@ class Engine:
         row: cython.longlong = self._row
         w: cython.longlong
         table: cython.double[:, ::1] = self.output.rows.table
-        if row >= 0 and shares and self._round == self.output.rows.rounds and self._merged < MERGED_STEPS:
+        if row >= 0 and (self._round != self.output.rows.rounds or table[row, 11] != work.decode_seqs):
+            row = -1  # prompts that arrive in a decode pool join the batch without a chunk
+        if row >= 0 and shares and self._merged < MERGED_STEPS:
             self._merged += 1
             self._merged_waiting += self._waiting
             table[row, 2] += self._seconds
