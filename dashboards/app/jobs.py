@@ -224,6 +224,12 @@ def job_id(page: str, part: str) -> dict[str, str]:
     return {"kind": f"job-{part}", "page": page}
 
 
+def job_part(done: Any, name: str) -> str | None:
+    """``label`` or ``state`` of a run, from the ``done`` store of its page, which a browser may fill with anything."""
+    value = done.get(name) if isinstance(done, dict) else None
+    return value if isinstance(value, str) else None
+
+
 def job_panel(page: str) -> Any:
     """Bar, words, cancel button and what went wrong; hidden while nothing has been started."""
     named: Any = {"aria-label": "Progress of the run"}

@@ -22,7 +22,7 @@ from dashboards.app.controls import (
     state_id,
     values_of,
 )
-from dashboards.app.jobs import Jobs, Task, job_id
+from dashboards.app.jobs import Jobs, Task, job_id, job_part
 from dashboards.app.messages import sentence
 from dashboards.app.served import ServedFolders
 
@@ -198,7 +198,7 @@ def _register_start(app: Dash, context: Context, page: Page, start: Start) -> No
     assert isinstance(choice, ChoiceField)
 
     def show(done: dict[str, str | None] | None) -> tuple[Any, Any]:
-        label = (done or {}).get("label")
+        label = job_part(done, "label")
         labels = choice.offered(context.served)
         return (labels, label) if label in labels else (no_update, no_update)
 

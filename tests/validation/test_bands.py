@@ -68,7 +68,7 @@ def test_every_stratum_of_a_run_has_ends_on_both_sides():
         for build in BUILD_AGES:
             served = served_as(Stratum(layers, build, "near", "unmeasured"))
             assert all(low <= a <= 1.0 <= b <= high for low, a, b, high in served.factors.values())
-            assert "times as long per token" in served.words
+            assert "times the predicted time per token" in served.words
 
 
 def test_slower_engines_have_longer_latencies_and_less_throughput():

@@ -13,7 +13,7 @@ from dash import Input
 
 from dashboards.app import controls
 from dashboards.app.controls import ChoiceField, Component, Number, Pairs, Several, Values
-from dashboards.app.jobs import FIRST, ProgressCallback, Task, Teller, job_id, job_panel
+from dashboards.app.jobs import FIRST, ProgressCallback, Task, Teller, job_id, job_panel, job_part
 from dashboards.app.page import Context, Page, Shown, Start, View
 from dashboards.app.parts import area, commands_panel, figure_card, remark, rests_on, table_panel, table_stack
 from dashboards.app.served import ServedFolders
@@ -117,7 +117,7 @@ def planned_result(context: Context, values: Values) -> tuple[Task, str]:
 
 def compute(context: Context, values: Values) -> Shown:
     """Everything about the chosen plan."""
-    state = (values.get("job") or {}).get("state")
+    state = job_part(values.get("job"), "state")
     if not values["plan"]:
         return {"lead": remark("No plan yet: set the load and the SLO, and make one."), "basis": rests_on(None)}
     document = context.served.plan(values["plan"])

@@ -12,7 +12,7 @@ from dash import Dash, Input, Output, State, dcc, no_update
 
 from dashboards.app import parts
 from dashboards.app.controls import ChoiceField, Component, Number, Several, Values, state_id
-from dashboards.app.jobs import job_id, job_panel
+from dashboards.app.jobs import job_id, job_panel, job_part
 from dashboards.app.messages import sentence
 from dashboards.app.page import Context, Page, Shown, View
 from dashboards.app.uploads import UploadTask, uploaded_text
@@ -164,7 +164,7 @@ def run_details(app: Dash, context: Context) -> None:
         return dmc.Text(f"{file}: taken, reading and simulating it.", size="sm", className="muted"), token
 
     def show_finished(done: dict[str, str | None] | None, before: str | None) -> tuple[Any, ...]:
-        label = (done or {}).get("label")
+        label = job_part(done, "label")
         runs = list(context.served.runs())
         if not label or label not in runs:
             return no_update, no_update, no_update, no_update, no_update
