@@ -217,29 +217,24 @@ def observe(
     A run that is not ``shown`` has neither power, bottleneck nor notes, and its evidence is unknown.
     """
     from simulator.running.metrics import run_document, summarise
-    from simulator.running.run import serve, simulate
+    from simulator.running.run import RunResult, serve, simulate
 
-    if not shown:
-        served = serve(scenario, seed)
-        summary = summarise(served)
-        return Observation(
-            values=reached(objective, served),
-            failed=summary["failed"],
-            completed=summary["completed"],
-            output_throughput=summary["output_throughput"],
-            median_tpot_ms=summary["median_tpot_ms"],
-        )
-    result = simulate(scenario, seed, full_step_rows=0)
-    document = run_document(result)
-    summary = document["summary"]
-    energy, duration = document["energy_joules"], summary["duration"]
-    rows = resampled(objective, result, seed) if resample else None
-    return Observation(
+    result = simulate(scenario, seed, full_step_rows=0) if shown else serve(scenario, seed)
+    document = run_document(result) if isinstance(result, RunResult) else None
+    summary = summarise(result) if document is None else document["summary"]
+    seen = Observation(
         values=reached(objective, result),
         failed=summary["failed"],
         completed=summary["completed"],
         output_throughput=summary["output_throughput"],
         median_tpot_ms=summary["median_tpot_ms"],
+    )
+    if document is None or not isinstance(result, RunResult):
+        return seen
+    energy, duration = document["energy_joules"], summary["duration"]
+    rows = resampled(objective, result, seed) if resample else None
+    return replace(
+        seen,
         power_w=energy / duration if energy is not None and duration else None,
         bottleneck=document["bottleneck"],
         basis=result.basis,

@@ -14,7 +14,7 @@ from forerun.errors import ForerunError
 from forerun.result import StudyResult, Summary
 from forerun.tables import Cell, Table, duration
 from simulator.running.build import Build, build_replica
-from simulator.running.run import RunResult, simulate
+from simulator.running.run import RunResult, serve, simulate
 from simulator.running.scenario import Scenario
 from simulator.speculation import draft_survival
 from simulator.studies.assumed import with_acceptance_scaled
@@ -88,8 +88,7 @@ class GeneratedStep(NamedTuple):
 
 def generate_step(scenario: Scenario, responses: Responses, needed: int, seed: int, block_tokens: int) -> GeneratedStep:
     """Simulate the responses until ``needed`` of them have ended."""
-    run = simulate(scenario, seed, full_step_rows=0, stream=responses.stream(block_tokens), cost_notes=False)
-    requests = run.requests
+    requests = serve(scenario, seed, responses.stream(block_tokens)).requests
     if requests.failed.any():
         raise ForerunError(
             f"workload: {int(requests.failed.sum())} responses cannot be served; their prompt and output need more KV "
