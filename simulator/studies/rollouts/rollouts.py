@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from forerun.arrays import FloatArray, IntArray
-from forerun.errors import ForerunError
+from forerun.errors import ArgumentError, ForerunError
 from forerun.result import StudyResult, Summary
 from forerun.tables import Cell, Table, duration
 from simulator.running.build import Build, build_replica
@@ -175,6 +175,12 @@ class _Rollouts:
         self.build = build_replica(scenario)
         self.block_tokens = self.build.main.limits.block_size
         drafting = scenario.speculation is not None and scenario.speculation.method != "none"
+        given = {"acceptance_loss": options["acceptance_loss"] > 0, "drafter_every": options["drafter_every"] > 1}
+        ageing = drafting and all(given.values())
+        for name, changed in given.items():
+            if changed and not ageing:
+                needed = "a drafter, --acceptance-loss and --drafter-every together"
+                raise ArgumentError(name, f"has no effect without {needed}; remove it or give all of them")
         self.ways = {NO_DRAFTS: scenario.with_values({"speculation": None}) if drafting else scenario}
         self.tail = 0
         if drafting:
@@ -187,8 +193,7 @@ class _Rollouts:
                 self.ways[IN_TAIL] = scenario.with_values({"speculation.policy": policy})
                 self.ways[FREE_SWITCH] = scenario.with_values({"speculation.policy": policy | NO_HOST_COST})
         last = options["drafter_every"] - 1
-        stale = options["acceptance_loss"] > 0
-        self.ages = np.unique(np.linspace(0, last, MOST_AGES).round().astype(int)).tolist() if stale else [0]
+        self.ages = np.unique(np.linspace(0, last, MOST_AGES).round().astype(int)).tolist() if ageing else [0]
         warm_up = FIRST_STEPS - 1 if options["oversample"] > 1 else 0
         self.runs = 1 + sum(warm_up + (1 if way == NO_DRAFTS else len(self.ages)) for way in self.ways)
         self.done = 0

@@ -103,6 +103,9 @@ def test_weights_are_sent_at_the_given_rate():
         (lambda: rollouts(scenario(), oversample=0.5), "oversample: at least one"),
         (lambda: rollouts(scenario(), sync_gb_s=0.0), "sync_gb_s: a positive number"),
         (lambda: rollouts(scenario(), acceptance_loss=1.0), "acceptance_loss: a share"),
+        (lambda: rollouts(scenario(), acceptance_loss=0.1, drafter_every=2), "acceptance_loss: has no effect"),
+        (lambda: rollouts(scenario(**drafting()), acceptance_loss=0.1), "acceptance_loss: has no effect"),
+        (lambda: rollouts(scenario(**drafting()), drafter_every=2), "drafter_every: has no effect"),
         (
             lambda: rollouts(scenario().with_values({"workload.arrivals": {"request_rate": 1.0}})),
             "workload.arrivals: a training step sends its prompts at once",
