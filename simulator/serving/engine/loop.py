@@ -95,6 +95,8 @@ class Engine:
     """Whether a request ended in the present step."""
     _row: cython.longlong
     """The latest row, where the steps after it may share it; else -1."""
+    _rows: cython.longlong
+    """Rows so far."""
     _round: cython.longlong
     _merged: cython.longlong
     """Steps in it, and the sums of what it holds the means of."""
@@ -145,6 +147,7 @@ class Engine:
         self._blocks = self._running = self._waiting = self._gaps = 0
         self._ended = False
         self._row = -1
+        self._rows = 0
 
     def run(self) -> None:
         """All steps of a replica that nobody looks at meanwhile, until no request will ever come."""
@@ -507,7 +510,7 @@ class Engine:
             row = self._new_row(delivered)
             self._merged, self._merged_waiting = 1, self._waiting
             self._merged_keys = [work.decode_kv_tokens[w] for w in range(work.kinds)]
-        self._row = row if shares and not self._ended and self.output.rows.used > self.output.rows.capacity else -1
+        self._row = row if shares and not self._ended and self._rows > self.output.rows.full_rows else -1
         self._round = self.output.rows.rounds
 
     @cython.cfunc
@@ -517,6 +520,7 @@ class Engine:
         w: cython.longlong
         kinds: cython.longlong = work.kinds
         row: cython.longlong = self.output.rows.new()
+        self._rows += 1
         table: cython.double[:, ::1] = self.output.rows.table
         table[row, 0] = self.index
         table[row, 1] = self.start
