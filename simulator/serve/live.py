@@ -132,6 +132,8 @@ class LiveFleet:
         self._out: list[Delivery] = []
         for group in self._run.steps:
             group.watch = self._watched
+        for replica in self._run.replicas:
+            replica.engine.counting = False  # each sequence is looked at after each step
         self._free = deque(range(slots))
         self.totals = Totals()
 
