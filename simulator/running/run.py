@@ -257,7 +257,9 @@ def _build_basis(scenario: Scenario) -> list[str]:
     return [] if age == "fitted" else [EXTRAPOLATED]
 
 
-def serve(scenario: Scenario, seed: int = 0, stream: RequestStream | None = None) -> metrics.Rerun:
+def serve(
+    scenario: Scenario, seed: int = 0, stream: RequestStream | None = None, factors: Factors | None = None
+) -> metrics.Rerun:
     """The requests of a run alone, for studies that compare latencies of many runs.
 
     Each request has the times that ``simulate`` gives it. Steps are not kept, so bottlenecks, energy, evidence and
@@ -268,7 +270,7 @@ def serve(scenario: Scenario, seed: int = 0, stream: RequestStream | None = None
     """
     if stream is None:
         stream = generate_requests(scenario.workload, seed)
-    return _served(scenario, build_run(scenario, seed), stream)
+    return _served(scenario, build_run(scenario, seed, factors=factors), stream)
 
 
 def error_of_run(scenario: Scenario, seed: int, figures: Figures) -> ModelError:
