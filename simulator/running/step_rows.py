@@ -110,15 +110,11 @@ class StepRows:
     parts: list[StepRecords] = field(default_factory=list)
 
     def take(self, log: StepLog) -> None:
-        """Price the rows that ``log`` holds; unless they are kept, it forgets them."""
-        for part in log.parts():
-            steps = price_steps(part, self.build)
-            self.look(steps)
-            self.parts.append(steps if self.keep else summed(steps, -(-len(steps) // GROUPS)))
-        if self.keep:
-            return
-        log.forget()
-        if sum(map(len, self.parts)) > MOST_GROUPS:
+        """Price the rows that ``log`` holds."""
+        steps = price_steps(log, self.build)
+        self.look(steps)
+        self.parts.append(steps if self.keep else summed(steps, -(-len(steps) // GROUPS)))
+        if not self.keep and sum(map(len, self.parts)) > MOST_GROUPS:
             self.parts = [summed(joined(self.parts), 2)]
 
     def steps(self) -> StepRecords:
@@ -183,11 +179,13 @@ def summed(steps: StepRecords, size: int) -> StepRecords:
 
 
 def joined(parts: list[StepRecords]) -> StepRecords:
+    """All rows of ``parts``, which are taken out of the list, so that their memory is free column by column."""
     if len(parts) == 1:
         return parts[0]
     columns = [part.columns() for part in parts]
+    parts.clear()
     names = StepRecords.__dataclass_fields__
-    return StepRecords(**{name: np.concatenate([part[name] for part in columns]) for name in names})
+    return StepRecords(**{name: np.concatenate([part.pop(name) for part in columns]) for name in names})
 
 
 class SampledStep(NamedTuple):
@@ -215,7 +213,7 @@ class StepDetail(NamedTuple):
 def step_detail(log: RunLog, timer: EngineTimer) -> StepDetail | None:
     """Look into the steps of a run; None where the run is too long, or its timer does not say what its kernels are."""
     steps = log.steps
-    if not isinstance(timer, ModelTimer) or not 0 < len(steps) <= MOST_ROWS:
+    if not isinstance(timer, ModelTimer) or steps.dropped or not 0 < len(steps) <= MOST_ROWS:
         return None
     work, draft = steps.work(slice(None)), steps.draft(slice(None))
     draft_s = timer.exposed_drafting_s(work, draft)
@@ -267,4 +265,5 @@ class DecodeSample:
 
     @property
     def steps(self) -> StepRecords:
-        return joined(self.parts)
+        self.parts = [joined(self.parts)]
+        return self.parts[0]
