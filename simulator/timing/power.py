@@ -36,4 +36,5 @@ def power_evidence(chip: Chip) -> tuple[str, tuple[float, float]]:
 
 
 def _shares() -> dict[str, Any]:
-    return packaged("simulator.timing", "power.yaml")["board"]
+    shares: dict[str, Any] = packaged("simulator.timing", "power.yaml")["board"]
+    return shares
