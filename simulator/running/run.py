@@ -149,8 +149,9 @@ def simulate(
         scenario: a ``Scenario``, a dict of its fields, or the path of its file.
         seed: of arrivals, lengths and acceptance; the same seed gives the same result, byte for byte.
         progress: called now and then with (requests ended, requests in all).
-        full_step_rows: step records beyond which decode steps of one unchanged batch share a row; default: a million.
-            0 keeps none: only sums over many steps stay, for the figures of the summary.
+        full_step_rows: step records beyond which decode steps of one unchanged batch share a row, an equal part for
+            each replica; default: 131,072. 0 keeps none: only sums over many steps stay, for the figures of the
+            summary.
         make_drafter: a drafter of your own in place of the one that the scenario's speculation method names; see
             ``simulator.timing.Drafter`` and ``check_drafter``.
         make_policy: makes a policy of your own for each replica, in place of the one that the scenario names; see
@@ -192,7 +193,7 @@ def simulate(
 
     rows = StepRows(build, look, keep_steps)
     try:
-        log = build.fleet.run(stream, progress, full_step_rows or FULL_ROWS, None if keep_steps else rows.take)
+        log = build.fleet.run(stream, progress, full_step_rows or FULL_ROWS, rows.take)
     except StalledError as error:
         raise broken_run(str(error)) from None
     rows.take(log.steps)
@@ -256,7 +257,9 @@ def _build_basis(scenario: Scenario) -> list[str]:
     return [] if age == "fitted" else [EXTRAPOLATED]
 
 
-def serve(scenario: Scenario, seed: int = 0, stream: RequestStream | None = None) -> metrics.Rerun:
+def serve(
+    scenario: Scenario, seed: int = 0, stream: RequestStream | None = None, factors: Factors | None = None
+) -> metrics.Rerun:
     """The requests of a run alone, for studies that compare latencies of many runs.
 
     Each request has the times that ``simulate`` gives it. Steps are not kept, so bottlenecks, energy, evidence and
@@ -267,7 +270,7 @@ def serve(scenario: Scenario, seed: int = 0, stream: RequestStream | None = None
     """
     if stream is None:
         stream = generate_requests(scenario.workload, seed)
-    return _served(scenario, build_run(scenario, seed), stream)
+    return _served(scenario, build_run(scenario, seed, factors=factors), stream)
 
 
 def error_of_run(scenario: Scenario, seed: int, figures: Figures) -> ModelError:
@@ -279,7 +282,7 @@ def error_of_run(scenario: Scenario, seed: int, figures: Figures) -> ModelError:
 def _served(scenario: Scenario, build: Build, stream: RequestStream) -> metrics.Rerun:
     if not len(stream):
         raise ForerunError("workload: there is no request to serve")
-    log = build.fleet.run(stream, None, FULL_ROWS, StepLog.forget)
+    log = build.fleet.run(stream, None, 0, StepLog.forget)
     _refuse_nothing_served(log)
     requests = request_records(log, build.main)
     return metrics.Rerun(scenario, requests, log.gaps(), speculation_counters(log, build.main))

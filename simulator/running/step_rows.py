@@ -14,6 +14,7 @@ from forerun.dataclass import dataclass
 from simulator.running.build import Build
 from simulator.serving import RunLog, StepLog, StepRecords
 from simulator.timing import Costs, EngineTimer, Kernel, ModelTimer, StagedTimer, StepWork, running, some_steps
+from simulator.timing.power import full_power_s
 
 PRICED_TOGETHER = 1 << 14
 """Steps whose bounds are computed at once: what is computed of them stays in a processor's cache."""
@@ -57,8 +58,8 @@ class StepTotals:
     datasheet_s: FloatArray
     flops: FloatArray
     bytes: FloatArray
-    active_s: FloatArray
-    """Seconds that the FLOPs or the bytes of each step, whichever take longer, need at the peak."""
+    full_power_s: FloatArray
+    """Seconds at TDP that take as much energy beyond idle power (``simulator.timing.power``)."""
     block_s: FloatArray
     held_s: FloatArray
     peak_blocks: IntArray
@@ -77,12 +78,9 @@ class StepTotals:
     def add(self, steps: StepRecords) -> None:
         """Count further steps."""
         replica, seconds = steps.replica, steps.seconds
-        compute_s, memory_s = (
-            steps.flops / self.peak_flops_per_s[replica],
-            steps.bytes / self.bandwidth_bytes_per_s[replica],
-        )
+        bound_s, arithmetic_s = steps.compute_s + steps.memory_s, steps.flops / self.peak_flops_per_s[replica]
         summed = {name: getattr(steps, name) for name in STEP_SUMS} | {
-            "active_s": np.minimum(np.maximum(compute_s, memory_s), seconds),
+            "full_power_s": full_power_s(seconds, bound_s, arithmetic_s),
             "block_s": steps.kv_blocks * seconds,
             "held_s": (steps.running + steps.waiting) * seconds,
         }
@@ -112,15 +110,11 @@ class StepRows:
     parts: list[StepRecords] = field(default_factory=list)
 
     def take(self, log: StepLog) -> None:
-        """Price the rows that ``log`` holds; unless they are kept, it forgets them."""
-        for part in log.parts():
-            steps = price_steps(part, self.build)
-            self.look(steps)
-            self.parts.append(steps if self.keep else summed(steps, -(-len(steps) // GROUPS)))
-        if self.keep:
-            return
-        log.forget()
-        if sum(map(len, self.parts)) > MOST_GROUPS:
+        """Price the rows that ``log`` holds."""
+        steps = price_steps(log, self.build)
+        self.look(steps)
+        self.parts.append(steps if self.keep else summed(steps, -(-len(steps) // GROUPS)))
+        if not self.keep and sum(map(len, self.parts)) > MOST_GROUPS:
             self.parts = [summed(joined(self.parts), 2)]
 
     def steps(self) -> StepRecords:
@@ -185,11 +179,13 @@ def summed(steps: StepRecords, size: int) -> StepRecords:
 
 
 def joined(parts: list[StepRecords]) -> StepRecords:
+    """All rows of ``parts``, which are taken out of the list, so that their memory is free column by column."""
     if len(parts) == 1:
         return parts[0]
     columns = [part.columns() for part in parts]
+    parts.clear()
     names = StepRecords.__dataclass_fields__
-    return StepRecords(**{name: np.concatenate([part[name] for part in columns]) for name in names})
+    return StepRecords(**{name: np.concatenate([part.pop(name) for part in columns]) for name in names})
 
 
 class SampledStep(NamedTuple):
@@ -217,7 +213,7 @@ class StepDetail(NamedTuple):
 def step_detail(log: RunLog, timer: EngineTimer) -> StepDetail | None:
     """Look into the steps of a run; None where the run is too long, or its timer does not say what its kernels are."""
     steps = log.steps
-    if not isinstance(timer, ModelTimer) or not 0 < len(steps) <= MOST_ROWS:
+    if not isinstance(timer, ModelTimer) or steps.dropped or not 0 < len(steps) <= MOST_ROWS:
         return None
     work, draft = steps.work(slice(None)), steps.draft(slice(None))
     draft_s = timer.exposed_drafting_s(work, draft)
@@ -269,4 +265,5 @@ class DecodeSample:
 
     @property
     def steps(self) -> StepRecords:
-        return joined(self.parts)
+        self.parts = [joined(self.parts)]
+        return self.parts[0]

@@ -6,6 +6,7 @@ a clock: ``Pace`` (``simulator.serve.pace``) does.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -124,7 +125,7 @@ class LiveFleet:
         self._hashes = _Hashes(build.main.limits.block_size)
         stream = RequestStream(np.zeros(slots), prompts, answers, None, prefix_hashes=self._hashes, answers_hashed=True)
         main = build.fleet.pools[0]
-        steps = StepLog(len(main.timer.windows), drafting=main.rule is not None, condense=StepLog.forget)
+        steps = StepLog(len(main.timer.windows), sys.maxsize, main.rule is not None, StepLog.forget)
         positions = main.sampler.num_speculative_tokens if main.sampler is not None else 0
         self.log = _Log(stream, steps, positions)
         self._env = _Environment()
@@ -132,6 +133,8 @@ class LiveFleet:
         self._out: list[Delivery] = []
         for group in self._run.steps:
             group.watch = self._watched
+        for replica in self._run.replicas:
+            replica.engine.counting = False  # each sequence is looked at after each step
         self._free = deque(range(slots))
         self.totals = Totals()
 

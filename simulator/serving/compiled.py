@@ -15,6 +15,7 @@ COMPILED = "simulator.serving._engine"
 PARTS = (
     "common",
     "sequence",
+    "steady",
     "work",
     "prices",
     "acceptance",

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from copy import copy
+from collections.abc import Callable, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -59,19 +58,19 @@ GROUP_SCALARS = (
 )
 """Columns for the work of the slowest attention group, before its per-window columns; absent with a single group."""
 
-FULL_ROWS = 1_000_000
-"""Number of rows up to which every engine step has a row of its own."""
+FULL_ROWS = 1 << 17
+"""Number of rows up to which every engine step has a row of its own; replicas have equal shares of it."""
 CONDENSED_AT = 1 << 17
 """Number of rows at which a log passes them to ``condense`` and drops them, if it has such a callback."""
 Condense = Callable[["StepLog"], None]
-"""Callback that processes the rows of a log and clears the log."""
+"""Callback that processes the rows of a log."""
 
 
 class StepLog:
     """One row of floats per engine step, in a growing table.
 
-    Past ``full_rows`` rows, decode steps of one unchanged batch share rows, at most 64 to a row: seconds
-    and tokens are summed, keys and waiting requests averaged, blocks as of the last step.
+    Past ``full_rows`` rows of a replica, its decode steps of one unchanged batch share rows, at most 64 to a row:
+    seconds and tokens are summed, keys and waiting requests averaged, blocks as of the last step.
     """
 
     def __init__(
@@ -83,7 +82,7 @@ class StepLog:
         grouped: bool = False,
     ) -> None:
         self._windows = windows
-        self._full_rows = full_rows
+        self.full_rows = full_rows
         self.condense = condense
         self._draft_at = len(SCALARS) + 4 * windows if drafting else None
         """Index of the first drafter column; None unless a policy chooses the draft tokens."""
@@ -94,25 +93,15 @@ class StepLog:
         """Number of columns."""
         self._table = np.empty((self.width, 1024))
         self._rows = 0
+        self.dropped = 0
+        """Rows that it no longer holds."""
 
     def __len__(self) -> int:
         return self._rows
 
-    @property
-    def capacity(self) -> int:
-        """Rows left until steps of an unchanged batch share a row."""
-        return self._full_rows - self._rows
-
-    def parts(self) -> Iterator[StepLog]:
-        """The rows in chunks of ``CONDENSED_AT``, as a log with ``condense`` passes them on."""
-        for first in range(0, self._rows, CONDENSED_AT):
-            part = copy(self)
-            part._rows = min(CONDENSED_AT, self._rows - first)
-            part._table = self._table[:, first : first + part._rows]
-            yield part
-
     def forget(self) -> None:
         """Drop all rows."""
+        self.dropped += self._rows
         self._rows = 0
 
     def extend(self, rows: FloatArray) -> None:
@@ -123,6 +112,7 @@ class StepLog:
             self._append(rows[:part])
             rows = rows[part:]
             self.condense(self)
+            self.forget()
         self._append(rows)
 
     def _append(self, rows: FloatArray) -> None:

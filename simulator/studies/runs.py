@@ -5,15 +5,22 @@ from __future__ import annotations
 import gc
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from forerun.errors import ForerunError, WorkerDiedError
 from forerun.workers import Workers
 from simulator.running.assumptions import Factors
 from simulator.running.scenario import Scenario
 from simulator.studies.frame import ProgressCall
+from simulator.studies.paired import COSTS
 
 Document = dict[str, Any]
+
+
+Need = Literal["summary", "figures", "document"]
+"""What a study reads of a run: its summary; costs and energy as well; or all, notes too, of which some take longer than
+the run."""
+NEEDS = get_args(Need)
 
 
 class SeededRun(NamedTuple):
@@ -24,8 +31,8 @@ class SeededRun(NamedTuple):
     factors: tuple[tuple[str, float], ...] = ()
     intervals: bool = False
     """Whether the run also estimates the error of its model."""
-    notes: bool = True
-    """Whether its notes are read: some take longer than the run. Runs that differ in this alone count as the same."""
+    need: Need = "document"
+    """What is read of its document. Runs that differ in this alone count as the same."""
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -39,11 +46,14 @@ class SeededRun(NamedTuple):
         )
 
 
-def with_seeds(
-    scenario: Scenario, seeds: Iterable[int], factors: Factors | None = None, notes: bool = False
-) -> list[SeededRun]:
+def needed_for(metric: str) -> Need:
+    """What a study that compares runs by one metric needs of them."""
+    return "figures" if metric in COSTS else "summary"
+
+
+def with_seeds(scenario: Scenario, seeds: Iterable[int], need: Need, factors: Factors | None = None) -> list[SeededRun]:
     pairs = tuple(sorted((factors or {}).items()))
-    return [SeededRun(scenario, seed, pairs, notes=notes) for seed in seeds]
+    return [SeededRun(scenario, seed, pairs, need=need) for seed in seeds]
 
 
 class RunPool:
@@ -52,7 +62,7 @@ class RunPool:
     def __init__(self, workers: Workers, progress: ProgressCall | None = None) -> None:
         self._workers = workers
         self._progress = progress
-        self._known: dict[Any, Document] = {}
+        self._known: dict[Any, tuple[int, Document]] = {}
         self._failed: dict[Any, ForerunError] = {}
         self._started = 0
 
@@ -68,20 +78,22 @@ class RunPool:
     def documents_if_any(self, runs: Sequence[SeededRun]) -> list[Document | None]:
         """The document of each run, in order; None where a run fails, as one at the end of a range may."""
         keys = [run.key for run in runs]
-        waiting = {}
+        wanted: dict[Any, SeededRun] = {}
         for key, run in zip(keys, runs, strict=True):
-            if key not in self._known and key not in self._failed and key not in waiting:
-                waiting[key] = self._workers.start(run_document_of, *run)
+            most = max(self._known.get(key, (-1,))[0], NEEDS.index(wanted[key].need) if key in wanted else -1)
+            if key not in self._failed and most < NEEDS.index(run.need):
+                wanted[key] = run
+        waiting = {key: self._workers.start(run_document_of, *run) for key, run in wanted.items()}
         self._started += len(waiting)
         for key, result in waiting.items():
             try:
-                self._known[key] = result()
+                self._known[key] = NEEDS.index(wanted[key].need), result()
             except ForerunError as error:
                 self._failed[key] = error
             if self._progress is not None:
                 self._progress(len(self._known) + len(self._failed), self._started)
-        documents = [self._known.get(key) for key in keys]
-        return [one and one | {"seed": run.seed} for one, run in zip(documents, runs, strict=True)]
+        known = [self._known.get(key) for key in keys]
+        return [one and one[1] | {"seed": run.seed} for one, run in zip(known, runs, strict=True)]
 
 
 def run_document_of(
@@ -89,15 +101,19 @@ def run_document_of(
     seed: int,
     factors: tuple[tuple[str, float], ...] = (),
     intervals: bool = False,
-    notes: bool = True,
+    need: Need = "document",
 ) -> Document:
-    """Simulate one run and return its document."""
-    from simulator.running.metrics import run_document
-    from simulator.running.run import simulate
+    """Simulate one run and return what is needed of its document."""
+    from simulator.running.metrics import run_document, summarise
+    from simulator.running.run import serve, simulate
 
-    result = simulate(scenario, seed, full_step_rows=0, factors=dict(factors), intervals=intervals, cost_notes=notes)
-    document = run_document(result)
-    del result
+    if need == "summary" and not intervals:
+        document: Document = {"summary": summarise(serve(scenario, seed, factors=dict(factors)))}
+    else:
+        notes = need == "document"
+        document = run_document(
+            simulate(scenario, seed, full_step_rows=0, factors=dict(factors), intervals=intervals, cost_notes=notes)
+        )
     gc.collect(1)  # a run leaves reference cycles, which hold large arrays but are too few to start the collector
     return document
 

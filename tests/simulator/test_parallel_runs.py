@@ -53,6 +53,7 @@ def run_forked(scenario, monkeypatch, processes):
     monkeypatch.setattr(forked.threading, "active_count", lambda: 1)  # pytest's own wait for nothing here
     monkeypatch.setattr(forked, "cores", lambda: processes)
     monkeypatch.setattr(log, "CONDENSED_AT", 500)
+    monkeypatch.setattr("simulator.running.run.FULL_ROWS", 200)
     return simulate(scenario, 3, full_step_rows=0)
 
 

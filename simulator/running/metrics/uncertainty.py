@@ -44,7 +44,7 @@ from simulator.running.metrics.summary import (
 )
 from simulator.running.records import Axis, ErrorSource, ModelError, request_records, speculation_counters
 from simulator.running.scenario import Scenario
-from simulator.serving import FULL_ROWS, GapCounts, RequestRecords, RunLog, SpeculationCounters, StepLog
+from simulator.serving import GapCounts, RequestRecords, RunLog, SpeculationCounters, StepLog
 from simulator.speculation import draft_survival, sampler_of, scaled_survival
 from simulator.speculation.acceptance import widest_spread
 from simulator.speculation.confidence import drafts_that_vary
@@ -113,14 +113,14 @@ def model_error(
     requests = first_requests(scenario, seed, stream, requests_again(build, stream))
 
     def served(moved: Build, log: RunLog | None = None) -> Mapping[str, Any]:
-        log = log or moved.fleet.run(requests, None, FULL_ROWS, StepLog.forget)
+        log = log or moved.fleet.run(requests, None, 0, StepLog.forget)
         counters = speculation_counters(log, moved.main)
         return figures(Rerun(scenario, request_records(log, moved.main), log.gaps(), counters))
 
     def axis(name: str, ends: list[Mapping[str, Any]], deviation: float = 1.0, direction: Sequence[float] = ()) -> Axis:
         return Axis(name=name, deviation=deviation, direction=list(direction), response=_response(base, ends))
 
-    logged = build.fleet.run(requests, None, FULL_ROWS)
+    logged = build.fleet.run(requests)
     base = served(build, logged)
     sources = step_sources(build, logged)
     axes = []

@@ -41,4 +41,5 @@ from simulator.serving.engine.schedulers.static import StaticScheduler as Static
 from simulator.serving.engine.schedulers.unified import UnifiedScheduler as UnifiedScheduler
 from simulator.serving.engine.sequence import Sequence as Sequence
 from simulator.serving.engine.sequence import StepPlan as StepPlan
+from simulator.serving.engine.steady import Steady as Steady
 from simulator.serving.engine.work import Work as Work

@@ -8,14 +8,20 @@ from simulator.serving.engine.acceptance import Budget, Draws
 from simulator.serving.engine.common import INFINITE, _by_clock, _on_grid, cython, exp, isnan
 from simulator.serving.engine.prices import Prices
 from simulator.serving.engine.rows import Arrivals, Output
+from simulator.serving.engine.schedulers.prefill_first import PrefillFirstScheduler
 from simulator.serving.engine.schedulers.scheduler import Scheduler
+from simulator.serving.engine.schedulers.sglang import SglangScheduler
+from simulator.serving.engine.schedulers.unified import UnifiedScheduler
 from simulator.serving.engine.sequence import Sequence, StepPlan
+from simulator.serving.engine.steady import Steady
 from simulator.serving.engine.work import Work
 from simulator.serving.host_cache import exposed_load_s
 from simulator.speculation import Batch
 
 MERGED_STEPS = cython.declare(cython.longlong, 64)
 """Where step rows are many, so many consecutive decode steps of one unchanged batch share one."""
+COUNTING = (UnifiedScheduler, PrefillFirstScheduler, SglangScheduler)
+"""Schedulers that may count sequences which decode in every step instead of listing them."""
 PROGRESS_EVERY = cython.declare(cython.longlong, 256)
 """Requests that end between two words on progress."""
 
@@ -61,6 +67,8 @@ class Engine:
     log: Any
     longest: cython.longlong
     """Number of longest decoding sequences whose contexts are kept for timing."""
+    counting = cython.declare(cython.bint, visibility="public")
+    """Whether its scheduler may count sequences: a step gives one token to each, and nobody looks at single ones."""
     drafting: Any
     resumed: Any
     kv_transfers: Any
@@ -87,6 +95,8 @@ class Engine:
     """Whether a request ended in the present step."""
     _row: cython.longlong
     """The latest row, where the steps after it may share it; else -1."""
+    _rows: cython.longlong
+    """Rows so far."""
     _round: cython.longlong
     _merged: cython.longlong
     """Steps in it, and the sums of what it holds the means of."""
@@ -117,6 +127,8 @@ class Engine:
         self.draws = draws
         self.budget = budget
         self.longest = 0 if draws is not None else prices.longest
+        visited = output.exact or draws is not None or drafting is not None or self.longest
+        self.counting = type(scheduler) in COUNTING and not visited and prices.timer.windows == (None,)
         self.drafting = drafting
         self.resumed = resumed
         self.kv_transfers = kv_transfers
@@ -135,6 +147,7 @@ class Engine:
         self._blocks = self._running = self._waiting = self._gaps = 0
         self._ended = False
         self._row = -1
+        self._rows = 0
 
     def run(self) -> None:
         """All steps of a replica that nobody looks at meanwhile, until no request will ever come."""
@@ -210,8 +223,9 @@ class Engine:
         drafting = self.drafting
         if drafting is not None:
             scheduler.query_len = drafting.query_len
+        scheduler.counting = self.counting
         plan = scheduler.plan()
-        works: cython.bint = len(plan.chunks) > 0 or len(plan.decodes) > 0 or len(plan.padding) > 0
+        works: cython.bint = plan.steady > 0 or len(plan.chunks) > 0 or len(plan.decodes) > 0 or len(plan.padding) > 0
         if not works and not scheduler.preempted:
             self._unseen_steps = self._recv_interval
             return False
@@ -306,6 +320,8 @@ class Engine:
         if self.drafting is not None:
             return delivered + self._deliver_drafted(plan, start, now)
         if self.draws is None:
+            if plan.steady:
+                delivered += self._deliver_steady(plan.steady, start, now)
             for place in range(len(plan.decodes)):
                 sequence = cython.cast(Sequence, plan.decodes[place])
                 sequence.computed_tokens += 1
@@ -322,6 +338,22 @@ class Engine:
             tokens = min(tokens, sequence.output_tokens - sequence.generated_tokens)
             delivered += self._deliver(sequence, tokens, start, now)
         return delivered
+
+    @cython.exceptval(-1, check=True)
+    @cython.cfunc
+    def _deliver_steady(self, count: cython.longlong, start: cython.double, now: cython.double) -> cython.longlong:
+        """Hand out a token of each sequence that is counted; returns how many."""
+        sequence: Sequence
+        steady: Steady = self.scheduler.steady
+        if steady.latest_s == start:
+            self._gaps += count
+        else:
+            self.output.gaps.add(now - steady.latest_s, count)
+        ended = steady.advance(now)
+        if ended is not None:
+            for sequence in ended:
+                self._finish(sequence, now)
+        return count
 
     @cython.exceptval(-1, check=True)
     @cython.cfunc
@@ -478,7 +510,7 @@ class Engine:
             row = self._new_row(delivered)
             self._merged, self._merged_waiting = 1, self._waiting
             self._merged_keys = [work.decode_kv_tokens[w] for w in range(work.kinds)]
-        self._row = row if shares and not self._ended and self.output.rows.used > self.output.rows.capacity else -1
+        self._row = row if shares and not self._ended and self._rows > self.output.rows.full_rows else -1
         self._round = self.output.rows.rounds
 
     @cython.cfunc
@@ -488,6 +520,7 @@ class Engine:
         w: cython.longlong
         kinds: cython.longlong = work.kinds
         row: cython.longlong = self.output.rows.new()
+        self._rows += 1
         table: cython.double[:, ::1] = self.output.rows.table
         table[row, 0] = self.index
         table[row, 1] = self.start

@@ -26,8 +26,8 @@ class RowBuffer:
     used = cython.declare(cython.longlong, visibility="public")
     rounds = cython.declare(cython.longlong, visibility="public")
     """Times that the rows were handed over; a row is in the table while this stays."""
-    capacity: cython.longlong
-    """Rows after which steps of an unchanged batch share one."""
+    full_rows: cython.longlong
+    """Rows of a replica after which its steps of an unchanged batch share one."""
     group_at: cython.longlong
     """First column of what the slowest attention group does."""
     grouped: cython.bint
@@ -38,7 +38,7 @@ class RowBuffer:
         self.table = np.zeros((BUFFERED_ROWS, log.width))
         self.used = 0
         self.rounds = 0
-        self.capacity = log.capacity
+        self.full_rows = log.full_rows
 
     @cython.ccall
     def flush(self) -> None:
@@ -47,7 +47,6 @@ class RowBuffer:
         if self.used:
             self.log.extend(np.asarray(self.table)[: self.used])
             self.used = 0
-            self.capacity = self.log.capacity
 
     @cython.exceptval(-1, check=True)
     @cython.cfunc

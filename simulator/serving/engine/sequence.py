@@ -23,6 +23,8 @@ class Sequence:
     blocks = cython.declare(cython.longlong, visibility="public")
     last_token_s = cython.declare(cython.double, visibility="public")
     """When its latest token was delivered; NaN before the first."""
+    ends_at: cython.longlong
+    """The step with its last token, as ``Steady`` counts them; of use while it is counted there."""
     decoding = cython.declare(cython.bint, visibility="public")
     """The prompt (and what was generated before a preemption) is in the cache."""
     in_flight = cython.declare(cython.longlong, visibility="public")
@@ -74,6 +76,7 @@ class Sequence:
         self.host_tokens = 0
         self.in_flight = 0
         self.decoding = False
+        self.ends_at = 0
         self.last_token_s = NAN
         self.verify_steps = 0
         self.verified = 0
@@ -111,14 +114,16 @@ class StepPlan:
     chunks = cython.declare(list, visibility="public")
     """(Sequence in prefill, its tokens in this step)."""
     decodes = cython.declare(list, visibility="public")
+    steady = cython.declare(cython.longlong, visibility="public")
+    """Sequences at the head of the batch that decode too and are counted instead of listed; see ``Steady``."""
     padding = cython.declare(list, visibility="public")
     """Finished sequences that a static batch still computes."""
     counted: cython.longlong
-    """Of ``decodes``, those in the two counts below."""
+    """Of ``decodes``, those in the two counts below, beside the steady ones."""
     cached: cython.longlong
     """Tokens in their caches."""
     least: cython.longlong
-    """Fewest tokens that any of them has still to generate."""
+    """Fewest tokens that any of them has still to generate; of the steady ones, 1 or unknown."""
     blocks_out = cython.declare(cython.longlong, visibility="public")
     """KV blocks copied to host memory before the step."""
     blocks_in = cython.declare(cython.longlong, visibility="public")
@@ -131,7 +136,7 @@ class StepPlan:
         self.chunks = []
         self.decodes = []
         self.padding = []
-        self.counted = self.cached = 0
+        self.steady = self.counted = self.cached = 0
         self.least = MANY
         self.blocks_out = 0
         self.blocks_in = 0
@@ -162,4 +167,4 @@ class StepPlan:
         self.chunks = [(sequence, 0) for sequence, _ in self.chunks if not sequence.in_flight]
 
     def __bool__(self) -> bool:
-        return bool(self.chunks or self.decodes)
+        return bool(self.chunks or self.decodes or self.steady)

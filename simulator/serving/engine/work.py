@@ -94,11 +94,11 @@ class Work:
                     self.sampled_kv_tokens[w] += min(after + 1, window) if sampled else 0
         self.query_len = query_len
         self.trimmed = 0
-        self.decode_seqs = len(plan.decodes) + len(plan.padding)
+        self.decode_seqs = plan.steady + len(plan.decodes) + len(plan.padding)
         plan.count()
         for w in range(self.kinds):
             if self.windows[w] < 0:
-                self.decode_kv_tokens[w] = plan.cached + len(plan.decodes) * query_len
+                self.decode_kv_tokens[w] = plan.cached + (plan.steady + len(plan.decodes)) * query_len
             else:
                 self.decode_kv_tokens[w] = self._keys(plan.decodes, w)
             if plan.padding:

@@ -79,7 +79,7 @@ class Fleet:
             stream: the requests.
             progress: called now and then with (requests ended, requests in all).
             full_step_rows: step records beyond which decode steps of one batch share a row.
-            condense: takes step records whenever there are many, so that none are kept; see ``StepLog``.
+            condense: takes step records whenever there are many, before they are dropped; see ``StepLog``.
 
         Raises:
             StalledError: requests are left that nothing will ever serve; a fault of the simulator.
@@ -87,7 +87,8 @@ class Fleet:
         first = self.pools[0]
         positions = first.sampler.num_speculative_tokens if first.sampler is not None else 0
         grouped = any(pool.limits.groups > 1 for pool in self.pools)
-        steps = StepLog(len(first.timer.windows), full_step_rows, first.rule is not None, condense, grouped)
+        full_rows = full_step_rows // sum(pool.replicas for pool in self.pools)
+        steps = StepLog(len(first.timer.windows), full_rows, first.rule is not None, condense, grouped)
         log = RunLog(stream, steps, positions, progress)
         served = log.admit(self.refusal)
         if self._needs_router(stream):
@@ -125,6 +126,7 @@ class Fleet:
                 )
                 replica = pool.replica(index, source, log)
                 replica.engine.run()
+                log.settle()  # rows are shared and handed over alike, whichever replicas ran before in this process
                 held += replica.held_blocks
             return held
 

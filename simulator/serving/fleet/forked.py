@@ -87,7 +87,6 @@ class Helper:
 
     def _write(self, steps: StepLog) -> None:
         self._file.write(steps.rows().tobytes())
-        steps.forget()
 
     def take(self) -> int:
         """Put what it did into the log; returns the blocks that requests still hold. Where it failed, the replicas are

@@ -227,7 +227,7 @@ def _base_documents(
     of each also looks for its model's error, where that is requested.
     """
     documents: dict[str, list[dict[str, Any]]] = {variant.name: [] for variant in variants}
-    runs = {variant.name: with_seeds(variant.scenario, seeds, notes=True) for variant in variants}
+    runs = {variant.name: with_seeds(variant.scenario, seeds, "document") for variant in variants}
     for variant in variants if interval else ():
         if variant.scenario.attention_speculation is None:
             runs[variant.name][0] = runs[variant.name][0]._replace(intervals=True)
@@ -283,7 +283,7 @@ def _model_ranges(
     Such runs are often deterministic: the interval of sampling alone would have no width and mean nothing.
     """
     ends = {
-        variant.name: [SeededRun(at_range_end(variant.scenario, end), seed, notes=False) for end in ("low", "high")]
+        variant.name: [SeededRun(at_range_end(variant.scenario, end), seed, need="figures") for end in ("low", "high")]
         for variant in variants[1:]
         if variant.scenario.attention_speculation is not None
     }

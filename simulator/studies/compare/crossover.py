@@ -13,7 +13,7 @@ from forerun.dataclass import dataclass
 from forerun.errors import ForerunError
 from simulator.running.scenario import Scenario
 from simulator.studies.paired import HIGHER_IS_BETTER, Ratio, metric_values, paired_ratio
-from simulator.studies.runs import RunPool, with_seeds
+from simulator.studies.runs import RunPool, needed_for, with_seeds
 from simulator.studies.study_file import Range, Values, Variant, apply_settings
 
 REQUEST_RATE = "workload.arrivals.request_rate"
@@ -234,7 +234,7 @@ def _ratios(
         run
         for variant in variants
         for value in values
-        for run in with_seeds(at_value(variant.scenario, path, value), seeds)
+        for run in with_seeds(at_value(variant.scenario, path, value), seeds, needed_for(metric))
     ]
     documents = iter(pool.documents_if_any(runs))
     measured = {

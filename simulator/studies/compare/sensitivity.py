@@ -9,7 +9,7 @@ from typing import Any
 from forerun.dataclass import dataclass
 from simulator.studies.assumed import AssumedParameter, assumed_parameters
 from simulator.studies.paired import HIGHER_IS_BETTER, Ratio, metric_values, paired_ratio
-from simulator.studies.runs import RunPool, SeededRun, with_seeds
+from simulator.studies.runs import Need, RunPool, SeededRun, needed_for, with_seeds
 from simulator.studies.study_file import Variant
 
 
@@ -57,7 +57,7 @@ def swings(
         for parameter in parameters.values()
         for value in (parameter.low, parameter.high)
         for variant in variants
-        for run in _moved(variant, by_variant[variant.name].get(parameter.name), value, seeds)
+        for run in _moved(variant, by_variant[variant.name].get(parameter.name), value, seeds, needed_for(metric))
     ]
     documents = iter(pool.documents_if_any(runs))
     all_swings = []
@@ -77,9 +77,11 @@ def swings(
     return sorted(all_swings, key=lambda swing: -max((swing.width(v.name) for v in variants[1:]), default=0.0))
 
 
-def _moved(variant: Variant, parameter: AssumedParameter | None, value: float, seeds: Sequence[int]) -> list[SeededRun]:
+def _moved(
+    variant: Variant, parameter: AssumedParameter | None, value: float, seeds: Sequence[int], need: Need
+) -> list[SeededRun]:
     """The runs of a variant with a parameter at ``value``; as they were where it does not rest on that parameter."""
     if parameter is None:
-        return with_seeds(variant.scenario, seeds)
+        return with_seeds(variant.scenario, seeds, need)
     scenario, factors = parameter.applied(variant.scenario, value)
-    return with_seeds(scenario, seeds, factors)
+    return with_seeds(scenario, seeds, need, factors)

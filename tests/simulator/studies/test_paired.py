@@ -92,10 +92,23 @@ def test_every_seed_has_the_figures_of_its_own_run(process):
     """Also where nothing is drawn, so that one run stands for all seeds."""
     scenario = scenario_from(tiny_data(arrivals=process, input_tokens=100, output_tokens=20), "s")
     with Workers(0) as workers:
-        documents = RunPool(workers).documents_if_any(with_seeds(scenario, [3, 4, 5]))
+        documents = RunPool(workers).documents_if_any(with_seeds(scenario, [3, 4, 5], "document"))
     for seed, one in zip([3, 4, 5], documents, strict=True):
         assert one["seed"] == seed
         assert one | {"engine": None} == run_document_of(scenario, seed) | {"engine": None}
+
+
+@pytest.mark.parametrize("order", [("summary", "document"), ("document", "summary"), ("summary", "figures")])
+def test_a_study_reads_no_more_of_a_run_than_it_needs(order):
+    """A summary alone is that of the whole document, and does not stand in for it."""
+    scenario = scenario_from(tiny_data(input_tokens=100, output_tokens=20), "s")
+    with Workers(0) as workers:
+        pool = RunPool(workers)
+        first, last = [pool.documents_if_any(with_seeds(scenario, [3], need))[0] for need in order]
+        both = pool.documents_if_any([run for need in order for run in with_seeds(scenario, [4], need)])
+    assert first["summary"] == last["summary"] == run_document_of(scenario, 3)["summary"]
+    assert "energy_joules" in last
+    assert both[0] == both[1]
 
 
 LOADS = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0]

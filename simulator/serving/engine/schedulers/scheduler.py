@@ -8,6 +8,7 @@ from typing import Any
 from simulator.serving.engine.common import cython
 from simulator.serving.engine.prefix_cache import NoPrefixCache, PrefixCache
 from simulator.serving.engine.sequence import Sequence, StepPlan, _drop
+from simulator.serving.engine.steady import Steady
 
 
 @cython.cclass
@@ -43,6 +44,10 @@ class Scheduler:
     cache = cython.declare(NoPrefixCache, visibility="public")
     closed = cython.declare(cython.bint, visibility="public")
     """Whether new requests wait, though there may be room for them."""
+    counting = cython.declare(cython.bint, visibility="public")
+    """Whether sequences at the head of the batch that decode in every step are counted in ``steady`` instead of
+    listed in plans."""
+    steady: Steady
     _held_blocks = cython.declare(cython.longlong, visibility="public")
     """Blocks of all running sequences; a block that several share is counted by each."""
     _caching: cython.bint
@@ -82,6 +87,8 @@ class Scheduler:
         self._budget = limits.max_num_batched_tokens
         self._chunked = limits.chunked_prefill
         self._reserved = limits.query_len + limits.lookahead_tokens
+        self.counting = False
+        self.steady = Steady(self._reserved, self._page_tokens, self._page_tokens // self._block_size)
 
     @cython.ccall
     def add(self, sequence: Sequence) -> None:
@@ -110,6 +117,7 @@ class Scheduler:
 
     def everything(self) -> list[Sequence]:
         """All sequences that this replica would lose if it failed."""
+        self.steady.leave()
         return [*self.waiting, *self.running, *self.swapped, *self.incoming, *self.ready, *self.held]
 
     def take_loaded(self) -> int:
@@ -245,6 +253,8 @@ class Scheduler:
         Its cache is copied to host memory where there is room for it, and recomputed otherwise when the sequence comes
         back, first in the queue.
         """
+        if self.steady.count == len(self.running):
+            self.steady.leave()
         victim: Sequence = self.running.pop()
         blocks: cython.longlong
         if self._caching:
@@ -272,10 +282,18 @@ class Scheduler:
     def _lead(self, plan: StepPlan, budget: cython.longlong) -> cython.longlong:
         """Put in the sequences at the head of the batch that can decode without preempting any; returns how many."""
         sequence: Sequence
-        place: cython.longlong = 0
+        steady: Steady = self.steady
         most: cython.longlong = min(len(self.running), -(-budget // self.query_len))
         cached: cython.longlong = 0
         left: cython.longlong
+        growth: cython.longlong = steady.growth()
+        if steady.count > most or self._used() + growth > self._num_blocks:
+            steady.leave()
+        else:
+            self._held_blocks += growth
+        steady.grow()
+        joining: cython.bint = self.counting
+        place: cython.longlong = steady.count
         while place < most:
             sequence = cython.cast(Sequence, self.running[place])
             if not sequence.decoding or sequence.in_flight:
@@ -284,13 +302,19 @@ class Scheduler:
                 sequence, self._blocks(sequence.computed_tokens + self._reserved)
             ):
                 break
+            place += 1
+            joining = joining and steady.join(sequence)
+            if joining:
+                continue
             cached += sequence.computed_tokens
             left = sequence.output_tokens - sequence.generated_tokens
             if left < plan.least:
                 plan.least = left
-            place += 1
-        plan.decodes = self.running[:place]
-        plan.counted, plan.cached = place, cached
+        if steady.ends():
+            plan.least = 1
+        plan.steady = steady.count
+        plan.decodes = self.running[plan.steady : place]
+        plan.counted, plan.cached = place - plan.steady, steady.cached + cached
         return place
 
     @cython.cfunc

@@ -25,7 +25,7 @@ class SglangScheduler(PrefillFirstScheduler):
         tokens: cython.longlong
         plan: StepPlan = StepPlan()
         budget: cython.longlong = self._budget
-        position: cython.longlong = 0
+        position: cython.longlong = self.steady.count
         while position < len(self.running) and budget > 0:
             sequence = self.running[position]
             position += 1
@@ -49,10 +49,10 @@ class SglangScheduler(PrefillFirstScheduler):
         """
         other: Sequence
         prompts: cython.longlong = 0
-        coming: cython.longlong = 0
+        coming: cython.longlong = self.steady.left
         if not self.running:
             return 0
-        for other in self.running:
+        for other in self.running[self.steady.count :]:
             coming += other.output_tokens - other.generated_tokens
             if not other.decoding:
                 prompts += self._blocks(other.input_tokens + other.generated_tokens) - other.blocks
