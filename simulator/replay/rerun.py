@@ -15,10 +15,13 @@ from hwprofiles import chip_names, load_chip, systems
 from simulator.llm.load import architecture_aliases, architecture_names, load_architecture
 from simulator.running.assumptions import Factors
 from simulator.running.build import build_replica
+from simulator.running.metrics.statistics import WeightedSample
 from simulator.running.metrics.summary import summarise
 from simulator.running.metrics.usage import mean_power_w
+from simulator.running.records import RunRecords
 from simulator.running.run import simulate
 from simulator.running.scenario import Scenario, scenario_from
+from simulator.running.step_rows import StepTotals
 from simulator.timing import load_framework
 from simulator.timing.framework import Framework
 from simulator.timing.memory import MOST_OF_MEMORY, DoesNotFit
@@ -279,7 +282,9 @@ def rerun(
         result = simulate(scenario, seed, stream=stream, intervals=intervals, factors=factors)
     summary = summarise(result)
     predicted = {name: float(summary[name]) for name in METRICS if summary.get(name) is not None}
-    if POWER in run.measured and (watts := mean_power_w(result)) is not None:
+    if run.steady:
+        predicted |= steady_figures(result, run.max_concurrency or 1)
+    elif POWER in run.measured and (watts := mean_power_w(result, summary["duration"] or 0.0)) is not None:
         predicted[POWER] = watts
     if "output_throughput" in run.derived and run.max_concurrency and run.output_tokens is not None:
         tokens = np.mean(run.output_tokens)
@@ -288,6 +293,22 @@ def rerun(
         )
     about = {"basis": result.basis, "notes": [*readings(run), *notes, *result.notes], "model_error": result.model_error}
     return {"predicted": predicted, **about}
+
+
+def steady_figures(result: RunRecords, places: int) -> dict[str, float]:
+    """Median ITL, output tokens per second and power of a closed loop while all its places are taken and none for the
+    first time; empty for a loop that ends before."""
+    arrivals = np.sort(result.requests.arrival_s)
+    start_s, end_s = arrivals[min(places, len(arrivals) - 1)], arrivals[-1]
+    steps = result.steps.take(np.flatnonzero((result.steps.start_s >= start_s) & (result.steps.start_s < end_s)))
+    if not len(steps):
+        return {}
+    totals = StepTotals.none(result.totals.peak_flops_per_s.tolist(), result.totals.bandwidth_bytes_per_s.tolist())
+    totals.add(steps)
+    watts = mean_power_w(replace(result, totals=totals), end_s - start_s)
+    gaps_ms = WeightedSample.of(1e3 * steps.seconds / steps.steps, steps.decode_seqs * steps.steps)
+    figures = {"output_throughput": float(totals.output_tokens.sum()) / (end_s - start_s)}
+    return figures | {"median_itl_ms": gaps_ms.median()} | ({} if watts is None else {POWER: watts})
 
 
 def readings(run: MeasuredRun) -> list[str]:

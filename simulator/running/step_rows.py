@@ -14,6 +14,7 @@ from forerun.dataclass import dataclass
 from simulator.running.build import Build
 from simulator.serving import RunLog, StepLog, StepRecords
 from simulator.timing import Costs, EngineTimer, Kernel, ModelTimer, StagedTimer, StepWork, running, some_steps
+from simulator.timing.power import full_power_s
 
 PRICED_TOGETHER = 1 << 14
 """Steps whose bounds are computed at once: what is computed of them stays in a processor's cache."""
@@ -57,8 +58,8 @@ class StepTotals:
     datasheet_s: FloatArray
     flops: FloatArray
     bytes: FloatArray
-    active_s: FloatArray
-    """Seconds that the FLOPs or the bytes of each step, whichever take longer, need at the peak."""
+    full_power_s: FloatArray
+    """Seconds at TDP that take as much energy beyond idle power (``simulator.timing.power``)."""
     block_s: FloatArray
     held_s: FloatArray
     peak_blocks: IntArray
@@ -77,12 +78,9 @@ class StepTotals:
     def add(self, steps: StepRecords) -> None:
         """Count further steps."""
         replica, seconds = steps.replica, steps.seconds
-        compute_s, memory_s = (
-            steps.flops / self.peak_flops_per_s[replica],
-            steps.bytes / self.bandwidth_bytes_per_s[replica],
-        )
+        bound_s, arithmetic_s = steps.compute_s + steps.memory_s, steps.flops / self.peak_flops_per_s[replica]
         summed = {name: getattr(steps, name) for name in STEP_SUMS} | {
-            "active_s": np.minimum(np.maximum(compute_s, memory_s), seconds),
+            "full_power_s": full_power_s(seconds, bound_s, arithmetic_s),
             "block_s": steps.kv_blocks * seconds,
             "held_s": (steps.running + steps.waiting) * seconds,
         }

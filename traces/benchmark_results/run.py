@@ -105,6 +105,8 @@ class MeasuredRun:
     """Metric (``METRICS``) -> value; latencies in milliseconds, throughputs per second, power in watts."""
     derived: tuple[str, ...] = ()
     """Metrics that the source does not state and that follow from the others by Little's law."""
+    steady: bool = False
+    """Whether all figures are those of the time in which every place is taken."""
     unusable: str | None = None
     """Why the run cannot be compared; None = it can."""
     notes: tuple[str, ...] = ()

@@ -52,7 +52,7 @@ def run_document(result: RunRecords) -> dict[str, Any]:
         "bottleneck": bottleneck_shares(result.totals, len(result.replicas), duration_s),
         "kv_cache": kv_cache_section(result.kv, result.requests),
         "replicas": [replica_section(use, duration_s) for use in result.replicas],
-        **fleet_section(result, pool_sections(result, duration_s)),
+        **fleet_section(result, pool_sections(result, duration_s), duration_s),
         **scaling_section(result),
         "chips": result.chips,
         "cost_usd": usd,

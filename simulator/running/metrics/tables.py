@@ -149,7 +149,11 @@ def engine_table(document: Document) -> Table:
         rows.append(("Restarts after failures", document["restarts"]))
     if document["energy_joules"] is not None:
         yields = tokens_per_joule(document["summary"]["total_output_tokens"], document["energy_joules"])
-        rows.append(("Energy", f"{scaled(document['energy_joules'], 'J')}, {number(yields)} output tokens per joule"))
+        energy = f"{scaled(document['energy_joules'], 'J')}, {number(yields)} output tokens per joule"
+        if (power := document.get("power")) is not None:
+            low, high = (number(end, 3) for end in power["interval_w"])
+            energy += f", {number(power['mean_w'], 3)} W ({low} to {high}, {power['basis']})"
+        rows.append(("Energy", energy))
     if document["cost_usd"] is not None:
         per_million = document["usd_per_million_output_tokens"]
         rows.append(("Cost", f"${number(document['cost_usd'])}, ${number(per_million)} per million output tokens"))

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from simulator.running.metrics.summary import run_window_s
+from hwprofiles import weakest
+from simulator.timing.power import power_evidence
 
 if TYPE_CHECKING:
     from simulator.running.records import RunRecords
@@ -34,7 +35,7 @@ class Utilisation(NamedTuple):
     mbu: float
     """Memory-bandwidth utilisation: bytes over peak bandwidth."""
     power_share: float
-    """Mean over time of the larger of the two in each step, at most 1; what the energy model scales with."""
+    """Mean over time of the power between idle (0) and TDP (1)."""
 
 
 def bottleneck_shares(steps: StepTotals, replicas: int, duration_s: float) -> dict[str, float] | None:
@@ -75,7 +76,7 @@ def utilisation(steps: StepTotals, duration_s: float) -> Utilisation | None:
     return Utilisation(
         mfu=float(np.sum(steps.flops / steps.peak_flops_per_s)) / engine_s,
         mbu=float(np.sum(steps.bytes / steps.bandwidth_bytes_per_s)) / engine_s,
-        power_share=min(1.0, float(np.sum(steps.active_s)) / engine_s),
+        power_share=min(1.0, float(np.sum(steps.full_power_s)) / engine_s),
     )
 
 
@@ -86,11 +87,7 @@ def energy_joules(
 
     ``rented`` is the share of the time that they were there at all, on average.
 
-    Power grows linearly from idle to TDP with the share of the roofline in use (:attr:`Utilisation.power_share`).
     Hosts, network and cooling are not counted. None when the chip has no idle or no TDP figure.
-
-    Source: linear utilisation model of X. Fan, W.-D. Weber, L. A. Barroso, "Power provisioning for a warehouse-sized
-    computer" (ISCA 2007), section 3.
     """
     if idle_w is None or tdp_w is None:
         return None
@@ -213,15 +210,17 @@ def scaling_section(result: RunRecords) -> dict[str, Any]:
     }
 
 
-def fleet_section(result: RunRecords, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def fleet_section(result: RunRecords, rows: Sequence[dict[str, Any]], duration_s: float) -> dict[str, Any]:
     """Utilisation and energy over all pools, what moved between them, and each pool's part where there are several."""
     energies = [row["energy_joules"] for row in rows]
+    joules = None if None in energies else sum(energies)
     section: dict[str, Any] = {
         "utilisation": {
             key: _weighted([(row["utilisation"][key], row[peak]) for row in rows])
             for key, peak in (("mfu", "peak_flops"), ("mbu", "bandwidth_bytes_per_s"))
         },
-        "energy_joules": None if None in energies else sum(energies),
+        "energy_joules": joules,
+        "power": power_section(result, joules, duration_s),
     }
     if result.transfers is not None:
         section["kv_transfer"] = asdict(result.transfers)
@@ -232,12 +231,20 @@ def fleet_section(result: RunRecords, rows: Sequence[dict[str, Any]]) -> dict[st
     return section
 
 
-def mean_power_w(result: RunRecords) -> float | None:
-    """Mean power of all chips from the first arrival to the last finish, in watts; None without a chip's power."""
-    window = run_window_s(result.requests)
-    duration_s = 0.0 if window is None else window[1] - window[0]
-    joules = fleet_section(result, pool_sections(result, duration_s))["energy_joules"]
-    return None if joules is None or not duration_s else float(joules / duration_s)
+def power_section(result: RunRecords, joules: float | None, duration_s: float) -> dict[str, Any] | None:
+    """Mean power of all chips in watts, its 90 % interval and evidence level; None without a chip's power."""
+    if joules is None or duration_s <= 0.0:
+        return None
+    bases, ends = zip(*(power_evidence(pool.chip) for pool in result.pools), strict=True)
+    mean_w = joules / duration_s
+    low, high = min(low for low, _ in ends), max(high for _, high in ends)
+    return {"mean_w": mean_w, "interval_w": [low * mean_w, high * mean_w], "basis": weakest([result.basis, *bases])}
+
+
+def mean_power_w(result: RunRecords, duration_s: float) -> float | None:
+    """Mean power of all chips over the steps of a run, in watts; None without a chip's power."""
+    power = fleet_section(result, pool_sections(result, duration_s), duration_s)["power"]
+    return None if power is None else float(power["mean_w"])
 
 
 def _weighted(shares: Sequence[tuple[float | None, float]]) -> float | None:

@@ -175,8 +175,8 @@ def test_utilisation_over_the_whole_run():
     # 4 FLOPs of 4 chips * 10 FLOP/s * 4 s; 3 bytes of 4 chips * 1 byte/s * 4 s.
     assert used.mfu == pytest.approx(4 / 160)
     assert used.mbu == pytest.approx(3 / 16)
-    # One replica is 2 chips: step 1 uses max(4 / 20, 1 / 2) of its second, step 2 all of it; 2 engines * 4 s in total.
-    assert used.power_share == pytest.approx(1.5 / 8)
+    # Two steps of a second that memory bounds, one at 4 / 20 of its peak and so at TDP; 2 engines * 4 s in total.
+    assert used.power_share == pytest.approx((min(1, 0.25 + 0.63 + 0.62 * 4 / 20) + 0.25 + 0.63) / 8)
 
 
 @pytest.mark.parametrize(

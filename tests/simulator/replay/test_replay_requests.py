@@ -67,6 +67,20 @@ def own_table(tmp_path_factory):
     return folder
 
 
+def test_figures_of_a_steady_state_leave_out_how_the_loop_ends():
+    answers = np.full(32, 32)
+    answers[-1] = 3000  # runs alone for nearly all of the time
+    lengths = (np.full(32, 256), answers)
+    measured = {"output_throughput": 500.0, "median_itl_ms": 7.0, "avg_power_w": 500.0}
+    run = closed_loop(8, lengths=lengths, num_requests=32, measured=measured)
+    whole, steady = (rerun(replace(run, steady=steady), BASE)["predicted"] for steady in (False, True))
+    equal = rerun(closed_loop(8, num_requests=400, measured=measured), BASE)["predicted"]
+    assert whole["output_throughput"] < 0.5 * equal["output_throughput"]
+    for figure in measured:
+        assert steady[figure] == pytest.approx(equal[figure], rel=0.08)
+    assert 0.95 * whole["avg_power_w"] < steady["avg_power_w"] < 700
+
+
 def test_a_simulated_run_replays_to_itself(own_table, forerun):
     command = ("replay", "requests", own_table / "runs.csv", "--scenario", own_table / "base.yaml", "--jobs", 1)
     document = forerun(*command, "--json", "-", "--fail-above", "mape=0.001").document

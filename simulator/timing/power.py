@@ -1,0 +1,40 @@
+"""Power of a board by what its engine steps do, from its idle power and TDP and three shares (``power.yaml``)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from forerun.arrays import FloatArray
+from forerun.yaml_files import packaged
+from hwprofiles import BASES, Chip
+
+
+def full_power_s(seconds: FloatArray, bound_s: FloatArray, arithmetic_s: FloatArray) -> FloatArray:
+    """Seconds at TDP that take as much energy, beyond idle power, as each step.
+
+    ``at_work * seconds + kernels * bound_s + arithmetic * arithmetic_s``, at most ``seconds``: clocks, leakage and
+    schedulers of a chip whose engine works; cores, caches and memory in kernels that compute or memory bound; and
+    arithmetic itself.
+
+    Args:
+        seconds: of each step.
+        bound_s: part of it in kernels that compute or memory bound; launches, links and host leave them idle.
+        arithmetic_s: what the FLOPs of the step take at the chip's dense peak.
+    """
+    shares = _shares()
+    drawn = shares["at_work"] * seconds + shares["kernels"] * bound_s + shares["arithmetic"] * arithmetic_s
+    return np.asarray(np.minimum(drawn, seconds))
+
+
+def power_evidence(chip: Chip) -> tuple[str, tuple[float, float]]:
+    """Evidence level of a chip's predicted power, and the 90 % ends of a factor on it."""
+    measured = chip.name in _shares()["chips"]
+    low, high = _shares()["ends"]["measured" if measured else "other"]
+    return BASES[0 if measured else 1], (low, high)
+
+
+def _shares() -> dict[str, Any]:
+    shares: dict[str, Any] = packaged("simulator.timing", "power.yaml")["board"]
+    return shares
