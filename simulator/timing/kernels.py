@@ -292,7 +292,7 @@ def _timed(library: KernelLibrary, op: str, sizes: Mapping[str, Num]) -> KernelT
     arrays = {name: value for name, value in sizes.items() if isinstance(value, np.ndarray)}
 
     def timed(some: Mapping[str, Num]) -> KernelTime:
-        time: KernelTime = getattr(library, op)(**sizes | some)
+        time: KernelTime = getattr(library, op)(**{**sizes, **some})
         return time
 
     def kept() -> KernelTime:
