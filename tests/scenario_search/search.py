@@ -69,6 +69,11 @@ def scenario_of(seed: int, section: str | None = None) -> dict[str, Any]:
         node[name] = drawn(described[name], name, rng)
     if data["hardware"]["chip"] == "gb300" and any(word in data["model"] for word in ("deepseek", "glm-5", "kimi")):
         data["hardware"] |= {"attention_data_parallel": 4, "expert_parallel": 8}
+    drafter = data.get("speculation") or {}
+    if drafter.get("method") == "mtp" and "deepseek" not in data["model"] and rng.random() < 0.8:
+        drafter["method"] = "eagle3"  # few models have a module for it
+    if not drafter and data.get("kv_transfer") and rng.random() < 0.8:
+        data["kv_transfer"].pop("draft_kv", None)
     if "layers_on" in data["hardware"] and rng.random() < 0.8:
         data["engine"] = data.get("engine", {}) | {"framework": "llama.cpp"}
     if data["workload"].get("trace") is not None and data["workload"].get("num_requests") is None:
