@@ -233,7 +233,8 @@ def test_other_rules(data, stream, scheduler, query_len):
     sampler = AcceptanceSampler(np.array([0.7, 0.4]), seed=3, spread=0.1) if query_len > 1 else None
     limit = data.draw(limits(stream, query_len))
     if scheduler == "prefill-first":
-        limit = dataclasses.replace(limit, max_num_batched_tokens=10_000, chunked_prefill=False)
+        steps = data.draw(st.sampled_from([1, 1, 4]))
+        limit = dataclasses.replace(limit, max_num_batched_tokens=10_000, chunked_prefill=False, scheduler_steps=steps)
     cluster = one_pool(1, "round-robin", scheduler, "fast", limit, TIMER, sampler, data.draw(st.booleans()))
     fast, exact = run_both(cluster, stream)
     event("preempted" if sum(fast.preemptions) else "not preempted")
