@@ -111,7 +111,7 @@ def test_atlas_of_attention_level_speculation(output_of, tmp_path):
     before = lines.read_text("utf-8")
     text = output_of("alspec_atlas.py", "--chips", "n150", "h100-sxm", *few, "--page", page)
     assert lines.read_text("utf-8").startswith(before)
-    assert "llama-3.1-8b on 8 x n150, lambda 0.1, S 128: batch 1: pays from 64K" in text
+    assert "llama-3.1-8b on 8 x n150, lambda 0.1, S 128: batch 1: pays from 64K tokens of context, at most" in text
     assert "llama-3.1-8b on 8 x h100-sxm, lambda 0.1, S 128: batch 1: pays nowhere" in text
     assert "atlas-8-01-128-plain" in page.read_text("utf-8")
 

@@ -47,6 +47,11 @@ def message_area(name: str = MESSAGE) -> Part:
     return lambda page: dmc.Box(id=area_id(page, name), className="area", **{"aria-live": "polite"})
 
 
+def heading(words: str) -> Part:
+    """The title of what follows."""
+    return lambda _page: dmc.Title(words, order=2, className="section-title")
+
+
 def side_by_side(*content: Part) -> Part:
     """Parts beside each other; below each other on a narrow screen."""
     return lambda page: in_columns(*(part(page) for part in content))

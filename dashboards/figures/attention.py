@@ -180,7 +180,10 @@ class GainData(NamedTuple):
 
 
 def gain_figure(data: GainData) -> go.Figure:
-    """Bars span the range of the assumed costs; hollow markers are batches whose KV does not fit."""
+    """Bars span the range of the assumed costs; hollow markers are batches whose KV does not fit.
+
+    Where the smallest batch begins to pay, and its largest gain, are written beside its line.
+    """
     figure = go.Figure()
     batches = sorted({gain.batch for gain in data.gains})
     for batch, colour in zip(batches, HIT_COLOURS, strict=False):
@@ -197,8 +200,21 @@ def gain_figure(data: GainData) -> go.Figure:
             hovertemplate="%{y:.2f}x (%{customdata[1]:.2f} to %{customdata[2]:.2f})%{customdata[0]}",
         )
     figure.add_hline(y=1.0, line={"color": GREY, "width": 1, "dash": "dot"})
+    smallest = [gain for gain in data.gains if gain.batch == batches[0] and gain.fits]
+    paying = [gain for gain in smallest if gain.speedup >= PAYS]
+    if paying:
+        first, best = paying[0], max(paying, key=lambda gain: gain.speedup)
+        figure.add_vline(x=first.context_tokens, line={"color": GREEN, "width": 1.5, "dash": "dash"})
+        words = f"pays from {token_grid(first.context_tokens)}"
+        side = "left" if first is smallest[0] else "right"
+        place: dict[str, Any] = {"x": np.log10(first.context_tokens), "xanchor": side, "yref": "paper", "y": 1}
+        figure.add_annotation(text=words, showarrow=False, **place)
+        words = f"<b>{best.speedup:.2f}x at {token_grid(best.context_tokens)}</b>"
+        place = {"x": np.log10(best.context_tokens), "y": best.high, "yanchor": "bottom"}
+        figure.add_annotation(text=words, showarrow=False, **place)
     contexts = [gain.context_tokens for gain in data.gains]
-    caption, axis = f"{data.model}<br>hollow: KV does not fit", context_axis(min(contexts), max(contexts))
+    hollow = "" if all(gain.fits for gain in data.gains) else "<br>hollow: KV does not fit"
+    caption, axis = f"{data.model}{hollow}", context_axis(min(contexts), max(contexts))
     return captioned(figure, data.title, caption, data.basis, 500, axis, "speedup", margin={"t": 88})
 
 
@@ -345,7 +361,7 @@ def region_words(case: Mapping[str, Any], batch: int) -> str:
         return "KV does not fit"
     paying = [row["context_tokens"] for row in rows if row["speedup"] >= PAYS]
     best = max(rows, key=lambda row: row["speedup"])
-    where = f"pays from {min(paying) // 1024}K" if paying else "pays nowhere"
+    where = f"pays from {min(paying) // 1024}K tokens of context" if paying else "pays nowhere"
     range_words = f"{best['speedup']:.2f}x ({best['low']:.2f} to {best['high']:.2f})"
     return f"{where}, at most {range_words} at {best['context_tokens'] // 1024}K"
 

@@ -55,6 +55,13 @@ def test_sensitivity_shows_every_case_and_its_range():
     np.testing.assert_allclose(ends, [case.speedup for case in data.cases])
 
 
+def test_gains_write_where_they_begin():
+    rows = tuple(Gain(1, 1 << n, gain, gain, gain, True) for n, gain in ((13, 0.9), (15, 1.1), (17, 1.3)))
+    figure = attention.gain_figure(GainData("title", "model", rows, "extrapolated"))
+    assert [note.text for note in figure.layout.annotations] == ["pays from 32K", "<b>1.30x at 128K</b>"]
+    assert "hollow" not in figure.layout.title.text
+
+
 def test_gains_mark_what_does_not_fit():
     rows = (Gain(1, 131072, 1.1, 1.0, 1.2, True), Gain(1, 1 << 20, 1.2, 1.1, 1.4, False))
     figure = attention.gain_figure(GainData("title", "model", rows, "extrapolated"))

@@ -13,13 +13,13 @@ import numpy as np
 from dashboards.app import controls
 from dashboards.app.controls import ChoiceField, Number, Values
 from dashboards.app.page import Context, Page, Shown, View
-from dashboards.app.parts import area, figure_card, message_area, remark, rests_on, side_by_side
+from dashboards.app.parts import area, figure_card, heading, message_area, remark, rests_on, side_by_side
 from dashboards.figures import attention
 from dashboards.figures.attention import GainData
 from forerun.errors import ForerunError
 from simulator.speculation.attention_level import READINGS, compare_layouts, consistency_set, consistency_sets
 from simulator.speculation.attention_level.consistency import group_layer
-from simulator.studies.alspec import ATLAS_GROUPS, ATLAS_MODELS, StepPricer, atlas_gains, lever_gains
+from simulator.studies.alspec import ATLAS_CONTEXTS, ATLAS_GROUPS, ATLAS_MODELS, StepPricer, atlas_gains, lever_gains
 from simulator.studies.alspec import layout as layout_scenario
 
 MAP_CONTEXTS = controls.CONTEXTS[3:]
@@ -27,7 +27,6 @@ RATES = (0.0, 0.25, 0.5, 0.625, 0.65, 0.75, 0.8, 0.85, 0.875, 0.9, 0.95, 1.0)
 BATCHES = (1, 4, 16, 64)
 TOLERANCES = (0.02, 0.05, 0.1, 0.2, 0.3)
 WINDOWS = (64, 128, 256, 512, 1024, 2048)
-LONG = (8192, 32768, 131072, 524288)
 ENGINE = {"framework": "vllm", "max_num_seqs": 64, "max_num_batched_tokens": 2048}
 
 
@@ -72,11 +71,17 @@ def compute_own(_context: Context, values: Values) -> Shown:
             attention_speculation={"hit_rate": values["rate"]},
         )
     )
-    (rows,) = lever_gains([unsplit], both, BATCHES, LONG)
+    (rows,) = lever_gains([unsplit], both, BATCHES, ATLAS_CONTEXTS)
+    fitting = tuple(row for row in rows if row.fits)
+    if not fitting:
+        raise ForerunError(f"{chip}: the KV of {values['model']} does not fit on {chips} chips; choose more of them")
     title = f"{chip}: TP {chips // 2} x SP 2 over TP {chips}"
     words = attention.region_words({"gains": [row._asdict() for row in rows]}, BATCHES[0])
-    sentence = f"Two groups on {chips} {chip} ({values['model']}, batch {BATCHES[0]}, by context in tokens): {words}."
-    figure = attention.gain_figure(GainData(title, values["model"], tuple(rows), both.basis))
+    sentence = (
+        f"On {chips} {chip}, attention-level speculation {words} "
+        f"({values['model']}, batch {BATCHES[0]}, {values['rate']:.1%} of the layers hit)."
+    )
+    figure = attention.gain_figure(GainData(title, values["model"], fitting, both.basis))
     return {"own-lead": remark(sentence), "gain": figure}
 
 
@@ -115,16 +120,16 @@ PAGE = Page(
     [
         replace(controls.CHIP, default="n150"),
         controls.MODEL,
-        replace(controls.TENSOR_PARALLEL, label="Chips", options=("2", "4", "8", "16"), default="8"),
-        Number("rate", "Hit rate", stops=RATES, default=0.875, high=1.0, whole=False),
     ],
     [
         message_area("own"),
         area("own-lead"),
         figure_card("gain", 500, "Speedup on this chip by batch and context"),
+        heading("Every model on this chip"),
         message_area("everywhere"),
         area("regions"),
         figure_card("atlas", 780, "Where it pays on this chip, by model, number of chips and context", least=760),
+        heading("The published case: eight n150"),
         area("lead"),
         figure_card("map", 420, "Speedup by context and hit rate"),
         figure_card("gantt", 540, "What both groups do in a layer that hits and one that misses"),
@@ -146,6 +151,8 @@ PAGE = Page(
     ],
     title="Attention-level speculation",
     folded=[
+        replace(controls.TENSOR_PARALLEL, label="Chips", options=("2", "4", "8", "16"), default="8"),
+        Number("rate", "Hit rate", stops=RATES, default=0.875, high=1.0, whole=False),
         controls.WEIGHTS,
         Number("lambda", "Map: lambda", stops=TOLERANCES, default=0.1, low=0.01, high=1.0, whole=False),
         Number("window", "Map: S", stops=WINDOWS, default=128, unit="tokens", low=16, high=8192),

@@ -23,7 +23,7 @@ from simulator.studies.frame import study_document
 from simulator.studies.paired import chance_words
 from simulator.studies.plan.objectives import RESAMPLES, latency_words, limits_words
 from simulator.studies.plan.search import Candidate, Plan
-from simulator.studies.plan.summary import headroom_words, hours_table, plan_summary, plan_summary_table
+from simulator.studies.plan.summary import headroom_words, hours_table, plan_summary, plan_summary_table, price_words
 from simulator.studies.plan.trials import LoadPoint
 from simulator.studies.study_file import StudyFile, yaml_text
 
@@ -326,6 +326,7 @@ def candidate_document(plan: Plan, candidate: Candidate) -> Document:
         "replicas": rented,
         "chips": candidate.chips if usable else None,
         "usd_per_hour": usd,
+        "prices": {chip: price._asdict() for chip, price in layout.prices.items()},
         "max_rate": candidate.max_rate,
         "max_rate_is_at_least": None if candidate.max_rate is None else candidate.at_least,
         "headroom": margin,
@@ -413,6 +414,7 @@ def plan_sentence(plan: Plan) -> str:
     best = plan.best
     if best is None:
         return _nothing_holds(plan, limits)
+    prices = f" Prices per chip and hour: {words}." if (words := price_words(plan)) else ""
     verdict = best.verdict
     assert verdict is not None
     assert verdict.binding is not None
@@ -424,7 +426,7 @@ def plan_sentence(plan: Plan) -> str:
         within = "" if plan.options.power_budget_w is None else f" within {plan.options.power_budget_w:,.0f} W"
         words = f"{best.name} ({chips}) holds {limits} {reach} {best.max_rate:.3g} req/s{within}, more than any other"
         sure = f", {_sure_words(best)}" if best.chance is not None else ""
-        return f"{words}{sure}; {binds} there."
+        return f"{words}{sure}; {binds} there.{prices}"
     at = f"at {plan.rate:.3g} req/s"
     if plan.options.growth != 1.0:
         window = plan.load.window if plan.load is not None else ""
@@ -439,7 +441,7 @@ def plan_sentence(plan: Plan) -> str:
     cheaper = next_cheaper(plan)
     if cheaper is not None:
         words += f". The next cheaper, {cheaper.name}, fails: {cheaper.reason}"
-    return words + "."
+    return f"{words}.{prices}"
 
 
 def _sure_words(best: Candidate) -> str:

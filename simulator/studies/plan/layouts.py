@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import field
 from itertools import product
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from forerun.dataclass import dataclass
 from forerun.errors import ArgumentError, ForerunError, NothingServedError
@@ -30,6 +31,16 @@ NAMED_BY_LAYOUT = (CHIP, TENSOR_PARALLEL, "hardware.pipeline_parallel", PRICE, R
 MOST_LAYOUTS = 2000
 
 
+class ChipPrice(NamedTuple):
+    """US dollars for one chip for an hour, and where that price comes from."""
+
+    usd_per_hour: float
+    source: str
+
+
+GIVEN = "given with the plan"
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """One way to run the scenario, of which a plan rents any number of replicas."""
@@ -45,6 +56,8 @@ class Layout:
     """Why the layout cannot be simulated; None where it can."""
     steady: SteadyReplica | None = None
     """Analytic averages of one replica; None where there are none."""
+    prices: Mapping[str, ChipPrice] = field(default_factory=dict)
+    """Price of each of its chips, by name."""
     scalable: bool = True
     """Whether ``hardware.replicas`` copies of it can be had; pools say their own numbers."""
     spare: int = 0
@@ -146,7 +159,7 @@ def _layout(study: StudyFile, settings: dict[str, Any], variant: str, named: Set
     name = _name(scenario, variant, named)
     refused, steady = None, None
     try:
-        chips, usd = _bill(study, scenario, settings)
+        rents = _rents(study, scenario, settings)
     except ForerunError as error:
         return Layout(settings, scenario, name, 0, None, str(error), spare=spare)
     try:
@@ -155,23 +168,34 @@ def _layout(study: StudyFile, settings: dict[str, Any], variant: str, named: Set
         refused = str(error)
     except ForerunError:
         pass  # no steady state in closed form: only the event simulation can tell
-    return Layout(settings, scenario, name, chips, usd, refused, steady, not scenario.pools, spare)
+    bills = [count * price.usd_per_hour for count, _, price in rents if price is not None]
+    usd = sum(bills) if len(bills) == len(rents) else None
+    prices = {chip: price for _, chip, price in rents if price is not None}
+    chips = sum(count for count, *_ in rents)
+    return Layout(settings, scenario, name, chips, usd, refused, steady, prices, not scenario.pools, spare)
 
 
-def _bill(study: StudyFile, scenario: Scenario, settings: Settings) -> tuple[int, float | None]:
-    """Chips of a scenario with one replica, a drafter's own included, and US dollars per hour; None without a price."""
+def _rents(study: StudyFile, scenario: Scenario, settings: Settings) -> list[tuple[int, str, ChipPrice | None]]:
+    """Chips of a scenario with one replica, a drafter's own included: their number, name and price."""
     build = kept_build(scenario)
-    per_chip = _usd_per_chip(study, scenario, settings)
-    rents: list[tuple[int, float | None]] = [(build.chips, per_chip)]
+    rents = [(build.chips, scenario.hardware.chip, _price(study, scenario, settings))]
     if scenario.pools is not None:
-        own = [(pool, pool.usd_per_chip_hour) for pool in build.pools]
-        rents = [(pool.replicas * pool.chips, _hourly(pool.chip) if usd is None else usd) for pool, usd in own]
+        rents = [
+            (
+                pool.replicas * pool.chips,
+                pool.chip.name,
+                _catalogue_price(pool.chip)
+                if pool.usd_per_chip_hour is None
+                else ChipPrice(pool.usd_per_chip_hour, GIVEN),
+            )
+            for pool in build.pools
+        ]
     speculation = scenario.speculation
     draft = None if speculation is None or speculation.method == "none" else speculation.draft
     if draft is not None and draft.chip is not None:
-        rents.append((scenario.hardware.replicas * (draft.tensor_parallel or 1), _hourly(load_chip(draft.chip))))
-    prices = [count * price for count, price in rents if price is not None]
-    return sum(count for count, _ in rents), sum(prices) if len(prices) == len(rents) else None
+        drafting = scenario.hardware.replicas * (draft.tensor_parallel or 1)
+        rents.append((drafting, draft.chip, _catalogue_price(load_chip(draft.chip))))
+    return rents
 
 
 def _name(scenario: Scenario, variant: str, settings: Settings) -> str:
@@ -191,17 +215,20 @@ def _name(scenario: Scenario, variant: str, settings: Settings) -> str:
     return ", ".join(parts)
 
 
-def _usd_per_chip(study: StudyFile, scenario: Scenario, settings: Settings) -> float | None:
+def _price(study: StudyFile, scenario: Scenario, settings: Settings) -> ChipPrice | None:
     """Price of a chip for an hour: the scenario's for its own chip or by name, else the chip profile's."""
     chip, prices = scenario.hardware.chip, scenario.prices
     if prices is not None and (
         PRICE in settings or isinstance(prices.usd_per_chip_hour, dict) or chip == study.scenario.hardware.chip
     ):
-        named = prices.of(chip)
-        if named is not None:
-            return named
-    return _hourly(load_chip(chip))
+        usd = prices.of(chip)
+        if usd is not None:
+            return ChipPrice(usd, GIVEN)
+    return _catalogue_price(load_chip(chip))
 
 
-def _hourly(chip: Chip) -> float | None:
-    return chip.price.usd_per_hour if chip.price is not None else None
+def _catalogue_price(chip: Chip) -> ChipPrice | None:
+    if chip.price is None or chip.price.usd_per_hour is None:
+        return None
+    source = chip.price.field_sources.get("usd_per_hour", chip.price.source)
+    return ChipPrice(chip.price.usd_per_hour, f"{source.kind}: {source.reference}, {source.date}")

@@ -9,6 +9,7 @@ from forerun.tables import Table, pairs
 from simulator.running.metrics.conclusion import EVIDENCE_WORDS
 from simulator.running.metrics.tables import memory_rows
 from simulator.studies.paired import chance_words
+from simulator.studies.plan.layouts import ChipPrice
 from simulator.studies.plan.objectives import GOODPUT, latency_words, limits_words
 from simulator.studies.plan.search import GROWTH, Candidate, Plan
 
@@ -29,6 +30,7 @@ def plan_summary(plan: Plan) -> dict[str, Any] | None:
         f"{limits_words(plan.objective)}.",
         "usd_per_month": monthly,
         "cost": "no price is known for these chips" if monthly is None else f"${monthly:,.0f} a month, at all hours",
+        "price of a chip for an hour": price_words(plan) or "not known",
         "headroom": _headroom(plan, best),
         **{heading.lower(): words for heading, words in memory_rows(verdict.observation.memory)},
         "a replica fails": _failure(plan, best),
@@ -50,6 +52,22 @@ def plan_summary_table(summary: dict[str, Any]) -> Table:
 
 def _monthly(candidate: Candidate) -> float | None:
     return None if candidate.usd_per_hour is None else candidate.usd_per_hour * HOURS_PER_MONTH
+
+
+def price_words(plan: Plan) -> str:
+    """Price of each chip that competed, and where it comes from; empty where none is known."""
+    prices: dict[str, ChipPrice] = {}
+    for candidate in plan.candidates:
+        if candidate.status != "refused":
+            for chip, price in candidate.layout.prices.items():
+                prices.setdefault(chip, price)
+    sources = dict.fromkeys(price.source for price in prices.values())
+    parts = [
+        ", ".join(f"{chip} ${price.usd_per_hour:,.2f}" for chip, price in prices.items() if price.source == source)
+        + f" ({source})"
+        for source in sources
+    ]
+    return "; ".join(parts)
 
 
 def _chips(candidate: Candidate) -> str:

@@ -178,6 +178,14 @@ def test_prices_of_other_chips_come_from_their_profiles(chat):
     assert prices == {"a100-sxm-80gb": 2.0, "h100-sxm": 2.65}
     assert planned.by_price
     assert any("price of a100-sxm-80gb" in note for note in planned.notes)
+    document = plan_document(planned)
+    sources = {chip: one["source"] for row in document["candidates"] for chip, one in row["prices"].items()}
+    assert sources == {
+        "a100-sxm-80gb": "given with the plan",
+        "h100-sxm": "assumed: Hugging Face GPU price dataset, cloud on-demand, 2026",
+    }
+    for text in (document["conclusion"], document["plan_summary"]["price of a chip for an hour"]):
+        assert all(f"({source})" in text for source in sources.values())
 
 
 @pytest.mark.parametrize(

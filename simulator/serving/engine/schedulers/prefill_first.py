@@ -35,7 +35,7 @@ class PrefillFirstScheduler(Scheduler):
             self._left -= 1
             self._decode(plan)
             plan.padding = list(self._ended)
-            if plan.decodes or plan.padding:
+            if plan.steady or plan.decodes or plan.padding:
                 return plan
         self._left = 0
         for sequence in self._ended:
@@ -44,7 +44,7 @@ class PrefillFirstScheduler(Scheduler):
         self._admit(plan, self._budget, True)
         if not plan.chunks:
             self._decode(plan)
-            if plan.decodes:
+            if plan.steady or plan.decodes:
                 self._left = self.limits.scheduler_steps - 1
         return plan
 
