@@ -105,14 +105,16 @@ def table_card(table: Table) -> str:
     return card(table.title, table.html())
 
 
-def commands_card(title: str, commands: Mapping[str, str]) -> str:
-    """Commands to paste by what they are for, each with a button that copies it; empty without any."""
+def commands_card(title: str, commands: Mapping[str, str], shown: int | None = None) -> str:
+    """Commands to paste by what they are for, each with a button that copies it; those after ``shown`` are folded."""
     parts = [
         f'<div class="command"><div><b>{escape(name)}</b><button type="button" class="copy">Copy</button></div>'
         f'<pre tabindex="0">{escape(text)}</pre></div>'
         for name, text in commands.items()
     ]
-    return card(title, "".join(parts))
+    more = parts[shown:] if shown is not None else []
+    rest = f"<details><summary>{len(more)} more</summary>{''.join(more)}</details>" if more else ""
+    return card(title, "".join(parts[:shown]) + rest)
 
 
 def folded(title: str, text: str) -> str:

@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from dashboards import page
 from dashboards.page import Tile
 from dashboards.result_figures import KERNELS, RUNS, STEPS, drawn_figures
-from forerun.tables import Table
+from forerun.tables import Table, number
 from simulator.replay.replay_tables import (
     METRIC_WORDS,
     READINGS,
@@ -58,6 +58,9 @@ def replay_tables(document: Document) -> list[Table]:
 
 def replay_tiles(document: Document) -> list[Tile]:
     """The errors that matter most."""
+    if kind_of(document) == RUNS and len(document["runs"]) == 1:
+        (run,) = document["runs"]
+        return [_single(run, *METRIC_WORDS[metric], metric) for metric in METRIC_WORDS if metric in run["error"]]
     if kind_of(document) == RUNS:
         overall = {score["metric"]: score for score in document["scores"] if score["group"] == "all"}
         return [
@@ -112,6 +115,8 @@ def _header(document: Document) -> str:
     if kind == STEPS:
         return page.header(title, says, f"{document['overall']['n']:,} steps: {_errors(document)}.")
     errors = ", ".join(f"{tile.label} {tile.value} %" for tile in replay_tiles(document))
+    if len(document["runs"]) == 1:
+        return page.header(title, says, f"One run; predicted over measured: {errors}.")
     configurations = " of configurations held out from any fit" if held_out else ""
     return page.header(title, says, f"{len(document['runs']):,} runs{configurations}; mean absolute error: {errors}.")
 
@@ -119,6 +124,13 @@ def _header(document: Document) -> str:
 def _errors(document: Document) -> str:
     overall: Mapping[str, float] = document["overall"]
     return f"mean error {overall['mape']:.1f} %, median {overall['median_ape']:.1f} %, bias {overall['bias']:+.1f} %"
+
+
+def _single(run: Document, words: str, unit: str, metric: str) -> Tile:
+    """The error of one run, with its sign."""
+    predicted, measured = (number(run[key][metric]) for key in ("predicted", "measured"))
+    detail = f"predicted {predicted}, measured {measured} {unit}"
+    return Tile(words, f"{run['error'][metric]:+.1f}", "%", detail)
 
 
 def _bias(group: Document, noun: str) -> str:

@@ -27,8 +27,10 @@ def study_html(result: StudyResult) -> str:
         ),
         *page.figure_cards(drawn).values(),
         *(
-            page.commands_card(table.title, commands_of(table)) if table.name in COMMANDS else page.table_card(table)
-            for table in result.tables()
+            page.commands_card(table.title, commands_of(table), table.shown)
+            if table.name in COMMANDS
+            else page.table_card(table)
+            for table in _tables(result)
         ),
         page.card("Notes", page.bullets(document["notes"])),
         page.commands_card("Run it again", {"in the folder of this page": result.command} if result.command else {}),
@@ -61,7 +63,7 @@ def study_markdown(result: StudyResult) -> str:
     document = result.document
     parts = [f"# {markdown_text(result.title)}", f"**{markdown_text(result.conclusion)}**"]
     parts += [f"```text\n{one.text(data)}\n```" for one, data in figure_data(result.kind, document).values()]
-    for table in result.tables():
+    for table in _tables(result):
         body = table.markdown()
         if table.name in COMMANDS:
             body = "\n\n".join(f"{markdown_text(w)}:\n\n```sh\n{c}\n```" for w, c in commands_of(table).items())
@@ -73,6 +75,11 @@ def study_markdown(result: StudyResult) -> str:
     parts.append("## Run it again\n\n" + again + "\n".join(f"* {markdown_text(fact)}" for fact in facts))
     parts.append(f"## Scenario\n\n```yaml\n{page.scenario_yaml(document['scenario']).rstrip()}\n```")
     return "\n\n".join(parts) + "\n"
+
+
+def _tables(result: StudyResult) -> list[Table]:
+    """Tables of a result, texts to paste after the answer."""
+    return sorted(result.tables(), key=lambda table: table.name in COMMANDS)
 
 
 def commands_of(table: Table) -> Mapping[str, str]:

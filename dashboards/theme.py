@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
+from math import log10
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -140,6 +142,12 @@ def _template(ink: str, muted: str, paper: str, grid: str) -> go.layout.Template
     )
 
 
+LOAD_WORDS = {
+    "workload.arrivals.request_rate": "request rate (req/s)",
+    "workload.arrivals.max_concurrency": "concurrent requests",
+    "workload.arrivals.rate_scale": "arrival rate over the trace's own",
+}
+"""Titles of an axis of loads, by field."""
 Axis = str | Mapping[str, Any]
 """Title of an axis, or its settings."""
 
@@ -182,10 +190,29 @@ def whiskers(rows: Sequence[tuple[float | None, float, float | None]], **look: A
     }
 
 
+def range_with_intervals(
+    rows: Sequence[tuple[float | None, float, float | None]], logarithmic: bool = False
+) -> list[float] | None:
+    """Range of an axis over values from (low end, value, high end), in powers of ten if it is logarithmic.
+
+    An interval counts up to three times the median length of all, or up to the range of the values where that is
+    longer, so that one that is not known well does not flatten the others. None where no interval is longer.
+    """
+    scale = log10 if logarithmic else float
+    ends = [[scale(value if end is None else end) for end in (low, value, high)] for low, value, high in rows]
+    values = [value for _, value, _ in ends]
+    longest = max(3 * median(high - low for low, _, high in ends), max(values) - min(values)) if ends else 0.0
+    if not longest or all(value - low <= longest and high - value <= longest for low, value, high in ends):
+        return None
+    first = min(max(low, value - longest) for low, value, _ in ends)
+    last = max(min(high, value + longest) for _, value, high in ends)
+    return [first - 0.04 * (last - first), last + 0.04 * (last - first)]
+
+
 def add_band(figure: go.Figure, x: Any, low: Any, high: Any, **look: Any) -> None:
     """Fill the range from ``low`` to ``high``, columns as long as ``x``."""
     around, ends = np.concatenate((x, np.flip(x))), np.concatenate((high, np.flip(low)))
-    figure.add_scatter(x=around, y=ends, fill="toself", line={"width": 0}, hoverinfo="skip", **look)
+    figure.add_scatter(x=around, y=ends, mode="lines", fill="toself", line={"width": 0}, hoverinfo="skip", **look)
 
 
 def add_distribution(figure: go.Figure, values: FloatArray, share: FloatArray, **look: Any) -> None:

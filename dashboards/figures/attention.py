@@ -23,6 +23,7 @@ from dashboards.theme import (
     add_line,
     add_points,
     captioned,
+    range_with_intervals,
     whiskers,
 )
 from hwprofiles import weakest
@@ -215,7 +216,9 @@ def gain_figure(data: GainData) -> go.Figure:
     contexts = [gain.context_tokens for gain in data.gains]
     hollow = "" if all(gain.fits for gain in data.gains) else "<br>hollow: KV does not fit"
     caption, axis = f"{data.model}{hollow}", context_axis(min(contexts), max(contexts))
-    return captioned(figure, data.title, caption, data.basis, 500, axis, "speedup", margin={"t": 88})
+    shown = range_with_intervals([(gain.low, gain.speedup, gain.high) for gain in data.gains])
+    y = {"title": "speedup", "range": shown}
+    return captioned(figure, data.title, caption, data.basis, 500, axis, y, margin={"t": 88})
 
 
 class RateData(NamedTuple):

@@ -216,9 +216,9 @@ class ServingParity(NamedTuple):
 
 
 def serving_parity_data(document: Mapping[str, Any], metric: str) -> ServingParity | None:
-    """The runs of a replay document that measured ``metric``; None where there is none."""
+    """The runs of a replay document that measured ``metric``; None where there are fewer than two."""
     runs = [run for run in document["runs"] if metric in run["error"]]
-    if not runs:
+    if len(runs) < 2:
         return None
     errors = np.array([run["error"][metric] for run in runs])
     return ServingParity(
@@ -232,9 +232,11 @@ def serving_parity_data(document: Mapping[str, Any], metric: str) -> ServingPari
     )
 
 
-def step_parity_data(document: Mapping[str, Any]) -> ServingParity:
-    """Both times of every step in milliseconds, coloured by kind."""
+def step_parity_data(document: Mapping[str, Any]) -> ServingParity | None:
+    """Both times of every step in milliseconds, coloured by kind; None for a single step."""
     steps = document["steps"]
+    if len(steps) < 2:
+        return None
     return ServingParity(
         "step_ms",
         np.array([row["measured_s"] for row in steps]) * 1e3,

@@ -13,6 +13,7 @@ from dashboards.theme import (
     BLUE,
     GREEN,
     GREY,
+    LOAD_WORDS,
     ON_SCALE,
     VERMILLION,
     FloatArray,
@@ -214,7 +215,7 @@ def pool_figure(data: PoolData) -> go.Figure:
     for (way, rows), colour in zip(data.gains.items(), (BLUE, VERMILLION), strict=True):
         shares = [row["verifiers_per_drafter"] for row in rows]
         low, high = ([row[end] for row in rows] for end in ("low", "high"))
-        add_band(figure, shares, low, high, mode="lines", fillcolor=colour, opacity=0.2, showlegend=False)
+        add_band(figure, shares, low, high, fillcolor=colour, opacity=0.2, showlegend=False)
         use = [(row["use"], 1e3 * row["step_s"]) for row in rows]
         hover = "%{x} verifiers: %{y:.2f}x, drafter at work %{customdata[0]:.0%}, step %{customdata[1]:.1f} ms"
         look: dict[str, Any] = {"mode": "lines+markers", "customdata": use}
@@ -280,7 +281,7 @@ def adaptive_data(document: dict[str, Any]) -> AdaptiveData | None:
         load = [(path, value) for path, value in changes.items() if path.startswith("workload.arrivals.")]
         if name is None or len(load) != 1 or not isinstance(load[0][1], int | float):
             return None
-        axes.add(load[0][0].rpartition(".")[2])
+        axes.add(load[0][0])
         side = rates["adaptive" if name == CONFIDENCE_BUDGET else "fixed"]
         side[load[0][1]] = max(side.get(load[0][1], 0.0), variant["summary"]["output_throughput"])
     loads = tuple(sorted(set(rates["fixed"]) & set(rates["adaptive"])))
@@ -298,5 +299,8 @@ def adaptive_figure(data: AdaptiveData) -> go.Figure:
         (data.adaptive, "adaptive verification", VERMILLION),
     ):
         add_line(figure, data.loads, rates, name, colour, "%{x}: %{y:,.0f} tokens/s")
-    axes = ({"title": data.axis, "type": "log"}, {"title": "output tokens per second", "rangemode": "tozero"})
-    return captioned(figure, "Adaptive verification against the best fixed K", "", data.basis, 420, *axes)
+    ticks = {"tickvals": data.loads, "ticktext": [f"{load:g}" for load in data.loads]}
+    x = {"title": LOAD_WORDS.get(data.axis, data.axis), "type": "log", **ticks}
+    y = {"title": "output tokens per second", "rangemode": "tozero"}
+    caption = f"{len(data.loads)} loads, the same requests"
+    return captioned(figure, "Adaptive verification against the best fixed K", caption, data.basis, 420, x, y)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import cycle
-from math import inf, log10
+from math import inf, isfinite, log10
 from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
@@ -15,6 +15,7 @@ from dashboards.theme import (
     BLUE,
     GREEN,
     GREY,
+    LOAD_WORDS,
     ORANGE,
     PINK,
     SKY,
@@ -23,6 +24,7 @@ from dashboards.theme import (
     add_line,
     add_points,
     captioned,
+    range_with_intervals,
     whiskers,
 )
 from simulator.studies.paired import HIGHER_IS_BETTER, load_words, metric_words
@@ -105,6 +107,8 @@ class LoadCurveData(NamedTuple):
     path: str
     metric: str
     basis: str
+    capacity: float | None = None
+    """The most load that a variant or the baseline can serve; None where it is not known, or a higher one counts."""
 
 
 def forest_data(document: dict[str, Any]) -> ForestData:
@@ -138,13 +142,15 @@ def forest_figure(data: ForestData) -> go.Figure:
             hovertemplate="%{customdata[0]}: %{x:.3f} %{customdata[1]}",
         )
     figure.add_vline(x=1.0, line={"color": GREY, "width": 1.5, "dash": "dot"})
-    figure.update_xaxes(type="log", title="speedup (right of 1 is better)", tickformat=".3~g", nticks=6, tickangle=0)
+    shown = range_with_intervals([(row.low, row.ratio, row.high) for row in data.rows], logarithmic=True)
+    x = {"type": "log", "title": "speedup (right of 1 is better)", "tickformat": ".3~g", "nticks": 6, "tickangle": 0}
+    x["range"] = shown
     ticks = {"tickvals": list(range(len(metrics))), "ticktext": [metric_words(metric) for metric in metrics]}
     y = {**ticks, "range": [len(metrics) - 0.5, -0.5], "showgrid": False}
     look: dict[str, Any] = {"showlegend": len(names) > 1, "hovermode": "closest"}
     height = 210 + max(26, 16 * len(names)) * len(metrics)
     caption = "95 % intervals of paired runs"
-    return captioned(figure, "Speedup over the baseline", caption, data.basis, height, y=y, **look)
+    return captioned(figure, "Speedup over the baseline", caption, data.basis, height, x, y, **look)
 
 
 class RaceData(NamedTuple):
@@ -279,18 +285,25 @@ def tornado_figure(data: TornadoData) -> go.Figure:
 
 
 def load_curve_data(document: dict[str, Any]) -> LoadCurveData | None:
-    """Speedups over load; None where the comparison tried no other load."""
+    """Speedups over the loads that can be served; None where the comparison tried no other load."""
     documents = document["load_curves"]
     if documents is None or not any(curve["points"] for curve in documents["curves"]):
         return None
-    columns = ("value", "ratio", "low", "high")
-    curves = tuple(
-        RatioCurve(curve["variant"], *(tuple(point[key] for point in curve["points"]) for key in columns))
-        for curve in documents["curves"]
-    )
     crossover = document["crossover"]
     crossings = () if crossover is None else tuple(row["value"] for row in crossover["all"])
-    return LoadCurveData(curves, crossings, documents["path"], documents["metric"], document["basis"])
+    names = {document["baseline"], *(curve["variant"] for curve in documents["curves"])}
+    served = [load for name, load in (document.get("served_load") or {}).items() if name in names and load is not None]
+    capacity = max(served, default=inf)
+    within = [[point for point in curve["points"] if point["value"] <= capacity] for curve in documents["curves"]]
+    if max(crossings, default=0.0) > capacity or max(map(len, within)) < 2:
+        within, capacity = [curve["points"] for curve in documents["curves"]], inf
+    curves = tuple(
+        RatioCurve(curve["variant"], *(tuple(p[key] for p in points) for key in ("value", "ratio", "low", "high")))
+        for curve, points in zip(documents["curves"], within, strict=True)
+        if points
+    )
+    at_most = capacity if isfinite(capacity) else None
+    return LoadCurveData(curves, crossings, documents["path"], documents["metric"], document["basis"], at_most)
 
 
 def load_curve_figure(data: LoadCurveData) -> go.Figure:
@@ -302,26 +315,27 @@ def load_curve_figure(data: LoadCurveData) -> go.Figure:
         if all(end is not None for end in (*lows, *highs)):
             add_band(figure, loads, lows, highs, fillcolor=colour, opacity=0.18, showlegend=False)
         add_line(figure, loads, ratios, name, colour, "%{y:.3f} at %{x:.4g}", mode="lines+markers")
-    for crossing in data.crossings:
-        figure.add_vline(x=crossing, line={"color": GREY, "width": 1.5, "dash": "dash"})
-        at = {"x": log10(crossing) if positive else crossing, "y": 0.0, "yref": "paper"}
-        look = {"xanchor": "right", "yanchor": "bottom", "textangle": -90, "showarrow": False, "font": {"size": 12}}
-        figure.add_annotation(text=load_words(data.path, crossing), **at, **look)
+    marked = [(load, load_words(data.path, load), "bottom", GREY) for load in data.crossings]
+    if data.capacity is not None:
+        marked.append((data.capacity, f"capacity {load_words(data.path, data.capacity)}", "top", VERMILLION))
+    for load, words, end, colour in marked:
+        figure.add_vline(x=load, line={"color": colour, "width": 1.5, "dash": "dash"})
+        at = {"x": log10(load) if positive else load, "y": float(end == "top"), "yref": "paper", "yanchor": end}
+        look = {"xanchor": "right", "textangle": -90, "showarrow": False, "font": {"size": 12}}
+        figure.add_annotation(text=words, **at, **look)
     figure.add_hline(y=1.0, line={"color": GREY, "width": 1.5, "dash": "dot"})
     all_loads = [load for curve in data.curves for load in curve.loads]
     decades = positive and max(all_loads) > 10 * min(all_loads)
     title = LOAD_WORDS.get(data.path, data.path)
-    x = {"type": "log" if positive else "linear", "title": title, "tickformat": ".3~g"}
-    axes = (x | {"dtick": "D2" if decades else None}, f"speedup of {metric_words(data.metric)}")
+    x: dict[str, Any] = {"type": "log" if positive else "linear", "title": title, "tickformat": ".3~g"}
+    if data.capacity is not None:
+        ends = (min(all_loads), data.capacity)
+        x["range"] = [log10(end) for end in ends] if positive else ends
+    rows = [row for curve in data.curves for row in zip(curve.lows, curve.ratios, curve.highs, strict=True)]
+    y = {"title": f"speedup of {metric_words(data.metric)}", "range": range_with_intervals(rows)}
+    axes = (x | {"dtick": "D2" if decades else None}, y)
     legend: dict[str, Any] = {"hovermode": "closest", "showlegend": len(data.curves) > 1}
     return captioned(figure, "Speedup over load", "above 1 the variant pays", data.basis, 460, *axes, **legend)
-
-
-LOAD_WORDS = {
-    "workload.arrivals.request_rate": "request rate (req/s)",
-    "workload.arrivals.max_concurrency": "concurrent requests",
-    "workload.arrivals.rate_scale": "arrival rate over the trace's own",
-}
 
 
 def _labelled(row: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from forerun.errors import UsageError
+from forerun.errors import UsageError, did_you_mean
 from simulator.cli.commands import COMMANDS, Command, CommandGroup, CommandLine, declared_commands
 
 _USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[2]
@@ -163,4 +163,19 @@ def usage_line(error: Exception) -> str:
     )
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "forerun"
+    if context is not None and type(error).__name__ == "NoSuchOption":
+        message = f"no option {error.option_name}{_meant(error.option_name, context.command.params)}"  # type: ignore[attr-defined]
     return f"{command}: {message} ({command} --help)"
+
+
+def _meant(option: str, params: Sequence[Any]) -> str:
+    """A hint at the option that an unknown one may mean, or at the field of the scenario: by its name or initials."""
+    from simulator.running.scenario import field_paths
+
+    known = [name for param in params for name in param.opts]
+    name = option.lstrip("-").replace("-", "_")
+    bare = [one.removeprefix("--") for one in known if one.startswith("--")]
+    by_field = {path: path.rsplit(".", 1)[-1] for path in field_paths()} if "--set" in known else {}
+    paths = [path for path, field in by_field.items() if name in (path, field)]
+    paths += [path for path, field in by_field.items() if "_" in field and name == re.sub(r"_?(.)[^_]*", r"\1", field)]
+    return f"; write --set {paths[0]}=VALUE" if paths else did_you_mean(name, bare).replace("'", "'--", 1)

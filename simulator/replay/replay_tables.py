@@ -106,15 +106,13 @@ def run_replay_tables(document: Document) -> list[Table]:
             cells += [run["measured"].get(metric), _signed(run["error"].get(metric))]
         runs.append(cells)
     heads = ("metric", "group", "runs", *ERRORS.values(), "simulated", "inside 90 %")
-    return [
+    wanted = ("run", "metric", "error (%)", "measured", "predicted", "load")
+    over_runs = [
         Table("Errors by metric and configuration", heads, scores, shown=SHOWN_RUNS, name="errors"),
-        Table(
-            "Runs furthest off",
-            ("run", "metric", "error (%)", "measured", "predicted", "load"),
-            worst,
-            shown=SHOWN_WORST,
-            name="worst",
-        ),
+        Table("Runs furthest off", wanted, worst, shown=SHOWN_WORST, name="worst"),
+    ]
+    return [
+        *(over_runs if len(runs) > 1 else ()),
         Table("Every run: measured, and error of the prediction", columns, runs, shown=SHOWN_RUNS, name="runs"),
         reasons_table("Not simulated", document["skipped"]),
     ]

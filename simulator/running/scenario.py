@@ -384,6 +384,11 @@ def _known_fields(model: type[BaseModel], path: Sequence[str]) -> list[str]:
     return [field.alias or name for name, field in model.model_fields.items()]
 
 
+def field_paths() -> list[str]:
+    """Dotted paths of all fields of a scenario."""
+    return _paths_of(Scenario)
+
+
 def _paths_of(model: type[BaseModel], place: str = "") -> list[str]:
     names = {field.alias or name: field.annotation for name, field in model.model_fields.items()}
     paths = [f"{place}{name}" for name in names]

@@ -28,7 +28,7 @@ def comparison():
 
 def test_both_lines_are_the_throughput_of_their_variants(comparison):
     data = adaptive_data(comparison.document)
-    assert (data.axis, data.loads) == ("max_concurrency", (2, 64))
+    assert (data.axis, data.loads) == ("workload.arrivals.max_concurrency", (2, 64))
     rates = [variant["summary"]["output_throughput"] for variant in comparison.document["variants"]]
     assert sorted((*data.fixed, *data.adaptive)) == sorted(rates)
     assert data.fixed == tuple(rates[:2]), "the first variants are those of fixed K"

@@ -1,11 +1,14 @@
 """Figures and reports of studies from documents alone."""
 
 import pytest
+from plain_scenario import plain_scenario
 
+import forerun as fr
 from dashboards.figures import studies
 from dashboards.figures.text import text_intervals
 from dashboards.result_figures import drawn_figures
 from dashboards.study_report import study_html, study_markdown
+from dashboards.theme import range_with_intervals
 from simulator.studies.compare.comparison import CompareResult
 from simulator.studies.sweep.study import SweepResult
 
@@ -59,6 +62,44 @@ def test_load_curve_marks_the_crossing(comparison):
     assert figure.layout.annotations[0].text == "2.4 req/s"
     assert 10 ** figure.layout.annotations[0].x == pytest.approx(2.4)
     assert studies.load_curve_data(comparison | {"load_curves": None, "crossover": None}) is None
+
+
+def test_loads_end_at_capacity(comparison):
+    """Loads that nobody can serve are not drawn, where two others are left and no crossing lies beyond."""
+    everything = studies.load_curve_data(comparison)
+    loads = everything.curves[0].loads
+    assert len(loads) > 2
+    assert everything.capacity is None
+    served = {"path": everything.path, "requested": 1.0, comparison["baseline"]: 0.1, "b": loads[-2]}
+    data = studies.load_curve_data(comparison | {"served_load": served, "crossover": None})
+    assert (data.capacity, data.curves[0].loads) == (loads[-2], loads[:-1])
+    figure = studies.load_curve_figure(data)
+    assert 10 ** figure.layout.xaxis.range[1] == pytest.approx(loads[-2])
+    assert figure.layout.annotations[-1].text.startswith("capacity ")
+    few = studies.load_curve_data(comparison | {"served_load": served | {"b": loads[0]}, "crossover": None})
+    assert (few.capacity, few.curves[0].loads) == (None, loads)
+
+
+def test_one_wide_interval_does_not_stretch_an_axis():
+    rows = [(0.9, 1.0, 1.1), (1.1, 1.2, 1.3), (1.392, 1.5, 5416.9)]
+    first, last = range_with_intervals(rows)
+    assert 0.5 < first < 0.9
+    assert 1.5 < last < 3.0
+    assert range_with_intervals(rows[:2]) is None
+    assert range_with_intervals([(0.1, 1.0, 10.0)], logarithmic=True) is None
+    assert range_with_intervals([]) is None
+
+
+def test_launch_commands_follow_the_answer():
+    plan = fr.plan(
+        plain_scenario(requests=60), rate=2.0, slo={"p99_ttft_ms": 2000}, vary={"hardware.tensor_parallel": [1, 2]}
+    )
+    page = study_html(plan)
+    commands = page.index("Launch commands")
+    assert page.index("What would change it") < commands < page.index("Run it again")
+    shown, folded = page[commands:].split("<details>", 1)
+    assert shown.count("vllm serve") == 1
+    assert "vllm serve" in folded.split("</details>")[0]
 
 
 def test_a_heading_of_a_report_stays_one_heading(comparison):

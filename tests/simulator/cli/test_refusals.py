@@ -110,6 +110,11 @@ REFUSED = [
     (f"{KERNEL} moe tokens=1 num_experts=2 experts_per_token=3 hidden=8 intermediate=8", "exceeds num_experts"),
     (f"{KERNEL} all_reduce message_bytes=8 world_size=1", "world_size"),
     ("chips check h100-sxm", "no such file"),
+    ("plan plan.yaml --tp 2", "no option --tp; write --set hardware.tensor_parallel=VALUE"),
+    ("run plan.yaml --request-rate 3", "no option --request-rate; write --set workload.arrivals.request_rate=VALUE"),
+    ("run plan.yaml --replication 3", "no option --replication; did you mean '--replications'?"),
+    ("run plan.yaml --frob", "no option --frob (forerun run --help)"),
+    ("chips show --model x", "no option --model (forerun chips show --help)"),
     *((f"{group} {verb} h10-llama-azure", "h10-llama-azure") for group in ("chips", "models", "workloads")
       for verb in ("show", "check")),
     *((group, "Missing command") for group in ("chips", "models", "workloads")),

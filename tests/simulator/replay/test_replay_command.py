@@ -43,6 +43,15 @@ def test_replay_writes_json_and_a_page(inputs, forerun):
     assert "http://" not in page.split("<script>")[0]
 
 
+def test_one_run_has_an_error_and_no_mean_of_errors(inputs, forerun):
+    outcome = forerun(f"{REQUESTS} --json - --out out")
+    (run,) = outcome.document["runs"]
+    page = (inputs / "out" / "report.html").read_text()
+    assert f"One run; predicted over measured: Mean TPOT {run['error']['mean_tpot_ms']:+.1f} %." in page
+    assert "MAPE" not in page.split("<script")[0]
+    assert 'class="figure' not in page
+
+
 def test_the_gate_fails_a_build(inputs, forerun):
     outcome = forerun(f"{KERNELS} --chip h100-sxm --library trtllm --fail-above mape=2")
     assert outcome.code == 1
