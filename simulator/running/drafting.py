@@ -227,7 +227,7 @@ def drafting_rule(
 
 
 def drafting_gain(pool: Pool, config: SpeculationConfig, batch: int, context: int) -> float:
-    """Speed with drafts over that of plain steps: ``(1 + accepted drafts) * plain step / (drafting + verification)``."""
+    """Speed with drafts over plain steps: ``(1 + accepted drafts) * plain step / (drafting + verification)``."""
     timer, windows = pool.timer, pool.timer.windows
     assert isinstance(timer, timing.ModelTimer)
     plain_s = float(replace(timer, drafter=None).seconds(timing.decode_step(windows, batch, 1, context)))
