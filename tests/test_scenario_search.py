@@ -34,6 +34,13 @@ def test_a_seeded_round_finds_nothing(part):
     assert sum(kind == "ok" for kind, _ in result.values()) >= 10, "too many are refused to find anything"
 
 
+def test_speculation_is_the_same_in_both_engines():
+    """A part of ``search.py --count 20000 --section speculation``."""
+    result = {seed: judged(scenario_of(seed, "speculation"), oracle=True) for seed in range(40)}
+    assert {kind for kind, _ in result.values()} == set(KNOWN), result
+    assert sum(kind == "ok" for kind, _ in result.values()) >= 8, "too many are refused to find anything"
+
+
 STUDIES = {
     "compare": "--vary engine.max_num_seqs=2,8 --replications 2 --no-sensitivity --no-interval --jobs 1 --no-progress",
     "plan": "--rate 5 --slo p99_ttft_ms=1000 --max-replicas 2 --finalists 1 --requests 6 --no-headroom --no-interval "
