@@ -86,6 +86,20 @@ class PrefixHashes:
         return PrefixHashes(offsets, self.ids[np.arange(offsets[-1], dtype=np.int64) + starts], self.block_tokens)
 
     @classmethod
+    def of_groups(
+        cls, tokens: IntArray, shared_tokens: IntArray | int, group: IntArray, own: IntArray, block_tokens: int
+    ) -> PrefixHashes:
+        """Requests that have whole blocks of their first ``shared_tokens`` in common with their ``group``, and all
+        blocks with requests of the same ``own`` number."""
+        blocks = -(-tokens // block_tokens)
+        offsets = np.concatenate(([0], np.cumsum(blocks)))
+        position = np.arange(offsets[-1]) - np.repeat(offsets[:-1], blocks)
+        shared = position < np.repeat(shared_tokens // block_tokens + 0 * blocks, blocks)
+        width = int(blocks.max(initial=0)) + 1
+        number = np.where(shared, int(own.max(initial=0)) + 1 + np.repeat(group, blocks), np.repeat(own, blocks))
+        return cls(offsets, number * width + position, block_tokens)
+
+    @classmethod
     def from_lists(cls, lists: Sequence[Sequence[int]], block_tokens: int) -> PrefixHashes:
         """Build from one sequence of ids per request."""
         counts = np.fromiter((len(ids) for ids in lists), dtype=np.int64, count=len(lists))
@@ -123,6 +137,7 @@ class RequestTable:
             None where the trace does not tell.
         measured_ttft_s: measured time to first token in seconds, NaN where not measured; None when not recorded.
         measured_e2e_s: measured end-to-end latency in seconds, NaN where not measured; None when not recorded.
+        began_s: Unix time of ``arrival_s`` 0; None where the trace has no dates.
         source: where the rows came from.
         format: name of the trace format.
         skipped: rows left out, by reason.
@@ -143,6 +158,7 @@ class RequestTable:
     follows: IntArray | None = None
     measured_ttft_s: FloatArray | None = None
     measured_e2e_s: FloatArray | None = None
+    began_s: float | None = None
     source: str = ""
     format: str = ""
     skipped: Mapping[str, int] = field(default_factory=dict)
@@ -231,7 +247,9 @@ class RequestTable:
         """Return the same requests with arrivals shifted so that the first is at 0."""
         if self.arrival_s is None or not len(self):
             return self
-        return replace(self, arrival_s=self.arrival_s - self.arrival_s[0])
+        first = float(self.arrival_s[0])
+        began_s = None if self.began_s is None else self.began_s + first
+        return replace(self, arrival_s=self.arrival_s - first, began_s=began_s)
 
     def head(self, count: int) -> RequestTable:
         """The first ``count`` requests."""
