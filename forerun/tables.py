@@ -156,7 +156,8 @@ class Table:
         words = [index > 0 and self.words(index) for index in range(len(self.columns))]
         head = "".join(map(_html_heading, self.columns, words))
         head = f"<thead><tr>{head}</tr></thead>" if self.headed else ""
-        lines = ["<tr>" + "".join(map(_html_cell, row, words, labels)) + "</tr>" for row in self.rows]
+        first = [index == 0 for index in range(len(self.columns))]
+        lines = ["<tr>" + "".join(map(_html_cell, row, words, labels, first)) + "</tr>" for row in self.rows]
         shown, more = lines[: self.shown], lines[len(lines) - self.hidden :]
 
         def part(rows: Sequence[str], which: str = "") -> str:
@@ -233,13 +234,22 @@ def cell_class(cell: Value, words: bool = False) -> str:
 
 
 def _html_heading(name: str, words: bool) -> str:
-    return f'<th scope="col"{_named("words" if words else "")}>{escape(name)}</th>' if name else "<td></td>"
+    return f'<th scope="col"{_named("words" if words else "")}>{term_html(name)}</th>' if name else "<td></td>"
 
 
-def _html_cell(cell: Value, words: bool, label: str) -> str:
+def term_html(words: str) -> str:
+    """A label as HTML, with the definition of its term as a tooltip."""
+    from forerun.glossary import definition
+
+    meaning = definition(words)
+    return escape(words) if meaning is None else f'<abbr title="{escape(meaning)}">{escape(words)}</abbr>'
+
+
+def _html_cell(cell: Value, words: bool, label: str, first: bool) -> str:
     named = _named(cell_class(cell, words)) + (f' data-label="{escape(label)}"' if label else "")
     if not isinstance(cell, Cell):
-        return f"<td{named}>{escape(cell_text(cell))}</td>"
+        text = cell_text(cell)
+        return f"<td{named}>{term_html(text) if first else escape(text)}</td>"
     aside = f' <span class="aside">{escape(cell.aside)}</span>' if cell.aside else ""
     return f"<td{named}>{escape(cell.text)}{aside}</td>"
 
