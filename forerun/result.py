@@ -189,7 +189,8 @@ class Result:
         return Path(folder)
 
     @property
-    def _notes(self) -> Sequence[str]:
+    def remarks(self) -> Sequence[str]:
+        """What a reader of the figures should know."""
         return self.document["notes"]  # type: ignore[no-any-return]
 
     def __eq__(self, other: object) -> bool:
@@ -206,7 +207,7 @@ class Result:
         heading = f"<p><b>{escape(self.title)}</b> <span class='faint'>{escape(self.facts)}</span></p>"
         parts = [f"<p><b>{escape(table.title)}</b></p>{table.html()}" for table in self.tables() if table.rows]
         end = f"<p><b>{escape(self.conclusion)}</b></p>" if self.conclusion else ""
-        notes = "".join(f"<li>{escape(note)}</li>" for note in self._notes)
+        notes = "".join(f"<li>{escape(note)}</li>" for note in self.remarks)
         return f'{_STYLE}<div class="forerun">{heading}{"".join(parts)}{end}<ul class="faint">{notes}</ul></div>'
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 from html import escape
 from typing import TYPE_CHECKING, Any, Literal
@@ -29,6 +29,8 @@ CARD_COLUMNS = 5
 """Columns from which a page on a phone shows every row as a card, each value beside its heading."""
 LONG_WORDS = 28
 """Characters from which a cell may break its line on a page."""
+HOURS_FROM_S = 7200.0
+"""Seconds from which a duration is written in hours."""
 _FIGURE = re.compile(r"[-+<>~]?\s*\$?[.\d]")
 """How a cell with a figure begins."""
 _STYLES = {"": "", "good": "green", "bad": "red", "faint": "dim", "strong": "bold"}
@@ -40,7 +42,7 @@ class Cell:
     """A value as it is shown: its words, what stands faintly behind them, and a tone.
 
     >>> Cell("1.284", aside="1.251..1.320", tone="good", value=1.284)
-    Cell(text='1.284', aside='1.251..1.320', tone='good', value=1.284)
+    Cell(text='1.284', aside='1.251..1.320', tone='good', value=1.284, detail='')
     """
 
     text: str
@@ -50,6 +52,13 @@ class Cell:
     """``good`` and ``bad`` where the value is sure to be one of the two; ``faint`` for what is left out of account."""
     value: Any = None
     """What stands for the cell in a data frame; default: the text."""
+    detail: str = ""
+    """Words behind the aside that a terminal shows with ``--full`` alone."""
+
+    @property
+    def after(self) -> str:
+        """All that stands faintly behind the text."""
+        return f"{self.aside} {self.detail}".strip()
 
 
 Value = Cell | str | int | float | None
@@ -78,6 +87,8 @@ class Table:
     """Rows that a terminal shows and a page does not fold; None for all. Data frames and Markdown have every row."""
     name: str = ""
     """Under which a result hands it out: ``result.table("candidates")``."""
+    details: Container[str] = ()
+    """Headings of columns, and labels of rows, that a terminal shows with ``--full`` alone."""
 
     @property
     def headed(self) -> bool:
@@ -88,6 +99,12 @@ class Table:
     def hidden(self) -> int:
         """Rows beyond ``shown``."""
         return 0 if self.shown is None else max(0, len(self.rows) - self.shown)
+
+    def brief(self) -> Table:
+        """The table as a terminal shows it without ``--full``: no ``details``."""
+        kept = [index for index, column in enumerate(self.columns) if index == 0 or column not in self.details]
+        rows = [[_brief(row[index]) for index in kept] for row in self.rows if _cell_words(row[0]) not in self.details]
+        return replace(self, columns=[self.columns[index] for index in kept], rows=rows, details=())
 
     def words(self, index: int) -> bool:
         """Whether a column holds words alone, or a text that may break its line: it aligns left."""
@@ -208,8 +225,16 @@ def arrow_column(values: list[Any]) -> pa.Array[Any]:
 def cell_text(cell: Value) -> str:
     """A cell in plain words."""
     if isinstance(cell, Cell):
-        return f"{cell.text} {cell.aside}".rstrip()
+        return f"{cell.text} {cell.after}".rstrip()
     return cell if isinstance(cell, str) else number(cell)
+
+
+def _cell_words(cell: Value) -> str:
+    return cell.text if isinstance(cell, Cell) else cell_text(cell)
+
+
+def _brief(cell: Value) -> Value:
+    return replace(cell, detail="") if isinstance(cell, Cell) and cell.detail else cell
 
 
 def markdown_text(text: str) -> str:
@@ -250,7 +275,7 @@ def _html_cell(cell: Value, words: bool, label: str, first: bool) -> str:
     if not isinstance(cell, Cell):
         text = cell_text(cell)
         return f"<td{named}>{term_html(text) if first else escape(text)}</td>"
-    aside = f' <span class="aside">{escape(cell.aside)}</span>' if cell.aside else ""
+    aside = f' <span class="aside">{escape(cell.after)}</span>' if cell.after else ""
     return f"<td{named}>{escape(cell.text)}{aside}</td>"
 
 
@@ -273,18 +298,20 @@ def scaled(value: float | None, unit: str) -> str:
         return ABSENT
     for factor, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= factor:
-            return f"{value / factor:.4g} {prefix}{unit}"
-    return f"{value:.4g} {unit}"
+            return f"{number(value / factor)} {prefix}{unit}"
+    return f"{number(value)} {unit}"
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds in the unit that reads best, e.g. ``12.3 us``."""
+    """Seconds in the unit that reads best, e.g. ``12.3 us`` or ``24 h``."""
     if seconds is None:
         return ABSENT
+    if abs(seconds) >= HOURS_FROM_S:
+        return f"{number(seconds / 3600)} h"
     for factor, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
         if abs(seconds) >= factor:
-            return f"{seconds / factor:.4g} {unit}"
-    return f"{seconds / 1e-9:.4g} ns"
+            return f"{number(seconds / factor)} {unit}"
+    return f"{number(seconds / 1e-9)} ns"
 
 
 def percent(share: float | None) -> str:
@@ -336,7 +363,7 @@ def _empty(table: Table, headed: bool, hidden: int) -> RichTable:
         pad_edge=False,
         padding=(0, PADDING, 0, 0),
         show_header=headed,
-        caption=f"and {hidden:,} more: --json FILE has them all" if hidden else None,
+        caption=f"and {hidden:,} more" if hidden else None,
         caption_justify="left",
     )
 

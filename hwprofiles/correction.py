@@ -70,7 +70,7 @@ PRODUCTS: Mapping[str, tuple[tuple[str, ...], ...]] = {
 
 PARTS = 3
 """Number of single hinge functions combined in each hinge function of a correction."""
-_ROWS = 512
+_ROWS = 1024
 """Number of kernels whose hinge functions are evaluated together, to limit memory."""
 
 
@@ -154,14 +154,23 @@ class HingeBasis(NamedTuple):
 
     def __call__(self, features: FloatArray) -> FloatArray:
         """Corrected log seconds of each kernel in ``features`` (result of ``feature_matrix``)."""
-        physics = features[0]
+        physics, clipped = features[0], self.clipped(np.eye(1 + len(features))[1:])
+        values = np.vstack([np.ones_like(physics), features])
         log_seconds = self.base + np.minimum(0.0, physics - self.ends[0]) + np.maximum(0.0, physics - self.ends[1])
         for start in range(0, len(physics), _ROWS):
             part = slice(start, start + _ROWS)
-            log_seconds[part] += self.gain @ hinge_values(
-                features[:, part], self.feature, self.low, self.high, self.greatest
-            )
+            log_seconds[part] += clipped.of_many(values[:, part])
         return np.asarray(np.clip(log_seconds, physics - LARGEST, physics + LARGEST))
+
+    def clipped(self, features: FloatArray) -> Clipped:
+        """The sum of the hinge functions times their gain, for features that are linear in some values: the
+        coefficients of each, features x (constant, values)."""
+        lines = features[self.feature]
+        lines[:, :, 0] -= self.low
+        # min(x) is -max(-x).
+        sign = np.where(self.greatest, 1.0, -1.0)
+        lines *= (sign[:, None] / (self.high - self.low))[:, :, None]
+        return Clipped(lines, np.minimum(sign, 0.0), np.maximum(sign, 0.0), self.gain * sign)
 
 
 class Correction(NamedTuple):
@@ -209,12 +218,7 @@ class Correction(NamedTuple):
         logs = {name: logs[name] * (-1.0 if name in FALLING else 1.0) for name in SIZES[family]}
         products = [np.sum([logs[name] for name in names], axis=0) for names in PRODUCTS[family]]
         hinges = self.hinges
-        lines = np.array([physics, *logs.values(), *products])[hinges.feature]
-        lines[:, :, 0] -= hinges.low
-        # min(x) is -max(-x).
-        sign = np.where(hinges.greatest, 1.0, -1.0)
-        lines *= (sign[:, None] / (hinges.high - hinges.low))[:, :, None]
-        clipped = Clipped(lines, np.minimum(sign, 0.0), np.maximum(sign, 0.0), hinges.gain * sign)
+        clipped = hinges.clipped(np.array([physics, *logs.values(), *products]))
         start, end = hinges.ends
 
         def seconds(physics_s: Num, *sizes: Num) -> Num:
@@ -244,6 +248,21 @@ class Clipped(NamedTuple):
             line = line + self.lines[:, :, place] * value
         terms = self.gain * np.minimum(np.maximum(line.max(axis=1), self.low), self.high)
         return float(np.add.accumulate(terms)[-1]) if len(terms) else 0.0
+
+    def of_many(self, values: FloatArray) -> FloatArray:
+        """Values of the sum for many kernels: (1, values) x kernels."""
+        ends = self.lines * values.min(axis=1), self.lines * values.max(axis=1)
+        least, most = (of_both(*ends).sum(axis=2).max(axis=1) for of_both in (np.minimum, np.maximum))
+        # For similar kernels, most terms are constant.
+        above = least >= self.high
+        some = ~(above | (most <= self.low))
+        still: float = self.gain[~some] @ np.where(above, self.high, self.low)[~some]
+        best, *others = (self.lines[some, part] @ values for part in range(self.lines.shape[1]))
+        for other in others:
+            np.maximum(best, other, out=best)
+        np.maximum(best, self.low[some, None], out=best)
+        np.minimum(best, self.high[some, None], out=best)
+        return np.asarray(still + self.gain[some] @ best)
 
 
 @lru_cache(maxsize=16)

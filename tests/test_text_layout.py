@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 from scenario_parts import burst, drafts
 
-from forerun.tables import Cell, Table, cell_text
+from forerun.tables import Cell, Table, cell_text, duration
 from forerun.text_layout import lines_of, pieces
 from simulator.cli import main
+from simulator.studies.compare.comparison import ratio_cell
 
 WIDTHS = (60, 80, 100, 120, 160)
 WORD = st.text("abcdefgh-./%", min_size=1, max_size=20)
@@ -69,8 +70,10 @@ SCENARIO = {
 }
 COMMANDS = (
     "run s.json",
+    "run s.json --full",
     "run s.json --set attention_speculation=null --replications 2 --no-interval",
     "compare s.json --vary speculation.num_speculative_tokens=1,2,3 --jobs 1",
+    "compare s.json --vary speculation.num_speculative_tokens=1,2,3 --jobs 1 --full",
     "tune t.json --batch 1,8,64 --context 512,4096",
     "plan t.json --rate 5 --slo p99_ttft_ms=500 --slo p99_tpot_ms=30 --jobs 1 --vary hardware.tensor_parallel=1,2",
     "draft-pool s.json --verifiers 1,2,4",
@@ -106,3 +109,50 @@ def test_every_command_prints_the_same_figures_at_every_width(command, tmp_path,
             assert all(len(line) <= width for line in text.splitlines()), (command, width)
             parts = {piece for one in texts for piece in pieces(one) if len(piece) <= width // 2}
             assert all(piece in text for piece in parts), (command, width, text)
+
+
+def test_full_view_has_everything_and_the_short_one_says_what_it_leaves_out(tmp_path, capsys):
+    (tmp_path / "s.json").write_text(json.dumps(SCENARIO))
+
+    def views(*words):
+        for more in ((), ("--full",)):
+            assert main([words[0], str(tmp_path / "s.json"), *words[1:], *more]) == 0
+            yield capsys.readouterr().out
+
+    for words, left_out in (
+        (("run",), (" std",)),
+        (
+            ("compare", "--vary", "speculation.num_speculative_tokens=1,2", "--jobs", "1"),
+            ("request throughput", "p99_ttft_ms", "ends of assumed parameters"),
+        ),
+    ):
+        short, full = views(*words)
+        shown, _, named = short.partition("--full also shows: ")
+        assert named
+        assert "--full" not in full
+        for part in left_out:
+            assert part not in shown
+            assert part in full
+
+
+@pytest.mark.parametrize(
+    ("ratio", "brief", "full"),
+    [
+        ((1.5, 1.4, 1.6, 1.0), "1.500 1.400..1.600", "1.500 1.400..1.600 P=1.00"),
+        ((1.1, 0.9, 1.3, 0.8), "1.100 0.900..1.300 P=0.80", "1.100 0.900..1.300 P=0.80"),
+        ((9.0, 1.392, 5416.856, 1.0), "9.000 1.392..>100", "9.000 1.392..>100 (1.392..5416.856) P=1.00"),
+        ((1.0, 0.9999, 1.0001, 0.6), "1.000", "1.000 1.000..1.000 P=0.60"),
+        ((1.2, None, None, None), "1.200", "1.200"),
+    ],
+)
+def test_a_speedup_says_nothing_twice(ratio, brief, full):
+    cell = ratio_cell(dict(zip(("ratio", "low", "high", "probability"), ratio, strict=True)))
+    assert cell_text(cell) == full
+    assert cell_text(Table("", ("", ""), [("", cell)]).brief().rows[0][1]) == brief
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(86380.0, "23.99 h"), (270.6, "270.6 s"), (5e-5, "50 us"), (1234.0, "1,234 s")]
+)
+def test_durations_are_in_the_unit_that_reads_best(seconds, words):
+    assert duration(seconds) == words

@@ -131,6 +131,7 @@ EXAMPLES = {
     "speculation.draft.num_attention_heads": "32",
     "speculation.draft.head_dim": "128",
     "speculation.draft.draft_vocab_size": "32000",
+    "speculation.draft.markov_rank": "256",
     "speculation.draft.step_s": "0.0002",
     "speculation.draft.pass_s": "0.00005",
     "speculation.draft.per_sequence_s": "0.00001",

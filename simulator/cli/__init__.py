@@ -1,5 +1,6 @@
 """The ``forerun`` command: parses, calls one function, prints."""
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -12,6 +13,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         print(f"forerun {VERSION}")
         return 0
+    # Its threads wait busily for the next of many small products, and are started with NumPy.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from simulator.cli.command import run_command
 
     return run_command(words)

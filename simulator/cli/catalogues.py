@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -70,7 +71,7 @@ def chips_check(file: OwnFile) -> int:
     """Check your own chip profile."""
     from hwprofiles import load_chip
 
-    chip = load_chip(_existing(file).absolute())
+    chip = load_chip(_existing(file, "chip profile").absolute())
     print(f"{file}: a valid chip profile: {chip.name}, {chip.description}")
     return 0
 
@@ -100,7 +101,7 @@ def models_check(file: OwnFile, json_file: JsonOption = None) -> int:
     from simulator.cli.catalogue_tables import model_check_tables
     from simulator.llm import architecture_summary, load_architecture
 
-    summary = architecture_summary(load_architecture(_existing(file, folders=True)))
+    summary = architecture_summary(load_architecture(_existing(file, "model", folders=True)))
     emit(summary, json_file, model_check_tables(str(file), summary))
     return 0
 
@@ -139,6 +140,8 @@ def workloads_check(
     """Check that your own trace can be read, row by row."""
     from traces import describe_requests, iter_requests
 
+    if file.exists():
+        _existing(file, "trace", folders=True)
     statistics = describe_requests(iter_requests(file, format, on_error=on_error, columns=mapping_of(columns)))
     skipped = "".join(f", {count} skipped ({reason})" for reason, count in statistics.skipped.items())
     print(f"{file}: {statistics.requests:,} requests in format {statistics.format}{skipped}")
@@ -158,10 +161,19 @@ def workloads_fit(
     return 0
 
 
-def _existing(file: Path, folders: bool = False) -> Path:
-    """``file`` itself; refuses a name of nothing, so that a catalogue name is not taken for a file."""
+def _existing(file: Path, kind: str, folders: bool = False) -> Path:
+    """``file`` itself; refuses a name of nothing, so that a catalogue name is not taken for a file, and a scenario."""
+    from simulator.running.scenario import read_mapping
+
     if not file.exists():
         raise ForerunError(f"{file}: no such file")
     if file.is_dir() and not folders:
         raise ForerunError(f"{file}: is a folder, not a file")
+    if file.suffix.lower() in (".yaml", ".yml", ".json"):
+        with suppress(ForerunError):
+            fields = read_mapping(file).keys()
+        if {"model", "hardware"} <= fields:
+            raise ForerunError(
+                f"{file}: a scenario (it has model and hardware), not a {kind}; forerun run {file} reads it"
+            )
     return file

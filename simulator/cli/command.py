@@ -48,7 +48,7 @@ def run_command(words: Sequence[str]) -> int:
         0 on success, 1 when a gate fails, 2 on bad input (one line on stderr), 3 on a fault of Forerun: a crash, or a
         result that breaks physics or conservation (its scenario is kept); 130 on Ctrl-C.
     """
-    gc.set_threshold(COLLECT_AFTER)
+    gc.set_threshold(COLLECT_AFTER, 10, 100)
     ready_streams()
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")  # looking for some takes longer the more is installed
     warnings.filterwarnings("ignore", "the engine runs interpreted")  # run and serve have a note of their own

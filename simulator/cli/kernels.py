@@ -43,7 +43,7 @@ def predict(
     from simulator.timing.prediction import predict as predicted
 
     result = predicted(chip, op, key_values(op, values or []), library, CORRECTED if residual is None else residual)
-    emit(result.document, json_file, printed(result.title, result.facts, result.tables(), {}))
+    emit(result.document, json_file, printed(result.title, result.facts, result.tables()))
     return 0
 
 
@@ -176,5 +176,5 @@ def calibrate(
         written = write_profile(fitted, output)
     document = fitted.document | {"files": [str(path) for path in written]}
     facts = f"written: {', '.join(document['files'])}"
-    emit(document, json_file, printed(fitted.title, facts, fitted.tables(), document))
+    emit(document, json_file, printed(fitted.title, facts, fitted.tables(), notes=fitted.remarks))
     return 0

@@ -6,8 +6,9 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +19,7 @@ from simulator.cli.commands import CommandLine, option
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from forerun.result import StudyResult
+    from forerun.result import Result
 
 STDOUT = "-"
 PIPE_WIDTH = 120
@@ -55,6 +56,9 @@ OutOption = Annotated[
 ]
 JobsOption = Annotated[int | None, option(min=1, help="Processes; default: one per core.")]
 NoIntervalOption = Annotated[bool, option("--no-interval", help="Ignore the prediction error of the model.")]
+FullOption = Annotated[
+    bool, option("--full", help="Show every row, column, interval and table that the short view leaves out.")
+]
 NoProgressOption = Annotated[bool, option("--no-progress", help="Never show a progress bar.")]
 
 
@@ -118,14 +122,16 @@ def emit(document: Any, json_file: str | None, human: Any) -> None:
         printer.print(part.rich(printer.width) if isinstance(part, Table) else part)
 
 
-def show(result: StudyResult, json_file: str | None, out: Path | None, last: str | None = None) -> None:
+def show(result: Result, json_file: str | None, out: Path | None, last: str | None = None, full: bool = True) -> None:
     """Save a result where ``--out`` says, write its document where ``--json`` says, and print it."""
     if out is not None:
         result.save(out)
     emit(
         result.document,
         json_file,
-        lambda: printed(result.title, result.facts, result.tables(), result.document, result.legend),
+        lambda: printed(
+            result.title, result.facts, result.tables(), result.conclusion, result.legend, result.remarks, full
+        ),
     )
     if out is not None:
         page = f"; a one-page summary: {out / 'summary.html'}" if result.document.get("plan_summary") else ""
@@ -135,20 +141,40 @@ def show(result: StudyResult, json_file: str | None, out: Path | None, last: str
 
 
 def printed(
-    title: str, facts: str, tables: Sequence[Table], document: Mapping[str, Any], legend: str = ""
+    title: str,
+    facts: str,
+    tables: Sequence[Table],
+    conclusion: str = "",
+    legend: str = "",
+    notes: Sequence[str] = (),
+    full: bool = True,
 ) -> list[Any]:
     """A result for the terminal: its title, its conclusion, its tables, what their terms mean, its notes."""
     from rich.text import Text
 
     parts: list[Any] = [Text(title, style="bold").append(f"  {facts}", style="dim not bold")]
-    if document.get("conclusion"):
-        parts.append(Text(document["conclusion"], style="bold"))
-    parts += [table for table in tables if table.rows]
+    if conclusion:
+        parts.append(Text(conclusion, style="bold"))
+    views = [replace(table, shown=None) if full else table.brief() for table in tables]
+    parts += [view for view in views if view.rows]
+    if left := [words for table, view in zip(tables, views, strict=True) for words in left_out(table, view)]:
+        parts.append(Text(f"--full also shows: {'; '.join(left)}.", style="dim"))
     if legend:
         parts.append(Text(legend, style="dim"))
-    if document.get("notes"):
-        parts.append(Text("\n".join(f"note: {note}" for note in document["notes"]), style="dim"))
+    if notes:
+        parts.append(Text("\n".join(f"note: {note}" for note in notes), style="dim"))
     return parts
+
+
+def left_out(table: Table, view: Table) -> list[str]:
+    """What a view of a table leaves out, in words: all of it, columns, rows."""
+    title = table.title.partition(" (")[0]
+    if table.rows and not view.rows:
+        return [title]
+    parts = [column for column in table.columns if column not in view.columns]
+    rows = len(table.rows) - len(view.rows) + view.hidden
+    parts += [f"{rows:,} row{'s' if rows > 1 else ''}"] if rows else []
+    return [f"{title}: {', '.join(parts)}"] if parts else []
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from simulator.cli.commands import CommandGroup, argument, option
 from simulator.cli.output import (
+    FullOption,
     JobsOption,
     JsonOption,
     OutOption,
@@ -18,6 +19,7 @@ from simulator.cli.output import (
     checked_outputs,
     emit,
     printed,
+    show,
 )
 
 EXIT_GATE_FAILED = 1
@@ -74,6 +76,7 @@ def kernels(
         Texts, _gate_option("[OP.]METRIC", "mape, median_ape, p90_ape or |bias| exceeds VALUE")
     ] = None,
     json_file: JsonOption = None,
+    full: FullOption = False,
     out: Annotated[
         Path | None, option("--out", "--output", metavar="DIR", help="Write replay.json and report.html here.")
     ] = None,
@@ -84,7 +87,6 @@ def kernels(
     from hwprofiles.library import CORRECTED
     from simulator.replay import exceeded, parse_limit, parse_split, replay_kernels
     from simulator.replay.kernels import trace_library
-    from simulator.replay.replay_tables import cold_words
     from traces.kernels import concatenate, read_kernels
 
     limits = [parse_limit(text) for text in fail_above or []]
@@ -97,10 +99,7 @@ def kernels(
         table = concatenate([read_kernels(file, format, device=device) for file in files])
         chosen = KernelLibrary(chosen.chip, trace_library(table, library), corrected=on)
         report = replay_kernels(table, chosen, held_out, where or [])
-        if out is not None:
-            report.save(out)
-        notes = {"notes": [words] if (words := cold_words(report.document)) else []}
-        emit(report.document, json_file, printed(report.title, report.facts, report.tables(), notes))
+        show(report, json_file, out, full=full)
     return _gate(exceeded(limits, report.gated))
 
 
@@ -124,6 +123,7 @@ def requests(
         _gate_option("[METRIC.]FIGURE", "a figure (mape, median_ape, p90_ape, |bias|) exceeds VALUE, e.g. tpot.mape=7"),
     ] = None,
     json_file: JsonOption = None,
+    full: FullOption = False,
     out: OutOption = None,
 ) -> int:
     """Serve every measured run again in the simulator and show how far off it is."""
@@ -145,9 +145,7 @@ def requests(
             report = replay_requests(
                 runs, base, files, held_out, where or [], limit, seed, start=start, progress=bar.update
             )
-        if out is not None:
-            report.save(out)
-        emit(report.document, json_file, printed(report.title, report.facts, report.tables(), report.document))
+        show(report, json_file, out, full=full)
     return _gate(exceeded(limits, report.gated))
 
 
@@ -163,6 +161,7 @@ def steps(
         _gate_option("[KIND.]FIGURE", "mape, median_ape, p90_ape or |bias|, of all or of one kind, exceeds VALUE"),
     ] = None,
     json_file: JsonOption = None,
+    full: FullOption = False,
     out: OutOption = None,
 ) -> int:
     """Predict measured engine steps from their batch composition and show how far off the predictions are."""
@@ -184,7 +183,7 @@ def steps(
             from dashboards.replay_report import write_replay
 
             write_replay(out, document)
-        emit(document, json_file, printed(*replay_heading(document), step_replay_tables(document), document))
+        emit(document, json_file, printed(*replay_heading(document), step_replay_tables(document), full=full))
     return _gate(lines)
 
 

@@ -10,6 +10,7 @@ from forerun.workers import Workers, cores
 from simulator.cli.commands import CommandGroup, argument, option
 from simulator.cli.output import (
     STDOUT,
+    FullOption,
     JsonOption,
     NoIntervalOption,
     NoProgressOption,
@@ -48,6 +49,7 @@ def run(
         ),
     ] = None,
     json_file: JsonOption = None,
+    full: FullOption = False,
     jobs: Annotated[
         int | None, option(min=1, help="Processes that share the replications; default: one per core.")
     ] = None,
@@ -86,7 +88,15 @@ def run(
     emit(
         document,
         json_file,
-        lambda: printed(run_title(document), run_facts(document), run_tables(document), document, RUN_LEGEND),
+        lambda: printed(
+            run_title(document),
+            run_facts(document),
+            run_tables(document),
+            document["conclusion"],
+            RUN_LEGEND,
+            document["notes"],
+            full,
+        ),
     )
     slow = why_interpreted()
     if slow is not None:

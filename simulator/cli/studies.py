@@ -13,6 +13,7 @@ from forerun.errors import ArgumentError
 from simulator.cli.commands import CommandGroup, CommandLine, argument, option
 from simulator.cli.output import (
     STDOUT,
+    FullOption,
     JsonOption,
     NoProgressOption,
     Progress,
@@ -73,7 +74,8 @@ def _command(main: StudyCommand, others: list[StudyCommand]) -> Callable[..., in
                     given["progress"] = progress.update
                 result = study.call(subject, **given)
             emitted = result.document.get("artefact", result.document.get("emit"))
-            show(result, values["json_file"], values["out"], emitted if isinstance(emitted, str) else None)
+            last = emitted if isinstance(emitted, str) else None
+            show(result, values["json_file"], values["out"], last, values["full"])
         if store := result.document.get("store"):
             print(f"Results are kept in {store}", file=sys.stderr if values["json_file"] == STDOUT else sys.stdout)
         return study.finish(result)
@@ -92,7 +94,7 @@ def _command(main: StudyCommand, others: list[StudyCommand]) -> Callable[..., in
             switch = option(f"--{study.switch}", help=study.switch_help)
             shown.append(_parameter(study.switch, bool, switch, False))
     shown.append(_parameter("out", Path | None, out_to(main.files), None))
-    shown.append(_parameter("json_file", JsonOption, default=None))
+    shown += [_parameter("json_file", JsonOption, default=None), _parameter("full", FullOption, default=False)]
     shown += [*last, _parameter("no_progress", NoProgressOption, default=False)]
     call.__signature__ = Signature(shown)  # type: ignore[attr-defined]
     call.__annotations__ = {one.name: one.annotation for one in shown}

@@ -36,6 +36,7 @@ class HeadSizes:
     num_key_value_heads: int | None = None
     head_dim: int | None = None
     draft_vocab_size: int | None = None
+    markov_rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

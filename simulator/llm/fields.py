@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Iterable, Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Any, NoReturn, TypeVar
 
 from forerun.dataclass import dataclass
@@ -113,6 +113,12 @@ class Fields:
         if value not in (known := sorted(allowed)):
             self.fail(key, f"{shown_value(value)} is not one of {', '.join(known)}{did_you_mean(value, known)}")
         return value
+
+    def collapsed(self, keys: Iterable[str | None]) -> Fields:
+        """The same with lists of one value for every layer taken as that value."""
+        lists = {key: value for key in keys if key and isinstance(value := self.values.get(key), list)}
+        alike = {key: value[0] for key, value in lists.items() if value and all(one == value[0] for one in value)}
+        return replace(self, values={**self.values, **alike})
 
     def items(self, key: str) -> list[Any]:
         """A list; empty where the field is absent."""

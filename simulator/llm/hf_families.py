@@ -41,7 +41,10 @@ class MoeNames(NamedTuple):
     """Width of the projection that the experts read, where they may have one."""
 
 
-Moe = Literal["mixtral", "qwen", "deepseek", "llama4", "kimi", "step", "gemma4", "minimax-m3", "nemotron", "lfm2"]
+Moe = (
+    Literal["mixtral", "qwen", "deepseek", "llama4", "kimi", "step", "gemma4", "minimax-m3", "nemotron"]
+    | Literal["lfm2", "ernie", "hunyuan"]
+)
 Windows = Literal["none", "all", "upper", "alternate", "pattern", "chunked"]
 
 

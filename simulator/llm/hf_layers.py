@@ -250,7 +250,9 @@ def _sparse_after_dense(fields: Fields, family: Family, num_layers: int) -> list
     frequency = fields.whole_or("moe_layer_freq", 1)
     if family.moe == "deepseek" and not fields.has("n_routed_experts"):
         return [False] * num_layers
-    return [layer >= first_sparse and layer % frequency == 0 for layer in range(num_layers)]
+    last = fields.whole_or("moe_layer_end_index", -1, low=-1)
+    end = num_layers if last < 0 else last + 1
+    return [first_sparse <= layer < end and layer % frequency == 0 for layer in range(num_layers)]
 
 
 def _layer_index(fields: Fields, key: str, value: object) -> int:
@@ -263,6 +265,7 @@ def read_moe(fields: Fields, family: Family) -> MoeMlp:
     """Experts by the names that each family gives their fields."""
     assert family.moe is not None
     names = moe_names(family.moe)
+    fields = fields.collapsed(names)
     width, count = fields.whole(names.width), fields.whole(names.experts)
     if family.moe == "qwen":
         shared = fields.whole_or("shared_expert_intermediate_size", 0, low=0) if family.shared_gate else 0

@@ -83,7 +83,7 @@ class ReplayReport(Replay):
         return kernel_replay_tables(self.document)
 
     @property
-    def _notes(self) -> tuple[str, ...]:
+    def remarks(self) -> tuple[str, ...]:
         words = cold_words(self.document)
         return (words,) if words else ()
 

@@ -35,5 +35,5 @@ class Replay(Result):
         return [dict(group) for group in self.document["groups"]]
 
     @property
-    def _notes(self) -> Sequence[str]:
+    def remarks(self) -> Sequence[str]:
         return ()

@@ -377,8 +377,8 @@ def mtp(request: DraftRequest) -> timing.Drafter:
 
 def trained_head(request: DraftRequest) -> timing.Drafter:
     """EAGLE, EAGLE-2, EAGLE-3: depth by depth; a parallel drafter: all K tokens in one pass."""
-    draft, target, proposal = request.draft, request.target, request.proposal
-    head = HEADS[request.config.method](target.architecture, _head_sizes(request))
+    draft, target, proposal, sizes = request.draft, request.target, request.proposal, _head_sizes(request)
+    head = HEADS[request.config.method](target.architecture, sizes)
     dtypes = timing.resolve_weight_dtypes(head.architecture, draft.weights_dtype)
     if not head.own_lm_head:
         dtypes["lm_head"] = _lm_head_dtype(target)
@@ -393,7 +393,11 @@ def trained_head(request: DraftRequest) -> timing.Drafter:
         fusion = timing.fusion_table(deployment, head.fused_hidden_states, request.max_num_batched_tokens)
     if request.config.method == "parallel-draft":
         timer = timing.step_timer(deployment, request.max_num_batched_tokens + request.max_num_seqs * proposal.depth)
-        parallel = timing.ParallelDrafter(timer, proposal.depth, weights, kv, request.overhead, fusion)
+        rank, table = sizes.markov_rank or 0, None
+        if rank:
+            weights += timing.markov_weight_bytes(deployment, target.architecture.vocab_size, rank)
+            table = timing.markov_table(deployment, rank, request.max_drafting_seqs)
+        parallel = timing.ParallelDrafter(timer, proposal.depth, weights, kv, request.overhead, fusion, table)
         return placed(request, parallel, states)
     return placed(request, request.sequential(deployment, weights, kv, fusion=fusion), states)
 

@@ -112,6 +112,8 @@ class Recording:
         self.values = [0.0] * arguments
         self.sources: list[tuple[int, Any, int]] = []
         """Operation, source, number of operands."""
+        self.tables: dict[str, list[Any]] = {}
+        """The sources as an engine looks them up, by the checksum of the engine."""
         self.results: list[list[int]] = []
 
     def extend(self, arguments: Sequence[float]) -> None:

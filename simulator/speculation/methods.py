@@ -25,6 +25,8 @@ class EngineName:
     """Further keys of the engine's speculative config that the method needs."""
     other: str = ""
     """Remark on names that relatives of the method have."""
+    sequential: EngineName | None = None
+    """The method of drafters with a sequential head (``draft.markov_rank``); None where it is the same."""
     by_confidence: EngineName | None = None
     """The method whose drafts are verified by confidence; None where the engine verifies all that such a drafter
     proposes."""
@@ -70,8 +72,8 @@ def _read_methods() -> dict[str, MethodFacts]:
 
 def _engine_name(release: Mapping[str, Any], text: str | Mapping[str, Any]) -> EngineName:
     facts = {**release, "name": text} if isinstance(text, str) else dict(text)
-    if "by_confidence" in facts:
-        facts["by_confidence"] = _engine_name(release, facts["by_confidence"])
+    for relative in {"sequential", "by_confidence"} & set(facts):
+        facts[relative] = _engine_name(release, facts[relative])
     return EngineName(**facts | {"since": str(facts["since"]), "date": str(facts["date"])})
 
 
@@ -79,10 +81,13 @@ METHODS = _read_methods()
 """``none`` switches speculation off and leaves the rest of the block standing, to compare with."""
 
 
-def emitted_name(engine: str, method: str, by_confidence: bool = False) -> EngineName | None:
-    """An engine's name of a method, by whose confidence drafts are verified or not; None where it has none."""
+def emitted_name(engine: str, method: str, by_confidence: bool = False, sequential: bool = False) -> EngineName | None:
+    """An engine's name of a method, or of its drafters that are verified by confidence or have a sequential head; None
+    where it has none."""
     known = METHODS[method].names.get(engine)
-    return known.by_confidence if by_confidence and known is not None else known
+    if known is None or by_confidence:
+        return None if known is None else known.by_confidence
+    return known.sequential if sequential and known.sequential is not None else known
 
 
 def option_release(engine: str, option: str) -> EngineName:

@@ -298,6 +298,9 @@ class DraftConfig(Section):
     """Head: size of an attention head; default: the target's."""
     draft_vocab_size: PositiveInt | None = None
     """Tokens that the head can propose; default 32000 for EAGLE-3, the target's for a parallel drafter."""
+    markov_rank: PositiveInt | None = None
+    """Parallel drafter: rank of a sequential head that corrects each position of a block by the token drafted before it
+    (DSpark: 256 in DeepSeek-V4's ``dspark_markov_rank``). Default: none, as DFlash and P-EAGLE."""
     modules: Literal["shared", "separate"] | None = None
     """MTP: one module run K times (default, as engines do), or K modules with weights and KV caches of their own."""
     step_s: Seconds | None = None

@@ -83,7 +83,9 @@ def _speculation(scenario: Scenario, engine: str, remarks: list[str]) -> dict[st
     if speculation is None or speculation.method == "none":
         return values
     by_confidence = named(speculation.policy).name == CONFIDENCE_BUDGET
-    known, drafted = emitted_name(engine, speculation.method, by_confidence), speculation.num_speculative_tokens
+    sequential = speculation.draft is not None and speculation.draft.markov_rank is not None
+    known = emitted_name(engine, speculation.method, by_confidence, sequential)
+    drafted = speculation.num_speculative_tokens
     if known is None and by_confidence:
         remarks.append(f"{ENGINES[engine]} verifies by confidence with method: parallel-draft (DSpark) alone")
         return values

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from forerun.errors import ArgumentError, did_you_mean
-from forerun.tables import ABSENT
+from forerun.tables import ABSENT, number
 from simulator.running.metrics.statistics import EQUAL, mean_interval
 from simulator.running.metrics.summary import LATENCIES, PERCENTILES, RATES
 from simulator.running.metrics.uncertainty import metric_draws, sampling_draws
@@ -143,7 +143,7 @@ def metric_words(metric: str) -> str:
 
 def load_words(path: str, value: float | None) -> str:
     """A load in words, e.g. ``41 req/s``."""
-    shown = "?" if value is None else f"{value:.3g}"
+    shown = "?" if value is None else number(value, 3)
     return LOAD_WORDS.get(path, path.rsplit(".", 1)[-1] + " {}").format(shown)
 
 

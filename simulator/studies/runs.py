@@ -17,9 +17,8 @@ from simulator.studies.paired import COSTS
 Document = dict[str, Any]
 
 
-Need = Literal["summary", "figures", "document"]
-"""What a study reads of a run: its summary; costs and energy as well; or all, notes too, of which some take longer than
-the run."""
+Need = Literal["summary", "document"]
+"""What a study reads of a run: its summary, or all of it."""
 NEEDS = get_args(Need)
 
 
@@ -48,7 +47,7 @@ class SeededRun(NamedTuple):
 
 def needed_for(metric: str) -> Need:
     """What a study that compares runs by one metric needs of them."""
-    return "figures" if metric in COSTS else "summary"
+    return "document" if metric in COSTS else "summary"
 
 
 def with_seeds(scenario: Scenario, seeds: Iterable[int], need: Need, factors: Factors | None = None) -> list[SeededRun]:
@@ -110,9 +109,8 @@ def run_document_of(
     if need == "summary" and not intervals:
         document: Document = {"summary": summarise(serve(scenario, seed, factors=dict(factors)))}
     else:
-        notes = need == "document"
         document = run_document(
-            simulate(scenario, seed, full_step_rows=0, factors=dict(factors), intervals=intervals, cost_notes=notes)
+            simulate(scenario, seed, full_step_rows=0, factors=dict(factors), intervals=intervals, cost_notes=False)
         )
     gc.collect(1)  # a run leaves reference cycles, which hold large arrays but are too few to start the collector
     return document

@@ -20,6 +20,8 @@ from simulator.timing.drafters import drafting_seconds as drafting_seconds
 from simulator.timing.drafters import fusion_table as fusion_table
 from simulator.timing.drafters import host_part as host_part
 from simulator.timing.drafters import layer_weight_bytes as layer_weight_bytes
+from simulator.timing.drafters import markov_table as markov_table
+from simulator.timing.drafters import markov_weight_bytes as markov_weight_bytes
 from simulator.timing.engine import EngineTimer as EngineTimer
 from simulator.timing.engine import ModelTimer as ModelTimer
 from simulator.timing.engine import PipelineTimer as PipelineTimer

@@ -242,6 +242,29 @@ def _fusion(library: KernelLibrary, width: int, inputs: int, dtype: str, max_tok
     return DraftTable(library, calls, max_tokens)
 
 
+def markov_table(deployment: Deployment, rank: int, max_seqs: int) -> DraftTable:
+    """One position of a sequential head, by number of drafting sequences; replicated on every chip.
+
+    The head adds ``W2 W1[token before]`` to the logits of a block, W1 of (vocabulary, rank) and W2 of (rank, draft
+    vocabulary), and draws one position after the other (DSpark's vanilla Markov head; replicated in vLLM since
+    vllm-project/vllm#49731). The block's own pass has priced the draw; here logits and bias are read and added.
+    """
+    vocabulary, dtype = deployment.architecture.vocab_size, deployment.weight_dtypes["lm_head"]
+
+    def calls(seqs: IntArray) -> Iterator[Call]:
+        yield Call("sequential head", "gemm", {"m": seqs, "n": vocabulary, "k": rank, "dtype": dtype})
+        moved = seqs * (2 * rank * dtype_bytes(dtype) + 3 * vocabulary * LOGIT_BYTES)
+        yield Call("logit bias", "elementwise", {"bytes_moved": moved, "launches": 2 * np.minimum(seqs, 1)})
+
+    return DraftTable(deployment.kernels, calls, max_seqs)
+
+
+def markov_weight_bytes(deployment: Deployment, target_vocabulary: int, rank: int) -> float:
+    """Bytes of a sequential head's two matrices on one chip."""
+    rows = target_vocabulary + deployment.architecture.vocab_size
+    return rows * rank * dtype_bytes(deployment.weight_dtypes["lm_head"])
+
+
 def layer_weight_bytes(deployment: Deployment, own_lm_head: bool, fused_hidden_states: int = 0) -> float:
     """Bytes on one chip of a drafter that shares the target's embedding.
 
@@ -441,7 +464,8 @@ def _of_one(work: StepWork[Any], present: Any) -> StepWork[Any]:
 
 @dataclass(slots=True)
 class ParallelDrafter:
-    """A model that fills ``num_speculative_tokens`` masked positions in one pass, while it catches up on the step."""
+    """A model that fills ``num_speculative_tokens`` masked positions in one pass, while it catches up on the step; a
+    semi-autoregressive one then corrects them one after the other in a sequential head."""
 
     step: StepTimer
     num_speculative_tokens: int
@@ -449,6 +473,8 @@ class ParallelDrafter:
     kv_bytes_per_token: float
     overhead: HostOverhead = NO_OVERHEAD
     fusion: DraftTable | None = None
+    sequential_head: DraftTable | None = None
+    """One position of the sequential head, by number of drafting sequences; None: the pass's own logits are drawn."""
     runs_on: Literal["device", "host"] = field(init=False, default="device")
     windows: tuple[int | None, ...] = field(init=False)
 
@@ -461,11 +487,13 @@ class ParallelDrafter:
         return (2 * self.num_speculative_tokens,)
 
     def parts(self, work: StepWork[Any]) -> Iterator[Part]:
-        """The single draft pass of a step, and the host work around it."""
+        """The draft pass of a step, the positions of the sequential head, and the host work around them."""
         drafting = drafting_sequences(work)
         yield Part(1, self.step, (self._masked(work), drafting * self.num_speculative_tokens))
         if self.fusion is not None:
             yield Part(1, self.fusion, (work.tokens,))
+        if self.sequential_head is not None:
+            yield Part(self.num_speculative_tokens * (drafting > 0), self.sequential_head, (drafting,))
         yield self.overhead.part(drafting, 1)
 
     def with_tokens(self, count: int) -> ParallelDrafter:

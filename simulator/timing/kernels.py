@@ -6,7 +6,7 @@ The kernel list alone determines a step's time. ``*_calls`` list the calls, ``pr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from typing import Any, ClassVar, NamedTuple
 
@@ -284,26 +284,53 @@ _LONGEST_KEPT = 4096
 
 
 def _timed(library: KernelLibrary, op: str, sizes: Mapping[str, Num]) -> KernelTime:
-    """Memoised kernel time, keyed by library, operation and sizes.
+    """Kernel time, each of equal sizes computed once: within long arrays, and short ones memoised by library, operation
+    and sizes.
 
     Tables of engines that differ only in captured graphs have equal counts beyond the graphs' sizes.
     """
-    arrays = [value for value in sizes.values() if isinstance(value, np.ndarray)]
+    arrays = {name: value for name, value in sizes.items() if isinstance(value, np.ndarray)}
 
-    def timed() -> KernelTime:
-        time: KernelTime = getattr(library, op)(**sizes)
+    def timed(some: Mapping[str, Num]) -> KernelTime:
+        time: KernelTime = getattr(library, op)(**{**sizes, **some})
         return time
 
     def kept() -> KernelTime:
-        time = timed()
+        time = timed(arrays)
         for part in time:
             if isinstance(part, np.ndarray):
                 part.flags.writeable = False
         return time
 
-    if not arrays or max(value.size for value in arrays) > _LONGEST_KEPT:
-        return timed()
+    if not arrays:
+        return timed(arrays)
+    if max(value.size for value in arrays.values()) > _LONGEST_KEPT:
+        columns = np.broadcast_arrays(*arrays.values())
+        first, inverse = _distinct(columns)
+        time = timed({name: column.flat[first] for name, column in zip(arrays, columns, strict=True)})
+        return KernelTime(*(part[inverse] if isinstance(part, np.ndarray) else part for part in time))
     return _RECENT_TIMES.get((library, op, *sizes, *sizes_key(*sizes.values())), kept)
+
+
+_ODD = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93], dtype=np.uint64)
+"""Factors that spread the bits of sizes."""
+
+
+def _distinct(columns: Sequence[NDArray[Any]]) -> tuple[IntArray, IntArray]:
+    """Places of distinct rows of ``columns``, and which of these each row is."""
+    label = np.zeros(columns[0].shape, dtype=np.uint64)
+    for number, column in enumerate(columns):
+        label = (label ^ column.astype(np.float64).view(np.uint64)) * _ODD[number % len(_ODD)]
+        label ^= label >> np.uint64(29)
+    flat = label.ravel()
+    order = np.argsort(flat)
+    starts = np.append(True, np.diff(flat[order]) != 0)
+    inverse = np.empty(label.shape, dtype=np.int64)
+    inverse.flat[order] = np.cumsum(starts) - 1
+    first = order[starts]
+    if all(np.array_equal(column.flat[first][inverse], column) for column in columns):
+        return first, inverse
+    return np.arange(label.size), np.arange(label.size).reshape(label.shape)
 
 
 def sizes_key(*sizes: Any) -> tuple[Any, ...]:
@@ -346,11 +373,12 @@ def cell_tokens(seqs: Num) -> Num:
 
 
 def between_cells(formula: Any, seqs: IntArray, keys: Num) -> FloatArray:
-    """``formula(keys)`` interpolated between the ends of each step's cell; the first one begins at one key."""
+    """``formula``, of the keys at both ends of each step's cell, interpolated between; the first cell begins at one
+    key."""
     width = cell_tokens(np.maximum(1, seqs))
     cell = keys // width
-    low = np.asarray(formula(np.where(cell > 0, cell * width, np.minimum(keys, 1))))
-    high = np.asarray(formula(np.where(keys > 0, (cell + 1) * width, 0)))
+    ends = np.where(cell > 0, cell * width, np.minimum(keys, 1)), np.where(keys > 0, (cell + 1) * width, 0)
+    low, high = np.asarray(formula(np.array(ends)))
     interpolated: FloatArray = low + (keys - cell * width) * ((high - low) / width)
     return interpolated
 
@@ -379,15 +407,7 @@ def decode_attention(
     exact: KernelTime = getattr(library.reading(False), op)(shape, seqs=seqs, q_len=q_len, kv_tokens=kv_tokens)
 
     def seconds(keys: IntArray) -> Any:
-        # Many steps lie between the same contexts.
-        sizes = np.broadcast_arrays(seqs, q_len, keys)
-        places, strides = np.zeros(len(keys), dtype=np.int64), 1
-        for size in sizes:
-            places, strides = places + strides * size, strides * (int(size.max(initial=0)) + 1)
-        _, first, inverse = np.unique(places, return_index=True, return_inverse=True)
-        distinct = (size[first] for size in sizes)
-        named = dict(zip(("seqs", "q_len", "kv_tokens"), distinct, strict=True))
-        return _timed(library, op, {"shape": shape, **named}).seconds[inverse]
+        return _timed(library, op, {"shape": shape, "seqs": seqs, "q_len": q_len, "kv_tokens": keys}).seconds
 
     tail_s = library.tail_seconds(shape, seqs, q_len) * tail_kv if isinstance(shape, AttentionShape) else 0.0
     total_s = between_cells(seconds, seqs, kv_tokens) + tail_s

@@ -81,7 +81,7 @@ class KernelPrediction(Result):
         return f"{duration(self['seconds'])}, bound by {self['bound']}, {self['basis']}"
 
     @property
-    def _notes(self) -> tuple[str, ...]:
+    def remarks(self) -> tuple[str, ...]:
         return ()
 
     def tables(self) -> list[Table]:

@@ -545,7 +545,7 @@ class StepTimer:
         seqs, query_len = work.decode_seqs[rows], np.broadcast_to(work.query_len, work.decode_seqs.shape)[rows]
         attention_s, link_s = self._overlap.exposed_parts(kind.shape, kind.window, seqs, query_len, keys[rows])
         formula = self._overlap.exposed(kind.shape, kind.window)
-        total_s = between_cells(lambda keys_read: formula(seqs, query_len, keys_read), seqs, keys[rows])
+        total_s = between_cells(lambda ends: [formula(seqs, query_len, one) for one in ends], seqs, keys[rows])
         scale = total_s / (attention_s + link_s) / kind.layers
         exposed, link = np.ones(len(keys)), np.zeros(len(keys))
         exposed[rows] = attention_s * scale / np.asarray(kernel.seconds)[rows]

@@ -176,7 +176,7 @@ class _Runs:
         if str(mode).startswith(ADAPTIVE):
             policy = {"name": "confidence-budget", "step_s": self._rule_s}
         chain = {"num_speculative_tokens": int(str(mode).removeprefix(ADAPTIVE)), "acceptance": self._acceptance}
-        return data | {"speculation": {"method": self._table["method"], "policy": policy, **chain}}
+        return data | {"speculation": self._table["speculation"] | {"policy": policy, **chain}}
 
 
 def _graphs(most: int) -> list[int]:

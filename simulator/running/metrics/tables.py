@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from forerun.tables import ABSENT, Cell, Table, Value, duration, number, pairs, percent, scaled
+from forerun.tables import ABSENT, HOURS_FROM_S, Cell, Table, Value, duration, number, pairs, percent, scaled
 from simulator.running.metrics.summary import LATENCIES
 from simulator.running.metrics.usage import chips_words, main_bottleneck, tokens_per_joule
 
@@ -17,6 +17,8 @@ RUN_LEGEND = (
     "low..high: interval of the figure before it. Bottleneck: share of time by what limits it. MFU, MBU: share of the "
     "peak FLOP/s and of the memory bandwidth used. basis: evidence for the kernel prices (see the glossary)."
 )
+BETWEEN = ("p90_", "p95_")
+"""Statistics whose intervals lie between those of others: a terminal shows them on request."""
 STATISTICS = ("mean", "median", "p90", "p95", "p99", "std")
 
 
@@ -60,11 +62,12 @@ def run_facts(document: Document) -> str:
 
 
 def serving_table(document: Document) -> Table:
-    summary, intervals = document["summary"], document["intervals"]
+    summary = document["summary"]
+    hours = summary["duration"] is not None and summary["duration"] >= HOURS_FROM_S
     rows = [
         ("Successful requests", "completed"),
         ("Failed requests", "failed"),
-        ("Benchmark duration (s)", "duration"),
+        (f"Benchmark duration ({'h' if hours else 's'})", "duration"),
         ("Total input tokens", "total_input_tokens"),
         ("Total generated tokens", "total_output_tokens"),
         ("Request throughput (req/s)", "request_throughput"),
@@ -73,25 +76,27 @@ def serving_table(document: Document) -> Table:
         ("Total token throughput (tok/s)", "total_token_throughput"),
     ]
     shown = [(label, key) for label, key in rows if key != "request_goodput" or summary[key] is not None]
-    cells = [(label, with_interval(key, summary, intervals)) for label, key in shown]
+    cells = [(label, with_interval(key, document, 3600.0 if label.endswith("(h)") else 1.0)) for label, key in shown]
     return pairs("Serving", cells, name="serving")
 
 
 def latency_table(document: Document) -> Table:
-    summary, intervals = document["summary"], document["intervals"]
     rows = [
-        [name.upper(), *(with_interval(f"{statistic}_{name}_ms", summary, intervals) for statistic in STATISTICS)]
+        [name.upper(), *(with_interval(f"{statistic}_{name}_ms", document) for statistic in STATISTICS)]
         for name in LATENCIES
     ]
-    return Table("Latency (ms)", ("", *STATISTICS), rows, name="latency")
+    return Table("Latency (ms)", ("", *STATISTICS), rows, name="latency", details=("std",))
 
 
-def with_interval(key: str, summary: Document, intervals: Document) -> Value:
+def with_interval(key: str, document: Document, unit: float = 1.0) -> Value:
     """A number of the summary, and the ends of its interval where there is one, e.g. ``58.04 51..70``."""
-    interval = intervals.get(key)
+    value, interval = document["summary"][key], document["intervals"].get(key)
+    text = number(value and value / unit)
     if interval is None or interval[1] - interval[0] <= 1e-4 * abs(interval[1]):
-        return Cell(number(summary[key]), value=summary[key])
-    return Cell(number(summary[key]), aside=f"{number(interval[0], 3)}..{number(interval[1], 3)}", value=summary[key])
+        return Cell(text, value=value)
+    ends = "..".join(number(end / unit, 3) for end in interval)
+    aside, detail = ("", ends) if key.startswith(BETWEEN) else (ends, "")
+    return Cell(text, aside=aside, value=value, detail=detail)
 
 
 def speculation_table(document: Document) -> Table:

@@ -8,6 +8,7 @@ from simulator.serving.engine.acceptance import Budget, Draws
 from simulator.serving.engine.common import INFINITE, _by_clock, _on_grid, cython, exp, isnan
 from simulator.serving.engine.prices import Prices
 from simulator.serving.engine.rows import Arrivals, Output
+from simulator.serving.engine.schedulers.grouped import GroupedScheduler
 from simulator.serving.engine.schedulers.prefill_first import PrefillFirstScheduler
 from simulator.serving.engine.schedulers.scheduler import Scheduler
 from simulator.serving.engine.schedulers.sglang import SglangScheduler
@@ -128,7 +129,8 @@ class Engine:
         self.budget = budget
         self.longest = 0 if draws is not None else prices.longest
         visited = output.exact or draws is not None or drafting is not None or self.longest
-        self.counting = type(scheduler) in COUNTING and not visited and prices.timer.windows == (None,)
+        groups = scheduler.groups if isinstance(scheduler, GroupedScheduler) else [scheduler]
+        self.counting = type(groups[0]) in COUNTING and not visited
         self.drafting = drafting
         self.resumed = resumed
         self.kv_transfers = kv_transfers
@@ -191,9 +193,9 @@ class Engine:
             return self.again(resumed)
         priority: cython.longlong = 0 if self.priorities is None else self.priorities[request]
         output: Output = self.output
-        made: Sequence = Sequence(
-            request, output.input_tokens[request], output.output_tokens[request], priority, output.arrival_s[request]
-        )
+        made: Sequence = Sequence.__new__(Sequence)
+        tokens: cython.longlong = output.input_tokens[request]
+        made.begin(request, tokens, output.output_tokens[request], priority, output.arrival_s[request])
         return made
 
     @cython.ccall
@@ -223,7 +225,8 @@ class Engine:
         drafting = self.drafting
         if drafting is not None:
             scheduler.query_len = drafting.query_len
-        scheduler.counting = self.counting
+        if self.counting:
+            scheduler.count(self.work.windows)
         plan = scheduler.plan()
         works: cython.bint = plan.steady > 0 or len(plan.chunks) > 0 or len(plan.decodes) > 0 or len(plan.padding) > 0
         if not works and not scheduler.preempted:
@@ -296,6 +299,7 @@ class Engine:
     def deliver(self, plan: StepPlan, start: cython.double, now: cython.double) -> cython.longlong:
         """Hand out the tokens of a plan that ran from ``start`` to ``now``; returns how many."""
         sequence: Sequence
+        group: Scheduler
         place: cython.longlong
         tokens: cython.longlong
         delivered: cython.longlong = 0
@@ -320,13 +324,12 @@ class Engine:
         if self.drafting is not None:
             return delivered + self._deliver_drafted(plan, start, now)
         if self.draws is None:
-            if plan.steady:
-                delivered += self._deliver_steady(plan.steady, start, now)
-            for place in range(len(plan.decodes)):
-                sequence = cython.cast(Sequence, plan.decodes[place])
-                sequence.computed_tokens += 1
-                self._deliver(sequence, 1, start, now)
-            return delivered + len(plan.decodes)
+            if not plan.parts:
+                return delivered + self._deliver_single(plan, self.scheduler.steady, start, now)
+            for place in range(len(plan.parts)):
+                group = self.scheduler.groups[place]
+                delivered += self._deliver_single(plan.parts[place], group.steady, start, now)
+            return delivered
         for place in range(len(plan.decodes)):
             sequence = cython.cast(Sequence, plan.decodes[place])
             tokens = self.draws.positions
@@ -341,19 +344,26 @@ class Engine:
 
     @cython.exceptval(-1, check=True)
     @cython.cfunc
-    def _deliver_steady(self, count: cython.longlong, start: cython.double, now: cython.double) -> cython.longlong:
-        """Hand out a token of each sequence that is counted; returns how many."""
+    def _deliver_single(
+        self, plan: StepPlan, steady: Steady, start: cython.double, now: cython.double
+    ) -> cython.longlong:
+        """Hand out a token of each decoding sequence, first of those that are counted; returns how many."""
         sequence: Sequence
-        steady: Steady = self.scheduler.steady
-        if steady.latest_s == start:
-            self._gaps += count
-        else:
-            self.output.gaps.add(now - steady.latest_s, count)
-        ended = steady.advance(now)
-        if ended is not None:
-            for sequence in ended:
-                self._finish(sequence, now)
-        return count
+        place: cython.longlong
+        if plan.steady:
+            if steady.latest_s == start:
+                self._gaps += plan.steady
+            else:
+                self.output.gaps.add(now - steady.latest_s, plan.steady)
+            ended = steady.advance(now)
+            if ended is not None:
+                for sequence in ended:
+                    self._finish(sequence, now)
+        for place in range(len(plan.decodes)):
+            sequence = cython.cast(Sequence, plan.decodes[place])
+            sequence.computed_tokens += 1
+            self._deliver(sequence, 1, start, now)
+        return plan.steady + len(plan.decodes)
 
     @cython.exceptval(-1, check=True)
     @cython.cfunc
@@ -508,9 +518,12 @@ class Engine:
                 self._write_slowest(row)
         else:
             row = self._new_row(delivered)
-            self._merged, self._merged_waiting = 1, self._waiting
-            self._merged_keys = [work.decode_kv_tokens[w] for w in range(work.kinds)]
-        self._row = row if shares and not self._ended and self._rows > self.output.rows.full_rows else -1
+            if self._rows > self.output.rows.full_rows:
+                self._merged, self._merged_waiting = 1, self._waiting
+                self._merged_keys = [work.decode_kv_tokens[w] for w in range(work.kinds)]
+            else:
+                shares = False
+        self._row = row if shares and not self._ended else -1
         self._round = self.output.rows.rounds
 
     @cython.cfunc

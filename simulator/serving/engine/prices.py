@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from simulator.serving.engine.common import NAN, ceil, cython, exp, floor, isnan, log, log2, pow
+from simulator.serving.engine.common import NAN, SOURCE, ceil, cython, exp, floor, isnan, log, log2, pow
 from simulator.serving.engine.work import Work
 from simulator.serving.recording import BRANCH, BY_COUNT, BY_KEYS, BY_TERMS, END, EXTENDING, WIDTH, numbers_of, recorded
 from simulator.timing import StagedTimer, tracked_longest
@@ -236,7 +236,7 @@ class Program:
     steps: cython.longlong[:, ::1]
     values: cython.double[::1]
     sources: list[Any]
-    """A ``Column``, ``DecodePrices``, ``Terms`` or function for each source of the recording."""
+    """A ``Column``, ``DecodePrices``, ``Terms`` or function for each source of the recording; shared like it."""
     operands: cython.longlong[::1]
     """How many numbers each of them takes."""
     drafting: cython.bint
@@ -244,7 +244,7 @@ class Program:
     def __init__(self, recording: Any, drafting: bool) -> None:
         self.recording = recording
         self.drafting = drafting
-        self.sources = []
+        self.sources = recording.tables.setdefault(SOURCE, [])
         with EXTENDING:
             self._load()
 

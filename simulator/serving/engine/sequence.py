@@ -6,6 +6,9 @@ from typing import Any
 
 from simulator.serving.engine.common import MANY, NAN, cython
 
+NONE: list[Any] = []
+"""Of what most plans have none."""
+
 
 @cython.final
 @cython.no_gc
@@ -63,6 +66,18 @@ class Sequence:
         priority: cython.longlong = 0,
         arrival_s: cython.double = 0.0,
     ) -> None:
+        self.begin(index, input_tokens, output_tokens, priority, arrival_s)
+
+    @cython.cfunc
+    def begin(
+        self,
+        index: cython.longlong,
+        input_tokens: cython.longlong,
+        output_tokens: cython.longlong,
+        priority: cython.longlong,
+        arrival_s: cython.double,
+    ) -> None:
+        """Be a request of which nothing is computed."""
         self.index = index
         self.input_tokens = input_tokens
         self.output_tokens = output_tokens
@@ -116,6 +131,8 @@ class StepPlan:
     decodes = cython.declare(list, visibility="public")
     steady = cython.declare(cython.longlong, visibility="public")
     """Sequences at the head of the batch that decode too and are counted instead of listed; see ``Steady``."""
+    steady_keys: cython.longlong[::1]
+    """Keys that they read, by window; of use where there are any."""
     padding = cython.declare(list, visibility="public")
     """Finished sequences that a static batch still computes."""
     counted: cython.longlong
@@ -132,10 +149,9 @@ class StepPlan:
     """The plans of attention groups, of which this one is the sum; empty where there is one group."""
 
     def __init__(self) -> None:
-        self.parts = []
+        self.parts = self.padding = NONE
         self.chunks = []
         self.decodes = []
-        self.padding = []
         self.steady = self.counted = self.cached = 0
         self.least = MANY
         self.blocks_out = 0

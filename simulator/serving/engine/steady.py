@@ -28,6 +28,10 @@ class Steady:
     """Tokens in their caches."""
     left: cython.longlong
     """Tokens that they have still to generate."""
+    windows: cython.longlong[::1]
+    """Attention windows, as ``Work`` has them."""
+    keys: cython.longlong[::1]
+    """Keys that they read, by window; not kept of full attention."""
     latest_s: cython.double
     """When each of them had its latest token."""
     _steps: cython.longlong
@@ -41,6 +45,10 @@ class Steady:
     """How many need another page, by the step modulo the tokens of a page."""
     _ending: dict[Any, Any]
     """Sequences in the order of the batch, by the step after which they have all their tokens."""
+    _filling: cython.longlong[::1]
+    """How many read fewer keys than a window has, by window."""
+    _full: list[Any]
+    """How many of these read as many as it has for the first time, by window and step."""
 
     def __init__(self, reserved: cython.longlong, page_tokens: cython.longlong, page_blocks: cython.longlong) -> None:
         self.count = self.cached = self.left = self._steps = self._grown = 0
@@ -48,6 +56,8 @@ class Steady:
         self._reserved, self._page_tokens, self._page_blocks = reserved, page_tokens, page_blocks
         self._growing = array("q", [0]) * page_tokens
         self._ending = {}
+        self.windows = self.keys = self._filling = array("q")
+        self._full = []
 
     @cython.exceptval(-1, check=True)
     @cython.cfunc
@@ -87,11 +97,30 @@ class Steady:
             self._ending[sequence.ends_at] = [sequence]
         else:
             ending.append(sequence)
-        self._growing[self._phase(sequence)] += 1
-        self.count += 1
-        self.cached += sequence.computed_tokens
+        if len(self._full) != len(self.windows):
+            self._full = [{} for _ in self.windows]
+            self.keys = array("q", [0]) * len(self.windows)
+            self._filling = array("q", [0]) * len(self.windows)
         self.left += left
+        self._count(sequence, 1)
         return True
+
+    @cython.cfunc
+    def _count(self, sequence: Sequence, one: cython.longlong) -> None:
+        """Take a sequence that is up to date into all sums but ``left``, or out of them: 1 or -1."""
+        w: cython.longlong
+        missing: cython.longlong
+        self._growing[self._phase(sequence)] += one
+        self.count += one
+        self.cached += one * sequence.computed_tokens
+        for w in range(len(self.windows)):
+            missing = self.windows[w] - sequence.computed_tokens - 1
+            if self.windows[w] >= 0:
+                self.keys[w] += one * (self.windows[w] - max(0, missing))
+            if missing > 0:
+                self._filling[w] += one
+                full = self._full[w]
+                full[self._steps + missing] = full.get(self._steps + missing, 0) + one
 
     @cython.cfunc
     def ends(self) -> cython.bint:
@@ -102,17 +131,20 @@ class Steady:
     def advance(self, now: cython.double) -> Any:
         """Each of them has a token more; those that now have all of theirs leave and are returned."""
         sequence: Sequence
+        w: cython.longlong
         self._steps += 1
         self.cached += self.count
         self.left -= self.count
         self.latest_s = now
+        for w in range(len(self.windows)):
+            if self._filling[w]:
+                self.keys[w] += self._filling[w]
+                self._filling[w] -= self._full[w].pop(self._steps, 0)
         ending = self._ending.pop(self._steps, None)
         if ending is not None:
             for sequence in ending:
                 self._settle(sequence)
-                self._growing[self._phase(sequence)] -= 1
-                self.count -= 1
-                self.cached -= sequence.computed_tokens
+                self._count(sequence, -1)
         return ending
 
     @cython.cfunc
@@ -123,6 +155,7 @@ class Steady:
             for sequence in ending:
                 self._settle(sequence)
         self._ending.clear()
+        self._full = []
         self._growing = array("q", [0]) * self._page_tokens
         self.count = self.cached = self.left = 0
 

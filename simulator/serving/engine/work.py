@@ -66,6 +66,7 @@ class Work:
             longest: number of longest decoding sequences whose contexts are kept for timing.
         """
         sequence: Sequence
+        part: StepPlan
         tokens: cython.longlong
         w: cython.longlong
         after: cython.longlong
@@ -101,6 +102,8 @@ class Work:
                 self.decode_kv_tokens[w] = plan.cached + (plan.steady + len(plan.decodes)) * query_len
             else:
                 self.decode_kv_tokens[w] = self._keys(plan.decodes, w)
+                for part in plan.parts or [plan]:
+                    self.decode_kv_tokens[w] += part.steady_keys[w] if part.steady else 0
             if plan.padding:
                 self.decode_kv_tokens[w] += self._keys(plan.padding, w)
         self.longest_kv = 0

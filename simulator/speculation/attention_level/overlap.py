@@ -384,6 +384,6 @@ def cost_note(config: AttentionSpeculationConfig, costs: Mapping[str, Parameter]
     hits = "the mean of hits and misses" if config.hits == "mean" else "what drawn hits and misses make of them"
     prompts = "are shared by" if config.prefill == "context-parallel" else "run on"
     return (
-        f"attention speculation ({config.reading}): decode steps take {hits}, prompts {prompts} both groups; "
+        f"attention speculation: decode steps take {hits}, prompts {prompts} both groups; "
         f"per layer {', '.join(parts)}; no measurement of this mechanism was fitted"
     )

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     source="A scenario or study file; or several files to compare.",
     progress="comparing",
     files="compare.json, study.yaml",
-    examples="Examples: forerun compare chat.yaml --vary speculation.method=none,eagle3  |  "
+    examples="Examples: forerun compare chat.yaml --vary engine.max_num_seqs=16,256  |  "
     "forerun compare a.yaml b.yaml --out out/a-b",
 )
 def compare(

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from forerun.errors import ArgumentError, ForerunError, WorkerDiedError
 from forerun.result import NamedFields, StudyResult, Summary
-from forerun.tables import ABSENT, Cell, Table, Tone, Value, number
+from forerun.tables import ABSENT, Cell, Table, Tone, Value, duration, number
 from forerun.workers import study_workers
 from hwprofiles import weakest
 from simulator.running.metrics import combine_replications
@@ -283,7 +283,7 @@ def _model_ranges(
     Such runs are often deterministic: the interval of sampling alone would have no width and mean nothing.
     """
     ends = {
-        variant.name: [SeededRun(at_range_end(variant.scenario, end), seed, need="figures") for end in ("low", "high")]
+        variant.name: [SeededRun(at_range_end(variant.scenario, end), seed) for end in ("low", "high")]
         for variant in variants[1:]
         if variant.scenario.attention_speculation is not None
     }
@@ -362,7 +362,11 @@ def _variant_document(variant: Variant, run: dict[str, Any], ratios: dict[str, R
 def _notes(combined: dict[str, dict[str, Any]], runs: int, fixed: str | None, variants: Sequence[Variant]) -> list[str]:
     all_notes = dict.fromkeys(note for run in combined.values() for note in run["notes"])
     owners = {note: [name for name, run in combined.items() if note in run["notes"]] for note in all_notes}
-    result = [note if len(names) == len(combined) else f"{', '.join(names)}: {note}" for note, names in owners.items()]
+    base, others = variants[0].name, len(combined) - 1
+    result = []
+    for note, names in owners.items():
+        owned = f"all but {base}" if base not in names and len(names) == others > 1 else ", ".join(names)
+        result.append(note if len(names) == len(combined) else f"{owned}: {note}")
     if fixed is not None:
         result.append(fixed)
     if runs < 2:
@@ -401,6 +405,7 @@ def compare_sentence(document: dict[str, Any]) -> str:
         text = f"{best} does not differ surely from {base}{where}: {reached}{interval}"
     else:
         text = f"no variant beats {base} surely{where}; the best, {best}, reaches {reached}{interval}"
+    text = text[0].upper() + text[1:] if text.startswith("no ") else text
     text += _crossover_words(document, best) + _sensitivity_words(document, best, verdict)
     return lead + text + _overload_words(document) + _slo_words(document)
 
@@ -427,7 +432,7 @@ def _slo_words(document: dict[str, Any]) -> str:
     for variant in document["variants"]:
         limits = (variant.get("slo") or {}).get("limits", {})
         missed = [
-            f"{latency_words(key, limit['value'])} (limit {limit['limit']:,.4g})"
+            f"{latency_words(key, limit['value'])} (limit {number(limit['limit'])})"
             for key, limit in limits.items()
             if limit["met"] is False
         ]
@@ -445,7 +450,7 @@ def _crossover_words(document: dict[str, Any], best: str) -> str:
     path = crossover["path"]
     text = f"; {subject} {crossing['better']} about {load_words(path, crossing['value'])}"
     if crossing["low"] is not None and crossing["high"] is not None:
-        text += f" ({crossing['low']:.3g} to {crossing['high']:.3g})"
+        text += f" ({number(crossing['low'], 3)} to {number(crossing['high'], 3)})"
     below = crossing["better"] == "below"
     points = _points_of(document, crossing["variant"])
     worst = 1.0 - min((p["ratio"] for p in points if (p["value"] > crossing["value"]) == below), default=1.0)
@@ -492,7 +497,11 @@ def _interval(speedup: dict[str, Any], what: str) -> str:
 
 SHOWN = ("output_throughput", "request_throughput", "request_goodput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms",
          "p99_tpot_ms", "mean_e2el_ms", "p99_e2el_ms", "spec_decode_acceptance_length")  # fmt: skip
-"""Metrics that tables show first; the rest is in the JSON and in the data frame."""
+"""Metrics that tables show; the rest is in the JSON and in the data frame."""
+BRIEF = ("output_throughput", "request_goodput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_tpot_ms")
+"""Those whose speedups a terminal shows without ``--full``."""
+FAR = 100.0
+"""Ratio beyond which the end of an interval is far off and no more than that."""
 
 
 class ComparedVariant(NamedFields):
@@ -585,21 +594,30 @@ def _speedup_table(document: dict[str, Any]) -> Table:
     for metric in (key for key in shown if key in HIGHER_IS_BETTER):
         cells = [variant["speedup"][metric] for variant in others]
         if any(cell is not None for cell in cells):
-            rows.append([metric_words(metric), *map(_ratio_cell, cells)])
+            rows.append([metric_words(metric), *map(ratio_cell, cells)])
     title = f"Speedup over {document['baseline']} (above 1 is better)"
-    return Table(title, ["", *(variant["name"] for variant in others)], rows, name="speedup")
+    brief = {document["metric"], *BRIEF} | ({COSTS[0]} if "prices" in document["scenario"] else set())
+    details = {metric_words(metric) for metric in shown if metric in HIGHER_IS_BETTER and metric not in brief}
+    return Table(title, ["", *(variant["name"] for variant in others)], rows, name="speedup", details=details)
 
 
-def _ratio_cell(cell: dict[str, Any] | None) -> Value:
+def ratio_cell(cell: dict[str, Any] | None) -> Value:
     """A ratio with its interval, toned where it is sure."""
     if cell is None:
         return None
     ratio = Ratio(**cell)
-    aside = "" if ratio.low is None else f"{ratio.low:.3f}..{ratio.high:.3f}"
-    if ratio.probability is not None:
-        aside += f" P={ratio.probability:.2f}"
+    text, interval, exact = f"{ratio.ratio:.3f}", "", ""
+    if ratio.low is not None and ratio.high is not None:
+        interval = f"{ratio.low:.3f}..{ratio.high:.3f}"
+        if ratio.high > FAR:
+            interval, exact = f"{ratio.low:.3f}..>{FAR:.0f}", f"({interval})"
+        elif interval == f"{text}..{text}":
+            interval, exact = "", interval
+    chance = "" if ratio.probability is None else f"P={ratio.probability:.2f}"
+    shown = "" if ratio.verdict or not interval else chance
+    aside, detail = (" ".join(filter(None, parts)) for parts in ((interval, shown), (exact, "" if shown else chance)))
     tone: Tone = "" if ratio.low is None else {1: "good", -1: "bad", 0: ""}[ratio.verdict]  # type: ignore[assignment]
-    return Cell(f"{ratio.ratio:.3f}", aside=aside, tone=tone, value=ratio.ratio)
+    return Cell(text, aside=aside, tone=tone, value=ratio.ratio, detail=detail)
 
 
 def _value_table(document: dict[str, Any]) -> Table:
@@ -610,7 +628,9 @@ def _value_table(document: dict[str, Any]) -> Table:
         if any(cell is not None for cell in cells):
             rows.append([key, *cells])
     rows.append(["basis", *(variant["basis"] for variant in variants)])
-    return Table("Means", ["", *(variant["name"] for variant in variants)], rows, name="means")
+    details = {key for key in SHOWN if key in HIGHER_IS_BETTER} - {document["metric"]}
+    details |= {"basis"} if len({variant["basis"] for variant in variants}) == 1 else set()
+    return Table("Means", ["", *(variant["name"] for variant in variants)], rows, name="means", details=details)
 
 
 def _sensitivity_table(document: dict[str, Any]) -> Table:
@@ -627,13 +647,16 @@ def _sensitivity_table(document: dict[str, Any]) -> Table:
             cells.append(Cell(text, aside="turns over" if turned else "", tone="bad" if turned else ""))
         rows.append([row["parameter"], Cell(range_words(row)), *cells])
     title = f"Speedup of {metric_words(document['metric'])} at the ends of assumed parameters"
-    return Table(title, ["", "range", *names], rows, shown=TORNADO_ROWS, name="sensitivity")
+    details = [row["parameter"] for row in document["sensitivity"] if not row["flips"]]
+    return Table(title, ["", "range", *names], rows, shown=TORNADO_ROWS, name="sensitivity", details=details)
 
 
 def range_words(row: dict[str, Any]) -> str:
     """The range of an assumed parameter, e.g. ``x0.5 .. x2``."""
     if row["unit"] == "factor":
         return f"x{row['low']:g} .. x{row['high']:g}"
+    if row["unit"] == "s":
+        return f"{duration(row['low'])} .. {duration(row['high'])}"
     return f"{row['low']:g} .. {row['high']:g} {row['unit']}"
 
 

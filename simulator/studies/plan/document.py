@@ -156,7 +156,7 @@ class PlanResult(StudyResult):
     @property
     def title(self) -> str:
         rate = self.document["request_rate"]
-        goal = "highest rate" if rate is None else f"{rate:.4g} requests per second"
+        goal = "highest rate" if rate is None else f"{number(rate)} requests per second"
         return f"Capacity plan: {self.model}, {goal}"
 
     @property
@@ -190,7 +190,9 @@ class PlanResult(StudyResult):
             tables.append(_failing_table(words, [row for row in rows if row["status"] == status], status))
         commands = [[row["layout"], *command] for row in rows for command in (row["flags"] or {}).items()]
         columns = ("layout", "engine", "command")
-        tables.append(Table("Launch commands of one replica", columns, commands, shown=2, name="commands"))
+        losers = [row["layout"] for row in rows[1:]]
+        title = "Launch commands of one replica"
+        tables.append(Table(title, columns, commands, shown=2, name="commands", details=losers))
         if self.document["plan_summary"] is not None:
             tables += [plan_summary_table(self.document["plan_summary"]), hours_table(self.document.get("hours") or [])]
         return [table for table in tables if table.rows] or tables[:1]
@@ -216,7 +218,7 @@ def _holding_table(document: Document) -> Table:
         sure, ends = row["confidence"], row["confidence"]["binding_interval"]
         rate = (">= " if row["max_rate_is_at_least"] else "") + number(row["max_rate"], 3)
         headroom = "" if row["headroom"] is None else f"{row['headroom']:+.0%}"
-        interval = "" if ends is None else f"{number(ends[0], 3)}..{number(ends[1], 3)}"
+        interval = "" if ends is None else "..".join(number(end, 3) for end in ends)
         bound = latency_words(row["binding"], row["values"][row["binding"]])
         rows.append(
             [
@@ -226,7 +228,7 @@ def _holding_table(document: Document) -> Table:
                 Cell(number(row["usd_per_million_output_tokens"], 3), value=row["usd_per_million_output_tokens"]),
                 Cell(ABSENT if row["power_w"] is None else f"{row['power_w']:,.0f} W", value=row["power_w"]),
                 Cell(rate, aside=headroom, value=row["max_rate"]),
-                Cell(bound, aside=interval),
+                Cell(bound, detail=interval),
                 Cell(
                     f"{sure['share']:.0%}", aside=f"of {sure['runs']}" if sure["runs"] > 1 else "", value=sure["share"]
                 ),
@@ -239,7 +241,8 @@ def _holding_table(document: Document) -> Table:
             ]
         )
     columns = ("", "chips", "$/h", "$/Mtok", "power", "max req/s", "binding", "hold", "P(SLO)", "bound", "basis")
-    return Table("Holds the SLO, best first (* on the Pareto front)", columns, rows, name="holds")
+    title, details = "Holds the SLO, best first (* on the Pareto front)", ("power", "bound", "basis")
+    return Table(title, columns, rows, name="holds", details=details)
 
 
 def _power_table(document: Document) -> Table:
@@ -276,7 +279,8 @@ def _failing_table(title: str, rows: list[Document], name: str) -> Table:
         [Cell(names[0], aside=f"and {len(names) - 1} more" if len(names) > 1 else ""), reason]
         for reason, names in named.items()
     ]
-    return Table(title, ("layout", "reason"), lines, shown=SHOWN, name=name)
+    details = [names[0] for names in named.values()] if name == "not simulated" else ()
+    return Table(title, ("layout", "reason"), lines, shown=SHOWN, name=name, details=details)
 
 
 def plan_document(plan: Plan) -> Document:
@@ -424,10 +428,11 @@ def plan_sentence(plan: Plan) -> str:
     reach = "at least" if best.at_least else "up to"
     if plan.rate is None:
         within = "" if plan.options.power_budget_w is None else f" within {plan.options.power_budget_w:,.0f} W"
-        words = f"{best.name} ({chips}) holds {limits} {reach} {best.max_rate:.3g} req/s{within}, more than any other"
+        words = f"{best.name} ({chips}) holds {limits} {reach} {number(best.max_rate, 3)} req/s{within}"
+        words += ", more than any other"
         sure = f", {_sure_words(best)}" if best.chance is not None else ""
         return f"{words}{sure}; {binds} there.{prices}"
-    at = f"at {plan.rate:.3g} req/s"
+    at = f"at {number(plan.rate, 3)} req/s"
     if plan.options.growth != 1.0:
         window = plan.load.window if plan.load is not None else ""
         at += f" ({plan.options.growth:g} times {f'the rate of {window}' if window else 'today'})"
@@ -436,7 +441,8 @@ def plan_sentence(plan: Plan) -> str:
     )
     words += binds
     if best.max_rate is not None:
-        words += f"; its highest rate is {reach} {best.max_rate:.3g} req/s ({headroom_words(best.max_rate, plan.rate)})"
+        headroom = headroom_words(best.max_rate, plan.rate)
+        words += f"; its highest rate is {reach} {number(best.max_rate, 3)} req/s ({headroom})"
     words += f"; {sure}" if (sure := _sure_words(best)) else ""
     cheaper = next_cheaper(plan)
     if cheaper is not None:
@@ -457,7 +463,7 @@ def _sure_words(best: Candidate) -> str:
 
 
 def _nothing_holds(plan: Plan, limits: str) -> str:
-    at = "at any rate" if plan.rate is None else f"at {plan.rate:.3g} req/s"
+    at = "at any rate" if plan.rate is None else f"at {number(plan.rate, 3)} req/s"
     tried = [c for c in plan.candidates if c.verdict is not None and c.status == "misses"]
     if tried:
         nearest = min(tried, key=_slo_ratio)

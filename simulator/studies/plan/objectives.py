@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from forerun.dataclass import dataclass
 from forerun.errors import ArgumentError, ForerunError
+from forerun.tables import number
 from simulator.running.metrics.statistics import WeightedSample
 from simulator.running.metrics.summary import (
     LATENCIES,
@@ -193,20 +194,13 @@ def latency_words(key: str, value: float | None) -> str:
         return "goodput unknown" if value is None else f"goodput {value:.1%}"
     name, latency, _ = key.rsplit("_", 2)
     label = latency.upper() if latency in LATENCIES else latency
-    return f"{name} {label} {'unknown' if value is None else f'{milliseconds(value)} ms'}"
-
-
-def milliseconds(value: float) -> str:
-    """Four digits, with thousands separators and never an exponent for what takes seconds."""
-    return f"{value:,.0f}" if value >= 1e3 else f"{value:.4g}"
+    return f"{name} {label} {'unknown' if value is None else f'{number(value)} ms'}"
 
 
 def limits_words(objective: Objective) -> str:
     """The objective in words, e.g. ``p99 TTFT <= 1,000 ms and p99 TPOT <= 60 ms``."""
-    parts = [
-        f"{limit.statistic} {limit.latency.upper()} <= {milliseconds(limit.limit_ms)} ms" for limit in objective.limits
-    ]
+    parts = [f"{limit.statistic} {limit.latency.upper()} <= {number(limit.limit_ms)} ms" for limit in objective.limits]
     if objective.goodput is not None:
-        single = ", ".join(f"{name.upper()} <= {milliseconds(limit)} ms" for name, limit in objective.per_request_ms)
-        parts.append(f"{objective.goodput:.4g} of requests within {single}")
+        single = ", ".join(f"{name.upper()} <= {number(limit)} ms" for name, limit in objective.per_request_ms)
+        parts.append(f"{number(objective.goodput)} of requests within {single}")
     return " and ".join(parts)

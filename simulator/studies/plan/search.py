@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from forerun.dataclass import dataclass
 from forerun.errors import ForerunError, InvariantError
+from forerun.tables import number
 from forerun.workers import Workers, study_workers
 from simulator.running.scenario import Scenario
 from simulator.studies.frame import ProgressCall
@@ -247,11 +248,9 @@ def overload(steady: SteadyReplica | None, objective: Objective, replicas: int, 
     for quantile, limit_s in wait_budgets(objective):
         least = float(np.mean(wait_s)) if quantile is None else float(np.quantile(wait_s, quantile, method="lower"))
         if least > limit_s:
-            rate = len(arrival_s) / max(float(arrival_s[-1] - arrival_s[0]), 1e-9)
-            served = replicas * steady.most_rate
-            return (
-                f"requested {rate:,.3g} req/s, serves about {served:,.3g} in the long run: the queue outgrows the SLO"
-            )
+            rate = number(len(arrival_s) / max(float(arrival_s[-1] - arrival_s[0]), 1e-9), 3)
+            served = number(replicas * steady.most_rate, 3)
+            return f"requested {rate} req/s, serves about {served} in the long run: the queue outgrows the SLO"
     return None
 
 
@@ -514,7 +513,7 @@ class CheapestFirst(_Search):
         """List what is left in the queue: it costs more than the winner."""
         while self._queue:
             cost, index, place = heapq.heappop(self._queue)
-            words = f"costs {cost / cheapest:.3g} times the best" if cheapest < inf else "not reached"
+            words = f"costs {number(cost / cheapest, 3)} times the best" if cheapest < inf else "not reached"
             self._tried.append(Candidate(self._layouts[index], self._counts[place], "not simulated", words))
 
     def _find_headroom(self, winners: Sequence[Candidate]) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
-from forerun.tables import Table, pairs
+from forerun.tables import Table, number, pairs
 from simulator.running.metrics.conclusion import EVIDENCE_WORDS
 from simulator.running.metrics.tables import memory_rows
 from simulator.studies.paired import chance_words
@@ -17,6 +18,10 @@ HOURS_PER_MONTH = 730
 """365 days of 24 hours in twelve months."""
 
 
+OF_THE_CONCLUSION = ("Price of a chip for an hour", "Headroom", "How sure")
+"""Rows of the summary that the conclusion says too."""
+
+
 def plan_summary(plan: Plan) -> dict[str, Any] | None:
     """The plan's winner in sentences by heading; None where nothing holds, or no rate was requested."""
     best = plan.best
@@ -26,7 +31,7 @@ def plan_summary(plan: Plan) -> dict[str, Any] | None:
     assert verdict is not None
     monthly = _monthly(best)
     return {
-        "answer": f"{_chips(best)} ({best.name}) serve {plan.rate:.3g} requests per second within "
+        "answer": f"{_chips(best)} ({best.name}) serve {number(plan.rate, 3)} requests per second within "
         f"{limits_words(plan.objective)}.",
         "usd_per_month": monthly,
         "cost": "no price is known for these chips" if monthly is None else f"${monthly:,.0f} a month, at all hours",
@@ -47,7 +52,7 @@ def plan_summary(plan: Plan) -> dict[str, Any] | None:
 
 def plan_summary_table(summary: dict[str, Any]) -> Table:
     rows = [(key[0].upper() + key[1:], text) for key, text in summary.items() if key not in ("answer", "usd_per_month")]
-    return pairs("Summary", rows, name="plan_summary")
+    return replace(pairs("Summary", rows, name="plan_summary"), details=OF_THE_CONCLUSION)
 
 
 def _monthly(candidate: Candidate) -> float | None:
@@ -83,7 +88,7 @@ def _headroom(plan: Plan, best: Candidate) -> str:
     if best.max_rate is None or plan.rate is None:
         return "not searched"
     reach = "at least" if best.at_least else "up to"
-    return f"{reach} {best.max_rate:.3g} requests per second: {headroom_words(best.max_rate, plan.rate)}"
+    return f"{reach} {number(best.max_rate, 3)} requests per second: {headroom_words(best.max_rate, plan.rate)}"
 
 
 def headroom_words(highest: float, rate: float) -> str:

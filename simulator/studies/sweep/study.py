@@ -12,7 +12,7 @@ from typing import Any
 from forerun.dataclass import dataclass
 from forerun.errors import ForerunError, UnknownFieldError
 from forerun.result import StudyResult, Summary
-from forerun.tables import ABSENT, Table, Value
+from forerun.tables import ABSENT, Table, Value, number
 from hwprofiles import weakest
 from simulator.studies.frame import ProgressCall, study_document
 from simulator.studies.paired import COSTS, HIGHER_IS_BETTER, metric_words
@@ -333,8 +333,8 @@ def sweep_sentence(document: dict[str, Any], metric: str) -> str:
     if not HIGHER_IS_BETTER[metric]:
         best, worst = worst, best
     unit = " ms" if metric.endswith("_ms") else ""
-    text = f"Best {metric_words(metric)}: {best[0]} with {best[1]:.4g}{unit}"
+    text = f"Best {metric_words(metric)}: {best[0]} with {number(best[1])}{unit}"
     if worst[1] != best[1] and min(abs(worst[1]), abs(best[1])) > 0:
         ratio = max(worst[1], best[1]) / min(worst[1], best[1])
-        text += f", {ratio:.2f}x better than the worst of {len(known)} points ({worst[0]}, {worst[1]:.4g}{unit})"
+        text += f", {ratio:.2f}x better than the worst of {len(known)} points ({worst[0]}, {number(worst[1])}{unit})"
     return f"{text}{lost}."

@@ -13,7 +13,7 @@ import numpy as np
 
 from forerun.errors import ArgumentError, ForerunError, did_you_mean
 from forerun.result import StudyResult, Summary
-from forerun.tables import Cell, Table, Tone, Value, pairs
+from forerun.tables import Cell, Table, Tone, Value, number, pairs
 from simulator.running.drafting import method_overhead
 from simulator.running.metrics.tables import memory_rows
 from simulator.running.metrics.usage import split_section
@@ -397,18 +397,18 @@ def tune_sentence(tuning: Tuning) -> str:
     served = None if most_rate is None else most_rate / replicas
     load, over = scenario_load(scenario, REQUEST_RATE), ""
     if served is not None and load is not None and load > served * replicas:
-        over = f" {load:.3g} req/s cannot be served: at most about {served * replicas:.3g} req/s can."
+        over = f" {number(load, 3)} req/s cannot be served: at most about {number(served * replicas, 3)} req/s can."
     if served is not None and (at.request_rate is None or at.request_rate >= served) and at.batch != 0.0:
-        return f"{words}; it pays at every load that can be served, up to {served:.3g} req/s per replica.{over}"
+        return f"{words}; it pays at every load that can be served, up to {number(served, 3)} req/s per replica.{over}"
     if at.batch is None:
         last = paying[-1]
         return f"{words}, and pays up to batch {last.at_batch} ({last.speedup:.2f}x with {last.best.name})."
     ends = [end.request_rate for end in (tuning.crossover_low, tuning.crossover_high)]
-    most = "beyond" if served is None else f"{served:.3g}, the most that can be served"
-    low = "0" if ends[0] is None else f"{ends[0]:.3g}"
-    high = most if ends[1] is None or (served is not None and ends[1] > served) else f"{ends[1]:.3g}"
+    most = "beyond" if served is None else f"{number(served, 3)}, the most that can be served"
+    low = "0" if ends[0] is None else number(ends[0], 3)
+    high = most if ends[1] is None or (served is not None and ends[1] > served) else number(ends[1], 3)
     return (
-        f"{words}; it pays below {at.request_rate:.3g} req/s per replica ({low} to {high}), a batch of "
+        f"{words}; it pays below {number(at.request_rate, 3)} req/s per replica ({low} to {high}), a batch of "
         f"{at.batch:.0f}, and costs above.{over}"
     )
 

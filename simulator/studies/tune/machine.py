@@ -351,8 +351,8 @@ def _conclusion(cells: list[dict[str, Any]], best: dict[str, Any], measured: int
 
 
 def _rate_words(cell: dict[str, Any]) -> str:
-    ends = f"{cell['tokens_per_s_low']:.3g} to {cell['tokens_per_s_high']:.3g}"
-    return f"{cell['tokens_per_s']:.3g} tok/s ({ends})"
+    ends = f"{number(cell['tokens_per_s_low'], 3)} to {number(cell['tokens_per_s_high'], 3)}"
+    return f"{number(cell['tokens_per_s'], 3)} tok/s ({ends})"
 
 
 class MachineResult(TunedResult):

@@ -148,3 +148,11 @@ def test_curves_are_listed_with_their_sources(forerun):
     assert len(rows) > 40
     assert all(row["source"] and 0 < row["level"] <= 1 for row in rows)
     assert "eagle3-llama-3.1-8b-mt-bench" in forerun("workloads", "curves").out
+
+
+@pytest.mark.parametrize(("group", "kind"), [("chips", "chip profile"), ("models", "model"), ("workloads", "trace")])
+def test_a_scenario_is_no_file_of_a_catalogue(group, kind, tmp_path, forerun):
+    scenario = tmp_path / "mine.yaml"
+    scenario.write_text("model: llama-3.1-8b\nhardware: {chip: h100-sxm}\n")
+    line = forerun(group, "check", scenario).error_line
+    assert f"mine.yaml: a scenario (it has model and hardware), not a {kind}; forerun run" in line

@@ -366,6 +366,10 @@ WRAPPED = yaml.safe_load((Path(__file__).parent / "wrapped_models.yaml").read_te
         ("AFM-4.5B", 4.6e9),
         ("EXAONE-4.0-32B", 32e9),
         ("dots.llm1", 142e9),
+        ("ERNIE-4.5-21B-A3B", 21.8e9),
+        ("ERNIE-4.5-300B-A47B", 300e9),
+        ("Hunyuan-A13B", 80e9),
+        ("Hunyuan-7B", 7.5e9),
     ],
 )
 def test_wrappers_and_feed_forwards_without_a_gate(name, total):

@@ -143,14 +143,16 @@ def test_with_speculation(data, stream, drafted, alpha, windows):
     assert len(fast.accepted_counts) == drafted + 1
 
 
-def test_sequences_that_only_decode_are_counted(monkeypatch):
+@pytest.mark.parametrize(("windows", "groups"), [((None,), 1), ((None, 64), 1), ((64,), 2)])
+def test_sequences_that_only_decode_are_counted(windows, groups, monkeypatch):
     """The source does so too, and only exact steps visit each of them: what the two are compared for."""
     engine = engine_module(interpreted=True)
     counted, advance = [], engine.Steady.advance
     monkeypatch.setattr("simulator.serving.fleet.pool.engine_module", lambda _: engine)
     monkeypatch.setattr(engine.Steady, "advance", lambda self, now: counted.append(self.count) or advance(self, now))
     stream = RequestStream(np.arange(9) * 0.03, np.arange(9) + 50, np.arange(9) + 60, None)
-    cluster = one_pool(1, "round-robin", "vllm-v1", "fast", EngineLimits(8, 64, 16, 25, 0, 10_000, True), TIMER)
+    limit = EngineLimits(8, 64, 16, 25 // groups, 0, 10_000, True, groups=groups)
+    cluster = one_pool(1, "round-robin", "vllm-v1", "fast", limit, dataclasses.replace(TIMER, windows=windows))
     fast, exact = cluster.run(stream), changed(cluster, stepping="exact-steps").run(stream)
     decoded = fast.steps.integers("decode_seqs").sum()
     assert decoded * 0.8 < sum(counted) <= decoded
@@ -233,7 +235,8 @@ def test_other_rules(data, stream, scheduler, query_len):
     sampler = AcceptanceSampler(np.array([0.7, 0.4]), seed=3, spread=0.1) if query_len > 1 else None
     limit = data.draw(limits(stream, query_len))
     if scheduler == "prefill-first":
-        limit = dataclasses.replace(limit, max_num_batched_tokens=10_000, chunked_prefill=False)
+        steps = data.draw(st.sampled_from([1, 1, 4]))
+        limit = dataclasses.replace(limit, max_num_batched_tokens=10_000, chunked_prefill=False, scheduler_steps=steps)
     cluster = one_pool(1, "round-robin", scheduler, "fast", limit, TIMER, sampler, data.draw(st.booleans()))
     fast, exact = run_both(cluster, stream)
     event("preempted" if sum(fast.preemptions) else "not preempted")

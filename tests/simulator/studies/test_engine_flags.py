@@ -58,6 +58,11 @@ def sglang_drafts(algorithm, tokens, model=None):
     return f"--speculative-algorithm {algorithm} {steps}{path}"
 
 
+def sglang_block(algorithm, verified):
+    drafter = "--speculative-draft-model-path DRAFT_MODEL"
+    return f"--speculative-algorithm {algorithm} --speculative-num-draft-tokens {verified} {drafter}"
+
+
 @pytest.mark.parametrize(
     ("sections", "vllm", "sglang"),
     [
@@ -102,8 +107,7 @@ def sglang_drafts(algorithm, tokens, model=None):
         (
             drafting("parallel-draft", 5, policy="confidence-budget"),
             vllm_drafts("dspark", 5, model="DRAFT_MODEL", enable_adaptive_verification=True),
-            "--speculative-algorithm DSPARK --speculative-num-draft-tokens 6 "
-            "--speculative-draft-model-path DRAFT_MODEL",
+            sglang_block("DSPARK", 6),
         ),
         (
             drafting("eagle3", 5, policy="confidence-budget"),
@@ -115,8 +119,12 @@ def sglang_drafts(algorithm, tokens, model=None):
             drafting("parallel-draft", 3),
             vllm_drafts("eagle3", 3, model="DRAFT_MODEL", parallel_drafting=True)
             + f" # {METHODS['parallel-draft'].names['vllm'].other}",
-            "--speculative-algorithm DFLASH --speculative-num-draft-tokens 4 --speculative-draft-model-path DRAFT_MODEL"
-            f" # {METHODS['parallel-draft'].names['sglang'].other}",
+            sglang_block("DFLASH", 4),
+        ),
+        (
+            drafting("parallel-draft", 3, draft={"markov_rank": 256}),
+            vllm_drafts("dspark", 3, model="DRAFT_MODEL"),
+            sglang_block("DSPARK", 4),
         ),
     ],
 )

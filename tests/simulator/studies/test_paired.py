@@ -98,7 +98,7 @@ def test_every_seed_has_the_figures_of_its_own_run(process):
         assert one | {"engine": None} == run_document_of(scenario, seed) | {"engine": None}
 
 
-@pytest.mark.parametrize("order", [("summary", "document"), ("document", "summary"), ("summary", "figures")])
+@pytest.mark.parametrize("order", [("summary", "document"), ("document", "summary")])
 def test_a_study_reads_no_more_of_a_run_than_it_needs(order):
     """A summary alone is that of the whole document, and does not stand in for it."""
     scenario = scenario_from(tiny_data(input_tokens=100, output_tokens=20), "s")

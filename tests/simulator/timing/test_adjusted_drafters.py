@@ -21,10 +21,11 @@ CHAINS = {
     "mtp": 3,
     "mtp separate": 3,
     "parallel-draft": 7,
+    "parallel-draft sequential": 7,
     "medusa chain": 3,
     "ngram": 5,
 }
-KEEPS_A_CACHE = {"draft-model", "eagle3", "mtp", "mtp separate", "parallel-draft"}
+KEEPS_A_CACHE = set(CHAINS) - {"medusa chain", "ngram"}
 
 
 def chain(name):

@@ -37,6 +37,7 @@ METHODS = {
     "eagle3": {"num_speculative_tokens": 3},
     "eagle3 tree": {"tree": {"depth": 4, "top_k": 3, "nodes": 15}},
     "parallel-draft": {"num_speculative_tokens": 7},
+    "parallel-draft sequential": {"num_speculative_tokens": 7, "draft": {"markov_rank": 256}},
     "mtp": {"num_speculative_tokens": 3},
     "mtp separate": {"num_speculative_tokens": 3, "draft": {"modules": "separate"}},
 }
@@ -115,6 +116,10 @@ class TestMemory:
         assert shared.pass_tokens == (4, 1, 1)
         assert seconds_of(separate, decode(4, 500, 4)) > seconds_of(shared, decode(4, 500, 4))
 
+    def test_a_sequential_head_holds_two_thin_matrices_by_hand(self):
+        added = made("parallel-draft sequential").weight_bytes - made("parallel-draft").weight_bytes
+        assert added == 2 * 256 * (128_256 + 128_256)
+
     def test_lookups_take_nothing_on_the_chips(self):
         drafter = made("ngram")
         assert (drafter.weight_bytes, drafter.kv_bytes_per_token, drafter.pass_tokens) == (0, 0, ())
@@ -166,6 +171,18 @@ class TestTime:
     def test_a_parallel_drafter_costs_one_pass_whatever_k(self):
         costs = [seconds_of(made("parallel-draft", num_speculative_tokens=k), decode(1, 500, k + 1)) for k in (2, 7)]
         assert costs[0] <= costs[1] < 1.2 * costs[0]
+
+    @pytest.mark.parametrize("tokens", [1, 2, 7])
+    @pytest.mark.parametrize("seqs", [1, 32])
+    def test_a_sequential_head_costs_its_two_kernels_per_position(self, tokens, seqs):
+        work, kernels = decode(seqs, 500, tokens + 1), deployment().kernels
+        with_head, without = (
+            seconds_of(made(name, num_speculative_tokens=tokens), work)
+            for name in ("parallel-draft sequential", "parallel-draft")
+        )
+        product = kernels.gemm(m=seqs, n=128_256, k=256).seconds
+        bias = kernels.elementwise(bytes_moved=seqs * (2 * 256 * 2 + 3 * 128_256 * 4), launches=2).seconds
+        assert with_head - without == pytest.approx(tokens * (product + bias), rel=1e-9)
 
     def test_medusas_heads_cost_one_reading_of_them(self):
         drafter = made("medusa")

@@ -153,7 +153,7 @@ SPREADS = (
     {"tensor_parallel": 4, "attention_data_parallel": 2, "expert_parallel": 4},
     {"tensor_parallel": 4, "attention_data_parallel": 4, "expert_parallel": 4},
 )
-DRAFTS = ("none", "draft-model", "remote", "ngram", "medusa", "eagle3", "mtp", "parallel-draft")
+DRAFTS = ("none", "draft-model", "remote", "ngram", "medusa", "eagle3", "mtp", "parallel-draft", "sequential head")
 
 
 @settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
@@ -175,7 +175,8 @@ def test_list_costs_and_seconds_are_one_price_over_the_catalogue(data):
     if method != "none":
         chip = {"chip": "l40s"} if method == "remote" else {}
         draft = {"draft": {"model": "llama-3.2-1b"} | chip} if method in ("draft-model", "remote") else {}
-        method = "draft-model" if method == "remote" else method
+        draft = {"draft": {"markov_rank": 64}} if method == "sequential head" else draft
+        method = {"remote": "draft-model", "sequential head": "parallel-draft"}.get(method, method)
         fields["speculation"] = {"method": method, "num_speculative_tokens": 4, "acceptance": {"alpha": 0.7}} | draft
     try:
         timer = build_replica(scenario_from(fields, "test"), 0).main.timer

@@ -96,14 +96,21 @@ class GroupedScheduler(Scheduler):
         group: Scheduler
         part: StepPlan
         plan: StepPlan = StepPlan()
+        plan.parts, plan.padding = [], []
         self.preempted = []
         self.running = []
         closed: cython.bint = self._wait_limit > 0 and self._waits()
         for group in self.groups:
             group.closed = closed
             group.seen_s, group.query_len = self.seen_s, self.query_len
+            if self.counting:
+                group.count(self.steady.windows)
             part = group.plan()
+            part.count()
             plan.parts.append(part)
+            plan.steady += part.steady
+            plan.cached += part.cached
+            plan.least = min(plan.least, part.least)
             plan.chunks += part.chunks
             plan.decodes += part.decodes
             plan.padding += part.padding
@@ -111,6 +118,7 @@ class GroupedScheduler(Scheduler):
             plan.blocks_in += part.blocks_in
             self.preempted += group.preempted
             self.running += group.running
+        plan.counted = len(plan.decodes)
         return plan
 
     @cython.cfunc

@@ -95,6 +95,12 @@ class Scheduler:
         """A request joins the queue."""
         self.waiting.append(sequence)
 
+    @cython.cfunc
+    def count(self, windows: cython.longlong[::1]) -> None:
+        """Count sequences in the next plan, and the keys that they read within these windows."""
+        self.counting = True
+        self.steady.windows = windows
+
     @property
     def used_blocks(self) -> int:
         """Blocks that running sequences hold, shared ones counted once."""
@@ -178,7 +184,8 @@ class Scheduler:
         """The next step, its blocks allocated; what is cached and unused makes room for them."""
         plan: StepPlan
         swapped: cython.longlong = self.swapped_blocks
-        self.preempted = []
+        if self.preempted:
+            self.preempted = []
         plan = self._plan()
         plan.blocks_out = self.swapped_blocks + plan.blocks_in - swapped
         self._evict_idle()
@@ -312,7 +319,7 @@ class Scheduler:
                 plan.least = left
         if steady.ends():
             plan.least = 1
-        plan.steady = steady.count
+        plan.steady, plan.steady_keys = steady.count, steady.keys
         plan.decodes = self.running[plan.steady : place]
         plan.counted, plan.cached = place - plan.steady, steady.cached + cached
         return place
