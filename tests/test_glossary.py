@@ -1,7 +1,6 @@
 """The glossary is the source of the tooltips."""
 
-from forerun.glossary import definition, glossary_text
-from forerun.tables import Table
+from forerun.tables import Table, definition, glossary_text
 
 
 def test_labels_have_the_definition_of_their_longest_term():

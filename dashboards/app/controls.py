@@ -18,7 +18,7 @@ from dash import html
 
 from dashboards.app.served import SAMPLE_CHIP, ServedFolders
 from forerun.errors import ForerunError, did_you_mean
-from forerun.glossary import definition
+from forerun.tables import definition
 from hwprofiles import chip_names
 from simulator.llm import architecture_names
 from simulator.speculation.methods import METHODS as SPECULATION

@@ -152,8 +152,8 @@ def load_figure(data: LoadData) -> go.Figure:
         for rate, words in marks.items():
             figure.add_vline(x=rate, line={"color": VERMILLION, "width": 1, "dash": "dash"}, row=row, col=1)
             if row == 1:
-                place = {"x": rate, "y": 1, "yref": "y domain", "xanchor": "right", "yanchor": "bottom"}
-                figure.add_annotation(text=f"{words} {rate:.3g}", showarrow=False, font={"size": 11}, **place)
+                at: dict[str, Any] = {"x": rate, "y": 1, "yref": "y domain", "xanchor": "right", "yanchor": "bottom"}
+                figure.add_annotation(text=f"{words} {rate:.3g}", showarrow=False, font={"size": 11}, **at)
         logarithmic = {"type": "log", "dtick": "D2", "tickformat": "~s"} if row < len(METRICS) else {}
         figure.update_yaxes(title=title, rangemode="tozero", row=row, col=1, **logarithmic)
     figure.update_xaxes(title="requests/s", row=3, col=1)

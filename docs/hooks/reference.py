@@ -12,7 +12,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
 
-from forerun.glossary import glossary_text
+from forerun.tables import glossary_text
 
 MARK = re.compile(r"<!-- generated: (\w+) -->.*?<!-- end -->", re.DOTALL)
 """What is generated, and what stands there for who reads the page in a checkout."""
