@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import isfinite
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from forerun.errors import ForerunError
@@ -16,6 +16,7 @@ from simulator.replay.replay_tables import METRIC_WORDS
 
 SECTIONS = ("kernels", "requests", "speculation", "attention")
 OTHER_WORDS = {
+    ("requests", "step_ms"): "Engine steps",
     ("speculation", "speedup"): "Speed-up of speculation",
     ("speculation", "acceptance_length"): "Acceptance length",
     ("attention", "speedup"): "Attention-level speculation: speed-up",
@@ -61,6 +62,15 @@ class ErrorRow:
 def errors_document(rows: Iterable[ErrorRow], version: str) -> dict[str, Any]:
     """The JSON of errors, which the given version of Forerun computed."""
     return {"version": version, "errors": [asdict(row) for row in rows]}
+
+
+def signed_row(
+    section: str, name: str, metric: str, signed: Sequence[float], basis: str | None, fitted: str, ships: bool = True
+) -> ErrorRow:
+    """A row of the record from signed relative errors."""
+    sizes = [100.0 * abs(error) for error in signed]
+    figures = (len(sizes), fmean(sizes), median(sizes), 100.0 * fmean(signed))
+    return ErrorRow(section, name, metric, *figures, basis, fitted, ships)
 
 
 def merged(recorded: Sequence[ErrorRow], computed: Sequence[ErrorRow]) -> list[ErrorRow]:

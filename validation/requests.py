@@ -17,6 +17,7 @@ from traces import TraceError
 from traces.benchmark_results import POWER, MeasuredRun, read_runs
 from validation import tables as tables  # lets read_runs read them
 from validation.facts import fitted_words
+from validation.steps import step_errors
 
 FIGURES = (
     ("mean_ttft_ms", "median_ttft_ms"),
@@ -94,6 +95,7 @@ def measured_request_errors(
             rows += _rows(name, replay)
         if progress is not None:
             progress(done, len(tables))
+    rows += step_errors(folder, base_scenario(), limit)
     if not rows:
         raise ForerunError(f"{folder}: no measured serving run in this folder can be simulated")
     return rows, left

@@ -7,9 +7,7 @@ from collections.abc import Callable, Sequence
 from importlib.resources import as_file, files
 from typing import NamedTuple
 
-import numpy as np
-
-from dashboards.recorded_errors import SECTIONS, ErrorRow
+from dashboards.recorded_errors import SECTIONS, ErrorRow, signed_row
 from forerun.workers import Workers
 from hwprofiles import KernelLibrary, load_chip, weakest
 from simulator.replay.calibrate import calibrate
@@ -184,7 +182,7 @@ def loop_errors() -> list[ErrorRow]:
     results = [(run, rerun(run, base_scenario())) for run in loop_runs()]
     signed = [result["predicted"][metric] / run.measured[metric] - 1.0 for run, result in results]
     basis = weakest(result["basis"] for _, result in results)
-    return [_signed_row("requests", LOOPS, metric, signed, basis, fitted_words(LOOPS, {"frameworks.yaml: trtllm"}))]
+    return [signed_row("requests", LOOPS, metric, signed, basis, fitted_words(LOOPS, {"frameworks.yaml: trtllm"}))]
 
 
 def table_errors(comparisons: Sequence[Comparison]) -> list[ErrorRow]:
@@ -196,7 +194,7 @@ def table_errors(comparisons: Sequence[Comparison]) -> list[ErrorRow]:
     group = comparisons[0].row.group
     signed = [comparison.error for comparison in comparisons]
     constants = {name for comparison in comparisons for name in comparison.constants}
-    return [_signed_row("speculation", group, "speedup", signed, basis, fitted_words(group, constants))]
+    return [signed_row("speculation", group, "speedup", signed, basis, fitted_words(group, constants))]
 
 
 def curve_errors(curves: Sequence[CurveScore] | None = None) -> list[ErrorRow]:
@@ -206,7 +204,7 @@ def curve_errors(curves: Sequence[CurveScore] | None = None) -> list[ErrorRow]:
         return []
     words = f"level and decay of each curve on K = 1 to {FITTED_DEPTH}"
     signed = [curve.error for curve in scores]
-    return [_signed_row("speculation", CURVES, "acceptance_length", signed, None, words)]
+    return [signed_row("speculation", CURVES, "acceptance_length", signed, None, words)]
 
 
 def attention_errors() -> list[ErrorRow]:
@@ -223,15 +221,5 @@ def attention_errors() -> list[ErrorRow]:
         ):
             words = "consistency, not validation: parameters were chosen knowing the published figure"
             error = float(predicted) / measured - 1.0
-            rows.append(_signed_row("attention", label, metric, [error], "extrapolated", words))
+            rows.append(signed_row("attention", label, metric, [error], "extrapolated", words))
     return rows
-
-
-def _signed_row(
-    section: str, name: str, metric: str, signed: Sequence[float], basis: str | None, fitted: str
-) -> ErrorRow:
-    """A row of the record from signed relative errors."""
-    percent = 100.0 * np.asarray(signed)
-    size = np.abs(percent)
-    mean, median, bias = float(size.mean()), float(np.median(size)), float(percent.mean())
-    return ErrorRow(section, name, metric, len(percent), mean, median, bias, basis, fitted, True)

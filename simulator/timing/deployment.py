@@ -224,6 +224,14 @@ class Deployment:
         """Bytes per activation element between kernels."""
         return dtype_bytes("fp32") if self.compute_dtype == "fp32" else ACTIVATION_BYTES
 
+    @property
+    def expert_kernels(self) -> str:
+        """Format that the kernels of routed experts are measured under. MXFP4 beside dense layers in 8 bits, as in
+        DeepSeek-V4, takes activations in MXFP8 on chips that multiply 4-bit floats."""
+        experts, narrow = self.weight_dtypes["expert"], self.weight_dtypes["attention"].startswith(("fp8", "mxfp8"))
+        native = "fp4" in self.chip.compute.dense_flops_per_s
+        return "mxfp4_mxfp8" if experts == "mxfp4" and narrow and native else experts
+
     def gemms(self, layer: Layer) -> Iterator[GemmSlice]:
         """Weight matrices of a layer that every token passes through (routed experts excluded), one chip's slice."""
         for tensor in self._as_run(layer.tensors(self.architecture.hidden_size)):

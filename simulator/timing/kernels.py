@@ -576,7 +576,7 @@ def expert_call(
         "experts_per_token": mlp.experts_per_token,
         "hidden": mlp.expert_width(deployment.architecture.hidden_size),
         "intermediate": mlp.intermediate_size,
-        "dtype": deployment.weight_dtypes["expert"],
+        "dtype": deployment.expert_kernels,
         "expert_parallel": deployment.expert_parallel,
         "tensor_parallel": deployment.expert_tensor_parallel,
         "gated": mlp.gated,

@@ -27,6 +27,7 @@ DTYPES = {
     "int4_wo": "int4",
     "sq": "int8",
     "w4a16_mxfp4": "mxfp4",
+    "w4a8_mxfp4_mxfp8": "mxfp4_mxfp8",
     "nvfp4": "fp4",
     "int8": "int8",
 }

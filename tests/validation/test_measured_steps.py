@@ -1,0 +1,50 @@
+"""Measured engine steps: which lines of a server's log count, and which rows of a profile."""
+
+import csv
+
+import pytest
+
+from validation.requests import base_scenario
+from validation.steps import LOG, LOG_RUNS, PROFILE, step_errors
+
+
+def write(path, rows):
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def line(running, prompt=0, generated=100.0, seconds=0):
+    return {"run": "a", "t_s": seconds, "engine": 0, "prompt_tok_s": prompt, "gen_tok_s": generated, "running": running,
+            "waiting": 0, "kv_usage_pct": 10.0}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write(tmp_path / LOG_RUNS, [
+        {"run": "a", "model": "deepseek-ai/DeepSeek-R1", "gpu": "B200", "tp": 8, "ep": 8, "framework": "vllm 0.19.1",
+         "gpu_kv_tokens": 1_000_000, "kv_gib_per_gpu": 33.0}
+    ])  # fmt: skip
+    quiet = [line(2), line(2), line(2), line(2, prompt=5.0), line(2), line(3), line(3, generated=0.0), line(3)]
+    write(tmp_path / LOG, [row | {"t_s": 10 * place} for place, row in enumerate(quiet)])
+    return tmp_path
+
+
+def test_only_windows_between_quiet_ones_count(folder):
+    (row,) = step_errors(folder, base_scenario(), 40)
+    assert (row.metric, row.n, row.ships) == ("step_ms", 1, False)
+    assert row.bias < 0, "a step of two sequences takes less than 20 ms"
+
+
+def test_medians_of_a_profile_are_steps_that_verify(folder):
+    (folder / LOG).unlink()
+    common = {"model": "DeepSeek-V4-Flash", "gpu": "B300", "tp": 4, "framework": "vllm", "kv_context_tokens": 8192}
+    kinds = [("verify", "median of 5", 16), ("verify", "single step", 16), ("draft", "median of 5", 16),
+             ("verify", "median of 5", 256)]  # fmt: skip
+    rows = [{"row_id": size, "panel": panel, "kind": kind, "size": size, "step_ms": 1e3, **common}
+            for panel, kind, size in kinds]  # fmt: skip
+    write(folder / PROFILE, rows)
+    (row,) = step_errors(folder, base_scenario(), 40)
+    assert row.n == 2
+    assert -100 < row.bias < -95, "steps of a second are none of its"

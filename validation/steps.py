@@ -1,0 +1,103 @@
+"""Steps of measured engines: a profiler's times by tokens, and servers' logs of what ran and tokens per second."""
+
+from __future__ import annotations
+
+import csv
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+from dashboards.recorded_errors import ErrorRow, signed_row
+from hwprofiles import weakest
+from simulator.replay.rerun import run_scenario
+from simulator.replay.steps import steps_document
+from simulator.running.scenario import Scenario
+from traces.benchmark_results import MeasuredRun
+from traces.steps.table import step_table
+from validation.facts import NOTHING
+from validation.halves import rows_by_hash
+
+METRIC = "step_ms"
+PROFILE = "vllm_dsv4_flash_b300_step_cost.csv"
+"""Target steps of a profiler by tokens, in requests of ``VERIFIED`` tokens: its sizes are multiples of that."""
+VERIFIED = 8
+LOG, LOG_RUNS = "inferencex_steplog_engine10s.csv", "inferencex_steplog_runs.csv"
+"""Log lines every ten seconds, and the runs that they belong to."""
+CACHE_BYTES = 1.5 * 61 * 576
+"""Bytes of a token in the KV cache of DeepSeek-R1 and Kimi-K2, the logged models, between 8 and 16 bits."""
+LIMITS = {"max_num_batched_tokens": 16384, "max_num_seqs": 1024}
+
+Row = Mapping[str, str]
+Steps = list[dict[str, Any]]
+
+
+def step_errors(folder: Path, base: Scenario, limit: int) -> Iterator[ErrorRow]:
+    """Errors of predicted steps, a row for each table below a folder.
+
+    Args:
+        folder: of measured tables.
+        base: what the tables do not state.
+        limit: log lines of a run that are compared, chosen by hash.
+    """
+    for path in sorted(folder.rglob("*.csv")):
+        if path.name == PROFILE:
+            groups = [_profile(path)]
+        elif path.name == LOG:
+            groups = list(_logs(path, limit))
+        else:
+            continue
+        documents = [steps_document([step_table(steps, path.name)], run_scenario(run, base)) for run, steps in groups]
+        signed = [step["predicted_s"] / step["measured_s"] - 1 for one in documents for step in one["steps"]]
+        basis = weakest(one["basis"] for one in documents)
+        yield signed_row("requests", str(path.relative_to(folder)), METRIC, signed, basis, NOTHING, ships=False)
+
+
+def _profile(path: Path) -> tuple[MeasuredRun, Steps]:
+    """Medians of target steps: requests of ``VERIFIED`` tokens with as many keys as the profiler's default."""
+    rows = [row for row in _rows(path) if row["panel"].startswith("verify") and row["kind"].startswith("median")]
+    steps = []
+    for row in rows:
+        tokens = int(row["size"])
+        query = min(VERIFIED, tokens)
+        keys = tokens // query * int(row["kv_context_tokens"])
+        counts = {"decode_seqs": tokens // query, "query_len": query, "decode_kv_tokens": keys}
+        steps.append({"place": row["row_id"], "measured_s": float(row["step_ms"]) / 1e3, **counts})
+    return _run(rows[0], path.stem, rows[0]["framework"], kv_cache_dtype="fp8", **LIMITS), steps
+
+
+def _logs(path: Path, limit: int) -> Iterator[tuple[MeasuredRun, Steps]]:
+    """Windows of ten seconds between others without a finished prompt and with as many running requests: a step takes
+    their number over tokens per second; the share of the KV cache in use tells how many keys they read."""
+    runs = {row["run"]: row for row in _rows(path.with_name(LOG_RUNS))}
+    lines: dict[str, list[Row]] = defaultdict(list)
+    for row in _rows(path):
+        lines[row["run"]].append(row)
+    for name, own in lines.items():
+        steps: Steps = []
+        run = runs[name]
+        for before, row, after in zip(own, own[1:], own[2:], strict=False):
+            near = (before, row, after)
+            quiet = all(float(one["prompt_tok_s"]) == 0 and one["running"] == row["running"] for one in near)
+            running, keys = int(row["running"]), float(row["kv_usage_pct"]) / 100 * float(run["gpu_kv_tokens"])
+            if quiet and float(row["gen_tok_s"]) > 0 and keys >= running > 0:
+                counts = {"decode_seqs": running, "decode_kv_tokens": round(keys)}
+                measured_s = running / float(row["gen_tok_s"])
+                steps.append({"place": f"{name} {row['t_s']}", "measured_s": measured_s, **counts})
+        if steps:
+            token_bytes = float(run["kv_gib_per_gpu"]) * 2**30 / float(run["gpu_kv_tokens"])
+            engine, _, release = run["framework"].partition(" ")
+            cache = "fp8" if token_bytes < CACHE_BYTES else "bf16"
+            layout = {"expert_parallel": int(run["ep"]), "kv_cache_dtype": cache, "framework_version": release}
+            yield _run(run, name, engine, **layout), rows_by_hash(steps, itemgetter("place"), limit)
+
+
+def _run(row: Row, name: str, framework: str, **facts: Any) -> MeasuredRun:
+    chips = int(row["tp"])
+    return MeasuredRun(name, name, row["model"], row["gpu"], framework, tensor_parallel=chips, **facts)
+
+
+def _rows(path: Path) -> list[Row]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
