@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from html import escape
+from typing import Any
 
 from dashboards import page
+from dashboards.figures.load import hours_figure
 from dashboards.result_figures import drawn_figures, figure_data
 from forerun.result import StudyResult
-from forerun.tables import Table, cell_text, markdown_text
+from forerun.tables import Table, Value, cell_text, markdown_text, number
+from simulator.studies.paired import chance_words
+from simulator.studies.plan.summary import HOURS_PER_MONTH
 
 COMMANDS = ("commands", "flags")
 """Names of tables whose last column is a text to paste."""
+ALTERNATIVES = 5
 
 
 def study_html(result: StudyResult) -> str:
@@ -40,22 +45,60 @@ def study_html(result: StudyResult) -> str:
     return page.page_html(result.title, sections, drawn)
 
 
+SUMMARY_CARDS = {
+    "Cost": ("cost", "price of a chip for an hour", "by the hour"),
+    "What would change it": ("what would change it", "headroom", "a replica fails", "twice the load"),
+    "What it rests on": ("rests on", "how sure"),
+}
+"""Cards of a plan's summary after its answer, with the sentences of each."""
+PREFIXED = {"by the hour", "headroom", "a replica fails", "twice the load", "price of a chip for an hour"}
+"""Sentences that need their heading to be understood."""
+
+
 def plan_summary_html(result: StudyResult) -> str:
-    """One page: the answer, its cost, and what may change it."""
-    sentences = result.document["plan_summary"]
-    headings = [(key, text) for key, text in sentences.items() if key not in ("answer", "usd_per_month")]
+    """One page to present: traffic, question, answer, cost, alternatives, what may change it, what it rests on."""
+    document = result.document
+    words, hours = document["plan_summary"], document["hours"]
+    figures = {"figure-hours": hours_figure(hours, document["best"]["replicas"])} if hours else {}
+    cards = {
+        title: "".join(_sentence(words[key], key if key in PREFIXED else "") for key in keys if key in words)
+        for title, keys in SUMMARY_CARDS.items()
+    }
+    chance = document["best"]["probability"]
+    sure = f" The probability that they do is {chance_words(chance)}, the model's error counted." if chance else ""
     sections = [
-        page.header(result.title, "A prediction, not a measurement", sentences["answer"]),
-        *(
-            page.card(key[0].upper() + key[1:], f"<p>{escape(text[0].upper() + text[1:])}.</p>")
-            for key, text in headings
-        ),
-        page.card(
-            "How it was found", f"<p>{escape(result.conclusion)}</p><p><a href='report.html'>The whole report</a></p>"
-        ),
-        page.footer(f"Forerun {result.document['version']}", *_marks(result)),
+        page.header(result.title, "A prediction, not a measurement", words["answer"]),
+        page.card("The question", _sentence(f"{words['question']}?")),
+        page.card("Traffic", _sentence(words["traffic"])),
+        *page.figure_cards(figures).values(),
+        page.card("The answer", f"<p>{escape(words['answer'] + sure)}</p>"),
+        page.card("Cost", cards.pop("Cost")),
+        page.card("Alternatives", _alternatives(document).html()),
+        *(page.card(title, text) for title, text in cards.items()),
+        "<p><a href='report.html'>The whole report</a></p>",
+        page.footer(f"Forerun {document['version']}", *_marks(result)[:2]),
     ]
-    return page.page_html(f"Summary: {result.title}", sections, {})
+    return page.page_html(f"Summary: {result.title}", sections, figures)
+
+
+def _sentence(text: str, heading: str = "") -> str:
+    text = f"{heading}: {text}" if heading else text
+    return f"<p>{escape(text[0].upper() + text[1:])}{'' if text[-1] in '.?' else '.'}</p>"
+
+
+def _alternatives(document: Mapping[str, Any]) -> Table:
+    """The answer and the layouts after it: cost, highest rate, probability; and the next cheaper, with why it fails."""
+    cheaper = document["next_cheaper"] or {"layout": None}
+    rows: list[list[Value]] = []
+    for row in document["candidates"]:
+        failing = row["layout"] == cheaper["layout"]
+        if not failing and (row["status"] != "meets" or len(rows) >= ALTERNATIVES):
+            continue
+        usd = None if row["usd_per_hour"] is None else f"${row['usd_per_hour'] * HOURS_PER_MONTH:,.0f}"
+        highest = None if row["max_rate"] is None else f"{number(row['max_rate'], 3)} requests/s"
+        says = f"cheaper, and fails: {row['reason']}" if failing else "holds every limit"
+        rows.append([row["layout"], row["chips"], usd, highest, chance_words(row["probability"]), says])
+    return Table("Alternatives", ("", "chips", "a month", "serves up to", "probability", ""), rows)
 
 
 def study_markdown(result: StudyResult) -> str:

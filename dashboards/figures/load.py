@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -102,6 +102,29 @@ def traffic_figure(data: TrafficData) -> go.Figure:
     figure.update_yaxes(title="share of requests", tickformat=".0%", row=2, col=1)
     figure.update_xaxes(title="tokens", type="log", dtick="D2", tickformat="~s", row=2, col=1)
     return captioned(figure, "Traffic", f"{data.requests:,} requests", "measured", 520)
+
+
+def hours_figure(hours: Sequence[Mapping[str, Any]], fixed: int) -> go.Figure:
+    """Requests per second by the hour above, the replicas that they need beside the fixed number below."""
+    clock = hours[0]["clock"] is not None
+    at = [hour["clock"] if clock else hour["start_s"] / 3600 for hour in hours]
+    figure = make_subplots(rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.08)
+    look: dict[str, Any] = {"showlegend": False, "col": 1}
+    for row, key in enumerate(("request_rate", "replicas"), start=1):
+        figure.add_bar(
+            x=at,
+            y=[hour[key] for hour in hours],
+            marker={"color": COLOURS["waiting" if row == 1 else "running"]},
+            hovertemplate="%{y:.3~g} from %{x}<extra></extra>",
+            row=row,
+            **look,
+        )
+    figure.add_hline(y=fixed, line={"color": GREY, "width": 2, "dash": "dash"}, row=2, col=1)
+    figure.update_yaxes(title="requests/s", rangemode="tozero", row=1, col=1)
+    figure.update_yaxes(title="replicas", rangemode="tozero", dtick=max(1, fixed // 4), row=2, col=1)
+    figure.update_xaxes(title="time of day of the log" if clock else "hours since the first request", row=2, col=1)
+    caption = "replicas that follow the load; dashed: a fixed fleet"
+    return captioned(figure, "Traffic and replicas by the hour", caption, "predicted", 460)
 
 
 def load_figure(data: LoadData) -> go.Figure:

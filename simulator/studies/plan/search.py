@@ -210,7 +210,7 @@ def highest_by_hour(profile: Sequence[tuple[float, float]]) -> list[tuple[float,
 
 
 LEAST_HOURS = 3
-"""Hours of a log from which replicas are told by the hour."""
+"""Hours of a log from which a plan lists replicas by the hour."""
 LEAST_COVERED_S = 600.0
 """Seconds over which the requests of an hour are divided at least, of one that a log only touches."""
 

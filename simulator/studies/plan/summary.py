@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 from forerun.tables import Cell, Table, Value, number, pairs
@@ -13,7 +14,9 @@ from simulator.running.metrics.tables import memory_rows
 from simulator.studies.paired import chance_words
 from simulator.studies.plan.layouts import ChipPrice
 from simulator.studies.plan.objectives import GOODPUT, latency_words, limits_words
-from simulator.studies.plan.search import GROWTH, Candidate, Plan
+from simulator.studies.plan.search import Candidate, Plan
+from simulator.studies.steady_state.traffic import population
+from simulator.workload.generate import trace_began_s
 
 HOURS_PER_MONTH = 730
 """365 days of 24 hours in twelve months."""
@@ -21,7 +24,7 @@ HOURS_PER_MONTH = 730
 
 COSTS_BY_HOUR = ("replicas", "usd", "fixed_usd")
 HOURS_SHOWN = 24
-OF_THE_CONCLUSION = ("Price of a chip for an hour", "Headroom", "How sure")
+OF_THE_CONCLUSION = ("Question", "Traffic", "Price of a chip for an hour", "Headroom", "How sure")
 """Rows of the summary that the conclusion says too."""
 
 
@@ -33,9 +36,12 @@ def plan_summary(plan: Plan) -> dict[str, Any] | None:
     verdict = best.verdict
     assert verdict is not None
     monthly = _monthly(best)
+    limits = limits_words(plan.objective)
     return {
-        "answer": f"{_chips(best)} ({best.name}) serve {number(plan.rate, 3)} requests per second within "
-        f"{limits_words(plan.objective)}.",
+        "question": f"what is the {'cheapest' if plan.by_price else 'smallest'} way to serve {number(plan.rate, 3)} "
+        f"requests per second within {limits}",
+        "traffic": _traffic(plan),
+        "answer": f"{_chips(best)} ({best.name}) serve {number(plan.rate, 3)} requests per second within {limits}.",
         "usd_per_month": monthly,
         "cost": "no price is known for these chips" if monthly is None else f"${monthly:,.0f} a month, at all hours",
         "price of a chip for an hour": price_words(plan) or "not known",
@@ -56,6 +62,26 @@ def plan_summary(plan: Plan) -> dict[str, Any] | None:
 def plan_summary_table(summary: dict[str, Any]) -> Table:
     rows = [(key[0].upper() + key[1:], text) for key, text in summary.items() if key not in ("answer", "usd_per_month")]
     return replace(pairs("Summary", rows, name="plan_summary"), details=OF_THE_CONCLUSION)
+
+
+def _traffic(plan: Plan) -> str:
+    """How many requests of what length, and where they come from."""
+    assert plan.rate is not None
+    workload = plan.study.scenario.workload
+    requests = population(workload)
+    means = [number(round(float(tokens.mean()))) for tokens in (requests.input_tokens, requests.output_tokens)]
+    words = (
+        f"{number(plan.rate, 3)} requests per second, in the mean {means[0]} prompt tokens and {means[1]} answer tokens"
+    )
+    if plan.options.growth != 1.0:
+        words += f", {plan.options.growth:g} times today's"
+    if workload.trace is None:
+        return f"{words}; drawn from assumed distributions, not from a log"
+    began_s = trace_began_s(workload)
+    since = "" if began_s is None else f", which begins on {clock_words(began_s)}"
+    count = f"{len(requests.input_tokens):,} requests of {Path(workload.trace).name}{since}"
+    part = f"; played are {plan.load.window}" if plan.load is not None and plan.load.window else ""
+    return f"{words}; from {count}{part}"
 
 
 def _monthly(candidate: Candidate) -> float | None:
@@ -105,7 +131,7 @@ def _failure(plan: Plan, best: Candidate) -> str:
         down, rented = best.layout.spare, best.layout.rented(best.replicas)
         return f"{down} of the {rented} may be down and, as predicted, every limit still holds"
     usd = best.layout.usd_per_hour
-    spare = "--spare 1 adds one" + ("" if usd is None else f" for ${usd * HOURS_PER_MONTH:,.0f} a month")
+    spare = "one more can be rented" + ("" if usd is None else f" for ${usd * HOURS_PER_MONTH:,.0f} a month")
     if best.replicas == 1:
         return f"there is one replica: while it is down nothing is served; {spare}"
     if plan.headroom_cases is None or plan.headroom_cases.one_less is None:
@@ -121,7 +147,7 @@ def _growth(plan: Plan, best: Candidate) -> str:
         return "not tried"
     grown = plan.headroom_cases.doubled
     if grown is None:
-        return f"no number of replicas tried holds it; plan it with --growth {plan.options.growth * GROWTH:g}"
+        return "none of the numbers of replicas tried holds it: it needs a plan of its own"
     if grown.replicas == best.replicas:
         return "the same replicas hold it"
     return f"{grown.replicas} replicas ({_bill(grown)})"

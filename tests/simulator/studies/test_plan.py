@@ -1,6 +1,7 @@
 """Capacity plans: the winner is that of exhaustive simulation, the highest rate that of a fine sweep."""
 
 import json
+import re
 from dataclasses import replace
 from datetime import datetime, timedelta
 from math import inf
@@ -284,13 +285,13 @@ def test_a_spare_replica_is_rented_and_the_brief_says_what_it_is_for(chat):
     assert spare.best["layout"].startswith("1+1 x a100-sxm-80gb")
     assert spare.best["max_rate"] == bare.best["max_rate"], "what holds with the spare one down"
     without, brief = (result.document["plan_summary"] for result in (bare, spare))
-    assert "while it is down nothing is served; --spare 1 adds one for $1,460" in without["a replica fails"]
+    assert "while it is down nothing is served; one more can be rented for $1,460" in without["a replica fails"]
     assert "1 of the 2 may be down and, as predicted," in brief["a replica fails"]
     assert brief["how sure"].startswith("every limit is met as predicted, and with")
     assert "--spare 1" in spare.command
 
 
-def test_the_brief_tells_cost_failure_growth_and_what_would_change_it(chat):
+def test_the_brief_tells_cost_failure_growth_and_what_would_change_it(chat, tmp_path):
     slo, vary = {"p99_ttft_ms": 1500.0, "p99_tpot_ms": 60.0}, {"hardware.tensor_parallel": [1]}
     arguments = {"rate": 24.0, "slo": slo, "vary": vary, "requests": 500, "replications": 1, "finalists": 1, "jobs": 1}
     result = plan(chat, **arguments)
@@ -304,6 +305,13 @@ def test_the_brief_tells_cost_failure_growth_and_what_would_change_it(chat):
     assert best["replicas"] < replicas <= 2 * best["replicas"] + 1
     assert f"{best['headroom']:.0%} more traffic" in brief["what would change it"]
     assert result.table("plan_summary").rows
+    result.save(tmp_path)
+    page = (tmp_path / "summary.html").read_text()
+    headings = re.findall("<h2>(.*?)</h2>", page)
+    wanted = ["The question", "Traffic", "The answer", "Cost", "Alternatives"]
+    assert headings == [*wanted, "What would change it", "What it rests on"]
+    text = re.sub("<(style|script).*?</\\1>|<.*?>", " ", page, flags=re.S)
+    assert not re.findall(r"--[a-z]|[a-z]+_[a-z]+", text), "a page to present has no names of options or fields"
     highest = plan(chat, max_rate=True, slo=slo, vary=vary, requests=60, replications=1, jobs=1)
     assert highest.document["plan_summary"] is None
 
