@@ -445,12 +445,6 @@ def unshared_hashes(input_tokens: np.ndarray[Any, Any], block_tokens: int) -> Pr
 
 def pool_hashes(pool: PromptPool, input_tokens: np.ndarray[Any, Any], block_tokens: int) -> PrefixHashes:
     """Block ids of requests that take their prompts round robin from a pool."""
-    blocks = -(-np.asarray(input_tokens, dtype=np.int64) // block_tokens)
-    shared = pool.shared_tokens // block_tokens
-    offsets = np.concatenate(([0], np.cumsum(blocks)))
-    prompt = np.repeat(np.arange(len(blocks)) % pool.prompts, blocks)
-    position = np.arange(offsets[-1]) - np.repeat(offsets[:-1], blocks)
-    width = int(blocks.max(initial=0)) + 1
-    group = pool.prompts * width + (prompt % pool.groups) * width + position
-    own = prompt * width + position
-    return PrefixHashes(offsets, np.where(position < shared, group, own), block_tokens)
+    tokens = np.asarray(input_tokens, dtype=np.int64)
+    prompt = np.arange(len(tokens)) % pool.prompts
+    return PrefixHashes.of_groups(tokens, pool.shared_tokens, prompt % pool.groups, prompt, block_tokens)

@@ -27,7 +27,7 @@ from simulator.llm import (
     usual_head,
 )
 from simulator.running.assumptions import Assumptions
-from simulator.serving import DraftingRule
+from simulator.serving import DraftingRule, Pool
 from simulator.speculation import (
     BatchTable,
     DraftConfig,
@@ -224,6 +224,15 @@ def drafting_rule(
         return None
     recovery = policy.recovery_tokens or RECOVERY_TOKENS if policy.while_off == "starve" else 0
     return DraftingRule(factory, most, policy.while_off == "follow", recovery)
+
+
+def drafting_gain(pool: Pool, config: SpeculationConfig, batch: int, context: int) -> float:
+    """Speed with drafts over plain steps: ``(1 + accepted drafts) * plain step / (drafting + verification)``."""
+    timer, windows = pool.timer, pool.timer.windows
+    assert isinstance(timer, timing.ModelTimer)
+    plain_s = float(replace(timer, drafter=None).seconds(timing.decode_step(windows, batch, 1, context)))
+    drafting_s = float(timer.seconds(timing.decode_step(windows, batch, pool.limits.query_len, context)))
+    return (1.0 + float(np.sum(draft_survival(config)))) * plain_s / drafting_s
 
 
 def always_full(config: SpeculationConfig, starved: bool) -> DraftingRule:

@@ -86,6 +86,20 @@ class PrefixHashes:
         return PrefixHashes(offsets, self.ids[np.arange(offsets[-1], dtype=np.int64) + starts], self.block_tokens)
 
     @classmethod
+    def of_groups(
+        cls, tokens: IntArray, shared_tokens: IntArray | int, group: IntArray, own: IntArray, block_tokens: int
+    ) -> PrefixHashes:
+        """Requests that have whole blocks of their first ``shared_tokens`` in common with their ``group``, and all
+        blocks with requests of the same ``own`` number."""
+        blocks = -(-tokens // block_tokens)
+        offsets = np.concatenate(([0], np.cumsum(blocks)))
+        position = np.arange(offsets[-1]) - np.repeat(offsets[:-1], blocks)
+        shared = position < np.repeat(shared_tokens // block_tokens + 0 * blocks, blocks)
+        width = int(blocks.max(initial=0)) + 1
+        number = np.where(shared, int(own.max(initial=0)) + 1 + np.repeat(group, blocks), np.repeat(own, blocks))
+        return cls(offsets, number * width + position, block_tokens)
+
+    @classmethod
     def from_lists(cls, lists: Sequence[Sequence[int]], block_tokens: int) -> PrefixHashes:
         """Build from one sequence of ids per request."""
         counts = np.fromiter((len(ids) for ids in lists), dtype=np.int64, count=len(lists))

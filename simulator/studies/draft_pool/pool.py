@@ -20,6 +20,7 @@ from forerun.errors import ForerunError
 from forerun.result import StudyResult, Summary
 from forerun.tables import Cell, Table, Value, percent
 from simulator.running.build import build_replica
+from simulator.running.drafting import drafting_gain
 from simulator.running.scenario import Scenario
 from simulator.speculation import draft_survival
 from simulator.studies.assumed import ACCEPTANCE_FACTORS, with_acceptance_scaled
@@ -329,12 +330,7 @@ def target_chips_gain(scenario: Scenario, batch: int, context_tokens: int) -> fl
         build = build_replica(scenario.with_values({"speculation.draft": kept}))
     except ForerunError:
         return None
-    timer, query_len = build.main.timer, build.main.limits.query_len
-    assert isinstance(timer, ModelTimer)
-    no_drafter = replace(timer, drafter=None)
-    steps = (decode_step(timer.windows, batch, tokens, context_tokens) for tokens in (1, query_len))
-    plain_s, drafted_s = (float(each.seconds(step)) for each, step in zip((no_drafter, timer), steps, strict=True))
-    return (1.0 + float(np.sum(draft_survival(scenario.speculation)))) * plain_s / drafted_s
+    return drafting_gain(build.main, scenario.speculation, batch, context_tokens)
 
 
 class PoolGain(NamedTuple):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from math import ceil
 from typing import Any, NamedTuple
 
@@ -14,13 +13,13 @@ from forerun.errors import ArgumentError, ForerunError
 from forerun.result import StudyResult, Summary
 from forerun.tables import Cell, Table, duration
 from simulator.running.build import Build, build_replica
+from simulator.running.drafting import drafting_gain
 from simulator.running.run import RunResult, serve, simulate
 from simulator.running.scenario import Scenario
-from simulator.speculation import draft_survival
 from simulator.studies.assumed import with_acceptance_scaled
 from simulator.studies.frame import ProgressCall, study_document
 from simulator.studies.study_file import yaml_text
-from simulator.timing import ModelTimer, decode_step
+from simulator.timing import ModelTimer
 from simulator.workload import RequestStream
 from simulator.workload.generate import draw_lengths
 from traces import PrefixHashes
@@ -46,12 +45,8 @@ class Responses(NamedTuple):
     def stream(self, block_tokens: int) -> RequestStream:
         """All responses as a burst; the whole blocks of a prompt are the same for all of its group."""
         tokens = self.prompt_tokens + self.generated
-        blocks, shared = -(-tokens // block_tokens), self.prompt_tokens // block_tokens
-        offsets = np.concatenate([[0], np.cumsum(blocks)])
-        position = np.arange(offsets[-1]) - np.repeat(offsets[:-1], blocks)
-        of_prompt = np.repeat(self.prompt * int(blocks.max()), blocks) + position
-        ids = np.where(position < np.repeat(shared, blocks), -1 - of_prompt, np.arange(offsets[-1]))
-        hashes = PrefixHashes(offsets, ids, block_tokens)
+        own = np.arange(len(tokens))
+        hashes = PrefixHashes.of_groups(tokens, self.prompt_tokens, self.prompt, own, block_tokens)
         return RequestStream(np.zeros(len(tokens)), tokens, self.remaining, None, prefix_hashes=hashes)
 
     def after(self, generated: IntArray) -> Responses:
@@ -109,25 +104,19 @@ def generate_step(scenario: Scenario, responses: Responses, needed: int, seed: i
 def tail_batch(scenario: Scenario, build: Build, responses: Responses) -> int:
     """Largest batch of a replica up to which drafting is faster than plain steps; 0: none.
 
-    gain(b) = (1 + accepted drafts) * plain step / (drafting + verification), at the context that the last b responses
-    of a replica have: its prompts, and the tokens after which all but b responses have ended.
+    The gain is taken at the context that the last b responses of a replica have: its prompts, and the tokens after
+    which all but b responses have ended.
     """
-    timer, query_len = build.main.timer, build.main.limits.query_len
     speculation, replicas = scenario.speculation, scenario.hardware.replicas
     assert speculation is not None
-    if not isinstance(timer, ModelTimer):
+    if not isinstance(build.main.timer, ModelTimer):
         raise ForerunError("attention_speculation: rollouts are about drafts; remove it")
-    plain, expected = replace(timer, drafter=None), 1.0 + float(np.sum(draft_survival(speculation)))
     most = min(ceil(len(responses.remaining) / replicas), build.main.limits.max_num_seqs)
     pays = 0
     for batch in sorted({*range(1, min(most, 16) + 1), *np.geomspace(1, most, 40).round().astype(int).tolist()}):
         ended = max(0.0, 1.0 - batch * replicas / len(responses.remaining))
         context = int(np.mean(responses.prompt_tokens) + np.quantile(responses.remaining, ended) / 2 * (1 + ended))
-        plain_s, drafting_s = (
-            float(one.seconds(decode_step(timer.windows, batch, tokens, context)))
-            for one, tokens in ((plain, 1), (timer, query_len))
-        )
-        if expected * plain_s <= drafting_s:
+        if drafting_gain(build.main, speculation, batch, context) <= 1.0:
             break
         pays = batch
     return pays
