@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import plotly.graph_objects as go
 
 from dashboards.theme import BASIS_WORDS, dark_template, light_template
-from forerun.tables import LONG_WORDS, Table
+from forerun.tables import LONG_WORDS, Table, term_html
 
 PLOTLY = "plotly-cartesian-4.1.1.min.js.gz"
 """plotly.js without maps and three dimensions, as its makers build and minify it: a third of the whole."""
@@ -87,7 +87,7 @@ def tiles_html(tiles: Sequence[Tile]) -> str:
     def one(tile: Tile) -> str:
         unit = f" <small>{escape(tile.unit)}</small>" if tile.unit else ""
         return (
-            f'<div class="tile"><div class="label">{escape(tile.label)}</div>'
+            f'<div class="tile"><div class="label">{term_html(tile.label)}</div>'
             f'<div class="value">{escape(tile.value)}{unit}</div><div class="detail">{escape(tile.detail)}</div></div>'
         )
 

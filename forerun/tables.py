@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
+from functools import cache
 from html import escape
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -173,7 +174,8 @@ class Table:
         words = [index > 0 and self.words(index) for index in range(len(self.columns))]
         head = "".join(map(_html_heading, self.columns, words))
         head = f"<thead><tr>{head}</tr></thead>" if self.headed else ""
-        lines = ["<tr>" + "".join(map(_html_cell, row, words, labels)) + "</tr>" for row in self.rows]
+        first = [index == 0 for index in range(len(self.columns))]
+        lines = ["<tr>" + "".join(map(_html_cell, row, words, labels, first)) + "</tr>" for row in self.rows]
         shown, more = lines[: self.shown], lines[len(lines) - self.hidden :]
 
         def part(rows: Sequence[str], which: str = "") -> str:
@@ -258,13 +260,56 @@ def cell_class(cell: Value, words: bool = False) -> str:
 
 
 def _html_heading(name: str, words: bool) -> str:
-    return f'<th scope="col"{_named("words" if words else "")}>{escape(name)}</th>' if name else "<td></td>"
+    return f'<th scope="col"{_named("words" if words else "")}>{term_html(name)}</th>' if name else "<td></td>"
 
 
-def _html_cell(cell: Value, words: bool, label: str) -> str:
+ENTRY = re.compile(r"^\*\*(.+?)\*\*\n:   (.+)$", re.MULTILINE)
+"""A term of the glossary and its definition."""
+
+
+def glossary_text() -> str:
+    """The glossary as Markdown: sections of terms, each with its definition in a paragraph."""
+    from importlib.resources import files
+
+    return files("forerun").joinpath("glossary.md").read_text("utf-8")
+
+
+@cache
+def _definitions() -> dict[str, str]:
+    """Definition by term in lower case, the longest term first; single letters, which are units too, are left out."""
+    entries: dict[str, str] = {}
+    for heading, words in ENTRY.findall(glossary_text().replace("`", "")):
+        entries |= {_plain(term): f"{heading}: {words}" for term in re.split(r", | \(|\)", heading) if len(term) > 1}
+    return dict(sorted(entries.items(), key=lambda entry: -len(entry[0])))
+
+
+@cache
+def definition(words: str) -> str | None:
+    """Definition of the longest term in a label such as ``p99 TTFT`` or ``mean_ttft_ms``; None where there is none.
+
+    >>> definition("p99_tpot_ms")[:30]
+    'TPOT, time per output token: ('
+    """
+    label = _plain(words)
+    matching = (entry for term, entry in _definitions().items() if re.search(rf"\b{re.escape(term)}s?\b", label))
+    return next(matching, None)
+
+
+def _plain(words: str) -> str:
+    return words.lower().replace("_", " ").strip()
+
+
+def term_html(words: str) -> str:
+    """A label as HTML, with the definition of its term as a tooltip."""
+    meaning = definition(words)
+    return escape(words) if meaning is None else f'<abbr title="{escape(meaning)}">{escape(words)}</abbr>'
+
+
+def _html_cell(cell: Value, words: bool, label: str, first: bool) -> str:
     named = _named(cell_class(cell, words)) + (f' data-label="{escape(label)}"' if label else "")
     if not isinstance(cell, Cell):
-        return f"<td{named}>{escape(cell_text(cell))}</td>"
+        text = cell_text(cell)
+        return f"<td{named}>{term_html(text) if first else escape(text)}</td>"
     aside = f' <span class="aside">{escape(cell.after)}</span>' if cell.after else ""
     return f"<td{named}>{escape(cell.text)}{aside}</td>"
 

@@ -18,6 +18,7 @@ from dash import html
 
 from dashboards.app.served import SAMPLE_CHIP, ServedFolders
 from forerun.errors import ForerunError, did_you_mean
+from forerun.tables import definition
 from hwprofiles import chip_names
 from simulator.llm import architecture_names
 from simulator.speculation.methods import METHODS as SPECULATION
@@ -37,6 +38,12 @@ LONGEST_PAIRS = 400
 def part_id(kind: str, page: str, name: str) -> Identity:
     """Id of a part of a page; callbacks find all parts of one kind by it."""
     return {"kind": kind, "page": page, "name": name}
+
+
+def term(words: str) -> Component:
+    """A label, with the definition of its term as a tooltip."""
+    meaning = definition(words)
+    return words if meaning is None else html.Abbr(words, title=meaning)
 
 
 state_id = partial(part_id, "state")
@@ -104,7 +111,7 @@ class ChoiceField(Control):
         offered = self.offered(served)
         return dmc.Select(
             id=state_id(page, self.name),
-            label=self.label,
+            label=term(self.label),
             data=offered,
             value=value,
             searchable=len(offered) > 8,
@@ -140,7 +147,7 @@ class Several(ChoiceField):
     def widget(self, page: str, value: Any, served: ServedFolders) -> Component:
         return dmc.MultiSelect(
             id=state_id(page, self.name),
-            label=self.label,
+            label=term(self.label),
             data=self.offered(served),
             value=value,
             maxValues=self.most,
@@ -189,7 +196,7 @@ class Number(Control):
 
     def widget(self, page: str, value: Any, served: ServedFolders) -> Component:
         if not self.stops:
-            return self._field(page, value, {"label": self.label, "description": self.says, "size": "sm"})
+            return self._field(page, value, {"label": term(self.label), "description": self.says, "size": "sm"})
         field = self._field(page, value, {"aria-label": self.label, "size": "xs", "w": 132})
         shown = sorted({0, len(self.stops) // 2, len(self.stops) - 1})
         slider = dmc.Slider(
@@ -207,7 +214,7 @@ class Number(Control):
             px="lg",
             thumbLabel=self.label,
         )
-        head = dmc.Group([dmc.Text(self.label, size="sm", fw=500), field], justify="space-between", wrap="nowrap")
+        head = dmc.Group([dmc.Text(term(self.label), size="sm", fw=500), field], justify="space-between", wrap="nowrap")
         return [head, slider]
 
     def _field(self, page: str, value: Any, more: Mapping[str, Any]) -> Component:
@@ -248,7 +255,7 @@ class Pairs(Control):
     def widget(self, page: str, value: Any, served: ServedFolders) -> Component:
         return dmc.TextInput(
             id=state_id(page, self.name),
-            label=self.label,
+            label=term(self.label),
             description=self.says,
             placeholder=self.example,
             value=value,

@@ -10,7 +10,7 @@ import dash_mantine_components as dmc
 import plotly.graph_objects as go
 from dash import dcc, html
 
-from dashboards.app.controls import Component, part_id
+from dashboards.app.controls import Component, part_id, term
 from dashboards.page import Tile
 from dashboards.theme import BASIS_WORDS
 from forerun.tables import Table
@@ -158,7 +158,7 @@ def tiles(rows: Iterable[Tile]) -> Component:
 
     def one(tile: Tile) -> Component:
         value = dmc.Text([tile.value, html.Small(f" {tile.unit}" if tile.unit else "")], className="tile-value")
-        around = [dmc.Text(words, size="xs", className="muted") for words in (tile.label, tile.detail)]
+        around = [dmc.Text(words, size="xs", className="muted") for words in (term(tile.label), tile.detail)]
         return dmc.Paper([around[0], value, around[1]], withBorder=True, radius="md", p="xs", className="tile")
 
     return dmc.SimpleGrid(list(map(one, rows)), cols={"base": 2, "sm": 3, "xl": 6}, spacing="sm")

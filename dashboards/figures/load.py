@@ -9,7 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from dashboards.theme import COLOURS, GREY, FloatArray, add_line, captioned, method_line
+from dashboards.theme import COLOURS, GREY, VERMILLION, FloatArray, add_line, captioned, method_line
 from traces import RequestTable
 
 TIME_BINS = 120
@@ -51,6 +51,21 @@ class LoadData(NamedTuple):
     simulated: tuple[SimulatedPoint, ...]
     request_rate: float
     basis: str
+    capacity: float | None = None
+    """The highest rate that the first curve's deployment can serve."""
+
+
+KNEE = 2.0
+"""Mean TTFT at the knee over that of an idle engine."""
+
+
+def knee(curve: LoadFigure) -> float | None:
+    """The rate at which mean TTFT is ``KNEE`` times that at the lowest load; None where it stays below."""
+    rates, ttft = curve.request_rate, curve.ttft_ms
+    known = np.isfinite(ttft)
+    if not known.any() or ttft[known][-1] < KNEE * ttft[known][0]:
+        return None
+    return float(np.interp(KNEE * ttft[known][0], ttft[known], rates[known]))
 
 
 class TrafficData(NamedTuple):
@@ -131,6 +146,8 @@ def load_figure(data: LoadData) -> go.Figure:
     """Three panels over one axis of load; diamonds are simulated, the dotted line is the load in question."""
     figure = make_subplots(rows=3, cols=1, shared_xaxes=True, vertical_spacing=0.06)
     look: dict[str, Any]
+    first = knee(data.curves[0]) if data.curves else None
+    marks = {rate: words for rate, words in ((first, "knee"), (data.capacity, "capacity")) if rate is not None}
     for curve in data.curves:
         colour, dash = method_line(curve.method)
         look = {"legendgroup": curve.name, "line": {"color": colour, "width": 2.5, "dash": dash}}
@@ -155,6 +172,11 @@ def load_figure(data: LoadData) -> go.Figure:
                 col=1,
             )
         figure.add_vline(x=data.request_rate, line={"color": GREY, "width": 1.5, "dash": "dot"}, row=row, col=1)
+        for rate, words in marks.items():
+            figure.add_vline(x=rate, line={"color": VERMILLION, "width": 1, "dash": "dash"}, row=row, col=1)
+            if row == 1:
+                at: dict[str, Any] = {"x": rate, "y": 1, "yref": "y domain", "xanchor": "right", "yanchor": "bottom"}
+                figure.add_annotation(text=f"{words} {rate:.3g}", showarrow=False, font={"size": 11}, **at)
         logarithmic = {"type": "log", "dtick": "D2", "tickformat": "~s"} if row < len(METRICS) else {}
         figure.update_yaxes(title=title, rangemode="tozero", row=row, col=1, **logarithmic)
     figure.update_xaxes(title="requests/s", row=3, col=1)

@@ -107,6 +107,9 @@ def roofline_figure(data: RooflineData) -> go.Figure:
             line={"color": COLOURS["idle"], "width": 2, "dash": "solid" if dtype == max(data.peaks) else "dot"},
             hovertemplate=f"{dtype}: %{{y:.3s}}FLOP/s<extra></extra>",
         )
+        words = f"{dtype}: {peak / 1e12:,.0f} TFLOP/s from {ridge:,.0f} FLOP/byte"
+        place = {"x": np.log10(ridge), "y": np.log10(peak), "xanchor": "right", "yanchor": "bottom"}
+        figure.add_annotation(text=words, showarrow=False, font={"size": 11}, **place)
     if data.measured is not None:
         _add_measured(figure, data.measured)
     for phase in dict.fromkeys(point.phase for point in data.points):

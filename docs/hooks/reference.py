@@ -12,6 +12,8 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
 
+from forerun.tables import glossary_text
+
 MARK = re.compile(r"<!-- generated: (\w+) -->.*?<!-- end -->", re.DOTALL)
 """What is generated, and what stands there for who reads the page in a checkout."""
 
@@ -474,6 +476,7 @@ GENERATED = {
     "changelog": changelog,
     "scenario": scenario_page,
     "commands": commands_page,
+    "glossary": lambda: [glossary_text()],
     "catalogue": catalogue_page,
     "traces": traces_page,
     "nothing": nothing,

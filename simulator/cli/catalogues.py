@@ -170,8 +170,9 @@ def _existing(file: Path, kind: str, folders: bool = False) -> Path:
     if file.is_dir() and not folders:
         raise ForerunError(f"{file}: is a folder, not a file")
     if file.suffix.lower() in (".yaml", ".yml", ".json"):
+        fields = set()
         with suppress(ForerunError):
-            fields = read_mapping(file).keys()
+            fields = set(read_mapping(file))
         if {"model", "hardware"} <= fields:
             raise ForerunError(
                 f"{file}: a scenario (it has model and hardware), not a {kind}; forerun run {file} reads it"

@@ -174,6 +174,11 @@ def test_load_figure_marks_simulated_means():
     simulated = [trace for trace in figure.data if trace.name == "simulated"]
     assert [(trace.x[0], trace.y[0]) for trace in simulated] == [(1.5, 5.5), (1.5, 90.0)]
     assert "basis: calibrated" in caption(figure)
+    assert not figure.layout.annotations
+    ttft = np.array([5.0, 8.0, 12.0])
+    curve = LoadFigure("without", "none", np.array([1.0, 2.0, 4.0]), ttft, ttft, ttft)
+    marks = load_figure(LoadData((curve,), (), 1.5, "calibrated", 5.0)).layout.annotations
+    assert [mark.text for mark in marks] == ["knee 3", "capacity 5"]
     shares = {"compute": 0.25, "memory": 0.75}
     rows = {"analytic": shares, "simulated": shares}
     bars = of_run.bottleneck_figure(of_run.BottleneckData(rows, "datasheet"))

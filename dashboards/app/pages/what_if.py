@@ -111,7 +111,8 @@ def compute_load(context: Context, values: Values) -> Shown:
     )
     points = tuple(simulated_point(run) for run in simulated_runs(context, scenario))
     rate = float(data["workload"]["arrivals"]["request_rate"])
-    return {"load": load_figure(LoadData(curves, points, rate, estimate(scenario).basis))}
+    answer = estimate(scenario)
+    return {"load": load_figure(LoadData(curves, points, rate, answer.basis, answer.max_request_rate))}
 
 
 @lru_cache(maxsize=64)

@@ -94,7 +94,7 @@ class Draws:
         if self.usual.classes == 1:
             return 0
         bits = self._bits(self.class_key, request, step if self.per_draft else 0)
-        return int((bits >> 11) * 2.0**-53 * self.usual.classes)
+        return cython.cast(cython.longlong, (bits >> 11) * 2.0**-53 * self.usual.classes)
 
     @cython.cfunc
     def _of_cell(self, cell: Any) -> Thresholds:
