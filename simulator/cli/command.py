@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
 import gc
 import os
@@ -18,9 +19,9 @@ from types import FrameType
 from forerun.errors import ArgumentError, ForerunError, InvariantError, UsageError
 from simulator.cli.kept_help import asks_for_help, help_text
 
-COLLECT_AFTER = 10_000
-"""Objects after which cycles are looked for: looking for them while modules load takes a tenth of a short run, and
-a plan that looks for them later holds half as much memory again."""
+COLLECT_AFTER = 100_000
+"""Objects after which cycles are looked for: looking for them while modules load takes a tenth of a short run. Studies
+look for those of a run when it has ended."""
 EXIT_BAD_INPUT = 2
 EXIT_FAULT = 3
 EXIT_INTERRUPTED = 130
@@ -48,7 +49,8 @@ def run_command(words: Sequence[str]) -> int:
         0 on success, 1 when a gate fails, 2 on bad input (one line on stderr), 3 on a fault of Forerun: a crash, or a
         result that breaks physics or conservation (its scenario is kept); 130 on Ctrl-C.
     """
-    gc.set_threshold(COLLECT_AFTER, 10, 100)
+    gc.set_threshold(COLLECT_AFTER)
+    atexit.register(gc.freeze)  # nothing is looked for at the end
     ready_streams()
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")  # looking for some takes longer the more is installed
     warnings.filterwarnings("ignore", "the engine runs interpreted")  # run and serve have a note of their own

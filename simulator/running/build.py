@@ -17,6 +17,7 @@ from simulator.running.drafting import (
     DrafterFactory,
     DraftRequest,
     adjusted_drafter,
+    always_full,
     build_drafter,
     drafting_notes,
     drafting_rule,
@@ -131,7 +132,8 @@ def build_run(
     built = []
     for name, part in parts.items():
         with at_field("" if scenario.pools is None else f"pools.{name}"):
-            built.append(_as_pool(scenario, name, _Replica(part, assumed, seed).pool(make_drafter, make_policy)))
+            pool = _as_pool(scenario, name, _Replica(part, assumed, seed).pool(make_drafter, make_policy))
+            built.append(_without_draft_kv(scenario, pool))
     pools = tuple(built)
     fleet = Fleet(
         pools=pools,
@@ -164,6 +166,17 @@ def _as_pool(scenario: Scenario, name: str, pool: PoolBuild) -> PoolBuild:
         return replace(pool, name=name, role=config.role, usd_per_chip_hour=config.usd_per_chip_hour or usd)
     replicas = pool.replicas if scenario.autoscaler is None else scenario.autoscaler.max_replicas
     return replace(pool, replicas=replicas, usd_per_chip_hour=usd)
+
+
+def _without_draft_kv(scenario: Scenario, pool: PoolBuild) -> PoolBuild:
+    """The pool with a policy where prompts come without the drafter's KV: it catches up, or sees too little."""
+    config, speculation, timer = scenario.kv_transfer or KvTransferConfig(), scenario.speculation, pool.timer
+    if config.draft_kv == "send" or speculation is None or not isinstance(timer, timing.ModelTimer) or pool.rule:
+        return pool
+    if timer.drafter is None:
+        return pool
+    timer.adjusted = timing.AdjustedDrafter(timer.drafter, speculation.depth)
+    return replace(pool, rule=always_full(speculation, config.draft_kv == "skip"))
 
 
 class _Drafting(NamedTuple):
@@ -540,12 +553,17 @@ def _links(scenario: Scenario, pools: Iterable[PoolBuild], assumed: Assumptions)
         if name is None:
             raise ForerunError(f"kv_transfer.link: {source.chip.name} names no scale-out link; give one")
         link = assumed.link(name, "kv_transfer.link")
+        unsent = 0.0
+        timer = source.timer
+        if config.draft_kv != "send" and isinstance(timer, timing.ModelTimer) and timer.drafter is not None:
+            unsent = timer.drafter.kv_bytes_per_token * timer.target.deployment.tensor_parallel
         for target in (pool for pool in pools if pool.role == "decode"):
             links = config.links or min(source.chips, target.chips)
             pool_links[source.name, target.name] = KvLink(
                 latency_s=link.latency_s,
                 bandwidth_bytes_per_s=links * link.bandwidth_bytes_per_s,
-                bytes_per_token=source.memory.replica_kv_bytes_per_token,
+                bytes_per_token=source.memory.replica_kv_bytes_per_token - unsent,
                 samples_first=samples_first,
+                draft_kv=config.draft_kv,
             )
     return pool_links

@@ -29,6 +29,7 @@ from simulator.llm import (
 from simulator.running.assumptions import Assumptions
 from simulator.serving import DraftingRule
 from simulator.speculation import (
+    BatchTable,
     DraftConfig,
     PolicyFactory,
     Proposal,
@@ -223,6 +224,12 @@ def drafting_rule(
         return None
     recovery = policy.recovery_tokens or RECOVERY_TOKENS if policy.while_off == "starve" else 0
     return DraftingRule(factory, most, policy.while_off == "follow", recovery)
+
+
+def always_full(config: SpeculationConfig, starved: bool) -> DraftingRule:
+    """A policy of full drafts, for drafters that lack what they have not seen for good, or catch up on it."""
+    always = BatchTable((config.depth,))
+    return DraftingRule(lambda: always, config.depth, recovery_tokens=RECOVERY_TOKENS if starved else 0)
 
 
 def trims(config: SpeculationConfig | None) -> bool:

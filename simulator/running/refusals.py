@@ -15,7 +15,9 @@ from hwprofiles.dtypes import GGUF_BLOCKS
 from simulator.llm import MoeMlp, load_architecture
 from simulator.serving.fleet.fleet_config import Role
 from simulator.serving.rules import SCHEDULERS
+from simulator.speculation import SpeculationConfig
 from simulator.speculation.attention_level.alspec_config import check_groups
+from simulator.speculation.methods import METHODS
 from simulator.speculation.proposal import proposal
 from simulator.speculation.speculation_config import CONFIDENCE_BUDGET, GRAMMAR, named
 from simulator.timing import resolve_weight_dtypes
@@ -55,12 +57,26 @@ def _check_pools(scenario: Scenario) -> None:
         )
     if scenario.kv_transfer is not None and "prefill" not in roles:
         raise ValueError("kv_transfer: no pool has the role prefill, so no KV travels; remove kv_transfer")
+    if scenario.kv_transfer is not None and scenario.kv_transfer.draft_kv != "send":
+        _check_draft_kv(scenario.kv_transfer.draft_kv, scenario.speculation)
     arrivals = scenario.workload.arrivals
     if scenario.router.when_full == "refuse" and arrivals is not None and arrivals.process == "closed-loop":
         raise ValueError(
             "router.when_full: a closed loop sends the next request as soon as one is refused, so all would fail; "
             "use queue, or lower max_concurrency"
         )
+
+
+def _check_draft_kv(draft_kv: str, speculation: SpeculationConfig | None) -> None:
+    if speculation is not None and speculation.method == "none":
+        return
+    if speculation is None or not METHODS[speculation.method].draft_slots:
+        raise ValueError(f"kv_transfer.draft_kv: {draft_kv} is about a drafter with KV of its own; there is none")
+    policy = named(speculation.policy)
+    starves = policy.while_off == "starve"
+    if policy.name == CONFIDENCE_BUDGET or (policy.name != "fixed" and starves != (draft_kv == "skip")):
+        goes = "while_off: starve" if draft_kv == "skip" else "another while_off than starve"
+        raise ValueError(f"kv_transfer.draft_kv: {draft_kv} goes with policy fixed, or one with {goes}")
 
 
 def _check_autoscaler(scenario: Scenario) -> None:

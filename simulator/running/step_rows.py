@@ -16,7 +16,7 @@ from simulator.serving import RunLog, StepLog, StepRecords
 from simulator.timing import Costs, EngineTimer, Kernel, ModelTimer, StagedTimer, StepWork, running, some_steps
 from simulator.timing.power import full_power_s
 
-PRICED_TOGETHER = 1 << 14
+PRICED_TOGETHER = 1 << 15
 """Steps whose bounds are computed at once: what is computed of them stays in a processor's cache."""
 GROUPS = 1024
 """Sums that stay of the steps that a log hands over together where no rows are kept, over all replicas."""

@@ -18,6 +18,7 @@ from simulator.speculation.level_decay import LevelDecay as LevelDecay
 from simulator.speculation.level_decay import fit_acceptance_lengths as fit_acceptance_lengths
 from simulator.speculation.level_decay import fit_survival as fit_survival
 from simulator.speculation.policies import Batch as Batch
+from simulator.speculation.policies import BatchTable as BatchTable
 from simulator.speculation.policies import DraftPolicy as DraftPolicy
 from simulator.speculation.policies import PolicyFactory as PolicyFactory
 from simulator.speculation.policies import check_policy as check_policy

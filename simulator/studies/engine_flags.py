@@ -22,7 +22,8 @@ KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 """What vLLM calls the two sides of a KV transfer."""
 ENGINES = {"vllm": "vLLM", "sglang": "SGLang"}
 SGLANG_BLOCKS = ("DFLASH", "DSPARK", "NGRAM")
-"""Methods of SGLang that are given the verified tokens alone (``speculative_hook.py``, sgl-project/sglang#30261)."""
+"""Methods of SGLang that are given the verified tokens alone, the last accepted one included: ``ngram_worker.py`` masks
+so many tokens beside a cache of one less than the sequence; ``speculative_hook.py``, sgl-project/sglang#30261."""
 
 
 def launch_flags(scenario: Scenario) -> dict[str, str]:

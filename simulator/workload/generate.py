@@ -188,6 +188,11 @@ def _trace_table(workload: WorkloadConfig, trace: str) -> RequestTable:
     return _RECENT_TRACE.get(key, read) if file.is_file() else read()
 
 
+def trace_began_s(workload: WorkloadConfig) -> float | None:
+    """Unix time at which the trace of a workload begins; None without a trace or without dates."""
+    return None if workload.trace is None else _trace_table(workload, workload.trace).began_s
+
+
 def _refuse_trace_larger_than_memory(file: Path, read_rows: Callable[[int], RequestTable]) -> None:
     """Refuse a large trace that is to be read whole and does not fit into memory, estimated from its first requests."""
     if not file.is_file() or file.stat().st_size < LARGE_FILE or file.suffix in (".gz", ".zst", ".parquet", ".json"):

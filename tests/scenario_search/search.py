@@ -1,6 +1,7 @@
 """Random scenarios over the whole schema, run with every invariant on; what goes wrong is made small and kept.
 
     python tests/scenario_search/search.py --count 100000 --seed 1        # make search COUNT=100000 SEED=1
+    python tests/scenario_search/search.py --count 20000 --section speculation        # every scenario with that section
 
 A scenario is made from the schema that ``Scenario`` declares, so that a field is searched the day it is born: known
 good parts with some of their fields drawn anew. It may run, or be refused in one line; anything else is a finding, and
@@ -19,7 +20,7 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -46,24 +47,33 @@ def schema() -> dict[str, Any]:
     return Scenario.model_json_schema()
 
 
-def scenario_of(seed: int) -> dict[str, Any]:
-    """A random scenario, the same for the same seed."""
+def scenario_of(seed: int, section: str | None = None) -> dict[str, Any]:
+    """A random scenario, the same for the same seed; with a section that all should have, drawn anew more often."""
     rng = random.Random(seed)
     data: dict[str, Any] = {"model": rng.choice(MODELS[:2] * 3 + MODELS if rng.random() < 0.75 else _catalogue())}
-    for section, share in LIKELY.items():
-        if rng.random() < share:
-            data[section] = copy.deepcopy(rng.choice(PARTS[section]))
+    for name, share in LIKELY.items():
+        if rng.random() < share or name == section:
+            data[name] = copy.deepcopy(rng.choice(PARTS[name]))
     if "speculative_parallel" in data["hardware"]:
         data["attention_speculation"] = copy.deepcopy(rng.choice(PARTS["attention_speculation"]))
     if any(pool.get("role") == "prefill" for pool in data.get("pools", {}).values()) and rng.random() < 0.5:
         data["kv_transfer"] = copy.deepcopy(rng.choice(PARTS["kv_transfer"]))
     for _ in range(rng.choice([0, 1, 1, 1, 2, 4])):
-        node, described = rng.choice(list(_nodes(data, schema(), rng)))
+        nodes = list(_nodes(data, schema(), rng))
+        if section is not None and rng.random() < 0.2:
+            inner = list(_nodes(data[section], schema()["properties"][section], rng))
+            nodes = inner or nodes
+        node, described = rng.choice(nodes)
         fields = [name for name in described if name not in ONLY_TRACE or "trace" in node]
         name = rng.choice(fields)
         node[name] = drawn(described[name], name, rng)
     if data["hardware"]["chip"] == "gb300" and any(word in data["model"] for word in ("deepseek", "glm-5", "kimi")):
         data["hardware"] |= {"attention_data_parallel": 4, "expert_parallel": 8}
+    drafter = data.get("speculation") or {}
+    if drafter.get("method") == "mtp" and "deepseek" not in data["model"] and rng.random() < 0.8:
+        drafter["method"] = "eagle3"  # few models have a module for it
+    if not drafter and data.get("kv_transfer") and rng.random() < 0.8:
+        data["kv_transfer"].pop("draft_kv", None)
     if "layers_on" in data["hardware"] and rng.random() < 0.8:
         data["engine"] = data.get("engine", {}) | {"framework": "llama.cpp"}
     if data["workload"].get("trace") is not None and data["workload"].get("num_requests") is None:
@@ -271,9 +281,10 @@ def _at(data: Any, path: tuple[Any, ...]) -> Any:
     return data
 
 
-def searched(seed: int) -> tuple[int, str, str]:
+def searched(seed: int, section: str | None = None) -> tuple[int, str, str]:
     """What becomes of one random scenario."""
-    return seed, *judged(scenario_of(seed), limit_s=CPU_LIMIT_S, oracle=True, intervals=with_intervals(seed))
+    data = scenario_of(seed, section)
+    return seed, *judged(data, limit_s=CPU_LIMIT_S, oracle=True, intervals=with_intervals(seed))
 
 
 def with_intervals(seed: int) -> bool:
@@ -281,10 +292,10 @@ def with_intervals(seed: int) -> bool:
     return seed % 8 == 0
 
 
-def keep(seed: int, kind: str, message: str) -> Path:
+def keep(seed: int, kind: str, message: str, section: str | None = None) -> Path:
     """Shrink a finding and put it in the corpus."""
     small = shrunk(
-        scenario_of(seed),
+        scenario_of(seed, section),
         lambda data: judged(data, limit_s=CPU_LIMIT_S, oracle=True, intervals=with_intervals(seed)) == (kind, message),
     )
     file = CORPUS / f"{kind.replace(' ', '-')}-{seed}.json"
@@ -304,6 +315,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--section", choices=LIKELY)
     requested = parser.parse_args()
     first = requested.seed * 10**7
     seeds = range(first, first + requested.count)
@@ -312,7 +324,7 @@ def main() -> int:
     values: dict[tuple[str, str], int] = {}
     # A process keeps the price tables of every deployment that it has seen: gigabytes after thousands.
     with get_context("spawn").Pool(requested.jobs, maxtasksperchild=25) as pool:
-        for number, kind, message in pool.imap(searched, seeds, chunksize=20):
+        for number, kind, message in pool.imap(partial(searched, section=requested.section), seeds, chunksize=20):
             counts[kind] += 1
             if kind not in KNOWN:
                 values.setdefault((kind, message), number)
@@ -324,7 +336,7 @@ def main() -> int:
     for why, times in refusals.most_common(20):
         print(f"{times:8} refused: {why}")
     for (kind, message), number in values.items():
-        print(f"seed {number}: {kind}: {message} -> {keep(number, kind, message)}", flush=True)
+        print(f"seed {number}: {kind}: {message} -> {keep(number, kind, message, requested.section)}", flush=True)
     return int(bool(values))
 
 

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from both_engines import both_engines
 from scenario_parts import burst, on_h100, poisson
 
 from forerun.errors import ForerunError
@@ -11,7 +12,7 @@ from hwprofiles import load_link
 from simulator.running.build import build_replica, build_run
 from simulator.running.metrics.document import run_document
 from simulator.running.run import simulate
-from simulator.timing import StepWork, load_framework
+from simulator.timing import DraftStep, StepWork, causal_pairs, drafting_seconds, load_framework
 from simulator.workload import RequestStream
 
 WORKLOAD = poisson(20.0, 60, 800, 20)
@@ -130,6 +131,61 @@ def test_the_link_is_as_wide_as_the_smaller_replica():
     assert two.bandwidth_bytes_per_s == 2 * one.bandwidth_bytes_per_s
     # 32 layers, 8 KV heads of 128, K and V, 2 bytes
     assert one.bytes_per_token == 32 * 8 * 128 * 2 * 2
+
+
+EAGLE = {"method": "eagle3", "num_speculative_tokens": 3, "acceptance": {"alpha": 0.7}}
+POOLS = {"prompts": {"role": "prefill"}, "answers": {"role": "decode"}}
+
+
+def drafting_in_pools(draft_kv, speculation=EAGLE, **sections):
+    transfer = {"link": "infiniband-ndr", "draft_kv": draft_kv}
+    return scenario(pools=POOLS, kv_transfer=transfer, speculation=speculation, **sections)
+
+
+def test_a_drafter_whose_kv_is_not_sent_computes_the_prompt_again():
+    """One prompt of 800 tokens: the drafter's pass over them, less the time on the link that its KV would take."""
+    alone = {"workload": WORKLOAD | {"num_requests": 1}}
+    ways = [drafting_in_pools(kv, **alone) for kv in ("send", "recompute")]
+    builds, (sent, again) = [build_run(way, 0) for way in ways], [simulate(way) for way in ways]
+    timer, links = builds[1].pools[1].timer, [build.fleet.links["prompts", "answers"] for build in builds]
+    assert links[0].bytes_per_token - links[1].bytes_per_token == timer.drafter.kv_bytes_per_token == 2 * 8 * 128 * 2
+    tokens = 799  # vLLM computes the last one at the decode replica
+    skipped = DraftStep(3, 0, 1, tokens, (causal_pairs(tokens, 0, None),), (tokens,))
+    added = drafting_seconds(timer.drafter.catch_up(skipped)) - (links[0].seconds(tokens) - links[1].seconds(tokens))
+    ttft = [run.requests.first_token_s[0] for run in (sent, again)]
+    assert ttft[1] - ttft[0] == pytest.approx(added, abs=1e-9)
+    assert sent.speculation == again.speculation
+
+
+@pytest.mark.parametrize(("recovery_tokens", "accepted"), [(1, 0.95), (10**9, 0.0)])
+def test_a_drafter_that_never_sees_the_prompt_is_accepted_as_what_it_missed_is_forgotten(recovery_tokens, accepted):
+    policy = {"name": "batch-table", "table": [[1, 512, 3]], "while_off": "starve", "recovery_tokens": recovery_tokens}
+    sent, skipped = (
+        simulate(drafting_in_pools(kv, EAGLE | {"policy": policy})).speculation.accepted_tokens
+        for kv in ("send", "skip")
+    )
+    assert accepted * sent <= skipped <= accepted / 0.95 * sent
+
+
+@pytest.mark.parametrize("draft_kv", ["recompute", "skip"])
+@pytest.mark.parametrize("method", ["eagle3", "parallel-draft"])
+def test_both_engines_agree_on_drafters_without_their_kv(method, draft_kv):
+    fast, _ = both_engines(drafting_in_pools(draft_kv, EAGLE | {"method": method}))
+    assert fast.speculation.accepted_tokens > 0
+
+
+@pytest.mark.parametrize(
+    ("draft_kv", "speculation", "reason"),
+    [
+        ("recompute", None, "there is none"),
+        ("skip", EAGLE | {"method": "ngram"}, "there is none"),
+        ("skip", EAGLE | {"policy": "confidence-budget"}, "goes with policy fixed, or one with while_off: starve"),
+        ("recompute", EAGLE | {"policy": {"name": "ema", "while_off": "starve"}}, "another while_off than starve"),
+    ],
+)
+def test_draft_kv_is_refused_where_nothing_would_change(draft_kv, speculation, reason):
+    with pytest.raises(ForerunError, match=reason):
+        drafting_in_pools(draft_kv, speculation)
 
 
 def test_failures_restart_requests_and_lose_none():

@@ -131,7 +131,8 @@ def _table(
                 report.note(f"{misplaced} rows earlier than the row before them; sorted by arrival")
             piece = piece.take(np.argsort(arrival, kind="stable"))
         arrival = piece.arrays["arrival_s"]
-        piece.arrays["arrival_s"] = arrival - (arrival[0] if origin_s is None else origin_s)
+        origin_s = float(arrival[0]) if origin_s is None else origin_s
+        piece.arrays["arrival_s"] = arrival - origin_s
     has_sessions = "session_id" in piece.arrays
     numbers = piece.arrays.pop("request", None)
     return RequestTable(
@@ -139,6 +140,7 @@ def _table(
         prefix_hashes=piece.prefix_hashes,
         follows=None if numbers is None or piece.after is None else _follows(numbers, piece.after),
         session_names=tuple(report.session_codes) if has_sessions else (),
+        began_s=None if report.unix_s is None or origin_s is None else report.unix_s + origin_s,
         source=str(source.path),
         format=source.layout.name,
         skipped=skipped,

@@ -123,6 +123,7 @@ class RequestTable:
             None where the trace does not tell.
         measured_ttft_s: measured time to first token in seconds, NaN where not measured; None when not recorded.
         measured_e2e_s: measured end-to-end latency in seconds, NaN where not measured; None when not recorded.
+        began_s: Unix time of ``arrival_s`` 0; None where the trace has no dates.
         source: where the rows came from.
         format: name of the trace format.
         skipped: rows left out, by reason.
@@ -143,6 +144,7 @@ class RequestTable:
     follows: IntArray | None = None
     measured_ttft_s: FloatArray | None = None
     measured_e2e_s: FloatArray | None = None
+    began_s: float | None = None
     source: str = ""
     format: str = ""
     skipped: Mapping[str, int] = field(default_factory=dict)
@@ -231,7 +233,9 @@ class RequestTable:
         """Return the same requests with arrivals shifted so that the first is at 0."""
         if self.arrival_s is None or not len(self):
             return self
-        return replace(self, arrival_s=self.arrival_s - self.arrival_s[0])
+        first = float(self.arrival_s[0])
+        began_s = None if self.began_s is None else self.began_s + first
+        return replace(self, arrival_s=self.arrival_s - first, began_s=began_s)
 
     def head(self, count: int) -> RequestTable:
         """The first ``count`` requests."""

@@ -235,6 +235,10 @@ def _fast_datetimes(values: Values) -> IntArray | None:
     return None
 
 
+LEAST_UNIX_S = 1e9
+"""Seconds from which a number is a Unix time (2001 on) and not a time since a start."""
+
+
 @dataclass(slots=True)
 class TimeColumn:
     """Reads one time column over all chunks of a file into seconds since the first time seen, without loss of digits.
@@ -250,6 +254,14 @@ class TimeColumn:
     origin: int | float | None = None
     is_text: bool | None = None
     guessed_unit: str | None = None
+
+    @property
+    def unix_s(self) -> float | None:
+        """Unix time of the first time seen; None where the column holds no dates."""
+        if self.origin is None:
+            return None
+        seconds = self.origin / (10**9 if self.is_text else self.units_per_second or 1)
+        return seconds if self.is_text or seconds >= LEAST_UNIX_S else None
 
     def seconds(self, values: Values) -> Parsed:
         """Seconds since the first time seen (so earlier rows are negative), float64."""

@@ -68,6 +68,11 @@ class KvTransferConfig(Section):
     decode replica computes the last prompt token again and samples (vLLM). Default: as ``engine.framework`` does."""
     routing: RoutingName = "least-outstanding"
     """How prompts that are done are spread over the decode replicas."""
+    draft_kv: Literal["send", "recompute", "skip"] = "send"
+    """KV of a drafter on the same chips: ``send`` it with the target's (SGLang; vLLM where the drafter's KV groups are
+    transferable), ``recompute`` it in the prompt's first step at the decode replica (vLLM with NIXL and a separate MTP
+    drafter: vllm-project/vllm#54926), or ``skip`` it: the drafter there never sees the prompt, and acceptance
+    recovers over the policy's ``recovery_tokens``."""
 
 
 class AutoscalerConfig(Section):

@@ -30,6 +30,8 @@ class KvLink:
     """KV of one token, all layers, all chips of a replica."""
     samples_first: bool
     """Whether the prefill replica delivers the first token."""
+    draft_kv: str = "send"
+    """What becomes of the drafter's KV, as ``KvTransferConfig.draft_kv``."""
 
     def seconds(self, tokens: int) -> float:
         """Seconds to move the KV of ``tokens`` tokens: ``latency + tokens * bytes_per_token / bandwidth``."""
@@ -50,6 +52,8 @@ class _Journey:
     """When the engine there sees it."""
     incoming: Sequence | None = None
     """As the decode replica knows it, once that has reserved its blocks."""
+    spared: int = 0
+    """Tokens that its prefix cache holds already."""
     cancelled: bool = field(default=False)
 
 
@@ -187,7 +191,7 @@ class Transfers:
         spared = replica.scheduler.reserve(incoming)
         if spared is None:
             return False
-        journey.incoming = incoming
+        journey.incoming, journey.spared = incoming, spared
         source, now = journey.source.index, self._env.now
         tokens = incoming.known_tokens - 1 - spared
         start = max(now, self._free_s.get(source, 0.0))
@@ -208,6 +212,11 @@ class Transfers:
         journey.source.scheduler.let_go(journey.sequence)
         self._sources[journey.source.index].wake(self._env.now)
         self._replicas[journey.endpoint.index].scheduler.arrive(journey.incoming, self._env.now)
+        draft_kv = self._link_of(journey.source.index, journey.endpoint.index).draft_kv
+        if draft_kv == "recompute":
+            journey.incoming.drafter_tokens = journey.spared
+        elif draft_kv == "skip":
+            journey.incoming.starved = 1.0
         self._log.replica[journey.sequence.index] = journey.endpoint.index
         self._log.transfers += 1
         self._log.transfer_s += self._env.now - journey.ready_s

@@ -23,7 +23,14 @@ from simulator.studies.frame import study_document
 from simulator.studies.paired import chance_words
 from simulator.studies.plan.objectives import RESAMPLES, latency_words, limits_words
 from simulator.studies.plan.search import Candidate, Plan
-from simulator.studies.plan.summary import headroom_words, hours_table, plan_summary, plan_summary_table, price_words
+from simulator.studies.plan.summary import (
+    headroom_words,
+    hours_document,
+    hours_table,
+    plan_summary,
+    plan_summary_table,
+    price_words,
+)
 from simulator.studies.plan.trials import LoadPoint
 from simulator.studies.study_file import StudyFile, yaml_text
 
@@ -289,7 +296,6 @@ def plan_document(plan: Plan) -> Document:
     judged = [c.verdict.observation.basis for c in plan.candidates if c.verdict is not None]
     basis = weakest(judged) if judged else None
     notes = [note for c in plan.candidates if c.verdict is not None for note in c.verdict.observation.notes]
-    hours = plan.headroom_cases.hours if plan.headroom_cases is not None else ()
     cheaper = next_cheaper(plan)
     rate = plan.rate if plan.rate is not None or plan.best is None else plan.best.max_rate
     body = {
@@ -306,7 +312,7 @@ def plan_document(plan: Plan) -> Document:
         "pareto": [candidate.name for candidate in pareto_front(plan)],
         "conclusion": plan_sentence(plan),
         "plan_summary": plan_summary(plan),
-        "hours": [dict(zip(("start_s", "request_rate", "replicas"), hour, strict=True)) for hour in hours],
+        "hours": hours_document(plan),
         "replications": plan.options.replications,
         "runs": plan.runs,
     }

@@ -42,6 +42,7 @@ from simulator.studies.plan.trials import (
 from simulator.studies.steady_state.averages import SteadyReplica
 from simulator.studies.study_file import StudyFile
 from simulator.workload import generate_requests
+from simulator.workload.generate import trace_began_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,10 @@ class HeadroomCases:
     doubled: Candidate | None
     """Its replicas for twice the load; None where none of those tried holds."""
     hours: tuple[tuple[float, float, int], ...] = ()
-    """Where the rate follows a profile: start (s), highest rate (requests per second) and replicas of each hour."""
+    """Of a profile or a log of hours: start (s), rate (requests per second) and replicas of each hour. The rate is the
+    highest of a profile's hour, the mean of a log's."""
+    began_s: float | None = None
+    """Unix time from which the hours count; None where they have no dates."""
 
 
 GROWTH = 2.0
@@ -203,6 +207,27 @@ def highest_by_hour(profile: Sequence[tuple[float, float]]) -> list[tuple[float,
     most = [max(np.interp([t, min(t + step, at_s[-1])], at_s, factor).max(),
                 factor[(at_s >= t) & (at_s <= t + step)].max(initial=0.0)) for t in starts]  # fmt: skip
     return [(float(t), float(one / factor.max())) for t, one in zip(starts, most, strict=True)]
+
+
+LEAST_HOURS = 3
+"""Hours of a log from which replicas are told by the hour."""
+LEAST_COVERED_S = 600.0
+"""Seconds over which the requests of an hour are divided at least, of one that a log only touches."""
+
+
+def hourly_rates(arrival_s: FloatArray, began_s: float | None) -> list[tuple[float, float]]:
+    """Start (s) of each hour of the clock, or after the first request, and its mean rate of arrivals.
+
+    >>> hourly_rates(np.array([0.0, 1800.0, 3600.0, 7200.0]), 1714557600.0 + 1800)
+    [(0.0, 0.0005555555555555556), (1800.0, 0.0005555555555555556), (5400.0, 0.0005555555555555556)]
+    """
+    last = float(arrival_s[-1])
+    starts = np.arange(-((began_s or 0.0) % 3600.0), max(last, 1.0), 3600.0)
+    hours = np.minimum((arrival_s - starts[0]) // 3600.0, len(starts) - 1).astype(int)
+    counts = np.bincount(hours, minlength=len(starts))
+    begins, ends = np.maximum(starts, 0.0), np.minimum(starts + 3600.0, last)
+    rates = counts / np.maximum(ends - begins, LEAST_COVERED_S)
+    return list(zip(begins.tolist(), rates.tolist(), strict=True))
 
 
 def _notes(study: StudyFile, usable: Sequence[Layout], by_price: bool) -> list[str]:
@@ -553,13 +578,14 @@ class CheapestFirst(_Search):
         first = max(best.replicas, ceil(best.replicas * grown / reach - 1e-9))
         tried = (self._tried_at(layout, replicas, grown) for replicas in range(first, first + MORE_TRIED + 1))
         doubled = next((candidate for candidate in tried if candidate.status == "meets"), None)
-        return HeadroomCases(one_less, doubled, self._hours(best))
+        workload = self._plan.study.scenario.workload
+        return HeadroomCases(one_less, doubled, self._hours(best), trace_began_s(workload))
 
     def _hours(self, best: Candidate) -> tuple[tuple[float, float, int], ...]:
         """The fewest replicas of the best layout that hold the highest rate of each hour of a profile."""
         profile = _profile(self._plan.study.scenario)
         if profile is None:
-            return ()
+            return self._log_hours(best)
         rates = [(start, self._rate * share) for start, share in highest_by_hour(profile)]
         held: dict[int, float] = {best.replicas: self._rate}
         for replicas in range(1, best.replicas):
@@ -569,6 +595,21 @@ class CheapestFirst(_Search):
                 (rate for rate in within if self._tried_at(best.layout, replicas, rate).status == "meets"), 0.0
             )
         least = [min(n for n, most in held.items() if rate <= most) if rate else 0 for _, rate in rates]
+        return tuple((start, rate, best.layout.rented(n)) for (start, rate), n in zip(rates, least, strict=True))
+
+    def _log_hours(self, best: Candidate) -> tuple[tuple[float, float, int], ...]:
+        """The replicas of the best layout for each hour of a log, in proportion to the busiest hour that it holds."""
+        workload, plan = self._plan.study.scenario.workload, self._plan
+        if self._load.kind != "trace":
+            return ()
+        rates = hourly_rates(generate_requests(workload, plan.options.seed).arrival_s, trace_began_s(workload))
+        if len(rates) < LEAST_HOURS:
+            return ()
+        rates = [(start, rate * plan.options.growth) for start, rate in rates]
+        held = best.max_rate or self._rate
+        if not self._load.window:  # the whole log was played: at that mean rate its busiest hour was held
+            held *= max(rate for _, rate in rates) / self._rate
+        least = [min(best.replicas, ceil(rate * best.replicas / held - 1e-9)) for _, rate in rates]
         return tuple((start, rate, best.layout.rented(n)) for (start, rate), n in zip(rates, least, strict=True))
 
     def _tried_at(self, layout: Layout, replicas: int, rate: float) -> Candidate:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime
 from itertools import groupby
 from typing import Any
 
-from forerun.tables import Table, number, pairs
+from forerun.tables import Cell, Table, Value, number, pairs
 from simulator.running.metrics.conclusion import EVIDENCE_WORDS
 from simulator.running.metrics.tables import memory_rows
 from simulator.studies.paired import chance_words
@@ -18,6 +19,8 @@ HOURS_PER_MONTH = 730
 """365 days of 24 hours in twelve months."""
 
 
+COSTS_BY_HOUR = ("replicas", "usd", "fixed_usd")
+HOURS_SHOWN = 24
 OF_THE_CONCLUSION = ("Price of a chip for an hour", "Headroom", "How sure")
 """Rows of the summary that the conclusion says too."""
 
@@ -131,18 +134,48 @@ def _by_hour(plan: Plan, best: Candidate) -> dict[str, str]:
         return {}
     counts = [replicas for *_, replicas in hours]
     mean, monthly = sum(counts) / len(counts), _monthly(best)
-    bill = "" if monthly is None else f", ${monthly * mean / best.layout.rented(best.replicas):,.0f} a month"
-    return {"by the hour": f"{min(counts)} to {max(counts)} replicas, {mean:.1f} in the mean{bill} if they follow"}
+    words = f"{min(counts)} to {max(counts)} replicas, {mean:.1f} in the mean"
+    if monthly is not None:
+        rented = best.layout.rented(best.replicas)
+        words += f": ${monthly * mean / rented:,.0f} a month if they follow the load, "
+        words += f"${monthly:,.0f} for {rented} at all hours"
+    return {"by the hour": words}
+
+
+def hours_document(plan: Plan) -> list[dict[str, Any]]:
+    """Replicas of the best layout by the hour, and what an hour costs if they follow the load and if they do not."""
+    cases, best = plan.headroom_cases, plan.best
+    if cases is None or best is None:
+        return []
+    fixed, usd = best.layout.rented(best.replicas), best.layout.usd_per_hour
+    return [
+        {
+            "start_s": start_s,
+            "clock": None if cases.began_s is None else clock_words(cases.began_s + start_s),
+            "request_rate": rate,
+            "replicas": replicas,
+            "usd": usd and usd * replicas,
+            "fixed_usd": usd and usd * fixed,
+        }
+        for start_s, rate, replicas in cases.hours
+    ]
+
+
+def clock_words(unix_s: float) -> str:
+    """Date and time of day as the log has them, e.g. ``2024-05-01 10:00``."""
+    return f"{datetime.fromtimestamp(unix_s, UTC):%Y-%m-%d %H:%M}"
 
 
 def hours_table(hours: list[dict[str, Any]]) -> Table:
-    """Replicas that hold each hour of a profile, equal hours together."""
-    groups = [list(group) for _, group in groupby(hours, key=lambda hour: hour["replicas"])]
-    rows = [
-        (f"{group[0]['start_s'] / 3600:g} h", max(hour["request_rate"] for hour in group), group[0]["replicas"])
-        for group in groups
-    ]
-    return Table("Replicas by the hour", ("from", "highest req/s", "replicas"), rows, name="hours")
+    """Replicas that hold each hour of a profile or a log, equal hours together."""
+    rows: list[tuple[Value, ...]] = []
+    for _, group in groupby(hours, key=lambda hour: hour["replicas"]):
+        same = list(group)
+        since = same[0]["clock"] or f"{same[0]['start_s'] / 3600:.3g} h"
+        highest = max(hour["request_rate"] for hour in same)
+        rows.append((since, len(same), Cell(number(highest, 3), value=highest), *map(same[0].get, COSTS_BY_HOUR)))
+    columns = ("from", "hours", "highest req/s", "replicas", "$/h", "$/h, fixed fleet")
+    return Table("Replicas by the hour", columns, rows, shown=HOURS_SHOWN, name="hours")
 
 
 def _changes(plan: Plan, best: Candidate) -> str:

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from datetime import datetime, timedelta
 from math import inf
 
 import numpy as np
@@ -21,6 +22,7 @@ from simulator.studies.plan.objectives import GOODPUT, latency_words, limits_wor
 from simulator.studies.plan.search import (
     PlanOptions,
     highest_by_hour,
+    hourly_rates,
     infeasible_reason,
     make_plan,
     overload,
@@ -364,7 +366,7 @@ def test_a_profile_is_planned_for_its_busiest_moment_and_by_the_hour():
     assert (by_rate[0][1], by_rate[-1][1]) == (1, most)
     assert most > 1
     assert "by the hour" in result.document["plan_summary"]
-    assert result.table("hours").rows[0][2] == 1
+    assert result.table("hours").rows[0][3] == 1
     shorter = highest_by_hour([(0, 1.0), (240, 3.0)])
     assert len(shorter) == 24
     assert shorter[-1] == (230, 1.0)
@@ -429,3 +431,30 @@ def test_objectives_read_as_sentences():
     assert latency_words(GOODPUT, None) == "goodput unknown"
     assert latency_words("p99_ttft_ms", 812.0) == "p99 TTFT 812 ms"
     assert latency_words("p99_ttft_ms", None) == "p99 TTFT unknown"
+
+
+def test_replicas_by_the_hour_of_a_log_follow_its_clock_and_cost_no_more_than_the_fixed_fleet(tmp_path, forerun):
+    gaps = [400.0] * 8 + [8.0] * 450 + [400.0] * 8  # from 10:30: a slow hour, a busy one, a slow one
+    seconds = np.cumsum([0.0, *gaps])
+    start = datetime(2024, 5, 1, 10, 30)
+    rows = [f"{start + timedelta(seconds=float(one))},900,400" for one in seconds]
+    log = tmp_path / "day.csv"
+    log.write_text("\n".join(["timestamp,prompt_tokens,output_tokens", *rows, ""]))
+    words = "--slo p99_tpot_ms=12 --slo p99_ttft_ms=1000 --growth 100 --vary hardware.tensor_parallel=1 --jobs 1 "
+    words += "--vary engine.max_num_batched_tokens=2048 --no-interval --json -"
+    document = forerun("plan", log, *words.split()).document
+    hours, most = document["hours"], document["best"]["replicas"]
+    assert [hour["clock"][-5:] for hour in hours] == ["10:30", "11:00", "12:00", "13:00"]
+    assert sum(hour["request_rate"] * 3600 for hour in hours[1:3]) == pytest.approx(45000, rel=0.05)
+    assert most > 1
+    assert max(hour["replicas"] for hour in hours) <= most
+    assert hours[0]["replicas"] == 1
+    price = document["best"]["usd_per_hour"] / most
+    assert all(hour["usd"] == pytest.approx(price * hour["replicas"]) for hour in hours)
+    assert all(hour["fixed_usd"] == pytest.approx(price * most) for hour in hours)
+    assert "at all hours" in document["plan_summary"]["by the hour"]
+
+
+def test_hours_of_a_log_without_dates_count_from_its_first_request():
+    rates = hourly_rates(np.array([0.0, 10.0, 9000.0]), None)
+    assert rates == [(0.0, 2 / 3600), (3600.0, 0.0), (7200.0, 1 / 1800)]
