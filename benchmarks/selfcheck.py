@@ -17,7 +17,7 @@ from typing import Any
 
 def check(seed: int, options: list[str]) -> dict[str, Any]:
     """One ``forerun selfcheck`` in a process of its own."""
-    command = [sys.executable, "-m", "simulator", "selfcheck", "--seed", str(seed), "--json", "-", *options]
+    command = [sys.executable, "-m", "forerun", "selfcheck", "--seed", str(seed), "--json", "-", *options]
     values: dict[str, Any] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
     return values
 

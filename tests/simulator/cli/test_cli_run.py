@@ -183,7 +183,7 @@ def test_a_dead_worker_costs_its_own_run_alone(forerun, scenario_file, tmp_path,
 @pytest.mark.parametrize("shell", ["PYTHONIOENCODING=ascii {}", "{} >&-", "{} >&- 2>&-"])
 def test_any_stdout_will_do(scenario_file, tmp_path, project_root, shell):
     out = tmp_path / "o"
-    command = f"{sys.executable} -m simulator run {scenario_file} --replications 2 --jobs 1 --out {out} --no-progress"
+    command = f"{sys.executable} -m forerun run {scenario_file} --replications 2 --jobs 1 --out {out} --no-progress"
     done = subprocess.run(shell.format(command), shell=True, cwd=project_root, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert (out / "report.html").exists()
@@ -191,7 +191,7 @@ def test_any_stdout_will_do(scenario_file, tmp_path, project_root, shell):
 
 def test_a_folder_whose_name_is_no_utf_8(scenario_file, tmp_path, project_root):
     folder = os.fsencode(tmp_path) + b"/caf\xe9"
-    words = [sys.executable, "-m", "simulator", "run", str(scenario_file), "--no-progress", "--out", folder]
+    words = [sys.executable, "-m", "forerun", "run", str(scenario_file), "--no-progress", "--out", folder]
     done = subprocess.run(words, cwd=project_root, capture_output=True)
     assert done.returncode == 0, done.stderr
     assert b"caf\\udce9" in done.stdout or b"caf\xe9" in done.stdout

@@ -131,7 +131,7 @@ def command(tmp_path, project_root):
     seqs = ",".join(map(str, range(1, 9)))
 
     def start(store, *more):
-        words = [sys.executable, "-m", "simulator", "sweep", scenario, "--store", store, "--jobs", 2, "--no-progress"]
+        words = [sys.executable, "-m", "forerun", "sweep", scenario, "--store", store, "--jobs", 2, "--no-progress"]
         words += ["--vary", f"{PATH}={seqs}", "--vary", "workload.arrivals.request_rate=5.0,10.0,20.0,40.0,80.0", *more]
         return subprocess.Popen(list(map(str, words)), cwd=project_root, stdout=subprocess.DEVNULL)
 

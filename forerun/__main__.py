@@ -1,4 +1,4 @@
-"""``python -m simulator``: the ``forerun`` command."""
+"""``python -m forerun``: the ``forerun`` command."""
 
 import sys
 
