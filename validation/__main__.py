@@ -4,7 +4,7 @@ python -m validation all --out docs/validation                # what ships, and 
 python -m validation all --data DIR --out docs/validation     # and every measured table in DIR
 python -m validation requests --data DIR --out docs/validation --limit 40
 python -m validation coverage --data DIR --limit 14           # whether intervals hold what was measured
-python -m validation bands --data DIR --limit 20 --write      # fit the bands of served figures by stratum again
+python -m validation bands --data DIR --write                 # fit the bands of served figures by stratum again
 python -m validation refit --data DIR --write                 # fit every constant above kernel prices again
 """
 

@@ -26,25 +26,21 @@ from forerun.errors import ForerunError
 from forerun.tables import Table, Value
 from forerun.workers import Workers
 from hwprofiles import ProfileError
-from simulator.llm import load_architecture
-from simulator.replay.rerun import catalogue_model, rerun
+from simulator.replay.rerun import rerun
 from simulator.running.metrics.files import write_text_atomically
-from simulator.running.metrics.served import ALL, KINDS, Stratum, figure_kind, layer_class, without_served
+from simulator.running.metrics.served import ALL, KINDS, Stratum, figure_kind, without_served
 from simulator.running.metrics.uncertainty import LEVEL, intervals_of
 from traces import TraceError
 from traces.benchmark_results import MeasuredRun
 from validation.coverage import chosen_runs, measured_tables
 from validation.requests import base_scenario, scored_metrics
 
-LEAST_RUNS, LEAST_TABLES = 30, 2
+LEAST_RUNS, LEAST_TABLES = 30, 3
 """Runs and tables that a stratum needs to have ends of its own; smaller ones take those of the stratum above them."""
 WHOLE_TABLE = 10
 """Runs from which a table counts as much as any other; smaller ones count in proportion."""
-ENDS, HELD_OUT = ((1 + LEVEL) / 2, 0.96, 0.97), 0.85
-"""Shares of the runs below the upper end of a band: the first is taken with which that many runs of tables left out lie
-inside, else the last; further ones make bands wider and hold few runs more."""
-MIDDLE = 0.75
-"""Share below the upper end of their middle half."""
+END, MIDDLE = (1 + LEVEL) / 2, 0.75
+"""Share of the runs below the upper end of a band, and of their middle half."""
 STRATA_HEAD = """\
 # How measured runs came out, by stratum (simulator/running/metrics/served.py). `python -m validation bands --data DIR
 # --write` writes this file anew; docs/validation/notes.md has how its ends came about. Ends: factors on a prediction
@@ -91,22 +87,17 @@ class ServedFigure(NamedTuple):
 def served_figures(
     data: Path, limit: int, jobs: int, progress: Callable[[int, int], None] | None = None
 ) -> list[ServedFigure]:
-    """Figures of at most ``limit`` measured runs of each table below a folder, engine's release and kind of layers."""
+    """Figures of at most ``limit`` measured runs of each table below a folder."""
     figures: list[ServedFigure] = []
     paths = measured_tables(data)
     with Workers(jobs if jobs > 1 else 0) as workers:
         pending = [(path, workers.start(figures_of, run, path.name.split(".")[0]))
-                   for path in paths for run in chosen_runs(path, limit, _release_and_layers)]  # fmt: skip
+                   for path in paths for run in chosen_runs(path, limit)]  # fmt: skip
         for done, (_, result) in enumerate(pending, 1):
             figures += result()
             if progress is not None:
                 progress(done, len(pending))
     return figures
-
-
-def _release_and_layers(run: MeasuredRun) -> tuple[str | None, ...]:
-    name = catalogue_model(run.model or "")
-    return run.framework, run.framework_version, layer_class(load_architecture(name)) if name else None
 
 
 def figures_of(run: MeasuredRun, table: str) -> list[ServedFigure]:
@@ -130,12 +121,9 @@ def figures_of(run: MeasuredRun, table: str) -> list[ServedFigure]:
     ]
 
 
-def strata(
-    figures: Sequence[ServedFigure], shares: Mapping[str, float] | None = None
-) -> dict[str, dict[str, dict[str, Any]]]:
+def strata(figures: Sequence[ServedFigure]) -> dict[str, dict[str, dict[str, Any]]]:
     """What ``strata.yaml`` holds of every stratum, by kind of figure with enough runs: runs, tables, ends of factors,
-    and quartiles of measured over predicted. ``shares``: of the runs below the upper ends, by kind of figure."""
-    shares = end_shares(figures) if shares is None else shares
+    and quartiles of measured over predicted."""
     rows: dict[tuple[str, str], list[ServedFigure]] = defaultdict(list)
     for figure in figures:
         for name in figure.names:
@@ -148,28 +136,14 @@ def strata(
             known[name][kind] = {
                 "runs": len(own),
                 "tables": tables,
-                "ends": [_outward(end) for end in conformal_ends(own, shares[kind])],
+                "ends": [_outward(end) for end in conformal_ends(own, END)],
                 "middle": [_rounded(end) for end in conformal_ends(own, MIDDLE)],
                 "half": [_rounded(value) for value in np.quantile([figure.ratio for figure in own], [0.25, 0.75])],
             }
     return dict(known)
 
 
-def end_shares(figures: Sequence[ServedFigure]) -> dict[str, float]:
-    """Share of the runs below the upper ends, by kind of figure; a table differs from the others by more than its runs
-    differ from one another, so that the quantile of the level itself may hold too few of a new one."""
-    shares = {}
-    for kind in KINDS:
-        own = tuple(figure for figure in figures if figure.kind == kind)
-        for share in ENDS:
-            inside = [figure.inside(ends_for(figure, without_table(own, figure.table, share))) for figure in own]
-            shares[kind] = share
-            if not own or np.mean(inside) >= HELD_OUT:
-                break
-    return shares
-
-
-def conformal_ends(figures: Sequence[ServedFigure], share: float) -> tuple[float, float]:
+def conformal_ends(figures: Sequence[ServedFigure], share: float = END) -> tuple[float, float]:
     """Factors at both ends: quantiles of the scores, tables counted alike, and one run more that lies outside."""
     runs = Counter(figure.table for figure in figures)
     weights = np.array([1 / max(WHOLE_TABLE, runs[figure.table]) for figure in figures])
@@ -202,14 +176,13 @@ def ends_for(figure: ServedFigure, known: Mapping[str, Mapping[str, Any]]) -> tu
 def coverage_of_tables(figures: Sequence[ServedFigure]) -> Table:
     """By table and kind of figure: share inside with the ends of all tables and with those of the other tables alone,
     and the median width of the latter, its upper end over its lower."""
-    shares = end_shares(figures)
-    shipped, lines = strata(figures, shares), list[list[Value]]()
+    shipped, lines = strata(figures), list[list[Value]]()
     for table in [*sorted({figure.table for figure in figures}), ALL]:
         for kind in KINDS:
-            all_tables = tuple(figure for figure in figures if figure.kind == kind)
-            own = [figure for figure in all_tables if table in (figure.table, ALL)]
+            own = [figure for figure in figures if figure.kind == kind and table in (figure.table, ALL)]
             if own:
-                ends = [ends_for(one, without_table(all_tables, one.table, shares[kind])) for one in own]
+                others = {t: without_table(tuple(figures), t) for t in {figure.table for figure in own}}
+                ends = [ends_for(figure, others[figure.table]) for figure in own]
                 inside = float(np.mean([figure.inside(ends_for(figure, shipped)) for figure in own]))
                 held = float(np.mean([figure.inside(end) for figure, end in zip(own, ends, strict=True)]))
                 widths = [
@@ -234,9 +207,9 @@ def bands_page(figures: Sequence[ServedFigure], version: str) -> str:
 
 
 @cache
-def without_table(figures: tuple[ServedFigure, ...], table: str, share: float) -> dict[str, dict[str, dict[str, Any]]]:
-    """Strata of the figures of all tables but one, with a share of their runs below the upper ends."""
-    return strata([figure for figure in figures if figure.table != table], dict.fromkeys(KINDS, share))
+def without_table(figures: tuple[ServedFigure, ...], table: str) -> dict[str, dict[str, Any]]:
+    """Strata of the figures of all tables but one."""
+    return strata([figure for figure in figures if figure.table != table])
 
 
 def strata_text(figures: Sequence[ServedFigure]) -> str:

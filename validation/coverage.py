@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Iterable
 from math import exp, log
 from operator import attrgetter
 from pathlib import Path
@@ -106,25 +106,14 @@ def measured_tables(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file() and path.name.endswith(SUFFIXES))
 
 
-def usable_runs(path: Path) -> list[MeasuredRun]:
-    """Runs of a table that can be compared."""
+def chosen_runs(path: Path, limit: int) -> list[MeasuredRun]:
+    """At most ``limit`` runs of a table that can be compared, chosen by a hash of their names."""
     try:
         runs = [run for run in read_runs(str(path)) if run.model and run.chip and run.framework]
     except TraceError:
         return []
-    return [run for run in runs if run.unusable is None and run.measured]
-
-
-def chosen_runs(
-    path: Path, limit: int, kind: Callable[[MeasuredRun], Hashable] = lambda run: None
-) -> list[MeasuredRun]:
-    """At most ``limit`` runs of each kind of a table that can be compared, chosen by a hash of their names."""
-    kinds: dict[Hashable, list[MeasuredRun]] = {}
-    for run in usable_runs(path):
-        kinds.setdefault(kind(run), []).append(run)
-    return [
-        run for of_kind in kinds.values() for run in rows_by_hash(of_kind, lambda r: f"{path.name} {r.place}", limit)
-    ]
+    usable = [run for run in runs if run.unusable is None and run.measured]
+    return rows_by_hash(usable, lambda run: f"{path.name} {run.place}", limit)
 
 
 def coverage_table(rows: Iterable[Banded], by: Callable[[Banded], str], title: str) -> Table:

@@ -7,12 +7,10 @@ from simulator.running.metrics.served import KINDS, Stratum, served_as, served_r
 from simulator.running.run import simulate
 from simulator.timing.releases import BUILD_AGES, build_age
 from validation.bands import (
-    ENDS,
     ServedFigure,
     bands_page,
     conformal_ends,
     coverage_of_tables,
-    end_shares,
     ends_for,
     strata,
 )
@@ -40,14 +38,14 @@ def figures(count, layers="dense", spread=0.3, tables=4, kinds=tuple(KINDS)):
 
 def test_nine_of_ten_lie_inside_and_few_beyond():
     own = figures(400, kinds=("tpot",))
-    ends = conformal_ends(own, ENDS[0])
+    ends = conformal_ends(own)
     assert 0.88 <= np.mean([figure.inside(ends) for figure in own]) <= 0.93
-    assert conformal_ends(figures(400, spread=0.02, kinds=("tpot",)), ENDS[0])[0] == 1.0, "kernels' own band is enough"
+    assert conformal_ends(figures(400, spread=0.02, kinds=("tpot",)))[0] == 1.0, "kernels' own band is enough"
 
 
 def test_a_table_of_many_rows_counts_as_one():
     few = [figure._replace(ratio=3.0, table="few") for figure in figures(20, kinds=("tpot",))]
-    assert conformal_ends(figures(990, spread=0.02, tables=1, kinds=("tpot",)) + few, ENDS[0])[1] > 2.5
+    assert conformal_ends(figures(990, spread=0.02, tables=1, kinds=("tpot",)) + few)[1] > 2.5
 
 
 def test_small_strata_take_the_ends_of_wider_ones():
@@ -56,13 +54,6 @@ def test_small_strata_take_the_ends_of_wider_ones():
     assert "dense / fitted / below / measured" in known
     assert not any(name.startswith("mixture") for name in known)
     assert ends_for(own[-1], known) == tuple(known["all"][own[-1].kind]["ends"])
-
-
-def test_tables_that_differ_from_one_another_take_a_wider_band():
-    alike = figures(400, kinds=("tpot",))
-    apart = [one._replace(ratio=one.ratio * 2.0 ** int(one.table[1])) for one in alike]
-    assert end_shares(alike)["tpot"] == ENDS[0]
-    assert end_shares(apart)["tpot"] == ENDS[-1]
 
 
 def test_a_table_is_also_scored_with_ends_that_have_not_seen_it():
