@@ -1,6 +1,7 @@
 """Random scenarios over the whole schema run, or are refused in one line; what was found stays found."""
 
 import copy
+import itertools
 import json
 import random
 from types import ModuleType
@@ -171,9 +172,13 @@ RULES = {
 """Faults in the engine's rules: what stands there, and what is planted."""
 
 
+PLANTED = itertools.count()
+"""Engines share looked-up prices by their sources: each planted one has its own."""
+
+
 def planted(monkeypatch, right="", wrong=""):
     """The engine with one rule written otherwise, beside the oracle as it is."""
-    source = compiled.engine_source().replace('SOURCE = "interpreted"', 'SOURCE = "planted"', 1)
+    source = compiled.engine_source().replace('SOURCE = "interpreted"', f'SOURCE = "planted {next(PLANTED)}"', 1)
     assert right in source, "the rule is written otherwise by now: plant the fault anew"
     module = ModuleType("planted")
     exec(compile(source.replace(right, wrong) if right else source, "planted", "exec"), module.__dict__)

@@ -233,7 +233,7 @@ def test_address_restores_a_view(browser, address, visit):
 
 
 def test_background_run_refines_and_can_be_cancelled(visit, address):
-    visit.open("what-if?requests=200000&rate=24&method=ngram", 2)
+    visit.open("what-if?requests=200000&rate=1&method=ngram", 2)
     page = visit.page
     page.get_by_role("button", name="Simulate this load").click()
     page.get_by_role("button", name="Cancel").click()
