@@ -160,7 +160,7 @@ KINDS = {"number": "number", "integer": "whole number"}
 
 def _typed(error: Exception) -> str:
     """The text that could not be read as a number."""
-    problems = getattr(error.__cause__, "errors", list)()
+    problems: list[Any] = getattr(error.__cause__, "errors", list)()
     return str(problems[0]["input"]) if problems else ""
 
 
