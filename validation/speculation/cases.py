@@ -26,14 +26,18 @@ MODELS = {
     "Qwen3-Coder-30B-A3B": "qwen3-30b-a3b",
     "DeepSeek-R1 671B": "deepseek-r1",
     "DeepSeek-V3 671B": "deepseek-v3",
+    "Qwen3-8B Q4_K_M": "qwen3-8b",
 }
 """Models as these sources alone write them."""
 WEIGHTS: dict[str, Any] = {
     "Qwen3-8B-FP8": "fp8_block",
     "DeepSeek-R1-FP4": {"default": "bf16", "expert": "fp4"},
     "DeepSeek-R1 671B": {"default": "bf16", "expert": "fp4"},
+    "Qwen3-8B Q4_K_M": "q4_k_m",
 }
 """Weights that differ from the checkpoint's own (TensorRT-LLM's DeepSeek-R1 tables run the FP4 checkpoint)."""
+GROUP_WEIGHTS = {"llama_cpp25173": "q8_0"}
+"""Weights of tables whose format is read from their rate without drafts: two thirds of the same chip's Q4_K_M."""
 GROWN = {"eagle2": (6, 10, 60), "hass": (6, 10, 60), "eagle3": (8, 10, 60)}
 """Trees of the research code: depth, branches, nodes (EAGLE-2, arXiv:2406.16858, section 5; EAGLE-3's repository)."""
 FEWER_NODES = {"13b": 50, "33b": 48, "70b": 48}
@@ -45,6 +49,7 @@ ENGINE_FRAMEWORKS = (
     ("vLLM", "vllm"),
     ("SGLang", "sglang"),
     ("sglang", "sglang"),
+    ("llama.cpp", "llama.cpp"),
 )
 GROUP_FRAMEWORKS = {"eagle3_t5": "vllm-2024"}
 """Groups whose source names an engine but no version. EAGLE-3 (2025-03-03) is older than the plan for trained heads in
@@ -165,8 +170,9 @@ def _closed_case(
         if chip in entry.get("profiles", {}):
             plain["hardware"]["chip"] = str(FOLDER.joinpath(entry["profiles"][chip]))
             used.append(entry["profiles"][chip])
-    if row.model in WEIGHTS:
-        plain["weights_dtype"] = WEIGHTS[row.model]
+    weights = WEIGHTS.get(row.model) or GROUP_WEIGHTS.get(row.group)
+    if weights is not None:
+        plain["weights_dtype"] = weights
     prompt, output = row.input_tokens or CHAT_TOKENS[0], row.output_tokens or CHAT_TOKENS[1]
     speculative = plain | {"speculation": speculation}
     return Case(row, plain, speculative, int(row.load), prompt, output, length, tuple(used))
@@ -275,8 +281,9 @@ def _speculation(row: PublishedSpeedup, model: str) -> dict[str, Any] | str:
         return {"method": "ngram", "num_speculative_tokens": int(row.tokens) if tokens else 10}
     if method == "suffix":
         return {"method": "suffix", "num_speculative_tokens": int(row.tokens) if tokens else 16}
-    if method in ("dflash", "pegagle", "peagle") and (tokens or row.nodes):
-        return {"method": "parallel-draft", "num_speculative_tokens": int(row.tokens) if tokens else row.nodes}
+    if method in ("dflash", "dspark", "pegagle", "peagle") and (tokens or row.nodes):
+        head = {"draft": {"markov_rank": 256}} if method == "dspark" else {}
+        return {"method": "parallel-draft", "num_speculative_tokens": int(row.tokens) if tokens else row.nodes} | head
     return (
         f"method {row.method} {'with these tokens per step ' if tokens is None else ''}is not described by the source"
     )
