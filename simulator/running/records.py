@@ -134,6 +134,8 @@ class RunRecords(Result):
     """Whether ``steps`` has a row per engine step (or per few of them), not only sums over very many."""
     scaling: ScalingLog | None = None
     """Log of the autoscaler; None without one."""
+    tasks: dict[str, Any] | None = None
+    """Tasks and guessed tool calls; None where no request waits for another."""
     detail: StepDetail | None = None
     """Parts of its steps, for the timeline."""
     model_error: ModelError | None = None

@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from forerun.arrays import FloatArray, IntArray
+from forerun.arrays import BoolArray, FloatArray, IntArray
 from forerun.dataclass import dataclass
 from forerun.errors import ForerunError
 from forerun.recent import RecentResults
@@ -53,6 +54,15 @@ class RequestStream:
     think_s: FloatArray | None = None
     """Seconds from the last of those ends to the arrival; ``arrival_s`` of such a request is its session's start, or
     the recorded time."""
+    guessed: BoolArray | None = None
+    """Whether the tool call that a request waits for is guessed right; None where none is guessed."""
+    guessed_at: float = 1.0
+    """Part of the turn that has passed when its tool call is guessed."""
+
+    def overlap_s(self, waiting: Any, turn_s: Any) -> Any:
+        """Seconds of the tools before some requests that pass, once guessed, within turns of ``turn_s`` seconds."""
+        assert self.think_s is not None
+        return np.minimum(self.think_s[waiting], (1.0 - self.guessed_at) * turn_s)
 
     def __len__(self) -> int:
         return len(self.arrival_s)
@@ -72,6 +82,12 @@ def generate_requests(workload: WorkloadConfig, seed: int) -> RequestStream:
     stream = _generate(workload, seed)
     if workload.priorities is not None:
         stream = replace(stream, priorities=_priorities(workload.priorities, stream, seed))
+    tools = workload.speculative_tools
+    if tools is not None:
+        if stream.follows is None:
+            raise ForerunError("workload.speculative_tools: no request waits for another here; remove it")
+        guessed = np.random.default_rng([seed, 0x7001]).random(len(stream)) < tools.hit_rate
+        stream = replace(stream, guessed=guessed, guessed_at=tools.guessed_at)
     if len(stream) and not stream.arrival_s[-1] <= LONGEST_S:
         raise ForerunError(
             f"workload.arrivals: the last request would arrive after {stream.arrival_s[-1]:.3g} s; a run may last "

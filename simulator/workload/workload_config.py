@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
-from forerun.types import LONGEST_S, PositiveFloat, PositiveInt, PositiveSeconds, Section
+from forerun.types import LONGEST_S, PositiveFloat, PositiveInt, PositiveSeconds, Section, Share
 
 LARGEST_MEAN = 1e9
 LARGEST_CV = 1e3
@@ -150,6 +150,19 @@ class SessionsConfig(Section):
     """Tokens per prefix hash; a multiple of ``engine.block_size``."""
 
 
+class SpeculativeToolsConfig(Section):
+    """Tool calls guessed before the turn that asks for them has ended, for requests that wait for others.
+
+    The pause before such a request is its tool's time. A right guess starts the tool early, so the request arrives when
+    tool and turn have both ended; a wrong one is cancelled at the end of the turn, and the right tool starts then.
+    """
+
+    hit_rate: Share
+    """Share of calls guessed right."""
+    guessed_at: Share = 0.0
+    """Part of the turn that has passed when its call is guessed."""
+
+
 class WorkloadConfig(Section):
     """Arrival times and lengths, or a trace with both."""
 
@@ -167,6 +180,8 @@ class WorkloadConfig(Section):
     priority``. Default: all have 0."""
     sessions: SessionsConfig | None = None
     """Conversations of several turns; default: every request stands alone."""
+    speculative_tools: SpeculativeToolsConfig | None = None
+    """Tool calls that start before the turn that asks for them has ended; default: none does."""
     trace: str | None = None
     """Path or catalogue name of a request trace."""
     format: str = "auto"
@@ -189,12 +204,14 @@ class WorkloadConfig(Section):
         drawn = self.arrivals is not None and self.arrivals.process in ("poisson", "gamma")
         lengths = (self.input_tokens, self.output_tokens) if self.trace is None else ()
         drawn = drawn or any(isinstance(one, LengthConfig) and one.distribution != "constant" for one in lengths)
-        return drawn or self.sessions is not None or self.priorities is not None
+        return drawn or any(one is not None for one in (self.sessions, self.priorities, self.speculative_tools))
 
     @model_validator(mode="after")
     def _trace_or_synthetic(self) -> WorkloadConfig:
         if self.priorities == ():
             raise ValueError("priorities: must not be empty; leave it out, or give whole numbers")
+        if self.trace is None and self.sessions is None and self.speculative_tools is not None:
+            raise ValueError("speculative_tools goes with sessions, or with a trace whose requests wait for each other")
         if self.trace is not None:
             for name in ("input_tokens", "output_tokens", "sessions"):
                 if getattr(self, name) is not None:

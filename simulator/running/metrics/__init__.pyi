@@ -15,6 +15,7 @@ from simulator.running.metrics.summary import slo_limits as slo_limits
 from simulator.running.metrics.summary import summarise as summarise
 from simulator.running.metrics.tables import run_tables as run_tables
 from simulator.running.metrics.tables import run_title as run_title
+from simulator.running.metrics.tasks import task_section as task_section
 from simulator.running.metrics.uncertainty import Rerun as Rerun
 from simulator.running.metrics.uncertainty import model_error as model_error
 from simulator.running.metrics.usage import bottleneck_shares as bottleneck_shares

@@ -54,6 +54,7 @@ def run_document(result: RunRecords) -> dict[str, Any]:
         "replicas": [replica_section(use, duration_s) for use in result.replicas],
         **fleet_section(result, pool_sections(result, duration_s), duration_s),
         **scaling_section(result),
+        **({} if result.tasks is None else {"tasks": result.tasks}),
         "chips": result.chips,
         "cost_usd": usd,
         "usd_per_million_output_tokens": usd_per_million_tokens(usd, summary["total_output_tokens"]),

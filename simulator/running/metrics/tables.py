@@ -29,6 +29,8 @@ def run_tables(document: Document) -> list[Table]:
         tables.append(speculation_table(document))
     if document["slo"] is not None:
         tables.append(slo_table(document))
+    if "tool_calls" in document.get("tasks", {}):
+        tables.append(tasks_table(document["tasks"]))
     tables.append(engine_table(document))
     if document.get("pools"):
         tables.append(pool_table(document))
@@ -119,6 +121,17 @@ def slo_table(document: Document) -> Table:
     words = {True: Cell("met", tone="good"), False: Cell("missed", tone="bad"), None: Cell("not measured")}
     rows = [[key, row["value"], row["limit"], words[row["met"]]] for key, row in slo["limits"].items()]
     return Table(f"SLO {'met' if slo['met'] else 'missed'}{share}", ("", "value", "limit", ""), rows, name="slo")
+
+
+def tasks_table(tasks: Mapping[str, Any]) -> Table:
+    """Seconds of tasks, and what guessed tool calls hid and wasted."""
+    calls = tasks["tool_calls"]
+    columns = ("tasks", "mean s", "p50 s", "p90 s", "p99 s", "calls guessed", "right", "hidden s", "wasted s")
+    times = [number(tasks[name]) for name in ("mean_s", "p50_s", "p90_s", "p99_s")]
+    waits = (number(calls["hidden_s"]), number(calls["wasted_s"]))
+    return Table(
+        "Tasks with guessed tool calls", columns, [[tasks["count"], *times, calls["guessed"], calls["right"], *waits]]
+    )
 
 
 def engine_table(document: Document) -> Table:

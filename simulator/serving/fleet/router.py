@@ -153,8 +153,12 @@ class Router:
         for follower in self._followers.get(request, ()):
             self._waits_for[follower] -= 1
             if not self._waits_for[follower]:
-                assert self._log.stream.think_s is not None
-                self._env.call(self.announce, follower, float(self._log.stream.think_s[follower]))
+                stream = self._log.stream
+                assert stream.think_s is not None
+                wait_s = stream.think_s[follower]
+                if stream.guessed is not None and stream.guessed[follower]:
+                    wait_s -= stream.overlap_s(follower, self._env.now - self._log.arrival_s[request])
+                self._env.call(self.announce, follower, float(wait_s))
 
     def restart(self, requests: Iterable[int]) -> None:
         """Requests of a replica that failed: they go out again before any other.
