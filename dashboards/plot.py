@@ -67,6 +67,11 @@ def cost(plan: PlanResult) -> go.Figure:
     return plan.figure("cost")
 
 
+def hours(plan: PlanResult) -> go.Figure:
+    """Load and replicas by the hour, with the autoscaled and the fixed cost."""
+    return plan.figure("hours")
+
+
 def tuning(tuned: TunedResult) -> go.Figure:
     """Best number of draft tokens by batch size and context."""
     return tuned.figure("tuning")

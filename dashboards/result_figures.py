@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
-from dashboards.figures import replays, run, speculation, studies, text
+from dashboards.figures import load, replays, run, speculation, studies, text
 from simulator.replay.replay_tables import METRIC_WORDS
 
 KERNELS, RUNS, STEPS = "kernels", "benchmark results", "engine steps"
@@ -41,6 +41,7 @@ FIGURES = (
     ResultFigure(
         "plan", "cost", partial(studies.pareto_data, y=studies.PER_MILLION), studies.pareto_figure, text.pareto_text
     ),
+    ResultFigure("plan", "hours", load.hours_data, load.hours_figure, text.hours_text),
     ResultFigure("race", "regret", studies.race_data, studies.race_figure, text.race_text),
     ResultFigure("rollouts", "in_progress", speculation.rollouts_data, speculation.rollouts_figure, text.rollouts_text),
     ResultFigure("sweep", "points", studies.sweep_data, studies.sweep_figure, text.points_text),

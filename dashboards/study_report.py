@@ -7,7 +7,6 @@ from html import escape
 from typing import Any
 
 from dashboards import page
-from dashboards.figures.load import hours_figure
 from dashboards.result_figures import drawn_figures, figure_data
 from forerun.result import StudyResult
 from forerun.tables import Table, Value, cell_text, markdown_text, number
@@ -58,8 +57,8 @@ PREFIXED = {"by the hour", "headroom", "a replica fails", "twice the load", "pri
 def plan_summary_html(result: StudyResult) -> str:
     """One page to present: traffic, question, answer, cost, alternatives, what may change it, what it rests on."""
     document = result.document
-    words, hours = document["plan_summary"], document["hours"]
-    figures = {"figure-hours": hours_figure(hours, document["best"]["replicas"])} if hours else {}
+    words, drawn = document["plan_summary"], drawn_figures("plan", document)
+    figures = {f"figure-{name}": drawn[name] for name in ("hours",) if name in drawn}
     cards = {
         title: "".join(_sentence(words[key], key if key in PREFIXED else "") for key in keys if key in words)
         for title, keys in SUMMARY_CARDS.items()

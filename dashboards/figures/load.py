@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from dashboards.theme import COLOURS, GREY, VERMILLION, FloatArray, add_line, captioned, method_line
+from simulator.studies.plan.summary import HOURS_PER_MONTH
 from traces import RequestTable
 
 TIME_BINS = 120
@@ -119,26 +120,47 @@ def traffic_figure(data: TrafficData) -> go.Figure:
     return captioned(figure, "Traffic", f"{data.requests:,} requests", "measured", 520)
 
 
-def hours_figure(hours: Sequence[Mapping[str, Any]], fixed: int) -> go.Figure:
+class HoursData(NamedTuple):
+    """Load and replicas of a plan by the hour, and what they cost beside the fixed number."""
+
+    hours: Sequence[Mapping[str, Any]]
+    fixed: int
+    costs: Sequence[float]
+    """Mean US dollars per hour, autoscaled and fixed; empty without a price."""
+
+
+def hours_data(document: Mapping[str, Any]) -> HoursData | None:
+    """Replicas by the hour of a plan's document; None where its load has no hours."""
+    hours = document["hours"]
+    if not hours:
+        return None
+    priced = hours[0]["usd"] is not None
+    costs = [sum(hour[key] for hour in hours) / len(hours) for key in ("usd", "fixed_usd") if priced]
+    return HoursData(hours, document["best"]["replicas"], costs)
+
+
+def hours_figure(data: HoursData) -> go.Figure:
     """Requests per second by the hour above, the replicas that they need beside the fixed number below."""
-    clock = hours[0]["clock"] is not None
-    at = [hour["clock"] if clock else hour["start_s"] / 3600 for hour in hours]
+    clock = data.hours[0]["clock"] is not None
+    at = [hour["clock"] if clock else hour["start_s"] / 3600 for hour in data.hours]
     figure = make_subplots(rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.08)
     look: dict[str, Any] = {"showlegend": False, "col": 1}
     for row, key in enumerate(("request_rate", "replicas"), start=1):
         figure.add_bar(
             x=at,
-            y=[hour[key] for hour in hours],
+            y=[hour[key] for hour in data.hours],
+            name=("requests/s", "replicas")[row - 1],
             marker={"color": COLOURS["waiting" if row == 1 else "running"]},
             hovertemplate="%{y:.3~g} from %{x}<extra></extra>",
             row=row,
             **look,
         )
-    figure.add_hline(y=fixed, line={"color": GREY, "width": 2, "dash": "dash"}, row=2, col=1)
+    figure.add_hline(y=data.fixed, line={"color": GREY, "width": 2, "dash": "dash"}, row=2, col=1)
     figure.update_yaxes(title="requests/s", rangemode="tozero", row=1, col=1)
-    figure.update_yaxes(title="replicas", rangemode="tozero", dtick=max(1, fixed // 4), row=2, col=1)
+    figure.update_yaxes(title="replicas", rangemode="tozero", dtick=max(1, data.fixed // 4), row=2, col=1)
     figure.update_xaxes(title="time of day of the log" if clock else "hours since the first request", row=2, col=1)
-    caption = "replicas that follow the load; dashed: a fixed fleet"
+    month = [f", ${usd * HOURS_PER_MONTH:,.0f} a month" for usd in data.costs] or ["", ""]
+    caption = f"bars: autoscaled{month[0]}; dashed: {data.fixed} fixed{month[1]}"
     return captioned(figure, "Traffic and replicas by the hour", caption, "predicted", 460)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dashboards.figures import studies
+from dashboards.figures.load import HoursData
 from dashboards.figures.speculation import AdaptiveData, PoolData, RolloutsData
 from simulator.studies.paired import HIGHER_IS_BETTER, load_words, metric_words
 
@@ -66,6 +67,15 @@ def _bars(rows: list[tuple[str, float, str]], longest: float) -> str:
     width = max(len(label) for label, *_ in rows)
     bars = [f"{'#' * round(value / longest * BAR):<{BAR + 1}}" for _, value, _ in rows]
     return "\n".join(f"{label:<{width}}  {bar}  {words}" for (label, _, words), bar in zip(rows, bars, strict=True))
+
+
+def hours_text(data: HoursData) -> str:
+    """Replicas of each hour."""
+    rows = [
+        (hour["clock"] or f"{hour['start_s'] / 3600:.3g} h", hour["replicas"], str(hour["replicas"]))
+        for hour in data.hours
+    ]
+    return f"replicas by the hour; fixed: {data.fixed}\n" + _bars(rows, max(count for _, count, _ in rows))
 
 
 def race_text(data: studies.RaceData) -> str:

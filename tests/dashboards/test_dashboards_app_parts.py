@@ -333,6 +333,13 @@ def test_capacity_page_says_what_the_plan_says(tmp_path, write_plan):
     costs = capacity.compute(context, {"plan": "azure", "chart": by_cost})["pareto"]
     drawn = sorted(y for trace in costs.data if trace.name != "Pareto front" for y in trace.y)
     assert drawn == sorted(point["usd_per_million_output_tokens"] for point in points)
+    assert shown["hours"] is None
+    hour = {"clock": None, "request_rate": 2.0, "usd": 3.0, "fixed_usd": 6.0}
+    document["hours"] = [hour | {"start_s": 0.0, "replicas": 1}, hour | {"start_s": 3600.0, "replicas": 2, "usd": 6.0}]
+    (folder / "plan.json").write_text(json.dumps(document))
+    by_hour = capacity.compute(context, {"plan": "azure", "chart": by_speed})["hours"]
+    assert list(by_hour.data[1].y) == [1, 2]
+    assert "$3,285 a month; dashed: 1 fixed, $4,380 a month" in by_hour.layout.title.text
     nothing = capacity.compute(context, {"plan": None})
     assert set(nothing) == {"lead", "basis"}
     assert "basis: nothing yet" in str(nothing["basis"])

@@ -18,6 +18,7 @@ from dashboards.app.page import Context, Page, Shown, Start, View
 from dashboards.app.parts import area, commands_panel, figure_card, remark, rests_on, table_panel, table_stack
 from dashboards.app.served import ServedFolders
 from dashboards.app.uploads import checked_size
+from dashboards.figures.load import hours_data, hours_figure
 from dashboards.figures.studies import AXIS_WORDS, PER_CHIP, PER_MILLION, PER_USER, pareto_data, pareto_figure
 from dashboards.study_report import COMMANDS
 from forerun.errors import ForerunError, did_you_mean
@@ -128,7 +129,7 @@ def compute(context: Context, values: Values) -> Shown:
         f"seed {document['seed']}; a prediction, not a measurement.",
     ]
     best = document["best"]
-    points = pareto_data(document, *CHARTS[values["chart"]])
+    points, by_hour = pareto_data(document, *CHARTS[values["chart"]]), hours_data(document)
     holding, *others = (table for table in result.tables() if table.name not in COMMANDS)
     return {
         "lead": [note, remark(result.conclusion)]
@@ -139,6 +140,7 @@ def compute(context: Context, values: Values) -> Shown:
         "others": table_stack(others) if others else None,
         "basis": rests_on(document["basis"], notes),
         "pareto": pareto_figure(points) if points is not None else None,
+        "hours": hours_figure(by_hour) if by_hour is not None else None,
     }
 
 
@@ -180,6 +182,7 @@ PAGE = Page(
         job_panel,
         area("lead"),
         figure_card("pareto", 500, "Throughput per GPU, speed per user or cost of every layout, with the Pareto front"),
+        figure_card("hours", 460, "Requests per second and replicas by the hour of the load"),
         *map(area, ("holding", "flags", "others", "basis")),
     ],
     [
@@ -187,7 +190,7 @@ PAGE = Page(
             compute,
             ("plan", "chart"),
             ("lead", "holding", "flags", "others", "basis"),
-            ("pareto",),
+            ("pareto", "hours"),
             {"job": Input(job_id("capacity", "done"), "data")},
         )
     ],

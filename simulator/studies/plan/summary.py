@@ -160,7 +160,10 @@ def _by_hour(plan: Plan, best: Candidate) -> dict[str, str]:
         return {}
     counts = [replicas for *_, replicas in hours]
     mean, monthly = sum(counts) / len(counts), _monthly(best)
-    words = f"{min(counts)} to {max(counts)} replicas, {mean:.1f} in the mean"
+    least, most = min(counts), max(counts)
+    if least == most:
+        return {"by the hour": f"the same number of replicas, {most}, at every hour"}
+    words = f"{least} to {most} replicas, {mean:.1f} in the mean"
     if monthly is not None:
         rented = best.layout.rented(best.replicas)
         words += f": ${monthly * mean / rented:,.0f} a month if they follow the load, "
