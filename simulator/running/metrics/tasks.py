@@ -25,7 +25,7 @@ def task_section(stream: RequestStream, requests: RequestRecords) -> dict[str, A
     task = _tasks(stream.follows, len(stream))
     first_s, last_s = np.full(len(stream), np.inf), np.full(len(stream), -np.inf)
     np.fmin.at(first_s, task, requests.arrival_s)
-    np.maximum.at(last_s, task, requests.finished_s)  # NaN of one that failed stays
+    np.maximum.at(last_s, task, np.nan_to_num(requests.finished_s, nan=np.inf))
     seconds = (last_s - first_s)[task == np.arange(len(stream))]
     sample = WeightedSample.of(seconds[np.isfinite(seconds)])
     figures = {f"p{q}_s": sample.percentile(q) if sample.size else None for q in (50, 90, 99)}
