@@ -33,7 +33,9 @@ lint: .venv/ready-dev
 types: .venv/ready-dev
 	$(BIN)/mypy
 
+# Draws the pictures anew where there is a Chromium.
 docs: .venv/ready-docs
+	$(BIN)/python docs/pictures.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 package: .venv/ready-docs

@@ -24,6 +24,37 @@ class ForerunError(ValueError):
         super().__init__(one_line(message))
 
 
+SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
+
+
+def plain_number(text: str, name: str = "") -> str:
+    """The number that a text with a unit or a suffix means, as it is written; empty if it is none.
+
+    Args:
+        text: for example ``10k``, ``8rps``, ``1,000`` or ``1s``.
+        name: the field or option; times are in milliseconds if it ends with ``_ms``.
+
+    >>> plain_number("10k"), plain_number("8rps"), plain_number("1s", "p99_ttft_ms"), plain_number("many")
+    ('10000', '8', '1000', '')
+    """
+    known = re.fullmatch(r"(\d+(?:\.\d+)?) ?([a-z/%]*)", text.strip().lower().replace(",", ""))
+    if known is None:
+        return ""
+    value, unit = float(known[1]), known[2]
+    if unit in SECONDS and name.endswith(("_s", "_ms")):
+        value *= SECONDS[unit] / SECONDS[name.rpartition("_")[2]]
+    elif unit not in SECONDS:
+        value *= 1e3 if unit.startswith("k") else 1e6 if unit == "m" else 1.0
+    return f"{value:.12g}"
+
+
+def without_unit(text: str, name: str = "", kind: str = "number") -> str:
+    """What is wrong with a text in place of a number, with the number to write where one can be read from it."""
+    meant = plain_number(text, name)
+    hint = f"; write {meant}" if meant not in ("", text) else ""
+    return f"must be a {kind} without a unit{hint} (got '{text}')"
+
+
 class StalledError(RuntimeError):
     """A simulation ran out of events before all requests had ended: a fault of the simulator."""
 

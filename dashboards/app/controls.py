@@ -343,6 +343,26 @@ DRAFT = replace(
     when=("method", lambda method: method == "draft-model"),
 )
 PROMPT = Number("prompt", "Mean prompt", stops=CONTEXTS[:9], default=512, unit="tokens", low=1, high=1e6)
+TTFT = Number(
+    "ttft",
+    "TTFT",
+    stops=(100, 200, 500, 1000, 2000, 5000, 10000),
+    default=1000,
+    unit="ms",
+    low=1,
+    high=1e6,
+    whole=False,
+)
+TPOT = Number(
+    "tpot",
+    "TPOT",
+    stops=(5, 10, 15, 20, 30, 40, 60, 80, 100, 200),
+    default=30,
+    unit="ms",
+    low=0.1,
+    high=1e5,
+    whole=False,
+)
 OUTPUT = Number("output", "Mean output", stops=CONTEXTS[:6], default=256, unit="tokens", low=1, high=1e5)
 
 COLUMNS = Pairs(

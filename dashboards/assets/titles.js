@@ -1,4 +1,5 @@
-// Captions of figures in as many lines as their width needs; pages of the app and reports draw with it.
+// Captions of figures in as many lines as their width needs, and definitions of terms on touch screens; for pages of
+// the app and reports.
 (function () {
   "use strict";
   function fitted(whole, width) {
@@ -37,4 +38,23 @@
       });
     }, 200);
   });
+  // A touch screen shows no titles: a tap on a term shows its definition until the next tap or scroll.
+  var shown = null;
+  function hide() { if (shown) { shown.remove(); shown = null; } }
+  document.addEventListener("pointerup", function (event) {
+    hide();
+    var term = event.pointerType === "touch" && event.target.closest && event.target.closest("abbr[title]");
+    if (!term) { return; }
+    var box = term.getBoundingClientRect(), wide = Math.min(300, window.innerWidth - 16);
+    shown = document.createElement("div");
+    shown.setAttribute("role", "tooltip");
+    shown.textContent = term.title;
+    shown.style.cssText = "position:fixed;z-index:999;padding:8px 10px;border-radius:6px;font:14px/1.4 system-ui;" +
+      "background:#1f2328;color:#fff;border:1px solid #57606a;box-sizing:border-box;width:" + wide + "px;top:" +
+      (box.bottom + 6) + "px;left:" + Math.max(8, Math.min(box.left, window.innerWidth - wide - 8)) + "px";
+    document.body.append(shown);
+    var below = shown.getBoundingClientRect();
+    if (below.bottom > window.innerHeight) { shown.style.top = box.top - below.height - 6 + "px"; }
+  });
+  window.addEventListener("scroll", hide, true);
 })();

@@ -54,6 +54,8 @@ class LoadData(NamedTuple):
     basis: str
     capacity: float | None = None
     """The highest rate that the first curve's deployment can serve."""
+    limits: Mapping[str, float] = {}
+    """Largest means that are acceptable, by the name of the curves' field."""
 
 
 KNEE = 2.0
@@ -67,6 +69,20 @@ def knee(curve: LoadFigure) -> float | None:
     if not known.any() or ttft[known][-1] < KNEE * ttft[known][0]:
         return None
     return float(np.interp(KNEE * ttft[known][0], ttft[known], rates[known]))
+
+
+def highest_within(curve: LoadFigure, limits: Mapping[str, float]) -> float | None:
+    """The highest rate of a curve at which every mean is within its limit; None where none is."""
+    rates = []
+    for metric, limit in limits.items():
+        values = getattr(curve, metric)
+        known = np.isfinite(values)
+        below = np.flatnonzero(values[known] <= limit)
+        if not len(below):
+            return None
+        ends = slice(below[-1], below[-1] + 2)
+        rates.append(float(np.interp(limit, values[known][ends], curve.request_rate[known][ends])))
+    return min(rates, default=None)
 
 
 class TrafficData(NamedTuple):
@@ -169,6 +185,7 @@ def load_figure(data: LoadData) -> go.Figure:
     figure = make_subplots(rows=3, cols=1, shared_xaxes=True, vertical_spacing=0.06)
     look: dict[str, Any]
     first = knee(data.curves[0]) if data.curves else None
+    within = highest_within(data.curves[0], data.limits) if data.curves else None
     marks = {rate: words for rate, words in ((first, "knee"), (data.capacity, "capacity")) if rate is not None}
     for curve in data.curves:
         colour, dash = method_line(curve.method)
@@ -199,8 +216,13 @@ def load_figure(data: LoadData) -> go.Figure:
             if row == 1:
                 at: dict[str, Any] = {"x": rate, "y": 1, "yref": "y domain", "xanchor": "right", "yanchor": "bottom"}
                 figure.add_annotation(text=f"{words} {rate:.3g}", showarrow=False, font={"size": 11}, **at)
+        if metric in data.limits:
+            figure.add_hline(y=data.limits[metric], line={"color": VERMILLION, "width": 1.5}, row=row, col=1)
         logarithmic = {"type": "log", "dtick": "D2", "tickformat": "~s"} if row < len(METRICS) else {}
         figure.update_yaxes(title=title, rangemode="tozero", row=row, col=1, **logarithmic)
     figure.update_xaxes(title="requests/s", row=3, col=1)
     caption = "lines: analytic means; diamonds: simulated"
+    if data.limits:
+        holds = "at no load" if within is None else f"up to {within:.3g} req/s"
+        caption += f"; within the limits {holds}"
     return captioned(figure, "Over the load", caption, data.basis, 560, hovermode="closest")

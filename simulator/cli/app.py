@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from forerun.errors import UsageError, did_you_mean
+from forerun.errors import UsageError, did_you_mean, without_unit
 from simulator.cli.commands import COMMANDS, Command, CommandGroup, CommandLine, declared_commands
 
 _USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[2]
@@ -155,11 +155,22 @@ def call_with_typer(words: Sequence[str]) -> int:
     return code if isinstance(code, int) else 0
 
 
+KINDS = {"number": "number", "integer": "whole number"}
+
+
+def _typed(error: Exception) -> str:
+    """The text that could not be read as a number."""
+    problems: list[Any] = getattr(error.__cause__, "errors", list)()
+    return str(problems[0]["input"]) if problems else ""
+
+
 def usage_line(error: Exception) -> str:
     """A command-line error in one line that starts with the command and ends with where its help is."""
     message = " ".join(error.format_message().split()) if hasattr(error, "format_message") else str(error)
     message = re.sub(
-        r"Input should be a valid (number|integer), .* as an? \1", r"a \1 without a unit expected", message
+        r"Invalid value for '(.+)': Input should be a valid (number|integer), unable.*",
+        lambda match: f"{match[1]}: {without_unit(_typed(error), kind=KINDS[match[2]])}",
+        message,
     )
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "forerun"

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import yaml
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
-from forerun.errors import ForerunError, UnknownFieldError, did_you_mean
+from forerun.errors import ForerunError, UnknownFieldError, did_you_mean, without_unit
 from forerun.types import PositiveFloat, Section
 from forerun.yaml_files import TooLargeError, bounded_text, parse, problem_of
 from simulator.running.engine_defaults import default_formats, with_defaults
@@ -307,18 +307,6 @@ MESSAGES = {
 """Messages in place of pydantic's, by the type of a complaint."""
 
 
-def plain_number(text: str) -> str:
-    """The number that a text with a suffix such as ``10k`` or ``8rps`` means, as it is written; empty if it is none.
-
-    >>> plain_number("10k"), plain_number("8rps"), plain_number("many")
-    ('10000', '8', '')
-    """
-    known = re.fullmatch(r"([\d.]+) *([kKmM]?)[a-zA-Z/]*", text)
-    if known is None or not re.fullmatch(r"\d+(\.\d+)?", known[1]):
-        return ""
-    return f"{float(known[1]) * {'k': 1e3, 'm': 1e6}.get(known[2].lower(), 1):.12g}"
-
-
 def explain(error: ValidationError, model: type[BaseModel]) -> str:
     """One line for the most telling of a validation's complaints: unknown fields first, then the deepest."""
     problems = error.errors(include_url=False)
@@ -335,7 +323,7 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
     if kind == "int_type" and isinstance(value, float) and value.is_integer():
         return f"{path}: must be a whole number; write {value:.0f} (got {value!r})"
     if kind in ("int_type", "int_parsing", "float_type", "float_parsing") and isinstance(value, str):
-        return f"{path}: must be a number without a unit, such as {plain_number(value) or '10000'} (got '{value}')"
+        return f"{path}: {without_unit(value, path)}"
     if kind == "literal_error" and isinstance(value, str):
         return f"{path}: {message}{did_you_mean(value, re.findall(QUOTED, message))} (got '{value}')"
     shown = "" if isinstance(value, dict | list) else f" (got {value!r})"

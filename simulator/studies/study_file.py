@@ -17,7 +17,7 @@ import yaml
 from numpy.typing import NDArray
 
 from forerun.dataclass import dataclass
-from forerun.errors import ArgumentError, ForerunError, did_you_mean
+from forerun.errors import ArgumentError, ForerunError, did_you_mean, plain_number
 from simulator.running.scenario import (
     Scenario,
     ScenarioSource,
@@ -353,7 +353,9 @@ def axis_values(values: Sequence[int | str], axis: str) -> tuple[int, ...]:
     for part in (part.strip() for value in values for part in str(value).split(",")):
         ends = [end.strip() for end in part.split("..", 1)]
         if not all(re.fullmatch("[0-9]{1,7}", end) and 1 <= int(end) <= MOST_ON_AXIS for end in ends):
-            raise ArgumentError(axis, f"{part}: write whole numbers from 1 to {MOST_ON_AXIS}, such as 1,8,64 or 1..256")
+            meant = plain_number(part)
+            example = f"; write {meant}" if meant not in ("", part) else ", such as 1,8,64 or 1..256"
+            raise ArgumentError(axis, f"{part}: must be whole numbers from 1 to {MOST_ON_AXIS:,}{example}")
         first, last = int(ends[0]), int(ends[-1])
         if last < first:
             raise ArgumentError(axis, f"{part}: the range must ascend")

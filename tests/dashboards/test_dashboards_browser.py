@@ -68,6 +68,21 @@ def test_the_first_figure_is_there_before_the_others_and_a_print_has_all(chromiu
     page.close()
 
 
+def test_a_tap_on_a_term_shows_its_definition(chromium, run_folder, tmp_path):
+    path = write_report(run_folder, tmp_path / "report.html")
+    page = chromium.new_page(has_touch=True, viewport={"width": 390, "height": 800})
+    page.goto(path.as_uri())
+    term = page.locator("abbr[title]").first
+    term.tap()
+    tooltip = page.get_by_role("tooltip")
+    assert tooltip.inner_text() == term.get_attribute("title")
+    box = tooltip.bounding_box()
+    assert 0 <= box["x"] <= box["x"] + box["width"] <= 390
+    page.locator("h1").tap()
+    assert tooltip.count() == 0
+    page.close()
+
+
 def test_every_kind_of_report_fits(chromium, every_report, barriers_of):
     """And axe-core finds nothing in what it unfolds to: in the dark, which then turns light, in colours alone, as how
     a page is made does not depend on the scheme."""

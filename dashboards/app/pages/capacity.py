@@ -27,8 +27,6 @@ from simulator.studies.plan.document import PlanResult
 
 RATES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 GROWTH = (1, 1.5, 2, 3, 4, 6, 8)
-TTFT_MS = (100, 200, 500, 1000, 2000, 5000, 10000)
-TPOT_MS = (5, 10, 15, 20, 30, 40, 60, 80, 100, 200)
 NO_LOG = "at one rate, set below"
 PRICES = Pairs(
     "prices", "Own prices", says="US dollars an hour by chip; else the catalogue's", example="h100-sxm=2.5,l40s=0.9"
@@ -169,8 +167,8 @@ PAGE = Page(
         Number("rate", "Load", ON_RATE, stops=RATES, default=16, unit="req/s", low=0.01, high=10_000, whole=False),
         Number("growth", "Growth", stops=GROWTH, default=1, unit="x", low=1, high=100, whole=False),
         ChoiceField("at", "SLO at", options=("p99", "p95", "p90", "p50"), default="p99"),
-        Number("ttft", "TTFT", stops=TTFT_MS, default=1000, unit="ms", low=1, high=1e6, whole=False),
-        Number("tpot", "TPOT", stops=TPOT_MS, default=30, unit="ms", low=0.1, high=1e5, whole=False),
+        controls.TTFT,
+        controls.TPOT,
         replace(controls.PROMPT, when=ON_RATE),
         replace(controls.OUTPUT, when=ON_RATE),
         controls.MODEL,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -51,6 +52,8 @@ CONTROLS = [
     controls.DRAFT,
     Number("k", "Draft tokens K", DRAFTS, stops=controls.DRAFT_TOKENS, default=3, low=1, high=64),
     Number("alpha", "Acceptance rate", DRAFTS, stops=ALPHAS, default=0.7, low=0.0, high=1.0, whole=False),
+    replace(controls.TTFT, label="Limit of mean TTFT"),
+    replace(controls.TPOT, label="Limit of mean TPOT"),
     ChoiceField("requests", "Requests to simulate", options=("500", "2000", "10000", "50000"), default="2000"),
 ]
 NAMES = tuple(control.name for control in CONTROLS)
@@ -112,7 +115,8 @@ def compute_load(context: Context, values: Values) -> Shown:
     points = tuple(simulated_point(run) for run in simulated_runs(context, scenario))
     rate = float(data["workload"]["arrivals"]["request_rate"])
     answer = estimate(scenario)
-    return {"load": load_figure(LoadData(curves, points, rate, answer.basis, answer.max_request_rate))}
+    limits = {f"{name}_ms": float(answers[name]) for name in ("ttft", "tpot")}
+    return {"load": load_figure(LoadData(curves, points, rate, answer.basis, answer.max_request_rate, limits))}
 
 
 @lru_cache(maxsize=64)

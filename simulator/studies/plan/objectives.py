@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forerun.dataclass import dataclass
-from forerun.errors import ArgumentError, ForerunError
+from forerun.errors import ArgumentError, ForerunError, without_unit
 from forerun.tables import number
 from simulator.running.metrics.statistics import WeightedSample
 from simulator.running.metrics.summary import (
@@ -184,7 +184,7 @@ def positive_number(argument: str, place: str, text: str) -> float:
     except ValueError:
         value = -1.0
     if not (value > 0 and isfinite(value)):
-        raise ArgumentError(argument, f"{place}: the value must be a positive number without a unit (got '{text}')")
+        raise ArgumentError(argument, f"{place}: {without_unit(text, place.partition('=')[0], 'positive number')}")
     return value
 
 

@@ -10,18 +10,23 @@ from typing import NamedTuple
 from simulator.cli import main
 
 FENCE = re.compile(r"^(?P<indent> *)```(?P<language>[a-z]*)(?: title=\"(?P<title>[^\"]+)\")?\s*$")
+PICTURE = re.compile(r"!\[[^]]*\]\((?P<path>\S+\.png)(?: \"(?P<title>[^\"]+)\")?\)$")
 DIRECTIVE = re.compile(r"<!-- (skip|exit|needs): (.+?) -->")
 SHELLS = {"sh", "bash", "shell", "console"}
 
 
 class Block(NamedTuple):
-    """One fenced block with what the comments before it say."""
+    """One fenced block with what the comments before it say, and the picture after it."""
 
     line: int
     language: str
     title: str | None
     text: str
     directives: dict[str, str]
+    picture: str | None
+    """File beside the page."""
+    address: str | None
+    """Page of the dashboard that the picture shows."""
 
 
 def blocks(page: Path) -> list[Block]:
@@ -35,7 +40,9 @@ def blocks(page: Path) -> list[Block]:
         elif fence := FENCE.match(line):
             end = next(i for i in range(number + 1, len(lines)) if lines[i].strip() == "```")
             text = "\n".join(inner[len(fence["indent"]) :] for inner in lines[number + 1 : end]) + "\n"
-            result.append(Block(number + 1, fence["language"], fence["title"], text, directives))
+            drawn = PICTURE.match(lines[end + 2]) if end + 2 < len(lines) else None
+            picture = (drawn["path"], drawn["title"]) if drawn else (None, None)
+            result.append(Block(number + 1, fence["language"], fence["title"], text, directives, *picture))
             directives, number = {}, end
         elif line.strip():
             directives = {}
