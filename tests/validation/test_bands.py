@@ -1,4 +1,4 @@
-"""Bands of served figures: the asked share lies inside, no part narrows a band, a new build is never calibrated."""
+"""Bands of served figures: the fitted share lies inside, no part narrows a band, a new build is never calibrated."""
 
 import numpy as np
 import pytest
@@ -38,7 +38,7 @@ def figures(count, layers="dense", spread=0.3, tables=4, kinds=tuple(KINDS)):
     ]
 
 
-def test_the_asked_share_lies_within_each_end():
+def test_the_fitted_share_lies_within_each_end():
     own = figures(400, kinds=("tpot",))
     known = ends_by_part(own)
     beyond = [sum(s[side] > 0 and not f.inside(ends_for(f, known)) for f in own for s in [f.scores]) for side in (0, 1)]
@@ -75,7 +75,7 @@ def test_a_class_with_better_runs_than_the_best_known_one_is_no_narrower():
     assert "mixture" not in quantile_factors(own, 1, END)
 
 
-def test_small_classes_are_told_of_by_wider_ones():
+def test_small_classes_are_described_by_wider_ones():
     known = halves(figures(60) + figures(5, "mixture", 1.0))
     assert "dense / fitted" in known
     assert not any(name.startswith("mixture") for name in known)

@@ -80,7 +80,7 @@ class Stratum(NamedTuple):
 
     @property
     def wider(self) -> list[str]:
-        """Names of the classes whose runs are told of, the narrowest first."""
+        """Names of the classes that a sentence may describe, the narrowest first."""
         return [f"{self.layers} / {self.build}", self.layers, ALL]
 
 
