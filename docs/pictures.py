@@ -90,17 +90,17 @@ def command_lines(block: Block) -> list[list[str]]:
     """The commands of a block; what ``make demo`` runs in its place."""
     if "make demo" not in block.text:
         return [words[1:] for words, _ in commands(block.text) if words[0] == "forerun"]
-    told = ["make", "--dry-run", "--assume-old=.venv/ready", "demo"]
-    printed = subprocess.run(told, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    command = ["make", "--dry-run", "--assume-old=.venv/ready", "demo"]
+    printed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     return [shlex.split(printed)[1:]]
 
 
 def draw(opened: Any, page: Path) -> None:
     """The pictures of one page, with all its blocks run in order."""
-    found = blocks(page)
-    last = max((place for place, block in enumerate(found) if block.picture), default=-1)
+    listed = blocks(page)
+    last = max((place for place, block in enumerate(listed) if block.picture), default=-1)
     names: dict[str, Any] = {"__name__": page.stem}
-    for block in found[: last + 1]:
+    for block in listed[: last + 1]:
         picture = page.parent / block.picture if block.picture else None
         if block.title is not None:
             Path(block.title).write_text(block.text, encoding="utf-8")

@@ -22,6 +22,10 @@ def test_what_was_detected_once_runs_or_is_refused(file):
     assert kind in KNOWN, message
 
 
+def test_the_interpreted_engine_runs_a_confidence_budget_of_traced_lengths():
+    assert judged(in_corpus("interpreted-budget"), oracle=True) == ("ok", "")
+
+
 def in_corpus(name):
     return json.loads((CORPUS / f"{name}.json").read_text("utf-8"))["scenario"]
 

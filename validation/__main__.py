@@ -3,8 +3,7 @@
 python -m validation all --out docs/validation                # what ships, and the pages
 python -m validation all --data DIR --out docs/validation     # and every measured table in DIR
 python -m validation requests --data DIR --out docs/validation --limit 40
-python -m validation coverage --data DIR --limit 14           # whether intervals hold what was measured
-python -m validation bands --data DIR --write                 # fit the bands of served figures by stratum again
+python -m validation bands --data DIR --write                 # fit the bands of served figures again
 python -m validation refit --data DIR --write                 # fit every constant above kernel prices again
 """
 
@@ -25,8 +24,7 @@ from forerun.workers import Workers, cores
 from simulator.cli.output import Progress, console
 from simulator.running.metrics.document import json_text
 from simulator.running.metrics.files import StagedFiles
-from validation.bands import bands_page, coverage_of_tables, served_figures, write_strata
-from validation.coverage import causes_of, coverage_page, coverage_table, measured_bands
+from validation.bands import bands_page, coverage_of_tables, served_figures, write_served
 from validation.kernels import measured_kernel_errors
 from validation.page import trust_page
 from validation.refit import refit, refit_tables, refits, write_constants
@@ -36,13 +34,12 @@ from validation.speculation import compare_published, curve_scores
 from validation.speculation_page import speculation_page
 
 ERRORS_FILE, PAGE_FILE, SPECULATION_FILE = "errors.json", "index.md", "speculation.md"
-COVERAGE_FILE, BANDS_FILE = "coverage.md", "bands.md"
+BANDS_FILE = "bands.md"
 PARTS = {
     "kernels": "kernels",
     "requests": "requests",
     "speculation": "speculation",
     "alspec": "attention",
-    "coverage": "coverage",
     "bands": "bands",
     "refit": "refit",
     "all": "",
@@ -85,8 +82,6 @@ def run_part(part: str, data: Path | None, out: Path | None, limit: int, jobs: i
         raise ForerunError(f"--data {data}: no such folder")
     if part == "requests" and data is None:
         raise ForerunError("requests: --data names the folder of measured runs")
-    if part == "coverage":
-        return covered(data, out, limit)
     whole = part == "all" and data is not None
     recorded = read_errors(out / ERRORS_FILE) if out is not None and not whole and (out / ERRORS_FILE).exists() else []
     section = PARTS[part]
@@ -150,27 +145,7 @@ def banded(data: Path | None, out: Path | None, limit: int, write: bool, jobs: i
         with StagedFiles(out) as staged:
             staged.add_text(BANDS_FILE, bands_page(figures, VERSION))
     if write:
-        write_strata(figures)
-    return 0
-
-
-def covered(data: Path | None, out: Path | None, limit: int) -> int:
-    """Whether intervals hold what was measured in a folder: print it, and write the page.
-
-    Raises:
-        ForerunError: no folder, or nothing in it that can be simulated.
-    """
-    if data is None:
-        raise ForerunError("coverage: --data names the folder of measured runs")
-    with Progress(True, "tables of runs") as bar:
-        rows = measured_bands(data, limit, bar.update)
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        with StagedFiles(out) as staged:
-            staged.add_text(COVERAGE_FILE, coverage_page(rows, VERSION))
-    held = [row for row in rows if not row.trained]
-    console().print(coverage_table(held, lambda row: row.source, "Configurations held out").rich())
-    print(causes_of(rows))
+        write_served(figures)
     return 0
 
 

@@ -1,11 +1,13 @@
-"""Ends of the bands around served figures: conformal quantiles of measured over predicted, by stratum.
+"""Ends of the bands around served figures: quantiles of measured over predicted by parts of a run's class.
 
 Each measured run is simulated with the band of its kernels, host work and chance alone. What must be added to that band
-on either side for the measurement to lie inside is the run's score; the 95 % quantile of the scores of a stratum, every
-table counted alike, is the end that ships. Leaving whole tables out tells how well that holds for the next one.
+on either side for the measurement to lie inside is the run's score. The end of a class is the product of one factor for
+all runs and one for each part of the class: a quantile regression of the scores, every table counted alike, in which no
+part narrows a band. Leaving whole tables out tells how well that holds for the next one.
 
-Source: Papadopoulos et al., "Inductive confidence machines for regression" (2002), doi:10.1007/3-540-36755-1_29;
-    Tibshirani et al., "Conformal prediction under covariate shift" (2019), arXiv:1904.06019, for weights.
+Source: Koenker and Bassett, "Regression quantiles" (1978), doi:10.2307/1913643; Romano et al., "Conformalized quantile
+    regression" (2019), arXiv:1905.03222; Tibshirani et al., "Conformal prediction under covariate shift" (2019),
+    arXiv:1904.06019, for weights.
 """
 
 from __future__ import annotations
@@ -20,33 +22,47 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.optimize import linprog
 
-from forerun.arrays import FloatArray
 from forerun.errors import ForerunError
 from forerun.tables import Table, Value
 from forerun.workers import Workers
 from hwprofiles import ProfileError
-from simulator.replay.rerun import rerun
+from simulator.llm import load_architecture
+from simulator.replay.rerun import catalogue_model, rerun
 from simulator.running.metrics.files import write_text_atomically
-from simulator.running.metrics.served import ALL, KINDS, Stratum, figure_kind, without_served
-from simulator.running.metrics.uncertainty import LEVEL, intervals_of
+from simulator.running.metrics.served import (
+    ALL,
+    BEST_KNOWN,
+    KINDS,
+    PART_WORDS,
+    Stratum,
+    factors_of,
+    figure_kind,
+    layer_class,
+    without_served,
+)
+from simulator.running.metrics.uncertainty import intervals_of
 from traces import TraceError
-from traces.benchmark_results import MeasuredRun
-from validation.coverage import chosen_runs, measured_tables
-from validation.requests import base_scenario, scored_metrics
+from traces.benchmark_results import MeasuredRun, read_runs
+from validation.halves import rows_by_hash
+from validation.requests import SUFFIXES, base_scenario, scored_metrics
 
 LEAST_RUNS, LEAST_TABLES = 30, 3
-"""Runs and tables that a stratum needs to have ends of its own; smaller ones take those of the stratum above them."""
+"""Runs and tables from which a run's sentence tells of a class; of smaller ones it tells of the wider class."""
 WHOLE_TABLE = 10
 """Runs from which a table counts as much as any other; smaller ones count in proportion."""
-END, MIDDLE = (1 + LEVEL) / 2, 0.75
-"""Share of the runs below the upper end of a band, and of their middle half."""
-STRATA_HEAD = """\
-# How measured runs came out, by stratum (simulator/running/metrics/served.py). `python -m validation bands --data DIR
-# --write` writes this file anew; docs/validation/notes.md has how its ends came about. Ends: factors on a prediction
-# beside the band of its kernels, host work and chance: of nine in ten runs, and of the middle half; half: quartiles of
-# measured over predicted.
-strata:
+END, MIDDLE = 0.97, 0.75
+"""Share of the runs below the upper end of a band, and of their middle half. With 0.95 at either end, nine in ten runs
+that were fitted lie inside, but 85 % of those of a table that was not."""
+PARTS = [ALL, *(part for part in PART_WORDS if part not in BEST_KNOWN)]
+ENDS = {"low": (0, END), "middle_low": (0, MIDDLE), "middle_high": (1, MIDDLE), "high": (1, END)}
+"""Side of a band and share of the runs within, by name of an end."""
+HEAD = """\
+# How measured runs came out by class (simulator/running/metrics/served.py). `python -m validation bands --data DIR
+# --write` writes this file. ends: factors on a prediction beside the band of its kernels, host work and chance, to be
+# multiplied over the parts of a run's class; of nine in ten runs (low, high) and of their middle half. half: runs of a
+# class, and quartiles of measured over predicted.
 """
 
 
@@ -64,11 +80,15 @@ class ServedFigure(NamedTuple):
     low: float
     high: float
     """Ends of the band over the prediction."""
+    engine: str = ""
+    """Engine and release, as the table writes them."""
+    card: str = ""
+    """Chip, as the table writes it."""
 
     @property
-    def names(self) -> list[str]:
-        """Strata that the run is part of."""
-        return Stratum(self.layers, self.build, self.load, self.chip).wider
+    def stratum(self) -> Stratum:
+        """The class of the run."""
+        return Stratum(self.layers, self.build, self.load, self.chip)
 
     @property
     def scores(self) -> tuple[float, float]:
@@ -79,7 +99,7 @@ class ServedFigure(NamedTuple):
         return (lacks, 0.0) if off < 0 else (0.0, lacks)
 
     def inside(self, ends: tuple[float, float]) -> bool:
-        """Whether the measurement lies in the band that the ends of its stratum widen."""
+        """Whether the measurement lies in the band that the ends of its class widen."""
         below, above = self.scores
         return below <= -log(ends[0]) + 1e-12 and above <= log(ends[1]) + 1e-12
 
@@ -87,7 +107,7 @@ class ServedFigure(NamedTuple):
 def served_figures(
     data: Path, limit: int, jobs: int, progress: Callable[[int, int], None] | None = None
 ) -> list[ServedFigure]:
-    """Figures of at most ``limit`` measured runs of each table below a folder."""
+    """Figures of the measured runs below a folder (:func:`chosen_runs`)."""
     figures: list[ServedFigure] = []
     paths = measured_tables(data)
     with Workers(jobs if jobs > 1 else 0) as workers:
@@ -100,6 +120,24 @@ def served_figures(
     return figures
 
 
+def measured_tables(folder: Path) -> list[Path]:
+    """Files below a folder that may hold measured runs."""
+    return sorted(path for path in folder.rglob("*") if path.is_file() and path.name.endswith(SUFFIXES))
+
+
+def chosen_runs(path: Path, limit: int) -> list[MeasuredRun]:
+    """Runs of a table that can be compared: at most ``limit`` of a release and kind of layers, by hash."""
+    try:
+        runs = [run for run in read_runs(str(path)) if run.model and run.chip and run.framework]
+    except TraceError:
+        return []
+    groups: dict[tuple[str, str], list[MeasuredRun]] = defaultdict(list)
+    for run in runs:
+        if run.unusable is None and run.measured and (name := catalogue_model(run.model or "")):
+            groups[run.framework_version or "", layer_class(load_architecture(name))].append(run)
+    return [run for own in groups.values() for run in rows_by_hash(own, lambda run: f"{path.name} {run.place}", limit)]
+
+
 def figures_of(run: MeasuredRun, table: str) -> list[ServedFigure]:
     """Figures of one run; none where it cannot be simulated."""
     try:
@@ -110,7 +148,14 @@ def figures_of(run: MeasuredRun, table: str) -> list[ServedFigure]:
     ends = intervals_of(predicted, without_served(error), error["sampling"])
     return [
         ServedFigure(
-            table, kind, **error["stratum"], ratio=run.measured[metric] / value, low=low / value, high=high / value
+            table,
+            kind,
+            **error["stratum"],
+            ratio=run.measured[metric] / value,
+            low=low / value,
+            high=high / value,
+            engine=f"{run.framework} {(run.framework_version or '').partition(' (')[0]}".strip(),
+            card=run.chip or "",
         )
         for metric in scored_metrics([run])
         if (kind := figure_kind(metric)) is not None
@@ -121,107 +166,124 @@ def figures_of(run: MeasuredRun, table: str) -> list[ServedFigure]:
     ]
 
 
-def strata(figures: Sequence[ServedFigure]) -> dict[str, dict[str, dict[str, Any]]]:
-    """What ``strata.yaml`` holds of every stratum, by kind of figure with enough runs: runs, tables, ends of factors,
-    and quartiles of measured over predicted."""
+def quantile_factors(figures: Sequence[ServedFigure], side: int, share: float) -> dict[str, float]:
+    """Factors of :data:`PARTS` on the lower (0) or upper (1) end, at least 1 outward, within which a share lies."""
+    scores = np.array([figure.scores[side] for figure in figures])
+    parts = np.array([[part in figure.stratum.parts for part in PARTS] for figure in figures], dtype=np.float64)
+    rows = Counter(figure.table for figure in figures)
+    weights = np.array([1 / max(WHOLE_TABLE, rows[figure.table]) for figure in figures])
+    weights /= weights.sum()
+    ones = np.eye(len(figures))
+    costs = np.concatenate((np.zeros(len(PARTS)), share * weights, (1 - share) * weights))
+    solution = linprog(costs, A_eq=np.hstack((parts, ones, -ones)), b_eq=scores)
+    outward = np.exp(np.asarray(solution.x)[: len(PARTS)] * (1 if side else -1))
+    return {part: _outward(float(factor)) for part, factor in zip(PARTS, outward, strict=True) if factor != 1.0}
+
+
+def ends_by_part(figures: Sequence[ServedFigure], names: Sequence[str] = tuple(ENDS)) -> dict[str, Any]:
+    """Factors on the named ends, by kind of figure, end and part of a class."""
+    return {
+        kind: {name: quantile_factors(own, *ENDS[name]) for name in names}
+        for kind in KINDS
+        if (own := [figure for figure in figures if figure.kind == kind])
+    }
+
+
+def halves(figures: Sequence[ServedFigure]) -> dict[str, dict[str, list[float]]]:
+    """Runs of every class and kind of figure with enough of them, and quartiles of measured over predicted."""
     rows: dict[tuple[str, str], list[ServedFigure]] = defaultdict(list)
     for figure in figures:
-        for name in figure.names:
+        for name in figure.stratum.wider:
             rows[name, figure.kind].append(figure)
-    known: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
+    known: dict[str, dict[str, list[float]]] = defaultdict(dict)
     for name, kind in sorted(rows):
         own = rows[name, kind]
-        tables = len({figure.table for figure in own})
-        if name == ALL or (len(own) >= LEAST_RUNS and tables >= LEAST_TABLES):
-            known[name][kind] = {
-                "runs": len(own),
-                "tables": tables,
-                "ends": [_outward(end) for end in conformal_ends(own, END)],
-                "middle": [_rounded(end) for end in conformal_ends(own, MIDDLE)],
-                "half": [_rounded(value) for value in np.quantile([figure.ratio for figure in own], [0.25, 0.75])],
-            }
+        if name == ALL or (len(own) >= LEAST_RUNS and len({figure.table for figure in own}) >= LEAST_TABLES):
+            quartiles = np.quantile([figure.ratio for figure in own], [0.25, 0.75])
+            known[name][kind] = [len(own), *(_rounded(value) for value in quartiles)]
     return dict(known)
 
 
-def conformal_ends(figures: Sequence[ServedFigure], share: float = END) -> tuple[float, float]:
-    """Factors at both ends: quantiles of the scores, tables counted alike, and one run more that lies outside."""
-    runs = Counter(figure.table for figure in figures)
-    weights = np.array([1 / max(WHOLE_TABLE, runs[figure.table]) for figure in figures])
-    weights /= weights.sum() * (1 + 1 / len(figures))
-    below, above = np.array([figure.scores for figure in figures]).T
-    return exp(-_quantile(below, weights, share)), exp(_quantile(above, weights, share))
-
-
-def _quantile(scores: FloatArray, weights: FloatArray, share: float) -> float:
-    order = np.argsort(scores)
-    place = int(np.searchsorted(np.cumsum(weights[order]), share))
-    return float(scores[order[min(place, len(order) - 1)]])
-
-
 def _outward(end: float) -> float:
-    return _rounded(end * (1.005 if end > 1 else 0.995 if end < 1 else 1.0))
+    return _rounded(end * (1.002 if end > 1 else 0.998))
 
 
 def _rounded(value: float) -> float:
     return float(f"{value:.3g}")
 
 
-def ends_for(figure: ServedFigure, known: Mapping[str, Mapping[str, Any]]) -> tuple[float, float]:
-    """Ends of the narrowest stratum of a figure that has some."""
-    kind = figure.kind
-    low, high = next(known[name][kind]["ends"] for name in figure.names if kind in known.get(name, {}))
+def ends_for(figure: ServedFigure, known: Mapping[str, Any]) -> tuple[float, float]:
+    """Ends of a figure's class."""
+    low, _, _, high = factors_of(figure.stratum, {"middle_low": {}, "middle_high": {}, **known[figure.kind]})
     return low, high
 
 
-def coverage_of_tables(figures: Sequence[ServedFigure]) -> Table:
-    """By table and kind of figure: share inside with the ends of all tables and with those of the other tables alone,
-    and the median width of the latter, its upper end over its lower."""
-    shipped, lines = strata(figures), list[list[Value]]()
-    for table in [*sorted({figure.table for figure in figures}), ALL]:
+def coverage_by(
+    figures: Sequence[ServedFigure], columns: Sequence[str], by: Callable[[ServedFigure], list[str]]
+) -> Table:
+    """By a property of the figures and their kind: share inside with ends fitted on all tables and with those of the
+    other tables alone, the median width of the latter, upper end over lower, and how far off predictions were."""
+    shipped, lines = ends_by_part(figures, ("low", "high")), list[list[Value]]()
+    for name in sorted({tuple(by(figure)) for figure in figures}):
         for kind in KINDS:
-            own = [figure for figure in figures if figure.kind == kind and table in (figure.table, ALL)]
+            own = [figure for figure in figures if figure.kind == kind and tuple(by(figure)) == name]
             if own:
-                others = {t: without_table(tuple(figures), t) for t in {figure.table for figure in own}}
-                ends = [ends_for(figure, others[figure.table]) for figure in own]
+                ends = [ends_for(figure, without_table(tuple(figures), figure.table)) for figure in own]
                 inside = float(np.mean([figure.inside(ends_for(figure, shipped)) for figure in own]))
                 held = float(np.mean([figure.inside(end) for figure, end in zip(own, ends, strict=True)]))
                 widths = [
                     exp(hypot(log(figure.high), log(high)) + hypot(log(figure.low), log(low)))
                     for figure, (low, high) in zip(own, ends, strict=True)
                 ]
-                lines.append([table, kind, len(own), f"{inside:.0%}", f"{held:.0%}", f"{np.median(widths):.2f}x"])
-    columns = ("table", "figure", "n", "inside", "inside, table left out", "width (median)")
+                errors = [100 * abs(1 / figure.ratio - 1) for figure in own]
+                ratio = float(np.median([figure.ratio for figure in own]))
+                lines.append([*name, kind, len(own), f"{inside:.0%}", f"{held:.0%}", f"{np.median(widths):.2f}x",
+                              f"{ratio:.2f}", f"{np.mean(errors):.1f} %", f"{np.median(errors):.1f} %"])  # fmt: skip
+    columns = (*columns, "figure", "n", "inside", "inside, table left out", "width (median)",
+               "measured over predicted (median)", "error: mean", "error: median")  # fmt: skip
     return Table("Measured runs inside their 90 % bands", columns, lines, name="coverage")
+
+
+def coverage_of_tables(figures: Sequence[ServedFigure]) -> Table:
+    """:func:`coverage_by` of all figures and of each table."""
+    everything = coverage_by(figures, ["table"], lambda _: [ALL])
+    tables = coverage_by(figures, ["table"], lambda figure: [figure.table])
+    return Table(tables.title, tables.columns, [*tables.rows, *everything.rows], name=tables.name)
 
 
 def bands_page(figures: Sequence[ServedFigure], version: str) -> str:
     """``docs/validation/bands.md``."""
+    builds = coverage_by(figures, ["table", "engine", "chip"], lambda one: [one.table, one.engine, one.card])
     return (
         "# Which measurements lie inside the intervals?\n\n"
-        f"Written by `python -m validation bands` of Forerun {version}; how the ends that ship came about is in the "
-        "[notes](notes.md). Runs of both sides of every split. *Inside*: with the ends that ship, for which all tables "
-        "were used; *table left out*: with ends that have not seen the row's table. The width is the upper end over "
-        "the lower.\n\n"
-        f"{coverage_of_tables(figures).markdown()}\n"
+        f"Written by `python -m validation bands` of Forerun {version}. Of every table, runs of each release and kind "
+        "of layers are chosen by hash, whichever side of a split they are on. *Inside*: with the ends that ship, for "
+        "which all tables were used; *table left out*: with ends that have not seen the row's table. The width is the "
+        "upper end over the lower, with the table left out.\n\n"
+        f"{coverage_of_tables(figures).markdown()}\n\n## By engine build and chip\n\n{builds.markdown()}\n"
     )
 
 
 @cache
-def without_table(figures: tuple[ServedFigure, ...], table: str) -> dict[str, dict[str, Any]]:
-    """Strata of the figures of all tables but one."""
-    return strata([figure for figure in figures if figure.table != table])
+def without_table(figures: tuple[ServedFigure, ...], table: str) -> dict[str, Any]:
+    """Ends of the figures of all tables but one."""
+    return ends_by_part([figure for figure in figures if figure.table != table], ("low", "high"))
 
 
-def strata_text(figures: Sequence[ServedFigure]) -> str:
-    """Content of ``strata.yaml``."""
-    lines = []
-    for name, kinds in strata(figures).items():
-        lines.append(f"  {name}:")
-        lines += [f"    {kind}: {json.dumps(entry)}".replace('"', "") for kind, entry in kinds.items()]
-    return STRATA_HEAD + "\n".join(lines) + "\n"
+def served_text(figures: Sequence[ServedFigure]) -> str:
+    """Content of ``served.yaml``."""
+    lines = ["ends:"]
+    for kind, ends in ends_by_part(figures).items():
+        lines += [f"  {kind}:", *(f"    {end}: {_flow(factors)}" for end, factors in ends.items())]
+    lines += ["half:", *(f"  {name}: {_flow(kinds)}" for name, kinds in halves(figures).items())]
+    return HEAD + "\n".join(lines) + "\n"
 
 
-def write_strata(figures: Sequence[ServedFigure]) -> None:
-    """Put the ends of every stratum into the file that ships."""
-    with as_file(files("simulator.running.metrics").joinpath("strata.yaml")) as path:
-        write_text_atomically(path, strata_text(figures))
+def _flow(values: Mapping[str, Any]) -> str:
+    return json.dumps(values).replace('"', "")
+
+
+def write_served(figures: Sequence[ServedFigure]) -> None:
+    """Put the ends of every class into the file that ships."""
+    with as_file(files("simulator.running.metrics").joinpath("served.yaml")) as path:
+        write_text_atomically(path, served_text(figures))

@@ -169,7 +169,7 @@ def usage_line(error: Exception) -> str:
     message = " ".join(error.format_message().split()) if hasattr(error, "format_message") else str(error)
     message = re.sub(
         r"Invalid value for '(.+)': Input should be a valid (number|integer), unable.*",
-        lambda found: f"{found[1]}: {without_unit(_typed(error), kind=KINDS[found[2]])}",
+        lambda match: f"{match[1]}: {without_unit(_typed(error), kind=KINDS[match[2]])}",
         message,
     )
     context = getattr(error, "ctx", None)

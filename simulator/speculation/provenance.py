@@ -193,6 +193,8 @@ def _middle(ranked: list[tuple[float, str]]) -> str:
 
 def _choice_words(method: str, model: Any, depth: int) -> str:
     ranked = _own_curves(method, model, depth)
+    if not ranked:
+        return "what the scenario gives"
     name = _middle(ranked)
     if len(ranked) == 1:
         return f"the catalogue's only curve of it, {name},"

@@ -23,29 +23,37 @@ def build_age(framework: str, release: str | None, model: str) -> BuildAge:
 
     Args:
         framework: kernel library of the engine, such as ``vllm``.
-        release: such as ``0.11.0`` or ``lmsysorg/sglang:v0.5.12-cu130``; None: those of the fits.
+        release: such as ``0.11.0``, ``lmsysorg/sglang:v0.5.12-cu130`` or ``nightly of 2026-02``; None: as fitted.
         model: its name in the catalogue.
 
     >>> build_age("vllm", "0.15.1", "llama-3.1-8b"), build_age("sglang", "0.5.9", "qwen3.5-397b-a17b")
     ('fitted', 'young model')
     >>> build_age("vllm", "nightly", "llama-3.1-8b"), build_age("vllm", None, "llama-3.1-8b")
     ('unknown', 'fitted')
+    >>> build_age("vllm", "nightly of 2026-02", "glm-5"), build_age("vllm", "nightly-dev-20260901", "glm-5")
+    ('young model', 'unknown')
     """
     if release is None:
         return "fitted"
     releases: dict[str, Any] = packaged("simulator.timing", "releases.yaml")
     engine, numbers = releases["engines"].get(framework), release_numbers(release)
+    published = releases["models"].get(model)
     if engine is None or numbers is None:
-        return "unknown"
+        dated = re.search(r"(20\d\d)-?(0[1-9]|1[0-2])", release)
+        return "young model" if dated and _is_young("-".join(dated.groups()), published) else "unknown"
     first, last = (release_numbers(text) or () for text in engine["fitted"])
     months = {release_numbers(text): month for text, month in engine["months"].items()}
     appeared = max((known for known in months if known is not None and known <= numbers), default=None)
-    published = releases["models"].get(model)
     if numbers[: len(last)] > last:
         return "newer"
-    if published and appeared and _month(str(months[appeared])) < _month(str(published)) + TUNING:
+    if appeared and _is_young(months[appeared], published):
         return "young model"
     return "older" if numbers < first else "fitted"
+
+
+def _is_young(month: object, published: object) -> bool:
+    """Whether a build of a month knew a model for less than ``TUNING`` months."""
+    return published is not None and _month(str(month)) < _month(str(published)) + TUNING
 
 
 def release_numbers(text: str) -> tuple[int, ...] | None:

@@ -1,4 +1,4 @@
-"""Bands of served figures: nine of ten lie inside, small strata take wider ones, a new build is never calibrated."""
+"""Bands of served figures: the fitted share lies inside, no part narrows a band, a new build is never calibrated."""
 
 import numpy as np
 import pytest
@@ -7,12 +7,14 @@ from simulator.running.metrics.served import KINDS, Stratum, served_as, served_r
 from simulator.running.run import simulate
 from simulator.timing.releases import BUILD_AGES, build_age
 from validation.bands import (
+    END,
     ServedFigure,
     bands_page,
-    conformal_ends,
     coverage_of_tables,
+    ends_by_part,
     ends_for,
-    strata,
+    halves,
+    quantile_factors,
 )
 
 RUN = {
@@ -36,34 +38,60 @@ def figures(count, layers="dense", spread=0.3, tables=4, kinds=tuple(KINDS)):
     ]
 
 
-def test_nine_of_ten_lie_inside_and_few_beyond():
+def test_the_fitted_share_lies_within_each_end():
     own = figures(400, kinds=("tpot",))
-    ends = conformal_ends(own)
-    assert 0.88 <= np.mean([figure.inside(ends) for figure in own]) <= 0.93
-    assert conformal_ends(figures(400, spread=0.02, kinds=("tpot",)))[0] == 1.0, "kernels' own band is enough"
+    known = ends_by_part(own)
+    beyond = [sum(s[side] > 0 and not f.inside(ends_for(f, known)) for f in own for s in [f.scores]) for side in (0, 1)]
+    assert all(abs(count / len(own) - (1 - END)) <= 0.01 for count in beyond)
+    quiet = figures(400, spread=0.02, kinds=("tpot",))
+    assert quantile_factors(quiet, 0, END) == {}, "kernels' own band is enough"
 
 
 def test_a_table_of_many_rows_counts_as_one():
     few = [figure._replace(ratio=3.0, table="few") for figure in figures(20, kinds=("tpot",))]
-    assert conformal_ends(figures(990, spread=0.02, tables=1, kinds=("tpot",)) + few)[1] > 2.5
+    assert quantile_factors(figures(990, spread=0.02, tables=1, kinds=("tpot",)) + few, 1, END)["all"] > 2.5
 
 
-def test_small_strata_take_the_ends_of_wider_ones():
-    own = figures(60) + figures(5, "mixture", 1.0)
-    known = strata(own)
-    assert "dense / fitted / below / measured" in known
+def test_factors_of_parts_are_recovered_and_multiply():
+    """Ratios drawn with a spread that mixtures and older releases widen by known factors."""
+    generator = np.random.default_rng(5)
+    spreads = {"dense": 1.0, "mixture": 1.6}, {"fitted": 1.0, "older": 1.4}
+    own = [
+        ServedFigure(f"t{i % 4}", "tpot", layers, build, "below", "measured", float(np.exp(off)), 1.0, 1.0)
+        for layers, wide in spreads[0].items()
+        for build, wider in spreads[1].items()
+        for i, off in enumerate(abs(generator.normal(0, 0.1, 400)) + np.log(wide * wider))
+    ]
+    upper = quantile_factors(own, 1, END)
+    assert upper["mixture"] == pytest.approx(1.6, rel=0.06)
+    assert upper["older"] == pytest.approx(1.4, rel=0.06)
+    ends = ends_by_part(own)
+    widest, narrowest = (ends_for(figure, ends)[1] for figure in (own[-1], own[0]))
+    assert widest == pytest.approx(narrowest * upper["mixture"] * upper["older"])
+
+
+def test_a_class_with_better_runs_than_the_best_known_one_is_no_narrower():
+    own = figures(300, spread=0.5, kinds=("tpot",)) + figures(300, "mixture", 0.05, kinds=("tpot",))
+    assert "mixture" not in quantile_factors(own, 1, END)
+
+
+def test_small_classes_are_described_by_wider_ones():
+    known = halves(figures(60) + figures(5, "mixture", 1.0))
+    assert "dense / fitted" in known
     assert not any(name.startswith("mixture") for name in known)
-    assert ends_for(own[-1], known) == tuple(known["all"][own[-1].kind]["ends"])
+    assert known["all"]["ttft"][0] == 65
 
 
 def test_a_table_is_also_scored_with_ends_that_have_not_seen_it():
     own = figures(60) + [figure._replace(table="far", ratio=9.0) for figure in figures(20, spread=0.0)]
     rows = {(row[0], row[1]): row for row in coverage_of_tables(own).rows}
     assert rows["far", "ttft"][3:5] == ["100%", "0%"]
-    assert "| far | ttft | 20 | 100% | 0% |" in bands_page(own, "1.0")
+    page = bands_page([figure._replace(engine="vllm 0.9", card="H100") for figure in own], "1.0")
+    assert "| far | ttft | 20 | 100% | 0% |" in page
+    assert "| far | vllm 0.9 | H100 | ttft | 20 | 100% | 0% |" in page
 
 
-def test_every_stratum_of_a_run_has_ends_on_both_sides():
+def test_every_class_of_a_run_has_ends_on_both_sides():
     for layers in ("dense", "mixture", "hybrid"):
         for build in BUILD_AGES:
             served = served_as(Stratum(layers, build, "near", "unmeasured"))

@@ -210,7 +210,7 @@ def _stated_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
             model=cells.text("model"),
             chip=cells.text("gpu"),
             framework=cells.text("framework"),
-            framework_version=cells.text("framework_version") or (TT_EARLY if _tt_served(cells) else None),
+            framework_version=_build(cells),
             tensor_parallel=None if pools else max(1, (tensor or 1) // groups) if groups else tensor or chips,
             pipeline_parallel=pipeline,
             expert_parallel=None if pools else expert,
@@ -286,6 +286,14 @@ def _recipe(cells: Cells) -> dict[str, str]:
             if applies and concurrency >= recipe.get("from_concurrency", 0):
                 flags = recipe["flags"]
     return flags
+
+
+def _build(cells: Cells) -> str | None:
+    """An engine's release; of one without a number the month, such as ``of 2026-02``."""
+    if release := cells.text("framework_version") or (TT_EARLY if _tt_served(cells) else None):
+        return release
+    day = re.match(r"(20\d\d)-?(\d\d)", cells.text("measured_date") or "")
+    return f"of {day[1]}-{day[2]}" if day else None
 
 
 def _speculation_assumed(cells: Cells) -> bool:

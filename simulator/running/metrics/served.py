@@ -1,14 +1,15 @@
 """How measured runs of one evidence class came out against predictions: ends of a factor by figure, and words for it.
 
-Runs are divided into strata that a user can see. The ends of each (``strata.yaml``) are conformal quantiles: what must
-be added to the band of kernels, host work and chance so that nine of ten measured runs of the stratum lie inside.
+Runs are divided into classes that a user can see. Each part of a class (a mixture, an older release) has a factor on
+the ends (``served.yaml``): what must be added to the band of kernels, host work and chance so that nine of ten
+measured runs lie inside.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from math import log
+from math import log, prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +26,7 @@ from simulator.timing import load_framework
 from simulator.timing.releases import build_age
 
 ALL = "all"
-"""Name of the stratum that holds every measured run."""
+"""Name of the factor that the ends of every run have, and of the class that holds all measured runs."""
 SERVED = "served"
 """How the name of the axis begins that stands for measured runs."""
 KINDS = {"ttft": r"_ttft_ms$", "tpot": r"_(tpot|itl)_ms$", "e2el": r"_e2el_ms$", "throughput": r"(throughput|goodput)$"}
@@ -44,7 +45,9 @@ PART_WORDS = {
     "measured": "on measured chips",
     "unmeasured": "on chips without measurements",
 }
-"""Parts of a stratum's name in words."""
+"""Parts of a class in words."""
+BEST_KNOWN = ("dense", "fitted", "below", "measured")
+"""Parts of the class of which most is known: each other part moves the ends outward."""
 CROWD = 256
 """Requests at once on one replica above which its API server may be what limits it (runs of gpustack, ML.ENERGY)."""
 WIDE = 2.5
@@ -71,10 +74,14 @@ class Stratum(NamedTuple):
     """``measured`` where kernels of this chip and engine were fitted on measurements of it, else ``unmeasured``."""
 
     @property
+    def parts(self) -> list[str]:
+        """Names of the factors on its ends."""
+        return [ALL, *(part for part in self if part not in BEST_KNOWN)]
+
+    @property
     def wider(self) -> list[str]:
-        """Names of the stratum and of those that it is part of, the narrowest first."""
-        parts = [self.layers, self.build, self.load, self.chip]
-        return [" / ".join(parts[:count]) for count in (4, 3, 2, 1)] + [ALL]
+        """Names of the classes that a sentence may describe, the narrowest first."""
+        return [f"{self.layers} / {self.build}", self.layers, ALL]
 
 
 def stratum_of(scenario: Scenario, build: Build, requests: RequestRecords) -> Stratum:
@@ -110,41 +117,49 @@ def layer_class(architecture: Architecture) -> str:
 
 
 class ServedAs(NamedTuple):
-    """How measured runs of a stratum came out."""
+    """How measured runs of a class came out."""
 
-    stratum: str
-    """Name of the narrowest with enough runs for any kind of figure."""
     factors: dict[str, Factors]
-    """By kind of figure, each of the narrowest stratum with enough runs for it."""
+    """By kind of figure."""
     words: str
 
 
 def served_as(stratum: Stratum) -> ServedAs:
-    """How measured runs like those of a stratum came out."""
-    known: dict[str, Any] = packaged("simulator.running.metrics", "strata.yaml")["strata"]
-    names = [name for name in stratum.wider if name in known]
-    entries = {kind: next(known[name][kind] for name in names if kind in known[name]) for kind in KINDS}
-    factors = {kind: (one["ends"][0], *one["middle"], one["ends"][1]) for kind, one in entries.items()}
-    return ServedAs(names[0], factors, served_words(names, known))
+    """How measured runs like those of a class came out."""
+    known: dict[str, Any] = packaged("simulator.running.metrics", "served.yaml")
+    factors = {kind: factors_of(stratum, ends) for kind, ends in known["ends"].items()}
+    return ServedAs(factors, served_words(stratum.wider, known["half"]))
 
 
-def served_words(names: Sequence[str], known: Mapping[str, Any]) -> str:
-    """A sentence on measured runs: how far latencies of the narrowest strata lay from predictions."""
-    halves = []
+def factors_of(stratum: Stratum, ends: Mapping[str, Mapping[str, float]]) -> Factors:
+    """Products of the factors of a class's parts at the four ends; the middle half lies within the whole.
+
+    >>> ends = {"low": {"all": 0.8, "mixture": 0.5}, "middle_low": {}, "middle_high": {}, "high": {"all": 2.0}}
+    >>> factors_of(Stratum("mixture", "older", "below", "measured"), ends)
+    (0.4, 1.0, 1.0, 2.0)
+    """
+    low, middle_low, middle_high, high = (
+        prod(ends[end].get(part, 1.0) for part in stratum.parts) for end in ("low", "middle_low", "middle_high", "high")
+    )
+    return low, max(low, middle_low), min(high, middle_high), high
+
+
+def served_words(names: Sequence[str], halves: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
+    """A sentence on measured runs: how far latencies of the narrowest classes lay from predictions."""
+    sentences = []
     for kind, words in (("ttft", "time to the first token"), ("tpot", "time per token")):
-        name = next(name for name in names if kind in known[name])
-        entry = known[name][kind]
-        low, high = entry["half"]
-        runs = f"the middle half of {entry['runs']} measured runs{_class_words(name)}"
-        halves.append(f"{runs} took {low:.2f} to {high:.2f} times the predicted {words}")
-    return "; ".join(halves)
+        name = next(name for name in names if kind in halves.get(name, {}))
+        count, low, high = halves[name][kind]
+        runs = f"the middle half of {count} measured runs{_class_words(name)}"
+        sentences.append(f"{runs} took {low:.2f} to {high:.2f} times the predicted {words}")
+    return "; ".join(sentences)
 
 
 def _class_words(name: str) -> str:
-    """A stratum's name in words.
+    """A class in words.
 
-    >>> _class_words("dense / fitted / near")
-    ' of dense models on known releases near capacity'
+    >>> _class_words("dense / fitted")
+    ' of dense models on known releases'
     """
     return "".join(f" {PART_WORDS[part]}" for part in name.split(" / ") if part != ALL)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 import numpy as np
@@ -160,7 +161,7 @@ class Budget:
         order = np.argsort(-rule.worth.ravel(), kind="stable")
         self.classes = np.ascontiguousarray(order // positions)
         self.worth = np.ascontiguousarray(rule.worth.ravel()[order])
-        self.counts, self.lengths = np.zeros(rows, dtype=np.int64), np.zeros(rows, dtype=np.int64)
+        self.counts, self.lengths = array("q", [0]) * rows, array("q", [0]) * rows
         sizes = np.append(rule.sizes, MANY)
         self.next_size = np.ascontiguousarray(sizes[np.searchsorted(rule.sizes, np.arange(most_tokens + 2))])
         self.prompt_token_s = rule.prompt_token_s

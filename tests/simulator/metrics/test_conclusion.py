@@ -37,7 +37,7 @@ def test_the_conclusion_says_whether_the_engine_keeps_up(arrivals, keeps_up, wor
         assert run.summary["request_throughput"] < load["arrival_rate"] / 2
 
 
-def test_every_stratum_has_words():
-    known = packaged("simulator.running.metrics", "strata.yaml")["strata"]
-    assert all(served_words([name, "all"], known) for name in known)
+def test_every_class_has_words():
+    halves = packaged("simulator.running.metrics", "served.yaml")["half"]
+    assert all(served_words([name, "all"], halves) for name in halves)
     assert set(BUILD_AGES) <= set(PART_WORDS)
