@@ -98,6 +98,12 @@ def test_scaled_acceptance_scales_every_conditional_rate(acceptance):
         simulate(with_acceptance_scaled(chosen, factor))
 
 
+def test_an_extrapolated_curve_scales_at_one_draft_token_too():
+    rates = {"per_position": [0.7, 0.5, 0.3], "extrapolate": True}
+    scaled = with_acceptance_scaled(scenario(speculation=drafts("eagle3", 1, acceptance=rates)), 0.9)
+    assert draft_survival(scaled.speculation)[0] == pytest.approx(0.63)
+
+
 def test_scaled_survival_by_hand():
     assert scaled_survival([0.8, 0.4], 0.5) == pytest.approx([0.4, 0.1])
     assert scaled_survival([0.8, 0.4], 2.0) == pytest.approx([1.0, 1.0])
