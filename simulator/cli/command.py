@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 
 from forerun.errors import ArgumentError, ForerunError, InvariantError, UsageError
 from simulator.cli.kept_help import asks_for_help, help_text
@@ -52,7 +52,7 @@ def run_command(words: Sequence[str]) -> int:
     gc.set_threshold(COLLECT_AFTER)
     atexit.register(gc.freeze)  # nothing is looked for at the end
     ready_streams()
-    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")  # looking for some takes longer the more is installed
+    without_pydantic_plugins()
     warnings.filterwarnings("ignore", "the engine runs interpreted")  # run and serve have a note of their own
     try:
         refuse_empty(words)
@@ -91,6 +91,15 @@ def run_command(words: Sequence[str]) -> int:
     if code == EXIT_INTERRUPTED:
         print("forerun: interrupted", file=sys.stderr)
     return code
+
+
+def without_pydantic_plugins() -> None:
+    """Let pydantic look for no plugins: that takes longer the more is installed, and the module that looks imports
+    ``importlib.metadata``, ``email`` and ``zipfile``, as long as 14 models of a scenario take to build."""
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")
+    loader = ModuleType("pydantic.plugin._loader")
+    loader.get_plugins = tuple  # type: ignore[attr-defined]
+    sys.modules.setdefault(loader.__name__, loader)
 
 
 @contextmanager
