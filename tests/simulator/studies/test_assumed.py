@@ -99,9 +99,10 @@ def test_scaled_acceptance_scales_every_conditional_rate(acceptance):
 
 
 def test_an_extrapolated_curve_scales_at_one_draft_token_too():
-    rates = {"per_position": [0.7, 0.5, 0.3], "extrapolate": True}
-    scaled = with_acceptance_scaled(scenario(speculation=drafts("eagle3", 1, acceptance=rates)), 0.9)
-    assert draft_survival(scaled.speculation)[0] == pytest.approx(0.63)
+    curve = {"curve": "eagle3-llama-3.1-8b-mt-bench", "extrapolate": True}
+    chosen = scenario(speculation=drafts("eagle3", 1, acceptance=curve))
+    before, after = (draft_survival(s.speculation) for s in (chosen, with_acceptance_scaled(chosen, 0.9)))
+    assert list(after) == pytest.approx([0.9 * before[0]])
 
 
 def test_scaled_survival_by_hand():
