@@ -12,11 +12,12 @@ from typing import Any
 
 from forerun.errors import ForerunError
 from forerun.tables import Cell, Table, Value
-from simulator.replay.replay_tables import METRIC_WORDS
+from simulator.studies.paired import metric_words
 
 SECTIONS = ("kernels", "requests", "speculation", "attention")
 OTHER_WORDS = {
-    ("requests", "step_ms"): "Engine steps",
+    ("requests", "step_ms"): "Engine step",
+    ("requests", "avg_power_w"): "Mean power",
     ("speculation", "speedup"): "Speed-up of speculation",
     ("speculation", "acceptance_length"): "Acceptance length",
     ("attention", "speedup"): "Attention-level speculation: speed-up",
@@ -131,9 +132,8 @@ def predicted_words(row: ErrorRow) -> str:
     if row.section == "kernels":
         op = row.name.removeprefix(SAMPLE).partition(" ")[0].rstrip(",").replace("_", " ")
         return f"Kernels: {'a chip by its limits alone' if row.fitted == 'nothing' else op}"
-    if row.metric in METRIC_WORDS:
-        return METRIC_WORDS[row.metric][0]
-    return OTHER_WORDS.get((row.section, row.metric), f"{row.section}: {row.metric}")
+    words = OTHER_WORDS.get((row.section, row.metric)) or metric_words(row.metric).replace("end-to-end", "E2E")
+    return words[0].upper() + words[1:]
 
 
 def by_predicted(rows: Sequence[ErrorRow]) -> dict[str, list[ErrorRow]]:

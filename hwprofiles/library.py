@@ -348,10 +348,16 @@ class KernelLibrary:
             time = self._no_faster(time, seconds, format_of(shape.kernel))
         return time if self.flash else self._with_scores(shape, time, q_tokens * kv_tokens / np.maximum(1, seqs))
 
-    def _with_scores(self, shape: AttentionShape, time: KernelTime, scores: Num) -> KernelTime:
+    def _with_scores(self, shape: AttentionShape, time: KernelTime, scores: Num, again: Num = 0.0) -> KernelTime:
         """Attention in three kernels that exchange the fp32 scores of each head through memory: products
-        with the keys, softmax in place, products with the values."""
-        extra = self.elementwise(SCORE_KERNELS * SCORE_BYTES * shape.num_heads * scores, np.minimum(2, scores))
+        with the keys, softmax in place, products with the values. Products of few queries are those of vectors, in
+        which every query head reads the keys and values that it shares with others for itself (``again``, bytes).
+
+        Source: ``ggml_mul_mat`` with broadcast heads in ``build_attn_mha`` (llama.cpp). In llama_bench.csv one more
+        token of context takes Llama-3-70B (8 heads to a KV head) twice as many reads of its cache as the 8B (4).
+        """
+        moved = SCORE_KERNELS * SCORE_BYTES * shape.num_heads * scores + again
+        extra = self.elementwise(moved, np.minimum(2, scores))
         return KernelTime(*(one + more for one, more in zip(time, extra, strict=True)))
 
     def attention_decode(
@@ -387,7 +393,10 @@ class KernelLibrary:
             corrected = self._corrected("attention_decode", shape.kernel, repeated, True, **each, **_heads(shape))
             seconds = time.seconds + (corrected.seconds - repeated.seconds)
             time = self._no_faster(time, seconds, format_of(shape.kernel), warm)
-        return time if self.flash else self._with_scores(shape, time, q_len * kv_tokens)
+        if self.flash:
+            return time
+        again = (shape.num_heads / shape.num_kv_heads - 1) * kv_tokens * shape.kv_bytes_per_token
+        return self._with_scores(shape, time, q_len * kv_tokens, again)
 
     def tail_seconds(self, shape: AttentionShape, seqs: Num, q_len: Num = 1) -> Num:
         """Seconds per key by which the longest sequence of a decode batch exceeds the mean of the ``tail_sequences``

@@ -94,6 +94,8 @@ class Rate(NamedTuple):
     backend: str
     serial: bool = False
     """Under Metal, by a build that ran one operation after the other."""
+    flash: bool = True
+    """Whether attention is one kernel; llama-bench's default was that it is not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +146,8 @@ def measured(folder: Path) -> Iterator[Rate]:
         tokens = _number(row["tg_tokens"])
         if row["engine"] == "llama.cpp" and row["n_chips"] == "1" and chip and model and rate and tokens:
             context = int((_number(row["depth_tokens"]) or 0) + tokens / 2)
-            yield Rate(chip, model, _quant(row["quant"]), 1, 1, context, 1 / rate, row["backend"], _serial(row))
+            flash = row["flash_attn"] == "1"
+            yield Rate(chip, model, _quant(row["quant"]), 1, 1, context, 1 / rate, row["backend"], _serial(row), flash)
     for row in rows_of(folder, "speculation_llamacpp.csv"):
         chip, model, rate = card_chip(row["chip"]), file_model(row["target_model"]), _number(row["baseline_tok_s"])
         if row["engine"] == "llama.cpp" and row["n_chips"] == "1" and chip and model and rate:
@@ -194,15 +197,16 @@ def local_scenario(chip: str, model: str, quant: str, **hardware: object) -> Sce
 
 
 @cache
-def _timer(chip: str, model: str, quant: str) -> ModelTimer:
-    timer = build_replica(local_scenario(chip, model, quant)).main.timer
+def _timer(chip: str, model: str, quant: str, flash: bool) -> ModelTimer:
+    scenario = local_scenario(chip, model, quant).with_values({"engine.flash_attention": flash})
+    timer = build_replica(scenario).main.timer
     assert isinstance(timer, ModelTimer)
     return timer
 
 
 def step_of(rate: Rate) -> Step:
     """A measured step with the parts of its price."""
-    timer = _timer(rate.chip, rate.model, rate.quant)
+    timer = _timer(rate.chip, rate.model, rate.quant, rate.flash)
     query = rate.rows // rate.streams
     work = decode_steps(timer.windows, np.array([rate.streams]), query, np.array([rate.context + query]))
     costs = timer.costs(work)

@@ -314,6 +314,8 @@ METHODS = tuple(method for method in SPECULATION if method not in ("eagle2", "gr
 """EAGLE-2 is for trees and a grammar needs a share of forced tokens, which these pages have no control for."""
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 CONTEXTS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+TTFT_MS = (100, 200, 500, 1000, 2000, 5000, 10000)
+TPOT_MS = (5, 10, 15, 20, 30, 40, 60, 80, 100, 200)
 DRAFT_TOKENS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16)
 LENGTH_CV = 0.8
 """Spread of prompt and output lengths: log-normal, standard deviation over mean."""
@@ -343,26 +345,8 @@ DRAFT = replace(
     when=("method", lambda method: method == "draft-model"),
 )
 PROMPT = Number("prompt", "Mean prompt", stops=CONTEXTS[:9], default=512, unit="tokens", low=1, high=1e6)
-TTFT = Number(
-    "ttft",
-    "TTFT",
-    stops=(100, 200, 500, 1000, 2000, 5000, 10000),
-    default=1000,
-    unit="ms",
-    low=1,
-    high=1e6,
-    whole=False,
-)
-TPOT = Number(
-    "tpot",
-    "TPOT",
-    stops=(5, 10, 15, 20, 30, 40, 60, 80, 100, 200),
-    default=30,
-    unit="ms",
-    low=0.1,
-    high=1e5,
-    whole=False,
-)
+TTFT = Number("ttft", "TTFT", stops=TTFT_MS, default=1000, unit="ms", low=1, high=1e6, whole=False)
+TPOT = Number("tpot", "TPOT", stops=TPOT_MS, default=30, unit="ms", low=0.1, high=1e5, whole=False)
 OUTPUT = Number("output", "Mean output", stops=CONTEXTS[:6], default=256, unit="tokens", low=1, high=1e5)
 
 COLUMNS = Pairs(

@@ -16,9 +16,13 @@
     });
     return { text: match[1] + lines.join("<br>") + match[3], top: whole.top + 16 * (lines.length - parts.length) };
   }
-  window.forerunTitle = function (layout, width) {
+  function seen(place) {
+    var box = place.closest(".figure-scroll, .scroll"), width = place.getBoundingClientRect().width;
+    return box ? Math.min(width, box.clientWidth) : width;
+  }
+  window.forerunTitle = function (layout, place) {
     var top = (layout.margin && layout.margin.t) || layout.template.layout.margin.t;
-    var whole = { text: (layout.title || {}).text, top: top }, now = fitted(whole, width);
+    var whole = { text: (layout.title || {}).text, top: top }, now = fitted(whole, place ? seen(place) : 0);
     layout.title = Object.assign({}, layout.title, { text: now.text });
     layout.margin = Object.assign({}, layout.margin, { t: now.top });
     layout.meta = Object.assign({}, layout.meta, { whole: whole });
@@ -31,7 +35,7 @@
     waiting = window.setTimeout(function () {
       document.querySelectorAll(".js-plotly-plot").forEach(function (graph) {
         var whole = graph.layout && graph.layout.meta && graph.layout.meta.whole;
-        var now = whole && fitted(whole, graph.getBoundingClientRect().width);
+        var now = whole && fitted(whole, seen(graph));
         if (now && now.text !== graph.layout.title.text) {
           window.Plotly.relayout(graph, { "title.text": now.text, "margin.t": now.top });
         }

@@ -208,7 +208,7 @@ def gain_figure(data: GainData) -> go.Figure:
         figure.add_vline(x=first.context_tokens, line={"color": GREEN, "width": 1.5, "dash": "dash"})
         words = f"pays from {token_grid(first.context_tokens)}"
         side = "left" if first is smallest[0] else "right"
-        place: dict[str, Any] = {"x": np.log10(first.context_tokens), "xanchor": side, "yref": "paper", "y": 1}
+        place: dict[str, Any] = {"x": np.log10(first.context_tokens), "xanchor": side, "yref": "paper", "y": 0.9}
         figure.add_annotation(text=words, showarrow=False, **place)
         words = f"<b>{best.speedup:.2f}x at {token_grid(best.context_tokens)}</b>"
         place = {"x": np.log10(best.context_tokens), "y": best.high, "yanchor": "bottom"}

@@ -186,7 +186,8 @@ def load_figure(data: LoadData) -> go.Figure:
     look: dict[str, Any]
     first = knee(data.curves[0]) if data.curves else None
     within = highest_within(data.curves[0], data.limits) if data.curves else None
-    marks = {rate: words for rate, words in ((first, "knee"), (data.capacity, "capacity")) if rate is not None}
+    named = ((first, "knee", 1), (data.capacity, "capacity", len(METRICS)))
+    marks = [(rate, words, row) for rate, words, row in named if rate is not None]
     for curve in data.curves:
         colour, dash = method_line(curve.method)
         look = {"legendgroup": curve.name, "line": {"color": colour, "width": 2.5, "dash": dash}}
@@ -211,10 +212,16 @@ def load_figure(data: LoadData) -> go.Figure:
                 col=1,
             )
         figure.add_vline(x=data.request_rate, line={"color": GREY, "width": 1.5, "dash": "dot"}, row=row, col=1)
-        for rate, words in marks.items():
+        for rate, words, at_row in marks:
             figure.add_vline(x=rate, line={"color": VERMILLION, "width": 1, "dash": "dash"}, row=row, col=1)
-            if row == 1:
-                at: dict[str, Any] = {"x": rate, "y": 1, "yref": "y domain", "xanchor": "right", "yanchor": "bottom"}
+            if row == at_row:
+                at: dict[str, Any] = {
+                    "x": rate,
+                    "y": 1,
+                    "yref": "y domain" if row == 1 else f"y{row} domain",
+                    "xanchor": "right",
+                    "yanchor": "bottom",
+                }
                 figure.add_annotation(text=f"{words} {rate:.3g}", showarrow=False, font={"size": 11}, **at)
         if metric in data.limits:
             figure.add_hline(y=data.limits[metric], line={"color": VERMILLION, "width": 1.5}, row=row, col=1)
@@ -223,6 +230,8 @@ def load_figure(data: LoadData) -> go.Figure:
     figure.update_xaxes(title="requests/s", row=3, col=1)
     caption = "lines: analytic means; diamonds: simulated"
     if data.limits:
-        holds = "at no load" if within is None else f"up to {within:.3g} req/s"
-        caption += f"; within the limits {holds}"
-    return captioned(figure, "Over the load", caption, data.basis, 560, hovermode="closest")
+        limits = " and ".join(
+            f"{METRICS[metric].partition(' (')[0]} <= {ms:g} ms" for metric, ms in data.limits.items()
+        )
+        caption += f"<br>{limits} {'at no load' if within is None else f'up to {within:.3g} req/s'}"
+    return captioned(figure, "Over the load", caption, data.basis, 560, hovermode="closest", margin={"t": 88})

@@ -451,8 +451,9 @@ def pareto_figure(data: ParetoData) -> go.Figure:
         line = {"color": GREY, "width": 2, "dash": "dot"}
         figure.add_scatter(x=[x for x, _ in front], y=[y for _, y in front], mode="lines", name="Pareto front",
                            line=line, hoverinfo="skip")  # fmt: skip
+    label: dict[str, Any] = {"arrowhead": 0, "arrowwidth": 1, "arrowcolor": GREY, "ax": 0, "ay": -44}
     for point in _labelled_points(data.points):
-        figure.add_annotation(x=point.x, y=point.y, text=point.layout, showarrow=False, yshift=14, font={"size": 11})
+        figure.add_annotation(x=point.x, y=point.y, text=point.layout, font={"size": 11}, **label)
     axes = [{"title": AXIS_WORDS[name], "rangemode": "tozero"} for name in (data.x, data.y)]
     title = f"{SHORT_WORDS[data.y]} over {SHORT_WORDS[data.x]}".capitalize()
     caption = f"median speed of an answer's tokens; filled: {HOLDS}; dotted: none is better in both"

@@ -176,6 +176,9 @@ def usage_line(error: Exception) -> str:
     command = context.command_path if context is not None else "forerun"
     if context is not None and type(error).__name__ == "NoSuchOption":
         message = f"no option {error.option_name}{_meant(error.option_name, context.command.params)}"  # type: ignore[attr-defined]
+    within = getattr(getattr(context, "command", None), "commands", {})
+    if re.match("No such command [^?]*$", message) and context is not None and context.parent is not None:
+        message = f"{message.rstrip('.')}; write {command} {' or '.join(within)}"
     return f"{command}: {message} ({command} --help)"
 
 

@@ -183,7 +183,9 @@ def mtp_architecture(target: Architecture) -> Architecture:
         ForerunError: the model has none.
     """
     if target.mtp is None:
-        raise ForerunError(f"model: {target.name} was published without multi-token-prediction layers")
+        raise ForerunError(
+            f"model: {target.name} was published without multi-token-prediction layers; choose another method"
+        )
     return Architecture(
         name=f"{target.name}-mtp",
         hidden_size=target.hidden_size,

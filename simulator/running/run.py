@@ -244,7 +244,7 @@ def simulate(
         raise broken_run(problem, result)
     if intervals:
         figures = metrics.summarise if intervals is True else intervals
-        off = metrics.model_error(scenario, seed, build, stream, result, figures)
+        off = metrics.model_error(scenario, seed, build, stream, metrics.own_errors(scenario, build, result), figures)
         wide = [f"evidence: {off['served']}"] if metrics.widely_served(off) else []
         result = replace(result, model_error=off, notes=(*result.notes, *wide))
     return result
@@ -274,10 +274,15 @@ def serve(
     return _served(scenario, build_run(scenario, seed, factors=factors), stream)
 
 
-def error_of_run(scenario: Scenario, seed: int, figures: Figures) -> ModelError:
-    """Error of the model in figures of a run, as ``simulate`` finds it with ``intervals``, without the run's result."""
+def error_of_run(scenario: Scenario, seed: int, figures: Figures, own: metrics.OwnErrors | None = None) -> ModelError:
+    """Error of the model in figures of a run, as ``simulate`` finds it with ``intervals``, without the run's result.
+
+    ``own`` is the error as the run recorded it; without it the run is served again.
+    """
     build, stream = build_run(scenario, seed), generate_requests(scenario.workload, seed)
-    return metrics.model_error(scenario, seed, build, stream, _served(scenario, build, stream), figures)
+    if own is None:
+        own = metrics.own_errors(scenario, build, _served(scenario, build, stream))
+    return metrics.model_error(scenario, seed, build, stream, own, figures)
 
 
 def _served(scenario: Scenario, build: Build, stream: RequestStream) -> metrics.Rerun:

@@ -251,7 +251,10 @@ def with_acceptance_scaled(scenario: Scenario, factor: float) -> Scenario:
     else:
         rates = base.per_position
         survival = [float(s) for s in drafter_survival(speculation)] if rates is None else rates
-        acceptance = {"per_position": scaled_survival(survival, factor), "extrapolate": base.extrapolate}
+        acceptance = {
+            "per_position": scaled_survival(survival, factor),
+            "extrapolate": base.extrapolate and len(survival) > 1,
+        }
         first = acceptance["per_position"][0]
     if base.spread:
         acceptance["spread"] = min(base.spread, widest_spread(first))

@@ -181,9 +181,9 @@ def test_load_figure_marks_simulated_means():
     assert [mark.text for mark in marks] == ["knee 3", "capacity 5"]
     limited = load_figure(LoadData((curve,), (), 1.5, "calibrated", 5.0, {"ttft_ms": 10.0, "tpot_ms": 40.0}))
     assert [line.y0 for line in limited.layout.shapes if line.y0 == line.y1] == [10.0, 40.0]
-    assert "within the limits up to 3 req/s" in caption(limited)
+    assert "mean TTFT <= 10 ms and mean TPOT <= 40 ms up to 3 req/s" in caption(limited)
     above = load_figure(LoadData((curve,), (), 1.5, "calibrated", 5.0, {"ttft_ms": 4.0}))
-    assert "within the limits at no load" in caption(above)
+    assert "mean TTFT <= 4 ms at no load" in caption(above)
     shares = {"compute": 0.25, "memory": 0.75}
     rows = {"analytic": shares, "simulated": shares}
     bars = of_run.bottleneck_figure(of_run.BottleneckData(rows, "datasheet"))

@@ -67,7 +67,7 @@ def test_the_frames_hold_the_figures_of_the_documents(results):
         (lambda s: fr.plan(s, rate=1.0, max_rate=True), "rate finds layouts for a rate, max_rate the highest rate"),
         (lambda s: fr.plan(s, rate=1.0, slo={"p99_ttft": 1.0}), "p99_ttft"),
         (lambda s: fr.sweep(s, {"engine.max_num_seqs": [1]}, samples=3), "^samples: a grid runs every combination"),
-        (lambda s: fr.tune(s.with_values({"speculation": CURVE}), batch=["0"]), "^batch: 0: write whole numbers"),
+        (lambda s: fr.tune(s.with_values({"speculation": CURVE}), batch=["0"]), "^batch: 0: must be whole numbers"),
         (lambda s: fr.tune(s.with_values({"speculation": CURVE}), emit="vlm"), "^emit: vlm: no such engine"),
     ],
 )

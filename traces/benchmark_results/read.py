@@ -121,7 +121,10 @@ def _read(file: Path, format: str) -> Iterator[MeasuredRun]:
     if format == "auto":
         detected = detect(file)
         if detected is None:
-            raise TraceError(f"{file}: not recognised as measured serving runs (one of {', '.join(FORMATS)})")
+            raise TraceError(
+                f"{file}: not recognised as measured serving runs; a table of your own needs a column such as "
+                f"mean_ttft_ms, mean_tpot_ms or output_throughput; others: {', '.join(list(FORMATS)[1:])}"
+            )
         format = detected
     if format in _DOCUMENTS:
         yield from _documents(file, format)

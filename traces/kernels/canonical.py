@@ -36,7 +36,11 @@ def read_canonical(frame: Frame) -> KernelTable:
     """
     frame = _with_new_names(frame)
     times = [match for name in frame.names if (match := TIME.fullmatch(name))]
-    frame.need("op", *([] if times else ["measured_s"]))
+    frame.need("op")
+    if not times:
+        raise TraceError(
+            f"{frame.path}: no column of times with its unit, such as time_us or measured_s (columns: {frame.listed})"
+        )
     if len(times) > 1:
         columns = ", ".join(match[0] for match in times)
         raise TraceError(f"{frame.path}: {len(times)} columns of times ({columns}); keep one")

@@ -130,8 +130,8 @@ def _opened(path: Path) -> tuple[str, Frame | None]:
     kind = recognise_columns(frame.names)
     if kind is None:
         raise TraceError(
-            f"{path}: no kernel trace that is known here (columns: {frame.listed}); the canonical one "
-            f"needs op and measured_s; others: {', '.join(KERNEL_FORMATS[1:])}"
+            f"{path}: no kernel trace that is known here (columns: {frame.listed}); a table of "
+            f"your own needs op and a time such as time_us; others: {', '.join(KERNEL_FORMATS[1:])}"
         )
     return kind, frame
 

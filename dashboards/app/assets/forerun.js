@@ -38,7 +38,7 @@
           return Object.assign({}, trace, { showscale: false, textfont: Object.assign({}, trace.textfont, { size: 9 }) });
         });
       }
-      window.forerunTitle(layout, figure ? figure.getBoundingClientRect().width : 0);
+      window.forerunTitle(layout, figure);
       return [{ data: data, layout: layout }, {}];
     },
     heading: function (path, names) {

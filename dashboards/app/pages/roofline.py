@@ -10,7 +10,7 @@ import numpy as np
 from dashboards.app import controls
 from dashboards.app.controls import ChoiceField, Number, Values
 from dashboards.app.page import Context, Page, Shown, View
-from dashboards.app.parts import area, figure_card, rests_on, table_panel
+from dashboards.app.parts import area, figure_card, remark, rests_on, table_panel
 from dashboards.app.replays import replayed
 from dashboards.figures.roofline import measured_points, roofline_data, roofline_figure
 from forerun.errors import ForerunError
@@ -78,10 +78,25 @@ def compute(context: Context, values: Values) -> Shown:
         notes.append(f"Measured kernels: {measured.rows:,} of {name}, timed on {device}, predicted for {report.chip}.")
     notes.append("Times of one chip; host work and drafter are not on the roofline.")
     return {
+        "lead": remark(bounds_sentence(kernels, values["k"])),
         "kernels": table_panel(kernel_table(kernels)),
         "basis": rests_on(ready.basis, notes),
         "roofline": roofline_figure(roofline_data(ready.chip, kernels, measured, ready.basis)),
     }
+
+
+def bounds_sentence(phase_kernels: dict[str, list[Kernel]], draft_tokens: int) -> str:
+    """What binds most of each phase, and what verifying costs over decoding."""
+    seconds = {phase: sum(kernel.step_s for kernel in kernels) for phase, kernels in phase_kernels.items()}
+    parts = []
+    for phase, kernels in phase_kernels.items():
+        shares: dict[str, float] = {}
+        for kernel in kernels:
+            shares[kernel.bound] = shares.get(kernel.bound, 0.0) + kernel.step_s / seconds[phase]
+        bound = max(shares, key=lambda name: shares[name])
+        parts.append(f"{phase} {number(1e3 * seconds[phase], 3)} ms, {shares[bound]:.0%} bound by {bound}")
+    words = f"One step: {'; '.join(parts)}. Verifying K={draft_tokens} takes "
+    return f"{words}{seconds['verify'] / seconds['decode']:.2f}x the time of decoding."
 
 
 def kernel_table(phase_kernels: dict[str, list[Kernel]]) -> Table:
@@ -113,12 +128,12 @@ PAGE = Page(
         ),
         ChoiceField("trace", "Measured kernels", options=lambda served: [NO_TRACE, *served.traces()], default=NO_TRACE),
     ],
-    [figure_card("roofline", 540, "Kernels on the roofline of the chip"), area("kernels"), area("basis")],
+    [area("lead"), figure_card("roofline", 540, "Kernels on the roofline of the chip"), area("kernels"), area("basis")],
     [
         View(
             compute,
             ("chip", "model", "tp", "dtype", "batch", "context", "k", "prompt", "trace"),
-            ("kernels", "basis"),
+            ("lead", "kernels", "basis"),
             ("roofline",),
         )
     ],

@@ -16,8 +16,10 @@ from simulator.running.metrics.summary import summarise as summarise
 from simulator.running.metrics.tables import run_tables as run_tables
 from simulator.running.metrics.tables import run_title as run_title
 from simulator.running.metrics.tasks import task_section as task_section
+from simulator.running.metrics.uncertainty import OwnErrors as OwnErrors
 from simulator.running.metrics.uncertainty import Rerun as Rerun
 from simulator.running.metrics.uncertainty import model_error as model_error
+from simulator.running.metrics.uncertainty import own_errors as own_errors
 from simulator.running.metrics.usage import bottleneck_shares as bottleneck_shares
 from simulator.running.metrics.usage import main_bottleneck as main_bottleneck
 from simulator.running.metrics.usage import utilisation as utilisation

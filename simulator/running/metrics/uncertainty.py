@@ -26,6 +26,7 @@ from simulator.running.build import Build
 from simulator.running.metrics.served import (
     SERVED,
     UNMOVED,
+    Stratum,
     is_served,
     served_as,
     served_response,
@@ -100,12 +101,23 @@ class Rerun(NamedTuple):
     speculation: SpeculationCounters | None
 
 
+class OwnErrors(NamedTuple):
+    """What a run itself tells about its error."""
+
+    sampling: dict[str, float]
+    stratum: Stratum
+
+
+def own_errors(scenario: Scenario, build: Build, result: Served) -> OwnErrors:
+    return OwnErrors(sampling_errors(result), stratum_of(scenario, build, result.requests))
+
+
 def model_error(
     scenario: Scenario,
     seed: int,
     build: Build,
     stream: RequestStream,
-    result: Served,
+    own: OwnErrors,
     figures: Figures = summarise,
 ) -> ModelError:
     """How far off the figures of a finished run may be."""
@@ -134,18 +146,17 @@ def model_error(
     if api_server_ms > 0:
         moved_ms = [api_server_ms * (factor - 1.0) for factor in API_SERVER_ENDS]
         axes.append(axis(API_SERVER, [_with_api_server(base, more_ms) for more_ms in moved_ms]))
-    stratum = stratum_of(scenario, build, result.requests)
-    alike = served_as(stratum)
-    factors = alike.factors | ({"throughput": UNMOVED} if serves_arrivals(scenario, stratum) else {})
+    alike = served_as(own.stratum)
+    factors = alike.factors | ({"throughput": UNMOVED} if serves_arrivals(scenario, own.stratum) else {})
     response = served_response(base, factors)
     axes.append(Axis(name=f"{SERVED} {scenario.engine.framework}", deviation=1.0, direction=[], response=response))
     return ModelError(
         level=LEVEL,
         sources=sources,
         axes=axes,
-        sampling=sampling_errors(result),
+        sampling=own.sampling,
         requests=len(requests),
-        stratum=stratum._asdict(),
+        stratum=own.stratum._asdict(),
         served=alike.words,
     )
 

@@ -16,7 +16,7 @@ from forerun.dataclass import dataclass
 from forerun.errors import ForerunError, InvariantError, NothingServedError, StalledError
 from simulator.running.metrics.statistics import mean_interval
 from simulator.running.metrics.summary import request_latencies_ms
-from simulator.running.metrics.uncertainty import DRAWS, metric_draws, sampling_draws
+from simulator.running.metrics.uncertainty import DRAWS, OwnErrors, metric_draws, sampling_draws
 from simulator.running.scenario import Scenario
 from simulator.studies.plan.objectives import Objective, reached, resampled
 from simulator.studies.steady_state.traffic import population
@@ -156,6 +156,8 @@ class Observation:
     basis: str = ""
     notes: tuple[str, ...] = ()
     resamples: tuple[dict[str, float | None], ...] | None = None
+    own: OwnErrors | None = None
+    """What the run tells about its error; None of a run that is not shown."""
     memory: dict[str, float] = field(default_factory=dict)
     """Bytes on one chip by what holds them, of models that keep more than KV."""
 
@@ -216,7 +218,8 @@ def observe(
 
     A run that is not ``shown`` has neither power, bottleneck nor notes, and its evidence is unknown.
     """
-    from simulator.running.metrics import run_document, summarise
+    from simulator.running.build import build_run
+    from simulator.running.metrics import own_errors, run_document, summarise
     from simulator.running.run import RunResult, serve, simulate
 
     result = simulate(scenario, seed, full_step_rows=0) if shown else serve(scenario, seed)
@@ -240,6 +243,7 @@ def observe(
         basis=result.basis,
         notes=result.notes,
         resamples=None if rows is None else tuple(rows),
+        own=own_errors(scenario, build_run(scenario, seed), result),
         memory=document["kv_cache"].get("per_chip_bytes", {}),
     )
 
@@ -283,10 +287,13 @@ class Chance(NamedTuple):
 
 
 def chance_to_hold(scenario: Scenario, seed: int, objective: Objective, verdict: Verdict, confidence: float) -> Chance:
-    """Probability that a candidate meets the objective, with the error of the model itself counted."""
+    """Probability that a candidate meets the objective, with the error of the model itself counted.
+
+    ``seed`` is that of the verdict's first run.
+    """
     from simulator.running.run import error_of_run
 
-    error = error_of_run(scenario, seed, partial(reached, objective))
+    error = error_of_run(scenario, seed, partial(reached, objective), verdict.observation.own)
     gc.collect(1)
     ratios = np.zeros(DRAWS)
     for key, value in verdict.values.items():

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections import OrderedDict
 
 import numpy as np
-from numpy.typing import NDArray
 
+from forerun.arrays import FloatArray, IntArray
 from forerun.dataclass import dataclass
 from forerun.errors import ForerunError, NothingServedError
 from simulator.serving import EngineLimits
 from simulator.workload import ArrivalsConfig, RequestStream, WorkloadConfig
 from simulator.workload.generate import draw_lengths, generate_requests
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 POPULATION = 4096
 """Draws that stand for a synthetic length distribution."""
@@ -96,10 +93,13 @@ def _measured_cv2(arrival_s: FloatArray) -> float:
 def traffic(lengths: Lengths, limits: EngineLimits, replicas: int, prefix_caching: bool) -> Traffic:
     """The part of a population that one of ``replicas`` replicas accepts."""
     prompts, outputs = lengths.input_tokens, lengths.output_tokens
-    reasons = [limits.refusal(p, o) for p, o in zip(prompts.tolist(), outputs.tolist(), strict=True)]
-    served = np.array([reason is None for reason in reasons])
-    if not served.any():
-        raise NothingServedError(next(r for r in reasons if r is not None))
+    # What is refused depends on the tokens of a request, and on whether it decodes at all.
+    _, firsts, kinds = np.unique(2 * (prompts + outputs) + (outputs > 1), return_index=True, return_inverse=True)
+    reasons = [limits.refusal(int(prompts[row]), int(outputs[row])) for row in firsts]
+    accepted = np.array([reason is None for reason in reasons])[kinds]
+    if not accepted.any():
+        raise NothingServedError(str(reasons[kinds[0]]))
+    served = accepted.copy()
     cached = np.zeros(len(prompts))
     if lengths.stream is not None and prefix_caching:
         cached = cached_prompt_tokens(lengths.stream, limits, replicas * limits.groups)
@@ -112,7 +112,7 @@ def traffic(lengths: Lengths, limits: EngineLimits, replicas: int, prefix_cachin
         cached[served],
         outputs[served].astype(np.float64),
         lengths.arrival_cv2,
-        1.0 - sum(reason is None for reason in reasons) / len(reasons),
+        1.0 - float(np.count_nonzero(accepted)) / len(accepted),
     )
 
 

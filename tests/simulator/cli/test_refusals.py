@@ -93,6 +93,7 @@ REFUSED = [
     ("race tune.yaml --patterns 0", "--patterns"),
     (f"{POOL}{{}}", "speculation.draft.chip: a pool of drafters needs"),
     ("plan tune.yaml --rate 8rps", "--rate: must be a number without a unit; write 8 (got '8rps')"),
+    ("replay tune.yaml", "No such command 'tune.yaml'; write forerun replay kernels or requests or steps"),
     ("plan tune.yaml --rate 10k", "write 10000 (got '10k')"),
     ("run tune.yaml --seed 1k", "--seed: must be a whole number without a unit; write 1000 (got '1k')"),
     ("tune tune.yaml --batch 1k", "--batch: 1k: must be whole numbers from 1 to 4,194,304; write 1000"),

@@ -6,10 +6,10 @@ from scenario_parts import constant, drafts, on_h100, poisson
 
 from hwprofiles import predict_kernel
 from simulator.running.build import build_run
-from simulator.running.metrics import run_document, uncertainty
+from simulator.running.metrics import own_errors, run_document, summarise, uncertainty
 from simulator.running.metrics.served import without_served
 from simulator.running.metrics.uncertainty import DRAWS, metric_draws, standard_draws, step_draws
-from simulator.running.run import simulate
+from simulator.running.run import error_of_run, simulate
 from simulator.studies.compare.command import compare
 from simulator.studies.paired import Ratio, with_model_error
 from simulator.workload import generate_requests
@@ -48,6 +48,13 @@ def test_intervals_hold_the_figure_and_say_what_is_in_them(quiet):
 
 def test_looking_for_the_error_leaves_the_run_as_it_was(quiet):
     assert simulate(chat()).requests.finished_s.tolist() == quiet.requests.finished_s.tolist()
+
+
+def test_a_finished_run_need_not_be_served_again_for_its_error(quiet, monkeypatch):
+    expected = error_of_run(quiet.scenario, 0, summarise)
+    own = own_errors(quiet.scenario, build_run(quiet.scenario), quiet)
+    monkeypatch.setattr("simulator.running.run._served", None)
+    assert error_of_run(quiet.scenario, 0, summarise, own) == expected == quiet.model_error
 
 
 def test_shares_of_kernels_drafting_and_host_are_the_whole_step():

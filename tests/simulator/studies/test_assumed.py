@@ -98,6 +98,13 @@ def test_scaled_acceptance_scales_every_conditional_rate(acceptance):
         simulate(with_acceptance_scaled(chosen, factor))
 
 
+def test_an_extrapolated_curve_scales_at_one_draft_token_too():
+    curve = {"curve": "eagle3-llama-3.1-8b-mt-bench", "extrapolate": True}
+    chosen = scenario(speculation=drafts("eagle3", 1, acceptance=curve))
+    before, after = (draft_survival(s.speculation) for s in (chosen, with_acceptance_scaled(chosen, 0.9)))
+    assert list(after) == pytest.approx([0.9 * before[0]])
+
+
 def test_scaled_survival_by_hand():
     assert scaled_survival([0.8, 0.4], 0.5) == pytest.approx([0.4, 0.1])
     assert scaled_survival([0.8, 0.4], 2.0) == pytest.approx([1.0, 1.0])

@@ -21,9 +21,10 @@ def scenario(flash=True, **changes):
 
 
 @pytest.mark.parametrize("context", [512, 4096, 32768])
-def test_scores_pass_four_times_in_two_further_kernels(context):
+def test_scores_pass_four_times_and_every_query_head_reads_its_own_keys_and_values(context):
     fused, disaggregated = (KernelLibrary("rtx-4090", "llama.cpp", flash=flash) for flash in (True, False))
-    forwards = disaggregated.elementwise(4 * 4 * 32 * 3 * context, 2)
+    alone = SHAPE.num_heads / SHAPE.num_kv_heads - 1
+    forwards = disaggregated.elementwise(4 * 4 * 32 * 3 * context + alone * context * SHAPE.kv_bytes_per_token, 2)
     sizes = {"seqs": 1, "q_len": 3, "kv_tokens": context}
     one, more = (kernels.attention_decode(SHAPE, **sizes) for kernels in (fused, disaggregated))
     assert more.seconds - one.seconds == pytest.approx(forwards.seconds)

@@ -73,7 +73,7 @@ def test_what_is_written_is_read_back(tmp_path, name):
         ("", "empty"),
         ("op,m,n,k,measured_s\n", "no rows"),
         ("op,m,n,measured_s\ngemm,1,2,0.1\n", "needs the column k"),
-        ("op,m,n,k\ngemm,1,2,3\n", "no column 'measured_s'"),
+        ("op,m,n,k\ngemm,1,2,3\n", "no column of times with its unit"),
         ("op,m,n,k,measured_s\ngem,1,2,3,0.1\n", "did you mean 'gemm'"),
         ("op,m,n,k,measured_days\ngemm,1,2,3,0.1\n", "measured_s"),
         ("op,m,n,k,time_us,time_ms\ngemm,1,2,3,1,1\n", "2 columns of times (time_us, time_ms); keep one"),
