@@ -276,7 +276,7 @@ def serve(
 def error_of_run(scenario: Scenario, seed: int, figures: Figures, own: metrics.OwnErrors | None = None) -> ModelError:
     """Error of the model in figures of a run, as ``simulate`` finds it with ``intervals``, without the run's result.
 
-    ``own`` is what the run told of its error; without it the run is served again.
+    ``own`` is the error as the run recorded it; without it the run is served again.
     """
     build, stream = build_run(scenario, seed), generate_requests(scenario.workload, seed)
     if own is None:
