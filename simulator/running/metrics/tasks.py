@@ -10,7 +10,7 @@ from forerun.arrays import IntArray
 from simulator.running.metrics.statistics import WeightedSample
 
 if TYPE_CHECKING:
-    from simulator.running.records import RequestRecords
+    from simulator.serving import RequestRecords
     from simulator.workload.generate import RequestStream
 
 
