@@ -32,8 +32,8 @@ lengths are taken in the middle of 128 + 256 tokens, and several streams then pa
 that name no chip, on an A100; research code runs as framework `{RESEARCH}`, bound by kernel launches. Rows
 under open-loop arrivals are two simulated runs of one stream of requests, compared in the source's own
 metric. llama.cpp's rows name no chip either, and one of their two formats: its rate without drafts, two
-thirds of Q4_K_M's, is that of Q8_0. MagicDec's rows take the acceptance of LLaMA-3.1-8B drafting for itself from 512 tokens of KV,
-TinyLlama's too.
+thirds of Q4_K_M's, is that of Q8_0. MagicDec's rows take the acceptance of LLaMA-3.1-8B drafting for
+itself from 512 tokens of KV, TinyLlama's too.
 
 Engines of their time: rows of vLLM in 2024, and of EAGLE-3's table 5, run framework `vllm-2024`, which
 verifies each draft token as a sequence of its own; SGLang's rows pay the host work of a drafting step that
