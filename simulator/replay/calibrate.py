@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.arrays import FloatArray
 from forerun.dataclass import dataclass
 from forerun.errors import ForerunError
 from forerun.result import Summary
@@ -49,8 +50,6 @@ from simulator.replay.speed_of_light import impossible_rows
 from simulator.replay.split import Split, training_rows
 from traces.kernels import KernelFiles, KernelTable, as_table
 from traces.kernels.table import IndexArray, constant
-
-FloatArray = NDArray[np.float64]
 
 MIN_ROWS = 5
 """Fewest rows that a family's parameters are moved for."""

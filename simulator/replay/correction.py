@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
+from forerun.arrays import FloatArray
 from hwprofiles import KernelLibrary, KernelTime
 from hwprofiles.correction import (
     LARGEST,
@@ -23,8 +24,6 @@ from hwprofiles.correction import (
 from hwprofiles.formulas import Num
 from hwprofiles.parameters import FamilyParameters
 from simulator.replay.fit import FitProblem, chip_with
-
-FloatArray = NDArray[np.float64]
 
 MIN_ROWS = 600
 """Fewest rows that are learned from: of 380 and 400 (the delta rule's scans under TensorRT-LLM) what was learned was

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.arrays import FloatArray
 from hwprofiles import KernelLibrary
 from hwprofiles.choice import CALIBRATED, EXTRAPOLATED, UNKNOWN_INTERVAL, inside_ranges, unfitted_interval
 from simulator.replay.predict import REGIMES, Prediction
 from traces.kernels import OPS, KernelTable
 
-FloatArray = NDArray[np.float64]
 Ranges = dict[str, tuple[float, float]]
 Intervals = dict[str, tuple[float, float]]
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.arrays import FloatArray
 from forerun.dataclass import dataclass
 from forerun.yaml_files import packaged
 from hwprofiles import Chip, KernelLibrary, KernelTime
@@ -22,8 +23,6 @@ from simulator.replay.predict import attention_kernels, kernel_groups, predict_t
 from simulator.replay.split import Split, training_rows
 from traces.kernels import OTHER, KernelTable
 from traces.kernels.table import IndexArray, equal_rows
-
-FloatArray = NDArray[np.float64]
 
 CORE: Mapping[str, Mapping[str, tuple[int, int]]] = {
     "gemm": {"n": (1024, 1 << 40), "k": (1024, 1 << 40)},

@@ -25,8 +25,6 @@ from simulator.replay.speed_of_light import impossible_rows
 from simulator.replay.split import Split, training_rows
 from traces.kernels import OLD_COLUMNS, OPS, SIZES, WORDS, KernelFiles, KernelTable, as_table
 
-FloatArray = NDArray[np.float64]
-
 WORST_ROWS = 20
 TRAINING = "part of the training split"
 

@@ -8,8 +8,8 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from forerun.arrays import FloatArray
 from forerun.errors import ForerunError
 from hwprofiles import KernelLibrary, KernelTime, dtype_bytes, load_link
 from hwprofiles.formulas import ARRAY
@@ -25,7 +25,6 @@ from simulator.timing.kernels import mixer_elementwise
 from traces.kernels import KernelTable
 from traces.kernels.table import IndexArray, equal_rows
 
-FloatArray = NDArray[np.float64]
 PUBLISHED_FORMATS = ("-fp8", "-nvfp4")
 """Suffixes of repositories that hold the same model in another format."""
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.arrays import FloatArray
 from forerun.dataclass import dataclass
 from forerun.errors import ForerunError
 from hwprofiles import BASES, KernelLibrary, KernelTime, ProfileError, load_link
@@ -19,8 +20,6 @@ from hwprofiles.operations import COPY, OPERATIONS, row_call, stored_set
 from simulator.replay.modules import Modules
 from traces.kernels import COLLECTIVES, OPS, OTHER, WORDS, KernelTable, kernel_class
 from traces.kernels.table import IndexArray, equal_rows
-
-FloatArray = NDArray[np.float64]
 
 REGIMES = ("latency", "memory", "compute")
 """Resources that bound a kernel; a collective is bound by latency or by the link, which counts as memory."""

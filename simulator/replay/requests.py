@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.arrays import FloatArray
 from forerun.dataclass import dataclass
 from forerun.errors import ForerunError, did_you_mean
 from forerun.result import Summary
@@ -26,7 +27,6 @@ from simulator.running.scenario import Scenario, as_scenario
 from traces import TraceError
 from traces.benchmark_results import METRICS, MeasuredRun, as_runs
 
-FloatArray = NDArray[np.float64]
 Interval = tuple[float, float]
 
 COVERAGE = 0.90

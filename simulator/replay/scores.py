@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.arrays import FloatArray
 from forerun.errors import ForerunError, did_you_mean
 from simulator.replay.predict import REGIMES, Prediction
 from traces.kernels import KernelTable
-
-FloatArray = NDArray[np.float64]
 
 
 class Score(NamedTuple):

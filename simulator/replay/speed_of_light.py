@@ -5,13 +5,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.arrays import FloatArray
 from forerun.errors import ForerunError
 from hwprofiles import Chip
 from simulator.replay.predict import Prediction
 from traces.kernels import KernelTable
 from traces.kernels.table import equal_rows
-
-FloatArray = NDArray[np.float64]
 
 TOLERANCE = 1.10
 """A clock may boost above the one the datasheet's figures stand for."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.arrays import FloatArray, IntArray
 from forerun.errors import ForerunError
 from hwprofiles import weakest
 from simulator.replay.scores import error_figures
@@ -17,8 +18,6 @@ from simulator.running.scenario import Scenario
 from simulator.timing import Costs, ModelTimer, StepWork
 from traces.steps import StepTable
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 KINDS = ("prefill", "decode", "mixed", "verify")
 BOUNDS = ("compute_s", "memory_s", "interconnect_s", "latency_s", "host_s")
 WORST_ROWS = 20

@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import field
 
-import numpy as np
-from numpy.typing import NDArray
-
+from forerun.arrays import IntArray
 from forerun.dataclass import dataclass
 from traces.errors import TraceError
 from traces.files import Cells
-
-IntArray = NDArray[np.int64]
 
 STATISTICS = ("mean", "median", "p90", "p95", "p99")
 LATENCIES = ("ttft", "tpot", "itl", "e2el")

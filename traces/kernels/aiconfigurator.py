@@ -13,8 +13,9 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.arrays import IntArray
 from traces.kernels.frame import Frame
-from traces.kernels.table import IntArray, KernelTable, Words, constant, make_table, whole, words
+from traces.kernels.table import KernelTable, Words, constant, make_table, whole, words
 
 MILLISECONDS = 1e-3
 

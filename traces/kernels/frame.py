@@ -14,9 +14,10 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as papq
 from numpy.typing import NDArray
 
+from forerun.arrays import FloatArray
 from traces.errors import TraceError, did_you_mean, shown
 from traces.files import check_table_size, head, is_parquet, unpacked_bytes
-from traces.kernels.table import FloatArray, Words
+from traces.kernels.table import Words
 
 
 class Frame(NamedTuple):

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.arrays import FloatArray
 from traces.errors import TraceError
 from traces.kernels.frame import Frame
-from traces.kernels.table import FloatArray, KernelTable, Words, concatenate, make_table
+from traces.kernels.table import KernelTable, Words, concatenate, make_table
 
 FORMAT = "llmservingsim"
 MICROSECONDS = 1e-6

@@ -10,12 +10,11 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.arrays import FloatArray, IntArray
 from forerun.dataclass import dataclass
 from traces.kernels.columns import OPS, SIZES, WORDS
 
-IntArray: TypeAlias = NDArray[np.int64]
 IndexArray: TypeAlias = NDArray[np.intp]
-FloatArray: TypeAlias = NDArray[np.float64]
 
 LARGEST_SIZE = 10**15
 """Maximum dimension, count or message size of a kernel; larger values indicate a damaged file."""

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.arrays import FloatArray
 from traces.errors import TraceError
 from traces.kernels.frame import Frame
-from traces.kernels.table import FloatArray, KernelTable, Words, constant, make_table
+from traces.kernels.table import KernelTable, Words, constant, make_table
 
 FORMAT = "tt-metal"
 NANOSECONDS = 1e-9

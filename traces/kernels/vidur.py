@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.arrays import FloatArray
 from traces.errors import TraceError
 from traces.kernels.frame import Frame
-from traces.kernels.table import FloatArray, KernelTable, Words, concatenate, constant, make_table
+from traces.kernels.table import KernelTable, Words, concatenate, constant, make_table
 
 MILLISECONDS = 1e-3
 ACTIVATION_BYTES = 2

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from forerun.arrays import IntArray
 from forerun.dataclass import dataclass
 from traces.errors import TraceError
-from traces.requests.table import IntArray, RequestTable
+from traces.requests.table import RequestTable
 
 _EMPIRICAL_POINTS = 200
 _GOOD_DISTANCE = 0.1

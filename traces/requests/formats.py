@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from forerun.arrays import BoolArray
 from forerun.yaml_files import packaged
 from traces.errors import TraceError
-from traces.requests.layout import BoolArray, Bound, Options, TraceColumn, TraceLayout
+from traces.requests.layout import Bound, Options, TraceColumn, TraceLayout
 from traces.requests.rows import RawChunk, Record
 from traces.requests.values import UNITS_PER_SECOND, Values, parse_counts, parse_durations
 

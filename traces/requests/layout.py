@@ -8,16 +8,12 @@ from dataclasses import field
 from functools import cache
 from typing import Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
+from forerun.arrays import BoolArray
 from forerun.dataclass import dataclass
 from forerun.yaml_files import packaged
 from traces.errors import TraceError, did_you_mean
 from traces.requests.rows import Flatten, RawChunk
 from traces.requests.values import UNITS_PER_SECOND, Values
-
-BoolArray = NDArray[np.bool_]
 
 
 class TraceColumn(NamedTuple):

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import field
 
+from forerun.arrays import IntArray
 from forerun.dataclass import dataclass
 from traces.errors import TraceError
-from traces.requests.table import IntArray, PrefixHashes
+from traces.requests.table import PrefixHashes
 
 
 @dataclass(frozen=True, slots=True)

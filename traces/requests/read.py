@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from forerun.arrays import IntArray
 from traces.catalogue import resolve
 from traces.errors import TraceError, did_you_mean
 from traces.files import OnError
 from traces.requests.detect import OpenedTrace, open_trace
 from traces.requests.layout import Options
 from traces.requests.scan import Piece, Report, pieces_of
-from traces.requests.table import IntArray, PrefixHashes, RequestTable
+from traces.requests.table import PrefixHashes, RequestTable
 
 CHUNK_ROWS = 65_536
 """Rows of a streamed table when the caller says nothing."""

@@ -107,7 +107,7 @@ def pieces_of(
 ) -> Iterator[Piece]:
     """Validate the chunks of one trace."""
     left = limit
-    bound = None if names is None else layout.bind(names, where)
+    bound: Bound | None = None
     clock = TimeColumn()
     state: dict[str, Any] = {}
     for chunk in chunks:
@@ -115,9 +115,7 @@ def pieces_of(
             report.bad_rows(chunk, {})
             continue
         if bound is None:
-            bound = layout.bind(list(chunk.columns), where)
-        if not state:
-            state["started"] = True
+            bound = layout.bind(list(chunk.columns) if names is None else names, where)
             _introduce(bound, clock, options, report)
         piece = _piece(bound, chunk, clock, options, report, state, left)
         report.unix_s = clock.unix_s

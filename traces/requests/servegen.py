@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from forerun.arrays import FloatArray, IntArray
 from forerun.dataclass import dataclass
 from traces.errors import TraceError, shown
 from traces.files import csv_lines, load_document, unpacked_bytes
 from traces.requests.layout import Options
 from traces.requests.rows import RawChunk
-from traces.requests.table import FloatArray, IntArray
 
 _SUFFIX = "-trace.csv"
 _MODALITIES = ("image", "audio", "video")

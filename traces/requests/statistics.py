@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from forerun.arrays import FloatArray, IntArray
 from forerun.dataclass import dataclass
 from traces.errors import TraceError
 from traces.requests.prefix import PrefixCounter, PrefixStatistics
-from traces.requests.table import FloatArray, IntArray, RequestTable
+from traces.requests.table import RequestTable
 
 PERCENTILES = {"p1": 1.0, "p5": 5.0, "p25": 25.0, "p50": 50.0, "p75": 75.0, "p90": 90.0, "p95": 95.0, "p99": 99.0}
 PERCENTILES |= {"p999": 99.9}

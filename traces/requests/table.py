@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, fields, replace
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.arrays import FloatArray, IntArray
 from forerun.dataclass import dataclass
 from traces.errors import TraceError
-
-FloatArray: TypeAlias = NDArray[np.float64]
-IntArray: TypeAlias = NDArray[np.int64]
 
 FLOAT_COLUMNS = ("arrival_s", "think_time_s", "measured_ttft_s", "measured_e2e_s")
 COLUMNS = (

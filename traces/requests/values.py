@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.arrays import FloatArray, IntArray
 from forerun.dataclass import dataclass
 from traces.errors import shown
-from traces.requests.table import FloatArray, IntArray
 
 Values: TypeAlias = Sequence[Any] | NDArray[Any]
 T = TypeVar("T")
@@ -53,11 +53,7 @@ class Parsed:
 
 
 class _Bad(Exception):
-    """Internal exception for one bad value."""
-
-    def __init__(self, reason: str, text: str) -> None:
-        super().__init__(text)
-        self.problem = Problem(reason, text)
+    """One bad value; its arguments are the reason and the text of its ``Problem``."""
 
 
 def _is_blank(value: object) -> bool:
@@ -121,7 +117,7 @@ def _converted(values: Values, convert: Callable[[object], T], instead: Any) -> 
             converted.append(convert(value))
         except _Bad as bad:
             converted.append(instead)
-            problems[row] = bad.problem
+            problems[row] = Problem(*bad.args)
     return converted, problems
 
 

@@ -9,11 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.arrays import FloatArray, IntArray
 from forerun.dataclass import dataclass
 from traces.errors import TraceError, shown
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 COLUMNS = ("prefill_seqs", "prefill_tokens", "prefill_kv_tokens", "prefill_pairs", "sampled_prefills", "decode_seqs",
            "query_len", "decode_kv_tokens", "measured_s", "scope")  # fmt: skip

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from forerun.arrays import IntArray
 from forerun.yaml_files import packaged
 from traces.benchmark_results import MeasuredRun, register_table
-from traces.benchmark_results.run import IntArray
 from traces.files import Cells
 
 TABLES: dict[str, dict[str, Any]] = packaged("validation.tables", "columns.yaml")

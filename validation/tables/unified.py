@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from forerun.arrays import IntArray
 from forerun.yaml_files import packaged
 from simulator.replay.rerun import catalogue_model
 from simulator.speculation import curve_names, load_curve
@@ -22,7 +23,7 @@ from traces.benchmark_results import (
     latencies_ms,
     register_table,
 )
-from traces.benchmark_results.run import STATISTICS, IntArray
+from traces.benchmark_results.run import STATISTICS
 from traces.errors import TraceError
 from traces.files import Cells
 

@@ -8,11 +8,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from forerun.arrays import FloatArray
 from simulator.replay.measure.operations import Call
-
-FloatArray = NDArray[np.float64]
 
 MIN_REPEATS = 5
 MAX_REPEATS = 200

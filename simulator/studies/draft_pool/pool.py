@@ -26,7 +26,7 @@ from simulator.speculation import draft_survival
 from simulator.studies.assumed import ACCEPTANCE_FACTORS, with_acceptance_scaled
 from simulator.studies.frame import ProgressCall, study_document
 from simulator.studies.study_file import yaml_text
-from simulator.timing import ModelTimer, RemoteDrafter, StepWork, decode_step
+from simulator.timing import ModelTimer, RemoteDrafter, StepWork, decode_step, decode_work
 
 Process = Generator[simpy.Event, Any, None]
 STEPS = 200
@@ -94,18 +94,9 @@ def pool_prices(scenario: Scenario, batch: int, context_tokens: int) -> PoolPric
     step = float(timer.seconds(decode_step(timer.windows, batch, limits.query_len, context_tokens)))
     chunk = min(context_tokens, drafter.inner.step.max_tokens)
     pairs = tuple(chunk * context_tokens // 2 if w is None else chunk * min(w, context_tokens) for w in drafter.windows)
-    keys, none = (context_tokens,) * len(pairs), (0,) * len(pairs)
     prompt = drafting(
-        StepWork(
-            prefill_seqs=1,
-            prefill_tokens=chunk,
-            prefill_pairs=pairs,
-            prefill_kv_tokens=keys,
-            sampled_prefills=0,
-            sampled_kv_tokens=none,
-            decode_seqs=0,
-            query_len=1,
-            decode_kv_tokens=none,
+        decode_work(0, 1, (0,) * len(pairs))._replace(
+            prefill_seqs=1, prefill_tokens=chunk, prefill_pairs=pairs, prefill_kv_tokens=(context_tokens,) * len(pairs)
         )
     )
     survival = draft_survival(speculation)

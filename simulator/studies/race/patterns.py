@@ -10,12 +10,12 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.arrays import FloatArray
 from forerun.dataclass import dataclass
 from forerun.errors import ForerunError
 from simulator.speculation import scaled_survival
 from simulator.workload import RequestStream
 
-FloatArray = NDArray[np.float64]
 LEVELS = tuple(round(0.1 + 0.05 * n, 2) for n in range(22))
 """Factors on the scenario's conditional acceptance that a request may have."""
 BATCHES = (1.0, 96.0)

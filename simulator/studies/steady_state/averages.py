@@ -7,16 +7,14 @@ from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
+from forerun.arrays import FloatArray
 from forerun.dataclass import dataclass
 from simulator.running.metrics.usage import BOUNDS
 from simulator.serving import EngineLimits
 from simulator.studies.steady_state.prices import GROUPS, RequestWork, StepPrices, request_work, steady_step_costs
 from simulator.studies.steady_state.traffic import Traffic
 from simulator.timing import EngineTimer
-
-FloatArray = NDArray[np.float64]
 
 FULL = 0.999
 """Share of the highest rate from which a replica counts as saturated."""

@@ -6,15 +6,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from forerun.arrays import FloatArray, IntArray
 from forerun.dataclass import dataclass
 from simulator.running.metrics.usage import BOUNDS
 from simulator.serving import EngineLimits
 from simulator.studies.steady_state.traffic import Traffic
 from simulator.timing import Costs, EngineTimer, StepWork, causal_pairs, decode_work, keys_read
 
-IntArray = NDArray[np.int64]
 Windows = Sequence[int | None]
 
 
@@ -52,9 +51,6 @@ def prompt_chunks(windows: Windows, prompt_tokens: int, max_tokens: int) -> Step
         sampled_prefills=last,
         sampled_kv_tokens=tuple(last * keys_read(prompt_tokens + 1, 1, window) for window in windows),
     )
-
-
-FloatArray = NDArray[np.float64]
 
 
 STRATA = 16

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections import OrderedDict
 
 import numpy as np
-from numpy.typing import NDArray
 
+from forerun.arrays import FloatArray, IntArray
 from forerun.dataclass import dataclass
 from forerun.errors import ForerunError, NothingServedError
 from simulator.serving import EngineLimits
 from simulator.workload import ArrivalsConfig, RequestStream, WorkloadConfig
 from simulator.workload.generate import draw_lengths, generate_requests
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 POPULATION = 4096
 """Draws that stand for a synthetic length distribution."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.arrays import FloatArray
 from forerun.dataclass import dataclass
 from forerun.errors import ArgumentError, ForerunError
 from simulator.running.scenario import Scenario
@@ -15,8 +16,6 @@ from simulator.speculation.context import ContextFall, context_drift
 from simulator.speculation.proposal import drafter_survival, proposal
 from simulator.speculation.provenance import measured_with
 from simulator.speculation.speculation_config import ACCEPTANCE_SOURCES, GRAMMAR, OF_THIS_TREE
-
-FloatArray = NDArray[np.float64]
 
 USUAL_TOKENS = (1, 2, 3, 4, 5, 6, 7, 8)
 """Draft tokens that are tried by default, beside the scenario's own."""

@@ -6,17 +6,14 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
+from forerun.arrays import FloatArray, IntArray
 from forerun.dataclass import dataclass
 from forerun.errors import ForerunError
 from simulator.running.build import Build, build_replica
 from simulator.running.scenario import Scenario
 from simulator.speculation import draft_survival
 from simulator.studies.tune.token_time import MeanRequest, TokenTime, busy_steps
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)

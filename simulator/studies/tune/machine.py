@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from forerun.arrays import FloatArray
 from forerun.dataclass import dataclass
 from forerun.errors import ArgumentError, ForerunError
 from forerun.result import Summary
@@ -32,8 +32,6 @@ from simulator.studies.study_file import yaml_text
 from simulator.studies.tune.choices import draft_choices
 from simulator.studies.tune.document import TunedResult
 from traces.llama_cpp import LocalRate, read_llama_cpp
-
-FloatArray = NDArray[np.float64]
 
 SPEED_SPREAD, ROW_SPREAD = 0.12, 0.35
 """Standard deviations, in logarithms, of the two factors before anything is measured: class defaults on whole cards

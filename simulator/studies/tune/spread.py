@@ -11,15 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from forerun.arrays import FloatArray
 from forerun.errors import ForerunError
 from hwprofiles import KernelLibrary
 from simulator.running.scenario import Scenario
 from simulator.studies.assumed import ACCEPTANCE, AssumedParameter
 from simulator.timing import Kernel
 
-FloatArray = NDArray[np.float64]
 Factors = Mapping[str, float]
 TokenSeconds = Callable[[Scenario, Factors], FloatArray]
 """Seconds of an output token in every cell under a scenario and factors on assumed parameters."""

@@ -8,17 +8,14 @@ only decodes and x what a prompt adds to the steps that it joins.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from forerun.arrays import FloatArray, IntArray
 from forerun.dataclass import dataclass
 from simulator.running.build import Build
 from simulator.running.scenario import Scenario
 from simulator.studies.steady_state.prices import decode_steps, prompt_steps
 from simulator.studies.steady_state.traffic import population, traffic
 from simulator.timing import EngineTimer, ModelTimer, StepWork
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)

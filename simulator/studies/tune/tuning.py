@@ -12,8 +12,8 @@ from math import isqrt
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from forerun.arrays import FloatArray, IntArray
 from forerun.dataclass import dataclass
 from forerun.errors import ArgumentError
 from hwprofiles import weakest
@@ -49,10 +49,6 @@ def stretches(values: Sequence[int]) -> tuple[tuple[int, int], ...]:
     ends = [isqrt(low * high) for low, high in pairwise(values)]
     starts = [values[0], *(end + 1 for end in ends)]
     return tuple(zip(starts, [*ends, values[-1]], strict=True))
-
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
