@@ -109,6 +109,7 @@ class OwnErrors(NamedTuple):
 
 
 def own_errors(scenario: Scenario, build: Build, result: Served) -> OwnErrors:
+    """Sampling error of a run, and the stratum of runs that the error of its model is taken from."""
     return OwnErrors(sampling_errors(result), stratum_of(scenario, build, result.requests))
 
 
