@@ -14,9 +14,8 @@ from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
-from numpy.typing import NDArray
 
-FloatArray = NDArray[np.float64]
+from forerun.arrays import FloatArray
 
 BLUE, ORANGE, GREEN, PINK, VERMILLION, SKY, GREY = (
     "#0072b2",

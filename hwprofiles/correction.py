@@ -23,11 +23,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.arrays import BoolArray, FloatArray
 from hwprofiles.errors import ProfileError
 from hwprofiles.formulas import KernelTime, Num, functions_of, look_up
 from hwprofiles.parameters import FAMILIES
 
-FloatArray = NDArray[np.float64]
 Key = tuple[str, str, str]
 """Key of a correction: library, kernel family, stored format."""
 Pairs = Mapping[str, tuple[float, float]]
@@ -100,7 +100,7 @@ def feature_matrix(family: str, sizes: Mapping[str, Num], time: KernelTime, core
 
 
 def hinge_values(
-    features: FloatArray, feature: NDArray[np.int16], low: FloatArray, high: FloatArray, greatest: NDArray[np.bool_]
+    features: FloatArray, feature: NDArray[np.int16], low: FloatArray, high: FloatArray, greatest: BoolArray
 ) -> FloatArray:
     """Values in [0, 1], hinges x kernels: maximum or minimum of ``PARTS`` single hinge functions rising from ``low`` to
     ``high``.
@@ -119,7 +119,7 @@ def hinge_values(
     slopes = ~(above | (most <= 0.0))
     values: FloatArray = np.repeat(above.astype(np.float64), features.shape[1]).reshape(len(above), -1)
 
-    def unclipped(chosen: NDArray[np.bool_], part: int) -> FloatArray:
+    def unclipped(chosen: BoolArray, part: int) -> FloatArray:
         risen: FloatArray = features[feature[chosen, part]]
         risen -= low[chosen, part, None]
         risen /= (high - low)[chosen, part, None]
@@ -147,7 +147,7 @@ class HingeBasis(NamedTuple):
     feature: NDArray[np.int16]
     low: FloatArray
     high: FloatArray
-    greatest: NDArray[np.bool_]
+    greatest: BoolArray
     gain: FloatArray
     base: float
     ends: tuple[float, float]

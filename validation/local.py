@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from forerun.arrays import FloatArray
 from forerun.errors import ForerunError
 from forerun.version import VERSION
 from hwprofiles import ProfileError, chip_names, load_chip
@@ -33,8 +33,6 @@ from simulator.speculation.level_decay import fit_acceptance_lengths
 from simulator.studies.steady_state.prices import decode_steps
 from simulator.studies.tune.machine import MachinePrices, fit_machine
 from simulator.timing import ModelTimer
-
-FloatArray = NDArray[np.float64]
 
 CHIPS = {"Radeon 8060S": "strix-halo", "A100 80GB": "a100-pcie-80gb", "M1 Pro 14-core": "apple-m1-pro-14",
          "Tesla V100": "v100-pcie", "Tesla V100 16GB SXM2": "v100-sxm", "Ryzen AI Max+ 395 CPU": "strix-halo-cpu",

@@ -18,7 +18,6 @@ from dashboards.theme import (
     PINK,
     SKY,
     VERMILLION,
-    FloatArray,
     add_band,
     add_line,
     add_points,
@@ -26,6 +25,7 @@ from dashboards.theme import (
     range_with_intervals,
     whiskers,
 )
+from forerun.arrays import FloatArray
 from hwprofiles import weakest
 from simulator.speculation.attention_level import (
     Bar,

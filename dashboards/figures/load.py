@@ -9,7 +9,8 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from dashboards.theme import COLOURS, GREY, VERMILLION, FloatArray, add_line, captioned, method_line
+from dashboards.theme import COLOURS, GREY, VERMILLION, add_line, captioned, method_line
+from forerun.arrays import FloatArray
 from simulator.studies.plan.summary import HOURS_PER_MONTH
 from traces import RequestTable
 

@@ -19,12 +19,12 @@ from dashboards.theme import (
     PINK,
     SKY,
     VERMILLION,
-    FloatArray,
     add_distribution,
     add_points,
     captioned,
     whiskers,
 )
+from forerun.arrays import FloatArray
 from simulator.replay import ReplayReport
 from simulator.replay.predict import REGIMES
 from simulator.replay.replay_tables import METRIC_WORDS

@@ -8,7 +8,8 @@ from typing import NamedTuple
 import numpy as np
 import plotly.graph_objects as go
 
-from dashboards.theme import BLUE, COLOURS, FloatArray, add_points, captioned
+from dashboards.theme import BLUE, COLOURS, add_points, captioned
+from forerun.arrays import FloatArray
 from hwprofiles import Chip
 from simulator.replay import ReplayReport
 from simulator.timing import Kernel

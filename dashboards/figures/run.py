@@ -8,19 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import plotly.graph_objects as go
-from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
-from dashboards.theme import (
-    COLOURS,
-    GREY,
-    RUN_COLOURS,
-    FloatArray,
-    add_distribution,
-    add_line,
-    add_points,
-    captioned,
-)
+from dashboards.theme import COLOURS, GREY, RUN_COLOURS, add_distribution, add_line, add_points, captioned
+from forerun.arrays import FloatArray, IntArray
 from hwprofiles import weakest
 from simulator.running.metrics.run_folder import RunFolder
 from simulator.running.metrics.usage import BOUNDS
@@ -311,7 +302,7 @@ MANY_REQUESTS = 300
 class WaterfallData(NamedTuple):
     """Times of chosen requests in seconds; ``row`` is their place in order of arrival."""
 
-    row: NDArray[np.int64]
+    row: IntArray
     arrival_s: FloatArray
     scheduled_s: FloatArray
     first_token_s: FloatArray

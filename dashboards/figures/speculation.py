@@ -16,7 +16,6 @@ from dashboards.theme import (
     LOAD_WORDS,
     ON_SCALE,
     VERMILLION,
-    FloatArray,
     add_band,
     add_line,
     add_points,
@@ -24,6 +23,7 @@ from dashboards.theme import (
     gain_scale,
     method_line,
 )
+from forerun.arrays import FloatArray
 from simulator.speculation import load_curve
 from simulator.speculation.curves import Curve
 from simulator.speculation.speculation_config import CONFIDENCE_BUDGET

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from forerun.arrays import FloatArray
+from forerun.arrays import BoolArray, FloatArray
 from forerun.dataclass import dataclass
 from forerun.errors import ForerunError
 from forerun.result import Summary
@@ -392,8 +391,8 @@ class _KernelFit:
         rows: KernelTable,
         parameters: FamilyParameters,
         predicted: FloatArray,
-        training: NDArray[np.bool_],
-        judged: NDArray[np.bool_],
+        training: BoolArray,
+        judged: BoolArray,
     ) -> tuple[Correction | None, float | None]:
         """The correction of a fitted set, with intervals from half of the held-out rows, and its error on
         ``judged``."""

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
-from forerun.arrays import FloatArray
+from forerun.arrays import BoolArray, FloatArray
 from hwprofiles import KernelLibrary, KernelTime
 from hwprofiles.correction import (
     LARGEST,
@@ -88,7 +88,7 @@ def learn(
     matrix: FloatArray,
     sizes: dict[str, FloatArray],
     target: FloatArray,
-    training: NDArray[np.bool_],
+    training: BoolArray,
     seed: int = 0,
     kept: int = KEPT,
 ) -> Correction | None:
@@ -139,7 +139,7 @@ def fit_hinges(
     return hinges
 
 
-def _physics(places: FloatArray) -> tuple[NDArray[np.int16], FloatArray, FloatArray, NDArray[np.bool_]]:
+def _physics(places: FloatArray) -> tuple[NDArray[np.int16], FloatArray, FloatArray, BoolArray]:
     """HingeBasis that follow physics: one after the other over its log seconds."""
     ends = np.unique(places[::2])
     count = len(ends) - 1
@@ -149,7 +149,7 @@ def _physics(places: FloatArray) -> tuple[NDArray[np.int16], FloatArray, FloatAr
 
 def _draw(
     places: FloatArray, generator: np.random.Generator, count: int
-) -> tuple[NDArray[np.int16], FloatArray, FloatArray, NDArray[np.bool_]]:
+) -> tuple[NDArray[np.int16], FloatArray, FloatArray, BoolArray]:
     """``count`` random hinge functions over one to ``PARTS`` features, a third of them with physics among these."""
     feature = generator.integers(0, len(places), (count, PARTS))
     feature[: count // 3, 0] = 0

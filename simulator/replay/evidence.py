@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from forerun.arrays import FloatArray
+from forerun.arrays import BoolArray, FloatArray
 from hwprofiles import KernelLibrary
 from hwprofiles.choice import CALIBRATED, EXTRAPOLATED, UNKNOWN_INTERVAL, inside_ranges, unfitted_interval
 from simulator.replay.predict import REGIMES, Prediction
@@ -31,13 +31,13 @@ def seen_ranges(table: KernelTable) -> Ranges:
     }
 
 
-def rows_inside(ranges: Mapping[str, tuple[float, float]], table: KernelTable) -> NDArray[np.bool_]:
+def rows_inside(ranges: Mapping[str, tuple[float, float]], table: KernelTable) -> BoolArray:
     """Rows whose every size lies in its range."""
     inside = inside_ranges(ranges, {name: table.size(name) for name in ranges})
     return np.broadcast_to(np.asarray(inside), len(table))
 
 
-def conformal_intervals(ratio: FloatArray, regime: NDArray[np.int8], inside: NDArray[np.bool_]) -> Intervals:
+def conformal_intervals(ratio: FloatArray, regime: NDArray[np.int8], inside: BoolArray) -> Intervals:
     """Ends of the 90 % interval, as factors on a prediction, by regime: from the ratio of measured to predicted seconds
     of rows no fit has seen. Rows that are not ``inside`` the fitted range get an interval of their own.
 
@@ -65,14 +65,12 @@ def _interval(ratio: FloatArray) -> tuple[float, float]:
     return float(f"{low:.4g}"), float(f"{high:.4g}")
 
 
-def apply_evidence(
-    table: KernelTable, prediction: Prediction, kernels: KernelLibrary, corrected: NDArray[np.bool_]
-) -> None:
+def apply_evidence(table: KernelTable, prediction: Prediction, kernels: KernelLibrary, corrected: BoolArray) -> None:
     """Mark rows outside the fitted shapes as extrapolated, and put the 90 % interval beside every row that has one:
     the correction's where it has moved a row that lies inside the fitted shapes, else that of physics."""
     from simulator.replay.fit import family_rows
 
-    def put(rows: NDArray[np.intp], intervals: Mapping[str, tuple[float, float]], inside: NDArray[np.bool_]) -> None:
+    def put(rows: NDArray[np.intp], intervals: Mapping[str, tuple[float, float]], inside: BoolArray) -> None:
         if "all" in intervals:
             ends = interval_ends(intervals, prediction.regime[rows], inside)
             prediction.low[rows], prediction.high[rows] = ends
@@ -98,7 +96,7 @@ def apply_evidence(
 
 
 def interval_ends(
-    intervals: Mapping[str, tuple[float, float]], regime: NDArray[np.int8], inside: NDArray[np.bool_]
+    intervals: Mapping[str, tuple[float, float]], regime: NDArray[np.int8], inside: BoolArray
 ) -> tuple[FloatArray, FloatArray]:
     """Lower and upper factor of every row; a regime without an interval of its own has that of ``all``."""
     by_regime = np.array([intervals.get(name, intervals["all"]) for name in REGIMES])

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from forerun.arrays import FloatArray
+from forerun.arrays import BoolArray, FloatArray
 from forerun.dataclass import dataclass
 from forerun.yaml_files import packaged
 from hwprofiles import Chip, KernelLibrary, KernelTime
@@ -101,7 +101,7 @@ def family_rows(table: KernelTable) -> dict[tuple[str, str], IndexArray]:
     return {key: np.sort(np.concatenate(parts)) for key, parts in parts_by_kernel.items()}
 
 
-def core_rows(family: str, table: KernelTable) -> NDArray[np.bool_]:
+def core_rows(family: str, table: KernelTable) -> BoolArray:
     """Rows of today's model shapes; all rows where the trace has too few of those."""
     core = np.ones(len(table), dtype=bool)
     for name, (low, high) in CORE.get(family, {}).items():

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from forerun.arrays import BoolArray
 from forerun.errors import ForerunError, warn_renamed
 from forerun.tables import Table
 from hwprofiles import BASES, Chip, KernelLibrary
@@ -170,7 +170,7 @@ def check_devices(table: KernelTable) -> None:
         )
 
 
-def condition_rows(table: KernelTable, condition: str) -> NDArray[np.bool_]:
+def condition_rows(table: KernelTable, condition: str) -> BoolArray:
     """Rows that meet ``COLUMN>=N``, ``COLUMN<=N`` or ``COLUMN=VALUE``, or whose operation has no such size.
 
     Raises:

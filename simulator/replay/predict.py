@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from forerun.arrays import FloatArray
+from forerun.arrays import BoolArray, FloatArray, IntArray
 from forerun.dataclass import dataclass
 from forerun.errors import ForerunError
 from hwprofiles import BASES, KernelLibrary, KernelTime, ProfileError, load_link
@@ -37,7 +37,7 @@ class Prediction:
     flops: FloatArray
     bytes: FloatArray
     """Every operand moved once (a collective: what leaves one chip at least)."""
-    warm: NDArray[np.bool_]
+    warm: BoolArray
     """Whether operands may already be on the chip."""
     peak_flops: FloatArray
     low: FloatArray
@@ -148,7 +148,7 @@ def priced_columns(table: KernelTable, rows: IndexArray) -> dict[str, Any]:
     return row
 
 
-def attention_kernels(table: KernelTable) -> NDArray[np.int64]:
+def attention_kernels(table: KernelTable) -> IntArray:
     """A number for every row, the same where one attention kernel of a format serves them."""
     size = np.searchsorted(HEAD_SIZES, np.minimum(table.size("head_dim"), HEAD_SIZES[-1]))
     value = table.size("v_head_dim")

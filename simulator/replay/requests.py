@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from forerun.arrays import FloatArray
+from forerun.arrays import FloatArray, IntArray
 from forerun.dataclass import dataclass
 from forerun.errors import ForerunError, did_you_mean
 from forerun.result import Summary
@@ -51,7 +50,7 @@ def run_intervals(runs: Sequence[MeasuredRun], predicted: Sequence[dict[str, flo
     for metric in METRICS:
         rows = [i for i, run in enumerate(runs) if run.measured.get(metric, 0) > 0 and predicted[i].get(metric, 0) > 0]
         ratios = np.array([runs[i].measured[metric] / predicted[i][metric] for i in rows])
-        own: NDArray[np.int64] = groups[np.array(rows, dtype=np.int64)]
+        own: IntArray = groups[np.array(rows, dtype=np.int64)]
         for group in np.unique(own):
             others = own != group
             count = len(np.unique(own[others]))
@@ -64,7 +63,7 @@ def run_intervals(runs: Sequence[MeasuredRun], predicted: Sequence[dict[str, flo
     return intervals
 
 
-def _ends(ratios: FloatArray, groups: NDArray[np.int64], count: int) -> Interval:
+def _ends(ratios: FloatArray, groups: IntArray, count: int) -> Interval:
     """Ends of the interval of a ratio in a new group, where every group weighs the same."""
     _, place, sizes = np.unique(groups, return_inverse=True, return_counts=True)
     order = np.argsort(ratios, kind="stable")

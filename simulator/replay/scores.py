@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from forerun.arrays import FloatArray
+from forerun.arrays import BoolArray, FloatArray
 from forerun.errors import ForerunError, did_you_mean
 from simulator.replay.predict import REGIMES, Prediction
 from traces.kernels import KernelTable
@@ -40,9 +40,7 @@ def error_figures(signed: FloatArray) -> dict[str, float]:
     }
 
 
-def _score(
-    op: str, regime: str, dtype: str, table: KernelTable, prediction: Prediction, rows: NDArray[np.bool_]
-) -> Score:
+def _score(op: str, regime: str, dtype: str, table: KernelTable, prediction: Prediction, rows: BoolArray) -> Score:
     ratio = (table.measured_s / prediction.seconds)[rows]
     low, high, measured = prediction.low[rows], prediction.high[rows], table.measured_s[rows]
     known = np.isfinite(low) & np.isfinite(high)

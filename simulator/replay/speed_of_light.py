@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from forerun.arrays import FloatArray
+from forerun.arrays import BoolArray, FloatArray
 from forerun.errors import ForerunError
 from hwprofiles import Chip
 from simulator.replay.predict import Prediction
@@ -34,7 +33,7 @@ def sol_seconds(prediction: Prediction, chip: Chip) -> FloatArray:
     return np.maximum(prediction.flops / prediction.peak_flops, memory)
 
 
-def impossible_rows(table: KernelTable, prediction: Prediction, chip: Chip) -> tuple[NDArray[np.bool_], dict[str, int]]:
+def impossible_rows(table: KernelTable, prediction: Prediction, chip: Chip) -> tuple[BoolArray, dict[str, int]]:
     """Rows to leave out because the datasheet forbids them, and those of the same slice; with counts by reason.
 
     A slice is one operation, library, kernel source and format, grouped heads separately: where more than
@@ -60,9 +59,7 @@ def impossible_rows(table: KernelTable, prediction: Prediction, chip: Chip) -> t
     return bad | suspect, {reason: rows for reason, rows in counts.items() if rows}
 
 
-def check_unit(
-    table: KernelTable, prediction: Prediction, bad: NDArray[np.bool_], predicted: NDArray[np.bool_]
-) -> None:
+def check_unit(table: KernelTable, prediction: Prediction, bad: BoolArray, predicted: BoolArray) -> None:
     """Raise ForerunError when most measurements cannot be seconds of this chip."""
     rows = int(predicted.sum())
     if not rows:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.arrays import BoolArray
 from forerun.errors import ForerunError
 from traces.kernels import SIZES, KernelTable
 
@@ -44,7 +45,7 @@ def parse_split(text: str) -> Split:
     return split
 
 
-def training_rows(table: KernelTable, split: Split) -> NDArray[np.bool_]:
+def training_rows(table: KernelTable, split: Split) -> BoolArray:
     """Rows that a fit may see; the others are held out."""
     share = shape_hashes(table, split.seed).astype(np.float64) / 2.0**64
     return share < split.train

@@ -8,8 +8,8 @@ from itertools import takewhile
 from typing import Any, TypedDict
 
 import numpy as np
-from numpy.typing import NDArray
 
+from forerun.arrays import IntArray
 from forerun.dataclass import dataclass
 from forerun.result import Result
 from hwprofiles import Chip
@@ -155,7 +155,7 @@ def request_records(log: RunLog, pool: PoolBuild) -> RequestRecords:
     )
 
 
-def _draft_tokens(log: RunLog, pool: PoolBuild) -> NDArray[np.int64]:
+def _draft_tokens(log: RunLog, pool: PoolBuild) -> IntArray:
     """Tokens drafted for each request; computed from the number of drafts where K is fixed."""
     if pool.rule is not None or pool.budget is not None or pool.sampler is None:
         return np.asarray(log.draft_tokens, dtype=np.int64)

@@ -14,8 +14,8 @@ from math import inf, nan
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from forerun.arrays import IntArray
 from simulator.running.build import Build
 from simulator.serving import RunLog
 from simulator.serving.fleet.fleet import FleetRun
@@ -60,14 +60,14 @@ class _Environment(Timeline):
 class _Hashes(PrefixHashes):
     """Prefix hashes of the requests in their slots."""
 
-    slots: dict[int, NDArray[np.int64]]
+    slots: dict[int, IntArray]
 
     def __init__(self, block_tokens: int) -> None:
         super().__init__(np.zeros(1, dtype=np.int64), np.zeros(0, dtype=np.int64), block_tokens)
-        slots: dict[int, NDArray[np.int64]] = {}
+        slots: dict[int, IntArray] = {}
         object.__setattr__(self, "slots", slots)
 
-    def of(self, row: int) -> NDArray[np.int64]:
+    def of(self, row: int) -> IntArray:
         return self.slots[row]
 
 

@@ -13,8 +13,8 @@ from math import exp, log, sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from forerun.arrays import FloatArray, IntArray
 from forerun.dataclass import dataclass
 from forerun.errors import ForerunError
 from forerun.result import StudyResult, Summary
@@ -93,9 +93,7 @@ class Twin:
         factors = {f"{name}.{part}": host / kernels for part in HOST_FIELDS}
         return simulate(scenario, seed, stream=self.stream(seed, kernels), factors=factors, full_step_rows=0)
 
-    def means(
-        self, seeds: Sequence[int], host: float = 1.0, kernels: float = 1.0, **changes: Any
-    ) -> NDArray[np.float64]:
+    def means(self, seeds: Sequence[int], host: float = 1.0, kernels: float = 1.0, **changes: Any) -> FloatArray:
         """Mean latencies of each seed's run: [seed, latency of ``LATENCIES``], seconds."""
         rows = []
         for seed in seeds:
@@ -127,15 +125,15 @@ class Twin:
         return RequestStream(at_s, prompts, answers, None, prefix_hashes=hashes)
 
 
-def _drawn(lengths: Sequence[tuple[int, float]], count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+def _drawn(lengths: Sequence[tuple[int, float]], count: int, rng: np.random.Generator) -> IntArray:
     """Lengths in the shares that are given, as exactly as ``count`` allows, in random order."""
     tokens, weights = (np.array(column) for column in zip(*lengths, strict=True))
     places = (rng.permutation(count) + 0.5) / count
-    drawn: NDArray[np.int64] = tokens[np.searchsorted(np.cumsum(weights) / np.sum(weights), places)]
+    drawn: IntArray = tokens[np.searchsorted(np.cumsum(weights) / np.sum(weights), places)]
     return drawn
 
 
-def _shared_starts(prompts: NDArray[np.int64], share: float | None, block: int) -> PrefixHashes | None:
+def _shared_starts(prompts: IntArray, share: float | None, block: int) -> PrefixHashes | None:
     """Hashes with which a prefix cache finds this share of all prompts' tokens: they begin alike so far."""
     if not share:
         return None
@@ -283,7 +281,7 @@ def _cache_check(scenario: Scenario, seen: Observed, seed: int) -> list[Check]:
     return [_check("prefix_hit_rate", "cache", seen.hit_rate, expected, spread, 0.05)]
 
 
-def _latency_checks(plain: NDArray[np.float64], seen: Observed, count: int, tolerance: float) -> list[Check]:
+def _latency_checks(plain: FloatArray, seen: Observed, count: int, tolerance: float) -> list[Check]:
     checks = []
     logs = np.log(plain)
     for at, name in enumerate(LATENCIES):
@@ -307,7 +305,7 @@ def _with_acceptance(scenario: Scenario, seen: Observed) -> Scenario:
     return scenario.with_values({"speculation.acceptance": {"acceptance_length": seen.acceptance_length}})
 
 
-def _fit(twin: Twin, cause: str, plain: NDArray[np.float64], checks: Sequence[Check], seeds: Sequence[int]) -> Document:
+def _fit(twin: Twin, cause: str, plain: FloatArray, checks: Sequence[Check], seeds: Sequence[int]) -> Document:
     """The factor on host work, or on kernels, that explains the time between tokens, and how it fits the rest.
 
     Returns:
@@ -321,8 +319,8 @@ def _fit(twin: Twin, cause: str, plain: NDArray[np.float64], checks: Sequence[Ch
     # The few seeds of the search lie off the mean of all by this much, whatever the factor.
     offset = np.log(plain).mean(axis=0) - np.log(plain[: len(seeds)]).mean(axis=0)
 
-    def logs(factor: float) -> NDArray[np.float64]:
-        log_means: NDArray[np.float64] = np.log(twin.means(seeds, **{cause: exp(factor)})).mean(axis=0) + offset
+    def logs(factor: float) -> FloatArray:
+        log_means: FloatArray = np.log(twin.means(seeds, **{cause: exp(factor)})).mean(axis=0) + offset
         return log_means
 
     factor, here, slope = _where(target, np.log(plain).mean(axis=0), logs, at)
@@ -333,8 +331,8 @@ def _fit(twin: Twin, cause: str, plain: NDArray[np.float64], checks: Sequence[Ch
 
 
 def _where(
-    target: float, plain: NDArray[np.float64], logs: Callable[[float], NDArray[np.float64]], at: int
-) -> tuple[float, NDArray[np.float64], float]:
+    target: float, plain: FloatArray, logs: Callable[[float], FloatArray], at: int
+) -> tuple[float, FloatArray, float]:
     """The logarithm of the factor that gives the time between tokens, what it gives, and how steep it is there.
 
     Host work hides behind the device until it is the longer of the two: times rise with a kink, and straight steps

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.arrays import FloatArray, IntArray
 from forerun.dataclass import dataclass
 from simulator.serving.records import GapCounts
 from simulator.timing import DraftStep, StepWork
@@ -19,8 +20,6 @@ from simulator.workload import RequestStream
 if TYPE_CHECKING:
     from simulator.serving.engine import HolderIndex, HostCache
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 SCALARS = (
     "replica",

@@ -8,11 +8,9 @@ from dataclasses import field, fields
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.arrays import BoolArray, FloatArray, IntArray
 from forerun.dataclass import dataclass
 from forerun.tables import Table
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +32,7 @@ class RequestRecords:
     """Verify steps that carried draft tokens of this request."""
     draft_tokens: IntArray
     accepted_tokens: IntArray
-    failed: NDArray[np.bool_]
+    failed: BoolArray
 
     def __len__(self) -> int:
         """Number of requests."""

@@ -10,7 +10,6 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simulator.serving.clock import on_grid
 from simulator.serving.limits import EngineLimits
@@ -18,8 +17,6 @@ from simulator.serving.log import RunLog
 
 if TYPE_CHECKING:
     from simulator.serving.timeline import Timeline
-
-FloatArray = NDArray[np.float64]
 
 
 Known = tuple["memoryview[Any]", "memoryview[Any]", "array[int]"]

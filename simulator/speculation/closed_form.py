@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from math import expm1, log
 
 import numpy as np
-from numpy.typing import NDArray
 
+from forerun.arrays import FloatArray
 from forerun.errors import ForerunError
 
 
@@ -28,7 +28,7 @@ def expected_tokens(alpha: float, num_speculative_tokens: int) -> float:
     return -expm1((num_speculative_tokens + 1) * log(alpha)) / (1.0 - alpha)
 
 
-def expected_length(conditional: Sequence[float] | NDArray[np.float64]) -> float:
+def expected_length(conditional: Sequence[float] | FloatArray) -> float:
     """Mean tokens of one verify step, bonus token included, for any conditional rates: ``1 + sum_i prod_(j<=i) c_j``.
 
     Args:

@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 import numpy as np
 import yaml
-from numpy.typing import NDArray
 
+from forerun.arrays import FloatArray
 from forerun.dataclass import dataclass
 from forerun.errors import ArgumentError, ForerunError, did_you_mean, plain_number
 from simulator.running.scenario import (
@@ -387,7 +387,7 @@ def design_points(
         raise ArgumentError("samples", f"{samples}: at most {LARGEST:,} points")
     if not vary:
         raise ArgumentError("design", f"{design} has nothing to draw from; vary a field over LOW..HIGH or V1,V2,...")
-    unit: NDArray[np.float64]
+    unit: FloatArray
     if design == "latin-hypercube":
         from scipy.stats import qmc
 

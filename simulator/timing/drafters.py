@@ -13,8 +13,8 @@ from itertools import accumulate
 from typing import Any, Generic, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
-from numpy.typing import NDArray
 
+from forerun.arrays import IntArray
 from forerun.dataclass import dataclass
 from forerun.errors import ForerunError
 from hwprofiles import KernelLibrary, Link, dtype_bytes
@@ -33,7 +33,6 @@ from simulator.timing.kernels import (
 from simulator.timing.step import StepTimer
 from simulator.timing.work import Number, StepWork, decode_work, some_steps
 
-IntArray = NDArray[np.int64]
 TOKEN_BYTES = 4.0
 """A token id on the wire: int32."""
 

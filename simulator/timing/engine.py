@@ -7,8 +7,8 @@ from dataclasses import field
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-from numpy.typing import NDArray
 
+from forerun.arrays import FloatArray, IntArray
 from forerun.dataclass import dataclass
 from forerun.errors import ForerunError
 from hwprofiles import Link
@@ -26,8 +26,6 @@ from simulator.timing.kernels import ByCount, Call, Costs, Kernel, other_device_
 from simulator.timing.step import StepTimer, attention_windows, step_timer
 from simulator.timing.work import StepWork, expanded, slowest_group
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 SENT_TENSORS = 2
 """Hidden states and residual go from stage to stage (vLLM's ``IntermediateTensors``)."""
 

@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 import numpy as np
 import pydantic
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
+from forerun.arrays import IntArray
 from forerun.disk_cache import kept
 from forerun.errors import ForerunError, did_you_mean
 from forerun.yaml_files import packaged, packaged_file
@@ -265,14 +265,14 @@ class Framework(BaseModel):
         """Largest captured graph; steps of more tokens launch kernel by kernel."""
         return max(self._sizes(), default=0)
 
-    def padded_tokens(self, tokens: NDArray[np.int64], cuda_graphs: bool) -> NDArray[np.int64]:
+    def padded_tokens(self, tokens: IntArray, cuda_graphs: bool) -> IntArray:
         """Tokens that the linear layers really compute: padded to the next captured size where a graph is replayed."""
         if not cuda_graphs:
             return tokens
         sizes = np.array([0, *self._sizes()])
         return np.where(tokens <= sizes[-1], sizes[np.minimum(np.searchsorted(sizes, tokens), len(sizes) - 1)], tokens)
 
-    def padded_prompts(self, most: int) -> NDArray[np.int64]:
+    def padded_prompts(self, most: int) -> IntArray:
         """Tokens computed for a prompt alone, by its length up to ``most``: 128, else a power of two, or a multiple of
         2,048 where that is less.
 
@@ -281,7 +281,7 @@ class Framework(BaseModel):
         lengths = np.maximum(1, np.arange(most + 1))
         powers = 1 << np.ceil(np.log2(lengths)).astype(np.int64)
         sizes = np.maximum(128, np.minimum(powers, -(-lengths // 2048) * 2048))
-        padded: NDArray[np.int64] = np.maximum(lengths, np.minimum(sizes, most))
+        padded: IntArray = np.maximum(lengths, np.minimum(sizes, most))
         return padded
 
     def _sizes(self) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.arrays import FloatArray, IntArray
 from forerun.dataclass import dataclass
 from forerun.recent import RecentResults
 from hwprofiles import BASES, AttentionShape, KernelLibrary, KernelTime, Link, weakest
@@ -28,8 +29,6 @@ from simulator.timing.deployment import ACTIVATION_BYTES, Deployment
 from simulator.timing.framework import ElementwiseKernels
 from simulator.timing.work import StepWork
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 Num = Any
 
 NORM_KERNELS = 4.0

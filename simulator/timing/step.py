@@ -11,8 +11,8 @@ from math import isnan
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from forerun.arrays import FloatArray, IntArray
 from forerun.dataclass import dataclass
 from hwprofiles import AttentionShape
 from hwprofiles.formulas import look_up
@@ -46,8 +46,6 @@ from simulator.timing.kernels import (
 )
 from simulator.timing.work import StepWork, causal_pairs, context_parallel_part, slowest_group
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 BLOCK_CELLS = 64
 """Cells of a ``DecodeTable`` that are priced together."""
 ROWS_TOGETHER = 32

@@ -6,10 +6,10 @@ from math import floor
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+
+from forerun.arrays import IntArray
 
 Number = TypeVar("Number")
-IntArray = NDArray[np.int64]
 
 
 class StepWork(NamedTuple, Generic[Number]):

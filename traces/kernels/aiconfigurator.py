@@ -11,9 +11,8 @@ from collections.abc import Callable
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
-from forerun.arrays import IntArray
+from forerun.arrays import BoolArray, IntArray
 from traces.kernels.frame import Frame
 from traces.kernels.table import KernelTable, Words, constant, make_table, whole, words
 
@@ -74,7 +73,7 @@ def _gemm(frame: Frame) -> KernelTable:
     return _table(frame, "gemm", _sizes(frame, "m", "n", "k"), {"dtype": dtype})
 
 
-def _eager_gemm(frame: Frame) -> NDArray[np.bool_]:
+def _eager_gemm(frame: Frame) -> BoolArray:
     """Rows of vLLM's block-scaled fp8 products, whose collector replays no graph: each waits for its launches on the
     host, so that the fastest takes 55 us whatever its size."""
     return frame.texts("kernel_source").matching(lambda name: name.endswith("Fp8BlockScaledMMKernel"))
@@ -167,7 +166,7 @@ MOST_BLOCKS = 65535
 """Most blocks in the second and third dimension of a CUDA grid."""
 
 
-def _beyond_grid(frame: Frame) -> NDArray[np.bool_]:
+def _beyond_grid(frame: Frame) -> BoolArray:
     """Prompts of DeepSeek's sparse attention under vLLM on a B200 that take half the time of half as many tokens: those
     of more tokens than a grid has blocks, with fewer heads than the 64 that another kernel serves."""
     tokens = whole(frame.floats("batch_size")) * whole(frame.floats("isl"))
@@ -175,13 +174,13 @@ def _beyond_grid(frame: Frame) -> NDArray[np.bool_]:
     return few & _measured(frame, "dsa_context_module", "B200", "vllm")
 
 
-def _slower_without(frame: Frame) -> NDArray[np.bool_]:
+def _slower_without(frame: Frame) -> BoolArray:
     """Prompts of layers that share an index under SGLang on an H200: half of them take 1.02 to 1.6 times what the same
     layer takes with an index of its own, where an H100 and a B200 take 0.3 to 1.0."""
     return _measured(frame, "dsa_context_module_skip_indexer", "H200", "sglang")
 
 
-def _measured(frame: Frame, operation: str, device: str, framework: str) -> NDArray[np.bool_]:
+def _measured(frame: Frame, operation: str, device: str, framework: str) -> BoolArray:
     if not frame.has("device"):
         return np.zeros(frame.rows, dtype=bool)
     here = frame.texts("device").matching(lambda name: device in name)
@@ -233,14 +232,14 @@ def _recurrent(frame: Frame) -> KernelTable:
     return _table(frame, op, sizes, {"dtype": "bf16", "cache": "warm", "name": names})
 
 
-def _eager_convolution(frame: Frame) -> NDArray[np.bool_]:
+def _eager_convolution(frame: Frame) -> BoolArray:
     """Rows of vLLM's three convolutions over prompts, whose collector replays no graph: the fastest takes 0.4 ms
     whatever its size."""
     launched = frame.texts("kernel_source").matching(lambda name: name.endswith("conv1d_fn_qkv3"))
     return np.asarray(launched & _framework(frame).equals("vllm"))
 
 
-def _whole_steps(frame: Frame) -> NDArray[np.bool_]:
+def _whole_steps(frame: Frame) -> BoolArray:
     """Rows of Kimi-K3's kernels that replace convolution, update and gated norm of a single token (vLLM's
     ``fused_kda_decode``, SGLang's ``kda_fused_decode``): the update of the same rows, which verification and other
     shapes run, is measured beside them."""

@@ -12,9 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 import pyarrow.parquet as papq
-from numpy.typing import NDArray
 
-from forerun.arrays import FloatArray
+from forerun.arrays import BoolArray, FloatArray
 from traces.errors import TraceError, did_you_mean, shown
 from traces.files import check_table_size, head, is_parquet, unpacked_bytes
 from traces.kernels.table import Words
@@ -91,7 +90,7 @@ class Frame(NamedTuple):
             raise TraceError(f"{self.path}: column '{name}': bytes that are not UTF-8 text") from None
         return Words(np.asarray(encoded.indices.to_numpy(zero_copy_only=False), dtype=np.int32), names)
 
-    def drop(self, bad: NDArray[np.bool_], reason: str) -> Frame:
+    def drop(self, bad: BoolArray, reason: str) -> Frame:
         """Drop the rows that ``bad`` marks and count them under ``reason``."""
         if not bad.any():
             return self

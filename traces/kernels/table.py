@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from forerun.arrays import FloatArray, IntArray
+from forerun.arrays import BoolArray, FloatArray, IntArray
 from forerun.dataclass import dataclass
 from traces.kernels.columns import OPS, SIZES, WORDS
 
@@ -32,11 +32,11 @@ class Words(NamedTuple):
         """Return the text of every row."""
         return np.array(self.names, dtype=object)[self.codes]
 
-    def equals(self, name: str) -> NDArray[np.bool_]:
+    def equals(self, name: str) -> BoolArray:
         """Return the mask of rows whose text is ``name``."""
         return self.matching(lambda text: text == name)
 
-    def matching(self, wanted: Callable[[str], bool]) -> NDArray[np.bool_]:
+    def matching(self, wanted: Callable[[str], bool]) -> BoolArray:
         """Return the mask of rows whose text is wanted."""
         return np.asarray(np.array([wanted(name) for name in self.names], dtype=np.bool_)[self.codes])
 
@@ -253,7 +253,7 @@ def equal_rows(columns: Sequence[NDArray[np.integer | np.bool_]]) -> Iterator[In
     rows = len(columns[0])
     if not rows:
         return
-    key: NDArray[np.int64] = np.zeros(rows, dtype=np.int64)
+    key: IntArray = np.zeros(rows, dtype=np.int64)
     for column in columns:
         values, inverse = np.unique(column, return_inverse=True)
         _, key = np.unique(key * len(values) + inverse, return_inverse=True)

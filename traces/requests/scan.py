@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.arrays import BoolArray, IntArray
 from forerun.dataclass import dataclass
 from traces.errors import TraceError
 from traces.files import OnError
@@ -44,7 +45,7 @@ class Piece:
     def __len__(self) -> int:
         return len(self.arrays["input_tokens"])
 
-    def take(self, rows: NDArray[np.int64] | slice) -> Piece:
+    def take(self, rows: IntArray | slice) -> Piece:
         """Return the selected rows, in the given order."""
         if isinstance(rows, slice):
             rows = np.arange(len(self), dtype=np.int64)[rows]
@@ -88,7 +89,7 @@ class Report:
             raise TraceError(f"{chunk.place.format(number)}: {text} (on_error: skip leaves out and counts bad rows)")
         self.skipped.update(reason for _, reason, _ in broken_rows)
 
-    def codes_of(self, values: Values) -> NDArray[np.int64]:
+    def codes_of(self, values: Values) -> IntArray:
         """Session codes; an empty name is no session."""
         codes = self.session_codes
         plain = values.tolist() if isinstance(values, np.ndarray) else values
@@ -154,7 +155,7 @@ def _piece(
 ) -> Piece:
     """The good rows of one chunk, no more than ``left``."""
     gone = np.zeros(chunk.count, dtype=np.bool_)
-    dropped: dict[str, NDArray[np.bool_]] = {}
+    dropped: dict[str, BoolArray] = {}
     if bound.layout.drop is not None:
         for reason, mask in bound.layout.drop(bound, chunk, options).items():
             dropped[reason] = mask & ~gone

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from forerun.arrays import FloatArray, IntArray
+from forerun.arrays import BoolArray, FloatArray, IntArray
 from forerun.dataclass import dataclass
 from traces.errors import shown
 
@@ -43,7 +43,7 @@ class Parsed:
     values: NDArray[Any]
     problems: dict[int, Problem] = field(default_factory=dict)
 
-    def refuse(self, bad: NDArray[np.bool_], reason: str, text: str) -> None:
+    def refuse(self, bad: BoolArray, reason: str, text: str) -> None:
         """Give the rows of a mask a problem unless they have one; ``{}`` in the text stands for the number."""
         for row in np.flatnonzero(bad).tolist():
             number = self.values[row].item()
@@ -133,7 +133,7 @@ def _numbers(values: Values) -> Parsed:
     return _each(values, _number) if plain is None else Parsed(plain)
 
 
-def _filled(values: Values) -> tuple[Values, NDArray[np.bool_]]:
+def _filled(values: Values) -> tuple[Values, BoolArray]:
     """Values with 0 in place of empty fields, and where those are."""
     if isinstance(values, np.ndarray):
         return values, np.zeros(len(values), dtype=np.bool_)

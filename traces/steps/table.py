@@ -7,9 +7,8 @@ from dataclasses import field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from forerun.arrays import FloatArray, IntArray
+from forerun.arrays import BoolArray, FloatArray, IntArray
 from forerun.dataclass import dataclass
 from traces.errors import TraceError, shown
 
@@ -40,7 +39,7 @@ class StepTable:
     decode_kv_tokens: IntArray
     """Keys that the decoding sequences read, own tokens included."""
     measured_s: FloatArray
-    device: NDArray[np.bool_]
+    device: BoolArray
     """Whether ``measured_s`` is the device's time alone."""
     place: tuple[str, ...]
     """File and line of each row, for messages."""

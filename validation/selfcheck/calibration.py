@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from forerun.arrays import FloatArray
 from validation.selfcheck.engine import EngineRun, EngineStep
-
-FloatArray = NDArray[np.float64]
 
 
 class HostCosts(NamedTuple):

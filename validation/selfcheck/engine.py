@@ -6,15 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from forerun.arrays import FloatArray
 from validation.selfcheck.model import KernelCall, Observer, PackedBatch, ReferenceModel, Segment
 from validation.selfcheck.sampling import sample_tokens, verify
 from validation.selfcheck.scheduler import ReferencePlan, ReferenceScheduler, Request
-
-FloatArray = NDArray[np.float64]
 
 
 class EngineStep(NamedTuple):

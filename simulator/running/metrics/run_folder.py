@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.arrays import FloatArray
 from forerun.dataclass import dataclass
 from forerun.errors import ForerunError
 from simulator.running.metrics.document import json_text, jsonable
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
     from simulator.running.records import RunRecords
 
-Column = NDArray[np.float64]
+Column = FloatArray
 
 SUMMARY_FILE = "summary.json"
 REQUESTS_FILE = "requests.parquet"

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from forerun.arrays import FloatArray, IntArray
 from simulator.running.metrics.summary import completed_requests
 from simulator.running.metrics.usage import BOUNDS
 
@@ -141,7 +141,7 @@ def step_kind(prefill_tokens: int, decode_seqs: int, query_len: int) -> str:
     return "idle"
 
 
-def track_numbers(start_ns: NDArray[np.int64], end_ns: NDArray[np.int64]) -> list[int]:
+def track_numbers(start_ns: IntArray, end_ns: IntArray) -> list[int]:
     """Track of each slice, counted from 1, so that slices of one track never overlap; starts ascend."""
     if not len(start_ns) or np.all(start_ns[1:] >= end_ns[:-1]):
         return [1] * len(start_ns)
@@ -261,6 +261,6 @@ def _process_name(pid: int, name: str) -> Event:
     return {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}}
 
 
-def _nanoseconds(seconds: NDArray[np.float64]) -> NDArray[np.int64]:
+def _nanoseconds(seconds: FloatArray) -> IntArray:
     """Whole nanoseconds, so that the end of a step and the start of the next stay equal in the file."""
     return np.rint(seconds * NS_PER_S).astype(np.int64)

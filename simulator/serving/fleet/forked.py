@@ -12,8 +12,8 @@ from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from forerun.arrays import IntArray
 from forerun.workers import cores
 from simulator.serving.fleet.pool import Pool
 from simulator.serving.log import CONDENSED_AT, COUNTED, RunLog, StepLog
@@ -57,7 +57,7 @@ class Helper:
         log: of the run, in which nothing has happened yet.
     """
 
-    def __init__(self, serve: Serve, numbers: range, requests: NDArray[np.int64], log: RunLog) -> None:
+    def __init__(self, serve: Serve, numbers: range, requests: IntArray, log: RunLog) -> None:
         self._serve, self._numbers, self._requests, self._log = serve, numbers, requests, log
         self._file = TemporaryFile()  # noqa: SIM115 - both processes close it
         with warnings.catch_warnings():

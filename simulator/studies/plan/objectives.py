@@ -8,8 +8,8 @@ from math import inf, isfinite
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
+from forerun.arrays import BoolArray, FloatArray
 from forerun.dataclass import dataclass
 from forerun.errors import ArgumentError, ForerunError, without_unit
 from forerun.tables import number
@@ -26,7 +26,6 @@ from simulator.running.metrics.summary import (
 if TYPE_CHECKING:
     from simulator.running.run import RunResult
 
-FloatArray = NDArray[np.float64]
 
 PER_REQUEST = re.compile(r"(ttft|tpot|e2el)_ms")
 GOODPUT = "goodput"
@@ -126,7 +125,7 @@ def reached(objective: Objective, result: Served) -> dict[str, float | None]:
     return values
 
 
-def good(objective: Objective, result: Served) -> NDArray[np.bool_]:
+def good(objective: Objective, result: Served) -> BoolArray:
     """Which requests were completed within every limit of a single request; one without a TPOT cannot break it."""
     latencies = request_latencies_ms(result.requests)
     within = completed_requests(result.requests)

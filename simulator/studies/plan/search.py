@@ -14,8 +14,8 @@ from math import ceil, inf
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from forerun.arrays import FloatArray
 from forerun.dataclass import dataclass
 from forerun.errors import ForerunError, InvariantError
 from forerun.tables import number
@@ -243,8 +243,6 @@ def _notes(study: StudyFile, usable: Sequence[Layout], by_price: bool) -> list[s
         notes.append(f"prices.usd_per_chip_hour is the price of {chip}; other chips cost what their profiles say")
     return notes
 
-
-FloatArray = NDArray[np.float64]
 
 RATE_MARGIN = 1.25
 """A replica is granted this much more than the analytic highest rate before a queue counts as sure."""

@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from forerun.arrays import FloatArray
+from forerun.arrays import FloatArray, IntArray
 from forerun.dataclass import dataclass
 from forerun.errors import ForerunError
 from simulator.speculation import scaled_survival
@@ -59,8 +58,8 @@ class PatternTraffic:
     """Requests, and how well each one's drafts are accepted."""
 
     arrival_s: FloatArray
-    input_tokens: NDArray[np.int64]
-    output_tokens: NDArray[np.int64]
+    input_tokens: IntArray
+    output_tokens: IntArray
     factor: FloatArray
 
     @property
@@ -68,9 +67,9 @@ class PatternTraffic:
         return RequestStream(self.arrival_s, self.input_tokens, self.output_tokens, None)
 
     @property
-    def level(self) -> NDArray[np.int64]:
+    def level(self) -> IntArray:
         """Place of each request's factor among ``LEVELS``."""
-        nearest: NDArray[np.int64] = np.abs(self.factor[:, None] - np.asarray(LEVELS)).argmin(axis=1)
+        nearest: IntArray = np.abs(self.factor[:, None] - np.asarray(LEVELS)).argmin(axis=1)
         return nearest
 
     @property

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from forerun.arrays import FloatArray
+from forerun.arrays import FloatArray, IntArray
 from forerun.dataclass import dataclass
 from forerun.errors import ArgumentError, ForerunError
 from simulator.running.scenario import Scenario
@@ -34,7 +33,7 @@ class DraftChoice:
     """Chance that at least 1, 2, ... draft tokens are accepted."""
     drift: ContextFall | None
 
-    def length(self, contexts: NDArray[np.int64], factor: float = 1.0) -> FloatArray:
+    def length(self, contexts: IntArray, factor: float = 1.0) -> FloatArray:
         """Tokens per verify step, the bonus token included, at each context.
 
         Args:
