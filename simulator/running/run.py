@@ -235,7 +235,7 @@ def simulate(
         restarts=int(np.sum(log.restarts)),
         spans=tuple(log.spans),
         scaling=log.scaling,
-        tasks=metrics.task_section(log.stream, requests),
+        tasks=None if log.stream.follows is None else metrics.task_section(log.stream, requests),
         detail=step_detail(log, build.main.timer) if len(build.pools) == 1 and keep_steps else None,
         steps_kept=keep_steps,
     )

@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from simulator.workload.generate import RequestStream
 
 
-def task_section(stream: RequestStream, requests: RequestRecords) -> dict[str, Any] | None:
-    """Number and seconds of tasks from first arrival to last end, without those of which a request failed.
+def task_section(stream: RequestStream, requests: RequestRecords) -> dict[str, Any]:
+    """Number and seconds of the tasks of a stream in which requests wait for others, from first arrival to last end,
+    without those of which a request failed.
 
     ``tool_calls``, where some are guessed: how many, how many of them right, and the seconds of tools that turns hid
-    and that wrong guesses ran in vain. None where no request waits for another.
+    and that wrong guesses ran in vain.
     """
-    if stream.follows is None:
-        return None
+    assert stream.follows is not None
     task = _tasks(stream.follows, len(stream))
     first_s, last_s = np.full(len(stream), np.inf), np.full(len(stream), -np.inf)
     np.fmin.at(first_s, task, requests.arrival_s)
