@@ -90,7 +90,7 @@ def command_lines(block: Block) -> list[list[str]]:
     """The commands of a block; what ``make demo`` runs in its place."""
     if "make demo" not in block.text:
         return [words[1:] for words, _ in commands(block.text) if words[0] == "forerun"]
-    command = ["make", "--dry-run", "--assume-old=.venv/ready", "demo"]
+    command = ["make", "--dry-run", "--no-print-directory", "--assume-old=.venv/ready", "demo"]
     printed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     return [shlex.split(printed)[1:]]
 
