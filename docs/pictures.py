@@ -124,8 +124,10 @@ def run(opened: Any, command: list[str], picture: Path | None, address: str | No
             with dashboard([Path(name) for name in command[1:]]) as base:
                 photograph(opened, f"{base}/{address or ''}", picture, height=PAGE_HEIGHT)
         return
-    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-        forerun(command)
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()) as errors:
+        code = forerun(command)
+    if picture and code:
+        sys.exit(f"forerun {shlex.join(command)}: exit code {code}: {errors.getvalue()}")
     if picture:
         report = Path(command[command.index("--out") + 1], "report.html").resolve()
         photograph(opened, report.as_uri(), picture, height=REPORT_HEIGHT)

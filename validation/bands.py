@@ -223,7 +223,7 @@ def coverage_by(
 ) -> Table:
     """By a property of the figures and their kind: share inside with ends fitted on all tables and with those of the
     other tables alone, the median width of the latter, upper end over lower, and how far off predictions were."""
-    shipped, lines = ends_by_part(figures, ("low", "high")), list[list[Value]]()
+    shipped, lines = without_table(tuple(figures), None), list[list[Value]]()
     for name in sorted({tuple(by(figure)) for figure in figures}):
         for kind in KINDS:
             own = [figure for figure in figures if figure.kind == kind and tuple(by(figure)) == name]
@@ -265,8 +265,8 @@ def bands_page(figures: Sequence[ServedFigure], version: str) -> str:
 
 
 @cache
-def without_table(figures: tuple[ServedFigure, ...], table: str) -> dict[str, Any]:
-    """Ends of the figures of all tables but one."""
+def without_table(figures: tuple[ServedFigure, ...], table: str | None) -> dict[str, Any]:
+    """Ends of the figures of all tables but one; of all of them where it is None."""
     return ends_by_part([figure for figure in figures if figure.table != table], ("low", "high"))
 
 
