@@ -171,8 +171,8 @@ class Budget:
     @cython.exceptval(-1, check=True)
     @cython.ccall
     def choose(self, batch: list[Any], prompt_tokens: cython.longlong, cut: cython.longlong = 0) -> cython.longlong:
-        """Set ``verified`` of each sequence of a batch, whose last has ``cut`` draft tokens less to choose from; returns
-        the tokens that all verify, one each included."""
+        """Set ``verified`` of each sequence of a batch, the last of which has ``cut`` draft tokens less; returns the
+        tokens that all verify, one each included."""
         sequence: Sequence
         place: cython.longlong
         count: cython.longlong
