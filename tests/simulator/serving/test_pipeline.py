@@ -84,7 +84,7 @@ def test_one_group_uses_one_stage_at_a_time():
 
 @pytest.mark.parametrize("groups", [1, 4])
 def test_drafts_go_round_the_pipeline_with_their_token(groups):
-    """A verify step is a round of all stages for K + 1 tokens; as many groups as stages go one stage apart."""
+    """A verify step is a round of all stages for K + 1 tokens; as many groups as stages follow one another."""
     timer = Stages(step_s=1.0, shares=(0.25,) * 4)
     sampler = AcceptanceSampler(np.ones(3), seed=0)
     limit = dataclasses.replace(ROOM, query_len=4, lookahead_tokens=3)

@@ -72,8 +72,8 @@ def test_a_head_on_the_last_stage_loads_the_embedding_that_lies_on_the_first():
     target = deployment("deepseek-v3", "h200-sxm", 8)
     table = 129280 * 7168 * 2 / 8
     for name in ("mtp", "eagle3", "parallel-draft"):
-        asked = request(name, target)
-        weights = [build_drafter(replace(asked, stages=stages)).weight_bytes for stages in (1, 2)]
+        requested = request(name, target)
+        weights = [build_drafter(replace(requested, stages=stages)).weight_bytes for stages in (1, 2)]
         assert weights[1] - weights[0] == pytest.approx(table, rel=1e-9), name
     tied = request("eagle3", deployment("llama-3.2-1b"))
     assert build_drafter(replace(tied, stages=2)).weight_bytes == build_drafter(tied).weight_bytes
