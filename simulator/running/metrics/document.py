@@ -74,7 +74,7 @@ def scenario_document(scenario: Any) -> dict[str, Any]:
     data: dict[str, Any] = jsonable(scenario.model_dump(mode="python", by_alias=True, exclude_none=True))
     for name in scenario.pools or ():
         for section in ("hardware", "engine"):  # a pool's framework or chip has defaults of its own
-            base, own = (part.model_dump() for part in (getattr(scenario, section), scenario.pool_section(name, section)))
+            base, own = getattr(scenario, section).model_dump(), scenario.pool_section(name, section).model_dump()
             data["pools"][name][section] |= jsonable({field: own[field] for field in own if own[field] != base[field]})
     return data
 
