@@ -27,7 +27,7 @@ class LinearTimer:
     """Under a policy: seconds per key and token that a resting drafter makes up for."""
 
     def seconds(self, work: StepWork[Any], draft: DraftStep[Any] | None = None) -> Any:
-        tokens = work.prefill_tokens + work.decode_seqs * work.query_len
+        tokens = work.prefill_tokens + work.decode_tokens
         total = self.step_s + self.token_s * tokens
         for pairs, keys in zip(work.prefill_pairs, work.prefill_kv_tokens, strict=True):
             total = total + self.pair_s * pairs + self.key_s * keys

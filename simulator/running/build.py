@@ -39,7 +39,7 @@ from simulator.serving import (
 )
 from simulator.speculation import AcceptanceSampler, PolicyFactory, attention_level, borrowed_acceptance, sampler_of
 from simulator.speculation.confidence import drafts_that_vary
-from simulator.speculation.proposal import proposal
+from simulator.speculation.proposal import input_slots, proposal
 from simulator.timing.framework import Framework
 from simulator.timing.hardware_config import LayerShare
 from simulator.timing.mixed_chips import HostKernels, OtherDevice, SlowestKernels
@@ -344,7 +344,8 @@ class _Replica:
             return _Drafting()
         proposed = proposal(speculation)
         largest_step = self._largest_step(most_seqs, proposed.nodes + 1)
-        request = DraftRequest(speculation, proposed, target, most_seqs, largest_step)
+        stages = 1 if chained_cards(self.scenario) > 1 else self.hardware.pipeline_parallel
+        request = DraftRequest(speculation, proposed, target, most_seqs, largest_step, stages)
         with at_field("speculation.draft"):
             drafter = (make_drafter or build_drafter)(request)
         survival = verified_survival(speculation)
@@ -448,6 +449,7 @@ class _Replica:
             chunked_prefill=engine.enable_chunked_prefill and engine.rules.cuts_prompts,
             query_len=drafting.drafted + 1,
             lookahead_tokens=drafting.lookahead,
+            draft_slots=input_slots(self.speculation, framework.name) if engine.rules.budgets_decodes else 0,
             api_server_s=framework.api_server_s,
             api_server_work_s=framework.api_server_work_s,
             tokenisation_per_token_s=framework.tokenisation_per_token_s,

@@ -77,6 +77,8 @@ class DraftRequest:
     target: timing.Deployment
     max_num_seqs: int
     max_num_batched_tokens: int
+    stages: int = 1
+    """Pipeline stages of the target, of which the last drafts."""
 
     @property
     def draft(self) -> DraftConfig:
@@ -131,6 +133,17 @@ class DraftRequest:
         kernels = Assumptions().kernels(chip, framework.kernel_library, True, scales, False, corrected)
         link = load_link(chip.links.scale_up) if chip.links.scale_up else None
         return replace(target, chip=chip, kernels=kernels, link=link)
+
+    @property
+    def embedding_bytes(self) -> float:
+        """Bytes on one chip of the embedding that a head on a last stage loads for itself, the target's being on the
+        first; 0 where it shares the target's.
+
+        Source: vllm-project/vllm#50514 (vLLM 0.28), sgl-project/sglang#39643.
+        """
+        if self.stages == 1:
+            return 0.0
+        return self.target.weight_bytes - replace(self.target, first_stage=False).weight_bytes
 
     @property
     def max_drafting_seqs(self) -> int:
@@ -388,6 +401,7 @@ def mtp(request: DraftRequest) -> timing.Drafter:
     separate = draft.modules == "separate"
     modules = request.proposal.depth if separate else 1
     weights, kv = modules * deployment.layer_weight_bytes, modules * deployment.kv_bytes_per_token
+    weights += request.embedding_bytes
     return request.sequential(deployment, weights, kv, separate_modules=separate)
 
 
@@ -402,6 +416,8 @@ def trained_head(request: DraftRequest) -> timing.Drafter:
     weights = timing.layer_weight_bytes(deployment, head.own_lm_head, head.fused_hidden_states)
     if draft.chip is not None:  # the target's tables lie on other chips
         weights = max(weights, deployment.weight_bytes)
+    else:
+        weights += request.embedding_bytes
     states = max(1, head.fused_hidden_states)
     kv = deployment.kv_bytes_per_token
     fusion: timing.DraftTable | None = None

@@ -9,7 +9,6 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from forerun.arrays import IntArray
 from forerun.dataclass import dataclass
 from forerun.result import Result
 from hwprofiles import Chip
@@ -142,24 +141,18 @@ class RunRecords(Result):
     """Estimated error of its figures; None without ``intervals``."""
 
 
-def request_records(log: RunLog, pool: PoolBuild) -> RequestRecords:
-    """One row per request; the pool tells how many tokens are drafted where that never changes."""
+def request_records(log: RunLog) -> RequestRecords:
+    """One row per request."""
     kinds: dict[str, Any] = dict.fromkeys(("arrival_s", "scheduled_s", "first_token_s", "finished_s"))
-    kinds |= dict.fromkeys(("replica", "preemptions", "cached_tokens", "drafts", "accepted_tokens"), np.int64)
+    kinds |= dict.fromkeys(
+        ("replica", "preemptions", "cached_tokens", "drafts", "draft_tokens", "accepted_tokens"), np.int64
+    )
     kinds["failed"] = np.bool_
     return RequestRecords(
         **{name: np.asarray(getattr(log, name), dtype=kind) for name, kind in kinds.items()},
         input_tokens=log.stream.input_tokens,
         output_tokens=log.stream.output_tokens,
-        draft_tokens=_draft_tokens(log, pool),
     )
-
-
-def _draft_tokens(log: RunLog, pool: PoolBuild) -> IntArray:
-    """Tokens drafted for each request; computed from the number of drafts where K is fixed."""
-    if pool.rule is not None or pool.budget is not None or pool.sampler is None:
-        return np.asarray(log.draft_tokens, dtype=np.int64)
-    return np.asarray(log.drafts, dtype=np.int64) * (pool.limits.query_len - 1)
 
 
 def speculation_counters(log: RunLog, pool: PoolBuild) -> SpeculationCounters | None:
@@ -170,7 +163,7 @@ def speculation_counters(log: RunLog, pool: PoolBuild) -> SpeculationCounters | 
     at_least = np.cumsum(counts[::-1])[::-1][1:]
     return SpeculationCounters(
         num_drafts=int(counts.sum()),
-        draft_tokens=int(_draft_tokens(log, pool).sum()),
+        draft_tokens=int(np.sum(log.draft_tokens)),
         accepted_tokens=int(at_least.sum()),
         accepted_per_position=tuple(int(n) for n in at_least),
     )

@@ -18,7 +18,7 @@ from simulator.serving.rules import SCHEDULERS
 from simulator.speculation import SpeculationConfig
 from simulator.speculation.attention_level.alspec_config import check_groups
 from simulator.speculation.methods import METHODS
-from simulator.speculation.proposal import proposal
+from simulator.speculation.proposal import input_slots, proposal
 from simulator.speculation.speculation_config import CONFIDENCE_BUDGET, GRAMMAR, named
 from simulator.timing import resolve_weight_dtypes
 from simulator.timing.framework import LOCAL_FRAMEWORKS, load_framework
@@ -237,10 +237,11 @@ def _refuse_layout(scenario: Scenario) -> None:
 def _refuse_budget(scenario: Scenario) -> None:
     speculation, budget = scenario.speculation, scenario.engine.max_num_batched_tokens
     drafted = 0 if speculation is None or speculation.method == "none" else proposal(speculation).nodes
-    if drafted + 1 > budget:
+    needed = drafted + 1 + input_slots(speculation, scenario.engine.framework)
+    if needed > budget:
         raise ForerunError(
-            f"engine.max_num_batched_tokens: {budget} is less than the {drafted + 1} tokens that one sequence "
-            f"verifies; raise it, or draft fewer"
+            f"engine.max_num_batched_tokens: {budget} is less than the {needed} tokens that one sequence "
+            f"verifies and drafts; raise it, or draft fewer"
         )
 
 

@@ -205,7 +205,7 @@ def simulate(
             f"the run lasts {simulated_s:.3g} s of simulated time, of which {LONGEST_S:.0e} s can be resolved; fewer "
             f"requests, shorter pauses or failures"
         )
-    requests, steps = request_records(log, build.main), rows.steps()
+    requests, steps = request_records(log), rows.steps()
     kv, evidence = kv_report(build, totals, requests, log), Evidence.of(totals)
     result = RunResult(
         scenario=scenario,
@@ -290,7 +290,7 @@ def _served(scenario: Scenario, build: Build, stream: RequestStream) -> metrics.
         raise ForerunError("workload: there is no request to serve")
     log = build.fleet.run(stream, None, 0, StepLog.forget)
     _refuse_nothing_served(log)
-    requests = request_records(log, build.main)
+    requests = request_records(log)
     return metrics.Rerun(scenario, requests, log.gaps(), speculation_counters(log, build.main))
 
 

@@ -140,9 +140,7 @@ class Counters:
         if fleet.build.main.sampler is not None:
             steps = fleet.log.accepted_counts
             at_least = np.cumsum(steps[::-1])[::-1]
-            drafted = totals.draft_tokens
-            if fleet.build.main.rule is None:
-                drafted = int(at_least[0]) * (fleet.build.main.limits.query_len - 1)
+            drafted = totals.draft_tokens + int(np.sum(fleet.log.draft_tokens))
             counts |= {
                 "vllm:spec_decode_num_drafts": ("Verify steps of requests.", int(at_least[0])),
                 "vllm:spec_decode_num_draft_tokens": ("Tokens drafted.", drafted),

@@ -25,6 +25,8 @@ class EngineLimits:
     """Tokens of a decoding sequence in one step: 1, or K+1 in a verify step."""
     lookahead_tokens: int = 0
     """KV slots beyond the step's own tokens, for the drafts of the next step."""
+    draft_slots: int = 0
+    """Tokens of ``max_num_batched_tokens`` that each sequence of a step takes beside its own, for the drafter."""
     api_server_s: float = 0.0
     """Seconds of network and inter-process messages between sending a request and its arrival at the scheduler."""
     api_server_work_s: float = 0.0
@@ -59,6 +61,11 @@ class EngineLimits:
             groups=1,
         )
 
+    @property
+    def decode_tokens(self) -> int:
+        """Tokens of the budget that a decoding sequence takes in one step."""
+        return self.query_len + self.draft_slots
+
     def api_server_work(self, input_tokens: Any) -> Any:
         """Seconds that the API server works on a request, by its prompt tokens (a number or an array)."""
         return self.api_server_work_s + self.tokenisation_per_token_s * input_tokens
@@ -82,7 +89,7 @@ class EngineLimits:
         total = input_tokens + output_tokens
         if self.max_model_len is not None and total > self.max_model_len:
             return f"longer than max_model_len {self.max_model_len} tokens"
-        if not self.chunked_prefill and total > self.max_num_batched_tokens:
+        if not self.chunked_prefill and total + self.draft_slots > self.max_num_batched_tokens:
             return f"longer than max_num_batched_tokens {self.max_num_batched_tokens} without chunked prefill"
         most = max(self.blocks(total), self.decode_blocks(total - 2) if output_tokens > 1 else 0)
         if most > self.num_blocks - self.watermark_blocks:

@@ -66,6 +66,17 @@ def proposal(config: SpeculationConfig) -> Proposal:
     return Proposal(tree.num_nodes, tree.depth, expanded_nodes(tree))
 
 
+def input_slots(config: SpeculationConfig | None, framework: str) -> int:
+    """Tokens of a step's budget that each of its sequences takes beside its own, for the drafter's first pass.
+
+    Source: ``max_num_new_slots_for_drafting`` of vllm/config/speculative.py, taken from the budget with each request
+        that is scheduled (vllm-project/vllm#51256, #52922; vLLM 0.28).
+    """
+    if config is None or framework != "vllm":
+        return 0
+    return {"draft-model": 1, "parallel-draft": config.depth - 1}.get(config.method, 0)
+
+
 def expanded_nodes(tree: DraftTree) -> tuple[int, ...]:
     """Nodes with children at each depth from 1: what a drafter computes to propose the next depth."""
     inner = sorted({parent for parent in tree.parents if parent >= 0})

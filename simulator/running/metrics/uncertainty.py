@@ -128,7 +128,7 @@ def model_error(
     def served(moved: Build, log: RunLog | None = None) -> Mapping[str, Any]:
         log = log or moved.fleet.run(requests, None, 0, StepLog.forget)
         counters = speculation_counters(log, moved.main)
-        return figures(Rerun(scenario, request_records(log, moved.main), log.gaps(), counters))
+        return figures(Rerun(scenario, request_records(log), log.gaps(), counters))
 
     def axis(name: str, ends: list[Mapping[str, Any]], deviation: float = 1.0, direction: Sequence[float] = ()) -> Axis:
         return Axis(name=name, deviation=deviation, direction=list(direction), response=_response(base, ends))

@@ -170,8 +170,9 @@ class Budget:
 
     @cython.exceptval(-1, check=True)
     @cython.ccall
-    def choose(self, batch: list[Any], prompt_tokens: cython.longlong) -> cython.longlong:
-        """Set ``verified`` of each sequence of a batch; returns the tokens that all verify, one each included."""
+    def choose(self, batch: list[Any], prompt_tokens: cython.longlong, cut: cython.longlong = 0) -> cython.longlong:
+        """Set ``verified`` of each sequence of a batch, the last of which has ``cut`` draft tokens less; returns the
+        tokens that all verify, one each included."""
         sequence: Sequence
         place: cython.longlong
         count: cython.longlong
@@ -236,6 +237,10 @@ class Budget:
                 tokens -= 1
             else:
                 sequence.verified = lengths[sequence.verified]
+        if cut:
+            count = max(0, sequence.verified - self.draws.positions + cut)
+            sequence.verified -= count
+            chosen -= count
         return chosen
 
     @cython.exceptval(-1, check=True)

@@ -236,7 +236,7 @@ class Engine:
             self.log.preemptions[victim.index] += 1
         self.work.measure(plan, scheduler.query_len, self.longest)
         if self.budget is not None and plan.decodes:
-            self.work.trim(self.budget.choose(plan.decodes, self.work.prefill_tokens))
+            self.work.trim(self.budget.choose(plan.decodes, self.work.prefill_tokens, plan.cut))
         self._draft = None if drafting is None else self._choose(plan)
         if works and self._draft is None:
             seconds = _on_grid(self.prices.seconds(self.work))
@@ -302,6 +302,7 @@ class Engine:
         group: Scheduler
         place: cython.longlong
         tokens: cython.longlong
+        last: cython.longlong = len(plan.decodes) - 1
         delivered: cython.longlong = 0
         self._gaps = 0
         self._ended = False
@@ -332,10 +333,11 @@ class Engine:
             return delivered
         for place in range(len(plan.decodes)):
             sequence = cython.cast(Sequence, plan.decodes[place])
-            tokens = self.draws.positions
+            tokens = self.scheduler.query_len - 1
             if self.budget is not None:
                 tokens = sequence.verified
-                self.output.draft_tokens[sequence.index] += tokens
+            elif place == last:
+                tokens -= plan.cut
             tokens = 1 + self._verify(sequence, tokens)
             sequence.computed_tokens += tokens
             tokens = min(tokens, sequence.output_tokens - sequence.generated_tokens)
@@ -367,14 +369,15 @@ class Engine:
 
     @cython.exceptval(-1, check=True)
     @cython.cfunc
-    def _verify(self, sequence: Sequence, most: cython.longlong) -> cython.longlong:
-        """The next verify step of a sequence: how many of at most ``most`` draft tokens are accepted."""
+    def _verify(self, sequence: Sequence, tokens: cython.longlong) -> cython.longlong:
+        """The next verify step of a sequence: how many of so many draft tokens are accepted."""
         index: cython.longlong = sequence.index
         taken: cython.longlong = self.draws.accepted(index, sequence.verify_steps, sequence.computed_tokens)
-        taken = min(taken, most)
+        taken = min(taken, tokens)
         if sequence.starved > 0.0:
             taken = min(taken, self.draws.sustained(index, sequence.verify_steps, 1.0 - sequence.starved))
         self.output.drafts[index] += 1
+        self.output.draft_tokens[index] += tokens
         self.output.accepted_tokens[index] += taken
         self.output.accepted_counts[taken] += 1
         sequence.verify_steps += 1
@@ -384,16 +387,18 @@ class Engine:
     def _deliver_drafted(self, plan: StepPlan, start: cython.double, now: cython.double) -> cython.longlong:
         """Hand out what the decoding sequences accept of the tokens that the policy had drafted; returns how many."""
         sequence: Sequence
+        place: cython.longlong
         taken: cython.longlong
         delivered: cython.longlong = 0
         drafted: cython.longlong = self.drafting.tokens
         nodes: cython.longlong = self.drafting.query_len - 1
         accepted = []
-        for sequence in plan.decodes:
+        last: cython.longlong = len(plan.decodes) - 1
+        for place in range(len(plan.decodes)):
+            sequence = cython.cast(Sequence, plan.decodes[place])
             taken = 0
             if drafted:
-                taken = self._verify(sequence, drafted)
-                self.output.draft_tokens[sequence.index] += nodes
+                taken = self._verify(sequence, nodes - plan.cut if place == last else nodes)
             else:
                 sequence.verify_steps += 1
             sequence.computed_tokens += taken + 1

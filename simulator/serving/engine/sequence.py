@@ -139,6 +139,8 @@ class StepPlan:
     """Of ``decodes``, those in the two counts below, beside the steady ones."""
     cached: cython.longlong
     """Tokens in their caches."""
+    cut = cython.declare(cython.longlong, visibility="public")
+    """Draft tokens of the last of ``decodes`` that the step does not verify, since the token budget ends before."""
     least: cython.longlong
     """Fewest tokens that any of them has still to generate; of the steady ones, 1 or unknown."""
     blocks_out = cython.declare(cython.longlong, visibility="public")
@@ -152,7 +154,7 @@ class StepPlan:
         self.parts = self.padding = NONE
         self.chunks = []
         self.decodes = []
-        self.steady = self.counted = self.cached = 0
+        self.steady = self.counted = self.cached = self.cut = 0
         self.least = MANY
         self.blocks_out = 0
         self.blocks_in = 0

@@ -113,12 +113,14 @@ class Work:
             contexts = sorted(batch, reverse=True)[:longest]
             self.longest_kv = contexts[0]
             self.tail_kv = (len(contexts) * contexts[0] - sum(contexts)) / len(contexts)
+        if plan.cut:
+            self.trim(self.decode_seqs * query_len - plan.cut)
 
     @cython.ccall
     def trim(self, tokens: cython.longlong) -> None:
         """Let the decoding sequences verify ``tokens`` tokens together, in place of ``query_len`` each."""
         w: cython.longlong
-        fewer: cython.longlong = self.decode_seqs * self.query_len - tokens
+        fewer: cython.longlong = self.decode_seqs * self.query_len - self.trimmed - tokens
         for w in range(self.kinds):
             self.decode_kv_tokens[w] -= fewer
         self.query_len = (tokens + self.decode_seqs - 1) // self.decode_seqs

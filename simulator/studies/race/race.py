@@ -179,7 +179,7 @@ def run_controller(scenario: Scenario, name: str, traffic: PatternTraffic) -> Ra
     """One controller on one stream of requests."""
     build = controlled(scenario, name, traffic)
     log = build.fleet.run(traffic.stream)
-    requests = request_records(log, build.main)
+    requests = request_records(log)
     if requests.failed.any():
         raise ForerunError(f"{name}: {int(requests.failed.sum())} requests are longer than can be served")
     latency = requests.finished_s - requests.arrival_s

@@ -317,7 +317,7 @@ def make_replica(
 ) -> SteadyReplica:
     """Price a replica's steps and find how many requests it holds."""
     work = request_work(traffic, limits, timer.windows, survival)
-    places = float(min(limits.max_num_seqs, max(1, limits.max_num_batched_tokens // limits.query_len)))
+    places = float(min(limits.max_num_seqs, max(1, limits.max_num_batched_tokens // limits.decode_tokens)))
     limited_by = "places"
     in_memory = (limits.num_blocks - limits.watermark_blocks) * limits.block_size / work.kv_tokens
     if in_memory < places:
@@ -331,7 +331,7 @@ def make_replica(
     # prompts are spread over several steps, that may hold less than one request on average.
     if not prefill_first and work.decode_steps:
         new_tokens = float(traffic.new_tokens.mean())
-        fitting = limits.max_num_batched_tokens / (new_tokens / work.decode_steps + limits.query_len)
+        fitting = limits.max_num_batched_tokens / (new_tokens / work.decode_steps + limits.decode_tokens)
         if fitting < places:
             places, limited_by = fitting, "tokens"
     length = 1.0 if survival is None else 1.0 + float(survival.sum())

@@ -162,10 +162,10 @@ def steady_step_costs(
     """
     batches = batch_grid(most)
     decode_bounds = _decode_bounds(timer, limits, work, batches)
-    most_decoding = 0 if prefill_first else (limits.max_num_batched_tokens - 1) // limits.query_len
+    most_decoding = 0 if prefill_first else (limits.max_num_batched_tokens - 1) // limits.decode_tokens
     decoding = np.minimum(batches, most_decoding)
     without = _decode_bounds(timer, limits, work, decoding)
-    prefill_budget = np.maximum(1, limits.max_num_batched_tokens - decoding * limits.query_len)
+    prefill_budget = np.maximum(1, limits.max_num_batched_tokens - decoding * limits.decode_tokens)
     new, cached = _strata(traffic)
     groups = [_joining(new, cached, size, prefill_budget, timer.windows) for size in GROUPS]
     joining = _Joining(*(np.concatenate(parts, axis=-2) for parts in zip(*groups, strict=True)))

@@ -122,7 +122,7 @@ def busy_steps(
     decoding = decode_steps(windows, seqs, query_len, contexts + query_len)
     prompt_tokens = request.prompts_at(contexts)
     prompts = (seqs - 1) / request.decoded_tokens
-    prompt_budget = np.maximum(1, engine.max_num_batched_tokens - seqs * query_len * mixed)
+    prompt_budget = np.maximum(1, engine.max_num_batched_tokens - seqs * build.main.limits.decode_tokens * mixed)
     prompt_budget = prompt_budget if cut else np.maximum(prompt_budget, prompt_tokens)
     group = np.maximum(1.0, np.minimum(prompts * length, prompt_budget // prompt_tokens))
     steps, joined = prompt_steps(windows, group, prompt_tokens, prompt_budget, decoding if mixed else None)

@@ -35,7 +35,7 @@ from traces import PrefixHashes
 
 TIMER = LinearTimer(step_s=2e-3, token_s=3e-6, pair_s=1e-9, key_s=2e-8)
 REQUEST_COLUMNS = ("arrival_s", "scheduled_s", "first_token_s", "finished_s")
-EXACT_COLUMNS = ("replica", "preemptions", "cached_tokens", "drafts", "accepted_tokens", "failed")
+EXACT_COLUMNS = ("replica", "preemptions", "cached_tokens", "drafts", "draft_tokens", "accepted_tokens", "failed")
 
 
 @st.composite
@@ -55,14 +55,14 @@ def streams(draw):
 @st.composite
 def limits(draw, stream, query_len):
     """Limits that leave little more room than the longest request needs, so that requests push each other out."""
-    seqs = draw(st.sampled_from([1, 3, 8, 24]))
+    seqs, slots = draw(st.sampled_from([1, 3, 8, 24])), draw(st.sampled_from([0, 0, 1, 4]))
     block = draw(st.sampled_from([1, 4, 16]))
     watermark = draw(st.integers(0, 2))
     longest = int((stream.input_tokens + stream.output_tokens).max()) + 2 * query_len
     capacity = -(-longest // block) + watermark + draw(st.sampled_from([-2, 0, 5, 40, 2000]))
     return EngineLimits(
         max_num_seqs=seqs,
-        max_num_batched_tokens=max(seqs * query_len, draw(st.sampled_from([16, 64, 512]))),
+        max_num_batched_tokens=max(query_len + slots, draw(st.sampled_from([5, 16, 64, 512]))),
         block_size=block,
         num_blocks=max(1, capacity),
         watermark_blocks=watermark,
@@ -70,6 +70,7 @@ def limits(draw, stream, query_len):
         chunked_prefill=draw(st.booleans()),
         query_len=query_len,
         lookahead_tokens=query_len - 1,
+        draft_slots=slots,
         api_server_s=draw(st.sampled_from([0.0, 0.0, 1e-3, 0.05])),
         api_server_work_s=draw(st.sampled_from([0.0, 2e-3])),
         tokenisation_per_token_s=draw(st.sampled_from([0.0, 1e-5])),
@@ -93,7 +94,16 @@ def assert_same(fast: RunLog, exact: RunLog) -> None:
     order = [np.lexsort((log.steps.column("start_s"), log.steps.column("replica"))) for log in (fast, exact)]
     for name in ("start_s", "seconds"):
         assert_array_equal(fast.steps.column(name)[order[0]], exact.steps.column(name)[order[1]], err_msg=name)
-    for name in ("output_tokens", "running", "waiting", "kv_blocks", "prefill_tokens", "decode_seqs", "query_len"):
+    for name in (
+        "output_tokens",
+        "running",
+        "waiting",
+        "kv_blocks",
+        "prefill_tokens",
+        "decode_seqs",
+        "query_len",
+        "trimmed",
+    ):
         assert_array_equal(fast.steps.integers(name)[order[0]], exact.steps.integers(name)[order[1]], err_msg=name)
     mine, theirs = (log.steps.work(slice(None)) for log in (fast, exact))
     for a, b in zip(

@@ -82,6 +82,27 @@ def test_one_group_uses_one_stage_at_a_time():
     assert log.stage_busy_s / log.stage_open_s == pytest.approx(0.25)
 
 
+@pytest.mark.parametrize("groups", [1, 4])
+def test_drafts_go_round_the_pipeline_with_their_token(groups):
+    """A verify step is a round of all stages for K + 1 tokens; as many groups as stages follow one another."""
+    timer = Stages(step_s=1.0, shares=(0.25,) * 4)
+    sampler = AcceptanceSampler(np.ones(3), seed=0)
+    limit = dataclasses.replace(ROOM, query_len=4, lookahead_tokens=3)
+    log = serve(timer, prompts(groups, 100, output=41), limit, sampler)
+    assert_allclose(np.asarray(log.finished_s) - np.asarray(log.first_token_s), 10.0, rtol=1e-9)
+    assert log.stage_busy_s / log.stage_open_s == pytest.approx(groups * 11 / (groups * 11 + 3 if groups > 1 else 44))
+
+
+def test_a_staged_step_verifies_no_more_than_the_budget():
+    """Three sequences of four tokens and a budget of ten: ten tokens a round while all decode."""
+    limit = dataclasses.replace(ROOM, max_num_batched_tokens=10, query_len=4, lookahead_tokens=3)
+    timer = Stages(token_s=0.1, step_s=0.0, shares=(1.0,))
+    log = serve(timer, prompts(3, 3, output=21), limit, AcceptanceSampler(np.ones(3), seed=0))
+    work = log.steps.work(slice(None))
+    assert max(work.prefill_tokens + work.decode_tokens) == 10
+    assert list(log.draft_tokens) == [15, 15, 5 + 9], "one draft in each of five steps, until the others end"
+
+
 def test_chunks_of_one_prompt_follow_one_another():
     """Four chunks of a prompt fill a pipeline of four as four prompts do."""
     log = serve(Stages(step_s=1.0, shares=(0.25,) * 4), prompts(1, 400))

@@ -160,6 +160,31 @@ def test_rule_lookahead_slots_are_reserved_for_drafts():
     assert drafting.decode_blocks(7) == 4, "7 computed, 4 verified, 3 drafted: 14 tokens"
 
 
+def test_rule_drafts_take_their_share_of_the_budget():
+    """[scheduler] ``num_tokens_with_spec``: a sequence with K drafts takes 1 + K tokens before any prompt; those of the
+    last sequence end with the budget (``scheduled_spec_decode_tokens``)."""
+    engine = scheduler(max_num_batched_tokens=10, query_len=4)
+    add(engine, *[(2, 40)] * 3, (20, 9))
+    step(engine)
+    plan = engine.plan()
+    assert ([s.index for s in plan.decodes], plan.cut, plan.chunks) == ([0, 1, 2], 2, [])
+    engine = scheduler(max_num_batched_tokens=10, query_len=4)
+    add(engine, *[(2, 40)] * 2, (20, 9))
+    step(engine)
+    plan = engine.plan()
+    assert (len(plan.decodes), plan.cut, [tokens for _, tokens in plan.chunks]) == (2, 0, [2])
+
+
+def test_rule_a_drafter_that_lengthens_the_batch_takes_slots_of_the_budget():
+    """[scheduler] ``max_num_new_slots_for_drafting`` (v0.28): each sequence that is scheduled takes them too."""
+    engine = scheduler(max_num_batched_tokens=16, query_len=4, draft_slots=3)
+    add(engine, (2, 40), (20, 9))
+    assert step(engine)[0] == {0: 2, 1: 8}, "two and three of slots, then eight and three"
+    assert step(engine) == ({1: 6}, [0]), "four and three of slots, then six and three"
+    assert step(engine) == ({1: 6}, [0])
+    assert step(engine) == ({}, [0, 1])
+
+
 def test_rule_the_watermark_holds_back_admission_only():
     """V0's watermark: new requests leave these blocks free, running ones may take them."""
     engine = scheduler(num_blocks=6, watermark_blocks=2)

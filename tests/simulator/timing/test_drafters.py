@@ -67,6 +67,18 @@ def test_every_drafter_keeps_the_rules(name):
     check_drafter(build_drafter(requested), requested.proposal.nodes + 1)
 
 
+def test_a_head_on_the_last_stage_loads_the_embedding_that_lies_on_the_first():
+    """vllm-project/vllm#50514; a model with a tied table has it on the last stage too."""
+    target = deployment("deepseek-v3", "h200-sxm", 8)
+    table = 129280 * 7168 * 2 / 8
+    for name in ("mtp", "eagle3", "parallel-draft"):
+        requested = request(name, target)
+        weights = [build_drafter(replace(requested, stages=stages)).weight_bytes for stages in (1, 2)]
+        assert weights[1] - weights[0] == pytest.approx(table, rel=1e-9), name
+    tied = request("eagle3", deployment("llama-3.2-1b"))
+    assert build_drafter(replace(tied, stages=2)).weight_bytes == build_drafter(tied).weight_bytes
+
+
 @pytest.mark.parametrize("name", ["eagle3", "mtp", "medusa"])
 def test_sharded_drafters_keep_the_rules(name):
     target = deployment("deepseek-v3", "h200-sxm", 8)

@@ -58,6 +58,8 @@ class Scheduler:
     _watermark: cython.longlong
     _max_num_seqs: cython.longlong
     _budget: cython.longlong
+    _slots: cython.longlong
+    """Tokens of the budget that each sequence of a step takes beside its own, for the drafter's first pass."""
     _chunked: cython.bint
     _reserved: cython.longlong
     """Tokens beyond those in the cache that a decoding sequence has blocks for: a full proposal and the next one."""
@@ -85,6 +87,7 @@ class Scheduler:
         self._watermark = limits.watermark_blocks
         self._max_num_seqs = limits.max_num_seqs
         self._budget = limits.max_num_batched_tokens
+        self._slots = limits.draft_slots
         self._chunked = limits.chunked_prefill
         self._reserved = limits.query_len + limits.lookahead_tokens
         self.counting = False
@@ -290,7 +293,8 @@ class Scheduler:
         """Put in the sequences at the head of the batch that can decode without preempting any; returns how many."""
         sequence: Sequence
         steady: Steady = self.steady
-        most: cython.longlong = min(len(self.running), -(-budget // self.query_len))
+        most: cython.longlong = -(-(budget - self._slots) // (self.query_len + self._slots))
+        most = max(0, min(len(self.running), most))
         cached: cython.longlong = 0
         left: cython.longlong
         growth: cython.longlong = steady.growth()
@@ -331,9 +335,11 @@ class Scheduler:
                 return False
         return True
 
+    @cython.exceptval(-1, check=True)
     @cython.cfunc
-    def _admit(self, plan: StepPlan, budget: cython.longlong, whole_prompts: cython.bint) -> None:
-        """Move requests from the queue into the batch, in order, while tokens, places and blocks last."""
+    def _admit(self, plan: StepPlan, budget: cython.longlong, whole_prompts: cython.bint) -> cython.longlong:
+        """Move requests from the queue into the batch, in order, while tokens, places and blocks last; returns the
+        tokens left."""
         sequence: Sequence
         known: cython.longlong
         cached: cython.longlong = 0
@@ -345,16 +351,16 @@ class Scheduler:
             budget = self._resume(plan, budget)
             if self.swapped:
                 # Nothing new is admitted while host memory holds any (vLLM V0's rule).
-                return
-        while budget > 0 and self.waiting and len(self.running) < self._max_num_seqs and not self.closed:
+                return budget
+        while budget > self._slots and self.waiting and len(self.running) < self._max_num_seqs and not self.closed:
             sequence = self.waiting[0]
             known = sequence.input_tokens + sequence.generated_tokens
             if self._caching:
                 self._evict_idle()
                 hash_blocks, cached, in_use = self.cache.match(sequence.index, known)
-            if whole_prompts and known - cached > budget:
+            if whole_prompts and known - cached > budget - self._slots:
                 break
-            chunk = min(known - cached, budget)
+            chunk = min(known - cached, budget - self._slots)
             blocks = self._blocks(cached + chunk)
             available = self._num_blocks - self._watermark - self._kept_blocks(sequence, blocks)
             if self._used() + blocks - in_use > available:
@@ -363,7 +369,8 @@ class Scheduler:
             self._start(sequence, hash_blocks, cached, blocks)
             self._cache_prompt(sequence, cached + chunk)
             plan.chunks.append((sequence, chunk))
-            budget -= chunk
+            budget -= chunk + self._slots
+        return budget
 
     @cython.cfunc
     def _kept_blocks(self, sequence: Sequence, blocks: cython.longlong) -> cython.longlong:
@@ -376,7 +383,7 @@ class Scheduler:
         sequence: Sequence
         tokens: cython.longlong
         blocks: cython.longlong
-        while self.ready and budget > 0 and len(self.running) < self._max_num_seqs:
+        while self.ready and budget > self._slots and len(self.running) < self._max_num_seqs:
             sequence = self.ready[0]
             if sequence.ready_s > self.seen_s:
                 break
@@ -385,17 +392,15 @@ class Scheduler:
             sequence.decoding = self._decodes_at_once(sequence)
             if sequence.decoding:
                 plan.decodes.append(sequence)
-                budget -= self.query_len
+                budget -= self.query_len + self._slots
             else:
                 plan.chunks.append((sequence, 1))
-                budget -= 1
-        while self.swapped and budget > 0 and len(self.running) < self._max_num_seqs:
+                budget -= 1 + self._slots
+        while self.swapped and budget > self._slots and len(self.running) < self._max_num_seqs:
             sequence = self.swapped[0]
             self._evict_idle()
             tokens = sequence.input_tokens + sequence.generated_tokens - sequence.computed_tokens
-            if sequence.decoding:
-                tokens = self.query_len
-            tokens = min(tokens, budget)
+            tokens = self.query_len if sequence.decoding else min(tokens, budget - self._slots)
             blocks = self._blocks(sequence.computed_tokens + (self._reserved if sequence.decoding else tokens))
             if self._used() + blocks > self._num_blocks - self._watermark:
                 break
@@ -411,7 +416,7 @@ class Scheduler:
             else:
                 self._cache_prompt(sequence, sequence.computed_tokens + tokens)
                 plan.chunks.append((sequence, tokens))
-            budget -= tokens
+            budget -= tokens + self._slots
         return budget
 
     @cython.cfunc

@@ -14,7 +14,8 @@ class UnifiedScheduler(Scheduler):
     """vLLM V1: one token budget per step, running requests first, then new ones.
 
     Source: vLLM documentation and ``vllm/v1/core/sched/scheduler.py`` (v0.9 to v0.11): decodes and unfinished prompts
-    in order of admission, preemption from the end, no admission in a step that preempted.
+    in order of admission, preemption from the end, no admission in a step that preempted. Drafts are tokens like any
+    other: those of the last sequence end with the budget.
     """
 
     @cython.ccall
@@ -33,8 +34,8 @@ class UnifiedScheduler(Scheduler):
         plan: StepPlan = StepPlan()
         budget: cython.longlong = self._budget
         place: cython.longlong = self._lead(plan, budget)
-        budget -= place * self.query_len
-        while place < len(self.running) and budget > 0:
+        budget -= place * (self.query_len + self._slots)
+        while place < len(self.running) and budget > self._slots:
             sequence = self.running[place]
             place += 1
             tokens = self.query_len
@@ -42,20 +43,21 @@ class UnifiedScheduler(Scheduler):
                 tokens = sequence.input_tokens + sequence.generated_tokens - sequence.computed_tokens
             if sequence.in_flight and (sequence.decoding or not tokens):
                 continue
-            tokens = min(tokens, budget)
             if sequence.decoding:
                 if not self._allocate_decode(sequence):
                     break
                 plan.decodes.append(sequence)
             else:
+                tokens = min(tokens, budget - self._slots)
                 if not self._allocate(sequence, self._blocks(sequence.computed_tokens + tokens)):
                     break
                 self._cache_prompt(sequence, sequence.computed_tokens + tokens)
                 plan.chunks.append((sequence, tokens))
-            budget -= tokens
+            budget -= tokens + self._slots
             if self.preempted:
                 # What was thrown out may have stood before it.
                 place = self.running.index(sequence) + 1
         if not self.preempted:
-            self._admit(plan, budget, not self._chunked)
+            budget = self._admit(plan, budget, not self._chunked)
+        plan.cut = max(0, -budget)
         return plan
