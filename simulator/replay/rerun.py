@@ -300,8 +300,8 @@ def rerun(
 
 
 STATE_SHARE, STATES_OF_A_SEQUENCE = 0.9 / 1.9, 5
-"""Share of the memory beside the weights that SGLang gives recurrent states (``--mamba-full-memory-ratio`` 0.9), and how
-many of them it counts for a sequence where the prefix cache keeps some.
+"""Share of the memory beside the weights that SGLang gives recurrent states (``--mamba-full-memory-ratio`` 0.9),
+and how many it counts for a sequence where the prefix cache keeps some.
 
 Source: SGLang 0.5, ``MAMBA_CACHE_SIZE_MAX_RUNNING_REQUESTS_RATIO`` (3) and ``MAMBA_CACHE_V2_ADDITIONAL_RATIO_OVERLAP``.
 """
