@@ -311,6 +311,12 @@ class _Replica:
             framework = framework.without_api_server()
         if engine.sampling == "top-p":
             framework = framework.sorting(self.architecture.vocab_size)
+        if engine.moe_backend == "mxfp8" and "fp4" not in chip.compute.dense_flops_per_s:
+            raise ForerunError(
+                f"engine.moe_backend: mxfp8 needs FP4 arithmetic, which {chip.name} lacks; leave it at auto"
+            )
+        if engine.moe_backend != "auto":
+            framework = framework.model_copy(update={"mxfp8_experts": engine.moe_backend == "mxfp8"})
         framework = framework.streaming_every(engine.stream_interval)
         framework = framework.for_engine(engine.max_num_seqs, sizes=engine.cuda_graph_sizes)
         return framework.scheduled(engine.async_scheduling)
@@ -450,6 +456,8 @@ class _Replica:
             groups=groups,
             round_robin=framework.group_choice == "round-robin",
             dp_wait_limit_steps=framework.dp_wait_limit_steps,
+            batch_wait_steps=engine.batch_wait_timeout_iters,
+            batch_wait_tokens=engine.batch_wait_max_tokens_ratio * engine.max_num_batched_tokens,
             schedules_ahead=framework.schedules_ahead,
             scheduler_steps=engine.num_scheduler_steps,
             recv_interval=engine.scheduler_recv_interval,

@@ -149,12 +149,14 @@ def _refuse_experts(scenario: Scenario) -> None:
         )
     if not experts and any(share.part == "experts" for share in hardware.layers_on):
         raise ForerunError(f"hardware.layers_on: {architecture.name} has no experts; remove part: experts")
-    if scenario.engine.moe_backend == "marlin":
+    stored = {"marlin": ("int4", "fp4", "mxfp4"), "mxfp8": ("mxfp4",)}.get(scenario.engine.moe_backend)
+    if stored is not None:
         dtype = resolve_weight_dtypes(architecture, scenario.weights_dtype)["expert"]
-        if not experts or dtype not in ("int4", "fp4", "mxfp4"):
+        if not experts or dtype not in stored:
             kind = f"experts in {dtype}" if experts else "no experts"
             raise ForerunError(
-                f"engine.moe_backend: marlin multiplies experts stored in 4 bits; {architecture.name} has {kind} here"
+                f"engine.moe_backend: {scenario.engine.moe_backend} multiplies experts stored in "
+                f"{' or '.join(stored)}; {architecture.name} has {kind} here"
             )
 
 
@@ -182,6 +184,18 @@ def _refuse_framework(scenario: Scenario) -> None:
                 "engine.scheduler_recv_interval: SGLang looks for requests before every step with pipeline stages and "
                 "attention groups; remove it"
             )
+    if (engine.batch_wait_timeout_iters > 0) != (engine.batch_wait_max_tokens_ratio > 0):
+        raise ForerunError(
+            "engine.batch_wait_timeout_iters: prompts wait up to so many steps for batch_wait_max_tokens_ratio of "
+            "max_num_batched_tokens; set both or neither"
+        )
+    if engine.batch_wait_timeout_iters and not (
+        framework.startswith("trtllm") and hardware.attention_data_parallel == hardware.pipeline_parallel == 1
+    ):
+        raise ForerunError(
+            f"engine.batch_wait_timeout_iters: TensorRT-LLM's, without attention groups and pipeline stages (got "
+            f"engine.framework: {framework}); remove it"
+        )
     streams = framework.startswith(("vllm", "sglang", "trtllm")) and engine.entry_point == "server"
     if engine.stream_interval > 1 and not streams:
         raise ForerunError(

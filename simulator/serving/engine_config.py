@@ -58,6 +58,12 @@ class EngineConfig(Section):
     scheduler_recv_interval: PositiveInt = 1
     """SGLang: decode steps after which the scheduler looks for new requests again (``--scheduler-recv-interval``). It
     also does after every step with prompts and whenever it has nothing to do."""
+    batch_wait_timeout_iters: Annotated[int, Field(ge=0, le=10**6)] = 0
+    """TensorRT-LLM: most steps that waiting prompts let others decode, so that more of them are computed together
+    (``batch_wait_timeout_iters``); where nothing decodes they do not wait."""
+    batch_wait_max_tokens_ratio: Share = 0.0
+    """TensorRT-LLM: they do not wait either once they and the decoding sequences fill this share of
+    ``max_num_batched_tokens`` (``batch_wait_max_tokens_ratio``)."""
     stream_interval: PositiveInt = 1
     """Tokens that a server sends at once (``--stream-interval`` of SGLang and vLLM, ``stream_interval`` of
     TensorRT-LLM); the first token of an answer is sent alone. Divides the host's work per streamed token."""
@@ -74,11 +80,13 @@ class EngineConfig(Section):
     kernel_correction: bool = CORRECTED
     """Whether kernel times include the chip profile's learned correction, or follow the physical model alone. It is
     learned from kernels that a benchmark repeats; ``replay kernels`` and ``predict`` have the same default."""
-    moe_backend: Literal["auto", "marlin", "triton"] = "auto"
+    moe_backend: Literal["auto", "marlin", "triton", "mxfp8"] = "auto"
     """Kernels of experts stored in 4 bits. ``marlin``: weight-only kernels that widen them to 16 bits. ``triton``: what
-    the profile was fitted on for their format. ``auto``: Marlin where vLLM runs MXFP4 experts on NVIDIA chips
-    without FP4 arithmetic, else the profile's (vLLM falls back to Marlin there without the package triton_kernels,
-    vllm-project/vllm pull request 27523; the benchmark results of two operators agree). The engine's log says which."""
+    the profile was fitted on for their format. ``mxfp8``: MXFP4 experts with activations in MXFP8, on chips with FP4
+    arithmetic (vLLM's ``VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8=1``). ``auto``: those where TensorRT-LLM or SGLang run on
+    such chips; Marlin where vLLM runs MXFP4 experts on NVIDIA chips without FP4 arithmetic; else the profile's (vLLM
+    falls back to Marlin there without the package triton_kernels, vllm-project/vllm pull request 27523; the benchmark
+    results of two operators agree). The engine's log says which."""
     sampling: Literal["greedy", "top-p"] = "greedy"
     """``top-p``: every sequence's logits are sorted (top-p or top-k sampling), as many checkpoints' generation
     settings ask for and servers do by default."""

@@ -25,9 +25,11 @@ from simulator.replay.rerun import (
     unshared_hashes,
 )
 from simulator.replay.split import Split
+from simulator.running.build import build_replica
 from simulator.running.metrics.summary import summarise
 from simulator.running.run import simulate
 from simulator.running.scenario import Scenario
+from simulator.timing import load_framework
 from simulator.workload import RequestStream
 from traces.benchmark_results import MeasuredRun, PromptPool, read_runs
 from validation import tables as tables  # lets read_runs read them
@@ -339,3 +341,36 @@ def test_coming_back_computes_less_and_only_after_preemption():
     one, other = (simulate(roomy, stream=stream) for stream in (plain, custom))
     assert np.array_equal(one.requests.finished_s, other.requests.finished_s)
     assert other.requests.cached_tokens.sum() == 0
+
+
+MIXTURE = {"model": "qwen3-30b-a3b", "chip": "h200", "input_tokens": 512, "output_tokens": 64, "num_requests": 40}
+
+
+@pytest.mark.parametrize(
+    ("streams", "changes", "late"),
+    [(4, {}, True), (1, {}, False), (4, {"model": "llama-3.1-8b"}, False)],
+)
+def test_the_first_prompts_of_a_mixture_are_late_in_a_closed_loop_of_several(streams, changes, late):
+    """Each of the first ``streams`` of 40 prompts by the time that the engine's entry names, and no other."""
+    again = rerun(closed_loop(streams, **MIXTURE | changes), BASE)
+    scenario = run_scenario(closed_loop(streams, **MIXTURE | changes), BASE)
+    plain = summarise(simulate(scenario, 0))
+    extra_ms = again["predicted"]["mean_ttft_ms"] - plain["mean_ttft_ms"]
+    expected_ms = 1e3 * load_framework("vllm").first_batch_s["nvidia"] * streams / 40 if late else 0.0
+    assert extra_ms == pytest.approx(expected_ms, abs=1e-6)
+    assert any("s late" in note for note in again["notes"]) == late
+    assert again["predicted"]["mean_tpot_ms"] == pytest.approx(plain["mean_tpot_ms"])
+
+
+@pytest.mark.parametrize(("cached", "counted"), [(None, 5), (False, 1)])
+def test_states_of_a_hybrid_model_limit_its_sequences_under_sglang(cached, counted):
+    """The engine's default of 2,048 sequences would take 315 GB of states on one chip; the run took place. SGLang gives
+    states 0.9 of 1.9 parts of the memory beside weights, five of them a sequence where it caches prefixes."""
+    facts = {"model": "qwen3.5-27b", "chip": "b200", "framework": "sglang", "weights_dtype": "fp8"}
+    run = closed_loop(1024, **facts, tensor_parallel=1, num_requests=1024, input_tokens=64, output_tokens=4)
+    run = replace(run, prefix_caching=cached)
+    note = next(note for note in rerun(run, BASE)["notes"] if note.startswith("states of"))
+    memory = build_replica(run_scenario(run, BASE).with_values({"engine.max_num_seqs": 1}), 0).main.memory
+    share = run_scenario(run, BASE).engine.gpu_memory_utilization
+    left = share * memory.capacity_bytes - memory.weight_bytes
+    assert note == f"states of {int(left * 0.9 / 1.9 / memory.state_bytes / counted)} sequences fit at once"

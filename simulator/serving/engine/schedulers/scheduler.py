@@ -61,6 +61,9 @@ class Scheduler:
     _slots: cython.longlong
     """Tokens of the budget that each sequence of a step takes beside its own, for the drafter's first pass."""
     _chunked: cython.bint
+    _batch_wait: cython.longlong
+    """Most steps that prompts wait for more of them."""
+    _waited: cython.longlong
     _reserved: cython.longlong
     """Tokens beyond those in the cache that a decoding sequence has blocks for: a full proposal and the next one."""
 
@@ -90,6 +93,8 @@ class Scheduler:
         self._slots = limits.draft_slots
         self._chunked = limits.chunked_prefill
         self._reserved = limits.query_len + limits.lookahead_tokens
+        self._batch_wait = limits.batch_wait_steps
+        self._waited = 0
         self.counting = False
         self.steady = Steady(self._reserved, self._page_tokens, self._page_tokens // self._block_size)
 
@@ -189,10 +194,31 @@ class Scheduler:
         swapped: cython.longlong = self.swapped_blocks
         if self.preempted:
             self.preempted = []
+        if self._batch_wait:
+            self.closed = self._waits_for_more()
         plan = self._plan()
         plan.blocks_out = self.swapped_blocks + plan.blocks_in - swapped
         self._evict_idle()
         return plan
+
+    @cython.cfunc
+    def _waits_for_more(self) -> cython.bint:
+        """Whether the prompts at the head of the queue wait, so that more of them are computed in one step.
+
+        Source: ``_waiting_requests`` of tensorrt_llm/_torch/pyexecutor/py_executor.py (v1.1).
+        """
+        sequence: Sequence
+        tokens: cython.longlong = len(self.running) * self.query_len
+        for sequence in self.waiting:
+            if tokens >= self.limits.batch_wait_tokens:
+                break
+            tokens += sequence.input_tokens + sequence.generated_tokens
+        alone: cython.bint = not self.running or not self.waiting
+        if alone or tokens >= self.limits.batch_wait_tokens or self._waited >= self._batch_wait:
+            self._waited = 0
+            return False
+        self._waited += 1
+        return True
 
     @cython.ccall
     def _plan(self) -> StepPlan:
