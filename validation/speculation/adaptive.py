@@ -128,7 +128,7 @@ class _Runs:
         self._rule_s = 0.0
         self._baseline = table.get("baseline", NONE)
         self._metric, self._process = table.get("metric", "output_throughput"), table.get("arrivals", "closed-loop")
-        self._acceptance: dict[str, Any] = table.get("acceptance", {"alpha": 0.7})
+        self._acceptance: dict[Any, Any] = table.get("acceptance", {"alpha": 0.7})
         if "fit" in table:
             self._fit(table["fit"])
 
