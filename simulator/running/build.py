@@ -311,6 +311,12 @@ class _Replica:
             framework = framework.without_api_server()
         if engine.sampling == "top-p":
             framework = framework.sorting(self.architecture.vocab_size)
+        if engine.moe_backend == "mxfp8" and "fp4" not in chip.compute.dense_flops_per_s:
+            raise ForerunError(
+                f"engine.moe_backend: mxfp8 needs FP4 arithmetic, which {chip.name} lacks; leave it at auto"
+            )
+        if engine.moe_backend != "auto":
+            framework = framework.model_copy(update={"mxfp8_experts": engine.moe_backend == "mxfp8"})
         framework = framework.streaming_every(engine.stream_interval)
         framework = framework.for_engine(engine.max_num_seqs, sizes=engine.cuda_graph_sizes)
         return framework.scheduled(engine.async_scheduling)

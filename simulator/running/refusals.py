@@ -149,12 +149,14 @@ def _refuse_experts(scenario: Scenario) -> None:
         )
     if not experts and any(share.part == "experts" for share in hardware.layers_on):
         raise ForerunError(f"hardware.layers_on: {architecture.name} has no experts; remove part: experts")
-    if scenario.engine.moe_backend == "marlin":
+    stored = {"marlin": ("int4", "fp4", "mxfp4"), "mxfp8": ("mxfp4",)}.get(scenario.engine.moe_backend)
+    if stored is not None:
         dtype = resolve_weight_dtypes(architecture, scenario.weights_dtype)["expert"]
-        if not experts or dtype not in ("int4", "fp4", "mxfp4"):
+        if not experts or dtype not in stored:
             kind = f"experts in {dtype}" if experts else "no experts"
             raise ForerunError(
-                f"engine.moe_backend: marlin multiplies experts stored in 4 bits; {architecture.name} has {kind} here"
+                f"engine.moe_backend: {scenario.engine.moe_backend} multiplies experts stored in "
+                f"{' or '.join(stored)}; {architecture.name} has {kind} here"
             )
 
 

@@ -74,11 +74,13 @@ class EngineConfig(Section):
     kernel_correction: bool = CORRECTED
     """Whether kernel times include the chip profile's learned correction, or follow the physical model alone. It is
     learned from kernels that a benchmark repeats; ``replay kernels`` and ``predict`` have the same default."""
-    moe_backend: Literal["auto", "marlin", "triton"] = "auto"
+    moe_backend: Literal["auto", "marlin", "triton", "mxfp8"] = "auto"
     """Kernels of experts stored in 4 bits. ``marlin``: weight-only kernels that widen them to 16 bits. ``triton``: what
-    the profile was fitted on for their format. ``auto``: Marlin where vLLM runs MXFP4 experts on NVIDIA chips
-    without FP4 arithmetic, else the profile's (vLLM falls back to Marlin there without the package triton_kernels,
-    vllm-project/vllm pull request 27523; the benchmark results of two operators agree). The engine's log says which."""
+    the profile was fitted on for their format. ``mxfp8``: MXFP4 experts with activations in MXFP8, on chips with FP4
+    arithmetic (vLLM's ``VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8=1``). ``auto``: those where TensorRT-LLM or SGLang run on
+    such chips; Marlin where vLLM runs MXFP4 experts on NVIDIA chips without FP4 arithmetic; else the profile's (vLLM
+    falls back to Marlin there without the package triton_kernels, vllm-project/vllm pull request 27523; the benchmark
+    results of two operators agree). The engine's log says which."""
     sampling: Literal["greedy", "top-p"] = "greedy"
     """``top-p``: every sequence's logits are sorted (top-p or top-k sampling), as many checkpoints' generation
     settings ask for and servers do by default."""

@@ -226,9 +226,10 @@ class Deployment:
 
     @property
     def expert_kernels(self) -> str:
-        """Format that the kernels of routed experts are measured under. MXFP4 beside dense layers in 8 bits, as in
-        DeepSeek-V4, takes activations in MXFP8 on chips that multiply 4-bit floats."""
-        experts, narrow = self.weight_dtypes["expert"], self.weight_dtypes["attention"].startswith(("fp8", "mxfp8"))
+        """Format that the kernels of routed experts are measured under. MXFP4 takes activations in MXFP8 on chips that
+        multiply 4-bit floats, beside dense layers in 8 bits, as in DeepSeek-V4, and where the engine has it so."""
+        experts, dense = self.weight_dtypes["expert"], self.weight_dtypes["attention"]
+        narrow = self.framework.mxfp8_experts or dense.startswith(("fp8", "mxfp8"))
         native = "fp4" in self.chip.compute.dense_flops_per_s
         return "mxfp4_mxfp8" if experts == "mxfp4" and narrow and native else experts
 

@@ -77,6 +77,8 @@ class Framework(BaseModel):
     passes: ElementwiseKernels = Field(default_factory=ElementwiseKernels)
     norms_in_reductions: bool = False
     """Whether an all-reduce adds the residual and takes the norm behind it in its own kernel."""
+    mxfp8_experts: bool = False
+    """Whether MXFP4 experts take activations in MXFP8, on chips that multiply 4-bit floats."""
     joins_index_keys: bool = False
     """Whether an index's keys and the weights of its heads are one product, widened to the model's own format."""
     shared_overlap_tokens: int = Field(default=0, ge=0)
@@ -111,6 +113,8 @@ class Framework(BaseModel):
     api_server_s: float = Field(default=0.0, ge=0)
     api_server_work_s: float = Field(default=0.0, ge=0)
     tokenisation_per_token_s: float = Field(default=0.0, ge=0)
+    first_batch_s: dict[str, float] = Field(default_factory=dict)
+    """By maker of the chip: by how much the first prompts of a benchmark that sends several at once are late."""
     schedules_ahead: bool = False
     group_choice: Literal["fewest", "round-robin"] = "fewest"
     """Attention group that a request goes to: the one with the fewest waiting (four times) and running, or the next."""

@@ -251,6 +251,25 @@ def test_rows_of_the_silicon_table_by_origin(tmp_path, row, seqs, inputs, output
 
 
 @pytest.mark.parametrize(
+    ("row", "tokens", "settings"),
+    [
+        ("sglang,0.5.9,Qwen/Qwen3.5-397B-A17B,b200_sxm,bf16,agg,1000,500,8", 32768, (30, 10)),
+        ("sglang,0.5.9,Qwen/Qwen3.5-397B-A17B,b200_sxm,bf16,agg,1000,500,16", 32768, (30, 30)),
+        ("sglang,0.5.9,Qwen/Qwen3.5-397B-A17B,h200_sxm,fp8,agg,1000,500,16", 16384, (50, None)),
+        ("sglang,0.5.9,deepseek-ai/DeepSeek-V3,h200_sxm,fp8,agg,1000,500,16", None, (None, None)),
+        ("vllm,0.15.1,openai/gpt-oss-120b,b200_sxm,fp4,agg,1000,500,16", 8192, (None, None)),
+    ],
+)
+def test_rows_of_inferencex_have_the_options_of_its_launch_scripts(tmp_path, row, tokens, settings):
+    """Its SGLang servers on Blackwell look for requests every 10 steps, every 30 with 16 streams and more."""
+    origin = PUBLIC if "DeepSeek" not in row else "data/x.csv"
+    (run,) = read_runs(written(tmp_path, f"{SILICON}a,{origin},{row},8,1,9,9\n", "s.csv"))
+    intervals = (run.settings.get("engine.stream_interval"), run.settings.get("engine.scheduler_recv_interval"))
+    assert (run.max_num_batched_tokens, intervals) == (tokens, settings)
+    assert ("engine.moe_backend" in run.settings) == ("gpt-oss" in row)
+
+
+@pytest.mark.parametrize(
     ("source", "sizes", "layout"),
     [
         (PUBLIC, (64, 1, 8, 8), (8, None, 8)),

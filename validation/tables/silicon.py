@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from traces.benchmark_results import MeasuredRun, closed_loop_throughput, latencies_ms, register_table
 from traces.files import Cells
+from validation.tables.recipes import inferencex_flags, limits_of, settings_of
 
 SIGNATURE = frozenset({"silicon_ttft_ms", "silicon_tpot_ms", "backend", "system", "isl", "osl", "batch_size"})
 SPREAD = 0.1
@@ -63,9 +64,12 @@ def silicon_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
         concurrency = None if places is None else places * (cells.several("attention_dp_size") or 1)
         public = _INFERENCEX.search(cells.text("silicon_data_source") or "") is not None
         tensor, groups, experts = _layout(cells, public)
-        facts = (cells.text("backend"), cells.text("backend_version"), _tail(cells.text("model_path")))
-        empty = 1 if facts == _EMPTY_SLOT else 0
+        waiting = (cells.text("backend"), cells.text("backend_version"), _tail(cells.text("model_path")))
+        empty = 1 if waiting == _EMPTY_SLOT else 0
         prompt = cells.count("isl")
+        weights = cells.text("precision") or cells.text("gemm_quant_mode")
+        facts = (cells.text("backend"), cells.text("model_path"), cells.text("system"), weights)
+        flags = inferencex_flags(*facts, tensor, concurrency or 0) if public else {}
         equal = cells.text("backend") == "sglang" and (_tail(cells.text("model_path")) or "").startswith("qwen3-")
         if len(measured) == 2 and concurrency and output and output > 1:
             tokens = output * (1 + _INFERENCEX_SHARE) / 2 if public else output
@@ -83,15 +87,15 @@ def silicon_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
             pipeline_parallel=cells.several("pp_size"),
             expert_parallel=experts,
             data_parallel_attention=groups,
-            weights_dtype=cells.text("precision") or cells.text("gemm_quant_mode"),
+            weights_dtype=weights,
             process="closed-loop",
             max_concurrency=concurrency,
-            kv_cache_dtype="fp8" if public and _narrow_cache(cells) else None,
+            kv_cache_dtype=flags.get("kv-cache-dtype") or ("fp8" if public and _narrow_cache(cells) else None),
             input_tokens=_drawn(prompt) if public else prompt,
             output_tokens=_drawn(output) if public else output if equal else _spread(output),
             num_requests=_INFERENCEX_WAVES * concurrency if public and concurrency else None,
-            max_num_seqs=None if concurrency is None else max(1, concurrency - empty),
             prefix_caching=False,
+            settings=settings_of(flags),
             measured=measured,
             derived=("output_throughput",) if "output_throughput" in measured else (),
             unusable="disaggregated prefill and decode"
@@ -99,6 +103,8 @@ def silicon_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
             else "speculation that is not recorded"
             if public and drafted and "deepseek" in (_tail(cells.text("model_path")) or "")
             else None,
+            **limits_of(flags, cells.place)
+            | ({} if concurrency is None else {"max_num_seqs": max(1, concurrency - empty)}),
         )
 
 

@@ -26,6 +26,7 @@ from traces.benchmark_results import (
 from traces.benchmark_results.run import STATISTICS
 from traces.errors import TraceError
 from traces.files import Cells
+from validation.tables.recipes import inferencex_flags, limits_of, prefix_caching_of, settings_of
 
 SIGNATURE = frozenset({"row_id", "weight_precision", "n_gpus", "input_len", "output_len", "length_mode",
                        "output_tput_tok_s"})  # fmt: skip
@@ -50,14 +51,6 @@ HELD_UP = 10
 """Ratio of mean to median TTFT of sequential requests above which one of them waited for kernel compilation."""
 _FLAG = re.compile(r"(?<!\S)--([a-z][a-z0-9-]*)(?:[ =]([^-\s]\S*))?")
 """Regular expression of an option in the engine's start command, with its value if any."""
-_LIMITS = {"max-running-requests": "max_num_seqs", "max-num-seqs": "max_num_seqs",
-           "chunked-prefill-size": "max_num_batched_tokens", "max-num-batched-tokens": "max_num_batched_tokens",
-           "mem-fraction-static": "gpu_memory_utilization",
-           "gpu-memory-utilization": "gpu_memory_utilization"}  # fmt: skip
-"""Options of vLLM and SGLang -> limit of a run; SGLang's options cover all attention groups together."""
-_INTERVALS = {"stream-interval": "engine.stream_interval",
-              "scheduler-recv-interval": "engine.scheduler_recv_interval"}  # fmt: skip
-_WITHOUT_PREFIX_CACHE = {"disable-radix-cache", "no-enable-prefix-caching"}
 SPREADING = ("deepep", "mooncake")
 """SGLang's ``--moe-a2a-backend`` for which every chip has experts of its own, whatever ``--ep-size`` says."""
 _WORKERS = re.compile(r"(prefill|decode) tp(\d+)/ep(\d+)/dpattn=(\w+) workers=(\d+)")
@@ -199,7 +192,7 @@ def _stated_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
         tensor = cells.count("tp") if _tt_demo(cells) else tensor
         per_replica = (tensor or 1) * (pipeline or 1)
         expert = tensor if (cells.text("ep") or "").lower() in ("on", "true") else cells.several("ep")
-        flags = _recipe(cells) | dict(_FLAG.findall(cells.text("server_args") or ""))
+        flags = {**_recipe(cells), **dict(_FLAG.findall(cells.text("server_args") or ""))}
         groups = _attention_groups(cells, flags)
         expert = groups if groups and "enable-expert-parallel" in flags else expert
         expert = tensor if flags.get("moe-a2a-backend") in SPREADING else expert
@@ -226,7 +219,7 @@ def _stated_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
             output_tokens=_tokens(cells, "output", share) or (TT_DEMO_TOKENS if _tt_demo(cells) else None),
             num_requests=cells.count("max_concurrency") if static else cells.count("num_requests"),
             lengths=_drawn(cells),
-            prefix_caching=False if _WITHOUT_PREFIX_CACHE & flags.keys() else None,
+            prefix_caching=prefix_caching_of(flags),
             speculation=cells.text("spec_method"),
             num_speculative_tokens=_depth(cells),
             acceptance_length=cells.positive("accept_length"),
@@ -234,28 +227,8 @@ def _stated_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
             measured=measured,
             unusable=_unusable(cells),
             notes=(LENGTHS_NOTE,) if _of_data_set(cells) else (),
-            **_limits(cells, flags),
+            **limits_of(flags, cells.place),
         )
-
-
-def _limits(cells: Cells, flags: dict[str, str]) -> dict[str, Any]:
-    """Engine limits stated in its start command.
-
-    Raises:
-        TraceError: a limit that is no number above zero.
-    """
-    limits: dict[str, Any] = {}
-    for flag, name in _LIMITS.items():
-        if flag in flags:
-            whole = name != "gpu_memory_utilization"
-            try:
-                text = re.sub(r"[kK]$", "000", flags[flag])
-                limits[name] = int(text) if whole else float(text)
-            except ValueError:
-                limits[name] = 0
-            if not 0 < limits[name] <= (10**9 if whole else 1):
-                raise TraceError(f"{cells.place}: server_args: --{flag} '{flags[flag][:40]}' is no such limit")
-    return limits
 
 
 def _settings(cells: Cells, flags: dict[str, str]) -> dict[str, object]:
@@ -269,7 +242,7 @@ def _settings(cells: Cells, flags: dict[str, str]) -> dict[str, object]:
         on_device = {"engine.samples_on": "device"} if release else {}
         seats = -(-(cells.count("max_concurrency") or 1) // (cells.count("dp") or 1))
         return {"engine.entry_point": "offline", "engine.max_num_seqs": seats, **on_device}
-    intervals: dict[str, object] = {name: int(flags[flag]) for flag, name in _INTERVALS.items() if flag in flags}
+    intervals = settings_of(flags)
     if flags.get("deepep-mode") == "normal":
         return {"engine.cuda_graphs": False} | intervals
     if tool in STATIC_TOOLS:
@@ -277,16 +250,13 @@ def _settings(cells: Cells, flags: dict[str, str]) -> dict[str, object]:
     return {"engine.entry_point": "offline"} if tool in OFFLINE_TOOLS else intervals
 
 
-def _recipe(cells: Cells) -> dict[str, str]:
+def _recipe(cells: Cells) -> Mapping[str, str]:
     """Options of the launch script that a benchmark publishes apart from its results."""
-    flags: dict[str, str] = {}
-    if cells.text("source") == "inferencex" and not _is_disaggregated(cells):
-        concurrency = cells.count("max_concurrency") or 0
-        for recipe in packaged("validation.tables", "inferencex_recipes.yaml")["recipes"]:
-            applies = all(cells.text(name) in values for name, values in recipe["of"].items())
-            if applies and concurrency >= recipe.get("from_concurrency", 0):
-                flags = recipe["flags"]
-    return flags
+    if cells.text("source") != "inferencex" or _is_disaggregated(cells):
+        return {}
+    names = ("framework", "model", "gpu", "weight_precision")
+    engine, model, chip, weights = (cells.text(name) for name in names)
+    return inferencex_flags(engine, model, chip, weights, cells.several("tp"), cells.count("max_concurrency") or 0)
 
 
 def _build(cells: Cells) -> str | None:

@@ -28,6 +28,7 @@ from simulator.replay.split import Split
 from simulator.running.metrics.summary import summarise
 from simulator.running.run import simulate
 from simulator.running.scenario import Scenario
+from simulator.timing import load_framework
 from simulator.workload import RequestStream
 from traces.benchmark_results import MeasuredRun, PromptPool, read_runs
 from validation import tables as tables  # lets read_runs read them
@@ -339,3 +340,31 @@ def test_coming_back_computes_less_and_only_after_preemption():
     one, other = (simulate(roomy, stream=stream) for stream in (plain, custom))
     assert np.array_equal(one.requests.finished_s, other.requests.finished_s)
     assert other.requests.cached_tokens.sum() == 0
+
+
+MIXTURE = {"model": "qwen3-30b-a3b", "chip": "h200", "input_tokens": 512, "output_tokens": 64, "num_requests": 40}
+
+
+@pytest.mark.parametrize(
+    ("streams", "changes", "late"),
+    [(4, {}, True), (1, {}, False), (4, {"model": "llama-3.1-8b"}, False)],
+)
+def test_the_first_prompts_of_a_mixture_are_late_in_a_closed_loop_of_several(streams, changes, late):
+    """Each of the first ``streams`` of 40 prompts by the time that the engine's entry names, and no other."""
+    again = rerun(closed_loop(streams, **MIXTURE | changes), BASE)
+    scenario = run_scenario(closed_loop(streams, **MIXTURE | changes), BASE)
+    plain = summarise(simulate(scenario, 0))
+    extra_ms = again["predicted"]["mean_ttft_ms"] - plain["mean_ttft_ms"]
+    expected_ms = 1e3 * load_framework("vllm").first_batch_s["nvidia"] * streams / 40 if late else 0.0
+    assert extra_ms == pytest.approx(expected_ms, abs=1e-6)
+    assert any("s late" in note for note in again["notes"]) == late
+    assert again["predicted"]["mean_tpot_ms"] == pytest.approx(plain["mean_tpot_ms"])
+
+
+def test_states_of_a_hybrid_model_limit_its_sequences_under_sglang():
+    """The engine's default of 2,048 sequences would take 315 GB of states on one chip; the run took place."""
+    facts = {"model": "qwen3.5-27b", "chip": "b200", "framework": "sglang", "tensor_parallel": 1, "num_requests": 256}
+    again = rerun(closed_loop(256, **facts, input_tokens=64, output_tokens=8), BASE)
+    assert again["predicted"]["output_throughput"] > 0
+    states = rerun(closed_loop(1024, **facts | {"num_requests": 1024}, input_tokens=64, output_tokens=8), BASE)
+    assert "states of at most 512 sequences fit" in states["notes"]

@@ -43,6 +43,21 @@ def test_kernels_by_engine_and_chip(chip, framework, backend, like):
     assert np.array_equal(made.moe(**shape).bytes, plain.moe(**shape).bytes)
 
 
+@pytest.mark.parametrize(
+    ("chip", "framework", "backend", "kernels"),
+    [
+        ("b200-sxm", "vllm", "auto", "mxfp4"),
+        ("b200-sxm", "vllm", "mxfp8", "mxfp4_mxfp8"),
+        ("b200-sxm", "trtllm", "auto", "mxfp4_mxfp8"),
+        ("b200-sxm", "sglang", "triton", "mxfp4"),
+        ("h200-sxm", "trtllm", "auto", "mxfp4"),
+    ],
+)
+def test_activations_in_mxfp8_by_engine_and_chip(chip, framework, backend, kernels):
+    made = scenario(framework=framework, moe_backend=backend).with_values({"hardware.chip": chip})
+    assert build_replica(made, 0).main.timer.target.deployment.expert_kernels == kernels
+
+
 @pytest.mark.parametrize(("requested", "stored"), [(None, "fp8_block"), ("fp8", "fp8")])
 def test_experts_published_in_blocks_take_the_kernels_of_blocks(requested, stored):
     """DeepSeek-R1 as published; who requests one scale per tensor gets the kernels of that."""

@@ -1,0 +1,69 @@
+"""Start commands of measured servers: what options set, and those that a benchmark publishes apart from its results."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from forerun.yaml_files import packaged
+from traces import TraceError
+
+LIMITS = {"max-running-requests": "max_num_seqs", "max-num-seqs": "max_num_seqs",
+          "chunked-prefill-size": "max_num_batched_tokens", "max-num-batched-tokens": "max_num_batched_tokens",
+          "mem-fraction-static": "gpu_memory_utilization",
+          "gpu-memory-utilization": "gpu_memory_utilization"}  # fmt: skip
+"""Options of vLLM and SGLang -> limit of a run; SGLang's options cover all attention groups together."""
+_INTERVALS = {"stream-interval": "engine.stream_interval",
+              "scheduler-recv-interval": "engine.scheduler_recv_interval"}  # fmt: skip
+_WITHOUT_PREFIX_CACHE = {"disable-radix-cache", "no-enable-prefix-caching"}
+_ENGINES = {"trt": "trtllm"}
+
+
+def inferencex_flags(
+    engine: str | None, model: str | None, chip: str | None, weights: str | None, tensor: int | None, concurrency: int
+) -> dict[str, str]:
+    """Options of InferenceX's launch script for a run (``inferencex_recipes.yaml``); names as its tables write them."""
+    name, on = _ENGINES.get(engine or "", engine or ""), (model or "").rsplit("/", 1)[-1].lower()
+    row = {"gpu": (chip or "").lower().removesuffix("_sxm"), "weights": (weights or "").lower(), "tp": tensor}
+    flags: dict[str, str] = {}
+    for recipe in packaged("validation.tables", "inferencex_recipes.yaml")["recipes"]:
+        of = recipe["of"]
+        applies = name == of["engine"] and on.startswith(of["model"])
+        applies &= all(value in of.get(key, (value,)) for key, value in row.items())
+        if applies and concurrency >= recipe.get("from_concurrency", 0):
+            flags = recipe["flags"]
+    return flags
+
+
+def limits_of(flags: Mapping[str, str], place: str) -> dict[str, Any]:
+    """Engine limits that options state, by field of a measured run.
+
+    Raises:
+        TraceError: a limit that is no number above zero; ``place`` says where.
+    """
+    limits: dict[str, Any] = {}
+    for flag, name in LIMITS.items():
+        if flag in flags:
+            whole = name != "gpu_memory_utilization"
+            try:
+                text = re.sub(r"[kK]$", "000", flags[flag])
+                limits[name] = int(text) if whole else float(text)
+            except ValueError:
+                limits[name] = 0
+            if not 0 < limits[name] <= (10**9 if whole else 1):
+                raise TraceError(f"{place}: server_args: --{flag} '{flags[flag][:40]}' is no such limit")
+    return limits
+
+
+def settings_of(flags: Mapping[str, str]) -> dict[str, object]:
+    """Scenario values of the intervals at which a server streams and looks for requests, and of experts' kernels."""
+    settings: dict[str, object] = {name: int(flags[flag]) for flag, name in _INTERVALS.items() if flag in flags}
+    if flags.get("moe-backend") == "mxfp8":
+        settings["engine.moe_backend"] = "mxfp8"
+    return settings
+
+
+def prefix_caching_of(flags: Mapping[str, str]) -> bool | None:
+    """False where an option turns prefix caching off, else None."""
+    return False if _WITHOUT_PREFIX_CACHE & flags.keys() else None
