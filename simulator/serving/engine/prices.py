@@ -331,7 +331,7 @@ class Program:
         them or looks them up in anything but a table."""
         step: cython.longlong = 0
         moved = {SCALARS_TAKEN + 3 * work.kinds + w for w in range(work.kinds)}
-        found = array("q")
+        kept = array("q")
         while step != end:
             operation, place, *_ = numbers = list(self.steps[step])
             if operation == BRANCH_STEP:
@@ -343,9 +343,9 @@ class Program:
                 if operation > KEYS_STEP:
                     return None
                 moved.add(place)
-                found.extend(numbers[:6])
+                kept.extend(numbers[:6])
             step += 1
-        return found
+        return kept
 
     @cython.cfunc
     def results(self, work: Work) -> list[Any]:
