@@ -456,6 +456,8 @@ class _Replica:
             groups=groups,
             round_robin=framework.group_choice == "round-robin",
             dp_wait_limit_steps=framework.dp_wait_limit_steps,
+            batch_wait_steps=engine.batch_wait_timeout_iters,
+            batch_wait_tokens=engine.batch_wait_max_tokens_ratio * engine.max_num_batched_tokens,
             schedules_ahead=framework.schedules_ahead,
             scheduler_steps=engine.num_scheduler_steps,
             recv_interval=engine.scheduler_recv_interval,

@@ -184,6 +184,18 @@ def _refuse_framework(scenario: Scenario) -> None:
                 "engine.scheduler_recv_interval: SGLang looks for requests before every step with pipeline stages and "
                 "attention groups; remove it"
             )
+    if (engine.batch_wait_timeout_iters > 0) != (engine.batch_wait_max_tokens_ratio > 0):
+        raise ForerunError(
+            "engine.batch_wait_timeout_iters: prompts wait up to so many steps for batch_wait_max_tokens_ratio of "
+            "max_num_batched_tokens; set both or neither"
+        )
+    if engine.batch_wait_timeout_iters and not (
+        framework.startswith("trtllm") and hardware.attention_data_parallel == hardware.pipeline_parallel == 1
+    ):
+        raise ForerunError(
+            f"engine.batch_wait_timeout_iters: TensorRT-LLM's, without attention groups and pipeline stages (got "
+            f"engine.framework: {framework}); remove it"
+        )
     streams = framework.startswith(("vllm", "sglang", "trtllm")) and engine.entry_point == "server"
     if engine.stream_interval > 1 and not streams:
         raise ForerunError(

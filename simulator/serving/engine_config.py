@@ -58,6 +58,12 @@ class EngineConfig(Section):
     scheduler_recv_interval: PositiveInt = 1
     """SGLang: decode steps after which the scheduler looks for new requests again (``--scheduler-recv-interval``). It
     also does after every step with prompts and whenever it has nothing to do."""
+    batch_wait_timeout_iters: Annotated[int, Field(ge=0, le=10**6)] = 0
+    """TensorRT-LLM: most steps that waiting prompts let others decode, so that more of them are computed together
+    (``batch_wait_timeout_iters``); where nothing decodes they do not wait."""
+    batch_wait_max_tokens_ratio: Share = 0.0
+    """TensorRT-LLM: they do not wait either once they and the decoding sequences fill this share of
+    ``max_num_batched_tokens`` (``batch_wait_max_tokens_ratio``)."""
     stream_interval: PositiveInt = 1
     """Tokens that a server sends at once (``--stream-interval`` of SGLang and vLLM, ``stream_interval`` of
     TensorRT-LLM); the first token of an answer is sent alone. Divides the host's work per streamed token."""

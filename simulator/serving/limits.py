@@ -39,6 +39,9 @@ class EngineLimits:
     """Whether requests go to the groups round robin, rather than to the group with the fewest requests."""
     dp_wait_limit_steps: int = 0
     """Most steps that the prompts of a group wait until every group has prompts."""
+    batch_wait_steps: int = 0
+    """Most steps that prompts let others decode until there are ``batch_wait_tokens`` of them."""
+    batch_wait_tokens: float = 0.0
     page_tokens: int = 0
     """Tokens for which whole blocks are allotted together, and after which a recurrent state is kept for the prefix
     cache; 0 = one block's."""

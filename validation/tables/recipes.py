@@ -21,11 +21,18 @@ _ENGINES = {"trt": "trtllm"}
 
 
 def inferencex_flags(
-    engine: str | None, model: str | None, chip: str | None, weights: str | None, tensor: int | None, concurrency: int
+    engine: str | None,
+    model: str | None,
+    chip: str | None,
+    weights: str | None,
+    tensor: int | None,
+    lengths: tuple[int | None, int | None],
+    concurrency: int,
 ) -> dict[str, str]:
     """Options of InferenceX's launch script for a run (``inferencex_recipes.yaml``); names as its tables write them."""
     name, on = _ENGINES.get(engine or "", engine or ""), (model or "").rsplit("/", 1)[-1].lower()
-    row = {"gpu": (chip or "").lower().removesuffix("_sxm"), "weights": (weights or "").lower(), "tp": tensor}
+    row: dict[str, object] = {"gpu": (chip or "").lower().removesuffix("_sxm"), "weights": (weights or "").lower()}
+    row |= {"tp": tensor or 1, "lengths": [*lengths]}
     flags: dict[str, str] = {}
     for recipe in packaged("validation.tables", "inferencex_recipes.yaml")["recipes"]:
         of = recipe["of"]
@@ -56,11 +63,15 @@ def limits_of(flags: Mapping[str, str], place: str) -> dict[str, Any]:
     return limits
 
 
-def settings_of(flags: Mapping[str, str]) -> dict[str, object]:
-    """Scenario values of the intervals at which a server streams and looks for requests, and of experts' kernels."""
+def settings_of(flags: Mapping[str, str], groups: int | None) -> dict[str, object]:
+    """Scenario values of the intervals at which a server streams and looks for requests, of experts' kernels and of
+    prompts that wait for more of them, which TensorRT-LLM's do not in attention groups."""
     settings: dict[str, object] = {name: int(flags[flag]) for flag, name in _INTERVALS.items() if flag in flags}
     if flags.get("moe-backend") == "mxfp8":
         settings["engine.moe_backend"] = "mxfp8"
+    if "batch-wait-timeout-iters" in flags and not groups:
+        settings["engine.batch_wait_timeout_iters"] = int(flags["batch-wait-timeout-iters"])
+        settings["engine.batch_wait_max_tokens_ratio"] = float(flags["batch-wait-max-tokens-ratio"])
     return settings
 
 

@@ -69,7 +69,7 @@ def silicon_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
         prompt = cells.count("isl")
         weights = cells.text("precision") or cells.text("gemm_quant_mode")
         facts = (cells.text("backend"), cells.text("model_path"), cells.text("system"), weights)
-        flags = inferencex_flags(*facts, tensor, concurrency or 0) if public else {}
+        flags = inferencex_flags(*facts, tensor, (prompt, output), concurrency or 0) if public else {}
         equal = cells.text("backend") == "sglang" and (_tail(cells.text("model_path")) or "").startswith("qwen3-")
         if len(measured) == 2 and concurrency and output and output > 1:
             tokens = output * (1 + _INFERENCEX_SHARE) / 2 if public else output
@@ -95,7 +95,7 @@ def silicon_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
             output_tokens=_drawn(output) if public else output if equal else _spread(output),
             num_requests=_INFERENCEX_WAVES * concurrency if public and concurrency else None,
             prefix_caching=False,
-            settings=settings_of(flags),
+            settings=settings_of(flags, groups),
             measured=measured,
             derived=("output_throughput",) if "output_throughput" in measured else (),
             unusable="disaggregated prefill and decode"

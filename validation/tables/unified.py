@@ -223,7 +223,7 @@ def _stated_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
             speculation=cells.text("spec_method"),
             num_speculative_tokens=_depth(cells),
             acceptance_length=cells.positive("accept_length"),
-            settings=_settings(cells, flags) | ({"pools": pools} if pools else {}),
+            settings=_settings(cells, flags, groups) | ({"pools": pools} if pools else {}),
             measured=measured,
             unusable=_unusable(cells),
             notes=(LENGTHS_NOTE,) if _of_data_set(cells) else (),
@@ -231,7 +231,7 @@ def _stated_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
         )
 
 
-def _settings(cells: Cells, flags: dict[str, str]) -> dict[str, object]:
+def _settings(cells: Cells, flags: dict[str, str], groups: int | None) -> dict[str, object]:
     """Engine settings implied by the tool and the start command: the host must read the size of DeepEP's normal
     dispatch, so that SGLang captures no graphs with it."""
     tool = cells.text("tool")
@@ -242,7 +242,7 @@ def _settings(cells: Cells, flags: dict[str, str]) -> dict[str, object]:
         on_device = {"engine.samples_on": "device"} if release else {}
         seats = -(-(cells.count("max_concurrency") or 1) // (cells.count("dp") or 1))
         return {"engine.entry_point": "offline", "engine.max_num_seqs": seats, **on_device}
-    intervals = settings_of(flags)
+    intervals = settings_of(flags, groups)
     if flags.get("deepep-mode") == "normal":
         return {"engine.cuda_graphs": False} | intervals
     if tool in STATIC_TOOLS:
@@ -256,7 +256,10 @@ def _recipe(cells: Cells) -> Mapping[str, str]:
         return {}
     names = ("framework", "model", "gpu", "weight_precision")
     engine, model, chip, weights = (cells.text(name) for name in names)
-    return inferencex_flags(engine, model, chip, weights, cells.several("tp"), cells.count("max_concurrency") or 0)
+    lengths = cells.count("input_len"), cells.count("output_len")
+    return inferencex_flags(
+        engine, model, chip, weights, cells.several("tp"), lengths, cells.count("max_concurrency") or 0
+    )
 
 
 def _build(cells: Cells) -> str | None:

@@ -29,13 +29,12 @@ class GroupedScheduler(Scheduler):
     _next: cython.longlong
     _wait_limit: cython.longlong
     """Steps that prompts wait for prompts of the other groups."""
-    _waited: cython.longlong
 
     def __init__(self, limits: Any, groups: list[Any], swap: Any = None) -> None:
         Scheduler.__init__(self, limits, groups[0].cache, swap)
         self.groups = groups
         self._round_robin = limits.round_robin
-        self._next = self._waited = 0
+        self._next = 0
         self._wait_limit = limits.dp_wait_limit_steps
 
     @cython.ccall

@@ -61,6 +61,9 @@ class Scheduler:
     _slots: cython.longlong
     """Tokens of the budget that each sequence of a step takes beside its own, for the drafter's first pass."""
     _chunked: cython.bint
+    _batch_wait: cython.longlong
+    """Most steps that prompts wait for more of them."""
+    _waited: cython.longlong
     _reserved: cython.longlong
     """Tokens beyond those in the cache that a decoding sequence has blocks for: a full proposal and the next one."""
 
@@ -90,6 +93,8 @@ class Scheduler:
         self._slots = limits.draft_slots
         self._chunked = limits.chunked_prefill
         self._reserved = limits.query_len + limits.lookahead_tokens
+        self._batch_wait = limits.batch_wait_steps
+        self._waited = 0
         self.counting = False
         self.steady = Steady(self._reserved, self._page_tokens, self._page_tokens // self._block_size)
 
@@ -189,6 +194,8 @@ class Scheduler:
         swapped: cython.longlong = self.swapped_blocks
         if self.preempted:
             self.preempted = []
+        if self._batch_wait:
+            self.closed = self._waits_for_more()
         plan = self._plan()
         plan.blocks_out = self.swapped_blocks + plan.blocks_in - swapped
         self._evict_idle()
@@ -203,7 +210,9 @@ class Scheduler:
         running: cython.longlong = len(self.running)
         if not count or plan.steady != count or running != count or plan.chunks or plan.decodes or plan.padding:
             return False
-        if (self.waiting and running < self._max_num_seqs) or self.ready or self.swapped or self.preempted:
+        if self.ready or self.swapped or self.preempted:
+            return False
+        if self.waiting and (running < self._max_num_seqs or self._batch_wait):
             return False
         growth: cython.longlong = self.steady.growth()
         if growth and self._used() + growth > self._num_blocks:
@@ -215,6 +224,25 @@ class Scheduler:
         if self.steady.ends():
             plan.least = 1
         plan.cached = self.steady.cached
+        return True
+
+    @cython.cfunc
+    def _waits_for_more(self) -> cython.bint:
+        """Whether the prompts at the head of the queue wait, so that more of them are computed in one step.
+
+        Source: ``_waiting_requests`` of tensorrt_llm/_torch/pyexecutor/py_executor.py (v1.1).
+        """
+        sequence: Sequence
+        tokens: cython.longlong = len(self.running) * self.query_len
+        for sequence in self.waiting:
+            if tokens >= self.limits.batch_wait_tokens:
+                break
+            tokens += sequence.input_tokens + sequence.generated_tokens
+        alone: cython.bint = not self.running or not self.waiting
+        if alone or tokens >= self.limits.batch_wait_tokens or self._waited >= self._batch_wait:
+            self._waited = 0
+            return False
+        self._waited += 1
         return True
 
     @cython.ccall
