@@ -272,16 +272,15 @@ def rerun(
     stream = _stream(run, scenario, seed)
     if load_framework(scenario.engine.framework).kernel_library == "trtllm" and not scenario.pools:
         scenario = _never_evicting(scenario, stream)
-    notes: list[str] = []
-    while True:
-        try:
-            result = simulate(scenario, seed, stream=stream, intervals=intervals, factors=factors)
-            break
-        except DoesNotFit:
-            scenario, note = _with_more_room(run, scenario)
-            if note is None or note in notes:
-                raise
-            notes = [note]
+    scenario, notes = _with_room_for_states(run, scenario)
+    try:
+        result = simulate(scenario, seed, stream=stream, intervals=intervals, factors=factors)
+    except DoesNotFit:
+        if run.gpu_memory_utilization is not None or run.num_kv_blocks is not None:
+            raise
+        scenario = scenario.with_values({"engine.gpu_memory_utilization": MOST_OF_MEMORY})
+        notes.append(f"the model fits with {MOST_OF_MEMORY:.0%} of the memory, which the run is taken to have set")
+        result = simulate(scenario, seed, stream=stream, intervals=intervals, factors=factors)
     late_s = _first_batch_s(run, scenario)
     summary = summarise(_with_late_start(result, late_s))
     predicted = {name: float(summary[name]) for name in METRICS if summary.get(name) is not None}
@@ -300,18 +299,29 @@ def rerun(
     return {"predicted": predicted, **about}
 
 
-def _with_more_room(run: MeasuredRun, scenario: Scenario) -> tuple[Scenario, str | None]:
-    """The scenario of a run that did fit, as its source does not tell how; no note where it tells it all."""
-    engine = scenario.engine
+STATE_SHARE, STATES_OF_A_SEQUENCE = 0.9 / 1.9, 5
+"""Share of the memory beside the weights that SGLang gives recurrent states (``--mamba-full-memory-ratio`` 0.9),
+and how many it counts for a sequence where the prefix cache keeps some.
+
+Source: SGLang 0.5, ``MAMBA_CACHE_SIZE_MAX_RUNNING_REQUESTS_RATIO`` (3) and ``MAMBA_CACHE_V2_ADDITIONAL_RATIO_OVERLAP``.
+"""
+
+
+def _with_room_for_states(run: MeasuredRun, scenario: Scenario) -> tuple[Scenario, list[str]]:
+    """The scenario with the most sequences whose states SGLang's memory holds, and a note on it."""
     layers = load_architecture(scenario.model).layer_groups
     keeps_states = any(isinstance(group.layer.mixer, Recurrent) for group in layers)
-    places = engine.max_num_seqs // 2
-    if keeps_states and places and run.max_num_seqs is None:
-        return scenario.with_values({"engine.max_num_seqs": places}), f"states of at most {places} sequences fit"
-    if run.gpu_memory_utilization is not None or run.num_kv_blocks is not None:
-        return scenario, None
-    note = f"the model fits with {MOST_OF_MEMORY:.0%} of the memory, which the run is taken to have set"
-    return scenario.with_values({"engine.gpu_memory_utilization": MOST_OF_MEMORY}), note
+    share = load_framework(scenario.engine.framework).kv_share_of
+    if run.max_num_seqs is not None or not keeps_states or share != "static" or scenario.pools:
+        return scenario, []
+    memory = build_replica(scenario.with_values({"engine.max_num_seqs": 1}), seed=0).main.memory
+    budget = scenario.engine.gpu_memory_utilization * memory.capacity_bytes
+    left = budget - memory.weight_bytes - memory.draft_weight_bytes
+    counted = STATES_OF_A_SEQUENCE if scenario.engine.enable_prefix_caching else 1
+    places = max(1, int(STATE_SHARE * left / memory.state_bytes / counted))
+    if places >= scenario.engine.max_num_seqs:
+        return scenario, []
+    return scenario.with_values({"engine.max_num_seqs": places}), [f"states of {places} sequences fit at once"]
 
 
 def _first_batch_s(run: MeasuredRun, scenario: Scenario) -> float:
