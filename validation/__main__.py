@@ -30,7 +30,7 @@ from validation.page import trust_page
 from validation.refit import refit, refit_tables, refits, write_constants
 from validation.requests import LIMIT, measured_request_errors
 from validation.shipped import shipped_errors
-from validation.speculation import compare_published, curve_scores
+from validation.speculation import compare_adaptive, compare_published, curve_scores
 from validation.speculation_page import speculation_page
 
 ERRORS_FILE, PAGE_FILE, SPECULATION_FILE = "errors.json", "index.md", "speculation.md"
@@ -99,7 +99,7 @@ def run_part(part: str, data: Path | None, out: Path | None, limit: int, jobs: i
             staged.add_text(PAGE_FILE, trust_page(rows, VERSION))
             if section in ("speculation", ""):
                 compared, refused = compare_published()
-                page = speculation_page(compared, refused, curve_scores(), VERSION)
+                page = speculation_page(compared, refused, curve_scores(), compare_adaptive(), VERSION)
                 staged.add_text(SPECULATION_FILE, page)
     for table in error_tables(computed):
         console().print(table.rich())

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from validation.speculation import (
     CurveScore,
     GroupScore,
     Unpredicted,
+    adaptive_tables_of,
     group_score,
     group_scores,
     load_published,
@@ -44,12 +46,22 @@ runs queue and their ratio says little.
 Constants fitted to rows of these tables, as the files say in which they stand:
 """
 
+OVER_LOAD = """Also `forerun validate adaptive`. Misses that remain: verification by confidence at 128 and 256
+streams on MI355X gains less than it did. TokenSpeed's first DSpark (`kimi_k3_mi355x`, one stream) was slower
+than plain decoding though 2.00 tokens were accepted; the same machine gained 39 to 106 % two weeks later
+(lightseekorg/tokenspeed#1132), and a verify step at 128K took 1.78 plain steps where 1.30 are predicted. Of
+`gemma4_26b_gb10` its author says that the figures at 8 streams are noisy."""
+
 
 def speculation_page(
-    comparisons: Sequence[Comparison], left: Sequence[Unpredicted], curves: Sequence[CurveScore], version: str
+    comparisons: Sequence[Comparison],
+    left: Sequence[Unpredicted],
+    curves: Sequence[CurveScore],
+    over_load: Mapping[str, Any],
+    version: str,
 ) -> str:
-    """The page in Markdown."""
-    lines = (*_tables(comparisons), *_curves(curves), *_rows(comparisons), *_refused(left))
+    """The page in Markdown; ``over_load`` is the document of ``compare_adaptive``."""
+    lines = (*_tables(comparisons), *_over_load(over_load), *_curves(curves), *_rows(comparisons), *_refused(left))
     sources = sorted({item.row.source for item in comparisons} | {item.row.source for item in left})
     return "\n".join([HEAD.replace("VERSION", version), *lines, "## Sources", "", *(f"* {s}" for s in sources)]) + "\n"
 
@@ -74,6 +86,17 @@ def _tables(comparisons: Sequence[Comparison]) -> Iterator[str]:
 
 def _score(score: GroupScore, name: str) -> str:
     return f"| {name} | {score.rows} | {score.mape:.1f} % | {score.bias:+.1f} % | {score.right_sign:.0f} % |"
+
+
+def _over_load(document: Mapping[str, Any]) -> Iterator[str]:
+    yield from ("## Plain decoding, fixed K and verification by confidence over the load", "")
+    yield from (OVER_LOAD, "")
+    for table in adaptive_tables_of(document):
+        yield from (f"**{table.title}**", "", table.markdown(), "")
+    yield from (
+        f"* `{name}`: {source}. Assumed: {document['assumed'][name]}." for name, source in document["sources"].items()
+    )
+    yield ""
 
 
 def _curves(curves: Sequence[CurveScore]) -> Iterator[str]:

@@ -291,15 +291,14 @@ def verify_budget(
     seqs = np.arange(most_seqs + 1)
     whole = timer.costs(verify(seqs, seqs * each))
     around = whole.device_s + whole.host_s - seconds(verify(seqs, seqs * each))
-    tokens = np.arange(most_seqs * each + 1)
+    tokens = np.arange(target.max_tokens + 1)
     by_tokens = seconds(verify(-(-tokens // each), tokens))
 
     def step_seconds(batch: int) -> FloatArray:
         if policy.rule != "sglang":
-            by_batch: FloatArray = by_tokens[: batch * each + 1] + around[batch]
-            return by_batch
+            return by_tokens
         verified = np.arange(batch, batch * each + 1)
-        priced = seconds(verify(np.full(len(verified), batch), verified)) + around[batch]
+        priced = seconds(verify(np.full(len(verified), batch), verified))
         return np.concatenate((np.full(batch, priced[0]), priced))
 
     prompt = timing.usual_steps(windows, each, 1, target.max_tokens)
@@ -310,7 +309,7 @@ def verify_budget(
     padded = deployment.framework.padded_tokens(tokens, deployment.cuda_graphs)
     captured = tokens[(padded == tokens) & (tokens <= deployment.framework.max_captured_tokens)]
     sizes = captured if deployment.cuda_graphs else tokens[:0]
-    return VerifyBudget(worth, confidence, step_seconds, sizes, prompt_s)
+    return VerifyBudget(worth, confidence, step_seconds, sizes, prompt_s, around, policy.rule != "sglang")
 
 
 def adjusted_drafter(config: SpeculationConfig, drafter: timing.Drafter, framework: str) -> timing.AdjustedDrafter:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from itertools import count
@@ -72,9 +73,15 @@ class ConfidenceThreshold:
     chances: FloatArray
     draws: np.random.Generator
     by_batch_alone: bool = field(init=False, default=False)
+    _ends: list[float] = field(init=False)
+    """Draws below which so many tokens pass."""
 
     def choose(self, batch: Batch) -> int:
-        return int(self.draws.choice(len(self.chances), p=self.chances))
+        return bisect_right(self._ends, self.draws.random())
+
+    def __post_init__(self) -> None:
+        ends = np.cumsum(self.chances)
+        object.__setattr__(self, "_ends", (ends / ends[-1]).tolist())
 
     def observe(self, drafted: int, accepted: Sequence[int]) -> None:
         """Nothing is learnt."""
@@ -110,7 +117,7 @@ class VerifyBudget:
     """Rule of ``confidence-budget``: how many draft tokens of each sequence a step verifies.
 
     Every draft token is worth its survival, the product of the confidences up to it. A step of B sequences verifies the
-    n tokens worth most, of whichever sequence, where n makes (B + their worth) / seconds(B, n) largest. The drafter
+    n tokens worth most, of whichever sequence, where n makes (B + their worth) / seconds largest. The drafter
     proposes in full. Ties go to fewer tokens, and to the sequence that joined the batch first.
 
     Source: vllm-project/vllm#47808 and docs/features/speculative_decoding/adaptive_verification.md (vLLM 0.28), which
@@ -123,11 +130,15 @@ class VerifyBudget:
     confidence: str
     """What it knows of a draft: a key of ``SEEN_CLASSES``."""
     seconds: Callable[[int], FloatArray]
-    """Seconds of a step without prompts by tokens verified, for a number of sequences: from 0 tokens to all drafts."""
+    """Seconds of the target by tokens, for a number of sequences: from 0 to all drafts, or to the largest step."""
     sizes: IntArray
     """Captured numbers of tokens, to which smaller steps are padded."""
     prompt_token_s: float
-    """Seconds that a prompt token adds to a step."""
+    """Seconds that a prompt token adds to a step; of no use ``with_prompts``."""
+    around_s: FloatArray
+    """Seconds of the drafter and the host by number of sequences."""
+    with_prompts: bool = False
+    """Whether ``seconds`` counts the prompt tokens of a step too, as vLLM looks them up (``get_num_tokens``)."""
 
 
 def seen_worth(rates: FloatArray, confidence: str, calibration_error: float = 0.0) -> FloatArray:

@@ -18,6 +18,7 @@ from forerun.yaml_files import packaged, packaged_file
 from hwprofiles import Chip, Source
 from simulator.llm.architecture import Architecture
 from simulator.llm.layers import MoeMlp
+from simulator.llm.mixers import CompressedAttention, SelectiveAttention
 
 LOCAL_FRAMEWORKS = ("llama.cpp", "mlx")
 """Single-machine engines."""
@@ -43,7 +44,7 @@ class ElementwiseKernels(BaseModel):
 HOST_COSTS = (
     *("step_s", "per_sequence_s", "per_prompt_s", "rank_s", "overlapped_s", "overlapped_per_sequence_s"),
     *("api_server_s", "api_server_work_s", "tokenisation_per_token_s"),
-    *("eager_launch_s", "eager_experts_s", "eager_mxfp4_experts_s", "reserved_bytes"),
+    *("eager_launch_s", "eager_experts_s", "eager_mxfp4_experts_s", "eager_sparse_s", "reserved_bytes"),
 )
 """Fields with host costs, which are not part of any kernel's price."""
 
@@ -71,6 +72,8 @@ class Framework(BaseModel):
     """Host time outside captured graphs that routed experts add to a layer's launches."""
     eager_mxfp4_experts_s: float = Field(default=0.0, ge=0)
     """The same for MXFP4 experts, for which a single call selects, runs and sums experts."""
+    eager_sparse_s: float = Field(default=0.0, ge=0)
+    """Host time outside captured graphs of a layer that chooses or compresses the keys which it reads."""
     eager_launch_s: float = Field(ge=0)
     captured_sizes: tuple[tuple[int, int, int], ...]
     """Default sizes of captured graphs as ascending (first, last, step) ranges; empty if none is captured."""
@@ -205,7 +208,13 @@ class Framework(BaseModel):
             layers = ((group.layer, group.count) for group in architecture.layer_groups)
             kernels += sum(count * (layer.norms - NORMS) for layer, count in layers)
         dense = launch_s * kernels
-        return dense + routed * (self.eager_mxfp4_experts_s if experts == "mxfp4" else self.eager_experts_s)
+        sparse = sum(
+            group.count
+            for group in architecture.layer_groups
+            if isinstance(group.layer.mixer, SelectiveAttention | CompressedAttention)
+        )
+        experts_s = self.eager_mxfp4_experts_s if experts == "mxfp4" else self.eager_experts_s
+        return dense + routed * experts_s + sparse * self.eager_sparse_s
 
     def sorting(self, vocabulary: int) -> Framework:
         """The same engine when it samples with top-p or top-k: the logits of every sequence are sorted.

@@ -18,7 +18,8 @@ from validation.kernels import measured_kernel_errors
 from validation.page import scored_shapes, trust_page
 from validation.requests import measured_request_errors
 from validation.shipped import SPLIT, shipped_errors
-from validation.speculation import compare_published, curve_scores, group_scores, load_published
+from validation.speculation import compare_adaptive, compare_published, curve_scores, group_scores, load_published
+from validation.speculation.adaptive import adaptive_tables
 from validation.speculation_page import speculation_page
 
 ROW = ErrorRow("kernels", "gemm", "seconds", 10, 5.0, 4.0, 1.0, "calibrated", "nothing", True)
@@ -83,11 +84,12 @@ def test_command_updates_a_part_and_keeps_the_rest(tmp_path, capsys):
 def test_page_holds_every_row_and_every_refusal():
     chosen = rows("trtllm_dsr1_mtp")[:1] + rows("chen2023")
     compared, left = compare_published(chosen)
-    page = speculation_page(compared, left, curve_scores(), "1.2.3")
+    page = speculation_page(compared, left, curve_scores(), compare_adaptive(), "1.2.3")
     assert compared[0].row.id in page
     assert f"| {len(left)} | {left[0].reason} |" in page
     assert all(item.row.source in page for item in compared)
     assert "1.2.3" in page
+    assert all(f"* `{name}`: " in page for name in adaptive_tables())
     score = group_scores(compared)[0]
     assert score.mape == pytest.approx(100 * abs(compared[0].error))
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
+from itertools import accumulate
+from operator import or_
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,10 +45,12 @@ class AdaptiveRow(NamedTuple):
         return (self.published > 1.0) == (self.predicted > 1.0)
 
 
-class Overtaking(NamedTuple):
-    """Loads between which adaptive verification overtakes the best fixed K; None at an end of the ladder."""
+class Crossing(NamedTuple):
+    """Loads between which adaptive verification overtakes the best fixed K, or a single K falls behind plain decoding;
+    None at an end of the ladder."""
 
     table: str
+    what: str
     published: tuple[int | None, int | None]
     predicted: tuple[int | None, int | None]
 
@@ -65,7 +69,7 @@ def compare_adaptive(advance: Callable[[int, int], None] = lambda done, total: N
     for number, (name, table) in enumerate(tables.items()):
         runs = _Runs(table)
         rows += _rows(name, table, runs)
-        if "crossing" in table or len(table["cells"][_adaptive(table)]) > 2:
+        if len(next(iter(table["cells"].values()))) > 3:
             crossings.append(_crossing(name, table, runs))
         advance(number + 1, len(tables))
     return {
@@ -86,8 +90,8 @@ def adaptive_tables_of(document: Mapping[str, Any]) -> Iterator[Table]:
         speeds = (f"{row['published']:.2f}x", f"{row['predicted']:.2f}x")
         cells.append([row["table"], row["mode"], row["streams"], *speeds, error, "" if row["right_sign"] else "wrong"])
     yield Table(
-        "Over no speculation (glm52_gb200: over fixed K = 16)",
-        ("table", "mode", "streams", "published", "predicted", "error", "sign"),
+        "Over no speculation (glm52_gb200: over fixed K = 16; gemma4_26b_gb10: over K = 2)",
+        ("table", "mode", "load", "published", "predicted", "error", "sign"),
         cells,
     )
     scores: list[list[Value]] = [
@@ -96,16 +100,16 @@ def adaptive_tables_of(document: Mapping[str, Any]) -> Iterator[Table]:
     ]
     yield Table(document["note"], ("table", "rows", "median error", "worst", "side of 1 right"), scores)
     loads: list[list[Value]] = [
-        [c["table"], _words(c["published"]), _words(c["predicted"])] for c in document["crossings"]
+        [c["table"], c["what"], _words(c["published"]), _words(c["predicted"])] for c in document["crossings"]
     ]
-    yield Table("Adaptive overtakes the best fixed K", ("table", "published", "predicted"), loads)
+    yield Table("Crossings", ("table", "what", "published", "predicted"), loads)
 
 
 def _words(between: tuple[int | None, int | None]) -> str:
     low, high = between
     if low is None:
-        return f"from {high} streams on"
-    return f"not up to {low} streams" if high is None else f"between {low} and {high} streams"
+        return f"from {high} on"
+    return f"not up to {low}" if high is None else f"between {low} and {high}"
 
 
 def _score(name: str, rows: list[AdaptiveRow]) -> dict[str, Any]:
@@ -123,49 +127,59 @@ class _Runs:
         self._table = table
         self._rule_s = 0.0
         self._baseline = table.get("baseline", NONE)
-        self._acceptance: dict[str, Any] = table.get("acceptance", {"alpha": 0.7})
+        self._metric, self._process = table.get("metric", "output_throughput"), table.get("arrivals", "closed-loop")
+        self._acceptance: dict[Any, Any] = table.get("acceptance", {"alpha": 0.7})
         if "fit" in table:
             self._fit(table["fit"])
 
     def _fit(self, fit: Mapping[str, Any]) -> None:
         """Set acceptance, and the rule's host time, by the cells at one load."""
         streams, depths = fit["streams"], fit["tokens"]
-        lengths = {}
-        for tokens in depths:  # step times do not depend on what is accepted, so the ratio of one run gives the length
-            lengths[tokens] = self._target(tokens, streams) / self.speedup(tokens, streams) * self._length(tokens)
-        if len(lengths) > 1:
-            model = fit_acceptance_lengths(lengths).model
-        else:
-            model = LevelDecay(1.0).with_length(lengths[depths[0]], depths[0])
-        self._acceptance = {"alpha": model.level, "decay": model.decay}
+        # In a closed loop step times do not depend on what is accepted: the ratio of one run gives the length.
+        for _ in range(1 if self._process == "closed-loop" else 4):
+            lengths = {}
+            for tokens in depths:
+                lengths[tokens] = self.published(tokens, streams) / self.speedup(tokens, streams) * self._length(tokens)
+            if len(lengths) > 1:
+                model = fit_acceptance_lengths(lengths).model
+            else:
+                model = LevelDecay(1.0).with_length(lengths[depths[0]], depths[0])
+            self._acceptance = {"alpha": model.level, "decay": model.decay}
         if fit.get("rule"):
-            mode = _adaptive(self._table)
-            plain, low, high = self.throughput(NONE, streams), 0.0, 0.02
+            mode = _adaptive(self._table["cells"])
+            plain, low, high = self.speed(NONE, streams), 0.0, 0.02
             for _ in range(12):
                 self._rule_s = (low + high) / 2
-                slow = self.throughput(mode, streams) / plain < self._target(mode, streams)
+                slow = self.speed(mode, streams) / plain < self.published(mode, streams)
                 low, high = (low, self._rule_s) if slow else (self._rule_s, high)
 
     def speedup(self, mode: Any, streams: int) -> float:
-        return self.throughput(mode, streams) / self.throughput(self._baseline, streams)
+        return self.speed(mode, streams) / self.speed(self._baseline, streams)
 
-    def throughput(self, mode: Any, streams: int) -> float:
-        """Simulated output tokens per second."""
-        return _throughput(json.dumps(self._scenario(mode, streams), sort_keys=True))
+    def speed(self, mode: Any, streams: int) -> float:
+        """Simulated output tokens per second, or the inverse of the time that the table gives."""
+        figure = _figure(json.dumps(self._scenario(mode, streams), sort_keys=True), self._metric)
+        return 1.0 / figure if self._metric.endswith("_ms") else figure
 
-    def _target(self, mode: Any, streams: int) -> float:
+    def published(self, mode: Any, streams: int) -> float:
+        """The published speed over that of the baseline."""
         cells = self._table["cells"]
-        return float(cells[mode][streams] / cells[NONE][streams])
+        ratio = float(cells[mode][streams] / cells[self._baseline][streams])
+        return 1.0 / ratio if self._metric.endswith("_ms") else ratio
 
     def _length(self, tokens: int) -> float:
-        return 1.0 + float(LevelDecay(self._acceptance["alpha"]).survival(tokens).sum())
+        model = LevelDecay(self._acceptance["alpha"], self._acceptance.get("decay", 1.0))
+        return 1.0 + float(model.survival(tokens).sum())
 
     def _scenario(self, mode: Any, streams: int) -> dict[str, Any]:
         base: dict[str, Any] = self._table["scenario"]
         engine = {key: value for key, value in base["engine"].items() if key != "graphs_to"}
         engine["cuda_graph_sizes"] = _graphs(base["engine"]["graphs_to"])
-        arrivals = {"process": "closed-loop", "max_concurrency": streams}
+        arrivals: dict[str, Any] = {"process": "closed-loop", "max_concurrency": streams}
         requests = min(base["workload"]["num_requests"], max(240, 4 * streams))
+        if self._process != "closed-loop":
+            arrivals = {"process": self._process, "request_rate": streams}
+            requests = base["workload"]["num_requests"] * streams
         data = base | {
             "engine": engine,
             "workload": base["workload"] | {"arrivals": arrivals, "num_requests": requests},
@@ -175,7 +189,8 @@ class _Runs:
         policy: Any = "fixed"
         if str(mode).startswith(ADAPTIVE):
             policy = {"name": "confidence-budget", "step_s": self._rule_s}
-        chain = {"num_speculative_tokens": int(str(mode).removeprefix(ADAPTIVE)), "acceptance": self._acceptance}
+        acceptance = self._acceptance.get(mode, self._acceptance.get(streams, self._acceptance))
+        chain = {"num_speculative_tokens": int(str(mode).removeprefix(ADAPTIVE)), "acceptance": acceptance}
         return data | {"speculation": self._table["speculation"] | {"policy": policy, **chain}}
 
 
@@ -184,9 +199,9 @@ def _graphs(most: int) -> list[int]:
     return [1, 2, 4, *range(8, 256, 8), *range(256, most + 1, 16)]
 
 
-@lru_cache(maxsize=256)
-def _throughput(data: str) -> float:
-    return float(summarise(simulate(Scenario.model_validate_json(data), seed=1))["output_throughput"])
+@lru_cache(maxsize=512)
+def _figure(data: str, metric: str) -> float:
+    return float(summarise(simulate(Scenario.model_validate_json(data), seed=1))[metric])
 
 
 def _rows(name: str, table: Mapping[str, Any], runs: _Runs) -> Iterator[AdaptiveRow]:
@@ -194,34 +209,34 @@ def _rows(name: str, table: Mapping[str, Any], runs: _Runs) -> Iterator[Adaptive
     for mode, by_streams in cells.items():
         if mode == baseline:
             continue
-        for streams, tokens_per_s in by_streams.items():
+        for streams in by_streams:
             set_by = mode in fit.get("tokens", ()) or (bool(fit.get("rule")) and str(mode).startswith(ADAPTIVE))
-            published = tokens_per_s / cells[baseline][streams]
+            published = runs.published(mode, streams)
             fitted = streams == fit.get("streams") and set_by
             yield AdaptiveRow(name, str(mode), streams, published, runs.speedup(mode, streams), fitted)
 
 
-def _crossing(name: str, table: Mapping[str, Any], runs: _Runs) -> Overtaking:
+def _crossing(name: str, table: Mapping[str, Any], runs: _Runs) -> Crossing:
     cells = table["cells"]
-    adaptive = _adaptive(table)
+    ladder = list(next(iter(cells.values())))
+    adaptive = _adaptive(cells)
     fixed = [mode for mode in cells if mode not in (NONE, adaptive)]
-    ladder = list(cells[adaptive])
-    if "crossing" in table:
-        ladder = [load for load in (4, 8, 16, 32, 64, 128, 256) if ladder[0] <= load <= ladder[-1]]
-        published = tuple(table["crossing"])
-    else:
-        published = _between(ladder, [cells[adaptive][n] > max(cells[k][n] for k in fixed) for n in ladder])
-    ahead = [runs.throughput(adaptive, n) > max(runs.throughput(k, n) for k in fixed) for n in ladder]
-    return Overtaking(name, published, _between(ladder, ahead))
+    if adaptive is None:
+        behind = [
+            list(accumulate((of(fixed[0], n) < 1.0 for n in ladder), or_)) for of in (runs.published, runs.speedup)
+        ]
+        return Crossing(name, f"K = {fixed[0]} falls behind none", *(_between(ladder, after) for after in behind))
+    ahead = [[of(adaptive, n) > max(of(k, n) for k in fixed) for n in ladder] for of in (runs.published, runs.speedup)]
+    return Crossing(name, "adaptive overtakes the best K", *(_between(ladder, after) for after in ahead))
 
 
-def _adaptive(table: Mapping[str, Any]) -> str:
-    return next(str(mode) for mode in table["cells"] if str(mode).startswith(ADAPTIVE))
+def _adaptive(cells: Mapping[Any, Any]) -> str | None:
+    return next((mode for mode in cells if str(mode).startswith(ADAPTIVE)), None)
 
 
-def _between(ladder: list[int], ahead: list[bool]) -> tuple[int | None, int | None]:
-    """The loads around the last one at which adaptive verification is not ahead."""
-    behind = [place for place, wins in enumerate(ahead) if not wins]
-    if not behind:
+def _between(ladder: list[int], after: list[bool]) -> tuple[int | None, int | None]:
+    """The loads around the last one before a crossing."""
+    before = [place for place, crossed in enumerate(after) if not crossed]
+    if not before:
         return None, ladder[0]
-    return ladder[behind[-1]], ladder[behind[-1] + 1] if behind[-1] + 1 < len(ladder) else None
+    return ladder[before[-1]], ladder[before[-1] + 1] if before[-1] + 1 < len(ladder) else None

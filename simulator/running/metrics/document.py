@@ -71,7 +71,12 @@ def run_document(result: RunRecords) -> dict[str, Any]:
 
 def scenario_document(scenario: Any) -> dict[str, Any]:
     """The scenario as it can be read back: JSON values under the names of the scenario file."""
-    return jsonable(scenario.model_dump(mode="python", by_alias=True, exclude_none=True))  # type: ignore[no-any-return]
+    data: dict[str, Any] = jsonable(scenario.model_dump(mode="python", by_alias=True, exclude_none=True))
+    for name in scenario.pools or ():
+        for section in ("hardware", "engine"):  # a pool's framework or chip has defaults of its own
+            base, own = getattr(scenario, section).model_dump(), scenario.pool_section(name, section).model_dump()
+            data["pools"][name][section] |= jsonable({field: own[field] for field in own if own[field] != base[field]})
+    return data
 
 
 def jsonable(value: Any) -> Any:

@@ -22,7 +22,7 @@ import numpy as np
 
 from forerun.arrays import BoolArray, FloatArray, IntArray
 from hwprofiles import Chip, load_chip
-from simulator.running.build import Build
+from simulator.running.build import Build, PoolBuild
 from simulator.running.metrics.served import (
     SERVED,
     UNMOVED,
@@ -48,7 +48,8 @@ from simulator.running.scenario import Scenario
 from simulator.serving import GapCounts, RequestRecords, RunLog, SpeculationCounters, StepLog
 from simulator.speculation import draft_survival, sampler_of, scaled_survival
 from simulator.speculation.acceptance import widest_spread
-from simulator.speculation.confidence import drafts_that_vary
+from simulator.speculation.confidence import drafts_that_vary, seen_worth
+from simulator.speculation.speculation_config import named
 from simulator.timing import ModelTimer, StagedTimer
 from simulator.workload import RequestStream, generate_requests
 
@@ -193,7 +194,17 @@ def _with_acceptance(scenario: Scenario, build: Build, seed: int, survival: Floa
     if acceptance.spread:
         acceptance = acceptance.model_copy(update={"spread": min(acceptance.spread, widest_spread(float(survival[0])))})
     sampler = sampler_of(acceptance, survival, seed, scenario.speculation.draft)
-    return build.with_pools(lambda pool: pool if pool.sampler is None else replace(pool, sampler=sampler))
+    error = named(scenario.speculation.policy).calibration_error or 0.0
+
+    def moved(pool: PoolBuild) -> PoolBuild:
+        if pool.sampler is None:
+            return pool
+        budget = pool.budget
+        if budget is not None:
+            budget = replace(budget, worth=seen_worth(sampler.rates, budget.confidence, error))
+        return replace(pool, sampler=sampler, budget=budget)
+
+    return build.with_pools(moved)
 
 
 def _acceptance_ends(scenario: Scenario) -> list[FloatArray]:

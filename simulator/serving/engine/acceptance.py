@@ -151,6 +151,8 @@ class Budget:
     next_size: cython.longlong[::1]
     """Smallest captured number of tokens that is at least so many."""
     prompt_token_s: cython.double
+    with_prompts: cython.bint
+    around_s: cython.double[::1]
     seen: cython.longlong
     curves: list[Any]
     """By number of sequences; None where none was needed yet."""
@@ -162,10 +164,12 @@ class Budget:
         self.classes = np.ascontiguousarray(order // positions)
         self.worth = np.ascontiguousarray(rule.worth.ravel()[order])
         self.counts, self.lengths = array("q", [0]) * rows, array("q", [0]) * rows
-        sizes = np.append(rule.sizes, MANY)
-        self.next_size = np.ascontiguousarray(sizes[np.searchsorted(rule.sizes, np.arange(most_tokens + 2))])
+        sizes, most = np.append(rule.sizes, MANY), max(most_tokens + 2, len(rule.seconds(1)) + 1)
+        self.next_size = np.ascontiguousarray(sizes[np.searchsorted(rule.sizes, np.arange(most))])
         self.prompt_token_s = rule.prompt_token_s
         self.seen = SEEN_CLASSES[rule.confidence]
+        self.with_prompts = rule.with_prompts
+        self.around_s = np.ascontiguousarray(rule.around_s, dtype=np.float64)
         self.curves = []
 
     @cython.exceptval(-1, check=True)
@@ -185,9 +189,13 @@ class Budget:
         entries: cython.longlong = len(self.classes)
         curve: StepCurve = self._curve(seqs)
         seconds: cython.double[::1] = curve.seconds
-        more_s: cython.double = prompt_tokens * self.prompt_token_s
+        last: cython.longlong = len(seconds) - 1
+        first: cython.longlong = prompt_tokens if self.with_prompts else 0
+        more_s: cython.double = self.around_s[min(seqs, len(self.around_s) - 1)]
+        if not first:
+            more_s += prompt_tokens * self.prompt_token_s
         expected: cython.double = seqs
-        best: cython.double = expected / (seconds[tokens] + more_s)
+        best: cython.double = expected / (seconds[min(tokens + first, last)] + more_s)
         counts: cython.longlong[::1] = self.counts
         lengths: cython.longlong[::1] = self.lengths
         classes: cython.longlong[::1] = self.classes
@@ -207,15 +215,15 @@ class Budget:
             worth = worths[place]
             if worth <= 0.0:
                 break
-            size = next_size[tokens + 1]
-            while size < tokens + count:  # a graph is padded to its size, whatever it holds
-                rate = (expected + (size - tokens) * worth) / (seconds[size] + more_s)
+            size = next_size[min(tokens + first, last) + 1]
+            while size < min(tokens + first + count, last):  # a graph is padded to its size, whatever it holds
+                rate = (expected + (size - first - tokens) * worth) / (seconds[size] + more_s)
                 if rate > best:
-                    best, chosen = rate, size
+                    best, chosen = rate, size - first
                 size = next_size[size + 1]
             tokens += count
             expected += count * worth
-            rate = expected / (seconds[tokens] + more_s)
+            rate = expected / (seconds[min(tokens + first, last)] + more_s)
             if rate > best:
                 best, chosen = rate, tokens
         tokens = chosen - seqs

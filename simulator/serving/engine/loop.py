@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 from simulator.serving.engine.acceptance import Budget, Draws
 from simulator.serving.engine.common import INFINITE, _by_clock, _on_grid, cython, exp, isnan
-from simulator.serving.engine.prices import Prices
+from simulator.serving.engine.prices import Prices, Repeated
 from simulator.serving.engine.rows import Arrivals, Output
 from simulator.serving.engine.schedulers.grouped import GroupedScheduler
 from simulator.serving.engine.schedulers.prefill_first import PrefillFirstScheduler
@@ -98,11 +99,15 @@ class Engine:
     """The latest row, where the steps after it may share it; else -1."""
     _rows: cython.longlong
     """Rows so far."""
+    _repeated: Repeated
+    """Prices of the latest steps, while they differ in their keys alone."""
+    _plain: cython.bint
+    """Whether a step has nothing but its seconds: no copies, no batch that is looked at only now and then."""
     _round: cython.longlong
     _merged: cython.longlong
     """Steps in it, and the sums of what it holds the means of."""
     _merged_waiting: cython.longlong
-    _merged_keys: list[Any]
+    _merged_keys: cython.longlong[::1]
 
     def __init__(
         self,
@@ -139,6 +144,10 @@ class Engine:
         self.ahead = scheduler.limits.schedules_ahead
         self._recv_interval = self._unseen_steps = scheduler.limits.recv_interval
         self.work = Work(prices.timer.windows)
+        self._repeated = Repeated()
+        self._plain = offload is None and scheduler.swap is None and scheduler.limits.scheduler_steps == 1
+        self._plan = StepPlan()
+        self._merged_keys = array("q", [0]) * self.work.kinds
         self.now = self.seen = self.start = self.end = 0.0
         self.planned = False
         self.coming_s = source.coming_s
@@ -222,6 +231,12 @@ class Engine:
         if not scheduler._works():
             self._unseen_steps = self._recv_interval
             return False
+        if self.counting and self._plain and scheduler.repeat(self._plan):
+            self.work.measure_keys(self._plan)
+            seconds = _by_clock(now, _on_grid(self.prices.seconds_again(self.work, self._repeated)))
+            self._planned(now, seconds, 0.0)
+            return True
+        self._repeated.usable = False
         drafting = self.drafting
         if drafting is not None:
             scheduler.query_len = drafting.query_len
@@ -250,15 +265,21 @@ class Engine:
             seconds += swapping_s
             copies_s += swapping_s
             self.log.swapped_blocks += plan.blocks_out
-        seconds = _by_clock(now, seconds)
         self._plan = plan
+        self._planned(now, _by_clock(now, seconds), copies_s)
+        return True
+
+    @cython.cfunc
+    @cython.inline
+    def _planned(self, now: cython.double, seconds: cython.double, copies_s: cython.double) -> None:
+        """The step at ``now`` is decided."""
+        scheduler: Scheduler = self.scheduler
         self._seconds, self._copies_s = seconds, copies_s
         self._blocks = scheduler._used()
         self._running = len(scheduler.running)
         self._waiting = scheduler._queued()
         self.start, self.end = now, now + seconds
         self.planned = True
-        return True
 
     @cython.ccall
     def commit(self) -> None:
@@ -525,7 +546,7 @@ class Engine:
             row = self._new_row(delivered)
             if self._rows > self.output.rows.full_rows:
                 self._merged, self._merged_waiting = 1, self._waiting
-                self._merged_keys = [work.decode_kv_tokens[w] for w in range(work.kinds)]
+                self._merged_keys[:] = work.decode_kv_tokens
             else:
                 shares = False
         self._row = row if shares and not self._ended else -1

@@ -9,7 +9,18 @@ import numpy as np
 
 from simulator.serving.engine.common import NAN, SOURCE, ceil, cython, exp, floor, isnan, log, log2, pow
 from simulator.serving.engine.work import Work
-from simulator.serving.recording import BRANCH, BY_COUNT, BY_KEYS, BY_TERMS, END, EXTENDING, WIDTH, numbers_of, recorded
+from simulator.serving.recording import (
+    BRANCH,
+    BY_COUNT,
+    BY_KEYS,
+    BY_TERMS,
+    END,
+    EXTENDING,
+    SCALARS,
+    WIDTH,
+    numbers_of,
+    recorded,
+)
 from simulator.timing import StagedTimer, tracked_longest
 from simulator.timing.kernels import CostTable
 
@@ -18,6 +29,24 @@ END_STEP = cython.declare(cython.longlong, END)
 COUNT_STEP = cython.declare(cython.longlong, BY_COUNT)
 KEYS_STEP = cython.declare(cython.longlong, BY_KEYS)
 TERMS_STEP = cython.declare(cython.longlong, BY_TERMS)
+SCALARS_TAKEN = cython.declare(cython.longlong, SCALARS)
+
+
+@cython.final
+@cython.cclass
+class Repeated:
+    """Values of a program at a decode step, for the steps after it that differ from it in their keys alone."""
+
+    values: cython.double[::1]
+    steps: cython.longlong[::1]
+    """Of the program, those that depend on the keys: operation, place of the result, source, places of operands."""
+    result: cython.longlong
+    usable = cython.declare(cython.bint, visibility="public")
+
+    def __init__(self) -> None:
+        self.values, self.steps = array("d"), array("q")
+        self.result = 0
+        self.usable = False
 
 
 @cython.cclass
@@ -37,6 +66,12 @@ class Prices:
     def seconds(self, work: Work) -> cython.double:
         """Seconds of one step."""
         return self.timer.seconds(work.step_work())
+
+    @cython.exceptval(-1, check=True)
+    @cython.ccall
+    def seconds_again(self, work: Work, repeated: Repeated) -> cython.double:
+        """Seconds of a step that differs in its keys alone from the one before, if ``repeated`` is usable."""
+        return self.seconds(work)
 
     @cython.ccall
     def seconds_drafting(self, work: Work, draft: Any) -> cython.double:
@@ -240,10 +275,13 @@ class Program:
     operands: cython.longlong[::1]
     """How many numbers each of them takes."""
     drafting: cython.bint
+    _by_keys: dict[Any, Any]
+    """``Repeated.steps`` by the step at which the function ends; None where it has to run as a whole."""
 
     def __init__(self, recording: Any, drafting: bool) -> None:
         self.recording = recording
         self.drafting = drafting
+        self._by_keys = {}
         self.sources = recording.tables.setdefault(SOURCE, [])
         with EXTENDING:
             self._load()
@@ -254,6 +292,60 @@ class Program:
         """The first result for a step."""
         end: cython.longlong = self._end(work, draft)
         return self.values[self.steps[end, 1]]
+
+    @cython.exceptval(-1, check=True)
+    @cython.cfunc
+    def seconds_again(self, work: Work, repeated: Repeated) -> cython.double:
+        """The first result for a step that differs in its keys alone from the one before, if ``repeated`` is usable."""
+        w: cython.longlong
+        end: cython.longlong
+        first: cython.double
+        second: cython.double
+        third: cython.double
+        if not repeated.usable:
+            end = self._end(work, None)
+            if end not in self._by_keys:
+                self._by_keys[end] = self._steps_by_keys(end, work)
+            by_keys = self._by_keys[end]
+            if by_keys is not None:
+                repeated.usable, repeated.steps, repeated.result = True, by_keys, self.steps[end, 1]
+                if len(repeated.values) < len(self.values):
+                    repeated.values = array("d", [0.0]) * len(self.values)
+                repeated.values[: len(self.values)] = self.values
+            return self.values[self.steps[end, 1]]
+        values: cython.double[::1] = repeated.values
+        steps: cython.longlong[::1] = repeated.steps
+        for w in range(work.kinds):
+            values[SCALARS_TAKEN + 3 * work.kinds + w] = work.decode_kv_tokens[w]
+        for w in range(0, len(steps), 6):
+            first, second, third = values[steps[w + 3]], values[steps[w + 4]], values[steps[w + 5]]
+            if steps[w] < BRANCH_STEP:
+                values[steps[w + 1]] = _computed(steps[w], first, second, third)
+            else:
+                values[steps[w + 1]] = self._in_table(steps[w], steps[w + 2], first, second, third)
+        return values[repeated.result]
+
+    @cython.cfunc
+    def _steps_by_keys(self, end: cython.longlong, work: Work) -> Any:
+        """The steps on the latest way, to ``end``, that depend on the keys, 6 numbers each; None where it branches on
+        them or looks them up in anything but a table."""
+        step: cython.longlong = 0
+        moved = {SCALARS_TAKEN + 3 * work.kinds + w for w in range(work.kinds)}
+        kept = array("q")
+        while step != end:
+            operation, place, *_ = numbers = list(self.steps[step])
+            if operation == BRANCH_STEP:
+                if place in moved:
+                    return None
+                step = numbers[2] if self.values[place] != 0.0 else numbers[3]
+                continue
+            if not moved.isdisjoint(numbers[3:]):
+                if operation > KEYS_STEP:
+                    return None
+                moved.add(place)
+                kept.extend(numbers[:6])
+            step += 1
+        return kept
 
     @cython.cfunc
     def results(self, work: Work) -> list[Any]:
@@ -339,6 +431,14 @@ class Program:
                 continue
             elif operation == END_STEP:
                 return step
+            elif operation <= KEYS_STEP:
+                values[steps[step, 1]] = self._in_table(
+                    operation,
+                    steps[step, 2],
+                    values[steps[step, 3]],
+                    values[steps[step, 4]],
+                    values[steps[step, 5]],
+                )
             else:
                 values[steps[step, 1]] = self._looked_up(operation, step)
             step += 1
@@ -346,17 +446,29 @@ class Program:
 
     @cython.exceptval(-1, check=True)
     @cython.cfunc
+    @cython.inline
+    def _in_table(
+        self,
+        operation: cython.longlong,
+        source: cython.longlong,
+        count: cython.double,
+        query_len: cython.double,
+        keys: cython.double,
+    ) -> cython.double:
+        table = self.sources[source]
+        seqs: cython.longlong = cython.cast(cython.longlong, count)
+        if operation == COUNT_STEP:
+            return cython.cast(Column, table).at(seqs)
+        return cython.cast(DecodePrices, table).at(
+            seqs, cython.cast(cython.longlong, query_len), cython.cast(cython.longlong, keys)
+        )
+
+    @cython.exceptval(-1, check=True)
+    @cython.cfunc
     def _looked_up(self, operation: cython.longlong, step: cython.longlong) -> cython.double:
         steps: cython.longlong[:, ::1] = self.steps
         values: cython.double[::1] = self.values
         source = self.sources[steps[step, 2]]
-        count = cython.cast(cython.longlong, values[steps[step, 3]])
-        if operation == COUNT_STEP:
-            return cython.cast(Column, source).at(count)
-        if operation == KEYS_STEP:
-            query_len = cython.cast(cython.longlong, values[steps[step, 4]])
-            keys = cython.cast(cython.longlong, values[steps[step, 5]])
-            return cython.cast(DecodePrices, source).at(count, query_len, keys)
         operands: cython.longlong = self.operands[steps[step, 2]]
         if operation == TERMS_STEP:
             return cython.cast(Terms, source).total(values, steps[step, 3:], operands + 1)
@@ -387,6 +499,14 @@ class RecordedPrices(Prices):
     def seconds(self, work: Work) -> cython.double:
         """Seconds of one step."""
         return self.step.seconds(work, None)
+
+    @cython.exceptval(-1, check=True)
+    @cython.ccall
+    def seconds_again(self, work: Work, repeated: Repeated) -> cython.double:
+        """Seconds of a step that differs in its keys alone from the one before, if ``repeated`` is usable."""
+        if work.slowest is not None:
+            return self.step.seconds(work, None)
+        return self.step.seconds_again(work, repeated)
 
     @cython.ccall
     def seconds_drafting(self, work: Work, draft: Any) -> cython.double:
@@ -433,6 +553,12 @@ class ScaledPrices(Prices):
     def seconds(self, work: Work) -> cython.double:
         """Seconds of one step."""
         return self.inner.seconds(work) * self._factor(work)
+
+    @cython.exceptval(-1, check=True)
+    @cython.ccall
+    def seconds_again(self, work: Work, repeated: Repeated) -> cython.double:
+        """Seconds of a step that differs in its keys alone from the one before, if ``repeated`` is usable."""
+        return self.inner.seconds_again(work, repeated) * self.without
 
     @cython.ccall
     def stage_seconds(self, work: Work) -> list[Any]:

@@ -66,7 +66,6 @@ class Work:
             longest: number of longest decoding sequences whose contexts are kept for timing.
         """
         sequence: Sequence
-        part: StepPlan
         tokens: cython.longlong
         w: cython.longlong
         after: cython.longlong
@@ -97,15 +96,7 @@ class Work:
         self.trimmed = 0
         self.decode_seqs = plan.steady + len(plan.decodes) + len(plan.padding)
         plan.count()
-        for w in range(self.kinds):
-            if self.windows[w] < 0:
-                self.decode_kv_tokens[w] = plan.cached + (plan.steady + len(plan.decodes)) * query_len
-            else:
-                self.decode_kv_tokens[w] = self._keys(plan.decodes, w)
-                for part in plan.parts or [plan]:
-                    self.decode_kv_tokens[w] += part.steady_keys[w] if part.steady else 0
-            if plan.padding:
-                self.decode_kv_tokens[w] += self._keys(plan.padding, w)
+        self.measure_keys(plan)
         self.longest_kv = 0
         self.tail_kv = 0.0
         if longest and self.decode_seqs:
@@ -115,6 +106,21 @@ class Work:
             self.tail_kv = (len(contexts) * contexts[0] - sum(contexts)) / len(contexts)
         if plan.cut:
             self.trim(self.decode_seqs * query_len - plan.cut)
+
+    @cython.cfunc
+    def measure_keys(self, plan: StepPlan) -> None:
+        """Take in the keys that the decoding sequences of a plan read."""
+        part: StepPlan
+        w: cython.longlong
+        for w in range(self.kinds):
+            if self.windows[w] < 0:
+                self.decode_kv_tokens[w] = plan.cached + (plan.steady + len(plan.decodes)) * self.query_len
+            else:
+                self.decode_kv_tokens[w] = self._keys(plan.decodes, w)
+                for part in plan.parts or [plan]:
+                    self.decode_kv_tokens[w] += part.steady_keys[w] if part.steady else 0
+            if plan.padding:
+                self.decode_kv_tokens[w] += self._keys(plan.padding, w)
 
     @cython.ccall
     def trim(self, tokens: cython.longlong) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeGuard
 
+import numpy as np
+
 from forerun.dataclass import dataclass
 from forerun.errors import ForerunError
 from simulator.serving.compiled import engine_module
@@ -128,9 +130,17 @@ class Pool:
             prices = engine.Prices(replica_timer) if oracle or replica_timer is not timer else prices_of(timer, engine)
             return engine.ScaledPrices(prices, *self.step_factors) if scaled else prices
 
+        def make_budget() -> Any:
+            if self.budget is None or self.sampler is None:
+                return None
+            classes = len(np.atleast_2d(self.sampler.rates))
+            if self.budget.confidence == "calibrated" and classes != len(self.budget.worth):
+                raise ValueError(f"the rule knows {len(self.budget.worth)} classes of drafts, {classes} are drawn")
+            most_tokens = self.limits.max_num_seqs * self.limits.query_len
+            return engine.Budget(self.budget, draws, most_tokens)
+
         stages = {"stages": timer.stages} if isinstance(timer, StagedTimer) else {}
         draws = shared("draws", self.sampler, lambda: self.sampler and engine.Draws(self.sampler))
-        most_tokens = self.limits.max_num_seqs * self.limits.query_len
         core: Engine = (engine.PipelinedEngine if staged else engine.Engine)(
             **stages,
             index=index,
@@ -139,9 +149,7 @@ class Pool:
             prices=shared("prices", replica_timer, make_prices),
             output=shared("output", log, lambda: engine.Output(log, oracle)),
             draws=draws,
-            budget=shared(
-                "budget", self.budget, lambda: self.budget and engine.Budget(self.budget, draws, most_tokens)
-            ),
+            budget=shared("budget", self.budget, make_budget),
             drafting=None if self.rule is None else ReplicaDrafting(self.rule, self.limits, timer.windows),
             resumed=resumed,
             kv_transfers=kv_transfers,

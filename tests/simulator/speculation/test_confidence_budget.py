@@ -36,11 +36,12 @@ class Row:
         return request
 
 
-def chosen(worth, classes, seconds, sizes=(), prompt_tokens=0):
+def chosen(worth, classes, seconds, sizes=(), prompt_tokens=0, with_prompts=False):
     """Draft tokens that the rule verifies of each of some sequences, and of all."""
     engine = engine_module(interpreted=True)
-    curve = np.asarray(seconds, dtype=np.float64)
-    rule = VerifyBudget(np.asarray(worth), "calibrated", lambda seqs: curve, np.array(sizes, dtype=np.int64), 1e-6)
+    curve, graphs = np.asarray(seconds, dtype=np.float64), np.array(sizes, dtype=np.int64)
+    around_s = np.zeros(len(classes) + 1)
+    rule = VerifyBudget(np.asarray(worth), "calibrated", lambda seqs: curve, graphs, 1e-6, around_s, with_prompts)
     batch = [engine.Sequence(one, 10, 10) for one in classes]
     tokens = engine.Budget(rule, Row(), len(curve)).choose(batch, prompt_tokens)
     return [sequence.verified for sequence in batch], tokens - len(batch)
@@ -108,6 +109,19 @@ def test_prompts_in_the_step_make_more_drafts_pay():
     seconds = 1e-4 + 2e-5 * np.arange(49)
     alone, beside = (chosen(seen_worth(SURVIVAL, "constant"), [0] * 8, seconds, (), p)[1] for p in (0, 4000))
     assert alone < beside
+
+
+def test_prompts_and_drafts_share_a_graph():
+    """vLLM looks the cost up by all tokens of the step: 12 of prompts leave 16 - 12 - 2 drafts in a graph of 16."""
+    seconds = np.where(np.arange(61) <= 16, 1.0, 5.0)
+    assert chosen(seen_worth(SURVIVAL, "constant"), [0] * 2, seconds, [16], 12, with_prompts=True) == ([1, 1], 2)
+    assert chosen(seen_worth(SURVIVAL, "constant"), [0] * 2, seconds, [16], 0, with_prompts=True) == ([5, 5], 10)
+
+
+def test_moved_acceptance_moves_what_the_rule_knows():
+    """Certain drafts have one class, drafts of 0.9 have many: the intervals of a run draw of both ends."""
+    certain = {"speculation.acceptance": {"alpha": 1.0}}
+    assert simulate(scenario({}, 4, **certain), seed=1, intervals=True).model_error is not None
 
 
 def test_an_overconfident_drafter_verifies_more_for_less():

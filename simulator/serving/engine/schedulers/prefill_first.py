@@ -29,7 +29,6 @@ class PrefillFirstScheduler(Scheduler):
     @cython.ccall
     def _plan(self) -> StepPlan:
         """New prompts if any fit, else one decode step of the whole batch."""
-        sequence: Sequence
         plan: StepPlan = StepPlan()
         if self._left:
             self._left -= 1
@@ -37,10 +36,7 @@ class PrefillFirstScheduler(Scheduler):
             plan.padding = list(self._ended)
             if plan.steady or plan.decodes or plan.padding:
                 return plan
-        self._left = 0
-        for sequence in self._ended:
-            self._end(sequence)
-        self._ended = []
+        self._free_ended()
         self._admit(plan, self._budget, True)
         if not plan.chunks:
             self._decode(plan)
@@ -50,14 +46,25 @@ class PrefillFirstScheduler(Scheduler):
 
     @cython.ccall
     def release(self, sequence: Sequence) -> None:
-        """A finished sequence is computed on, its last step again, until the batch is looked at; then its blocks are
-        free."""
+        """A finished sequence is computed on, its last step again, until the batch is looked at or all of it has ended;
+        then its blocks are free."""
         _drop(self.running, sequence)
-        if self._left:
+        if self._left and self.running:
             sequence.computed_tokens -= 1
             self._ended.append(sequence)
-        else:
+            return
+        self._end(sequence)
+        if self._left:
+            self._free_ended()
+
+    @cython.cfunc
+    def _free_ended(self) -> None:
+        """The batch is looked at again: what has ended gives its blocks back."""
+        sequence: Sequence
+        self._left = 0
+        for sequence in self._ended:
             self._end(sequence)
+        self._ended = []
 
     @cython.cfunc
     def _works(self) -> cython.bint:

@@ -201,6 +201,31 @@ class Scheduler:
         self._evict_idle()
         return plan
 
+    @cython.exceptval(-1, check=True)
+    @cython.cfunc
+    def repeat(self, plan: StepPlan) -> cython.bint:
+        """Let the latest plan be the next one too, where it is a token for each of the sequences that are counted and
+        the batching rule could decide on nothing else."""
+        count: cython.longlong = self.steady.count
+        running: cython.longlong = len(self.running)
+        if not count or plan.steady != count or running != count or plan.chunks or plan.decodes or plan.padding:
+            return False
+        if self.ready or self.swapped or self.preempted:
+            return False
+        if self.waiting and (running < self._max_num_seqs or self._batch_wait):
+            return False
+        growth: cython.longlong = self.steady.growth()
+        if growth and self._used() + growth > self._num_blocks:
+            return False
+        self._held_blocks += growth
+        self.steady.grow()
+        if growth:
+            self._evict_idle()
+        if self.steady.ends():
+            plan.least = 1
+        plan.cached = self.steady.cached
+        return True
+
     @cython.cfunc
     def _waits_for_more(self) -> cython.bint:
         """Whether the prompts at the head of the queue wait, so that more of them are computed in one step.
