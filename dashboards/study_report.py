@@ -10,8 +10,8 @@ from dashboards import page
 from dashboards.result_figures import drawn_figures, figure_data
 from forerun.result import StudyResult
 from forerun.tables import Table, Value, cell_text, markdown_text, number
+from simulator.running.metrics.usage import HOURS_PER_MONTH
 from simulator.studies.paired import chance_words
-from simulator.studies.plan.summary import HOURS_PER_MONTH
 
 COMMANDS = ("commands", "flags")
 """Names of tables whose last column is a text to paste."""

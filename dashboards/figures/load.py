@@ -11,7 +11,7 @@ from plotly.subplots import make_subplots
 
 from dashboards.theme import COLOURS, GREY, VERMILLION, add_line, captioned, method_line
 from forerun.arrays import FloatArray
-from simulator.studies.plan.summary import HOURS_PER_MONTH
+from simulator.running.metrics.usage import HOURS_PER_MONTH
 from traces import RequestTable
 
 TIME_BINS = 120

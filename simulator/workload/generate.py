@@ -222,8 +222,8 @@ def _refuse_trace_larger_than_memory(file: Path, read_rows: Callable[[int], Requ
     refuse_if_larger_than_memory(needed, f"workload.num_requests: all of {file}, about {requests:,.0f} requests,")
 
 
-_RECENT_TRACE: RecentResults[RequestTable] = RecentResults(1)
-"""One table: every run of a study reads the same trace, and tables are large."""
+_RECENT_TRACE: RecentResults[RequestTable] = RecentResults(2)
+"""Two tables, a trace and its window that a study plays; tables are large."""
 
 
 def _from_trace(workload: WorkloadConfig, trace: str, rng: np.random.Generator) -> RequestStream:

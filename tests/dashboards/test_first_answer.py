@@ -2,9 +2,12 @@
 
 import pytest
 
+import traces
 from dashboards.app.jobs import FIRST
 from dashboards.app.pages.capacity import FIRST_ANSWER, PlanTask, _state_note
 from simulator.studies.plan import command
+from simulator.workload.generate import generate_requests
+from simulator.workload.workload_config import WorkloadConfig
 
 
 class Saved:
@@ -25,3 +28,21 @@ def test_only_a_log_is_planned_twice(rate, requests, tmp_path, monkeypatch):
 def test_a_plan_that_is_not_the_last_word_says_so(state, named):
     note = _state_note(state)
     assert (note is None) if named is None else note.className == named
+
+
+def test_a_log_is_read_once_whole_and_once_for_its_window(tmp_path, monkeypatch):
+    log = tmp_path / "log.csv"
+    log.write_text("timestamp,input_tokens,output_tokens\n" + "".join(f"{t / 2},{300 + t},40\n" for t in range(60)))
+    reads = []
+
+    def read(*arguments, **options):
+        reads.append(options["limit"])
+        return read_requests(*arguments, **options)
+
+    read_requests = traces.read_requests
+    monkeypatch.setattr(traces, "read_requests", read)
+    whole = WorkloadConfig(trace=str(log))
+    window = WorkloadConfig(trace=str(log), num_requests=20, skip_requests=10)
+    for workload in (whole, window, whole, window):
+        generate_requests(workload, 0)
+    assert reads == [None, 30]

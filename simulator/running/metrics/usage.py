@@ -24,6 +24,8 @@ KV_FACTS = (
     *("bytes_per_token", "weights_bytes", "draft_weights_bytes", "activation_bytes", "capacity_bytes", "overridden"),
 )
 SECONDS_PER_HOUR = 3600.0
+HOURS_PER_MONTH = 730
+"""365 days of 24 hours in twelve months."""
 TOKENS_PER_MILLION = 1e6
 
 

@@ -11,16 +11,13 @@ from typing import Any
 from forerun.tables import Cell, Table, Value, number, pairs
 from simulator.running.metrics.conclusion import EVIDENCE_WORDS
 from simulator.running.metrics.tables import memory_rows
+from simulator.running.metrics.usage import HOURS_PER_MONTH
 from simulator.studies.paired import chance_words
 from simulator.studies.plan.layouts import ChipPrice
 from simulator.studies.plan.objectives import GOODPUT, latency_words, limits_words
 from simulator.studies.plan.search import Candidate, Plan
 from simulator.studies.steady_state.traffic import population
 from simulator.workload.generate import trace_began_s
-
-HOURS_PER_MONTH = 730
-"""365 days of 24 hours in twelve months."""
-
 
 COSTS_BY_HOUR = ("replicas", "usd", "fixed_usd")
 HOURS_SHOWN = 24

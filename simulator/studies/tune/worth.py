@@ -8,12 +8,12 @@ from typing import NamedTuple
 import numpy as np
 
 from forerun.arrays import FloatArray
+from simulator.running.metrics.usage import HOURS_PER_MONTH
 from simulator.studies.assumed import ACCEPTANCE_FACTORS
 from simulator.studies.tune.choices import DraftChoice
 from simulator.studies.tune.token_time import TokenTime
 from simulator.studies.tune.tuning import Tuning
 
-HOURS_PER_MONTH = 730.0
 LONGER = 0.1
 RETRAINED = 1.05
 """Factor on every conditional rate that stands for a retrained drafter; assumed."""

@@ -3,9 +3,10 @@
 import pytest
 from plain_scenario import plain_scenario
 
+from simulator.running.metrics.usage import HOURS_PER_MONTH
 from simulator.studies.tune.command import tune
 from simulator.studies.tune.tuning import find_drafts
-from simulator.studies.tune.worth import HOURS_PER_MONTH, draft_worth
+from simulator.studies.tune.worth import draft_worth
 
 BATCHES = (1, 16, 256)
 
