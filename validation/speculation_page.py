@@ -47,7 +47,8 @@ Constants fitted to rows of these tables, as the files say in which they stand:
 """
 
 OVER_LOAD = """Also `forerun validate adaptive`. Misses that remain: verification by confidence at 128 and 256
-streams on MI355X gains less than it did. TokenSpeed's first DSpark (`kimi_k3_mi355x`, one stream) was slower
+streams on MI355X gains less than it did (the largest graph there, 2,048, was chosen among three with these cells
+in view, so that they are no hold-out). TokenSpeed's first DSpark (`kimi_k3_mi355x`, one stream) was slower
 than plain decoding though 2.00 tokens were accepted; the same machine gained 39 to 106 % two weeks later
 (lightseekorg/tokenspeed#1132), and a verify step at 128K took 1.78 plain steps where 1.30 are predicted. Of
 `gemma4_26b_gb10` its author says that the figures at 8 streams are noisy."""
