@@ -123,6 +123,7 @@ METRIC_WORDS = {
     "duration": "duration",
     "usd_per_million_output_tokens": "cost per output token",
     "energy_joules": "energy",
+    "spec_decode_acceptance_length": "acceptance length",
 }
 LATENCY_WORDS = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "end-to-end latency"}
 STATISTIC_WORDS = {"std": "spread of"}
