@@ -165,8 +165,8 @@ RULES = {
     "shared blocks stay shared when one request ends": ("self.shared_blocks -= held.blocks[slot]", "pass"),
     "steps overlap": ("self.now = self.end\n", "self.now = 0.5 * (self.start + self.end)\n"),
     "half of the keys are left out": (
-        "return cython.cast(DecodePrices, source).at(count, query_len, keys)",
-        "return cython.cast(DecodePrices, source).at(count, query_len, keys // 2)",
+        "cython.cast(cython.longlong, query_len), cython.cast(cython.longlong, keys)",
+        "cython.cast(cython.longlong, query_len), cython.cast(cython.longlong, keys) // 2",
     ),
     "a draft is accepted too often": (
         "if table.values[row, place] <= bits:",

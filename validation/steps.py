@@ -16,7 +16,7 @@ from simulator.replay.steps import steps_document
 from simulator.running.scenario import Scenario
 from traces.benchmark_results import MeasuredRun
 from traces.steps.table import step_table
-from validation.facts import NOTHING
+from validation.facts import fitted_words
 from validation.halves import rows_by_hash
 
 METRIC = "step_ms"
@@ -51,7 +51,8 @@ def step_errors(folder: Path, base: Scenario, limit: int) -> Iterator[ErrorRow]:
         documents = [steps_document([step_table(steps, path.name)], run_scenario(run, base)) for run, steps in groups]
         signed = [step["predicted_s"] / step["measured_s"] - 1 for one in documents for step in one["steps"]]
         basis = weakest(one["basis"] for one in documents)
-        yield signed_row("requests", str(path.relative_to(folder)), METRIC, signed, basis, NOTHING, ships=False)
+        fitted = fitted_words(path.name.split(".")[0], ())
+        yield signed_row("requests", str(path.relative_to(folder)), METRIC, signed, basis, fitted, ships=False)
 
 
 def _profile(path: Path) -> tuple[MeasuredRun, Steps]:
@@ -64,7 +65,9 @@ def _profile(path: Path) -> tuple[MeasuredRun, Steps]:
         keys = tokens // query * int(row["kv_context_tokens"])
         counts = {"decode_seqs": tokens // query, "query_len": query, "decode_kv_tokens": keys}
         steps.append({"place": row["row_id"], "measured_s": float(row["step_ms"]) / 1e3, **counts})
-    return _run(rows[0], path.stem, rows[0]["framework"], kv_cache_dtype="fp8", **LIMITS), steps
+    captured = sorted({int(row["size"]) for row in rows if row["path"] == "cuda graph"})
+    facts = {"kv_cache_dtype": "fp8", "settings": {"engine.cuda_graph_sizes": captured}}
+    return _run(rows[0], path.stem, rows[0]["framework"], **facts, **LIMITS), steps
 
 
 def _logs(path: Path, limit: int) -> Iterator[tuple[MeasuredRun, Steps]]:

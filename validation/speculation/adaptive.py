@@ -45,7 +45,7 @@ class AdaptiveRow(NamedTuple):
         return (self.published > 1.0) == (self.predicted > 1.0)
 
 
-class Crossing(NamedTuple):
+class PublishedCrossing(NamedTuple):
     """Loads between which adaptive verification overtakes the best fixed K, or a single K falls behind plain decoding;
     None at an end of the ladder."""
 
@@ -216,7 +216,7 @@ def _rows(name: str, table: Mapping[str, Any], runs: _Runs) -> Iterator[Adaptive
             yield AdaptiveRow(name, str(mode), streams, published, runs.speedup(mode, streams), fitted)
 
 
-def _crossing(name: str, table: Mapping[str, Any], runs: _Runs) -> Crossing:
+def _crossing(name: str, table: Mapping[str, Any], runs: _Runs) -> PublishedCrossing:
     cells = table["cells"]
     ladder = list(next(iter(cells.values())))
     adaptive = _adaptive(cells)
@@ -225,9 +225,11 @@ def _crossing(name: str, table: Mapping[str, Any], runs: _Runs) -> Crossing:
         behind = [
             list(accumulate((of(fixed[0], n) < 1.0 for n in ladder), or_)) for of in (runs.published, runs.speedup)
         ]
-        return Crossing(name, f"K = {fixed[0]} falls behind none", *(_between(ladder, after) for after in behind))
+        return PublishedCrossing(
+            name, f"K = {fixed[0]} falls behind none", *(_between(ladder, after) for after in behind)
+        )
     ahead = [[of(adaptive, n) > max(of(k, n) for k in fixed) for n in ladder] for of in (runs.published, runs.speedup)]
-    return Crossing(name, "adaptive overtakes the best K", *(_between(ladder, after) for after in ahead))
+    return PublishedCrossing(name, "adaptive overtakes the best K", *(_between(ladder, after) for after in ahead))
 
 
 def _adaptive(cells: Mapping[Any, Any]) -> str | None:

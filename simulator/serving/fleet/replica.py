@@ -57,7 +57,8 @@ class ServingReplica:
 
     @property
     def held_blocks(self) -> int:
-        """KV blocks that requests hold now."""
+        """KV blocks that requests hold after the last step."""
+        self.scheduler.settle()
         return self.scheduler.used_blocks
 
     def prefix_cache(self) -> NoPrefixCache:

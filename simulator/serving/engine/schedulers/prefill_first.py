@@ -46,16 +46,14 @@ class PrefillFirstScheduler(Scheduler):
 
     @cython.ccall
     def release(self, sequence: Sequence) -> None:
-        """A finished sequence is computed on, its last step again, until the batch is looked at or all of it has ended;
-        then its blocks are free."""
+        """A finished sequence is computed on, its last step again, until the batch is looked at; then its blocks are
+        free."""
         _drop(self.running, sequence)
-        if self._left and self.running:
+        if self._left:
             sequence.computed_tokens -= 1
             self._ended.append(sequence)
-            return
-        self._end(sequence)
-        if self._left:
-            self._free_ended()
+        else:
+            self._end(sequence)
 
     @cython.cfunc
     def _free_ended(self) -> None:
@@ -65,6 +63,10 @@ class PrefillFirstScheduler(Scheduler):
         for sequence in self._ended:
             self._end(sequence)
         self._ended = []
+
+    def settle(self) -> None:
+        """What has ended leaves the batch."""
+        self._free_ended()
 
     @cython.cfunc
     def _works(self) -> cython.bint:

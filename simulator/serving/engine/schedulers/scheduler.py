@@ -109,6 +109,9 @@ class Scheduler:
         self.counting = True
         self.steady.windows = windows
 
+    def settle(self) -> None:
+        """Nothing runs any more: what has ended and is still in the batch gives its blocks back."""
+
     @property
     def used_blocks(self) -> int:
         """Blocks that running sequences hold, shared ones counted once."""
