@@ -123,7 +123,7 @@ def test_full_view_has_everything_and_the_short_one_says_what_it_leaves_out(tmp_
         (("run",), (" std",)),
         (
             ("compare", "--vary", "speculation.num_speculative_tokens=1,2", "--jobs", "1"),
-            ("request throughput", "p99_ttft_ms", "ends of assumed parameters"),
+            ("request throughput", "p99 TTFT (ms)", "ends of assumed parameters"),
         ),
     ):
         short, full = views(*words)

@@ -42,7 +42,7 @@ def test_medians_of_a_profile_are_steps_that_verify(folder):
     common = {"model": "DeepSeek-V4-Flash", "gpu": "B300", "tp": 4, "framework": "vllm", "kv_context_tokens": 8192}
     kinds = [("verify", "median of 5", 16), ("verify", "single step", 16), ("draft", "median of 5", 16),
              ("verify", "median of 5", 256)]  # fmt: skip
-    rows = [{"row_id": size, "panel": panel, "kind": kind, "size": size, "step_ms": 1e3, **common}
+    rows = [{"row_id": size, "panel": panel, "kind": kind, "size": size, "step_ms": 1e3, "path": "cuda graph", **common}
             for panel, kind, size in kinds]  # fmt: skip
     write(folder / PROFILE, rows)
     (row,) = step_errors(folder, base_scenario(), 40)
