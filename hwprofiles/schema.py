@@ -57,6 +57,11 @@ class Compute(Group):
     fidelity: dict[str, Literal["LoFi", "HiFi2", "HiFi3", "HiFi4"]] = Field(default_factory=dict)
     """Tenstorrent math fidelity at which the peak of a format is stated."""
 
+    @property
+    def multiplies_fp4(self) -> bool:
+        """Whether it has arithmetic in 4-bit floats."""
+        return "fp4" in self.dense_flops_per_s
+
     @field_validator("dense_flops_per_s", "fidelity")
     @classmethod
     def _known_dtypes(cls, value: dict[str, Any]) -> dict[str, Any]:

@@ -331,15 +331,17 @@ def _first_batch_s(run: MeasuredRun, scenario: Scenario) -> float:
         return 0.0
     chip, architecture = load_chip(scenario.hardware.chip), load_architecture(scenario.model)
     stored = resolve_weight_dtypes(architecture, scenario.weights_dtype)["expert"]
-    compiled = architecture.parameters().expert and not (stored == "mxfp4" and "fp4" in chip.compute.dense_flops_per_s)
+    compiled = architecture.parameters().expert and not (stored == "mxfp4" and chip.compute.multiplies_fp4)
     return load_framework(scenario.engine.framework).first_batch_s.get(chip.vendor, 0.0) if compiled else 0.0
 
 
 def _with_late_start(result: RunRecords, late_s: float) -> RunRecords:
     """A run in which what arrives at the beginning has waited already."""
+    if not late_s:
+        return result
     arrival_s = result.requests.arrival_s
     waited_s = np.where(arrival_s == arrival_s.min(initial=np.inf), arrival_s - late_s, arrival_s)
-    return replace(result, requests=replace(result.requests, arrival_s=waited_s)) if late_s else result
+    return replace(result, requests=replace(result.requests, arrival_s=waited_s))
 
 
 def steady_figures(result: RunRecords, places: int) -> dict[str, float]:

@@ -311,7 +311,7 @@ class _Replica:
             framework = framework.without_api_server()
         if engine.sampling == "top-p":
             framework = framework.sorting(self.architecture.vocab_size)
-        if engine.moe_backend == "mxfp8" and "fp4" not in chip.compute.dense_flops_per_s:
+        if engine.moe_backend == "mxfp8" and not chip.compute.multiplies_fp4:
             raise ForerunError(
                 f"engine.moe_backend: mxfp8 needs FP4 arithmetic, which {chip.name} lacks; leave it at auto"
             )
@@ -325,7 +325,7 @@ class _Replica:
         engine = self.engine
         marlin = engine.moe_backend == "marlin"
         if engine.moe_backend == "auto" and engine.framework == "vllm":
-            native = "fp4" in chip.compute.dense_flops_per_s
+            native = chip.compute.multiplies_fp4
             marlin = self.weight_dtypes["expert"] == "mxfp4" and chip.vendor == "nvidia" and not native
         return self.assumed.kernels(
             chip,

@@ -230,7 +230,7 @@ class Deployment:
         multiply 4-bit floats, beside dense layers in 8 bits, as in DeepSeek-V4, and where the engine has it so."""
         experts, dense = self.weight_dtypes["expert"], self.weight_dtypes["attention"]
         narrow = self.framework.mxfp8_experts or dense.startswith(("fp8", "mxfp8"))
-        native = "fp4" in self.chip.compute.dense_flops_per_s
+        native = self.chip.compute.multiplies_fp4
         return "mxfp4_mxfp8" if experts == "mxfp4" and narrow and native else experts
 
     def gemms(self, layer: Layer) -> Iterator[GemmSlice]:

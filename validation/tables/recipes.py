@@ -9,7 +9,7 @@ from typing import Any
 from forerun.yaml_files import packaged
 from traces import TraceError
 
-LIMITS = {"max-running-requests": "max_num_seqs", "max-num-seqs": "max_num_seqs",
+_LIMITS = {"max-running-requests": "max_num_seqs", "max-num-seqs": "max_num_seqs",
           "chunked-prefill-size": "max_num_batched_tokens", "max-num-batched-tokens": "max_num_batched_tokens",
           "mem-fraction-static": "gpu_memory_utilization",
           "gpu-memory-utilization": "gpu_memory_utilization"}  # fmt: skip
@@ -50,7 +50,7 @@ def limits_of(flags: Mapping[str, str], place: str) -> dict[str, Any]:
         TraceError: a limit that is no number above zero; ``place`` says where.
     """
     limits: dict[str, Any] = {}
-    for flag, name in LIMITS.items():
+    for flag, name in _LIMITS.items():
         if flag in flags:
             whole = name != "gpu_memory_utilization"
             try:
