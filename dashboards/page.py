@@ -20,6 +20,10 @@ POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inli
 """A page asks the network for nothing, whatever the texts in it are."""
 
 
+MOST_ON_A_PHONE = 9
+"""Columns of a map that a narrow screen shows at once, readable."""
+
+
 class Tile(NamedTuple):
     """A key figure, shown as a tile."""
 
@@ -48,7 +52,7 @@ def page_html(title: str, sections: Iterable[str], figures: Mapping[str, go.Figu
 <meta http-equiv="Content-Security-Policy" content="{POLICY}">
 <title>{escape(title)} · Forerun</title>
 <link rel="icon" href="data:,">
-<style>{asset("report.css")}</style>
+<style>{asset("shared.css")}{asset("report.css")}</style>
 </head>
 <body>
 <main>
@@ -57,7 +61,7 @@ def page_html(title: str, sections: Iterable[str], figures: Mapping[str, go.Figu
 <script type="application/json" id="figures">{figures_json(figures)}</script>
 <script type="application/json" id="templates">{in_script(json.dumps(templates))}</script>
 <script type="text/plain" id="plotly">{plotly}</script>
-<script>{asset("titles.js")}{asset("report.js")}</script>
+<script>{asset("shared.js")}{asset("report.js")}</script>
 </body>
 </html>
 """
@@ -151,7 +155,7 @@ def figure_cards(figures: Mapping[str, go.Figure]) -> dict[str, str]:
 
 def _wide(figure: go.Figure) -> str:
     names = [y for trace in figure.data if trace.y is not None for y in trace.y if isinstance(y, str)]
-    maps = any(trace.type == "heatmap" for trace in figure.data)
+    maps = any(trace.type == "heatmap" and len(trace.x) > MOST_ON_A_PHONE for trace in figure.data)
     return " wide" if maps or any(len(line) > LONG_WORDS for name in names for line in name.split("<br>")) else ""
 
 

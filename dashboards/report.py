@@ -12,7 +12,7 @@ from forerun.tables import ABSENT, number, percent
 from simulator.running.metrics import main_bottleneck
 from simulator.running.metrics.files import write_text_atomically
 from simulator.running.metrics.run_folder import RunFolder, load_run
-from simulator.running.metrics.tables import interval_words, more_run_tables, run_tables
+from simulator.running.metrics.tables import RUN_LEGEND, interval_words, more_run_tables, run_tables
 
 Document = dict[str, Any]
 REPORT_FILE = "report.html"
@@ -33,15 +33,15 @@ def write_report(folder: Path, output: Path | None = None) -> Path:
 def report_html(run: RunFolder) -> str:
     """The whole page as text."""
     figures, document = {f"figure-{name}": one for name, one in drawn_figures("run", run).items()}, run.document
-    plots, marks = page.figure_cards(figures), run_marks(document)
+    plots, marks, lead = page.figure_cards(figures), run_marks(document), document.get("conclusion", "")
     sections = [
-        page.header(run.name, f"Simulated serving run · {page.basis_words(run.basis)}", lead_sentence(document), marks),
+        page.header(run.name, f"Simulated serving run · {page.basis_words(run.basis)}", lead, marks),
         page.tiles_html(run_tiles(document)),
         plots.get("figure-bottleneck", ""),
         page.grid(plots.get("figure-latency", ""), plots.get("figure-waterfall", "")),
         plots.get("figure-timeline", ""),
         *map(page.table_card, (*run_tables(document), *more_run_tables(document))),
-        page.card("Notes", page.bullets(document.get("notes") or ())),
+        page.card("Notes", page.bullets((RUN_LEGEND, *(document.get("notes") or ())))),
         page.folded("Scenario", page.scenario_yaml(document["scenario"])),
         page.footer(
             f"Forerun {document.get('version', '')}",
@@ -51,26 +51,6 @@ def report_html(run: RunFolder) -> str:
         ),
     ]
     return page.page_html(run.name, sections, figures)
-
-
-def lead_sentence(document: Document) -> str:
-    """Main result of the run in one sentence."""
-    summary, shares = document["summary"], document["bottleneck"]
-    if not summary.get("completed"):
-        return f"No request finished ({number(summary.get('failed'))} failed)."
-    parts = [
-        f"Serves {number(summary['output_throughput'])} output tokens/s ({number(summary['request_throughput'])} req/s)"
-    ]
-    if summary.get("p99_ttft_ms") is not None:
-        parts.append(f"with p99 TTFT {number(summary['p99_ttft_ms'])} ms")
-    if summary.get("p99_tpot_ms") is not None:
-        parts.append(f"and p99 TPOT {number(summary['p99_tpot_ms'])} ms")
-    sentence = " ".join(parts)
-    bound = main_bottleneck(shares)
-    if bound is None or bound == "idle":
-        return sentence + "."
-    idle = f"; idle {shares['idle']:.0%}" if shares["idle"] >= 0.01 else ""
-    return f"{sentence}; {bound} limits {shares[bound]:.0%} of engine time{idle}."
 
 
 def run_marks(document: Document) -> list[tuple[str, str]]:
@@ -83,8 +63,8 @@ def run_marks(document: Document) -> list[tuple[str, str]]:
         marks.append((f"{number(document['summary']['failed'])} failed", "bad"))
     if document["kv_cache"].get("preemptions"):
         marks.append((f"{number(document['kv_cache']['preemptions'])} preemptions", "bad"))
-    runs = document.get("replications", 1)
-    marks.append((f"{runs} replications" if runs > 1 else "single run", ""))
+    if document.get("replications", 1) > 1:
+        marks.append((f"mean of {document['replications']} runs", ""))
     if document.get("interval_level") is not None:
         marks.append((interval_words(document), ""))
     return marks

@@ -36,7 +36,7 @@ def study_html(result: StudyResult) -> str:
             else page.table_card(table)
             for table in _tables(result)
         ),
-        page.card("Notes", page.bullets(document["notes"])),
+        page.card("Notes", page.bullets(filter(None, (result.legend, *document["notes"])))),
         page.commands_card("Run it again", {"in the folder of this page": result.command} if result.command else {}),
         page.folded("Scenario", page.scenario_yaml(document["scenario"])),
         page.footer(f"Forerun {document['version']}", f"seed {document['seed']}", "a prediction, not a measurement"),
@@ -110,8 +110,8 @@ def study_markdown(result: StudyResult) -> str:
         if table.name in COMMANDS:
             body = "\n\n".join(f"{markdown_text(w)}:\n\n```sh\n{c}\n```" for w, c in commands_of(table).items())
         parts.append(f"## {markdown_text(table.title)}\n\n{body}")
-    if document["notes"]:
-        parts.append("## Notes\n\n" + "\n".join(f"* {markdown_text(note)}" for note in document["notes"]))
+    if notes := list(filter(None, (result.legend, *document["notes"]))):
+        parts.append("## Notes\n\n" + "\n".join(f"* {markdown_text(note)}" for note in notes))
     facts = [*_marks(result), f"Forerun {document['version']}", "a prediction, not a measurement"]
     again = f"```sh\n{result.command}\n```\n\n" if result.command else ""
     parts.append("## Run it again\n\n" + again + "\n".join(f"* {markdown_text(fact)}" for fact in facts))

@@ -26,8 +26,8 @@ MOST_SIDE_BY_SIDE = 6
 """Rows of a table up to which it may be turned."""
 TEXT_COLUMNS = 1000
 """Width up to which ``print(table)`` breaks no line."""
-CARD_COLUMNS = 5
-"""Columns from which a page on a phone shows every row as a card, each value beside its heading."""
+MANY_COLUMNS = 5
+"""Columns from which a page sets a table closer, with asides below their figures."""
 LONG_WORDS = 28
 """Characters from which a cell may break its line on a page."""
 HOURS_FROM_S = 7200.0
@@ -54,7 +54,7 @@ class Cell:
     value: Any = None
     """What stands for the cell in a data frame; default: the text."""
     detail: str = ""
-    """Words behind the aside that a terminal shows with ``--full`` alone."""
+    """Words behind the aside that only ``--full``, Markdown and data frames show."""
 
     @property
     def after(self) -> str:
@@ -168,14 +168,12 @@ class Table:
         """The table as HTML without its title; rows beyond ``shown`` are folded. Empty text without rows."""
         if not self.rows:
             return ""
-        cards = self.headed and len(self.columns) >= CARD_COLUMNS
-        kind = _named("cards" if cards else "" if self.headed else "pairs")
-        labels = [column if cards else "" for column in self.columns]
+        kind = _named("pairs" if not self.headed else "many" if len(self.columns) >= MANY_COLUMNS else "")
         words = [index > 0 and self.words(index) for index in range(len(self.columns))]
         head = "".join(map(_html_heading, self.columns, words))
         head = f"<thead><tr>{head}</tr></thead>" if self.headed else ""
         first = [index == 0 for index in range(len(self.columns))]
-        lines = ["<tr>" + "".join(map(_html_cell, row, words, labels, first)) + "</tr>" for row in self.rows]
+        lines = ["<tr>" + "".join(map(_html_cell, map(_brief, row), words, first)) + "</tr>" for row in self.rows]
         shown, more = lines[: self.shown], lines[len(lines) - self.hidden :]
 
         def part(rows: Sequence[str], which: str = "") -> str:
@@ -305,8 +303,8 @@ def term_html(words: str) -> str:
     return escape(words) if meaning is None else f'<abbr title="{escape(meaning)}">{escape(words)}</abbr>'
 
 
-def _html_cell(cell: Value, words: bool, label: str, first: bool) -> str:
-    named = _named(cell_class(cell, words)) + (f' data-label="{escape(label)}"' if label else "")
+def _html_cell(cell: Value, words: bool, first: bool) -> str:
+    named = _named(cell_class(cell, words))
     if not isinstance(cell, Cell):
         text = cell_text(cell)
         return f"<td{named}>{term_html(text) if first else escape(text)}</td>"

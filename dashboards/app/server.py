@@ -9,6 +9,7 @@ import secrets
 import socket
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,8 @@ POLICY = (
 )
 """No script runs but the app's own; styles are set inline by the component library and by Plotly."""
 ADMITTED = "admitted"
-TITLES = "/titles.js"
+SHARED = {"shared.js": "text/javascript", "shared.css": "text/css"}
+"""Files that reports have too, and their kind."""
 INDEX = """<!DOCTYPE html>
 <html lang="en">
 <head>{%metas%}<title>{%title%}</title>{%favicon%}{%css%}</head>
@@ -76,7 +78,8 @@ def create_app(
         suppress_callback_exceptions=True,
         assets_folder=str(Path(__file__).parent / "assets"),
         add_log_handler=False,
-        external_scripts=[TITLES],
+        external_scripts=["/shared.js"],
+        external_stylesheets=["/shared.css"],
         meta_tags=[{"name": "viewport", "content": "width=device-width, initial-scale=1"}],
     )
     app.layout = shell.app_frame(PAGES)
@@ -88,7 +91,8 @@ def create_app(
     server = app.server
     server.config["MAX_CONTENT_LENGTH"] = LARGEST_MESSAGE_BYTES
     server.config["SESSION_COOKIE_SAMESITE"] = "Strict"
-    server.add_url_rule(TITLES, view_func=lambda: Response(asset("titles.js"), mimetype="text/javascript"))
+    for name, kind in SHARED.items():
+        server.add_url_rule(f"/{name}", name, partial(_shared_file, name, kind))
     server.secret_key = secrets.token_bytes(32)
     server.before_request(lambda: _refuse_foreign(hosts))
     if token is not None:
@@ -102,6 +106,10 @@ def create_app(
 
     server.after_request(secured)
     return app, context
+
+
+def _shared_file(name: str, kind: str) -> Response:
+    return Response(asset(name), mimetype=kind)
 
 
 def serve_dashboard(folders: Sequence[Path], host: str, port: int, with_token: bool = False) -> None:

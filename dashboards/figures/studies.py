@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from itertools import cycle
 from math import inf, isfinite, log10
+from textwrap import wrap
 from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
@@ -27,6 +29,7 @@ from dashboards.theme import (
     range_with_intervals,
     whiskers,
 )
+from simulator.studies.compare.comparison import NO_EFFECT, contenders, range_words, swing
 from simulator.studies.paired import HIGHER_IS_BETTER, load_words, metric_words
 from simulator.studies.race.race import is_fixed
 from simulator.studies.sweep.study import point_value
@@ -45,8 +48,8 @@ FOREST_METRICS = (
 )
 VARIANT_COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, PINK, SKY, GREY)
 TORNADO_ROWS = 12
-NO_EFFECT = 0.005
-"""Swing of a speedup that no bar would show."""
+LABEL_LETTERS = 26
+"""Letters in a line of a parameter's label."""
 CAPTION = "each assumed parameter alone"
 REVERSED = {"autorange": "reversed", "showgrid": False}
 """An axis of names, the first on top."""
@@ -241,30 +244,27 @@ def bars_figure(data: BarsData) -> go.Figure:
     return captioned(figure, data.title, data.caption, data.basis, 200 + 26 * len(names), data.unit, REVERSED)
 
 
-def tornado_data(document: dict[str, Any], variant: str | None = None) -> TornadoData | None:
-    """The swings of one variant (default: the one with the largest speedup); None where nothing moves."""
-    metric = document["metric"]
-    known = {v["name"]: v["speedup"][metric] for v in document["variants"][1:] if v["speedup"][metric] is not None}
-    if not known or not document["sensitivity"]:
+def tornado_data(document: dict[str, Any]) -> TornadoData | None:
+    """The swings of the variant that the conclusion names; None where nothing moves."""
+    metric, variants = document["metric"], contenders(document)
+    if not variants:
         return None
-    name = variant or max(known, key=lambda key: known[key]["ratio"])
-    rows = []
+    name, rows = variants[0]["name"], []
     for row in document["sensitivity"]:
-        ends = row["ratios"].get(name)
-        if ends is None or ends["at_low"] is None or ends["at_high"] is None:
-            continue
-        if abs(ends["at_high"] - ends["at_low"]) > NO_EFFECT:
-            rows.append(TornadoRow(_labelled(row), ends["at_low"], ends["at_high"], name in row["flips"]))
+        if abs(swing(row, name)) > NO_EFFECT:
+            ends, words = row["ratios"][name], f"{row['says']}, {range_words(row)}"
+            rows.append(TornadoRow(words, ends["at_low"], ends["at_high"], name in row["flips"]))
     rows.sort(key=lambda row: -abs(row.at_high - row.at_low))
     if not rows:
         return None
-    return TornadoData(tuple(rows[:TORNADO_ROWS]), name, metric, known[name]["ratio"], document["basis"])
+    ratio = variants[0]["speedup"][metric]["ratio"]
+    return TornadoData(tuple(rows[:TORNADO_ROWS]), name, metric, ratio, document["basis"])
 
 
 def tornado_figure(data: TornadoData) -> go.Figure:
     """A bar per parameter from the speedup at its low end to that at its high end, around the answer."""
     figure = go.Figure()
-    labels = [row.parameter.replace(" ", "<br>", 1) for row in data.rows]
+    labels = ["<br>".join(wrap(row.parameter, LABEL_LETTERS)) for row in data.rows]
     for end, colour in (("low", SKY), ("high", VERMILLION)):
         speedups = [getattr(row, f"at_{end}") for row in data.rows]
         figure.add_bar(
@@ -281,7 +281,7 @@ def tornado_figure(data: TornadoData) -> go.Figure:
     if any(row.flips for row in data.rows) or 0.8 < data.ratio < 1.25:
         figure.add_vline(x=1.0, line={"color": GREY, "width": 1.5, "dash": "dot"})
     axes, look = (f"speedup of {data.variant}", REVERSED), {"barmode": "overlay", "hovermode": "closest"}
-    return captioned(figure, "What the answer rests on", CAPTION, data.basis, 200 + 36 * len(labels), *axes, **look)
+    return captioned(figure, "What the answer rests on", CAPTION, data.basis, 200 + 50 * len(labels), *axes, **look)
 
 
 def load_curve_data(document: dict[str, Any]) -> LoadCurveData | None:
@@ -320,9 +320,8 @@ def load_curve_figure(data: LoadCurveData) -> go.Figure:
         marked.append((data.capacity, f"capacity {load_words(data.path, data.capacity)}", "top", VERMILLION))
     for load, words, end, colour in marked:
         figure.add_vline(x=load, line={"color": colour, "width": 1.5, "dash": "dash"})
-        at = {"x": log10(load) if positive else load, "y": float(end == "top"), "yref": "paper", "yanchor": end}
-        look = {"xanchor": "right", "textangle": -90, "showarrow": False, "font": {"size": 12}}
-        figure.add_annotation(text=words, **at, **look)
+        at = {"x": log10(load) if positive else load, "y": float(end == "top"), "yref": "paper", "yanchor": "bottom"}
+        figure.add_annotation(text=words, xanchor="right", showarrow=False, font={"size": 11}, **at)
     figure.add_hline(y=1.0, line={"color": GREY, "width": 1.5, "dash": "dot"})
     all_loads = [load for curve in data.curves for load in curve.loads]
     decades = positive and max(all_loads) > 10 * min(all_loads)
@@ -338,13 +337,6 @@ def load_curve_figure(data: LoadCurveData) -> go.Figure:
     return captioned(figure, "Speedup over load", "above 1 the variant pays", data.basis, 460, *axes, **legend)
 
 
-def _labelled(row: dict[str, Any]) -> str:
-    name = row["parameter"].removesuffix("_bytes_per_s").removesuffix("_s")
-    if row["unit"] == "factor":
-        return f"{name} ×{row['low']:g}..×{row['high']:g}"
-    return f"{name} {row['low']:g}..{row['high']:g} {row['unit']}"
-
-
 def _interval(low: float | None, high: float | None) -> str:
     return "" if low is None or high is None else f"[{low:.3f}, {high:.3f}]"
 
@@ -357,8 +349,8 @@ PER_CHIP, PER_USER, PER_MILLION = (
 )
 AXIS_WORDS = {PER_CHIP: "tokens/s per GPU", PER_USER: "tokens/s per user", PER_MILLION: "$ per million output tokens"}
 SHORT_WORDS = {PER_CHIP: "throughput", PER_USER: "speed", PER_MILLION: "cost"}
-LABEL_SPACE = (0.20, 0.07)
-"""Width and height of a point's label, shares of the axes: labels nearer than this to another are left to the hover."""
+GROUP_COLOURS = (BLUE, VERMILLION, GREEN, PINK, SKY, GREY)
+"""Colours of groups of layouts; orange is the answer's."""
 
 
 class LayoutPoint(NamedTuple):
@@ -366,13 +358,15 @@ class LayoutPoint(NamedTuple):
 
     layout: str
     group: str
-    """What its colour stands for: the chip, or the layout where there is one chip."""
+    """What its colour stands for: a chip with its parallelism and method, whatever replicas and token budget."""
     request_rate: float
     x: float
     y: float
     meets: bool
     on_front: bool
-    """Whether no layout that meets the SLO is better on both axes."""
+    """Whether no other point of its group is better on both axes."""
+    answer: bool
+    """Whether it is the best layout at the planned load."""
 
 
 class ParetoData(NamedTuple):
@@ -386,93 +380,84 @@ class ParetoData(NamedTuple):
 
 def pareto_data(document: dict[str, Any], x: str = PER_USER, y: str = PER_CHIP) -> ParetoData | None:
     """Every simulated load of a ``plan`` document's layouts; None where none has both figures."""
-    home = document["scenario"]["hardware"]["chip"]
+    home, best = document["scenario"]["hardware"]["chip"], document["best"] or {"layout": None}
     rows = [
         (candidate, point)
         for candidate in document["candidates"]
         for point in candidate.get("load_points") or ()
         if point[x] is not None and point[y] is not None
     ]
-    chips = {candidate["set"].get("hardware.chip", home) for candidate, _ in rows}
-    names = dict(zip([c["layout"] for c, _ in rows], _short_names([c["layout"] for c, _ in rows]), strict=True))
+    if not rows:
+        return None
+    planned = document["request_rate"] or best.get("max_rate") or 0.0
+    own = [point for candidate, point in rows if candidate["layout"] == best["layout"]]
+    answer = min(own, key=lambda p: abs(p["request_rate"] - planned), default=None)
+    names = [candidate["layout"] for candidate in document["candidates"]]
+    groups = _groups({c["layout"]: c["set"].get("hardware.chip", home) for c, _ in rows})
     cost = -1 if y == PER_MILLION else 1
-    front: set[tuple[float, float]] = set()
-    highest = -inf
-    for one in sorted((p for _, p in rows if p["meets_slo"]), key=lambda p: (-p[x], -cost * p[y])):
-        if cost * one[y] > highest:
-            highest = cost * one[y]
-            front.add((one[x], one[y]))
+    highest = dict.fromkeys(groups.values(), -inf)
+    front = []
+    for candidate, point in sorted(rows, key=lambda row: (-row[1][x], -cost * row[1][y])):
+        group = groups[candidate["layout"]]
+        if cost * point[y] > highest[group]:
+            highest[group] = cost * point[y]
+            front.append(id(point))
     points = tuple(
         LayoutPoint(
-            names[candidate["layout"]],
-            candidate["set"].get("hardware.chip", home) if len(chips) > 1 else names[candidate["layout"]],
+            candidate["layout"],
+            groups[candidate["layout"]],
             point["request_rate"],
             point[x],
             point[y],
             point["meets_slo"],
-            point["meets_slo"] and (point[x], point[y]) in front,
+            id(point) in front,
+            point is answer,
         )
-        for candidate, point in sorted(rows, key=lambda row: row[1]["request_rate"])
+        for candidate, point in sorted(rows, key=lambda row: (names.index(row[0]["layout"]), row[1]["request_rate"]))
     )
-    return ParetoData(points, x, y, document["basis"] or "") if points else None
+    return ParetoData(points, x, y, document["basis"] or "")
 
 
-def _short_names(layouts: Sequence[str]) -> list[str]:
-    """Names without the parts that all of them share."""
-    parts = [layout.split(", ") for layout in layouts]
-    shared = set.intersection(*map(set, parts)) if len(set(layouts)) > 1 else set()
-    return [", ".join(part for part in one if part not in shared) or one[0] for one in parts]
+def _groups(chips: Mapping[str, str]) -> dict[str, str]:
+    """Groups of layouts, by name: without replicas and token budget, or their chip where that leaves too many."""
+    names = {}
+    for layout in chips:
+        first, *others = layout.split(", ")
+        names[layout] = ", ".join(
+            [re.sub(r"^\d+ x ", "", first), *(p for p in others if not p.endswith("-token steps"))]
+        )
+    return names if len(set(names.values())) <= len(GROUP_COLOURS) else dict(chips)
 
 
 def pareto_figure(data: ParetoData) -> go.Figure:
-    """A line for each layout over its loads, the front that none beats, and the names of its points."""
+    """The best points of each group of layouts as a line, its others faint beside it, and the answer as a star."""
     figure = go.Figure()
-    colours = dict(zip(dict.fromkeys(p.group for p in data.points), cycle(VARIANT_COLOURS), strict=False))
-    layouts = {p.layout: [q for q in data.points if q.layout == p.layout] for p in data.points}
-    for points in layouts.values():
-        group = points[0].group
-        marker = {
-            "color": colours[group],
-            "size": 8,
-            "symbol": ["circle" if p.meets else "circle-open" for p in points],
-        }
+    colours = dict(zip(dict.fromkeys(p.group for p in data.points), cycle(GROUP_COLOURS), strict=False))
+    hover = (
+        f"<b>%{{customdata[0]}}</b><br>%{{customdata[1]:.3g}} req/s: %{{customdata[2]}}<br>%{{y:.3~g}} "
+        f"{AXIS_WORDS[data.y]}<br>%{{x:.3~g}} {AXIS_WORDS[data.x]}<extra></extra>"
+    )
+
+    def add(points: Sequence[LayoutPoint], name: str, colour: str, **look: Any) -> None:
+        symbols = ["circle" if p.meets else "circle-open" for p in points]
+        marker = {"color": colour, "size": 8, "symbol": symbols} | look.pop("marker", {})
         shown = [[p.layout, p.request_rate, HOLDS if p.meets else MISSES] for p in points]
-        hover = (
-            f"<b>%{{customdata[0]}}</b><br>%{{customdata[1]:.3g}} req/s: %{{customdata[2]}}<br>%{{y:.3~g}} "
-            f"{AXIS_WORDS[data.y]}<br>%{{x:.3~g}} {AXIS_WORDS[data.x]}<extra></extra>"
-        )
-        line = {"color": colours[group], "width": 1}
-        xy = ([p.x for p in points], [p.y for p in points])
-        add_points(figure, *xy, group, marker, hover, customdata=shown, line=line, legendgroup=group,
-                   showlegend=not any(trace.name == group for trace in figure.data))  # fmt: skip
+        add_points(figure, [p.x for p in points], [p.y for p in points], name, marker, hover, customdata=shown, **look)
+
+    for group, colour in colours.items():
+        own = sorted((p for p in data.points if p.group == group), key=lambda p: p.x)
+        add([p for p in own if not p.on_front], group, colour, marker={"size": 6, "opacity": 0.3}, legendgroup=group,
+            showlegend=False)  # fmt: skip
+        add([p for p in own if p.on_front], group, colour, line={"color": colour, "width": 2}, legendgroup=group)
         figure.data[-1].mode = "lines+markers"
-    front = sorted({(p.x, p.y) for p in data.points if p.on_front})
-    if len(front) > 1:
-        line = {"color": GREY, "width": 2, "dash": "dot"}
-        figure.add_scatter(x=[x for x, _ in front], y=[y for _, y in front], mode="lines", name="Pareto front",
-                           line=line, hoverinfo="skip")  # fmt: skip
-    label: dict[str, Any] = {"arrowhead": 0, "arrowwidth": 1, "arrowcolor": GREY, "ax": 0, "ay": -44}
-    for point in _labelled_points(data.points):
-        figure.add_annotation(x=point.x, y=point.y, text=point.layout, font={"size": 11}, **label)
+    for point in (p for p in data.points if p.answer):
+        name = f"the answer: {point.layout}".replace(", ", ",<br>", 1)
+        add([point], name, ORANGE, marker={"size": 18, "symbol": "star", "line": {"color": GREY, "width": 1}})
     axes = [{"title": AXIS_WORDS[name], "rangemode": "tozero"} for name in (data.x, data.y)]
     title = f"{SHORT_WORDS[data.y]} over {SHORT_WORDS[data.x]}".capitalize()
-    caption = f"median speed of an answer's tokens; filled: {HOLDS}; dotted: none is better in both"
-    look: dict[str, Any] = {"hovermode": "closest", "showlegend": len(colours) > 1 or len(front) > 1}
+    caption = f"lines: the best of each chip and method over its loads; filled: {HOLDS}"
+    look: dict[str, Any] = {"hovermode": "closest", "showlegend": True}
     return captioned(figure, title, caption, data.basis, 500, *axes, **look)
-
-
-def _labelled_points(points: Sequence[LayoutPoint]) -> list[LayoutPoint]:
-    """The points whose names do not overlap: of each layout the one with the most load, those on the front first."""
-    last = {p.layout: p for p in points if p.meets} or {p.layout: p for p in points}
-    wide, high = (max(getattr(p, axis) for p in points) or 1.0 for axis in "xy")
-    shown: list[LayoutPoint] = []
-    for point in sorted(last.values(), key=lambda p: not p.on_front):
-        near = (
-            abs(point.x - p.x) / wide < LABEL_SPACE[0] and abs(point.y - p.y) / high < LABEL_SPACE[1] for p in shown
-        )
-        if not any(near):
-            shown.append(point)
-    return shown
 
 
 MOST_FIELDS = 6

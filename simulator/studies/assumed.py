@@ -82,7 +82,13 @@ def _framework(scenario: Scenario) -> list[AssumedParameter]:
     framework = load_framework(scenario.engine.framework)
     fitted = () if framework.source.kind == "assumed" else FITTED_HOST_COSTS
     return [
-        AssumedParameter(f"{framework.name}.{name}", says, *TIME_FACTORS, "factor", framework.source.reference)
+        AssumedParameter(
+            f"{framework.name}.{name}",
+            f"{says} ({framework.name})",
+            *TIME_FACTORS,
+            "factor",
+            framework.source.reference,
+        )
         for name, says in FRAMEWORK_PARAMETERS.items()
         if getattr(framework, name) > 0 and name not in fitted
     ]
@@ -98,15 +104,13 @@ def _kernels(scenario: Scenario) -> list[AssumedParameter]:
         if touched:
             factors = TIME_FACTORS if name.endswith("_s") else EFFICIENCY_FACTORS
             source = f"not fitted on {chip.name}: {', '.join(touched)}"
-            parameters.append(
-                AssumedParameter(f"{chip.name}.kernels.{name}", KERNEL_WORDS[name], *factors, "factor", source)
-            )
+            says = f"{KERNEL_WORDS[name]} ({chip.name})"
+            parameters.append(AssumedParameter(f"{chip.name}.kernels.{name}", says, *factors, "factor", source))
     on_chip = chip.sources.get("on_chip.bandwidth_bytes_per_s", chip.on_chip.source)
     if on_chip.kind == "assumed":
         name = f"{chip.name}.on_chip.bandwidth_bytes_per_s"
-        parameters.append(
-            AssumedParameter(name, "bandwidth of the on-chip store", *ON_CHIP_FACTORS, "factor", on_chip.reference)
-        )
+        says = f"bandwidth of the on-chip store ({chip.name})"
+        parameters.append(AssumedParameter(name, says, *ON_CHIP_FACTORS, "factor", on_chip.reference))
     return parameters
 
 
@@ -139,9 +143,8 @@ def _link(scenario: Scenario) -> list[AssumedParameter]:
     source = link.field_sources.get("latency_s", link.source)
     if source.kind != "assumed":
         return []
-    return [
-        AssumedParameter(f"{link.name}.latency_s", "latency of the link", *TIME_FACTORS, "factor", source.reference)
-    ]
+    says = f"latency of the link ({link.name})"
+    return [AssumedParameter(f"{link.name}.latency_s", says, *TIME_FACTORS, "factor", source.reference)]
 
 
 def _speculation(scenario: Scenario) -> list[AssumedParameter]:
@@ -188,13 +191,18 @@ def _attention_speculation(scenario: Scenario) -> list[AssumedParameter]:
     if config is None:
         return []
     rate = AssumedParameter(
-        HIT_RATE, "share of layers that pass", *ACCEPTANCE_FACTORS, "factor", "the scenario's figure", with_hits_scaled
+        HIT_RATE,
+        "share of layers that pass verification",
+        *ACCEPTANCE_FACTORS,
+        "factor",
+        "the scenario's figure",
+        with_hits_scaled,
     )
     costs = mechanism_costs(load_chip(scenario.hardware.chip).kind)
     return [rate] + [
         AssumedParameter(
             f"attention.{name}",
-            cost.what,
+            f"{cost.what} (attention speculation)",
             cost.low,
             cost.high,
             "s",

@@ -110,7 +110,7 @@ def comparison():
     swings = [
         {
             "parameter": name,
-            "says": "something assumed",
+            "says": says,
             "unit": unit,
             "low": 0.5,
             "high": 2.0,
@@ -118,10 +118,10 @@ def comparison():
             "ratios": {"b": {"at_low": low, "at_high": high}, "c": {"at_low": 1.0, "at_high": 1.0}},
             "flips": flips,
         }
-        for name, unit, low, high, flips in (
-            ("vllm.step_s", "factor", 1.3, 1.1, []),
-            ("idle", "factor", 1.2, 1.2, []),
-            ("acceptance", "s", 0.9, 1.6, ["b"]),
+        for name, says, unit, low, high, flips in (
+            ("vllm.step_s", "host time of a step", "factor", 1.3, 1.1, []),
+            ("idle", "what nobody asks for", "factor", 1.2, 1.2, []),
+            ("acceptance", "acceptance rates", "s", 0.9, 1.6, ["b"]),
         )
     ]
     variants = [

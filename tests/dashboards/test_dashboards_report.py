@@ -4,12 +4,14 @@ import dataclasses
 import json
 import re
 import shutil
+from html import escape
 
 import pytest
 
-from dashboards.report import lead_sentence, report_html, write_report
+from dashboards.report import report_html, write_report
 from forerun.errors import ForerunError
 from forerun.tables import number
+from simulator.running.metrics.conclusion import run_conclusion
 from simulator.running.metrics.run_folder import checksum, load_run, run_id
 
 
@@ -73,7 +75,7 @@ def shown_interval(run, key):
 def test_replications_show_intervals(write_one, tmp_path):
     run = load_run(write_one(tmp_path / "run", replications=3))
     page = report_html(run)
-    assert "3 replications" in page
+    assert "mean of 3 runs" in page
     for key in ("output_throughput", "p99_ttft_ms"):
         assert shown_interval(run, key) in page
 
@@ -84,7 +86,7 @@ def test_a_single_run_shows_the_interval_of_the_models_error(run):
         run, document=run.document | {"intervals": ends, "interval_level": 0.9, "intervals_of": "chance"}
     )
     page = report_html(message)
-    assert "single run" in page
+    assert "mean of" not in page
     assert "90% intervals of chance" in page
     for key in ends:
         assert shown_interval(message, key) in page
@@ -111,11 +113,12 @@ def test_a_run_in_which_nothing_happened_still_has_a_page(run_folder, tmp_path):
     document["summary"]["failed"] = 3
     document |= {"bottleneck": None, "slo": None, "cost_usd": None, "usd_per_million_output_tokens": None}
     document["utilisation"] = {"mfu": None, "mbu": None}
+    document["conclusion"] = run_conclusion(document)
     document["files"] = {name: checksum(folder / name) for name in document["files"]}
     document["run"] = run_id(document)
     (folder / "summary.json").write_text(json.dumps(document))
     page = report_html(load_run(folder))
-    assert "No request finished (3 failed)" in page
+    assert "No request finished; 3 of 3 requests fail" in page
     assert 'class="figure"' not in page
 
 
@@ -139,10 +142,10 @@ def test_what_is_not_a_run_folder_is_refused_by_name(run_folder, tmp_path, name,
         load_run(folder)
 
 
-def test_lead_sentence_names_rate_tail_and_bottleneck(run):
-    sentence = lead_sentence(run.document)
-    for words in ("output tokens/s", "p99 TTFT", "memory limits", "idle"):
-        assert words in sentence
+def test_a_run_and_its_report_begin_with_the_same_sentence(run):
+    sentence = run.document["conclusion"]
+    assert sentence.startswith(("Keeps up", "Cannot keep up"))
+    assert f'<p class="lead">{escape(sentence)}</p>' in report_html(run)
 
 
 @pytest.mark.parametrize(

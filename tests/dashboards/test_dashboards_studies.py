@@ -30,7 +30,10 @@ def test_forest_shows_what_was_measured_with_its_intervals(comparison):
 def test_tornado_is_widest_first_and_leaves_out_what_does_nothing(comparison):
     data = studies.tornado_data(comparison)
     assert data.variant == "b"
-    assert [row.parameter.split()[0] for row in data.rows] == ["acceptance", "vllm.step"]
+    assert [row.parameter for row in data.rows] == [
+        "acceptance rates, 500 ms .. 2 s",
+        "host time of a step, x0.5 .. x2",
+    ]
     assert data.rows[0].flips
     low, high = studies.tornado_figure(data).data
     for index, row in enumerate(data.rows):

@@ -46,11 +46,11 @@ def test_a_table_is_rendered_without_its_words_becoming_markup():
     assert lines[3] == "| &lt;i> | - | 1,234,567 |"
 
 
-def test_rows_of_a_wide_table_have_the_headings_that_a_card_shows():
-    wide = Table("", ("", "a<b", "c", "d", "e"), [("x", 1, 2, 3, 4)]).html()
-    assert '<table class="cards">' in wide
-    assert '<td>x</td><td data-label="a&lt;b">1</td>' in wide
-    assert "data-label" not in Table("", ("", "a", "b", "c"), [("x", 1, 2, 3)]).html()
+def test_a_page_shows_no_details_and_sets_many_columns_closer():
+    wide = Table("", ("", "a<b", "c", "d", "e"), [(Cell("x", "1..2", detail="P=1.00"), 1, 2, 3, 4)]).html()
+    assert '<table class="many">' in wide
+    assert '<td>x <span class="aside">1..2</span></td><td>1</td>' in wide
+    assert 'class="many"' not in Table("", ("", "a", "b", "c"), [("x", 1, 2, 3)]).html()
 
 
 def test_a_table_in_a_terminal_shows_its_words_as_they_are(capsys):

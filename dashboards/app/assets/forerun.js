@@ -14,6 +14,7 @@
     var unfolded = place.querySelector("details[open]") !== null;
     place.innerHTML = place.filled = place.dataset.html;
     place.querySelectorAll("details").forEach(function (rest) { rest.open = unfolded; });
+    window.forerunTables(place);
   }
   function narrow() { return window.innerWidth < 560; }
 

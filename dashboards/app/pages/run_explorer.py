@@ -18,7 +18,7 @@ from dashboards.app.page import Context, Page, Shown, View
 from dashboards.app.uploads import UploadTask, uploaded_text
 from dashboards.figures import run as of_run
 from dashboards.figures.run import ComparisonData
-from dashboards.report import lead_sentence, report_html, run_tiles
+from dashboards.report import report_html, run_tiles
 from dashboards.theme import RUN_COLOURS
 from forerun.errors import ForerunError
 from forerun.tables import ABSENT, Table, number, pairs
@@ -54,7 +54,7 @@ def compute(context: Context, values: Values) -> Shown:
     made = f"Forerun {document.get('version')}, seed {document.get('seed')}; a prediction, not a measurement."
     bottleneck = of_run.bottleneck_data(run)
     return {
-        "lead": parts.remark(f"{run.name}: {lead_sentence(document)}"),
+        "lead": parts.remark(f"{run.name}: {document.get('conclusion', '')}"),
         "tiles": parts.tiles(run_tiles(document)),
         "tables": parts.table_stack((*run_tables(document), *more_run_tables(document))),
         "notes": parts.rests_on(run.basis, [*document.get("notes", ()), made]),

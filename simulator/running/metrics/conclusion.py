@@ -40,7 +40,9 @@ def run_conclusion(document: Mapping[str, Any]) -> str:
     """The conclusion of a run's document."""
     load, summary = document["load"], document["summary"]
     served, arriving = (number(rate, 3) for rate in (summary["request_throughput"], load["arrival_rate"]))
-    if load["keeps_up"] is None:
+    if not summary["completed"]:
+        text = "No request finished"
+    elif load["keeps_up"] is None:
         text = f"Serves {served} requests/s"
     elif load["keeps_up"]:
         text = f"Keeps up with {arriving} requests/s"

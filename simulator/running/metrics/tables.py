@@ -119,7 +119,10 @@ def slo_table(document: Document) -> Table:
     slo = document["slo"]
     share = "" if slo["good_share"] is None else f", {percent(slo['good_share'])} of requests good"
     words = {True: Cell("met", tone="good"), False: Cell("missed", tone="bad"), None: Cell("not measured")}
-    rows = [[key, row["value"], row["limit"], words[row["met"]]] for key, row in slo["limits"].items()]
+    rows: list[list[Value]] = []
+    for key, row in slo["limits"].items():
+        statistic, latency, unit = key.split("_")
+        rows.append([f"{statistic} {latency.upper()} ({unit})", row["value"], row["limit"], words[row["met"]]])
     return Table(f"SLO {'met' if slo['met'] else 'missed'}{share}", ("", "value", "limit", ""), rows, name="slo")
 
 

@@ -64,6 +64,8 @@ AUTOMATIC, NONE = "auto", "none"
 SAMPLING, MODELLED, ASSUMED = "sampling", "model error and sampling", "assumed costs and sampling"
 """Sources of error that the interval of a ratio may cover."""
 TORNADO_ROWS = 8
+NO_EFFECT = 0.005
+"""Change of a speedup over the range of an assumed parameter that counts as none."""
 
 
 def variants_of(study: StudyFile) -> list[Variant]:
@@ -381,11 +383,10 @@ def _notes(combined: dict[str, dict[str, Any]], runs: int, fixed: str | None, va
 def compare_sentence(document: dict[str, Any]) -> str:
     """The verdict on the baseline, the crossover, and whether an assumption could turn it over."""
     metric, base = document["metric"], document["baseline"]
-    measuring = [v for v in document["variants"][1:] if v["speedup"][metric] is not None]
-    if not measuring:
+    rows = contenders(document)
+    if not rows:
         return f"No variant measures {metric_words(metric)}, so none can be compared with {base}."
-    rows = [v for v in measuring if not v["ideal"]] or measuring  # a bound that nothing can reach wins no comparison
-    winner = max(rows, key=lambda variant: variant["speedup"][metric]["ratio"])
+    winner = rows[0]
     best, speedup = winner["name"], winner["speedup"][metric]
     verdict, reached = Ratio(**speedup).verdict, times(speedup["ratio"])
     where = f" in {metric_words(metric)}"
@@ -408,6 +409,14 @@ def compare_sentence(document: dict[str, Any]) -> str:
     text = text[0].upper() + text[1:] if text.startswith("no ") else text
     text += _crossover_words(document, best) + _sensitivity_words(document, best, verdict)
     return lead + text + _overload_words(document) + _slo_words(document)
+
+
+def contenders(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """Variants that measure the metric that decides, the highest speedup first."""
+    metric = document["metric"]
+    measuring = [v for v in document["variants"][1:] if v["speedup"][metric] is not None]
+    rows = [v for v in measuring if not v.get("ideal")] or measuring  # what nothing can reach wins no comparison
+    return sorted(rows, key=lambda variant: -variant["speedup"][metric]["ratio"])
 
 
 def _overload_words(document: dict[str, Any]) -> str:
@@ -479,7 +488,7 @@ def _sensitivity_words(document: dict[str, Any], best: str, verdict: int) -> str
     rows = document["sensitivity"]
     if not rows or verdict == 0:
         return "."
-    flipping = [row["parameter"] for row in rows if best in row["flips"]]
+    flipping = [row["says"] for row in rows if best in row["flips"]]
     if not flipping:
         return ". No assumed parameter reverses this within its range."
     names = ", ".join(flipping[:3]) + (" and others" if len(flipping) > 3 else "")
@@ -642,6 +651,7 @@ def _sensitivity_table(document: dict[str, Any]) -> Table:
     """The widest swings of the answer over the assumed parameters."""
     names = [variant["name"] for variant in document["variants"][1:]]
     rows: list[list[Value]] = []
+    moving = [row for row in document["sensitivity"] if any(abs(swing(row, name)) > NO_EFFECT for name in names)]
     for row in document["sensitivity"]:
         cells: list[Value] = []
         for name in names:
@@ -650,10 +660,18 @@ def _sensitivity_table(document: dict[str, Any]) -> Table:
             text = ABSENT if low is None or high is None else f"{low:.3f} .. {high:.3f}"
             turned = name in row["flips"]
             cells.append(Cell(text, aside="turns over" if turned else "", tone="bad" if turned else ""))
-        rows.append([row["parameter"], Cell(range_words(row)), *cells])
+        rows.append([row["says"], Cell(range_words(row)), *cells])
     title = f"Speedup of {metric_words(document['metric'])} at the ends of assumed parameters"
-    details = [row["parameter"] for row in document["sensitivity"] if not row["flips"]]
-    return Table(title, ["", "range", *names], rows, shown=TORNADO_ROWS, name="sensitivity", details=details)
+    details = [row["says"] for row in document["sensitivity"] if not row["flips"]]
+    shown = min(TORNADO_ROWS, max(1, len(moving)))
+    return Table(title, ["", "range", *names], rows, shown=shown, name="sensitivity", details=details)
+
+
+def swing(row: dict[str, Any], variant: str) -> float:
+    """Change of a variant's speedup between the ends of an assumed parameter; 0 where an end has none."""
+    ends = row["ratios"].get(variant, {})
+    low, high = ends.get("at_low"), ends.get("at_high")
+    return 0.0 if low is None or high is None else float(high - low)
 
 
 def range_words(row: dict[str, Any]) -> str:

@@ -173,8 +173,7 @@ class PlanResult(StudyResult):
 
     @property
     def marks(self) -> Sequence[str]:
-        slo = ", ".join(f"{key} {value:g}" for key, value in self.document["slo"].items())
-        return f"SLO: {slo}", f"{self.document['runs']} runs", f"{len(self.document['candidates'])} candidates"
+        return f"{self.document['runs']} runs", f"{len(self.document['candidates'])} candidates"
 
     @property
     def summary(self) -> Summary:

@@ -167,7 +167,8 @@ class TunedResult(StudyResult):
     kind = "tune"
     legend = (
         "K: draft tokens per step. low-high: 90 % interval of the model's error. breaks even at: mean tokens per step "
-        "(acceptance length) from which drafting pays; expected: those of this drafter."
+        "(acceptance length) from which drafting pays; alpha: the same as the chance, equal at every position, that a "
+        "draft token is accepted; expected: the tokens per step of this drafter."
     )
 
     @property
@@ -237,7 +238,7 @@ def _mean_table(document: Document) -> Table:
         ]
         for cell, even in zip(document["at_mean_context"], document["break_even"], strict=True)
     ]
-    columns = ("batch", "draft", "speed-up if on", "breaks even at", "as alpha", "expected")
+    columns = ("batch", "draft", "speed-up if on", "breaks even at", "break-even alpha", "expected")
     context = document["crossover"]["context"]
     return Table(f"At the mean context of {context:,} tokens: acceptance length", columns, rows, name="break even")
 
@@ -252,7 +253,8 @@ def _worth_tables(document: Document) -> list[Table]:
         cell = Cell(f"{gain:.1f} % ({low:.1f}-{high:.1f})", aside=usd, value=one["gain"] - 1)
         lines.setdefault(one["improvement"], []).append(cell)
     rows = [[name, *cells] for name, cells in lines.items()]
-    title = "What a better drafter is worth: tokens per second, and dollars a month per busy replica"
+    priced = any(one["usd_per_month"] is not None for one in document["worth"])
+    title = f"What a better drafter is worth: tokens per second{', and dollars a month per busy replica' * priced}"
     worth = Table(title, ("improvement", *(f"batch {batch}" for batch in batches)), rows, name="worth")
     pays: dict[str, list[Value]] = {}
     for cell in document["table"]:

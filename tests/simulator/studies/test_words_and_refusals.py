@@ -47,10 +47,12 @@ def test_the_verdict_is_the_side_of_one_on_which_the_interval_lies(speedups, pat
 
 
 def test_assumptions_that_turn_the_verdict_over_are_named():
-    rows = [{"parameter": name, "flips": ["b"]} for name in ("acceptance", "vllm.step_s", "x", "y")]
-    assert "It rests on acceptance, vllm.step_s, x and others" in sentence(speedup(1.5, 1.4, 1.6), sensitivity=rows)
+    rows = [{"says": name, "flips": ["b"]} for name in ("acceptance", "host time per step", "x", "y")]
+    assert "It rests on acceptance, host time per step, x and others" in sentence(
+        speedup(1.5, 1.4, 1.6), sensitivity=rows
+    )
     assert "and others" not in sentence(speedup(1.5, 1.4, 1.6), sensitivity=rows[:2])
-    calm = [{"parameter": "acceptance", "flips": ["c"]}]
+    calm = [{"says": "acceptance", "flips": ["c"]}]
     assert "No assumed parameter reverses this" in sentence(speedup(1.5, 1.4, 1.6), sensitivity=calm)
     assert "It rests on" not in sentence(speedup(1.5, 0.9, 2.0), sensitivity=rows), "no verdict, nothing to turn over"
 

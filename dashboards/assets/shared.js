@@ -1,5 +1,5 @@
-// Captions of figures in as many lines as their width needs, and definitions of terms on touch screens; for pages of
-// the app and reports.
+// For pages of the app and reports: captions of figures in as many lines as their width needs, tables as cards where
+// they do not fit, and definitions of terms on touch screens.
 (function () {
   "use strict";
   function fitted(whole, width) {
@@ -42,6 +42,32 @@
       });
     }, 200);
   });
+  // A table that its place would cut becomes cards, one for each row, every figure beside its heading.
+  var places = new ResizeObserver(function (entries) {
+    var tables = entries.map(function (entry) { return entry.target.querySelector("table:not(.pairs)"); });
+    tables = tables.filter(function (table) { return table && table.fitted !== table.parentElement.clientWidth; });
+    tables.forEach(function (table) { table.classList.remove("as-cards"); });
+    tables.map(function (table) {
+      table.fitted = table.parentElement.clientWidth;
+      return table.parentElement.scrollWidth > table.fitted + 1;
+    }).forEach(function (cut, index) { if (cut) { asCards(tables[index]); } });
+  });
+  function asCards(table) {
+    var heads = table.querySelectorAll("thead :is(th, td)");
+    table.classList.add("as-cards");
+    if (!heads.length || table.labelled) { return; }
+    table.labelled = true;
+    table.querySelectorAll("tbody tr").forEach(function (row) {
+      Array.from(row.cells).forEach(function (cell, index) {
+        var label = heads[index].textContent;
+        if (label) { cell.dataset.label = label; }
+      });
+    });
+  }
+  window.forerunTables = function (within) {
+    within.querySelectorAll(".scroll").forEach(function (place) { if (place.querySelector("table")) { places.observe(place); } });
+  };
+  document.addEventListener("DOMContentLoaded", function () { window.forerunTables(document); });
   // A touch screen shows no titles: a tap on a term shows its definition until the next tap or scroll.
   var shown = null;
   function hide() { if (shown) { shown.remove(); shown = null; } }
