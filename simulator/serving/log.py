@@ -277,8 +277,8 @@ class RunLog:
     """History of the autoscaler; None without one."""
     shared: dict[Any, Any] = field(default_factory=dict)
     """Objects shared by the replicas of a run: prices, random draws, and the output not yet written."""
-    worker_gaps: list[GapCounts] = field(default_factory=list)
-    """Token gaps counted by worker processes."""
+    gap_tables: list[GapCounts] = field(default_factory=list)
+    """Token gaps of buffers that were full, and of worker processes."""
 
     def span(self, name: str, replica: int, start_s: float, end_s: float) -> None:
         """Record a span for the timeline, up to ``MOST_SPANS``."""
@@ -337,11 +337,12 @@ class RunLog:
 
     def gaps(self) -> GapCounts:
         """Gaps between token deliveries, and how many requests saw each."""
-        counts = [GapCounts(*made.gaps.table()) for (what, *_), made in self.shared.items() if what == "output"]
-        tables = [*counts, *self.worker_gaps]
-        if len(tables) == 1:
-            return tables[0]
-        return GapCounts(np.concatenate([one.gap_s for one in tables]), np.concatenate([one.count for one in tables]))
+        buffered = [GapCounts(*made.gaps.table()) for (what, *_), made in self.shared.items() if what == "output"]
+        return GapCounts.pooled([*buffered, *self.gap_tables])
+
+    def pool_gaps(self, gap_s: FloatArray, count: IntArray) -> None:
+        """Take the token gaps of a full buffer."""
+        self.gap_tables = [GapCounts.pooled([GapCounts(gap_s, count), *self.gap_tables])]
 
     def settle(self) -> None:
         """Write the step rows that are still buffered, at the end of a run."""

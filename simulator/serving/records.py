@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import field, fields
 
 import numpy as np
@@ -11,6 +11,12 @@ from numpy.typing import NDArray
 from forerun.arrays import BoolArray, FloatArray, IntArray
 from forerun.dataclass import dataclass
 from forerun.tables import Table
+from simulator.serving.clock import TICKS_PER_S
+
+MOST_GAPS = 1 << 18
+"""Rows of a table of token gaps beyond which it is kept in bins."""
+BIN_BITS = 17
+"""Leading bits of a gap that tell its bin: bins are 8e-6 to 1.5e-5 of their gaps wide."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +115,39 @@ class StepRecords:
 
 @dataclass(frozen=True, slots=True)
 class GapCounts:
-    """Pooled gaps between consecutive token deliveries of a request, as a weighted multiset."""
+    """Pooled gaps between consecutive token deliveries of a request, as a weighted multiset.
 
-    gap_s: FloatArray
+    More than ``MOST_GAPS`` rows are kept in bins: of each bin its lower end, how many gaps it has and what they sum to
+    beyond that end, in whole ticks of simulated time, so that neither depends on the order in which gaps were pooled.
+    """
+
+    floor_s: FloatArray
+    """Gap of each row; of bins, their lower ends."""
     count: IntArray
+    excess_ticks: IntArray | None = None
+    """Sum over the gaps of a bin of what they exceed its lower end by; None of rows that are no bins."""
+
+    @property
+    def gap_s(self) -> FloatArray:
+        """Gap of each row in seconds; of bins, the mean of their gaps."""
+        if self.excess_ticks is None:
+            return self.floor_s
+        return self.floor_s + self.excess_ticks / self.count / TICKS_PER_S
+
+    @classmethod
+    def pooled(cls, tables: Sequence[GapCounts]) -> GapCounts:
+        """All gaps of some tables; in bins where one of them is, or where they have more than ``MOST_GAPS`` rows."""
+        gap_s, count = (np.concatenate([getattr(table, name) for table in tables]) for name in ("floor_s", "count"))
+        if len(gap_s) <= MOST_GAPS and all(table.excess_ticks is None for table in tables):
+            return cls(gap_s, count)
+        kept = [np.zeros(len(one.count), np.int64) if one.excess_ticks is None else one.excess_ticks for one in tables]
+        mantissa, exponent = np.frexp(gap_s)
+        floor_s = np.ldexp(np.floor(np.ldexp(mantissa, BIN_BITS)), exponent - BIN_BITS)
+        excess = np.concatenate(kept) + np.rint((gap_s - floor_s) * TICKS_PER_S).astype(np.int64) * count
+        order = np.argsort(floor_s)
+        floor_s = floor_s[order]
+        first = np.flatnonzero(np.append(True, floor_s[1:] != floor_s[:-1]))
+        return cls(floor_s[first], np.add.reduceat(count[order], first), np.add.reduceat(excess[order], first))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from simulator.serving.engine.common import cython
+from simulator.serving.records import MOST_GAPS
 
 BUFFERED_ROWS = cython.declare(cython.longlong, 1024)
 
@@ -91,32 +92,32 @@ class Arrivals:
         return self.requests[self.taken[0] - 1]
 
 
-def _grown(column: Any) -> Any:
-    """A column twice as long; what is behind it takes no memory before it is written to."""
-    values = np.asarray(column)
-    longer = np.empty(2 * len(values), dtype=values.dtype)
-    longer[: len(values)] = values
-    return longer
-
-
 @cython.final
 @cython.cclass
 class Gaps:
-    """Gaps between token deliveries and how many requests saw each; one per simulation, shared by its replicas."""
+    """Gaps between token deliveries and how many requests saw each; one per simulation, shared by its replicas.
 
+    Args:
+        log: a ``RunLog``, which takes them when the buffer is full.
+    """
+
+    log: Any
     seconds: cython.double[::1]
     counts: cython.longlong[::1]
     used: cython.longlong
 
-    def __init__(self) -> None:
+    def __init__(self, log: Any) -> None:
+        self.log = log
         self.used = 0
-        self.seconds, self.counts = np.empty(BUFFERED_ROWS), np.empty(BUFFERED_ROWS, dtype=np.int64)
+        # What is not written to yet takes no memory.
+        self.seconds, self.counts = np.empty(MOST_GAPS), np.empty(MOST_GAPS, dtype=np.int64)
 
     @cython.cfunc
     def add(self, seconds: cython.double, count: cython.longlong) -> None:
         """``count`` requests had their next token after so many seconds."""
         if self.used == len(self.seconds):
-            self.seconds, self.counts = _grown(self.seconds), _grown(self.counts)
+            self.log.pool_gaps(*self.table())
+            self.used = 0
         self.seconds[self.used] = seconds
         self.counts[self.used] = count
         self.used += 1
@@ -163,7 +164,7 @@ class Output:
     def __init__(self, log: Any, exact: bool) -> None:
         self.log = log
         self.exact = exact
-        self.rows, self.gaps = RowBuffer(log.steps), Gaps()
+        self.rows, self.gaps = RowBuffer(log.steps), Gaps(log)
         self.input_tokens, self.output_tokens, self.arrival_s = log.input_tokens, log.output_tokens, log.arrival_s
         self.replica, self.prompt_replica, self.cached_tokens = log.replica, log.prompt_replica, log.cached_tokens
         self.scheduled_s, self.first_token_s, self.finished_s = log.scheduled_s, log.first_token_s, log.finished_s

@@ -112,7 +112,7 @@ class Helper:
             np.asarray(getattr(log, name))[self._requests] = values
         for name, value in sums.items():
             setattr(log, name, getattr(log, name) + value)
-        log.worker_gaps.append(gaps)
+        log.gap_tables.append(gaps)
         log.ended[0] += ended
         log.tell()
         return held

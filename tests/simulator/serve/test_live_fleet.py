@@ -54,6 +54,7 @@ def served(scenario: Scenario, stream) -> tuple[LiveFleet, list]:
         out += fleet.advance(at_s)
         fleet.submit(prompt, answer, at_s=at_s)
     out += fleet.advance(stream.arrival_s[-1] + 1000.0)
+    assert not len(fleet.log.gaps().count), "gaps between tokens that nobody will ask for pile up"
     return fleet, out
 
 
