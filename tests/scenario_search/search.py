@@ -48,8 +48,49 @@ def schema() -> dict[str, Any]:
 
 
 def scenario_of(seed: int, section: str | None = None) -> dict[str, Any]:
-    """A random scenario, the same for the same seed; with a section that all should have, drawn anew more often."""
+    """A random scenario, the same for the same seed; with a section that all should have, drawn anew more often.
+
+    In five of six scenarios a draw that validation or the build refuses is repeated up to 12 times, so that most of
+    them run; the sixth keeps whatever was drawn, for the refusals.
+    """
     rng = random.Random(seed)
+    draws = 12 if rng.random() < 5 / 6 else 1
+    data = _accepted_draw(draws, partial(_sections, rng, section))
+    for _ in range(rng.choice([0, 1, 1, 1, 2, 4])):
+        data = _accepted_draw(draws, partial(_one_field_redrawn, data, rng, section), data)
+    if data["workload"].get("trace") is not None and data["workload"].get("num_requests") is None:
+        data["workload"]["num_requests"] = 8  # a whole trace only takes longer
+    return data
+
+
+def _accepted_draw(
+    draws: int, draw: Callable[[], dict[str, Any]], otherwise: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """The first of several draws that is not refused; else ``otherwise``, or the last. A single draw is not judged."""
+    data = draw()
+    while draws > 1 and _refused(data):
+        draws -= 1
+        data = draw() if draws > 1 or otherwise is None else otherwise
+    return data
+
+
+def _refused(data: dict[str, Any]) -> bool:
+    """Whether validation or the build refuses a scenario. A crash is no refusal: the run has to show it."""
+    from forerun.errors import ForerunError
+    from simulator.running.build import build_run
+    from simulator.running.scenario import scenario_from
+
+    try:
+        build_run(scenario_from(_placed(data), "search"), 0)
+    except ForerunError:
+        return True
+    except Exception:
+        return False
+    return False
+
+
+def _sections(rng: random.Random, section: str | None) -> dict[str, Any]:
+    """A scenario of sections that are sound by themselves."""
     data: dict[str, Any] = {"model": rng.choice(MODELS[:2] * 3 + MODELS if rng.random() < 0.75 else _catalogue())}
     for name, share in LIKELY.items():
         if rng.random() < share or name == section:
@@ -58,15 +99,20 @@ def scenario_of(seed: int, section: str | None = None) -> dict[str, Any]:
         data["attention_speculation"] = copy.deepcopy(rng.choice(PARTS["attention_speculation"]))
     if any(pool.get("role") == "prefill" for pool in data.get("pools", {}).values()) and rng.random() < 0.5:
         data["kv_transfer"] = copy.deepcopy(rng.choice(PARTS["kv_transfer"]))
-    for _ in range(rng.choice([0, 1, 1, 1, 2, 4])):
-        nodes = list(_nodes(data, schema(), rng))
-        if section is not None and rng.random() < 0.2:
-            inner = list(_nodes(data[section], schema()["properties"][section], rng))
-            nodes = inner or nodes
-        node, described = rng.choice(nodes)
-        fields = [name for name in described if name not in ONLY_TRACE or "trace" in node]
-        name = rng.choice(fields)
-        node[name] = drawn(described[name], name, rng)
+    return data
+
+
+def _one_field_redrawn(original: dict[str, Any], rng: random.Random, section: str | None) -> dict[str, Any]:
+    """A copy with one field anywhere drawn anew, mended where one value mostly needs another."""
+    data = copy.deepcopy(original)
+    nodes = list(_nodes(data, schema(), rng))
+    if section is not None and rng.random() < 0.2:
+        inner = list(_nodes(data[section], schema()["properties"][section], rng))
+        nodes = inner or nodes
+    node, described = rng.choice(nodes)
+    fields = [name for name in described if name not in ONLY_TRACE or "trace" in node]
+    name = rng.choice(fields)
+    node[name] = drawn(described[name], name, rng)
     if data["hardware"]["chip"] == "gb300" and any(word in data["model"] for word in ("deepseek", "glm-5", "kimi")):
         data["hardware"] |= {"attention_data_parallel": 4, "expert_parallel": 8}
     drafter = data.get("speculation") or {}
@@ -76,8 +122,6 @@ def scenario_of(seed: int, section: str | None = None) -> dict[str, Any]:
         data["kv_transfer"].pop("draft_kv", None)
     if "layers_on" in data["hardware"] and rng.random() < 0.8:
         data["engine"] = data.get("engine", {}) | {"framework": "llama.cpp"}
-    if data["workload"].get("trace") is not None and data["workload"].get("num_requests") is None:
-        data["workload"]["num_requests"] = 8  # a whole trace only takes longer
     return data
 
 
