@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 from forerun.dataclass import dataclass
 from simulator.serving.limits import EngineLimits
@@ -35,44 +35,40 @@ class ReplicaDrafting:
     def __init__(self, rule: DraftingRule, limits: EngineLimits, windows: tuple[int | None, ...]) -> None:
         self.policy = rule.make_policy()
         self.most = rule.most
-        self._follows = rule.follows
+        self.follows = rule.follows
+        """Whether the drafter works in steps that draft nothing, too."""
         self.recovery_tokens = rule.recovery_tokens
         self._limits = limits
         self.windows = windows
-        self._none = (0,) * len(windows)
+        none = (0,) * len(windows)
+        self._unskipped = [
+            [DraftStep(tokens, switched, 0, 0, none, none) for switched in (0, 1)] for tokens in range(self.most + 1)
+        ]
+        """Steps of a drafter that has seen every token, by their draft tokens and whether the number has changed."""
         self.tokens = self.policy.choose(Batch(0, 0))
         """Draft tokens of each sequence that the next step verifies."""
 
     @property
     def query_len(self) -> int:
-        """Tokens of each decoding sequence in the next step."""
-        return self.verified(self.tokens)
+        """Tokens of each decoding sequence in the next step: all nodes of a full tree, or a chain."""
+        return self._limits.query_len if self.tokens == self.most else self.tokens + 1
 
-    def verified(self, tokens: int) -> int:
-        """Tokens per sequence that a step computes to verify a draft of depth ``tokens``: all nodes of a full tree."""
-        return self._limits.query_len if tokens == self.most else tokens + 1
-
-    def rests(self, tokens: int) -> bool:
-        """Whether the drafter is idle at the end of a step that proposes ``tokens`` draft tokens."""
-        return not tokens and not self._follows
-
-    def step(self, tokens: int, skipped: Iterable[tuple[int, int]] = ()) -> DraftStep[int]:
+    def step(self, tokens: int, skipped: Sequence[tuple[int, int]] = ()) -> DraftStep[int]:
         """Work of the drafter in a step that proposes ``tokens`` draft tokens.
 
         Args:
             tokens: draft tokens of each sequence.
-            skipped: (tokens in the drafter's cache, tokens in the target's) of each sequence before the step.
+            skipped: (tokens in the drafter's cache, tokens in the target's) before the step of each sequence that
+                lacks some.
         """
-        switched = int(tokens != self.tokens)
-        seqs = total = 0
-        pairs, keys = list(self._none), list(self._none)
+        plain = self._unskipped[tokens][tokens != self.tokens]
+        if not skipped:
+            return plain
+        total, pairs, keys = 0, list(plain.skipped_pairs), list(plain.skipped_kv_tokens)
         for seen, computed in skipped:
             missing = computed - seen
-            if missing <= 0:
-                continue
-            seqs += 1
             total += missing
             for w, window in enumerate(self.windows):
                 pairs[w] += causal_pairs(missing, seen, window)
                 keys[w] += keys_read(computed, missing, window)
-        return DraftStep(tokens, switched, seqs, total, tuple(pairs), tuple(keys))
+        return DraftStep(tokens, plain.switched, len(skipped), total, tuple(pairs), tuple(keys))

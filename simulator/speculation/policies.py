@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from functools import partial
 from math import exp, inf, log, log2, sqrt
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from forerun.dataclass import dataclass
 from forerun.errors import ForerunError
@@ -52,8 +52,7 @@ LEAST_SWITCH_S = 1e-4
 """Least cost assumed for a change of K, in seconds, so that noise alone causes no switch."""
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(NamedTuple):
     """State of the engine when a step is planned."""
 
     seqs: int

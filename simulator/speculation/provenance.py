@@ -69,7 +69,7 @@ def window_note(config: SpeculationConfig | None, prompts: IntArray) -> str | No
     Returns:
         None where all prompts lie within the window, or where a sliding window or a log of the engine covers them.
     """
-    if config is None or config.acceptance is None or not len(prompts):
+    if config is None or config.method == "none" or config.acceptance is None or not len(prompts):
         return None
     draft = config.draft or DraftConfig()
     usual, own = METHODS[config.method].trained_window, draft.trained_window

@@ -32,7 +32,8 @@ class Draws:
 
     sampler: Any
     drift: Any
-    drift_start: cython.double
+    by_context: list[Any]
+    """Thresholds by tokens in the cache, where acceptance falls along it; None for contexts that did not occur."""
     cells: dict[Any, Any]
     usual: Thresholds
     by_class: cython.bint
@@ -51,7 +52,7 @@ class Draws:
         self.drift = sampler.drift
         self.positions = sampler.num_speculative_tokens
         self.usual = Thresholds(sampler.thresholds(-1))
-        self.cells = {-1: self.usual}
+        self.cells, self.by_context = {-1: self.usual}, []
         self.key, self.class_key = sampler.key, sampler.class_key
         self.by_class = sampler.class_of is not None
         self.per_draft = sampler.class_per_draft
@@ -68,7 +69,7 @@ class Draws:
         place: cython.longlong
         bits: cython.ulonglong
         if self.drift is not None:
-            table = self._of_cell(self.drift.cell(context))
+            table = self._at(context)
         bits = self._bits(self.key, request, step)
         for place in range(self.positions):
             if table.values[row, place] <= bits:
@@ -98,11 +99,16 @@ class Draws:
         return cython.cast(cython.longlong, (bits >> 11) * 2.0**-53 * self.usual.classes)
 
     @cython.cfunc
-    def _of_cell(self, cell: Any) -> Thresholds:
-        table = self.cells.get(cell)
-        if table is None:
-            table = self.cells[cell] = Thresholds(self.sampler.thresholds(cell))
-        return table
+    def _at(self, context: cython.longlong) -> Thresholds:
+        """Thresholds at a number of tokens in the cache."""
+        if len(self.by_context) <= context:
+            self.by_context += [None] * (context + 1 - len(self.by_context))
+        if self.by_context[context] is None:
+            cell = self.drift.cell(context)
+            if cell not in self.cells:
+                self.cells[cell] = Thresholds(self.sampler.thresholds(cell))
+            self.by_context[context] = self.cells[cell]
+        return self.by_context[context]
 
     @cython.exceptval(-1, check=True)
     @cython.cfunc

@@ -7,7 +7,7 @@ from typing import Any
 
 from simulator.serving.engine.acceptance import Budget, Draws
 from simulator.serving.engine.common import INFINITE, _by_clock, _on_grid, cython, exp, isnan
-from simulator.serving.engine.prices import Prices, Repeated
+from simulator.serving.engine.prices import Prices, Repeated, _put_draft
 from simulator.serving.engine.rows import Arrivals, Output
 from simulator.serving.engine.schedulers.grouped import GroupedScheduler
 from simulator.serving.engine.schedulers.prefill_first import PrefillFirstScheduler
@@ -298,9 +298,10 @@ class Engine:
             self.kv_transfers.call()
         if self._draft is not None:
             self.drafting.tokens = self._draft.tokens
+            rests: cython.bint = not self._draft.tokens and not self.drafting.follows
             if self.drafting.recovery_tokens:
-                self._starve(self.drafting.rests(self._draft.tokens), self.drafting.recovery_tokens)
-            elif not self.drafting.rests(self._draft.tokens):
+                self._starve(rests, self.drafting.recovery_tokens)
+            elif not rests:
                 for sequence in self.scheduler.in_step(self._plan):
                     sequence.drafter_tokens = sequence.computed_tokens
 
@@ -509,10 +510,10 @@ class Engine:
             context += sequence.computed_tokens
         waiting: cython.longlong = self.scheduler._queued()
         tokens = drafting.policy.choose(Batch(len(batch), context, self.work.prefill_tokens, waiting))
-        if drafting.rests(tokens):
+        if drafting.recovery_tokens or (not tokens and not drafting.follows):
             return drafting.step(tokens)
         behind = []
-        for sequence in [] if drafting.recovery_tokens else batch:
+        for sequence in batch:
             if sequence.drafter_tokens < sequence.computed_tokens:
                 behind.append((sequence.drafter_tokens, sequence.computed_tokens))
         return drafting.step(tokens, behind)
@@ -584,9 +585,7 @@ class Engine:
             table[row, 17 + 2 * kinds + w] = work.sampled_kv_tokens[w]
             table[row, 17 + 3 * kinds + w] = work.decode_kv_tokens[w]
         if self._draft is not None:
-            draft = self._draft
-            for w, value in enumerate((*draft[:4], *draft.skipped_pairs, *draft.skipped_kv_tokens)):
-                table[row, 17 + 4 * kinds + w] = value
+            _put_draft(self._draft, table[row], 17 + 4 * kinds, kinds)
         if self.output.rows.grouped:
             self._write_slowest(row)
         return row

@@ -32,6 +32,22 @@ TERMS_STEP = cython.declare(cython.longlong, BY_TERMS)
 SCALARS_TAKEN = cython.declare(cython.longlong, SCALARS)
 
 
+@cython.exceptval(-1, check=True)
+@cython.cfunc
+def _put_draft(
+    draft: Any, numbers: cython.double[::1], at: cython.longlong, kinds: cython.longlong
+) -> cython.longlong:
+    """Write the numbers of a ``DraftStep`` from a place on; returns the place behind them."""
+    place: cython.longlong
+    for place in range(4):
+        numbers[at + place] = draft[place]
+    pairs, keys = draft[4], draft[5]
+    for place in range(kinds):
+        numbers[at + 4 + place] = pairs[place]
+        numbers[at + 4 + kinds + place] = keys[place]
+    return at + 4 + 2 * kinds
+
+
 @cython.final
 @cython.cclass
 class Repeated:
@@ -363,8 +379,7 @@ class Program:
         while True:
             self._take(work)
             if self.drafting:
-                for place, value in enumerate((*draft[:4], *draft.skipped_pairs, *draft.skipped_kv_tokens)):
-                    self.values[9 + 4 * work.kinds + place] = value
+                _put_draft(draft, self.values, 9 + 4 * work.kinds, work.kinds)
             end = self._run()
             if end >= 0:
                 return end
