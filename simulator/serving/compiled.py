@@ -17,6 +17,7 @@ PARTS = (
     "sequence",
     "steady",
     "work",
+    "drafting",
     "prices",
     "acceptance",
     "hash_blocks",

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field
 from itertools import count
 from math import sqrt
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
 CONFIDENCE_THRESHOLD = "confidence-threshold"
 DEFAULT_THRESHOLD = 0.75
 """llama.cpp's default of ``--draft-p-min``."""
+DRAWN_AT_ONCE = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +73,19 @@ class ConfidenceThreshold:
     chances: FloatArray
     draws: np.random.Generator
     by_batch_alone: bool = field(init=False, default=False)
-    _ends: list[float] = field(init=False)
-    """Draws below which so many tokens pass."""
+    _passed: Iterator[int] = field(init=False)
+    """How many tokens pass in the next steps."""
 
     def choose(self, batch: Batch) -> int:
-        return bisect_right(self._ends, self.draws.random())
+        return next(self._passed)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "_passed", self._drawn())
+
+    def _drawn(self) -> Iterator[int]:
         ends = np.cumsum(self.chances)
-        object.__setattr__(self, "_ends", (ends / ends[-1]).tolist())
+        while True:
+            yield from np.searchsorted(ends / ends[-1], self.draws.random(DRAWN_AT_ONCE), side="right").tolist()
 
     def observe(self, drafted: int, accepted: Sequence[int]) -> None:
         """Nothing is learnt."""

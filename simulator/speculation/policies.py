@@ -75,7 +75,8 @@ class DraftPolicy(Protocol):
 
     @property
     def by_batch_alone(self) -> bool:
-        """Whether the choice depends only on ``Batch.seqs``; only then may equal steps be merged."""
+        """Whether the choice depends only on ``Batch.seqs``; then it is made once for each number, and nothing is
+        observed."""
 
     def choose(self, batch: Batch) -> int:
         """Number of draft tokens for every sequence, from 0 to the scenario's maximum."""
@@ -118,11 +119,24 @@ def batch_table(table: Sequence[Sequence[int]], most: int) -> BatchTable:
     return BatchTable(tuple(tokens))
 
 
-def priced(step_seconds: StepSeconds, batch: Batch, tokens: int, prompt_tokens: int = 0) -> float:
-    """Seconds of a step of a batch, with the mean context at the centre of its ``CONTEXT_CELL``."""
-    cell = batch.context_tokens // (batch.seqs * CONTEXT_CELL)
+def priced(step_seconds: StepSeconds, batch: Batch, most: int, prompt_tokens: int = 0) -> list[float]:
+    """Seconds of a step of a batch for 0 to ``most`` draft tokens, its mean context at the centre of its
+    ``CONTEXT_CELL``."""
+    context = batch.context_tokens // (batch.seqs * CONTEXT_CELL) * CONTEXT_CELL + CONTEXT_CELL // 2
     prompts = (-(-prompt_tokens // CONTEXT_CELL) * CONTEXT_CELL,) if prompt_tokens else ()
-    return step_seconds(batch.seqs, tokens, cell * CONTEXT_CELL + CONTEXT_CELL // 2, *prompts)
+    return [step_seconds(batch.seqs, tokens, context, *prompts) for tokens in range(most + 1)]
+
+
+def accepted_at_least(accepted: Sequence[int], most: int) -> list[int]:
+    """Drafts of which at least 0, 1, ..., ``most`` tokens were accepted.
+
+    >>> accepted_at_least([0, 2, 1, 2], 3)
+    [4, 3, 2, 0]
+    """
+    reached = [len(accepted)]
+    for tokens in range(most):
+        reached.append(reached[-1] - accepted.count(tokens))
+    return reached
 
 
 @dataclass(slots=True)
@@ -166,7 +180,10 @@ class Goodput:
     def choose(self, batch: Batch) -> int:
         self._decisions += 1
         if batch.seqs and self._decisions % self.interval == 0:
-            rates = [self._goodput(batch, tokens) for tokens in range(self.most + 1)]
+            rate, expected, rates = self.acceptance, 0.0, []
+            for tokens, seconds in enumerate(priced(self.step_seconds, batch, self.most)):
+                expected += rate**tokens
+                rates.append(batch.seqs * expected / seconds)
             best = rates.index(max(rates))
             if rates[best] > rates[self._present] * (1.0 + self.hysteresis):
                 self._present = best
@@ -181,12 +198,7 @@ class Goodput:
         if drafted:
             total = sum(accepted)
             self._accepted += total
-            self._tried += total + sum(1 for tokens in accepted if tokens < drafted)
-
-    def _goodput(self, batch: Batch, tokens: int) -> float:
-        rate = self.acceptance
-        expected = sum(rate**i for i in range(tokens + 1))
-        return batch.seqs * expected / priced(self.step_seconds, batch, tokens)
+            self._tried += total + len(accepted) - accepted.count(drafted)
 
 
 @dataclass(slots=True)
@@ -215,13 +227,14 @@ class PositionRates:
         """Decay the counts and add the drafts of a step."""
         if not drafted:
             self._forget()
+        reached = accepted_at_least(accepted, drafted)
         for counts, kept in ((self._recent, exp(-1.0 / self.window)), (self._belief, exp(-0.05 / self.window))):
             for place, count in enumerate(counts):
                 count[0] *= kept
                 count[1] *= kept
                 if place < drafted:
-                    count[0] += sum(1 for tokens in accepted if tokens > place)
-                    count[1] += sum(1 for tokens in accepted if tokens >= place)
+                    count[0] += reached[place + 1]
+                    count[1] += reached[place]
 
     def _forget(self) -> None:
         """Decay the belief after a step without drafts, as new requests replace those that it was observed on."""
@@ -363,11 +376,10 @@ class Forerun:
         if batch.prompt_tokens:
             self._prompts += batch.prompt_tokens
             self._mixed += 1.0
-        alone = [priced(self.step_seconds, batch, tokens) for tokens in range(len(expected))]
+        alone = priced(self.step_seconds, batch, self.rates.most)
         if not self._mixed:
             return alone
-        prompt = round(self._prompts / self._mixed)
-        mixed = [priced(self.step_seconds, batch, tokens, prompt) for tokens in range(len(expected))]
+        mixed = priced(self.step_seconds, batch, self.rates.most, round(self._prompts / self._mixed))
         each = batch.seqs * self._mixed / (self._decoded + MIX_TOKENS)
         # While requests wait, prompts are what steps hold, not what arrives: no more steps than all can have some.
         most = 1.0 if batch.waiting else inf

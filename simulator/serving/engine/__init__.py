@@ -14,6 +14,7 @@ from simulator.serving.engine.acceptance import Thresholds as Thresholds
 from simulator.serving.engine.common import EXACT_S as EXACT_S
 from simulator.serving.engine.common import SOURCE as SOURCE
 from simulator.serving.engine.common import cython as cython
+from simulator.serving.engine.drafting import Drafting as Drafting
 from simulator.serving.engine.hash_blocks import HashBlocks as HashBlocks
 from simulator.serving.engine.hash_blocks import Prompts as Prompts
 from simulator.serving.engine.lockstep import Lockstep as Lockstep

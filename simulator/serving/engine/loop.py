@@ -7,7 +7,8 @@ from typing import Any
 
 from simulator.serving.engine.acceptance import Budget, Draws
 from simulator.serving.engine.common import INFINITE, _by_clock, _on_grid, cython, exp, isnan
-from simulator.serving.engine.prices import Prices, Repeated, _put_draft
+from simulator.serving.engine.drafting import Drafting, DraftWork
+from simulator.serving.engine.prices import Prices, Repeated
 from simulator.serving.engine.rows import Arrivals, Output
 from simulator.serving.engine.schedulers.grouped import GroupedScheduler
 from simulator.serving.engine.schedulers.prefill_first import PrefillFirstScheduler
@@ -18,7 +19,6 @@ from simulator.serving.engine.sequence import Sequence, StepPlan
 from simulator.serving.engine.steady import Steady
 from simulator.serving.engine.work import Work
 from simulator.serving.host_cache import exposed_load_s
-from simulator.speculation import Batch
 
 MERGED_STEPS = cython.declare(cython.longlong, 64)
 """Where step rows are many, so many consecutive decode steps of one unchanged batch share one."""
@@ -71,7 +71,7 @@ class Engine:
     """Number of longest decoding sequences whose contexts are kept for timing."""
     counting = cython.declare(cython.bint, visibility="public")
     """Whether its scheduler may count sequences: a step gives one token to each, and nobody looks at single ones."""
-    drafting: Any
+    drafting: Drafting
     resumed: Any
     kv_transfers: Any
     prefill_only: cython.bint
@@ -85,7 +85,7 @@ class Engine:
     coming_s: cython.double[::1]
     """One number: when the next request is seen, where the source is polled."""
     _plan: StepPlan
-    _draft: Any
+    _draft: DraftWork | None
     _seconds: cython.double
     _copies_s: cython.double
     _blocks: cython.longlong
@@ -237,9 +237,9 @@ class Engine:
             self._planned(now, seconds, 0.0)
             return True
         self._repeated.usable = False
-        drafting = self.drafting
+        drafting: Drafting = self.drafting
         if drafting is not None:
-            scheduler.query_len = drafting.query_len
+            scheduler.query_len = drafting.query_len()
         if self.counting:
             scheduler.count(self.work.windows)
         plan = scheduler.plan()
@@ -298,10 +298,9 @@ class Engine:
             self.kv_transfers.call()
         if self._draft is not None:
             self.drafting.tokens = self._draft.tokens
-            rests: cython.bint = not self._draft.tokens and not self.drafting.follows
             if self.drafting.recovery_tokens:
-                self._starve(rests, self.drafting.recovery_tokens)
-            elif not rests:
+                self._starve(self.drafting.rests(self._draft.tokens), self.drafting.recovery_tokens)
+            elif not self.drafting.rests(self._draft.tokens):
                 for sequence in self.scheduler.in_step(self._plan):
                     sequence.drafter_tokens = sequence.computed_tokens
 
@@ -413,8 +412,8 @@ class Engine:
         taken: cython.longlong
         delivered: cython.longlong = 0
         drafted: cython.longlong = self.drafting.tokens
-        nodes: cython.longlong = self.drafting.query_len - 1
-        accepted = []
+        nodes: cython.longlong = self.drafting.query_len() - 1
+        accepted: list[Any] | None = [] if self.drafting.learns else None
         last: cython.longlong = len(plan.decodes) - 1
         for place in range(len(plan.decodes)):
             sequence = cython.cast(Sequence, plan.decodes[place])
@@ -424,7 +423,8 @@ class Engine:
             else:
                 sequence.verify_steps += 1
             sequence.computed_tokens += taken + 1
-            accepted.append(taken)
+            if accepted is not None:
+                accepted.append(taken)
             taken = min(taken + 1, sequence.output_tokens - sequence.generated_tokens)
             delivered += self._deliver(sequence, taken, start, now)
         if accepted:
@@ -498,25 +498,13 @@ class Engine:
         return ends
 
     @cython.cfunc
-    def _choose(self, plan: StepPlan) -> Any:
+    def _choose(self, plan: StepPlan) -> DraftWork:
         """What the drafter does at the end of the planned step; what it skipped before is made up for."""
-        sequence: Sequence
-        context: cython.longlong = 0
-        drafting = self.drafting
+        drafting: Drafting = self.drafting
         batch = self.scheduler.in_step(plan)
         if not batch:
-            return drafting.step(drafting.tokens)
-        for sequence in batch:
-            context += sequence.computed_tokens
-        waiting: cython.longlong = self.scheduler._queued()
-        tokens = drafting.policy.choose(Batch(len(batch), context, self.work.prefill_tokens, waiting))
-        if drafting.recovery_tokens or (not tokens and not drafting.follows):
-            return drafting.step(tokens)
-        behind = []
-        for sequence in batch:
-            if sequence.drafter_tokens < sequence.computed_tokens:
-                behind.append((sequence.drafter_tokens, sequence.computed_tokens))
-        return drafting.step(tokens, behind)
+            return drafting.work(drafting.tokens, batch)
+        return drafting.work(drafting.choose(batch, self.work.prefill_tokens, self.scheduler._queued()), batch)
 
     @cython.cfunc
     def _record(self, delivered: cython.longlong) -> None:
@@ -585,7 +573,7 @@ class Engine:
             table[row, 17 + 2 * kinds + w] = work.sampled_kv_tokens[w]
             table[row, 17 + 3 * kinds + w] = work.decode_kv_tokens[w]
         if self._draft is not None:
-            _put_draft(self._draft, table[row], 17 + 4 * kinds, kinds)
+            self._draft.put(table[row], 17 + 4 * kinds)
         if self.output.rows.grouped:
             self._write_slowest(row)
         return row

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from simulator.serving.engine.common import NAN, SOURCE, ceil, cython, exp, floor, isnan, log, log2, pow
+from simulator.serving.engine.drafting import DraftWork
 from simulator.serving.engine.work import Work
 from simulator.serving.recording import (
     BRANCH,
@@ -30,22 +31,6 @@ COUNT_STEP = cython.declare(cython.longlong, BY_COUNT)
 KEYS_STEP = cython.declare(cython.longlong, BY_KEYS)
 TERMS_STEP = cython.declare(cython.longlong, BY_TERMS)
 SCALARS_TAKEN = cython.declare(cython.longlong, SCALARS)
-
-
-@cython.exceptval(-1, check=True)
-@cython.cfunc
-def _put_draft(
-    draft: Any, numbers: cython.double[::1], at: cython.longlong, kinds: cython.longlong
-) -> cython.longlong:
-    """Write the numbers of a ``DraftStep`` from a place on; returns the place behind them."""
-    place: cython.longlong
-    for place in range(4):
-        numbers[at + place] = draft[place]
-    pairs, keys = draft[4], draft[5]
-    for place in range(kinds):
-        numbers[at + 4 + place] = pairs[place]
-        numbers[at + 4 + kinds + place] = keys[place]
-    return at + 4 + 2 * kinds
 
 
 @cython.final
@@ -90,9 +75,9 @@ class Prices:
         return self.seconds(work)
 
     @cython.ccall
-    def seconds_drafting(self, work: Work, draft: Any) -> cython.double:
+    def seconds_drafting(self, work: Work, draft: DraftWork) -> cython.double:
         """Seconds of one step in which a policy decides what the drafter does."""
-        return self.timer.seconds(work.step_work(), draft)
+        return self.timer.seconds(work.step_work(), draft.step)
 
     @cython.ccall
     def stage_seconds(self, work: Work) -> list[Any]:
@@ -280,7 +265,6 @@ class Program:
     Args:
         recording: of a function of a ``StepWork``, and of a ``DraftStep`` where a policy decides on the drafts;
             shared by all programs of a timing model.
-        drafting: whether a policy decides.
     """
 
     recording: Any
@@ -290,13 +274,11 @@ class Program:
     """A ``Column``, ``DecodePrices``, ``Terms`` or function for each source of the recording; shared like it."""
     operands: cython.longlong[::1]
     """How many numbers each of them takes."""
-    drafting: cython.bint
     _by_keys: dict[Any, Any]
     """``Repeated.steps`` by the step at which the function ends; None where it has to run as a whole."""
 
-    def __init__(self, recording: Any, drafting: bool) -> None:
+    def __init__(self, recording: Any) -> None:
         self.recording = recording
-        self.drafting = drafting
         self._by_keys = {}
         self.sources = recording.tables.setdefault(SOURCE, [])
         with EXTENDING:
@@ -304,7 +286,7 @@ class Program:
 
     @cython.exceptval(-1, check=True)
     @cython.cfunc
-    def seconds(self, work: Work, draft: Any) -> cython.double:
+    def seconds(self, work: Work, draft: DraftWork | None) -> cython.double:
         """The first result for a step."""
         end: cython.longlong = self._end(work, draft)
         return self.values[self.steps[end, 1]]
@@ -371,21 +353,21 @@ class Program:
 
     @cython.exceptval(-1, check=True)
     @cython.cfunc
-    def _end(self, work: Work, draft: Any) -> cython.longlong:
+    def _end(self, work: Work, draft: DraftWork | None) -> cython.longlong:
         """The step at which the function ends; a new way through it is recorded first."""
         end: cython.longlong
         if work.slowest is not None:
             work = work.slowest
         while True:
             self._take(work)
-            if self.drafting:
-                _put_draft(draft, self.values, 9 + 4 * work.kinds, work.kinds)
+            if draft is not None:
+                draft.put(self.values, 9 + 4 * work.kinds)
             end = self._run()
             if end >= 0:
                 return end
             with EXTENDING:
                 if len(self.recording.steps) == len(self.steps):
-                    self.recording.extend(numbers_of(work.step_work(), draft))
+                    self.recording.extend(numbers_of(work.step_work(), None if draft is None else draft.step))
                 self._load()
 
     @cython.cfunc
@@ -503,11 +485,11 @@ class RecordedPrices(Prices):
 
     def __init__(self, timer: Any) -> None:
         Prices.__init__(self, timer)
-        self.step = Program(recorded(timer, "seconds"), False)
-        self.drafted = Program(recorded(timer, "seconds", drafting=True), True)
+        self.step = Program(recorded(timer, "seconds"))
+        self.drafted = Program(recorded(timer, "seconds", drafting=True))
         if isinstance(timer, StagedTimer):
-            self.stages = Program(recorded(timer, "stage_seconds"), False)
-            self.host = Program(recorded(timer, "host_seconds"), False)
+            self.stages = Program(recorded(timer, "stage_seconds"))
+            self.host = Program(recorded(timer, "host_seconds"))
 
     @cython.exceptval(-1, check=True)
     @cython.ccall
@@ -524,7 +506,7 @@ class RecordedPrices(Prices):
         return self.step.seconds_again(work, repeated)
 
     @cython.ccall
-    def seconds_drafting(self, work: Work, draft: Any) -> cython.double:
+    def seconds_drafting(self, work: Work, draft: DraftWork) -> cython.double:
         """Seconds of one step in which a policy decides what the drafter does."""
         return self.drafted.seconds(work, draft)
 
@@ -586,6 +568,6 @@ class ScaledPrices(Prices):
         return self.inner.host_seconds(work) * self._factor(work)
 
     @cython.ccall
-    def seconds_drafting(self, work: Work, draft: Any) -> cython.double:
+    def seconds_drafting(self, work: Work, draft: DraftWork) -> cython.double:
         """Seconds of one step in which a policy decides what the drafter does."""
         return self.inner.seconds_drafting(work, draft) * self._factor(work)

@@ -11,7 +11,7 @@ import numpy as np
 from forerun.dataclass import dataclass
 from forerun.errors import ForerunError
 from simulator.serving.compiled import engine_module
-from simulator.serving.drafting import DraftingRule, ReplicaDrafting
+from simulator.serving.drafting import DraftingRule
 from simulator.serving.fleet.fleet_config import Role
 from simulator.serving.fleet.replica import KvTransfers, ServingReplica
 from simulator.serving.host_cache import HostSpace
@@ -150,7 +150,7 @@ class Pool:
             output=shared("output", log, lambda: engine.Output(log, oracle)),
             draws=draws,
             budget=shared("budget", self.budget, make_budget),
-            drafting=None if self.rule is None else ReplicaDrafting(self.rule, self.limits, timer.windows),
+            drafting=None if self.rule is None else engine.Drafting(self.rule, self.limits, timer.windows),
             resumed=resumed,
             kv_transfers=kv_transfers,
             prefill_only=self.role == "prefill",

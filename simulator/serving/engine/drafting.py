@@ -1,0 +1,126 @@
+"""Draft tokens by a policy's choice: what each step verifies, and what a drafter that was idle has skipped."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any
+
+from simulator.serving.engine.common import cython
+from simulator.serving.engine.sequence import Sequence
+from simulator.speculation import Batch
+from simulator.timing import DraftStep, causal_pairs, keys_read
+
+
+@cython.final
+@cython.cclass
+class DraftWork:
+    """A ``DraftStep``, and its numbers in the order in which step rows and recorded prices hold them."""
+
+    step = cython.declare(object, visibility="public")
+    tokens = cython.declare(cython.longlong, visibility="public")
+    numbers: cython.double[::1]
+
+    def __init__(self, step: Any) -> None:
+        self.step = step
+        self.tokens = step.tokens
+        self.numbers = array("d", (*step[:4], *step.skipped_pairs, *step.skipped_kv_tokens))
+
+    @cython.cfunc
+    def put(self, numbers: cython.double[::1], at: cython.longlong) -> None:
+        """Write the numbers into others from a place on."""
+        place: cython.longlong
+        for place in range(len(self.numbers)):
+            numbers[at + place] = self.numbers[place]
+
+
+@cython.final
+@cython.cclass
+class Drafting:
+    """Number of draft tokens that one replica's policy currently chooses.
+
+    Args:
+        rule: a ``DraftingRule``, of the cluster.
+        limits: limits of the replica; ``query_len`` is that of a full proposal.
+        windows: attention windows, as the timer orders them.
+    """
+
+    policy = cython.declare(object, visibility="public")
+    tokens = cython.declare(cython.longlong, visibility="public")
+    """Draft tokens of each sequence that the next step verifies."""
+    recovery_tokens = cython.declare(cython.double, visibility="public")
+    most: cython.longlong
+    full_query_len: cython.longlong
+    follows: cython.bint
+    learns: cython.bint
+    windows: tuple[Any, ...]
+    unskipped: list[Any]
+    """Work of a drafter that has seen every token, by its draft tokens and whether their number has changed."""
+    by_seqs: list[Any]
+    """Choices of a policy that goes by the batch alone, by sequences; None where none was asked for yet."""
+
+    def __init__(self, rule: Any, limits: Any, windows: tuple[Any, ...]) -> None:
+        self.policy = rule.make_policy()
+        self.learns = not self.policy.by_batch_alone
+        self.recovery_tokens = rule.recovery_tokens
+        self.most, self.follows = rule.most, rule.follows
+        self.full_query_len = limits.query_len
+        self.windows = windows
+        none = (0,) * len(windows)
+        self.unskipped = [
+            DraftWork(DraftStep(tokens, switched, 0, 0, none, none))
+            for tokens in range(self.most + 1)
+            for switched in (0, 1)
+        ]
+        self.by_seqs = []
+        self.tokens = self.policy.choose(Batch(0, 0))
+
+    @cython.cfunc
+    def query_len(self) -> cython.longlong:
+        """Tokens of each decoding sequence in the next step: all nodes of a full tree, or a chain."""
+        return self.full_query_len if self.tokens == self.most else self.tokens + 1
+
+    @cython.cfunc
+    def rests(self, tokens: cython.longlong) -> cython.bint:
+        """Whether the drafter is idle at the end of a step that proposes so many tokens."""
+        return not tokens and not self.follows
+
+    @cython.exceptval(-1, check=True)
+    @cython.cfunc
+    def choose(self, batch: list[Any], prompt_tokens: cython.longlong, waiting: cython.longlong) -> cython.longlong:
+        """The policy's choice for the end of a step of so many sequences."""
+        seqs: cython.longlong = len(batch)
+        context: cython.longlong = 0
+        sequence: Sequence
+        if not self.learns and len(self.by_seqs) > seqs and self.by_seqs[seqs] is not None:
+            return self.by_seqs[seqs]
+        for sequence in batch:
+            context += sequence.computed_tokens
+        tokens = self.policy.choose(Batch(seqs, context, prompt_tokens, waiting))
+        if not self.learns:
+            self.by_seqs += [None] * (seqs + 1 - len(self.by_seqs))
+            self.by_seqs[seqs] = tokens
+        return tokens
+
+    @cython.cfunc
+    def work(self, tokens: cython.longlong, batch: list[Any]) -> DraftWork:
+        """Work of the drafter in a step that proposes so many tokens, for sequences that may lack some in its cache."""
+        plain: DraftWork = self.unskipped[2 * tokens + (tokens != self.tokens)]
+        sequence: Sequence
+        seqs: cython.longlong = 0
+        missing: cython.longlong
+        if self.recovery_tokens or self.rests(tokens):
+            return plain
+        for sequence in batch:
+            seqs += sequence.drafter_tokens < sequence.computed_tokens
+        if not seqs:
+            return plain
+        total, pairs, keys = 0, [0] * len(self.windows), [0] * len(self.windows)
+        for sequence in batch:
+            missing = sequence.computed_tokens - sequence.drafter_tokens
+            if missing <= 0:
+                continue
+            total += missing
+            for w, window in enumerate(self.windows):
+                pairs[w] += causal_pairs(missing, sequence.drafter_tokens, window)
+                keys[w] += keys_read(sequence.computed_tokens, missing, window)
+        return DraftWork(DraftStep(tokens, plain.step.switched, seqs, total, tuple(pairs), tuple(keys)))
