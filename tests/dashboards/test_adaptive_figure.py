@@ -1,10 +1,14 @@
 """The figure of adaptive verification against the best fixed K over the load."""
 
+import json
+
 import pytest
 from plain_scenario import plain_scenario
 
 import forerun as fr
+from dashboards.app.pages.speculation import _adaptive, has_confidence
 from dashboards.figures.speculation import adaptive_data
+from simulator.speculation.confidence import SEEN_CLASSES
 from simulator.studies.compare.command import compare
 
 CHAIN = {"method": "eagle3", "num_speculative_tokens": 4, "acceptance": {"alpha": 0.7}}
@@ -41,3 +45,14 @@ def test_a_comparison_of_policies_at_one_load_has_no_such_figure(comparison):
     alone = {**comparison.document, "variants": comparison.document["variants"][:1]}
     assert adaptive_data(alone) is None
     assert adaptive_data({**alone, "variants": [{"set": {"speculation.policy": "fixed"}, "summary": {}}]}) is None
+
+
+def test_the_speculation_page_draws_it_for_a_better_or_worse_confidence_head():
+    chip = {"model": "llama-3.2-1b", "hardware": {"chip": "h100-sxm"}}
+    method = {"method": "parallel-draft", "acceptance": {"alpha": 0.6}}
+    known = {head: _adaptive(json.dumps(chip | {"speculation": method}), head, 64, 40) for head in SEEN_CLASSES}
+    assert len({data.fixed for data in known.values()}) == 1, "the best fixed K knows no confidence"
+    gains = [data.adaptive[-1] / data.fixed[-1] for data in (known["constant"], known["calibrated"], known["perfect"])]
+    assert gains == sorted(gains)
+    assert gains[2] > 1.05 * gains[0], gains
+    assert [has_confidence(method) for method in ("ngram", "suffix", "eagle3", "mtp")] == [False, False, True, True]

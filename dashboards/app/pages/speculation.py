@@ -12,21 +12,32 @@ from dashboards.app.controls import ChoiceField, Number, Values
 from dashboards.app.page import Context, Page, Shown, View
 from dashboards.app.parts import area, commands_panel, figure_card, remark, rests_on, side_by_side, table_panel
 from dashboards.figures.speculation import (
+    AdaptiveData,
     acceptance_data,
     acceptance_figure,
+    adaptive_figure,
     crossover_figure,
     speedup_by_batch,
     speedup_by_context,
     speedup_figure,
 )
 from forerun.tables import Table, number
+from simulator.running.metrics import summarise
+from simulator.running.run import simulate
 from simulator.running.scenario import scenario_from
 from simulator.speculation import curve_names, load_curve
+from simulator.speculation.confidence import SEEN_CLASSES
+from simulator.speculation.methods import METHODS
+from simulator.speculation.speculation_config import CONFIDENCE_BUDGET
 from simulator.studies.engine_flags import launch_flags
 from simulator.studies.tune.grid import SpeculationGrid, speculation_grid
 
 ONE_RATE = "one rate, set below"
 DRAFT_TOKENS = (1, 2, 3, 4, 5, 6, 7, 8)
+LOADS = (4, 16, 64, 256)
+"""Concurrent requests at which verification by confidence is simulated."""
+FIXED = (1, 3, 7)
+"""Numbers of draft tokens of which the best is its rival; it proposes the last of them."""
 CONTEXTS = (512, 2048, 8192, 32768, 131072)
 CURVE = "eagle3-llama-3.1-8b-mt-bench"
 ALPHAS = tuple(round(0.05 * step, 2) for step in range(1, 20))
@@ -83,6 +94,39 @@ def compute_acceptance(_context: Context, values: Values) -> Shown:
     return {"acceptance": acceptance_figure(acceptance_data(names, max(DRAFT_TOKENS), chosen)) if names else None}
 
 
+def has_confidence(method: Any) -> bool:
+    """Whether a drafter knows how likely its tokens are: all but those that look text up."""
+    return not METHODS[method].looks_up
+
+
+def compute_adaptive(_context: Context, values: Values) -> Shown:
+    """Verification by confidence and the best fixed K, simulated over the load."""
+    if not has_confidence(values["method"]):
+        return {"adaptive": None}
+    scenario = json.dumps(speculation_scenario(values), sort_keys=True)
+    return {"adaptive": adaptive_figure(_adaptive(scenario, values["head"], values["prompt"], values["output"]))}
+
+
+@lru_cache(maxsize=16)
+def _adaptive(scenario: str, confidence: str, prompt: int, output: int) -> AdaptiveData:
+    data = json.loads(scenario)
+
+    def throughput(load: int, k: int, policy: dict[str, str]) -> tuple[float, str]:
+        drafter = data["speculation"] | {"num_speculative_tokens": k, "policy": policy}
+        workload = {
+            "arrivals": {"process": "closed-loop", "max_concurrency": load},
+            "num_requests": load + 2 * min(load, 64),
+        }
+        lengths = {"input_tokens": prompt, "output_tokens": output}
+        run = simulate(data | {"speculation": drafter, "workload": workload | lengths}, 0)
+        return float(summarise(run)["output_throughput"]), run.basis
+
+    adaptive = [throughput(load, FIXED[-1], {"name": CONFIDENCE_BUDGET, "confidence": confidence}) for load in LOADS]
+    fixed = [max(throughput(load, k, {"name": "fixed"})[0] for k in FIXED) for load in LOADS]
+    rates = tuple(rate for rate, _ in adaptive)
+    return AdaptiveData("workload.arrivals.max_concurrency", LOADS, tuple(fixed), rates, adaptive[-1][1])
+
+
 @lru_cache(maxsize=16)
 def _grid(scenario: str, batch: int, prompt: int, output: int) -> SpeculationGrid:
     parsed = scenario_from(json.loads(scenario), "speculation")
@@ -133,6 +177,7 @@ PAGE = Page(
         controls.DRAFT,
         ChoiceField("curve", "Acceptance", options=lambda _: [ONE_RATE, *curve_names()], default=CURVE),
         replace(ALPHA, when=("curve", lambda curve: curve == ONE_RATE), live=False),
+        ChoiceField("head", "Confidence of draft tokens", ("method", has_confidence), options=tuple(SEEN_CLASSES)),
         Number("batch", "Batch", stops=controls.BATCHES, default=16, low=1, high=512, live=False),
         replace(controls.PROMPT, live=False),
         replace(controls.OUTPUT, live=False),
@@ -144,6 +189,7 @@ PAGE = Page(
             figure_card("by-context", 420, "Speed-up by draft tokens and context"),
             figure_card("crossover", 420, "Speed-up over the batch, and where it falls below 1"),
         ),
+        figure_card("adaptive", 420, "Verification by confidence against the best of K = 1, 3 and 7 over the load"),
         figure_card("acceptance", 420, "Published acceptance curves"),
         *map(area, ("best", "basis")),
     ],
@@ -153,6 +199,12 @@ PAGE = Page(
             ("chip", "model", "tp", "dtype", "method", "draft", "curve", "alpha", "batch", "prompt", "output"),
             ("sentence", "best", "flags", "basis"),
             ("by-batch", "by-context", "crossover"),
+        ),
+        View(
+            compute_adaptive,
+            ("chip", "model", "tp", "dtype", "method", "draft", "curve", "alpha", "head", "prompt", "output"),
+            figures=("adaptive",),
+            message_at=None,
         ),
         View(compute_acceptance, ("method", "curve"), figures=("acceptance",), message_at=None),
     ],
