@@ -1,5 +1,5 @@
 """The dashboard: a Dash app whose pages draw the package's figures. ``forerun dash`` serves it."""
 
-from dashboards.app.server import create_app, serve_dashboard
+from forerun.lazy import lazy_names
 
-__all__ = ["create_app", "serve_dashboard"]
+__getattr__, __dir__, __all__ = lazy_names(__name__)

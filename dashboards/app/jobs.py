@@ -4,7 +4,8 @@ Dash's own background callbacks (its diskcache manager) were weighed and left as
 their memory and time, let a run outlive the server, fork a process that has threads, read pickles from a folder on the
 disk, and need four more packages. What would have to be put around them is as long as what stands here. Pools (loky,
 ``concurrent.futures``) were tried: one pool of one process for each run, which then has to be watched, so that no idle
-process stays when a browser has left.
+process stays when a browser has left. This module and those of the tasks do not import Dash, which a process needs a
+second for.
 """
 
 from __future__ import annotations
@@ -23,12 +24,7 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
-import dash_mantine_components as dmc
-from dash import MATCH, Dash, Input, Output, State, dcc, no_update
-
 from dashboards.app.messages import sentence
-from dashboards.app.parts import area, message
-from dashboards.app.served import SESSION
 from forerun.errors import ForerunError
 from forerun.workers import follow_parent
 from simulator.running.scenario import Scenario
@@ -48,7 +44,6 @@ MOST_MEMORY_BYTES = 6 * 2**30
 PROGRESS_EVERY_S = 0.1
 FIRST, FINISHED = "first answer", "finished"
 """States of a run that has something to show."""
-POLL_MS = 400
 NO_MEMORY = "the run needs more memory than it may have here; ask for fewer requests or tokens, or use forerun run"
 
 
@@ -217,86 +212,3 @@ class Teller:
 
     def answered(self) -> None:
         self._sender.send(("answered",))
-
-
-def job_id(page: str, part: str) -> dict[str, str]:
-    """Id of a part of a page's panel: ``token`` (the run under way), ``done`` (its label and state) ..."""
-    return {"kind": f"job-{part}", "page": page}
-
-
-def job_part(done: Any, name: str) -> str | None:
-    """``label`` or ``state`` of a run, from the ``done`` store of its page, which a browser may fill with anything."""
-    value = done.get(name) if isinstance(done, dict) else None
-    return value if isinstance(value, str) else None
-
-
-def job_panel(page: str) -> Any:
-    """Bar, words, cancel button and what went wrong; hidden while nothing has been started."""
-    named: Any = {"aria-label": "Progress of the run"}
-    return dmc.Box(
-        [
-            dcc.Store(id=job_id(page, "token")),
-            dcc.Store(id=job_id(page, "done")),
-            dcc.Interval(id=job_id(page, "poll"), interval=POLL_MS, disabled=True),
-            area("started")(page),
-            dmc.Group(
-                [
-                    dmc.Progress(id=job_id(page, "bar"), value=0, animated=True, style={"flex": 1}, size="lg", **named),
-                    dmc.Text("", id=job_id(page, "text"), size="sm", miw=150),
-                    dmc.Button("Cancel", id=job_id(page, "cancel"), size="compact-sm", variant="default"),
-                ],
-                id=job_id(page, "panel"),
-                style={"display": "none"},
-            ),
-            dmc.Box(id=job_id(page, "message"), **{"aria-live": "polite"}),
-        ],
-        className="job",
-    )
-
-
-def register_panels(app: Dash, jobs: Jobs) -> None:
-    """Add the callbacks of all panels."""
-
-    def follow(_ticks: int | None, token: str | None, shown: dict[str, str] | None) -> tuple[Any, ...]:
-        hidden = {"display": "none"}
-        view = jobs.look(token) if token else None
-        if view is None:
-            return 0, "", hidden, True, no_update, None
-        state = FIRST if view.state == "running" and view.answered else view.state
-        done: Any = {"state": state, "label": f"{SESSION}/{view.folder.name}" if state in (FIRST, FINISHED) else None}
-        done = done if done != shown else no_update
-        if view.state == "running":
-            share = 100.0 * view.done / view.total if view.total else 0.0
-            words = f"{view.done:,} of {view.total:,}" if view.total else "starting"
-            return share, words, {"display": "flex"}, False, done, None
-        if view.state == FINISHED:
-            return 100, "done", hidden, True, done, None
-        text = dmc.Text("Cancelled.", size="sm", className="muted")
-        return 0, view.state, hidden, True, done, text if view.state == "cancelled" else message(view.message)
-
-    def cancel(clicks: int | None, token: str | None) -> Any:
-        if clicks and token:
-            jobs.cancel(token)
-        return no_update
-
-    def part(name: str) -> dict[str, Any]:
-        return {"kind": f"job-{name}", "page": MATCH}
-
-    app.callback(
-        Output(part("bar"), "value"),
-        Output(part("text"), "children"),
-        Output(part("panel"), "style"),
-        Output(part("poll"), "disabled"),
-        Output(part("done"), "data"),
-        Output(part("message"), "children"),
-        Input(part("poll"), "n_intervals"),
-        Input(part("token"), "data"),
-        State(part("done"), "data"),
-        prevent_initial_call=True,
-    )(follow)
-    app.callback(
-        Output(part("cancel"), "n_clicks"),
-        Input(part("cancel"), "n_clicks"),
-        State(part("token"), "data"),
-        prevent_initial_call=True,
-    )(cancel)

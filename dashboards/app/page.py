@@ -22,7 +22,8 @@ from dashboards.app.controls import (
     state_id,
     values_of,
 )
-from dashboards.app.jobs import Jobs, Task, job_id, job_part
+from dashboards.app.job_panel import job_id, job_part
+from dashboards.app.jobs import Jobs, Task
 from dashboards.app.messages import sentence
 from dashboards.app.served import ServedFolders
 

@@ -19,7 +19,7 @@ from dash import Dash
 from flask import Response, abort, redirect, request, session
 
 from dashboards.app import shell
-from dashboards.app.jobs import register_panels
+from dashboards.app.job_panel import register_panels
 from dashboards.app.page import Context
 from dashboards.app.pages import PAGES
 from dashboards.app.served import ServedFolders

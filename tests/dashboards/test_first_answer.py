@@ -1,16 +1,23 @@
 """A capacity plan of a log answers from its busiest requests first, and marks what is old."""
 
+import sys
+from subprocess import run
+from typing import ClassVar
+
 import pytest
 
 import traces
 from dashboards.app.jobs import FIRST
-from dashboards.app.pages.capacity import FIRST_ANSWER, PlanTask, _state_note
+from dashboards.app.pages.capacity import _state_note
+from dashboards.app.plans import FIRST_ANSWER, PlanTask
 from simulator.studies.plan import command
 from simulator.workload.generate import generate_requests
 from simulator.workload.workload_config import WorkloadConfig
 
 
 class Saved:
+    document: ClassVar = {}
+
     def save(self, folder):
         folder.joinpath("plan.json").write_text("{}")
 
@@ -46,3 +53,9 @@ def test_a_log_is_read_once_whole_and_once_for_its_window(tmp_path, monkeypatch)
     for workload in (whole, window, whole, window):
         generate_requests(workload, 0)
     assert reads == [None, 30]
+
+
+def test_a_background_plan_starts_without_dash_and_plotly():
+    code = "import dashboards.app.plans, simulator.studies.plan.command, sys; "
+    code += "sys.exit(not {'dash', 'dash_mantine_components', 'plotly'}.isdisjoint(sys.modules))"
+    assert run([sys.executable, "-c", code], check=False).returncode == 0

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
 
 import dash_mantine_components as dmc
 from dash import Input
 
 from dashboards.app import controls
 from dashboards.app.controls import ChoiceField, Component, Number, Pairs, Several, Values
-from dashboards.app.jobs import FIRST, ProgressCallback, Task, Teller, job_id, job_panel, job_part
+from dashboards.app.job_panel import job_id, job_panel, job_part
+from dashboards.app.jobs import FIRST, Task
 from dashboards.app.page import Context, Page, Shown, Start, View
 from dashboards.app.parts import area, commands_panel, figure_card, remark, rests_on, table_panel, table_stack
+from dashboards.app.plans import FIRST_ANSWER, PlanTask
 from dashboards.app.served import ServedFolders
 from dashboards.app.uploads import checked_size
 from dashboards.figures.load import hours_data, hours_figure
 from dashboards.figures.studies import AXIS_WORDS, PER_CHIP, PER_MILLION, PER_USER, pareto_data, pareto_figure
 from dashboards.study_report import COMMANDS
 from forerun.errors import ForerunError, did_you_mean
-from simulator.running.scenario import Scenario, scenario_from
+from simulator.running.scenario import scenario_from
 from simulator.studies.plan.document import PlanResult
 
 RATES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -35,47 +34,8 @@ CHARTS = {
     f"{AXIS_WORDS[y]} over {AXIS_WORDS[x]}": (x, y)
     for x, y in ((PER_USER, PER_CHIP), (PER_USER, PER_MILLION), (PER_CHIP, PER_MILLION))
 }
-FIRST_ANSWER: dict[str, Any] = {
-    "requests": 2000,
-    "replications": 1,
-    "finalists": 2,
-    "headroom": False,
-    "interval": False,
-    "jobs": 1,
-}
-"""Options of a first answer: few requests, nothing that only refines it."""
-REPLICATIONS, FINALISTS, MOST_REPLICAS, SIMULATED_REQUESTS = 3, 4, 64, 500
+SIMULATED_REQUESTS = 500
 ON_LOG, ON_RATE = ("log", lambda log: log != NO_LOG), ("log", lambda log: log == NO_LOG)
-
-
-@dataclass(frozen=True, slots=True)
-class PlanTask:
-    """A capacity plan, made in the background; writes what ``forerun plan --out`` writes."""
-
-    scenario: Scenario
-    chips: tuple[str, ...]
-    rate: float | None
-    """Request rate to plan for, requests per second; None: the rate of the log."""
-    growth: float
-    slo: tuple[str, ...]
-
-    def __call__(self, folder: Path, tell: ProgressCallback) -> None:
-        from simulator.studies.plan.command import plan
-
-        wanted: dict[str, Any] = {
-            "rate": self.rate,
-            "growth": self.growth,
-            "slo": self.slo,
-            "vary": {"hardware.chip": self.chips},
-            "max_replicas": MOST_REPLICAS,
-            "progress": tell,
-        }
-        if self.rate is None:  # the busiest requests of a log answer at once, the whole log later
-            with suppress(ForerunError):
-                plan(self.scenario, **wanted, **FIRST_ANSWER).save(folder)
-                if isinstance(tell, Teller):
-                    tell.answered()
-        plan(self.scenario, **wanted, replications=REPLICATIONS, finalists=FINALISTS).save(folder)
 
 
 def plan_task(values: Values, served: ServedFolders) -> PlanTask:

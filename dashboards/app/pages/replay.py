@@ -11,7 +11,8 @@ from dash import Dash, Input, Output
 
 from dashboards.app import controls, replays
 from dashboards.app.controls import ChoiceField, Component, Values
-from dashboards.app.jobs import Task, job_panel
+from dashboards.app.job_panel import job_panel
+from dashboards.app.jobs import Task
 from dashboards.app.page import Context, Page, Shown, Start, View, show_while
 from dashboards.app.parts import area, figure_card, remark, rests_on, side_by_side, table_stack, tiles
 from dashboards.app.served import SAMPLE_CHIP, SAMPLE_TRACE, ServedFolders

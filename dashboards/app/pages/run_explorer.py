@@ -12,7 +12,7 @@ from dash import Dash, Input, Output, State, dcc, no_update
 
 from dashboards.app import parts
 from dashboards.app.controls import ChoiceField, Component, Number, Several, Values, state_id
-from dashboards.app.jobs import job_id, job_panel, job_part
+from dashboards.app.job_panel import job_id, job_panel, job_part
 from dashboards.app.messages import sentence
 from dashboards.app.page import Context, Page, Shown, View
 from dashboards.app.uploads import UploadTask, uploaded_text

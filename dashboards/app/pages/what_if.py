@@ -13,7 +13,8 @@ from dash import Input, dcc
 
 from dashboards.app import controls
 from dashboards.app.controls import ChoiceField, Number, Values
-from dashboards.app.jobs import RunTask, Task, job_id, job_panel
+from dashboards.app.job_panel import job_id, job_panel
+from dashboards.app.jobs import RunTask, Task
 from dashboards.app.page import Context, Page, Shown, Start, View
 from dashboards.app.parts import area, counted, figure_card, output_id, panel, remark, rests_on, tiles
 from dashboards.app.uploads import checked_size
