@@ -290,7 +290,7 @@ def values_of(controls: Sequence[Control], search: str | None, served: ServedFol
             values[control.name] = control.read(text, served)
         except ForerunError as error:
             shown = values[control.name]
-            words = ", ".join(shown) if isinstance(shown, list) else "nothing" if shown is None else str(shown)
+            words = (", ".join(shown) if isinstance(shown, list) else str(shown or "")) or "nothing"
             changed.append(f"{error}; shown is {words}.")
     known = [control.name for control in controls]
     changed += [

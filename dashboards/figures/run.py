@@ -382,6 +382,10 @@ PAIR_METRICS = {
 """Keys of ``summary``: their words, and whether more is better."""
 
 
+LARGE_CHANGE = 900.0
+"""Percent from which a change is written as a factor."""
+
+
 class MetricValues(NamedTuple):
     """One figure in every compared run."""
 
@@ -429,7 +433,7 @@ def change_figure(data: ComparisonData) -> go.Figure:
     for number, name in enumerate(data.names[1:]):
         percents = [row[number] for row in rows]
         worse = [x != 0 and (x > 0) != m.more_is_better for x, m in zip(percents, data.metrics, strict=True)]
-        colours = [RUN_COLOURS[int(bad)] if one else RUN_COLOURS[number + 1] for bad in worse]
+        colours = [RUN_COLOURS[int(bad)] if one else _run_look(number + 1)["color"] for bad in worse]
         figure.add_bar(
             y=[metric.label for metric in data.metrics],
             x=percents,
@@ -437,7 +441,7 @@ def change_figure(data: ComparisonData) -> go.Figure:
             name=name,
             marker={"color": colours, "pattern": {"shape": ["/" if bad else "" for bad in worse]}},
             customdata=[[metric.values[0], metric.values[number + 1]] for metric in data.metrics],
-            text=[f"{percent:+.1f} %" for percent in percents],
+            text=list(map(change_words, percents)),
             textposition="outside",
             cliponaxis=False,
             hovertemplate="%{y}: %{customdata[0]:.4s} to %{customdata[1]:.4s}, %{x:+.2f} %",
@@ -447,6 +451,17 @@ def change_figure(data: ComparisonData) -> go.Figure:
     x = {"title": "change (%)", "range": _wide([percent for row in rows for percent in row])}
     caption, y = f"against {data.names[0]}; hatched: worse", {"autorange": "reversed", "ticks": ""}
     return captioned(figure, "Change", caption, data.basis, 420, x, y)
+
+
+def _run_look(number: int) -> dict[str, Any]:
+    """Colour and dash of the run of that number."""
+    turn, colour = divmod(number, len(RUN_COLOURS))
+    return {"color": RUN_COLOURS[colour], "dash": "solid" if number == 0 else ("dash", "dot", "dashdot")[turn % 3]}
+
+
+def change_words(percent: float) -> str:
+    """A change in percent, or how many times as much where it is large."""
+    return f"{percent:+.1f} %" if percent < LARGE_CHANGE else f"{1 + percent / 100:.3g}x"
 
 
 def _wide(percents: list[float]) -> list[float]:
@@ -461,7 +476,7 @@ def curves_figure(data: ComparisonData) -> go.Figure:
     figure = go.Figure()
     for number, (name, curve) in enumerate(zip(data.names, data.curves, strict=True)):
         if curve is not None:
-            line = {"color": RUN_COLOURS[number], "width": 2.5, "shape": "hv", "dash": "dash" if number else "solid"}
+            line = {"width": 2.5, "shape": "hv", **_run_look(number)}
             add_distribution(figure, curve.ms, curve.share, name=name, line=line, hovertemplate=WITHIN)
     title, axes = (
         f"{NAMES[data.latency]} in {'both' if len(data.names) == 2 else 'all'} runs",

@@ -259,6 +259,20 @@ def chromium() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
+def cut_tables():
+    """First words of the tables of a page that their place cuts, once it has been laid out."""
+    cut = """() => [...document.querySelectorAll('.scroll > table')].filter(e => e.checkVisibility({
+        contentVisibilityAuto: true}) && e.parentElement.scrollWidth > e.parentElement.clientWidth + 1
+        ).map(e => e.textContent.slice(0, 80))"""
+
+    def cut_of(page):
+        page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        return page.evaluate(cut)
+
+    return cut_of
+
+
+@pytest.fixture(scope="session")
 def barriers_of():
     """What axe-core complains of in a page that a browser shows (opened with ``bypass_csp``): all, or colours alone.
 

@@ -154,7 +154,7 @@ def visit(browser, address):
     opened.close()
 
 
-def test_every_page_opens_and_fits(browser, address, barriers_of):
+def test_every_page_opens_and_fits(browser, address, barriers_of, cut_tables):
     """And axe-core, which the app's content security policy would not let in, finds nothing: in the dark it looks at
     colours alone, as how a page is made does not depend on the scheme."""
     context = browser.browser.new_context(bypass_csp=True)
@@ -173,12 +173,20 @@ def test_every_page_opens_and_fits(browser, address, barriers_of):
             visit.choose(scheme)
             for width in widths:
                 visit.fits(width, f"{name}-{width}-{scheme}")
+                assert cut_tables(visit.page) == [], name
             assert barriers_of(visit.page, colours_alone=scheme == "dark") == [], name
     for scheme in LOOKS:  # in the last width, in which the menu is seen
         visit.choose(scheme)
         assert barriers_of(visit.page, colours_alone=True) == []
     visit.close()
     context.close()
+
+
+def test_colours_follow_the_system(visit):
+    visit.open("what-if", 2)
+    for scheme, paper in PAPERS.items():
+        visit.page.emulate_media(color_scheme=scheme)
+        visit.page.wait_for_function(PAPER, arg=paper)
 
 
 def test_slider_moves_the_figure_and_the_address(visit):

@@ -83,7 +83,7 @@ def test_a_tap_on_a_term_shows_its_definition(chromium, run_folder, tmp_path):
     page.close()
 
 
-def test_every_kind_of_report_fits(chromium, every_report, barriers_of):
+def test_every_kind_of_report_fits(chromium, every_report, barriers_of, cut_tables):
     """And axe-core finds nothing in what it unfolds to: in the dark, which then turns light, in colours alone, as how
     a page is made does not depend on the scheme."""
     page = chromium.new_page(bypass_csp=True)
@@ -103,7 +103,9 @@ def test_every_kind_of_report_fits(chromium, every_report, barriers_of):
                 page.wait_for_function(SETTLED)
                 assert page.evaluate("document.documentElement.scrollWidth") <= width, name
                 assert page.evaluate(CUT) == [], name
+                assert cut_tables(page) == [], name
             page.evaluate("() => document.querySelectorAll('details').forEach(e => { e.open = true; })")
+            assert cut_tables(page) == [], name
             assert barriers_of(page, colours_alone=scheme == "dark") == [], name
     assert complaints == []
     page.close()

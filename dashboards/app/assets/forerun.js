@@ -16,12 +16,17 @@
     place.querySelectorAll("details").forEach(function (rest) { rest.open = unfolded; });
     window.forerunTables(place);
   }
+  var system = window.matchMedia("(prefers-color-scheme: dark)");
   function narrow() { return window.innerWidth < 560; }
 
   places.forerun = {
     scheme: function (choice) {
-      var dark = choice === "auto" ? window.matchMedia("(prefers-color-scheme: dark)").matches : choice === "dark";
-      return [dark ? "dark" : "light", dark ? "dark" : "light"];
+      function look() { return (choice === "auto" ? system.matches : choice === "dark") ? "dark" : "light"; }
+      system.onchange = function () {
+        places.set_props("scheme", { data: look() });
+        places.set_props("theme", { forceColorScheme: look() });
+      };
+      return [look(), look()];
     },
     draw: function (spec, scheme, templates) {
       if (!spec) { return [{ data: [], layout: {} }, { display: "none" }]; }

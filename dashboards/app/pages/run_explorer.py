@@ -19,14 +19,13 @@ from dashboards.app.uploads import UploadTask, uploaded_text
 from dashboards.figures import run as of_run
 from dashboards.figures.run import ComparisonData
 from dashboards.report import report_html, run_tiles
-from dashboards.theme import RUN_COLOURS
 from forerun.errors import ForerunError
 from forerun.tables import ABSENT, Table, number, pairs
 from simulator.running.metrics.run_folder import RunFolder
 from simulator.running.metrics.tables import more_run_tables, run_tables
 
 NAME = "runs"
-MOST_OTHERS = len(RUN_COLOURS) - 1
+MOST_OTHERS = 17
 NEIGHBOURS = 24
 """Requests shown around a chosen one."""
 
@@ -144,7 +143,7 @@ def comparison_table(data: ComparisonData) -> Table:
     for metric in data.metrics:
         row: list[Any] = [metric.label, metric.values[0]]
         for value, percent in zip(metric.values[1:], metric.percents, strict=True):
-            row += [value, f"{percent:+.1f} %"]
+            row += [value, of_run.change_words(percent)]
         rows.append(row)
     return Table(f"Compared with {data.names[0]}", header, rows)
 
