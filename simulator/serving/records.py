@@ -140,14 +140,18 @@ class GapCounts:
         gap_s, count = (np.concatenate([getattr(table, name) for table in tables]) for name in ("floor_s", "count"))
         if len(gap_s) <= MOST_GAPS and all(table.excess_ticks is None for table in tables):
             return cls(gap_s, count)
+        # The leading bits of a double are its exponent and the first bits of its mantissa: they number its bin.
+        place = np.maximum(gap_s, 1.0 / TICKS_PER_S).view(np.int64) >> (53 - BIN_BITS)
+        first = int(place.min())
+        place -= first
+        floor_s = ((np.arange(int(place.max()) + 1) + first) << (53 - BIN_BITS)).view(np.float64)
         kept = [np.zeros(len(one.count), np.int64) if one.excess_ticks is None else one.excess_ticks for one in tables]
-        mantissa, exponent = np.frexp(gap_s)
-        floor_s = np.ldexp(np.floor(np.ldexp(mantissa, BIN_BITS)), exponent - BIN_BITS)
-        excess = np.concatenate(kept) + np.rint((gap_s - floor_s) * TICKS_PER_S).astype(np.int64) * count
-        order = np.argsort(floor_s)
-        floor_s = floor_s[order]
-        first = np.flatnonzero(np.append(True, floor_s[1:] != floor_s[:-1]))
-        return cls(floor_s[first], np.add.reduceat(count[order], first), np.add.reduceat(excess[order], first))
+        excess = np.concatenate(kept) + np.rint((gap_s - floor_s[place]) * TICKS_PER_S).astype(np.int64) * count
+        counts, sums = np.zeros((2, len(floor_s)), dtype=np.int64)
+        np.add.at(counts, place, count)
+        np.add.at(sums, place, excess)
+        bins = np.flatnonzero(counts)
+        return cls(floor_s[bins], counts[bins], sums[bins])
 
 
 @dataclass(frozen=True, slots=True)
