@@ -428,7 +428,9 @@ class _Replica:
         if stages == 1 or target.other_devices:
             timer = timing.step_timer(target, largest_step)
             if drafter is not None:
-                return timing.ModelTimer(timer, drafter)
+                apart = target.framework.recurrent_drafts == "per-sequence"
+                recurrent = apart and target.architecture.state_bytes_per_sequence > 0
+                return timing.ModelTimer(timer.by_sequence() if recurrent else timer, drafter)
             return _WITHOUT_DRAFTER.get(id(timer), lambda: timing.ModelTimer(timer))
         with at_field("hardware.pipeline_link"):
             link = load_link(between) if between else target.link

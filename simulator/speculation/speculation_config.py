@@ -530,7 +530,12 @@ class SpeculationConfig(Section):
             raise ValueError("draft.modules: separate modules draft a chain; give num_speculative_tokens, not tree")
 
     def _check_confidence(self, acceptance: AcceptanceConfig) -> None:
-        budget = named(self.policy).name == CONFIDENCE_BUDGET
+        policy = named(self.policy).name
+        budget = policy == CONFIDENCE_BUDGET
+        if self.method == GRAMMAR and policy != "fixed" and not budget:
+            raise ValueError(
+                f"policy '{policy}' chooses how much a drafter drafts; a grammar drafts what is forced: remove it"
+            )
         if budget and METHODS[self.method].looks_up:
             raise ValueError(f"policy '{CONFIDENCE_BUDGET}' needs a drafter with confidences; {self.method} has none")
         if acceptance.autocorrelation is not None and acceptance.spread is None and not budget:

@@ -31,7 +31,7 @@ from simulator.timing.kernels import (
     price,
 )
 from simulator.timing.step import StepTimer
-from simulator.timing.work import Number, StepWork, decode_work, some_steps
+from simulator.timing.work import Number, StepWork, decode_work, mean_sequence, some_steps
 
 TOKEN_BYTES = 4.0
 """A token id on the wire: int32."""
@@ -393,7 +393,7 @@ class SequentialDrafter:
             for width, forwards, grown in self.pass_groups:
                 one = self._pass(seen, drafting, width, grown)
                 if drafted_separately:
-                    one = _of_one(one, present)
+                    one = mean_sequence(one, present)
                 yield Part(
                     forwards * (drafting if drafted_separately else present),
                     self.step,
@@ -452,13 +452,6 @@ class SequentialDrafter:
         )
         step = decode_work(drafting, width, contexts)
         return step._replace(dp_imbalance=seen.dp_imbalance)
-
-
-def _of_one(work: StepWork[Any], present: Any) -> StepWork[Any]:
-    """The draft pass for a single sequence with the mean context of the batch."""
-    several = work.decode_seqs + (work.decode_seqs == 0)
-    keys = tuple(keys // several for keys in work.decode_kv_tokens)
-    return work._replace(decode_seqs=present * 1, decode_kv_tokens=keys)
 
 
 @dataclass(slots=True)

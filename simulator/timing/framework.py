@@ -135,6 +135,8 @@ class Framework(BaseModel):
     the whole context again (vLLM's batch expansion of 2024)."""
     drafts: Literal["batched", "per-sequence"] = "batched"
     """Whether a draft pass serves all sequences, or each sequence has passes of its own (slots of llama.cpp)."""
+    recurrent_drafts: Literal["batched", "per-sequence"] = "batched"
+    """How a model with recurrent states runs beside a drafter: with all sequences in one pass, or each in its own."""
     fixed_batch: bool = False
     """Whether a decode step computes every one of ``max_num_seqs`` places of the batch, whichever are taken."""
     slots: int = Field(default=0, ge=0)

@@ -44,7 +44,14 @@ from simulator.timing.kernels import (
     seconds_of,
     shared_expert_calls,
 )
-from simulator.timing.work import StepWork, causal_pairs, context_parallel_part, slowest_group
+from simulator.timing.work import (
+    StepWork,
+    causal_pairs,
+    context_parallel_part,
+    decode_work,
+    mean_sequence,
+    slowest_group,
+)
 
 BLOCK_CELLS = 64
 """Cells of a ``DecodeTable`` that are priced together."""
@@ -225,6 +232,7 @@ class StepTimer:
     """Whether steps with prompt chunks run outside captured graphs, whatever their size."""
     _prompt_sizes: ByCount | None = field(init=False, default=None)
     """Tokens computed for a prompt, by its length, where they are computed one after the other."""
+    _by_sequence: StepTimer | None = field(init=False, default=None)
     _floor_s: float = field(init=False)
     """Host time to launch every kernel of a step one by one, and to read the weights where that is slower than in a
     captured step; an uncaptured step cannot beat it."""
@@ -394,6 +402,12 @@ class StepTimer:
         """Transfer of activations to the chip that runs the next layers."""
         if home is not self._homes[-1] and home.link is not None:
             yield p2p_send(home, tokens, home.link)
+
+    def by_sequence(self) -> StepTimer:
+        """A timer of steps whose decoding sequences run one after the other, and their prompts together."""
+        if self._by_sequence is None:
+            self._by_sequence = BySequence(self.deployment, self.max_tokens, windows=self.tracked_windows, like=self)
+        return self._by_sequence
 
     def beside(self, overlap: DecodeOverlap) -> StepTimer:
         """Copy of the timer with another overlap of decode attention; unaffected tables are shared."""
@@ -627,6 +641,43 @@ class StepTimer:
             for kind in self._kinds
             if kind.window is None and isinstance(kind.shape, AttentionShape)
         )
+
+
+@dataclass(slots=True)
+class BySequence(StepTimer):
+    """Prices steps in which each decoding sequence has a pass of its own."""
+
+    def kernels(self, work: StepWork[IntArray], logit_rows: IntArray | None = None) -> Iterator[Kernel]:
+        for times, part in self._passes(work):
+            for kernel in StepTimer.kernels(self, part):
+                yield kernel._replace(times=times * kernel.times)
+
+    def costs(self, work: StepWork[IntArray], logit_rows: IntArray | None = None) -> Costs:
+        total = Costs.zeros(len(work.decode_seqs))
+        for times, part in self._passes(work):
+            total.add(StepTimer.costs(self, part), times)
+        return total
+
+    def seconds(self, work: StepWork[Any], logit_rows: int | None = None) -> Any:
+        total: Any = 0.0
+        for times, part in self._passes(work):
+            if times:
+                total = total + times * StepTimer.seconds(self, part)
+        return total
+
+    @staticmethod
+    def _passes(work: StepWork[Any]) -> tuple[tuple[Any, StepWork[Any]], tuple[Any, StepWork[Any]]]:
+        """How often each of two passes runs, and its work: a sequence that decodes, and all prompts."""
+        decodes = decode_work(work.decode_seqs, work.query_len, work.decode_kv_tokens)
+        prompts = work._replace(
+            decode_seqs=0 * work.decode_seqs,
+            decode_kv_tokens=tuple(0 * keys for keys in work.decode_kv_tokens),
+            longest_kv=0 * work.longest_kv,
+            tail_kv=0 * work.tail_kv,
+            trimmed=0 * work.trimmed,
+        )
+        several = (work.decode_seqs, mean_sequence(decodes, work.decode_seqs > 0))
+        return several, (1 * (work.prefill_seqs > 0), prompts)
 
 
 def step_timer(deployment: Deployment, max_tokens: int, windows: tuple[int | None, ...] = ()) -> StepTimer:

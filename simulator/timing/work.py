@@ -86,6 +86,13 @@ def decode_work(seqs: Any, query_len: Any, keys: tuple[Any, ...]) -> StepWork[An
     )
 
 
+def mean_sequence(work: StepWork[Any], present: Any) -> StepWork[Any]:
+    """The step for a single decoding sequence with the mean context of the batch; for none where ``present`` is 0."""
+    several = work.decode_seqs + (work.decode_seqs == 0)
+    keys = tuple(keys // several for keys in work.decode_kv_tokens)
+    return work._replace(decode_seqs=present * 1, decode_kv_tokens=keys)
+
+
 def some_steps(work: StepWork[Any], rows: Any) -> StepWork[Any]:
     """Select ``rows`` of the work of many steps."""
 

@@ -174,7 +174,8 @@ class _Runs:
     def _scenario(self, mode: Any, streams: int) -> dict[str, Any]:
         base: dict[str, Any] = self._table["scenario"]
         engine = {key: value for key, value in base["engine"].items() if key != "graphs_to"}
-        engine["cuda_graph_sizes"] = _graphs(base["engine"]["graphs_to"])
+        if "graphs_to" in base["engine"]:
+            engine["cuda_graph_sizes"] = _graphs(base["engine"]["graphs_to"])
         arrivals: dict[str, Any] = {"process": "closed-loop", "max_concurrency": streams}
         requests = min(base["workload"]["num_requests"], max(240, 4 * streams))
         if self._process != "closed-loop":

@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 from plain_scenario import plain_scenario
+from timing_steps import arrays, decode
 
 from simulator.running.build import build_replica
-from simulator.studies.steady_state.prices import decode_steps
+from simulator.studies.steady_state.prices import decode_steps, prompt_chunks
+from simulator.timing import running
 
 
 def step_s(chip, model, weights, streams=1, context=64):
@@ -35,3 +37,30 @@ def test_four_bits_of_llama_2_7b_gain_on_an_m1_pro():
 def test_eight_streams_amortise_as_measured(chip, model, weights, streams, measured):
     one, all_ = (step_s(chip, model, weights, n) for n in (1, streams))
     assert streams * one / all_ == pytest.approx(measured, rel=0.15)
+
+
+def test_recurrent_states_beside_a_drafter_are_computed_slot_by_slot():
+    """ggml-org/llama.cpp#25004: a rollback needs each sequence in a pass of its own; dense models have no rollback."""
+
+    def timer(model, method, framework="llama.cpp"):
+        drafting = {"method": method, "num_speculative_tokens": 3, "acceptance": {"alpha": 0.7}}
+        engine = {"framework": framework, "max_num_seqs": 4, "max_num_batched_tokens": 512}
+        scenario = plain_scenario(model, "strix-halo", weights_dtype="q4_k_m", engine=engine, speculation=drafting)
+        return build_replica(scenario).main.timer.target
+
+    hybrid = timer("qwen3.5-27b", "mtp")
+    works = [decode(seqs, 900, 4, hybrid.windows) for seqs in (1, 4)]
+    one, four = map(hybrid.seconds, works)
+    assert four == pytest.approx(4 * one, rel=1e-12)
+    prompts = prompt_chunks(hybrid.windows, 300, 512)
+    drafted = arrays(works[1])
+    mixed = prompts._replace(
+        decode_seqs=drafted.decode_seqs, query_len=drafted.query_len, decode_kv_tokens=drafted.decode_kv_tokens
+    )
+    assert hybrid.costs(mixed).device_s[0] == pytest.approx(four + hybrid.costs(prompts).device_s[0], rel=1e-9)
+    for steps in (drafted, mixed):
+        listed = sum(float(kernel.step_s) for kernel in running(hybrid.kernels(steps)))
+        assert listed == pytest.approx(hybrid.costs(steps).device_s[0], rel=1e-12)
+    for batched in (timer("qwen3-8b", "eagle3"), timer("qwen3.5-27b", "none"), timer("qwen3.5-27b", "mtp", "vllm")):
+        one, four = (batched.seconds(decode(seqs, 900, 4, batched.windows)) for seqs in (1, 4))
+        assert four < 3 * one
