@@ -435,7 +435,8 @@ class _Replica:
         with at_field("hardware.pipeline_link"):
             link = load_link(between) if between else target.link
         first, *later = timing.stage_timers(target, stages, largest_step)
-        return timing.PipelineTimer(first, drafter, later=tuple(later), link=link)
+        fused = getattr(drafter, "fused_hidden_states", 0)
+        return timing.PipelineTimer(first, drafter, later=tuple(later), link=link, fused_hidden_states=fused)
 
     def _limits(self, memory: timing.MemoryPlan, drafting: _Drafting, framework: Framework) -> EngineLimits:
         engine, groups = self.engine, self.hardware.attention_data_parallel

@@ -428,9 +428,15 @@ def trained_head(request: DraftRequest) -> timing.Drafter:
         if rank:
             weights += timing.markov_weight_bytes(deployment, target.architecture.vocab_size, rank)
             table = timing.markov_table(deployment, rank, request.max_drafting_seqs)
-        parallel = timing.ParallelDrafter(timer, proposal.depth, weights, kv, request.overhead, fusion, table)
+        parallel = timing.ParallelDrafter(
+            timer, proposal.depth, weights, kv, request.overhead, fusion, table, head.fused_hidden_states
+        )
         return placed(request, parallel, states)
-    return placed(request, request.sequential(deployment, weights, kv, fusion=fusion), states)
+    return placed(
+        request,
+        request.sequential(deployment, weights, kv, fusion=fusion, fused_hidden_states=head.fused_hidden_states),
+        states,
+    )
 
 
 BUILDERS: dict[str, Callable[[DraftRequest], timing.Drafter]] = {

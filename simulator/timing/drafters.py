@@ -348,6 +348,8 @@ class SequentialDrafter:
     separate_modules: bool = False
     longest_accepted: int | None = None
     """Most draft tokens that the step itself can have accepted; default: ``depth``."""
+    fused_hidden_states: int = 0
+    """Hidden states of the target, of layers all over it, that ``fusion`` projects."""
     reads_target_cache: bool = False
     """Whether the target drafts with part of its own KV: no prefill and no catching up, just ``depth`` passes
     over one token each."""
@@ -467,6 +469,7 @@ class ParallelDrafter:
     fusion: DraftTable | None = None
     sequential_head: DraftTable | None = None
     """One position of the sequential head, by number of drafting sequences; None: the pass's own logits are drawn."""
+    fused_hidden_states: int = 0
     runs_on: Literal["device", "host"] = field(init=False, default="device")
     windows: tuple[int | None, ...] = field(init=False)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import field
+from math import floor
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -242,13 +243,24 @@ class ModelTimer:
         )
 
 
-def send_kernel(deployment: Deployment, link: Link, tokens: IntArray) -> Kernel:
-    """A stage's output for ``tokens`` tokens on its way to the next stage.
+def fused_layers(layers: int, states: int) -> list[int]:
+    """Layers whose inputs a draft head takes, evenly spread: 2, N / 2 and N - 3 of N for EAGLE-3's three.
+
+    Source: ``get_eagle3_aux_hidden_state_layers`` of vLLM's models.
+
+    >>> fused_layers(32, 3)
+    [2, 16, 29]
+    """
+    return [floor(2 + (layers - 5) * place / max(1, states - 1) + 0.5) for place in range(states)]
+
+
+def send_kernel(deployment: Deployment, link: Link, tokens: IntArray, fused_states: int = 0) -> Kernel:
+    """A stage's output for ``tokens`` tokens on its way to the next stage, and hidden states for a draft head.
 
     Every chip sends its TP share to its peer; the next stage's chips gather the whole from one another
     (``send_tensor_dict`` with ``all_gather_group`` in ``vllm/distributed/parallel_state.py``).
     """
-    message = SENT_TENSORS * tokens * deployment.architecture.hidden_size * ACTIVATION_BYTES
+    message = (SENT_TENSORS + fused_states) * tokens * deployment.architecture.hidden_size * ACTIVATION_BYTES
     library, tp = deployment.kernels, deployment.tensor_parallel
     send = {"op": "send_recv", "message_bytes": message / tp, "world_size": 2, "link": link}
     kernel = price(Call("p2p-send", "collective", send), library)
@@ -300,9 +312,14 @@ class PipelineTimer(ModelTimer):
     """Stages after the first."""
     link: Link | None = None
     """Link between stages."""
-    _sending: Kernel | None = field(init=False)
-    _sent_s: ByCount = field(init=False)
-    """Seconds to send a stage's output to the next stage, by tokens."""
+    fused_hidden_states: int = 0
+    """Hidden states of the target that the drafter takes. The stage before the last sends those of its layers with its
+    output; earlier ones send them to the last stage beside the later stages' work (vllm-project/vllm#50514, vLLM 0.28).
+    """
+    _sending: tuple[tuple[Kernel, int], ...] = field(init=False)
+    """Sends by tokens, and how many stages send as much: those before the last two, and the last but one."""
+    _sent_s: tuple[ByCount, ByCount] = field(init=False)
+    """Seconds of the same."""
 
     def __post_init__(self) -> None:
         ModelTimer.__post_init__(self)
@@ -313,9 +330,16 @@ class PipelineTimer(ModelTimer):
                 f"pipeline_parallel {self.stages} (forerun chips list)"
             )
         tokens = np.arange(self.target.max_tokens + 1, dtype=np.int64)
-        self._sending = None if self.link is None else send_kernel(deployment, self.link, tokens)
-        sent = np.zeros(len(tokens)) if self._sending is None else np.asarray(self._sending.seconds)
-        self._sent_s = ByCount(sent.tolist())
+        sizes = [stage.deployment.architecture.num_layers for stage in (self.target, *self.later)]
+        last = range(sum(sizes[:-2]), sum(sizes[:-1]))
+        fused = sum(layer in last for layer in fused_layers(sum(sizes), self.fused_hidden_states))
+        self._sending = ()
+        if self.link is not None and self.later:
+            sends = (send_kernel(deployment, self.link, tokens, states) for states in (0, fused))
+            self._sending = tuple(zip(sends, (len(self.later) - 1, 1), strict=True))
+        none = [0.0] * len(tokens)
+        early, late = [np.asarray(sent.seconds).tolist() for sent, _ in self._sending] or [none, none]
+        self._sent_s = ByCount(early), ByCount(late)
 
     @property
     def stages(self) -> int:
@@ -328,9 +352,9 @@ class PipelineTimer(ModelTimer):
         The last stage also drafts, and hands out tokens no faster than the host beside it streams them.
         """
         work = self.slowest(work)
-        send = look_up(self._sent_s, work.tokens)
-        seconds = [self.target.seconds(work) + send, *(stage.seconds(work) + send for stage in self.later)]
-        seconds[-1] -= send
+        seconds = [stage.seconds(work) for stage in (self.target, *self.later)]
+        for place in range(len(self.later)):
+            seconds[place] += look_up(self._sent_s[place == len(self.later) - 1], work.tokens)
         if self.drafter is not None:
             seconds[-1] += drafting_seconds(self.drafter.parts(self._seen_by_draft(work)))
         overlapped_s = self._overlapped_s + self._overlapped_per_sequence_s * (work.decode_seqs + work.prefill_seqs)
@@ -363,8 +387,8 @@ class PipelineTimer(ModelTimer):
         total = parts[0]
         for part in parts[1:]:
             total.add(part)
-        if self._sending is not None:
-            total.add_kernel(self._sent(work))
+        for sent in self._sent(work):
+            total.add_kernel(sent)
         total.host_s += self.host_seconds(work)
         return total
 
@@ -374,16 +398,16 @@ class PipelineTimer(ModelTimer):
         for number, stage in enumerate((self.target, *self.later), 1):
             for kernel in stage.kernels(work):
                 yield kernel._replace(name=f"stage {number}: {kernel.name}")
-            if self._sending is not None and number < self.stages:
-                yield self._sent(work)._replace(times=1)
+            if self._sending and number < self.stages:
+                yield list(self._sent(work))[number == self.stages - 1]._replace(times=1)
         if self.drafter is not None:
             for part in self.drafter.parts(self._seen_by_draft(work)):
                 yield from (kernel for kernel in part.kernels() if kernel.family != "host")
 
-    def _sent(self, work: StepWork[IntArray]) -> Kernel:
+    def _sent(self, work: StepWork[IntArray]) -> Iterator[Kernel]:
         """P2P sends between all stages."""
-        assert self._sending is not None
         tokens = work.tokens
-        seconds, basis = self._sending.seconds[tokens], self._sending.basis
-        basis = basis[tokens] if isinstance(basis, np.ndarray) and basis.ndim else basis
-        return other_device_kernel("p2p-send", "collective", seconds, len(self.later))._replace(basis=basis)
+        for sending, times in self._sending:
+            seconds, basis = sending.seconds[tokens], sending.basis
+            basis = basis[tokens] if isinstance(basis, np.ndarray) and basis.ndim else basis
+            yield other_device_kernel("p2p-send", "collective", seconds, times)._replace(basis=basis)

@@ -119,6 +119,27 @@ class TestPipelines:
             assert send_kernel(one, timer.link, np.array([0, 300])).seconds[1] == pytest.approx(due[0])
             assert send_kernel(one, timer.link, np.array([0, 300])).seconds[0] == 0.0
 
+    @pytest.mark.parametrize(("stages", "fused"), [(2, 1), (4, 1), (8, 0)])
+    def test_the_last_stage_but_one_also_sends_the_hidden_states_that_eagle_3_takes_from_it(self, stages, fused):
+        """Layers 2, 16 and 29 of 32: with 2 stages the first has one of them, with 4 the third, with 8 none."""
+        one = hosted("llama-3.1-8b")
+        timers = stage_timers(one, stages, 2048)
+        plain, timer = (
+            PipelineTimer(timers[0], later=timers[1:], link=load_link(LINK), fused_hidden_states=states)
+            for states in (0, 3)
+        )
+        work = mixed(7, 900, 2, 100, timer.windows)
+        tokens = np.array([207])
+        due = [float(send_kernel(one, timer.link, tokens, states).seconds[0]) for states in (0, fused)]
+        gap = np.array(timer.stage_seconds(work)) - plain.stage_seconds(work)
+        assert gap == pytest.approx([0.0] * (stages - 2) + [due[1] - due[0], 0.0], abs=1e-15)
+        assert (due[1] > due[0]) == bool(fused)
+        costs, listed = timer.costs(arrays(work)), list(timer.kernels(arrays(work)))
+        links = sum(np.sum(kernel.step_s) for kernel in listed if kernel.name == "p2p-send")
+        assert links == pytest.approx((stages - 2) * due[0] + due[1], rel=1e-9)
+        more = costs.interconnect_s - plain.costs(arrays(work)).interconnect_s
+        assert more == pytest.approx(due[1] - due[0], abs=1e-15)
+
     @pytest.mark.parametrize("other", [0.0, 1e-3, 0.05])
     @pytest.mark.parametrize("stages", [1, 2, 3])
     def test_one_price_alone_and_among_many(self, stages, other):
