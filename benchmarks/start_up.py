@@ -28,7 +28,8 @@ workload:
 
 def cpu_s(words: list[str]) -> float:
     """User and system time of a Python process."""
-    process = subprocess.Popen([sys.executable, *words], stdout=subprocess.DEVNULL)
+    compiled = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    process = subprocess.Popen([sys.executable, *words], stdout=subprocess.DEVNULL, env=compiled)
     _, status, used = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
