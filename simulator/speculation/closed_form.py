@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import expm1, log
 
 import numpy as np
@@ -59,11 +59,22 @@ def iid_alpha(acceptance_length: float, num_speculative_tokens: int) -> float:
         ForerunError: the length is outside [1, g + 1], which no verify step can yield.
     """
     check_length(acceptance_length, num_speculative_tokens)
-    if acceptance_length == num_speculative_tokens + 1:
-        return 1.0
-    from scipy.optimize import brentq  # slow to import, and most runs do without
+    return rising_root(lambda alpha: expected_tokens(alpha, num_speculative_tokens) - acceptance_length, 0.0, 1.0)
 
-    return float(brentq(lambda a: expected_tokens(a, num_speculative_tokens) - acceptance_length, 0.0, 1.0))
+
+def rising_root(function: Callable[[float], float], low: float, high: float) -> float:
+    """Where a rising function is 0, by bisection to 1e-15 of the range; the nearer end if it is 0 nowhere between.
+
+    SciPy's solvers need fewer steps, but their import takes longer than a run.
+    """
+    if function(low) >= 0.0:
+        return low
+    if function(high) <= 0.0:
+        return high
+    for _ in range(50):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if function(middle) < 0.0 else (low, middle)
+    return 0.5 * (low + high)
 
 
 def check_length(acceptance_length: float, num_speculative_tokens: int) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 from forerun.arrays import FloatArray
 from forerun.dataclass import dataclass
 from forerun.errors import ForerunError
-from simulator.speculation.closed_form import check_length, expected_length
+from simulator.speculation.closed_form import check_length, expected_length, rising_root
 
 MOST_DECAY = 1.25
 """Largest factor per doubling of the position that a fit returns; above 1 rates rise with depth (n-gram drafters)."""
@@ -66,17 +66,11 @@ class LevelDecay:
                 f"decay {self.decay:g}: {num_speculative_tokens} draft tokens then yield at most {most:.3f}; "
                 f"give a decay nearer 1"
             )
-        if acceptance_length == most:
-            return LevelDecay(1.0, self.decay)
-        from scipy.optimize import brentq  # slow to import, and most runs do without
 
-        level = brentq(
-            lambda level: LevelDecay(level, self.decay).acceptance_length(num_speculative_tokens) - acceptance_length,
-            0.0,
-            1.0,
-            xtol=1e-14,
-        )
-        return LevelDecay(float(level), self.decay)
+        def excess(level: float) -> float:
+            return LevelDecay(level, self.decay).acceptance_length(num_speculative_tokens) - acceptance_length
+
+        return LevelDecay(rising_root(excess, 0.0, 1.0), self.decay)
 
 
 @dataclass(frozen=True, slots=True)
