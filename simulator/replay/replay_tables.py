@@ -98,12 +98,17 @@ def run_replay_tables(document: Document) -> list[Table]:
     shown = [metric for metric in METRIC_WORDS if any(metric in run["error"] for run in document["runs"])]
     columns = ["run", "load", "engine"]
     for metric in shown:
-        columns += [f"{METRIC_WORDS[metric][0].removeprefix('Mean ')} ({METRIC_WORDS[metric][1]})", "error (%)"]
+        columns += [
+            f"{METRIC_WORDS[metric][0].removeprefix('Mean ')} ({METRIC_WORDS[metric][1]})",
+            "predicted",
+            "error (%)",
+        ]
     runs = []
     for run in document["runs"]:
         cells: list[Value] = [run["name"], run_load(run), run_engine(run)]
         for metric in shown:
-            cells += [run["measured"].get(metric), _signed(run["error"].get(metric))]
+            measured, error = run["measured"].get(metric), _signed(run["error"].get(metric))
+            cells += [measured, _predicted(run, metric), error]
         runs.append(cells)
     heads = ("metric", "group", "runs", *ERRORS.values(), "simulated", "inside 90 %")
     wanted = ("run", "metric", "error (%)", "measured", "predicted", "load")
@@ -113,7 +118,13 @@ def run_replay_tables(document: Document) -> list[Table]:
     ]
     return [
         *(over_runs if len(runs) > 1 else ()),
-        Table("Every run: measured, and error of the prediction", columns, runs, shown=SHOWN_RUNS, name="runs"),
+        Table(
+            "Every run: measured, predicted with its 90 % interval, and error",
+            columns,
+            runs,
+            shown=SHOWN_RUNS,
+            name="runs",
+        ),
         reasons_table("Not simulated", document["skipped"]),
     ]
 
@@ -195,6 +206,14 @@ def _error(value: float | None) -> Value:
 
 def _signed(value: float | None) -> Value:
     return None if value is None else Cell(f"{value:+.1f}", value=value)
+
+
+def _predicted(run: Document, metric: str) -> Value:
+    """The prediction of a measured metric, and its interval where enough other configurations give one."""
+    value, ends = run["predicted"].get(metric), run["interval90"].get(metric, ())
+    if value is None or metric not in run["measured"]:
+        return None
+    return Cell(number(value), aside="..".join(number(end, 3) for end in ends), value=value)
 
 
 def _lengths(tokens: Any) -> str:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 LOCAL_ENGINE = "llama.cpp"
 EMITTED = (
     "Whose flags to print: vllm, sglang or llama.cpp; default: the scenario's. vllm-schedule: by batch and context. "
-    "With the middle batch's K: trtllm, dynamo, llm-d, keda, hpa, guidellm, aiperf, vllm-bench."
+    "With one K for every batch: trtllm, dynamo, llm-d, keda, hpa, guidellm, aiperf, vllm-bench."
 )
 Axis = Sequence[int | str] | None
 Batches = Annotated[

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from forerun.arrays import FloatArray
 from forerun.errors import ArgumentError, ForerunError, did_you_mean
 from forerun.result import StudyResult, Summary
 from forerun.tables import Cell, Table, Tone, Value, number, pairs
@@ -26,7 +27,8 @@ from simulator.studies.compare.crossover import REQUEST_RATE, scenario_load, ser
 from simulator.studies.engine_flags import ENGINES, drafter_name, sglang_counts
 from simulator.studies.frame import study_document
 from simulator.studies.tune.choices import DraftChoice
-from simulator.studies.tune.tuning import BreakEven, GridCell, TunedLoad, Tuning
+from simulator.studies.tune.grid import crossover
+from simulator.studies.tune.tuning import BreakEven, GridCell, TunedLoad, Tuning, fewest_nearly_best
 from simulator.studies.tune.worth import draft_worth
 
 OPTION = re.compile(r'(?<![\w-])--[a-z-]+|(?<=")[a-z_]+(?=":)')
@@ -72,16 +74,15 @@ def tuned_batches(cells: Sequence[GridCell]) -> list[list[int]]:
 
 
 def vllm_config(tuning: Tuning) -> dict[str, Any] | None:
-    """vLLM's speculative config with the number of draft tokens by batch, at the mean request's context.
+    """vLLM's speculative config: one number of draft tokens, or a schedule by batch where that gains more.
 
     Returns:
         None where no draft token pays at any batch: leave the flag out.
     """
     speculation = tuning.scenario.speculation
     assert speculation is not None
-    table = tuned_batches(tuning.mean)
-    most = max(drafted for _, _, drafted in table)
-    if most == 0 or not surely_pays(tuning):
+    choice = one_choice(tuning)
+    if choice is None:
         return None
     method = names_in("vllm").get(speculation.method)
     if method is None or speculation.tree is not None:
@@ -94,9 +95,10 @@ def vllm_config(tuning: Tuning) -> dict[str, Any] | None:
     drafter = drafter_name(tuning.scenario)
     if drafter is not None:
         config["model"] = drafter
-    config["num_speculative_tokens"] = most
-    if len(table) > 1:
-        config[TABLE_NAME_IN_VLLM] = table
+    config["num_speculative_tokens"] = choice.tokens
+    if schedule_pays(tuning):
+        table = tuned_batches(tuning.mean)
+        config |= {"num_speculative_tokens": max(drafted for _, _, drafted in table), TABLE_NAME_IN_VLLM: table}
     return config
 
 
@@ -104,7 +106,7 @@ def sglang_words(tuning: Tuning) -> list[str]:
     """SGLang's flags for one way to draft at every batch: it has no table by batch."""
     speculation = tuning.scenario.speculation
     assert speculation is not None
-    choice = sglang_choice(tuning)
+    choice = one_choice(tuning)
     if choice is None:
         return []
     algorithm = names_in("sglang").get(speculation.method)
@@ -130,10 +132,36 @@ def sglang_words(tuning: Tuning) -> list[str]:
     return [*words, "--speculative-num-draft-tokens", str(verified)]
 
 
-def sglang_choice(tuning: Tuning) -> DraftChoice | None:
-    """Best choice at the median of the batches at which drafting pays, for engines that take a single number."""
-    paying = [cell.choice for cell in tuning.mean if cell.choice is not None]
-    return paying[len(paying) // 2] if paying and surely_pays(tuning) else None
+def one_choice(tuning: Tuning) -> DraftChoice | None:
+    """The choice with the highest geometric mean of speed-ups over the judged batches; None where none surely pays."""
+    if not surely_pays(tuning):
+        return None
+    return tuning.choices[int(fewest_nearly_best(np.exp(np.log(tuning.mean_speedups()[1:]).mean(axis=1))))]
+
+
+def schedule_speedups(tuning: Tuning) -> FloatArray:
+    """Speed-ups of vLLM's schedule by batch, the host time that it costs in every step included."""
+    assert tuning.scenario.speculation is not None
+    cost = method_overhead("vllm", tuning.scenario.speculation.method)
+    batches = np.array([cell.at_batch for cell in tuning.mean])
+    rows = [0 if cell.choice is None else 1 + tuning.choices.index(cell.choice) for cell in tuning.mean]
+    by_choice = tuning.mean_speedups(cost.policy_step_s + cost.policy_sequence_s * batches)
+    speedups: FloatArray = by_choice[rows, range(len(rows))]
+    return speedups
+
+
+def one_speedups(tuning: Tuning) -> FloatArray:
+    """Speed-ups by batch of one choice at every batch; 1 without one."""
+    choice = one_choice(tuning)
+    speedups: FloatArray = tuning.mean_speedups()[0 if choice is None else 1 + tuning.choices.index(choice)]
+    return speedups
+
+
+def schedule_pays(tuning: Tuning) -> bool:
+    """Whether vLLM's schedule by batch gains more than one number of draft tokens, over all batches that are judged."""
+    if one_choice(tuning) is None or len(tuned_batches(tuning.mean)) == 1:
+        return False
+    return bool(np.log(schedule_speedups(tuning) / one_speedups(tuning)).sum() > 0.0)
 
 
 def surely_pays(tuning: Tuning) -> bool:
@@ -142,22 +170,18 @@ def surely_pays(tuning: Tuning) -> bool:
 
 
 Document = dict[str, Any]
-SGLANG_REMARK = (
-    "SGLang drafts the same at every batch: the flags are those of the middle batch at which drafting pays; "
-    "--speculative-adaptive lets it move the steps by what is accepted"
-)
+SGLANG_REMARK = "SGLang: --speculative-adaptive moves the number of draft steps by what is accepted"
 PLACEHOLDER_REMARK = "DRAFT_MODEL stands for the drafter's checkpoint; speculation.draft.model names it"
 ARTEFACTS_OF_TUNE = ("vllm-schedule", *(name for name in ARTEFACTS if name not in ENGINES))
 """What ``tune --emit`` writes beside the flags by batch of an engine."""
 
 
 def tuned_artefact(name: str, scenario: Scenario, document: Document) -> str:
-    """An artefact with the results of a tuning: all of them by batch and context, or the middle one of the batches at
-    which drafting pays."""
+    """An artefact with the results of a tuning: all of them by batch and context, or one for every batch."""
     if name == "vllm-schedule":
         return vllm_schedule(scenario, document["table"])
-    paying = [cell["num_speculative_tokens"] for cell in document["at_mean_context"] if cell["num_speculative_tokens"]]
-    changes = {"speculation.num_speculative_tokens": paying[len(paying) // 2]} if paying else {"speculation": None}
+    drafted = document["at_every_batch"]
+    changes = {"speculation.num_speculative_tokens": drafted} if drafted else {"speculation": None}
     return artefact(name, scenario.with_values(changes))
 
 
@@ -190,7 +214,7 @@ class TuneResult(TunedResult):
         best = max(self.document["at_mean_context"], key=lambda cell: cell["speedup"])
         keys = ("draft", "num_speculative_tokens", "speedup", "low", "high")
         return Summary(
-            {"batch": _span(best["batch"]), **{key: best[key] for key in keys}, "flags": self.flags}
+            {"batch": best["judged_at"]["batch"], **{key: best[key] for key in keys}, "flags": self.flags}
             | {"answer": self.conclusion}
         )
 
@@ -218,8 +242,8 @@ def _grid_table(document: Document) -> Table:
         words = f"{cell['draft']}{'' if cell['fits_kv_cache'] else '*'}"
         tone: Tone = "faint" if cell["draft"] == "off" else ""
         cell_if_on = Cell(words, aside=_interval(cell["if_on"]), tone=tone, value=cell["if_on"]["speedup"])
-        rows.setdefault(_span(cell["batch"]), []).append(cell_if_on)
-    contexts = dict.fromkeys(_span(cell["context"]) for cell in document["table"])
+        rows.setdefault(_judged(cell, "batch"), []).append(cell_if_on)
+    contexts = dict.fromkeys(_judged(cell, "context") for cell in document["table"])
     columns = ["batch", *(f"context {context}" for context in contexts)]
     lines = [[batch, *cells] for batch, cells in rows.items()]
     return Table("Draft tokens and speed-up of decoding (90 % interval)", columns, lines, name="drafts")
@@ -229,18 +253,20 @@ def _mean_table(document: Document) -> Table:
     """Table at the mean request's context: the best choice and the break-even acceptance length per batch."""
     rows: list[list[Value]] = [
         [
-            _span(cell["batch"]),
+            _judged(cell, "batch"),
             cell["draft"],
             _interval(cell["if_on"]),
+            None if (launched := cell["with_flags"]) is None else f"{launched['draft']} {launched['speedup']:.2f}",
             "{} ({} to {})".format(*("never" if (end := even[key]) is None else f"{end:.2f}" for key in LENGTH_ENDS)),
             None if even["alpha"] is None else f"{even['alpha']:.2f}",
             f"{even['expected_acceptance_length']:.2f}",
         ]
         for cell, even in zip(document["at_mean_context"], document["break_even"], strict=True)
     ]
-    columns = ("batch", "draft", "speed-up if on", "breaks even at", "break-even alpha", "expected")
+    columns = ("batch", "draft", "speed-up if on", "with the flags", "breaks even at", "break-even alpha", "expected")
     context = document["crossover"]["context"]
-    return Table(f"At the mean context of {context:,} tokens: acceptance length", columns, rows, name="break even")
+    title = f"At the mean context of {context:,} tokens: speed-up and acceptance length"
+    return Table(title, columns, rows, name="break even")
 
 
 def _worth_tables(document: Document) -> list[Table]:
@@ -259,8 +285,8 @@ def _worth_tables(document: Document) -> list[Table]:
     pays: dict[str, list[Value]] = {}
     for cell in document["table"]:
         ends = ("never" if (end := cell["breaks_even_at"][key]) is None else f"{end:.2f}" for key in LENGTH_ENDS)
-        pays.setdefault(_span(cell["batch"]), []).append("{} ({}-{})".format(*ends))
-    contexts = dict.fromkeys(_span(cell["context"]) for cell in document["table"])
+        pays.setdefault(_judged(cell, "batch"), []).append("{} ({}-{})".format(*ends))
+    contexts = dict.fromkeys(_judged(cell, "context") for cell in document["table"])
     columns = ("batch", *(f"context {context}" for context in contexts))
     title = "Smallest acceptance length that pays, with the K of the table above (90 % interval)"
     return [worth, Table(title, columns, [[batch, *cells] for batch, cells in pays.items()], name="pays")]
@@ -270,8 +296,8 @@ def _interval(cell: Document) -> str:
     return f"{cell['speedup']:.2f} ({cell['low']:.2f}-{cell['high']:.2f})"
 
 
-def _span(ends: list[int]) -> str:
-    return f"{ends[0]:,}" if ends[0] == ends[1] else f"{ends[0]:,} to {ends[1]:,}"
+def _judged(cell: Document, axis: str) -> str:
+    return f"{cell['judged_at'][axis]:,}"
 
 
 def tune_document(tuning: Tuning, engine: str, seed: int = 0, strict: bool = True) -> Document:
@@ -293,15 +319,16 @@ def tune_document(tuning: Tuning, engine: str, seed: int = 0, strict: bool = Tru
         notes.append(METHODS[method].names[engine].other)
     if "DRAFT_MODEL" in (emitted or ""):
         notes.append(PLACEHOLDER_REMARK)
+    scheduled = engine == "vllm" and TABLE_NAME_IN_VLLM in (emitted or "")
     wide = {cell.batch: cell.at_batch for cell in tuning.mean if cell.batch[1] > WIDE * cell.batch[0]}
-    if wide:
+    if scheduled and wide:
         ranges = ", ".join(f"{low:,} to {high:,} at {batch:,}" for (low, high), batch in wide.items())
         notes.append(f"wide ranges of batches are judged at one of them alone ({ranges}); give more, such as 1..256")
     at, off = tuning.crossover.batch, next((cell for cell in tuning.mean if cell.choice is None), None)
-    if at and off is not None and off.batch[0] != round(at) + 1:
+    if scheduled and at and off is not None and off.batch[0] != round(at) + 1:
         notes.append(
-            f"flags switch drafting off from batch {off.batch[0]:,} on, where the stretch judged at {off.at_batch:,} "
-            f"begins; that it pays up to {at:.0f} is interpolated (--batch with more values brings the two together)"
+            f"the flags draft nothing from batch {off.batch[0]:,} on: {off.batch[0]:,} to {off.batch[1]:,} take the "
+            f"result at {off.at_batch:,}. That drafting pays up to {at:.0f} is interpolated; give --batch more values"
         )
     if not all(cell.fits for cell in tuning.cells):
         notes.append(
@@ -310,24 +337,24 @@ def tune_document(tuning: Tuning, engine: str, seed: int = 0, strict: bool = Tru
         )
     speculation = tuning.scenario.speculation
     assert speculation is not None
-    if engine == "vllm" and TABLE_NAME_IN_VLLM in (emitted or ""):
-        cost = method_overhead(engine, speculation.method)
-        notes.append(
-            f"the schedule by batch costs {1e3 * cost.policy_step_s:.2f} ms per step and "
-            f"{1e6 * cost.policy_sequence_s:.0f} us per sequence in vLLM 0.27, drafts or none, which the speed-ups "
-            "leave out; forerun compare sets it against one K for all batches"
-        )
+    if engine == "vllm" and emitted and len(tuned_batches(tuning.mean)) > 1:
+        notes.append(_schedule_note(tuning, scheduled))
     beyond = window_note(speculation, np.array([tuning.prompt_tokens]))
     if beyond is not None:
         notes.append(beyond)
     borrowed = borrowed_acceptance(speculation, tuning.scenario.model)
+    unknown = [None] * len(tuning.mean)
     body = {
         "table": [
             cell_document(cell) | {"breaks_even_at": _ends_of(even)}
             for cell, even in zip(tuning.cells, tuning.break_even, strict=False)
         ],
         **split_section(tuning.memory),
-        "at_mean_context": [cell_document(cell) for cell in tuning.mean],
+        "at_mean_context": [
+            cell_document(cell) | {"with_flags": launched}
+            for cell, launched in zip(tuning.mean, _launched(tuning, scheduled) if emitted else unknown, strict=True)
+        ],
+        "at_every_batch": _tokens(one_choice(tuning)),
         "method": speculation.method,
         "mean_request": {"input_tokens": tuning.prompt_tokens, "output_tokens": tuning.output_tokens},
         "choices": [
@@ -350,8 +377,10 @@ def tune_document(tuning: Tuning, engine: str, seed: int = 0, strict: bool = Tru
         "emit": emitted,
         "emit_needs": _releases(engine, speculation.method, emitted or ""),
         "speculative_config": vllm_config(tuning) if engine == "vllm" and emitted else None,
-        "sglang_tokens": _tokens(sglang_choice(tuning)) if engine == "sglang" else None,
-        "conclusion": tune_sentence(tuning) + (f" {borrowed[0].upper()}{borrowed[1:]}." if borrowed else ""),
+        "sglang_tokens": _tokens(one_choice(tuning)) if engine == "sglang" else None,
+        "conclusion": tune_sentence(tuning)
+        + (_flags_sentence(tuning, scheduled) if emitted else "")
+        + (f" {borrowed[0].upper()}{borrowed[1:]}." if borrowed else ""),
     }
     return study_document(body, tuning.scenario, seed, tuning.basis, notes)
 
@@ -363,12 +392,50 @@ def cell_document(cell: GridCell) -> Document:
         "batch": list(cell.batch),
         "context": list(cell.context),
         "num_speculative_tokens": _tokens(cell.choice),
-        "draft": "off" if cell.choice is None else cell.choice.name,
+        "draft": _name(cell.choice),
         **(dict.fromkeys(ends, 1.0) if cell.choice is None else ends),
         "judged_at": {"batch": cell.at_batch, "context": cell.at_context},
         "if_on": {"num_speculative_tokens": cell.best.tokens, **ends},
         "fits_kv_cache": cell.fits,
     }
+
+
+def _launched(tuning: Tuning, scheduled: bool) -> list[Document | None]:
+    """What the flags draft at each batch of the mean request, and its speed-up."""
+    one = one_choice(tuning)
+    choices = [cell.choice if scheduled else one for cell in tuning.mean]
+    speedups = schedule_speedups(tuning) if scheduled else one_speedups(tuning)
+    return [
+        {"draft": _name(choice), "num_speculative_tokens": _tokens(choice), "speedup": float(speedup)}
+        for choice, speedup in zip(choices, speedups, strict=True)
+    ]
+
+
+def _flags_sentence(tuning: Tuning, scheduled: bool) -> str:
+    """What the flags gain at the batches that are judged, the smallest and the largest first."""
+    if len(tuning.mean) == 1:
+        return ""
+    speedups = schedule_speedups(tuning) if scheduled else one_speedups(tuning)
+    drafted = "by batch" if scheduled else f"{_name(one_choice(tuning))} at every batch"
+    first, last = ((tuning.mean[i].at_batch, speedups[i]) for i in (0, -1))
+    words = f" The flags draft {drafted}: {first[1]:.2f}x at batch {first[0]:,}, {last[1]:.2f}x at batch {last[0]:,}"
+    over = crossover(np.array([cell.at_batch for cell in tuning.mean]), speedups)
+    return f"{words}; leave them out where batches stay above {over:.0f}." if over else f"{words}."
+
+
+def _schedule_note(tuning: Tuning, scheduled: bool) -> str:
+    """What vLLM's schedule by batch costs, and whether the flags have it."""
+    assert tuning.scenario.speculation is not None
+    cost = method_overhead("vllm", tuning.scenario.speculation.method)
+    words = (
+        f"{1e3 * cost.policy_step_s:.2f} ms per step and {1e6 * cost.policy_sequence_s:.0f} us per sequence in vLLM "
+        "0.27, drafts or none"
+    )
+    if scheduled:
+        return f"a schedule by batch costs {words}; the speed-ups with the flags include it"
+    gains = zip(tuning.mean, schedule_speedups(tuning), strict=True)
+    pairs_of = ", ".join(f"{gain:.2f} at {cell.at_batch:,}" for cell, gain in gains)
+    return f"no schedule by batch: it costs {words}, and would leave speed-ups of {pairs_of}"
 
 
 def tune_sentence(tuning: Tuning) -> str:
@@ -421,6 +488,10 @@ def _releases(engine: str, method: str, emitted: str) -> list[Document]:
     known = [METHODS[method].names[engine]] if words else []
     known += [option_release(engine, word) for word in words]
     return [{key: getattr(one, key) for key in ("name", "since", "date", "source")} for one in known]
+
+
+def _name(choice: DraftChoice | None) -> str:
+    return "off" if choice is None else choice.name
 
 
 def _tokens(choice: DraftChoice | None) -> int:

@@ -38,6 +38,19 @@ CONTEXTS = (512, 2048, 8192, 32768)
 """Context lengths unless given, tokens."""
 USUAL_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
+NEARLY = 0.99
+"""Share of the highest speed-up from which fewer draft tokens are preferred; kernel times are not known better."""
+
+
+def fewest_nearly_best(speedups: FloatArray) -> IntArray:
+    """Index along the first axis, fewest draft tokens first, of the first speed-up that is within 1 % of the best.
+
+    >>> fewest_nearly_best(np.array([[1.2, 1.0], [1.5, 0.9], [1.51, 0.8]])).tolist()
+    [1, 0]
+    """
+    first: IntArray = np.argmax(speedups >= NEARLY * speedups.max(axis=0), axis=0)
+    return first
+
 
 def _up_to(most: int, usual: Sequence[int]) -> tuple[int, ...]:
     """The usual values below ``most``, and that one."""
@@ -140,6 +153,20 @@ class Tuning:
     memory: dict[str, float]
     """Memory of one chip in bytes, by use, with room for the most draft tokens."""
 
+    def mean_speedups(self, added_s: FloatArray | float = 0.0) -> FloatArray:
+        """[choice, batch] Speed-ups at the mean request's context, those of not drafting in the first row.
+
+        Args:
+            added_s: seconds by which every step lasts longer than it was priced, for each batch.
+        """
+        grid, plain_s, times = self.priced
+        lengths = [np.ones_like(plain_s), *(choice.length(grid.contexts) for choice in self.choices)]
+        seconds = [plain_s, *(time.seconds(length) for time, length in zip(times, lengths[1:], strict=True))]
+        at_mean = slice(len(self.cells), None)
+        return np.array(
+            [plain_s[at_mean] / (s[at_mean] + added_s / n[at_mean]) for s, n in zip(seconds, lengths, strict=True)]
+        )
+
 
 def find_drafts(
     scenario: Scenario,
@@ -175,7 +202,7 @@ def find_drafts(
             progress(done, len(choices) + 1)
         times.append(grid.token_time(choice.scenario, choice.length(grid.contexts), {}))
     speedups = [before / time.seconds(one.length(grid.contexts)) for time, one in zip(times, choices, strict=True)]
-    winners = np.argmax(speedups, axis=0)
+    winners = fewest_nearly_best(np.array(speedups))
     spreads = _spreads(scenario, plain, [choices[i] for i in sorted(set(winners.tolist()))], grid)
     drafted = build_replica(choices[-1].scenario, 0)
     basis = weakest((basis, drafted.basis))

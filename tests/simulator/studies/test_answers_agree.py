@@ -66,6 +66,29 @@ def test_tune_counts_the_prompts_of_the_other_requests(batch, before):
     assert cell.best_speedup < 0.95 * before
 
 
+@pytest.mark.parametrize(("chip", "scheduled"), [("h100-sxm", False), ("a100-sxm-80gb", True)])
+@pytest.mark.parametrize("batch", [8, 64])
+def test_the_flags_that_tune_prints_gain_what_it_says(chip, scheduled, batch):
+    scenario = on_h100(
+        closed_loop(batch, 1, 512, uniform(150, 250)),
+        model="llama-3.3-70b",
+        hardware={"chip": chip, "tensor_parallel": 4},
+        speculation=drafts("eagle3", 3),
+    )
+    document = simulator.tune(scenario, batch=[1, 8, 64, 256], context=[512], tokens=[1, 3, 6]).document
+    config = document["speculative_config"]
+    table = config.get("num_speculative_tokens_per_batch_size")
+    assert (table is not None) == scheduled
+    policy = {"name": "batch-table", "table": table} if scheduled else "fixed"
+    launched = scenario.with_values(
+        {"speculation.num_speculative_tokens": config["num_speculative_tokens"], "speculation.policy": policy}
+    )
+    (said,) = (
+        one["with_flags"]["speedup"] for one in document["at_mean_context"] if one["judged_at"]["batch"] == batch
+    )
+    assert said == pytest.approx(tpot_ms(without_drafting(scenario), batch) / tpot_ms(launched, batch), rel=0.05)
+
+
 @settings(max_examples=4, deadline=None)
 @given(drafting(), st.integers(1, 16))
 def test_compare_shows_the_figures_of_run(scenario, batch):

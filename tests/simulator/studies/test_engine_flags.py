@@ -254,7 +254,8 @@ def test_an_unknown_option_has_no_release():
 
 
 def test_a_tuning_tells_from_which_release_its_flags_are_known():
-    data = {"model": "llama-3.1-8b", "speculation": drafts("eagle3", 3, 0.7), "engine": {"max_num_seqs": 512}}
+    data = {"model": "llama-3.3-70b", "speculation": drafts("eagle3", 3, 0.7), "engine": {"max_num_seqs": 512}}
+    data["hardware"] = {"chip": "a100-sxm-80gb", "tensor_parallel": 4}
     document = tune(scenario_from(tiny_data() | data, "test"), batch=[1, 512], context=[512]).document
     known = {one["name"]: one["since"] for one in document["emit_needs"]}
     assert known == {

@@ -20,7 +20,7 @@ from simulator.studies.study_file import axis_values
 from simulator.studies.tune.choices import draft_choices
 from simulator.studies.tune.document import tune_document, tuned_batches
 from simulator.studies.tune.grid import busy_rate, crossover, speculation_grid
-from simulator.studies.tune.tuning import find_drafts, stretches
+from simulator.studies.tune.tuning import fewest_nearly_best, find_drafts, stretches
 
 BATCHES, CONTEXTS = (1, 8, 64, 256), (512, 8192)
 
@@ -34,12 +34,26 @@ def tuned():
     return find_drafts(scenario(), BATCHES, CONTEXTS, (1, 3, 6))
 
 
+def slow_steps():
+    """70B on four A100, whose steps are long beside what vLLM's schedule by batch costs."""
+    chips = {"chip": "a100-sxm-80gb", "tensor_parallel": 4}
+    return scenario(model="llama-3.3-70b").with_values({"hardware": chips})
+
+
+@pytest.fixture(scope="module")
+def scheduled():
+    return find_drafts(slow_steps(), BATCHES, CONTEXTS, (1, 3, 6))
+
+
 def test_the_map_agrees_with_the_grid_of_one_axis(tuned):
     grid = speculation_grid(scenario(), (1, 3, 6), BATCHES, CONTEXTS, 8, 512, 256)
+    columns = range(len(BATCHES)), range(len(CONTEXTS))
     at_mean = [cell.best_speedup for cell in tuned.mean]
-    np.testing.assert_allclose(at_mean, grid.by_batch.max(axis=0), rtol=1e-9)
+    np.testing.assert_allclose(at_mean, grid.by_batch[fewest_nearly_best(grid.by_batch), columns[0]], rtol=1e-9)
     by_context = [cell.best_speedup for cell in tuned.cells if cell.at_batch == 8]
-    np.testing.assert_allclose(by_context, grid.by_context.max(axis=0), rtol=1e-9)
+    best = grid.by_context[fewest_nearly_best(grid.by_context), columns[1]]
+    np.testing.assert_allclose(by_context, best, rtol=1e-9)
+    assert (best >= 0.99 * grid.by_context.max(axis=0)).all()
 
 
 def test_intervals_hold_the_speedup_and_stay_below_the_acceptance_length(tuned):
@@ -89,19 +103,32 @@ def test_less_acceptance_moves_the_crossover_down():
     assert ends[0] <= ends[1]
 
 
-def test_flags_that_switch_off_at_another_batch_than_the_crossover_say_why(tuned):
+def test_flags_that_switch_off_at_another_batch_than_the_crossover_say_why(scheduled):
     """Flags follow stretches of batches, the crossover lies between two that were tried."""
-    document = tune_document(tuned, "vllm")
+    document = tune_document(scheduled, "vllm")
     off = next(row["batch"][0] for row in document["at_mean_context"] if not row["num_speculative_tokens"])
     at = document["crossover"]["batch"]
     assert off != round(at) + 1
-    (note,) = [note for note in document["notes"] if "switch drafting off" in note]
+    (note,) = [note for note in document["notes"] if "the flags draft nothing" in note]
     assert f"from batch {off} on" in note
     assert f"up to {at:.0f} is interpolated" in note
 
 
-def test_vllm_takes_the_table_and_drafts_what_the_map_says(tuned):
-    document = tune_document(tuned, "vllm")
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_one_number_of_drafts_is_printed_where_a_schedule_costs_more_than_it_gains(tuned, engine):
+    document = tune_document(tuned, engine)
+    launched = [cell["with_flags"] for cell in document["at_mean_context"]]
+    assert [one["num_speculative_tokens"] for one in launched] == [3] * len(BATCHES)
+    assert "per_batch_size" not in document["emit"]
+    for one, cell in zip(launched, tuned.mean, strict=True):
+        (alone,) = find_drafts(scenario(), (cell.at_batch,), (512,), (3,)).mean
+        assert one["speedup"] == pytest.approx(alone.best_speedup, rel=0.02)
+    assert f"The flags draft K=3 at every batch: {launched[0]['speedup']:.2f}x at batch 1" in document["conclusion"]
+    assert any("no schedule by batch" in note for note in document["notes"]) == (engine == "vllm")
+
+
+def test_vllm_takes_the_table_and_drafts_what_the_map_says(scheduled):
+    tuned, document = scheduled, tune_document(scheduled, "vllm")
     flag, text = shlex.split(document["emit"])
     config = json.loads(text)
     assert flag == "--speculative-config"
@@ -115,6 +142,8 @@ def test_vllm_takes_the_table_and_drafts_what_the_map_says(tuned):
     for cell in tuned.mean:
         drafted = 0 if cell.choice is None else cell.choice.tokens
         assert {policy.choose(Batch(seqs, 0)) for seqs in cell.batch} == {drafted}
+    costly = [cell["with_flags"]["speedup"] for cell in document["at_mean_context"]]
+    assert all(one < cell.speedup for one, cell in zip(costly, tuned.mean, strict=True))
     run = {"policy": {"name": "batch-table", "num_speculative_tokens_per_batch_size": table}}
     assert scenario(num_speculative_tokens=config["num_speculative_tokens"], **run).speculation is not None
 
@@ -193,10 +222,10 @@ def test_equal_neighbours_are_one_range(tuned):
 
 
 def test_a_wide_range_of_batches_is_reported(tmp_path):
-    result = simulator.tune(scenario(), batch=[1, 32, 256], context=[512], tokens=[1, 3])
+    result = simulator.tune(slow_steps(), batch=[1, 32, 256], context=[512], tokens=[1, 6])
     (note,) = (note for note in result.document["notes"] if "wide ranges of batches" in note)
     assert "6 to 90 at 32" in note
-    close = simulator.tune(scenario(), batch=["1..256"], context=[512], tokens=[1, 3])
+    close = simulator.tune(slow_steps(), batch=["1..256"], context=[512], tokens=[1, 6])
     assert not any("wide ranges of batches" in note for note in close.document["notes"])
 
 
