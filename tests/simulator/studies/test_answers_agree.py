@@ -83,10 +83,10 @@ def test_the_flags_that_tune_prints_gain_what_it_says(chip, scheduled, batch):
     launched = scenario.with_values(
         {"speculation.num_speculative_tokens": config["num_speculative_tokens"], "speculation.policy": policy}
     )
-    (said,) = (
+    (promised,) = (
         one["with_flags"]["speedup"] for one in document["at_mean_context"] if one["judged_at"]["batch"] == batch
     )
-    assert said == pytest.approx(tpot_ms(without_drafting(scenario), batch) / tpot_ms(launched, batch), rel=0.05)
+    assert promised == pytest.approx(tpot_ms(without_drafting(scenario), batch) / tpot_ms(launched, batch), rel=0.05)
 
 
 @settings(max_examples=4, deadline=None)
