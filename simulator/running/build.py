@@ -428,8 +428,8 @@ class _Replica:
         if stages == 1 or target.other_devices:
             timer = timing.step_timer(target, largest_step)
             if drafter is not None:
-                apart = target.framework.recurrent_drafts == "per-sequence"
-                recurrent = apart and target.architecture.state_bytes_per_sequence > 0
+                per_sequence = target.framework.recurrent_drafts == "per-sequence"
+                recurrent = per_sequence and target.architecture.state_bytes_per_sequence > 0
                 return timing.ModelTimer(timer.by_sequence() if recurrent else timer, drafter)
             return _WITHOUT_DRAFTER.get(id(timer), lambda: timing.ModelTimer(timer))
         with at_field("hardware.pipeline_link"):

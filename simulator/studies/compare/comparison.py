@@ -22,6 +22,7 @@ from simulator.studies.compare.crossover import (
     automatic_path,
     crossing_rows,
     grid_values,
+    lacks_section,
     load_curves,
     nearest_crossing,
     scenario_load,
@@ -326,7 +327,10 @@ def _crossover_plan(variants: Sequence[Variant], requested: str) -> tuple[str | 
         return path, grid, None
     path, equals, _ = requested.partition("=")
     values: Values | None = parse_vary([requested])[path] if equals else None
-    known = nested_value(variants[0].scenario.model_dump(), path)
+    having = [variant.scenario for variant in variants if not lacks_section(variant.scenario, path)]
+    if not having:
+        raise ForerunError(f"crossover {requested}: no variant has the section {path.partition('.')[0]}")
+    known = nested_value(having[0].model_dump(), path)
     is_number = isinstance(known, int | float) and not isinstance(known, bool)
     base = float(known) if is_number else scenario_load(variants[0].scenario, path)
     whole = is_number and isinstance(known, int)

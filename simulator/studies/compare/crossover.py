@@ -114,7 +114,7 @@ def grid_values(values: Values | None, base: float | None, whole: bool, place: s
         geometric = values.log or low > 0
         steps = [index / (RANGE_POINTS - 1) for index in range(RANGE_POINTS)]
         grid = [low * (high / low) ** s if geometric else low + (high - low) * s for s in steps]
-        whole = whole or values.whole
+        whole = whole or (values.whole and high > 1)
     elif values is not None:
         if any(isinstance(value, bool) or not isinstance(value, int | float) for value in values):
             raise ForerunError(f"{place}: a crossover is looked for along numbers")
@@ -126,7 +126,9 @@ def grid_values(values: Values | None, base: float | None, whole: bool, place: s
         grid = [base * factor for factor in LOAD_FACTORS]
     rounded = sorted({max(1.0, float(round(value))) if whole else float(value) for value in grid})
     if len(rounded) < 2:
-        raise ForerunError(f"{place}: a crossover needs at least two values")
+        raise ForerunError(
+            f"{place}: a crossover needs two values or more{', whole numbers from 1' * (whole and len(grid) > 1)}"
+        )
     return rounded
 
 
@@ -166,7 +168,9 @@ def load_curves(
 
 
 def at_value(scenario: Scenario, path: str, value: float) -> Scenario:
-    """The scenario at one value of the load path."""
+    """The scenario at one value of the load path; unchanged if it lacks the optional section that the field is in."""
+    if lacks_section(scenario, path):
+        return scenario
     load = value
     if path == MAX_CONCURRENCY or (path not in (REQUEST_RATE, RATE_SCALE) and value == round(value)):
         load = int(value)
@@ -174,6 +178,11 @@ def at_value(scenario: Scenario, path: str, value: float) -> Scenario:
     if path == RATE_SCALE and scenario.workload.arrivals is None:
         settings = {"workload.arrivals.process": "trace", **settings}
     return apply_settings(scenario, settings, "crossover")
+
+
+def lacks_section(scenario: Scenario, path: str) -> bool:
+    section, dot, _ = path.partition(".")
+    return bool(dot) and getattr(scenario, section, section) is None
 
 
 def crossings_of(points: Sequence[CurvePoint]) -> tuple[Crossing, ...]:

@@ -162,9 +162,10 @@ def test_a_single_pair_has_a_crossing_without_interval():
 def test_grids():
     assert grid_values(None, 8.0, False, "x")[0] == 1.0
     assert grid_values(Range(1, 64), None, True, "x") == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0]
+    assert grid_values(Range(0, 1), None, False, "x") == [pytest.approx(n / 6) for n in range(7)]
     assert grid_values((4, 1, 2), None, False, "x") == [1.0, 2.0, 4.0]
     for values, base, message in (
-        ((1,), None, "x: a crossover needs at least two values"),
+        ((1,), None, "x: a crossover needs two values or more$"),
         (("a", "b"), None, "x: a crossover is looked for along numbers"),
         (None, None, "x: the scenario has no value there"),
     ):

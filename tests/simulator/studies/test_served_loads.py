@@ -3,7 +3,8 @@
 import re
 
 import pytest
-from scenario_parts import drafts, lognormal, on_h100, poisson, uniform
+from refused import refused
+from scenario_parts import closed_loop, drafts, lognormal, on_h100, poisson, uniform
 
 from simulator.studies.compare.command import compare
 from simulator.studies.steady_state.estimate import max_request_rate
@@ -38,6 +39,19 @@ def test_a_crossover_that_can_be_served_stays():
     served = compared.document["served_load"]
     for crossing in (compared.document["crossover"] or {"all": []})["all"]:
         assert crossing["value"] <= max(served["method=none"], served["method=draft-model"])
+
+
+def test_a_crossover_along_a_field_that_one_variant_lacks_is_its_break_even():
+    n150 = {"hardware": {"chip": "n150-v0.55", "tensor_parallel": 8}, "engine": {"framework": "vllm"}}
+    plain = on_h100(closed_loop(1, 1, 65536, 16), weights_dtype="bfp8", kv_cache_dtype="bfp8", **n150)
+    groups = {"hardware.tensor_parallel": 4, "hardware.speculative_parallel": 2}
+    variants = {"plain": plain, "groups": plain.with_values(groups | {"attention_speculation": {"hit_rate": 0.75}})}
+    along = "attention_speculation.hit_rate=0..1"
+    at = compare(variants, metric="mean_tpot_ms", crossover=along, **FEW).document["crossover"]
+    assert (at["variant"], at["better"]) == ("groups", "above")
+    assert 0.1 < at["value"] < 0.7
+    with refused("no variant has the section attention_speculation"):
+        compare({"plain": plain, "other": plain}, crossover=along, **FEW)
 
 
 RAG = poisson(3.0, 150, lognormal(6000, 0.6, 16000), 200)
