@@ -64,7 +64,7 @@ def plan_summary_html(result: StudyResult) -> str:
         for title, keys in SUMMARY_CARDS.items()
     }
     chance = document["best"]["probability"]
-    sure = f" The probability that they do is {chance_words(chance)}, the model's error counted." if chance else ""
+    sure = f" The probability of that is {chance_words(chance)}, the model's error counted." if chance else ""
     sections = [
         page.header(result.title, "A prediction, not a measurement", words["answer"]),
         page.card("The question", _sentence(f"{words['question']}?")),

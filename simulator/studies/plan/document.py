@@ -163,7 +163,8 @@ class PlanResult(StudyResult):
     @property
     def title(self) -> str:
         rate = self.document["request_rate"]
-        goal = "highest rate" if rate is None else f"{number(rate)} requests per second"
+        mean = " on average" if self.document["scenario"]["workload"].get("trace") else ""
+        goal = "highest rate" if rate is None else f"{number(rate)} requests per second{mean}"
         return f"Capacity plan: {self.model}, {goal}"
 
     @property
