@@ -303,4 +303,4 @@ def adaptive_figure(data: AdaptiveData) -> go.Figure:
     x = {"title": LOAD_WORDS.get(data.axis, data.axis), "type": "log", **ticks}
     y = {"title": "output tokens per second", "rangemode": "tozero"}
     caption = f"{len(data.loads)} loads, the same requests"
-    return captioned(figure, "Adaptive verification against the best fixed K", caption, data.basis, 420, x, y)
+    return captioned(figure, "Adaptive verification or fixed K", caption, data.basis, 420, x, y)

@@ -34,11 +34,12 @@ def plan_summary(plan: Plan) -> dict[str, Any] | None:
     assert verdict is not None
     monthly = _monthly(best)
     limits = limits_words(plan.objective)
+    serve = "serves" if best.chips == 1 else "serve"
     return {
         "question": f"what is the {'cheapest' if plan.by_price else 'smallest'} way to serve {number(plan.rate, 3)} "
         f"requests per second within {limits}",
         "traffic": _traffic(plan),
-        "answer": f"{_chips(best)} ({best.name}) {'serves' if best.chips == 1 else 'serve'} {number(plan.rate, 3)} requests per second within {limits}.",
+        "answer": f"{_chips(best)} ({best.name}) {serve} {number(plan.rate, 3)} requests per second within {limits}.",
         "usd_per_month": monthly,
         "cost": "no price is known for these chips" if monthly is None else f"${monthly:,.0f} a month, at all hours",
         "price of a chip for an hour": price_words(plan) or "not known",
