@@ -54,7 +54,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--usd-per-hour", type=float, default=5.3, help="what each fleet may cost")
     parser.add_argument("--n150-usd-per-hour", type=float, help="what an N150 costs per hour")
-    parser.add_argument("--requests", type=int, default=2000, help="requests of each run")
+    parser.add_argument("--requests", type=int, default=3000, help="requests of each run")
     arguments = parser.parse_args()
     rates = {}
     print("chip             $/chip-hour   chips   max req/s   $ per million output tokens")
@@ -62,7 +62,10 @@ def main() -> None:
         price = hourly(chip, arguments.n150_usd_per_hour)
         fleet = scenario(chip, max(1, int(arguments.usd_per_hour / price)))
         load = PlannedLoad("process", None, arguments.requests)
-        rates[chip], _, _ = find_highest_rate(fleet, load, SLO, [0], 0.8 * max_request_rate(fleet))
+        most, guess = load.most_telling_rate(fleet, 0.0), 0.8 * max_request_rate(fleet)
+        rates[chip], _, _ = find_highest_rate(fleet, load, SLO, [0], guess, most)
+        if rates[chip] >= most:
+            parser.error(f"--requests {arguments.requests} is too few to tell how much {chip} serves")
         chips = fleet.hardware.replicas
         dollars = price * chips / (rates[chip] * 200 * 3600) * 1e6 if rates[chip] else float("nan")
         print(f"{chip:<16} {price:11.3f}   {chips:5d}   {rates[chip]:9.2f}   {dollars:27.3f}")

@@ -17,6 +17,8 @@ clocks of a GeForce RTX 3090 under llama.cpp: 1,380 of 1,680 MHz at 290 of 388 W
 354 W, and 1,350 of 1,710 at 250 of 381 W (prompts) (club-3090, docs/HARDWARE.md, 2026)."""
 UNCORE_SHARE = 0.25
 """Share of the TDP that does not depend on the core clock: memory, links, leakage (assumed)."""
+MOST_OF_TDP = 1.5
+"""Highest power limit that boards can be set to, over their TDP (a GeForce RTX 4090 of 450 W takes up to 600)."""
 
 CORRECTIONS = ".residual.npz"
 """Suffix of a profile's file of learned corrections, in place of .yaml."""
@@ -193,14 +195,14 @@ class Chip(Record):
         """Return the chip under a board power limit: cores, on-chip store and latencies slow down, memory does not.
 
         Dynamic power scales as the clock to the power of ``CLOCK_POWER`` (``C V^2 f``: 3 where the voltage falls in
-        step with the clock, 1 where it has reached its floor); ``UNCORE_SHARE`` of the TDP stays. A limit at or above
-        the TDP changes only the maximum power.
+        step with the clock, 1 where it has reached its floor); ``UNCORE_SHARE`` of the TDP stays. A limit above the TDP
+        changes only the maximum power, and no vendor allows one of ``MOST_OF_TDP`` times as much.
 
         Args:
             limit_w: power limit of the whole board, in watts.
 
         Raises:
-            ProfileError: a limit that memory, links and leakage alone take up.
+            ProfileError: a limit that memory, links and leakage alone take up, or beyond what boards allow.
 
         Source: T. Mudge, "Power: A First-Class Architectural Design Constraint" (IEEE Computer, 2001); P. Patel et al.,
         "POLCA" (arXiv:2308.12908): 20 % less peak power costs LLM inference, mostly decoding, up to 7 % (as
@@ -212,6 +214,8 @@ class Chip(Record):
                 f"{limit_w:g} W is too little for {self.name}: memory, links and leakage alone draw about {kept:.0f} W "
                 f"of its {tdp:g} W"
             )
+        if limit_w > MOST_OF_TDP * tdp:
+            raise ProfileError(f"{limit_w:g} W is more than {self.name} can be set to: its TDP is {tdp:g} W")
         ratio = min(1.0, ((limit_w - kept) / (tdp - kept)) ** (1 / CLOCK_POWER))
         power = self.power.model_copy(update={"tdp_w": limit_w})
         if ratio == 1.0:

@@ -56,7 +56,7 @@ def test_lossless_sampling(seed, output_of):
     [
         ("capacity_plan_azure.py", ("--requests", 150, "--growth", 2), "is the cheapest layout that holds p99 TTFT"),
         ("agents_mooncake.py", ("--requests", 40), "On this traffic the prefix cache"),
-        ("equal_cost_chips.py", ("--requests", 60, "--usd-per-hour", 2.7), "For $2.70 an hour"),
+        ("equal_cost_chips.py", ("--requests", 1500, "--usd-per-hour", 2.7), "For $2.70 an hour"),
         ("eagle3_on_or_off.py", ("--requests", 60), "EAGLE-3 pays"),
         ("adaptive_verification.py", ("--requests", 256), "Adaptive verification beats the best fixed K at 16, 64"),
         ("mtp_deepseek_v3.py", ("--requests", 1), "Best MTP depth of DeepSeek-V3"),

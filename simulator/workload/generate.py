@@ -205,7 +205,7 @@ def _trace_table(workload: WorkloadConfig, trace: str) -> RequestTable:
 
 
 def trace_began_s(workload: WorkloadConfig) -> float | None:
-    """Unix time at which the trace of a workload begins; None without a trace or without dates."""
+    """When the trace of a workload begins by its own clock, in seconds since 1970; None without a trace or dates."""
     return None if workload.trace is None else _trace_table(workload, workload.trace).began_s
 
 

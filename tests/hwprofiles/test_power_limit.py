@@ -59,6 +59,8 @@ def test_a_limit_above_the_tdp_speeds_nothing_up():
 def test_a_limit_that_nothing_runs_at_is_refused():
     with pytest.raises(ProfileError, match=r"100 W is too little for rtx-5090: .* about 144 W of its 575 W"):
         load_chip("rtx-5090").at_power_limit(100.0)
+    with pytest.raises(ProfileError, match=r"2000 W is more than h100-sxm can be set to: its TDP is 700 W"):
+        load_chip("h100-sxm").at_power_limit(2000.0)
     with pytest.raises(ForerunError, match=r"hardware\.power_limit_w: 30 W is too little"):
         run({"power_limit_w": 30})
 

@@ -141,7 +141,7 @@ def _table(
         prefix_hashes=piece.prefix_hashes,
         follows=None if numbers is None or piece.after is None else _follows(numbers, piece.after),
         session_names=tuple(report.session_codes) if has_sessions else (),
-        began_s=None if report.unix_s is None or origin_s is None else report.unix_s + origin_s,
+        began_s=None if report.clock_s is None or origin_s is None else report.clock_s + origin_s,
         source=str(source.path),
         format=source.layout.name,
         skipped=skipped,

@@ -72,8 +72,8 @@ class Report:
     skipped: Counter[str] = field(default_factory=Counter)
     notes: dict[str, None] = field(default_factory=dict)
     session_codes: dict[str, int] = field(default_factory=dict)
-    unix_s: float | None = None
-    """Unix time from which arrivals count; None where the file has no dates."""
+    clock_s: float | None = None
+    """From when arrivals count, by the clock of the file, in seconds since 1970; None without dates."""
 
     def note(self, text: str) -> None:
         self.notes[text] = None
@@ -119,7 +119,7 @@ def pieces_of(
             bound = layout.bind(list(chunk.columns) if names is None else names, where)
             _introduce(bound, clock, options, report)
         piece = _piece(bound, chunk, clock, options, report, state, left)
-        report.unix_s = clock.unix_s
+        report.clock_s = clock.clock_s
         if clock.guessed_unit:
             report.note(f"arrival times taken as Unix time in {clock.guessed_unit}, from their size")
         if len(piece):

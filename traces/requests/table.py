@@ -135,7 +135,7 @@ class RequestTable:
             None where the trace does not tell.
         measured_ttft_s: measured time to first token in seconds, NaN where not measured; None when not recorded.
         measured_e2e_s: measured end-to-end latency in seconds, NaN where not measured; None when not recorded.
-        began_s: Unix time of ``arrival_s`` 0; None where the trace has no dates.
+        began_s: ``arrival_s`` 0 by the clock of the trace's time zone, in seconds since 1970; None without dates.
         source: where the rows came from.
         format: name of the trace format.
         skipped: rows left out, by reason.

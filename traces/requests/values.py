@@ -177,7 +177,7 @@ def parse_durations(values: Values, units_per_second: int = 1) -> Parsed:
 _DATETIME = re.compile(
     r"(\d{4})-(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d+))?\s*(Z|UTC|[+-]\d\d(?::?\d\d)?)?", re.ASCII
 )
-_PLAIN_DATETIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d+)?", re.ASCII)
+_PLAIN_DATETIME = re.compile(r"(?:19[7-9]|2[01]\d)\d-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d{1,9})?", re.ASCII)
 """What NumPy reads as ``nanoseconds_of`` does."""
 _LAST_NS = 7_258_118_400 * 10**9  # the first moment of 2200
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -202,11 +202,20 @@ def nanoseconds_of(text: object) -> int:
     if not 1970 <= moment.year < 2200:
         raise _Bad("not a time", f"{shown(text)}: a year from 1970 to 2199 expected")
     whole = (moment - _EPOCH) // timedelta(seconds=1)
-    if zone and zone[0] in "+-":
-        digits = zone[1:].replace(":", "").ljust(4, "0")
-        shift = int(digits[:2]) * 3600 + int(digits[2:]) * 60
-        whole += shift if zone[0] == "-" else -shift
-    return whole * 10**9 + int((fraction or "").ljust(9, "0")[:9])
+    return (whole - _zone_s(zone)) * 10**9 + int((fraction or "").ljust(9, "0")[:9])
+
+
+def _zone_s(zone: str | None) -> int:
+    """Seconds by which a zone such as ``+05:30``, ``-08``, ``Z`` or none is ahead of UTC.
+
+    >>> _zone_s("+0530"), _zone_s("-08"), _zone_s("Z")
+    (19800, -28800, 0)
+    """
+    if not zone or zone[0] not in "+-":
+        return 0
+    digits = zone[1:].replace(":", "").ljust(4, "0")
+    shift = int(digits[:2]) * 3600 + int(digits[2:]) * 60
+    return shift if zone[0] == "+" else -shift
 
 
 def _fast_datetimes(values: Values) -> IntArray | None:
@@ -248,27 +257,31 @@ class TimeColumn:
         origin: first time seen, in the column's own unit.
         is_text: True when the column holds dates; None until the first value has been seen.
         guessed_unit: unit concluded from the size of the first value, for a note.
+        zone_s: seconds by which the clock of the first date is ahead of UTC.
     """
 
     units_per_second: int | None = None
     origin: int | float | None = None
     is_text: bool | None = None
     guessed_unit: str | None = None
+    zone_s: int = 0
 
     @property
-    def unix_s(self) -> float | None:
-        """Unix time of the first time seen; None where the column holds no dates."""
+    def clock_s(self) -> float | None:
+        """First time seen by the clock of the column's time zone, in seconds since 1970; None if it has no dates."""
         if self.origin is None:
             return None
         seconds = self.origin / (10**9 if self.is_text else self.units_per_second or 1)
-        return seconds if self.is_text or seconds >= LEAST_UNIX_S else None
+        return seconds + self.zone_s if self.is_text or seconds >= LEAST_UNIX_S else None
 
     def seconds(self, values: Values) -> Parsed:
         """Seconds since the first time seen (so earlier rows are negative), float64."""
         if self.is_text is None:
             first = next((value for value in values if not _is_blank(value)), None)
-            dated = isinstance(first, str) and _DATETIME.fullmatch(first.strip()) is not None
-            self.is_text = dated or isinstance(first, np.datetime64)
+            dated = _DATETIME.fullmatch(first.strip()) if isinstance(first, str) else None
+            self.is_text = dated is not None or isinstance(first, np.datetime64)
+            if dated is not None:
+                self.zone_s = _zone_s(dated[8])
         if self.is_text:
             moments = _fast_datetimes(values)
             return self._since_origin(_each(values, nanoseconds_of) if moments is None else Parsed(moments), 10**9)

@@ -22,7 +22,8 @@ EVIDENCE_WORDS = {
 
 
 def load_section(requests: RequestRecords, open_loop: bool) -> dict[str, Any]:
-    """Requests per second that arrive, and whether the engine keeps up with them; None where arrivals wait for it."""
+    """Requests per second that arrive, and whether the engine keeps up with them; None where arrivals wait for it, or
+    all of them come within the mean time of a request."""
     arrivals = np.sort(requests.arrival_s)
     first, last = float(arrivals[0]), float(arrivals[-1])
     if last <= first or not open_loop:
@@ -33,7 +34,10 @@ def load_section(requests: RequestRecords, open_loop: bool) -> dict[str, Any]:
         return int(np.sum(requests.arrival_s <= at_s)) - begun
 
     least = max(LEAST_WAITING, WAITING_SHARE * len(arrivals), WAITING_GROWTH * waiting((first + last) / 2))
-    return {"arrival_rate": (len(arrivals) - 1) / (last - first), "keeps_up": waiting(last) < least}
+    served = requests.finished_s - requests.arrival_s
+    short = bool(np.any(served > 0)) and last - first < float(np.nanmean(served))
+    keeps_up = False if waiting(last) >= least else None if short else True
+    return {"arrival_rate": (len(arrivals) - 1) / (last - first), "keeps_up": keeps_up}
 
 
 def run_conclusion(document: Mapping[str, Any]) -> str:

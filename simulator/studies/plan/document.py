@@ -325,7 +325,6 @@ def candidate_document(plan: Plan, candidate: Candidate) -> Document:
     verdict, layout = candidate.verdict, candidate.layout
     usable, rented = candidate.status != "refused", layout.rented(candidate.replicas)
     usd = candidate.usd_per_hour if usable else None
-    probability = None if candidate.chance is None else candidate.chance.probability
     margin = None if candidate.max_rate is None or plan.rate is None else candidate.max_rate / plan.rate - 1.0
     row: Document = {
         "layout": candidate.name,
@@ -341,7 +340,7 @@ def candidate_document(plan: Plan, candidate: Candidate) -> Document:
         "max_rate_is_at_least": None if candidate.max_rate is None else candidate.at_least,
         "headroom": margin,
         "analytic_max_rate": None if layout.steady is None else layout.steady.most_rate * candidate.replicas,
-        "probability": probability,
+        "probability": candidate.chance,
         "flags": None if candidate.status != "meets" else launch_flags(layout.with_replicas(layout.scenario, rented)),
     }
     if usable:
@@ -357,7 +356,7 @@ def candidate_document(plan: Plan, candidate: Candidate) -> Document:
         "runs": verdict.runs,
         "share": verdict.share,
         "binding_interval": verdict.interval,
-        "probability": probability,
+        "probability": candidate.chance,
         "required": plan.options.confidence,
         "sure": None if verdict.runs == 1 and verdict.method == "replications" else share >= SURE,
     }
@@ -464,7 +463,7 @@ def _sure_words(best: Candidate) -> str:
     elif verdict is not None and verdict.method == "block bootstrap":
         words.append(f"it meets the SLO in {verdict.share:.0%} of {RESAMPLES} resamples of the trace")
     if best.chance is not None:
-        words.append(f"with {chance_words(best.chance.probability)} probability if the model's own error is counted")
+        words.append(f"with {chance_words(best.chance)} probability if the model's own error is counted")
     return " and ".join(words)
 
 

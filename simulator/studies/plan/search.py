@@ -27,7 +27,6 @@ from simulator.studies.plan.objectives import WAITING, Objective, latency_words
 from simulator.studies.plan.trials import (
     CONFIDENCE,
     FAULTS,
-    Chance,
     LoadPoint,
     PlannedLoad,
     Verdict,
@@ -84,7 +83,7 @@ class Candidate:
     """Whether ``max_rate`` is as far as the requests allow to look, and still holds."""
     searched: int = 0
     """Replicas that were simulated, where a power budget allows more: ``copies`` of them serve as many times more."""
-    chance: Chance | None = None
+    chance: float | None = None
     """Probability of meeting the SLO with the model's error counted; None where not computed."""
     points: tuple[LoadPoint, ...] = ()
     """Loads at which it was simulated."""
@@ -364,7 +363,7 @@ class _Search:
         return self._started[key]
 
     def _search(
-        self, layout: Layout, replicas: int, guess: float, longest: float, chance: Chance | None = None
+        self, layout: Layout, replicas: int, guess: float, longest: float
     ) -> tuple[Callable[[], Any], float] | None:
         """Begin the search for a highest rate; None where a run is too short to tell even at the guess."""
         driven = layout.with_replicas(layout.scenario, replicas)
@@ -376,10 +375,10 @@ class _Search:
         seeds = self._seeds_of(driven)[:SEARCH_SEEDS]
         begin = max(guess, BEGIN_SHARE * longest)
         arguments = (driven, load, self._plan.objective, seeds, begin, most, options.confidence)
-        if self._plan.rate is None and options.interval:
-            return self._workers.start(find_sure_rate, *arguments), most
-        margin = 1.0 if chance is None else chance.margin
-        return self._workers.start(find_highest_rate, *arguments, margin, shown=self._plan.rate is None), most
+        shown = self._plan.rate is None
+        if options.interval:
+            return self._workers.start(find_sure_rate, *arguments, shown=shown), most
+        return self._workers.start(find_highest_rate, *arguments, shown=shown), most
 
     def _tick(self, done: int, total: int) -> None:
         if self._progress is not None:
@@ -498,17 +497,17 @@ class CheapestFirst(_Search):
         assert candidate.verdict is not None
         layout = candidate.layout
         driven = layout.with_replicas(self._run_load.at(layout.scenario, rate), candidate.replicas)
-        arguments = (driven, plan.options.seed, plan.objective, candidate.verdict, plan.options.confidence)
+        arguments = (driven, plan.options.seed, plan.objective, candidate.verdict)
         try:
             candidate.chance = self._workers.start(chance_to_hold, *arguments)()
         except FAULTS as error:
             candidate.status, candidate.reason = fault_words(error)
             return
         plan.runs += 1
-        if candidate.chance.probability < plan.options.confidence:
+        if candidate.chance < plan.options.confidence:
             candidate.status = "misses"
             candidate.reason = (
-                f"{_miss_words(candidate.verdict)}, which meets the SLO with only {candidate.chance.probability:.1%} "
+                f"{_miss_words(candidate.verdict)}, which meets the SLO with only {candidate.chance:.1%} "
                 f"probability, the model's error counted ({plan.options.confidence:.0%} required)"
             )
 
@@ -546,12 +545,12 @@ class CheapestFirst(_Search):
             guess = 1.1 * self._rate
             steady = winner.layout.steady
             longest = max(guess, steady.most_rate * winner.replicas if steady is not None else 2.0 * guess)
-            search = self._search(winner.layout, winner.replicas, guess, longest, winner.chance)
+            search = self._search(winner.layout, winner.replicas, guess, longest)
             if search is not None:
                 searches.append((winner, *search))
         for winner, search_of, most in searches:
             try:
-                rate, tried, highest = search_of()
+                rate, tried, highest, *_ = search_of()
             except FAULTS as error:
                 self._plan.notes.append(f"{winner.name}: its highest rate is not known: {fault_words(error)[1]}")
                 continue

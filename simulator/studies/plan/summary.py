@@ -50,7 +50,7 @@ def plan_summary(plan: Plan) -> dict[str, Any] | None:
         **_by_hour(plan, best),
         "how sure": "not tried"
         if best.chance is None
-        else f"every limit is met as predicted, and with {chance_words(best.chance.probability)} probability if the "
+        else f"every limit is met as predicted, and with {chance_words(best.chance)} probability if the "
         "model's own error is counted",
         "what would change it": _changes(plan, best),
         "rests on": EVIDENCE_WORDS[verdict.observation.basis],
@@ -188,9 +188,9 @@ def hours_document(plan: Plan) -> list[dict[str, Any]]:
     ]
 
 
-def clock_words(unix_s: float) -> str:
+def clock_words(clock_s: float) -> str:
     """Date and time of day as the log has them, e.g. ``2024-05-01 10:00``."""
-    return f"{datetime.fromtimestamp(unix_s, UTC):%Y-%m-%d %H:%M}"
+    return f"{datetime.fromtimestamp(clock_s, UTC):%Y-%m-%d %H:%M}"
 
 
 def hours_table(hours: list[dict[str, Any]]) -> Table:

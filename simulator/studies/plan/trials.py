@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import field, replace
 from functools import partial
 from itertools import chain
-from math import ceil, inf, isfinite, sqrt
+from math import ceil, inf, sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -138,8 +138,9 @@ LEVEL = 0.95
 CONFIDENCE = 0.9
 """Share of runs, and probability with the model's error counted, with which a layout has to meet the objective."""
 JUST_MISSED = 1.0 + 1e-9
-MOST_MARGINS, WIDER = 5, 1.03
-"""Searches for a rate that is met with confidence, and the least growth of the margin between two of them."""
+SURE_TOLERANCE, USUAL_FALL = 0.03, 1.1
+"""The same of the highest rate at which the model's error is counted, and how far below the other it is looked for
+first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,21 +195,12 @@ class Verdict:
     tried: tuple[LoadPoint, ...] = ()
     """The loads of the search for a highest rate that ended here, lowest first."""
 
-    def at(self, request_rate: float, margin: float = 1.0) -> tuple[LoadPoint, ...]:
-        """The verdict as a point of throughput over speed; none where no answer has a second token.
-
-        Args:
-            request_rate: of the load, requests per second.
-            margin: factor on the SLO ratio that covers the model's error.
-        """
+    def at(self, request_rate: float) -> tuple[LoadPoint, ...]:
+        """The verdict as a point of throughput over speed; none where no answer has a second token."""
         seen = self.observation
         if not seen.output_throughput or not seen.median_tpot_ms:
             return ()
-        return (
-            LoadPoint(
-                request_rate, seen.output_throughput, seen.median_tpot_ms, self.meets and self.slo_ratio * margin <= 1
-            ),
-        )
+        return (LoadPoint(request_rate, seen.output_throughput, seen.median_tpot_ms, self.meets),)
 
 
 def observe(
@@ -278,15 +270,7 @@ def holds_unloaded(scenario: Scenario, seeds: Sequence[int], objective: Objectiv
     return all(bounds[name] <= UNLOADED_MARGIN * limit_ms for name, limit_ms in limits)
 
 
-class Chance(NamedTuple):
-    """How sure a candidate is to meet the objective with the error of the model itself counted."""
-
-    probability: float
-    margin: float
-    """Factor on the SLO ratio that covers the model's error with the plan's confidence; at least 1."""
-
-
-def chance_to_hold(scenario: Scenario, seed: int, objective: Objective, verdict: Verdict, confidence: float) -> Chance:
+def chance_to_hold(scenario: Scenario, seed: int, objective: Objective, verdict: Verdict) -> float:
     """Probability that a candidate meets the objective, with the error of the model itself counted.
 
     ``seed`` is that of the verdict's first run.
@@ -302,9 +286,7 @@ def chance_to_hold(scenario: Scenario, seed: int, objective: Objective, verdict:
             chance = sampling_draws(key, error["sampling"].get(key, 0.0) / sqrt(verdict.runs))
             drawn = value * np.exp(draws + chance)
             ratios = np.maximum(ratios, [objective.slo_ratio(key, float(one)) for one in drawn])
-    sure = float(np.quantile(ratios, confidence))
-    margin = max(1.0, sure / verdict.slo_ratio) if isfinite(sure) and verdict.slo_ratio > 0 else 1.0
-    return Chance(float(np.mean(ratios <= 1.0)), margin)
+    return float(np.mean(ratios <= 1.0))
 
 
 def judge(objective: Objective, observations: Sequence[Observation], confidence: float = CONFIDENCE) -> Verdict:
@@ -345,16 +327,19 @@ def judge(objective: Objective, observations: Sequence[Observation], confidence:
     )
 
 
-def highest_rate(slo_ratio_at: Callable[[float], float], guess: float, most: float = inf) -> tuple[float, int]:
+def highest_rate(
+    slo_ratio_at: Callable[[float], float], guess: float, most: float = inf, tolerance: float = TOLERANCE
+) -> tuple[float, int]:
     """The highest load at which ``slo_ratio_at`` is at most 1, by bisection in the logarithm of the load.
 
-    The result holds, and ``(1 + TOLERANCE)`` times it does not. Runs at different loads share their random numbers, so
+    The result holds, and ``(1 + tolerance)`` times it does not. Runs at different loads share their random numbers, so
     what is searched rises but for the granularity of batching.
 
     Args:
         slo_ratio_at: largest slo_ratio of the SLO at a load.
         guess: where to start, > 0.
         most: highest load to try.
+        tolerance: relative width of the bracket in which it is left.
 
     Returns:
         The load, ``most`` where that still holds, 0 where none was found down to a millionth of the guess; and the
@@ -372,7 +357,7 @@ def highest_rate(slo_ratio_at: Callable[[float], float], guess: float, most: flo
                 return low, tried
             rate = min(low * step, most) if high == inf else high / step
             step = min(step * 1.5, 4.0)
-        elif high / low > 1.0 + TOLERANCE:
+        elif high / low > 1.0 + tolerance:
             rate = sqrt(low * high)
         else:
             return low, tried
@@ -386,24 +371,23 @@ def find_highest_rate(
     guess: float,
     most: float = inf,
     confidence: float = CONFIDENCE,
-    margin: float = 1.0,
     shown: bool = True,
+    tolerance: float = TOLERANCE,
 ) -> tuple[float, int, Verdict | None]:
     """``highest_rate`` of a scenario over common seeds, with the verdict there; what a worker process does.
 
-    A rate passes if enough runs meet the objective and SLO ratio times ``margin`` is at most 1 (see ``Chance``). Only
-    the run at the highest rate is observed as one that is ``shown``.
+    A rate passes if enough runs meet the objective. Only the run at the highest rate is observed as one that is
+    ``shown``.
     """
     verdicts: dict[float, Verdict] = {}
 
     def slo_ratio_at(rate: float) -> float:
         driven = load.at(scenario, rate)
         verdicts[rate] = judge(objective, trial(driven, objective, seeds, shown=False), confidence)
-        ratio = verdicts[rate].slo_ratio * margin
-        return ratio if verdicts[rate].meets else max(ratio, JUST_MISSED)
+        return verdicts[rate].slo_ratio if verdicts[rate].meets else max(verdicts[rate].slo_ratio, JUST_MISSED)
 
-    rate, tried = highest_rate(slo_ratio_at, guess, most=most)
-    verdict, points = verdicts.get(rate), [verdicts[one].at(one, margin) for one in sorted(verdicts)]
+    rate, tried = highest_rate(slo_ratio_at, guess, most, tolerance)
+    verdict, points = verdicts.get(rate), [verdicts[one].at(one) for one in sorted(verdicts)]
     if shown and verdict is not None:
         verdict = judge(objective, trial(load.at(scenario, rate), objective, seeds), confidence)
     if verdict is not None:
@@ -419,29 +403,33 @@ def find_sure_rate(
     guess: float,
     most: float,
     confidence: float,
-) -> tuple[float, int, Verdict | None, Chance | None]:
+    shown: bool = True,
+) -> tuple[float, int, Verdict | None, float | None]:
     """The highest rate at which the objective is met with ``confidence``, the model's own error counted.
 
-    Searches without that error, then again with the margin that covers it where the first search ended.
+    Searches without that error first, then from there down for a load at which it is counted.
     """
-    rate, runs, verdict = find_highest_rate(scenario, load, objective, seeds, guess, most, confidence, shown=False)
-    chance, margin = None, 1.0
-    for _ in range(MOST_MARGINS):
-        if verdict is None or not rate:
-            return 0.0, runs, verdict, None
-        chance = chance_to_hold(load.at(scenario, rate), seeds[0], objective, verdict, confidence)
-        runs += 1
-        if chance.probability >= confidence:
-            break
-        margin = max(margin * WIDER, chance.margin)
-        rate, tried, verdict = find_highest_rate(
-            scenario, load, objective, seeds, rate / margin, most, confidence, margin, shown=False
-        )
-        runs += tried
-    sure = chance is not None and chance.probability >= confidence
-    if verdict is not None:
-        verdict = judge(objective, trial(load.at(scenario, rate), objective, seeds), confidence)
-    return (rate if sure else 0.0), runs, verdict, chance
+    chances: dict[float, tuple[Verdict, float]] = {}
+
+    def doubt_at(rate: float) -> float:
+        driven = load.at(scenario, rate)
+        verdict = judge(objective, trial(driven, objective, seeds, shown=False), confidence)
+        if not verdict.meets:
+            return inf
+        chances[rate] = verdict, chance_to_hold(driven, seeds[0], objective, verdict)
+        return confidence / max(chances[rate][1], 1e-9)
+
+    rate, runs, verdict = find_highest_rate(
+        scenario, load, objective, seeds, guess, most, confidence, False, SURE_TOLERANCE
+    )
+    if verdict is None or not rate:
+        return 0.0, runs, verdict, None
+    sure, tried = highest_rate(doubt_at, rate / USUAL_FALL, rate, SURE_TOLERANCE)
+    points = tuple(one._replace(meets=one.meets and one.request_rate <= sure) for one in verdict.tried)
+    verdict, chance = chances.get(sure, (verdict, None))
+    if shown and sure:
+        verdict = judge(objective, trial(load.at(scenario, sure), objective, seeds), confidence)
+    return sure, runs + tried + len(chances), replace(verdict, tried=points), chance
 
 
 def trial(

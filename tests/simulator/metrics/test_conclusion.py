@@ -10,6 +10,7 @@ from simulator.timing.releases import BUILD_AGES
 
 ARRIVALS = {
     "few": {"request_rate": 2.0},
+    "soon over": {"request_rate": 30.0},
     "many": {"request_rate": 60.0},
     "at once": {"process": "burst"},
     "in a loop": {"max_concurrency": 2},
@@ -20,19 +21,21 @@ ARRIVALS = {
     ("arrivals", "keeps_up", "words"),
     [
         ("few", True, "Keeps up with "),
+        ("soon over", None, "Serves "),
         ("many", False, "Cannot keep up: serves "),
         ("at once", None, "Serves "),
         ("in a loop", None, "Serves "),
     ],
 )
 def test_the_conclusion_says_whether_the_engine_keeps_up(arrivals, keeps_up, words):
-    scenario = plain_scenario("llama-3.1-8b", "h100-sxm", 1000, 200, 200, engine={"max_num_seqs": 16})
+    count = 10 if arrivals == "soon over" else 200
+    scenario = plain_scenario("llama-3.1-8b", "h100-sxm", 1000, 200, count, engine={"max_num_seqs": 16})
     run = simulate(scenario.with_values({"workload.arrivals": ARRIVALS[arrivals]}))
     load = run.document["load"]
     assert load["keeps_up"] is keeps_up
     assert run.conclusion.startswith(words)
     assert "limited by" in run.conclusion
-    assert (load["arrival_rate"] is None) == (keeps_up is None)
+    assert (load["arrival_rate"] is None) == (arrivals in ("at once", "in a loop"))
     if keeps_up is False:
         assert run.summary["request_throughput"] < load["arrival_rate"] / 2
 

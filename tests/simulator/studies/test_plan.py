@@ -445,7 +445,7 @@ def test_replicas_by_the_hour_of_a_log_follow_its_clock_and_cost_no_more_than_th
     gaps = [400.0] * 8 + [8.0] * 450 + [400.0] * 8  # from 10:30: a slow hour, a busy one, a slow one
     seconds = np.cumsum([0.0, *gaps])
     start = datetime(2024, 5, 1, 10, 30)
-    rows = [f"{start + timedelta(seconds=float(one))},900,400" for one in seconds]
+    rows = [f"{start + timedelta(seconds=float(one))}+02:00,900,400" for one in seconds]
     log = tmp_path / "day.csv"
     log.write_text("\n".join(["timestamp,prompt_tokens,output_tokens", *rows, ""]))
     words = "--slo p99_tpot_ms=12 --slo p99_ttft_ms=1000 --growth 100 --vary hardware.tensor_parallel=1 --jobs 1 "

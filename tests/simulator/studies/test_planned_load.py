@@ -109,6 +109,19 @@ def test_the_highest_rate_is_one_that_is_met_with_confidence():
     assert surer["max_rate"] < less["max_rate"]
 
 
+def test_the_highest_rate_with_the_model_error_lies_near_that_without():
+    """Near capacity a slower engine misses by a factor of tens: no margin on the limit finds the rate that is sure."""
+    data = on_h100(poisson(20.0, 2000, lognormal(500, 0.8, 4096), lognormal(200, 0.6, 1024)))
+    vary = {"hardware.tensor_parallel": [1, 8], "engine.max_num_batched_tokens": [2048]}
+    given = {"max_rate": True, "slo": {"p99_ttft_ms": 500}, "vary": vary, "jobs": 1}
+    with_error, without = (
+        {row["layout"]: row["max_rate"] for row in plan(data, interval=interval, **given).document["candidates"]}
+        for interval in (True, False)
+    )
+    assert with_error.keys() == without.keys()
+    assert all(0.8 * rate < with_error[layout] <= rate for layout, rate in without.items())
+
+
 @pytest.mark.parametrize("seed", [100, 200])
 def test_a_run_of_the_planned_deployment_meets_the_slo(seed):
     """Plan, then run with seeds that the plan has not seen."""
