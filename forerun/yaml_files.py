@@ -190,6 +190,8 @@ def problem_of(error: yaml.YAMLError) -> tuple[str, int | None]:
     context = getattr(error, "context", None)
     if context and what.startswith("but "):
         what = f"{context} {what}"
+    if "cannot start any token" in what or "tab character" in what:
+        what += " (a tab? indent with spaces)"
     if what in ("did not find expected key", "mapping values are not allowed in this context"):
         what += " (is every line indented as its neighbours are?)"
     return what, None if mark is None else mark.line + 1

@@ -227,6 +227,20 @@ def _extended(data: Any, place: str, model: type[Record]) -> Any:
         raise ProfileError(f"{place}: extends: no chip '{name}'{close} (forerun chips list)")
     base = _catalogue_data("chips", name)
     merged = _overlaid(base, own)
+    for group, values in own.items():
+        before = base.get(group)
+        if isinstance(before, dict) and "source" in before and isinstance(values, dict) and "source" not in values:
+            changed = [key for key in values if key not in SOURCES and values[key] != before.get(key)]
+            unnamed = {
+                "kind": "assumed",
+                "reference": f"{place}, which names no source",
+                "date": before["source"]["date"],
+            }
+            merged[group]["field_sources"] = {
+                **before.get("field_sources", {}),
+                **dict.fromkeys(changed, unnamed),
+                **values.get("field_sources", {}),
+            }
     if _limits(merged) != _limits(base):  # the kernels of the base chip were not measured on this chip
         merged |= {"like": own.get("like", name), "kernels": own.get("kernels", {})}
     return merged

@@ -67,9 +67,7 @@ def serve(
             print(f"note: {slow}", file=sys.stderr)
 
         def ready(address: str) -> None:
-            print(
-                f"{server.model} at {address}/v1 (time runs {speed:g}-fold); Ctrl-C ends", file=sys.stderr, flush=True
-            )
+            print(f"{server.model} at {address}/v1 ({speed:g} x real time); Ctrl-C ends", file=sys.stderr, flush=True)
 
         run_server(server, host, port, ready)
     return 0

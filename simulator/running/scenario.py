@@ -268,7 +268,9 @@ def _file_near(file: Path) -> str:
     except OSError:
         return ""
     near = [name for name in others if Path(name).stem == file.stem]
-    return f"; did you mean '{file.with_name(near[0])}'?" if near else did_you_mean(file.name, others)
+    if near:
+        return f"; did you mean '{file.with_name(near[0])}'?"
+    return did_you_mean(file.stem, {Path(name).stem: name for name in others})
 
 
 def scenario_in(data: dict[str, Any], folder: Path, place: str, overrides: Sequence[str] = ()) -> Scenario:
@@ -334,7 +336,11 @@ def _unknown_field(model: type[BaseModel], location: Sequence[int | str]) -> str
     place, name = _fields(location[:-1]), str(location[-1])
     known = _known_fields(model, place)
     hint = did_you_mean(name.lower().replace("-", "_"), known)
-    paths = [path for path in _paths_of(model) if path.rsplit(".", 1)[-1] == name and "." in path]
+    nested = [path for path in _paths_of(model) if "." in path]
+    paths = [path for path in nested if path.rsplit(".", 1)[-1] == name]
+    if not paths and not any(name in one.split("_") for one in known):
+        paths = [path for path in nested if name in path.rsplit(".", 1)[-1].split("_")]
+        paths.sort(key=lambda path: not path.startswith("workload."))
     if not place and paths:
         hint = f"; did you mean '{paths[0]}'?"
     return f"{'.'.join([*place, name])}: unknown field{hint} (fields here: {', '.join(known)})"

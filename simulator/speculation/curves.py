@@ -132,8 +132,7 @@ def load_curve(name: str) -> Curve:
     curves = _curves()
     if name not in curves:
         hint = did_you_mean(name, curves)
-        methods = ", ".join(sorted({curve.method for curve in curves.values()}))
-        raise ForerunError(f"no acceptance curve '{name[:120]}'{hint} ({len(curves)} curves, of {methods})")
+        raise ForerunError(f"no acceptance curve '{name[:120]}'{hint} (forerun workloads curves lists {len(curves)})")
     return curves[name]
 
 

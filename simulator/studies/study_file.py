@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from itertools import product
@@ -150,7 +150,9 @@ def study_of(source: Source, vary: Mapping[str, Sequence[Any] | Range] | None = 
         source = load_study(source)
     study = source if isinstance(source, StudyFile) else StudyFile("scenario", as_scenario(source), {}, ())
     values = {
-        path: each if isinstance(each, Range) else checked_values(list(each), f"vary {path}")
+        path: each
+        if isinstance(each, Range)
+        else checked_values(list(each) if isinstance(each, Iterable) else each, f"vary {path}")
         for path, each in (vary or {}).items()
     }
     return replace(study, vary={**study.vary, **values})
@@ -185,7 +187,7 @@ def parse_vary(texts: Sequence[str]) -> dict[str, Values]:
 def checked_values(values: Any, place: str) -> tuple[Any, ...]:
     """A list of values to vary over, each once."""
     if not isinstance(values, list | tuple):
-        raise ForerunError(f"{place}: give a list of values, or a range with low and high")
+        raise ForerunError(f"{place}: give a list of values, or a range with low and high (got {values!r:.40})")
     if not values:
         raise ForerunError(f"{place}: the list of values is empty")
     for index, value in enumerate(values):

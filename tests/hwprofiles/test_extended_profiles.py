@@ -28,6 +28,8 @@ def test_only_what_is_given_differs(tmp_path):
     mine, base = load_chip(path), load_chip("h200-sxm")
     assert mine.name == "mine"
     assert mine.memory.capacity_bytes == 1.0e11
+    assert mine.memory.field_sources["capacity_bytes"].kind == "assumed", "the datasheet does not have this number"
+    assert "bandwidth_bytes_per_s" not in mine.memory.field_sources
     assert mine.memory.bandwidth_bytes_per_s == base.memory.bandwidth_bytes_per_s
     assert mine.compute == base.compute
     custom, other = (KernelLibrary(chip, "vllm") for chip in (mine, base))

@@ -123,7 +123,8 @@ def _read(file: Path, format: str) -> Iterator[MeasuredRun]:
         if detected is None:
             raise TraceError(
                 f"{file}: not recognised as measured serving runs; a table of your own needs a column such as "
-                f"mean_ttft_ms, mean_tpot_ms or output_throughput; others: {', '.join(list(FORMATS)[1:])}"
+                f"mean_ttft_ms, mean_tpot_ms or output_throughput; others: {', '.join(list(FORMATS)[1:])}; "
+                "kernel times: forerun replay kernels"
             )
         format = detected
     if format in _DOCUMENTS:

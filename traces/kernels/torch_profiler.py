@@ -63,7 +63,9 @@ def _events(path: Path) -> tuple[list[Any], str]:
     trace = data if isinstance(data, dict) else {"traceEvents": data}
     events, devices = trace.get("traceEvents"), trace.get("deviceProperties")
     if not isinstance(events, list):
-        raise TraceError(f"{path}: no 'traceEvents'; a Chrome trace of torch.profiler is needed")
+        raise TraceError(
+            f"{path}: no 'traceEvents'; a Chrome trace of torch.profiler is needed (benchmark results: replay requests)"
+        )
     first = devices[0] if isinstance(devices, list) and devices else None
     return events, str(first.get("name", "")) if isinstance(first, dict) else ""
 

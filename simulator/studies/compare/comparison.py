@@ -405,7 +405,7 @@ def compare_sentence(document: dict[str, Any]) -> str:
         text = f"{best} improves {metric_words(metric)} {reached} over {base}{interval}"
     elif verdict < 0:
         others = "" if len(rows) == 1 else " and the others worse still"
-        text = f"{base} stays ahead: {best} reaches {reached}{where}{interval}{others}"
+        text = f"{base} has the better {metric_words(metric)}: {best} reaches {reached}{where}{interval}{others}"
     elif len(rows) == 1:
         text = f"{best} does not differ surely from {base}{where}: {reached}{interval}"
     else:

@@ -436,7 +436,7 @@ def plan_sentence(plan: Plan) -> str:
         words = f"{best.name} ({chips}) holds {limits} {reach} {number(best.max_rate, 3)} req/s{within}"
         words += ", more than any other"
         sure = f", {_sure_words(best)}" if best.chance is not None else ""
-        return f"{words}{sure}; {binds} there.{prices}"
+        return f"{words}{sure}; {binds} at that rate.{prices}"
     at = f"at {number(plan.rate, 3)} req/s"
     if plan.options.growth != 1.0:
         window = plan.load.window if plan.load is not None else ""

@@ -211,7 +211,8 @@ def _changes(plan: Plan, best: Candidate) -> str:
     assert verdict is not None
     margins = []
     if best.max_rate is not None and plan.rate is not None:
-        margins.append((best.max_rate / plan.rate - 1.0, "{:.0%} more traffic"))
+        more = best.max_rate / plan.rate - 1.0
+        margins.append((more, "{:.0%} more traffic" if more >= 0.005 else "any more traffic"))
     if verdict.binding not in (None, GOODPUT) and 0 < verdict.slo_ratio < 1:
         value = latency_words(verdict.binding, verdict.values[verdict.binding])
         limit = plan.objective.limit_of(verdict.binding)

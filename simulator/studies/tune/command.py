@@ -100,9 +100,11 @@ def _local(options: Mapping[str, Any], base: "StudyFile") -> bool:
 
     engine, framework = options.get("emit"), base.scenario.engine.framework
     local = engine == LOCAL_ENGINE or (engine is None and framework in LOCAL_FRAMEWORKS)
-    if {"logs", "measured", "p_min"} & options.keys() and not local:
+    given = next((name for name in ("logs", "measured", "p_min") if name in options), None)
+    if given is not None and not local:
         where = f"--emit {engine}" if engine else f"engine.framework: {framework}"
-        raise ArgumentError("emit", f"--from-log, --measured and --p-min are of llama.cpp, not {where}")
+        words = f"is of llama.cpp, not of {where}; add --set engine.framework=llama.cpp or --emit llama.cpp"
+        raise ArgumentError("from_log" if given == "logs" else given, words)
     return local
 
 

@@ -43,7 +43,8 @@ def engine_of(name: str | None, scenario: Scenario) -> str:
     if name is None:
         return scenario.engine.framework if scenario.engine.framework in ENGINES else "vllm"
     if name not in ENGINES:
-        raise ArgumentError("emit", f"{name}: no such engine{did_you_mean(name, ENGINES)} ({' or '.join(ENGINES)})")
+        known = (*ENGINES, "llama.cpp", *ARTEFACTS_OF_TUNE)
+        raise ArgumentError("emit", f"{name}: no such engine or file{did_you_mean(name, known)} ({', '.join(known)})")
     return name
 
 

@@ -39,6 +39,12 @@ REFUSED = [
     ("run chat.yaml --set hardware.replica=2", "did you mean 'replicas'"),
     ("run broken.yaml", "broken.yaml"),
     ("run chat.yaml --out chat.yaml", "is a file, name a folder"),
+    ("tune tune.yaml --measured 43", "--measured: is of llama.cpp"),
+    ("tune tune.yaml --emit tgi", "no such engine or file (vllm, sglang, llama.cpp, vllm-schedule, trtllm"),
+    ("run tab.yaml", "indent with spaces"),
+    ("run chat.yaml --set workload.input_tokens=200000", "shorten them or raise engine.max_model_len"),
+    ("run chat.yaml --set rate=8", "rate: unknown field; did you mean 'workload.arrivals.request_rate'?"),
+    ("replay kernels result.json --chip h100-sxm", "(benchmark results: replay requests)"),
     (COMPARE, "there is nothing to compare"),
     (f"{COMPARE} --vary engine.max_seqs=1,2", "engine.max_seqs: unknown field"),
     (f"{COMPARE} --vary engine.max_num_seqs=0,2", "max_num_seqs"),
@@ -77,14 +83,14 @@ REFUSED = [
     ("tune tune.yaml --batch 0", "--batch: 0: must be whole numbers from 1"),
     ("tune tune.yaml --batch 65", "engine.max_num_seqs is 64"),
     ("tune tune.yaml --context 1,x", "--context: x"),
-    ("tune tune.yaml --emit vlm", "--emit: vlm: no such engine; did you mean 'vllm'?"),
+    ("tune tune.yaml --emit vlm", "--emit: vlm: no such engine or file; did you mean 'vllm'?"),
     ("tune tune.yaml --tokens 2000", "--tokens: 2000"),
     ("tune tune.yaml --set speculation.method=none", "there is no drafter to tune"),
     ("tune tune.yaml --set speculation.method=eagle2 --emit vllm", "vLLM has no eagle2"),
     ("tune study.yaml", "tune takes one scenario"),
     ("tune local.yaml --measured fast", "--measured: fast: write tokens per second, or DRAFT_TOKENS:TOKENS_PER_S"),
     ("tune local.yaml --p-min 2", "--p-min: 2: write numbers from 0 to below 1"),
-    ("tune local.yaml --emit vllm --measured 3", "--measured and --p-min are of llama.cpp, not --emit vllm"),
+    ("tune local.yaml --emit vllm --measured 3", "--measured: is of llama.cpp, not of --emit vllm"),
     ("tune local.yaml --from-log absent.log", "absent.log: no such file"),
     ("tune local.yaml --set speculation.method=none", "there is no drafter to tune"),
     ("race tune.yaml --controller goodputt", "--controller: no controller 'goodputt'; did you mean 'goodput'"),
@@ -99,7 +105,6 @@ REFUSED = [
     ("tune tune.yaml --batch 1k", "--batch: 1k: must be whole numbers from 1 to 4,194,304; write 1000"),
     ("plan tune.yaml --rate 4 --slo p99_ttft_ms=1s", "must be a positive number without a unit; write 1000 (got '1s')"),
     ("tune tune.yaml --set speculation.method=eagle4", "no method 'eagle4'; did you mean 'eagle'"),
-    ("tune tune.yaml --emit helm", "--emit: helm: no such engine (vllm or sglang)"),
     ("draft-pool tune.yaml --verifiers 0", "--verifiers: 0: must be whole numbers from 1"),
     (f"{KERNEL} gem m=1", "did you mean 'gemm'"),
     (f"{KERNEL} gemm m=1 n=2", "k missing"),
@@ -135,6 +140,8 @@ def test_bad_input_is_one_line(forerun, scenario_file, monkeypatch, words, messa
     for name, data in {"tiny": tiny_data(), "tune": tuned, "local": LOCAL, "study": study}.items():
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(json.loads(json.dumps(data))))
     (folder / "broken.yaml").write_text("not: [closed\n")
+    (folder / "tab.yaml").write_text("model: llama-3.1-8b\nhardware:\n\tchip: h100-sxm\n")
+    (folder / "result.json").write_text('{"mean_ttft_ms": 20.0}')
     (folder / "other.log").write_text("nothing\n")
     outcome = forerun(*shlex.split(words))
     assert message in outcome.error_line

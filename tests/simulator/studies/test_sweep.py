@@ -86,7 +86,8 @@ def test_a_combination_that_is_no_scenario_is_a_failed_point(tiny):
 
 
 @pytest.mark.parametrize(
-    ("vary", "words"), [({PATH: [0, 4]}, "max_num_seqs=0 fits in no combination"), ({PATH: []}, "empty")]
+    ("vary", "words"),
+    [({PATH: [0, 4]}, "max_num_seqs=0 fits in no combination"), ({PATH: []}, "empty"), ({PATH: 5}, "(got 5)")],
 )
 def test_bad_studies_are_refused_before_anything_runs(tiny, vary, words):
     with refused(words):

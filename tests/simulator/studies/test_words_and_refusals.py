@@ -36,7 +36,7 @@ def sentence(*speedups, sensitivity=()):
     [
         ([(1.5, 1.4, 1.6)], r"^b improves .*1\.50x over a \(95 % interval 1\.40x to 1\.60x\)"),
         ([(1.5, 0.9, 2.0)], "does not differ surely from a"),
-        ([(0.8, 0.7, 0.9)], r"^a stays ahead: b reaches 0\.80x(?!.*the others worse still)"),
+        ([(0.8, 0.7, 0.9)], r"^a has the better output throughput: b reaches 0\.80x(?!.*the others worse still)"),
         ([(0.8, 0.7, 0.9), (0.5, 0.4, 0.6)], "the others worse still"),
         ([(1.1,), (1.3,)], "^c improves "),  # without intervals the ratio decides
         ([(None,)], "none can be compared with a"),
