@@ -91,7 +91,7 @@ class EngineLimits:
         """Reason why the replica can never serve a request, or None if it can."""
         total = input_tokens + output_tokens
         if self.max_model_len is not None and total > self.max_model_len:
-            return f"longer than max_model_len {self.max_model_len} tokens; shorten them or raise engine.max_model_len"
+            return f"longer than max_model_len {self.max_model_len} tokens"
         if not self.chunked_prefill and total + self.draft_slots > self.max_num_batched_tokens:
             return f"longer than max_num_batched_tokens {self.max_num_batched_tokens} without chunked prefill"
         most = max(self.blocks(total), self.decode_blocks(total - 2) if output_tokens > 1 else 0)
