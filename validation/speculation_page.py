@@ -43,6 +43,16 @@ its scheduler did not overlap. What remains: SGLang's gains at 48 and 64 streams
 questions do not keep so many busy to the end; under overload (`vllm_blog2024` at 8 requests/s, n-gram) both
 runs queue and their ratio says little.
 
+`specforge339` and `angelslim163` (EAGLE-3 on Qwen3-30B-A3B) stay misses. At one stream a drafting step took 1.8 to
+3.9 ms longer than predicted on two H100s and 4.3 to 5.2 ms on four, whether the head ran 3 or 8 passes and 3 or 63
+draft tokens were verified. Two causes were tried. A head that runs without captured graphs adds time for each pass:
+0.5 ms a pass would halve the errors (11 % each, signs 15 of 16), but leaves +19 % at 3 passes and -16 % at 7, and makes
+`dflash_t3` (14.9 to 19.2 %) and `eagle3_t3` (9.4 to 10.9 %) worse. Verified tokens that touch as many experts as
+they can leave 18 and 21 % (signs 6 of 16), and their share grows with the draft tokens, which the gap does not. What
+is left has the shape of host work between ranks that the scheduler does not hide; the only measurement of it
+(DeepSeek-R1 on eight ranks, 2.0 ms) says nothing of ranks, so nothing was set. Beyond one stream plain decoding itself took 1.2 to 5.7 times
+what is predicted (28 and 52 ms a token for 32 and 64 streams on four H100s), so that those ratios say little of drafts.
+
 Constants fitted to rows of these tables, as the files say in which they stand:
 """
 
@@ -51,7 +61,11 @@ streams on MI355X gains less than it did (the largest graph there, 2,048, was ch
 in view, so that they are no hold-out). TokenSpeed's first DSpark (`kimi_k3_mi355x`, one stream) was slower
 than plain decoding though 2.00 tokens were accepted; the same machine gained 39 to 106 % two weeks later
 (lightseekorg/tokenspeed#1132), and a verify step at 128K took 1.78 plain steps where 1.30 are predicted. Of
-`gemma4_26b_gb10` its author says that the figures at 8 streams are noisy."""
+`gemma4_26b_gb10` its author says that the figures at 8 streams are noisy. `qwen_27b_strix_halo`: llama.cpp verifies
+recurrent models one slot after the other (ggml-org/llama.cpp#25004), which gives the loss at 4 slots; at 2 slots a
+step took 2.7 times that of one, for which neither drafts of one slot after the other nor products of more than 8 rows
+account. Of two RTX 5060 Ti with the same kind of model ([local](local.md), nothing set by them) both signs are
+right: 0.88 and 0.99 measured, 0.99 and 0.86 predicted."""
 
 
 def speculation_page(
