@@ -50,8 +50,9 @@ draft tokens were verified. Two causes were tried. A head that runs without capt
 `dflash_t3` (14.9 to 19.2 %) and `eagle3_t3` (9.4 to 10.9 %) worse. Verified tokens that touch as many experts as
 they can leave 18 and 21 % (signs 6 of 16), and their share grows with the draft tokens, which the gap does not. What
 is left has the shape of host work between ranks that the scheduler does not hide; the only measurement of it
-(DeepSeek-R1 on eight ranks, 2.0 ms) says nothing of ranks, so nothing was set. Beyond one stream plain decoding itself took 1.2 to 5.7 times
-what is predicted (28 and 52 ms a token for 32 and 64 streams on four H100s), so that those ratios say little of drafts.
+(DeepSeek-R1 on eight ranks, 2.0 ms) says nothing of ranks, so nothing was set. Beyond one stream plain decoding
+itself took 1.2 to 5.7 times what is predicted (28 and 52 ms a token for 32 and 64 streams on four H100s), so that
+those ratios say little of drafts.
 
 Constants fitted to rows of these tables, as the files say in which they stand:
 """

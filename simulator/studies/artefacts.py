@@ -23,6 +23,7 @@ from simulator.studies.engine_flags import (
     checkpoint_name,
     drafter_name,
     engine_command,
+    engine_name,
     pool_scenarios,
     replica_command,
     replicas_remark,
@@ -63,6 +64,11 @@ def _trtllm_speculation(scenario: Scenario) -> Document | None:
         return None
     if speculation.tree is not None:
         raise ForerunError("emit: trtllm: trees are not written here; use num_speculative_tokens")
+    known = engine_name("trtllm", speculation)
+    if known is None and speculation.method in names_in("trtllm"):
+        raise ForerunError(
+            "emit: trtllm: TensorRT-LLM verifies none by confidence; choose another speculation.policy"
+        )
     kind = _known(names_in("trtllm"), speculation.method, "speculation.method", "TensorRT-LLM")
     drafted = speculation.num_speculative_tokens
     if kind == "MTP":
@@ -70,9 +76,8 @@ def _trtllm_speculation(scenario: Scenario) -> Document | None:
     config: Document = {"decoding_type": kind, "max_draft_len": drafted}
     if kind == "NGram":
         return config | {"max_matching_ngram_size": 2}
-    if speculation.method == "eagle3":
-        config["eagle3_one_model"] = True
-    return config | {"speculative_model_dir": drafter_name(scenario)}
+    field = "speculative_model" if kind == "DFlash" else "speculative_model_dir"
+    return config | {field: drafter_name(scenario)}
 
 
 def vllm_schedule(scenario: Scenario, table: Sequence[Mapping[str, Any]] = ()) -> str:

@@ -12,8 +12,8 @@ from hwprofiles import dtype_bytes, load_chip
 from simulator.llm import load_architecture, published_repositories
 from simulator.running.scenario import Scenario
 from simulator.speculation.confidence import CONFIDENCE_THRESHOLD, DEFAULT_THRESHOLD
-from simulator.speculation.methods import METHODS, emitted_name, names_in
-from simulator.speculation.speculation_config import CONFIDENCE_BUDGET, named
+from simulator.speculation.methods import METHODS, EngineName, emitted_name
+from simulator.speculation.speculation_config import CONFIDENCE_BUDGET, SpeculationConfig, named
 from simulator.studies.templates import command_words, templates
 from simulator.timing.deployment import resolve_weight_dtypes
 from simulator.timing.framework import LOCAL_FRAMEWORKS
@@ -83,11 +83,9 @@ def _speculation(scenario: Scenario, engine: str, remarks: list[str]) -> dict[st
     speculation = scenario.speculation
     if speculation is None or speculation.method == "none":
         return values
-    by_confidence = named(speculation.policy).name == CONFIDENCE_BUDGET
-    sequential = speculation.draft is not None and speculation.draft.markov_rank is not None
-    known = emitted_name(engine, speculation.method, by_confidence, sequential)
+    known = engine_name(engine, speculation)
     drafted = speculation.num_speculative_tokens
-    if known is None and by_confidence:
+    if known is None and named(speculation.policy).name == CONFIDENCE_BUDGET:
         remarks.append(f"{ENGINES[engine]} verifies by confidence with method: parallel-draft (DSpark) alone")
         return values
     if known is None or speculation.tree is not None:
@@ -107,6 +105,13 @@ def _speculation(scenario: Scenario, engine: str, remarks: list[str]) -> dict[st
     steps, verified = sglang_counts(known.name, count, count)
     flags = {"algorithm": known.name, "steps": steps, "verified": verified, "drafter": model}
     return values | flags | {"speculation": json.dumps(config)}
+
+
+def engine_name(engine: str, speculation: SpeculationConfig) -> EngineName | None:
+    """What an engine calls the method of a scenario; None where it has none."""
+    by_confidence = named(speculation.policy).name == CONFIDENCE_BUDGET
+    sequential = speculation.draft is not None and speculation.draft.markov_rank is not None
+    return emitted_name(engine, speculation.method, by_confidence, sequential)
 
 
 def sglang_counts(algorithm: str, depth: int, tokens: int) -> tuple[int | None, int]:
@@ -132,12 +137,13 @@ def _llama_command(scenario: Scenario) -> str:
         **_layers(scenario),
     }
     if speculation is not None and speculation.method != "none":
-        method = names_in("llama.cpp").get(speculation.method)
+        known = engine_name("llama.cpp", speculation)
         policy = named(speculation.policy)
-        if method is None:
-            remarks.append(f"llama.cpp has no {speculation.method}")
+        if known is None:
+            by_confidence = " verified by confidence" if policy.name == CONFIDENCE_BUDGET else ""
+            remarks.append(f"llama.cpp has no {speculation.method}{by_confidence}")
         else:
-            values |= {"method": method.split(), "depth": speculation.depth}
+            values |= {"method": known.name.split(), "depth": speculation.depth}
             if policy.name == CONFIDENCE_THRESHOLD:
                 values["confidence"] = policy.confidence_threshold or DEFAULT_THRESHOLD
     return _line(command_words("llama.cpp", scenario, values), remarks, scenario)

@@ -21,10 +21,10 @@ from simulator.running.metrics.usage import split_section
 from simulator.running.scenario import Scenario
 from simulator.speculation import borrowed_acceptance, iid_alpha, window_note
 from simulator.speculation.methods import METHODS, names_in, option_release
-from simulator.speculation.speculation_config import TABLE_NAME_IN_VLLM, check_table
+from simulator.speculation.speculation_config import TABLE_NAME_IN_VLLM, SpeculationConfig, check_table
 from simulator.studies.artefacts import ARTEFACTS, artefact, vllm_schedule
 from simulator.studies.compare.crossover import REQUEST_RATE, scenario_load, served_load
-from simulator.studies.engine_flags import ENGINES, drafter_name, sglang_counts
+from simulator.studies.engine_flags import ENGINES, drafter_name, engine_name, sglang_counts
 from simulator.studies.frame import study_document
 from simulator.studies.tune.choices import DraftChoice
 from simulator.studies.tune.grid import crossover
@@ -85,14 +85,14 @@ def vllm_config(tuning: Tuning) -> dict[str, Any] | None:
     choice = one_choice(tuning)
     if choice is None:
         return None
-    method = names_in("vllm").get(speculation.method)
-    if method is None or speculation.tree is not None:
+    known = engine_name("vllm", speculation)
+    if known is None or speculation.tree is not None:
         what = f"{speculation.method} tree" if speculation.tree is not None else speculation.method
         raise ForerunError(
             f"emit: vLLM has no {what}; use sglang, or another speculation.method "
             f"({', '.join(sorted(names_in('vllm')))}) with num_speculative_tokens"
         )
-    config: dict[str, Any] = {"method": method, **METHODS[speculation.method].names["vllm"].options}
+    config: dict[str, Any] = {"method": known.name, **known.options}
     drafter = drafter_name(tuning.scenario)
     if drafter is not None:
         config["model"] = drafter
@@ -110,13 +110,13 @@ def sglang_words(tuning: Tuning) -> list[str]:
     choice = one_choice(tuning)
     if choice is None:
         return []
-    algorithm = names_in("sglang").get(speculation.method)
-    if algorithm is None:
+    known = engine_name("sglang", speculation)
+    if known is None:
         raise ForerunError(
             f"emit: flags of {speculation.method} in SGLang are not known here; use vllm, or another "
             f"speculation.method ({', '.join(sorted(names_in('sglang')))})"
         )
-    words = ["--speculative-algorithm", algorithm]
+    words = ["--speculative-algorithm", known.name]
     drafter = drafter_name(tuning.scenario)
     if drafter is not None:
         words += ["--speculative-draft-model-path", drafter]
@@ -127,7 +127,7 @@ def sglang_words(tuning: Tuning) -> list[str]:
         if drafted.tree.growth is None:
             raise ForerunError("emit: SGLang grows its trees; give speculation.tree as {depth: 5, top_k: 4, nodes: 8}")
         depth, top_k = drafted.tree.growth.depth, drafted.tree.growth.top_k
-    steps, verified = sglang_counts(algorithm, depth, choice.tokens)
+    steps, verified = sglang_counts(known.name, depth, choice.tokens)
     if steps is not None:
         words += ["--speculative-num-steps", str(steps), "--speculative-eagle-topk", str(top_k)]
     return [*words, "--speculative-num-draft-tokens", str(verified)]
@@ -376,7 +376,7 @@ def tune_document(tuning: Tuning, engine: str, seed: int = 0, strict: bool = Tru
         "kv_tokens": tuning.kv_tokens,
         "engine": engine,
         "emit": emitted,
-        "emit_needs": _releases(engine, speculation.method, emitted or ""),
+        "emit_needs": _releases(engine, speculation, emitted or ""),
         "speculative_config": vllm_config(tuning) if engine == "vllm" and emitted else None,
         "sglang_tokens": _tokens(one_choice(tuning)) if engine == "sglang" else None,
         "conclusion": tune_sentence(tuning)
@@ -483,10 +483,11 @@ def tune_sentence(tuning: Tuning) -> str:
     )
 
 
-def _releases(engine: str, method: str, emitted: str) -> list[Document]:
+def _releases(engine: str, speculation: SpeculationConfig, emitted: str) -> list[Document]:
     """Releases from which the engine knows what is emitted: the method's name, and each option."""
     words = dict.fromkeys(word for word in OPTION.findall(emitted) if word != "--speculative-config")
-    known = [METHODS[method].names[engine]] if words else []
+    name = engine_name(engine, speculation)
+    known = [name] if words and name is not None else []
     known += [option_release(engine, word) for word in words]
     return [{key: getattr(one, key) for key in ("name", "since", "date", "source")} for one in known]
 

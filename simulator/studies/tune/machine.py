@@ -25,6 +25,7 @@ from simulator.running.scenario import Scenario
 from simulator.speculation.confidence import threshold_chain
 from simulator.speculation.level_decay import LevelDecay, conditional_rates, fit_acceptance_lengths
 from simulator.speculation.methods import names_in
+from simulator.studies.engine_flags import engine_name
 from simulator.studies.frame import study_document
 from simulator.studies.steady_state.prices import decode_steps
 from simulator.studies.steady_state.traffic import population
@@ -321,14 +322,14 @@ def _cell(
 def llama_flags(scenario: Scenario, tokens: int, p_min: float) -> str:
     """Flags of ``llama-server``: drafter, longest draft, confidence threshold; empty without drafting."""
     assert scenario.speculation is not None
-    known = names_in("llama.cpp").get(scenario.speculation.method)
+    known = engine_name("llama.cpp", scenario.speculation)
     if known is None:
         raise ForerunError(
             f"emit: llama.cpp has no {scenario.speculation.method}; use another speculation.method "
             f"({', '.join(names_in('llama.cpp'))})"
         )
     split = " --split-mode tensor" if scenario.hardware.tensor_parallel > 1 else ""
-    return f"{known} --spec-draft-n-max {tokens} --spec-draft-p-min {p_min:g}{split}" if tokens else ""
+    return f"{known.name} --spec-draft-n-max {tokens} --spec-draft-p-min {p_min:g}{split}" if tokens else ""
 
 
 def _conclusion(cells: list[dict[str, Any]], best: dict[str, Any], measured: int) -> str:

@@ -83,7 +83,7 @@ def test_a_log_gives_rates_and_acceptance(tmp_path, forerun):
     document = forerun(*command).document
     assert document["acceptance"] == {"from": "the log", "lengths": {"2": 2.5}}
     assert document["measured"][0]["step_ms"] == pytest.approx(9.0)
-    assert document["emit"].startswith("--model-draft DRAFT.gguf --spec-draft-n-max ")
+    assert document["emit"].startswith("--model-draft DRAFT.gguf --spec-type draft-simple --spec-draft-n-max ")
     assert {"table", "emit", "conclusion", "scenario", "seed", "version", "basis"} <= set(document)
     assert "What drafting brings" in (tmp_path / "out" / "report.html").read_text()
 
