@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from forerun.arrays import FloatArray, IntArray
 from forerun.errors import ForerunError
-from simulator.speculation.closed_form import rising_root
 from simulator.speculation.context import ContextFall, context_drift
 from simulator.speculation.curves import load_curve
 from simulator.speculation.level_decay import LevelDecay, conditional_rates, extended
@@ -96,7 +95,8 @@ def _rates(weights: FloatArray, pooled: float, concentration: float, ranks: Floa
         return np.zeros(len(ranks))
     if pooled >= weights.sum() * (1.0 - 1e-12):
         return np.ones(len(ranks))
-    from scipy.special import betaincinv  # slow to import, and most runs do without
+    from scipy.optimize import brentq  # slow to import, and most runs do without
+    from scipy.special import betaincinv
 
     def rates(mean: float) -> FloatArray:
         drawn = betaincinv(mean * concentration, (1.0 - mean) * concentration, ranks)
@@ -108,7 +108,7 @@ def _rates(weights: FloatArray, pooled: float, concentration: float, ranks: Floa
     low, high = 1e-7, 1.0 - 1e-7
     if excess(low) >= 0.0 or excess(high) <= 0.0:
         return np.full(len(ranks), pooled / weights.sum())
-    return rates(rising_root(excess, low, high))
+    return rates(float(brentq(excess, low, high, xtol=1e-13)))
 
 
 def survival_rates(acceptance: AcceptanceConfig, num_speculative_tokens: int) -> FloatArray:
