@@ -22,8 +22,10 @@ EVIDENCE_WORDS = {
 
 
 def load_section(requests: RequestRecords, open_loop: bool) -> dict[str, Any]:
-    """Requests per second that arrive, and whether the engine keeps up with them; None where arrivals wait for it, or
-    all of them come within the mean time of a request."""
+    """Requests per second that arrive, and whether the engine keeps up with them.
+
+    The second is None in closed loops and bursts, and where all requests arrive within the mean latency of one.
+    """
     arrivals = np.sort(requests.arrival_s)
     first, last = float(arrivals[0]), float(arrivals[-1])
     if last <= first or not open_loop:

@@ -139,8 +139,8 @@ CONFIDENCE = 0.9
 """Share of runs, and probability with the model's error counted, with which a layout has to meet the objective."""
 JUST_MISSED = 1.0 + 1e-9
 SURE_TOLERANCE, USUAL_FALL = 0.03, 1.1
-"""The same of the highest rate at which the model's error is counted, and how far below the other it is looked for
-first."""
+"""Relative width of the bracket of the highest rate with the model's error counted, and the factor below the rate
+without that error at which its search begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -407,7 +407,7 @@ def find_sure_rate(
 ) -> tuple[float, int, Verdict | None, float | None]:
     """The highest rate at which the objective is met with ``confidence``, the model's own error counted.
 
-    Searches without that error first, then from there down for a load at which it is counted.
+    Finds the highest rate without that error, then the highest one below it whose probability suffices.
     """
     chances: dict[float, tuple[Verdict, float]] = {}
 
