@@ -63,7 +63,7 @@ def main() -> None:
         fleet = scenario(chip, max(1, int(arguments.usd_per_hour / price)))
         load = PlannedLoad("process", None, arguments.requests)
         most, guess = load.most_telling_rate(fleet, 0.0), 0.8 * max_request_rate(fleet)
-        rates[chip], _, _ = find_highest_rate(fleet, load, SLO, [0], guess, most)
+        rates[chip], *_ = find_highest_rate(fleet, load, SLO, [0], guess, most)
         if rates[chip] >= most:
             parser.error(f"--requests {arguments.requests} is too few to tell how much {chip} serves")
         chips = fleet.hardware.replicas

@@ -24,6 +24,7 @@ from simulator.running.build import EXTRAPOLATED, Build, build_run
 from simulator.running.drafting import DrafterFactory
 from simulator.running.invariants import FinishedRun, StepAudit, broken
 from simulator.running.records import (
+    ErrorSource,
     ModelError,
     PoolFacts,
     RunRecords,
@@ -274,15 +275,22 @@ def serve(
     return _served(scenario, build_run(scenario, seed, factors=factors), stream)
 
 
-def error_of_run(scenario: Scenario, seed: int, figures: Figures, own: metrics.OwnErrors | None = None) -> ModelError:
+def error_of_run(
+    scenario: Scenario,
+    seed: int,
+    figures: Figures,
+    own: metrics.OwnErrors | None = None,
+    sources: list[ErrorSource] | None = None,
+) -> ModelError:
     """Error of the model in figures of a run, as ``simulate`` finds it with ``intervals``, without the run's result.
 
-    ``own`` is the error as the run recorded it; without it the run is served again.
+    ``own`` is the error as the run recorded it; without it the run is served again. ``sources`` are the kernels' part
+    where it is known.
     """
     build, stream = build_run(scenario, seed), generate_requests(scenario.workload, seed)
     if own is None:
         own = metrics.own_errors(scenario, build, _served(scenario, build, stream))
-    return metrics.model_error(scenario, seed, build, stream, own, figures)
+    return metrics.model_error(scenario, seed, build, stream, own, figures, sources)
 
 
 def _served(scenario: Scenario, build: Build, stream: RequestStream) -> metrics.Rerun:

@@ -122,9 +122,9 @@ def model_error(
     stream: RequestStream,
     own: OwnErrors,
     figures: Figures = summarise,
+    sources: list[ErrorSource] | None = None,
 ) -> ModelError:
-    """How far off the figures of a finished run may be."""
-
+    """How far off the figures of a finished run may be; ``sources`` as ``step_sources`` tells them, if known."""
     requests = first_requests(scenario, seed, stream, requests_again(build, stream))
 
     def served(moved: Build, log: RunLog | None = None) -> Mapping[str, Any]:
@@ -135,9 +135,11 @@ def model_error(
     def axis(name: str, ends: list[Mapping[str, Any]], deviation: float = 1.0, direction: Sequence[float] = ()) -> Axis:
         return Axis(name=name, deviation=deviation, direction=list(direction), response=_response(base, ends))
 
-    logged = build.fleet.run(requests)
-    base = served(build, logged)
-    sources = step_sources(build, logged)
+    if sources is None:
+        logged = build.fleet.run(requests)
+        base, sources = served(build, logged), step_sources(build, logged)
+    else:
+        base = served(build)
     axes = []
     for direction, deviation in _directions(sources):
         ends = [served(_with_factors(build, np.exp(end * deviation * direction))) for end in (-Z90, Z90)]

@@ -32,7 +32,6 @@ from simulator.studies.plan.trials import (
     Verdict,
     chance_to_hold,
     find_highest_rate,
-    find_sure_rate,
     holds_unloaded,
     judge,
     planned_load,
@@ -376,9 +375,7 @@ class _Search:
         begin = max(guess, BEGIN_SHARE * longest)
         arguments = (driven, load, self._plan.objective, seeds, begin, most, options.confidence)
         shown = self._plan.rate is None
-        if options.interval:
-            return self._workers.start(find_sure_rate, *arguments, shown=shown), most
-        return self._workers.start(find_highest_rate, *arguments, shown=shown), most
+        return self._workers.start(find_highest_rate, *arguments, shown, options.interval), most
 
     def _tick(self, done: int, total: int) -> None:
         if self._progress is not None:
@@ -550,7 +547,7 @@ class CheapestFirst(_Search):
                 searches.append((winner, *search))
         for winner, search_of, most in searches:
             try:
-                rate, tried, highest, *_ = search_of()
+                rate, tried, highest, _ = search_of()
             except FAULTS as error:
                 self._plan.notes.append(f"{winner.name}: its highest rate is not known: {fault_words(error)[1]}")
                 continue
@@ -656,7 +653,7 @@ class HighestRates(_Search):
         except FAULTS as error:
             candidate.status, candidate.reason = fault_words(error)
             return
-        rate, tried, candidate.verdict, candidate.chance = (*result, None)[:4]
+        rate, tried, candidate.verdict, candidate.chance = result
         self._plan.runs += tried
         if candidate.verdict is not None:
             candidate.points = candidate.verdict.tried

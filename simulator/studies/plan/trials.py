@@ -6,17 +6,18 @@ import gc
 from collections.abc import Callable, Sequence
 from dataclasses import field, replace
 from functools import partial
-from itertools import chain
-from math import ceil, inf, sqrt
+from math import ceil, exp, inf, log, sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from forerun.arrays import FloatArray
 from forerun.dataclass import dataclass
 from forerun.errors import ForerunError, InvariantError, NothingServedError, StalledError
 from simulator.running.metrics.statistics import mean_interval
 from simulator.running.metrics.summary import request_latencies_ms
 from simulator.running.metrics.uncertainty import DRAWS, OwnErrors, metric_draws, sampling_draws
+from simulator.running.records import ErrorSource
 from simulator.running.scenario import Scenario
 from simulator.studies.plan.objectives import Objective, reached, resampled
 from simulator.studies.steady_state.traffic import population
@@ -134,13 +135,14 @@ CLEAR_MISS = 1.5
 TOLERANCE = 0.01
 """Relative width of the bracket in which a highest rate is left."""
 MOST_WIDENING = 24
+MOST_RATIO = 10.0
+"""SLO ratio up to which an interpolation believes it: beyond, queues grow with the length of the run."""
 LEVEL = 0.95
 CONFIDENCE = 0.9
 """Share of runs, and probability with the model's error counted, with which a layout has to meet the objective."""
 JUST_MISSED = 1.0 + 1e-9
-SURE_TOLERANCE, USUAL_FALL = 0.03, 1.1
-"""Relative width of the bracket of the highest rate with the model's error counted, and the factor below the rate
-without that error at which its search begins."""
+SURE_TOLERANCE = 0.03
+"""``TOLERANCE`` with the model's error counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,9 +277,19 @@ def chance_to_hold(scenario: Scenario, seed: int, objective: Objective, verdict:
 
     ``seed`` is that of the verdict's first run.
     """
+    return float(np.mean(drawn_slo_ratios(scenario, seed, objective, verdict)[0] <= 1.0))
+
+
+def drawn_slo_ratios(
+    scenario: Scenario, seed: int, objective: Objective, verdict: Verdict, sources: list[ErrorSource] | None = None
+) -> tuple[FloatArray, list[ErrorSource]]:
+    """SLO ratios of a candidate in every draw of the model's error, and the sources of that error.
+
+    ``sources`` are those of another rate: the shares of a step's kernels hardly depend on it.
+    """
     from simulator.running.run import error_of_run
 
-    error = error_of_run(scenario, seed, partial(reached, objective), verdict.observation.own)
+    error = error_of_run(scenario, seed, partial(reached, objective), verdict.observation.own, sources)
     gc.collect(1)
     ratios = np.zeros(DRAWS)
     for key, value in verdict.values.items():
@@ -286,7 +298,7 @@ def chance_to_hold(scenario: Scenario, seed: int, objective: Objective, verdict:
             chance = sampling_draws(key, error["sampling"].get(key, 0.0) / sqrt(verdict.runs))
             drawn = value * np.exp(draws + chance)
             ratios = np.maximum(ratios, [objective.slo_ratio(key, float(one)) for one in drawn])
-    return float(np.mean(ratios <= 1.0))
+    return ratios, error["sources"]
 
 
 def judge(objective: Objective, observations: Sequence[Observation], confidence: float = CONFIDENCE) -> Verdict:
@@ -330,10 +342,11 @@ def judge(objective: Objective, observations: Sequence[Observation], confidence:
 def highest_rate(
     slo_ratio_at: Callable[[float], float], guess: float, most: float = inf, tolerance: float = TOLERANCE
 ) -> tuple[float, int]:
-    """The highest load at which ``slo_ratio_at`` is at most 1, by bisection in the logarithm of the load.
+    """The highest load at which ``slo_ratio_at`` is at most 1, by interpolation between logarithms.
 
     The result holds, and ``(1 + tolerance)`` times it does not. Runs at different loads share their random numbers, so
-    what is searched rises but for the granularity of batching.
+    what is searched rises but for the granularity of batching. A bracket that two loads did not shrink to half is
+    bisected.
 
     Args:
         slo_ratio_at: largest slo_ratio of the SLO at a load.
@@ -346,19 +359,24 @@ def highest_rate(
         number of loads tried.
     """
     rate, step, tried, low, high = min(guess, most), 1.25, 0, 0.0, inf
+    below, above, widths = 0.0, 0.0, [inf, inf]
     while True:
         tried += 1
-        if slo_ratio_at(rate) <= 1.0:
-            low = rate
+        slo_ratio = slo_ratio_at(rate)
+        if slo_ratio <= 1.0:
+            low, below = rate, -log(max(slo_ratio, 1 / MOST_RATIO))
         else:
-            high = rate
+            high, above = rate, log(min(slo_ratio, MOST_RATIO))
         if low == 0.0 or high == inf:
             if tried >= MOST_WIDENING or low >= most:
                 return low, tried
             rate = min(low * step, most) if high == inf else high / step
             step = min(step * 1.5, 4.0)
         elif high / low > 1.0 + tolerance:
-            rate = sqrt(low * high)
+            widths.append(log(high / low))
+            share = below / (below + above) if widths[-1] <= widths[-3] / 2 else 0.5
+            nearest = min(1.0 + tolerance, sqrt(high / low))
+            rate = min(max(low * exp(share * widths[-1]), low * nearest), high / nearest)
         else:
             return low, tried
 
@@ -372,64 +390,44 @@ def find_highest_rate(
     most: float = inf,
     confidence: float = CONFIDENCE,
     shown: bool = True,
-    tolerance: float = TOLERANCE,
-) -> tuple[float, int, Verdict | None]:
+    interval: bool = False,
+) -> tuple[float, int, Verdict | None, float | None]:
     """``highest_rate`` of a scenario over common seeds, with the verdict there; what a worker process does.
 
-    A rate passes if enough runs meet the objective. Only the run at the highest rate is observed as one that is
-    ``shown``.
+    A rate passes if enough runs meet the objective and, with ``interval``, if the probability of meeting it is at
+    least ``confidence`` with the model's own error counted. Only the run at the highest rate is observed as one that
+    is ``shown``.
+
+    Returns:
+        The rate, the number of runs, the verdict there, and the probability there (at a rate of 0 the highest that was
+        tried; None without ``interval``).
     """
     verdicts: dict[float, Verdict] = {}
+    chances: dict[float, float] = {}
+    sources: list[ErrorSource] | None = None
 
     def slo_ratio_at(rate: float) -> float:
+        nonlocal sources
         driven = load.at(scenario, rate)
-        verdicts[rate] = judge(objective, trial(driven, objective, seeds, shown=False), confidence)
-        return verdicts[rate].slo_ratio if verdicts[rate].meets else max(verdicts[rate].slo_ratio, JUST_MISSED)
+        verdict = verdicts[rate] = judge(objective, trial(driven, objective, seeds, shown=False), confidence)
+        if not verdict.meets:
+            return max(verdict.slo_ratio, JUST_MISSED)
+        if not interval:
+            return verdict.slo_ratio
+        drawn, sources = drawn_slo_ratios(driven, seeds[0], objective, verdict, sources)
+        chances[rate] = float(np.mean(drawn <= 1.0))
+        return float(np.quantile(drawn, confidence, method="inverted_cdf"))
 
-    rate, tried = highest_rate(slo_ratio_at, guess, most, tolerance)
-    verdict, points = verdicts.get(rate), [verdicts[one].at(one) for one in sorted(verdicts)]
+    rate, tried = highest_rate(slo_ratio_at, guess, most, SURE_TOLERANCE if interval else TOLERANCE)
+    verdict = verdicts.get(rate)
+    points = tuple(point for one in sorted(verdicts) for point in verdicts[one].at(one))
     if shown and verdict is not None:
         verdict = judge(objective, trial(load.at(scenario, rate), objective, seeds), confidence)
     if verdict is not None:
-        verdict = replace(verdict, tried=tuple(chain.from_iterable(points)))
-    return rate, tried, verdict
-
-
-def find_sure_rate(
-    scenario: Scenario,
-    load: PlannedLoad,
-    objective: Objective,
-    seeds: Sequence[int],
-    guess: float,
-    most: float,
-    confidence: float,
-    shown: bool = True,
-) -> tuple[float, int, Verdict | None, float | None]:
-    """The highest rate at which the objective is met with ``confidence``, the model's own error counted.
-
-    Finds the highest rate without that error, then the highest one below it whose probability suffices.
-    """
-    chances: dict[float, tuple[Verdict, float]] = {}
-
-    def doubt_at(rate: float) -> float:
-        driven = load.at(scenario, rate)
-        verdict = judge(objective, trial(driven, objective, seeds, shown=False), confidence)
-        if not verdict.meets:
-            return inf
-        chances[rate] = verdict, chance_to_hold(driven, seeds[0], objective, verdict)
-        return confidence / max(chances[rate][1], 1e-9)
-
-    rate, runs, verdict = find_highest_rate(
-        scenario, load, objective, seeds, guess, most, confidence, False, SURE_TOLERANCE
-    )
-    if verdict is None or not rate:
-        return 0.0, runs, verdict, None
-    sure, tried = highest_rate(doubt_at, rate / USUAL_FALL, rate, SURE_TOLERANCE)
-    points = tuple(one._replace(meets=one.meets and one.request_rate <= sure) for one in verdict.tried)
-    verdict, chance = chances.get(sure, (verdict, None))
-    if shown and sure:
-        verdict = judge(objective, trial(load.at(scenario, sure), objective, seeds), confidence)
-    return sure, runs + tried + len(chances), replace(verdict, tried=points), chance
+        verdict = replace(
+            verdict, tried=tuple(one._replace(meets=one.meets and one.request_rate <= rate) for one in points)
+        )
+    return rate, tried + len(chances), verdict, chances.get(rate, max(chances.values(), default=None))
 
 
 def trial(

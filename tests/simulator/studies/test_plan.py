@@ -112,7 +112,7 @@ def test_bisection_agrees_with_a_fine_sweep(chat):
     objective = objective_of({}, SLO)
     scenario = load_scenario(chat)
     load = planned_load(scenario, 250, own_arrivals=False)
-    result, tried, verdict = find_highest_rate(scenario, load, objective, [0, 1], 10.0)
+    result, tried, verdict, _ = find_highest_rate(scenario, load, objective, [0, 1], 10.0)
     assert verdict.meets
     rates = result * np.arange(0.9, 1.1, 0.01)
     holds = [judge(objective, trial(load.at(scenario, rate), objective, [0, 1])).meets for rate in rates]
