@@ -135,8 +135,10 @@ CLEAR_MISS = 1.5
 TOLERANCE = 0.01
 """Relative width of the bracket in which a highest rate is left."""
 MOST_WIDENING = 24
-MOST_RATIO = 10.0
+MOST_RATIO = 2.0
 """SLO ratio up to which an interpolation believes it: beyond, queues grow with the length of the run."""
+OVERLOAD = 10.0
+"""SLO ratio from which half the load is tried next."""
 LEVEL = 0.95
 CONFIDENCE = 0.9
 """Share of runs, and probability with the model's error counted, with which a layout has to meet the objective."""
@@ -370,6 +372,9 @@ def highest_rate(
         if low == 0.0 or high == inf:
             if tried >= MOST_WIDENING or low >= most:
                 return low, tried
+            if OVERLOAD < slo_ratio < inf:
+                rate = high / 2.0
+                continue
             rate = min(low * step, most) if high == inf else high / step
             step = min(step * 1.5, 4.0)
         elif high / low > 1.0 + tolerance:
