@@ -81,15 +81,15 @@ def as_older_kernels_see(chip: Chip) -> Chip:
     return chip.model_copy(update={"compute": compute, "on_chip": chip.on_chip.model_copy(update={"multicast": 1.0})})
 
 
-def core_shares(chip: Chip) -> tuple[float, float, float]:
+def core_shares(chip: Chip) -> tuple[float, float, float, tuple[float, float]]:
     """Bandwidth of one core relative to an equal share, if fits come from another chip (``like``).
 
     The bandwidth of one core is its bytes in flight over the latency (on chip: a number of cycles), a property of the
     core. So a core of this chip gets no less bandwidth than a core of the chip that the fits come from.
 
     Returns:
-        Factor for memory (>= 1), factor for on-chip memory (>= 1), and the fewest cores of the ``like`` chips (inf if
-        no fit comes from another chip).
+        Factor for memory (>= 1), factor for on-chip memory (>= 1), the fewest cores of the ``like`` chips (inf if
+        no fit comes from another chip), and exponentials per clock cycle of this chip and of the last of those.
 
     Source: Little's law; V. Volkov, "Understanding Latency Hiding on GPUs" (2016), chapter 4.
     """
@@ -105,7 +105,7 @@ def core_shares(chip: Chip) -> tuple[float, float, float]:
         faster = model.on_chip.bandwidth_bytes_per_s / chip.on_chip.bandwidth_bytes_per_s
         store = max(store, spread * clock * faster)
         fewest = min(fewest, fitted_cores)
-    return memory, store, fewest
+    return memory, store, fewest, (chip.compute.exponentials_per_clock, model.compute.exponentials_per_clock)
 
 
 def exact_names(family: str, named: str) -> tuple[str, ...]:

@@ -256,6 +256,8 @@ class Limits(NamedTuple):
     """On-chip bandwidth of one core relative to an equal share, >= 1."""
     fitted_cores: float = math.inf
     """Core count of the chip that the fits come from; libraries can always split their work for that many cores."""
+    exponentials: tuple[float, float] = (1.0, 1.0)
+    """Exponentials of a core per clock cycle, of this chip and of the one that the fits come from."""
 
 
 def warm_reads(

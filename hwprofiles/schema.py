@@ -56,6 +56,8 @@ class Compute(Group):
     asynchronous: bool = False
     """Whether copies into a core overlap with its arithmetic (Hopper and later: TMA, persistent warp-specialised
     kernels)."""
+    exponentials_per_clock: float = Field(default=16.0, gt=0)
+    """Exponentials of a core per clock cycle (special function units): softmax beside the products of attention."""
     fidelity: dict[str, Literal["LoFi", "HiFi2", "HiFi3", "HiFi4"]] = Field(default_factory=dict)
     """Tenstorrent math fidelity at which the peak of a format is stated."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from importlib.resources import as_file, files
 from math import exp, log
@@ -28,7 +27,6 @@ from traces.benchmark_results import MeasuredRun, read_runs
 from validation.halves import rows_by_hash
 from validation.requests import SPLIT, base_scenario
 
-AS_READ = "as-read"
 SMALL_ERROR = 0.1
 """Error, in logarithms, above which a figure pulls no harder: a few wrong rows do not carry a fit."""
 HOLD = 0.01
@@ -41,17 +39,11 @@ MARGIN = 0.05
 
 
 class RefitCase(NamedTuple):
-    """A measured run, read as one loop of requests, and the figures of it that count."""
+    """A measured run and the figures of it that count."""
 
     run: MeasuredRun
     metrics: tuple[str, ...]
-    loop: str
     trained: bool
-
-    @property
-    def figures(self) -> list[str]:
-        """Names of its figures, in a loop that is not as the table reads with the loop's."""
-        return [metric if self.loop == AS_READ else f"{metric} ({self.loop})" for metric in self.metrics]
 
 
 class Refit(NamedTuple):
@@ -81,7 +73,7 @@ def refit_cases(name: str, data: Path) -> list[RefitCase]:
     cases = []
     for chosen in entry["runs"]:
         words = dict(chosen)
-        loops, limit = words.pop("loops", [AS_READ]), words.pop("limit", sys.maxsize)
+        limit = words.pop("limit", sys.maxsize)
         paths = sorted(data.rglob(words.pop("file")))
         if not paths:
             raise ForerunError(f"--data {data}: no file {chosen['file']}, which {name} is fitted on")
@@ -89,10 +81,7 @@ def refit_cases(name: str, data: Path) -> list[RefitCase]:
         for trained in (True, False):
             side = [run for run in runs if in_training(run, SPLIT) is trained]
             for run in rows_by_hash(side, attrgetter("place"), limit):
-                for loop in loops:
-                    equal = loop != AS_READ
-                    figures = ["mean_tpot_ms"] if equal else [m for m in entry["metrics"] if m in run.measured]
-                    cases.append(RefitCase(equal_loop(run) if equal else run, tuple(figures), loop, trained))
+                cases.append(RefitCase(run, tuple(m for m in entry["metrics"] if m in run.measured), trained))
     if not any(case.trained for case in cases):
         raise ForerunError(f"{name}: no measured run of it in {data}")
     return cases
@@ -107,14 +96,6 @@ def _meets(run: MeasuredRun, patterns: Mapping[str, str]) -> bool:
     usable = run.unusable is None and bool(run.measured) and bool(run.model and run.chip and run.framework)
     fields = ((pattern, str(getattr(run, name) or "")) for name, pattern in patterns.items())
     return usable and all(re.search(pattern, text, re.IGNORECASE) for pattern, text in fields)
-
-
-def equal_loop(run: MeasuredRun) -> MeasuredRun:
-    """The run as one writes it who knows no more than its columns: equal lengths, a place for every request."""
-    lengths = [
-        None if tokens is None else round(float(np.mean(tokens))) for tokens in (run.input_tokens, run.output_tokens)
-    ]
-    return replace(run, input_tokens=lengths[0], output_tokens=lengths[1], max_num_seqs=run.max_concurrency)
 
 
 def errors_of(case: RefitCase, factors: Mapping[str, float]) -> list[float]:
@@ -147,7 +128,7 @@ def refit(name: str, data: Path, jobs: int = 1) -> Refit:
         start = np.zeros(len(constants))
         ends = [(errors(at, seen), errors(at, held)) for at in (start, moves)]
     after = {c: float(f"{before[c] * exp(move):.2g}") for c, move in zip(constants, moves, strict=True)}
-    metrics = np.array([name for case in held for name in case.figures])
+    metrics = np.array([name for case in held for name in case.metrics])
     by_metric = {str(m): tuple(_percent(end[1][metrics == m]) for end in ends) for m in dict.fromkeys(metrics)}
     (trained, held_out) = (tuple(_percent(end[place]) for end in ends) for place in (0, 1))
     return Refit(name, before, after, trained, held_out, by_metric)  # type: ignore[arg-type]

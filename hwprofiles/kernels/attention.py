@@ -72,6 +72,31 @@ WIDEN_OVERLAP = 1.3
 """Sharpness of the smooth maximum of the pass's fixed time and copy time, from passes of 512 to 16,384 tokens."""
 
 
+PRODUCT_EFFICIENCY, SOFTMAX_CLOCKS, SOFTMAX_OVERLAP = 0.825, 0.0148, 2.5
+"""Share of the peak that the products of prefill attention reach alone, clock cycles of a core for what softmax does of
+a (query, key) pair beside its exponential, and sharpness of the smooth maximum of the two: with 16 exponentials a cycle
+a B200 then takes 0.083 and 0.104 cycles a pair with heads of 64 and 128, as its fits do (0.0331 and 0.0662 at the peak
+alone); 0.18 and 0.24 with MLA's prompts and heads of 256 (0.12 to 0.14 and 0.20 fitted)."""
+
+
+def softmax_factor(limits: Limits, width: float) -> float:
+    """Time of a tile over that on the chip which the fits come from, where the two differ in exponentials per cycle.
+
+    A pair of heads ``width`` wide (keys and values together) takes ``2 width`` FLOP and one exponential.
+
+    Source: NVIDIA, "Making Softmax More Efficient with NVIDIA Blackwell Ultra" (2026): twice the exponentials.
+    """
+    own, fitted = limits.exponentials
+    if own == fitted or not limits.clock_hz:
+        return 1.0
+    product = 2.0 * width * limits.cores * limits.clock_hz / (limits.peak_flops * PRODUCT_EFFICIENCY)
+    times = [
+        (product**SOFTMAX_OVERLAP + (1.0 / rate + SOFTMAX_CLOCKS) ** SOFTMAX_OVERLAP) ** (1.0 / SOFTMAX_OVERLAP)
+        for rate in (own, fitted)
+    ]
+    return times[0] / times[1]
+
+
 def prefill_time(
     xp: Functions,
     limits: Limits,
@@ -116,6 +141,7 @@ def prefill_time(
     longest_keys = xp.ceil(xp.minimum(kv_tokens / seqs, 2.0 * mean_keys) / columns) * columns
     keys = xp.maximum(mean_keys, xp.minimum(mean_keys + 0.5 * (rows / group + columns), longest_keys))
     per_key = 2.0 * width * rows * limits.cores / (limits.peak_flops * parameters.compute_efficiency)
+    per_key = per_key * softmax_factor(limits, width)
     load = tiles / limits.cores
     tail = parameters.tail_share * longest_keys * per_key * xp.minimum(1.0, load)
     busy = xp.maximum(1.0, load) * (keys * per_key + parameters.tile_s) + tail

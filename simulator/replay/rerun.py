@@ -272,6 +272,11 @@ def rerun(
     stream = _stream(run, scenario, seed)
     if load_framework(scenario.engine.framework).kernel_library == "trtllm" and not scenario.pools:
         scenario = _never_evicting(scenario, stream)
+    if run.chunked_prefill is None and not scenario.engine.enable_chunked_prefill:
+        # The engine refuses prompts beyond its budget, so a run that served them cut them.
+        longest = int(stream.input_tokens.max()) + (run.max_concurrency or 0)
+        cut = longest > scenario.engine.max_num_batched_tokens
+        scenario = scenario.with_values({"engine.enable_chunked_prefill": True}) if cut else scenario
     scenario, notes = _with_room_for_states(run, scenario)
     try:
         result = simulate(scenario, seed, stream=stream, intervals=intervals, factors=factors)

@@ -5,12 +5,10 @@ import pytest
 
 from forerun.errors import ForerunError
 from simulator.timing import load_framework
-from traces.benchmark_results import MeasuredRun
 from validation.__main__ import main
 from validation.refit import (
     LARGEST_FACTOR,
     Refit,
-    equal_loop,
     fitted_moves,
     refit,
     refit_tables,
@@ -56,12 +54,6 @@ def test_every_set_names_constants_of_its_engine():
     for name, entry in refits().items():
         for constant in entry["constants"]:
             assert getattr(load_framework(name), constant) > 0, (name, constant)
-
-
-def test_an_equal_loop_has_the_mean_lengths_and_a_place_for_every_request():
-    run = MeasuredRun("", "", input_tokens=1024, output_tokens=(90, 110), max_concurrency=8, max_num_seqs=7)
-    equal = equal_loop(run)
-    assert (equal.input_tokens, equal.output_tokens, equal.max_num_seqs) == (1024, 100, 8)
 
 
 def test_a_set_without_measurements_is_refused(tmp_path, capsys):

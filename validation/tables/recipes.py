@@ -39,8 +39,35 @@ def inferencex_flags(
         applies = name == of["engine"] and on.startswith(of["model"])
         applies &= all(value in of.get(key, (value,)) for key, value in row.items())
         if applies and concurrency >= recipe.get("from_concurrency", 0):
-            flags = recipe["flags"]
+            flags = dict(recipe["flags"])
+    if flags.get("max-num-batched-tokens") == "one-prompt":
+        flags["max-num-batched-tokens"] = str(max(8192, -(-((lengths[0] or 0) + concurrency + 64) // 64) * 64))
     return flags
+
+
+def decode_batch(
+    chip: str | None, weights: str | None, lengths: list[int | None], drafts: bool, places: int, concurrency: int
+) -> int:
+    """Sequences of a decode worker of InferenceX under dynamo and TensorRT-LLM, or of each of its attention groups.
+
+    Its clients send up to half as many requests again as are decoded at once: the others wait, most of the time to the
+    first token. Names of the recipes tell the batch, a power of two (or 3 x 2^n that takes all requests) by size.
+
+    Args:
+        chip, weights, lengths: of the run, as its table writes them.
+        drafts: whether it speculates.
+        places: decode workers times their attention groups.
+        concurrency: requests at a time.
+    """
+    row = {"gpu": (chip or "").lower(), "weights": weights, "lengths": lengths, "drafts": drafts}
+    for entry in packaged("validation.tables", "inferencex_recipes.yaml")["decode_batches"]:
+        same = all(value in entry["gpu"] if name == "gpu" else entry.get(name, value) == value
+                   for name, value in row.items())  # fmt: skip
+        if same and concurrency in entry["concurrency"]:
+            return int(entry["batch"])
+    most = max(1, concurrency // places)
+    batch: int = 1 << (most.bit_length() - 1)
+    return most if concurrency % places == 0 and batch >= 256 and 2 * most == 3 * batch else batch
 
 
 def limits_of(flags: Mapping[str, str], place: str) -> dict[str, Any]:

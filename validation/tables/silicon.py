@@ -11,8 +11,15 @@ from validation.tables.recipes import inferencex_flags, limits_of, settings_of
 
 SIGNATURE = frozenset({"silicon_ttft_ms", "silicon_tpot_ms", "backend", "system", "isl", "osl", "batch_size"})
 SPREAD = 0.1
-"""Assumed relative spread of output lengths around the nominal value: equal lengths would keep all requests of
-a closed loop synchronised for ever, unlike real servers. The source does not state the length distribution."""
+"""Assumed relative spread of output lengths of SGLang's Llama-3.1-8B, whose requests would else stay in step."""
+_OWN = "source_file=data/"
+"""Beginning of the origin of AIConfigurator's own runs: servers started by its generator, requests of equal lengths."""
+_PROMPT_EXCESS, _BLOCK = 1500, 32
+"""Tokens of its servers' steps beyond one prompt and one for each place, and their multiple under TensorRT-LLM.
+
+Source: ai-dynamo/aiconfigurator, ``generator/backends/trtllm.py`` of 2025 and ``rule_plugin/{trtllm,vllm}.rule``
+    (Apache-2.0): ``max_num_tokens = bs + isl + 1500``, without chunked prefill under TensorRT-LLM; requests by
+    genai-perf with a standard deviation of 0 (``eval/benchmarks/genai_perf_runner.py``)."""
 _EMPTY_SLOT = ("trtllm", "1.0.0rc3", "llama-3.1-8b-instruct")
 """Engine, version and model of the file in whose rows one request waits although the engine was set up for as many
 sequences as the client sends: mean TTFT exceeds a prefill by latency / concurrency at every TP and length, which by
@@ -34,8 +41,9 @@ _KEYS = {"mean_ttft_ms": "silicon_ttft_ms", "mean_tpot_ms": "silicon_tpot_ms"}
 def silicon_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
     """Runs of the table: closed loops of ``batch_size`` requests per attention group.
 
-    Lengths are fixed, or drawn as InferenceX does. The engine is set up for as many sequences as the client sends. The
-    output throughput is not in the table; it follows from the two means (see ``closed_loop_throughput``).
+    Lengths are fixed, or drawn as InferenceX does. The engine is set up for as many sequences as the client sends; one
+    of AIConfigurator's own for about one prompt a step (``_PROMPT_EXCESS``), so that few prompts are computed together.
+    The output throughput is not in the table; it follows from the two means (see ``closed_loop_throughput``).
 
     InferenceX keeps KV in FP8 under TensorRT-LLM (``kv_cache_config`` of its recipes), under vLLM on Blackwell
     (``kv-cache-dtype`` there), and for Llama-3.1-70B on H200 (NVIDIA's checkpoint, which requests it; on H100 latency
@@ -62,7 +70,8 @@ def silicon_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
         drafted |= measured.get("mean_tpot_ms", 0.0) < _DRAFTED * slowest[_drafting(cells)]
         places, output = cells.count("batch_size"), cells.count("osl")
         concurrency = None if places is None else places * (cells.several("attention_dp_size") or 1)
-        public = _INFERENCEX.search(cells.text("silicon_data_source") or "") is not None
+        origin = cells.text("silicon_data_source") or ""
+        public = _INFERENCEX.search(origin) is not None
         tensor, groups, experts = _layout(cells, public)
         waiting = (cells.text("backend"), cells.text("backend_version"), _tail(cells.text("model_path")))
         empty = 1 if waiting == _EMPTY_SLOT else 0
@@ -70,7 +79,8 @@ def silicon_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
         weights = cells.text("precision") or cells.text("gemm_quant_mode")
         facts = (cells.text("backend"), cells.text("model_path"), cells.text("system"), weights)
         flags = inferencex_flags(*facts, tensor, (prompt, output), concurrency or 0) if public else {}
-        equal = cells.text("backend") == "sglang" and (_tail(cells.text("model_path")) or "").startswith("qwen3-")
+        backend = cells.text("backend")
+        equal = backend != "sglang" or (_tail(cells.text("model_path")) or "").startswith("qwen3-")
         if len(measured) == 2 and concurrency and output and output > 1:
             tokens = output * (1 + _INFERENCEX_SHARE) / 2 if public else output
             measured["output_throughput"] = closed_loop_throughput(
@@ -98,14 +108,24 @@ def silicon_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
             settings=settings_of(flags, groups),
             measured=measured,
             derived=("output_throughput",) if "output_throughput" in measured else (),
+            chunked_prefill=False if backend == "trtllm" and origin.startswith(_OWN) else None,
             unusable="disaggregated prefill and decode"
             if cells.text("mode") == "disagg"
             else "speculation that is not recorded"
             if public and drafted and "deepseek" in (_tail(cells.text("model_path")) or "")
             else None,
             **limits_of(flags, cells.place)
+            | (_own_budget(backend, places, prompt) if origin.startswith(_OWN) else {})
             | ({} if concurrency is None else {"max_num_seqs": max(1, concurrency - empty)}),
         )
+
+
+def _own_budget(backend: str | None, places: int | None, prompt: int | None) -> dict[str, int]:
+    """Limit on the tokens of a step of a server that AIConfigurator's generator started."""
+    if places is None or prompt is None or backend not in ("trtllm", "vllm"):
+        return {}
+    tokens = places + prompt + _PROMPT_EXCESS
+    return {"max_num_batched_tokens": -(-tokens // _BLOCK) * _BLOCK if backend == "trtllm" else tokens}
 
 
 def _drafting(cells: Cells) -> tuple[str | None, ...]:

@@ -26,7 +26,7 @@ from traces.benchmark_results import (
 from traces.benchmark_results.run import STATISTICS
 from traces.errors import TraceError
 from traces.files import Cells
-from validation.tables.recipes import inferencex_flags, limits_of, prefix_caching_of, settings_of
+from validation.tables.recipes import decode_batch, inferencex_flags, limits_of, prefix_caching_of, settings_of
 
 SIGNATURE = frozenset({"row_id", "weight_precision", "n_gpus", "input_len", "output_len", "length_mode",
                        "output_tput_tok_s"})  # fmt: skip
@@ -223,7 +223,7 @@ def _stated_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
             speculation=cells.text("spec_method"),
             num_speculative_tokens=_depth(cells),
             acceptance_length=cells.positive("accept_length"),
-            settings=_settings(cells, flags, groups) | ({"pools": pools} if pools else {}),
+            settings=_settings(cells, flags, groups) | (_fleet(cells, pools) if pools else {}),
             measured=measured,
             unusable=_unusable(cells),
             notes=(LENGTHS_NOTE,) if _of_data_set(cells) else (),
@@ -418,12 +418,12 @@ def _is_disaggregated(cells: Cells) -> bool:
     return (cells.text("disagg") or "").lower() in ("true", "1", "yes")
 
 
-def _pools(cells: Cells) -> dict[str, object] | None:
+def _pools(cells: Cells) -> dict[str, Any] | None:
     """Prefill and decode workers as pools, where the two are disaggregated and the notes tell workers that take up the
     chips named; else None."""
     if not _is_disaggregated(cells):
         return None
-    pools: dict[str, object] = {}
+    pools: dict[str, Any] = {}
     for role, tensor, expert, groups, workers in _WORKERS.findall(cells.text("notes") or ""):
         chips, count = cells.count(f"{role}_gpus") or 0, int(workers)
         each = chips // count if count and chips % count == 0 else 0
@@ -435,6 +435,18 @@ def _pools(cells: Cells) -> dict[str, object] | None:
         hardware |= {"expert_parallel": each} if int(expert) > 1 or (grouped and each > 1) else {}
         pools[role] = {"role": role, "hardware": hardware}
     return pools if len(pools) == 2 else None
+
+
+def _fleet(cells: Cells, pools: dict[str, Any]) -> dict[str, object]:
+    """Settings of disaggregated workers. Under dynamo and TensorRT-LLM the decode worker sends every token."""
+    if cells.text("source") != "inferencex" or cells.text("framework") != "dynamo-trt":
+        return {"pools": pools}
+    hardware = pools["decode"]["hardware"]
+    lengths = [cells.count("input_len"), cells.count("output_len")]
+    places = hardware["replicas"] * hardware.get("attention_data_parallel", 1)
+    facts = (cells.text("gpu"), cells.text("weight_precision"), lengths, cells.text("spec_method") is not None)
+    pools["decode"]["engine"] = {"max_num_seqs": decode_batch(*facts, places, cells.count("max_concurrency") or 1)}
+    return {"pools": pools, "kv_transfer.first_token": "decode"}
 
 
 def _unusable(cells: Cells) -> str | None:
