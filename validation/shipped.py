@@ -30,14 +30,15 @@ from validation.speculation import (
     grows_trees,
     load_published,
 )
+from validation.tables.silicon import generator_budget
 
 SPLIT = Split(0.7, 1)
 """The split of ``forerun calibrate``: only what it holds out is scored."""
 SAMPLE = "kernels-cpu"
 LOOPS, LOOPS_FILE = "closed loops of equal lengths", "equal_loops.csv"
 """Llama-3.1-8B under TensorRT-LLM 1.0.0rc3 on H100, from the table of measured runs in aiconfigurator-core 0.12.0
-(NVIDIA, Apache-2.0; ``id`` is the end of its own): rows that no fit sees, as one
-writes them who knows no more than these columns."""
+(NVIDIA, Apache-2.0; ``id`` is the end of its own): rows that no fit sees, with the limit on a step's tokens with which
+NVIDIA's generator starts such servers."""
 CURVES = "acceptance curves, deepest K"
 ROWS_AT_ONCE = 8
 """Published rows that a process compares before it takes others: neighbours share the parts of a run."""
@@ -171,6 +172,8 @@ def loop_runs() -> list[MeasuredRun]:
             max_concurrency=int(row["max_concurrency"]),
             input_tokens=int(row["input_tokens"]),
             output_tokens=int(row["output_tokens"]),
+            chunked_prefill=False,
+            **generator_budget("trtllm", int(row["max_concurrency"]), int(row["input_tokens"])),
         )
         for row in rows
     ]

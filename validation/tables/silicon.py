@@ -115,12 +115,12 @@ def silicon_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
             if public and drafted and "deepseek" in (_tail(cells.text("model_path")) or "")
             else None,
             **limits_of(flags, cells.place)
-            | (_own_budget(backend, places, prompt) if origin.startswith(_OWN) else {})
+            | (generator_budget(backend, places, prompt) if origin.startswith(_OWN) else {})
             | ({} if concurrency is None else {"max_num_seqs": max(1, concurrency - empty)}),
         )
 
 
-def _own_budget(backend: str | None, places: int | None, prompt: int | None) -> dict[str, int]:
+def generator_budget(backend: str | None, places: int | None, prompt: int | None) -> dict[str, int]:
     """Limit on the tokens of a step of a server that AIConfigurator's generator started."""
     if places is None or prompt is None or backend not in ("trtllm", "vllm"):
         return {}
