@@ -173,7 +173,7 @@ def loop_runs() -> list[MeasuredRun]:
             input_tokens=int(row["input_tokens"]),
             output_tokens=int(row["output_tokens"]),
             chunked_prefill=False,
-            **generator_budget("trtllm", int(row["max_concurrency"]), int(row["input_tokens"])),
+            max_num_batched_tokens=generator_budget("trtllm", int(row["max_concurrency"]), int(row["input_tokens"])),
         )
         for row in rows
     ]

@@ -94,7 +94,7 @@ def softmax_factor(limits: Limits, width: float) -> float:
         (product**SOFTMAX_OVERLAP + (1.0 / rate + SOFTMAX_CLOCKS) ** SOFTMAX_OVERLAP) ** (1.0 / SOFTMAX_OVERLAP)
         for rate in (own, fitted)
     ]
-    return times[0] / times[1]
+    return float(times[0] / times[1])
 
 
 def prefill_time(

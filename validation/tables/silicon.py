@@ -81,6 +81,7 @@ def silicon_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
         flags = inferencex_flags(*facts, tensor, (prompt, output), concurrency or 0) if public else {}
         backend = cells.text("backend")
         equal = backend != "sglang" or (_tail(cells.text("model_path")) or "").startswith("qwen3-")
+        budget = generator_budget(backend, places, prompt) if origin.startswith(_OWN) else None
         if len(measured) == 2 and concurrency and output and output > 1:
             tokens = output * (1 + _INFERENCEX_SHARE) / 2 if public else output
             measured["output_throughput"] = closed_loop_throughput(
@@ -115,17 +116,17 @@ def silicon_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
             if public and drafted and "deepseek" in (_tail(cells.text("model_path")) or "")
             else None,
             **limits_of(flags, cells.place)
-            | (generator_budget(backend, places, prompt) if origin.startswith(_OWN) else {})
+            | ({"max_num_batched_tokens": budget} if budget else {})
             | ({} if concurrency is None else {"max_num_seqs": max(1, concurrency - empty)}),
         )
 
 
-def generator_budget(backend: str | None, places: int | None, prompt: int | None) -> dict[str, int]:
-    """Limit on the tokens of a step of a server that AIConfigurator's generator started."""
+def generator_budget(backend: str | None, places: int | None, prompt: int | None) -> int | None:
+    """Most tokens of a step of a server that AIConfigurator's generator started; None where it sets none."""
     if places is None or prompt is None or backend not in ("trtllm", "vllm"):
-        return {}
+        return None
     tokens = places + prompt + _PROMPT_EXCESS
-    return {"max_num_batched_tokens": -(-tokens // _BLOCK) * _BLOCK if backend == "trtllm" else tokens}
+    return -(-tokens // _BLOCK) * _BLOCK if backend == "trtllm" else tokens
 
 
 def _drafting(cells: Cells) -> tuple[str | None, ...]:
