@@ -221,7 +221,7 @@ class _Replica:
         if speculation is not None and drafting.drafter is not None:
             assert drafting.sampler is not None
             budget = verify_budget(speculation, timer, drafting.sampler.rates, most_seqs) if self._trims else None
-            rule = drafting_rule(speculation, timer, make_policy, self.seed)
+            rule = drafting_rule(speculation, timer, make_policy, self.seed, engine.stepping == "exact-steps")
             timer.adjusted = None if rule is None else adjusted_drafter(speculation, drafting.drafter, framework.name)
         if (rule is not None or budget is not None) and hardware.pipeline_parallel > 1:
             raise ForerunError("speculation.policy: with pipeline_parallel above 1 only 'fixed' is modelled")

@@ -27,7 +27,10 @@ from simulator.llm import (
     usual_head,
 )
 from simulator.running.assumptions import Assumptions
-from simulator.serving import DraftingRule, Pool
+from simulator.serving import DraftingRule, Pool, policy_factory
+from simulator.serving.compiled import engine_module
+from simulator.serving.drafting import StepSeconds
+from simulator.serving.prices import prices_of
 from simulator.speculation import (
     BatchTable,
     DraftConfig,
@@ -35,7 +38,6 @@ from simulator.speculation import (
     Proposal,
     SpeculationConfig,
     draft_survival,
-    policy_factory,
 )
 from simulator.speculation.confidence import (
     CONFIDENCE_THRESHOLD,
@@ -194,9 +196,21 @@ def drafting_notes(config: SpeculationConfig) -> Iterator[str]:
 
 
 def drafting_rule(
-    config: SpeculationConfig, timer: timing.ModelTimer, make_policy: PolicyFactory | None = None, seed: int = 0
+    config: SpeculationConfig,
+    timer: timing.ModelTimer,
+    make_policy: PolicyFactory | None = None,
+    seed: int = 0,
+    interpreted: bool = False,
 ) -> DraftingRule | None:
-    """The draft policy of a scenario; None where K, the number of draft tokens, never changes."""
+    """The draft policy of a scenario; None where K, the number of draft tokens, never changes.
+
+    Args:
+        config: speculation section of the scenario.
+        timer: prices of the target and the drafter.
+        make_policy: makes a custom policy in place of the one that the scenario names.
+        seed: of what a policy draws.
+        interpreted: whether the policies of the interpreted engine are meant.
+    """
     policy, most = named(config.policy), config.depth
     if policy.name == CONFIDENCE_BUDGET and make_policy is None:
         return None
@@ -207,18 +221,8 @@ def drafting_rule(
                 f"{config.method} has none"
             )
         return DraftingRule(threshold_policies(chain_behind(config), seed), most, follows=True)
-    none = (0,) * len(timer.windows)
-
-    @lru_cache(maxsize=PRICED_STEPS)
-    def step_seconds(seqs: int, tokens: int, context: int, prompt: int = 0) -> float:
-        """Seconds of a step in which each sequence verifies, and drafts, ``tokens`` tokens, beside a prompt's."""
-        work = timing.decode_step(timer.windows, seqs, tokens + 1, context)
-        prompt = min(prompt, timer.target.max_tokens - seqs * (most + 1))
-        if prompt > 0:
-            pairs = tuple(timing.causal_pairs(prompt, 0, w) for w in timer.windows)
-            keys = tuple(timing.keys_read(prompt, prompt, w) for w in timer.windows)
-            work = work._replace(prefill_seqs=1, prefill_tokens=prompt, prefill_pairs=pairs, prefill_kv_tokens=keys)
-        return float(timer.seconds(work, timing.DraftStep(tokens, 0, 0, 0, none, none)))
+    engine = engine_module(interpreted)
+    price, none = prices_of(timer, engine).seconds_of, (0,) * len(timer.windows)
 
     @lru_cache(maxsize=PRICED_STEPS)
     def switch_seconds(seqs: int, skipped: int) -> float:
@@ -230,13 +234,37 @@ def drafting_rule(
         keys = tuple(seqs * timing.keys_read(each, each, w) if skipped else 0 for w in timer.windows)
         work = timing.decode_step(timer.windows, seqs, 2, each)
         changed = timing.DraftStep(1, 1, seqs if skipped else 0, skipped, pairs, keys)
-        return float(timer.seconds(work, changed) - timer.seconds(work, timing.DraftStep(1, 0, 0, 0, none, none)))
+        return float(price(work, changed) - price(work, timing.DraftStep(1, 0, 0, 0, none, none)))
 
-    factory = make_policy or policy_factory(policy, most, step_seconds, switch_seconds)
+    factory = make_policy or policy_factory(policy, most, step_prices(timer, most, price), switch_seconds, engine)
     if factory is None:
         return None
     recovery = policy.recovery_tokens or RECOVERY_TOKENS if policy.while_off == "starve" else 0
     return DraftingRule(factory, most, policy.while_off == "follow", recovery)
+
+
+def step_prices(timer: timing.ModelTimer, most: int, price: Callable[..., float]) -> StepSeconds:
+    """Seconds of a step as a policy of up to ``most`` draft tokens wants them.
+
+    Args:
+        timer: prices of the target and the drafter.
+        most: draft tokens of a full proposal.
+        price: ``timer.seconds``, or what repeats it.
+    """
+    none = (0,) * len(timer.windows)
+
+    @lru_cache(maxsize=PRICED_STEPS)
+    def step_seconds(seqs: int, tokens: int, context: int, prompt: int = 0) -> float:
+        """Seconds of a step in which each sequence verifies, and drafts, ``tokens`` tokens, beside a prompt's."""
+        work = timing.decode_step(timer.windows, seqs, tokens + 1, context)
+        prompt = min(prompt, timer.target.max_tokens - seqs * (most + 1))
+        if prompt > 0:
+            pairs = tuple(timing.causal_pairs(prompt, 0, w) for w in timer.windows)
+            keys = tuple(timing.keys_read(prompt, prompt, w) for w in timer.windows)
+            work = work._replace(prefill_seqs=1, prefill_tokens=prompt, prefill_pairs=pairs, prefill_kv_tokens=keys)
+        return float(price(work, timing.DraftStep(tokens, 0, 0, 0, none, none)))
+
+    return step_seconds
 
 
 def drafting_gain(pool: Pool, config: SpeculationConfig, batch: int, context: int) -> float:

@@ -1,4 +1,5 @@
 from simulator.serving.drafting import DraftingRule as DraftingRule
+from simulator.serving.drafting import policy_factory as policy_factory
 from simulator.serving.engine_config import EngineConfig as EngineConfig
 from simulator.serving.fleet.faults import Faults as Faults
 from simulator.serving.fleet.fleet import Fleet as Fleet

@@ -22,7 +22,6 @@ from simulator.speculation.policies import BatchTable as BatchTable
 from simulator.speculation.policies import DraftPolicy as DraftPolicy
 from simulator.speculation.policies import PolicyFactory as PolicyFactory
 from simulator.speculation.policies import check_policy as check_policy
-from simulator.speculation.policies import policy_factory as policy_factory
 from simulator.speculation.proposal import Proposal as Proposal
 from simulator.speculation.proposal import draft_survival as draft_survival
 from simulator.speculation.proposal import scaled_survival as scaled_survival

@@ -21,6 +21,13 @@ from simulator.serving.engine.lockstep import Lockstep as Lockstep
 from simulator.serving.engine.loop import Engine as Engine
 from simulator.serving.engine.pipeline import PipelinedEngine as PipelinedEngine
 from simulator.serving.engine.pipeline import StagedBatch as StagedBatch
+from simulator.serving.engine.policies import EntropyGate as EntropyGate
+from simulator.serving.engine.policies import Forerun as Forerun
+from simulator.serving.engine.policies import Gate as Gate
+from simulator.serving.engine.policies import Goodput as Goodput
+from simulator.serving.engine.policies import MovingAverage as MovingAverage
+from simulator.serving.engine.policies import MovingAverageSlot as MovingAverageSlot
+from simulator.serving.engine.policies import PositionRates as PositionRates
 from simulator.serving.engine.prefix_cache import HostCache as HostCache
 from simulator.serving.engine.prefix_cache import NoPrefixCache as NoPrefixCache
 from simulator.serving.engine.prefix_cache import PrefixCache as PrefixCache

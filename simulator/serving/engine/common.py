@@ -7,9 +7,9 @@ try:
 except ImportError:  # nothing is compiled here; the names only say types
     from simulator.serving import plain as cython
 if cython.compiled:
-    from cython.cimports.libc.math import ceil, exp, floor, isnan, log, log2, pow
+    from cython.cimports.libc.math import ceil, exp, floor, isnan, log, log2, pow, sqrt
 else:
-    from math import ceil, exp, floor, isnan, log, log2, pow  # noqa: F401
+    from math import ceil, exp, floor, isnan, log, log2, pow, sqrt  # noqa: F401
 
 SOURCE = "interpreted"
 """The compiled module holds the checksum of this file in its place."""

@@ -6,6 +6,7 @@ from array import array
 from typing import Any
 
 from simulator.serving.engine.common import cython
+from simulator.serving.engine.policies import LearningPolicy
 from simulator.serving.engine.sequence import Sequence
 from simulator.speculation import Batch
 from simulator.timing import DraftStep, causal_pairs, keys_read
@@ -52,6 +53,10 @@ class Drafting:
     full_query_len: cython.longlong
     follows: cython.bint
     learns: cython.bint
+    learner: LearningPolicy | None
+    """The policy, if it is one of the engine's."""
+    counts: cython.longlong[::1]
+    """Of a step, the sequences that accepted 0, 1, ... tokens."""
     windows: tuple[Any, ...]
     unskipped: list[Any]
     """Work of a drafter that has seen every token, by its draft tokens and whether their number has changed."""
@@ -61,8 +66,10 @@ class Drafting:
     def __init__(self, rule: Any, limits: Any, windows: tuple[Any, ...]) -> None:
         self.policy = rule.make_policy()
         self.learns = not self.policy.by_batch_alone
+        self.learner = self.policy if isinstance(self.policy, LearningPolicy) else None
         self.recovery_tokens = rule.recovery_tokens
         self.most, self.follows = rule.most, rule.follows
+        self.counts = array("q", [0]) * (self.most + 1)
         self.full_query_len = limits.query_len
         self.windows = windows
         none = (0,) * len(windows)
@@ -95,6 +102,8 @@ class Drafting:
             return self.by_seqs[seqs]
         for sequence in batch:
             context += sequence.computed_tokens
+        if self.learner is not None:
+            return self.learner.choose_for(seqs, context, prompt_tokens, waiting)
         tokens = self.policy.choose(Batch(seqs, context, prompt_tokens, waiting))
         if not self.learns:
             self.by_seqs += [None] * (seqs + 1 - len(self.by_seqs))

@@ -86,6 +86,8 @@ class Engine:
     """One number: when the next request is seen, where the source is polled."""
     _plan: StepPlan
     _draft: DraftWork | None
+    _drafting: list[Any]
+    """The sequences that a policy chose for."""
     _seconds: cython.double
     _copies_s: cython.double
     _blocks: cython.longlong
@@ -154,6 +156,7 @@ class Engine:
         self.arrivals = Arrivals(*source.known) if source.known else None
         self.priorities = output.log.stream.priorities
         self._draft = None
+        self._drafting = []
         self._seconds = self._copies_s = 0.0
         self._blocks = self._running = self._waiting = self._gaps = 0
         self._ended = False
@@ -301,7 +304,7 @@ class Engine:
             if self.drafting.recovery_tokens:
                 self._starve(self.drafting.rests(self._draft.tokens), self.drafting.recovery_tokens)
             elif not self.drafting.rests(self._draft.tokens):
-                for sequence in self.scheduler.in_step(self._plan):
+                for sequence in self._drafting:
                     sequence.drafter_tokens = sequence.computed_tokens
 
     @cython.cfunc
@@ -309,7 +312,7 @@ class Engine:
         """Let the drafter see the tokens of the step, or miss them for good."""
         sequence: Sequence
         kept: cython.double
-        for sequence in self.scheduler.in_step(self._plan):
+        for sequence in self._drafting:
             if sequence.drafter_tokens > sequence.computed_tokens:  # its cache was dropped in between
                 sequence.drafter_tokens, sequence.starved = 0, 0.0
             kept = exp((sequence.drafter_tokens - sequence.computed_tokens) / recovery_tokens)
@@ -413,8 +416,12 @@ class Engine:
         delivered: cython.longlong = 0
         drafted: cython.longlong = self.drafting.tokens
         nodes: cython.longlong = self.drafting.query_len() - 1
-        accepted: list[Any] | None = [] if self.drafting.learns else None
+        drafting: Drafting = self.drafting
+        accepted: list[Any] | None = [] if drafting.learns and drafting.learner is None else None
+        counts: cython.longlong[::1] = drafting.counts
         last: cython.longlong = len(plan.decodes) - 1
+        for taken in range(drafted + 1):
+            counts[taken] = 0
         for place in range(len(plan.decodes)):
             sequence = cython.cast(Sequence, plan.decodes[place])
             taken = 0
@@ -423,12 +430,15 @@ class Engine:
             else:
                 sequence.verify_steps += 1
             sequence.computed_tokens += taken + 1
+            counts[taken] += 1
             if accepted is not None:
                 accepted.append(taken)
             taken = min(taken + 1, sequence.output_tokens - sequence.generated_tokens)
             delivered += self._deliver(sequence, taken, start, now)
         if accepted:
-            self.drafting.policy.observe(drafted, accepted)
+            drafting.policy.observe(drafted, accepted)
+        elif drafting.learner is not None and last >= 0:
+            drafting.learner.learn(drafted, counts)
         return delivered
 
     @cython.cfunc
@@ -501,7 +511,7 @@ class Engine:
     def _choose(self, plan: StepPlan) -> DraftWork:
         """What the drafter does at the end of the planned step; what it skipped before is made up for."""
         drafting: Drafting = self.drafting
-        batch = self.scheduler.in_step(plan)
+        batch = self._drafting = self.scheduler.in_step(plan)
         if not batch:
             return drafting.work(drafting.tokens, batch)
         return drafting.work(drafting.choose(batch, self.work.prefill_tokens, self.scheduler._queued()), batch)

@@ -79,6 +79,12 @@ class Prices:
         """Seconds of one step in which a policy decides what the drafter does."""
         return self.timer.seconds(work.step_work(), draft.step)
 
+    @cython.exceptval(-1, check=True)
+    @cython.ccall
+    def seconds_of(self, work: Any, draft: Any) -> cython.double:
+        """Seconds of a ``StepWork`` in which the drafter does a ``DraftStep``."""
+        return self.timer.seconds(work, draft)
+
     @cython.ccall
     def stage_seconds(self, work: Work) -> list[Any]:
         """Seconds that a batch keeps each stage of a pipeline busy, its P2P send included."""
@@ -365,10 +371,29 @@ class Program:
             end = self._run()
             if end >= 0:
                 return end
-            with EXTENDING:
-                if len(self.recording.steps) == len(self.steps):
-                    self.recording.extend(numbers_of(work.step_work(), None if draft is None else draft.step))
-                self._load()
+            self._extend(numbers_of(work.step_work(), None if draft is None else draft.step))
+
+    @cython.exceptval(-1, check=True)
+    @cython.cfunc
+    def seconds_of(self, numbers: list[Any]) -> cython.double:
+        """The first result for the numbers of a step."""
+        place: cython.longlong
+        end: cython.longlong = -1
+        while end < 0:
+            for place in range(len(numbers)):
+                self.values[place] = numbers[place]
+            end = self._run()
+            if end < 0:
+                self._extend(numbers)
+        return self.values[self.steps[end, 1]]
+
+    @cython.cfunc
+    def _extend(self, numbers: list[Any]) -> None:
+        """Record a new way through the function, or take over what others have recorded."""
+        with EXTENDING:
+            if len(self.recording.steps) == len(self.steps):
+                self.recording.extend(numbers)
+            self._load()
 
     @cython.cfunc
     def _load(self) -> None:
@@ -509,6 +534,12 @@ class RecordedPrices(Prices):
     def seconds_drafting(self, work: Work, draft: DraftWork) -> cython.double:
         """Seconds of one step in which a policy decides what the drafter does."""
         return self.drafted.seconds(work, draft)
+
+    @cython.exceptval(-1, check=True)
+    @cython.ccall
+    def seconds_of(self, work: Any, draft: Any) -> cython.double:
+        """Seconds of a ``StepWork`` in which the drafter does a ``DraftStep``."""
+        return self.drafted.seconds_of(numbers_of(work, draft))
 
     @cython.ccall
     def stage_seconds(self, work: Work) -> list[Any]:

@@ -19,12 +19,13 @@ from forerun.result import StudyResult, Summary
 from forerun.tables import Cell, Table, Value, percent
 from forerun.workers import study_workers
 from simulator.running.build import Build, build_replica
+from simulator.running.drafting import step_prices
 from simulator.running.records import request_records
 from simulator.running.scenario import Scenario
+from simulator.serving.engine.policies import MARGIN
 from simulator.speculation import DraftPolicy, check_policy, draft_survival
 from simulator.speculation.acceptance import AcceptanceSampler
 from simulator.speculation.confidence import CONFIDENCE_THRESHOLD
-from simulator.speculation.policies import MARGIN, Forerun
 from simulator.speculation.speculation_config import COMMON_FIELDS, CONFIDENCE_BUDGET, POLICY_FIELDS, named
 from simulator.studies.frame import ProgressCall, study_document
 from simulator.studies.race.patterns import (
@@ -293,10 +294,10 @@ def vllm_table(scenario: Scenario) -> str:
     """K by batch size of the ``forerun`` policy at the scenario's acceptance, as JSON for vLLM's config."""
     build = build_replica(with_controller(scenario, OWN))
     assert scenario.speculation is not None
-    assert build.main.rule is not None
     survival = [1.0, *(float(rate) for rate in draft_survival(scenario.speculation))]
-    policy = build.main.rule.make_policy()
-    assert isinstance(policy, Forerun)
+    timer = build.main.timer
+    assert isinstance(timer, ModelTimer)
+    step_seconds = step_prices(timer, len(survival) - 1, timer.seconds)
     expected = np.cumsum(survival) * (1.0 - MARGIN * np.arange(len(survival)))
     rows: list[list[int]] = []
     best = len(survival) - 1
@@ -304,7 +305,7 @@ def vllm_table(scenario: Scenario) -> str:
     for batch in range(1, min(build.main.limits.max_num_seqs, budget) + 1):
         fitting = min(len(survival), budget // batch)  # choices of K with which one step takes the whole batch
         best = min(best, fitting - 1)
-        steps = [policy.step_seconds(batch, tokens, TABLE_CONTEXT) for tokens in range(fitting)]
+        steps = [step_seconds(batch, tokens, TABLE_CONTEXT) for tokens in range(fitting)]
         speeds = expected[:fitting] / steps
         fewer = int(np.argmax(speeds[: best + 1]))
         if speeds[fewer] > TABLE_GAIN * speeds[best]:

@@ -2,14 +2,18 @@
 
 from math import exp
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from forerun.errors import ForerunError
-from simulator.speculation import Batch, PolicyConfig, check_policy, expected_tokens, policy_factory
-from simulator.speculation.policies import Goodput, MovingAverage, MovingAverageSlot, batch_table
+from simulator.serving import engine
+from simulator.serving.drafting import policy_factory
+from simulator.serving.engine import Goodput, MovingAverage, MovingAverageSlot
+from simulator.speculation import Batch, PolicyConfig, check_policy, expected_tokens
+from simulator.speculation.policies import batch_table
 
 
 def linear_step(seqs, tokens, context):
@@ -94,14 +98,18 @@ def seconds(seqs, tokens, context):
 
 
 def ema(most=7, **fields):
-    return policy_factory(PolicyConfig(name="ema", **fields), most, seconds)()
+    return policy_factory(PolicyConfig(name="ema", **fields), most, seconds, engine=engine)()
+
+
+def slots_of(policy):
+    return dict(zip(policy.sizes, policy.slots, strict=True))
 
 
 class TestSglang:
     """``DEFAULT_ADAPTIVE_CONFIG`` of SGLang: candidates by batch, weight 0.2, a decision in 5 steps after 10."""
 
     def test_defaults(self):
-        slots = ema().slots
+        slots = slots_of(ema())
         assert {size: slot.candidates for size, slot in slots.items()} == {
             1: (1, 3, 5, 7),
             8: (0, 1, 3),
@@ -123,12 +131,12 @@ class TestSglang:
 
     def test_given_values_replace_the_documented_ones(self):
         given_values = {"ema_alpha": 0.5, "update_interval": 2, "warmup_batches": 0, "up_hysteresis": 0.3}
-        slot = ema(down_hysteresis=0.1, candidates=[3, 1, 3, 9], **given_values).slots[1]
+        (slot,) = ema(down_hysteresis=0.1, candidates=[3, 1, 3, 9], **given_values).slots
         assert (slot.candidates, slot.alpha, slot.update_interval, slot.warmup) == ((1, 3), 0.5, 2, 0)
         assert (slot.up, slot.down) == (0.3, 0.1)
 
     def test_candidates_beyond_the_proposal_are_left_out_and_one_must_stay(self):
-        assert ema(most=3).slots[1].candidates == (1, 3)
+        assert slots_of(ema(most=3))[1].candidates == (1, 3)
         with pytest.raises(ForerunError, match=r"none of \[5, 7\] for batches from 1 is at most the 4 draft tokens"):
             ema(most=4, candidates=[5, 7])
 
@@ -136,11 +144,12 @@ class TestSglang:
     def test_the_average_is_of_the_accepted_tokens_per_sequence(self, seqs):
         slot = MovingAverageSlot((1, 3), 3, alpha=0.25, update_interval=100, warmup=0, up=0.0, down=0.0)
         assert slot.average == 2.0, "a start one below the present K"
-        slot.observe([3, 1, 2] if seqs > 1 else [2])
+        policy = MovingAverage({1: slot})
+        policy.observe(3, [3, 1, 2] if seqs > 1 else [2])
         assert slot.average == pytest.approx(2.0)
-        slot.observe([0] * seqs)
+        policy.observe(3, [0] * seqs)
         assert slot.average == pytest.approx(1.5)
-        slot.observe([3] * seqs)
+        policy.observe(3, [3] * seqs)
         assert slot.average == pytest.approx(1.5 + 0.25 * 1.5)
 
     @pytest.mark.parametrize(
@@ -162,34 +171,34 @@ class TestSglang:
     )
     def test_thresholds(self, present, average, up, down, then):
         slot = MovingAverageSlot((1, 3, 5, 7), present, alpha=1.0, update_interval=1, warmup=0, up=up, down=down)
-        slot.observe([average])
+        slot.observe(average)
         assert slot.present == then
 
     def test_none_is_enough_where_half_a_token_is_accepted(self):
         for accepted, then in ((0.49, 0), (0.5, 0), (0.51, 3)):
             slot = MovingAverageSlot((0, 1, 3), 1, alpha=1.0, update_interval=1, warmup=0, up=0.0, down=0.0)
-            slot.observe([accepted])
+            slot.observe(accepted)
             assert slot.present == then
 
     def test_a_resting_slot_learns_nothing_and_tries_the_next_candidate(self):
         slot = MovingAverageSlot((0, 2, 4), 0, alpha=0.5, update_interval=3, warmup=1, up=0.0, down=0.0)
         assert slot.average == -1.0
         for _ in range(3):
-            slot.observe([0, 0])
+            slot.observe(0.0)
             assert (slot.present, slot.average) == (0, -1.0)
-        slot.observe([0, 0])
+        slot.observe(0.0)
         assert (slot.present, slot.average) == (2, 1.0), "an average below zero starts anew at K - 1"
         only = MovingAverageSlot((0,), 0, alpha=0.5, update_interval=1, warmup=0, up=0.0, down=0.0)
-        only.observe([0])
+        only.observe(0.0)
         assert only.present == 0
 
     @given(st.integers(1, 7), st.integers(0, 9))
     def test_decisions_come_at_their_interval_after_the_warm_up(self, interval, warmup):
         slot = MovingAverageSlot((1, 9), 1, alpha=1.0, update_interval=interval, warmup=warmup, up=0.0, down=0.0)
         for step in range(1, warmup + interval):
-            slot.observe([9])
+            slot.observe(9.0)
             assert slot.present == 1, step
-        slot.observe([9])
+        slot.observe(9.0)
         assert slot.present == 9
 
     def test_what_was_verified_teaches_the_slot_of_its_batch(self):
@@ -230,7 +239,7 @@ class TestGoodput:
         times = {0: 1.0, 1: 1.0, 2: 1.0, 3: 1.0}
         for hysteresis, then in ((0.0, 3), (0.3, 3), (0.34, 2)):
             policy = Goodput(3, lambda seqs, k, context: times[k], prior=1.0, hysteresis=hysteresis)
-            policy._present = 2
+            policy.present = 2
             assert policy.choose(Batch(1, 0)) == then, "4 tokens against 3: a third more"
 
     def test_decisions_come_at_their_interval_and_never_for_nobody(self):
@@ -246,19 +255,38 @@ class TestGoodput:
         weight = max(1.0, window / 10)
         policy.observe(4, [4, 2, 0])
         # Accepted: 4 + 2 + 0. Tried: those, and the first rejected of the second and of the third.
-        assert policy.acceptance == pytest.approx((0.5 * weight + 6) / (weight + 8))
+        assert policy.acceptance() == pytest.approx((0.5 * weight + 6) / (weight + 8))
         for _ in range(10):
             policy.observe(0, [0, 0])
         kept = exp(-10 / window)
-        assert policy.acceptance == pytest.approx((0.5 * weight + 6 * kept) / (weight + 8 * kept))
+        assert policy.acceptance() == pytest.approx((0.5 * weight + 6 * kept) / (weight + 8 * kept))
 
     def test_documented_defaults(self):
-        policy = policy_factory(PolicyConfig(name="goodput"), 5, seconds)()
-        assert (policy.prior, policy.window, policy.hysteresis, policy.interval) == (0.7, 100, 0.02, 1)
-        requested = policy_factory(
-            PolicyConfig(name="goodput", prior=0.0, window=7, hysteresis=0.0, interval=2), 5, seconds
-        )()
-        assert (requested.prior, requested.window, requested.hysteresis, requested.interval) == (0.0, 7, 0.0, 2)
+        policy = policy_factory(PolicyConfig(name="goodput"), 5, seconds, engine=engine)()
+        assert (policy.prior, policy.kept, policy.hysteresis, policy.interval) == (0.7, exp(-0.01), 0.02, 1)
+        given = PolicyConfig(name="goodput", prior=0.0, window=7, hysteresis=0.0, interval=2)
+        requested = policy_factory(given, 5, seconds, engine=engine)()
+        assert (requested.prior, requested.kept, requested.hysteresis, requested.interval) == (0.0, exp(-1 / 7), 0.0, 2)
+
+
+@pytest.mark.parametrize("name", ["goodput", "ema", "p-min", "entropy", "forerun"])
+def test_compiled_policies_choose_as_the_interpreted_ones(name):
+    """On a history of random batches and acceptance, some of it without drafts."""
+    draws = np.random.default_rng(5)
+    seconds_of = lambda seqs, tokens, context, prompt=0: seconds(seqs, tokens, context) + 1e-5 * prompt * (1 + tokens)  # noqa: E731
+    switch = lambda seqs, skipped: 1e-3 + 1e-6 * skipped  # noqa: E731
+    given = PolicyConfig(name=name)
+    compiled, source = (policy_factory(given, 5, seconds_of, switch, module)() for module in (None, engine))
+    chosen = []
+    for step in range(600):
+        seqs, prompt = int(draws.integers(1, 40)), int(draws.integers(0, 3000)) * int(draws.integers(0, 2))
+        batch = Batch(seqs, seqs * int(draws.integers(1, 4000)), prompt, int(draws.integers(0, 2)))
+        chosen.append(compiled.choose(batch))
+        assert chosen[-1] == source.choose(batch)
+        accepted = draws.integers(0, 1 + chosen[-1] * (step // 100 % 2), seqs).tolist()
+        compiled.observe(chosen[-1], accepted)
+        source.observe(chosen[-1], accepted)
+    assert len(set(chosen)) > 1
 
 
 class Own:

@@ -11,8 +11,8 @@ from acceptance_draws import draws
 from scenario_parts import drafts, on_h100, poisson
 
 from forerun.errors import ForerunError
+from simulator.serving.engine import Forerun, PositionRates
 from simulator.speculation import AcceptanceSampler, Batch, check_policy
-from simulator.speculation.policies import Forerun, PositionRates
 from simulator.studies.race.command import race
 from simulator.studies.race.patterns import (
     LEVELS,
@@ -220,8 +220,8 @@ def observed(rates, *rounds):
     """Rates after rounds of: how often, draft tokens, accepted ones of each sequence."""
     for times, tokens, accepted in rounds:
         for _ in range(times):
-            rates.observe(tokens, accepted)
-    return rates.conditional()
+            rates.learn(tokens, np.bincount(accepted, minlength=tokens + 1))
+    return list(rates.conditional())
 
 
 def test_an_untried_position_is_taken_to_be_as_the_one_before():
