@@ -69,9 +69,9 @@ def _trtllm_speculation(scenario: Scenario) -> Document | None:
         raise ForerunError("emit: trtllm: TensorRT-LLM verifies none by confidence; choose another speculation.policy")
     kind = _known(names_in("trtllm"), speculation.method, "speculation.method", "TensorRT-LLM")
     drafted = speculation.num_speculative_tokens
-    if kind == "MTP":
-        return {"decoding_type": kind, "num_nextn_predict_layers": drafted}
     config: Document = {"decoding_type": kind, "max_draft_len": drafted}
+    if kind == "MTP":  # 1.3 wants max_draft_len, and 1.0 the modules
+        return config | {"num_nextn_predict_layers": drafted}
     if kind == "NGram":
         return config | {"max_matching_ngram_size": 2}
     field = "speculative_model" if kind == "DFlash" else "speculative_model_dir"
