@@ -64,6 +64,7 @@ def register_panels(app: Dash, jobs: Jobs) -> None:
             share = 100.0 * view.done / view.total if view.total else 0.0
             words = f"{view.done:,} of {view.total:,}" if view.total else "starting"
             return share, words, {"display": "flex"}, False, done, None
+        jobs.warm()
         if view.state == FINISHED:
             return 100, "done", hidden, True, done, None
         text = dmc.Text("Cancelled.", size="sm", className="muted")

@@ -3,9 +3,9 @@
 Dash's own background callbacks (its diskcache manager) were weighed and left aside: they bound neither how many run nor
 their memory and time, let a run outlive the server, fork a process that has threads, read pickles from a folder on the
 disk, and need four more packages. What would have to be put around them is as long as what stands here. Pools (loky,
-``concurrent.futures``) were tried: one pool of one process for each run, which then has to be watched, so that no idle
-process stays when a browser has left. This module and those of the tasks do not import Dash, which a process needs a
-second for.
+``concurrent.futures``) were tried: one pool of one process for each run, which then has to be watched. One process
+waits for the next task, with the simulator imported. This module and those of the tasks do not import Dash, which a
+process needs a second for.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib import import_module
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
@@ -42,6 +43,15 @@ LONGEST_S = 1800.0
 MOST_MEMORY_BYTES = 6 * 2**30
 """Memory limit of one run, bytes; further limited to its share of the machine's memory if all run."""
 PROGRESS_EVERY_S = 0.1
+IMPORTED_AHEAD = (
+    "numpy.random",
+    "simulator.running.run",
+    "simulator.serving.recording",
+    "simulator.studies.plan.document",
+    "simulator.studies.plan.search",
+    "traces.requests.read",
+)
+"""Modules that tasks import first."""
 FIRST, FINISHED = "first answer", "finished"
 """States of a run that has something to show."""
 NO_MEMORY = "the run needs more memory than it may have here; ask for fewer requests or tokens, or use forerun run"
@@ -90,6 +100,24 @@ class Jobs:
         self._jobs: dict[str, Job] = {}
         self._lock = threading.Lock()
         self._context = multiprocessing.get_context("spawn")
+        self._warm: tuple[SpawnProcess, Connection, Connection] | None = None
+        """A process that has imported the simulator and waits for a task; where to send it; where it answers."""
+
+    def warm(self) -> None:
+        """Start a process for the next task, unless one waits: its imports take as long as a small task."""
+        with self._lock:
+            self._warm = self._waiting_process()
+
+    def _waiting_process(self) -> tuple[SpawnProcess, Connection, Connection]:
+        if self._warm is not None and self._warm[0].is_alive():
+            return self._warm
+        tasks, to_do = self._context.Pipe(duplex=False)
+        receiver, sender = self._context.Pipe(duplex=False)
+        process = self._context.Process(target=wait_for_task, args=(tasks, sender, os.getpid()), name="forerun task")
+        process.start()
+        tasks.close()
+        sender.close()
+        return process, to_do, receiver
 
     def start(self, task: Task, name: str, place: Path) -> str:
         """Begin a task and return its id, which cannot be guessed."""
@@ -106,11 +134,10 @@ class Jobs:
             token = secrets.token_urlsafe(9)
             kept = "".join(letter if letter.isalnum() else "-" for letter in name)[:40].strip("-") or "run"
             folder = place / f"{kept}-{len(self._jobs) + 1}-{secrets.token_hex(2)}"
-            receiver, sender = self._context.Pipe(duplex=False)
-            arguments = (sender, task, folder, os.getpid())
-            process = self._context.Process(target=work, args=arguments, name=f"forerun {kept}")
-            process.start()
-            sender.close()
+            process, to_do, receiver = self._waiting_process()
+            self._warm = None
+            to_do.send((task, folder))
+            to_do.close()
             self._jobs[token] = Job(process, receiver, folder, time.monotonic())
             return token
 
@@ -128,6 +155,10 @@ class Jobs:
     def close(self) -> None:
         for token in list(self._jobs):
             self.cancel(token)
+        if self._warm is not None:
+            self._warm[0].terminate()
+            self._warm[0].join(timeout=5)
+            self._warm = None
 
     def _look(self, job: Job) -> Job:
         with job.lock:
@@ -170,11 +201,18 @@ def _end(job: Job, state: str, words: str) -> None:
         shutil.rmtree(job.folder, ignore_errors=True)
 
 
-def work(sender: Connection, task: Task, folder: Path, parent: int | None = None) -> None:
-    """What the process does: the task, saying how far it is; it ends with its ``parent``, however that ends."""
-    if parent is not None:
-        follow_parent(parent)
-        limit_memory()
+def wait_for_task(tasks: Connection, sender: Connection, parent: int) -> None:
+    """What a process does: it imports what tasks need and works on the one that it is sent, unless ``parent`` ends."""
+    follow_parent(parent)
+    limit_memory()
+    for name in IMPORTED_AHEAD:
+        import_module(name)
+    with contextlib.suppress(EOFError):
+        work(sender, *tasks.recv())
+
+
+def work(sender: Connection, task: Task, folder: Path) -> None:
+    """Do the task, saying how far it is and how it ended."""
     try:
         task(folder, Teller(sender))
         answer: tuple[Any, ...] = ("finished", "")

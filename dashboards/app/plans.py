@@ -1,7 +1,9 @@
-"""A capacity plan as a background run: a first answer where that helps, then the whole of it."""
+"""What pages compute in processes of their own: a capacity plan with a first answer, and adaptive verification."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,14 +18,16 @@ from simulator.running.scenario import Scenario
 PLAN_FILE = "plan.json"
 REPLICATIONS, FINALISTS, MOST_REPLICAS = 3, 4, 64
 FIRST_ANSWER: dict[str, Any] = {
-    "requests": 2000,
+    "requests": 1000,
     "replications": 1,
-    "finalists": 2,
+    "finalists": 1,
     "headroom": False,
     "interval": False,
     "jobs": 1,
 }
 """Options of a first answer: few requests, nothing that only refines it."""
+FIRST_VARIED = {"engine.max_num_batched_tokens": (2048,)}
+"""Of the values that a plan tries by itself, those of its first answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +54,36 @@ class PlanTask:
         }
         if self.rate is None:  # the busiest requests of a log answer at once, the whole log later
             with suppress(ForerunError):
-                first = plan(self.scenario, **wanted, **FIRST_ANSWER)
+                varied = wanted["vary"] | FIRST_VARIED
+                first = plan(self.scenario, **(wanted | {"vary": varied}), **FIRST_ANSWER)
                 write_text_atomically(folder / PLAN_FILE, json_text(first.document))  # its report would take a second
                 if isinstance(tell, Teller):
                     tell.answered()
         plan(self.scenario, **wanted, replications=REPLICATIONS, finalists=FINALISTS).save(folder)
+
+
+def adaptive_throughput(
+    loads: Sequence[int], fixed: Sequence[int], scenario: str, confidence: str, prompt: int, output: int
+) -> tuple[tuple[float, ...], tuple[float, ...], str]:
+    """Output tokens per second over concurrent requests: the best number of draft tokens of ``fixed``, verification by
+    confidence of the last of them, and the basis of the last run.
+    """
+    from simulator.running.metrics import summarise
+    from simulator.running.run import simulate
+    from simulator.speculation.speculation_config import CONFIDENCE_BUDGET
+
+    data = json.loads(scenario)
+
+    def throughput(load: int, k: int, policy: dict[str, str]) -> tuple[float, str]:
+        drafter = data["speculation"] | {"num_speculative_tokens": k, "policy": policy}
+        workload = {
+            "arrivals": {"process": "closed-loop", "max_concurrency": load},
+            "num_requests": load + 2 * min(load, 64),
+        }
+        lengths = {"input_tokens": prompt, "output_tokens": output}
+        run = simulate(data | {"speculation": drafter, "workload": workload | lengths}, 0)
+        return float(summarise(run)["output_throughput"]), run.basis
+
+    adaptive = [throughput(load, fixed[-1], {"name": CONFIDENCE_BUDGET, "confidence": confidence}) for load in loads]
+    best = [max(throughput(load, k, {"name": "fixed"})[0] for k in fixed) for load in loads]
+    return tuple(best), tuple(rate for rate, _ in adaptive), adaptive[-1][1]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import plotly.io
 from dash import Dash
 from flask import Response, abort, redirect, request, session
 
@@ -127,6 +128,7 @@ def serve_dashboard(folders: Sequence[Path], host: str, port: int, with_token: b
     from werkzeug.serving import make_server
 
     check_free(host, port)
+    plotly.io.templates.default = None  # figures have a template of their own; each would copy this one first
     local = is_loopback(host)
     token = secrets.token_urlsafe(18) if with_token or not local else None
     with ExitStack() as stack:

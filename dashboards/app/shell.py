@@ -94,6 +94,8 @@ def register(app: Dash, pages: Sequence[Page], context: Context) -> None:
         page = next((page for page in pages if page.path == (wanted or pages[0].path)), None)
         if page is None:
             return page_frame("No such page", "The menu has all pages there are.")
+        if page.starts:
+            context.jobs.warm()
         return page.layout(search, context)
 
     app.callback(Output("page", "children"), Input("url", "pathname"), State("url", "search"))(show_page)

@@ -216,7 +216,7 @@ def test_a_run_may_not_take_all_memory(tmp_path):
     code = "from dashboards.app import jobs; import numpy, pathlib; jobs.MOST_MEMORY_BYTES = 2**30; sent = []\n"
     code += "class Sender: send = staticmethod(sent.append)\n"
     code += "jobs.follow_parent = lambda _: None\n"
-    code += "jobs.work(Sender, lambda folder, tell: numpy.ones(2**28), pathlib.Path('x'), 1)\n"
+    code += "jobs.limit_memory(); jobs.work(Sender, lambda folder, tell: numpy.ones(2**28), pathlib.Path('x'))\n"
     code += "assert sent == [('failed', jobs.NO_MEMORY)], sent"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
 

@@ -29,14 +29,17 @@
       return [look(), look()];
     },
     draw: function (spec, scheme, templates) {
+      var id = places.callback_context.outputs_list[0].id;
+      var card = document.getElementById(JSON.stringify({ kind: "card", name: id.name, page: id.page }));
+      var figure = card && card.querySelector(".figure");
+      var now = JSON.stringify([spec, scheme, narrow()]);
+      if (card && card.drawn === now) { return [places.no_update, places.no_update]; }
+      if (card) { card.drawn = now; }
       if (!spec) { return [{ data: [], layout: {} }, { display: "none" }]; }
       var layout = Object.assign({}, spec.layout, { template: templates[scheme || "light"], autosize: true });
       var data = spec.data;
       delete layout.width;
       delete layout.height;
-      var id = places.callback_context.outputs_list[0].id;
-      var card = document.getElementById(JSON.stringify({ kind: "card", name: id.name, page: id.page }));
-      var figure = card && card.querySelector(".figure");
       if (narrow()) {
         layout.margin = Object.assign({ r: 10 }, layout.margin);
         data = data.map(function (trace) {

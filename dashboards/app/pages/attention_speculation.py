@@ -9,6 +9,7 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+import plotly.graph_objects as go
 
 from dashboards.app import controls
 from dashboards.app.controls import ChoiceField, Number, Values
@@ -17,7 +18,7 @@ from dashboards.app.parts import area, figure_card, heading, message_area, remar
 from dashboards.figures import attention
 from dashboards.figures.attention import GainData
 from forerun.errors import ForerunError
-from simulator.speculation.attention_level import READINGS, compare_layouts, consistency_set, consistency_sets
+from simulator.speculation.attention_level import READINGS, Reading, compare_layouts, consistency_set, consistency_sets
 from simulator.speculation.attention_level.consistency import group_layer
 from simulator.studies.alspec import ATLAS_CONTEXTS, ATLAS_GROUPS, ATLAS_MODELS, StepPricer, atlas_gains, lever_gains
 from simulator.studies.alspec import layout as layout_scenario
@@ -48,15 +49,31 @@ def compute(_context: Context, values: Values) -> Shown:
             for name, p in parameters.parameters.items()
         ),
     ]
-    gantt = attention.gantt_data(group_layer(parameters, context, parameters.values()), reading, label_start)
+    gain_map, gains = _over_contexts(values["set"], reading)
     return {
         "lead": remark(lead),
         "basis": rests_on(label_start, notes),
-        "map": attention.attention_map_figure(attention.attention_map_data(parameters, MAP_CONTEXTS, reading)),
-        "gantt": attention.gantt_figure(gantt),
-        "speedup": attention.context_gain_figure(attention.context_gain_data(parameters, reading)),
+        "map": gain_map,
+        "gantt": _gantt(values["set"], reading, context),
+        "speedup": gains,
         "sensitivity": attention.sensitivity_figure(attention.sensitivity_data(parameters, context, rate, reading)),
     }
+
+
+@lru_cache(maxsize=16)
+def _over_contexts(name: str, reading: Reading) -> tuple[go.Figure, go.Figure]:
+    """Map and curves over contexts and hit rates, which the chosen ones do not change."""
+    parameters = consistency_set(name)
+    data = attention.attention_map_data(parameters, MAP_CONTEXTS, reading)
+    curves = attention.context_gain_data(parameters, reading)
+    return attention.attention_map_figure(data), attention.context_gain_figure(curves)
+
+
+@lru_cache(maxsize=16)
+def _gantt(name: str, reading: Reading, context: int) -> go.Figure:
+    parameters = consistency_set(name)
+    layer = group_layer(parameters, context, parameters.values())
+    return attention.gantt_figure(attention.gantt_data(layer, reading, parameters.label.split(":")[0]))
 
 
 def compute_own(_context: Context, values: Values) -> Shown:

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache
+from multiprocessing import get_context
 from typing import Any
+
+from dash.exceptions import PreventUpdate
 
 from dashboards.app import controls
 from dashboards.app.controls import ChoiceField, Number, Values
 from dashboards.app.page import Context, Page, Shown, View
 from dashboards.app.parts import area, commands_panel, figure_card, remark, rests_on, side_by_side, table_panel
+from dashboards.app.plans import adaptive_throughput
 from dashboards.figures.speculation import (
     AdaptiveData,
     acceptance_data,
@@ -22,13 +29,11 @@ from dashboards.figures.speculation import (
     speedup_figure,
 )
 from forerun.tables import Table, number
-from simulator.running.metrics import summarise
-from simulator.running.run import simulate
+from forerun.workers import follow_parent
 from simulator.running.scenario import scenario_from
 from simulator.speculation import curve_names, load_curve
 from simulator.speculation.confidence import SEEN_CLASSES
 from simulator.speculation.methods import METHODS
-from simulator.speculation.speculation_config import CONFIDENCE_BUDGET
 from simulator.studies.engine_flags import launch_flags
 from simulator.studies.tune.grid import SpeculationGrid, speculation_grid
 
@@ -99,32 +104,35 @@ def has_confidence(method: Any) -> bool:
     return not METHODS[method].looks_up
 
 
-def compute_adaptive(_context: Context, values: Values) -> Shown:
+def compute_adaptive(context: Context, values: Values) -> Shown:
     """Verification by confidence and the best fixed K, simulated over the load."""
     if not has_confidence(values["method"]):
         return {"adaptive": None}
     scenario = json.dumps(speculation_scenario(values), sort_keys=True)
-    return {"adaptive": adaptive_figure(_adaptive(scenario, values["head"], values["prompt"], values["output"]))}
+    wanted = scenario, values["head"], values["prompt"], values["output"]
+    session = str(context.served.session)
+    _NEWEST[session] = wanted
+    with _SIMULATING:
+        if _NEWEST[session] != wanted:  # another lever moved meanwhile
+            raise PreventUpdate
+        return {"adaptive": adaptive_figure(_adaptive(*wanted))}
+
+
+_SIMULATING = threading.Lock()
+_NEWEST: dict[str, tuple[Any, ...]] = {}
+"""What each session looks at."""
 
 
 @lru_cache(maxsize=16)
-def _adaptive(scenario: str, confidence: str, prompt: int, output: int) -> AdaptiveData:
-    data = json.loads(scenario)
+def _adaptive(*wanted: Any) -> AdaptiveData:
+    """Simulated in a process of its own, so that levers are answered meanwhile."""
+    fixed, adaptive, basis = _process().submit(adaptive_throughput, LOADS, FIXED, *wanted).result()
+    return AdaptiveData("workload.arrivals.max_concurrency", LOADS, fixed, adaptive, basis)
 
-    def throughput(load: int, k: int, policy: dict[str, str]) -> tuple[float, str]:
-        drafter = data["speculation"] | {"num_speculative_tokens": k, "policy": policy}
-        workload = {
-            "arrivals": {"process": "closed-loop", "max_concurrency": load},
-            "num_requests": load + 2 * min(load, 64),
-        }
-        lengths = {"input_tokens": prompt, "output_tokens": output}
-        run = simulate(data | {"speculation": drafter, "workload": workload | lengths}, 0)
-        return float(summarise(run)["output_throughput"]), run.basis
 
-    adaptive = [throughput(load, FIXED[-1], {"name": CONFIDENCE_BUDGET, "confidence": confidence}) for load in LOADS]
-    fixed = [max(throughput(load, k, {"name": "fixed"})[0] for k in FIXED) for load in LOADS]
-    rates = tuple(rate for rate, _ in adaptive)
-    return AdaptiveData("workload.arrivals.max_concurrency", LOADS, tuple(fixed), rates, adaptive[-1][1])
+@cache
+def _process() -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(1, get_context("spawn"), follow_parent, (os.getpid(),))
 
 
 @lru_cache(maxsize=16)
