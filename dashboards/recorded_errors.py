@@ -165,10 +165,10 @@ def error_tables(rows: Sequence[ErrorRow]) -> list[Table]:
         lines: list[list[Value]] = []
         for row in (row for row in rows if row.section == section):
             figures = (f"{row.mape:.1f}", _number(row.median_ape, ".1f"), _number(row.bias, "+.1f"))
-            lines.append([row.name, row.metric, row.n, *figures, row.basis or ""])
+            lines.append([row.name, predicted_words(row), row.n, *figures, row.basis or ""])
         if lines:
             columns = ("comparison", "predicted", "n", "MAPE", "median", "bias", "basis")
-            title = f"{section}: errors in percent of the measurement"
+            title = f"{section.capitalize()}: errors in percent of the measurement"
             parts.append(Table(title, columns, lines, shown=SHOWN_ROWS, name=section))
     return parts
 

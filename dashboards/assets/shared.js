@@ -3,9 +3,17 @@
 (function () {
   "use strict";
   function fitted(whole, width) {
-    var match = /^(<b>.*?<\/b><br><span[^>]*>)(.*)(<\/span>)$/.exec(whole.text || "");
+    var match = /^<b>(.*?)<\/b><br>(<span[^>]*>)(.*)(<\/span>)$/.exec(whole.text || "");
     if (!match || !width) { return { text: whole.text, top: whole.top }; }
-    var letters = Math.max(24, Math.floor((width - 44) / 6.3)), lines = [], parts = match[2].split("<br>");
+    var title = broken([match[1]], Math.max(18, Math.floor((width - 44) / 9.5))), parts = match[3].split("<br>");
+    var lines = broken(parts, Math.max(24, Math.floor((width - 44) / 6.3)));
+    return {
+      text: "<b>" + title.join("<br>") + "</b><br>" + match[2] + lines.join("<br>") + match[4],
+      top: whole.top + 16 * (lines.length - parts.length) + 21 * (title.length - 1)
+    };
+  }
+  function broken(parts, letters) {
+    var lines = [];
     parts.forEach(function (part) {
       var line = "";
       part.split(" ").forEach(function (word) {
@@ -14,7 +22,7 @@
       });
       lines.push(line);
     });
-    return { text: match[1] + lines.join("<br>") + match[3], top: whole.top + 16 * (lines.length - parts.length) };
+    return lines;
   }
   function seen(place) {
     var box = place.closest(".figure-scroll, .scroll"), width = place.getBoundingClientRect().width;
@@ -59,8 +67,13 @@
     table.labelled = true;
     table.querySelectorAll("tbody tr").forEach(function (row) {
       Array.from(row.cells).forEach(function (cell, index) {
-        var label = heads[index].textContent;
-        if (label) { cell.dataset.label = label; }
+        var named = !index && /[a-z]/i.test(cell.textContent);  // a number by itself needs its heading
+        if (named || !heads[index].textContent) { return; }
+        var label = document.createElement("span");  // a copy, which keeps the definition of its term
+        label.className = "label";
+        label.append.apply(label, Array.from(heads[index].cloneNode(true).childNodes));
+        cell.classList.toggle("empty", !cell.textContent);
+        cell.prepend(label);
       });
     });
   }

@@ -86,10 +86,15 @@ def highest_within(curve: LoadFigure, limits: Mapping[str, float]) -> float | No
     return min(rates, default=None)
 
 
+LONG_S = 4 * 3600.0
+"""Length of a log from which its time is in hours."""
+
+
 class TrafficData(NamedTuple):
     """A log of requests: arrivals in equal bins of time, and the shares of requests by length.
 
     Attributes:
+        began_s: first request by the log's clock, in seconds since 1970; None without dates.
         time_s: starts of the bins; empty where the log tells no times.
         requests_per_s: arrivals in each.
         tokens: lower ends of the bins of length, a quarter of an octave wide.
@@ -97,6 +102,7 @@ class TrafficData(NamedTuple):
     """
 
     requests: int
+    began_s: float | None
     time_s: FloatArray
     requests_per_s: FloatArray
     tokens: FloatArray
@@ -113,25 +119,31 @@ def traffic_data(requests: RequestTable) -> TrafficData:
     edges = 2.0 ** np.arange(0, octaves + 0.25, 0.25)
     shares = {name: np.histogram(column, edges)[0] / len(requests) for name, column in both.items()}
     rates = counts / np.diff(starts) if len(counts) else counts
-    return TrafficData(len(requests), starts[:-1], rates, edges[:-1], shares)
+    return TrafficData(len(requests), requests.began_s, starts[:-1], rates, edges[:-1], shares)
 
 
 def traffic_figure(data: TrafficData) -> go.Figure:
     """Requests over time above, lengths below."""
     figure = make_subplots(rows=2, cols=1, vertical_spacing=0.2)
-    colour, hover = COLOURS["waiting"], "%{y:.3g} req/s from %{x:.4s} s<extra></extra>"
+    clock, hours = data.began_s is not None, len(data.time_s) > 1 and data.time_s[-1] > LONG_S
+    at: Any = data.time_s / (3600 if hours else 1)
+    if data.began_s is not None:
+        at = (1e3 * (data.began_s + data.time_s)).astype("datetime64[ms]")
+    unit = "" if clock else " h" if hours else " s"
+    colour, hover = COLOURS["waiting"], f"%{{y:.3g}} req/s from %{{x}}{unit}<extra></extra>"
     look: dict[str, Any] = {
         "line": {"color": colour, "width": 1.5, "shape": "hv"},
         "showlegend": False,
         "row": 1,
         "col": 1,
     }
-    add_line(figure, data.time_s, data.requests_per_s, "requests", colour, hover, **look)
+    add_line(figure, at, data.requests_per_s, "requests", colour, hover, **look)
     for (name, shares), colour in zip(data.lengths.items(), (COLOURS["prefill"], COLOURS["decode"]), strict=True):
         look = {"line": {"color": colour, "width": 2, "shape": "hv"}, "row": 2, "col": 1}
         add_line(figure, data.tokens, shares, name, colour, "%{y:.1%} from %{x:.4s} tokens on", **look)
     figure.update_yaxes(title="requests/s", rangemode="tozero", row=1, col=1)
-    figure.update_xaxes(title="seconds since the first request", row=1, col=1)
+    since = f"{'hours' if hours else 'seconds'} since the first request"
+    figure.update_xaxes(title="time of day of the log" if clock else since, row=1, col=1)
     figure.update_yaxes(title="share of requests", tickformat=".0%", row=2, col=1)
     figure.update_xaxes(title="tokens", type="log", dtick="D2", tickformat="~s", row=2, col=1)
     return captioned(figure, "Traffic", f"{data.requests:,} requests", "measured", 520)

@@ -30,8 +30,9 @@ from dashboards.theme import (
     whiskers,
 )
 from simulator.studies.compare.comparison import NO_EFFECT, contenders, range_words, swing
-from simulator.studies.paired import HIGHER_IS_BETTER, load_words, metric_words
+from simulator.studies.paired import HIGHER_IS_BETTER, load_words, metric_with_unit, metric_words
 from simulator.studies.race.race import is_fixed
+from simulator.studies.study_file import field_words
 from simulator.studies.sweep.study import point_value
 
 FOREST_METRICS = (
@@ -474,6 +475,10 @@ class SweepPanel(NamedTuple):
     names: tuple[str, ...]
 
 
+MOST_TICKS = 8
+"""Values of a swept field that each get a tick."""
+
+
 class SweepData(NamedTuple):
     """Panels of a sweep and its best point."""
 
@@ -538,14 +543,12 @@ def sweep_figure(data: SweepData) -> go.Figure:
             )
         numbers = [value for value in panel.values if not isinstance(value, str)]
         wide = bool(numbers) and min(numbers) > 0 and max(numbers) / min(numbers) >= 10
-        figure.update_xaxes(title=panel.path, type="log" if wide else None, row=row, col=1)
-        figure.update_yaxes(title=_metric_axis(data.metric), rangemode="tozero", row=row, col=1)
+        few = {"tickvals": sorted(set(numbers))} if 0 < len(set(numbers)) <= MOST_TICKS else {}
+        kind = "log" if wide else None
+        figure.update_xaxes(title=field_words(panel.path), type=kind, row=row, col=1, **few)
+        figure.update_yaxes(title=metric_with_unit(data.metric), rangemode="tozero", row=row, col=1)
     caption = f"{len(data.panels[0].values) if data.panels else 0} points"
     return captioned(figure, "Points by field", caption, data.basis, 170 + 280 * max(1, count))
-
-
-def _metric_axis(metric: str) -> str:
-    return metric_words(metric) + (" (ms)" if metric.endswith("_ms") else "")
 
 
 def _explained(panel: SweepPanel) -> float:

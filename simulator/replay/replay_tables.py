@@ -87,7 +87,7 @@ def run_replay_tables(document: Document) -> list[Table]:
     """A replay of benchmark results: errors by metric, the runs furthest off, every run, what is not simulated."""
     scores = []
     for score in document["scores"]:
-        row = [score["metric"], score["group"], score["n"], *_errors(score, "coverage", "coverage90")]
+        row = [METRIC_WORDS[score["metric"]][0], score["group"], score["n"], *_errors(score, "coverage", "coverage90")]
         scores.append(row if score["group"] == "all" else faint(row))
     worst: list[list[Value]] = []
     for run in document["worst"]:

@@ -78,7 +78,7 @@ def window_note(config: SpeculationConfig | None, prompts: IntArray) -> str | No
     if not window or draft.windowed or draft.kv_tokens is not None or longest <= window:
         return None
     share = float(np.mean(np.asarray(prompts) > window))
-    beyond = f"speculation: {share:.0%} of the prompts are longer than the {window:,} tokens that "
+    beyond = f"speculation: {max(1, round(100 * share))} % of the prompts are longer than the {window:,} tokens that "
     if own is not None:
         fall = context_drift(config.acceptance, draft)
         assert fall is not None

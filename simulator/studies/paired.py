@@ -142,6 +142,12 @@ def metric_words(metric: str) -> str:
     return f"{STATISTIC_WORDS.get(statistic, statistic)} {LATENCY_WORDS[name]}"
 
 
+def metric_with_unit(metric: str) -> str:
+    """A summary key in words with its unit, e.g. ``p99 TTFT (ms)``."""
+    units = {"output_throughput": " (tok/s)", "request_throughput": " (req/s)", "request_goodput": " (req/s)"}
+    return metric_words(metric) + units.get(metric, " (ms)" if metric.endswith("_ms") else "")
+
+
 def load_words(path: str, value: float | None) -> str:
     """A load in words, e.g. ``41 req/s``."""
     shown = "?" if value is None else number(value, 3)

@@ -211,6 +211,11 @@ def apply_settings(scenario: Scenario, settings: Settings, place: str, folder: P
     return changed
 
 
+def field_words(path: str) -> str:
+    """The last word of a dotted path in words, e.g. ``max num seqs``; it is a heading beside values."""
+    return path.rsplit(".", 1)[-1].replace("_", " ")
+
+
 def settings_name(settings: Settings) -> str:
     """A short name: values by the last word of their path, e.g. ``tensor_parallel=2 method=none``."""
     if not settings:

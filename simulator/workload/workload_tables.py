@@ -26,7 +26,7 @@ def statistics_tables(statistics: RequestStatistics) -> list[Table]:
     rows += [(f"Skipped: {reason}", number(count)) for reason, count in statistics.skipped.items()]
     both = (statistics.input_tokens, statistics.output_tokens)
     figures = {name: [getattr(one, name) for one in both] for name in ("mean", "std", "min")}
-    figures |= {name: [one.percentiles[name] for one in both] for name in both[0].percentiles}
+    figures |= {name.replace("p999", "p99.9"): [one.percentiles[name] for one in both] for name in both[0].percentiles}
     figures["max"] = [one.max for one in both]
     tokens = Table("Tokens", ("", "input", "output"), [[name, *values] for name, values in figures.items()])
     return [pairs("", rows), tokens]

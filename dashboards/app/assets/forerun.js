@@ -41,7 +41,7 @@
       delete layout.width;
       delete layout.height;
       if (narrow()) {
-        layout.margin = Object.assign({ r: 10 }, layout.margin);
+        layout.margin = Object.assign({ r: 20 }, layout.margin);
         data = data.map(function (trace) {
           if (trace.type !== "heatmap") { return trace; }
           return Object.assign({}, trace, { showscale: false, textfont: Object.assign({}, trace.textfont, { size: 9 }) });

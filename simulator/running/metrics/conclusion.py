@@ -36,9 +36,12 @@ def load_section(requests: RequestRecords, open_loop: bool) -> dict[str, Any]:
         return int(np.sum(requests.arrival_s <= at_s)) - begun
 
     least = max(LEAST_WAITING, WAITING_SHARE * len(arrivals), WAITING_GROWTH * waiting((first + last) / 2))
-    served = requests.finished_s - requests.arrival_s
-    short = bool(np.any(served > 0)) and last - first < float(np.nanmean(served))
-    keeps_up = False if waiting(last) >= least else None if short else True
+    served, at_work = (requests.finished_s - since for since in (requests.arrival_s, requests.scheduled_s))
+    done = bool(np.any(served > 0))
+    if waiting(last) >= least:  # requests that all arrive while one is served are a burst and no load
+        keeps_up = None if done and last - first < float(np.nanmin(at_work)) else False
+    else:
+        keeps_up = None if done and last - first < float(np.nanmean(served)) else True
     return {"arrival_rate": (len(arrivals) - 1) / (last - first), "keeps_up": keeps_up}
 
 

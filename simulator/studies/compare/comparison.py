@@ -39,6 +39,7 @@ from simulator.studies.paired import (
     checked_metric,
     load_words,
     metric_values,
+    metric_with_unit,
     metric_words,
     paired_ratio,
     times,
@@ -639,16 +640,11 @@ def _value_table(document: dict[str, Any]) -> Table:
     for key in SHOWN:
         cells = [variant["summary"].get(key) for variant in variants]
         if any(cell is not None for cell in cells):
-            rows.append([_with_unit(key), *cells])
+            rows.append([metric_with_unit(key), *cells])
     rows.append(["basis", *(variant["basis"] for variant in variants)])
-    details = {_with_unit(key) for key in SHOWN if key in HIGHER_IS_BETTER and key != document["metric"]}
+    details = {metric_with_unit(key) for key in SHOWN if key in HIGHER_IS_BETTER and key != document["metric"]}
     details |= {"basis"} if len({variant["basis"] for variant in variants}) == 1 else set()
     return Table("Means", ["", *(variant["name"] for variant in variants)], rows, name="means", details=details)
-
-
-def _with_unit(metric: str) -> str:
-    units = {"output_throughput": " (tok/s)", "request_throughput": " (req/s)", "request_goodput": " (req/s)"}
-    return metric_words(metric) + units.get(metric, " (ms)" if metric.endswith("_ms") else "")
 
 
 def _sensitivity_table(document: dict[str, Any]) -> Table:

@@ -40,6 +40,8 @@ SURE = 0.95
 
 
 J_PER_KWH = 3.6e6
+BINDS = 0.9
+"""Share of its limit from which the figure nearest its limit binds."""
 
 
 def plan_result(plan: Plan, intensity: tuple[float, float, float] | None, emit: str | None) -> PlanResult:
@@ -224,7 +226,8 @@ def _holding_table(document: Document) -> Table:
             continue
         sure, ends = row["confidence"], row["confidence"]["binding_interval"]
         rate = (">= " if row["max_rate_is_at_least"] else "") + number(row["max_rate"], 3)
-        headroom = "" if row["headroom"] is None else f"{row['headroom']:+.0%}"
+        more = row["headroom"]
+        headroom = "" if more is None else f"{more + 1:.3g}x the load" if more >= 1 else f"{more:+.0%}"
         interval = "" if ends is None else "..".join(number(end, 3) for end in ends)
         bound = latency_words(row["binding"], row["values"][row["binding"]])
         rows.append(
@@ -427,7 +430,8 @@ def plan_sentence(plan: Plan) -> str:
     verdict = best.verdict
     assert verdict is not None
     assert verdict.binding is not None
-    binds = f"{latency_words(verdict.binding, verdict.values[verdict.binding])} binds"
+    binds = latency_words(verdict.binding, verdict.values[verdict.binding])
+    binds += " binds" if verdict.slo_ratio > BINDS else " is nearest its limit"
     price = "" if best.usd_per_hour is None else f" at ${best.usd_per_hour:,.2f}/h"
     chips = f"{best.chips} chip{'s' if best.chips > 1 else ''}{price}"
     reach = "at least" if best.at_least else "up to"

@@ -119,6 +119,9 @@ def _headroom(plan: Plan, best: Candidate) -> str:
 
 
 def headroom_words(highest: float, rate: float) -> str:
+    """How far a rate may grow: in percent, from twice on as a multiple."""
+    if highest >= 2 * rate:
+        return f"{highest / rate:.3g} times the load"
     return f"{highest / rate - 1:.0%} headroom" if highest > 1.005 * rate else "no headroom"
 
 
@@ -212,13 +215,14 @@ def _changes(plan: Plan, best: Candidate) -> str:
     margins = []
     if best.max_rate is not None and plan.rate is not None:
         more = best.max_rate / plan.rate - 1.0
-        margins.append((more, "{:.0%} more traffic" if more >= 0.005 else "any more traffic"))
+        many = f"{more + 1:.3g} times the traffic" if more >= 1 else "{:.0%} more traffic"
+        margins.append((more, many if more >= 0.005 else "any more traffic"))
     if verdict.binding not in (None, GOODPUT) and 0 < verdict.slo_ratio < 1:
         value = latency_words(verdict.binding, verdict.values[verdict.binding])
         limit = plan.objective.limit_of(verdict.binding)
-        margins.append(
-            (1.0 / verdict.slo_ratio - 1.0, f"an engine {{:.0%}} slower than predicted ({value} of {limit:,.0f})")
-        )
+        times = 1.0 / verdict.slo_ratio
+        slower = f"an engine {times:.3g} times as slow as" if times >= 2 else "an engine {:.0%} slower than"
+        margins.append((times - 1.0, f"{slower} predicted ({value} of {limit:,.0f})"))
     rivals = [c for c in plan.candidates[1:] if c.status == "meets" and _shape(c) != _shape(best)]
     dearer = [(1.0 - plan.cost(best) / plan.cost(c), c) for c in rivals if plan.cost(c) > plan.cost(best)]
     if plan.by_price and dearer:

@@ -15,7 +15,7 @@ from forerun.result import StudyResult, Summary
 from forerun.tables import ABSENT, Table, Value, number
 from hwprofiles import weakest
 from simulator.studies.frame import ProgressCall, study_document
-from simulator.studies.paired import COSTS, HIGHER_IS_BETTER, metric_words
+from simulator.studies.paired import COSTS, HIGHER_IS_BETTER, metric_with_unit, metric_words
 from simulator.studies.study_file import (
     Design,
     Range,
@@ -23,6 +23,7 @@ from simulator.studies.study_file import (
     Source,
     StudyFile,
     design_points,
+    field_words,
     settings_name,
     study_of,
     sweep_file_text,
@@ -139,7 +140,7 @@ class SweepResult(StudyResult):
             ]
             for point in done
         ]
-        columns = [*(["point"] if named else ()), *(path.rsplit(".", 1)[-1] for path in paths), *shown]
+        columns = [*(["point"] if named else ()), *map(field_words, paths), *map(metric_with_unit, shown)]
         reasons = Counter(point["error"] for point in points if point["status"] == "failed")
         failed = [[reason, count] for reason, count in reasons.most_common()]
         tables = [Table("Points, best first", columns, rows, shown=SWEEP_ROWS, name="points")]
@@ -148,6 +149,8 @@ class SweepResult(StudyResult):
 
 SHOWN = ("output_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_tpot_ms", "mean_e2el_ms")
 SWEEP_ROWS = 40
+SAME = 0.01
+"""Relative difference between the best and the worst point below which they count as equal."""
 
 
 def _rank(point: dict[str, Any], metric: str) -> tuple[bool, float]:
@@ -333,6 +336,10 @@ def sweep_sentence(document: dict[str, Any], metric: str) -> str:
     if not HIGHER_IS_BETTER[metric]:
         best, worst = worst, best
     unit = " ms" if metric.endswith("_ms") else ""
+    if len(known) > 1 and abs(worst[1] - best[1]) < SAME * abs(best[1]):
+        return (
+            f"All {len(known)} points have the same {metric_words(metric)} within 1 %: {number(best[1])}{unit}{lost}."
+        )
     text = f"Best {metric_words(metric)}: {best[0]} with {number(best[1])}{unit}"
     if worst[1] != best[1] and min(abs(worst[1]), abs(best[1])) > 0:
         ratio = max(worst[1], best[1]) / min(worst[1], best[1])
