@@ -122,6 +122,9 @@ def pieces_of(
         report.clock_s = clock.clock_s
         if clock.guessed_unit:
             report.note(f"arrival times taken as Unix time in {clock.guessed_unit}, from their size")
+        if len(clock.zones) > 1:
+            zones = ", ".join(sorted(clock.zones))
+            report.note(f"arrival times are of several time zones ({zones}): hours are those of the first row's")
         if len(piece):
             yield piece
         if left is not None:

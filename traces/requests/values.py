@@ -258,6 +258,7 @@ class TimeColumn:
         is_text: True when the column holds dates; None until the first value has been seen.
         guessed_unit: unit concluded from the size of the first value, for a note.
         zone_s: seconds by which the clock of the first date is ahead of UTC.
+        zones: time zones of the dates seen, as written.
     """
 
     units_per_second: int | None = None
@@ -265,6 +266,7 @@ class TimeColumn:
     is_text: bool | None = None
     guessed_unit: str | None = None
     zone_s: int = 0
+    zones: set[str] = field(default_factory=set)
 
     @property
     def clock_s(self) -> float | None:
@@ -284,6 +286,9 @@ class TimeColumn:
                 self.zone_s = _zone_s(dated[8])
         if self.is_text:
             moments = _fast_datetimes(values)
+            if moments is None:
+                dates = (_DATETIME.fullmatch(value.strip()) for value in values if isinstance(value, str))
+                self.zones |= {dated[8] or "none, taken as UTC" for dated in dates if dated is not None}
             return self._since_origin(_each(values, nanoseconds_of) if moments is None else Parsed(moments), 10**9)
         if self.units_per_second is None:
             self._guess_unit(values)

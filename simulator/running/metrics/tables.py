@@ -8,6 +8,7 @@ from typing import Any
 from forerun.tables import ABSENT, HOURS_FROM_S, Cell, Table, Value, duration, number, pairs, percent, scaled
 from simulator.running.metrics.summary import LATENCIES
 from simulator.running.metrics.usage import chips_words, main_bottleneck, tokens_per_joule
+from simulator.timing.framework import LOCAL_FRAMEWORKS
 
 Document = dict[str, Any]
 
@@ -79,7 +80,16 @@ def serving_table(document: Document) -> Table:
     ]
     shown = [(label, key) for label, key in rows if key != "request_goodput" or summary[key] is not None]
     cells = [(label, with_interval(key, document, 3600.0 if label.endswith("(h)") else 1.0)) for label, key in shown]
+    if document["scenario"]["engine"]["framework"] in LOCAL_FRAMEWORKS and summary["mean_tpot_ms"]:
+        cells.append(("Decoding, per user (tok/s)", _decode_rate(document)))
     return pairs("Serving", cells, name="serving")
+
+
+def _decode_rate(document: Document) -> Value:
+    """Tokens per second that a user sees arrive: the inverse of mean TPOT."""
+    rate, ends = 1e3 / document["summary"]["mean_tpot_ms"], document["intervals"].get("mean_tpot_ms")
+    aside = "" if ends is None else "..".join(number(1e3 / end, 3) for end in reversed(ends))
+    return Cell(number(rate), aside=aside, value=rate)
 
 
 def latency_table(document: Document) -> Table:
