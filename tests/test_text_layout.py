@@ -2,6 +2,7 @@
 
 import io
 import json
+from importlib.resources import files
 
 import pytest
 from hypothesis import given
@@ -85,7 +86,24 @@ COMMANDS = (
     "models show deepseek-v3",
     "workloads show t.csv",
     "workloads curves",
+    "workloads list",
+    "models list",
+    "models check m.yaml",
+    "race t.json --patterns 1 --requests 8 --jobs 1",
+    "plan t.json --max-rate --requests 20 --slo p99_ttft_ms=500 --jobs 1 --vary hardware.tensor_parallel=1,2",
+    "replay kernels k.csv --chip k.machine.yaml",
+    "replay steps out/steps.parquet --scenario t.json",
+    "replay requests runs.csv --scenario t.json",
+    "calibrate k.csv --chip k.machine.yaml --output own.yaml",
+    "validate speculation",
+    "twin runs.json --scenario t.json",
 )
+RUNS = """model,chip,framework,max_concurrency,input_tokens,output_tokens,num_requests,mean_ttft_ms,mean_tpot_ms
+llama-3.1-8b,h100-sxm,vllm,1,256,24,4,40,9
+llama-3.1-8b,h100-sxm,vllm,4,256,24,16,40,9
+"""
+SERVED = {"duration": 60.0, "completed": 30, "total_input_tokens": 9000, "total_output_tokens": 1200,
+          "request_throughput": 0.5, "mean_ttft_ms": 30.0, "mean_tpot_ms": 8.0, "max_concurrency": 4}  # fmt: skip
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -97,6 +115,13 @@ def test_every_command_prints_the_same_figures_at_every_width(command, tmp_path,
     (tmp_path / "t.csv").write_text(
         "timestamp,input_tokens,output_tokens\n" + "".join(f"{i},400,30\n" for i in range(50))
     )
+    (tmp_path / "runs.csv").write_text(RUNS)
+    (tmp_path / "runs.json").write_text(json.dumps(SERVED))
+    for name in ("csv", "machine.yaml"):
+        (tmp_path / f"k.{name}").write_bytes((files("traces") / "samples" / f"kernels-cpu.{name}").read_bytes())
+    (tmp_path / "m.yaml").write_bytes((files("simulator") / "llm" / "catalogue" / "llama-3.2-1b.yaml").read_bytes())
+    if "steps.parquet" in command:
+        assert main(["run", "t.json", "--out", "out"]) == 0
     tables, rich = [], Table.rich
     monkeypatch.setattr(Table, "rich", lambda table, *width: (tables.append(table), rich(table, *width))[1])
     assert main(command.split()) in (0, 1), capsys.readouterr().err
