@@ -395,10 +395,10 @@ def intervals_of(
         high = hypot(max(0.0, high), *(end[1] for end in ends))
         intervals[key] = [value * exp(low), value * exp(high)]
     for statistic in {key.partition("_")[0] for key in intervals if key.endswith("_e2el_ms")}:
-        tpot, ends = summary.get(f"{statistic}_tpot_ms"), intervals.get(f"{statistic}_tpot_ms")
-        if tpot and ends:  # its ends are fitted on other runs than those of TPOT, of which it mostly consists
+        tpot, of_tpot = summary.get(f"{statistic}_tpot_ms"), intervals.get(f"{statistic}_tpot_ms")
+        if tpot and of_tpot:  # its ends are fitted on other runs than those of TPOT, of which it mostly consists
             ttft, e2el = summary[f"{statistic}_ttft_ms"], f"{statistic}_e2el_ms"
-            low, high = (ttft + max(0.0, summary[e2el] - ttft) * end / tpot for end in ends)
+            low, high = (ttft + max(0.0, summary[e2el] - ttft) * end / tpot for end in of_tpot)
             intervals[e2el] = [min(intervals[e2el][0], low), max(intervals[e2el][1], high)]
     return intervals
 

@@ -329,8 +329,8 @@ def _sentence(document: Mapping[str, Any]) -> str:
     else:
         text = f"{best['name']} wins in the mean: {hindsight}"
     text += (
-        f" over {proof['patterns']} pattern{'s' * (proof['patterns'] > 1)}, {best['regret_worst']:+.1%} at worst; it never runs below "
-        f"{proof['at_least']:.0%} of off on any of them"
+        f" over {proof['patterns']} pattern{'s' * (proof['patterns'] > 1)}, {best['regret_worst']:+.1%} at worst; it "
+        f"never runs below {proof['at_least']:.0%} of off on any of them"
     )
     latencies = [row["latency_s"] for row in document["patterns"]]
     often, times = Counter(min(one, key=one.__getitem__) for one in latencies).most_common(1)[0]
