@@ -59,14 +59,30 @@ Constants fitted to rows of these tables, as the files say in which they stand:
 
 OVER_LOAD = """Also `forerun validate adaptive`. Misses that remain: verification by confidence at 128 and 256
 streams on MI355X gains less than it did (the largest graph there, 2,048, was chosen among three with these cells
-in view, so that they are no hold-out). TokenSpeed's first DSpark (`kimi_k3_mi355x`, one stream) was slower
+in view, so that they are no hold-out). Half of the gap at 256 is the plain step, predicted 12 % too fast; the other
+half lies in 12.5 of the 58 ms of a step: 49 us of host time per sequence, measured in vLLM's V1 runner, while DSpark
+runs in the V2 runner, which keeps the state of sequences on the device. Without it these cells are 1 % above and 7 %
+below (median of the table 4.9 %), but K = 7 at 256 streams then gains 1.09x where it lost (0.88x), and DeepSeek-V4-Pro
+goes from 5.7 to 7.1 %: its time per drafted token in that runner is not published, so nothing was changed. Acceptance
+that falls with depth as DeepSeek-V4-Pro's does changes nothing, graphs to 1,024 make all six cells at 64 streams and
+more worse (K = 7 by 20 to 29 %). TokenSpeed's first DSpark (`kimi_k3_mi355x`, one stream) was slower
 than plain decoding though 2.00 tokens were accepted; the same machine gained 39 to 106 % two weeks later
 (lightseekorg/tokenspeed#1132), and a verify step at 128K took 1.78 plain steps where 1.30 are predicted. Of
 `gemma4_26b_gb10` its author says that the figures at 8 streams are noisy. `qwen_27b_strix_halo`: llama.cpp verifies
 recurrent models one slot after the other (ggml-org/llama.cpp#25004), which gives the loss at 4 slots; at 2 slots a
 step took 2.7 times that of one, for which neither drafts of one slot after the other nor products of more than 8 rows
 account. Of two RTX 5060 Ti with the same kind of model ([local](local.md), nothing set by them) both signs are
-right: 0.88 and 0.99 measured, 0.99 and 0.86 predicted."""
+right: 0.88 and 0.99 measured, 0.99 and 0.86 predicted.
+
+Ranges: the card limit of `dsv4_flash_rtx_pro_6000` moves both depths alike, its acceptance was not published, and its
+author calls the 10.3 % "only moderately larger than the noise". AReno's engine spends some 4 ms of a step on the host,
+under which 64 sequences hide (8.2 to 8.8 ms; vLLM is predicted at 4.9 and 7.1). Not scored, as the stored text names
+no chip or no architecture: vllm-project/vllm-metal#650 (grammar, 1.22 to 1.82x) and marin-community/marin#9079 and
+#9114 (EAGLE-3 for an MoE of its own, 1.50x and 1.61x a stream at 2.53 to 2.56 tokens a step).
+
+Dynamic K at 0 drafts: two constants (0.775 ms and 84 us a stream) were set by the cells at 400 tokens of context; the
+cost is not linear in the batch (1.7 times too high at 26 streams), and an older build paid half of it at 192. Full
+graphs are not the cause: in vLLM's V2 runner, which keeps them, the same schedule cost 16.6 % at 192 streams."""
 
 
 def speculation_page(

@@ -208,6 +208,24 @@ def test_slider_moves_the_figure_and_the_address(visit):
     )
 
 
+DRAWN_ADAPTIVE = """() => [...document.querySelectorAll('.js-plotly-plot')].some(e =>
+    (e.id || e.parentElement.id).includes('"name":"adaptive"') && e._fullData && e._fullData.length)"""
+
+
+def test_a_better_confidence_head_moves_verification_by_confidence_alone(visit):
+    best, adaptive = {}, {}
+    for head in ("constant", "perfect"):
+        visit.open(f"speculation?head={head}", figures=1)
+        visit.page.wait_for_function(DRAWN_ADAPTIVE)
+        if folder := os.environ.get("FORERUN_SCREENSHOTS"):
+            visit.page.screenshot(path=f"{folder}/speculation-{head}.png", full_page=True)
+        lines = {line["name"]: line["y"] for line in visit.figure("adaptive")}
+        assert visit.state()["head"] == head
+        best[head], adaptive[head] = lines.values()
+    assert best["constant"] == best["perfect"]
+    assert adaptive["perfect"][-1] > adaptive["constant"][-1]
+
+
 @pytest.mark.parametrize(("typed", "rate"), [("1.5e1", 15.0), ("2.5", 2.5), ("1e9", None), ("2,5", None)])
 def test_a_typed_number_is_taken_as_it_stands_or_refused(visit, typed, rate):
     visit.open("what-if", 2)

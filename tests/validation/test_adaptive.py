@@ -2,7 +2,7 @@
 
 import pytest
 
-from validation.speculation.adaptive import _between, adaptive_tables, compare_adaptive
+from validation.speculation.adaptive import _between, _met, adaptive_tables, compare_adaptive
 
 
 @pytest.fixture(scope="module")
@@ -50,3 +50,23 @@ def test_a_crossing_lies_after_the_last_load_that_is_behind():
     assert _between([1, 2, 4], [True, True, True]) == (None, 1)
     assert _between([1, 2, 4], [False, True, True]) == (1, 2)
     assert _between([1, 2, 4], [True, False, False]) == (4, None)
+
+
+def test_ranges_that_are_all_that_is_stored(document):
+    verdicts = {one["table"]: _met(one["published"], one["predicted"]) for one in document["ranges"]}
+    assert verdicts == {
+        "minimax_m3_mi325x": "hit",
+        "dsv4_flash_rtx_pro_6000": "miss",
+        "grammar_rtx_3090": "hit",
+        "areno_h200": "miss",
+    }
+
+
+def test_what_dynamic_k_costs_where_it_never_drafts(document):
+    """Gemma-4-31B on an H100 NVL: tokens take what they took, and the two cells that set the constants are met."""
+    for row in document["zero_drafts"]:
+        (plain, dynamic), (ours, theirs) = row["published_ms"], row["predicted_ms"]
+        assert abs(ours / plain - 1.0) < 0.13
+        assert theirs > ours
+        if row["fitted"]:
+            assert abs(theirs / ours - dynamic / plain) < 0.01

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from operator import or_
@@ -13,11 +13,13 @@ import numpy as np
 
 from forerun.tables import Table, Value, percent
 from forerun.yaml_files import parse
+from simulator.running.build import build_replica
 from simulator.running.metrics import summarise
 from simulator.running.run import simulate
 from simulator.running.scenario import Scenario
 from simulator.speculation import fit_acceptance_lengths
 from simulator.speculation.level_decay import LevelDecay
+from simulator.timing import DraftStep, ModelTimer, causal_pairs, decode_step, keys_read
 from validation.speculation.published import FOLDER
 
 NONE, ADAPTIVE = "none", "adaptive "
@@ -57,13 +59,19 @@ class PublishedCrossing(NamedTuple):
 
 def adaptive_tables() -> dict[str, Mapping[str, Any]]:
     """The published tables by name."""
-    tables: dict[str, Mapping[str, Any]] = parse(FOLDER.joinpath("adaptive.yaml").read_text(encoding="utf-8"))
-    return tables
+    return _yaml("adaptive.yaml")
+
+
+def _yaml(name: str) -> dict[str, Any]:
+    data: dict[str, Any] = parse(FOLDER.joinpath(name).read_text(encoding="utf-8"))
+    return data
 
 
 def compare_adaptive(advance: Callable[[int, int], None] = lambda done, total: None) -> dict[str, Any]:
     """The JSON of ``forerun validate adaptive``: every cell, scores by table, crossings."""
     tables = adaptive_tables()
+    ranges, zero_drafts = _yaml("ranges.yaml"), _yaml("zero_drafts.yaml")
+    described = tables | ranges | {"dynamic K at 0 drafts": zero_drafts}
     rows: list[AdaptiveRow] = []
     crossings = []
     for number, (name, table) in enumerate(tables.items()):
@@ -76,10 +84,75 @@ def compare_adaptive(advance: Callable[[int, int], None] = lambda done, total: N
         "rows": [row._asdict() | {"error": row.error, "right_sign": row.right_sign} for row in rows],
         "scores": [_score(name, [row for row in rows if row.table == name]) for name in tables],
         "crossings": [crossing._asdict() for crossing in crossings],
-        "sources": {name: table["source"] for name, table in tables.items()},
-        "assumed": {name: table["assumed"] for name, table in tables.items()},
+        "sources": {name: table["source"] for name, table in described.items()},
+        "assumed": {name: table["assumed"] for name, table in described.items()},
         "note": SEEN,
+        "ranges": [_range(name, entry) for name, entry in ranges.items()],
+        "zero_drafts": _zero_drafts(zero_drafts),
     }
+
+
+def _range(name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
+    """The least and the greatest predicted ratio of an entry of ``ranges.yaml``, beside the published ones."""
+    metric, ratios = entry.get("metric", "output_throughput"), []
+    for point in entry["points"]:
+        speeds = []
+        for side in ("plain", "drafted"):
+            data = _merged(_merged(entry["scenario"], entry[side]), point.get(side, {}))
+            if "streams" in point:
+                arrivals = {"process": "closed-loop", "max_concurrency": point["streams"]}
+                data = _merged(data, {"workload": {"arrivals": arrivals}})
+            speeds.append(_figure(json.dumps(data, sort_keys=True), metric))
+        ratios.append(speeds[0] / speeds[1] if metric.endswith("_ms") else speeds[1] / speeds[0])
+    return {
+        "table": name,
+        "what": entry["what"],
+        "published": entry["published"],
+        "predicted": [min(ratios), max(ratios)],
+    }
+
+
+def _merged(data: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """``data`` with the fields of ``more``, section by section."""
+    merged = dict(data)
+    for key, value in more.items():
+        known = merged.get(key)
+        merged[key] = _merged(known, value) if isinstance(known, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _zero_drafts(table: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Milliseconds per token without speculation and with a schedule that never drafts, published and predicted.
+
+    A step decodes one token of each stream; each stream's prompt, of which all but its end is cached, is in one step of
+    the answer's tokens.
+    """
+    timers = []
+    for more in ({}, {"speculation": table["speculation"]}):
+        timer = build_replica(Scenario.model_validate(table["scenario"] | more)).main.timer
+        assert isinstance(timer, ModelTimer)
+        timers.append(timer)
+    windows, new, output, rows = timers[0].windows, table["new_tokens"], table["output_tokens"], []
+    none = (0,) * len(windows)
+    for context, streams, *published in table["cells"]:
+        alone = decode_step(windows, streams, 1, context + new + output // 2)
+        prompts = max(1, round(streams / output))
+        mixed = alone._replace(
+            prefill_seqs=prompts,
+            prefill_tokens=prompts * new,
+            prefill_pairs=tuple(prompts * causal_pairs(new, context, w) for w in windows),
+            prefill_kv_tokens=tuple(prompts * keys_read(context + new, new, w) for w in windows),
+            sampled_prefills=prompts,
+            sampled_kv_tokens=tuple(prompts * keys_read(context + new + 1, 1, w) for w in windows),
+        )
+        share, predicted = min(1.0, streams / output), []
+        for timer, draft in zip(timers, ((), (DraftStep(0, 0, 0, 0, none, none),)), strict=True):
+            seconds = (float(timer.seconds(step, *draft)) for step in (alone, mixed))
+            predicted.append(1e3 * sum(part * s for part, s in zip((1.0 - share, share), seconds, strict=True)))
+        fitted = [context, streams] in table["fitted"]
+        row = {"context": context, "streams": streams, "published_ms": published, "predicted_ms": predicted}
+        rows.append(row | {"fitted": fitted})
+    return rows
 
 
 def adaptive_tables_of(document: Mapping[str, Any]) -> Iterator[Table]:
@@ -103,6 +176,30 @@ def adaptive_tables_of(document: Mapping[str, Any]) -> Iterator[Table]:
         [c["table"], c["what"], _words(c["published"]), _words(c["predicted"])] for c in document["crossings"]
     ]
     yield Table("Crossings", ("table", "what", "published", "predicted"), loads)
+    ranges: list[list[Value]] = [
+        [r["table"], r["what"], _span(r["published"]), _span(r["predicted"]), _met(r["published"], r["predicted"])]
+        for r in document["ranges"]
+    ]
+    yield Table("Where only a range is stored", ("table", "what", "published", "predicted", ""), ranges)
+    costs: list[list[Value]] = []
+    for row in document["zero_drafts"]:
+        (plain, dynamic), (ours, theirs) = row["published_ms"], row["predicted_ms"]
+        taxes = [f"{100 * (dynamic / plain - 1):+.1f} %", f"{100 * (theirs / ours - 1):+.1f} %"]
+        note = "sets the constants" if row["fitted"] else ""
+        costs.append([row["context"], row["streams"], f"{plain:.1f} ms", f"{ours:.1f} ms", *taxes, note])
+    heads = ("context", "streams", "TPOT without", "predicted", "with dynamic K at 0 drafts", "predicted", "")
+    yield Table("What dynamic K costs where it never drafts", heads, costs)
+
+
+def _span(ends: Sequence[float]) -> str:
+    low, high = (f"{end:.2f}" for end in ends)
+    return f"{low}x" if low == high else f"{low} to {high}x"
+
+
+def _met(published: Sequence[float], predicted: Sequence[float]) -> str:
+    """Whether the predicted range lies within 12 % of the published one, on the same side of 1."""
+    near = predicted[0] >= 0.88 * published[0] and predicted[1] <= 1.12 * published[1]
+    return "hit" if near and all((end > 1.0) == (published[0] > 1.0) for end in predicted) else "miss"
 
 
 def _words(between: tuple[int | None, int | None]) -> str:
