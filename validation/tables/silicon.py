@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
+import numpy as np
+
 from traces.benchmark_results import MeasuredRun, closed_loop_throughput, latencies_ms, register_table
 from traces.files import Cells
 from validation.tables.recipes import inferencex_flags, limits_of, settings_of
 
 SIGNATURE = frozenset({"silicon_ttft_ms", "silicon_tpot_ms", "backend", "system", "isl", "osl", "batch_size"})
 SPREAD = 0.1
-"""Assumed relative spread of output lengths of SGLang's Llama-3.1-8B, whose requests would else stay in step."""
+"""Assumed relative spread of output lengths of SGLang's Llama-3.1-8B, whose requests would else stay in step. The other
+engines' rows keep it as part of their name, so that each stays on its side of the split; their requests have none."""
 _OWN = "source_file=data/"
 """Beginning of the origin of AIConfigurator's own runs: servers started by its generator, requests of equal lengths."""
 _PROMPT_EXCESS, _BLOCK = 1500, 32
@@ -27,8 +30,9 @@ Little's law is one request. Rows of other models of the same engine show nothin
 _INFERENCEX = re.compile(r"^db-dump/|; model=.*; wip=")
 """Origins that are exports of InferenceX: 23 of their rows stand in its published results too, with equal means."""
 _INFERENCEX_SHARE = 0.8
-"""InferenceX draws lengths uniformly from this share of the nominal one up to it, and sends ten requests per slot."""
-_INFERENCEX_WAVES = 10
+"""InferenceX draws lengths uniformly from this share of the nominal one up to it."""
+_WAVES = 10
+"""Requests for each place, of InferenceX's client and of AIConfigurator's."""
 _DRAFTED = 0.8
 """Maximum ratio of a run's TPOT to the slowest of its configuration at which it is assumed to use speculation."""
 _DRAFTED_RELEASE = "1.2.0rc6.post3"
@@ -80,7 +84,11 @@ def silicon_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
         facts = (cells.text("backend"), cells.text("model_path"), cells.text("system"), weights)
         flags = inferencex_flags(*facts, tensor, (prompt, output), concurrency or 0) if public else {}
         backend = cells.text("backend")
-        equal = backend != "sglang" or (_tail(cells.text("model_path")) or "").startswith("qwen3-")
+        equal = backend == "sglang" and (_tail(cells.text("model_path")) or "").startswith("qwen3-")
+        lengths = None
+        if not public and backend != "sglang" and prompt and output and concurrency:
+            ones = np.ones(_WAVES * concurrency, dtype=np.int64)
+            lengths = (prompt * ones, output * ones)
         budget = generator_budget(backend, places, prompt) if origin.startswith(_OWN) else None
         if len(measured) == 2 and concurrency and output and output > 1:
             tokens = output * (1 + _INFERENCEX_SHARE) / 2 if public else output
@@ -104,7 +112,8 @@ def silicon_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
             kv_cache_dtype=flags.get("kv-cache-dtype") or ("fp8" if public and _narrow_cache(cells) else None),
             input_tokens=_drawn(prompt) if public else prompt,
             output_tokens=_drawn(output) if public else output if equal else _spread(output),
-            num_requests=_INFERENCEX_WAVES * concurrency if public and concurrency else None,
+            num_requests=_WAVES * concurrency if concurrency and (public or lengths) else None,
+            lengths=lengths,
             prefix_caching=False,
             settings=settings_of(flags, groups),
             measured=measured,
