@@ -276,6 +276,21 @@ def test_one_session_does_not_take_the_runs_of_another(tmp_path):
     jobs.cancel(jobs.start(task, "run", third))
 
 
+def test_a_waiting_process_takes_the_next_task(tmp_path):
+    jobs = Jobs()
+    jobs.warm()
+    waiting = jobs._warm[0]
+    jobs.warm()
+    assert jobs._warm[0] is waiting, "one waits already"
+    token = jobs.start(RunTask(long_run()), "run", tmp_path)
+    assert jobs.look(token).process is waiting
+    assert jobs._warm is None
+    jobs.warm()
+    jobs.close()
+    assert not waiting.is_alive()
+    assert jobs._warm is None
+
+
 def test_background_run_finishes_is_cancelled_and_is_bounded(tmp_path):
     jobs = Jobs(most_running=1)
     long = long_run()

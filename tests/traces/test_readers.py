@@ -486,3 +486,12 @@ def test_a_mapping_says_which_column_is_which(tmp_path):
 def test_dates_stand_under_any_name_of_the_arrival(tmp_path):
     text = "arrival_s,input_tokens,output_tokens\n2024-05-01 10:00:00.5,1,2\n2024-05-01T10:00:02Z,1,2\n"
     assert read_requests(written(tmp_path, text)).arrival_s.tolist() == [0.0, 1.5]
+
+
+@pytest.mark.parametrize(("zone", "named"), [("+02:00", False), ("Z", True)])
+def test_several_time_zones_are_noted(tmp_path, zone, named):
+    log = tmp_path / "log.csv"
+    log.write_text(
+        f"timestamp,input_tokens,output_tokens\n2026-05-04T10:00:00+02:00,100,20\n2026-05-04T10:00:05{zone},9,9\n"
+    )
+    assert any("several time zones (+02:00, Z)" in note for note in read_requests(log).notes) == named

@@ -12,6 +12,7 @@ ARRIVALS = {
     "few": {"request_rate": 2.0},
     "soon over": {"request_rate": 30.0},
     "many": {"request_rate": 60.0},
+    "while one is served": {"request_rate": 5000.0},
     "at once": {"process": "burst"},
     "in a loop": {"max_concurrency": 2},
 }
@@ -22,6 +23,7 @@ ARRIVALS = {
     [
         ("few", True, "Keeps up with "),
         ("soon over", None, "Serves "),
+        ("while one is served", None, "Serves "),
         ("many", False, "Cannot keep up: serves "),
         ("at once", None, "Serves "),
         ("in a loop", None, "Serves "),

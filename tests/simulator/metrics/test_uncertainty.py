@@ -42,6 +42,10 @@ def test_intervals_hold_the_figure_and_say_what_is_in_them(quiet):
     document = run_document(quiet)
     assert (document["interval_level"], document["intervals_of"]) == (0.9, "model error and sampling")
     assert {"mean_ttft_ms", "p99_tpot_ms", "output_throughput"} <= document["intervals"].keys()
+    intervals, summary = document["intervals"], document["summary"]
+    decode_ms = summary["mean_e2el_ms"] - summary["mean_ttft_ms"]
+    longest = summary["mean_ttft_ms"] + decode_ms * intervals["mean_tpot_ms"][1] / summary["mean_tpot_ms"]
+    assert intervals["mean_e2el_ms"][1] >= longest * (1 - 1e-9), "E2E is as unsure as the tokens it consists of"
     for key, (low, high) in document["intervals"].items():
         assert low <= document["summary"][key] <= high, key
 
