@@ -44,7 +44,8 @@ class ElementwiseKernels(BaseModel):
 HOST_COSTS = (
     *("step_s", "per_sequence_s", "per_prompt_s", "rank_s", "overlapped_s", "overlapped_per_sequence_s"),
     *("api_server_s", "api_server_work_s", "tokenisation_per_token_s"),
-    *("eager_launch_s", "eager_experts_s", "eager_mxfp4_experts_s", "eager_sparse_s", "reserved_bytes"),
+    *("eager_launch_s", "uncompiled_launch_s", "eager_experts_s", "eager_mxfp4_experts_s", "eager_sparse_s"),
+    "reserved_bytes",
 )
 """Fields with host costs, which are not part of any kernel's price."""
 
@@ -75,6 +76,8 @@ class Framework(BaseModel):
     eager_sparse_s: float = Field(default=0.0, ge=0)
     """Host time outside captured graphs of a layer that chooses or compresses the keys which it reads."""
     eager_launch_s: float = Field(ge=0)
+    uncompiled_launch_s: float = Field(default=0.0, ge=0)
+    """Host time per kernel where graphs are switched off, and compilation with them; where longer than the other."""
     captured_sizes: tuple[tuple[int, int, int], ...]
     """Default sizes of captured graphs as ascending (first, last, step) ranges; empty if none is captured."""
     passes: ElementwiseKernels = Field(default_factory=ElementwiseKernels)
@@ -195,16 +198,18 @@ class Framework(BaseModel):
             return self
         return self.model_copy(update={"overlapped_per_sequence_s": self.overlapped_per_sequence_s / tokens})
 
-    def launches_s(self, architecture: Architecture, experts: str, ranks: int = 1) -> float:
+    def launches_s(self, architecture: Architecture, experts: str, ranks: int = 1, graphs: bool = True) -> float:
         """Host time to launch every kernel of a step one by one, which a step outside captured graphs cannot beat.
 
         Args:
             architecture: the model.
             experts: dtype of its routed experts.
             ranks: tensor-parallel chips that the host launches each kernel on.
+            graphs: whether other steps run captured graphs.
         """
         routed = sum(group.count for group in architecture.layer_groups if isinstance(group.layer.feed_forward, MoeMlp))
-        launch_s = self.eager_launch_s + self.eager_rank_s * (ranks - 1)
+        launch_s = max(self.eager_launch_s, 0.0 if graphs else self.uncompiled_launch_s)
+        launch_s += self.eager_rank_s * (ranks - 1)
         kernels = self.kernels_per_layer * architecture.num_layers
         if self.passes.every_norm:
             layers = ((group.layer, group.count) for group in architecture.layer_groups)

@@ -263,7 +263,7 @@ class StepTimer:
         if framework.prompts == "sequential":
             self._prompt_sizes = ByCount(framework.padded_prompts(self.max_tokens).tolist())
         self._floor_s = framework.launches_s(
-            architecture, deployment.weight_dtypes["expert"], deployment.tensor_parallel
+            architecture, deployment.weight_dtypes["expert"], deployment.tensor_parallel, deployment.cuda_graphs
         )
         if framework.eager_read_share:
             bandwidth = framework.eager_read_share * deployment.chip.memory.bandwidth_bytes_per_s

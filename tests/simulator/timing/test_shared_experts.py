@@ -10,7 +10,7 @@ from numpy.testing import assert_allclose
 from timing_steps import arrays, decode, deployment, mixed
 
 from hwprofiles.kernels.moe import read_routing
-from simulator.timing import StepTimer, StepWork
+from simulator.timing import StepTimer, StepWork, load_framework
 from simulator.timing.kernels import (
     exchange_bytes,
     expert_call,
@@ -59,7 +59,7 @@ def test_work_of_all_chips_together_is_that_of_one(groups, seqs):
 
 def test_rows_of_logits_are_dealt_out_too():
     """Four groups: five to eight rows are two for the slowest group, four rows are one."""
-    timer = StepTimer(spread(4), 512)
+    timer = StepTimer(replace(spread(4), framework=load_framework("reference")), 512)
     work = decode(8, 700)
     four, five, eight, nine = (timer.seconds(work, rows) for rows in (4, 5, 8, 9))
     assert four < five == eight < nine
