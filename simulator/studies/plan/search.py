@@ -566,11 +566,11 @@ class CheapestFirst(_Search):
         if not layout.scalable:
             return HeadroomCases(None, None)
         left = layout.rented(best.replicas) - 1
-        one_less = self._tried_at(layout, left, self._rate) if left else None
+        one_less = self._surely_tried_at(layout, left, self._rate) if left else None
         grown = self._rate * GROWTH
         reach = best.max_rate or self._rate
         first = max(best.replicas, ceil(best.replicas * grown / reach - 1e-9))
-        tried = (self._tried_at(layout, replicas, grown) for replicas in range(first, first + MORE_TRIED + 1))
+        tried = (self._surely_tried_at(layout, replicas, grown) for replicas in range(first, first + MORE_TRIED + 1))
         doubled = next((candidate for candidate in tried if candidate.status == "meets"), None)
         workload = self._plan.study.scenario.workload
         return HeadroomCases(one_less, doubled, self._hours(best), trace_began_s(workload))
@@ -605,6 +605,11 @@ class CheapestFirst(_Search):
             held *= max(rate for _, rate in rates) / self._rate
         least = [min(best.replicas, ceil(rate * best.replicas / held - 1e-9)) for _, rate in rates]
         return tuple((start, rate, best.layout.rented(n)) for (start, rate), n in zip(rates, least, strict=True))
+
+    def _surely_tried_at(self, layout: Layout, replicas: int, rate: float) -> Candidate:
+        candidate = self._tried_at(layout, replicas, rate)
+        self._count_model_error(candidate, rate)
+        return candidate
 
     def _tried_at(self, layout: Layout, replicas: int, rate: float) -> Candidate:
         load = self._load.long_enough(self._plan.study.scenario, rate, self._longest_wait_s)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
-from itertools import groupby
+from itertools import groupby, pairwise
+from math import exp, log
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +141,8 @@ def _failure(plan: Plan, best: Candidate) -> str:
         return f"not tried with {best.replicas - 1} of {best.replicas} replicas; {spare}"
     left = plan.headroom_cases.one_less
     if left.status == "meets":
-        return f"with {left.replicas} of {best.replicas} replicas left, as predicted, every limit still holds"
+        chance = "as predicted" if left.chance is None else f"with {chance_words(left.chance)} probability"
+        return f"with {left.replicas} of {best.replicas} replicas left every limit still holds, {chance}"
     return f"with {left.replicas} of {best.replicas} replicas left a limit breaks ({left.reason}); {spare}"
 
 
@@ -220,7 +223,8 @@ def _changes(plan: Plan, best: Candidate) -> str:
     if verdict.binding not in (None, GOODPUT) and 0 < verdict.slo_ratio < 1:
         value = latency_words(verdict.binding, verdict.values[verdict.binding])
         limit = plan.objective.limit_of(verdict.binding)
-        times = 1.0 / verdict.slo_ratio
+        loads = [(point.request_rate * best.copies / (plan.rate or 1.0), point.slo_ratio) for point in best.points]
+        times = tolerated_slowdown(loads) or 1.0 / verdict.slo_ratio
         slower = f"an engine {times:.3g} times as slow as" if times >= 2 else "an engine {:.0%} slower than"
         margins.append((times - 1.0, f"{slower} predicted ({value} of {limit:,.0f})"))
     rivals = [c for c in plan.candidates[1:] if c.status == "meets" and _shape(c) != _shape(best)]
@@ -230,6 +234,25 @@ def _changes(plan: Plan, best: Candidate) -> str:
         margins.append((share, f"a price {{:.0%}} lower for {rival.name}"))
     sentences = [words.format(share) for share, words in sorted(margins)]
     return "; ".join(sentences) if sentences else "nothing that was tried"
+
+
+def tolerated_slowdown(loads: Iterable[tuple[float, float]]) -> float | None:
+    """Largest factor on all durations with which the SLO holds; None where no load is known at which it does not.
+
+    An engine ``s`` times as slow is one at ``s`` times the load whose latencies last ``s`` times as long, so that the
+    SLO holds while ``s * slo_ratio(s * load) <= 1``; logarithms are interpolated between the loads.
+
+    Args:
+        loads: multiples of the planned load, from 1, with their largest ratio of a latency over its limit.
+
+    >>> round(tolerated_slowdown([(1.0, 0.25), (4.0, 1.0)]), 3)
+    2.0
+    """
+    excess = [(log(load), log(load * min(ratio, 10.0))) for load, ratio in sorted(loads) if load >= 1 and ratio > 0]
+    for (low, below), (high, above) in pairwise(excess):
+        if below <= 0 < above:
+            return exp(low - below * (high - low) / (above - below))
+    return None
 
 
 def _shape(candidate: Candidate) -> tuple[Any, ...]:

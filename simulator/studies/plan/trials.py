@@ -174,6 +174,7 @@ class LoadPoint(NamedTuple):
     output_throughput: float
     median_tpot_ms: float
     meets: bool
+    slo_ratio: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +205,7 @@ class Verdict:
         seen = self.observation
         if not seen.output_throughput or not seen.median_tpot_ms:
             return ()
-        return (LoadPoint(request_rate, seen.output_throughput, seen.median_tpot_ms, self.meets),)
+        return (LoadPoint(request_rate, seen.output_throughput, seen.median_tpot_ms, self.meets, self.slo_ratio),)
 
 
 def observe(
