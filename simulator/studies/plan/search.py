@@ -27,6 +27,7 @@ from simulator.studies.plan.objectives import WAITING, Objective, latency_words
 from simulator.studies.plan.trials import (
     CONFIDENCE,
     FAULTS,
+    SPAN_S,
     LoadPoint,
     PlannedLoad,
     Verdict,
@@ -169,6 +170,12 @@ def make_plan(
     plan = Plan(study, objective, options, rate, by_price, notes=_notes(study, usable, by_price), load=load)
     if load.window:
         plan.notes.append(f"{study.scenario.workload.trace}: every run plays {load.window}")
+    hour_s = 3600.0 / options.growth
+    if load.kind == "trace" and hour_s < SPAN_S:
+        plan.notes.append(
+            f"growth: the log is played {options.growth:g} times faster, an hour of it in {hour_s:.2g} s, too short "
+            "for the queues of a busy hour to grow; --rate with the rate of its busiest hour plans for that hour"
+        )
     refused = [Candidate(layout, counts[0], "refused", layout.refused) for layout in candidates if layout.refused]
     with study_workers(options.jobs) as workers:
         search = HighestRates if rate is None else CheapestFirst
