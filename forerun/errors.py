@@ -48,6 +48,40 @@ def plain_number(text: str, name: str = "") -> str:
     return f"{value:.12g}"
 
 
+PLAIN = {
+    "missing": "missing",
+    "model_type": "must be a mapping of fields",
+    "dict_type": "must be a mapping of fields",
+    "too_short": "must not be empty",
+    "tuple_type": "must be a list",
+    "string_type": "must be a text",
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "must be a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "must be a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "must be true or false"),
+}
+"""Messages in place of pydantic's, by the type of a complaint."""
+
+
+def in_words(problem: Mapping[str, Any]) -> str:
+    """What one of pydantic's complaints says of a value, in the wording of other messages.
+
+    >>> in_words({"type": "literal_error", "msg": "Input should be 'a' or 'b'"})
+    "must be 'a' or 'b'"
+    """
+    message: str = problem["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    return PLAIN.get(problem["type"], message)
+
+
+def got(value: object, message: str) -> str:
+    """The value at the end of a message, unless the message has it already.
+
+    >>> got(1.5, "must be a whole number"), got("x", "no chip 'x'")
+    (' (got 1.5)', '')
+    """
+    plain = isinstance(value, int | float | str | None) and f"'{value}'" not in message
+    return f" (got {value!r})" if plain else ""
+
+
 def without_unit(text: str, name: str = "", kind: str = "number") -> str:
     """What is wrong with a text in place of a number, with the number to write where one can be read from it."""
     meant = plain_number(text, name)

@@ -185,9 +185,10 @@ def _brackets_deep(text: str) -> int:
 
 def problem_of(error: yaml.YAMLError) -> tuple[str, int | None]:
     """Short description of the problem, and its 1-based line where known."""
-    mark = getattr(error, "problem_mark", None)
+    mark, context = getattr(error, "problem_mark", None), getattr(error, "context", None)
     what = getattr(error, "problem", None) or (str(error).splitlines() or ["not readable as YAML"])[0]
-    context = getattr(error, "context", None)
+    if context == "while scanning a quoted scalar" and what == "found unexpected end of stream":
+        what, mark = "a quote opens here and is not closed", getattr(error, "context_mark", None)
     if context and what.startswith("but "):
         what = f"{context} {what}"
     if "cannot start any token" in what or "tab character" in what:

@@ -13,6 +13,7 @@ import yaml
 from pydantic import ValidationError
 
 from forerun.disk_cache import kept
+from forerun.errors import at_field, got, in_words
 from forerun.yaml_files import TooLargeError, bounded_text, packaged, parse, problem_of
 from hwprofiles.errors import ProfileError, did_you_mean
 from hwprofiles.parameters import FAMILIES, FamilyParameters
@@ -154,9 +155,8 @@ def _load_link_by_name(name: str) -> Link:
 def _load_named(folder: str, name: str, model: type[_R], noun: str) -> _R:
     names = _names(folder)
     if name not in names:
-        raise ProfileError(
-            f"no {noun} '{name}'{did_you_mean(name, names)} (forerun {noun}s list, or a path to a .yaml file)"
-        )
+        known = "forerun chips list" if noun == "chip" else ", ".join(names)
+        raise ProfileError(f"no {noun} '{name}'{did_you_mean(name, names)} ({known}, or a path to a .yaml file)")
     place = f"{folder}/{name}.yaml"
     return _kept(
         place,
@@ -280,25 +280,27 @@ def _validate(data: Any, place: str, model: type[_R]) -> _R:
     if not isinstance(data, dict):
         raise ProfileError(f"{place}: a mapping of fields is needed, found {type(data).__name__}")
     try:
-        return model.model_validate(data)
+        record = model.model_validate(data)
     except ValidationError as error:
         raise ProfileError(f"{place}: {first_problem(error, model)}") from None
+    for field, name in record.links if isinstance(record, Chip) else ():
+        if isinstance(name, str):
+            with at_field(f"{place}: links.{field}"):
+                load_link(name)
+    return record
 
 
 def first_problem(error: ValidationError, model: type[Record]) -> str:
     """Return the first validation error as one line, ``field: what is wrong``."""
     problems = error.errors()
     problem = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
-    field = ".".join(str(part) for part in problem["loc"]) or "file"
+    field = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
         known = _fields_at(model, problem["loc"][:-1])
         return f"{field}: unknown field{did_you_mean(str(problem['loc'][-1]), known)}"
-    if problem["type"] == "missing":
-        return f"{field}: missing"
-    message = problem["msg"].removeprefix("Value error, ")
-    value = problem.get("input")
-    shown = f" (got {value!r})" if isinstance(value, int | float | str) else ""
-    return " ".join(f"{field}: {message}{shown}".split())
+    message = in_words(problem)
+    where = f"{field}: " if field else ""
+    return " ".join(f"{where}{message}{got(problem.get('input'), message)}".split())
 
 
 def _fields_at(model: type[Record], path: tuple[int | str, ...]) -> list[str]:

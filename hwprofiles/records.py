@@ -1,6 +1,8 @@
 """Base types of profiles: immutable records, sources and validated numbers."""
 
+import re
 from datetime import date
+from math import inf
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator
@@ -25,6 +27,16 @@ def _date(value: Any) -> Any:
     return str(value) if isinstance(value, int | date) and not isinstance(value, bool) else value
 
 
+def _calendar_date(value: str) -> str:
+    try:
+        if not re.fullmatch(r"\d{4}(-\d{2}){0,2}", value):
+            raise ValueError(value)
+        date(*[*map(int, value.split("-")), 1, 1][:3])
+    except ValueError:
+        raise ValueError("is no date such as 2023, 2023-03 or 2023-03-21") from None
+    return value
+
+
 Number = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
 """Any finite number."""
 Positive = Annotated[float, BeforeValidator(_number), Field(gt=0, allow_inf_nan=False)]
@@ -37,12 +49,12 @@ Count = Annotated[int, Field(gt=0, strict=True)]
 """A positive integer."""
 
 
-def _plausible(lowest: float, unit: str) -> Any:
-    """Reject values below ``lowest``, which are probably in another unit (GB/s, TFLOP/s, GB)."""
+def _plausible(lowest: float, unit: str, highest: float = inf) -> Any:
+    """Reject values outside limits, which are probably in another unit (GB/s, TFLOP/s, GB, microseconds)."""
 
     def check(value: float) -> float:
-        if value < lowest:
-            raise ValueError(f"implausibly small; it is counted in {unit}")
+        if not lowest <= value <= highest:
+            raise ValueError(f"implausibly {'small' if value < lowest else 'large'}; it is counted in {unit}")
         return value
 
     return AfterValidator(check)
@@ -56,7 +68,10 @@ Flops = Annotated[Positive, _plausible(1e9, "FLOP per second")]
 """An arithmetic rate in FLOP/s."""
 Hertz = Annotated[Positive, _plausible(1e6, "hertz")]
 """A clock in Hz."""
-DateText = Annotated[str, BeforeValidator(_date), Field(pattern=r"^\d{4}(-\d{2}(-\d{2})?)?$")]
+LaunchTime = Annotated[NonNegative, _plausible(0.0, "seconds", highest=1e-2)]
+"""Time to launch a kernel, in seconds."""
+DateText = Annotated[str, BeforeValidator(_date), AfterValidator(_calendar_date)]
+"""A year, month or day: 2023, 2023-03 or 2023-03-21."""
 
 
 class Record(BaseModel):

@@ -1,15 +1,17 @@
 """Schema of chip and link profiles: validated groups of numbers, each with its source."""
 
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from pydantic import Field, PrivateAttr, SerializeAsAny, ValidationError, field_validator, model_validator
 
+from forerun.errors import in_words
 from hwprofiles.dtypes import DTYPES, format_of, math_dtype
 from hwprofiles.errors import ProfileError, did_you_mean
 from hwprofiles.parameters import FAMILIES, FamilyParameters
-from hwprofiles.records import Bytes, Count, Flops, Hertz, NonNegative, Positive, Rate, Record, Source
+from hwprofiles.records import Bytes, Count, Flops, Hertz, LaunchTime, NonNegative, Positive, Rate, Record, Source
 
 CLOCK_POWER = 2.0
 """Exponent of the clock in a core's power, near the top of its voltage curve. With the share below, it matches
@@ -19,6 +21,9 @@ UNCORE_SHARE = 0.25
 """Share of the TDP that does not depend on the core clock: memory, links, leakage (assumed)."""
 MOST_OF_TDP = 1.5
 """Highest power limit that boards can be set to, over their TDP (a GeForce RTX 4090 of 450 W takes up to 600)."""
+
+FLOATS = ("bf16", "fp8", "fp4")
+"""Formats of matrix units, each half as wide as the one before: products of narrower ones take no longer."""
 
 CORRECTIONS = ".residual.npz"
 """Suffix of a profile's file of learned corrections, in place of .yaml."""
@@ -80,6 +85,14 @@ class Compute(Group):
             raise ValueError("dense_flops_per_s needs at least one dtype")
         if self.worker_cores is not None and self.worker_cores > self.cores:
             raise ValueError(f"worker_cores {self.worker_cores} exceeds cores {self.cores}")
+        floats = [name for name in FLOATS if name in self.dense_flops_per_s]
+        for wide, narrow in pairwise(floats):
+            rates = self.dense_flops_per_s[wide], self.dense_flops_per_s[narrow]
+            if rates[1] < rates[0]:
+                raise ValueError(
+                    f"dense_flops_per_s.{narrow} {rates[1]:g} is below {wide}'s {rates[0]:g}; leave out a format that "
+                    "the chip has no arithmetic for"
+                )
         return self
 
     @property
@@ -119,6 +132,12 @@ class Power(Group):
     tdp_w: Positive
     idle_w: NonNegative
 
+    @model_validator(mode="after")
+    def _idle_is_least(self) -> "Power":
+        if self.idle_w >= self.tdp_w:
+            raise ValueError(f"idle_w {self.idle_w:g} is not below tdp_w {self.tdp_w:g}")
+        return self
+
 
 class Price(Group):
     """Purchase and rental price of the chip; either may be missing."""
@@ -130,9 +149,9 @@ class Price(Group):
 class Host(Group):
     """Costs of the host that drives the chip."""
 
-    launch_s: NonNegative
+    launch_s: LaunchTime
     """Time the CPU needs to launch one kernel without a captured graph."""
-    graph_launch_s: NonNegative
+    graph_launch_s: LaunchTime
     """Time per kernel inside a captured graph (CUDA graph, Metal trace), on the CPU."""
     step_s: NonNegative = 0.0
     """Time between engine steps that this chip's software needs beyond any engine's own (reading logits back,
@@ -188,9 +207,11 @@ class Chip(Record):
         return read_kernel_sets(value)
 
     @model_validator(mode="after")
-    def _cache_is_faster(self) -> "Chip":
+    def _cache_is_faster_and_smaller(self) -> "Chip":
         if self.on_chip.bandwidth_bytes_per_s < self.memory.bandwidth_bytes_per_s:
             raise ValueError("on_chip.bandwidth_bytes_per_s is below memory.bandwidth_bytes_per_s; wrong unit?")
+        if self.on_chip.capacity_bytes > self.memory.capacity_bytes:
+            raise ValueError("on_chip.capacity_bytes is above memory.capacity_bytes; wrong unit?")
         return self
 
     def at_power_limit(self, limit_w: float) -> "Chip":
@@ -315,5 +336,5 @@ def read_kernel_sets(value: Any) -> Any:
                 except ValidationError as error:
                     first = error.errors()[0]
                     field = ".".join(str(part) for part in first["loc"])
-                    raise ValueError(f"{place}.{dtype}.{field}: {first['msg']}") from None
+                    raise ValueError(f"{place}.{dtype}.{field}: {in_words(first)}") from None
     return result

@@ -86,7 +86,7 @@ def test_shortcuts_set_the_nested_fields(chat):
     [
         ({"modell": "llama-3.1-8b"}, "Scenario: modell: unknown field; did you mean 'model'?"),
         ({"hardware": {"chip": "b200-sxm"}}, "Scenario: hardware.chip is set twice"),
-        ({"chip": 3}, "Scenario: hardware.chip: must be a valid string (got 3)"),
+        ({"chip": 3}, "Scenario: hardware.chip: must be a text (got 3)"),
         ({"request_rate": 3, "max_concurrency": 4}, "Scenario: request_rate, max_concurrency: give one of the two"),
         ({"slo": {"p99_tft_ms": 3}}, "Scenario: slo: 'p99_tft_ms' is no latency limit"),
     ],

@@ -172,6 +172,7 @@ def usage_line(error: Exception) -> str:
         lambda match: f"{match[1]}: {without_unit(_typed(error), kind=KINDS[match[2]])}",
         message,
     )
+    message = re.sub(r"Invalid value for '(--[^']+)': Input should be ", r"\1: must be ", message)
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "forerun"
     if context is not None and type(error).__name__ == "NoSuchOption":

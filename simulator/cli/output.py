@@ -36,7 +36,11 @@ ResidualOption = Annotated[
 ]
 JsonOption = Annotated[
     str | None,
-    option("--json", metavar="FILE", help="Write JSON to FILE; - writes it to stdout and nothing else."),
+    option(
+        "--json",
+        metavar="FILE",
+        help="Write JSON to FILE, in folders made if need be; - writes it to stdout and nothing else.",
+    ),
 ]
 SetOption = Annotated[
     list[str] | None,

@@ -57,6 +57,7 @@ def serve(
         if trace_out is not None:
             if trace_out.suffix != ".jsonl":
                 raise ForerunError(f"{trace_out}: a name ending in .jsonl expected")
+            trace_out.parent.mkdir(parents=True, exist_ok=True)
             trace = stack.enter_context(trace_out.open("w", encoding="utf-8", buffering=1))
         try:
             server = Server(loaded, seed, speed, trace)

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import yaml
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
-from forerun.errors import ForerunError, UnknownFieldError, did_you_mean, without_unit
+from forerun.errors import ForerunError, UnknownFieldError, did_you_mean, got, in_words, without_unit
 from forerun.types import PositiveFloat, Section
 from forerun.yaml_files import TooLargeError, bounded_text, parse, problem_of
 from simulator.running.engine_defaults import default_formats, with_defaults
@@ -299,16 +299,6 @@ def _refusal(error: ValidationError, place: str) -> ForerunError:
     return kind(f"{place}: {explain(error, Scenario)}")
 
 
-MESSAGES = {
-    "missing": "missing",
-    "model_type": "must be a mapping of fields",
-    "dict_type": "must be a mapping of fields",
-    "too_short": "must not be empty",
-    "tuple_type": "must be a list",
-}
-"""Messages in place of pydantic's, by the type of a complaint."""
-
-
 def explain(error: ValidationError, model: type[BaseModel]) -> str:
     """One line for the most telling of a validation's complaints: unknown fields first, then the deepest."""
     problems = error.errors(include_url=False)
@@ -318,18 +308,16 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
     fitting = [p for p in problems if not _wrong_branch(p["type"], p["input"])] or problems
     problem = max(fitting, key=lambda p: len(_fields(p["loc"])))
     kind, value, path = problem["type"], problem["input"], ".".join(_fields(problem["loc"]))
-    message = problem["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
-    message = MESSAGES.get(kind, message)
+    message = in_words(problem)
     if kind == "missing":
         return f"{path}: {message}"
     if kind == "int_type" and isinstance(value, float) and value.is_integer():
-        return f"{path}: must be a whole number; write {value:.0f} (got {value!r})"
+        return f"{path}: {message}; write {value:.0f} (got {value!r})"
     if kind in ("int_type", "int_parsing", "float_type", "float_parsing") and isinstance(value, str):
         return f"{path}: {without_unit(value, path)}"
     if kind == "literal_error" and isinstance(value, str):
         return f"{path}: {message}{did_you_mean(value, re.findall(QUOTED, message))} (got '{value}')"
-    shown = "" if isinstance(value, dict | list) else f" (got {value!r})"
-    return f"{path + ': ' if path else ''}{message[0].lower() + message[1:]}{shown}"
+    return f"{path + ': ' if path else ''}{message[0].lower() + message[1:]}{got(value, message)}"
 
 
 def _unknown_field(model: type[BaseModel], location: Sequence[int | str]) -> str:

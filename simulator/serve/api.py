@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from forerun.dataclass import dataclass
+from forerun.errors import in_words
 from simulator.serve.tokens import Token, chat_tokens, tokens_of
 
 MOST_CHOICES = 128
@@ -149,7 +150,7 @@ def body_of(kind: type[ChatBody] | type[CompletionBody], raw: bytes, model: str)
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "body"
         raise BadRequestError(
-            f"{where}: {first['msg']}", param=str(first["loc"][0]) if first["loc"] else None
+            f"{where}: {in_words(first)}", param=str(first["loc"][0]) if first["loc"] else None
         ) from None
     if body.model is not None and body.model != model:
         raise BadRequestError(

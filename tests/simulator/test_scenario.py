@@ -85,6 +85,7 @@ def test_a_wrong_override_is_refused_by_its_option(scenario_file, override, expe
         ("chat.yaml", "", "a scenario is a mapping"),
         ("chat.yaml", "- 1", "a scenario is a mapping"),
         ("chat.yaml", "model: [", "chat.yaml:1:"),
+        ("chat.yaml", 'model: a\nname: "b\nc: d\n', "chat.yaml:2: a quote opens here and is not closed"),
         ("chat.yaml", "model: a\nmodel: b", "chat.yaml:2: 'model' is given twice"),
         ("chat.yaml", "model: !!python/object/apply:os.system [ls]", "chat.yaml:1:"),
         ("chat.yaml", "model: a", "missing"),
