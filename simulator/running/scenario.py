@@ -142,11 +142,10 @@ class Scenario(Section):
 
     @model_validator(mode="after")
     def _sections_fit_together(self) -> Scenario:
-        if self.attention_speculation is None:
-            known = self.model_fields_set
-            engine = with_defaults(self.engine, self.hardware.chip)
-            formats = {name: value for name, value in default_formats(engine).items() if name not in known}
-            self.__dict__.update(formats, engine=engine)
+        known = self.model_fields_set
+        engine = with_defaults(self.engine, self.hardware.chip)
+        formats = {name: value for name, value in default_formats(engine).items() if name not in known}
+        self.__dict__.update(formats, engine=engine)
         check_sections(self)
         return self
 

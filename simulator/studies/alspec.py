@@ -211,7 +211,7 @@ def atlas_gains(
 
 
 ENGINE = {"framework": "vllm", "max_num_seqs": 16, "max_num_batched_tokens": 256}
-"""Engine of both layouts: no engine of a vendor's own runs groups that speculate."""
+"""Engine of both layouts: tt-metal computes 32 places of a batch however few are taken."""
 
 
 @lru_cache(maxsize=512)

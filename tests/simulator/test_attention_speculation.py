@@ -398,3 +398,19 @@ def test_scenarios_that_differ_in_hit_rates_share_the_prices_of_kernels():
     assert one._head is other._head
     assert one._layers is other._layers
     assert one.overlap._kinds is other.overlap._kinds
+
+
+@pytest.mark.parametrize("chips", [4, 8])
+@pytest.mark.parametrize("chip", ["n150", "n300", "p150", "h100-sxm", "mi300x"])
+def test_groups_that_never_hit_are_slower_than_all_chips_together(chip, chips):
+    """Under the engine that is the chip's default, which both layouts have; tt-metal computes a fixed batch."""
+
+    def seconds(**sections):
+        pricer = StepPricer(layout({"model": "llama-3.1-8b"}, **sections))
+        return pricer.scenario.engine.framework, [step.seconds for step in pricer.steps([(1, 4096), (1, 32768)])]
+
+    together, fast = seconds(hardware={"chip": chip, "tensor_parallel": chips})
+    hardware = {"chip": chip, "tensor_parallel": chips // 2, "speculative_parallel": 2}
+    divided, slow = seconds(hardware=hardware, attention_speculation={"hit_rate": 0.0})
+    assert together == divided
+    assert all(np.array(slow) > fast)
