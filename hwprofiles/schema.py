@@ -150,9 +150,10 @@ class Host(Group):
     """Costs of the host that drives the chip."""
 
     launch_s: LaunchTime
-    """Time the CPU needs to launch one kernel without a captured graph."""
+    """Time the CPU needs to launch one kernel without a captured graph. Read by tt-metal alone: other engines have
+    launch times of their own (``frameworks.yaml``)."""
     graph_launch_s: LaunchTime
-    """Time per kernel inside a captured graph (CUDA graph, Metal trace), on the CPU."""
+    """Time per kernel inside a captured graph (CUDA graph, Metal trace), on the CPU; recorded, read by no engine."""
     step_s: NonNegative = 0.0
     """Time between engine steps that this chip's software needs beyond any engine's own (reading logits back,
     sampling on the host, sending the next tokens), in seconds."""

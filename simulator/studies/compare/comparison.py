@@ -160,7 +160,9 @@ def compare_variants(
         "metric": metric,
         "level": LEVEL,
         "crossover": None if nearest is None else {**along, **nearest, "all": crossing_rows(curves)},
-        "load_curves": None if path is None else {**along, "curves": [curve.document() for curve in curves]},
+        "load_curves": None
+        if path is None
+        else {**along, "requested": crossover != AUTOMATIC, "curves": [curve.document() for curve in curves]},
         "served_load": served,
         "sensitivity": [swing.document() for swing in tornado],
         "conclusion": "",
@@ -597,7 +599,7 @@ class CompareResult(StudyResult):
 
     def tables(self) -> list[Table]:
         document = self.document
-        others = _sensitivity_table(document), _crossover_table(document)
+        others = _sensitivity_table(document), _curve_table(document), _crossover_table(document)
         return [_speedup_table(document), _value_table(document), *(table for table in others if table.rows)]
 
 
@@ -681,6 +683,24 @@ def range_words(row: dict[str, Any]) -> str:
     if row["unit"] == "s":
         return f"{duration(row['low'])} .. {duration(row['high'])}"
     return f"{row['low']:g} .. {row['high']:g} {row['unit']}"
+
+
+def _curve_table(document: dict[str, Any]) -> Table:
+    """Speedups at every load tried for the crossover; shown if the crossover was requested."""
+    along = document["load_curves"] or {"path": "", "metric": document["metric"], "requested": False, "curves": []}
+    loads = dict.fromkeys(point["value"] for curve in along["curves"] for point in curve["points"])
+    by_load = [{point["value"]: point for point in curve["points"]} for curve in along["curves"]]
+    rows = [
+        [load_words(along["path"], load), *(ratio_cell(_without_value(points.get(load))) for points in by_load)]
+        for load in sorted(loads)
+    ]
+    title = f"Speedup of {metric_words(along['metric'])} by {along['path'].rpartition('.')[2]}"
+    details = set() if along["requested"] else {str(row[0]) for row in rows}
+    return Table(title, ["", *(one["variant"] for one in along["curves"])], rows, name="load curves", details=details)
+
+
+def _without_value(point: dict[str, Any] | None) -> dict[str, Any] | None:
+    return point and {name: part for name, part in point.items() if name != "value"}
 
 
 def _crossover_table(document: dict[str, Any]) -> Table:

@@ -74,3 +74,15 @@ def test_latency_decides_where_goodput_is_the_same():
     assert compared.document["metric"] == "mean_e2el_ms"
     assert compared.conclusion.startswith("Within the SLO are 100.0% of the requests of every variant.")
     assert "misses" not in compared.conclusion
+
+
+def test_values_of_a_requested_crossover_are_a_table_and_those_of_the_automatic_one_a_detail():
+    plain = on_h100(poisson(4.0, 60, 300, 50))
+    tables = {}
+    for crossover in ("workload.arrivals.request_rate=2,4", "auto"):
+        compared = compare(plain, vary={"hardware.tensor_parallel": [1, 2]}, crossover=crossover, **FEW)
+        tables[crossover] = next(table for table in compared.tables() if table.name == "load curves")
+    requested, automatic = tables.values()
+    assert [str(row[0]) for row in requested.rows] == ["2 req/s", "4 req/s"]
+    assert not requested.details
+    assert len(automatic.details) == len(automatic.rows)
