@@ -33,7 +33,8 @@ def replay_heading(document: Document) -> tuple[str, str]:
     basis, held_out = f"basis: {document['basis']}", " held-out" if document.get("split") else ""
     if "runs" in document:
         facts = f"{held_out.strip()} configurations · " if held_out else ""
-        return f"{len(document['runs']):,} measured runs served again", f"{facts}seed {document['seed']} · {basis}"
+        runs = len(document["runs"])
+        return f"{runs:,} measured run{'s' * (runs != 1)} served again", f"{facts}seed {document['seed']} · {basis}"
     count = f"{document['overall']['n']:,}{held_out}"
     if "chip" not in document:
         return f"{count} engine steps", basis
@@ -110,7 +111,10 @@ def run_replay_tables(document: Document) -> list[Table]:
             measured, error = run["measured"].get(metric), _signed(run["error"].get(metric))
             cells += [measured, _predicted(run, metric), error]
         runs.append(cells)
-    heads = ("metric", "group", "runs", *ERRORS.values(), "simulated", "inside 90 %")
+    interval = " with its 90 % interval" if any(run["interval90"] for run in document["runs"]) else ""
+    inside = ("inside 90 %",) if any(score.get("coverage90") is not None for score in document["scores"]) else ()
+    heads = ("metric", "group", "runs", *ERRORS.values(), "simulated", *inside)
+    scores = [row[: len(heads)] for row in scores]
     wanted = ("run", "metric", "error (%)", "measured", "predicted", "load")
     over_runs = [
         Table("Errors by metric and configuration", heads, scores, shown=SHOWN_RUNS, name="errors"),
@@ -119,7 +123,7 @@ def run_replay_tables(document: Document) -> list[Table]:
     return [
         *(over_runs if len(runs) > 1 else ()),
         Table(
-            "Every run: measured, predicted with its 90 % interval, and error",
+            f"Every run: measured, predicted{interval}, and error",
             columns,
             runs,
             shown=SHOWN_RUNS,

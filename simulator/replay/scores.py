@@ -99,6 +99,7 @@ def parse_limit(text: str, metrics: Sequence[str] = METRICS, groups: Sequence[st
         raise ForerunError(f"--fail-above: '{text}' is not [GROUP.]METRIC=VALUE, e.g. {metrics[0]}=12")
     if metric not in metrics:
         hint = did_you_mean(metric, metrics)
+        hint = hint or (f"; write {metric}.{metrics[0]}={value}" if groups is None else "")
         raise ForerunError(f"--fail-above: no metric '{metric}'{hint} (one of {', '.join(metrics)})")
     if groups is not None and group not in (ALL, "", *groups):
         hint = did_you_mean(group, groups)

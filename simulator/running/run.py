@@ -338,6 +338,11 @@ def _notes(scenario: Scenario, build: Build, log: RunLog, decoding: DecodeSample
         able = " or ".join(name for name, facts in SCHEDULERS.items() if facts.by_priority)
         yield f"workload.priorities change nothing: only engine.scheduler {able} looks at them"
     engine = scenario.engine
+    if engine.framework == "vllm" and engine.max_num_batched_tokens < engine.max_num_seqs:
+        yield (
+            f"engine.max_num_batched_tokens: {engine.max_num_batched_tokens} is below max_num_seqs "
+            f"{engine.max_num_seqs}; vLLM refuses to start with this"
+        )
     if engine.stream_interval > 1 and not load_framework(engine.framework).overlapped_per_sequence_s:
         yield f"engine.stream_interval changes nothing: under {engine.framework} steps do not wait for the server"
     if log.stage_open_s:

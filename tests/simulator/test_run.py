@@ -131,6 +131,15 @@ def test_speculation_switched_off_equals_none():
     assert off.speculation is None
 
 
+def test_a_step_budget_below_the_batch_is_noted_where_vllm_would_not_start():
+    def notes(budget):
+        return [note for note in simulate(scenario(engine={"max_num_batched_tokens": budget})).notes if "start" in note]
+
+    assert len(notes(8)) == 1
+    assert "max_num_batched_tokens: 8 is below max_num_seqs" in notes(8)[0]
+    assert not notes(8192)
+
+
 def test_a_run_says_when_its_kv_memory_was_nearly_gone():
     short = scenario(engine={"num_kv_blocks": 40}, workload=burst(8, 200, 40))
     message = [note for note in simulate(short).notes if "KV memory was nearly gone" in note]

@@ -58,7 +58,7 @@ def test_a_bad_row_stops_at_its_line_or_is_counted(tmp_path, row, message, reaso
         ('{"timestamp": 5, "input_length": 5, "output_length": 1, "hash_ids": "a b"}', "not a list of integer", None),
         ('{"timestamp": 5, "input_length": 5, "output_length": 1, "hash_ids": [1, 2]}', "2 block ids for 5", None),
         ('{"timestamp": 5, "input_length": 5, "output_length": 1, "hash_ids": [1.5]}', "not a list of integer", None),
-        ('{"timestamp": {}, "input_length": 5, "output_length": 1}', "{} is not a number", None),
+        ('{"timestamp": {}, "input_length": 5, "output_length": 1}', "{} is not a time such as", None),
     ],
 )
 def test_bad_json_lines(tmp_path, line, message, reason):

@@ -29,6 +29,9 @@ UNITS_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 """Time units a column may have."""
 
 
+NO_TIME = "{} is not a time such as '2023-11-16 18:17:03.97996' or a number"
+
+
 class Problem(NamedTuple):
     """Why one value cannot be used: a short reason to count by, and the text of the error."""
 
@@ -192,7 +195,7 @@ def nanoseconds_of(text: object) -> int:
         raise _Bad("missing", "no value")
     match = _DATETIME.fullmatch(text.strip()) if isinstance(text, str) else None
     if match is None:
-        raise _Bad("not a time", f"{shown(text)} is not a time such as '2023-11-16 18:17:03.97996' or a number")
+        raise _Bad("not a time", NO_TIME.format(shown(text)))
     *parts, fraction, zone = match.groups()
     try:
         year, month, day, hour, minute, second = map(int, parts)
@@ -294,6 +297,9 @@ class TimeColumn:
             self._guess_unit(values)
         units = self.units_per_second or 1
         parsed = _numbers(values)
+        for row, problem in parsed.problems.items():
+            if problem.reason == "not a number":
+                parsed.problems[row] = Problem("not a time", NO_TIME.format(shown(values[row])))
         parsed.refuse(parsed.values < 0, "negative", "{}: an arrival time cannot be negative")
         too_large = "{}: too large for an arrival time; is the time unit right?"
         parsed.refuse(parsed.values > MAX_SECONDS * units, "too large", too_large)

@@ -70,6 +70,7 @@ REFUSED = [
     (f"{REQUESTS} --where colour=red", "colour"),
     (f"{REQUESTS} --where tensor_parallel>=many", "'many' is no number"),
     (f"{REQUESTS} --fail-above speed.mape=3", "no 'speed' rows were scored"),
+    (f"{REQUESTS} --fail-above tpot=5", "no metric 'tpot'; write tpot.mape=5"),
     (f"{REQUESTS} --fail-above mape", "METRIC=VALUE"),
     (f"{REQUESTS} --split train=2", "train must be between 0 and 1"),
     (f"{REQUESTS} --where model=gpt-2", "no measured run can be simulated"),
