@@ -465,8 +465,9 @@ def _crossover_words(document: dict[str, Any], best: str) -> str:
     subject = "it pays" if crossing["variant"] == best else f"{crossing['variant']} pays"
     path = crossover["path"]
     text = f"; {subject} {crossing['better']} about {load_words(path, crossing['value'])}"
-    if crossing["low"] is not None and crossing["high"] is not None:
-        text += f" ({number(crossing['low'], 3)} to {number(crossing['high'], 3)})"
+    low, high = number(crossing["low"], 3), number(crossing["high"], 3)
+    if crossing["low"] is not None and crossing["high"] is not None and low != high:
+        text += f" ({low} to {high})"
     below = crossing["better"] == "below"
     points = _points_of(document, crossing["variant"])
     worst = 1.0 - min((p["ratio"] for p in points if (p["value"] > crossing["value"]) == below), default=1.0)
@@ -707,8 +708,8 @@ def _crossover_table(document: dict[str, Any]) -> Table:
     """Table of the loads at which variants start or stop being faster than the baseline."""
     crossover = document["crossover"]
     rows = [
-        [row["variant"], row["better"], load_words(crossover["path"], row["value"]),
-         f"{number(row['low'], 3)} .. {number(row['high'], 3)}"]
+        [row["variant"], row["better"], load_words(crossover["path"], row["value"]), "" if low == high else f"{low} .. {high}"]
         for row in (crossover["all"] if crossover is not None else ())
+        for low, high in [(number(row["low"], 3), number(row["high"], 3))]
     ]  # fmt: skip
     return Table("Crossover", ("variant", "pays", "at", "95 % interval"), rows, name="crossover")
