@@ -708,7 +708,8 @@ def _crossover_table(document: dict[str, Any]) -> Table:
     """Table of the loads at which variants start or stop being faster than the baseline."""
     crossover = document["crossover"]
     rows = [
-        [row["variant"], row["better"], load_words(crossover["path"], row["value"]), "" if low == high else f"{low} .. {high}"]
+        [row["variant"], row["better"], load_words(crossover["path"], row["value"]),
+         "" if low == high else f"{low} .. {high}"]
         for row in (crossover["all"] if crossover is not None else ())
         for low, high in [(number(row["low"], 3), number(row["high"], 3))]
     ]  # fmt: skip
