@@ -138,6 +138,11 @@ class PlannedLayout(NamedFields):
         return commands[engine]
 
 
+KV_NEARLY_GONE = "KV memory was nearly gone"
+"""Begin of the note of a run; a plan has one for all its layouts."""
+MOST_NAMED = 4
+
+
 class PlanResult(StudyResult):
     """Layouts, the best first; its data frame has a row for each.
 
@@ -298,7 +303,12 @@ def plan_document(plan: Plan) -> Document:
     candidates = [candidate_document(plan, candidate) for candidate in plan.candidates]
     judged = [c.verdict.observation.basis for c in plan.candidates if c.verdict is not None]
     basis = weakest(judged) if judged else None
-    notes = [note for c in plan.candidates if c.verdict is not None for note in c.verdict.observation.notes]
+    owned = [(note, c.name) for c in plan.candidates if c.verdict is not None for note in c.verdict.observation.notes]
+    tight = list(dict.fromkeys(name for note, name in owned if note.startswith(KV_NEARLY_GONE)))
+    notes = [note for note, _ in owned if not note.startswith(KV_NEARLY_GONE)]
+    if tight:
+        more = f" and {len(tight) - MOST_NAMED} more" if len(tight) > MOST_NAMED else ""
+        notes.append(f"{KV_NEARLY_GONE} in {'; '.join(tight[:MOST_NAMED])}{more}")
     cheaper = next_cheaper(plan)
     rate = plan.rate if plan.rate is not None or plan.best is None else plan.best.max_rate
     body = {
