@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -369,8 +370,9 @@ def _variant_document(variant: Variant, run: dict[str, Any], ratios: dict[str, R
 
 
 def _notes(combined: dict[str, dict[str, Any]], runs: int, fixed: str | None, variants: Sequence[Variant]) -> list[str]:
-    all_notes = dict.fromkeys(note for run in combined.values() for note in run["notes"])
-    owners = {note: [name for name, run in combined.items() if note in run["notes"]] for note in all_notes}
+    seen = {name: _one_of_each(run["notes"]) for name, run in combined.items()}
+    all_notes = dict.fromkeys(note for notes in seen.values() for note in notes)
+    owners = {note: [name for name, notes in seen.items() if note in notes] for note in all_notes}
     base, others = variants[0].name, len(combined) - 1
     result = []
     for note, names in owners.items():
@@ -385,6 +387,14 @@ def _notes(combined: dict[str, dict[str, Any]], runs: int, fixed: str | None, va
         covered = "cover only the engine's random draws, such as acceptance" if drawn else "contain no chance"
         result.append(f"every run replays the same requests of the trace: the intervals {covered}")
     return result
+
+
+def _one_of_each(notes: Sequence[str]) -> list[str]:
+    """The first of every kind of note: those of several replications differ in their numbers."""
+    kinds: dict[str, str] = {}
+    for note in notes:
+        kinds.setdefault(re.sub(r"\d[\d,.]*", "0", note), note)
+    return list(kinds.values())
 
 
 def compare_sentence(document: dict[str, Any]) -> str:

@@ -150,10 +150,16 @@ class PlanResult(StudyResult):
     """
 
     kind = "plan"
-    legend = (
-        "* no layout costs less at a higher rate. hold: runs that meet the SLO. P(SLO): probability of meeting it, the "
-        "model's error included. 2048-token steps: max_num_batched_tokens."
-    )
+
+    @property
+    def legend(self) -> str:  # type: ignore[override]
+        """Words of the tables."""
+        words = (
+            "* no layout costs less at a higher rate. hold: runs that meet the SLO. P(SLO): probability of meeting it, "
+        )
+        words += "the model's error included."
+        steps = any("-token steps" in row["layout"] for row in self.document["candidates"])
+        return words + " 2048-token steps: max_num_batched_tokens." * steps
 
     @property
     def best(self) -> PlannedLayout | None:
