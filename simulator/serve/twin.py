@@ -36,7 +36,7 @@ REQUESTS = (200, 1500)
 """Least and most requests of a simulated run."""
 FLOOR = 0.005
 """Relative error of the rebuilt traffic itself: lengths are known by bucket."""
-HOST_FIELDS = ("step_s", "per_sequence_s", "eager_launch_s")
+HOST_FIELDS = ("step_s", "per_sequence_s", "eager_launch_s", "uncompiled_launch_s")
 """Host costs of an engine that one factor moves together."""
 LATENCIES = ("itl", "prefill", "ttft")
 CHECKED = ("metric", "cause", "measured", "expected", "spread", "alarm", "gap_percent")

@@ -236,8 +236,8 @@ PUBLIC = "source_file=2026-04-06.csv; model=Llama-3.1-70B; silicon_concurrency=8
     (f"a,{PUBLIC},vllm,,m/Llama-3.1-70B,b200_sxm,fp8,agg,1000,500,8,2,1,9,9", 8, (800, 1000), (400, 500), 80, "fp8"),
     (f"a,{PUBLIC},trtllm,,m/DeepSeek-R1,h200_sxm,fp8,agg,1000,500,8,1,4,9,9", 32, (800, 1000), (400, 500), 320, "fp8"),
     ("a,data/x.csv,trtllm,1.0.0rc3,m/Llama-3.1-8B-Instruct,h100_sxm,,agg,1000,500,8,2,1,9,9", 7, 1000, (450, 550),
-     None, None),
-    ("a,data/x.csv,trtllm,1.0.0rc3,Qwen/Qwen3-32B,h100_sxm,,agg,1000,500,8,2,1,9,9", 8, 1000, (450, 550), None, None),
+     80, None),
+    ("a,data/x.csv,trtllm,1.0.0rc3,Qwen/Qwen3-32B,h100_sxm,,agg,1000,500,8,2,1,9,9", 8, 1000, (450, 550), 80, None),
     ("a,data/x.csv,sglang,0.5.1,Qwen/Qwen3-32B,h100_sxm,,agg,1000,500,8,2,1,9,9", 8, 1000, 500, None, None),
 ])  # fmt: skip
 def test_rows_of_the_silicon_table_by_origin(tmp_path, row, seqs, inputs, outputs, requests, cache):

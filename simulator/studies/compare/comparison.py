@@ -698,7 +698,7 @@ def range_words(row: dict[str, Any]) -> str:
 
 def _curve_table(document: dict[str, Any]) -> Table:
     """Speedups at every load tried for the crossover; shown if the crossover was requested."""
-    along = document["load_curves"] or {"path": "", "metric": document["metric"], "requested": False, "curves": []}
+    along = document["load_curves"] or {"path": "", "metric": document["metric"], "curves": []}
     loads = dict.fromkeys(point["value"] for curve in along["curves"] for point in curve["points"])
     by_load = [{point["value"]: point for point in curve["points"]} for curve in along["curves"]]
     rows = [
@@ -706,7 +706,7 @@ def _curve_table(document: dict[str, Any]) -> Table:
         for load in sorted(loads)
     ]
     title = f"Speedup of {metric_words(along['metric'])} by {along['path'].rpartition('.')[2]}"
-    details = set() if along["requested"] else {str(row[0]) for row in rows}
+    details = set() if along.get("requested") else {str(row[0]) for row in rows}
     return Table(title, ["", *(one["variant"] for one in along["curves"])], rows, name="load curves", details=details)
 
 

@@ -127,7 +127,8 @@ def test_more_is_let_through_with_a_larger_lambda_up_to_the_static_error():
 
 def test_s_has_an_optimum_and_lambda_is_paid_in_error():
     """At 128K on the paper's kernels: a larger S hits more often, until its own time is what a hit waits for."""
-    base = {"model": SET.model, "weights_dtype": "bfp8", "kv_cache_dtype": "bfp8", "engine": {"max_num_seqs": 16}}
+    base = {"model": SET.model, "weights_dtype": "bfp8", "kv_cache_dtype": "bfp8"}
+    base |= {"engine": {"framework": "vllm", "max_num_seqs": 16}}
     hardware = {"chip": SET.chip, "tensor_parallel": 4, "speculative_parallel": 2}
 
     def seconds(**levers):

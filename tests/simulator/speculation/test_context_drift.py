@@ -105,4 +105,4 @@ def test_acceptance_falls_only_where_attention_leaves_the_window():
 def test_prompts_beyond_the_window_are_reported(draft, longest, words):
     config = SpeculationConfig(method="eagle3", num_speculative_tokens=2, draft=draft, acceptance={"alpha": 0.7})
     note = window_note(config, np.array([100, longest]))
-    assert (note is None) if words is None else (words in note and "50%" in note)
+    assert (note is None) if words is None else (words in note and "50 %" in note)
