@@ -36,6 +36,11 @@ class LearningPolicy:
     """A ``DraftPolicy`` that learns; the engine calls ``choose_for`` and ``learn`` in place of its two methods."""
 
     by_batch_alone = cython.declare(cython.bint, visibility="public")
+    seqs: cython.longlong
+    context_tokens: cython.longlong
+    prompt_tokens: cython.longlong
+    waiting: cython.longlong
+    """Of the batch that is decided on, as in ``Batch``."""
 
     def choose(self, batch: Batch) -> int:
         return self.choose_for(batch.seqs, batch.context_tokens, batch.prompt_tokens, batch.waiting)
@@ -56,6 +61,14 @@ class LearningPolicy:
         waiting: cython.longlong,
     ) -> cython.longlong:
         """``DraftPolicy.choose`` for the fields of a ``Batch``."""
+        self.seqs, self.context_tokens = seqs, context_tokens
+        self.prompt_tokens, self.waiting = prompt_tokens, waiting
+        return self.decide()
+
+    @cython.exceptval(-1, check=True)
+    @cython.cfunc
+    def decide(self) -> cython.longlong:
+        """Draft tokens of the next step, from the fields of its batch."""
         raise NotImplementedError
 
     @cython.ccall
@@ -131,14 +144,8 @@ class Goodput(LearningPolicy):
         self.present, self.decisions = most, 0
 
     @cython.exceptval(-1, check=True)
-    @cython.ccall
-    def choose_for(
-        self,
-        seqs: cython.longlong,
-        context_tokens: cython.longlong,
-        prompt_tokens: cython.longlong,
-        waiting: cython.longlong,
-    ) -> cython.longlong:
+    @cython.cfunc
+    def decide(self) -> cython.longlong:
         tokens: cython.longlong
         best: cython.longlong = 0
         expected: cython.double = 0.0
@@ -147,13 +154,13 @@ class Goodput(LearningPolicy):
         speed: cython.double
         rate: cython.double = self.acceptance()
         self.decisions += 1
-        if not seqs or self.decisions % self.interval:
+        if not self.seqs or self.decisions % self.interval:
             return self.present
-        curve: StepCurve = self.curves.of(seqs, context_tokens, 0)
+        curve: StepCurve = self.curves.of(self.seqs, self.context_tokens, 0)
         seconds: cython.double[::1] = curve.seconds
         for tokens in range(len(seconds)):
             expected += pow(rate, tokens)
-            speed = seqs * expected / seconds[tokens]
+            speed = self.seqs * expected / seconds[tokens]
             if speed > best_speed:
                 best, best_speed = tokens, speed
             if tokens == self.present:
@@ -307,14 +314,8 @@ class Gate(LearningPolicy):
         self.rates, self.least = rates, least
 
     @cython.exceptval(-1, check=True)
-    @cython.ccall
-    def choose_for(
-        self,
-        seqs: cython.longlong,
-        context_tokens: cython.longlong,
-        prompt_tokens: cython.longlong,
-        waiting: cython.longlong,
-    ) -> cython.longlong:
+    @cython.cfunc
+    def decide(self) -> cython.longlong:
         depth: cython.longlong = 0
         rates: cython.double[::1] = self.rates.conditional()
         while depth < len(rates) and self.bound(rates[depth]) >= self.least:
@@ -398,32 +399,26 @@ class Forerun(LearningPolicy):
         self.kept = exp(-1.0 / MIX_STEPS)
 
     @cython.exceptval(-1, check=True)
-    @cython.ccall
-    def choose_for(
-        self,
-        seqs: cython.longlong,
-        context_tokens: cython.longlong,
-        prompt_tokens: cython.longlong,
-        waiting: cython.longlong,
-    ) -> cython.longlong:
+    @cython.cfunc
+    def decide(self) -> cython.longlong:
         """The present K, or the best K once the present lies behind by ``SWITCH_SHARE`` of the cost of a switch."""
         tokens: cython.longlong
-        grown: cython.longlong = max(0, context_tokens - self.context)
+        grown: cython.longlong = max(0, self.context_tokens - self.context)
         expected: cython.double[::1] = self.expected
         seconds: cython.double[::1] = self.seconds
         behind: cython.double[::1] = self.behind
-        self.context = context_tokens
-        if not seqs:
+        self.context = self.context_tokens
+        if not self.seqs:
             return self.present
-        self.skipped = 0 if self.present else min(self.skipped + max(grown, seqs), context_tokens)
+        self.skipped = 0 if self.present else min(self.skipped + max(grown, self.seqs), self.context_tokens)
         plain: cython.double[::1] = self.rates.tokens()
         for tokens in range(len(expected)):
             expected[tokens] = plain[tokens] * (1.0 - MARGIN * tokens)
-        self._price(seqs, context_tokens, prompt_tokens, waiting)
+        self._price()
         worth: cython.double = seconds[0] / expected[0]
         for tokens in range(1, len(expected)):
             worth = min(worth, seconds[tokens] / expected[tokens])
-        cost: cython.double = self._cost(seqs)
+        cost: cython.double = self._cost()
         ahead: cython.double = 0.0
         for tokens in range(len(expected)):
             behind[tokens] += seconds[tokens] - worth * expected[tokens]
@@ -448,47 +443,41 @@ class Forerun(LearningPolicy):
         self.rates.learn(drafted, counts)
 
     @cython.cfunc
-    def _price(
-        self,
-        seqs: cython.longlong,
-        context_tokens: cython.longlong,
-        prompt_tokens: cython.longlong,
-        waiting: cython.longlong,
-    ) -> None:
+    def _price(self) -> None:
         """Set the seconds of a step by draft tokens, including its share of steps that compute prompts of new
         requests."""
         tokens: cython.longlong
         each: cython.double
         share: cython.double
-        if prompt_tokens:
-            self.prompts += prompt_tokens
+        if self.prompt_tokens:
+            self.prompts += self.prompt_tokens
             self.mixed += 1.0
-        curve: StepCurve = self.curves.of(seqs, context_tokens, 0)
+        curve: StepCurve = self.curves.of(self.seqs, self.context_tokens, 0)
         alone: cython.double[::1] = curve.seconds
         if not self.mixed:
             for tokens in range(len(alone)):
                 self.seconds[tokens] = alone[tokens]
             return
         mean: cython.double = self.prompts / self.mixed + TO_WHOLE - TO_WHOLE
-        curve = self.curves.of(seqs, context_tokens, cython.cast(cython.longlong, mean))
+        curve = self.curves.of(self.seqs, self.context_tokens, cython.cast(cython.longlong, mean))
         with_prompts: cython.double[::1] = curve.seconds
-        each = seqs * self.mixed / (self.decoded + MIX_TOKENS)
+        each = self.seqs * self.mixed / (self.decoded + MIX_TOKENS)
         for tokens in range(len(alone)):
             share = each * self.expected[tokens]
-            if waiting:  # prompts are what steps hold, not what arrives: no more steps than all can have some
+            if self.waiting:  # prompts are what steps hold, not what arrives: no more steps than all can have some
                 share = min(1.0, share)
             self.seconds[tokens] = max(0.0, 1.0 - share) * alone[tokens] + share * with_prompts[tokens]
 
     @cython.exceptval(-1, check=True)
     @cython.cfunc
-    def _cost(self, seqs: cython.longlong) -> cython.double:
+    def _cost(self) -> cython.double:
         """Seconds that a change of K takes now; skipped tokens are rounded to a quarter doubling."""
         quarters: cython.double
         skipped: cython.double = 0.0
         if self.skipped:
             quarters = 4 * log2(self.skipped) + TO_WHOLE - TO_WHOLE
             skipped = pow(2.0, quarters / 4) + TO_WHOLE - TO_WHOLE
-        cost: cython.double = self.switch_seconds(seqs, int(skipped))
+        cost: cython.double = self.switch_seconds(self.seqs, int(skipped))
         return max(LEAST_SWITCH_S, cost)
 
 
@@ -577,15 +566,9 @@ class MovingAverage(LearningPolicy):
         self.slots = [slots[size] for size in sorted(slots)]
 
     @cython.exceptval(-1, check=True)
-    @cython.ccall
-    def choose_for(
-        self,
-        seqs: cython.longlong,
-        context_tokens: cython.longlong,
-        prompt_tokens: cython.longlong,
-        waiting: cython.longlong,
-    ) -> cython.longlong:
-        return self._slot(seqs).present
+    @cython.cfunc
+    def decide(self) -> cython.longlong:
+        return self._slot(self.seqs).present
 
     @cython.ccall
     def learn(self, drafted: cython.longlong, counts: cython.longlong[::1]) -> None:

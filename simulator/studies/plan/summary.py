@@ -18,6 +18,7 @@ from simulator.studies.paired import chance_words
 from simulator.studies.plan.layouts import ChipPrice
 from simulator.studies.plan.objectives import GOODPUT, latency_words, limits_words
 from simulator.studies.plan.search import Candidate, Plan
+from simulator.studies.plan.trials import OVERLOAD
 from simulator.studies.steady_state.traffic import population
 from simulator.workload.generate import trace_began_s
 
@@ -248,7 +249,7 @@ def tolerated_slowdown(loads: Iterable[tuple[float, float]]) -> float | None:
     >>> round(tolerated_slowdown([(1.0, 0.25), (4.0, 1.0)]), 3)
     2.0
     """
-    excess = [(log(load), log(load * min(ratio, 10.0))) for load, ratio in sorted(loads) if load >= 1 and ratio > 0]
+    excess = [(log(load), log(load * min(ratio, OVERLOAD))) for load, ratio in sorted(loads) if load >= 1 and ratio > 0]
     for (low, below), (high, above) in pairwise(excess):
         if below <= 0 < above:
             return exp(low - below * (high - low) / (above - below))

@@ -136,7 +136,7 @@ TOLERANCE = 0.01
 """Relative width of the bracket in which a highest rate is left."""
 MOST_WIDENING = 24
 MOST_RATIO = 2.0
-"""SLO ratio up to which an interpolation believes it: beyond, queues grow with the length of the run."""
+"""Largest SLO ratio that the interpolation uses: above it, queues grow with the length of the run."""
 OVERLOAD = 10.0
 """SLO ratio from which half the load is tried next."""
 LEVEL = 0.95
@@ -288,7 +288,7 @@ def drawn_slo_ratios(
 ) -> tuple[FloatArray, list[ErrorSource]]:
     """SLO ratios of a candidate in every draw of the model's error, and the sources of that error.
 
-    ``sources`` are those of another rate: the shares of a step's kernels hardly depend on it.
+    ``sources`` may be those of another rate: the shares of a step's kernels hardly depend on the rate.
     """
     from simulator.running.run import error_of_run
 
