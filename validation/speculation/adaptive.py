@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from forerun.tables import Table, Value, percent
-from forerun.yaml_files import parse
+from forerun.yaml_files import packaged
 from simulator.running.build import build_replica
 from simulator.running.metrics import summarise
 from simulator.running.run import simulate
@@ -20,7 +20,7 @@ from simulator.running.scenario import Scenario
 from simulator.speculation import fit_acceptance_lengths
 from simulator.speculation.level_decay import LevelDecay
 from simulator.timing import DraftStep, ModelTimer, causal_pairs, decode_step, keys_read
-from validation.speculation.published import FOLDER
+from validation.speculation.published import PACKAGE
 
 NONE, ADAPTIVE = "none", "adaptive "
 SEEN = "acceptance.autocorrelation 0.8 was chosen looking at these rows: no row is held out from that choice"
@@ -59,18 +59,13 @@ class PublishedCrossing(NamedTuple):
 
 def adaptive_tables() -> dict[str, Mapping[str, Any]]:
     """The published tables by name."""
-    return _yaml("adaptive.yaml")
-
-
-def _yaml(name: str) -> dict[str, Any]:
-    data: dict[str, Any] = parse(FOLDER.joinpath(name).read_text(encoding="utf-8"))
-    return data
+    return packaged(PACKAGE, "adaptive.yaml")
 
 
 def compare_adaptive(advance: Callable[[int, int], None] = lambda done, total: None) -> dict[str, Any]:
     """The JSON of ``forerun validate adaptive``: every cell, scores by table, crossings."""
     tables = adaptive_tables()
-    ranges, zero_drafts = _yaml("ranges.yaml"), _yaml("zero_drafts.yaml")
+    ranges, zero_drafts = packaged(PACKAGE, "ranges.yaml"), packaged(PACKAGE, "zero_drafts.yaml")
     described = tables | ranges | {"dynamic K at 0 drafts": zero_drafts}
     rows: list[AdaptiveRow] = []
     crossings = []

@@ -8,9 +8,10 @@ from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
 
-from forerun.yaml_files import parse
+from forerun.yaml_files import packaged
 
-FOLDER = resources.files("validation.speculation")
+PACKAGE = "validation.speculation"
+FOLDER = resources.files(PACKAGE)
 
 
 class PublishedSpeedup(NamedTuple):
@@ -68,13 +69,6 @@ def _length(text: str) -> float | None:
     return (float(low) + float(high or low)) / 2 if text else None
 
 
-@cache
-def _constants() -> dict[str, dict[str, Any]]:
-    text = FOLDER.joinpath("constants.yaml").read_text(encoding="utf-8")
-    constants: dict[str, dict[str, Any]] = parse(text)
-    return constants
-
-
 def constants_of(group: str) -> dict[str, Mapping[str, Any]]:
     """Constants that predictions of a published table take, by name."""
-    return {name: entry for name, entry in _constants().items() if group in entry["groups"]}
+    return {name: entry for name, entry in packaged(PACKAGE, "constants.yaml").items() if group in entry["groups"]}
