@@ -10,6 +10,7 @@ import numpy as np
 from forerun.tables import number
 from simulator.running.metrics.usage import main_bottleneck
 from simulator.serving import RequestRecords
+from simulator.workload.workload_config import WorkloadConfig
 
 LEAST_WAITING, WAITING_SHARE, WAITING_GROWTH = 5, 0.05, 1.5
 """Requests that wait when the last one arrives, at least, as a share of all, and over those at half of the time, from
@@ -21,15 +22,17 @@ EVIDENCE_WORDS = {
 }
 
 
-def load_section(requests: RequestRecords, open_loop: bool) -> dict[str, Any]:
-    """Requests per second that arrive, and whether the engine keeps up with them.
+def load_section(requests: RequestRecords, workload: WorkloadConfig) -> dict[str, Any]:
+    """Requests per second of the scenario and of this run's arrivals, and whether the engine keeps up with them.
 
-    The second is None in closed loops and bursts, and where all requests arrive within the mean latency of one.
+    The last is None in closed loops and bursts, and where all requests arrive within the mean latency of one.
     """
+    process = workload.arrivals
+    rate = None if process is None or process.profile is not None else process.request_rate
     arrivals = np.sort(requests.arrival_s)
     first, last = float(arrivals[0]), float(arrivals[-1])
-    if last <= first or not open_loop:
-        return {"arrival_rate": None, "keeps_up": None}
+    if last <= first or not workload.open_loop:
+        return {"request_rate": None, "arrival_rate": None, "keeps_up": None}
 
     def waiting(at_s: float) -> int:
         begun = int(np.sum(requests.scheduled_s <= at_s)) + int(np.sum(requests.failed))
@@ -42,21 +45,36 @@ def load_section(requests: RequestRecords, open_loop: bool) -> dict[str, Any]:
         keeps_up = None if done and last - first < float(np.nanmin(at_work)) else False
     else:
         keeps_up = None if done and last - first < float(np.nanmean(served)) else True
-    return {"arrival_rate": (len(arrivals) - 1) / (last - first), "keeps_up": keeps_up}
+    return {"request_rate": rate, "arrival_rate": (len(arrivals) - 1) / (last - first), "keeps_up": keeps_up}
+
+
+def steady_output_throughput(load: Mapping[str, Any], summary: Mapping[str, Any]) -> float | None:
+    """Output tokens per second while requests arrive, for costs: the throughput without the end of a run.
+
+    An engine that keeps up generates what is requested: the rate of arrivals times the mean answer. ``duration`` also
+    holds the time in which the last requests finish, which makes short runs look slow and dear. Where the engine does
+    not keep up, and in closed loops and bursts, it is the throughput over ``duration``.
+    """
+    if not load["keeps_up"]:
+        return summary["output_throughput"]  # type: ignore[no-any-return]
+    arrived = summary["completed"] + summary["failed"]
+    return float((load["request_rate"] or load["arrival_rate"]) * summary["total_output_tokens"] / arrived)
 
 
 def run_conclusion(document: Mapping[str, Any]) -> str:
     """The conclusion of a run's document."""
     load, summary = document["load"], document["summary"]
-    served, arriving = (number(rate, 3) for rate in (summary["request_throughput"], load["arrival_rate"]))
+    rates = (summary["request_throughput"], load["arrival_rate"], load["request_rate"] or load["arrival_rate"])
+    served, arrived, arriving = (number(rate, 3) for rate in rates)
+    drawn = "" if arrived == arriving else f" ({arrived} in this draw of arrivals)"
     if not summary["completed"]:
         text = "No request finished"
     elif load["keeps_up"] is None:
         text = f"Serves {served} requests/s"
     elif load["keeps_up"]:
-        text = f"Keeps up with {arriving} requests/s"
+        text = f"Keeps up with {arriving} requests/s{drawn}"
     else:
-        text = f"Cannot keep up: serves {served} of {arriving} requests/s"
+        text = f"Cannot keep up: serves {served} of {arriving} requests/s{drawn}"
     if summary["failed"]:
         text += f"; {summary['failed']:,} of {summary['failed'] + summary['completed']:,} requests fail"
     bound = main_bottleneck(document["bottleneck"])

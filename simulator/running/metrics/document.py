@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forerun.version import VERSION
-from simulator.running.metrics.conclusion import load_section, run_conclusion
+from simulator.running.metrics.conclusion import load_section, run_conclusion, steady_output_throughput
 from simulator.running.metrics.summary import run_window_s, slo_report, summarise
 from simulator.running.metrics.uncertainty import interval_section
 from simulator.running.metrics.usage import (
@@ -41,9 +41,10 @@ def run_document(result: RunRecords) -> dict[str, Any]:
     window = run_window_s(result.requests)
     duration_s = 0.0 if window is None else window[1] - window[0]
     usd = fleet_cost_usd(result, duration_s)
+    load = load_section(result.requests, scenario.workload)
     error = result.model_error
     document = {
-        "load": load_section(result.requests, result.scenario.workload.open_loop),
+        "load": load,
         "summary": summary,
         **interval_section(summary, error, None if error is None else error["sampling"]),
         "slo": slo_report(result, summary),
@@ -57,7 +58,9 @@ def run_document(result: RunRecords) -> dict[str, Any]:
         **({} if result.tasks is None else {"tasks": result.tasks}),
         "chips": result.chips,
         "cost_usd": usd,
-        "usd_per_million_output_tokens": usd_per_million_tokens(usd, summary["total_output_tokens"]),
+        "usd_per_million_output_tokens": usd_per_million_tokens(
+            usd, (steady_output_throughput(load, summary) or 0.0) * duration_s
+        ),
         "engine": asdict(result.engine),
         "scenario": scenario_document(scenario),
         "seed": result.seed,

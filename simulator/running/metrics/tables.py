@@ -186,8 +186,8 @@ def engine_table(document: Document) -> Table:
             energy += f", {number(power['mean_w'], 3)} W ({low} to {high}, {power['basis']})"
         rows.append(("Energy", energy))
     if document["cost_usd"] is not None:
-        per_million = document["usd_per_million_output_tokens"]
-        rows.append(("Cost", f"${number(document['cost_usd'])}, ${number(per_million)} per million output tokens"))
+        per_million, usd = (number(document[key]) for key in ("usd_per_million_output_tokens", "cost_usd"))
+        rows.append(("Cost", f"${per_million} per million output tokens, ${usd} for this run"))
     steps = f"{number(engine['steps'])} engine steps in {duration(engine['wall_s'])}"
     return pairs("Engine", [*rows, ("Simulated", steps)], name="engine")
 

@@ -106,7 +106,7 @@ def cost_usd(usd_per_chip_hour: float | None, chips: float, duration_s: float) -
     return None if usd_per_chip_hour is None else usd_per_chip_hour * chips * duration_s / SECONDS_PER_HOUR
 
 
-def usd_per_million_tokens(usd: float | None, tokens: int) -> float | None:
+def usd_per_million_tokens(usd: float | None, tokens: float) -> float | None:
     """US dollars per million tokens; None without a price or without tokens."""
     return None if usd is None or tokens <= 0 else usd / tokens * TOKENS_PER_MILLION
 

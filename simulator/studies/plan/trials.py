@@ -155,6 +155,7 @@ class Observation:
     failed: int
     completed: int
     output_throughput: float | None
+    """Output tokens per second while requests arrive."""
     median_tpot_ms: float | None
     power_w: float | None = None
     bottleneck: dict[str, float] | None = None
@@ -217,6 +218,7 @@ def observe(
     """
     from simulator.running.build import build_run
     from simulator.running.metrics import own_errors, run_document, summarise
+    from simulator.running.metrics.conclusion import load_section, steady_output_throughput
     from simulator.running.run import RunResult, serve, simulate
 
     result = simulate(scenario, seed, full_step_rows=0) if shown else serve(scenario, seed)
@@ -226,7 +228,7 @@ def observe(
         values=reached(objective, result),
         failed=summary["failed"],
         completed=summary["completed"],
-        output_throughput=summary["output_throughput"],
+        output_throughput=steady_output_throughput(load_section(result.requests, scenario.workload), summary),
         median_tpot_ms=summary["median_tpot_ms"],
     )
     if document is None or not isinstance(result, RunResult):

@@ -46,3 +46,23 @@ def test_every_class_has_words():
     halves = packaged("simulator.running.metrics", "served.yaml")["half"]
     assert all(served_words([name, "all"], halves) for name in halves)
     assert set(BUILD_AGES) <= set(PART_WORDS)
+
+
+@pytest.mark.parametrize("count", [60, 600])
+def test_the_cost_of_a_token_is_that_of_the_load_however_short_the_run(count):
+    scenario = plain_scenario("llama-3.1-8b", "h100-sxm", 1000, 300, count, prices={"usd_per_chip_hour": 2.5})
+    run = simulate(scenario.with_values({"workload.arrivals": {"request_rate": 6.0}}))
+    by_hand = 2.5 / (3600 * 6.0 * 300 / 1e6)
+    assert run.document["usd_per_million_output_tokens"] == pytest.approx(by_hand)
+    drawn = f"{run.document['load']['arrival_rate']:.3g}"
+    assert drawn != "6"
+    assert run.conclusion.startswith(f"Keeps up with 6 requests/s ({drawn} in this draw of arrivals)")
+
+
+def test_the_cost_of_a_token_beyond_capacity_is_that_of_the_throughput():
+    prices, engine = {"usd_per_chip_hour": 2.5}, {"max_num_seqs": 16}
+    scenario = plain_scenario("llama-3.1-8b", "h100-sxm", 1000, 200, 200, prices=prices, engine=engine)
+    run = simulate(scenario.with_values({"workload.arrivals": ARRIVALS["many"]}))
+    cost = 1e6 * run.document["cost_usd"] / run.summary["total_output_tokens"]
+    assert run.document["load"]["keeps_up"] is False
+    assert run.document["usd_per_million_output_tokens"] == pytest.approx(cost)

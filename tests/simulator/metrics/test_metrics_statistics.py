@@ -73,7 +73,7 @@ def test_one_value_has_no_interval():
 
 
 BASE = {
-    "load": {"arrival_rate": 4.0, "keeps_up": True},
+    "load": {"request_rate": None, "arrival_rate": 4.0, "keeps_up": True},
     "summary": {
         "completed": 10,
         "failed": 0,
