@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -179,13 +180,16 @@ def run_scenario(run: MeasuredRun, base: Scenario) -> Scenario:
     _put(hardware, tensor_parallel=run.tensor_parallel, pipeline_parallel=run.pipeline_parallel,
          expert_parallel=run.expert_parallel, attention_data_parallel=run.data_parallel_attention,
          replicas=run.replicas)  # fmt: skip
-    _put(engine, max_num_seqs=run.max_num_seqs, max_num_batched_tokens=run.max_num_batched_tokens,
+    framework = load_framework(engine.get("framework", "vllm"))
+    limits = engine_limits(framework, hardware.get("chip", base.hardware.chip))
+    running = limits.pop("running", {})
+    limited = run.max_num_seqs or engine.get("max_num_seqs") or "pools" in run.settings
+    most = run.max_num_seqs if limited else allowed_at_once(running, data["model"], run.speculation)
+    _put(engine, max_num_seqs=most, max_num_batched_tokens=run.max_num_batched_tokens,
          max_model_len=run.max_model_len, num_kv_blocks=run.num_kv_blocks, block_size=run.block_size,
          gpu_memory_utilization=run.gpu_memory_utilization, enable_prefix_caching=run.prefix_caching,
          enable_chunked_prefill=run.chunked_prefill)  # fmt: skip
-    framework = load_framework(engine.get("framework", "vllm"))
     streams = run.max_concurrency if framework.kernel_library == "sglang" and not run.data_parallel_attention else None
-    limits = engine_limits(framework, hardware.get("chip", base.hardware.chip))
     for limit, value in limits.items():
         # SGLang's limit of sequences follows from the memory that their states take
         engine.setdefault(limit, min(value, streams) if streams and limit == "max_num_seqs" else value)
@@ -201,7 +205,7 @@ def run_scenario(run: MeasuredRun, base: Scenario) -> Scenario:
     data["workload"] = _workload(run, data["workload"])
     scenario = scenario_from(data, run.place)
     scenario = scenario.with_values(dict(run.settings)) if run.settings else scenario
-    if run.max_num_seqs is None and framework.divides_limits:
+    if most is None and framework.divides_limits:
         scenario = _each_group_whole(scenario, engine["max_num_seqs"])
     return scenario
 
@@ -228,6 +232,16 @@ def engine_limits(framework: Framework, chip: str) -> dict[str, Any]:
     ):
         limits |= large
     return limits
+
+
+def allowed_at_once(running: Mapping[str, int], model: str, speculation: str | None) -> int | None:
+    """Sequences that an engine's own rules for a model or for drafting allow; None where none applies.
+
+    >>> allowed_at_once({"deepseek-v4": 256, "drafting": 48}, "deepseek-v4-pro", "mtp")
+    256
+    """
+    named = next((most for name, most in running.items() if model.startswith(name)), None)
+    return named or (running.get("drafting") if speculation else None)
 
 
 def sglang_memory_share(capacity_bytes: float, max_tokens: int, tensor_parallel: int, groups: int) -> float:

@@ -392,9 +392,9 @@ def _few_streams(stream: RequestStream, build: Build) -> Iterator[str]:
 
 
 def _in_step(stream: RequestStream, drafting: bool) -> Iterator[str]:
-    """A word where a closed loop requests equally long answers: what starts together ends and comes back together."""
+    """A word where the requests of a closed loop stay in step."""
     most, outputs = stream.max_concurrency, stream.output_tokens
-    if drafting or most is None or not 1 < most < len(stream) or outputs.min() != outputs.max() or outputs[0] < 2:
+    if drafting or not stream.stays_in_step:
         return
     low, high = (round(share * outputs[0]) for share in (0.9, 1.1))
     yield (

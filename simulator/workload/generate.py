@@ -67,6 +67,12 @@ class RequestStream:
     def __len__(self) -> int:
         return len(self.arrival_s)
 
+    @property
+    def stays_in_step(self) -> bool:
+        """Whether a closed loop requests equally long answers: what starts together ends and comes back together."""
+        most, outputs = self.max_concurrency, self.output_tokens
+        return most is not None and 1 < most < len(self) and 2 <= outputs.min() == outputs.max()
+
 
 def generate_requests(workload: WorkloadConfig, seed: int) -> RequestStream:
     """All requests of a run.

@@ -89,6 +89,16 @@ def test_rows_that_cannot_be_run_again_say_why(tmp_path, changes, why):
     assert unified(tmp_path, **changes).unusable == why
 
 
+def test_notes_tell_options_and_rows_of_the_same_cell_the_speculation(tmp_path):
+    row = ROW | {"tp": "8", "dp": "8", "num_requests": "", "model": "DeepSeek-V4 (flash)", "max_concurrency": "1024"}
+    row |= {"framework": "sglang", "strategy": "balanced", "source": "cookbook v2"}
+    told = {"spec_method": "EAGLE MTP", "spec_num_steps": "1", "notes": "MoE backend megamoe; max-running-requests 512"}
+    earlier = {"dp": "", "spec_method": "", "spec_num_steps": "", "notes": "earlier measurement of the same cells (x)"}
+    run, other = read_runs(table(tmp_path, row | told, row | earlier))
+    assert (run.data_parallel_attention, run.expert_parallel, run.max_num_seqs, run.num_requests) == (8, 8, 512, 2048)
+    assert (other.data_parallel_attention, other.num_speculative_tokens) == (8, 1)
+
+
 def test_what_a_row_leaves_open_is_assumed_and_noted(tmp_path):
     source = {
         "source": "sglang cookbook v2",
@@ -100,6 +110,8 @@ def test_what_a_row_leaves_open_is_assumed_and_noted(tmp_path):
     assert (run.num_speculative_tokens, run.num_requests, run.unusable) == (3, 256, None)
     assert 2.5 < run.acceptance_length < 3.5
     assert [note.partition(" not recorded")[0] for note in run.notes] == ["number of requests", "acceptance"]
+    random = unified(tmp_path, **source, spec_num_steps="3", dataset="random")
+    assert 3.9 < random.acceptance_length < 4.0, "answers to random prompts repeat themselves"
     other = unified(tmp_path, **{**source, "source": "another"}, spec_num_steps="3")
     assert other.acceptance_length is None, "no speculation is assumed for other tables"
 

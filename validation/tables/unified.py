@@ -51,8 +51,10 @@ HELD_UP = 10
 """Ratio of mean to median TTFT of sequential requests above which one of them waited for kernel compilation."""
 _FLAG = re.compile(r"(?<!\S)--([a-z][a-z0-9-]*)(?:[ =]([^-\s]\S*))?")
 """Regular expression of an option in the engine's start command, with its value if any."""
-SPREADING = ("deepep", "mooncake")
+SPREADING = ("deepep", "mooncake", "megamoe")
 """SGLang's ``--moe-a2a-backend`` for which every chip has experts of its own, whatever ``--ep-size`` says."""
+_IN_NOTES = re.compile(r"(max-running-requests|mem-fraction-static|MoE backend|ep backend) ([\w.]+)")
+"""Options that notes of a row tell of its start command."""
 _WORKERS = re.compile(r"(prefill|decode) tp(\d+)/ep(\d+)/dpattn=(\w+) workers=(\d+)")
 
 
@@ -78,15 +80,19 @@ def unified_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
 
 def _speculation_recalled(rows: list[Cells]) -> Iterator[Cells]:
     """Rows, where their speculation is not carried over with that of the rows of the same model and strategy."""
-    names = ("spec_method", "spec_num_steps", "spec_topk", "spec_num_draft_tokens")
-    known: dict[tuple[str | None, str | None], dict[str, str | None]] = {}
+    names = ("spec_method", "spec_num_steps", "spec_topk", "spec_num_draft_tokens", "dp")
+    known: dict[tuple[str | None, ...], dict[str, str | None]] = {}
     for cells in rows:
-        if cells.text("tp"):
-            known.setdefault((cells.text("model"), cells.text("strategy")), {name: cells.text(name) for name in names})
+        model, strategy = cells.text("model"), cells.text("strategy")
+        if cells.text("tp") or cells.text("spec_method"):
+            told = {name: cells.text(name) for name in names}
+            known.setdefault((model, strategy, cells.text("gpu")), told)
+            known.setdefault((model, strategy), {name: told[name] for name in names[:-1]})
     for cells in rows:
-        same = known.get((cells.text("model"), cells.text("strategy")))
-        elsewhere = _SERVED["speculation_elsewhere"] in (cells.text("notes") or "")
-        yield cells.with_values(same) if elsewhere and same else cells
+        own = (cells.text("model"), cells.text("strategy"), cells.text("gpu"))
+        elsewhere = re.search(_SERVED["speculation_elsewhere"], cells.text("notes") or "")
+        recalled = known.get(own) or known.get(own[:2]) if elsewhere and not cells.text("spec_method") else None
+        yield cells.with_values(recalled) if recalled else cells
 
 
 def _cell(cells: Cells) -> tuple[str | None, ...]:
@@ -113,7 +119,9 @@ def _completed(run: MeasuredRun, cells: Cells, implied_chips: int | None) -> Mea
         notes += [AVERAGES_NOTE] if averages else []
     streams = run.max_concurrency
     if streams and run.num_requests is None and run.lengths is None:
-        waves = max((least, count) for least, count in _SERVED["requests_per_stream"].items() if least <= streams)[1]
+        waves = _SERVED["requests_per_stream"]
+        waves = next((own for name, own in _SERVED["of_recipes"].items() if name in (run.model or "").lower()), waves)
+        waves = max((least, count) for least, count in waves.items() if least <= streams)[1]
         values["num_requests"] = waves * streams
         notes.append(f"number of requests not recorded; {waves} per stream")
     if run.speculation and not any(cells.count(name) for name in ("spec_num_steps", "spec_num_draft_tokens")):
@@ -121,9 +129,12 @@ def _completed(run: MeasuredRun, cells: Cells, implied_chips: int | None) -> Mea
     assumed = run.acceptance_length is None and _speculation_assumed(cells)
     if run.speculation and run.num_speculative_tokens and assumed:
         method = "parallel-draft" if "dspark" in run.speculation.lower() else "mtp"
-        length, curves = assumed_acceptance(run.model or "", method, run.num_speculative_tokens)
+        length, source = assumed_acceptance(run.model or "", method, run.num_speculative_tokens)
+        if cells.text("dataset") == "random":
+            length = 1 + _SERVED["accepted_of_random"] * run.num_speculative_tokens
+            source = "as on other random prompts"
         values["acceptance_length"] = length
-        notes.append(f"acceptance not recorded; {length:.2f} tokens, the mean of published {curves}")
+        notes.append(f"acceptance not recorded; {length:.2f} tokens, {source}")
     per_chip, count = cells.positive("output_tput_per_gpu_tok_s"), cells.count("n_gpus") or implied_chips
     if "output_throughput" not in run.measured and per_chip and count:
         values["measured"] = {**run.measured, "output_throughput": per_chip * count}
@@ -156,7 +167,8 @@ def assumed_acceptance(model: str, method: str, depth: int) -> tuple[float, str]
     curves = [curve for curve in map(load_curve, curve_names()) if curve.method == method]
     own = [curve for curve in curves if catalogue_model(curve.target) == catalogue_model(model)]
     lengths = [1.0 + float(curve.survival(depth).sum()) for curve in own or curves]
-    return float(np.mean(lengths)), "curves of the model" if own else f"{method} curves of other models"
+    curves_of = "curves of the model" if own else f"{method} curves of other models"
+    return float(np.mean(lengths)), f"the mean of published {curves_of}"
 
 
 def _stated_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
@@ -192,7 +204,7 @@ def _stated_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
         tensor = cells.count("tp") if _tt_demo(cells) else tensor
         per_replica = (tensor or 1) * (pipeline or 1)
         expert = tensor if (cells.text("ep") or "").lower() in ("on", "true") else cells.several("ep")
-        flags = {**_recipe(cells), **dict(_FLAG.findall(cells.text("server_args") or ""))}
+        flags = {**_recipe(cells), **_noted(cells), **dict(_FLAG.findall(cells.text("server_args") or ""))}
         groups = _attention_groups(cells, flags)
         expert = groups if groups and "enable-expert-parallel" in flags else expert
         expert = tensor if flags.get("moe-a2a-backend") in SPREADING else expert
@@ -260,6 +272,12 @@ def _recipe(cells: Cells) -> Mapping[str, str]:
     return inferencex_flags(
         engine, model, chip, weights, cells.several("tp"), lengths, cells.count("max_concurrency") or 0
     )
+
+
+def _noted(cells: Cells) -> Mapping[str, str]:
+    """Options that a row's notes tell."""
+    named = _IN_NOTES.findall(cells.text("notes") or "")
+    return {"moe-a2a-backend" if "backend" in name else name: value for name, value in named}
 
 
 def _build(cells: Cells) -> str | None:

@@ -88,6 +88,9 @@ ACCEPTANCE = "acceptance"
 ACCEPTANCE_ENDS = (0.9, 1.1)
 """90 % ends of conditional acceptance rates taken from other traffic: published curves of one drafter differ by some
 10 % between tasks."""
+PHASE = "phase"
+"""Axis of a closed loop that stays in step: whether its prompts queue behind one another or are mixed among decode
+steps follows from moments of a millisecond. Its cycle is the same; how that divides into TTFT and TPOT is not known."""
 
 
 Figures = Callable[[Served], Mapping[str, Any]]
@@ -108,11 +111,15 @@ class OwnErrors(NamedTuple):
 
     sampling: dict[str, float]
     stratum: Stratum
+    least_ms: dict[str, float]
+    """TTFT and TPOT of the requests that waited least for others."""
 
 
 def own_errors(scenario: Scenario, build: Build, result: Served) -> OwnErrors:
     """Sampling error of a run, and the stratum of runs that the error of its model is taken from."""
-    return OwnErrors(sampling_errors(result), stratum_of(scenario, build, result.requests))
+    latencies = request_latencies_ms(result.requests)
+    least_ms = {name: float(np.nanmin(latencies[name], initial=np.inf)) for name in ("ttft", "tpot")}
+    return OwnErrors(sampling_errors(result), stratum_of(scenario, build, result.requests), least_ms)
 
 
 def model_error(
@@ -151,6 +158,9 @@ def model_error(
     if api_server_ms > 0:
         moved_ms = [api_server_ms * (factor - 1.0) for factor in API_SERVER_ENDS]
         axes.append(axis(API_SERVER, [_with_api_server(base, more_ms) for more_ms in moved_ms]))
+    if stream.stays_in_step and build.main.sampler is None and len(build.pools) == 1:
+        response = _phase_response(base, own.least_ms, int(stream.output_tokens[0]))
+        axes.append(Axis(name=PHASE, deviation=1.0, direction=[], response=response))
     alike = served_as(own.stratum)
     factors = alike.factors | ({"throughput": UNMOVED} if serves_arrivals(scenario, own.stratum) else {})
     response = served_response(base, factors)
@@ -341,6 +351,26 @@ def _directions(sources: Sequence[ErrorSource]) -> list[tuple[FloatArray, float]
     return [(vectors[:, i], float(deviations[i])) for i in (1, 0) if deviations[i] > NEGLIGIBLE]
 
 
+def _phase_response(figures: Mapping[str, Any], least_ms: Mapping[str, float], tokens: int) -> dict[str, list[float]]:
+    """Logarithms of the factors on TTFT and TPOT if prompts are mixed among decode steps, and if they come first.
+
+    One of the two is then that of a request beside which no prompt is computed; the other takes what is left of the
+    end-to-end latency, of answers of as many tokens.
+    """
+    response = {key: [0.0, 0.0] for key, value in figures.items() if isinstance(value, float) and value > 0}
+    for statistic in [key.removesuffix("_e2el_ms") for key in response if key.endswith("_e2el_ms")]:
+        e2el, alone = figures[f"{statistic}_e2el_ms"], least_ms
+        ends = {
+            "ttft": (alone["ttft"], e2el - (tokens - 1) * alone["tpot"]),
+            "tpot": (alone["tpot"], (e2el - alone["ttft"]) / (tokens - 1)),
+        }
+        for name, (low, high) in ends.items():
+            value = figures[f"{statistic}_{name}_ms"]
+            response[f"{statistic}_{name}_ms"] = [log(min(low, value) / value), log(max(high, value) / value)]
+        response[f"{statistic}_tpot_ms"].reverse()
+    return response
+
+
 def _response(base: Mapping[str, Any], ends: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
     return {
         key: [log(end[key] / value) for end in ends]
@@ -382,20 +412,27 @@ def intervals_of(
 ) -> dict[str, list[float]]:
     """Ends of the 90 % interval of every figure that has one: error of kernels and host, chance, measured runs, whose
     ends were fitted for this sum (``validation.bands``)."""
-    intervals, steps = {}, step_draws(error["sources"])
-    composed, served = without_served(error), [axis for axis in error["axes"] if is_served(axis)]
-    for key, value in summary.items():
+    steps, intervals = step_draws(error["sources"]), dict[str, list[float]]()
+
+    def ends_of(key: str, error: ModelError) -> list[float] | None:
+        value = summary.get(key)
+        composed, served = without_served(error), [axis for axis in error["axes"] if is_served(axis)]
         draws = metric_draws(composed, key, steps) if isinstance(value, int | float) and value > 0 else None
         if draws is None:
-            continue
+            return None
         drawn = WeightedSample.of(draws + sampling_draws(key, sampling.get(key, 0.0)))
         low, high = drawn.percentile(50 * (1 - LEVEL)), drawn.percentile(50 * (1 + LEVEL))
         ends = [sorted((axis["response"][key][0], axis["response"][key][-1])) for axis in served]
         low = -hypot(min(0.0, low), *(end[0] for end in ends))
         high = hypot(max(0.0, high), *(end[1] for end in ends))
-        intervals[key] = [value * exp(low), value * exp(high)]
+        return [summary[key] * exp(low), summary[key] * exp(high)]
+
+    for key in summary:
+        if (ends := ends_of(key, error)) is not None:
+            intervals[key] = ends
+    of_steps: ModelError = {**error, "axes": [axis for axis in error["axes"] if axis["name"] != PHASE]}
     for statistic in {key.partition("_")[0] for key in intervals if key.endswith("_e2el_ms")}:
-        tpot, of_tpot = summary.get(f"{statistic}_tpot_ms"), intervals.get(f"{statistic}_tpot_ms")
+        tpot, of_tpot = summary.get(f"{statistic}_tpot_ms"), ends_of(f"{statistic}_tpot_ms", of_steps)
         if tpot and of_tpot:  # its ends are fitted on other runs than those of TPOT, of which it mostly consists
             ttft, e2el = summary[f"{statistic}_ttft_ms"], f"{statistic}_e2el_ms"
             low, high = (ttft + max(0.0, summary[e2el] - ttft) * end / tpot for end in of_tpot)

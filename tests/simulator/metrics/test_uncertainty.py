@@ -50,6 +50,20 @@ def test_intervals_hold_the_figure_and_say_what_is_in_them(quiet):
         assert low <= document["summary"][key] <= high, key
 
 
+def test_in_a_loop_that_stays_in_step_ttft_and_tpot_are_less_sure_than_their_sum():
+    loop = {"arrivals": {"process": "closed-loop", "max_concurrency": 8}, "input_tokens": 4096, "num_requests": 40}
+    equal, spread = (
+        without_served(simulate(on_h100(workload=loop | {"output_tokens": answers}), intervals=True).model_error)
+        for answers in (64, {"distribution": "uniform", "min": 48, "max": 80})
+    )
+    (phase,) = [axis for axis in equal["axes"] if axis["name"] == uncertainty.PHASE]
+    low, high = phase["response"]["mean_ttft_ms"]
+    assert low < 0 < high
+    assert phase["response"]["mean_tpot_ms"][0] >= 0 >= phase["response"]["mean_tpot_ms"][1], "one gains what one loses"
+    assert phase["response"]["mean_e2el_ms"] == [0.0, 0.0]
+    assert uncertainty.PHASE not in [axis["name"] for axis in spread["axes"]]
+
+
 def test_looking_for_the_error_leaves_the_run_as_it_was(quiet):
     assert simulate(chat()).requests.finished_s.tolist() == quiet.requests.finished_s.tolist()
 

@@ -284,6 +284,22 @@ def test_sglang_keeps_memory_for_data_parallel_attention(groups, message, share)
     assert engine.gpu_memory_utilization == pytest.approx(share, abs=0.011)
 
 
+@pytest.mark.parametrize(
+    ("facts", "allowed"),
+    [
+        ({"speculation": "mtp"}, 48),
+        ({"speculation": "mtp", "max_num_seqs": 80}, 80),
+        ({"speculation": "mtp", "framework": "vllm"}, 1024),
+        ({"model": "deepseek-v4-flash", "data_parallel_attention": 4}, 256),
+        ({"data_parallel_attention": 4}, 4 * 2048),
+    ],
+)
+def test_sglang_allows_fewer_sequences_of_some_models_and_with_drafts(facts, allowed):
+    told = {"framework": "sglang", "chip": "h200-sxm", "model": "deepseek-r1", "tensor_parallel": 2}
+    told |= {"num_speculative_tokens": 1, "acceptance_length": 1.8} if "speculation" in facts else {}
+    assert run_scenario(closed_loop(4096, **told | facts), BASE).engine.max_num_seqs == allowed
+
+
 def test_rates_that_follow_one_another():
     run = MeasuredRun("a", "here", process="constant", stages=((2.0, 5.0), (20.0, 1.0)), input_tokens=64,
                       output_tokens=8, measured={"mean_ttft_ms": 10.0})  # fmt: skip
