@@ -92,9 +92,13 @@ def test_rows_that_cannot_be_run_again_say_why(tmp_path, changes, why):
 def test_notes_tell_options_and_rows_of_the_same_cell_the_speculation(tmp_path):
     row = ROW | {"tp": "8", "dp": "8", "num_requests": "", "model": "DeepSeek-V4 (flash)", "max_concurrency": "1024"}
     row |= {"framework": "sglang", "strategy": "balanced", "source": "cookbook v2"}
-    told = {"spec_method": "EAGLE MTP", "spec_num_steps": "1", "notes": "MoE backend megamoe; max-running-requests 512"}
+    stated = {
+        "spec_method": "EAGLE MTP",
+        "spec_num_steps": "1",
+        "notes": "MoE backend megamoe; max-running-requests 512",
+    }
     earlier = {"dp": "", "spec_method": "", "spec_num_steps": "", "notes": "earlier measurement of the same cells (x)"}
-    run, other = read_runs(table(tmp_path, row | told, row | earlier))
+    run, other = read_runs(table(tmp_path, row | stated, row | earlier))
     assert (run.data_parallel_attention, run.expert_parallel, run.max_num_seqs, run.num_requests) == (8, 8, 512, 2048)
     assert (other.data_parallel_attention, other.num_speculative_tokens) == (8, 1)
 

@@ -85,13 +85,13 @@ def _speculation_recalled(rows: list[Cells]) -> Iterator[Cells]:
     for cells in rows:
         model, strategy = cells.text("model"), cells.text("strategy")
         if cells.text("tp") or cells.text("spec_method"):
-            told = {name: cells.text(name) for name in names}
-            known.setdefault((model, strategy, cells.text("gpu")), told)
-            known.setdefault((model, strategy), {name: told[name] for name in names[:-1]})
+            own = {name: cells.text(name) for name in names}
+            known.setdefault((model, strategy, cells.text("gpu")), own)
+            known.setdefault((model, strategy), {name: own[name] for name in names[:-1]})
     for cells in rows:
-        own = (cells.text("model"), cells.text("strategy"), cells.text("gpu"))
+        cell = (cells.text("model"), cells.text("strategy"), cells.text("gpu"))
         elsewhere = re.search(_SERVED["speculation_elsewhere"], cells.text("notes") or "")
-        recalled = known.get(own) or known.get(own[:2]) if elsewhere and not cells.text("spec_method") else None
+        recalled = known.get(cell) or known.get(cell[:2]) if elsewhere and not cells.text("spec_method") else None
         yield cells.with_values(recalled) if recalled else cells
 
 

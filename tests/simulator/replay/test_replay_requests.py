@@ -295,9 +295,9 @@ def test_sglang_keeps_memory_for_data_parallel_attention(groups, message, share)
     ],
 )
 def test_sglang_allows_fewer_sequences_of_some_models_and_with_drafts(facts, allowed):
-    told = {"framework": "sglang", "chip": "h200-sxm", "model": "deepseek-r1", "tensor_parallel": 2}
-    told |= {"num_speculative_tokens": 1, "acceptance_length": 1.8} if "speculation" in facts else {}
-    assert run_scenario(closed_loop(4096, **told | facts), BASE).engine.max_num_seqs == allowed
+    facts_of_all = {"framework": "sglang", "chip": "h200-sxm", "model": "deepseek-r1", "tensor_parallel": 2}
+    facts_of_all |= {"num_speculative_tokens": 1, "acceptance_length": 1.8} if "speculation" in facts else {}
+    assert run_scenario(closed_loop(4096, **facts_of_all | facts), BASE).engine.max_num_seqs == allowed
 
 
 def test_rates_that_follow_one_another():
