@@ -29,7 +29,7 @@ from dashboards.theme import (
     range_with_intervals,
     whiskers,
 )
-from simulator.studies.compare.comparison import NO_EFFECT, contenders, range_words, swing
+from simulator.studies.compare.comparison import NO_EFFECT, compared_variants, contenders, range_words, swing
 from simulator.studies.paired import HIGHER_IS_BETTER, load_words, metric_with_unit, metric_words
 from simulator.studies.race.race import is_fixed
 from simulator.studies.study_file import field_words
@@ -120,7 +120,7 @@ def forest_data(document: dict[str, Any]) -> ForestData:
     metrics = tuple(dict.fromkeys([document["metric"], *FOREST_METRICS]))
     rows = [
         ForestRow(variant["name"], metric, cell["ratio"], cell["low"], cell["high"])
-        for variant in document["variants"][1:]
+        for variant in compared_variants(document)
         for metric in metrics
         if (cell := variant["speedup"].get(metric)) is not None
     ]

@@ -54,6 +54,11 @@ class Ratio(NamedTuple):
         low, high = (self.ratio if end is None else end for end in (self.low, self.high))
         return 1 if low > 1.0 else -1 if high < 1.0 else 0
 
+    @property
+    def undecided(self) -> bool:
+        """Whether ratio and probability point to different sides: the model's error turns what is predicted over."""
+        return self.probability is not None and (self.ratio - 1.0) * (self.probability - 0.5) < 0.0
+
 
 def metric_values(document: Mapping[str, Any] | None) -> dict[str, float | None]:
     """The compared metrics of one run's document; None where not measured, or where the run failed (None)."""
@@ -144,8 +149,13 @@ def metric_words(metric: str) -> str:
 
 def metric_with_unit(metric: str) -> str:
     """A summary key in words with its unit, e.g. ``p99 TTFT (ms)``."""
-    units = {"output_throughput": " (tok/s)", "request_throughput": " (req/s)", "request_goodput": " (req/s)"}
+    units = {"output_throughput": " (tok/s)", **dict.fromkeys(RATES[:2], " (req/s)"), COSTS[0]: " ($/Mtok)"}
     return metric_words(metric) + units.get(metric, " (ms)" if metric.endswith("_ms") else "")
+
+
+def load_of(settings: Mapping[str, Any]) -> tuple[float, ...]:
+    """The values of the load among settings by dotted path."""
+    return tuple(float(settings[path]) for path in LOAD_WORDS if path in settings)
 
 
 def load_words(path: str, value: float | None) -> str:

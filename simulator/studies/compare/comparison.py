@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -25,6 +26,7 @@ from simulator.studies.compare.crossover import (
     grid_values,
     lacks_section,
     load_curves,
+    load_path,
     nearest_crossing,
     scenario_load,
     served_load,
@@ -96,6 +98,20 @@ def variants_of(study: StudyFile) -> list[Variant]:
     return variants
 
 
+def bases_of(variants: Sequence[Variant]) -> dict[str, str]:
+    """The variant that each is compared with: the first at its load where loads vary beside other fields, else the
+    first of all."""
+    loads = {}
+    for variant in variants:
+        path = load_path(variant.scenario)
+        loads[variant.name] = path, path and scenario_load(variant.scenario, path)
+    firsts: dict[Any, str] = {}
+    for name, load in loads.items():
+        firsts.setdefault(load, name)
+    alone = min(Counter(loads.values()).values()) < 2
+    return {name: variants[0].name if alone else firsts[load] for name, load in loads.items()}
+
+
 def variants_from_files(
     files: Sequence[Path], overrides: Sequence[str] = (), vary: Sequence[str] = ()
 ) -> list[Variant]:
@@ -135,28 +151,30 @@ def compare_variants(
         metric = metric or _judged_by(variants[0], documents)
         if all(row[metric] is None for row in measured[variants[0].name]):
             raise ArgumentError("metric", f"{variants[0].name} does not measure {metric}; choose another")
-        ratios = {variant.name: _ratios(measured[variants[0].name], measured[variant.name]) for variant in variants}
+        bases = bases_of(variants)
+        ratios = {name: _ratios(measured[base], measured[name]) for name, base in bases.items()}
         if interval:
-            ratios |= _with_model_error(variants, documents, ratios)
-        ratios |= _model_ranges(variants, seeds[0], pool, measured, ratios)
-        answers = {variant.name: ratios[variant.name][metric] for variant in variants[1:]}
+            ratios |= _with_model_error(bases, documents, ratios)
+        ratios |= _model_ranges(variants, bases, seeds[0], pool, measured, ratios)
+        answers = {name: ratios[name][metric] for name, base in bases.items() if name != base}
         side = seeds[:SIDE_RUNS]
         served = _served_loads(variants, path or automatic_path(variants))
         curves = load_curves(variants, path, values, metric, side, pool, served or {}) if path else []
-        alike = [v.name for v in variants[1:] if measured[v.name] == measured[variants[0].name]]
-        differ = len(alike) < len(variants) - 1  # variants that run alike do so whatever the assumed parameters are
-        tornado = swings(variants, metric, side, answers, pool) if sensitivity and differ else []
+        alike = [name for name in answers if measured[name] == measured[bases[name]]]
+        differ = len(alike) < len(answers)  # variants that run alike do so whatever the assumed parameters are
+        tornado = swings(variants, bases, metric, side, answers, pool) if sensitivity and differ else []
     combined = {name: combine_replications(runs) for name, runs in documents.items()}
     runs = len(next(iter(documents.values())))
     notes = _notes(combined, runs, fixed_note, variants) + lost
     if alike:
         untried = "" if differ else "; assumed parameters were not tried"
-        same = f"runs exactly as {variants[0].name}: what it changes has no effect on this load"
+        base = bases[alike[0]] if len({bases[name] for name in alike}) == 1 else "the first of its load"
+        same = f"runs exactly as {base}: what it changes has no effect on this load"
         notes.append(f"{', '.join(alike)}: {same}{untried}")
     nearest = nearest_crossing(curves, scenario_load(variants[0].scenario, path) if path else None)
     along = {"path": path, "metric": metric}
     body = {
-        "variants": [_variant_document(variant, combined[variant.name], ratios[variant.name]) for variant in variants],
+        "variants": [_variant_document(v, bases[v.name], combined[v.name], ratios[v.name]) for v in variants],
         "baseline": variants[0].name,
         "metric": metric,
         "level": LEVEL,
@@ -261,25 +279,25 @@ def _ratios(base: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]) -> 
 
 
 def _with_model_error(
-    variants: Sequence[Variant],
+    bases: Mapping[str, str],
     documents: Mapping[str, Sequence[dict[str, Any]]],
     ratios: Mapping[str, dict[str, Ratio | None]],
 ) -> dict[str, dict[str, Ratio | None]]:
     """Ratios with the error of the model in their intervals, for variants that know it."""
     errors = {name: runs[0]["model_error"] for name, runs in documents.items()}
-    base = errors.pop(variants[0].name)
     return {
         name: {
-            metric: None if ratio is None else with_model_error(ratio, base, error, metric)
+            metric: None if ratio is None else with_model_error(ratio, errors[base], errors[name], metric)
             for metric, ratio in ratios[name].items()
         }
-        for name, error in errors.items()
-        if base is not None and error is not None
+        for name, base in bases.items()
+        if name != base and errors[base] is not None and errors[name] is not None
     }
 
 
 def _model_ranges(
     variants: Sequence[Variant],
+    bases: Mapping[str, str],
     seed: int,
     pool: RunPool,
     measured: Mapping[str, Sequence[dict[str, Any]]],
@@ -291,13 +309,13 @@ def _model_ranges(
     """
     ends = {
         variant.name: [SeededRun(at_range_end(variant.scenario, end), seed) for end in ("low", "high")]
-        for variant in variants[1:]
-        if variant.scenario.attention_speculation is not None
+        for variant in variants
+        if variant.name != bases[variant.name] and variant.scenario.attention_speculation is not None
     }
     pool.documents_if_any([run for runs in ends.values() for run in runs])
     ranges = {}
-    base = measured[variants[0].name][:1]
     for name, runs in ends.items():
+        base = measured[bases[name]][:1]
         others = [_ratios(base, [metric_values(pool.document(run, name))]) for run in runs]
         ranges[name] = {metric: _widened(ratio, [o[metric] for o in others]) for metric, ratio in ratios[name].items()}
     return ranges
@@ -357,11 +375,14 @@ OF_THE_RUN = (
 )
 
 
-def _variant_document(variant: Variant, run: dict[str, Any], ratios: dict[str, Ratio | None]) -> dict[str, Any]:
+def _variant_document(
+    variant: Variant, base: str, run: dict[str, Any], ratios: dict[str, Ratio | None]
+) -> dict[str, Any]:
     attention = variant.scenario.attention_speculation
     return {
         "name": variant.name,
         "set": dict(variant.set),
+        "baseline": base,
         "speedup": {name: None if ratio is None else ratio._asdict() for name, ratio in ratios.items()},
         "interval_of": ASSUMED if attention is not None else MODELLED if run["model_error"] else SAMPLING,
         "ideal": attention is not None and attention.reading == "pipelined",
@@ -403,6 +424,8 @@ def compare_sentence(document: dict[str, Any]) -> str:
     rows = contenders(document)
     if not rows:
         return f"No variant measures {metric_words(metric)}, so none can be compared with {base}."
+    if len({base_of(row, document) for row in rows}) > 1:
+        return _by_load_sentence(document, rows) + _slo_words(document)
     winner = rows[0]
     best, speedup = winner["name"], winner["speedup"][metric]
     verdict, reached = Ratio(**speedup).verdict, times(speedup["ratio"])
@@ -428,10 +451,36 @@ def compare_sentence(document: dict[str, Any]) -> str:
     return lead + text + _overload_words(document) + _slo_words(document)
 
 
+def _by_load_sentence(document: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
+    """The best variant at every load, over the first one at that load."""
+    metric, parts, decided = document["metric"], [], []
+    for base in dict.fromkeys(v["baseline"] for v in document["variants"]):
+        best = next((row for row in rows if row["baseline"] == base), None)
+        if best is not None:
+            ratio = Ratio(**best["speedup"][metric])
+            ends = "" if ratio.low is None or ratio.high is None else f" ({times(ratio.low)} to {times(ratio.high)})"
+            parts.append(f"{best['name']} {times(ratio.ratio)}{ends}")
+            decided += [best["name"]] if ratio.verdict else []
+    text = f"{metric_words(metric)} over the first variant at the same load, with 95 % intervals: {'; '.join(parts)}"
+    turned = [name for name in decided if any(name in row["flips"] for row in document["sensitivity"])]
+    rests = _sensitivity_words(document, [*turned, *decided][0], 1) if decided else "."
+    return text[0].upper() + text[1:] + rests
+
+
+def compared_variants(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """The variants that are compared with another."""
+    return [variant for variant in document["variants"] if variant["name"] != base_of(variant, document)]
+
+
+def base_of(variant: dict[str, Any], document: dict[str, Any]) -> str:
+    """Name of the variant that one is compared with."""
+    return str(variant.get("baseline", document["baseline"]))
+
+
 def contenders(document: dict[str, Any]) -> list[dict[str, Any]]:
     """Variants that measure the metric that decides, the highest speedup first."""
     metric = document["metric"]
-    measuring = [v for v in document["variants"][1:] if v["speedup"][metric] is not None]
+    measuring = [v for v in compared_variants(document) if v["speedup"][metric] is not None]
     rows = [v for v in measuring if not v.get("ideal")] or measuring  # what nothing can reach wins no comparison
     return sorted(rows, key=lambda variant: -variant["speedup"][metric]["ratio"])
 
@@ -519,6 +568,8 @@ def _interval(speedup: dict[str, Any], what: str) -> str:
     words = "over the range of assumed costs" if what == ASSUMED else "95 % interval"
     likely = speedup.get("probability")
     chance = "" if likely is None else f", {chance_words(likely)} likely to be better"
+    if Ratio(**speedup).undecided:
+        chance = ", which of the two is better is undecided"
     return f" ({words} {times(speedup['low'])} to {times(speedup['high'])}{chance})"
 
 
@@ -555,7 +606,8 @@ class CompareResult(StudyResult):
 
     kind = "compare"
     legend = (
-        "Speedup, its 95 % interval (chance and the model's error), and P, the probability that the variant is better."
+        "Speedup, its 95 % interval (chance and the model's error), and P, the probability that the variant is better; "
+        "undecided: the prediction favours one and the model's error the other."
     )
 
     @property
@@ -573,7 +625,7 @@ class CompareResult(StudyResult):
     def best(self) -> ComparedVariant:
         """The variant with the highest speedup in the metric that decides; the baseline where none is above 1."""
         metric = self.document["metric"]
-        first, *others = self.document["variants"]
+        first, others = self.document["variants"][0], compared_variants(self.document)
         ratios = [(variant["speedup"][metric] or {}).get("ratio") or 0.0 for variant in others]
         highest = max(ratios, default=0.0)
         return ComparedVariant(others[ratios.index(highest)] if highest > 1.0 else first)
@@ -588,7 +640,7 @@ class CompareResult(StudyResult):
         metric = self.document["metric"]
         ratios = {
             variant["name"]: variant["speedup"][metric] and variant["speedup"][metric]["ratio"]
-            for variant in self.document["variants"][1:]
+            for variant in compared_variants(self.document)
         }
         return Summary({"metric": metric, "baseline": self.document["baseline"], **ratios, "answer": self.conclusion})
 
@@ -615,14 +667,16 @@ class CompareResult(StudyResult):
 
 
 def _speedup_table(document: dict[str, Any]) -> Table:
-    others = document["variants"][1:]
+    others = compared_variants(document)
     shown = dict.fromkeys([document["metric"], *SHOWN, *COSTS])
     rows: list[list[Value]] = []
     for metric in (key for key in shown if key in HIGHER_IS_BETTER):
         cells = [variant["speedup"][metric] for variant in others]
         if any(cell is not None for cell in cells):
             rows.append([metric_words(metric), *map(ratio_cell, cells)])
-    title = f"Speedup over {document['baseline']} (above 1 is better)"
+    several = len({base_of(variant, document) for variant in others}) > 1
+    base = "the first variant at the same load" if several else document["baseline"]
+    title = f"Speedup over {base} (above 1 is better)"
     brief = {document["metric"], *BRIEF} | ({COSTS[0]} if "prices" in document["scenario"] else set())
     details = {metric_words(metric) for metric in shown if metric in HIGHER_IS_BETTER and metric not in brief}
     return Table(title, ["", *(variant["name"] for variant in others)], rows, name="speedup", details=details)
@@ -640,7 +694,7 @@ def ratio_cell(cell: dict[str, Any] | None) -> Value:
             interval, exact = f"{ratio.low:.3f}..>{FAR:.0f}", f"({interval})"
         elif interval == f"{text}..{text}":
             interval, exact = "", interval
-    chance = "" if ratio.probability is None else f"P={ratio.probability:.2f}"
+    chance = "" if ratio.probability is None else "undecided" if ratio.undecided else f"P={ratio.probability:.2f}"
     shown = "" if ratio.verdict or not interval else chance
     aside, detail = (" ".join(filter(None, parts)) for parts in ((interval, shown), (exact, "" if shown else chance)))
     tone: Tone = "" if ratio.low is None else {1: "good", -1: "bad", 0: ""}[ratio.verdict]  # type: ignore[assignment]
@@ -662,7 +716,7 @@ def _value_table(document: dict[str, Any]) -> Table:
 
 def _sensitivity_table(document: dict[str, Any]) -> Table:
     """The widest swings of the answer over the assumed parameters."""
-    names = [variant["name"] for variant in document["variants"][1:]]
+    names = [variant["name"] for variant in compared_variants(document)]
     rows: list[list[Value]] = []
     moving = [row for row in document["sensitivity"] if any(abs(swing(row, name)) > NO_EFFECT for name in names)]
     for row in document["sensitivity"]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import log
 from typing import Any
 
@@ -41,9 +41,14 @@ class Swing:
 
 
 def swings(
-    variants: Sequence[Variant], metric: str, seeds: Sequence[int], answers: dict[str, Ratio | None], pool: RunPool
+    variants: Sequence[Variant],
+    bases: Mapping[str, str],
+    metric: str,
+    seeds: Sequence[int],
+    answers: dict[str, Ratio | None],
+    pool: RunPool,
 ) -> list[Swing]:
-    """The comparison at both ends of every assumed parameter in play in any variant, widest first.
+    """The comparison with ``bases`` at both ends of every assumed parameter in play in any variant, widest first.
 
     A parameter that appears in several variants moves in all of them at once. An end at which a run fails (the model no
     longer fits, say) has no ratio.
@@ -65,8 +70,8 @@ def swings(
         ends: list[dict[str, float]] = []
         for _ in (parameter.low, parameter.high):
             measured = {v.name: [metric_values(next(documents))[metric] for _ in seeds] for v in variants}
-            base = measured[variants[0].name]
-            ratios = {v.name: paired_ratio(base, measured[v.name], HIGHER_IS_BETTER[metric]) for v in variants[1:]}
+            pairs = {name: (measured[bases[name]], measured[name]) for name in answers}
+            ratios = {name: paired_ratio(*pair, HIGHER_IS_BETTER[metric]) for name, pair in pairs.items()}
             ends.append({name: ratio.ratio for name, ratio in ratios.items() if ratio is not None})
         flipped = (
             name
@@ -74,7 +79,7 @@ def swings(
             if answer is not None and any((end.get(name, 1.0) - 1.0) * answer.verdict < 0 for end in ends)
         )
         all_swings.append(Swing(parameter, ends[0], ends[1], tuple(flipped)))
-    return sorted(all_swings, key=lambda swing: -max((swing.width(v.name) for v in variants[1:]), default=0.0))
+    return sorted(all_swings, key=lambda swing: -max(map(swing.width, answers), default=0.0))
 
 
 def _moved(

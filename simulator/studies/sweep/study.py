@@ -12,10 +12,10 @@ from typing import Any
 from forerun.dataclass import dataclass
 from forerun.errors import ForerunError, UnknownFieldError
 from forerun.result import StudyResult, Summary
-from forerun.tables import ABSENT, Table, Value, number
+from forerun.tables import ABSENT, Cell, Table, Value, number, percent
 from hwprofiles import weakest
 from simulator.studies.frame import ProgressCall, study_document
-from simulator.studies.paired import COSTS, HIGHER_IS_BETTER, metric_with_unit, metric_words
+from simulator.studies.paired import COSTS, HIGHER_IS_BETTER, load_of, metric_with_unit, metric_words
 from simulator.studies.study_file import (
     Design,
     Range,
@@ -130,27 +130,58 @@ class SweepResult(StudyResult):
         points, metric = self.document["points"], self.document["metric"]
         paths = list(dict.fromkeys(path for point in points for path in point["set"]))
         named = any(point["name"] != settings_name(point["set"]) for point in points) or not paths
-        shown = dict.fromkeys([metric, *SHOWN])
-        done = sorted((point for point in points if point["status"] == "done"), key=lambda p: _rank(p, metric))
+        done = [point for point in points if point["status"] == "done"]
+        groups = by_load(done)
+        ranked = [point for group in groups for point in sorted(group, key=lambda p: _rank(p, metric))]
+        figures: dict[str, list[Value]] = {metric_with_unit(metric): [point_value(point, metric) for point in ranked]}
+        if any(point["slo"] for point in ranked):
+            figures["good requests"] = [_good_cell(point["slo"]) for point in ranked]
+        if "prices" in self.document["scenario"]:
+            figures[metric_with_unit(COSTS[0])] = [point_value(point, COSTS[0]) for point in ranked]
+        for key in SHOWN:
+            figures.setdefault(metric_with_unit(key), [point_value(point, key) for point in ranked])
         rows: list[list[Value]] = [
             [
                 *([point["name"]] if named else ()),
                 *(setting_words(point["set"], path) for path in paths),
-                *(point_value(point, key) for key in shown),
+                *(column[index] for column in figures.values()),
             ]
-            for point in done
+            for index, point in enumerate(ranked)
         ]
-        columns = [*(["point"] if named else ()), *map(field_words, paths), *map(metric_with_unit, shown)]
+        columns = [*(["point"] if named else ()), *map(field_words, paths), *figures]
+        details = {metric_with_unit(key) for key in SHOWN if key != metric and key not in BRIEF}
         reasons = Counter(point["error"] for point in points if point["status"] == "failed")
         failed = [[reason, count] for reason, count in reasons.most_common()]
-        tables = [Table("Points, best first", columns, rows, shown=SWEEP_ROWS, name="points")]
+        title = f"Points{' by load' if len(groups) > 1 else ''}, best first"
+        tables = [Table(title, columns, rows, shown=SWEEP_ROWS, name="points", details=details)]
         return tables + [Table("Failed", ("reason", "points"), failed, shown=5, name="failed")] * bool(failed)
 
 
 SHOWN = ("output_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_tpot_ms", "mean_e2el_ms")
+BRIEF = ("output_throughput", "p99_ttft_ms", "p99_tpot_ms")
+"""Those that a terminal shows without ``--full``, after the metric, the share of good requests and the cost."""
+MOST_LOADS = 6
+"""Loads of which the sentence names the best point."""
 SWEEP_ROWS = 40
 SAME = 0.01
 """Relative difference between the best and the worst point below which they count as equal."""
+
+
+def by_load(points: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """The points of each load, the lowest first, where loads and other fields vary together; else one group of all."""
+    groups: dict[Any, list[dict[str, Any]]] = {}
+    for point in points:
+        groups.setdefault(load_of(point["set"]), []).append(point)
+    if min(map(len, groups.values()), default=0) < 2:
+        return [list(points)]
+    return [groups[load] for load in sorted(groups)]
+
+
+def _good_cell(slo: Mapping[str, Any] | None) -> Value:
+    """Share of good requests, toned by whether the SLO is met."""
+    if slo is None or slo["good_share"] is None:
+        return None
+    return Cell(percent(slo["good_share"]), tone="good" if slo["met"] else "bad", value=slo["good_share"])
 
 
 def _rank(point: dict[str, Any], metric: str) -> tuple[bool, float]:
@@ -326,10 +357,17 @@ def point_value(point: dict[str, Any], metric: str) -> float | None:
 
 
 def sweep_sentence(document: dict[str, Any], metric: str) -> str:
-    """The best point by ``metric``, the worst, and how many failed."""
-    known = [(p["name"], v) for p in document["points"] if (v := point_value(p, metric)) is not None]
+    """The best point by ``metric``, at each load where loads vary, the worst, and how many failed."""
     failed = document["counts"]["failed"]
     lost = f"; {failed} of {len(document['points'])} points failed" if failed else ""
+    groups = by_load([point for point in document["points"] if point_value(point, metric) is not None])
+    if len(groups) > 1:
+        unit = " ms" if metric.endswith("_ms") else ""
+        firsts = [min(group, key=lambda p: _rank(p, metric)) for group in groups]
+        parts = [f"{one['name']} with {number(point_value(one, metric))}{unit}" for one in firsts[:MOST_LOADS]]
+        more = f"; {len(firsts) - MOST_LOADS} more loads" if len(firsts) > MOST_LOADS else ""
+        return f"Best {metric_words(metric)} at each load: {'; '.join(parts)}{more}{lost}."
+    known = [(point["name"], point_value(point, metric) or 0.0) for point in groups[0]]
     if not known:
         return f"No point measures {metric_words(metric)}{lost}."
     best, worst = max(known, key=itemgetter(1)), min(known, key=itemgetter(1))

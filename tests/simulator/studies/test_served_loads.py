@@ -86,3 +86,24 @@ def test_values_of_a_requested_crossover_are_a_table_and_those_of_the_automatic_
     assert [str(row[0]) for row in requested.rows] == ["2 req/s", "4 req/s"]
     assert not requested.details
     assert len(automatic.details) == len(automatic.rows)
+
+
+def test_a_grid_of_loads_is_compared_within_each_load():
+    plain = on_h100(poisson(2.0, 60, 1000, 100))
+    loads = {"workload.arrivals.request_rate": [2.0, 10.0], "engine.max_num_seqs": [4, 64]}
+    compared = compare(plain, vary=loads, crossover="none", **FEW)
+    bases = [variant["baseline"] for variant in compared.document["variants"]]
+    few = ["request_rate=2 max_num_seqs=4"] * 2 + ["request_rate=10 max_num_seqs=4"] * 2
+    assert bases == few
+    table = compared.tables()[0]
+    assert table.title == "Speedup over the first variant at the same load (above 1 is better)"
+    assert list(table.columns[1:]) == [f"request_rate={rate} max_num_seqs=64" for rate in (2, 10)]
+    means = [variant["summary"]["mean_e2el_ms"] for variant in compared.document["variants"]]
+    busy = compared.document["variants"][3]["speedup"]["mean_e2el_ms"]["ratio"]
+    assert busy == pytest.approx(means[2] / means[3], rel=0.1)
+    assert busy > 1.2 > 1.01 * means[0] / means[3], "slower than the first of all, which has less load"
+    assert re.match(
+        "Mean .* over the first variant at the same load, .*request_rate=10 max_num_seqs=64 ", compared.conclusion
+    )
+    assert len({v["baseline"] for v in compare(plain, vary={"workload.arrivals.request_rate": [2.0, 10.0]},
+                                               crossover="none", **FEW).document["variants"]}) == 1  # fmt: skip

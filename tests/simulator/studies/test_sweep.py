@@ -49,6 +49,22 @@ def test_results_do_not_depend_on_the_number_of_processes(study):
     assert documents(study.run(jobs=1)) == documents(study.run(jobs=3))
 
 
+def test_a_grid_of_loads_names_the_best_at_each_with_the_slo_and_the_cost(tiny):
+    data = {"slo": {"p99_ttft_ms": 1e6}, "prices": {"usd_per_chip_hour": 2.0}}
+    vary = {"workload.arrivals.request_rate": [5.0, 50.0], PATH: [1, 8]}
+    result = Study(tiny.with_values(data), vary).run(jobs=1)
+    table = result.tables()[0]
+    assert table.title == "Points by load, best first"
+    assert [row[0] for row in table.rows] == ["5", "5", "50", "50"]
+    assert result.conclusion.startswith("Best mean end-to-end latency at each load: request_rate=5 ")
+    assert "; request_rate=50 max_num_seqs=8 with " in result.conclusion
+    brief = table.brief().columns
+    assert {"good requests", "cost per output token ($/Mtok)"} <= set(brief)
+    assert "mean TPOT (ms)" in set(table.columns) - set(brief)
+    plain = Study(tiny, {PATH: [1, 8]}).run(jobs=1).tables()[0]
+    assert not {"good requests", "cost per output token ($/Mtok)"} & set(plain.columns)
+
+
 def test_replications_give_intervals(tiny):
     result = Study(tiny, {PATH: [4]}, seed=5, replications=3).run(jobs=1)
     document = result.document
