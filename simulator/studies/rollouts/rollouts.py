@@ -11,9 +11,10 @@ import numpy as np
 from forerun.arrays import FloatArray, IntArray
 from forerun.errors import ArgumentError, ForerunError
 from forerun.result import StudyResult, Summary
-from forerun.tables import Cell, Table, duration
+from forerun.tables import Cell, Table, Value, duration, number
 from simulator.running.build import Build, build_replica
 from simulator.running.drafting import drafting_gain
+from simulator.running.metrics.usage import fleet_cost_usd
 from simulator.running.run import RunResult, serve, simulate
 from simulator.running.scenario import Scenario
 from simulator.studies.assumed import with_acceptance_scaled
@@ -250,6 +251,7 @@ class _Rollouts:
         low, high = (self.shown.summary["output_throughput"] / end for end in reversed(ends))
         for row in rows.values():
             row["generation_interval_s"] = [row["generation_s"] * low, row["generation_s"] * high]
+            row["usd_per_step"] = fleet_cost_usd(self.shown, row["step_s"])
         return {
             "responses": self.needed,
             **options,
@@ -270,7 +272,8 @@ def _curve(step: GeneratedStep, started: int) -> list[list[float]]:
 def _sentence(body: Mapping[str, Any]) -> str:
     ways = {row["drafting"]: row for row in body["ways"]}
     best, plain = ways[body["best"]], ways[NO_DRAFTS]
-    text = f"A step takes {duration(best['step_s'])}, {duration(best['generation_s'])} of it generation"
+    cost = "" if best["usd_per_step"] is None else f" and costs ${number(best['usd_per_step'], 3)}"
+    text = f"A step takes {duration(best['step_s'])}{cost}, {duration(best['generation_s'])} of it generation"
     if len(ways) == 1:
         return f"{text}."
     gain = {way: f"{row['speedup']:.2f}x" for way, row in ways.items()}
@@ -306,7 +309,7 @@ class RolloutsResult(StudyResult):
     @property
     def summary(self) -> Summary:
         best = next(row for row in self.document["ways"] if row["drafting"] == self.document["best"])
-        keys = ("step_s", "generation_s", "speedup", "steps_per_day")
+        keys = ("step_s", "generation_s", "speedup", "steps_per_day", "usd_per_step")
         return Summary({key: best[key] for key in keys} | {"answer": self.conclusion})
 
     def records(self) -> list[dict[str, Any]]:
@@ -318,7 +321,8 @@ class RolloutsResult(StudyResult):
         return ways
 
     def tables(self) -> list[Table]:
-        rows = [
+        priced = any(row["usd_per_step"] is not None for row in self._ways)
+        rows: list[list[Value]] = [
             [
                 row["drafting"],
                 Cell(
@@ -331,11 +335,13 @@ class RolloutsResult(StudyResult):
                 Cell(f"{row['tokens_per_s']:,.0f}", value=row["tokens_per_s"]),
                 Cell(duration(row["step_s"]), value=row["step_s"]),
                 Cell(f"{row['steps_per_day']:,.1f}", value=row["steps_per_day"]),
+                *([Cell(number(row["usd_per_step"], 3), value=row["usd_per_step"])] if priced else []),
             ]
             for row in self._ways
         ]
         columns = ("drafting", "generation", "speedup", "tokens/verify", "tokens/s", "step", "steps/day")
-        tables = [Table("Generation and whole step", columns, rows, name="ways")]
+        shown = (*columns, *(["$/step"] if priced else []))
+        tables = [Table("Generation and whole step", shown, rows, name="ways")]
         if any(len(row["by_age"]) > 1 for row in self._ways):
             aged = [
                 [

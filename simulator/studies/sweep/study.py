@@ -134,7 +134,7 @@ class SweepResult(StudyResult):
         groups = by_load(done)
         ranked = [point for group in groups for point in sorted(group, key=lambda p: _rank(p, metric))]
         figures: dict[str, list[Value]] = {metric_with_unit(metric): [point_value(point, metric) for point in ranked]}
-        if any(point["slo"] for point in ranked):
+        if any(point.get("slo") for point in ranked):
             figures["good requests"] = [_good_cell(point["slo"]) for point in ranked]
         if "prices" in self.document["scenario"]:
             figures[metric_with_unit(COSTS[0])] = [point_value(point, COSTS[0]) for point in ranked]

@@ -116,3 +116,13 @@ def test_weights_are_sent_at_the_given_rate():
 def test_what_cannot_be_rolled_out_is_refused(call, message):
     with refused(message):
         call()
+
+
+def test_a_step_costs_the_rent_of_its_chips():
+    priced = scenario(hardware={"chip": "h100-sxm", "replicas": 2}, prices={"usd_per_chip_hour": 3.6})
+    result = rollouts(priced)
+    row = result.document["ways"][0]
+    assert row["usd_per_step"] == pytest.approx(2 * 3.6 * row["step_s"] / 3600)
+    assert f" and costs ${row['usd_per_step']:.3g}," in result.conclusion
+    assert result.tables()[0].columns[-1] == "$/step"
+    assert rollouts(scenario()).tables()[0].columns[-1] == "steps/day"
