@@ -45,12 +45,19 @@ def study_html(result: StudyResult) -> str:
 
 
 SUMMARY_CARDS = {
-    "Cost": ("cost", "price of a chip for an hour", "by the hour"),
+    "Cost": ("cost", "cheaper, less sure", "price of a chip for an hour", "by the hour"),
     "What would change it": ("what would change it", "headroom", "a replica fails", "twice the load"),
     "What it rests on": ("rests on", "how sure"),
 }
 """Cards of a plan's summary after its answer, with the sentences of each."""
-PREFIXED = {"by the hour", "headroom", "a replica fails", "twice the load", "price of a chip for an hour"}
+PREFIXED = {
+    "by the hour",
+    "headroom",
+    "a replica fails",
+    "twice the load",
+    "price of a chip for an hour",
+    "cheaper, less sure",
+}
 """Sentences that need their heading to be understood."""
 
 

@@ -255,7 +255,9 @@ LATENCY_MARGIN = 0.75
 """Share of an analytic latency without load that is surely reached."""
 
 
-def overload(steady: SteadyReplica | None, objective: Objective, replicas: int, arrival_s: FloatArray) -> str | None:
+def overload(
+    steady: SteadyReplica | None, objective: Objective, replicas: int, arrival_s: FloatArray, rate: float
+) -> str | None:
     """Why a queue surely grows over a limit at this number of replicas, or None where it may not.
 
     By time t at most ``n (m + 1.25 R t)`` requests have been started: n replicas of m places, R the analytic highest
@@ -268,6 +270,7 @@ def overload(steady: SteadyReplica | None, objective: Objective, replicas: int, 
         objective: the SLO.
         replicas: how many.
         arrival_s: arrivals of the run, rising.
+        rate: requests per second that the plan is for.
     """
     if steady is None or not len(arrival_s) or steady.traffic.cached_tokens.any():
         return None
@@ -276,9 +279,8 @@ def overload(steady: SteadyReplica | None, objective: Objective, replicas: int, 
     for quantile, limit_s in wait_budgets(objective):
         least = float(np.mean(wait_s)) if quantile is None else float(np.quantile(wait_s, quantile, method="lower"))
         if least > limit_s:
-            rate = number(len(arrival_s) / max(float(arrival_s[-1] - arrival_s[0]), 1e-9), 3)
-            served = number(replicas * steady.most_rate, 3)
-            return f"requested {rate} req/s, serves about {served} in the long run: the queue outgrows the SLO"
+            requested, served = number(rate, 3), number(replicas * steady.most_rate, 3)
+            return f"requested {requested} req/s, serves about {served} in the long run: the queue outgrows the SLO"
     return None
 
 
@@ -457,7 +459,7 @@ class CheapestFirst(_Search):
         most = len(self._counts) if layout.scalable else 1
         while place < most:
             replicas = self._counts[place]
-            reason = overload(layout.steady, self._plan.objective, replicas, self._arrival_s)
+            reason = overload(layout.steady, self._plan.objective, replicas, self._arrival_s, self._rate)
             if reason is None:
                 break
             skipped = Candidate(layout, replicas, "pruned", reason)

@@ -24,6 +24,8 @@ from simulator.workload.generate import trace_began_s
 
 COSTS_BY_HOUR = ("replicas", "usd", "fixed_usd")
 HOURS_SHOWN = 24
+MOST_LESS_SURE = 3
+"""Cheaper layouts of less than the required probability that the summary names."""
 OF_THE_CONCLUSION = ("Question", "Traffic", "Price of a chip for an hour", "Headroom", "How sure")
 """Rows of the summary that the conclusion says too."""
 
@@ -45,6 +47,7 @@ def plan_summary(plan: Plan) -> dict[str, Any] | None:
         "answer": f"{_chips(best)} ({best.name}) {serve} {number(plan.rate, 3)} requests per second within {limits}.",
         "usd_per_month": monthly,
         "cost": "no price is known for these chips" if monthly is None else f"${monthly:,.0f} a month, at all hours",
+        **_less_sure(plan, best),
         "price of a chip for an hour": price_words(plan) or "not known",
         "headroom": _headroom(plan, best),
         **{heading.lower(): words for heading, words in memory_rows(verdict.observation.memory)},
@@ -112,6 +115,16 @@ def _chips(candidate: Candidate) -> str:
 def _bill(candidate: Candidate) -> str:
     monthly = _monthly(candidate)
     return _chips(candidate) + ("" if monthly is None else f", ${monthly:,.0f} a month")
+
+
+def _less_sure(plan: Plan, best: Candidate) -> dict[str, str]:
+    """Cheaper layouts that meet the SLO as predicted, but with less than the required probability; cheapest first."""
+    cheaper = [c for c in plan.candidates if c.status == "misses" and c.chance and plan.cost(c) < plan.cost(best)]
+    surest = {_shape(c): c for c in sorted(cheaper, key=lambda c: c.chance or 0.0)}
+    shown = sorted(surest.values(), key=plan.cost)
+    words = [f"{c.name} ({_bill(c)}) with {chance_words(c.chance)} probability" for c in shown[:MOST_LESS_SURE]]
+    words += [f"{len(shown) - MOST_LESS_SURE} more"] if len(shown) > MOST_LESS_SURE else []
+    return {"cheaper, less sure": "; ".join(words)} if words else {}
 
 
 def _headroom(plan: Plan, best: Candidate) -> str:

@@ -204,9 +204,9 @@ class _Rollouts:
     def steps(self, scenario: Scenario, ages: Sequence[int]) -> list[GeneratedStep]:
         """A step of a long training at each age of the drafter."""
         responses = self._responses(None, 0)
-        for number in range(1, FIRST_STEPS if self.options["oversample"] > 1 else 1):
+        for step in range(1, FIRST_STEPS if self.options["oversample"] > 1 else 1):
             left = generate_step(scenario, responses, self.needed, self.seed, self.block_tokens).left
-            responses = self._responses(left, number)
+            responses = self._responses(left, step)
             self._advance()
         made = []
         for age in ages:

@@ -197,8 +197,8 @@ def test_prices_of_other_chips_come_from_their_profiles(chat):
 )
 def test_bounds_know_what_they_do_not_know(chat, limit, replicas, overloaded):
     steady, arrivals = layouts(study(chat), {})[0].steady, np.arange(4000) / 400.0
-    assert bool(overload(steady, objective_of({}, (limit,)), replicas, arrivals)) == overloaded
-    assert overload(None, objective_of({}, SLO), 1, arrivals) is None
+    assert bool(overload(steady, objective_of({}, (limit,)), replicas, arrivals, 1.0)) == overloaded
+    assert overload(None, objective_of({}, SLO), 1, arrivals, 1.0) is None
     assert infeasible_reason(steady, objective_of({}, ("p99_ttft_ms=1",))) is not None
     assert infeasible_reason(steady, objective_of({}, ("p50_ttft_ms=1",))) is None
 
@@ -314,6 +314,22 @@ def test_the_brief_tells_cost_failure_growth_and_what_would_change_it(chat, tmp_
     assert not re.findall(r"--[a-z]|[a-z]+_[a-z]+", text), "a page to present has no names of options or fields"
     highest = plan(chat, max_rate=True, slo=slo, vary=vary, requests=60, replications=1, jobs=1)
     assert highest.document["plan_summary"] is None
+
+
+def test_cheaper_layouts_that_are_less_sure_stand_in_one_line(chat, monkeypatch):
+    """One replica meets the SLO as predicted; a chance of 79 % is less than the 90 % required, of two it is 95 %."""
+    from simulator.studies.plan import search
+
+    monkeypatch.setattr(search, "chance_to_hold", lambda run, *_: 0.79 if run.hardware.replicas == 1 else 0.95)
+    planned = planned_for(chat, "hardware.tensor_parallel=1", rate=2.0)
+    assert planned.best.replicas == 2
+    text = plan_document(planned)["plan_summary"]["cheaper, less sure"]
+    assert re.fullmatch(
+        r"1 x a100-sxm-80gb TP1, \d+-token steps \(1 chip, \$1,460 a month\) with 79 % probability", text
+    )
+    monkeypatch.setattr(search, "chance_to_hold", lambda *_: 0.95)
+    sure = plan_document(planned_for(chat, "hardware.tensor_parallel=1", rate=2.0))["plan_summary"]
+    assert "cheaper, less sure" not in sure
 
 
 def test_variants_keep_their_names_and_sections_are_spelled_out(chat):
