@@ -12,6 +12,7 @@ from forerun.result import StudyResult
 from forerun.tables import Table, Value, cell_text, markdown_text, number
 from simulator.running.metrics.usage import HOURS_PER_MONTH
 from simulator.studies.paired import chance_words
+from simulator.workload.workload_config import ARRIVING, rate_unit
 
 COMMANDS = ("commands", "flags")
 """Names of tables whose last column is a text to paste."""
@@ -95,13 +96,14 @@ def _sentence(text: str, heading: str = "") -> str:
 def _alternatives(document: Mapping[str, Any]) -> Table:
     """The answer and the layouts after it: cost, highest rate, probability; and the next cheaper, with why it fails."""
     cheaper = document["next_cheaper"] or {"layout": None}
+    arriving = ARRIVING[rate_unit(document["scenario"]["workload"])]
     rows: list[list[Value]] = []
     for row in document["candidates"]:
         failing = row["layout"] == cheaper["layout"]
         if not failing and (row["status"] != "meets" or len(rows) >= ALTERNATIVES):
             continue
         usd = None if row["usd_per_hour"] is None else f"${row['usd_per_hour'] * HOURS_PER_MONTH:,.0f}"
-        highest = None if row["max_rate"] is None else f"{number(row['max_rate'], 3)} requests/s"
+        highest = None if row["max_rate"] is None else f"{number(row['max_rate'], 3)} {arriving}/s"
         says = f"cheaper, and fails: {row['reason']}" if failing else "holds every limit"
         rows.append([row["layout"], row["chips"], usd, highest, chance_words(row["probability"]), says])
     return Table("Alternatives", ("", "chips", "a month", "serves up to", "probability", ""), rows)

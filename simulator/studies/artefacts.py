@@ -28,6 +28,7 @@ from simulator.studies.engine_flags import (
     replica_command,
     replicas_remark,
 )
+from simulator.studies.steady_state.traffic import conversation
 from simulator.studies.templates import command_words, render, templates
 from simulator.workload import generate_requests
 
@@ -205,6 +206,8 @@ def benchmark(name: str, scenario: Scenario) -> str:
     stream, arrivals = generate_requests(scenario.workload, 0), scenario.workload.arrivals
     rate = arrivals.request_rate if arrivals is not None else None
     concurrency = arrivals.max_concurrency if arrivals is not None else None
+    if rate is not None:
+        rate *= conversation(scenario.workload)[0]  # the clients send single requests
     span = float(stream.arrival_s[-1]) if len(stream) else 0.0
     if rate is None and stream.max_concurrency is None and span > 0:
         rate = len(stream) / span

@@ -133,7 +133,7 @@ METRIC_WORDS = {
 LATENCY_WORDS = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "end-to-end latency"}
 STATISTIC_WORDS = {"std": "spread of"}
 LOAD_WORDS = {
-    "workload.arrivals.request_rate": "{} req/s",
+    "workload.arrivals.request_rate": "{} {unit}",
     "workload.arrivals.max_concurrency": "{} concurrent requests",
     "workload.arrivals.rate_scale": "{} times the trace's rate",
 }
@@ -158,10 +158,10 @@ def load_of(settings: Mapping[str, Any]) -> tuple[float, ...]:
     return tuple(float(settings[path]) for path in LOAD_WORDS if path in settings)
 
 
-def load_words(path: str, value: float | None) -> str:
-    """A load in words, e.g. ``41 req/s``."""
+def load_words(path: str, value: float | None, unit: str = "req/s") -> str:
+    """A load in words, e.g. ``41 req/s``; ``unit`` is that of a rate."""
     shown = "?" if value is None else number(value, 3)
-    return LOAD_WORDS.get(path, path.rsplit(".", 1)[-1] + " {}").format(shown)
+    return LOAD_WORDS.get(path, path.rsplit(".", 1)[-1] + " {}").format(shown, unit=unit)
 
 
 def chance_words(probability: float | None) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
@@ -163,6 +163,19 @@ class SpeculativeToolsConfig(Section):
     """Part of the turn that has passed when its call is guessed."""
 
 
+ARRIVING = {"req/s": "requests", "conversations/s": "conversations"}
+"""What arrives, by the unit of its rate."""
+
+
+def rate_unit(workload: Mapping[str, Any]) -> str:
+    """Unit of ``arrivals.request_rate``, of a ``workload`` section as data.
+
+    >>> rate_unit({"sessions": {"turns": 4, "think_time_s": 5.0}})
+    'conversations/s'
+    """
+    return "req/s" if workload.get("sessions") is None else "conversations/s"
+
+
 class WorkloadConfig(Section):
     """Arrival times and lengths, or a trace with both."""
 
@@ -197,6 +210,10 @@ class WorkloadConfig(Section):
         """Whether requests arrive at times of their own, whatever the engine does."""
         arrivals = self.arrivals
         return self.sessions is None and (arrivals is None or arrivals.process not in ("burst", "closed-loop"))
+
+    @property
+    def rate_unit(self) -> str:
+        return rate_unit({"sessions": self.sessions})
 
     @property
     def random(self) -> bool:

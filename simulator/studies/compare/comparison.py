@@ -62,6 +62,7 @@ from simulator.studies.study_file import (
     study_of,
     study_text,
 )
+from simulator.workload.workload_config import rate_unit
 
 SIDE_RUNS = 3
 """Seeds per point of crossover and sensitivity: pairing leaves little to average out."""
@@ -522,8 +523,8 @@ def _crossover_words(document: dict[str, Any], best: str) -> str:
     crossings = [c for c in crossover["all"] if c["variant"] == best]
     crossing = crossover if crossover["variant"] == best or not crossings else crossings[0]
     subject = "it pays" if crossing["variant"] == best else f"{crossing['variant']} pays"
-    path = crossover["path"]
-    text = f"; {subject} {crossing['better']} about {load_words(path, crossing['value'])}"
+    path, unit = crossover["path"], rate_unit(document["scenario"]["workload"])
+    text = f"; {subject} {crossing['better']} about {load_words(path, crossing['value'], unit)}"
     low, high = number(crossing["low"], 3), number(crossing["high"], 3)
     if crossing["low"] is not None and crossing["high"] is not None and low != high:
         text += f" ({low} to {high})"
@@ -753,10 +754,11 @@ def range_words(row: dict[str, Any]) -> str:
 def _curve_table(document: dict[str, Any]) -> Table:
     """Speedups at every load tried for the crossover; shown if the crossover was requested."""
     along = document["load_curves"] or {"path": "", "metric": document["metric"], "curves": []}
+    unit = rate_unit(document["scenario"]["workload"])
     loads = dict.fromkeys(point["value"] for curve in along["curves"] for point in curve["points"])
     by_load = [{point["value"]: point for point in curve["points"]} for curve in along["curves"]]
     rows = [
-        [load_words(along["path"], load), *(ratio_cell(_without_value(points.get(load))) for points in by_load)]
+        [load_words(along["path"], load, unit), *(ratio_cell(_without_value(points.get(load))) for points in by_load)]
         for load in sorted(loads)
     ]
     title = f"Speedup of {metric_words(along['metric'])} by {along['path'].rpartition('.')[2]}"
@@ -770,9 +772,9 @@ def _without_value(point: dict[str, Any] | None) -> dict[str, Any] | None:
 
 def _crossover_table(document: dict[str, Any]) -> Table:
     """Table of the loads at which variants start or stop being faster than the baseline."""
-    crossover = document["crossover"]
+    crossover, unit = document["crossover"], rate_unit(document["scenario"]["workload"])
     rows = [
-        [row["variant"], row["better"], load_words(crossover["path"], row["value"]),
+        [row["variant"], row["better"], load_words(crossover["path"], row["value"], unit),
          "" if low == high else f"{low} .. {high}"]
         for row in (crossover["all"] if crossover is not None else ())
         for low, high in [(number(row["low"], 3), number(row["high"], 3))]

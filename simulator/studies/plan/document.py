@@ -33,6 +33,7 @@ from simulator.studies.plan.summary import (
 )
 from simulator.studies.plan.trials import LoadPoint
 from simulator.studies.study_file import StudyFile, yaml_text
+from simulator.workload.workload_config import ARRIVING, rate_unit
 
 Document = dict[str, Any]
 SURE = 0.95
@@ -177,7 +178,8 @@ class PlanResult(StudyResult):
     def title(self) -> str:
         rate = self.document["request_rate"]
         mean = " on average" if self.document["scenario"]["workload"].get("trace") else ""
-        goal = "highest rate" if rate is None else f"{number(rate)} requests per second{mean}"
+        arriving = ARRIVING[rate_unit(self.document["scenario"]["workload"])]
+        goal = "highest rate" if rate is None else f"{number(rate)} {arriving} per second{mean}"
         return f"Capacity plan: {self.model}, {goal}"
 
     @property
@@ -214,7 +216,8 @@ class PlanResult(StudyResult):
         title = "Launch commands of one replica"
         tables.append(Table(title, columns, commands, shown=2, name="commands", details=losers))
         if self.document["plan_summary"] is not None:
-            tables += [plan_summary_table(self.document["plan_summary"]), hours_table(self.document.get("hours") or [])]
+            hours, unit = self.document.get("hours") or [], rate_unit(self.document["scenario"]["workload"])
+            tables += [plan_summary_table(self.document["plan_summary"]), hours_table(hours, unit)]
         return [table for table in tables if table.rows] or tables[:1]
 
 
@@ -261,7 +264,8 @@ def _holding_table(document: Document) -> Table:
                 row["basis"],
             ]
         )
-    columns = ("", "chips", "$/h", "$/Mtok", "power", "max req/s", "binding", "hold", "P(SLO)", "bound", "basis")
+    highest = f"max {rate_unit(document['scenario']['workload'])}"
+    columns = ("", "chips", "$/h", "$/Mtok", "power", highest, "binding", "hold", "P(SLO)", "bound", "basis")
     title, details = "Holds the SLO, best first (* on the Pareto front)", ("power", "bound", "basis")
     return Table(title, columns, rows, name="holds", details=details)
 
@@ -287,7 +291,8 @@ def _power_table(document: Document) -> Table:
             low_high = "" if not grams or grams[1] == grams[2] else f"{number(grams[1], 3)}..{number(grams[2], 3)}"
             cells.append(Cell(number(grams and grams[0], 3), aside=low_high, value=grams and grams[0]))
         rows.append(cells)
-    columns = ["", "boards may draw", "drawn", "req/s per kW", "req/s per $/h", "tokens/J"]
+    unit = rate_unit(document["scenario"]["workload"])
+    columns = ["", "boards may draw", "drawn", f"{unit} per kW", f"{unit} per $/h", "tokens/J"]
     return Table("Watts", [*columns, *(["g CO2/Mtok"] if carbon else [])], rows, name="watts")
 
 
@@ -438,7 +443,7 @@ def next_cheaper(plan: Plan) -> Candidate | None:
 
 def plan_sentence(plan: Plan) -> str:
     """The plan in one sentence or two."""
-    limits = limits_words(plan.objective)
+    limits, unit = limits_words(plan.objective), plan.study.scenario.workload.rate_unit
     best = plan.best
     if best is None:
         return _nothing_holds(plan, limits)
@@ -453,11 +458,11 @@ def plan_sentence(plan: Plan) -> str:
     reach = "at least" if best.at_least else "up to"
     if plan.rate is None:
         within = "" if plan.options.power_budget_w is None else f" within {plan.options.power_budget_w:,.0f} W"
-        words = f"{best.name} ({chips}) holds {limits} {reach} {number(best.max_rate, 3)} req/s{within}"
+        words = f"{best.name} ({chips}) holds {limits} {reach} {number(best.max_rate, 3)} {unit}{within}"
         words += ", more than any other"
         sure = f", {_sure_words(best)}" if best.chance is not None else ""
         return f"{words}{sure}; {binds} at that rate.{prices}"
-    at = f"at {number(plan.rate, 3)} req/s"
+    at = f"at {number(plan.rate, 3)} {unit}"
     if plan.options.growth != 1.0:
         window = plan.load.window if plan.load is not None else ""
         at += f" ({plan.options.growth:g} times {f'the rate of {window}' if window else 'today'})"
@@ -467,7 +472,7 @@ def plan_sentence(plan: Plan) -> str:
     words += binds
     if best.max_rate is not None:
         headroom = headroom_words(best.max_rate, plan.rate)
-        words += f"; its highest rate is {reach} {number(best.max_rate, 3)} req/s ({headroom})"
+        words += f"; its highest rate is {reach} {number(best.max_rate, 3)} {unit} ({headroom})"
     words += f"; {sure}" if (sure := _sure_words(best)) else ""
     cheaper = next_cheaper(plan)
     if cheaper is not None:
@@ -488,7 +493,7 @@ def _sure_words(best: Candidate) -> str:
 
 
 def _nothing_holds(plan: Plan, limits: str) -> str:
-    at = "at any rate" if plan.rate is None else f"at {number(plan.rate, 3)} req/s"
+    at = "at any rate" if plan.rate is None else f"at {number(plan.rate, 3)} {plan.study.scenario.workload.rate_unit}"
     tried = [c for c in plan.candidates if c.verdict is not None and c.status == "misses"]
     if tried:
         nearest = min(tried, key=_slo_ratio)

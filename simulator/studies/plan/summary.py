@@ -19,8 +19,9 @@ from simulator.studies.plan.layouts import ChipPrice
 from simulator.studies.plan.objectives import GOODPUT, latency_words, limits_words
 from simulator.studies.plan.search import Candidate, Plan
 from simulator.studies.plan.trials import OVERLOAD
-from simulator.studies.steady_state.traffic import population
+from simulator.studies.steady_state.traffic import conversation, population
 from simulator.workload.generate import trace_began_s
+from simulator.workload.workload_config import ARRIVING
 
 COSTS_BY_HOUR = ("replicas", "usd", "fixed_usd")
 HOURS_SHOWN = 24
@@ -38,13 +39,13 @@ def plan_summary(plan: Plan) -> dict[str, Any] | None:
     verdict = best.verdict
     assert verdict is not None
     monthly = _monthly(best)
-    limits = limits_words(plan.objective)
+    limits, arriving = limits_words(plan.objective), _arriving(plan)
     serve = "serves" if best.chips == 1 else "serve"
     return {
         "question": f"what is the {'cheapest' if plan.by_price else 'smallest'} way to serve {number(plan.rate, 3)} "
-        f"requests per second within {limits}",
+        f"{arriving} per second within {limits}",
         "traffic": _traffic(plan),
-        "answer": f"{_chips(best)} ({best.name}) {serve} {number(plan.rate, 3)} requests per second within {limits}.",
+        "answer": f"{_chips(best)} ({best.name}) {serve} {number(plan.rate, 3)} {arriving} per second within {limits}.",
         "usd_per_month": monthly,
         "cost": "no price is known for these chips" if monthly is None else f"${monthly:,.0f} a month, at all hours",
         **_less_sure(plan, best),
@@ -68,15 +69,20 @@ def plan_summary_table(summary: dict[str, Any]) -> Table:
     return replace(pairs("Summary", rows, name="plan_summary"), details=OF_THE_CONCLUSION)
 
 
+def _arriving(plan: Plan) -> str:
+    return ARRIVING[plan.study.scenario.workload.rate_unit]
+
+
 def _traffic(plan: Plan) -> str:
     """How many requests of what length, and where they come from."""
     assert plan.rate is not None
     workload = plan.study.scenario.workload
     requests = population(workload)
     means = [number(round(float(tokens.mean()))) for tokens in (requests.input_tokens, requests.output_tokens)]
-    words = (
-        f"{number(plan.rate, 3)} requests per second, in the mean {means[0]} prompt tokens and {means[1]} answer tokens"
-    )
+    words = f"{number(plan.rate, 3)} {_arriving(plan)} per second, in the mean {means[0]} prompt tokens and "
+    words += f"{means[1]} answer tokens"
+    if workload.sessions is not None:
+        words += f" in each of {number(conversation(workload)[0], 3)} turns"
     if plan.options.growth != 1.0:
         words += f", {plan.options.growth:g} times today's"
     if workload.trace is None:
@@ -131,7 +137,9 @@ def _headroom(plan: Plan, best: Candidate) -> str:
     if best.max_rate is None or plan.rate is None:
         return "not searched"
     reach = "at least" if best.at_least else "up to"
-    return f"{reach} {number(best.max_rate, 3)} requests per second: {headroom_words(best.max_rate, plan.rate)}"
+    return (
+        f"{reach} {number(best.max_rate, 3)} {_arriving(plan)} per second: {headroom_words(best.max_rate, plan.rate)}"
+    )
 
 
 def headroom_words(highest: float, rate: float) -> str:
@@ -213,7 +221,7 @@ def clock_words(clock_s: float) -> str:
     return f"{datetime.fromtimestamp(clock_s, UTC):%Y-%m-%d %H:%M}"
 
 
-def hours_table(hours: list[dict[str, Any]]) -> Table:
+def hours_table(hours: list[dict[str, Any]], unit: str) -> Table:
     """Replicas that hold each hour of a profile or a log, equal hours together."""
     rows: list[tuple[Value, ...]] = []
     for _, group in groupby(hours, key=lambda hour: hour["replicas"]):
@@ -221,7 +229,7 @@ def hours_table(hours: list[dict[str, Any]]) -> Table:
         since = same[0]["clock"] or f"{same[0]['start_s'] / 3600:.3g} h"
         highest = max(hour["request_rate"] for hour in same)
         rows.append((since, len(same), Cell(number(highest, 3), value=highest), *map(same[0].get, COSTS_BY_HOUR)))
-    columns = ("from", "hours", "highest req/s", "replicas", "$/h", "$/h, fixed fleet")
+    columns = ("from", "hours", f"highest {unit}", "replicas", "$/h", "$/h, fixed fleet")
     return Table("Replicas by the hour", columns, rows, shown=HOURS_SHOWN, name="hours")
 
 

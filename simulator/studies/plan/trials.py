@@ -20,7 +20,7 @@ from simulator.running.metrics.uncertainty import DRAWS, OwnErrors, metric_draws
 from simulator.running.records import ErrorSource
 from simulator.running.scenario import Scenario
 from simulator.studies.plan.objectives import Objective, reached, resampled
-from simulator.studies.steady_state.traffic import population
+from simulator.studies.steady_state.traffic import conversation, population
 from simulator.workload import RequestStream, generate_requests
 
 SPAN_S = 60.0
@@ -80,7 +80,8 @@ class PlannedLoad:
             count = len(population(self.limited(scenario).workload).input_tokens)
         else:
             count = self.requests or scenario.workload.num_requests or 1
-        return count / max(LEAST_SPAN_S, LEAST_SPAN_LIMITS * longest_wait_s)
+        turns, rising_s = conversation(scenario.workload)
+        return count / turns / (max(LEAST_SPAN_S, LEAST_SPAN_LIMITS * longest_wait_s) + rising_s)
 
     def limited(self, scenario: Scenario) -> Scenario:
         part = {f"workload.{name}": value for name, value in self._part().items()}
@@ -90,9 +91,10 @@ class PlannedLoad:
         """The same load over enough requests for a verdict at ``rate``; traces and given numbers stay as they are."""
         if self.kind == "trace" or self.requests is not None or scenario.workload.trace is not None:
             return self
-        span = max(SPAN_S, SPAN_LIMITS * longest_wait_s)
+        turns, rising_s = conversation(scenario.workload)
+        span = max(SPAN_S, SPAN_LIMITS * longest_wait_s) + rising_s
         num_requests = scenario.workload.num_requests or 0
-        return replace(self, requests=max(num_requests, min(MOST_REQUESTS, ceil(span * rate))))
+        return replace(self, requests=max(num_requests, min(MOST_REQUESTS, ceil(span * rate * turns))))
 
 
 def planned_load(scenario: Scenario, requests: int | None, *, own_arrivals: bool) -> PlannedLoad:

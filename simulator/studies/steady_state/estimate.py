@@ -107,7 +107,7 @@ def estimate(
 
     Raises:
         ForerunError: both loads at once, a load that is not positive, what has no such steady state here (static
-            batching, pipeline stages, pools, failures, policies that change K), or whatever ``build_run`` and
+            batching, pipeline stages, pools, failures, sessions, policies that change K), or whatever ``build_run`` and
             ``generate_requests`` refuse.
     """
     scenario = as_scenario(scenario)
@@ -199,6 +199,7 @@ def _refuse(scenario: Scenario) -> None:
         "hardware.pipeline_parallel: several batches in flight have": scenario.hardware.pipeline_parallel > 1,
         "pools: replicas of several kinds have": bool(scenario.pools),
         "faults: failing replicas have": scenario.faults is not None,
+        "workload.sessions: prompts that grow from turn to turn have": scenario.workload.sessions is not None,
         f"speculation.policy: '{policy}' changes K with the load, which has": policy != "fixed",
         "speculation.method: a grammar verifies what it forces, which has": (
             scenario.speculation is not None and scenario.speculation.method == GRAMMAR

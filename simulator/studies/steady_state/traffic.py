@@ -51,12 +51,27 @@ class Traffic:
         return self.input_tokens - self.cached_tokens
 
 
+def conversation(workload: WorkloadConfig) -> tuple[float, float]:
+    """Mean turns of what arrives, and seconds after which the load no longer rises; 1 and 0 where requests stand alone.
+
+    The load rises until the long conversations of the first that arrived have ended; answers are taken to need as long
+    as the user needs to think.
+    """
+    if workload.sessions is None:
+        return 1.0, 0.0
+    turns = draw_lengths(workload.sessions.turns, POPULATION, np.random.default_rng(0))
+    return float(turns.mean()), 2.0 * (float(np.percentile(turns, 99)) - 1.0) * workload.sessions.think_time_s
+
+
 def population(workload: WorkloadConfig) -> Lengths:
     """All requests of a trace, or draws that stand for a synthetic workload."""
     if workload.trace is None:
         assert workload.arrivals is not None
         assert workload.input_tokens is not None
         assert workload.output_tokens is not None
+        if workload.sessions is not None:
+            turns = generate_requests(workload.model_copy(update={"num_requests": POPULATION, "priorities": None}), 0)
+            return Lengths(turns.input_tokens, turns.output_tokens, arrival_cv2(workload.arrivals))
         _, prompts, outputs = (np.random.default_rng(s) for s in np.random.SeedSequence(0).spawn(3))
         return Lengths(
             draw_lengths(workload.input_tokens, POPULATION, prompts),

@@ -9,7 +9,10 @@ from scenario_parts import lognormal, on_h100, poisson
 from forerun.errors import ForerunError
 from simulator.running.run import simulate
 from simulator.studies.artefacts import artefact
+from simulator.studies.compare.command import compare
 from simulator.studies.plan.command import plan
+from simulator.studies.plan.trials import planned_load
+from simulator.studies.steady_state.estimate import estimate
 from simulator.workload import generate_requests
 
 QUICK = {
@@ -129,3 +132,34 @@ def test_a_run_of_the_planned_deployment_meets_the_slo(seed):
     summaries = [simulate(planned.scenario, seed + n).summary for n in range(5)]
     met = [all(summary[key] <= limit for key, limit in SLO.items()) for summary in summaries]
     assert np.mean(met) >= 0.8
+
+
+SESSIONS = {
+    "arrivals": {"request_rate": 0.5},
+    "sessions": {"turns": 5, "think_time_s": 4.0},
+    "input_tokens": 200,
+    "output_tokens": 50,
+    "num_requests": 20,
+}
+
+
+def test_a_plan_of_conversations_serves_all_their_turns_and_says_what_its_rate_counts():
+    scenario = on_h100(SESSIONS)
+    planned = plan(scenario, **{key: value for key, value in QUICK.items() if key != "requests"}, rate=2.0)
+    played = planned_load(scenario, None, own_arrivals=False).long_enough(scenario, 2.0, 1.0)
+    assert played.requests == 5 * 2 * (60 + 2 * 4 * 4), "turns of a minute after the load has risen"
+    assert "at 2 conversations/s" in planned.conclusion
+    assert planned.title.endswith("2 conversations per second")
+    assert "max conversations/s" in planned.tables()[0].columns
+    assert "in each of 5 turns" in planned.document["plan_summary"]["traffic"]
+    client = artefact("vllm-bench", planned.scenario)
+    assert float(re.search(RATE["vllm-bench"], client)[1]) == pytest.approx(10.0)
+
+
+def test_growing_conversations_have_no_steady_state_in_closed_form():
+    with pytest.raises(ForerunError, match=r"^workload\.sessions: prompts that grow from turn to turn"):
+        estimate(on_h100(SESSIONS))
+    compared = compare(on_h100(SESSIONS), vary={"engine.max_num_seqs": [1, 8]}, replications=1, jobs=1, interval=False)
+    assert "can be served" not in compared.conclusion
+    curves = next(table for table in compared.tables() if table.name == "load curves")
+    assert all(str(row[0]).endswith(" conversations/s") for row in curves.rows)
