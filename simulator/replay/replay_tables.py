@@ -18,7 +18,8 @@ METRIC_WORDS = {
     "request_throughput": ("Request throughput", "requests/s"),
     "step_ms": ("Engine step", "ms"),
 }
-"""Metrics of benchmark results and steps that are compared, with title and unit."""
+"""Metrics of benchmark results and steps that have a figure and columns of their own, with title and unit."""
+OTHER_WORDS = {"total_token_throughput": ("Total token throughput", "tokens/s"), "avg_power_w": ("Mean power", "W")}
 ERRORS = {"mape": "MAPE (%)", "median_ape": "median", "p90_ape": "p90", "bias": "bias"}
 SHOWN_WORST = 8
 READINGS = {True: "with the learned correction", False: "physics alone"}
@@ -84,26 +85,33 @@ def kernel_replay_tables(document: Document) -> list[Table]:
     ]
 
 
+def _metric_title(metric: str) -> tuple[str, str]:
+    """Title and unit of any metric of a benchmark result, such as ``p99_ttft_ms``: p99 TTFT in ms."""
+    if metric in METRIC_WORDS or metric in OTHER_WORDS:
+        return (METRIC_WORDS | OTHER_WORDS)[metric]
+    statistic, latency, unit = metric.split("_")
+    return METRIC_WORDS[f"mean_{latency}_ms"][0].replace("Mean", statistic), unit
+
+
 def run_replay_tables(document: Document) -> list[Table]:
     """A replay of benchmark results: errors by metric, the runs furthest off, every run, what is not simulated."""
     scores = []
     for score in document["scores"]:
-        row = [METRIC_WORDS[score["metric"]][0], score["group"], score["n"], *_errors(score, "coverage", "coverage90")]
+        row = [_metric_title(score["metric"])[0], score["group"], score["n"], *_errors(score, "coverage", "coverage90")]
         scores.append(row if score["group"] == "all" else faint(row))
     worst: list[list[Value]] = []
     for run in document["worst"]:
         metric = run["metric"]
-        unit = METRIC_WORDS[metric][1]
+        title, unit = _metric_title(metric)
         values = [f"{number(run[key].get(metric))} {unit}" for key in ("measured", "predicted")]
-        worst.append([run["name"], METRIC_WORDS[metric][0], _signed(run["error"][metric]), *values, run_load(run)])
+        worst.append([run["name"], title, _signed(run["error"][metric]), *values, run_load(run)])
     shown = [metric for metric in METRIC_WORDS if any(metric in run["error"] for run in document["runs"])]
+    if len(document["runs"]) == 1:
+        shown += [metric for metric in document["runs"][0]["error"] if metric not in METRIC_WORDS]
     columns = ["run", "load", "engine"]
     for metric in shown:
-        columns += [
-            f"{METRIC_WORDS[metric][0].removeprefix('Mean ')} ({METRIC_WORDS[metric][1]})",
-            "predicted",
-            "error (%)",
-        ]
+        title, unit = _metric_title(metric)
+        columns += [f"{title.removeprefix('Mean ')} ({unit})", "predicted", "error (%)"]
     runs = []
     for run in document["runs"]:
         cells: list[Value] = [run["name"], run_load(run), run_engine(run)]

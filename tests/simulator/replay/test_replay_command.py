@@ -52,6 +52,17 @@ def test_one_run_has_an_error_and_no_mean_of_errors(inputs, forerun):
     assert 'class="figure' not in page
 
 
+def test_every_metric_that_a_benchmark_measures_has_a_title(inputs, forerun):
+    latencies = [f"{statistic}_{name}_ms" for statistic in ("mean", "median", "p99") for name in ("ttft", "tpot")]
+    head = ["max_concurrency,input_tokens,output_tokens,num_requests", *latencies, "total_token_throughput,avg_power_w"]
+    rows = [f"{load},256,32,24,9,9,9,9,9,9,2000,300" for load in (2, 4)]
+    for count, title in ((1, "median TPOT (ms)"), (2, "p99 TTFT")):
+        (inputs / "all.csv").write_text("\n".join([",".join(head), *rows[:count]]) + "\n")
+        out = forerun("replay requests all.csv --scenario base.json --jobs 1").out
+        assert title in out
+        assert "Total token throughput" in out
+
+
 def test_the_gate_fails_a_build(inputs, forerun):
     outcome = forerun(f"{KERNELS} --chip h100-sxm --library trtllm --fail-above mape=2")
     assert outcome.code == 1
