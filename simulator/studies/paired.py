@@ -105,15 +105,16 @@ def with_model_error(ratio: Ratio, base: ModelError, other: ModelError, metric: 
     Args:
         ratio: with its interval of chance.
         base, other: model error of either run.
-        metric: whose ratio it is.
+        metric: whose ratio it is. The cost of a token has the error of the throughput, unless it hangs on arrivals alone.
     """
-    error_draws = [metric_draws(error, metric) for error in (base, other)]
-    if any(draws is None for draws in error_draws):
+    erring = "output_throughput" if metric == "usd_per_million_output_tokens" else metric
+    error_draws = [metric_draws(error, erring) for error in (base, other)]
+    if any(draws is None for draws in error_draws) or (erring != metric and ratio.low == ratio.high):
         return ratio
-    sign = 1.0 if HIGHER_IS_BETTER[metric] else -1.0
+    sign = 1.0 if HIGHER_IS_BETTER[erring] else -1.0
     draws = sign * (np.asarray(error_draws[1]) - np.asarray(error_draws[0]))
     if ratio.low is not None and ratio.high is not None and ratio.low > 0:
-        draws = draws + sampling_draws(metric, log(ratio.high / ratio.low) / 2 / NORMAL_95)
+        draws = draws + sampling_draws(erring, log(ratio.high / ratio.low) / 2 / NORMAL_95)
     low, high = np.quantile(draws, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     tie = float(np.mean(np.abs(log(ratio.ratio) + draws) < EQUAL))
     above = float(np.mean(log(ratio.ratio) + draws > EQUAL)) + tie / 2

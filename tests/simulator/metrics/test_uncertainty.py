@@ -133,6 +133,16 @@ def test_what_two_variants_share_cancels(quiet):
     assert ratio.probability == 1.0
 
 
+def test_the_cost_of_a_token_errs_as_the_throughput(quiet):
+    drafting = simulate(chat(**EAGLE), intervals=True)
+    cost, throughput = (
+        with_model_error(Ratio(2.0, 1.9, 2.1), quiet.model_error, drafting.model_error, metric)
+        for metric in ("usd_per_million_output_tokens", "output_throughput")
+    )
+    assert cost == throughput
+    assert cost.high > cost.low
+
+
 def test_a_comparison_says_how_likely_the_better_one_is():
     few = {"replications": 2, "crossover": "none", "sensitivity": False, "jobs": 1}
     document, without = (
