@@ -13,11 +13,11 @@ import yaml
 from pydantic import ValidationError
 
 from forerun.disk_cache import kept
-from forerun.errors import at_field, got, in_words
+from forerun.errors import at_field
 from forerun.yaml_files import TooLargeError, bounded_text, packaged, parse, problem_of
 from hwprofiles.errors import ProfileError, did_you_mean
 from hwprofiles.parameters import FAMILIES, FamilyParameters
-from hwprofiles.records import Record
+from hwprofiles.records import Record, first_problem
 from hwprofiles.schema import CORRECTIONS, KINDS, Chip, Link, read_kernel_sets
 
 _R = TypeVar("_R", bound=Record)
@@ -287,26 +287,7 @@ def _validate(data: Any, place: str, model: type[_R]) -> _R:
         if isinstance(name, str):
             with at_field(f"{place}: links.{field}"):
                 load_link(name)
+    if isinstance(record, Chip) and record.like not in (None, *chip_names()):
+        close = did_you_mean(str(record.like), chip_names())
+        raise ProfileError(f"{place}: like: no chip '{record.like}'{close} (forerun chips list)")
     return record
-
-
-def first_problem(error: ValidationError, model: type[Record]) -> str:
-    """Return the first validation error as one line, ``field: what is wrong``."""
-    problems = error.errors()
-    problem = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
-    field = ".".join(str(part) for part in problem["loc"])
-    if problem["type"] == "extra_forbidden":
-        known = _fields_at(model, problem["loc"][:-1])
-        return f"{field}: unknown field{did_you_mean(str(problem['loc'][-1]), known)}"
-    message = in_words(problem)
-    where = f"{field}: " if field else ""
-    return " ".join(f"{where}{message}{got(problem.get('input'), message)}".split())
-
-
-def _fields_at(model: type[Record], path: tuple[int | str, ...]) -> list[str]:
-    current: Any = model
-    for part in path:
-        annotation = getattr(getattr(current, "model_fields", {}).get(part), "annotation", None)
-        options = [annotation, *getattr(annotation, "__args__", ())]
-        current = next((item for item in options if isinstance(item, type) and issubclass(item, Record)), None)
-    return list(getattr(current, "model_fields", {}))

@@ -5,9 +5,9 @@ from datetime import date
 from math import inf
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
-from forerun.errors import with_new_names
+from forerun.errors import did_you_mean, got, in_words, with_new_names
 
 
 def _number(value: Any) -> Any:
@@ -117,3 +117,25 @@ class Source(Record):
     """Mean absolute percentage error of a fit on held-out rows, in percent."""
     fitted_on: tuple[FittedOn, ...] = ()
     """Tables that the numbers were fitted on."""
+
+
+def first_problem(error: ValidationError, model: type[Record]) -> str:
+    """Return the first validation error as one line, ``field: what is wrong``."""
+    problems = error.errors()
+    problem = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
+    field = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        known = _fields_at(model, problem["loc"][:-1])
+        return f"{field}: unknown field{did_you_mean(str(problem['loc'][-1]), known)}"
+    message = in_words(problem)
+    where = f"{field}: " if field else ""
+    return " ".join(f"{where}{message}{got(problem.get('input'), message)}".split())
+
+
+def _fields_at(model: type[Record], path: tuple[int | str, ...]) -> list[str]:
+    current: Any = model
+    for part in path:
+        annotation = getattr(getattr(current, "model_fields", {}).get(part), "annotation", None)
+        options = [annotation, *getattr(annotation, "__args__", ())]
+        current = next((item for item in options if isinstance(item, type) and issubclass(item, Record)), None)
+    return list(getattr(current, "model_fields", {}))

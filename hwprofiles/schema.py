@@ -7,11 +7,22 @@ from typing import Any, Literal, get_args
 
 from pydantic import Field, PrivateAttr, SerializeAsAny, ValidationError, field_validator, model_validator
 
-from forerun.errors import in_words
 from hwprofiles.dtypes import DTYPES, format_of, math_dtype
 from hwprofiles.errors import ProfileError, did_you_mean
 from hwprofiles.parameters import FAMILIES, FamilyParameters
-from hwprofiles.records import Bytes, Count, Flops, Hertz, LaunchTime, NonNegative, Positive, Rate, Record, Source
+from hwprofiles.records import (
+    Bytes,
+    Count,
+    Flops,
+    Hertz,
+    LaunchTime,
+    NonNegative,
+    Positive,
+    Rate,
+    Record,
+    Source,
+    first_problem,
+)
 
 CLOCK_POWER = 2.0
 """Exponent of the clock in a core's power, near the top of its voltage curve. With the share below, it matches
@@ -147,18 +158,21 @@ class Price(Group):
 
 
 class Host(Group):
-    """Costs of the host that drives the chip."""
+    """Costs of the host that come with a chip's software; other engines bring costs of their own (``frameworks.yaml``).
 
-    launch_s: LaunchTime
-    """Time the CPU needs to launch one kernel without a captured graph. Read by tt-metal alone: other engines have
-    launch times of their own (``frameworks.yaml``)."""
-    graph_launch_s: LaunchTime
-    """Time per kernel inside a captured graph (CUDA graph, Metal trace), on the CPU; recorded, read by no engine."""
+    Chips of kind ``tensix`` have them, and a machine on which an engine was measured.
+    """
+
+    launch_s: LaunchTime = 0.0
+    """Time in which Tenstorrent's software launches one kernel without a captured trace."""
     step_s: NonNegative = 0.0
     """Time between engine steps that this chip's software needs beyond any engine's own (reading logits back,
     sampling on the host, sending the next tokens), in seconds."""
     sequence_s: NonNegative = 0.0
     """Additional time between engine steps per sequence of the batch, in seconds."""
+
+
+NO_HOST_COSTS = Host(source=Source(kind="assumed", reference="the engine's own", date="2026-11"))
 
 
 class Chip(Record):
@@ -176,7 +190,7 @@ class Chip(Record):
     links: Links
     power: Power
     price: Price | None = None
-    host: Host
+    host: Host = NO_HOST_COSTS
     kernels: dict[str, dict[str, dict[str, SerializeAsAny[FamilyParameters]]]] = Field(default_factory=dict)
     """library -> family -> dtype of the stored operand (or ``any``) -> parameters."""
     _corrections: Path | None = PrivateAttr(default=None)
@@ -206,6 +220,16 @@ class Chip(Record):
     @classmethod
     def _read_kernels(cls, value: Any) -> Any:
         return read_kernel_sets(value)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _host_costs_are_read(cls, data: Any) -> Any:
+        given = data.get("host") if isinstance(data, Mapping) else None
+        unread = ("graph_launch_s",) if given and data.get("kind") == "tensix" else ("graph_launch_s", "launch_s")
+        for name in unread:
+            if isinstance(given, Mapping) and given.get(name):
+                raise ValueError(f"host.{name}: engines bring launch times of their own; remove it")
+        return data
 
     @model_validator(mode="after")
     def _cache_is_faster_and_smaller(self) -> "Chip":
@@ -266,7 +290,7 @@ class Chip(Record):
         by_field: dict[str, Source] = {}
         for name in ("compute", "memory", "on_chip", "links", "power", "price", "host"):
             group: Group | None = getattr(self, name)
-            if group is not None:
+            if group is not None and group != NO_HOST_COSTS:
                 by_field[name] = group.source
                 by_field.update({f"{name}.{field}": source for field, source in group.field_sources.items()})
         for library, families in self.kernels.items():
@@ -335,7 +359,5 @@ def read_kernel_sets(value: Any) -> Any:
                 try:
                     result[str(library)][family][str(dtype)] = FAMILIES[family].model_validate(parameters)
                 except ValidationError as error:
-                    first = error.errors()[0]
-                    field = ".".join(str(part) for part in first["loc"])
-                    raise ValueError(f"{place}.{dtype}.{field}: {in_words(first)}") from None
+                    raise ValueError(f"{place}.{dtype}.{first_problem(error, FAMILIES[family])}") from None
     return result

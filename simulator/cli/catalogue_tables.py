@@ -75,8 +75,9 @@ def chip_tables(chip: Chip) -> list[Any]:
         ("On-chip bandwidth", scaled(chip.on_chip.bandwidth_bytes_per_s, "B/s")),
         ("Scale-up link", chip.links.scale_up or ABSENT),
         ("Power", f"{number(chip.power.idle_w)} W idle, {number(chip.power.tdp_w)} W TDP"),
-        ("Kernel launch", f"{duration(chip.host.launch_s)}, {duration(chip.host.graph_launch_s)} in a graph"),
     ]
+    if chip.host.launch_s:
+        limits.append(("Kernel launch", duration(chip.host.launch_s)))
     if chip.price is not None and chip.price.usd_per_hour is not None:
         limits.append(("Price", f"${number(chip.price.usd_per_hour)} per hour"))
     sources = [[name, source.kind, source.date, source.reference] for name, source in chip.sources.items()]

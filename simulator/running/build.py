@@ -50,6 +50,8 @@ EXTRAPOLATED = "extrapolated"
 HANDS_ON_FIRST_TOKEN = {"sglang": True, "trtllm": True, "vllm": False, "generic": True}
 """Whether a framework's prefill engine delivers the first token. vLLM's does not: its decode engine computes the last
 prompt token again ("Disaggregated Prefilling" in its documentation; ``kv_connector`` of v0.9 to v0.11)."""
+SERVER_CHIPS, RACK_SCALE = 8, ("gh200", "gb200", "gb300", "rubin")
+"""GPUs of a server that their link joins (HGX, DGX, OAM baseboards), and names of those that it joins over a rack."""
 NOTED_PADDING = 1.05
 """Slowdown of a step without draft tokens, by padding to captured sizes, from which a note names it."""
 
@@ -525,6 +527,13 @@ class _Replica:
             yield from pool.groups.notes
         if pool.rule is not None:
             yield from self._padding_note(pool)
+        linked = hardware.chips_per_stage * hardware.speculative_parallel
+        if linked > SERVER_CHIPS and hardware.link is None and _in_servers(pool.chip):
+            yield (
+                f"hardware: {linked} chips are priced on {pool.chip.links.scale_up}, the link inside one server, and a "
+                f"server has {SERVER_CHIPS} x {pool.chip.name}; hardware.link names another link, such as "
+                f"{pool.chip.links.scale_out or 'infiniband-ndr'}"
+            )
         if hardware.layers_on or hardware.tensor_chips:
             yield f"several chips: cost, utilisation and energy are those of {pool.chip.name} alone"
         if hardware.pipeline_parallel > chained_cards(self.scenario):
@@ -544,6 +553,11 @@ class _Replica:
                 f"steps without draft tokens are padded; with one sequence they take {ratio:.2f}x as long as with "
                 f"method: none"
             )
+
+
+def _in_servers(chip: Chip) -> bool:
+    """Whether the link between chips ends at the server, as of NVIDIA's and AMD's that are no part of a rack."""
+    return chip.kind == "gpu-datacenter" and chip.vendor in ("nvidia", "amd") and not chip.name.startswith(RACK_SCALE)
 
 
 def _of_one_group(scenario: Scenario) -> Scenario:

@@ -194,11 +194,6 @@ def machine_profile(limits: MachineLimits, method: str) -> str:
             "idle_w": _figure(server.power.idle_w * share),
             "source": assumed,
         },
-        "host": {
-            "launch_s": _figure(limits.launch_s),
-            "graph_launch_s": _figure(limits.launch_s),
-            "source": {**measured, "reference": f"{limits.device}, smallest torch call"},
-        },
     }
     head = "# This machine's limits, measured by forerun measure --profile; kernels are fitted by forerun calibrate.\n"
     return head + yaml.safe_dump(_plain(chip), sort_keys=False, width=120, default_flow_style=None)
