@@ -105,7 +105,7 @@ def with_model_error(ratio: Ratio, base: ModelError, other: ModelError, metric: 
     Args:
         ratio: with its interval of chance.
         base, other: model error of either run.
-        metric: whose ratio it is. The cost of a token has the error of the throughput, unless it hangs on arrivals alone.
+        metric: whose ratio it is. The cost of a token errs as the throughput, unless it hangs on arrivals alone.
     """
     erring = "output_throughput" if metric == "usd_per_million_output_tokens" else metric
     error_draws = [metric_draws(error, erring) for error in (base, other)]
