@@ -30,6 +30,8 @@ SPAN_LIMITS = 20.0
 LEAST_SPAN_S = 10.0
 LEAST_SPAN_LIMITS = 10.0
 """Seconds of arrivals, and multiples of that wait, below which a run is too short to tell whether a rate is held."""
+CONVERSATIONS_LONGER = 3.0
+"""Factor on the span of conversations: a turn that waits delays the next, so that overload shows slowly."""
 MOST_REQUESTS = 30_000
 """Requests beyond which a run is not made longer for the sake of ``SPAN_S``."""
 
@@ -93,6 +95,7 @@ class PlannedLoad:
             return self
         turns, rising_s = conversation(scenario.workload)
         span = max(SPAN_S, SPAN_LIMITS * longest_wait_s) + rising_s
+        span *= 1.0 if turns == 1.0 else CONVERSATIONS_LONGER
         num_requests = scenario.workload.num_requests or 0
         return replace(self, requests=max(num_requests, min(MOST_REQUESTS, ceil(span * rate * turns))))
 

@@ -147,13 +147,22 @@ def test_a_plan_of_conversations_serves_all_their_turns_and_says_what_its_rate_c
     scenario = on_h100(SESSIONS)
     planned = plan(scenario, **{key: value for key, value in QUICK.items() if key != "requests"}, rate=2.0)
     played = planned_load(scenario, None, own_arrivals=False).long_enough(scenario, 2.0, 1.0)
-    assert played.requests == 5 * 2 * (60 + 2 * 4 * 4), "turns of a minute after the load has risen"
+    assert played.requests == 5 * 2 * 3 * (60 + 2 * 4 * 4), "turns of three minutes, and of the rise of the load"
     assert "at 2 conversations/s" in planned.conclusion
     assert planned.title.endswith("2 conversations per second")
     assert "max conversations/s" in planned.tables()[0].columns
     assert "in each of 5 turns" in planned.document["plan_summary"]["traffic"]
     client = artefact("vllm-bench", planned.scenario)
     assert float(re.search(RATE["vllm-bench"], client)[1]) == pytest.approx(10.0)
+
+
+def test_a_long_run_holds_the_highest_rate_of_conversations_and_not_much_more():
+    talks = {"sessions": {"turns": 8, "think_time_s": 1.0}, "input_tokens": 64, "output_tokens": 128}
+    scenario = on_h100(poisson(0.5, 64, 64, 128) | talks, engine={"max_num_seqs": 4})
+    highest = plan(scenario, max_rate=True, **QUICK | {"requests": None}).best.max_rate
+    for share, held in ((0.85, True), (1.25, False)):
+        load = {"workload.arrivals.request_rate": share * highest, "workload.num_requests": 12_000}
+        assert simulate(scenario.with_values(load | {"slo": QUICK["slo"]})).meets_slo == held
 
 
 def test_growing_conversations_have_no_steady_state_in_closed_form():
