@@ -27,6 +27,7 @@ from simulator.running.metrics.served import (
     SERVED,
     UNMOVED,
     Stratum,
+    closed_loop_throughput,
     is_served,
     served_as,
     served_response,
@@ -163,6 +164,8 @@ def model_error(
         axes.append(Axis(name=PHASE, deviation=1.0, direction=[], response=response))
     alike = served_as(own.stratum)
     factors = alike.factors | ({"throughput": UNMOVED} if serves_arrivals(scenario, own.stratum) else {})
+    if stream.max_concurrency is not None:
+        factors |= {"throughput": closed_loop_throughput(factors, base)}
     response = served_response(base, factors)
     axes.append(Axis(name=f"{SERVED} {scenario.engine.framework}", deviation=1.0, direction=[], response=response))
     return ModelError(
