@@ -191,14 +191,14 @@ def serves_arrivals(scenario: Scenario, stratum: Stratum) -> bool:
     return stratum.load == "below" and (arrivals is None or arrivals.max_concurrency is None)
 
 
-def closed_loop_throughput(factors: Mapping[str, Factors], figures: Mapping[str, Any]) -> Factors:
+def throughput_within_latencies(factors: Mapping[str, Factors], figures: Mapping[str, Any]) -> Factors:
     """Factors on the throughput of a closed loop, no greater than its latencies allow.
 
     By Little's law throughput times mean E2E latency is the concurrency; E2E latency is TTFT, and TPOT for the tokens
     after the first. Measured throughputs alone reach further: they come from other runs than measured latencies.
 
     >>> same = (0.5, 1.0, 1.0, 1.5)
-    >>> closed_loop_throughput({"ttft": same, "tpot": (0.8, 1, 1, 2), "throughput": same},
+    >>> throughput_within_latencies({"ttft": same, "tpot": (0.8, 1, 1, 2), "throughput": same},
     ...                        {"mean_ttft_ms": 0.0, "mean_e2el_ms": 100.0})
     (0.5, 1.0, 1.0, 1.25)
     """

@@ -27,12 +27,12 @@ from simulator.running.metrics.served import (
     SERVED,
     UNMOVED,
     Stratum,
-    closed_loop_throughput,
     is_served,
     served_as,
     served_response,
     serves_arrivals,
     stratum_of,
+    throughput_within_latencies,
     without_served,
 )
 from simulator.running.metrics.statistics import WeightedSample
@@ -165,7 +165,7 @@ def model_error(
     alike = served_as(own.stratum)
     factors = alike.factors | ({"throughput": UNMOVED} if serves_arrivals(scenario, own.stratum) else {})
     if stream.max_concurrency is not None:
-        factors |= {"throughput": closed_loop_throughput(factors, base)}
+        factors |= {"throughput": throughput_within_latencies(factors, base)}
     response = served_response(base, factors)
     axes.append(Axis(name=f"{SERVED} {scenario.engine.framework}", deviation=1.0, direction=[], response=response))
     return ModelError(
