@@ -124,7 +124,7 @@ class FinishedRun:
     restarts: IntArray
     """Times that each request started again because its replica failed."""
     prompt_replica: IntArray
-    """Replica that computed each prompt first; -1 where it is the one that served the request."""
+    """Replica that computed each prompt first."""
     transfers: int
     """Prompts whose KV went to another replica."""
     blocks_left: int
@@ -217,9 +217,9 @@ def order(outcome: FinishedRun) -> Iterator[str]:
     records = outcome.requests
     done = np.isfinite(records.finished_s)
     for earlier, later in pairwise(("arrival_s", "scheduled_s", "first_token_s", "finished_s")):
-        before, after = getattr(records, earlier)[done], getattr(records, later)[done]
-        for row in _first(~(after >= before - TIME_TOLERANCE_S)):
-            yield f"request {np.flatnonzero(done)[row]}: {later} {after[row]:.9g} is before {earlier} {before[row]:.9g}"
+        before, after = getattr(records, earlier), getattr(records, later)
+        for row in _first(done & ~(after >= before - TIME_TOLERANCE_S)):
+            yield f"request {row}: {later} {after[row]:.9g} is before {earlier} {before[row]:.9g}"
 
 
 def first_come(outcome: FinishedRun) -> Iterator[str]:
@@ -227,16 +227,15 @@ def first_come(outcome: FinishedRun) -> Iterator[str]:
     was preempted or lost its replica came twice and is left out, as is what several workers handed over; attention
     groups have a queue each."""
     records, steady = outcome.requests, outcome.undisturbed
-    computed_by = np.where(outcome.prompt_replica < 0, records.replica, outcome.prompt_replica)
     for pool, first in outcome.replicas_of():
         if not pool.rules.first_come or pool.role == "decode" or pool.limits.groups > 1:
             continue
-        here = np.flatnonzero(steady & (computed_by >= first) & (computed_by < first + pool.replicas))
-        row = here[np.lexsort((records.arrival_s[here], computed_by[here]))]
-        same = computed_by[row[1:]] == computed_by[row[:-1]]
-        later = records.arrival_s[row[1:]] > records.arrival_s[row[:-1]]
-        for at in _first(same & later & (records.scheduled_s[row[1:]] < records.scheduled_s[row[:-1]])):
-            yield f"request {row[at + 1]} was scheduled before request {row[at]}, which had come before it"
+        for replica in range(first, first + pool.replicas):
+            row = np.flatnonzero(steady & (outcome.prompt_replica == replica))
+            row = row[np.argsort(records.arrival_s[row], kind="stable")]
+            overtakes = np.diff(records.scheduled_s[row]) < 0
+            for at in _first(overtakes & (np.diff(records.arrival_s[row]) > 0)):
+                yield f"request {row[at + 1]} was scheduled before request {row[at]}, which had come before it"
 
 
 def little(outcome: FinishedRun) -> Iterator[str]:
@@ -250,8 +249,7 @@ def little(outcome: FinishedRun) -> Iterator[str]:
     records, done = outcome.requests, outcome.done
     if not done.any():
         return
-    arrival, finished = records.arrival_s[done], records.finished_s[done]
-    latencies_s = float((finished - arrival).sum())
+    latencies_s = float((records.finished_s - records.arrival_s)[done].sum())
     held_s = sum(
         float(outcome.steps.totals.held_s[first : first + pool.replicas].sum())
         for pool, first in outcome.replicas_of()
@@ -262,6 +260,7 @@ def little(outcome: FinishedRun) -> Iterator[str]:
     most = outcome.max_concurrency
     if most is None:
         return
+    arrival, finished = records.arrival_s[done], records.finished_s[done]
     duration_s = float(finished.max() - arrival.min())
     if latencies_s > most * duration_s * (1.0 + 1e-9) + TIME_TOLERANCE_S:
         yield f"throughput times latency is {latencies_s / duration_s:.6g} requests in a closed loop of {most}"

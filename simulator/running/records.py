@@ -212,12 +212,10 @@ def replica_use(log: RunLog, totals: StepTotals, kinds: Sequence[PoolBuild]) -> 
     """One row per replica: a prompt counts where it was computed first, a request where it was finished."""
     pools = [pool for pool in kinds for _ in range(pool.replicas)]
     count = len(pools)
-    scheduled = np.isfinite(np.asarray(log.scheduled_s))
-    served_by, first = (np.asarray(column, dtype=np.int64) for column in (log.replica, log.prompt_replica))
-    prompt_by = np.where(first >= 0, first, served_by)[scheduled]
-    requests = np.bincount(served_by[np.isfinite(np.asarray(log.finished_s))], minlength=count)
-    prompts = np.bincount(prompt_by, weights=log.stream.input_tokens[scheduled], minlength=count)
-    hits = np.bincount(prompt_by, weights=np.asarray(log.cached_tokens)[scheduled], minlength=count)
+    prompt_by = np.asarray(log.prompt_replica)
+    requests = np.bincount(np.asarray(log.replica)[np.isfinite(log.finished_s)], minlength=count)
+    prompts = np.bincount(prompt_by, weights=log.stream.input_tokens * np.isfinite(log.scheduled_s), minlength=count)
+    hits = np.bincount(prompt_by, weights=log.cached_tokens, minlength=count)
     return tuple(
         ReplicaUse(
             replica=index,

@@ -86,7 +86,6 @@ class _Log(RunLog):
         for name in COUNTED:
             getattr(self, name)[slot] = 0
         self.restarts[slot] = 0
-        self.prompt_replica[slot] = -1
         self.scheduled_s[slot] = self.first_token_s[slot] = self.finished_s[slot] = nan
 
     def drop_gaps(self) -> None:

@@ -30,5 +30,8 @@ PLAN = 3
 def on_grid(seconds: Any) -> Any:
     """A step's seconds rounded to whole ticks; a number or an array."""
     if isinstance(seconds, np.ndarray):
-        return np.rint(seconds * TICKS_PER_S) / TICKS_PER_S
+        ticks = seconds * TICKS_PER_S
+        np.rint(ticks, out=ticks)
+        ticks /= TICKS_PER_S
+        return ticks
     return round(float(seconds) * TICKS_PER_S) / TICKS_PER_S

@@ -174,7 +174,10 @@ class StepLog:
         return DraftStep(tokens, switched, seqs, skipped, tuple(by_window[0]), tuple(by_window[1]))
 
 
-COUNTED = ("replica", "preemptions", "drafts", "accepted_tokens", "draft_tokens", "failed", "cached_tokens")
+COUNTED = (
+    *("replica", "prompt_replica", "preemptions", "drafts", "accepted_tokens", "draft_tokens", "failed"),
+    "cached_tokens",
+)
 TIMES = ("scheduled_s", "first_token_s", "finished_s")
 
 
@@ -243,7 +246,7 @@ class RunLog:
     failed: memoryview[int] = field(init=False)
     cached_tokens: memoryview[int] = field(init=False)
     prompt_replica: memoryview[int] = field(init=False)
-    """Replica that computed the prompt first; -1 where it is the one that served the request."""
+    """Replica that computed the prompt first."""
     restarts: memoryview[int] = field(init=False)
     """Times that a request started again because its replica failed."""
     accepted_counts: IntArray = field(init=False)
@@ -295,7 +298,6 @@ class RunLog:
             setattr(self, name, np.full(count, np.nan).data)
         for name in (*COUNTED, "restarts"):
             setattr(self, name, np.zeros(count, dtype=np.int64).data)
-        self.prompt_replica = np.full(count, -1, dtype=np.int64).data
         self.accepted_counts = np.zeros(self.positions + 1, dtype=np.int64)
         self.refusals = Counter()
 

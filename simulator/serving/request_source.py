@@ -104,13 +104,15 @@ class OpenLoopSource:
             rows = np.arange(requests.start, requests.stop, requests.step, dtype=np.int64)
         else:
             rows = np.asarray(requests, dtype=np.int64)
-        times_s = np.asarray(log.arrival_s)[rows]
-        if not limits.instant_api_server:
+        seen_s = np.append(np.asarray(log.arrival_s)[rows], inf)
+        if not limits.instant_api_server:  # in place: the arrays of ten million requests are large
             work = on_grid(limits.api_server_work(log.stream.input_tokens[rows]))
-            done = np.cumsum(work)
-            begins = np.maximum.accumulate(times_s - (done - work))
-            times_s = begins + done + on_grid(limits.api_server_s)
-        self._arrival_s: memoryview[Any] = np.append(times_s, inf).data
+            done, times_s = np.cumsum(work), seen_s[:-1]
+            times_s -= np.subtract(done, work, out=work)
+            np.maximum.accumulate(times_s, out=times_s)
+            times_s += done
+            times_s += on_grid(limits.api_server_s)
+        self._arrival_s: memoryview[Any] = seen_s.data
         self._taken = array("q", [0])
         self._own = rows.data
         self.known: Known | None = (self._own, self._arrival_s, self._taken)

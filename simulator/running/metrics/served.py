@@ -99,9 +99,8 @@ def stratum_of(scenario: Scenario, build: Build, requests: RequestRecords) -> St
 def near_capacity(scenario: Scenario, build: Build, requests: RequestRecords) -> bool:
     """Whether requests wait for one another: more at once than places or ``CROWD``, or than the KV cache holds."""
     ended = np.where(np.isfinite(requests.finished_s), requests.finished_s, requests.arrival_s)
-    changes = np.repeat([1, -1], len(ended))
-    order = np.lexsort((changes, np.concatenate((requests.arrival_s, ended))))
-    present = float(np.cumsum(changes[order]).max(initial=0)) / build.main.replicas
+    ended.sort()
+    present = np.searchsorted(ended, np.sort(requests.arrival_s), side="right")
     places = min(CROWD, scenario.engine.max_num_seqs * scenario.hardware.attention_data_parallel)
     tokens = float(np.mean(requests.input_tokens + requests.output_tokens))
     held = FULL * build.memory.num_blocks * build.memory.block_size

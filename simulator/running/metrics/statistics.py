@@ -50,7 +50,13 @@ class WeightedSample:
         # Equal values are one, so that what is summed over them does not depend on the order in which they were sorted.
         last = np.ones(len(value), dtype=np.bool_)
         np.not_equal(value[1:], value[:-1], out=last[:-1])
-        return cls(value[last], np.flatnonzero(last) + 1 if cumulative is None else cumulative[last])
+        value = value[last]
+        if cumulative is None:
+            cumulative = np.flatnonzero(last)
+            cumulative += 1
+        else:
+            cumulative = cumulative[last]
+        return cls(value, cumulative)
 
     @property
     def size(self) -> int:

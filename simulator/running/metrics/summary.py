@@ -57,22 +57,24 @@ def run_window_s(requests: RequestRecords) -> tuple[float, float] | None:
 
 
 def request_latencies_ms(requests: RequestRecords) -> dict[str, FloatArray]:
-    """TTFT, TPOT and end-to-end latency of each request, milliseconds, in the order of the records; NaN for none.
+    """TTFT, TPOT and end-to-end latency of each request, milliseconds, in the order of the records; NaN for none."""
+    return {name: request_latency_ms(requests, name) for name in LATENCIES if name != "itl"}
+
+
+def request_latency_ms(requests: RequestRecords, name: str) -> FloatArray:
+    """``ttft``, ``tpot`` or ``e2el`` of each request, milliseconds, in the order of the records; NaN for none.
 
     TTFT and end-to-end latency count from arrival. ``TPOT = (e2el - ttft) / (output_tokens - 1)``, the time of every
     token after the first; requests of one output token have no TPOT. Failed requests have no latencies.
     """
-    done = completed_requests(requests)
-    ttft = requests.first_token_s - requests.arrival_s
-    e2el = requests.finished_s - requests.arrival_s
-    ttft[~done] = e2el[~done] = np.nan
-    tpot = e2el - ttft
-    tpot /= np.maximum(requests.output_tokens - 1, 1)
-    tpot[requests.output_tokens <= 1] = np.nan
-    latencies = {"ttft": ttft, "tpot": tpot, "e2el": e2el}
-    for values in latencies.values():
-        values *= MS_PER_S
-    return latencies
+    values = (requests.first_token_s if name == "ttft" else requests.finished_s) - requests.arrival_s
+    if name == "tpot":
+        values -= requests.first_token_s - requests.arrival_s
+        values /= np.maximum(requests.output_tokens - 1, 1)
+        values[requests.output_tokens <= 1] = np.nan
+    values[~completed_requests(requests)] = np.nan
+    values *= MS_PER_S
+    return values
 
 
 def summarise(result: Served) -> dict[str, Any]:
@@ -88,15 +90,12 @@ def summarise(result: Served) -> dict[str, Any]:
     """
     requests = result.requests
     done = completed_requests(requests)
-    per_request = request_latencies_ms(requests)
-    if not done.all():
-        per_request = {name: values[done] for name, values in per_request.items()}
     window = run_window_s(requests)
     duration = None if window is None else window[1] - window[0]
     completed = int(done.sum())
     input_tokens = int(requests.input_tokens[done].sum())
     output_tokens = int(requests.output_tokens[done].sum())
-    good = good_requests(slo_limits(result.scenario.slo), per_request)
+    good = good_requests(slo_limits(result.scenario.slo), requests)
     counts = (completed, None if good is None else int(good.sum()), output_tokens, input_tokens + output_tokens)
     summary: dict[str, Any] = {
         "completed": completed,
@@ -107,13 +106,17 @@ def summarise(result: Served) -> dict[str, Any]:
         **{key: _rate(count, duration) for key, count in zip(RATES, counts, strict=True)},
     }
     for name in LATENCIES:  # one at a time: each takes several times its own memory
-        if name == "itl":
-            sample = WeightedSample.of(result.gaps.gap_s * MS_PER_S, result.gaps.count)
-        else:
-            values = per_request.pop(name)
-            sample = WeightedSample.of(values[~np.isnan(values)])
-        summary |= latency_statistics(name, sample)
+        summary |= latency_statistics(name, latency_sample(result, name))
     return summary | speculation_summary(result.speculation)
+
+
+def latency_sample(result: Served, name: str) -> WeightedSample:
+    """All values of one of ``LATENCIES`` in a run, milliseconds."""
+    if name == "itl":
+        return WeightedSample.of(result.gaps.gap_s * MS_PER_S, result.gaps.count)
+    values = request_latency_ms(result.requests, name)
+    values = values[~np.isnan(values)]
+    return WeightedSample.of(values)
 
 
 def latency_statistics(name: str, sample: WeightedSample) -> dict[str, float | None]:
@@ -170,18 +173,20 @@ def slo_limits(slo: Mapping[str, float]) -> tuple[Limit, ...]:
     return tuple(limits)
 
 
-def good_requests(limits: tuple[Limit, ...], latencies_ms: Mapping[str, FloatArray]) -> BoolArray | None:
-    """Which completed requests are within every limit that applies to a single request; None without such limits.
+def good_requests(limits: tuple[Limit, ...], requests: RequestRecords) -> BoolArray | None:
+    """Which requests completed within every limit that applies to a single request; None without such limits.
 
     A request is good when its own TTFT, TPOT and end-to-end latency are within the limits set on any aggregate of
     that latency (the strictest counts). A request without a TPOT (one output token) cannot break a TPOT limit, as
     in vLLM's ``--goodput``. Limits on the inter-token latency have no per-request value and are left out.
     """
-    applied = [limit for limit in limits if limit.latency in latencies_ms and limit.statistic != "std"]
+    applied = [limit for limit in limits if limit.latency != "itl" and limit.statistic != "std"]
     if not applied:
         return None
-    within = [~(latencies_ms[limit.latency] > limit.limit_ms) for limit in applied]
-    return np.asarray(np.logical_and.reduce(within), dtype=np.bool_)
+    within = completed_requests(requests)
+    for limit in applied:
+        within = within & ~(request_latency_ms(requests, limit.latency) > limit.limit_ms)
+    return within
 
 
 def slo_report(result: Served, summary: dict[str, Any]) -> dict[str, Any] | None:
@@ -200,7 +205,7 @@ def slo_report(result: Served, summary: dict[str, Any]) -> dict[str, Any] | None
         met = None if value is None else value <= limit.limit_ms
         rows[limit.key] = {"limit": limit.limit_ms, "value": value, "met": met}
     done = completed_requests(result.requests)
-    good = good_requests(limits, {name: values[done] for name, values in request_latencies_ms(result.requests).items()})
+    good = good_requests(limits, result.requests)
     share = None if good is None or not len(done) else float(good.sum()) / len(done)
     met = all(row["met"] is True for row in rows.values()) and bool(done.all())
     return {"met": met, "good_share": share, "limits": rows}

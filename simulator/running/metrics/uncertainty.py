@@ -41,7 +41,7 @@ from simulator.running.metrics.summary import (
     Served,
     completed_requests,
     latency_statistics,
-    request_latencies_ms,
+    request_latency_ms,
     summarise,
 )
 from simulator.running.records import Axis, ErrorSource, ModelError, request_records, speculation_counters
@@ -467,11 +467,11 @@ def sampling_errors(result: Served) -> dict[str, float]:
     if done.sum() < 2 * BATCHES:
         return {}
     errors = {}
-    for name, values in request_latencies_ms(result.requests).items():
-        parts = [WeightedSample.of(part[~np.isnan(part)]) for part in np.array_split(values[done], BATCHES)]
-        if not all(part.size for part in parts):
-            continue
-        rows = [latency_statistics(name, part) for part in parts]
+    for name in ("ttft", "tpot", "e2el"):
+        values = request_latency_ms(result.requests, name)[done]
+        parts = np.array_split(values, BATCHES)
+        rows = [latency_statistics(name, WeightedSample.of(part[~np.isnan(part)])) for part in parts]
+        del values, parts  # before those of the next latency are there as well
         for key in rows[0]:
             known = [row[key] for row in rows]
             if all(value is not None and value > 0 for value in known):

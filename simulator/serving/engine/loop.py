@@ -189,17 +189,16 @@ class Engine:
         if self.arrivals is None:
             if self.coming_s[0] <= seen:
                 for request in self.source.take(seen):
-                    self.output.replica[request] = self.index
                     self.scheduler.add(self.sequence(request))
         else:
             while self.arrivals.due(seen):
-                request = self.arrivals.take()
-                self.output.replica[request] = self.index
-                self.scheduler.add(self.sequence(request))
+                self.scheduler.add(self.sequence(self.arrivals.take()))
 
     @cython.ccall
     def sequence(self, request: cython.longlong) -> Sequence:
         """A request as it joins the queue."""
+        if self.output.replica[request] != self.index:  # a page of zeros takes no memory until it is written to
+            self.output.replica[request] = self.index
         resumed = self.resumed.pop(request, None) if self.resumed else None
         if resumed is not None:
             return self.again(resumed)
@@ -333,7 +332,8 @@ class Engine:
         for sequence, tokens in plan.chunks:
             if isnan(self.output.scheduled_s[sequence.index]):
                 self.output.scheduled_s[sequence.index] = start
-                self.output.prompt_replica[sequence.index] = self.index
+                if self.output.prompt_replica[sequence.index] != self.index:
+                    self.output.prompt_replica[sequence.index] = self.index
                 if sequence.cached_tokens > 0:
                     self.output.cached_tokens[sequence.index] = sequence.cached_tokens
                 if sequence.host_tokens:

@@ -22,7 +22,7 @@ from simulator.serving.records import GapCounts
 WORTH_FORKING = 200_000
 """Requests from which further processes pay: pricing the steps stays with one, and so does a third of the time. With
 two cores 400,000 requests on eight replicas took 2.5 s instead of 3.7, 100,000 0.71 instead of 0.78."""
-OF_REQUESTS = (*COUNTED, "scheduled_s", "first_token_s", "finished_s", "prompt_replica")
+OF_REQUESTS = (*COUNTED, "scheduled_s", "first_token_s", "finished_s")
 """What a replica writes down of its requests."""
 SUMS = ("host_hit_tokens", "swapped_blocks", "exact_steps", "accepted_counts")
 """What replicas count together."""
