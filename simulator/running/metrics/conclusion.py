@@ -29,8 +29,7 @@ def load_section(requests: RequestRecords, workload: WorkloadConfig) -> dict[str
     """
     process = workload.arrivals
     rate = None if process is None or process.profile is not None else process.request_rate
-    arrivals = np.sort(requests.arrival_s)
-    first, last = float(arrivals[0]), float(arrivals[-1])
+    first, last = float(requests.arrival_s.min()), float(requests.arrival_s.max())
     if last <= first or not workload.open_loop:
         return {"request_rate": None, "arrival_rate": None, "keeps_up": None}
 
@@ -38,14 +37,13 @@ def load_section(requests: RequestRecords, workload: WorkloadConfig) -> dict[str
         begun = int(np.sum(requests.scheduled_s <= at_s)) + int(np.sum(requests.failed))
         return int(np.sum(requests.arrival_s <= at_s)) - begun
 
-    least = max(LEAST_WAITING, WAITING_SHARE * len(arrivals), WAITING_GROWTH * waiting((first + last) / 2))
-    served, at_work = (requests.finished_s - since for since in (requests.arrival_s, requests.scheduled_s))
-    done = bool(np.any(served > 0))
+    least = max(LEAST_WAITING, WAITING_SHARE * len(requests), WAITING_GROWTH * waiting((first + last) / 2))
+    done = bool(np.any(requests.finished_s > requests.arrival_s))
     if waiting(last) >= least:  # requests that all arrive while one is served are a burst and no load
-        keeps_up = None if done and last - first < float(np.nanmin(at_work)) else False
+        keeps_up = None if done and last - first < np.nanmin(requests.finished_s - requests.scheduled_s) else False
     else:
-        keeps_up = None if done and last - first < float(np.nanmean(served)) else True
-    return {"request_rate": rate, "arrival_rate": (len(arrivals) - 1) / (last - first), "keeps_up": keeps_up}
+        keeps_up = None if done and last - first < np.nanmean(requests.finished_s - requests.arrival_s) else True
+    return {"request_rate": rate, "arrival_rate": (len(requests) - 1) / (last - first), "keeps_up": keeps_up}
 
 
 def steady_output_throughput(load: Mapping[str, Any], summary: Mapping[str, Any]) -> float | None:

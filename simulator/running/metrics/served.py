@@ -100,7 +100,9 @@ def near_capacity(scenario: Scenario, build: Build, requests: RequestRecords) ->
     """Whether requests wait for one another: more at once than places or ``CROWD``, or than the KV cache holds."""
     ended = np.where(np.isfinite(requests.finished_s), requests.finished_s, requests.arrival_s)
     ended.sort()
-    present = np.searchsorted(ended, np.sort(requests.arrival_s), side="right")
+    fewer = np.searchsorted(ended, np.sort(requests.arrival_s), side="right")
+    fewer -= np.arange(1, len(ended) + 1)
+    present = -float(fewer.min(initial=0)) / build.main.replicas
     places = min(CROWD, scenario.engine.max_num_seqs * scenario.hardware.attention_data_parallel)
     tokens = float(np.mean(requests.input_tokens + requests.output_tokens))
     held = FULL * build.memory.num_blocks * build.memory.block_size

@@ -331,13 +331,7 @@ class Engine:
         self._ended = False
         for sequence, tokens in plan.chunks:
             if isnan(self.output.scheduled_s[sequence.index]):
-                self.output.scheduled_s[sequence.index] = start
-                if self.output.prompt_replica[sequence.index] != self.index:
-                    self.output.prompt_replica[sequence.index] = self.index
-                if sequence.cached_tokens > 0:
-                    self.output.cached_tokens[sequence.index] = sequence.cached_tokens
-                if sequence.host_tokens:
-                    self.log.host_hit_tokens += sequence.host_tokens
+                self._schedule_first(sequence, start)
             sequence.computed_tokens += tokens
             if sequence.computed_tokens < sequence.input_tokens + sequence.generated_tokens:
                 continue
@@ -367,6 +361,17 @@ class Engine:
             tokens = min(tokens, sequence.output_tokens - sequence.generated_tokens)
             delivered += self._deliver(sequence, tokens, start, now)
         return delivered
+
+    @cython.cfunc
+    def _schedule_first(self, sequence: Sequence, start: cython.double) -> None:
+        """Record when and where a request first joins a batch, and how much of its prompt was cached."""
+        self.output.scheduled_s[sequence.index] = start
+        if self.output.prompt_replica[sequence.index] != self.index:
+            self.output.prompt_replica[sequence.index] = self.index
+        if sequence.cached_tokens > 0:
+            self.output.cached_tokens[sequence.index] = sequence.cached_tokens
+        if sequence.host_tokens:
+            self.log.host_hit_tokens += sequence.host_tokens
 
     @cython.exceptval(-1, check=True)
     @cython.cfunc

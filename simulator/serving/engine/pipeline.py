@@ -99,9 +99,7 @@ class PipelinedEngine(Engine):
         batch.work.measure(plan, scheduler.query_len, 0)
         for sequence, tokens in plan.chunks:
             if isnan(self.output.scheduled_s[sequence.index]):
-                self.output.scheduled_s[sequence.index] = now
-                if sequence.cached_tokens > 0:
-                    self.output.cached_tokens[sequence.index] = sequence.cached_tokens
+                self._schedule_first(sequence, now)
             sequence.computed_tokens += tokens
         sent: cython.double = now + _on_grid(self.prices.host_seconds(batch.work))
         batch.end = sent

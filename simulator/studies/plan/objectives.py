@@ -19,6 +19,7 @@ from simulator.running.metrics.summary import (
     Limit,
     Served,
     completed_requests,
+    latency_sample,
     request_latencies_ms,
     slo_limits,
 )
@@ -113,13 +114,8 @@ def objective_of(slo: Mapping[str, float], texts: Sequence[str] = ()) -> Objecti
 
 def reached(objective: Objective, result: Served) -> dict[str, float | None]:
     """Value of everything that the objective names, in milliseconds or as a share; None where nothing was measured."""
-    latencies, values = request_latencies_ms(result.requests), {}
-    for limit in objective.limits:
-        if limit.latency == "itl":
-            sample = WeightedSample.of(result.gaps.gap_s * 1e3, result.gaps.count)
-        else:
-            sample = _sample(latencies[limit.latency])
-        values[limit.key] = statistic(limit.statistic, sample)
+    samples = {name: latency_sample(result, name) for name in {limit.latency for limit in objective.limits}}
+    values = {limit.key: statistic(limit.statistic, samples[limit.latency]) for limit in objective.limits}
     if objective.goodput is not None:
         values[GOODPUT] = float(good(objective, result).mean())
     return values
