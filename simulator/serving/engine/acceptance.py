@@ -137,23 +137,36 @@ class StepCurve:
         self.seconds = np.ascontiguousarray(seconds, dtype=np.float64)
 
 
+DE_BRUIJN = cython.declare(cython.ulonglong, 0x03F79D71B4CA8B09)
+"""Its product with each power of two has six other bits at its top.
+
+Source: C. E. Leiserson et al., "Using de Bruijn Sequences to Index a 1 in a Computer Word" (1998).
+"""
+
+
 @cython.final
 @cython.cclass
 class Budget:
     """Draft tokens that each decoding sequence verifies in a step, by a ``simulator.speculation.VerifyBudget``.
 
-    Sequences are counted by class, so that a step looks at each class and position once, in order of worth.
+    Sequences are counted by class. A step looks once at each position of a class that has sequences, in order of worth:
+    the places of these positions in that order are the bits of ``marks``.
     """
 
     rule: Any
     draws: Draws
+    positions: cython.longlong
     classes: cython.longlong[::1]
-    """Class of every (class, position), most worth first."""
+    """Class of every (class, position) of any worth, most worth first."""
     worth: cython.double[::1]
     """Worth of the same."""
+    ranks: cython.longlong[::1]
+    """Place of each (class, position) in that order, class by class."""
+    marks: cython.ulonglong[::1]
+    bit_of: cython.longlong[::1]
+    """Number of a bit by the top of its product with ``DE_BRUIJN``."""
     counts: cython.longlong[::1]
-    """Sequences by class in the present step, then how many draft tokens each verifies."""
-    lengths: cython.longlong[::1]
+    """Sequences of the present step by class."""
     next_size: cython.longlong[::1]
     """Smallest captured number of tokens that is at least so many."""
     prompt_token_s: cython.double
@@ -165,11 +178,14 @@ class Budget:
 
     def __init__(self, rule: Any, draws: Draws, most_tokens: int) -> None:
         self.rule, self.draws = rule, draws
-        rows, positions = rule.worth.shape
+        rows, self.positions = rule.worth.shape
         order = np.argsort(-rule.worth.ravel(), kind="stable")
-        self.classes = np.ascontiguousarray(order // positions)
+        self.ranks = array("q", np.argsort(order).tolist())
+        order = order[rule.worth.ravel()[order] > 0.0]
+        self.classes = np.ascontiguousarray(order // self.positions)
         self.worth = np.ascontiguousarray(rule.worth.ravel()[order])
-        self.counts, self.lengths = array("q", [0]) * rows, array("q", [0]) * rows
+        self.marks, self.counts = array("Q", [0]) * (len(order) // 64 + 1), array("q", [0]) * rows
+        self.bit_of = np.argsort([((DE_BRUIJN << bit) & ALL_BITS) >> 58 for bit in range(64)])
         sizes, most = np.append(rule.sizes, MANY), max(most_tokens + 2, len(rule.seconds(1)) + 1)
         self.next_size = np.ascontiguousarray(sizes[np.searchsorted(rule.sizes, np.arange(most))])
         self.prompt_token_s = rule.prompt_token_s
@@ -188,11 +204,13 @@ class Budget:
         count: cython.longlong
         size: cython.longlong
         row: cython.longlong
+        first_rank: cython.longlong
+        word: cython.longlong
+        bits: cython.ulonglong
+        lowest: cython.ulonglong
         rate: cython.double
+        worth: cython.double
         seqs: cython.longlong = len(batch)
-        tokens: cython.longlong = seqs
-        chosen: cython.longlong = seqs
-        entries: cython.longlong = len(self.classes)
         curve: StepCurve = self._curve(seqs)
         seconds: cython.double[::1] = curve.seconds
         last: cython.longlong = len(seconds) - 1
@@ -200,62 +218,70 @@ class Budget:
         more_s: cython.double = self.around_s[min(seqs, len(self.around_s) - 1)]
         if not first:
             more_s += prompt_tokens * self.prompt_token_s
+        tokens: cython.longlong = seqs
+        at: cython.longlong = min(tokens + first, last)
         expected: cython.double = seqs
-        best: cython.double = expected / (seconds[min(tokens + first, last)] + more_s)
-        counts: cython.longlong[::1] = self.counts
-        lengths: cython.longlong[::1] = self.lengths
-        classes: cython.longlong[::1] = self.classes
-        worths: cython.double[::1] = self.worth
-        next_size: cython.longlong[::1] = self.next_size
-        worth: cython.double
-        for row in range(len(counts)):
-            counts[row] = lengths[row] = 0
-        for place in range(seqs):
-            sequence = cython.cast(Sequence, batch[place])
-            sequence.verified = self._class(sequence)
-            counts[sequence.verified] += 1
-        for place in range(entries):
-            count = counts[classes[place]]
-            if not count:
-                continue
-            worth = worths[place]
-            if worth <= 0.0:
-                break
-            size = next_size[min(tokens + first, last) + 1]
-            while size < min(tokens + first + count, last):  # a graph is padded to its size, whatever it holds
-                rate = (expected + (size - first - tokens) * worth) / (seconds[size] + more_s)
+        best: cython.double = expected / (seconds[at] + more_s)
+        whole: cython.longlong = 0
+        part: cython.longlong = 0
+        self._mark(batch)
+        for word in range(len(self.marks)):
+            bits, self.marks[word] = self.marks[word], 0
+            while bits:
+                lowest = bits & (~bits + 1)
+                bits ^= lowest
+                place = 64 * word + self.bit_of[((lowest * DE_BRUIJN) & ALL_BITS) >> 58]
+                count, worth = self.counts[self.classes[place]], self.worth[place]
+                size = self.next_size[at + 1]
+                at = min(tokens + first + count, last)
+                while size < at:  # a graph is padded to its size, whatever it holds
+                    rate = (expected + (size - first - tokens) * worth) / (seconds[size] + more_s)
+                    if rate > best:
+                        best, whole, part = rate, place, size - first - tokens
+                    size = self.next_size[size + 1]
+                tokens += count
+                expected += count * worth
+                rate = expected / (seconds[at] + more_s)
                 if rate > best:
-                    best, chosen = rate, size - first
-                size = next_size[size + 1]
-            tokens += count
-            expected += count * worth
-            rate = expected / (seconds[min(tokens + first, last)] + more_s)
-            if rate > best:
-                best, chosen = rate, tokens
-        tokens = chosen - seqs
-        row = -1
-        for place in range(entries):
-            if not tokens:
-                break
-            count = counts[classes[place]]
-            if count > tokens:
-                row = classes[place]
-                break
-            if count:
-                lengths[classes[place]] += 1
-                tokens -= count
+                    best, whole, part = rate, place + 1, 0
+        tokens = seqs
+        row = self.classes[whole] if part else -1
         for place in range(seqs):
             sequence = cython.cast(Sequence, batch[place])
-            if sequence.verified == row and tokens:
-                sequence.verified = lengths[row] + 1
-                tokens -= 1
-            else:
-                sequence.verified = lengths[sequence.verified]
+            count, first_rank = 0, sequence.verified * self.positions
+            while count < self.positions and self.ranks[first_rank + count] < whole:
+                count += 1
+            if sequence.verified == row and part:
+                count += 1
+                part -= 1
+            sequence.verified = count
+            tokens += count
         if cut:
             count = max(0, sequence.verified - self.draws.positions + cut)
             sequence.verified -= count
-            chosen -= count
-        return chosen
+            tokens -= count
+        return tokens
+
+    @cython.cfunc
+    def _mark(self, batch: list[Any]) -> None:
+        """Set ``verified`` of each sequence to its class, count them, and mark the positions of these classes."""
+        sequence: Sequence
+        place: cython.longlong
+        rank: cython.longlong
+        position: cython.longlong
+        one: cython.ulonglong = 1
+        for place in range(len(batch)):
+            sequence = cython.cast(Sequence, batch[place])
+            sequence.verified = self._class(sequence)
+            self.counts[sequence.verified] = 0
+        for place in range(len(batch)):
+            sequence = cython.cast(Sequence, batch[place])
+            if not self.counts[sequence.verified]:
+                for position in range(self.positions):
+                    rank = self.ranks[sequence.verified * self.positions + position]
+                    if rank < len(self.worth):
+                        self.marks[rank >> 6] |= one << (rank & 63)
+            self.counts[sequence.verified] += 1
 
     @cython.exceptval(-1, check=True)
     @cython.cfunc
