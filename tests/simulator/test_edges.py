@@ -244,3 +244,14 @@ def test_rows_that_decode_pools_share_hold_the_tokens_of_their_steps():
     assert len(shared.steps) < len(whole.steps)
     assert shared.steps.output_tokens.sum() == whole.steps.output_tokens.sum()
     assert np.array_equal(shared.requests.finished_s, whole.requests.finished_s)
+
+
+@pytest.mark.parametrize("policy", ["goodput", {"name": "confidence-budget"}])
+def test_rows_that_policies_share_hold_the_draft_tokens_of_their_steps(policy):
+    loop = {"arrivals": {"max_concurrency": 12}, "input_tokens": 300, "output_tokens": 400, "num_requests": 48}
+    scenario = on_h100(loop, speculation=drafts("eagle3", 3, 0.6) | {"policy": policy})
+    whole, shared = (simulate(scenario, full_step_rows=rows) for rows in (None, 1))
+    assert len(shared.steps) < 0.8 * len(whole.steps)
+    assert shared.steps.flops.sum() == pytest.approx(whole.steps.flops.sum(), rel=0.005)
+    assert shared.steps.seconds.sum() == pytest.approx(whole.steps.seconds.sum())
+    assert np.array_equal(shared.requests.finished_s, whole.requests.finished_s)

@@ -99,6 +99,8 @@ class Engine:
     """Whether a request ended in the present step."""
     _row: cython.longlong
     """The latest row, where the steps after it may share it; else -1."""
+    _row_draft: DraftWork | None
+    """Work of the drafter in it."""
     _rows: cython.longlong
     """Rows so far."""
     _repeated: Repeated
@@ -155,7 +157,7 @@ class Engine:
         self.coming_s = source.coming_s
         self.arrivals = Arrivals(*source.known) if source.known else None
         self.priorities = output.log.stream.priorities
-        self._draft = None
+        self._draft = self._row_draft = None
         self._drafting = []
         self._seconds = self._copies_s = 0.0
         self._blocks = self._running = self._waiting = self._gaps = 0
@@ -526,13 +528,15 @@ class Engine:
         """Write down the step; past a number of rows, one row for several steps of an unchanged batch."""
         plan: StepPlan = self._plan
         work: Work = self.work
-        alike: cython.bint = self._draft is None and self.budget is None
+        alike: cython.bint = self._draft is self._row_draft  # a drafter that makes up for tokens has work of its own
         shares: cython.bint = alike and not (plan.chunks or self.scheduler.preempted or self._copies_s)
         row: cython.longlong = self._row
         w: cython.longlong
         table: cython.double[:, ::1] = self.output.rows.table
         if row >= 0 and (self._round != self.output.rows.rounds or table[row, 11] != work.decode_seqs):
             row = -1  # prompts that arrive in a decode pool join the batch without a chunk
+        if row >= 0 and (table[row, 12] != work.query_len or table[row, 16] != work.trimmed):
+            row = -1  # a budget verifies other numbers of tokens
         if row >= 0 and shares and self._merged < MERGED_STEPS:
             self._merged += 1
             self._merged_waiting += self._waiting
@@ -554,6 +558,7 @@ class Engine:
             else:
                 shares = False
         self._row = row if shares and not self._ended else -1
+        self._row_draft = self._draft
         self._round = self.output.rows.rounds
 
     @cython.cfunc
