@@ -118,8 +118,9 @@ class OwnErrors(NamedTuple):
 
 def own_errors(scenario: Scenario, build: Build, result: Served) -> OwnErrors:
     """Sampling error of a run, and the stratum of runs that the error of its model is taken from."""
-    latencies = request_latencies_ms(result.requests)
-    least_ms = {name: float(np.nanmin(latencies[name], initial=np.inf)) for name in ("ttft", "tpot")}
+    least_ms = {
+        name: float(np.nanmin(request_latency_ms(result.requests, name), initial=np.inf)) for name in ("ttft", "tpot")
+    }
     return OwnErrors(sampling_errors(result), stratum_of(scenario, build, result.requests), least_ms)
 
 
