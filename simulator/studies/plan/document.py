@@ -312,7 +312,8 @@ def _failing_table(title: str, rows: list[Document], name: str) -> Table:
 def plan_document(plan: Plan) -> Document:
     """The contract's ``plan`` JSON."""
     candidates = [candidate_document(plan, candidate) for candidate in plan.candidates]
-    judged = [c.verdict.observation.basis for c in plan.candidates if c.verdict is not None]
+    answers = plan.candidates if plan.best is None else [plan.best]
+    judged = [c.verdict.observation.basis for c in answers if c.verdict is not None]
     basis = weakest(judged) if judged else None
     owned = [(note, c.name) for c in plan.candidates if c.verdict is not None for note in c.verdict.observation.notes]
     tight = list(dict.fromkeys(name for note, name in owned if note.startswith(KV_NEARLY_GONE)))

@@ -23,7 +23,7 @@ from forerun.workers import Workers, study_workers
 from simulator.running.scenario import Scenario
 from simulator.studies.frame import ProgressCall
 from simulator.studies.plan.layouts import REPLICAS, Layout, layouts, replica_counts, search_axes
-from simulator.studies.plan.objectives import WAITING, Objective, latency_words
+from simulator.studies.plan.objectives import RESAMPLES, WAITING, Objective, latency_words
 from simulator.studies.plan.trials import (
     CONFIDENCE,
     FAULTS,
@@ -371,7 +371,7 @@ class _Search:
         return self._started[key]
 
     def _search(
-        self, layout: Layout, replicas: int, guess: float, longest: float
+        self, layout: Layout, replicas: int, guess: float, longest: float, held: float = 0.0
     ) -> tuple[Callable[[], Any], float] | None:
         """Begin the search for a highest rate; None where a run is too short to tell even at the guess."""
         driven = layout.with_replicas(layout.scenario, replicas)
@@ -384,7 +384,7 @@ class _Search:
         begin = max(guess, BEGIN_SHARE * longest)
         arguments = (driven, load, self._plan.objective, seeds, begin, most, options.confidence)
         shown = self._plan.rate is None
-        return self._workers.start(find_highest_rate, *arguments, shown, options.interval), most
+        return self._workers.start(find_highest_rate, *arguments, shown, options.interval, held), most
 
     def _tick(self, done: int, total: int) -> None:
         if self._progress is not None:
@@ -512,9 +512,10 @@ class CheapestFirst(_Search):
         plan.runs += 1
         if candidate.chance < plan.options.confidence:
             candidate.status = "misses"
+            required = plan.options.confidence
             candidate.reason = (
-                f"{_miss_words(candidate.verdict)}, which meets the SLO with only {candidate.chance:.1%} "
-                f"probability, the model's error counted ({plan.options.confidence:.0%} required)"
+                f"{miss_words(candidate.verdict, required)}, which meets the SLO with only {candidate.chance:.1%} "
+                f"probability, the model's error counted ({required:.0%} required)"
             )
 
     def _try(self, index: int, place: int) -> Candidate:
@@ -535,7 +536,8 @@ class CheapestFirst(_Search):
         points = verdict.at(rate)
         if verdict.meets:
             return Candidate(layout, replicas, "meets", verdict=verdict, points=points)
-        return Candidate(layout, replicas, "misses", _miss_words(verdict), verdict, points=points)
+        reason = miss_words(verdict, self._plan.options.confidence)
+        return Candidate(layout, replicas, "misses", reason, verdict, points=points)
 
     def _leave_rest(self, cheapest: float) -> None:
         """List what is left in the queue: it costs more than the winner."""
@@ -551,7 +553,7 @@ class CheapestFirst(_Search):
             guess = 1.1 * self._rate
             steady = winner.layout.steady
             longest = max(guess, steady.most_rate * winner.replicas if steady is not None else 2.0 * guess)
-            search = self._search(winner.layout, winner.replicas, guess, longest)
+            search = self._search(winner.layout, winner.replicas, guess, longest, held=self._rate)
             if search is not None:
                 searches.append((winner, *search))
         for winner, search_of, most in searches:
@@ -677,7 +679,8 @@ class HighestRates(_Search):
         else:
             candidate.status, candidate.reason = "misses", "misses at every rate tried"
             if candidate.chance is not None:
-                candidate.reason = f"is not {self._plan.options.confidence:.0%} sure to meet the SLO at any rate tried"
+                sure = f"{candidate.chance:.1%} ({self._plan.options.confidence:.0%} required)"
+                candidate.reason = f"meets the SLO at no rate tried with more than {sure}, the model's error counted"
 
     def _rank(self, candidate: Candidate) -> tuple[float, ...]:
         return RANKS.index(candidate.status), -(candidate.max_rate or 0.0), self._plan.cost(candidate)
@@ -689,9 +692,14 @@ def _judge(
     return judge(objective, trial(scenario, objective, seeds, resample), confidence)
 
 
-def _miss_words(verdict: Verdict) -> str:
+def miss_words(verdict: Verdict, confidence: float) -> str:
+    """Why a candidate misses: requests that fail, the value nearest its limit, or runs that disagree."""
     if verdict.failed:
         parts = [note.partition("refused: ")[2] for note in verdict.observation.notes if "requests refused: " in note]
         return f"{verdict.failed} requests cannot be served: {'; '.join(parts) or 'too long'}"
     assert verdict.binding is not None
-    return latency_words(verdict.binding, verdict.values[verdict.binding])
+    words = latency_words(verdict.binding, verdict.values[verdict.binding])
+    if verdict.slo_ratio <= 1.0 and verdict.share < confidence:
+        of = f"{verdict.runs} runs" if verdict.runs > 1 else f"{RESAMPLES} resamples of the trace"
+        words += f", and only {verdict.share:.0%} of {of} meet the SLO ({confidence:.0%} required)"
+    return words

@@ -140,6 +140,8 @@ CLEAR_MISS = 1.5
 TOLERANCE = 0.01
 """Relative width of the bracket in which a highest rate is left."""
 MOST_WIDENING = 24
+LEAST_SHARE = 1e-6
+"""Share of what a layout serves at which nearly every request is alone: what does not hold there holds nowhere."""
 MOST_RATIO = 2.0
 """Largest SLO ratio that the interpolation uses: above it, queues grow with the length of the run."""
 OVERLOAD = 10.0
@@ -350,7 +352,11 @@ def judge(objective: Objective, observations: Sequence[Observation], confidence:
 
 
 def highest_rate(
-    slo_ratio_at: Callable[[float], float], guess: float, most: float = inf, tolerance: float = TOLERANCE
+    slo_ratio_at: Callable[[float], float],
+    guess: float,
+    most: float = inf,
+    tolerance: float = TOLERANCE,
+    held: float = 0.0,
 ) -> tuple[float, int]:
     """The highest load at which ``slo_ratio_at`` is at most 1, by interpolation between logarithms.
 
@@ -363,12 +369,13 @@ def highest_rate(
         guess: where to start, > 0.
         most: highest load to try.
         tolerance: relative width of the bracket in which it is left.
+        held: a load that is known to hold; lower ones are not tried.
 
     Returns:
-        The load, ``most`` where that still holds, 0 where none was found down to a millionth of the guess; and the
-        number of loads tried.
+        The load, ``most`` where that still holds, ``held`` where no other was found down to ``LEAST_SHARE`` of the
+        guess; and the number of loads tried.
     """
-    rate, step, tried, low, high = min(guess, most), 1.25, 0, 0.0, inf
+    rate, step, tried, low, high = min(guess, most), 1.25, 0, held, inf
     below, above, widths = 0.0, 0.0, [inf, inf]
     while True:
         tried += 1
@@ -378,7 +385,7 @@ def highest_rate(
         else:
             high, above = rate, log(min(slo_ratio, MOST_RATIO))
         if low == 0.0 or high == inf:
-            if tried >= MOST_WIDENING or low >= most:
+            if tried >= MOST_WIDENING or low >= most or high <= LEAST_SHARE * guess:
                 return low, tried
             if OVERLOAD < slo_ratio < inf:
                 rate = high / 2.0
@@ -387,7 +394,7 @@ def highest_rate(
             step = min(step * 1.5, 4.0)
         elif high / low > 1.0 + tolerance:
             widths.append(log(high / low))
-            share = below / (below + above) if widths[-1] <= widths[-3] / 2 else 0.5
+            share = below / (below + above) if below and widths[-1] <= widths[-3] / 2 else 0.5
             nearest = min(1.0 + tolerance, sqrt(high / low))
             rate = min(max(low * exp(share * widths[-1]), low * nearest), high / nearest)
         else:
@@ -404,12 +411,13 @@ def find_highest_rate(
     confidence: float = CONFIDENCE,
     shown: bool = True,
     interval: bool = False,
+    held: float = 0.0,
 ) -> tuple[float, int, Verdict | None, float | None]:
     """``highest_rate`` of a scenario over common seeds, with the verdict there; what a worker process does.
 
     A rate passes if enough runs meet the objective and, with ``interval``, if the probability of meeting it is at
     least ``confidence`` with the model's own error counted. Only the run at the highest rate is observed as one that
-    is ``shown``.
+    is ``shown``; rates below ``held`` are not tried.
 
     Returns:
         The rate, the number of runs, the verdict there, and the probability there (at a rate of 0 the highest that was
@@ -431,7 +439,7 @@ def find_highest_rate(
         chances[rate] = float(np.mean(drawn <= 1.0))
         return float(np.quantile(drawn, confidence, method="inverted_cdf"))
 
-    rate, tried = highest_rate(slo_ratio_at, guess, most, SURE_TOLERANCE if interval else TOLERANCE)
+    rate, tried = highest_rate(slo_ratio_at, guess, most, SURE_TOLERANCE if interval else TOLERANCE, held)
     verdict = verdicts.get(rate)
     points = tuple(point for one in sorted(verdicts) for point in verdicts[one].at(one))
     if shown and verdict is not None:

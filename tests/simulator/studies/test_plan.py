@@ -26,9 +26,18 @@ from simulator.studies.plan.search import (
     hourly_rates,
     infeasible_reason,
     make_plan,
+    miss_words,
     overload,
 )
-from simulator.studies.plan.trials import find_highest_rate, highest_rate, holds_unloaded, judge, planned_load, trial
+from simulator.studies.plan.trials import (
+    Observation,
+    find_highest_rate,
+    highest_rate,
+    holds_unloaded,
+    judge,
+    planned_load,
+    trial,
+)
 from simulator.studies.study_file import StudyFile, Variant, parse_vary, settings_name
 
 VARY = ("hardware.tensor_parallel=1,2", "engine.max_num_batched_tokens=512,4096", "hardware.replicas=1,2,3")
@@ -120,12 +129,24 @@ def test_bisection_agrees_with_a_fine_sweep(chat):
     assert tried < 15
 
 
+def test_a_miss_that_the_mean_does_not_show_names_the_runs_that_miss():
+    objective = objective_of({}, ["p99_ttft_ms=100"])
+    runs = [Observation({"p99_ttft_ms": value}, 0, 10, 1.0, 1.0) for value in (90.0, 80.0, 70.0, 60.0, 130.0)]
+    verdict = judge(objective, runs)
+    assert not verdict.meets
+    assert miss_words(verdict, 0.9) == "p99 TTFT 86 ms, and only 80% of 5 runs meet the SLO (90% required)"
+    assert miss_words(judge(objective, runs[:4]), 0.9) == "p99 TTFT 75 ms"
+
+
 @given(threshold=st.floats(1e-3, 1e3), guess=st.floats(1e-2, 1e2))
 def test_bisection_brackets_any_threshold(threshold, guess):
     result, tried = highest_rate(lambda rate: rate / threshold, guess)
     assert threshold / 1.01 <= result <= threshold
     assert tried <= 40
-    assert highest_rate(lambda rate: 2.0, guess)[0] == 0.0, "none holds"
+    for held in (0.0, guess / 4):
+        result, tried = highest_rate(lambda rate: 2.0, guess, held=held)
+        assert result == held, "no other holds"
+        assert tried <= 16
 
 
 def test_trace_is_replayed_and_growth_presses_it_together(project_root):
