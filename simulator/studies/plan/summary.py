@@ -16,7 +16,7 @@ from simulator.running.metrics.tables import memory_rows
 from simulator.running.metrics.usage import HOURS_PER_MONTH
 from simulator.studies.paired import chance_words
 from simulator.studies.plan.layouts import ChipPrice
-from simulator.studies.plan.objectives import GOODPUT, latency_words, limits_words
+from simulator.studies.plan.objectives import GOODPUT, limits_words
 from simulator.studies.plan.search import Candidate, Plan
 from simulator.studies.plan.trials import OVERLOAD
 from simulator.studies.steady_state.traffic import conversation, population
@@ -243,13 +243,11 @@ def _changes(plan: Plan, best: Candidate) -> str:
         many = f"{more + 1:.3g} times the traffic" if more >= 1 else "{:.0%} more traffic"
         margins.append((more, many if more >= 0.005 else "any more traffic"))
     if verdict.binding not in (None, GOODPUT) and 0 < verdict.slo_ratio < 1:
-        value = latency_words(verdict.binding, verdict.values[verdict.binding])
-        limit = plan.objective.limit_of(verdict.binding)
         loads = [(point.request_rate * best.copies / (plan.rate or 1.0), point.slo_ratio) for point in best.points]
         times = tolerated_slowdown(loads) or 1.0 / verdict.slo_ratio
         slower = f"an engine {times:.3g} times as slow as" if times >= 2 else "an engine {:.0%} slower than"
-        margins.append((times - 1.0, f"{slower} predicted ({value} of {limit:,.0f})"))
-    rivals = [c for c in plan.candidates[1:] if c.status == "meets" and _shape(c) != _shape(best)]
+        margins.append((times - 1.0, f"{slower} predicted"))
+    rivals = [c for c in plan.candidates[1:] if c.status == "meets" and c.layout.prices.keys() - best.layout.prices]
     dearer = [(1.0 - plan.cost(best) / plan.cost(c), c) for c in rivals if plan.cost(c) > plan.cost(best)]
     if plan.by_price and dearer:
         share, rival = min(dearer, key=lambda one: one[0])
