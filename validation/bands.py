@@ -3,7 +3,9 @@
 Each measured run is simulated with the band of its kernels, host work and chance alone. What must be added to that band
 on either side for the measurement to lie inside is the run's score. The end of a class is the product of one factor for
 all runs and one for each part of the class: a quantile regression of the scores, every table counted alike, in which no
-part narrows a band. Leaving whole tables out tells how well that holds for the next one.
+part narrows a band. Parts are nested: a build newer than the fits is also one that they do not know, so that it takes
+the ends of those where it has no runs of its own. Throughput is scored as the latency of a closed loop. Leaving whole
+tables out tells how well that holds for the next one.
 
 Source: Koenker and Bassett, "Regression quantiles" (1978), doi:10.2307/1913643; Romano et al., "Conformalized quantile
     regression" (2019), arXiv:1905.03222; Tibshirani et al., "Conformal prediction under covariate shift" (2019),
@@ -33,7 +35,9 @@ from simulator.replay.rerun import catalogue_model, rerun
 from simulator.running.metrics.files import write_text_atomically
 from simulator.running.metrics.served import (
     ALL,
+    ALSO,
     BEST_KNOWN,
+    ENDS_OF,
     KINDS,
     PART_WORDS,
     Stratum,
@@ -52,10 +56,10 @@ LEAST_RUNS, LEAST_TABLES = 30, 3
 """Runs and tables from which a run's sentence tells of a class; of smaller ones it tells of the wider class."""
 WHOLE_TABLE = 10
 """Runs from which a table counts as much as any other; smaller ones count in proportion."""
-END, MIDDLE = 0.97, 0.75
+END, MIDDLE = 0.98, 0.75
 """Share of the runs below the upper end of a band, and of their middle half. With 0.95 at either end, nine in ten runs
-that were fitted lie inside, but 85 % of those of a table that was not."""
-PARTS = [ALL, *(part for part in PART_WORDS if part not in BEST_KNOWN)]
+that were fitted lie inside, but fewer of those of a table that was not."""
+PARTS = [ALL, *(part for part in PART_WORDS if part not in BEST_KNOWN and part in ALSO.get(part, (part,)))]
 ENDS = {"low": (0, END), "middle_low": (0, MIDDLE), "middle_high": (1, MIDDLE), "high": (1, END)}
 """Side of a band and share of the runs within, by name of an end."""
 HEAD = """\
@@ -91,6 +95,13 @@ class ServedFigure(NamedTuple):
         return Stratum(self.layers, self.build, self.load, self.chip)
 
     @property
+    def as_latency(self) -> ServedFigure:
+        """The figure, throughput as the latency of a closed loop."""
+        if self.kind not in ENDS_OF:
+            return self
+        return self._replace(kind=ENDS_OF[self.kind], ratio=1 / self.ratio, low=1 / self.high, high=1 / self.low)
+
+    @property
     def scores(self) -> tuple[float, float]:
         """Logarithms of what the ends of the band lack, below and above."""
         off = log(self.ratio)
@@ -99,9 +110,14 @@ class ServedFigure(NamedTuple):
         return (lacks, 0.0) if off < 0 else (0.0, lacks)
 
     def inside(self, ends: tuple[float, float]) -> bool:
-        """Whether the measurement lies in the band that the ends of its class widen."""
-        below, above = self.scores
+        """Whether the measurement lies in the band that the ends of its class, on a latency, widen."""
+        below, above = self.as_latency.scores
         return below <= -log(ends[0]) + 1e-12 and above <= log(ends[1]) + 1e-12
+
+    def width(self, ends: tuple[float, float]) -> float:
+        """Upper over lower end of the band that the ends of its class widen."""
+        own = self.as_latency
+        return exp(hypot(log(own.high), log(ends[1])) + hypot(log(own.low), log(ends[0])))
 
 
 def served_figures(
@@ -182,10 +198,11 @@ def quantile_factors(figures: Sequence[ServedFigure], side: int, share: float) -
 
 def ends_by_part(figures: Sequence[ServedFigure], names: Sequence[str] = tuple(ENDS)) -> dict[str, Any]:
     """Factors on the named ends, by kind of figure, end and part of a class."""
+    latencies = [figure.as_latency for figure in figures]
     return {
         kind: {name: quantile_factors(own, *ENDS[name]) for name in names}
         for kind in KINDS
-        if (own := [figure for figure in figures if figure.kind == kind])
+        if (own := [figure for figure in latencies if figure.kind == kind])
     }
 
 
@@ -214,7 +231,8 @@ def _rounded(value: float) -> float:
 
 def ends_for(figure: ServedFigure, known: Mapping[str, Any]) -> tuple[float, float]:
     """Ends of a figure's class."""
-    low, _, _, high = factors_of(figure.stratum, {"middle_low": {}, "middle_high": {}, **known[figure.kind]})
+    ends = known[figure.as_latency.kind]
+    low, _, _, high = factors_of(figure.stratum, {"middle_low": {}, "middle_high": {}, **ends})
     return low, high
 
 
@@ -231,10 +249,7 @@ def coverage_by(
                 ends = [ends_for(figure, without_table(tuple(figures), figure.table)) for figure in own]
                 inside = float(np.mean([figure.inside(ends_for(figure, shipped)) for figure in own]))
                 held = float(np.mean([figure.inside(end) for figure, end in zip(own, ends, strict=True)]))
-                widths = [
-                    exp(hypot(log(figure.high), log(high)) + hypot(log(figure.low), log(low)))
-                    for figure, (low, high) in zip(own, ends, strict=True)
-                ]
+                widths = [figure.width(end) for figure, end in zip(own, ends, strict=True)]
                 errors = [100 * abs(1 / figure.ratio - 1) for figure in own]
                 ratio = float(np.median([figure.ratio for figure in own]))
                 lines.append([*name, kind, len(own), f"{inside:.0%}", f"{held:.0%}", f"{np.median(widths):.2f}x",

@@ -35,6 +35,7 @@ PART_WORDS = {
     "dense": "of dense models",
     "mixture": "of mixtures of experts",
     "hybrid": "of hybrid models",
+    "hybrid mixture": "of hybrid mixtures of experts",
     "fitted": "on known releases",
     "older": "on older releases",
     "newer": "on newer releases",
@@ -48,6 +49,14 @@ PART_WORDS = {
 """Parts of a class in words."""
 BEST_KNOWN = ("dense", "fitted", "below", "measured")
 """Parts of the class of which most is known: each other part moves the ends outward."""
+ALSO = {
+    "hybrid mixture": ("mixture", "hybrid"),
+    "newer": ("unknown", "newer"),
+    "young model": ("unknown", "young model"),
+}
+"""Parts that count as several: a class is at least as wide as those that contain it, however few runs it has itself."""
+ENDS_OF = {"throughput": "e2el"}
+"""Kind whose ends a kind takes: in a closed loop throughput is the concurrency over E2E latency (Little's law)."""
 CROWD = 256
 """Requests at once on one replica above which its API server may be what limits it (runs of gpustack, ML.ENERGY)."""
 WIDE = 2.5
@@ -65,7 +74,7 @@ class Stratum(NamedTuple):
     """Evidence class of a run."""
 
     layers: str
-    """``dense``, ``mixture`` (of experts) or ``hybrid`` (linear or sparse attention)."""
+    """``dense``, ``mixture`` (of experts), ``hybrid`` (linear or sparse attention) or ``hybrid mixture``."""
     build: str
     """How the fits know the engine's release (``simulator.timing.releases.BuildAge``)."""
     load: str
@@ -76,7 +85,7 @@ class Stratum(NamedTuple):
     @property
     def parts(self) -> list[str]:
         """Names of the factors on its ends."""
-        return [ALL, *(part for part in self if part not in BEST_KNOWN)]
+        return [ALL, *(part for name in self for part in ALSO.get(name, (name,)) if part not in BEST_KNOWN)]
 
     @property
     def wider(self) -> list[str]:
@@ -110,11 +119,10 @@ def near_capacity(scenario: Scenario, build: Build, requests: RequestRecords) ->
 
 
 def layer_class(architecture: Architecture) -> str:
-    """``hybrid`` where layers mix tokens linearly or through an index, ``mixture`` of experts, else ``dense``."""
-    mixers = {type(group.layer.mixer) for group in architecture.layer_groups}
-    if any(issubclass(mixer, Recurrent | SelectiveAttention) for mixer in mixers):
-        return "hybrid"
-    return "mixture" if architecture.parameters().expert else "dense"
+    """``hybrid`` where layers mix tokens linearly or through an index, ``mixture`` of experts, both, or ``dense``."""
+    hybrid = any(isinstance(group.layer.mixer, Recurrent | SelectiveAttention) for group in architecture.layer_groups)
+    words = ("hybrid" if hybrid else "", "mixture" if architecture.parameters().expert else "")
+    return " ".join(filter(None, words)) or "dense"
 
 
 class ServedAs(NamedTuple):
@@ -128,7 +136,7 @@ class ServedAs(NamedTuple):
 def served_as(stratum: Stratum) -> ServedAs:
     """How measured runs like those of a class came out."""
     known: dict[str, Any] = packaged("simulator.running.metrics", "served.yaml")
-    factors = {kind: factors_of(stratum, ends) for kind, ends in known["ends"].items()}
+    factors = {kind: factors_of(stratum, known["ends"][ENDS_OF.get(kind, kind)]) for kind in KINDS}
     return ServedAs(factors, served_words(stratum.wider, known["half"]))
 
 
@@ -210,11 +218,12 @@ def throughput_within_latencies(factors: Mapping[str, Factors], figures: Mapping
 
 
 def served_response(figures: Mapping[str, Any], factors: Mapping[str, Factors]) -> dict[str, list[float]]:
-    """Logarithms of the factors on figures, those of a slower engine last; 0 where no kind is known."""
+    """Logarithms of the factors on figures, those of a slower engine last; 0 where no kind is known. Factors of
+    throughput are those of a latency."""
     response = {}
     for name, value in figures.items():
         if isinstance(value, float) and value > 0:
             kind = figure_kind(name)
             logs = [log(factor) for factor in (UNMOVED if kind is None else factors[kind])]
-            response[name] = logs[::-1] if kind == "throughput" else logs
+            response[name] = [-end for end in logs] if kind == "throughput" else logs
     return response

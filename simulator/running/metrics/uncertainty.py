@@ -160,7 +160,7 @@ def model_error(
     if api_server_ms > 0:
         moved_ms = [api_server_ms * (factor - 1.0) for factor in API_SERVER_ENDS]
         axes.append(axis(API_SERVER, [_with_api_server(base, more_ms) for more_ms in moved_ms]))
-    if stream.stays_in_step and build.main.sampler is None and len(build.pools) == 1:
+    if stream.stays_in_step and len(build.pools) == 1:
         response = _phase_response(base, own.least_ms, int(stream.output_tokens[0]))
         axes.append(Axis(name=PHASE, deviation=1.0, direction=[], response=response))
     alike = served_as(own.stratum)
