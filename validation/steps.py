@@ -21,13 +21,15 @@ from validation.halves import rows_by_hash
 
 METRIC = "step_ms"
 PROFILE = "vllm_dsv4_flash_b300_step_cost.csv"
-"""Target steps of a profiler by tokens, in requests of ``VERIFIED`` tokens: its sizes are multiples of that."""
-VERIFIED = 8
+"""Target steps of a profiler by tokens, spread evenly over as many requests as there may be."""
+PROFILED = {"hardware.expert_routing": "zipf-2.9"}
+"""vLLM profiles dummy tokens that are all alike (``maybe_randomize_inputs`` leaves them so without data parallelism),
+so that they take the same experts: the steepest routing that is modelled."""
 LOG, LOG_RUNS = "inferencex_steplog_engine10s.csv", "inferencex_steplog_runs.csv"
 """Log lines every ten seconds, and the runs that they belong to."""
 CACHE_BYTES = 1.5 * 61 * 576
 """Bytes of a token in the KV cache of DeepSeek-R1 and Kimi-K2, the logged models, between 8 and 16 bits."""
-LIMITS = {"max_num_batched_tokens": 16384, "max_num_seqs": 1024}
+LIMITS = {"max_num_batched_tokens": 16384, "max_num_seqs": 256}
 
 Row = Mapping[str, str]
 Steps = list[dict[str, Any]]
@@ -56,17 +58,25 @@ def step_errors(folder: Path, base: Scenario, limit: int) -> Iterator[ErrorRow]:
 
 
 def _profile(path: Path) -> tuple[MeasuredRun, Steps]:
-    """Medians of target steps: requests of ``VERIFIED`` tokens with as many keys as the profiler's default."""
+    """Medians of target steps: every request has as many keys as the profiler's default.
+
+    Source: vLLM's blog of 2026-08-14 (server command); vllm-project/vllm#54046 (how ``_dummy_run`` splits tokens).
+    """
     rows = [row for row in _rows(path) if row["panel"].startswith("verify") and row["kind"].startswith("median")]
     steps = []
     for row in rows:
         tokens = int(row["size"])
-        query = min(VERIFIED, tokens)
-        keys = tokens // query * int(row["kv_context_tokens"])
-        counts = {"decode_seqs": tokens // query, "query_len": query, "decode_kv_tokens": keys}
+        query = -(-tokens // LIMITS["max_num_seqs"])
+        requests = round(tokens / query)
+        counts = {
+            "decode_seqs": requests,
+            "query_len": query,
+            "decode_kv_tokens": requests * int(row["kv_context_tokens"]),
+        }
         steps.append({"place": row["row_id"], "measured_s": float(row["step_ms"]) / 1e3, **counts})
     captured = sorted({int(row["size"]) for row in rows if row["path"] == "cuda graph"})
-    facts = {"kv_cache_dtype": "fp8", "settings": {"engine.cuda_graph_sizes": captured}}
+    settings = {"engine.cuda_graph_sizes": captured, **PROFILED}
+    facts = {"kv_cache_dtype": "fp8", "expert_parallel": int(rows[0]["tp"]), "settings": settings}
     return _run(rows[0], path.stem, rows[0]["framework"], **facts, **LIMITS), steps
 
 

@@ -75,6 +75,33 @@ def test_a_class_with_better_runs_than_the_best_known_one_is_no_narrower():
     assert "mixture" not in quantile_factors(own, 1, END)
 
 
+def test_a_class_without_runs_of_its_own_takes_the_ends_of_those_that_contain_it():
+    generator = np.random.default_rng(3)
+    own = figures(300, kinds=("tpot",)) + [
+        ServedFigure(f"t{i % 4}", "tpot", layers, "unknown", "below", "measured", float(3 * np.exp(off)), 0.9, 1.1)
+        for i, off in enumerate(abs(generator.normal(0, 0.1, 300)))
+        for layers in ("mixture", "dense")
+    ]
+    known = ends_by_part(own)
+    newer, unknown = (
+        ends_for(own[0]._replace(layers=layers, build=build), known)
+        for layers, build in (("hybrid mixture", "newer"), ("mixture", "unknown"))
+    )
+    assert newer == unknown
+    assert unknown[1] > 2.5
+
+
+def test_throughput_is_scored_as_the_latency_of_a_closed_loop():
+    slow = ServedFigure("t", "throughput", "dense", "fitted", "below", "measured", 0.25, 0.8, 1.1)
+    known = ends_by_part([slow._replace(table=f"t{i}") for i in range(5)])
+    assert set(known) == {"e2el"}
+    low, high = ends_for(slow, known)
+    assert low == 1.0
+    assert np.hypot(np.log(high), np.log(1 / 0.8)) == pytest.approx(np.log(4), rel=0.01)
+    assert slow.inside((low, high))
+    assert not slow._replace(ratio=4.0).inside((low, high))
+
+
 def test_small_classes_are_described_by_wider_ones():
     known = halves(figures(60) + figures(5, "mixture", 1.0))
     assert "dense / fitted" in known
