@@ -27,6 +27,8 @@ BYTES_PER_HASH = 40
 LARGE_FILE = 100 << 20
 """Bytes from which a trace's memory is estimated from its first ``FIRST_ROWS`` requests before it is read whole."""
 FIRST_ROWS = 1000
+MOST_CUT = 0.9
+"""Share of the mean of a lognormal distribution below which a note says what its ``max`` leaves of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,8 @@ def generate_requests(workload: WorkloadConfig, seed: int) -> RequestStream:
         traces.TraceError: the trace cannot be read.
     """
     stream = _generate(workload, seed)
+    if workload.trace is None:
+        stream = replace(stream, notes=(*stream.notes, *_cut_notes(workload)))
     if workload.priorities is not None:
         stream = replace(stream, priorities=_priorities(workload.priorities, stream, seed))
     tools = workload.speculative_tools
@@ -366,6 +370,33 @@ def read_lengths(file: str) -> list[int]:
     if not counts:
         raise ForerunError(f"{file}: no token count in it")
     return counts
+
+
+def cut_mean(mean: float, cv: float, most: float) -> float:
+    """Mean of a lognormal distribution whose draws above ``most`` become ``most``.
+
+    E[min(X, c)] = mean Phi((ln c - mu) / sigma - sigma) + c (1 - Phi((ln c - mu) / sigma))
+
+    >>> round(cut_mean(512.0, 8.0, 600.0)), round(cut_mean(512.0, 0.8, 4096.0))
+    (170, 512)
+    """
+    sigma = math.sqrt(math.log1p(cv * cv))
+    place = (math.log(most) - math.log(mean) + sigma * sigma / 2) / sigma
+    below, above = math.erfc((sigma - place) / math.sqrt(2)) / 2, math.erfc(place / math.sqrt(2)) / 2
+    return mean * below + most * above
+
+
+def _cut_notes(workload: WorkloadConfig) -> list[str]:
+    """A note on each lognormal distribution whose mean is another after the cut at its ``max``."""
+    notes = []
+    for name in ("input_tokens", "output_tokens"):
+        lengths = getattr(workload, name)
+        if isinstance(lengths, LengthConfig) and lengths.mean is not None and lengths.max is not None:
+            left = cut_mean(lengths.mean, lengths.cv or 0.0, lengths.max)
+            if left < MOST_CUT * lengths.mean:
+                means = f"a mean of {left:.0f} of {lengths.mean:g} tokens"
+                notes.append(f"workload.{name}: the cut at max {lengths.max} leaves {means}")
+    return notes
 
 
 def lognormal(mean: float, cv: float, count: int, rng: np.random.Generator) -> FloatArray:

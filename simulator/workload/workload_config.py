@@ -127,6 +127,8 @@ class LengthConfig(Section):
         _check_fields(self, f"distribution '{self.distribution}'", fields, needed, allowed)
         if self.min is not None and self.max is not None and self.min > self.max:
             raise ValueError(f"min {self.min} is larger than max {self.max}")
+        if self.mean is not None and self.max is not None and self.mean > self.max:
+            raise ValueError(f"mean {self.mean:g} is larger than max {self.max}, to which longer draws are cut")
         return self
 
 

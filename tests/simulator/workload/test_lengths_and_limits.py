@@ -53,6 +53,21 @@ def test_the_longest_spread_of_lengths_still_draws_counts():
     assert lengths.input_tokens.min() >= 1
 
 
+def test_a_cut_that_moves_the_mean_is_noted():
+    cut, whole = (
+        generate_requests(
+            workload(
+                num_requests=20_000, input_tokens={"distribution": "lognormal", "mean": 512, "cv": cv, "max": 600}
+            ),
+            0,
+        )
+        for cv in (8.0, 0.1)
+    )
+    assert cut.notes == ("workload.input_tokens: the cut at max 600 leaves a mean of 170 of 512 tokens",)
+    assert cut.input_tokens.mean() == pytest.approx(170, rel=0.02)
+    assert whole.notes == ()
+
+
 def test_a_trace_is_read_again_when_it_changes(tmp_path):
     trace, text = tmp_path / "log.csv", "arrival_s,input_tokens,output_tokens\n0,10,5\n1,20,5\n"
     requested, fewer = (
