@@ -230,7 +230,7 @@ def test_heads_of_attention_groups_draft_for_one_groups_batch_and_anothers_promp
 def test_acceptance_without_a_method_has_no_part_in_the_intervals():
     run = on_h100(LITTLE, speculation={"method": "none", "acceptance": {"alpha": 0.7, "spread": 0.2}})
     error = simulate(run, intervals=True).model_error
-    assert {axis["name"] for axis in error["axes"]} == {"steps", "api server", "served vllm"}
+    assert "acceptance" not in {axis["name"] for axis in error["axes"]}
 
 
 def test_rows_that_decode_pools_share_hold_the_tokens_of_their_steps():

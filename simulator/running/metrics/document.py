@@ -20,6 +20,7 @@ from simulator.running.metrics.usage import (
     fleet_section,
     kv_cache_section,
     pool_sections,
+    price_notes,
     replica_section,
     scaling_section,
     usd_per_million_tokens,
@@ -66,7 +67,7 @@ def run_document(result: RunRecords) -> dict[str, Any]:
         "seed": result.seed,
         "replications": 1,
         "version": VERSION,
-        "notes": list(result.notes),
+        "notes": [*result.notes, *price_notes(result)],
     }
     document = {"conclusion": run_conclusion(document), **document}
     return jsonable(document)  # type: ignore[no-any-return]

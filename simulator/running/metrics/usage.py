@@ -264,6 +264,16 @@ def fleet_cost_usd(result: RunRecords, duration_s: float) -> float | None:
     return None if None in costs else sum(filter(None, costs))
 
 
+def price_notes(result: RunRecords) -> list[str]:
+    """A note on every chip that prices by name leave out."""
+    prices = result.scenario.prices
+    if prices is None or not isinstance(prices.usd_per_chip_hour, dict):
+        return []
+    named = ", ".join(prices.usd_per_chip_hour)
+    unpriced = dict.fromkeys(pool.chip.name for pool in result.pools if pool.usd_per_chip_hour is None)
+    return [f"prices.usd_per_chip_hour: no price of {chip} (only {named}), so no cost is known" for chip in unpriced]
+
+
 def chips_words(document: dict[str, Any]) -> str:
     """Number and kind of chips in a run document, over all pools."""
     single_pool = {"chip": Path(document["scenario"]["hardware"]["chip"]).name, "chips": document.get("chips") or 1}

@@ -221,7 +221,7 @@ def _price(study: StudyFile, scenario: Scenario, settings: Settings) -> ChipPric
     if prices is not None and (
         PRICE in settings or isinstance(prices.usd_per_chip_hour, dict) or chip == study.scenario.hardware.chip
     ):
-        usd = prices.of(chip)
+        usd = prices.of(load_chip(chip).name)
         if usd is not None:
             return ChipPrice(usd, GIVEN)
     return _catalogue_price(load_chip(chip))

@@ -337,6 +337,25 @@ def test_the_brief_tells_cost_failure_growth_and_what_would_change_it(chat, tmp_
     assert highest.document["plan_summary"] is None
 
 
+def test_prices_by_name_hold_for_the_chip_of_a_file_and_a_run_says_which_it_lacks(chat, tmp_path):
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("extends: h100-sxm\nname: mine\n")
+    few = {"requests": 60, "replications": 1, "finalists": 1, "jobs": 1, "headroom": False, "interval": False}
+    scenario = load_scenario(chat).with_values(
+        {"hardware.chip": str(mine), "prices": {"usd_per_chip_hour": {"mine": 7.5}}}
+    )
+    planned = plan(scenario, rate=2.0, slo={"p99_ttft_ms": 3000.0}, vary={"hardware.tensor_parallel": [1]}, **few)
+    assert planned.best.usd_per_hour == 7.5
+    priced, other = (
+        simulate(scenario.with_values({"workload.num_requests": 20, "hardware.chip": chip})).document
+        for chip in (str(mine), "l40s")
+    )
+    assert priced["cost_usd"] > 0
+    assert not any("prices" in note for note in priced["notes"])
+    assert other["cost_usd"] is None
+    assert "prices.usd_per_chip_hour: no price of l40s (only mine), so no cost is known" in other["notes"]
+
+
 def test_only_the_price_of_another_chip_would_change_the_answer(chat):
     few = {"requests": 60, "replications": 1, "finalists": 4, "jobs": 1, "headroom": False, "interval": False}
     for path, values in (("hardware.tensor_parallel", [1, 2]), ("hardware.chip", ["a100-sxm-80gb", "h100-sxm"])):
