@@ -19,7 +19,7 @@ def with_defaults(engine: EngineConfig, chip: str) -> EngineConfig:
 
     Fields that count as set stay the same, so that a copy with another chip gets that chip's defaults.
     """
-    known = engine.model_fields_set
+    known = {name for name in engine.model_fields_set if getattr(engine, name) is not None}
     framework = engine.framework
     if "framework" not in known:
         with suppress(ProfileError):  # refused where the chip is needed

@@ -142,9 +142,10 @@ class Scenario(Section):
 
     @model_validator(mode="after")
     def _sections_fit_together(self) -> Scenario:
-        known = self.model_fields_set
         engine = with_defaults(self.engine, self.hardware.chip)
+        known = {name for name in self.model_fields_set if getattr(self, name) is not None}
         formats = {name: value for name, value in default_formats(engine).items() if name not in known}
+        self.model_fields_set.difference_update(formats)  # null leaves it to the engine
         self.__dict__.update(formats, engine=engine)
         check_sections(self)
         return self

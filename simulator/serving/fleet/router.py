@@ -17,7 +17,7 @@ from simulator.serving.rules import ADMISSION, made
 if TYPE_CHECKING:
     from simulator.serving.timeline import Timeline
 
-MOST_RESTARTS = 10_000
+MOST_RESTARTS = 1_000
 """Restarts of one request after which failures are taken for too frequent to ever let it end."""
 
 
