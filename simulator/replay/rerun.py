@@ -27,6 +27,7 @@ from simulator.running.step_rows import StepTotals
 from simulator.timing import load_framework, resolve_weight_dtypes
 from simulator.timing.framework import Framework
 from simulator.timing.memory import MOST_OF_MEMORY, DoesNotFit
+from simulator.timing.releases import release_numbers, release_of_month
 from simulator.workload.generate import RequestStream, generate_requests
 from traces import PrefixHashes
 from traces.benchmark_results import METRICS, POWER, MeasuredRun, PromptPool, closed_loop_throughput
@@ -76,16 +77,16 @@ def framework_of_version(framework: str, version: str | None) -> str:
 
     TensorRT-LLM of 2024 (up to v0.16) ran another runtime; vLLM up to v0.13 schedules a step after the one before it,
     and its engine V0, where a version names it, did so in Python between all steps. SGLang up to v0.5.10 ran vLLM's
-    all-reduces. tt-metal up to v0.56 sampled all places of its batch.
+    all-reduces. tt-metal up to v0.56 sampled all places of its batch. A build that names its month alone is taken for
+    the newest release of that month.
     """
     if framework == "vllm" and re.search(r"\bv0(?!\.\d)", version or "", re.IGNORECASE):
         return "vllm-2024"
-    match = re.match(r"(?:tt-metal )?v?0\.(\d+)(?:\.(\d+))?", version or "")
+    numbers = release_numbers(version or "") or release_of_month(framework, version or "")
     older = _NAMES["older"].get(framework)
-    if older is None or match is None:
+    if older is None or not numbers or numbers[0] > 0:
         return framework
-    version_parts = [int(part or 0) for part in match.groups()][: len(older["last"])]
-    return str(older["set"]) if version_parts <= older["last"] else framework
+    return str(older["set"]) if [*numbers[1:]][: len(older["last"])] <= older["last"] else framework
 
 
 def dtype_name(text: str) -> str | None:
@@ -175,7 +176,8 @@ def run_scenario(run: MeasuredRun, base: Scenario) -> Scenario:
     if "chip" in names and load_chip(base.hardware.chip).name != names["chip"]:
         hardware["chip"] = names["chip"]
     if "framework" in names:
-        engine["framework"] = framework_of_version(names["framework"], run.framework_version)
+        version = None if "pools" in run.settings else run.framework_version  # images of fleets hold other collectives
+        engine["framework"] = framework_of_version(names["framework"], version)
         engine["release"] = run.framework_version or UNKNOWN_RELEASE
     _put(hardware, tensor_parallel=run.tensor_parallel, pipeline_parallel=run.pipeline_parallel,
          expert_parallel=run.expert_parallel, attention_data_parallel=run.data_parallel_attention,

@@ -309,6 +309,7 @@ class _Replica:
                 )
             framework = framework.model_copy(update={"samples_on": engine.samples_on})
         framework = framework.on(chip, self.hardware.tensor_parallel)
+        framework = framework.with_experts(chip.name, self.architecture, self.weight_dtypes["expert"])
         if engine.entry_point == "offline":
             framework = framework.without_api_server()
         if engine.sampling == "top-p":

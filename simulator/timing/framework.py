@@ -75,6 +75,8 @@ class Framework(BaseModel):
     """The same for MXFP4 experts, for which a single call selects, runs and sums experts."""
     eager_sparse_s: float = Field(default=0.0, ge=0)
     """Host time outside captured graphs of a layer that chooses or compresses the keys which it reads."""
+    fp8_experts_s: dict[str, float] = Field(default_factory=dict)
+    """By name of the chip: time of a layer's FP8 experts beyond that of their products, in every step."""
     eager_launch_s: float = Field(ge=0)
     uncompiled_launch_s: float = Field(default=0.0, ge=0)
     """Host time per kernel where graphs are switched off, and compilation with them; where longer than the other."""
@@ -207,7 +209,7 @@ class Framework(BaseModel):
             ranks: tensor-parallel chips that the host launches each kernel on.
             graphs: whether other steps run captured graphs.
         """
-        routed = sum(group.count for group in architecture.layer_groups if isinstance(group.layer.feed_forward, MoeMlp))
+        routed = expert_layers(architecture)
         launch_s = max(self.eager_launch_s, 0.0 if graphs else self.uncompiled_launch_s)
         launch_s += self.eager_rank_s * (ranks - 1)
         kernels = self.kernels_per_layer * architecture.num_layers
@@ -222,6 +224,11 @@ class Framework(BaseModel):
         )
         experts_s = self.eager_mxfp4_experts_s if experts == "mxfp4" else self.eager_experts_s
         return dense + routed * experts_s + sparse * self.eager_sparse_s
+
+    def with_experts(self, chip: str, architecture: Architecture, experts: str) -> Framework:
+        """The engine with what its build adds to layers of FP8 experts on the chip of this name."""
+        layer_s = self.fp8_experts_s.get(chip, 0.0) if experts.startswith("fp8") else 0.0
+        return self.model_copy(update={"step_s": self.step_s + layer_s * expert_layers(architecture)})
 
     def sorting(self, vocabulary: int) -> Framework:
         """The same engine when it samples with top-p or top-k: the logits of every sequence are sorted.
@@ -324,6 +331,11 @@ class Framework(BaseModel):
         if self.prompts == "sequential":
             times["eager_launch_s"] = self.eager_launch_s + host.launch_s
         return self.model_copy(update={"captured_sizes": sizes, **times})
+
+
+def expert_layers(architecture: Architecture) -> int:
+    """Layers whose tokens are routed to experts."""
+    return sum(group.count for group in architecture.layer_groups if isinstance(group.layer.feed_forward, MoeMlp))
 
 
 @cache

@@ -12,6 +12,8 @@ BuildAge = Literal["fitted", "older", "newer", "young model", "unknown"]
 """How a build of an engine stands to the fits: among their releases, before or after them, out less than ``TUNING``
 months after the model that it serves, or unknown."""
 BUILD_AGES: tuple[BuildAge, ...] = get_args(BuildAge)
+DATED = r"(20\d\d)-?(0[1-9]|1[0-2])"
+"""Year and month in the name of a build."""
 TUNING = 3
 """Months from a model's weights to releases that have kernels, tiles and defaults for it. Of InferenceX's mixtures most
 gains in one engine fall into this time."""
@@ -39,7 +41,7 @@ def build_age(framework: str, release: str | None, model: str) -> BuildAge:
     engine, numbers = releases["engines"].get(framework), release_numbers(release)
     published = releases["models"].get(model)
     if engine is None or numbers is None:
-        dated = re.search(r"(20\d\d)-?(0[1-9]|1[0-2])", release)
+        dated = re.search(DATED, release)
         return "young model" if dated and _is_young("-".join(dated.groups()), published) else "unknown"
     first, last = (release_numbers(text) or () for text in engine["fitted"])
     months = {release_numbers(text): month for text, month in engine["months"].items()}
@@ -49,6 +51,22 @@ def build_age(framework: str, release: str | None, model: str) -> BuildAge:
     if appeared and _is_young(months[appeared], published):
         return "young model"
     return "older" if numbers < first else "fitted"
+
+
+def release_of_month(framework: str, text: str) -> tuple[int, ...] | None:
+    """The newest release that was out in the month in a build's name; None where it has none or the engine no months.
+
+    >>> release_of_month("sglang", "of 2026-02"), release_of_month("vllm", "nightly")
+    ((0, 5, 9), None)
+    """
+    engine = packaged("simulator.timing", "releases.yaml")["engines"].get(framework)
+    dated = re.search(DATED, text)
+    if engine is None or dated is None:
+        return None
+    known = [
+        release_numbers(name) for name, month in engine["months"].items() if str(month) <= "-".join(dated.groups())
+    ]
+    return max((numbers for numbers in known if numbers is not None), default=None)
 
 
 def _is_young(month: object, published: object) -> bool:

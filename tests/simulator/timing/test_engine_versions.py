@@ -8,6 +8,7 @@ from plain_scenario import plain_scenario
 from timing_steps import arrays, decode, deployment, memory_plan
 
 from hwprofiles import dtype_bytes
+from simulator.llm import load_architecture
 from simulator.replay.rerun import catalogue_model, dtype_name, framework_of_version
 from simulator.running.build import build_replica
 from simulator.timing import StepTimer, load_framework
@@ -63,7 +64,9 @@ def test_every_collective_waits_for_the_last_rank(tensor_parallel):
     ("vllm", None, "vllm"), ("sglang", "0.4.4", "sglang-0.5.10"), ("sglang", "0.5.14", "sglang"),
     ("sglang", "0.5.10.post1", "sglang-0.5.10"), ("sglang", "0.6", "sglang"),
     ("vllm", "0.9.0 (V0 engine)", "vllm-2024"),
-    ("vllm", "v0.9.0", "vllm-0.11"),
+    ("vllm", "v0.9.0", "vllm-0.11"), ("sglang", "lmsysorg/sglang:v0.5.9-rocm700-mi30x", "sglang-0.5.10"),
+    ("sglang", "of 2026-02", "sglang-0.5.10"), ("sglang", "nightly of 2026-05", "sglang"), ("sglang", "main", "sglang"),
+    ("trtllm", "main 2025-04", "trtllm"), ("sglang", "0.0.0.dev1+g273d978be", "sglang"),
 ])  # fmt: skip
 def test_versions_name_their_parameter_set(framework, version, expected):
     assert framework_of_version(framework, version) == expected
@@ -93,3 +96,13 @@ def test_older_sglang_reduces_by_vllms_kernels():
     assert seconds[0] < 0.85 * seconds[1]
     assert seconds[1] == seconds[2]
     assert products[0] == products[1] != products[2]
+
+
+@pytest.mark.parametrize(("framework", "chip", "weights", "layers"), [
+    ("sglang-0.5.10", "mi300x", "fp8_block", 58), ("sglang-0.5.10", "mi300x", "bf16", 0),
+    ("sglang", "mi300x", "fp8_block", 0), ("sglang-0.5.10", "mi355x", "fp8_block", 0),
+])  # fmt: skip
+def test_early_sglang_is_slow_with_fp8_experts_on_cdna_3(framework, chip, weights, layers):
+    build = load_framework(framework)
+    slowed = build.with_experts(chip, load_architecture("deepseek-r1"), weights)
+    assert slowed.step_s - build.step_s == pytest.approx(layers * 2.6e-4)
