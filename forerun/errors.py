@@ -8,6 +8,8 @@ import warnings
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from math import inf
+from numbers import Integral, Real
 from typing import Any
 
 LONGEST_MESSAGE = 1000
@@ -112,6 +114,19 @@ class ArgumentError(ForerunError):
     def as_option(self) -> str:
         """The message, prefixed with the command-line option of the argument."""
         return f"--{self.argument.replace('_', '-')}: {self.message}"
+
+
+def check_number(argument: str, value: object, low: float, high: float, whole: bool) -> None:
+    """Refuse an argument that is no number within its bounds.
+
+    >>> check_number("seed", -1, 0, float("inf"), whole=True)
+    Traceback (most recent call last):
+    forerun.errors.ArgumentError: seed: must be a whole number from 0 (got -1)
+    """
+    known = isinstance(value, Integral if whole else Real) and not isinstance(value, bool)
+    if not (known and low <= value <= high):  # type: ignore[operator]
+        ends = f" from {low:g}" * (low > -inf) + f" up to {high:g}" * (high < inf)
+        raise ArgumentError(argument, f"must be a {'whole ' * whole}number{ends} (got {value!r})")
 
 
 class UnknownFieldError(ForerunError):

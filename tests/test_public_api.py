@@ -124,6 +124,25 @@ def test_what_is_no_scenario_is_one_line(study, source, message):
     assert "\n" not in str(caught.value)
 
 
+NUMBERS = [
+    (fr.simulate, {"seed": -1}, "seed: must be a whole number from 0 (got -1)"),
+    (
+        fr.sweep,
+        {"vary": {"engine.max_num_seqs": [8, 16]}, "seed": "a"},
+        "seed: must be a whole number from 0 (got 'a')",
+    ),
+    (fr.compare, {"vary": {"engine.max_num_seqs": [8, 16]}, "replications": 0}, "replications: must be a whole number"),
+    (fr.plan, {"rate": 1.0, "max_replicas": 1.5}, "max_replicas: must be a whole number from 1"),
+]
+
+
+@pytest.mark.parametrize(("study", "arguments", "message"), NUMBERS)
+def test_a_number_out_of_bounds_is_refused_as_by_the_command(chat, study, arguments, message):
+    with pytest.raises(fr.ForerunError) as caught:
+        study(chat, **arguments)
+    assert str(caught.value).startswith(message)
+
+
 def test_a_run_has_named_figures(run):
     summary = run.document["summary"]
     for name in ("ttft", "tpot", "itl", "e2el"):

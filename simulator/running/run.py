@@ -8,11 +8,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
+from math import inf
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
-from forerun.errors import ForerunError, InvariantError, NothingServedError, StalledError
+from forerun.errors import ForerunError, InvariantError, NothingServedError, StalledError, check_number
 from forerun.result import LatencyStatistics, Summary
 from forerun.tables import Table
 from forerun.types import LONGEST_S
@@ -173,6 +174,7 @@ def simulate(
         hwprofiles.ProfileError: unknown or faulty chip or link.
         traces.TraceError: the trace cannot be read.
     """
+    check_number("seed", seed, 0, inf, whole=True)
     cpu, wall = _cpu_s(), time.perf_counter()
     scenario = as_scenario(scenario)
     build = build_run(scenario, seed, make_drafter, make_policy, factors)

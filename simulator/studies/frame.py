@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import wraps
 from inspect import Parameter, signature
+from math import inf
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, ParamSpec, TypeVar
 
 from forerun.dataclass import dataclass
-from forerun.errors import ArgumentError
+from forerun.errors import ArgumentError, check_number
 from forerun.version import VERSION
 
 if TYPE_CHECKING:
@@ -109,6 +110,14 @@ class StudyCommand:
         """Parameters without an effect under ``arguments``, and what makes them so."""
         return {name: mode.words for mode in self.modes if mode.applies(arguments) for name in mode.unused}
 
+    def check_bounds(self, arguments: Mapping[str, Any]) -> None:
+        """Refuse numbers outside the bounds of their options, as the command does."""
+        for name, parameter in self.options.items():
+            option, kind = parameter.annotation.__metadata__[0], parameter.annotation.__origin__
+            low, high = (-inf if option.min is None else option.min), (inf if option.max is None else option.max)
+            if arguments[name] is not None and (low, high) != (-inf, inf):
+                check_number(name, arguments[name], low, high, whole=kind in (int, int | None))
+
     def again(self, arguments: Mapping[str, Any], result: StudyResult) -> str:
         """The command that repeats the study with the files that its result saves."""
         words = ["forerun", self.name, next(iter(result.files), "study.yaml")]
@@ -157,6 +166,7 @@ def study(name: str, **declared: Any) -> Callable[[Callable[Arguments, Result]],
             for unused, words in command.unused(bound.arguments).items():
                 if unused in given:
                     raise ArgumentError(unused, f"has no effect {words}; remove it")
+            command.check_bounds(bound.arguments)
             result = function(*args, **kwargs)
             result.command = result.command or command.again(bound.arguments, result)
             return result

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from math import inf, log, prod
+from math import log, prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -198,23 +198,6 @@ def serves_arrivals(scenario: Scenario, stratum: Stratum) -> bool:
     """Whether throughput is that of the arrivals, however fast the engine is: an open loop below capacity."""
     arrivals = scenario.workload.arrivals
     return stratum.load == "below" and (arrivals is None or arrivals.max_concurrency is None)
-
-
-def throughput_within_latencies(factors: Mapping[str, Factors], figures: Mapping[str, Any]) -> Factors:
-    """Factors on the throughput of a closed loop, no greater than its latencies allow.
-
-    By Little's law throughput times mean E2E latency is the concurrency; E2E latency is TTFT, and TPOT for the tokens
-    after the first. Measured throughputs alone reach further: they come from other runs than measured latencies.
-
-    >>> same = (0.5, 1.0, 1.0, 1.5)
-    >>> throughput_within_latencies({"ttft": same, "tpot": (0.8, 1, 1, 2), "throughput": same},
-    ...                        {"mean_ttft_ms": 0.0, "mean_e2el_ms": 100.0})
-    (0.5, 1.0, 1.0, 1.25)
-    """
-    low, middle_low, middle_high, high = factors["throughput"]
-    prompt = (figures["mean_ttft_ms"] or 0.0) / (figures["mean_e2el_ms"] or inf)
-    most = 1.0 / (prompt * factors["ttft"][0] + (1.0 - prompt) * factors["tpot"][0])
-    return low, middle_low, min(middle_high, most), min(high, most)
 
 
 def served_response(figures: Mapping[str, Any], factors: Mapping[str, Factors]) -> dict[str, list[float]]:

@@ -32,7 +32,6 @@ from simulator.running.metrics.served import (
     served_response,
     serves_arrivals,
     stratum_of,
-    throughput_within_latencies,
     without_served,
 )
 from simulator.running.metrics.statistics import WeightedSample
@@ -165,8 +164,6 @@ def model_error(
         axes.append(Axis(name=PHASE, deviation=1.0, direction=[], response=response))
     alike = served_as(own.stratum)
     factors = alike.factors | ({"throughput": UNMOVED} if serves_arrivals(scenario, own.stratum) else {})
-    if stream.max_concurrency is not None:
-        factors |= {"throughput": throughput_within_latencies(factors, base)}
     response = served_response(base, factors)
     axes.append(Axis(name=f"{SERVED} {scenario.engine.framework}", deviation=1.0, direction=[], response=response))
     return ModelError(

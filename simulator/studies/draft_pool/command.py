@@ -50,7 +50,6 @@ def draft_pool(
     from simulator.studies.study_file import axis_values, study_of
 
     shares = axis_values([verifiers], "verifiers") if isinstance(verifiers, str) else sorted(set(verifiers))
-    for name, least in (("batch", batch), ("context_tokens", context_tokens), ("verifiers", min(shares, default=0))):
-        if least < 1:
-            raise ArgumentError(name, f"at least one is needed (got {least})")
+    if min(shares, default=0) < 1:
+        raise ArgumentError("verifiers", f"at least one is needed (got {min(shares, default=0)})")
     return pool_result(study_of(scenario).scenario, batch, context_tokens, shares, max_batch, seed, progress)

@@ -2,7 +2,6 @@
 
 from typing import TYPE_CHECKING, Annotated
 
-from forerun.errors import ArgumentError
 from simulator.studies.frame import Option, ProgressCall, study
 
 if TYPE_CHECKING:
@@ -62,14 +61,6 @@ def rollouts(
     from simulator.studies.rollouts.rollouts import rollouts_result
     from simulator.studies.study_file import study_of
 
-    for name, value in (("group", group), ("oversample", oversample), ("drafter_every", drafter_every)):
-        if value < 1:
-            raise ArgumentError(name, f"at least one is needed (got {value:g})")
-    for name, value in (("train_s", train_s), ("sync_gb_s", sync_gb_s)):
-        if value < 0 or (name == "sync_gb_s" and not value):
-            raise ArgumentError(name, f"a positive number expected (got {value:g})")
-    if not 0 <= acceptance_loss < 1:
-        raise ArgumentError("acceptance_loss", f"a share from 0 to below 1 expected (got {acceptance_loss:g})")
     options = {"group": group, "oversample": oversample, "train_s": train_s, "sync_gb_s": sync_gb_s}
     options |= {"acceptance_loss": acceptance_loss, "drafter_every": drafter_every}
     return rollouts_result(study_of(scenario).scenario, options, seed, progress)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from scenario_parts import closed_loop, constant, drafts, on_h100, poisson
+from scenario_parts import constant, drafts, on_h100, poisson
 
 from hwprofiles import predict_kernel
 from simulator.running.build import build_run
@@ -131,13 +131,6 @@ def test_what_two_variants_share_cancels(quiet):
     disaggregated = np.hypot(half_width(quiet, "mean_tpot_ms"), half_width(drafting, "mean_tpot_ms"))
     assert np.log(ratio.high / ratio.low) / 2 < 1.19 * disaggregated, "95 % of the difference, were the two independent"
     assert ratio.probability == 1.0
-
-
-def test_the_throughput_of_a_closed_loop_is_no_higher_than_its_latencies_allow():
-    scenario = {"model": "llama-3.1-8b", "hardware": {"chip": "mi300x"}, "workload": closed_loop(8, 400, 256, 64)}
-    document = run_document(simulate(scenario, intervals=True))
-    highest, shortest_ms = document["intervals"]["request_throughput"][1], document["intervals"]["mean_e2el_ms"][0]
-    assert 7 < highest * shortest_ms / 1e3 < 9, "Little: eight at once"
 
 
 def test_the_cost_of_a_token_errs_as_the_throughput(quiet):

@@ -147,8 +147,8 @@ def test_the_loss_of_one_drafter_costs_what_is_stated():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: draft_pool(scenario(), batch=0), "batch: at least one"),
-        (lambda: draft_pool(scenario(), context_tokens=0), "context_tokens: at least one"),
+        (lambda: draft_pool(scenario(), batch=0), "batch: must be a whole number from 1"),
+        (lambda: draft_pool(scenario(), context_tokens=0), "context_tokens: must be a whole number from 1"),
         (lambda: draft_pool(scenario(), verifiers=(0, 1)), "verifiers: at least one"),
         (lambda: pool_prices(scenario(draft={"model": "llama-3.2-1b"}), 1, CONTEXT), "speculation.draft.chip: a pool"),
         (

@@ -100,9 +100,9 @@ def test_weights_are_sent_at_the_given_rate():
     [
         (lambda: rollouts(scenario(30)), "workload.num_requests: 30 responses do not make whole groups of 8"),
         (lambda: rollouts(scenario(), oversample=1.1), "oversample: 36 responses do not make whole groups"),
-        (lambda: rollouts(scenario(), oversample=0.5), "oversample: at least one"),
-        (lambda: rollouts(scenario(), sync_gb_s=0.0), "sync_gb_s: a positive number"),
-        (lambda: rollouts(scenario(), acceptance_loss=1.0), "acceptance_loss: a share"),
+        (lambda: rollouts(scenario(), oversample=0.5), "oversample: must be a number from 1"),
+        (lambda: rollouts(scenario(), sync_gb_s=0.0), "sync_gb_s: must be a number from 0.001"),
+        (lambda: rollouts(scenario(), acceptance_loss=1.0), "acceptance_loss: must be a number from 0 up to 0.99"),
         (lambda: rollouts(scenario(), acceptance_loss=0.1, drafter_every=2), "acceptance_loss: has no effect"),
         (lambda: rollouts(scenario(**drafting()), acceptance_loss=0.1), "acceptance_loss: has no effect"),
         (lambda: rollouts(scenario(**drafting()), drafter_every=2), "drafter_every: has no effect"),
