@@ -454,7 +454,7 @@ class StepTimer:
         else:
             padded = look_up(self._prompt_sizes, mean)
         ratio = padded / np.maximum(1, mean) if isinstance(count, np.ndarray) else padded / mean
-        windows = zip(self.windows, work.prefill_pairs, strict=True)
+        windows = zip(self.windows, work.prefill_pairs, strict=False)  # after them those of a drafter alone
         return many, work._replace(
             prefill_seqs=np.minimum(1, count) if isinstance(count, np.ndarray) else 1,
             prefill_tokens=padded,

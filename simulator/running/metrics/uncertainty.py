@@ -366,9 +366,11 @@ def _phase_response(figures: Mapping[str, Any], least_ms: Mapping[str, float], t
             "tpot": (alone["tpot"], (e2el - alone["ttft"]) / (tokens - 1)),
         }
         for name, (low, high) in ends.items():
-            value = figures[f"{statistic}_{name}_ms"]
-            response[f"{statistic}_{name}_ms"] = [log(min(low, value) / value), log(max(high, value) / value)]
-        response[f"{statistic}_tpot_ms"].reverse()
+            key = f"{statistic}_{name}_ms"
+            if key in response and low > 0:  # drafts may deliver all tokens of an answer at once
+                value = figures[key]
+                response[key] = [log(min(low, value) / value), log(max(high, value) / value)]
+        response.get(f"{statistic}_tpot_ms", []).reverse()
     return response
 
 
