@@ -375,7 +375,7 @@ def highest_rate(
         The load, ``most`` where that still holds, ``held`` where no other was found down to ``LEAST_SHARE`` of the
         guess; and the number of loads tried.
     """
-    rate, step, tried, low, high = min(guess, most), 1.25, 0, held, inf
+    rate, step, tried, low, high = min(guess, most), 1.25, 0, 0.0, inf
     below, above, widths = 0.0, 0.0, [inf, inf]
     while True:
         tried += 1
@@ -384,6 +384,8 @@ def highest_rate(
             low, below = rate, -log(max(slo_ratio, 1 / MOST_RATIO))
         else:
             high, above = rate, log(min(slo_ratio, MOST_RATIO))
+        if low == 0.0 and high / step <= held:
+            low = held
         if low == 0.0 or high == inf:
             if tried >= MOST_WIDENING or low >= most or high <= LEAST_SHARE * guess:
                 return low, tried

@@ -420,8 +420,13 @@ def _flags_sentence(tuning: Tuning, scheduled: bool) -> str:
     drafted = "by batch" if scheduled else f"{_name(one_choice(tuning))} at every batch"
     first, last = ((tuning.mean[i].at_batch, speedups[i]) for i in (0, -1))
     words = f" The flags draft {drafted}: {first[1]:.2f}x at batch {first[0]:,}, {last[1]:.2f}x at batch {last[0]:,}"
-    over = crossover(np.array([cell.at_batch for cell in tuning.mean]), speedups)
+    over = _last_batch(tuning, speedups)
     return f"{words}; leave them out where batches stay above {over:.0f}." if over else f"{words}."
+
+
+def _last_batch(tuning: Tuning, speedups: FloatArray) -> float | None:
+    """Batch of the mean request from which drafting costs, by its speed-ups at the batches that are judged."""
+    return crossover(np.array([cell.at_batch for cell in tuning.mean]), speedups)
 
 
 def _schedule_note(tuning: Tuning, scheduled: bool) -> str:
@@ -477,9 +482,11 @@ def tune_sentence(tuning: Tuning) -> str:
     most = "beyond" if served is None else f"{number(served, 3)}, the most that can be served"
     low = "0" if ends[0] is None else number(ends[0], 3)
     high = most if ends[1] is None or (served is not None and ends[1] > served) else number(ends[1], 3)
+    last_batch = _last_batch(tuning, one_speedups(tuning))
+    chosen = "" if last_batch and round(last_batch) == round(at.batch) else " with the best K of each batch"
     return (
         f"{words}; it pays below {number(at.request_rate, 3)} req/s per replica ({low} to {high}), a batch of "
-        f"{at.batch:.0f}, and costs above.{over}"
+        f"{at.batch:.0f}{chosen}, and costs above.{over}"
     )
 
 

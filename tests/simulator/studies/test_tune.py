@@ -1,6 +1,7 @@
 """Tuning: invariants that tie the map and its grid to closed forms, to runs, to vLLM's table and to intervals."""
 
 import json
+import re
 import shlex
 from itertools import pairwise
 
@@ -18,7 +19,7 @@ from simulator.speculation import Batch
 from simulator.speculation.policies import batch_table as lookup
 from simulator.studies.study_file import axis_values
 from simulator.studies.tune.choices import draft_choices
-from simulator.studies.tune.document import tune_document, tuned_batches
+from simulator.studies.tune.document import one_speedups, tune_document, tune_sentence, tuned_batches
 from simulator.studies.tune.grid import busy_rate, crossover, speculation_grid
 from simulator.studies.tune.tuning import fewest_nearly_best, find_drafts, stretches
 
@@ -271,3 +272,14 @@ def test_grid_needs_a_chain():
         grid(scenario(num_speculative_tokens=None, tree="eagle-25"))
     with refused("speculation: the scenario has none"):
         grid(scenario(method="none"))
+
+
+@pytest.mark.parametrize("drafted", [(3,), (1, 3)])
+def test_two_batches_up_to_which_drafting_pays_say_what_is_drafted(drafted):
+    """With one K at every batch drafting stops to pay earlier than with the best K of each."""
+    tuning = find_drafts(scenario(), (1, 8, 32, 64, 128, 256), (1024,), drafted)
+    sentence = tune_sentence(tuning)
+    best = float(re.search(r"a batch of (\d+)", sentence)[1])
+    flagged = round(crossover(np.array([cell.at_batch for cell in tuning.mean]), one_speedups(tuning)))
+    assert (best == flagged) == (len(drafted) == 1)
+    assert ("with the best K of each batch" in sentence) == (best != flagged)
