@@ -149,14 +149,19 @@ def workloads_check(
 
 
 def workloads_fit(
-    name: Name, format: TraceFormat = "auto", columns: MapOption = None, json_file: JsonOption = None
+    name: Name,
+    format: TraceFormat = "auto",
+    columns: MapOption = None,
+    on_error: OnError = "stop",
+    json_file: JsonOption = None,
 ) -> int:
     """Turn a trace into the workload section of a scenario: arrival process and length distributions."""
     import yaml
 
     from traces import fit_lengths, read_requests
 
-    section = {"workload": fit_lengths(read_requests(name, format, columns=mapping_of(columns))).as_scenario()}
+    requests = read_requests(name, format, on_error=on_error, columns=mapping_of(columns))
+    section = {"workload": fit_lengths(requests).as_scenario()}
     emit(section, json_file, yaml.safe_dump(section, sort_keys=False, default_flow_style=None, width=100).rstrip())
     return 0
 

@@ -329,8 +329,9 @@ def _unknown_field(model: type[BaseModel], location: Sequence[int | str]) -> str
     if not paths and not any(name in one.split("_") for one in known):
         paths = [path for path in nested if name in path.rsplit(".", 1)[-1].split("_")]
         paths.sort(key=lambda path: not path.startswith("workload."))
-    if not place and paths:
-        hint = f"; did you mean '{paths[0]}'?"
+    within = [path for path in paths if not place or path.partition(".")[0] in known]
+    if within:
+        hint = f"; did you mean '{'.'.join([*place, within[0]])}'?"
     return f"{'.'.join([*place, name])}: unknown field{hint} (fields here: {', '.join(known)})"
 
 

@@ -156,3 +156,12 @@ def test_a_scenario_is_no_file_of_a_catalogue(group, kind, tmp_path, forerun):
     scenario.write_text("model: llama-3.1-8b\nhardware: {chip: h100-sxm}\n")
     line = forerun(group, "check", scenario).error_line
     assert f"mine.yaml: a scenario (it has model and hardware), not a {kind}; forerun run" in line
+
+
+def test_a_fit_skips_bad_rows_as_other_readers_do(tmp_path, forerun):
+    log = tmp_path / "log.csv"
+    log.write_text("arrival_s,input_tokens,output_tokens\n0,10,5\n1,20,0\n2,30,5\n")
+    assert "log.csv:3: output_tokens: 0 tokens" in forerun("workloads", "fit", log).error_line
+    assert (
+        forerun("workloads", "fit", log, "--on-error", "skip", "--json", "-").document["workload"]["num_requests"] == 2
+    )
