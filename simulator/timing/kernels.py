@@ -197,7 +197,8 @@ class Costs:
         return total
 
     def add_kernel(self, kernel: Kernel) -> None:
-        """Add equal kernels: launches to latency, the rest to whichever of compute and memory is longer."""
+        """Add equal kernels: launches to latency; of the rest, the longer of compute and memory has all but what it
+        does not hide of the other."""
         time, count = kernel.time, kernel.times * kernel.exposed
         seconds = count * np.asarray(time.seconds)
         if kernel.family == "host":
@@ -209,10 +210,11 @@ class Costs:
         if kernel.family == "collective":
             self.interconnect_s += seconds
             return
-        body = count * (np.asarray(time.seconds) - time.launch_s)
-        computing = np.asarray(time.compute_s) >= np.asarray(time.memory_s)
-        self.compute_s += np.where(computing, body, 0.0)
-        self.memory_s += np.where(computing, 0.0, body)
+        body, longer = np.asarray(time.seconds) - time.launch_s, np.maximum(time.compute_s, time.memory_s)
+        exposed = np.clip(body - longer, 0.0, np.minimum(time.compute_s, time.memory_s))
+        compute = np.where(np.asarray(time.compute_s) >= np.asarray(time.memory_s), body - exposed, exposed)
+        self.compute_s += count * compute
+        self.memory_s += count * (body - compute)
         self.latency_s += count * np.asarray(time.launch_s)
         self.flops += kernel.times * np.asarray(time.flops)
         self.bytes += kernel.times * np.asarray(time.bytes)

@@ -114,7 +114,7 @@ def other_in_a_run(work):
         ({"caught_up_s": 1e-6}, "catching up with no skipped token costs"),
         (
             {"many": lambda work: np.where(sequences(work) > 0, pass_s(work), np.nan)},
-            "costs.memory_s must hold one number",
+            "costs.compute_s must hold one number",
         ),
         ({"pass_tokens": (3, 0)}, "pass_tokens (3, 0) must be >= 1"),
         ({"windows": (None, 0)}, "must differ and be >= 1"),

@@ -8,16 +8,18 @@ import pytest
 from golden.golden import scenarios
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from plain_scenario import plain_data
+from plain_scenario import plain_data, plain_scenario
 from timing_steps import arrays, decode, deployment
 
 from forerun.errors import ForerunError
+from hwprofiles.formulas import KernelTime
 from simulator.llm import architecture_names
-from simulator.running.build import build_replica
+from simulator.running.build import build_replica, build_run
 from simulator.running.scenario import scenario_from
 from simulator.serving.compiled import engine_module
 from simulator.studies.steady_state.prices import decode_steps, prompt_chunks
-from simulator.timing import Costs, StepTimer, StepWork, causal_pairs, keys_read, running
+from simulator.timing import Costs, StepTimer, StepWork, causal_pairs, decode_step, keys_read, running
+from simulator.timing.kernels import Kernel
 
 LAYOUTS = {
     "fp32": lambda: deployment("llama-3.2-1b", weights="fp32"),
@@ -263,3 +265,27 @@ def test_the_list_does_what_the_architecture_asks_for(model):
     assert sum(kernel.times * kernel.flops for kernel in products) == pytest.approx(2 * (active + head), rel=0.01)
     assert sum(kernel.times * kernel.bytes for kernel in products) >= 0.5 * (active + head)
     assert all(kernel.seconds >= kernel.sol_s > 0 for kernel in products)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "compute", "memory", "expected"),
+    [
+        (9.0, 4.0, 3.9, (4.1, 3.9)),  # no overlap: launch 1, and all of both
+        (5.0, 4.0, 3.0, (4.0, 0.0)),  # whole overlap: the longer hides the other
+        (6.0, 4.0, 3.0, (4.0, 1.0)),
+        (3.0, 1.5, 4.0, (0.0, 2.0)),  # a correction made it shorter than its longer part
+        (11.0, 3.0, 4.0, (3.0, 7.0)),  # a correction made it longer than both
+    ],
+)
+def test_what_the_longer_of_compute_and_memory_does_not_hide_counts_for_the_other(seconds, compute, memory, expected):
+    time = KernelTime(seconds, 1.0, compute, memory, 0.0, 0.0)
+    costs = Costs.of([Kernel("experts", "moe", "bf16", 2, time)], 1)
+    assert (costs.compute_s[0], costs.memory_s[0]) == pytest.approx([2 * part for part in expected])
+    assert costs.device_s[0] == pytest.approx(2 * seconds)
+
+
+def test_few_streams_of_a_mixture_read_memory_longer_than_they_compute():
+    scenario = plain_scenario("gpt-oss-120b", "h200-sxm", 500, 100, 8, engine={"framework": "vllm"})
+    timer = build_run(scenario.with_values({"workload.arrivals": {"max_concurrency": 4}})).main.timer.target
+    costs = timer.costs(arrays(decode_step(timer.windows, 4, 1, 800)))
+    assert costs.memory_s[0] > 1.2 * costs.compute_s[0]
