@@ -39,7 +39,9 @@ MOST_RUNNING, MOST_TOGETHER = 2, 4
 """Runs at once of one session, and of all sessions."""
 MOST_KEPT = 12
 """Finished runs of a session whose files are kept; older ones are removed."""
-LONGEST_S = 1800.0
+LONGEST_S, UNSEEN_S, WATCH_S = 1800.0, 300.0, 5.0
+"""Seconds after which a run is ended, and after which one is that no page follows any more; how often that is checked.
+Browsers slow the timers of hidden pages down to one call a minute."""
 MOST_MEMORY_BYTES = 6 * 2**30
 """Memory limit of one run, bytes; further limited to its share of the machine's memory if all run."""
 PROGRESS_EVERY_S = 0.1
@@ -81,6 +83,8 @@ class Job:
     receiver: Connection
     folder: Path
     started: float
+    seen: float
+    """When a page last asked for it."""
     state: str = "running"
     """running, finished, failed or cancelled."""
     done: int = 0
@@ -138,13 +142,25 @@ class Jobs:
             self._warm = None
             to_do.send((task, folder))
             to_do.close()
-            self._jobs[token] = Job(process, receiver, folder, time.monotonic())
+            job = self._jobs[token] = Job(process, receiver, folder, time.monotonic(), time.monotonic())
+            threading.Thread(target=self._watch, args=(job,), name="forerun watch", daemon=True).start()
             return token
+
+    def _watch(self, job: Job) -> None:
+        """End a run that takes too long, or that no page follows: its browser was closed, or shows another."""
+        while self._look(job).state == "running":
+            if time.monotonic() - job.seen > UNSEEN_S:
+                _end(job, "cancelled", "cancelled")
+                return
+            time.sleep(WATCH_S)
 
     def look(self, token: str) -> Job | None:
         """Status of the run; None for an unknown id."""
         job = self._jobs.get(token)
-        return None if job is None else self._look(job)
+        if job is None:
+            return None
+        job.seen = time.monotonic()
+        return self._look(job)
 
     def cancel(self, token: str) -> None:
         """End the run if it is still under way; its files are removed."""
@@ -192,6 +208,8 @@ def _listen(job: Job) -> None:
 
 def _end(job: Job, state: str, words: str) -> None:
     with job.lock:
+        if job.state != "running":
+            return
         job.process.terminate()
         job.process.join(timeout=5)
         if job.process.is_alive():

@@ -25,6 +25,7 @@ from simulator.running.run import RunResult, simulate
 from simulator.running.scenario import Scenario
 from simulator.serve.observed import Observed
 from simulator.speculation import draft_survival
+from simulator.studies.steady_state.traffic import conversation
 from simulator.workload import RequestStream, generate_requests
 from traces import PrefixHashes
 
@@ -41,6 +42,17 @@ HOST_FIELDS = ("step_s", "per_sequence_s", "eager_launch_s", "uncompiled_launch_
 LATENCIES = ("itl", "prefill", "ttft")
 CHECKED = ("metric", "cause", "measured", "expected", "spread", "alarm", "gap_percent")
 OBSERVED = ("duration_s", "requests", "prompt_tokens", "output_tokens", "acceptance_length")
+METRICS = {
+    "request_rate": "request rate (req/s)",
+    "prompt_tokens": "prompt tokens of a request",
+    "output_tokens": "output tokens of a request",
+    "acceptance_length": "acceptance length",
+    "prefix_hit_rate": "share of prompt tokens cached",
+    "itl": "time between tokens (ms)",
+    "prefill": "prefill time (ms)",
+    "ttft": "time to first token (ms)",
+}
+"""Checked metrics in words."""
 LATENCY_FLOOR = 0.001
 """Relative error of mean latencies due to the rebuilt traffic; mean lengths nearly determine them."""
 FACTOR_LIMITS = (0.1, 10.0)
@@ -234,10 +246,11 @@ def _load_checks(scenario: Scenario, seen: Observed) -> list[Check]:
     checks = []
     assert seen.requests is not None
     if arrivals is not None and arrivals.request_rate is not None and arrivals.profile is None and seen.duration_s:
+        turns, _ = conversation(scenario.workload)
         shape = arrivals.burstiness or 1.0
         rate = seen.requests / seen.duration_s
-        spread = _sd(1.0 / shape, seen.requests)
-        checks.append(_check("request_rate", "load", rate, arrivals.request_rate, spread, 0.05))
+        spread = _sd(1.0 / shape + (turns > 1), seen.requests / turns)  # turns of a conversation scatter like gaps
+        checks.append(_check("request_rate", "load", rate, arrivals.request_rate * turns, spread, 0.05))
     for metric, total, assumed in (
         ("prompt_tokens", seen.prompt_tokens, stream.input_tokens),
         ("output_tokens", seen.output_tokens, stream.output_tokens),
@@ -437,8 +450,7 @@ class TwinResult(StudyResult):
             verdict = Cell("off", tone="bad") if row["alarm"] else Cell("as expected", tone="good")
             gap = f"{row['gap_percent']:+.1f} %" if row["gap_percent"] is not None else None
             unit = 1e3 if row["metric"] in LATENCIES else 1.0
-            name = f"{row['metric']} (ms)" if unit != 1.0 else row["metric"]
-            checks.append((name, row["measured"] * unit, row["expected"] * unit, gap, verdict))
+            checks.append((METRICS[row["metric"]], row["measured"] * unit, row["expected"] * unit, gap, verdict))
         fits = [
             (cause, Cell(f"{fit['value']:.3f}", aside=f"{fit['low']:.3f}..{fit['high']:.3f}"))
             for cause, fit in self.document["fits"].items()

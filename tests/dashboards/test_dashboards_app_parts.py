@@ -312,6 +312,22 @@ def test_background_run_finishes_is_cancelled_and_is_bounded(tmp_path):
     assert jobs.look("no such run") is None
 
 
+def test_a_run_that_no_page_follows_is_ended(tmp_path, monkeypatch):
+    from dashboards.app import jobs as module
+
+    monkeypatch.setattr(module, "UNSEEN_S", 1.0)
+    monkeypatch.setattr(module, "WATCH_S", 0.1)
+    jobs = Jobs()
+    followed, left = (jobs.start(RunTask(long_run()), name, tmp_path / name) for name in ("followed", "left"))
+    process = jobs.look(left).process
+    end = time.monotonic() + 60.0
+    while process.is_alive() and time.monotonic() < end:
+        assert jobs.look(followed).state == "running"
+        time.sleep(0.05)
+    assert jobs.look(left).state == "cancelled"
+    jobs.close()
+
+
 def test_server_answers_under_its_own_names_only(tmp_path):
     app, _ = create_app([], tmp_path)
     client = app.server.test_client()

@@ -69,6 +69,9 @@ def test_a_healthy_engine_raises_no_alarm(tmp_path):
     assert len(bar.x) == sum(row["gap_percent"] is not None for row in result.document["checks"])
     assert result.document["blame"] == []
     assert result.gap("itl") < 1.0
+    labels = [str(row[0]) for row in result.tables()[0].rows]
+    assert "time between tokens (ms)" in labels
+    assert not any("_" in label for label in labels)
 
 
 @pytest.mark.parametrize("seed", [0, 3, 5])
@@ -84,6 +87,9 @@ def test_a_cache_that_finds_nothing_is_detected():
     custom = scenario_of(sessions=SESSIONS, arrivals={"process": "poisson", "request_rate": 8.0})
     result = watched(custom, custom.with_values({"engine.enable_prefix_caching": False}))
     assert result.culprit == "cache"
+    rate = next(row for row in result.document["checks"] if row["metric"] == "request_rate")
+    assert not rate["alarm"], "requests are the turns of conversations"
+    assert rate["expected"] == pytest.approx(8.0 * SESSIONS["turns"])
 
 
 def otlp(rows) -> dict:
