@@ -18,13 +18,14 @@ from simulator.studies.paired import chance_words
 from simulator.studies.plan.layouts import ChipPrice
 from simulator.studies.plan.objectives import GOODPUT, limits_words
 from simulator.studies.plan.search import Candidate, Plan
-from simulator.studies.plan.trials import OVERLOAD
 from simulator.studies.steady_state.traffic import conversation, population
 from simulator.workload.generate import trace_began_s
 from simulator.workload.workload_config import ARRIVING
 
 COSTS_BY_HOUR = ("replicas", "usd", "fixed_usd")
 HOURS_SHOWN = 24
+OVERLOAD = 10.0
+"""Largest SLO ratio from which a tolerated slowdown is interpolated: above it, queues grow with the run's length."""
 MOST_LESS_SURE = 3
 """Cheaper layouts of less than the required probability that the summary names."""
 OF_THE_CONCLUSION = ("Question", "Traffic", "Price of a chip for an hour", "Headroom", "How sure")

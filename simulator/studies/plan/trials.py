@@ -143,9 +143,11 @@ MOST_WIDENING = 24
 LEAST_SHARE = 1e-6
 """Share of what a layout serves at which nearly every request is alone: what does not hold there holds nowhere."""
 MOST_RATIO = 2.0
-"""Largest SLO ratio that the interpolation uses: above it, queues grow with the length of the run."""
-OVERLOAD = 10.0
-"""SLO ratio from which half the load is tried next."""
+"""Largest SLO ratio that the interpolation uses: above it, queues grow with the length of the run.
+
+On ten plans of dense and mixture models on six chips, under limits of TTFT, TPOT, E2E and goodput, values from 1.25 to
+100 find the rate of a bisection within its tolerance; 2 tries the fewest loads (56; 64 at 1.25, 60 at 10, 91 bisected).
+"""
 LEVEL = 0.95
 CONFIDENCE = 0.9
 """Share of runs, and probability with the model's error counted, with which a layout has to meet the objective."""
@@ -389,9 +391,6 @@ def highest_rate(
         if low == 0.0 or high == inf:
             if tried >= MOST_WIDENING or low >= most or high <= LEAST_SHARE * guess:
                 return low, tried
-            if OVERLOAD < slo_ratio < inf:
-                rate = high / 2.0
-                continue
             rate = min(low * step, most) if high == inf else high / step
             step = min(step * 1.5, 4.0)
         elif high / low > 1.0 + tolerance:

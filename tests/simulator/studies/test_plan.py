@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scenario_parts import drafts, on_h100, poisson
+from scenario_parts import drafts, lognormal, on_h100, poisson
 from tiny_scenario import tiny_data
 
 from forerun.errors import ForerunError, InvariantError
@@ -126,6 +126,33 @@ def test_bisection_agrees_with_a_fine_sweep(chat):
     rates = result * np.arange(0.9, 1.1, 0.01)
     holds = [judge(objective, trial(load.at(scenario, rate), objective, [0, 1])).meets for rate in rates]
     assert result == pytest.approx(rates[holds.index(False) - 1], rel=0.02)
+    assert tried < 15
+
+
+@pytest.mark.parametrize(
+    ("model", "hardware", "slo", "engine"),
+    [
+        ("llama-3.3-70b", {"chip": "h100-sxm", "tensor_parallel": 4}, SLO, {}),
+        ("gpt-oss-120b", {"chip": "h200-sxm"}, ("p95_ttft_ms=1000", "p95_tpot_ms=30"), {}),
+        ("qwen3-8b", {"chip": "a100-sxm-80gb"}, ("p99_e2el_ms=20000",), {"max_num_seqs": 32}),
+        ("llama-3.1-8b", {"chip": "l40s"}, ("goodput=0.95", "ttft_ms=500", "tpot_ms=40"), {}),
+    ],
+)
+def test_interpolation_finds_the_rate_that_a_bisection_finds(model, hardware, slo, engine):
+    lengths = {"input_tokens": lognormal(1000, 0.8, 4096), "output_tokens": lognormal(200, 0.6, 1024)}
+    workload = {"arrivals": {"request_rate": 1.0}, "num_requests": 400, **lengths}
+    scenario, objective = on_h100(workload, model=model, hardware=hardware, engine=engine), objective_of({}, slo)
+    load = planned_load(scenario, 400, own_arrivals=False)
+
+    def slo_ratio_at(rate):
+        return judge(objective, trial(load.at(scenario, rate), objective, [0])).slo_ratio
+
+    low, high = 0.1, 100.0
+    while high / low > 1.01:
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if slo_ratio_at(middle) <= 1.0 else (low, middle)
+    found, tried = highest_rate(slo_ratio_at, 20.0)
+    assert found == pytest.approx(low, rel=0.03)
     assert tried < 15
 
 
