@@ -25,8 +25,8 @@ from simulator.running.run import RunResult, simulate
 from simulator.running.scenario import Scenario
 from simulator.serve.observed import Observed
 from simulator.speculation import draft_survival
-from simulator.studies.steady_state.traffic import conversation
 from simulator.workload import RequestStream, generate_requests
+from simulator.workload.generate import conversation
 from traces import PrefixHashes
 
 Document = dict[str, Any]

@@ -28,9 +28,9 @@ from simulator.studies.engine_flags import (
     replica_command,
     replicas_remark,
 )
-from simulator.studies.steady_state.traffic import conversation
 from simulator.studies.templates import command_words, render, templates
 from simulator.workload import generate_requests
+from simulator.workload.generate import conversation
 
 Document = dict[str, Any]
 DYNAMO_RUNTIMES = {"vllm": "dynamo.vllm", "sglang": "dynamo.sglang", "trtllm": "dynamo.trtllm"}

@@ -20,6 +20,8 @@ from simulator.workload.memory import refuse_if_larger_than_memory
 from simulator.workload.workload_config import ArrivalsConfig, LengthConfig, SessionsConfig, WorkloadConfig
 from traces import PrefixHashes, RequestTable
 
+SESSION_DRAWS = 4096
+"""Draws of the turns of a conversation that stand for their distribution."""
 BYTES_PER_REQUEST = 450
 """Bytes of memory per request, from trace row to record; measured on four million requests."""
 BYTES_PER_HASH = 40
@@ -406,3 +408,15 @@ def lognormal(mean: float, cv: float, count: int, rng: np.random.Generator) -> F
     """
     sigma = math.sqrt(math.log1p(cv * cv))
     return rng.lognormal(math.log(mean) - sigma * sigma / 2, sigma, count)
+
+
+def conversation(workload: WorkloadConfig) -> tuple[float, float]:
+    """Mean turns of what arrives, and seconds after which the load no longer rises; 1 and 0 where requests stand alone.
+
+    The load rises until the long conversations of the first that arrived have ended; answers are taken to need as long
+    as the user needs to think.
+    """
+    if workload.sessions is None:
+        return 1.0, 0.0
+    turns = draw_lengths(workload.sessions.turns, SESSION_DRAWS, np.random.default_rng(0))
+    return float(turns.mean()), 2.0 * (float(np.percentile(turns, 99)) - 1.0) * workload.sessions.think_time_s

@@ -10,7 +10,8 @@ import numpy as np
 from forerun.tables import number
 from simulator.running.metrics.usage import main_bottleneck
 from simulator.serving import RequestRecords
-from simulator.workload.workload_config import WorkloadConfig
+from simulator.workload.generate import conversation
+from simulator.workload.workload_config import ARRIVING, WorkloadConfig, rate_unit
 
 LEAST_WAITING, WAITING_SHARE, WAITING_GROWTH = 5, 0.05, 1.5
 """Requests that wait when the last one arrives, at least, as a share of all, and over those at half of the time, from
@@ -23,14 +24,19 @@ EVIDENCE_WORDS = {
 
 
 def load_section(requests: RequestRecords, workload: WorkloadConfig) -> dict[str, Any]:
-    """Requests per second of the scenario and of this run's arrivals, and whether the engine keeps up with them.
+    """Requests or conversations per second of the scenario, those of this run's arrivals, and whether the engine keeps
+    up with them.
 
-    The last is None in closed loops and bursts, and where all requests arrive within the mean latency of one.
+    The last is None in closed loops and bursts, and where all arrive within the mean latency of a request, or before
+    the first conversations have ended. When conversations arrived is not recorded: it follows from their rate.
     """
-    process = workload.arrivals
+    process, first, last = workload.arrivals, float(np.min(requests.arrival_s)), float(np.max(requests.arrival_s))
     rate = None if process is None or process.profile is not None else process.request_rate
-    first, last = float(requests.arrival_s.min()), float(requests.arrival_s.max())
-    if last <= first or not workload.open_loop:
+    turns, rising_s = conversation(workload)
+    arrived = (len(requests) - 1) / (last - first) if last > first and workload.open_loop else None
+    if workload.sessions is not None and rate is not None:
+        last = first + len(requests) / turns / rate
+    elif arrived is None:
         return {"request_rate": None, "arrival_rate": None, "keeps_up": None}
 
     def waiting(at_s: float) -> int:
@@ -38,15 +44,18 @@ def load_section(requests: RequestRecords, workload: WorkloadConfig) -> dict[str
         return int(np.sum(requests.arrival_s <= at_s)) - begun
 
     least = max(LEAST_WAITING, WAITING_SHARE * len(requests), WAITING_GROWTH * waiting((first + last) / 2))
-    done = bool(np.any(requests.finished_s > requests.arrival_s))
+    served, at_work = (requests.finished_s - since for since in (requests.arrival_s, requests.scheduled_s))
+    done = bool(np.any(served > 0))
     if waiting(last) >= least:  # requests that all arrive while one is served are a burst and no load
-        keeps_up = None if done and last - first < np.nanmin(requests.finished_s - requests.scheduled_s) else False
+        keeps_up = None if done and last - first < float(np.nanmin(at_work)) else False
     else:
-        keeps_up = None if done and last - first < np.nanmean(requests.finished_s - requests.arrival_s) else True
-    return {"request_rate": rate, "arrival_rate": (len(requests) - 1) / (last - first), "keeps_up": keeps_up}
+        keeps_up = None if done and last - first < max(rising_s, float(np.nanmean(served))) else True
+    return {"request_rate": rate, "arrival_rate": arrived, "keeps_up": keeps_up}
 
 
-def steady_output_throughput(load: Mapping[str, Any], summary: Mapping[str, Any]) -> float | None:
+def steady_output_throughput(
+    load: Mapping[str, Any], summary: Mapping[str, Any], workload: WorkloadConfig
+) -> float | None:
     """Output tokens per second while requests arrive, for costs: the throughput without the end of a run.
 
     An engine that keeps up generates what is requested: the rate of arrivals times the mean answer. ``duration`` also
@@ -55,8 +64,8 @@ def steady_output_throughput(load: Mapping[str, Any], summary: Mapping[str, Any]
     """
     if not load["keeps_up"]:
         return summary["output_throughput"]  # type: ignore[no-any-return]
-    arrived = summary["completed"] + summary["failed"]
-    return float((load["request_rate"] or load["arrival_rate"]) * summary["total_output_tokens"] / arrived)
+    rate, turns = load["request_rate"] or load["arrival_rate"], conversation(workload)[0]
+    return float(rate * turns * summary["total_output_tokens"] / (summary["completed"] + summary["failed"]))
 
 
 def run_conclusion(document: Mapping[str, Any]) -> str:
@@ -64,15 +73,17 @@ def run_conclusion(document: Mapping[str, Any]) -> str:
     load, summary = document["load"], document["summary"]
     rates = (summary["request_throughput"], load["arrival_rate"], load["request_rate"] or load["arrival_rate"])
     served, arrived, arriving = (number(rate, 3) for rate in rates)
-    drawn = "" if arrived == arriving else f" ({arrived} in this draw of arrivals)"
+    drawn = "" if load["arrival_rate"] is None or arrived == arriving else f" ({arrived} in this draw of arrivals)"
+    what = ARRIVING[rate_unit(document["scenario"]["workload"])]
     if not summary["completed"]:
         text = "No request finished"
     elif load["keeps_up"] is None:
         text = f"Serves {served} requests/s"
     elif load["keeps_up"]:
-        text = f"Keeps up with {arriving} requests/s{drawn}"
+        text = f"Keeps up with {arriving} {what}/s{drawn}"
     else:
-        text = f"Cannot keep up: serves {served} of {arriving} requests/s{drawn}"
+        of_turns = "" if what == "requests" else f" requests/s, the turns of {arriving} {what}/s"
+        text = f"Cannot keep up: serves {served}{of_turns or f' of {arriving} requests/s{drawn}'}"
     if summary["failed"]:
         text += f"; {summary['failed']:,} of {summary['failed'] + summary['completed']:,} requests fail"
     bound = main_bottleneck(document["bottleneck"])

@@ -60,7 +60,7 @@ def run_document(result: RunRecords) -> dict[str, Any]:
         "chips": result.chips,
         "cost_usd": usd,
         "usd_per_million_output_tokens": usd_per_million_tokens(
-            usd, (steady_output_throughput(load, summary) or 0.0) * duration_s
+            usd, (steady_output_throughput(load, summary, scenario.workload) or 0.0) * duration_s
         ),
         "engine": asdict(result.engine),
         "scenario": scenario_document(scenario),

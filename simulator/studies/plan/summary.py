@@ -18,8 +18,8 @@ from simulator.studies.paired import chance_words
 from simulator.studies.plan.layouts import ChipPrice
 from simulator.studies.plan.objectives import GOODPUT, limits_words
 from simulator.studies.plan.search import Candidate, Plan
-from simulator.studies.steady_state.traffic import conversation, population
-from simulator.workload.generate import trace_began_s
+from simulator.studies.steady_state.traffic import population
+from simulator.workload.generate import conversation, trace_began_s
 from simulator.workload.workload_config import ARRIVING
 
 COSTS_BY_HOUR = ("replicas", "usd", "fixed_usd")

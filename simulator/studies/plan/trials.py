@@ -20,8 +20,9 @@ from simulator.running.metrics.uncertainty import DRAWS, OwnErrors, metric_draws
 from simulator.running.records import ErrorSource
 from simulator.running.scenario import Scenario
 from simulator.studies.plan.objectives import Objective, reached, resampled
-from simulator.studies.steady_state.traffic import conversation, population
+from simulator.studies.steady_state.traffic import population
 from simulator.workload import RequestStream, generate_requests
+from simulator.workload.generate import conversation
 
 SPAN_S = 60.0
 """Seconds of arrivals that a plan simulates at least: a queue that grows must have the time to show."""
@@ -237,7 +238,9 @@ def observe(
         values=reached(objective, result),
         failed=summary["failed"],
         completed=summary["completed"],
-        output_throughput=steady_output_throughput(load_section(result.requests, scenario.workload), summary),
+        output_throughput=steady_output_throughput(
+            load_section(result.requests, scenario.workload), summary, scenario.workload
+        ),
         median_tpot_ms=summary["median_tpot_ms"],
     )
     if document is None or not isinstance(result, RunResult):

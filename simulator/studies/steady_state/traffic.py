@@ -51,18 +51,6 @@ class Traffic:
         return self.input_tokens - self.cached_tokens
 
 
-def conversation(workload: WorkloadConfig) -> tuple[float, float]:
-    """Mean turns of what arrives, and seconds after which the load no longer rises; 1 and 0 where requests stand alone.
-
-    The load rises until the long conversations of the first that arrived have ended; answers are taken to need as long
-    as the user needs to think.
-    """
-    if workload.sessions is None:
-        return 1.0, 0.0
-    turns = draw_lengths(workload.sessions.turns, POPULATION, np.random.default_rng(0))
-    return float(turns.mean()), 2.0 * (float(np.percentile(turns, 99)) - 1.0) * workload.sessions.think_time_s
-
-
 def population(workload: WorkloadConfig) -> Lengths:
     """All requests of a trace, or draws that stand for a synthetic workload."""
     if workload.trace is None:

@@ -2,6 +2,7 @@
 
 import pytest
 from plain_scenario import plain_scenario
+from scenario_parts import on_h100
 
 from forerun.yaml_files import packaged
 from simulator import simulate
@@ -66,3 +67,17 @@ def test_the_cost_of_a_token_beyond_capacity_is_that_of_the_throughput():
     cost = 1e6 * run.document["cost_usd"] / run.summary["total_output_tokens"]
     assert run.document["load"]["keeps_up"] is False
     assert run.document["usd_per_million_output_tokens"] == pytest.approx(cost)
+
+
+@pytest.mark.parametrize(("count", "words"), [(400, "Serves "), (8000, "Keeps up with 4 conversations/s; ")])
+def test_conversations_are_kept_up_with_once_the_first_have_ended(count, words):
+    workload = {
+        "arrivals": {"request_rate": 4.0},
+        "sessions": {"turns": 10, "think_time_s": 2.0},
+        "num_requests": count,
+    }
+    lengths = {"input_tokens": 100, "output_tokens": 50}
+    run = simulate(on_h100(workload | lengths, prices={"usd_per_chip_hour": 2.5}))
+    assert run.conclusion.startswith(words)
+    by_hand, whole = 2.5 / (3600 * 4.0 * 10 * 50 / 1e6), 1e6 * run.document["cost_usd"] / (50 * count)
+    assert run.document["usd_per_million_output_tokens"] == pytest.approx(by_hand if count == 8000 else whole)

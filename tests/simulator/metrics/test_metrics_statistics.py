@@ -90,7 +90,7 @@ BASE = {
     "kv_cache": {"num_blocks": 100, "peak_use": 0.5, "overridden": False},
     "energy_joules": None,
     "engine": {"steps": 5, "cpu_s": 0.5},
-    "scenario": {"model": "m"},
+    "scenario": {"model": "m", "workload": {}},
     "seed": 0,
     "replications": 1,
     "version": "1",
