@@ -84,7 +84,7 @@ class Job:
     folder: Path
     started: float
     seen: float
-    """When a page last asked for it."""
+    """When a page last followed it."""
     state: str = "running"
     """running, finished, failed or cancelled."""
     done: int = 0

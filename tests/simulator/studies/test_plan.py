@@ -151,8 +151,8 @@ def test_interpolation_finds_the_rate_that_a_bisection_finds(model, hardware, sl
     while high / low > 1.01:
         middle = (low * high) ** 0.5
         low, high = (middle, high) if slo_ratio_at(middle) <= 1.0 else (low, middle)
-    found, tried = highest_rate(slo_ratio_at, 20.0)
-    assert found == pytest.approx(low, rel=0.03)
+    highest, tried = highest_rate(slo_ratio_at, 20.0)
+    assert highest == pytest.approx(low, rel=0.03)
     assert tried < 15
 
 
