@@ -32,7 +32,7 @@ def drafting(draw):
         ),
         max_concurrency=1,
         input_tokens=draw(st.sampled_from([128, 1000, 3000])),
-        output_tokens=uniform(150, draw(st.sampled_from([160, 400]))),
+        output_tokens=uniform(150, 400),  # answers of one length stay in step
         num_requests=1,
     )
 
@@ -132,9 +132,9 @@ def test_an_identical_copy_is_exactly_as_fast(how, tmp_path):
 
 
 def test_a_chip_that_extends_another_shares_its_errors(tmp_path):
-    """The ratio is far surer than either figure, whose intervals are some 20 % wide."""
+    """The ratio is surer than that to another chip, but for what runs on unmeasured chips show: they may be faster."""
     child = tmp_path / "child.yaml"
     child.write_text("extends: h100-sxm\nname: child\ndescription: with slower memory\n" + SLOWER_MEMORY)
     shared, other = compared("h100-sxm", child, "a100-sxm-80gb")
     assert shared["ratio"] < 1.0
-    assert shared["high"] / shared["low"] < 0.7 * other["high"] / other["low"] or shared["high"] / shared["low"] < 1.25
+    assert shared["ratio"] / shared["low"] < min(1.15, other["ratio"] / other["low"])
