@@ -24,6 +24,7 @@ from simulator.studies.engine_flags import (
     drafter_name,
     engine_command,
     engine_name,
+    launch_flags,
     pool_scenarios,
     replica_command,
     replicas_remark,
@@ -42,6 +43,15 @@ def artefact(name: str, scenario: Scenario) -> str:
     if name not in ARTEFACTS:
         raise ArgumentError("emit", f"{name}: no such artefact{did_you_mean(name, ARTEFACTS)} ({', '.join(ARTEFACTS)})")
     return ARTEFACTS[name](scenario)
+
+
+def llama_cpp(scenario: Scenario) -> str:
+    """The command of llama.cpp's server, for what was planned on it."""
+    flags = launch_flags(scenario)
+    if "llama.cpp" not in flags:
+        framework = scenario.engine.framework
+        raise ForerunError(f"emit: llama.cpp: the scenario's engine is {framework}; set engine.framework: llama.cpp")
+    return flags["llama.cpp"]
 
 
 def trtllm(scenario: Scenario) -> str:
@@ -236,6 +246,7 @@ ARTEFACTS: dict[str, Callable[[Scenario], str]] = {
     "vllm": partial(engine_command, "vllm"),
     "sglang": partial(engine_command, "sglang"),
     "trtllm": trtllm,
+    "llama.cpp": llama_cpp,
     "dynamo": dynamo,
     "llm-d": llm_d,
     "keda": keda,

@@ -436,7 +436,9 @@ def compare_sentence(document: dict[str, Any]) -> str:
     lead = ""
     if metric != GOODPUT and None not in good:
         low, high = min(good), max(good)
-        shares = f"{low:.1%}" if high - low < SAME_GOODPUT else f"{low:.1%} to {high:.1%}"
+        shares = f"{low:.1%} to {high:.1%}"
+        if high - low < SAME_GOODPUT:
+            shares = f"{low:.1%}" if low == high else f"at least {low:.1%}"
         lead = f"Within the SLO are {shares} of the requests of every variant. "
     if verdict > 0:
         text = f"{best} improves {metric_words(metric)} {reached} over {base}{interval}"

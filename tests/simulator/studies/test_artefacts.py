@@ -132,6 +132,20 @@ def test_draft_tokens_by_batch_and_context_cover_the_grid(tmp_path, forerun):
         vllm_schedule(scenario_of(speculation=EAGLE3))
 
 
+def test_a_plan_on_llama_cpp_emits_its_server_command(tmp_path, forerun):
+    load = {"arrivals": {"request_rate": 0.2}, "input_tokens": 300, "output_tokens": 50, "num_requests": 20}
+    local = {"model": "llama-3.2-1b", "hardware": {"chip": "apple-m4-pro"}, "engine": {"framework": "llama.cpp"}}
+    (tmp_path / "laptop.json").write_text(json.dumps(local | {"workload": load}))
+    (tmp_path / "server.json").write_text(json.dumps(local | {"workload": load, "engine": {"framework": "vllm"}}))
+    slo = ("--slo", "p99_ttft_ms=20000", "--emit", "llama.cpp")
+    outcome = forerun("plan", tmp_path / "laptop.json", *slo)
+    assert outcome.code == 0
+    assert "llama-server" in outcome.out.splitlines()[-1]
+    outcome = forerun("plan", tmp_path / "server.json", "--set", "hardware.chip=h100-sxm", *slo)
+    assert outcome.code == 2
+    assert "set engine.framework: llama.cpp" in outcome.err
+
+
 @pytest.mark.parametrize(("option", "words"), [("--emit helm", "no such artefact"), ("--thresholds", "autoscaler")])
 def test_an_unknown_artefact_is_refused_before_any_work(tmp_path, forerun, option, words):
     file = tmp_path / "plain.json"
