@@ -44,12 +44,12 @@ def load_section(requests: RequestRecords, workload: WorkloadConfig) -> dict[str
         return int(np.sum(requests.arrival_s <= at_s)) - begun
 
     least = max(LEAST_WAITING, WAITING_SHARE * len(requests), WAITING_GROWTH * waiting((first + last) / 2))
-    served, at_work = (requests.finished_s - since for since in (requests.arrival_s, requests.scheduled_s))
-    done = bool(np.any(served > 0))
+    done = bool(np.any(requests.finished_s > requests.arrival_s))
     if waiting(last) >= least:  # requests that all arrive while one is served are a burst and no load
-        keeps_up = None if done and last - first < float(np.nanmin(at_work)) else False
+        keeps_up = None if done and last - first < np.nanmin(requests.finished_s - requests.scheduled_s) else False
     else:
-        keeps_up = None if done and last - first < max(rising_s, float(np.nanmean(served))) else True
+        served_s = np.nanmean(requests.finished_s - requests.arrival_s) if done else 0.0
+        keeps_up = None if done and last - first < max(rising_s, served_s) else True
     return {"request_rate": rate, "arrival_rate": arrived, "keeps_up": keeps_up}
 
 
