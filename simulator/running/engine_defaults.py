@@ -5,6 +5,8 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
+from pydantic import BaseModel
+
 from hwprofiles import ProfileError, load_chip
 from simulator.serving.engine_config import EngineConfig
 from simulator.timing import load_framework
@@ -19,7 +21,7 @@ def with_defaults(engine: EngineConfig, chip: str) -> EngineConfig:
 
     Fields that count as set stay the same, so that a copy with another chip gets that chip's defaults.
     """
-    known = {name for name in engine.model_fields_set if getattr(engine, name) is not None}
+    known = chosen_fields(engine)
     framework = engine.framework
     if "framework" not in known:
         with suppress(ProfileError):  # refused where the chip is needed
@@ -30,6 +32,11 @@ def with_defaults(engine: EngineConfig, chip: str) -> EngineConfig:
     defaults = {**defaults, "framework": framework}
     own = {name: value for name, value in defaults.items() if name not in known}
     return EngineConfig.model_construct(known, **{**dict(engine), **own})
+
+
+def chosen_fields(section: BaseModel) -> set[str]:
+    """Names of the fields that a scenario gives a value; null leaves a field to the engine."""
+    return {name for name in section.model_fields_set if getattr(section, name) is not None}
 
 
 def default_formats(engine: EngineConfig) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 from forerun.errors import ForerunError, UnknownFieldError, did_you_mean, got, in_words, without_unit
 from forerun.types import PositiveFloat, Section
 from forerun.yaml_files import TooLargeError, bounded_text, parse, problem_of
-from simulator.running.engine_defaults import default_formats, with_defaults
+from simulator.running.engine_defaults import chosen_fields, default_formats, with_defaults
 from simulator.running.refusals import check_sections
 from simulator.serving.engine_config import EngineConfig
 from simulator.serving.fleet.fleet_config import (
@@ -143,9 +143,9 @@ class Scenario(Section):
     @model_validator(mode="after")
     def _sections_fit_together(self) -> Scenario:
         engine = with_defaults(self.engine, self.hardware.chip)
-        known = {name for name in self.model_fields_set if getattr(self, name) is not None}
+        known = chosen_fields(self)
         formats = {name: value for name, value in default_formats(engine).items() if name not in known}
-        self.model_fields_set.difference_update(formats)  # null leaves it to the engine
+        self.model_fields_set.difference_update(formats)
         self.__dict__.update(formats, engine=engine)
         check_sections(self)
         return self

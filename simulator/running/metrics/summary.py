@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 MS_PER_S = 1e3
 LATENCIES = ("ttft", "tpot", "itl", "e2el")
 """Latencies of vLLM's serving benchmark: time to first token, time per output token, inter-token, end to end."""
+REQUEST_LATENCIES = tuple(name for name in LATENCIES if name != "itl")
+"""Those of which a request has one value."""
 
 PERCENTILES = (50, 90, 95, 99)
 """Percentiles that every summary reports."""
@@ -58,7 +60,7 @@ def run_window_s(requests: RequestRecords) -> tuple[float, float] | None:
 
 def request_latencies_ms(requests: RequestRecords) -> dict[str, FloatArray]:
     """TTFT, TPOT and end-to-end latency of each request, milliseconds, in the order of the records; NaN for none."""
-    return {name: request_latency_ms(requests, name) for name in LATENCIES if name != "itl"}
+    return {name: request_latency_ms(requests, name) for name in REQUEST_LATENCIES}
 
 
 def request_latency_ms(requests: RequestRecords, name: str) -> FloatArray:
@@ -180,7 +182,7 @@ def good_requests(limits: tuple[Limit, ...], requests: RequestRecords) -> BoolAr
     that latency (the strictest counts). A request without a TPOT (one output token) cannot break a TPOT limit, as
     in vLLM's ``--goodput``. Limits on the inter-token latency have no per-request value and are left out.
     """
-    applied = [limit for limit in limits if limit.latency != "itl" and limit.statistic != "std"]
+    applied = [limit for limit in limits if limit.latency in REQUEST_LATENCIES and limit.statistic != "std"]
     if not applied:
         return None
     within = completed_requests(requests)

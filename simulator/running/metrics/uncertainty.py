@@ -37,6 +37,7 @@ from simulator.running.metrics.served import (
 from simulator.running.metrics.statistics import WeightedSample
 from simulator.running.metrics.summary import (
     RATES,
+    REQUEST_LATENCIES,
     Served,
     completed_requests,
     latency_statistics,
@@ -467,7 +468,7 @@ def sampling_errors(result: Served) -> dict[str, float]:
     if done.sum() < 2 * BATCHES:
         return {}
     errors = {}
-    for name in ("ttft", "tpot", "e2el"):
+    for name in REQUEST_LATENCIES:
         values = request_latency_ms(result.requests, name)[done]
         parts = np.array_split(values, BATCHES)
         rows = [latency_statistics(name, WeightedSample.of(part[~np.isnan(part)])) for part in parts]
