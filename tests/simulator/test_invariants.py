@@ -7,14 +7,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, event, given, settings
-from hypothesis import strategies as st
-from random_scenarios import fleet_scenarios, scenarios
 from scenario_parts import drafts
 from tiny_scenario import tiny_data
 
-from forerun.errors import ForerunError, InvariantError
-from hwprofiles import ProfileError, load_chip
+from forerun.errors import InvariantError
+from hwprofiles import load_chip
 from simulator.running.invariants import FinishedRun, StepAudit, broken
 from simulator.running.run import simulate
 from simulator.running.scenario import scenario_from
@@ -234,21 +231,6 @@ def test_each_pool_is_held_against_its_own_limits(disaggregated):
     assert judged(disaggregated, steps=changed(steps, "flops", prompt, lambda n: full * steps.seconds[prompt])) is None
     most = disaggregated.pools[1].limits.num_blocks + 1
     assert "of pool answers holds" in judged(disaggregated, steps=changed(steps, "kv_blocks", first, lambda n: most))
-
-
-@pytest.mark.parametrize("kind", [scenarios, fleet_scenarios])
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(data=st.data(), seed=st.integers(0, 99))
-def test_no_sound_run_is_accused(kind, data, seed):
-    """Schedulers, layouts, speculation, pools of unlike chips and failures at random: what is not refused runs, and
-    ``simulate`` raises by itself if an invariant is broken."""
-    try:
-        result = simulate(scenario_from(data.draw(kind()), "random"), seed)
-    except (ForerunError, ProfileError):
-        event("refused")
-        return
-    event("failures" if result.restarts else "preempted" if result.kv.preemptions else "undisturbed")
-    assert result.engine.steps > 0
 
 
 def test_the_command_keeps_the_scenario_of_a_broken_run(tmp_path, monkeypatch, forerun):
