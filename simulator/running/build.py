@@ -529,6 +529,13 @@ class _Replica:
         if pool.rule is not None:
             yield from self._padding_note(pool)
         linked = hardware.chips_per_stage * hardware.speculative_parallel
+        stages = hardware.pipeline_parallel
+        if linked <= SERVER_CHIPS < linked * stages and hardware.pipeline_link is None and _in_servers(pool.chip):
+            yield (
+                f"hardware: {stages} stages of {linked} chips are more than one server of {SERVER_CHIPS} x "
+                f"{pool.chip.name}, and what they hand on is priced on {hardware.link or pool.chip.links.scale_up}; "
+                f"hardware.pipeline_link names another link, such as {pool.chip.links.scale_out or 'infiniband-ndr'}"
+            )
         if linked > SERVER_CHIPS and hardware.link is None and _in_servers(pool.chip):
             yield (
                 f"hardware: {linked} chips are priced on {pool.chip.links.scale_up}, the link inside one server, and a "

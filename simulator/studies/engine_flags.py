@@ -165,10 +165,15 @@ def _layers(scenario: Scenario) -> dict[str, Any]:
 
 
 def checkpoint_name(scenario: Scenario) -> str:
-    """The checkpoint to load: the published name of a catalogue model, or the folder of a ``config.json``."""
+    """The checkpoint to load: the published name of a catalogue model, or the folder of a ``config.json``.
+
+    A relative folder begins with ``./``, since a single word would read as a model of Hugging Face's hub.
+    """
     if isinstance(scenario.model, str):
         path = Path(scenario.model)
-        return str(path.parent) if path.suffix == ".json" else published_name(scenario.model)
+        if path.suffix != ".json":
+            return published_name(scenario.model)
+        return str(path.parent) if path.is_absolute() else f"./{path.parent}"
     return str(scenario.model.get("name", scenario.model.get("_name_or_path", "MODEL")))
 
 

@@ -73,7 +73,9 @@ def run_conclusion(document: Mapping[str, Any]) -> str:
     load, summary = document["load"], document["summary"]
     rates = (summary["request_throughput"], load["arrival_rate"], load["request_rate"] or load["arrival_rate"])
     served, arrived, arriving = (number(rate, 3) for rate in rates)
-    drawn = "" if load["arrival_rate"] is None or arrived == arriving else f" ({arrived} in this draw of arrivals)"
+    runs = document["replications"]
+    draw = "this draw" if runs == 1 else f"the mean of {runs} draws"
+    drawn = "" if load["arrival_rate"] is None or arrived == arriving else f" ({arrived} in {draw} of arrivals)"
     what = ARRIVING[rate_unit(document["scenario"]["workload"])]
     if not summary["completed"]:
         text = "No request finished"

@@ -21,6 +21,7 @@ REPLICAS = "hardware.replicas"
 CHIP = "hardware.chip"
 PRICE = "prices.usd_per_chip_hour"
 TENSOR_PARALLEL = "hardware.tensor_parallel"
+EXPERT_PARALLEL = "hardware.expert_parallel"
 BATCHED_TOKENS = "engine.max_num_batched_tokens"
 METHOD = "speculation.method"
 DEFAULT_TENSOR_PARALLEL = (1, 2, 4, 8)
@@ -155,6 +156,7 @@ def layouts(study: StudyFile, axes: Mapping[str, Sequence[Any]], spare: int = 0)
 
 
 def _layout(study: StudyFile, settings: dict[str, Any], variant: str, named: Settings, spare: int) -> Layout:
+    settings = _spread_experts(study.scenario.hardware, settings)
     scenario = study.with_settings({**settings, REPLICAS: 1})
     name = _name(scenario, variant, named)
     refused, steady = None, None
@@ -173,6 +175,14 @@ def _layout(study: StudyFile, settings: dict[str, Any], variant: str, named: Set
     prices = {chip: price for _, chip, price in rents if price is not None}
     chips = sum(count for count, *_ in rents)
     return Layout(settings, scenario, name, chips, usd, refused, steady, prices, not scenario.pools, spare)
+
+
+def _spread_experts(hardware: HardwareConfig, settings: Settings) -> dict[str, Any]:
+    """Settings with experts on all chips of a stage, as engines' own switch puts them, where the scenario does so."""
+    spread = hardware.expert_parallel == hardware.chips_per_stage > 1
+    if not spread or TENSOR_PARALLEL not in settings or EXPERT_PARALLEL in settings:
+        return dict(settings)
+    return {**settings, EXPERT_PARALLEL: settings[TENSOR_PARALLEL] * hardware.attention_data_parallel}
 
 
 def _rents(study: StudyFile, scenario: Scenario, settings: Settings) -> list[tuple[int, str, ChipPrice | None]]:

@@ -6,6 +6,7 @@ from scenario_parts import on_h100
 
 from forerun.yaml_files import packaged
 from simulator import simulate
+from simulator.running.metrics.replications import combine_replications
 from simulator.running.metrics.served import PART_WORDS, served_words
 from simulator.timing.releases import BUILD_AGES
 
@@ -58,6 +59,8 @@ def test_the_cost_of_a_token_is_that_of_the_load_however_short_the_run(count):
     drawn = f"{run.document['load']['arrival_rate']:.3g}"
     assert drawn != "6"
     assert run.conclusion.startswith(f"Keeps up with 6 requests/s ({drawn} in this draw of arrivals)")
+    several = combine_replications([run.document, run.document])
+    assert several["conclusion"].startswith(f"Keeps up with 6 requests/s ({drawn} in the mean of 2 draws of arrivals)")
 
 
 def test_the_cost_of_a_token_beyond_capacity_is_that_of_the_throughput():

@@ -13,7 +13,7 @@ from tiny_scenario import tiny_data
 
 from simulator.running.scenario import scenario_from
 from simulator.speculation.methods import METHODS, option_release
-from simulator.studies.engine_flags import launch_flags
+from simulator.studies.engine_flags import checkpoint_name, launch_flags
 from simulator.studies.tune.command import tune
 
 
@@ -265,3 +265,9 @@ def test_a_tuning_tells_from_which_release_its_flags_are_known():
         "num_speculative_tokens": "0.11",
         "num_speculative_tokens_per_batch_size": "0.25",
     }
+
+
+@pytest.mark.parametrize(("model", "named"), [("hf/config.json", "./hf"), ("/models/hf/config.json", "/models/hf")])
+def test_a_folder_is_none_of_the_hub(model, named):
+    scenario = scenario_from(tiny_data(), "test").model_copy(update={"model": model})
+    assert checkpoint_name(scenario) == named

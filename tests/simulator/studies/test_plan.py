@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from plain_scenario import plain_scenario
 from scenario_parts import drafts, lognormal, on_h100, poisson
 from tiny_scenario import tiny_data
 
@@ -302,6 +303,19 @@ def test_command_writes_what_it_says(chat, forerun, tmp_path):
 def test_scenarios_own_speculation_is_tried_on_and_off(chat):
     scenario = load_scenario(chat).with_values({"speculation": drafts("ngram", 3, 0.5)})
     assert search_axes(StudyFile("here", scenario, {}, ()))["speculation.method"] == ("ngram", "none")
+
+
+def test_experts_on_all_chips_stay_so_at_every_number_of_chips():
+    hardware = {"chip": "h100-sxm", "tensor_parallel": 4, "expert_parallel": 4}
+    scenario = plain_scenario("gpt-oss-120b", "h100-sxm", 100, 10, 10).with_values({"hardware": hardware})
+    tried = StudyFile("here", scenario, {}, ())
+    spread = [layout.scenario.hardware for layout in layouts(tried, {"hardware.tensor_parallel": (1, 2, 8)})]
+    assert [one.expert_parallel for one in spread] == [one.tensor_parallel for one in spread] == [1, 2, 8]
+    half = replace(tried, scenario=scenario.with_values({"hardware.expert_parallel": 2}))
+    assert [one.scenario.hardware.expert_parallel for one in layouts(half, {"hardware.tensor_parallel": (4, 8)})] == [
+        2,
+        2,
+    ]
 
 
 def test_a_fault_of_one_layout_is_a_row_and_not_the_end(chat, monkeypatch):
