@@ -4,8 +4,9 @@ Each measured run is simulated with the band of its kernels, host work and chanc
 on either side for the measurement to lie inside is the run's score. The end of a class is the product of one factor for
 all runs and one for each part of the class: a quantile regression of the scores, every table counted alike, in which no
 part narrows a band. Parts are nested: a build newer than the fits is also one that they do not know, so that it takes
-the ends of those where it has no runs of its own. Throughput is scored as the latency of a closed loop. Leaving whole
-tables out tells how well that holds for the next one.
+the ends of those where it has no runs of its own. Throughput is scored as the latency of a closed loop, and both it and
+E2E latency with what TPOT's ends imply, as runs print them. Leaving whole tables out tells how well that holds for the
+next one.
 
 Source: Koenker and Bassett, "Regression quantiles" (1978), doi:10.2307/1913643; Romano et al., "Conformalized quantile
     regression" (2019), arXiv:1905.03222; Tibshirani et al., "Conformal prediction under covariate shift" (2019),
@@ -46,7 +47,13 @@ from simulator.running.metrics.served import (
     layer_class,
     without_served,
 )
-from simulator.running.metrics.uncertainty import intervals_of
+from simulator.running.metrics.uncertainty import (
+    as_tpot_moves,
+    decoding_share,
+    interval_factors,
+    tpots,
+    without_phase,
+)
 from traces import TraceError
 from traces.benchmark_results import MeasuredRun, read_runs
 from validation.halves import rows_by_hash
@@ -88,6 +95,10 @@ class ServedFigure(NamedTuple):
     """Engine and release, as the table writes them."""
     card: str = ""
     """Chip, as the table writes it."""
+    decoding: float = 0.0
+    """Of E2E latency and throughput: the share of E2E latency after the first token."""
+    tpot: tuple[float, float] = (1.0, 1.0)
+    """Of these, the ends of TPOT's band over the prediction."""
 
     @property
     def stratum(self) -> Stratum:
@@ -109,15 +120,25 @@ class ServedFigure(NamedTuple):
         lacks = sqrt(max(0.0, off * off - end * end))
         return (lacks, 0.0) if off < 0 else (0.0, lacks)
 
-    def inside(self, ends: tuple[float, float]) -> bool:
-        """Whether the measurement lies in the band that the ends of its class, on a latency, widen."""
-        below, above = self.as_latency.scores
-        return below <= -log(ends[0]) + 1e-12 and above <= log(ends[1]) + 1e-12
-
-    def width(self, ends: tuple[float, float]) -> float:
-        """Upper over lower end of the band that the ends of its class widen."""
+    def band(self, known: Mapping[str, Any]) -> tuple[float, float]:
+        """Ends over the prediction, as a latency, with what the factors of the run's class add (``intervals_of``)."""
         own = self.as_latency
-        return exp(hypot(log(own.high), log(ends[1])) + hypot(log(own.low), log(ends[0])))
+        low, high = _widened((own.low, own.high), ends_for(self, known))
+        if self.decoding:
+            moved = [as_tpot_moves(self.decoding, end) for end in _widened(self.tpot, ends_for(self, known, "tpot"))]
+            low, high = min(low, moved[0]), max(high, moved[1])
+        return low, high
+
+    def inside(self, known: Mapping[str, Any]) -> bool:
+        """Whether the measurement lies in the band that the factors of its class widen."""
+        low, high = self.band(known)
+        return low * (1 - 1e-12) <= self.as_latency.ratio <= high * (1 + 1e-12)
+
+
+def _widened(band: tuple[float, float], ends: tuple[float, float]) -> tuple[float, float]:
+    """A band around 1 with independent factors on its ends."""
+    low, high = (hypot(log(end), log(factor)) for end, factor in zip(band, ends, strict=True))
+    return exp(-low), exp(high)
 
 
 def served_figures(
@@ -161,25 +182,25 @@ def figures_of(run: MeasuredRun, table: str) -> list[ServedFigure]:
     except (ForerunError, ProfileError, TraceError):
         return []
     error, predicted = again["model_error"], again["predicted"]
-    ends = intervals_of(predicted, without_served(error), error["sampling"])
-    return [
-        ServedFigure(
-            table,
-            kind,
-            **error["stratum"],
-            ratio=run.measured[metric] / value,
-            low=low / value,
-            high=high / value,
-            engine=f"{run.framework} {(run.framework_version or '').partition(' (')[0]}".strip(),
-            card=run.chip or "",
-        )
-        for metric in scored_metrics([run])
-        if (kind := figure_kind(metric)) is not None
-        and (kind != "throughput" or run.process == "closed-loop" or error["stratum"]["load"] == "near")
-        and (value := predicted.get(metric, 0.0)) > 0
-        and metric in ends
-        for low, high in [ends[metric]]
-    ]
+    kernels, figures = without_served(error), list[ServedFigure]()
+    ends = interval_factors(predicted, kernels, error["sampling"])
+    of_tpot = interval_factors(tpots(predicted), without_phase(kernels), error["sampling"])
+    build = f"{run.framework} {(run.framework_version or '').partition(' (')[0]}".strip()
+    for metric in scored_metrics([run]):
+        kind, value = figure_kind(metric), predicted.get(metric, 0.0)
+        if kind is None or value <= 0 or metric not in ends:
+            continue
+        if kind == "throughput" and run.process != "closed-loop" and error["stratum"]["load"] != "near":
+            continue
+        figure = ServedFigure(
+            table, kind, **error["stratum"], ratio=run.measured[metric] / value, low=ends[metric][0],
+            high=ends[metric][1], engine=build, card=run.chip or "",
+        )  # fmt: skip
+        statistic = "mean" if kind == "throughput" else metric.partition("_")[0]
+        if kind in ("e2el", "throughput") and (tpot := of_tpot.get(f"{statistic}_tpot_ms")):
+            figure = figure._replace(decoding=decoding_share(predicted, statistic), tpot=tpot)
+        figures.append(figure)
+    return figures
 
 
 def quantile_factors(figures: Sequence[ServedFigure], side: int, share: float) -> dict[str, float]:
@@ -229,9 +250,9 @@ def _rounded(value: float) -> float:
     return float(f"{value:.3g}")
 
 
-def ends_for(figure: ServedFigure, known: Mapping[str, Any]) -> tuple[float, float]:
-    """Ends of a figure's class."""
-    ends = known[figure.as_latency.kind]
+def ends_for(figure: ServedFigure, known: Mapping[str, Any], kind: str | None = None) -> tuple[float, float]:
+    """Ends of a figure's class, for its own kind or another."""
+    ends = known[kind or figure.as_latency.kind]
     low, _, _, high = factors_of(figure.stratum, {"middle_low": {}, "middle_high": {}, **ends})
     return low, high
 
@@ -246,10 +267,10 @@ def coverage_by(
         for kind in KINDS:
             own = [figure for figure in figures if figure.kind == kind and tuple(by(figure)) == name]
             if own:
-                ends = [ends_for(figure, without_table(tuple(figures), figure.table)) for figure in own]
-                inside = float(np.mean([figure.inside(ends_for(figure, shipped)) for figure in own]))
-                held = float(np.mean([figure.inside(end) for figure, end in zip(own, ends, strict=True)]))
-                widths = [figure.width(end) for figure, end in zip(own, ends, strict=True)]
+                unseen = [(figure, without_table(tuple(figures), figure.table)) for figure in own]
+                inside = float(np.mean([figure.inside(shipped) for figure in own]))
+                held = float(np.mean([figure.inside(known) for figure, known in unseen]))
+                widths = [high / low for figure, known in unseen for low, high in [figure.band(known)]]
                 errors = [100 * abs(1 / figure.ratio - 1) for figure in own]
                 ratio = float(np.median([figure.ratio for figure in own]))
                 lines.append([*name, kind, len(own), f"{inside:.0%}", f"{held:.0%}", f"{np.median(widths):.2f}x",

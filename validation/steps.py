@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,10 @@ LOG, LOG_RUNS = "inferencex_steplog_engine10s.csv", "inferencex_steplog_runs.csv
 CACHE_BYTES = 1.5 * 61 * 576
 """Bytes of a token in the KV cache of DeepSeek-R1 and Kimi-K2, the logged models, between 8 and 16 bits."""
 LIMITS = {"max_num_batched_tokens": 16384, "max_num_seqs": 256}
+LONGEST_S, STEADY = 11.5, 0.05
+"""Longest time between two lines ten seconds apart (where an API server falls behind, lines come minutes late), and
+the most by which tokens per second differ from the line before: prompt tokens are logged when a prompt ends, not while
+its chunks delay the others."""
 
 Row = Mapping[str, str]
 Steps = list[dict[str, Any]]
@@ -82,7 +88,8 @@ def _profile(path: Path) -> tuple[MeasuredRun, Steps]:
 
 def _logs(path: Path, limit: int) -> Iterator[tuple[MeasuredRun, Steps]]:
     """Windows of ten seconds between others without a finished prompt and with as many running requests: a step takes
-    their number over tokens per second; the share of the KV cache in use tells how many keys they read."""
+    their number over tokens per second; the share of the KV cache in use tells how many keys they read. The command
+    tells the tensor parallelism (one run's column is another)."""
     runs = {row["run"]: row for row in _rows(path.with_name(LOG_RUNS))}
     lines: dict[str, list[Row]] = defaultdict(list)
     for row in _rows(path):
@@ -90,19 +97,24 @@ def _logs(path: Path, limit: int) -> Iterator[tuple[MeasuredRun, Steps]]:
     for name, own in lines.items():
         steps: Steps = []
         run = runs[name]
+        chips = re.search(r"tensor-parallel-size[ =](\d+)", run["command"])
+        run = {**run, "tp": chips[1]} if chips else run
         for before, row, after in zip(own, own[1:], own[2:], strict=False):
             near = (before, row, after)
             quiet = all(float(one["prompt_tok_s"]) == 0 and one["running"] == row["running"] for one in near)
+            quiet &= all(float(b["t_s"]) - float(a["t_s"]) <= LONGEST_S for a, b in pairwise(near))
+            rate, rate_before = float(row["gen_tok_s"]), float(before["gen_tok_s"])
             running, keys = int(row["running"]), float(row["kv_usage_pct"]) / 100 * float(run["gpu_kv_tokens"])
-            if quiet and float(row["gen_tok_s"]) > 0 and keys >= running > 0:
+            if quiet and abs(rate - rate_before) <= STEADY * rate_before and keys >= running > 0:
                 counts = {"decode_seqs": running, "decode_kv_tokens": round(keys)}
-                measured_s = running / float(row["gen_tok_s"])
+                measured_s = running / rate
                 steps.append({"place": f"{name} {row['t_s']}", "measured_s": measured_s, **counts})
         if steps:
             token_bytes = float(run["kv_gib_per_gpu"]) * 2**30 / float(run["gpu_kv_tokens"])
             engine, _, release = run["framework"].partition(" ")
             cache = "fp8" if token_bytes < CACHE_BYTES else "bf16"
-            layout = {"expert_parallel": int(run["ep"]), "kv_cache_dtype": cache, "framework_version": release}
+            spread = int(run["tp"]) if int(run["ep"]) > 1 else 1
+            layout = {"expert_parallel": spread, "kv_cache_dtype": cache, "framework_version": release}
             yield _run(run, name, engine, **layout), rows_by_hash(steps, itemgetter("place"), limit)
 
 

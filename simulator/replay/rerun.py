@@ -13,6 +13,7 @@ import numpy as np
 from forerun.errors import ForerunError, did_you_mean
 from forerun.yaml_files import packaged
 from hwprofiles import chip_names, load_chip, systems
+from hwprofiles.dtypes import dtype_bytes
 from simulator.llm.load import architecture_aliases, architecture_names, load_architecture
 from simulator.llm.mixers import Recurrent
 from simulator.running.assumptions import Factors
@@ -170,7 +171,7 @@ def run_scenario(run: MeasuredRun, base: Scenario) -> Scenario:
     if "weights" not in names and (stated := named_dtype(run.model or "")):
         names["weights"] = stated
     if "weights" in names and not _own_format(data["model"], names["weights"]):
-        data["weights_dtype"] = names["weights"]
+        data["weights_dtype"] = _requantised(data["model"], names["weights"])
     if "kv" in names:
         data["kv_cache_dtype"] = names["kv"]
     if "chip" in names and load_chip(base.hardware.chip).name != names["chip"]:
@@ -406,6 +407,16 @@ def _own_format(model: Any, dtype: str) -> bool:
     call gpt-oss, whose experts alone are in MXFP4, FP4, and FP8 what DeepSeek published in blocks."""
     own = load_architecture(model).checkpoint_dtypes.get("expert")
     return [dtype, own] in _NAMES["checkpoint_formats"]
+
+
+def _requantised(model: Any, dtype: str) -> str | dict[str, str]:
+    """What a published format of a model is of: of a 4-bit one, the parts alone that its maker stores in 4 bits.
+
+    Source: layers excluded in amd/Kimi-K2.5-MXFP4 (ROCm/ATOM#167, of its predecessor), nvidia/Kimi-K2.6-NVFP4 and
+        nvidia/DeepSeek-V4-Flash-NVFP4 (hf_quant_config.json): all but the routed experts, as their makers do.
+    """
+    narrow = [part for part, own in load_architecture(model).checkpoint_dtypes.items() if dtype_bytes(own) < 1]
+    return dict.fromkeys(narrow, dtype) if narrow and dtype_bytes(dtype) < 1 else dtype
 
 
 def _put(section: dict[str, Any], **values: object) -> None:

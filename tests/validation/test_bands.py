@@ -41,7 +41,7 @@ def figures(count, layers="dense", spread=0.3, tables=4, kinds=tuple(KINDS)):
 def test_the_fitted_share_lies_within_each_end():
     own = figures(400, kinds=("tpot",))
     known = ends_by_part(own)
-    beyond = [sum(s[side] > 0 and not f.inside(ends_for(f, known)) for f in own for s in [f.scores]) for side in (0, 1)]
+    beyond = [sum(s[side] > 0 and not f.inside(known) for f in own for s in [f.scores]) for side in (0, 1)]
     assert all(abs(count / len(own) - (1 - END)) <= 0.01 for count in beyond)
     quiet = figures(400, spread=0.02, kinds=("tpot",))
     assert quantile_factors(quiet, 0, END) == {}, "kernels' own band is enough"
@@ -98,8 +98,18 @@ def test_throughput_is_scored_as_the_latency_of_a_closed_loop():
     low, high = ends_for(slow, known)
     assert low == 1.0
     assert np.hypot(np.log(high), np.log(1 / 0.8)) == pytest.approx(np.log(4), rel=0.01)
-    assert slow.inside((low, high))
-    assert not slow._replace(ratio=4.0).inside((low, high))
+    assert slow.inside(known)
+    assert not slow._replace(ratio=4.0).inside(known)
+
+
+def test_throughput_is_no_better_known_than_the_tokens_that_it_consists_of():
+    fast = ServedFigure("t", "throughput", "dense", "fitted", "below", "measured", 0.4, 0.8, 1.1)
+    known = {"e2el": {"low": {}, "high": {}}, "tpot": {"low": {"all": 0.5}, "high": {"all": 4.0}}}
+    assert fast.band(known) == pytest.approx((1 / 1.1, 1 / 0.8))
+    decoding = fast._replace(decoding=0.5, tpot=(1.0, 1.0))
+    assert decoding.band(known) == pytest.approx((0.75, 2.5)), "half of the latency takes half and four times as long"
+    assert decoding.inside(known)
+    assert not fast.inside(known)
 
 
 def test_small_classes_are_described_by_wider_ones():

@@ -24,7 +24,7 @@ def line(running, prompt=0, generated=100.0, seconds=0):
 def folder(tmp_path):
     write(tmp_path / LOG_RUNS, [
         {"run": "a", "model": "deepseek-ai/DeepSeek-R1", "gpu": "B200", "tp": 8, "ep": 8, "framework": "vllm 0.19.1",
-         "gpu_kv_tokens": 1_000_000, "kv_gib_per_gpu": 33.0}
+         "gpu_kv_tokens": 1_000_000, "kv_gib_per_gpu": 33.0, "command": "vllm serve --tensor-parallel-size 8"}
     ])  # fmt: skip
     quiet = [line(2), line(2), line(2), line(2, prompt=5.0), line(2), line(3), line(3, generated=0.0), line(3)]
     write(tmp_path / LOG, [row | {"t_s": 10 * place} for place, row in enumerate(quiet)])
@@ -35,6 +35,28 @@ def test_only_windows_between_quiet_ones_count(folder):
     (row,) = step_errors(folder, base_scenario(), 40)
     assert (row.metric, row.n, row.ships) == ("step_ms", 1, False)
     assert row.bias < 0, "a step of two sequences takes less than 20 ms"
+
+
+@pytest.mark.parametrize(
+    ("lines", "counted"),
+    [
+        ([(0, 100.0), (10, 100.0), (20, 100.0), (30, 100.0)], 2),
+        ([(0, 100.0), (10, 100.0), (20, 100.0), (52, 100.0)], 1),  # the next line is late
+        ([(0, 100.0), (10, 100.0), (20, 80.0), (30, 100.0)], 1),  # chunks of a prompt that has not ended
+    ],
+)
+def test_windows_of_late_or_uneven_lines_do_not_count(folder, lines, counted):
+    write(folder / LOG, [line(2, generated=rate, seconds=seconds) for seconds, rate in lines])
+    assert sum(row.n for row in step_errors(folder, base_scenario(), 40)) == counted
+
+
+def test_the_command_tells_the_tensor_parallelism(folder):
+    write(folder / LOG, [line(2, seconds=10 * place) for place in range(3)])
+    (wide,) = step_errors(folder, base_scenario(), 40)
+    text = (folder / LOG_RUNS).read_text()
+    (folder / LOG_RUNS).write_text(text.replace("size 8", "size 4"))
+    (narrow,) = step_errors(folder, base_scenario(), 40)
+    assert narrow.bias > wide.bias, "four chips take longer than eight"
 
 
 def test_medians_of_a_profile_are_steps_that_verify(folder):

@@ -113,15 +113,25 @@ class OwnErrors(NamedTuple):
     sampling: dict[str, float]
     stratum: Stratum
     least_ms: dict[str, float]
-    """TTFT and TPOT of the requests that waited least for others."""
+    """TTFT and TPOT of the requests that waited least for others, with as many tokens of a step as the mean request."""
 
 
 def own_errors(scenario: Scenario, build: Build, result: Served) -> OwnErrors:
     """Sampling error of a run, and the stratum of runs that the error of its model is taken from."""
-    least_ms = {
-        name: float(np.nanmin(request_latency_ms(result.requests, name), initial=np.inf)) for name in ("ttft", "tpot")
-    }
+    ttft_ms = request_latency_ms(result.requests, "ttft")
+    least_ms = {"ttft": float(np.nanmin(ttft_ms, initial=np.inf)), "tpot": _least_tpot_ms(result.requests)}
     return OwnErrors(sampling_errors(result), stratum_of(scenario, build, result.requests), least_ms)
+
+
+def _least_tpot_ms(requests: RequestRecords) -> float:
+    """TPOT of the request whose steps were the shortest, had as many of its draft tokens been accepted as of others."""
+    tpot_ms = request_latency_ms(requests, "tpot")
+    if not requests.accepted_tokens.any():
+        return float(np.nanmin(tpot_ms, initial=np.inf))
+    known = np.isfinite(tpot_ms)
+    tokens = requests.output_tokens[known] - 1
+    steps = np.maximum(tokens - requests.accepted_tokens[known], 1)
+    return float(np.min(tpot_ms[known] * tokens / steps, initial=np.inf)) * float(steps.sum() / max(1, tokens.sum()))
 
 
 def model_error(
@@ -414,34 +424,66 @@ def sampling_draws(metric: str, deviation: float) -> FloatArray:
 def intervals_of(
     summary: Mapping[str, Any], error: ModelError, sampling: Mapping[str, float]
 ) -> dict[str, list[float]]:
-    """Ends of the 90 % interval of every figure that has one: error of kernels and host, chance, measured runs, whose
-    ends were fitted for this sum (``validation.bands``)."""
-    steps, intervals = step_draws(error["sources"]), dict[str, list[float]]()
+    """Ends of the 90 % interval of every figure that has one.
 
-    def ends_of(key: str, error: ModelError) -> list[float] | None:
-        value = summary.get(key)
-        composed, served = without_served(error), [axis for axis in error["axes"] if is_served(axis)]
+    E2E latency mostly consists of TPOT, and throughput is a closed loop's concurrency over it (Little's law), so that
+    neither is known better than TPOT, whose ends are fitted on other runs.
+    """
+    factors = interval_factors(summary, error, sampling)
+    served = [axis["response"] for axis in error["axes"] if is_served(axis)]
+    for key, ends in interval_factors(tpots(summary), without_phase(error), sampling).items():
+        statistic = key.removesuffix("_tpot_ms")
+        low, high = (as_tpot_moves(decoding_share(summary, statistic), end) for end in ends)
+        for name, (own_low, own_high) in factors.items():
+            if name == f"{statistic}_e2el_ms":
+                factors[name] = min(own_low, low), max(own_high, high)
+            elif statistic == "mean" and name.endswith("_throughput") and any(any(one[name]) for one in served):
+                factors[name] = min(own_low, 1.0 / high), max(own_high, 1.0 / low)
+    return {key: [summary[key] * low, summary[key] * high] for key, (low, high) in factors.items()}
+
+
+def tpots(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """The TPOT statistics of a summary that has the E2E latencies beside them."""
+    return {key: value for key, value in summary.items()
+            if key.endswith("_tpot_ms") and value and summary.get(key.replace("_tpot_", "_e2el_"))}  # fmt: skip
+
+
+def without_phase(error: ModelError) -> ModelError:
+    """The error of the steps: how a closed loop in step divides its cycle does not move the cycle."""
+    return {**error, "axes": [axis for axis in error["axes"] if axis["name"] != PHASE]}
+
+
+def decoding_share(summary: Mapping[str, Any], statistic: str) -> float:
+    """Share of the E2E latency after the first token."""
+    return max(0.0, 1.0 - float(summary[f"{statistic}_ttft_ms"]) / float(summary[f"{statistic}_e2el_ms"]))
+
+
+def as_tpot_moves(decoding: float, factor: float) -> float:
+    """Factor on E2E latency of which the share ``decoding`` moves by a factor.
+
+    >>> as_tpot_moves(0.5, 3.0)
+    2.0
+    """
+    return 1.0 + decoding * (factor - 1.0)
+
+
+def interval_factors(
+    summary: Mapping[str, Any], error: ModelError, sampling: Mapping[str, float]
+) -> dict[str, tuple[float, float]]:
+    """Ends of the 90 % interval over its figure: error of kernels and host, chance, measured runs, whose ends were
+    fitted for this sum (``validation.bands``)."""
+    steps, factors = step_draws(error["sources"]), dict[str, tuple[float, float]]()
+    composed, served = without_served(error), [axis for axis in error["axes"] if is_served(axis)]
+    for key, value in summary.items():
         draws = metric_draws(composed, key, steps) if isinstance(value, int | float) and value > 0 else None
-        if draws is None:
-            return None
-        drawn = WeightedSample.of(draws + sampling_draws(key, sampling.get(key, 0.0)))
-        low, high = drawn.percentile(50 * (1 - LEVEL)), drawn.percentile(50 * (1 + LEVEL))
-        ends = [sorted((axis["response"][key][0], axis["response"][key][-1])) for axis in served]
-        low = -hypot(min(0.0, low), *(end[0] for end in ends))
-        high = hypot(max(0.0, high), *(end[1] for end in ends))
-        return [summary[key] * exp(low), summary[key] * exp(high)]
-
-    for key in summary:
-        if (ends := ends_of(key, error)) is not None:
-            intervals[key] = ends
-    of_steps: ModelError = {**error, "axes": [axis for axis in error["axes"] if axis["name"] != PHASE]}
-    for statistic in {key.partition("_")[0] for key in intervals if key.endswith("_e2el_ms")}:
-        tpot, of_tpot = summary.get(f"{statistic}_tpot_ms"), ends_of(f"{statistic}_tpot_ms", of_steps)
-        if tpot and of_tpot:  # its ends are fitted on other runs than those of TPOT, of which it mostly consists
-            ttft, e2el = summary[f"{statistic}_ttft_ms"], f"{statistic}_e2el_ms"
-            low, high = (ttft + max(0.0, summary[e2el] - ttft) * end / tpot for end in of_tpot)
-            intervals[e2el] = [min(intervals[e2el][0], low), max(intervals[e2el][1], high)]
-    return intervals
+        if draws is not None:
+            drawn = WeightedSample.of(draws + sampling_draws(key, sampling.get(key, 0.0)))
+            low, high = drawn.percentile(50 * (1 - LEVEL)), drawn.percentile(50 * (1 + LEVEL))
+            ends = [sorted((axis["response"][key][0], axis["response"][key][-1])) for axis in served]
+            low = -hypot(min(0.0, low), *(end[0] for end in ends))
+            high = hypot(max(0.0, high), *(end[1] for end in ends))
+            factors[key] = exp(low), exp(high)
+    return factors
 
 
 def interval_section(

@@ -8,6 +8,7 @@ from hwprofiles import predict_kernel
 from simulator.running.build import build_run
 from simulator.running.metrics import own_errors, run_document, summarise, uncertainty
 from simulator.running.metrics.served import without_served
+from simulator.running.metrics.summary import request_latency_ms
 from simulator.running.metrics.uncertainty import DRAWS, metric_draws, standard_draws, step_draws
 from simulator.running.run import error_of_run, simulate
 from simulator.studies.compare.command import compare
@@ -62,6 +63,28 @@ def test_in_a_loop_that_stays_in_step_ttft_and_tpot_are_less_sure_than_their_sum
     assert phase["response"]["mean_tpot_ms"][0] >= 0 >= phase["response"]["mean_tpot_ms"][1], "one gains what one loses"
     assert phase["response"]["mean_e2el_ms"] == [0.0, 0.0]
     assert uncertainty.PHASE not in [axis["name"] for axis in spread["axes"]]
+
+
+def test_drafts_that_were_accepted_by_luck_do_not_make_an_end_of_the_phase():
+    workload = {"arrivals": {"process": "closed-loop", "max_concurrency": 2}, "input_tokens": 64, "output_tokens": 64,
+                "num_requests": 60}  # fmt: skip
+    run = simulate(on_h100(workload=workload, **EAGLE), intervals=True)
+    (phase,) = [axis for axis in run.model_error["axes"] if axis["name"] == uncertainty.PHASE]
+    luckiest = np.nanmin(request_latency_ms(run.requests, "tpot")) / run_document(run)["summary"]["mean_tpot_ms"]
+    assert luckiest < 0.8, "one request had far more accepted than the mean"
+    assert min(phase["response"]["mean_tpot_ms"]) > np.log(0.9), "short prompts hardly delay a step of two requests"
+
+
+def test_throughput_of_a_closed_loop_is_as_unsure_as_its_tokens():
+    closed = {"arrivals": {"process": "closed-loop", "max_concurrency": 8}, "input_tokens": 512, "num_requests": 40,
+              "output_tokens": {"distribution": "uniform", "min": 32, "max": 64}}  # fmt: skip
+    document = run_document(simulate(chat(workload=closed), intervals=True))
+    summary, intervals = document["summary"], document["intervals"]
+    low, high = intervals["mean_tpot_ms"]
+    decoding = 1 - summary["mean_ttft_ms"] / summary["mean_e2el_ms"]
+    slow, fast = (1 + decoding * (end / summary["mean_tpot_ms"] - 1) for end in (high, low))
+    assert intervals["output_throughput"][0] <= summary["output_throughput"] / slow * (1 + 1e-9)
+    assert intervals["output_throughput"][1] >= summary["output_throughput"] / fast * (1 - 1e-9)
 
 
 def test_looking_for_the_error_leaves_the_run_as_it_was(quiet):

@@ -126,6 +126,8 @@ def test_what_the_source_does_not_tell_comes_from_the_scenario():
         ("deepseek-ai/DeepSeek-R1-0528", "nvfp4", "fp4"),
         ("openai/gpt-oss-120b", "fp4", None),
         ("moonshotai/Kimi-K2.5", "int4", None),
+        ("amd/Kimi-K2.7-Code-MXFP4", "mxfp4", {"expert": "mxfp4"}),
+        ("moonshotai/Kimi-K2.5", "fp8", "fp8"),
         ("Qwen/Qwen3-235B-A22B-Instruct-2507-FP8", "fp8", "fp8_block"),
         ("nvidia/Qwen3-235B-A22B-FP8", "fp8", "fp8"),
         ("meta-llama/Llama-3.1-70B", "fp8_block", "fp8_block"),
