@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from forerun.yaml_files import packaged
+from hwprofiles import Chip, chip_names, load_chip
 from simulator.llm import load_architecture
 from simulator.llm.architecture import Architecture
 from simulator.llm.mixers import Recurrent, SelectiveAttention
@@ -80,7 +81,8 @@ class Stratum(NamedTuple):
     load: str
     """``below`` or ``near`` capacity."""
     chip: str
-    """``measured`` where kernels of this chip and engine were fitted on measurements of it, else ``unmeasured``."""
+    """``measured`` where kernels of this chip and engine were fitted on measurements of it, else ``unmeasured``. A chip
+    outside the catalogue counts as the one that it is like: it stands for other limits under the same software."""
 
     @property
     def parts(self) -> list[str]:
@@ -101,8 +103,12 @@ def stratum_of(scenario: Scenario, build: Build, requests: RequestRecords) -> St
         layer_class(architecture),
         build_age(library, scenario.engine.release, architecture.name),
         "near" if near_capacity(scenario, build, requests) else "below",
-        "measured" if all(pool.chip.kernels.get(library) for pool in build.pools) else "unmeasured",
+        "measured" if all(_stands_for(pool.chip).kernels.get(library) for pool in build.pools) else "unmeasured",
     )
+
+
+def _stands_for(chip: Chip) -> Chip:
+    return chip if chip.like is None or chip.name in chip_names() else load_chip(chip.like)
 
 
 def near_capacity(scenario: Scenario, build: Build, requests: RequestRecords) -> bool:
