@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -9,7 +10,6 @@ from typing import Any, NamedTuple
 import simulator.timing as timing
 from forerun.dataclass import dataclass
 from forerun.errors import ForerunError, at_field
-from forerun.recent import RecentResults
 from hwprofiles import Chip, KernelLibrary, dtype_bytes, load_chip, load_link, weakest
 from simulator.llm import load_architecture
 from simulator.running.assumptions import Assumptions, Factors
@@ -44,8 +44,8 @@ from simulator.timing.framework import Framework
 from simulator.timing.hardware_config import LayerShare
 from simulator.timing.mixed_chips import HostKernels, OtherDevice, SlowestKernels
 
-_WITHOUT_DRAFTER: RecentResults[timing.ModelTimer] = RecentResults(64)
-"""Timing models by step timer, so that the runs of a study share what the engine records of them."""
+_LATELY: deque[timing.ModelTimer] = deque(maxlen=64)
+"""Timing models, the latest first, so that the runs of a study share what the engine records of them."""
 EXTRAPOLATED = "extrapolated"
 HANDS_ON_FIRST_TOKEN = {"sglang": True, "trtllm": True, "vllm": False, "generic": True}
 """Whether a framework's prefill engine delivers the first token. vLLM's does not: its decode engine computes the last
@@ -177,8 +177,8 @@ def _without_draft_kv(scenario: Scenario, pool: PoolBuild) -> PoolBuild:
         return pool
     if timer.drafter is None:
         return pool
-    timer.adjusted = timing.AdjustedDrafter(timer.drafter, speculation.depth)
-    return replace(pool, rule=always_full(speculation, config.draft_kv == "skip"))
+    timer = replace(timer, adjusted=timing.AdjustedDrafter(timer.drafter, speculation.depth))
+    return replace(pool, timer=timer, rule=always_full(speculation, config.draft_kv == "skip"))
 
 
 class _Drafting(NamedTuple):
@@ -225,6 +225,8 @@ class _Replica:
             budget = verify_budget(speculation, timer, drafting.sampler.rates, most_seqs) if self._trims else None
             rule = drafting_rule(speculation, timer, make_policy, self.seed, engine.stepping == "exact-steps")
             timer.adjusted = None if rule is None else adjusted_drafter(speculation, drafting.drafter, framework.name)
+        if type(timer) is timing.ModelTimer and make_drafter is None and timer.adjusted is None:
+            timer = _used_lately(timer)
         if (rule is not None or budget is not None) and hardware.pipeline_parallel > 1:
             raise ForerunError("speculation.policy: with pipeline_parallel above 1 only 'fixed' is modelled")
         borrowed = borrowed_acceptance(speculation, self.scenario.model)
@@ -433,8 +435,8 @@ class _Replica:
             if drafter is not None:
                 per_sequence = target.framework.recurrent_drafts == "per-sequence"
                 recurrent = per_sequence and target.architecture.state_bytes_per_sequence > 0
-                return timing.ModelTimer(timer.by_sequence() if recurrent else timer, drafter)
-            return _WITHOUT_DRAFTER.get(id(timer), lambda: timing.ModelTimer(timer))
+                timer = timer.by_sequence() if recurrent else timer
+            return timing.ModelTimer(timer, drafter)
         with at_field("hardware.pipeline_link"):
             link = load_link(between) if between else target.link
         first, *later = timing.stage_timers(target, stages, largest_step)
@@ -561,6 +563,15 @@ class _Replica:
                 f"steps without draft tokens are padded; with one sequence they take {ratio:.2f}x as long as with "
                 f"method: none"
             )
+
+
+def _used_lately(timer: timing.ModelTimer) -> timing.ModelTimer:
+    """An equal timing model that an earlier run used, with what the engine recorded of it; else ``timer``."""
+    for known in list(_LATELY):
+        if known.target is timer.target and known == timer:
+            return known
+    _LATELY.appendleft(timer)
+    return timer
 
 
 def _in_servers(chip: Chip) -> bool:
