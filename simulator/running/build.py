@@ -225,7 +225,7 @@ class _Replica:
             budget = verify_budget(speculation, timer, drafting.sampler.rates, most_seqs) if self._trims else None
             rule = drafting_rule(speculation, timer, make_policy, self.seed, engine.stepping == "exact-steps")
             timer.adjusted = None if rule is None else adjusted_drafter(speculation, drafting.drafter, framework.name)
-        if type(timer) is timing.ModelTimer and make_drafter is None and timer.adjusted is None:
+        if type(timer) is timing.ModelTimer and not (groups or make_drafter or timer.adjusted):
             timer = _used_lately(timer)
         if (rule is not None or budget is not None) and hardware.pipeline_parallel > 1:
             raise ForerunError("speculation.policy: with pipeline_parallel above 1 only 'fixed' is modelled")

@@ -536,7 +536,7 @@ class HeadsDrafter:
     pass_tokens: tuple[int, ...] = field(init=False, default=(1,))
     runs_on: Literal["device", "host"] = field(init=False, default="device")
     kv_bytes_per_token: float = field(init=False, default=0.0)
-    table: DraftTable = field(init=False)
+    table: DraftTable = field(init=False, compare=False)
     """Costs of all heads, by number of drafting sequences."""
 
     def __post_init__(self) -> None:

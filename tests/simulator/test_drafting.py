@@ -6,6 +6,7 @@ from both_engines import assert_same_bytes, both_engines
 from numpy.testing import assert_allclose, assert_array_equal
 from scenario_parts import burst, closed_loop, lognormal, on_h100, poisson, uniform
 
+from simulator.running.build import build_replica
 from simulator.running.drafting import build_drafter
 from simulator.running.run import simulate
 from simulator.speculation import draft_survival
@@ -40,6 +41,16 @@ def scenario(name=None, engine=None, workload=None, **fields):
 @pytest.mark.parametrize("name", [None, *METHODS])
 def test_fast_and_exact_stepping_agree_for_every_method(name):
     both_engines(scenario(name, engine={"num_kv_blocks": 1200, "max_num_seqs": 24}))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_runs_of_one_deployment_share_its_prices(name):
+    def timer(seed=0, **fields):
+        return build_replica(scenario(name, **fields), seed).main.timer
+
+    assert timer() is timer(seed=1)
+    assert timer().recordings is not timer(policy="disable-above-batch").recordings
+    assert timer() is not timer(draft=METHODS[name].get("draft", {}) | {"step_s": 0.001})
 
 
 @pytest.mark.parametrize("name", METHODS)

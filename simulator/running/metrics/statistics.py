@@ -13,6 +13,14 @@ from forerun.dataclass import dataclass
 
 EQUAL = 1e-12
 """Relative spread up to which values are one value, rounded here and there."""
+T_QUANTILES = {
+    0.9: (6.313751514675037, 2.9199855803537242, 2.3533634348018233, 2.1318467863266495, 2.0150483733330233,
+          1.9431802805153042, 1.8945786050900062, 1.8595480375308973, 1.833112932656237),
+    0.95: (12.706204736174694, 4.302652729749462, 3.1824463052837078, 2.7764451051977934, 2.5705818356363146,
+          2.4469118511449786, 2.364624251592784, 2.306004135204166, 2.262157162798205),
+}  # fmt: skip
+"""Quantiles of Student's t by level and degrees of freedom from 1, as ``scipy.special.stdtrit`` gives them: importing
+it takes longer than three runs of a comparison."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +138,16 @@ def mean_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, 
         raise ValueError("an interval needs at least two values")
     if max(values) - min(values) <= EQUAL * abs(max(values)):
         return min(values), max(values)  # runs that chance has no part in: no spread but that of rounding
-    from scipy.special import stdtrit  # slow to import
-
     centre = float(np.mean(values))
-    half = float(stdtrit(count - 1, 0.5 + level / 2.0)) * float(np.std(values, ddof=1)) / sqrt(count)
+    half = t_quantile(count - 1, level) * float(np.std(values, ddof=1)) / sqrt(count)
     return centre - half, centre + half
+
+
+def t_quantile(degrees: int, level: float) -> float:
+    """Quantile of Student's t below which lies ``(1 + level) / 2`` of it."""
+    known = T_QUANTILES.get(level, ())
+    if degrees <= len(known):
+        return known[degrees - 1]
+    from scipy.special import stdtrit
+
+    return float(stdtrit(degrees, 0.5 + level / 2.0))

@@ -147,20 +147,20 @@ def load_curves(
     (``served``, by variant).
     """
     whole = all(value == round(value) for value in values) and path not in (REQUEST_RATE, RATE_SCALE)
-    ratios = _ratios(variants, path, values, metric, seeds, pool)
+    base, *others = variants
+    ratios = _ratios(base, others, path, {variant.name: values for variant in others}, metric, seeds, pool)
     for _ in range(REFINEMENTS if len(seeds) else 0):
-        wanted = {v for row in ratios.values() for v in _between_verdicts(row, whole)} - set(
-            next(iter(ratios.values()))
-        )
-        if not wanted:
+        between = {name: _between_verdicts(row, whole) for name, row in ratios.items()}
+        wanted = {name: [value for value in middles if value not in ratios[name]] for name, middles in between.items()}
+        if not any(wanted.values()):
             break
-        for name, row in _ratios(variants, path, sorted(wanted), metric, seeds, pool).items():
+        for name, row in _ratios(base, others, path, wanted, metric, seeds, pool).items():
             ratios[name] |= row
     curves = []
-    for variant in variants[1:]:
+    for variant in others:
         row = ratios[variant.name]
         points = tuple(CurvePoint(value, ratio) for value in sorted(row) if (ratio := row[value]) is not None)
-        pair = [served.get(name) for name in (variants[0].name, variant.name)]
+        pair = [served.get(name) for name in (base.name, variant.name)]
         most = inf if None in pair else max(one for one in pair if one is not None)
         crossings = tuple(crossing for crossing in crossings_of(points) if crossing.value <= most)
         curves.append(LoadCurve(variant.name, points, crossings))
@@ -237,26 +237,24 @@ def _between_verdicts(row: Mapping[float, Ratio | None], whole: bool) -> list[fl
 
 
 def _ratios(
-    variants: Sequence[Variant], path: str, values: Sequence[float], metric: str, seeds: Sequence[int], pool: RunPool
+    base: Variant,
+    others: Sequence[Variant],
+    path: str,
+    values: Mapping[str, Sequence[float]],
+    metric: str,
+    seeds: Sequence[int],
+    pool: RunPool,
 ) -> dict[str, dict[float, Ratio | None]]:
-    runs = [
-        run
-        for variant in variants
-        for value in values
-        for run in with_seeds(at_value(variant.scenario, path, value), seeds, needed_for(metric))
-    ]
-    documents = iter(pool.documents_if_any(runs))
-    measured = {
-        (variant.name, value): [metric_values(next(documents))[metric] for _ in seeds]
-        for variant in variants
-        for value in values
-    }
-    base, better = variants[0].name, HIGHER_IS_BETTER[metric]
+    """Speedups of ``others`` over ``base``, each at the loads that ``values`` has for it."""
+    loads = {base.name: sorted({value for of_variant in values.values() for value in of_variant}), **values}
+    places = [(variant, value) for variant in (base, *others) for value in loads[variant.name]]
+    runs = [with_seeds(at_value(variant.scenario, path, value), seeds, needed_for(metric)) for variant, value in places]
+    documents = iter(pool.documents_if_any([run for of_place in runs for run in of_place]))
+    measured = {(v.name, value): [metric_values(next(documents))[metric] for _ in seeds] for v, value in places}
+    better = HIGHER_IS_BETTER[metric]
     return {
-        variant.name: {
-            value: paired_ratio(measured[base, value], measured[variant.name, value], better) for value in values
-        }
-        for variant in variants[1:]
+        name: {value: paired_ratio(measured[base.name, value], measured[name, value], better) for value in of_variant}
+        for name, of_variant in values.items()
     }
 
 

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
+from scipy import special, stats
 
 from simulator.running.metrics import WeightedSample, combine_replications, mean_interval
+from simulator.running.metrics.statistics import T_QUANTILES
 
 finite = st.floats(-1e6, 1e6, allow_nan=False)
 multisets = st.lists(st.tuples(finite, st.integers(0, 9)), min_size=1, max_size=30).filter(
@@ -56,6 +57,11 @@ def test_a_multiset_with_nan_is_refused():
 def test_mean_interval_equals_scipy(values):
     expected = stats.t.interval(0.95, len(values) - 1, loc=np.mean(values), scale=stats.sem(values))
     assert mean_interval(values) == pytest.approx(expected, rel=1e-9, abs=1e-9)
+
+
+def test_stored_quantiles_are_scipys():
+    for level, stored in T_QUANTILES.items():
+        assert list(stored) == [special.stdtrit(degrees, 0.5 + level / 2) for degrees in range(1, len(stored) + 1)]
 
 
 def test_interval_covers_the_true_mean_as_often_as_it_says():
