@@ -24,7 +24,8 @@ class EngineConfig(Section):
     scheduler: SchedulerName = "vllm-v1"
     """``vllm-v1``: one token budget shared by decoding and chunked prefill. ``prefill-first``: whole prompts before any
     decoding. ``sglang``: prompts first, cut where a step's budget ends. ``static``: a batch runs until all of its
-    requests are done."""
+    requests are done. Default: ``sglang`` under SGLang, ``prefill-first`` under vllm-2024 and tt-metal, else
+    ``vllm-v1``."""
     stepping: Literal["fast", "exact-steps"] = "fast"
     """``fast`` runs the compiled engine if it is built; ``exact-steps`` the interpreted one, every step priced by
     formula (the oracle). Results are the same."""

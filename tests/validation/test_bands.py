@@ -42,14 +42,14 @@ def test_the_fitted_share_lies_within_each_end():
     own = figures(400, kinds=("tpot",))
     known = ends_by_part(own)
     beyond = [sum(s[side] > 0 and not f.inside(known) for f in own for s in [f.scores]) for side in (0, 1)]
-    assert all(abs(count / len(own) - (1 - END)) <= 0.01 for count in beyond)
+    assert all(abs(count / len(own) - (1 - END["tpot"])) <= 0.01 for count in beyond)
     quiet = figures(400, spread=0.02, kinds=("tpot",))
-    assert quantile_factors(quiet, 0, END) == {}, "kernels' own band is enough"
+    assert quantile_factors(quiet, 0, END["tpot"]) == {}, "kernels' own band is enough"
 
 
 def test_a_table_of_many_rows_counts_as_one():
     few = [figure._replace(ratio=3.0, table="few") for figure in figures(20, kinds=("tpot",))]
-    assert quantile_factors(figures(990, spread=0.02, tables=1, kinds=("tpot",)) + few, 1, END)["all"] > 2.5
+    assert quantile_factors(figures(990, spread=0.02, tables=1, kinds=("tpot",)) + few, 1, END["tpot"])["all"] > 2.5
 
 
 def test_factors_of_parts_are_recovered_and_multiply():
@@ -62,7 +62,7 @@ def test_factors_of_parts_are_recovered_and_multiply():
         for build, wider in spreads[1].items()
         for i, off in enumerate(abs(generator.normal(0, 0.1, 400)) + np.log(wide * wider))
     ]
-    upper = quantile_factors(own, 1, END)
+    upper = quantile_factors(own, 1, END["tpot"])
     assert upper["mixture"] == pytest.approx(1.6, rel=0.06)
     assert upper["older"] == pytest.approx(1.4, rel=0.06)
     ends = ends_by_part(own)
@@ -72,7 +72,7 @@ def test_factors_of_parts_are_recovered_and_multiply():
 
 def test_a_class_with_better_runs_than_the_best_known_one_is_no_narrower():
     own = figures(300, spread=0.5, kinds=("tpot",)) + figures(300, "mixture", 0.05, kinds=("tpot",))
-    assert "mixture" not in quantile_factors(own, 1, END)
+    assert "mixture" not in quantile_factors(own, 1, END["tpot"])
 
 
 def test_a_class_without_runs_of_its_own_takes_the_ends_of_those_that_contain_it():
