@@ -196,14 +196,6 @@ def run_scenario(run: MeasuredRun, base: Scenario) -> Scenario:
     for limit, value in limits.items():
         # SGLang's limit of sequences follows from the memory that their states take
         engine.setdefault(limit, min(value, streams) if streams and limit == "max_num_seqs" else value)
-    if framework.kv_share_of == "static":
-        share = sglang_memory_share(
-            load_chip(hardware.get("chip", base.hardware.chip)).memory.capacity_bytes,
-            engine["max_num_batched_tokens"],
-            run.tensor_parallel or 1,
-            run.data_parallel_attention or 1,
-        )
-        engine.setdefault("gpu_memory_utilization", share)
     _set_speculation(data, run)
     data["workload"] = _workload(run, data["workload"])
     scenario = scenario_from(data, run.place)
@@ -245,25 +237,6 @@ def allowed_at_once(running: Mapping[str, int], model: str, speculation: str | N
     """
     named = next((most for name, most in running.items() if model.startswith(name)), None)
     return named or (running.get("drafting") if speculation else None)
-
-
-def sglang_memory_share(capacity_bytes: float, max_tokens: int, tensor_parallel: int, groups: int) -> float:
-    """Share of a chip's memory that SGLang gives weights and KV by default.
-
-    Args:
-        capacity_bytes: of the chip, 60 GB and more.
-        max_tokens: prompt tokens of a step, of all groups.
-        tensor_parallel: chips of an attention group.
-        groups: attention groups.
-
-    Source: SGLang 0.5, ``server_args.py``: MiB kept for a step's prompts, captured graphs of 512 sequences (256 under
-        four chips) and their padding in each attention group.
-    """
-    chips = tensor_parallel * groups
-    graphs = 256 if chips < 4 else 512
-    padding = (4.5 if graphs > 300 else 3.0) * graphs * groups if groups > 1 else 0.0
-    kept = max(512 + 1.5 * max_tokens + 2 * graphs + chips / 8 * 1024 + padding, 10 * 1024)
-    return 1.0 - kept * 2**20 / capacity_bytes
 
 
 def rerun(

@@ -35,13 +35,14 @@ class EngineConfig(Section):
     max_num_seqs: PositiveInt = 256
     """Most requests in a step."""
     max_num_batched_tokens: PositiveInt = 8192
-    """Most tokens in a step."""
+    """Most tokens in a step; default: 8192, and under SGLang 2048 or 4096 on chips of less than 35 or 60 GiB."""
     max_model_len: PositiveInt | None = None
     """Longest prompt plus output that is accepted; default: what the model was trained for."""
     block_size: PositiveInt = 16
     """Tokens per KV block."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
-    """Share of each chip's memory that the engine may use."""
+    """Share of each chip's memory that the engine may use; default: what SGLang's own rule leaves under SGLang, all
+    of it on Tenstorrent, else 0.9."""
     num_kv_blocks: PositiveInt | None = None
     """A measured block count; overrides the estimate from memory."""
     kv_watermark: Share = 0.0

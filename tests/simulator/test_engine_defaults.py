@@ -1,0 +1,44 @@
+"""What engines set by themselves where a scenario does not."""
+
+import pytest
+from tiny_scenario import tiny_data
+
+from hwprofiles import load_chip
+from simulator.running.scenario import scenario_from
+
+
+def engine_on(chip, framework, **fields):
+    data = tiny_data() | {"model": "llama-3.1-8b", "hardware": {"chip": chip}, "engine": {"framework": framework}}
+    data["engine"] |= fields.pop("engine", {})
+    data["hardware"] |= fields
+    return scenario_from(data, "test").engine
+
+
+@pytest.mark.parametrize(
+    ("framework", "scheduler"),
+    [("vllm", "vllm-v1"), ("trtllm", "vllm-v1"), ("sglang", "sglang"), ("sglang-0.5.10", "sglang"),
+     ("vllm-2024", "prefill-first")],
+)  # fmt: skip
+def test_an_engine_has_its_own_scheduler(framework, scheduler):
+    assert engine_on("h100-sxm", framework).scheduler == scheduler
+    assert engine_on("h100-sxm", framework, engine={"scheduler": "static"}).scheduler == "static"
+
+
+@pytest.mark.parametrize(
+    ("chip", "hardware", "kept_mib", "tokens"),
+    [
+        ("rtx-4090", {}, 512 + 1.5 * 2048 + 2 * 24 + 128, 2048),
+        ("l40s", {}, 512 + 1.5 * 4096 + 2 * 32 + 128, 4096),
+        ("h100-sxm", {}, 512 + 1.5 * 8192 + 2 * 256 + 128, 8192),
+        ("h200-sxm", {"tensor_parallel": 8}, 512 + 1.5 * 8192 + 2 * 512 + 1024, 8192),
+        ("h200-sxm", {"attention_data_parallel": 8}, 512 + 1.5 * 8192 + 2 * 512 + 1024 + 4.5 * 512 * 8, 8192),
+    ],
+)
+def test_sglang_keeps_memory_for_prompts_and_graphs(chip, hardware, kept_mib, tokens):
+    """By hand from ``_handle_gpu_memory_settings`` of SGLang 0.5."""
+    engine, capacity = engine_on(chip, "sglang", **hardware), load_chip(chip).memory.capacity_bytes
+    assert engine.max_num_batched_tokens == tokens
+    assert engine.gpu_memory_utilization == pytest.approx(1 - kept_mib * 2**20 / capacity, abs=6e-4)
+    assert engine_on(chip, "sglang", engine={"gpu_memory_utilization": 0.5}, **hardware).gpu_memory_utilization == 0.5
+    smaller = engine_on("h100-sxm", "sglang", engine={"max_num_batched_tokens": 4096})
+    assert smaller.gpu_memory_utilization > engine_on("h100-sxm", "sglang").gpu_memory_utilization
