@@ -530,6 +530,12 @@ class _Replica:
             yield from pool.groups.notes
         if pool.rule is not None:
             yield from self._padding_note(pool)
+        groups, each = hardware.attention_data_parallel, hardware.tensor_parallel
+        if min(groups, each) > 1 and self.engine.framework.startswith("sglang"):
+            yield (
+                f"hardware: {groups} attention groups of {each} chips are {groups * each} chips; SGLang's --tp-size "
+                f"{each} counts all chips: with --dp-size {groups} it is tensor_parallel: {max(1, each // groups)}"
+            )
         linked = hardware.chips_per_stage * hardware.speculative_parallel
         stages = hardware.pipeline_parallel
         if linked <= SERVER_CHIPS < linked * stages and hardware.pipeline_link is None and _in_servers(pool.chip):

@@ -26,8 +26,10 @@ from simulator.studies.engine_flags import (
     engine_name,
     launch_flags,
     pool_scenarios,
+    quantisation,
     replica_command,
     replicas_remark,
+    trtllm_command,
 )
 from simulator.studies.templates import command_words, render, templates
 from simulator.workload import generate_requests
@@ -65,8 +67,9 @@ def trtllm(scenario: Scenario) -> str:
         "cuda_graphs": {"enable_padding": True, "max_batch_size": engine.max_num_seqs} if engine.cuda_graphs else None,
         "speculation": _trtllm_speculation(scenario),
     }
-    command = f"trtllm-serve {shlex.quote(checkpoint_name(scenario))} --extra_llm_api_options THIS_FILE"
-    return _yaml("trtllm", scenario, values, [command, *replicas_remark(scenario)])
+    remarks = [trtllm_command(scenario, "THIS_FILE"), *replicas_remark(scenario)]
+    quantisation(scenario, "trtllm", remarks)
+    return _yaml("trtllm", scenario, values, remarks)
 
 
 def _trtllm_speculation(scenario: Scenario) -> Document | None:

@@ -1,4 +1,4 @@
-"""A scenario as the command that starts the engine it describes: vLLM, SGLang or llama.cpp."""
+"""A scenario as the command that starts the engine it describes: vLLM, SGLang, TensorRT-LLM or llama.cpp."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from hwprofiles import dtype_bytes, load_chip
 from simulator.llm import load_architecture, published_repositories
+from simulator.running.engine_defaults import chosen_fields
 from simulator.running.scenario import Scenario
 from simulator.speculation.confidence import CONFIDENCE_THRESHOLD, DEFAULT_THRESHOLD
 from simulator.speculation.methods import METHODS, EngineName, emitted_name
@@ -27,10 +28,21 @@ so many tokens beside a cache of one less than the sequence; ``speculative_hook.
 
 
 def launch_flags(scenario: Scenario) -> dict[str, str]:
-    """One replica's command for each engine, and what it cannot say as a remark behind ``#``; a line for each pool."""
-    if scenario.engine.framework in LOCAL_FRAMEWORKS:
+    """One replica's command for each engine, the scenario's own first, and what it cannot say as a remark behind ``#``;
+    a line for each pool."""
+    framework = scenario.engine.framework
+    if framework in LOCAL_FRAMEWORKS:
         return {"llama.cpp": _llama_command(scenario)}
-    return {engine: engine_command(engine, scenario) for engine in ENGINES}
+    own = {}
+    if framework.startswith("trtllm") and scenario.pools is None:
+        own = {"trtllm": f"{trtllm_command(scenario, 'FILE')}  # --emit trtllm writes FILE"}
+    engines = sorted(ENGINES, key=lambda engine: not framework.startswith(engine))
+    return own | {engine: engine_command(engine, scenario) for engine in engines}
+
+
+def trtllm_command(scenario: Scenario, file: str) -> str:
+    """The command of TensorRT-LLM's server, whose fields stand in a file."""
+    return f"trtllm-serve {shlex.quote(checkpoint_name(scenario))} --extra_llm_api_options {file}"
 
 
 def pool_scenarios(scenario: Scenario) -> list[tuple[str, str, Scenario]]:
@@ -60,13 +72,13 @@ def replica_command(engine: str, scenario: Scenario, role: str = "both") -> str:
     hardware, fields = scenario.hardware, scenario.engine
     remarks: list[str] = []
     scheduler = fields.rules.flags.get(engine)
-    if scheduler is None:
+    if scheduler is None and "scheduler" in chosen_fields(fields):
         remarks.append(f"{ENGINES[engine]} has no scheduler like {fields.scheduler}")
     config = {"kv_connector": "NixlConnector", "kv_role": KV_ROLES.get(role)}
     values = {
         "checkpoint": checkpoint_name(scenario),
         "scheduler": list(scheduler or ()),
-        "quantisation": _quantisation(scenario, engine, remarks),
+        "quantisation": quantisation(scenario, engine, remarks),
         "kv_dtype": _kv_dtype(scenario, engine, remarks, ("bf16", "fp16")),
         "tp_size": hardware.tensor_parallel * hardware.attention_data_parallel,
         "chunk": fields.max_num_batched_tokens if fields.enable_chunked_prefill else -1,
@@ -190,7 +202,7 @@ def drafter_name(scenario: Scenario) -> str | None:
     return "DRAFT_MODEL" if speculation is not None and METHODS[speculation.method].checkpoint else None
 
 
-def _quantisation(scenario: Scenario, engine: str, remarks: list[str]) -> str | None:
+def quantisation(scenario: Scenario, engine: str, remarks: list[str]) -> str | None:
     """The name under which an engine converts 16-bit weights; a checkpoint in the format requested needs none."""
     weights_dtype = scenario.weights_dtype
     if weights_dtype is None or weights_dtype in ("bf16", "fp16"):
@@ -200,10 +212,12 @@ def _quantisation(scenario: Scenario, engine: str, remarks: list[str]) -> str | 
     if resolve_weight_dtypes(architecture, weights_dtype) == default_dtypes:
         return None
     wide = all(dtype_bytes(dtype) >= 2 for dtype in default_dtypes.values())
-    known: dict[str, str] = templates()["names"]["quantisation"][engine]
+    known: dict[str, str] = templates()["names"]["quantisation"].get(engine, {})
     name = known.get(weights_dtype) if isinstance(weights_dtype, str) and wide else None
     if name is None:
-        remarks.append(f"load a checkpoint with weights_dtype {weights_dtype}")
+        narrow = ", ".join(dict.fromkeys(dtype for dtype in default_dtypes.values() if dtype_bytes(dtype) < 2))
+        published = f" (the published one has {narrow})" if narrow else ""
+        remarks.append(f"load a checkpoint with weights_dtype {weights_dtype}{published}")
     return name
 
 

@@ -213,7 +213,7 @@ def apply_settings(scenario: Scenario, settings: Settings, place: str, folder: P
 
 def field_words(path: str) -> str:
     """The last word of a dotted path in words, e.g. ``max num seqs``; it is a heading beside values."""
-    return path.rsplit(".", 1)[-1].replace("_", " ")
+    return short_names([path])[0].replace("_", " ")
 
 
 def settings_name(settings: Settings) -> str:
@@ -221,9 +221,14 @@ def settings_name(settings: Settings) -> str:
     if not settings:
         return "as given"
     flat = dict(_flat(settings))
-    words = [path.rsplit(".", 1)[-1] for path in flat]
-    unique = [path if words.count(word) > 1 else word for path, word in zip(flat, words, strict=True)]
-    return " ".join(f"{word}={_short(value)}" for word, value in zip(unique, flat.values(), strict=True))
+    return " ".join(f"{name}={_short(value)}" for name, value in zip(short_names(flat), flat.values(), strict=True))
+
+
+def short_names(paths: Iterable[str]) -> list[str]:
+    """The last words of dotted paths; whole paths where two have the same last word."""
+    words = {path: path.rsplit(".", 1)[-1] for path in paths}
+    last = list(words.values())
+    return [path if last.count(word) > 1 else word for path, word in words.items()]
 
 
 def _flat(settings: Settings) -> Iterator[tuple[str, Any]]:

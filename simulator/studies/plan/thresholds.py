@@ -8,7 +8,7 @@ from typing import Any
 
 from forerun.errors import ForerunError
 from forerun.result import StudyResult, Summary
-from forerun.tables import Cell, Table, Value, number
+from forerun.tables import Cell, Table, Value
 from forerun.workers import study_workers
 from simulator.running.scenario import Scenario
 from simulator.studies.artefacts import artefact
@@ -146,9 +146,12 @@ def _conclusion(path: str, scaled: Document | None, fixed: Document | None) -> s
     if scaled is None:
         held = "" if fixed is None else f"; {fixed['replicas']} fixed replicas do"
         return f"No threshold of {path} holds the SLO{held}."
-    text = f"{path} {scaled['threshold']:g} holds the SLO with {scaled['mean_replicas']:.2f} replicas on average"
+    text = (
+        f"Autoscaling with {path} {scaled['threshold']:g} holds the SLO with {scaled['mean_replicas']:.2f} replicas on "
+        f"average"
+    )
     if fixed is None:
         return f"{text}; no fixed fleet of as many does."
-    saved = 1.0 - scaled["mean_replicas"] / fixed["mean_replicas"]
-    fixed_words = f"{fixed['replicas']} fixed ones: {number(abs(100 * saved))} % {'less' if saved >= 0 else 'more'}"
-    return f"{text}, beside {fixed_words}."
+    saved = round(100 * (1.0 - scaled["mean_replicas"] / fixed["mean_replicas"]))
+    words = f"{abs(saved)} % {'fewer' if saved > 0 else 'more'}" if saved else "no saving"
+    return f"{text}; the fixed fleet needs {fixed['replicas']} ({words})."

@@ -313,7 +313,13 @@ class SteadyReplica:
 
 
 def make_replica(
-    timer: EngineTimer, limits: EngineLimits, traffic: Traffic, survival: FloatArray | None, *, prefill_first: bool
+    timer: EngineTimer,
+    limits: EngineLimits,
+    traffic: Traffic,
+    survival: FloatArray | None,
+    *,
+    groups: int,
+    prefill_first: bool,
 ) -> SteadyReplica:
     """Price a replica's steps and find how many requests it holds."""
     work = request_work(traffic, limits, timer.windows, survival)
@@ -323,7 +329,7 @@ def make_replica(
     if in_memory < places:
         places, limited_by = max(1.0, in_memory), "kv"
     most = math.ceil(places)
-    prices = steady_step_costs(timer, limits, traffic, work, most, prefill_first=prefill_first)
+    prices = steady_step_costs(timer, limits, traffic, work, most, groups=groups, prefill_first=prefill_first)
     # A place is also held while the prompt is computed.
     held = work.decode_steps / (work.decode_steps + float(prices.chunks[-1]))
     places = max(1.0, places * held)

@@ -226,7 +226,10 @@ def _replica(scenario: Scenario, build: Build, lengths: Lengths) -> SteadyReplic
     survival = None if speculation is None or speculation.method == "none" else draft_survival(speculation)
     served = traffic(lengths, pool.limits, pool.replicas, pool.prefix_caching)
     prefill_first = not scenario.engine.rules.mixes
-    return make_replica(pool.timer, pool.limits.together, served, survival, prefill_first=prefill_first)
+    limits = pool.limits
+    return make_replica(
+        pool.timer, limits.together, served, survival, groups=limits.groups, prefill_first=prefill_first
+    )
 
 
 def _notes(build: Build, lengths: Lengths, replica: SteadyReplica, averages: Averages) -> Iterator[str]:

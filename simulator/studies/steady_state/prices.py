@@ -153,12 +153,20 @@ def batch_grid(most: int) -> IntArray:
 
 
 def steady_step_costs(
-    timer: EngineTimer, limits: EngineLimits, traffic: Traffic, work: RequestWork, most: int, *, prefill_first: bool
+    timer: EngineTimer,
+    limits: EngineLimits,
+    traffic: Traffic,
+    work: RequestWork,
+    most: int,
+    *,
+    groups: int,
+    prefill_first: bool,
 ) -> StepPrices:
     """Price decode steps and joining prompts for batches up to ``most``.
 
-    A prompt that does not fit the room that decoding leaves in the token budget is spread over as many steps as it
-    needs; each is priced as its average chunk. Under ``prefill_first`` prompts run in steps of their own.
+    A prompt that does not fit the room that decoding leaves in the token budget of its attention group is spread over
+    as many steps as it needs; each is priced as its average chunk. Under ``prefill_first`` prompts run in steps of
+    their own.
     """
     batches = batch_grid(most)
     decode_bounds = _decode_bounds(timer, limits, work, batches)
@@ -167,8 +175,8 @@ def steady_step_costs(
     without = _decode_bounds(timer, limits, work, decoding)
     prefill_budget = np.maximum(1, limits.max_num_batched_tokens - decoding * limits.decode_tokens)
     new, cached = _strata(traffic)
-    groups = [_joining(new, cached, size, prefill_budget, timer.windows) for size in GROUPS]
-    joining = _Joining(*(np.concatenate(parts, axis=-2) for parts in zip(*groups, strict=True)))
+    joined = [_joining(new, cached, size, prefill_budget, timer.windows, groups) for size in GROUPS]
+    joining = _Joining(*(np.concatenate(parts, axis=-2) for parts in zip(*joined, strict=True)))
     shape = joining.steps.shape
     rows = _step_work(limits, work, np.broadcast_to(decoding[:, None, None], shape).ravel(), joining)
     bounds = _bounds(timer.costs(rows)).reshape(*shape, len(BOUNDS))
@@ -221,14 +229,25 @@ def _strata(traffic: Traffic) -> tuple[FloatArray, FloatArray]:
 
 
 def _joining(
-    new: FloatArray, cached: FloatArray, size: int, prefill_budget: IntArray, windows: tuple[int | None, ...]
+    new: FloatArray,
+    cached: FloatArray,
+    size: int,
+    prefill_budget: IntArray,
+    windows: tuple[int | None, ...],
+    groups: int,
 ) -> _Joining:
-    """Groups of ``size`` prompts, one per stratum: its own prompt and others spread over all strata."""
+    """``size`` prompts that join together, for every stratum: its own prompt and others spread over all strata. Each
+    of ``groups`` attention groups has an equal part of the budget."""
     members = (np.arange(STRATA)[:, None] + np.arange(size)[None] * OTHER_STRATUM) % STRATA
     fresh, before = new[members], cached[members]
     total = fresh.sum(axis=1)
+    own_budget = np.maximum(1.0, prefill_budget / groups)[:, None]
+    pieces = np.maximum(1.0, np.ceil(fresh[None] / own_budget[..., None]))
     steps = np.maximum(1.0, np.ceil(total[None] / prefill_budget[:, None]))
-    pieces = np.maximum(1.0, np.ceil(fresh[None] / prefill_budget[:, None, None]))
+    count = pieces.sum(axis=2)
+    if groups > 1:  # An attention group takes whole pieces, here of the mean size.
+        most = np.maximum(1.0, np.floor(own_budget * count / total))
+        steps = np.maximum(steps, np.ceil(count / (groups * most)))
     pairs, keys, completed = [], [], []
     for window in windows:
         own_pairs, own_keys = _reads(fresh, before, pieces, window)
@@ -238,7 +257,7 @@ def _joining(
         completed.append(np.broadcast_to(np.minimum(before + fresh + 1, limit).sum(axis=1), steps.shape) / steps)
     parts = (
         steps,
-        np.maximum(1.0, pieces.sum(axis=2) / steps),
+        np.maximum(1.0, count / steps if groups == 1 else np.ceil(count / steps)),
         total[None] / steps,
         np.stack(pairs),
         np.stack(keys),

@@ -23,8 +23,8 @@ from simulator.studies.study_file import (
     Source,
     StudyFile,
     design_points,
-    field_words,
     settings_name,
+    short_names,
     study_of,
     sweep_file_text,
     unique_points,
@@ -148,7 +148,7 @@ class SweepResult(StudyResult):
             ]
             for index, point in enumerate(ranked)
         ]
-        columns = [*(["point"] if named else ()), *map(field_words, paths), *figures]
+        columns = [*(["point"] if named else ()), *(name.replace("_", " ") for name in short_names(paths)), *figures]
         details = {metric_with_unit(key) for key in SHOWN if key != metric and key not in BRIEF}
         reasons = Counter(point["error"] for point in points if point["status"] == "failed")
         failed = [[reason, count] for reason, count in reasons.most_common()]

@@ -55,6 +55,18 @@ def test_highest_rate_is_what_an_overloaded_engine_completes(name):
     assert top == pytest.approx((high - low) / (ends[high] - ends[low]), rel=0.1)
 
 
+@pytest.mark.parametrize(("framework", "prompt"), [("sglang", 1500), ("vllm", 20_000)])
+def test_highest_rate_of_attention_groups_whose_prompts_exceed_one_groups_budget(framework, prompt):
+    """Eight groups share a step; a prompt is computed by one of them, within that group's token budget."""
+    hardware = {"chip": "b200-sxm", "attention_data_parallel": 8}
+    parts = {"model": "deepseek-v3", "hardware": hardware, "engine": {"framework": framework}}
+    parts["input_tokens"] = lognormal(prompt, 0.5, 4 * prompt)
+    top = max_request_rate(scenario(**parts))
+    run = simulate(scenario({"process": "poisson", "request_rate": 1.5 * top}, 1000, **parts), 1)
+    ends = np.sort(run.requests.finished_s)
+    assert top == pytest.approx(400 / (ends[750] - ends[350]), rel=0.2)
+
+
 @pytest.mark.parametrize("parts", [{}, {"speculation": EAGLE}, {"input_tokens": 12_000, "output_tokens": 40}])
 def test_one_user_waits_for_nobody(parts):
     single = scenario({"process": "closed-loop", "max_concurrency": 1}, 40, **{"input_tokens": 512} | parts)

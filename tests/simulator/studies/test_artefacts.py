@@ -153,6 +153,11 @@ def test_an_unknown_artefact_is_refused_before_any_work(tmp_path, forerun, optio
     assert words in forerun("plan", file, *option.split()).error_line
 
 
+def test_trtllm_loads_a_checkpoint_in_the_format_of_the_weights():
+    scenario = Scenario(**tiny_data() | {"model": "llama-3.1-8b", "weights_dtype": "fp8"})
+    assert "# load a checkpoint with weights_dtype fp8\n" in artefact("trtllm", scenario)
+
+
 def test_the_cheapest_threshold_that_holds_is_detected_and_emitted(tmp_path, forerun):
     data = tiny_data(
         arrivals={"process": "poisson", "request_rate": 60.0, "profile": [[0, 0.1], [3, 2.0], [6, 0.1]]},
@@ -171,6 +176,7 @@ def test_the_cheapest_threshold_that_holds_is_detected_and_emitted(tmp_path, for
     assert result.best["mean_replicas"] == min(row["mean_replicas"] for row in held)
     assert result.document["fixed"]["replicas"] >= result.best["mean_replicas"]
     assert result.scenario.autoscaler.target == result.best["threshold"]
+    assert "replicas on average; the fixed fleet needs" in result.conclusion
     file = tmp_path / "waves.json"
     file.write_text(json.dumps(data))
     outcome = forerun("plan", file, "--thresholds", "--target", "2,4,8,16", "--jobs", 1, "--emit", "keda")

@@ -88,7 +88,10 @@ def sglang_block(algorithm, verified):
         ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype fp8", "--kv-cache-dtype fp8_e4m3"),
         (MIXED, UNSAID, UNSAID),
         (DEEPSEEK | {"weights_dtype": "fp8_block"}, "", ""),  # a quantised checkpoint is not quantised again
-        (DEEPSEEK | {"weights_dtype": "fp8"}, *["# load a checkpoint with weights_dtype fp8"] * 2),
+        (
+            DEEPSEEK | {"weights_dtype": "fp8"},
+            *["# load a checkpoint with weights_dtype fp8 (the published one has fp8_block)"] * 2,
+        ),
         (
             drafting("draft-model", 4, draft={"model": "llama-3.2-1b"}),
             vllm_drafts("draft_model", 4, model="meta-llama/Llama-3.2-1B"),
@@ -145,6 +148,17 @@ def test_a_model_given_inline_goes_by_its_name(custom, message):
               "num_key_value_heads": 2, "intermediate_size": 512, "vocab_size": 1000, **custom}  # fmt: skip
     data = tiny_data() | {"model": inline}
     assert shlex.split(launch_flags(scenario_from(data, "test"))["vllm"])[2] == message
+
+
+@pytest.mark.parametrize(
+    ("framework", "engines"),
+    [("vllm", ["vllm", "sglang"]), ("sglang", ["sglang", "vllm"]), ("trtllm", ["trtllm", "vllm", "sglang"])],
+)
+def test_the_command_of_the_scenarios_own_engine_comes_first(framework, engines):
+    data = {"model": "llama-3.1-8b", "hardware": {"chip": "h100-sxm"}, "engine": {"framework": framework}}
+    commands = launch_flags(scenario_from(tiny_data() | data, "test"))
+    assert list(commands) == engines
+    assert "no scheduler" not in "".join(commands.values())  # the engine's own scheduler, which nobody chose
 
 
 def test_a_local_engine_has_the_command_of_llama_server():

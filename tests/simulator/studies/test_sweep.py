@@ -65,6 +65,17 @@ def test_a_grid_of_loads_names_the_best_at_each_with_the_slo_and_the_cost(tiny):
     assert not {"good requests", "cost per output token ($/Mtok)"} & set(plain.columns)
 
 
+def test_columns_of_fields_with_the_same_last_word_have_the_whole_path(tiny):
+    pools = {"a": {"role": "prefill"}, "b": {"role": "decode"}}
+    vary = {f"pools.{name}.hardware.replicas": [1, 2] for name in pools}
+    table = (
+        Study(tiny.with_values({"pools": pools, "kv_transfer": {"link": "infiniband-ndr"}}), vary)
+        .run(jobs=1)
+        .tables()[0]
+    )
+    assert table.columns[:2] == ["pools.a.hardware.replicas", "pools.b.hardware.replicas"]
+
+
 def test_replications_give_intervals(tiny):
     result = Study(tiny, {PATH: [4]}, seed=5, replications=3).run(jobs=1)
     document = result.document
