@@ -260,8 +260,6 @@ def rerun(
     """
     scenario = run_scenario(run, base)
     stream = _stream(run, scenario, seed)
-    if load_framework(scenario.engine.framework).kernel_library == "trtllm" and not scenario.pools:
-        scenario = _never_evicting(scenario, stream)
     if run.chunked_prefill is None and not scenario.engine.enable_chunked_prefill:
         # The engine refuses prompts beyond its budget, so a run that served them cut them.
         longest = int(stream.input_tokens.max()) + (run.max_concurrency or 0)
@@ -472,18 +470,6 @@ def _stream(run: MeasuredRun, scenario: Scenario, seed: int) -> RequestStream:
     elif stream.prefix_hashes is None and scenario.engine.enable_prefix_caching:
         stream = replace(stream, prefix_hashes=unshared_hashes(stream.input_tokens, scenario.engine.block_size))
     return stream
-
-
-def _never_evicting(scenario: Scenario, stream: RequestStream) -> Scenario:
-    """The scenario with no more sequences at once than the KV cache holds to their last token, as long as the mean.
-
-    Source: TensorRT-LLM's default capacity scheduler, ``GUARANTEED_NO_EVICT``.
-    """
-    engine = scenario.engine
-    each = float((-(-(stream.input_tokens + stream.output_tokens) // engine.page_tokens)).mean())
-    blocks = build_replica(scenario, seed=0).main.limits.num_blocks
-    places = max(1, int(blocks / each))
-    return scenario if places >= engine.max_num_seqs else scenario.with_values({"engine.max_num_seqs": places})
 
 
 def unshared_hashes(input_tokens: np.ndarray[Any, Any], block_tokens: int) -> PrefixHashes:

@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from hwprofiles import Chip, ProfileError, load_chip
 from simulator.serving.engine_config import EngineConfig
+from simulator.serving.rules import SCHEDULERS
 from simulator.timing import HardwareConfig, load_framework
 from simulator.timing.framework import engine_defaults
 
@@ -33,6 +34,11 @@ def with_defaults(engine: EngineConfig, hardware: HardwareConfig) -> EngineConfi
     if not defaults and framework == engine.framework:
         return engine
     defaults = {**defaults, "framework": framework}
+    scheduler = SCHEDULERS.get(defaults.get("scheduler", ""))
+    if framework not in FRAMEWORKS.values() and scheduler is not None:
+        several = hardware.pipeline_parallel > 1 and not scheduler.pipelines
+        if several or (engine.preemption == "swap" and not scheduler.swaps):
+            defaults.pop("scheduler")  # vLLM's, which can
     if framework.startswith("sglang") and chip is not None:
         given = engine.max_num_batched_tokens if "max_num_batched_tokens" in known else None
         defaults |= sglang_limits(framework, chip, hardware, given)

@@ -23,9 +23,10 @@ class EngineConfig(Section):
     too soon after the model; default: one of those that the constants were fitted on."""
     scheduler: SchedulerName = "vllm-v1"
     """``vllm-v1``: one token budget shared by decoding and chunked prefill. ``prefill-first``: whole prompts before any
-    decoding. ``sglang``: prompts first, cut where a step's budget ends. ``static``: a batch runs until all of its
-    requests are done. Default: ``sglang`` under SGLang, ``prefill-first`` under vllm-2024 and tt-metal, else
-    ``vllm-v1``."""
+    decoding. ``sglang``: prompts first, cut where a step's budget ends. ``guaranteed-no-evict``: as ``vllm-v1``, and a
+    request waits until the KV cache holds all of it. ``static``: a batch runs until all of its requests are done.
+    Default: ``sglang`` under SGLang, ``guaranteed-no-evict`` under TensorRT-LLM, ``prefill-first`` under vllm-2024 and
+    tt-metal, else ``vllm-v1``; also ``vllm-v1`` in a pipeline and with ``preemption: swap``, which the others lack."""
     stepping: Literal["fast", "exact-steps"] = "fast"
     """``fast`` runs the compiled engine if it is built; ``exact-steps`` the interpreted one, every step priced by
     formula (the oracle). Results are the same."""

@@ -48,6 +48,7 @@ SCHEDULERS: dict[str, SchedulerFacts] = {
     "vllm-v1": SchedulerFacts(
         "UnifiedScheduler", swaps=True, pipelines=True, first_come=True, flags={"vllm": (), "sglang": ()}
     ),
+    "guaranteed-no-evict": SchedulerFacts("NoEvictScheduler", first_come=True),
     "priority": SchedulerFacts(
         "PriorityScheduler", by_priority=True, flags={"vllm": ("--scheduling-policy", "priority")}
     ),

@@ -16,12 +16,14 @@ def engine_on(chip, framework, **fields):
 
 @pytest.mark.parametrize(
     ("framework", "scheduler"),
-    [("vllm", "vllm-v1"), ("trtllm", "vllm-v1"), ("sglang", "sglang"), ("sglang-0.5.10", "sglang"),
+    [("vllm", "vllm-v1"), ("trtllm", "guaranteed-no-evict"), ("sglang", "sglang"), ("sglang-0.5.10", "sglang"),
      ("vllm-2024", "prefill-first")],
 )  # fmt: skip
 def test_an_engine_has_its_own_scheduler(framework, scheduler):
     assert engine_on("h100-sxm", framework).scheduler == scheduler
     assert engine_on("h100-sxm", framework, engine={"scheduler": "static"}).scheduler == "static"
+    assert engine_on("h100-sxm", framework, pipeline_parallel=2).scheduler == "vllm-v1", "the others have no pipelines"
+    assert engine_on("h100-sxm", framework, engine={"preemption": "swap"}).scheduler == "vllm-v1"
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ LOADED = {
     "output_tokens": uniform(1, 60),
 }
 TIGHT = {"max_num_seqs": 16, "num_kv_blocks": 150, "max_num_batched_tokens": 512}
-SCHEDULERS = ["vllm-v1", "priority", "prefill-first", "sglang", "static"]
+SCHEDULERS = ["vllm-v1", "guaranteed-no-evict", "priority", "prefill-first", "sglang", "static"]
 ASSUMED = {"kind": "assumed", "reference": "test", "date": "2026-01-01"}
 ROUTINGS = ["round-robin", "least-outstanding", "prefix-aware", "kv-aware"]
 

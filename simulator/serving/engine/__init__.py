@@ -46,6 +46,7 @@ from simulator.serving.engine.schedulers.priority import PriorityScheduler as Pr
 from simulator.serving.engine.schedulers.scheduler import Scheduler as Scheduler
 from simulator.serving.engine.schedulers.sglang import SglangScheduler as SglangScheduler
 from simulator.serving.engine.schedulers.static import StaticScheduler as StaticScheduler
+from simulator.serving.engine.schedulers.unified import NoEvictScheduler as NoEvictScheduler
 from simulator.serving.engine.schedulers.unified import UnifiedScheduler as UnifiedScheduler
 from simulator.serving.engine.sequence import Sequence as Sequence
 from simulator.serving.engine.sequence import StepPlan as StepPlan

@@ -14,7 +14,7 @@ from simulator.serving.engine.schedulers.grouped import GroupedScheduler
 from simulator.serving.engine.schedulers.prefill_first import PrefillFirstScheduler
 from simulator.serving.engine.schedulers.scheduler import Scheduler
 from simulator.serving.engine.schedulers.sglang import SglangScheduler
-from simulator.serving.engine.schedulers.unified import UnifiedScheduler
+from simulator.serving.engine.schedulers.unified import NoEvictScheduler, UnifiedScheduler
 from simulator.serving.engine.sequence import Sequence, StepPlan
 from simulator.serving.engine.steady import Steady
 from simulator.serving.engine.work import Work
@@ -22,7 +22,7 @@ from simulator.serving.host_cache import exposed_load_s
 
 MERGED_STEPS = cython.declare(cython.longlong, 64)
 """Where step rows are many, so many consecutive decode steps of one unchanged batch share one."""
-COUNTING = (UnifiedScheduler, PrefillFirstScheduler, SglangScheduler)
+COUNTING = (UnifiedScheduler, NoEvictScheduler, PrefillFirstScheduler, SglangScheduler)
 """Schedulers that may count sequences which decode in every step instead of listing them."""
 PROGRESS_EVERY = cython.declare(cython.longlong, 256)
 """Requests that end between two words on progress."""

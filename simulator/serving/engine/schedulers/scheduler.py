@@ -432,6 +432,21 @@ class Scheduler:
         return 0
 
     @cython.cfunc
+    def _blocks_to_come(self, sequence: Sequence, blocks: cython.longlong, share: cython.double) -> cython.longlong:
+        """Blocks of the rest of the sequence, beyond ``blocks``, of prompts under way, and of a share of the tokens
+        that the batch will still generate."""
+        other: Sequence
+        prompts: cython.longlong = 0
+        coming: cython.longlong = self.steady.left
+        for other in self.running[self.steady.count :]:
+            coming += other.output_tokens - other.generated_tokens
+            if not other.decoding:
+                prompts += self._blocks(other.input_tokens + other.generated_tokens) - other.blocks
+        remaining: cython.longlong = self._blocks(sequence.input_tokens + sequence.output_tokens) - blocks
+        expected: cython.longlong = round(share * coming)
+        return remaining + prompts + self._blocks(expected)
+
+    @cython.cfunc
     def _resume(self, plan: StepPlan, budget: cython.longlong) -> cython.longlong:
         """Take in sequences with their KV: from other replicas, then from host memory; returns the tokens left."""
         sequence: Sequence

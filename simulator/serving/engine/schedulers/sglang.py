@@ -47,15 +47,4 @@ class SglangScheduler(PrefillFirstScheduler):
 
         Source: ``add_one_req`` and ``rem_total_tokens`` of python/sglang/srt/managers/schedule_policy.py (v0.5).
         """
-        other: Sequence
-        prompts: cython.longlong = 0
-        coming: cython.longlong = self.steady.left
-        if not self.running:
-            return 0
-        for other in self.running[self.steady.count :]:
-            coming += other.output_tokens - other.generated_tokens
-            if not other.decoding:
-                prompts += self._blocks(other.input_tokens + other.generated_tokens) - other.blocks
-        remaining: cython.longlong = self._blocks(sequence.input_tokens + sequence.output_tokens) - blocks
-        expected: cython.longlong = round(NEW_TOKEN_RATIO * coming)
-        return remaining + prompts + self._blocks(expected)
+        return self._blocks_to_come(sequence, blocks, NEW_TOKEN_RATIO) if self.running else 0

@@ -61,3 +61,17 @@ class UnifiedScheduler(Scheduler):
             budget = self._admit(plan, budget, not self._chunked)
         plan.cut = max(0, -budget)
         return plan
+
+
+@cython.cclass
+class NoEvictScheduler(UnifiedScheduler):
+    """TensorRT-LLM: as vLLM V1, but a request joins the batch once the KV cache holds all of it to its last token.
+
+    Source: ``GUARANTEED_NO_EVICT``, the default capacity scheduler policy of TensorRT-LLM 1.0; tokens to come are
+    counted together, and a block for each sequence, whose last one is partly filled.
+    """
+
+    @cython.cfunc
+    def _kept_blocks(self, sequence: Sequence, blocks: cython.longlong) -> cython.longlong:
+        """What the batch and the sequence will still take; nothing where it is alone."""
+        return self._blocks_to_come(sequence, blocks, 1.0) + len(self.running) if self.running else 0
