@@ -63,7 +63,7 @@ def sglang_limits(framework: str, chip: Chip, hardware: HardwareConfig, step_tok
         kept = max(kept, 10 * 1024)
     return {
         "max_num_batched_tokens": tokens,
-        "gpu_memory_utilization": round(1.0 - kept / 1024 / capacity_gib, 3),
+        "gpu_memory_utilization": max(0.01, round(1.0 - kept / 1024 / capacity_gib, 3)),
     }
 
 

@@ -48,7 +48,6 @@ SCHEDULERS: dict[str, SchedulerFacts] = {
     "vllm-v1": SchedulerFacts(
         "UnifiedScheduler", swaps=True, pipelines=True, first_come=True, flags={"vllm": (), "sglang": ()}
     ),
-    "guaranteed-no-evict": SchedulerFacts("NoEvictScheduler", first_come=True),
     "priority": SchedulerFacts(
         "PriorityScheduler", by_priority=True, flags={"vllm": ("--scheduling-policy", "priority")}
     ),
@@ -63,6 +62,7 @@ SCHEDULERS: dict[str, SchedulerFacts] = {
     "sglang": SchedulerFacts(
         "SglangScheduler", mixes=False, budgets_decodes=False, first_come=True, flags={"sglang": ()}
     ),
+    "guaranteed-no-evict": SchedulerFacts("NoEvictScheduler", first_come=True),
     "static": SchedulerFacts("StaticScheduler", mixes=False, budgets_decodes=False, continuous=False, first_come=True),
 }
 ROUTING: dict[str, str | Callable[..., Any]] = {
