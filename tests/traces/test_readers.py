@@ -139,6 +139,14 @@ VLLM = {
             [4, 6],
         ),
         (json.dumps(AIPERF) + "\n", "aiperf", [0], [550], [40]),
+        (
+            '{"object": "chat.completion", "created": 90, "usage": {"prompt_tokens": 3, "completion_tokens": 4}}\n'
+            '{"object": "chat.completion", "created": 92, "usage": {"prompt_tokens": 5, "completion_tokens": 6}}\n',
+            "openai",
+            [0, 2],
+            [3, 5],
+            [4, 6],
+        ),
         (json.dumps(VLLM), "vllm-bench", [0, 2], [10, 8], [3, 2]),
         (json.dumps(VLLM, indent=1), "vllm-bench", [0, 2], [10, 8], [3, 2]),
         (json.dumps(SESSION), "agentic", [0, 50, 102], [130, 200, 64], [9, 4, 3]),
@@ -462,6 +470,13 @@ def test_columns_of_one_s_own_are_guessed_and_reported(tmp_path, header, message
     assert any(message in note for note in table.notes), table.notes
     scale = 1e3 if "ms" in header else 1.0
     assert table.arrival_s.tolist() == [0.0, 1000.0 / scale, 2000.0 / scale]
+
+
+def test_the_only_column_with_dates_is_the_arrival_whatever_its_name(tmp_path):
+    text = "Zeitpunkt,prompt_toks,gen_toks\n2026-03-01T08:00:00Z,5,6\n2026-03-01T08:00:02Z,7,8\n"
+    assert read_requests(written(tmp_path, text)).arrival_s.tolist() == [0.0, 2.0]
+    two = text.replace("Zeitpunkt", "Zeitpunkt,Ende").replace("Z,", "Z,2026-03-01T09:00:00Z,")
+    assert "no arrival times in the file" in read_requests(written(tmp_path, two)).notes
 
 
 def test_a_text_is_no_count_and_two_equals_are_requested_about(tmp_path):

@@ -96,6 +96,12 @@ def _flat_aiperf(record: Record) -> Record:
     }
 
 
+def _flat_usage(record: Record) -> Record:
+    """A response of OpenAI's API with the counts of its ``usage`` beside the other fields."""
+    usage = record.get("usage")
+    return {**record, **(usage if isinstance(usage, dict) else {})}
+
+
 def _drop_aiperf(bound: Bound, chunk: RawChunk, options: Options) -> Mapping[str, BoolArray]:
     """Warm-up requests always, failed and cancelled requests with ``drop_failed``."""
     reasons = {"warm-up request": np.array(chunk.columns["warm_up"], dtype=np.bool_)}
@@ -117,6 +123,7 @@ _FROM_ROWS: dict[str, dict[str, Any]] = {
     "bailian": {"prepare": _sessions},
     "llmservingsim-measured": {"prepare": _latencies},
     "aiperf": {"flatten": _flat_aiperf, "drop": _drop_aiperf},
+    "openai": {"flatten": _flat_usage},
     "vllm-bench": {"drop": _drop_failed},
 }
 

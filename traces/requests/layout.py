@@ -13,7 +13,7 @@ from forerun.dataclass import dataclass
 from forerun.yaml_files import packaged
 from traces.errors import TraceError, did_you_mean
 from traces.requests.rows import Flatten, RawChunk
-from traces.requests.values import UNITS_PER_SECOND, Values
+from traces.requests.values import UNITS_PER_SECOND, Values, is_date
 
 
 class TraceColumn(NamedTuple):
@@ -250,8 +250,8 @@ def can_guess(names: Sequence[str], sample: Mapping[str, Any]) -> bool:
 
 
 def _guess(word: str, names: Sequence[str], sample: Mapping[str, Any]) -> str | None:
-    """Column whose name matches ``word`` best; None without a match or with a tie."""
-    ranked = []
+    """The column whose name fits ``word`` best; for arrivals else the only one with dates. None without or in a tie."""
+    ranked, dated = [], []
     for name in names:
         parts = _words(name)
         if parts & set(_role_words()[word]["against"]):
@@ -261,6 +261,10 @@ def _guess(word: str, names: Sequence[str], sample: Mapping[str, Any]) -> str | 
         ranks = [rank for rank, words in enumerate(_role_words()[word]["for"]) if parts & set(words)]
         if ranks:
             ranked.append((ranks[0], len(parts), name))
+        elif word == "arrival" and is_date(sample.get(name)):
+            dated.append(name)
+    if not ranked and len(dated) == 1:
+        return dated[0]
     ranked.sort()
     if not ranked or (len(ranked) > 1 and ranked[0][:2] == ranked[1][:2]):
         return None

@@ -208,6 +208,11 @@ def nanoseconds_of(text: object) -> int:
     return (whole - _zone_s(zone)) * 10**9 + int((fraction or "").ljust(9, "0")[:9])
 
 
+def is_date(value: object) -> bool:
+    """Whether a value is written as ``nanoseconds_of`` reads it."""
+    return isinstance(value, str) and _DATETIME.fullmatch(value.strip()) is not None
+
+
 def _zone_s(zone: str | None) -> int:
     """Seconds by which a zone such as ``+05:30``, ``-08``, ``Z`` or none is ahead of UTC.
 

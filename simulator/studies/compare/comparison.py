@@ -526,14 +526,21 @@ def _crossover_words(document: dict[str, Any], best: str) -> str:
     crossing = crossover if crossover["variant"] == best or not crossings else crossings[0]
     subject = "it pays" if crossing["variant"] == best else f"{crossing['variant']} pays"
     path, unit = crossover["path"], rate_unit(document["scenario"]["workload"])
-    text = f"; {subject} {crossing['better']} about {load_words(path, crossing['value'], unit)}"
-    low, high = number(crossing["low"], 3), number(crossing["high"], 3)
-    if crossing["low"] is not None and crossing["high"] is not None and low != high:
-        text += f" ({low} to {high})"
-    below = crossing["better"] == "below"
+    all_of_it = [c for c in crossover["all"] if c["variant"] == crossing["variant"]]
+    places = []
+    for place in all_of_it:
+        low, high = number(place["low"], 3), number(place["high"], 3)
+        known = place["low"] is not None and place["high"] is not None and low != high
+        words = f"{place['better']} about {load_words(path, place['value'], unit)}"
+        places.append(words + (f" ({low} to {high})" if known else ""))
     points = _points_of(document, crossing["variant"])
-    worst = 1.0 - min((p["ratio"] for p in points if (p["value"] > crossing["value"]) == below), default=1.0)
-    return text + (f"; {'above' if below else 'below'} it costs up to {worst:.0%}" if worst >= 0.005 else "")
+    side = "at other loads"
+    if len(all_of_it) == 1:
+        below = crossing["better"] == "below"
+        points = [point for point in points if (point["value"] > crossing["value"]) == below]
+        side = "above" if below else "below"
+    worst = 1.0 - min((point["ratio"] for point in points), default=1.0)
+    return f"; {subject} {' and '.join(places)}" + (f"; {side} it costs up to {worst:.0%}" if worst >= 0.005 else "")
 
 
 def _points_of(document: dict[str, Any], variant: str) -> list[dict[str, Any]]:

@@ -46,6 +46,24 @@ def test_the_verdict_is_the_side_of_one_on_which_the_interval_lies(speedups, pat
     assert re.search(pattern, sentence(*(speedup(*one) for one in speedups)))
 
 
+def test_every_load_at_which_a_variant_starts_or_stops_to_pay_is_named():
+    sides = [(8.0, 7.0, 9.0, "below"), (16.0, None, None, "above")]
+    places = [dict(zip(("variant", "value", "low", "high", "better"), ("b", *side), strict=True)) for side in sides]
+    points = [{"value": value, "ratio": ratio} for value, ratio in ((4.0, 1.4), (12.0, 0.95), (32.0, 1.2))]
+    document = {"metric": METRIC, "baseline": "a", "sensitivity": [], "scenario": tiny_data()}
+    document["variants"] = [
+        {"name": "a", "speedup": {}},
+        {"name": "b", "speedup": speedup(1.5, 1.4, 1.6), "ideal": False},
+    ]
+    document["variants"][1]["interval_of"] = SAMPLING
+    document["load_curves"] = {"curves": [{"variant": "b", "points": points}]}
+    document["crossover"] = {"path": "workload.arrivals.max_concurrency", **places[0], "all": places}
+    assert (
+        "it pays below about 8 concurrent requests (7 to 9) and above about 16 concurrent requests; at other loads it "
+        "costs up to 5%"
+    ) in compare_sentence(document)
+
+
 def test_assumptions_that_turn_the_verdict_over_are_named():
     rows = [{"says": name, "flips": ["b"]} for name in ("acceptance", "host time per step", "x", "y")]
     assert "It rests on acceptance, host time per step, x and others" in sentence(
