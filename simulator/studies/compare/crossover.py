@@ -168,8 +168,9 @@ def load_curves(
 
 
 def at_value(scenario: Scenario, path: str, value: float) -> Scenario:
-    """The scenario at one value of the load path; unchanged if it lacks the optional section that the field is in."""
-    if lacks_section(scenario, path):
+    """The scenario at one value of the load path; unchanged at its own, or if it lacks the optional section that the
+    field is in."""
+    if lacks_section(scenario, path) or (path == RATE_SCALE and value == scenario_load(scenario, path)):
         return scenario
     load = value
     if path == MAX_CONCURRENCY or (path not in (REQUEST_RATE, RATE_SCALE) and value == round(value)):
