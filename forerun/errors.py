@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import warnings
 import zlib
@@ -223,9 +222,10 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     whole = [other for other in words if parts and parts <= _parts(other)]
     near = [other for other in whole if _parts(other) == parts] or sorted(whole, key=lambda other: len(_parts(other)))
     if not near:
+        from difflib import get_close_matches
+
         least = LEAST_ALIKE_NUMBERED if any(map(str.isdigit, word)) else LEAST_ALIKE
-        near = difflib.get_close_matches(word, words, n=1, cutoff=least)
-        near = near or difflib.get_close_matches(word.lower(), words, n=1, cutoff=least)
+        near = get_close_matches(word, words, n=1, cutoff=least) or get_close_matches(word.lower(), words, 1, least)
     shown_ = [f"'{other}'" for other in near[:MOST_NEAR]]
     if not shown_:
         return ""

@@ -7,6 +7,7 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from forerun.dataclass import dataclass
@@ -267,9 +268,7 @@ ENTRY = re.compile(r"^\*\*(.+?)\*\*\n:   (.+)$", re.MULTILINE)
 
 def glossary_text() -> str:
     """The glossary as Markdown: sections of terms, each with its definition in a paragraph."""
-    from importlib.resources import files
-
-    return files("forerun").joinpath("glossary.md").read_text("utf-8")
+    return Path(__file__).with_name("glossary.md").read_text("utf-8")
 
 
 @cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from importlib import resources
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -217,7 +217,7 @@ def packaged(package: str, name: str) -> dict[str, Any]:
 
 def packaged_file(package: str, name: str) -> Path:
     """A data file of a package."""
-    return Path(str(resources.files(package).joinpath(name)))
+    return Path(import_module(package).__path__[0], name)
 
 
 def parse(text: str) -> Any:

@@ -6,11 +6,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import field, replace
 from functools import cache
-from importlib import resources
 from typing import Any, Literal, NamedTuple
 
 from forerun.dataclass import dataclass
-from forerun.yaml_files import parse
+from forerun.yaml_files import packaged
 from simulator.llm.fields import Fields, shown_value
 from simulator.llm.layers import ActiveCounts, QkNorm
 
@@ -93,14 +92,12 @@ class Family:
 @cache
 def known_family(model_type: str) -> Family | None:
     """The family of a model type as ``hf_families.yaml`` has it; None where it has no such type."""
-    pattern = rf"^{re.escape(model_type)}:.*\n(?: .*\n)*"
-    entry = re.search(pattern, _text("hf_families.yaml"), re.MULTILINE) if re.match(r"\w", model_type) else None
-    if entry is None:
+    facts = packaged("simulator.llm", "hf_families.yaml").get(model_type)
+    if facts is None:
         return None
-    facts = parse(entry[0])[model_type]
-    base = known_family(facts.pop("like")) if "like" in facts else Family()
+    base = known_family(facts["like"]) if "like" in facts else Family()
     assert base is not None
-    return replace(base, **{name: _fact(value) for name, value in facts.items()})
+    return replace(base, **{name: _fact(value) for name, value in facts.items() if name != "like"})
 
 
 def moe_names(moe: Moe) -> MoeNames:
@@ -134,13 +131,9 @@ def _fact(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _text(name: str) -> str:
-    return (resources.files("simulator.llm") / name).read_text(encoding="utf-8")
-
-
 @cache
 def _names() -> dict[str, Any]:
-    names: dict[str, Any] = parse(_text("hf_names.yaml"))
+    names = dict(packaged("simulator.llm", "hf_names.yaml"))
     for key in ("shape_words", "inert", "inert_endings", "other_beginnings", "media"):
         names[key] = names[key].split()
     names["ignored"] = re.compile(

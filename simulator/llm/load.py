@@ -6,8 +6,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache, lru_cache
-from importlib import resources
-from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -15,7 +13,7 @@ import yaml
 
 from forerun.dataclass import dataclass
 from forerun.errors import ForerunError, did_you_mean
-from forerun.yaml_files import TooLargeError, bounded_text, parse
+from forerun.yaml_files import TooLargeError, bounded_text, packaged_file, parse
 from simulator.llm.architecture import Architecture
 from simulator.llm.fields import Fields, joined_lines, shown_value
 from simulator.llm.hf_config import from_hf_config
@@ -49,7 +47,7 @@ class PublishedParameters:
 
 def architecture_names() -> tuple[str, ...]:
     """Names of the catalogue, sorted."""
-    return tuple(sorted(_catalogue_files()))
+    return tuple(sorted(_catalogue_names()))
 
 
 @cache
@@ -121,15 +119,14 @@ def _published(entry: Fields) -> PublishedParameters | None:
 
 
 @cache
-def _catalogue_files() -> dict[str, Traversable]:
-    folder = resources.files("simulator.llm") / "catalogue"
-    return {file.name.removesuffix(".yaml"): file for file in folder.iterdir() if file.name.endswith(".yaml")}
+def _catalogue_names() -> frozenset[str]:
+    return frozenset(file.stem for file in packaged_file("simulator.llm", "catalogue").glob("*.yaml"))
 
 
 @cache
 def _catalogue_entry(name: str) -> Fields:
-    text = _catalogue_files()[name].read_text(encoding="utf-8")
-    return Fields.of(parse(text), f"catalogue/{name}.yaml")
+    file = f"catalogue/{name}.yaml"
+    return Fields.of(parse(packaged_file("simulator.llm", file).read_text("utf-8")), file)
 
 
 @cache
@@ -140,7 +137,7 @@ def _from_catalogue(name: str) -> Architecture:
 def _catalogue_name(model: str) -> str | None:
     """Catalogue name of a name in any case, or of a repository; the other files are read for repositories only."""
     lowered = model.lower()
-    if lowered in _catalogue_files():
+    if lowered in _catalogue_names():
         return lowered
     return architecture_aliases().get(lowered) if "/" in model and not model.endswith((*_SUFFIXES, _GGUF)) else None
 
