@@ -493,7 +493,8 @@ class KernelLibrary:
             tensor_parallel: chips that share each expert.
             gated: gate and up projections instead of up alone.
             active_experts: number of distinct experts that the tokens reach; None = expected value of the routing.
-            routing: how tokens spread over the experts: balanced, uniform (random), power-law-ALPHA or zipf-ALPHA.
+            routing: how tokens spread over the experts: balanced, uniform (random), identical (all pick the same),
+                power-law-ALPHA or zipf-ALPHA.
             alike: size of groups of tokens with the same experts, >= 1: n tokens reach as many as n / alike.
             dispatched: whether an all-to-all sends each chip only the tokens of its own experts.
             kernel: name of the kernel if the library has several for a dtype; its own fit is used if available.

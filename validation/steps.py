@@ -24,9 +24,8 @@ from validation.halves import rows_by_hash
 METRIC = "step_ms"
 PROFILE = "vllm_dsv4_flash_b300_step_cost.csv"
 """Target steps of a profiler by tokens, spread evenly over as many requests as there may be."""
-PROFILED = {"hardware.expert_routing": "zipf-2.9"}
-"""vLLM profiles dummy tokens that are all alike (``maybe_randomize_inputs`` leaves them so without data parallelism),
-so that they take the same experts: the steepest routing that is modelled."""
+PROFILED = {"hardware.expert_routing": "identical"}
+"""vLLM profiles dummy tokens that are all alike (``maybe_randomize_inputs`` leaves them so without data parallelism)."""
 LOG, LOG_RUNS = "inferencex_steplog_engine10s.csv", "inferencex_steplog_runs.csv"
 """Log lines every ten seconds, and the runs that they belong to."""
 CACHE_BYTES = 1.5 * 61 * 576

@@ -25,20 +25,21 @@ class Routing(NamedTuple):
     kind: str
     """``balanced``: every expert the same number of tokens. ``uniform``: every token picks at random, all experts
     alike. ``power-law``: expert loads drawn from a truncated power law, as NVIDIA's aiconfigurator draws them.
-    ``zipf``: every token picks at random, and the odds of the r-th most popular expert are ``r ** -alpha``."""
+    ``zipf``: every token picks at random, and the odds of the r-th most popular expert are ``r ** -alpha``.
+    ``identical``: all tokens are one, as an engine's dummy tokens, and pick the same experts."""
     alpha: float = 0.0
     """Exponent of the power law or of Zipf's."""
 
 
 def read_routing(name: str) -> Routing:
-    """Parse the name of a routing: ``balanced``, ``uniform``, ``power-law-ALPHA`` (also ``power_law_ALPHA``) or
-    ``zipf-ALPHA``.
+    """Parse the name of a routing: ``balanced``, ``uniform``, ``identical``, ``power-law-ALPHA`` (also
+    ``power_law_ALPHA``) or ``zipf-ALPHA``.
 
     Raises:
         ProfileError: no such routing, or an exponent outside (0, 3).
     """
     text = name.replace("_", "-")
-    if text in ("balanced", "uniform"):
+    if text in ("balanced", "uniform", "identical"):
         return Routing(text)
     for kind in ("power-law", "zipf"):
         if text.startswith(f"{kind}-"):
@@ -49,7 +50,7 @@ def read_routing(name: str) -> Routing:
             if 0.0 < alpha < 3.0:
                 return Routing(kind, alpha + 1e-4 if kind == "power-law" and alpha in (1.0, 2.0) else alpha)
     raise ProfileError(
-        f"no routing '{name}' (balanced, uniform, or power-law-ALPHA or zipf-ALPHA with 0 < ALPHA < 3, such as "
+        f"no routing '{name}' (balanced, uniform, identical, or power-law-ALPHA or zipf-ALPHA with 0 < ALPHA < 3, such as "
         f"power-law-1.2)"
     )
 
@@ -81,6 +82,11 @@ def expert_loads(
         load = xp.maximum(1.0, total / ranks)
         active = xp.minimum(held, load)
         return ExpertLoads(active, load, (xp.maximum(1.0, load / active),))
+    if routing.kind == "identical":
+        share = experts_per_token / ranks
+        active = share + expected_maximum(xp, ranks) * (share * (1.0 - 1.0 / ranks)) ** 0.5
+        active = xp.minimum(held, xp.minimum(1.0 * experts_per_token, active))
+        return ExpertLoads(active, active * tokens, (xp.maximum(1.0, tokens),))
     if routing.kind == "uniform":
         share = 1.0 - (1.0 - experts_per_token / num_experts) ** tokens
         spread = mean * (1.0 - experts_per_token / num_experts)

@@ -45,8 +45,9 @@ class HardwareConfig(Section):
     group, as the engines' flags are; SGLang divides the first two among the groups."""
     expert_routing: str | None = None
     """How tokens spread over experts: ``balanced``, ``uniform`` (each token picks at random), ``power-law-ALPHA``
-    (NVIDIA's aiconfigurator measures 1.01 and 1.2) or ``zipf-ALPHA`` (popular experts by rank; smooth in the batch);
-    default: the routing in the model's catalogue entry, else ``uniform``."""
+    (NVIDIA's aiconfigurator measures 1.01 and 1.2), ``zipf-ALPHA`` (popular experts by rank; smooth in the batch) or
+    ``identical`` (dummy tokens that are all alike); default: the routing in the model's catalogue entry, else
+    ``uniform``."""
     layers_on: list[LayerShare] = Field(default_factory=list)
     """llama.cpp: other chips of the machine that run some of the layers, one chip after the other. ``hardware.chip``
     runs the rest, and the LM head."""

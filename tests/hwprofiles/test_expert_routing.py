@@ -133,3 +133,12 @@ def test_uneven_routing_costs_the_kernel_time():
     ]
     assert times == sorted(times)
     assert times[3] > 1.15 * times[0]
+
+
+def test_identical_tokens_reach_the_experts_of_one():
+    for tokens in (1, 300):
+        alone = expert_loads(SCALAR, read_routing("identical"), tokens, 256, 8, 1)
+        assert (alone.active, alone.assignments, alone.loads) == (8, 8 * tokens, (tokens,))
+    spread = expert_loads(SCALAR, read_routing("identical"), 300, 256, 8, 8)
+    assert 1 < spread.active < 8, "of eight ranks one has more of the eight experts than its share, and none all"
+    assert expert_loads(SCALAR, read_routing("identical"), 300, 16, 8, 8).active == 2, "no rank has more than it holds"
