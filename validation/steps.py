@@ -25,7 +25,7 @@ METRIC = "step_ms"
 PROFILE = "vllm_dsv4_flash_b300_step_cost.csv"
 """Target steps of a profiler by tokens, spread evenly over as many requests as there may be."""
 PROFILED = {"hardware.expert_routing": "identical"}
-"""vLLM profiles dummy tokens that are all alike (``maybe_randomize_inputs`` leaves them so without data parallelism)."""
+"""vLLM profiles dummy tokens that are alike (``maybe_randomize_inputs`` leaves them so without data parallelism)."""
 LOG, LOG_RUNS = "inferencex_steplog_engine10s.csv", "inferencex_steplog_runs.csv"
 """Log lines every ten seconds, and the runs that they belong to."""
 CACHE_BYTES = 1.5 * 61 * 576

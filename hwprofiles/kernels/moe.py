@@ -50,8 +50,8 @@ def read_routing(name: str) -> Routing:
             if 0.0 < alpha < 3.0:
                 return Routing(kind, alpha + 1e-4 if kind == "power-law" and alpha in (1.0, 2.0) else alpha)
     raise ProfileError(
-        f"no routing '{name}' (balanced, uniform, identical, or power-law-ALPHA or zipf-ALPHA with 0 < ALPHA < 3, such as "
-        f"power-law-1.2)"
+        f"no routing '{name}' (balanced, uniform, identical, or power-law-ALPHA or zipf-ALPHA with 0 < ALPHA < 3, "
+        f"such as power-law-1.2)"
     )
 
 
