@@ -27,8 +27,9 @@ _FOLDER = Path(__file__).parent
 SOURCES = ("source", "field_sources")
 TENSOR_GAIN = 3.0
 """Lowest ratio of fp16 to fp32 FLOP/s at which a chip without bf16 is assumed to have matrix units."""
-LOCAL_LIBRARY = "llama.cpp"
-"""Kernel library of single machines. Its default parameters are grouped by the chip's vendor."""
+LOCAL_LIBRARY, BACKENDS = "llama.cpp", ("rocm", "vulkan")
+"""Kernel library of single machines, whose default parameters are grouped by the chip's vendor, and those of its back
+ends that run on one card."""
 
 
 @cache
@@ -94,19 +95,32 @@ def load_defaults(kind: str) -> dict[str, dict[str, FamilyParameters]]:
     return sets
 
 
-def load_local_defaults(chip: Chip) -> dict[str, dict[str, FamilyParameters]]:
-    """Return llama.cpp's default kernel parameters (family -> dtype -> set) for an uncalibrated chip, by its vendor.
+def load_local_defaults(chip: Chip, library: str = LOCAL_LIBRARY) -> dict[str, dict[str, FamilyParameters]]:
+    """Return llama.cpp's default kernel parameters (family -> dtype -> set) for an uncalibrated chip, by its vendor
+    and, where the library's name ends in one (``llama.cpp-vulkan``), by back end.
 
     Empty if the chip's class defaults already describe llama.cpp (Apple), or if the vendor has no entry.
     """
+    sets, maker = _default_sets(LOCAL_LIBRARY), _local_maker(chip)
+    own = sets.get(maker + library.removeprefix(LOCAL_LIBRARY), sets.get(maker))
+    return sets.get(chip.vendor, {}) if own is None else own
+
+
+def local_backends(chip: Chip) -> tuple[str, ...]:
+    """Back ends of llama.cpp with parameters of their own for cards like this one."""
+    start = f"{_local_maker(chip)}-"
+    names = tuple(name.removeprefix(start) for name in _default_sets(LOCAL_LIBRARY) if name.startswith(start))
+    return tuple(name for name in names if name in BACKENDS)
+
+
+def _local_maker(chip: Chip) -> str:
+    """Name of the cards whose kernels stand for a chip's: its maker, and what it multiplies."""
     rates = chip.compute.dense_flops_per_s
     plain = "bf16" not in rates and rates.get("fp16", 0.0) < TENSOR_GAIN * rates.get("fp32", 0.0)
     kind = "-with-fp8" if "fp8" in rates else ""
     if plain:
         kind = "-without-tensor-cores" if "int8" in rates else "-without-int8"
-    maker = "cpu" if chip.kind == "cpu" else f"{chip.vendor}{kind}"
-    sets = _default_sets(LOCAL_LIBRARY)
-    return sets.get(maker, sets.get(chip.vendor, {}))
+    return "cpu" if chip.kind == "cpu" else f"{chip.vendor}{kind}"
 
 
 @cache

@@ -151,7 +151,7 @@ def find_parameters(chip: Chip, library: str, family: str, dtype: str) -> tuple[
     near: tuple[str, ...] = (*NEAREST.get(dtype, ()), "bf16", "fp8", "fp16", "fp32")
     if named != dtype and family in _RULES:
         near = (*(named.replace(dtype, other, 1) for other in near), dtype, *near)
-    local = load_local_defaults(chip).get(family) if library == LOCAL_LIBRARY else None
+    local = load_local_defaults(chip, library).get(family) if library.startswith(LOCAL_LIBRARY) else None
     if local is not None and _first(chip, (library,), family, (*exact, *near)) is None:
         name = next(name for name in (*exact, *near, *local) if name in local)
         return local[name].at_clock(chip.compute.clock_hz), "datasheet"

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from hwprofiles.catalogue import LOCAL_LIBRARY, load_chip, load_link
+from hwprofiles.catalogue import BACKENDS, LOCAL_LIBRARY, load_chip, load_link
 from hwprofiles.choice import (
     BASES,
     CALIBRATED,
@@ -67,7 +67,8 @@ SCORE_BYTES, SCORE_KERNELS = 4.0, 4.0
 LANE_FLOPS = 256.0
 """Operations per core and clock cycle: two in each of 128 lanes."""
 LIBRARIES = (
-    "generic", "vllm", "sglang", "trtllm", "tt-metal", "transformers", "reference", "nccl", PORTABLE, LOCAL_LIBRARY
+    "generic", "vllm", "sglang", "trtllm", "tt-metal", "transformers", "reference", "nccl", PORTABLE, LOCAL_LIBRARY,
+    *(f"{LOCAL_LIBRARY}-{backend}" for backend in BACKENDS),
 )  # fmt: skip
 """Kernel libraries that a chip may have a fit for (fallback: the generic fit); a profile may add its own."""
 

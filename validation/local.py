@@ -23,6 +23,7 @@ from forerun.arrays import FloatArray
 from forerun.errors import ForerunError
 from forerun.version import VERSION
 from hwprofiles import ProfileError, chip_names, load_chip
+from hwprofiles.catalogue import local_backends
 from hwprofiles.dtypes import dtype_bytes, shares_of
 from simulator import simulate
 from simulator.running.build import build_replica
@@ -55,6 +56,10 @@ MODELS = (
     (r"qwen3-coder 30b|qwen3[ -]?(moe )?30b", "qwen3-30b-a3b"),
 )  # fmt: skip
 """Catalogue models by what the tables call them; others (pruned, merged, unnamed) are left out."""
+MIXTURES = ("gpt-oss-20b", "gpt-oss-120b", "qwen3-30b-a3b")
+VECTOR_EXPERTS = 7800
+"""Build from which several rows of a mixture are vectors to each expert, as one row is (llama.cpp 18958 for CUDA and
+ROCm, 18918 for Vulkan, January 2026). Before, two rows took the tiles of prompts, and twice to five times as long."""
 QUANTS = {"mxfp4": "mxfp4_moe"} | {f"q{bits}_k_xl": f"ud-q{bits}_k_xl" for bits in (2, 3, 4, 5, 6, 8)}
 OLD = ("master of 2024", "10491", "4239", "PR 5351")
 """Builds before today's kernels for few rows: Metal's of November 2024, ROCm's of mid-2024."""
@@ -94,6 +99,8 @@ class Rate(NamedTuple):
     """Under Metal, by a build that ran one operation after the other."""
     flash: bool = True
     """Whether attention is one kernel; llama-bench's default was that it is not."""
+    tiled: bool = False
+    """Several rows of a mixture by a build that took a matrix kernel for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,11 +170,19 @@ def measured(folder: Path) -> Iterator[Rate]:
             streams = count if row["metric"] == "batched_bench_decode" else 1
             context = int(prompt[1]) if prompt else 64
             quant, backend = _quant(row["quant"]), row["backend"]
-            yield Rate(chip, model, quant, count, streams, context, count / rate, backend, _serial(row))
+            tiled = count > 1 and model in MIXTURES and backend != "metal" and _build(row) < VECTOR_EXPERTS
+            seconds = count / rate
+            yield Rate(chip, model, quant, count, streams, context, seconds, backend, _serial(row), tiled=tiled)
 
 
 def _serial(row: dict[str, str]) -> bool:
     return row["backend"] == "metal" and any(old in f"{row['build']} {row['source']}" for old in SERIAL)
+
+
+def _build(row: dict[str, str]) -> int:
+    """Number of a build of llama.cpp; that of today where the table tells none."""
+    number = re.search(r"\((\d{4,5})\)|\bb(\d{4,5})\b", row["build"])
+    return int(number[1] or number[2]) if number else VECTOR_EXPERTS
 
 
 def _number(text: str) -> float | None:
@@ -195,16 +210,17 @@ def local_scenario(chip: str, model: str, quant: str, **hardware: object) -> Sce
 
 
 @cache
-def _timer(chip: str, model: str, quant: str, flash: bool) -> ModelTimer:
-    scenario = local_scenario(chip, model, quant).with_values({"engine.flash_attention": flash})
-    timer = build_replica(scenario).main.timer
+def _timer(chip: str, model: str, quant: str, flash: bool, backend: str) -> ModelTimer:
+    known = backend if backend in local_backends(load_chip(chip)) else None
+    engine = {"engine.flash_attention": flash, "engine.backend": known}
+    timer = build_replica(local_scenario(chip, model, quant).with_values(engine)).main.timer
     assert isinstance(timer, ModelTimer)
     return timer
 
 
 def step_of(rate: Rate) -> Step:
     """A measured step with the parts of its price."""
-    timer = _timer(rate.chip, rate.model, rate.quant, rate.flash)
+    timer = _timer(rate.chip, rate.model, rate.quant, rate.flash, rate.backend)
     query = rate.rows // rate.streams
     work = decode_steps(timer.windows, np.array([rate.streams]), query, np.array([rate.context + query]))
     costs = timer.costs(work)
@@ -288,7 +304,8 @@ def scores(errors: Sequence[float]) -> str:
 SELECTIONS: dict[str, Callable[[Rate], bool]] = {
     "1": lambda rate: rate.rows == 1,
     "1, of 16, 8 or 4 bits": lambda rate: rate.rows == 1 and re.match("b?f|q8|(ud-)?q4|mxfp4", rate.quant) is not None,
-    "2 to 8": lambda rate: rate.rows > 1,
+    "2 to 8": lambda rate: rate.rows > 1 and not rate.tiled,
+    "2 to 8, mixtures by builds of 2025": lambda rate: rate.tiled,
 }
 """Steps by their rows."""
 
@@ -312,7 +329,7 @@ def class_lines(steps: Sequence[Step]) -> Iterator[str]:
 
 
 def _experts(step: Step) -> bool:
-    return step.rate.model in ("gpt-oss-20b", "gpt-oss-120b", "qwen3-30b-a3b")
+    return step.rate.model in MIXTURES
 
 
 def one_number_lines(steps: Sequence[Step]) -> Iterator[str]:
@@ -528,8 +545,10 @@ Written by `python -m validation.local` of Forerun VERSION from collected measur
 threads and benchmarks, community tables; they do not ship). Errors are predicted over measured seconds, less one.
 **Shipped** are the class defaults that users get; they were fitted on these rows, and some set by hand with the 27B
 table in view, so its scores are no test. **Chip left out** predicts each chip
-by a fit of the same form that has not seen it: what to expect of a card that nobody measured. That fit knows which
-back end a Radeon ran (ROCm reaches less of the memory's bandwidth than Vulkan); what is shipped lies between the two.
+by a fit of the same form that has not seen it: what to expect of a card that nobody measured. Both know which back end
+a Radeon ran (`engine.backend`). Until January 2026 several rows of a mixture ran in the tiles of prompts (llama.cpp
+18918 and 18958): these rows are no test of today's builds and stand apart. On a build of 2026 a Strix Halo takes 65 ms
+for eight sequences of Qwen3-Coder-Next under Vulkan (llama.cpp 25356), where 62 are predicted (22 and 16 for one).
 Metal's rows by builds before September 2025 carry what a product cost more there.
 """
 

@@ -334,7 +334,7 @@ class _Replica:
             marlin = self.weight_dtypes["expert"] == "mxfp4" and chip.vendor == "nvidia" and not native
         return self.assumed.kernels(
             chip,
-            framework.kernel_library,
+            "-".join(filter(None, (framework.kernel_library, engine.backend))),
             engine.flash_decoding,
             framework.static_activation_scales,
             marlin,

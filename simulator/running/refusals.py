@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from forerun.errors import ForerunError, at_field
+from hwprofiles import load_chip
+from hwprofiles.catalogue import local_backends
 from hwprofiles.dtypes import GGUF_BLOCKS
 from simulator.llm import MoeMlp, load_architecture
 from simulator.serving.fleet.fleet_config import Role
@@ -202,6 +204,13 @@ def _refuse_framework(scenario: Scenario) -> None:
             "engine.stream_interval: only servers of vLLM, SGLang and TensorRT-LLM stream several tokens at once; "
             "remove it"
         )
+    if engine.backend is not None:
+        backends = local_backends(load_chip(scenario.hardware.chip)) if framework == "llama.cpp" else ()
+        if engine.backend not in backends:
+            raise ForerunError(
+                f"engine.backend: only llama.cpp on Radeons before RDNA 4 has kernels of {engine.backend} (got "
+                f"engine.framework: {framework} on {scenario.hardware.chip}); remove it"
+            )
     if engine.flash_attention:
         return
     if not local:

@@ -80,6 +80,8 @@ class EngineConfig(Section):
     are no more of them than sequences times KV heads."""
     flash_attention: bool = True
     """llama.cpp: whether attention keeps its scores on the chip; off (``--flash-attn off``), they go through memory."""
+    backend: Literal["rocm", "vulkan"] | None = None
+    """llama.cpp: the back end that it was built for, where a card has two; default: between them."""
     kernel_correction: bool = CORRECTED
     """Whether kernel times include the chip profile's learned correction, or follow the physical model alone. It is
     learned from kernels that a benchmark repeats; ``replay kernels`` and ``predict`` have the same default."""
