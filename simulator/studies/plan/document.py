@@ -498,7 +498,12 @@ def _nothing_holds(plan: Plan, limits: str) -> str:
     tried = [c for c in plan.candidates if c.verdict is not None and c.status == "misses"]
     if tried:
         nearest = min(tried, key=_slo_ratio)
-        return f"No layout holds {limits} {at}; the nearest, {nearest.name}, has {nearest.reason}."
+        words = f"No layout holds {limits} {at}; the nearest, {nearest.name}, has {nearest.reason}."
+        surest = max((c.chance for c in tried if c.chance is not None), default=0.0)
+        if surest < 0.01:
+            return words
+        share = int(100 * surest) / 100
+        return f"{words} Runs meet the SLO and the model's error decides: --confidence {share:g} accepts a layout."
     if plan.candidates and all(c.status == "refused" for c in plan.candidates):
         return f"No layout can be built: {plan.candidates[-1].reason}."
     reasons = [c.reason for c in plan.candidates if c.status in ("pruned", "misses")]

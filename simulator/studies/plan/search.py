@@ -239,6 +239,12 @@ def _notes(study: StudyFile, usable: Sequence[Layout], by_price: bool) -> list[s
     notes = list(study.notes)
     if _profile(study.scenario) is not None:
         notes.append("workload.arrivals.profile: the rate planned for is that of its busiest moment")
+    arrivals = study.scenario.workload.arrivals
+    if arrivals is not None and arrivals.process == "closed-loop":
+        notes.append(
+            "workload.arrivals: a closed loop has no rate, so Poisson arrivals are planned; for a number of users, "
+            "forerun sweep --vary workload.arrivals.max_concurrency=16,32,64"
+        )
     chips = {layout.scenario.hardware.chip for layout in usable}
     if not by_price and any(layout.usd_per_hour is not None for layout in usable):
         notes.append("not every chip has a price: layouts are ranked by their number of chips")

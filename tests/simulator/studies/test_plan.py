@@ -91,6 +91,23 @@ def test_winner_is_that_of_the_whole_grid(chat, slo, rate):
     assert len(holding) < 12
 
 
+def test_a_plan_that_fails_for_the_models_error_alone_names_the_confidence_that_accepts_a_layout():
+    scenario = on_h100({**poisson(1.0, 100, 512, 200), "arrivals": {"process": "closed-loop", "max_concurrency": 8}})
+    one = {
+        "vary": {"hardware.tensor_parallel": [1]},
+        "max_replicas": 1,
+        "headroom": False,
+        "jobs": 1,
+        "replications": 2,
+    }
+    failed = plan(scenario, rate=8.0, slo={"p99_ttft_ms": 60}, **one)
+    share = re.search(r"the model's error decides: --confidence (0\.\d+) accepts a layout\.$", failed.conclusion)[1]
+    assert any(
+        "a closed loop has no rate, so Poisson arrivals are planned" in note for note in failed.document["notes"]
+    )
+    assert plan(scenario, rate=8.0, slo={"p99_ttft_ms": 60}, confidence=float(share), **one).best is not None
+
+
 def test_pruned_layouts_miss_when_they_are_simulated(chat):
     objective = objective_of({}, SLO)
     planned = planned_for(chat, *VARY, mode="rate", rate=60.0, requests=1500)
