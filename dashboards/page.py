@@ -175,7 +175,6 @@ def in_script(text: str) -> str:
 
 
 def scenario_yaml(scenario: Mapping[str, Any]) -> str:
-    """A scenario document as YAML."""
     import yaml
 
     return yaml.safe_dump(dict(scenario), sort_keys=False, default_flow_style=None, width=100)

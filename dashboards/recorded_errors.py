@@ -174,7 +174,6 @@ def error_tables(rows: Sequence[ErrorRow]) -> list[Table]:
 
 
 def errors_sentence(rows: Sequence[ErrorRow]) -> str:
-    """The errors in one sentence."""
     errors = sorted(row.mape for row in rows)
     half, most = errors[len(errors) // 2], errors[len(errors) * 9 // 10]
     few = "" if len(errors) < 10 else f", one in ten by more than {most:.0f} %"

@@ -29,10 +29,24 @@ from simulator.speculation.speculation_config import POLICY_FIELDS
 from simulator.timing import Drafter
 from traces.requests.detect import register_reader
 
+Plugin = TypeVar("Plugin", bound=Callable[..., Any])
 Class = TypeVar("Class", bound=type)
 MakeDrafter = TypeVar("MakeDrafter", bound=Callable[[DraftRequest], Drafter])
 MakePolicy = TypeVar("MakePolicy", bound=Callable[[int], DraftPolicy])
 Reader = TypeVar("Reader", bound=Callable[[Path], Iterable[Mapping[str, Any]]])
+
+
+def _adding(add: Callable[[Any], None]) -> Callable[[Plugin], Plugin]:
+    """A decorator that adds what it decorates and leaves it as it is."""
+
+    def decorate(plugin: Plugin) -> Plugin:
+        try:
+            add(plugin)
+        except TypeError as error:
+            raise ArgumentError("facts", str(error)) from None
+        return plugin
+
+    return decorate
 
 
 def scheduler(name: str, **facts: Any) -> Callable[[Class], Class]:
@@ -47,15 +61,7 @@ def scheduler(name: str, **facts: Any) -> Callable[[Class], Class]:
     a preempted request returns to the head of ``waiting``. State ``first_come=True`` if requests join the batch in
     the order in which they came: every run is then checked for it.
     """
-
-    def add(make: Class) -> Class:
-        try:
-            register_scheduler(name, SchedulerFacts(make, **facts))
-        except TypeError as error:
-            raise ArgumentError("facts", str(error)) from None
-        return make
-
-    return add
+    return _adding(lambda make: register_scheduler(name, SchedulerFacts(make, **facts)))
 
 
 def router(name: str) -> Callable[[Class], Class]:
@@ -63,12 +69,7 @@ def router(name: str) -> Callable[[Class], Class]:
 
     The class is a :class:`simulator.serving.fleet.routing.Policy`, built from the router's settings and the run's log.
     """
-
-    def add(make: Class) -> Class:
-        register_routing(name, make)
-        return make
-
-    return add
+    return _adding(lambda make: register_routing(name, make))
 
 
 def admission(name: str) -> Callable[[Class], Class]:
@@ -76,12 +77,7 @@ def admission(name: str) -> Callable[[Class], Class]:
 
     The class is a :class:`simulator.serving.fleet.router.Admission`, built from the router's settings.
     """
-
-    def add(make: Class) -> Class:
-        register_admission(name, make)
-        return make
-
-    return add
+    return _adding(lambda make: register_admission(name, make))
 
 
 def drafter(name: str, **facts: Any) -> Callable[[MakeDrafter], MakeDrafter]:
@@ -95,15 +91,10 @@ def drafter(name: str, **facts: Any) -> Callable[[MakeDrafter], MakeDrafter]:
     :class:`simulator.running.drafting.DraftRequest`; ``simulator.timing.check_drafter`` tests it.
     """
 
-    def add(make: MakeDrafter) -> MakeDrafter:
-        try:
-            METHODS[name] = MethodFacts(**facts)
-        except TypeError as error:
-            raise ArgumentError("facts", str(error)) from None
-        BUILDERS[name] = make
-        return make
+    def add(make: MakeDrafter) -> None:
+        METHODS[name], BUILDERS[name] = MethodFacts(**facts), make
 
-    return add
+    return _adding(add)
 
 
 def policy(name: str) -> Callable[[MakePolicy], MakePolicy]:
@@ -113,12 +104,10 @@ def policy(name: str) -> Callable[[MakePolicy], MakePolicy]:
     proposal, once per replica; ``simulator.speculation.check_policy`` tests it.
     """
 
-    def add(make: MakePolicy) -> MakePolicy:
-        POLICY_FIELDS[name] = ()
-        POLICIES[name] = make
-        return make
+    def add(make: MakePolicy) -> None:
+        POLICY_FIELDS[name], POLICIES[name] = (), make
 
-    return add
+    return _adding(add)
 
 
 def reader(name: str, title: str = "") -> Callable[[Reader], Reader]:
@@ -127,9 +116,4 @@ def reader(name: str, title: str = "") -> Callable[[Reader], Reader]:
     The decorated function takes the path of a file and yields one mapping per request with the canonical columns:
     ``arrival_s``, ``input_tokens``, ``output_tokens`` and the optional ones.
     """
-
-    def add(read: Reader) -> Reader:
-        register_reader(name, title or name, read)
-        return read
-
-    return add
+    return _adding(lambda read: register_reader(name, title or name, read))

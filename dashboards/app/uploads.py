@@ -88,7 +88,6 @@ def keep_log(contents: str, name: str, served: ServedFolders) -> str:
 
 
 def uploaded_scenario(text: str, name: str, served: ServedFolders) -> Scenario:
-    """The scenario in an uploaded file."""
     place = Path(name.replace("\\", "/")).name[:80] or "upload"
     data = parse_yaml(text, place)
     if not isinstance(data, dict):

@@ -70,7 +70,6 @@ def _bars(rows: list[tuple[str, float, str]], longest: float) -> str:
 
 
 def hours_text(data: HoursData) -> str:
-    """Replicas of each hour."""
     rows = [
         (hour["clock"] or f"{hour['start_s'] / 3600:.3g} h", hour["replicas"], str(hour["replicas"]))
         for hour in data.hours
@@ -157,14 +156,12 @@ def text_intervals(rows: Sequence[tuple[str, float | None, float, float | None]]
 
 
 def bars_text(data: studies.BarsData) -> str:
-    """The bars as text."""
     width = max((len(name) for name, *_ in data.bars), default=0)
     lines = [f"{name:<{width}}  {value:8.2f}{'' if good else '  !'}" for name, value, good in data.bars]
     return "\n".join([f"{data.unit}; ! = {'misses the SLO' if 'SLO' in data.caption else 'alarm'}", *lines])
 
 
 def drafting_text(data: studies.DraftingData) -> str:
-    """The rates as lines of text."""
     return "\n".join(
         f"{name}: " + ", ".join(f"{row['num_speculative_tokens']}: {row['tokens_per_s']:.1f}" for row in rows)
         for name, rows in data.lines.items()

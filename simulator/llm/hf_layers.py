@@ -193,7 +193,6 @@ def _rotary_layers(fields: Fields, num_layers: int) -> list[bool]:
 
 
 def read_layer_mlps(config: Config) -> list[FeedForward]:
-    """Feed-forward of each layer."""
     fields, family = config.fields, config.family
     sparse = _sparse_layers(fields, family, config.num_layers)
     moe = read_moe(fields, family) if any(sparse) else None

@@ -26,7 +26,6 @@ class Recurrent(Mixer):
 
     @property
     def conv_channels(self) -> int:
-        """Channels of that convolution."""
         raise NotImplementedError
 
     @property

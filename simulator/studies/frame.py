@@ -102,7 +102,6 @@ class StudyCommand:
 
     @property
     def options(self) -> dict[str, Parameter]:
-        """The parameters that have an option."""
         shape = signature(self.function).parameters
         return {name: one for name, one in shape.items() if hasattr(one.annotation, "__metadata__")}
 

@@ -66,7 +66,6 @@ class RunPool:
         self._started = 0
 
     def document(self, run: SeededRun, name: str) -> Document:
-        """The document of a run."""
         (document,) = self.documents_if_any([run])
         if document is not None:
             return document
@@ -102,7 +101,6 @@ def run_document_of(
     intervals: bool = False,
     need: Need = "document",
 ) -> Document:
-    """Simulate one run and return what is needed of its document."""
     from simulator.running.metrics import run_document, summarise
     from simulator.running.run import serve, simulate
 

@@ -221,7 +221,6 @@ class Costs:
 
     @property
     def device_s(self) -> FloatArray:
-        """Seconds on the device."""
         return self.compute_s + self.memory_s + self.interconnect_s + self.latency_s
 
     @property
@@ -670,7 +669,6 @@ class MixingKind(NamedTuple):
 
     @property
     def prompts(self) -> MixingShape:
-        """Kernel shape for prompt chunks."""
         return self.shape.of_prompts if isinstance(self.shape, AttentionShape) else self.shape
 
 
@@ -844,7 +842,6 @@ class CostTable:
         return self.costs.rows(counts)
 
     def _block(self, count: int) -> IntArray:
-        """The counts of the block that holds ``count``."""
         first = 0 if count < self.BLOCK else self.BLOCK << (count // self.BLOCK).bit_length() - 1
         return np.arange(first, min(max(2 * first, self.BLOCK), self.most + 1), dtype=np.int64)
 

@@ -594,7 +594,6 @@ class StepTimer:
             yield AttentionPrices(decode, prefill, mixed, fresh, kind.place, kind.layers)
 
     def _attention_seconds(self, work: StepWork[Any]) -> Any:
-        """Seconds of attention in all layers of one step."""
         prices = self._attention or self._attention_prices()
         decoding, prefilling, prompt = work.decode_seqs, work.prefill_seqs, work.prefill_tokens
         total: Any = 0.0

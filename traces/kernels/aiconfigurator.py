@@ -57,7 +57,6 @@ def is_aiconfigurator(names: tuple[str, ...]) -> bool:
 
 
 def read_aiconfigurator(frame: Frame) -> KernelTable:
-    """Kernels of one AIConfigurator table."""
     for column, read in _TABLES.items():
         if column in frame.names:
             frame.need("latency")

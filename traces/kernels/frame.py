@@ -29,7 +29,6 @@ class Frame(NamedTuple):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Column names."""
         return tuple(self.table.column_names)
 
     @property
@@ -39,7 +38,6 @@ class Frame(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Number of rows."""
         return int(self.table.num_rows)
 
     def has(self, *names: str) -> bool:

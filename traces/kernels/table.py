@@ -29,7 +29,6 @@ class Words(NamedTuple):
     names: tuple[str, ...]
 
     def texts(self) -> NDArray[Any]:
-        """Return the text of every row."""
         return np.array(self.names, dtype=object)[self.codes]
 
     def equals(self, name: str) -> BoolArray:

@@ -226,7 +226,6 @@ def record_chunks(
 
 
 def parquet_columns(path: Path) -> list[str]:
-    """Column names of a Parquet file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -170,7 +170,6 @@ class Dataset:
         return distribution
 
     def draw(self, times_s: FloatArray, field: str, minimum: int, rng: np.random.Generator) -> IntArray:
-        """One value for each time."""
         uniform = rng.random(len(times_s))
         drawn = np.zeros(len(times_s), dtype=np.int64)
         starts = np.array([start for start, _ in self._windows])

@@ -82,7 +82,6 @@ def compute_record() -> Shown:
 
 
 def compute_kernels(context: Context, values: Values) -> Shown:
-    """A replay of kernels."""
     # The list of devices follows the trace a moment later.
     known = devices_of(context.served, values["trace"])
     device = values["device"] if values["device"] in known else next(iter(known), None)
@@ -137,7 +136,6 @@ def _shown(document: dict[str, Any], report: ReplayReport | None = None) -> dict
 
 
 def make_replay(context: Context, values: Values) -> tuple[Task, str]:
-    """The background replay of a file."""
     label, model, chip, framework, tp = (values[name] for name in FIELDS)
     task = replays.replay_task(context.served, str(label or ""), model, chip, framework, int(tp))
     return task, f"replay {task.file.stem}"

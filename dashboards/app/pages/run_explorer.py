@@ -83,7 +83,6 @@ def compute_requests(context: Context, values: Values) -> Shown:
 
 
 def compute_comparison(context: Context, values: Values) -> Shown:
-    """The chosen run and the ones compared with it."""
     names = dict.fromkeys((values["run"], *values["others"]))
     if len(names) < 2:
         return {}
@@ -111,7 +110,6 @@ def _latency_figure(run: RunFolder) -> go.Figure | None:
 
 
 def request_table(run: RunFolder, row: int) -> Table:
-    """Table of the phases of one request."""
     values = {name: float(column[row]) for name, column in run.requests.items()}
 
     def since(name: str) -> str:

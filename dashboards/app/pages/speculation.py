@@ -143,7 +143,6 @@ def _grid(scenario: str, batch: int, prompt: int, output: int) -> SpeculationGri
 
 
 def grid_sentence(grid: SpeculationGrid) -> str:
-    """What the grid says in one sentence."""
     best, batches = grid.best, grid.batches
     if not any(best):
         return f"{grid.method} does not pay at any batch tried here."

@@ -72,7 +72,6 @@ def compute(context: Context, values: Values) -> Shown:
 
 
 def trace_sentence(statistics: RequestStatistics) -> str:
-    """The log in one sentence."""
     sizes = (
         f"prompts of {number(statistics.input_tokens.mean)} and answers of "
         f"{number(statistics.output_tokens.mean)} tokens on average"
@@ -100,8 +99,6 @@ def onward(values: Values, statistics: RequestStatistics) -> list[tuple[str, str
 
 
 def trace_details(app: Dash, context: Context) -> None:
-    """Uploads."""
-
     def take(sent: dict[str, str] | None) -> tuple[Any, Any, Any]:
         if not sent:
             return no_update, no_update, no_update

@@ -159,7 +159,6 @@ def simulated_point(document: dict[str, Any]) -> SimulatedPoint:
 
 
 def estimate_sentence(answer: Estimate, rate: float) -> str:
-    """The answer in one sentence."""
     most = number(answer.max_request_rate, 3)
     chips = counted(answer.chips, "chip")
     if answer.saturated:

@@ -109,7 +109,6 @@ def survival_by_level(survival: Sequence[float]) -> FloatArray:
 
 
 def drawn(rng: np.random.Generator, requests: int) -> Pattern:
-    """A random pattern."""
     count = int(rng.integers(1, 6))
     stretches = tuple(_stretch(rng, max(4, requests // count)) for _ in range(count))
     hard_share = float(rng.uniform(0.0, 0.8)) if rng.random() < 0.5 else 0.0
@@ -141,7 +140,6 @@ def _stretch(rng: np.random.Generator, requests: int) -> Stretch:
 
 
 def traffic_of(pattern: Pattern, step_seconds: Callable[[int, int, int], float]) -> PatternTraffic:
-    """The requests of a pattern."""
     rng = np.random.default_rng(pattern.seed)
     columns: list[list[FloatArray]] = [[], [], [], []]
     now = 0.0

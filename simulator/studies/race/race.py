@@ -177,7 +177,6 @@ def run_pattern(scenario: Scenario, names: Sequence[str], traffic: PatternTraffi
 
 
 def run_controller(scenario: Scenario, name: str, traffic: PatternTraffic) -> RaceOutcome:
-    """One controller on one stream of requests."""
     build = controlled(scenario, name, traffic)
     log = build.fleet.run(traffic.stream)
     requests = request_records(log)

@@ -445,7 +445,6 @@ def _schedule_note(tuning: Tuning, scheduled: bool) -> str:
 
 
 def tune_sentence(tuning: Tuning) -> str:
-    """The tuning in one sentence or two."""
     speculation, at = tuning.scenario.speculation, tuning.crossover
     assert speculation is not None
     paying = [cell for cell in tuning.mean if cell.choice is not None]
