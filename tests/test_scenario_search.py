@@ -4,12 +4,17 @@ import copy
 import itertools
 import json
 import random
+from collections import Counter
+from contextlib import suppress
 from types import ModuleType
 
 import pytest
-from scenario_search.search import CORPUS, KNOWN, PARTS, judged, scenario_of, schema, shrunk, with_intervals
+from scenario_search.search import CORPUS, KNOWN, PARTS, judged, placed, scenario_of, schema, shrunk, with_intervals
 
+from forerun.errors import ForerunError
 from simulator.cli import main
+from simulator.running.run import simulate
+from simulator.running.scenario import scenario_from
 from simulator.serving import RunLog, compiled
 from simulator.serving.fleet import pool
 
@@ -30,10 +35,33 @@ def in_corpus(name):
     return json.loads((CORPUS / f"{name}.json").read_text("utf-8"))["scenario"]
 
 
-@pytest.mark.parametrize("part", range(6))
-def test_a_seeded_round_finds_nothing(part):
-    """Scenarios 0 to 299; more by ``make search``."""
-    result = {seed: judged(scenario_of(seed), intervals=with_intervals(seed)) for seed in ROUND[part::6]}
+@pytest.fixture
+def conserved(monkeypatch):
+    """After every plan of the interpreted engine each block has one owner, and there are no more than there are."""
+    engine = compiled.engine_module(interpreted=True)
+    plan = engine.Scheduler.plan
+
+    def checked(self):
+        result = plan(self)
+        known = self.everything()
+        assert len({id(s) for s in known}) == len(known)
+        several = not isinstance(self, engine.UnifiedScheduler)  # holds what a whole batch, or later steps, will need
+        assert several or self._held_blocks == sum(s.blocks for s in known)
+        assert 0 <= self.used_blocks <= self.used_blocks + self.cache.idle_blocks <= self.limits.num_blocks
+        assert self.swapped_blocks == sum(s.swapped_blocks for s in known)
+        assert self.swapped_blocks <= (self.swap.num_blocks if self.swap else 0)
+        assert len(self.running) <= self.limits.max_num_seqs
+        assert all(s.blocks == 0 for s in [*self.waiting, *self.swapped])
+        return result
+
+    monkeypatch.setattr(engine.Scheduler, "plan", checked)
+
+
+@pytest.mark.parametrize("part", range(12))
+def test_a_seeded_round_finds_nothing(part, conserved):
+    """Scenarios 0 to 599, by the compiled engine and interpreted; more by ``make search``."""
+    seeds = range(part, 2 * len(ROUND), 12)
+    result = {seed: judged(scenario_of(seed), oracle=True, intervals=with_intervals(seed)) for seed in seeds}
     wrong = {seed: message for seed, message in result.items() if message[0] not in KNOWN}
     assert not wrong, wrong
     assert sum(kind == "ok" for kind, _ in result.values()) >= 10, "too many are refused to find anything"
@@ -41,9 +69,20 @@ def test_a_seeded_round_finds_nothing(part):
 
 def test_speculation_is_the_same_in_both_engines():
     """A part of ``search.py --count 20000 --section speculation``."""
-    result = {seed: judged(scenario_of(seed, "speculation"), oracle=True) for seed in range(40)}
+    result = {seed: judged(scenario_of(seed, "speculation"), oracle=True) for seed in range(150)}
     assert {kind for kind, _ in result.values()} == set(KNOWN), result
     assert sum(kind == "ok" for kind, _ in result.values()) >= 8, "too many are refused to find anything"
+
+
+def test_requests_push_each_other_out_in_enough_scenarios():
+    """By recomputation and by swapping, with shared prefixes, drafts, transfers and failures beside it."""
+    seen = Counter()
+    for seed in ROUND:
+        with suppress(ForerunError):
+            run = simulate(scenario_from(placed(scenario_of(seed)), "search"), seed)
+            seen.update(preempted=run.kv.preemptions > 0, swapped=bool(run.kv.swapped_blocks), sent=bool(run.transfers))
+            seen.update(failed=run.restarts > 0, cached=int(run.requests.cached_tokens.any()))
+    assert min(seen.values()) >= 4, seen
 
 
 STUDIES = {

@@ -9,7 +9,7 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 from one_pool import changed, one_pool
@@ -20,10 +20,8 @@ from simulator.serving import (
     Faults,
     FaultsConfig,
     Fleet,
-    HostSpace,
     KvLink,
     Pool,
-    RouterConfig,
 )
 from simulator.serving.compiled import engine_module
 from simulator.serving.fleet.fleet_config import FaultEvent
@@ -128,31 +126,6 @@ def gaps(log: RunLog) -> np.ndarray:
 SETTINGS = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
-@SETTINGS
-@given(st.data(), streams(), st.sampled_from([(None,), (None, 32), (8,)]), st.sampled_from([0, 1, 3, 7]))
-def test_without_speculation(data, stream, windows, longest):
-    timer = dataclasses.replace(TIMER, windows=windows, tracked_longest=longest, longest_s=1e-6)
-    cluster = one_pool(1, "round-robin", "vllm-v1", "fast", data.draw(limits(stream, 1)), timer)
-    fast, exact = run_both(cluster, stream)
-    event("preempted" if sum(fast.preemptions) else "not preempted")
-    assert_same(fast, exact)
-
-
-@SETTINGS
-@given(st.data(), streams(), st.integers(1, 5), st.floats(0, 1), st.sampled_from([(None,), (None, 32)]))
-def test_with_speculation(data, stream, drafted, alpha, windows):
-    """Verify steps of chains, and of trees, which carry more tokens than they can accept."""
-    siblings = data.draw(st.sampled_from([0, 0, 1, 7, 40]))
-    drift = data.draw(st.sampled_from([None, None, ContextDrift(0.7, 20), WindowFall(20, 1.0)]))
-    sampler = AcceptanceSampler(np.cumprod(np.full(drafted, alpha)), seed=3, drift=drift)
-    timer = dataclasses.replace(TIMER, windows=windows)
-    limit = data.draw(limits(stream, drafted + siblings + 1))
-    fast, exact = run_both(one_pool(1, "round-robin", "vllm-v1", "fast", limit, timer, sampler), stream)
-    event("preempted" if sum(fast.preemptions) else "not preempted")
-    assert_same(fast, exact)
-    assert len(fast.accepted_counts) == drafted + 1
-
-
 @pytest.mark.parametrize(("windows", "groups"), [((None,), 1), ((None, 64), 1), ((64,), 2)])
 def test_sequences_that_only_decode_are_counted(windows, groups, monkeypatch):
     """The source does so too, and only exact steps visit each of them: what the two are compared for."""
@@ -183,85 +156,6 @@ def conversations(draw):
         lists.append([*start, *range(fresh, fresh + count - len(start))])
         fresh += count
     return dataclasses.replace(stream, prefix_hashes=PrefixHashes.from_lists(lists, per_block))
-
-
-@SETTINGS
-@given(st.data(), conversations(), st.sampled_from([1, 3]), st.sampled_from([None, 3, 40, 10**6]))
-def test_with_prefix_caching(data, stream, query_len, host_blocks):
-    sampler = AcceptanceSampler(np.array([0.7, 0.4]), seed=3) if query_len > 1 else None
-    offload = None if host_blocks is None else HostSpace(host_blocks, data.draw(st.floats(0, 1e-3)), 1e-5)
-    cluster = one_pool(
-        1, "round-robin", "vllm-v1", "fast", data.draw(limits(stream, query_len)), TIMER, sampler, True, offload=offload
-    )
-    fast, exact = run_both(cluster, stream)
-    event("hits" if sum(fast.cached_tokens) else "no hits")
-    event("hits in host memory" if fast.host_hit_tokens else "no hits in host memory")
-    event("preempted" if sum(fast.preemptions) else "not preempted")
-    assert_same(fast, exact)
-
-
-@st.composite
-def routed_fleets(draw, stream):
-    """Pools that share no request, behind any router, with and without a limit of what it hands out."""
-    routing = draw(st.sampled_from(["round-robin", "least-outstanding", "prefix-aware", "kv-aware"]))
-    most = draw(st.one_of(st.none(), st.integers(1, 6)))
-    queue = draw(st.one_of(st.none(), st.integers(0, 8))) if most is not None else None
-    router = RouterConfig(balance_abs_threshold=2, max_outstanding=most, max_queue=queue)
-    pools = tuple(
-        Pool(
-            draw(st.integers(1, 3)),
-            "vllm-v1",
-            "fast",
-            draw(limits(stream, 1)),
-            dataclasses.replace(TIMER, step_s=draw(st.sampled_from([1e-3, 2e-3]))),
-            prefix_caching=draw(st.booleans()),
-            name=name,
-            offload=draw(st.sampled_from([None, HostSpace(20, 1e-4, 1e-5)])),
-        )
-        for name in ("a", "b")[: draw(st.integers(1, 2))]
-    )
-    return Fleet(pools, routing, router)
-
-
-@SETTINGS
-@given(st.data(), conversations())
-def test_fleets_behind_a_router(data, stream):
-    """Ways into the engine and steps scheduled one ahead differ from pool to pool."""
-    fleet = data.draw(routed_fleets(stream))
-    stepped = dataclasses.replace(
-        fleet, pools=tuple(dataclasses.replace(pool, stepping="exact-steps") for pool in fleet.pools)
-    )
-    fast, exact = fleet.run(stream), stepped.run(stream)
-    assert fast.exact_steps == 0
-    event(f"{fleet.routing}, {'one ahead' if any(p.limits.schedules_ahead for p in fleet.pools) else 'plain'}")
-    event("under way" if any(not p.limits.instant_api_server for p in fleet.pools) else "seen at once")
-    event("held back" if fleet.router.max_outstanding is not None else "handed out at once")
-    assert_same(fast, exact)
-
-
-@SETTINGS
-@given(st.data(), conversations(), st.sampled_from(["prefill-first", "sglang", "static"]), st.sampled_from([1, 3]))
-def test_other_rules(data, stream, scheduler, query_len):
-    sampler = AcceptanceSampler(np.array([0.7, 0.4]), seed=3, spread=0.1) if query_len > 1 else None
-    limit = data.draw(limits(stream, query_len))
-    if scheduler == "prefill-first":
-        steps = data.draw(st.sampled_from([1, 1, 4]))
-        limit = dataclasses.replace(limit, max_num_batched_tokens=10_000, chunked_prefill=False, scheduler_steps=steps)
-    cluster = one_pool(1, "round-robin", scheduler, "fast", limit, TIMER, sampler, data.draw(st.booleans()))
-    fast, exact = run_both(cluster, stream)
-    event("preempted" if sum(fast.preemptions) else "not preempted")
-    assert_same(fast, exact)
-
-
-@SETTINGS
-@given(st.data(), streams(), st.integers(1, 60), st.sampled_from([0, 2]))
-def test_with_swapping(data, stream, host_blocks, drafted):
-    sampler = AcceptanceSampler(np.array([0.7, 0.4]), seed=3) if drafted else None
-    swap = HostSpace(host_blocks, 1e-5, 1e-6)
-    limit = data.draw(limits(stream, drafted + 1))
-    fast, exact = run_both(one_pool(1, "round-robin", "vllm-v1", "fast", limit, TIMER, sampler, swap=swap), stream)
-    event("swapped" if fast.swapped_blocks else "not swapped")
-    assert_same(fast, exact)
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.1])

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from one_pool import one_pool
 from stub_timers import LinearTimer
-from test_fast_equals_exact import TIMER, conversations, limits, streams
+from test_fast_equals_exact import TIMER, limits, streams
 
 from forerun.errors import ForerunError
-from simulator.running.invariants import TIME_TOLERANCE_S
 from simulator.serving import EngineLimits, Faults, FaultsConfig, Fleet, HostSpace, Pool, RouterConfig
 from simulator.speculation import AcceptanceSampler
 from simulator.timing import StepWork
@@ -145,32 +144,6 @@ def test_one_stage_is_the_plain_engine(data, stream, query_len):
         assert_allclose(np.asarray(getattr(mine, name)), np.asarray(getattr(plain, name)), rtol=1e-9)
     assert_array_equal(mine.preemptions, plain.preemptions)
     assert mine.refusals == plain.refusals
-
-
-@SETTINGS
-@given(st.data(), conversations(), st.integers(2, 5), st.integers(1, 3), st.integers(1, 3))
-def test_nothing_is_lost_in_a_pipeline(data, stream, stages, query_len, replicas):
-    """Every accepted request gets all its tokens, in order, under every router; blocks stay within the pool."""
-    limit = data.draw(limits(stream, query_len))
-    sampler = AcceptanceSampler(np.array([0.7, 0.4])[: query_len - 1], seed=3) if query_len > 1 else None
-    shares = tuple(data.draw(st.lists(st.floats(0.05, 1.0), min_size=stages, max_size=stages)))
-    timer = Stages(step_s=2e-3, token_s=3e-6, pair_s=1e-9, key_s=2e-8, shares=shares, host_s=1e-4)
-    routing, most = data.draw(st.sampled_from(ROUTINGS)), data.draw(st.sampled_from([None, 2]))
-    log = serve(timer, stream, limit, sampler, replicas, routing, most)
-    event(routing if replicas > 1 else "alone")
-    event("prefix hits" if sum(log.cached_tokens) else "no hits")
-    event("preempted" if sum(log.preemptions) else "not preempted")
-    served = ~np.asarray(log.failed, dtype=bool)
-    first, finished = np.asarray(log.first_token_s)[served], np.asarray(log.finished_s)[served]
-    assert np.all(np.isfinite(finished))
-    assert np.all(first <= finished)
-    assert_array_equal(log.prompt_replica, log.replica)
-    assert np.all(np.asarray(log.scheduled_s)[served] >= np.asarray(log.arrival_s)[served] - TIME_TOLERANCE_S)
-    assert log.steps.integers("output_tokens").sum() == stream.output_tokens[served].sum()
-    assert log.steps.integers("kv_blocks").max(initial=0) <= limit.num_blocks
-    assert log.stage_busy_s <= log.stage_open_s * (1 + 1e-9)
-    longest = max(timer.shares) * log.steps.integers("steps").sum() * timer.step_s / replicas
-    assert max(finished, default=0.0) >= longest * (1 - 1e-9)
 
 
 @pytest.mark.parametrize("routing", ROUTINGS)

@@ -3,75 +3,17 @@
 import dataclasses
 
 import numpy as np
-from hypothesis import HealthCheck, event, given, settings
-from hypothesis import strategies as st
-from numpy.testing import assert_array_equal
+from hypothesis import HealthCheck, settings
 from one_pool import changed, one_pool
 from stub_timers import LinearTimer
-from test_fast_equals_exact import assert_same, conversations, limits, run_both, streams
 
 from simulator.serving import DraftingRule, EngineLimits
-from simulator.speculation import AcceptanceSampler, ContextDrift
+from simulator.speculation import AcceptanceSampler
 from simulator.speculation.policies import BatchTable
 from simulator.workload import RequestStream
 
 TIMER = LinearTimer(step_s=2e-3, token_s=3e-6, pair_s=1e-9, key_s=2e-8, draft_s=1e-4, drafted_s=3e-4, skipped_s=7e-7)
 SETTINGS = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-
-
-@st.composite
-def rules(draw, most, tree=False):
-    """Tables that change at nearly every batch size, so that futures are derived anew all the time."""
-    choices = st.sampled_from([0, most]) if tree else st.sampled_from([0, 0, *range(1, most + 1)])
-    tokens = tuple(draw(st.lists(choices, min_size=4, max_size=26)))
-    return DraftingRule(lambda: BatchTable(tokens), most, draw(st.sampled_from([False, False, False, True])))
-
-
-def assert_same_drafts(fast, exact):
-    assert_array_equal(fast.draft_tokens, exact.draft_tokens)
-    order = [np.lexsort((log.steps.column("start_s"), log.steps.column("replica"))) for log in (fast, exact)]
-    mine, theirs = (log.steps.draft(slice(None)) for log in (fast, exact))
-    for a, b in zip(mine[:4] + mine[4] + mine[5], theirs[:4] + theirs[4] + theirs[5], strict=True):
-        assert_array_equal(a[order[0]], b[order[1]])
-
-
-@SETTINGS
-@given(st.data(), streams(), st.integers(1, 5), st.floats(0, 1), st.sampled_from([(None,), (None, 32)]))
-def test_chains(data, stream, drafted, alpha, windows):
-    drift = data.draw(st.sampled_from([None, ContextDrift(0.7, 20)]))
-    sampler = AcceptanceSampler(np.cumprod(np.full(drafted, alpha)), seed=3, drift=drift)
-    timer = dataclasses.replace(TIMER, windows=windows)
-    limit = data.draw(limits(stream, drafted + 1))
-    cluster = one_pool(1, "round-robin", "vllm-v1", "fast", limit, timer, sampler, rule=data.draw(rules(drafted)))
-    fast, exact = run_both(cluster, stream)
-    draft = exact.steps.draft(slice(None))
-    event("preempted" if sum(fast.preemptions) else "not preempted")
-    event("switched" if draft.switched.any() else "not switched")
-    event("caught up" if draft.skipped_tokens.any() else "nothing skipped")
-    assert_same(fast, exact)
-    assert_same_drafts(fast, exact)
-
-
-@SETTINGS
-@given(st.data(), conversations(), st.integers(1, 3), st.integers(1, 3))
-def test_trees_replicas_and_shared_prompts(data, stream, depth, replicas):
-    sampler = AcceptanceSampler(np.cumprod(np.full(depth, 0.6)), seed=3)
-    limit = data.draw(limits(stream, depth + 4))
-    cluster = one_pool(
-        replicas,
-        "least-outstanding",
-        "vllm-v1",
-        "fast",
-        limit,
-        TIMER,
-        sampler,
-        prefix_caching=replicas == 1,
-        rule=data.draw(rules(depth, tree=True)),
-    )
-    fast, exact = run_both(cluster, stream)
-    event("hits" if sum(fast.cached_tokens) else "no hits")
-    assert_same(fast, exact)
-    assert_same_drafts(fast, exact)
 
 
 def chat(count=40, rate=60.0):

@@ -2,21 +2,17 @@
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, event, given, settings
-from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from one_pool import one_pool
 from plain_scenario import plain_scenario
 from stub_timers import LinearTimer
-from test_fast_equals_exact import TIMER, assert_same, limits, run_both
+from test_fast_equals_exact import TIMER
 
 from forerun.errors import ForerunError
 from simulator.running.run import simulate
-from simulator.serving import EngineLimits, RouterConfig
-from simulator.speculation import AcceptanceSampler
+from simulator.serving import EngineLimits
 from simulator.workload import WorkloadConfig, generate_requests
 
-SETTINGS = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 ENDLESS = EngineLimits(64, 4096, 16, 10**6, 0, None, True)
 
 
@@ -93,23 +89,6 @@ def test_a_turn_is_sent_when_its_user_has_thought():
     assert_allclose(arrival[follow], finished[turns[follow]] + stream.think_s[follow], rtol=1e-12)
     assert_allclose(arrival[turns < 0], stream.arrival_s[turns < 0], rtol=1e-12)
     assert stream.think_s.mean() == pytest.approx(0.5, rel=0.4)
-
-
-@SETTINGS
-@given(st.data(), st.integers(0, 1000), st.integers(1, 3), st.sampled_from([1, 3]), st.integers(0, 70))
-def test_fast_and_exact_agree_on_conversations(data, seed, replicas, query_len, system):
-    stream = sessions(data.draw(st.integers(1, 40)), seed, rate=50.0, system_prompt_tokens=system, think_time_s=0.05)
-    sampler = AcceptanceSampler(np.array([0.7, 0.4]), seed=3) if query_len > 1 else None
-    routing = data.draw(st.sampled_from(["least-outstanding", "prefix-aware", "kv-aware"]))
-    limit = data.draw(limits(stream, query_len))
-    router = RouterConfig(max_outstanding=data.draw(st.sampled_from([None, 2])))
-    fast, exact = run_both(
-        one_pool(replicas, routing, "vllm-v1", "fast", limit, TIMER, sampler, prefix_caching=True, router=router),
-        stream,
-    )
-    event("hits" if sum(fast.cached_tokens) else "no hits")
-    event("preempted" if sum(fast.preemptions) else "not preempted")
-    assert_same(fast, exact)
 
 
 def test_turns_after_one_that_can_never_be_served_are_refused_too():
