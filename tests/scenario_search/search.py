@@ -83,8 +83,8 @@ def _short_of_memory(data: dict[str, Any], rng: random.Random) -> dict[str, Any]
         return data
     engine = data.get("engine", {})
     longest = int((requests.input_tokens + requests.output_tokens).max()) // (engine.get("block_size") or 16)
-    swap = {"preemption": "swap"} if rng.random() < 0.5 else {}
-    return data | {"engine": engine | {"num_kv_blocks": longest + rng.choice([2, 3, 5, 9, 20])} | swap}
+    kept = rng.choice(({}, {}, {"preemption": "swap"}, {"kv_offloading_bytes": 1e8}))
+    return data | {"engine": engine | {"num_kv_blocks": longest + rng.choice([2, 3, 5, 9, 20])} | kept}
 
 
 def _accepted_draw(
