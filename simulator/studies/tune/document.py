@@ -311,6 +311,9 @@ def tune_document(tuning: Tuning, engine: str, seed: int = 0, strict: bool = Tru
         if strict:
             raise
         notes.append(str(error))
+    framework = tuning.scenario.engine.framework
+    if emitted and framework.startswith("trtllm"):
+        notes.append("the flags are vLLM's: --emit trtllm writes TensorRT-LLM's file")
     if emitted == "":
         notes.append("nothing to emit: leave the engine's speculation flags out")
     if engine == "sglang" and emitted and len(tuned_batches(tuning.mean)) > 1:

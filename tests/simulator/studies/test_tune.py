@@ -165,6 +165,11 @@ def test_sglang_flags(block, words):
     assert words in tune_document(result, "sglang")["emit"]
 
 
+def test_flags_for_another_engine_than_the_scenarios_say_whose_they_are():
+    result = find_drafts(scenario().with_values({"engine.framework": "trtllm"}), (1,), (512,), (3,))
+    assert "the flags are vLLM's: --emit trtllm writes TensorRT-LLM's file" in tune_document(result, "vllm")["notes"]
+
+
 def test_a_tree_is_refused_by_name_for_vllm():
     tree = {"num_speculative_tokens": None, "tree": {"depth": 3, "top_k": 2, "nodes": 8}}
     result = find_drafts(scenario(**tree), (1,), (512,))
