@@ -1,7 +1,4 @@
-"""The compiled engine must give what its source interpreted gives, bit for bit, on random workloads and limits.
-
-Where nothing is compiled both runs are interpreted, and what is left is that tables price as the timing model does.
-"""
+"""The compiled engine and its source agree where scenarios do not reach; ``test_scenario_search`` does the rest."""
 
 import dataclasses
 import subprocess
@@ -74,12 +71,6 @@ def limits(draw, stream, query_len):
         tokenisation_per_token_s=draw(st.sampled_from([0.0, 1e-5])),
         schedules_ahead=draw(st.booleans()),
     )
-
-
-def run_both(cluster: Fleet, stream: RequestStream) -> tuple[RunLog, RunLog]:
-    fast = cluster.run(stream)
-    assert fast.exact_steps == 0
-    return fast, changed(cluster, stepping="exact-steps").run(stream)
 
 
 def assert_same(fast: RunLog, exact: RunLog) -> None:
