@@ -114,6 +114,10 @@ def parity(replay: Replay, metric: str = "") -> go.Figure:
         replay: of kernels, engine steps or benchmark results.
         metric: for benchmark results, one of ``replay.figures``; default: the first.
     """
+    from forerun.errors import ForerunError
+
+    if replay.kind != "replay":
+        raise ForerunError(f"parity: a replay is drawn (got a result of {replay.kind})")
     return replay.figure(metric)
 
 

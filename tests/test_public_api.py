@@ -74,6 +74,11 @@ def test_a_user_script_passes_strict_type_checks(tmp_path):
     assert checked.stdout.count("error:") == 3, checked.stdout
 
 
+def test_parity_of_a_run_is_refused(chat):
+    with pytest.raises(fr.ForerunError, match=r"parity: a replay is drawn \(got a result of run\)"):
+        fr.plot.parity(fr.simulate(chat))
+
+
 def test_shortcuts_set_the_nested_fields(chat):
     arrivals = {"arrivals": {"process": "poisson", "request_rate": 4.0}}
     nested = plain_data("llama-3.1-8b", "h100-sxm", 64, 8, 20, workload=arrivals, slo={"p99_ttft_ms": 500})

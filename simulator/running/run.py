@@ -353,7 +353,7 @@ def _notes(scenario: Scenario, build: Build, log: RunLog, decoding: DecodeSample
     yield from (words.replace(" requests: ", " requests refused: ", 1) for words in refusal_words(log.refusals))
     restarts = int(np.sum(log.restarts))
     if restarts:
-        yield f"{restarts} requests started again on another replica because their replica failed"
+        yield f"failed replicas: requests started again on another one {restarts} times"
     timer, groups = build.main.timer, build.main.groups
     if groups is not None and isinstance(timer, ModelTimer) and len(decoding):
         steps = decoding.steps
