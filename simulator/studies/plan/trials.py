@@ -141,6 +141,9 @@ CLEAR_MISS = 1.5
 TOLERANCE = 0.01
 """Relative width of the bracket in which a highest rate is left."""
 MOST_WIDENING = 24
+FLAT, NEAR = 0.97, 3.0
+"""A lower load at which the SLO is missed by at least so much of what it was before, and by no more than so many
+times, is one at which requests do not wait."""
 LEAST_SHARE = 1e-6
 """Share of what a layout serves at which nearly every request is alone: what does not hold there holds nowhere."""
 MOST_RATIO = 2.0
@@ -380,7 +383,7 @@ def highest_rate(
         The load, ``most`` where that still holds, ``held`` where no other was found down to ``LEAST_SHARE`` of the
         guess; and the number of loads tried.
     """
-    rate, step, tried, low, high = min(guess, most), 1.25, 0, 0.0, inf
+    rate, step, tried, low, high, last = min(guess, most), 1.25, 0, 0.0, inf, inf
     below, above, widths = 0.0, 0.0, [inf, inf]
     while True:
         tried += 1
@@ -395,7 +398,9 @@ def highest_rate(
             if tried >= MOST_WIDENING or low >= most or high <= LEAST_SHARE * guess:
                 return low, tried
             rate = min(low * step, most) if high == inf else high / step
-            step = min(step * 1.5, 4.0)
+            if FLAT * last < slo_ratio < NEAR and held == 0.0:
+                rate = LEAST_SHARE * guess  # load is not what it misses by: if the lowest misses too, all do
+            step, last = min(step * 1.5, 4.0), slo_ratio if low == 0.0 else inf
         elif high / low > 1.0 + tolerance:
             widths.append(log(high / low))
             share = below / (below + above) if below and widths[-1] <= widths[-3] / 2 else 0.5

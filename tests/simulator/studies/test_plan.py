@@ -317,6 +317,13 @@ def test_command_writes_what_it_says(chat, forerun, tmp_path):
     assert forerun(*rerun, "--json", "-", "--jobs", 1).document["candidates"] == document["candidates"]
 
 
+def test_what_misses_at_any_load_is_given_up_at_once():
+    """A ratio that the load does not move, beside one that falls with it and one that a low load alone meets."""
+    assert highest_rate(lambda rate: 1.3 + 1e-3 * rate, 10.0) == (0.0, 3)
+    assert highest_rate(lambda rate: 0.9 + 0.05 * rate, 10.0)[0] == pytest.approx(2.0, rel=0.01)
+    assert highest_rate(lambda rate: 1.02 if rate > 0.3 else 0.99, 10.0)[0] == pytest.approx(0.3, rel=0.01)
+
+
 def test_scenarios_own_speculation_is_tried_on_and_off(chat):
     scenario = load_scenario(chat).with_values({"speculation": drafts("ngram", 3, 0.5)})
     assert search_axes(StudyFile("here", scenario, {}, ()))["speculation.method"] == ("ngram", "none")
