@@ -4,6 +4,7 @@ import pytest
 from tiny_scenario import tiny_data
 
 from hwprofiles import load_chip
+from simulator.running.build import build_run
 from simulator.running.scenario import scenario_from
 
 
@@ -24,6 +25,13 @@ def test_an_engine_has_its_own_scheduler(framework, scheduler):
     assert engine_on("h100-sxm", framework, engine={"scheduler": "static"}).scheduler == "static"
     assert engine_on("h100-sxm", framework, pipeline_parallel=2).scheduler == "vllm-v1", "the others have no pipelines"
     assert engine_on("h100-sxm", framework, engine={"preemption": "swap"}).scheduler == "vllm-v1"
+
+
+@pytest.mark.parametrize(("hardware", "count"), [({}, 0), ({"pipeline_parallel": 2}, 1)])
+def test_a_scheduler_that_stands_in_is_noted(hardware, count):
+    data = tiny_data() | {"hardware": {"chip": "h100-sxm"} | hardware, "engine": {"framework": "sglang"}}
+    notes = build_run(scenario_from(data, "test"), 0).notes
+    assert len([note for note in notes if "vllm-v1 stands in" in note]) == count
 
 
 @pytest.mark.parametrize(
