@@ -30,7 +30,7 @@ class EngineConfig(Section):
     stepping: Literal["fast", "exact-steps"] = "fast"
     """``fast`` runs the compiled engine if it is built; ``exact-steps`` the interpreted one, every step priced by
     formula (the oracle). Results are the same."""
-    num_scheduler_steps: PositiveInt = 1
+    num_scheduler_steps: Annotated[int, Field(ge=1, le=1024)] = 1
     """Decode steps that run between two looks at the queue (vLLM V0's ``--num-scheduler-steps``): sequences that end
     before the last of them are computed on, and arrivals wait for it."""
     max_num_seqs: PositiveInt = 256
