@@ -15,6 +15,7 @@ from simulator.timing.framework import engine_defaults
 
 FRAMEWORKS = {"tenstorrent": "tt-metal"}
 """Engine of the chips of a vendor that no other engine serves."""
+STEP_TOKENS: int = EngineConfig.model_fields["max_num_batched_tokens"].default
 SGLANG_STEPS = ((35, 2048), (60, 4096))
 """GiB of a chip's memory, and the prompt tokens that a step of SGLang holds by default below it."""
 
@@ -39,7 +40,7 @@ def with_defaults(engine: EngineConfig, hardware: HardwareConfig) -> EngineConfi
         several = hardware.pipeline_parallel > 1 and not scheduler.pipelines
         if several or (engine.preemption == "swap" and not scheduler.swaps):
             defaults.pop("scheduler")  # vLLM's, which can
-    if framework.startswith("sglang") and chip is not None:
+    if chip is not None and load_framework(framework).kv_share_of == "static":
         given = engine.max_num_batched_tokens if "max_num_batched_tokens" in known else None
         defaults |= sglang_limits(framework, chip, hardware, given)
     own = {name: value for name, value in defaults.items() if name not in known}
@@ -54,7 +55,7 @@ def sglang_limits(framework: str, chip: Chip, hardware: HardwareConfig, step_tok
         graphs and their padding in each attention group, rounded to a share of three decimals.
     """
     capacity_gib, groups = chip.memory.capacity_bytes / 2**30, hardware.attention_data_parallel
-    tokens = step_tokens or next((most for gib, most in SGLANG_STEPS if capacity_gib < gib), 8192)
+    tokens = step_tokens or next((most for gib, most in SGLANG_STEPS if capacity_gib < gib), STEP_TOKENS)
     chips = hardware.chips_per_stage * hardware.pipeline_parallel
     graphs = load_framework(framework).on(chip, hardware.chips_per_stage).max_captured_tokens
     padding = (4.5 if graphs > 300 else 3.0) * graphs * groups if groups > 1 else 0.0
