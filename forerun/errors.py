@@ -32,18 +32,20 @@ def plain_number(text: str, name: str = "") -> str:
     """The number that a text with a unit or a suffix means, as it is written; empty if it is none.
 
     Args:
-        text: for example ``10k``, ``8rps``, ``1,000`` or ``1s``.
+        text: for example ``10k``, ``8rps``, ``1,000``, ``1s`` or ``90%``.
         name: the field or option; times are in milliseconds if it ends with ``_ms``.
 
-    >>> plain_number("10k"), plain_number("8rps"), plain_number("1s", "p99_ttft_ms"), plain_number("many")
-    ('10000', '8', '1000', '')
+    >>> plain_number("10k"), plain_number("8rps"), plain_number("1s", "p99_ttft_ms"), plain_number("90 %")
+    ('10000', '8', '1000', '0.9')
     """
-    known = re.fullmatch(r"(\d+(?:\.\d+)?) ?([a-z/%]*)", text.strip().lower().replace(",", ""))
+    known = re.fullmatch(r"(\d+(?:\.\d+)?) ?(%|[a-z/]*)", text.strip().lower().replace(",", ""))
     if known is None:
         return ""
     value, unit = float(known[1]), known[2]
     if unit in SECONDS and name.endswith(("_s", "_ms")):
         value *= SECONDS[unit] / SECONDS[name.rpartition("_")[2]]
+    elif unit == "%":
+        value /= 100
     elif unit not in SECONDS:
         value *= 1e3 if unit.startswith("k") else 1e6 if unit == "m" else 1.0
     return f"{value:.12g}"

@@ -26,7 +26,7 @@ from simulator.running.drafting import (
     verified_survival,
     verify_budget,
 )
-from simulator.running.engine_defaults import chosen_fields
+from simulator.running.engine_defaults import replaced_scheduler
 from simulator.running.refusals import chained_cards, refuse_unmodelled
 from simulator.running.scenario import Scenario
 from simulator.serving import (
@@ -41,7 +41,7 @@ from simulator.serving import (
 from simulator.speculation import AcceptanceSampler, PolicyFactory, attention_level, borrowed_acceptance, sampler_of
 from simulator.speculation.confidence import drafts_that_vary
 from simulator.speculation.proposal import input_slots, proposal
-from simulator.timing.framework import Framework, engine_defaults
+from simulator.timing.framework import Framework
 from simulator.timing.hardware_config import LayerShare
 from simulator.timing.mixed_chips import HostKernels, OtherDevice, SlowestKernels
 
@@ -527,8 +527,8 @@ class _Replica:
                 f"the drafter runs on {draft.tensor_parallel} x {draft.chip.name} per replica over "
                 f"{drafter.link.name}: those chips are not in chips, cost, utilisation and energy"
             )
-        own = engine_defaults(self.engine.framework).get("scheduler", self.engine.scheduler)
-        if own != self.engine.scheduler and "scheduler" not in chosen_fields(self.engine):
+        own = replaced_scheduler(self.engine)
+        if own is not None:
             yield (
                 f"engine.scheduler: {own} is what {self.engine.framework} runs, without pipelines and swapping here; "
                 f"{self.engine.scheduler} stands in"

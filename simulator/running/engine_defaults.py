@@ -73,6 +73,12 @@ def chosen_fields(section: BaseModel) -> set[str]:
     return {name for name in section.model_fields_set if getattr(section, name) is not None}
 
 
+def replaced_scheduler(engine: EngineConfig) -> str | None:
+    """The framework's own scheduler where another stands in for it that the scenario does not choose; else None."""
+    own: str = engine_defaults(engine.framework).get("scheduler", engine.scheduler)
+    return None if own == engine.scheduler or "scheduler" in chosen_fields(engine) else own
+
+
 def default_formats(engine: EngineConfig) -> dict[str, Any]:
     """Formats of weights and KV cache in which an engine stores them where a scenario names none."""
     if not engine.framework.startswith(tuple(FRAMEWORKS.values())):

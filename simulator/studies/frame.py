@@ -120,13 +120,17 @@ class StudyCommand:
     def again(self, arguments: Mapping[str, Any], result: StudyResult) -> str:
         """The command that repeats the study with the files that its result saves."""
         words = ["forerun", self.name, next(iter(result.files), "study.yaml")]
-        words += [f"--{self.switch}"] if self.switch_help else []
+        words += (
+            [f"--{self.switch}", *(() if self.switch_help else (result.document["engine"],))] if self.switch else []
+        )
         unused = self.unused(arguments)
         for name, parameter in self.options.items():
             option = parameter.annotation.__metadata__[0]
             value = result.document[name] if option.resolved else arguments[name]
             kept = option.resolved or name in ALWAYS_REPEATED or value != parameter.default
             if option.repeated and kept and name not in unused and value not in (None, ()):
+                listed = option.text is str and isinstance(value, list | tuple)
+                value = ",".join(map(_exact, value)) if listed else value
                 words += _repeated(option.flag_of(name, parameter.default), value)
         return shlex.join(words)
 
@@ -136,14 +140,19 @@ def _repeated(flag: str, value: Any) -> Iterator[str]:
         yield flag
     elif isinstance(value, Mapping):
         for key, one in value.items():
-            yield from (flag, f"{key}={one:g}")
+            yield from (flag, f"{key}={_exact(one)}")
     elif isinstance(value, list | tuple) and not all(isinstance(one, int) for one in value):
         for one in value:
-            yield from (flag, str(one))
+            yield from (flag, _exact(one))
     elif isinstance(value, list | tuple):
         yield from (flag, ",".join(map(str, value)))
     else:
-        yield from (flag, f"{value:g}" if isinstance(value, float) else str(value))
+        yield from (flag, _exact(value))
+
+
+def _exact(value: Any) -> str:
+    """A value as the shortest text that reads back as the same; whole floats without their point."""
+    return str(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
 def study(name: str, **declared: Any) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:

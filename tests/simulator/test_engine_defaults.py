@@ -5,6 +5,7 @@ from tiny_scenario import tiny_data
 
 from hwprofiles import load_chip
 from simulator.running.build import build_run
+from simulator.running.metrics.document import scenario_document
 from simulator.running.scenario import scenario_from
 
 
@@ -30,8 +31,20 @@ def test_an_engine_has_its_own_scheduler(framework, scheduler):
 @pytest.mark.parametrize(("hardware", "count"), [({}, 0), ({"pipeline_parallel": 2}, 1)])
 def test_a_scheduler_that_stands_in_is_noted(hardware, count):
     data = tiny_data() | {"hardware": {"chip": "h100-sxm"} | hardware, "engine": {"framework": "sglang"}}
-    notes = build_run(scenario_from(data, "test"), 0).notes
-    assert len([note for note in notes if "vllm-v1 stands in" in note]) == count
+    scenario = scenario_from(data, "test")
+    for one in (scenario, scenario_from(scenario_document(scenario), "the scenario of a document")):
+        notes = build_run(one, 0).notes
+        assert len([note for note in notes if "vllm-v1 stands in" in note]) == count
+
+
+def test_a_document_leaves_out_the_scheduler_that_stands_in():
+    pools = {"a": {"role": "prefill", "engine": {"framework": "sglang"}}, "b": {"role": "decode"}}
+    data = tiny_data() | {"hardware": {"chip": "h100-sxm", "pipeline_parallel": 2}, "pools": pools}
+    written = scenario_document(scenario_from(data, "test"))
+    assert written["engine"]["scheduler"] == "vllm-v1", "vLLM's own"
+    assert "scheduler" not in written["pools"]["a"]["engine"]
+    pools["a"]["engine"]["scheduler"] = "vllm-v1"
+    assert scenario_document(scenario_from(data, "test"))["pools"]["a"]["engine"]["scheduler"] == "vllm-v1"
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forerun.version import VERSION
+from simulator.running.engine_defaults import replaced_scheduler
 from simulator.running.metrics.conclusion import load_section, run_conclusion, steady_output_throughput
 from simulator.running.metrics.summary import run_window_s, slo_report, summarise
 from simulator.running.metrics.uncertainty import interval_section
@@ -74,12 +75,20 @@ def run_document(result: RunRecords) -> dict[str, Any]:
 
 
 def scenario_document(scenario: Any) -> dict[str, Any]:
-    """The scenario as it can be read back: JSON values under the names of the scenario file."""
+    """The scenario as it can be read back: JSON values under the names of the scenario file.
+
+    A scheduler that stands in for the engine's own is left out: read back, it would count as chosen.
+    """
     data: dict[str, Any] = jsonable(scenario.model_dump(mode="python", by_alias=True, exclude_none=True))
+    sections = [(data, scenario.engine)]
     for name in scenario.pools or ():
         for section in ("hardware", "engine"):  # a pool's framework or chip has defaults of its own
             base, own = getattr(scenario, section).model_dump(), scenario.pool_section(name, section).model_dump()
             data["pools"][name][section] |= jsonable({field: own[field] for field in own if own[field] != base[field]})
+        sections.append((data["pools"][name], scenario.pool_section(name, "engine")))
+    for written, engine in sections:
+        if replaced_scheduler(engine) is not None:
+            written["engine"].pop("scheduler", None)
     return data
 
 

@@ -27,11 +27,24 @@ EMITTED = (
 )
 SOURCE = "Scenario or study file, YAML or JSON; or a log of requests."
 Emit = Annotated[str | None, Option(EMITTED, "NAME", repeated=False)]
+
+
+def _varied(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Fields that a plan varies: those of the call and of the study, also of one that is a file."""
+    from simulator.running.scenario import is_log
+    from simulator.studies.study_file import load_study
+
+    source = arguments["scenario"]
+    if isinstance(source, str | Path) and not is_log(source):
+        source = load_study(source)
+    return {**(arguments["vary"] or {}), **getattr(source, "vary", {})}
+
+
 MODES = (
     Mode("with --max-rate", lambda arguments: arguments["max_rate"], ("growth", "finalists", "max_replicas")),
     Mode(
         f"where {REPLICAS} is varied",
-        lambda arguments: REPLICAS in {**(arguments["vary"] or {}), **getattr(arguments["scenario"], "vary", {})},
+        lambda arguments: REPLICAS in _varied(arguments),
         ("max_replicas",),
     ),
 )

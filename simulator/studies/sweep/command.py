@@ -16,6 +16,7 @@ ON_CLUSTER = Mode(
     lambda arguments: arguments["cluster"] not in (None, "local"),
     ("jobs",),
 )
+IN_MEMORY = Mode("without a store", lambda arguments: arguments["store"] is None, ("retry_failed",))
 
 
 def _finish(result: "SweepResult") -> int:
@@ -34,7 +35,7 @@ def _finish(result: "SweepResult") -> int:
     examples="Examples: forerun sweep chat.yaml --vary hardware.tensor_parallel=1,2,4 --vary "
     "engine.max_num_seqs=64,256 --store chat.sweep  |  forerun sweep chat.yaml --vary "
     "workload.arrivals.request_rate=1..50:log --design latin-hypercube --samples 100 --store chat.sweep",
-    modes=(ON_CLUSTER,),
+    modes=(ON_CLUSTER, IN_MEMORY),
     finish=_finish,
 )
 def sweep(
