@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import sqrt
 from typing import Any
 
 import numpy as np
 
+from forerun.arrays import FloatArray
 from forerun.tables import number
 from simulator.running.metrics.usage import main_bottleneck
 from simulator.serving import RequestRecords
 from simulator.workload.generate import conversation
 from simulator.workload.workload_config import ARRIVING, WorkloadConfig, rate_unit
 
-LEAST_WAITING, WAITING_SHARE, WAITING_GROWTH = 5, 0.05, 1.5
-"""Requests that wait when the last one arrives, at least, as a share of all, and over those at half of the time, from
-which a queue counts as one that grows without end."""
+LEAST_GROWTH, GROWTH_SHARE, CHANCE = 5.0, 0.05, 2.0
+"""Growth from the second to the fourth quarter of a run from which open work counts as growing without end: requests,
+share of what arrives in that time, and standard deviations of the number of requests that run."""
 EVIDENCE_WORDS = {
     "calibrated": "kernel times measured on this chip",
     "datasheet": "the chip's datasheet alone: no kernel of it was measured",
@@ -38,19 +40,45 @@ def load_section(requests: RequestRecords, workload: WorkloadConfig) -> dict[str
         last = first + len(requests) / turns / rate
     elif arrived is None:
         return {"request_rate": None, "arrival_rate": None, "keeps_up": None}
-
-    def waiting(at_s: float) -> int:
-        begun = int(np.sum(requests.scheduled_s <= at_s)) + int(np.sum(requests.failed))
-        return int(np.sum(requests.arrival_s <= at_s)) - begun
-
-    least = max(LEAST_WAITING, WAITING_SHARE * len(requests), WAITING_GROWTH * waiting((first + last) / 2))
     done = bool(np.any(requests.finished_s > requests.arrival_s))
-    if waiting(last) >= least:  # requests that all arrive while one is served are a burst and no load
+    least = max(LEAST_GROWTH, GROWTH_SHARE * len(requests) / turns / 2)
+    if _open_growth(requests, first, last, rising_s) >= least:
+        # requests that all arrive while one is served are a burst and no load
         keeps_up = None if done and last - first < np.nanmin(requests.finished_s - requests.scheduled_s) else False
     else:
         served_s = np.nanmean(requests.finished_s - requests.arrival_s) if done else 0.0
         keeps_up = None if done and last - first < max(rising_s, served_s) else True
     return {"request_rate": rate, "arrival_rate": arrived, "keeps_up": keeps_up}
+
+
+def _open_growth(requests: RequestRecords, first_s: float, last_s: float, rising_s: float) -> float:
+    """Growth of the mean number of requests in the system from the second to the fourth quarter of the arrivals.
+
+    Requests that wait count one by one. Those that run vary by chance, as a Poisson number does, and rise until the
+    first have ended: they count beyond that alone. A turn that waits holds back the turns after it, so that
+    conversations leave no more than one open request each.
+    """
+    served = ~requests.failed
+    begun_s, ended_s = (
+        np.nan_to_num(times[served], nan=np.inf) for times in (requests.scheduled_s, requests.finished_s)
+    )
+    arrival_s, quarter_s = requests.arrival_s[served], (last_s - first_s) / 4
+    if not quarter_s > 0 or not len(arrival_s):
+        return float(len(arrival_s))
+
+    def present(since_s: FloatArray, until_s: FloatArray) -> FloatArray:
+        """Mean number of requests between two events, in each of the two quarters."""
+        starts = first_s + quarter_s * np.array([[1.0], [3.0]])
+        ends = starts + quarter_s
+        return np.asarray((np.clip(until_s, starts, ends) - np.clip(since_s, starts, ends)).sum(axis=1) / quarter_s)
+
+    waiting, running = present(arrival_s, begun_s), present(begun_s, ended_s)
+    growth = float(waiting[1] - waiting[0])
+    early_s = (ended_s - arrival_s)[arrival_s <= first_s + quarter_s]
+    if quarter_s < max(rising_s / 2, 2.0 * float(early_s.sum()) / max(1, len(early_s))):
+        return growth
+    chance = CHANCE * sqrt(2.0 * float(running[0]))
+    return max(growth, growth + float(running[1] - running[0]) - chance)
 
 
 def steady_output_throughput(

@@ -1,13 +1,18 @@
 """Whether an engine keeps up with its arrivals, in the first sentence of a run."""
 
+from dataclasses import fields
+
+import numpy as np
 import pytest
 from plain_scenario import plain_scenario
-from scenario_parts import on_h100
+from scenario_parts import on_h100, poisson
 
 from forerun.yaml_files import packaged
 from simulator import simulate
+from simulator.running.metrics.conclusion import load_section
 from simulator.running.metrics.replications import combine_replications
 from simulator.running.metrics.served import PART_WORDS, served_words
+from simulator.serving import RequestRecords
 from simulator.timing.releases import BUILD_AGES
 
 ARRIVALS = {
@@ -84,3 +89,43 @@ def test_conversations_are_kept_up_with_once_the_first_have_ended(count, words):
     assert run.conclusion.startswith(words)
     by_hand, whole = 2.5 / (3600 * 4.0 * 10 * 50 / 1e6), 1e6 * run.document["cost_usd"] / (50 * count)
     assert run.document["usd_per_million_output_tokens"] == pytest.approx(by_hand if count == 8000 else whole)
+
+
+@pytest.mark.parametrize(("rate", "places", "keeps_up"), [(0.2, 8, True), (3.0, 8, False), (3.0, 1024, True)])
+def test_conversations_that_the_engine_cannot_serve_are_not_kept_up_with(rate, places, keeps_up):
+    """Of a conversation of 40 turns at most one waits: far fewer than 5 % of all turns, however great the overload."""
+    workload = {
+        "arrivals": {"request_rate": rate},
+        "sessions": {"turns": 40, "think_time_s": 1.0},
+        "num_requests": 12_000,
+    }
+    lengths = {"input_tokens": 50, "output_tokens": 50}
+    engine = {"max_num_seqs": places}
+    run = simulate(on_h100(workload | lengths, engine=engine, prices={"usd_per_chip_hour": 2.5}))
+    served, asked = run.summary["request_throughput"], 40 * rate
+    assert run.document["load"]["keeps_up"] is keeps_up
+    assert keeps_up == (served > 0.5 * asked)  # the last conversations end long after the last has begun
+    cost = 1e6 * run.document["cost_usd"] / run.summary["total_output_tokens"]
+    by_hand = 2.5 / (3600 * asked * 50 / 1e6) if keeps_up else cost
+    assert run.document["usd_per_million_output_tokens"] == pytest.approx(by_hand)
+
+
+def test_work_that_runs_without_end_counts_though_nothing_waits():
+    """Places for all: steps grow longer and none of the requests waits for a place."""
+    requests = _records(np.arange(400) * 0.1, lambda n: 1.0 + 0.05 * n)
+    assert np.all(requests.scheduled_s == requests.arrival_s)
+    assert load_section(requests, _open_loop(400))["keeps_up"] is False
+    steady = _records(np.arange(400) * 0.1, lambda n: 2.0 + 0.0 * n)
+    assert load_section(steady, _open_loop(400))["keeps_up"] is True
+
+
+def _records(arrival_s, latency_s):
+    zeros = np.zeros(len(arrival_s), dtype=np.int64)
+    columns = dict.fromkeys((field.name for field in fields(RequestRecords)), zeros)
+    ended = arrival_s + latency_s(np.arange(len(arrival_s)))
+    times = {"arrival_s": arrival_s, "scheduled_s": arrival_s, "first_token_s": arrival_s, "finished_s": ended}
+    return RequestRecords(**(columns | times | {"failed": zeros > 0}))
+
+
+def _open_loop(count):
+    return on_h100(poisson(10.0, count, 100, 50)).workload
