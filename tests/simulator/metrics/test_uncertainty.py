@@ -7,7 +7,7 @@ from scenario_parts import constant, drafts, on_h100, poisson
 from hwprofiles import predict_kernel
 from simulator.running.build import build_run
 from simulator.running.metrics import own_errors, run_document, summarise, uncertainty
-from simulator.running.metrics.served import without_served
+from simulator.running.metrics.served import widely_served, without_served
 from simulator.running.metrics.summary import request_latency_ms
 from simulator.running.metrics.uncertainty import DRAWS, metric_draws, standard_draws, step_draws
 from simulator.running.run import error_of_run, simulate
@@ -37,6 +37,21 @@ def test_a_run_that_is_not_requested_has_no_intervals():
     document = run_document(simulate(chat()))
     assert document["intervals"] == {}
     assert document["interval_level"] is document["model_error"] is None
+
+
+@pytest.mark.parametrize(
+    ("axis", "factor", "wide"), [("served vllm", 2.4, False), ("served vllm", 2.6, True), ("steps", 9.0, False)]
+)
+def test_a_band_of_measured_runs_is_wide_beyond_its_factor_alone(axis, factor, wide):
+    for end in (np.log(factor), -np.log(factor)):
+        error = {"axes": [{"name": axis, "response": {"mean_ttft_ms": [0.0, end], "mean_tpot_ms": [0.0, 9.0]}}]}
+        assert widely_served(error) == wide
+
+
+def test_a_run_says_how_others_came_out_where_their_band_is_wide(quiet, monkeypatch):
+    assert not any(note.startswith("evidence: ") for note in quiet.notes)
+    monkeypatch.setattr("simulator.running.metrics.served.WIDE", 1.0)
+    assert f"evidence: {quiet.model_error['served']}" in simulate(chat(), intervals=True).notes
 
 
 def test_intervals_hold_the_figure_and_say_what_is_in_them(quiet):

@@ -66,6 +66,16 @@ def test_requests_are_looked_for_every_so_many_decode_steps():
     assert first_tokens_s(200, 0.1)[1].tolist() == first_tokens_s(1, 0.1)[1].tolist()
 
 
+@pytest.mark.parametrize("interval", [2, 7, 40])
+def test_between_two_looks_lie_exactly_so_many_decode_steps(interval):
+    """The second request comes in the first of them; a step with a prompt is followed by a look."""
+    engine = {"framework": "sglang", "scheduler": "sglang", "scheduler_recv_interval": interval}
+    arrivals = {"arrivals": {"process": "constant", "request_rate": 70.0}}
+    steps = simulate(plain_scenario(inputs=64, outputs=90, requests=2, engine=engine, workload=arrivals), 0).steps
+    first, second = (steps.prefill_seqs > 0).nonzero()[0]
+    assert steps.steps[first + 1 : second].sum() == interval
+
+
 @pytest.mark.parametrize(("framework", "silent"), [("sglang", True), ("vllm", False)])
 def test_a_stream_interval_that_changes_nothing_is_noted(framework, silent):
     engine = {"framework": framework, "stream_interval": 10}

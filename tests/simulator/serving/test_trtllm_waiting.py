@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 from both_engines import both_engines
 from plain_scenario import plain_scenario
+from planned_steps import add, scheduler_of, step
 
 from simulator.running.run import simulate
+from simulator.serving.engine import NoEvictScheduler
 
 
 def scenario(steps, share, gap_s=0.5, requests=2, **workload):
@@ -37,6 +39,17 @@ def test_prompts_that_fill_the_share_of_a_step_do_not_wait(share, waits):
     (_, plain), _ = first_tokens_s(0, 0.0)
     (_, late), _ = first_tokens_s(30, share)
     assert (late > plain) == waits
+
+
+def test_every_prompt_waits_exactly_as_many_steps():
+    """Two prompts, one after the other, beside one that decodes: the count begins anew after the first of them."""
+    engine = scheduler_of(NoEvictScheduler, batch_wait_steps=3, batch_wait_tokens=1000)
+    add(engine, (4, 50))
+    assert step(engine) == ({0: 4}, [])
+    for index in (1, 2):
+        add(engine, (4, 50), first=index)
+        waited = [step(engine)[0] for _ in range(4)]
+        assert waited == [{}, {}, {}, {index: 4}]
 
 
 def test_two_prompts_are_computed_together():
