@@ -102,11 +102,11 @@ def test_conversations_that_the_engine_cannot_serve_are_not_kept_up_with(rate, p
     lengths = {"input_tokens": 50, "output_tokens": 50}
     engine = {"max_num_seqs": places}
     run = simulate(on_h100(workload | lengths, engine=engine, prices={"usd_per_chip_hour": 2.5}))
-    served, asked = run.summary["request_throughput"], 40 * rate
+    served, arriving = run.summary["request_throughput"], 40 * rate
     assert run.document["load"]["keeps_up"] is keeps_up
-    assert keeps_up == (served > 0.5 * asked)  # the last conversations end long after the last has begun
+    assert keeps_up == (served > 0.5 * arriving)  # the last conversations end long after the last has begun
     cost = 1e6 * run.document["cost_usd"] / run.summary["total_output_tokens"]
-    by_hand = 2.5 / (3600 * asked * 50 / 1e6) if keeps_up else cost
+    by_hand = 2.5 / (3600 * arriving * 50 / 1e6) if keeps_up else cost
     assert run.document["usd_per_million_output_tokens"] == pytest.approx(by_hand)
 
 
