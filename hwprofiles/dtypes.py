@@ -7,6 +7,21 @@ from forerun.yaml_files import packaged
 from hwprofiles.errors import ProfileError, did_you_mean
 
 _FORMATS: dict[str, dict[str, Any]] = packaged("hwprofiles", "formats.yaml")
+MLX_BITS, MLX_GROUPS = (2, 3, 4, 5, 6, 8), (64, 32, 128)
+"""Bits and group sizes of MLX's affine formats, the default group first."""
+
+
+def mlx_dtype(bits: int, group: int) -> str:
+    """Name of an MLX format: ``mlx4`` has groups of 64, ``mlx4_g32`` of 32."""
+    return f"mlx{bits}" + (f"_g{group}" if group != MLX_GROUPS[0] else "")
+
+
+# One fp16 scale and one fp16 bias per group (mlx.core.quantize).
+_FORMATS |= {
+    mlx_dtype(bits, group): {"bytes": bits / 8 + 4 / group, "math": ["fp16", "bf16", "fp32"], "near": ["int4", "q4_0"]}
+    for bits in MLX_BITS
+    for group in MLX_GROUPS
+}
 GGUF_BLOCKS: dict[str, tuple[int, int]] = {name: tuple(f["block"]) for name, f in _FORMATS.items() if "block" in f}
 """GGUF formats: weights per block, and bytes per block with scales and minima."""
 DTYPES: dict[str, float] = {

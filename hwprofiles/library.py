@@ -664,7 +664,11 @@ class KernelLibrary:
         return self._chosen[key]
 
     def _kernels_of(self, family: str, dtype: str) -> str:
-        return "int4" if self._marlin and family == "moe" and dtype in ("mxfp4", "mxfp4_mxfp8", "fp4") else dtype
+        return (
+            "int4"
+            if self._marlin and family == "moe" and dtype in ("mxfp4", "mxfp4_mxfp8", "fp4", "nvfp4a16")
+            else dtype
+        )
 
     def limits(self, dtype: str) -> Limits:
         """Limits that the formulas use for weights of a dtype: peak of the usable cores, memory, on-chip store."""

@@ -171,6 +171,7 @@ def model_check_tables(file: str, summary: Row) -> list[Any]:
         ("Layers", ", ".join(f"{count} x {kind}" for kind, count in kinds.items())),
         ("Parameters", count_words(summary["parameters_total"])),
         (f"Active per token ({summary['parameters_active_counts']})", count_words(summary["parameters_active"])),
+        ("Weights as published", f"{scaled(summary['weight_bytes'], 'B')} ({', '.join(summary['weight_formats'])})"),
         ("MTP parameters", count_words(summary["mtp_parameters"])),
         ("KV per token (bf16)", scaled(summary["kv_bytes_per_token"], "B")),
         ("Index cache per token (bf16)", scaled(summary["index_bytes_per_token"] or None, "B")),

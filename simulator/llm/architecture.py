@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from forerun.dataclass import dataclass
 from forerun.errors import ForerunError
+from hwprofiles.dtypes import dtype_bytes
 from simulator.llm.layers import PARTS, ActiveCounts, Attention, DenseMlp, Layer, LayerGroup, Mixer, MoeMlp, Tensor
 
 _CACHE_BYTES = 2.0
@@ -206,6 +207,8 @@ def architecture_summary(architecture: Architecture) -> dict[str, Any]:
     """
     counts = architecture.parameters()
     hidden = architecture.hidden_size
+    weight_bytes = architecture.weight_bytes(architecture.checkpoint_dtypes, dtype_bytes)
+    largest = sorted(filter(weight_bytes.get, weight_bytes), key=lambda part: -weight_bytes[part])
     return {
         "name": architecture.name,
         "family": architecture.family,
@@ -232,6 +235,8 @@ def architecture_summary(architecture: Architecture) -> dict[str, Any]:
         "state_bytes_per_sequence": architecture.state_bytes_per_sequence,
         "memory_per_sequence": memory_per_sequence(architecture),
         "checkpoint_dtypes": dict(architecture.checkpoint_dtypes),
+        "weight_bytes": sum(weight_bytes.values()),
+        "weight_formats": list(dict.fromkeys(architecture.checkpoint_dtypes[part] for part in largest)),
         "source": architecture.source,
         "notes": list(architecture.notes),
     }

@@ -16,7 +16,7 @@ from simulator.llm.layers import Tensor, group_layers, layer_order
 
 MOST_LAYERS = 2000
 _TEXT_SECTIONS = ("text_config", "llm_config", "language_config")
-_INHERITED = ("tie_word_embeddings", "torch_dtype", "dtype", "quantization_config", "architectures")
+_INHERITED = ("tie_word_embeddings", "torch_dtype", "dtype", "quantization_config", "quantization", "architectures")
 UNGATED = ("relu2", "xielu", "relu_squared")
 """Activations of feed-forwards with two matrices, where Llama has three."""
 _MTP_NORMS = 3
@@ -49,8 +49,8 @@ def from_hf_config(config: Mapping[str, Any], *, name: str | None = None, source
         hidden=fields.whole("hidden_size"),
         max_position=fields.whole_or("max_position_embeddings", None),
     )
-    dtypes, dtype_notes = checkpoint_dtypes(fields, read.num_layers)
     layers = READERS[family.layers](read)
+    dtypes, dtype_notes = checkpoint_dtypes(fields, layers.layers, read.hidden)
     positions = 0
     if family.extra_positions is not None:
         positions = fields.whole("max_position_embeddings") + family.extra_positions

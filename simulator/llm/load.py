@@ -213,7 +213,7 @@ def _beside(path: Path, name: str, other: str) -> Path:
 
 def _states_no_quantisation(values: Mapping[str, Any]) -> bool:
     sections = (values, *(value for value in values.values() if isinstance(value, Mapping)))
-    return not any("quantization_config" in section for section in sections)
+    return not any({"quantization_config", "quantization"} & section.keys() for section in sections)
 
 
 def _text(path: Path) -> str:

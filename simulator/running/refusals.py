@@ -151,7 +151,7 @@ def _refuse_experts(scenario: Scenario) -> None:
         )
     if not experts and any(share.part == "experts" for share in hardware.layers_on):
         raise ForerunError(f"hardware.layers_on: {architecture.name} has no experts; remove part: experts")
-    stored = {"marlin": ("int4", "fp4", "mxfp4"), "mxfp8": ("mxfp4",)}.get(scenario.engine.moe_backend)
+    stored = {"marlin": ("int4", "fp4", "mxfp4", "nvfp4a16"), "mxfp8": ("mxfp4",)}.get(scenario.engine.moe_backend)
     if stored is not None:
         dtype = resolve_weight_dtypes(architecture, scenario.weights_dtype)["expert"]
         if not experts or dtype not in stored:

@@ -327,7 +327,7 @@ def test_mixed_quantisation_counts_by_part():
     quantization = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
     dtypes = read("qwen3-next-80b-a3b", quantization_config=quantization).checkpoint_dtypes
     assert {part: dtype for part, dtype in dtypes.items() if dtype != "bf16"} == {
-        "attention": "fp8", "expert": "fp4", "shared_expert": "fp4", "lm_head": "fp4",
+        "attention": "fp8", "expert": "nvfp4a16", "shared_expert": "fp4", "lm_head": "fp4",
     }  # fmt: skip
 
 

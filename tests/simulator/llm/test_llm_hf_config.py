@@ -3,6 +3,7 @@
 import pytest
 
 from forerun.errors import ForerunError
+from hwprofiles.dtypes import dtype_bytes, math_dtype
 from simulator.llm import MoeMlp, from_hf_config
 
 LLAMA = {
@@ -167,14 +168,18 @@ def test_sparse_layers_of_deepseek():
     assert from_hf_config(DEEPSEEK | {"num_nextn_predict_layers": 2}).mtp.count == 2
 
 
+EIGHT_BITS = {"input_activations": {"num_bits": 8, "type": "float", "dynamic": True}}
 FP8_SCOUT = {
     "quant_method": "compressed-tensors",
-    "config_groups": {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float"}}},
+    "config_groups": {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float"}, **EIGHT_BITS}},
     "ignore": ["re:.*lm_head", "re:.*self_attn", "re:.*router"],
 }
 FP8_BLOCKS = FP8_SCOUT | {
     "config_groups": {
-        "group_0": {"weights": {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [128, 128]}}
+        "group_0": {
+            "weights": {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [128, 128]},
+            **EIGHT_BITS,
+        }
     }
 }
 INT4_EXPERTS = {
@@ -191,11 +196,17 @@ INT4_EXPERTS = {
         ({"quant_method": "fp8", "weight_block_size": None}, *["fp8"] * 4),
         (FP8_BLOCKS, "bf16", *["fp8_block"] * 3),
         ({"quant_method": "awq", "bits": 4}, "int4", "int4", "int4", "int4"),
-        ({"quant_method": "gptq", "bits": 8}, "int8", "int8", "int8", "int8"),
+        ({"quant_method": "gptq", "bits": 8}, *["w8a16"] * 4),
         ({"quant_method": "mxfp4"}, "bf16", "mxfp4", "mxfp4", "mxfp4"),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "fp4", "fp4", "fp4", "fp4"),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "int4", "int4", "int4", "int4"),
-        ({"quant_method": "fp8", "modules_to_not_convert": ["model.layers.0.self_attn"]}, "fp8", "fp8", "fp8", "fp8"),
+        (
+            {"quant_method": "fp8", "modules_to_not_convert": ["model.layers.0.self_attn"]},
+            "fp8:0.75+bf16:0.25",
+            "fp8",
+            "fp8",
+            "fp8",
+        ),
         ({"quant_method": "fp8", "ignored_layers": ["language_model.model.layers.*.self_attn"]}, "bf16", *["fp8"] * 3),
         ({"quant_method": "fp8", "ignored_layers": ["re:vision_tower.*", "mlp.gate"]}, "fp8", *["fp8"] * 3),
         (FP8_SCOUT, "bf16", "fp8", "fp8", "fp8"),
@@ -207,6 +218,79 @@ def test_quantised_checkpoints_by_part(quantization, attention_dtype, mlp, exper
     assert (dtypes["attention"], dtypes["mlp"]) == (attention_dtype, mlp)
     assert (dtypes["expert"], dtypes["shared_expert"]) == (expert, shared)
     assert {dtypes[part] for part in ("embedding", "lm_head", "router", "norm")} == {"bf16"}
+
+
+def group(targets, bits, kind="int", **more):
+    """A group of compressed-tensors with weights of so many bits and activations in 16, unless ``more`` says so."""
+    return {"targets": targets, "weights": {"num_bits": bits, "type": kind}, "input_activations": None, **more}
+
+
+EXPERTS, ATTENTION = group(["re:.*mlp.experts.*"], 4), group(["re:.*self_attn.*"], 8)
+
+
+@pytest.mark.parametrize(
+    ("groups", "expected"),
+    [
+        ([ATTENTION, EXPERTS], {"attention": "w8a16", "mlp": "bf16", "expert": "int4"}),
+        ([EXPERTS, ATTENTION], {"attention": "w8a16", "mlp": "bf16", "expert": "int4"}),
+        ([group(["Linear"], 8, "float", **EIGHT_BITS), EXPERTS], {"attention": "fp8", "mlp": "fp8", "expert": "int4"}),
+        ([group(["Linear"], 4), group(["re:.*down_proj"], 8)],
+         {"attention": "int4", "mlp": "int4:0.6667+w8a16:0.3333", "expert": "int4:0.6667+w8a16:0.3333"}),
+        ([group(["re:model.layers.[0-1].self_attn.o_proj", "model.layers.2.mlp.experts.0.up_proj"], 4, "float")],
+         {"attention": "bf16:0.7949+nvfp4a16:0.2051", "expert": "bf16:0.8889+nvfp4a16:0.1111"}),
+        ([group(["re:.*lm_head"], 8)], {"attention": "bf16", "lm_head": "w8a16"}),
+    ],
+)  # fmt: skip
+def test_groups_of_a_checkpoint_count_for_their_targets(groups, expected):
+    """Names come before classes, in whatever order the groups stand; modules that no target names keep their dtype."""
+    quantization = {"quant_method": "compressed-tensors", "ignore": ["re:.*router"]}
+    quantization["config_groups"] = {f"group_{number}": one for number, one in enumerate(groups)}
+    architecture = from_hf_config(DEEPSEEK | {"quantization_config": quantization})
+    assert {part: architecture.checkpoint_dtypes[part] for part in expected} == expected
+    assert any("several formats" in note for note in architecture.notes) == any("+" in one for one in expected.values())
+
+
+@pytest.mark.parametrize(
+    ("quantization", "expected"),
+    [
+        ({"bits": 4, "group_size": 64, "mode": "affine"}, {"mlp": "mlx4", "embedding": "mlx4", "lm_head": "mlx4"}),
+        ({"bits": 6, "group_size": 32}, {"mlp": "mlx6_g32", "lm_head": "mlx6_g32", "norm": "bf16"}),
+        ({"bits": 4, "group_size": 32, "mode": "mxfp4"}, {"attention": "mxfp4", "embedding": "mxfp4"}),
+        ({"bits": 3, "group_size": 64, "lm_head": {"bits": 6, "group_size": 64}, "model.embed_tokens": False,
+          "model.layers.1.mlp.switch_mlp.down_proj": {"bits": 8, "group_size": 64}},
+         {"attention": "mlx3", "expert": "mlx3:0.8889+mlx8:0.1111", "lm_head": "mlx6", "embedding": "bf16"}),
+        ({"bits": 4, "group_size": 64, "language_model.model.layers.0.self_attn.o_proj": {"bits": 8, "group_size": 64}},
+         {"attention": "mlx4:0.8974+mlx8:0.1026", "mlp": "mlx4"}),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("key", ["quantization", "quantization_config"])
+def test_mlx_checkpoints_have_their_bits_by_module(quantization, expected, key):
+    dtypes = from_hf_config(DEEPSEEK | {"torch_dtype": "bfloat16", key: quantization}).checkpoint_dtypes
+    assert {part: dtypes[part] for part in expected} == expected
+
+
+def test_bytes_of_mlx_formats_include_scale_and_bias():
+    assert (dtype_bytes("mlx4"), dtype_bytes("mlx4_g32"), dtype_bytes("mlx8_g128")) == (0.5625, 0.625, 1.03125)
+    with pytest.raises(ForerunError, match="quantization.bits must be one of 2, 3, 4, 5, 6, 8, not 7"):
+        from_hf_config(LLAMA | {"quantization": {"bits": 7, "group_size": 64}})
+
+
+@pytest.mark.parametrize(
+    ("quantization", "dtype"),
+    [
+        ({"quant_method": "modelopt", "quant_algo": "W4A16_NVFP4"}, "nvfp4a16"),
+        ({"quant_method": "auto-round", "bits": 4, "data_type": "nv_fp", "act_bits": 4}, "fp4"),
+        ({"quant_method": "auto-round", "bits": 4, "data_type": "nv_fp"}, "nvfp4a16"),
+        ({"quant_method": "auto-round", "bits": 4, "data_type": "mx_fp"}, "mxfp4"),
+        ({"quant_method": "gptq", "bits": 4, "dynamic": {r"-:.*\.self_attn\..*": {}, r"+:.*down.*": {"bits": 8}}},
+         "int4:0.6667+w8a16:0.3333"),
+        ({"quant_method": "auto-round", "bits": 4, "extra_config": {"model.layers.0.mlp.down_proj": {"bits": 16}}},
+         "int4:0.6667+bf16:0.3333"),
+    ],
+)  # fmt: skip
+def test_weights_alone_in_few_bits_are_no_arithmetic_in_few_bits(quantization, dtype):
+    assert from_hf_config(DEEPSEEK | {"quantization_config": quantization}).checkpoint_dtypes["mlp"] == dtype
+    assert math_dtype(dtype, {"bf16", "fp8", "int8", "fp4"}) == ("fp4" if dtype == "fp4" else "bf16")
 
 
 @pytest.mark.parametrize("block", [[64, 128], [128], "128x128"])

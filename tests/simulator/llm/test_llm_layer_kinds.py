@@ -68,23 +68,29 @@ def test_lists_that_do_not_fit_are_refused(config, message):
     assert "\n" not in str(caught.value)
 
 
-def grouped(weights):
-    groups = {} if weights is None else {"group_0": {"weights": weights}}
+def grouped(weights, activation_bits=None):
+    activations = {"input_activations": activation_bits and {"num_bits": activation_bits}}
+    groups = {} if weights is None else {"group_0": {"weights": weights, **activations}}
     return LLAMA | {"quantization_config": {"quant_method": "compressed-tensors", "config_groups": groups}}
 
 
 @pytest.mark.parametrize(
-    ("weights", "dtype"),
+    ("weights", "activation_bits", "dtype"),
     [
-        ({"num_bits": 8, "type": "float"}, "fp8"),
-        ({"num_bits": 4, "type": "float"}, "fp4"),
-        ({"num_bits": 8, "type": "int"}, "int8"),
-        ({"num_bits": 4}, "int4"),
+        ({"num_bits": 8, "type": "float"}, 8, "fp8"),
+        ({"num_bits": 4, "type": "float"}, 4, "fp4"),
+        ({"num_bits": 8, "type": "int"}, 8, "int8"),
+        ({"num_bits": 4}, None, "int4"),
+        ({"num_bits": 8, "type": "float"}, None, "w8a16_fp8"),
+        ({"num_bits": 4, "type": "float"}, None, "nvfp4a16"),
+        ({"num_bits": 4, "type": "float", "group_size": 32}, None, "mxfp4"),
+        ({"num_bits": 8, "type": "int"}, None, "w8a16"),
     ],
 )
-def test_bits_and_type_of_a_group_are_a_format(weights, dtype):
-    assert from_hf_config(grouped(weights)).checkpoint_dtypes["mlp"] == dtype
-    modelopt = {"quant_method": "modelopt", "config_groups": {"group_0": {"weights": weights}}}
+def test_bits_and_type_of_a_group_are_a_format(weights, activation_bits, dtype):
+    config = grouped(weights, activation_bits)
+    assert from_hf_config(config).checkpoint_dtypes["mlp"] == dtype
+    modelopt = config["quantization_config"] | {"quant_method": "modelopt"}
     assert from_hf_config(LLAMA | {"quantization_config": modelopt}).checkpoint_dtypes["mlp"] == dtype
 
 
