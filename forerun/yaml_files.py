@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, NoReturn
 
 import yaml
 
-from forerun.disk_cache import kept
 from forerun.errors import ForerunError
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -210,8 +209,7 @@ def bounded_text(path: Path) -> str:
 @cache
 def packaged(package: str, name: str) -> dict[str, Any]:
     """The mapping in a YAML file of a package, read once; not to be changed."""
-    file = packaged_file(package, name)
-    mapping: dict[str, Any] = kept(str(file), [file, Path(__file__)], lambda: parse(file.read_text("utf-8")))
+    mapping: dict[str, Any] = parse(packaged_file(package, name).read_text("utf-8"))
     return mapping
 
 

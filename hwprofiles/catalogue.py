@@ -2,17 +2,14 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 
-import pydantic
 import yaml
 from pydantic import ValidationError
 
-from forerun.disk_cache import kept
 from forerun.errors import at_field
 from forerun.yaml_files import TooLargeError, bounded_text, packaged, parse, problem_of
 from hwprofiles.errors import ProfileError, did_you_mean
@@ -21,8 +18,6 @@ from hwprofiles.records import Record, first_problem
 from hwprofiles.schema import CORRECTIONS, KINDS, Chip, Link, read_kernel_sets
 
 _R = TypeVar("_R", bound=Record)
-_K = TypeVar("_K")
-_EXTENDS = re.compile(r"^extends: *([\w.-]+)", re.MULTILINE)
 _FOLDER = Path(__file__).parent
 SOURCES = ("source", "field_sources")
 TENSOR_GAIN = 3.0
@@ -130,10 +125,6 @@ def _default_sets(name: str) -> dict[str, dict[str, dict[str, FamilyParameters]]
     A set without a source overrides fields of the first set of its family.
     """
     place = f"defaults/{name}.yaml"
-    return _kept(place, [_FOLDER / place], lambda: _read_default_sets(name, place))
-
-
-def _read_default_sets(name: str, place: str) -> dict[str, dict[str, dict[str, FamilyParameters]]]:
     data = _parse((_FOLDER / place).read_text("utf-8"), place)
     grouped: dict[str, Any] = data if name == LOCAL_LIBRARY else {"": data}
     for families in grouped.values():
@@ -172,31 +163,7 @@ def _load_named(folder: str, name: str, model: type[_R], noun: str) -> _R:
         known = "forerun chips list" if noun == "chip" else ", ".join(names)
         raise ProfileError(f"no {noun} '{name}'{did_you_mean(name, names)} ({known}, or a path to a .yaml file)")
     place = f"{folder}/{name}.yaml"
-    return _kept(
-        place,
-        _files(folder, name),
-        lambda: _validate(_extended(_catalogue_data(folder, name), place, model), place, model),
-    )
-
-
-def _files(folder: str, name: str) -> list[Path]:
-    """Files of a catalogue entry: its own, and those of the chip that it extends."""
-    own = _FOLDER / folder / f"{name}.yaml"
-    base = _EXTENDS.search(own.read_text("utf-8"))
-    files = [own, _FOLDER / "fits" / f"{name}.json"]
-    known = base is not None and base[1] in _names(folder)
-    return [file for file in files if file.exists()] + (_files(folder, base[1]) if base and known else [])
-
-
-@cache
-def _code_digest() -> str:
-    """Checksum of the code that reads and validates profiles."""
-    return sha256(b"".join(file.read_bytes() for file in sorted(_FOLDER.rglob("*.py")))).hexdigest()
-
-
-def _kept(place: str, files: list[Path], make: Callable[[], _K]) -> _K:
-    """A validated entry of the catalogue, read from the user's cache folder where it has not changed."""
-    return kept(f"{place} {pydantic.VERSION} {_code_digest()}", files, make)
+    return _validate(_extended(_catalogue_data(folder, name), place, model), place, model)
 
 
 def _catalogue_data(folder: str, name: str) -> Any:

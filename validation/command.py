@@ -157,13 +157,12 @@ def adaptive_verification(json_file: JsonOption = None) -> int:
 
 
 def _shipped(sections: Sequence[str], bar: bool, quick: bool, fresh: bool, jobs: int | None) -> ShippedErrors:
-    from forerun.disk_cache import cache_folder
     from forerun.workers import cores
-    from validation.inputs import Cache, digest_of
+    from validation.inputs import Cache, cache_folder, digest_of
     from validation.shipped import shipped_errors
 
     folder = cache_folder()
-    cache = None if fresh or folder is None else Cache(folder / "validation", digest_of("validation.shipped"))
+    cache = None if fresh or folder is None else Cache(folder, digest_of("validation.shipped"))
     with Progress(bar, "comparisons") as progress:
         return shipped_errors(sections, jobs or cores(), quick, cache, progress.update)
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
+import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -69,10 +71,23 @@ def _version(library: str) -> str:
         return library
 
 
-class Cache:
-    """Rows of the record by part, each a file that names the digest of what it was computed from.
+def cache_folder() -> Path | None:
+    """The user's folder of kept results; None where ``FORERUN_CACHE`` is ``off``, or the system has no private folders."""
+    chosen = os.environ.get("FORERUN_CACHE")
+    if chosen in ("", "off") or os.name == "nt":
+        return None
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    try:
+        return Path(chosen or f"{base}/forerun").expanduser() / "validation"
+    except RuntimeError:  # a user without a home
+        return None
 
-    Files that cannot be read or written are ignored: a cache failure is not an error.
+
+class Cache:
+    """Rows of the record by part, each a file that names its part and the digest of what it was computed from.
+
+    Files that cannot be read or written are ignored, and so is a folder that other users own or may enter: a cache
+    failure is not an error.
     """
 
     def __init__(self, folder: Path, digest: str) -> None:
@@ -82,8 +97,12 @@ class Cache:
     def get(self, part: str) -> list[ErrorRow] | None:
         """Cached rows computed from the same inputs, or None."""
         try:
-            document = json.loads(self._file(part).read_text(encoding="utf-8"))
-            rows = [ErrorRow(**row) for row in document["rows"]] if document["digest"] == self.digest else None
+            with self._private_folder() as folder:
+                entry = os.open(self._file(part).name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder)
+            with open(entry, encoding="utf-8") as file:
+                document = json.load(file)
+            same = (document["part"], document["digest"]) == (part, self.digest)
+            rows = [ErrorRow(**row) for row in document["rows"]] if same else None
         except (OSError, ValueError, KeyError, TypeError):
             return None
         self.taken += rows is not None
@@ -93,12 +112,29 @@ class Cache:
         """Keep the rows of a part."""
         from simulator.running.metrics.files import write_text_atomically
 
-        text = json.dumps({"digest": self.digest, "rows": [asdict(row) for row in rows]})
+        text = json.dumps({"part": part, "digest": self.digest, "rows": [asdict(row) for row in rows]})
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            write_text_atomically(self._file(part), text)
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with self._private_folder():
+                write_text_atomically(self._file(part), text)
         except OSError:
             return
+
+    @contextmanager
+    def _private_folder(self) -> Iterator[int]:
+        """Open the folder.
+
+        Raises:
+            PermissionError: it is another user's, or other users may enter it.
+        """
+        folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            status = os.fstat(folder)
+            if status.st_uid != os.getuid() or status.st_mode & 0o077:
+                raise PermissionError(f"{self.folder}: is not private")
+            yield folder
+        finally:
+            os.close(folder)
 
     def _file(self, part: str) -> Path:
         return self.folder / f"{hashlib.blake2b(part.encode(), digest_size=8).hexdigest()}.json"

@@ -1,4 +1,4 @@
-"""One command: its exit code, its errors as one line, and help that was printed before."""
+"""One command: its exit code, and its errors as one line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from pathlib import Path
 from types import FrameType, ModuleType
 
 from forerun.errors import ArgumentError, ForerunError, InvariantError, UsageError
-from simulator.cli.kept_help import asks_for_help, help_text
 
 COLLECT_AFTER = 100_000
 """Objects after which cycles are looked for: looking for them while modules load takes a tenth of a short run. Studies
@@ -57,11 +56,7 @@ def run_command(words: Sequence[str]) -> int:
     try:
         refuse_empty(words)
         with unwound_by_sigterm():
-            if asks_for_help(words):
-                sys.stdout.write(help_text(words, call))
-                code = 0
-            else:
-                code = call(words)
+            code = call(words)
         sys.stdout.flush()
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import pydantic
 from pydantic import BaseModel, ConfigDict, Field
 
 from forerun.arrays import IntArray
-from forerun.disk_cache import kept
 from forerun.errors import ForerunError, did_you_mean
-from forerun.yaml_files import packaged, packaged_file
+from forerun.yaml_files import packaged
 from hwprofiles import Chip, Source
 from simulator.llm.architecture import Architecture
 from simulator.llm.layers import MoeMlp
@@ -350,8 +347,7 @@ def load_framework(name: str) -> Framework:
         raise ForerunError(
             f"engine.framework: no framework '{name}'{did_you_mean(name, known)} (one of {', '.join(known)})"
         )
-    files = [packaged_file("simulator.timing", "frameworks.yaml"), Path(__file__)]
-    return kept(f"framework {name} {pydantic.VERSION}", files, lambda: Framework(name=name, **known[name]))
+    return Framework(name=name, **known[name])
 
 
 def engine_defaults(name: str) -> dict[str, Any]:

@@ -11,7 +11,6 @@ import typer
 from tiny_scenario import tiny_data
 from typer.testing import CliRunner
 
-from simulator.cli import kept_help
 from simulator.cli.app import application
 from simulator.cli.commands import COMMANDS, MODULES
 
@@ -85,72 +84,16 @@ def test_a_plain_run_imports_few_libraries(modules):
     assert {name for name in roots if not name.startswith(INSTALLER)} <= LIBRARIES
 
 
-PRINT_HELP = (
-    "import sys; from simulator.cli import main; code = main(sys.argv[1:]); "
-    "print('typer' in sys.modules, file=sys.stderr); sys.exit(code)"
-)
-
-
-@pytest.fixture
-def printed_help(tmp_path):
-    """What a command line prints, and whether it imported typer for that."""
-
-    def run(*words, **environment):
-        settings = {**os.environ, "FORERUN_CACHE": str(tmp_path), "COLUMNS": "80", **environment}
-        done = subprocess.run(
-            [sys.executable, "-c", PRINT_HELP, *words], capture_output=True, text=True, check=True, env=settings
-        )
-        return done.stdout, done.stderr.split()[-1] == "True"
-
-    return run
-
-
-@pytest.mark.parametrize("words", [[], ["--help"], ["run", "-h"], ["chips", "list", "--help"]])
-def test_help_is_laid_out_once(printed_help, words):
-    text, laid_out = printed_help(*words)
-    assert laid_out
-    assert "Example: forerun" in text
-    assert printed_help(*words) == (text, False)
-
-
-def test_help_is_laid_out_again_for_another_width_or_colours(printed_help):
-    text, _ = printed_help("run", "--help")
-    for setting in ({"COLUMNS": "100"}, {"FORCE_COLOR": "1"}):
-        other, laid_out = printed_help("run", "--help", **setting)
-        assert laid_out
-        assert other != text
-
-
-def test_damaged_help_is_laid_out_again(printed_help, tmp_path):
-    expected, _ = printed_help("run", "--help")
-    (file,) = tmp_path.iterdir()
-    file.write_bytes(file.read_bytes().replace(b"SCENARIO", b"SCENERY_"))
-    assert printed_help("run", "--help") == (expected, True)
-
-
-def test_help_is_not_kept_where_the_cache_is_off(printed_help, tmp_path):
-    texts = [printed_help("run", "--help", FORERUN_CACHE="off") for _ in range(2)]
-    assert texts[0] == texts[1]
-    assert texts[1][1]
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_help_follows_the_code_and_the_libraries(monkeypatch, tmp_path):
-    monkeypatch.setenv("FORERUN_CACHE", str(tmp_path))
-    printed = []
-
-    def show():
-        return kept_help.help_text(["run", "--help"], lambda words: printed.append(words))
-
-    show()
-    show()
-    assert len(printed) == 1
-    monkeypatch.setattr(kept_help, "_installed", lambda: ["typer-99.dist-info"])
-    show()
-    assert len(printed) == 2
-    monkeypatch.setattr(kept_help, "_code", lambda: [("runs.py", 1, 1)])
-    show()
-    assert len(printed) == 3
+@pytest.mark.parametrize("words", [["run", "plain.json"], ["chips", "list"], ["--help"], ["run", "-h"]])
+def test_a_command_keeps_nothing_in_a_folder_that_others_may_share(tmp_path, words):
+    """Whoever can write such a folder would choose what the next command prints, or runs."""
+    (tmp_path / "plain.json").write_text(json.dumps(tiny_data()))
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    places = dict.fromkeys(("FORERUN_CACHE", "HOME", "LOCALAPPDATA", "XDG_CACHE_HOME"), str(shared))
+    start = [sys.executable, "-c", "import sys; from simulator.cli import main; sys.exit(main(sys.argv[1:]))", *words]
+    subprocess.run(start, capture_output=True, check=True, cwd=tmp_path, env=os.environ | places)
+    assert list(shared.rglob("*")) == []
 
 
 @pytest.mark.parametrize("command", MODULES)

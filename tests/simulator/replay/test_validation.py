@@ -121,7 +121,32 @@ def test_a_damaged_cache_is_none(no_cache):
     assert cache.get("part") == [ROW]
     assert Cache(no_cache, "2").get("part") is None
     for file in no_cache.iterdir():
-        file.write_text('{"digest": "1", "rows": [{"section": 3}]}')
+        file.write_text('{"part": "part", "digest": "1", "rows": [{"section": 3}]}')
+    assert cache.get("part") is None
+
+
+def test_a_renamed_or_linked_cache_entry_is_not_read(no_cache):
+    cache = Cache(no_cache, "1")
+    cache.put("part", [ROW])
+    (entry,) = no_cache.iterdir()
+    entry.rename(cache._file("other"))
+    assert cache.get("other") is None
+    cache.put("part", [ROW])
+    entry.rename(no_cache.parent / "moved")
+    entry.symlink_to(no_cache.parent / "moved")
+    assert cache.get("part") is None
+
+
+def test_a_cache_folder_that_others_may_enter_is_not_used(no_cache, monkeypatch):
+    cache = Cache(no_cache, "1")
+    cache.put("part", [ROW])
+    no_cache.chmod(0o755)
+    assert cache.get("part") is None
+    cache.put("other", [ROW])
+    assert len(list(no_cache.iterdir())) == 1
+    no_cache.chmod(0o700)
+    assert cache.get("part") == [ROW]
+    monkeypatch.setattr("validation.inputs.os.getuid", lambda: -1)
     assert cache.get("part") is None
 
 
