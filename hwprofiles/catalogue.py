@@ -1,7 +1,6 @@
 """Load and validate profiles, from the catalogue or from a user's YAML file; results are cached."""
 
 import json
-import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path

@@ -72,7 +72,7 @@ def _version(library: str) -> str:
 
 
 def cache_folder() -> Path | None:
-    """The user's folder of kept results; None where ``FORERUN_CACHE`` is ``off``, or the system has no private folders."""
+    """Folder of kept results; None if ``FORERUN_CACHE`` is ``off``, or the system has no private folders."""
     chosen = os.environ.get("FORERUN_CACHE")
     if chosen in ("", "off") or os.name == "nt":
         return None

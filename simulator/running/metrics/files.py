@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -17,7 +16,8 @@ try:
 except ImportError:  # Windows: no advisory locks, and what two processes mixed is still found by its checksums
     fcntl = None  # type: ignore[assignment]
 
-_STAGING = re.compile(r"\.forerun-(\d+)-.*\.tmp")
+_PREFIX, _SUFFIX = ".forerun-held-", ".tmp"
+"""Name of a folder that its process has locked: process numbers mean nothing in another container."""
 _HELD: set[tuple[int, int]] = set()
 """Device and inode of the folders that this process has locked."""
 
@@ -46,8 +46,7 @@ def write_text_atomically(path: Path, text: str) -> None:
 class StagedFiles:
     """Several files of one folder that appear together: all are written aside and on the disk before the first moves.
 
-    Used as a context manager; leaving it with an exception removes what was staged. The folder is made if need be. What
-    killed processes have left staged there is removed.
+    Used as a context manager; leaving it with an exception removes what was staged. The folder is made if need be.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -55,11 +54,11 @@ class StagedFiles:
         self.place = folder
         """Where files are staged under their own names, once entered."""
         self._names: list[str] = []
+        self._held = ExitStack()
 
     def __enter__(self) -> StagedFiles:
         self.folder.mkdir(parents=True, exist_ok=True)
-        _remove_orphans(self.folder)
-        self.place = Path(tempfile.mkdtemp(prefix=f".forerun-{os.getpid()}-", suffix=".tmp", dir=self.folder))
+        self.place = self._held.enter_context(_held_folder(self.folder))
         return self
 
     def add(self, name: str, write: Callable[[Path], object]) -> None:
@@ -86,7 +85,7 @@ class StagedFiles:
                     os.replace(self.place / name, self.folder / name)
                 _to_disk(self.folder)
         finally:
-            shutil.rmtree(self.place, ignore_errors=True)
+            self._held.close()
 
 
 @contextmanager
@@ -95,34 +94,62 @@ def _named(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno is not None and (error.filename is None or _STAGING.search(str(error.filename))):
+        if error.errno is not None and (error.filename is None or _PREFIX in str(error.filename)):
             error.filename = str(path)
         raise
 
 
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """A temporary folder of this process; those that killed processes have left are removed."""
-    _remove_orphans(Path(tempfile.gettempdir()))
-    with tempfile.TemporaryDirectory(prefix=f".forerun-{os.getpid()}-", suffix=".tmp") as place:
-        yield Path(place)
+    """A temporary folder of this process."""
+    with _held_folder(Path(tempfile.gettempdir())) as place:
+        yield place
 
 
-def _remove_orphans(folder: Path) -> None:
-    for left in folder.glob(".forerun-*.tmp"):
-        match = _STAGING.fullmatch(left.name)
-        if match is not None and not _alive(int(match[1])):
-            left.unlink() if left.is_file() else shutil.rmtree(left, ignore_errors=True)
+@contextmanager
+def _held_folder(folder: Path) -> Iterator[Path]:
+    """Make a folder in ``folder`` and lock it until it is removed; folders that killed processes left are removed.
+
+    Where there are no locks, nothing that another process may own is removed.
+    """
+    for left in folder.glob(f"{_PREFIX}*{_SUFFIX}"):
+        with suppress(OSError), _opened(left) as handle:
+            if _lock(handle):
+                shutil.rmtree(left, ignore_errors=True)
+    with ExitStack() as stack:
+        locked = False
+        while not locked:  # another process may lock and remove the folder before this one locks it
+            place = Path(tempfile.mkdtemp(_SUFFIX, _PREFIX, folder))
+            with suppress(FileNotFoundError):
+                handle = stack.enter_context(_opened(place))
+                locked = _lock(handle) is not False and place.exists()
+        stack.callback(shutil.rmtree, place, ignore_errors=True)
+        yield place
 
 
-def _alive(process: int) -> bool:
+@contextmanager
+def _opened(folder: Path) -> Iterator[int | None]:
+    """Open a folder that is not a link; None on systems without locks."""
+    if fcntl is None:
+        yield None
+        return
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        os.kill(process, 0)
-    except ProcessLookupError:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _lock(folder: int | None) -> bool | None:
+    """Lock an open folder: True if it is locked now, False if another process has the lock, None without locks."""
+    try:
+        if folder is not None:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
         return False
-    except (OSError, OverflowError):
-        return True
-    return True
+    except OSError:
+        return None
+    return None if folder is None else True
 
 
 def _to_disk(path: Path) -> None:
@@ -145,30 +172,20 @@ def locked_folder(folder: Path) -> Iterator[None]:
     Raises:
         BlockingIOError: another process has it.
     """
-    if fcntl is None:
-        yield
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        status = os.fstat(handle)
+    with _opened(folder.resolve()) as handle:
+        status = folder.stat()
         mark = (status.st_dev, status.st_ino)
         if mark in _HELD:
             yield
             return
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if _lock(handle) is False:
             words = "another forerun is writing into it; wait until it ends, or name another folder"
-            raise BlockingIOError(errno.EWOULDBLOCK, words, str(folder)) from None
-        except OSError:
-            pass
+            raise BlockingIOError(errno.EWOULDBLOCK, words, str(folder))
         _HELD.add(mark)
         try:
             yield
         finally:
             _HELD.discard(mark)
-    finally:
-        os.close(handle)
 
 
 @contextmanager
@@ -189,10 +206,9 @@ def _proven_folder(folder: Path) -> Iterator[None]:
         raise NotADirectoryError(errno.ENOTDIR, "is a file, name a folder", str(folder))
     made = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
-    probe = folder / f".forerun-{os.getpid()}-probe.tmp"
     try:
-        _write_text(probe, "")
-        probe.unlink()
+        with _named(folder), tempfile.TemporaryFile(dir=folder):
+            pass
         yield
     finally:
         if made and not any(folder.iterdir()):

@@ -1,5 +1,6 @@
 """A run folder is of one run: written in one transaction, read only where everything in it belongs together."""
 
+import errno
 import json
 import os
 import shutil
@@ -190,24 +191,62 @@ def test_ended_by_the_system_nothing_half_written_stays(scenario, copied, sent, 
     assert not list(copied.glob(".forerun*"))
 
 
-def test_what_a_killed_process_left_is_removed(tmp_path, monkeypatch):
-    """By the next one that writes in that folder, or that needs a scratch folder there."""
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
+STAGES = """
+from pathlib import Path
+from simulator.running.metrics.files import StagedFiles
+with StagedFiles(Path(sys.argv[1])) as staged:
+    staged.add_text("b", "whole")
+    print("staged", flush=True)
+    sys.stdin.readline()
+sys.exit()
+"""
 
-    def leave():
-        for owner in (ended.pid, os.getpid()):
-            (tmp_path / f".forerun-{owner}-x.tmp").mkdir(exist_ok=True)
 
-    leave()
-    with StagedFiles(tmp_path) as staged:
-        staged.add_text("a", "")
-    assert sorted(path.name for path in tmp_path.iterdir()) == [f".forerun-{os.getpid()}-x.tmp", "a"]
-    leave()
+@pytest.fixture
+def staging(tmp_path, monkeypatch):
+    """Another process that has staged a file."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with scratch_folder() as place:
-        assert {path.name for path in tmp_path.iterdir()} == {f".forerun-{os.getpid()}-x.tmp", "a", place.name}
-    assert not place.exists()
+    with started(STAGES, tmp_path) as process:
+        assert process.stdout.readline() == "staged\n"
+        yield process
+        process.kill()
+
+
+def write_beside(folder):
+    """Stage, prove and scratch in a folder from a container, where the numbers of other processes are unknown."""
+
+    def unknown(*_):
+        raise ProcessLookupError
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "kill", unknown)
+        with StagedFiles(folder) as staged, writable_folder(folder), scratch_folder():
+            staged.add_text("a", "")
+
+
+def test_what_a_process_of_another_container_has_staged_is_not_removed(tmp_path, staging):
+    write_beside(tmp_path)
+    assert staging.communicate("\n", timeout=600) == ("", "")
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"a": "", "b": "whole"}
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path, staging):
+    """By the next one that writes in that folder, or that needs a scratch folder there."""
+    staging.send_signal(signal.SIGKILL)
+    staging.wait()
+    assert list(tmp_path.iterdir())
+    write_beside(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_without_locks_nothing_of_another_process_is_removed(tmp_path, staging, monkeypatch):
+    def no_locks(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(files.fcntl, "flock", no_locks)
+    write_beside(tmp_path)
+    staging.communicate("\n", timeout=600)
+    assert {path.name for path in tmp_path.iterdir()} == {"a", "b"}
 
 
 def test_one_process_may_lock_twice(tmp_path):
