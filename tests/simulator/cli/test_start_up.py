@@ -86,7 +86,7 @@ def test_a_plain_run_imports_few_libraries(modules):
 
 @pytest.mark.parametrize("words", [["run", "plain.json"], ["chips", "list"], ["--help"], ["run", "-h"]])
 def test_a_command_keeps_nothing_in_a_folder_that_others_may_share(tmp_path, words):
-    """Whoever can write such a folder would choose what the next command prints, or runs."""
+    """Another user who may write to such a folder would choose what the next command prints, or runs."""
     (tmp_path / "plain.json").write_text(json.dumps(tiny_data()))
     shared = tmp_path / "shared"
     shared.mkdir()
