@@ -10,6 +10,8 @@ from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from forerun.dataclass import dataclass
 from forerun.errors import ArgumentError, ForerunError, install_hint
 from forerun.yaml_files import packaged
@@ -53,6 +55,9 @@ class Observed:
     """(arrival seconds, prompt tokens, output tokens) of each request; empty without spans."""
     ttft: Mean | None = None
     itl: Mean | None = None
+    """Gaps between deliveries; a verify step delivers several tokens at once."""
+    tpot: Mean | None = None
+    """Time of all tokens after the first of each request, over their number."""
     prefill: Mean | None = None
     e2el: Mean | None = None
     cache_queries: float | None = None
@@ -174,8 +179,14 @@ def between(first: Mapping[Sample, float], last: Mapping[Sample, float], place: 
     grown = {key: value - first.get(key, 0.0) if value >= first.get(key, 0.0) else value for key, value in last.items()}
     clock = next((value for (name, _), value in grown.items() if name == CLOCK), None)
     duration = clock if clock is not None else seconds
-    seen = Observed(place, duration, **_counts(grown))
-    return replace(seen, **_histograms(grown), **_positions(grown))
+    counts, histograms = _counts(grown), _histograms(grown)
+    seen = replace(Observed(place, duration, **counts), **histograms, **_positions(grown))
+    tokens = counts.get("output_tokens", seen.output_tokens)
+    first = seen.ttft.number if seen.ttft else seen.requests
+    if seen.itl is not None and tokens and first is not None and tokens > first:
+        later = max(tokens - first, seen.itl.number)  # each gap ends with a token
+        seen = replace(seen, tpot=Mean(later, seen.itl.number * seen.itl.mean / later))
+    return seen
 
 
 def _counts(grown: Mapping[Sample, float]) -> dict[str, Any]:
@@ -259,11 +270,9 @@ def _of_spans(spans: Sequence[Mapping[str, Any]], place: str) -> Observed:
     if len(rows) < 2:
         raise ForerunError(f"{place}: no spans of requests with gen_ai.usage attributes in it")
     origin = rows[0]["began"]
-    per_token = [
-        (row["e2el"] - row["ttft"]) / (row["output"] - 1)
-        for row in rows
-        if row["ttft"] is not None and row["output"] > 1
-    ]
+    timed = [row for row in rows if row["ttft"] is not None and row["output"] > 1]
+    later = sum(row["output"] - 1 for row in timed)
+    took_s = sum(row["e2el"] - row["ttft"] for row in timed)
     return Observed(
         place,
         duration_s=max(row["began"] + row["e2el"] for row in rows) - origin,
@@ -273,7 +282,7 @@ def _of_spans(spans: Sequence[Mapping[str, Any]], place: str) -> Observed:
         arrivals=tuple((row["began"] - origin, int(row["prompt"]), int(row["output"])) for row in rows),
         ttft=_mean([row["ttft"] for row in rows]),
         prefill=_mean([row["prefill"] for row in rows]),
-        itl=_mean(per_token),
+        tpot=Mean(later, took_s / later) if later else None,
     )
 
 
@@ -298,10 +307,20 @@ def _benchmark(file: Path) -> Observed:
     }
     latencies = {
         name: Mean(count or 1.0, measured[f"mean_{name}_ms"] / 1e3)
-        for name in ("ttft", "itl", "e2el")
+        for name in ("ttft", "tpot", "itl", "e2el")
         if f"mean_{name}_ms" in measured
     }
-    if "itl" not in latencies and "mean_tpot_ms" in measured:
-        latencies["itl"] = Mean(count or 1.0, measured["mean_tpot_ms"] / 1e3)
+    tokens = count * float(np.mean(run.output_tokens)) if count and run.output_tokens is not None else 0.0
+    drafts = tokens / run.acceptance_length if run.acceptance_length and tokens else None
+    accepted = None if drafts is None else tokens - drafts
     duration = count / rate if count and rate else None
-    return Observed(str(file), duration, count, **lengths, **latencies)  # type: ignore[arg-type]
+    return Observed(
+        str(file),
+        duration,
+        count,
+        **lengths,
+        **latencies,
+        drafts=drafts,
+        accepted_tokens=accepted,
+        notes=run.notes,  # type: ignore[arg-type]
+    )

@@ -39,7 +39,8 @@ FLOOR = 0.005
 """Relative error of the rebuilt traffic itself: lengths are known by bucket."""
 HOST_FIELDS = ("step_s", "per_sequence_s", "eager_launch_s", "uncompiled_launch_s")
 """Host costs of an engine that one factor moves together."""
-LATENCIES = ("itl", "prefill", "ttft")
+LATENCIES = ("tpot", "prefill", "ttft")
+"""Checked latencies; ``tpot`` is the time of all tokens after the first over their number, whatever a step delivers."""
 CHECKED = ("metric", "cause", "measured", "expected", "spread", "alarm", "gap_percent")
 OBSERVED = ("duration_s", "requests", "prompt_tokens", "output_tokens", "acceptance_length")
 METRICS = {
@@ -48,7 +49,7 @@ METRICS = {
     "output_tokens": "output tokens of a request",
     "acceptance_length": "acceptance length",
     "prefix_hit_rate": "share of prompt tokens cached",
-    "itl": "time between tokens (ms)",
+    "tpot": "time per output token (ms)",
     "prefill": "prefill time (ms)",
     "ttft": "time to first token (ms)",
 }
@@ -112,7 +113,10 @@ class Twin:
             result = self.run(seed, host, kernels, **changes)
             requests, summary = result.requests, result.document["summary"]
             prefill = float(np.nanmean(requests.first_token_s - requests.scheduled_s))
-            values = {"itl": summary["mean_itl_ms"], "ttft": summary["mean_ttft_ms"], "prefill": prefill * 1e3}
+            took_s = float(np.nansum(requests.finished_s - requests.first_token_s))
+            later = int((requests.output_tokens[np.isfinite(requests.finished_s)] - 1).sum())
+            per_token = 1e3 * took_s / later if later else None
+            values = {"tpot": per_token, "ttft": summary["mean_ttft_ms"], "prefill": prefill * 1e3}
             rows.append([float(values[name] or np.nan) * kernels / 1e3 for name in LATENCIES])
         return np.array(rows)
 
@@ -180,6 +184,7 @@ def twin(
         ForerunError: what was seen does not tell the traffic, or the scenario cannot serve it.
     """
     _require(seen)
+    seen = _per_token(scenario, seen)
     tell = progress or (lambda done, total: None)
     checks = [*_load_checks(scenario, seen), *_drafter_check(scenario, seen), *_cache_check(scenario, seen, seed)]
     as_seen = Twin(_with_acceptance(scenario, seen), seen, seed)
@@ -211,6 +216,16 @@ def _require(seen: Observed) -> None:
     ]
     if missing:
         raise ForerunError(f"{seen.source}: lacks {', '.join(missing)}, needed to rebuild the traffic")
+
+
+def _per_token(scenario: Scenario, seen: Observed) -> Observed:
+    """What was seen, with gaps between deliveries as the time per token only where each delivers one token."""
+    if seen.tpot is not None or seen.itl is None:
+        return seen
+    if scenario.speculation is None or scenario.speculation.method == "none":
+        return replace(seen, tpot=seen.itl)
+    note = "gaps between deliveries are not compared: a verify step delivers several tokens, how many is not stated"
+    return replace(seen, notes=(*seen.notes, note))
 
 
 def with_lengths(seen: Observed) -> Observed:
@@ -319,16 +334,16 @@ def _with_acceptance(scenario: Scenario, seen: Observed) -> Scenario:
 
 
 def _fit(twin: Twin, cause: str, plain: FloatArray, checks: Sequence[Check], seeds: Sequence[int]) -> Document:
-    """The factor on host work, or on kernels, that explains the time between tokens, and how it fits the rest.
+    """The factor on host work, or on kernels, that explains the time per token, and how it fits the rest.
 
     Returns:
         ``value`` with ``low`` and ``high`` (95 %), and ``misfit``: the sum of squares of what it leaves, in standard
-        deviations. Without a time between tokens, value and interval are None.
+        deviations. Without a time per token, value and interval are None.
     """
     known = {check.metric: check for check in checks}
-    if "itl" not in known:
+    if "tpot" not in known:
         return {"value": None, "low": None, "high": None, "misfit": float("inf")}
-    target, at = log(known["itl"].measured), LATENCIES.index("itl")
+    target, at = log(known["tpot"].measured), LATENCIES.index("tpot")
     # The few seeds of the search lie off the mean of all by this much, whatever the factor.
     offset = np.log(plain).mean(axis=0) - np.log(plain[: len(seeds)]).mean(axis=0)
 
@@ -338,7 +353,7 @@ def _fit(twin: Twin, cause: str, plain: FloatArray, checks: Sequence[Check], see
 
     factor, here, slope = _where(target, np.log(plain).mean(axis=0), logs, at)
     left = [(log(check.measured) - here[LATENCIES.index(name)]) / check.spread for name, check in known.items()]
-    spread = 1.96 * known["itl"].spread / slope
+    spread = 1.96 * known["tpot"].spread / slope
     bounds = {"low": exp(factor - spread), "high": exp(factor + spread)}
     return {"value": exp(factor), **bounds, "misfit": float(np.sum(np.square(left)))}
 
@@ -346,7 +361,7 @@ def _fit(twin: Twin, cause: str, plain: FloatArray, checks: Sequence[Check], see
 def _where(
     target: float, plain: FloatArray, logs: Callable[[float], FloatArray], at: int
 ) -> tuple[float, FloatArray, float]:
-    """The logarithm of the factor that gives the time between tokens, what it gives, and how steep it is there.
+    """The logarithm of the factor that gives the time per token, what it gives, and how steep it is there.
 
     Host work hides behind the device until it is the longer of the two: times rise with a kink, and straight steps
     towards the target would not end.
@@ -457,12 +472,12 @@ class TwinResult(StudyResult):
             if fit["value"] is not None
         ]
         changes: list[tuple[Value, ...]] = [
-            (row["name"], *(_change(row[name]) for name in ("itl", "ttft"))) for row in self.document["what_ifs"]
+            (row["name"], *(_change(row[name]) for name in ("tpot", "ttft"))) for row in self.document["what_ifs"]
         ]
         return [
             Table("Measured beside its twin", ("", "measured", "expected", "gap", ""), checks),
-            Table("Factor that would explain the time between tokens", ("", "factor"), fits),
-            Table("What if, on this traffic", ("", "time between tokens", "time to first token"), changes),
+            Table("Factor that would explain the time per token", ("", "factor"), fits),
+            Table("What if, on this traffic", ("", "time per output token", "time to first token"), changes),
         ]
 
 

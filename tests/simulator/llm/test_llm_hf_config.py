@@ -271,7 +271,7 @@ def test_mlx_checkpoints_have_their_bits_by_module(quantization, expected, key):
 
 def test_bytes_of_mlx_formats_include_scale_and_bias():
     assert (dtype_bytes("mlx4"), dtype_bytes("mlx4_g32"), dtype_bytes("mlx8_g128")) == (0.5625, 0.625, 1.03125)
-    with pytest.raises(ForerunError, match="quantization.bits must be one of 2, 3, 4, 5, 6, 8, not 7"):
+    with pytest.raises(ForerunError, match=r"quantization\.bits must be one of 2, 3, 4, 5, 6, 8, not 7"):
         from_hf_config(LLAMA | {"quantization": {"bits": 7, "group_size": 64}})
 
 

@@ -10,6 +10,7 @@ from tiny_scenario import tiny_data
 
 from forerun.errors import ForerunError
 from simulator.running.build import build_run
+from simulator.running.run import simulate
 from simulator.running.scenario import Scenario
 from simulator.serve.counters import Counters
 from simulator.serve.live import LiveFleet
@@ -68,10 +69,34 @@ def test_a_healthy_engine_raises_no_alarm(tmp_path):
     (bar,) = result.figure("gaps").data
     assert len(bar.x) == sum(row["gap_percent"] is not None for row in result.document["checks"])
     assert result.document["blame"] == []
-    assert result.gap("itl") < 1.0
+    assert result.gap("tpot") < 1.5
     labels = [str(row[0]) for row in result.tables()[0].rows]
-    assert "time between tokens (ms)" in labels
+    assert "time per output token (ms)" in labels
     assert not any("_" in label for label in labels)
+
+
+def test_drafting_is_judged_by_the_time_of_a_token_not_of_a_verify_step():
+    """Without drafts each step is shorter and each token takes longer."""
+    custom = scenario_of()
+    seconds = float(generate_requests(custom.workload, 5).arrival_s[-1])
+    seen = with_lengths(between({}, samples_of(scraped(custom, 5), "metrics"), "metrics", seconds))
+    assert seen.tpot.mean < 0.6 * seen.itl.mean
+    off = next(row for row in twin(custom, seen).document["what_ifs"] if row["name"] == "no speculation")
+    assert off["tpot"]["low"] > 20.0
+
+
+def test_a_benchmark_of_a_drafting_server_is_compared_by_its_tokens(tmp_path):
+    custom = scenario_of()
+    summary = simulate(custom, 5).document["summary"] | {"model_id": "m", "request_rate": 8.0, "num_prompts": 500}
+    file = tmp_path / "result.json"
+    for absent in ((), ("mean_tpot_ms",)):
+        file.write_text(json.dumps({key: value for key, value in summary.items() if key not in absent}))
+        seen = observe_files([file], None)
+        result = twin(custom, seen, what_ifs=False)
+        checked = {check["metric"]: check for check in result.document["checks"]}
+        assert seen.acceptance_length == pytest.approx(summary["spec_decode_acceptance_length"])
+        assert ("tpot" in checked) == (not absent)
+        assert any("several tokens" in note for note in result.document["notes"]) == bool(absent)
 
 
 @pytest.mark.parametrize("seed", [0, 3, 5])
@@ -111,7 +136,7 @@ def test_spans_bring_arrivals_and_lengths(tmp_path):
     file.write_text(json.dumps(otlp([(0.0, 10, 5), (1.5, 20, 11)])))
     seen = observe_files([file], None)
     assert [(round(at_s, 6), prompt, output) for at_s, prompt, output in seen.arrivals] == [(0, 10, 5), (1.5, 20, 11)]
-    assert seen.itl.mean == pytest.approx((0.1 / 4 + 0.1 / 10) / 2)
+    assert seen.tpot.mean == pytest.approx((0.1 + 0.1) / (4 + 10))
 
 
 def test_a_range_query_is_what_grew(tmp_path):
