@@ -38,7 +38,7 @@ def plain_number(text: str, name: str = "") -> str:
     >>> plain_number("10k"), plain_number("8rps"), plain_number("1s", "p99_ttft_ms"), plain_number("90 %")
     ('10000', '8', '1000', '0.9')
     """
-    known = re.fullmatch(r"(\d+(?:\.\d+)?) ?(%|[a-z/]*)", text.strip().lower().replace(",", ""))
+    known = re.fullmatch(r"(\d+(?:\.\d+)?) ?(%|[a-z/]*)", without_commas(text.strip().lower()))
     if known is None:
         return ""
     value, unit = float(known[1]), known[2]
@@ -49,6 +49,28 @@ def plain_number(text: str, name: str = "") -> str:
     elif unit not in SECONDS:
         value *= 1e3 if unit.startswith("k") else 1e6 if unit == "m" else 1.0
     return f"{value:.12g}"
+
+
+def without_commas(text: str) -> str:
+    """A number's text with commas removed where they group thousands, else with a decimal point in place of one.
+
+    >>> without_commas("1,234"), without_commas("0,5"), without_commas("1,234,567.5"), without_commas("12,25")
+    ('1234', '0.5', '1234567.5', '12.25')
+    """
+    if re.match(r"[1-9]\d{0,2}(,\d{3})+(?!\d)", text):
+        return text.replace(",", "")
+    return re.sub(r"^(-?\d+),(\d+)(?![\d,])", r"\1.\2", text)
+
+
+def comma_hint(text: str) -> str:
+    """Way out for a number that is written with a comma, or an empty string.
+
+    >>> comma_hint("0,5"), comma_hint("many")
+    ('; write 0.5, numbers have a decimal point', '')
+    """
+    plain = without_commas(text.strip())
+    known = plain != text.strip() and re.fullmatch(r"-?\d+(\.\d+)?", plain)
+    return f"; write {plain}, numbers have a decimal point" if known else ""
 
 
 PLAIN = {

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, TypeAlias
 
-from traces.errors import TraceError, shown
+from traces.errors import TraceError, comma_hint, shown
 
 OnError: TypeAlias = Literal["stop", "skip"]
 
@@ -254,7 +254,7 @@ class Cells:
         try:
             value = float(word)
         except ValueError:
-            raise TraceError(f"{self.place}: {key}: {shown(word)} is no number") from None
+            raise TraceError(f"{self.place}: {key}: {shown(word)} is no number{comma_hint(word)}") from None
         if not math.isfinite(value):
             raise TraceError(f"{self.place}: {key}: {shown(word)} is not finite")
         return value

@@ -15,7 +15,7 @@ import numpy as np
 from forerun.dataclass import dataclass
 from forerun.errors import ArgumentError, ForerunError, install_hint
 from forerun.yaml_files import packaged
-from traces.requests.agents import request_of, spans_of
+from traces.requests.agents import outer_note, requests_of, spans_of
 
 PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos"
 CLOCK = "forerun:simulated_seconds"
@@ -140,8 +140,7 @@ def _json(file: Path, text: str) -> Observed:
         data = _lines(text)
     if isinstance(data, Mapping) and isinstance(data.get("data"), Mapping) and "result" in data["data"]:
         return _range_query(data["data"], str(file))
-    spans = [span for one in (data if isinstance(data, list) else [data]) for span in spans_of(one)]
-    if spans:
+    if spans := list(spans_of(data)):
         return _of_spans(spans, str(file))
     return _benchmark(file)
 
@@ -266,7 +265,7 @@ def _range_query(data: Mapping[str, Any], place: str) -> Observed:
 
 
 def _of_spans(spans: Sequence[Mapping[str, Any]], place: str) -> Observed:
-    rows = sorted((row for row in map(request_of, spans) if row is not None), key=lambda row: row["began"])
+    rows, outer = requests_of(spans)
     if len(rows) < 2:
         raise ForerunError(f"{place}: no spans of requests with gen_ai.usage attributes in it")
     origin = rows[0]["began"]
@@ -283,6 +282,7 @@ def _of_spans(spans: Sequence[Mapping[str, Any]], place: str) -> Observed:
         ttft=_mean([row["ttft"] for row in rows]),
         prefill=_mean([row["prefill"] for row in rows]),
         tpot=Mean(later, took_s / later) if later else None,
+        notes=(outer_note(outer),) if outer else (),
     )
 
 
@@ -314,13 +314,5 @@ def _benchmark(file: Path) -> Observed:
     drafts = tokens / run.acceptance_length if run.acceptance_length and tokens else None
     accepted = None if drafts is None else tokens - drafts
     duration = count / rate if count and rate else None
-    return Observed(
-        str(file),
-        duration,
-        count,
-        **lengths,
-        **latencies,
-        drafts=drafts,
-        accepted_tokens=accepted,
-        notes=run.notes,  # type: ignore[arg-type]
-    )
+    seen = Observed(str(file), duration, count, drafts=drafts, accepted_tokens=accepted, notes=run.notes)
+    return replace(seen, **lengths, **latencies)  # type: ignore[arg-type]

@@ -176,3 +176,48 @@ def test_the_sample_is_what_its_script_makes():
     assert len(table) == 92
     assert len(table) - len(waits(table)) == 6
     assert max(map(len, waits(table).values())) >= 4
+
+
+def nested(span, parent, name, usage=None, operation=None, at_s=0):
+    """A span of one trace; ``usage`` are its tokens in and out."""
+    attributes = [{"key": "gen_ai.operation.name", "value": {"stringValue": operation}}] if operation else []
+    for side, tokens in zip(("input", "output"), usage or (), strict=False):
+        attributes.append({"key": f"gen_ai.usage.{side}_tokens", "value": {"intValue": str(tokens)}})
+    began = 10**18 + at_s * 10**9
+    times = {"startTimeUnixNano": str(began), "endTimeUnixNano": str(began + 10**8)}
+    return {"traceId": "t", "spanId": span, "parentSpanId": parent, "name": name, "attributes": attributes, **times}
+
+
+NESTED = {
+    "client and server": [nested("a", "", "openai.chat", (20, 3)), nested("b", "a", "llm_request", (20, 3))],
+    "three deep, a span without usage between": [
+        nested("a", "", "invoke_agent x", (20, 3)), nested("b", "a", "http"), nested("c", "b", "chat", (20, 3)),
+        nested("d", "c", "llm_request", (20, 3)),
+    ],
+    "one exported twice": [nested("a", "", "chat", (20, 3)), nested("a", "", "chat", (20, 3))],
+    "a chat whose tool asks again": [
+        nested("a", "", "chat", (15, 1), "chat"), nested("b", "a", "execute_tool f"), nested("c", "b", "chat", (5, 2)),
+    ],
+    "an agent whose calls are its tools'": [
+        nested("a", "", "plan", (20, 3), "invoke_agent"), nested("b", "a", "f", None, "execute_tool"),
+        nested("c", "b", "chat", (20, 3)),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("spans", NESTED.values(), ids=NESTED.keys())
+@pytest.mark.parametrize("form", ["document", "lines", "list", "indented list"])
+def test_nested_spans_are_one_request(tmp_path, spans, form):
+    """The innermost counts, and a note names what is left out, whatever the order and the form of the spans."""
+    exports = [{"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]} for span in reversed(spans)]
+    file = tmp_path / "spans.json"
+    if form == "document":
+        file.write_text(json.dumps({"resourceSpans": [one for export in exports for one in export["resourceSpans"]]}))
+    elif form == "lines":
+        file.write_text("\n".join(map(json.dumps, exports)))
+    else:
+        file.write_text(json.dumps(exports, indent=2 if form == "indented list" else None))
+    table = read_requests(file)
+    assert (int(table.input_tokens.sum()), int(table.output_tokens.sum())) == (20, 3)
+    usage = {span["spanId"] for span in spans if len(span["attributes"]) > 1}
+    assert any("innermost" in note for note in table.notes) == (len(table) < len(usage))

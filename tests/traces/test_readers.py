@@ -510,3 +510,63 @@ def test_several_time_zones_are_noted(tmp_path, zone, named):
         f"timestamp,input_tokens,output_tokens\n2026-05-04T10:00:00+02:00,100,20\n2026-05-04T10:00:05{zone},9,9\n"
     )
     assert any("several time zones (+02:00, Z)" in note for note in read_requests(log).notes) == named
+
+
+USAGE = "start_time,end_time,model,num_model_requests,input_tokens,output_tokens\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "way"),
+    [
+        (USAGE + "1784000000,1784003600,m,120,98000,21000\n1784000000,1784003600,n,80,2000,1000\n",
+         "'num_model_requests' counts '120' requests", "request_rate: 0.0556, input_tokens: 500, output_tokens: 110"),
+        ("day,prompt_tokens,completion_tokens,api_requests\n2026-07-01,1000,200,1\n2026-07-02,1000,200,9\n",
+         "'api_requests' counts '1' requests", "input_tokens: 200, output_tokens: 40"),
+        ("month,input_tokens,output_tokens\n2026-07,1000,200\n", "'month' has dates without a time", "arrivals"),
+        ("timestamp,input_tokens,output_tokens\n2026-07-01T00:00:00Z,9000,20\n2026-07-01T05:00:00Z,9,2\n",
+         "all times in 'timestamp' are whole hours", "arrivals"),
+        ("start_time,end_time,input_tokens,output_tokens\n1784000000,1784086400,1000,20\n", "86400 s", "arrivals"),
+        ('{"requestCount": 3, "prompt_tokens": 30, "completion_tokens": 6}\n', "counts 3 requests", "input_tokens: 10"),
+    ],
+)  # fmt: skip
+def test_sums_over_requests_are_no_requests(tmp_path, text, what, way):
+    file = tmp_path / ("usage.jsonl" if text[0] == "{" else "usage.csv")
+    file.write_text(text)
+    for columns in (None, {"input": text and ("prompt_tokens" if "prompt_tokens" in text else "input_tokens")}):
+        with pytest.raises(TraceError, match="sums over many requests") as refused:
+            read_requests(file, columns=columns)
+        assert what in str(refused.value)
+        assert way in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "date,timestamp,input_tokens,output_tokens\n2026-07-01,1784000003.5,10,2\n2026-07-01,1784000004,9,2\n",
+        "arrival_s,requests,input_tokens,output_tokens\n0.5,1,10,2\n0.9,1,9,2\n",
+        "start_time,end_time,input_tokens,output_tokens\n1784000000,1784000007,10,2\n1784000001,1784000003,9,2\n",
+    ],
+)
+def test_requests_beside_dates_and_counts_of_one_are_requests(tmp_path, text):
+    file = tmp_path / "log.csv"
+    file.write_text(text)
+    assert len(read_requests(file)) == 2
+
+
+@pytest.mark.parametrize("name", ["prompt_chars", "inputBytes", "prompt_words", "input_characters"])
+def test_characters_bytes_and_words_are_never_tokens(tmp_path, name):
+    file = tmp_path / "log.csv"
+    file.write_text(f"arrival_s,{name},output_tokens\n0.5,400,20\n")
+    for columns in (None, {"input": name}):
+        with pytest.raises(TraceError, match=f"'{name}' counts no tokens"):
+            read_requests(file, columns=columns)
+
+
+def test_dates_in_two_columns_and_decimal_commas_get_their_way_out(tmp_path):
+    file = tmp_path / "log.csv"
+    file.write_text("date,time,prompt_tokens,completion_tokens\n2026-07-01,09:30:00,10,20\n")
+    with pytest.raises(TraceError, match="two columns, 'date' and 'time'; join them in one, such as '2026-07-01 09:30"):
+        read_requests(file)
+    file.write_text("ts;prompt_tokens;completion_tokens\n0,5;10;20\n")
+    with pytest.raises(TraceError, match=r"ts: '0,5' is not a time .*; write 0\.5, numbers have a decimal point"):
+        read_requests(file)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from math import ceil
@@ -36,6 +36,8 @@ SPAN_KEYS = {
     "prefill": ("gen_ai.latency.time_in_model_prefill",),
 }
 """Attributes of a request's span: vLLM's (vllm/tracing.py, v0.11) and OpenTelemetry's GenAI conventions."""
+AGENT_OPERATIONS = ("invoke_agent", "create_agent", "invoke_workflow")
+"""Operations whose usage is that of the calls inside them."""
 
 
 def interval_order(spans: Sequence[tuple[float, float]]) -> list[list[int]]:
@@ -310,10 +312,47 @@ def dag_chunks(path: Path, options: Options) -> Iterator[RawChunk]:
 
 
 def spans_of(document: Any) -> Iterator[Mapping[str, Any]]:
-    """Spans of an OTLP JSON document."""
-    for resource in _objects(document, "resourceSpans"):
-        for scope in _objects(resource, "scopeSpans"):
-            yield from _objects(scope, "spans")
+    """Spans of an OTLP JSON document, or of a list of them."""
+    for export in document if isinstance(document, list) else [document]:
+        for resource in _objects(export, "resourceSpans"):
+            for scope in (*_objects(resource, "scopeSpans"), *_objects(resource, "instrumentationLibrarySpans")):
+                yield from _objects(scope, "spans")
+
+
+def requests_of(spans: Iterable[Mapping[str, Any]]) -> tuple[Records, int]:
+    """Requests of spans in the order of their beginning, and the number of spans that repeat the usage of others.
+
+    Of nested spans with usage the innermost are requests: a client's span repeats its server's, that of an agent or a
+    chain has the sum of its calls. Calls inside a tool's span are the tool's own. A span exported twice counts once.
+    """
+    by_id: dict[object, Mapping[str, Any]] = {}
+    for number, span in enumerate(spans):
+        by_id.setdefault((span.get("traceId"), span["spanId"]) if span.get("spanId") else number, span)
+    rows = {key: row for key, span in by_id.items() if (row := request_of(span)) is not None}
+    outer: set[object] = set()
+    for key in rows:
+        span, seen, in_tool = by_id[key], {key}, False
+        while (key := (span.get("traceId"), span.get("parentSpanId"))) in by_id and key not in seen:
+            seen.add(key)
+            span = by_id[key]
+            operation = _operation(span)
+            in_tool |= operation == "execute_tool"
+            if not in_tool or operation in AGENT_OPERATIONS:
+                outer.add(key)
+    inner = sorted((row for key, row in rows.items() if key not in outer), key=lambda row: row["began"])
+    return inner, len(outer & rows.keys())
+
+
+def outer_note(count: int) -> str:
+    """Remark on spans that ``requests_of`` left out."""
+    return f"{count} spans around others with usage left out: of nested spans the innermost are requests"
+
+
+def _operation(span: Mapping[str, Any]) -> str:
+    """What a span does by OpenTelemetry's conventions: its attribute, or the first word of its name."""
+    values = [one.get("value") for one in _objects(span, "attributes") if one.get("key") == "gen_ai.operation.name"]
+    stated = values[0].get("stringValue") if values and isinstance(values[0], Mapping) else None
+    return str(stated or span.get("name", "")).partition(" ")[0]
 
 
 def _objects(holder: Any, key: str) -> list[Mapping[str, Any]]:
@@ -359,7 +398,7 @@ def otel_chunks(path: Path, options: Options) -> Iterator[RawChunk]:
         lines = enumerate(text.splitlines(), start=1)
         documents = [json_value(line, f"{path}:{number}") for number, line in lines if line.strip()]
     spans = [span for document in documents for span in spans_of(document)]
-    records = sorted((one for one in map(request_of, spans) if one is not None), key=lambda one: one["began"])
+    records, outer = requests_of(spans)
     if not records:
         raise TraceError(f"{path}: no spans of requests with gen_ai.usage attributes in it")
     by_trace: dict[object, list[int]] = {}
@@ -372,4 +411,4 @@ def otel_chunks(path: Path, options: Options) -> Iterator[RawChunk]:
         spans_s = [(records[one]["began"], records[one]["began"] + records[one]["e2el"]) for one in members]
         for number, ended in zip(members, interval_order(spans_s), strict=True):
             records[number]["after"] = [members[one] for one in ended]
-    yield from record_chunks(path, records, where="span {}")
+    yield from record_chunks(path, records, where="span {}", note=outer_note(outer) if outer else "")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,15 @@ from traces.files import OnError, first_text, is_parquet, load_document, visible
 from traces.requests.agents import agentic_chunks, dag_chunks, otel_chunks, session_files
 from traces.requests.documents import sharegpt_chunks, vllm_bench_chunks
 from traces.requests.formats import LAYOUTS, PLAIN
-from traces.requests.layout import MAP_EXAMPLE, Options, TraceLayout, can_guess, mapped_layout
+from traces.requests.layout import (
+    MAP_EXAMPLE,
+    Options,
+    TraceLayout,
+    can_guess,
+    column_words,
+    mapped_layout,
+    no_tokens_hint,
+)
 from traces.requests.rows import (
     RawChunk,
     csv_chunks,
@@ -27,6 +36,7 @@ from traces.requests.rows import (
     split_header,
 )
 from traces.requests.servegen import is_servegen_header, pool_files, servegen_chunks
+from traces.requests.values import LEAST_UNIX_S, is_date, nanoseconds_of
 
 _DOCUMENTS: dict[str, Callable[[Path, Options], Iterator[RawChunk]]] = {
     "agentic": agentic_chunks,
@@ -137,7 +147,10 @@ def _document(path: Path, format: str) -> OpenedTrace:
 
 def _parquet(path: Path, layout: TraceLayout | None, columns: Mapping[str, str] | None) -> OpenedTrace:
     names = parquet_columns(path)
-    layout = layout or _recognise(path, names, "columns", {}, columns)
+    if layout is None:
+        start = next(parquet_chunks(path, "skip", names), None)
+        sample = {name: values[0] for name, values in start.columns.items()} if start and start.count else {}
+        layout = _recognise(path, names, "columns", sample, columns, lambda: parquet_chunks(path, "skip", names))
     used = {column.name for column in layout.bind(names, str(path)).columns.values()}
     wanted = names if layout.drop or layout.prepare or layout.flatten else [name for name in names if name in used]
     return OpenedTrace(
@@ -162,7 +175,14 @@ def _json_object(path: Path, text: str, layout: TraceLayout | None, columns: Map
             f"{path}: neither JSON lines nor a JSON trace: the first line is {shown(lines[0], 60)}; keys seen: "
             f"{', '.join(sorted(keys)[:12]) or 'none'}. {_accepted()}"
         )
-    chosen = layout or _recognise(path, sorted(keys) if record is None else list(record), "keys", record or {}, columns)
+    chosen = layout or _recognise(
+        path,
+        sorted(keys) if record is None else list(record),
+        "keys",
+        record or {},
+        columns,
+        lambda: jsonl_chunks(path, "skip", None),
+    )
     return OpenedTrace(
         path, chosen, None, lambda options, on_error: jsonl_chunks(path, on_error, chosen.flatten), streams=True
     )
@@ -181,9 +201,11 @@ def _json_list(path: Path, layout: TraceLayout | None, columns: Mapping[str, str
     first = next((entry for entry in document if isinstance(entry, dict)), {}) if isinstance(document, list) else {}
     if layout is None and ("conversations" in first or "conversation" in first):
         return _document(path, "sharegpt")
+    if layout is None and "resourceSpans" in first:
+        return _document(path, "otel")
     if not first:
         raise TraceError(f"{path}: a JSON list without any object; a list of requests expected")
-    chosen = layout or _recognise(path, list(first), "keys", first, columns)
+    chosen = layout or _recognise(path, list(first), "keys", first, columns, lambda: record_chunks(path, document))
     return OpenedTrace(
         path, chosen, None, lambda options, on_error: record_chunks(path, document, flatten=chosen.flatten), False
     )
@@ -201,7 +223,7 @@ def _csv(path: Path, text: str, layout: TraceLayout | None, columns: Mapping[str
         )
     row = next(csv.reader(later, delimiter=csv_dialect(line)), [])
     sample = dict(zip(names, row, strict=False))
-    chosen = layout or _recognise(path, names, "columns", sample, columns)
+    chosen = layout or _recognise(path, names, "columns", sample, columns, lambda: csv_chunks(path, "skip"))
     used = chosen.bind(names, f"{path}:1").columns
     wanted = None if chosen.drop or chosen.prepare else [column.name for column in used.values()]
     typed = [column.name for canonical, column in used.items() if canonical in _TYPED]
@@ -211,25 +233,151 @@ def _csv(path: Path, text: str, layout: TraceLayout | None, columns: Mapping[str
 
 
 def _recognise(
-    path: Path, names: list[str], kind: str, sample: Mapping[str, Any], columns: Mapping[str, str] | None
+    path: Path,
+    names: list[str],
+    kind: str,
+    sample: Mapping[str, Any],
+    columns: Mapping[str, str] | None,
+    chunks: Callable[[], Iterator[RawChunk]],
 ) -> TraceLayout:
     """The first table format that the column names fit, or what a user or a guess makes of them."""
-    if columns:
-        return mapped_layout(columns, names, str(path), sample)
-    for layout in _TABLES:
-        if layout.accepts(names):
-            return layout
-    if can_guess(names, sample):
-        return mapped_layout({}, names, str(path), sample)
+    layout = None if columns else next((one for one in _TABLES if one.accepts(names)), None)
+    if columns or layout is PLAIN or (layout is None and can_guess(names, sample)):
+        _refuse_sums(path, sample, chunks)
+    if layout is not None:
+        return layout
+    if columns or can_guess(names, sample):
+        return mapped_layout(columns or {}, names, str(path), sample)
     seen = ", ".join(shown(name) for name in names[:12]) or "none"
     more = f" and {len(names) - 12} more" if len(names) > 12 else ""
     present = [name for name in ("input_tokens", "output_tokens") if PLAIN.accepts_for(name, names)]
     if present:
         more += f"; {present[0]} is there, but no column for the other token count"
+    more += no_tokens_hint(names)
     raise TraceError(
         f"{path}: no trace format fits; {kind} seen: {seen}{more}. Say which is which with --map {MAP_EXAMPLE} "
         f"(workload.columns in a scenario). {_accepted()}"
     )
+
+
+_COUNTED = {"num", "n", "number", "total", "count", "api", "model", "successful", "completed", "of", "made", "llm"}
+_HOUR_S = 3600
+_MOST_UNIX_S = 1e10
+_LEAST_BUCKET_S = 600
+_DAY = re.compile(r"\d{4}[-/]\d{1,2}([-/]\d{1,2})?|\d{1,2}[-/.]\d{1,2}[-/.]\d{4}")
+_CLOCK = re.compile(r"\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?( ?[AaPp][Mm])?")
+
+
+def _refuse_sums(path: Path, sample: Mapping[str, Any], chunks: Callable[[], Iterator[RawChunk]]) -> None:
+    """Refuse a table whose rows count several requests, or cover whole hours or days.
+
+    Args:
+        path: the file, for the error.
+        sample: values of the first row.
+        chunks: opens the rows; only the first chunk is read, and only where names or values of the row raise a doubt.
+    """
+    counted = [name for name in sample if _counts_requests(name) and _float(sample[name]) is not None]
+    days = [name for name in sample if _is(_DAY, sample[name])]
+    clocks = [name for name in sample if _is(_CLOCK, sample[name])]
+    whole = [name for name in sample if _on_the_hour(sample[name])]
+    others = [name for name in sample if name not in (*days, *clocks, *whole)]
+    if any(_seconds(sample[name]) is not None or PLAIN.accepts_for("arrival_s", [name]) for name in others):
+        days, clocks, whole = [], [], []  # another column has the arrivals
+    if days and clocks:
+        raise TraceError(
+            f"{path}: date and time are in two columns, {days[0]!r} and {clocks[0]!r}; join them in one, such as "
+            f"'2026-07-01 09:30:00'"
+        )
+    edges = [_edge(sample, words) for words in (("start", "begin", "from", "since"), ("end", "stop", "to", "until"))]
+    if not counted and not days and not all(edges) and not whole:
+        return
+    rows = _rows(next(iter(chunks()), None), list(sample))
+    count = next((name for name in counted if any((_float(row[name]) or 0) > 1 for row in rows)), None)
+    times = [name for name in sample if _seconds(sample[name]) is not None]
+    spans = {_seconds(row[edges[1]], 0) - _seconds(row[edges[0]], 0) for row in rows} if all(edges) else set()  # type: ignore[index,operator]
+    buckets = len(spans) == 1 and min(spans) >= _LEAST_BUCKET_S
+    by_hour = len(rows) > 1 and bool(whole) and all(_on_the_hour(row[name]) for name in times for row in rows)
+    if count is None and not days and not buckets and not by_hour:
+        return
+    if count is not None:
+        what = f"column {count!r} counts {shown(sample[count])} requests in the first"
+    elif days:
+        what = f"column {days[0]!r} has dates without a time of day"
+    else:
+        what = f"each covers {min(spans):.0f} s" if buckets else f"all times in {whole[0]!r} are whole hours"
+    raise TraceError(
+        f"{path}: the rows are sums over many requests, not requests ({what}); {_load(rows, count, edges)}"
+    )
+
+
+def _load(rows: Sequence[Mapping[str, Any]], count: str | None, edges: Sequence[str | None]) -> str:
+    """The way out: fields of a workload with the means of the table, as far as it states them."""
+    way = "describe the load in the scenario's workload"
+    names = {
+        side: next((name for name in rows[0] if PLAIN.accepts_for(f"{side}_tokens", [name])), None)
+        for side in ("input", "output")
+    }
+    requests = sum(_float(row[count]) or 0 for row in rows) if count else 0
+    if not requests:
+        return f"{way}: arrivals, input_tokens and output_tokens of a request"
+    means = [
+        f"{side}_tokens: {sum(_float(row[name]) or 0 for row in rows) / requests:.0f}"
+        for side, name in names.items()
+        if name is not None
+    ]
+    if all(edges):
+        start, end = edges
+        seconds = max(_seconds(row[end], 0) for row in rows) - min(_seconds(row[start], 0) for row in rows)  # type: ignore[index,type-var,operator]
+        means = [f"request_rate: {requests / seconds:.3g}", *means] if seconds > 0 else means
+    return f"{way}; their means: {', '.join(means) or 'not stated'} ({requests:.0f} requests; single lengths are lost)"
+
+
+def _counts_requests(name: str) -> bool:
+    """True for names such as ``num_model_requests``, ``request_count`` and ``requests``, not for ``request_id``."""
+    words = column_words(name)
+    several = words & {"requests", "calls"}
+    single = words & {"request", "call"}
+    return bool(several or (single and words & _COUNTED)) and words - several - single <= _COUNTED
+
+
+def _edge(sample: Mapping[str, Any], words: tuple[str, ...]) -> str | None:
+    return next(
+        (name for name in sample if column_words(name) & set(words) and _seconds(sample[name]) is not None), None
+    )
+
+
+def _rows(chunk: RawChunk | None, names: Sequence[str]) -> list[dict[str, Any]]:
+    if chunk is None:
+        return []
+    columns = {name: chunk.columns.get(name, [None] * chunk.count) for name in names}
+    return [{name: values[row] for name, values in columns.items()} for row in range(chunk.count)]
+
+
+def _is(pattern: re.Pattern[str], value: object) -> bool:
+    return isinstance(value, str) and pattern.fullmatch(value.strip()) is not None
+
+
+def _float(value: object) -> float | None:
+    try:
+        return None if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return None
+
+
+def _seconds(value: object, instead: float | None = None) -> float | None:
+    """A Unix time in seconds, as a number or an ISO 8601 date with its time."""
+    if is_date(value):
+        try:
+            return nanoseconds_of(value) / 1e9
+        except Exception:  # a date that does not exist is the reader's to refuse
+            return instead
+    number = _float(value)
+    return number if number is not None and LEAST_UNIX_S <= number <= _MOST_UNIX_S else instead
+
+
+def _on_the_hour(value: object) -> bool:
+    seconds = _seconds(value)
+    return seconds is not None and seconds % _HOUR_S == 0
 
 
 def _accepted() -> str:

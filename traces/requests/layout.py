@@ -191,8 +191,20 @@ _UNITS = {"s": "s", "sec": "s", "seconds": "s", "ms": "ms", "millis": "ms", "us"
 @cache
 def _role_words() -> dict[str, dict[str, Any]]:
     """Words in a column's name that indicate a role (``for``, strongest first) or speak against it (``against``)."""
-    words: dict[str, dict[str, Any]] = packaged("traces.requests", "guesses.yaml")
+    words: dict[str, Any] = dict(packaged("traces.requests", "guesses.yaml"))
+    del words["no_tokens"]
     return words
+
+
+def counts_no_tokens(name: str) -> bool:
+    """True for a column of characters, bytes or words, which no ratio turns into tokens exactly."""
+    return bool(column_words(name) & set(packaged("traces.requests", "guesses.yaml")["no_tokens"]))
+
+
+def no_tokens_hint(names: Sequence[str]) -> str:
+    """Remark on columns of characters, bytes or words, for an error about missing token counts."""
+    others = [name for name in names if counts_no_tokens(name)]
+    return f"; {others[0]!r} counts no tokens: add a column that the model's tokenizer counts" if others else ""
 
 
 def mapped_layout(
@@ -217,6 +229,8 @@ def mapped_layout(
             )
         if unit and unit not in UNITS_PER_SECOND:
             raise TraceError(f"{where}: columns: {word}={text}: the unit is one of {', '.join(UNITS_PER_SECOND)}")
+        if word in ("input", "output") and counts_no_tokens(name):
+            raise TraceError(f"{where}: columns: {word}={text}: tokens are needed{no_tokens_hint([name])}")
         chosen[word] = TraceColumn(name, unit or _unit_of(name))
     free = [name for name in names if name not in {column.name for column in chosen.values()}]
     guesses = {word: _guess(word, free, sample) for word in _role_words() if word not in chosen}
@@ -228,8 +242,8 @@ def mapped_layout(
         if word not in chosen:
             listed = ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
             raise TraceError(
-                f"{where}: which column counts {word} tokens? Columns: {listed}. Say it with --map {MAP_EXAMPLE}, or "
-                f"workload.columns in a scenario"
+                f"{where}: which column counts {word} tokens? Columns: {listed}{no_tokens_hint(names)}. Say it "
+                f"with --map {MAP_EXAMPLE}, or workload.columns in a scenario"
             )
     guesses_text = ", ".join(f"{word} = '{header}'" for word, header in guessed.items())
     return TraceLayout(
@@ -253,10 +267,10 @@ def _guess(word: str, names: Sequence[str], sample: Mapping[str, Any]) -> str | 
     """The column whose name fits ``word`` best; for arrivals else the only one with dates. None without or in a tie."""
     ranked, dated = [], []
     for name in names:
-        parts = _words(name)
+        parts = column_words(name)
         if parts & set(_role_words()[word]["against"]):
             continue
-        if word != "arrival" and name in sample and not _is_count(sample[name]):
+        if word != "arrival" and (counts_no_tokens(name) or (name in sample and not _is_count(sample[name]))):
             continue
         ranks = [rank for rank, words in enumerate(_role_words()[word]["for"]) if parts & set(words)]
         if ranks:
@@ -271,7 +285,7 @@ def _guess(word: str, names: Sequence[str], sample: Mapping[str, Any]) -> str | 
     return ranked[0][2]
 
 
-def _words(name: str) -> set[str]:
+def column_words(name: str) -> set[str]:
     """Lower-case words of a name such as ``promptToks``, ``prompt_toks`` or ``Prompt toks``."""
     return set(re.findall(r"[a-z]+|\d+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name).lower()))
 

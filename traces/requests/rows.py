@@ -6,7 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ class RawChunk:
         lines: number of each row in the file (1-based line, or row where a file has no lines).
         broken: rows that could not be split into columns: (number, reason, what is wrong).
         place: format of a row's location in errors, e.g. ``"trace.csv:{}"``.
+        note: remark on how the file was read.
     """
 
     columns: dict[str, Values]
@@ -44,6 +45,7 @@ class RawChunk:
     lines: Sequence[int]
     broken: list[tuple[int, str, str]] = field(default_factory=list)
     place: str = "{}"
+    note: str = ""
 
 
 def csv_dialect(header: str) -> str:
@@ -209,7 +211,7 @@ def _chunk_of_records(
 
 
 def record_chunks(
-    path: Path, records: Sequence[Any], where: str = "entry {}", flatten: Flatten | None = None
+    path: Path, records: Sequence[Any], where: str = "entry {}", flatten: Flatten | None = None, note: str = ""
 ) -> Iterator[RawChunk]:
     """Chunks of a list of JSON objects that is in memory already; ``where`` names an entry by its 1-based number."""
     place = f"{path}: {where}"
@@ -222,7 +224,7 @@ def record_chunks(
             if not isinstance(record, dict)
         ]
         numbers = [number for number, _ in good]
-        yield _chunk_of_records([record for _, record in good], numbers, broken, place, flatten)
+        yield replace(_chunk_of_records([record for _, record in good], numbers, broken, place, flatten), note=note)
 
 
 def parquet_columns(path: Path) -> list[str]:

@@ -118,6 +118,8 @@ def pieces_of(
         if bound is None:
             bound = layout.bind(list(chunk.columns) if names is None else names, where)
             _introduce(bound, clock, options, report)
+            if chunk.note:
+                report.note(chunk.note)
         piece = _piece(bound, chunk, clock, options, report, state, left)
         report.clock_s = clock.clock_s
         if clock.guessed_unit:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from forerun.arrays import BoolArray, FloatArray, IntArray
 from forerun.dataclass import dataclass
-from traces.errors import shown
+from traces.errors import comma_hint, shown
 
 Values: TypeAlias = Sequence[Any] | NDArray[Any]
 T = TypeVar("T")
@@ -101,7 +101,7 @@ def _number(value: object) -> int | float:
             try:
                 value = float(text)
             except ValueError:
-                raise _Bad("not a number", f"{shown(text)} is not a number") from None
+                raise _Bad("not a number", f"{shown(text)} is not a number{comma_hint(text)}") from None
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise _Bad("not a number", f"{shown(value)} is not a number")
     if isinstance(value, float) and not math.isfinite(value):
@@ -304,7 +304,8 @@ class TimeColumn:
         parsed = _numbers(values)
         for row, problem in parsed.problems.items():
             if problem.reason == "not a number":
-                parsed.problems[row] = Problem("not a time", NO_TIME.format(shown(values[row])))
+                hint = comma_hint(str(values[row]))
+                parsed.problems[row] = Problem("not a time", NO_TIME.format(shown(values[row])) + hint)
         parsed.refuse(parsed.values < 0, "negative", "{}: an arrival time cannot be negative")
         too_large = "{}: too large for an arrival time; is the time unit right?"
         parsed.refuse(parsed.values > MAX_SECONDS * units, "too large", too_large)
