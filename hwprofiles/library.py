@@ -267,7 +267,7 @@ class KernelLibrary:
         ``_corrected``."""
         light = self.sol_seconds(time._replace(bytes=0.0 * time.bytes) if held else time, dtype)
         xp = functions_of(time.seconds)
-        seconds = xp.maximum(seconds, xp.minimum(light, time.seconds))
+        seconds = xp.maximum(seconds, xp.minimum(light, time.seconds)) * (time.seconds > 0.0)
         if not isinstance(seconds, np.ndarray | Traced):
             seconds = float(seconds)
         return time._replace(seconds=seconds, launch_s=xp.minimum(time.launch_s, seconds))
@@ -357,7 +357,7 @@ class KernelLibrary:
         Source: ``ggml_mul_mat`` with broadcast heads in ``build_attn_mha`` (llama.cpp). In llama_bench.csv one more
         token of context takes Llama-3-70B (8 heads to a KV head) twice as many reads of its cache as the 8B (4).
         """
-        moved = SCORE_KERNELS * SCORE_BYTES * shape.num_heads * scores + again
+        moved = (SCORE_KERNELS * SCORE_BYTES * shape.num_heads * scores + again) * (time.seconds > 0.0)
         extra = self.elementwise(moved, np.minimum(2, scores))
         return KernelTime(*(one + more for one, more in zip(time, extra, strict=True)))
 
@@ -501,10 +501,6 @@ class KernelLibrary:
             kernel: name of the kernel if the library has several for a dtype; its own fit is used if available.
             mean_work: report flops and bytes of the average chip instead of the slowest, which sets the time.
         """
-        if not kernel and np.ndim(expert_parallel) == 0:
-            kernel = self._kernel_of_spread(dtype, expert_parallel)
-        named = f"{dtype}{VARIANT}{kernel}" if kernel else dtype
-        parameters = cast(MoeParameters, self.parameters("moe", named))
         spread = read_routing(routing)
         limits = self.limits(self._kernels_of("moe", dtype))
         weight = dtype_bytes(dtype)
@@ -514,14 +510,25 @@ class KernelLibrary:
         sizes = (*layer.values(), alike)
         if active_experts is not None:
             sizes = (*sizes, active_experts)
-        time = evaluate_formula(
-            sizes,
-            lambda xp, n, e, k, h, i, ep, tp, same, active=None: moe_time(
-                xp, limits, parameters, n, e, k, h, i, weight, 2.0, ep, tp, gated, active, spread, same, dispatched
-            ),
-        )
         uneven = spread.alpha if spread.kind == "power-law" else 0.0
-        time = self._corrected("moe", named, time, uneven=uneven, **layer)
+
+        def timed(kernel: str) -> KernelTime:
+            named = f"{dtype}{VARIANT}{kernel}" if kernel else dtype
+            parameters = cast(MoeParameters, self.parameters("moe", named))
+            time = evaluate_formula(
+                sizes,
+                lambda xp, n, e, k, h, i, ep, tp, same, active=None: moe_time(
+                    xp, limits, parameters, n, e, k, h, i, weight, 2.0, ep, tp, gated, active, spread, same, dispatched
+                ),
+            )
+            return self._corrected("moe", named, time, uneven=uneven, **layer)
+
+        chosen = kernel or self._kernel_of_spread(dtype, np.min(expert_parallel))
+        time = timed(chosen)
+        for ranks in () if kernel or np.ndim(expert_parallel) == 0 else np.unique(expert_parallel):
+            if (other := self._kernel_of_spread(dtype, ranks)) != chosen:
+                here = np.equal(expert_parallel, ranks)
+                time = KernelTime(*(np.where(here, a, b) for a, b in zip(timed(other), time, strict=True)))
         if not mean_work or np.all(np.equal(expert_parallel, 1)):
             return time
         some = np.maximum(1.0, tokens)

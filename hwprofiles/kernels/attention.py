@@ -79,7 +79,7 @@ a B200 then takes 0.083 and 0.104 cycles a pair with heads of 64 and 128, as its
 alone); 0.18 and 0.24 with MLA's prompts and heads of 256 (0.12 to 0.14 and 0.20 fitted)."""
 
 
-def softmax_factor(limits: Limits, width: float) -> float:
+def softmax_factor(limits: Limits, width: Num) -> Num:
     """Time of a tile over that on the chip which the fits come from, where the two differ in exponentials per cycle.
 
     A pair of heads ``width`` wide (keys and values together) takes ``2 width`` FLOP and one exponential.
@@ -94,7 +94,7 @@ def softmax_factor(limits: Limits, width: float) -> float:
         (product**SOFTMAX_OVERLAP + (1.0 / rate + SOFTMAX_CLOCKS) ** SOFTMAX_OVERLAP) ** (1.0 / SOFTMAX_OVERLAP)
         for rate in (own, fitted)
     ]
-    return float(times[0] / times[1])
+    return times[0] / times[1]
 
 
 def prefill_time(

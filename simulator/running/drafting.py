@@ -232,7 +232,7 @@ def drafting_rule(
         each = max(1, skipped // seqs)
         pairs = tuple(seqs * timing.causal_pairs(each, 0, w) if skipped else 0 for w in timer.windows)
         keys = tuple(seqs * timing.keys_read(each, each, w) if skipped else 0 for w in timer.windows)
-        work = timing.decode_step(timer.windows, seqs, 2, each)
+        work = timing.decode_step(timer.windows, min(seqs, timer.target.max_tokens // 2), 2, each)
         changed = timing.DraftStep(1, 1, seqs if skipped else 0, skipped, pairs, keys)
         return float(price(work, changed) - price(work, timing.DraftStep(1, 0, 0, 0, none, none)))
 
@@ -255,7 +255,11 @@ def step_prices(timer: timing.ModelTimer, most: int, price: Callable[..., float]
 
     @lru_cache(maxsize=PRICED_STEPS)
     def step_seconds(seqs: int, tokens: int, context: int, prompt: int = 0) -> float:
-        """Seconds of a step in which each sequence verifies, and drafts, ``tokens`` tokens, beside a prompt's."""
+        """Seconds of a step in which each sequence verifies, and drafts, ``tokens`` tokens, beside a prompt's; of as
+        many steps as they need where one does not hold all of them."""
+        held = timer.target.max_tokens // (tokens + 1)
+        if held < seqs:
+            return step_seconds(held, tokens, context) * seqs / held
         work = timing.decode_step(timer.windows, seqs, tokens + 1, context)
         prompt = min(prompt, timer.target.max_tokens - seqs * (most + 1))
         if prompt > 0:

@@ -66,7 +66,7 @@ def policy_factory(
         return partial(POLICIES[config.name], most)
     if config.name == "disable-above-batch":
         # vLLM's speculative_disable_by_batch_size (vllm-project/vllm#4592), by the requests in the step.
-        above = BatchTable((most,) * ((DISABLE_ABOVE if config.batch is None else config.batch) + 1) + (0,))
+        above = BatchTable((most, 0), (0, (DISABLE_ABOVE if config.batch is None else config.batch) + 1))
         return lambda: above
     if config.name == "batch-table":
         documented = [[first, last, most if tokens is None else tokens] for first, last, tokens in DOCUMENTED_TABLE]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import field
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -52,11 +53,13 @@ class BatchTable:
     """Draft tokens by batch size, and nothing else: ``fixed``, ``disable-above-batch`` and ``batch-table``."""
 
     tokens: tuple[int, ...]
-    """Draft tokens for batches of 0, 1, 2, ... requests; larger batches use the last entry."""
+    """Draft tokens for batches of 0, 1, 2, ... requests, or from each of ``starts`` on; larger ones use the last."""
+    starts: tuple[int, ...] | None = None
     by_batch_alone: bool = field(init=False, default=True)
 
     def choose(self, batch: Batch) -> int:
-        return self.tokens[min(batch.seqs, len(self.tokens) - 1)]
+        place = batch.seqs if self.starts is None else bisect_right(self.starts, batch.seqs) - 1
+        return self.tokens[min(place, len(self.tokens) - 1)]
 
     def observe(self, drafted: int, accepted: Sequence[int]) -> None:
         """Nothing is learnt."""
@@ -70,11 +73,8 @@ def batch_table(table: Sequence[Sequence[int]], most: int) -> BatchTable:
 
     Source: ``build_dynamic_sd_schedule_lookup`` in ``vllm/v1/spec_decode/dynamic/utils.py``, vLLM 0.25 to 0.28.
     """
-    tokens = [min(most, sorted(map(tuple, table))[0][2])]
-    for first, last, drafted in sorted(map(tuple, table)):
-        tokens += [tokens[-1]] * (first - len(tokens))
-        tokens += [min(most, drafted)] * (last + 1 - len(tokens))
-    return BatchTable(tuple(tokens))
+    ranges = sorted(map(tuple, table))
+    return BatchTable(tuple(min(most, drafted) for *_, drafted in ranges), (0, *(first for first, *_ in ranges[1:])))
 
 
 POLICIES: dict[str, Callable[[int], DraftPolicy]] = {}

@@ -205,6 +205,8 @@ class StepTimer:
     """Timer of the same kernels whose host costs or largest steps may differ; its tables are reused as far as they
     go."""
     tracked_windows: tuple[int | None, ...] = field(init=False)
+    _most: int = field(init=False)
+    """Largest number of tokens that a step computes, the padding of its prompts included."""
     tracked_longest: int = field(init=False)
     """How many of the longest decoding sequences a step's time depends on."""
     _homes: tuple[Deployment, ...] = field(init=False)
@@ -255,13 +257,15 @@ class StepTimer:
             if has_tail
             else int(any(kind.one_pass for kind in self._kinds))
         )
-        tokens = np.arange(self.max_tokens + 1, dtype=np.int64)
+        self._most = self.max_tokens
+        if framework.prompts == "sequential":
+            self._prompt_sizes = ByCount(framework.padded_prompts(self.max_tokens).tolist())
+            self._most += int(self._prompt_sizes.values[-1])
+        tokens = np.arange(self._most + 1, dtype=np.int64)
         captured = (tokens <= framework.max_captured_tokens) & deployment.cuda_graphs
         self._eager = ByCount((~captured).tolist())
         self._tail_s = cache(self._seconds_per_tail_key)
         self._decode_graphs = framework.captured_steps == "decode"
-        if framework.prompts == "sequential":
-            self._prompt_sizes = ByCount(framework.padded_prompts(self.max_tokens).tolist())
         self._floor_s = framework.launches_s(
             architecture, deployment.weight_dtypes["expert"], deployment.tensor_parallel, deployment.cuda_graphs
         )
@@ -278,14 +282,14 @@ class StepTimer:
         else:
             self._head = CostTable(
                 lambda rows: _sum(head_calls(deployment, rows), deployment, len(rows)),
-                self.max_tokens,
+                self._most,
                 None if self.like is None else self.like._head,
             )
         self._padded = ByCount([])
         if groups > 1:
             padded = np.where(captured, groups * framework.padded_tokens(tokens, deployment.cuda_graphs), 0)
             self._padded = ByCount(padded.tolist())
-            self._experts = CostTable(self._expert_costs, max(groups * self.max_tokens, int(padded.max())))
+            self._experts = CostTable(self._expert_costs, max(groups * self._most, int(padded.max())))
 
     def kernels(self, work: StepWork[IntArray], logit_rows: IntArray | None = None) -> Iterator[Kernel]:
         """The kernels of many steps in the order in which they run, layer kinds one after the other.
@@ -514,7 +518,7 @@ class StepTimer:
         if query_len not in self._layers:
             like = None if self.like is None else self.like._layer_table(query_len)
             if like is None or self._same_tables is None:
-                like = CostTable(self._layer_costs(query_len), self.max_tokens, like)
+                like = CostTable(self._layer_costs(query_len), self._most, like)
             self._layers[query_len] = like
         return self._layers[query_len]
 

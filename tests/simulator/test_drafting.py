@@ -43,6 +43,15 @@ def test_fast_and_exact_stepping_agree_for_every_method(name):
     both_engines(scenario(name, engine={"num_kv_blocks": 1200, "max_num_seqs": 24}))
 
 
+@pytest.mark.parametrize("scheduler", ["prefill-first", "static"])
+@pytest.mark.parametrize("name", METHODS)
+def test_sequences_that_ended_and_are_computed_on_stay_within_their_blocks(name, scheduler):
+    """Between two looks at the queue they verified as many tokens past their answer as their last drafts had."""
+    steps = {"num_scheduler_steps": 8} if scheduler == "prefill-first" else {}
+    work = poisson(4.0, 50, 300, uniform(20, 120))
+    assert not simulate(scenario(name, engine={"scheduler": scheduler, **steps}, workload=work)).requests.failed.any()
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_runs_of_one_deployment_share_its_prices(name):
     def timer(seed=0, **fields):

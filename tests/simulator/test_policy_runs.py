@@ -40,6 +40,29 @@ def test_fast_and_exact_stepping_agree_under_a_policy(name):
     assert len(set(fast.steps.query_len)) > 1
 
 
+LEARNING = ["goodput", "ema", "p-min", "entropy", "forerun"]
+
+
+@pytest.mark.parametrize("most", [50, 51, 1024])
+@pytest.mark.parametrize("policy", [*LEARNING, "disable-above-batch", "batch-table", "confidence-budget"])
+def test_every_policy_takes_as_many_draft_tokens_as_the_schema_allows(policy, most):
+    """From 50 on ``forerun`` divided by the share of the expected tokens that was left of them: none."""
+    work = burst(3, 30, 20)
+    run = simulate(scenario("parallel-draft", num_speculative_tokens=most, policy=policy, workload=work))
+    assert run.summary["completed"] == 3
+
+
+@pytest.mark.parametrize("policy", LEARNING)
+@pytest.mark.parametrize("budget", [64, 128, 256])
+def test_policies_choose_where_a_step_does_not_hold_the_drafts_of_the_whole_batch(policy, budget):
+    """Prices of steps beyond the budget were an IndexError on chips that pad prompts."""
+    engine, drafted = {"max_num_batched_tokens": budget}, drafts("eagle", 4) | {"policy": policy}
+    work = burst(80, 30, 20)
+    for chip in ("p150", "h100-sxm"):
+        run = simulate(on_h100(work, hardware={"chip": chip}, engine=engine, speculation=drafted))
+        assert run.summary["completed"] == 80
+
+
 @pytest.mark.parametrize("policy", ["goodput", "ema"])
 def test_policies_that_learn_are_reproducible(policy):
     first, again = (simulate(scenario("eagle3", policy=policy)) for _ in range(2))

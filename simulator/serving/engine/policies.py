@@ -5,12 +5,15 @@ from __future__ import annotations
 from array import array
 from typing import Any
 
+import numpy as np
+
 from simulator.serving.engine.acceptance import StepCurve
 from simulator.serving.engine.common import TO_WHOLE, cython, exp, log, log2, pow, sqrt
 from simulator.speculation import Batch
 
 CONTEXT_CELL = cython.declare(cython.longlong, 256)
 """Width in tokens of the cells within which mean contexts have one price, as have prompt tokens of a step."""
+EXACT_TOKENS = cython.declare(cython.longlong, 32)
 REMEMBERED = cython.declare(cython.double, 10.0)
 FORGET = cython.declare(cython.double, 30.0)
 """Most drafts that the belief weighs while nothing is drafted, and steps after which 1/e of it is left: requests
@@ -27,8 +30,16 @@ SWITCH_SHARE = cython.declare(cython.double, 0.2)
 MARGIN = cython.declare(cython.double, 0.02)
 """Share of expected tokens deducted per draft token, beyond its price in a decode step: steps with prompts pay
 for it in full, and requests whose drafts fail are in the batch longer than they are in the mean."""
+MOST_MARGIN = cython.declare(cython.double, 0.5)
 LEAST_SWITCH_S = cython.declare(cython.double, 1e-4)
 """Least cost assumed for a change of K, in seconds, so that noise alone causes no switch."""
+
+
+@cython.exceptval(-1, check=True)
+@cython.ccall
+def after_margin(tokens: cython.longlong) -> cython.double:
+    """Share of expected tokens that counts with so many draft tokens: ``MARGIN`` less for each, and at least half."""
+    return 1.0 - min(MOST_MARGIN, MARGIN * tokens)
 
 
 @cython.cclass
@@ -83,11 +94,19 @@ class StepCurves:
     """Seconds of a step for 0 to ``most`` draft tokens, at the centre of the ``CONTEXT_CELL`` of its mean context."""
 
     step_seconds: Any
-    most: cython.longlong
+    counts: Any
+    """Every count of draft tokens."""
+    priced: list[int]
+    """Counts that are priced: all up to ``EXACT_TOKENS``, then in steps of a sixteenth; the others lie between."""
     known: dict[Any, Any]
 
     def __init__(self, step_seconds: Any, most: int) -> None:
-        self.step_seconds, self.most, self.known = step_seconds, most, {}
+        self.step_seconds, self.counts, self.known = step_seconds, np.arange(most + 1), {}
+        last: int = min(most, EXACT_TOKENS)
+        self.priced = list(range(last + 1))
+        while last < most:
+            last = min(most, last + last // 16)
+            self.priced.append(last)
 
     @cython.cfunc
     def of(self, seqs: cython.longlong, context_tokens: cython.longlong, prompt_tokens: cython.longlong) -> StepCurve:
@@ -97,7 +116,8 @@ class StepCurves:
         curve = self.known.get(key)
         if curve is None:
             cells = (context * CONTEXT_CELL + CONTEXT_CELL // 2, *((prompt * CONTEXT_CELL,) if prompt else ()))
-            curve = StepCurve([self.step_seconds(seqs, tokens, *cells) for tokens in range(self.most + 1)])
+            seconds = [self.step_seconds(seqs, tokens, *cells) for tokens in self.priced]
+            curve = StepCurve(np.interp(self.counts, self.priced, seconds))
             self.known[key] = curve
         return curve
 
@@ -413,7 +433,7 @@ class Forerun(LearningPolicy):
         self.skipped = 0 if self.present else min(self.skipped + max(grown, self.seqs), self.context_tokens)
         plain: cython.double[::1] = self.rates.tokens()
         for tokens in range(len(expected)):
-            expected[tokens] = plain[tokens] * (1.0 - MARGIN * tokens)
+            expected[tokens] = plain[tokens] * after_margin(tokens)
         self._price()
         worth: cython.double = seconds[0] / expected[0]
         for tokens in range(1, len(expected)):

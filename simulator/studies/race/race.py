@@ -22,7 +22,7 @@ from simulator.running.build import Build, build_replica
 from simulator.running.drafting import step_prices
 from simulator.running.records import request_records
 from simulator.running.scenario import Scenario
-from simulator.serving.engine.policies import MARGIN
+from simulator.serving.engine.policies import after_margin
 from simulator.speculation import DraftPolicy, check_policy, draft_survival
 from simulator.speculation.acceptance import AcceptanceSampler
 from simulator.speculation.confidence import CONFIDENCE_THRESHOLD
@@ -297,7 +297,7 @@ def vllm_table(scenario: Scenario) -> str:
     timer = build.main.timer
     assert isinstance(timer, ModelTimer)
     step_seconds = step_prices(timer, len(survival) - 1, timer.seconds)
-    expected = np.cumsum(survival) * (1.0 - MARGIN * np.arange(len(survival)))
+    expected = np.cumsum(survival) * [after_margin(tokens) for tokens in range(len(survival))]
     rows: list[list[int]] = []
     best = len(survival) - 1
     budget = build.main.limits.max_num_batched_tokens

@@ -66,6 +66,21 @@ def test_every_batch_of_a_range_gets_its_k(parts):
         assert {looked_up.choose(Batch(seqs, 0)) for seqs in range(start, end + 1)} == {min(tokens, 5)}
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"name": "disable-above-batch", "batch": 10**9},
+        {"name": "batch-table", "table": [[1, 10**9, 3], [10**12, 10**12, 1]]},
+    ],
+)
+def test_no_table_is_as_long_as_a_batch_that_a_scenario_names(config):
+    """A batch of 1,000,000,000 took 8 GB."""
+    policy = policy_factory(PolicyConfig.model_validate(config), 3, linear_step)()
+    assert policy.choose(Batch(10**9, 0)) == 3
+    assert policy.choose(Batch(10**12, 0)) < 3
+    assert len(policy.tokens) <= 2
+
+
 def test_plain_names_take_their_documented_defaults():
     assert [chosen({"name": "disable-above-batch"}, seqs) for seqs in (1, 32, 33, 500)] == [3, 3, 0, 0]
     assert [chosen({"name": "disable-above-batch", "batch": 4}, seqs) for seqs in (4, 5)] == [3, 0]

@@ -50,8 +50,7 @@ class PrefillFirstScheduler(Scheduler):
         free."""
         _drop(self.running, sequence)
         if self._left:
-            sequence.computed_tokens -= 1
-            self._ended.append(sequence)
+            self._ended.append(self._repeating(sequence))
         else:
             self._end(sequence)
 

@@ -11,6 +11,12 @@ from simulator.serving.engine.sequence import Sequence, StepPlan, _drop
 from simulator.serving.engine.steady import Steady
 
 
+@cython.cfunc
+def _before_last(sequence: Sequence) -> cython.longlong:
+    """Tokens in the cache when a step begins that generates the last token and no other."""
+    return sequence.input_tokens + sequence.output_tokens - 2
+
+
 @cython.cclass
 class Scheduler:
     """Waiting queue, batch and block pool of one replica: what all batching rules share.
@@ -263,6 +269,16 @@ class Scheduler:
         """A finished sequence leaves the batch and gives its blocks back."""
         _drop(self.running, sequence)
         self._end(sequence)
+
+    @cython.cfunc
+    def _repeating(self, sequence: Sequence) -> Sequence:
+        """A finished sequence as padding: it repeats its last step, within the blocks that it holds.
+
+        Accepted drafts may have gone past the end of the answer, for which nothing was reserved.
+        """
+        held: cython.longlong = sequence.blocks * self._block_size - self._reserved
+        sequence.computed_tokens = min(_before_last(sequence), held)
+        return sequence
 
     @cython.cfunc
     def _end(self, sequence: Sequence) -> None:

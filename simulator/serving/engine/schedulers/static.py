@@ -5,14 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from simulator.serving.engine.common import cython
-from simulator.serving.engine.schedulers.scheduler import Scheduler
+from simulator.serving.engine.schedulers.scheduler import Scheduler, _before_last
 from simulator.serving.engine.sequence import Sequence, StepPlan, _drop
-
-
-@cython.cfunc
-def _before_last(sequence: Sequence) -> cython.longlong:
-    """Tokens in the cache when a step begins that generates the last token and no other."""
-    return sequence.input_tokens + sequence.output_tokens - 2
 
 
 @cython.cclass
@@ -49,9 +43,7 @@ class StaticScheduler(Scheduler):
     def release(self, sequence: Sequence) -> None:
         """A finished request keeps its blocks until the whole batch is done, and repeats the step of its last token."""
         _drop(self.running, sequence)
-        # Accepted drafts may have gone past the end of the answer, for which nothing was reserved.
-        sequence.computed_tokens = min(sequence.computed_tokens, _before_last(sequence))
-        self._padding.append(sequence)
+        self._padding.append(self._repeating(sequence))
         if not self.running:
             for finished in self._padding:
                 self._end(finished)
