@@ -181,9 +181,9 @@ def between(first: Mapping[Sample, float], last: Mapping[Sample, float], place: 
     counts, histograms = _counts(grown), _histograms(grown)
     seen = replace(Observed(place, duration, **counts), **histograms, **_positions(grown))
     tokens = counts.get("output_tokens", seen.output_tokens)
-    first = seen.ttft.number if seen.ttft else seen.requests
-    if seen.itl is not None and tokens and first is not None and tokens > first:
-        later = max(tokens - first, seen.itl.number)  # each gap ends with a token
+    begun = seen.ttft.number if seen.ttft else seen.requests
+    if seen.itl is not None and tokens and begun is not None and tokens > begun:
+        later = max(tokens - begun, seen.itl.number)  # each gap ends with a token
         seen = replace(seen, tpot=Mean(later, seen.itl.number * seen.itl.mean / later))
     return seen
 
