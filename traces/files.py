@@ -236,6 +236,11 @@ class Cells:
         self._values = values
         self.place = place
 
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """The raw values by key."""
+        return self._values
+
     def with_values(self, values: Mapping[str, Any]) -> Cells:
         """Return the row with some values replaced."""
         return Cells({**self._values, **values}, self.place)

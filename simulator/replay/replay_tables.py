@@ -35,7 +35,15 @@ def replay_heading(document: Document) -> tuple[str, str]:
     if "runs" in document:
         facts = f"{held_out.strip()} configurations · " if held_out else ""
         runs = len(document["runs"])
-        return f"{runs:,} measured run{'s' * (runs != 1)} served again", f"{facts}seed {document['seed']} · {basis}"
+        simulated = {run.get("simulated", "") for run in document["runs"]}
+        others = sum(" in place of " in words for words in simulated)
+        known = len(simulated) == 1 and "" not in simulated
+        words = f": {simulated.pop()}" if known else f", {others} configurations of other models than the scenario's"
+        words *= known or others > 0
+        return (
+            f"{runs:,} measured run{'s' * (runs != 1)} served again{words}",
+            f"{facts}seed {document['seed']} · {basis}",
+        )
     count = f"{document['overall']['n']:,}{held_out}"
     if "chip" not in document:
         return f"{count} engine steps", basis

@@ -97,6 +97,7 @@ SHORT_NAMES = {
 HELD_IN = "part of the training split"
 NOT_CHOSEN = "left out by --where or --limit"
 WORST_RUNS = 20
+SHOWN_REMARKS = 8
 _FACTS = ("name", "model", "chip", "framework", "tensor_parallel", "max_concurrency", "request_rate",
           "input_tokens", "output_tokens", "num_requests", "weights_dtype", "speculation", "process",
           "framework_version", "pipeline_parallel", "expert_parallel")  # fmt: skip
@@ -131,6 +132,8 @@ class RunOutcome:
     basis: str | None
     notes: tuple[str, ...]
     skipped: str | None
+    simulated: str = ""
+    """Model, chip and engine of the simulation."""
 
     def error(self, metric: str) -> float | None:
         """Signed error in percent of the measurement, or None where one of the two is missing."""
@@ -188,6 +191,15 @@ class RequestReplay(Replay):
         """Errors of each metric over all runs, in percent."""
         overall = [score for score in self.scores if score.group == ALL]
         return Summary({f"{score.metric}.{key}": getattr(score, key) for score in overall for key in ERRORS})
+
+    @property
+    def remarks(self) -> list[str]:
+        """Remarks on the runs, the commonest first."""
+        notes = Counter(note for run in self.document["runs"] for note in run["notes"])
+        runs = len(self.document["runs"])
+        words = [note if count == runs else f"{count} of {runs} runs: {note}" for note, count in notes.most_common()]
+        hidden = len(words) - SHOWN_REMARKS
+        return [*words[:SHOWN_REMARKS], *([f"{hidden} more remarks on single runs (--json)"] if hidden > 0 else [])]
 
     def tables(self) -> list[Table]:
         """Errors by metric, the runs furthest off, every run, what is not simulated."""
@@ -274,7 +286,8 @@ def outcome_of(run: MeasuredRun, base: Scenario, seed: int) -> RunOutcome:
     if skipped is None:
         try:
             result = rerun(run, base, seed)
-            return RunOutcome(run, result["predicted"], result["basis"], tuple(result["notes"]), None)
+            notes = tuple(result["notes"])
+            return RunOutcome(run, result["predicted"], result["basis"], notes, None, result["simulated"])
         except (ForerunError, ProfileError, TraceError) as error:
             skipped = str(error).removeprefix(f"{run.place}: ")
     return RunOutcome(run, {}, None, (), skipped)
@@ -383,6 +396,7 @@ def _row(outcome: RunOutcome) -> dict[str, Any]:
         "predicted": {metric: outcome.predicted[metric] for metric in METRICS if metric in outcome.predicted},
         "error": {metric: error for metric, error in errors.items() if error is not None},
         "basis": outcome.basis,
+        "simulated": outcome.simulated,
         "notes": [*run.notes, *outcome.notes],
     }
 

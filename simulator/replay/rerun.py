@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -142,20 +142,24 @@ LEAST_WAVES = 10
 def run_scenario(run: MeasuredRun, base: Scenario) -> Scenario:
     """The scenario that repeats a measured run: everything it states overrides ``base``.
 
-    A profile file of the very chip that the run names stays.
+    A profile file of the very chip that the run names stays, and so does a file of the very model.
 
     Raises:
         ForerunError: a name that the catalogue does not know, or values that make no scenario; the text says which.
     """
     data = base.model_dump(exclude_unset=True)
     hardware, engine = data.setdefault("hardware", {}), data.setdefault("engine", {})
-    named = {
-        "model": (run.model, catalogue_model, "model"),
+    named: dict[str, tuple[str | None, Callable[[str], str | None], str]] = {
         "chip": (run.chip, lambda text: chip_name(text, (*chip_names(), *systems())), "chip"),
         "framework": (run.framework, framework_name, "engine"),
         "weights": (run.weights_dtype, dtype_name, "weight format"),
         "kv": (run.kv_cache_dtype, dtype_name, "KV cache format"),
     }
+    model, published = _model_of(run, base)
+    if model is not None:
+        data["model"] = model
+        if model != base.model:
+            data.pop("weights_dtype", None)
     names: dict[str, str] = {}
     for key, (text, known, what) in named.items():
         if text is not None:
@@ -163,12 +167,9 @@ def run_scenario(run: MeasuredRun, base: Scenario) -> Scenario:
             if name is None:
                 raise ForerunError(f"{what} '{text}' is not known{_known(key, text)}")
             names[key] = name
-    if names.get("weights") == "fp8" and re.fullmatch(_NAMES["in_blocks"], (run.model or "").lower()):
+    if names.get("weights") == "fp8" and re.fullmatch(_NAMES["in_blocks"], published.lower()):
         names["weights"] = "fp8_block"
-    if "model" in names:
-        data["model"] = names["model"]
-        data.pop("weights_dtype", None)
-    if "weights" not in names and (stated := named_dtype(run.model or "")):
+    if "weights" not in names and (stated := named_dtype(run.model or "") or named_dtype(published)):
         names["weights"] = stated
     if "weights" in names and not _own_format(data["model"], names["weights"]):
         data["weights_dtype"] = _requantised(data["model"], names["weights"])
@@ -178,20 +179,30 @@ def run_scenario(run: MeasuredRun, base: Scenario) -> Scenario:
         hardware["chip"] = names["chip"]
     if "framework" in names:
         version = None if "pools" in run.settings else run.framework_version  # images of fleets hold other collectives
-        engine["framework"] = framework_of_version(names["framework"], version)
-        engine["release"] = run.framework_version or UNKNOWN_RELEASE
-    _put(hardware, tensor_parallel=run.tensor_parallel, pipeline_parallel=run.pipeline_parallel,
-         expert_parallel=run.expert_parallel, attention_data_parallel=run.data_parallel_attention,
-         replicas=run.replicas)  # fmt: skip
+        same = "framework" in engine and load_framework(engine["framework"]).kernel_library == names["framework"]
+        if run.framework_version is not None or not same:
+            engine["framework"] = framework_of_version(names["framework"], version)
+        if run.framework_version is not None or not same or "release" not in engine:
+            engine["release"] = run.framework_version or UNKNOWN_RELEASE
+    limited_by_base = engine.get("max_num_seqs") is not None
+    facts: dict[str, dict[str, Any]] = {
+        "hardware": {"tensor_parallel": run.tensor_parallel, "pipeline_parallel": run.pipeline_parallel,
+                     "expert_parallel": run.expert_parallel, "attention_data_parallel": run.data_parallel_attention,
+                     "replicas": run.replicas},
+        "engine": {"max_num_seqs": run.max_num_seqs, "max_num_batched_tokens": run.max_num_batched_tokens,
+                   "max_model_len": run.max_model_len, "num_kv_blocks": run.num_kv_blocks,
+                   "block_size": run.block_size, "gpu_memory_utilization": run.gpu_memory_utilization,
+                   "enable_prefix_caching": run.prefix_caching, "enable_chunked_prefill": run.chunked_prefill},
+    }  # fmt: skip
+    _refuse_facts_of_pools(base, facts)
+    _put(hardware, **facts["hardware"])
     framework = load_framework(engine.get("framework", "vllm"))
     limits = engine_limits(framework, hardware.get("chip", base.hardware.chip))
     running = limits.pop("running", {})
-    limited = run.max_num_seqs or engine.get("max_num_seqs") or "pools" in run.settings
-    most = run.max_num_seqs if limited else allowed_at_once(running, data["model"], run.speculation)
-    _put(engine, max_num_seqs=most, max_num_batched_tokens=run.max_num_batched_tokens,
-         max_model_len=run.max_model_len, num_kv_blocks=run.num_kv_blocks, block_size=run.block_size,
-         gpu_memory_utilization=run.gpu_memory_utilization, enable_prefix_caching=run.prefix_caching,
-         enable_chunked_prefill=run.chunked_prefill)  # fmt: skip
+    most = run.max_num_seqs
+    if most is None and not limited_by_base and "pools" not in run.settings:
+        most = allowed_at_once(running, data["model"], run.speculation)
+    _put(engine, **{**facts["engine"], "max_num_seqs": most})
     streams = run.max_concurrency if framework.kernel_library == "sglang" and not run.data_parallel_attention else None
     for limit, value in limits.items():
         # SGLang's limit of sequences follows from the memory that their states take
@@ -200,9 +211,110 @@ def run_scenario(run: MeasuredRun, base: Scenario) -> Scenario:
     data["workload"] = _workload(run, data["workload"])
     scenario = scenario_from(data, run.place)
     scenario = scenario.with_values(dict(run.settings)) if run.settings else scenario
-    if most is None and framework.divides_limits:
+    if most is None and not limited_by_base and framework.divides_limits:
         scenario = _each_group_whole(scenario, engine["max_num_seqs"])
     return scenario
+
+
+def _model_of(run: MeasuredRun, base: Scenario) -> tuple[str | dict[str, Any] | None, str]:
+    """The model of a run in the catalogue's words, or the scenario's where it is the same; and its published name.
+
+    Where the server calls it by a name of its own, the tokenizer's name counts.
+
+    Raises:
+        ForerunError: a model that the catalogue does not know and that is not the scenario's.
+    """
+    if run.model is None:
+        return None, ""
+    for published in filter(None, (run.model, run.tokenizer)):
+        name = catalogue_model(published)
+        if name is not None:
+            return (base.model if _same_model(base.model, name) else name), published
+    if isinstance(base.model, str) and run.model.rsplit("/", 1)[-1].lower() == load_architecture(base.model).name:
+        return base.model, run.model
+    raise ForerunError(f"model '{run.model}' is not known{_known('model', run.model)}")
+
+
+def _same_model(own: str | dict[str, Any], name: str) -> bool:
+    """True if a scenario's model has the layers of the catalogue's model ``name``, whatever its formats."""
+    one, other = load_architecture(own), load_architecture(name)
+    return own == name or (
+        (one.layer_groups, one.hidden_size, one.vocab_size) == (other.layer_groups, other.hidden_size, other.vocab_size)
+        and (not isinstance(own, str) or catalogue_model(own) in (None, name))
+    )
+
+
+def _refuse_facts_of_pools(base: Scenario, facts: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse a fact of the file that a pool of the scenario would hide."""
+    for pool, section in base.pools.items() if base.pools else ():
+        for part, values in facts.items():
+            own = getattr(section, part)
+            hidden = next(
+                (key for key, value in values.items() if value is not None and own.get(key, value) != value), None
+            )
+            if hidden is not None:
+                raise ForerunError(
+                    f"pools.{pool}.{part}.{hidden}: is {own[hidden]} in the scenario, {values[hidden]} in the file; "
+                    f"remove it from the pool, or {hidden} from the file"
+                )
+
+
+_UNITS = ("model", "weights_dtype", "workload.arrivals", "workload.input_tokens", "workload.output_tokens",
+          "speculation.acceptance")  # fmt: skip
+"""Fields of a scenario that a run states as a whole."""
+
+
+def overridden(run: MeasuredRun, base: Scenario, scenario: Scenario) -> list[str]:
+    """A remark on what a run states otherwise than its base scenario.
+
+    Every field that the base chooses is the run's own, or named here, or refused.
+
+    Raises:
+        ForerunError: a field of the base that has no effect on this run.
+    """
+    before, after = _leaves(base.model_dump(exclude_unset=True)), _leaves(scenario.model_dump())
+    replaced = ["weights_dtype"] if after["model"] != before["model"] else []
+    if run.trace is not None or run.input_tokens is not None:
+        replaced += [f"workload.{name}" for name in (*_FROM_FILE, *_OF_TRACES)]
+    without = run.speculation is not None and scenario.speculation is None
+    changes = []
+    for path, value in before.items():
+        if value is None or after.get(path) == value:
+            continue
+        if after.get(path) is None and path not in replaced and not (without and path.startswith("speculation")):
+            raise ForerunError(f"{path}: has no effect on the run of this file; remove it from the scenario")
+        changes.append(f"{path} {_words(after.get(path))} ({_words(value)})")
+    return [f"from the file, in place of the scenario's in parentheses: {', '.join(changes)}"] if changes else []
+
+
+def _leaves(data: Mapping[str, Any], place: str = "") -> dict[str, Any]:
+    leaves: dict[str, Any] = {}
+    for name, value in data.items():
+        path = f"{place}{name}"
+        if isinstance(value, dict) and path not in _UNITS:
+            leaves |= _leaves(value, f"{path}.")
+        elif isinstance(value, dict):
+            leaves[path] = {
+                key: one for key, one in value.items() if one is not None and (key, one) != ("rate_scale", 1.0)
+            }
+        else:
+            leaves[path] = value
+    return leaves
+
+
+def _words(value: object) -> str:
+    if isinstance(value, dict):
+        return " ".join(str(one) for one in value.values())[:60]
+    return "none" if value is None else str(value)[:60]
+
+
+def simulated_as(run: MeasuredRun, base: Scenario, scenario: Scenario) -> str:
+    """Model, chip and engine of the simulation of a run, in words, and whose word the model is."""
+    model, own = (load_architecture(one.model).name for one in (scenario, base))
+    origin = (
+        f" in place of the scenario's {own}" if model != own else "" if run.model else ", named by the scenario alone"
+    )
+    return f"{model}{origin}, on {load_chip(scenario.hardware.chip).name} under {scenario.engine.framework}"
 
 
 def _each_group_whole(scenario: Scenario, max_num_seqs: int) -> Scenario:
@@ -252,19 +364,24 @@ def rerun(
         factors: on constants, for fits of them.
 
     Returns:
-        ``{"predicted": {metric: value}, "basis", "notes", "model_error"}`` with the metrics of
+        ``{"predicted": {metric: value}, "basis", "notes", "model_error", "simulated"}`` with the metrics of
         ``traces.benchmark_results.METRICS``.
 
     Raises:
         ForerunError, hwprofiles.ProfileError, traces.TraceError: it cannot be simulated; the text says why.
     """
     scenario = run_scenario(run, base)
+    stated = overridden(run, base, scenario)
+    drafting = scenario.speculation is not None and run.speculation is None and run.acceptance_length is None
+    if drafting and scenario.speculation is not None and scenario.speculation.method != "none":
+        stated.append("speculation and its acceptance are the scenario's; the file does not state them")
     stream = _stream(run, scenario, seed)
     if run.chunked_prefill is None and not scenario.engine.enable_chunked_prefill:
         # The engine refuses prompts beyond its budget, so a run that served them cut them.
         longest = int(stream.input_tokens.max()) + (run.max_concurrency or 0)
-        cut = longest > scenario.engine.max_num_batched_tokens
-        scenario = scenario.with_values({"engine.enable_chunked_prefill": True}) if cut else scenario
+        if longest > scenario.engine.max_num_batched_tokens:
+            scenario = scenario.with_values({"engine.enable_chunked_prefill": True})
+            stated.append("prompts beyond the step's budget were served, so chunked prefill is taken as on")
     scenario, notes = _with_room_for_states(run, scenario)
     try:
         result = simulate(scenario, seed, stream=stream, intervals=intervals, factors=factors)
@@ -288,8 +405,8 @@ def rerun(
         )
     if late_s:
         notes.append(f"the first {run.max_concurrency} prompts are {late_s:g} s late, as in such benchmarks")
-    about = {"basis": result.basis, "notes": [*readings(run), *notes, *result.notes], "model_error": result.model_error}
-    return {"predicted": predicted, **about}
+    about = {"basis": result.basis, "model_error": result.model_error, "simulated": simulated_as(run, base, scenario)}
+    return {"predicted": predicted, **about, "notes": [*readings(run), *stated, *notes, *result.notes]}
 
 
 STATE_SHARE, STATES_OF_A_SEQUENCE = 0.9 / 1.9, 5
@@ -356,7 +473,8 @@ def steady_figures(result: RunRecords, places: int) -> dict[str, float]:
 def readings(run: MeasuredRun) -> list[str]:
     """What names of a run were read as, where the catalogue's name is not contained in the published one."""
     chip = (chip_name(run.chip or "", tuple(chip_names())) or "").removesuffix("-sxm")
-    read = [("model", run.model, catalogue_model(run.model or "")), ("chip", run.chip, chip)]
+    model = catalogue_model(run.model or "") or catalogue_model(run.tokenizer or "" if run.model else "")
+    read = [("model", run.model, model), ("chip", run.chip, chip)]
     plain = re.compile(r"[^a-z0-9]+")
     return [
         f"{what} '{text}' read as {name}"
@@ -395,26 +513,45 @@ def _put(section: dict[str, Any], **values: object) -> None:
 
 
 def _set_speculation(data: dict[str, Any], run: MeasuredRun) -> None:
-    """A run without speculation drops the base's; one with it needs the base's drafter and its own acceptance.
+    """Speculation of the base with what a run states of it: none, or its own depth and acceptance.
 
     Without the base's drafter a method that drafts with the model's own heads needs its depth and acceptance alone.
     """
-    if run.speculation is None or run.speculation.lower() in ("none", "off"):
+    if run.speculation is not None and run.speculation.lower() in ("none", "off"):
         data.pop("speculation", None)
         return
     section = data.get("speculation")
-    if not isinstance(section, dict):
+    drafts = isinstance(section, dict) and section.get("method") != "none"
+    if not drafts and run.speculation is None:
+        if run.acceptance_length is not None or run.acceptance_per_position:
+            length = run.acceptance_length or sum(run.acceptance_per_position, 1.0)
+            raise ForerunError(
+                f"the server drafted (acceptance length {length:.2f}), and the scenario does not say how; "
+                f"give it speculation.method and speculation.num_speculative_tokens"
+            )
+        return
+    if not drafts:
         patterns: dict[str, str] = _NAMES["speculation"]
-        named = [method for method, pattern in patterns.items() if re.search(pattern, run.speculation.lower())]
+        stated = str(run.speculation).lower()
+        named = [method for method, pattern in patterns.items() if re.search(pattern, stated)]
         if not named or run.num_speculative_tokens is None or run.acceptance_length is None:
             lacks = "" if not named else ", and the run does not tell its depth and acceptance"
             raise ForerunError(
                 f"speculation '{run.speculation}': the scenario has no speculation block that describes it{lacks}"
             )
         section = data["speculation"] = {"method": named[0]}
-    _put(section, num_speculative_tokens=run.num_speculative_tokens)
-    if run.acceptance_length is not None:
+    assert isinstance(section, dict)
+    if section.get("tree") is None:
+        _put(section, num_speculative_tokens=run.num_speculative_tokens)
+    rates = np.minimum.accumulate(run.acceptance_per_position).tolist()
+    if rates and len(rates) == section.get("num_speculative_tokens") and section.get("tree") is None:
+        section["acceptance"] = {"per_position": rates}
+    elif run.acceptance_length is not None:
         section["acceptance"] = {"acceptance_length": run.acceptance_length}
+
+
+_FROM_FILE = ("arrivals", "input_tokens", "output_tokens", "num_requests")
+_OF_TRACES = ("trace", "format", "columns", "on_error", "skip_requests")
 
 
 def _workload(run: MeasuredRun, base: dict[str, Any]) -> dict[str, Any]:
@@ -427,19 +564,24 @@ def _workload(run: MeasuredRun, base: dict[str, Any]) -> dict[str, Any]:
         if run.process in ("poisson", "gamma", "constant"):
             arrivals["request_rate"] = rate
         _put(arrivals, max_concurrency=run.max_concurrency, burstiness=run.burstiness)
+    inputs, outputs = _lengths(run.input_tokens), _lengths(run.output_tokens)
+    if run.trace is None and inputs is None and outputs is None and base.get("trace") is not None:
+        return {**base, **({"arrivals": arrivals} if arrivals else {})}
+    kept = {name: value for name, value in base.items() if name not in (*_FROM_FILE, *_OF_TRACES)}
+    for name in ("sessions", "speculative_tools"):
+        if kept.get(name) is not None:
+            raise ForerunError(f"workload.{name}: the requests of the file stand alone; remove it from the scenario")
     if run.trace is not None:
-        workload: dict[str, Any] = {"trace": run.trace, "format": run.trace_format}
+        workload: dict[str, Any] = {**kept, "trace": run.trace, "format": run.trace_format}
         if run.process != "trace" and arrivals is not None:
             workload["arrivals"] = arrivals
         return workload
-    inputs, outputs = _lengths(run.input_tokens), _lengths(run.output_tokens)
-    if inputs is None and outputs is None and base.get("trace") is not None:
-        return {**base, **({"arrivals": arrivals} if arrivals else {})}
     count = run.num_requests
     if count is None:
         count = round(sum(rate * seconds for rate, seconds in run.stages)) or int(base.get("num_requests") or 0)
         count = max(count, LEAST_WAVES * (run.max_concurrency or 0))
     return {
+        **kept,
         "arrivals": arrivals,
         "input_tokens": base.get("input_tokens") if inputs is None else inputs,
         "output_tokens": base.get("output_tokens") if outputs is None else outputs,

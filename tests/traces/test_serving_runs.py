@@ -337,3 +337,55 @@ def test_served_tables_of_every_kind(shared_data):
     assert {run.kv_cache_dtype for run in nim} == {"fp8"}
     wide = [run for run in read_runs(shared_data / "serving" / "inferencex.csv") if run.data_parallel_attention]
     assert {(run.tensor_parallel, run.data_parallel_attention) for run in wide} >= {(1, 4), (1, 8)}
+
+
+AIPERF = {
+    "request_latency": {"unit": "ms", "avg": 700.0},
+    "input_sequence_length": {"unit": "tokens", "avg": 300.0},
+    "output_sequence_length": {"unit": "tokens", "avg": 50.0},
+    "request_count": {"unit": "requests", "avg": 96.0},
+}
+WARM_UP = {"name": "warmup", "type": "concurrency", "exclude_from_results": True, "requests": 4, "concurrency": 2}
+
+
+@pytest.mark.parametrize(
+    ("phase", "load"),
+    [
+        ({"type": "concurrency", "concurrency": 16}, ("closed-loop", 16, None)),
+        ({"type": "poisson", "rate": 4.0}, ("poisson", None, 4.0)),
+        ({"type": "constant", "rate": 4.0}, ("constant", None, 4.0)),
+        ({"type": "gamma", "rate": 4.0, "smoothness": 2.0}, ("gamma", None, 4.0)),
+    ],
+)
+@pytest.mark.parametrize("order", [1, -1])
+def test_aiperf_reports_the_phase_that_it_measured(tmp_path, phase, load, order):
+    phases = [WARM_UP, {"name": "profiling", "requests": 96, **phase}][::order]
+    setup = {
+        "models": {"items": [{"name": "served"}]},
+        "tokenizer": {"name": "nvidia/Qwen3-8B-NVFP4"},
+        "phases": phases,
+    }
+    file = tmp_path / "profile_export_aiperf.json"
+    file.write_text(json.dumps(AIPERF | {"input_config": setup}))
+    (run,) = read_runs(file)
+    assert (run.model, run.tokenizer, run.num_requests) == ("served", "nvidia/Qwen3-8B-NVFP4", 96)
+    assert (run.process, run.max_concurrency, run.request_rate) == load
+
+
+@pytest.mark.parametrize(
+    ("setup", "message"),
+    [
+        ({"phases": [{"type": "concurrency", "concurrency": 1}, {"type": "poisson", "rate": 2.0}]}, "2 are reported"),
+        ({"phases": [WARM_UP, {"type": "fixed_schedule"}]}, "type 'fixed_schedule' is not one of concurrency"),
+        ({"models": {"items": [{"name": "a"}, {"name": "b"}]}}, "2 models in one result"),
+    ],
+)
+def test_what_aiperf_reports_of_several_loads_or_models_is_refused(tmp_path, setup, message):
+    file = tmp_path / "profile_export_aiperf.json"
+    file.write_text(json.dumps(AIPERF | {"input_config": setup}))
+    with pytest.raises(TraceError, match=message):
+        read_runs(file)
+    table = tmp_path / "profile_export_aiperf.csv"
+    table.write_text("Metric,avg,min\nRequest Latency (ms),6.7,1.0\n")
+    with pytest.raises(TraceError, match="give the JSON that it writes beside it"):
+        read_runs(table)

@@ -31,6 +31,7 @@ def canonical_runs(columns: Iterable[str], rows: Iterable[Cells], file: str) -> 
     Raises:
         TraceError: an unknown column, a cell that is no number, or a run without any metric.
     """
+    columns = tuple(columns)
     for column in columns:
         if column not in COLUMNS:
             raise TraceError(f"{file}: unknown column '{column}'{did_you_mean(column, COLUMNS)}")
@@ -41,6 +42,8 @@ def canonical_runs(columns: Iterable[str], rows: Iterable[Cells], file: str) -> 
         facts: dict[str, Any] = {name: cells.text(name) for name in WORDS if name not in _OWN_RULES}
         facts |= {name: cells.count(name) for name in COUNTS if not name.endswith("put_tokens")}
         facts |= {name: cells.positive(name) for name in NUMBERS} | {name: cells.flag(name) for name in FLAGS}
+        if "speculation" in columns and facts["speculation"] is None:
+            facts["speculation"] = "none"
         yield MeasuredRun(
             name=cells.text("run") or f"run {number}",
             place=cells.place,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ _DOCUMENTS: dict[str, Callable[[Mapping[str, Any], str, Path], MeasuredRun | Ite
     "inference-perf": inference_perf_run,
     "guidellm": guidellm_runs,
 }
+_VLLM_COLUMNS = frozenset({"backend", "model_id", "mean_ttft_ms"})
+"""Columns of the table that ``vllm bench sweep`` makes of its results."""
 TableReader = Callable[[Iterator[Cells], Path], Iterator[MeasuredRun]]
 _TABLES: dict[str, tuple[frozenset[str], TableReader]] = {}
 
@@ -42,6 +45,8 @@ def register_table(format: str, title: str, signature: frozenset[str], reader: T
 def read_runs(path: str | Path, format: str = "auto") -> list[MeasuredRun]:
     """Return all runs in a file, or in the files of a folder whose format is recognised.
 
+    Of a sweep of ``vllm bench``, which writes each result into a file of its own and into summaries, each counts once.
+
     Raises:
         TraceError: no such file or format, not recognised, or a row that cannot be read; one line naming the place.
     """
@@ -49,10 +54,16 @@ def read_runs(path: str | Path, format: str = "auto") -> list[MeasuredRun]:
         raise TraceError(f"--format: no format '{format}'{did_you_mean(format, FORMATS)} (one of {', '.join(FORMATS)})")
     file = Path(path)
     if file.is_dir():
-        every_run = []
+        every_run: list[MeasuredRun] = []
+        once: set[str] = set()
         for name in sorted(file.rglob("*")):
             if name.is_file() and name.suffix in (".csv", ".json", ".jsonl") and _recognised(name, format):
-                every_run += read_runs(name, format)
+                runs = read_runs(name, format)
+                if detect(name) == "vllm-bench":
+                    keys = [repr(replace(run, name="", place="")) for run in runs]
+                    runs = [run for run, key in zip(runs, keys, strict=True) if key not in once]
+                    once.update(keys)
+                every_run += runs
         if not every_run:
             raise TraceError(f"{file}: no file in this folder is recognised as measured serving runs")
         return every_run
@@ -90,10 +101,14 @@ def detect(file: Path) -> str | None:
     value: Any = None
     if file.suffix == ".csv":
         names = frozenset(csv_rows(file)[0])
+        if names >= _VLLM_COLUMNS:
+            return "vllm-bench"
     else:
         text = read_text(file).lstrip()
-        if text[:1] == "{":
+        if text[:1] in ("{", "["):
             value = json_value(text.partition("\n")[0] if file.suffix == ".jsonl" else text, str(file))
+        if isinstance(value, list):
+            value = next(iter(value), None)
         if not isinstance(value, dict):
             return None
         names = frozenset(value)
@@ -120,6 +135,8 @@ def _json_format(value: dict[str, Any]) -> str | None:
 def _read(file: Path, format: str) -> Iterator[MeasuredRun]:
     if format == "auto":
         detected = detect(file)
+        if detected is None and file.suffix == ".csv" and csv_rows(file)[0][:2] == ("Metric", "avg"):
+            raise TraceError(f"{file}: the CSV of AIPerf states no load; give the JSON that it writes beside it")
         if detected is None:
             raise TraceError(
                 f"{file}: not recognised as measured serving runs; a table of your own needs a column such as "
@@ -127,7 +144,10 @@ def _read(file: Path, format: str) -> Iterator[MeasuredRun]:
                 "kernel times: forerun replay kernels"
             )
         format = detected
-    if format in _DOCUMENTS:
+    if format == "vllm-bench" and file.suffix == ".csv":
+        for cells in csv_rows(file)[1]:
+            yield vllm_run(cells.values, cells.place, file)
+    elif format in _DOCUMENTS:
         yield from _documents(file, format)
     elif format in _TABLES and file.suffix != ".csv":
         yield from _TABLES[format][1](iter(()), file)
@@ -149,8 +169,12 @@ def _documents(file: Path, format: str) -> Iterator[MeasuredRun]:
     if file.suffix == ".jsonl":
         lines = [(f"{file}:{number}", line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
     for place, part in lines:
-        value = json_value(part, place)
-        if not isinstance(value, dict) or _json_format(value) != format:
-            raise TraceError(f"{place}: no JSON object in the format '{format}'")
-        runs = _DOCUMENTS[format](value, place, file)
-        yield from [runs] if isinstance(runs, MeasuredRun) else runs
+        whole = json_value(part, place)
+        several = isinstance(whole, list)
+        for number, value in enumerate(whole if several else [whole]):
+            where = f"{place}: [{number}]" if several else place
+            if not isinstance(value, dict) or _json_format(value) != format:
+                raise TraceError(f"{where}: no JSON object in the format '{format}'")
+            runs = _DOCUMENTS[format](value, where, file)
+            for run in [runs] if isinstance(runs, MeasuredRun) else runs:
+                yield replace(run, name=f"{run.name} {number}") if several else run

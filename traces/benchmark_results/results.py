@@ -5,6 +5,7 @@ Every reader raises TraceError for a field of another kind or in an unknown unit
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,13 +28,42 @@ _AIPERF_RATES = {"request_throughput": "request_throughput", "output_token_throu
 _TO_MS = {"ms": 1.0, "s": 1e3, "sec": 1e3, "seconds": 1e3, "us": 1e-3, "ns": 1e-6, "milliseconds": 1.0}
 
 
+_PROTOCOLS = "openai"
+"""Start of the names of OpenAI's APIs among a client's backends; with ``vllm`` they name no engine."""
+_SERVER = {
+    "max_num_seqs": "max_num_seqs",
+    "max_num_batched_tokens": "max_num_batched_tokens",
+    "max_model_len": "max_model_len",
+    "num_gpu_blocks_override": "num_kv_blocks",
+    "block_size": "block_size",
+    "tensor_parallel_size": "tensor_parallel",
+    "pipeline_parallel_size": "pipeline_parallel",
+}
+"""Whole numbers among vLLM's server arguments, which ``vllm bench sweep`` adds to its results."""
+_FLAGS = {"enable_prefix_caching": "prefix_caching", "enable_chunked_prefill": "chunked_prefill"}
+_CLIENT = re.compile(
+    "date|endpoint_type|backend|label|tag|model_id|tokenizer_id|num_prompts|request_rate|burstiness|(max_)?concurrency|"
+    "duration|completed|failed|total_(in|out)put.*|request_goodput|goodput|(request|output|total_token|input)_throughput|"
+    "total_throughput|max_output_tokens_per_s|max_concurrent_requests|rtfx|run_number|errors|framework|hw|tp|accept_length|"
+    "(in|out)put_lens|ttfts|itls|generated_texts|start_times|gpu_memory_utilization|kv_cache_dtype|quantization|"
+    "enforce_eager|(spec_decode|ramp_up|rps|random|sharegpt|dataset|mean|median|std|p[0-9]+)_.*|_.*"
+)
+"""Keys of a client's own, and server arguments that are read beside ``_SERVER`` and ``_FLAGS``."""
+
+
+def _other_keys(result: Mapping[str, Any]) -> list[str]:
+    """Keys that no client writes and that are not read, such as further arguments of a swept server."""
+    names = {key: key.replace("-", "_") for key, value in result.items() if value not in (None, "")}
+    return [key for key, name in names.items() if not (_CLIENT.fullmatch(name) or name in _SERVER or name in _FLAGS)]
+
+
 def vllm_run(result: Mapping[str, Any], place: str, file: Path) -> MeasuredRun:
     """Read one result of ``vllm bench serve --save-result``, of its forks, or of SGLang's ``bench_serving``.
 
     With per-request arrays in it (``--save-detailed``) the requests themselves are replayed; otherwise every request
     has the mean lengths. SGLang divides its ITL by the tokens of a chunk, so that is left out.
     """
-    cells = Cells(result, place)
+    cells = Cells({key.replace("-", "_"): value for key, value in result.items()}, place)
     sglang = "mean_e2e_latency_ms" in result
     measured = latencies_ms(cells, _VLLM_KEYS)
     if sglang:
@@ -49,13 +79,28 @@ def vllm_run(result: Mapping[str, Any], place: str, file: Path) -> MeasuredRun:
         process = "gamma" if burstiness not in (None, 1.0) else "poisson"
     count = cells.count("completed") or cells.count("num_prompts")
     detailed = isinstance(result.get("input_lens"), list)
+    engine, backend, notes = cells.text("framework"), cells.text("backend"), list[str]()
+    if engine is None and backend is not None and not sglang:
+        protocol = backend.lower() == "vllm" or backend.lower().startswith(_PROTOCOLS)
+        engine = None if protocol else backend
+        if protocol:
+            notes.append(f"backend '{backend}' is the client's protocol; the scenario names the engine")
+    if rate is not None and concurrency:
+        notes.append(f"the limit of {concurrency} requests at once beside the rate is not modelled")
+    if others := _other_keys(result):
+        notes.append(f"not read: {', '.join(others[:8])}{' ...' if len(others) > 8 else ''}")
+    cache = cells.text("kv_cache_dtype")
+    server: dict[str, Any] = {"tensor_parallel": cells.count("tp"), **_drafting(cells, result)}
+    server |= {ours: value for name, ours in _SERVER.items() if (value := cells.count(name)) is not None}
+    server |= {ours: cells.flag(name) for name, ours in _FLAGS.items()}
+    settings: dict[str, object] = {"engine.cuda_graphs": False} if cells.flag("enforce_eager") else {}
     return MeasuredRun(
         name=file.stem,
         place=place,
         model=cells.text("model_id"),
+        tokenizer=cells.text("tokenizer_id"),
         chip=cells.text("hw"),
-        framework="sglang" if sglang else (cells.text("framework") or cells.text("backend")),
-        tensor_parallel=cells.count("tp"),
+        framework="sglang" if sglang else engine,
         process=process,
         request_rate=rate,
         burstiness=burstiness if process == "gamma" else None,
@@ -65,9 +110,29 @@ def vllm_run(result: Mapping[str, Any], place: str, file: Path) -> MeasuredRun:
         num_requests=count,
         trace=str(file) if detailed else None,
         trace_format="vllm-bench" if detailed else "auto",
-        acceptance_length=cells.positive("spec_decode_acceptance_length") or cells.positive("accept_length"),
+        weights_dtype=cells.text("quantization"),
+        kv_cache_dtype=None if cache == "auto" else cache,
+        gpu_memory_utilization=cells.positive("gpu_memory_utilization"),
+        settings=settings,
         measured=measured,
+        notes=tuple(notes),
+        **server,
     )
+
+
+def _drafting(cells: Cells, result: Mapping[str, Any]) -> dict[str, Any]:
+    """Depth and acceptance of a server that drafted, by vLLM's ``spec_decode_*`` or SGLang's ``accept_length``."""
+    drafts, tokens = cells.positive("spec_decode_num_drafts"), cells.positive("spec_decode_draft_tokens")
+    rates = result.get("spec_decode_per_position_acceptance_rates")
+    known = [Cells({"rate": one}, f"{cells.place}: spec_decode_per_position_acceptance_rates").number("rate")
+             for one in rates] if isinstance(rates, list) else []  # fmt: skip
+    length = cells.positive("spec_decode_acceptance_length") or cells.positive("accept_length")
+    depth = len(known) or (round(tokens / drafts) if drafts and tokens else 0)
+    return {
+        "acceptance_length": length if length != 1.0 or depth else None,  # SGLang writes 1 where nothing is drafted
+        "acceptance_per_position": tuple(rate or 0.0 for rate in known),
+        "num_speculative_tokens": depth or None,
+    }
 
 
 def aiperf_run(result: Mapping[str, Any], place: str, file: Path) -> MeasuredRun:
@@ -85,26 +150,54 @@ def aiperf_run(result: Mapping[str, Any], place: str, file: Path) -> MeasuredRun
     rates = {name: _average(result, key, place) for key, name in _AIPERF_RATES.items()}
     measured |= {name: value for name, value in rates.items() if value}
     setup = result.get("input_config", result.get("config"))
-    options = _flat(setup) if isinstance(setup, Mapping) else {}
+    setup = setup if isinstance(setup, Mapping) else {}
+    options = _flat(setup) | _phase(setup, place)
     cells = Cells(options, f"{place}: input_config")
-    concurrency, rate = cells.count("concurrency"), cells.positive("request_rate")
+    concurrency, rate = cells.count("concurrency"), cells.positive("request_rate") or cells.positive("rate")
     inputs, outputs = (_average(result, f"{side}_sequence_length", place) for side in ("input", "output"))
     count = _average(result, "request_count", place)
     models = options.get("model_names", options.get("model"))
-    stated = cells.text("request_rate_mode") or cells.text("arrival_pattern") or ""
-    mode = "constant" if stated.lower() == "constant" else "poisson"
+    if isinstance(listed := _map(setup, "models").get("items"), list):
+        models = [Cells(one, f"{place}: models").text("name") for one in listed if isinstance(one, Mapping)]
+    if isinstance(models, list) and len(set(models)) > 1:
+        raise TraceError(f"{place}: input_config: {len(models)} models in one result; a result of one is read")
+    stated = (cells.text("request_rate_mode") or cells.text("arrival_pattern") or "").lower()
+    mode = stated if stated in ("constant", "gamma") else "poisson"
+    capped = concurrency and rate is not None
     return MeasuredRun(
         name=file.stem,
         place=place,
         model=str(models[0]) if isinstance(models, list) and models else (str(models) if models else None),
+        tokenizer=Cells(_map(setup, "tokenizer"), place).text("name"),
         process="closed-loop" if concurrency and rate is None else (None if rate is None else mode),
         request_rate=rate,
+        burstiness=(cells.positive("smoothness") or cells.positive("burstiness")) if mode == "gamma" else None,
         max_concurrency=concurrency if rate is None else None,
         input_tokens=_rounded(inputs),
         output_tokens=_rounded(outputs),
         num_requests=int(count) if count else None,
         measured=measured,
+        notes=(f"the limit of {concurrency} requests at once beside the rate is not modelled",) if capped else (),
     )
+
+
+_PHASES = {"concurrency": "", "poisson": "poisson", "constant": "constant", "gamma": "gamma", "request_rate": "poisson"}
+"""Kinds of load of AIPerf's phases, and the arrivals of those with a rate."""
+
+
+def _phase(setup: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """Load of the phase that AIPerf reports (``phases`` since 0.10), with its kind as ``arrival_pattern``."""
+    listed = setup.get("phases")
+    phases = [one for one in listed if isinstance(one, Mapping)] if isinstance(listed, list) else []
+    kept = [one for one in phases if one.get("exclude_from_results") is not True]
+    if not kept:
+        return {}
+    kind = str(kept[0].get("type", "")).lower()
+    if len(kept) > 1 or kind not in _PHASES:
+        what = f"type '{kind}' is not one of {', '.join(_PHASES)}" if len(kept) == 1 else f"{len(kept)} are reported"
+        raise TraceError(f"{place}: input_config.phases: {what}; a result of one such phase is read")
+    load = {"concurrency": None, "request_rate": None, "rate": None, **kept[0]}
+    return load | ({"arrival_pattern": _PHASES[kind]} if _PHASES[kind] else {})
 
 
 def inference_perf_run(result: Mapping[str, Any], place: str, file: Path) -> MeasuredRun:

@@ -53,6 +53,8 @@ class MeasuredRun:
     name: str
     place: str
     model: str | None = None
+    tokenizer: str | None = None
+    """Second name of the model, for servers that call it otherwise."""
     chip: str | None = None
     framework: str | None = None
     framework_version: str | None = None
@@ -92,9 +94,12 @@ class MeasuredRun:
     prefix_caching: bool | None = None
     chunked_prefill: bool | None = None
     speculation: str | None = None
+    """Method; ``none`` = the server did not draft, None = not stated."""
     num_speculative_tokens: int | None = None
     acceptance_length: float | None = None
     """Tokens per verify step, bonus token included."""
+    acceptance_per_position: tuple[float, ...] = ()
+    """Share of drafts of which each position was accepted."""
     settings: Mapping[str, object] = field(default_factory=dict)
     """Further scenario values by dotted path."""
     measured: Mapping[str, float] = field(default_factory=dict)

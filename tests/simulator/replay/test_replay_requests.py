@@ -2,12 +2,14 @@
 
 import csv
 import json
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from refused import refused
 from scenario_parts import burst, drafts, on_h100
+from scenario_search.search import placed, scenario_of
 
 from forerun.errors import ForerunError
 from hwprofiles import chip_names
@@ -18,6 +20,7 @@ from simulator.replay.rerun import (
     dtype_name,
     framework_name,
     named_dtype,
+    overridden,
     pool_hashes,
     readings,
     rerun,
@@ -28,7 +31,7 @@ from simulator.replay.split import Split
 from simulator.running.build import build_replica
 from simulator.running.metrics.summary import summarise
 from simulator.running.run import simulate
-from simulator.running.scenario import Scenario
+from simulator.running.scenario import Scenario, scenario_from
 from simulator.timing import load_framework
 from simulator.workload import RequestStream
 from traces.benchmark_results import MeasuredRun, PromptPool, read_runs
@@ -392,3 +395,139 @@ def test_states_of_a_hybrid_model_limit_its_sequences_under_sglang(cached, count
     share = run_scenario(run, BASE).engine.gpu_memory_utilization
     left = share * memory.capacity_bytes - memory.weight_bytes
     assert note == f"states of {int(left * 0.9 / 1.9 / memory.state_bytes / counted)} sequences fit at once"
+
+
+def leaves(data, place=""):
+    """Fields of a scenario as (path, value); mappings within are opened, lists are values."""
+    for name, value in data.items():
+        if isinstance(value, dict):
+            yield from leaves(value, f"{place}{name}.")
+        else:
+            yield f"{place}{name}", value
+
+
+def at(data, path):
+    for name in path.split("."):
+        data = data.get(name) if isinstance(data, dict) else None
+    return data
+
+
+FILES = {
+    "latencies alone": {"process": None, "max_concurrency": None, "input_tokens": None, "output_tokens": None},
+    "lengths and load": {},
+    "another model": {"model": "qwen3-8b", "weights_dtype": "fp8", "chip": "H200"},
+    "limits": {"max_num_seqs": 12, "tensor_parallel": 1, "prefix_caching": False, "kv_cache_dtype": "fp8"},
+    "no drafts": {"speculation": "none"},
+    "drafts": {"acceptance_length": 1.8, "num_speculative_tokens": 2, "acceptance_per_position": (0.6, 0.2)},
+}
+
+
+@pytest.fixture(scope="module")
+def bases():
+    """Scenarios drawn over the whole schema, those that validation accepts."""
+    accepted = []
+    for seed in range(120):
+        with suppress(ForerunError):
+            accepted.append(scenario_from(placed(scenario_of(seed)), "drawn"))
+    return accepted
+
+
+@pytest.mark.parametrize("facts", FILES.values(), ids=FILES.keys())
+def test_every_field_of_a_base_scenario_is_used_replaced_with_a_note_or_refused(facts, bases):
+    """No field is dropped in silence, whatever the file states."""
+    run, seen = closed_loop(4, num_requests=None, **facts) if "process" not in facts else MeasuredRun("a", "x"), set()
+    for base in bases:
+        chosen = base.model_dump(exclude_unset=True)
+        seen |= {path.partition(".")[0] for path, value in leaves(chosen) if value is not None}
+        try:
+            scenario = run_scenario(run, base)
+            notes = " ".join(overridden(run, base, scenario))
+        except ForerunError:
+            continue
+        used = scenario.model_dump()
+        for path, value in leaves(chosen):
+            parents = [path.rsplit(".", n)[0] for n in range(path.count(".") + 1)]
+            assert value is None or at(used, path) == value or any(f"{one} " in notes for one in parents), path
+    assert seen >= {"model", "hardware", "engine", "router", "pools", "faults", "speculation", "workload"}
+
+
+def bench(**more):
+    """A result of ``vllm bench serve``, its default backend included."""
+    totals = {"num_prompts": 40, "completed": 40, "total_input_tokens": 40 * 256, "total_output_tokens": 40 * 32}
+    load = {"request_rate": "inf", "max_concurrency": 4, "mean_tpot_ms": 9.0, "mean_ttft_ms": 30.0}
+    return {"backend": "openai", "model_id": "meta-llama/Llama-3.1-8B-Instruct", **totals, **load, **more}
+
+
+def results(tmp_path, *each):
+    file = tmp_path / "result.json"
+    file.write_text(json.dumps(each[0] if len(each) == 1 else each))
+    return read_runs(file)
+
+
+DRAFTED = {"spec_decode_num_drafts": 1000, "spec_decode_draft_tokens": 2000, "spec_decode_accepted_tokens": 1400,
+           "spec_decode_acceptance_length": 2.4, "spec_decode_acceptance_rate": 0.7,
+           "spec_decode_per_position_acceptance_rates": [0.9, 0.5]}  # fmt: skip
+
+
+def test_the_scenarios_speculation_is_replayed_with_the_acceptance_of_the_file(tmp_path):
+    base = BASE.with_values({"speculation": drafts("eagle3", 3, 0.8)})
+    (plain,) = results(tmp_path, bench())
+    without = rerun(replace(plain, speculation="none"), base)["predicted"]["mean_tpot_ms"]
+    kept = rerun(plain, base)
+    assert kept["predicted"]["mean_tpot_ms"] < 0.6 * without
+    assert any("acceptance are the scenario's" in note for note in kept["notes"])
+    (drafted,) = results(tmp_path, bench(**DRAFTED))
+    speculation = run_scenario(drafted, base).speculation
+    assert (speculation.method, speculation.num_speculative_tokens) == ("eagle3", 2)
+    assert list(speculation.acceptance.per_position) == [0.9, 0.5]
+    with pytest.raises(
+        ForerunError, match=r"the server drafted \(acceptance length 2\.40\), and the scenario does not"
+    ):
+        run_scenario(drafted, BASE)
+
+
+@pytest.mark.parametrize("backend", ["openai", "openai-chat", "openai-completions", "vllm"])
+def test_a_clients_protocol_names_no_engine(tmp_path, backend):
+    (run,) = results(tmp_path, bench(backend=backend))
+    assert run_scenario(run, BASE).engine.framework == "vllm"
+    for framework in ("sglang", "vllm-0.11"):
+        assert run_scenario(run, BASE.with_values({"engine.framework": framework})).engine.framework == framework
+    assert run.notes == (f"backend '{backend}' is the client's protocol; the scenario names the engine",)
+
+
+def test_limits_of_a_swept_server_are_used(tmp_path, forerun):
+    limits = {"max-num-seqs": 4, "gpu_memory_utilization": 0.8, "enforce_eager": True, "async-scheduling": True}
+    first, second = results(tmp_path, bench(run_number=0, **limits), bench(run_number=1, mean_tpot_ms=8.0, **limits))
+    engine = run_scenario(first, BASE).engine
+    assert (engine.max_num_seqs, engine.gpu_memory_utilization, engine.cuda_graphs) == (4, 0.8, False)
+    assert "not read: async-scheduling" in first.notes
+    assert (second.name, second.measured["mean_tpot_ms"]) == ("result 1", 8.0)
+    (tmp_path / "run=0.json").write_text(json.dumps(bench(run_number=0, **limits)))
+    assert len(read_runs(tmp_path)) == 2, "a sweep's summary repeats its results"
+
+
+def test_the_first_line_names_another_model_than_the_scenarios(tmp_path, forerun):
+    (tmp_path / "base.yaml").write_text(json.dumps(BASE.model_dump(exclude_unset=True)))
+    command = ("replay", "requests", tmp_path / "result.json", "--scenario", tmp_path / "base.yaml", "--jobs", 1)
+    for model, words in (
+        ("Qwen/Qwen3-8B", "qwen3-8b in place of the scenario's llama-3.1-8b"),
+        ("meta-llama/Llama-3.1-8B", "served again: llama-3.1-8b, on h100-sxm under vllm"),
+        (None, "llama-3.1-8b, named by the scenario alone"),
+    ):
+        results(tmp_path, bench(model_id=model))
+        assert words in " ".join(forerun(*command).out.split("Every run")[0].split())
+
+
+def test_weights_of_the_scenario_stay_where_the_file_names_the_same_model(tmp_path):
+    base = BASE.with_values({"weights_dtype": "fp8"})
+    assert run_scenario(*results(tmp_path, bench()), base).weights_dtype == "fp8"
+    assert run_scenario(*results(tmp_path, bench(model_id="Qwen/Qwen3-8B")), base).weights_dtype is None
+    assert run_scenario(*results(tmp_path, bench(quantization="awq")), base).weights_dtype == "int4"
+
+
+def test_a_fact_that_a_pool_would_hide_is_refused(tmp_path):
+    pools = {"prefill": {"role": "prefill", "engine": {"max_num_seqs": 8}}, "decode": {"role": "decode"}}
+    base = BASE.with_values({"pools": pools})
+    with pytest.raises(ForerunError, match=r"pools\.prefill\.engine\.max_num_seqs: is 8 in the scenario, 4 in the"):
+        run_scenario(*results(tmp_path, bench(max_num_seqs=4)), base)
+    assert run_scenario(*results(tmp_path, bench()), base).pools["prefill"].engine == {"max_num_seqs": 8}
