@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Annotated
 
@@ -46,7 +46,7 @@ def serve(
     from simulator.serving.compiled import why_interpreted
 
     try:
-        from simulator.serve.app import Server, run_server
+        from simulator.serve.app import RequestTrace, Server, run_server
     except ImportError as error:
         needed = "forerun serve needs starlette, uvicorn and prometheus-client"
         raise ForerunError(f"{needed}; {install_hint('serve')} ({error})") from None
@@ -58,7 +58,7 @@ def serve(
             if trace_out.suffix != ".jsonl":
                 raise ForerunError(f"{trace_out}: a name ending in .jsonl expected")
             trace_out.parent.mkdir(parents=True, exist_ok=True)
-            trace = stack.enter_context(trace_out.open("w", encoding="utf-8", buffering=1))
+            trace = stack.enter_context(closing(RequestTrace(trace_out)))
         try:
             server = Server(loaded, seed, speed, trace)
         except ForerunError as error:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from forerun.dataclass import dataclass
 from forerun.errors import in_words
+from simulator.serve.schema import json_tokens
 from simulator.serve.tokens import Token, chat_tokens, tokens_of
 
 MOST_CHOICES = 128
@@ -16,7 +17,10 @@ MOST_ANSWERS = 1024
 """Largest number of answers to one body: prompts times answers to each."""
 COMPLETION_TOKENS = 16
 """``max_tokens`` of a completion that does not say (OpenAI's API reference, and vLLM's)."""
-NOT_MODELLED = ("logprobs", "top_logprobs", "prompt_logprobs", "echo", "suffix", "use_beam_search")
+NOT_MODELLED = (
+    *("logprobs", "top_logprobs", "prompt_logprobs", "echo", "suffix", "use_beam_search", "functions", "audio"),
+    *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "prediction"),
+)
 """Fields that change what an engine does, or what it answers, in ways that are not simulated."""
 
 PositiveInt = Annotated[int, Field(ge=1)]
@@ -75,8 +79,44 @@ class Message(_Body):
         return "".join(parts) + (json.dumps(calls) if calls else "")
 
 
+class Function(_Body):
+    """Function that an answer may call, or (by its name alone) must call."""
+
+    name: str
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(_Body):
+    """Tool of a request, or the one that ``tool_choice`` names."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class JsonSchema(_Body):
+    """Named schema of an answer."""
+
+    schema_: Annotated[Any, Field(alias="schema")] = True
+
+
+class ResponseFormat(_Body):
+    """Form of an answer's text."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class Reply(NamedTuple):
+    """JSON that an answer consists of."""
+
+    schema: Any
+    function: str | None = None
+    """The function whose arguments it is; None for the answer's text."""
+
+
 class _Generation(_Body):
     model: str | None = None
+    response_format: ResponseFormat | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     max_tokens: PositiveInt | None = None
@@ -89,17 +129,47 @@ class _Generation(_Body):
     def most_tokens(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
+    @property
+    def reply(self) -> Reply | None:
+        """JSON that must be answered; None for filler text."""
+        wanted = self.response_format
+        if wanted is None or wanted.type == "text":
+            return None
+        if wanted.type == "json_object":
+            return Reply({"type": "object", "properties": {"text": {"type": "string"}}})
+        if wanted.json_schema is None:
+            raise BadRequestError("response_format.json_schema: missing", param="response_format")
+        return Reply(wanted.json_schema.schema_)
+
 
 class ChatBody(_Generation):
     """``/v1/chat/completions``."""
 
     chat: ClassVar[bool] = True
     messages: Annotated[list[Message], Field(min_length=1)]
+    tools: list[Tool] = []
+    tool_choice: Literal["none", "auto", "required"] | Tool = "auto"
+
+    @property
+    def reply(self) -> Reply | None:
+        """Arguments of the function that must be called, else JSON that must be answered; None for filler text."""
+        named = self.tool_choice.function.name if isinstance(self.tool_choice, Tool) else None
+        if named is None and self.tool_choice != "required":
+            return super().reply
+        functions = [tool.function for tool in self.tools if named in (None, tool.function.name)]
+        if not functions:
+            problem = "there are no tools to call" if named is None else f"no function {named!r} is among the tools"
+            raise BadRequestError(f"tool_choice: {problem}", param="tool_choice")
+        parameters = functions[0].parameters or {}
+        if parameters.get("type", "object") != "object":
+            raise BadRequestError("tools: the parameters of a function are an object", param="tools")
+        return Reply(parameters | {"type": "object"}, functions[0].name)
 
     def prompts(self, most_tokens: int) -> list[list[Token]]:
         """The one conversation, tools in front of it as templates put them; cut after ``most_tokens``."""
-        tools = (self.model_extra or {}).get("tools")
-        before = [("tools", json.dumps(tools))] if tools else []
+        before = (
+            [("tools", json.dumps([tool.model_dump(exclude_unset=True) for tool in self.tools]))] if self.tools else []
+        )
         return [chat_tokens([*before, *((message.role, message.text) for message in self.messages)], most_tokens)]
 
 
@@ -164,6 +234,15 @@ def body_of(kind: type[ChatBody] | type[CompletionBody], raw: bytes, model: str)
     return body
 
 
+def least_tokens(reply: Reply) -> int:
+    """Tokens of the shortest JSON that is made of a reply's schema."""
+    try:
+        return len(json_tokens(reply.schema))
+    except ValueError as error:
+        field = "response_format" if reply.function is None else "tools"
+        raise BadRequestError(f"{field}: JSON of this schema is not made here: {error}", param=field) from None
+
+
 @dataclass(slots=True)
 class Answer:
     """Fields common to every chunk of an answer."""
@@ -172,6 +251,8 @@ class Answer:
     model: str
     created: int
     chat: bool
+    function: str | None = None
+    """The function that the answer calls."""
 
     def chunk(self, choice: dict[str, Any] | None, usage: dict[str, Any] | None = None) -> bytes:
         """A server-sent event: one choice's news, or the usage at the end."""
@@ -183,12 +264,23 @@ class Answer:
         if not self.chat:
             return choice | {"text": text or ""}
         message: dict[str, Any] = {"content": text or ""}
-        if text is None or not streams:
+        opens = text is None or not streams
+        if self.function is not None:
+            call: dict[str, Any] = {"index": 0} if streams else {}
+            function = {"arguments": text or ""}
+            if opens:
+                call |= {"id": f"call_{self.id}_{index}", "type": "function"}
+                function = {"name": self.function} | function
+            message = {"content": None} if opens else {}
+            if opens or not finish:
+                message["tool_calls"] = [call | {"function": function}]
+            choice["finish_reason"] = "tool_calls" if finish == "stop" else finish
+        if opens:
             message = {"role": "assistant"} | message
         return choice | {"delta" if streams else "message": message}
 
     def pieces(self, index: int) -> tuple[bytes, bytes, bytes]:
-        """What opens a choice's stream, and a chunk's bytes before and after its text (of letters and blanks alone)."""
+        """What opens a choice's stream, and a chunk's bytes before and after its text (escaped as in JSON)."""
         opening = self.chunk(self.choice(index, None)) if self.chat else b""
         before, after = self.chunk(self.choice(index, "\x07")).split(b"\\u0007")
         return opening, before, after

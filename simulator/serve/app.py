@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import json
+import os
+import socket
+import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from http import HTTPStatus
 from itertools import count, cycle
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -25,10 +30,11 @@ from forerun.dataclass import dataclass
 from forerun.errors import ForerunError
 from simulator.running.build import build_run
 from simulator.running.scenario import Scenario
-from simulator.serve.api import Answer, BadRequestError, Body, ChatBody, CompletionBody, body_of, usage_of
+from simulator.serve.api import Answer, BadRequestError, Body, ChatBody, CompletionBody, body_of, least_tokens, usage_of
 from simulator.serve.counters import Counters
 from simulator.serve.live import SLOTS, Delivery, LiveFleet, rehearse
 from simulator.serve.pace import Pace
+from simulator.serve.schema import json_tokens
 from simulator.serve.tokens import Token, block_hashes, filler, filler_tokens
 from simulator.workload import generate_requests
 
@@ -45,6 +51,12 @@ UNREAD_S = 60.0
 """Seconds that a client may read nothing before its connection is closed."""
 REQUEST_S = 30.0
 """Seconds that a request may take to arrive in full."""
+MOST_HEAD_BYTES = 64 * 1024
+"""Bytes of an address, of all headers, and of all else that is not a body (as uvicorn limits them under h11)."""
+LINGER_S = 2.0
+"""Seconds in which a client whose request is too large may read that it is."""
+PROBE_S = 1.0
+"""Seconds after which a client that sends no more is probed; then after twice that time, and so on."""
 CONNECTION = "forerun.connection"
 """The extension of ASGI's scope that holds the connection a request came by, where the server lends it."""
 
@@ -63,6 +75,10 @@ class PendingAnswer:
     """Whether it ends because it may not be longer."""
     limit: int | None
     """Tokens that the request allows."""
+    schema: Any = None
+    """JSON Schema of the answer; None for filler text."""
+    json: Sequence[str] = ()
+    """Tokens of an answer in JSON."""
     hashes: Sequence[int] = ()
     """Prefix hashes of the blocks of prompt and answer."""
     tokens: int = 0
@@ -81,6 +97,43 @@ class PendingAnswer:
     @property
     def finish(self) -> str:
         return "length" if self.full else "stop"
+
+    def text(self, first: int, count: int) -> str:
+        """Tokens ``first`` to ``first + count`` of the answer as text."""
+        return "".join(self.json[first : first + count]) if self.json else filler(self.number, first, count)
+
+
+class RequestTrace:
+    """File of the requests that arrived, one JSON line each; what goes wrong with it stops it and nothing else."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = path.open("wb", buffering=0)
+        self._bytes = self._lines = 0
+        self.problem: str | None = None
+        """Why requests are no longer written."""
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Write one request; a line that does not fit is taken back."""
+        line = json.dumps(row).encode() + b"\n"
+        if self.problem is None:
+            try:
+                if self._file.write(line) != len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                self._bytes += len(line)
+                self._lines += 1
+            except OSError as error:
+                self.problem = f"{self._path} holds only the first {self._lines:,} requests: {error.strerror}"
+                print(f"note: {self.problem}; the server goes on", file=sys.stderr, flush=True)
+                with suppress(OSError):
+                    self._file.truncate(self._bytes)
+
+    def close(self) -> None:
+        """Close the file, and repeat at the end what went wrong."""
+        with suppress(OSError):
+            self._file.close()
+        if self.problem is not None:
+            print(f"note: {self.problem}", file=sys.stderr)
 
 
 class Exchange:
@@ -173,7 +226,12 @@ class Server:
     """
 
     def __init__(
-        self, scenario: Scenario, seed: int = 0, speed: float = 1.0, trace: TextIO | None = None, slots: int = SLOTS
+        self,
+        scenario: Scenario,
+        seed: int = 0,
+        speed: float = 1.0,
+        trace: RequestTrace | None = None,
+        slots: int = SLOTS,
     ) -> None:
         self._build = build_run(scenario, seed)
         self._lengths: Iterator[int] = cycle(generate_requests(scenario.workload, seed).output_tokens.tolist())
@@ -196,7 +254,8 @@ class Server:
             Route("/v1/completions", _Endpoint(self, CompletionBody)),
             Route("/v1/models", self._models),
             Route("/v1/models/{name:path}", self._one_model),
-            Route("/health", _nothing),
+            Route("/v1/responses", _responses, methods=["POST", "GET"]),
+            Route("/health", self._health),
             Route("/ping", _nothing),
             Route("/metrics", self._metrics),
             Route("/version", _version),
@@ -219,6 +278,11 @@ class Server:
     async def _models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self._model_card]})
 
+    async def _health(self, request: Request) -> Response:
+        """Status 200, with a note where the trace of requests is incomplete; empty otherwise, as vLLM's."""
+        problem = None if self._trace is None else self._trace.problem
+        return Response() if problem is None else JSONResponse({"note": problem})
+
     async def _one_model(self, request: Request) -> Response:
         if request.path_params["name"] != self.model:
             name = request.path_params["name"]
@@ -237,18 +301,25 @@ class Server:
 
     def prepare(self, body: Body) -> list[PendingAnswer]:
         """The answers that a body requests; touches nothing that the event loop changes."""
+        reply = body.reply
+        schema, least = (None, 0) if reply is None else (reply.schema, least_tokens(reply))
         prompts = (tokens for tokens in body.prompts(self._longest + 1) for _ in range(body.n))
         return [
-            PendingAnswer(index, tokens, next(self._number), *self._length(body, len(tokens)), body.most_tokens)
+            PendingAnswer(
+                index, tokens, next(self._number), *self._length(body, len(tokens), least), body.most_tokens, schema
+            )
             for index, tokens in enumerate(prompts)
         ]
 
     def hash(self, choices: Sequence[PendingAnswer]) -> None:
-        """Hash the blocks of prompts and answers, where they can be shared; touches nothing else."""
+        """Write answers in JSON, and hash the blocks of prompts and answers that can be shared."""
         limits, caches = self._build.main.limits, self._build.main.prefix_caching
-        for choice in choices if caches else ():
-            text = [*choice.prompt, *filler_tokens(choice.number, 0, choice.wanted - 1)]
-            choice.hashes = block_hashes(text, limits.block_size)
+        for choice in choices:
+            if choice.schema is not None:
+                choice.json = json_tokens(choice.schema, choice.number, choice.wanted)
+            if caches:
+                answer = choice.json or filler_tokens(choice.number, 0, choice.wanted)
+                choice.hashes = block_hashes([*choice.prompt, *answer[: choice.wanted - 1]], limits.block_size)
 
     def begin(self, body: Body, choices: Sequence[PendingAnswer], at_s: float) -> Exchange:
         """Hand a request to the fleet.
@@ -261,7 +332,8 @@ class Server:
         if len(choices) > self.fleet.free:
             raise BadRequestError("too many requests are under way", 503, code="overloaded")
         kind = "chatcmpl" if body.chat else "cmpl"
-        answer = Answer(f"{kind}-{next(self._number)}", self.model, int(time.time()), body.chat)
+        function = None if body.reply is None else body.reply.function
+        answer = Answer(f"{kind}-{next(self._number)}", self.model, int(time.time()), body.chat, function)
         exchange = Exchange(body, answer, choices, self.pace.loop)
         for choice in choices:
             slot = self._submit(choice, at_s)
@@ -297,8 +369,8 @@ class Server:
             exchange.error = BadRequestError("the server was stopped", 503, code="stopped")
             exchange.finish()
 
-    def _length(self, body: Body, prompt_tokens: int) -> tuple[int, bool]:
-        """Tokens of an answer, and whether it then is as long as it may be."""
+    def _length(self, body: Body, prompt_tokens: int, least: int) -> tuple[int, bool]:
+        """Tokens of an answer that needs at least ``least``, and True if it has to end before it is complete."""
         remaining = self._longest - prompt_tokens
         max_tokens = body.most_tokens
         most = remaining if max_tokens is None else max_tokens
@@ -310,11 +382,11 @@ class Server:
                 param="messages" if body.chat else "prompt",
                 code="context_length_exceeded",
             )
-        length = most if body.ignore_eos else min(most, max(body.min_tokens, next(self._lengths)))
+        length = most if body.ignore_eos else min(most, max(body.min_tokens, next(self._lengths), least))
         reason = self._build.fleet.refusal(prompt_tokens, length)
         if reason is not None:
             raise BadRequestError(f"this request can never be served here: {reason}", code="context_length_exceeded")
-        return length, length == most
+        return length, least > most if least and not body.ignore_eos else length == most
 
     def _submit(self, choice: PendingAnswer, at_s: float) -> int:
         slot = self.pace.submit(len(choice.prompt), choice.wanted, choice.hashes, at_s)
@@ -327,7 +399,7 @@ class Server:
                 "prefix_hashes": choice.hashes,
                 "block_tokens": self._build.main.limits.block_size,
             }
-            self._trace.write(json.dumps(row) + "\n")
+            self._trace.write(row)
         return slot
 
     def _deliver(self, deliveries: Sequence[Delivery]) -> None:
@@ -374,12 +446,13 @@ class Server:
         """The event of a choice's tokens that were not sent; the first brings a chat's opening along, as vLLM's does:
         clients take the first event for the first token (vLLM v0.11, ``entrypoints/openai/serving_chat.py``)."""
         first, choice.sent = choice.sent, choice.tokens
-        text = filler(choice.number, first, choice.tokens - first)
+        text = choice.text(first, choice.tokens - first)
         opening = b"" if first else choice.opening
         if exchange.counts_on:
             usage = usage_of(exchange.prompt_tokens, choice.tokens, exchange.cached_tokens)
             return opening + exchange.answer.chunk(exchange.answer.choice(choice.index, text), usage)
-        return opening + choice.before + text.encode() + choice.after
+        escaped = json.dumps(text)[1:-1] if choice.json else text
+        return opening + choice.before + escaped.encode() + choice.after
 
     def _end_chunk(self, exchange: Exchange, choice: PendingAnswer) -> bytes:
         choice.closed = True
@@ -420,7 +493,10 @@ class _Endpoint:
         address = request.query_params.get("body") if request.method == "GET" else None
         if request.method != "POST" and address is None:
             raise HTTPException(405)
-        raw = await _raw(request)  # of a GET as well: what comes next is then that the client has left
+        try:
+            raw = await _raw(request)  # of a GET as well: what comes next is then that the client has left
+        except ClientDisconnect:
+            return
         body, choices = await self._read(raw if address is None else address.encode())
         exchange = server.begin(body, choices, at_s)
         gone = asyncio.ensure_future(receive())  # nothing more comes but that the client has left
@@ -480,7 +556,7 @@ class _Endpoint:
             raise exchange.error
         answer = exchange.answer
         choices = [
-            answer.choice(choice.index, filler(choice.number, 0, choice.tokens), choice.finish, streams=False)
+            answer.choice(choice.index, choice.text(0, choice.tokens), choice.finish, streams=False)
             for choice in exchange.choices
         ]
         return Response(answer.whole(choices, exchange.usage), media_type=JSON)
@@ -545,6 +621,10 @@ async def _not_allowed(request: Request, error: Exception) -> Response:
     return await _refused(request, refusal, {"allow": method})
 
 
+async def _responses(request: Request) -> Response:
+    raise BadRequestError("the Responses API is not served here; /v1/chat/completions is", 501, code="not_implemented")
+
+
 async def _nothing(request: Request) -> Response:
     return Response()
 
@@ -565,13 +645,62 @@ def _protocol() -> Any:
     class Lending(HttpToolsProtocol):
         timer: asyncio.TimerHandle | None = None
         half_closed = False
+        refusal: BadRequestError | None = None
+        """What is too large about the request, once it is."""
+        header_bytes = body_bytes = framing_bytes = 0
+        """Bytes of the request's headers, of its body, and of what is neither body nor in its first packet."""
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
             self._expect()
 
+        def data_received(self, data: bytes) -> None:
+            """Take a packet; a request that is too large is refused before it is complete."""
+            if self.refusal is not None:
+                return
+            self.framing_bytes += len(data)
+            super().data_received(data)
+            if self.refusal is None and self.framing_bytes > MOST_HEAD_BYTES + 8 * self.body_bytes:
+                self._too_large(431)
+                self.send_400_response("")
+
+        def on_url(self, url: bytes) -> None:
+            super().on_url(url)
+            if len(self.url) > MOST_HEAD_BYTES:
+                raise self._too_large(414)
+
+        def on_header(self, name: bytes, value: bytes) -> None:
+            self.header_bytes += len(name) + len(value)
+            if self.header_bytes > MOST_HEAD_BYTES:
+                raise self._too_large(431)
+            super().on_header(name, value)
+
+        def on_body(self, body: bytes) -> None:
+            self.body_bytes += len(body)
+            self.framing_bytes -= len(body)
+            super().on_body(body)
+
+        def _too_large(self, status: int) -> BadRequestError:
+            what = "address" if status == 414 else "headers"
+            words = f"the {what} of a request may have {MOST_HEAD_BYTES:,} bytes; its body may have more"
+            self.refusal = BadRequestError(words, status)
+            return self.refusal
+
+        def send_400_response(self, msg: str) -> None:
+            """Refuse a request in OpenAI's shape, and let the client read that before the connection closes."""
+            error = self.refusal = self.refusal or BadRequestError(msg)
+            status = f"{error.status} {HTTPStatus(error.status).phrase}"
+            head = f"HTTP/1.1 {status}\r\ncontent-type: {JSON}\r\ncontent-length: {len(error.body)}\r\n"
+            self._arrived()
+            self.timer = self.loop.call_later(LINGER_S, self.transport.close)
+            cycle = self.cycle
+            if cycle is None or cycle.response_complete or (cycle.more_body and not cycle.response_started):
+                self.transport.write(head.encode() + b"connection: close\r\n\r\n" + error.body)
+                self.transport.write_eof()
+
         def on_message_begin(self) -> None:
             super().on_message_begin()
+            self.header_bytes = self.body_bytes = self.framing_bytes = 0
             self.scope["extensions"] = {CONNECTION: {"transport": self.transport}}
             self._expect()
 
@@ -584,14 +713,27 @@ def _protocol() -> Any:
             super().connection_lost(exc)
 
         def eof_received(self) -> bool:  # type: ignore[override]
-            """A client that has sent all that it will may still read its stream."""
+            """A client that has sent all that it will may still read its answer."""
             cycle = self.cycle
-            self.half_closed = cycle is not None and cycle.response_started and not cycle.response_complete
+            complete = cycle is None or cycle.response_complete or cycle.more_body
+            self.half_closed = not complete and self.refusal is None
+            if self.half_closed:
+                self.timer = self.loop.call_later(PROBE_S, self._probe, PROBE_S)
             return self.half_closed
+
+        def _probe(self, after_s: float) -> None:
+            """Send an interim answer, which a client that reads skips and the system of one that left resets."""
+            if self.cycle.response_started or self.transport.is_closing():
+                return
+            if self.transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                self.transport.abort()
+            elif self.scope["http_version"] == "1.1":
+                self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                self.timer = self.loop.call_later(after_s, self._probe, 2 * after_s)
 
         def on_response_complete(self) -> None:
             super().on_response_complete()
-            if self.half_closed and not self.transport.is_closing():
+            if self.half_closed and self.cycle.response_complete and not self.transport.is_closing():
                 self.transport.close()
 
         def _expect(self) -> None:
@@ -617,8 +759,6 @@ def run_server(server: Server, host: str, port: int, ready: Callable[[str], None
     Raises:
         ForerunError: the address cannot be had.
     """
-    import socket
-
     import uvicorn
 
     class Stopping(uvicorn.Server):

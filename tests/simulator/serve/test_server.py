@@ -1,25 +1,49 @@
 """The OpenAI endpoint: what clients of that interface send and get."""
 
 import asyncio
-import io
 import json
 import threading
 from collections import deque
 from itertools import islice
 
 import httpx
+import jsonschema
 import openai
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 from scenario_parts import drafts
 from tiny_scenario import tiny_data
 
 from simulator.running.run import simulate
 from simulator.running.scenario import Scenario
-from simulator.serve.app import MOST_BODY_BYTES, UNREAD_BYTES, Server
+from simulator.serve.app import MOST_BODY_BYTES, UNREAD_BYTES, RequestTrace, Server
+from simulator.serve.schema import json_tokens
 from simulator.serve.tokens import block_hashes, chat_tokens, filler, tokens_of
 
 SPECULATION = drafts("eagle3", 3, 0.6)
+
+
+CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 200}
+WEATHER = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "unit": {"enum": ["C", "F"]},
+        "days": {"type": "array", "items": {"type": "integer", "minimum": 1}, "minItems": 2},
+        "at": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/place"}]},
+    },
+    "required": ["city", "unit"],
+    "additionalProperties": False,
+    "$defs": {"place": {"type": "object", "properties": {"within": {"$ref": "#/$defs/place"}}}},
+}
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": WEATHER}}
+NAMED = {"type": "function", "function": {"name": "weather"}}
+
+
+def schema_of(schema) -> dict:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}}
 
 
 def scenario_of(**changes) -> Scenario:
@@ -138,6 +162,15 @@ def test_usage_with_every_chunk():
         ({"prompt": ["a"] * 100, "n": 11}, 400, "prompt"),
         (b'{"prompt": "' + b"a" * MOST_BODY_BYTES + b'"}', 413, None),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]}, 400, "messages"),
+        (CHAT | {"tool_choice": "required"}, 400, "tool_choice"),
+        (CHAT | {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "no"}}}, 400, "tool_choice"),
+        (CHAT | {"tools": [TOOL], "tool_choice": "always"}, 400, "tool_choice"),
+        (CHAT | {"tools": [{"type": "custom", "custom": {"name": "code"}}]}, 400, "tools"),
+        (CHAT | {"response_format": {"type": "json_schema"}}, 400, "response_format"),
+        (CHAT | {"response_format": {"type": "structural_tag"}}, 400, "response_format"),
+        (CHAT | schema_of({"type": "string", "pattern": "a+"}), 400, "response_format"),
+        (CHAT | schema_of(7), 400, "response_format"),
+        (CHAT | {"guided_json": {"type": "object"}}, 400, "guided_json"),
     ],
 )
 def test_what_cannot_be_is_refused_in_openais_shape(body, status, param):
@@ -244,6 +277,7 @@ def test_a_client_that_does_not_read_is_owed_a_few_chunks_and_then_all_the_rest_
     ("method", "path", "status", "allowed"),
     [
         ("POST", "/v1/load_lora_adapter", 404, None),
+        ("POST", "/v1/responses", 501, None),
         ("GET", "/v1/models/none", 404, None),
         ("GET", "/v1/completions", 405, "POST"),
         ("PUT", "/v1/chat/completions", 405, "POST"),
@@ -293,6 +327,134 @@ def test_the_openai_client_gets_models_answers_and_streams():
     ask(talk)
 
 
+def test_the_openai_client_gets_tool_calls_and_json():
+    """Each with the number of tokens that ``usage`` reports, streamed or not."""
+
+    async def talk(client, server):
+        create = openai.AsyncOpenAI(base_url="http://served/v1", api_key="any", http_client=client).chat.completions
+        start = {"model": "llama-3.2-1b", "n": 2, "extra_body": {"min_tokens": 60}} | CHAT
+        for choice in ("required", NAMED):
+            fields = start | {"tools": [TOOL], "tool_choice": choice}
+            answer = await create.create(**fields)
+            assert answer.usage.completion_tokens >= 120
+            streamed = {0: "", 1: ""}
+            async with create.stream(**fields) as stream:
+                async for event in stream:
+                    if event.type == "chunk" and event.chunk.choices and event.chunk.choices[0].delta.tool_calls:
+                        (part,) = event.chunk.choices[0].delta.tool_calls
+                        streamed[event.chunk.choices[0].index] += part.function.arguments
+                final = await stream.get_final_completion()
+            for one, other in zip(answer.choices, final.choices, strict=True):
+                (call,), (again,) = one.message.tool_calls, other.message.tool_calls
+                assert one.message.content is None
+                assert (one.finish_reason, other.finish_reason) == ("tool_calls", "tool_calls")
+                assert (call.type, call.function.name, again.function.name) == ("function", "weather", "weather")
+                jsonschema.validate(json.loads(call.function.arguments), WEATHER)
+                jsonschema.validate(json.loads(again.function.arguments), WEATHER)
+                assert again.function.arguments == streamed[other.index]
+                assert again.id.startswith("call_")
+        for form in ({"response_format": {"type": "json_object"}}, schema_of(WEATHER)):
+            answer = await create.create(**start, **form)
+            for one in answer.choices:
+                assert one.finish_reason == "stop"
+                jsonschema.validate(json.loads(one.message.content), WEATHER if "schema" in str(form) else {})
+        for fields in ({"tools": [TOOL]}, {"tools": [TOOL], "tool_choice": "none"}):
+            assert (await create.create(**start, **fields)).choices[0].message.content
+
+    ask(talk)
+
+
+def test_json_that_may_not_be_long_enough_is_cut_as_an_engine_cuts_it():
+    (choice,) = posted(CHAT | schema_of(WEATHER) | {"max_tokens": 3}, "/v1/chat/completions").json()["choices"]
+    assert choice["finish_reason"] == "length"
+    assert choice["message"]["content"] == '{"city":'
+
+
+def schemas():
+    """JSON Schemas of all keywords that are modelled, some of which allow nothing."""
+    limits = st.sampled_from(["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"])
+    values = st.sampled_from(["a", 1, True, None, 2.5, [1], {"a": 1}])
+    numbers = st.tuples(
+        st.sampled_from(["integer", "number"]),
+        st.dictionaries(limits, st.integers(-9, 9) | st.floats(-5, 5), max_size=3),
+    ).map(lambda drawn: {"type": drawn[0], **drawn[1]})
+    strings = st.builds(
+        lambda low, high, form: {"type": "string", "minLength": low, "maxLength": high, "format": form},
+        *(st.integers(0, 12), st.integers(4, 60), st.sampled_from(["date", "uuid", "other"])),
+    )
+    simple = numbers | strings | values.map(lambda value: {"const": value}) | st.booleans()
+    simple |= st.lists(values, min_size=1, max_size=3).map(lambda listed: {"enum": listed})
+    simple |= st.sampled_from([{}, {"$ref": "#/$defs/node"}, {"type": ["null", "string"]}, {"type": "boolean"}])
+
+    def larger(part):
+        names = st.sampled_from("abcd")
+        objects = st.builds(
+            lambda properties, required, others: (
+                {"type": "object"} | {"properties": properties, "required": required, "additionalProperties": others}
+            ),
+            *(st.dictionaries(names, part, max_size=3), st.lists(names, max_size=2), part),
+        )
+        arrays = st.builds(
+            lambda items, low, high: {"type": "array", "items": items, "minItems": low, "maxItems": high},
+            *(part, st.integers(0, 2), st.integers(0, 3)),
+        )
+        options = st.lists(part, min_size=1, max_size=3)
+        return objects | arrays | st.builds(lambda key, of: {key: of}, st.sampled_from(["anyOf", "oneOf"]), options)
+
+    node = {"type": "object", "required": ["next"]}
+    node["properties"] = {"next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]}, "text": {"type": "string"}}
+    return st.recursive(simple, larger, max_leaves=12).map(lambda schema: {"$defs": {"node": node}, "allOf": [schema]})
+
+
+@given(schemas(), st.integers(0, 80))
+@settings(max_examples=400)
+def test_json_of_a_schema_is_what_the_schema_allows_or_is_refused(schema, least):
+    try:
+        tokens = json_tokens(schema, 3, least)
+    except ValueError:
+        return
+    assert len(tokens) >= least
+    jsonschema.Draft202012Validator(schema).validate(json.loads("".join(tokens)))
+
+
+@pytest.mark.parametrize("schema", [{"$ref": "#"}, {"$ref": "#/x"}, {"type": "first"}, {"minItems": 10**12}, [], None])
+def test_what_is_no_schema_is_refused(schema):
+    with pytest.raises(ValueError, match=r"\w"):
+        json_tokens(schema)
+
+
+def test_a_full_disk_ends_the_trace_and_nothing_else(tmp_path, capsys):
+    file = tmp_path / "came.jsonl"
+
+    async def talk(client, server):
+        answers = [await client.post("/v1/completions", json={"prompt": "a b c", "max_tokens": 2}) for _ in range(4)]
+        return answers, await client.get("/health")
+
+    trace = RequestTrace(file)
+    trace._file = _FullAfter(trace._file, 2)
+    answers, health = ask(talk, trace=trace)
+    assert [answer.status_code for answer in answers] == [200] * 4
+    assert health.status_code == 200
+    assert health.json()["note"] == f"{file} holds only the first 2 requests: No space left on device"
+    trace.close()
+    assert capsys.readouterr().err.count("the first 2 requests") == 2, "at once and at the end"
+    assert [json.loads(line)["input_tokens"] for line in file.read_text().splitlines()] == [3, 3]
+
+
+class _FullAfter:
+    """A file whose disk takes some lines and half of the next."""
+
+    def __init__(self, file, lines):
+        self._file, self._lines = file, lines
+
+    def write(self, line):
+        self._lines -= 1
+        return self._file.write(line if self._lines >= 0 else line[: len(line) // 2])
+
+    def __getattr__(self, name):
+        return getattr(self._file, name)
+
+
 def test_the_answer_sent_back_is_detected_in_the_prefix_cache():
     messages = [{"role": "system", "content": "be brief " * 40}, {"role": "user", "content": "tell me " * 20}]
 
@@ -330,7 +492,8 @@ def samples(text: str) -> dict[str, float]:
 
 @pytest.mark.parametrize("policy", ["fixed", "ema"])
 def test_counters_agree_with_a_run_of_the_saved_trace_to_the_unit(tmp_path, policy):
-    trace, speculation = io.StringIO(), SPECULATION | {"policy": policy}
+    file = tmp_path / "came.jsonl"
+    trace, speculation = RequestTrace(file), SPECULATION | {"policy": policy}
 
     async def talk(client, server):
         server.rehearse()
@@ -342,8 +505,7 @@ def test_counters_agree_with_a_run_of_the_saved_trace_to_the_unit(tmp_path, poli
         return samples((await client.get("/metrics")).text)
 
     result = ask(talk, trace=trace, speculation=speculation)
-    file = tmp_path / "came.jsonl"
-    file.write_text(trace.getvalue(), encoding="utf-8")
+    trace.close()
     run = simulate(scenario_of(speculation=speculation, workload={"trace": str(file)}), 0)
     summary = run.document["summary"]
     expected = {

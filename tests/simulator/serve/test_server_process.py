@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import tracemalloc
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -50,13 +50,13 @@ async ([address, body]) => {
 
 
 @contextmanager
-def started(folder, before=""):
+def started(folder, before="", speed=100):
     """A server's process and its address; it runs in ``folder``, and keeps there what is temporary."""
     scenario = folder.parent / "scenario.json"
     scenario.write_text(json.dumps(tiny_data()))
     folder.mkdir()
     code = f"import sys; {before}from simulator.cli import main; sys.exit(main(sys.argv[1:]))"
-    words = ["serve", str(scenario), "--port", "0", "--speed", "100", "--trace-out", "came.jsonl"]
+    words = ["serve", str(scenario), "--port", "0", "--speed", str(speed), "--trace-out", "came.jsonl"]
     process = subprocess.Popen(
         [sys.executable, "-c", code, *words],
         cwd=folder,
@@ -169,6 +169,65 @@ def test_a_client_that_has_sent_all_that_it_will_gets_its_stream(served):
             result += part
     assert result.count(b'"finish_reason":null') == 300
     assert result.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+
+
+@pytest.mark.parametrize("close", [True, False])
+def test_a_client_that_has_sent_all_that_it_will_gets_its_whole_answer(served, close):
+    """Also where it sent several requests at once, or is probed meanwhile."""
+    body = json.dumps({"prompt": "a b c", "max_tokens": 300, "ignore_eos": True})
+    request = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+    with socket.create_connection(place_of(served[1]), timeout=60) as client:
+        client.sendall(request * (1 if close else 3))
+        client.shutdown(socket.SHUT_WR)
+        result = b"".join(iter(lambda: client.recv(1 << 16), b""))
+    assert result.count(b'"completion_tokens":300') == (1 if close else 3)
+
+
+def test_a_half_closed_client_is_probed_and_one_that_left_is_not_served(tmp_path):
+    body = json.dumps({"prompt": "a b c", "max_tokens": 100_000, "ignore_eos": True})
+    request = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+    before = "import simulator.serve.app as app; app.PROBE_S = 0.05; "
+    with started(tmp_path / "own", before, speed=1) as (_, address):
+        with socket.create_connection(place_of(address), timeout=60) as client:
+            client.sendall(request)
+            client.shutdown(socket.SHUT_WR)
+            assert client.recv(1 << 16) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        with socket.create_connection(place_of(address), timeout=60) as client:
+            client.sendall(request)
+        while 'finished_reason="abort"} 2.0' not in (metrics := httpx.get(f"{address}/metrics").text).replace(
+            ',model_name="llama-3.2-1b"', ""
+        ):
+            assert "abort" in metrics
+
+
+@pytest.mark.parametrize(
+    ("parts", "status"),
+    [
+        ((b"GET /v1/models?", b"a" * 1024), 414),
+        ((b"GET /health HTTP/1.1\r\n", b"X-A: " + b"a" * 1000 + b"\r\n"), 431),
+        ((b"GET /health HTTP/1.1\r\nX-A: ", b"a" * 1024), 431),
+        ((b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX-A: ", b"a" * 1024), 431),
+        ((b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1;", b"a" * 1024), 431),
+        ((b"nonsense\r\n\r\n", b""), 400),
+    ],
+)
+def test_an_endless_head_is_refused_long_before_it_fills_the_memory(served, parts, status):
+    first, again = parts
+    sent = 0
+    with socket.create_connection(place_of(served[1]), timeout=60) as client:
+        client.sendall(first)
+        client.setblocking(False)
+        result = b""
+        while not result:
+            try:
+                result = client.recv(1 << 16)
+            except BlockingIOError:
+                with suppress(BlockingIOError):
+                    sent += client.send(again * 16 if again else b"\r\n")
+    assert result.startswith(b"HTTP/1.1 %d " % status)
+    assert json.loads(result.split(b"\r\n\r\n")[1])["error"]["message"]
+    assert sent < 16 << 20, "bytes until the refusal came, those under way included"
+    assert httpx.get(f"{served[1]}/health").status_code == 200
 
 
 def test_a_request_that_does_not_arrive_loses_its_connection(tmp_path):
