@@ -10,6 +10,7 @@ from dashboards.page import Tile
 from dashboards.result_figures import drawn_figures
 from forerun.tables import ABSENT, number, percent
 from simulator.running.metrics import main_bottleneck
+from simulator.running.metrics.conclusion import slo_words
 from simulator.running.metrics.files import write_text_atomically
 from simulator.running.metrics.run_folder import RunFolder, load_run
 from simulator.running.metrics.tables import RUN_LEGEND, interval_words, more_run_tables, run_tables
@@ -58,7 +59,7 @@ def run_marks(document: Document) -> list[tuple[str, str]]:
     marks = [(f"basis: {document['basis']}", "")]
     slo = document.get("slo")
     if slo is not None:
-        marks.append(("SLO met", "good") if slo["met"] else ("SLO missed", "bad"))
+        marks.append((slo_words(slo), "good" if slo["met"] else "bad"))
     if document["summary"].get("failed"):
         marks.append((f"{number(document['summary']['failed'])} failed", "bad"))
     if document["kv_cache"].get("preemptions"):

@@ -11,7 +11,7 @@ from dashboards.result_figures import drawn_figures, figure_data
 from forerun.result import StudyResult
 from forerun.tables import Table, Value, cell_text, markdown_text, number
 from simulator.running.metrics.usage import HOURS_PER_MONTH
-from simulator.studies.paired import chance_words
+from simulator.studies.plan.summary import risk_words
 from simulator.workload.workload_config import ARRIVING, rate_unit
 
 COMMANDS = ("commands", "flags")
@@ -71,8 +71,10 @@ def plan_summary_html(result: StudyResult) -> str:
         title: "".join(_sentence(words[key], key if key in PREFIXED else "") for key in keys if key in words)
         for title, keys in SUMMARY_CARDS.items()
     }
-    chance = document["best"]["probability"]
-    sure = f" The probability of that is {chance_words(chance)}, the model's error counted." if chance else ""
+    best = document["best"]
+    sure = f" It rests on {words['rests on']}."
+    if best["probability"] is not None:
+        sure += f" The risk that a limit breaks is {risk_words(best['probability'], best['basis'])}."
     sections = [
         page.header(result.title, "A prediction, not a measurement", words["answer"]),
         page.card("The question", _sentence(f"{words['question']}?")),
@@ -94,19 +96,42 @@ def _sentence(text: str, heading: str = "") -> str:
 
 
 def _alternatives(document: Mapping[str, Any]) -> Table:
-    """The answer and the layouts after it: cost, highest rate, probability; and the next cheaper, with why it fails."""
+    """The answer and layouts after it, the next cheaper with why it fails, and the best of every chip tried."""
     cheaper = document["next_cheaper"] or {"layout": None}
     arriving = ARRIVING[rate_unit(document["scenario"]["workload"])]
     rows: list[list[Value]] = []
-    for row in document["candidates"]:
-        failing = row["layout"] == cheaper["layout"]
-        if not failing and (row["status"] != "meets" or len(rows) >= ALTERNATIVES):
-            continue
+    holding = [row for row in document["candidates"] if row["status"] == "meets"][:ALTERNATIVES]
+    chosen = [*holding, *(row for row in document["candidates"] if row["layout"] == cheaper["layout"])]
+    for chips, of_chips in by_chips(document).items():
+        if all(chips_of(row, document) != chips for row in chosen):
+            chosen.append(min(of_chips, key=lambda row: OF_A_CHIP.index(row["status"])))
+    for row in chosen:
         usd = None if row["usd_per_hour"] is None else f"${row['usd_per_hour'] * HOURS_PER_MONTH:,.0f}"
         highest = None if row["max_rate"] is None else f"{number(row['max_rate'], 3)} {arriving}/s"
-        says = f"cheaper, and fails: {row['reason']}" if failing else "holds every limit"
-        rows.append([row["layout"], row["chips"], usd, highest, chance_words(row["probability"]), says])
-    return Table("Alternatives", ("", "chips", "a month", "serves up to", "probability", ""), rows)
+        says = {"meets": "holds every limit", "not simulated": f"not tried with so many or more: {row['reason']}"}
+        failing = "cheaper, and fails" if row["layout"] == cheaper["layout"] else "fails"
+        risk = None if row["probability"] is None else risk_words(row["probability"], row["basis"])
+        words = says.get(row["status"], f"{failing}: {row['reason']}")
+        rows.append([row["layout"], row["chips"], usd, highest, row["basis"], risk, words])
+    return Table("Alternatives", ("", "chips", "a month", "serves up to", "evidence", "risk", ""), rows)
+
+
+OF_A_CHIP = ("meets", "not simulated", "misses", "pruned", "refused", "error")
+"""Statuses of layouts, in the order in which one stands for its chip."""
+
+
+def by_chips(document: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """Layouts of a plan by the chips that they run on."""
+    layouts: dict[str, list[dict[str, Any]]] = {}
+    for row in document["candidates"]:
+        layouts.setdefault(chips_of(row, document), []).append(row)
+    return layouts
+
+
+def chips_of(row: Mapping[str, Any], document: Mapping[str, Any]) -> str:
+    """Chips of a layout: those that it sets, else the scenario's."""
+    own = [str(value) for path, value in row["set"].items() if path.endswith("hardware.chip")]
+    return ", ".join(own) or str(document["scenario"]["hardware"]["chip"])
 
 
 def study_markdown(result: StudyResult) -> str:

@@ -164,8 +164,7 @@ class NothingServedError(ForerunError):
     """
 
     def __init__(self, reasons: str) -> None:
-        way_out = "; shorten them or raise engine.max_model_len" if "max_model_len" in reasons else ""
-        super().__init__(f"workload: no request can be served here ({reasons}){way_out}")
+        super().__init__(f"workload: no request can be served here ({reasons})")
         self.reasons = reasons
 
     def __reduce__(self) -> tuple[type[NothingServedError], tuple[str]]:

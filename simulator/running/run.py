@@ -323,7 +323,8 @@ def refusal_words(refusals: Mapping[str, int]) -> list[str]:
     for (begin, rest), counts in sorted(alike.items()):
         least, most = min(counts), max(counts)
         figure = "" if not most else f"{least}" if least == most else f"{least} to {most}"
-        lines.append(f"{sum(counts.values())} requests: {begin}{figure}{rest}")
+        total = sum(counts.values())
+        lines.append(f"{total} request{'s' * (total > 1)}: {begin}{figure}{rest}")
     return lines
 
 
@@ -350,7 +351,7 @@ def _notes(scenario: Scenario, build: Build, log: RunLog, decoding: DecodeSample
     if log.stage_open_s:
         idle = 1.0 - log.stage_busy_s / log.stage_open_s
         yield f"pipeline: stages stood idle {idle:.1%} of the time in which batches were in flight (bubbles)"
-    yield from (words.replace(" requests: ", " requests refused: ", 1) for words in refusal_words(log.refusals))
+    yield from (words.replace(": ", " refused: ", 1) for words in refusal_words(log.refusals))
     restarts = int(np.sum(log.restarts))
     if restarts:
         yield f"failed replicas: requests started again on another one {restarts} times"

@@ -91,10 +91,13 @@ class EngineLimits:
         """Reason why the replica can never serve a request, or None if it can."""
         total = input_tokens + output_tokens
         if self.max_model_len is not None and total > self.max_model_len:
-            return f"longer than max_model_len {self.max_model_len} tokens"
+            context = f"{self.max_model_len} tokens (max_model_len)"
+            return f"longer than the context of {context}: shorten them or raise engine.max_model_len"
         if not self.chunked_prefill and total + self.draft_slots > self.max_num_batched_tokens:
-            return f"longer than max_num_batched_tokens {self.max_num_batched_tokens} without chunked prefill"
+            budget = f"max_num_batched_tokens {self.max_num_batched_tokens}"
+            return f"longer than {budget} without chunked prefill: raise it or enable chunked prefill"
         most = max(self.blocks(total), self.decode_blocks(total - 2) if output_tokens > 1 else 0)
         if most > self.num_blocks - self.watermark_blocks:
-            return f"needs {most} KV blocks, the replica has {self.num_blocks - self.watermark_blocks}"
+            has = f"the replica has {self.num_blocks - self.watermark_blocks}"
+            return f"needs {most} KV blocks, {has}: more chips or a narrower kv_cache_dtype hold more"
         return None

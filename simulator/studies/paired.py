@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import exp, log
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from forerun.errors import ArgumentError, did_you_mean
-from forerun.tables import ABSENT, number
+from forerun.tables import number
 from simulator.running.metrics.statistics import EQUAL, mean_interval
 from simulator.running.metrics.summary import LATENCIES, PERCENTILES, RATES
-from simulator.running.metrics.uncertainty import metric_draws, sampling_draws
+from simulator.running.metrics.uncertainty import leaving_room, metric_draws, sampling_draws, stated_probability
 from simulator.running.records import ModelError
 
 LEVEL = 0.95
+LIKELY = 0.8
+"""Probability from which one of two is called the better where the interval of their ratio holds 1."""
 NORMAL_95 = 1.959963984540054
 """Standard deviations from the mean to either end of a 95 % interval of a normal distribution."""
 
@@ -53,6 +55,14 @@ class Ratio(NamedTuple):
         """1 surely better, -1 surely worse, 0 undecided; without an interval the ratio alone decides."""
         low, high = (self.ratio if end is None else end for end in (self.low, self.high))
         return 1 if low > 1.0 else -1 if high < 1.0 else 0
+
+    @property
+    def side(self) -> int:
+        """The verdict, or where there is none 1 for a probably better and -1 for a probably worse one."""
+        if self.verdict or self.probability is None:
+            return self.verdict
+        likely = (self.probability >= LIKELY) - (self.probability <= 1.0 - LIKELY)
+        return likely if likely * (self.ratio - 1.0) > 0.0 else 0
 
     @property
     def undecided(self) -> bool:
@@ -97,14 +107,16 @@ def paired_ratio(base: Sequence[float | None], other: Sequence[float | None], hi
     return Ratio(exp(centre), exp(low), exp(high))
 
 
-def with_model_error(ratio: Ratio, base: ModelError, other: ModelError, metric: str) -> Ratio:
+def with_model_error(ratio: Ratio, base: ModelError, other: ModelError, metric: str, bases: Iterable[str]) -> Ratio:
     """A ratio with the error of the model in its interval, and the chance that it lies above 1.
 
     Shared error sources move both runs in every draw: kernels that are 10 % slower than predicted are so in both.
+    The interval is no surer than the probability that the evidence carries: it then reaches beyond 1.
 
     Args:
         ratio: with its interval of chance.
         base, other: model error of either run.
+        bases: the evidence of both runs.
         metric: whose ratio it is. The cost of a token errs as the throughput, unless it hangs on arrivals alone.
     """
     erring = "output_throughput" if metric == "usd_per_million_output_tokens" else metric
@@ -118,7 +130,11 @@ def with_model_error(ratio: Ratio, base: ModelError, other: ModelError, metric: 
     low, high = np.quantile(draws, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     tie = float(np.mean(np.abs(log(ratio.ratio) + draws) < EQUAL))
     above = float(np.mean(log(ratio.ratio) + draws > EQUAL)) + tie / 2
-    return Ratio(ratio.ratio, ratio.ratio * min(1.0, exp(low)), ratio.ratio * max(1.0, exp(high)), above)
+    ends = ratio.ratio * min(1.0, exp(low)), ratio.ratio * max(1.0, exp(high))
+    stated = stated_probability(above, *bases)
+    if stated != above:
+        ends = leaving_room(ratio.ratio, *ends, NORMAL_95)
+    return Ratio(ratio.ratio, *ends, stated)
 
 
 METRIC_WORDS = {
@@ -163,15 +179,6 @@ def load_words(path: str, value: float | None, unit: str = "req/s") -> str:
     """A load in words, e.g. ``41 req/s``; ``unit`` is that of a rate."""
     shown = "?" if value is None else number(value, 3)
     return LOAD_WORDS.get(path, path.rsplit(".", 1)[-1] + " {}").format(shown, unit=unit)
-
-
-def chance_words(probability: float | None) -> str:
-    """A probability in words, no surer than the draws behind it."""
-    if probability is None:
-        return ABSENT
-    if probability > 0.99:
-        return "over 99 %"
-    return "under 1 %" if probability < 0.01 else f"{100 * probability:.0f} %"
 
 
 def times(ratio: float) -> str:

@@ -58,7 +58,10 @@ def test_too_long_requests_are_counted_as_failed_with_a_note():
     result = simulate(scenario(workload=burst(50, uniform(1, 300), 10), engine={"max_model_len": 150}))
     failed = int(result.requests.failed.sum())
     assert 0 < failed < 50
-    assert result.notes == (f"{failed} requests refused: longer than max_model_len 150 tokens",)
+    assert result.notes == (
+        f"{failed} requests refused: longer than the context of 150 tokens (max_model_len): shorten them or raise "
+        "engine.max_model_len",
+    )
     assert_array_equal(np.isnan(result.requests.finished_s), result.requests.failed)
 
 
@@ -120,7 +123,7 @@ def test_static_batches_may_exceed_the_token_budget(stepping):
 
 
 def test_a_run_in_which_nothing_can_be_served_is_an_error():
-    with refused("no request can be served here (120 requests: longer than max_model_len 2 tokens)"):
+    with refused("no request can be served here (120 requests: longer than the context of 2 tokens (max_model_len)"):
         simulate(scenario(engine={"max_model_len": 2}))
 
 

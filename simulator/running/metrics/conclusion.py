@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from forerun.arrays import FloatArray
-from forerun.tables import number
+from forerun.tables import ABSENT, number
 from simulator.running.metrics.usage import main_bottleneck
 from simulator.serving import RequestRecords
 from simulator.workload.generate import conversation
@@ -119,5 +119,23 @@ def run_conclusion(document: Mapping[str, Any]) -> str:
     bound = main_bottleneck(document["bottleneck"])
     text += "" if bound in (None, "idle") else f"; limited by {bound}"
     if document["slo"] is not None:
-        text += f"; SLO {'met' if document['slo']['met'] else 'missed'}"
+        text += f"; {slo_words(document['slo'])}"
     return f"{text}. Rests on {EVIDENCE_WORDS[document['basis']]}."
+
+
+def slo_words(slo: Mapping[str, Any]) -> str:
+    """Verdict on an SLO: the probability of meeting it, or what is predicted where the model's error is unknown."""
+    if any(row["met"] is False and row["value"] <= row["limit"] for row in slo["limits"].values()):
+        return "SLO missed: too many requests are refused"
+    if slo["probability"] is None:
+        return f"SLO {'met' if slo['met'] else 'missed'} as predicted, the model's error not counted"
+    return f"SLO met with {chance_words(slo['probability'])} probability"
+
+
+def chance_words(probability: float | None) -> str:
+    """A probability in words, no surer than the draws behind it."""
+    if probability is None:
+        return ABSENT
+    if probability > 0.99:
+        return "over 99 %"
+    return "under 1 %" if probability < 0.01 else f"{100 * probability:.0f} %"

@@ -14,7 +14,7 @@ from forerun.version import VERSION
 from simulator.running.engine_defaults import replaced_scheduler
 from simulator.running.metrics.conclusion import load_section, run_conclusion, steady_output_throughput
 from simulator.running.metrics.summary import run_window_s, slo_report, summarise
-from simulator.running.metrics.uncertainty import interval_section
+from simulator.running.metrics.uncertainty import interval_section, slo_probability
 from simulator.running.metrics.usage import (
     bottleneck_shares,
     fleet_cost_usd,
@@ -44,12 +44,14 @@ def run_document(result: RunRecords) -> dict[str, Any]:
     duration_s = 0.0 if window is None else window[1] - window[0]
     usd = fleet_cost_usd(result, duration_s)
     load = load_section(result.requests, scenario.workload)
-    error = result.model_error
+    error, slo = result.model_error, slo_report(result, summary)
+    if slo is not None:
+        slo["probability"] = None if error is None else slo_probability(slo, error, result.basis)
     document = {
         "load": load,
         "summary": summary,
         **interval_section(summary, error, None if error is None else error["sampling"]),
-        "slo": slo_report(result, summary),
+        "slo": slo,
         "basis": result.basis,
         "evidence": result.evidence._asdict(),
         "bottleneck": bottleneck_shares(result.totals, len(result.replicas), duration_s),

@@ -9,7 +9,9 @@ from typing import Any
 from hwprofiles import weakest
 from simulator.running.metrics.conclusion import run_conclusion
 from simulator.running.metrics.statistics import mean_interval
-from simulator.running.metrics.uncertainty import Z90, interval_section
+from simulator.running.metrics.summary import most_refused
+from simulator.running.metrics.uncertainty import Z90, interval_section, slo_probability
+from simulator.running.records import ModelError
 
 LEVEL = 0.95
 """Coverage of the intervals in a summary where they are of chance alone."""
@@ -37,7 +39,7 @@ def combine_replications(documents: Sequence[dict[str, Any]], level: float = LEV
     combined |= {
         **_interval_section(summaries, first, level),
         "basis": weakest(document["basis"] for document in documents),
-        "slo": _combine_slo(documents),
+        "slo": _combine_slo(documents, first.get("model_error")),
         "engine": {key: sum(document["engine"][key] for document in documents) for key in first["engine"]},
         "scenario": first["scenario"],
         "seed": first["seed"],
@@ -99,16 +101,20 @@ def _interval_section(summaries: Sequence[dict[str, Any]], first: dict[str, Any]
     return interval_section(means, error, sampling)
 
 
-def _combine_slo(documents: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+def _combine_slo(documents: Sequence[dict[str, Any]], error: ModelError | None) -> dict[str, Any] | None:
     """Limits judged on the means; ``met_in`` counts the runs that held each limit, and all of them."""
     reports = [document["slo"] for document in documents if document["slo"] is not None]
     if not reports:
         return None
     combined: dict[str, Any] = _mean(reports)
+    refused, requests = (sum(one["summary"][key] for one in documents) for key in ("failed", "completed"))
+    share = refused / (refused + requests)
     for key, row in combined["limits"].items():
-        row["met"] = None if row["value"] is None else row["value"] <= row["limit"]
+        held = row["value"] is not None and row["value"] <= row["limit"]
+        row["met"] = None if row["value"] is None else held and share <= most_refused(key.partition("_")[0])
         row["met_in"] = sum(report["limits"][key]["met"] is True for report in reports)
-    nothing_failed = all(document["summary"]["failed"] == 0 for document in documents)
-    combined["met"] = nothing_failed and all(row["met"] is True for row in combined["limits"].values())
+    combined["met"] = all(row["met"] is True for row in combined["limits"].values())
     combined["met_in"] = sum(report["met"] is True for report in reports)
+    basis = weakest(document["basis"] for document in documents)
+    combined["probability"] = None if error is None else slo_probability(combined, error, basis, len(reports))
     return combined

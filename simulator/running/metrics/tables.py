@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from forerun.tables import ABSENT, HOURS_FROM_S, Cell, Table, Value, duration, number, pairs, percent, scaled
+from simulator.running.metrics.conclusion import slo_words
 from simulator.running.metrics.summary import LATENCIES
 from simulator.running.metrics.usage import chips_words, main_bottleneck, tokens_per_joule
 from simulator.timing.framework import LOCAL_FRAMEWORKS
@@ -127,13 +128,14 @@ def speculation_table(document: Document) -> Table:
 
 def slo_table(document: Document) -> Table:
     slo = document["slo"]
-    share = "" if slo["good_share"] is None else f", {percent(slo['good_share'])} of requests good"
     words = {True: Cell("met", tone="good"), False: Cell("missed", tone="bad"), None: Cell("not measured")}
     rows: list[list[Value]] = []
     for key, row in slo["limits"].items():
         statistic, latency, unit = key.split("_")
         rows.append([f"{statistic} {latency.upper()} ({unit})", row["value"], row["limit"], words[row["met"]]])
-    return Table(f"SLO {'met' if slo['met'] else 'missed'}{share}", ("", "value", "limit", ""), rows, name="slo")
+    if slo["good_share"] is not None:
+        rows.append(["good requests", Cell(percent(slo["good_share"]), value=slo["good_share"]), None, ""])
+    return Table(slo_words(slo), ("", "value", "limit", ""), rows, name="slo")
 
 
 def tasks_table(tasks: Mapping[str, Any]) -> Table:

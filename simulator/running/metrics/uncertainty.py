@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from math import exp, hypot, log, sqrt
+from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -484,6 +485,65 @@ def interval_factors(
             high = hypot(max(0.0, high), *(end[1] for end in ends))
             factors[key] = exp(low), exp(high)
     return factors
+
+
+def drawn_slo_ratios(
+    values: Mapping[str, float | None], error: ModelError, ratio: Callable[[str, float], float], runs: int = 1
+) -> FloatArray:
+    """Largest ratio of a value to its limit in every draw of the model's error.
+
+    Args:
+        values: figures that are limited, means over ``runs`` runs; one that was not measured breaks no limit.
+        error: of the model, in these figures.
+        ratio: of a figure's value to its limit.
+    """
+    steps, ratios = step_draws(error["sources"]), np.zeros(DRAWS)
+    for key, value in values.items():
+        draws = None if value is None else metric_draws(error, key, steps)
+        if value is not None and draws is not None:
+            chance = sampling_draws(key, error["sampling"].get(key, 0.0) / sqrt(runs))
+            ratios = np.maximum(ratios, [ratio(key, float(one)) for one in value * np.exp(draws + chance)])
+    return ratios
+
+
+LEAST_SURE, MOST_SURE = 0.1, 0.9
+"""Probabilities that are stated at least and at most where not all evidence is calibrated."""
+
+
+def stated_probability(probability: float, *bases: str) -> float:
+    """A probability as far as evidence carries it: from 10 % to 90 % unless all of it is calibrated.
+
+    >>> stated_probability(0.997, "calibrated"), stated_probability(0.997, "calibrated", "datasheet")
+    (0.997, 0.9)
+    """
+    if all(basis == "calibrated" for basis in bases):
+        return probability
+    return min(max(probability, LEAST_SURE), MOST_SURE)
+
+
+def leaving_room(ratio: float, low: float, high: float, deviations: float) -> tuple[float, float]:
+    """Ends of a ratio's interval that leave ``LEAST_SURE`` to the other side of 1, as without calibrated evidence.
+
+    Args:
+        ratio: of two figures.
+        low, high: ends of its interval.
+        deviations: standard deviations of a normal distribution from its mean to an end.
+
+    >>> [round(end, 2) for end in leaving_room(2.0, 1.9, 2.1, Z90)]
+    [0.82, 2.1]
+    """
+    beyond = ratio ** (1.0 - deviations / NormalDist().inv_cdf(MOST_SURE))
+    return min(low, beyond), max(high, beyond)
+
+
+def slo_probability(slo: Mapping[str, Any], error: ModelError, basis: str, runs: int = 1) -> float:
+    """Probability that a run meets its limits, as they are in the ``slo`` section of its document."""
+    limits = slo["limits"]
+    if any(row["met"] is False and row["value"] <= row["limit"] for row in limits.values()):
+        return 0.0  # requests are refused, whatever the model's error
+    values = {key: row["value"] for key, row in limits.items()}
+    drawn = drawn_slo_ratios(values, error, lambda key, value: value / limits[key]["limit"], runs)
+    return stated_probability(float(np.mean(drawn <= 1.0)), basis)
 
 
 def interval_section(

@@ -66,6 +66,19 @@ def main_bottleneck(shares: dict[str, float] | None) -> str | None:
     return bound if busy[bound] > 0.0 else "idle"
 
 
+HOST_SHARE = 0.1
+"""Host work's share from which conclusions on drafting name it."""
+
+
+def host_share(shares: Mapping[str, float]) -> float:
+    """Host work's share of an engine's busy time.
+
+    >>> host_share({"memory": 0.3, "host": 0.1, "idle": 0.6})
+    0.25
+    """
+    return round(shares["host"] / max(1e-9, 1.0 - shares["idle"]), 12)
+
+
 def utilisation(steps: StepTotals, duration_s: float) -> Utilisation | None:
     """MFU and MBU of some replicas over the whole run; None when no time passed.
 

@@ -15,6 +15,9 @@ from forerun.tables import ABSENT, Cell, Table, Tone, Value, duration, number
 from forerun.workers import study_workers
 from hwprofiles import weakest
 from simulator.running.metrics import combine_replications
+from simulator.running.metrics.conclusion import chance_words
+from simulator.running.metrics.uncertainty import LEAST_SURE, MOST_SURE
+from simulator.running.metrics.usage import HOST_SHARE, host_share
 from simulator.running.scenario import Scenario, load_scenario
 from simulator.speculation import borrowed_acceptance
 from simulator.studies.alspec import at_range_end
@@ -38,7 +41,6 @@ from simulator.studies.paired import (
     HIGHER_IS_BETTER,
     LEVEL,
     Ratio,
-    chance_words,
     checked_metric,
     load_words,
     metric_values,
@@ -196,6 +198,8 @@ def compare_variants(
     return CompareResult(document)
 
 
+SAME_RATIO = 0.005
+"""Difference of a ratio from 1 that counts as none."""
 GOODPUT = "request_goodput"
 SAME_GOODPUT = 0.005
 """Difference of the share of good requests up to which variants are judged by another metric."""
@@ -286,9 +290,11 @@ def _with_model_error(
 ) -> dict[str, dict[str, Ratio | None]]:
     """Ratios with the error of the model in their intervals, for variants that know it."""
     errors = {name: runs[0]["model_error"] for name, runs in documents.items()}
+    evidence = {name: weakest(run["basis"] for run in runs) for name, runs in documents.items()}
     return {
         name: {
-            metric: None if ratio is None else with_model_error(ratio, errors[base], errors[name], metric)
+            metric: ratio
+            and with_model_error(ratio, errors[base], errors[name], metric, (evidence[base], evidence[name]))
             for metric, ratio in ratios[name].items()
         }
         for name, base in bases.items()
@@ -440,17 +446,23 @@ def compare_sentence(document: dict[str, Any]) -> str:
         if high - low < SAME_GOODPUT:
             shares = f"{low:.1%}" if low == high else f"at least {low:.1%}"
         lead = f"Within the SLO are {shares} of the requests of every variant. "
-    if verdict > 0:
-        text = f"{best} improves {metric_words(metric)} {reached} over {base}{interval}"
-    elif verdict < 0:
+    side, likely = Ratio(**speedup).side, "" if verdict else "probably "
+    if abs(speedup["ratio"] - 1.0) < SAME_RATIO:
+        side = 0
+        text = f"{best} and {base} differ by less than {SAME_RATIO:.1%}{where}: {reached}{interval}"
+    elif side > 0:
+        text = f"{best} {likely}improves {metric_words(metric)} {reached} over {base}{interval}"
+    elif side < 0:
         others = "" if len(rows) == 1 else " and the others worse still"
-        text = f"{base} has the better {metric_words(metric)}: {best} reaches {reached}{where}{interval}{others}"
+        text = (
+            f"{base} {likely}has the better {metric_words(metric)}: {best} reaches {reached}{where}{interval}{others}"
+        )
     elif len(rows) == 1:
         text = f"{best} does not differ surely from {base}{where}: {reached}{interval}"
     else:
         text = f"no variant beats {base} surely{where}; the best, {best}, reaches {reached}{interval}"
     text = text[0].upper() + text[1:] if text.startswith("no ") else text
-    text += _crossover_words(document, best) + _sensitivity_words(document, best, verdict)
+    text += _crossover_words(document, best) + _sensitivity_words(document, best, side) + _host_words(document, rows)
     return lead + text + _overload_words(document) + _slo_words(document)
 
 
@@ -561,15 +573,28 @@ def _everywhere_words(document: dict[str, Any], best: str) -> str:
     return f"; it pays at every load that can be served, up to about {load_words(served['path'], most)}"
 
 
-def _sensitivity_words(document: dict[str, Any], best: str, verdict: int) -> str:
+def _sensitivity_words(document: dict[str, Any], best: str, side: int) -> str:
     rows = document["sensitivity"]
-    if not rows or verdict == 0:
+    if not rows or side == 0:
         return "."
     flipping = [row["says"] for row in rows if best in row["flips"]]
     if not flipping:
-        return ". No assumed parameter reverses this within its range."
+        return ". No assumed parameter reverses this within its range." if document["basis"] == "calibrated" else "."
     names = ", ".join(flipping[:3]) + (" and others" if len(flipping) > 3 else "")
     return f". It rests on {names}: within the assumed range the verdict turns over."
+
+
+def _host_words(document: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
+    """Host work's share of the time of the best variant that drafts; empty where it is small."""
+    methods = [(one.get("scenario", {}).get("speculation") or {"method": "none"})["method"] for one in rows]
+    row = next((one for one, method in zip(rows, methods, strict=True) if method != "none"), None)
+    if row is None or (share := host_share(row["bottleneck"])) < HOST_SHARE:
+        return ""
+    base = next(v for v in document["variants"] if v["name"] == base_of(row, document))
+    return (
+        f" Host work is {share:.0%} of the engine's time in {row['name']} and {host_share(base['bottleneck']):.0%} in "
+        f"{base['name']}: where an engine's host is slower, drafting gains less."
+    )
 
 
 def _interval(speedup: dict[str, Any], what: str) -> str:
@@ -578,6 +603,7 @@ def _interval(speedup: dict[str, Any], what: str) -> str:
     words = "over the range of assumed costs" if what == ASSUMED else "95 % interval"
     likely = speedup.get("probability")
     chance = "" if likely is None else f", {chance_words(likely)} likely to be better"
+    chance += ": no surer without calibrated evidence" if likely in (LEAST_SURE, MOST_SURE) else ""
     if Ratio(**speedup).undecided:
         chance = ", which of the two is better is undecided"
     return f" ({words} {times(speedup['low'])} to {times(speedup['high'])}{chance})"
@@ -617,7 +643,8 @@ class CompareResult(StudyResult):
     kind = "compare"
     legend = (
         "Speedup, its 95 % interval (chance and the model's error), and P, the probability that the variant is better; "
-        "undecided: the prediction favours one and the model's error the other."
+        "undecided: the prediction favours one and the model's error the other. Without calibrated evidence P is at "
+        "most 0.9, and the interval reaches beyond 1."
     )
 
     @property

@@ -76,7 +76,7 @@ def swings(
         flipped = (
             name
             for name, answer in answers.items()
-            if answer is not None and any((end.get(name, 1.0) - 1.0) * answer.verdict < 0 for end in ends)
+            if answer is not None and any((end.get(name, 1.0) - 1.0) * answer.side < 0 for end in ends)
         )
         all_swings.append(Swing(parameter, ends[0], ends[1], tuple(flipped)))
     return sorted(all_swings, key=lambda swing: -max(map(swing.width, answers), default=0.0))

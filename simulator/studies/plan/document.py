@@ -15,12 +15,13 @@ from forerun.result import NamedFields, StudyResult, Summary
 from forerun.tables import ABSENT, Cell, Table, Value, number
 from hwprofiles import weakest
 from simulator.running.metrics import jsonable
+from simulator.running.metrics.conclusion import chance_words
+from simulator.running.metrics.uncertainty import MOST_SURE
 from simulator.running.metrics.usage import main_bottleneck, tokens_per_joule, usd_per_million_tokens
 from simulator.running.scenario import Scenario, scenario_from
 from simulator.studies.artefacts import artefact
 from simulator.studies.engine_flags import launch_flags
 from simulator.studies.frame import study_document
-from simulator.studies.paired import chance_words
 from simulator.studies.plan.objectives import RESAMPLES, latency_words, limits_words
 from simulator.studies.plan.search import Candidate, Plan
 from simulator.studies.plan.summary import (
@@ -341,7 +342,8 @@ def plan_document(plan: Plan) -> Document:
         "replications": plan.options.replications,
         "runs": plan.runs,
     }
-    shown = dict.fromkeys([*plan.notes, *(note for note in notes if "requests refused" not in note)])
+    served = () if plan.best is None or plan.best.verdict is None else plan.best.verdict.observation.notes
+    shown = dict.fromkeys([*plan.notes, *(note for note in notes if " refused: " not in note or note in served)])
     return study_document(body, plan.study.scenario, plan.options.seed, basis, list(shown))
 
 
@@ -503,7 +505,8 @@ def _nothing_holds(plan: Plan, limits: str) -> str:
         if surest < 0.01:
             return words
         share = int(100 * surest) / 100
-        return f"{words} Runs meet the SLO and the model's error decides: --confidence {share:g} accepts a layout."
+        words = f"{words} Runs meet the SLO and the model's error decides: --confidence {share:g} accepts a layout"
+        return f"{words}{': only calibrated evidence carries more' * (surest == MOST_SURE)}."
     if plan.candidates and all(c.status == "refused" for c in plan.candidates):
         return f"No layout can be built: {plan.candidates[-1].reason}."
     reasons = [c.reason for c in plan.candidates if c.status in ("pruned", "misses")]

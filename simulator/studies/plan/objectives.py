@@ -20,6 +20,7 @@ from simulator.running.metrics.summary import (
     Served,
     completed_requests,
     latency_sample,
+    most_refused,
     request_latencies_ms,
     slo_limits,
 )
@@ -56,6 +57,10 @@ class Objective:
             assert self.goodput is not None
             return self.goodput
         return next(limit.limit_ms for limit in self.limits if limit.key == key)
+
+    def refuses_too_many(self, refused: int, requests: int) -> bool:
+        """True if a limit is missed by the share of requests that are refused; a goodput counts them itself."""
+        return any(refused > most_refused(limit.statistic) * requests for limit in self.limits)
 
     def document(self) -> dict[str, float]:
         """The objective as it was written."""

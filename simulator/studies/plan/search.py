@@ -676,10 +676,11 @@ class HighestRates(_Search):
             candidate.status, candidate.reason = fault_words(error)
             return
         rate, tried, candidate.verdict, candidate.chance = result
+        sure = candidate.chance is None or candidate.chance >= self._plan.options.confidence
         self._plan.runs += tried
         if candidate.verdict is not None:
             candidate.points = candidate.verdict.tried
-        if rate > 0 and candidate.verdict is not None:
+        if rate > 0 and candidate.verdict is not None and sure:
             candidate.status, candidate.max_rate = "meets", rate * candidate.copies
             candidate.at_least = rate >= most
         else:
@@ -701,8 +702,8 @@ def _judge(
 def miss_words(verdict: Verdict, confidence: float) -> str:
     """Why a candidate misses: requests that fail, the value nearest its limit, or runs that disagree."""
     if verdict.failed:
-        parts = [note.partition("refused: ")[2] for note in verdict.observation.notes if "requests refused: " in note]
-        return f"{verdict.failed} requests cannot be served: {'; '.join(parts) or 'too long'}"
+        parts = [note.partition(" refused: ")[2] for note in verdict.observation.notes if " refused: " in note]
+        return f"{verdict.failed} requests that cannot be served: {'; '.join(parts) or 'too long'}"
     assert verdict.binding is not None
     words = latency_words(verdict.binding, verdict.values[verdict.binding])
     if verdict.slo_ratio <= 1.0 and verdict.share < confidence:

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from forerun.tables import Cell, Table, Value, number, pairs
-from simulator.running.metrics.conclusion import EVIDENCE_WORDS
+from simulator.running.metrics.conclusion import EVIDENCE_WORDS, chance_words
 from simulator.running.metrics.tables import memory_rows
+from simulator.running.metrics.uncertainty import MOST_SURE
 from simulator.running.metrics.usage import HOURS_PER_MONTH
-from simulator.studies.paired import chance_words
 from simulator.studies.plan.layouts import ChipPrice
 from simulator.studies.plan.objectives import GOODPUT, limits_words
 from simulator.studies.plan.search import Candidate, Plan
@@ -46,7 +46,8 @@ def plan_summary(plan: Plan) -> dict[str, Any] | None:
         "question": f"what is the {'cheapest' if plan.by_price else 'smallest'} way to serve {number(plan.rate, 3)} "
         f"{arriving} per second within {limits}",
         "traffic": _traffic(plan),
-        "answer": f"{_chips(best)} ({best.name}) {serve} {number(plan.rate, 3)} {arriving} per second within {limits}.",
+        "answer": f"{'' if monthly is None else f'${monthly:,.0f} a month: '}{_chips(best)} ({best.name}) {serve} "
+        f"{number(plan.rate, 3)} {arriving} per second within {limits}.",
         "usd_per_month": monthly,
         "cost": "no price is known for these chips" if monthly is None else f"${monthly:,.0f} a month, at all hours",
         **_less_sure(plan, best),
@@ -59,7 +60,7 @@ def plan_summary(plan: Plan) -> dict[str, Any] | None:
         "how sure": "not tried"
         if best.chance is None
         else f"every limit is met as predicted, and with {chance_words(best.chance)} probability if the "
-        "model's own error is counted",
+        f"model's own error is counted: the risk is {risk_words(best.chance, verdict.observation.basis)}",
         "what would change it": _changes(plan, best),
         "rests on": EVIDENCE_WORDS[verdict.observation.basis],
     }
@@ -230,7 +231,7 @@ def hours_table(hours: list[dict[str, Any]], unit: str) -> Table:
         since = same[0]["clock"] or f"{same[0]['start_s'] / 3600:.3g} h"
         highest = max(hour["request_rate"] for hour in same)
         rows.append((since, len(same), Cell(number(highest, 3), value=highest), *map(same[0].get, COSTS_BY_HOUR)))
-    columns = ("from", "hours", f"highest {unit}", "replicas", "$/h", "$/h, fixed fleet")
+    columns = ("from", "hours", f"busiest {unit}", "replicas", "$/h", "$/h, fixed fleet")
     return Table("Replicas by the hour", columns, rows, shown=HOURS_SHOWN, name="hours")
 
 
@@ -242,12 +243,17 @@ def _changes(plan: Plan, best: Candidate) -> str:
     if best.max_rate is not None and plan.rate is not None:
         more = best.max_rate / plan.rate - 1.0
         many = f"{more + 1:.3g} times the traffic" if more >= 1 else "{:.0%} more traffic"
-        margins.append((more, many if more >= 0.005 else "any more traffic"))
+        many = many if more >= 0.005 else "any more traffic"
+        risk = chance_words(1.0 - plan.options.confidence)
+        margins.append((more, many if best.chance is None else f"{many}: the risk is then above {risk}"))
     if verdict.binding not in (None, GOODPUT) and 0 < verdict.slo_ratio < 1:
         loads = [(point.request_rate * best.copies / (plan.rate or 1.0), point.slo_ratio) for point in best.points]
         times = tolerated_slowdown(loads) or 1.0 / verdict.slo_ratio
         slower = f"an engine {times:.3g} times as slow as" if times >= 2 else "an engine {:.0%} slower than"
-        margins.append((times - 1.0, f"{slower} predicted"))
+        risk = (
+            "" if best.chance is None else f": the risk of that is {risk_words(best.chance, verdict.observation.basis)}"
+        )
+        margins.append((times - 1.0, f"{slower} predicted{risk}"))
     rivals = [c for c in plan.candidates[1:] if c.status == "meets" and c.layout.prices.keys() - best.layout.prices]
     dearer = [(1.0 - plan.cost(best) / plan.cost(c), c) for c in rivals if plan.cost(c) > plan.cost(best)]
     if plan.by_price and dearer:
@@ -255,6 +261,16 @@ def _changes(plan: Plan, best: Candidate) -> str:
         margins.append((share, f"a price {{:.0%}} lower for {rival.name}"))
     sentences = [words.format(share) for share, words in sorted(margins)]
     return "; ".join(sentences) if sentences else "nothing that was tried"
+
+
+def risk_words(chance: float, basis: str | None) -> str:
+    """Probability that a limit breaks, at least that of the evidence.
+
+    >>> risk_words(0.97, "calibrated"), risk_words(0.9, "datasheet")
+    ('3 %', '10 % or more')
+    """
+    words = chance_words(1.0 - chance)
+    return words if basis == "calibrated" or chance != MOST_SURE else f"{words} or more"
 
 
 def tolerated_slowdown(loads: Iterable[tuple[float, float]]) -> float | None:

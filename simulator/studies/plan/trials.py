@@ -16,7 +16,7 @@ from forerun.dataclass import dataclass
 from forerun.errors import ForerunError, InvariantError, NothingServedError, StalledError
 from simulator.running.metrics.statistics import mean_interval
 from simulator.running.metrics.summary import request_latencies_ms
-from simulator.running.metrics.uncertainty import DRAWS, OwnErrors, metric_draws, sampling_draws
+from simulator.running.metrics.uncertainty import OwnErrors, drawn_slo_ratios, stated_probability
 from simulator.running.records import ErrorSource
 from simulator.running.scenario import Scenario
 from simulator.studies.plan.objectives import Objective, reached, resampled
@@ -210,6 +210,7 @@ class Verdict:
     method: str
     """Where share and interval come from: ``replications`` or ``block bootstrap``."""
     failed: int
+    """Requests that fail, where they are too many for the objective; else 0."""
     observation: Observation
     tried: tuple[LoadPoint, ...] = ()
     """The loads of the search for a highest rate that ended here, lowest first."""
@@ -297,10 +298,11 @@ def chance_to_hold(scenario: Scenario, seed: int, objective: Objective, verdict:
 
     ``seed`` is that of the verdict's first run.
     """
-    return float(np.mean(drawn_slo_ratios(scenario, seed, objective, verdict)[0] <= 1.0))
+    drawn = slo_ratios_drawn(scenario, seed, objective, verdict)[0]
+    return stated_probability(float(np.mean(drawn <= 1.0)), verdict.observation.basis)
 
 
-def drawn_slo_ratios(
+def slo_ratios_drawn(
     scenario: Scenario, seed: int, objective: Objective, verdict: Verdict, sources: list[ErrorSource] | None = None
 ) -> tuple[FloatArray, list[ErrorSource]]:
     """SLO ratios of a candidate in every draw of the model's error, and the sources of that error.
@@ -311,14 +313,7 @@ def drawn_slo_ratios(
 
     error = error_of_run(scenario, seed, partial(reached, objective), verdict.observation.own, sources)
     gc.collect(1)
-    ratios = np.zeros(DRAWS)
-    for key, value in verdict.values.items():
-        draws = metric_draws(error, key)
-        if value is not None and draws is not None:
-            chance = sampling_draws(key, error["sampling"].get(key, 0.0) / sqrt(verdict.runs))
-            drawn = value * np.exp(draws + chance)
-            ratios = np.maximum(ratios, [objective.slo_ratio(key, float(one)) for one in drawn])
-    return ratios, error["sources"]
+    return drawn_slo_ratios(verdict.values, error, objective.slo_ratio, verdict.runs), error["sources"]
 
 
 def judge(objective: Objective, observations: Sequence[Observation], confidence: float = CONFIDENCE) -> Verdict:
@@ -329,11 +324,14 @@ def judge(objective: Objective, observations: Sequence[Observation], confidence:
     values = {key: _mean([run.values[key] for run in observations]) for key in objective.keys}
     slo_ratios = {key: objective.slo_ratio(key, value) for key, value in values.items()}
     binding = max(slo_ratios, key=slo_ratios.__getitem__)
-    failed = sum(run.failed for run in observations)
+    refused = [objective.refuses_too_many(run.failed, run.failed + run.completed) for run in observations]
+    failed = sum(run.failed for run in observations) if any(refused) else 0
     first = observations[0]
     known = [value for run in observations if (value := run.values[binding]) is not None]
     interval, method = None, "replications"
-    holds = [_holds(objective, run.values) and not run.failed for run in observations]
+    holds = [
+        _holds(objective, run.values) and not too_many for run, too_many in zip(observations, refused, strict=True)
+    ]
     if len(observations) > 1:
         interval = mean_interval(known, LEVEL) if len(known) > 1 else None
     elif first.resamples is not None:
@@ -444,7 +442,7 @@ def find_highest_rate(
             return max(verdict.slo_ratio, JUST_MISSED)
         if not interval:
             return verdict.slo_ratio
-        drawn, sources = drawn_slo_ratios(driven, seeds[0], objective, verdict, sources)
+        drawn, sources = slo_ratios_drawn(driven, seeds[0], objective, verdict, sources)
         chances[rate] = float(np.mean(drawn <= 1.0))
         return float(np.quantile(drawn, confidence, method="inverted_cdf"))
 
@@ -457,7 +455,9 @@ def find_highest_rate(
         verdict = replace(
             verdict, tried=tuple(one._replace(meets=one.meets and one.request_rate <= rate) for one in points)
         )
-    return rate, tried + len(chances), verdict, chances.get(rate, max(chances.values(), default=None))
+    chance = chances.get(rate, max(chances.values(), default=None))
+    basis = "" if verdict is None else verdict.observation.basis
+    return rate, tried + len(chances), verdict, None if chance is None else stated_probability(chance, basis)
 
 
 def trial(

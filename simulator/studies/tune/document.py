@@ -17,7 +17,7 @@ from forerun.result import StudyResult, Summary
 from forerun.tables import Cell, Table, Tone, Value, number, pairs
 from simulator.running.drafting import method_overhead
 from simulator.running.metrics.tables import memory_rows
-from simulator.running.metrics.usage import split_section
+from simulator.running.metrics.usage import HOST_SHARE, split_section
 from simulator.running.scenario import Scenario
 from simulator.speculation import borrowed_acceptance, iid_alpha, window_note
 from simulator.speculation.methods import METHODS, names_in, option_release
@@ -191,7 +191,8 @@ class TunedResult(StudyResult):
 
     kind = "tune"
     legend = (
-        "K: draft tokens per step. low-high: 90 % interval of the model's error. breaks even at: mean tokens per step "
+        "K: draft tokens per step. low-high: 90 % interval of the model's error, which reaches beyond 1 "
+        "without calibrated evidence. breaks even at: mean tokens per step "
         "(acceptance length) from which drafting pays; alpha: the same as the chance, equal at every position, that a "
         "draft token is accepted; expected: the tokens per step of this drafter."
     )
@@ -384,6 +385,7 @@ def tune_document(tuning: Tuning, engine: str, seed: int = 0, strict: bool = Tru
         "sglang_tokens": _tokens(one_choice(tuning)) if engine == "sglang" else None,
         "conclusion": tune_sentence(tuning)
         + (_flags_sentence(tuning, scheduled) if emitted else "")
+        + _host_sentence(tuning)
         + (f" {borrowed[0].upper()}{borrowed[1:]}." if borrowed else ""),
     }
     return study_document(body, tuning.scenario, seed, tuning.basis, notes)
@@ -425,6 +427,16 @@ def _flags_sentence(tuning: Tuning, scheduled: bool) -> str:
     words = f" The flags draft {drafted}: {first[1]:.2f}x at batch {first[0]:,}, {last[1]:.2f}x at batch {last[0]:,}"
     over = _last_batch(tuning, speedups)
     return f"{words}; leave them out where batches stay above {over:.0f}." if over else f"{words}."
+
+
+def _host_sentence(tuning: Tuning) -> str:
+    """Host work's share of a step that drafts, at the batch where drafting gains most; empty where it is small."""
+    column, cell = max(enumerate(tuning.mean, len(tuning.cells)), key=lambda one: one[1].best_speedup)
+    share = float(tuning.priced.times[tuning.choices.index(cell.best)].host[column])
+    if share < HOST_SHARE:
+        return ""
+    at = f"{share:.0%} of a step that drafts at batch {cell.at_batch}"
+    return f" Host work is {at}: where an engine's host is slower, drafting gains less."
 
 
 def _last_batch(tuning: Tuning, speedups: FloatArray) -> float | None:

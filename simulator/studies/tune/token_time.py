@@ -63,6 +63,8 @@ class TokenTime:
     """Seconds that a prompt adds to the steps that it joins."""
     prompts: FloatArray
     """Prompts of other requests that are prefilled per output token of a request."""
+    host: FloatArray
+    """Host work's share of a step that only decodes."""
 
     def seconds(self, length: FloatArray | float) -> FloatArray:
         """Seconds per output token where a step delivers ``length`` tokens of each request."""
@@ -91,12 +93,13 @@ class BusySteps:
         """Price both kinds; ``drafting`` is a factor on the drafter's share."""
         costs = [timer.costs(work) for work in (self.decoding, self.joined)]
         step_s, joined_s = (cost.device_s + cost.host_s for cost in costs)
+        host = costs[0].host_s / step_s
         if drafting != 1.0:
             assert isinstance(timer, ModelTimer)
             step_s = step_s - (1.0 - drafting) * timer.exposed_drafting_s(self.decoding)
             joined_s = joined_s - (1.0 - drafting) * timer.exposed_drafting_s(self.joined)
         added = np.maximum(0.0, joined_s - step_s) if self.mixed else joined_s
-        return TokenTime(step_s, self.joined_steps * added, self.prompts)
+        return TokenTime(step_s, self.joined_steps * added, self.prompts, host)
 
     def shares(self, length: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Steps per output token: those that only decode, those with a chunk of prompts."""

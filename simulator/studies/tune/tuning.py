@@ -18,6 +18,7 @@ from forerun.dataclass import dataclass
 from forerun.errors import ArgumentError
 from hwprofiles import weakest
 from simulator.running.build import Build, build_replica
+from simulator.running.metrics.uncertainty import Z90, leaving_room
 from simulator.running.scenario import Scenario
 from simulator.studies.assumed import ACCEPTANCE, assumed_parameters
 from simulator.studies.tune.choices import DraftChoice, draft_choices
@@ -79,6 +80,8 @@ class GridCell:
     best_high: float
     fits: bool
     """Whether the KV cache holds so many sequences of that context."""
+    sure: bool
+    """True if drafting pays over the whole range of parameters, whatever the evidence."""
 
     @property
     def choice(self) -> DraftChoice | None:
@@ -89,10 +92,6 @@ class GridCell:
     def speedup(self) -> float:
         """Speed-up of the choice; 1 where no way to draft pays."""
         return max(self.best_speedup, 1.0)
-
-    @property
-    def sure(self) -> bool:
-        return self.choice is not None and self.best_low > 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,15 +208,18 @@ def find_drafts(
     notes += [note for note in drafted.notes if note not in notes]
     capacity = drafted.memory.num_blocks * drafted.memory.block_size
     fits = grid.seqs * grid.contexts <= capacity
-    cells = []
+    cells, lows, highs = [], [], []
     for index in range(len(grid.seqs)):
         choice, values = choices[winners[index]], speedups[winners[index]]
         speedup, low, high = (float(end[index]) for end in (values, *spreads[choice.name].all.ends(values)))
-        cells.append(GridCell(*grid.places(index), choice, speedup, low, high, bool(fits[index])))
+        lows.append(low)
+        highs.append(high)
+        ends = (low, high) if basis == "calibrated" else leaving_room(speedup, low, high, Z90)
+        cells.append(GridCell(*grid.places(index), choice, speedup, *ends, bool(fits[index]), low > 1.0))
     split = len(axis) * len(lengths)
     chosen_cells = tuple(cells[split:])
 
-    at_mean = TokenTime(without.step_s[split:], without.prompt_s[split:], without.prompts[split:])
+    at_mean = TokenTime(*(part[split:] for part in (without.step_s, without.prompt_s, without.prompts, without.host)))
 
     def load(values: Sequence[float]) -> TunedLoad:
         at = crossover(grid.seqs[split:], np.asarray(values))
@@ -234,8 +236,8 @@ def find_drafts(
         prompt_tokens=request.prompt_tokens,
         output_tokens=request.output_tokens,
         crossover=load([cell.best_speedup for cell in chosen_cells]),
-        crossover_low=load([cell.best_low for cell in chosen_cells]),
-        crossover_high=load([cell.best_high for cell in chosen_cells]),
+        crossover_low=load(lows[split:]),
+        crossover_high=load(highs[split:]),
         break_even=tuple(
             _break_even(cell, times[winners[index]], before, spreads[cell.best.name].timing, index)
             for index, cell in enumerate(cells)

@@ -103,12 +103,15 @@ def test_slo_report_names_value_and_verdict(two):
     assert (report["met"], report["good_share"]) == (False, 0.5)
 
 
-def test_a_failed_request_fails_the_slo():
-    requests = make_requests(arrival_s=[0.0, 0.5], first_token_s=[0.1, np.nan], finished_s=[2.0, np.nan])
-    result = make_result(requests, slo={"p99_ttft_ms": 600})
-    report = slo_report(result, summarise(result))
-    assert report["limits"]["p99_ttft_ms"]["met"] is True
-    assert (report["met"], report["good_share"]) == (False, 0.5)
+@pytest.mark.parametrize(("key", "most"), [("p99_ttft_ms", 1), ("p95_ttft_ms", 5), ("mean_ttft_ms", 1)])
+def test_refused_requests_miss_an_slo_only_beyond_its_percentile(key, most):
+    for refused in (most, most + 1):
+        first = np.where(np.arange(100) < refused, np.nan, 0.1)
+        requests = make_requests(arrival_s=np.zeros(100), first_token_s=first, finished_s=2.0 + first)
+        result = make_result(requests, slo={key: 600})
+        report = slo_report(result, summarise(result))
+        assert report["met"] is report["limits"][key]["met"] is (refused == most)
+        assert report["good_share"] == 1 - refused / 100
 
 
 @pytest.mark.parametrize("key", ["p99_ttft", "ttft_ms", "p99_latency_ms", "max_ttft_ms"])

@@ -160,12 +160,28 @@ def test_draws_depend_on_the_name_of_a_source_alone():
     assert len(standard_draws("a")) == DRAWS
 
 
+MEASURED = ("calibrated", "calibrated")
+
+
+def test_without_calibrated_evidence_neither_probability_nor_interval_is_surer_than_90_percent(quiet):
+    error, drafting = quiet.model_error, simulate(chat(**EAGLE), intervals=True).model_error
+    for ratio in (2.0, 0.5):
+        sure, unsure = (
+            with_model_error(Ratio(ratio, ratio, ratio), error, drafting, "mean_tpot_ms", ("calibrated", basis))
+            for basis in ("calibrated", "datasheet")
+        )
+        assert sure.verdict == (1 if ratio > 1 else -1)
+        assert (sure.probability, unsure.probability) == ((1.0, 0.9) if ratio > 1 else (0.0, 0.1))
+        assert unsure.low < 1 < unsure.high
+        assert unsure.side == sure.verdict, "the likely side is named all the same"
+
+
 def test_what_two_variants_share_cancels(quiet):
     error = quiet.model_error
-    same = with_model_error(Ratio(1.0, 1.0, 1.0), error, error, "mean_e2el_ms")
+    same = with_model_error(Ratio(1.0, 1.0, 1.0), error, error, "mean_e2el_ms", MEASURED)
     assert (same.low, same.high, same.probability) == (1.0, 1.0, 0.5)
     drafting = simulate(chat(**EAGLE), intervals=True)
-    ratio = with_model_error(Ratio(2.0, 2.0, 2.0), error, drafting.model_error, "mean_tpot_ms")
+    ratio = with_model_error(Ratio(2.0, 2.0, 2.0), error, drafting.model_error, "mean_tpot_ms", MEASURED)
     disaggregated = np.hypot(half_width(quiet, "mean_tpot_ms"), half_width(drafting, "mean_tpot_ms"))
     assert np.log(ratio.high / ratio.low) / 2 < 1.19 * disaggregated, "95 % of the difference, were the two independent"
     assert ratio.probability == 1.0
@@ -174,7 +190,7 @@ def test_what_two_variants_share_cancels(quiet):
 def test_the_cost_of_a_token_errs_as_the_throughput(quiet):
     drafting = simulate(chat(**EAGLE), intervals=True)
     cost, throughput = (
-        with_model_error(Ratio(2.0, 1.9, 2.1), quiet.model_error, drafting.model_error, metric)
+        with_model_error(Ratio(2.0, 1.9, 2.1), quiet.model_error, drafting.model_error, metric, MEASURED)
         for metric in ("usd_per_million_output_tokens", "output_throughput")
     )
     assert cost == throughput
@@ -189,7 +205,8 @@ def test_a_comparison_says_how_likely_the_better_one_is():
     )
     speedup = document["variants"][1]["speedup"]["mean_tpot_ms"]
     assert speedup["low"] < speedup["ratio"] < speedup["high"]
-    assert speedup["probability"] > 0.95
+    assert document["basis"] != "calibrated"
+    assert speedup["probability"] == 0.9
     assert "likely to be better" in document["conclusion"]
     narrow = without["variants"][1]["speedup"]["mean_tpot_ms"]
     assert narrow["probability"] is None

@@ -4,10 +4,11 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scenario_parts import closed_loop, drafts, on_h100, uniform
+from scenario_parts import closed_loop, drafts, lognormal, on_h100, poisson, uniform
 
 import simulator
 from hwprofiles.catalogue import load_chip
+from simulator.running.metrics.conclusion import chance_words
 from simulator.running.scenario import Scenario
 from simulator.studies.compare.command import compare
 from simulator.studies.tune.tuning import find_drafts
@@ -139,3 +140,56 @@ def test_a_chip_that_extends_another_shares_its_errors(tmp_path):
     assert shared["ratio"] < 1.0
     assert shared["ratio"] / shared["low"] < min(1.15, other["ratio"] / other["low"])
     assert shared["high"] / shared["ratio"] < min(1.15, other["high"] / other["ratio"])
+
+
+ONE_LAYOUT = {"vary": {"hardware.tensor_parallel": [1], "engine.max_num_batched_tokens": [8192]}, "headroom": False}
+
+
+@pytest.mark.parametrize("limit_ms", [7.8, 9.0, 30.0])
+def test_run_and_plan_give_one_probability_of_meeting_an_slo(limit_ms):
+    scenario = on_h100(poisson(8.0, 400, 500, 200), slo={"p99_ttft_ms": 2000, "p99_tpot_ms": limit_ms})
+    run = simulator.simulate(scenario, intervals=True)
+    plan = simulator.plan(scenario, requests=400, replications=1, confidence=0.01, **ONE_LAYOUT)
+    chance = run.document["slo"]["probability"]
+    assert [row["probability"] for row in plan.document["candidates"]] == [chance]
+    assert f"SLO met with {chance_words(chance)} probability" in run.conclusion
+    assert "the model's error not counted" in simulator.simulate(scenario).conclusion
+
+
+def test_one_request_beyond_the_context_does_not_decide_an_slo():
+    load = poisson(8.0, 600, lognormal(300, 0.5, 4000), 100)
+    scenario = on_h100(load, slo={"p99_ttft_ms": 2000}, engine={"max_model_len": 1100})
+    run = simulator.simulate(scenario, intervals=True)
+    assert 0 < run.failed <= 6
+    assert run.meets_slo
+    assert "raise engine.max_model_len" in run.document["notes"][0]
+    plan = simulator.plan(scenario, requests=600, replications=1, **ONE_LAYOUT)
+    assert plan.best is not None
+    assert any("raise engine.max_model_len" in note for note in plan.document["notes"])
+    short = scenario.with_values({"engine.max_model_len": 700})
+    assert "too many requests are refused" in simulator.simulate(short, intervals=True).conclusion
+    refused = simulator.plan(short, requests=600, replications=1, **ONE_LAYOUT)
+    assert "raise engine.max_model_len" in refused.conclusion
+
+
+def test_no_confidence_above_90_percent_without_calibrated_evidence():
+    load = poisson(0.5, 60, 500, 100)
+    scenario = on_h100(load, slo={"p99_ttft_ms": 60_000}, hardware={"chip": "r9700"}, weights_dtype="int4")
+    sure, surer = (
+        simulator.plan(scenario, requests=60, replications=1, confidence=share, **ONE_LAYOUT) for share in (0.9, 0.95)
+    )
+    assert sure.best.probability == 0.9
+    assert surer.best is None
+    assert "--confidence 0.9 accepts a layout: only calibrated evidence carries more" in surer.conclusion
+
+
+def test_a_comparison_and_a_tuning_name_the_host_where_it_is_much_of_a_step_that_drafts():
+    small, large = (
+        on_h100(closed_loop(1, 4, 200, 100), model=model, speculation=drafts("eagle3", 3, 0.7))
+        for model in ("llama-3.2-1b", "llama-3.1-8b")
+    )
+    for scenario, named in ((small, True), (large, False)):
+        with_none = {"vary": {"speculation.method": ["none", "eagle3"]}, "crossover": "none", "sensitivity": False}
+        compared = compare(scenario, replications=1, jobs=1, **with_none)
+        tuned = simulator.tune(scenario, batch=[1])
+        assert ["Host work is" in one.conclusion for one in (compared, tuned)] == [named, named]

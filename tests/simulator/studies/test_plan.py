@@ -402,6 +402,25 @@ def test_the_brief_tells_cost_failure_growth_and_what_would_change_it(chat, tmp_
     assert highest.document["plan_summary"] is None
 
 
+def test_the_page_to_present_has_every_chip_with_its_evidence_and_risk(chat, tmp_path):
+    chips = ["mi300x", "h100-sxm", "l40s", "a100-sxm-80gb"]
+    few = {"requests": 200, "replications": 1, "finalists": 1, "jobs": 1, "headroom": False}
+    vary = {"hardware.chip": chips, "hardware.tensor_parallel": [1], "engine.max_num_batched_tokens": [2048]}
+    prices = {"mi300x": 2.0, "h100-sxm": 3.0, "l40s": 0.5, "a100-sxm-80gb": 4.0}
+    scenario = load_scenario(chat).with_values({"prices": {"usd_per_chip_hour": prices}})
+    result = plan(scenario, rate=20.0, slo={"p99_ttft_ms": 1500.0, "p99_tpot_ms": 60.0}, vary=vary, **few)
+    result.save(tmp_path)
+    page = (tmp_path / "summary.html").read_text()
+    text = re.sub("<(style|script).*?</\\1>|<.*?>", " ", page, flags=re.S)
+    assert all(chip in text for chip in chips)
+    brief, best = result.document["plan_summary"], result.best
+    assert brief["answer"].startswith(f"${730 * best.usd_per_hour:,.0f} a month: {best.chips} chip")
+    assert (best.basis, best.probability) == ("datasheet", 0.9)
+    assert "It rests on the chip's datasheet alone" in text.replace("&#x27;", "'")
+    assert text.count("10 % or more") >= 3, "the answer, its row and what would change it"
+    assert "the risk of that is" in brief["what would change it"]
+
+
 def test_prices_by_name_hold_for_the_chip_of_a_file_and_a_run_says_which_it_lacks(chat, tmp_path):
     mine = tmp_path / "mine.yaml"
     mine.write_text("extends: h100-sxm\nname: mine\n")
